@@ -1,0 +1,90 @@
+# The menu. The build is CMake's (CMakeLists.txt); `make help` lists the verbs.
+BUILD ?= build
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CMAKE_FLAGS ?=
+ifdef RIDGE_CUDA_ARCHS
+CMAKE_FLAGS += "-DRIDGE_CUDA_ARCHS=$(RIDGE_CUDA_ARCHS)"
+endif
+RIDGE = $(BUILD)/ridge
+PACKAGES = cmake ninja-build gcc g++ clang clang-format pkg-config libjansson-dev libcmocka-dev libclang-rt-14-dev \
+           libomp-14-dev python3
+
+.PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check install deps clean help
+.DEFAULT_GOAL := all
+
+## all: the library and the tool, in build/
+all:
+	@cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS) | grep -E 'ridge:|rror' || true
+	@cmake --build $(BUILD) -j $(JOBS)
+
+## demo: set up, build, and see it run on this machine
+demo: deps all
+	$(RIDGE) info
+	$(BUILD)/examples/swiglu
+	$(RIDGE) bench swiglu_fwd rows=512 cols=4096 dtype=bf16
+
+## test: set up, build, and run every test (ctest)
+test: deps all
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+## bench: the tables of README.md, on this machine; CSV=FILE keeps the record
+bench: all
+	$(RIDGE) bench --ceilings $(if $(CSV),--csv $(CSV))
+	$(RIDGE) bench --suite swiglu $(if $(CSV),--csv $(CSV))
+
+## tune: measure every kernel row of the suites and write a tuning file
+tune: all
+	$(RIDGE) tune --suite swiglu -o $(BUILD)/tuned.tsv
+
+## asan: the CPU rows under AddressSanitizer and UndefinedBehaviorSanitizer
+asan:
+	@cmake -S . -B $(BUILD)/asan -G Ninja -DRIDGE_CUDA=OFF -DRIDGE_SANITIZE=address,undefined -DBUILD_TESTING=OFF >/dev/null
+	@cmake --build $(BUILD)/asan -j $(JOBS)
+	$(BUILD)/asan/ridge test --quick --device cpu --quiet
+
+## tsan: the CPU rows and the call path under ThreadSanitizer
+tsan:
+	@cmake -S . -B $(BUILD)/tsan -G Ninja -DRIDGE_CUDA=OFF -DRIDGE_OPENMP=OFF -DRIDGE_SANITIZE=thread >/dev/null
+	@cmake --build $(BUILD)/tsan -j $(JOBS)
+	$(BUILD)/tsan/tests/test_threads
+
+## fuzz: problem text and tuning files under libFuzzer, for a minute (SECONDS=60)
+fuzz:
+	@cmake -S . -B $(BUILD)/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DRIDGE_CUDA=OFF -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF \
+	    -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined >/dev/null
+	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text
+	$(BUILD)/fuzz/tests/fuzz_text -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
+
+## memcheck: ridge test on the GPU under the four tools of compute-sanitizer
+memcheck: all
+	for tool in memcheck racecheck initcheck synccheck; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 $(RIDGE) test --quick --device cuda --quiet || exit 1; done
+
+## teeth: plant faults in copies of the rows; every one must be caught
+teeth: all
+	$(RIDGE) teeth --device cpu
+
+## format: clang-format over the tree
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+
+## check: formatting, headers, symbols, documents (the quick part of make test)
+check: all
+	ctest --test-dir $(BUILD) --output-on-failure -L check
+
+## install: headers, libraries, tool, ridge.pc, CMake package, man pages (PREFIX, DESTDIR)
+install: all
+	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+
+## deps: install what Debian packages are missing (as root; else say the command)
+deps:
+	@sh tests/deps.sh $(PACKAGES)
+
+## clean: remove build/
+clean:
+	rm -rf $(BUILD)
+
+## help: this list
+help:
+	@sed -n 's/^## \([a-z]*\): /  make \1\t/p' Makefile | expand -t 18

@@ -1,0 +1,116 @@
+/* num.cuh: groups of elements between memory and f32 registers: bf16, f16, f32, with canonical NaN on the way out.
+ * The counterpart of cpu/num.h; the same bits. */
+#ifndef RIDGE_NUM_CUH
+#define RIDGE_NUM_CUH
+
+#include "exact.h"
+#include "ptx.cuh"
+#include "ridge.h"
+
+/* Two 16-bit elements of a word as f32. */
+template <int DTYPE> static __device__ __forceinline__ void num_unpack2(uint32_t word, float *lo, float *hi)
+{
+    if (DTYPE == RIDGE_BF16) {
+        *lo = __uint_as_float(word << 16);
+        *hi = __uint_as_float(word & 0xffff0000u);
+    } else {
+        *lo = ptx_f32_from_f16((uint16_t)word);
+        *hi = ptx_f32_from_f16((uint16_t)(word >> 16));
+    }
+}
+
+/* Two f32 rounded to a word of two 16-bit elements; a NaN is 7FFF here. */
+template <int DTYPE> static __device__ __forceinline__ uint32_t num_pack2(float lo, float hi)
+{
+    return DTYPE == RIDGE_BF16 ? ptx_bf16x2(hi, lo) : ptx_f16x2(hi, lo);
+}
+
+/* x rounded to the dtype. */
+template <int DTYPE> static __device__ __forceinline__ float num_round(float x)
+{
+    float lo, hi;
+
+    if (DTYPE == RIDGE_F32)
+        return x;
+    num_unpack2<DTYPE>(num_pack2<DTYPE>(x, 0.0f), &lo, &hi);
+    return lo;
+}
+
+/* A 16-bit element with any NaN made canonical. */
+template <int DTYPE> static __device__ __forceinline__ uint32_t num_canonical(uint32_t half)
+{
+    const uint32_t infinity = DTYPE == RIDGE_BF16 ? 0x7f80u : 0x7c00u, nan = DTYPE == RIDGE_BF16 ? 0x7fc0u : 0x7e00u;
+
+    return (half & 0x7fffu) > infinity ? nan : half;
+}
+
+static __device__ __forceinline__ uint32_t num_canonical_f32(float x)
+{
+    return x == x ? __float_as_uint(x) : 0x7fc00000u;
+}
+
+/* The rare second half of num_pack: a NaN or an infinity is among the words. Not inlined: one copy a kernel. */
+template <int DTYPE> static __device__ __noinline__ uint4 num_canonical_words(uint4 v)
+{
+    uint32_t w[4] = {v.x, v.y, v.z, v.w};
+
+    for (int i = 0; i < 4; i++)
+        w[i] = num_canonical<DTYPE>(w[i] & 0xffffu) | num_canonical<DTYPE>(w[i] >> 16) << 16;
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* 16 bytes to f32: 8 elements, or 4 of f32. */
+template <int DTYPE> static __device__ __forceinline__ void num_unpack(uint4 v, float *x)
+{
+    if (DTYPE == RIDGE_F32) {
+        x[0] = __uint_as_float(v.x);
+        x[1] = __uint_as_float(v.y);
+        x[2] = __uint_as_float(v.z);
+        x[3] = __uint_as_float(v.w);
+    } else {
+        num_unpack2<DTYPE>(v.x, x, x + 1);
+        num_unpack2<DTYPE>(v.y, x + 2, x + 3);
+        num_unpack2<DTYPE>(v.z, x + 4, x + 5);
+        num_unpack2<DTYPE>(v.w, x + 6, x + 7);
+    }
+}
+
+/* The way back, rounded, NaN canonical. The hardware's NaN is 7FFF: one fused multiply-add by zero a word finds out
+ * whether any is there, which costs 5 instructions for 8 elements instead of 3 for each. */
+template <int DTYPE> static __device__ __forceinline__ uint4 num_pack(const float *x)
+{
+    uint4 v;
+    uint32_t taint;
+
+    if (DTYPE == RIDGE_F32)
+        return make_uint4(num_canonical_f32(x[0]), num_canonical_f32(x[1]), num_canonical_f32(x[2]), num_canonical_f32(x[3]));
+    v = make_uint4(num_pack2<DTYPE>(x[0], x[1]), num_pack2<DTYPE>(x[2], x[3]), num_pack2<DTYPE>(x[4], x[5]),
+                   num_pack2<DTYPE>(x[6], x[7]));
+    if (DTYPE == RIDGE_BF16)
+        taint = ptx_taint_bf16x2(v.x, ptx_taint_bf16x2(v.y, ptx_taint_bf16x2(v.z, ptx_taint_bf16x2(v.w, 0))));
+    else
+        taint = ptx_taint_f16x2(v.x, ptx_taint_f16x2(v.y, ptx_taint_f16x2(v.z, ptx_taint_f16x2(v.w, 0))));
+    if (taint & 0x7fff7fffu)
+        v = num_canonical_words<DTYPE>(v);
+    return v;
+}
+
+template <int DTYPE> static __device__ __forceinline__ float num_load(const void *base, int64_t i)
+{
+    float lo, hi;
+
+    if (DTYPE == RIDGE_F32)
+        return ((const float *)base)[i];
+    num_unpack2<DTYPE>(((const uint16_t *)base)[i], &lo, &hi);
+    return lo;
+}
+
+template <int DTYPE> static __device__ __forceinline__ void num_store(void *base, int64_t i, float x)
+{
+    if (DTYPE == RIDGE_F32)
+        ((uint32_t *)base)[i] = num_canonical_f32(x);
+    else
+        ((uint16_t *)base)[i] = (uint16_t)num_canonical<DTYPE>(num_pack2<DTYPE>(x, 0.0f) & 0xffffu);
+}
+
+#endif

@@ -1,0 +1,78 @@
+/* ptx.cuh: one inline function per PTX instruction that CUDA C has no name for. */
+#ifndef RIDGE_PTX_CUH
+#define RIDGE_PTX_CUH
+
+#include <stdint.h>
+
+/* 16 bytes that this thread reads once: they do not displace lines that others read again. Not .nc: the caller may write
+ * the same address later in this kernel (outputs may lie on inputs). */
+static __device__ __forceinline__ uint4 ptx_load_once(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+/* 16 bytes that nobody reads soon. */
+static __device__ __forceinline__ void ptx_store_once(void *p, uint4 v)
+{
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+/* (hi, lo) to two bf16, round to nearest even. NaN becomes 7FFF. */
+static __device__ __forceinline__ uint32_t ptx_bf16x2(float hi, float lo)
+{
+    uint32_t v;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ptx_f16x2(float hi, float lo)
+{
+    uint32_t v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+
+static __device__ __forceinline__ float ptx_f32_from_f16(uint16_t h)
+{
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
+    return v;
+}
+
+/* Per half: v * 0 + sum. Stays 0 while no v is infinite or NaN. */
+static __device__ __forceinline__ uint32_t ptx_taint_bf16x2(uint32_t v, uint32_t sum)
+{
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(v), "r"(0u), "r"(sum));
+    return d;
+}
+
+static __device__ __forceinline__ uint32_t ptx_taint_f16x2(uint32_t v, uint32_t sum)
+{
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(v), "r"(0u), "r"(sum));
+    return d;
+}
+
+/* Programmatic dependent launch, sm_90 up: wait for the kernels that this one depends on (no-op in an ordinary launch),
+ * and let the next kernel's blocks be scheduled. */
+static __device__ __forceinline__ void ptx_grid_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void ptx_grid_release(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif

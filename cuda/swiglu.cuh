@@ -1,0 +1,217 @@
+/* swiglu.cuh: what swiglu_fwd.cu and swiglu_bwd.cu share: the argument of their kernels, groups of columns in and out, and
+ * how a kernel row's geometry becomes a grid. The formulas are src/swiglu_math.h's, so all rows give the same bits.
+ *
+ * Geometry. A unit is one tile of columns of one row; a block of threads works through its unit in groups of 8 columns a
+ * thread (4 for f32 in the plain kernels), the loads of several groups in flight before the first is used. The rows of the
+ * table differ in the unit only: a whole row, a tile of 512 to 4096 columns, or, for packed operands, a stretch of the
+ * whole tensor taken as one long row (flat), which is aligned whatever the width. */
+#ifndef RIDGE_SWIGLU_CUH
+#define RIDGE_SWIGLU_CUH
+
+#include "host.cuh"
+#include "num.cuh"
+#include "swiglu_math.h"
+
+enum { SWIGLU_GROUP = RIDGE_DROW_GROUP, SWIGLU_MAX_THREADS = 256 };
+
+typedef struct swiglu_matrix {
+    char *data;
+    int64_t stride; /* elements */
+} swiglu_matrix;
+
+typedef struct swiglu_args {
+    swiglu_matrix gate, up, dout, out, second; /* forward: out; backward: out = dgate, second = dup */
+    const float *row_scale;
+    float *drow;
+    int64_t rows, cols, tile;
+    uint32_t tiles; /* a row */
+    uint32_t flags;
+    int vectors; /* every pointer and stride is a multiple of 16 bytes */
+    ridge_swiglu_options o;
+} swiglu_args;
+
+/* The part of a row that this block works on. */
+typedef struct swiglu_unit {
+    int64_t row, begin, end;
+} swiglu_unit;
+
+static __device__ __forceinline__ swiglu_unit swiglu_locate(const swiglu_args &p)
+{
+    swiglu_unit unit;
+    uint32_t row = p.tiles == 1 ? blockIdx.x : p.rows == 1 ? 0 : blockIdx.x / p.tiles;
+
+    unit.row = row;
+    unit.begin = (int64_t)(blockIdx.x - row * p.tiles) * p.tile;
+    unit.end = p.cols - unit.begin < p.tile ? p.cols : unit.begin + p.tile;
+    return unit;
+}
+
+template <int DTYPE> static __device__ __forceinline__ char *swiglu_at(const swiglu_matrix &m, int64_t row, int64_t col)
+{
+    return m.data + (row * m.stride + col) * (DTYPE == RIDGE_F32 ? 4 : 2);
+}
+
+/* n of 8 consecutive elements; the others are 0. */
+template <int DTYPE> static __device__ __forceinline__ void swiglu_load(const char *from, int n, bool vectors, float *x)
+{
+    if (vectors && n == SWIGLU_GROUP) {
+        num_unpack<DTYPE>(ptx_load_once(from), x);
+        if (DTYPE == RIDGE_F32)
+            num_unpack<DTYPE>(ptx_load_once(from + 16), x + 4);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++)
+        x[i] = i < n ? num_load<DTYPE>(from, i) : 0.0f;
+}
+
+template <int DTYPE> static __device__ __forceinline__ void swiglu_store(char *to, int n, bool vectors, const float *x)
+{
+    if (vectors && n == SWIGLU_GROUP) {
+        ptx_store_once(to, num_pack<DTYPE>(x));
+        if (DTYPE == RIDGE_F32)
+            ptx_store_once(to + 16, num_pack<DTYPE>(x + 4));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++)
+        if (i < n)
+            num_store<DTYPE>(to, i, x[i]);
+}
+
+/* n of 8 pairs (gate, up) at `from`. */
+template <int DTYPE>
+static __device__ __forceinline__ void swiglu_load_pairs(const char *from, int n, bool vectors, float *a, float *b)
+{
+    const int bytes = DTYPE == RIDGE_F32 ? 4 : 2;
+    float x[2 * SWIGLU_GROUP];
+    int head = 2 * n < SWIGLU_GROUP ? 2 * n : SWIGLU_GROUP;
+
+    swiglu_load<DTYPE>(from, head, vectors, x);
+    swiglu_load<DTYPE>(from + SWIGLU_GROUP * bytes, 2 * n - head, vectors, x + SWIGLU_GROUP);
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++) {
+        a[i] = x[2 * i];
+        b[i] = x[2 * i + 1];
+    }
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void swiglu_store_pairs(char *to, int n, bool vectors, const float *a, const float *b)
+{
+    const int bytes = DTYPE == RIDGE_F32 ? 4 : 2;
+    float x[2 * SWIGLU_GROUP];
+    int head = 2 * n < SWIGLU_GROUP ? 2 * n : SWIGLU_GROUP;
+
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++) {
+        x[2 * i] = a[i];
+        x[2 * i + 1] = b[i];
+    }
+    swiglu_store<DTYPE>(to, head, vectors, x);
+    swiglu_store<DTYPE>(to + SWIGLU_GROUP * bytes, 2 * n - head, vectors, x + SWIGLU_GROUP);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+/* Tile widths of a kernel row: param[0]. */
+enum { SWIGLU_ROW = 0, SWIGLU_FLAT = -1 };
+
+static inline swiglu_matrix swiglu_operand(const ridge_operand *x, int64_t packed)
+{
+    swiglu_matrix m;
+
+    m.data = (char *)x->data;
+    m.stride = x->stride ? x->stride : packed;
+    return m;
+}
+
+/* The kernel is the plain one: default options, no row factor, no extra rounding, two aligned tensors. */
+static inline bool swiglu_is_plain(const ridge_problem *problem)
+{
+    const bool backward = problem->op == RIDGE_SWIGLU_BWD;
+    const int row_scale = backward ? (int)RIDGE_SWIGLU_BWD_ROW_SCALE : (int)RIDGE_SWIGLU_FWD_ROW_SCALE;
+    const bool drow = backward && problem->dtype[RIDGE_SWIGLU_BWD_DROW] != RIDGE_NONE;
+
+    return problem->plain && problem->align == 4 && problem->dtype[row_scale] == RIDGE_NONE && !drow &&
+           !(problem->flags & (RIDGE_ROUND_GATE | RIDGE_ROUND_GATE_BWD | RIDGE_INTERLEAVED));
+}
+
+static inline const char *swiglu_why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const bool backward = problem->op == RIDGE_SWIGLU_BWD;
+    const bool scaled = problem->dtype[backward ? (int)RIDGE_SWIGLU_BWD_ROW_SCALE : (int)RIDGE_SWIGLU_FWD_ROW_SCALE] != RIDGE_NONE;
+    const bool drow = backward && problem->dtype[RIDGE_SWIGLU_BWD_DROW] != RIDGE_NONE;
+    const int64_t rows = problem->dim[0], cols = problem->dim[1], most = 0x7fffffff;
+
+    if (kernel->param[0] == SWIGLU_FLAT) {
+        if (!problem->packed)
+            return "takes the tensor as one row: needs packed operands";
+        if (scaled || drow)
+            return "takes the tensor as one row: has no row_scale and no drow";
+        if (rows > 0 && cols > most * 256 / rows)
+            return "more than 2^31 - 1 blocks";
+        return NULL;
+    }
+    if (kernel->param[0] != SWIGLU_ROW && drow)
+        return "drow needs one block a row";
+    if (kernel->param[0] == SWIGLU_ROW ? rows > most : cols / kernel->param[0] + 1 > most / (rows > 0 ? rows : 1))
+        return "more than 2^31 - 1 blocks";
+    return NULL;
+}
+
+/* Tile and grid. `vector` is the columns of one group. Returns the number of blocks. */
+static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *p, int vector, int *threads)
+{
+    int64_t tile = kernel->param[0];
+
+    *threads = kernel->param[1];
+    if (tile == SWIGLU_FLAT) {
+        p->cols *= p->rows;
+        p->rows = 1;
+        tile = (int64_t)kernel->param[1] * kernel->param[2] * vector;
+    } else if (tile == SWIGLU_ROW) {
+        tile = p->cols > 0 ? p->cols : 1;
+    }
+    p->tile = tile;
+    p->tiles = (uint32_t)((p->cols + tile - 1) / tile);
+    if (p->tiles == 0)
+        p->tiles = 1; /* no columns, but drow is written */
+    return (uint32_t)p->rows * p->tiles;
+}
+
+/* Loads the code of every kernel of a file, so that nothing is lazy on the call path. */
+static inline ridge_status swiglu_prepare(const ridge_device *device, const void *const *function, int count)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaSuccess;
+    int before;
+    ridge_status status = host_enter(device, &before);
+
+    if (status)
+        return status;
+    for (int i = 0; i < count && error == cudaSuccess; i++)
+        error = cudaFuncGetAttributes(&attributes, function[i]);
+    host_leave(device, before);
+    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "swiglu: loading kernels");
+}
+
+/* Time of the bytes at the copy rate, times the row's percentage, plus a latency that grows with what a thread does. */
+static inline double swiglu_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const double tensors = problem->op == RIDGE_SWIGLU_FWD ? 3 : 5, size = problem->dtype[0] == RIDGE_F32 ? 4 : 2;
+    const double bytes = tensors * size * (double)problem->dim[0] * (double)problem->dim[1];
+    int64_t wide = 1;
+    double percent = kernel->param[3];
+
+    while (wide < problem->dim[1])
+        wide *= 2;
+    /* Blackwell: tiles of 1024 columns keep 8 blocks an SM where one block a row keeps 1 (Liger-Kernel #1271). */
+    if (device->arch >= RIDGE_ARCH_SM100 && wide >= 16384 && kernel->param[0] == 1024)
+        percent = 90;
+    return 0.5 + 0.45 * kernel->param[2] + percent / 100 * bytes * 1e-3 / device->copy_gbps;
+}
+
+#define SWIGLU_CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+
+#endif

@@ -1,0 +1,272 @@
+/* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API.
+ *
+ *     ridge_device *dev;
+ *     ridge_open(NULL, &dev);                                             (the GPU if there is one, else the CPU)
+ *     ridge_call call = ridge_swiglu_fwd(rows, cols, RIDGE_BF16, gate, up, out);
+ *     if (ridge_run(dev, &call, NULL, 0, stream) != RIDGE_OK) puts(ridge_error());
+ *     ridge_close(dev);
+ *
+ * A *builder* (ridge_swiglu_fwd) describes a call; ridge_run validates it, picks one kernel of the table and launches it
+ * on the caller's stream. Nothing on that path allocates, synchronises, reads the environment or changes the current CUDA
+ * device, and every call can be captured into a CUDA graph. A device is immutable and may be used by any number of
+ * threads; two calls in flight need two workspaces. The library never prints (unless RIDGE_LOG asks), aborts or exits.
+ *
+ * Environment, read by ridge_open only:
+ *     RIDGE_DEVICE   what ridge_open(NULL) opens: see ridge_open
+ *     RIDGE_KERNEL   pins, "op=kernel" separated by commas
+ *     RIDGE_TUNED    a tuning file that `ridge tune` wrote; it outranks the table shipped inside the library
+ *     RIDGE_LOG      1: one line per call on stderr, itself a `ridge bench` command
+ */
+#ifndef RIDGE_H
+#define RIDGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define RIDGE_VERSION_MAJOR 0
+#define RIDGE_VERSION_MINOR 1
+#define RIDGE_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define RIDGE_API __attribute__((visibility("default")))
+#else
+#define RIDGE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------ status and errors */
+
+typedef enum ridge_status {
+    RIDGE_OK = 0,
+    RIDGE_ERR_ARG,         /* wrong on any device: null, misaligned, bad shape, mismatched dtype or option */
+    RIDGE_ERR_UNSUPPORTED, /* valid, but no kernel of this build runs it here; the text says why, row by row */
+    RIDGE_ERR_WORKSPACE,   /* the workspace is too small for every kernel that could run it */
+    RIDGE_ERR_DEVICE,      /* the driver refused, or there is no such device */
+    RIDGE_ERR_FILE         /* a file is malformed or cannot be read */
+} ridge_status;
+
+/* This thread's last message: op, operand, value. Empty before the first error. Valid until this thread's next error. */
+RIDGE_API const char *ridge_error(void);
+
+/* "RIDGE_OK", "RIDGE_ERR_ARG", ... */
+RIDGE_API const char *ridge_status_name(ridge_status status);
+
+/* "0.1.0" */
+RIDGE_API const char *ridge_version(void);
+
+/* --------------------------------------------------------------------------------------------------------- devices */
+
+/* Immutable once opened: backend, architecture, SM count, caches, pins, tuned rows. */
+typedef struct ridge_device ridge_device;
+
+/* Opens a device. spec:
+ *     NULL or ""     RIDGE_DEVICE if it is set, else "auto"
+ *     "auto"         the first CUDA device, else the CPU
+ *     "cpu"          the CPU at its best instruction set; "cpu:avx2" and "cpu:c" restrict it
+ *     "cuda", "cuda:1"
+ *     "model:sm100"  a device that answers ridge_explain, ridge_pick and ridge_workspace_bytes as that architecture
+ *                    would and launches nothing (any name that `ridge info` lists)
+ * Errors: RIDGE_ERR_ARG (unknown spec, unknown pin), RIDGE_ERR_DEVICE (no such device; the text says why),
+ * RIDGE_ERR_FILE (the tuning file; the text gives the line). On error *device is NULL. */
+RIDGE_API ridge_status ridge_open(const char *spec, ridge_device **device);
+
+/* NULL is allowed. */
+RIDGE_API void ridge_close(ridge_device *device);
+
+typedef struct ridge_device_info {
+    uint32_t struct_size; /* set by the caller to sizeof(ridge_device_info) */
+    int32_t ordinal;      /* CUDA ordinal; -1 for the CPU and for models */
+    char backend[16];     /* "cpu", "cuda" */
+    char arch[16];        /* "c", "avx2", "avx512", "sm80", ... */
+    char name[128];       /* as the driver or the processor says */
+    int32_t units;        /* streaming multiprocessors, or threads OpenMP would use */
+    int32_t tuned_rows;   /* lines of tuning that apply to this device */
+    int64_t l2_bytes;     /* last-level cache; 0 if unknown */
+    int64_t memory_bytes; /* of the device; 0 if unknown */
+} ridge_device_info;
+
+/* Errors: RIDGE_ERR_ARG if struct_size is larger than this library knows. */
+RIDGE_API ridge_status ridge_device_query(const ridge_device *device, ridge_device_info *info);
+
+/* ----------------------------------------------------------------------------------------------------------- calls */
+
+typedef enum ridge_dtype {
+    RIDGE_NONE = 0, /* an absent operand */
+    RIDGE_F32,
+    RIDGE_F16,
+    RIDGE_BF16,
+    RIDGE_E4M3, /* OCP E4M3FN */
+    RIDGE_E5M2, /* OCP E5M2 */
+    RIDGE_F64,
+    RIDGE_I8,
+    RIDGE_U8,
+    RIDGE_I32,
+    RIDGE_I64,
+    RIDGE_DTYPES
+} ridge_dtype;
+
+typedef enum ridge_op {
+    RIDGE_OP_NONE = 0,
+    RIDGE_SWIGLU_FWD,
+    RIDGE_SWIGLU_BWD,
+    RIDGE_OPS
+} ridge_op;
+
+enum { RIDGE_MAX_DIMS = 6, RIDGE_MAX_ARGS = 24 };
+
+/* Flags of every op. */
+#define RIDGE_STRICT 0x1u          /* only batch-invariant kernels (ops without that contract: stable ones) */
+#define RIDGE_WEIGHTS_SETTLED 0x2u /* no earlier work still running on this stream writes the weights */
+
+/* An operand: pointer, dtype and row stride in elements (0 = packed: the row's own length). Vectors have one row. */
+typedef struct ridge_operand {
+    void *data;
+    int64_t stride;
+    uint32_t dtype;
+    uint32_t reserved;
+} ridge_operand;
+
+/* Options of swiglu_fwd and swiglu_bwd. */
+typedef struct ridge_swiglu_options {
+    float gate_mul;  /* g, default 1 */
+    float down_mul;  /* default 1 */
+    float alpha;     /* sigmoid(alpha a'), SiLU only, default 1 (gpt-oss: 1.702) */
+    float up_offset; /* added to the clamped up, default 0 (gpt-oss: 1) */
+    float limit;     /* gate <= limit, up in [-limit, limit]; default 0: no clamp */
+} ridge_swiglu_options;
+
+/* One call. Builders fill it; the layout is ABI and is checked through struct_size. Optional operands are named slots of
+ * arg[], absent while their dtype is RIDGE_NONE: see ridge_set. After changing a pointer or stride by hand, nothing else
+ * needs updating: the alignment class that dispatch sees is computed by ridge_run. */
+typedef struct ridge_call {
+    uint32_t struct_size;
+    uint32_t op;
+    uint32_t flags;
+    uint32_t reserved;
+    const char *kernel; /* pin: a kernel's name; NULL lets the library pick */
+    int64_t dim[RIDGE_MAX_DIMS];
+    ridge_operand arg[RIDGE_MAX_ARGS];
+    union {
+        ridge_swiglu_options swiglu;
+        double space[16];
+    } opt;
+} ridge_call;
+
+/* Sets operand `slot` of a call: stride in elements, 0 = packed. A NULL pointer makes an optional operand absent. */
+static inline void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, const void *data, int64_t stride)
+{
+    call->arg[slot].data = (void *)(uintptr_t)data;
+    call->arg[slot].stride = stride;
+    call->arg[slot].dtype = (uint32_t)dtype;
+}
+
+/* Runs a call on `stream` (a cudaStream_t; ignored on the CPU, where the call returns when the work is done).
+ * `workspace` is device memory, 256-byte aligned, contents undefined at entry; ridge_workspace_bytes says how much.
+ * Errors leave every output untouched: RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED, RIDGE_ERR_WORKSPACE, RIDGE_ERR_DEVICE. */
+RIDGE_API ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace, size_t workspace_bytes,
+                                 void *stream);
+
+/* The workspace of the kernel that an unlimited workspace would pick. A smaller one is legal where another row can run. */
+RIDGE_API ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call, size_t *bytes);
+
+/* The name of the kernel that ridge_run would launch with this workspace size. The string is static. */
+RIDGE_API ridge_status ridge_pick(const ridge_device *device, const ridge_call *call, size_t workspace_bytes,
+                                  const char **kernel);
+
+/* Every kernel row of the call's op with its verdict, one line each, into text (always terminated if size > 0).
+ * *length (may be NULL) receives the full length. */
+RIDGE_API ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, char *text, size_t size,
+                                     size_t *length);
+
+/* ---------------------------------------------------------------------------------------------------------- swiglu
+ *
+ * Gate a, up b [rows, cols]; a' = a * gate_mul.
+ *     forward    h = act(a');  out = ((h * (b + up_offset)) * down_mul) * row_scale[row]
+ *     backward   dy = (dout * down_mul) * row_scale[row];  dup = dy * h;  dgate = ((dy * b) * gate_mul) * act'(a')
+ * act: SiLU a' * sigmoid(alpha a'), GELU (tanh form or erf), or max(a', 0)^2. f32 arithmetic in that order, one rounding
+ * to the dtype. Contract: exact (the same bits on every backend and kernel), batch-invariant. docs/numerics.md, SwiGLU.
+ * Layouts: two tensors; halves of one [rows, 2 cols] (up = gate + cols, both strides 2 cols); RIDGE_INTERLEAVED.
+ * An output may be exactly one of the inputs (same pointer, stride and dtype); otherwise operands must not overlap. */
+
+#define RIDGE_SILU 0u
+#define RIDGE_GELU_TANH 0x100u
+#define RIDGE_GELU_ERF 0x200u
+#define RIDGE_RELU2 0x300u
+#define RIDGE_ACTIVATION 0x300u    /* mask of the four above */
+#define RIDGE_ROUND_GATE 0x400u    /* forward: round h to the dtype before the product, as PyTorch eager and Liger do */
+#define RIDGE_ROUND_GATE_BWD 0x800u /* backward: round h and dy * b to the dtype, as PyTorch eager does */
+#define RIDGE_INTERLEAVED 0x1000u  /* gate is [rows, 2 cols]: gate, up, gate, up, ...; up is absent (dgate, dup likewise) */
+
+enum {
+    RIDGE_SWIGLU_FWD_GATE = 0,  /* [rows, cols] bf16, f16 or f32 */
+    RIDGE_SWIGLU_FWD_UP,        /* [rows, cols], absent when interleaved */
+    RIDGE_SWIGLU_FWD_OUT,       /* [rows, cols], dtype of gate */
+    RIDGE_SWIGLU_FWD_ROW_SCALE  /* [rows] f32, optional */
+};
+enum {
+    RIDGE_SWIGLU_BWD_DOUT = 0,  /* [rows, cols] */
+    RIDGE_SWIGLU_BWD_GATE,      /* [rows, cols] */
+    RIDGE_SWIGLU_BWD_UP,        /* [rows, cols], absent when interleaved */
+    RIDGE_SWIGLU_BWD_DGATE,     /* [rows, cols] */
+    RIDGE_SWIGLU_BWD_DUP,       /* [rows, cols], absent when interleaved */
+    RIDGE_SWIGLU_BWD_ROW_SCALE, /* [rows] f32, optional */
+    RIDGE_SWIGLU_BWD_DROW       /* [rows] f32 output, optional: sum over columns of dout * ((h * b) * down_mul), fixed order */
+};
+
+static inline void ridge_call_init(ridge_call *call, ridge_op op)
+{
+    memset(call, 0, sizeof *call);
+    call->struct_size = (uint32_t)sizeof *call;
+    call->op = (uint32_t)op;
+}
+
+static inline void ridge_swiglu_defaults(ridge_call *call)
+{
+    call->opt.swiglu.gate_mul = 1.0f;
+    call->opt.swiglu.down_mul = 1.0f;
+    call->opt.swiglu.alpha = 1.0f;
+    call->opt.swiglu.up_offset = 0.0f;
+    call->opt.swiglu.limit = 0.0f;
+}
+
+/* out = act(gate) * up, all [rows, cols] and packed; change strides, options and flags in the result. */
+static inline ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate, const void *up,
+                                          void *out)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_SWIGLU_FWD);
+    ridge_swiglu_defaults(&call);
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_SWIGLU_FWD_GATE, dtype, gate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_FWD_UP, dtype, up, 0);
+    ridge_set(&call, RIDGE_SWIGLU_FWD_OUT, dtype, out, 0);
+    return call;
+}
+
+/* dgate and dup from dout and the saved gate and up, all [rows, cols] and packed. dgate may be gate, dup may be up. */
+static inline ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *dout, const void *gate,
+                                          const void *up, void *dgate, void *dup)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_SWIGLU_BWD);
+    ridge_swiglu_defaults(&call);
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_SWIGLU_BWD_DOUT, dtype, dout, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_GATE, dtype, gate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_UP, dtype, up, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_DGATE, dtype, dgate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_DUP, dtype, dup, 0);
+    return call;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

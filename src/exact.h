@@ -1,0 +1,142 @@
+/* exact.h: the transcendental functions of every op that promises `exact`.
+ *
+ * One source for C and CUDA: fixed sequences of correctly rounded add, mul, fma, division and integer operations, so that
+ * the same input gives the same bits on every backend. Nothing here calls libm or libdevice. Compile C with
+ * -ffp-contract=off and CUDA with -fmad=false: an fma is used exactly where fmaf is written.
+ * Leaves out: dtype conversions (cpu/num.h, cuda/num.cuh) and the formulas of the ops (cpu/ and cuda/, one file per op).
+ * Coefficients: our own minimax fits in 40-digit arithmetic, rounded to f32; docs/numerics.md states the errors. */
+#ifndef RIDGE_EXACT_H
+#define RIDGE_EXACT_H
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define RIDGE_FN static __host__ __device__ __forceinline__
+#else
+#include <math.h>
+#define RIDGE_FN static inline
+#endif
+
+RIDGE_FN uint32_t ridge_bits(float x)
+{
+#ifdef __CUDA_ARCH__
+    return __float_as_uint(x);
+#else
+    union { float f; uint32_t u; } v;
+    v.f = x;
+    return v.u;
+#endif
+}
+
+RIDGE_FN float ridge_float(uint32_t u)
+{
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(u);
+#else
+    union { float f; uint32_t u; } v;
+    v.u = u;
+    return v.f;
+#endif
+}
+
+/* fma with one rounding. C code is vectorised by the compiler, so the builtin and not the library call. */
+RIDGE_FN float ridge_fma(float a, float b, float c)
+{
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(a, b, c);
+#else
+    return __builtin_fmaf(a, b, c);
+#endif
+}
+
+/* The larger of x and lo; lo for NaN. */
+RIDGE_FN float ridge_max(float x, float lo)
+{
+#ifdef __CUDA_ARCH__
+    return fmaxf(x, lo);
+#else
+    return x > lo ? x : lo;
+#endif
+}
+
+/* The smaller of x and hi; hi for NaN. */
+RIDGE_FN float ridge_min(float x, float hi)
+{
+#ifdef __CUDA_ARCH__
+    return fminf(x, hi);
+#else
+    return x < hi ? x : hi;
+#endif
+}
+
+/* rn(1/d) for d in [1, 2^64]. On a GPU the approximate reciprocal (1 ulp) takes one fused Newton step, which is the
+ * correctly rounded quotient for every mantissa: `ridge test` walks all 2^23 of them on the GPU at hand. */
+RIDGE_FN float ridge_rcp(float d)
+{
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
+#else
+    return 1.0f / d;
+#endif
+}
+
+/* exp(x) for x <= 0, error <= 0.86 ulp of a normal result, subnormals rounded once more; 0 from -104 down and
+ * for NaN. x = n ln2 + r; the degree-6 polynomial of r is scaled by 2^(n+32) in its exponent bits, then by 2^-32, so
+ * that subnormal results are right. Adding the constant rounds x*log2(e) to the integer n and leaves n + 32 in the low
+ * bits of the sum. */
+RIDGE_FN float ridge_exp_neg(float x)
+{
+    const float magic = 12582912.0f + 32.0f;
+    float z, n, r, p;
+
+    x = ridge_max(x, -104.0f);
+    z = ridge_fma(x, 0x1.715476p+0f, magic);
+    n = z - magic;
+    r = ridge_fma(n, -0x1.62e4p-1f, x);
+    r = ridge_fma(n, -0x1.7f7d1cp-20f, r);
+    p = ridge_fma(0x1.6a23f0p-10f, r, 0x1.123a0ap-7f);
+    p = ridge_fma(p, r, 0x1.5558f2p-5f);
+    p = ridge_fma(p, r, 0x1.555492p-3f);
+    p = ridge_fma(p, r, 0x1.fffffcp-2f);
+    p = ridge_fma(p, r, 1.0f);
+    p = ridge_fma(p, r, 1.0f);
+    p = ridge_float(ridge_bits(p) + (ridge_bits(z) << 23));
+    return p * 0x1p-32f;
+}
+
+/* 1 / (1 + exp(-x)) without cancellation on either side: t = exp(-|x|), (x >= 0 ? 1 : t) / (1 + t). */
+RIDGE_FN float ridge_sigmoid(float x)
+{
+    float t = ridge_exp_neg(-ridge_float(ridge_bits(x) & 0x7fffffffu));
+    float r = ridge_rcp(1.0f + t);
+    return (x >= 0.0f ? 1.0f : t) * r;
+}
+
+/* Standard normal distribution function; *bell receives exp(-x^2/2). With u = 1/(1 + 0.35 |x|) the lower tail is
+ * u Q(u) exp(-x^2/2), Q of degree 8 (relative error 0.27 ulp); the rounding error of x^2 is put back after the
+ * exponential. Beyond |x| = 15 both are 0 or 1. */
+RIDGE_FN float ridge_normal_cdf(float x, float *bell)
+{
+    float a = ridge_min(ridge_float(ridge_bits(x) & 0x7fffffffu), 15.0f);
+    float sq = a * a;
+    float lo = ridge_fma(a, a, -sq);
+    float e = ridge_exp_neg(-0.5f * sq);
+    float u = ridge_rcp(ridge_fma(0.35f, a, 1.0f));
+    float q = ridge_fma(-0x1.ddd1dep-6f, u, 0x1.27090ep-3f);
+
+    e = ridge_fma(-0.5f * e, lo, e);
+    q = ridge_fma(q, u, -0x1.060ad8p-2f);
+    q = ridge_fma(q, u, 0x1.466f28p-3f);
+    q = ridge_fma(q, u, -0x1.7d243cp-6f);
+    q = ridge_fma(q, u, 0x1.b06edep-4f);
+    q = ridge_fma(q, u, 0x1.eac3bcp-4f);
+    q = ridge_fma(q, u, 0x1.1e7130p-3f);
+    q = ridge_fma(q, u, 0x1.1df1c0p-3f);
+    q = q * u * e;
+    *bell = e;
+    return x >= 0.0f ? 1.0f - q : q;
+}
+
+#endif

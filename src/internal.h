@@ -1,0 +1,274 @@
+/* internal.h: the two tables (ops, kernels), the problem that both speak of, the device, and the backend interface.
+ *
+ * Data flows one way: ridge_run validates a call against its op row, turns it into a problem, picks a kernel row whose
+ * why_not is NULL, and launches it. The driver (tools/) walks the same tables. Owns no code beyond one-line helpers. */
+#ifndef RIDGE_INTERNAL_H
+#define RIDGE_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ridge.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------- architectures */
+
+/* In order within a backend: a row runs on every architecture from its arch_min to its arch_max. */
+typedef enum ridge_arch {
+    RIDGE_ARCH_C = 0,
+    RIDGE_ARCH_AVX2,
+    RIDGE_ARCH_AVX512,
+    RIDGE_ARCH_SM80,
+    RIDGE_ARCH_SM86,
+    RIDGE_ARCH_SM89,
+    RIDGE_ARCH_SM90,
+    RIDGE_ARCH_SM100,
+    RIDGE_ARCH_SM103,
+    RIDGE_ARCH_SM120,
+    RIDGE_ARCH_SM121,
+    RIDGE_ARCHS
+} ridge_arch;
+
+typedef enum ridge_backend_id { RIDGE_CPU = 0, RIDGE_CUDA, RIDGE_BACKENDS } ridge_backend_id;
+
+typedef struct ridge_arch_row {
+    const char *name; /* "sm90" */
+    ridge_backend_id backend;
+    int compute;      /* 90 for sm90; 0 on the CPU */
+    const char *chip; /* nominal figures of a model device, for ridge_open("model:...") */
+    int units;
+    int64_t l2_bytes;
+    double copy_gbps;
+} ridge_arch_row;
+
+extern const ridge_arch_row ridge_arch_table[RIDGE_ARCHS];
+
+/* ------------------------------------------------------------------------------------------------------- problems */
+
+/* Everything that decides which kernel runs; no pointers. Compared and hashed as bytes: zero it before filling. */
+typedef struct ridge_problem {
+    uint32_t op;
+    uint32_t flags;
+    int64_t dim[RIDGE_MAX_DIMS];
+    uint8_t dtype[RIDGE_MAX_ARGS]; /* ridge_dtype; RIDGE_NONE = absent */
+    uint8_t align;                 /* log2 of the common alignment in bytes of the matrices' pointers and row strides, at most 4 */
+    uint8_t packed;                /* every matrix operand is packed */
+    uint8_t plain;                 /* every option has its default value */
+    uint8_t reserved[5];
+} ridge_problem;
+
+typedef struct ridge_kernel ridge_kernel;
+
+/* --------------------------------------------------------------------------------------------------------- op rows */
+
+enum { RIDGE_IN = 1, RIDGE_OUT = 2 };
+
+/* One operand slot. */
+typedef struct ridge_operand_row {
+    const char *name;
+    uint8_t role;        /* RIDGE_IN, RIDGE_OUT or both */
+    uint8_t optional;    /* may be absent */
+    int8_t same_dtype;   /* the dtype must equal that operand's; -1 = free within dtypes */
+    uint8_t vector;      /* one row, no stride */
+    uint32_t dtypes;     /* bit mask, 1u << ridge_dtype */
+    uint32_t alias;      /* an output: mask of the inputs it may be exactly */
+    const char *shape;   /* for people: "[rows, cols]" */
+} ridge_operand_row;
+
+/* How problem text ("rows=64 cols=14336 dtype=bf16 act=silu") maps to a call. The same rows print and parse. */
+typedef enum ridge_field_kind {
+    RIDGE_FIELD_DIM,    /* index = dim */
+    RIDGE_FIELD_DTYPE,  /* index = operand; operands with same_dtype follow it */
+    RIDGE_FIELD_FLAG,   /* mask = bit; 0 or 1 */
+    RIDGE_FIELD_CHOICE, /* mask = bits, choices = names of values 0, 1, 2, ... */
+    RIDGE_FIELD_HAS,    /* index = optional operand; 0 or 1 */
+    RIDGE_FIELD_F32     /* index = byte offset in call.opt */
+} ridge_field_kind;
+
+typedef struct ridge_field {
+    const char *name;
+    ridge_field_kind kind;
+    uint32_t mask;
+    int index;
+    float preset;               /* of an F32 field */
+    const char *const *choices; /* NULL-terminated */
+} ridge_field;
+
+typedef enum ridge_contract {
+    RIDGE_EXACT = 1,     /* the C reference's bits */
+    RIDGE_UNIFORM = 2,   /* every row of this op on this backend gives the same bits */
+    RIDGE_STABLE = 4,    /* the same bits run to run */
+    RIDGE_INVARIANT = 8, /* a result row depends on nothing but its own inputs */
+    RIDGE_CLOSE = 16     /* within the op's bound of a float64 reference */
+} ridge_contract;
+
+typedef struct ridge_op_row {
+    const char *name;
+    const char *summary;
+    int dims;
+    const char *dim_name[RIDGE_MAX_DIMS];
+    int args;
+    ridge_operand_row arg[RIDGE_MAX_ARGS];
+    const ridge_field *fields; /* ends with a NULL name */
+    uint32_t flags;            /* flags this op knows, besides those of every op */
+    uint32_t contract;         /* what every row of the op promises */
+    int64_t invariant_max;     /* batch-invariance holds for dim[0] up to this; 0 = the op does not promise it */
+    const char *bound;         /* the close bound, for people */
+    /* Extra rules beyond the operand table: NULL, or the reason in words. */
+    const char *(*rule)(const ridge_call *call);
+    /* Logical extent of an operand of this call. */
+    void (*extent)(const ridge_call *call, int arg, int64_t *rows, int64_t *cols);
+    bool (*plain)(const ridge_call *call);
+    void (*settle)(ridge_call *call); /* after parsing: drops operands that the flags make absent; NULL = nothing */
+    double (*flops)(const ridge_problem *problem);
+    void (*defaults)(ridge_call *call);
+} ridge_op_row;
+
+extern const ridge_op_row ridge_op_table[RIDGE_OPS]; /* row 0 is unused */
+
+/* ----------------------------------------------------------------------------------------------------- kernel rows */
+
+struct ridge_kernel {
+    const char *name; /* "cuda.swiglu_fwd.tile1024": the key in tuning files */
+    uint32_t op;
+    uint8_t arch_min, arch_max;
+    uint8_t contract; /* at least its op's contract */
+    uint8_t reserved;
+    int param[4];     /* tile parameters, meaning set by the op's file */
+    /* NULL = can run it on this device, else the reason in words (static text). Architecture is checked by the caller. */
+    const char *(*why_not)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
+    /* Scratch bytes; NULL = 0. */
+    size_t (*workspace)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
+    /* Predicted microseconds; only the order matters. */
+    double (*cost)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
+    ridge_status (*launch)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                           const ridge_call *call, void *workspace, size_t bytes, void *stream);
+};
+
+/* Rows of one source file; kernels.c concatenates the lists in table order: fast rows first, the C reference last. */
+typedef struct ridge_kernel_list {
+    const ridge_kernel *row;
+    int count;
+    /* Called once by ridge_open on a device that could run a row: loads the code of every kernel of the file and sets its
+     * attributes, so that nothing is lazy on the call path. NULL = nothing to prepare. */
+    ridge_status (*prepare)(const ridge_device *device);
+} ridge_kernel_list;
+
+extern const ridge_kernel_list ridge_cpu_swiglu;
+extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd;
+
+int ridge_kernel_count(void);
+const ridge_kernel *ridge_kernel_at(int index);
+const ridge_kernel *ridge_kernel_find(const char *name, size_t length); /* NULL if unknown */
+ridge_backend_id ridge_kernel_backend(const ridge_kernel *kernel);
+ridge_status ridge_kernels_prepare(const ridge_device *device);
+
+/* ---------------------------------------------------------------------------------------------------------- device */
+
+typedef struct ridge_tuned_row {
+    uint64_t hash;
+    ridge_problem problem;
+    const ridge_kernel *kernel;
+    int order; /* of reading: the first line of a problem wins */
+} ridge_tuned_row;
+
+typedef struct ridge_backend ridge_backend;
+
+struct ridge_device {
+    const ridge_backend *backend; /* NULL for a model */
+    ridge_backend_id backend_id;
+    ridge_arch arch;
+    int ordinal;
+    int units;
+    int64_t l2_bytes;
+    int64_t memory_bytes;
+    double copy_gbps; /* nominal; scales cost models */
+    char name[128];
+    char driver[32]; /* "CUDA 13.0"; empty on the CPU */
+    bool log;
+    const ridge_kernel *pin[RIDGE_OPS];
+    const ridge_kernel **row; /* the rows of this backend, op by op; op's are row[first[op]] .. row[first[op + 1] - 1] */
+    int first[RIDGE_OPS + 1];
+    ridge_tuned_row *tuned; /* sorted by hash, one row a problem */
+    int tuned_count;
+};
+
+/* What differs between the CPU and CUDA besides kernels. The driver allocates, copies and times through it; the library
+ * itself uses only `count` and `open`. Functions return RIDGE_OK or set ridge_error(). */
+struct ridge_backend {
+    const char *name;
+    int (*count)(char *why_none, size_t size); /* devices; if 0, why_none says why */
+    ridge_status (*open)(ridge_device *device, int ordinal);
+    ridge_status (*alloc)(const ridge_device *device, size_t bytes, void **memory);
+    void (*release)(const ridge_device *device, void *memory);
+    ridge_status (*upload)(const ridge_device *device, void *to, const void *from, size_t bytes);
+    ridge_status (*download)(const ridge_device *device, void *to, const void *from, size_t bytes);
+    ridge_status (*copy)(const ridge_device *device, void *to, const void *from, size_t bytes, void *stream);
+    ridge_status (*stream_new)(const ridge_device *device, void **stream);
+    void (*stream_free)(const ridge_device *device, void *stream);
+    ridge_status (*sync)(const ridge_device *device, void *stream);
+    /* Graphs: begin, calls on the stream, end -> graph; launch; free. NULL where there are none (the CPU). */
+    ridge_status (*graph_begin)(const ridge_device *device, void *stream);
+    ridge_status (*graph_end)(const ridge_device *device, void *stream, void **graph);
+    ridge_status (*graph_launch)(const ridge_device *device, void *graph, void *stream);
+    void (*graph_free)(const ridge_device *device, void *graph);
+    /* Events in microseconds: mark(slot 0..63), then elapsed between two slots after a sync. */
+    ridge_status (*mark)(const ridge_device *device, int slot, void *stream);
+    ridge_status (*elapsed)(const ridge_device *device, int from, int to, double *us);
+    /* Ceilings: a read-only stream over bytes of memory in one of `variants` ways; an empty kernel. NULL on the CPU. */
+    int stream_variants; /* of stream_read */
+    ridge_status (*stream_read)(const ridge_device *device, int variant, const void *memory, size_t bytes, void *stream);
+    int copy_variants; /* of stream_copy */
+    ridge_status (*stream_copy)(const ridge_device *device, int variant, void *to, const void *from, size_t bytes,
+                                void *stream);
+    ridge_status (*empty)(const ridge_device *device, void *stream);
+};
+
+extern const ridge_backend ridge_cpu_backend;
+extern const ridge_backend ridge_cuda_backend; /* only with RIDGE_HAVE_CUDA */
+const ridge_backend *ridge_backend_at(int id, const char **why_none); /* NULL and the reason if not built in */
+
+/* ------------------------------------------------------------------------------------------------------- functions */
+
+/* error.c: sets this thread's message and returns the status. */
+ridge_status ridge_fail(ridge_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ops.c */
+const ridge_op_row *ridge_op_find(const char *name, size_t length); /* NULL if unknown */
+uint32_t ridge_op_id(const ridge_op_row *op);
+const char *ridge_dtype_name(uint32_t dtype);
+uint32_t ridge_dtype_find(const char *name, size_t length); /* RIDGE_DTYPES if unknown */
+size_t ridge_dtype_size(uint32_t dtype);
+
+/* problem.c: validation, call -> problem, and problem text. */
+ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem);
+/* "op rows=.. cols=.." of a call without its pointers; returns the length as snprintf does. */
+int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size);
+/* Fills flags, dims, dtypes (of present operands) and options of a call from "rows=.. cols=..". Unset fields take their
+ * defaults. `align=` and `packed=` are returned when the text has them, else left alone. */
+ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed);
+uint64_t ridge_problem_hash(const ridge_problem *problem);
+int64_t ridge_operand_bytes(const ridge_call *call, int arg); /* last byte + 1 from the first, strides included */
+double ridge_problem_bytes(const ridge_call *call);           /* each operand once, strides not counted */
+
+/* run.c */
+const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
+ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem, size_t bytes,
+                          const ridge_kernel **kernel, const char **because);
+
+/* tune.c */
+ridge_status ridge_tuned_load(ridge_device *device, const char *user_file);
+const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_problem *problem, size_t bytes);
+
+/* generated from tuned/ by CMake: pairs of device name and file text, ending with NULL */
+extern const char *const ridge_tuned_shipped[];
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

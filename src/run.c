@@ -1,0 +1,235 @@
+/* run.c: the call path: validate, choose a row, launch. Allocates nothing. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "internal.h"
+
+const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    static _Thread_local char text[96];
+    uint32_t need = RIDGE_STABLE;
+
+    if (ridge_kernel_backend(kernel) != device->backend_id)
+        return "belongs to another backend";
+    if ((int)device->arch < kernel->arch_min || (int)device->arch > kernel->arch_max) {
+        snprintf(text, sizeof text, "runs on %s to %s, this is %s", ridge_arch_table[kernel->arch_min].name,
+                 ridge_arch_table[kernel->arch_max].name, ridge_arch_table[device->arch].name);
+        return text;
+    }
+    if (ridge_op_table[problem->op].contract & RIDGE_INVARIANT)
+        need = RIDGE_INVARIANT;
+    if ((problem->flags & RIDGE_STRICT) && !(kernel->contract & need))
+        return "RIDGE_STRICT asks for a batch-invariant row";
+    return kernel->why_not ? kernel->why_not(device, kernel, problem) : NULL;
+}
+
+static size_t need_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    return kernel->workspace ? kernel->workspace(device, kernel, problem) : 0;
+}
+
+/* A pinned kernel either runs or is an error: it is never replaced silently. */
+static ridge_status choose_pinned(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                                  size_t bytes)
+{
+    const char *why = ridge_why_not(device, kernel, problem);
+
+    if (why)
+        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_table[problem->op].name, kernel->name,
+                          why);
+    if (need_of(device, kernel, problem) > bytes)
+        return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: pinned kernel %s needs %zu bytes of workspace, there are %zu",
+                          ridge_op_table[problem->op].name, kernel->name, need_of(device, kernel, problem), bytes);
+    return RIDGE_OK;
+}
+
+static ridge_status fail_none(const ridge_device *device, const ridge_problem *problem, size_t bytes, size_t least)
+{
+    const ridge_op_row *op = &ridge_op_table[problem->op];
+    char text[800] = "";
+    size_t used = 0;
+
+    if (least != SIZE_MAX)
+        return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: the workspace has %zu bytes, the smallest row needs %zu", op->name, bytes,
+                          least);
+    for (int i = device->first[problem->op]; i < device->first[problem->op + 1] && used + 1 < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "; %s: %s", device->row[i]->name,
+                                 ridge_why_not(device, device->row[i], problem));
+    return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: no kernel of this build runs it on %s%s", op->name,
+                      ridge_arch_table[device->arch].name, text);
+}
+
+ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem, size_t bytes,
+                          const ridge_kernel **kernel, const char **because)
+{
+    const ridge_kernel *best = NULL, *pin = device->pin[problem->op];
+    size_t least = SIZE_MAX;
+    double best_cost = 0;
+
+    if (call->kernel) {
+        pin = ridge_kernel_find(call->kernel, strlen(call->kernel));
+        if (!pin || pin->op != problem->op)
+            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no kernel named '%.100s'", ridge_op_table[problem->op].name,
+                              call->kernel);
+    }
+    if (pin) {
+        *kernel = pin;
+        *because = "pinned";
+        return choose_pinned(device, pin, problem, bytes);
+    }
+    *kernel = ridge_tuned_find(device, problem, bytes);
+    *because = "tuned";
+    if (*kernel)
+        return RIDGE_OK;
+    for (int i = device->first[problem->op]; i < device->first[problem->op + 1]; i++) {
+        const ridge_kernel *row = device->row[i];
+        size_t need;
+        double cost;
+
+        if (ridge_why_not(device, row, problem))
+            continue;
+        need = need_of(device, row, problem);
+        if (need > bytes) {
+            least = need < least ? need : least;
+            continue;
+        }
+        cost = row->cost ? row->cost(device, row, problem) : 0;
+        if (!best || cost < best_cost) {
+            best = row;
+            best_cost = cost;
+        }
+    }
+    *kernel = best;
+    *because = "lowest cost";
+    return best ? RIDGE_OK : fail_none(device, problem, bytes, least);
+}
+
+static void log_call(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,
+                     const ridge_kernel *kernel)
+{
+    char text[1024];
+
+    ridge_problem_print(call, problem, text, sizeof text);
+    if (device->ordinal > 0)
+        fprintf(stderr, "ridge bench %s --device cuda:%d --kernel %s\n", text, device->ordinal, kernel->name);
+    else
+        fprintf(stderr, "ridge bench %s --device %s --kernel %s\n", text, device->backend ? device->backend->name : "model",
+                kernel->name);
+}
+
+ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    const ridge_kernel *kernel;
+    const char *because;
+    ridge_problem problem;
+    ridge_status status;
+
+    if (!device)
+        return ridge_fail(RIDGE_ERR_ARG, "ridge_run: device is NULL");
+    status = ridge_validate(call, &problem);
+    if (status)
+        return status;
+    if (bytes && !workspace)
+        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is NULL but has %zu bytes", ridge_op_table[call->op].name, bytes);
+    if ((uintptr_t)workspace % 256)
+        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is misaligned: %p is not a multiple of 256 bytes",
+                          ridge_op_table[call->op].name, workspace);
+    status = ridge_choose(device, call, &problem, bytes, &kernel, &because);
+    if (status)
+        return status;
+    if (!device->backend)
+        return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", ridge_op_table[call->op].name);
+    if (device->log)
+        log_call(device, call, &problem, kernel);
+    return kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);
+}
+
+static ridge_status prepare(const ridge_device *device, const ridge_call *call, ridge_problem *problem, size_t bytes,
+                            const ridge_kernel **kernel, const char **because)
+{
+    ridge_status status;
+
+    if (!device)
+        return ridge_fail(RIDGE_ERR_ARG, "the device is NULL");
+    status = ridge_validate(call, problem);
+    return status ? status : ridge_choose(device, call, problem, bytes, kernel, because);
+}
+
+ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call, size_t *bytes)
+{
+    const ridge_kernel *kernel;
+    const char *because;
+    ridge_problem problem;
+    ridge_status status = prepare(device, call, &problem, SIZE_MAX, &kernel, &because);
+
+    if (!bytes)
+        return ridge_fail(RIDGE_ERR_ARG, "ridge_workspace_bytes: bytes is NULL");
+    *bytes = status ? 0 : need_of(device, kernel, &problem);
+    return status;
+}
+
+ridge_status ridge_pick(const ridge_device *device, const ridge_call *call, size_t workspace_bytes, const char **name)
+{
+    const ridge_kernel *kernel;
+    const char *because;
+    ridge_problem problem;
+    ridge_status status = prepare(device, call, &problem, workspace_bytes, &kernel, &because);
+
+    if (!name)
+        return ridge_fail(RIDGE_ERR_ARG, "ridge_pick: kernel is NULL");
+    *name = status ? NULL : kernel->name;
+    return status;
+}
+
+typedef struct writer {
+    char *text;
+    size_t size, used;
+} writer;
+
+static void put(writer *w, const char *line)
+{
+    size_t length = strlen(line);
+
+    if (w->used < w->size)
+        snprintf(w->text + w->used, w->size - w->used, "%s", line);
+    w->used += length;
+}
+
+ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, char *text, size_t size, size_t *length)
+{
+    const ridge_kernel *kernel = NULL, *row;
+    const char *because = "";
+    writer w = {text, size, 0};
+    ridge_problem problem;
+    ridge_status status;
+    char line[1200];
+
+    if (!device || (size && !text))
+        return ridge_fail(RIDGE_ERR_ARG, "ridge_explain: %s is NULL", device ? "text" : "device");
+    status = ridge_validate(call, &problem);
+    if (status)
+        return status;
+    ridge_problem_print(call, &problem, line, sizeof line);
+    put(&w, line);
+    snprintf(line, sizeof line, " on %s (%s)\n", ridge_arch_table[device->arch].name, device->name);
+    put(&w, line);
+    status = ridge_choose(device, call, &problem, SIZE_MAX, &kernel, &because);
+    for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
+        const char *why;
+
+        if (row->op != problem.op)
+            continue;
+        why = ridge_why_not(device, row, &problem);
+        if (why)
+            snprintf(line, sizeof line, "  %-28s no: %s\n", row->name, why);
+        else
+            snprintf(line, sizeof line, "%c %-28s can run; predicted %.2f us, workspace %zu bytes%s%s\n",
+                     row == kernel ? '*' : ' ', row->name, row->cost ? row->cost(device, row, &problem) : 0.0,
+                     need_of(device, row, &problem), row == kernel ? "; picked: " : "", row == kernel ? because : "");
+        put(&w, line);
+    }
+    if (length)
+        *length = w.used;
+    return status;
+}

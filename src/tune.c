@@ -1,0 +1,215 @@
+/* tune.c: tuning files. Reads them in ridge_open, finds a problem's row on the call path. Writing is the CLI's.
+ *
+ * A tuning file is lines of tab-separated columns: problem, kernel, then figures that only people read:
+ *     swiglu_fwd rows=64 cols=14336 dtype=bf16<TAB>cuda.swiglu_fwd.flat<TAB>3.91<TAB>...
+ * '#' begins a comment line. A line names an exact problem; a kernel that cannot run it on this device is passed over. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum { MAX_FILE = 16 << 20 };
+
+/* The problem that a call of this text would have: dtypes, flags and sizes without pointers. */
+static void problem_of(const ridge_call *call, int align, int packed, ridge_problem *problem)
+{
+    const ridge_op_row *op = &ridge_op_table[call->op];
+
+    memset(problem, 0, sizeof *problem);
+    problem->op = call->op;
+    problem->flags = call->flags;
+    memcpy(problem->dim, call->dim, sizeof problem->dim);
+    for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++)
+        problem->dtype[arg] = (uint8_t)call->arg[arg].dtype;
+    problem->align = (uint8_t)__builtin_ctz((unsigned)align);
+    problem->packed = (uint8_t)packed;
+    problem->plain = !op->plain || op->plain(call);
+}
+
+static ridge_status read_line(ridge_device *device, const char *file, int number, char *line)
+{
+    char *kernel_name = strchr(line, '\t'), *problem_text = strchr(line, ' ');
+    const ridge_kernel *kernel;
+    const ridge_op_row *op;
+    ridge_tuned_row *grown;
+    ridge_call call;
+    ridge_problem problem;
+    int align = 16, packed = 1;
+
+    if (!kernel_name || !problem_text || problem_text > kernel_name)
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: not 'op name=value ...<TAB>kernel'", file, number);
+    *kernel_name++ = 0;
+    kernel_name[strcspn(kernel_name, "\t")] = 0;
+    op = ridge_op_find(line, (size_t)(problem_text - line));
+    if (!op)
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number, (int)(problem_text - line) % 100, line);
+    if (ridge_problem_parse(op, problem_text, &call, &align, &packed)) {
+        char reason[256];
+
+        snprintf(reason, sizeof reason, "%s", ridge_error());
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: %s", file, number, reason);
+    }
+    kernel = ridge_kernel_find(kernel_name, strlen(kernel_name));
+    if (!kernel && strncmp(kernel_name, "cuda.", 5) == 0)
+        return RIDGE_OK; /* a CPU-only build does not know the names of CUDA rows */
+    if (!kernel || kernel->op != ridge_op_id(op))
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: %s has no kernel named '%.100s'", file, number, op->name, kernel_name);
+    problem_of(&call, align, packed, &problem);
+    if (ridge_why_not(device, kernel, &problem))
+        return RIDGE_OK;
+    if ((device->tuned_count & (device->tuned_count - 1)) == 0) { /* full at every power of two */
+        size_t room = device->tuned_count ? 2 * (size_t)device->tuned_count : 1;
+
+        grown = realloc(device->tuned, room * sizeof *grown);
+        if (!grown)
+            return ridge_fail(RIDGE_ERR_FILE, "%s:%d: out of memory", file, number);
+        device->tuned = grown;
+    }
+    device->tuned[device->tuned_count].hash = ridge_problem_hash(&problem);
+    device->tuned[device->tuned_count].problem = problem;
+    device->tuned[device->tuned_count].order = device->tuned_count;
+    device->tuned[device->tuned_count++].kernel = kernel;
+    return RIDGE_OK;
+}
+
+static ridge_status read_text(ridge_device *device, const char *file, char *text)
+{
+    int number = 1;
+
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        char *next = text + length + (text[length] == '\n');
+        ridge_status status = RIDGE_OK;
+
+        text[length] = 0;
+        if (length && text[length - 1] == '\r')
+            text[length - 1] = 0;
+        if (text[0] && text[0] != '#')
+            status = read_line(device, file, number, text);
+        if (status)
+            return status;
+        text = next;
+        number++;
+    }
+    return RIDGE_OK;
+}
+
+static ridge_status read_file(ridge_device *device, const char *file)
+{
+    FILE *stream = fopen(file, "rb");
+    char *text;
+    size_t length;
+    ridge_status status;
+
+    if (!stream)
+        return ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot open %.200s: %s", file, strerror(errno));
+    text = malloc(MAX_FILE + 1);
+    if (!text) {
+        fclose(stream);
+        return ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: out of memory");
+    }
+    length = fread(text, 1, MAX_FILE + 1, stream);
+    if (ferror(stream))
+        status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot read %.200s", file);
+    else if (length > MAX_FILE)
+        status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: %.200s is larger than 16 MiB", file);
+    else if (memchr(text, 0, length))
+        status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: %.200s is not text", file);
+    else {
+        text[length] = 0;
+        status = read_text(device, file, text);
+    }
+    free(text);
+    fclose(stream);
+    return status;
+}
+
+/* "NVIDIA H200" is the table tuned/nvidia-h200.tsv. */
+static bool is_name_of(const char *table, const char *device)
+{
+    for (; *table || *device; table++, device++) {
+        int c = *device;
+
+        if (c >= 'A' && c <= 'Z')
+            c += 'a' - 'A';
+        else if (!((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == 0))
+            c = '-';
+        if (*table != c)
+            return false;
+    }
+    return true;
+}
+
+static ridge_status read_shipped(ridge_device *device)
+{
+    for (int i = 0; ridge_tuned_shipped[i]; i += 2) {
+        char *text;
+        ridge_status status;
+
+        if (!is_name_of(ridge_tuned_shipped[i], device->name))
+            continue;
+        text = strdup(ridge_tuned_shipped[i + 1]);
+        if (!text)
+            return ridge_fail(RIDGE_ERR_FILE, "out of memory");
+        status = read_text(device, ridge_tuned_shipped[i], text);
+        free(text);
+        return status;
+    }
+    return RIDGE_OK;
+}
+
+static int by_hash(const void *a, const void *b)
+{
+    const ridge_tuned_row *x = a, *y = b;
+
+    if (x->hash != y->hash)
+        return x->hash < y->hash ? -1 : 1;
+    return x->order - y->order;
+}
+
+static int by_hash_only(const void *a, const void *b)
+{
+    const ridge_tuned_row *x = a, *y = b;
+
+    return x->hash == y->hash ? 0 : x->hash < y->hash ? -1 : 1;
+}
+
+ridge_status ridge_tuned_load(ridge_device *device, const char *user_file)
+{
+    ridge_status status = RIDGE_OK;
+    int kept = 0;
+
+    if (user_file && *user_file)
+        status = read_file(device, user_file);
+    if (!status)
+        status = read_shipped(device);
+    if (status)
+        return status;
+    if (device->tuned_count)
+        qsort(device->tuned, (size_t)device->tuned_count, sizeof *device->tuned, by_hash);
+    for (int i = 0; i < device->tuned_count; i++) /* the first line of a problem wins: the user's before the shipped */
+        if (kept == 0 || device->tuned[kept - 1].hash != device->tuned[i].hash)
+            device->tuned[kept++] = device->tuned[i];
+    device->tuned_count = kept;
+    return RIDGE_OK;
+}
+
+const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_problem *problem, size_t bytes)
+{
+    const ridge_kernel *kernel;
+    ridge_tuned_row key;
+    const ridge_tuned_row *found;
+
+    if (device->tuned_count == 0)
+        return NULL;
+    key.hash = ridge_problem_hash(problem);
+    found = bsearch(&key, device->tuned, (size_t)device->tuned_count, sizeof key, by_hash_only);
+    if (!found || memcmp(found->problem.dim, problem->dim, sizeof problem->dim) != 0 || found->problem.op != problem->op)
+        return NULL;
+    kernel = found->kernel;
+    if (ridge_why_not(device, kernel, problem))
+        return NULL;
+    return !kernel->workspace || kernel->workspace(device, kernel, problem) <= bytes ? kernel : NULL;
+}

@@ -1,0 +1,180 @@
+/* cases.c: the test cases of every op, and the suites that bench and tune run. Data, and the loops that spread it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools.h"
+
+const suite_line suite_table[] = {
+    {"quick", "swiglu_fwd rows=64 cols=1024 dtype=bf16"},
+    {"quick", "swiglu_bwd rows=64 cols=1024 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=64 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=1024 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=2048 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=8192 cols=4096 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=8192 cols=11008 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=8192 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=8192 cols=18944 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=8192 cols=28672 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=8192 cols=29568 dtype=bf16"},
+    {"swiglu", "swiglu_fwd rows=8192 cols=53248 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=64 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=1024 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=2048 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=8192 cols=4096 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=8192 cols=11008 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=8192 cols=14336 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=8192 cols=18944 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=8192 cols=28672 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=8192 cols=29568 dtype=bf16"},
+    {"swiglu", "swiglu_bwd rows=8192 cols=53248 dtype=bf16"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=f16"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=f32"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 act=gelu_tanh"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 act=gelu_erf"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 act=relu2"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 round_gate=1"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 interleaved=1"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 fused=1"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=11009 dtype=bf16"},
+    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 interleaved=1 row_scale=1 alpha=1.702 up_offset=1 limit=7"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=f16"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=f32"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 act=gelu_tanh"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 act=gelu_erf"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 round_gate_bwd=1"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 interleaved=1"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 fused=1"},
+    {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 row_scale=1 drow=1"},
+    {NULL, NULL},
+};
+
+static void append(case_list *list, const test_case *c)
+{
+    if (list->count == list->room) {
+        int room = list->room ? 2 * list->room : 64;
+        test_case *grown = realloc(list->at, (size_t)room * sizeof *grown);
+
+        if (!grown)
+            return;
+        list->at = grown;
+        list->room = room;
+    }
+    list->at[list->count++] = *c;
+}
+
+/* Parses the text and sets the rest; a wrong text is a bug of this table and ends up as a missing case, which
+ * tests/test_tables.c counts. */
+static void add(case_list *list, const ridge_op_row *op, const char *text, test_case layout)
+{
+    int align = 16, packed = 1;
+
+    if (ridge_problem_parse(op, text, &layout.call, &align, &packed) == RIDGE_OK)
+        append(list, &layout);
+}
+
+static const char *const swiglu_acts[] = {"silu", "gelu_tanh", "gelu_erf", "relu2"};
+static const char *const swiglu_dtypes[] = {"bf16", "f16", "f32"};
+
+/* Shapes and layouts, in each dtype, plain SiLU. */
+static void swiglu_shapes(const ridge_op_row *op, case_list *list, bool quick)
+{
+    static const struct {
+        const char *shape;
+        test_case layout;
+    } shape[] = {
+        {"rows=0 cols=64", {.fill = FILL_NORMAL}},
+        {"rows=3 cols=0", {.fill = FILL_NORMAL}},
+        {"rows=1 cols=1", {.fill = FILL_NORMAL}},
+        {"rows=1 cols=7", {.fill = FILL_NORMAL}},
+        {"rows=3 cols=8", {.fill = FILL_NORMAL, .shift = 1}},
+        {"rows=2 cols=513", {.fill = FILL_EDGE}},
+        {"rows=17 cols=127", {.fill = FILL_NORMAL, .slices = true}},
+        {"rows=5 cols=2048", {.fill = FILL_NORMAL, .slices = true, .repeats = 1000}},
+        {"rows=3 cols=4096", {.fill = FILL_EDGE, .pad = 8}},
+        {"rows=3 cols=4100", {.fill = FILL_EDGE, .pad = 3}},
+        {"rows=4 cols=1024", {.fill = FILL_NORMAL, .fused = true}},
+        {"rows=4 cols=1031", {.fill = FILL_NORMAL, .fused = true}},
+        {"rows=4 cols=1024", {.fill = FILL_EDGE, .alias = true}},
+        {"rows=7 cols=1027", {.fill = FILL_EDGE, .alias = true, .pad = 5, .shift = 3}},
+        {"rows=4 cols=520", {.fill = FILL_EDGE, .alias = true, .fused = true}},
+        {"rows=3 cols=11009", {.fill = FILL_NORMAL}},
+        {"rows=3 cols=14337", {.fill = FILL_NORMAL}},
+        {"rows=2 cols=16384", {.fill = FILL_NORMAL}},
+        {"rows=64 cols=14336", {.fill = FILL_NORMAL}},
+        {"rows=300 cols=264", {.fill = FILL_NORMAL}},
+    };
+    char text[256];
+
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (int d = 0; d < 3; d++)
+            for (int pair = 0; pair < 2; pair++) {
+                if ((pair && shape[i].layout.fused) || (quick && (i + (size_t)d + (size_t)pair) % 3))
+                    continue;
+                snprintf(text, sizeof text, "%s dtype=%s interleaved=%d", shape[i].shape, swiglu_dtypes[d], pair);
+                add(list, op, text, shape[i].layout);
+            }
+}
+
+/* Activations, options and flags; every 16-bit gate value. */
+static void swiglu_options(const ridge_op_row *op, case_list *list, bool quick)
+{
+    static const char *const option[] = {
+        "",
+        "ROUND=1",
+        "gate_mul=0.5 down_mul=1.5",
+        "limit=2.5",
+        "row_scale=1",
+        "DROW",
+        "limit=1.25 up_offset=1 gate_mul=-0.75 down_mul=3 row_scale=1 ROUND=1 DROW",
+        "limit=7 up_offset=1 ALPHA",
+    };
+    static const test_case layout[] = {{.fill = FILL_EDGE}, {.fill = FILL_EVERY}, {.fill = FILL_NORMAL, .pad = 16}};
+    bool backward = ridge_op_id(op) == RIDGE_SWIGLU_BWD;
+    char text[256], words[160];
+
+    for (int act = 0; act < 4; act++)
+        for (size_t i = 0; i < sizeof option / sizeof option[0]; i++)
+            for (int d = 0; d < 3; d++)
+                for (int pair = 0; pair < 2; pair++) {
+                    size_t which = ((size_t)act + i + (size_t)d + (size_t)pair) % 3;
+                    char *at;
+
+                    if (quick && ((size_t)act * 5 + i * 3 + (size_t)d + (size_t)pair) % 7)
+                        continue;
+                    snprintf(words, sizeof words, "%s", option[i]);
+                    if ((at = strstr(words, "ROUND=1")) != NULL) {
+                        char rest[80];
+
+                        snprintf(rest, sizeof rest, "%s", at + 7);
+                        snprintf(at, sizeof words - (size_t)(at - words), "%s=1%s",
+                                 backward ? "round_gate_bwd" : "round_gate", rest);
+                    }
+                    if ((at = strstr(words, "DROW")) != NULL)
+                        snprintf(at, sizeof words - (size_t)(at - words), "%s", backward ? "drow=1" : "");
+                    if ((at = strstr(words, "ALPHA")) != NULL)
+                        snprintf(at, sizeof words - (size_t)(at - words), "%s", act ? "" : "alpha=1.702");
+                    snprintf(text, sizeof text, "rows=%s dtype=%s act=%s interleaved=%d %s",
+                             which == 1 && d < 2 ? "16 cols=4096" : "6 cols=1288", swiglu_dtypes[d], swiglu_acts[act], pair,
+                             words);
+                    add(list, op, text, layout[which]);
+                }
+}
+
+void cases_of(const ridge_op_row *op, case_level level, case_list *list)
+{
+    switch (ridge_op_id(op)) {
+    case RIDGE_SWIGLU_FWD:
+    case RIDGE_SWIGLU_BWD:
+        swiglu_shapes(op, list, level == CASES_QUICK);
+        swiglu_options(op, list, level == CASES_QUICK);
+        if (level == CASES_LARGE) {
+            test_case large = {.fill = FILL_PERIOD};
+
+            add(list, op, "rows=65600 cols=32768 dtype=bf16", large);
+            add(list, op, "rows=16384 cols=131075 dtype=bf16", large);
+        }
+        break;
+    default:
+        break;
+    }
+}

@@ -1,0 +1,263 @@
+/* cmd_bench.c: `ridge bench`: problems or suites beside the measured floor, as a table, JSON and CSV records. The other
+ * two things it measures, ceilings and the cost of a call, are in ceilings.c. */
+#include <argp.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+
+enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD };
+
+static const struct argp_option option_table[] = {
+    {"suite", 'S', "NAME", 0, "suites, separated by commas (see tools/cases.c)", 0},
+    {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
+    {"kernel", 'k', "PATTERN", 0, "rows whose name matches (default: the row that is picked)", 0},
+    {"all-kernels", OPT_ALL, NULL, 0, "every row that can run", 0},
+    {"csv", 'c', "FILE", 0, "append records", 0},
+    {"json", 'j', NULL, 0, "JSON instead of a table", 0},
+    {"seed", 's', "N", 0, "seed of the inputs (default 1)", 0},
+    {"ceilings", OPT_CEILINGS, NULL, 0, "measure copy, read stream, empty kernel, matrix rates", 0},
+    {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
+    {0}};
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    bench_options *o = state->input;
+    size_t used = strlen(o->text);
+
+    switch (key) {
+    case 'S': o->suite = arg; break;
+    case 'd': o->device = arg; break;
+    case 'k': o->kernel = arg; break;
+    case OPT_ALL: o->kernel = "*"; break;
+    case 'c': o->csv = arg; break;
+    case 'j': o->json = true; break;
+    case 's': o->seed = strtoull(arg, NULL, 10); break;
+    case OPT_CEILINGS: o->ceilings = true; break;
+    case OPT_OVERHEAD: o->overhead = true; break;
+    case ARGP_KEY_ARG:
+        snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
+        break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+void bench_emit(bench *b, const record *r)
+{
+    if (b->csv) {
+        record_write(b->csv, r);
+        fflush(b->csv);
+    }
+    if (b->json)
+        json_array_append_new(b->json, json_pack("{s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "suite", r->suite,
+                                                 "op", r->op, "problem", r->problem, "provider", r->provider, "kernel",
+                                                 r->kernel, "us", r->us, "us_p20", r->us_p20, "us_p80", r->us_p80, "tflops",
+                                                 r->tflops, "gbps", r->gbps, "floor_us", r->floor_us));
+}
+
+/* The rows to time. */
+static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
+{
+    const ridge_kernel *picked = NULL;
+    const char *because;
+    ridge_problem problem;
+    int count = 0;
+
+    if (ridge_validate(call, &problem))
+        return 0;
+    if (!b->o->kernel) {
+        if (ridge_choose(b->device, call, &problem, SIZE_MAX, &picked, &because))
+            return 0;
+        list[count++].kernel = picked;
+        return count;
+    }
+    for (int i = b->device->first[problem.op]; i < b->device->first[problem.op + 1] && count < 48; i++)
+        if (name_matches(b->o->kernel, b->device->row[i]->name) && !ridge_why_not(b->device, b->device->row[i], &problem))
+            list[count++].kernel = b->device->row[i];
+    if (!count)
+        ridge_fail(RIDGE_ERR_UNSUPPORTED, "no row matches '%s' and can run this problem", b->o->kernel);
+    return count;
+}
+
+/* One run of every row against the C reference; only where the reference takes well under a second. */
+static bool verify(const bench *b, rotation *r, const candidate *list, int count, double *worst)
+{
+    const ridge_backend *backend = b->device->backend;
+    unsigned char *expected = malloc(r->im->bytes), *got = malloc(r->im->bytes);
+    char text[400] = "out of memory";
+    bool good = expected && got && image_reference(r->im, expected) == RIDGE_OK;
+
+    if (good)
+        good = image_close(r->im, expected, worst, text, sizeof text);
+    for (int i = 0; i < count && good; i++) {
+        ridge_call call = image_call(r->im, r->memory);
+
+        call.kernel = list[i].kernel->name;
+        good = backend->upload(b->device, r->memory, r->im->host, r->im->bytes) == RIDGE_OK &&
+               ridge_run(b->device, &call, r->workspace, r->workspace_bytes, r->stream) == RIDGE_OK &&
+               backend->sync(b->device, r->stream) == RIDGE_OK &&
+               backend->download(b->device, got, r->memory, r->im->bytes) == RIDGE_OK;
+        if (!good)
+            snprintf(text, sizeof text, "%s", ridge_error());
+        else if (!image_equal(r->im, expected, got, text, sizeof text))
+            good = false;
+        if (!good)
+            fprintf(stderr, "ridge bench: %s: %s\n", list[i].kernel->name, text);
+    }
+    free(expected);
+    free(got);
+    return good;
+}
+
+static void report(bench *b, const char *suite, const test_case *c, candidate *list, int rows, int count, double err)
+{
+    double bytes = ridge_problem_bytes(&c->call), floor_us = 1e30;
+    ridge_problem problem = {.op = c->call.op};
+    record r;
+    char text[320];
+
+    memcpy(problem.dim, c->call.dim, sizeof problem.dim);
+    for (int i = rows; i < count; i++)
+        floor_us = list[i].us < floor_us ? list[i].us : floor_us;
+    case_print(c, text, sizeof text);
+    for (int i = 0; i < count; i++) {
+        record_begin(&r, b->device);
+        memcpy(r.run, b->run, sizeof r.run);
+        snprintf(r.suite, sizeof r.suite, "%s", suite);
+        snprintf(r.op, sizeof r.op, "%s", ridge_op_table[c->call.op].name);
+        snprintf(r.problem, sizeof r.problem, "%.255s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "");
+        snprintf(r.provider, sizeof r.provider, "%s", list[i].kernel ? "ridge" : "copy");
+        if (list[i].kernel)
+            snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel->name);
+        else
+            snprintf(r.kernel, sizeof r.kernel, "copy%d", list[i].variant);
+        r.us = list[i].us;
+        r.us_p20 = list[i].us_p20;
+        r.us_p80 = list[i].us_p80;
+        r.gbps = bytes / r.us * 1e-3;
+        r.floor_us = floor_us;
+        if (list[i].kernel) {
+            r.tflops = ridge_op_table[c->call.op].flops(&problem) / r.us * 1e-6;
+            r.err = err;
+        }
+        bench_emit(b, &r);
+        if (!b->json && list[i].kernel)
+            printf("%-64s %-26s %10.2f us %8.1f GB/s %6.1f %% of a copy\n", text, r.kernel, r.us, r.gbps,
+                   100 * floor_us / r.us);
+    }
+    fflush(stdout);
+}
+
+static bool bench_one(bench *b, const char *suite, const char *line)
+{
+    candidate list[TIMING_CANDIDATES] = {{0}};
+    int rows, count, most_copies = b->device->backend->copy_variants;
+    double err = -1;
+    test_case c;
+    rotation r;
+    ridge_call call;
+    size_t workspace = 0;
+    image im;
+    bool good;
+
+    if (!case_parse(line, &c) || !image_build(&c, b->o->seed, &im))
+        return false;
+    call = image_call(&im, im.host);
+    rows = count = choose_rows(b, &call, list);
+    good = rows > 0 && ridge_workspace_bytes(b->device, &call, &workspace) == RIDGE_OK &&
+           rotation_build(b->device, &im, workspace, &r);
+    if (!good) {
+        fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
+        image_free(&im);
+        return false;
+    }
+    for (int v = 0; v < most_copies; v++)
+        list[count++].variant = v;
+    if (ridge_problem_bytes(&call) < 16e6)
+        good = verify(b, &r, list, rows, &err);
+    if (good) {
+        timing_warm(&r, b->warm ? 0.05 : 0.4);
+        b->warm = true;
+        good = timing_run(&r, list, count);
+        if (!good)
+            fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
+    }
+    if (good)
+        report(b, suite, &c, list, rows, count, err);
+    rotation_free(&r);
+    image_free(&im);
+    return good;
+}
+
+static bool in_list(const char *names, const char *name)
+{
+    size_t length = strlen(name);
+
+    for (const char *at = names; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == 0 || at[length] == ','))
+            return true;
+    return false;
+}
+
+static bool bench_suites(bench *b)
+{
+    bool good = true;
+    int ran = 0;
+
+    for (const suite_line *s = suite_table; s->suite; s++)
+        if (in_list(b->o->suite, s->suite)) {
+            good = bench_one(b, s->suite, s->text) && good;
+            ran++;
+        }
+    if (!ran)
+        fprintf(stderr, "ridge bench: there is no suite '%s'\n", b->o->suite);
+    return good && ran;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    static const struct argp parser = {option_table, parse_option, "[OP name=value...]",
+                                       "Times problems beside a copy of the same total bytes.", NULL, NULL, NULL};
+    bench_options o = {.seed = 1};
+    bench b = {.o = &o};
+    record first;
+    bool good = true;
+
+    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead) {
+        fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --ceilings | --overhead\n");
+        return 2;
+    }
+    b.device = device_open(o.device);
+    if (b.device && !b.device->backend) {
+        fprintf(stderr, "ridge bench: a model device runs nothing\n");
+        ridge_close(b.device);
+        return 1;
+    }
+    if (!b.device || (o.csv && !(b.csv = record_open(o.csv)))) {
+        ridge_close(b.device);
+        return 1;
+    }
+    b.json = o.json ? json_array() : NULL;
+    record_begin(&first, b.device);
+    memcpy(b.run, first.run, sizeof b.run);
+    if (o.ceilings)
+        good = bench_ceilings(&b) && good;
+    if (o.overhead)
+        good = bench_overhead(&b) && good;
+    if (o.suite)
+        good = bench_suites(&b) && good;
+    if (o.text[0])
+        good = bench_one(&b, "", o.text) && good;
+    if (b.json) {
+        good = json_dumpf(b.json, stdout, JSON_INDENT(1)) == 0 && good;
+        putchar('\n');
+        json_decref(b.json);
+    }
+    if (b.csv)
+        good = fclose(b.csv) == 0 && good;
+    ridge_close(b.device);
+    return !good;
+}

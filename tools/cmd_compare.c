@@ -1,0 +1,159 @@
+/* cmd_compare.c: `ridge compare`: what records say. Providers are compared only inside one run; two records of ridge itself
+ * with --diff. */
+#include <argp.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "record.h"
+
+typedef struct options {
+    const char *file[64];
+    int files;
+    bool json, diff;
+} options;
+
+static const struct argp_option option_table[] = {{"json", 'j', NULL, 0, "JSON", 0},
+                                                  {"diff", 'd', NULL, 0, "two files: ridge in the first against ridge in the second", 0},
+                                                  {0}};
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    options *o = state->input;
+
+    switch (key) {
+    case 'j': o->json = true; break;
+    case 'd': o->diff = true; break;
+    case ARGP_KEY_ARG:
+        if (o->files == 64)
+            argp_usage(state);
+        o->file[o->files++] = arg;
+        break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+/* The fastest row of ridge for r's problem; in the same run unless `any`. */
+static const record *ridge_of(const record *at, int count, const record *r, bool any)
+{
+    const record *best = NULL;
+
+    for (int i = 0; i < count; i++)
+        if (strcmp(at[i].provider, "ridge") == 0 && at[i].us > 0 && strcmp(at[i].op, r->op) == 0 &&
+            strcmp(at[i].problem, r->problem) == 0 && (any || strcmp(at[i].run, r->run) == 0) && (!best || at[i].us < best->us))
+            best = &at[i];
+    return best;
+}
+
+typedef struct summary {
+    const char *op, *provider, *worst_problem;
+    double log_sum, worst;
+    int count;
+} summary;
+
+static void add(summary *list, int *count, const record *r, double ratio)
+{
+    summary *s = list;
+
+    while (s < list + *count && (strcmp(s->op, r->op) || strcmp(s->provider, r->provider)))
+        s++;
+    if (s == list + *count) {
+        *s = (summary){.op = r->op, .provider = r->provider, .worst = INFINITY};
+        ++*count;
+    }
+    s->log_sum += log(ratio);
+    s->count++;
+    if (ratio < s->worst) {
+        s->worst = ratio;
+        s->worst_problem = r->problem;
+    }
+}
+
+static int show(const summary *list, int count, bool json)
+{
+    json_t *all = json ? json_array() : NULL;
+
+    for (int i = 0; i < count; i++) {
+        double mean = exp(list[i].log_sum / list[i].count);
+
+        if (json)
+            json_array_append_new(all, json_pack("{s:s, s:s, s:i, s:f, s:f, s:s}", "op", list[i].op, "provider",
+                                                 list[i].provider, "problems", list[i].count, "geometric_mean", mean, "worst",
+                                                 list[i].worst, "worst_problem", list[i].worst_problem));
+        else
+            printf("%-12s %-14s %3d problems: ridge is %.3f x as fast, worst %.3f at %s\n", list[i].op, list[i].provider,
+                   list[i].count, mean, list[i].worst, list[i].worst_problem);
+    }
+    if (json) {
+        json_dumpf(all, stdout, JSON_INDENT(1));
+        putchar('\n');
+        json_decref(all);
+    }
+    return count == 0;
+}
+
+static int compare_providers(const record *at, int count, bool json)
+{
+    summary *list = calloc((size_t)count + 1, sizeof *list);
+    int found = 0, bad;
+
+    for (int i = 0; i < count && list; i++) {
+        const record *ridge = at[i].us > 0 && strcmp(at[i].provider, "ridge") ? ridge_of(at, count, &at[i], false) : NULL;
+
+        if (ridge)
+            add(list, &found, &at[i], at[i].us / ridge->us);
+    }
+    bad = list ? show(list, found, json) : 1;
+    if (!found)
+        fprintf(stderr, "ridge compare: no provider shares a run and a problem with ridge\n");
+    free(list);
+    return bad;
+}
+
+static int compare_files(const record *old, int olds, const record *new, int news)
+{
+    double log_sum = 0;
+    int found = 0;
+
+    for (int i = 0; i < olds; i++) {
+        const record *before = ridge_of(old, olds, &old[i], true), *after = ridge_of(new, news, &old[i], true);
+
+        if (before != &old[i] || !after)
+            continue;
+        printf("%-12s %-56s %10.2f -> %10.2f us  %.3f x\n", old[i].op, old[i].problem, before->us, after->us,
+               before->us / after->us);
+        log_sum += log(before->us / after->us);
+        found++;
+    }
+    if (found)
+        printf("geometric mean of %d problems: %.3f x\n", found, exp(log_sum / found));
+    else
+        fprintf(stderr, "ridge compare: the two files share no problem of ridge\n");
+    return found == 0;
+}
+
+int cmd_compare(int argc, char **argv)
+{
+    static const struct argp parser = {option_table, parse_option, "FILE...",
+                                       "Per op and provider: geometric mean and worst ratio to ridge, inside each run.", NULL,
+                                       NULL, NULL};
+    options o = {.files = 0};
+    record *at = NULL;
+    int count = 0, first = 0, bad = 0;
+
+    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    if (!o.files || (o.diff && o.files != 2)) {
+        fprintf(stderr, "usage: ridge compare FILE... | ridge compare --diff OLD NEW\n");
+        return 2;
+    }
+    for (int i = 0; i < o.files && !bad; i++) {
+        bad = !record_read(o.file[i], &at, &count);
+        first = i == 0 ? count : first;
+    }
+    if (!bad)
+        bad = o.diff ? compare_files(at, first, at + first, count - first) : compare_providers(at, count, o.json);
+    free(at);
+    return bad;
+}

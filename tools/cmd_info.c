@@ -1,0 +1,271 @@
+/* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: the tables and the devices, for people and as
+ * JSON. */
+#include <argp.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools.h"
+
+typedef struct options {
+    const char *device, *pattern;
+    char text[1024];
+    bool json;
+} options;
+
+static const struct argp_option option_table[] = {{"json", 'j', NULL, 0, "JSON", 0},
+                                                  {"device", 'd', "SPEC", 0, "explain: cpu, cuda:0, model:sm100", 0},
+                                                  {0}};
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    options *o = state->input;
+    size_t used = strlen(o->text);
+
+    switch (key) {
+    case 'j':
+        o->json = true;
+        break;
+    case 'd':
+        o->device = arg;
+        break;
+    case ARGP_KEY_ARG:
+        if (!o->pattern)
+            o->pattern = arg;
+        snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+static void parse(int argc, char **argv, const char *args, const char *doc, options *o)
+{
+    const struct argp parser = {option_table, parse_option, args, doc, NULL, NULL, NULL};
+
+    memset(o, 0, sizeof *o);
+    argp_parse(&parser, argc, argv, 0, NULL, o);
+}
+
+static int dump(json_t *json)
+{
+    int bad = json_dumpf(json, stdout, JSON_INDENT(2)) != 0;
+
+    putchar('\n');
+    json_decref(json);
+    return bad;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ info */
+
+static json_t *device_json(const ridge_device *device)
+{
+    ridge_device_info info = {.struct_size = sizeof info};
+
+    ridge_device_query(device, &info);
+    return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:I, s:I, s:s}", "backend", info.backend, "ordinal", info.ordinal,
+                     "arch", info.arch, "name", info.name, "units", info.units, "tuned_rows", info.tuned_rows, "l2_bytes",
+                     (json_int_t)info.l2_bytes, "memory_bytes", (json_int_t)info.memory_bytes, "driver", device->driver);
+}
+
+static void device_line(const ridge_device *device)
+{
+    ridge_device_info info = {.struct_size = sizeof info};
+
+    ridge_device_query(device, &info);
+    printf("%-4s %-7s %s: %d %s, L2 %.0f MiB, memory %.0f GiB, %d tuned rows%s%s\n", info.backend, info.arch, info.name,
+           info.units, device->backend_id == RIDGE_CPU ? "threads" : "multiprocessors", (double)info.l2_bytes / 1048576,
+           (double)info.memory_bytes / 1073741824, info.tuned_rows, device->driver[0] ? ", " : "", device->driver);
+}
+
+int cmd_info(int argc, char **argv)
+{
+    options o;
+    json_t *devices = json_array(), *models = json_array();
+    char reason[256] = "", spec[32];
+    const char *why = NULL;
+    const ridge_backend *cuda = ridge_backend_at(RIDGE_CUDA, &why);
+    int count = cuda ? cuda->count(reason, sizeof reason) : 0;
+
+    parse(argc, argv, "", "Lists the devices of this machine.", &o);
+    for (int i = -1; i < count; i++) {
+        ridge_device *device;
+
+        snprintf(spec, sizeof spec, i < 0 ? "cpu" : "cuda:%d", i);
+        device = device_open(spec);
+        if (!device)
+            return 1;
+        if (o.json)
+            json_array_append_new(devices, device_json(device));
+        else
+            device_line(device);
+        ridge_close(device);
+    }
+    for (int arch = 0; arch < RIDGE_ARCHS; arch++)
+        json_array_append_new(models, json_string(ridge_arch_table[arch].name));
+    if (o.json)
+        return dump(json_pack("{s:s, s:o, s:s?, s:o}", "version", ridge_version(), "devices", devices, "no_cuda",
+                              count ? NULL : why ? why : reason, "models", models));
+    if (!count)
+        printf("cuda none: %s\n", why ? why : reason);
+    printf("models for `ridge explain --device model:NAME`:");
+    for (int arch = 0; arch < RIDGE_ARCHS; arch++)
+        printf(" %s", ridge_arch_table[arch].name);
+    printf("\nridge %s\n", ridge_version());
+    json_decref(devices);
+    json_decref(models);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------- ops and kernels */
+
+static void contract_text(uint32_t contract, char *text, size_t size)
+{
+    snprintf(text, size, "%s%s%s%s%s", contract & RIDGE_EXACT ? "exact " : "", contract & RIDGE_UNIFORM ? "uniform " : "",
+             contract & RIDGE_STABLE ? "stable " : "", contract & RIDGE_INVARIANT ? "batch-invariant " : "",
+             contract & RIDGE_CLOSE ? "close" : "");
+}
+
+static void dtypes_text(uint32_t mask, char *text, size_t size)
+{
+    size_t used = 0;
+
+    text[0] = 0;
+    for (uint32_t dtype = 1; dtype < RIDGE_DTYPES; dtype++)
+        if ((mask >> dtype & 1u) && used < size)
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " " : "", ridge_dtype_name(dtype));
+}
+
+static json_t *op_json(const ridge_op_row *op)
+{
+    json_t *args = json_array(), *fields = json_array();
+    char dtypes[96], contract[96];
+
+    for (int i = 0; i < op->args; i++) {
+        const ridge_operand_row *arg = &op->arg[i];
+
+        dtypes_text(arg->dtypes, dtypes, sizeof dtypes);
+        json_array_append_new(args, json_pack("{s:s, s:b, s:b, s:b, s:s, s:s}", "name", arg->name, "in",
+                                              !!(arg->role & RIDGE_IN), "out", !!(arg->role & RIDGE_OUT), "optional",
+                                              arg->optional, "dtypes", dtypes, "shape", arg->shape));
+    }
+    for (const ridge_field *field = op->fields; field->name; field++)
+        json_array_append_new(fields, json_string(field->name));
+    contract_text(op->contract, contract, sizeof contract);
+    return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "name", op->name, "summary", op->summary, "contract", contract,
+                     "bound", op->bound, "operands", args, "fields", fields);
+}
+
+static void op_print(const ridge_op_row *op)
+{
+    char dtypes[96], contract[96];
+
+    contract_text(op->contract, contract, sizeof contract);
+    printf("%s: %s\n  contract %s\n  close means %s\n", op->name, op->summary, contract, op->bound);
+    for (int i = 0; i < op->args; i++) {
+        dtypes_text(op->arg[i].dtypes, dtypes, sizeof dtypes);
+        printf("  %-10s %s%s  %-14s %s\n", op->arg[i].name, op->arg[i].role & RIDGE_OUT ? "out" : "in ",
+               op->arg[i].optional ? "?" : " ", dtypes, op->arg[i].shape);
+    }
+    printf("  fields:");
+    for (const ridge_field *field = op->fields; field->name; field++) {
+        printf(" %s=", field->name);
+        for (int i = 0; field->choices && field->choices[i]; i++)
+            printf("%s%s", i ? "|" : "", field->choices[i]);
+    }
+    printf("\n");
+}
+
+int cmd_ops(int argc, char **argv)
+{
+    options o;
+    json_t *all = json_array();
+    int shown = 0;
+
+    parse(argc, argv, "[PATTERN]", "Lists the ops.", &o);
+    for (int op = 1; op < RIDGE_OPS; op++) {
+        if (!name_matches(o.pattern, ridge_op_table[op].name))
+            continue;
+        shown++;
+        if (o.json)
+            json_array_append_new(all, op_json(&ridge_op_table[op]));
+        else
+            op_print(&ridge_op_table[op]);
+    }
+    if (!shown)
+        fprintf(stderr, "ridge ops: nothing matches '%s'\n", o.pattern);
+    if (o.json)
+        return dump(all) || !shown;
+    json_decref(all);
+    return !shown;
+}
+
+int cmd_kernels(int argc, char **argv)
+{
+    options o;
+    json_t *all = json_array();
+    const ridge_kernel *row;
+    char contract[96];
+    int shown = 0;
+
+    parse(argc, argv, "[PATTERN]", "Lists the kernel rows of this build.", &o);
+    for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
+        const char *low = ridge_arch_table[row->arch_min].name, *high = ridge_arch_table[row->arch_max].name;
+
+        if (!name_matches(o.pattern, row->name))
+            continue;
+        shown++;
+        contract_text(row->contract, contract, sizeof contract);
+        if (o.json)
+            json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:s}", "name", row->name, "op",
+                                                 ridge_op_table[row->op].name, "arch_min", low, "arch_max", high, "contract",
+                                                 contract));
+        else
+            printf("%-26s %-6s to %-6s  %s\n", row->name, low, high, contract);
+    }
+    if (!shown)
+        fprintf(stderr, "ridge kernels: nothing matches '%s'\n", o.pattern);
+    if (o.json)
+        return dump(all) || !shown;
+    json_decref(all);
+    return !shown;
+}
+
+/* --------------------------------------------------------------------------------------------------------- explain */
+
+int cmd_explain(int argc, char **argv)
+{
+    options o;
+    test_case c;
+    image im;
+    ridge_device *device;
+    ridge_call call;
+    char *text = NULL;
+    size_t length = 0;
+    bool good;
+
+    parse(argc, argv, "OP name=value...", "Says which row a problem gets, and why not the others.", &o);
+    if (!o.text[0] || !case_parse(o.text, &c)) {
+        fprintf(stderr, "usage: ridge explain OP name=value... (see `ridge ops`)\n");
+        return 2;
+    }
+    device = device_open(o.device);
+    if (!device)
+        return 1;
+    image_place(&c, &im);
+    call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
+    good = ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK || length > 0;
+    text = good ? malloc(length + 1) : NULL;
+    good = text && (ridge_explain(device, &call, text, length + 1, &length) == RIDGE_OK || length > 0);
+    if (!good)
+        fprintf(stderr, "ridge: %s\n", ridge_error());
+    else if (o.json)
+        good = dump(json_pack("{s:s}", "text", text)) == 0;
+    else
+        fputs(text, stdout);
+    free(text);
+    ridge_close(device);
+    return !good;
+}

@@ -1,0 +1,295 @@
+/* cmd_teeth.c: `ridge teeth`: does the test bite? Plants faults in copies of the kernel rows, each a way in which real
+ * kernels go wrong, and demands that test_one fails for every one, and passes without. */
+#include <argp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test.h"
+
+static ridge_status run_row(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                            const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    return kernel->launch(device, kernel, problem, call, workspace, bytes, stream);
+}
+
+static int first_output(const image *im)
+{
+    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    int arg = 0;
+
+    while (!(op->arg[arg].role & RIDGE_OUT) || !im->length[arg])
+        arg++;
+    return arg;
+}
+
+/* XORs bytes of the block on the device. */
+static ridge_status edit(const ridge_device *device, void *memory, size_t at, const unsigned char *mask, size_t size,
+                         void *stream)
+{
+    unsigned char bytes[8];
+    ridge_status status = device->backend->sync(device, stream);
+
+    if (!status)
+        status = device->backend->download(device, bytes, (char *)memory + at, size);
+    for (size_t i = 0; i < size; i++)
+        bytes[i] ^= mask[i];
+    return status ? status : device->backend->upload(device, (char *)memory + at, bytes, size);
+}
+
+#define FAULT(name)                                                                                                    \
+    static ridge_status name(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,    \
+                             const image *im, const ridge_call *call, void *memory, void *workspace, size_t bytes,    \
+                             void *stream)
+#define RUN(c) run_row(device, kernel, problem, c, workspace, bytes, stream)
+
+FAULT(writes_past_the_end)
+{
+    int out = first_output(im);
+    ridge_status status = RUN(call);
+
+    return status ? status : edit(device, memory, im->offset[out] + im->length[out], (const unsigned char[]){1}, 1, stream);
+}
+
+FAULT(writes_before_the_start)
+{
+    ridge_status status = RUN(call);
+
+    return status ? status : edit(device, memory, im->offset[first_output(im)] - 1, (const unsigned char[]){1}, 1, stream);
+}
+
+FAULT(leaves_an_element_unwritten)
+{
+    int out = first_output(im);
+    ridge_status status = RUN(call);
+
+    if (!status)
+        status = device->backend->sync(device, stream);
+    return status ? status
+                  : device->backend->upload(device, (char *)memory + im->offset[out] + im->length[out] / 2 / 8 * 8,
+                                            im->host + im->offset[out] + im->length[out] / 2 / 8 * 8,
+                                            ridge_dtype_size(call->arg[out].dtype));
+}
+
+FAULT(stores_a_nan)
+{
+    int out = first_output(im);
+    size_t at = im->offset[out] + im->length[out] / 2 / 8 * 8;
+    const uint16_t nan = call->arg[out].dtype == RIDGE_BF16 ? 0x7fc0 : 0x7e00;
+    ridge_status status = RUN(call);
+
+    if (!status)
+        status = device->backend->sync(device, stream);
+    return status ? status : device->backend->upload(device, (char *)memory + at, &nan, 2);
+}
+
+FAULT(is_one_ulp_off)
+{
+    ridge_status status = RUN(call);
+
+    return status ? status : edit(device, memory, im->offset[first_output(im)] + 16, (const unsigned char[]){1}, 1, stream);
+}
+
+FAULT(changes_an_input)
+{
+    ridge_status status = RUN(call);
+
+    return status ? status : edit(device, memory, im->offset[0] + 6, (const unsigned char[]){4}, 1, stream);
+}
+
+/* Strides of the packed call, so that a narrower or shorter one still walks the same tensor. */
+static ridge_call with_strides(const ridge_call *call)
+{
+    ridge_call copy = *call;
+    const ridge_op_row *op = &ridge_op_table[call->op];
+    int64_t rows, cols;
+
+    for (int arg = 0; arg < op->args; arg++)
+        if (!op->arg[arg].vector && copy.arg[arg].dtype != RIDGE_NONE && copy.arg[arg].stride == 0) {
+            op->extent(call, arg, &rows, &cols);
+            copy.arg[arg].stride = cols;
+        }
+    return copy;
+}
+
+static ridge_status run_changed(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                                void *workspace, size_t bytes, void *stream)
+{
+    ridge_problem problem;
+    ridge_status status = ridge_validate(call, &problem);
+
+    return status ? status : kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);
+}
+
+FAULT(drops_the_last_columns)
+{
+    ridge_call copy = with_strides(call);
+
+    (void)problem, (void)im, (void)memory;
+    copy.dim[1] = call->dim[1] / 8 * 8 - 1;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(drops_the_last_row)
+{
+    ridge_call copy = with_strides(call);
+
+    (void)problem, (void)im, (void)memory;
+    copy.dim[0]--;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(writes_into_the_padding)
+{
+    ridge_call copy = with_strides(call);
+
+    (void)problem, (void)im, (void)memory;
+    copy.dim[1]++;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(takes_the_next_rows_scale)
+{
+    int scale = call->op == RIDGE_SWIGLU_FWD ? RIDGE_SWIGLU_FWD_ROW_SCALE : RIDGE_SWIGLU_BWD_ROW_SCALE;
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.arg[scale].data = (float *)copy.arg[scale].data + 1;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(forgets_the_clamp)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.opt.swiglu.limit = 0;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(mixes_gate_and_up)
+{
+    int gate = call->op == RIDGE_SWIGLU_FWD ? RIDGE_SWIGLU_FWD_GATE : RIDGE_SWIGLU_BWD_GATE;
+    ridge_call copy = *call;
+
+    (void)im, (void)memory;
+    copy.arg[gate].data = call->arg[gate + 1].data;
+    copy.arg[gate + 1].data = call->arg[gate].data;
+    return run_row(device, kernel, problem, &copy, workspace, bytes, stream);
+}
+
+/* Right most of the time: what a race looks like. */
+FAULT(is_wrong_once_in_a_while)
+{
+    static int calls;
+    ridge_status status = RUN(call);
+
+    if (status || ++calls % 200)
+        return status;
+    return edit(device, memory, im->offset[first_output(im)] + 16, (const unsigned char[]){1}, 1, stream);
+}
+
+/* Another order of work for a single row. */
+FAULT(depends_on_the_number_of_rows)
+{
+    ridge_status status = RUN(call);
+
+    if (status || call->dim[0] != 1)
+        return status;
+    return edit(device, memory, im->offset[first_output(im)], (const unsigned char[]){1}, 1, stream);
+}
+
+/* Runs with the caller's stream only when eager: `eager` faults work on a GPU, the others need a CPU (no capture). */
+static const struct {
+    const char *name;
+    row_fault *fault;
+    bool eager;
+} faults[] = {
+    {"writes past the end", writes_past_the_end, true},
+    {"writes before the start", writes_before_the_start, true},
+    {"leaves an element unwritten", leaves_an_element_unwritten, true},
+    {"stores a NaN", stores_a_nan, true},
+    {"is one ulp off", is_one_ulp_off, true},
+    {"changes an input", changes_an_input, true},
+    {"drops the last columns", drops_the_last_columns, true},
+    {"drops the last row", drops_the_last_row, true},
+    {"writes into the padding", writes_into_the_padding, true},
+    {"takes the next row's scale", takes_the_next_rows_scale, true},
+    {"forgets the clamp", forgets_the_clamp, true},
+    {"mixes gate and up", mixes_gate_and_up, true},
+    {"is wrong once in a while", is_wrong_once_in_a_while, false},
+    {"depends on the number of rows", depends_on_the_number_of_rows, false},
+};
+
+enum { FAULTS = (int)(sizeof faults / sizeof faults[0]) };
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    if (key != 'd')
+        return ARGP_ERR_UNKNOWN;
+    *(const char **)state->input = arg;
+    return 0;
+}
+
+/* One row: the case must pass without a fault and fail with each. Returns the number of things that went wrong. */
+static int bite(const ridge_device *device, const ridge_kernel *kernel, int *caught)
+{
+    /* Padded rows, so that a column too many lands in the padding. */
+    test_case c = {.fill = FILL_NORMAL, .pad = 8, .slices = true, .repeats = 400};
+    char problem_text[] = "rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5", text[700];
+    test_row row = {kernel, NULL};
+    unsigned char *expected = NULL;
+    int align = 16, packed = 1, wrong = 0;
+    ridge_problem problem;
+    ridge_call call;
+    image im;
+
+    if (ridge_problem_parse(&ridge_op_table[kernel->op], problem_text, &c.call, &align, &packed) || !image_build(&c, 3, &im))
+        return 1;
+    call = image_call(&im, im.host);
+    if (ridge_validate(&call, &problem) || ridge_why_not(device, kernel, &problem)) {
+        image_free(&im);
+        return 0;
+    }
+    expected = malloc(im.bytes);
+    if (!expected || image_reference(&im, expected) || !test_one(&row, device, &c, &im, expected, text, sizeof text)) {
+        printf("FAIL %s without a fault: %s\n", kernel->name, text);
+        wrong = 1;
+    }
+    for (int i = 0; i < FAULTS && !wrong; i++) {
+        if (!faults[i].eager && device->backend->graph_begin)
+            continue;
+        row.fault = faults[i].fault;
+        if (test_one(&row, device, &c, &im, expected, text, sizeof text)) {
+            printf("NOT CAUGHT: a copy of %s that %s\n", kernel->name, faults[i].name);
+            wrong++;
+        } else {
+            ++*caught;
+        }
+    }
+    free(expected);
+    image_free(&im);
+    return wrong;
+}
+
+int cmd_teeth(int argc, char **argv)
+{
+    static const struct argp_option options[] = {{"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: cpu)", 0}, {0}};
+    static const struct argp parser = {options, parse_option, "", "Plants faults in copies of the rows.", NULL, NULL, NULL};
+    const char *spec = "cpu";
+    const ridge_kernel *kernel;
+    ridge_device *device;
+    int wrong = 0, caught = 0;
+
+    argp_parse(&parser, argc, argv, 0, NULL, &spec);
+    device = device_open(spec);
+    if (!device || !device->backend) {
+        ridge_close(device);
+        return 1;
+    }
+    for (int i = 0; (kernel = ridge_kernel_at(i)) != NULL; i++)
+        if (ridge_kernel_backend(kernel) == device->backend_id)
+            wrong += bite(device, kernel, &caught);
+    printf("%d kinds of fault; %d copies of rows caught, %d not\n", FAULTS, caught, wrong);
+    ridge_close(device);
+    return wrong || !caught;
+}

@@ -1,0 +1,373 @@
+/* cmd_test.c: `ridge test`: every case through every row that can run it, against the C reference and the contracts.
+ *
+ * One run of a row: upload the image (guards, inputs, poisoned outputs), launch, download, compare every byte with the
+ * image that the C reference left. Three ways: eager; captured in a graph and replayed twice; two copies on two streams
+ * at once. Faulty rows for `ridge teeth` come in through test_row (cmd_teeth.c). */
+#include <argp.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test.h"
+
+typedef struct lane {
+    void *image, *workspace, *stream;
+} lane;
+
+static bool failed(char *text, size_t size, const char *what)
+{
+    snprintf(text, size, "%s: %s", what, ridge_error());
+    return false;
+}
+
+static size_t workspace_of(const test_row *row, const ridge_device *device, const ridge_problem *problem)
+{
+    return row->kernel->workspace ? row->kernel->workspace(device, row->kernel, problem) : 0;
+}
+
+/* Launches the row itself, so that a fault can stand in for it; the pin path of ridge_run has its own tests. */
+static ridge_status launch(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes)
+{
+    ridge_call call = image_call(im, l->image);
+    ridge_problem problem;
+    ridge_status status = ridge_validate(&call, &problem);
+
+    if (status)
+        return status;
+    if (row->fault)
+        return row->fault(device, row->kernel, &problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes, l->stream);
+    call.kernel = row->kernel->name;
+    return ridge_run(device, &call, bytes ? l->workspace : NULL, bytes, l->stream);
+}
+
+static bool check(const ridge_device *device, const image *im, const lane *l, const unsigned char *expected,
+                  unsigned char *got, const char *way, char *text, size_t size)
+{
+    char reason[400];
+
+    if (device->backend->sync(device, l->stream) || device->backend->download(device, got, l->image, im->bytes))
+        return failed(text, size, way);
+    if (image_equal(im, expected, got, reason, sizeof reason))
+        return true;
+    snprintf(text, size, "%s: %s", way, reason);
+    return false;
+}
+
+static bool upload(const ridge_device *device, const image *im, lane *l, size_t bytes)
+{
+    if (bytes) { /* the workspace is poisoned too */
+        unsigned char *poison = malloc(bytes);
+        ridge_status status;
+
+        if (!poison)
+            return false;
+        memset(poison, 0xff, bytes);
+        status = device->backend->upload(device, l->workspace, poison, bytes);
+        free(poison);
+        if (status)
+            return false;
+    }
+    return device->backend->upload(device, l->image, im->host, im->bytes) == RIDGE_OK;
+}
+
+static bool run_graph(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
+                      const unsigned char *expected, unsigned char *got, char *text, size_t size)
+{
+    const ridge_backend *b = device->backend;
+    void *graph = NULL;
+    ridge_status status;
+    bool good = true;
+
+    if (!b->graph_begin)
+        return true;
+    if (b->graph_begin(device, l->stream))
+        return failed(text, size, "graph capture");
+    status = launch(row, device, im, l, bytes);
+    if (b->graph_end(device, l->stream, &graph) || status)
+        return failed(text, size, "inside a graph capture");
+    for (int replay = 0; replay < 2 && good; replay++) {
+        good = upload(device, im, l, bytes) && b->graph_launch(device, graph, l->stream) == RIDGE_OK;
+        good = good ? check(device, im, l, expected, got, "graph replay", text, size) : failed(text, size, "graph replay");
+    }
+    b->graph_free(device, graph);
+    return good;
+}
+
+static bool run_two(const test_row *row, const ridge_device *device, const image *im, lane l[2], size_t bytes,
+                    const unsigned char *expected, unsigned char *got, char *text, size_t size)
+{
+    for (int i = 0; i < 2; i++)
+        if (!upload(device, im, &l[i], bytes))
+            return failed(text, size, "upload");
+    for (int i = 0; i < 2; i++)
+        if (launch(row, device, im, &l[i], bytes))
+            return failed(text, size, "on two streams");
+    return check(device, im, &l[0], expected, got, "first of two streams", text, size) &&
+           check(device, im, &l[1], expected, got, "second of two streams", text, size);
+}
+
+/* The same bits `repeats` times while a copy keeps the other stream busy. */
+static bool run_repeats(const test_row *row, const ridge_device *device, const test_case *c, const image *im, lane l[2],
+                        size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
+{
+    for (int i = 0; i < c->repeats; i++) {
+        if (device->backend->copy(device, l[1].image, l[0].image, im->bytes, l[1].stream) ||
+            (!c->alias && i % 50 == 0 && !upload(device, im, &l[0], bytes)) || launch(row, device, im, &l[0], bytes))
+            return failed(text, size, "repeated run");
+        if (!check(device, im, &l[0], expected, got, "repeated run", text, size))
+            return false;
+    }
+    return true;
+}
+
+/* The operand's rows (or elements, for a vector) follow dim[0]: returns how many bytes one step is, or 0. */
+static int64_t step_of(const image *im, int arg)
+{
+    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    ridge_call longer = im->call;
+    int64_t rows, cols, rows1, cols1, size = (int64_t)ridge_dtype_size(im->call.arg[arg].dtype);
+
+    longer.dim[0]++;
+    op->extent(&im->call, arg, &rows, &cols);
+    op->extent(&longer, arg, &rows1, &cols1);
+    if (rows1 != rows)
+        return (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols) * size;
+    return cols1 != cols ? size : 0;
+}
+
+/* Every row alone gives what it gave among the others. */
+static bool run_slices(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
+                       const unsigned char *expected, unsigned char *got, char *text, size_t size)
+{
+    image slice = *im;
+
+    if (!upload(device, im, l, bytes))
+        return failed(text, size, "upload");
+    slice.call.dim[0] = 1;
+    for (int64_t t = 0; t < im->call.dim[0]; t++) {
+        for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++)
+            if (im->length[arg])
+                slice.offset[arg] = im->offset[arg] + (size_t)(t * step_of(im, arg));
+        if (launch(row, device, &slice, l, bytes))
+            return failed(text, size, "one row alone");
+    }
+    return check(device, im, l, expected, got, "rows one by one", text, size);
+}
+
+static bool run_all(const test_row *row, const ridge_device *device, const test_case *c, const image *im, lane l[2],
+                    size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
+{
+    if (!upload(device, im, &l[0], bytes))
+        return failed(text, size, "upload");
+    if (launch(row, device, im, &l[0], bytes))
+        return failed(text, size, "eager run");
+    if (!check(device, im, &l[0], expected, got, "eager run", text, size))
+        return false;
+    if (c->fill == FILL_PERIOD)
+        return true;
+    if (!run_graph(row, device, im, &l[0], bytes, expected, got, text, size) ||
+        !run_two(row, device, im, l, bytes, expected, got, text, size))
+        return false;
+    if (c->slices && !run_slices(row, device, im, &l[0], bytes, expected, got, text, size))
+        return false;
+    return !c->repeats || !upload(device, im, &l[0], bytes) ||
+           run_repeats(row, device, c, im, l, bytes, expected, got, text, size);
+}
+
+bool test_one(const test_row *row, const ridge_device *device, const test_case *c, const image *im,
+              const unsigned char *expected, char *text, size_t size)
+{
+    ridge_call call = image_call(im, im->host);
+    const ridge_backend *b = device->backend;
+    unsigned char *got = aligned_alloc(256, (im->bytes + 255) / 256 * 256);
+    ridge_problem problem;
+    lane l[2];
+    bool good = got != NULL;
+    size_t bytes;
+
+    memset(l, 0, sizeof l);
+    if (ridge_validate(&call, &problem)) {
+        free(got);
+        return failed(text, size, "validation");
+    }
+    bytes = workspace_of(row, device, &problem);
+    for (int i = 0; i < (c->fill == FILL_PERIOD ? 1 : 2) && good; i++)
+        good = b->alloc(device, im->bytes, &l[i].image) == RIDGE_OK && b->stream_new(device, &l[i].stream) == RIDGE_OK &&
+               (bytes == 0 || b->alloc(device, bytes, &l[i].workspace) == RIDGE_OK);
+    good = good ? run_all(row, device, c, im, l, bytes, expected, got, text, size) : failed(text, size, "allocation");
+    for (int i = 0; i < 2; i++) {
+        if (l[i].image)
+            b->release(device, l[i].image);
+        if (l[i].workspace)
+            b->release(device, l[i].workspace);
+        if (l[i].stream)
+            b->stream_free(device, l[i].stream);
+    }
+    free(got);
+    return good;
+}
+
+/* ------------------------------------------------------------------------------------------------------- bookkeeping */
+
+typedef struct options {
+    const char *device, *kernel, *op;
+    uint64_t seed;
+    case_level level;
+    bool quiet;
+} options;
+
+typedef struct tally {
+    int passed, failed, skipped, shown;
+    double worst; /* error / bound of the reference */
+    unsigned char *used; /* kernel index -> ran at least once */
+} tally;
+
+static void fail_line(tally *t, const char *who, const char *what, const char *why)
+{
+    t->failed++;
+    if (t->shown++ < 50)
+        printf("FAIL %s\n     %s\n     %s\n", who, what, why);
+}
+
+static bool kernel_wanted(const options *o, const ridge_kernel *kernel)
+{
+    return name_matches(o->kernel, kernel->name);
+}
+
+/* One case: the reference once, its float64 bound, then every row. */
+static void test_case_rows(const options *o, const ridge_device *device, const test_case *c, tally *t)
+{
+    char what[320], why[700];
+    unsigned char *expected;
+    ridge_problem problem;
+    ridge_call call;
+    image im;
+    double worst = 0;
+
+    case_print(c, what, sizeof what);
+    if (!image_build(c, o->seed, &im) || !(expected = aligned_alloc(256, (im.bytes + 255) / 256 * 256))) {
+        image_free(&im);
+        fail_line(t, "harness", what, "out of memory");
+        return;
+    }
+    call = image_call(&im, im.host);
+    if (ridge_validate(&call, &problem) || image_reference(&im, expected))
+        fail_line(t, "the C reference", what, ridge_error());
+    else if (c->fill != FILL_PERIOD && !image_close(&im, expected, &worst, why, sizeof why))
+        fail_line(t, "the C reference", what, why);
+    else
+        for (int i = 0; ridge_kernel_at(i); i++) {
+            test_row row = {ridge_kernel_at(i), NULL};
+
+            if (row.kernel->op != c->call.op || !kernel_wanted(o, row.kernel) || ridge_why_not(device, row.kernel, &problem))
+                continue;
+            t->used[i] = 1;
+            if (test_one(&row, device, c, &im, expected, why, sizeof why))
+                t->passed++;
+            else
+                fail_line(t, row.kernel->name, what, why);
+        }
+    t->worst = worst > t->worst ? worst : t->worst;
+    free(expected);
+    image_free(&im);
+}
+
+/* Rows of the filter that ran no case, with the reason from a typical problem. */
+static void list_skipped(const options *o, const ridge_device *device, tally *t)
+{
+    for (int i = 0; ridge_kernel_at(i); i++) {
+        const ridge_kernel *kernel = ridge_kernel_at(i);
+        const char *why;
+        ridge_problem problem;
+
+        if (t->used[i] || !name_matches(o->op, ridge_op_table[kernel->op].name) || !kernel_wanted(o, kernel))
+            continue;
+        memset(&problem, 0, sizeof problem);
+        problem.op = kernel->op;
+        why = ridge_why_not(device, kernel, &problem);
+        printf("SKIP %s: %s\n", kernel->name, why ? why : "no case that it can run");
+        t->skipped++;
+    }
+}
+
+static void test_op(const options *o, const ridge_device *device, const ridge_op_row *op, tally *t)
+{
+    case_list list = {0};
+    progress p;
+    int errors, tried;
+
+    cases_of(op, o->level, &list);
+    progress_start(&p, list.count, o->quiet);
+    for (int i = 0; i < list.count; i++) {
+        test_case_rows(o, device, &list.at[i], t);
+        progress_step(&p, op->name);
+    }
+    progress_end(&p);
+    free(list.at);
+    if (!o->kernel) {
+        errors = test_errors(device, op, &tried);
+        t->failed += errors;
+        t->passed += tried - errors;
+    }
+}
+
+static const struct argp_option option_table[] = {
+    {"device", 'd', "SPEC", 0, "cpu, cpu:avx2, cuda, cuda:1 (default: auto)", 0},
+    {"kernel", 'k', "PATTERN", 0, "only rows whose name matches (* and ?)", 0},
+    {"seed", 's', "N", 0, "seed of the inputs (default 1)", 0},
+    {"quick", 'q', NULL, 0, "about a third of the cases", 0},
+    {"large", 'l', NULL, 0, "also rows x cols above 2^31 (needs 13 GB on host and device)", 0},
+    {"quiet", 'Q', NULL, 0, "no progress", 0},
+    {0}};
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    options *o = state->input;
+
+    switch (key) {
+    case 'd': o->device = arg; break;
+    case 'k': o->kernel = arg; break;
+    case 's': o->seed = strtoull(arg, NULL, 10); break;
+    case 'q': o->level = CASES_QUICK; break;
+    case 'l': o->level = CASES_LARGE; break;
+    case 'Q': o->quiet = true; break;
+    case ARGP_KEY_ARG:
+        if (o->op)
+            argp_usage(state);
+        o->op = arg;
+        break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+int cmd_test(int argc, char **argv)
+{
+    static const struct argp parser = {option_table, parse_option, "[OP-PATTERN]",
+                                       "Runs every case through every kernel row and checks its contracts.", NULL, NULL, NULL};
+    options o = {.seed = 1, .level = CASES_FULL};
+    tally t = {0};
+    ridge_device *device;
+    int ops = 0;
+
+    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    device = device_open(o.device);
+    if (!device)
+        return 1;
+    t.used = calloc((size_t)ridge_kernel_count() + 1, 1);
+    for (int op = 1; op < RIDGE_OPS && t.used; op++)
+        if (name_matches(o.op, ridge_op_table[op].name)) {
+            test_op(&o, device, &ridge_op_table[op], &t);
+            ops++;
+        }
+    if (t.used)
+        list_skipped(&o, device, &t);
+    printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
+    printf("worst error of the reference: %.3f of its float64 bound\n", t.worst);
+    printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
+    if (t.passed + t.failed == 0)
+        fprintf(stderr, "ridge test: nothing matches '%s'\n", o.kernel ? o.kernel : o.op ? o.op : "");
+    free(t.used);
+    ridge_close(device);
+    return ops == 0 || t.failed || t.passed == 0;
+}

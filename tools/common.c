@@ -1,0 +1,141 @@
+/* common.c: what every verb needs: devices, name patterns, cases as text, progress. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tools.h"
+
+ridge_device *device_open(const char *spec)
+{
+    ridge_device *device;
+
+    if (ridge_open(spec, &device) == RIDGE_OK)
+        return device;
+    fprintf(stderr, "ridge: %s\n", ridge_error());
+    return NULL;
+}
+
+bool name_matches(const char *pattern, const char *name)
+{
+    if (!pattern)
+        return true;
+    if (*pattern == '*')
+        return name_matches(pattern + 1, name) || (*name && name_matches(pattern, name + 1));
+    if (!*pattern || !*name)
+        return *pattern == *name;
+    return (*pattern == '?' || *pattern == *name) && name_matches(pattern + 1, name + 1);
+}
+
+/* ----------------------------------------------------------------------------------------------------- case text */
+
+/* Words that only the driver knows: how operands lie in memory. */
+static bool layout_word(const char *word, test_case *c)
+{
+    char *end;
+    const char *equals = strchr(word, '=');
+    long value = equals ? strtol(equals + 1, &end, 10) : 0;
+
+    if (!equals || end == equals + 1 || *end || value < 0 || value > 4096)
+        return false;
+    if (strncmp(word, "pad=", 4) == 0)
+        c->pad = (int)value;
+    else if (strncmp(word, "shift=", 6) == 0)
+        c->shift = (int)value;
+    else if (strncmp(word, "fused=", 6) == 0)
+        c->fused = value != 0;
+    else if (strncmp(word, "alias=", 6) == 0)
+        c->alias = value != 0;
+    else
+        return false;
+    return true;
+}
+
+static size_t smallest_element(const ridge_call *call)
+{
+    const ridge_op_row *op = &ridge_op_table[call->op];
+    size_t size = 16;
+
+    for (int arg = 0; arg < op->args; arg++)
+        if (!op->arg[arg].vector && call->arg[arg].dtype != RIDGE_NONE && ridge_dtype_size(call->arg[arg].dtype) < size)
+            size = ridge_dtype_size(call->arg[arg].dtype);
+    return size;
+}
+
+bool case_parse(const char *text, test_case *c)
+{
+    char *copy = strdup(text), *rest = NULL, problem[1024] = "";
+    size_t used = 0, name = strcspn(text, " ");
+    const ridge_op_row *op = ridge_op_find(text, name);
+    int align = 16, packed = 1;
+    bool good = copy && op;
+
+    memset(c, 0, sizeof *c);
+    c->fill = FILL_UNIT;
+    if (!op)
+        fprintf(stderr, "ridge: there is no op '%.*s' (see `ridge ops`)\n", (int)name, text);
+    for (char *word = good ? strtok_r(copy + name, " ", &rest) : NULL; word; word = strtok_r(NULL, " ", &rest))
+        if (!layout_word(word, c) && used + strlen(word) + 2 < sizeof problem)
+            used += (size_t)snprintf(problem + used, sizeof problem - used, " %s", word);
+    free(copy);
+    if (good && ridge_problem_parse(op, problem, &c->call, &align, &packed)) {
+        fprintf(stderr, "ridge: %s\n", ridge_error());
+        good = false;
+    }
+    if (good && align < 16)
+        c->shift = align / (int)smallest_element(&c->call);
+    if (good && !packed && c->pad == 0 && !c->fused)
+        c->pad = 16 / (int)smallest_element(&c->call);
+    return good;
+}
+
+void case_print(const test_case *c, char *text, size_t size)
+{
+    size_t used = (size_t)ridge_problem_print(&c->call, NULL, text, size);
+    static const char *const fill[] = {"", "", " fill=edge", " fill=every", " fill=period"};
+
+    if (used < size)
+        snprintf(text + used, size - used, "%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "", fill[c->fill]);
+    used = strlen(text);
+    if (c->pad && used < size)
+        used += (size_t)snprintf(text + used, size - used, " pad=%d", c->pad);
+    if (c->shift && used < size)
+        snprintf(text + used, size - used, " shift=%d", c->shift);
+}
+
+/* ------------------------------------------------------------------------------------------------------- progress */
+
+double seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void progress_start(progress *p, int total, bool quiet)
+{
+    p->terminal = isatty(STDERR_FILENO);
+    p->quiet = quiet;
+    p->start = seconds();
+    p->done = 0;
+    p->total = total;
+}
+
+void progress_step(progress *p, const char *what)
+{
+    double spent = seconds() - p->start;
+    int tenth = p->total / 10 ? p->total / 10 : 1;
+
+    p->done++;
+    if (p->quiet || (!p->terminal && p->done % tenth && p->done != p->total))
+        return;
+    fprintf(stderr, "%s%s %d/%d, %.0f s left%s", p->terminal ? "\r" : "", what, p->done, p->total,
+            spent / p->done * (p->total - p->done), p->terminal ? "   " : "\n");
+}
+
+void progress_end(progress *p)
+{
+    if (p->terminal && !p->quiet)
+        fprintf(stderr, "\r%60s\r", "");
+}

@@ -1,0 +1,312 @@
+/* harness.c: images. An image holds all operands of one call with guard bands round each: building, filling, running the
+ * C reference on it, comparing. Leaves out: which cases there are (cases.c), the float64 bounds (oracle.c), verdicts
+ * (cmd_test.c). */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../cpu/num.h"
+#include "tools.h"
+
+enum { GUARD = 512 };
+
+/* splitmix64 */
+uint64_t random_next(uint64_t *state)
+{
+    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* Close to N(0,1): the sum of four uniform numbers. */
+static float random_normal(uint64_t *state)
+{
+    uint64_t z = random_next(state);
+    float sum = (float)(z & 0xffff) + (float)(z >> 16 & 0xffff) + (float)(z >> 32 & 0xffff) + (float)(z >> 48);
+
+    return (sum * 0x1p-16f - 2.0f) * 1.7320508f;
+}
+
+static void store(void *memory, uint32_t dtype, float value)
+{
+    uint16_t half = dtype == RIDGE_BF16 ? ridge_bf16_from_f32(value) : ridge_f16_from_f32(value);
+
+    if (dtype == RIDGE_F32)
+        memcpy(memory, &value, 4);
+    else
+        memcpy(memory, &half, 2);
+}
+
+double dtype_load(const void *memory, uint32_t dtype)
+{
+    uint16_t half;
+    float value;
+
+    if (dtype == RIDGE_F32) {
+        memcpy(&value, memory, 4);
+        return (double)value;
+    }
+    memcpy(&half, memory, 2);
+    return (double)(dtype == RIDGE_BF16 ? ridge_f32_from_bf16(half) : ridge_f32_from_f16(half));
+}
+
+double dtype_ulp(double value, uint32_t dtype)
+{
+    int bits = dtype == RIDGE_F32 ? 24 : dtype == RIDGE_F16 ? 11 : 8, least = dtype == RIDGE_F16 ? -14 : -126, exponent;
+
+    frexp(value, &exponent);
+    exponent--;
+    if (!(fabs(value) > 0) || exponent < least)
+        exponent = least;
+    return ldexp(1.0, exponent - bits + 1);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ fill */
+
+static float edge_value(uint64_t *state)
+{
+    static const float special[] = {0.0f,   -0.0f,  1.0f,     -1.0f,    0x1p-126f, -0x1p-126f, 0x1p-133f, -0x1p-140f,
+                                    0x1p-24f, 88.0f, -88.0f,  -104.0f,  104.0f,    -103.5f,    30.0f,     -17.25f,
+                                    3e38f,  -3e38f, 65504.0f, -65504.0f, 1e5f,     -1.278f,    15.0f,     -14.5f};
+    uint64_t z = random_next(state);
+    unsigned kind = (unsigned)(z & 31);
+
+    if (kind < 2)
+        return kind ? INFINITY : -INFINITY;
+    if (kind == 2)
+        return ridge_float(0x7f800001u | (uint32_t)(z >> 40));
+    if (kind < 16)
+        return special[(z >> 8) % (sizeof special / sizeof special[0])];
+    return random_normal(state) * ridge_float((uint32_t)(127 + (int)(z >> 8 & 15) - 8) << 23);
+}
+
+static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int64_t cols, int64_t index, uint64_t seed,
+                     bool first)
+{
+    uint64_t state = seed ^ (uint64_t)(c->fill == FILL_PERIOD ? index % 64 : index) * UINT64_C(0xd1342543de82ef95);
+    size_t size = ridge_dtype_size(dtype);
+    float scale = 1.0f;
+
+    random_next(&state);
+    if (c->fill == FILL_NORMAL)
+        scale = ridge_float((uint32_t)(127 + (int)(random_next(&state) % 13) - 6) << 23);
+    for (int64_t j = 0; j < cols; j++, row += size) {
+        if (c->fill == FILL_EVERY && first && size == 2) {
+            uint16_t pattern = (uint16_t)(index * cols + j);
+            memcpy(row, &pattern, 2);
+        } else if (c->fill == FILL_EDGE || (c->fill == FILL_EVERY && !first)) {
+            store(row, dtype, edge_value(&state));
+        } else {
+            store(row, dtype, random_normal(&state) * scale);
+        }
+    }
+}
+
+static void fill_operand(const test_case *c, const image *im, int arg, uint64_t seed, bool first)
+{
+    const ridge_operand *operand = &im->call.arg[arg];
+    int64_t rows, cols, pitch;
+
+    ridge_op_table[im->call.op].extent(&im->call, arg, &rows, &cols);
+    pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
+#pragma omp parallel for schedule(static) if (rows * cols > 100000)
+    for (int64_t r = 0; r < rows; r++)
+        fill_row(c, operand->dtype, im->host + im->offset[arg] + r * pitch, cols, r, seed + (uint64_t)arg, first);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- layout */
+
+static int slot_of(const ridge_op_row *op, const char *name)
+{
+    for (int arg = 0; arg < op->args; arg++)
+        if (strcmp(op->arg[arg].name, name) == 0)
+            return arg;
+    return -1;
+}
+
+/* The operand whose first half a fused layout shares with `arg`: up with gate, dup with dgate. -1 = none. */
+static int fused_with(const ridge_op_row *op, int arg)
+{
+    if (strcmp(op->arg[arg].name, "up") == 0)
+        return slot_of(op, "gate");
+    return strcmp(op->arg[arg].name, "dup") == 0 ? slot_of(op, "dgate") : -1;
+}
+
+/* The input that output `arg` lies on in an aliased case: dgate on gate, dup on up, else the first it may be. */
+static int alias_of(const image *im, const ridge_op_row *op, int arg)
+{
+    int named = op->arg[arg].name[0] == 'd' ? slot_of(op, op->arg[arg].name + 1) : -1;
+    int64_t rows, cols, other_rows, other_cols;
+
+    op->extent(&im->call, arg, &rows, &cols);
+    for (int i = -1; i < op->args; i++) {
+        int other = i < 0 ? named : i;
+
+        if (other < 0 || !(op->arg[arg].alias >> other & 1u) || !im->length[other])
+            continue;
+        op->extent(&im->call, other, &other_rows, &other_cols);
+        if (rows == other_rows && cols == other_cols)
+            return other;
+    }
+    return -1;
+}
+
+static void place_operands(const test_case *c, image *im)
+{
+    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    size_t at = GUARD;
+
+    for (int arg = 0; arg < op->args; arg++) {
+        ridge_operand *operand = &im->call.arg[arg];
+        size_t size = ridge_dtype_size(operand->dtype);
+        int64_t rows, cols;
+        int other = c->fused ? fused_with(op, arg) : -1, base;
+
+        if (operand->dtype == RIDGE_NONE)
+            continue;
+        op->extent(&im->call, arg, &rows, &cols);
+        if (!op->arg[arg].vector && (c->pad || (c->fused && (other >= 0 || slot_of(op, "up") >= 0))))
+            operand->stride = (c->fused ? 2 * cols : cols) + c->pad;
+        im->length[arg] = (size_t)ridge_operand_bytes(&im->call, arg);
+        base = c->alias && (op->arg[arg].role & RIDGE_OUT) ? alias_of(im, op, arg) : -1;
+        if (base >= 0) {
+            im->offset[arg] = im->offset[base];
+            continue;
+        }
+        if (other >= 0 && im->length[other] && im->length[arg]) {
+            im->offset[arg] = im->offset[other] + (size_t)cols * size; /* inside the space left for it */
+            continue;
+        }
+        im->offset[arg] = at + (size_t)c->shift * size;
+        at += (size_t)c->shift * size + im->length[arg] + (c->fused ? (size_t)cols * size : 0) + GUARD;
+        at = (at + 255) / 256 * 256;
+    }
+    im->bytes = at + GUARD;
+}
+
+void image_place(const test_case *c, image *im)
+{
+    memset(im, 0, sizeof *im);
+    im->call = c->call;
+    place_operands(c, im);
+}
+
+bool image_build(const test_case *c, uint64_t seed, image *im)
+{
+    const ridge_op_row *op = &ridge_op_table[c->call.op];
+    bool first = true;
+
+    image_place(c, im);
+    im->host = aligned_alloc(256, (im->bytes + 255) / 256 * 256);
+    if (!im->host)
+        return false;
+#pragma omp parallel for schedule(static)
+    for (size_t block = 0; block < im->bytes; block += 65536) /* guards and padding: NaN in every float dtype */
+        memset(im->host + block, 0xff, im->bytes - block < 65536 ? im->bytes - block : 65536);
+    for (int arg = 0; arg < op->args; arg++) {
+        if (!im->length[arg] || !(op->arg[arg].role & RIDGE_IN))
+            continue;
+        fill_operand(c, im, arg, seed, first);
+        first = false;
+    }
+    return true;
+}
+
+void image_free(image *im)
+{
+    free(im->host);
+    im->host = NULL;
+}
+
+ridge_call image_call(const image *im, void *base)
+{
+    ridge_call call = im->call;
+
+    for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++)
+        if (call.arg[arg].dtype != RIDGE_NONE)
+            call.arg[arg].data = (unsigned char *)base + im->offset[arg];
+    return call;
+}
+
+/* ------------------------------------------------------------------------------------------------------ comparison */
+
+ridge_status image_reference(const image *im, unsigned char *expected)
+{
+    ridge_device *cpu;
+    ridge_call call = image_call(im, expected);
+    ridge_status status = ridge_open("cpu:c", &cpu);
+    size_t bytes = 0;
+    void *workspace = NULL;
+
+    if (status)
+        return status;
+    memcpy(expected, im->host, im->bytes);
+    call.kernel = NULL;
+    status = ridge_workspace_bytes(cpu, &call, &bytes);
+    if (!status && bytes)
+        workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (!status)
+        status = ridge_run(cpu, &call, workspace, workspace ? bytes : 0, NULL);
+    free(workspace);
+    ridge_close(cpu);
+    return status;
+}
+
+/* Names the place of byte `at`: "out[3,17]", "the guard after up". */
+static void place_name(const image *im, size_t at, char *text, size_t size, int *arg_out, size_t *element)
+{
+    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    int before = -1;
+
+    *arg_out = -1;
+    for (int pass = 0; pass < 2; pass++) /* outputs first: an aliased byte belongs to the output */
+        for (int arg = 0; arg < op->args; arg++) {
+            size_t bytes = ridge_dtype_size(im->call.arg[arg].dtype);
+            int64_t rows, cols, pitch;
+
+            if (!im->length[arg] || (pass == 0) != !!(op->arg[arg].role & RIDGE_OUT))
+                continue;
+            if (im->offset[arg] <= at && (before < 0 || im->offset[arg] > im->offset[before]))
+                before = arg;
+            op->extent(&im->call, arg, &rows, &cols);
+            pitch = im->call.arg[arg].stride ? im->call.arg[arg].stride : cols;
+            if (at >= im->offset[arg] && at < im->offset[arg] + im->length[arg]) {
+                int64_t index = (int64_t)((at - im->offset[arg]) / bytes);
+
+                if (index % pitch >= cols)
+                    continue;
+                *arg_out = arg;
+                *element = im->offset[arg] + (size_t)index * bytes;
+                snprintf(text, size, "%s[%" PRId64 ",%" PRId64 "]%s", op->arg[arg].name, index / pitch, index % pitch,
+                         op->arg[arg].role & RIDGE_OUT ? "" : " (an input)");
+                return;
+            }
+        }
+    snprintf(text, size, "guard or padding %zu bytes after the start of %s", before < 0 ? at : at - im->offset[before],
+             before < 0 ? "the block" : op->arg[before].name);
+}
+
+bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size)
+{
+    size_t at = 0, wrong = 0, element = 0;
+    char where[160];
+    int arg;
+
+    if (memcmp(expected, got, im->bytes) == 0)
+        return true;
+    while (expected[at] == got[at])
+        at++;
+    for (size_t i = at; i < im->bytes; i++)
+        wrong += expected[i] != got[i];
+    place_name(im, at, where, sizeof where, &arg, &element);
+    if (arg >= 0)
+        snprintf(text, size, "%s is %.9g, expected %.9g (%zu bytes differ)", where,
+                 dtype_load(got + element, im->call.arg[arg].dtype), dtype_load(expected + element, im->call.arg[arg].dtype),
+                 wrong);
+    else
+        snprintf(text, size, "wrote into the %s: 0x%02x, was 0x%02x (%zu bytes differ)", where, got[at], expected[at], wrong);
+    return false;
+}

@@ -1,0 +1,137 @@
+/* record.c: CSV records, in and out. */
+#include "record.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+const char record_header[] = "run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,"
+                             "floor_us,err,peak_bytes";
+
+enum { TEXTS = 10, NUMBERS = 8 };
+
+static void text_columns(record *r, char *text[TEXTS], size_t size[TEXTS])
+{
+    char *const at[TEXTS] = {r->run,   r->date, r->commit,  r->device,   r->driver,
+                             r->suite, r->op,   r->problem, r->provider, r->kernel};
+    const size_t room[TEXTS] = {sizeof r->run,   sizeof r->date, sizeof r->commit,  sizeof r->device,   sizeof r->driver,
+                                sizeof r->suite, sizeof r->op,   sizeof r->problem, sizeof r->provider, sizeof r->kernel};
+
+    memcpy(text, at, sizeof at);
+    memcpy(size, room, sizeof room);
+}
+
+void record_begin(record *r, const ridge_device *device)
+{
+    time_t now = time(NULL);
+    struct tm utc;
+
+    memset(r, 0, sizeof *r);
+    gmtime_r(&now, &utc);
+    strftime(r->date, sizeof r->date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    strftime(r->run, sizeof r->run, "%Y%m%dT%H%M%S", &utc);
+    snprintf(r->run + strlen(r->run), sizeof r->run - strlen(r->run), "-%d", (int)getpid());
+    snprintf(r->commit, sizeof r->commit, "%s", RIDGE_COMMIT);
+    snprintf(r->device, sizeof r->device, "%s", device->name);
+    snprintf(r->driver, sizeof r->driver, "%s", device->driver);
+    r->us = r->us_p20 = r->us_p80 = r->tflops = r->gbps = r->floor_us = r->err = r->peak_bytes = -1;
+}
+
+void record_write(FILE *to, const record *r)
+{
+    record copy = *r;
+    const double number[NUMBERS] = {r->us, r->us_p20, r->us_p80, r->tflops, r->gbps, r->floor_us, r->err, r->peak_bytes};
+    char *text[TEXTS];
+    size_t size[TEXTS];
+
+    text_columns(&copy, text, size);
+    for (int i = 0; i < TEXTS; i++) {
+        for (char *c = text[i]; *c; c++) /* no column may hold what separates columns */
+            if (*c == ',' || *c == '\n' || *c == '"')
+                *c = ' ';
+        fprintf(to, "%s%s", i ? "," : "", text[i]);
+    }
+    for (int i = 0; i < NUMBERS; i++)
+        if (number[i] < 0)
+            fputc(',', to);
+        else
+            fprintf(to, ",%.6g", number[i]);
+    fputc('\n', to);
+}
+
+FILE *record_open(const char *file)
+{
+    FILE *to = fopen(file, "a");
+
+    if (!to)
+        fprintf(stderr, "ridge: cannot write %s: %s\n", file, strerror(errno));
+    else if (ftell(to) == 0)
+        fprintf(to, "%s\n", record_header);
+    return to;
+}
+
+/* One line into r; returns NULL or what is wrong. */
+static const char *read_line(char *line, record *r)
+{
+    double *const number[NUMBERS] = {&r->us,   &r->us_p20,   &r->us_p80, &r->tflops,
+                                     &r->gbps, &r->floor_us, &r->err,    &r->peak_bytes};
+    char *text[TEXTS], *at = line, *end;
+    size_t size[TEXTS];
+
+    text_columns(r, text, size);
+    for (int i = 0; i < TEXTS + NUMBERS; i++) {
+        char *column = strsep(&at, ",");
+
+        if (!column)
+            return "too few columns";
+        if (i < TEXTS) {
+            snprintf(text[i], size[i], "%s", column);
+            continue;
+        }
+        *number[i - TEXTS] = *column ? strtod(column, &end) : -1;
+        if (*column && *end)
+            return "a figure is not a number";
+    }
+    return at ? "too many columns" : NULL;
+}
+
+bool record_read(const char *file, record **at, int *count)
+{
+    FILE *from = fopen(file, "r");
+    char *line = NULL;
+    const char *wrong = NULL;
+    size_t room = 0;
+    int number = 0;
+
+    if (!from) {
+        fprintf(stderr, "ridge: cannot read %s: %s\n", file, strerror(errno));
+        return false;
+    }
+    while (!wrong && getline(&line, &room, from) >= 0) {
+        record *grown;
+
+        line[strcspn(line, "\r\n")] = 0;
+        if (++number == 1) {
+            wrong = strcmp(line, record_header) ? "not the header of a record" : NULL;
+            continue;
+        }
+        grown = realloc(*at, (size_t)(*count + 1) * sizeof **at);
+        if (!grown) {
+            wrong = "out of memory";
+            continue;
+        }
+        *at = grown;
+        memset(&(*at)[*count], 0, sizeof **at);
+        wrong = read_line(line, &(*at)[*count]);
+        *count += !wrong;
+    }
+    if (number == 0)
+        wrong = "empty";
+    if (wrong)
+        fprintf(stderr, "%s:%d: %s\n", file, number, wrong);
+    free(line);
+    fclose(from);
+    return !wrong;
+}

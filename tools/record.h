@@ -1,0 +1,24 @@
+/* record.h: records: one CSV line per measurement, the same columns as bench/peers.py. */
+#ifndef RIDGE_RECORD_H
+#define RIDGE_RECORD_H
+
+#include <stdio.h>
+
+#include "tools.h"
+
+typedef struct record {
+    char run[40], date[24], commit[48], device[128], driver[32], suite[48], op[48], problem[256], provider[32], kernel[64];
+    double us, us_p20, us_p80, tflops, gbps, floor_us, err, peak_bytes; /* negative = not measured */
+} record;
+
+extern const char record_header[];
+
+/* run (one id per process), date, commit, device and driver; the rest is empty. */
+void record_begin(record *r, const ridge_device *device);
+void record_write(FILE *to, const record *r);
+/* Opens for appending and writes the header if the file is new; NULL with the reason on stderr. */
+FILE *record_open(const char *file);
+/* Reads a file; on a malformed one prints file:line: reason and returns false. The caller frees *at. */
+bool record_read(const char *file, record **at, int *count);
+
+#endif

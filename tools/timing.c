@@ -1,0 +1,139 @@
+/* timing.c: how long a call takes when its operands are not in cache. On CUDA a graph holds one call per copy of the
+ * operands and is replayed; on the CPU the calls run one after another. Every round times every candidate once, so that
+ * drifting clocks hit all alike. */
+#include "timing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_COPIES = 64 };
+
+bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r)
+{
+    const ridge_backend *b = device->backend;
+    size_t cache = 4 * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
+    bool good = true;
+
+    memset(r, 0, sizeof *r);
+    r->device = device;
+    r->im = im;
+    r->pitch = (im->bytes + 255) / 256 * 256;
+    r->copies = (int)(cache / r->pitch) + 1;
+    r->copies = r->copies < 2 ? 2 : r->copies > MOST_COPIES ? MOST_COPIES : r->copies;
+    room = (size_t)(0.3 * (double)device->memory_bytes);
+    while (r->copies > 1 && (size_t)r->copies * r->pitch > room)
+        r->copies--;
+    r->workspace_bytes = workspace_bytes;
+    good = b->stream_new(device, &r->stream) == RIDGE_OK &&
+           b->alloc(device, (size_t)r->copies * r->pitch, (void **)&r->memory) == RIDGE_OK &&
+           b->alloc(device, (size_t)r->copies * r->pitch, (void **)&r->scratch) == RIDGE_OK &&
+           (!workspace_bytes || b->alloc(device, workspace_bytes, &r->workspace) == RIDGE_OK) &&
+           b->upload(device, r->memory, im->host, im->bytes) == RIDGE_OK;
+    for (int i = 0; i < r->copies && good; i++)
+        good = (i == 0 || b->copy(device, r->memory + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK) &&
+               b->copy(device, r->scratch + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK;
+    return good && b->sync(device, r->stream) == RIDGE_OK;
+}
+
+void rotation_free(rotation *r)
+{
+    const ridge_backend *b = r->device->backend;
+
+    if (r->memory)
+        b->release(r->device, r->memory);
+    if (r->scratch)
+        b->release(r->device, r->scratch);
+    if (r->workspace)
+        b->release(r->device, r->workspace);
+    b->stream_free(r->device, r->stream);
+}
+
+static ridge_status call_once(const rotation *r, const candidate *c, int copy)
+{
+    size_t half = (size_t)(ridge_problem_bytes(&r->im->call) / 2) / 16 * 16;
+    unsigned char *scratch = r->scratch + (size_t)copy * r->pitch;
+    ridge_call call;
+
+    if (!c->kernel)
+        return r->device->backend->stream_copy(r->device, c->variant, scratch + half, scratch, half, r->stream);
+    call = image_call(r->im, r->memory + (size_t)copy * r->pitch);
+    call.kernel = c->kernel->name;
+    return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
+}
+
+static ridge_status call_all(const rotation *r, const candidate *c)
+{
+    ridge_status status = RIDGE_OK;
+
+    for (int i = 0; i < r->copies && !status; i++)
+        status = call_once(r, c, i);
+    return status;
+}
+
+static ridge_status time_once(const rotation *r, candidate *c, double *us)
+{
+    const ridge_backend *b = r->device->backend;
+    ridge_status status = b->mark(r->device, 0, r->stream);
+
+    if (!status)
+        status = c->graph ? b->graph_launch(r->device, c->graph, r->stream) : call_all(r, c);
+    if (!status)
+        status = b->mark(r->device, 1, r->stream);
+    if (!status)
+        status = b->sync(r->device, r->stream);
+    if (!status)
+        status = b->elapsed(r->device, 0, 1, us);
+    *us /= r->copies;
+    return status;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static void summarise(candidate *c)
+{
+    qsort(c->round, TIMING_ROUNDS, sizeof c->round[0], ascending);
+    c->us = c->round[TIMING_ROUNDS / 2];
+    c->us_p20 = c->round[TIMING_ROUNDS / 5];
+    c->us_p80 = c->round[TIMING_ROUNDS - 1 - TIMING_ROUNDS / 5];
+}
+
+bool timing_run(rotation *r, candidate *list, int count)
+{
+    const ridge_backend *b = r->device->backend;
+    ridge_status status = RIDGE_OK;
+    double us;
+
+    for (int i = 0; i < count && !status; i++) {
+        list[i].graph = NULL;
+        if (!b->graph_begin)
+            continue;
+        status = b->graph_begin(r->device, r->stream);
+        if (!status)
+            status = call_all(r, &list[i]);
+        if (!status)
+            status = b->graph_end(r->device, r->stream, &list[i].graph);
+    }
+    for (int round = -2; round < TIMING_ROUNDS && !status; round++) /* the first two only warm up */
+        for (int i = 0; i < count && !status; i++)
+            status = time_once(r, &list[i], round < 0 ? &us : &list[i].round[round]);
+    for (int i = 0; i < count; i++) {
+        summarise(&list[i]);
+        if (list[i].graph)
+            b->graph_free(r->device, list[i].graph);
+    }
+    return status == RIDGE_OK;
+}
+
+void timing_warm(rotation *r, double for_seconds)
+{
+    candidate copy = {0};
+    double start = seconds(), us;
+
+    while (seconds() - start < for_seconds && time_once(r, &copy, &us) == RIDGE_OK)
+        ;
+}

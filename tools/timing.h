@@ -1,0 +1,34 @@
+/* timing.h: candidates on rotated operands, interleaved. */
+#ifndef RIDGE_TIMING_H
+#define RIDGE_TIMING_H
+
+#include "tools.h"
+
+enum { TIMING_ROUNDS = 11, TIMING_CANDIDATES = 64 };
+
+typedef struct candidate {
+    const ridge_kernel *kernel; /* NULL: a copy of the same total bytes */
+    int variant;                /* of the copy */
+    void *graph;
+    double round[TIMING_ROUNDS];
+    double us, us_p20, us_p80;
+} candidate;
+
+/* Copies of one image on a device: enough of them that the last-level cache holds none when it is its turn. */
+typedef struct rotation {
+    const ridge_device *device;
+    const image *im;
+    unsigned char *memory, *scratch; /* scratch: what the copies copy */
+    void *workspace, *stream;
+    size_t workspace_bytes, pitch;
+    int copies;
+} rotation;
+
+bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r);
+void rotation_free(rotation *r);
+/* Times all candidates, round by round in turn, and sorts out medians and percentiles. False with ridge_error(). */
+bool timing_run(rotation *r, candidate *list, int count);
+/* Keeps the clocks up for about this long. */
+void timing_warm(rotation *r, double for_seconds);
+
+#endif

@@ -1,0 +1,117 @@
+/* tools.h: what the verbs of the CLI share. The CLI links the static library and walks its tables (src/internal.h). */
+#ifndef RIDGE_TOOLS_H
+#define RIDGE_TOOLS_H
+
+#include <stdio.h>
+
+#include "internal.h"
+
+/* ----------------------------------------------------------------------------------------------- cases and images */
+
+typedef enum fill_kind {
+    FILL_NORMAL, /* N(0,1) scaled per row by 2^-6 .. 2^6 */
+    FILL_UNIT,   /* N(0,1): what benchmarks use */
+    FILL_EDGE,   /* special values mixed with random bit patterns */
+    FILL_EVERY,  /* 16-bit dtypes: the first input counts through all 65,536 patterns */
+    FILL_PERIOD  /* rows repeat with period 64: for tensors too large for the reference */
+} fill_kind;
+
+/* One call to test or time: a problem and how its operands lie in memory. */
+typedef struct test_case {
+    ridge_call call; /* no pointers */
+    fill_kind fill;
+    int pad;         /* elements added to every row stride */
+    int shift;       /* elements by which every pointer is off its 256-byte boundary */
+    bool fused;      /* gate and up (dgate and dup) are halves of one tensor */
+    bool alias;      /* outputs lie on the inputs that they may alias */
+    int repeats;     /* > 0: run so often under load, every result bit for bit the same */
+    bool slices;     /* compare every row with a call of that row alone */
+} test_case;
+
+typedef struct case_list {
+    test_case *at;
+    int count, room;
+} case_list;
+
+typedef enum case_level { CASES_QUICK, CASES_FULL, CASES_LARGE } case_level;
+
+/* Appends the test cases of an op. */
+void cases_of(const ridge_op_row *op, case_level level, case_list *list);
+
+/* Bench and tune suites: lines "op name=value ..." under a suite's name. */
+typedef struct suite_line {
+    const char *suite;
+    const char *text;
+} suite_line;
+extern const suite_line suite_table[]; /* ends with a NULL suite */
+
+/* Text of a case, for messages: problem text and the layout. */
+void case_print(const test_case *c, char *text, size_t size);
+
+/* All operands of a case in one block of memory, with guard bands round each: the host image holds guards, inputs and
+ * poisoned outputs; a device copy of it is one upload, and a check of everything is one comparison. */
+typedef struct image {
+    ridge_call call; /* no pointers; strides set */
+    size_t bytes;
+    size_t offset[RIDGE_MAX_ARGS];
+    size_t length[RIDGE_MAX_ARGS]; /* 0 = absent */
+    unsigned char *host;
+} image;
+
+/* Offsets and size only; host is NULL. */
+void image_place(const test_case *c, image *im);
+/* Also fills the host block; false if out of memory. */
+bool image_build(const test_case *c, uint64_t seed, image *im);
+void image_free(image *im);
+/* The call with operands at base (a copy of the image, 256-byte aligned). */
+ridge_call image_call(const image *im, void *base);
+
+/* Runs the C reference row on the image; expected (im->bytes) receives the image as it must be afterwards. */
+ridge_status image_reference(const image *im, unsigned char *expected);
+/* Compares; on a mismatch writes what, where and the values into text and returns false. */
+bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
+/* The float64 bound of the op on the outputs of `got`; worst receives the largest error / bound. */
+bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size);
+
+uint64_t random_next(uint64_t *state);
+double dtype_load(const void *memory, uint32_t dtype); /* one element as a double */
+double dtype_ulp(double value, uint32_t dtype);        /* spacing of the dtype at |value| */
+
+/* -------------------------------------------------------------------------------------------------------- the verbs */
+
+typedef struct verb {
+    const char *name;
+    const char *summary;
+    int (*run)(int argc, char **argv); /* argv[0] is the verb; returns the exit status */
+} verb;
+
+int cmd_info(int argc, char **argv);
+int cmd_ops(int argc, char **argv);
+int cmd_kernels(int argc, char **argv);
+int cmd_explain(int argc, char **argv);
+int cmd_test(int argc, char **argv);
+int cmd_teeth(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_tune(int argc, char **argv);
+int cmd_compare(int argc, char **argv);
+
+/* Opens --device or says why not on stderr; NULL on failure. */
+ridge_device *device_open(const char *spec);
+/* True if name matches a pattern with * and ?, or pattern is NULL. */
+bool name_matches(const char *pattern, const char *name);
+/* Turns "op name=value ..." (words of argv) into a case; says what is wrong on stderr and returns false. */
+bool case_parse(const char *text, test_case *c);
+
+/* A progress line on a terminal, plain lines otherwise; silent if quiet. */
+typedef struct progress {
+    bool terminal, quiet;
+    double start;
+    int done, total;
+} progress;
+
+void progress_start(progress *p, int total, bool quiet);
+void progress_step(progress *p, const char *what); /* done so far, total, ETA */
+void progress_end(progress *p);
+double seconds(void);
+
+#endif
