@@ -21,6 +21,8 @@ if(RIDGE_HAVE_CUDA)
     cmake_path(GET RIDGE_CUDART PARENT_PATH cudart_dir)
     string(PREPEND RIDGE_STATIC_LIBS "-L${cudart_dir} -lcudart_static -lpthread -ldl -lrt ")
 endif()
+# Relative to where the file lies, so that an installed tree may be moved and --prefix works.
+file(RELATIVE_PATH RIDGE_PC_PREFIX /x/${CMAKE_INSTALL_LIBDIR}/pkgconfig /x)
 configure_file(cmake/ridge.pc.in ridge.pc @ONLY)
 configure_package_config_file(cmake/ridge-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/ridge-config.cmake
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ridge)

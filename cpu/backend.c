@@ -168,7 +168,7 @@ static void copy_part(int variant, char *to, const char *from, size_t bytes)
         memcpy(to + i, from + i, bytes - i);
 }
 
-/* A copy by all threads. Variant 0: memcpy. Variant 1: stores that bypass the cache (as variant 0 where there are none). */
+/* A copy by all threads. Variant 0: memcpy. Variant 1: stores that bypass the cache, where the processor has them. */
 static ridge_status cpu_stream_copy(const ridge_device *device, int variant, void *to, const void *from, size_t bytes,
                                     void *stream)
 {
@@ -227,7 +227,7 @@ static ridge_status cpu_stream_read(const ridge_device *device, int variant, con
     return RIDGE_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------- streams and clock */
+/* ------------------------------------------------------------------------------------------------ streams and clock */
 
 static ridge_status cpu_stream_new(const ridge_device *device, void **stream)
 {

@@ -1,7 +1,7 @@
 /* num.h: number formats on the CPU, and the floating-point mode that every worker runs in.
  *
- * Conversions are exact or round to nearest even, keep subnormals, and give the one canonical NaN of the format. They are
- * branch-free, so that compilers turn loops of them into packed instructions. (VCVTNEPS2BF16 is no substitute: it
+ * Conversions are exact or round to nearest even, keep subnormals, and give the one canonical NaN of the format. They
+ * are branch-free, so that compilers turn loops of them into packed instructions. (VCVTNEPS2BF16 is no substitute: it
  * flushes subnormals.) Leaves out: the 8-bit formats, which come with their ops. */
 #ifndef RIDGE_CPU_NUM_H
 #define RIDGE_CPU_NUM_H
@@ -40,7 +40,7 @@ static inline float ridge_f32_from_f16(uint16_t x)
     uint32_t sign = (uint32_t)(x & 0x8000u) << 16;
     uint32_t mag = (uint32_t)(x & 0x7fffu) << 13;
     /* As f32 bits, mag is the value times 2^-112, for subnormals of f16 too, unless it is infinity or NaN. Adding the
-     * exponent as an integer would be enough for normal numbers; for the others subtract the hidden bit that appears. */
+     * exponent as an integer does for normal numbers; for the others subtract the hidden bit that appears. */
     uint32_t normal = mag + (112u << 23);
     float small = ridge_float(normal + (1u << 23)) - 0x1p-14f;
     uint32_t u = mag < (1u << 23) ? ridge_bits(small) : normal;
@@ -59,8 +59,8 @@ static inline uint16_t ridge_f16_from_f32(float x)
     return (uint16_t)(mag > 0x7f800000u ? RIDGE_NAN_F16 : r | sign);
 }
 
-/* Sets round to nearest, no flush-to-zero, no denormals-are-zero, exceptions masked; returns the caller's mode. The work
- * between begin and end must sit behind a call that is not inlined: compilers move arithmetic across these two. */
+/* Sets round to nearest, no flush-to-zero, no denormals-are-zero, exceptions masked; returns the caller's mode. The
+ * work between begin and end must sit behind a call that is not inlined: compilers move arithmetic across these two. */
 static inline unsigned ridge_fp_begin(void)
 {
 #if defined(__SSE__)

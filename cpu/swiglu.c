@@ -1,8 +1,9 @@
-/* swiglu.c: swiglu_fwd and swiglu_bwd on the CPU: the C reference, the threads around the SIMD rows, and the kernel list.
+/* swiglu.c: swiglu_fwd and swiglu_bwd on the CPU: the C reference, the threads around the SIMD rows, and the kernel
+ * list.
  *
- * The reference is the oracle of every test: one element at a time, nothing shared with the fast rows but the formulas of
- * swiglu_math.h. The fast rows cut rows x columns into spans; a span's result depends on nothing but its own operands, so
- * that neither the cut nor the number of threads can be seen. */
+ * The reference is the oracle of every test: one element at a time, nothing shared with the fast rows but the formulas
+ * of swiglu_math.h. The fast rows cut rows x columns into spans; a span's result depends on nothing but its own
+ * operands, so that neither the cut nor the number of threads can be seen. */
 #include "num.h"
 #include "swiglu.h"
 
@@ -132,8 +133,9 @@ static void bwd_row(const ridge_call *call, int64_t row)
         store(drow, row, part[0]);
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                     const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
+                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                     size_t bytes, void *stream)
 {
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const one_row)(const ridge_call *, int64_t) = call->op == RIDGE_SWIGLU_FWD ? fwd_row : bwd_row;
@@ -172,7 +174,8 @@ static swiglu_matrix matrix(const swiglu_args *args, const ridge_operand *x, int
 /* Streaming stores pay when the outputs do not fit the cache and their lines were not just read as inputs. */
 static bool streams(const ridge_device *device, const swiglu_args *args)
 {
-    bool alias = args->out.data == args->gate.data || args->out.data == args->up.data || args->out.data == args->dout.data;
+    bool alias =
+        args->out.data == args->gate.data || args->out.data == args->up.data || args->out.data == args->dout.data;
     double bytes = (double)args->rows * (double)args->cols * args->size * (args->backward ? 2 : 1);
 
     if (args->second.data)
@@ -293,11 +296,11 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return bytes * 1e-3 / device->copy_gbps * 0.01 * kernel->param[0];
 }
 
-#define ROW(op_name, op_id, arch_name, low, percent, launcher)                                                         \
-    {                                                                                                                  \
-        .name = "cpu." op_name "." arch_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,             \
-        .contract = RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, .param = {percent},    \
-        .why_not = why_not, .cost = cost, .launch = launcher                                                           \
+#define ROW(op_name, op_id, arch_name, low, percent, launcher)                                                      \
+    {                                                                                                               \
+        .name = "cpu." op_name "." arch_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,          \
+        .contract = RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, .param = {percent}, \
+        .why_not = why_not, .cost = cost, .launch = launcher                                                        \
     }
 
 static const ridge_kernel rows[] = {

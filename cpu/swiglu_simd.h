@@ -1,11 +1,13 @@
-/* swiglu_simd.h: the SIMD rows of swiglu_fwd and swiglu_bwd, included once per instruction set with SWIGLU_SPAN defined.
+/* swiglu_simd.h: the SIMD rows of swiglu_fwd and swiglu_bwd, once per instruction set with SWIGLU_SPAN defined.
  *
- * A span of one row is worked in blocks of 256 columns that live in L1: load and widen to f32, compute, narrow and store.
- * The loops are plain C with constant trip counts, written so that gcc and clang turn them into packed instructions; the
- * formulas are those of swiglu_math.h, so the bits are the reference's. Intrinsics only where compilers have no way to
- * say it: f16 conversions and stores that bypass the cache. Leaves out: threads and argument checks (swiglu.c).
+ * A span of one row is worked in blocks of 256 columns that live in L1: load and widen to f32, compute, narrow and
+ * store. The loops are plain C with constant trip counts, written so that gcc and clang turn them into packed
+ * instructions; the formulas are those of swiglu_math.h, so the bits are the reference's. Intrinsics only where
+ * compilers have no way to say it: f16 conversions and stores that bypass the cache. Leaves out: threads and argument
+ * checks (swiglu.c).
  *
- * A block that is cut short by the end of the row is padded with zeros to whole groups of STEP columns: no scalar tail. */
+ * A block that is cut short by the end of the row is padded with zeros to whole groups of STEP columns: no scalar
+ * tail. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -28,7 +30,8 @@ typedef __m256i f16_lanes;
 static inline f16_lanes f16_from_f32(f32_lanes x)
 {
     const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32((int)RIDGE_NAN_F32));
-    return _mm512_cvtps_ph(_mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan), _MM_FROUND_TO_NEAREST_INT);
+    return _mm512_cvtps_ph(_mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan),
+                           _MM_FROUND_TO_NEAREST_INT);
 }
 #else
 enum { STEP = 32, VECTOR_BYTES = 32, LANES = 8 };
@@ -63,9 +66,10 @@ typedef struct lanes {
     uint16_t half[2][BLOCK];
 } lanes;
 
-/* for (j = 0; j < n; j++), n a multiple of STEP. The inner trip count is constant: no tail, and unrolled by the compiler. */
-#define FOR_LANES(j, n)                                                                                                \
-    for (int j##_step = 0; j##_step < (n); j##_step += STEP)                                                           \
+/* for (j = 0; j < n; j++), n a multiple of STEP. The inner trip count is constant: no tail, and unrolled by the
+ * compiler. */
+#define FOR_LANES(j, n)                                      \
+    for (int j##_step = 0; j##_step < (n); j##_step += STEP) \
         for (int j = j##_step; j < j##_step + STEP; j++)
 
 /* ---------------------------------------------------------------------------------------------------------- compute */
@@ -74,12 +78,15 @@ typedef struct lanes {
 static inline __attribute__((always_inline)) void fwd_plain(uint32_t act, lanes *l, int n)
 {
     FOR_LANES(j, n)
+    {
         l->y0[j] = ridge_act_fwd(act, l->a[j], 1.0f) * l->b[j];
+    }
 }
 
 static inline __attribute__((always_inline)) void bwd_plain(uint32_t act, lanes *l, int n)
 {
-    FOR_LANES(j, n) {
+    FOR_LANES(j, n)
+    {
         float dh, h = ridge_act_bwd(act, l->a[j], 1.0f, &dh);
         l->y1[j] = l->dy[j] * h;
         l->y0[j] = (l->dy[j] * l->b[j]) * dh;
@@ -91,7 +98,9 @@ static void round_lanes(uint32_t dtype, float *x, int n)
 {
     if (dtype == RIDGE_BF16)
         FOR_LANES(j, n)
+        {
             x[j] = ridge_f32_from_bf16(ridge_bf16_from_f32(x[j]));
+        }
     if (dtype == RIDGE_F16)
         for (int j = 0; j < n; j += LANES)
             store_f32(x + j, f32_from_f16(f16_from_f32(load_f32(x + j))));
@@ -101,16 +110,21 @@ static inline __attribute__((always_inline)) void fwd_general(uint32_t act, lane
                                                               ridge_swiglu_options o)
 {
     FOR_LANES(j, n)
+    {
         l->y0[j] = ridge_act_fwd(act, ridge_swiglu_gate(l->a[j], o), o.alpha);
+    }
     round_lanes(round, l->y0, n);
     FOR_LANES(j, n)
+    {
         l->y0[j] = ridge_swiglu_scale(l->y0[j] * ridge_swiglu_up(l->b[j], o), row, o);
+    }
 }
 
 static inline __attribute__((always_inline)) void bwd_general(uint32_t act, lanes *l, int n, uint32_t round, float row,
                                                               ridge_swiglu_options o)
 {
-    FOR_LANES(j, n) {
+    FOR_LANES(j, n)
+    {
         float b = ridge_swiglu_up(l->b[j], o);
         float dh, h = ridge_act_bwd(act, ridge_swiglu_gate(l->a[j], o), o.alpha, &dh);
         l->p[j] = l->dy[j] * ridge_swiglu_drow(h, b, o);
@@ -121,7 +135,8 @@ static inline __attribute__((always_inline)) void bwd_general(uint32_t act, lane
     }
     round_lanes(round, l->y0, n);
     round_lanes(round, l->y1, n);
-    FOR_LANES(j, n) {
+    FOR_LANES(j, n)
+    {
         l->y0[j] = ridge_swiglu_dgate(l->y0[j], l->dh[j], l->a[j], o);
         l->y1[j] = ridge_swiglu_dup(l->dy[j] * l->y1[j], l->b[j], o);
     }
@@ -130,24 +145,24 @@ static inline __attribute__((always_inline)) void bwd_general(uint32_t act, lane
 /* `round` is the dtype that RIDGE_ROUND_GATE(_BWD) rounds to, or RIDGE_NONE. */
 typedef void lanes_fn(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o);
 
-#define ACTIVATION(name, act)                                                                                               \
-    static void fwd_##name##_plain(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o)                 \
-    {                                                                                                                  \
-        (void)round, (void)row, (void)o;                                                                               \
-        fwd_plain(act, l, n);                                                                                          \
-    }                                                                                                                  \
-    static void bwd_##name##_plain(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o)                 \
-    {                                                                                                                  \
-        (void)round, (void)row, (void)o;                                                                               \
-        bwd_plain(act, l, n);                                                                                          \
-    }                                                                                                                  \
-    static void fwd_##name(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o)                         \
-    {                                                                                                                  \
-        fwd_general(act, l, n, round, row, o);                                                                         \
-    }                                                                                                                  \
-    static void bwd_##name(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o)                         \
-    {                                                                                                                  \
-        bwd_general(act, l, n, round, row, o);                                                                         \
+#define ACTIVATION(name, act)                                                                          \
+    static void fwd_##name##_plain(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o) \
+    {                                                                                                  \
+        (void)round, (void)row, (void)o;                                                               \
+        fwd_plain(act, l, n);                                                                          \
+    }                                                                                                  \
+    static void bwd_##name##_plain(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o) \
+    {                                                                                                  \
+        (void)round, (void)row, (void)o;                                                               \
+        bwd_plain(act, l, n);                                                                          \
+    }                                                                                                  \
+    static void fwd_##name(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o)         \
+    {                                                                                                  \
+        fwd_general(act, l, n, round, row, o);                                                         \
+    }                                                                                                  \
+    static void bwd_##name(lanes *l, int n, uint32_t round, float row, ridge_swiglu_options o)         \
+    {                                                                                                  \
+        bwd_general(act, l, n, round, row, o);                                                         \
     }
 
 ACTIVATION(silu, RIDGE_SILU)
@@ -174,11 +189,12 @@ static inline int whole_steps(int n)
     return (n + STEP - 1) / STEP * STEP;
 }
 
-/* Two bf16 are one word: the even column is its low half, the odd one its high half, which already is an f32 once the low
- * half is cleared. Splitting even from odd columns so costs half the instructions of widening them in order. */
+/* Two bf16 are one word: the even column is its low half, the odd one its high half, which already is an f32 once the
+ * low half is cleared. Splitting even from odd columns so costs half the instructions of widening them in order. */
 static void widen_split(float *restrict even, float *restrict odd, const any_pair *restrict from, int n)
 {
-    const int pairs = n / STEP * (STEP / 2); /* shows that there is no tail; short inner loops clang 14 unrolls instead */
+    const int pairs =
+        n / STEP * (STEP / 2); /* shows that there is no tail; short inner loops clang 14 unrolls instead */
 
     for (int j = 0; j < pairs; j++) {
         uint32_t u = from[j];
@@ -218,7 +234,9 @@ static void narrow_f16(char *to, const float *from, int n)
 static void canonical_f32(float *x, int n)
 {
     FOR_LANES(j, n)
+    {
         x[j] = ridge_f32_canonical(x[j]);
+    }
 }
 
 /* In column order: interleaved operands, whose pairs already are the split. */
@@ -228,7 +246,9 @@ static void widen(uint32_t dtype, float *to, const uint16_t *from, int n)
         widen_f16(to, (const char *)from, n);
     else
         FOR_LANES(j, n)
+        {
             to[j] = ridge_f32_from_bf16(from[j]);
+        }
 }
 
 static void narrow(uint32_t dtype, uint16_t *restrict to, const float *restrict from, int n)
@@ -237,11 +257,14 @@ static void narrow(uint32_t dtype, uint16_t *restrict to, const float *restrict 
         narrow_f16((char *)to, from, n);
     else
         FOR_LANES(j, n)
+        {
             to[j] = ridge_bf16_from_f32(from[j]);
+        }
 }
 
-/* n elements at `from` become f32, zeros up to whole steps. Whole vectors are stored where whole vectors will be loaded:
- * after memcpy, whose stores are narrower, the loads would wait for L1 (relu2, f32: 23 GB/s instead of 40 on Zen 4). */
+/* n elements at `from` become f32, zeros up to whole steps. Whole vectors are stored where whole vectors will be
+ * loaded: after memcpy, whose stores are narrower, the loads would wait for L1 (relu2, f32: 28 GB/s instead of 45 on
+ * Zen 4). */
 static void load_block(uint32_t dtype, bool split, float *to, const char *from, int n, uint16_t *half)
 {
     int whole = whole_steps(n);
@@ -274,17 +297,20 @@ static void load_pairs(uint32_t dtype, lanes *l, const char *from, int n)
     memcpy(l->pair, from, (size_t)n * pair);
     memset((char *)l->pair + (size_t)n * pair, 0, (size_t)(whole - n) * pair);
     if (dtype == RIDGE_F32) {
-        FOR_LANES(j, whole) {
+        FOR_LANES(j, whole)
+        {
             l->a[j] = ridge_float(l->pair[2 * j]);
             l->b[j] = ridge_float(l->pair[2 * j + 1]);
         }
     } else if (dtype == RIDGE_BF16) {
-        FOR_LANES(j, whole) {
+        FOR_LANES(j, whole)
+        {
             l->a[j] = ridge_float(l->pair[j] << 16);
             l->b[j] = ridge_float(l->pair[j] & 0xffff0000u);
         }
     } else {
-        FOR_LANES(j, whole) {
+        FOR_LANES(j, whole)
+        {
             l->half[0][j] = (uint16_t)l->pair[j];
             l->half[1][j] = (uint16_t)(l->pair[j] >> 16);
         }
@@ -330,7 +356,8 @@ static void store_pairs(uint32_t dtype, char *to, lanes *l, int n, bool stream)
     int whole = whole_steps(n);
 
     if (dtype == RIDGE_F32) {
-        FOR_LANES(j, whole) {
+        FOR_LANES(j, whole)
+        {
             l->pair[2 * j] = ridge_bits(ridge_f32_canonical(l->y0[j]));
             l->pair[2 * j + 1] = ridge_bits(ridge_f32_canonical(l->y1[j]));
         }
@@ -339,17 +366,21 @@ static void store_pairs(uint32_t dtype, char *to, lanes *l, int n, bool stream)
     }
     if (dtype == RIDGE_BF16) {
         FOR_LANES(j, whole)
+        {
             l->pair[j] = bf16_upper(l->y0[j]) >> 16 | (bf16_upper(l->y1[j]) & 0xffff0000u);
+        }
     } else {
         narrow_f16((char *)l->half[0], l->y0, whole);
         narrow_f16((char *)l->half[1], l->y1, whole);
         FOR_LANES(j, whole)
+        {
             l->pair[j] = l->half[0][j] | (uint32_t)l->half[1][j] << 16;
+        }
     }
     put(to, l->pair, (size_t)n * 4, stream);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- spans */
+/* ----------------------------------------------------------------------------------------------------------- spans */
 
 /* Adds the terms of columns j0..j0+n-1 (j0 a multiple of BLOCK) to the partials they belong to. A partial never is -0,
  * so that the zeros put after column n leave it as it is. */

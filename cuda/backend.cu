@@ -6,11 +6,11 @@
 #include "host.cuh"
 #include "ptx.cuh"
 
-#define TRY(call, what)                                                                                                \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess)                                                                                     \
-            return host_fail(error_, what);                                                                            \
+#define TRY(call, what)                     \
+    do {                                    \
+        cudaError_t error_ = (call);        \
+        if (error_ != cudaSuccess)          \
+            return host_fail(error_, what); \
     } while (0)
 
 /* ---------------------------------------------------------------------------------------------------------- devices */
@@ -47,8 +47,8 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
     compute = prop.major * 10 + prop.minor;
     device->arch = arch_of(compute);
     if (device->arch == RIDGE_ARCHS)
-        return ridge_fail(RIDGE_ERR_DEVICE, "CUDA device %d (%s) is sm%d; this build begins at sm80", ordinal, prop.name,
-                          compute);
+        return ridge_fail(RIDGE_ERR_DEVICE, "CUDA device %d (%s) is sm%d; this build begins at sm80", ordinal,
+                          prop.name, compute);
     device->ordinal = ordinal;
     device->units = prop.multiProcessorCount;
     device->l2_bytes = prop.l2CacheSize;
@@ -238,7 +238,8 @@ static __device__ uint32_t read_sink;
 enum { READ_VARIANTS = 8, COPY_VARIANTS = 3 };
 
 /* Variants: 256 or 512 threads, 1, 2, 4 or 8 blocks a multiprocessor. */
-static ridge_status cuda_stream_read(const ridge_device *device, int variant, const void *memory, size_t bytes, void *stream)
+static ridge_status cuda_stream_read(const ridge_device *device, int variant, const void *memory, size_t bytes,
+                                     void *stream)
 {
     int threads = variant & 1 ? 512 : 256, blocks = device->units << (variant >> 1);
     uint32_t *sink;
@@ -270,8 +271,8 @@ static ridge_status cuda_empty(const ridge_device *, void *stream)
 }
 
 extern "C" const ridge_backend ridge_cuda_backend = {
-    "cuda",          cuda_count,       cuda_open,        cuda_alloc,       cuda_release,     cuda_upload,
-    cuda_download,   cuda_copy,        cuda_stream_new,  cuda_stream_free, cuda_sync,        cuda_graph_begin,
-    cuda_graph_end,  cuda_graph_launch, cuda_graph_free, cuda_mark,        cuda_elapsed,     READ_VARIANTS,
-    cuda_stream_read, COPY_VARIANTS,   cuda_stream_copy, cuda_empty,
+    "cuda",           cuda_count,        cuda_open,        cuda_alloc,       cuda_release, cuda_upload,
+    cuda_download,    cuda_copy,         cuda_stream_new,  cuda_stream_free, cuda_sync,    cuda_graph_begin,
+    cuda_graph_end,   cuda_graph_launch, cuda_graph_free,  cuda_mark,        cuda_elapsed, READ_VARIANTS,
+    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,
 };

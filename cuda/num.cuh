@@ -83,7 +83,8 @@ template <int DTYPE> static __device__ __forceinline__ uint4 num_pack(const floa
     uint32_t taint;
 
     if (DTYPE == RIDGE_F32)
-        return make_uint4(num_canonical_f32(x[0]), num_canonical_f32(x[1]), num_canonical_f32(x[2]), num_canonical_f32(x[3]));
+        return make_uint4(num_canonical_f32(x[0]), num_canonical_f32(x[1]), num_canonical_f32(x[2]),
+                          num_canonical_f32(x[3]));
     v = make_uint4(num_pack2<DTYPE>(x[0], x[1]), num_pack2<DTYPE>(x[2], x[3]), num_pack2<DTYPE>(x[4], x[5]),
                    num_pack2<DTYPE>(x[6], x[7]));
     if (DTYPE == RIDGE_BF16)

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* 16 bytes that this thread reads once: they do not displace lines that others read again. Not .nc: the caller may write
- * the same address later in this kernel (outputs may lie on inputs). */
+/* 16 bytes that this thread reads once: they do not displace lines that others read again. Not .nc: the caller may
+ * write the same address later in this kernel (outputs may lie on inputs). */
 static __device__ __forceinline__ uint4 ptx_load_once(const void *p)
 {
     uint4 v;
@@ -19,7 +19,10 @@ static __device__ __forceinline__ uint4 ptx_load_once(const void *p)
 /* 16 bytes that nobody reads soon. */
 static __device__ __forceinline__ void ptx_store_once(void *p, uint4 v)
 {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 /* (hi, lo) to two bf16, round to nearest even. NaN becomes 7FFF. */

@@ -1,10 +1,10 @@
-/* swiglu.cuh: what swiglu_fwd.cu and swiglu_bwd.cu share: the argument of their kernels, groups of columns in and out, and
- * how a kernel row's geometry becomes a grid. The formulas are src/swiglu_math.h's, so all rows give the same bits.
+/* swiglu.cuh: what swiglu_fwd.cu and swiglu_bwd.cu share: the argument of their kernels, groups of columns in and out,
+ * and how a kernel row's geometry becomes a grid. The formulas are src/swiglu_math.h's, so all rows give the same bits.
  *
- * Geometry. A unit is one tile of columns of one row; a block of threads works through its unit in groups of 8 columns a
- * thread (4 for f32 in the plain kernels), the loads of several groups in flight before the first is used. The rows of the
- * table differ in the unit only: a whole row, a tile of 512 to 4096 columns, or, for packed operands, a stretch of the
- * whole tensor taken as one long row (flat), which is aligned whatever the width. */
+ * Geometry. A unit is one tile of columns of one row; a block of threads works through its unit in groups of 8 columns
+ * a thread (4 for f32 in the plain kernels), the loads of several groups in flight before the first is used. The rows
+ * of the table differ in the unit only: a whole row, a tile of 512 to 4096 columns, or, for packed operands, a stretch
+ * of the whole tensor taken as one long row (flat), which is aligned whatever the width. */
 #ifndef RIDGE_SWIGLU_CUH
 #define RIDGE_SWIGLU_CUH
 
@@ -140,7 +140,8 @@ static inline bool swiglu_is_plain(const ridge_problem *problem)
 static inline const char *swiglu_why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const bool backward = problem->op == RIDGE_SWIGLU_BWD;
-    const bool scaled = problem->dtype[backward ? (int)RIDGE_SWIGLU_BWD_ROW_SCALE : (int)RIDGE_SWIGLU_FWD_ROW_SCALE] != RIDGE_NONE;
+    const bool scaled =
+        problem->dtype[backward ? (int)RIDGE_SWIGLU_BWD_ROW_SCALE : (int)RIDGE_SWIGLU_FWD_ROW_SCALE] != RIDGE_NONE;
     const bool drow = backward && problem->dtype[RIDGE_SWIGLU_BWD_DROW] != RIDGE_NONE;
     const int64_t rows = problem->dim[0], cols = problem->dim[1], most = 0x7fffffff;
 

@@ -1,7 +1,8 @@
 /* swiglu_bwd.cu: dgate and dup from dout and the saved gate and up on CUDA; h is computed again, not saved.
  *
- *     dy = (dout * down_mul) * row_scale[row];  dup = dy * h;  dgate = ((dy * b) * g) * act'(a')      (src/swiglu_math.h)
- *     drow[row] = sum over columns of dout * ((h * b) * down_mul), in the order of RIDGE_DROW_GROUP and RIDGE_DROW_PARTS
+ *     dy = (dout * down_mul) * row_scale[row];  dup = dy * h;  dgate = ((dy * b) * g) * act'(a') (src/swiglu_math.h)
+ *     drow[row] = sum over columns of dout * ((h * b) * down_mul), in the order of RIDGE_DROW_GROUP and
+ * RIDGE_DROW_PARTS
  *
  * Moves 5 tensors' bytes (3 read, 2 written) and is bound by them. docs/measured.md has the rates. */
 #include "swiglu.cuh"
@@ -38,7 +39,8 @@ static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_bwd_plain(co
     const char *gate = swiglu_at<DTYPE>(p.gate, unit.row, first), *up = swiglu_at<DTYPE>(p.up, unit.row, first);
     const char *dout = swiglu_at<DTYPE>(p.dout, unit.row, first);
     char *dgate = swiglu_at<DTYPE>(p.out, unit.row, first), *dup = swiglu_at<DTYPE>(p.second, unit.row, first);
-    int64_t left = (unit.end - unit.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the unit */
+    int64_t left =
+        (unit.end - unit.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the unit */
     int64_t at = 0;
 
     ptx_grid_wait();
@@ -58,8 +60,8 @@ static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_bwd_plain(co
         at += U * step;
     }
     for (; U > 1 && left > 0; left -= blockDim.x, at += step)
-        swiglu_bwd_group<DTYPE, ACT>(ptx_load_once(dout + at), ptx_load_once(gate + at), ptx_load_once(up + at), dgate + at,
-                                     dup + at);
+        swiglu_bwd_group<DTYPE, ACT>(ptx_load_once(dout + at), ptx_load_once(gate + at), ptx_load_once(up + at),
+                                     dgate + at, dup + at);
     /* The last group of a row whose width is no multiple of V: one thread an element. */
     for (int64_t col = unit.end / V * V + threadIdx.x; col < unit.end; col += blockDim.x) {
         float y = num_load<DTYPE>(swiglu_at<DTYPE>(p.dout, unit.row, col), 0), dh;
@@ -148,15 +150,15 @@ static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_bwd_general(
 /* Groups in flight of the wide plain kernel. */
 enum { WIDE = 3 };
 
-#define BY_KIND(DTYPE, ACT)                                                                                            \
-    {                                                                                                                  \
-        (const void *)swiglu_bwd_plain<DTYPE, ACT, 1>, (const void *)swiglu_bwd_plain<DTYPE, ACT, WIDE>,                 \
-            (const void *)swiglu_bwd_general<DTYPE, ACT>                                                                \
+#define BY_KIND(DTYPE, ACT)                                                                              \
+    {                                                                                                    \
+        (const void *)swiglu_bwd_plain<DTYPE, ACT, 1>, (const void *)swiglu_bwd_plain<DTYPE, ACT, WIDE>, \
+            (const void *)swiglu_bwd_general<DTYPE, ACT>                                                 \
     }
-#define BY_ACT(DTYPE)                                                                                                  \
-    {                                                                                                                  \
-        BY_KIND(DTYPE, RIDGE_SILU), BY_KIND(DTYPE, RIDGE_GELU_TANH), BY_KIND(DTYPE, RIDGE_GELU_ERF),                   \
-            BY_KIND(DTYPE, RIDGE_RELU2)                                                                                \
+#define BY_ACT(DTYPE)                                                                                \
+    {                                                                                                \
+        BY_KIND(DTYPE, RIDGE_SILU), BY_KIND(DTYPE, RIDGE_GELU_TANH), BY_KIND(DTYPE, RIDGE_GELU_ERF), \
+            BY_KIND(DTYPE, RIDGE_RELU2)                                                              \
     }
 
 /* [f32, f16, bf16][activation][plain with one group in flight, with WIDE groups, general] */
@@ -198,18 +200,18 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                        dim3(blocks), threads, &p, stream);
 }
 
-#define ROW(name, tile, threads, groups, percent)                                                                      \
-    {                                                                                                                  \
-        "cuda.swiglu_bwd." name, RIDGE_SWIGLU_BWD, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, SWIGLU_CONTRACT, 0,              \
-            {tile, threads, groups, percent}, swiglu_why_not, NULL, swiglu_cost, launch                                \
+#define ROW(name, tile, threads, groups, percent)                                                         \
+    {                                                                                                     \
+        "cuda.swiglu_bwd." name, RIDGE_SWIGLU_BWD, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, SWIGLU_CONTRACT, 0, \
+            {tile, threads, groups, percent}, swiglu_why_not, NULL, swiglu_cost, launch                   \
     }
 
 /* param: tile, threads, groups a thread has in flight, percent of the bytes' time at the copy rate (measured on H200,
  * docs/measured.md). */
 static const ridge_kernel rows[] = {
-    ROW("flat3", SWIGLU_FLAT, 64, WIDE, 99),   ROW("flat1", SWIGLU_FLAT, 128, 1, 108),
-    ROW("tile1024", 1024, 128, 1, 110),        ROW("tile512", 512, 64, 1, 110),
-    ROW("tile2048", 2048, 64, WIDE, 104),      ROW("tile4096", 4096, 128, WIDE, 104),
+    ROW("flat3", SWIGLU_FLAT, 64, WIDE, 99), ROW("flat1", SWIGLU_FLAT, 128, 1, 108),
+    ROW("tile1024", 1024, 128, 1, 110),      ROW("tile512", 512, 64, 1, 110),
+    ROW("tile2048", 2048, 64, WIDE, 104),    ROW("tile4096", 4096, 128, WIDE, 104),
     ROW("row", SWIGLU_ROW, 256, WIDE, 104),
 };
 

@@ -2,8 +2,8 @@
  *
  *     out = ((h * b) * down_mul) * row_scale[row],  h = act(a')        (src/swiglu_math.h)
  *
- * Moves 3 tensors' bytes (2 read, 1 written) and is bound by them: about 30 instructions an element for SiLU, of which 26
- * are the exact exponential and division. docs/measured.md has the rates. */
+ * Moves 3 tensors' bytes (2 read, 1 written) and is bound by them: about 30 instructions an element for SiLU, of which
+ * 26 are the exact exponential and division. docs/measured.md has the rates. */
 #include "swiglu.cuh"
 
 /* One group of 16 bytes a tensor. */
@@ -30,7 +30,8 @@ static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_fwd_plain(co
     const int64_t first = unit.begin + threadIdx.x * V;
     const char *gate = swiglu_at<DTYPE>(p.gate, unit.row, first), *up = swiglu_at<DTYPE>(p.up, unit.row, first);
     char *out = swiglu_at<DTYPE>(p.out, unit.row, first);
-    int64_t left = (unit.end - unit.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the unit */
+    int64_t left =
+        (unit.end - unit.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the unit */
 
     ptx_grid_wait();
     ptx_grid_release();
@@ -101,15 +102,15 @@ static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_fwd_general(
 /* Groups in flight of the wide plain kernel. */
 enum { WIDE = 4 };
 
-#define BY_KIND(DTYPE, ACT)                                                                                            \
-    {                                                                                                                  \
-        (const void *)swiglu_fwd_plain<DTYPE, ACT, 1>, (const void *)swiglu_fwd_plain<DTYPE, ACT, WIDE>,                 \
-            (const void *)swiglu_fwd_general<DTYPE, ACT>                                                                \
+#define BY_KIND(DTYPE, ACT)                                                                              \
+    {                                                                                                    \
+        (const void *)swiglu_fwd_plain<DTYPE, ACT, 1>, (const void *)swiglu_fwd_plain<DTYPE, ACT, WIDE>, \
+            (const void *)swiglu_fwd_general<DTYPE, ACT>                                                 \
     }
-#define BY_ACT(DTYPE)                                                                                                  \
-    {                                                                                                                  \
-        BY_KIND(DTYPE, RIDGE_SILU), BY_KIND(DTYPE, RIDGE_GELU_TANH), BY_KIND(DTYPE, RIDGE_GELU_ERF),                   \
-            BY_KIND(DTYPE, RIDGE_RELU2)                                                                                \
+#define BY_ACT(DTYPE)                                                                                \
+    {                                                                                                \
+        BY_KIND(DTYPE, RIDGE_SILU), BY_KIND(DTYPE, RIDGE_GELU_TANH), BY_KIND(DTYPE, RIDGE_GELU_ERF), \
+            BY_KIND(DTYPE, RIDGE_RELU2)                                                              \
     }
 
 /* [f32, f16, bf16][activation][plain with one group in flight, with WIDE groups, general] */
@@ -148,18 +149,18 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                        dim3(blocks), threads, &p, stream);
 }
 
-#define ROW(name, tile, threads, groups, percent)                                                                      \
-    {                                                                                                                  \
-        "cuda.swiglu_fwd." name, RIDGE_SWIGLU_FWD, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, SWIGLU_CONTRACT, 0,              \
-            {tile, threads, groups, percent}, swiglu_why_not, NULL, swiglu_cost, launch                                \
+#define ROW(name, tile, threads, groups, percent)                                                         \
+    {                                                                                                     \
+        "cuda.swiglu_fwd." name, RIDGE_SWIGLU_FWD, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, SWIGLU_CONTRACT, 0, \
+            {tile, threads, groups, percent}, swiglu_why_not, NULL, swiglu_cost, launch                   \
     }
 
 /* param: tile, threads, groups a thread has in flight, percent of the bytes' time at the copy rate (measured on H200,
  * docs/measured.md). */
 static const ridge_kernel rows[] = {
-    ROW("flat4", SWIGLU_FLAT, 64, WIDE, 99),   ROW("flat1", SWIGLU_FLAT, 128, 1, 110),
-    ROW("tile1024", 1024, 128, 1, 111),        ROW("tile512", 512, 64, 1, 167),
-    ROW("tile2048", 2048, 64, WIDE, 104),      ROW("tile4096", 4096, 128, WIDE, 104),
+    ROW("flat4", SWIGLU_FLAT, 64, WIDE, 99), ROW("flat1", SWIGLU_FLAT, 128, 1, 110),
+    ROW("tile1024", 1024, 128, 1, 111),      ROW("tile512", 512, 64, 1, 167),
+    ROW("tile2048", 2048, 64, WIDE, 104),    ROW("tile4096", 4096, 128, WIDE, 104),
     ROW("row", SWIGLU_ROW, 256, WIDE, 104),
 };
 

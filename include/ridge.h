@@ -6,9 +6,9 @@
  *     if (ridge_run(dev, &call, NULL, 0, stream) != RIDGE_OK) puts(ridge_error());
  *     ridge_close(dev);
  *
- * A *builder* (ridge_swiglu_fwd) describes a call; ridge_run validates it, picks one kernel of the table and launches it
- * on the caller's stream. Nothing on that path allocates, synchronises, reads the environment or changes the current CUDA
- * device, and every call can be captured into a CUDA graph. A device is immutable and may be used by any number of
+ * A *builder* (ridge_swiglu_fwd) describes a call; ridge_run validates it, picks one kernel of the table and launches
+ * it on the caller's stream. Nothing on that path allocates, synchronises, reads the environment or changes the current
+ * CUDA device, and every call can be captured into a CUDA graph. A device is immutable and may be used by any number of
  * threads; two calls in flight need two workspaces. The library never prints (unless RIDGE_LOG asks), aborts or exits.
  *
  * Environment, read by ridge_open only:
@@ -49,7 +49,8 @@ typedef enum ridge_status {
     RIDGE_ERR_FILE         /* a file is malformed or cannot be read */
 } ridge_status;
 
-/* This thread's last message: op, operand, value. Empty before the first error. Valid until this thread's next error. */
+/* This thread's last message: op, operand, value. Empty before the first error. Valid until this thread's next error.
+ */
 RIDGE_API const char *ridge_error(void);
 
 /* "RIDGE_OK", "RIDGE_ERR_ARG", ... */
@@ -109,12 +110,7 @@ typedef enum ridge_dtype {
     RIDGE_DTYPES
 } ridge_dtype;
 
-typedef enum ridge_op {
-    RIDGE_OP_NONE = 0,
-    RIDGE_SWIGLU_FWD,
-    RIDGE_SWIGLU_BWD,
-    RIDGE_OPS
-} ridge_op;
+typedef enum ridge_op { RIDGE_OP_NONE = 0, RIDGE_SWIGLU_FWD, RIDGE_SWIGLU_BWD, RIDGE_OPS } ridge_op;
 
 enum { RIDGE_MAX_DIMS = 6, RIDGE_MAX_ARGS = 24 };
 
@@ -139,9 +135,9 @@ typedef struct ridge_swiglu_options {
     float limit;     /* gate <= limit, up in [-limit, limit]; default 0: no clamp */
 } ridge_swiglu_options;
 
-/* One call. Builders fill it; the layout is ABI and is checked through struct_size. Optional operands are named slots of
- * arg[], absent while their dtype is RIDGE_NONE: see ridge_set. After changing a pointer or stride by hand, nothing else
- * needs updating: the alignment class that dispatch sees is computed by ridge_run. */
+/* One call. Builders fill it; the layout is ABI and is checked through struct_size. Optional operands are named slots
+ * of arg[], absent while their dtype is RIDGE_NONE: see ridge_set. After changing a pointer or stride by hand, nothing
+ * else needs updating: the alignment class that dispatch sees is computed by ridge_run. */
 typedef struct ridge_call {
     uint32_t struct_size;
     uint32_t op;
@@ -167,10 +163,11 @@ static inline void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, cons
 /* Runs a call on `stream` (a cudaStream_t; ignored on the CPU, where the call returns when the work is done).
  * `workspace` is device memory, 256-byte aligned, contents undefined at entry; ridge_workspace_bytes says how much.
  * Errors leave every output untouched: RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED, RIDGE_ERR_WORKSPACE, RIDGE_ERR_DEVICE. */
-RIDGE_API ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace, size_t workspace_bytes,
-                                 void *stream);
+RIDGE_API ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace,
+                                 size_t workspace_bytes, void *stream);
 
-/* The workspace of the kernel that an unlimited workspace would pick. A smaller one is legal where another row can run. */
+/* The workspace of the kernel that an unlimited workspace would pick. A smaller one is legal where another row can run.
+ */
 RIDGE_API ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call, size_t *bytes);
 
 /* The name of the kernel that ridge_run would launch with this workspace size. The string is static. */
@@ -178,7 +175,7 @@ RIDGE_API ridge_status ridge_pick(const ridge_device *device, const ridge_call *
                                   const char **kernel);
 
 /* Every kernel row of the call's op with its verdict, one line each, into text (always terminated if size > 0).
- * *length (may be NULL) receives the full length. */
+ * *length (may be NULL) receives the full length. RIDGE_OK also when no row can run it: then the text says why. */
 RIDGE_API ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, char *text, size_t size,
                                      size_t *length);
 
@@ -187,25 +184,27 @@ RIDGE_API ridge_status ridge_explain(const ridge_device *device, const ridge_cal
  * Gate a, up b [rows, cols]; a' = a * gate_mul.
  *     forward    h = act(a');  out = ((h * (b + up_offset)) * down_mul) * row_scale[row]
  *     backward   dy = (dout * down_mul) * row_scale[row];  dup = dy * h;  dgate = ((dy * b) * gate_mul) * act'(a')
- * act: SiLU a' * sigmoid(alpha a'), GELU (tanh form or erf), or max(a', 0)^2. f32 arithmetic in that order, one rounding
- * to the dtype. Contract: exact (the same bits on every backend and kernel), batch-invariant. docs/numerics.md, SwiGLU.
- * Layouts: two tensors; halves of one [rows, 2 cols] (up = gate + cols, both strides 2 cols); RIDGE_INTERLEAVED.
- * An output may be exactly one of the inputs (same pointer, stride and dtype); otherwise operands must not overlap. */
+ * act: SiLU a' * sigmoid(alpha a'), GELU (tanh form or erf), or max(a', 0)^2. f32 arithmetic in that order, one
+ * rounding to the dtype. Contract: exact (the same bits on every backend and kernel), batch-invariant.
+ * docs/numerics.md, SwiGLU. Layouts: two tensors; halves of one [rows, 2 cols] (up = gate + cols, both strides 2 cols);
+ * RIDGE_INTERLEAVED. An output may be exactly one of the inputs (same pointer, stride and dtype); otherwise operands
+ * must not overlap. */
 
 #define RIDGE_SILU 0u
 #define RIDGE_GELU_TANH 0x100u
 #define RIDGE_GELU_ERF 0x200u
 #define RIDGE_RELU2 0x300u
-#define RIDGE_ACTIVATION 0x300u    /* mask of the four above */
-#define RIDGE_ROUND_GATE 0x400u    /* forward: round h to the dtype before the product, as PyTorch eager and Liger do */
+#define RIDGE_ACTIVATION 0x300u /* mask of the four above */
+#define RIDGE_ROUND_GATE 0x400u /* forward: round h to the dtype before the product, as PyTorch eager and Liger do */
 #define RIDGE_ROUND_GATE_BWD 0x800u /* backward: round h and dy * b to the dtype, as PyTorch eager does */
-#define RIDGE_INTERLEAVED 0x1000u  /* gate is [rows, 2 cols]: gate, up, gate, up, ...; up is absent (dgate, dup likewise) */
+#define RIDGE_INTERLEAVED \
+    0x1000u /* gate is [rows, 2 cols]: gate, up, gate, up, ...; up is absent (dgate, dup likewise) */
 
 enum {
-    RIDGE_SWIGLU_FWD_GATE = 0,  /* [rows, cols] bf16, f16 or f32 */
-    RIDGE_SWIGLU_FWD_UP,        /* [rows, cols], absent when interleaved */
-    RIDGE_SWIGLU_FWD_OUT,       /* [rows, cols], dtype of gate */
-    RIDGE_SWIGLU_FWD_ROW_SCALE  /* [rows] f32, optional */
+    RIDGE_SWIGLU_FWD_GATE = 0, /* [rows, cols] bf16, f16 or f32 */
+    RIDGE_SWIGLU_FWD_UP,       /* [rows, cols], absent when interleaved */
+    RIDGE_SWIGLU_FWD_OUT,      /* [rows, cols], dtype of gate */
+    RIDGE_SWIGLU_FWD_ROW_SCALE /* [rows] f32, optional */
 };
 enum {
     RIDGE_SWIGLU_BWD_DOUT = 0,  /* [rows, cols] */
@@ -214,7 +213,8 @@ enum {
     RIDGE_SWIGLU_BWD_DGATE,     /* [rows, cols] */
     RIDGE_SWIGLU_BWD_DUP,       /* [rows, cols], absent when interleaved */
     RIDGE_SWIGLU_BWD_ROW_SCALE, /* [rows] f32, optional */
-    RIDGE_SWIGLU_BWD_DROW       /* [rows] f32 output, optional: sum over columns of dout * ((h * b) * down_mul), fixed order */
+    RIDGE_SWIGLU_BWD_DROW /* [rows] f32 output, optional: sum over columns of dout * ((h * b) * down_mul), fixed order
+                           */
 };
 
 static inline void ridge_call_init(ridge_call *call, ridge_op op)
@@ -234,8 +234,8 @@ static inline void ridge_swiglu_defaults(ridge_call *call)
 }
 
 /* out = act(gate) * up, all [rows, cols] and packed; change strides, options and flags in the result. */
-static inline ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate, const void *up,
-                                          void *out)
+static inline ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate,
+                                          const void *up, void *out)
 {
     ridge_call call;
     ridge_call_init(&call, RIDGE_SWIGLU_FWD);
@@ -249,8 +249,8 @@ static inline ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtyp
 }
 
 /* dgate and dup from dout and the saved gate and up, all [rows, cols] and packed. dgate may be gate, dup may be up. */
-static inline ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *dout, const void *gate,
-                                          const void *up, void *dgate, void *dup)
+static inline ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *dout,
+                                          const void *gate, const void *up, void *dgate, void *dup)
 {
     ridge_call call;
     ridge_call_init(&call, RIDGE_SWIGLU_BWD);

@@ -1,5 +1,5 @@
-/* device.c: architectures, and opening a device: spec, pins, tuning, the rows it may run. Reads the environment; nothing
- * else in the library does. */
+/* device.c: architectures, and opening a device: spec, pins, tuning, the rows it may run. Reads the environment;
+ * nothing else in the library does. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,8 +47,8 @@ static ridge_status open_backend(ridge_device *device, int id, int ordinal)
     if (count == 0)
         return ridge_fail(RIDGE_ERR_DEVICE, "no %s device: %s", backend->name, reason);
     if (ordinal >= count)
-        return ridge_fail(RIDGE_ERR_DEVICE, "no %s device %d: there %s %d", backend->name, ordinal, count == 1 ? "is" : "are",
-                          count);
+        return ridge_fail(RIDGE_ERR_DEVICE, "no %s device %d: there %s %d", backend->name, ordinal,
+                          count == 1 ? "is" : "are", count);
     device->backend = backend;
     device->backend_id = (ridge_backend_id)id;
     return backend->open(device, ordinal);
@@ -125,7 +125,8 @@ static ridge_status read_pins(ridge_device *device, const char *text)
         const ridge_kernel *kernel = name < length ? ridge_kernel_find(text + name + 1, length - name - 1) : NULL;
 
         if (!op)
-            return ridge_fail(RIDGE_ERR_ARG, "RIDGE_KERNEL: unknown op in '%.*s'", (int)(length < 99 ? length : 99), text);
+            return ridge_fail(RIDGE_ERR_ARG, "RIDGE_KERNEL: unknown op in '%.*s'", (int)(length < 99 ? length : 99),
+                              text);
         if (!kernel || kernel->op != ridge_op_id(op))
             return ridge_fail(RIDGE_ERR_ARG, "RIDGE_KERNEL: %s has no kernel named in '%.*s'", op->name,
                               (int)(length < 99 ? length : 99), text);

@@ -23,8 +23,9 @@ ridge_status ridge_fail(ridge_status status, const char *format, ...)
 
 const char *ridge_status_name(ridge_status status)
 {
-    static const char *const name[] = {"RIDGE_OK",          "RIDGE_ERR_ARG",    "RIDGE_ERR_UNSUPPORTED",
-                                       "RIDGE_ERR_WORKSPACE", "RIDGE_ERR_DEVICE", "RIDGE_ERR_FILE"};
+    static const char *const name[] = {
+        "RIDGE_OK",         "RIDGE_ERR_ARG", "RIDGE_ERR_UNSUPPORTED", "RIDGE_ERR_WORKSPACE",
+        "RIDGE_ERR_DEVICE", "RIDGE_ERR_FILE"};
     unsigned index = (unsigned)status;
 
     return index < sizeof name / sizeof name[0] ? name[index] : "RIDGE_ERR_UNKNOWN";
@@ -35,5 +36,6 @@ const char *ridge_status_name(ridge_status status)
 
 const char *ridge_version(void)
 {
-    return RIDGE_STRING(RIDGE_VERSION_MAJOR) "." RIDGE_STRING(RIDGE_VERSION_MINOR) "." RIDGE_STRING(RIDGE_VERSION_PATCH);
+    return RIDGE_STRING(RIDGE_VERSION_MAJOR) "." RIDGE_STRING(RIDGE_VERSION_MINOR) "." RIDGE_STRING(
+        RIDGE_VERSION_PATCH);
 }

@@ -1,10 +1,11 @@
 /* exact.h: the transcendental functions of every op that promises `exact`.
  *
- * One source for C and CUDA: fixed sequences of correctly rounded add, mul, fma, division and integer operations, so that
- * the same input gives the same bits on every backend. Nothing here calls libm or libdevice. Compile C with
+ * One source for C and CUDA: fixed sequences of correctly rounded add, mul, fma, division and integer operations, so
+ * that the same input gives the same bits on every backend. Nothing here calls libm or libdevice. Compile C with
  * -ffp-contract=off and CUDA with -fmad=false: an fma is used exactly where fmaf is written.
- * Leaves out: dtype conversions (cpu/num.h, cuda/num.cuh) and the formulas of the ops (cpu/ and cuda/, one file per op).
- * Coefficients: our own minimax fits in 40-digit arithmetic, rounded to f32; docs/numerics.md states the errors. */
+ * Leaves out: dtype conversions (cpu/num.h, cuda/num.cuh) and the formulas of the ops (cpu/ and cuda/, one file per
+ * op). Coefficients: our own minimax fits in 40-digit arithmetic, rounded to f32; docs/numerics.md states the errors.
+ */
 #ifndef RIDGE_EXACT_H
 #define RIDGE_EXACT_H
 
@@ -22,7 +23,10 @@ RIDGE_FN uint32_t ridge_bits(float x)
 #ifdef __CUDA_ARCH__
     return __float_as_uint(x);
 #else
-    union { float f; uint32_t u; } v;
+    union {
+        float f;
+        uint32_t u;
+    } v;
     v.f = x;
     return v.u;
 #endif
@@ -33,7 +37,10 @@ RIDGE_FN float ridge_float(uint32_t u)
 #ifdef __CUDA_ARCH__
     return __uint_as_float(u);
 #else
-    union { float f; uint32_t u; } v;
+    union {
+        float f;
+        uint32_t u;
+    } v;
     v.u = u;
     return v.f;
 #endif
@@ -46,16 +53,6 @@ RIDGE_FN float ridge_fma(float a, float b, float c)
     return __fmaf_rn(a, b, c);
 #else
     return __builtin_fmaf(a, b, c);
-#endif
-}
-
-/* The larger of x and lo; lo for NaN. */
-RIDGE_FN float ridge_max(float x, float lo)
-{
-#ifdef __CUDA_ARCH__
-    return fmaxf(x, lo);
-#else
-    return x > lo ? x : lo;
 #endif
 }
 
@@ -82,16 +79,20 @@ RIDGE_FN float ridge_rcp(float d)
 #endif
 }
 
-/* exp(x) for x <= 0, error <= 0.86 ulp of a normal result, subnormals rounded once more; 0 from -104 down and
- * for NaN. x = n ln2 + r; the degree-6 polynomial of r is scaled by 2^(n+32) in its exponent bits, then by 2^-32, so
- * that subnormal results are right. Adding the constant rounds x*log2(e) to the integer n and leaves n + 32 in the low
- * bits of the sum. */
+/* exp(-|x|), error <= 0.86 ulp of a normal result, subnormals rounded once more; 0 from 104 up and for NaN.
+ * -|x| = n ln2 + r; the degree-6 polynomial of r is scaled by 2^(n+32) in its exponent bits, then by 2^-32, so that
+ * subnormal results are right. Adding the constant rounds to the integer n and leaves n + 32 in the low bits of the sum. */
 RIDGE_FN float ridge_exp_neg(float x)
 {
     const float magic = 12582912.0f + 32.0f;
     float z, n, r, p;
 
-    x = ridge_max(x, -104.0f);
+#ifdef __CUDA_ARCH__
+    x = fmaxf(-fabsf(x), -104.0f); /* one instruction; NaN becomes -104 */
+#else
+    uint32_t u = ridge_bits(x) | 0x80000000u; /* the same in two integer instructions of a vector */
+    x = ridge_float(u < 0xc2d00000u ? u : 0xc2d00000u);
+#endif
     z = ridge_fma(x, 0x1.715476p+0f, magic);
     n = z - magic;
     r = ridge_fma(n, -0x1.62e4p-1f, x);
@@ -109,7 +110,7 @@ RIDGE_FN float ridge_exp_neg(float x)
 /* 1 / (1 + exp(-x)) without cancellation on either side: t = exp(-|x|), (x >= 0 ? 1 : t) / (1 + t). */
 RIDGE_FN float ridge_sigmoid(float x)
 {
-    float t = ridge_exp_neg(-ridge_float(ridge_bits(x) & 0x7fffffffu));
+    float t = ridge_exp_neg(x);
     float r = ridge_rcp(1.0f + t);
     return (x >= 0.0f ? 1.0f : t) * r;
 }
@@ -122,7 +123,7 @@ RIDGE_FN float ridge_normal_cdf(float x, float *bell)
     float a = ridge_min(ridge_float(ridge_bits(x) & 0x7fffffffu), 15.0f);
     float sq = a * a;
     float lo = ridge_fma(a, a, -sq);
-    float e = ridge_exp_neg(-0.5f * sq);
+    float e = ridge_exp_neg(0.5f * sq);
     float u = ridge_rcp(ridge_fma(0.35f, a, 1.0f));
     float q = ridge_fma(-0x1.ddd1dep-6f, u, 0x1.27090ep-3f);
 

@@ -55,9 +55,9 @@ typedef struct ridge_problem {
     uint32_t flags;
     int64_t dim[RIDGE_MAX_DIMS];
     uint8_t dtype[RIDGE_MAX_ARGS]; /* ridge_dtype; RIDGE_NONE = absent */
-    uint8_t align;                 /* log2 of the common alignment in bytes of the matrices' pointers and row strides, at most 4 */
-    uint8_t packed;                /* every matrix operand is packed */
-    uint8_t plain;                 /* every option has its default value */
+    uint8_t align;  /* log2 of the common alignment in bytes of the matrices' pointers and row strides, at most 4 */
+    uint8_t packed; /* every matrix operand is packed */
+    uint8_t plain;  /* every option has its default value */
     uint8_t reserved[5];
 } ridge_problem;
 
@@ -70,13 +70,13 @@ enum { RIDGE_IN = 1, RIDGE_OUT = 2 };
 /* One operand slot. */
 typedef struct ridge_operand_row {
     const char *name;
-    uint8_t role;        /* RIDGE_IN, RIDGE_OUT or both */
-    uint8_t optional;    /* may be absent */
-    int8_t same_dtype;   /* the dtype must equal that operand's; -1 = free within dtypes */
-    uint8_t vector;      /* one row, no stride */
-    uint32_t dtypes;     /* bit mask, 1u << ridge_dtype */
-    uint32_t alias;      /* an output: mask of the inputs it may be exactly */
-    const char *shape;   /* for people: "[rows, cols]" */
+    uint8_t role;      /* RIDGE_IN, RIDGE_OUT or both */
+    uint8_t optional;  /* may be absent */
+    int8_t same_dtype; /* the dtype must equal that operand's; -1 = free within dtypes */
+    uint8_t vector;    /* one row, no stride */
+    uint32_t dtypes;   /* bit mask, 1u << ridge_dtype */
+    uint32_t alias;    /* an output: mask of the inputs it may be exactly */
+    const char *shape; /* for people: "[rows, cols]" */
 } ridge_operand_row;
 
 /* How problem text ("rows=64 cols=14336 dtype=bf16 act=silu") maps to a call. The same rows print and parse. */
@@ -138,8 +138,9 @@ struct ridge_kernel {
     uint8_t arch_min, arch_max;
     uint8_t contract; /* at least its op's contract */
     uint8_t reserved;
-    int param[4];     /* tile parameters, meaning set by the op's file */
-    /* NULL = can run it on this device, else the reason in words (static text). Architecture is checked by the caller. */
+    int param[4]; /* tile parameters, meaning set by the op's file */
+    /* NULL = can run it on this device, else the reason in words (static text). Architecture is checked by the caller.
+     */
     const char *(*why_not)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
     /* Scratch bytes; NULL = 0. */
     size_t (*workspace)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
@@ -153,8 +154,8 @@ struct ridge_kernel {
 typedef struct ridge_kernel_list {
     const ridge_kernel *row;
     int count;
-    /* Called once by ridge_open on a device that could run a row: loads the code of every kernel of the file and sets its
-     * attributes, so that nothing is lazy on the call path. NULL = nothing to prepare. */
+    /* Called once by ridge_open on a device that could run a row: loads the code of every kernel of the file and sets
+     * its attributes, so that nothing is lazy on the call path. NULL = nothing to prepare. */
     ridge_status (*prepare)(const ridge_device *device);
 } ridge_kernel_list;
 
@@ -191,7 +192,8 @@ struct ridge_device {
     char driver[32]; /* "CUDA 13.0"; empty on the CPU */
     bool log;
     const ridge_kernel *pin[RIDGE_OPS];
-    const ridge_kernel **row; /* the rows of this backend, op by op; op's are row[first[op]] .. row[first[op + 1] - 1] */
+    const ridge_kernel *
+        *row; /* the rows of this backend, op by op; op's are row[first[op]] .. row[first[op + 1] - 1] */
     int first[RIDGE_OPS + 1];
     ridge_tuned_row *tuned; /* sorted by hash, one row a problem */
     int tuned_count;
@@ -221,7 +223,8 @@ struct ridge_backend {
     ridge_status (*elapsed)(const ridge_device *device, int from, int to, double *us);
     /* Ceilings: a read-only stream over bytes of memory in one of `variants` ways; an empty kernel. NULL on the CPU. */
     int stream_variants; /* of stream_read */
-    ridge_status (*stream_read)(const ridge_device *device, int variant, const void *memory, size_t bytes, void *stream);
+    ridge_status (*stream_read)(const ridge_device *device, int variant, const void *memory, size_t bytes,
+                                void *stream);
     int copy_variants; /* of stream_copy */
     ridge_status (*stream_copy)(const ridge_device *device, int variant, void *to, const void *from, size_t bytes,
                                 void *stream);
@@ -229,7 +232,7 @@ struct ridge_backend {
 };
 
 extern const ridge_backend ridge_cpu_backend;
-extern const ridge_backend ridge_cuda_backend; /* only with RIDGE_HAVE_CUDA */
+extern const ridge_backend ridge_cuda_backend;                        /* only with RIDGE_HAVE_CUDA */
 const ridge_backend *ridge_backend_at(int id, const char **why_none); /* NULL and the reason if not built in */
 
 /* ------------------------------------------------------------------------------------------------------- functions */
@@ -257,8 +260,8 @@ double ridge_problem_bytes(const ridge_call *call);           /* each operand on
 
 /* run.c */
 const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
-ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem, size_t bytes,
-                          const ridge_kernel **kernel, const char **because);
+ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,
+                          size_t bytes, const ridge_kernel **kernel, const char **because);
 
 /* tune.c */
 ridge_status ridge_tuned_load(ridge_device *device, const char *user_file);

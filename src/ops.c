@@ -81,8 +81,8 @@ static const char *swiglu_rule(const ridge_call *call)
     bool backward = call->op == RIDGE_SWIGLU_BWD;
     bool interleaved = (call->flags & RIDGE_INTERLEAVED) != 0;
     bool has_up = call->arg[up].dtype != RIDGE_NONE && call->arg[up].data != NULL;
-    bool has_dup = backward && call->arg[RIDGE_SWIGLU_BWD_DUP].dtype != RIDGE_NONE &&
-                   call->arg[RIDGE_SWIGLU_BWD_DUP].data != NULL;
+    bool has_dup =
+        backward && call->arg[RIDGE_SWIGLU_BWD_DUP].dtype != RIDGE_NONE && call->arg[RIDGE_SWIGLU_BWD_DUP].data != NULL;
 
     if (!isfinite(o->gate_mul))
         return "option gate_mul must be finite";
@@ -158,64 +158,70 @@ static void swiglu_bwd_defaults(ridge_call *call)
 }
 
 #define ALL_CONTRACTS (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
-#define SWIGLU_BOUND "1 ulp of the dtype of the float64 result (with round_gate: of the two-rounding result), plus f32 evaluation"
+#define SWIGLU_BOUND \
+    "1 ulp of the dtype of the float64 result (with round_gate: of the two-rounding result), plus f32 evaluation"
 
 const ridge_op_row ridge_op_table[RIDGE_OPS] = {
-    [RIDGE_SWIGLU_FWD] = {
-        .name = "swiglu_fwd",
-        .summary = "out = act(gate * g) * up",
-        .dims = 2,
-        .dim_name = {"rows", "cols"},
-        .args = 4,
-        .arg = {
-            {"gate", RIDGE_IN, 0, -1, 0, FLOATS, 0, "[rows, cols], interleaved [rows, 2 cols]"},
-            {"up", RIDGE_IN, 1, 0, 0, FLOATS, 0, "[rows, cols], absent when interleaved"},
-            {"out", RIDGE_OUT, 0, 0, 0, FLOATS, 1u << RIDGE_SWIGLU_FWD_GATE | 1u << RIDGE_SWIGLU_FWD_UP, "[rows, cols]"},
-            {"row_scale", RIDGE_IN, 1, -1, 1, 1u << RIDGE_F32, 0, "[rows]"},
+    [RIDGE_SWIGLU_FWD] =
+        {
+            .name = "swiglu_fwd",
+            .summary = "out = act(gate * g) * up",
+            .dims = 2,
+            .dim_name = {"rows", "cols"},
+            .args = 4,
+            .arg =
+                {
+                    {"gate", RIDGE_IN, 0, -1, 0, FLOATS, 0, "[rows, cols], interleaved [rows, 2 cols]"},
+                    {"up", RIDGE_IN, 1, 0, 0, FLOATS, 0, "[rows, cols], absent when interleaved"},
+                    {"out", RIDGE_OUT, 0, 0, 0, FLOATS, 1u << RIDGE_SWIGLU_FWD_GATE | 1u << RIDGE_SWIGLU_FWD_UP,
+                     "[rows, cols]"},
+                    {"row_scale", RIDGE_IN, 1, -1, 1, 1u << RIDGE_F32, 0, "[rows]"},
+                },
+            .fields = swiglu_fwd_fields,
+            .flags = SWIGLU_FLAGS,
+            .contract = ALL_CONTRACTS,
+            .invariant_max = INT64_MAX,
+            .bound = SWIGLU_BOUND,
+            .rule = swiglu_rule,
+            .extent = swiglu_extent,
+            .plain = swiglu_plain,
+            .settle = swiglu_settle,
+            .flops = swiglu_flops,
+            .defaults = swiglu_fwd_defaults,
         },
-        .fields = swiglu_fwd_fields,
-        .flags = SWIGLU_FLAGS,
-        .contract = ALL_CONTRACTS,
-        .invariant_max = INT64_MAX,
-        .bound = SWIGLU_BOUND,
-        .rule = swiglu_rule,
-        .extent = swiglu_extent,
-        .plain = swiglu_plain,
-        .settle = swiglu_settle,
-        .flops = swiglu_flops,
-        .defaults = swiglu_fwd_defaults,
-    },
-    [RIDGE_SWIGLU_BWD] = {
-        .name = "swiglu_bwd",
-        .summary = "dgate, dup from dout and the saved gate and up",
-        .dims = 2,
-        .dim_name = {"rows", "cols"},
-        .args = 7,
-        .arg = {
-            {"dout", RIDGE_IN, 0, -1, 0, FLOATS, 0, "[rows, cols]"},
-            {"gate", RIDGE_IN, 0, 0, 0, FLOATS, 0, "[rows, cols], interleaved [rows, 2 cols]"},
-            {"up", RIDGE_IN, 1, 0, 0, FLOATS, 0, "[rows, cols], absent when interleaved"},
-            {"dgate", RIDGE_OUT, 0, 0, 0, FLOATS,
-             1u << RIDGE_SWIGLU_BWD_DOUT | 1u << RIDGE_SWIGLU_BWD_GATE | 1u << RIDGE_SWIGLU_BWD_UP,
-             "[rows, cols], interleaved [rows, 2 cols]"},
-            {"dup", RIDGE_OUT, 1, 0, 0, FLOATS,
-             1u << RIDGE_SWIGLU_BWD_DOUT | 1u << RIDGE_SWIGLU_BWD_GATE | 1u << RIDGE_SWIGLU_BWD_UP,
-             "[rows, cols], absent when interleaved"},
-            {"row_scale", RIDGE_IN, 1, -1, 1, 1u << RIDGE_F32, 0, "[rows]"},
-            {"drow", RIDGE_OUT, 1, -1, 1, 1u << RIDGE_F32, 0, "[rows]"},
+    [RIDGE_SWIGLU_BWD] =
+        {
+            .name = "swiglu_bwd",
+            .summary = "dgate, dup from dout and the saved gate and up",
+            .dims = 2,
+            .dim_name = {"rows", "cols"},
+            .args = 7,
+            .arg =
+                {
+                    {"dout", RIDGE_IN, 0, -1, 0, FLOATS, 0, "[rows, cols]"},
+                    {"gate", RIDGE_IN, 0, 0, 0, FLOATS, 0, "[rows, cols], interleaved [rows, 2 cols]"},
+                    {"up", RIDGE_IN, 1, 0, 0, FLOATS, 0, "[rows, cols], absent when interleaved"},
+                    {"dgate", RIDGE_OUT, 0, 0, 0, FLOATS,
+                     1u << RIDGE_SWIGLU_BWD_DOUT | 1u << RIDGE_SWIGLU_BWD_GATE | 1u << RIDGE_SWIGLU_BWD_UP,
+                     "[rows, cols], interleaved [rows, 2 cols]"},
+                    {"dup", RIDGE_OUT, 1, 0, 0, FLOATS,
+                     1u << RIDGE_SWIGLU_BWD_DOUT | 1u << RIDGE_SWIGLU_BWD_GATE | 1u << RIDGE_SWIGLU_BWD_UP,
+                     "[rows, cols], absent when interleaved"},
+                    {"row_scale", RIDGE_IN, 1, -1, 1, 1u << RIDGE_F32, 0, "[rows]"},
+                    {"drow", RIDGE_OUT, 1, -1, 1, 1u << RIDGE_F32, 0, "[rows]"},
+                },
+            .fields = swiglu_bwd_fields,
+            .flags = SWIGLU_FLAGS,
+            .contract = ALL_CONTRACTS,
+            .invariant_max = INT64_MAX,
+            .bound = SWIGLU_BOUND,
+            .rule = swiglu_rule,
+            .extent = swiglu_extent,
+            .plain = swiglu_plain,
+            .settle = swiglu_settle,
+            .flops = swiglu_flops,
+            .defaults = swiglu_bwd_defaults,
         },
-        .fields = swiglu_bwd_fields,
-        .flags = SWIGLU_FLAGS,
-        .contract = ALL_CONTRACTS,
-        .invariant_max = INT64_MAX,
-        .bound = SWIGLU_BOUND,
-        .rule = swiglu_rule,
-        .extent = swiglu_extent,
-        .plain = swiglu_plain,
-        .settle = swiglu_settle,
-        .flops = swiglu_flops,
-        .defaults = swiglu_bwd_defaults,
-    },
 };
 
 const ridge_op_row *ridge_op_find(const char *name, size_t length)

@@ -27,8 +27,8 @@ static int64_t floor_div(int64_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-/* True if some byte belongs to both. Equal pitches are solved exactly (halves of one tensor do not overlap); with unequal
- * pitches any common address range counts, since no caller needs that case. */
+/* True if some byte belongs to both. Equal pitches are solved exactly (halves of one tensor do not overlap); with
+ * unequal pitches any common address range counts, since no caller needs that case. */
 static bool overlap(const span *a, const span *b)
 {
     int64_t a_end = (a->rows - 1) * a->pitch + a->width, b_end = (b->rows - 1) * b->pitch + b->width;
@@ -55,8 +55,8 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
     int64_t size, rows, cols, pitch, last;
 
     if (operand->dtype >= RIDGE_DTYPES || !(row->dtypes >> operand->dtype & 1u))
-        return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has dtype %s, which this op does not take", op->name, row->name,
-                          ridge_dtype_name(operand->dtype));
+        return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has dtype %s, which this op does not take", op->name,
+                          row->name, ridge_dtype_name(operand->dtype));
     if (row->same_dtype >= 0 && operand->dtype != call->arg[row->same_dtype].dtype)
         return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has dtype %s but %s has %s", op->name, row->name,
                           ridge_dtype_name(operand->dtype), op->arg[row->same_dtype].name,
@@ -64,8 +64,8 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
     size = (int64_t)ridge_dtype_size(operand->dtype);
     op->extent(call, arg, &rows, &cols);
     if (operand->stride < 0 || (operand->stride != 0 && operand->stride < cols))
-        return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has row stride %" PRId64 " below its row of %" PRId64, op->name,
-                          row->name, operand->stride, cols);
+        return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has row stride %" PRId64 " below its row of %" PRId64,
+                          op->name, row->name, operand->stride, cols);
     if (row->vector && operand->stride != 0)
         return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s is a vector, its stride must be 0, not %" PRId64, op->name,
                           row->name, operand->stride);
@@ -78,8 +78,8 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
         return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s of %" PRId64 " rows x %" PRId64 " overflows the address space",
                           op->name, row->name, rows, cols);
     if ((uintptr_t)operand->data % (uintptr_t)size)
-        return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s is misaligned: %p is not a multiple of %d bytes", op->name, row->name,
-                          operand->data, (int)size);
+        return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s is misaligned: %p is not a multiple of %d bytes", op->name,
+                          row->name, operand->data, (int)size);
     where->base = (uintptr_t)operand->data;
     where->rows = rows;
     where->width = cols * size;
@@ -338,7 +338,8 @@ static uint32_t first_dtype(uint32_t mask)
 }
 
 /* Applies one "name=value" whose field is known. */
-static bool parse_field(const ridge_op_row *op, const ridge_field *field, const char *text, size_t length, ridge_call *call)
+static bool parse_field(const ridge_op_row *op, const ridge_field *field, const char *text, size_t length,
+                        ridge_call *call)
 {
     int64_t number;
     float real;
@@ -392,7 +393,8 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
             continue;
         }
         if (name >= length)
-            return ridge_fail(RIDGE_ERR_ARG, "%s: '%.*s' is not name=value", op->name, (int)(length < 80 ? length : 80), text);
+            return ridge_fail(RIDGE_ERR_ARG, "%s: '%.*s' is not name=value", op->name, (int)(length < 80 ? length : 80),
+                              text);
         while (field->name && (strlen(field->name) != name || memcmp(field->name, text, name) != 0))
             field++;
         if (field->name) {
@@ -404,10 +406,12 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
             good = parse_int(value, length - name - 1, 0, 1, &number);
             *packed = (int)number;
         } else {
-            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no field '%.*s'", op->name, (int)(name < 80 ? name : 80), text);
+            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no field '%.*s'", op->name, (int)(name < 80 ? name : 80),
+                              text);
         }
         if (!good)
-            return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'", op->name, (int)(length < 80 ? length : 80), text);
+            return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'", op->name, (int)(length < 80 ? length : 80),
+                              text);
         text += length;
     }
     if (op->settle)

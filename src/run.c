@@ -36,8 +36,8 @@ static ridge_status choose_pinned(const ridge_device *device, const ridge_kernel
     const char *why = ridge_why_not(device, kernel, problem);
 
     if (why)
-        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_table[problem->op].name, kernel->name,
-                          why);
+        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_table[problem->op].name,
+                          kernel->name, why);
     if (need_of(device, kernel, problem) > bytes)
         return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: pinned kernel %s needs %zu bytes of workspace, there are %zu",
                           ridge_op_table[problem->op].name, kernel->name, need_of(device, kernel, problem), bytes);
@@ -51,8 +51,8 @@ static ridge_status fail_none(const ridge_device *device, const ridge_problem *p
     size_t used = 0;
 
     if (least != SIZE_MAX)
-        return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: the workspace has %zu bytes, the smallest row needs %zu", op->name, bytes,
-                          least);
+        return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: the workspace has %zu bytes, the smallest row needs %zu", op->name,
+                          bytes, least);
     for (int i = device->first[problem->op]; i < device->first[problem->op + 1] && used + 1 < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "; %s: %s", device->row[i]->name,
                                  ridge_why_not(device, device->row[i], problem));
@@ -60,8 +60,8 @@ static ridge_status fail_none(const ridge_device *device, const ridge_problem *p
                       ridge_arch_table[device->arch].name, text);
 }
 
-ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem, size_t bytes,
-                          const ridge_kernel **kernel, const char **because)
+ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,
+                          size_t bytes, const ridge_kernel **kernel, const char **because)
 {
     const ridge_kernel *best = NULL, *pin = device->pin[problem->op];
     size_t least = SIZE_MAX;
@@ -114,8 +114,8 @@ static void log_call(const ridge_device *device, const ridge_call *call, const r
     if (device->ordinal > 0)
         fprintf(stderr, "ridge bench %s --device cuda:%d --kernel %s\n", text, device->ordinal, kernel->name);
     else
-        fprintf(stderr, "ridge bench %s --device %s --kernel %s\n", text, device->backend ? device->backend->name : "model",
-                kernel->name);
+        fprintf(stderr, "ridge bench %s --device %s --kernel %s\n", text,
+                device->backend ? device->backend->name : "model", kernel->name);
 }
 
 ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace, size_t bytes, void *stream)
@@ -131,7 +131,8 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
     if (status)
         return status;
     if (bytes && !workspace)
-        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is NULL but has %zu bytes", ridge_op_table[call->op].name, bytes);
+        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is NULL but has %zu bytes", ridge_op_table[call->op].name,
+                          bytes);
     if ((uintptr_t)workspace % 256)
         return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is misaligned: %p is not a multiple of 256 bytes",
                           ridge_op_table[call->op].name, workspace);
@@ -214,7 +215,8 @@ ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, c
     put(&w, line);
     snprintf(line, sizeof line, " on %s (%s)\n", ridge_arch_table[device->arch].name, device->name);
     put(&w, line);
-    status = ridge_choose(device, call, &problem, SIZE_MAX, &kernel, &because);
+    if (ridge_choose(device, call, &problem, SIZE_MAX, &kernel, &because)) /* no row, or a pin that cannot run */
+        kernel = NULL;
     for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
         const char *why;
 
@@ -231,5 +233,5 @@ ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, c
     }
     if (length)
         *length = w.used;
-    return status;
+    return RIDGE_OK;
 }

@@ -2,7 +2,8 @@
  *
  * A tuning file is lines of tab-separated columns: problem, kernel, then figures that only people read:
  *     swiglu_fwd rows=64 cols=14336 dtype=bf16<TAB>cuda.swiglu_fwd.flat<TAB>3.91<TAB>...
- * '#' begins a comment line. A line names an exact problem; a kernel that cannot run it on this device is passed over. */
+ * '#' begins a comment line. A line names an exact problem; a kernel that cannot run it on this device is passed over.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +45,8 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     kernel_name[strcspn(kernel_name, "\t")] = 0;
     op = ridge_op_find(line, (size_t)(problem_text - line));
     if (!op)
-        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number, (int)(problem_text - line) % 100, line);
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number, (int)(problem_text - line) % 100,
+                          line);
     if (ridge_problem_parse(op, problem_text, &call, &align, &packed)) {
         char reason[256];
 
@@ -55,7 +57,8 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     if (!kernel && strncmp(kernel_name, "cuda.", 5) == 0)
         return RIDGE_OK; /* a CPU-only build does not know the names of CUDA rows */
     if (!kernel || kernel->op != ridge_op_id(op))
-        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: %s has no kernel named '%.100s'", file, number, op->name, kernel_name);
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: %s has no kernel named '%.100s'", file, number, op->name,
+                          kernel_name);
     problem_of(&call, align, packed, &problem);
     if (ridge_why_not(device, kernel, &problem))
         return RIDGE_OK;
@@ -206,7 +209,8 @@ const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_pro
         return NULL;
     key.hash = ridge_problem_hash(problem);
     found = bsearch(&key, device->tuned, (size_t)device->tuned_count, sizeof key, by_hash_only);
-    if (!found || memcmp(found->problem.dim, problem->dim, sizeof problem->dim) != 0 || found->problem.op != problem->op)
+    if (!found || memcmp(found->problem.dim, problem->dim, sizeof problem->dim) != 0 ||
+        found->problem.op != problem->op)
         return NULL;
     kernel = found->kernel;
     if (ridge_why_not(device, kernel, problem))

@@ -36,7 +36,8 @@ const suite_line suite_table[] = {
     {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 interleaved=1"},
     {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 fused=1"},
     {"swiglu-options", "swiglu_fwd rows=8192 cols=11009 dtype=bf16"},
-    {"swiglu-options", "swiglu_fwd rows=8192 cols=14336 dtype=bf16 interleaved=1 row_scale=1 alpha=1.702 up_offset=1 limit=7"},
+    {"swiglu-options",
+     "swiglu_fwd rows=8192 cols=14336 dtype=bf16 interleaved=1 row_scale=1 alpha=1.702 up_offset=1 limit=7"},
     {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=f16"},
     {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=f32"},
     {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 act=gelu_tanh"},
@@ -154,8 +155,8 @@ static void swiglu_options(const ridge_op_row *op, case_list *list, bool quick)
                     if ((at = strstr(words, "ALPHA")) != NULL)
                         snprintf(at, sizeof words - (size_t)(at - words), "%s", act ? "" : "alpha=1.702");
                     snprintf(text, sizeof text, "rows=%s dtype=%s act=%s interleaved=%d %s",
-                             which == 1 && d < 2 ? "16 cols=4096" : "6 cols=1288", swiglu_dtypes[d], swiglu_acts[act], pair,
-                             words);
+                             which == 1 && d < 2 ? "16 cols=4096" : "6 cols=1288", swiglu_dtypes[d], swiglu_acts[act],
+                             pair, words);
                     add(list, op, text, layout[which]);
                 }
 }

@@ -133,7 +133,8 @@ static bool start(const ridge_device *device, size_t room, stream_test *t)
     t->stream = NULL;
     for (size_t i = 0; random && i < piece / 8; i++)
         random[i] = random_next(&state);
-    good = good && b->alloc(device, room, (void **)&t->memory) == RIDGE_OK && b->stream_new(device, &t->stream) == RIDGE_OK;
+    good = good && b->alloc(device, room, (void **)&t->memory) == RIDGE_OK &&
+           b->stream_new(device, &t->stream) == RIDGE_OK;
     for (size_t at = 0; at + piece <= room && good; at += piece)
         good = b->upload(device, t->memory + at, random, piece) == RIDGE_OK;
     free(random);

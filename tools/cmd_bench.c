@@ -27,19 +27,38 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     size_t used = strlen(o->text);
 
     switch (key) {
-    case 'S': o->suite = arg; break;
-    case 'd': o->device = arg; break;
-    case 'k': o->kernel = arg; break;
-    case OPT_ALL: o->kernel = "*"; break;
-    case 'c': o->csv = arg; break;
-    case 'j': o->json = true; break;
-    case 's': o->seed = strtoull(arg, NULL, 10); break;
-    case OPT_CEILINGS: o->ceilings = true; break;
-    case OPT_OVERHEAD: o->overhead = true; break;
+    case 'S':
+        o->suite = arg;
+        break;
+    case 'd':
+        o->device = arg;
+        break;
+    case 'k':
+        o->kernel = arg;
+        break;
+    case OPT_ALL:
+        o->kernel = "*";
+        break;
+    case 'c':
+        o->csv = arg;
+        break;
+    case 'j':
+        o->json = true;
+        break;
+    case 's':
+        o->seed = strtoull(arg, NULL, 10);
+        break;
+    case OPT_CEILINGS:
+        o->ceilings = true;
+        break;
+    case OPT_OVERHEAD:
+        o->overhead = true;
+        break;
     case ARGP_KEY_ARG:
         snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
         break;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
     return 0;
 }
@@ -51,10 +70,11 @@ void bench_emit(bench *b, const record *r)
         fflush(b->csv);
     }
     if (b->json)
-        json_array_append_new(b->json, json_pack("{s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "suite", r->suite,
-                                                 "op", r->op, "problem", r->problem, "provider", r->provider, "kernel",
-                                                 r->kernel, "us", r->us, "us_p20", r->us_p20, "us_p80", r->us_p80, "tflops",
-                                                 r->tflops, "gbps", r->gbps, "floor_us", r->floor_us));
+        json_array_append_new(b->json,
+                              json_pack("{s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "suite", r->suite,
+                                        "op", r->op, "problem", r->problem, "provider", r->provider, "kernel",
+                                        r->kernel, "us", r->us, "us_p20", r->us_p20, "us_p80", r->us_p80, "tflops",
+                                        r->tflops, "gbps", r->gbps, "floor_us", r->floor_us));
 }
 
 /* The rows to time. */
@@ -74,7 +94,8 @@ static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
         return count;
     }
     for (int i = b->device->first[problem.op]; i < b->device->first[problem.op + 1] && count < 48; i++)
-        if (name_matches(b->o->kernel, b->device->row[i]->name) && !ridge_why_not(b->device, b->device->row[i], &problem))
+        if (name_matches(b->o->kernel, b->device->row[i]->name) &&
+            !ridge_why_not(b->device, b->device->row[i], &problem))
             list[count++].kernel = b->device->row[i];
     if (!count)
         ridge_fail(RIDGE_ERR_UNSUPPORTED, "no row matches '%s' and can run this problem", b->o->kernel);
@@ -218,8 +239,9 @@ static bool bench_suites(bench *b)
 
 int cmd_bench(int argc, char **argv)
 {
-    static const struct argp parser = {option_table, parse_option, "[OP name=value...]",
-                                       "Times problems beside a copy of the same total bytes.", NULL, NULL, NULL};
+    static const struct argp parser = {
+        option_table, parse_option, "[OP name=value...]", "Times problems beside a copy of the same total bytes.", NULL,
+        NULL,         NULL};
     bench_options o = {.seed = 1};
     bench b = {.o = &o};
     record first;

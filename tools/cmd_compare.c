@@ -1,5 +1,5 @@
-/* cmd_compare.c: `ridge compare`: what records say. Providers are compared only inside one run; two records of ridge itself
- * with --diff. */
+/* cmd_compare.c: `ridge compare`: what records say. Providers are compared only inside one run; two records of ridge
+ * itself with --diff. */
 #include <argp.h>
 #include <jansson.h>
 #include <math.h>
@@ -14,23 +14,29 @@ typedef struct options {
     bool json, diff;
 } options;
 
-static const struct argp_option option_table[] = {{"json", 'j', NULL, 0, "JSON", 0},
-                                                  {"diff", 'd', NULL, 0, "two files: ridge in the first against ridge in the second", 0},
-                                                  {0}};
+static const struct argp_option option_table[] = {
+    {"json", 'j', NULL, 0, "JSON", 0},
+    {"diff", 'd', NULL, 0, "two files: ridge in the first against ridge in the second", 0},
+    {0}};
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     options *o = state->input;
 
     switch (key) {
-    case 'j': o->json = true; break;
-    case 'd': o->diff = true; break;
+    case 'j':
+        o->json = true;
+        break;
+    case 'd':
+        o->diff = true;
+        break;
     case ARGP_KEY_ARG:
         if (o->files == 64)
             argp_usage(state);
         o->file[o->files++] = arg;
         break;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
     return 0;
 }
@@ -42,7 +48,8 @@ static const record *ridge_of(const record *at, int count, const record *r, bool
 
     for (int i = 0; i < count; i++)
         if (strcmp(at[i].provider, "ridge") == 0 && at[i].us > 0 && strcmp(at[i].op, r->op) == 0 &&
-            strcmp(at[i].problem, r->problem) == 0 && (any || strcmp(at[i].run, r->run) == 0) && (!best || at[i].us < best->us))
+            strcmp(at[i].problem, r->problem) == 0 && (any || strcmp(at[i].run, r->run) == 0) &&
+            (!best || at[i].us < best->us))
             best = &at[i];
     return best;
 }
@@ -80,11 +87,11 @@ static int show(const summary *list, int count, bool json)
 
         if (json)
             json_array_append_new(all, json_pack("{s:s, s:s, s:i, s:f, s:f, s:s}", "op", list[i].op, "provider",
-                                                 list[i].provider, "problems", list[i].count, "geometric_mean", mean, "worst",
-                                                 list[i].worst, "worst_problem", list[i].worst_problem));
+                                                 list[i].provider, "problems", list[i].count, "geometric_mean", mean,
+                                                 "worst", list[i].worst, "worst_problem", list[i].worst_problem));
         else
-            printf("%-12s %-14s %3d problems: ridge is %.3f x as fast, worst %.3f at %s\n", list[i].op, list[i].provider,
-                   list[i].count, mean, list[i].worst, list[i].worst_problem);
+            printf("%-12s %-14s %3d problems: ridge is %.3f x as fast, worst %.3f at %s\n", list[i].op,
+                   list[i].provider, list[i].count, mean, list[i].worst, list[i].worst_problem);
     }
     if (json) {
         json_dumpf(all, stdout, JSON_INDENT(1));
@@ -100,7 +107,8 @@ static int compare_providers(const record *at, int count, bool json)
     int found = 0, bad;
 
     for (int i = 0; i < count && list; i++) {
-        const record *ridge = at[i].us > 0 && strcmp(at[i].provider, "ridge") ? ridge_of(at, count, &at[i], false) : NULL;
+        const record *ridge =
+            at[i].us > 0 && strcmp(at[i].provider, "ridge") ? ridge_of(at, count, &at[i], false) : NULL;
 
         if (ridge)
             add(list, &found, &at[i], at[i].us / ridge->us);
@@ -136,9 +144,11 @@ static int compare_files(const record *old, int olds, const record *new, int new
 
 int cmd_compare(int argc, char **argv)
 {
-    static const struct argp parser = {option_table, parse_option, "FILE...",
-                                       "Per op and provider: geometric mean and worst ratio to ridge, inside each run.", NULL,
-                                       NULL, NULL};
+    static const struct argp parser = {
+        option_table, parse_option,
+        "FILE...",    "Per op and provider: geometric mean and worst ratio to ridge, inside each run.",
+        NULL,         NULL,
+        NULL};
     options o = {.files = 0};
     record *at = NULL;
     int count = 0, first = 0, bad = 0;

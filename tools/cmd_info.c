@@ -1,5 +1,5 @@
-/* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: the tables and the devices, for people and as
- * JSON. */
+/* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: the tables and the devices, for people and
+ * as JSON. */
 #include <argp.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -14,9 +14,8 @@ typedef struct options {
     bool json;
 } options;
 
-static const struct argp_option option_table[] = {{"json", 'j', NULL, 0, "JSON", 0},
-                                                  {"device", 'd', "SPEC", 0, "explain: cpu, cuda:0, model:sm100", 0},
-                                                  {0}};
+static const struct argp_option option_table[] = {
+    {"json", 'j', NULL, 0, "JSON", 0}, {"device", 'd', "SPEC", 0, "explain: cpu, cuda:0, model:sm100", 0}, {0}};
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
@@ -66,8 +65,9 @@ static json_t *device_json(const ridge_device *device)
 
     ridge_device_query(device, &info);
     return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:I, s:I, s:s}", "backend", info.backend, "ordinal", info.ordinal,
-                     "arch", info.arch, "name", info.name, "units", info.units, "tuned_rows", info.tuned_rows, "l2_bytes",
-                     (json_int_t)info.l2_bytes, "memory_bytes", (json_int_t)info.memory_bytes, "driver", device->driver);
+                     "arch", info.arch, "name", info.name, "units", info.units, "tuned_rows", info.tuned_rows,
+                     "l2_bytes", (json_int_t)info.l2_bytes, "memory_bytes", (json_int_t)info.memory_bytes, "driver",
+                     device->driver);
 }
 
 static void device_line(const ridge_device *device)
@@ -107,7 +107,10 @@ int cmd_info(int argc, char **argv)
         json_array_append_new(models, json_string(ridge_arch_table[arch].name));
     if (o.json)
         return dump(json_pack("{s:s, s:o, s:s?, s:o}", "version", ridge_version(), "devices", devices, "no_cuda",
-                              count ? NULL : why ? why : reason, "models", models));
+                              count ? NULL
+                              : why ? why
+                                    : reason,
+                              "models", models));
     if (!count)
         printf("cuda none: %s\n", why ? why : reason);
     printf("models for `ridge explain --device model:NAME`:");
@@ -123,9 +126,9 @@ int cmd_info(int argc, char **argv)
 
 static void contract_text(uint32_t contract, char *text, size_t size)
 {
-    snprintf(text, size, "%s%s%s%s%s", contract & RIDGE_EXACT ? "exact " : "", contract & RIDGE_UNIFORM ? "uniform " : "",
-             contract & RIDGE_STABLE ? "stable " : "", contract & RIDGE_INVARIANT ? "batch-invariant " : "",
-             contract & RIDGE_CLOSE ? "close" : "");
+    snprintf(text, size, "%s%s%s%s%s", contract & RIDGE_EXACT ? "exact " : "",
+             contract & RIDGE_UNIFORM ? "uniform " : "", contract & RIDGE_STABLE ? "stable " : "",
+             contract & RIDGE_INVARIANT ? "batch-invariant " : "", contract & RIDGE_CLOSE ? "close" : "");
 }
 
 static void dtypes_text(uint32_t mask, char *text, size_t size)
@@ -220,8 +223,8 @@ int cmd_kernels(int argc, char **argv)
         contract_text(row->contract, contract, sizeof contract);
         if (o.json)
             json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:s}", "name", row->name, "op",
-                                                 ridge_op_table[row->op].name, "arch_min", low, "arch_max", high, "contract",
-                                                 contract));
+                                                 ridge_op_table[row->op].name, "arch_min", low, "arch_max", high,
+                                                 "contract", contract));
         else
             printf("%-26s %-6s to %-6s  %s\n", row->name, low, high, contract);
     }
@@ -256,9 +259,9 @@ int cmd_explain(int argc, char **argv)
         return 1;
     image_place(&c, &im);
     call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
-    good = ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK || length > 0;
+    good = ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK;
     text = good ? malloc(length + 1) : NULL;
-    good = text && (ridge_explain(device, &call, text, length + 1, &length) == RIDGE_OK || length > 0);
+    good = text && ridge_explain(device, &call, text, length + 1, &length) == RIDGE_OK;
     if (!good)
         fprintf(stderr, "ridge: %s\n", ridge_error());
     else if (o.json)

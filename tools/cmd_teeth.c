@@ -36,9 +36,9 @@ static ridge_status edit(const ridge_device *device, void *memory, size_t at, co
     return status ? status : device->backend->upload(device, (char *)memory + at, bytes, size);
 }
 
-#define FAULT(name)                                                                                                    \
-    static ridge_status name(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,    \
-                             const image *im, const ridge_call *call, void *memory, void *workspace, size_t bytes,    \
+#define FAULT(name)                                                                                                \
+    static ridge_status name(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem, \
+                             const image *im, const ridge_call *call, void *memory, void *workspace, size_t bytes, \
                              void *stream)
 #define RUN(c) run_row(device, kernel, problem, c, workspace, bytes, stream)
 
@@ -47,14 +47,16 @@ FAULT(writes_past_the_end)
     int out = first_output(im);
     ridge_status status = RUN(call);
 
-    return status ? status : edit(device, memory, im->offset[out] + im->length[out], (const unsigned char[]){1}, 1, stream);
+    return status ? status
+                  : edit(device, memory, im->offset[out] + im->length[out], (const unsigned char[]){1}, 1, stream);
 }
 
 FAULT(writes_before_the_start)
 {
     ridge_status status = RUN(call);
 
-    return status ? status : edit(device, memory, im->offset[first_output(im)] - 1, (const unsigned char[]){1}, 1, stream);
+    return status ? status
+                  : edit(device, memory, im->offset[first_output(im)] - 1, (const unsigned char[]){1}, 1, stream);
 }
 
 FAULT(leaves_an_element_unwritten)
@@ -86,7 +88,8 @@ FAULT(is_one_ulp_off)
 {
     ridge_status status = RUN(call);
 
-    return status ? status : edit(device, memory, im->offset[first_output(im)] + 16, (const unsigned char[]){1}, 1, stream);
+    return status ? status
+                  : edit(device, memory, im->offset[first_output(im)] + 16, (const unsigned char[]){1}, 1, stream);
 }
 
 FAULT(changes_an_input)
@@ -243,7 +246,8 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, int *cau
     ridge_call call;
     image im;
 
-    if (ridge_problem_parse(&ridge_op_table[kernel->op], problem_text, &c.call, &align, &packed) || !image_build(&c, 3, &im))
+    if (ridge_problem_parse(&ridge_op_table[kernel->op], problem_text, &c.call, &align, &packed) ||
+        !image_build(&c, 3, &im))
         return 1;
     call = image_call(&im, im.host);
     if (ridge_validate(&call, &problem) || ridge_why_not(device, kernel, &problem)) {
@@ -274,7 +278,8 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, int *cau
 int cmd_teeth(int argc, char **argv)
 {
     static const struct argp_option options[] = {{"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: cpu)", 0}, {0}};
-    static const struct argp parser = {options, parse_option, "", "Plants faults in copies of the rows.", NULL, NULL, NULL};
+    static const struct argp parser = {options, parse_option, "",  "Plants faults in copies of the rows.",
+                                       NULL,    NULL,         NULL};
     const char *spec = "cpu";
     const ridge_kernel *kernel;
     ridge_device *device;

@@ -35,7 +35,8 @@ static ridge_status launch(const test_row *row, const ridge_device *device, cons
     if (status)
         return status;
     if (row->fault)
-        return row->fault(device, row->kernel, &problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes, l->stream);
+        return row->fault(device, row->kernel, &problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes,
+                          l->stream);
     call.kernel = row->kernel->name;
     return ridge_run(device, &call, bytes ? l->workspace : NULL, bytes, l->stream);
 }
@@ -87,7 +88,8 @@ static bool run_graph(const test_row *row, const ridge_device *device, const ima
         return failed(text, size, "inside a graph capture");
     for (int replay = 0; replay < 2 && good; replay++) {
         good = upload(device, im, l, bytes) && b->graph_launch(device, graph, l->stream) == RIDGE_OK;
-        good = good ? check(device, im, l, expected, got, "graph replay", text, size) : failed(text, size, "graph replay");
+        good =
+            good ? check(device, im, l, expected, got, "graph replay", text, size) : failed(text, size, "graph replay");
     }
     b->graph_free(device, graph);
     return good;
@@ -192,7 +194,8 @@ bool test_one(const test_row *row, const ridge_device *device, const test_case *
     }
     bytes = workspace_of(row, device, &problem);
     for (int i = 0; i < (c->fill == FILL_PERIOD ? 1 : 2) && good; i++)
-        good = b->alloc(device, im->bytes, &l[i].image) == RIDGE_OK && b->stream_new(device, &l[i].stream) == RIDGE_OK &&
+        good = b->alloc(device, im->bytes, &l[i].image) == RIDGE_OK &&
+               b->stream_new(device, &l[i].stream) == RIDGE_OK &&
                (bytes == 0 || b->alloc(device, bytes, &l[i].workspace) == RIDGE_OK);
     good = good ? run_all(row, device, c, im, l, bytes, expected, got, text, size) : failed(text, size, "allocation");
     for (int i = 0; i < 2; i++) {
@@ -207,7 +210,8 @@ bool test_one(const test_row *row, const ridge_device *device, const test_case *
     return good;
 }
 
-/* ------------------------------------------------------------------------------------------------------- bookkeeping */
+/* ------------------------------------------------------------------------------------------------------- bookkeeping
+ */
 
 typedef struct options {
     const char *device, *kernel, *op;
@@ -218,7 +222,7 @@ typedef struct options {
 
 typedef struct tally {
     int passed, failed, skipped, shown;
-    double worst; /* error / bound of the reference */
+    double worst;        /* error / bound of the reference */
     unsigned char *used; /* kernel index -> ran at least once */
 } tally;
 
@@ -259,7 +263,8 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
         for (int i = 0; ridge_kernel_at(i); i++) {
             test_row row = {ridge_kernel_at(i), NULL};
 
-            if (row.kernel->op != c->call.op || !kernel_wanted(o, row.kernel) || ridge_why_not(device, row.kernel, &problem))
+            if (row.kernel->op != c->call.op || !kernel_wanted(o, row.kernel) ||
+                ridge_why_not(device, row.kernel, &problem))
                 continue;
             t->used[i] = 1;
             if (test_one(&row, device, c, &im, expected, why, sizeof why))
@@ -325,26 +330,44 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     options *o = state->input;
 
     switch (key) {
-    case 'd': o->device = arg; break;
-    case 'k': o->kernel = arg; break;
-    case 's': o->seed = strtoull(arg, NULL, 10); break;
-    case 'q': o->level = CASES_QUICK; break;
-    case 'l': o->level = CASES_LARGE; break;
-    case 'Q': o->quiet = true; break;
+    case 'd':
+        o->device = arg;
+        break;
+    case 'k':
+        o->kernel = arg;
+        break;
+    case 's':
+        o->seed = strtoull(arg, NULL, 10);
+        break;
+    case 'q':
+        o->level = CASES_QUICK;
+        break;
+    case 'l':
+        o->level = CASES_LARGE;
+        break;
+    case 'Q':
+        o->quiet = true;
+        break;
     case ARGP_KEY_ARG:
         if (o->op)
             argp_usage(state);
         o->op = arg;
         break;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
     return 0;
 }
 
 int cmd_test(int argc, char **argv)
 {
-    static const struct argp parser = {option_table, parse_option, "[OP-PATTERN]",
-                                       "Runs every case through every kernel row and checks its contracts.", NULL, NULL, NULL};
+    static const struct argp parser = {option_table,
+                                       parse_option,
+                                       "[OP-PATTERN]",
+                                       "Runs every case through every kernel row and checks its contracts.",
+                                       NULL,
+                                       NULL,
+                                       NULL};
     options o = {.seed = 1, .level = CASES_FULL};
     tally t = {0};
     ridge_device *device;

@@ -1,6 +1,6 @@
-/* cmd_tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A challenger
- * must beat the cost model's choice by more than 1.5 % and more than the noise; ties stay with that default, so that
- * near-ties do not flip from run to run. */
+/* cmd_tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A
+ * challenger must beat the cost model's choice by more than 1.5 % and more than the noise; ties stay with that default,
+ * so that near-ties do not flip from run to run. */
 #include <argp.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -28,14 +28,23 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     size_t used = strlen(o->text);
 
     switch (key) {
-    case 'S': o->suite = arg; break;
-    case 'd': o->device = arg; break;
-    case 'o': o->out = arg; break;
-    case 'Q': o->quiet = true; break;
+    case 'S':
+        o->suite = arg;
+        break;
+    case 'd':
+        o->device = arg;
+        break;
+    case 'o':
+        o->out = arg;
+        break;
+    case 'Q':
+        o->quiet = true;
+        break;
     case ARGP_KEY_ARG:
         snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
         break;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
     return 0;
 }
@@ -57,8 +66,9 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
         return false;
     expected = malloc(im.bytes);
     got = malloc(im.bytes);
-    good = expected && got && image_reference(&im, expected) == RIDGE_OK && b->alloc(device, im.bytes, &memory) == RIDGE_OK &&
-           b->stream_new(device, &stream) == RIDGE_OK && b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
+    good = expected && got && image_reference(&im, expected) == RIDGE_OK &&
+           b->alloc(device, im.bytes, &memory) == RIDGE_OK && b->stream_new(device, &stream) == RIDGE_OK &&
+           b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
     if (good) {
         call = image_call(&im, memory);
         call.kernel = kernel->name;
@@ -142,7 +152,8 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     }
     if (good && best && ridge_validate(&call, &problem) == RIDGE_OK) {
         ridge_problem_print(&call, &problem, text, sizeof text);
-        fprintf(to, "%s\t%s\t%.3f\t%s\t%.3f\n", text, list[best].kernel->name, list[best].us, list[0].kernel->name, list[0].us);
+        fprintf(to, "%s\t%s\t%.3f\t%s\t%.3f\n", text, list[best].kernel->name, list[best].us, list[0].kernel->name,
+                list[0].us);
     }
     image_free(&im);
     return good ? best > 0 : -1;
@@ -186,8 +197,9 @@ static bool tune_all(const options *o, const ridge_device *device, FILE *to)
 
 int cmd_tune(int argc, char **argv)
 {
-    static const struct argp parser = {option_table, parse_option, "[OP name=value...]",
-                                       "Times every row and writes a tuning file.", NULL, NULL, NULL};
+    static const struct argp parser = {
+        option_table, parse_option, "[OP name=value...]", "Times every row and writes a tuning file.", NULL,
+        NULL,         NULL};
     options o = {.out = "tuned.tsv"};
     ridge_device *device;
     char temporary[1024], date[32];

@@ -95,7 +95,8 @@ void case_print(const test_case *c, char *text, size_t size)
     static const char *const fill[] = {"", "", " fill=edge", " fill=every", " fill=period"};
 
     if (used < size)
-        snprintf(text + used, size - used, "%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "", fill[c->fill]);
+        snprintf(text + used, size - used, "%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "",
+                 fill[c->fill]);
     used = strlen(text);
     if (c->pad && used < size)
         used += (size_t)snprintf(text + used, size - used, " pad=%d", c->pad);

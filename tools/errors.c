@@ -1,5 +1,5 @@
-/* errors.c: bad input. Takes a good call of an op, spoils one thing at a time, and demands RIDGE_ERR_ARG and a message that
- * names the op and what is wrong. Part of `ridge test`. */
+/* errors.c: bad input. Takes a good call of an op, spoils one thing at a time, and demands RIDGE_ERR_ARG and a message
+ * that names the op and what is wrong. Part of `ridge test`. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* harness.c: images. An image holds all operands of one call with guard bands round each: building, filling, running the
- * C reference on it, comparing. Leaves out: which cases there are (cases.c), the float64 bounds (oracle.c), verdicts
- * (cmd_test.c). */
+/* harness.c: images. An image holds all operands of one call with guard bands round each: building, filling, running
+ * the C reference on it, comparing. Leaves out: which cases there are (cases.c), the float64 bounds (oracle.c),
+ * verdicts (cmd_test.c). */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -68,9 +68,9 @@ double dtype_ulp(double value, uint32_t dtype)
 
 static float edge_value(uint64_t *state)
 {
-    static const float special[] = {0.0f,   -0.0f,  1.0f,     -1.0f,    0x1p-126f, -0x1p-126f, 0x1p-133f, -0x1p-140f,
-                                    0x1p-24f, 88.0f, -88.0f,  -104.0f,  104.0f,    -103.5f,    30.0f,     -17.25f,
-                                    3e38f,  -3e38f, 65504.0f, -65504.0f, 1e5f,     -1.278f,    15.0f,     -14.5f};
+    static const float special[] = {0.0f,     -0.0f,  1.0f,     -1.0f,     0x1p-126f, -0x1p-126f, 0x1p-133f, -0x1p-140f,
+                                    0x1p-24f, 88.0f,  -88.0f,   -104.0f,   104.0f,    -103.5f,    30.0f,     -17.25f,
+                                    3e38f,    -3e38f, 65504.0f, -65504.0f, 1e5f,      -1.278f,    15.0f,     -14.5f};
     uint64_t z = random_next(state);
     unsigned kind = (unsigned)(z & 31);
 
@@ -304,9 +304,10 @@ bool image_equal(const image *im, const unsigned char *expected, const unsigned 
     place_name(im, at, where, sizeof where, &arg, &element);
     if (arg >= 0)
         snprintf(text, size, "%s is %.9g, expected %.9g (%zu bytes differ)", where,
-                 dtype_load(got + element, im->call.arg[arg].dtype), dtype_load(expected + element, im->call.arg[arg].dtype),
-                 wrong);
+                 dtype_load(got + element, im->call.arg[arg].dtype),
+                 dtype_load(expected + element, im->call.arg[arg].dtype), wrong);
     else
-        snprintf(text, size, "wrote into the %s: 0x%02x, was 0x%02x (%zu bytes differ)", where, got[at], expected[at], wrong);
+        snprintf(text, size, "wrote into the %s: 0x%02x, was 0x%02x (%zu bytes differ)", where, got[at], expected[at],
+                 wrong);
     return false;
 }

@@ -19,7 +19,8 @@ enum { VERBS = (int)(sizeof verbs / sizeof verbs[0]) };
 
 static int help(FILE *to)
 {
-    fprintf(to, "ridge %s: LLM kernels at the roofline, in plain C\n\nusage: ridge VERB [OPTION...]\n\n", ridge_version());
+    fprintf(to, "ridge %s: LLM kernels at the roofline, in plain C\n\nusage: ridge VERB [OPTION...]\n\n",
+            ridge_version());
     for (int i = 0; i < VERBS; i++)
         fprintf(to, "  %-8s  %s\n", verbs[i].name, verbs[i].summary);
     fprintf(to, "\n`ridge VERB --help` says more.\n");

@@ -1,5 +1,5 @@
-/* oracle.c: float64 references and bounds, one per op family: what `close` means. Shares no arithmetic with the library,
- * except that a value which the contract rounds to 16 bits midway (round_gate) is rounded the same way here.
+/* oracle.c: float64 references and bounds, one per op family: what `close` means. Shares no arithmetic with the
+ * library, except that a value which the contract rounds to 16 bits midway (round_gate) is rounded the same way here.
  *
  * SwiGLU: |y - ref| <= 1 ulp of the dtype at ref + 2^-24 * (E * |ref| + C), E the roundings of the f32 formula
  * (docs/numerics.md), C the terms that cancel. NaN and infinity must be where float64 has them. */

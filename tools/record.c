@@ -7,8 +7,9 @@
 #include <time.h>
 #include <unistd.h>
 
-const char record_header[] = "run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,"
-                             "floor_us,err,peak_bytes";
+const char record_header[] =
+    "run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,"
+    "floor_us,err,peak_bytes";
 
 enum { TEXTS = 10, NUMBERS = 8 };
 
@@ -16,8 +17,9 @@ static void text_columns(record *r, char *text[TEXTS], size_t size[TEXTS])
 {
     char *const at[TEXTS] = {r->run,   r->date, r->commit,  r->device,   r->driver,
                              r->suite, r->op,   r->problem, r->provider, r->kernel};
-    const size_t room[TEXTS] = {sizeof r->run,   sizeof r->date, sizeof r->commit,  sizeof r->device,   sizeof r->driver,
-                                sizeof r->suite, sizeof r->op,   sizeof r->problem, sizeof r->provider, sizeof r->kernel};
+    const size_t room[TEXTS] = {sizeof r->run,      sizeof r->date,  sizeof r->commit, sizeof r->device,
+                                sizeof r->driver,   sizeof r->suite, sizeof r->op,     sizeof r->problem,
+                                sizeof r->provider, sizeof r->kernel};
 
     memcpy(text, at, sizeof at);
     memcpy(size, room, sizeof room);
@@ -42,7 +44,8 @@ void record_begin(record *r, const ridge_device *device)
 void record_write(FILE *to, const record *r)
 {
     record copy = *r;
-    const double number[NUMBERS] = {r->us, r->us_p20, r->us_p80, r->tflops, r->gbps, r->floor_us, r->err, r->peak_bytes};
+    const double number[NUMBERS] = {r->us,   r->us_p20,   r->us_p80, r->tflops,
+                                    r->gbps, r->floor_us, r->err,    r->peak_bytes};
     char *text[TEXTS];
     size_t size[TEXTS];
 

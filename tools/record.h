@@ -7,7 +7,8 @@
 #include "tools.h"
 
 typedef struct record {
-    char run[40], date[24], commit[48], device[128], driver[32], suite[48], op[48], problem[256], provider[32], kernel[64];
+    char run[40], date[24], commit[48], device[128], driver[32], suite[48], op[48], problem[256], provider[32],
+        kernel[64];
     double us, us_p20, us_p80, tflops, gbps, floor_us, err, peak_bytes; /* negative = not measured */
 } record;
 

@@ -30,7 +30,8 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
            (!workspace_bytes || b->alloc(device, workspace_bytes, &r->workspace) == RIDGE_OK) &&
            b->upload(device, r->memory, im->host, im->bytes) == RIDGE_OK;
     for (int i = 0; i < r->copies && good; i++)
-        good = (i == 0 || b->copy(device, r->memory + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK) &&
+        good = (i == 0 ||
+                b->copy(device, r->memory + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK) &&
                b->copy(device, r->scratch + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK;
     return good && b->sync(device, r->stream) == RIDGE_OK;
 }

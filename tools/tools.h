@@ -20,12 +20,12 @@ typedef enum fill_kind {
 typedef struct test_case {
     ridge_call call; /* no pointers */
     fill_kind fill;
-    int pad;         /* elements added to every row stride */
-    int shift;       /* elements by which every pointer is off its 256-byte boundary */
-    bool fused;      /* gate and up (dgate and dup) are halves of one tensor */
-    bool alias;      /* outputs lie on the inputs that they may alias */
-    int repeats;     /* > 0: run so often under load, every result bit for bit the same */
-    bool slices;     /* compare every row with a call of that row alone */
+    int pad;     /* elements added to every row stride */
+    int shift;   /* elements by which every pointer is off its 256-byte boundary */
+    bool fused;  /* gate and up (dgate and dup) are halves of one tensor */
+    bool alias;  /* outputs lie on the inputs that they may alias */
+    int repeats; /* > 0: run so often under load, every result bit for bit the same */
+    bool slices; /* compare every row with a call of that row alone */
 } test_case;
 
 typedef struct case_list {

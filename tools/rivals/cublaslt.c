@@ -1,5 +1,5 @@
-/* cublaslt.c: cuBLASLt, opened at run time, for the matrix-rate ceilings. The few prototypes and constants follow NVIDIA's
- * public documentation of cuBLASLt 12 and 13; no CUDA header is needed. */
+/* cublaslt.c: cuBLASLt, opened at run time, for the matrix-rate ceilings. The few prototypes and constants follow
+ * NVIDIA's public documentation of cuBLASLt 12 and 13; no CUDA header is needed. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,8 +36,8 @@ typedef struct lt_api {
     int (*preference_create)(void **);
     int (*preference_set)(void *, int, const void *, size_t);
     int (*choose)(void *, void *, void *, void *, void *, void *, void *, int, heuristic *, int *);
-    int (*matmul)(void *, void *, const void *, const void *, void *, const void *, void *, const void *, const void *, void *,
-                  void *, void *, const uint64_t *, void *, size_t, void *);
+    int (*matmul)(void *, void *, const void *, const void *, void *, const void *, void *, const void *, const void *,
+                  void *, void *, void *, const uint64_t *, void *, size_t, void *);
 } lt_api;
 
 static bool load(lt_api *lt, char *why, size_t size)
@@ -105,10 +105,10 @@ static bool set_up(const ridge_device *device, product *p, bool fp8, int n)
     int found = 0;
 
     p->workspace_bytes = 64 << 20;
-    if (b->alloc(device, bytes, &p->a) || b->alloc(device, bytes, &p->b) || b->alloc(device, (size_t)n * (size_t)n * 2, &p->c) ||
-        b->alloc(device, 256, &p->scale) || b->alloc(device, p->workspace_bytes, &p->workspace) ||
-        b->upload(device, p->scale, &one, sizeof one) || b->stream_new(device, &p->stream) ||
-        !fill(device, p->a, bytes, fp8) || !fill(device, p->b, bytes, fp8))
+    if (b->alloc(device, bytes, &p->a) || b->alloc(device, bytes, &p->b) ||
+        b->alloc(device, (size_t)n * (size_t)n * 2, &p->c) || b->alloc(device, 256, &p->scale) ||
+        b->alloc(device, p->workspace_bytes, &p->workspace) || b->upload(device, p->scale, &one, sizeof one) ||
+        b->stream_new(device, &p->stream) || !fill(device, p->a, bytes, fp8) || !fill(device, p->b, bytes, fp8))
         return false;
     if (p->lt.create(&p->handle) || p->lt.desc_create(&p->desc, COMPUTE_32F, REAL_32F) ||
         p->lt.desc_set(p->desc, DESC_TRANSA, &transpose, sizeof transpose) ||
@@ -120,7 +120,8 @@ static bool set_up(const ridge_device *device, product *p, bool fp8, int n)
                 p->lt.desc_set(p->desc, DESC_B_SCALE, &p->scale, sizeof p->scale) ||
                 p->lt.desc_set(p->desc, DESC_FAST_ACCUM, &fast, sizeof fast)))
         return false;
-    return p->lt.choose(p->handle, p->desc, p->ab, p->ab, p->d, p->d, p->preference, 1, &p->best, &found) == 0 && found == 1;
+    return p->lt.choose(p->handle, p->desc, p->ab, p->ab, p->d, p->d, p->preference, 1, &p->best, &found) == 0 &&
+           found == 1;
 }
 
 static bool run(const ridge_device *device, product *p, int n, double *tflops)
@@ -133,8 +134,8 @@ static bool run(const ridge_device *device, product *p, int n, double *tflops)
         if (b->mark(device, 0, p->stream))
             return false;
         for (int i = 0; i < 10; i++)
-            if (p->lt.matmul(p->handle, p->desc, &alpha, p->a, p->ab, p->b, p->ab, &beta, p->c, p->d, p->c, p->d, p->best.algo,
-                             p->workspace, p->workspace_bytes, p->stream))
+            if (p->lt.matmul(p->handle, p->desc, &alpha, p->a, p->ab, p->b, p->ab, &beta, p->c, p->d, p->c, p->d,
+                             p->best.algo, p->workspace, p->workspace_bytes, p->stream))
                 return false;
         if (b->mark(device, 1, p->stream) || b->sync(device, p->stream) || b->elapsed(device, 0, 1, &us))
             return false;

@@ -1,0 +1,67 @@
+#!/bin/sh
+# cli.sh RIDGE: verbs, exit statuses, and messages of the tool, as a user meets them.
+set -u
+ridge=$1
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+bad=0
+# expect STATUS TEXT COMMAND...: the exit status, and TEXT somewhere in the output
+expect() {
+    status=$1 text=$2
+    shift 2
+    "$@" >"$dir/out" 2>&1
+    got=$?
+    if [ $got != "$status" ] || ! grep -qF -- "$text" "$dir/out"; then
+        echo "FAIL ($got, expected $status and '$text'): $*"
+        head -5 "$dir/out"
+        bad=$((bad + 1))
+    fi
+}
+problem="swiglu_fwd rows=8 cols=64 dtype=bf16"
+expect 0 "cpu " "$ridge" info
+expect 0 '"devices"' "$ridge" info --json
+expect 0 "gate" "$ridge" ops
+expect 0 '"operands"' "$ridge" ops --json 'swiglu*'
+expect 1 "nothing matches" "$ridge" ops nosuch
+expect 0 "cpu.swiglu_fwd.c" "$ridge" kernels
+expect 1 "nothing matches" "$ridge" kernels nosuch
+expect 0 "picked: lowest cost" "$ridge" explain $problem --device cpu
+expect 0 "* cpu.swiglu_fwd.c " "$ridge" explain $problem --device cpu:c
+expect 1 "unknown model" "$ridge" explain $problem --device model:sm99
+expect 2 "there is no field" "$ridge" explain swiglu_fwd rows=8 colour=red
+expect 1 "nothing matches" "$ridge" test --device cpu --kernel nosuch --quiet
+expect 1 "nothing matches" "$ridge" test nosuch --device cpu --quiet
+expect 1 "unknown device" "$ridge" test --device tpu
+expect 2 "usage" "$ridge" bench
+expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu
+expect 1 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
+expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
+expect 0 '"us"' "$ridge" bench $problem --device cpu --json
+expect 0 "copy" "$ridge" compare "$dir/a.csv"
+expect 0 '"geometric_mean"' "$ridge" compare --json "$dir/a.csv"
+expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
+echo broken >"$dir/b.csv"
+expect 1 "b.csv:1: not the header" "$ridge" compare "$dir/b.csv"
+expect 1 "cannot read" "$ridge" compare "$dir/none.csv"
+expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.tsv" --quiet
+expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
+expect 0 "geometric" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
+printf '%s\tcpu.swiglu_fwd.c\t1\n' "$problem" >"$dir/pin.tsv"
+expect 0 "picked: tuned" env RIDGE_TUNED="$dir/pin.tsv" "$ridge" explain $problem --device cpu
+expect 0 "picked: pinned" env RIDGE_KERNEL=swiglu_fwd=cpu.swiglu_fwd.c "$ridge" explain $problem --device cpu
+expect 1 "RIDGE_KERNEL" env RIDGE_KERNEL=swiglu_fwd=nosuch "$ridge" explain $problem --device cpu
+printf 'nonsense\n' >"$dir/pin.tsv"
+expect 1 "pin.tsv:1:" env RIDGE_TUNED="$dir/pin.tsv" "$ridge" explain $problem --device cpu
+expect 1 "cannot open" env RIDGE_TUNED="$dir/none" "$ridge" info
+# A line of the log is a command.
+line=$(RIDGE_LOG=1 "$ridge" bench $problem --device cpu 2>&1 >/dev/null | sed -n 's/^ridge bench /bench /p' | head -1)
+expect 0 "swiglu_fwd" "$ridge" $line
+for arch in sm100 sm103; do # Blackwell prefers tiles of 1024 columns for wide rows, Hopper does not
+    "$ridge" kernels 'cuda.*' >/dev/null 2>&1 || break
+    expect 0 "* cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=14336 --device model:$arch
+    expect 0 "* cuda.swiglu_bwd.tile1024" "$ridge" explain swiglu_bwd rows=8192 cols=14336 --device model:$arch
+    expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=14336 --device model:sm90
+    expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=4096 --device model:$arch
+done
+[ $bad = 0 ] && echo "cli: all as expected"
+exit $bad

@@ -1,0 +1,13 @@
+/* use.c: the public header alone, in every language standard it promises. */
+#include "ridge.h"
+
+int use(ridge_device *device, void *a, void *b, void *c);
+
+int use(ridge_device *device, void *a, void *b, void *c)
+{
+    ridge_call call = ridge_swiglu_fwd(1, 8, RIDGE_BF16, a, b, c);
+    call.flags |= RIDGE_GELU_TANH | RIDGE_STRICT;
+    call.opt.swiglu.limit = 7.0f;
+    ridge_set(&call, RIDGE_SWIGLU_FWD_ROW_SCALE, RIDGE_F32, a, 0);
+    return (int)ridge_run(device, &call, NULL, 0, NULL);
+}

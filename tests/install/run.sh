@@ -1,0 +1,25 @@
+#!/bin/sh
+# run.sh BUILD HERE: installs into BUILD/stage and builds consumers of it: through pkg-config and through find_package, in C
+# and C++, shared and static. Each must run.
+set -eu
+build=$1 here=$2 stage=$1/stage work=$1/consumers
+rm -rf "$stage" "$work"
+mkdir -p "$work"
+cmake --install "$build" --prefix "$stage" >/dev/null
+export PKG_CONFIG_PATH="$stage/lib/pkgconfig:$stage/lib64/pkgconfig:$stage/lib/$(cc -dumpmachine 2>/dev/null || echo none)/pkgconfig:$stage/lib/x86_64-linux-gnu/pkgconfig"
+libdir=$(pkg-config --variable=libdir ridge)
+test -f "$stage/share/man/man1/ridge.1" && test -f "$stage/share/man/man3/ridge.3" && "$stage/bin/ridge" --version
+for cc in gcc g++; do
+    $cc -x "$([ $cc = gcc ] && echo c || echo c++)" "$here/consumer.c" -x none -o "$work/$cc-shared" $(pkg-config --cflags --libs ridge)
+    LD_LIBRARY_PATH="$libdir" "$work/$cc-shared"
+    $cc -x "$([ $cc = gcc ] && echo c || echo c++)" "$here/consumer.c" -x none -o "$work/$cc-static" $(pkg-config --cflags ridge) \
+        "$libdir/libridge.a" $(pkg-config --static --libs-only-other --libs-only-L ridge) \
+        $(pkg-config --static --libs-only-l ridge | sed 's/-lridge//')
+    "$work/$cc-static"
+done
+cmake -S "$here" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$stage" >/dev/null
+cmake --build "$work/cmake" >/dev/null
+for program in c_shared c_static cxx_shared cxx_static; do
+    "$work/cmake/$program"
+done
+echo "install: 8 consumers built and ran"

@@ -1,0 +1,28 @@
+#!/bin/sh
+# other.sh ROOT BUILD KIND: a second build, CPU only, with another compiler or a sanitizer, and a short test of it.
+set -eu
+root=$1 dir=$2/other-$3
+configure() {
+    cmake -S "$root" -B "$dir" -G Ninja -DRIDGE_CUDA=OFF "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; exit 1; }
+    cmake --build "$dir" >"$dir.log" 2>&1 || { tail -40 "$dir.log"; exit 1; }
+}
+case $3 in
+clang)
+    configure -DCMAKE_C_COMPILER=clang -DBUILD_TESTING=OFF
+    "$dir/ridge" test --quick --device cpu --quiet
+    ;;
+asan)
+    configure -DRIDGE_SANITIZE=address,undefined
+    "$dir/ridge" test --quick --device cpu --quiet
+    "$dir/ridge" teeth --device cpu
+    "$dir/tests/test_core"
+    ;;
+tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSanitizer; the host code is what this checks
+    configure -DRIDGE_OPENMP=OFF -DRIDGE_SANITIZE=thread -DRIDGE_TOOLS=OFF
+    "$dir/tests/test_threads"
+    ;;
+fuzz)
+    configure -DCMAKE_C_COMPILER=clang -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
+    "$dir/tests/fuzz_text" -max_total_time=15 -verbosity=0 -print_final_stats=1 2>&1 | grep -E 'executed|ERROR|SUMMARY|units'
+    ;;
+esac

@@ -1,0 +1,247 @@
+/* test_core.c: what the table driver cannot reach: opening devices, pins, tuning files, picks, workspace, text, and
+ * that a call allocates nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "internal.h"
+
+/* Counts allocations of the whole program while armed. A sanitizer brings its own malloc, which stays. */
+static int armed, allocations;
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+extern void *__libc_malloc(size_t size);
+void *malloc(size_t size)
+{
+    allocations += armed;
+    return __libc_malloc(size);
+}
+#endif
+
+static float gate[64], up[64], out[64];
+
+static ridge_call small(void)
+{
+    return ridge_swiglu_fwd(1, 64, RIDGE_F32, gate, up, out);
+}
+
+static void opening(void **state)
+{
+    static const char *const wrong[] = {"tpu",         "cpu:",   "cpu:neon",   "cuda:",  "cuda:x",
+                                        "cuda:999999", "model:", "model:sm99", "cuda:99"};
+    ridge_device *device = (void *)1;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        int status = (int)ridge_open(wrong[i], &device);
+        if (strcmp(wrong[i], "cpu:") == 0 && status == RIDGE_OK) { /* no level is the best level */
+            ridge_close(device);
+            continue;
+        }
+        assert_int_not_equal(status, RIDGE_OK);
+        assert_null(device);
+        assert_true(ridge_error()[0] != 0);
+    }
+    assert_int_equal(ridge_open("cpu", NULL), RIDGE_ERR_ARG);
+    ridge_close(NULL);
+}
+
+static void query(void **state)
+{
+    ridge_device_info info = {.struct_size = sizeof info};
+    ridge_device *device;
+
+    (void)state;
+    assert_int_equal(ridge_open("model:sm90", &device), RIDGE_OK);
+    assert_int_equal(ridge_device_query(device, &info), RIDGE_OK);
+    assert_string_equal(info.arch, "sm90");
+    assert_string_equal(info.backend, "cuda");
+    assert_int_equal(info.units, 132);
+    info.struct_size = 3;
+    assert_int_equal(ridge_device_query(device, &info), RIDGE_ERR_ARG);
+    assert_int_equal(ridge_device_query(NULL, &info), RIDGE_ERR_ARG);
+    ridge_close(device);
+}
+
+static void model_launches_nothing(void **state)
+{
+    ridge_device *device;
+    ridge_call call = small();
+    const char *kernel = NULL;
+
+    (void)state;
+    assert_int_equal(ridge_open("model:avx2", &device), RIDGE_OK);
+    out[0] = 5;
+    assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_ERR_DEVICE);
+    assert_true(out[0] == 5);
+    assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_OK);
+    assert_non_null(kernel);
+    ridge_close(device);
+}
+
+static void pins(void **state)
+{
+    ridge_device *device;
+    ridge_call call = small();
+    const char *kernel;
+
+    (void)state;
+    setenv("RIDGE_KERNEL", "swiglu_fwd=cpu.swiglu_fwd.c,swiglu_bwd=cpu.swiglu_bwd.c", 1);
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    unsetenv("RIDGE_KERNEL");
+    assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_OK);
+    assert_string_equal(kernel, "cpu.swiglu_fwd.c");
+    call.kernel = "cpu.swiglu_bwd.c"; /* of another op */
+    assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_ERR_ARG);
+    ridge_close(device);
+    assert_int_equal(ridge_open("model:sm90", &device), RIDGE_OK);
+    call.kernel = "cpu.swiglu_fwd.c"; /* of another backend: valid, but it cannot run here */
+    assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_ERR_UNSUPPORTED);
+    assert_non_null(strstr(ridge_error(), "another backend"));
+    ridge_close(device);
+}
+
+/* A tuning file of `lines` lines that all pin the same problem; the first must win. */
+static void tuning(void **state)
+{
+    static const char text[] = "# comment\r\n\n"
+                               "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.c\t1.0\tx\n"
+                               "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.avx2\t1.0\n"
+                               "swiglu_fwd rows=2 cols=64 dtype=f32\tcuda.swiglu_fwd.flat9\t1.0\n";
+    char name[] = "/tmp/ridge_test_XXXXXX";
+    int file = mkstemp(name);
+    ridge_device *device;
+    ridge_call call = small();
+    const char *kernel;
+
+    (void)state;
+    assert_true(file >= 0 && write(file, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+    close(file);
+    setenv("RIDGE_TUNED", name, 1);
+    assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
+    assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_OK);
+    assert_string_equal(kernel, "cpu.swiglu_fwd.c");
+    assert_int_equal(device->tuned_count, 1);
+    ridge_close(device);
+    unsetenv("RIDGE_TUNED");
+    remove(name);
+}
+
+static void workspace(void **state)
+{
+    ridge_device *device;
+    ridge_call call = small();
+    size_t bytes = 77;
+
+    (void)state;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    assert_int_equal(ridge_workspace_bytes(device, &call, &bytes), RIDGE_OK);
+    assert_int_equal(bytes, 0);
+    assert_int_equal(ridge_workspace_bytes(device, &call, NULL), RIDGE_ERR_ARG);
+    ridge_close(device);
+}
+
+/* Explains into buffers of every size: never past the end, always terminated, always the same length. */
+static void explain(void **state)
+{
+    ridge_device *device;
+    ridge_call call = small();
+    char text[4096];
+    size_t whole = 0, length;
+
+    (void)state;
+    assert_int_equal(ridge_open("model:sm100", &device), RIDGE_OK);
+    assert_int_equal(ridge_explain(device, &call, NULL, 0, &whole), RIDGE_OK);
+    assert_true(whole > 100 && whole < sizeof text);
+    for (size_t size = 1; size < whole + 2; size += 13) {
+        memset(text, '#', sizeof text);
+        assert_int_equal(ridge_explain(device, &call, text, size, &length), RIDGE_OK);
+        assert_int_equal(length, whole);
+        assert_int_equal(text[size], '#');
+        assert_true(strlen(text) < size);
+    }
+    ridge_close(device);
+}
+
+static void a_call_allocates_nothing(void **state)
+{
+    ridge_device *device;
+    ridge_call call = small();
+
+    (void)state;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_OK);
+    armed = 1;
+    for (int i = 0; i < 100; i++)
+        ridge_run(device, &call, NULL, 0, NULL);
+    armed = 0;
+    assert_int_equal(allocations, 0);
+    ridge_close(device);
+}
+
+/* Halves of one tensor do not overlap; anything that does is refused. */
+static void aliasing(void **state)
+{
+    static float tensor[4 * 32], result[4 * 16];
+    ridge_problem problem;
+    ridge_call call = ridge_swiglu_fwd(4, 16, RIDGE_F32, tensor, tensor + 16, result);
+
+    (void)state;
+    call.arg[RIDGE_SWIGLU_FWD_GATE].stride = call.arg[RIDGE_SWIGLU_FWD_UP].stride = 32;
+    assert_int_equal(ridge_validate(&call, &problem), RIDGE_OK);
+    assert_int_equal(problem.packed, 0);
+    call.arg[RIDGE_SWIGLU_FWD_OUT] = call.arg[RIDGE_SWIGLU_FWD_UP]; /* exactly the up half */
+    assert_int_equal(ridge_validate(&call, &problem), RIDGE_OK);
+    call.arg[RIDGE_SWIGLU_FWD_OUT].data = tensor + 17;
+    assert_int_equal(ridge_validate(&call, &problem), RIDGE_ERR_ARG);
+    call.arg[RIDGE_SWIGLU_FWD_OUT].data = tensor + 16;
+    call.arg[RIDGE_SWIGLU_FWD_OUT].stride = 16;
+    assert_int_equal(ridge_validate(&call, &problem), RIDGE_ERR_ARG);
+}
+
+static void text_round_trip(void **state)
+{
+    static const char text[] =
+        "swiglu_bwd rows=3 cols=5 dtype=f16 act=gelu_erf round_gate_bwd=1 interleaved=1 row_scale=1 drow=1 "
+        "gate_mul=0.5 limit=7";
+    char printed[512];
+    ridge_call call;
+    int align = 0, packed = 0;
+
+    (void)state;
+    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], text + 10, &call, &align, &packed),
+                     RIDGE_OK);
+    ridge_problem_print(&call, NULL, printed, sizeof printed);
+    assert_string_equal(printed, text);
+    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], "rows=-1", &call, &align, &packed),
+                     RIDGE_ERR_ARG);
+    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], "rows", &call, &align, &packed),
+                     RIDGE_ERR_ARG);
+    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], "limit=nan", &call, &align, &packed),
+                     RIDGE_ERR_ARG);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(opening),
+        cmocka_unit_test(query),
+        cmocka_unit_test(model_launches_nothing),
+        cmocka_unit_test(pins),
+        cmocka_unit_test(tuning),
+        cmocka_unit_test(workspace),
+        cmocka_unit_test(explain),
+        cmocka_unit_test(aliasing),
+        cmocka_unit_test(a_call_allocates_nothing),
+        cmocka_unit_test(text_round_trip),
+    };
+
+    unsetenv("RIDGE_KERNEL");
+    unsetenv("RIDGE_TUNED");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
