@@ -77,16 +77,14 @@ typedef struct lanes {
 /* Plain calls: default options, which fold away. Rounding is for the general functions only. */
 static inline __attribute__((always_inline)) void fwd_plain(uint32_t act, lanes *l, int n)
 {
-    FOR_LANES(j, n)
-    {
+    FOR_LANES (j, n) {
         l->y0[j] = ridge_act_fwd(act, l->a[j], 1.0f) * l->b[j];
     }
 }
 
 static inline __attribute__((always_inline)) void bwd_plain(uint32_t act, lanes *l, int n)
 {
-    FOR_LANES(j, n)
-    {
+    FOR_LANES (j, n) {
         float dh, h = ridge_act_bwd(act, l->a[j], 1.0f, &dh);
         l->y1[j] = l->dy[j] * h;
         l->y0[j] = (l->dy[j] * l->b[j]) * dh;
@@ -97,8 +95,7 @@ static inline __attribute__((always_inline)) void bwd_plain(uint32_t act, lanes 
 static void round_lanes(uint32_t dtype, float *x, int n)
 {
     if (dtype == RIDGE_BF16)
-        FOR_LANES(j, n)
-        {
+        FOR_LANES (j, n) {
             x[j] = ridge_f32_from_bf16(ridge_bf16_from_f32(x[j]));
         }
     if (dtype == RIDGE_F16)
@@ -109,13 +106,11 @@ static void round_lanes(uint32_t dtype, float *x, int n)
 static inline __attribute__((always_inline)) void fwd_general(uint32_t act, lanes *l, int n, uint32_t round, float row,
                                                               ridge_swiglu_options o)
 {
-    FOR_LANES(j, n)
-    {
+    FOR_LANES (j, n) {
         l->y0[j] = ridge_act_fwd(act, ridge_swiglu_gate(l->a[j], o), o.alpha);
     }
     round_lanes(round, l->y0, n);
-    FOR_LANES(j, n)
-    {
+    FOR_LANES (j, n) {
         l->y0[j] = ridge_swiglu_scale(l->y0[j] * ridge_swiglu_up(l->b[j], o), row, o);
     }
 }
@@ -123,8 +118,7 @@ static inline __attribute__((always_inline)) void fwd_general(uint32_t act, lane
 static inline __attribute__((always_inline)) void bwd_general(uint32_t act, lanes *l, int n, uint32_t round, float row,
                                                               ridge_swiglu_options o)
 {
-    FOR_LANES(j, n)
-    {
+    FOR_LANES (j, n) {
         float b = ridge_swiglu_up(l->b[j], o);
         float dh, h = ridge_act_bwd(act, ridge_swiglu_gate(l->a[j], o), o.alpha, &dh);
         l->p[j] = l->dy[j] * ridge_swiglu_drow(h, b, o);
@@ -135,8 +129,7 @@ static inline __attribute__((always_inline)) void bwd_general(uint32_t act, lane
     }
     round_lanes(round, l->y0, n);
     round_lanes(round, l->y1, n);
-    FOR_LANES(j, n)
-    {
+    FOR_LANES (j, n) {
         l->y0[j] = ridge_swiglu_dgate(l->y0[j], l->dh[j], l->a[j], o);
         l->y1[j] = ridge_swiglu_dup(l->dy[j] * l->y1[j], l->b[j], o);
     }
@@ -233,8 +226,7 @@ static void narrow_f16(char *to, const float *from, int n)
 
 static void canonical_f32(float *x, int n)
 {
-    FOR_LANES(j, n)
-    {
+    FOR_LANES (j, n) {
         x[j] = ridge_f32_canonical(x[j]);
     }
 }
@@ -245,8 +237,7 @@ static void widen(uint32_t dtype, float *to, const uint16_t *from, int n)
     if (dtype == RIDGE_F16)
         widen_f16(to, (const char *)from, n);
     else
-        FOR_LANES(j, n)
-        {
+        FOR_LANES (j, n) {
             to[j] = ridge_f32_from_bf16(from[j]);
         }
 }
@@ -256,8 +247,7 @@ static void narrow(uint32_t dtype, uint16_t *restrict to, const float *restrict 
     if (dtype == RIDGE_F16)
         narrow_f16((char *)to, from, n);
     else
-        FOR_LANES(j, n)
-        {
+        FOR_LANES (j, n) {
             to[j] = ridge_bf16_from_f32(from[j]);
         }
 }
@@ -297,20 +287,17 @@ static void load_pairs(uint32_t dtype, lanes *l, const char *from, int n)
     memcpy(l->pair, from, (size_t)n * pair);
     memset((char *)l->pair + (size_t)n * pair, 0, (size_t)(whole - n) * pair);
     if (dtype == RIDGE_F32) {
-        FOR_LANES(j, whole)
-        {
+        FOR_LANES (j, whole) {
             l->a[j] = ridge_float(l->pair[2 * j]);
             l->b[j] = ridge_float(l->pair[2 * j + 1]);
         }
     } else if (dtype == RIDGE_BF16) {
-        FOR_LANES(j, whole)
-        {
+        FOR_LANES (j, whole) {
             l->a[j] = ridge_float(l->pair[j] << 16);
             l->b[j] = ridge_float(l->pair[j] & 0xffff0000u);
         }
     } else {
-        FOR_LANES(j, whole)
-        {
+        FOR_LANES (j, whole) {
             l->half[0][j] = (uint16_t)l->pair[j];
             l->half[1][j] = (uint16_t)(l->pair[j] >> 16);
         }
@@ -356,8 +343,7 @@ static void store_pairs(uint32_t dtype, char *to, lanes *l, int n, bool stream)
     int whole = whole_steps(n);
 
     if (dtype == RIDGE_F32) {
-        FOR_LANES(j, whole)
-        {
+        FOR_LANES (j, whole) {
             l->pair[2 * j] = ridge_bits(ridge_f32_canonical(l->y0[j]));
             l->pair[2 * j + 1] = ridge_bits(ridge_f32_canonical(l->y1[j]));
         }
@@ -365,15 +351,13 @@ static void store_pairs(uint32_t dtype, char *to, lanes *l, int n, bool stream)
         return;
     }
     if (dtype == RIDGE_BF16) {
-        FOR_LANES(j, whole)
-        {
+        FOR_LANES (j, whole) {
             l->pair[j] = bf16_upper(l->y0[j]) >> 16 | (bf16_upper(l->y1[j]) & 0xffff0000u);
         }
     } else {
         narrow_f16((char *)l->half[0], l->y0, whole);
         narrow_f16((char *)l->half[1], l->y1, whole);
-        FOR_LANES(j, whole)
-        {
+        FOR_LANES (j, whole) {
             l->pair[j] = l->half[0][j] | (uint32_t)l->half[1][j] << 16;
         }
     }

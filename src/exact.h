@@ -81,7 +81,8 @@ RIDGE_FN float ridge_rcp(float d)
 
 /* exp(-|x|), error <= 0.86 ulp of a normal result, subnormals rounded once more; 0 from 104 up and for NaN.
  * -|x| = n ln2 + r; the degree-6 polynomial of r is scaled by 2^(n+32) in its exponent bits, then by 2^-32, so that
- * subnormal results are right. Adding the constant rounds to the integer n and leaves n + 32 in the low bits of the sum. */
+ * subnormal results are right. Adding the constant rounds to the integer n and leaves n + 32 in the low bits of the
+ * sum. */
 RIDGE_FN float ridge_exp_neg(float x)
 {
     const float magic = 12582912.0f + 32.0f;
