@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "exact.h"
 #include "host.cuh"
 #include "ptx.cuh"
 
@@ -270,9 +271,38 @@ static ridge_status cuda_empty(const ridge_device *, void *stream)
     return RIDGE_OK;
 }
 
+/* ------------------------------------------------------------------------------------------------ proof of exact.h */
+
+static __global__ void exact_kernel(int function, uint32_t first, uint32_t step, uint32_t count, float *out)
+{
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    float x = __uint_as_float(first + i * step), bell;
+
+    if (i < count)
+        out[i] = function == 0   ? ridge_rcp(x)
+                 : function == 1 ? ridge_exp_neg(x)
+                 : function == 2 ? ridge_sigmoid(x)
+                                 : ridge_normal_cdf(x, &bell);
+}
+
+static ridge_status cuda_exact(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,
+                               float *out)
+{
+    void *memory = NULL;
+    ridge_status status = cuda_alloc(device, (size_t)count * 4, &memory);
+
+    if (status)
+        return status;
+    exact_kernel<<<(count + 255) / 256, 256>>>(function, first, step, count, (float *)memory);
+    status = cudaGetLastError() == cudaSuccess ? cuda_download(device, out, memory, (size_t)count * 4)
+                                               : ridge_fail(RIDGE_ERR_DEVICE, "exact: the launch failed");
+    cuda_release(device, memory);
+    return status;
+}
+
 extern "C" const ridge_backend ridge_cuda_backend = {
     "cuda",           cuda_count,        cuda_open,        cuda_alloc,       cuda_release, cuda_upload,
     cuda_download,    cuda_copy,         cuda_stream_new,  cuda_stream_free, cuda_sync,    cuda_graph_begin,
     cuda_graph_end,   cuda_graph_launch, cuda_graph_free,  cuda_mark,        cuda_elapsed, READ_VARIANTS,
-    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,
+    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,       cuda_exact,
 };

@@ -229,6 +229,10 @@ struct ridge_backend {
     ridge_status (*stream_copy)(const ridge_device *device, int variant, void *to, const void *from, size_t bytes,
                                 void *stream);
     ridge_status (*empty)(const ridge_device *device, void *stream);
+    /* Proof of exact.h: function 0 rcp, 1 exp_neg, 2 sigmoid, 3 normal_cdf of the floats with bits first + i * step,
+     * i < count, evaluated on the device. NULL on the CPU. */
+    ridge_status (*exact)(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,
+                          float *out);
 };
 
 extern const ridge_backend ridge_cpu_backend;

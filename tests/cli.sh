@@ -32,6 +32,9 @@ expect 2 "there is no field" "$ridge" explain swiglu_fwd rows=8 colour=red
 expect 1 "nothing matches" "$ridge" test --device cpu --kernel nosuch --quiet
 expect 1 "nothing matches" "$ridge" test nosuch --device cpu --quiet
 expect 1 "unknown device" "$ridge" test --device tpu
+for verb in "test" "bench $problem" "teeth" "tune $problem"; do
+    expect 1 "" "$ridge" $verb --device model:sm90
+done
 expect 2 "usage" "$ridge" bench
 expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu
 expect 1 "there is no op" "$ridge" bench nosuch rows=1 --device cpu

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "exact.h"
 #include "test.h"
 
 typedef struct lane {
@@ -316,6 +317,43 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     }
 }
 
+/* exact.h on the device gives the host's bits: every 257th float (all of them with --large) through each function; the
+ * reciprocal over all mantissas of [1, 2). */
+static void test_exact(const options *o, const ridge_device *device, tally *t)
+{
+    static const char *const name[] = {"rcp", "exp_neg", "sigmoid", "normal_cdf"};
+    const uint32_t count = 1u << 24, step = o->level == CASES_LARGE ? 1 : 257;
+    float *got = malloc((size_t)count * sizeof *got);
+
+    for (int f = 0; f < 4 && got; f++) {
+        uint64_t wrong = 0, blocks = f == 0 ? 1 : (UINT64_C(1) << 32) / count / step + 1;
+        uint32_t n = f == 0 ? 1u << 23 : count, stride = f == 0 ? 1 : step;
+
+        for (uint64_t b = 0; b < blocks; b++) {
+            uint32_t first = f == 0 ? 0x3f800000u : (uint32_t)(b * count * step);
+
+            if (device->backend->exact(device, f, first, stride, n, got)) {
+                wrong++;
+                break;
+            }
+#pragma omp parallel for reduction(+ : wrong)
+            for (uint32_t i = 0; i < n; i++) {
+                float x = ridge_float(first + i * stride), bell;
+                float want = f == 0   ? ridge_rcp(x)
+                             : f == 1 ? ridge_exp_neg(x)
+                             : f == 2 ? ridge_sigmoid(x)
+                                      : ridge_normal_cdf(x, &bell);
+                wrong += ridge_bits(want) != ridge_bits(got[i]) && (want == want || got[i] == got[i]);
+            }
+        }
+        if (wrong)
+            fail_line(t, "exact.h on the device", name[f], "differs from the host");
+        else
+            t->passed++;
+    }
+    free(got);
+}
+
 static const struct argp_option option_table[] = {
     {"device", 'd', "SPEC", 0, "cpu, cpu:avx2, cuda, cuda:1 (default: auto)", 0},
     {"kernel", 'k', "PATTERN", 0, "only rows whose name matches (* and ?)", 0},
@@ -377,12 +415,19 @@ int cmd_test(int argc, char **argv)
     device = device_open(o.device);
     if (!device)
         return 1;
+    if (!device->backend) {
+        fprintf(stderr, "ridge test: a model device runs nothing\n");
+        ridge_close(device);
+        return 1;
+    }
     t.used = calloc((size_t)ridge_kernel_count() + 1, 1);
     for (int op = 1; op < RIDGE_OPS && t.used; op++)
         if (name_matches(o.op, ridge_op_table[op].name)) {
             test_op(&o, device, &ridge_op_table[op], &t);
             ops++;
         }
+    if (device->backend->exact && !o.op && !o.kernel)
+        test_exact(&o, device, &t);
     if (t.used)
         list_skipped(&o, device, &t);
     printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
