@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_FLAGS ?=
 ifdef RIDGE_CUDA_ARCHS
-CMAKE_FLAGS += "-DRIDGE_CUDA_ARCHS=$(RIDGE_CUDA_ARCHS)"
+override CMAKE_FLAGS += "-DRIDGE_CUDA_ARCHS=$(RIDGE_CUDA_ARCHS)"
 endif
 RIDGE = $(BUILD)/ridge
 PACKAGES = cmake ninja-build gcc g++ clang clang-format pkg-config libjansson-dev libcmocka-dev libclang-rt-14-dev \

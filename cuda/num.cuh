@@ -49,8 +49,8 @@ static __device__ __forceinline__ uint32_t num_canonical_f32(float x)
     return x == x ? __float_as_uint(x) : 0x7fc00000u;
 }
 
-/* The rare second half of num_pack: a NaN or an infinity is among the words. Not inlined: one copy a kernel. */
-template <int DTYPE> static __device__ __noinline__ uint4 num_canonical_words(uint4 v)
+/* The rare second half of num_pack: a NaN or an infinity is among the words. */
+template <int DTYPE> static __device__ __forceinline__ uint4 num_canonical_words(uint4 v)
 {
     uint32_t w[4] = {v.x, v.y, v.z, v.w};
 

@@ -12,6 +12,8 @@
 #include "num.cuh"
 #include "swiglu_math.h"
 
+/* Kernels are bounded to (256 threads, 2 blocks): left alone, ptxas spills a register or two of some to fit one block
+ * more. */
 enum { SWIGLU_GROUP = RIDGE_DROW_GROUP, SWIGLU_MAX_THREADS = 256 };
 
 typedef struct swiglu_matrix {

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void swiglu_bwd_group(uint4 dout, uint4 gate, 
 
 /* Default options, aligned tensors: each thread has the loads of U groups in flight. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_bwd_plain(const __grid_constant__ swiglu_args p)
+static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS, 2) swiglu_bwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;
     const swiglu_unit unit = swiglu_locate(p);
@@ -108,7 +108,8 @@ static __device__ void swiglu_bwd_drow(const swiglu_args &p, int64_t row, float 
 /* Everything else: any alignment, layout and option. With drow the block owns a whole row and has 256 threads, so that
  * thread t meets exactly the columns of partial t, in ascending order. */
 template <int DTYPE, int ACT>
-static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_bwd_general(const __grid_constant__ swiglu_args p)
+static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS, 2)
+    swiglu_bwd_general(const __grid_constant__ swiglu_args p)
 {
     const swiglu_unit unit = swiglu_locate(p);
     const int64_t step = (int64_t)blockDim.x * SWIGLU_GROUP;

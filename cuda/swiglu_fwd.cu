@@ -22,7 +22,7 @@ template <int DTYPE, int ACT> static __device__ __forceinline__ uint4 swiglu_fwd
 
 /* Default options, two aligned tensors: each thread has the loads of U groups in flight, then stores U groups. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_fwd_plain(const __grid_constant__ swiglu_args p)
+static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS, 2) swiglu_fwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;
     const swiglu_unit unit = swiglu_locate(p);
@@ -67,7 +67,8 @@ static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_fwd_plain(co
 
 /* Everything else: any alignment, layout and option. */
 template <int DTYPE, int ACT>
-static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS) swiglu_fwd_general(const __grid_constant__ swiglu_args p)
+static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS, 2)
+    swiglu_fwd_general(const __grid_constant__ swiglu_args p)
 {
     const swiglu_unit unit = swiglu_locate(p);
     const int64_t step = (int64_t)blockDim.x * SWIGLU_GROUP;

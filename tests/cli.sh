@@ -33,7 +33,7 @@ expect 1 "nothing matches" "$ridge" test --device cpu --kernel nosuch --quiet
 expect 1 "nothing matches" "$ridge" test nosuch --device cpu --quiet
 expect 1 "unknown device" "$ridge" test --device tpu
 for verb in "test" "bench $problem" "teeth" "tune $problem"; do
-    expect 1 "" "$ridge" $verb --device model:sm90
+    expect 1 "a model device runs nothing" "$ridge" $verb --device model:sm90
 done
 expect 2 "usage" "$ridge" bench
 expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu

@@ -288,6 +288,8 @@ int cmd_teeth(int argc, char **argv)
     argp_parse(&parser, argc, argv, 0, NULL, &spec);
     device = device_open(spec);
     if (!device || !device->backend) {
+        if (device)
+            fprintf(stderr, "ridge teeth: a model device runs nothing\n");
         ridge_close(device);
         return 1;
     }

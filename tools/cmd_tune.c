@@ -215,6 +215,8 @@ int cmd_tune(int argc, char **argv)
     }
     device = device_open(o.device);
     if (!device || !device->backend) {
+        if (device)
+            fprintf(stderr, "ridge tune: a model device runs nothing\n");
         ridge_close(device);
         return 1;
     }
