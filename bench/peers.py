@@ -37,8 +37,7 @@ def capture(calls):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+        graph.kept = [call() for call in calls]  # so that each call has an output of its own, as ridge's have
     return graph
 
 
@@ -169,7 +168,11 @@ def measure(problem, rounds):
             graphs[name] = capture([lambda t=t, call=call: call(t) for t in problem["sets"]])
         except Exception as error:
             print(f"left out: {name} at {problem['op']} {problem['problem']}: {str(error).splitlines()[0][:160]}")
-    return time_all(graphs, len(problem["sets"]), rounds), errors
+    times = time_all(graphs, len(problem["sets"]), rounds)
+    for graph in graphs.values():
+        graph.reset()
+        graph.kept = None
+    return times, errors
 
 
 def main():
@@ -182,6 +185,7 @@ def main():
     parser.add_argument("--kernels", action="store_true", help="every row of ridge that can run, not only the one picked")
     args = parser.parse_args()
     lib = R.Library(args.lib, "cuda")
+    torch._dynamo.config.recompile_limit = 64
     now = datetime.datetime.now(datetime.timezone.utc)
     base = dict(run=now.strftime("%Y%m%dT%H%M%S") + f"-peers{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
                 commit=args.commit, device=torch.cuda.get_device_name(), suite=args.suite,

@@ -12,9 +12,16 @@
 #include "num.cuh"
 #include "swiglu_math.h"
 
-/* Kernels are bounded to (256 threads, 2 blocks): left alone, ptxas spills a register or two of some to fit one block
- * more. */
-enum { SWIGLU_GROUP = RIDGE_DROW_GROUP, SWIGLU_MAX_THREADS = 256 };
+/* Most threads of a block: of the plain kernels, and of the general ones, where drow needs one thread a partial. */
+enum { SWIGLU_GROUP = RIDGE_DROW_GROUP, SWIGLU_PLAIN_THREADS = 128, SWIGLU_THREADS = RIDGE_DROW_PARTS };
+
+/* Blocks of a plain kernel that must fit a multiprocessor, which caps its registers: `hopper` was measured for SiLU on
+ * an H200; elsewhere ptxas gets room enough not to spill. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define SWIGLU_BLOCKS(act, hopper, other) ((act) == RIDGE_SILU ? (hopper) : (other))
+#else
+#define SWIGLU_BLOCKS(act, hopper, other) (other)
+#endif
 
 typedef struct swiglu_matrix {
     char *data;
@@ -128,14 +135,23 @@ static inline swiglu_matrix swiglu_operand(const ridge_operand *x, int64_t packe
     return m;
 }
 
+/* Every group of 8 columns of every operand begins at a multiple of 16 bytes. */
+static inline bool swiglu_has_vectors(const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const int64_t size = problem->dtype[0] == RIDGE_F32 ? 4 : 2;
+
+    return problem->align == 4 &&
+           (kernel->param[0] == SWIGLU_FLAT || problem->dim[0] <= 1 || problem->dim[1] * size % 16 == 0);
+}
+
 /* The kernel is the plain one: default options, no row factor, no extra rounding, two aligned tensors. */
-static inline bool swiglu_is_plain(const ridge_problem *problem)
+static inline bool swiglu_is_plain(const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const bool backward = problem->op == RIDGE_SWIGLU_BWD;
     const int row_scale = backward ? (int)RIDGE_SWIGLU_BWD_ROW_SCALE : (int)RIDGE_SWIGLU_FWD_ROW_SCALE;
     const bool drow = backward && problem->dtype[RIDGE_SWIGLU_BWD_DROW] != RIDGE_NONE;
 
-    return problem->plain && problem->align == 4 && problem->dtype[row_scale] == RIDGE_NONE && !drow &&
+    return problem->plain && swiglu_has_vectors(kernel, problem) && problem->dtype[row_scale] == RIDGE_NONE && !drow &&
            !(problem->flags & (RIDGE_ROUND_GATE | RIDGE_ROUND_GATE_BWD | RIDGE_INTERLEAVED));
 }
 
@@ -164,11 +180,13 @@ static inline const char *swiglu_why_not(const ridge_device *, const ridge_kerne
 }
 
 /* Tile and grid. `vector` is the columns of one group. Returns the number of blocks. */
-static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *p, int vector, int *threads)
+static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *p, int vector, bool plain, int *threads)
 {
     int64_t tile = kernel->param[0];
 
     *threads = kernel->param[1];
+    if (tile == SWIGLU_ROW && !plain)
+        *threads = SWIGLU_THREADS;
     if (tile == SWIGLU_FLAT) {
         p->cols *= p->rows;
         p->rows = 1;

@@ -22,7 +22,8 @@ template <int DTYPE, int ACT> static __device__ __forceinline__ uint4 swiglu_fwd
 
 /* Default options, two aligned tensors: each thread has the loads of U groups in flight, then stores U groups. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS, 2) swiglu_fwd_plain(const __grid_constant__ swiglu_args p)
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(ACT, 9, 6))
+    swiglu_fwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;
     const swiglu_unit unit = swiglu_locate(p);
@@ -67,8 +68,7 @@ static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS, 2) swiglu_fwd_plain
 
 /* Everything else: any alignment, layout and option. */
 template <int DTYPE, int ACT>
-static __global__ void __launch_bounds__(SWIGLU_MAX_THREADS, 2)
-    swiglu_fwd_general(const __grid_constant__ swiglu_args p)
+static __global__ void __launch_bounds__(SWIGLU_THREADS, 2) swiglu_fwd_general(const __grid_constant__ swiglu_args p)
 {
     const swiglu_unit unit = swiglu_locate(p);
     const int64_t step = (int64_t)blockDim.x * SWIGLU_GROUP;
@@ -127,7 +127,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 {
     const int dtype = problem->dtype[RIDGE_SWIGLU_FWD_GATE];
     const int64_t cols = call->dim[1];
-    const bool plain = swiglu_is_plain(problem), pairs = (call->flags & RIDGE_INTERLEAVED) != 0;
+    const bool plain = swiglu_is_plain(kernel, problem), pairs = (call->flags & RIDGE_INTERLEAVED) != 0;
     const int act = (int)((call->flags & RIDGE_ACTIVATION) / RIDGE_GELU_TANH);
     const int vector = plain && dtype == RIDGE_F32 ? 4 : SWIGLU_GROUP;
     swiglu_args p = {};
@@ -143,9 +143,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.rows = call->dim[0];
     p.cols = cols;
     p.flags = call->flags;
-    p.vectors = problem->align == 4;
+    p.vectors = swiglu_has_vectors(kernel, problem);
     p.o = ridge_swiglu_resolve(call->opt.swiglu);
-    blocks = swiglu_geometry(kernel, &p, vector, &threads);
+    blocks = swiglu_geometry(kernel, &p, vector, plain, &threads);
     return host_launch(device, kernel->name, functions[dtype - RIDGE_F32][act][plain ? kernel->param[2] > 1 : 2],
                        dim3(blocks), threads, &p, stream);
 }
@@ -159,10 +159,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 /* param: tile, threads, groups a thread has in flight, percent of the bytes' time at the copy rate (measured on H200,
  * docs/measured.md). */
 static const ridge_kernel rows[] = {
-    ROW("flat4", SWIGLU_FLAT, 64, WIDE, 99), ROW("flat1", SWIGLU_FLAT, 128, 1, 110),
-    ROW("tile1024", 1024, 128, 1, 111),      ROW("tile512", 512, 64, 1, 167),
-    ROW("tile2048", 2048, 64, WIDE, 104),    ROW("tile4096", 4096, 128, WIDE, 104),
-    ROW("row", SWIGLU_ROW, 256, WIDE, 104),
+    ROW("flat4", SWIGLU_FLAT, 128, WIDE, 99), ROW("flat1", SWIGLU_FLAT, 128, 1, 110),
+    ROW("tile1024", 1024, 128, 1, 111),       ROW("tile512", 512, 64, 1, 167),
+    ROW("tile2048", 2048, 64, WIDE, 104),     ROW("tile4096", 4096, 128, WIDE, 104),
+    ROW("row", SWIGLU_ROW, 128, WIDE, 104),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_swiglu_fwd = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -55,7 +55,9 @@ typedef struct ridge_problem {
     uint32_t flags;
     int64_t dim[RIDGE_MAX_DIMS];
     uint8_t dtype[RIDGE_MAX_ARGS]; /* ridge_dtype; RIDGE_NONE = absent */
-    uint8_t align;  /* log2 of the common alignment in bytes of the matrices' pointers and row strides, at most 4 */
+    /* log2 of the common alignment in bytes, at most 4, of the matrices' pointers and of row strides that are not packed
+     * (those that are follow from dim) */
+    uint8_t align;
     uint8_t packed; /* every matrix operand is packed */
     uint8_t plain;  /* every option has its default value */
     uint8_t reserved[5];

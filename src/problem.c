@@ -173,9 +173,9 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
         if (op->arg[arg].vector)
             continue;
         bits |= where[arg].base;
-        if (where[arg].rows > 1) {
+        if (where[arg].rows > 1 && where[arg].pitch != where[arg].width) {
             bits |= (uintptr_t)where[arg].pitch;
-            packed = packed && where[arg].pitch == where[arg].width;
+            packed = false;
         }
     }
     reason = op->rule ? op->rule(call) : NULL;
