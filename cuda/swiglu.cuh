@@ -18,9 +18,9 @@ enum { SWIGLU_GROUP = RIDGE_DROW_GROUP, SWIGLU_PLAIN_THREADS = 128, SWIGLU_THREA
 /* Blocks of a plain kernel that must fit a multiprocessor, which caps its registers: `hopper` was measured for SiLU on
  * an H200; elsewhere ptxas gets room enough not to spill. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-#define SWIGLU_BLOCKS(act, hopper, other) ((act) == RIDGE_SILU ? (hopper) : (other))
+#define SWIGLU_BLOCKS(dtype, act, hopper, other) ((act) == RIDGE_SILU && (dtype) != RIDGE_F32 ? (hopper) : (other))
 #else
-#define SWIGLU_BLOCKS(act, hopper, other) (other)
+#define SWIGLU_BLOCKS(dtype, act, hopper, other) (other)
 #endif
 
 typedef struct swiglu_matrix {
@@ -201,10 +201,10 @@ static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *
     return (uint32_t)p->rows * p->tiles;
 }
 
-/* Loads the code of every kernel of a file, so that nothing is lazy on the call path. */
+/* Loads the code of every kernel of a file, so that nothing is lazy on the call path, and asks for all of L1 as cache:
+ * loads in flight live there, and a process whose other kernels use shared memory would leave little of it. */
 static inline ridge_status swiglu_prepare(const ridge_device *device, const void *const *function, int count)
 {
-    cudaFuncAttributes attributes;
     cudaError_t error = cudaSuccess;
     int before;
     ridge_status status = host_enter(device, &before);
@@ -212,7 +212,8 @@ static inline ridge_status swiglu_prepare(const ridge_device *device, const void
     if (status)
         return status;
     for (int i = 0; i < count && error == cudaSuccess; i++)
-        error = cudaFuncGetAttributes(&attributes, function[i]);
+        error = cudaFuncSetAttribute(function[i], cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxL1);
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "swiglu: loading kernels");
 }

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void swiglu_bwd_group(uint4 dout, uint4 gate, 
 
 /* Default options, aligned tensors: each thread has the loads of U groups in flight. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(ACT, 7, 5))
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 6, 5))
     swiglu_bwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;

@@ -22,7 +22,7 @@ template <int DTYPE, int ACT> static __device__ __forceinline__ uint4 swiglu_fwd
 
 /* Default options, two aligned tensors: each thread has the loads of U groups in flight, then stores U groups. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(ACT, 9, 6))
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 10, 6))
     swiglu_fwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;

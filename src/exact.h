@@ -79,11 +79,12 @@ RIDGE_FN float ridge_rcp(float d)
 #endif
 }
 
-/* exp(-|x|), error <= 2.3 ulp for |x| < 10, growing to 4.9 ulp of a normal result, subnormals rounded once more; 0 from 104 up and for NaN.
+/* exp(-|x|), error <= 2.3 ulp for |x| < 10, growing to 4.9 ulp of a normal result, subnormals rounded once more; 0 from
+ * 104 up and for NaN.
  * -|x| = n ln2 + r; the degree-5 polynomial of r is scaled by 2^(n+32) in its exponent bits, then by 2^-32, so that
- * subnormal results are right. Adding the constant rounds to the integer n and leaves n + 32 in the low bits of the sum.
- * Two instructions fewer than degree 6 with ln2 in two parts, which has 0.86 ulp: 1 % of SwiGLU's time on an H200, and a
- * rounding error that no 16-bit result sees. */
+ * subnormal results are right. Adding the constant rounds to the integer n and leaves n + 32 in the low bits of the
+ * sum. Two instructions fewer than degree 6 with ln2 in two parts, which has 0.86 ulp: 1 % of SwiGLU's time on an H200,
+ * and a rounding error that no 16-bit result sees. */
 RIDGE_FN float ridge_exp_neg(float x)
 {
     const float magic = 12582912.0f + 32.0f;

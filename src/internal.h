@@ -55,8 +55,8 @@ typedef struct ridge_problem {
     uint32_t flags;
     int64_t dim[RIDGE_MAX_DIMS];
     uint8_t dtype[RIDGE_MAX_ARGS]; /* ridge_dtype; RIDGE_NONE = absent */
-    /* log2 of the common alignment in bytes, at most 4, of the matrices' pointers and of row strides that are not packed
-     * (those that are follow from dim) */
+    /* log2 of the common alignment in bytes, at most 4, of the matrices' pointers and of row strides that are not
+     * packed (those that are follow from dim) */
     uint8_t align;
     uint8_t packed; /* every matrix operand is packed */
     uint8_t plain;  /* every option has its default value */
