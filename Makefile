@@ -49,17 +49,18 @@ tsan:
 	@cmake --build $(BUILD)/tsan -j $(JOBS)
 	$(BUILD)/tsan/tests/test_threads
 
-## fuzz: problem text and tuning files under libFuzzer, for a minute (SECONDS=60)
+## fuzz: problem text and tuning files under libFuzzer, for a minute (FUZZ_SECONDS=60)
 fuzz:
 	@cmake -S . -B $(BUILD)/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DRIDGE_CUDA=OFF -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF \
 	    -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined >/dev/null
 	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text
 	$(BUILD)/fuzz/tests/fuzz_text -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
 
-## memcheck: ridge test on the GPU under the four tools of compute-sanitizer
+## memcheck: ridge test on the GPU under the four tools of compute-sanitizer (racecheck: the rows that use shared memory)
 memcheck: all
-	for tool in memcheck racecheck initcheck synccheck; do \
+	for tool in memcheck initcheck synccheck; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(RIDGE) test --quick --device cuda --quiet || exit 1; done
+	compute-sanitizer --tool racecheck --error-exitcode 1 $(RIDGE) test --quick --device cuda --quiet --kernel '*_bwd.row'
 
 ## teeth: plant faults in copies of the rows; every one must be caught
 teeth: all
