@@ -4,9 +4,10 @@
 
 #include <stdint.h>
 
-/* 16 bytes that this thread reads once. A plain load: not .nc, since the caller may write the same address later in this
- * kernel (outputs may lie on inputs), and not L1::no_allocate, with which what other kernels left in L2 stays there and the
- * stores below lose room: 5 to 7 % of SwiGLU's time on an H200 as soon as other kernels ran in between. */
+/* 16 bytes that this thread reads once. A plain load: not .nc, since the caller may write the same address later in
+ * this kernel (outputs may lie on inputs), and not L1::no_allocate, with which what other kernels left in L2 stays
+ * there and the stores below lose room: 5 to 7 % of SwiGLU's time on an H200 as soon as other kernels ran in between.
+ */
 static __device__ __forceinline__ uint4 ptx_load_once(const void *p)
 {
     uint4 v;
