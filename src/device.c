@@ -127,7 +127,7 @@ static ridge_status read_pins(ridge_device *device, const char *text)
         if (!op)
             return ridge_fail(RIDGE_ERR_ARG, "RIDGE_KERNEL: unknown op in '%.*s'", (int)(length < 99 ? length : 99),
                               text);
-        if (!kernel || kernel->op != ridge_op_id(op))
+        if (!kernel || kernel->op != op->id)
             return ridge_fail(RIDGE_ERR_ARG, "RIDGE_KERNEL: %s has no kernel named in '%.*s'", op->name,
                               (int)(length < 99 ? length : 99), text);
         device->pin[kernel->op] = kernel;

@@ -69,13 +69,19 @@ typedef struct ridge_kernel ridge_kernel;
 
 enum { RIDGE_IN = 1, RIDGE_OUT = 2 };
 
+/* What an operand is: a matrix; a vector (one row, no stride); or a table of scales (rows and a stride, but neither its
+ * alignment nor its packing is part of a problem). */
+enum { RIDGE_MATRIX = 0, RIDGE_VECTOR, RIDGE_TABLE };
+
+#define RIDGE_FLOATS (1u << RIDGE_BF16 | 1u << RIDGE_F16 | 1u << RIDGE_F32)
+
 /* One operand slot. */
 typedef struct ridge_operand_row {
     const char *name;
     uint8_t role;      /* RIDGE_IN, RIDGE_OUT or both */
     uint8_t optional;  /* may be absent */
     int8_t same_dtype; /* the dtype must equal that operand's; -1 = free within dtypes */
-    uint8_t vector;    /* one row, no stride */
+    uint8_t kind;      /* RIDGE_MATRIX, RIDGE_VECTOR, RIDGE_TABLE */
     uint32_t dtypes;   /* bit mask, 1u << ridge_dtype */
     uint32_t alias;    /* an output: mask of the inputs it may be exactly */
     const char *shape; /* for people: "[rows, cols]" */
@@ -109,10 +115,12 @@ typedef enum ridge_contract {
 } ridge_contract;
 
 typedef struct ridge_op_row {
+    uint32_t id; /* ridge_op */
     const char *name;
     const char *summary;
     int dims;
     const char *dim_name[RIDGE_MAX_DIMS];
+    int step[RIDGE_MAX_DIMS]; /* the dimension is a multiple of this; 0 = any */
     int args;
     ridge_operand_row arg[RIDGE_MAX_ARGS];
     const ridge_field *fields; /* ends with a NULL name */
@@ -130,7 +138,8 @@ typedef struct ridge_op_row {
     void (*defaults)(ridge_call *call);
 } ridge_op_row;
 
-extern const ridge_op_row ridge_op_table[RIDGE_OPS]; /* row 0 is unused */
+extern const ridge_op_row *const ridge_op_table[RIDGE_OPS]; /* entry 0 is NULL */
+extern const ridge_op_row ridge_op_swiglu_fwd, ridge_op_swiglu_bwd;
 
 /* ----------------------------------------------------------------------------------------------------- kernel rows */
 
@@ -248,7 +257,6 @@ ridge_status ridge_fail(ridge_status status, const char *format, ...) __attribut
 
 /* ops.c */
 const ridge_op_row *ridge_op_find(const char *name, size_t length); /* NULL if unknown */
-uint32_t ridge_op_id(const ridge_op_row *op);
 const char *ridge_dtype_name(uint32_t dtype);
 uint32_t ridge_dtype_find(const char *name, size_t length); /* RIDGE_DTYPES if unknown */
 size_t ridge_dtype_size(uint32_t dtype);

@@ -66,7 +66,7 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
     if (operand->stride < 0 || (operand->stride != 0 && operand->stride < cols))
         return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has row stride %" PRId64 " below its row of %" PRId64,
                           op->name, row->name, operand->stride, cols);
-    if (row->vector && operand->stride != 0)
+    if (row->kind == RIDGE_VECTOR && operand->stride != 0)
         return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s is a vector, its stride must be 0, not %" PRId64, op->name,
                           row->name, operand->stride);
     pitch = operand->stride ? operand->stride : cols;
@@ -121,13 +121,16 @@ static ridge_status check_head(const ridge_call *call, const ridge_op_row **row)
                           call->struct_size, (unsigned)sizeof *call);
     if (call->op == RIDGE_OP_NONE || call->op >= RIDGE_OPS)
         return ridge_fail(RIDGE_ERR_ARG, "call.op is %u, there is no such op", call->op);
-    op = &ridge_op_table[call->op];
+    op = ridge_op_table[call->op];
     if (call->flags & ~(op->flags | COMMON_FLAGS))
         return ridge_fail(RIDGE_ERR_ARG, "%s: unknown flags 0x%x", op->name, call->flags & ~(op->flags | COMMON_FLAGS));
     for (int d = 0; d < RIDGE_MAX_DIMS; d++) {
         if (d < op->dims && (call->dim[d] < 0 || call->dim[d] > (INT64_C(1) << 40)))
             return ridge_fail(RIDGE_ERR_ARG, "%s: %s is %" PRId64 ", outside 0 .. 2^40", op->name, op->dim_name[d],
                               call->dim[d]);
+        if (d < op->dims && op->step[d] && call->dim[d] % op->step[d])
+            return ridge_fail(RIDGE_ERR_ARG, "%s: %s is %" PRId64 ", no multiple of %d", op->name, op->dim_name[d],
+                              call->dim[d], op->step[d]);
         if (d >= op->dims && call->dim[d] != 0)
             return ridge_fail(RIDGE_ERR_ARG, "%s: dim[%d] is %" PRId64 ", this op has %d", op->name, d, call->dim[d],
                               op->dims);
@@ -170,7 +173,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
         if (status)
             return status;
         problem->dtype[arg] = (uint8_t)call->arg[arg].dtype;
-        if (op->arg[arg].vector)
+        if (op->arg[arg].kind != RIDGE_MATRIX)
             continue;
         bits |= where[arg].base;
         if (where[arg].rows > 1 && where[arg].pitch != where[arg].width) {
@@ -197,7 +200,7 @@ int64_t ridge_operand_bytes(const ridge_call *call, int arg)
 {
     int64_t rows, cols, stride = call->arg[arg].stride;
 
-    ridge_op_table[call->op].extent(call, arg, &rows, &cols);
+    ridge_op_table[call->op]->extent(call, arg, &rows, &cols);
     if (rows == 0 || cols == 0)
         return 0;
     return ((rows - 1) * (stride ? stride : cols) + cols) * (int64_t)ridge_dtype_size(call->arg[arg].dtype);
@@ -205,7 +208,7 @@ int64_t ridge_operand_bytes(const ridge_call *call, int arg)
 
 double ridge_problem_bytes(const ridge_call *call)
 {
-    const ridge_op_row *op = &ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_table[call->op];
     double sum = 0;
 
     for (int arg = 0; arg < op->args; arg++) {
@@ -280,7 +283,7 @@ static void print_field(const ridge_call *call, const ridge_field *field, char *
 
 int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size)
 {
-    const ridge_op_row *op = &ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_table[call->op];
     size_t used = (size_t)snprintf(text, size, "%s", op->name);
     char word[96];
 

@@ -17,7 +17,7 @@ const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel
                  ridge_arch_table[kernel->arch_max].name, ridge_arch_table[device->arch].name);
         return text;
     }
-    if (ridge_op_table[problem->op].contract & RIDGE_INVARIANT)
+    if (ridge_op_table[problem->op]->contract & RIDGE_INVARIANT)
         need = RIDGE_INVARIANT;
     if ((problem->flags & RIDGE_STRICT) && !(kernel->contract & need))
         return "RIDGE_STRICT asks for a batch-invariant row";
@@ -36,17 +36,17 @@ static ridge_status choose_pinned(const ridge_device *device, const ridge_kernel
     const char *why = ridge_why_not(device, kernel, problem);
 
     if (why)
-        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_table[problem->op].name,
+        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_table[problem->op]->name,
                           kernel->name, why);
     if (need_of(device, kernel, problem) > bytes)
         return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: pinned kernel %s needs %zu bytes of workspace, there are %zu",
-                          ridge_op_table[problem->op].name, kernel->name, need_of(device, kernel, problem), bytes);
+                          ridge_op_table[problem->op]->name, kernel->name, need_of(device, kernel, problem), bytes);
     return RIDGE_OK;
 }
 
 static ridge_status fail_none(const ridge_device *device, const ridge_problem *problem, size_t bytes, size_t least)
 {
-    const ridge_op_row *op = &ridge_op_table[problem->op];
+    const ridge_op_row *op = ridge_op_table[problem->op];
     char text[800] = "";
     size_t used = 0;
 
@@ -70,7 +70,7 @@ ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, co
     if (call->kernel) {
         pin = ridge_kernel_find(call->kernel, strlen(call->kernel));
         if (!pin || pin->op != problem->op)
-            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no kernel named '%.100s'", ridge_op_table[problem->op].name,
+            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no kernel named '%.100s'", ridge_op_table[problem->op]->name,
                               call->kernel);
     }
     if (pin) {
@@ -131,16 +131,16 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
     if (status)
         return status;
     if (bytes && !workspace)
-        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is NULL but has %zu bytes", ridge_op_table[call->op].name,
+        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is NULL but has %zu bytes", ridge_op_table[call->op]->name,
                           bytes);
     if ((uintptr_t)workspace % 256)
         return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is misaligned: %p is not a multiple of 256 bytes",
-                          ridge_op_table[call->op].name, workspace);
+                          ridge_op_table[call->op]->name, workspace);
     status = ridge_choose(device, call, &problem, bytes, &kernel, &because);
     if (status)
         return status;
     if (!device->backend)
-        return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", ridge_op_table[call->op].name);
+        return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", ridge_op_table[call->op]->name);
     if (device->log)
         log_call(device, call, &problem, kernel);
     return kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);

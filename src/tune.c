@@ -16,7 +16,7 @@ enum { MAX_FILE = 16 << 20 };
 /* The problem that a call of this text would have: dtypes, flags and sizes without pointers. */
 static void problem_of(const ridge_call *call, int align, int packed, ridge_problem *problem)
 {
-    const ridge_op_row *op = &ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_table[call->op];
 
     memset(problem, 0, sizeof *problem);
     problem->op = call->op;
@@ -56,7 +56,7 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     kernel = ridge_kernel_find(kernel_name, strlen(kernel_name));
     if (!kernel && strncmp(kernel_name, "cuda.", 5) == 0)
         return RIDGE_OK; /* a CPU-only build does not know the names of CUDA rows */
-    if (!kernel || kernel->op != ridge_op_id(op))
+    if (!kernel || kernel->op != op->id)
         return ridge_fail(RIDGE_ERR_FILE, "%s:%d: %s has no kernel named '%.100s'", file, number, op->name,
                           kernel_name);
     problem_of(&call, align, packed, &problem);

@@ -214,15 +214,15 @@ static void text_round_trip(void **state)
     int align = 0, packed = 0;
 
     (void)state;
-    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], text + 10, &call, &align, &packed),
+    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], text + 10, &call, &align, &packed),
                      RIDGE_OK);
     ridge_problem_print(&call, NULL, printed, sizeof printed);
     assert_string_equal(printed, text);
-    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], "rows=-1", &call, &align, &packed),
+    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], "rows=-1", &call, &align, &packed),
                      RIDGE_ERR_ARG);
-    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], "rows", &call, &align, &packed),
+    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], "rows", &call, &align, &packed),
                      RIDGE_ERR_ARG);
-    assert_int_equal(ridge_problem_parse(&ridge_op_table[RIDGE_SWIGLU_BWD], "limit=nan", &call, &align, &packed),
+    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], "limit=nan", &call, &align, &packed),
                      RIDGE_ERR_ARG);
 }
 

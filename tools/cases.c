@@ -130,7 +130,7 @@ static void swiglu_options(const ridge_op_row *op, case_list *list, bool quick)
         "limit=7 up_offset=1 ALPHA",
     };
     static const test_case layout[] = {{.fill = FILL_EDGE}, {.fill = FILL_EVERY}, {.fill = FILL_NORMAL, .pad = 16}};
-    bool backward = ridge_op_id(op) == RIDGE_SWIGLU_BWD;
+    bool backward = op->id == RIDGE_SWIGLU_BWD;
     char text[256], words[160];
 
     for (int act = 0; act < 4; act++)
@@ -163,7 +163,7 @@ static void swiglu_options(const ridge_op_row *op, case_list *list, bool quick)
 
 void cases_of(const ridge_op_row *op, case_level level, case_list *list)
 {
-    switch (ridge_op_id(op)) {
+    switch (op->id) {
     case RIDGE_SWIGLU_FWD:
     case RIDGE_SWIGLU_BWD:
         swiglu_shapes(op, list, level == CASES_QUICK);

@@ -147,7 +147,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         record_begin(&r, b->device);
         memcpy(r.run, b->run, sizeof r.run);
         snprintf(r.suite, sizeof r.suite, "%s", suite);
-        snprintf(r.op, sizeof r.op, "%s", ridge_op_table[c->call.op].name);
+        snprintf(r.op, sizeof r.op, "%s", ridge_op_table[c->call.op]->name);
         snprintf(r.problem, sizeof r.problem, "%.255s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "");
         snprintf(r.provider, sizeof r.provider, "%s", list[i].kernel ? "ridge" : "copy");
         if (list[i].kernel)
@@ -160,7 +160,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         r.gbps = bytes / r.us * 1e-3;
         r.floor_us = floor_us;
         if (list[i].kernel) {
-            r.tflops = ridge_op_table[c->call.op].flops(&problem) / r.us * 1e-6;
+            r.tflops = ridge_op_table[c->call.op]->flops(&problem) / r.us * 1e-6;
             r.err = err;
         }
         bench_emit(b, &r);

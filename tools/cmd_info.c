@@ -189,13 +189,13 @@ int cmd_ops(int argc, char **argv)
 
     parse(argc, argv, "[PATTERN]", "Lists the ops.", &o);
     for (int op = 1; op < RIDGE_OPS; op++) {
-        if (!name_matches(o.pattern, ridge_op_table[op].name))
+        if (!name_matches(o.pattern, ridge_op_table[op]->name))
             continue;
         shown++;
         if (o.json)
-            json_array_append_new(all, op_json(&ridge_op_table[op]));
+            json_array_append_new(all, op_json(ridge_op_table[op]));
         else
-            op_print(&ridge_op_table[op]);
+            op_print(ridge_op_table[op]);
     }
     if (!shown)
         fprintf(stderr, "ridge ops: nothing matches '%s'\n", o.pattern);
@@ -223,7 +223,7 @@ int cmd_kernels(int argc, char **argv)
         contract_text(row->contract, contract, sizeof contract);
         if (o.json)
             json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:s}", "name", row->name, "op",
-                                                 ridge_op_table[row->op].name, "arch_min", low, "arch_max", high,
+                                                 ridge_op_table[row->op]->name, "arch_min", low, "arch_max", high,
                                                  "contract", contract));
         else
             printf("%-26s %-6s to %-6s  %s\n", row->name, low, high, contract);

@@ -14,7 +14,7 @@ static ridge_status run_row(const ridge_device *device, const ridge_kernel *kern
 
 static int first_output(const image *im)
 {
-    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    const ridge_op_row *op = ridge_op_table[im->call.op];
     int arg = 0;
 
     while (!(op->arg[arg].role & RIDGE_OUT) || !im->length[arg])
@@ -103,11 +103,11 @@ FAULT(changes_an_input)
 static ridge_call with_strides(const ridge_call *call)
 {
     ridge_call copy = *call;
-    const ridge_op_row *op = &ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_table[call->op];
     int64_t rows, cols;
 
     for (int arg = 0; arg < op->args; arg++)
-        if (!op->arg[arg].vector && copy.arg[arg].dtype != RIDGE_NONE && copy.arg[arg].stride == 0) {
+        if (op->arg[arg].kind != RIDGE_VECTOR && copy.arg[arg].dtype != RIDGE_NONE && copy.arg[arg].stride == 0) {
             op->extent(call, arg, &rows, &cols);
             copy.arg[arg].stride = cols;
         }
@@ -246,7 +246,7 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, int *cau
     ridge_call call;
     image im;
 
-    if (ridge_problem_parse(&ridge_op_table[kernel->op], problem_text, &c.call, &align, &packed) ||
+    if (ridge_problem_parse(ridge_op_table[kernel->op], problem_text, &c.call, &align, &packed) ||
         !image_build(&c, 3, &im))
         return 1;
     call = image_call(&im, im.host);

@@ -126,7 +126,7 @@ static bool run_repeats(const test_row *row, const ridge_device *device, const t
 /* The operand's rows (or elements, for a vector) follow dim[0]: returns how many bytes one step is, or 0. */
 static int64_t step_of(const image *im, int arg)
 {
-    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    const ridge_op_row *op = ridge_op_table[im->call.op];
     ridge_call longer = im->call;
     int64_t rows, cols, rows1, cols1, size = (int64_t)ridge_dtype_size(im->call.arg[arg].dtype);
 
@@ -286,7 +286,7 @@ static void list_skipped(const options *o, const ridge_device *device, tally *t)
         const char *why;
         ridge_problem problem;
 
-        if (t->used[i] || !name_matches(o->op, ridge_op_table[kernel->op].name) || !kernel_wanted(o, kernel))
+        if (t->used[i] || !name_matches(o->op, ridge_op_table[kernel->op]->name) || !kernel_wanted(o, kernel))
             continue;
         memset(&problem, 0, sizeof problem);
         problem.op = kernel->op;
@@ -422,8 +422,8 @@ int cmd_test(int argc, char **argv)
     }
     t.used = calloc((size_t)ridge_kernel_count() + 1, 1);
     for (int op = 1; op < RIDGE_OPS && t.used; op++)
-        if (name_matches(o.op, ridge_op_table[op].name)) {
-            test_op(&o, device, &ridge_op_table[op], &t);
+        if (name_matches(o.op, ridge_op_table[op]->name)) {
+            test_op(&o, device, ridge_op_table[op], &t);
             ops++;
         }
     if (device->backend->exact && !o.op && !o.kernel)

@@ -53,11 +53,12 @@ static bool layout_word(const char *word, test_case *c)
 
 static size_t smallest_element(const ridge_call *call)
 {
-    const ridge_op_row *op = &ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_table[call->op];
     size_t size = 16;
 
     for (int arg = 0; arg < op->args; arg++)
-        if (!op->arg[arg].vector && call->arg[arg].dtype != RIDGE_NONE && ridge_dtype_size(call->arg[arg].dtype) < size)
+        if (op->arg[arg].kind == RIDGE_MATRIX && call->arg[arg].dtype != RIDGE_NONE &&
+            ridge_dtype_size(call->arg[arg].dtype) < size)
             size = ridge_dtype_size(call->arg[arg].dtype);
     return size;
 }

@@ -46,7 +46,7 @@ static void spoil_operand(bench *b, int arg)
     call.arg[arg].stride = -1;
     refuse(b, &call, "negative stride", row->name, NULL, 0);
     call.arg[arg].stride = cols - 1;
-    refuse(b, &call, row->vector ? "stride of a vector" : "stride below the row", row->name, NULL, 0);
+    refuse(b, &call, row->kind == RIDGE_VECTOR ? "stride of a vector" : "stride below the row", row->name, NULL, 0);
     call.arg[arg].stride = INT64_C(1) << 41;
     refuse(b, &call, "stride of 2^41", row->name, NULL, 0);
     call = b->good;
@@ -140,7 +140,7 @@ int test_errors(const ridge_device *device, const ridge_op_row *op, int *count)
     *count = 0;
     op->defaults(&c.call);
     for (int d = 0; d < op->dims; d++)
-        c.call.dim[d] = 4;
+        c.call.dim[d] = 4 * (op->step[d] ? op->step[d] : 1);
     if (!image_build(&c, 9, &im))
         return 1;
     got = malloc(im.bytes);

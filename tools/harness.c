@@ -110,7 +110,7 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
     const ridge_operand *operand = &im->call.arg[arg];
     int64_t rows, cols, pitch;
 
-    ridge_op_table[im->call.op].extent(&im->call, arg, &rows, &cols);
+    ridge_op_table[im->call.op]->extent(&im->call, arg, &rows, &cols);
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
     for (int64_t r = 0; r < rows; r++)
@@ -156,7 +156,7 @@ static int alias_of(const image *im, const ridge_op_row *op, int arg)
 
 static void place_operands(const test_case *c, image *im)
 {
-    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    const ridge_op_row *op = ridge_op_table[im->call.op];
     size_t at = GUARD;
 
     for (int arg = 0; arg < op->args; arg++) {
@@ -168,7 +168,7 @@ static void place_operands(const test_case *c, image *im)
         if (operand->dtype == RIDGE_NONE)
             continue;
         op->extent(&im->call, arg, &rows, &cols);
-        if (!op->arg[arg].vector && (c->pad || (c->fused && (other >= 0 || slot_of(op, "up") >= 0))))
+        if (op->arg[arg].kind != RIDGE_VECTOR && (c->pad || (c->fused && (other >= 0 || slot_of(op, "up") >= 0))))
             operand->stride = (c->fused ? 2 * cols : cols) + c->pad;
         im->length[arg] = (size_t)ridge_operand_bytes(&im->call, arg);
         base = c->alias && (op->arg[arg].role & RIDGE_OUT) ? alias_of(im, op, arg) : -1;
@@ -196,7 +196,7 @@ void image_place(const test_case *c, image *im)
 
 bool image_build(const test_case *c, uint64_t seed, image *im)
 {
-    const ridge_op_row *op = &ridge_op_table[c->call.op];
+    const ridge_op_row *op = ridge_op_table[c->call.op];
     bool first = true;
 
     image_place(c, im);
@@ -258,7 +258,7 @@ ridge_status image_reference(const image *im, unsigned char *expected)
 /* Names the place of byte `at`: "out[3,17]", "the guard after up". */
 static void place_name(const image *im, size_t at, char *text, size_t size, int *arg_out, size_t *element)
 {
-    const ridge_op_row *op = &ridge_op_table[im->call.op];
+    const ridge_op_row *op = ridge_op_table[im->call.op];
     int before = -1;
 
     *arg_out = -1;

@@ -95,7 +95,7 @@ static const void *address(const image *im, const unsigned char *base, int arg, 
 {
     int64_t rows, cols;
 
-    ridge_op_table[im->call.op].extent(&im->call, arg, &rows, &cols);
+    ridge_op_table[im->call.op]->extent(&im->call, arg, &rows, &cols);
     return base + im->offset[arg] +
            (size_t)(r * (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols) + j) *
                ridge_dtype_size(im->call.arg[arg].dtype);
