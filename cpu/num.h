@@ -2,7 +2,7 @@
  *
  * Conversions are exact or round to nearest even, keep subnormals, and give the one canonical NaN of the format. They
  * are branch-free, so that compilers turn loops of them into packed instructions. (VCVTNEPS2BF16 is no substitute: it
- * flushes subnormals.) Leaves out: the 8-bit formats, which come with their ops. */
+ * flushes subnormals.) */
 #ifndef RIDGE_CPU_NUM_H
 #define RIDGE_CPU_NUM_H
 
@@ -57,6 +57,34 @@ static inline uint16_t ridge_f16_from_f32(float x)
     uint32_t small = ridge_bits(ridge_float(cut) + 0.5f) - 0x3f000000u;
     uint32_t r = cut < 0x38800000u ? small : normal;
     return (uint16_t)(mag > 0x7f800000u ? RIDGE_NAN_F16 : r | sign);
+}
+
+/* e4m3 (OCP E4M3FN) or e5m2 by `e5m2`: nearest even, saturating (so does infinity); NaN is 7F. */
+static inline uint8_t ridge_fp8_from_f32(float x, int e5m2)
+{
+    const uint32_t shift = e5m2 ? 21 : 20, most = e5m2 ? 0x47600000u : 0x43e00000u; /* 57344, 448 */
+    const uint32_t least = e5m2 ? 0x38800000u : 0x3c800000u;                        /* 2^-14, 2^-6: normal from here */
+    const uint32_t bias = e5m2 ? 112u << 2 : 120u << 3;
+    const float magic = e5m2 ? 0x1p7f : 0x1p14f; /* its unit is the smallest fp8: the adder rounds */
+    uint32_t u = ridge_bits(x), sign = (u >> 24) & 0x80u, mag = u & 0x7fffffffu;
+    uint32_t cut = mag < most ? mag : most;
+    uint32_t normal = ((cut + ((1u << (shift - 1)) - 1) + ((cut >> shift) & 1u)) >> shift) - bias;
+    uint32_t small = ridge_bits(ridge_float(cut) + magic) - ridge_bits(magic);
+    uint32_t r = cut < least ? small : normal;
+    return (uint8_t)(mag > 0x7f800000u ? 0x7fu : r | sign);
+}
+
+static inline float ridge_f32_from_fp8(uint8_t x, int e5m2)
+{
+    uint32_t mag = x & 0x7fu, sign = (uint32_t)(x & 0x80u) << 24;
+    uint32_t normal = e5m2 ? (mag << 21) + (112u << 23) : (mag << 20) + (120u << 23);
+    float small = (float)mag * (e5m2 ? 0x1p-16f : 0x1p-9f);
+    uint32_t u = mag < (e5m2 ? 4u : 8u) ? ridge_bits(small) : normal;
+    if (e5m2 && mag == 0x7cu)
+        u = 0x7f800000u;
+    if (mag > (e5m2 ? 0x7cu : 0x7eu))
+        return ridge_float(RIDGE_NAN_F32);
+    return ridge_float(u | sign);
 }
 
 /* Sets round to nearest, no flush-to-zero, no denormals-are-zero, exceptions masked; returns the caller's mode. The

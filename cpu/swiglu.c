@@ -133,15 +133,12 @@ static void bwd_row(const ridge_call *call, int64_t row)
         store(drow, row, part[0]);
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                     size_t bytes, void *stream)
+void ridge_cpu_swiglu_reference(const ridge_call *call)
 {
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const one_row)(const ridge_call *, int64_t) = call->op == RIDGE_SWIGLU_FWD ? fwd_row : bwd_row;
     const int64_t rows = call->dim[0];
 
-    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
 #pragma omp parallel if (rows > 1 && rows * call->dim[1] >= 4096)
     {
         unsigned mode = ridge_fp_begin();
@@ -150,6 +147,14 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
             one_row(call, row);
         ridge_fp_end(mode);
     }
+}
+
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
+                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                     size_t bytes, void *stream)
+{
+    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    ridge_cpu_swiglu_reference(call);
     return RIDGE_OK;
 }
 
@@ -184,7 +189,7 @@ static bool streams(const ridge_device *device, const swiglu_args *args)
     return !alias && bytes > 0.5 * (double)device->l2_bytes;
 }
 
-static swiglu_args collect(const ridge_device *device, const ridge_problem *problem, const ridge_call *call)
+swiglu_args ridge_cpu_swiglu_collect(const ridge_device *device, const ridge_problem *problem, const ridge_call *call)
 {
     swiglu_args args = {.rows = call->dim[0], .cols = call->dim[1], .flags = call->flags};
     const bool pairs = call->flags & RIDGE_INTERLEAVED;
@@ -240,7 +245,7 @@ static void flatten(swiglu_args *args)
 static ridge_status launch_spans(const ridge_device *device, const ridge_problem *problem, const ridge_call *call,
                                  swiglu_span *span)
 {
-    swiglu_args args = collect(device, problem, call);
+    swiglu_args args = ridge_cpu_swiglu_collect(device, problem, call);
     int64_t length, spans;
 
     if (args.rows == 0 || (args.cols == 0 && !args.drow))

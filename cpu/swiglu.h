@@ -31,6 +31,11 @@ typedef struct swiglu_args {
 /* Computes columns begin..end-1 of one row. With drow: all columns, in one call. */
 typedef void swiglu_span(const swiglu_args *args, int64_t row, int64_t begin, int64_t end);
 
+/* The C reference of a valid call; swiglu_quantize is defined by it. */
+void ridge_cpu_swiglu_reference(const ridge_call *call);
+/* The arguments of a swiglu_fwd call. */
+swiglu_args ridge_cpu_swiglu_collect(const ridge_device *device, const ridge_problem *problem, const ridge_call *call);
+
 #if defined(__x86_64__)
 swiglu_span ridge_cpu_swiglu_avx2, ridge_cpu_swiglu_avx512;
 #endif

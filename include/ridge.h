@@ -110,7 +110,18 @@ typedef enum ridge_dtype {
     RIDGE_DTYPES
 } ridge_dtype;
 
-typedef enum ridge_op { RIDGE_OP_NONE = 0, RIDGE_SWIGLU_FWD, RIDGE_SWIGLU_BWD, RIDGE_OPS } ridge_op;
+typedef enum ridge_op {
+    RIDGE_OP_NONE = 0,
+    RIDGE_SWIGLU_FWD,
+    RIDGE_SWIGLU_BWD,
+    RIDGE_QUANTIZE_FP8,
+    RIDGE_QUANTIZE_FP8_DUAL,
+    RIDGE_SWIGLU_QUANTIZE,
+    RIDGE_Q8_0_QUANTIZE,
+    RIDGE_Q8_0_REPACK,
+    RIDGE_Q8_0_UNPACK,
+    RIDGE_OPS
+} ridge_op;
 
 enum { RIDGE_MAX_DIMS = 6, RIDGE_MAX_ARGS = 24 };
 
@@ -135,6 +146,17 @@ typedef struct ridge_swiglu_options {
     float limit;     /* gate <= limit, up in [-limit, limit]; default 0: no clamp */
 } ridge_swiglu_options;
 
+/* Options of quantize_fp8 and quantize_fp8_dual. */
+typedef struct ridge_quantize_options {
+    float floor; /* least amax of a group, finite and >= 0, default 0 */
+} ridge_quantize_options;
+
+/* Options of swiglu_quantize. */
+typedef struct ridge_swiglu_quantize_options {
+    ridge_swiglu_options swiglu;
+    float floor;
+} ridge_swiglu_quantize_options;
+
 /* One call. Builders fill it; the layout is ABI and is checked through struct_size. Optional operands are named slots
  * of arg[], absent while their dtype is RIDGE_NONE: see ridge_set. After changing a pointer or stride by hand, nothing
  * else needs updating: the alignment class that dispatch sees is computed by ridge_run. */
@@ -148,6 +170,8 @@ typedef struct ridge_call {
     ridge_operand arg[RIDGE_MAX_ARGS];
     union {
         ridge_swiglu_options swiglu;
+        ridge_quantize_options quantize;
+        ridge_swiglu_quantize_options swiglu_quantize;
         double space[16];
     } opt;
 } ridge_call;
@@ -263,6 +287,178 @@ static inline ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtyp
     ridge_set(&call, RIDGE_SWIGLU_BWD_DGATE, dtype, dgate, 0);
     ridge_set(&call, RIDGE_SWIGLU_BWD_DUP, dtype, dup, 0);
     return call;
+}
+
+/* ---------------------------------------------------------------------------------------------------- FP8 quantise
+ *
+ * x [rows, cols] bf16, f16 or f32 -> codes e4m3 or e5m2 and f32 scales; value = code * scale. Each group of elements
+ * has one scale: amax / 448 (e5m2: / 57344), 1 for a group of zeros, optionally rounded up to a power of two; codes are
+ * x * (1 / scale), rounded to nearest even. A group that holds a NaN or an infinity gets scale NaN and codes 7F.
+ * Contract: exact. docs/numerics.md, FP8. */
+
+#define RIDGE_SCALE_TENSOR 0u       /* [1]: one scale */
+#define RIDGE_SCALE_ROW 0x10000u    /* [rows]: one a row */
+#define RIDGE_SCALE_ROW128 0x20000u /* [ceil(cols/128)][ld >= rows]: one per row and 128 columns */
+#define RIDGE_SCALE_BLK128 0x30000u /* [ceil(rows/128)][ceil(cols/128)]: one per 128 x 128 */
+#define RIDGE_SCALE 0x30000u        /* mask of the four above */
+#define RIDGE_POW2 0x40000u         /* scales are powers of two */
+
+/* Forms of quantize_fp8_dual and swiglu_quantize: the scales of q, and those of q_t. */
+#define RIDGE_DUAL_ROW_ROW 0u       /* ROW128 and ROW128: activations and gradients */
+#define RIDGE_DUAL_ROW_BLK 0x10000u /* ROW128 and BLK128 */
+#define RIDGE_DUAL_BLK_BLK 0x20000u /* BLK128 and BLK128: weights */
+#define RIDGE_DUAL 0x30000u         /* mask */
+
+/* Row strides on the fast path: codes of `cols` columns, a ROW128 scale table of `rows` rows, and the int8 plane of
+ * Q8_0. */
+static inline int64_t ridge_ld_fp8(int64_t cols)
+{
+    return (cols + 15) / 16 * 16;
+}
+
+static inline int64_t ridge_ld_scale(int64_t rows)
+{
+    return (rows + 3) / 4 * 4;
+}
+
+static inline int64_t ridge_ld_q8_0(int64_t cols)
+{
+    return (cols + 127) / 128 * 128;
+}
+
+enum {
+    RIDGE_QUANTIZE_FP8_X = 0, /* [rows, cols] bf16, f16 or f32 */
+    RIDGE_QUANTIZE_FP8_Q,     /* [rows, cols] e4m3 or e5m2 */
+    RIDGE_QUANTIZE_FP8_SCALE, /* f32, by the mode; absent when GIVEN is there */
+    RIDGE_QUANTIZE_FP8_GIVEN, /* f32 input, optional, TENSOR and ROW: the caller's scales (delayed scaling). One that is
+                                 not finite and positive gives codes 7F, as do NaN and infinity in x */
+    RIDGE_QUANTIZE_FP8_AMAX   /* f32 output, optional, TENSOR and ROW: the largest |x|; NaN if any is not finite */
+};
+
+/* The codes and scales of x. `scale` is one of RIDGE_SCALE_*, `format` RIDGE_E4M3 or RIDGE_E5M2. */
+static inline ridge_call ridge_quantize_fp8(int64_t rows, int64_t cols, ridge_dtype dtype, const void *x,
+                                            uint32_t scale, ridge_dtype format, void *q, float *scales)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_QUANTIZE_FP8);
+    call.flags = scale;
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_X, dtype, x, 0);
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_Q, format, q, 0);
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_SCALE, RIDGE_F32, scales, 0);
+    return call;
+}
+
+enum {
+    RIDGE_QUANTIZE_FP8_DUAL_X = 0, /* [rows, cols] bf16, f16 or f32 */
+    RIDGE_QUANTIZE_FP8_DUAL_Q,     /* [rows, cols] e4m3 or e5m2 */
+    RIDGE_QUANTIZE_FP8_DUAL_SCALE, /* ROW128 [ceil(cols/128)][ld >= rows] or BLK128 [ceil(rows/128)][ceil(cols/128)] */
+    RIDGE_QUANTIZE_FP8_DUAL_Q_T,   /* [cols, rows], as q */
+    RIDGE_QUANTIZE_FP8_DUAL_SCALE_T, /* of q_t, likewise with rows and cols exchanged */
+    RIDGE_QUANTIZE_FP8_DUAL_COLSUM   /* [cols] f32, optional: sums over rows in a fixed order (a bias gradient) */
+};
+
+/* x and its transpose in one read, both with the contraction dimension contiguous. `form` is one of RIDGE_DUAL_*. */
+static inline ridge_call ridge_quantize_fp8_dual(int64_t rows, int64_t cols, ridge_dtype dtype, const void *x,
+                                                 uint32_t form, ridge_dtype format, void *q, float *scale, void *q_t,
+                                                 float *scale_t)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_QUANTIZE_FP8_DUAL);
+    call.flags = form;
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_DUAL_X, dtype, x, 0);
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_DUAL_Q, format, q, 0);
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_DUAL_SCALE, RIDGE_F32, scale, 0);
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_DUAL_Q_T, format, q_t, 0);
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_DUAL_SCALE_T, RIDGE_F32, scale_t, 0);
+    return call;
+}
+
+enum {
+    RIDGE_SWIGLU_QUANTIZE_GATE = 0, /* as swiglu_fwd */
+    RIDGE_SWIGLU_QUANTIZE_UP,
+    RIDGE_SWIGLU_QUANTIZE_Q, /* as quantize_fp8_dual of swiglu_fwd's out */
+    RIDGE_SWIGLU_QUANTIZE_SCALE,
+    RIDGE_SWIGLU_QUANTIZE_Q_T,
+    RIDGE_SWIGLU_QUANTIZE_SCALE_T,
+    RIDGE_SWIGLU_QUANTIZE_ROW_SCALE /* [rows] f32, optional */
+};
+
+/* swiglu_fwd followed by quantize_fp8_dual, bit for bit, without writing swiglu_fwd's out. Flags and options of both.
+ */
+static inline ridge_call ridge_swiglu_quantize(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate,
+                                               const void *up, uint32_t form, ridge_dtype format, void *q, float *scale,
+                                               void *q_t, float *scale_t)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_SWIGLU_QUANTIZE);
+    ridge_swiglu_defaults(&call);
+    call.flags = form;
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_GATE, dtype, gate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_UP, dtype, up, 0);
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_Q, format, q, 0);
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_SCALE, RIDGE_F32, scale, 0);
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_Q_T, format, q_t, 0);
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_SCALE_T, RIDGE_F32, scale_t, 0);
+    return call;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ Q8_0
+ *
+ * GGUF's block of 32 weights in 34 bytes: f16 d, then 32 int8; weight = d * code. On a device ridge keeps two planes
+ * instead: int8 codes and f16 d. cols is a multiple of 32. Contract: exact. docs/numerics.md, Q8_0. */
+
+enum {
+    RIDGE_Q8_0_QUANTIZE_X = 0, /* [rows, cols] bf16, f16 or f32 */
+    RIDGE_Q8_0_QUANTIZE_BLOCKS /* [rows, cols/32*34] u8 */
+};
+enum {
+    RIDGE_Q8_0_REPACK_BLOCKS = 0, /* [rows, cols/32*34] u8 */
+    RIDGE_Q8_0_REPACK_CODES,      /* [rows, cols] i8; row stride ridge_ld_q8_0(cols) is the fast path */
+    RIDGE_Q8_0_REPACK_SCALES      /* [rows, cols/32] f16 */
+};
+
+/* The blocks of x, byte for byte ggml's reference on finite input. */
+static inline ridge_call ridge_q8_0_quantize(int64_t rows, int64_t cols, ridge_dtype dtype, const void *x, void *blocks)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_Q8_0_QUANTIZE);
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_X, dtype, x, 0);
+    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_BLOCKS, RIDGE_U8, blocks, 0);
+    return call;
+}
+
+static inline ridge_call ridge_q8_0_planes(ridge_op op, int64_t rows, int64_t cols, const void *blocks,
+                                           const void *codes, const void *scales)
+{
+    ridge_call call;
+    ridge_call_init(&call, op);
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_Q8_0_REPACK_BLOCKS, RIDGE_U8, blocks, 0);
+    ridge_set(&call, RIDGE_Q8_0_REPACK_CODES, RIDGE_I8, codes, 0);
+    ridge_set(&call, RIDGE_Q8_0_REPACK_SCALES, RIDGE_F16, scales, 0);
+    return call;
+}
+
+/* blocks -> planes. */
+static inline ridge_call ridge_q8_0_repack(int64_t rows, int64_t cols, const void *blocks, void *codes, void *scales)
+{
+    return ridge_q8_0_planes(RIDGE_Q8_0_REPACK, rows, cols, blocks, codes, scales);
+}
+
+/* planes -> blocks, the inverse byte for byte. The operands have repack's slots. */
+static inline ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, void *blocks, const void *codes,
+                                           const void *scales)
+{
+    return ridge_q8_0_planes(RIDGE_Q8_0_UNPACK, rows, cols, blocks, codes, scales);
 }
 
 #ifdef __cplusplus

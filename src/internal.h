@@ -140,6 +140,11 @@ typedef struct ridge_op_row {
 
 extern const ridge_op_row *const ridge_op_table[RIDGE_OPS]; /* entry 0 is NULL */
 extern const ridge_op_row ridge_op_swiglu_fwd, ridge_op_swiglu_bwd;
+extern const ridge_op_row ridge_op_quantize_fp8, ridge_op_quantize_fp8_dual, ridge_op_swiglu_quantize;
+extern const ridge_op_row ridge_op_q8_0_quantize, ridge_op_q8_0_repack, ridge_op_q8_0_unpack;
+/* Rules of SwiGLU's options and layouts, shared with swiglu_quantize. */
+const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags);
+bool ridge_swiglu_options_plain(const ridge_swiglu_options *o);
 
 /* ----------------------------------------------------------------------------------------------------- kernel rows */
 
@@ -170,7 +175,7 @@ typedef struct ridge_kernel_list {
     ridge_status (*prepare)(const ridge_device *device);
 } ridge_kernel_list;
 
-extern const ridge_kernel_list ridge_cpu_swiglu;
+extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd;
 
 int ridge_kernel_count(void);

@@ -5,10 +5,9 @@
 
 static const ridge_kernel_list *const lists[] = {
 #if RIDGE_HAVE_CUDA
-    &ridge_cuda_swiglu_fwd,
-    &ridge_cuda_swiglu_bwd,
+    &ridge_cuda_swiglu_fwd, &ridge_cuda_swiglu_bwd,
 #endif
-    &ridge_cpu_swiglu,
+    &ridge_cpu_swiglu,      &ridge_cpu_quantize,    &ridge_cpu_q8_0,
 };
 
 enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };

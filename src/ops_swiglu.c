@@ -42,16 +42,8 @@ static const ridge_field swiglu_bwd_fields[] = {
     {.name = NULL},
 };
 
-static const char *swiglu_rule(const ridge_call *call)
+const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags)
 {
-    const ridge_swiglu_options *o = &call->opt.swiglu;
-    int up = call->op == RIDGE_SWIGLU_FWD ? RIDGE_SWIGLU_FWD_UP : RIDGE_SWIGLU_BWD_UP;
-    bool backward = call->op == RIDGE_SWIGLU_BWD;
-    bool interleaved = (call->flags & RIDGE_INTERLEAVED) != 0;
-    bool has_up = call->arg[up].dtype != RIDGE_NONE && call->arg[up].data != NULL;
-    bool has_dup =
-        backward && call->arg[RIDGE_SWIGLU_BWD_DUP].dtype != RIDGE_NONE && call->arg[RIDGE_SWIGLU_BWD_DUP].data != NULL;
-
     if (!isfinite(o->gate_mul))
         return "option gate_mul must be finite";
     if (!isfinite(o->down_mul))
@@ -62,8 +54,23 @@ static const char *swiglu_rule(const ridge_call *call)
         return "option up_offset must be finite";
     if (!(o->limit >= 0.0f) || isinf(o->limit))
         return "option limit must be finite and positive, or 0 for no clamp";
-    if (o->alpha != 1.0f && (call->flags & RIDGE_ACTIVATION) != RIDGE_SILU)
+    if (o->alpha != 1.0f && (flags & RIDGE_ACTIVATION) != RIDGE_SILU)
         return "option alpha belongs to SiLU only";
+    return NULL;
+}
+
+static const char *swiglu_rule(const ridge_call *call)
+{
+    const char *reason = ridge_swiglu_options_rule(&call->opt.swiglu, call->flags);
+    int up = call->op == RIDGE_SWIGLU_FWD ? RIDGE_SWIGLU_FWD_UP : RIDGE_SWIGLU_BWD_UP;
+    bool backward = call->op == RIDGE_SWIGLU_BWD;
+    bool interleaved = (call->flags & RIDGE_INTERLEAVED) != 0;
+    bool has_up = call->arg[up].dtype != RIDGE_NONE && call->arg[up].data != NULL;
+    bool has_dup =
+        backward && call->arg[RIDGE_SWIGLU_BWD_DUP].dtype != RIDGE_NONE && call->arg[RIDGE_SWIGLU_BWD_DUP].data != NULL;
+
+    if (reason)
+        return reason;
     if (!backward && (call->flags & RIDGE_ROUND_GATE_BWD))
         return "flag RIDGE_ROUND_GATE_BWD belongs to swiglu_bwd";
     if (backward && (call->flags & RIDGE_ROUND_GATE))
@@ -102,11 +109,14 @@ static void swiglu_settle(ridge_call *call)
         call->arg[RIDGE_SWIGLU_BWD_DUP].dtype = RIDGE_NONE;
 }
 
+bool ridge_swiglu_options_plain(const ridge_swiglu_options *o)
+{
+    return o->gate_mul == 1.0f && o->down_mul == 1.0f && o->alpha == 1.0f && o->up_offset == 0.0f && o->limit == 0.0f;
+}
+
 static bool swiglu_plain(const ridge_call *call)
 {
-    const ridge_swiglu_options *o = &call->opt.swiglu;
-
-    return o->gate_mul == 1.0f && o->down_mul == 1.0f && o->alpha == 1.0f && o->up_offset == 0.0f && o->limit == 0.0f;
+    return ridge_swiglu_options_plain(&call->opt.swiglu);
 }
 
 /* Nominal: exp, division and products counted one each; SwiGLU is bound by bytes. */

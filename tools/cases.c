@@ -46,6 +46,30 @@ const suite_line suite_table[] = {
     {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 interleaved=1"},
     {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 fused=1"},
     {"swiglu-options", "swiglu_bwd rows=8192 cols=14336 dtype=bf16 row_scale=1 drow=1"},
+    {"quick", "quantize_fp8 rows=64 cols=1024 dtype=bf16 scale=row128"},
+    {"quick", "quantize_fp8_dual rows=256 cols=1024 dtype=bf16"},
+    {"quick", "swiglu_quantize rows=256 cols=1024 dtype=bf16"},
+    {"quick", "q8_0_quantize rows=64 cols=1024 dtype=f32"},
+    {"quantize", "quantize_fp8 rows=8192 cols=4096 dtype=bf16 scale=row128"},
+    {"quantize", "quantize_fp8 rows=8192 cols=14336 dtype=bf16 scale=row128"},
+    {"quantize", "quantize_fp8 rows=8192 cols=14336 dtype=bf16 scale=blk128"},
+    {"quantize", "quantize_fp8 rows=8192 cols=14336 dtype=bf16 scale=row"},
+    {"quantize", "quantize_fp8 rows=8192 cols=14336 dtype=bf16 scale=tensor"},
+    {"quantize", "quantize_fp8 rows=8192 cols=14336 dtype=bf16 scale=tensor given=1 amax=1"},
+    {"quantize", "quantize_fp8 rows=8192 cols=14336 dtype=f32 scale=row128"},
+    {"quantize", "quantize_fp8_dual rows=8192 cols=4096 dtype=bf16"},
+    {"quantize", "quantize_fp8_dual rows=8192 cols=14336 dtype=bf16"},
+    {"quantize", "quantize_fp8_dual rows=8192 cols=14336 dtype=bf16 format=e5m2"},
+    {"quantize", "quantize_fp8_dual rows=8192 cols=14336 dtype=bf16 colsum=1"},
+    {"quantize", "quantize_fp8_dual rows=8192 cols=14336 dtype=f32"},
+    {"quantize", "quantize_fp8_dual rows=28672 cols=8192 dtype=bf16 form=blk_blk"},
+    {"quantize", "quantize_fp8_dual rows=8192 cols=14336 dtype=bf16 form=row_blk"},
+    {"quantize", "swiglu_quantize rows=8192 cols=14336 dtype=bf16"},
+    {"quantize", "swiglu_quantize rows=8192 cols=28672 dtype=bf16"},
+    {"quantize", "q8_0_quantize rows=8192 cols=14336 dtype=bf16"},
+    {"quantize", "q8_0_quantize rows=8192 cols=14336 dtype=f32"},
+    {"quantize", "q8_0_repack rows=8192 cols=14336"},
+    {"quantize", "q8_0_unpack rows=8192 cols=14336"},
     {NULL, NULL},
 };
 
@@ -65,7 +89,7 @@ static void append(case_list *list, const test_case *c)
 
 /* Parses the text and sets the rest; a wrong text is a bug of this table and ends up as a missing case, which
  * tests/test_tables.c counts. */
-static void add(case_list *list, const ridge_op_row *op, const char *text, test_case layout)
+void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_case layout)
 {
     int align = 16, packed = 1;
 
@@ -112,7 +136,7 @@ static void swiglu_shapes(const ridge_op_row *op, case_list *list, bool quick)
                 if ((pair && shape[i].layout.fused) || (quick && (i + (size_t)d + (size_t)pair) % 3))
                     continue;
                 snprintf(text, sizeof text, "%s dtype=%s interleaved=%d", shape[i].shape, swiglu_dtypes[d], pair);
-                add(list, op, text, shape[i].layout);
+                cases_add(list, op, text, shape[i].layout);
             }
 }
 
@@ -157,7 +181,7 @@ static void swiglu_options(const ridge_op_row *op, case_list *list, bool quick)
                     snprintf(text, sizeof text, "rows=%s dtype=%s act=%s interleaved=%d %s",
                              which == 1 && d < 2 ? "16 cols=4096" : "6 cols=1288", swiglu_dtypes[d], swiglu_acts[act],
                              pair, words);
-                    add(list, op, text, layout[which]);
+                    cases_add(list, op, text, layout[which]);
                 }
 }
 
@@ -171,9 +195,21 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
         if (level == CASES_LARGE) {
             test_case large = {.fill = FILL_PERIOD};
 
-            add(list, op, "rows=65600 cols=32768 dtype=bf16", large);
-            add(list, op, "rows=16384 cols=131075 dtype=bf16", large);
+            cases_add(list, op,
+                      op->id == RIDGE_SWIGLU_FWD ? "rows=65600 cols=32768 dtype=bf16"
+                                                 : "rows=16448 cols=131075 dtype=bf16",
+                      large);
         }
+        break;
+    case RIDGE_QUANTIZE_FP8:
+    case RIDGE_QUANTIZE_FP8_DUAL:
+    case RIDGE_SWIGLU_QUANTIZE:
+        cases_quantize(op, list, level);
+        break;
+    case RIDGE_Q8_0_QUANTIZE:
+    case RIDGE_Q8_0_REPACK:
+    case RIDGE_Q8_0_UNPACK:
+        cases_q8_0(op, list, level);
         break;
     default:
         break;

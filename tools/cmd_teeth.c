@@ -126,9 +126,10 @@ static ridge_status run_changed(const ridge_device *device, const ridge_kernel *
 FAULT(drops_the_last_columns)
 {
     ridge_call copy = with_strides(call);
+    const int step = ridge_op_table[call->op]->step[1];
 
     (void)problem, (void)im, (void)memory;
-    copy.dim[1] = call->dim[1] / 8 * 8 - 1;
+    copy.dim[1] = step > 1 ? call->dim[1] - step : call->dim[1] / 8 * 8 - 1;
     return run_changed(device, kernel, &copy, workspace, bytes, stream);
 }
 
@@ -144,9 +145,10 @@ FAULT(drops_the_last_row)
 FAULT(writes_into_the_padding)
 {
     ridge_call copy = with_strides(call);
+    const int step = ridge_op_table[call->op]->step[1];
 
     (void)problem, (void)im, (void)memory;
-    copy.dim[1]++;
+    copy.dim[1] += step ? step : 1;
     return run_changed(device, kernel, &copy, workspace, bytes, stream);
 }
 
@@ -191,6 +193,19 @@ FAULT(is_wrong_once_in_a_while)
     return edit(device, memory, im->offset[first_output(im)] + 16, (const unsigned char[]){1}, 1, stream);
 }
 
+FAULT(spoils_the_last_output)
+{
+    const ridge_op_row *op = ridge_op_table[im->call.op];
+    int out = op->args - 1;
+    ridge_status status = RUN(call);
+
+    while (!(op->arg[out].role & RIDGE_OUT) || !im->length[out])
+        out--;
+    return status
+               ? status
+               : edit(device, memory, im->offset[out] + im->length[out] - 1, (const unsigned char[]){0x80}, 1, stream);
+}
+
 /* Another order of work for a single row. */
 FAULT(depends_on_the_number_of_rows)
 {
@@ -201,27 +216,50 @@ FAULT(depends_on_the_number_of_rows)
     return edit(device, memory, im->offset[first_output(im)], (const unsigned char[]){1}, 1, stream);
 }
 
-/* Runs with the caller's stream only when eager: `eager` faults work on a GPU, the others need a CPU (no capture). */
+/* `eager` faults work on a GPU, the others need a CPU (no capture). The families of ops that a fault makes sense for.
+ */
+enum { ALL_OPS = 0, SWIGLU_OPS, INVARIANT_OPS };
+
 static const struct {
     const char *name;
     row_fault *fault;
     bool eager;
+    int family;
 } faults[] = {
-    {"writes past the end", writes_past_the_end, true},
-    {"writes before the start", writes_before_the_start, true},
-    {"leaves an element unwritten", leaves_an_element_unwritten, true},
-    {"stores a NaN", stores_a_nan, true},
-    {"is one ulp off", is_one_ulp_off, true},
-    {"changes an input", changes_an_input, true},
-    {"drops the last columns", drops_the_last_columns, true},
-    {"drops the last row", drops_the_last_row, true},
-    {"writes into the padding", writes_into_the_padding, true},
-    {"takes the next row's scale", takes_the_next_rows_scale, true},
-    {"forgets the clamp", forgets_the_clamp, true},
-    {"mixes gate and up", mixes_gate_and_up, true},
-    {"is wrong once in a while", is_wrong_once_in_a_while, false},
-    {"depends on the number of rows", depends_on_the_number_of_rows, false},
+    {"writes past the end", writes_past_the_end, true, ALL_OPS},
+    {"writes before the start", writes_before_the_start, true, ALL_OPS},
+    {"leaves an element unwritten", leaves_an_element_unwritten, true, ALL_OPS},
+    {"stores a NaN", stores_a_nan, true, ALL_OPS},
+    {"is one ulp off", is_one_ulp_off, true, ALL_OPS},
+    {"changes an input", changes_an_input, true, ALL_OPS},
+    {"drops the last columns", drops_the_last_columns, true, ALL_OPS},
+    {"drops the last row", drops_the_last_row, true, ALL_OPS},
+    {"writes into the padding", writes_into_the_padding, true, ALL_OPS},
+    {"spoils the last output", spoils_the_last_output, true, ALL_OPS},
+    {"takes the next row's scale", takes_the_next_rows_scale, true, SWIGLU_OPS},
+    {"forgets the clamp", forgets_the_clamp, true, SWIGLU_OPS},
+    {"mixes gate and up", mixes_gate_and_up, true, SWIGLU_OPS},
+    {"is wrong once in a while", is_wrong_once_in_a_while, false, ALL_OPS},
+    {"depends on the number of rows", depends_on_the_number_of_rows, false, INVARIANT_OPS},
 };
+
+/* The case of each op: ragged, with padded rows, so that a column too many lands in the padding. */
+static const char *const problems[RIDGE_OPS] = {
+    [RIDGE_SWIGLU_FWD] = "rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5",
+    [RIDGE_SWIGLU_BWD] = "rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5",
+    [RIDGE_QUANTIZE_FP8] = "rows=5 cols=264 dtype=bf16",
+    [RIDGE_QUANTIZE_FP8_DUAL] = "rows=133 cols=264 dtype=bf16",
+    [RIDGE_SWIGLU_QUANTIZE] = "rows=133 cols=264 dtype=bf16",
+    [RIDGE_Q8_0_QUANTIZE] = "rows=5 cols=288 dtype=bf16",
+    [RIDGE_Q8_0_REPACK] = "rows=5 cols=288",
+    [RIDGE_Q8_0_UNPACK] = "rows=5 cols=288",
+};
+
+static bool applies(int family, const ridge_op_row *op)
+{
+    return family == ALL_OPS || (family == INVARIANT_OPS && (op->contract & RIDGE_INVARIANT)) ||
+           (family == SWIGLU_OPS && (op->id == RIDGE_SWIGLU_FWD || op->id == RIDGE_SWIGLU_BWD));
+}
 
 enum { FAULTS = (int)(sizeof faults / sizeof faults[0]) };
 
@@ -236,9 +274,12 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 /* One row: the case must pass without a fault and fail with each. Returns the number of things that went wrong. */
 static int bite(const ridge_device *device, const ridge_kernel *kernel, int *caught)
 {
-    /* Padded rows, so that a column too many lands in the padding. */
-    test_case c = {.fill = FILL_NORMAL, .pad = 8, .slices = true, .repeats = 400};
-    char problem_text[] = "rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5", text[700];
+    const ridge_op_row *op = ridge_op_table[kernel->op];
+    test_case c = {.fill = FILL_NORMAL,
+                   .pad = op->step[1] > 8 ? 2 * op->step[1] : 8,
+                   .slices = (op->contract & RIDGE_INVARIANT) != 0,
+                   .repeats = 400};
+    char text[700];
     test_row row = {kernel, NULL};
     unsigned char *expected = NULL;
     int align = 16, packed = 1, wrong = 0;
@@ -246,8 +287,7 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, int *cau
     ridge_call call;
     image im;
 
-    if (ridge_problem_parse(ridge_op_table[kernel->op], problem_text, &c.call, &align, &packed) ||
-        !image_build(&c, 3, &im))
+    if (ridge_problem_parse(op, problems[kernel->op], &c.call, &align, &packed) || !image_build(&c, 3, &im))
         return 1;
     call = image_call(&im, im.host);
     if (ridge_validate(&call, &problem) || ridge_why_not(device, kernel, &problem)) {
@@ -260,7 +300,7 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, int *cau
         wrong = 1;
     }
     for (int i = 0; i < FAULTS && !wrong; i++) {
-        if (!faults[i].eager && device->backend->graph_begin)
+        if ((!faults[i].eager && device->backend->graph_begin) || !applies(faults[i].family, op))
             continue;
         row.fault = faults[i].fault;
         if (test_one(&row, device, &c, &im, expected, text, sizeof text)) {

@@ -13,6 +13,7 @@ typedef enum fill_kind {
     FILL_UNIT,   /* N(0,1): what benchmarks use */
     FILL_EDGE,   /* special values mixed with random bit patterns */
     FILL_EVERY,  /* 16-bit dtypes: the first input counts through all 65,536 patterns */
+    FILL_GROUPS, /* every 128 columns of a kind: zeros, powers of two, subnormal, huge, not finite */
     FILL_PERIOD  /* rows repeat with period 64: for tensors too large for the reference */
 } fill_kind;
 
@@ -37,6 +38,11 @@ typedef enum case_level { CASES_QUICK, CASES_FULL, CASES_LARGE } case_level;
 
 /* Appends the test cases of an op. */
 void cases_of(const ridge_op_row *op, case_level level, case_list *list);
+
+/* Adds the case of a problem text (without the op's name) and a layout. */
+void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_case layout);
+void cases_quantize(const ridge_op_row *op, case_list *list, case_level level);
+void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level);
 
 /* Bench and tune suites: lines "op name=value ..." under a suite's name. */
 typedef struct suite_line {

@@ -1,0 +1,435 @@
+/* quantize.c: quantize_fp8, quantize_fp8_dual and swiglu_quantize on the CPU: the C reference, the threads around the
+ * SIMD spans (quantize_simd.h), and the kernel list.
+ *
+ * The reference is the oracle of every test: one element at a time, group by group, straight from docs/numerics.md. */
+#include "quantize.h"
+
+#include "num.h"
+#include "swiglu.h"
+
+static int64_t groups(int64_t n)
+{
+    return (n + RIDGE_GROUP - 1) / RIDGE_GROUP;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static quantize_out output(const ridge_call *call, int q, quantize_form form, int64_t stride, int64_t ld)
+{
+    const ridge_operand *codes = &call->arg[q], *scale = &call->arg[q + 1];
+    quantize_out o = {form, codes->data, scale->data, codes->stride ? codes->stride : stride,
+                      scale->stride ? scale->stride : ld};
+
+    return o;
+}
+
+/* The arguments of any of the three ops; the row form of TENSOR and ROW modes is absent. */
+static quantize_args collect(const ridge_call *call)
+{
+    const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE, single = call->op == RIDGE_QUANTIZE_FP8;
+    const int q = swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q;
+    const int64_t rows = call->dim[0], cols = call->dim[1];
+    const uint32_t scale = call->flags & RIDGE_SCALE, dual = call->flags & RIDGE_DUAL;
+    const bool block = single ? scale == RIDGE_SCALE_BLK128 : dual == RIDGE_DUAL_BLK_BLK;
+    quantize_args a = {.rows = rows, .cols = cols};
+
+    a.dtype = call->arg[0].dtype;
+    a.size = a.dtype == RIDGE_F32 ? 4 : 2;
+    a.x = swiglu ? NULL : call->arg[0].data;
+    a.stride = (call->arg[0].stride ? call->arg[0].stride : cols) * a.size;
+    a.e5m2 = call->arg[q].dtype == RIDGE_E5M2;
+    a.pow2 = (call->flags & RIDGE_POW2) != 0;
+    a.floor = swiglu ? call->opt.swiglu_quantize.floor : call->opt.quantize.floor;
+    a.row = output(call, q, block ? QUANTIZE_BLK128 : QUANTIZE_ROW128, cols, block ? groups(cols) : rows);
+    if (single && scale != RIDGE_SCALE_ROW128 && scale != RIDGE_SCALE_BLK128)
+        a.row.form = QUANTIZE_ABSENT;
+    if (!single) {
+        const bool block_t = dual != RIDGE_DUAL_ROW_ROW;
+
+        a.col = output(call, q + 2, block_t ? QUANTIZE_BLK128 : QUANTIZE_ROW128, rows, block_t ? groups(rows) : cols);
+    }
+    return a;
+}
+
+/* -------------------------------------------------------------------------------------------------------- reference */
+
+static float load(const quantize_args *a, int64_t row, int64_t col)
+{
+    const unsigned char *at = a->x + row * a->stride + col * a->size;
+
+    switch (a->dtype) {
+    case RIDGE_BF16:
+        return ridge_f32_from_bf16(*(const uint16_t *)(const void *)at);
+    case RIDGE_F16:
+        return ridge_f32_from_f16(*(const uint16_t *)(const void *)at);
+    default:
+        return *(const float *)(const void *)at;
+    }
+}
+
+/* A part of x: what shares a scale. */
+typedef struct block {
+    int64_t row, rows, col, cols;
+} block;
+
+static uint32_t block_amax(const quantize_args *a, block b)
+{
+    uint32_t amax = 0;
+
+    for (int64_t r = b.row; r < b.row + b.rows; r++)
+        for (int64_t c = b.col; c < b.col + b.cols; c++)
+            if (ridge_magnitude(load(a, r, c)) > amax)
+                amax = ridge_magnitude(load(a, r, c));
+    return amax;
+}
+
+static float block_scale(const quantize_args *a, uint32_t amax)
+{
+    return ridge_fp8_scale(amax, a->floor, a->e5m2 ? 57344.0f : 448.0f, a->pow2);
+}
+
+static uint8_t code(const quantize_args *a, float x, float reciprocal, bool guard)
+{
+    return guard && ridge_magnitude(x) >= 0x7f800000u ? 0x7f : ridge_fp8_from_f32(x * reciprocal, a->e5m2);
+}
+
+/* One form over the whole tensor, `transposed` or not. */
+static void reference_form(const quantize_args *a, const quantize_out *o, bool transposed)
+{
+    const int64_t high = o->form == QUANTIZE_BLK128 || transposed ? RIDGE_GROUP : 1;
+    const int64_t wide = o->form == QUANTIZE_BLK128 || !transposed ? RIDGE_GROUP : 1;
+
+    for (int64_t row = 0; row < a->rows; row += high)
+        for (int64_t col = 0; col < a->cols; col += wide) {
+            const block b = {row, least(high, a->rows - row), col, least(wide, a->cols - col)};
+            const float s = block_scale(a, block_amax(a, b)), r = ridge_fp8_reciprocal(s);
+
+            if (o->form == QUANTIZE_BLK128)
+                o->scale[transposed ? col / RIDGE_GROUP * o->ld + row / RIDGE_GROUP
+                                    : row / RIDGE_GROUP * o->ld + col / RIDGE_GROUP] = s;
+            else
+                o->scale[transposed ? row / RIDGE_GROUP * o->ld + col : col / RIDGE_GROUP * o->ld + row] = s;
+            for (int64_t i = row; i < row + b.rows; i++)
+                for (int64_t j = col; j < col + b.cols; j++)
+                    o->q[transposed ? j * o->stride + i : i * o->stride + j] = code(a, load(a, i, j), r, false);
+        }
+}
+
+/* The order of quantize_math.h: groups of 8 rows; pairs of groups; the pairs of a tile; tiles. */
+static float reference_sum(const quantize_args *a, int64_t col)
+{
+    float sum = 0;
+
+    for (int64_t tile = 0; tile < a->rows; tile += RIDGE_GROUP) {
+        float part = 0;
+
+        for (int64_t pair = tile; pair < tile + RIDGE_GROUP; pair += 2 * RIDGE_SUM_ROWS) {
+            float group[2] = {0, 0};
+
+            for (int64_t row = pair; row < pair + 2 * RIDGE_SUM_ROWS; row++)
+                if (row < a->rows)
+                    group[(row - pair) / RIDGE_SUM_ROWS] += load(a, row, col);
+            part += group[0] + group[1];
+        }
+        sum += part;
+    }
+    return sum;
+}
+
+/* TENSOR and ROW: rows [begin, end) share a scale. */
+static void reference_whole(const quantize_args *a, const ridge_call *call, int64_t begin, int64_t end, int64_t index)
+{
+    const float *given = call->arg[RIDGE_QUANTIZE_FP8_GIVEN].data;
+    float *amax_out = call->arg[RIDGE_QUANTIZE_FP8_AMAX].data;
+    const block all = {begin, end - begin, 0, a->cols};
+    const uint32_t amax = block_amax(a, all);
+    const float s = given ? given[index] : block_scale(a, amax), r = ridge_fp8_reciprocal(s);
+
+    if (!given)
+        a->row.scale[index] = s;
+    if (amax_out)
+        amax_out[index] = ridge_float(amax >= 0x7f800000u ? RIDGE_NAN_F32 : amax);
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t j = 0; j < a->cols; j++)
+            a->row.q[i * a->row.stride + j] = code(a, load(a, i, j), r, given != NULL);
+}
+
+static void reference(const ridge_call *call, void *workspace)
+{
+    quantize_args a = collect(call);
+
+    if (call->op == RIDGE_SWIGLU_QUANTIZE) {
+        ridge_call swiglu = ridge_swiglu_fwd(a.rows, a.cols, (ridge_dtype)a.dtype, NULL, NULL, workspace);
+
+        swiglu.arg[RIDGE_SWIGLU_FWD_GATE] = call->arg[RIDGE_SWIGLU_QUANTIZE_GATE];
+        swiglu.arg[RIDGE_SWIGLU_FWD_UP] = call->arg[RIDGE_SWIGLU_QUANTIZE_UP];
+        swiglu.arg[RIDGE_SWIGLU_FWD_ROW_SCALE] = call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE];
+        swiglu.flags = call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED);
+        swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
+        ridge_cpu_swiglu_reference(&swiglu);
+        a.x = workspace;
+        a.stride = a.cols * a.size;
+    }
+    if (a.row.form == QUANTIZE_ABSENT && (call->flags & RIDGE_SCALE) == RIDGE_SCALE_TENSOR)
+        reference_whole(&a, call, 0, a.rows, 0);
+    else if (a.row.form == QUANTIZE_ABSENT)
+        for (int64_t row = 0; row < a.rows; row++)
+            reference_whole(&a, call, row, row + 1, row);
+    else
+        reference_form(&a, &a.row, false);
+    if (a.col.form != QUANTIZE_ABSENT)
+        reference_form(&a, &a.col, true);
+    if (call->op == RIDGE_QUANTIZE_FP8_DUAL && call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data)
+        for (int64_t col = 0; col < a.cols; col++)
+            ((float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data)[col] =
+                ridge_f32_canonical(reference_sum(&a, col));
+}
+
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
+                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                     size_t bytes, void *stream)
+{
+    /* Through a pointer, so that no arithmetic moves across the change of mode. */
+    void (*volatile const work)(const ridge_call *, void *) = reference;
+    unsigned mode;
+
+    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    if (call->dim[0] == 0 || call->dim[1] == 0)
+        return RIDGE_OK;
+    mode = ridge_fp_begin();
+    work(call, workspace);
+    ridge_fp_end(mode);
+    return RIDGE_OK;
+}
+
+/* The out of swiglu_fwd. */
+static size_t reference_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)device, (void)kernel;
+    return problem->op == RIDGE_SWIGLU_QUANTIZE
+               ? (size_t)problem->dim[0] * (size_t)problem->dim[1] * (problem->dtype[0] == RIDGE_F32 ? 4 : 2)
+               : 0;
+}
+
+/* -------------------------------------------------------------------------------------------------------- SIMD rows */
+
+#if defined(__x86_64__)
+
+enum { ONE_THREAD = 32768 };
+
+static const quantize_vectors *vectors_of(const ridge_kernel *kernel)
+{
+    return kernel->arch_min == RIDGE_ARCH_AVX512 ? &ridge_cpu_quantize_avx512 : &ridge_cpu_quantize_avx2;
+}
+
+/* One scale a row, or one for all: largest magnitudes first, then codes. */
+static void whole(const quantize_vectors *v, const quantize_args *a, const ridge_call *call)
+{
+    const bool one = (call->flags & RIDGE_SCALE) == RIDGE_SCALE_TENSOR;
+    const float *given = call->arg[RIDGE_QUANTIZE_FP8_GIVEN].data;
+    float *amax_out = call->arg[RIDGE_QUANTIZE_FP8_AMAX].data;
+    uint32_t all = 0;
+    float tensor_scale = 1;
+
+    if (one && (!given || amax_out)) {
+#pragma omp parallel for schedule(static) reduction(max : all) if (a->rows * a->cols >= ONE_THREAD)
+        for (int64_t row = 0; row < a->rows; row++) {
+            uint32_t amax = v->amax(a->dtype, a->x + row * a->stride, a->cols);
+            all = amax > all ? amax : all;
+        }
+        if (amax_out)
+            *amax_out = ridge_float(all >= 0x7f800000u ? RIDGE_NAN_F32 : all);
+    }
+    if (one) {
+        tensor_scale = given ? *given : block_scale(a, all);
+        if (!given)
+            *a->row.scale = tensor_scale;
+    }
+#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < a->rows; row++) {
+            const unsigned char *x = a->x + row * a->stride;
+            float s = tensor_scale;
+
+            if (!one) {
+                uint32_t amax = !given || amax_out ? v->amax(a->dtype, x, a->cols) : 0;
+
+                s = given ? given[row] : block_scale(a, amax);
+                if (!given)
+                    a->row.scale[row] = s;
+                if (amax_out)
+                    amax_out[row] = ridge_float(amax >= 0x7f800000u ? RIDGE_NAN_F32 : amax);
+            }
+            v->encode(a->dtype, x, a->cols, ridge_fp8_reciprocal(s), a->e5m2, given != NULL,
+                      a->row.q + row * a->row.stride);
+        }
+        ridge_fp_end(mode);
+    }
+}
+
+static void row_groups(const quantize_vectors *v, const quantize_args *a)
+{
+#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < a->rows; row++)
+            v->row128(a, row);
+        ridge_fp_end(mode);
+    }
+}
+
+/* The columns of a tile of swiglu_fwd's out, computed into y. */
+static void swiglu_tile(const swiglu_args *s, swiglu_span *span, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                        void *y)
+{
+    const int64_t wide = s->flags & RIDGE_INTERLEAVED ? 2 * col : col;
+    swiglu_args part = *s;
+
+    part.gate.data += row * part.gate.stride + wide * part.size;
+    if (part.up.data)
+        part.up.data += row * part.up.stride + col * part.size;
+    if (part.row_scale)
+        part.row_scale += row;
+    part.out.data = y;
+    part.out.stride = RIDGE_GROUP * part.size;
+    part.stream = false;
+    for (int64_t i = 0; i < rows; i++)
+        span(&part, i, 0, cols);
+}
+
+/* Tile by tile; with swiglu, each tile's elements are computed first. */
+static void tiles(const quantize_vectors *v, const quantize_args *a, const swiglu_args *s, swiglu_span *span)
+{
+    const int64_t across = groups(a->cols), count = groups(a->rows) * across;
+
+#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+    {
+        _Alignas(64) unsigned char y[RIDGE_GROUP * RIDGE_GROUP * 4];
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < count; t++) {
+            const int64_t row = t / across * RIDGE_GROUP, col = t % across * RIDGE_GROUP;
+
+            if (s)
+                swiglu_tile(s, span, row, least(RIDGE_GROUP, a->rows - row), col, least(RIDGE_GROUP, a->cols - col), y);
+            if (s)
+                v->tile(a, t / across, t % across, y, RIDGE_GROUP * a->size);
+            else
+                v->tile(a, t / across, t % across, a->x + row * a->stride + col * a->size, a->stride);
+        }
+        ridge_fp_end(mode);
+    }
+}
+
+static void add_tile_sums(const quantize_args *a, float *colsum)
+{
+    for (int64_t col = 0; col < a->cols; col++) {
+        float sum = 0;
+
+        for (int64_t tile = 0; tile < groups(a->rows); tile++)
+            sum += a->tile_sums[tile * a->cols + col];
+        colsum[col] = ridge_f32_canonical(sum);
+    }
+}
+
+static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                               const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    const quantize_vectors *v = vectors_of(kernel);
+    quantize_args a = collect(call);
+    float *colsum = call->op == RIDGE_QUANTIZE_FP8_DUAL ? call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
+
+    (void)device, (void)problem, (void)bytes, (void)stream;
+    if (a.rows == 0 || a.cols == 0)
+        return RIDGE_OK;
+    a.tile_sums = colsum ? workspace : NULL;
+    if (a.row.form == QUANTIZE_ABSENT)
+        whole(v, &a, call);
+    else if (a.row.form == QUANTIZE_ROW128 && a.col.form == QUANTIZE_ABSENT)
+        row_groups(v, &a);
+    else
+        tiles(v, &a, NULL, NULL);
+    if (colsum) {
+        unsigned mode = ridge_fp_begin();
+        void (*volatile const work)(const quantize_args *, float *) = add_tile_sums;
+
+        work(&a, colsum);
+        ridge_fp_end(mode);
+    }
+    return RIDGE_OK;
+}
+
+static ridge_status launch_swiglu(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                                  const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    quantize_args a = collect(call);
+    ridge_call swiglu = ridge_swiglu_fwd(a.rows, a.cols, (ridge_dtype)a.dtype, NULL, NULL, NULL);
+    swiglu_args s;
+
+    (void)workspace, (void)bytes, (void)stream;
+    if (a.rows == 0 || a.cols == 0)
+        return RIDGE_OK;
+    swiglu.arg[RIDGE_SWIGLU_FWD_GATE] = call->arg[RIDGE_SWIGLU_QUANTIZE_GATE];
+    swiglu.arg[RIDGE_SWIGLU_FWD_UP] = call->arg[RIDGE_SWIGLU_QUANTIZE_UP];
+    swiglu.arg[RIDGE_SWIGLU_FWD_ROW_SCALE] = call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE];
+    swiglu.flags = call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED);
+    swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
+    s = ridge_cpu_swiglu_collect(device, problem, &swiglu);
+    tiles(vectors_of(kernel), &a, &s,
+          kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_swiglu_avx512 : ridge_cpu_swiglu_avx2);
+    return RIDGE_OK;
+}
+
+/* Sums of the tiles. */
+static size_t sums_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const bool sums =
+        problem->op == RIDGE_QUANTIZE_FP8_DUAL && problem->dtype[RIDGE_QUANTIZE_FP8_DUAL_COLSUM] != RIDGE_NONE;
+
+    (void)device, (void)kernel;
+    return sums ? (size_t)groups(problem->dim[0]) * (size_t)problem->dim[1] * sizeof(float) : 0;
+}
+
+#endif
+
+/* ------------------------------------------------------------------------------------------------------------- list */
+
+/* param[0] is the row's time in percent of the time the memory needs. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const double elements = (double)problem->dim[0] * (double)problem->dim[1];
+    const double bytes = problem->op == RIDGE_QUANTIZE_FP8 ? 3 : problem->op == RIDGE_QUANTIZE_FP8_DUAL ? 4 : 6;
+
+    return elements * bytes * 1e-3 / device->copy_gbps * 0.01 * kernel->param[0];
+}
+
+#define ROW(op_name, op_id, arch_name, low, percent, work, launcher)                                                 \
+    {                                                                                                                \
+        .name = "cpu." op_name "." arch_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,           \
+        .contract = RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_CLOSE, .param = {percent}, .workspace = work, \
+        .cost = cost, .launch = launcher                                                                             \
+    }
+
+#if defined(__x86_64__)
+#define ROWS(op_name, op_id, launcher)                                               \
+    ROW(op_name, op_id, "avx512", RIDGE_ARCH_AVX512, 120, sums_workspace, launcher), \
+        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 130, sums_workspace, launcher), \
+        ROW(op_name, op_id, "c", RIDGE_ARCH_C, 9000, reference_workspace, launch_reference)
+#else
+#define ROWS(op_name, op_id, launcher) \
+    ROW(op_name, op_id, "c", RIDGE_ARCH_C, 9000, reference_workspace, launch_reference)
+#endif
+
+static const ridge_kernel rows[] = {
+    ROWS("quantize_fp8", RIDGE_QUANTIZE_FP8, launch_fp8),
+    ROWS("quantize_fp8_dual", RIDGE_QUANTIZE_FP8_DUAL, launch_fp8),
+    ROWS("swiglu_quantize", RIDGE_SWIGLU_QUANTIZE, launch_swiglu),
+};
+
+const ridge_kernel_list ridge_cpu_quantize = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

@@ -1,0 +1,52 @@
+/* quantize.h: what the files of the FP8 and Q8_0 quantisers on the CPU share: the argument of the spans. */
+#ifndef RIDGE_CPU_QUANTIZE_H
+#define RIDGE_CPU_QUANTIZE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "internal.h"
+#include "quantize_math.h"
+
+/* How a form scales: not at all (absent), one scale per row of 128 columns, or one per 128 x 128. */
+typedef enum quantize_form { QUANTIZE_ABSENT = 0, QUANTIZE_ROW128, QUANTIZE_BLK128 } quantize_form;
+
+/* One form: codes and their scale table, both strides in elements. */
+typedef struct quantize_out {
+    quantize_form form;
+    uint8_t *q;
+    float *scale;
+    int64_t stride, ld;
+} quantize_out;
+
+typedef struct quantize_args {
+    const unsigned char *x; /* NULL: the caller of tile() has the elements */
+    int64_t stride;         /* of x, in bytes */
+    int64_t rows, cols;
+    uint32_t dtype;
+    int size; /* of an element of x */
+    int e5m2, pow2;
+    float floor;
+    quantize_out row, col; /* of x and of its transpose */
+    float *tile_sums;      /* [ceil(rows/128)][cols], or NULL */
+} quantize_args;
+
+/* The work of one instruction set. */
+typedef struct quantize_vectors {
+    /* The bits of the largest |x| of n elements. */
+    uint32_t (*amax)(uint32_t dtype, const void *x, int64_t n);
+    /* n codes of x * reciprocal. `guard`: infinite elements become 7F too. */
+    void (*encode)(uint32_t dtype, const void *x, int64_t n, float reciprocal, int e5m2, bool guard, uint8_t *q);
+    /* One row, a scale for every 128 columns. */
+    void (*row128)(const quantize_args *args, int64_t row);
+    /* All forms of the 128 x 128 tile (tr, tc), whose elements are at x, `stride` bytes a row. */
+    void (*tile)(const quantize_args *args, int64_t tr, int64_t tc, const void *x, int64_t stride);
+    /* One row of Q8_0 blocks. */
+    void (*q8_0)(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks);
+} quantize_vectors;
+
+#if defined(__x86_64__)
+extern const quantize_vectors ridge_cpu_quantize_avx2, ridge_cpu_quantize_avx512;
+#endif
+
+#endif

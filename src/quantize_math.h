@@ -1,0 +1,74 @@
+/* quantize_math.h: scales and codes of quantize_fp8 and Q8_0 for one group, in their bit-exact order.
+ *
+ * One source for the C reference, the SIMD rows and CUDA. Leaves out: loads, and the fp8 encoding, which has an
+ * instruction on some devices (cpu/num.h, cuda/num.cuh). docs/numerics.md, FP8 and Q8_0. */
+#ifndef RIDGE_QUANTIZE_MATH_H
+#define RIDGE_QUANTIZE_MATH_H
+
+#include "exact.h"
+
+enum { RIDGE_GROUP = 128, RIDGE_Q8_0_BLOCK = 32, RIDGE_Q8_0_BYTES = 34 };
+
+/* The bits of |x|, whose maximum over a group is exact in any order; from 7F800000 on something is not finite. */
+RIDGE_FN uint32_t ridge_magnitude(float x)
+{
+    return ridge_bits(x) & 0x7fffffffu;
+}
+
+/* The scale of a group from its amax. `largest` is 448 or 57344. */
+RIDGE_FN float ridge_fp8_scale(uint32_t amax, float floor, float largest, int pow2)
+{
+    float m = ridge_float(amax), s;
+    uint32_t bits;
+
+    if (amax >= 0x7f800000u)
+        return ridge_float(0x7fc00000u);
+    m = m > floor ? m : floor;
+    if (m == 0.0f)
+        return 1.0f;
+    s = m / largest;
+    s = s < 0x1p-126f ? 0x1p-126f : s;
+    bits = ridge_bits(s);
+    return pow2 ? ridge_float((bits + 0x7fffffu) & 0xff800000u) : s;
+}
+
+/* What elements are multiplied by: 1/s, or NaN where a caller's scale is not finite and positive. One below 2^-126 is
+ * taken as 2^-126, whose reciprocal is finite. */
+RIDGE_FN float ridge_fp8_reciprocal(float s)
+{
+    float bounded = s < 0x1p-126f ? 0x1p-126f : s;
+
+    return s > 0.0f && ridge_magnitude(s) < 0x7f800000u ? 1.0f / bounded : ridge_float(0x7fc00000u);
+}
+
+/* Column sums: groups of 8 rows from +0 in order; 16 groups make a tile of 128 rows, summed as pairs and then the 8
+ * pairs in order; tiles in order. */
+enum { RIDGE_SUM_ROWS = 8 };
+
+/* Q8_0: d = amax / 127 and what elements are multiplied by. */
+RIDGE_FN float ridge_q8_0_scale(uint32_t amax, float *reciprocal)
+{
+    float d = ridge_float(amax) / 127.0f, r;
+
+    if (amax >= 0x7f800000u) {
+        *reciprocal = 0.0f;
+        return ridge_float(0x7fc00000u);
+    }
+    r = 1.0f / d;
+    *reciprocal = ridge_magnitude(r) < 0x7f800000u ? r : 0.0f; /* d is 0, or so small that 1/d overflows */
+    return d;
+}
+
+/* The integer nearest to x, halves away from zero; 0 for NaN (|x| <= 127 otherwise). */
+RIDGE_FN int32_t ridge_q8_0_code(float x)
+{
+    float size = ridge_float(ridge_magnitude(x));
+    int32_t whole;
+
+    size = size < 128.0f ? size : 0.0f;
+    whole = (int32_t)size;
+    whole += size - (float)whole >= 0.5f;
+    return x < 0.0f ? -whole : whole;
+}
+
+#endif

@@ -1,0 +1,14 @@
+/* oracle.h: the float64 references, one file per op family. */
+#ifndef RIDGE_ORACLE_H
+#define RIDGE_ORACLE_H
+
+#include "tools.h"
+
+/* Element (r, j) of an operand in a copy of the image at base. */
+const void *oracle_address(const image *im, const unsigned char *base, int arg, int64_t r, int64_t j);
+
+/* Each: error over bound of the worst output of `got`; false and a text if above 1. */
+typedef bool oracle(const image *im, const unsigned char *got, double *worst, char *text, size_t size);
+oracle oracle_swiglu, oracle_quantize, oracle_q8_0;
+
+#endif
