@@ -120,6 +120,8 @@ static ridge_status run_changed(const ridge_device *device, const ridge_kernel *
     ridge_problem problem;
     ridge_status status = ridge_validate(call, &problem);
 
+    if (!status && kernel->workspace && kernel->workspace(device, kernel, &problem) > bytes)
+        return ridge_fail(RIDGE_ERR_WORKSPACE, "the changed problem needs more workspace");
     return status ? status : kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);
 }
 
