@@ -271,6 +271,9 @@ bool image_build(const test_case *c, uint64_t seed, image *im)
 #pragma omp parallel for schedule(static)
     for (size_t block = 0; block < im->bytes; block += 65536) /* guards and padding: NaN in every float dtype */
         memset(im->host + block, 0xff, im->bytes - block < 65536 ? im->bytes - block : 65536);
+    for (int arg = 0; arg < op->args; arg++) /* other than input padding, so that copying that one into it shows */
+        if (im->length[arg] && op->arg[arg].role == RIDGE_OUT)
+            memset(im->host + im->offset[arg], 0xfe, im->length[arg]);
     for (int arg = 0; arg < op->args; arg++) {
         if (!im->length[arg] || !(op->arg[arg].role & RIDGE_IN))
             continue;
