@@ -5,7 +5,7 @@
 
 #include "exact.h"
 #include "host.cuh"
-#include "ptx.cuh"
+#include "num.cuh"
 
 #define TRY(call, what)                     \
     do {                                    \
@@ -282,7 +282,8 @@ static __global__ void exact_kernel(int function, uint32_t first, uint32_t step,
         out[i] = function == 0   ? ridge_rcp(x)
                  : function == 1 ? ridge_exp_neg(x)
                  : function == 2 ? ridge_sigmoid(x)
-                                 : ridge_normal_cdf(x, &bell);
+                 : function == 3 ? ridge_normal_cdf(x, &bell)
+                                 : (float)(num_fp8x2(0.0f, x, function == 5) & 0xff);
 }
 
 static ridge_status cuda_exact(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,

@@ -96,6 +96,36 @@ template <int DTYPE> static __device__ __forceinline__ uint4 num_pack(const floa
     return v;
 }
 
+/* The fp8 code of x as cpu/num.h has it, in integers: for devices without the instruction. */
+static __device__ __forceinline__ uint32_t num_fp8_software(float x, bool e5m2)
+{
+    const uint32_t shift = e5m2 ? 21 : 20, most = e5m2 ? 0x47600000u : 0x43e00000u;
+    const uint32_t least = e5m2 ? 0x38800000u : 0x3c800000u, bias = e5m2 ? 112u << 2 : 120u << 3;
+    const float magic = e5m2 ? 0x1p7f : 0x1p14f;
+    const uint32_t u = __float_as_uint(x), mag = u & 0x7fffffffu, cut = min(mag, most);
+    const uint32_t normal = ((cut + ((1u << (shift - 1)) - 1) + ((cut >> shift) & 1u)) >> shift) - bias;
+    const uint32_t small = __float_as_uint(__uint_as_float(cut) + magic) - __float_as_uint(magic);
+    const uint32_t r = cut < least ? small : normal;
+
+    return mag > 0x7f800000u ? 0x7fu : r | (u >> 24 & 0x80u);
+}
+
+/* Two fp8 codes, hi << 8 | lo. */
+static __device__ __forceinline__ uint32_t num_fp8x2(float hi, float lo, bool e5m2)
+{
+#if __CUDA_ARCH__ >= 890
+    return e5m2 ? ptx_e5m2x2(hi, lo) : ptx_e4m3x2(hi, lo);
+#else
+    return num_fp8_software(hi, e5m2) << 8 | num_fp8_software(lo, e5m2);
+#endif
+}
+
+/* Four, the first in the lowest byte. */
+static __device__ __forceinline__ uint32_t num_fp8x4(float a, float b, float c, float d, bool e5m2)
+{
+    return num_fp8x2(b, a, e5m2) | num_fp8x2(d, c, e5m2) << 16;
+}
+
 template <int DTYPE> static __device__ __forceinline__ float num_load(const void *base, int64_t i)
 {
     float lo, hi;

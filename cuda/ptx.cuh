@@ -64,6 +64,44 @@ static __device__ __forceinline__ uint32_t ptx_taint_f16x2(uint32_t v, uint32_t 
     return d;
 }
 
+/* Per half: the larger, NaN if either is NaN. */
+static __device__ __forceinline__ uint32_t ptx_max_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+static __device__ __forceinline__ uint32_t ptx_max_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+#if __CUDA_ARCH__ >= 890
+/* (hi, lo) to two fp8 codes, nearest even, saturating; NaN becomes 7F. sm_89 up. */
+static __device__ __forceinline__ uint32_t ptx_e4m3x2(float hi, float lo)
+{
+    uint16_t v;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ptx_e5m2x2(float hi, float lo)
+{
+    uint16_t v;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+#endif
+
+/* 8 bytes that nobody reads soon. */
+static __device__ __forceinline__ void ptx_store_once8(void *p, uint2 v)
+{
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" : : "l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+
 /* Programmatic dependent launch, sm_90 up: wait for the kernels that this one depends on (no-op in an ordinary launch),
  * and let the next kernel's blocks be scheduled. */
 static __device__ __forceinline__ void ptx_grid_wait(void)

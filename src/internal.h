@@ -176,7 +176,8 @@ typedef struct ridge_kernel_list {
 } ridge_kernel_list;
 
 extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0;
-extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd;
+extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
+    ridge_cuda_quantize_whole, ridge_cuda_q8_0;
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);
@@ -245,8 +246,8 @@ struct ridge_backend {
     ridge_status (*stream_copy)(const ridge_device *device, int variant, void *to, const void *from, size_t bytes,
                                 void *stream);
     ridge_status (*empty)(const ridge_device *device, void *stream);
-    /* Proof of exact.h: function 0 rcp, 1 exp_neg, 2 sigmoid, 3 normal_cdf of the floats with bits first + i * step,
-     * i < count, evaluated on the device. NULL on the CPU. */
+    /* Proof of exact.h and of the fp8 encoding: function 0 rcp, 1 exp_neg, 2 sigmoid, 3 normal_cdf, 4 e4m3 code, 5 e5m2
+     * code of the floats with bits first + i * step, i < count, evaluated on the device. NULL on the CPU. */
     ridge_status (*exact)(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,
                           float *out);
 };
