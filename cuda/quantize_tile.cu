@@ -360,6 +360,7 @@ static const void *const functions[3][11] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE
 
 static ridge_status prepare(const ridge_device *device)
 {
+    const void *const *all = &functions[0][0];
     cudaFuncAttributes attributes;
     cudaError_t error = cudaSuccess;
     int before;
@@ -368,7 +369,7 @@ static ridge_status prepare(const ridge_device *device)
     if (status)
         return status;
     for (int i = 0; i < 33 && error == cudaSuccess; i++)
-        error = cudaFuncGetAttributes(&attributes, functions[0][i]);
+        error = cudaFuncGetAttributes(&attributes, all[i]);
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, (const void *)quantize_add_sums);
     host_leave(device, before);

@@ -204,6 +204,7 @@ static const void *const functions[3][3] = {BY_DTYPE(tensor_amax), BY_DTYPE(tens
 
 static ridge_status prepare(const ridge_device *device)
 {
+    const void *const *all = &functions[0][0];
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)tensor_fold);
     int before;
@@ -212,7 +213,7 @@ static ridge_status prepare(const ridge_device *device)
     if (status)
         return status;
     for (int i = 0; i < 9 && error == cudaSuccess; i++)
-        error = cudaFuncGetAttributes(&attributes, functions[0][i]);
+        error = cudaFuncGetAttributes(&attributes, all[i]);
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
 }
