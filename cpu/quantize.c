@@ -88,7 +88,7 @@ static uint32_t block_amax(const quantize_args *a, block b)
 
 static float block_scale(const quantize_args *a, uint32_t amax)
 {
-    return ridge_fp8_scale(amax, a->floor, a->e5m2 ? 57344.0f : 448.0f, a->pow2);
+    return ridge_fp8_scale(amax, a->floor, a->e5m2, a->pow2);
 }
 
 static uint8_t code(const quantize_args *a, float x, float reciprocal, bool guard)

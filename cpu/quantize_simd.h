@@ -72,7 +72,7 @@ static void put(uint8_t *to, const uint8_t *q, int64_t n)
 
 static float scale_of(const quantize_args *a, uint32_t amax)
 {
-    return ridge_fp8_scale(amax, a->floor, a->e5m2 ? 57344.0f : 448.0f, a->pow2);
+    return ridge_fp8_scale(amax, a->floor, a->e5m2, a->pow2);
 }
 
 static uint32_t amax_all(uint32_t dtype, const void *x, int64_t n)

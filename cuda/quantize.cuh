@@ -108,7 +108,7 @@ template <int DTYPE> static __device__ __forceinline__ uint32_t quantize_amax8(c
 
 static __device__ __forceinline__ float quantize_scale(const quantize_args &p, uint32_t amax)
 {
-    return ridge_fp8_scale(amax, p.floor, p.e5m2 ? 57344.0f : 448.0f, p.pow2);
+    return ridge_fp8_scale(amax, p.floor, p.e5m2, p.pow2);
 }
 
 /* n codes of 8. */

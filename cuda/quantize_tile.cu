@@ -9,33 +9,42 @@
 #include "quantize.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, ROWS = 8 };
+/* Tiles are taken down BUNDLE rows of tiles before the next column of tiles, so that neighbouring lines of q_t leave L2
+ * soon after each other. */
+enum { BUNDLE = 8 };
 enum { FROM_X = 0, FROM_SILU, FROM_SWIGLU };
 
+/* 17 KB: what is in flight to L1 shares the SM's 256 KB with it. */
 typedef struct tile_memory {
-    uint32_t amax[WARPS][128]; /* of the columns of a warp's rows: bits of f32, or packed halves in the first 64 */
-    float sums[WARPS][128];
+    union {
+        struct {
+            uint32_t amax[WARPS]
+                         [128]; /* of the columns of a warp's rows: bits of f32, or packed halves in the first 64 */
+            float sums[WARPS][128];
+        };
+        uint8_t codes[128 * 128]; /* transposed; written once the columns' scales are known */
+    };
     float r[128]; /* reciprocals of the columns */
     uint32_t warp_amax[4];
-    __align__(16) uint8_t codes[128 * 128];
 } tile_memory;
 
 /* Row `row`, columns col.. of x, or of swiglu_fwd's out; n columns are inside. */
 template <int DTYPE, int SOURCE>
 static __device__ __forceinline__ void tile_element_loads(const quantize_args &p, int64_t row, int64_t col, int64_t n,
-                                                          uint32_t *a, uint32_t *b)
+                                                          bool vector, uint32_t *a, uint32_t *b)
 {
     const int size = DTYPE == RIDGE_F32 ? 4 : 2;
 
     if (SOURCE == FROM_SWIGLU && (p.flags & RIDGE_INTERLEAVED)) {
         const char *at = p.x + (row * p.stride + 2 * col) * size;
 
-        quantize_load<DTYPE>(at, 2 * n, p.vector_x, a);
-        quantize_load<DTYPE>(at + 8 * size, 2 * n - 8, p.vector_x, b);
+        quantize_load<DTYPE>(at, 2 * n, vector, a);
+        quantize_load<DTYPE>(at + 8 * size, 2 * n - 8, vector, b);
         return;
     }
-    quantize_load<DTYPE>(p.x + (row * p.stride + col) * size, n, p.vector_x, a);
+    quantize_load<DTYPE>(p.x + (row * p.stride + col) * size, n, vector, a);
     if (SOURCE != FROM_X)
-        quantize_load<DTYPE>(p.up + (row * p.up_stride + col) * size, n, p.vector_x, b);
+        quantize_load<DTYPE>(p.up + (row * p.up_stride + col) * size, n, vector, b);
 }
 
 /* swiglu_fwd of 8 columns, rounded to the dtype as it would be stored; result in a. Columns from n on become 0. */
@@ -100,6 +109,16 @@ template <int DTYPE> static __device__ __forceinline__ uint32_t tile_butterfly(u
     return quantize_larger<DTYPE>(v[0], __shfl_xor_sync(~0u, v[0], 1));
 }
 
+/* Element j of 8. */
+template <int DTYPE> static __device__ __forceinline__ float tile_element(const uint32_t *raw, int j)
+{
+    if (DTYPE == RIDGE_F32)
+        return __uint_as_float(raw[j]);
+    if (DTYPE == RIDGE_BF16)
+        return __uint_as_float(j & 1 ? raw[j / 2] & 0xffff0000u : raw[j / 2] << 16);
+    return ptx_f32_from_f16((uint16_t)(raw[j / 2] >> (j & 1) * 16));
+}
+
 /* Amax, and sums, of the columns of this warp's 16 rows to shared memory. */
 template <int DTYPE>
 static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile_memory &m,
@@ -121,22 +140,16 @@ static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile
         for (int k = 0; k < W; k += 4)
             *(uint4 *)&m.amax[warp][lane * W + k] = make_uint4(most[k], most[k + 1], most[k + 2], most[k + 3]);
     if (p.sums) {
-        float sum[8] = {};
-
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            float x[8];
-
-            quantize_unpack<DTYPE>(raw[i], x);
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                sum[j] += x[j];
-        }
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            sum[j] += __shfl_xor_sync(~0u, sum[j], 16);
+            float sum = 0;
+
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                sum += tile_element<DTYPE>(raw[i], j);
+            sum += __shfl_xor_sync(~0u, sum, 16);
             if (lane < 16)
-                m.sums[warp][lane * 8 + j] = sum[j];
+                m.sums[warp][lane * 8 + j] = sum;
         }
     }
 }
@@ -170,26 +183,15 @@ static __device__ __forceinline__ void tile_turn(const quantize_args &p, tile_me
     const int x = lane & 15, chunk = (2 * warp + lane / 16) ^ x;
 
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-        const float2 r = *(const float2 *)&m.r[8 * x + j];
-        float even[ROWS], odd[ROWS];
+    for (int j = 0; j < 8; j++) {
+        const float r = m.r[8 * x + j];
+        float v[ROWS];
 
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            if (DTYPE == RIDGE_F32) {
-                even[i] = __uint_as_float(raw[i][j]);
-                odd[i] = __uint_as_float(raw[i][j + 1]);
-            } else {
-                num_unpack2<DTYPE>(raw[i][j / 2], &even[i], &odd[i]);
-            }
-            even[i] *= r.x;
-            odd[i] *= r.y;
-        }
+        for (int i = 0; i < ROWS; i++)
+            v[i] = tile_element<DTYPE>(raw[i], j) * r;
         *(uint2 *)&m.codes[(8 * x + j) * 128 + 8 * chunk] =
-            make_uint2(num_fp8x4(even[0], even[1], even[2], even[3], p.e5m2),
-                       num_fp8x4(even[4], even[5], even[6], even[7], p.e5m2));
-        *(uint2 *)&m.codes[(8 * x + j + 1) * 128 + 8 * chunk] = make_uint2(
-            num_fp8x4(odd[0], odd[1], odd[2], odd[3], p.e5m2), num_fp8x4(odd[4], odd[5], odd[6], odd[7], p.e5m2));
+            make_uint2(num_fp8x4(v[0], v[1], v[2], v[3], p.e5m2), num_fp8x4(v[4], v[5], v[6], v[7], p.e5m2));
     }
 }
 
@@ -223,7 +225,7 @@ static __device__ __forceinline__ void tile_store_turned(const quantize_args &p,
 template <int DTYPE>
 static __device__ __forceinline__ void tile_rows(const quantize_args &p, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)],
                                                  uint32_t amax, bool own, float block, int64_t tc, int64_t row,
-                                                 int64_t col, int lane)
+                                                 int64_t col, bool inside, int lane)
 {
     const int mine = (lane >> 1 & 1) + (lane >> 2 & 1) * 2 + (lane >> 3 & 1) * 4;
     float s = own ? quantize_scale(p, quantize_fold<DTYPE>(amax)) : block;
@@ -240,14 +242,15 @@ static __device__ __forceinline__ void tile_rows(const quantize_args &p, const u
 #pragma unroll
         for (int j = 0; j < 8; j++)
             x[j] *= ri;
-        if (row + i < p.rows)
+        if (inside)
+            quantize_store8(p.row.q + (row + i) * p.row.stride + col, x, 8, true, p.e5m2);
+        else if (row + i < p.rows)
             quantize_store8(p.row.q + (row + i) * p.row.stride + col, x, p.cols - col, p.vector_row, p.e5m2);
     }
 }
 
 /* Blocks that must fit a multiprocessor: as many as there are registers for. */
-#define TILE_BLOCKS(dtype, row, col, source) \
-    ((dtype) == RIDGE_F32 || (source) != FROM_X || ((row) == QUANTIZE_BLK128 && (col) == QUANTIZE_BLK128) ? 2 : 3)
+#define TILE_BLOCKS(dtype, row, col, source) ((dtype) == RIDGE_F32 || (source) != FROM_X ? 3 : 3)
 
 template <int DTYPE, int ROW, int COL, int SOURCE>
 static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, SOURCE))
@@ -255,10 +258,13 @@ static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, S
 {
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
     constexpr bool SHARED = ROW == QUANTIZE_BLK128 || COL != QUANTIZE_ABSENT;
-    __shared__ tile_memory m;
+    __shared__ __align__(16) tile_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t tr = blockIdx.x / p.across, tc = blockIdx.x % p.across;
+    const uint32_t bundle = blockIdx.x / (BUNDLE * p.across), place = blockIdx.x % (BUNDLE * p.across);
+    const uint32_t down = min((uint32_t)BUNDLE, (uint32_t)((p.rows + 127) / 128) - bundle * BUNDLE);
+    const int64_t tr = bundle * BUNDLE + place % down, tc = place / down;
     const int64_t row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
+    const bool inside = p.vector_x && p.vector_row && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols;
     uint32_t raw[ROWS][W], most[ROWS];
     float block = 0;
 
@@ -268,10 +274,16 @@ static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, S
     for (int first = 0; first < ROWS; first += TOGETHER) {
         uint32_t up[TOGETHER][W];
 
+        if (inside) {
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++)
-            tile_element_loads<DTYPE, SOURCE>(p, row + first + i, col, row + first + i < p.rows ? p.cols - col : 0,
-                                              raw[first + i], up[i]);
+            for (int i = 0; i < TOGETHER; i++)
+                tile_element_loads<DTYPE, SOURCE>(p, row + first + i, col, 16, true, raw[first + i], up[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++)
+                tile_element_loads<DTYPE, SOURCE>(p, row + first + i, col, row + first + i < p.rows ? p.cols - col : 0,
+                                                  p.vector_x, raw[first + i], up[i]);
+        }
         if (SOURCE != FROM_X)
 #pragma unroll
             for (int i = 0; i < TOGETHER; i++)
@@ -284,7 +296,7 @@ static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, S
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
             most[i] = quantize_amax8<DTYPE>(raw[i]);
-        tile_rows<DTYPE>(p, raw, tile_butterfly<DTYPE>(most, lane), true, 0.0f, tc, row, col, lane);
+        tile_rows<DTYPE>(p, raw, tile_butterfly<DTYPE>(most, lane), true, 0.0f, tc, row, col, inside, lane);
     }
     if (!SHARED)
         return;
@@ -312,7 +324,7 @@ static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, S
             p.col.scale[tc * p.col.ld + tr] = block;
     }
     if (ROW == QUANTIZE_BLK128)
-        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, lane);
+        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, inside, lane);
     if (COL == QUANTIZE_ABSENT)
         return;
     if (COL == QUANTIZE_BLK128) {

@@ -15,8 +15,18 @@ RIDGE_FN uint32_t ridge_magnitude(float x)
     return ridge_bits(x) & 0x7fffffffu;
 }
 
-/* The scale of a group from its amax. `largest` is 448 or 57344. */
-RIDGE_FN float ridge_fp8_scale(uint32_t amax, float floor, float largest, int pow2)
+/* rn(m / 448) for finite m >= 0, where it is at least 2^-126: a product and one fused correction (Markstein); tests
+ * compare it with the division for every float. GPUs have no division instruction, and the compiler's is a call. */
+RIDGE_FN float ridge_over_448(float m)
+{
+    const float r = 0x1.24924ap-9f; /* rn(1/448) */
+    float q = m * r;
+
+    return ridge_fma(ridge_fma(-q, 448.0f, m), r, q);
+}
+
+/* The scale of a group from its amax: amax / 448, or / 57344 = 448 * 128 with e5m2. */
+RIDGE_FN float ridge_fp8_scale(uint32_t amax, float floor, int e5m2, int pow2)
 {
     float m = ridge_float(amax), s;
     uint32_t bits;
@@ -24,21 +34,21 @@ RIDGE_FN float ridge_fp8_scale(uint32_t amax, float floor, float largest, int po
     if (amax >= 0x7f800000u)
         return ridge_float(0x7fc00000u);
     m = m > floor ? m : floor;
-    if (m == 0.0f)
-        return 1.0f;
-    s = m / largest;
+    s = ridge_over_448(m) * (e5m2 ? 0x1p-7f : 1.0f);
     s = s < 0x1p-126f ? 0x1p-126f : s;
     bits = ridge_bits(s);
-    return pow2 ? ridge_float((bits + 0x7fffffu) & 0xff800000u) : s;
+    s = pow2 ? ridge_float((bits + 0x7fffffu) & 0xff800000u) : s;
+    return m == 0.0f ? 1.0f : s;
 }
 
-/* What elements are multiplied by: 1/s, or NaN where a caller's scale is not finite and positive. One below 2^-126 is
- * taken as 2^-126, whose reciprocal is finite. */
+/* What elements are multiplied by: 1/s, s taken within [2^-126, 2^126]; NaN for a scale that is not finite and
+ * positive, which only a caller's can be. */
 RIDGE_FN float ridge_fp8_reciprocal(float s)
 {
     float bounded = s < 0x1p-126f ? 0x1p-126f : s;
 
-    return s > 0.0f && ridge_magnitude(s) < 0x7f800000u ? 1.0f / bounded : ridge_float(0x7fc00000u);
+    bounded = bounded > 0x1p126f ? 0x1p126f : bounded;
+    return s > 0.0f && s < ridge_float(0x7f800000u) ? ridge_rcp(bounded) : ridge_float(0x7fc00000u);
 }
 
 /* Column sums: groups of 8 rows from +0 in order; 16 groups make a tile of 128 rows, summed as pairs and then the 8
