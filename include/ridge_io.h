@@ -104,9 +104,9 @@ typedef enum ridge_format { RIDGE_SAFETENSORS = 1, RIDGE_GGUF } ridge_format;
 typedef struct ridge_file ridge_file;
 
 typedef struct ridge_tensor {
-    const char *name; /* UTF-8 without NUL bytes */
-    uint32_t type;    /* ridge_type */
-    int32_t rank;     /* 0 = a scalar */
+    const char *name;              /* UTF-8 without NUL bytes */
+    uint32_t type;                 /* ridge_type */
+    int32_t rank;                  /* 0 = a scalar */
     int64_t shape[RIDGE_MAX_RANK]; /* outermost first, innermost (contiguous) last: GGUF's ne[] reversed */
     int64_t elements;
     int64_t bytes;
