@@ -36,7 +36,7 @@ ridge_status io_no_memory(const char *path);
 /* names.c: distinct strings, numbered in the order they came; O(1) whatever they are (a keyed hash). */
 typedef struct io_names {
     const char **name; /* not owned */
-    uint32_t *slot;    /* number + 1, 0 = free; a power of two of them, at most half in use */
+    uint64_t *slot;    /* a power of two of them, at most half in use; names.c says what is in them */
     int64_t count, room, slots;
     uint64_t key[2];
 } io_names;

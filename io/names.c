@@ -50,55 +50,79 @@ static uint64_t hash(const uint64_t key[2], const char *text)
     return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-/* Where name is, or the free slot where it would go. */
-static int64_t seek(const io_names *names, const char *name)
+/* A slot holds 32 bits of the hash above the number + 1: most misses, and all of a growing table, need no name. */
+static int64_t first_slot(const io_names *names, uint64_t slot)
 {
-    int64_t at = (int64_t)(hash(names->key, name) & (uint64_t)(names->slots - 1));
+    return (int64_t)(slot >> 32) & (names->slots - 1);
+}
 
-    while (names->slot[at] && strcmp(names->name[names->slot[at] - 1], name) != 0)
+/* Where name is, or the free slot where it would go. */
+static int64_t seek(const io_names *names, const char *name, uint64_t hashed)
+{
+    int64_t at = first_slot(names, hashed);
+
+    while (names->slot[at] &&
+           (names->slot[at] >> 32 != hashed >> 32 || strcmp(names->name[(uint32_t)names->slot[at] - 1], name) != 0))
         at = (at + 1) & (names->slots - 1);
     return at;
 }
 
+static void draw_key(io_names *names)
+{
+    struct timespec now = {0, 0};
+
+    if (getrandom(names->key, sizeof names->key, GRND_NONBLOCK) == (ssize_t)sizeof names->key)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    names->key[0] = (uint64_t)now.tv_nsec * 0x9e3779b97f4a7c15 + (uint64_t)now.tv_sec;
+    names->key[1] = (uint64_t)(uintptr_t)names * 0xbf58476d1ce4e5b9;
+}
+
 static bool double_slots(io_names *names)
 {
-    int64_t slots = names->slots ? names->slots * 2 : 16;
-    uint32_t *slot = slots < INT64_C(1) << 32 ? calloc((size_t)slots, sizeof *slot) : NULL;
+    io_names more = *names;
 
-    if (!slot)
+    more.slots = names->slots ? names->slots * 2 : 16;
+    more.slot = more.slots < INT64_C(1) << 32 ? calloc((size_t)more.slots, sizeof *more.slot) : NULL;
+    if (!more.slot)
         return false;
-    if (!names->slots && getrandom(names->key, sizeof names->key, GRND_NONBLOCK) != (ssize_t)sizeof names->key) {
-        struct timespec now = {0, 0};
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        names->key[0] = (uint64_t)now.tv_nsec * 0x9e3779b97f4a7c15 + (uint64_t)now.tv_sec;
-        names->key[1] = (uint64_t)(uintptr_t)slot * 0xbf58476d1ce4e5b9;
+    if (!names->slots)
+        draw_key(&more);
+    for (int64_t i = 0; i < names->slots; i++) {
+        int64_t at = first_slot(&more, names->slot[i]);
+        if (!names->slot[i])
+            continue;
+        while (more.slot[at])
+            at = (at + 1) & (more.slots - 1);
+        more.slot[at] = names->slot[i];
     }
     free(names->slot);
-    names->slot = slot;
-    names->slots = slots;
-    for (int64_t i = 0; i < names->count; i++)
-        slot[seek(names, names->name[i])] = (uint32_t)(i + 1);
+    *names = more;
     return true;
 }
 
 int64_t io_names_find(const io_names *names, const char *name)
 {
-    return names->slots ? (int64_t)names->slot[seek(names, name)] - 1 : -1;
+    if (!names->count)
+        return -1;
+    return (int64_t)(uint32_t)names->slot[seek(names, name, hash(names->key, name))] - 1;
 }
 
 int64_t io_names_add(io_names *names, const char *name)
 {
+    uint64_t hashed;
     int64_t at;
 
     if (2 * (names->count + 1) > names->slots && !double_slots(names))
         return -2;
-    at = seek(names, name);
+    hashed = hash(names->key, name);
+    at = seek(names, name, hashed);
     if (names->slot[at])
         return -1;
     if (!io_grow(&names->name, &names->room, names->count + 1, sizeof *names->name))
         return -2;
     names->name[names->count++] = name;
-    names->slot[at] = (uint32_t)names->count;
+    names->slot[at] = hashed >> 32 << 32 | (uint64_t)names->count;
     return names->count - 1;
 }
 

@@ -20,13 +20,21 @@ typedef struct place {
 #define FAIL(place, format, ...) \
     io_fail(RIDGE_ERR_FILE, "%s: tensor \"%.200s\": " format, (place)->path, (place)->name, __VA_ARGS__)
 
-uint32_t io_safetensors_type(const char *name)
+static bool is_type(uint32_t type, const char *name)
 {
-    for (uint32_t type = RIDGE_TYPE_NONE + 1; type < RIDGE_TYPES; type++) {
-        const ridge_type_info *info = ridge_type_query(type);
-        if (info && info->safetensors && strcmp(info->name, name) == 0)
+    const ridge_type_info *info = ridge_type_query(type);
+
+    return info && info->safetensors && strcmp(info->name, name) == 0;
+}
+
+/* Most tensors have the type of the one before. */
+static uint32_t find_type(const char *name, uint32_t guess)
+{
+    if (is_type(guess, name))
+        return guess;
+    for (uint32_t type = RIDGE_TYPE_NONE + 1; type < RIDGE_TYPES; type++)
+        if (is_type(type, name))
             return type;
-    }
     return RIDGE_TYPE_NONE;
 }
 
@@ -87,7 +95,7 @@ static ridge_status parse_range(const place *at, const json_t *range, int64_t da
 }
 
 /* Other fields of an entry are allowed, as the reference reader does. */
-static ridge_status parse_entry(const place *at, const json_t *entry, int64_t data, ridge_tensor *t)
+static ridge_status parse_entry(const place *at, const json_t *entry, int64_t data, uint32_t guess, ridge_tensor *t)
 {
     const json_t *dtype = json_object_get(entry, "dtype");
     ridge_status status;
@@ -97,7 +105,7 @@ static ridge_status parse_entry(const place *at, const json_t *entry, int64_t da
     if (!json_is_string(dtype))
         return FAIL(at, "its dtype is %s instead of a string", kind(dtype));
     if (strlen(json_string_value(dtype)) == json_string_length(dtype)) /* no NUL in it */
-        t->type = io_safetensors_type(json_string_value(dtype));
+        t->type = find_type(json_string_value(dtype), guess);
     if (t->type == RIDGE_TYPE_NONE)
         return FAIL(at, "unknown dtype \"%.40s\"", json_string_value(dtype));
     status = parse_shape(at, json_object_get(entry, "shape"), t);
@@ -170,7 +178,7 @@ static ridge_status parse_tensor(ridge_file *file, io_json *json, const json_t *
     if (!entry)
         return RIDGE_ERR_FILE;
     memset(&t, 0, sizeof t);
-    status = parse_entry(&at, entry, data, &t);
+    status = parse_entry(&at, entry, data, list->count ? list->tensor[list->count - 1].type : 0, &t);
     json_decref(entry);
     if (status != RIDGE_OK)
         return status;

@@ -4,10 +4,6 @@
 
 #include "io.h"
 
-#define io_safetensors_type ridge_io_safetensors_type
-
 enum { IO_SAFETENSORS_HEADER = 100000000 }; /* bytes, the format's limit */
-
-uint32_t io_safetensors_type(const char *name); /* RIDGE_TYPE_NONE: unknown */
 
 #endif

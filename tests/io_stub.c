@@ -1,7 +1,8 @@
 /* io_stub.c: stands in for io/types.c and io/gguf.c while they are not there; see cmake/io.cmake. */
 #include "io.h"
 
-#define ROW(type, name, block, bytes, gguf, safetensors) [RIDGE_TYPE_##type] = {name, block, bytes, gguf, safetensors, 0}
+#define ROW(type, name, block, bytes, gguf, safetensors) \
+    [RIDGE_TYPE_##type] = {name, block, bytes, gguf, safetensors, 0}
 
 __attribute__((weak)) const ridge_type_info *ridge_type_query(uint32_t type)
 {
