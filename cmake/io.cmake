@@ -2,7 +2,7 @@
 set(RIDGE_HAVE_IO OFF)
 find_package(PkgConfig QUIET)
 if(PkgConfig_FOUND)
-    pkg_check_modules(JANSSON QUIET IMPORTED_TARGET jansson)
+    pkg_check_modules(JANSSON QUIET IMPORTED_TARGET "jansson>=2.11")
 endif()
 if(NOT JANSSON_FOUND)
     message(STATUS "ridge: no jansson (Debian: libjansson-dev), ridge_io is left out")
