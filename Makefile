@@ -49,12 +49,15 @@ tsan:
 	@cmake --build $(BUILD)/tsan -j $(JOBS)
 	$(BUILD)/tsan/tests/test_threads
 
-## fuzz: problem text and tuning files under libFuzzer, for a minute (FUZZ_SECONDS=60)
+## fuzz: problem text, tuning files and safetensors under libFuzzer, each for a minute (FUZZ_SECONDS=60)
 fuzz:
 	@cmake -S . -B $(BUILD)/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DRIDGE_CUDA=OFF -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF \
 	    -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined >/dev/null
-	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text
+	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text fuzz_safetensors
 	$(BUILD)/fuzz/tests/fuzz_text -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
+	@mkdir -p $(BUILD)/fuzz/corpus
+	$(BUILD)/fuzz/tests/fuzz_safetensors $(BUILD)/fuzz/corpus tests/fuzz/corpus/safetensors \
+	    -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
 
 ## memcheck: ridge test on the GPU under the four tools of compute-sanitizer (racecheck: the rows that use shared memory)
 memcheck: all
