@@ -14,7 +14,7 @@ if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/io/gguf.c)
     list(APPEND io tests/io_stub.c)
 endif()
 add_library(ridge_io_objects OBJECT ${io})
-target_include_directories(ridge_io_objects PUBLIC include PRIVATE io)
+target_include_directories(ridge_io_objects PUBLIC include PRIVATE io src) # src: cpu/num.h, conversions
 target_compile_options(ridge_io_objects PRIVATE ${warnings})
 target_link_libraries(ridge_io_objects PRIVATE PkgConfig::JANSSON)
 add_library(ridge_io_shared SHARED $<TARGET_OBJECTS:ridge_io_objects>)

@@ -27,6 +27,8 @@
 #define io_parse_gguf ridge_io_parse_gguf
 #define io_parse_safetensors ridge_io_parse_safetensors
 #define io_read_at ridge_io_read_at
+#define io_type_of_gguf ridge_io_type_of_gguf
+#define io_type_of_safetensors ridge_io_type_of_safetensors
 #define io_utf8 ridge_io_utf8
 
 /* error.c */
