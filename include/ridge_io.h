@@ -153,7 +153,7 @@ RIDGE_API int32_t ridge_file_shards(const ridge_file *file);
 RIDGE_API const char *ridge_file_path(const ridge_file *file, int32_t shard); /* NULL if out of range */
 RIDGE_API int64_t ridge_file_bytes(const ridge_file *file, int32_t shard);    /* size of that file; -1 out of range */
 
-/* Tensors in file order (sharded: shard by shard). NULL if out of range or not there. */
+/* Tensors in the order of their data (sharded: shard by shard). NULL if out of range or not there. */
 RIDGE_API int64_t ridge_file_tensors(const ridge_file *file);
 RIDGE_API const ridge_tensor *ridge_file_tensor(const ridge_file *file, int64_t index);
 RIDGE_API const ridge_tensor *ridge_file_find(const ridge_file *file, const char *name);
@@ -195,7 +195,8 @@ RIDGE_API ridge_status ridge_writer_write(ridge_writer *writer, int64_t index, i
                                           int64_t bytes);
 
 /* Checks that all data was written, syncs, and renames into place. Frees the writer in any case; on error the target is
- * untouched and the temporary file is removed. */
+ * untouched and the temporary file is removed; but for one that says the directory could not be synced: the file is in
+ * place then. A symbolic link at the target is replaced, not followed. */
 RIDGE_API ridge_status ridge_writer_finish(ridge_writer *writer);
 
 /* Removes the temporary file and frees the writer. NULL is allowed. */

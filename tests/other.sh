@@ -16,6 +16,7 @@ asan)
     "$dir/ridge" test --quick --device cpu --quiet
     "$dir/ridge" teeth --device cpu
     "$dir/tests/test_core"
+    [ ! -x "$dir/tests/test_io" ] || "$dir/tests/test_io" >"$dir.log" 2>&1 || { grep -v OK "$dir.log"; exit 1; }
     ;;
 tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSanitizer; the host code is what this checks
     configure -DRIDGE_OPENMP=OFF -DRIDGE_SANITIZE=thread -DRIDGE_TOOLS=OFF
