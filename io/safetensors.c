@@ -201,15 +201,19 @@ static int by_offset(const void *left, const void *right)
     return (a->bytes > b->bytes) - (a->bytes < b->bytes); /* empty ones first */
 }
 
-static ridge_status check_tiling(const char *path, entries *list, int64_t data)
+static void sort(entries *list)
 {
-    int64_t end = 0;
-
     for (int64_t i = 1; i < list->count; i++)
         if (by_offset(&list->tensor[i - 1], &list->tensor[i]) > 0) { /* most files are in order already */
             qsort(list->tensor, (size_t)list->count, sizeof *list->tensor, by_offset);
-            break;
+            return;
         }
+}
+
+static ridge_status check_tiling(const char *path, const entries *list, int64_t data)
+{
+    int64_t end = 0;
+
     for (int64_t i = 0; i < list->count; i++) {
         const ridge_tensor *t = &list->tensor[i];
         place at = {path, t->name};
@@ -292,12 +296,14 @@ ridge_status io_parse_safetensors(ridge_file *file, int32_t index)
         status = parse_header(file, &json, data, &list);
     }
     free(text);
-    if (status == RIDGE_OK)
-        status = check_tiling(shard->path, &list, data);
+    sort(&list);
     for (int64_t i = 0; i < list.count && status == RIDGE_OK; i++) {
-        list.tensor[i].offset += 8 + length;
-        status = io_add_tensor(file, &list.tensor[i]);
+        ridge_tensor placed = list.tensor[i];
+        placed.offset += 8 + length;
+        status = io_add_tensor(file, &placed);
     }
+    if (status == RIDGE_OK) /* last: two of a name overlap, too, but that is not what is wrong with them */
+        status = check_tiling(shard->path, &list, data);
     free(list.tensor);
     return status;
 }
