@@ -8,7 +8,7 @@ override CMAKE_FLAGS += "-DRIDGE_CUDA_ARCHS=$(RIDGE_CUDA_ARCHS)"
 endif
 RIDGE = $(BUILD)/ridge
 PACKAGES = cmake ninja-build gcc g++ clang clang-format pkg-config libjansson-dev libcmocka-dev libclang-rt-14-dev \
-           libomp-14-dev python3
+           libomp-14-dev python3 python3-venv
 
 .PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check install deps clean help
 .DEFAULT_GOAL := all
@@ -49,12 +49,15 @@ tsan:
 	@cmake --build $(BUILD)/tsan -j $(JOBS)
 	$(BUILD)/tsan/tests/test_threads
 
-## fuzz: problem text and tuning files under libFuzzer, for a minute (FUZZ_SECONDS=60)
+## fuzz: problem text, tuning files and safetensors under libFuzzer, each for a minute (FUZZ_SECONDS=60)
 fuzz:
 	@cmake -S . -B $(BUILD)/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DRIDGE_CUDA=OFF -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF \
 	    -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined >/dev/null
-	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text
+	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text fuzz_safetensors
 	$(BUILD)/fuzz/tests/fuzz_text -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
+	@mkdir -p $(BUILD)/fuzz/corpus
+	$(BUILD)/fuzz/tests/fuzz_safetensors $(BUILD)/fuzz/corpus tests/fuzz/corpus/safetensors \
+	    -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
 
 ## memcheck: ridge test on the GPU under the four tools of compute-sanitizer (racecheck: the rows that use shared memory)
 memcheck: all

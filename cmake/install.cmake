@@ -1,9 +1,16 @@
-# make install: headers, libraries, the tool, ridge.pc, find_package(ridge), man pages.
+# make install: headers, libraries, the tool, ridge.pc, ridge_io.pc, find_package(ridge), man pages.
 include(CMakePackageConfigHelpers)
 install(TARGETS ridge_shared ridge_static EXPORT ridge-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 set_target_properties(ridge_shared PROPERTIES EXPORT_NAME ridge)
 set_target_properties(ridge_static PROPERTIES EXPORT_NAME static)
+if(RIDGE_HAVE_IO)
+    install(TARGETS ridge_io_shared ridge_io_static EXPORT ridge-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+            ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    set_target_properties(ridge_io_shared PROPERTIES EXPORT_NAME io)
+    set_target_properties(ridge_io_static PROPERTIES EXPORT_NAME io_static)
+    install(FILES include/ridge_io.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+endif()
 install(EXPORT ridge-targets NAMESPACE ridge:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ridge)
 install(FILES include/ridge.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES man/ridge.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
@@ -24,6 +31,10 @@ endif()
 # Relative to where the file lies, so that an installed tree may be moved and --prefix works.
 file(RELATIVE_PATH RIDGE_PC_PREFIX /x/${CMAKE_INSTALL_LIBDIR}/pkgconfig /x)
 configure_file(cmake/ridge.pc.in ridge.pc @ONLY)
+if(RIDGE_HAVE_IO)
+    configure_file(cmake/ridge_io.pc.in ridge_io.pc @ONLY)
+    install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ridge_io.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 configure_package_config_file(cmake/ridge-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/ridge-config.cmake
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ridge)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/ridge-config-version.cmake COMPATIBILITY SameMinorVersion)

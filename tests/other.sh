@@ -16,6 +16,7 @@ asan)
     "$dir/ridge" test --quick --device cpu --quiet
     "$dir/ridge" teeth --device cpu
     "$dir/tests/test_core"
+    [ ! -x "$dir/tests/test_io" ] || "$dir/tests/test_io" >"$dir.log" 2>&1 || { grep -v OK "$dir.log"; exit 1; }
     ;;
 tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSanitizer; the host code is what this checks
     configure -DRIDGE_OPENMP=OFF -DRIDGE_SANITIZE=thread -DRIDGE_TOOLS=OFF
@@ -23,6 +24,14 @@ tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSani
     ;;
 fuzz)
     configure -DCMAKE_C_COMPILER=clang -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
-    "$dir/tests/fuzz_text" -max_total_time=15 -verbosity=0 -print_final_stats=1 2>&1 | grep -E 'executed|ERROR|SUMMARY|units'
+    for name in text safetensors; do
+        [ -x "$dir/tests/fuzz_$name" ] || continue
+        mkdir -p "$dir/corpus-$name" # what is found goes here, not into the tree
+        seeds=$root/tests/fuzz/corpus/$name
+        [ -d "$seeds" ] || seeds=
+        "$dir/tests/fuzz_$name" "$dir/corpus-$name" $seeds -max_total_time=10 -verbosity=0 -print_final_stats=1 >"$dir.log" 2>&1 ||
+            { tail -40 "$dir.log"; exit 1; }
+        grep -E 'executed' "$dir.log" | sed "s/^/$name: /"
+    done
     ;;
 esac

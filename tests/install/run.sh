@@ -22,4 +22,15 @@ cmake --build "$work/cmake" >/dev/null
 for program in c_shared c_static cxx_shared cxx_static; do
     "$work/cmake/$program"
 done
+if pkg-config --exists ridge_io; then
+    gcc "$here/consumer_io.c" -o "$work/io-shared" $(pkg-config --cflags --libs ridge_io)
+    LD_LIBRARY_PATH="$libdir" "$work/io-shared" "$work/io.safetensors"
+    gcc "$here/consumer_io.c" -o "$work/io-static" $(pkg-config --cflags ridge_io) "$libdir/libridge_io.a" \
+        $(pkg-config --static --libs ridge_io | sed 's/-lridge_io//')
+    "$work/io-static" "$work/io.safetensors"
+    for program in io_c_shared io_c_static io_cxx_shared; do
+        "$work/cmake/$program" "$work/io.safetensors"
+    done
+    echo "install: 5 consumers of ridge_io built and ran"
+fi
 echo "install: 8 consumers built and ran"

@@ -1,0 +1,34 @@
+/* error.c: this thread's last message of a ridge_io function. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io.h"
+
+static _Thread_local char message[1024];
+
+const char *ridge_io_error(void)
+{
+    return message;
+}
+
+ridge_status io_fail(ridge_status status, const char *format, ...)
+{
+    char text[sizeof message]; /* an argument may be the message itself */
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    /* Names come from files of strangers, and messages go to terminals. */
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
+    memcpy(message, text, sizeof message);
+    return status;
+}
+
+ridge_status io_no_memory(const char *path)
+{
+    return io_fail(RIDGE_ERR_FILE, "%s: out of memory", path);
+}

@@ -1,0 +1,119 @@
+/* io.h: what the files of io/ share: an open file, a writer, and the parser of each format. */
+#ifndef RIDGE_IO_INTERNAL_H
+#define RIDGE_IO_INTERNAL_H
+
+#include <stdbool.h>
+
+#include "ridge_io.h"
+
+/* Every global name in libridge_io.a begins with ridge_ (tests/symbols.sh); these are short in the source. */
+#define io_add_meta ridge_io_add_meta
+#define io_add_shard ridge_io_add_shard
+#define io_add_tensor ridge_io_add_tensor
+#define io_bytes ridge_io_bytes
+#define io_elements ridge_io_elements
+#define io_fail ridge_io_fail
+#define io_find_in_directory ridge_io_find_in_directory
+#define io_grow ridge_io_grow
+#define io_keep ridge_io_keep
+#define io_layout_gguf ridge_io_layout_gguf
+#define io_layout_safetensors ridge_io_layout_safetensors
+#define io_multiply ridge_io_multiply
+#define io_names_add ridge_io_names_add
+#define io_names_find ridge_io_names_find
+#define io_names_free ridge_io_names_free
+#define io_no_memory ridge_io_no_memory
+#define io_open_index ridge_io_open_index
+#define io_parse_gguf ridge_io_parse_gguf
+#define io_parse_safetensors ridge_io_parse_safetensors
+#define io_read_at ridge_io_read_at
+#define io_type_of_gguf ridge_io_type_of_gguf
+#define io_type_of_safetensors ridge_io_type_of_safetensors
+#define io_utf8 ridge_io_utf8
+
+/* error.c */
+ridge_status io_fail(ridge_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+ridge_status io_no_memory(const char *path);
+
+/* names.c: distinct strings, numbered in the order they came; O(1) whatever they are (a keyed hash). */
+typedef struct io_names {
+    const char **name; /* not owned */
+    uint64_t *slot;    /* a power of two of them, at most half in use; names.c says what is in them */
+    int64_t count, room, slots;
+    uint64_t key[2];
+} io_names;
+
+int64_t io_names_find(const io_names *names, const char *name); /* -1: not there */
+int64_t io_names_add(io_names *names, const char *name);        /* -1: there already, -2: no memory */
+void io_names_free(io_names *names);
+
+typedef struct io_shard {
+    char *path;
+    int fd;
+    int64_t bytes;
+} io_shard;
+
+struct ridge_file {
+    ridge_format format;
+    io_shard *shard;
+    int32_t shards;
+    ridge_tensor *tensor;
+    int64_t tensors, tensor_room;
+    ridge_meta *meta;
+    int64_t metas, meta_room;
+    io_names names, keys; /* of tensor and meta */
+    void **block;         /* every other allocation (names, keys, values), freed by ridge_file_close */
+    int64_t blocks, block_room;
+};
+
+/* file.c: on failure all of these leave a message. */
+void *io_keep(ridge_file *file, size_t bytes);                            /* memory freed with the file */
+ridge_status io_add_tensor(ridge_file *file, const ridge_tensor *tensor); /* a duplicate name is an error; O(1) */
+ridge_status io_add_meta(ridge_file *file, const ridge_meta *meta);       /* a duplicate key too */
+ridge_status io_add_shard(ridge_file *file, const char *path);            /* opens it */
+ridge_status io_read_at(const io_shard *shard, int64_t at, void *to, int64_t bytes); /* all of it or an error */
+
+/* check.c */
+bool io_multiply(int64_t a, int64_t b, int64_t *product); /* false on overflow or a negative */
+bool io_grow(void *array, int64_t *room, int64_t need, size_t element);
+bool io_utf8(const char *text, size_t length); /* valid UTF-8 without NUL */
+bool io_elements(const int64_t *shape, int32_t rank,
+                 int64_t *elements);                            /* false on overflow, zero sizes left out too */
+bool io_bytes(uint32_t type, int64_t elements, int64_t *bytes); /* false on overflow or a broken block */
+
+/* index.c: a model.safetensors.index.json with its shards; what a directory holds (*path: the caller frees it). */
+ridge_status io_open_index(ridge_file *file, const char *path);
+ridge_status io_find_in_directory(const char *directory, char **path);
+
+/* safetensors.c, gguf.c: parse shard `index` into the file. */
+ridge_status io_parse_safetensors(ridge_file *file, int32_t index);
+ridge_status io_parse_gguf(ridge_file *file, int32_t index);
+
+/* writer.c */
+typedef struct io_out {
+    char *name;
+    uint32_t type;
+    int32_t rank;
+    int64_t shape[RIDGE_MAX_RANK];
+    int64_t bytes, offset, written;
+} io_out;
+
+struct ridge_writer {
+    ridge_format format;
+    char *path, *temporary;
+    int fd;
+    bool begun, failed;
+    io_out *tensor;
+    int64_t tensors, tensor_room;
+    ridge_meta *meta; /* copies */
+    int64_t metas, meta_room;
+    io_names names, keys; /* of tensor and meta */
+    int64_t data;         /* offset of the data section: the header's bytes */
+    int64_t end;          /* bytes of the file; a layout may set it past the last tensor, relative to data */
+};
+
+/* Lays out tensor offsets (relative to data) and gives the header's bytes, padded; the caller frees *header. */
+ridge_status io_layout_safetensors(ridge_writer *writer, unsigned char **header, int64_t *bytes);
+ridge_status io_layout_gguf(ridge_writer *writer, unsigned char **header, int64_t *bytes);
+
+#endif
