@@ -37,6 +37,10 @@ ridge_status io_read_at(const io_shard *shard, int64_t at, void *to, int64_t byt
 bool io_multiply(int64_t a, int64_t b, int64_t *product);                       /* false on overflow or a negative */
 bool io_utf8(const char *text, size_t length); /* valid UTF-8 without NUL */
 
+/* types.c: RIDGE_TYPE_NONE if there is none */
+uint32_t io_type_of_gguf(uint32_t id);
+uint32_t io_type_of_safetensors(const char *name);
+
 /* safetensors.c, gguf.c: parse shard `index` into the file. */
 ridge_status io_parse_safetensors(ridge_file *file, int32_t index);
 ridge_status io_parse_gguf(ridge_file *file, int32_t index);
