@@ -32,8 +32,7 @@ static float half(const uint8_t *at)
     return ridge_f32_from_f16(bits);
 }
 
-/* ------------------------------------------------------------------------------------------- blocks of 32: one group
- */
+/* ------------------------------------------------------------------------------------------ blocks of 32: one group */
 
 /* 16 bytes: low nibbles are elements 0..15, high ones 16..31. */
 static void nibbles(const uint8_t *from, int8_t *code)
@@ -327,8 +326,7 @@ ridge_status ridge_dequantize(uint32_t type, const void *from, int64_t count, fl
     return RIDGE_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------- f32 to Q8_0
- */
+/* ------------------------------------------------------------------------------------------------------ f32 to Q8_0 */
 
 /* Ties away from zero: 0.5 - 2^-25 is the largest f32 below a half, so that what is just below a tie does not reach it.
  * |x| is 127 at most, give or take an ulp. */

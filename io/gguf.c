@@ -63,8 +63,7 @@ static bool fail(const reader *r, const char *format, ...)
     return false;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- bytes
- */
+/* ------------------------------------------------------------------------------------------------------------ bytes */
 
 static int64_t remaining(const reader *r)
 {
@@ -171,8 +170,7 @@ static const char *get_name(reader *r, const char *part)
     return name;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- metadata
- */
+/* --------------------------------------------------------------------------------------------------------- metadata */
 
 static const struct {
     const char *name;
@@ -295,8 +293,7 @@ static bool get_meta(reader *r)
     return io_add_meta(r->file, &meta) == RIDGE_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- tensors
- */
+/* ---------------------------------------------------------------------------------------------------------- tensors */
 
 /* at + what is missing to a multiple of the alignment. Places in files are far from overflow: see open_reader. */
 static int64_t padded(const reader *r, int64_t at)
@@ -383,8 +380,7 @@ static bool place_tensors(reader *r, int64_t first)
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- the file
- */
+/* --------------------------------------------------------------------------------------------------------- the file */
 
 static bool get_counts(reader *r, uint64_t *tensors, uint64_t *entries)
 {
