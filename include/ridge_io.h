@@ -87,7 +87,7 @@ typedef struct ridge_type_info {
     int32_t dequantize;   /* 1 if ridge_dequantize knows it */
 } ridge_type_info;
 
-/* NULL if type is out of range. */
+/* NULL if type is RIDGE_TYPE_NONE or out of range. */
 RIDGE_API const ridge_type_info *ridge_type_query(uint32_t type);
 
 /* `count` elements (a multiple of the block) of `from` as f32, byte for byte what ggml's reference gives. Types: F64,

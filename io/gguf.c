@@ -28,6 +28,8 @@ enum {
     TENSOR_LEAST = 8 + 1 + 4 + 4 + 8 /* name, n_dims, type, offset */
 };
 
+_Static_assert(sizeof(size_t) >= 8, "sizes of files go through size_t");
+
 typedef struct reader {
     ridge_file *file;
     const io_shard *shard;
