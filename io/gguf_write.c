@@ -1,5 +1,6 @@
 /* gguf_write.c: the header of a GGUF file, version 3, and where its tensors go: in declared order, each on a multiple
- * of 32, which is the alignment of files that name none. ridge_writer_meta has checked the metadata's values. */
+ * of 32, which is the alignment of files that name none. ridge_writer_meta has checked the metadata's values
+ * and dropped general.alignment. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,12 +36,6 @@ static void put_string(sink *to, const char *text)
 
     put_u64(to, length);
     put(to, text, length);
-}
-
-/* The writer chooses the alignment; a copied one would be wrong. */
-static bool written(const ridge_meta *meta)
-{
-    return strcmp(meta->key, "general.alignment") != 0;
 }
 
 /* *sum += bytes, then up to the next multiple of `align`; false on overflow. */
@@ -89,7 +84,7 @@ static ridge_status place(ridge_writer *w)
     return RIDGE_OK;
 }
 
-static ridge_status measure(const ridge_writer *w, int64_t *bytes, uint64_t *entries)
+static ridge_status measure(const ridge_writer *w, int64_t *bytes)
 {
     int64_t sum = 4 + 4 + 8 + 8;
     bool good = true;
@@ -98,14 +93,11 @@ static ridge_status measure(const ridge_writer *w, int64_t *bytes, uint64_t *ent
         const ridge_meta *meta = &w->meta[i];
         size_t key = strlen(meta->key);
 
-        if (!written(meta))
-            continue;
         if (key == 0 || key > KEY_MOST)
             return io_fail(RIDGE_ERR_ARG, "%s: metadata \"%.200s\": its key has %zu bytes, must be 1 to %d", w->path,
                            meta->key, key, (int)KEY_MOST);
         good = good && add(&sum, 8 + (int64_t)key + 4 + (meta->kind == RIDGE_META_ARRAY ? 4 + 8 : 0), 1) &&
                add(&sum, meta->bytes, 1);
-        ++*entries;
     }
     for (int64_t i = 0; i < w->tensors; i++)
         good = good && add(&sum, 8 + (int64_t)strlen(w->tensor[i].name) + 4 + 8 * w->tensor[i].rank + 4 + 8, 1);
@@ -138,13 +130,12 @@ static void put_tensor(sink *to, const io_out *t)
 
 ridge_status io_layout_gguf(ridge_writer *writer, unsigned char **header, int64_t *bytes)
 {
-    uint64_t entries = 0;
     int64_t size = 0;
     sink to;
     ridge_status status = place(writer);
 
     if (status == RIDGE_OK)
-        status = measure(writer, &size, &entries);
+        status = measure(writer, &size);
     if (status != RIDGE_OK)
         return status;
     to.at = calloc(1, (size_t)size); /* zeros: the padding */
@@ -155,10 +146,9 @@ ridge_status io_layout_gguf(ridge_writer *writer, unsigned char **header, int64_
     put(&to, "GGUF", 4);
     put_u32(&to, 3);
     put_u64(&to, (uint64_t)writer->tensors);
-    put_u64(&to, entries);
+    put_u64(&to, (uint64_t)writer->metas);
     for (int64_t i = 0; i < writer->metas; i++)
-        if (written(&writer->meta[i]))
-            put_meta(&to, &writer->meta[i]);
+        put_meta(&to, &writer->meta[i]);
     for (int64_t i = 0; i < writer->tensors; i++)
         put_tensor(&to, &writer->tensor[i]);
     return RIDGE_OK;

@@ -250,11 +250,14 @@ static void unusual(void **state)
         u8(0);
         refuse("follow the end of the data", NULL);
     }
-    start(3, 0, 1); /* larger than any buffer */
+    start(3, 0, 2); /* larger than any buffer, and something after it */
     array("tokenizer.ggml.scores", RIDGE_META_F32, 300000);
     for (uint32_t i = 0; i < 300000; i++)
         u32(i);
+    key("after", RIDGE_META_U8);
+    u8(77);
     file = accept();
+    assert_int_equal(*(const unsigned char *)ridge_file_meta_find(file, "after")->data, 77);
     assert_int_equal(ridge_file_meta(file, 0)->bytes, 1200000);
     assert_memory_equal((const char *)ridge_file_meta(file, 0)->data + 4 * 299999, "\xdf\x93\x04\0", 4);
     ridge_file_close(file);

@@ -7,7 +7,9 @@
 
 static void bad_counts(void **state)
 {
-    static const uint64_t large[] = {3, 1u << 31, 1ull << 32, 1ull << 62, 1ull << 63, ~0ull};
+    static const uint64_t large[] = {
+        3,          1u << 31, 1ull << 32,     1ull << 62,
+        1ull << 63, ~0ull,    ~0ull / 25 + 1, ~0ull / 14 + 1}; /* the last two wrap when multiplied by the least size */
 
     (void)state;
     made_bytes = 0;
