@@ -5,12 +5,8 @@
 /* --------------------------------------------------------------------------------------------------------- crafted
  * files */
 
-static void bad_counts(void **state)
+static void bad_version(void **state)
 {
-    static const uint64_t large[] = {
-        3,          1u << 31, 1ull << 32,     1ull << 62,
-        1ull << 63, ~0ull,    ~0ull / 25 + 1, ~0ull / 14 + 1}; /* the last two wrap when multiplied by the least size */
-
     (void)state;
     made_bytes = 0;
     put("GGUF", 4);
@@ -23,6 +19,15 @@ static void bad_counts(void **state)
     refuse("version 4", NULL);
     start(0x03000000, 0, 0);
     refuse("big-endian", NULL);
+}
+
+static void large_counts(void **state)
+{
+    static const uint64_t large[] = {
+        3,          1u << 31, 1ull << 32,     1ull << 62,
+        1ull << 63, ~0ull,    ~0ull / 25 + 1, ~0ull / 14 + 1}; /* the last two wrap when multiplied by the least size */
+
+    (void)state;
     for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
         char number[32];
         snprintf(number, sizeof number, "%llu", (unsigned long long)large[i]);
@@ -73,8 +78,6 @@ static void entry(const char *name, size_t bytes) /* one bool of value 1 */
 
 static void bad_metadata(void **state)
 {
-    static const uint32_t wrong[] = {0, 3, 24, 1u << 21, 1u << 31, ~0u};
-
     (void)state;
     start(3, 0, 2);
     entry("a.key", 5);
@@ -114,6 +117,13 @@ static void bad_metadata(void **state)
     array("kind", ~0u, 1);
     zeros(16);
     refuse("kind", "no kind 4294967295");
+}
+
+static void bad_alignment(void **state)
+{
+    static const uint32_t wrong[] = {0, 3, 24, 1u << 21, 1u << 31, ~0u};
+
+    (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char number[32];
         start(3, 0, 1);
@@ -243,8 +253,9 @@ static void bad_tensors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bad_counts), cmocka_unit_test(bad_metadata),
-                                       cmocka_unit_test(bad_shapes), cmocka_unit_test(bad_tensors)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bad_version),  cmocka_unit_test(large_counts),
+                                       cmocka_unit_test(bad_metadata), cmocka_unit_test(bad_alignment),
+                                       cmocka_unit_test(bad_shapes),   cmocka_unit_test(bad_tensors)};
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
