@@ -2,8 +2,7 @@
  * the value. Several are the known holes of other readers. */
 #include "gguf_file.h"
 
-/* --------------------------------------------------------------------------------------------------------- crafted
- * files */
+/* ---------------------------------------------------------------------------------------------------- crafted files */
 
 static void bad_version(void **state)
 {
