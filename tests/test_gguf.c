@@ -159,38 +159,46 @@ static void round_trip(void **state)
     ridge_file_close(file);
 }
 
-/* Every beginning of a good file, and every bit of it inverted: an error or not, but never worse. */
+static void set_byte(const char *of, size_t at, unsigned value)
+{
+    FILE *stream = fopen(of, "r+b");
+
+    assert_non_null(stream);
+    assert_int_equal(fseek(stream, (long)at, SEEK_SET), 0);
+    assert_int_equal(putc((int)value, stream), value);
+    assert_int_equal(fclose(stream), 0);
+}
+
+/* Every beginning of a good file, and every bit of its header inverted: an error or not, but never worse. The file is
+ * changed in place, since file systems take their time over files that are truncated and written again. */
 static void damage(void **state)
 {
-    static unsigned char good[8192];
     ridge_file *file;
-    size_t bytes, data;
+    size_t bytes, data, end;
 
     (void)state;
     write_examples(path, NULL);
     load(path);
     bytes = made_bytes;
-    assert_true(bytes <= sizeof good);
-    memcpy(good, made, bytes);
     assert_int_equal(ridge_file_open(path, &file), RIDGE_OK);
-    data = (size_t)ridge_file_tensor(file, EXAMPLES - 1)->offset + (size_t)ridge_file_tensor(file, EXAMPLES - 1)->bytes;
-    for (size_t cut = 0; cut < bytes; cut++) {
-        ridge_file *shorter = NULL;
-        save(other, cut);
-        assert_int_equal(ridge_file_open(other, &shorter), cut < data ? RIDGE_ERR_FILE : RIDGE_OK);
-        assert_true(cut >= data || (shorter == NULL && strstr(ridge_io_error(), other)));
-        ridge_file_close(shorter);
-    }
     data = (size_t)ridge_file_tensor(file, 0)->offset;
+    end = (size_t)ridge_file_tensor(file, EXAMPLES - 1)->offset + (size_t)ridge_file_tensor(file, EXAMPLES - 1)->bytes;
     ridge_file_close(file);
+    save(other, bytes);
     for (size_t bit = 0; bit < 8 * data; bit++) {
-        memcpy(made, good, bytes);
-        made[bit / 8] = (unsigned char)(made[bit / 8] ^ 1u << bit % 8);
-        save(other, bytes);
+        set_byte(other, bit / 8, made[bit / 8] ^ 1u << bit % 8);
         if (ridge_file_open(other, &file) == RIDGE_OK)
             ridge_file_close(file);
         else
             assert_true(file == NULL && strlen(ridge_io_error()) > 10);
+        if (bit % 8 == 7)
+            set_byte(other, bit / 8, made[bit / 8]);
+    }
+    for (size_t cut = bytes; cut-- > 0;) {
+        assert_int_equal(truncate(other, (off_t)cut), 0);
+        assert_int_equal(ridge_file_open(other, &file), cut < end ? RIDGE_ERR_FILE : RIDGE_OK);
+        assert_true(cut >= end || (file == NULL && strstr(ridge_io_error(), other)));
+        ridge_file_close(file);
     }
 }
 
@@ -295,20 +303,13 @@ static void not_written(void **state)
 /* -----------------------------------------------------------------------------------------------------------------
  * size */
 
-static double seconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static void million(void **state)
 {
     enum { MANY = 1000000 };
     ridge_file *file;
     char name[32];
-    double begin;
+    clock_t begin;
+    double seconds;
 
     (void)state;
     start(3, MANY, MANY + 1);
@@ -325,12 +326,12 @@ static void million(void **state)
     }
     zeros(MANY);
     save(path, made_bytes);
-    begin = seconds();
+    begin = clock(); /* CPU time: other programs do not count */
     assert_int_equal(ridge_file_open(path, &file), RIDGE_OK);
-    begin = seconds() - begin;
-    print_message("%d tensors and as many keys in %.2f s\n", (int)MANY, begin);
+    seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    print_message("%d tensors and as many keys in %.2f s\n", (int)MANY, seconds);
 #ifndef SLOW
-    assert_true(begin < 2.0);
+    assert_true(seconds < 2.0);
 #endif
     assert_int_equal(ridge_file_tensors(file), MANY);
     assert_non_null(ridge_file_find(file, "blk.999999.weight"));
