@@ -87,13 +87,18 @@ typedef struct ridge_type_info {
     int32_t dequantize;   /* 1 if ridge_dequantize knows it */
 } ridge_type_info;
 
-/* NULL if type is out of range. */
+/* NULL if type is RIDGE_TYPE_NONE or out of range. */
 RIDGE_API const ridge_type_info *ridge_type_query(uint32_t type);
 
 /* `count` elements (a multiple of the block) of `from` as f32, byte for byte what ggml's reference gives. Types: F64,
  * F32, F16, BF16, F8_E4M3, F8_E5M2, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K .. Q6_K. `from` needs no alignment. Errors:
  * RIDGE_ERR_ARG (NULL, count), RIDGE_ERR_UNSUPPORTED (type). */
 RIDGE_API ridge_status ridge_dequantize(uint32_t type, const void *from, int64_t count, float *to);
+
+/* `count` f32 (a multiple of 32) as Q8_0 blocks of 34 bytes, byte for byte what ggml's reference gives for finite
+ * input. A block with an infinity gets d = inf, one with a NaN gets d = NaN (7E00), both all codes 0; ggml leaves these
+ * open. Errors: RIDGE_ERR_ARG (NULL, count). */
+RIDGE_API ridge_status ridge_quantize_q8_0(const float *from, int64_t count, void *to);
 
 /* --------------------------------------------------------------------------------------------------------- reading */
 

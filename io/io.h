@@ -85,6 +85,10 @@ bool io_bytes(uint32_t type, int64_t elements, int64_t *bytes); /* false on over
 ridge_status io_open_index(ridge_file *file, const char *path);
 ridge_status io_find_in_directory(const char *directory, char **path);
 
+/* types.c: RIDGE_TYPE_NONE if there is none */
+uint32_t io_type_of_gguf(uint32_t id);
+uint32_t io_type_of_safetensors(const char *name);
+
 /* safetensors.c, gguf.c: parse shard `index` into the file. */
 ridge_status io_parse_safetensors(ridge_file *file, int32_t index);
 ridge_status io_parse_gguf(ridge_file *file, int32_t index);
