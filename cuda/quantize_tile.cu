@@ -9,9 +9,6 @@
 #include "quantize.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, ROWS = 8 };
-/* Tiles are taken down BUNDLE rows of tiles before the next column of tiles, so that neighbouring lines of q_t leave L2
- * soon after each other. */
-enum { BUNDLE = 8 };
 enum { FROM_X = 0, FROM_SILU, FROM_SWIGLU };
 
 /* 17 KB: what is in flight to L1 shares the SM's 256 KB with it. */
@@ -250,7 +247,8 @@ static __device__ __forceinline__ void tile_rows(const quantize_args &p, const u
 }
 
 /* Blocks that must fit a multiprocessor: as many as there are registers for. */
-#define TILE_BLOCKS(dtype, row, col, source) ((dtype) == RIDGE_F32 || (source) != FROM_X ? 3 : 3)
+#define TILE_BLOCKS(dtype, row, col, source) \
+    ((dtype) == RIDGE_F32 || (source) != FROM_X || ((row) == QUANTIZE_BLK128 && (col) == QUANTIZE_BLK128) ? 2 : 3)
 
 template <int DTYPE, int ROW, int COL, int SOURCE>
 static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, SOURCE))
@@ -260,9 +258,7 @@ static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, S
     constexpr bool SHARED = ROW == QUANTIZE_BLK128 || COL != QUANTIZE_ABSENT;
     __shared__ __align__(16) tile_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t bundle = blockIdx.x / (BUNDLE * p.across), place = blockIdx.x % (BUNDLE * p.across);
-    const uint32_t down = min((uint32_t)BUNDLE, (uint32_t)((p.rows + 127) / 128) - bundle * BUNDLE);
-    const int64_t tr = bundle * BUNDLE + place % down, tc = place / down;
+    const int64_t tr = blockIdx.x / p.across, tc = blockIdx.x % p.across;
     const int64_t row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     const bool inside = p.vector_x && p.vector_row && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols;
     uint32_t raw[ROWS][W], most[ROWS];

@@ -66,8 +66,8 @@ RIDGE_FN float ridge_min(float x, float hi)
 #endif
 }
 
-/* rn(1/d) for d in [2^-126, 2^126]. On a GPU the approximate reciprocal (1 ulp) takes one fused Newton step, which is the
- * correctly rounded quotient for every mantissa: `ridge test` walks all 2^23 of them on the GPU at hand. */
+/* rn(1/d) for d in [2^-126, 2^126]. On a GPU the approximate reciprocal (1 ulp) takes one fused Newton step, which is
+ * the correctly rounded quotient for every mantissa: `ridge test` walks all 2^23 of them on the GPU at hand. */
 RIDGE_FN float ridge_rcp(float d)
 {
 #ifdef __CUDA_ARCH__
