@@ -118,4 +118,58 @@ static __device__ __forceinline__ void ptx_grid_release(void)
 #endif
 }
 
+/* The shared-memory address that PTX instructions take. */
+static __device__ __forceinline__ uint32_t ptx_shared(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+#if __CUDA_ARCH__ >= 900
+/* mbarriers: `count` arrivals and the announced bytes complete a phase. */
+static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+/* Makes initialised mbarriers visible to TMA and to the cluster. */
+static __device__ __forceinline__ void ptx_mbarrier_fence_init(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void ptx_mbarrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_mbarrier_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+/* Waits until the phase of that parity is complete. */
+static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* A box of a tensor map to shared memory; its bytes count towards the mbarrier. x is the inner coordinate. */
+static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *map, int x, int y, uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+        "[%2];"
+        :
+        : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y)
+        : "memory");
+}
+#endif
+
 #endif

@@ -177,7 +177,7 @@ typedef struct ridge_kernel_list {
 
 extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
-    ridge_cuda_quantize_whole, ridge_cuda_q8_0;
+    ridge_cuda_quantize_stream, ridge_cuda_quantize_whole, ridge_cuda_q8_0;
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);
@@ -204,7 +204,8 @@ struct ridge_device {
     int units;
     int64_t l2_bytes;
     int64_t memory_bytes;
-    double copy_gbps; /* nominal; scales cost models */
+    double copy_gbps;        /* nominal; scales cost models */
+    void *tensor_map_encode; /* cuTensorMapEncodeTiled; NULL if the driver has none */
     char name[128];
     char driver[32]; /* "CUDA 13.0"; empty on the CPU */
     bool log;
