@@ -225,6 +225,21 @@ static const quantize_vectors *vectors_of(const ridge_kernel *kernel)
     return kernel->arch_min == RIDGE_ARCH_AVX512 ? &ridge_cpu_quantize_avx512 : &ridge_cpu_quantize_avx2;
 }
 
+/* Codes bypass the cache if they do not fit it beside the rest. */
+static bool streams(const ridge_device *device, const quantize_args *a)
+{
+    return (double)a->rows * (double)a->cols * (a->col.form == QUANTIZE_ABSENT ? 1 : 2) >
+           0.25 * (double)device->l2_bytes;
+}
+
+/* The end of a thread's work. The fence orders stores that bypassed the cache before what the others do next. */
+static void finish(const quantize_args *a, unsigned mode)
+{
+    if (a->stream)
+        _mm_sfence();
+    ridge_fp_end(mode);
+}
+
 /* One scale a row, or one for all: largest magnitudes first, then codes. */
 static void whole(const quantize_vectors *v, const quantize_args *a, const ridge_call *call)
 {
@@ -265,10 +280,9 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
                 if (amax_out)
                     amax_out[row] = ridge_float(amax >= 0x7f800000u ? RIDGE_NAN_F32 : amax);
             }
-            v->encode(a->dtype, x, a->cols, ridge_fp8_reciprocal(s), a->e5m2, given != NULL,
-                      a->row.q + row * a->row.stride);
+            v->encode(a, x, ridge_fp8_reciprocal(s), given != NULL, a->row.q + row * a->row.stride);
         }
-        ridge_fp_end(mode);
+        finish(a, mode);
     }
 }
 
@@ -280,7 +294,7 @@ static void row_groups(const quantize_vectors *v, const quantize_args *a)
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < a->rows; row++)
             v->row128(a, row);
-        ridge_fp_end(mode);
+        finish(a, mode);
     }
 }
 
@@ -323,7 +337,7 @@ static void tiles(const quantize_vectors *v, const quantize_args *a, const swigl
             else
                 v->tile(a, t / across, t % across, a->x + row * a->stride + col * a->size, a->stride);
         }
-        ridge_fp_end(mode);
+        finish(a, mode);
     }
 }
 
@@ -345,9 +359,10 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
     quantize_args a = collect(call);
     float *colsum = call->op == RIDGE_QUANTIZE_FP8_DUAL ? call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
 
-    (void)device, (void)problem, (void)bytes, (void)stream;
+    (void)problem, (void)bytes, (void)stream;
     if (a.rows == 0 || a.cols == 0)
         return RIDGE_OK;
+    a.stream = streams(device, &a);
     a.tile_sums = colsum ? workspace : NULL;
     if (a.row.form == QUANTIZE_ABSENT)
         whole(v, &a, call);
@@ -381,6 +396,7 @@ static ridge_status launch_swiglu(const ridge_device *device, const ridge_kernel
     swiglu.flags = call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED);
     swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
     s = ridge_cpu_swiglu_collect(device, problem, &swiglu);
+    a.stream = streams(device, &a);
     tiles(vectors_of(kernel), &a, &s,
           kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_swiglu_avx512 : ridge_cpu_swiglu_avx2);
     return RIDGE_OK;

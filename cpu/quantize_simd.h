@@ -1,73 +1,347 @@
 /* quantize_simd.h: the SIMD spans of the FP8 and Q8_0 quantisers, once per instruction set with QUANTIZE_VECTORS
  * defined.
  *
- * The loops are plain C over 128 elements, written so that gcc and clang turn them into packed instructions; the
- * formulas are those of quantize_math.h and num.h, so the bits are the reference's. A group cut short by an edge is
- * padded with zeros, which change no amax. Intrinsics only for the byte transpose. Leaves out: threads (quantize.c). */
+ * Everything works on 128 elements at a time, whose amax, scale and codes stay in registers and L1; a group cut short
+ * by an edge is padded with zeros, which change no amax. 16-bit elements are compared as the packed integers that they
+ * are. Intrinsics through a small vocabulary, because gcc 12 and clang 14 make scalar code or long shuffles of the
+ * plain loops. Leaves out: threads (quantize.c, q8_0.c), and the fence after stores that bypass the cache: theirs.
+ *
+ * The fp8 encoding of |y|, 2^e <= |y| < 2^(e+1) (or the least normal number's e below it): |y| + 2^(e+20) rounds |y| to
+ * units of 2^(e-3), three bits after the leading one, nearest even, and leaves the count of units in the low bits of
+ * the sum. The exponent's bits join by an addition, so that rounding up to the next power of two carries. (e5m2 has one
+ * bit less.) All 2^32 values of y give the bits of ridge_fp8_from_f32, but for NaN, which the callers rule out. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "num.h"
 #include "quantize.h"
 
-enum { G = RIDGE_GROUP };
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
 
-/* n <= 128 elements as f32, padded with zeros. */
-static void widen(uint32_t dtype, const void *from, int64_t n, float *to)
+/* The vocabulary. pack_* saturates and interleaves 16-byte lanes; in_order() undoes that. */
+#ifdef __AVX512F__
+enum { LANES = 16, VECTOR_BYTES = 64 };
+typedef __m512i ints;
+typedef __m512 floats;
+#define load(from) _mm512_loadu_si512((const void *)(from))
+#define store(to, x) _mm512_storeu_si512((void *)(to), x)
+#define stream_store(to, x) _mm512_stream_si512((void *)(to), x)
+#define load_half(from) _mm256_loadu_si256((const __m256i *)(const void *)(from))
+#define all8(x) _mm512_set1_epi8((char)(x))
+#define all16(x) _mm512_set1_epi16((short)(x))
+#define all32(x) _mm512_set1_epi32((int)(x))
+#define all_f32(x) _mm512_set1_ps(x)
+#define zeros() _mm512_setzero_si512()
+#define and_bits(x, y) _mm512_and_si512(x, y)
+#define or_bits(x, y) _mm512_or_si512(x, y)
+#define add8(x, y) _mm512_add_epi8(x, y)
+#define add32(x, y) _mm512_add_epi32(x, y)
+#define max16(x, y) _mm512_max_epi16(x, y)
+#define max32(x, y) _mm512_max_epi32(x, y)
+#define shift_right32(x, n) _mm512_srli_epi32(x, (unsigned)(n))
+#define low16(x, y) _mm512_unpacklo_epi16(x, y)
+#define high16(x, y) _mm512_unpackhi_epi16(x, y)
+#define pack_u32(x, y) _mm512_packus_epi32(x, y)
+#define pack_u16(x, y) _mm512_packus_epi16(x, y)
+#define pack_s32(x, y) _mm512_packs_epi32(x, y)
+#define pack_s16(x, y) _mm512_packs_epi16(x, y)
+#define shuffle32(order, x) _mm512_permutexvar_epi32(order, x)
+#define f32_from_f16(x) _mm512_cvtph_ps(x)
+#define truncated(x) _mm512_cvttps_epi32(x)
+#define mul(x, y) _mm512_mul_ps(x, y)
+#define add(x, y) _mm512_add_ps(x, y)
+#define least(x, y) _mm512_min_ps(x, y)
+#define as_f32(x) _mm512_castsi512_ps(x)
+#define as_ints(x) _mm512_castps_si512(x)
+#define low8(x, y) _mm512_unpacklo_epi8(x, y)
+#define high8(x, y) _mm512_unpackhi_epi8(x, y)
+#else
+enum { LANES = 8, VECTOR_BYTES = 32 };
+typedef __m256i ints;
+typedef __m256 floats;
+#define load(from) _mm256_loadu_si256((const __m256i *)(const void *)(from))
+#define store(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), x)
+#define stream_store(to, x) _mm256_stream_si256((__m256i *)(void *)(to), x)
+#define load_half(from) _mm_loadu_si128((const __m128i *)(const void *)(from))
+#define all8(x) _mm256_set1_epi8((char)(x))
+#define all16(x) _mm256_set1_epi16((short)(x))
+#define all32(x) _mm256_set1_epi32((int)(x))
+#define all_f32(x) _mm256_set1_ps(x)
+#define zeros() _mm256_setzero_si256()
+#define and_bits(x, y) _mm256_and_si256(x, y)
+#define or_bits(x, y) _mm256_or_si256(x, y)
+#define add8(x, y) _mm256_add_epi8(x, y)
+#define add32(x, y) _mm256_add_epi32(x, y)
+#define max16(x, y) _mm256_max_epi16(x, y)
+#define max32(x, y) _mm256_max_epi32(x, y)
+#define shift_right32(x, n) _mm256_srli_epi32(x, n)
+#define low16(x, y) _mm256_unpacklo_epi16(x, y)
+#define high16(x, y) _mm256_unpackhi_epi16(x, y)
+#define pack_u32(x, y) _mm256_packus_epi32(x, y)
+#define pack_u16(x, y) _mm256_packus_epi16(x, y)
+#define pack_s32(x, y) _mm256_packs_epi32(x, y)
+#define pack_s16(x, y) _mm256_packs_epi16(x, y)
+#define shuffle32(order, x) _mm256_permutevar8x32_epi32(x, order)
+#define f32_from_f16(x) _mm256_cvtph_ps(x)
+#define truncated(x) _mm256_cvttps_epi32(x)
+#define mul(x, y) _mm256_mul_ps(x, y)
+#define add(x, y) _mm256_add_ps(x, y)
+#define least(x, y) _mm256_min_ps(x, y)
+#define as_f32(x) _mm256_castsi256_ps(x)
+#define as_ints(x) _mm256_castps_si256(x)
+#define low8(x, y) _mm256_unpacklo_epi8(x, y)
+#define high8(x, y) _mm256_unpackhi_epi8(x, y)
+#endif
+
+enum { G = RIDGE_GROUP, ELEMENTS = 4 * LANES /* of a step: one vector of codes */ };
+
+/* ---------------------------------------------------------------------------------------------------- load and amax */
+
+/* Four vectors of f32, with signs or as magnitudes. bf16 comes in the order that packing undoes within lanes. */
+INLINE void widen(uint32_t dtype, const char *from, bool magnitude, floats *v)
 {
-    uint32_t raw[G];
-
-    if (n < G) {
-        memset(raw, 0, sizeof raw);
-        memcpy(raw, from, (size_t)n * (dtype == RIDGE_F32 ? 4 : 2));
-        from = raw;
-    }
     if (dtype == RIDGE_BF16) {
-        uint16_t x[G];
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            ints x = load(from + i * VECTOR_BYTES);
 
-        memcpy(x, from, sizeof x);
-        for (int i = 0; i < G; i++)
-            to[i] = ridge_f32_from_bf16(x[i]);
-    } else if (dtype == RIDGE_F16) {
-        for (int i = 0; i < G; i += 8)
-            _mm256_storeu_ps(
-                to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)from + i))));
-    } else {
-        memcpy(to, from, G * sizeof *to);
+            x = magnitude ? and_bits(x, all16(0x7fff)) : x;
+            v[2 * i] = as_f32(low16(zeros(), x));
+            v[2 * i + 1] = as_f32(high16(zeros(), x));
+        }
+        return;
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        v[i] = dtype == RIDGE_F16 ? f32_from_f16(load_half(from + i * VECTOR_BYTES / 2))
+                                  : as_f32(load(from + i * VECTOR_BYTES));
+        if (magnitude)
+            v[i] = as_f32(and_bits(as_ints(v[i]), all32(0x7fffffff)));
     }
 }
 
-static uint32_t largest(const float *x)
-{
-    uint32_t most = 0, u[G];
+/* Where dword d of a packed vector comes from: from four vectors packed in turn, or from two of 16-bit elements. */
+#ifdef __AVX512F__
+#define ORDER_FOUR _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
+#define ORDER_TWO _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)
+#else
+#define ORDER_FOUR _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)
+#define ORDER_TWO _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7)
+#endif
 
-    memcpy(u, x, sizeof u);
-    for (int i = 0; i < G; i++)
-        most = (u[i] & 0x7fffffffu) > most ? u[i] & 0x7fffffffu : most;
-    return most;
+INLINE ints in_order(uint32_t dtype, ints x)
+{
+    return dtype == RIDGE_BF16 ? shuffle32(ORDER_TWO, x) : shuffle32(ORDER_FOUR, x);
 }
 
-static inline __attribute__((always_inline)) void encode_group(const float *x, float r, int e5m2, uint8_t *q)
+/* The largest of the lanes, none of which is negative. */
+INLINE uint32_t largest_lane(uint32_t dtype, ints x)
 {
-    for (int i = 0; i < G; i++)
-        q[i] = ridge_fp8_from_f32(x[i] * r, e5m2);
+#ifdef __AVX512F__
+    const __m256i y = _mm512_castsi512_si256(x), z = _mm512_extracti64x4_epi64(x, 1);
+    const __m256i half = dtype == RIDGE_F32 ? _mm256_max_epi32(y, z) : _mm256_max_epi16(y, z);
+#else
+    const __m256i half = x;
+#endif
+    __m128i a = _mm256_castsi256_si128(half), b = _mm256_extracti128_si256(half, 1);
+
+    if (dtype == RIDGE_F32) {
+        a = _mm_max_epi32(a, b);
+        a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
+        a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0xb1));
+        return (uint32_t)_mm_cvtsi128_si32(a);
+    }
+    /* There is an instruction for the least of eight. */
+    a = _mm_minpos_epu16(_mm_xor_si128(_mm_max_epi16(a, b), _mm_set1_epi16(-1)));
+    return ~(uint32_t)_mm_cvtsi128_si32(a) & 0xffffu;
 }
 
-static void encode(const float *x, float r, int e5m2, uint8_t *q)
+/* The bits of a magnitude as f32. */
+INLINE uint32_t magnitude_bits(uint32_t dtype, uint32_t m)
 {
-    if (e5m2)
-        encode_group(x, r, 1, q);
-    else
-        encode_group(x, r, 0, q);
+    return dtype == RIDGE_F32 ? m : dtype == RIDGE_BF16 ? m << 16 : ridge_bits(ridge_f32_from_f16((uint16_t)m));
 }
 
-/* n codes to memory that may be shorter than a group. */
-static void put(uint8_t *to, const uint8_t *q, int64_t n)
+INLINE ints magnitudes(uint32_t dtype, ints x)
+{
+    return and_bits(x, dtype == RIDGE_F32 ? all32(0x7fffffff) : all16(0x7fff));
+}
+
+INLINE ints larger(uint32_t dtype, ints x, ints y)
+{
+    return dtype == RIDGE_F32 ? max32(x, y) : max16(x, y);
+}
+
+INLINE int size_of(uint32_t dtype)
+{
+    return dtype == RIDGE_F32 ? 4 : 2;
+}
+
+/* The largest magnitude of `bytes` bytes, a multiple of the vector, as f32 bits. */
+INLINE uint32_t amax_of(uint32_t dtype, const char *x, int bytes)
+{
+    ints most = zeros();
+
+    UNROLL
+    for (int i = 0; i < bytes; i += VECTOR_BYTES)
+        most = larger(dtype, most, magnitudes(dtype, load(x + i)));
+    return magnitude_bits(dtype, largest_lane(dtype, most));
+}
+
+/* One group: copied to `to`, and the amax of every column brought up to date. */
+INLINE uint32_t absorb_group(uint32_t dtype, const char *x, char *to, char *columns)
+{
+    ints most = zeros();
+
+    UNROLL
+    for (int i = 0; i < G * size_of(dtype); i += VECTOR_BYTES) {
+        const ints v = load(x + i), m = magnitudes(dtype, v);
+
+        store(to + i, v);
+        most = larger(dtype, most, m);
+        store(columns + i, larger(dtype, load(columns + i), m));
+    }
+    return magnitude_bits(dtype, largest_lane(dtype, most));
+}
+
+static uint32_t amax_group(uint32_t dtype, const char *x)
+{
+    switch (dtype) {
+    case RIDGE_BF16:
+        return amax_of(RIDGE_BF16, x, G * 2);
+    case RIDGE_F16:
+        return amax_of(RIDGE_F16, x, G * 2);
+    default:
+        return amax_of(RIDGE_F32, x, G * 4);
+    }
+}
+
+static uint32_t absorb(uint32_t dtype, const char *x, char *to, char *columns)
+{
+    switch (dtype) {
+    case RIDGE_BF16:
+        return absorb_group(RIDGE_BF16, x, to, columns);
+    case RIDGE_F16:
+        return absorb_group(RIDGE_F16, x, to, columns);
+    default:
+        return absorb_group(RIDGE_F32, x, to, columns);
+    }
+}
+
+/* A group of n elements, padded with zeros into `room` if it is short. */
+INLINE const char *whole_group(const char *x, int64_t n, int size, char *room)
 {
     if (n == G)
-        memcpy(to, q, G);
+        return x;
+    memset(room, 0, (size_t)(G * size));
+    memcpy(room, x, (size_t)(n * size));
+    return room;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- encode */
+
+/* The code of every y >= 0 in the low byte of its lane, less a constant; the bytes above are zero. */
+INLINE ints fp8_units(floats y, int e5m2)
+{
+    const int drop = e5m2 ? 21 : 20;
+    const ints exponent = and_bits(max32(as_ints(y), all32(e5m2 ? 113 << 23 : 121 << 23)), all32(0x7f800000));
+    const ints magic = add32(exponent, all32(drop << 23));
+    const ints sum = as_ints(add(y, as_f32(magic)));
+
+    return and_bits(add32(sum, shift_right32(magic, drop)), all32(0xff));
+}
+
+/* The sign bits of a step's elements, in the order of the packed codes. */
+INLINE ints packed_signs(uint32_t dtype, const char *x)
+{
+    const ints a = load(x), b = load(x + VECTOR_BYTES);
+
+    if (dtype != RIDGE_F32)
+        return pack_s16(a, b);
+    return pack_s16(pack_s32(a, b), pack_s32(load(x + 2 * VECTOR_BYTES), load(x + 3 * VECTOR_BYTES)));
+}
+
+/* 128 codes of x * r, elementwise or with one r; no product may be NaN. An elementwise r is in the order of widen(). */
+INLINE void encode_group(uint32_t dtype, int e5m2, bool elementwise, const char *x, const float *r, uint8_t *q)
+{
+    const floats most = all_f32(e5m2 ? 57344.0f : 448.0f), one = all_f32(r[0]);
+    const ints bias = all8(e5m2 ? -(113 + 21) * 4 : -(121 + 20) * 8);
+
+    UNROLL
+    for (int j = 0; j < G; j += ELEMENTS) {
+        const char *at = x + j * size_of(dtype);
+        ints codes, t[4];
+        floats v[4];
+
+        widen(dtype, at, true, v);
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            const floats factor = elementwise ? as_f32(load(r + j + i * LANES)) : one;
+
+            t[i] = fp8_units(least(mul(v[i], factor), most), e5m2);
+        }
+        codes = add8(pack_u16(pack_u32(t[0], t[1]), pack_u32(t[2], t[3])), bias);
+        if (dtype == RIDGE_F16)
+            codes =
+                or_bits(in_order(dtype, codes), and_bits(in_order(RIDGE_BF16, packed_signs(dtype, at)), all8(0x80)));
+        else
+            codes = in_order(dtype, or_bits(codes, and_bits(packed_signs(dtype, at), all8(0x80))));
+        store(q + j, codes);
+    }
+}
+
+typedef void encoder(const char *x, const float *r, uint8_t *q);
+
+#define ENCODER(name, dtype, e5m2)                                            \
+    static void encode_##name(const char *x, const float *r, uint8_t *q)      \
+    {                                                                         \
+        encode_group(dtype, e5m2, false, x, r, q);                            \
+    }                                                                         \
+    static void encode_each_##name(const char *x, const float *r, uint8_t *q) \
+    {                                                                         \
+        encode_group(dtype, e5m2, true, x, r, q);                             \
+    }
+
+ENCODER(bf16_e4m3, RIDGE_BF16, 0)
+ENCODER(bf16_e5m2, RIDGE_BF16, 1)
+ENCODER(f16_e4m3, RIDGE_F16, 0)
+ENCODER(f16_e5m2, RIDGE_F16, 1)
+ENCODER(f32_e4m3, RIDGE_F32, 0)
+ENCODER(f32_e5m2, RIDGE_F32, 1)
+
+static encoder *pick_encoder(uint32_t dtype, int e5m2, bool elementwise)
+{
+    static encoder *const table[3][2][2] = {
+        {{encode_bf16_e4m3, encode_each_bf16_e4m3}, {encode_bf16_e5m2, encode_each_bf16_e5m2}},
+        {{encode_f16_e4m3, encode_each_f16_e4m3}, {encode_f16_e5m2, encode_each_f16_e5m2}},
+        {{encode_f32_e4m3, encode_each_f32_e4m3}, {encode_f32_e5m2, encode_each_f32_e5m2}},
+    };
+
+    return table[dtype == RIDGE_BF16 ? 0 : dtype == RIDGE_F16 ? 1 : 2][e5m2][elementwise];
+}
+
+/* Codes with one r, which may be NaN: then all are. */
+INLINE void encode_one(encoder *encode, const char *x, float r, uint8_t *q)
+{
+    if (r != r)
+        memset(q, 0x7f, G);
     else
+        encode(x, &r, q);
+}
+
+/* n codes to memory that may be shorter than a group. Whole lines may bypass the cache, which saves reading them. */
+INLINE void put(uint8_t *to, const uint8_t *q, int64_t n, bool stream)
+{
+    if (n != G) {
         memcpy(to, q, (size_t)n);
+        return;
+    }
+    if (stream && (uintptr_t)to % 64 == 0)
+        UNROLL
+    for (int i = 0; i < G; i += VECTOR_BYTES)
+        stream_store(to + i, load(q + i));
+    else UNROLL for (int i = 0; i < G; i += VECTOR_BYTES) store(to + i, load(q + i));
 }
 
 static float scale_of(const quantize_args *a, uint32_t amax)
@@ -75,175 +349,311 @@ static float scale_of(const quantize_args *a, uint32_t amax)
     return ridge_fp8_scale(amax, a->floor, a->e5m2 ? 57344.0f : 448.0f, a->pow2);
 }
 
-static uint32_t amax_all(uint32_t dtype, const void *x, int64_t n)
+/* ------------------------------------------------------------------------------------------------------------- rows */
+
+INLINE uint32_t amax_long(uint32_t dtype, const char *x, int64_t n)
 {
-    const int size = dtype == RIDGE_F32 ? 4 : 2;
-    uint32_t most = 0;
-    float v[G];
+    const int64_t bytes = n * size_of(dtype), whole = bytes / (4 * VECTOR_BYTES) * (4 * VECTOR_BYTES);
+    ints most[4] = {zeros(), zeros(), zeros(), zeros()};
+    _Alignas(64) char rest[4 * VECTOR_BYTES] = {0};
 
-    for (int64_t i = 0; i < n; i += G) {
-        uint32_t m;
-
-        widen(dtype, (const char *)x + i * size, n - i < G ? n - i : G, v);
-        m = largest(v);
-        most = m > most ? m : most;
-    }
-    return most;
+    for (int64_t i = 0; i < whole; i += 4 * VECTOR_BYTES)
+        UNROLL
+    for (int k = 0; k < 4; k++)
+        most[k] = larger(dtype, most[k], magnitudes(dtype, load(x + i + k * VECTOR_BYTES)));
+    memcpy(rest, x + whole, (size_t)(bytes - whole));
+    UNROLL
+    for (int k = 0; k < 4; k++)
+        most[k] = larger(dtype, most[k], magnitudes(dtype, load(rest + k * VECTOR_BYTES)));
+    most[0] = larger(dtype, larger(dtype, most[0], most[1]), larger(dtype, most[2], most[3]));
+    return magnitude_bits(dtype, largest_lane(dtype, most[0]));
 }
 
-static void encode_all(uint32_t dtype, const void *x, int64_t n, float reciprocal, int e5m2, bool guard, uint8_t *q)
+static uint32_t amax_all(uint32_t dtype, const void *x, int64_t n)
 {
-    const int size = dtype == RIDGE_F32 ? 4 : 2;
-    uint8_t codes[G];
-    float v[G];
+    switch (dtype) {
+    case RIDGE_BF16:
+        return amax_long(RIDGE_BF16, x, n);
+    case RIDGE_F16:
+        return amax_long(RIDGE_F16, x, n);
+    default:
+        return amax_long(RIDGE_F32, x, n);
+    }
+}
 
-    for (int64_t i = 0; i < n; i += G) {
-        const int64_t count = n - i < G ? n - i : G;
+/* 7F where an element of x is infinite or NaN. */
+static void guard_group(uint32_t dtype, const char *x, uint8_t *q)
+{
+    for (int i = 0; i < G; i++) {
+        uint32_t m = 0;
 
-        widen(dtype, (const char *)x + i * size, count, v);
-        if (guard && largest(v) >= 0x7f800000u)
-            for (int j = 0; j < G; j++)
-                v[j] = ridge_magnitude(v[j]) >= 0x7f800000u ? ridge_float(RIDGE_NAN_F32) : v[j];
-        encode(v, reciprocal, e5m2, codes);
-        put(q + i, codes, count);
+        memcpy(&m, x + i * size_of(dtype), (size_t)size_of(dtype));
+        m &= dtype == RIDGE_F32 ? 0x7fffffffu : 0x7fffu;
+        q[i] = magnitude_bits(dtype, m) >= 0x7f800000u ? 0x7f : q[i];
+    }
+}
+
+static void encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q)
+{
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
+    _Alignas(64) uint8_t codes[G];
+    _Alignas(64) char room[G * 4];
+
+    for (int64_t i = 0; i < a->cols; i += G) {
+        const int64_t n = a->cols - i < G ? a->cols - i : G;
+        const char *from = whole_group((const char *)x + i * a->size, n, a->size, room);
+
+        encode_one(encode, from, reciprocal, codes);
+        if (guard && amax_group(a->dtype, from) >= 0x7f800000u)
+            guard_group(a->dtype, from, codes);
+        put(q + i, codes, n, a->stream);
     }
 }
 
 static void row128(const quantize_args *a, int64_t row)
 {
-    const unsigned char *x = a->x + row * a->stride;
-    uint8_t codes[G];
-    float v[G];
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
+    const char *x = (const char *)a->x + row * a->stride;
+    _Alignas(64) uint8_t codes[G];
+    _Alignas(64) char room[G * 4];
 
     for (int64_t col = 0, g = 0; col < a->cols; col += G, g++) {
         const int64_t n = a->cols - col < G ? a->cols - col : G;
-        float s;
+        const char *from = whole_group(x + col * a->size, n, a->size, room);
+        const float s = scale_of(a, amax_group(a->dtype, from));
 
-        widen(a->dtype, x + col * a->size, n, v);
-        s = scale_of(a, largest(v));
         a->row.scale[g * a->row.ld + row] = s;
-        encode(v, ridge_fp8_reciprocal(s), a->e5m2, codes);
-        put(a->row.q + row * a->row.stride + col, codes, n);
+        encode_one(encode, from, ridge_fp8_reciprocal(s), codes);
+        put(a->row.q + row * a->row.stride + col, codes, n, a->stream);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ tiles */
 
-/* What a tile's first pass leaves for the others. */
+/* What a tile's first pass leaves for the others. The elements are copied: rows a power of two apart share few sets of
+ * the caches, from which they would be gone by the second pass. */
 typedef struct tile_work {
-    _Alignas(64) float r[G];  /* reciprocals of the columns */
-    uint32_t amax[G];         /* of the columns */
-    float sum[G], pair[2][G]; /* of the columns */
-    uint8_t codes[G][G];      /* of x, by rows; then transposed */
+    _Alignas(64) char x[G * G * 4]; /* rows of 128 elements, zeros beyond the edges */
+    char columns[G * 4];            /* amax of the columns, in x's format less its sign */
+    float s[G], r[G];               /* scales and reciprocals of the columns */
+    uint8_t codes[G][G];            /* of x, by rows */
     int64_t rows, cols;
 } tile_work;
 
-/* Amax of the columns, sums of the columns, and with a scale per row the row form itself. Returns the tile's amax. */
-static uint32_t first_pass(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const unsigned char *x,
-                           int64_t stride)
+/* Copies the elements, takes the amax of the columns, and with a scale per row makes the row form itself. Returns the
+ * tile's amax. */
+static uint32_t first_pass(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *x, int64_t stride)
 {
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
+    const int pitch = G * a->size;
     uint32_t most = 0;
-    uint8_t codes[G];
-    float v[G];
 
-    memset(w->amax, 0, sizeof w->amax);
-    memset(w->sum, 0, sizeof w->sum);
-    memset(w->pair, 0, sizeof w->pair);
+    memset(w->columns, 0, sizeof w->columns);
     for (int64_t i = 0; i < w->rows; i++) {
         const int64_t row = tr * G + i;
-        uint32_t m;
+        char *to = w->x + i * pitch;
+        const char *from = whole_group(x + i * stride, w->cols, a->size, to);
+        uint32_t m = absorb(a->dtype, from, to, w->columns);
 
-        widen(a->dtype, x + i * stride, w->cols, v);
-        m = largest(v);
         most = m > most ? m : most;
-        for (int j = 0; j < G; j++)
-            w->amax[j] = ridge_magnitude(v[j]) > w->amax[j] ? ridge_magnitude(v[j]) : w->amax[j];
-        if (a->tile_sums) {
-            float *part = w->pair[i / RIDGE_SUM_ROWS % 2];
-
-            for (int j = 0; j < G; j++)
-                part[j] += v[j];
-            if (i % (2 * RIDGE_SUM_ROWS) == 2 * RIDGE_SUM_ROWS - 1 || i == w->rows - 1) {
-                for (int j = 0; j < G; j++)
-                    w->sum[j] += w->pair[0][j] + w->pair[1][j];
-                memset(w->pair, 0, sizeof w->pair);
-            }
-        }
         if (a->row.form == QUANTIZE_ROW128) {
             const float s = scale_of(a, m);
 
             a->row.scale[tc * a->row.ld + row] = s;
-            encode(v, ridge_fp8_reciprocal(s), a->e5m2, codes);
-            put(a->row.q + row * a->row.stride + tc * G, codes, w->cols);
+            encode_one(encode, to, ridge_fp8_reciprocal(s), w->codes[0]);
+            put(a->row.q + row * a->row.stride + tc * G, w->codes[0], w->cols, a->stream);
         }
     }
+    memset(w->x + w->rows * pitch, 0, (size_t)((G - w->rows) * pitch));
     return most;
 }
 
-/* 16 x 16 bytes: rows `from` to rows `to`, both with a pitch of 128. */
-static void transpose16(const uint8_t *from, uint8_t *to)
+/* Sums of the columns in the order of quantize_math.h. Rows of zeros change nothing: no partial sum is -0. */
+INLINE void sum_columns(uint32_t dtype, const tile_work *w, float *sums)
 {
-    __m128i a[16], b[16];
+    const int size = size_of(dtype);
 
-    for (int i = 0; i < 16; i++)
-        a[i] = _mm_loadu_si128((const __m128i *)(const void *)(from + i * G));
-    for (int step = 0; step < 4; step++) { /* each step interleaves row i with row i + 8 */
-        for (int i = 0; i < 8; i++) {
-            b[2 * i] = _mm_unpacklo_epi8(a[i], a[i + 8]);
-            b[2 * i + 1] = _mm_unpackhi_epi8(a[i], a[i + 8]);
+    for (int j = 0; j < G; j += ELEMENTS) {
+        const char *x = w->x + j * size;
+        floats total[4], group[2][4], v[4];
+
+        for (int k = 0; k < 4; k++)
+            total[k] = all_f32(0);
+        for (int i = 0; i < G; i += 2 * RIDGE_SUM_ROWS) {
+            for (int h = 0; h < 2; h++) {
+                for (int k = 0; k < 4; k++)
+                    group[h][k] = all_f32(0);
+                for (int n = 0; n < RIDGE_SUM_ROWS; n++, x += G * size) {
+                    widen(dtype, x, false, v);
+                    for (int k = 0; k < 4; k++)
+                        group[h][k] = add(group[h][k], v[k]);
+                }
+            }
+            for (int k = 0; k < 4; k++)
+                total[k] = add(total[k], add(group[0][k], group[1][k]));
         }
-        memcpy(a, b, sizeof a);
+        for (int k = 0; k < 4; k++)
+            store(sums + j + k * LANES, as_ints(total[k]));
     }
+}
+
+/* Place p of an elementwise operand of widen() belongs to this column. */
+INLINE int column_at(uint32_t dtype, int p)
+{
+    const int vector = p / LANES, lane = p % LANES;
+
+    if (dtype != RIDGE_BF16)
+        return p;
+    return vector / 2 * 2 * LANES + lane / 4 * 8 + vector % 2 * 4 + lane % 4;
+}
+
+static void put_sums(const quantize_args *a, const tile_work *w, float *to)
+{
+    float sums[G], ordered[G];
+
+    switch (a->dtype) {
+    case RIDGE_BF16:
+        sum_columns(RIDGE_BF16, w, sums);
+        break;
+    case RIDGE_F16:
+        sum_columns(RIDGE_F16, w, sums);
+        break;
+    default:
+        sum_columns(RIDGE_F32, w, sums);
+    }
+    for (int p = 0; p < G; p++)
+        ordered[column_at(a->dtype, p)] = sums[p];
+    memcpy(to, ordered, (size_t)w->cols * sizeof *to);
+}
+
+/* Scales and reciprocals of the columns: ridge_fp8_scale and ridge_fp8_reciprocal without branches, so that the two
+ * divisions are packed. A column that is not finite has the scale NaN and the reciprocal 0. */
+static void scale_columns(const quantize_args *a, tile_work *w)
+{
+    const float floor = a->floor, largest = a->e5m2 ? 57344.0f : 448.0f;
+    const uint32_t up = a->pow2 ? 0x7fffffu : 0, keep = a->pow2 ? 0xff800000u : ~0u;
+    float r[G];
+    uint32_t amax[G];
+
+    for (int j = 0; j < G; j++) {
+        uint32_t m = 0;
+
+        memcpy(&m, w->columns + j * a->size, (size_t)a->size);
+        amax[j] = magnitude_bits(a->dtype, m);
+    }
+    for (int j = 0; j < G; j++) {
+        float m = ridge_float(amax[j]), s;
+
+        m = m > floor ? m : floor;
+        s = m / largest;
+        s = s < 0x1p-126f ? 0x1p-126f : s;
+        s = m == 0.0f ? 1.0f : s;
+        s = ridge_float((ridge_bits(s) + up) & keep);
+        w->s[j] = amax[j] >= 0x7f800000u ? ridge_float(RIDGE_NAN_F32) : s;
+        r[j] = amax[j] >= 0x7f800000u ? 0.0f : 1.0f / s;
+    }
+    for (int p = 0; p < G; p++)
+        w->r[p] = r[column_at(a->dtype, p)];
+}
+
+/* The codes of the tile with scales of its columns. */
+static void encode_columns(const quantize_args *a, tile_work *w)
+{
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, true);
+
+    for (int64_t i = 0; i < G; i++)
+        encode(w->x + i * G * a->size, w->r, w->codes[i]);
+    for (int j = 0; j < G; j++)
+        if (w->s[j] != w->s[j])
+            for (int i = 0; i < G; i++)
+                w->codes[i][j] = 0x7f;
+}
+
+/* 16-byte vectors at from, from + 16 pitch, ...: each lane its own. */
+INLINE ints load_lanes(const uint8_t *from)
+{
+    const __m128i *x = (const __m128i *)(const void *)from;
+    const int step = 16 * G / (int)sizeof *x;
+    __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(x)), _mm_loadu_si128(x + step), 1);
+#ifdef __AVX512F__
+    __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(x + 2 * step)),
+                                           _mm_loadu_si128(x + 3 * step), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+#else
+    return low;
+#endif
+}
+
+/* 16 columns of VECTOR_BYTES rows: as many rows of VECTOR_BYTES columns, both with a pitch of 128. */
+INLINE void transpose(const uint8_t *from, uint8_t *to)
+{
+    ints a[16], b[16];
+
+    UNROLL
     for (int i = 0; i < 16; i++)
-        _mm_storeu_si128((__m128i *)(void *)(to + i * G), a[i]);
+        a[i] = load_lanes(from + i * G);
+    UNROLL
+    for (int step = 0; step < 4; step++) { /* each step interleaves row i with row i + 8 */
+        UNROLL
+        for (int i = 0; i < 8; i++) {
+            b[2 * i] = low8(a[i], a[i + 8]);
+            b[2 * i + 1] = high8(a[i], a[i + 8]);
+        }
+        UNROLL
+        for (int i = 0; i < 16; i++)
+            a[i] = b[i];
+    }
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        store(to + i * G, a[i]);
 }
 
 /* The transposed form from the codes of the tile. */
 static void put_transposed(const quantize_args *a, const tile_work *w, int64_t tr, int64_t tc)
 {
-    uint8_t turned[16 * G];
+    _Alignas(64) uint8_t turned[16 * G];
 
     for (int64_t j = 0; j < w->cols; j += 16) {
-        for (int i = 0; i < G; i += 16)
-            transpose16(&w->codes[i][j], turned + i);
+        for (int i = 0; i < G; i += VECTOR_BYTES)
+            transpose(&w->codes[i][j], turned + i);
         for (int64_t k = j; k < w->cols && k < j + 16; k++)
-            put(a->col.q + (tc * G + k) * a->col.stride + tr * G, turned + (k - j) * G, w->rows);
+            put(a->col.q + (tc * G + k) * a->col.stride + tr * G, turned + (k - j) * G, w->rows, a->stream);
+    }
+}
+
+/* The codes of the tile with its one scale; the row form too, if that has it. */
+static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, float s)
+{
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
+    const float r = ridge_fp8_reciprocal(s);
+
+    for (int64_t i = 0; i < G; i++) {
+        encode_one(encode, w->x + i * G * a->size, r, w->codes[i]);
+        if (a->row.form == QUANTIZE_BLK128 && i < w->rows)
+            put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
     }
 }
 
 static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *elements, int64_t stride)
 {
-    const unsigned char *x = elements;
     tile_work w;
-    uint32_t most;
-    float v[G], block;
+    float block;
 
     w.rows = a->rows - tr * G < G ? a->rows - tr * G : G;
     w.cols = a->cols - tc * G < G ? a->cols - tc * G : G;
-    most = first_pass(a, &w, tr, tc, x, stride);
+    block = scale_of(a, first_pass(a, &w, tr, tc, elements, stride));
     if (a->tile_sums)
-        memcpy(a->tile_sums + tr * a->cols + tc * G, w.sum, (size_t)w.cols * sizeof(float));
-    block = scale_of(a, most);
+        put_sums(a, &w, a->tile_sums + tr * a->cols + tc * G);
     if (a->row.form == QUANTIZE_BLK128)
         a->row.scale[tr * a->row.ld + tc] = block;
     if (a->col.form == QUANTIZE_BLK128)
         a->col.scale[tc * a->col.ld + tr] = block;
-    for (int j = 0; j < G; j++) {
-        const float s = a->col.form == QUANTIZE_ROW128 ? scale_of(a, w.amax[j]) : block;
-
-        if (a->col.form == QUANTIZE_ROW128 && j < w.cols)
-            a->col.scale[tr * a->col.ld + tc * G + j] = s;
-        w.r[j] = ridge_fp8_reciprocal(s);
-    }
-    if (a->row.form == QUANTIZE_ROW128 && a->col.form == QUANTIZE_ABSENT)
-        return;
-    for (int64_t i = 0; i < w.rows; i++) {
-        widen(a->dtype, x + i * stride, w.cols, v);
-        for (int j = 0; j < G; j++)
-            v[j] *= w.r[j];
-        encode(v, 1.0f, a->e5m2, w.codes[i]);
-        if (a->row.form == QUANTIZE_BLK128)
-            put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w.codes[i], w.cols);
+    if (a->col.form == QUANTIZE_ROW128) {
+        scale_columns(a, &w);
+        memcpy(a->col.scale + tr * a->col.ld + tc * G, w.s, (size_t)w.cols * sizeof *w.s);
+        encode_columns(a, &w);
+    } else if (a->row.form == QUANTIZE_BLK128 || a->col.form == QUANTIZE_BLK128) {
+        encode_block(a, &w, tr, tc, block);
     }
     if (a->col.form != QUANTIZE_ABSENT)
         put_transposed(a, &w, tr, tc);
@@ -251,30 +661,111 @@ static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *ele
 
 /* ------------------------------------------------------------------------------------------------------------ Q8_0 */
 
-static void q8_0(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks)
+enum { BLOCK = RIDGE_Q8_0_BLOCK, BLOCKS = G / BLOCK, ROOM = 32 /* groups on their way out, whole lines in all */ };
+
+/* ridge_q8_0_scale of the blocks of a group: the halves to store and the reciprocals. */
+INLINE void q8_0_scales(const uint32_t *amax, float *r, uint16_t *half)
 {
-    const int size = dtype == RIDGE_F32 ? 4 : 2;
-    float v[G];
+    const __m128 most = _mm_castsi128_ps(_mm_loadu_si128((const __m128i *)(const void *)amax));
+    const __m128 infinity = _mm_castsi128_ps(_mm_set1_epi32(0x7f800000));
+    const __m128 d = _mm_div_ps(most, _mm_set1_ps(127.0f)), inverse = _mm_div_ps(_mm_set1_ps(1.0f), d);
+    const __m128 finite = _mm_cmplt_ps(most, infinity), good = _mm_cmplt_ps(inverse, infinity);
+    const __m128 nan = _mm_castsi128_ps(_mm_set1_epi32((int)RIDGE_NAN_F32));
 
-    for (int64_t col = 0; col < cols; col += G) {
-        const int64_t n = cols - col < G ? cols - col : G;
+    _mm_storeu_ps(r, _mm_and_ps(inverse, _mm_and_ps(finite, good)));
+    _mm_storel_epi64((__m128i *)(void *)half, _mm_cvtps_ph(_mm_blendv_ps(nan, d, finite), _MM_FROUND_TO_NEAREST_INT));
+}
 
-        widen(dtype, (const char *)x + col * size, n, v);
-        for (int64_t b = 0; b < n; b += RIDGE_Q8_0_BLOCK, blocks += RIDGE_Q8_0_BYTES) {
-            uint32_t amax = 0;
-            int8_t codes[RIDGE_Q8_0_BLOCK];
-            uint16_t half;
-            float r, d;
+/* The codes of one step. Adding the number below 0.5 and dropping the fraction rounds halves away from zero, and does
+ * not lift the number below 0.5 itself. */
+INLINE ints q8_0_codes(uint32_t dtype, const char *x, const float *r)
+{
+    const floats almost = as_f32(all32(0x3effffff)), sign = as_f32(all32(0x80000000u));
+    floats v[4];
+    ints t[4];
 
-            for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
-                amax = ridge_magnitude(v[b + i]) > amax ? ridge_magnitude(v[b + i]) : amax;
-            d = ridge_q8_0_scale(amax, &r);
-            for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
-                codes[i] = (int8_t)ridge_q8_0_code(v[b + i] * r);
-            half = ridge_f16_from_f32(d);
-            memcpy(blocks, &half, 2);
-            memcpy(blocks + 2, codes, RIDGE_Q8_0_BLOCK);
+    widen(dtype, x, false, v);
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        const floats y = mul(v[i], all_f32(r[i * LANES / BLOCK]));
+
+        t[i] = truncated(add(y, as_f32(or_bits(as_ints(almost), and_bits(as_ints(y), as_ints(sign))))));
+    }
+    return in_order(dtype, pack_s16(pack_s32(t[0], t[1]), pack_s32(t[2], t[3])));
+}
+
+/* 128 elements become four blocks. */
+INLINE void q8_0_group(uint32_t dtype, const char *x, uint8_t *blocks)
+{
+    _Alignas(64) int8_t codes[G];
+    uint32_t amax[BLOCKS];
+    uint16_t half[BLOCKS];
+    float r[BLOCKS];
+
+    UNROLL
+    for (int b = 0; b < BLOCKS; b++)
+        amax[b] = amax_of(dtype, x + b * BLOCK * size_of(dtype), BLOCK * size_of(dtype));
+    q8_0_scales(amax, r, half);
+    UNROLL
+    for (int j = 0; j < G; j += ELEMENTS)
+        store(codes + j, q8_0_codes(dtype, x + j * size_of(dtype), r + j / BLOCK));
+    UNROLL
+    for (int b = 0; b < BLOCKS; b++, blocks += RIDGE_Q8_0_BYTES) {
+        memcpy(blocks, half + b, 2);
+        memcpy(blocks + 2, codes + b * BLOCK, BLOCK);
+        if (amax[b] >= 0x7f800000u)
+            memset(blocks + 2, 0, BLOCK);
+    }
+}
+
+/* Bytes to memory; whole lines may bypass the cache. */
+static void put_bytes(uint8_t *to, const uint8_t *from, size_t n, bool stream)
+{
+    size_t i = -(uintptr_t)to % 64;
+
+    if (!stream || n < i + 64) {
+        memcpy(to, from, n);
+        return;
+    }
+    memcpy(to, from, i);
+    for (; i + 64 <= n; i += 64)
+        for (size_t k = 0; k < 64; k += VECTOR_BYTES)
+            stream_store(to + i + k, load(from + i + k));
+    memcpy(to + i, from + i, n - i);
+}
+
+INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *blocks, bool stream)
+{
+    const int size = size_of(dtype);
+    _Alignas(64) uint8_t out[ROOM * BLOCKS * RIDGE_Q8_0_BYTES];
+    _Alignas(64) char room[G * 4];
+
+    for (int64_t col = 0; col < cols;) {
+        uint8_t *to = out;
+        const int64_t end = cols - col < ROOM * G ? cols : col + ROOM * G;
+
+        for (; col < end; col += G, to += BLOCKS * RIDGE_Q8_0_BYTES) {
+            const int64_t n = end - col < G ? end - col : G;
+
+            q8_0_group(dtype, whole_group(x + col * size, n, size, room), to);
+            to -= (G - n) / BLOCK * RIDGE_Q8_0_BYTES;
         }
+        put_bytes(blocks, out, (size_t)(to - out), stream);
+        blocks += to - out;
+    }
+}
+
+static void q8_0(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream)
+{
+    switch (dtype) {
+    case RIDGE_BF16:
+        q8_0_row(RIDGE_BF16, x, cols, blocks, stream);
+        break;
+    case RIDGE_F16:
+        q8_0_row(RIDGE_F16, x, cols, blocks, stream);
+        break;
+    default:
+        q8_0_row(RIDGE_F32, x, cols, blocks, stream);
     }
 }
 
