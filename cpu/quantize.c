@@ -298,9 +298,11 @@ static void row_groups(const quantize_vectors *v, const quantize_args *a)
     }
 }
 
-/* The columns of a tile of swiglu_fwd's out, computed into y. */
-static void swiglu_tile(const swiglu_args *s, swiglu_span *span, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                        void *y)
+/* Columns of a strip of 128 rows of swiglu_fwd's out, computed into y: whole blocks of its span. */
+enum { STRIP_BYTES = 512, STRIP_ROOM = RIDGE_GROUP * STRIP_BYTES };
+
+static void swiglu_strip(const swiglu_args *s, swiglu_span *span, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                         void *y)
 {
     const int64_t wide = s->flags & RIDGE_INTERLEAVED ? 2 * col : col;
     swiglu_args part = *s;
@@ -311,31 +313,46 @@ static void swiglu_tile(const swiglu_args *s, swiglu_span *span, int64_t row, in
     if (part.row_scale)
         part.row_scale += row;
     part.out.data = y;
-    part.out.stride = RIDGE_GROUP * part.size;
+    part.out.stride = STRIP_BYTES;
     part.stream = false;
     for (int64_t i = 0; i < rows; i++)
         span(&part, i, 0, cols);
 }
 
-/* Tile by tile; with swiglu, each tile's elements are computed first. */
-static void tiles(const quantize_vectors *v, const quantize_args *a, const swiglu_args *s, swiglu_span *span)
+static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, const swiglu_args *s, swiglu_span *span)
+{
+    const int64_t width = STRIP_BYTES / a->size, across = (a->cols + width - 1) / width;
+
+#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+    {
+        _Alignas(64) unsigned char y[STRIP_ROOM];
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < groups(a->rows) * across; t++) {
+            const int64_t tr = t / across, row = tr * RIDGE_GROUP, col = t % across * width;
+            const int64_t cols = least(width, a->cols - col);
+
+            swiglu_strip(s, span, row, least(RIDGE_GROUP, a->rows - row), col, cols, y);
+            for (int64_t c = 0; c < cols; c += RIDGE_GROUP)
+                v->tile(a, tr, (col + c) / RIDGE_GROUP, y + c * a->size, STRIP_BYTES, NULL);
+        }
+        finish(a, mode);
+    }
+}
+
+static void tiles(const quantize_vectors *v, const quantize_args *a)
 {
     const int64_t across = groups(a->cols), count = groups(a->rows) * across;
 
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
-        _Alignas(64) unsigned char y[RIDGE_GROUP * RIDGE_GROUP * 4];
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
-            const int64_t row = t / across * RIDGE_GROUP, col = t % across * RIDGE_GROUP;
+            const int64_t tr = t / across, tc = t % across;
+            const unsigned char *x = a->x + tr * RIDGE_GROUP * a->stride + tc * RIDGE_GROUP * a->size;
 
-            if (s)
-                swiglu_tile(s, span, row, least(RIDGE_GROUP, a->rows - row), col, least(RIDGE_GROUP, a->cols - col), y);
-            if (s)
-                v->tile(a, t / across, t % across, y, RIDGE_GROUP * a->size);
-            else
-                v->tile(a, t / across, t % across, a->x + row * a->stride + col * a->size, a->stride);
+            v->tile(a, tr, tc, x, a->stride, tc + 1 < across ? x + RIDGE_GROUP * a->size : NULL);
         }
         finish(a, mode);
     }
@@ -369,7 +386,7 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
     else if (a.row.form == QUANTIZE_ROW128 && a.col.form == QUANTIZE_ABSENT)
         row_groups(v, &a);
     else
-        tiles(v, &a, NULL, NULL);
+        tiles(v, &a);
     if (colsum) {
         unsigned mode = ridge_fp_begin();
         void (*volatile const work)(const quantize_args *, float *) = add_tile_sums;
@@ -397,8 +414,8 @@ static ridge_status launch_swiglu(const ridge_device *device, const ridge_kernel
     swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
     s = ridge_cpu_swiglu_collect(device, problem, &swiglu);
     a.stream = streams(device, &a);
-    tiles(vectors_of(kernel), &a, &s,
-          kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_swiglu_avx512 : ridge_cpu_swiglu_avx2);
+    swiglu_tiles(vectors_of(kernel), &a, &s,
+                 kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_swiglu_avx512 : ridge_cpu_swiglu_avx2);
     return RIDGE_OK;
 }
 

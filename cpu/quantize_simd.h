@@ -229,10 +229,10 @@ static uint32_t absorb(uint32_t dtype, const char *x, char *to, char *columns)
     }
 }
 
-/* A group of n elements, padded with zeros into `room` if it is short. */
+/* A group of n elements (of the first 128), padded with zeros into `room` if it is short. */
 INLINE const char *whole_group(const char *x, int64_t n, int size, char *room)
 {
-    if (n == G)
+    if (n >= G)
         return x;
     memset(room, 0, (size_t)(G * size));
     memcpy(room, x, (size_t)(n * size));
@@ -321,19 +321,19 @@ static encoder *pick_encoder(uint32_t dtype, int e5m2, bool elementwise)
     return table[dtype == RIDGE_BF16 ? 0 : dtype == RIDGE_F16 ? 1 : 2][e5m2][elementwise];
 }
 
-/* Codes with one r, which may be NaN: then all are. */
-INLINE void encode_one(encoder *encode, const char *x, float r, uint8_t *q)
+/* Codes of a group with the scale s, which may be NaN: then all are. */
+INLINE void encode_scaled(encoder *encode, const char *x, float s, const float *r, uint8_t *q)
 {
-    if (r != r)
+    if (s != s)
         memset(q, 0x7f, G);
     else
-        encode(x, &r, q);
+        encode(x, r, q);
 }
 
 /* n codes to memory that may be shorter than a group. Whole lines may bypass the cache, which saves reading them. */
 INLINE void put(uint8_t *to, const uint8_t *q, int64_t n, bool stream)
 {
-    if (n != G) {
+    if (n < G) {
         memcpy(to, q, (size_t)n);
         return;
     }
@@ -344,9 +344,25 @@ INLINE void put(uint8_t *to, const uint8_t *q, int64_t n, bool stream)
     else UNROLL for (int i = 0; i < G; i += VECTOR_BYTES) store(to + i, load(q + i));
 }
 
-static float scale_of(const quantize_args *a, uint32_t amax)
+/* ridge_fp8_scale and ridge_fp8_reciprocal of n groups, a multiple of LANES, without branches, so that the divisions
+ * are packed and do not wait for each other. Of a group that is not finite the scale is NaN and the reciprocal 0. */
+static void scales_of(const quantize_args *a, int n, const uint32_t *restrict amax, float *restrict s,
+                      float *restrict r)
 {
-    return ridge_fp8_scale(amax, a->floor, a->e5m2 ? 57344.0f : 448.0f, a->pow2);
+    const float floor = a->floor, largest = a->e5m2 ? 57344.0f : 448.0f;
+    const uint32_t up = a->pow2 ? 0x7fffffu : 0, keep = a->pow2 ? 0xff800000u : ~0u;
+
+    for (int j = 0; j < n / LANES * LANES; j++) {
+        float m = ridge_float(amax[j]), scale;
+
+        m = m > floor ? m : floor;
+        scale = m / largest;
+        scale = scale < 0x1p-126f ? 0x1p-126f : scale;
+        scale = m == 0.0f ? 1.0f : scale;
+        scale = ridge_float((ridge_bits(scale) + up) & keep);
+        s[j] = amax[j] >= 0x7f800000u ? ridge_float(RIDGE_NAN_F32) : scale;
+        r[j] = amax[j] >= 0x7f800000u ? 0.0f : 1.0f / scale;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------- rows */
@@ -403,28 +419,37 @@ static void encode_all(const quantize_args *a, const void *x, float reciprocal, 
         const int64_t n = a->cols - i < G ? a->cols - i : G;
         const char *from = whole_group((const char *)x + i * a->size, n, a->size, room);
 
-        encode_one(encode, from, reciprocal, codes);
+        encode_scaled(encode, from, reciprocal, &reciprocal, codes);
         if (guard && amax_group(a->dtype, from) >= 0x7f800000u)
             guard_group(a->dtype, from, codes);
         put(q + i, codes, n, a->stream);
     }
 }
 
+/* Several groups at a time: the codes of one would wait for its amax and two divisions, and with them the group after
+ * it, because the processor looks no further than one group ahead. */
 static void row128(const quantize_args *a, int64_t row)
 {
+    enum { SOME = 16 };
     encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
     const char *x = (const char *)a->x + row * a->stride;
+    uint8_t *q = a->row.q + row * a->row.stride;
+    float *scale = a->row.scale + row, s[SOME], r[SOME];
+    uint32_t amax[SOME] = {0};
     _Alignas(64) uint8_t codes[G];
     _Alignas(64) char room[G * 4];
 
-    for (int64_t col = 0, g = 0; col < a->cols; col += G, g++) {
-        const int64_t n = a->cols - col < G ? a->cols - col : G;
-        const char *from = whole_group(x + col * a->size, n, a->size, room);
-        const float s = scale_of(a, amax_group(a->dtype, from));
+    for (int64_t begin = 0; begin < a->cols; begin += SOME * G) {
+        const int64_t end = a->cols - begin < SOME * G ? a->cols : begin + SOME * G;
 
-        a->row.scale[g * a->row.ld + row] = s;
-        encode_one(encode, from, ridge_fp8_reciprocal(s), codes);
-        put(a->row.q + row * a->row.stride + col, codes, n, a->stream);
+        for (int64_t col = begin, g = 0; col < end; col += G, g++)
+            amax[g] = amax_group(a->dtype, whole_group(x + col * a->size, end - col, a->size, room));
+        scales_of(a, SOME, amax, s, r);
+        for (int64_t col = begin, g = 0; col < end; col += G, g++) {
+            scale[col / G * a->row.ld] = s[g];
+            encode_scaled(encode, whole_group(x + col * a->size, end - col, a->size, room), s[g], r + g, codes);
+            put(q + col, codes, end - col, a->stream);
+        }
     }
 }
 
@@ -435,36 +460,27 @@ static void row128(const quantize_args *a, int64_t row)
 typedef struct tile_work {
     _Alignas(64) char x[G * G * 4]; /* rows of 128 elements, zeros beyond the edges */
     char columns[G * 4];            /* amax of the columns, in x's format less its sign */
-    float s[G], r[G];               /* scales and reciprocals of the columns */
+    uint32_t amax[G];               /* of the rows */
+    float s[2][G], r[2][G];         /* scales and reciprocals of the rows, of the columns */
     uint8_t codes[G][G];            /* of x, by rows */
     int64_t rows, cols;
 } tile_work;
 
-/* Copies the elements, takes the amax of the columns, and with a scale per row makes the row form itself. Returns the
- * tile's amax. */
-static uint32_t first_pass(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *x, int64_t stride)
+/* Copies the elements and takes the amax of rows, columns (in place of widen()) and all. */
+static uint32_t first_pass(const quantize_args *a, tile_work *w, const char *x, int64_t stride)
 {
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
     const int pitch = G * a->size;
     uint32_t most = 0;
 
     memset(w->columns, 0, sizeof w->columns);
     for (int64_t i = 0; i < w->rows; i++) {
-        const int64_t row = tr * G + i;
         char *to = w->x + i * pitch;
-        const char *from = whole_group(x + i * stride, w->cols, a->size, to);
-        uint32_t m = absorb(a->dtype, from, to, w->columns);
 
-        most = m > most ? m : most;
-        if (a->row.form == QUANTIZE_ROW128) {
-            const float s = scale_of(a, m);
-
-            a->row.scale[tc * a->row.ld + row] = s;
-            encode_one(encode, to, ridge_fp8_reciprocal(s), w->codes[0]);
-            put(a->row.q + row * a->row.stride + tc * G, w->codes[0], w->cols, a->stream);
-        }
+        w->amax[i] = absorb(a->dtype, whole_group(x + i * stride, w->cols, a->size, to), to, w->columns);
+        most = w->amax[i] > most ? w->amax[i] : most;
     }
     memset(w->x + w->rows * pitch, 0, (size_t)((G - w->rows) * pitch));
+    memset(w->amax + w->rows, 0, (size_t)(G - w->rows) * sizeof *w->amax);
     return most;
 }
 
@@ -526,14 +542,11 @@ static void put_sums(const quantize_args *a, const tile_work *w, float *to)
     memcpy(to, ordered, (size_t)w->cols * sizeof *to);
 }
 
-/* Scales and reciprocals of the columns: ridge_fp8_scale and ridge_fp8_reciprocal without branches, so that the two
- * divisions are packed. A column that is not finite has the scale NaN and the reciprocal 0. */
+/* Scales of the columns; their reciprocals in the order of widen(). */
 static void scale_columns(const quantize_args *a, tile_work *w)
 {
-    const float floor = a->floor, largest = a->e5m2 ? 57344.0f : 448.0f;
-    const uint32_t up = a->pow2 ? 0x7fffffu : 0, keep = a->pow2 ? 0xff800000u : ~0u;
-    float r[G];
     uint32_t amax[G];
+    float r[G];
 
     for (int j = 0; j < G; j++) {
         uint32_t m = 0;
@@ -541,31 +554,44 @@ static void scale_columns(const quantize_args *a, tile_work *w)
         memcpy(&m, w->columns + j * a->size, (size_t)a->size);
         amax[j] = magnitude_bits(a->dtype, m);
     }
-    for (int j = 0; j < G; j++) {
-        float m = ridge_float(amax[j]), s;
-
-        m = m > floor ? m : floor;
-        s = m / largest;
-        s = s < 0x1p-126f ? 0x1p-126f : s;
-        s = m == 0.0f ? 1.0f : s;
-        s = ridge_float((ridge_bits(s) + up) & keep);
-        w->s[j] = amax[j] >= 0x7f800000u ? ridge_float(RIDGE_NAN_F32) : s;
-        r[j] = amax[j] >= 0x7f800000u ? 0.0f : 1.0f / s;
-    }
+    scales_of(a, G, amax, w->s[1], r);
     for (int p = 0; p < G; p++)
-        w->r[p] = r[column_at(a->dtype, p)];
+        w->r[1][p] = r[column_at(a->dtype, p)];
 }
 
-/* The codes of the tile with scales of its columns. */
-static void encode_columns(const quantize_args *a, tile_work *w)
+/* Fetches a row of the tile that comes next into the second-level cache. */
+INLINE void fetch(const quantize_args *a, const char *next, int64_t i)
 {
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, true);
+    if (next)
+        for (int k = 0; k < G * a->size; k += 64)
+            __builtin_prefetch(next + i * a->stride + k, 0, 2);
+}
 
-    for (int64_t i = 0; i < G; i++)
-        encode(w->x + i * G * a->size, w->r, w->codes[i]);
-    for (int j = 0; j < G; j++)
-        if (w->s[j] != w->s[j])
-            for (int i = 0; i < G; i++)
+/* The row form with a scale for every row. */
+static void encode_row(const quantize_args *a, tile_work *w, encoder *encode, int64_t tr, int64_t tc, int64_t i)
+{
+    _Alignas(64) uint8_t codes[G];
+
+    encode_scaled(encode, w->x + i * G * a->size, w->s[0][i], w->r[0] + i, codes);
+    put(a->row.q + (tr * G + i) * a->row.stride + tc * G, codes, w->cols, a->stream);
+}
+
+/* All forms that have scales of rows or columns; the codes of columns stay in the tile. */
+static void encode_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next)
+{
+    const bool by_columns = a->col.form == QUANTIZE_ROW128;
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, false), *each = pick_encoder(a->dtype, a->e5m2, true);
+
+    for (int64_t i = 0; i < w->rows; i++) {
+        fetch(a, next, i);
+        if (a->row.form == QUANTIZE_ROW128)
+            encode_row(a, w, encode, tr, tc, i);
+        if (by_columns)
+            each(w->x + i * G * a->size, w->r[1], w->codes[i]);
+    }
+    for (int j = 0; j < G && by_columns; j++)
+        if (w->s[1][j] != w->s[1][j])
+            for (int64_t i = 0; i < w->rows; i++)
                 w->codes[i][j] = 0x7f;
 }
 
@@ -622,39 +648,47 @@ static void put_transposed(const quantize_args *a, const tile_work *w, int64_t t
 }
 
 /* The codes of the tile with its one scale; the row form too, if that has it. */
-static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, float s)
+static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next, float s)
 {
     encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
     const float r = ridge_fp8_reciprocal(s);
 
-    for (int64_t i = 0; i < G; i++) {
-        encode_one(encode, w->x + i * G * a->size, r, w->codes[i]);
-        if (a->row.form == QUANTIZE_BLK128 && i < w->rows)
+    for (int64_t i = 0; i < w->rows; i++) {
+        fetch(a, next, i);
+        encode_scaled(encode, w->x + i * G * a->size, s, &r, w->codes[i]);
+        if (a->row.form == QUANTIZE_BLK128)
             put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
     }
 }
 
-static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *elements, int64_t stride)
+static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *elements, int64_t stride, const void *next)
 {
     tile_work w;
     float block;
 
     w.rows = a->rows - tr * G < G ? a->rows - tr * G : G;
     w.cols = a->cols - tc * G < G ? a->cols - tc * G : G;
-    block = scale_of(a, first_pass(a, &w, tr, tc, elements, stride));
+    block = ridge_fp8_scale(first_pass(a, &w, elements, stride), a->floor, a->e5m2 ? 57344.0f : 448.0f, a->pow2);
     if (a->tile_sums)
         put_sums(a, &w, a->tile_sums + tr * a->cols + tc * G);
     if (a->row.form == QUANTIZE_BLK128)
         a->row.scale[tr * a->row.ld + tc] = block;
     if (a->col.form == QUANTIZE_BLK128)
         a->col.scale[tc * a->col.ld + tr] = block;
+    if (a->row.form == QUANTIZE_ROW128) {
+        scales_of(a, G, w.amax, w.s[0], w.r[0]);
+        memcpy(a->row.scale + tc * a->row.ld + tr * G, w.s[0], (size_t)w.rows * sizeof(float));
+    }
     if (a->col.form == QUANTIZE_ROW128) {
         scale_columns(a, &w);
-        memcpy(a->col.scale + tr * a->col.ld + tc * G, w.s, (size_t)w.cols * sizeof *w.s);
-        encode_columns(a, &w);
-    } else if (a->row.form == QUANTIZE_BLK128 || a->col.form == QUANTIZE_BLK128) {
-        encode_block(a, &w, tr, tc, block);
+        memcpy(a->col.scale + tr * a->col.ld + tc * G, w.s[1], (size_t)w.cols * sizeof(float));
     }
+    if (w.rows < G)
+        memset(w.codes[w.rows], 0, (size_t)(G - w.rows) * G);
+    if (a->row.form == QUANTIZE_ROW128)
+        encode_tile(a, &w, tr, tc, next);
+    if (a->col.form != QUANTIZE_ROW128)
+        encode_block(a, &w, tr, tc, next, block);
     if (a->col.form != QUANTIZE_ABSENT)
         put_transposed(a, &w, tr, tc);
 }
@@ -663,24 +697,28 @@ static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *ele
 
 enum { BLOCK = RIDGE_Q8_0_BLOCK, BLOCKS = G / BLOCK, ROOM = 32 /* groups on their way out, whole lines in all */ };
 
-/* ridge_q8_0_scale of the blocks of a group: the halves to store and the reciprocals. */
-INLINE void q8_0_scales(const uint32_t *amax, float *r, uint16_t *half)
+/* ridge_q8_0_scale of n blocks, a multiple of four: the halves to store and the reciprocals. */
+INLINE void q8_0_scales(int n, const uint32_t *amax, float *r, uint16_t *half)
 {
-    const __m128 most = _mm_castsi128_ps(_mm_loadu_si128((const __m128i *)(const void *)amax));
     const __m128 infinity = _mm_castsi128_ps(_mm_set1_epi32(0x7f800000));
-    const __m128 d = _mm_div_ps(most, _mm_set1_ps(127.0f)), inverse = _mm_div_ps(_mm_set1_ps(1.0f), d);
-    const __m128 finite = _mm_cmplt_ps(most, infinity), good = _mm_cmplt_ps(inverse, infinity);
     const __m128 nan = _mm_castsi128_ps(_mm_set1_epi32((int)RIDGE_NAN_F32));
 
-    _mm_storeu_ps(r, _mm_and_ps(inverse, _mm_and_ps(finite, good)));
-    _mm_storel_epi64((__m128i *)(void *)half, _mm_cvtps_ph(_mm_blendv_ps(nan, d, finite), _MM_FROUND_TO_NEAREST_INT));
+    for (int b = 0; b < n; b += 4) {
+        const __m128 most = _mm_castsi128_ps(_mm_loadu_si128((const __m128i *)(const void *)(amax + b)));
+        const __m128 d = _mm_div_ps(most, _mm_set1_ps(127.0f)), inverse = _mm_div_ps(_mm_set1_ps(1.0f), d);
+        const __m128 finite = _mm_cmplt_ps(most, infinity), good = _mm_cmplt_ps(inverse, infinity);
+
+        _mm_storeu_ps(r + b, _mm_and_ps(inverse, _mm_and_ps(finite, good)));
+        _mm_storel_epi64((__m128i *)(void *)(half + b),
+                         _mm_cvtps_ph(_mm_blendv_ps(nan, d, finite), _MM_FROUND_TO_NEAREST_INT));
+    }
 }
 
 /* The codes of one step. Adding the number below 0.5 and dropping the fraction rounds halves away from zero, and does
  * not lift the number below 0.5 itself. */
 INLINE ints q8_0_codes(uint32_t dtype, const char *x, const float *r)
 {
-    const floats almost = as_f32(all32(0x3effffff)), sign = as_f32(all32(0x80000000u));
+    const ints almost = all32(0x3effffff), sign = all32(0x80000000u);
     floats v[4];
     ints t[4];
 
@@ -689,32 +727,26 @@ INLINE ints q8_0_codes(uint32_t dtype, const char *x, const float *r)
     for (int i = 0; i < 4; i++) {
         const floats y = mul(v[i], all_f32(r[i * LANES / BLOCK]));
 
-        t[i] = truncated(add(y, as_f32(or_bits(as_ints(almost), and_bits(as_ints(y), as_ints(sign))))));
+        t[i] = truncated(add(y, as_f32(or_bits(almost, and_bits(as_ints(y), sign)))));
     }
     return in_order(dtype, pack_s16(pack_s32(t[0], t[1]), pack_s32(t[2], t[3])));
 }
 
 /* 128 elements become four blocks. */
-INLINE void q8_0_group(uint32_t dtype, const char *x, uint8_t *blocks)
+INLINE void q8_0_group(uint32_t dtype, const char *x, const float *r, const uint16_t *half, uint8_t *blocks)
 {
-    _Alignas(64) int8_t codes[G];
-    uint32_t amax[BLOCKS];
-    uint16_t half[BLOCKS];
-    float r[BLOCKS];
+    UNROLL
+    for (int b = 0; b < BLOCKS; b += ELEMENTS / BLOCK, blocks += ELEMENTS / BLOCK * RIDGE_Q8_0_BYTES) {
+        const ints codes = q8_0_codes(dtype, x + b * BLOCK * size_of(dtype), r + b);
 
-    UNROLL
-    for (int b = 0; b < BLOCKS; b++)
-        amax[b] = amax_of(dtype, x + b * BLOCK * size_of(dtype), BLOCK * size_of(dtype));
-    q8_0_scales(amax, r, half);
-    UNROLL
-    for (int j = 0; j < G; j += ELEMENTS)
-        store(codes + j, q8_0_codes(dtype, x + j * size_of(dtype), r + j / BLOCK));
-    UNROLL
-    for (int b = 0; b < BLOCKS; b++, blocks += RIDGE_Q8_0_BYTES) {
         memcpy(blocks, half + b, 2);
-        memcpy(blocks + 2, codes + b * BLOCK, BLOCK);
-        if (amax[b] >= 0x7f800000u)
-            memset(blocks + 2, 0, BLOCK);
+#ifdef __AVX512F__
+        memcpy(blocks + RIDGE_Q8_0_BYTES, half + b + 1, 2);
+        _mm256_storeu_si256((__m256i *)(void *)(blocks + 2), _mm512_castsi512_si256(codes));
+        _mm256_storeu_si256((__m256i *)(void *)(blocks + RIDGE_Q8_0_BYTES + 2), _mm512_extracti64x4_epi64(codes, 1));
+#else
+        store(blocks + 2, codes);
+#endif
     }
 }
 
@@ -734,24 +766,35 @@ static void put_bytes(uint8_t *to, const uint8_t *from, size_t n, bool stream)
     memcpy(to + i, from + i, n - i);
 }
 
+/* As row128: a stretch's scales before its codes. The stretch is put together in L1. */
 INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *blocks, bool stream)
 {
+    enum { MOST = ROOM * BLOCKS };
     const int size = size_of(dtype);
-    _Alignas(64) uint8_t out[ROOM * BLOCKS * RIDGE_Q8_0_BYTES];
+    _Alignas(64) uint8_t out[MOST * RIDGE_Q8_0_BYTES];
     _Alignas(64) char room[G * 4];
+    uint32_t amax[MOST] = {0};
+    uint16_t half[MOST];
+    float r[MOST];
 
-    for (int64_t col = 0; col < cols;) {
-        uint8_t *to = out;
-        const int64_t end = cols - col < ROOM * G ? cols : col + ROOM * G;
+    for (int64_t begin = 0; begin < cols; begin += ROOM * G) {
+        const int64_t n = cols - begin < ROOM * G ? cols - begin : ROOM * G, count = n / BLOCK;
+        const char *from = x + begin * size;
+        uint32_t most = 0;
 
-        for (; col < end; col += G, to += BLOCKS * RIDGE_Q8_0_BYTES) {
-            const int64_t n = end - col < G ? end - col : G;
-
-            q8_0_group(dtype, whole_group(x + col * size, n, size, room), to);
-            to -= (G - n) / BLOCK * RIDGE_Q8_0_BYTES;
+        for (int64_t b = 0; b < count; b++) {
+            amax[b] = amax_of(dtype, from + b * BLOCK * size, BLOCK * size);
+            most = amax[b] > most ? amax[b] : most;
         }
-        put_bytes(blocks, out, (size_t)(to - out), stream);
-        blocks += to - out;
+        q8_0_scales(MOST, amax, r, half);
+        for (int64_t b = 0; b < count; b += BLOCKS)
+            q8_0_group(dtype, whole_group(from + b * BLOCK * size, n - b * BLOCK, size, room), r + b, half + b,
+                       out + b * RIDGE_Q8_0_BYTES);
+        for (int64_t b = 0; b < count && most >= 0x7f800000u; b++) /* what r cannot: NaN has the code 0 */
+            if (amax[b] >= 0x7f800000u)
+                memset(out + b * RIDGE_Q8_0_BYTES + 2, 0, BLOCK);
+        put_bytes(blocks, out, (size_t)count * RIDGE_Q8_0_BYTES, stream);
+        blocks += count * RIDGE_Q8_0_BYTES;
     }
 }
 
