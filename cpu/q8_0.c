@@ -150,10 +150,11 @@ static void repack_row(const planes *p)
     }
 }
 
-/* Blocks are put together in L1: 32 of them are whole lines. */
+/* Blocks are put together in L1, 32 to make whole lines, and more so that they have left the store buffer when they are
+ * read again. */
 static void unpack_row(const planes *p)
 {
-    enum { SOME = 32 };
+    enum { SOME = 256 };
     _Alignas(64) uint8_t out[SOME * RIDGE_Q8_0_BYTES];
     uint8_t *to = p->raw;
 

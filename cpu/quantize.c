@@ -301,8 +301,24 @@ static void row_groups(const quantize_vectors *v, const quantize_args *a)
 /* Columns of a strip of 128 rows of swiglu_fwd's out, computed into y: whole blocks of its span. */
 enum { STRIP_BYTES = 512, STRIP_ROOM = RIDGE_GROUP * STRIP_BYTES };
 
+/* The hardware does not foresee short pieces of many rows. */
+static void fetch_ahead(const swiglu_args *part, int64_t i, int64_t rows, bool more)
+{
+    enum { AHEAD = 12 };
+    const int64_t wide = part->flags & RIDGE_INTERLEAVED ? 2 * STRIP_BYTES : STRIP_BYTES;
+    const int64_t row = i + AHEAD < rows ? i + AHEAD : i + AHEAD - rows, step = i + AHEAD < rows ? 0 : 1;
+
+    if (row >= rows || (step && !more))
+        return;
+    for (int64_t k = 0; k < wide; k += 64)
+        __builtin_prefetch(part->gate.data + row * part->gate.stride + step * wide + k, 0, 3);
+    for (int64_t k = 0; k < STRIP_BYTES && part->up.data; k += 64)
+        __builtin_prefetch(part->up.data + row * part->up.stride + step * STRIP_BYTES + k, 0, 3);
+}
+
+/* `more`: the strip to the right comes next. */
 static void swiglu_strip(const swiglu_args *s, swiglu_span *span, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                         void *y)
+                         bool more, void *y)
 {
     const int64_t wide = s->flags & RIDGE_INTERLEAVED ? 2 * col : col;
     swiglu_args part = *s;
@@ -315,8 +331,10 @@ static void swiglu_strip(const swiglu_args *s, swiglu_span *span, int64_t row, i
     part.out.data = y;
     part.out.stride = STRIP_BYTES;
     part.stream = false;
-    for (int64_t i = 0; i < rows; i++)
+    for (int64_t i = 0; i < rows; i++) {
+        fetch_ahead(&part, i, rows, more);
         span(&part, i, 0, cols);
+    }
 }
 
 static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, const swiglu_args *s, swiglu_span *span)
@@ -332,7 +350,7 @@ static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, cons
             const int64_t tr = t / across, row = tr * RIDGE_GROUP, col = t % across * width;
             const int64_t cols = least(width, a->cols - col);
 
-            swiglu_strip(s, span, row, least(RIDGE_GROUP, a->rows - row), col, cols, y);
+            swiglu_strip(s, span, row, least(RIDGE_GROUP, a->rows - row), col, cols, t % across + 1 < across, y);
             for (int64_t c = 0; c < cols; c += RIDGE_GROUP)
                 v->tile(a, tr, (col + c) / RIDGE_GROUP, y + c * a->size, STRIP_BYTES, NULL);
         }

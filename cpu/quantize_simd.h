@@ -8,8 +8,8 @@
  *
  * The fp8 encoding of |y|, 2^e <= |y| < 2^(e+1) (or the least normal number's e below it): |y| + 2^(e+20) rounds |y| to
  * units of 2^(e-3), three bits after the leading one, nearest even, and leaves the count of units in the low bits of
- * the sum. The exponent's bits join by an addition, so that rounding up to the next power of two carries. (e5m2 has one
- * bit less.) All 2^32 values of y give the bits of ridge_fp8_from_f32, but for NaN, which the callers rule out. */
+ * the sum. The exponent joins by an addition, so that rounding up to the next power of two carries. (e5m2 has one bit
+ * less.) */
 #include <immintrin.h>
 #include <string.h>
 
@@ -35,8 +35,9 @@ typedef __m512 floats;
 #define zeros() _mm512_setzero_si512()
 #define and_bits(x, y) _mm512_and_si512(x, y)
 #define or_bits(x, y) _mm512_or_si512(x, y)
-#define add8(x, y) _mm512_add_epi8(x, y)
 #define add32(x, y) _mm512_add_epi32(x, y)
+#define sub32(x, y) _mm512_sub_epi32(x, y)
+#define sub_saturated(x, y) _mm512_subs_epu16(x, y)
 #define max16(x, y) _mm512_max_epi16(x, y)
 #define max32(x, y) _mm512_max_epi32(x, y)
 #define shift_right32(x, n) _mm512_srli_epi32(x, (unsigned)(n))
@@ -71,8 +72,9 @@ typedef __m256 floats;
 #define zeros() _mm256_setzero_si256()
 #define and_bits(x, y) _mm256_and_si256(x, y)
 #define or_bits(x, y) _mm256_or_si256(x, y)
-#define add8(x, y) _mm256_add_epi8(x, y)
 #define add32(x, y) _mm256_add_epi32(x, y)
+#define sub32(x, y) _mm256_sub_epi32(x, y)
+#define sub_saturated(x, y) _mm256_subs_epu16(x, y)
 #define max16(x, y) _mm256_max_epi16(x, y)
 #define max32(x, y) _mm256_max_epi32(x, y)
 #define shift_right32(x, n) _mm256_srli_epi32(x, n)
@@ -241,15 +243,15 @@ INLINE const char *whole_group(const char *x, int64_t n, int size, char *room)
 
 /* ----------------------------------------------------------------------------------------------------------- encode */
 
-/* The code of every y >= 0 in the low byte of its lane, less a constant; the bytes above are zero. */
-INLINE ints fp8_units(floats y, int e5m2)
+/* The code of every y >= 0 in its lane, without saturation. */
+INLINE ints fp8_code(floats y, int e5m2)
 {
-    const int drop = e5m2 ? 21 : 20;
-    const ints exponent = and_bits(max32(as_ints(y), all32(e5m2 ? 113 << 23 : 121 << 23)), all32(0x7f800000));
-    const ints magic = add32(exponent, all32(drop << 23));
-    const ints sum = as_ints(add(y, as_f32(magic)));
+    const int drop = e5m2 ? 21 : 20, first = e5m2 ? 113 : 121; /* exponent of the least normal number */
+    const ints exponent = and_bits(sub_saturated(as_ints(y), all32(first << 23)), all32(0x7f800000));
+    const ints magic = add32(exponent, all32((first + drop) << 23));
+    const ints units = sub32(as_ints(add(y, as_f32(magic))), magic);
 
-    return and_bits(add32(sum, shift_right32(magic, drop)), all32(0xff));
+    return add32(units, shift_right32(exponent, drop));
 }
 
 /* The sign bits of a step's elements, in the order of the packed codes. */
@@ -262,63 +264,64 @@ INLINE ints packed_signs(uint32_t dtype, const char *x)
     return pack_s16(pack_s32(a, b), pack_s32(load(x + 2 * VECTOR_BYTES), load(x + 3 * VECTOR_BYTES)));
 }
 
-/* 128 codes of x * r, elementwise or with one r; no product may be NaN. An elementwise r is in the order of widen(). */
-INLINE void encode_group(uint32_t dtype, int e5m2, bool elementwise, const char *x, const float *r, uint8_t *q)
+/* EACH: an r for every element, in the order of widen(). ONE: the same. Both come from amax, so that no product exceeds
+ * the largest code's rounding range; a caller's r may do that: CAPPED. */
+enum { EACH, ONE, CAPPED };
+
+/* 128 codes of x * r; no product may be NaN. */
+INLINE void encode_group(uint32_t dtype, int e5m2, int how, const char *x, const float *r, uint8_t *q)
 {
     const floats most = all_f32(e5m2 ? 57344.0f : 448.0f), one = all_f32(r[0]);
-    const ints bias = all8(e5m2 ? -(113 + 21) * 4 : -(121 + 20) * 8);
 
     UNROLL
     for (int j = 0; j < G; j += ELEMENTS) {
         const char *at = x + j * size_of(dtype);
-        ints codes, t[4];
+        ints codes, signs, t[4];
         floats v[4];
 
         widen(dtype, at, true, v);
         UNROLL
         for (int i = 0; i < 4; i++) {
-            const floats factor = elementwise ? as_f32(load(r + j + i * LANES)) : one;
-
-            t[i] = fp8_units(least(mul(v[i], factor), most), e5m2);
+            v[i] = mul(v[i], how == EACH ? as_f32(load(r + j + i * LANES)) : one);
+            t[i] = fp8_code(how == CAPPED ? least(v[i], most) : v[i], e5m2);
         }
-        codes = add8(pack_u16(pack_u32(t[0], t[1]), pack_u32(t[2], t[3])), bias);
+        codes = pack_u16(pack_u32(t[0], t[1]), pack_u32(t[2], t[3]));
+        signs = and_bits(packed_signs(dtype, at), all8(0x80));
         if (dtype == RIDGE_F16)
-            codes =
-                or_bits(in_order(dtype, codes), and_bits(in_order(RIDGE_BF16, packed_signs(dtype, at)), all8(0x80)));
+            store(q + j, or_bits(in_order(dtype, codes), in_order(RIDGE_BF16, signs)));
         else
-            codes = in_order(dtype, or_bits(codes, and_bits(packed_signs(dtype, at), all8(0x80))));
-        store(q + j, codes);
+            store(q + j, in_order(dtype, or_bits(codes, signs)));
     }
 }
 
 typedef void encoder(const char *x, const float *r, uint8_t *q);
 
-#define ENCODER(name, dtype, e5m2)                                            \
-    static void encode_##name(const char *x, const float *r, uint8_t *q)      \
-    {                                                                         \
-        encode_group(dtype, e5m2, false, x, r, q);                            \
-    }                                                                         \
-    static void encode_each_##name(const char *x, const float *r, uint8_t *q) \
-    {                                                                         \
-        encode_group(dtype, e5m2, true, x, r, q);                             \
+#define ENCODER(name, dtype, e5m2, how)                         \
+    static void name(const char *x, const float *r, uint8_t *q) \
+    {                                                           \
+        encode_group(dtype, e5m2, how, x, r, q);                \
     }
+#define ENCODERS(name, dtype, e5m2)         \
+    ENCODER(name##_each, dtype, e5m2, EACH) \
+    ENCODER(name##_one, dtype, e5m2, ONE)   \
+    ENCODER(name##_capped, dtype, e5m2, CAPPED)
 
-ENCODER(bf16_e4m3, RIDGE_BF16, 0)
-ENCODER(bf16_e5m2, RIDGE_BF16, 1)
-ENCODER(f16_e4m3, RIDGE_F16, 0)
-ENCODER(f16_e5m2, RIDGE_F16, 1)
-ENCODER(f32_e4m3, RIDGE_F32, 0)
-ENCODER(f32_e5m2, RIDGE_F32, 1)
+ENCODERS(bf16_e4m3, RIDGE_BF16, 0)
+ENCODERS(bf16_e5m2, RIDGE_BF16, 1)
+ENCODERS(f16_e4m3, RIDGE_F16, 0)
+ENCODERS(f16_e5m2, RIDGE_F16, 1)
+ENCODERS(f32_e4m3, RIDGE_F32, 0)
+ENCODERS(f32_e5m2, RIDGE_F32, 1)
 
-static encoder *pick_encoder(uint32_t dtype, int e5m2, bool elementwise)
+static encoder *pick_encoder(uint32_t dtype, int e5m2, int how)
 {
-    static encoder *const table[3][2][2] = {
-        {{encode_bf16_e4m3, encode_each_bf16_e4m3}, {encode_bf16_e5m2, encode_each_bf16_e5m2}},
-        {{encode_f16_e4m3, encode_each_f16_e4m3}, {encode_f16_e5m2, encode_each_f16_e5m2}},
-        {{encode_f32_e4m3, encode_each_f32_e4m3}, {encode_f32_e5m2, encode_each_f32_e5m2}},
+    static encoder *const table[3][2][3] = {
+        {{bf16_e4m3_each, bf16_e4m3_one, bf16_e4m3_capped}, {bf16_e5m2_each, bf16_e5m2_one, bf16_e5m2_capped}},
+        {{f16_e4m3_each, f16_e4m3_one, f16_e4m3_capped}, {f16_e5m2_each, f16_e5m2_one, f16_e5m2_capped}},
+        {{f32_e4m3_each, f32_e4m3_one, f32_e4m3_capped}, {f32_e5m2_each, f32_e5m2_one, f32_e5m2_capped}},
     };
 
-    return table[dtype == RIDGE_BF16 ? 0 : dtype == RIDGE_F16 ? 1 : 2][e5m2][elementwise];
+    return table[dtype == RIDGE_BF16 ? 0 : dtype == RIDGE_F16 ? 1 : 2][e5m2][how];
 }
 
 /* Codes of a group with the scale s, which may be NaN: then all are. */
@@ -411,7 +414,7 @@ static void guard_group(uint32_t dtype, const char *x, uint8_t *q)
 
 static void encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q)
 {
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, guard ? CAPPED : ONE);
     _Alignas(64) uint8_t codes[G];
     _Alignas(64) char room[G * 4];
 
@@ -431,7 +434,7 @@ static void encode_all(const quantize_args *a, const void *x, float reciprocal, 
 static void row128(const quantize_args *a, int64_t row)
 {
     enum { SOME = 16 };
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
     const char *x = (const char *)a->x + row * a->stride;
     uint8_t *q = a->row.q + row * a->row.stride;
     float *scale = a->row.scale + row, s[SOME], r[SOME];
@@ -580,7 +583,7 @@ static void encode_row(const quantize_args *a, tile_work *w, encoder *encode, in
 static void encode_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next)
 {
     const bool by_columns = a->col.form == QUANTIZE_ROW128;
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, false), *each = pick_encoder(a->dtype, a->e5m2, true);
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE), *each = pick_encoder(a->dtype, a->e5m2, EACH);
 
     for (int64_t i = 0; i < w->rows; i++) {
         fetch(a, next, i);
@@ -650,7 +653,7 @@ static void put_transposed(const quantize_args *a, const tile_work *w, int64_t t
 /* The codes of the tile with its one scale; the row form too, if that has it. */
 static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next, float s)
 {
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, false);
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
     const float r = ridge_fp8_reciprocal(s);
 
     for (int64_t i = 0; i < w->rows; i++) {
