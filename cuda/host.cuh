@@ -51,7 +51,7 @@ static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorM
     const cuuint64_t extent[2] = {(cuuint64_t)inner, (cuuint64_t)outer};
     const cuuint64_t pitch[1] = {(cuuint64_t)stride * ridge_dtype_size((uint32_t)dtype)};
     const cuuint32_t box[2] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer}, step[2] = {1, 1};
-    const host_encode_tiled *encode = (host_encode_tiled *)device->tensor_map_encode;
+    host_encode_tiled *encode = (host_encode_tiled *)device->tensor_map_encode;
     CUresult result;
 
     if (!encode)

@@ -1,8 +1,8 @@
 /* quantize_stream.cu: quantize_fp8_dual and swiglu_quantize on sm_90 up to sm_103: persistent blocks, elements by TMA.
  *
  * One warp keeps three stages of 32 KB on their way to shared memory; 8 warps turn them into codes and scales
- * (quantize_tile.cuh). A stage is a tile of 128 x 128 16-bit elements; where a tile needs more (f32, or gate and up) it
- * comes in parts of fewer rows, and a warp waits for its own part only. A stage is free again as soon as its warps hold
+ * (quantize_tile.cuh). A stage is a tile of 128 x 128 16-bit elements; gate and up come in two parts of 64 rows, and a
+ * warp waits for its own part only. A stage is free again as soon as its warps hold
  * it in registers, so loads never stop while tiles are computed. full[s]: the stage's bytes are there (orders TMA's
  * writes before the warps' reads); empty[s]: its warps have read it (orders their reads before TMA's next writes).
  * Ragged edges: TMA gives zeros there, which change no scale, and stores are guarded. */
@@ -24,14 +24,14 @@ typedef struct stream_memory {
     uint64_t full[STAGES], empty[STAGES];
 } stream_memory;
 
-#define STREAM_PARTS(dtype, source) (((dtype) == RIDGE_F32 ? 2 : 1) * ((source) == FROM_X ? 1 : 2))
+#define STREAM_PARTS(source) ((source) == FROM_X ? 1 : 2)
 
 #if __CUDA_ARCH__ >= 900
 
 /* The loading warp: one thread. */
-template <int DTYPE, int SOURCE> static __device__ void stream_load(const stream_args &a, stream_memory *m)
+template <int SOURCE> static __device__ void stream_load(const stream_args &a, stream_memory *m)
 {
-    constexpr int PARTS = STREAM_PARTS(DTYPE, SOURCE), ROWS = 128 / PARTS;
+    constexpr int PARTS = STREAM_PARTS(SOURCE), ROWS = 128 / PARTS;
     uint32_t n = 0;
 
     for (uint32_t t = blockIdx.x; t < a.tiles; t += gridDim.x) {
@@ -50,38 +50,34 @@ template <int DTYPE, int SOURCE> static __device__ void stream_load(const stream
 }
 
 /* 8 elements in shared memory. */
-template <int DTYPE> static __device__ __forceinline__ void stream_words(const uint8_t *from, uint32_t *raw)
+static __device__ __forceinline__ void stream_words(const uint8_t *from, uint32_t *raw)
 {
-#pragma unroll
-    for (int k = 0; k < QUANTIZE_WORDS(DTYPE); k += 4) {
-        const uint4 v = *(const uint4 *)(from + 4 * k);
+    const uint4 v = *(const uint4 *)from;
 
-        raw[k] = v.x, raw[k + 1] = v.y, raw[k + 2] = v.z, raw[k + 3] = v.w;
-    }
+    raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
 }
 
 template <int DTYPE, int ROW, int COL, int SOURCE>
 static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream_memory *m)
 {
-    constexpr int PARTS = STREAM_PARTS(DTYPE, SOURCE), PITCH = 128 * (DTYPE == RIDGE_F32 ? 4 : 2),
-                  W = QUANTIZE_WORDS(DTYPE);
+    constexpr int PARTS = STREAM_PARTS(SOURCE), PITCH = 128 * (DTYPE == RIDGE_F32 ? 4 : 2), W = QUANTIZE_WORDS(DTYPE);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp * PARTS / TILE_WARPS;
     const int local = warp * 16 + lane / 16 * 8 - part * (128 / PARTS);
     uint32_t n = part;
 
     for (uint32_t t = blockIdx.x; t < a.tiles; t += gridDim.x, n += PARTS) {
         const uint32_t stage = n % STAGES;
-        const uint8_t *from = m->stage[stage] + local * PITCH + (lane & 15) * 8 * (DTYPE == RIDGE_F32 ? 4 : 2);
+        const uint8_t *from = m->stage[stage] + local * PITCH + (lane & 15) * 16;
         uint32_t raw[TILE_ROWS][W];
 
         ptx_mbarrier_wait(ptx_shared(&m->full[stage]), n / STAGES & 1);
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++) {
-            stream_words<DTYPE>(from + i * PITCH, raw[i]);
+            stream_words(from + i * PITCH, raw[i]);
             if (SOURCE != FROM_X) {
                 uint32_t up[W];
 
-                stream_words<DTYPE>(from + i * PITCH + STAGE_BYTES / 2, up);
+                stream_words(from + i * PITCH + STAGE_BYTES / 2, up);
                 tile_swiglu<DTYPE, SOURCE>(a.p, 0, 8, raw[i], up);
             }
         }
@@ -106,7 +102,7 @@ static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             ptx_mbarrier_init(ptx_shared(&m->full[s]), 1);
-            ptx_mbarrier_init(ptx_shared(&m->empty[s]), TILE_WARPS / STREAM_PARTS(DTYPE, SOURCE));
+            ptx_mbarrier_init(ptx_shared(&m->empty[s]), TILE_WARPS / STREAM_PARTS(SOURCE));
         }
         ptx_mbarrier_fence_init();
     }
@@ -116,7 +112,7 @@ static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
     if (threadIdx.x < TILE_THREADS)
         stream_tiles<DTYPE, ROW, COL, SOURCE>(a, m);
     else if (threadIdx.x == TILE_THREADS)
-        stream_load<DTYPE, SOURCE>(a, m);
+        stream_load<SOURCE>(a, m);
 #endif
 }
 
@@ -127,9 +123,8 @@ static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
         (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE>, \
         (const void *)quantize_stream<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE>
 
-/* [f32, f16, bf16][source * 3 + form] */
-static const void *const functions[3][6] = {{BY_FORM(RIDGE_F32, FROM_X), BY_FORM(RIDGE_F32, FROM_SILU)},
-                                            {BY_FORM(RIDGE_F16, FROM_X), BY_FORM(RIDGE_F16, FROM_SILU)},
+/* [f16, bf16][source * 3 + form] */
+static const void *const functions[2][6] = {{BY_FORM(RIDGE_F16, FROM_X), BY_FORM(RIDGE_F16, FROM_SILU)},
                                             {BY_FORM(RIDGE_BF16, FROM_X), BY_FORM(RIDGE_BF16, FROM_SILU)}};
 
 static ridge_status prepare(const ridge_device *device)
@@ -144,7 +139,7 @@ static ridge_status prepare(const ridge_device *device)
     status = host_enter(device, &before);
     if (status)
         return status;
-    for (int i = 0; i < 18 && error == cudaSuccess; i++)
+    for (int i = 0; i < 12 && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(all[i], cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(stream_memory));
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
@@ -155,7 +150,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 {
     const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE;
     const int dtype = problem->dtype[0], form = (int)((call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK);
-    const int source = swiglu ? FROM_SILU : FROM_X, rows = 128 / STREAM_PARTS(dtype, source);
+    const int source = swiglu ? FROM_SILU : FROM_X, rows = 128 / STREAM_PARTS(source);
     float *colsum = swiglu ? NULL : (float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data;
     stream_args a = {};
     uint32_t blocks = (uint32_t)(device->units * STREAM_BLOCKS);
@@ -171,7 +166,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (!status && swiglu)
         status = host_tensor_map(device, &a.up, dtype, a.p.up, a.p.cols, a.p.rows, a.p.up_stride, 128, rows, 0);
     if (!status)
-        status = host_launch_shared(device, kernel->name, functions[dtype - RIDGE_F32][source * 3 + form],
+        status = host_launch_shared(device, kernel->name, functions[dtype - RIDGE_F16][source * 3 + form],
                                     dim3(a.tiles < blocks ? a.tiles : blocks), STREAM_THREADS, sizeof(stream_memory),
                                     &a, stream);
     return status || !colsum ? status : quantize_tile_add_sums(device, kernel, &a.p, stream);
@@ -179,9 +174,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
-    const int row_scale = RIDGE_SWIGLU_QUANTIZE_ROW_SCALE, size = problem->dtype[0] == RIDGE_F32 ? 4 : 2;
+    const int row_scale = RIDGE_SWIGLU_QUANTIZE_ROW_SCALE;
 
-    if (problem->align < 4 || problem->dim[1] * size % 16)
+    if (problem->dtype[0] == RIDGE_F32)
+        return "f32 tiles do not fit the registers";
+    if (problem->align < 4 || problem->dim[1] % 8)
         return "TMA needs rows that begin at multiples of 16 bytes";
     if (problem->dim[0] > 0x7fffff00 || problem->dim[1] > 0x7fffff00 ||
         (double)quantize_groups(problem->dim[0]) * (double)quantize_groups(problem->dim[1]) > 2147483647.0)
