@@ -94,6 +94,31 @@ static __device__ __forceinline__ uint32_t ptx_e5m2x2(float hi, float lo)
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(v) : "f"(hi), "f"(lo));
     return v;
 }
+
+/* (d, c, b, a) to four codes, d in the highest byte: the second conversion merges into the first one's register. */
+static __device__ __forceinline__ uint32_t ptx_e4m3x4(float d, float c, float b, float a)
+{
+    uint32_t v;
+    asm("{\n.reg .b16 lo, hi;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 lo, %3, %4;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 hi, %1, %2;\n"
+        "mov.b32 %0, {lo, hi};\n}"
+        : "=r"(v)
+        : "f"(d), "f"(c), "f"(b), "f"(a));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ptx_e5m2x4(float d, float c, float b, float a)
+{
+    uint32_t v;
+    asm("{\n.reg .b16 lo, hi;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 lo, %3, %4;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 hi, %1, %2;\n"
+        "mov.b32 %0, {lo, hi};\n}"
+        : "=r"(v)
+        : "f"(d), "f"(c), "f"(b), "f"(a));
+    return v;
+}
 #endif
 
 /* 8 bytes that nobody reads soon. */

@@ -57,7 +57,7 @@ static __device__ __forceinline__ void stream_words(const uint8_t *from, uint32_
     raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
 }
 
-template <int DTYPE, int ROW, int COL, int SOURCE>
+template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
 static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream_memory *m)
 {
     constexpr int PARTS = STREAM_PARTS(SOURCE), PITCH = 128 * (DTYPE == RIDGE_F32 ? 4 : 2), W = QUANTIZE_WORDS(DTYPE);
@@ -67,6 +67,7 @@ static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream
 
     for (uint32_t t = blockIdx.x; t < a.tiles; t += gridDim.x, n += PARTS) {
         const uint32_t stage = n % STAGES;
+        const int tr = (int)(t / a.p.across), tc = (int)(t % a.p.across);
         const uint8_t *from = m->stage[stage] + local * PITCH + (lane & 15) * 16;
         uint32_t raw[TILE_ROWS][W];
 
@@ -85,13 +86,16 @@ static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream
         if (lane == 0)
             ptx_mbarrier_arrive(ptx_shared(&m->empty[stage]));
         tile_sync(); /* everybody has stored the previous tile's codes before m->tile changes */
-        tile_finish<DTYPE, ROW, COL>(a.p, m->tile, raw, t / a.p.across, t % a.p.across);
+        if (tr * 128 + 128 <= a.p.rows && tc * 128 + 128 <= a.p.cols && a.p.vector_row && a.p.vector_col)
+            tile_finish<DTYPE, ROW, COL>(a.p, m->tile, raw, tr, tc, true, E5M2);
+        else
+            tile_finish<DTYPE, ROW, COL>(a.p, m->tile, raw, tr, tc, false, E5M2);
     }
 }
 
 #endif
 
-template <int DTYPE, int ROW, int COL, int SOURCE>
+template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
 static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
     quantize_stream(const __grid_constant__ stream_args a)
 {
@@ -110,7 +114,7 @@ static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
     ptx_grid_wait();
     ptx_grid_release();
     if (threadIdx.x < TILE_THREADS)
-        stream_tiles<DTYPE, ROW, COL, SOURCE>(a, m);
+        stream_tiles<DTYPE, ROW, COL, SOURCE, E5M2>(a, m);
     else if (threadIdx.x == TILE_THREADS)
         stream_load<SOURCE>(a, m);
 #endif
@@ -118,18 +122,22 @@ static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_FORM(DTYPE, SOURCE)                                                          \
-    (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE>,     \
-        (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE>, \
-        (const void *)quantize_stream<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE>
+#define BY_FORM(DTYPE, SOURCE, E5M2)                                                          \
+    (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE, E5M2>,     \
+        (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE, E5M2>, \
+        (const void *)quantize_stream<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE, E5M2>
+#define BY_SOURCE(DTYPE, E5M2)                                        \
+    {                                                                 \
+        BY_FORM(DTYPE, FROM_X, E5M2), BY_FORM(DTYPE, FROM_SILU, E5M2) \
+    }
 
-/* [f16, bf16][source * 3 + form] */
-static const void *const functions[2][6] = {{BY_FORM(RIDGE_F16, FROM_X), BY_FORM(RIDGE_F16, FROM_SILU)},
-                                            {BY_FORM(RIDGE_BF16, FROM_X), BY_FORM(RIDGE_BF16, FROM_SILU)}};
+/* [f16, bf16][e4m3, e5m2][source * 3 + form] */
+static const void *const functions[2][2][6] = {{BY_SOURCE(RIDGE_F16, 0), BY_SOURCE(RIDGE_F16, 1)},
+                                               {BY_SOURCE(RIDGE_BF16, 0), BY_SOURCE(RIDGE_BF16, 1)}};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const void *const *all = &functions[0][0];
+    const void *const *all = &functions[0][0][0];
     cudaError_t error = cudaSuccess;
     int before;
     ridge_status status;
@@ -139,7 +147,7 @@ static ridge_status prepare(const ridge_device *device)
     status = host_enter(device, &before);
     if (status)
         return status;
-    for (int i = 0; i < 12 && error == cudaSuccess; i++)
+    for (int i = 0; i < 24 && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(all[i], cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(stream_memory));
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
@@ -166,7 +174,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (!status && swiglu)
         status = host_tensor_map(device, &a.up, dtype, a.p.up, a.p.cols, a.p.rows, a.p.up_stride, 128, rows, 0);
     if (!status)
-        status = host_launch_shared(device, kernel->name, functions[dtype - RIDGE_F16][source * 3 + form],
+        status = host_launch_shared(device, kernel->name, functions[dtype - RIDGE_F16][a.p.e5m2][source * 3 + form],
                                     dim3(a.tiles < blocks ? a.tiles : blocks), STREAM_THREADS, sizeof(stream_memory),
                                     &a, stream);
     return status || !colsum ? status : quantize_tile_add_sums(device, kernel, &a.p, stream);

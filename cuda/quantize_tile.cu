@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2) quantize_tile(const __
                 tile_swiglu<DTYPE, SOURCE>(p, row + first + i < p.rows ? row + first + i : 0,
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
-    tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc);
+    tile_finish<DTYPE, ROW, COL>(p, m, raw, (int)tr, (int)tc, false, p.e5m2);
 }
 
 /* Sums of the tiles to sums of the columns, tiles in order. */
@@ -118,6 +118,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 
     if (problem->op == RIDGE_QUANTIZE_FP8 && scale != RIDGE_SCALE_ROW128 && scale != RIDGE_SCALE_BLK128)
         return "one scale a tensor or a row: another row does that";
+    if (problem->dim[0] > 0x7fffff00 || problem->dim[1] > 0x7fffff00)
+        return "2^31 rows or columns";
     if ((double)quantize_groups(problem->dim[0]) * (double)quantize_groups(problem->dim[1]) > 2147483647.0)
         return "more than 2^31 - 1 tiles";
     return NULL;

@@ -156,8 +156,8 @@ static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile
 
 /* Thread t < 128: amax of column t as f32 bits, and its sum to global memory. */
 template <int DTYPE>
-static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, const tile_memory &m, int t, int64_t tr,
-                                                       int64_t col)
+static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, const tile_memory &m, int t, int tr,
+                                                       int col)
 {
     uint32_t most = 0;
 
@@ -175,45 +175,52 @@ static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, c
     return quantize_fold<DTYPE>(most);
 }
 
-/* The transposed codes of this thread's 8 x 8 elements to shared memory. */
+/* The transposed codes of this thread's 8 x 8 elements to shared memory; own: each column has its reciprocal in m.r,
+ * else all have `block`'s. */
 template <int DTYPE>
-static __device__ __forceinline__ void tile_turn(const quantize_args &p, tile_memory &m,
-                                                 const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int warp, int lane)
+static __device__ __forceinline__ void tile_turn(tile_memory &m, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], bool own,
+                                                 float block, bool e5m2, int warp, int lane)
 {
-    const int x = lane & 15, chunk = (2 * warp + lane / 16) ^ x;
+    const int x = lane & 15, at = 8 * ((2 * warp + lane / 16) ^ x);
+    float r[8] = {block, block, block, block, block, block, block, block};
 
+    if (own) {
+        const float4 lo = *(const float4 *)&m.r[8 * x], hi = *(const float4 *)&m.r[8 * x + 4];
+
+        r[0] = lo.x, r[1] = lo.y, r[2] = lo.z, r[3] = lo.w, r[4] = hi.x, r[5] = hi.y, r[6] = hi.z, r[7] = hi.w;
+    }
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        const float r = m.r[8 * x + j];
         float v[TILE_ROWS];
 
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++)
-            v[i] = tile_element<DTYPE>(raw[i], j) * r;
-        *(uint2 *)&m.codes[(8 * x + j) * 128 + 8 * chunk] =
-            make_uint2(num_fp8x4(v[0], v[1], v[2], v[3], p.e5m2), num_fp8x4(v[4], v[5], v[6], v[7], p.e5m2));
+            v[i] = tile_element<DTYPE>(raw[i], j) * r[j];
+        *(uint2 *)&m.codes[(8 * x + j) * 128 + at] =
+            make_uint2(num_fp8x4(v[0], v[1], v[2], v[3], e5m2), num_fp8x4(v[4], v[5], v[6], v[7], e5m2));
     }
 }
 
-/* The tile of the transposed codes to global memory: 16 bytes a thread and step, 8 threads a column. */
-static __device__ __forceinline__ void tile_store_turned(const quantize_args &p, const tile_memory &m, int64_t row,
-                                                         int64_t col)
+/* The tile of the transposed codes to global memory: 16 bytes a thread and step, 8 threads a column. `inside`: no edge
+ * and no odd address to look after. */
+static __device__ __forceinline__ void tile_store_turned(const quantize_args &p, const tile_memory &m, int row, int col,
+                                                         bool inside)
 {
+    const int first = (int)threadIdx.x >> 3, pair = (int)threadIdx.x & 7, n = (int)p.rows - row - 16 * pair;
+    uint8_t *to = p.col.q + (col + first) * p.col.stride + row + 16 * pair;
+
 #pragma unroll
-    for (int step = 0; step < 128 * 8 / TILE_THREADS; step++) {
-        const int index = step * TILE_THREADS + threadIdx.x, c = index >> 3, pair = index & 7, x = c >> 3;
-        const int64_t n = p.rows - row - 16 * pair;
+    for (int c = first; c < 128; c += TILE_THREADS / 8, to += TILE_THREADS / 8 * p.col.stride) {
+        const int x = c >> 3;
         const uint4 v = *(const uint4 *)&m.codes[c * 128 + ((pair ^ (x >> 1)) * 16)];
         const uint4 turned = x & 1 ? make_uint4(v.z, v.w, v.x, v.y) : v;
-        uint8_t *to = p.col.q + (col + c) * p.col.stride + row + 16 * pair;
 
-        if (col + c >= p.cols || n <= 0)
-            continue;
-        if (p.vector_col && n >= 16) {
+        if (inside || (p.vector_col && n >= 16 && col + c < p.cols)) {
             ptx_store_once(to, turned);
             continue;
         }
-        for (int i = 0; i < 16 && i < n; i++) {
+#pragma unroll 1
+        for (int i = 0; i < 16 && i < n && col + c < p.cols; i++) {
             const uint32_t word = i < 4 ? turned.x : i < 8 ? turned.y : i < 12 ? turned.z : turned.w;
 
             to[i] = (uint8_t)(word >> (i % 4 * 8));
@@ -221,20 +228,21 @@ static __device__ __forceinline__ void tile_store_turned(const quantize_args &p,
     }
 }
 
-/* Each row's scale, and its codes. `amax` is the butterfly's result. */
+/* Each row's scale, and its codes. `amax` is the butterfly's result; own: each row has its scale, else all have
+ * `block`. */
 template <int DTYPE>
 static __device__ __forceinline__ void tile_rows(const quantize_args &p, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)],
-                                                 uint32_t amax, bool own, float block, int64_t tc, int64_t row,
-                                                 int64_t col, int lane)
+                                                 uint32_t amax, bool own, float block, int tc, int row, int col,
+                                                 bool inside, bool e5m2, int lane)
 {
     const int mine = (lane >> 1 & 1) + (lane >> 2 & 1) * 2 + (lane >> 3 & 1) * 4;
-    float s = own ? quantize_scale(p, quantize_fold<DTYPE>(amax)) : block;
-    const float r = ridge_fp8_reciprocal(s);
+    const float s = own ? quantize_scale(p, quantize_fold<DTYPE>(amax)) : block, r = ridge_fp8_reciprocal(s);
+    uint8_t *to = p.row.q + row * p.row.stride + col;
 
-    if (own && !(lane & 1) && row + mine < p.rows)
+    if (own && !(lane & 1) && (inside || row + mine < p.rows))
         p.row.scale[tc * p.row.ld + row + mine] = s;
 #pragma unroll
-    for (int i = 0; i < TILE_ROWS; i++) {
+    for (int i = 0; i < TILE_ROWS; i++, to += p.row.stride) {
         const float ri = own ? __shfl_sync(~0u, r, (lane & 16) | (i & 1) << 1 | (i & 2) << 1 | (i & 4) << 1) : r;
         float x[8];
 
@@ -242,25 +250,31 @@ static __device__ __forceinline__ void tile_rows(const quantize_args &p, const u
 #pragma unroll
         for (int j = 0; j < 8; j++)
             x[j] *= ri;
-        if (row + i < p.rows)
-            quantize_store8(p.row.q + (row + i) * p.row.stride + col, x, p.cols - col, p.vector_row, p.e5m2);
+        if (inside)
+            quantize_store8(to, x, 8, true, e5m2);
+        else if (row + i < p.rows)
+            quantize_store8(to, x, p.cols - col, p.vector_row, e5m2);
     }
 }
 
-/* The 256 threads of a tile. */
+/* The threads of a tile. */
 static __device__ __forceinline__ void tile_sync(void)
 {
+    static_assert(TILE_THREADS == 256, "the barrier counts threads");
     asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-/* Everything after the elements are in `raw`. The caller has seen to it that nobody still reads m. */
+/* Everything after the elements are in `raw`. The caller has seen to it that nobody still reads m. `inside`: the whole
+ * tile is inside the tensor and every wide store is aligned; a constant in every caller, as is e5m2 where speed counts.
+ */
 template <int DTYPE, int ROW, int COL>
 static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_memory &m,
-                                                   const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int64_t tr, int64_t tc)
+                                                   const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int tr, int tc,
+                                                   bool inside, bool e5m2)
 {
     constexpr bool SHARED = ROW == QUANTIZE_BLK128 || COL != QUANTIZE_ABSENT;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
+    const int row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     float block = 0;
 
     if (SHARED)
@@ -271,19 +285,19 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++)
             most[i] = quantize_amax8<DTYPE>(raw[i]);
-        tile_rows<DTYPE>(p, raw, tile_butterfly<DTYPE>(most, lane), true, 0.0f, tc, row, col, lane);
+        tile_rows<DTYPE>(p, raw, tile_butterfly<DTYPE>(most, lane), true, 0.0f, tc, row, col, inside, e5m2, lane);
     }
     if (!SHARED)
         return;
     tile_sync(); /* m.amax and m.sums of all warps before column threads read them */
     if (threadIdx.x < 128) {
-        const int64_t c = tc * 128 + threadIdx.x;
+        const int c = tc * 128 + (int)threadIdx.x;
         const uint32_t amax = tile_column<DTYPE>(p, m, threadIdx.x, tr, c);
 
         if (COL == QUANTIZE_ROW128) {
             const float s = quantize_scale(p, amax);
 
-            if (c < p.cols)
+            if (inside || c < p.cols)
                 p.col.scale[tr * p.col.ld + c] = s;
             m.r[threadIdx.x] = ridge_fp8_reciprocal(s);
         }
@@ -299,17 +313,12 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
             p.col.scale[tc * p.col.ld + tr] = block;
     }
     if (ROW == QUANTIZE_BLK128)
-        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, lane);
+        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, inside, e5m2, lane);
     if (COL == QUANTIZE_ABSENT)
         return;
-    if (COL == QUANTIZE_BLK128) {
-        if (threadIdx.x < 128)
-            m.r[threadIdx.x] = ridge_fp8_reciprocal(block);
-        tile_sync(); /* m.r before all threads read it */
-    }
-    tile_turn<DTYPE>(p, m, raw, warp, lane);
+    tile_turn<DTYPE>(m, raw, COL == QUANTIZE_ROW128, ridge_fp8_reciprocal(block), e5m2, warp, lane);
     tile_sync(); /* m.codes before other warps read them */
-    tile_store_turned(p, m, tr * 128, tc * 128);
+    tile_store_turned(p, m, tr * 128, tc * 128, inside);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
