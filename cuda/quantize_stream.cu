@@ -86,7 +86,7 @@ static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream
         if (lane == 0)
             ptx_mbarrier_arrive(ptx_shared(&m->empty[stage]));
         tile_sync(); /* everybody has stored the previous tile's codes before m->tile changes */
-        if (tr * 128 + 128 <= a.p.rows && tc * 128 + 128 <= a.p.cols && a.p.vector_row && a.p.vector_col)
+        if (tr * 128 + 128 <= a.p.rows && tc * 128 + 128 <= a.p.cols && a.p.whole)
             tile_finish<DTYPE, ROW, COL>(a.p, m->tile, raw, tr, tc, true, E5M2);
         else
             tile_finish<DTYPE, ROW, COL>(a.p, m->tile, raw, tr, tc, false, E5M2);

@@ -3,18 +3,35 @@
  * architecture. Bytes: 2 read, 2 written an element for bf16 dual. */
 #include "quantize_tile.cuh"
 
-template <int DTYPE, int ROW, int COL, int SOURCE>
-static __global__ void __launch_bounds__(TILE_THREADS, 2) quantize_tile(const __grid_constant__ quantize_args p)
+/* Tiles are taken down BUNDLE rows of tiles before the next column of tiles, so that neighbouring lines of q_t are
+ * written soon after each other. */
+enum { BUNDLE = 4 };
+
+/* E5M2 is 0 or 1, or 2 for "see p.e5m2". */
+template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
+static __global__ void __launch_bounds__(TILE_THREADS, DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3)
+    quantize_tile(const __grid_constant__ quantize_args p)
 {
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
     __shared__ __align__(16) tile_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t tr = blockIdx.x / p.across, tc = blockIdx.x % p.across;
-    const int64_t row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
+    const uint32_t bundle = blockIdx.x / (BUNDLE * p.across), place = blockIdx.x % (BUNDLE * p.across);
+    const uint32_t down = min((uint32_t)BUNDLE, (uint32_t)((p.rows + 127) / 128) - bundle * BUNDLE);
+    const int tr = (int)(bundle * BUNDLE + place % down), tc = (int)(place / down);
+    const int row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     uint32_t raw[TILE_ROWS][W];
 
     ptx_grid_wait();
     ptx_grid_release();
+    if (SOURCE == FROM_X && p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
+        const char *from = p.x + (row * p.stride + col) * (DTYPE == RIDGE_F32 ? 4 : 2);
+
+#pragma unroll
+        for (int i = 0; i < TILE_ROWS; i++, from += p.stride * (DTYPE == RIDGE_F32 ? 4 : 2))
+            quantize_load<DTYPE>(from, 8, true, raw[i]);
+        tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, true, E5M2 == 2 ? p.e5m2 : E5M2);
+        return;
+    }
 #pragma unroll
     for (int first = 0; first < TILE_ROWS; first += TOGETHER) {
         uint32_t up[TOGETHER][W];
@@ -29,7 +46,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2) quantize_tile(const __
                 tile_swiglu<DTYPE, SOURCE>(p, row + first + i < p.rows ? row + first + i : 0,
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
-    tile_finish<DTYPE, ROW, COL>(p, m, raw, (int)tr, (int)tc, false, p.e5m2);
+    tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, false, E5M2 == 2 ? p.e5m2 : E5M2);
 }
 
 /* Sums of the tiles to sums of the columns, tiles in order. */
@@ -50,20 +67,21 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_FORM(DTYPE, SOURCE)                                                        \
-    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE>,     \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE>, \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE>
-#define BY_SINGLE(DTYPE)                                                          \
-    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X>, \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X>
-#define BY_DTYPE(DTYPE)                                                                                  \
-    {                                                                                                    \
-        BY_FORM(DTYPE, FROM_X), BY_FORM(DTYPE, FROM_SILU), BY_FORM(DTYPE, FROM_SWIGLU), BY_SINGLE(DTYPE) \
+#define BY_FORM(DTYPE, SOURCE, E5M2)                                                        \
+    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE, E5M2>,     \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE, E5M2>, \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE, E5M2>
+#define BY_SINGLE(DTYPE, E5M2)                                                          \
+    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X, E5M2>, \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X, E5M2>
+#define BY_DTYPE(DTYPE)                                                                                 \
+    {                                                                                                   \
+        BY_FORM(DTYPE, FROM_X, 0), BY_SINGLE(DTYPE, 0), BY_FORM(DTYPE, FROM_X, 1), BY_SINGLE(DTYPE, 1), \
+            BY_FORM(DTYPE, FROM_SWIGLU, 2)                                                              \
     }
 
-/* [f32, f16, bf16][source * 3 + form; then ROW128 and BLK128 alone] */
-static const void *const functions[3][11] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE_F16), BY_DTYPE(RIDGE_BF16)};
+/* [f32, f16, bf16][e5m2 * 5 + form, or 3 and 4 for ROW128 and BLK128 alone; from 10 on SwiGLU by form] */
+static const void *const functions[3][13] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE_F16), BY_DTYPE(RIDGE_BF16)};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -75,7 +93,7 @@ static ridge_status prepare(const ridge_device *device)
 
     if (status)
         return status;
-    for (int i = 0; i < 33 && error == cudaSuccess; i++)
+    for (int i = 0; i < 39 && error == cudaSuccess; i++)
         error = cudaFuncGetAttributes(&attributes, all[i]);
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, (const void *)quantize_add_sums);
@@ -94,8 +112,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 {
     const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE, single = call->op == RIDGE_QUANTIZE_FP8;
     const int dtype = problem->dtype[0], form = (int)((call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK);
-    const int source = !swiglu ? FROM_X : tile_is_plain_silu(call) ? FROM_SILU : FROM_SWIGLU;
-    const int which = single ? 9 + ((call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128) : source * 3 + form;
+    const int alone = 3 + ((call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128);
     quantize_args p = tile_collect(call, swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q);
     float *colsum =
         call->op == RIDGE_QUANTIZE_FP8_DUAL ? (float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
@@ -105,7 +122,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return RIDGE_OK;
     p.sums = colsum ? (float *)workspace : NULL;
     p.colsum = colsum;
-    status = host_launch(device, kernel->name, functions[dtype - RIDGE_F32][which],
+    status = host_launch(device, kernel->name,
+                         functions[dtype - RIDGE_F32][swiglu ? 10 + form : p.e5m2 * 5 + (single ? alone : form)],
                          dim3((unsigned)(quantize_groups(p.rows) * p.across)), TILE_THREADS, &p, stream);
     if (status || !colsum)
         return status;

@@ -323,13 +323,6 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static inline bool tile_is_plain_silu(const ridge_call *call)
-{
-    return ridge_swiglu_options_plain(&call->opt.swiglu_quantize.swiglu) &&
-           !(call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED)) &&
-           !call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE].data;
-}
-
 /* What swiglu_quantize has besides. */
 static inline void tile_collect_swiglu(const ridge_call *call, quantize_args *p, int size)
 {
@@ -368,6 +361,7 @@ static inline quantize_args tile_collect(const ridge_call *call, int q)
         p.col = quantize_output(call, q + 2, p.rows, block_t ? quantize_groups(p.rows) : p.cols);
         p.vector_col = quantize_aligned(p.col.q, p.col.stride, 16);
     }
+    p.whole = p.vector_x && p.vector_row && (single || p.vector_col);
     p.floor = call->opt.quantize.floor;
     if (call->op == RIDGE_SWIGLU_QUANTIZE)
         tile_collect_swiglu(call, &p, size);
