@@ -178,10 +178,10 @@ static int64_t up_to(int64_t n, int64_t step)
     return (n + step - 1) / step * step;
 }
 
-/* 240 x 512 keeps accumulators and A in a second-level cache; smaller where that leaves threads without work. */
+/* 120 x 256 keeps accumulators and A in a second-level cache; smaller where that leaves threads without work. */
 static cut cut_of(int64_t m, int64_t n, int threads)
 {
-    enum { ROWS = 240, COLS = 512 };
+    enum { ROWS = 120, COLS = 256 };
     cut c = {up_to((m + up_to(m, ROWS) / ROWS - 1) / (up_to(m, ROWS) / ROWS), GEMM_ROWS), COLS, 1, 1};
 
     while (c.cols > 64 && up_to(m, c.rows) / c.rows * (up_to(n, c.cols) / c.cols) < 4 * (int64_t)threads)
