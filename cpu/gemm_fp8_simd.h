@@ -107,7 +107,7 @@ INLINE void pack_16(const uint8_t *const row[16], int e5m2, float *to)
     }
 }
 
-/* Columns [col, col + cols) of D, cols <= PANEL, in block `block` of k; the next panel's lines are asked for. */
+/* Columns [col, col + cols) of D, cols <= PANEL, in block `block` of k. */
 static __attribute__((noinline)) void pack_panel(const gemm_args *g, int64_t col, int64_t cols, int64_t block,
                                                  float *panel)
 {
@@ -124,6 +124,8 @@ static __attribute__((noinline)) void pack_panel(const gemm_args *g, int64_t col
             if (part + c >= cols)
                 continue;
             row[c] = from;
+            _mm_prefetch((const char *)(from + BLOCK), _MM_HINT_T0); /* its next block; harmless beyond the end */
+            _mm_prefetch((const char *)(from + BLOCK + 64), _MM_HINT_T0);
             if (depth < BLOCK) {
                 memset(padded[c], 0, BLOCK);
                 memcpy(padded[c], from, (size_t)depth);
