@@ -7,7 +7,7 @@
 
 #include "bench.h"
 
-enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD };
+enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX };
 
 static const struct argp_option option_table[] = {
     {"suite", 'S', "NAME", 0, "suites, separated by commas (see tools/cases.c)", 0},
@@ -18,6 +18,8 @@ static const struct argp_option option_table[] = {
     {"json", 'j', NULL, 0, "JSON instead of a table", 0},
     {"seed", 's', "N", 0, "seed of the inputs (default 1)", 0},
     {"ceilings", OPT_CEILINGS, NULL, 0, "measure copy, read stream, empty kernel, matrix rates", 0},
+    {"matrix-rate", OPT_MATRIX, "TFLOPS", 0,
+     "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
     {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
     {0}};
 
@@ -50,6 +52,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case OPT_CEILINGS:
         o->ceilings = true;
+        break;
+    case OPT_MATRIX:
+        o->matrix_rate = strtod(arg, NULL);
         break;
     case OPT_OVERHEAD:
         o->overhead = true;
@@ -134,7 +139,7 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
 
 static void report(bench *b, const char *suite, const test_case *c, candidate *list, int rows, int count, double err)
 {
-    double bytes = ridge_problem_bytes(&c->call), floor_us = 1e30;
+    double bytes = ridge_problem_bytes(&c->call), floor_us = 1e30, matrix_us;
     ridge_problem problem = {.op = c->call.op};
     record r;
     char text[320];
@@ -142,6 +147,10 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
     memcpy(problem.dim, c->call.dim, sizeof problem.dim);
     for (int i = rows; i < count; i++)
         floor_us = list[i].us < floor_us ? list[i].us : floor_us;
+    matrix_us = b->o->matrix_rate > 0 && c->call.op == RIDGE_GEMM_FP8
+                    ? ridge_op_table[c->call.op]->flops(&problem) / b->o->matrix_rate * 1e-6
+                    : 0;
+    floor_us = matrix_us > floor_us ? matrix_us : floor_us;
     case_print(c, text, sizeof text);
     for (int i = 0; i < count; i++) {
         record_begin(&r, b->device);
@@ -165,8 +174,8 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         }
         bench_emit(b, &r);
         if (!b->json && list[i].kernel)
-            printf("%-64s %-26s %10.2f us %8.1f GB/s %6.1f %% of a copy\n", text, r.kernel, r.us, r.gbps,
-                   100 * floor_us / r.us);
+            printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s %6.1f %% of %s\n", text, r.kernel, r.us, r.gbps,
+                   r.tflops, 100 * floor_us / r.us, matrix_us == floor_us ? "the matrix rate" : "a copy");
     }
     fflush(stdout);
 }
