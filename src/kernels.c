@@ -15,6 +15,7 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cpu_swiglu,   //
     &ridge_cpu_quantize, //
     &ridge_cpu_q8_0,     //
+    &ridge_cpu_gemm_fp8, //
 };
 
 enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };
