@@ -48,12 +48,8 @@ static dual quantise(int64_t rows, int64_t cols, const float *x, uint32_t form)
 {
     const int64_t down = (rows + 127) / 128, across = (cols + 127) / 128;
     const int block = form == RIDGE_DUAL_BLK_BLK;
-    dual d = {rows,
-              cols,
-              take((size_t)(rows * ridge_ld_fp8(cols))),
-              take((size_t)(cols * ridge_ld_fp8(rows))),
-              take((size_t)(across * ridge_ld_scale(rows)) * 4),
-              take((size_t)(down * ridge_ld_scale(cols)) * 4)};
+    dual d = {take((size_t)(rows * ridge_ld_fp8(cols))), take((size_t)(cols * ridge_ld_fp8(rows))),
+              take((size_t)(across * ridge_ld_scale(rows)) * 4), take((size_t)(down * ridge_ld_scale(cols)) * 4)};
     ridge_call call =
         ridge_quantize_fp8_dual(rows, cols, RIDGE_F32, x, form, RIDGE_E4M3, d.q, d.scale, d.q_t, d.scale_t);
 
