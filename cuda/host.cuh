@@ -64,11 +64,12 @@ static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorM
 
 /* Launches a kernel with one struct argument. From sm_90 on with programmatic dependent launch: the kernel calls
  * ptx_grid_wait before it touches global memory. */
-static inline ridge_status host_launch_shared(const ridge_device *device, const char *name, const void *function,
-                                              dim3 grid, int threads, size_t shared, void *argument, void *stream)
+static inline ridge_status host_launch_cluster(const ridge_device *device, const char *name, const void *function,
+                                               dim3 grid, int cluster, int threads, size_t shared, void *argument,
+                                               void *stream)
 {
     cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute;
+    cudaLaunchAttribute attribute[2];
     void *arguments[1] = {argument};
     cudaError_t error;
     int before;
@@ -76,17 +77,26 @@ static inline ridge_status host_launch_shared(const ridge_device *device, const 
 
     if (status)
         return status;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    attribute[1].id = cudaLaunchAttributeClusterDimension;
+    attribute[1].val.clusterDim.x = (unsigned)cluster;
+    attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
     config.gridDim = grid;
     config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t)stream;
-    config.attrs = &attribute;
-    config.numAttrs = device->arch >= RIDGE_ARCH_SM90 ? 1 : 0;
+    config.attrs = attribute;
+    config.numAttrs = device->arch < RIDGE_ARCH_SM90 ? 0 : cluster > 1 ? 2 : 1;
     error = cudaLaunchKernelExC(&config, function, arguments);
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, name);
+}
+
+static inline ridge_status host_launch_shared(const ridge_device *device, const char *name, const void *function,
+                                              dim3 grid, int threads, size_t shared, void *argument, void *stream)
+{
+    return host_launch_cluster(device, name, function, grid, 1, threads, shared, argument, stream);
 }
 
 static inline ridge_status host_launch(const ridge_device *device, const char *name, const void *function, dim3 grid,

@@ -195,6 +195,81 @@ static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *
         : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y)
         : "memory");
 }
+
+/* The same box to the same place in every CTA of `mask`, completing on each one's mbarrier at that place. */
+static __device__ __forceinline__ void ptx_tma_load_2d_multicast(uint32_t to, const void *map, int x, int y,
+                                                                 uint32_t bar, uint16_t mask)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4}], [%2], %5;"
+                 :
+                 : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask)
+                 : "memory");
+}
+
+/* A box from shared memory to a tensor map; commit, then wait until the sources have been read, or all is written. */
+static __device__ __forceinline__ void ptx_tma_store_2d(const void *map, int x, int y, uint32_t from)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+                 :
+                 : "l"(map), "r"(from), "r"(x), "r"(y)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_tma_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+static __device__ __forceinline__ void ptx_tma_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+static __device__ __forceinline__ void ptx_tma_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Makes this thread's ordinary stores to shared memory visible to TMA and wgmma. */
+static __device__ __forceinline__ void ptx_fence_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Arrives at the mbarrier at this place in CTA `rank` of the cluster. */
+static __device__ __forceinline__ void ptx_mbarrier_arrive_in(uint32_t bar, uint32_t rank)
+{
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}"
+                 :
+                 : "r"(bar), "r"(rank)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint32_t ptx_cluster_rank(void)
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+static __device__ __forceinline__ void ptx_cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */
+static __device__ __forceinline__ void ptx_barrier_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
 #endif
 
 #endif

@@ -11,6 +11,7 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_quantize_tile,   //
     &ridge_cuda_quantize_whole,  //
     &ridge_cuda_q8_0,            //
+    &ridge_cuda_gemm_sm90,       //
 #endif
     &ridge_cpu_swiglu,   //
     &ridge_cpu_quantize, //

@@ -1,0 +1,416 @@
+/* gemm_fp8_sm90.cu: gemm_fp8 for large m on Hopper: TMA, wgmma, warp-specialised, persistent, clusters of two.
+ *
+ *     fin = fma(rn(sA sB), P_b, fin) over the 128-blocks b of k, ascending; P_b by four wgmma of k 32
+ *
+ * A cluster of two CTAs takes a pair of row tiles of one column tile: each loads its own 128 rows of A and half of the
+ * BN rows of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply. They
+ * take turns at the tensor cores by named barriers: while one promotes its accumulators to `fin` (one fma an element),
+ * the other one's matrix instructions run; left alone they fall into step and the tensor cores idle (docs/measured.md).
+ * full[s]: stage s has its bytes (orders TMA's writes before wgmma's reads). empty[s]: all four warpgroups of the
+ * cluster have finished reading stage s (orders their reads before the next writes of either CTA). Scales go from L2 to
+ * registers, one block ahead. The result goes through shared memory to a TMA store, which overlaps the next tile, or
+ * straight from registers where D is f32, added to, or not aligned. */
+#include "host.cuh"
+#include "num.cuh"
+#include "wgmma.cuh"
+
+enum { BM = 128, BK = 128, THREADS = 384, PAIRS = 8 };
+enum { SCALE_LAST = 0, SCALE_BLOCK }; /* TENSOR and ROW: one product at the end; ROW128 x BLK128: every block */
+
+typedef struct gemm_args {
+    CUtensorMap a, b, d;
+    const float *scale_a, *scale_b;
+    int64_t ld_a, ld_b; /* of the scale tables; 0: one scale for the tensor */
+    char *out;
+    const void *bias;
+    int64_t stride;   /* of D, elements */
+    int m, n, blocks; /* blocks of k */
+    int tiles_n, pairs;
+    int tma_store, accumulate, bias_f32;
+} gemm_args;
+
+#define STAGES(bn) ((bn) == 128 ? 6 : 4)
+
+template <int BN> struct gemm_memory {
+    uint8_t a[STAGES(BN)][BM * BK];
+    uint8_t b[STAGES(BN)][BN * BK];
+    uint8_t d[2][BN / 64][64 * 128]; /* by warpgroup, panels of 64 columns of 16 bits */
+    uint64_t full[STAGES(BN)], empty[STAGES(BN)];
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Work item `index`: bundles of PAIRS row-tile pairs, column tiles within, so that what runs at once shares L2. */
+static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int index, int *pair, int *tile_n)
+{
+    const int bundle = index / (PAIRS * p.tiles_n), place = index % (PAIRS * p.tiles_n);
+    const int down = min((int)PAIRS, p.pairs - bundle * PAIRS);
+
+    *pair = bundle * PAIRS + place % down;
+    *tile_n = place / down;
+}
+
+template <int BN> static __device__ void gemm_load(const gemm_args &p, gemm_memory<BN> *s)
+{
+    const uint32_t rank = ptx_cluster_rank(), bytes = BM * BK + BN * BK;
+    uint32_t n = 0;
+
+    for (int item = blockIdx.x / 2; item < p.pairs * p.tiles_n; item += gridDim.x / 2) {
+        int pair, tile_n;
+
+        gemm_locate(p, item, &pair, &tile_n);
+        for (int kb = 0; kb < p.blocks; kb++, n++) {
+            const uint32_t stage = n % STAGES(BN), full = ptx_shared(&s->full[stage]);
+
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / STAGES(BN) & 1) ^ 1);
+            ptx_mbarrier_expect(full, bytes);
+            ptx_tma_load_2d(ptx_shared(s->a[stage]), &p.a, kb * BK, (2 * pair + (int)rank) * BM, full);
+            ptx_tma_load_2d_multicast(ptx_shared(s->b[stage] + rank * (BN / 2) * BK), &p.b, kb * BK,
+                                      tile_n * BN + (int)rank * (BN / 2), full, 3);
+        }
+    }
+}
+
+/* Scales of block kb: of this thread's two rows, and of each 64 columns. */
+template <int BN> struct gemm_scales {
+    float a[2], b[BN / 64];
+};
+
+template <int BN>
+static __device__ __forceinline__ gemm_scales<BN> gemm_read_scales(const gemm_args &p, int kb, int row, int col)
+{
+    const float *a = p.scale_a + kb * p.ld_a;
+    gemm_scales<BN> s;
+
+    s.a[0] = a[min(row, p.m - 1)];
+    s.a[1] = a[min(row + 8, p.m - 1)];
+#pragma unroll
+    for (int c = 0; c < BN / 64; c++)
+        s.b[c] = p.scale_b[min(col + 64 * c, p.n - 1) / 128 * p.ld_b + kb];
+    return s;
+}
+
+/* All blocks of k into fin. */
+template <int BN, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<BN> *s, uint32_t *n, int group,
+                                                     int row, int col, float *fin)
+{
+    const bool elected = threadIdx.x % 128 == 0;
+    gemm_scales<BN> next;
+    float acc[BN / 2];
+
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++)
+        fin[i] = 0.0f;
+    if (MODE == SCALE_BLOCK)
+        next = gemm_read_scales<BN>(p, 0, row, col);
+    for (int kb = 0; kb < p.blocks; kb++, ++*n) {
+        const uint32_t stage = *n % STAGES(BN);
+        const uint64_t a = wgmma_descriptor(ptx_shared(s->a[stage] + group * 64 * BK));
+        const uint64_t b = wgmma_descriptor(ptx_shared(s->b[stage]));
+        const gemm_scales<BN> now = next;
+
+        if (MODE == SCALE_BLOCK)
+            next = gemm_read_scales<BN>(p, min(kb + 1, p.blocks - 1), row, col);
+        ptx_mbarrier_wait(ptx_shared(&s->full[stage]), *n / STAGES(BN) & 1);
+        ptx_barrier_sync(1 + group, 256); /* our turn */
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BK / 32; k++)
+            wgmma_fp8<BN, FORMATS>(acc, a + 2 * k, b + 2 * k, k > 0);
+        wgmma_commit();
+        ptx_barrier_arrive(2 - group, 256); /* the other warpgroup's turn */
+        wgmma_wait();
+        if (elected) {
+            ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 0);
+            ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 1);
+        }
+#pragma unroll
+        for (int c = 0; c < BN / 64; c++) {
+            const float upper = now.a[0] * now.b[c], lower = now.a[1] * now.b[c];
+
+#pragma unroll
+            for (int i = c * 32; i < c * 32 + 32; i++)
+                fin[i] = MODE == SCALE_LAST ? fin[i] + acc[i] : __fmaf_rn(i & 2 ? lower : upper, acc[i], fin[i]);
+        }
+    }
+}
+
+/* TENSOR and ROW: the scales, once. */
+template <int BN>
+static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, int row, int col, float *fin)
+{
+    const float upper = p.scale_a[p.ld_a ? min(row, p.m - 1) : 0],
+                lower = p.scale_a[p.ld_a ? min(row + 8, p.m - 1) : 0];
+
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        const int c = col + 8 * j;
+        const float x = p.scale_b[p.ld_b ? min(c, p.n - 1) : 0], y = p.scale_b[p.ld_b ? min(c + 1, p.n - 1) : 0];
+
+        fin[4 * j] *= upper * x;
+        fin[4 * j + 1] *= upper * y;
+        fin[4 * j + 2] *= lower * x;
+        fin[4 * j + 3] *= lower * y;
+    }
+}
+
+template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
+{
+    if (!p.bias || col >= p.n)
+        return 0.0f;
+    return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
+}
+
+/* One element from registers. */
+template <int DTYPE>
+static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int row, int col, float x)
+{
+    const int64_t at = row * p.stride + col;
+
+    if (row >= p.m || col >= p.n)
+        return;
+    num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
+}
+
+/* The warpgroup's 64 x BN results. */
+template <int BN, int DTYPE>
+static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<BN> *s, int group, int first_row,
+                                                  int first_col, float *fin)
+{
+    const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
+
+    if (p.bias)
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) {
+            const float x = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair);
+            const float y = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair + 1);
+
+            fin[4 * j] += x;
+            fin[4 * j + 1] += y;
+            fin[4 * j + 2] += x;
+            fin[4 * j + 3] += y;
+        }
+    if (DTYPE == RIDGE_F32 || !p.tma_store) {
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, first_col + 8 * j + 2 * pair + i % 2,
+                                      fin[4 * j + i]);
+        return;
+    }
+    if (thread == 0)
+        ptx_tma_wait_read(); /* the previous tile has left shared memory */
+    ptx_barrier_sync(3 + group, 128);
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        /* panel of 64 columns; in a row of 128 bytes, 16-byte chunk j % 8 lies at chunk (j % 8) ^ (row % 8) */
+        uint8_t *panel = s->d[group][j / 8];
+        const uint32_t upper = num_pack2<DTYPE>(fin[4 * j], fin[4 * j + 1]);
+        const uint32_t lower = num_pack2<DTYPE>(fin[4 * j + 2], fin[4 * j + 3]);
+        const int at = local * 128 + ((j % 8) ^ (local % 8)) * 16 + pair * 4;
+
+        *(uint32_t *)(panel + at) = num_canonical<DTYPE>(upper & 0xffffu) | num_canonical<DTYPE>(upper >> 16) << 16;
+        *(uint32_t *)(panel + at + 8 * 128) = num_canonical<DTYPE>(lower & 0xffffu) | num_canonical<DTYPE>(lower >> 16)
+                                                                                          << 16;
+    }
+    ptx_fence_async();
+    ptx_barrier_sync(3 + group, 128); /* all of the panels before TMA reads them */
+    if (thread == 0) {
+        for (int c = 0; c < BN / 64; c++)
+            if (first_col + 64 * c < p.n && first_row < p.m)
+                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[group][c]));
+        ptx_tma_commit();
+    }
+}
+
+#endif
+
+template <int BN, int MODE, int FORMATS, int DTYPE>
+static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_constant__ gemm_args p)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    gemm_memory<BN> *s = (gemm_memory<BN> *)shared;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES(BN); i++) {
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4);
+        }
+        ptx_mbarrier_fence_init();
+    }
+    ptx_cluster_sync(); /* the mbarriers of both CTAs before anybody uses them */
+    ptx_grid_wait();
+    ptx_grid_release();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0)
+            gemm_load<BN>(p, s);
+    } else {
+        const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
+        uint32_t n = 0;
+
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (group == 1)
+            ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
+        for (int item = blockIdx.x / 2; item < p.pairs * p.tiles_n; item += gridDim.x / 2) {
+            int pair, tile_n;
+            float fin[BN / 2];
+
+            gemm_locate(p, item, &pair, &tile_n);
+            const int first = (2 * pair + (int)ptx_cluster_rank()) * BM + group * 64;
+            const int row = first + thread / 32 * 16 + thread % 32 / 4;
+
+            gemm_multiply<BN, MODE, FORMATS>(p, s, &n, group, row, tile_n * BN, fin);
+            if (MODE == SCALE_LAST)
+                gemm_scale_last<BN>(p, row, tile_n * BN + 2 * (thread % 4), fin);
+            gemm_store<BN, DTYPE>(p, s, group, first, tile_n * BN, fin);
+        }
+        if (thread == 0)
+            ptx_tma_wait();
+    }
+    ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+#define BY_DTYPE(BN, MODE, FORMATS)                                                                                   \
+    {                                                                                                                 \
+        (const void *)gemm_sm90<BN, MODE, FORMATS, RIDGE_F32>, (const void *)gemm_sm90<BN, MODE, FORMATS, RIDGE_F16>, \
+            (const void *)gemm_sm90<BN, MODE, FORMATS, RIDGE_BF16>                                                    \
+    }
+#define BY_FORMATS(BN, MODE)                                                                                          \
+    {                                                                                                                 \
+        BY_DTYPE(BN, MODE, WGMMA_E4M3_E4M3), BY_DTYPE(BN, MODE, WGMMA_E4M3_E5M2), BY_DTYPE(BN, MODE, WGMMA_E5M2_E4M3) \
+    }
+
+/* [128, 192][mode][formats][f32, f16, bf16] */
+static const void *const functions[2][2][3][3] = {{BY_FORMATS(128, SCALE_LAST), BY_FORMATS(128, SCALE_BLOCK)},
+                                                  {BY_FORMATS(192, SCALE_LAST), BY_FORMATS(192, SCALE_BLOCK)}};
+
+static size_t memory_of(int bn)
+{
+    return bn == 128 ? sizeof(gemm_memory<128>) : sizeof(gemm_memory<192>);
+}
+
+static ridge_status prepare(const ridge_device *device)
+{
+    const void *const *all = &functions[0][0][0][0];
+    cudaError_t error = cudaSuccess;
+    int before;
+    ridge_status status;
+
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    status = host_enter(device, &before);
+    if (status)
+        return status;
+    for (int i = 0; i < 36 && error == cudaSuccess; i++)
+        error = cudaFuncSetAttribute(all[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     (int)memory_of(i < 18 ? 128 : 192));
+    host_leave(device, before);
+    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "gemm_fp8: loading kernels");
+}
+
+static int64_t stride_of(const ridge_operand *x, int64_t packed)
+{
+    return x->stride ? x->stride : packed;
+}
+
+/* What the kernel needs besides the tensor maps. */
+static gemm_args collect(const ridge_call *call, int bn)
+{
+    const ridge_operand *arg = call->arg, *d = &arg[RIDGE_GEMM_FP8_D];
+    const uint32_t mode_a = call->flags & RIDGE_SCALE, mode_b = call->flags & RIDGE_SCALE_B;
+    gemm_args p = {};
+
+    p.m = (int)call->dim[0];
+    p.n = (int)call->dim[1];
+    p.blocks = (int)((call->dim[2] + BK - 1) / BK);
+    p.tiles_n = (p.n + bn - 1) / bn;
+    p.pairs = (p.m + 2 * BM - 1) / (2 * BM);
+    p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
+    p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
+    p.ld_a = mode_a == RIDGE_SCALE_TENSOR ? 0 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_A], p.m);
+    p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR   ? 0
+             : mode_b == RIDGE_SCALE_B_BLK128 ? stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], p.blocks)
+                                              : p.n;
+    p.out = (char *)d->data;
+    p.stride = stride_of(d, p.n);
+    p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
+    p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
+    p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
+    p.tma_store = d->dtype != RIDGE_F32 && !p.accumulate && ((uintptr_t)d->data | (uintptr_t)(p.stride * 2)) % 16 == 0;
+    return p;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                           const ridge_call *call, void *, size_t, void *stream)
+{
+    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
+    const int bn = kernel->param[0], d = problem->dtype[RIDGE_GEMM_FP8_D];
+    const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;
+    const int formats = a->dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
+                        : b->dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
+                                                 : WGMMA_E4M3_E4M3;
+    const int64_t k = call->dim[2];
+    gemm_args p = collect(call, bn);
+    int64_t blocks = (int64_t)p.pairs * p.tiles_n * 2;
+    ridge_status status;
+
+    status = host_tensor_map(device, &p.a, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, BM, 128);
+    if (!status)
+        status = host_tensor_map(device, &p.b, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, bn / 2, 128);
+    if (!status && p.tma_store)
+        status = host_tensor_map(device, &p.d, d, p.out, p.n, p.m, p.stride, 64, 64, 128);
+    if (status)
+        return status;
+    blocks = blocks < device->units / 2 * 2 ? blocks : device->units / 2 * 2;
+    return host_launch_cluster(device, kernel->name, functions[bn == 192][mode][formats][d - RIDGE_F32],
+                               dim3((unsigned)blocks), 2, THREADS, memory_of(bn), &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    const uint32_t a = problem->flags & RIDGE_SCALE, b = problem->flags & RIDGE_SCALE_B;
+    const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
+
+    if (b == RIDGE_SCALE_B_ROW128 || a == RIDGE_SCALE_BLK128)
+        return "does tensor, row and row128 x blk128 scales";
+    if (m <= 64)
+        return "is for m above 64";
+    if (n == 0 || k == 0)
+        return "nothing to multiply";
+    if (problem->align < 4 || (problem->packed && k % 16))
+        return "TMA needs rows of a and b that begin at multiples of 16 bytes";
+    if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
+        (double)((m + 255) / 256) * (double)((n + 127) / 128) > 2e9)
+        return "more than 2^31 tiles";
+    return NULL;
+}
+
+/* Matrix time at the measured rate of the inner loop, in whole waves, plus a fixed start. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const double bn = kernel->param[0], pairs = (double)((problem->dim[0] + 255) / 256);
+    const double items = pairs * (double)((problem->dim[1] + kernel->param[0] - 1) / kernel->param[0]);
+    const double clusters = device->units / 2, blocks = (double)((problem->dim[2] + 127) / 128);
+    double waves = items / clusters;
+
+    waves = waves > (double)(int64_t)waves ? (double)(int64_t)waves + 1 : waves;
+    return 4 + waves * (1.2 + blocks * 2 * BM * BK * bn / (kernel->param[1] * 1e6 / device->units));
+}
+
+#define ROW(bn, rate)                                                                                \
+    {                                                                                                \
+        "cuda.gemm_fp8.wgmma128x" #bn, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,             \
+            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {bn, rate}, why_not, NULL, cost, launch \
+    }
+
+/* param: columns of a tile, TFLOP/s of the inner loop. */
+static const ridge_kernel rows[] = {ROW(192, 1450), ROW(128, 1350)};
+
+extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
