@@ -110,7 +110,8 @@ static void catch_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
+    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) /* nohup stays nohup */
+        sigaction(SIGHUP, &action, NULL);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- summary

@@ -1,4 +1,4 @@
-/* quantize_error.c: how far the decoded result is from the input. Plain loops over lanes, which compilers turn into
+/* quantize_error.c: how far the decoded result is from the input. Plain loops over spans of a row, which compilers turn into
  * packed instructions (this file is built with -O3); it reads what the quantiser has just had in the cache. Sums go
  * row by row, then over rows in order, so that they do not depend on the number of threads. */
 #include <float.h>
@@ -9,7 +9,7 @@
 #include "../cpu/num.h"
 #include "quantize.h"
 
-enum { SPAN = 128, LANES = 16 };
+enum { SPAN = 128 };
 
 typedef struct row_error {
     double signal, noise;
@@ -78,31 +78,43 @@ static void decode_span(float *to, const error_input *in, int64_t row, int64_t c
     }
 }
 
-/* Sums of one span: LANES of them side by side. */
+/* a[0] += a[1] + ... + a[SPAN - 1], halving, so that every step is packed. */
+static float sum_span(float *a)
+{
+    for (int half = SPAN / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a[i] += a[i + half];
+    return a[0];
+}
+
+static float most_of_span(float *a)
+{
+    for (int half = SPAN / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
+    return a[0];
+}
+
 static void add_span(row_error *e, const float *x, const float *y, int64_t first)
 {
-    float signal[LANES] = {0}, noise[LANES] = {0}, worst[LANES] = {0}, most = 0;
-    int32_t bad[LANES] = {0};
+    float signal[SPAN], noise[SPAN], size[SPAN], most;
+    int32_t bad = 0;
 
-    for (int i = 0; i < SPAN; i += LANES)
-        for (int k = 0; k < LANES; k++) {
-            float v = x[i + k], d = v - y[i + k], size = fabsf(d);
-            int32_t finite = size <= FLT_MAX;
+    for (int i = 0; i < SPAN; i++) {
+        float d = x[i] - y[i], v;
+        uint32_t finite = fabsf(d) <= FLT_MAX ? 0xffffffffu : 0;
 
-            v = finite ? v : 0;
-            d = finite ? d : 0;
-            size = finite ? size : 0;
-            signal[k] += v * v;
-            noise[k] += d * d;
-            worst[k] = size > worst[k] ? size : worst[k];
-            bad[k] += 1 - finite;
-        }
-    for (int k = 0; k < LANES; k++) {
-        e->signal += (double)signal[k];
-        e->noise += (double)noise[k];
-        most = worst[k] > most ? worst[k] : most;
-        e->not_finite += bad[k];
+        v = ridge_float(ridge_bits(x[i]) & finite);
+        d = ridge_float(ridge_bits(d) & finite);
+        signal[i] = v * v;
+        noise[i] = d * d;
+        size[i] = fabsf(d);
+        bad += 1 + (int32_t)finite;
     }
+    e->signal += (double)sum_span(signal);
+    e->noise += (double)sum_span(noise);
+    e->not_finite += bad;
+    most = most_of_span(size);
     if (most > e->worst || e->at < 0) {
         int i = 0;
 
