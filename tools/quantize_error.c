@@ -1,6 +1,6 @@
-/* quantize_error.c: how far the decoded result is from the input. Plain loops over spans of a row, which compilers turn into
- * packed instructions (this file is built with -O3); it reads what the quantiser has just had in the cache. Sums go
- * row by row, then over rows in order, so that they do not depend on the number of threads. */
+/* quantize_error.c: how far the decoded result is from the input. Plain loops over spans of a row, which compilers turn
+ * into packed instructions (this file is built with -O3); it reads what the quantiser has just had in the cache. Sums
+ * go row by row, then over rows in order, so that they do not depend on the number of threads. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
