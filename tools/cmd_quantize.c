@@ -268,17 +268,32 @@ static int convert(plan *p)
     return status;
 }
 
+/* What the user should know before the result meets other programs. */
+static void advise(const plan *p)
+{
+    int64_t ragged = 0;
+
+    for (int64_t i = 0; i < p->count; i++)
+        ragged += p->at[i].action == ACTION_FP8_BLOCK128 && p->at[i].in->shape[0] % 128 != 0;
+    if (p->quantised == 0 && p->cast == 0)
+        fprintf(stderr, "ridge quantize: no tensor of %s is to be converted\n", p->o->in);
+    if (p->format == RIDGE_GGUF && ridge_file_format(p->file) != RIDGE_GGUF)
+        fprintf(stderr, "ridge quantize: names stay as they are: llama.cpp itself needs its own names and metadata\n");
+    if (ragged)
+        fprintf(stderr,
+                "ridge quantize: %" PRId64
+                " weights have rows that are no multiple of 128: vLLM refuses them in merged "
+                "layers (qkv, gate and up); fp8-row has no such limit\n",
+                ragged);
+}
+
 static int run(const quantize_options *o, const ridge_file *file)
 {
     plan p;
     int status = 1;
 
     if (plan_build(o, file, &p) && output_allowed(&p)) {
-        if (p.quantised == 0 && p.cast == 0)
-            fprintf(stderr, "ridge quantize: no tensor of %s is to be converted\n", o->in);
-        if (o->to == TO_Q8_0 && ridge_file_format(file) != RIDGE_GGUF)
-            fprintf(stderr,
-                    "ridge quantize: names stay as they are: llama.cpp itself needs its own names and metadata\n");
+        advise(&p);
         if (o->dry_run && o->json) {
             status = dump_summary(&p, NULL, 0);
         } else if (o->dry_run) {

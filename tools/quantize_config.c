@@ -70,9 +70,10 @@ static json_t *kept_modules(const plan *p)
  * channel with activations quantised per token. */
 static json_t *quantization_config(const plan *p)
 {
-    if (p->o->to == TO_FP8_BLOCK128)
-        return json_pack("{s:s, s:s, s:s, s:[i,i], s:o}", "activation_scheme", "dynamic", "fmt", "e4m3", "quant_method",
-                         "fp8", "weight_block_size", 128, 128, "modules_to_not_convert", kept_modules(p));
+    if (p->o->to == TO_FP8_BLOCK128) /* the layers under both names that loaders have given the list */
+        return json_pack("{s:s, s:s, s:s, s:[i,i], s:o, s:o}", "activation_scheme", "dynamic", "fmt", "e4m3",
+                         "quant_method", "fp8", "weight_block_size", 128, 128, "modules_to_not_convert",
+                         kept_modules(p), "ignored_layers", kept_modules(p));
     return json_pack("{s:s, s:s, s:s, s:n, s:o, s:{s:{s:[s], s:s, s:{s:i, s:s, s:s, s:b, s:b}, "
                      "s:{s:i, s:s, s:s, s:b, s:b}}}}",
                      "quant_method", "compressed-tensors", "format", "float-quantized", "quantization_status",
