@@ -270,9 +270,11 @@ static bool write_folder(plan *p, converter *c, const char *out)
         free(made);
         return false;
     }
-    good = fill_folder(p, c, made) && !quantize_stop && put_folder(made, out);
-    if (!good)
+    good = fill_folder(p, c, made) && !quantize_stop;
+    if (!good || !put_folder(made, out)) {
         remove_flat(made);
+        good = false;
+    }
     free(made);
     return good;
 }
@@ -318,7 +320,7 @@ int quantize_write(plan *p, converter *c)
     if (good)
         good = p->directory ? write_folder(p, c, out) : write_file(p, c, out, -1) && config_beside(p, out);
     free(out);
-    if (quantize_stop) {
+    if (!good && quantize_stop) { /* a signal that came after the rename changes nothing */
         fprintf(stderr, "\nridge quantize: interrupted; nothing was written\n");
         return 130;
     }
