@@ -251,6 +251,11 @@ static int convert(plan *p)
         return 1;
     }
     c.device = device;
+    if (!converter_start(&c)) {
+        fprintf(stderr, "ridge quantize: out of memory\n");
+        ridge_close(device);
+        return 1;
+    }
     catch_signals();
     progress_start(&c.progress, 1, p->o->quiet);
     status = quantize_write(p, &c);

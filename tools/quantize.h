@@ -76,18 +76,27 @@ typedef struct buffer {
     size_t room;
 } buffer;
 
-/* Device and buffers of the conversion, kept from tensor to tensor. */
+/* What one thread needs for a piece of a tensor. */
+typedef struct worker {
+    buffer raw, floats, codes, scales;            /* host: as read, as f32, as written */
+    buffer device_x, device_codes, device_scales; /* of a GPU; the CPU works in the host's */
+    buffer workspace;                             /* of the device */
+    void *stream;
+} worker;
+
+/* The conversion, from tensor to tensor. */
 typedef struct converter {
     const ridge_device *device;
     bool stats;
-    buffer raw, floats, codes, scales;                       /* host: as read, as f32, as written */
-    buffer device_x, device_codes, device_scales, workspace; /* of a GPU; the CPU works in the host's */
-    void *stream;
+    worker *worker;
+    int workers;
     progress progress;
     double bytes_done, bytes_total;
 } converter;
 
-/* Reads, converts and writes one tensor, some rows at a time. False with the reason on stderr, or when interrupted. */
+/* device, stats and bytes_total are set. False if there is no memory. */
+bool converter_start(converter *c);
+/* Reads, converts and writes one tensor, a piece at a time. False with the reason on stderr, or when interrupted. */
 bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_writer *writer);
 void converter_free(converter *c);
 
@@ -103,7 +112,9 @@ typedef struct error_input {
     int64_t rows, cols, first;
 } error_input;
 
-bool error_add(error_stats *s, const error_input *in);
+void error_add(error_stats *s, const error_input *in);
+/* s becomes that of both; pieces come in order. */
+void error_merge(error_stats *s, const error_stats *next);
 
 /* quantize_out.c. Whether the output may be written; the reason on stderr. */
 bool output_allowed(const plan *p);

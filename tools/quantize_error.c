@@ -1,6 +1,6 @@
 /* quantize_error.c: how far the decoded result is from the input. Plain loops over spans of a row, which compilers turn
  * into packed instructions (this file is built with -O3); it reads what the quantiser has just had in the cache. Sums
- * go row by row, then over rows in order, so that they do not depend on the number of threads. */
+ * go row by row in order, so that they do not depend on the number of threads. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -143,28 +143,30 @@ static void add_row(row_error *e, const error_input *in, int64_t row)
     }
 }
 
-bool error_add(error_stats *s, const error_input *in)
+void error_merge(error_stats *s, const error_stats *next)
 {
-    row_error *row = malloc((size_t)(in->rows ? in->rows : 1) * sizeof *row);
-
-    if (!row)
-        return false;
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < in->rows; r++)
-        add_row(&row[r], in, r);
-    for (int64_t r = 0; r < in->rows; r++) {
-        s->signal += row[r].signal;
-        s->noise += row[r].noise;
-        s->not_finite += row[r].not_finite;
-        if (row[r].at >= 0 && (row[r].worst > s->worst || s->worst_at < 0)) {
-            float value[1];
-
-            load_span(value, in->x, in->x_type, row[r].at, 1);
-            s->worst = row[r].worst;
-            s->value = value[0];
-            s->worst_at = in->first + row[r].at;
-        }
+    s->signal += next->signal;
+    s->noise += next->noise;
+    s->not_finite += next->not_finite;
+    if (next->worst_at >= 0 && (next->worst > s->worst || s->worst_at < 0)) {
+        s->worst = next->worst;
+        s->value = next->value;
+        s->worst_at = next->worst_at;
     }
-    free(row);
-    return true;
+}
+
+void error_add(error_stats *s, const error_input *in)
+{
+    for (int64_t r = 0; r < in->rows; r++) {
+        error_stats row;
+        row_error e;
+
+        add_row(&e, in, r);
+        row = (error_stats){e.signal, e.noise, e.worst, 0, e.at, e.not_finite};
+        if (e.at >= 0) {
+            load_span(&row.value, in->x, in->x_type, e.at, 1);
+            row.worst_at += in->first;
+        }
+        error_merge(s, &row);
+    }
 }

@@ -1,15 +1,21 @@
-/* quantize_tensor.c: one tensor through the quantiser, a piece of some rows at a time: read, to f32 if the quantiser
- * does not take the type as it is, quantise on the device, compare, write. A piece is small enough for the cache of a
- * CPU, so that each step finds there what the one before left, and memory does not grow with the tensor. */
+/* quantize_tensor.c: one tensor through the quantiser in pieces of some rows: read, to f32 if the quantiser does not
+ * take the type as it is, quantise on the device, compare, write. On a CPU every thread takes whole pieces, small
+ * enough for its cache, and meets the others only to write: steps that all threads share would end in a barrier each,
+ * and on a machine with other work a barrier costs a time slice. The pieces do not depend on the number of threads. */
 #include <stdlib.h>
 #include <string.h>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
 #include "../cpu/num.h"
 #include "quantize.h"
 
-enum { PIECE_CPU = 4 << 20, PIECE_GPU = 64 << 20, FLAT = 4096, SLICE = 1 << 19 };
+/* Elements of a piece, about; a cast does not care for rows and takes FLAT as their length. */
+enum { PIECE_CPU = 1 << 18, PIECE_GPU = 32 << 20, FLAT = 4096 };
 
-/* Rows of a tensor that are converted at once. first: index of the first element. */
+/* Rows of a tensor that are converted at once. first: index of the first element; of a kept tensor, bytes. */
 typedef struct piece {
     int64_t first, rows, cols;
 } piece;
@@ -50,18 +56,34 @@ static void release_device(const converter *c, buffer *b)
         c->device->backend->release(c->device, b->at);
 }
 
+bool converter_start(converter *c)
+{
+    c->workers = 1;
+#if defined(_OPENMP)
+    if (c->device->backend_id == RIDGE_CPU)
+        c->workers = omp_get_max_threads();
+#endif
+    c->worker = calloc((size_t)c->workers, sizeof *c->worker);
+    return c->worker != NULL;
+}
+
 void converter_free(converter *c)
 {
-    free(c->raw.at);
-    free(c->floats.at);
-    free(c->codes.at);
-    free(c->scales.at);
-    release_device(c, &c->device_x);
-    release_device(c, &c->device_codes);
-    release_device(c, &c->device_scales);
-    release_device(c, &c->workspace);
-    if (c->stream)
-        c->device->backend->stream_free(c->device, c->stream);
+    for (int i = 0; c->worker && i < c->workers; i++) {
+        worker *w = &c->worker[i];
+
+        free(w->raw.at);
+        free(w->floats.at);
+        free(w->codes.at);
+        free(w->scales.at);
+        release_device(c, &w->device_x);
+        release_device(c, &w->device_codes);
+        release_device(c, &w->device_scales);
+        release_device(c, &w->workspace);
+        if (w->stream)
+            c->device->backend->stream_free(c->device, w->stream);
+    }
+    free(c->worker);
 }
 
 static int64_t type_bytes(uint32_t type, int64_t elements)
@@ -72,54 +94,32 @@ static int64_t type_bytes(uint32_t type, int64_t elements)
 /* --------------------------------------------------------------------------------------------------- reading, casting
  */
 
-/* By all threads: one alone does not copy out of the page cache as fast as two quantise. */
-static bool read_bytes(converter *c, const ridge_file *file, const plan_tensor *t, int64_t begin, int64_t bytes)
+static bool read_bytes(worker *w, const ridge_file *file, const plan_tensor *t, int64_t begin, int64_t bytes)
 {
-    int bad = 0;
-
-    if (!grow(&c->raw, (size_t)bytes))
+    if (!grow(&w->raw, (size_t)bytes))
         return fail(t, "out of memory");
-#pragma omp parallel for schedule(dynamic) reduction(+ : bad)
-    for (int64_t at = 0; at < bytes; at += SLICE)
-        bad += ridge_file_read(file, t->in, begin + at, (char *)c->raw.at + at,
-                               bytes - at < SLICE ? bytes - at : SLICE) != RIDGE_OK;
-    if (!bad)
-        return true;
-    /* the message is a thread's own: ask again in this one */
-    ridge_file_read(file, t->in, begin, c->raw.at, bytes);
-    return fail(t, ridge_io_error());
+    return ridge_file_read(file, t->in, begin, w->raw.at, bytes) == RIDGE_OK || fail(t, ridge_io_error());
 }
 
-static bool to_floats(converter *c, const plan_tensor *t, int64_t elements)
+static bool to_floats(worker *w, const plan_tensor *t, int64_t elements)
 {
-    if (!grow(&c->floats, (size_t)elements * sizeof(float)))
+    if (!grow(&w->floats, (size_t)elements * sizeof(float)))
         return fail(t, "out of memory");
-#pragma omp parallel for schedule(static)
-    for (int64_t at = 0; at < elements; at += FLAT) {
-        int64_t n = elements - at < FLAT ? elements - at : FLAT;
-
-        ridge_dequantize(t->in->type, (char *)c->raw.at + type_bytes(t->in->type, at), n, (float *)c->floats.at + at);
-    }
-    return true;
+    return ridge_dequantize(t->in->type, w->raw.at, elements, w->floats.at) == RIDGE_OK || fail(t, ridge_io_error());
 }
 
 static void cast_floats(const float *from, int64_t elements, uint32_t type, void *to)
 {
     uint16_t *half = to;
 
-#pragma omp parallel for schedule(static)
-    for (int64_t at = 0; at < elements; at += FLAT) {
-        int64_t end = elements - at < FLAT ? elements : at + FLAT;
-
-        if (type == RIDGE_TYPE_F32)
-            memcpy((float *)to + at, from + at, (size_t)(end - at) * sizeof *from);
-        else if (type == RIDGE_TYPE_BF16)
-            for (int64_t i = at; i < end; i++)
-                half[i] = ridge_bf16_from_f32(from[i]);
-        else
-            for (int64_t i = at; i < end; i++)
-                half[i] = ridge_f16_from_f32(from[i]);
-    }
+    if (type == RIDGE_TYPE_F32)
+        memcpy(to, from, (size_t)elements * sizeof *from);
+    else if (type == RIDGE_TYPE_BF16)
+        for (int64_t i = 0; i < elements; i++)
+            half[i] = ridge_bf16_from_f32(from[i]);
+    else
+        for (int64_t i = 0; i < elements; i++)
+            half[i] = ridge_f16_from_f32(from[i]);
 }
 
 /* -------------------------------------------------------------------------------------------------------- quantising
@@ -140,18 +140,18 @@ static ridge_call quantise_call(quantize_action action, const piece *p, ridge_dt
                               scales);
 }
 
-static ridge_status run_call(converter *c, const ridge_call *call)
+static ridge_status run_call(const converter *c, worker *w, const ridge_call *call)
 {
     size_t bytes = 0;
     ridge_status status = ridge_workspace_bytes(c->device, call, &bytes);
 
-    if (status == RIDGE_OK && !grow_device(c, &c->workspace, bytes))
+    if (status == RIDGE_OK && !grow_device(c, &w->workspace, bytes))
         return RIDGE_ERR_DEVICE;
-    return status ? status : ridge_run(c->device, call, c->workspace.at, c->workspace.room, c->stream);
+    return status ? status : ridge_run(c->device, call, w->workspace.at, w->workspace.room, w->stream);
 }
 
-static bool quantise(converter *c, const plan_tensor *t, const piece *p, const void *x, uint32_t type, size_t codes,
-                     size_t scales)
+static bool quantise(const converter *c, worker *w, const plan_tensor *t, const piece *p, const void *x, uint32_t type,
+                     size_t codes, size_t scales)
 {
     const ridge_backend *b = c->device->backend;
     const size_t bytes = (size_t)type_bytes(type, p->rows * p->cols);
@@ -159,17 +159,17 @@ static bool quantise(converter *c, const plan_tensor *t, const piece *p, const v
     bool good;
 
     if (c->device->backend_id == RIDGE_CPU) {
-        call = quantise_call(t->action, p, dtype_of(type), x, c->codes.at, c->scales.at);
-        return run_call(c, &call) == RIDGE_OK || fail(t, ridge_error());
+        call = quantise_call(t->action, p, dtype_of(type), x, w->codes.at, w->scales.at);
+        return run_call(c, w, &call) == RIDGE_OK || fail(t, ridge_error());
     }
-    good = (c->stream || b->stream_new(c->device, &c->stream) == RIDGE_OK) && grow_device(c, &c->device_x, bytes) &&
-           grow_device(c, &c->device_codes, codes) && grow_device(c, &c->device_scales, scales) &&
-           b->upload(c->device, c->device_x.at, x, bytes) == RIDGE_OK;
+    good = (w->stream || b->stream_new(c->device, &w->stream) == RIDGE_OK) && grow_device(c, &w->device_x, bytes) &&
+           grow_device(c, &w->device_codes, codes) && grow_device(c, &w->device_scales, scales) &&
+           b->upload(c->device, w->device_x.at, x, bytes) == RIDGE_OK;
     if (good) {
-        call = quantise_call(t->action, p, dtype_of(type), c->device_x.at, c->device_codes.at, c->device_scales.at);
-        good = run_call(c, &call) == RIDGE_OK && b->sync(c->device, c->stream) == RIDGE_OK &&
-               b->download(c->device, c->codes.at, c->device_codes.at, codes) == RIDGE_OK &&
-               (!scales || b->download(c->device, c->scales.at, c->device_scales.at, scales) == RIDGE_OK);
+        call = quantise_call(t->action, p, dtype_of(type), w->device_x.at, w->device_codes.at, w->device_scales.at);
+        good = run_call(c, w, &call) == RIDGE_OK && b->sync(c->device, w->stream) == RIDGE_OK &&
+               b->download(c->device, w->codes.at, w->device_codes.at, codes) == RIDGE_OK &&
+               (!scales || b->download(c->device, w->scales.at, w->device_scales.at, scales) == RIDGE_OK);
     }
     return good || fail(t, ridge_error());
 }
@@ -177,86 +177,133 @@ static bool quantise(converter *c, const plan_tensor *t, const piece *p, const v
 /* ------------------------------------------------------------------------------------------------------------ pieces
  */
 
-static bool write_piece(const converter *c, const plan_tensor *t, const piece *p, ridge_writer *w, size_t codes,
-                        size_t scales)
-{
-    const bool block = t->action == ACTION_FP8_BLOCK128;
-    const int64_t row = p->first / p->cols, at = 4 * (block ? row / 128 * t->scale_shape[1] : row);
+/* A piece's bytes in the output, and in its scales. */
+typedef struct extent {
+    size_t codes, scales;
+} extent;
 
-    return (ridge_writer_write(w, t->index, type_bytes(t->type, p->first), c->codes.at, (int64_t)codes) == RIDGE_OK &&
-            (!scales || ridge_writer_write(w, t->scale_index, at, c->scales.at, (int64_t)scales) == RIDGE_OK)) ||
-           fail(t, ridge_io_error());
+static extent extent_of(const plan_tensor *t, const piece *p)
+{
+    const int64_t scale_rows = t->action == ACTION_FP8_BLOCK128 ? (p->rows + 127) / 128 : p->rows;
+
+    return (extent){(size_t)type_bytes(t->type, p->rows * p->cols),
+                    t->scale_name ? 4 * (size_t)(scale_rows * t->scale_shape[1]) : 0};
 }
 
-static bool convert_piece(converter *c, const ridge_file *file, plan_tensor *t, const piece *p, ridge_writer *w)
+static bool convert_piece(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const piece *p,
+                          error_stats *error)
 {
-    const int64_t elements = p->rows * p->cols, bytes = type_bytes(t->in->type, elements);
+    const int64_t elements = p->rows * p->cols;
     const bool ready = t->in->type == RIDGE_TYPE_F32 ||
                        (t->action != ACTION_CAST && (t->in->type == RIDGE_TYPE_BF16 || t->in->type == RIDGE_TYPE_F16));
     const uint32_t type = ready ? t->in->type : RIDGE_TYPE_F32;
-    const size_t codes = (size_t)type_bytes(t->type, elements);
-    const int64_t scale_rows = t->action == ACTION_FP8_BLOCK128 ? (p->rows + 127) / 128 : p->rows;
-    const size_t scales = t->scale_name ? 4 * (size_t)(scale_rows * t->scale_shape[1]) : 0;
+    const extent out = extent_of(t, p);
     const void *x;
 
-    if (!read_bytes(c, file, t, type_bytes(t->in->type, p->first), bytes) || (!ready && !to_floats(c, t, elements)))
+    if (!read_bytes(w, file, t, type_bytes(t->in->type, p->first), type_bytes(t->in->type, elements)) ||
+        (!ready && !to_floats(w, t, elements)))
         return false;
-    if (!grow(&c->codes, codes) || !grow(&c->scales, scales))
+    if (!grow(&w->codes, out.codes) || !grow(&w->scales, out.scales))
         return fail(t, "out of memory");
-    x = ready ? c->raw.at : c->floats.at;
+    x = ready ? w->raw.at : w->floats.at;
     if (t->action == ACTION_CAST)
-        cast_floats(x, elements, t->type, c->codes.at);
-    else if (!quantise(c, t, p, x, type, codes, scales))
+        cast_floats(x, elements, t->type, w->codes.at);
+    else if (!quantise(c, w, t, p, x, type, out.codes, out.scales))
         return false;
     if (c->stats) {
-        error_input in = {x,       type,         c->codes.at,
-                          t->type, c->scales.at, t->action == ACTION_FP8_BLOCK128 ? t->scale_shape[1] : 0,
+        error_input in = {x,       type,         w->codes.at,
+                          t->type, w->scales.at, t->action == ACTION_FP8_BLOCK128 ? t->scale_shape[1] : 0,
                           p->rows, p->cols,      p->first};
 
-        if (!error_add(&t->error, &in))
-            return fail(t, "out of memory");
+        error_add(error, &in);
     }
-    c->bytes_done += (double)bytes;
-    progress_bytes(&c->progress, t->in->name, c->bytes_done, c->bytes_total);
-    return write_piece(c, t, p, w, codes, scales);
+    return true;
 }
 
-static bool keep_tensor(converter *c, const ridge_file *file, const plan_tensor *t, ridge_writer *w)
+/* A writer belongs to one thread at a time: the caller sees to that. */
+static bool write_piece(converter *c, const worker *w, const plan_tensor *t, const piece *p, ridge_writer *writer)
 {
-    for (int64_t at = 0; at < t->in->bytes && !quantize_stop; at += PIECE_CPU) {
-        int64_t bytes = t->in->bytes - at < PIECE_CPU ? t->in->bytes - at : PIECE_CPU;
+    const bool keep = t->action == ACTION_KEEP;
+    const extent out = keep ? (extent){(size_t)p->cols, 0} : extent_of(t, p);
+    const int64_t row = p->first / p->cols, at = t->action == ACTION_FP8_BLOCK128 ? row / 128 * t->scale_shape[1] : row;
 
-        if (!read_bytes(c, file, t, at, bytes))
-            return false;
-        if (ridge_writer_write(w, t->index, at, c->raw.at, bytes) != RIDGE_OK)
-            return fail(t, ridge_io_error());
-        c->bytes_done += (double)bytes;
-        progress_bytes(&c->progress, t->in->name, c->bytes_done, c->bytes_total);
-    }
-    return !quantize_stop;
+    if (ridge_writer_write(writer, t->index, keep ? p->first : type_bytes(t->type, p->first),
+                           keep ? w->raw.at : w->codes.at, (int64_t)out.codes) != RIDGE_OK ||
+        (out.scales &&
+         ridge_writer_write(writer, t->scale_index, 4 * at, w->scales.at, (int64_t)out.scales) != RIDGE_OK))
+        return fail(t, ridge_io_error());
+    c->bytes_done += keep ? (double)p->cols : (double)type_bytes(t->in->type, p->rows * p->cols);
+    progress_bytes(&c->progress, t->in->name, c->bytes_done, c->bytes_total);
+    return true;
+}
+
+/* How a tensor is cut. The last piece of a cast is what is left after rows of FLAT. */
+typedef struct cut {
+    int64_t rows, cols, step, count, rest;
+} cut;
+
+static cut cut_of(const converter *c, const plan_tensor *t)
+{
+    const int64_t most = c->device->backend_id == RIDGE_CPU ? PIECE_CPU : PIECE_GPU;
+    const bool keep = t->action == ACTION_KEEP, flat = keep || t->action == ACTION_CAST;
+    const int64_t all = keep ? t->in->bytes : t->in->elements;
+    cut k = {.cols = flat ? FLAT : t->in->shape[t->in->rank - 1]};
+
+    k.rows = all / k.cols;
+    k.rest = all % k.cols;
+    k.step = most / k.cols / 128 * 128; /* whole blocks of 128 rows */
+    k.step = flat ? most / FLAT : k.step < 128 ? 128 : k.step;
+    k.count = (k.rows + k.step - 1) / k.step + (k.rest != 0);
+    return k;
+}
+
+static piece piece_of(const plan_tensor *t, const cut *k, int64_t index)
+{
+    const int64_t row = index * k->step;
+    piece p = {row * k->cols, k->rows - row < k->step ? k->rows - row : k->step, k->cols};
+
+    if (row >= k->rows)
+        p = (piece){k->rows * k->cols, 1, k->rest};
+    if (t->action == ACTION_KEEP)
+        p = (piece){p.first, 1, p.rows * p.cols};
+    return p;
+}
+
+static bool take_piece(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const piece *p,
+                       error_stats *error)
+{
+    return t->action == ACTION_KEEP ? read_bytes(w, file, t, p->first, p->cols)
+                                    : convert_piece(c, w, file, t, p, error);
 }
 
 bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_writer *writer)
 {
-    const bool flat = t->action == ACTION_CAST; /* a cast does not care for rows */
-    const int64_t cols = flat ? FLAT : t->in->rank ? t->in->shape[t->in->rank - 1] : 1;
-    const int64_t rows = cols ? t->in->elements / cols : 0, rest = flat ? t->in->elements % FLAT : 0;
-    const int64_t most = c->device->backend_id == RIDGE_CPU ? PIECE_CPU : PIECE_GPU;
-    int64_t step = cols ? most / (2 * cols) / 128 * 128 : 128;
+    const cut k = cut_of(c, t);
+    error_stats *error = malloc((size_t)(k.count + 1) * sizeof *error);
+    int bad = error == NULL;
 
-    if (t->action == ACTION_KEEP)
-        return keep_tensor(c, file, t, writer);
-    step = step < 128 ? 128 : step; /* whole blocks of 128 rows */
-    for (int64_t row = 0; row < rows; row += step) {
-        piece p = {row * cols, rows - row < step ? rows - row : step, cols};
+#pragma omp parallel for schedule(dynamic, 1) num_threads(c->workers) if (k.count > 1)
+    for (int64_t i = 0; i < k.count; i++) {
+        int number = 0, stop;
+        piece p = piece_of(t, &k, i);
 
-        if (quantize_stop || !convert_piece(c, file, t, &p, writer))
-            return false;
+#if defined(_OPENMP)
+        number = omp_get_thread_num();
+#endif
+#pragma omp atomic read
+        stop = bad;
+        if (stop || quantize_stop)
+            continue;
+        error[i] = (error_stats){.worst_at = -1};
+        stop = !take_piece(c, &c->worker[number], file, t, &p, &error[i]);
+#pragma omp critical
+        if (stop || bad || !write_piece(c, &c->worker[number], t, &p, writer)) {
+#pragma omp atomic write
+            bad = 1;
+        }
     }
-    if (rest) {
-        piece p = {rows * cols, 1, rest};
-
-        return !quantize_stop && convert_piece(c, file, t, &p, writer);
-    }
-    return !quantize_stop;
+    for (int64_t i = 0; i < k.count && !bad && !quantize_stop; i++)
+        error_merge(&t->error, &error[i]);
+    free(error);
+    return !bad && !quantize_stop;
 }
