@@ -34,10 +34,15 @@ uint32_t ridge_dtype_find(const char *name, size_t length)
 }
 
 const ridge_op_row *const ridge_op_table[RIDGE_OPS] = {
-    [RIDGE_SWIGLU_FWD] = &ridge_op_swiglu_fwd,           [RIDGE_SWIGLU_BWD] = &ridge_op_swiglu_bwd,
-    [RIDGE_QUANTIZE_FP8] = &ridge_op_quantize_fp8,       [RIDGE_QUANTIZE_FP8_DUAL] = &ridge_op_quantize_fp8_dual,
-    [RIDGE_SWIGLU_QUANTIZE] = &ridge_op_swiglu_quantize, [RIDGE_Q8_0_QUANTIZE] = &ridge_op_q8_0_quantize,
-    [RIDGE_Q8_0_REPACK] = &ridge_op_q8_0_repack,         [RIDGE_Q8_0_UNPACK] = &ridge_op_q8_0_unpack,
+    [RIDGE_SWIGLU_FWD] = &ridge_op_swiglu_fwd,
+    [RIDGE_SWIGLU_BWD] = &ridge_op_swiglu_bwd,
+    [RIDGE_QUANTIZE_FP8] = &ridge_op_quantize_fp8,
+    [RIDGE_QUANTIZE_FP8_DUAL] = &ridge_op_quantize_fp8_dual,
+    [RIDGE_SWIGLU_QUANTIZE] = &ridge_op_swiglu_quantize,
+    [RIDGE_Q8_0_QUANTIZE] = &ridge_op_q8_0_quantize,
+    [RIDGE_Q8_0_REPACK] = &ridge_op_q8_0_repack,
+    [RIDGE_Q8_0_UNPACK] = &ridge_op_q8_0_unpack,
+    [RIDGE_GEMM_FP8] = &ridge_op_gemm_fp8,
 };
 
 const ridge_op_row *ridge_op_find(const char *name, size_t length)
