@@ -18,11 +18,11 @@ all:
 	@cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS) | grep -E 'ridge:|rror' || true
 	@cmake --build $(BUILD) -j $(JOBS)
 
-## demo: set up, build, and see it run on this machine
+## demo: set up, build, and see it run: a real model converted, verified, timed (MODEL=path for another)
 demo: deps all
 	$(RIDGE) info
 	$(BUILD)/examples/swiglu
-	$(RIDGE) bench swiglu_fwd rows=512 cols=4096 dtype=bf16
+	@sh tools/demo.sh $(RIDGE) $(BUILD)/tests/quantize_tool $(BUILD)/demo $(MODEL)
 
 ## test: set up, build, and run every test (ctest)
 test: deps all

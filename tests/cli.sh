@@ -40,6 +40,7 @@ expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu
 expect 1 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
+expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
 expect 0 "copy" "$ridge" compare "$dir/a.csv"
 expect 0 '"geometric_mean"' "$ridge" compare --json "$dir/a.csv"
 expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"

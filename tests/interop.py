@@ -1,5 +1,5 @@
-"""interop.py IO_TOOL FOLDER: what the safetensors and gguf packages write, ridge reads value for value; what ridge writes,
-they read so. IO_TOOL is tests/io_tool.c."""
+"""interop.py IO_TOOL FOLDER [RIDGE]: what the safetensors and gguf packages write, ridge reads value for value; what ridge writes,
+they read so. IO_TOOL is tests/io_tool.c. What `ridge quantize` writes decodes to the input within the format's error."""
 import json
 import pathlib
 import struct
@@ -225,6 +225,73 @@ def test_gguf():
         same_tensors(mine, tensors, there)
 
 
+# ----------------------------------------------------------------------------------------------------------- quantize
+def e4m3():
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    value = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    value[127::128] = np.nan
+    return np.where(code > 127, -value, value)
+
+
+def near(path, name, wanted, got, bound):
+    check(got.shape == wanted.shape and (np.abs(got - wanted) <= bound).all(), path, name, "decodes to something else")
+
+
+def quantised(ridge, source, to):
+    path = folder / f"{source.name}.{to}"
+    result = subprocess.run([ridge, "quantize", "--quiet", "--device", "cpu", source, "-o", path, "--to", to],
+                            capture_output=True, text=True)
+    check(result.returncode == 0, result.stderr)
+    return path
+
+
+def test_quantize(ridge):
+    """Ragged shapes; a wide spread of row norms."""
+    weights = {f"blk.{i}.w.weight": (random.standard_normal(shape) * np.exp(random.standard_normal((shape[0], 1)) * 2)).astype(np.float32)
+               for i, shape in enumerate([(128, 128), (200, 416), (1, 32), (513, 96)])}
+    plain, packed = folder / "weights.safetensors", folder / "weights.gguf"
+    entries, at = {}, 0
+    for name, w in weights.items():
+        entries[name] = {"dtype": "F32", "shape": list(w.shape), "data_offsets": [at, at + w.nbytes]}
+        at += w.nbytes
+    plain.write_bytes(by_hand(entries, b"".join(w.tobytes() for w in weights.values())))
+    writer = gguf.GGUFWriter(packed, "test")
+    for name, w in weights.items():
+        writer.add_tensor(name, w)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for source in (plain, packed):
+        for to in ("fp8-block128", "fp8-row", "bf16", "f16"):
+            path = quantised(ridge, source, to)
+            there = {name: (t["dtype"], t["shape"], bytes(t["data"])) for name, t in safetensors.deserialize(path.read_bytes())}
+            for name, w in weights.items():
+                dtype, shape, data = there.pop(name)
+                if dtype == "BF16":
+                    got = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+                    near(path, name, w, got.reshape(shape), np.abs(w) * 2.0**-8)
+                elif dtype == "F16":
+                    near(path, name, w, np.frombuffer(data, np.float16).reshape(shape).astype(np.float32), np.abs(w) * 2.0**-11 + 2.0**-25)
+                else:
+                    _, size, scale = there.pop(name + ("_scale_inv" if to == "fp8-block128" else "_scale"))
+                    scale = np.frombuffer(scale, np.float32).reshape(size)
+                    if to == "fp8-block128":
+                        scale = scale.repeat(128, 0).repeat(128, 1)[: shape[0], : shape[1]]
+                    codes = np.frombuffer(data, np.uint8).reshape(shape)
+                    near(path, name, w, e4m3()[codes] * scale, np.abs(w) * 2.0**-4 * 1.000001 + scale * 2.0**-10 * 1.000001)
+            check(not there, path, "has more tensors", list(there))
+        path = quantised(ridge, source, "q8_0")
+        reader = gguf.GGUFReader(path)
+        check(reader.fields["general.file_type"].contents() == 7, path, "file type")
+        check({t.name for t in reader.tensors} == set(weights), path, "names")
+        for t in reader.tensors:
+            w = weights[t.name]
+            check(t.tensor_type == Q.Q8_0 and t.shape.tolist() == list(w.shape)[::-1], path, t.name, "shape")
+            check(t.data.tobytes() == gguf.quantize(w, Q.Q8_0).tobytes(), path, t.name, "blocks are not the package's")
+
+
 probe = folder / "probe"
 probe.write_bytes(by_hand({}, b""))
 whole = "not built in" not in run("copy", probe, probe, "gguf").stderr
@@ -233,4 +300,6 @@ test_safetensors_6_bits()
 test_shards()
 if whole:
     test_gguf()
+if len(sys.argv) > 3:
+    test_quantize(sys.argv[3])
 print(f"interop: {checks} checks passed; safetensors" + (", GGUF" if whole else " only, there is no GGUF in this build"))

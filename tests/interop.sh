@@ -1,5 +1,5 @@
 #!/bin/sh
-# interop.sh BUILD HERE IO_TOOL: ridge_io against the packages that everybody uses, in both directions. They go into a
+# interop.sh BUILD HERE IO_TOOL [RIDGE]: ridge_io and `ridge quantize` against the packages that everybody uses, in both directions. They go into a
 # virtual environment under BUILD; without python3-venv or a network the test is skipped (exit status 77).
 set -eu
 build=$1 here=$2 tool=$3 venv=$1/interop-venv work=$1/interop
@@ -18,4 +18,4 @@ if [ "$(cat "$venv/packages" 2>/dev/null)" != "$packages" ]; then
 fi
 rm -rf "$work"
 mkdir -p "$work"
-"$venv/bin/python" "$here/interop.py" "$tool" "$work"
+"$venv/bin/python" "$here/interop.py" "$tool" "$work" ${4:+"$4"}

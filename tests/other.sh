@@ -15,6 +15,7 @@ asan)
     configure -DRIDGE_SANITIZE=address,undefined
     "$dir/ridge" test --quick --device cpu --quiet
     "$dir/ridge" teeth --device cpu
+    sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool"
     "$dir/tests/test_core"
     [ ! -x "$dir/tests/test_io" ] || "$dir/tests/test_io" >"$dir.log" 2>&1 || { grep -v OK "$dir.log"; exit 1; }
     ;;

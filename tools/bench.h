@@ -6,11 +6,11 @@
 #include "timing.h"
 
 typedef struct bench_options {
-    const char *suite, *device, *kernel, *csv;
+    const char *suite, *device, *kernel, *csv, *weights;
     char text[1024];
     uint64_t seed;
     double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
-    bool json, ceilings, overhead;
+    bool json, ceilings, overhead, every;
 } bench_options;
 
 typedef struct bench {
@@ -24,6 +24,13 @@ typedef struct bench {
 
 /* Adds a record to the CSV file and the JSON array, where there are any. */
 void bench_emit(bench *b, const record *r);
+/* Looks at a result (got, as large as the image); says what is wrong in text and returns false. */
+typedef bool bench_verify(void *state, const image *im, const unsigned char *got, char *text, size_t size);
+/* Verifies (by check; NULL: the whole of it, if that is quick), times and reports a case whose image is built. False
+ * with the reason on stderr. */
+bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state);
+/* bench_weights.c: the tensors of o->weights. */
+bool bench_weights(bench *b);
 bool bench_ceilings(bench *b);
 bool bench_overhead(bench *b);
 

@@ -7,7 +7,7 @@
 
 #include "bench.h"
 
-enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX };
+enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX, OPT_WEIGHTS, OPT_EVERY };
 
 static const struct argp_option option_table[] = {
     {"suite", 'S', "NAME", 0, "suites, separated by commas (see tools/cases.c)", 0},
@@ -21,6 +21,8 @@ static const struct argp_option option_table[] = {
     {"matrix-rate", OPT_MATRIX, "TFLOPS", 0,
      "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
     {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
+    {"weights", OPT_WEIGHTS, "FILE", 0, "the 2-D tensors of a checkpoint, verified; one of each shape", 0},
+    {"all", OPT_EVERY, NULL, 0, "--weights: every tensor, not one of each shape", 0},
     {0}};
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
@@ -58,6 +60,12 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case OPT_OVERHEAD:
         o->overhead = true;
+        break;
+    case OPT_WEIGHTS:
+        o->weights = arg;
+        break;
+    case OPT_EVERY:
+        o->every = true;
         break;
     case ARGP_KEY_ARG:
         snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
@@ -107,15 +115,17 @@ static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
     return count;
 }
 
-/* One run of every row against the C reference; only where the reference takes well under a second. */
-static bool verify(const bench *b, rotation *r, const candidate *list, int count, double *worst)
+/* One run of every row, compared by `check`, or with the whole of the C reference: only where that takes well under a
+ * second. */
+static bool verify(const bench *b, rotation *r, const candidate *list, int count, bench_verify *check, void *state,
+                   double *worst)
 {
     const ridge_backend *backend = b->device->backend;
-    unsigned char *expected = malloc(r->im->bytes), *got = malloc(r->im->bytes);
+    unsigned char *expected = check ? NULL : malloc(r->im->bytes), *got = malloc(r->im->bytes);
     char text[400] = "out of memory";
-    bool good = expected && got && image_reference(r->im, expected) == RIDGE_OK;
+    bool good = got && (check || (expected && image_reference(r->im, expected) == RIDGE_OK));
 
-    if (good)
+    if (good && !check)
         good = image_close(r->im, expected, worst, text, sizeof text);
     for (int i = 0; i < count && good; i++) {
         ridge_call call = image_call(r->im, r->memory);
@@ -126,12 +136,13 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
                backend->sync(b->device, r->stream) == RIDGE_OK &&
                backend->download(b->device, got, r->memory, r->im->bytes) == RIDGE_OK;
         if (!good)
-            snprintf(text, sizeof text, "%s", ridge_error());
+            snprintf(text, sizeof text, "%s: %s", list[i].kernel->name, ridge_error());
         else
-            good = image_judge(r->im, list[i].kernel, expected, got, text, sizeof text);
-        if (!good)
-            fprintf(stderr, "ridge bench: %s: %s\n", list[i].kernel->name, text);
+            good = check ? check(state, r->im, got, text, sizeof text)
+                         : image_judge(r->im, list[i].kernel, expected, got, text, sizeof text);
     }
+    if (!good)
+        fprintf(stderr, "ridge bench: %s: %s\n", ridge_op_table[r->im->call.op]->name, text);
     free(expected);
     free(got);
     return good;
@@ -180,22 +191,19 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
     fflush(stdout);
 }
 
-static bool bench_one(bench *b, const char *suite, const char *line)
+bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
     int rows, count, most_copies = b->device->backend->copy_variants;
     double err = -1;
-    test_case c;
-    rotation r;
-    ridge_call call;
+    rotation r = {.device = b->device};
+    ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     ridge_problem problem = {0};
-    image im;
+    char text[320];
     bool good;
 
-    if (!case_parse(line, &c) || !image_build(&c, b->o->seed, &im))
-        return false;
-    call = image_call(&im, im.host);
+    case_print(c, text, sizeof text);
     rows = count = choose_rows(b, &call, list);
     if (ridge_validate(&call, &problem) == RIDGE_OK)
         for (int i = 0; i < rows; i++) {
@@ -204,27 +212,42 @@ static bool bench_one(bench *b, const char *suite, const char *line)
 
             workspace = need > workspace ? need : workspace;
         }
-    good = rows > 0 && rotation_build(b->device, &im, workspace, &r);
-    if (!good) {
-        fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
-        image_free(&im);
+    good = rows > 0;
+    if (!good || !rotation_build(b->device, im, workspace, &r)) {
+        fprintf(stderr, "ridge bench: %s: %s\n", text, ridge_error());
+        if (good)
+            rotation_free(&r);
         return false;
     }
     for (int v = 0; v < most_copies; v++)
         list[count++].variant = v;
-    if (ridge_problem_bytes(&call) < 16e6 && ridge_op_table[call.op]->flops(&problem) < 4e9)
-        good = verify(b, &r, list, rows, &err);
+    if (check)
+        good = verify(b, &r, list, rows, check, state, &err);
+    else if (ridge_problem_bytes(&call) < 16e6 && ridge_op_table[call.op]->flops(&problem) < 4e9)
+        good = verify(b, &r, list, rows, NULL, NULL, &err);
     if (good) {
         timing_warm(&r, b->warm ? 0.05 : 0.4);
         b->warm = true;
         good = timing_run(&r, list, count);
         if (!good)
-            fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
+            fprintf(stderr, "ridge bench: %s: %s\n", text, ridge_error());
     }
     if (good)
-        report(b, suite, &c, list, rows, count, err);
+        report(b, suite, c, list, rows, count, err);
     rotation_free(&r);
-    image_free(&im);
+    return good;
+}
+
+static bool bench_one(bench *b, const char *suite, const char *line)
+{
+    test_case c;
+    image im;
+    bool good = case_parse(line, &c) && image_build(&c, b->o->seed, &im);
+
+    if (good) {
+        good = bench_image(b, suite, &c, &im, NULL, NULL);
+        image_free(&im);
+    }
     return good;
 }
 
@@ -267,8 +290,9 @@ int cmd_bench(int argc, char **argv)
     bool good = true;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead) {
-        fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --ceilings | --overhead\n");
+    if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead && !o.weights) {
+        fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --weights FILE | --ceilings |"
+                        " --overhead\n");
         return 2;
     }
     b.device = device_open(o.device);
@@ -290,6 +314,8 @@ int cmd_bench(int argc, char **argv)
         good = bench_overhead(&b) && good;
     if (o.suite)
         good = bench_suites(&b) && good;
+    if (o.weights)
+        good = bench_weights(&b) && good;
     if (o.text[0])
         good = bench_one(&b, "", o.text) && good;
     if (b.json) {

@@ -121,6 +121,7 @@ void progress_start(progress *p, int total, bool quiet)
     p->terminal = isatty(STDERR_FILENO);
     p->quiet = quiet;
     p->start = seconds();
+    p->shown = 0;
     p->done = 0;
     p->total = total;
 }
@@ -137,8 +138,19 @@ void progress_step(progress *p, const char *what)
             spent / p->done * (p->total - p->done), p->terminal ? "   " : "\n");
 }
 
+void progress_bytes(progress *p, const char *what, double done, double total)
+{
+    double now = seconds(), spent = now - p->start;
+
+    if (p->quiet || now - p->shown < (p->terminal ? 0.1 : 5) || spent < (p->terminal ? 0.3 : 5) || !(done > 0))
+        return;
+    p->shown = now;
+    fprintf(stderr, "%s%-40.40s %3.0f %%, %.2f GB/s, %.0f s left%s", p->terminal ? "\r" : "", what, 100 * done / total,
+            done / spent * 1e-9, spent / done * (total - done), p->terminal ? "   " : "\n");
+}
+
 void progress_end(progress *p)
 {
     if (p->terminal && !p->quiet)
-        fprintf(stderr, "\r%60s\r", "");
+        fprintf(stderr, "\r%78s\r", "");
 }

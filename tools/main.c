@@ -12,6 +12,8 @@ static const verb verbs[] = {
     {"teeth", "plant faults in copies of the rows; every one must be caught", cmd_teeth},
     {"bench", "time problems or suites beside the measured floor; --ceilings, --overhead", cmd_bench},
     {"tune", "time every row of a suite and write a tuning file", cmd_tune},
+    {"inspect", "a checkpoint: format, metadata, tensors", cmd_inspect},
+    {"quantize", "a checkpoint into FP8, Q8_0, bf16 or f16", cmd_quantize},
     {"compare", "records: ratios to each provider, or old against new", cmd_compare},
 };
 

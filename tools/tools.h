@@ -117,6 +117,8 @@ int cmd_teeth(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_tune(int argc, char **argv);
 int cmd_compare(int argc, char **argv);
+int cmd_inspect(int argc, char **argv);
+int cmd_quantize(int argc, char **argv);
 
 /* Opens --device or says why not on stderr; NULL on failure. */
 ridge_device *device_open(const char *spec);
@@ -128,12 +130,14 @@ bool case_parse(const char *text, test_case *c);
 /* A progress line on a terminal, plain lines otherwise; silent if quiet. */
 typedef struct progress {
     bool terminal, quiet;
-    double start;
+    double start, shown; /* when the last line of progress_bytes was */
     int done, total;
 } progress;
 
 void progress_start(progress *p, int total, bool quiet);
 void progress_step(progress *p, const char *what); /* done so far, total, ETA */
+/* The same for bytes done of a total: per cent, GB/s, ETA. */
+void progress_bytes(progress *p, const char *what, double done, double total);
 void progress_end(progress *p);
 double seconds(void);
 
