@@ -28,7 +28,7 @@ static const struct {
     {"m=200 n=264 k=400", {.fill = FILL_EXACT, .pad = 32}},
     {"m=257 n=384 k=256", {.fill = FILL_NORMAL, .repeats = 50}},
     {"m=131 n=257 k=391", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
-    {"m=384 n=512 k=1040", {.fill = FILL_NORMAL}},
+    {"m=256 n=256 k=1040", {.fill = FILL_NORMAL}},
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), PAIRS = 5 };
