@@ -201,6 +201,11 @@ static size_t thread_bytes(const cut *c)
     return (gemm_work_floats(c->rows, c->cols) * sizeof(float) + 4095) / 4096 * 4096;
 }
 
+static int threads_of(const ridge_device *device, const cut *c)
+{
+    return (int)least(device->units, c->down * c->across);
+}
+
 static size_t workspace_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t m = problem->dim[0], n = problem->dim[1];
@@ -210,7 +215,7 @@ static size_t workspace_of(const ridge_device *device, const ridge_kernel *kerne
     if (m == 0 || n == 0)
         return 0;
     c = cut_of(m, n, device->units);
-    return (size_t)least(device->units, c.down * c.across) * thread_bytes(&c);
+    return (size_t)threads_of(device, &c) * thread_bytes(&c);
 }
 
 static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -220,15 +225,13 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel 
         kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_gemm_fp8_avx512 : ridge_cpu_gemm_fp8_avx2;
     const gemm_args g = collect(call);
     char *slot = workspace;
-    int64_t threads;
     cut c;
 
     (void)problem, (void)bytes, (void)stream;
     if (idle(&g))
         return RIDGE_OK;
     c = cut_of(g.m, g.n, device->units);
-    threads = least(device->units, c.down * c.across);
-#pragma omp parallel num_threads((int)threads)
+#pragma omp parallel num_threads(threads_of(device, &c))
     {
         unsigned mode = ridge_fp_begin();
         char *mine;

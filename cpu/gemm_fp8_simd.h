@@ -209,7 +209,6 @@ static void finish(const gemm_args *g, int64_t i, int64_t j, int64_t count, cons
 {
     unsigned char *d = g->d + (i * g->ldd + j) * (g->dtype == RIDGE_F32 ? 4 : 2);
     uint16_t *half = (uint16_t *)(void *)d;
-    const uint16_t *bias = (const uint16_t *)g->bias + j;
     float v[PANEL];
 
     memcpy(v, sums, sizeof v);
@@ -219,8 +218,8 @@ static void finish(const gemm_args *g, int64_t i, int64_t j, int64_t count, cons
     if (g->bias)
         for (int64_t c = 0; c < count; c++)
             v[c] += g->bias_dtype == RIDGE_F32    ? ((const float *)g->bias)[j + c]
-                    : g->bias_dtype == RIDGE_BF16 ? ridge_f32_from_bf16(bias[c])
-                                                  : ridge_f32_from_f16(bias[c]);
+                    : g->bias_dtype == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)g->bias)[j + c])
+                                                  : ridge_f32_from_f16(((const uint16_t *)g->bias)[j + c]);
     if (g->dtype == RIDGE_F32) {
         float *to = (float *)(void *)d;
 

@@ -1,5 +1,6 @@
 /* cases_gemm.c: the test cases of gemm_fp8 and its bench suites: `train84` (84 layers of seven models, three passes
- * each) and `decode` (six weight matrices, m up to 64). */
+ * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), and `decode` (six weight matrices, m up to
+ * 64). */
 #include <stdio.h>
 
 #include "tools.h"
@@ -28,7 +29,7 @@ static const struct {
     {"m=200 n=264 k=400", {.fill = FILL_EXACT, .pad = 32}},
     {"m=257 n=384 k=256", {.fill = FILL_NORMAL, .repeats = 50}},
     {"m=131 n=257 k=391", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
-    {"m=384 n=512 k=1040", {.fill = FILL_NORMAL}},
+    {"m=256 n=256 k=1040", {.fill = FILL_NORMAL}},
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), PAIRS = 5 };
@@ -103,13 +104,14 @@ static void decode_line(int index, char *text, size_t size)
 
 suite_line suite_gemm(int index)
 {
+    static const char *const pass[] = {"train84-fwd", "train84-dgrad", "train84-wgrad"};
     static char text[96];
-    suite_line line = {index < TRAIN ? "train84" : "decode", text};
+    suite_line line = {index < TRAIN ? "train84" : index < 2 * TRAIN ? pass[index % 3] : "decode", text};
 
-    if (index < TRAIN)
-        train_line(index, text, sizeof text);
-    else if (index < TRAIN + DECODE)
-        decode_line(index - TRAIN, text, sizeof text);
+    if (index < 2 * TRAIN)
+        train_line(index % TRAIN, text, sizeof text);
+    else if (index < 2 * TRAIN + DECODE)
+        decode_line(index - 2 * TRAIN, text, sizeof text);
     else
         line.suite = NULL;
     return line;

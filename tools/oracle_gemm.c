@@ -60,6 +60,26 @@ static double unit_of(const image *im)
     return ldexp(1.0, d == RIDGE_BF16 ? -8 : d == RIDGE_F16 ? -11 : -24);
 }
 
+/* Sum of products and of their magnitudes; four chains, because one is bound by the latency of an addition. */
+static void dot(const double *a, const double *b, int64_t n, double *sum, double *mass)
+{
+    double s0 = 0, s1 = 0, s2 = 0, s3 = 0, m0 = 0, m1 = 0, m2 = 0, m3 = 0;
+    int64_t x = 0;
+
+    for (; x + 4 <= n; x += 4) {
+        const double p0 = a[x] * b[x], p1 = a[x + 1] * b[x + 1], p2 = a[x + 2] * b[x + 2], p3 = a[x + 3] * b[x + 3];
+
+        s0 += p0, s1 += p1, s2 += p2, s3 += p3;
+        m0 += fabs(p0), m1 += fabs(p1), m2 += fabs(p2), m3 += fabs(p3);
+    }
+    for (; x < n; x++) {
+        s0 += a[x] * b[x];
+        m0 += fabs(a[x] * b[x]);
+    }
+    *sum = (s0 + s1) + (s2 + s3);
+    *mass = (m0 + m1) + (m2 + m3);
+}
+
 /* One element: the sum in float64, and how far a row may be from it. Two terms of the bound are for what the others
  * leave out: the additions of bias and D in f32, and D's smallest numbers. */
 static void element(const image *im, const double *a, const double *b, int64_t i, int64_t j, double *reference,
@@ -76,13 +96,7 @@ static void element(const image *im, const double *a, const double *b, int64_t i
             scale(im, RIDGE_GEMM_FP8_SCALE_A, mode_a, i, block) * scale(im, RIDGE_GEMM_FP8_SCALE_B, mode_b, j, block);
         double part = 0, part_mass = 0;
 
-#pragma omp simd reduction(+ : part, part_mass)
-        for (int64_t x = begin; x < end; x++) {
-            const double p = a[i * k + x] * b[j * k + x];
-
-            part += p;
-            part_mass += fabs(p);
-        }
+        dot(a + i * k + begin, b + j * k + begin, end - begin, &part, &part_mass);
         sum += s * part;
         mass += s * part_mass * (s * part_mass);
     }
