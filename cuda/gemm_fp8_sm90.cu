@@ -6,16 +6,17 @@
  * BN rows of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply. They
  * take turns at the tensor cores by named barriers: while one promotes its accumulators to `fin` (one fma an element),
  * the other one's matrix instructions run; left alone they fall into step and the tensor cores idle (docs/measured.md).
- * full[s]: stage s has its bytes (orders TMA's writes before wgmma's reads). empty[s]: all four warpgroups of the
- * cluster have finished reading stage s (orders their reads before the next writes of either CTA). Scales go from L2 to
- * registers, one block ahead. The result goes through shared memory to a TMA store, which overlaps the next tile, or
- * straight from registers where D is f32, added to, or not aligned. */
+ * full[s]: stage s has its codes and scales (orders those writes before wgmma's and the warps' reads). empty[s]: all
+ * four warpgroups of the cluster have finished reading stage s (orders their reads before the next writes of either
+ * CTA). The result goes through shared memory to a TMA store, which overlaps the next tile, or straight from registers
+ * where D is f32, added to, or not aligned. */
 #include "host.cuh"
 #include "num.cuh"
 #include "wgmma.cuh"
 
 enum { BM = 128, BK = 128, THREADS = 384, PAIRS = 8 };
-enum { SCALE_LAST = 0, SCALE_BLOCK }; /* TENSOR and ROW: one product at the end; ROW128 x BLK128: every block */
+/* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
+enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
 
 typedef struct gemm_args {
     CUtensorMap a, b, d;
@@ -26,15 +27,17 @@ typedef struct gemm_args {
     int64_t stride;   /* of D, elements */
     int m, n, blocks; /* blocks of k */
     int tiles_n, pairs;
-    int tma_store, accumulate, bias_f32;
+    int block_a; /* the scales of A are BLK128 */
+    int dtype, tma_store, accumulate, bias_f32;
 } gemm_args;
 
-#define STAGES(bn) ((bn) == 128 ? 6 : 4)
+#define STAGES(bn) ((bn) == 128 ? 5 : 4)
 
 template <int BN> struct gemm_memory {
     uint8_t a[STAGES(BN)][BM * BK];
     uint8_t b[STAGES(BN)][BN * BK];
     uint8_t d[2][BN / 64][64 * 128]; /* by warpgroup, panels of 64 columns of 16 bits */
+    float scale_a[STAGES(BN)][BM], scale_b[STAGES(BN)][BN];
     uint64_t full[STAGES(BN)], empty[STAGES(BN)];
 };
 
@@ -71,49 +74,100 @@ template <int BN> static __device__ void gemm_load(const gemm_args &p, gemm_memo
     }
 }
 
-/* Scales of block kb: of this thread's two rows, and of each 64 columns. */
-template <int BN> struct gemm_scales {
-    float a[2], b[BN / 64];
-};
-
-template <int BN>
-static __device__ __forceinline__ gemm_scales<BN> gemm_read_scales(const gemm_args &p, int kb, int row, int col)
+/* One warp: the scales of every stage. SCALE_BLOCK: scale_b has one for each 64 columns. */
+template <int BN, int MODE> static __device__ void gemm_load_scales(const gemm_args &p, gemm_memory<BN> *s)
 {
-    const float *a = p.scale_a + kb * p.ld_a;
-    gemm_scales<BN> s;
+    const int lane = threadIdx.x % 32, rank = (int)ptx_cluster_rank();
+    uint32_t n = 0;
 
-    s.a[0] = a[min(row, p.m - 1)];
-    s.a[1] = a[min(row + 8, p.m - 1)];
+    for (int item = blockIdx.x / 2; item < p.pairs * p.tiles_n; item += gridDim.x / 2) {
+        int pair, tile_n;
+
+        gemm_locate(p, item, &pair, &tile_n);
+        for (int kb = 0; kb < p.blocks; kb++, n++) {
+            const uint32_t stage = n % STAGES(BN);
+            const int row = (2 * pair + rank) * BM + lane, col = tile_n * BN;
+
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / STAGES(BN) & 1) ^ 1);
 #pragma unroll
-    for (int c = 0; c < BN / 64; c++)
-        s.b[c] = p.scale_b[min(col + 64 * c, p.n - 1) / 128 * p.ld_b + kb];
-    return s;
+            for (int i = 0; i < BM; i += 32) {
+                const int r = min(row + i, p.m - 1);
+
+                ptx_copy_async4(ptx_shared(&s->scale_a[stage][lane + i]),
+                                p.block_a ? p.scale_a + r / 128 * p.ld_a + kb : p.scale_a + kb * p.ld_a + r);
+            }
+            if (MODE == SCALE_BLOCK && lane < BN / 64)
+                ptx_copy_async4(ptx_shared(&s->scale_b[stage][lane]),
+                                p.scale_b + min(col + 64 * lane, p.n - 1) / 128 * p.ld_b + kb);
+            if (MODE == SCALE_COLUMN)
+#pragma unroll
+                for (int i = 0; i < BN; i += 32)
+                    ptx_copy_async4(ptx_shared(&s->scale_b[stage][lane + i]),
+                                    p.scale_b + kb * p.ld_b + min(col + lane + i, p.n - 1));
+            ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
+        }
+    }
+}
+
+/* fin = fma(scale, acc, fin), one scale of B for each 64 columns. */
+template <int BN>
+static __device__ __forceinline__ void gemm_promote_block(float upper, float lower, const float *scale_b,
+                                                          const float *acc, float *fin)
+{
+#pragma unroll
+    for (int c = 0; c < BN / 64; c++) {
+        const float first = upper * scale_b[c], second = lower * scale_b[c];
+
+#pragma unroll
+        for (int i = c * 32; i < c * 32 + 32; i++)
+            fin[i] = __fmaf_rn(i & 2 ? second : first, acc[i], fin[i]);
+    }
+}
+
+/* One scale of B for each column. */
+template <int BN>
+static __device__ __forceinline__ void gemm_promote_column(float upper, float lower, const float *scale_b,
+                                                           const float *acc, float *fin)
+{
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        const float2 v = *(const float2 *)(scale_b + 8 * j + 2 * (threadIdx.x % 4));
+
+        fin[4 * j] = __fmaf_rn(upper * v.x, acc[4 * j], fin[4 * j]);
+        fin[4 * j + 1] = __fmaf_rn(upper * v.y, acc[4 * j + 1], fin[4 * j + 1]);
+        fin[4 * j + 2] = __fmaf_rn(lower * v.x, acc[4 * j + 2], fin[4 * j + 2]);
+        fin[4 * j + 3] = __fmaf_rn(lower * v.y, acc[4 * j + 3], fin[4 * j + 3]);
+    }
 }
 
 /* All blocks of k into fin. */
 template <int BN, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<BN> *s, uint32_t *n, int group,
-                                                     int row, int col, float *fin)
+                                                     int local, float *fin)
 {
     const bool elected = threadIdx.x % 128 == 0;
-    gemm_scales<BN> next;
     float acc[BN / 2];
 
 #pragma unroll
     for (int i = 0; i < BN / 2; i++)
         fin[i] = 0.0f;
-    if (MODE == SCALE_BLOCK)
-        next = gemm_read_scales<BN>(p, 0, row, col);
     for (int kb = 0; kb < p.blocks; kb++, ++*n) {
         const uint32_t stage = *n % STAGES(BN);
         const uint64_t a = wgmma_descriptor(ptx_shared(s->a[stage] + group * 64 * BK));
         const uint64_t b = wgmma_descriptor(ptx_shared(s->b[stage]));
-        const gemm_scales<BN> now = next;
 
-        if (MODE == SCALE_BLOCK)
-            next = gemm_read_scales<BN>(p, min(kb + 1, p.blocks - 1), row, col);
+        float upper = 1.0f, lower = 1.0f, scale_b[BN / 64] = {};
+
         ptx_mbarrier_wait(ptx_shared(&s->full[stage]), *n / STAGES(BN) & 1);
-        ptx_barrier_sync(1 + group, 256); /* our turn */
+        if (MODE != SCALE_LAST) {
+            upper = s->scale_a[stage][local];
+            lower = s->scale_a[stage][local + 8];
+        }
+        if (MODE == SCALE_BLOCK)
+#pragma unroll
+            for (int c = 0; c < BN / 64; c++)
+                scale_b[c] = s->scale_b[stage][c];
+        ptx_barrier_sync(1 + group, 256); /* our turn; and all of us have read those scales */
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BK / 32; k++)
@@ -121,18 +175,20 @@ static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_me
         wgmma_commit();
         ptx_barrier_arrive(2 - group, 256); /* the other warpgroup's turn */
         wgmma_wait();
+        if (MODE == SCALE_COLUMN) {
+            gemm_promote_column<BN>(upper, lower, s->scale_b[stage], acc, fin);
+            ptx_barrier_sync(5 + group, 128); /* all of us have read the column scales */
+        }
         if (elected) {
             ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 0);
             ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 1);
         }
+        if (MODE == SCALE_BLOCK)
+            gemm_promote_block<BN>(upper, lower, scale_b, acc, fin);
+        if (MODE == SCALE_LAST)
 #pragma unroll
-        for (int c = 0; c < BN / 64; c++) {
-            const float upper = now.a[0] * now.b[c], lower = now.a[1] * now.b[c];
-
-#pragma unroll
-            for (int i = c * 32; i < c * 32 + 32; i++)
-                fin[i] = MODE == SCALE_LAST ? fin[i] + acc[i] : __fmaf_rn(i & 2 ? lower : upper, acc[i], fin[i]);
-        }
+            for (int i = 0; i < BN / 2; i++)
+                fin[i] += acc[i];
     }
 }
 
@@ -152,6 +208,7 @@ static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, int r
         fin[4 * j + 1] *= upper * y;
         fin[4 * j + 2] *= lower * x;
         fin[4 * j + 3] *= lower * y;
+        asm volatile("" ::: "memory"); /* or all the loads move up, and spill */
     }
 }
 
@@ -227,7 +284,7 @@ static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memor
 
 #endif
 
-template <int BN, int MODE, int FORMATS, int DTYPE>
+template <int BN, int MODE, int FORMATS>
 static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_constant__ gemm_args p)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -236,7 +293,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES(BN); i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST ? 1 : 33);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4);
         }
         ptx_mbarrier_fence_init();
@@ -248,8 +305,12 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0)
             gemm_load<BN>(p, s);
+        else if (MODE != SCALE_LAST && threadIdx.x / 32 == 1)
+            gemm_load_scales<BN, MODE>(p, s);
     } else {
-        const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
+        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1,
+                  thread = threadIdx.x % 128; /* uniform registers */
+        const int local = group * 64 + thread / 32 * 16 + thread % 32 / 4;
         uint32_t n = 0;
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -260,13 +321,17 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
             float fin[BN / 2];
 
             gemm_locate(p, item, &pair, &tile_n);
-            const int first = (2 * pair + (int)ptx_cluster_rank()) * BM + group * 64;
-            const int row = first + thread / 32 * 16 + thread % 32 / 4;
+            const int first = (2 * pair + (int)ptx_cluster_rank()) * BM;
 
-            gemm_multiply<BN, MODE, FORMATS>(p, s, &n, group, row, tile_n * BN, fin);
+            gemm_multiply<BN, MODE, FORMATS>(p, s, &n, group, local, fin);
             if (MODE == SCALE_LAST)
-                gemm_scale_last<BN>(p, row, tile_n * BN + 2 * (thread % 4), fin);
-            gemm_store<BN, DTYPE>(p, s, group, first, tile_n * BN, fin);
+                gemm_scale_last<BN>(p, first + local, tile_n * BN + 2 * (thread % 4), fin);
+            if (p.dtype == RIDGE_BF16)
+                gemm_store<BN, RIDGE_BF16>(p, s, group, first + group * 64, tile_n * BN, fin);
+            else if (p.dtype == RIDGE_F16)
+                gemm_store<BN, RIDGE_F16>(p, s, group, first + group * 64, tile_n * BN, fin);
+            else
+                gemm_store<BN, RIDGE_F32>(p, s, group, first + group * 64, tile_n * BN, fin);
         }
         if (thread == 0)
             ptx_tma_wait();
@@ -277,19 +342,18 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_DTYPE(BN, MODE, FORMATS)                                                                                   \
-    {                                                                                                                 \
-        (const void *)gemm_sm90<BN, MODE, FORMATS, RIDGE_F32>, (const void *)gemm_sm90<BN, MODE, FORMATS, RIDGE_F16>, \
-            (const void *)gemm_sm90<BN, MODE, FORMATS, RIDGE_BF16>                                                    \
+#define BY_FORMATS(BN, MODE)                                                                                    \
+    {                                                                                                           \
+        (const void *)gemm_sm90<BN, MODE, WGMMA_E4M3_E4M3>, (const void *)gemm_sm90<BN, MODE, WGMMA_E4M3_E5M2>, \
+            (const void *)gemm_sm90<BN, MODE, WGMMA_E5M2_E4M3>                                                  \
     }
-#define BY_FORMATS(BN, MODE)                                                                                          \
-    {                                                                                                                 \
-        BY_DTYPE(BN, MODE, WGMMA_E4M3_E4M3), BY_DTYPE(BN, MODE, WGMMA_E4M3_E5M2), BY_DTYPE(BN, MODE, WGMMA_E5M2_E4M3) \
+#define BY_MODE(BN)                                                                           \
+    {                                                                                         \
+        BY_FORMATS(BN, SCALE_LAST), BY_FORMATS(BN, SCALE_BLOCK), BY_FORMATS(BN, SCALE_COLUMN) \
     }
 
-/* [128, 192][mode][formats][f32, f16, bf16] */
-static const void *const functions[2][2][3][3] = {{BY_FORMATS(128, SCALE_LAST), BY_FORMATS(128, SCALE_BLOCK)},
-                                                  {BY_FORMATS(192, SCALE_LAST), BY_FORMATS(192, SCALE_BLOCK)}};
+/* [128, 192][mode][formats] */
+static const void *const functions[2][3][3] = {BY_MODE(128), BY_MODE(192)};
 
 static size_t memory_of(int bn)
 {
@@ -298,7 +362,7 @@ static size_t memory_of(int bn)
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const void *const *all = &functions[0][0][0][0];
+    const void *const *all = &functions[0][0][0];
     cudaError_t error = cudaSuccess;
     int before;
     ridge_status status;
@@ -308,9 +372,9 @@ static ridge_status prepare(const ridge_device *device)
     status = host_enter(device, &before);
     if (status)
         return status;
-    for (int i = 0; i < 36 && error == cudaSuccess; i++)
+    for (int i = 0; i < 18 && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(all[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)memory_of(i < 18 ? 128 : 192));
+                                     (int)memory_of(i < 9 ? 128 : 192));
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "gemm_fp8: loading kernels");
 }
@@ -352,7 +416,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
     const int bn = kernel->param[0], d = problem->dtype[RIDGE_GEMM_FP8_D];
-    const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;
+    const uint32_t mode_b = call->flags & RIDGE_SCALE_B;
+    const int mode = mode_b == RIDGE_SCALE_B_BLK128   ? SCALE_BLOCK
+                     : mode_b == RIDGE_SCALE_B_ROW128 ? SCALE_COLUMN
+                                                      : SCALE_LAST;
     const int formats = a->dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
                         : b->dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
                                                  : WGMMA_E4M3_E4M3;
@@ -369,17 +436,14 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (status)
         return status;
     blocks = blocks < device->units / 2 * 2 ? blocks : device->units / 2 * 2;
-    return host_launch_cluster(device, kernel->name, functions[bn == 192][mode][formats][d - RIDGE_F32],
-                               dim3((unsigned)blocks), 2, THREADS, memory_of(bn), &p, stream);
+    return host_launch_cluster(device, kernel->name, functions[bn == 192][mode][formats], dim3((unsigned)blocks), 2,
+                               THREADS, memory_of(bn), &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
-    const uint32_t a = problem->flags & RIDGE_SCALE, b = problem->flags & RIDGE_SCALE_B;
     const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
 
-    if (b == RIDGE_SCALE_B_ROW128 || a == RIDGE_SCALE_BLK128)
-        return "does tensor, row and row128 x blk128 scales";
     if (m <= 64)
         return "is for m above 64";
     if (n == 0 || k == 0)

@@ -231,6 +231,18 @@ static __device__ __forceinline__ void ptx_tma_wait(void)
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+/* 4 bytes from global to shared memory without registers; then, when all of this thread's have landed, one arrival that
+ * the mbarrier's count already expects. */
+static __device__ __forceinline__ void ptx_copy_async4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_copy_async_arrive(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
 /* Makes this thread's ordinary stores to shared memory visible to TMA and wgmma. */
 static __device__ __forceinline__ void ptx_fence_async(void)
 {
