@@ -192,24 +192,30 @@ static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_me
     }
 }
 
-/* TENSOR and ROW: the scales, once. */
+/* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
+ * with an address each would spill. */
 template <int BN>
-static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, int row, int col, float *fin)
+static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_memory<BN> *s, int group, int local,
+                                                       int first_row, int first_col, float *fin)
 {
-    const float upper = p.scale_a[p.ld_a ? min(row, p.m - 1) : 0],
-                lower = p.scale_a[p.ld_a ? min(row + 8, p.m - 1) : 0];
+    const int thread = threadIdx.x % 128;
+    float *columns = s->scale_b[group];
+    const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
+    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
 
+    for (int i = thread; i < BN; i += 128)
+        columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
+    ptx_barrier_sync(3 + group, 128); /* columns before others read them */
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
-        const int c = col + 8 * j;
-        const float x = p.scale_b[p.ld_b ? min(c, p.n - 1) : 0], y = p.scale_b[p.ld_b ? min(c + 1, p.n - 1) : 0];
+        const float2 v = *(const float2 *)&columns[8 * j + 2 * (thread % 4)];
 
-        fin[4 * j] *= upper * x;
-        fin[4 * j + 1] *= upper * y;
-        fin[4 * j + 2] *= lower * x;
-        fin[4 * j + 3] *= lower * y;
-        asm volatile("" ::: "memory"); /* or all the loads move up, and spill */
+        fin[4 * j] *= upper * v.x;
+        fin[4 * j + 1] *= upper * v.y;
+        fin[4 * j + 2] *= lower * v.x;
+        fin[4 * j + 3] *= lower * v.y;
     }
+    ptx_barrier_sync(3 + group, 128); /* read before the next tile's */
 }
 
 template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
@@ -325,7 +331,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
 
             gemm_multiply<BN, MODE, FORMATS>(p, s, &n, group, local, fin);
             if (MODE == SCALE_LAST)
-                gemm_scale_last<BN>(p, first + local, tile_n * BN + 2 * (thread % 4), fin);
+                gemm_scale_last<BN>(p, s, group, local, first, tile_n * BN, fin);
             if (p.dtype == RIDGE_BF16)
                 gemm_store<BN, RIDGE_BF16>(p, s, group, first + group * 64, tile_n * BN, fin);
             else if (p.dtype == RIDGE_F16)
