@@ -404,10 +404,12 @@ static gemm_args collect(const ridge_call *call, int bn)
     p.pairs = (p.m + 2 * BM - 1) / (2 * BM);
     p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
     p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
-    p.ld_a = mode_a == RIDGE_SCALE_TENSOR ? 0 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_A], p.m);
-    p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR   ? 0
-             : mode_b == RIDGE_SCALE_B_BLK128 ? stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], p.blocks)
-                                              : p.n;
+    p.block_a = mode_a == RIDGE_SCALE_BLK128;
+    p.ld_a = mode_a == RIDGE_SCALE_TENSOR ? 0 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_A], p.block_a ? p.blocks : p.m);
+    p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR
+                 ? 0
+                 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], mode_b == RIDGE_SCALE_B_BLK128 ? p.blocks : p.n);
+    p.dtype = (int)d->dtype;
     p.out = (char *)d->data;
     p.stride = stride_of(d, p.n);
     p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
