@@ -145,7 +145,7 @@ template <int BN, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<BN> *s, uint32_t *n, int group,
                                                      int local, float *fin)
 {
-    const bool elected = threadIdx.x % 128 == 0;
+    const bool elected = threadIdx.x % 32 == 0;
     float acc[BN / 2];
 
 #pragma unroll
@@ -175,10 +175,9 @@ static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_me
         wgmma_commit();
         ptx_barrier_arrive(2 - group, 256); /* the other warpgroup's turn */
         wgmma_wait();
-        if (MODE == SCALE_COLUMN) {
+        if (MODE == SCALE_COLUMN)
             gemm_promote_column<BN>(upper, lower, s->scale_b[stage], acc, fin);
-            ptx_barrier_sync(5 + group, 128); /* all of us have read the column scales */
-        }
+        __syncwarp(); /* the warp's matrix instructions are complete and it has read its scales */
         if (elected) {
             ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 0);
             ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 1);
@@ -300,7 +299,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES(BN); i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST ? 1 : 33);
-            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 16);
         }
         ptx_mbarrier_fence_init();
     }
