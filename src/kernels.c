@@ -11,9 +11,11 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_quantize_whole, //
     &ridge_cuda_q8_0,           //
 #endif
-    &ridge_cpu_swiglu,   //
-    &ridge_cpu_quantize, //
-    &ridge_cpu_q8_0,     //
+    &ridge_cpu_swiglu,      //
+    &ridge_cpu_quantize,    //
+    &ridge_cpu_q8_0,        //
+    &ridge_cpu_q8_0_matmul, //
+    &ridge_cpu_norm,        //
 };
 
 enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };

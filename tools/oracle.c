@@ -14,10 +14,21 @@ const void *oracle_address(const image *im, const unsigned char *base, int arg, 
 bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
 {
     static oracle *const of[RIDGE_OPS] = {
-        [RIDGE_SWIGLU_FWD] = oracle_swiglu,        [RIDGE_SWIGLU_BWD] = oracle_swiglu,
-        [RIDGE_QUANTIZE_FP8] = oracle_quantize,    [RIDGE_QUANTIZE_FP8_DUAL] = oracle_quantize,
-        [RIDGE_SWIGLU_QUANTIZE] = oracle_quantize, [RIDGE_Q8_0_QUANTIZE] = oracle_q8_0,
-        [RIDGE_Q8_0_REPACK] = oracle_q8_0,         [RIDGE_Q8_0_UNPACK] = oracle_q8_0,
+        [RIDGE_SWIGLU_FWD] = oracle_swiglu,
+        [RIDGE_SWIGLU_BWD] = oracle_swiglu,
+        [RIDGE_QUANTIZE_FP8] = oracle_quantize,
+        [RIDGE_QUANTIZE_FP8_DUAL] = oracle_quantize,
+        [RIDGE_SWIGLU_QUANTIZE] = oracle_quantize,
+        [RIDGE_Q8_0_QUANTIZE] = oracle_q8_0,
+        [RIDGE_Q8_0_REPACK] = oracle_q8_0,
+        [RIDGE_Q8_0_UNPACK] = oracle_q8_0,
+        [RIDGE_Q8_0_QUANTIZE_ROWS] = oracle_quantize_rows,
+        [RIDGE_Q8_0_MATMUL] = oracle_decode,
+        [RIDGE_Q8_0_PAIR] = oracle_decode,
+        [RIDGE_Q8_0_GATE_UP_SWIGLU] = oracle_decode,
+        [RIDGE_Q8_0_MATMUL_HC_EXPAND] = oracle_decode,
+        [RIDGE_RMS_NORM] = oracle_norm,
+        [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = oracle_norm,
     };
 
     return of[im->call.op](im, got, worst, text, size);

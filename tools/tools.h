@@ -43,6 +43,7 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list);
 void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_case layout);
 void cases_quantize(const ridge_op_row *op, case_list *list, case_level level);
 void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level);
+void cases_decode(const ridge_op_row *op, case_list *list, case_level level);
 
 /* Bench and tune suites: lines "op name=value ..." under a suite's name. */
 typedef struct suite_line {
@@ -78,6 +79,9 @@ ridge_status image_reference(const image *im, unsigned char *expected);
 bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
 /* The float64 bound of the op on the outputs of `got`; worst receives the largest error / bound. */
 bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size);
+
+/* fill_decode.c: fills the operands of the decode ops that are no plain numbers; false: not one of those. */
+bool fill_decode(const test_case *c, const image *im, int arg, uint64_t seed);
 
 uint64_t random_next(uint64_t *state);
 double dtype_load(const void *memory, uint32_t dtype); /* one element as a double */
