@@ -311,6 +311,83 @@ static size_t reference_workspace(const ridge_device *device, const ridge_kernel
     return bytes;
 }
 
+/* -------------------------------------------------------------------------------------------------------- SIMD rows */
+
+#if defined(__x86_64__)
+
+/* param[1]: which of them. */
+static const q8_0_vectors *const vectors[] = {&ridge_cpu_q8_0_avx2, &ridge_cpu_q8_0_avxvnni, &ridge_cpu_q8_0_avx512,
+                                              &ridge_cpu_q8_0_avx512vnni};
+enum { AVX2 = 0, AVXVNNI, AVX512, AVX512VNNI };
+
+static int64_t groups_of(int64_t cols)
+{
+    return (cols / RIDGE_Q8_0_BLOCK + Q8_0_GROUP - 1) / Q8_0_GROUP;
+}
+
+static int64_t units_of(const q8_0_weight *w)
+{
+    return (w->rows + Q8_0_ROWS - 1) / Q8_0_ROWS;
+}
+
+/* Units of Q8_0_ROWS rows, those of the first weight before those of the second (which gate_up_swiglu takes along). */
+static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                                   const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    const q8_0_vectors *v = vectors[kernel->param[1]];
+    q8_0_args a = collect(call);
+    const int64_t groups = groups_of(call->dim[1]), first = units_of(&a.weight[0]);
+    const int64_t units = first + (call->op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
+
+    (void)device, (void)problem, (void)bytes, (void)stream;
+    a.prepared = workspace;
+    if (a.tokens == 0)
+        return RIDGE_OK;
+#pragma omp parallel if (units > 1 && units * Q8_0_ROWS * call->dim[1] >= 65536)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < groups * a.tokens; i++)
+            v->prepare(&a, i % a.tokens, i / a.tokens);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < units; i++) {
+            const int which = i >= first;
+            const int64_t row = (i - (which ? first : 0)) * Q8_0_ROWS, left = a.weight[which].rows - row;
+
+            v->rows(&a, which, row, left < Q8_0_ROWS ? (int)left : Q8_0_ROWS);
+        }
+        ridge_fp_end(mode);
+    }
+    return RIDGE_OK;
+}
+
+static ridge_status launch_quantize_vectors(const ridge_device *device, const ridge_kernel *kernel,
+                                            const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                            size_t bytes, void *stream)
+{
+    (void)device, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    quantize_rows(call, vectors[kernel->param[1]]->quantize);
+    return RIDGE_OK;
+}
+
+static size_t vectors_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)device;
+    return (size_t)problem->dim[0] * (size_t)groups_of(problem->dim[1]) * vectors[kernel->param[1]]->prepared;
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)problem;
+    if (kernel->param[1] == AVXVNNI && !(device->features & RIDGE_HAS_AVX_VNNI))
+        return "this processor has no AVX-VNNI";
+    if (kernel->param[1] == AVX512VNNI && !(device->features & RIDGE_HAS_AVX512_VNNI))
+        return "this processor has no AVX512-VNNI";
+    return NULL;
+}
+
+#endif
+
 /* ------------------------------------------------------------------------------------------------------------- list */
 
 /* param[0] is the row's time in percent of the time the memory needs. */
@@ -327,21 +404,44 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return rows * (double)problem->dim[1] * 1e-3 / device->copy_gbps * 0.01 * kernel->param[0];
 }
 
-#define ROW(op_name, op_id, arch_name, low, percent, need, launcher)                                                \
-    {                                                                                                               \
-        .name = "cpu." op_name "." arch_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,          \
-        .contract = RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, .param = {percent}, \
-        .workspace = need, .cost = cost, .launch = launcher                                                         \
+#define CONTRACTS (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+
+#define REFERENCE(op_name, op_id, need, launcher)                                                          \
+    {                                                                                                      \
+        .name = "cpu." op_name ".c", .op = op_id, .arch_min = RIDGE_ARCH_C, .arch_max = RIDGE_ARCH_AVX512, \
+        .contract = CONTRACTS, .param = {5000}, .workspace = need, .cost = cost, .launch = launcher        \
     }
 
+#define ROW(op_name, op_id, set_name, low, percent, set, need, launcher)                                     \
+    {                                                                                                        \
+        .name = "cpu." op_name "." set_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,    \
+        .contract = CONTRACTS, .param = {percent, set}, .why_not = why_not, .workspace = need, .cost = cost, \
+        .launch = launcher                                                                                   \
+    }
+
+#if defined(__x86_64__)
+#define ROWS(op_name, op_id)                                                                                  \
+    ROW(op_name, op_id, "avx512vnni", RIDGE_ARCH_AVX512, 110, AVX512VNNI, vectors_workspace, launch_vectors), \
+        ROW(op_name, op_id, "avx512", RIDGE_ARCH_AVX512, 120, AVX512, vectors_workspace, launch_vectors),     \
+        ROW(op_name, op_id, "avxvnni", RIDGE_ARCH_AVX2, 130, AVXVNNI, vectors_workspace, launch_vectors),     \
+        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 140, AVX2, vectors_workspace, launch_vectors),           \
+        REFERENCE(op_name, op_id, reference_workspace, launch_reference)
+#else
+#define ROWS(op_name, op_id) REFERENCE(op_name, op_id, reference_workspace, launch_reference)
+#endif
+
 static const ridge_kernel rows[] = {
-    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "c", RIDGE_ARCH_C, 5000, NULL, launch_quantize_reference),
-    ROW("q8_0_matmul", RIDGE_Q8_0_MATMUL, "c", RIDGE_ARCH_C, 5000, reference_workspace, launch_reference),
-    ROW("q8_0_pair", RIDGE_Q8_0_PAIR, "c", RIDGE_ARCH_C, 5000, reference_workspace, launch_reference),
-    ROW("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU, "c", RIDGE_ARCH_C, 5000, reference_workspace,
-        launch_reference),
-    ROW("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND, "c", RIDGE_ARCH_C, 5000, reference_workspace,
-        launch_reference),
+#if defined(__x86_64__)
+    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "avx512", RIDGE_ARCH_AVX512, 120, AVX512, NULL,
+        launch_quantize_vectors),
+    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "avx2", RIDGE_ARCH_AVX2, 140, AVX2, NULL,
+        launch_quantize_vectors),
+#endif
+    REFERENCE("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, NULL, launch_quantize_reference),
+    ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
+    ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
+    ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
 };
 
 const ridge_kernel_list ridge_cpu_q8_0_matmul = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};
