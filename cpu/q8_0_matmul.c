@@ -316,9 +316,9 @@ static size_t reference_workspace(const ridge_device *device, const ridge_kernel
 #if defined(__x86_64__)
 
 /* param[1]: which of them. */
-static const q8_0_vectors *const vectors[] = {&ridge_cpu_q8_0_avx2, &ridge_cpu_q8_0_avxvnni, &ridge_cpu_q8_0_avx512,
+static const q8_0_vectors *const vectors[] = {&ridge_cpu_q8_0_avx2, &ridge_cpu_q8_0_avxvnni, &ridge_cpu_q8_0_vnni256,
                                               &ridge_cpu_q8_0_avx512vnni};
-enum { AVX2 = 0, AVXVNNI, AVX512, AVX512VNNI };
+enum { AVX2 = 0, AVXVNNI, VNNI256, AVX512VNNI };
 
 static int64_t groups_of(int64_t cols)
 {
@@ -381,7 +381,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     (void)problem;
     if (kernel->param[1] == AVXVNNI && !(device->features & RIDGE_HAS_AVX_VNNI))
         return "this processor has no AVX-VNNI";
-    if (kernel->param[1] == AVX512VNNI && !(device->features & RIDGE_HAS_AVX512_VNNI))
+    if (kernel->param[1] >= VNNI256 && !(device->features & RIDGE_HAS_AVX512_VNNI))
         return "this processor has no AVX512-VNNI";
     return NULL;
 }
@@ -422,7 +422,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 #if defined(__x86_64__)
 #define ROWS(op_name, op_id)                                                                                  \
     ROW(op_name, op_id, "avx512vnni", RIDGE_ARCH_AVX512, 110, AVX512VNNI, vectors_workspace, launch_vectors), \
-        ROW(op_name, op_id, "avx512", RIDGE_ARCH_AVX512, 120, AVX512, vectors_workspace, launch_vectors),     \
+        ROW(op_name, op_id, "vnni256", RIDGE_ARCH_AVX512, 110, VNNI256, vectors_workspace, launch_vectors),   \
         ROW(op_name, op_id, "avxvnni", RIDGE_ARCH_AVX2, 130, AVXVNNI, vectors_workspace, launch_vectors),     \
         ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 140, AVX2, vectors_workspace, launch_vectors),           \
         REFERENCE(op_name, op_id, reference_workspace, launch_reference)
@@ -432,7 +432,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 static const ridge_kernel rows[] = {
 #if defined(__x86_64__)
-    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "avx512", RIDGE_ARCH_AVX512, 120, AVX512, NULL,
+    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "vnni256", RIDGE_ARCH_AVX512, 120, VNNI256, NULL,
         launch_quantize_vectors),
     ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "avx2", RIDGE_ARCH_AVX2, 140, AVX2, NULL,
         launch_quantize_vectors),

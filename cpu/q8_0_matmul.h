@@ -29,7 +29,7 @@ typedef struct q8_0_args {
     void *prepared;              /* x as the instruction set wants it, in the workspace */
 } q8_0_args;
 
-enum { Q8_0_ROWS = 8 }; /* rows of a unit of work */
+enum { Q8_0_ROWS = 16 }; /* rows of a unit of work */
 
 /* The work of one instruction set. */
 typedef struct q8_0_vectors {
@@ -48,7 +48,8 @@ static inline int64_t q8_0_stride(const ridge_operand *x, int64_t packed)
 }
 
 #if defined(__x86_64__)
-extern const q8_0_vectors ridge_cpu_q8_0_avx2, ridge_cpu_q8_0_avxvnni, ridge_cpu_q8_0_avx512, ridge_cpu_q8_0_avx512vnni;
+extern const q8_0_vectors ridge_cpu_q8_0_avx2, ridge_cpu_q8_0_avxvnni, ridge_cpu_q8_0_vnni256,
+    ridge_cpu_q8_0_avx512vnni;
 #endif
 
 #endif

@@ -1,10 +1,10 @@
-/* q8_0_matmul_simd.h: the SIMD rows of Q8_0 decode, once per instruction set with Q8_0_VECTORS defined.
+/* q8_0_matmul_simd.h: the SIMD rows of Q8_0 decode, once per instruction set with Q8_0_VECTORS and Q8_0_HIGH defined.
  *
- * A vector has one lane per partition (8), or two rows of them (AVX-512: 16). Blocks 4p + j, p = 0 .. 7, of a group of
- * 32 are the j-th step of all eight partitions, so the canonical order is eight independent chains in eight lanes, and
- * no lane is ever added to another before the tree. For a step, the codes of its eight blocks are turned: vector k has
- * the k-th four codes of each block, the integer dots grow lane by lane without a horizontal sum, and x, laid out the
- * same way once per call (prepare), is shared by all rows. Weights are read once for all tokens.
+ * A vector has one lane per partition (8, Q8_0_HIGH 1), or two rows of them (16, Q8_0_HIGH 2). Blocks 4p + j, p = 0 ..
+ * 7, of a group of 32 are the j-th step of all eight partitions, so the canonical order is eight independent chains in
+ * eight lanes, and no lane is ever added to another before the tree. For a step, the codes of its eight blocks are
+ * turned: vector k has the k-th four codes of each block, the integer dots grow lane by lane without a horizontal sum,
+ * and x, laid out the same way once per call (prepare), is shared by all rows. Weights are read once for all tokens.
  *
  * Dots: VNNI multiplies unsigned by signed bytes, so a weight is taken as w + 128 and 128 * (sum of x's block) is
  * subtracted up front, all exact in int32. Without VNNI, bytes are widened to 16 bits, even and odd ones apart
@@ -33,7 +33,7 @@ typedef struct group {
 
 /* ------------------------------------------------------------------------------------------------------ vocabulary */
 
-#ifdef __AVX512F__
+#if Q8_0_HIGH == 2
 enum { HIGH = 2 }; /* rows of a vector */
 typedef __m512i ivec;
 typedef __m512 fvec;
@@ -49,6 +49,8 @@ typedef __m512 fvec;
 #define high64(a, b) _mm512_unpackhi_epi64(a, b)
 #define flip(a) _mm512_xor_si512(a, _mm512_set1_epi32((int)0x80808080u))
 #define dot_bytes(acc, w, x) _mm512_dpbusd_epi32(acc, w, x)
+#define low_half(a) _mm512_castps512_ps256(a)
+#define high_half(a) _mm512_extractf32x8_ps(a, 1)
 #define dot_words(acc, w, x) _mm512_add_epi32(acc, _mm512_madd_epi16(w, x))
 #define even_words(a) _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8)
 #define odd_words(a) _mm512_srai_epi16(a, 8)
@@ -67,7 +69,13 @@ typedef __m256 fvec;
 #define low64(a, b) _mm256_unpacklo_epi64(a, b)
 #define high64(a, b) _mm256_unpackhi_epi64(a, b)
 #define flip(a) _mm256_xor_si256(a, _mm256_set1_epi32((int)0x80808080u))
+#ifdef __AVX512VNNI__
+#define dot_bytes(acc, w, x) _mm256_dpbusd_epi32(acc, w, x)
+#else
 #define dot_bytes(acc, w, x) _mm256_dpbusd_avx_epi32(acc, w, x)
+#endif
+#define low_half(a) (a)
+#define high_half(a) (a)
 #define dot_words(acc, w, x) _mm256_add_epi32(acc, _mm256_madd_epi16(w, x))
 #define even_words(a) _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8)
 #define odd_words(a) _mm256_srai_epi16(a, 8)
@@ -90,7 +98,7 @@ static inline __attribute__((always_inline)) ivec half_blocks(const place *at, i
 {
     const uint8_t *low = at->codes[0] + (RUN * q + j) * at->step + 16 * h, *high = low + 4 * RUN * at->step;
     __m256i first = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(low)), load16(high), 1);
-#ifdef __AVX512F__
+#if Q8_0_HIGH == 2
     const uint8_t *low1 = at->codes[1] + (RUN * q + j) * at->step + 16 * h, *high1 = low1 + 4 * RUN * at->step;
     __m256i second = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(low1)), load16(high1), 1);
 
@@ -118,7 +126,7 @@ static inline __attribute__((always_inline)) void turn(const place *at, int j, i
 /* d[j]: f32 scales of blocks 4p + j in lane p. */
 static inline __attribute__((always_inline)) void scales_of(const place *at, fvec *d)
 {
-#ifdef __AVX512F__
+#if Q8_0_HIGH == 2
     const __m512i a = _mm512_loadu_si512(at->scales[0]), b = _mm512_loadu_si512(at->scales[1]);
     const __m512i first =
         _mm512_set_epi16(60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0, 60, 56, 52, 48, 44, 40, 36, 32,
@@ -249,21 +257,20 @@ static inline __attribute__((always_inline)) void step(const place *at, int j, f
     (void)odd;
 }
 
-/* Up to HIGH rows from `row` on; a missing second row is the first once more. */
-static inline place place_of(const q8_0_weight *w, int64_t row, bool two, int64_t g, uint16_t (*halves)[Q8_0_GROUP])
+/* Row `row` and, in the second half of a vector, row + far. */
+static inline place place_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, uint16_t (*halves)[Q8_0_GROUP])
 {
     place at = {.step = w->step};
 
     for (int i = 0; i < HIGH; i++) {
-        const int64_t r = row + (two ? i : 0), block = g * Q8_0_GROUP;
+        const int64_t r = row + i * far, block = g * Q8_0_GROUP;
+        const uint8_t *scales = w->scales + r * w->scale_stride + block * w->scale_step;
 
         at.codes[i] = w->codes + r * w->stride + block * w->step;
-        at.scales[i] = (const uint16_t *)(const void *)(w->scales + r * w->scale_stride + block * w->scale_step);
+        at.scales[i] = (const uint16_t *)(const void *)scales;
         if (w->scale_step != 2) {
-            const uint8_t *from = w->scales + r * w->scale_stride + block * w->scale_step;
-
             for (int b = 0; b < Q8_0_GROUP; b++)
-                memcpy(&halves[i][b], from + b * w->scale_step, 2);
+                memcpy(&halves[i][b], scales + b * w->scale_step, 2);
             at.scales[i] = halves[i];
         }
     }
@@ -276,13 +283,13 @@ typedef struct tail {
     uint16_t scales[HIGH][Q8_0_GROUP];
 } tail;
 
-static place tail_of(const q8_0_weight *w, int64_t row, bool two, int64_t g, int64_t blocks, tail *to)
+static place tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, int64_t blocks, tail *to)
 {
     place at = {.step = RIDGE_Q8_0_BLOCK};
 
     memset(to, 0, sizeof *to);
     for (int i = 0; i < HIGH; i++) {
-        const int64_t r = row + (two ? i : 0);
+        const int64_t r = row + i * far;
 
         for (int64_t b = g * Q8_0_GROUP; b < blocks; b++) {
             memcpy(to->codes[i] + b % Q8_0_GROUP * RIDGE_Q8_0_BLOCK, w->codes + r * w->stride + b * w->step,
@@ -312,42 +319,60 @@ static inline float tree(__m256 a)
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 }
 
-/* y[i][t] of rows row + i, i < count, for all tokens. */
-static void dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float (*y)[TOKENS])
+/* The codes of the next group. Several tokens make a row's stream so slow that the processor's own prefetch gives up.
+ * (Always inline: gcc takes a function that only prefetches for one without effect and drops its calls.) */
+static inline __attribute__((always_inline)) void fetch(const place *at)
 {
-    const group *prepared = args->prepared;
-    const int64_t tokens = args->tokens, whole = args->blocks / Q8_0_GROUP;
+    for (int i = 0; i < HIGH; i++)
+        for (int64_t b = 0; b < Q8_0_GROUP * at->step; b += 64)
+            _mm_prefetch((const char *)at->codes[i] + Q8_0_GROUP * at->step + b, _MM_HINT_T0);
+}
+
+static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row,
+                                                           int64_t far, int64_t tokens, fvec *acc)
+{
+    const int64_t whole = args->blocks / Q8_0_GROUP;
+    const group *x = args->prepared;
     uint16_t halves[HIGH][Q8_0_GROUP];
-    fvec acc[Q8_0_ROWS / HIGH][TOKENS];
     tail rest;
 
-    for (int i = 0; i < count; i += HIGH)
-        for (int64_t t = 0; t < tokens; t++)
-            acc[i / HIGH][t] = zero_f();
-    for (int64_t g = 0; g < whole; g++)
-        for (int i = 0; i < count; i += HIGH) {
-            const place at = place_of(w, row + i, i + 1 < count, g, halves);
+    for (int64_t t = 0; t < tokens; t++)
+        acc[t] = zero_f();
+    for (int64_t g = 0; g < whole; g++, x += tokens) {
+        const place at = place_of(w, row, far, g, halves);
 
-            if (tokens == 1)
-                group_step(&at, prepared + g, 1, acc[i / HIGH]);
-            else
-                group_step(&at, prepared + g * tokens, tokens, acc[i / HIGH]);
-        }
-    for (int i = 0; i < count && whole * Q8_0_GROUP < args->blocks; i += HIGH) {
-        const place at = tail_of(w, row + i, i + 1 < count, whole, args->blocks, &rest);
-
-        group_step(&at, prepared + whole * tokens, tokens, acc[i / HIGH]);
+        if (tokens > 1)
+            fetch(&at);
+        group_step(&at, x, tokens, acc);
     }
-    for (int i = 0; i < count; i++)
-        for (int64_t t = 0; t < tokens; t++) {
-#ifdef __AVX512F__
-            const fvec a = acc[i / HIGH][t];
+    if (whole * Q8_0_GROUP < args->blocks) {
+        const place at = tail_of(w, row, far, whole, args->blocks, &rest);
 
-            y[i][t] = tree(i % HIGH ? _mm512_extractf32x8_ps(a, 1) : _mm512_castps512_ps256(a));
-#else
-            y[i][t] = tree(acc[i][t]);
-#endif
+        group_step(&at, x, tokens, acc);
+    }
+}
+
+/* y[i][t] of rows row + i, i < count, for all tokens. Rows one after another read memory in a single ascending run,
+ * which a cold read needs more than x needs to stay in the first cache: several rows at a time through the same columns
+ * took twice as long. For the same reason the second half of a vector has its rows from the unit's second half. */
+static void dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float (*y)[TOKENS])
+{
+    const int vectors = (count + HIGH - 1) / HIGH;
+
+    for (int i = 0; i < vectors; i++) {
+        const int far = i + vectors < count ? vectors : 0; /* an odd row out stands twice in its vector */
+        fvec acc[TOKENS];
+
+        if (args->tokens == 1)
+            row_dots(args, w, row + i, far, 1, acc);
+        else
+            row_dots(args, w, row + i, far, args->tokens, acc);
+        for (int64_t t = 0; t < args->tokens; t++) {
+            y[i][t] = tree(low_half(acc[t]));
+            if (HIGH > 1)
+                y[i + far][t] = tree(far ? high_half(acc[t]) : low_half(acc[t]));
         }
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------------- epilogues */

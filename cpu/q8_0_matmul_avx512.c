@@ -1,7 +1,0 @@
-/* q8_0_matmul_avx512.c: Q8_0 decode for AVX-512 (F, BW, DQ, VL). Compiled with those flags; nothing elsewhere. */
-#if defined(__x86_64__)
-#define Q8_0_VECTORS ridge_cpu_q8_0_avx512
-#include "q8_0_matmul_simd.h"
-#else
-typedef int q8_0_matmul_avx512_is_empty;
-#endif
