@@ -143,6 +143,24 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
     return RIDGE_OK;
 }
 
+#if defined(__x86_64__)
+static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                                const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    run(call, ridge_cpu_norm_avx2, workspace);
+    return RIDGE_OK;
+}
+
+static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                                  const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    run(call, ridge_cpu_norm_avx512, workspace);
+    return RIDGE_OK;
+}
+#endif
+
 /* ------------------------------------------------------------------------------------------------------------- list */
 
 /* c and s of every token. */
@@ -168,6 +186,12 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     }
 
 static const ridge_kernel rows[] = {
+#if defined(__x86_64__)
+    ROW("rms_norm", RIDGE_RMS_NORM, "avx512", RIDGE_ARCH_AVX512, 120, launch_avx512),
+    ROW("rms_norm", RIDGE_RMS_NORM, "avx2", RIDGE_ARCH_AVX2, 130, launch_avx2),
+    ROW("head_rms_norm_rope_tail", RIDGE_HEAD_RMS_NORM_ROPE_TAIL, "avx512", RIDGE_ARCH_AVX512, 120, launch_avx512),
+    ROW("head_rms_norm_rope_tail", RIDGE_HEAD_RMS_NORM_ROPE_TAIL, "avx2", RIDGE_ARCH_AVX2, 130, launch_avx2),
+#endif
     ROW("rms_norm", RIDGE_RMS_NORM, "c", RIDGE_ARCH_C, 5000, launch_reference),
     ROW("head_rms_norm_rope_tail", RIDGE_HEAD_RMS_NORM_ROPE_TAIL, "c", RIDGE_ARCH_C, 5000, launch_reference),
 };
