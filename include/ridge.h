@@ -487,7 +487,8 @@ static inline ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, void *blo
  * (docs/numerics.md, Q8_0 decode). Contract: exact, batch-invariant: a token's result is the same bits whatever the
  * number of tokens, the form of the operands and the kernel; a fused op gives the bits of its parts one by one.
  * Errors: RIDGE_ERR_ARG for more than 16 tokens, cols that are no multiple of 32, a form whose scales are missing.
- * 0 tokens or rows write nothing; 0 cols is a sum of 0. */
+ * 0 tokens or rows write nothing; 0 cols is a sum of 0. Fast rows want the workspace that ridge_workspace_bytes names
+ * (a few KB a token); with less, a slower row runs or RIDGE_ERR_WORKSPACE comes back. */
 
 enum { RIDGE_Q8_0_MAX_TOKENS = 16, RIDGE_MAX_HC = 16 };
 

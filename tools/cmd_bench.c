@@ -102,21 +102,6 @@ static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
     return count;
 }
 
-/* Room for the row that wants most. */
-static size_t most_workspace(const bench *b, const ridge_call *call, const candidate *list, int rows)
-{
-    ridge_problem problem;
-    size_t most = 0, need;
-
-    if (ridge_validate(call, &problem))
-        return 0;
-    for (int i = 0; i < rows; i++) {
-        need = list[i].kernel->workspace ? list[i].kernel->workspace(b->device, list[i].kernel, &problem) : 0;
-        most = need > most ? need : most;
-    }
-    return most;
-}
-
 /* One run of every row against the C reference; only where the reference takes well under a second. */
 static bool verify(const bench *b, rotation *r, const candidate *list, int count, double *worst)
 {
@@ -201,7 +186,7 @@ static bool bench_one(bench *b, const char *suite, const char *line)
         return false;
     call = image_call(&im, im.host);
     rows = count = choose_rows(b, &call, list);
-    good = rows > 0 && rotation_build(b->device, &im, most_workspace(b, &call, list, rows), &r);
+    good = rows > 0 && rotation_build(b->device, &im, timing_workspace(b->device, &call, list, rows), &r);
     if (!good) {
         fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
         image_free(&im);

@@ -56,29 +56,36 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     unsigned char *expected, *got;
     char text[400];
     double worst;
-    void *memory = NULL, *stream = NULL;
+    void *memory = NULL, *stream = NULL, *workspace = NULL;
+    const candidate row = {.kernel = kernel};
     ridge_call call;
+    size_t need;
     image im;
     bool good;
 
     c.call.dim[0] = c.call.dim[0] < 4 ? c.call.dim[0] : 4;
     if (!image_build(&c, 5, &im))
         return false;
+    call = image_call(&im, im.host);
+    need = timing_workspace(device, &call, &row, 1);
     expected = malloc(im.bytes);
     got = malloc(im.bytes);
     good = expected && got && image_reference(&im, expected) == RIDGE_OK &&
            b->alloc(device, im.bytes, &memory) == RIDGE_OK && b->stream_new(device, &stream) == RIDGE_OK &&
+           (!need || b->alloc(device, need, &workspace) == RIDGE_OK) &&
            b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
     if (good) {
         call = image_call(&im, memory);
         call.kernel = kernel->name;
-        good = ridge_run(device, &call, NULL, 0, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
+        good = ridge_run(device, &call, workspace, need, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
                b->download(device, got, memory, im.bytes) == RIDGE_OK &&
                (kernel->contract & RIDGE_EXACT ? image_equal(&im, expected, got, text, sizeof text)
                                                : image_close(&im, got, &worst, text, sizeof text));
     }
     if (memory)
         b->release(device, memory);
+    if (workspace)
+        b->release(device, workspace);
     if (stream)
         b->stream_free(device, stream);
     free(expected);
@@ -135,7 +142,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
         return -1;
     call = image_call(&im, im.host);
     count = candidates(device, &c, &call, list);
-    good = count > 0 && rotation_build(device, &im, 0, &r);
+    good = count > 0 && rotation_build(device, &im, timing_workspace(device, &call, list, count), &r);
     if (good) {
         timing_warm(&r, 0.1);
         good = timing_run(&r, list, count);
