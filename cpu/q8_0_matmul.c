@@ -390,41 +390,45 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 
 /* ------------------------------------------------------------------------------------------------------------- list */
 
-/* param[0] is the row's time in percent of the time the memory needs. */
+/* param[0] is the row's time with one token in percent of the time the memory needs, param[2] what each further token
+ * adds. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
+    double percent = kernel->param[0] + kernel->param[2] * (double)(problem->dim[0] - 1);
     double rows = (double)problem->dim[2];
 
-    if (problem->op == RIDGE_Q8_0_QUANTIZE_ROWS)
-        rows = 5;
+    if (problem->op == RIDGE_Q8_0_QUANTIZE_ROWS) {
+        rows = 5 * (double)problem->dim[0];
+        percent = kernel->param[0];
+    }
     if (problem->op == RIDGE_Q8_0_PAIR)
         rows += (double)problem->dim[3];
     if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU)
         rows *= 2;
-    return rows * (double)problem->dim[1] * 1e-3 / device->copy_gbps * 0.01 * kernel->param[0];
+    return rows * (double)problem->dim[1] * 1e-3 / device->copy_gbps * 0.01 * percent;
 }
 
 #define CONTRACTS (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 
-#define REFERENCE(op_name, op_id, need, launcher)                                                          \
-    {                                                                                                      \
-        .name = "cpu." op_name ".c", .op = op_id, .arch_min = RIDGE_ARCH_C, .arch_max = RIDGE_ARCH_AVX512, \
-        .contract = CONTRACTS, .param = {5000}, .workspace = need, .cost = cost, .launch = launcher        \
+#define REFERENCE(op_name, op_id, need, launcher)                                                            \
+    {                                                                                                        \
+        .name = "cpu." op_name ".c", .op = op_id, .arch_min = RIDGE_ARCH_C, .arch_max = RIDGE_ARCH_AVX512,   \
+        .contract = CONTRACTS, .param = {5000, 0, 5000}, .workspace = need, .cost = cost, .launch = launcher \
     }
 
-#define ROW(op_name, op_id, set_name, low, percent, set, need, launcher)                                     \
-    {                                                                                                        \
-        .name = "cpu." op_name "." set_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,    \
-        .contract = CONTRACTS, .param = {percent, set}, .why_not = why_not, .workspace = need, .cost = cost, \
-        .launch = launcher                                                                                   \
+#define ROW(op_name, op_id, set_name, low, percent, more, set, need, launcher)                                     \
+    {                                                                                                              \
+        .name = "cpu." op_name "." set_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,          \
+        .contract = CONTRACTS, .param = {percent, set, more}, .why_not = why_not, .workspace = need, .cost = cost, \
+        .launch = launcher                                                                                         \
     }
 
 #if defined(__x86_64__)
-#define ROWS(op_name, op_id)                                                                                  \
-    ROW(op_name, op_id, "avx512vnni", RIDGE_ARCH_AVX512, 110, AVX512VNNI, vectors_workspace, launch_vectors), \
-        ROW(op_name, op_id, "vnni256", RIDGE_ARCH_AVX512, 110, VNNI256, vectors_workspace, launch_vectors),   \
-        ROW(op_name, op_id, "avxvnni", RIDGE_ARCH_AVX2, 130, AVXVNNI, vectors_workspace, launch_vectors),     \
-        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 140, AVX2, vectors_workspace, launch_vectors),           \
+#define ROWS(op_name, op_id)                                                                                      \
+    ROW(op_name, op_id, "avx512vnni", RIDGE_ARCH_AVX512, 250, 18, AVX512VNNI, vectors_workspace, launch_vectors), \
+        ROW(op_name, op_id, "vnni256", RIDGE_ARCH_AVX512, 130, 30, VNNI256, vectors_workspace, launch_vectors),   \
+        ROW(op_name, op_id, "avxvnni", RIDGE_ARCH_AVX2, 135, 40, AVXVNNI, vectors_workspace, launch_vectors),     \
+        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 150, 53, AVX2, vectors_workspace, launch_vectors),           \
         REFERENCE(op_name, op_id, reference_workspace, launch_reference)
 #else
 #define ROWS(op_name, op_id) REFERENCE(op_name, op_id, reference_workspace, launch_reference)
@@ -432,9 +436,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 static const ridge_kernel rows[] = {
 #if defined(__x86_64__)
-    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "vnni256", RIDGE_ARCH_AVX512, 120, VNNI256, NULL,
+    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "vnni256", RIDGE_ARCH_AVX512, 120, 0, VNNI256, NULL,
         launch_quantize_vectors),
-    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "avx2", RIDGE_ARCH_AVX2, 140, AVX2, NULL,
+    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "avx2", RIDGE_ARCH_AVX2, 140, 0, AVX2, NULL,
         launch_quantize_vectors),
 #endif
     REFERENCE("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, NULL, launch_quantize_reference),
