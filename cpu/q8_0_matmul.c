@@ -425,8 +425,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 #if defined(__x86_64__)
 #define ROWS(op_name, op_id)                                                                                      \
-    ROW(op_name, op_id, "avx512vnni", RIDGE_ARCH_AVX512, 250, 18, AVX512VNNI, vectors_workspace, launch_vectors), \
-        ROW(op_name, op_id, "vnni256", RIDGE_ARCH_AVX512, 130, 30, VNNI256, vectors_workspace, launch_vectors),   \
+    ROW(op_name, op_id, "avx512vnni", RIDGE_ARCH_AVX512, 240, 18, AVX512VNNI, vectors_workspace, launch_vectors), \
+        ROW(op_name, op_id, "vnni256", RIDGE_ARCH_AVX512, 130, 38, VNNI256, vectors_workspace, launch_vectors),   \
         ROW(op_name, op_id, "avxvnni", RIDGE_ARCH_AVX2, 135, 40, AVXVNNI, vectors_workspace, launch_vectors),     \
         ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 150, 53, AVX2, vectors_workspace, launch_vectors),           \
         REFERENCE(op_name, op_id, reference_workspace, launch_reference)
