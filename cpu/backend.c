@@ -89,6 +89,20 @@ static ridge_arch read_arch(void)
     return RIDGE_ARCH_C;
 }
 
+static uint32_t read_features(void)
+{
+    uint32_t features = 0;
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 11))
+        features |= RIDGE_HAS_AVX512_VNNI;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4))
+        features |= RIDGE_HAS_AVX_VNNI;
+#endif
+    return features;
+}
+
 static int threads(void)
 {
 #ifdef _OPENMP
@@ -107,6 +121,7 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
     device->backend_id = RIDGE_CPU;
     device->ordinal = -1;
     device->arch = read_arch();
+    device->features = read_features();
     device->units = threads();
     device->l2_bytes = read_cache();
     device->memory_bytes = pages > 0 && page > 0 ? (int64_t)pages * page : 0;

@@ -1,4 +1,5 @@
-/* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API.
+/* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API, in one file however long it gets: a user
+ * copies and includes one header.
  *
  *     ridge_device *dev;
  *     ridge_open(NULL, &dev);                                             (the GPU if there is one, else the CPU)
@@ -121,6 +122,13 @@ typedef enum ridge_op {
     RIDGE_Q8_0_REPACK,
     RIDGE_Q8_0_UNPACK,
     RIDGE_GEMM_FP8,
+    RIDGE_Q8_0_QUANTIZE_ROWS,
+    RIDGE_Q8_0_MATMUL,
+    RIDGE_Q8_0_PAIR,
+    RIDGE_Q8_0_GATE_UP_SWIGLU,
+    RIDGE_Q8_0_MATMUL_HC_EXPAND,
+    RIDGE_RMS_NORM,
+    RIDGE_HEAD_RMS_NORM_ROPE_TAIL,
     RIDGE_OPS
 } ridge_op;
 
@@ -158,6 +166,12 @@ typedef struct ridge_swiglu_quantize_options {
     float floor;
 } ridge_swiglu_quantize_options;
 
+/* Options of rms_norm and head_rms_norm_rope_tail. */
+typedef struct ridge_norm_options {
+    float eps;    /* added to the mean square, finite and >= 0, default 1e-6 */
+    float mscale; /* rope only: sine and cosine are multiplied by it (YaRN's attention factor), default 1 */
+} ridge_norm_options;
+
 /* One call. Builders fill it; the layout is ABI and is checked through struct_size. Optional operands are named slots
  * of arg[], absent while their dtype is RIDGE_NONE: see ridge_set. After changing a pointer or stride by hand, nothing
  * else needs updating: the alignment class that dispatch sees is computed by ridge_run. */
@@ -173,6 +187,7 @@ typedef struct ridge_call {
         ridge_swiglu_options swiglu;
         ridge_quantize_options quantize;
         ridge_swiglu_quantize_options swiglu_quantize;
+        ridge_norm_options norm;
         double space[16];
     } opt;
 } ridge_call;
@@ -514,6 +529,255 @@ static inline ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_d
     ridge_set(&call, RIDGE_GEMM_FP8_D, d_dtype, d, 0);
     return call;
 }
+
+/* ----------------------------------------------------------------------------------------------------- Q8_0 decode
+ *
+ * Products of Q8_0 weights with the activations of 1 to 16 tokens. cols, the contraction dimension, is a multiple of
+ * 32. A weight matrix [rows, cols] comes in one of two forms, which give the same bits:
+ *     blocks   w u8 [rows, cols/32*34] as in a GGUF file, w_scales absent
+ *     planes   w i8 [rows, cols] and w_scales f16 [rows, cols/32], the output of q8_0_repack
+ * Activations likewise: x f32 or bf16 [tokens, cols], quantised inside, x_scales absent; or x i8 [tokens, cols] and
+ * x_scales f32 [tokens, cols/32], the output of q8_0_quantize_rows. The sum over cols has one fixed order
+ * (docs/numerics.md, Q8_0 decode). Contract: exact, batch-invariant: a token's result is the same bits whatever the
+ * number of tokens, the form of the operands and the kernel; a fused op gives the bits of its parts one by one.
+ * Errors: RIDGE_ERR_ARG for more than 16 tokens, cols that are no multiple of 32, a form whose scales are missing.
+ * 0 tokens or rows write nothing; 0 cols is a sum of 0. Fast rows want the workspace that ridge_workspace_bytes names
+ * (a few KB a token); with less, a slower row runs or RIDGE_ERR_WORKSPACE comes back. */
+
+enum { RIDGE_Q8_0_MAX_TOKENS = 16, RIDGE_MAX_HC = 16 };
+
+enum {
+    RIDGE_Q8_0_QUANTIZE_ROWS_X = 0, /* [rows, cols] f32 or bf16, any number of rows */
+    RIDGE_Q8_0_QUANTIZE_ROWS_CODES, /* [rows, cols] i8 */
+    RIDGE_Q8_0_QUANTIZE_ROWS_SCALES /* [rows, cols/32] f32 */
+};
+enum {
+    RIDGE_Q8_0_MATMUL_X = 0,    /* [tokens, cols] f32, bf16 or i8 */
+    RIDGE_Q8_0_MATMUL_X_SCALES, /* [tokens, cols/32] f32, with x i8 */
+    RIDGE_Q8_0_MATMUL_W,        /* [rows, cols/32*34] u8 or [rows, cols] i8 */
+    RIDGE_Q8_0_MATMUL_W_SCALES, /* [rows, cols/32] f16, with w i8 */
+    RIDGE_Q8_0_MATMUL_OUT       /* [tokens, rows] f32 or bf16 */
+};
+enum {
+    RIDGE_Q8_0_PAIR_X = 0, /* x as q8_0_matmul; the two weights have one form, the two outs one dtype */
+    RIDGE_Q8_0_PAIR_X_SCALES,
+    RIDGE_Q8_0_PAIR_W0, /* rows0 high */
+    RIDGE_Q8_0_PAIR_W0_SCALES,
+    RIDGE_Q8_0_PAIR_W1, /* rows1 high */
+    RIDGE_Q8_0_PAIR_W1_SCALES,
+    RIDGE_Q8_0_PAIR_OUT0, /* [tokens, rows0] f32 or bf16 */
+    RIDGE_Q8_0_PAIR_OUT1  /* [tokens, rows1] */
+};
+enum {
+    RIDGE_Q8_0_GATE_UP_SWIGLU_X = 0, /* x as q8_0_matmul; the two weights have one form */
+    RIDGE_Q8_0_GATE_UP_SWIGLU_X_SCALES,
+    RIDGE_Q8_0_GATE_UP_SWIGLU_GATE,
+    RIDGE_Q8_0_GATE_UP_SWIGLU_GATE_SCALES,
+    RIDGE_Q8_0_GATE_UP_SWIGLU_UP,
+    RIDGE_Q8_0_GATE_UP_SWIGLU_UP_SCALES,
+    RIDGE_Q8_0_GATE_UP_SWIGLU_OUT,        /* [tokens, rows] f32 or bf16 */
+    RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE /* [tokens] f32, optional: the weight of a mixture's expert */
+};
+enum {
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_X = 0, /* x and w as q8_0_matmul */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_X_SCALES,
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_W,
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_W_SCALES,
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, /* [tokens, n_hc] f32 */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, /* [tokens, n_hc*n_hc] f32, entry dst + n_hc*src */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_RES,  /* [tokens, n_hc*rows] f32: stream src at columns src*rows .. */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD,  /* [tokens, rows] f32, optional: added to W x */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT,  /* [tokens, n_hc*rows] f32 */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_Y     /* [tokens, rows] f32 output, optional: W x itself */
+};
+
+/* codes and scales of x, a scale for every 32 columns: scale = amax/127, code = x * (1/scale) to nearest even. A group
+ * that holds a NaN or an infinity gets scale NaN and codes 0; one whose scale would be below 2^-126, zeros. */
+static inline ridge_call ridge_q8_0_quantize_rows(int64_t rows, int64_t cols, ridge_dtype dtype, const void *x,
+                                                  void *codes, void *scales)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_Q8_0_QUANTIZE_ROWS);
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_ROWS_X, dtype, x, 0);
+    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_ROWS_CODES, RIDGE_I8, codes, 0);
+    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_ROWS_SCALES, RIDGE_F32, scales, 0);
+    return call;
+}
+
+/* Weights in slot and slot + 1: blocks if scales is NULL, else planes. For other strides, ridge_set the two slots. */
+static inline void ridge_set_q8_0(ridge_call *call, int slot, const void *w, const void *scales)
+{
+    ridge_set(call, slot, scales ? RIDGE_I8 : RIDGE_U8, w, 0);
+    ridge_set(call, slot + 1, scales ? RIDGE_F16 : RIDGE_NONE, scales, 0);
+}
+
+/* Activations in slots 0 and 1. */
+static inline void ridge_set_q8_0_x(ridge_call *call, ridge_dtype dtype, const void *x, const void *scales)
+{
+    ridge_set(call, 0, dtype, x, 0);
+    ridge_set(call, 1, scales ? RIDGE_F32 : RIDGE_NONE, scales, 0);
+}
+
+/* out[t, r] = sum over cols of w[r, :] * x[t, :]. */
+static inline ridge_call ridge_q8_0_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_dtype x_dtype,
+                                           const void *x, const void *x_scales, const void *w, const void *w_scales,
+                                           ridge_dtype out_dtype, void *out)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_Q8_0_MATMUL);
+    call.dim[0] = tokens;
+    call.dim[1] = cols;
+    call.dim[2] = rows;
+    ridge_set_q8_0_x(&call, x_dtype, x, x_scales);
+    ridge_set_q8_0(&call, RIDGE_Q8_0_MATMUL_W, w, w_scales);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_OUT, out_dtype, out, 0);
+    return call;
+}
+
+/* Two q8_0_matmul of one x: w0 [rows0, cols] and w1 [rows1, cols]. */
+static inline ridge_call ridge_q8_0_pair(int64_t tokens, int64_t cols, int64_t rows0, int64_t rows1,
+                                         ridge_dtype x_dtype, const void *x, const void *x_scales, const void *w0,
+                                         const void *w0_scales, const void *w1, const void *w1_scales,
+                                         ridge_dtype out_dtype, void *out0, void *out1)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_Q8_0_PAIR);
+    call.dim[0] = tokens;
+    call.dim[1] = cols;
+    call.dim[2] = rows0;
+    call.dim[3] = rows1;
+    ridge_set_q8_0_x(&call, x_dtype, x, x_scales);
+    ridge_set_q8_0(&call, RIDGE_Q8_0_PAIR_W0, w0, w0_scales);
+    ridge_set_q8_0(&call, RIDGE_Q8_0_PAIR_W1, w1, w1_scales);
+    ridge_set(&call, RIDGE_Q8_0_PAIR_OUT0, out_dtype, out0, 0);
+    ridge_set(&call, RIDGE_Q8_0_PAIR_OUT1, out_dtype, out1, 0);
+    return call;
+}
+
+/* swiglu_fwd in f32 of two q8_0_matmul, with its options, its activations and token_scale for row_scale; one rounding
+ * to out's dtype at the end. */
+static inline ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, ridge_dtype x_dtype,
+                                                   const void *x, const void *x_scales, const void *gate,
+                                                   const void *gate_scales, const void *up, const void *up_scales,
+                                                   ridge_dtype out_dtype, void *out)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_Q8_0_GATE_UP_SWIGLU);
+    ridge_swiglu_defaults(&call);
+    call.dim[0] = tokens;
+    call.dim[1] = cols;
+    call.dim[2] = rows;
+    ridge_set_q8_0_x(&call, x_dtype, x, x_scales);
+    ridge_set_q8_0(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, gate, gate_scales);
+    ridge_set_q8_0(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_UP, up, up_scales);
+    ridge_set(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_OUT, out_dtype, out, 0);
+    return call;
+}
+
+/* Hyper-connections: v = W x (+ add); out[t, dst*rows + r] = v*post[t, dst] + sum over src of
+ * comb[t, dst + n_hc*src] * res[t, src*rows + r], src ascending, each term one fma. n_hc is 1 to 16. */
+static inline ridge_call ridge_q8_0_matmul_hc_expand(int64_t tokens, int64_t cols, int64_t rows, int64_t n_hc,
+                                                     ridge_dtype x_dtype, const void *x, const void *x_scales,
+                                                     const void *w, const void *w_scales, const float *post,
+                                                     const float *comb, const float *res, float *out)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND);
+    call.dim[0] = tokens;
+    call.dim[1] = cols;
+    call.dim[2] = rows;
+    call.dim[3] = n_hc;
+    ridge_set_q8_0_x(&call, x_dtype, x, x_scales);
+    ridge_set_q8_0(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_W, w, w_scales);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, RIDGE_F32, post, 0);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, RIDGE_F32, comb, 0);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, RIDGE_F32, res, 0);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT, RIDGE_F32, out, 0);
+    return call;
+}
+
+/* --------------------------------------------------------------------------------------------------- norm and RoPE
+ *
+ * rms_norm: out = (x * (1/sqrt(mean(x^2) + eps))) * w over the columns of each row. head_rms_norm_rope_tail does that
+ * for each head of each token, then turns the head's last n_rot elements in adjacent pairs by the angle pos * freqs[i]:
+ *     y0 = x0 c - x1 s;  y1 = x0 s + x1 c
+ * The norm and the rotation meet in f32; out is rounded once. The angle is a double, so that position 1,000,000 is as
+ * good as position 1. Contract: exact, batch-invariant. docs/numerics.md, Norm and RoPE. out may be exactly x. */
+
+#define RIDGE_ROPE_INVERSE 0x100u /* turns the other way */
+#define RIDGE_ROPE_ONLY 0x200u    /* no norm: w absent, eps unused */
+
+enum {
+    RIDGE_RMS_NORM_X = 0, /* [rows, cols] f32 or bf16 */
+    RIDGE_RMS_NORM_W,     /* [cols] f32 or bf16, optional: 1 */
+    RIDGE_RMS_NORM_OUT    /* [rows, cols] f32 or bf16 */
+};
+enum {
+    RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X = 0, /* [tokens, heads*head_dim] f32 or bf16 */
+    RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W,     /* [head_dim] f32 or bf16, optional: 1 */
+    RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS,   /* [tokens] i32 or i64 */
+    RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, /* [n_rot/2] f64, radians a position: see ridge_rope_freqs */
+    RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT    /* [tokens, heads*head_dim] f32 or bf16 */
+};
+
+/* w may be NULL; w_dtype is then ignored. */
+static inline ridge_call ridge_rms_norm(int64_t rows, int64_t cols, ridge_dtype x_dtype, const void *x,
+                                        ridge_dtype w_dtype, const void *w, ridge_dtype out_dtype, void *out)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_RMS_NORM);
+    call.opt.norm.eps = 1e-6f;
+    call.opt.norm.mscale = 1.0f;
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_RMS_NORM_X, x_dtype, x, 0);
+    ridge_set(&call, RIDGE_RMS_NORM_W, w ? w_dtype : RIDGE_NONE, w, 0);
+    ridge_set(&call, RIDGE_RMS_NORM_OUT, out_dtype, out, 0);
+    return call;
+}
+
+/* pos is i32; ridge_set its slot for i64. n_rot is even and at most head_dim; 0 leaves the norm of every head. */
+static inline ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t head_dim, int64_t n_rot,
+                                                       ridge_dtype x_dtype, const void *x, ridge_dtype w_dtype,
+                                                       const void *w, const int32_t *pos, const double *freqs,
+                                                       ridge_dtype out_dtype, void *out)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL);
+    call.opt.norm.eps = 1e-6f;
+    call.opt.norm.mscale = 1.0f;
+    call.dim[0] = tokens;
+    call.dim[1] = heads;
+    call.dim[2] = head_dim;
+    call.dim[3] = n_rot;
+    ridge_set(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X, x_dtype, x, 0);
+    ridge_set(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W, w ? w_dtype : RIDGE_NONE, w, 0);
+    ridge_set(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS, RIDGE_I32, pos, 0);
+    ridge_set(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, RIDGE_F64, freqs, 0);
+    ridge_set(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT, out_dtype, out, 0);
+    return call;
+}
+
+/* YaRN (Peng et al. 2023), with the parameters that GGUF files carry. */
+typedef struct ridge_yarn {
+    uint32_t struct_size; /* set by the caller to sizeof(ridge_yarn) */
+    uint32_t reserved;
+    double freq_scale;       /* 1 / (how many times the context was stretched), in (0, 1] */
+    double original_context; /* tokens, before the stretch */
+    double ext_factor;       /* share of the extrapolated frequencies, usually 1; 0: freq_scale alone */
+    double attn_factor;      /* usually 1 */
+    double beta_fast;        /* usually 32: pairs that turn more often than that in the context keep their frequency */
+    double beta_slow;        /* usually 1: pairs that turn less often take freq_scale */
+} ridge_yarn;
+
+/* Host helper: the n_rot/2 frequencies base^(-2i/n_rot), through YaRN where yarn is not NULL, and *mscale (may be NULL)
+ * = attn_factor * (1 + 0.1 ln(1/freq_scale)), without the second factor where ext_factor is 0, 1 without yarn. Uses
+ * the C library's pow and log: make the table once and give every device the same one.
+ * Errors: RIDGE_ERR_ARG (n_rot odd or negative, base not above 1 or not finite, a YaRN parameter out of range). */
+RIDGE_API ridge_status ridge_rope_freqs(int64_t n_rot, double base, const ridge_yarn *yarn, double *freqs,
+                                        float *mscale);
 
 #ifdef __cplusplus
 }

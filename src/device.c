@@ -85,6 +85,7 @@ static ridge_status open_model(ridge_device *device, const char *name)
         device->units = row->units;
         device->l2_bytes = row->l2_bytes;
         device->copy_gbps = row->copy_gbps;
+        device->features = UINT32_MAX;
         snprintf(device->name, sizeof device->name, "model of %s", row->chip);
         return RIDGE_OK;
     }

@@ -147,6 +147,9 @@ extern const ridge_op_row ridge_op_swiglu_fwd, ridge_op_swiglu_bwd;
 extern const ridge_op_row ridge_op_quantize_fp8, ridge_op_quantize_fp8_dual, ridge_op_swiglu_quantize;
 extern const ridge_op_row ridge_op_q8_0_quantize, ridge_op_q8_0_repack, ridge_op_q8_0_unpack;
 extern const ridge_op_row ridge_op_gemm_fp8;
+extern const ridge_op_row ridge_op_q8_0_quantize_rows, ridge_op_q8_0_matmul, ridge_op_q8_0_pair,
+    ridge_op_q8_0_gate_up_swiglu, ridge_op_q8_0_matmul_hc_expand;
+extern const ridge_op_row ridge_op_rms_norm, ridge_op_head_rms_norm_rope_tail;
 /* Rules of SwiGLU's options and layouts, shared with swiglu_quantize. */
 const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags);
 bool ridge_swiglu_options_plain(const ridge_swiglu_options *o);
@@ -182,7 +185,8 @@ typedef struct ridge_kernel_list {
     ridge_status (*prepare)(const ridge_device *device);
 } ridge_kernel_list;
 
-extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8;
+extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8,
+    ridge_cpu_q8_0_matmul, ridge_cpu_norm;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
     ridge_cuda_quantize_stream, ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90;
 
@@ -203,6 +207,8 @@ typedef struct ridge_tuned_row {
 
 typedef struct ridge_backend ridge_backend;
 
+enum { RIDGE_HAS_AVX_VNNI = 1, RIDGE_HAS_AVX512_VNNI = 2 };
+
 struct ridge_device {
     const ridge_backend *backend; /* NULL for a model */
     ridge_backend_id backend_id;
@@ -213,6 +219,7 @@ struct ridge_device {
     int64_t memory_bytes;
     double copy_gbps;        /* nominal; scales cost models */
     void *tensor_map_encode; /* cuTensorMapEncodeTiled; NULL if the driver has none */
+    uint32_t features;       /* RIDGE_HAS_*: what a CPU level leaves open; models have all */
     char name[128];
     char driver[32]; /* "CUDA 13.0"; empty on the CPU */
     bool log;

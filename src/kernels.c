@@ -13,10 +13,12 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_q8_0,            //
     &ridge_cuda_gemm_sm90,       //
 #endif
-    &ridge_cpu_swiglu,   //
-    &ridge_cpu_quantize, //
-    &ridge_cpu_q8_0,     //
-    &ridge_cpu_gemm_fp8, //
+    &ridge_cpu_swiglu,      //
+    &ridge_cpu_quantize,    //
+    &ridge_cpu_q8_0,        //
+    &ridge_cpu_gemm_fp8,    //
+    &ridge_cpu_q8_0_matmul, //
+    &ridge_cpu_norm,        //
 };
 
 enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };

@@ -43,6 +43,13 @@ const ridge_op_row *const ridge_op_table[RIDGE_OPS] = {
     [RIDGE_Q8_0_REPACK] = &ridge_op_q8_0_repack,
     [RIDGE_Q8_0_UNPACK] = &ridge_op_q8_0_unpack,
     [RIDGE_GEMM_FP8] = &ridge_op_gemm_fp8,
+    [RIDGE_Q8_0_QUANTIZE_ROWS] = &ridge_op_q8_0_quantize_rows,
+    [RIDGE_Q8_0_MATMUL] = &ridge_op_q8_0_matmul,
+    [RIDGE_Q8_0_PAIR] = &ridge_op_q8_0_pair,
+    [RIDGE_Q8_0_GATE_UP_SWIGLU] = &ridge_op_q8_0_gate_up_swiglu,
+    [RIDGE_Q8_0_MATMUL_HC_EXPAND] = &ridge_op_q8_0_matmul_hc_expand,
+    [RIDGE_RMS_NORM] = &ridge_op_rms_norm,
+    [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = &ridge_op_head_rms_norm_rope_tail,
 };
 
 const ridge_op_row *ridge_op_find(const char *name, size_t length)

@@ -287,7 +287,8 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
         snprintf(text, size, " %s=%" PRId64, field->name, call->dim[field->index]);
         break;
     case RIDGE_FIELD_DTYPE:
-        snprintf(text, size, " %s=%s", field->name, ridge_dtype_name(call->arg[field->index].dtype));
+        if (call->arg[field->index].dtype != RIDGE_NONE)
+            snprintf(text, size, " %s=%s", field->name, ridge_dtype_name(call->arg[field->index].dtype));
         break;
     case RIDGE_FIELD_FLAG:
         if (call->flags & field->mask)

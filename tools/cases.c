@@ -72,6 +72,65 @@ static const suite_line suite_table[] = {
     {"quantize", "q8_0_quantize rows=8192 cols=14336 dtype=f32"},
     {"quantize", "q8_0_repack rows=8192 cols=14336"},
     {"quantize", "q8_0_unpack rows=8192 cols=14336"},
+    /* K -> rows with activations that arrive quantised; the last lines are one layer of DeepSeek-V4-Flash in order:
+     * q_a and kv, q_b, head norm, output_a, output_b into the streams, norm, shared gate and up, shared down. */
+    {"quick", "q8_0_matmul tokens=4 cols=1024 rows=256 x=bf16 w=i8 out=bf16"},
+    {"q8_0", "q8_0_matmul tokens=1 cols=4096 rows=1024 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=2 cols=4096 rows=1024 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=4 cols=4096 rows=1024 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=8 cols=4096 rows=1024 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=16 cols=4096 rows=1024 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=1 cols=2048 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=2 cols=2048 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=4 cols=2048 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=8 cols=2048 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=16 cols=2048 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=1 cols=4096 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=2 cols=4096 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=4 cols=4096 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=8 cols=4096 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=16 cols=4096 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=1 cols=1024 rows=32768 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=2 cols=1024 rows=32768 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=4 cols=1024 rows=32768 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=8 cols=1024 rows=32768 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=16 cols=1024 rows=32768 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=1 cols=14336 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=2 cols=14336 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=4 cols=14336 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=8 cols=14336 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=16 cols=14336 rows=4096 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=1 cols=4096 rows=14336 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=2 cols=4096 rows=14336 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=4 cols=4096 rows=14336 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=8 cols=4096 rows=14336 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=16 cols=4096 rows=14336 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=1 cols=8192 rows=8192 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=2 cols=8192 rows=8192 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=4 cols=8192 rows=8192 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=8 cols=8192 rows=8192 x=i8 w=i8 out=f32"},
+    {"q8_0", "q8_0_matmul tokens=16 cols=8192 rows=8192 x=i8 w=i8 out=f32"},
+    {"q8_0-forms", "q8_0_matmul tokens=1 cols=4096 rows=4096 x=f32 w=i8 out=f32"},
+    {"q8_0-forms", "q8_0_matmul tokens=1 cols=4096 rows=4096 x=bf16 w=i8 out=bf16"},
+    {"q8_0-forms", "q8_0_matmul tokens=1 cols=4096 rows=4096 x=i8 w=u8 out=f32"},
+    {"q8_0-forms", "q8_0_matmul tokens=8 cols=4096 rows=4096 x=i8 w=u8 out=f32"},
+    {"q8_0-forms", "q8_0_quantize_rows rows=16 cols=4096 dtype=f32"},
+    {"ds4flash", "q8_0_pair tokens=1 cols=4096 rows0=1024 rows1=512 x=f32 w=i8 out=f32"},
+    {"ds4flash", "q8_0_matmul tokens=1 cols=1024 rows=32768 x=f32 w=i8 out=f32"},
+    {"ds4flash", "head_rms_norm_rope_tail tokens=1 heads=64 head_dim=512 n_rot=64 x=f32 pos=i32 out=f32"},
+    {"ds4flash", "q8_0_matmul tokens=1 cols=4096 rows=8192 x=f32 w=i8 out=f32"},
+    {"ds4flash", "q8_0_matmul_hc_expand tokens=1 cols=8192 rows=4096 n_hc=4 x=f32 w=i8"},
+    {"ds4flash", "rms_norm rows=1 cols=4096 x=f32 w=f32 out=f32"},
+    {"ds4flash", "q8_0_gate_up_swiglu tokens=1 cols=4096 rows=2048 x=f32 w=i8 out=f32 limit=10"},
+    {"ds4flash", "q8_0_matmul_hc_expand tokens=1 cols=2048 rows=4096 n_hc=4 x=f32 w=i8 add=1"},
+    {"ds4flash", "q8_0_pair tokens=4 cols=4096 rows0=1024 rows1=512 x=f32 w=i8 out=f32"},
+    {"ds4flash", "q8_0_matmul tokens=4 cols=1024 rows=32768 x=f32 w=i8 out=f32"},
+    {"ds4flash", "head_rms_norm_rope_tail tokens=4 heads=64 head_dim=512 n_rot=64 x=f32 pos=i32 out=f32"},
+    {"ds4flash", "q8_0_matmul tokens=4 cols=4096 rows=8192 x=f32 w=i8 out=f32"},
+    {"ds4flash", "q8_0_matmul_hc_expand tokens=4 cols=8192 rows=4096 n_hc=4 x=f32 w=i8"},
+    {"ds4flash", "rms_norm rows=4 cols=4096 x=f32 w=f32 out=f32"},
+    {"ds4flash", "q8_0_gate_up_swiglu tokens=4 cols=4096 rows=2048 x=f32 w=i8 out=f32 limit=10"},
+    {"ds4flash", "q8_0_matmul_hc_expand tokens=4 cols=2048 rows=4096 n_hc=4 x=f32 w=i8 add=1"},
     {NULL, NULL},
 };
 
@@ -222,6 +281,15 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
         break;
     case RIDGE_GEMM_FP8:
         cases_gemm(op, list, level);
+        break;
+    case RIDGE_Q8_0_QUANTIZE_ROWS:
+    case RIDGE_Q8_0_MATMUL:
+    case RIDGE_Q8_0_PAIR:
+    case RIDGE_Q8_0_GATE_UP_SWIGLU:
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND:
+    case RIDGE_RMS_NORM:
+    case RIDGE_HEAD_RMS_NORM_ROPE_TAIL:
+        cases_decode(op, list, level);
         break;
     default:
         break;

@@ -199,19 +199,12 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     rotation r = {.device = b->device};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
-    ridge_problem problem = {0};
     char text[320];
     bool good;
 
     case_print(c, text, sizeof text);
     rows = count = choose_rows(b, &call, list);
-    if (ridge_validate(&call, &problem) == RIDGE_OK)
-        for (int i = 0; i < rows; i++) {
-            const size_t need =
-                list[i].kernel->workspace ? list[i].kernel->workspace(b->device, list[i].kernel, &problem) : 0;
-
-            workspace = need > workspace ? need : workspace;
-        }
+    workspace = timing_workspace(b->device, &call, list, rows);
     good = rows > 0;
     if (!good || !rotation_build(b->device, im, workspace, &r)) {
         fprintf(stderr, "ridge bench: %s: %s\n", text, ridge_error());

@@ -385,6 +385,13 @@ static const char *const problems[RIDGE_OPS] = {
     [RIDGE_Q8_0_REPACK] = "rows=5 cols=288",
     [RIDGE_Q8_0_UNPACK] = "rows=5 cols=288",
     [RIDGE_GEMM_FP8] = "m=41 n=136 k=300 d=f32 scales=row128_row128 bias=1 accumulate=1",
+    [RIDGE_Q8_0_QUANTIZE_ROWS] = "rows=5 cols=288 dtype=bf16",
+    [RIDGE_Q8_0_MATMUL] = "tokens=5 cols=288 rows=19 x=bf16 w=u8 out=bf16",
+    [RIDGE_Q8_0_PAIR] = "tokens=5 cols=288 rows0=19 rows1=9 x=f32 w=i8 out=f32",
+    [RIDGE_Q8_0_GATE_UP_SWIGLU] = "tokens=5 cols=288 rows=19 x=i8 w=i8 out=f32 token_scale=1 limit=10",
+    [RIDGE_Q8_0_MATMUL_HC_EXPAND] = "tokens=5 cols=288 rows=19 n_hc=4 x=f32 w=u8 add=1 y=1",
+    [RIDGE_RMS_NORM] = "rows=5 cols=264 x=bf16 w=bf16 out=bf16",
+    [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = "tokens=5 heads=9 head_dim=8 n_rot=4 x=f32 w=f32 pos=i32 out=f32",
 };
 
 static bool applies(int family, const ridge_op_row *op)

@@ -56,7 +56,7 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     unsigned char *expected, *got;
     char text[400];
     void *memory = NULL, *stream = NULL, *workspace = NULL;
-    ridge_problem problem;
+    const candidate row = {.kernel = kernel};
     ridge_call call;
     int64_t few;
     size_t bytes = 0;
@@ -74,8 +74,7 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
            b->alloc(device, im.bytes, &memory) == RIDGE_OK && b->stream_new(device, &stream) == RIDGE_OK &&
            b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
     call = image_call(&im, memory);
-    if (good && ridge_validate(&call, &problem) == RIDGE_OK && kernel->workspace)
-        bytes = kernel->workspace(device, kernel, &problem);
+    bytes = timing_workspace(device, &call, &row, 1);
     good = good && (!bytes || b->alloc(device, bytes, &workspace) == RIDGE_OK);
     if (good) {
         call.kernel = kernel->name;

@@ -45,9 +45,17 @@ double dtype_load(const void *memory, uint32_t dtype)
     const unsigned char byte = *(const unsigned char *)memory;
     uint16_t half;
     int32_t whole;
+    int64_t wide;
+    double real;
     float value;
 
     switch (dtype) {
+    case RIDGE_F64:
+        memcpy(&real, memory, 8);
+        return real;
+    case RIDGE_I64:
+        memcpy(&wide, memory, 8);
+        return (double)wide;
     case RIDGE_F32:
         memcpy(&value, memory, 4);
         return (double)value;
@@ -212,6 +220,8 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
             fill_scale_row(c, base + r * pitch, cols, seed + (uint64_t)(arg * 1000003 + r) * 77);
         return;
     }
+    if (fill_decode(c, im, arg, seed))
+        return;
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
     for (int64_t r = 0; r < rows; r++) {
         if (c->fill != FILL_PERIOD || r < 64)

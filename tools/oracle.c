@@ -23,6 +23,13 @@ bool image_close(const image *im, const unsigned char *got, double *worst, char 
         [RIDGE_Q8_0_REPACK] = oracle_q8_0,
         [RIDGE_Q8_0_UNPACK] = oracle_q8_0,
         [RIDGE_GEMM_FP8] = oracle_gemm,
+        [RIDGE_Q8_0_QUANTIZE_ROWS] = oracle_quantize_rows,
+        [RIDGE_Q8_0_MATMUL] = oracle_decode,
+        [RIDGE_Q8_0_PAIR] = oracle_decode,
+        [RIDGE_Q8_0_GATE_UP_SWIGLU] = oracle_decode,
+        [RIDGE_Q8_0_MATMUL_HC_EXPAND] = oracle_decode,
+        [RIDGE_RMS_NORM] = oracle_norm,
+        [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = oracle_norm,
     };
 
     return of[im->call.op](im, got, worst, text, size);

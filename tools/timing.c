@@ -138,3 +138,19 @@ void timing_warm(rotation *r, double for_seconds)
     while (seconds() - start < for_seconds && time_once(r, &copy, &us) == RIDGE_OK)
         ;
 }
+
+size_t timing_workspace(const ridge_device *device, const ridge_call *call, const candidate *list, int count)
+{
+    ridge_problem problem;
+    size_t most = 0;
+
+    if (ridge_validate(call, &problem))
+        return 0;
+    for (int i = 0; i < count; i++) {
+        const ridge_kernel *kernel = list[i].kernel;
+        const size_t need = kernel && kernel->workspace ? kernel->workspace(device, kernel, &problem) : 0;
+
+        most = need > most ? need : most;
+    }
+    return most;
+}

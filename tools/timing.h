@@ -31,4 +31,7 @@ bool timing_run(rotation *r, candidate *list, int count);
 /* Keeps the clocks up for about this long. */
 void timing_warm(rotation *r, double for_seconds);
 
+/* The workspace of the candidate that wants most; candidates without a kernel (copies) want none. */
+size_t timing_workspace(const ridge_device *device, const ridge_call *call, const candidate *list, int count);
+
 #endif

@@ -45,6 +45,7 @@ void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_c
 void cases_quantize(const ridge_op_row *op, case_list *list, case_level level);
 void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level);
 void cases_gemm(const ridge_op_row *op, case_list *list, case_level level);
+void cases_decode(const ridge_op_row *op, case_list *list, case_level level);
 
 /* Bench and tune suites: lines "op name=value ..." under a suite's name. */
 typedef struct suite_line {
@@ -95,6 +96,9 @@ bool image_judge(const image *im, const ridge_kernel *kernel, const unsigned cha
 bool image_bitwise(const image *im, const ridge_kernel *kernel);
 /* The float64 bound of the op on the outputs of `got`; worst receives the largest error / bound. */
 bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size);
+
+/* fill_decode.c: fills the operands of the decode ops that are no plain numbers; false: not one of those. */
+bool fill_decode(const test_case *c, const image *im, int arg, uint64_t seed);
 
 uint64_t random_next(uint64_t *state);
 double dtype_load(const void *memory, uint32_t dtype); /* one element as a double */

@@ -1,0 +1,240 @@
+/* test_decode.c: what holds between the decode ops, on every CPU level there is: both forms of weights and activations
+ * give the same bytes, a fused op gives the bytes of its parts run one after another through f32 memory, a token alone
+ * those of the token among others, RoPE at position 1,000,000 included. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "internal.h"
+
+enum { TOKENS = 16, COLS = 1376, ROWS = 45, HC = 4, BLOCKS = COLS / 32, RAW = BLOCKS * 34 };
+
+typedef struct data {
+    uint8_t raw[2][ROWS * RAW];
+    int8_t codes[2][ROWS * COLS];
+    uint16_t scales[2][ROWS * BLOCKS];
+    float x[TOKENS * COLS];
+    int8_t x_codes[TOKENS * COLS];
+    float x_scales[TOKENS * BLOCKS];
+    float post[TOKENS * HC], comb[TOKENS * HC * HC], res[TOKENS * HC * ROWS], add[TOKENS * ROWS], weight[TOKENS];
+} data;
+
+static data d;
+static _Alignas(256) unsigned char workspace[1 << 20];
+static uint64_t state = 7;
+
+static float uniform(void)
+{
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (float)(state >> 40) * 0x1p-23f - 1.0f;
+}
+
+static void floats(float *to, int n)
+{
+    for (int i = 0; i < n; i++)
+        to[i] = uniform();
+}
+
+static void run(const ridge_device *device, ridge_call call)
+{
+    ridge_status status = ridge_run(device, &call, workspace, sizeof workspace, NULL);
+
+    if (status)
+        printf("%s\n", ridge_error());
+    assert_int_equal(status, RIDGE_OK);
+}
+
+static void fill(const ridge_device *device)
+{
+    static float w[ROWS * COLS];
+
+    for (int i = 0; i < 2; i++) {
+        floats(w, ROWS * COLS);
+        run(device, ridge_q8_0_quantize(ROWS, COLS, RIDGE_F32, w, d.raw[i]));
+        run(device, ridge_q8_0_repack(ROWS, COLS, d.raw[i], d.codes[i], d.scales[i]));
+    }
+    floats(d.x, TOKENS * COLS);
+    run(device, ridge_q8_0_quantize_rows(TOKENS, COLS, RIDGE_F32, d.x, d.x_codes, d.x_scales));
+    floats(d.post, TOKENS * HC);
+    floats(d.comb, TOKENS * HC * HC);
+    floats(d.res, TOKENS * HC * ROWS);
+    floats(d.add, TOKENS * ROWS);
+    floats(d.weight, TOKENS);
+}
+
+static ridge_call product(int tokens, int which, bool planes, bool codes, void *out)
+{
+    return ridge_q8_0_matmul(tokens, COLS, ROWS, codes ? RIDGE_I8 : RIDGE_F32, codes ? (const void *)d.x_codes : d.x,
+                             codes ? d.x_scales : NULL, planes ? (const void *)d.codes[which] : d.raw[which],
+                             planes ? d.scales[which] : NULL, RIDGE_F32, out);
+}
+
+static void forms(const ridge_device *device)
+{
+    static float y[TOKENS * ROWS], other[TOKENS * ROWS];
+
+    run(device, product(TOKENS, 0, false, false, y));
+    for (int form = 1; form < 4; form++) {
+        run(device, product(TOKENS, 0, form & 1, form & 2, other));
+        assert_memory_equal(y, other, sizeof y);
+    }
+    for (int tokens = 1; tokens < TOKENS; tokens++) { /* fewer tokens: the same rows */
+        memset(other, 0xff, sizeof other);
+        run(device, product(tokens, 0, tokens & 1, tokens & 2, other));
+        assert_memory_equal(y, other, (size_t)tokens * ROWS * sizeof *y);
+    }
+}
+
+static void pair(const ridge_device *device)
+{
+    static float y[2][TOKENS * ROWS], fused[2][TOKENS * ROWS];
+
+    for (int i = 0; i < 2; i++)
+        run(device, product(TOKENS, i, false, true, y[i]));
+    run(device, ridge_q8_0_pair(TOKENS, COLS, ROWS, ROWS, RIDGE_F32, d.x, NULL, d.codes[0], d.scales[0], d.codes[1],
+                                d.scales[1], RIDGE_F32, fused[0], fused[1]));
+    assert_memory_equal(y, fused, sizeof y);
+}
+
+static void gate_up(const ridge_device *device)
+{
+    static float gate[TOKENS * ROWS], up[TOKENS * ROWS], y[TOKENS * ROWS], fused[TOKENS * ROWS];
+    static const uint32_t acts[] = {RIDGE_SILU, RIDGE_GELU_TANH, RIDGE_GELU_ERF, RIDGE_RELU2};
+
+    for (int i = 0; i < 4; i++) {
+        ridge_call parts = ridge_swiglu_fwd(TOKENS, ROWS, RIDGE_F32, gate, up, y);
+        ridge_call whole = ridge_q8_0_gate_up_swiglu(TOKENS, COLS, ROWS, RIDGE_I8, d.x_codes, d.x_scales, d.raw[0],
+                                                     NULL, d.raw[1], NULL, RIDGE_F32, fused);
+
+        run(device, product(TOKENS, 0, true, false, gate));
+        run(device, product(TOKENS, 1, true, false, up));
+        parts.flags = whole.flags = acts[i];
+        parts.opt.swiglu.limit = whole.opt.swiglu.limit = 4;
+        ridge_set(&parts, RIDGE_SWIGLU_FWD_ROW_SCALE, RIDGE_F32, d.weight, 0);
+        ridge_set(&whole, RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE, RIDGE_F32, d.weight, 0);
+        run(device, parts);
+        run(device, whole);
+        assert_memory_equal(y, fused, sizeof y);
+    }
+}
+
+static void expand(const ridge_device *device)
+{
+    static float v[TOKENS * ROWS], y[TOKENS * ROWS], want[TOKENS * HC * ROWS], fused[TOKENS * HC * ROWS];
+    ridge_call whole = ridge_q8_0_matmul_hc_expand(TOKENS, COLS, ROWS, HC, RIDGE_F32, d.x, NULL, d.codes[0],
+                                                   d.scales[0], d.post, d.comb, d.res, fused);
+
+    run(device, product(TOKENS, 0, true, true, v));
+    for (int t = 0; t < TOKENS; t++)
+        for (int dst = 0; dst < HC; dst++)
+            for (int r = 0; r < ROWS; r++) {
+                const float sum = v[t * ROWS + r] + d.add[t * ROWS + r];
+                float acc = sum * d.post[t * HC + dst];
+
+                for (int src = 0; src < HC; src++)
+                    acc = __builtin_fmaf(d.comb[t * HC * HC + dst + HC * src], d.res[(t * HC + src) * ROWS + r], acc);
+                want[(t * HC + dst) * ROWS + r] = acc;
+            }
+    ridge_set(&whole, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, RIDGE_F32, d.add, 0);
+    ridge_set(&whole, RIDGE_Q8_0_MATMUL_HC_EXPAND_Y, RIDGE_F32, y, 0);
+    run(device, whole);
+    assert_memory_equal(want, fused, sizeof want);
+    assert_memory_equal(v, y, sizeof v);
+}
+
+/* The norm of every head as rows of rms_norm, then the rotation alone, at one position and another. */
+static void rope(const ridge_device *device)
+{
+    enum { HEADS = 3, DIM = 192, ROT = 64 };
+    static float x[2 * HEADS * DIM], w[DIM], normed[2 * HEADS * DIM], y[2 * HEADS * DIM], fused[2 * HEADS * DIM];
+    static double freqs[ROT / 2];
+    const int32_t pos[2] = {1000000, 3};
+    float mscale;
+    ridge_yarn yarn = {sizeof yarn, 0, 1.0 / 16, 65536, 1, 1, 32, 1};
+    ridge_call parts, whole;
+
+    assert_int_equal(ridge_rope_freqs(ROT, 160000.0, &yarn, freqs, &mscale), RIDGE_OK);
+    floats(x, 2 * HEADS * DIM);
+    floats(w, DIM);
+    run(device, ridge_rms_norm(2 * HEADS, DIM, RIDGE_F32, x, RIDGE_F32, w, RIDGE_F32, normed));
+    parts = ridge_head_rms_norm_rope_tail(2, HEADS, DIM, ROT, RIDGE_F32, normed, RIDGE_NONE, NULL, pos, freqs,
+                                          RIDGE_F32, y);
+    whole = ridge_head_rms_norm_rope_tail(2, HEADS, DIM, ROT, RIDGE_F32, x, RIDGE_F32, w, pos, freqs, RIDGE_F32, fused);
+    parts.flags = RIDGE_ROPE_ONLY;
+    parts.opt.norm.mscale = whole.opt.norm.mscale = mscale;
+    run(device, parts);
+    run(device, whole);
+    assert_memory_equal(y, fused, sizeof y);
+    assert_true(memcmp(normed, y, sizeof y) != 0);
+    whole.dim[3] = 0; /* no rotation: the norm of every head */
+    run(device, whole);
+    assert_memory_equal(normed, fused, sizeof y);
+}
+
+static void on_level(const char *spec)
+{
+    ridge_device *device;
+
+    if (ridge_open(spec, &device)) /* this processor has not got it */
+        return;
+    fill(device);
+    forms(device);
+    pair(device);
+    gate_up(device);
+    expand(device);
+    rope(device);
+    ridge_close(device);
+}
+
+static void levels(void **unused)
+{
+    (void)unused;
+    on_level("cpu:c");
+    on_level("cpu:avx2");
+    on_level("cpu:avx512");
+}
+
+/* Refusals that name what is wrong. */
+static void refusals(void **unused)
+{
+    static float y[TOKENS * ROWS];
+    ridge_device *device;
+    ridge_call call;
+
+    (void)unused;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    call = product(TOKENS, 0, true, true, y);
+    call.dim[0] = 17;
+    assert_int_equal(ridge_run(device, &call, workspace, sizeof workspace, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "tokens"));
+    call = product(TOKENS, 0, true, true, y);
+    call.arg[RIDGE_Q8_0_MATMUL_W_SCALES].data = NULL;
+    assert_int_equal(ridge_run(device, &call, workspace, sizeof workspace, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "w_scales"));
+    call = product(TOKENS, 0, true, true, y);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_X_SCALES, RIDGE_NONE, NULL, 0);
+    assert_int_equal(ridge_run(device, &call, workspace, sizeof workspace, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "x_scales"));
+    call = product(TOKENS, 0, false, true, y);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_W_SCALES, RIDGE_F16, d.scales[0], 0);
+    assert_int_equal(ridge_run(device, &call, workspace, sizeof workspace, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "w_scales must be absent"));
+    call = product(1, 0, true, false, y); /* x is quantised inside: even the reference needs room for that */
+    assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_ERR_WORKSPACE);
+    call = ridge_head_rms_norm_rope_tail(1, INT64_C(1) << 40, INT64_C(1) << 40, 2, RIDGE_F32, y, RIDGE_NONE, NULL, NULL,
+                                         NULL, RIDGE_F32, y);
+    assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_ERR_ARG);
+    ridge_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(levels), cmocka_unit_test(refusals)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
