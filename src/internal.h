@@ -93,8 +93,9 @@ typedef enum ridge_field_kind {
     RIDGE_FIELD_DTYPE,  /* index = operand; operands with same_dtype follow it */
     RIDGE_FIELD_FLAG,   /* mask = bit; 0 or 1 */
     RIDGE_FIELD_CHOICE, /* mask = bits, choices = names of values 0, 1, 2, ... */
-    RIDGE_FIELD_HAS,    /* index = optional operand; 0 or 1 */
-    RIDGE_FIELD_F32     /* index = byte offset in call.opt */
+    RIDGE_FIELD_HAS,    /* index = optional operand; 0 or 1; preset: whether it is there by default */
+    RIDGE_FIELD_F32,    /* index = byte offset in call.opt */
+    RIDGE_FIELD_I64     /* likewise */
 } ridge_field_kind;
 
 typedef struct ridge_field {
@@ -102,7 +103,7 @@ typedef struct ridge_field {
     ridge_field_kind kind;
     uint32_t mask;
     int index;
-    float preset;               /* of an F32 field */
+    float preset;               /* of an F32, I64 or HAS field */
     const char *const *choices; /* NULL-terminated */
 } ridge_field;
 
@@ -142,6 +143,8 @@ extern const ridge_op_row *const ridge_op_table[RIDGE_OPS]; /* entry 0 is NULL *
 extern const ridge_op_row ridge_op_swiglu_fwd, ridge_op_swiglu_bwd;
 extern const ridge_op_row ridge_op_quantize_fp8, ridge_op_quantize_fp8_dual, ridge_op_swiglu_quantize;
 extern const ridge_op_row ridge_op_q8_0_quantize, ridge_op_q8_0_repack, ridge_op_q8_0_unpack;
+extern const ridge_op_row ridge_op_linear_ce_eval, ridge_op_linear_ce_train, ridge_op_linear_ce_backward;
+extern const ridge_op_row ridge_op_ce_fwd, ridge_op_ce_bwd, ridge_op_ce_combine;
 /* Rules of SwiGLU's options and layouts, shared with swiglu_quantize. */
 const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags);
 bool ridge_swiglu_options_plain(const ridge_swiglu_options *o);
@@ -175,7 +178,7 @@ typedef struct ridge_kernel_list {
     ridge_status (*prepare)(const ridge_device *device);
 } ridge_kernel_list;
 
-extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0;
+extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_ce;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
     ridge_cuda_quantize_whole, ridge_cuda_q8_0;
 

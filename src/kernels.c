@@ -14,6 +14,7 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cpu_swiglu,   //
     &ridge_cpu_quantize, //
     &ridge_cpu_q8_0,     //
+    &ridge_cpu_ce,       //
 };
 
 enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };

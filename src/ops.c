@@ -34,10 +34,20 @@ uint32_t ridge_dtype_find(const char *name, size_t length)
 }
 
 const ridge_op_row *const ridge_op_table[RIDGE_OPS] = {
-    [RIDGE_SWIGLU_FWD] = &ridge_op_swiglu_fwd,           [RIDGE_SWIGLU_BWD] = &ridge_op_swiglu_bwd,
-    [RIDGE_QUANTIZE_FP8] = &ridge_op_quantize_fp8,       [RIDGE_QUANTIZE_FP8_DUAL] = &ridge_op_quantize_fp8_dual,
-    [RIDGE_SWIGLU_QUANTIZE] = &ridge_op_swiglu_quantize, [RIDGE_Q8_0_QUANTIZE] = &ridge_op_q8_0_quantize,
-    [RIDGE_Q8_0_REPACK] = &ridge_op_q8_0_repack,         [RIDGE_Q8_0_UNPACK] = &ridge_op_q8_0_unpack,
+    [RIDGE_SWIGLU_FWD] = &ridge_op_swiglu_fwd,
+    [RIDGE_SWIGLU_BWD] = &ridge_op_swiglu_bwd,
+    [RIDGE_QUANTIZE_FP8] = &ridge_op_quantize_fp8,
+    [RIDGE_QUANTIZE_FP8_DUAL] = &ridge_op_quantize_fp8_dual,
+    [RIDGE_SWIGLU_QUANTIZE] = &ridge_op_swiglu_quantize,
+    [RIDGE_Q8_0_QUANTIZE] = &ridge_op_q8_0_quantize,
+    [RIDGE_Q8_0_REPACK] = &ridge_op_q8_0_repack,
+    [RIDGE_Q8_0_UNPACK] = &ridge_op_q8_0_unpack,
+    [RIDGE_LINEAR_CE_EVAL] = &ridge_op_linear_ce_eval,
+    [RIDGE_LINEAR_CE_TRAIN] = &ridge_op_linear_ce_train,
+    [RIDGE_LINEAR_CE_BACKWARD] = &ridge_op_linear_ce_backward,
+    [RIDGE_CE_FWD] = &ridge_op_ce_fwd,
+    [RIDGE_CE_BWD] = &ridge_op_ce_bwd,
+    [RIDGE_CE_COMBINE] = &ridge_op_ce_combine,
 };
 
 const ridge_op_row *ridge_op_find(const char *name, size_t length)

@@ -254,13 +254,16 @@ static float option_of(const ridge_call *call, const ridge_field *field)
 /* " name=value" of one field, or "" for a default. */
 static void print_field(const ridge_call *call, const ridge_field *field, char *text, size_t size)
 {
+    int64_t whole;
+
     text[0] = 0;
     switch (field->kind) {
     case RIDGE_FIELD_DIM:
         snprintf(text, size, " %s=%" PRId64, field->name, call->dim[field->index]);
         break;
     case RIDGE_FIELD_DTYPE:
-        snprintf(text, size, " %s=%s", field->name, ridge_dtype_name(call->arg[field->index].dtype));
+        if (call->arg[field->index].dtype != RIDGE_NONE)
+            snprintf(text, size, " %s=%s", field->name, ridge_dtype_name(call->arg[field->index].dtype));
         break;
     case RIDGE_FIELD_FLAG:
         if (call->flags & field->mask)
@@ -271,12 +274,17 @@ static void print_field(const ridge_call *call, const ridge_field *field, char *
             snprintf(text, size, " %s=%s", field->name, field->choices[choice_of(field, call->flags)]);
         break;
     case RIDGE_FIELD_HAS:
-        if (call->arg[field->index].dtype != RIDGE_NONE)
-            snprintf(text, size, " %s=1", field->name);
+        if ((call->arg[field->index].dtype != RIDGE_NONE) != (field->preset != 0.0f))
+            snprintf(text, size, " %s=%d", field->name, call->arg[field->index].dtype != RIDGE_NONE);
         break;
     case RIDGE_FIELD_F32:
         if (option_of(call, field) != field->preset)
             snprintf(text, size, " %s=%.9g", field->name, (double)option_of(call, field));
+        break;
+    case RIDGE_FIELD_I64:
+        memcpy(&whole, (const char *)&call->opt + field->index, sizeof whole);
+        if (whole != (int64_t)field->preset)
+            snprintf(text, size, " %s=%" PRId64, field->name, whole);
         break;
     }
 }
@@ -370,12 +378,20 @@ static bool parse_field(const ridge_op_row *op, const ridge_field *field, const 
     case RIDGE_FIELD_HAS:
         if (!parse_int(text, length, 0, 1, &number))
             return false;
-        call->arg[field->index].dtype = number ? first_dtype(op->arg[field->index].dtypes) : (uint32_t)RIDGE_NONE;
+        if (!number)
+            call->arg[field->index].dtype = RIDGE_NONE;
+        else if (call->arg[field->index].dtype == RIDGE_NONE)
+            call->arg[field->index].dtype = first_dtype(op->arg[field->index].dtypes);
         return true;
     case RIDGE_FIELD_F32:
         if (!parse_float(text, length, &real))
             return false;
         memcpy((char *)&call->opt + field->index, &real, sizeof real);
+        return true;
+    case RIDGE_FIELD_I64:
+        if (!parse_int(text, length, INT64_MIN, INT64_MAX, &number))
+            return false;
+        memcpy((char *)&call->opt + field->index, &number, sizeof number);
         return true;
     }
     return false;
