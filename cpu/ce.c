@@ -408,7 +408,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 #define REFERENCE(op_name, op_id) \
     ROW(op_name, op_id, "c", RIDGE_ARCH_C, 1, 1, 0, ridge_cpu_ce_reference_workspace, ridge_cpu_ce_reference)
 
-#if 0
+#if defined(__x86_64__)
 #define FAST(op_name, op_id, variant, chunk, keep, avx512, avx2)                                               \
     ROW(op_name, op_id, "avx512" variant, RIDGE_ARCH_AVX512, avx512, chunk, keep, ridge_cpu_ce_fast_workspace, \
         ridge_cpu_ce_fast),                                                                                    \
