@@ -70,6 +70,29 @@ const suite_line suite_table[] = {
     {"quantize", "q8_0_quantize rows=8192 cols=14336 dtype=f32"},
     {"quantize", "q8_0_repack rows=8192 cols=14336"},
     {"quantize", "q8_0_unpack rows=8192 cols=14336"},
+    {"quick", "linear_ce_eval tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
+    {"quick", "linear_ce_train tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=1024 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_eval tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_train tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_backward tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "ce_fwd tokens=1024 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "ce_bwd tokens=1024 vocab=32000 dtype=bf16 target=i64"},
     {NULL, NULL},
 };
 
@@ -210,6 +233,14 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
     case RIDGE_Q8_0_REPACK:
     case RIDGE_Q8_0_UNPACK:
         cases_q8_0(op, list, level);
+        break;
+    case RIDGE_LINEAR_CE_EVAL:
+    case RIDGE_LINEAR_CE_TRAIN:
+    case RIDGE_LINEAR_CE_BACKWARD:
+    case RIDGE_CE_FWD:
+    case RIDGE_CE_BWD:
+    case RIDGE_CE_COMBINE:
+        cases_ce(op, list, level);
         break;
     default:
         break;

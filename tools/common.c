@@ -93,7 +93,7 @@ bool case_parse(const char *text, test_case *c)
 void case_print(const test_case *c, char *text, size_t size)
 {
     size_t used = (size_t)ridge_problem_print(&c->call, NULL, text, size);
-    static const char *const fill[] = {"", "", " fill=edge", " fill=every", " fill=period"};
+    static const char *const fill[] = {"", "", " fill=edge", " fill=every", " fill=groups", " fill=period"};
 
     if (used < size)
         snprintf(text + used, size - used, "%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "",
@@ -102,7 +102,9 @@ void case_print(const test_case *c, char *text, size_t size)
     if (c->pad && used < size)
         used += (size_t)snprintf(text + used, size - used, " pad=%d", c->pad);
     if (c->shift && used < size)
-        snprintf(text + used, size - used, " shift=%d", c->shift);
+        used += (size_t)snprintf(text + used, size - used, " shift=%d", c->shift);
+    if (c->variant && used < size)
+        snprintf(text + used, size - used, " variant=%d", c->variant);
 }
 
 /* ------------------------------------------------------------------------------------------------------- progress */

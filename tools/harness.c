@@ -45,6 +45,7 @@ double dtype_load(const void *memory, uint32_t dtype)
     const unsigned char byte = *(const unsigned char *)memory;
     uint16_t half;
     int32_t whole;
+    int64_t wide;
     float value;
 
     switch (dtype) {
@@ -60,6 +61,9 @@ double dtype_load(const void *memory, uint32_t dtype)
         return (double)ridge_f32_from_fp8(byte, dtype == RIDGE_E5M2);
     case RIDGE_I8:
         return (double)(int8_t)byte;
+    case RIDGE_I64:
+        memcpy(&wide, memory, 8);
+        return (double)wide;
     case RIDGE_I32:
         memcpy(&whole, memory, 4);
         return (double)whole;
@@ -165,6 +169,8 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
     unsigned char *base = im->host + im->offset[arg];
     int64_t rows, cols, pitch;
 
+    if (fill_ce(c, im, arg, seed))
+        return;
     op->extent(&im->call, arg, &rows, &cols);
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
     if (strcmp(op->arg[arg].name, "given") == 0) {

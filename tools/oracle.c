@@ -14,10 +14,20 @@ const void *oracle_address(const image *im, const unsigned char *base, int arg, 
 bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
 {
     static oracle *const of[RIDGE_OPS] = {
-        [RIDGE_SWIGLU_FWD] = oracle_swiglu,        [RIDGE_SWIGLU_BWD] = oracle_swiglu,
-        [RIDGE_QUANTIZE_FP8] = oracle_quantize,    [RIDGE_QUANTIZE_FP8_DUAL] = oracle_quantize,
-        [RIDGE_SWIGLU_QUANTIZE] = oracle_quantize, [RIDGE_Q8_0_QUANTIZE] = oracle_q8_0,
-        [RIDGE_Q8_0_REPACK] = oracle_q8_0,         [RIDGE_Q8_0_UNPACK] = oracle_q8_0,
+        [RIDGE_SWIGLU_FWD] = oracle_swiglu,
+        [RIDGE_SWIGLU_BWD] = oracle_swiglu,
+        [RIDGE_QUANTIZE_FP8] = oracle_quantize,
+        [RIDGE_QUANTIZE_FP8_DUAL] = oracle_quantize,
+        [RIDGE_SWIGLU_QUANTIZE] = oracle_quantize,
+        [RIDGE_Q8_0_QUANTIZE] = oracle_q8_0,
+        [RIDGE_Q8_0_REPACK] = oracle_q8_0,
+        [RIDGE_Q8_0_UNPACK] = oracle_q8_0,
+        [RIDGE_LINEAR_CE_EVAL] = oracle_ce,
+        [RIDGE_LINEAR_CE_TRAIN] = oracle_ce,
+        [RIDGE_LINEAR_CE_BACKWARD] = oracle_ce,
+        [RIDGE_CE_FWD] = oracle_ce,
+        [RIDGE_CE_BWD] = oracle_ce,
+        [RIDGE_CE_COMBINE] = oracle_ce_combine,
     };
 
     return of[im->call.op](im, got, worst, text, size);
