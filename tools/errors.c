@@ -46,7 +46,8 @@ static void spoil_operand(bench *b, int arg)
     call.arg[arg].stride = -1;
     refuse(b, &call, "negative stride", row->name, NULL, 0);
     call.arg[arg].stride = cols - 1;
-    refuse(b, &call, row->kind == RIDGE_VECTOR ? "stride of a vector" : "stride below the row", row->name, NULL, 0);
+    if (cols > 1) /* else 0, which is packed */
+        refuse(b, &call, row->kind == RIDGE_VECTOR ? "stride of a vector" : "stride below the row", row->name, NULL, 0);
     call.arg[arg].stride = INT64_C(1) << 41;
     refuse(b, &call, "stride of 2^41", row->name, NULL, 0);
     call = b->good;
@@ -67,8 +68,11 @@ static void spoil_overlap(bench *b, int out)
 {
     for (int in = 0; in < b->op->args; in++) {
         ridge_call call = b->good;
+        int64_t rows, cols;
 
-        if (in == out || call.arg[in].dtype == RIDGE_NONE || call.arg[out].dtype != call.arg[in].dtype)
+        b->op->extent(&call, in, &rows, &cols);
+        if (in == out || call.arg[in].dtype == RIDGE_NONE || call.arg[out].dtype != call.arg[in].dtype ||
+            rows * cols < 2) /* one element off is beside it */
             continue;
         call.arg[out].data = (char *)call.arg[in].data + ridge_dtype_size(call.arg[in].dtype);
         refuse(b, &call, "overlap", b->op->arg[out].name, NULL, 0);
