@@ -186,7 +186,7 @@ static void logits_block(const job *j, int64_t begin, int64_t rows, int64_t firs
 
 static void dw_block(const job *j, int64_t begin, int64_t rows, int64_t first, int64_t count)
 {
-    const bool add = begin > 0 || (j->a.flags & RIDGE_CE_ACCUMULATE);
+    const bool add = begin > 0 || (j->a.flags & RIDGE_ACCUMULATE);
     ce_gemm g = {.k = rows, .ld = j->dw_ld, .add = add, .pack_a = j->pack_a, .pack_b = j->pack_b};
 
     if (j->dw) {
@@ -295,7 +295,7 @@ static int64_t dw_line(const job *j, int64_t i, unsigned char **out, float **sum
 /* The sum of dW begins with what is there, or with zeros where no chunk will begin it. */
 static void begin_dw(const job *j)
 {
-    const bool add = (j->a.flags & RIDGE_CE_ACCUMULATE) != 0;
+    const bool add = (j->a.flags & RIDGE_ACCUMULATE) != 0;
 
     if (j->dw && !(add && j->a.dw_dtype == RIDGE_F32) && (add || j->count == 0)) {
 #pragma omp for schedule(static)

@@ -139,7 +139,7 @@ static void dx_row(const ce_args *a, const token_row *r, int64_t token, double *
 
 static void dw_row(const ce_args *a, const token_row *rows, int64_t c, double *sum)
 {
-    const bool add = (a->flags & RIDGE_CE_ACCUMULATE) != 0;
+    const bool add = (a->flags & RIDGE_ACCUMULATE) != 0;
     double bias = add && a->dbias ? (double)a->dbias[c] : 0;
 
     for (int64_t j = 0; j < a->hidden && a->dw; j++)

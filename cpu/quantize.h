@@ -29,20 +29,22 @@ typedef struct quantize_args {
     float floor;
     quantize_out row, col; /* of x and of its transpose */
     float *tile_sums;      /* [ceil(rows/128)][cols], or NULL */
+    bool stream;           /* codes bypass the cache; who ends a thread's work fences */
 } quantize_args;
 
 /* The work of one instruction set. */
 typedef struct quantize_vectors {
     /* The bits of the largest |x| of n elements. */
     uint32_t (*amax)(uint32_t dtype, const void *x, int64_t n);
-    /* n codes of x * reciprocal. `guard`: infinite elements become 7F too. */
-    void (*encode)(uint32_t dtype, const void *x, int64_t n, float reciprocal, int e5m2, bool guard, uint8_t *q);
+    /* The codes of one row, x * reciprocal. `guard`: infinite elements become 7F too. */
+    void (*encode)(const quantize_args *args, const void *x, float reciprocal, bool guard, uint8_t *q);
     /* One row, a scale for every 128 columns. */
     void (*row128)(const quantize_args *args, int64_t row);
-    /* All forms of the 128 x 128 tile (tr, tc), whose elements are at x, `stride` bytes a row. */
-    void (*tile)(const quantize_args *args, int64_t tr, int64_t tc, const void *x, int64_t stride);
+    /* All forms of the 128 x 128 tile (tr, tc), whose elements are at x, `stride` bytes a row. `next`: where as many
+     * rows are that will be read after it, or NULL. */
+    void (*tile)(const quantize_args *args, int64_t tr, int64_t tc, const void *x, int64_t stride, const void *next);
     /* One row of Q8_0 blocks. */
-    void (*q8_0)(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks);
+    void (*q8_0)(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream);
 } quantize_vectors;
 
 #if defined(__x86_64__)

@@ -42,6 +42,7 @@ static ridge_arch arch_of(int compute)
 static ridge_status cuda_open(ridge_device *device, int ordinal)
 {
     cudaDeviceProp prop;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     int compute, memory_khz = 0, driver = 0;
 
     TRY(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
@@ -60,6 +61,11 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
     if (!(device->copy_gbps > 1))
         device->copy_gbps = ridge_arch_table[device->arch].copy_gbps;
     cudaDriverGetVersion(&driver);
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &device->tensor_map_encode, 12000, cudaEnableDefault,
+                                         &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        device->tensor_map_encode = NULL;
+    cudaGetLastError();
     snprintf(device->driver, sizeof device->driver, "CUDA %d.%d", driver / 1000, driver % 1000 / 10);
     snprintf(device->name, sizeof device->name, "%.*s", (int)sizeof device->name - 1, prop.name);
     return RIDGE_OK;

@@ -2,9 +2,15 @@
 #ifndef RIDGE_HOST_CUH
 #define RIDGE_HOST_CUH
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include "internal.h"
+
+/* cuTensorMapEncodeTiled */
+typedef CUresult host_encode_tiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                   const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 static inline ridge_status host_fail(cudaError_t error, const char *what)
 {
@@ -27,10 +33,39 @@ static inline void host_leave(const ridge_device *device, int before)
         cudaSetDevice(before);
 }
 
+/* A tensor map of a matrix: `inner` contiguous elements of a dtype, `outer` rows `stride` elements apart, boxes of
+ * box_inner x box_outer; outside reads as zero. swizzle: 0, 32, 64 or 128 bytes. The encoder is the driver's, found by
+ * ridge_open; it touches no device. */
+static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorMap *map, int dtype, const void *base,
+                                           int64_t inner, int64_t outer, int64_t stride, int box_inner, int box_outer,
+                                           int swizzle)
+{
+    const CUtensorMapDataType type = dtype == RIDGE_F32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                     : dtype == RIDGE_F16  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                     : dtype == RIDGE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                           : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const CUtensorMapSwizzle kind = swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                    : swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                    : swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                    : CU_TENSOR_MAP_SWIZZLE_NONE;
+    const cuuint64_t extent[2] = {(cuuint64_t)inner, (cuuint64_t)outer};
+    const cuuint64_t pitch[1] = {(cuuint64_t)stride * ridge_dtype_size((uint32_t)dtype)};
+    const cuuint32_t box[2] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer}, step[2] = {1, 1};
+    host_encode_tiled *encode = (host_encode_tiled *)device->tensor_map_encode;
+    CUresult result;
+
+    if (!encode)
+        return ridge_fail(RIDGE_ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
+    result = encode(map, type, 2, (void *)(uintptr_t)base, extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    kind, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? RIDGE_OK
+                                  : ridge_fail(RIDGE_ERR_DEVICE, "cuTensorMapEncodeTiled: error %d", (int)result);
+}
+
 /* Launches a kernel with one struct argument. From sm_90 on with programmatic dependent launch: the kernel calls
  * ptx_grid_wait before it touches global memory. */
-static inline ridge_status host_launch(const ridge_device *device, const char *name, const void *function, dim3 grid,
-                                       int threads, void *argument, void *stream)
+static inline ridge_status host_launch_shared(const ridge_device *device, const char *name, const void *function,
+                                              dim3 grid, int threads, size_t shared, void *argument, void *stream)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute;
@@ -45,12 +80,19 @@ static inline ridge_status host_launch(const ridge_device *device, const char *n
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;
     config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t)stream;
     config.attrs = &attribute;
     config.numAttrs = device->arch >= RIDGE_ARCH_SM90 ? 1 : 0;
     error = cudaLaunchKernelExC(&config, function, arguments);
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, name);
+}
+
+static inline ridge_status host_launch(const ridge_device *device, const char *name, const void *function, dim3 grid,
+                                       int threads, void *argument, void *stream)
+{
+    return host_launch_shared(device, name, function, grid, threads, 0, argument, stream);
 }
 
 #endif

@@ -123,7 +123,12 @@ static __device__ __forceinline__ uint32_t num_fp8x2(float hi, float lo, bool e5
 /* Four, the first in the lowest byte. */
 static __device__ __forceinline__ uint32_t num_fp8x4(float a, float b, float c, float d, bool e5m2)
 {
-    return num_fp8x2(b, a, e5m2) | num_fp8x2(d, c, e5m2) << 16;
+#if __CUDA_ARCH__ >= 890
+    return e5m2 ? ptx_e5m2x4(d, c, b, a) : ptx_e4m3x4(d, c, b, a);
+#else
+    return num_fp8_software(d, e5m2) << 24 | num_fp8_software(c, e5m2) << 16 | num_fp8_software(b, e5m2) << 8 |
+           num_fp8_software(a, e5m2);
+#endif
 }
 
 template <int DTYPE> static __device__ __forceinline__ float num_load(const void *base, int64_t i)

@@ -94,6 +94,31 @@ static __device__ __forceinline__ uint32_t ptx_e5m2x2(float hi, float lo)
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(v) : "f"(hi), "f"(lo));
     return v;
 }
+
+/* (d, c, b, a) to four codes, d in the highest byte: the second conversion merges into the first one's register. */
+static __device__ __forceinline__ uint32_t ptx_e4m3x4(float d, float c, float b, float a)
+{
+    uint32_t v;
+    asm("{\n.reg .b16 lo, hi;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 lo, %3, %4;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 hi, %1, %2;\n"
+        "mov.b32 %0, {lo, hi};\n}"
+        : "=r"(v)
+        : "f"(d), "f"(c), "f"(b), "f"(a));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ptx_e5m2x4(float d, float c, float b, float a)
+{
+    uint32_t v;
+    asm("{\n.reg .b16 lo, hi;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 lo, %3, %4;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 hi, %1, %2;\n"
+        "mov.b32 %0, {lo, hi};\n}"
+        : "=r"(v)
+        : "f"(d), "f"(c), "f"(b), "f"(a));
+    return v;
+}
 #endif
 
 /* 8 bytes that nobody reads soon. */
@@ -117,5 +142,59 @@ static __device__ __forceinline__ void ptx_grid_release(void)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+/* The shared-memory address that PTX instructions take. */
+static __device__ __forceinline__ uint32_t ptx_shared(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+#if __CUDA_ARCH__ >= 900
+/* mbarriers: `count` arrivals and the announced bytes complete a phase. */
+static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+/* Makes initialised mbarriers visible to TMA and to the cluster. */
+static __device__ __forceinline__ void ptx_mbarrier_fence_init(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void ptx_mbarrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_mbarrier_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+/* Waits until the phase of that parity is complete. */
+static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* A box of a tensor map to shared memory; its bytes count towards the mbarrier. x is the inner coordinate. */
+static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *map, int x, int y, uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+        "[%2];"
+        :
+        : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y)
+        : "memory");
+}
+#endif
 
 #endif

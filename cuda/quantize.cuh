@@ -24,6 +24,7 @@ typedef struct quantize_args {
     uint32_t across; /* tiles, or units, a row */
     int e5m2, pow2;
     int vector_x, vector_row, vector_col; /* wide loads and stores are aligned */
+    int whole;                            /* all of them are */
     float floor;
     quantize_out row, col;
     float *sums;   /* [tiles][cols] */

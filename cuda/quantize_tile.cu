@@ -1,336 +1,52 @@
 /* quantize_tile.cu: quantize_fp8 (ROW128, BLK128), quantize_fp8_dual and swiglu_quantize on CUDA: one block of 256
- * threads a tile of 128 x 128.
- *
- * Thread (warp w, lane l) owns rows 16 w + 8 (l / 16) .. + 7 and columns 8 (l % 16) .. + 7, raw in registers from one
- * read of x (bytes: 2 read, 2 written an element for bf16 dual). Row scales: a butterfly over 16 lanes leaves each lane
- * one row's amax. Column scales: through shared memory, thread t < 128 owns column t. The transposed codes of a
- * thread's 8 rows are 8 consecutive bytes of a column; they pass through shared memory, 8-byte chunk q of column c at
- * chunk q ^ (c / 8), which keeps writes and reads free of bank conflicts. docs/measured.md has the rates. */
-#include "quantize.cuh"
+ * threads a tile of 128 x 128, elements loaded straight into registers. Takes any alignment, layout and option, on any
+ * architecture. Bytes: 2 read, 2 written an element for bf16 dual. */
+#include "quantize_tile.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, ROWS = 8 };
-enum { FROM_X = 0, FROM_SILU, FROM_SWIGLU };
+/* Tiles are taken down BUNDLE rows of tiles before the next column of tiles, so that neighbouring lines of q_t are
+ * written soon after each other. */
+enum { BUNDLE = 4 };
 
-/* 17 KB: what is in flight to L1 shares the SM's 256 KB with it. */
-typedef struct tile_memory {
-    union {
-        struct {
-            uint32_t amax[WARPS]
-                         [128]; /* of the columns of a warp's rows: bits of f32, or packed halves in the first 64 */
-            float sums[WARPS][128];
-        };
-        uint8_t codes[128 * 128]; /* transposed; written once the columns' scales are known */
-    };
-    float r[128]; /* reciprocals of the columns */
-    uint32_t warp_amax[4];
-} tile_memory;
-
-/* Row `row`, columns col.. of x, or of swiglu_fwd's out; n columns are inside. */
-template <int DTYPE, int SOURCE>
-static __device__ __forceinline__ void tile_element_loads(const quantize_args &p, int64_t row, int64_t col, int64_t n,
-                                                          bool vector, uint32_t *a, uint32_t *b)
-{
-    const int size = DTYPE == RIDGE_F32 ? 4 : 2;
-
-    if (SOURCE == FROM_SWIGLU && (p.flags & RIDGE_INTERLEAVED)) {
-        const char *at = p.x + (row * p.stride + 2 * col) * size;
-
-        quantize_load<DTYPE>(at, 2 * n, vector, a);
-        quantize_load<DTYPE>(at + 8 * size, 2 * n - 8, vector, b);
-        return;
-    }
-    quantize_load<DTYPE>(p.x + (row * p.stride + col) * size, n, vector, a);
-    if (SOURCE != FROM_X)
-        quantize_load<DTYPE>(p.up + (row * p.up_stride + col) * size, n, vector, b);
-}
-
-/* swiglu_fwd of 8 columns, rounded to the dtype as it would be stored; result in a. Columns from n on become 0. */
-template <int DTYPE, int SOURCE>
-static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64_t row, int64_t n, uint32_t *a,
-                                                   const uint32_t *b)
-{
-    float g[8], u[8];
-    uint4 v;
-
-    quantize_unpack<DTYPE>(a, g);
-    quantize_unpack<DTYPE>(b, u);
-    if (SOURCE == FROM_SILU) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            g[i] = ridge_act_fwd(RIDGE_SILU, g[i], 1.0f) * u[i];
-    } else {
-        const uint32_t act = p.flags & RIDGE_ACTIVATION;
-        const float scale = p.row_scale ? p.row_scale[row] : 1.0f;
-
-        if (p.flags & RIDGE_INTERLEAVED) {
-            float x[16];
-
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                x[i] = g[i], x[8 + i] = u[i];
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                g[i] = x[2 * i], u[i] = x[2 * i + 1];
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float h = ridge_act_fwd(act, ridge_swiglu_gate(g[i], p.o), p.o.alpha);
-
-            if (p.flags & RIDGE_ROUND_GATE)
-                h = num_round<DTYPE>(h);
-            g[i] = i < n ? ridge_swiglu_scale(h * ridge_swiglu_up(u[i], p.o), scale, p.o) : 0.0f;
-        }
-    }
-    v = num_pack<DTYPE>(g);
-    a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
-    if (DTYPE == RIDGE_F32) {
-        v = num_pack<DTYPE>(g + 4);
-        a[4] = v.x, a[5] = v.y, a[6] = v.z, a[7] = v.w;
-    }
-}
-
-/* 8 values of 16 lanes to one: each lane ends with the largest of value 4 b3 + 2 b2 + b1, b its lane's bits. */
-template <int DTYPE> static __device__ __forceinline__ uint32_t tile_butterfly(uint32_t *v, int lane)
-{
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        const bool upper = lane & 2 * half;
-
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            const uint32_t keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
-
-            v[i] = quantize_larger<DTYPE>(keep, __shfl_xor_sync(~0u, send, 2 * half));
-        }
-    }
-    return quantize_larger<DTYPE>(v[0], __shfl_xor_sync(~0u, v[0], 1));
-}
-
-/* Element j of 8. */
-template <int DTYPE> static __device__ __forceinline__ float tile_element(const uint32_t *raw, int j)
-{
-    if (DTYPE == RIDGE_F32)
-        return __uint_as_float(raw[j]);
-    if (DTYPE == RIDGE_BF16)
-        return __uint_as_float(j & 1 ? raw[j / 2] & 0xffff0000u : raw[j / 2] << 16);
-    return ptx_f32_from_f16((uint16_t)(raw[j / 2] >> (j & 1) * 16));
-}
-
-/* Amax, and sums, of the columns of this warp's 16 rows to shared memory. */
-template <int DTYPE>
-static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile_memory &m,
-                                                    const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int warp, int lane)
-{
-    const int W = QUANTIZE_WORDS(DTYPE);
-    uint32_t most[W];
-
-#pragma unroll
-    for (int k = 0; k < W; k++) {
-        most[k] = quantize_magnitude<DTYPE>(raw[0][k]);
-#pragma unroll
-        for (int i = 1; i < ROWS; i++)
-            most[k] = quantize_larger<DTYPE>(most[k], quantize_magnitude<DTYPE>(raw[i][k]));
-        most[k] = quantize_larger<DTYPE>(most[k], __shfl_xor_sync(~0u, most[k], 16));
-    }
-    if (lane < 16)
-#pragma unroll
-        for (int k = 0; k < W; k += 4)
-            *(uint4 *)&m.amax[warp][lane * W + k] = make_uint4(most[k], most[k + 1], most[k + 2], most[k + 3]);
-    if (p.sums) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float sum = 0;
-
-#pragma unroll
-            for (int i = 0; i < ROWS; i++)
-                sum += tile_element<DTYPE>(raw[i], j);
-            sum += __shfl_xor_sync(~0u, sum, 16);
-            if (lane < 16)
-                m.sums[warp][lane * 8 + j] = sum;
-        }
-    }
-}
-
-/* Thread t < 128: amax of column t as f32 bits, and its sum to global memory. */
-template <int DTYPE>
-static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, const tile_memory &m, int t, int64_t tr,
-                                                       int64_t col)
-{
-    uint32_t most = 0;
-
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        most = max(most, DTYPE == RIDGE_F32 ? m.amax[w][t] : (uint32_t)((const uint16_t *)m.amax[w])[t]);
-    if (p.sums && col < p.cols) {
-        float part = 0;
-
-#pragma unroll
-        for (int w = 0; w < WARPS; w++)
-            part += m.sums[w][t];
-        p.sums[tr * p.cols + col] = part;
-    }
-    return quantize_fold<DTYPE>(most);
-}
-
-/* The transposed codes of this thread's 8 x 8 elements to shared memory. */
-template <int DTYPE>
-static __device__ __forceinline__ void tile_turn(const quantize_args &p, tile_memory &m,
-                                                 const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int warp, int lane)
-{
-    const int x = lane & 15, chunk = (2 * warp + lane / 16) ^ x;
-
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const float r = m.r[8 * x + j];
-        float v[ROWS];
-
-#pragma unroll
-        for (int i = 0; i < ROWS; i++)
-            v[i] = tile_element<DTYPE>(raw[i], j) * r;
-        *(uint2 *)&m.codes[(8 * x + j) * 128 + 8 * chunk] =
-            make_uint2(num_fp8x4(v[0], v[1], v[2], v[3], p.e5m2), num_fp8x4(v[4], v[5], v[6], v[7], p.e5m2));
-    }
-}
-
-/* The tile of the transposed codes to global memory: 16 bytes a thread and step, 8 threads a column. */
-static __device__ __forceinline__ void tile_store_turned(const quantize_args &p, const tile_memory &m, int64_t row,
-                                                         int64_t col)
-{
-#pragma unroll
-    for (int step = 0; step < 128 * 8 / THREADS; step++) {
-        const int index = step * THREADS + threadIdx.x, c = index >> 3, pair = index & 7, x = c >> 3;
-        const int64_t n = p.rows - row - 16 * pair;
-        const uint4 v = *(const uint4 *)&m.codes[c * 128 + ((pair ^ (x >> 1)) * 16)];
-        const uint4 turned = x & 1 ? make_uint4(v.z, v.w, v.x, v.y) : v;
-        uint8_t *to = p.col.q + (col + c) * p.col.stride + row + 16 * pair;
-
-        if (col + c >= p.cols || n <= 0)
-            continue;
-        if (p.vector_col && n >= 16) {
-            ptx_store_once(to, turned);
-            continue;
-        }
-        for (int i = 0; i < 16 && i < n; i++) {
-            const uint32_t word = i < 4 ? turned.x : i < 8 ? turned.y : i < 12 ? turned.z : turned.w;
-
-            to[i] = (uint8_t)(word >> (i % 4 * 8));
-        }
-    }
-}
-
-/* Each row's scale, and its codes. `amax` is the butterfly's result. */
-template <int DTYPE>
-static __device__ __forceinline__ void tile_rows(const quantize_args &p, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)],
-                                                 uint32_t amax, bool own, float block, int64_t tc, int64_t row,
-                                                 int64_t col, bool inside, int lane)
-{
-    const int mine = (lane >> 1 & 1) + (lane >> 2 & 1) * 2 + (lane >> 3 & 1) * 4;
-    float s = own ? quantize_scale(p, quantize_fold<DTYPE>(amax)) : block;
-    const float r = ridge_fp8_reciprocal(s);
-
-    if (own && !(lane & 1) && row + mine < p.rows)
-        p.row.scale[tc * p.row.ld + row + mine] = s;
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        const float ri = own ? __shfl_sync(~0u, r, (lane & 16) | (i & 1) << 1 | (i & 2) << 1 | (i & 4) << 1) : r;
-        float x[8];
-
-        quantize_unpack<DTYPE>(raw[i], x);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            x[j] *= ri;
-        if (inside)
-            quantize_store8(p.row.q + (row + i) * p.row.stride + col, x, 8, true, p.e5m2);
-        else if (row + i < p.rows)
-            quantize_store8(p.row.q + (row + i) * p.row.stride + col, x, p.cols - col, p.vector_row, p.e5m2);
-    }
-}
-
-/* Blocks that must fit a multiprocessor: as many as there are registers for. */
-#define TILE_BLOCKS(dtype, row, col, source) \
-    ((dtype) == RIDGE_F32 || (source) != FROM_X || ((row) == QUANTIZE_BLK128 && (col) == QUANTIZE_BLK128) ? 2 : 3)
-
-template <int DTYPE, int ROW, int COL, int SOURCE>
-static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS(DTYPE, ROW, COL, SOURCE))
+/* E5M2 is 0 or 1, or 2 for "see p.e5m2". */
+template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
+static __global__ void __launch_bounds__(TILE_THREADS, DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3)
     quantize_tile(const __grid_constant__ quantize_args p)
 {
-    constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
-    constexpr bool SHARED = ROW == QUANTIZE_BLK128 || COL != QUANTIZE_ABSENT;
+    constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
     __shared__ __align__(16) tile_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t tr = blockIdx.x / p.across, tc = blockIdx.x % p.across;
-    const int64_t row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
-    const bool inside = p.vector_x && p.vector_row && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols;
-    uint32_t raw[ROWS][W], most[ROWS];
-    float block = 0;
+    const uint32_t bundle = blockIdx.x / (BUNDLE * p.across), place = blockIdx.x % (BUNDLE * p.across);
+    const uint32_t down = min((uint32_t)BUNDLE, (uint32_t)((p.rows + 127) / 128) - bundle * BUNDLE);
+    const int tr = (int)(bundle * BUNDLE + place % down), tc = (int)(place / down);
+    const int row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
+    uint32_t raw[TILE_ROWS][W];
 
     ptx_grid_wait();
     ptx_grid_release();
+    if (SOURCE == FROM_X && p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
+        const char *from = p.x + (row * p.stride + col) * (DTYPE == RIDGE_F32 ? 4 : 2);
+
 #pragma unroll
-    for (int first = 0; first < ROWS; first += TOGETHER) {
+        for (int i = 0; i < TILE_ROWS; i++, from += p.stride * (DTYPE == RIDGE_F32 ? 4 : 2))
+            quantize_load<DTYPE>(from, 8, true, raw[i]);
+        tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, true, E5M2 == 2 ? p.e5m2 : E5M2);
+        return;
+    }
+#pragma unroll
+    for (int first = 0; first < TILE_ROWS; first += TOGETHER) {
         uint32_t up[TOGETHER][W];
 
-        if (inside) {
 #pragma unroll
-            for (int i = 0; i < TOGETHER; i++)
-                tile_element_loads<DTYPE, SOURCE>(p, row + first + i, col, 16, true, raw[first + i], up[i]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++)
-                tile_element_loads<DTYPE, SOURCE>(p, row + first + i, col, row + first + i < p.rows ? p.cols - col : 0,
-                                                  p.vector_x, raw[first + i], up[i]);
-        }
+        for (int i = 0; i < TOGETHER; i++)
+            tile_element_loads<DTYPE, SOURCE>(p, row + first + i, col, row + first + i < p.rows ? p.cols - col : 0,
+                                              raw[first + i], up[i]);
         if (SOURCE != FROM_X)
 #pragma unroll
             for (int i = 0; i < TOGETHER; i++)
                 tile_swiglu<DTYPE, SOURCE>(p, row + first + i < p.rows ? row + first + i : 0,
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
-    if (SHARED)
-        tile_columns<DTYPE>(p, m, raw, warp, lane);
-    if (ROW == QUANTIZE_ROW128) {
-#pragma unroll
-        for (int i = 0; i < ROWS; i++)
-            most[i] = quantize_amax8<DTYPE>(raw[i]);
-        tile_rows<DTYPE>(p, raw, tile_butterfly<DTYPE>(most, lane), true, 0.0f, tc, row, col, inside, lane);
-    }
-    if (!SHARED)
-        return;
-    __syncthreads(); /* m.amax and m.sums of all warps before column threads read them */
-    if (threadIdx.x < 128) {
-        const int64_t c = tc * 128 + threadIdx.x;
-        const uint32_t amax = tile_column<DTYPE>(p, m, threadIdx.x, tr, c);
-
-        if (COL == QUANTIZE_ROW128) {
-            const float s = quantize_scale(p, amax);
-
-            if (c < p.cols)
-                p.col.scale[tr * p.col.ld + c] = s;
-            m.r[threadIdx.x] = ridge_fp8_reciprocal(s);
-        }
-        if (ROW == QUANTIZE_BLK128 || COL == QUANTIZE_BLK128)
-            m.warp_amax[warp] = __reduce_max_sync(~0u, amax);
-    }
-    __syncthreads(); /* m.r and m.warp_amax before all threads read them */
-    if (ROW == QUANTIZE_BLK128 || COL == QUANTIZE_BLK128) {
-        block = quantize_scale(p, max(max(m.warp_amax[0], m.warp_amax[1]), max(m.warp_amax[2], m.warp_amax[3])));
-        if (threadIdx.x == 0 && ROW == QUANTIZE_BLK128)
-            p.row.scale[tr * p.row.ld + tc] = block;
-        if (threadIdx.x == 0 && COL == QUANTIZE_BLK128)
-            p.col.scale[tc * p.col.ld + tr] = block;
-    }
-    if (ROW == QUANTIZE_BLK128)
-        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, inside, lane);
-    if (COL == QUANTIZE_ABSENT)
-        return;
-    if (COL == QUANTIZE_BLK128) {
-        if (threadIdx.x < 128)
-            m.r[threadIdx.x] = ridge_fp8_reciprocal(block);
-        __syncthreads(); /* m.r before all threads read it */
-    }
-    tile_turn<DTYPE>(p, m, raw, warp, lane);
-    __syncthreads(); /* m.codes before other warps read them */
-    tile_store_turned(p, m, tr * 128, tc * 128);
+    tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, false, E5M2 == 2 ? p.e5m2 : E5M2);
 }
 
 /* Sums of the tiles to sums of the columns, tiles in order. */
@@ -351,20 +67,21 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_FORM(DTYPE, SOURCE)                                                        \
-    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE>,     \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE>, \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE>
-#define BY_SINGLE(DTYPE)                                                          \
-    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X>, \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X>
-#define BY_DTYPE(DTYPE)                                                                                  \
-    {                                                                                                    \
-        BY_FORM(DTYPE, FROM_X), BY_FORM(DTYPE, FROM_SILU), BY_FORM(DTYPE, FROM_SWIGLU), BY_SINGLE(DTYPE) \
+#define BY_FORM(DTYPE, SOURCE, E5M2)                                                        \
+    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE, E5M2>,     \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE, E5M2>, \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE, E5M2>
+#define BY_SINGLE(DTYPE, E5M2)                                                          \
+    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X, E5M2>, \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X, E5M2>
+#define BY_DTYPE(DTYPE)                                                                                 \
+    {                                                                                                   \
+        BY_FORM(DTYPE, FROM_X, 0), BY_SINGLE(DTYPE, 0), BY_FORM(DTYPE, FROM_X, 1), BY_SINGLE(DTYPE, 1), \
+            BY_FORM(DTYPE, FROM_SWIGLU, 2)                                                              \
     }
 
-/* [f32, f16, bf16][source * 3 + form; then ROW128 and BLK128 alone] */
-static const void *const functions[3][11] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE_F16), BY_DTYPE(RIDGE_BF16)};
+/* [f32, f16, bf16][e5m2 * 5 + form, or 3 and 4 for ROW128 and BLK128 alone; from 10 on SwiGLU by form] */
+static const void *const functions[3][13] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE_F16), BY_DTYPE(RIDGE_BF16)};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -376,7 +93,7 @@ static ridge_status prepare(const ridge_device *device)
 
     if (status)
         return status;
-    for (int i = 0; i < 33 && error == cudaSuccess; i++)
+    for (int i = 0; i < 39 && error == cudaSuccess; i++)
         error = cudaFuncGetAttributes(&attributes, all[i]);
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, (const void *)quantize_add_sums);
@@ -384,55 +101,10 @@ static ridge_status prepare(const ridge_device *device)
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
 }
 
-static bool is_plain_silu(const ridge_call *call)
+extern "C" ridge_status quantize_tile_add_sums(const ridge_device *device, const ridge_kernel *kernel, quantize_args *p,
+                                               void *stream)
 {
-    return ridge_swiglu_options_plain(&call->opt.swiglu_quantize.swiglu) &&
-           !(call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED)) &&
-           !call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE].data;
-}
-
-/* What swiglu_quantize has besides. */
-static void collect_swiglu(const ridge_call *call, quantize_args *p, int size)
-{
-    const ridge_operand *up = &call->arg[RIDGE_SWIGLU_QUANTIZE_UP];
-
-    p->up = (const char *)up->data;
-    p->up_stride = up->stride ? up->stride : p->cols;
-    p->vector_x = p->vector_x && quantize_aligned(p->up, p->up_stride * size, 16);
-    p->flags = call->flags;
-    p->o = ridge_swiglu_resolve(call->opt.swiglu_quantize.swiglu);
-    p->floor = call->opt.swiglu_quantize.floor;
-    p->row_scale = (const float *)call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE].data;
-}
-
-static quantize_args collect(const ridge_call *call, int q)
-{
-    const bool single = call->op == RIDGE_QUANTIZE_FP8;
-    const bool pairs = call->op == RIDGE_SWIGLU_QUANTIZE && (call->flags & RIDGE_INTERLEAVED);
-    const int size = call->arg[0].dtype == RIDGE_F32 ? 4 : 2;
-    const bool block =
-        single ? (call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128 : (call->flags & RIDGE_DUAL) == RIDGE_DUAL_BLK_BLK;
-    const bool block_t = (call->flags & RIDGE_DUAL) != RIDGE_DUAL_ROW_ROW;
-    quantize_args p = {};
-
-    p.rows = call->dim[0];
-    p.cols = call->dim[1];
-    p.x = (const char *)call->arg[0].data;
-    p.stride = call->arg[0].stride ? call->arg[0].stride : pairs ? 2 * p.cols : p.cols;
-    p.across = (uint32_t)quantize_groups(p.cols);
-    p.e5m2 = call->arg[q].dtype == RIDGE_E5M2;
-    p.pow2 = (call->flags & RIDGE_POW2) != 0;
-    p.vector_x = quantize_aligned(p.x, p.stride * size, 16);
-    p.row = quantize_output(call, q, p.cols, block ? quantize_groups(p.cols) : p.rows);
-    p.vector_row = quantize_aligned(p.row.q, p.row.stride, 8);
-    if (!single) {
-        p.col = quantize_output(call, q + 2, p.rows, block_t ? quantize_groups(p.rows) : p.cols);
-        p.vector_col = quantize_aligned(p.col.q, p.col.stride, 16);
-    }
-    p.floor = call->opt.quantize.floor;
-    if (call->op == RIDGE_SWIGLU_QUANTIZE)
-        collect_swiglu(call, &p, size);
-    return p;
+    return host_launch(device, kernel->name, (const void *)quantize_add_sums, dim3(p->across), 128, p, stream);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -440,9 +112,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 {
     const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE, single = call->op == RIDGE_QUANTIZE_FP8;
     const int dtype = problem->dtype[0], form = (int)((call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK);
-    const int source = !swiglu ? FROM_X : is_plain_silu(call) ? FROM_SILU : FROM_SWIGLU;
-    const int which = single ? 9 + ((call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128) : source * 3 + form;
-    quantize_args p = collect(call, swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q);
+    const int alone = 3 + ((call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128);
+    quantize_args p = tile_collect(call, swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q);
     float *colsum =
         call->op == RIDGE_QUANTIZE_FP8_DUAL ? (float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
     ridge_status status;
@@ -451,11 +122,12 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return RIDGE_OK;
     p.sums = colsum ? (float *)workspace : NULL;
     p.colsum = colsum;
-    status = host_launch(device, kernel->name, functions[dtype - RIDGE_F32][which],
-                         dim3((unsigned)(quantize_groups(p.rows) * p.across)), THREADS, &p, stream);
+    status = host_launch(device, kernel->name,
+                         functions[dtype - RIDGE_F32][swiglu ? 10 + form : p.e5m2 * 5 + (single ? alone : form)],
+                         dim3((unsigned)(quantize_groups(p.rows) * p.across)), TILE_THREADS, &p, stream);
     if (status || !colsum)
         return status;
-    return host_launch(device, kernel->name, (const void *)quantize_add_sums, dim3(p.across), 128, &p, stream);
+    return quantize_tile_add_sums(device, kernel, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -464,17 +136,11 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 
     if (problem->op == RIDGE_QUANTIZE_FP8 && scale != RIDGE_SCALE_ROW128 && scale != RIDGE_SCALE_BLK128)
         return "one scale a tensor or a row: another row does that";
+    if (problem->dim[0] > 0x7fffff00 || problem->dim[1] > 0x7fffff00)
+        return "2^31 rows or columns";
     if ((double)quantize_groups(problem->dim[0]) * (double)quantize_groups(problem->dim[1]) > 2147483647.0)
         return "more than 2^31 - 1 tiles";
     return NULL;
-}
-
-static size_t workspace_bytes(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
-{
-    const bool sums =
-        problem->op == RIDGE_QUANTIZE_FP8_DUAL && problem->dtype[RIDGE_QUANTIZE_FP8_DUAL_COLSUM] != RIDGE_NONE;
-
-    return sums ? (size_t)quantize_groups(problem->dim[0]) * (size_t)problem->dim[1] * sizeof(float) : 0;
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
@@ -487,7 +153,7 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 #define ROW(op_name, op_id)                                                                                      \
     {                                                                                                            \
         "cuda." op_name ".tile128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, QUANTIZE_CONTRACT, 0, {}, why_not, \
-            workspace_bytes, cost, launch                                                                        \
+            tile_workspace, cost, launch                                                                         \
     }
 
 static const ridge_kernel rows[] = {

@@ -120,6 +120,7 @@ typedef enum ridge_op {
     RIDGE_Q8_0_QUANTIZE,
     RIDGE_Q8_0_REPACK,
     RIDGE_Q8_0_UNPACK,
+    RIDGE_GEMM_FP8,
     RIDGE_LINEAR_CE_EVAL,
     RIDGE_LINEAR_CE_TRAIN,
     RIDGE_LINEAR_CE_BACKWARD,
@@ -481,6 +482,59 @@ static inline ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, void *blo
     return ridge_q8_0_planes(RIDGE_Q8_0_UNPACK, rows, cols, blocks, codes, scales);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ FP8 GEMM
+ *
+ * D = A B^T (+ bias) (+ D): A [m, k] and B [n, k] are fp8 codes with f32 scales, both with the contraction dimension k
+ * contiguous, as quantize_fp8 and quantize_fp8_dual write them; value = code * scale.
+ *     TENSOR, ROW    D[i,j] = (sA * sB) * sum over k of a * b  + bias[j] + D[i,j]
+ *     by 128 of k    D[i,j] = sum over the 128-blocks of k of (sA * sB) * (sum over the block of a * b)  + ...
+ * f32 accumulation (at least every 128 of k), one rounding to D's dtype, overflow gives infinity. Any m, n, k below
+ * 2^31; m = 0 or n = 0 writes nothing; k = 0 writes the bias or zero, or leaves D when accumulating. Nothing beyond m,
+ * n and k is read into a result. Contract: stable, close, and batch-invariant for m in 1 .. 64 and for m > 64 (the two
+ * ranges need not agree). docs/numerics.md, FP8 GEMM.
+ * Errors (RIDGE_ERR_ARG): e5m2 times e5m2, a pair of scale modes that is not one of the five, accumulation into f16. */
+
+/* Scale modes: those of A are RIDGE_SCALE_* above, with rows = m or n and cols = k; those of B are these. Legal pairs:
+ * TENSOR x TENSOR, ROW x ROW, ROW128 x BLK128 (forward and dgrad), ROW128 x ROW128 (wgrad), BLK128 x ROW128. */
+#define RIDGE_SCALE_B_TENSOR 0u        /* [1] */
+#define RIDGE_SCALE_B_ROW 0x100000u    /* [n] */
+#define RIDGE_SCALE_B_ROW128 0x200000u /* [ceil(k/128)][ld >= n] */
+#define RIDGE_SCALE_B_BLK128 0x300000u /* [ceil(n/128)][ceil(k/128)] */
+#define RIDGE_SCALE_B 0x300000u        /* mask of the four above */
+#define RIDGE_ACCUMULATE 0x400000u     /* D is an input too: the result is added to it (f32 and bf16) */
+
+enum {
+    RIDGE_GEMM_FP8_A = 0,   /* [m, k] e4m3 or e5m2; a row stride that is a multiple of 16 is the fast path */
+    RIDGE_GEMM_FP8_SCALE_A, /* f32: TENSOR [1], ROW [m], ROW128 [ceil(k/128)][ld >= m], BLK128
+                             * [ceil(m/128)][ceil(k/128)]
+                             */
+    RIDGE_GEMM_FP8_B,       /* [n, k] e4m3 or e5m2, not e5m2 when A is */
+    RIDGE_GEMM_FP8_SCALE_B, /* likewise with n for m */
+    RIDGE_GEMM_FP8_D,       /* [m, n] bf16, f16 or f32; read as well with RIDGE_ACCUMULATE */
+    RIDGE_GEMM_FP8_BIAS     /* [n] f32 or D's dtype, optional */
+};
+
+/* D [m, n] = A [m, k] B [n, k]^T, all packed. `scale_a_mode` is one of RIDGE_SCALE_*, `scale_b_mode` of
+ * RIDGE_SCALE_B_*; with RIDGE_ACCUMULATE in the result's flags D is added to. */
+static inline ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_dtype a_format, const void *a,
+                                        uint32_t scale_a_mode, const float *scale_a, ridge_dtype b_format,
+                                        const void *b, uint32_t scale_b_mode, const float *scale_b, ridge_dtype d_dtype,
+                                        void *d)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_GEMM_FP8);
+    call.flags = scale_a_mode | scale_b_mode;
+    call.dim[0] = m;
+    call.dim[1] = n;
+    call.dim[2] = k;
+    ridge_set(&call, RIDGE_GEMM_FP8_A, a_format, a, 0);
+    ridge_set(&call, RIDGE_GEMM_FP8_SCALE_A, RIDGE_F32, scale_a, 0);
+    ridge_set(&call, RIDGE_GEMM_FP8_B, b_format, b, 0);
+    ridge_set(&call, RIDGE_GEMM_FP8_SCALE_B, RIDGE_F32, scale_b, 0);
+    ridge_set(&call, RIDGE_GEMM_FP8_D, d_dtype, d, 0);
+    return call;
+}
+
 /* --------------------------------------------------------------------------------------------------- cross entropy
  *
  * Tokens B, hidden H, vocabulary V. u = x W^T + bias in f32; z = softcap tanh(u / softcap) / temperature;
@@ -503,10 +557,10 @@ static inline ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, void *blo
 
 #define RIDGE_CE_MEAN 0u
 #define RIDGE_CE_SUM 0x100u
-#define RIDGE_CE_NONE 0x200u         /* loss is [tokens] */
-#define RIDGE_CE_REDUCTION 0x300u    /* mask of the three above */
-#define RIDGE_CE_W_HV 0x400u         /* W (and dW) is [hidden, vocab], as in JAX; else [vocab, hidden], as in PyTorch */
-#define RIDGE_CE_ACCUMULATE 0x800u   /* dW and dbias are added to what is there */
+#define RIDGE_CE_NONE 0x200u      /* loss is [tokens] */
+#define RIDGE_CE_REDUCTION 0x300u /* mask of the three above */
+#define RIDGE_CE_W_HV 0x400u      /* W (and dW) is [hidden, vocab], as in JAX; else [vocab, hidden], as in PyTorch */
+/* RIDGE_ACCUMULATE: dW and dbias are added to what is there. */
 #define RIDGE_CE_RECORD_SUMS 0x1000u /* a record has 6 numbers and not 3 */
 
 /* A record of a token: max z, sum e^(z - max), target logit (-inf if it is not in this slice); with

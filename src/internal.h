@@ -93,7 +93,7 @@ typedef enum ridge_field_kind {
     RIDGE_FIELD_DTYPE,  /* index = operand; operands with same_dtype follow it */
     RIDGE_FIELD_FLAG,   /* mask = bit; 0 or 1 */
     RIDGE_FIELD_CHOICE, /* mask = bits, choices = names of values 0, 1, 2, ... */
-    RIDGE_FIELD_HAS,    /* index = optional operand; 0 or 1; preset: whether it is there by default */
+    RIDGE_FIELD_HAS,    /* index = optional operand; 0, 1 (its first dtype) or a dtype */
     RIDGE_FIELD_F32,    /* index = byte offset in call.opt */
     RIDGE_FIELD_I64     /* likewise */
 } ridge_field_kind;
@@ -103,8 +103,9 @@ typedef struct ridge_field {
     ridge_field_kind kind;
     uint32_t mask;
     int index;
-    float preset;               /* of an F32, I64 or HAS field */
+    float preset;               /* of an F32 or I64 field */
     const char *const *choices; /* NULL-terminated */
+    const uint32_t *bits;       /* what each choice sets within mask; NULL = 0, 1, 2, ... */
 } ridge_field;
 
 typedef enum ridge_contract {
@@ -128,12 +129,15 @@ typedef struct ridge_op_row {
     uint32_t flags;            /* flags this op knows, besides those of every op */
     uint32_t contract;         /* what every row of the op promises */
     int64_t invariant_max;     /* batch-invariance holds for dim[0] up to this; 0 = the op does not promise it */
+    int64_t invariant_split;   /* and in two ranges: up to this, and above it; 0 = one range */
     const char *bound;         /* the close bound, for people */
     /* Extra rules beyond the operand table: NULL, or the reason in words. */
     const char *(*rule)(const ridge_call *call);
     /* Logical extent of an operand of this call. */
     void (*extent)(const ridge_call *call, int arg, int64_t *rows, int64_t *cols);
     bool (*plain)(const ridge_call *call);
+    /* What an operand of this call is (RIDGE_IN, RIDGE_OUT or both), where flags decide; NULL = as its row says. */
+    uint8_t (*role)(const ridge_call *call, int arg);
     void (*settle)(ridge_call *call); /* after parsing: drops operands that the flags make absent; NULL = nothing */
     double (*flops)(const ridge_problem *problem);
     void (*defaults)(ridge_call *call);
@@ -143,11 +147,14 @@ extern const ridge_op_row *const ridge_op_table[RIDGE_OPS]; /* entry 0 is NULL *
 extern const ridge_op_row ridge_op_swiglu_fwd, ridge_op_swiglu_bwd;
 extern const ridge_op_row ridge_op_quantize_fp8, ridge_op_quantize_fp8_dual, ridge_op_swiglu_quantize;
 extern const ridge_op_row ridge_op_q8_0_quantize, ridge_op_q8_0_repack, ridge_op_q8_0_unpack;
+extern const ridge_op_row ridge_op_gemm_fp8;
 extern const ridge_op_row ridge_op_linear_ce_eval, ridge_op_linear_ce_train, ridge_op_linear_ce_backward;
 extern const ridge_op_row ridge_op_ce_fwd, ridge_op_ce_bwd, ridge_op_ce_combine;
 /* Rules of SwiGLU's options and layouts, shared with swiglu_quantize. */
 const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags);
 bool ridge_swiglu_options_plain(const ridge_swiglu_options *o);
+/* The scale table of an fp8 matrix [rows, cols], mode RIDGE_SCALE_*. */
+void ridge_scale_extent(uint32_t mode, int64_t rows, int64_t cols, int64_t *table_rows, int64_t *table_cols);
 
 /* ----------------------------------------------------------------------------------------------------- kernel rows */
 
@@ -178,9 +185,9 @@ typedef struct ridge_kernel_list {
     ridge_status (*prepare)(const ridge_device *device);
 } ridge_kernel_list;
 
-extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_ce;
+extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8, ridge_cpu_ce;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
-    ridge_cuda_quantize_whole, ridge_cuda_q8_0;
+    ridge_cuda_quantize_stream, ridge_cuda_quantize_whole, ridge_cuda_q8_0;
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);
@@ -207,7 +214,8 @@ struct ridge_device {
     int units;
     int64_t l2_bytes;
     int64_t memory_bytes;
-    double copy_gbps; /* nominal; scales cost models */
+    double copy_gbps;        /* nominal; scales cost models */
+    void *tensor_map_encode; /* cuTensorMapEncodeTiled; NULL if the driver has none */
     char name[128];
     char driver[32]; /* "CUDA 13.0"; empty on the CPU */
     bool log;
@@ -278,6 +286,7 @@ int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, ch
  * defaults. `align=` and `packed=` are returned when the text has them, else left alone. */
 ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed);
 uint64_t ridge_problem_hash(const ridge_problem *problem);
+uint8_t ridge_operand_role(const ridge_call *call, int arg);  /* RIDGE_IN, RIDGE_OUT or both */
 int64_t ridge_operand_bytes(const ridge_call *call, int arg); /* last byte + 1 from the first, strides included */
 double ridge_problem_bytes(const ridge_call *call);           /* each operand once, strides not counted */
 

@@ -42,6 +42,7 @@ const ridge_op_row *const ridge_op_table[RIDGE_OPS] = {
     [RIDGE_Q8_0_QUANTIZE] = &ridge_op_q8_0_quantize,
     [RIDGE_Q8_0_REPACK] = &ridge_op_q8_0_repack,
     [RIDGE_Q8_0_UNPACK] = &ridge_op_q8_0_unpack,
+    [RIDGE_GEMM_FP8] = &ridge_op_gemm_fp8,
     [RIDGE_LINEAR_CE_EVAL] = &ridge_op_linear_ce_eval,
     [RIDGE_LINEAR_CE_TRAIN] = &ridge_op_linear_ce_train,
     [RIDGE_LINEAR_CE_BACKWARD] = &ridge_op_linear_ce_backward,

@@ -279,6 +279,16 @@ static void combine_extent(const ridge_call *call, int arg, int64_t *rows, int64
 
 /* ------------------------------------------------------------------------------------------------ the rest of a row */
 
+/* dW and dbias are inputs too when they are added to. */
+static uint8_t gradient_role(const ridge_call *call, int arg)
+{
+    const int dx = call->op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
+
+    if (arg > dx)
+        return call->flags & RIDGE_ACCUMULATE ? RIDGE_IN | RIDGE_OUT : RIDGE_OUT;
+    return ridge_op_table[call->op]->arg[arg].role;
+}
+
 static bool ce_plain(const ridge_call *call)
 {
     const ridge_ce_options *o = &call->opt.ce;
@@ -358,10 +368,6 @@ static void combine_defaults(ridge_call *call)
     {                                                               \
         .name = text, .kind = RIDGE_FIELD_HAS, .index = (int)(slot) \
     }
-#define BUT(text, slot)                                                             \
-    {                                                                               \
-        .name = text, .kind = RIDGE_FIELD_HAS, .index = (int)(slot), .preset = 1.0f \
-    }
 #define FLAG(text, bit)                                       \
     {                                                         \
         .name = text, .kind = RIDGE_FIELD_FLAG, .mask = (bit) \
@@ -405,7 +411,7 @@ static const ridge_field eval_fields[] = {
     HAS("bias", RIDGE_LINEAR_CE_BIAS),
     ROW_OUTPUTS(RIDGE_LINEAR_CE_CLASS_WEIGHT),
     HAS("lse", RIDGE_LINEAR_CE_LSE),
-    BUT("loss", RIDGE_LINEAR_CE_LOSS),
+    HAS("loss", RIDGE_LINEAR_CE_LOSS),
     HAS("record", RIDGE_LINEAR_CE_RECORD),
     FLAG("sums", RIDGE_CE_RECORD_SUMS),
     LOSS_OPTIONS,
@@ -420,17 +426,16 @@ static const ridge_field train_fields[] = {
     DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_X),
     DTYPE("target", RIDGE_LINEAR_CE_TARGET),
-    DTYPE("dw_dtype", RIDGE_LINEAR_CE_DW),
     LAYOUT,
     REDUCTION,
     HAS("bias", RIDGE_LINEAR_CE_BIAS),
     ROW_OUTPUTS(RIDGE_LINEAR_CE_CLASS_WEIGHT),
     HAS("lse", RIDGE_LINEAR_CE_LSE),
     HAS("scale", RIDGE_LINEAR_CE_GRAD_SCALE),
-    BUT("dx", RIDGE_LINEAR_CE_DX),
-    BUT("dw", RIDGE_LINEAR_CE_DW),
+    HAS("dx", RIDGE_LINEAR_CE_DX),
+    HAS("dw", RIDGE_LINEAR_CE_DW),
     HAS("dbias", RIDGE_LINEAR_CE_DBIAS),
-    FLAG("accumulate", RIDGE_CE_ACCUMULATE),
+    FLAG("accumulate", RIDGE_ACCUMULATE),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
     F32_OPTION(grad_scale, 1),
@@ -443,16 +448,15 @@ static const ridge_field backward_fields[] = {
     DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_BACKWARD_X),
     DTYPE("target", RIDGE_LINEAR_CE_BACKWARD_TARGET),
-    DTYPE("dw_dtype", RIDGE_LINEAR_CE_BACKWARD_DW),
     LAYOUT,
     REDUCTION,
-    BUT("dloss", RIDGE_LINEAR_CE_BACKWARD_DLOSS),
+    HAS("dloss", RIDGE_LINEAR_CE_BACKWARD_DLOSS),
     HAS("bias", RIDGE_LINEAR_CE_BACKWARD_BIAS),
     HAS("class_weight", RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT),
-    BUT("dx", RIDGE_LINEAR_CE_BACKWARD_DX),
-    BUT("dw", RIDGE_LINEAR_CE_BACKWARD_DW),
+    HAS("dx", RIDGE_LINEAR_CE_BACKWARD_DX),
+    HAS("dw", RIDGE_LINEAR_CE_BACKWARD_DW),
     HAS("dbias", RIDGE_LINEAR_CE_BACKWARD_DBIAS),
-    FLAG("accumulate", RIDGE_CE_ACCUMULATE),
+    FLAG("accumulate", RIDGE_ACCUMULATE),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
     SLICE_OPTIONS,
@@ -467,7 +471,7 @@ static const ridge_field ce_fwd_fields[] = {
     REDUCTION,
     ROW_OUTPUTS(RIDGE_CE_FWD_CLASS_WEIGHT),
     HAS("lse", RIDGE_CE_FWD_LSE),
-    BUT("loss", RIDGE_CE_FWD_LOSS),
+    HAS("loss", RIDGE_CE_FWD_LOSS),
     HAS("record", RIDGE_CE_FWD_RECORD),
     FLAG("sums", RIDGE_CE_RECORD_SUMS),
     LOSS_OPTIONS,
@@ -482,7 +486,7 @@ static const ridge_field ce_bwd_fields[] = {
     DTYPE("dtype", RIDGE_CE_BWD_LOGITS),
     DTYPE("target", RIDGE_CE_BWD_TARGET),
     REDUCTION,
-    BUT("dloss", RIDGE_CE_BWD_DLOSS),
+    HAS("dloss", RIDGE_CE_BWD_DLOSS),
     HAS("class_weight", RIDGE_CE_BWD_CLASS_WEIGHT),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
@@ -498,7 +502,7 @@ static const ridge_field combine_fields[] = {
     REDUCTION,
     FLAG("sums", RIDGE_CE_RECORD_SUMS),
     ROW_OUTPUTS(RIDGE_CE_COMBINE_CLASS_WEIGHT),
-    BUT("lse", RIDGE_CE_COMBINE_LSE),
+    HAS("lse", RIDGE_CE_COMBINE_LSE),
     HAS("shard_argmax", RIDGE_CE_COMBINE_SHARD_ARGMAX),
     LOSS_OPTIONS,
     END,
@@ -534,10 +538,9 @@ static const ridge_field combine_fields[] = {
     {                                                                                         \
         "w", RIDGE_IN, 0, 0, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[vocab, hidden]; hv: transposed" \
     }
-#define GRADIENTS                                                                   \
-    {"dx", RIDGE_OUT, 1, 0, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, hidden]"},     \
-        {"dw", RIDGE_IN | RIDGE_OUT, 1, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "as w"}, \
-        VECTOR("dbias", RIDGE_IN | RIDGE_OUT, 1, F32, "[vocab]")
+#define GRADIENTS                                                               \
+    {"dx", RIDGE_OUT, 1, 0, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, hidden]"}, \
+        {"dw", RIDGE_OUT, 1, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "as w"}, VECTOR("dbias", RIDGE_OUT, 1, F32, "[vocab]")
 
 #define LINEAR_FLAGS (RIDGE_CE_REDUCTION | RIDGE_CE_W_HV)
 
@@ -570,13 +573,14 @@ const ridge_op_row ridge_op_linear_ce_train = {
     .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]"),
             GRADIENTS},
     .fields = train_fields,
-    .flags = LINEAR_FLAGS | RIDGE_CE_ACCUMULATE,
+    .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
     .contract = CONTRACT,
     .bound = BOUND,
     .rule = train_rule,
     .extent = linear_extent,
     .plain = ce_plain,
     .settle = ce_settle,
+    .role = gradient_role,
     .flops = linear_flops,
     .defaults = train_defaults,
 };
@@ -590,13 +594,14 @@ const ridge_op_row ridge_op_linear_ce_backward = {
     .args = 10,
     .arg = {X, W, TARGET, LSE_IN, DLOSS, BIAS, CLASS_WEIGHT, GRADIENTS},
     .fields = backward_fields,
-    .flags = LINEAR_FLAGS | RIDGE_CE_ACCUMULATE,
+    .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
     .contract = CONTRACT,
     .bound = BOUND,
     .rule = backward_rule,
     .extent = backward_extent,
     .plain = ce_plain,
     .settle = ce_settle,
+    .role = gradient_role,
     .flops = linear_flops,
     .defaults = backward_defaults,
 };

@@ -18,8 +18,7 @@ static int64_t blocks(int64_t n)
     return (n + 127) / 128;
 }
 
-/* The scale table of a matrix [rows, cols]. */
-static void scale_extent(uint32_t mode, int64_t rows, int64_t cols, int64_t *table_rows, int64_t *table_cols)
+void ridge_scale_extent(uint32_t mode, int64_t rows, int64_t cols, int64_t *table_rows, int64_t *table_cols)
 {
     switch (mode) {
     case RIDGE_SCALE_TENSOR:
@@ -101,7 +100,7 @@ static void quantize_extent(const ridge_call *call, int arg, int64_t *rows, int6
     *rows = call->dim[0];
     *cols = call->dim[1];
     if (arg >= RIDGE_QUANTIZE_FP8_SCALE)
-        scale_extent(call->flags & RIDGE_SCALE, call->dim[0], call->dim[1], rows, cols);
+        ridge_scale_extent(call->flags & RIDGE_SCALE, call->dim[0], call->dim[1], rows, cols);
 }
 
 static void quantize_settle(ridge_call *call)
@@ -181,9 +180,9 @@ static void dual_output_extent(const ridge_call *call, int part, int64_t *rows, 
     const int64_t r = call->dim[0], c = call->dim[1];
 
     if (part == 1)
-        scale_extent(form == RIDGE_DUAL_BLK_BLK ? RIDGE_SCALE_BLK128 : RIDGE_SCALE_ROW128, r, c, rows, cols);
+        ridge_scale_extent(form == RIDGE_DUAL_BLK_BLK ? RIDGE_SCALE_BLK128 : RIDGE_SCALE_ROW128, r, c, rows, cols);
     else if (part == 3)
-        scale_extent(form == RIDGE_DUAL_ROW_ROW ? RIDGE_SCALE_ROW128 : RIDGE_SCALE_BLK128, c, r, rows, cols);
+        ridge_scale_extent(form == RIDGE_DUAL_ROW_ROW ? RIDGE_SCALE_ROW128 : RIDGE_SCALE_BLK128, c, r, rows, cols);
     else {
         *rows = part ? c : r;
         *cols = part ? r : c;

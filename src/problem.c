@@ -196,6 +196,13 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
     return RIDGE_OK;
 }
 
+uint8_t ridge_operand_role(const ridge_call *call, int arg)
+{
+    const ridge_op_row *op = ridge_op_table[call->op];
+
+    return op->role ? op->role(call, arg) : op->arg[arg].role;
+}
+
 int64_t ridge_operand_bytes(const ridge_call *call, int arg)
 {
     int64_t rows, cols, stride = call->arg[arg].stride;
@@ -217,7 +224,7 @@ double ridge_problem_bytes(const ridge_call *call)
 
         op->extent(call, arg, &rows, &cols);
         once = (double)rows * (double)cols * (double)ridge_dtype_size(call->arg[arg].dtype);
-        sum += once * ((op->arg[arg].role & RIDGE_IN ? 1 : 0) + (op->arg[arg].role & RIDGE_OUT ? 1 : 0));
+        sum += once * __builtin_popcount(ridge_operand_role(call, arg));
     }
     return sum;
 }
@@ -238,9 +245,24 @@ uint64_t ridge_problem_hash(const ridge_problem *problem)
 
 /* ------------------------------------------------------------------------------------------------------------ text */
 
-static uint32_t choice_of(const ridge_field *field, uint32_t flags)
+static uint32_t choice_bits(const ridge_field *field, uint32_t choice)
 {
-    return (flags & field->mask) >> __builtin_ctz(field->mask);
+    return field->bits ? field->bits[choice] : choice << __builtin_ctz(field->mask);
+}
+
+/* NULL: bits that no choice has. */
+static const char *choice_of(const ridge_field *field, uint32_t flags)
+{
+    uint32_t i = 0;
+
+    while (field->choices[i] && choice_bits(field, i) != (flags & field->mask))
+        i++;
+    return field->choices[i];
+}
+
+static uint32_t first_dtype(uint32_t mask)
+{
+    return mask ? (uint32_t)__builtin_ctz(mask) : (uint32_t)RIDGE_NONE;
 }
 
 static float option_of(const ridge_call *call, const ridge_field *field)
@@ -251,9 +273,13 @@ static float option_of(const ridge_call *call, const ridge_field *field)
     return value;
 }
 
-/* " name=value" of one field, or "" for a default. */
-static void print_field(const ridge_call *call, const ridge_field *field, char *text, size_t size)
+/* " name=value" of one field; "" for an option at its default, a flag that is not set, and a choice without bits unless
+ * the op's default has some. */
+static void print_field(const ridge_call *call, const ridge_call *preset, const ridge_field *field, char *text,
+                        size_t size)
 {
+    const uint32_t mask = field->kind == RIDGE_FIELD_HAS ? ridge_op_table[call->op]->arg[field->index].dtypes : 0;
+    uint32_t dtype, usual;
     int64_t whole;
 
     text[0] = 0;
@@ -270,12 +296,18 @@ static void print_field(const ridge_call *call, const ridge_field *field, char *
             snprintf(text, size, " %s=1", field->name);
         break;
     case RIDGE_FIELD_CHOICE:
-        if (choice_of(field, call->flags))
-            snprintf(text, size, " %s=%s", field->name, field->choices[choice_of(field, call->flags)]);
+        if ((call->flags & field->mask || preset->flags & field->mask) && choice_of(field, call->flags))
+            snprintf(text, size, " %s=%s", field->name, choice_of(field, call->flags));
         break;
     case RIDGE_FIELD_HAS:
-        if ((call->arg[field->index].dtype != RIDGE_NONE) != (field->preset != 0.0f))
-            snprintf(text, size, " %s=%d", field->name, call->arg[field->index].dtype != RIDGE_NONE);
+        dtype = call->arg[field->index].dtype;
+        usual = preset->arg[field->index].dtype;
+        if (dtype == RIDGE_NONE && usual != RIDGE_NONE)
+            snprintf(text, size, " %s=0", field->name);
+        else if (dtype != RIDGE_NONE &&
+                 (usual == RIDGE_NONE ||
+                  (dtype != usual && ridge_op_table[call->op]->arg[field->index].same_dtype < 0)))
+            snprintf(text, size, " %s=%s", field->name, dtype == first_dtype(mask) ? "1" : ridge_dtype_name(dtype));
         break;
     case RIDGE_FIELD_F32:
         if (option_of(call, field) != field->preset)
@@ -293,10 +325,12 @@ int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, ch
 {
     const ridge_op_row *op = ridge_op_table[call->op];
     size_t used = (size_t)snprintf(text, size, "%s", op->name);
+    ridge_call preset;
     char word[96];
 
+    op->defaults(&preset);
     for (const ridge_field *field = op->fields; field->name; field++) {
-        print_field(call, field, word, sizeof word);
+        print_field(call, &preset, field, word, sizeof word);
         used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, "%s", word);
     }
     if (problem && problem->align < 4)
@@ -337,15 +371,10 @@ static bool parse_choice(const ridge_field *field, const char *text, size_t leng
 {
     for (uint32_t i = 0; field->choices[i]; i++)
         if (strlen(field->choices[i]) == length && memcmp(field->choices[i], text, length) == 0) {
-            *flags = (*flags & ~field->mask) | i << __builtin_ctz(field->mask);
+            *flags = (*flags & ~field->mask) | choice_bits(field, i);
             return true;
         }
     return false;
-}
-
-static uint32_t first_dtype(uint32_t mask)
-{
-    return mask ? (uint32_t)__builtin_ctz(mask) : (uint32_t)RIDGE_NONE;
 }
 
 /* Applies one "name=value" whose field is known. */
@@ -376,12 +405,12 @@ static bool parse_field(const ridge_op_row *op, const ridge_field *field, const 
     case RIDGE_FIELD_CHOICE:
         return parse_choice(field, text, length, &call->flags);
     case RIDGE_FIELD_HAS:
-        if (!parse_int(text, length, 0, 1, &number))
+        dtype = ridge_dtype_find(text, length);
+        if (parse_int(text, length, 0, 1, &number))
+            dtype = number ? first_dtype(op->arg[field->index].dtypes) : (uint32_t)RIDGE_NONE;
+        else if (dtype >= RIDGE_DTYPES || !(op->arg[field->index].dtypes >> dtype & 1u))
             return false;
-        if (!number)
-            call->arg[field->index].dtype = RIDGE_NONE;
-        else if (call->arg[field->index].dtype == RIDGE_NONE)
-            call->arg[field->index].dtype = first_dtype(op->arg[field->index].dtypes);
+        call->arg[field->index].dtype = dtype;
         return true;
     case RIDGE_FIELD_F32:
         if (!parse_float(text, length, &real))

@@ -9,6 +9,7 @@ typedef struct bench_options {
     const char *suite, *device, *kernel, *csv;
     char text[1024];
     uint64_t seed;
+    double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
     bool json, ceilings, overhead;
 } bench_options;
 

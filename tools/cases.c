@@ -4,7 +4,7 @@
 
 #include "tools.h"
 
-const suite_line suite_table[] = {
+static const suite_line suite_table[] = {
     {"quick", "swiglu_fwd rows=64 cols=1024 dtype=bf16"},
     {"quick", "swiglu_bwd rows=64 cols=1024 dtype=bf16"},
     {"swiglu", "swiglu_fwd rows=64 cols=14336 dtype=bf16"},
@@ -49,6 +49,8 @@ const suite_line suite_table[] = {
     {"quick", "quantize_fp8 rows=64 cols=1024 dtype=bf16 scale=row128"},
     {"quick", "quantize_fp8_dual rows=256 cols=1024 dtype=bf16"},
     {"quick", "swiglu_quantize rows=256 cols=1024 dtype=bf16"},
+    {"quick", "gemm_fp8 m=16 n=512 k=1024"},
+    {"quick", "gemm_fp8 m=256 n=512 k=512"},
     {"quick", "q8_0_quantize rows=64 cols=1024 dtype=f32"},
     {"quantize", "quantize_fp8 rows=8192 cols=4096 dtype=bf16 scale=row128"},
     {"quantize", "quantize_fp8 rows=8192 cols=14336 dtype=bf16 scale=row128"},
@@ -95,6 +97,13 @@ const suite_line suite_table[] = {
     {"linear_ce-cpu", "ce_bwd tokens=1024 vocab=32000 dtype=bf16 target=i64"},
     {NULL, NULL},
 };
+
+enum { LINES = (int)(sizeof suite_table / sizeof suite_table[0]) - 1 };
+
+suite_line suite_at(int index)
+{
+    return index < LINES ? suite_table[index] : suite_gemm(index - LINES);
+}
 
 static void append(case_list *list, const test_case *c)
 {
@@ -233,6 +242,9 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
     case RIDGE_Q8_0_REPACK:
     case RIDGE_Q8_0_UNPACK:
         cases_q8_0(op, list, level);
+        break;
+    case RIDGE_GEMM_FP8:
+        cases_gemm(op, list, level);
         break;
     case RIDGE_LINEAR_CE_EVAL:
     case RIDGE_LINEAR_CE_TRAIN:

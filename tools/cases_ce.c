@@ -39,12 +39,12 @@ static const option option_table[] = {
     {"", "lse=1", "", CE_VALID},
     {"target=i32 reduction=sum", "token_loss=1 target_logit=1 errors=1", "dbias=1", CE_WRONG},
     {"label_smoothing=0.1", "lse=1 entropy=1", "accumulate=1", 0},
-    {"class_weight=1", "argmax=1 accuracy=1", "dw_dtype=x", 0},
+    {"class_weight=1", "argmax=1 accuracy=1", "dw=x", 0},
     {"class_weight=1 label_smoothing=0.2 target=i32", "token_loss=1 accuracy=1", "dx=0", CE_HALF},
     {"softcap=4", "lse=1 target_logit=1 entropy=1", "dw=0 dbias=1", 0},
     {"temperature=0.7", "entropy=1 argmax=1", "dbias=1 dx=0", CE_VALID},
     {"lse_square_scale=0.01", "lse=1", "bias=1 dbias=1", 0},
-    {"lse_square_scale=0.01 class_weight=1 reduction=sum", "token_loss=1", "accumulate=1 dbias=1 dw_dtype=x", CE_WRONG},
+    {"lse_square_scale=0.01 class_weight=1 reduction=sum", "token_loss=1", "accumulate=1 dbias=1 dw=x", CE_WRONG},
     {"", "bias=1 token_loss=1 lse=1 accuracy=1", "bias=1", CE_PEAK},
     {"", "bias=1 token_loss=1 lse=1 entropy=1", "bias=1", CE_UP},
     {"label_smoothing=0.1", "bias=1 token_loss=1 lse=1", "bias=1 dbias=1", CE_DOWN},
@@ -70,7 +70,7 @@ static bool makes_outputs(const ridge_op_row *op)
     return op->id == RIDGE_LINEAR_CE_EVAL || op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_CE_FWD;
 }
 
-/* Adds words that the op has; "dw_dtype=x" takes x's dtype. */
+/* Adds words that the op has; "dw=x" takes x's dtype. */
 static void append_words(const ridge_op_row *op, char *text, size_t size, const char *words, const char *dtype)
 {
     while (*words) {

@@ -76,12 +76,13 @@ FAULT(stores_a_nan)
 {
     int out = first_output(im);
     size_t at = im->offset[out] + im->length[out] / 2 / 8 * 8;
-    const uint16_t nan = call->arg[out].dtype == RIDGE_BF16 ? 0x7fc0 : 0x7e00;
+    const uint32_t dtype = call->arg[out].dtype;
+    const uint32_t nan = dtype == RIDGE_F32 ? 0x7fc00000u : dtype == RIDGE_BF16 ? 0x7fc0 : 0x7e00;
     ridge_status status = RUN(call);
 
     if (!status)
         status = device->backend->sync(device, stream);
-    return status ? status : device->backend->upload(device, (char *)memory + at, &nan, 2);
+    return status ? status : device->backend->upload(device, (char *)memory + at, &nan, dtype == RIDGE_F32 ? 4 : 2);
 }
 
 FAULT(is_one_ulp_off)
@@ -218,9 +219,126 @@ FAULT(depends_on_the_number_of_rows)
     return edit(device, memory, im->offset[first_output(im)], (const unsigned char[]){1}, 1, stream);
 }
 
+/* ------------------------------------------------------------------------------------------------------ of products */
+
+/* The call with one thing of an operand changed. */
+FAULT(takes_the_next_rows_scale_of_a)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.arg[RIDGE_GEMM_FP8_SCALE_A].data = (float *)copy.arg[RIDGE_GEMM_FP8_SCALE_A].data + 1;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(takes_the_next_blocks_scale_of_b)
+{
+    ridge_call copy = with_strides(call);
+
+    (void)problem, (void)im, (void)memory;
+    copy.arg[RIDGE_GEMM_FP8_SCALE_B].data =
+        (float *)copy.arg[RIDGE_GEMM_FP8_SCALE_B].data + copy.arg[RIDGE_GEMM_FP8_SCALE_B].stride;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(drops_the_tail_of_k)
+{
+    ridge_call copy = with_strides(call);
+
+    (void)problem, (void)im, (void)memory;
+    copy.dim[2] = call->dim[2] / 128 * 128;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(drops_the_last_product)
+{
+    ridge_call copy = with_strides(call);
+
+    (void)problem, (void)im, (void)memory;
+    copy.dim[2]--;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(reads_beyond_k)
+{
+    ridge_call copy = with_strides(call);
+
+    (void)problem, (void)im, (void)memory;
+    copy.dim[2]++;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(forgets_to_accumulate)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.flags &= ~RIDGE_ACCUMULATE;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(accumulates_twice)
+{
+    ridge_status status = RUN(call);
+
+    (void)im, (void)memory;
+    return status ? status : RUN(call);
+}
+
+FAULT(forgets_the_bias)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    ridge_set(&copy, RIDGE_GEMM_FP8_BIAS, RIDGE_NONE, NULL, 0);
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+/* Rows [row, row + rows) and columns [col, col + cols) of D, f32, times `factor`. */
+static ridge_status scale_part(const ridge_device *device, const image *im, void *memory, int64_t row, int64_t rows,
+                               int64_t col, int64_t cols, float factor, void *stream)
+{
+    const ridge_operand *d = &im->call.arg[RIDGE_GEMM_FP8_D];
+    ridge_status status = device->backend->sync(device, stream);
+    float line[256];
+
+    for (int64_t i = row; i < row + rows && !status; i++) {
+        void *at = (char *)memory + im->offset[RIDGE_GEMM_FP8_D] +
+                   (size_t)(i * (d->stride ? d->stride : im->call.dim[1]) + col) * sizeof *line;
+
+        status = device->backend->download(device, line, at, (size_t)cols * sizeof *line);
+        for (int64_t j = 0; j < cols; j++)
+            line[j] *= factor;
+        status = status ? status : device->backend->upload(device, at, line, (size_t)cols * sizeof *line);
+    }
+    return status;
+}
+
+FAULT(skips_a_tile)
+{
+    ridge_status status = RUN(call);
+
+    return status ? status : scale_part(device, im, memory, 16, 16, 64, 8, 0.0f, stream);
+}
+
+FAULT(gets_one_element_wrong)
+{
+    ridge_status status = RUN(call);
+
+    return status ? status : scale_part(device, im, memory, 21, 1, 77, 1, 1.125f, stream);
+}
+
+/* Each element within its own bound, the tile as a whole not. */
+FAULT(loses_bits_everywhere)
+{
+    ridge_status status = RUN(call);
+
+    return status ? status : scale_part(device, im, memory, 0, call->dim[0], 0, call->dim[1], 1.0f + 0x1p-10f, stream);
+}
+
 /* `eager` faults work on a GPU, the others need a CPU (no capture). The families of ops that a fault makes sense for.
  */
-enum { ALL_OPS = 0, SWIGLU_OPS, INVARIANT_OPS };
+enum { ALL_OPS = 0, SWIGLU_OPS, INVARIANT_OPS, EXACT_OPS, GEMM_OPS };
 
 static const struct {
     const char *name;
@@ -232,7 +350,7 @@ static const struct {
     {"writes before the start", writes_before_the_start, true, ALL_OPS},
     {"leaves an element unwritten", leaves_an_element_unwritten, true, ALL_OPS},
     {"stores a NaN", stores_a_nan, true, ALL_OPS},
-    {"is one ulp off", is_one_ulp_off, true, ALL_OPS},
+    {"is one ulp off", is_one_ulp_off, true, EXACT_OPS},
     {"changes an input", changes_an_input, true, ALL_OPS},
     {"drops the last columns", drops_the_last_columns, true, ALL_OPS},
     {"drops the last row", drops_the_last_row, true, ALL_OPS},
@@ -241,6 +359,17 @@ static const struct {
     {"takes the next row's scale", takes_the_next_rows_scale, true, SWIGLU_OPS},
     {"forgets the clamp", forgets_the_clamp, true, SWIGLU_OPS},
     {"mixes gate and up", mixes_gate_and_up, true, SWIGLU_OPS},
+    {"takes the next row's scale of a", takes_the_next_rows_scale_of_a, true, GEMM_OPS},
+    {"takes the next block's scale of b", takes_the_next_blocks_scale_of_b, true, GEMM_OPS},
+    {"drops the tail of k", drops_the_tail_of_k, true, GEMM_OPS},
+    {"drops the last product", drops_the_last_product, true, GEMM_OPS},
+    {"reads beyond k", reads_beyond_k, true, GEMM_OPS},
+    {"forgets to accumulate", forgets_to_accumulate, true, GEMM_OPS},
+    {"accumulates twice", accumulates_twice, true, GEMM_OPS},
+    {"forgets the bias", forgets_the_bias, true, GEMM_OPS},
+    {"skips a tile", skips_a_tile, true, GEMM_OPS},
+    {"gets one element wrong", gets_one_element_wrong, true, GEMM_OPS},
+    {"loses bits everywhere", loses_bits_everywhere, true, GEMM_OPS},
     {"is wrong once in a while", is_wrong_once_in_a_while, false, ALL_OPS},
     {"depends on the number of rows", depends_on_the_number_of_rows, false, INVARIANT_OPS},
 };
@@ -255,11 +384,14 @@ static const char *const problems[RIDGE_OPS] = {
     [RIDGE_Q8_0_QUANTIZE] = "rows=5 cols=288 dtype=bf16",
     [RIDGE_Q8_0_REPACK] = "rows=5 cols=288",
     [RIDGE_Q8_0_UNPACK] = "rows=5 cols=288",
+    [RIDGE_GEMM_FP8] = "m=41 n=136 k=300 d=f32 scales=row128_row128 bias=1 accumulate=1",
 };
 
 static bool applies(int family, const ridge_op_row *op)
 {
-    return family == ALL_OPS || (family == INVARIANT_OPS && (op->contract & RIDGE_INVARIANT)) ||
+    return family == ALL_OPS || (family == EXACT_OPS && (op->contract & RIDGE_EXACT)) ||
+           (family == GEMM_OPS && op->id == RIDGE_GEMM_FP8) ||
+           (family == INVARIANT_OPS && (op->contract & RIDGE_INVARIANT)) ||
            (family == SWIGLU_OPS && (op->id == RIDGE_SWIGLU_FWD || op->id == RIDGE_SWIGLU_BWD));
 }
 

@@ -55,13 +55,17 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     const ridge_backend *b = device->backend;
     unsigned char *expected, *got;
     char text[400];
-    double worst;
-    void *memory = NULL, *stream = NULL;
+    void *memory = NULL, *stream = NULL, *workspace = NULL;
+    ridge_problem problem;
     ridge_call call;
+    int64_t few;
+    size_t bytes = 0;
     image im;
     bool good;
 
-    c.call.dim[0] = c.call.dim[0] < 4 ? c.call.dim[0] : 4;
+    few = ridge_op_table[c.call.op]->invariant_split;
+    few = few && c.call.dim[0] > few ? few + 4 : 4; /* in the same range of dim[0] */
+    c.call.dim[0] = c.call.dim[0] < few ? c.call.dim[0] : few;
     if (!image_build(&c, 5, &im))
         return false;
     expected = malloc(im.bytes);
@@ -69,16 +73,20 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     good = expected && got && image_reference(&im, expected) == RIDGE_OK &&
            b->alloc(device, im.bytes, &memory) == RIDGE_OK && b->stream_new(device, &stream) == RIDGE_OK &&
            b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
+    call = image_call(&im, memory);
+    if (good && ridge_validate(&call, &problem) == RIDGE_OK && kernel->workspace)
+        bytes = kernel->workspace(device, kernel, &problem);
+    good = good && (!bytes || b->alloc(device, bytes, &workspace) == RIDGE_OK);
     if (good) {
-        call = image_call(&im, memory);
         call.kernel = kernel->name;
-        good = ridge_run(device, &call, NULL, 0, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
+        good = ridge_run(device, &call, workspace, bytes, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
                b->download(device, got, memory, im.bytes) == RIDGE_OK &&
-               (kernel->contract & RIDGE_EXACT ? image_equal(&im, expected, got, text, sizeof text)
-                                               : image_close(&im, got, &worst, text, sizeof text));
+               image_judge(&im, kernel, expected, got, text, sizeof text);
     }
     if (memory)
         b->release(device, memory);
+    if (workspace)
+        b->release(device, workspace);
     if (stream)
         b->stream_free(device, stream);
     free(expected);
@@ -129,13 +137,21 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     ridge_problem problem;
     image im;
     int count, best = 0;
+    size_t most = 0;
     bool good;
 
     if (!case_parse(line, &c) || !image_build(&c, 1, &im))
         return -1;
     call = image_call(&im, im.host);
     count = candidates(device, &c, &call, list);
-    good = count > 0 && rotation_build(device, &im, 0, &r);
+    if (count > 0 && ridge_validate(&call, &problem) == RIDGE_OK)
+        for (int i = 0; i < count; i++) {
+            const size_t bytes =
+                list[i].kernel->workspace ? list[i].kernel->workspace(device, list[i].kernel, &problem) : 0;
+
+            most = bytes > most ? bytes : most;
+        }
+    good = count > 0 && rotation_build(device, &im, most, &r);
     if (good) {
         timing_warm(&r, 0.1);
         good = timing_run(&r, list, count);
@@ -164,19 +180,20 @@ static bool tune_all(const options *o, const ridge_device *device, FILE *to)
     progress p;
     int total = 0, done = 0, won = 0;
 
-    for (const suite_line *s = suite_table; s->suite; s++)
-        total += o->suite && strcmp(s->suite, o->suite) == 0;
+    for (int i = 0; suite_at(i).suite; i++)
+        total += o->suite && strcmp(suite_at(i).suite, o->suite) == 0;
     total += o->text[0] != 0;
     if (!total) {
         fprintf(stderr, "ridge tune: there is no suite '%s'\n", o->suite ? o->suite : "");
         return false;
     }
     progress_start(&p, total, o->quiet);
-    for (const suite_line *s = suite_table; s->suite || (o->text[0] && done < total); s++) {
-        const char *line = s->suite ? s->text : o->text;
+    for (int i = 0; suite_at(i).suite || (o->text[0] && done < total); i++) {
+        const suite_line s = suite_at(i);
+        const char *line = s.suite ? s.text : o->text;
         int result;
 
-        if (s->suite && !(o->suite && strcmp(s->suite, o->suite) == 0))
+        if (s.suite && !(o->suite && strcmp(s.suite, o->suite) == 0))
             continue;
         result = tune_one(device, line, to);
         if (result < 0) {
@@ -186,7 +203,7 @@ static bool tune_all(const options *o, const ridge_device *device, FILE *to)
         won += result;
         done++;
         progress_step(&p, "tune");
-        if (!s->suite)
+        if (!s.suite)
             break;
     }
     progress_end(&p);

@@ -93,7 +93,8 @@ bool case_parse(const char *text, test_case *c)
 void case_print(const test_case *c, char *text, size_t size)
 {
     size_t used = (size_t)ridge_problem_print(&c->call, NULL, text, size);
-    static const char *const fill[] = {"", "", " fill=edge", " fill=every", " fill=groups", " fill=period"};
+    static const char *const fill[] = {"",           "", " fill=edge", " fill=every", " fill=groups", " fill=period",
+                                       " fill=exact"};
 
     if (used < size)
         snprintf(text + used, size - used, "%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "",

@@ -46,7 +46,7 @@ static void spoil_operand(bench *b, int arg)
     call.arg[arg].stride = -1;
     refuse(b, &call, "negative stride", row->name, NULL, 0);
     call.arg[arg].stride = cols - 1;
-    if (cols > 1) /* else 0, which is packed */
+    if (cols > 1) /* 0 is packed */
         refuse(b, &call, row->kind == RIDGE_VECTOR ? "stride of a vector" : "stride below the row", row->name, NULL, 0);
     call.arg[arg].stride = INT64_C(1) << 41;
     refuse(b, &call, "stride of 2^41", row->name, NULL, 0);
@@ -104,6 +104,27 @@ static void spoil_numbers(bench *b)
     }
 }
 
+static void spoil_gemm(bench *b)
+{
+    ridge_call call = b->good;
+
+    call.flags = RIDGE_SCALE_ROW | RIDGE_SCALE_B_BLK128;
+    refuse(b, &call, "a pair of scale modes that is not legal", "RIDGE_SCALE_B_", NULL, 0);
+    call = b->good;
+    call.arg[RIDGE_GEMM_FP8_A].dtype = call.arg[RIDGE_GEMM_FP8_B].dtype = RIDGE_E5M2;
+    refuse(b, &call, "e5m2 times e5m2", "e5m2", NULL, 0);
+    call = b->good;
+    call.flags |= RIDGE_ACCUMULATE;
+    call.arg[RIDGE_GEMM_FP8_D].dtype = RIDGE_F16;
+    refuse(b, &call, "accumulation into f16", "operand d", NULL, 0);
+    call = b->good;
+    ridge_set(&call, RIDGE_GEMM_FP8_BIAS, RIDGE_F16, call.arg[RIDGE_GEMM_FP8_D].data, 0);
+    refuse(b, &call, "bias of a third dtype", "operand bias", NULL, 0);
+    call = b->good;
+    call.dim[0] = INT64_C(1) << 31;
+    refuse(b, &call, "m of 2^31", "m, n and k", NULL, 0);
+}
+
 static void spoil_head(bench *b, void *memory)
 {
     ridge_call call = b->good;
@@ -154,6 +175,8 @@ int test_errors(const ridge_device *device, const ridge_op_row *op, int *count)
         b.good = image_call(&im, memory);
         spoil_head(&b, memory);
         spoil_numbers(&b);
+        if (op->id == RIDGE_GEMM_FP8)
+            spoil_gemm(&b);
         for (int arg = 0; arg < op->args; arg++)
             if (b.good.arg[arg].dtype != RIDGE_NONE) {
                 spoil_operand(&b, arg);

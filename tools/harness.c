@@ -123,6 +123,23 @@ static float group_value(uint64_t *state, int64_t j, unsigned *kind, float *scal
     return random_normal(state) * *scale;
 }
 
+/* An fp8 code: N(0,1), now and then an edge of the format; NaN and infinity only in every eighth row, or every result
+ * would be one. */
+static unsigned char fp8_value(const test_case *c, uint64_t *state, int e5m2, int64_t row)
+{
+    static const unsigned char edge[] = {0x00, 0x80, 0x01, 0x81, 0x03, 0x04, 0x07, 0x08, 0x7b, 0xfb};
+    static const unsigned char special[] = {0x7c, 0xfc, 0x7e, 0x7f, 0xff};
+    uint64_t z;
+
+    if (c->fill == FILL_EXACT)
+        return ridge_fp8_from_f32((float)(random_next(state) % 5) - 2.0f, e5m2);
+    if (c->fill != FILL_EDGE || ((z = random_next(state)) & 7))
+        return ridge_fp8_from_f32(random_normal(state), e5m2);
+    if ((z & 0x3f8) == 0 && row % 8 == 5)
+        return special[(z >> 16) % sizeof special];
+    return edge[(z >> 16) % sizeof edge];
+}
+
 static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int64_t cols, int64_t index, uint64_t seed,
                      bool first)
 {
@@ -135,7 +152,11 @@ static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int
     if (c->fill == FILL_NORMAL)
         scale = ridge_float((uint32_t)(127 + (int)(random_next(&state) % 13) - 6) << 23);
     for (int64_t j = 0; j < cols; j++, row += size) {
-        if (size == 1) {
+        if (dtype == RIDGE_E4M3 || dtype == RIDGE_E5M2) {
+            *row = fp8_value(c, &state, dtype == RIDGE_E5M2, index);
+        } else if (c->fill == FILL_EXACT) {
+            store(row, dtype, (float)((int)(random_next(&state) >> 60) - 8));
+        } else if (size == 1) {
             *row = (unsigned char)(random_next(&state) >> 24);
         } else if (c->fill == FILL_EVERY && first && size == 2) {
             uint16_t pattern = (uint16_t)(index * cols + j);
@@ -162,6 +183,21 @@ static void fill_scales(unsigned char *to, int64_t count, uint64_t seed)
     }
 }
 
+/* Scales of fp8 operands: 2^-6 .. 2^6, not powers of two; exact ones 1/2, 1, 2; among edges zeros and NaN. */
+static void fill_scale_row(const test_case *c, unsigned char *to, int64_t count, uint64_t seed)
+{
+    for (int64_t i = 0; i < count; i++, to += 4) {
+        uint64_t z = random_next(&seed);
+        float value = ridge_float((uint32_t)(z >> 41) + ((uint32_t)(121 + (int)(z & 0xffff) % 12) << 23));
+
+        if (c->fill == FILL_EXACT)
+            value = ridge_float((uint32_t)(126 + (int)(z & 0xffff) % 3) << 23);
+        if (c->fill == FILL_EDGE && (z >> 16 & 63) == 0)
+            value = z >> 22 & 1 ? 0.0f : ridge_float(0x7fc00000u);
+        memcpy(to, &value, 4);
+    }
+}
+
 static void fill_operand(const test_case *c, const image *im, int arg, uint64_t seed, bool first)
 {
     const ridge_op_row *op = ridge_op_table[im->call.op];
@@ -175,6 +211,11 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
     if (strcmp(op->arg[arg].name, "given") == 0) {
         fill_scales(base, cols, seed);
+        return;
+    }
+    if (strncmp(op->arg[arg].name, "scale_", 6) == 0) {
+        for (int64_t r = 0; r < rows; r++)
+            fill_scale_row(c, base + r * pitch, cols, seed + (uint64_t)(arg * 1000003 + r) * 77);
         return;
     }
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
@@ -262,6 +303,7 @@ void image_place(const test_case *c, image *im)
 {
     memset(im, 0, sizeof *im);
     im->call = c->call;
+    im->fill = c->fill;
     place_operands(c, im);
 }
 
@@ -272,16 +314,17 @@ bool image_build(const test_case *c, uint64_t seed, image *im)
 
     image_place(c, im);
     im->host = aligned_alloc(256, (im->bytes + 255) / 256 * 256);
-    if (!im->host)
+    im->memo = calloc(1, sizeof *im->memo);
+    if (!im->host || !im->memo)
         return false;
 #pragma omp parallel for schedule(static)
     for (size_t block = 0; block < im->bytes; block += 65536) /* guards and padding: NaN in every float dtype */
         memset(im->host + block, 0xff, im->bytes - block < 65536 ? im->bytes - block : 65536);
     for (int arg = 0; arg < op->args; arg++) /* other than input padding, so that copying that one into it shows */
-        if (im->length[arg] && op->arg[arg].role == RIDGE_OUT)
+        if (im->length[arg] && ridge_operand_role(&im->call, arg) == RIDGE_OUT)
             memset(im->host + im->offset[arg], 0xfe, im->length[arg]);
     for (int arg = 0; arg < op->args; arg++) {
-        if (!im->length[arg] || !(op->arg[arg].role & RIDGE_IN))
+        if (!im->length[arg] || !(ridge_operand_role(&im->call, arg) & RIDGE_IN))
             continue;
         fill_operand(c, im, arg, seed, first);
         first = false;
@@ -311,7 +354,13 @@ static bool same(const unsigned char *a, const unsigned char *b, size_t bytes)
 
 void image_free(image *im)
 {
+    if (im->memo) {
+        free(im->memo->reference);
+        free(im->memo->bound);
+    }
+    free(im->memo);
     free(im->host);
+    im->memo = NULL;
     im->host = NULL;
 }
 
@@ -404,4 +453,47 @@ bool image_equal(const image *im, const unsigned char *expected, const unsigned 
         snprintf(text, size, "wrote into the %s: 0x%02x, was 0x%02x (%zu bytes differ)", where, got[at], expected[at],
                  wrong);
     return false;
+}
+
+bool image_intact(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size)
+{
+    const ridge_op_row *op = ridge_op_table[im->call.op];
+    unsigned char *copy = malloc(im->bytes);
+    bool good = copy != NULL;
+
+    if (!good)
+        snprintf(text, size, "out of memory");
+    else
+        copy_all(copy, got, im->bytes);
+    for (int arg = 0; arg < op->args && good; arg++) {
+        const size_t element = ridge_dtype_size(im->call.arg[arg].dtype);
+        int64_t rows, cols, stride = im->call.arg[arg].stride;
+
+        if (!im->length[arg] || !(op->arg[arg].role & RIDGE_OUT))
+            continue;
+        op->extent(&im->call, arg, &rows, &cols);
+        for (int64_t r = 0; r < rows; r++) {
+            const size_t at = im->offset[arg] + (size_t)(r * (stride ? stride : cols)) * element;
+
+            memcpy(copy + at, expected + at, (size_t)cols * element);
+        }
+    }
+    good = good && image_equal(im, expected, copy, text, size);
+    free(copy);
+    return good;
+}
+
+bool image_bitwise(const image *im, const ridge_kernel *kernel)
+{
+    return (kernel->contract & RIDGE_EXACT) || im->fill == FILL_EXACT;
+}
+
+bool image_judge(const image *im, const ridge_kernel *kernel, const unsigned char *expected, const unsigned char *got,
+                 char *text, size_t size)
+{
+    double worst = 0;
+
+    if (image_bitwise(im, kernel))
+        return image_equal(im, expected, got, text, size);
+    return image_intact(im, expected, got, text, size) && image_close(im, got, &worst, text, size);
 }

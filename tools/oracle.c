@@ -22,6 +22,7 @@ bool image_close(const image *im, const unsigned char *got, double *worst, char 
         [RIDGE_Q8_0_QUANTIZE] = oracle_q8_0,
         [RIDGE_Q8_0_REPACK] = oracle_q8_0,
         [RIDGE_Q8_0_UNPACK] = oracle_q8_0,
+        [RIDGE_GEMM_FP8] = oracle_gemm,
         [RIDGE_LINEAR_CE_EVAL] = oracle_ce,
         [RIDGE_LINEAR_CE_TRAIN] = oracle_ce,
         [RIDGE_LINEAR_CE_BACKWARD] = oracle_ce,

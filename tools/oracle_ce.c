@@ -288,7 +288,7 @@ static void set_delta(subject *s, int64_t b)
 
 static void products(const subject *s, result *r)
 {
-    const bool add = (s->im->call.flags & RIDGE_CE_ACCUMULATE) != 0;
+    const bool add = (s->im->call.flags & RIDGE_ACCUMULATE) != 0;
     const int dw = s->dx_arg + 1;
 
 #pragma omp parallel for schedule(static)

@@ -24,6 +24,8 @@ typedef struct subject {
 
 static void note(subject *s, double ratio, const char *what, int64_t row, int64_t col)
 {
+    if (isnan(ratio)) /* which anything that follows would replace */
+        ratio = INFINITY;
     if (!(ratio <= s->worst)) {
         s->worst = ratio;
         snprintf(s->text, s->size, "%s at row %" PRId64 " column %" PRId64 ": %.3g of the bound", what, row, col,

@@ -14,7 +14,8 @@ typedef enum fill_kind {
     FILL_EDGE,   /* special values mixed with random bit patterns */
     FILL_EVERY,  /* 16-bit dtypes: the first input counts through all 65,536 patterns */
     FILL_GROUPS, /* every 128 columns of a kind: zeros, powers of two, subnormal, huge, not finite */
-    FILL_PERIOD  /* rows repeat with period 64: for tensors too large for the reference */
+    FILL_PERIOD, /* rows repeat with period 64: for tensors too large for the reference */
+    FILL_EXACT   /* small integers, scales 1/2, 1 and 2: products and sums that f32 holds exactly */
 } fill_kind;
 
 /* One call to test or time: a problem and how its operands lie in memory. */
@@ -58,6 +59,7 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list);
 void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_case layout);
 void cases_quantize(const ridge_op_row *op, case_list *list, case_level level);
 void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level);
+void cases_gemm(const ridge_op_row *op, case_list *list, case_level level);
 void cases_ce(const ridge_op_row *op, case_list *list, case_level level);
 
 /* Bench and tune suites: lines "op name=value ..." under a suite's name. */
@@ -65,7 +67,9 @@ typedef struct suite_line {
     const char *suite;
     const char *text;
 } suite_line;
-extern const suite_line suite_table[]; /* ends with a NULL suite */
+/* Line `index` over all suites, text valid until the next call; a NULL suite after the last. */
+suite_line suite_at(int index);
+suite_line suite_gemm(int index);
 
 /* Text of a case, for messages: problem text and the layout. */
 void case_print(const test_case *c, char *text, size_t size);
@@ -78,6 +82,12 @@ typedef struct image {
     size_t offset[RIDGE_MAX_ARGS];
     size_t length[RIDGE_MAX_ARGS]; /* 0 = absent */
     unsigned char *host;
+    fill_kind fill;
+    /* The oracle's float64 reference and bound of every output element; filled on first use, so that it is computed
+     * once for all rows and runs of a case. */
+    struct image_memo {
+        double *reference, *bound;
+    } * memo;
 } image;
 
 /* Offsets and size only; host is NULL. */
@@ -94,6 +104,13 @@ ridge_call image_call(const image *im, void *base);
 ridge_status image_reference(const image *im, unsigned char *expected);
 /* Compares; on a mismatch writes what, where and the values into text and returns false. */
 bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
+/* Compares all but the elements of outputs: guards, padding, inputs. */
+bool image_intact(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
+/* What the row's contract promises of one run: the reference's bits, or the bound and nothing else written. */
+bool image_judge(const image *im, const ridge_kernel *kernel, const unsigned char *expected, const unsigned char *got,
+                 char *text, size_t size);
+/* Rows must give the reference's bits on this image. */
+bool image_bitwise(const image *im, const ridge_kernel *kernel);
 /* The float64 bound of the op on the outputs of `got`; worst receives the largest error / bound. */
 bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size);
 

@@ -1,0 +1,116 @@
+/* cases_gemm.c: the test cases of gemm_fp8 and its bench suites: `train84` (84 layers of seven models, three passes
+ * each) and `decode` (six weight matrices, m up to 64). */
+#include <stdio.h>
+
+#include "tools.h"
+
+/* Shapes and layouts; each goes with every pair of scale modes, the formats, dtypes and options spread over them. */
+static const struct {
+    const char *shape;
+    test_case layout;
+} shape_table[] = {
+    {"m=0 n=24 k=64", {.fill = FILL_NORMAL}},
+    {"m=5 n=0 k=64", {.fill = FILL_NORMAL}},
+    {"m=5 n=24 k=0", {.fill = FILL_NORMAL}},
+    {"m=70 n=24 k=0", {.fill = FILL_EXACT, .pad = 8}},
+    {"m=1 n=1 k=1", {.fill = FILL_NORMAL}},
+    {"m=1 n=136 k=512", {.fill = FILL_NORMAL}},
+    {"m=3 n=33 k=127", {.fill = FILL_EXACT}},
+    {"m=7 n=130 k=129", {.fill = FILL_EDGE, .pad = 3, .shift = 1}},
+    {"m=2 n=256 k=1024", {.fill = FILL_EXACT, .pad = 16}},
+    {"m=17 n=72 k=272", {.fill = FILL_NORMAL, .pad = 16, .slices = true}},
+    {"m=64 n=160 k=384", {.fill = FILL_NORMAL, .slices = true, .repeats = 100}},
+    {"m=33 n=95 k=500", {.fill = FILL_NORMAL, .slices = true, .shift = 3}},
+    {"m=16 n=264 k=2064", {.fill = FILL_NORMAL, .slices = true}},
+    {"m=65 n=129 k=96", {.fill = FILL_EDGE}},
+    {"m=128 n=128 k=128", {.fill = FILL_EXACT}},
+    {"m=130 n=136 k=640", {.fill = FILL_NORMAL, .slices = true}},
+    {"m=200 n=264 k=400", {.fill = FILL_EXACT, .pad = 32}},
+    {"m=257 n=384 k=256", {.fill = FILL_NORMAL, .repeats = 50}},
+    {"m=131 n=257 k=391", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
+    {"m=384 n=512 k=1040", {.fill = FILL_NORMAL}},
+};
+
+enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), PAIRS = 5 };
+
+static const char *const pairs[PAIRS] = {"tensor", "row", "row128_blk128", "row128_row128", "blk128_row128"};
+
+void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
+{
+    static const char *const format[] = {"a=e4m3 b=e4m3", "a=e5m2 b=e4m3", "a=e4m3 b=e5m2"};
+    static const char *const option[] = {
+        "d=bf16", "d=f32 accumulate=1", "d=f16 bias=1", "d=bf16 bias=bf16 accumulate=1",
+        "d=f32",  "d=f16 bias=f16",     "d=bf16 bias=1"};
+    char text[160];
+
+    for (int i = 0; i < SHAPES; i++)
+        for (int pair = 0; pair < PAIRS; pair++)
+            for (int way = 0; way < 3; way++) {
+                test_case layout = shape_table[i].layout;
+
+                if (level == CASES_QUICK && (i + pair + way) % 3)
+                    continue;
+                snprintf(text, sizeof text, "%s %s scales=%s %s", shape_table[i].shape, format[(i + pair + way) % 3],
+                         pairs[pair], option[(i * 3 + pair * 5 + way) % 7]);
+                if (layout.slices && pair == 4) /* a part may begin inside a 128-block of rows */
+                    layout.slices = false;
+                cases_add(list, op, text, layout);
+            }
+    if (level == CASES_LARGE)
+        cases_add(list, op, "m=65664 n=32776 k=32", (test_case){.fill = FILL_EXACT});
+}
+
+/* ----------------------------------------------------------------------------------------------------------- suites */
+
+static const struct {
+    int seq, hidden, inner, heads, kv;
+} models[] = {
+    {4096, 4096, 11008, 32, 32},  /* Llama-2-7B */
+    {4096, 8192, 28672, 64, 8},   /* Llama-2-70B */
+    {8192, 4096, 14336, 32, 8},   /* Llama-3.1-8B */
+    {8192, 16384, 53248, 128, 8}, /* Llama-3.1-405B */
+    {8192, 3584, 18944, 28, 4},   /* Qwen2.5-7B */
+    {8192, 8192, 29568, 64, 8},   /* Qwen2.5-72B */
+    {4096, 4096, 14336, 32, 8},   /* Mistral-7B */
+};
+
+enum { MODELS = (int)(sizeof models / sizeof models[0]), TRAIN = MODELS * 3 * 4 * 3, DECODE = 6 * 7 * 3 };
+
+/* Layer qkv, out, gate_up, down of a model at M = seq * {1, 2, 4}, in pass forward, dgrad, wgrad. */
+static void train_line(int index, char *text, size_t size)
+{
+    const int pass = index % 3, layer = index / 3 % 4, times = 1 << index / 12 % 3, model = index / 36;
+    const int m = models[model].seq * times, h = models[model].hidden, f = models[model].inner;
+    const int n = layer == 0 ? (models[model].heads + 2 * models[model].kv) * 128 : layer == 2 ? 2 * f : h;
+    const int k = layer == 3 ? f : h;
+
+    if (pass == 0)
+        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, n, k);
+    else if (pass == 1)
+        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, k, n);
+    else
+        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=row128_row128", n, k, m);
+}
+
+static void decode_line(int index, char *text, size_t size)
+{
+    static const int weight[6][2] = {{8192, 8192},  {10240, 8192}, {57344, 8192},
+                                     {8192, 28672}, {7168, 2048},  {4096, 14336}};
+    const int mode = index % 3, m = 1 << index / 3 % 7, *w = weight[index / 21];
+
+    snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=%s", m, w[0], w[1], pairs[mode]);
+}
+
+suite_line suite_gemm(int index)
+{
+    static char text[96];
+    suite_line line = {index < TRAIN ? "train84" : "decode", text};
+
+    if (index < TRAIN)
+        train_line(index, text, sizeof text);
+    else if (index < TRAIN + DECODE)
+        decode_line(index - TRAIN, text, sizeof text);
+    else
+        line.suite = NULL;
+    return line;
+}
