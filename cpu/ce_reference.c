@@ -172,7 +172,7 @@ static void given_row(const ce_args *a, const token_row *r, int64_t token)
 /* Tokens and classes are shared out among at most `units` threads, each with `hidden` doubles of scratch. */
 static void gradients(const ce_args *a, const token_row *rows, double *scratch, int units)
 {
-#pragma omp parallel num_threads(units)
+#pragma omp parallel num_threads(units) if (a->tokens * a->vocab > 20000)
     {
         const unsigned mode = ridge_fp_begin();
         double *sum;
@@ -213,7 +213,7 @@ static void work(const ce_args *a, int units, void *workspace)
     double *scratch = (double *)(rows + a->tokens);
 
     if (!a->lse_in) {
-#pragma omp parallel for schedule(dynamic) num_threads(units)
+#pragma omp parallel for schedule(dynamic) num_threads(units) if (a->tokens * a->vocab > 20000)
         for (int64_t token = 0; token < a->tokens; token++) {
             const int64_t y = ridge_cpu_ce_target(a, token);
 

@@ -149,7 +149,7 @@ static void read_inputs(subject *s)
     for (int64_t b = 0; b < s->tokens; b++)
         for (int64_t j = 0; j < s->hidden; j++)
             s->x[b * s->hidden + j] = input(s, 0, b, j);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
     for (int64_t b = 0; b < s->tokens; b++)
         for (int64_t c = 0; c < s->vocab; c++) {
             double sum[4] = {0};
@@ -291,12 +291,12 @@ static void products(const subject *s, result *r)
     const bool add = (s->im->call.flags & RIDGE_ACCUMULATE) != 0;
     const int dw = s->dx_arg + 1;
 
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
     for (int64_t b = 0; b < s->tokens; b++)
         for (int64_t c = 0; c < s->vocab && s->y[b] >= 0; c++)
             for (int64_t j = 0; j < s->hidden; j++)
                 r->dx[b * s->hidden + j] += r->dz[b * s->vocab + c] * s->w[c * s->hidden + j];
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
     for (int64_t c = 0; c < s->vocab; c++) {
         double *to = r->dw + c * s->hidden;
 
@@ -320,7 +320,7 @@ static bool makes_gradients(const subject *s)
 
 static void evaluate(subject *s, result *r, bool model)
 {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
     for (int64_t b = 0; b < s->tokens; b++) {
         if (s->y[b] == -1)
             continue;
