@@ -17,7 +17,7 @@ static const struct {
     {5, 24, 1, {.fill = FILL_UNIT}},
     {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID}},
     {7, 33, 50, {.fill = FILL_UNIT, .shift = 1}},
-    {37, 128, 257, {.fill = FILL_UNIT, .repeats = 100}},
+    {37, 128, 257, {.fill = FILL_UNIT, .repeats = 40}},
     {40, 72, 192, {.fill = FILL_UNIT, .pad = 8}},
     {21, 50, 99, {.fill = FILL_UNIT, .pad = 3, .shift = 3}},
     {70, 300, 1100, {.fill = FILL_UNIT}},
@@ -171,7 +171,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
         for (int i = 0; i < OPTIONS; i++, n++) {
             const bool large = shape >= 8;
 
-            if ((large && (n + shape) % 6) || (level == CASES_QUICK && n % 3))
+            if ((large && (n + shape) % 8) || (level == CASES_QUICK && n % 4))
                 continue;
             add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
         }
