@@ -7,7 +7,7 @@
 static void note(ce_subject *s, double ratio, const char *what, int64_t row, int64_t col)
 {
     if (!(ratio <= s->worst)) {
-        s->worst = ratio;
+        s->worst = isnan(ratio) ? INFINITY : ratio; /* a NaN here would let the next one pass */
         snprintf(s->text, s->size, "%s[%" PRId64 ",%" PRId64 "] is off by %.3g of the bound", what, row, col, ratio);
     }
 }

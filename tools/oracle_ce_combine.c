@@ -31,7 +31,7 @@ static void compare(subject *s, int arg, int64_t i, double ref, double bound)
     if (isnan(ref) || isinf(ref))
         ratio = (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY;
     if (!(ratio <= s->worst)) {
-        s->worst = ratio;
+        s->worst = isnan(ratio) ? INFINITY : ratio;
         snprintf(s->text, s->size, "%s[%" PRId64 "] is off by %.3g of the bound",
                  ridge_op_table[s->im->call.op]->arg[arg].name, i, ratio);
     }
