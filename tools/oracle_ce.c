@@ -126,7 +126,10 @@ static void forward_row(const ce_subject *s, ce_result *r, bool model, int64_t b
     for (int64_t c = 0; c < s->vocab; c++) {
         const double dot = s->dot[b * s->vocab + c];
 
-        z[c] = cap_of(s, (model && !s->given ? rounded(dot, s->bits) : dot) + bias_at(s, c));
+        z[c] = dot + bias_at(s, c);
+        if (model && !s->given) /* the sum with the bias is an f32: twice its error */
+            z[c] = rounded(rounded(dot, s->bits) + bias_at(s, c), 23);
+        z[c] = cap_of(s, z[c]);
         max = fmax(max, z[c]);
     }
     for (int64_t c = 0; c < s->vocab; c++)
