@@ -129,6 +129,12 @@ typedef enum ridge_op {
     RIDGE_Q8_0_MATMUL_HC_EXPAND,
     RIDGE_RMS_NORM,
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL,
+    RIDGE_LINEAR_CE_EVAL,
+    RIDGE_LINEAR_CE_TRAIN,
+    RIDGE_LINEAR_CE_BACKWARD,
+    RIDGE_CE_FWD,
+    RIDGE_CE_BWD,
+    RIDGE_CE_COMBINE,
     RIDGE_OPS
 } ridge_op;
 
@@ -172,6 +178,19 @@ typedef struct ridge_norm_options {
     float mscale; /* rope only: sine and cosine are multiplied by it (YaRN's attention factor), default 1 */
 } ridge_norm_options;
 
+/* Options of linear_ce_*, ce_fwd, ce_bwd and ce_combine. */
+typedef struct ridge_ce_options {
+    int64_t ignore_index;   /* a row with this target is left out, default -100 */
+    int64_t vocab_offset;   /* first class of this shard of the vocabulary, default 0 */
+    int64_t vocab_total;    /* classes of all shards, default 0: this call has them all */
+    float label_smoothing;  /* eps in [0, 1], default 0 */
+    float softcap;          /* z = softcap tanh(u / softcap), default 0: none */
+    float temperature;      /* z / temperature, > 0, default 1 */
+    float lse_square_scale; /* z-loss: this times lse^2, >= 0, default 0 */
+    float grad_scale;       /* linear_ce_train: gradients are those of grad_scale * loss, default 1 */
+    float reserved;
+} ridge_ce_options;
+
 /* One call. Builders fill it; the layout is ABI and is checked through struct_size. Optional operands are named slots
  * of arg[], absent while their dtype is RIDGE_NONE: see ridge_set. After changing a pointer or stride by hand, nothing
  * else needs updating: the alignment class that dispatch sees is computed by ridge_run. */
@@ -188,6 +207,8 @@ typedef struct ridge_call {
         ridge_quantize_options quantize;
         ridge_swiglu_quantize_options swiglu_quantize;
         ridge_norm_options norm;
+
+        ridge_ce_options ce;
         double space[16];
     } opt;
 } ridge_call;
@@ -778,6 +799,225 @@ typedef struct ridge_yarn {
  * Errors: RIDGE_ERR_ARG (n_rot odd or negative, base not above 1 or not finite, a YaRN parameter out of range). */
 RIDGE_API ridge_status ridge_rope_freqs(int64_t n_rot, double base, const ridge_yarn *yarn, double *freqs,
                                         float *mscale);
+
+/* --------------------------------------------------------------------------------------------------- cross entropy
+ *
+ * Tokens B, hidden H, vocabulary V. u = x W^T + bias in f32; z = softcap tanh(u / softcap) / temperature;
+ *     lse = log sum_c e^z_c
+ *     row = (1 - eps) w_y (lse - z_y) + eps/V sum_c w_c (lse - z_c) + lse_square_scale lse^2
+ * w: class weights (1 when absent), y the row's target. loss: the rows (NONE), their sum, or their mean: the first two
+ * terms divided by the sum of w_y, the third by the number of rows that are not ignored; a divisor of 0 gives 0.
+ * No logits of B x V are written anywhere: the workspace holds a chunk of them, and its size decides how large.
+ *
+ * A row whose target is ignore_index costs nothing: x is not read, its dX is 0, its token_loss, lse, target_logit and
+ * entropy are 0 and its argmax is -1. A target that is neither ignored nor in 0 .. V-1 makes token_loss, target_logit
+ * and the loss NaN and its row of dX NaN; it counts in the mean (with weight 1), adds nothing to dW and dbias, and is
+ * counted in `errors`. argmax: the lowest index among equals; NaN counts as largest. bias may hold -inf.
+ * Contract: stable, close. docs/numerics.md, Cross entropy.
+ *
+ * A vocabulary that is spread over devices: each runs linear_ce_eval on its slice with vocab_offset and vocab_total and
+ * asks for `record`; the records of all slices, in any order, go through ce_combine; its lse goes into
+ * linear_ce_backward on each slice, which gives that slice of dW and a partial dX to be summed. class_weight and target
+ * always speak of the whole vocabulary. */
+
+#define RIDGE_CE_MEAN 0u
+#define RIDGE_CE_SUM 0x100u
+#define RIDGE_CE_NONE 0x200u      /* loss is [tokens] */
+#define RIDGE_CE_REDUCTION 0x300u /* mask of the three above */
+#define RIDGE_CE_W_HV 0x400u      /* W (and dW) is [hidden, vocab], as in JAX; else [vocab, hidden], as in PyTorch */
+/* RIDGE_ACCUMULATE: dW and dbias are added to what is there. */
+#define RIDGE_CE_RECORD_SUMS 0x1000u /* a record has 6 numbers and not 3 */
+
+/* A record of a token: max z, sum e^(z - max), target logit (-inf if it is not in this slice); with
+ * RIDGE_CE_RECORD_SUMS also sum z, sum w z and sum e^(z - max) z: what label smoothing and entropy need. */
+
+enum {
+    RIDGE_LINEAR_CE_X = 0,        /* [tokens, hidden] bf16, f16 or f32 */
+    RIDGE_LINEAR_CE_W,            /* [vocab, hidden] or [hidden, vocab], dtype of x */
+    RIDGE_LINEAR_CE_TARGET,       /* [tokens] i32 or i64 */
+    RIDGE_LINEAR_CE_LOSS,         /* [1], NONE: [tokens]; f32 as all that follow unless said otherwise */
+    RIDGE_LINEAR_CE_BIAS,         /* [vocab] f32, bf16 or f16, optional */
+    RIDGE_LINEAR_CE_CLASS_WEIGHT, /* [vocab_total], optional, >= 0 */
+    RIDGE_LINEAR_CE_TOKEN_LOSS,   /* [tokens], optional output: the row losses */
+    RIDGE_LINEAR_CE_LSE,          /* [tokens], optional output */
+    RIDGE_LINEAR_CE_TARGET_LOGIT, /* [tokens], optional output: z_y */
+    RIDGE_LINEAR_CE_ENTROPY,      /* [tokens], optional output: of softmax(z), in nats */
+    RIDGE_LINEAR_CE_ARGMAX,       /* [tokens] i64, optional output: class of the largest z */
+    RIDGE_LINEAR_CE_ACCURACY, /* [1], optional output: the fraction of rows, of those not ignored, with argmax = y */
+    RIDGE_LINEAR_CE_ERRORS,   /* [1] i32, optional output: how many targets are out of range */
+    RIDGE_LINEAR_CE_RECORD,   /* eval: [tokens, 3 or 6], optional output; loss may then be absent */
+    RIDGE_LINEAR_CE_GRAD_SCALE = RIDGE_LINEAR_CE_RECORD, /* train: [1] input, optional, times the option grad_scale */
+    RIDGE_LINEAR_CE_DX,                                  /* [tokens, hidden], dtype of x; absent = x is frozen */
+    RIDGE_LINEAR_CE_DW,   /* as W, f32 or dtype of x (summed in f32, rounded once); absent = W is frozen */
+    RIDGE_LINEAR_CE_DBIAS /* [vocab], optional output */
+};
+enum {
+    RIDGE_LINEAR_CE_BACKWARD_X = 0,        /* as above */
+    RIDGE_LINEAR_CE_BACKWARD_W,            /* as above */
+    RIDGE_LINEAR_CE_BACKWARD_TARGET,       /* as above */
+    RIDGE_LINEAR_CE_BACKWARD_LSE,          /* [tokens] f32, from eval, train or ce_combine */
+    RIDGE_LINEAR_CE_BACKWARD_DLOSS,        /* [1], NONE: [tokens]; f32, optional: gradient of the loss, else 1 */
+    RIDGE_LINEAR_CE_BACKWARD_BIAS,         /* as above */
+    RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT, /* as above */
+    RIDGE_LINEAR_CE_BACKWARD_DX,           /* as above; of a slice of the vocabulary: its part of the sum */
+    RIDGE_LINEAR_CE_BACKWARD_DW,           /* as above */
+    RIDGE_LINEAR_CE_BACKWARD_DBIAS         /* as above */
+};
+enum {
+    RIDGE_CE_FWD_LOGITS = 0, /* [tokens, vocab] bf16, f16 or f32: u */
+    RIDGE_CE_FWD_TARGET,     /* what follows is as in linear_ce_eval */
+    RIDGE_CE_FWD_LOSS,
+    RIDGE_CE_FWD_CLASS_WEIGHT,
+    RIDGE_CE_FWD_TOKEN_LOSS,
+    RIDGE_CE_FWD_LSE,
+    RIDGE_CE_FWD_TARGET_LOGIT,
+    RIDGE_CE_FWD_ENTROPY,
+    RIDGE_CE_FWD_ARGMAX,
+    RIDGE_CE_FWD_ACCURACY,
+    RIDGE_CE_FWD_ERRORS,
+    RIDGE_CE_FWD_RECORD
+};
+enum {
+    RIDGE_CE_BWD_LOGITS = 0, /* [tokens, vocab] */
+    RIDGE_CE_BWD_TARGET,
+    RIDGE_CE_BWD_LSE,          /* [tokens] */
+    RIDGE_CE_BWD_DLOSS,        /* [1], NONE: [tokens]; optional */
+    RIDGE_CE_BWD_CLASS_WEIGHT, /* [vocab_total], optional */
+    RIDGE_CE_BWD_DLOGITS       /* [tokens, vocab], dtype of logits; may be logits */
+};
+enum {
+    RIDGE_CE_COMBINE_RECORD = 0,   /* [shards * tokens, 3 or 6]: the record of shard 0's tokens, then shard 1's, ... */
+    RIDGE_CE_COMBINE_OFFSET,       /* [shards] i64: vocab_offset of each; all different */
+    RIDGE_CE_COMBINE_TARGET,       /* [tokens] i32 or i64 */
+    RIDGE_CE_COMBINE_LOSS,         /* what follows is as in linear_ce_eval */
+    RIDGE_CE_COMBINE_CLASS_WEIGHT, /* [vocab] */
+    RIDGE_CE_COMBINE_TOKEN_LOSS,
+    RIDGE_CE_COMBINE_LSE,
+    RIDGE_CE_COMBINE_TARGET_LOGIT,
+    RIDGE_CE_COMBINE_ENTROPY, /* needs RIDGE_CE_RECORD_SUMS, as label smoothing does */
+    RIDGE_CE_COMBINE_ARGMAX,
+    RIDGE_CE_COMBINE_ACCURACY,
+    RIDGE_CE_COMBINE_ERRORS,
+    RIDGE_CE_COMBINE_SHARD_ARGMAX /* [shards, tokens] i64, what each shard's eval gave; for argmax and accuracy */
+};
+
+static inline void ridge_ce_defaults(ridge_call *call)
+{
+    call->opt.ce.ignore_index = -100;
+    call->opt.ce.temperature = 1.0f;
+    call->opt.ce.grad_scale = 1.0f;
+}
+
+static inline void ridge_linear_ce_operands(ridge_call *call, int64_t tokens, int64_t hidden, int64_t vocab,
+                                            ridge_dtype dtype, const void *x, const void *w, ridge_dtype target_dtype,
+                                            const void *target)
+{
+    ridge_ce_defaults(call);
+    call->dim[0] = tokens;
+    call->dim[1] = hidden;
+    call->dim[2] = vocab;
+    ridge_set(call, RIDGE_LINEAR_CE_X, dtype, x, 0);
+    ridge_set(call, RIDGE_LINEAR_CE_W, dtype, w, 0);
+    ridge_set(call, RIDGE_LINEAR_CE_TARGET, target_dtype, target, 0);
+}
+
+/* The mean loss of softmax(x W^T) at the targets, 2BHV FLOP. W is [vocab, hidden]. target_dtype: RIDGE_I32 or
+ * RIDGE_I64. */
+static inline ridge_call ridge_linear_ce_eval(int64_t tokens, int64_t hidden, int64_t vocab, ridge_dtype dtype,
+                                              const void *x, const void *w, ridge_dtype target_dtype,
+                                              const void *target, float *loss)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_LINEAR_CE_EVAL);
+    ridge_linear_ce_operands(&call, tokens, hidden, vocab, dtype, x, w, target_dtype, target);
+    ridge_set(&call, RIDGE_LINEAR_CE_LOSS, RIDGE_F32, loss, 0);
+    return call;
+}
+
+/* The loss as in eval and its gradients, 6BHV FLOP. dx has x's dtype, dw is f32; NULL leaves one out. Reductions: mean
+ * and sum. A larger workspace is faster up to what ridge_workspace_bytes says. */
+static inline ridge_call ridge_linear_ce_train(int64_t tokens, int64_t hidden, int64_t vocab, ridge_dtype dtype,
+                                               const void *x, const void *w, ridge_dtype target_dtype,
+                                               const void *target, float *loss, void *dx, float *dw)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_LINEAR_CE_TRAIN);
+    ridge_linear_ce_operands(&call, tokens, hidden, vocab, dtype, x, w, target_dtype, target);
+    ridge_set(&call, RIDGE_LINEAR_CE_LOSS, RIDGE_F32, loss, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_DX, dtype, dx, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_DW, RIDGE_F32, dw, 0);
+    return call;
+}
+
+/* The gradients alone, from lse: the logits are computed again, 6BHV FLOP. dloss: [1], with RIDGE_CE_NONE [tokens];
+ * NULL = 1. */
+static inline ridge_call ridge_linear_ce_backward(int64_t tokens, int64_t hidden, int64_t vocab, ridge_dtype dtype,
+                                                  const void *x, const void *w, ridge_dtype target_dtype,
+                                                  const void *target, const float *lse, const float *dloss, void *dx,
+                                                  float *dw)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_LINEAR_CE_BACKWARD);
+    ridge_linear_ce_operands(&call, tokens, hidden, vocab, dtype, x, w, target_dtype, target);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_LSE, RIDGE_F32, lse, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DLOSS, RIDGE_F32, dloss, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DX, dtype, dx, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DW, RIDGE_F32, dw, 0);
+    return call;
+}
+
+/* The mean loss of given logits [tokens, vocab]. */
+static inline ridge_call ridge_ce_fwd(int64_t tokens, int64_t vocab, ridge_dtype dtype, const void *logits,
+                                      ridge_dtype target_dtype, const void *target, float *loss)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_CE_FWD);
+    ridge_ce_defaults(&call);
+    call.dim[0] = tokens;
+    call.dim[1] = vocab;
+    ridge_set(&call, RIDGE_CE_FWD_LOGITS, dtype, logits, 0);
+    ridge_set(&call, RIDGE_CE_FWD_TARGET, target_dtype, target, 0);
+    ridge_set(&call, RIDGE_CE_FWD_LOSS, RIDGE_F32, loss, 0);
+    return call;
+}
+
+/* The gradient of ce_fwd's loss by the logits. dloss as in linear_ce_backward. dlogits may be logits. */
+static inline ridge_call ridge_ce_bwd(int64_t tokens, int64_t vocab, ridge_dtype dtype, const void *logits,
+                                      ridge_dtype target_dtype, const void *target, const float *lse,
+                                      const float *dloss, void *dlogits)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_CE_BWD);
+    ridge_ce_defaults(&call);
+    call.dim[0] = tokens;
+    call.dim[1] = vocab;
+    ridge_set(&call, RIDGE_CE_BWD_LOGITS, dtype, logits, 0);
+    ridge_set(&call, RIDGE_CE_BWD_TARGET, target_dtype, target, 0);
+    ridge_set(&call, RIDGE_CE_BWD_LSE, RIDGE_F32, lse, 0);
+    ridge_set(&call, RIDGE_CE_BWD_DLOSS, RIDGE_F32, dloss, 0);
+    ridge_set(&call, RIDGE_CE_BWD_DLOGITS, dtype, dlogits, 0);
+    return call;
+}
+
+/* Records of slices of a vocabulary of `vocab` classes to the loss and lse of the whole. The shards are taken in the
+ * order of their offsets, so that any order of arrival gives the same bits. */
+static inline ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t shards, const float *record,
+                                          const int64_t *offset, ridge_dtype target_dtype, const void *target,
+                                          float *loss, float *lse)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_CE_COMBINE);
+    ridge_ce_defaults(&call);
+    call.dim[0] = tokens;
+    call.dim[1] = vocab;
+    call.dim[2] = shards;
+    ridge_set(&call, RIDGE_CE_COMBINE_RECORD, RIDGE_F32, record, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_OFFSET, RIDGE_I64, offset, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_TARGET, target_dtype, target, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_LOSS, RIDGE_F32, loss, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_LSE, RIDGE_F32, lse, 0);
+    return call;
+}
 
 #ifdef __cplusplus
 }

@@ -94,7 +94,8 @@ typedef enum ridge_field_kind {
     RIDGE_FIELD_FLAG,   /* mask = bit; 0 or 1 */
     RIDGE_FIELD_CHOICE, /* mask = bits, choices = names of values 0, 1, 2, ... */
     RIDGE_FIELD_HAS,    /* index = optional operand; 0, 1 (its first dtype) or a dtype */
-    RIDGE_FIELD_F32     /* index = byte offset in call.opt */
+    RIDGE_FIELD_F32,    /* index = byte offset in call.opt */
+    RIDGE_FIELD_I64     /* likewise */
 } ridge_field_kind;
 
 typedef struct ridge_field {
@@ -102,7 +103,7 @@ typedef struct ridge_field {
     ridge_field_kind kind;
     uint32_t mask;
     int index;
-    float preset;               /* of an F32 field */
+    float preset;               /* of an F32 or I64 field */
     const char *const *choices; /* NULL-terminated */
     const uint32_t *bits;       /* what each choice sets within mask; NULL = 0, 1, 2, ... */
 } ridge_field;
@@ -150,6 +151,8 @@ extern const ridge_op_row ridge_op_gemm_fp8;
 extern const ridge_op_row ridge_op_q8_0_quantize_rows, ridge_op_q8_0_matmul, ridge_op_q8_0_pair,
     ridge_op_q8_0_gate_up_swiglu, ridge_op_q8_0_matmul_hc_expand;
 extern const ridge_op_row ridge_op_rms_norm, ridge_op_head_rms_norm_rope_tail;
+extern const ridge_op_row ridge_op_linear_ce_eval, ridge_op_linear_ce_train, ridge_op_linear_ce_backward;
+extern const ridge_op_row ridge_op_ce_fwd, ridge_op_ce_bwd, ridge_op_ce_combine;
 /* Rules of SwiGLU's options and layouts, shared with swiglu_quantize. */
 const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags);
 bool ridge_swiglu_options_plain(const ridge_swiglu_options *o);
@@ -186,7 +189,7 @@ typedef struct ridge_kernel_list {
 } ridge_kernel_list;
 
 extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8,
-    ridge_cpu_q8_0_matmul, ridge_cpu_norm;
+    ridge_cpu_q8_0_matmul, ridge_cpu_norm, ridge_cpu_ce;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
     ridge_cuda_quantize_stream, ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90;
 

@@ -19,6 +19,7 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cpu_gemm_fp8,    //
     &ridge_cpu_q8_0_matmul, //
     &ridge_cpu_norm,        //
+    &ridge_cpu_ce,          //
 };
 
 enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };

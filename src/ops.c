@@ -50,6 +50,12 @@ const ridge_op_row *const ridge_op_table[RIDGE_OPS] = {
     [RIDGE_Q8_0_MATMUL_HC_EXPAND] = &ridge_op_q8_0_matmul_hc_expand,
     [RIDGE_RMS_NORM] = &ridge_op_rms_norm,
     [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = &ridge_op_head_rms_norm_rope_tail,
+    [RIDGE_LINEAR_CE_EVAL] = &ridge_op_linear_ce_eval,
+    [RIDGE_LINEAR_CE_TRAIN] = &ridge_op_linear_ce_train,
+    [RIDGE_LINEAR_CE_BACKWARD] = &ridge_op_linear_ce_backward,
+    [RIDGE_CE_FWD] = &ridge_op_ce_fwd,
+    [RIDGE_CE_BWD] = &ridge_op_ce_bwd,
+    [RIDGE_CE_COMBINE] = &ridge_op_ce_combine,
 };
 
 const ridge_op_row *ridge_op_find(const char *name, size_t length)

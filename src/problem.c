@@ -279,7 +279,8 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
                         size_t size)
 {
     const uint32_t mask = field->kind == RIDGE_FIELD_HAS ? ridge_op_table[call->op]->arg[field->index].dtypes : 0;
-    uint32_t dtype;
+    uint32_t dtype, usual;
+    int64_t whole;
 
     text[0] = 0;
     switch (field->kind) {
@@ -300,12 +301,22 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
         break;
     case RIDGE_FIELD_HAS:
         dtype = call->arg[field->index].dtype;
-        if (dtype != RIDGE_NONE)
+        usual = preset->arg[field->index].dtype;
+        if (dtype == RIDGE_NONE && usual != RIDGE_NONE)
+            snprintf(text, size, " %s=0", field->name);
+        else if (dtype != RIDGE_NONE &&
+                 (usual == RIDGE_NONE ||
+                  (dtype != usual && ridge_op_table[call->op]->arg[field->index].same_dtype < 0)))
             snprintf(text, size, " %s=%s", field->name, dtype == first_dtype(mask) ? "1" : ridge_dtype_name(dtype));
         break;
     case RIDGE_FIELD_F32:
         if (option_of(call, field) != field->preset)
             snprintf(text, size, " %s=%.9g", field->name, (double)option_of(call, field));
+        break;
+    case RIDGE_FIELD_I64:
+        memcpy(&whole, (const char *)&call->opt + field->index, sizeof whole);
+        if (whole != (int64_t)field->preset)
+            snprintf(text, size, " %s=%" PRId64, field->name, whole);
         break;
     }
 }
@@ -405,6 +416,11 @@ static bool parse_field(const ridge_op_row *op, const ridge_field *field, const 
         if (!parse_float(text, length, &real))
             return false;
         memcpy((char *)&call->opt + field->index, &real, sizeof real);
+        return true;
+    case RIDGE_FIELD_I64:
+        if (!parse_int(text, length, INT64_MIN, INT64_MAX, &number))
+            return false;
+        memcpy((char *)&call->opt + field->index, &number, sizeof number);
         return true;
     }
     return false;

@@ -131,6 +131,29 @@ static const suite_line suite_table[] = {
     {"ds4flash", "rms_norm rows=4 cols=4096 x=f32 w=f32 out=f32"},
     {"ds4flash", "q8_0_gate_up_swiglu tokens=4 cols=4096 rows=2048 x=f32 w=i8 out=f32 limit=10"},
     {"ds4flash", "q8_0_matmul_hc_expand tokens=4 cols=2048 rows=4096 n_hc=4 x=f32 w=i8 add=1"},
+    {"quick", "linear_ce_eval tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
+    {"quick", "linear_ce_train tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=1024 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_eval tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_train tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_backward tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "ce_fwd tokens=1024 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "ce_bwd tokens=1024 vocab=32000 dtype=bf16 target=i64"},
     {NULL, NULL},
 };
 
@@ -290,6 +313,14 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
     case RIDGE_RMS_NORM:
     case RIDGE_HEAD_RMS_NORM_ROPE_TAIL:
         cases_decode(op, list, level);
+        break;
+    case RIDGE_LINEAR_CE_EVAL:
+    case RIDGE_LINEAR_CE_TRAIN:
+    case RIDGE_LINEAR_CE_BACKWARD:
+    case RIDGE_CE_FWD:
+    case RIDGE_CE_BWD:
+    case RIDGE_CE_COMBINE:
+        cases_ce(op, list, level);
         break;
     default:
         break;

@@ -200,6 +200,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[320];
+    ridge_problem problem;
     bool good;
 
     case_print(c, text, sizeof text);
@@ -216,7 +217,8 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
         list[count++].variant = v;
     if (check)
         good = verify(b, &r, list, rows, check, state, &err);
-    else if (ridge_problem_bytes(&call) < 16e6 && ridge_op_table[call.op]->flops(&problem) < 4e9)
+    else if (ridge_problem_bytes(&call) < 16e6 && ridge_validate(&call, &problem) == RIDGE_OK &&
+             ridge_op_table[call.op]->flops(&problem) < 4e9)
         good = verify(b, &r, list, rows, NULL, NULL, &err);
     if (good) {
         timing_warm(&r, b->warm ? 0.05 : 0.4);

@@ -336,9 +336,110 @@ FAULT(loses_bits_everywhere)
     return status ? status : scale_part(device, im, memory, 0, call->dim[0], 0, call->dim[1], 1.0f + 0x1p-10f, stream);
 }
 
+/* ---- cross entropy: a call that is a little different from the one asked for */
+
+static bool given_logits(const ridge_call *call)
+{
+    return call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
+}
+
+static int class_weight_of(const ridge_call *call)
+{
+    switch (call->op) {
+    case RIDGE_LINEAR_CE_BACKWARD:
+        return RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT;
+    case RIDGE_CE_FWD:
+        return RIDGE_CE_FWD_CLASS_WEIGHT;
+    case RIDGE_CE_BWD:
+        return RIDGE_CE_BWD_CLASS_WEIGHT;
+    default:
+        return call->op == RIDGE_CE_COMBINE ? (int)RIDGE_CE_COMBINE_CLASS_WEIGHT : (int)RIDGE_LINEAR_CE_CLASS_WEIGHT;
+    }
+}
+
+FAULT(forgets_ignore_index)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.opt.ce.ignore_index = -1000;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(drops_a_block_of_classes)
+{
+    ridge_call copy = with_strides(call);
+    const int vocab = given_logits(call) || call->op == RIDGE_CE_COMBINE ? 1 : 2;
+
+    (void)problem, (void)im, (void)memory;
+    copy.dim[vocab] -= 32;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(forgets_the_class_weights)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    ridge_set(&copy, class_weight_of(call), RIDGE_NONE, NULL, 0);
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(forgets_the_z_loss)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.opt.ce.lse_square_scale = 0;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(smooths_too_much)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.opt.ce.label_smoothing *= 1.25f;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(is_too_warm)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.opt.ce.temperature *= 1.01f;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+FAULT(forgets_the_softcap)
+{
+    ridge_call copy = *call;
+
+    (void)problem, (void)im, (void)memory;
+    copy.opt.ce.softcap = 0;
+    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+}
+
+/* The mean over all rows, not over those that are not ignored. */
+FAULT(divides_by_all_rows)
+{
+    ridge_status status = RUN(call);
+    const int loss = call->op == RIDGE_CE_FWD ? (int)RIDGE_CE_FWD_LOSS : (int)RIDGE_LINEAR_CE_LOSS; /* combine's too */
+    char *at = (char *)memory + im->offset[loss];
+    float value = 0;
+
+    if (!status)
+        status = device->backend->sync(device, stream);
+    if (!status)
+        status = device->backend->download(device, &value, at, sizeof value);
+    value *= 0.8f; /* every fifth row of the case is ignored */
+    return status ? status : device->backend->upload(device, at, &value, sizeof value);
+}
+
 /* `eager` faults work on a GPU, the others need a CPU (no capture). The families of ops that a fault makes sense for.
  */
-enum { ALL_OPS = 0, SWIGLU_OPS, INVARIANT_OPS, EXACT_OPS, GEMM_OPS };
+enum { ALL_OPS = 0, SWIGLU_OPS, INVARIANT_OPS, EXACT_OPS, GEMM_OPS, CE_OPS, LINEAR_CE_OPS, CE_LOSS_OPS };
 
 static const struct {
     const char *name;
@@ -370,6 +471,14 @@ static const struct {
     {"skips a tile", skips_a_tile, true, GEMM_OPS},
     {"gets one element wrong", gets_one_element_wrong, true, GEMM_OPS},
     {"loses bits everywhere", loses_bits_everywhere, true, GEMM_OPS},
+    {"forgets ignore_index", forgets_ignore_index, true, CE_OPS},
+    {"drops a block of classes", drops_a_block_of_classes, true, CE_OPS},
+    {"forgets the class weights", forgets_the_class_weights, true, CE_OPS},
+    {"forgets the z-loss", forgets_the_z_loss, true, CE_OPS},
+    {"smooths too much", smooths_too_much, true, CE_OPS},
+    {"is too warm", is_too_warm, true, LINEAR_CE_OPS},
+    {"forgets the softcap", forgets_the_softcap, true, LINEAR_CE_OPS},
+    {"divides by all rows", divides_by_all_rows, true, CE_LOSS_OPS},
     {"is wrong once in a while", is_wrong_once_in_a_while, false, ALL_OPS},
     {"depends on the number of rows", depends_on_the_number_of_rows, false, INVARIANT_OPS},
 };
@@ -392,12 +501,27 @@ static const char *const problems[RIDGE_OPS] = {
     [RIDGE_Q8_0_MATMUL_HC_EXPAND] = "tokens=5 cols=288 rows=19 n_hc=4 x=f32 w=u8 add=1 y=1",
     [RIDGE_RMS_NORM] = "rows=5 cols=264 x=bf16 w=bf16 out=bf16",
     [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = "tokens=5 heads=9 head_dim=8 n_rot=4 x=f32 w=f32 pos=i32 out=f32",
+    [RIDGE_LINEAR_CE_EVAL] = "tokens=21 hidden=72 vocab=136 dtype=bf16 bias=1 class_weight=1 label_smoothing=0.2 "
+                             "lse_square_scale=0.05 softcap=6 temperature=0.8 token_loss=1 lse=1",
+    [RIDGE_LINEAR_CE_TRAIN] = "tokens=21 hidden=72 vocab=136 dtype=f16 class_weight=1 label_smoothing=0.2 "
+                              "lse_square_scale=0.05 softcap=6 temperature=0.8 dbias=1",
+    [RIDGE_LINEAR_CE_BACKWARD] = "tokens=21 hidden=72 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 "
+                                 "lse_square_scale=0.05 softcap=6 temperature=0.8 reduction=none",
+    [RIDGE_CE_FWD] =
+        "tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6",
+    [RIDGE_CE_BWD] =
+        "tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6",
+    [RIDGE_CE_COMBINE] = "tokens=21 vocab=136 shards=3 sums=1 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05",
 };
 
 static bool applies(int family, const ridge_op_row *op)
 {
     return family == ALL_OPS || (family == EXACT_OPS && (op->contract & RIDGE_EXACT)) ||
            (family == GEMM_OPS && op->id == RIDGE_GEMM_FP8) ||
+           (family == CE_OPS && op->id >= RIDGE_LINEAR_CE_EVAL && op->id <= RIDGE_CE_COMBINE) ||
+           (family == LINEAR_CE_OPS && op->id >= RIDGE_LINEAR_CE_EVAL && op->id <= RIDGE_CE_BWD) ||
+           (family == CE_LOSS_OPS &&
+            (op->id == RIDGE_LINEAR_CE_EVAL || op->id == RIDGE_CE_FWD || op->id == RIDGE_CE_COMBINE)) ||
            (family == INVARIANT_OPS && (op->contract & RIDGE_INVARIANT)) ||
            (family == SWIGLU_OPS && (op->id == RIDGE_SWIGLU_FWD || op->id == RIDGE_SWIGLU_BWD));
 }

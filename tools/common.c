@@ -103,7 +103,9 @@ void case_print(const test_case *c, char *text, size_t size)
     if (c->pad && used < size)
         used += (size_t)snprintf(text + used, size - used, " pad=%d", c->pad);
     if (c->shift && used < size)
-        snprintf(text + used, size - used, " shift=%d", c->shift);
+        used += (size_t)snprintf(text + used, size - used, " shift=%d", c->shift);
+    if (c->variant && used < size)
+        snprintf(text + used, size - used, " variant=%d", c->variant);
 }
 
 /* ------------------------------------------------------------------------------------------------------- progress */

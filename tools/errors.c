@@ -68,8 +68,11 @@ static void spoil_overlap(bench *b, int out)
 {
     for (int in = 0; in < b->op->args; in++) {
         ridge_call call = b->good;
+        int64_t rows, cols;
 
-        if (in == out || call.arg[in].dtype == RIDGE_NONE || call.arg[out].dtype != call.arg[in].dtype)
+        b->op->extent(&call, in, &rows, &cols);
+        if (in == out || call.arg[in].dtype == RIDGE_NONE || call.arg[out].dtype != call.arg[in].dtype ||
+            rows * cols < 2) /* one element off is beside it */
             continue;
         call.arg[out].data = (char *)call.arg[in].data + ridge_dtype_size(call.arg[in].dtype);
         refuse(b, &call, "overlap", b->op->arg[out].name, NULL, 0);

@@ -30,6 +30,12 @@ bool image_close(const image *im, const unsigned char *got, double *worst, char 
         [RIDGE_Q8_0_MATMUL_HC_EXPAND] = oracle_decode,
         [RIDGE_RMS_NORM] = oracle_norm,
         [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = oracle_norm,
+        [RIDGE_LINEAR_CE_EVAL] = oracle_ce,
+        [RIDGE_LINEAR_CE_TRAIN] = oracle_ce,
+        [RIDGE_LINEAR_CE_BACKWARD] = oracle_ce,
+        [RIDGE_CE_FWD] = oracle_ce,
+        [RIDGE_CE_BWD] = oracle_ce,
+        [RIDGE_CE_COMBINE] = oracle_ce_combine,
     };
 
     return of[im->call.op](im, got, worst, text, size);

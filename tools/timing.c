@@ -55,6 +55,8 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
     unsigned char *scratch = r->scratch + (size_t)copy * r->pitch;
     ridge_call call;
 
+    if (half > r->pitch / 2) /* an operand that is read and written counts twice but is there once */
+        half = r->pitch / 32 * 16;
     if (!c->kernel)
         return r->device->backend->stream_copy(r->device, c->variant, scratch + half, scratch, half, r->stream);
     call = image_call(r->im, r->memory + (size_t)copy * r->pitch);

@@ -28,7 +28,22 @@ typedef struct test_case {
     bool alias;  /* outputs lie on the inputs that they may alias */
     int repeats; /* > 0: run so often under load, every result bit for bit the same */
     bool slices; /* compare every row with a call of that row alone */
+    int variant; /* cross entropy: ce_variant bits */
 } test_case;
+
+/* Inputs of the cross entropy cases: which targets (the first is a mixture: every fifth row ignored), and the rest. */
+enum ce_variant {
+    CE_VALID = 1, /* every row has a target */
+    CE_NO_ROW,    /* none has */
+    CE_HALF,      /* every other */
+    CE_WRONG,     /* some are out of range */
+    CE_TARGETS = 7,
+    CE_UP = 8,         /* logits near 1e4 (through the bias) */
+    CE_DOWN = 16,      /* near -1e4 */
+    CE_PEAK = 32,      /* p = 0.999 at the target (through the bias) */
+    CE_MINUS = 64,     /* a bias of -infinity */
+    CE_NO_WEIGHT = 128 /* all class weights are 0 */
+};
 
 typedef struct case_list {
     test_case *at;
@@ -46,6 +61,7 @@ void cases_quantize(const ridge_op_row *op, case_list *list, case_level level);
 void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level);
 void cases_gemm(const ridge_op_row *op, case_list *list, case_level level);
 void cases_decode(const ridge_op_row *op, case_list *list, case_level level);
+void cases_ce(const ridge_op_row *op, case_list *list, case_level level);
 
 /* Bench and tune suites: lines "op name=value ..." under a suite's name. */
 typedef struct suite_line {
@@ -80,6 +96,8 @@ void image_place(const test_case *c, image *im);
 /* Also fills the host block; false if out of memory. */
 bool image_build(const test_case *c, uint64_t seed, image *im);
 void image_free(image *im);
+/* Fills an input of a cross entropy op; false if the op is another. */
+bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed);
 /* The call with operands at base (a copy of the image, 256-byte aligned). */
 ridge_call image_call(const image *im, void *base);
 

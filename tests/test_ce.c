@@ -1,0 +1,237 @@
+/* test_ce.c: what one call of a cross entropy op cannot show: slices of a vocabulary against the whole, in any order of
+ * arrival; train against eval and backward; results that do not depend on the number of threads or the workspace. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "ridge.h"
+
+enum { B = 170, H = 70, V = 333, MOST = 5 }; /* B: enough work for more than one thread */
+
+static float x[B * H], w[V * H], weight[V];
+static int64_t target[B];
+static ridge_device *device;
+
+static float noise(unsigned *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (float)(*state >> 8) * 0x1p-23f - 1.0f;
+}
+
+static void run(const ridge_call *call)
+{
+    size_t bytes = 0;
+    void *workspace = NULL;
+
+    assert_int_equal(ridge_workspace_bytes(device, call, &bytes), RIDGE_OK);
+    assert_int_equal(posix_memalign(&workspace, 256, bytes + 256), 0);
+    memset(workspace, 0xff, bytes);
+    if (ridge_run(device, call, workspace, bytes, NULL) != RIDGE_OK)
+        fail_msg("%s", ridge_error());
+    free(workspace);
+}
+
+static int set_up(void **state)
+{
+    unsigned seed = 7;
+
+    (void)state;
+    for (int i = 0; i < B * H; i++)
+        x[i] = noise(&seed);
+    for (int i = 0; i < V * H; i++)
+        w[i] = 0.4f * noise(&seed);
+    for (int i = 0; i < V; i++)
+        weight[i] = 1.5f + noise(&seed);
+    for (int i = 0; i < B; i++)
+        target[i] = i % 6 == 4 ? -100 : i * 53 % V;
+    return ridge_open("cpu", &device) != RIDGE_OK;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    ridge_close(device);
+    return 0;
+}
+
+static void set_options(ridge_call *call)
+{
+    call->opt.ce.label_smoothing = 0.1f;
+    call->opt.ce.lse_square_scale = 0.01f;
+}
+
+/* Runs the slices begin[i] .. begin[i + 1], arriving as `order` says: loss, lse, entropy, argmax, dX (summed in the
+ * order of the slices) and dW. */
+typedef struct outcome {
+    float loss, lse[B], entropy[B], dx[B * H], dw[V * H];
+    int64_t argmax[B];
+} outcome;
+
+static void run_slices(int shards, const int64_t *begin, const int *order, outcome *o)
+{
+    static float record[MOST * B * 6], part[B * H];
+    static int64_t argmax[MOST * B];
+    int64_t offset[MOST];
+    ridge_call call;
+
+    for (int i = 0; i < shards; i++) {
+        const int64_t first = begin[order[i]], count = begin[order[i] + 1] - first;
+
+        offset[i] = first;
+        call = ridge_linear_ce_eval(B, H, count, RIDGE_F32, x, w + first * H, RIDGE_I64, target, NULL);
+        set_options(&call);
+        call.flags |= RIDGE_CE_RECORD_SUMS;
+        call.opt.ce.vocab_offset = first;
+        call.opt.ce.vocab_total = V;
+        ridge_set(&call, RIDGE_LINEAR_CE_CLASS_WEIGHT, RIDGE_F32, weight, 0);
+        ridge_set(&call, RIDGE_LINEAR_CE_RECORD, RIDGE_F32, record + i * B * 6, 0);
+        ridge_set(&call, RIDGE_LINEAR_CE_ARGMAX, RIDGE_I64, argmax + i * B, 0);
+        run(&call);
+    }
+    call = ridge_ce_combine(B, V, shards, record, offset, RIDGE_I64, target, &o->loss, o->lse);
+    set_options(&call);
+    call.flags |= RIDGE_CE_RECORD_SUMS;
+    ridge_set(&call, RIDGE_CE_COMBINE_CLASS_WEIGHT, RIDGE_F32, weight, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_ENTROPY, RIDGE_F32, o->entropy, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_ARGMAX, RIDGE_I64, o->argmax, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_SHARD_ARGMAX, RIDGE_I64, argmax, 0);
+    run(&call);
+    memset(o->dx, 0, sizeof o->dx);
+    for (int i = 0; i < shards; i++) {
+        const int64_t first = begin[i], count = begin[i + 1] - first;
+
+        call = ridge_linear_ce_backward(B, H, count, RIDGE_F32, x, w + first * H, RIDGE_I64, target, o->lse, NULL, part,
+                                        o->dw + first * H);
+        set_options(&call);
+        call.opt.ce.vocab_offset = first;
+        call.opt.ce.vocab_total = V;
+        ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT, RIDGE_F32, weight, 0);
+        run(&call);
+        for (int j = 0; j < B * H; j++)
+            o->dx[j] += part[j];
+    }
+}
+
+static void run_whole(outcome *o)
+{
+    ridge_call call = ridge_linear_ce_train(B, H, V, RIDGE_F32, x, w, RIDGE_I64, target, &o->loss, o->dx, o->dw);
+
+    set_options(&call);
+    ridge_set(&call, RIDGE_LINEAR_CE_CLASS_WEIGHT, RIDGE_F32, weight, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_LSE, RIDGE_F32, o->lse, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_ENTROPY, RIDGE_F32, o->entropy, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_ARGMAX, RIDGE_I64, o->argmax, 0);
+    run(&call);
+}
+
+/* Largest difference over the largest value. */
+static double apart(const float *a, const float *b, int count)
+{
+    double most = 0, size = 0;
+
+    for (int i = 0; i < count; i++) {
+        most = fmax(most, fabs((double)a[i] - (double)b[i]));
+        size = fmax(size, fabs((double)a[i]));
+    }
+    return most / size;
+}
+
+static void slices_agree_with_the_whole(void **state)
+{
+    static const int64_t begin[MOST + 1][MOST + 1] = {
+        {0}, {0}, {0, 40, V}, {0, 1, 200, V}, {0, 100, 101, 259, V}, {0, 16, 90, 250, 332, V}};
+    static outcome whole, first, other;
+
+    (void)state;
+    run_whole(&whole);
+    for (int shards = 2; shards <= MOST; shards++)
+        for (int turn = 0; turn < shards; turn++) {
+            int order[MOST];
+
+            for (int i = 0; i < shards; i++)
+                order[i] = turn % 2 ? (turn + shards - i) % shards : (turn + i) % shards;
+            memset(&other, 0, sizeof other);
+            run_slices(shards, begin[shards], order, turn ? &other : &first);
+            if (turn)
+                assert_memory_equal(&first, &other, sizeof first);
+            assert_true(apart(&whole.loss, &first.loss, 1) < 1e-6);
+            assert_true(apart(whole.lse, first.lse, B) < 1e-6);
+            assert_true(apart(whole.entropy, first.entropy, B) < 1e-5);
+            assert_memory_equal(whole.argmax, first.argmax, sizeof whole.argmax);
+            assert_true(apart(whole.dx, first.dx, B * H) < 1e-5);
+            assert_true(apart(whole.dw, first.dw, V * H) < 1e-5);
+        }
+}
+
+/* The same bits with any number of threads, and again; close to each other with every workspace. */
+static void threads_and_workspace(void **state)
+{
+    static const char *const rows[] = {"cpu.linear_ce_train.c", "cpu.linear_ce_train.avx2",
+                                       "cpu.linear_ce_train.avx2.small", "cpu.linear_ce_train.avx2.recompute"};
+    static outcome o[5], again;
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        ridge_call call =
+            ridge_linear_ce_train(B, H, V, RIDGE_F32, x, w, RIDGE_I64, target, &o[i].loss, o[i].dx, o[i].dw);
+        const char *name;
+
+        call.kernel = rows[i];
+        if (ridge_pick(device, &call, SIZE_MAX, &name) != RIDGE_OK)
+            continue; /* no AVX2 here */
+        run(&call);
+        for (int threads = 1; threads <= 7; threads += 3) {
+#ifdef _OPENMP
+            omp_set_num_threads(threads);
+#endif
+            call.arg[RIDGE_LINEAR_CE_LOSS].data = &again.loss;
+            call.arg[RIDGE_LINEAR_CE_DX].data = again.dx;
+            call.arg[RIDGE_LINEAR_CE_DW].data = again.dw;
+            run(&call);
+            assert_memory_equal(&again.loss, &o[i].loss, sizeof again.loss);
+            assert_memory_equal(again.dx, o[i].dx, sizeof again.dx);
+            assert_memory_equal(again.dw, o[i].dw, sizeof again.dw);
+        }
+        assert_true(apart(o[0].dx, o[i].dx, B * H) < 1e-5);
+        assert_true(apart(o[0].dw, o[i].dw, V * H) < 1e-5);
+    }
+}
+
+/* A smaller workspace picks a row that needs less. */
+static void workspace_decides(void **state)
+{
+    float loss;
+    ridge_call call = ridge_linear_ce_train(4096, 64, 50000, RIDGE_F32, x, w, RIDGE_I64, target, &loss, NULL, NULL);
+    const char *name;
+    size_t bytes;
+
+    (void)state;
+    assert_int_equal(ridge_workspace_bytes(device, &call, &bytes), RIDGE_OK);
+    assert_int_equal(ridge_pick(device, &call, bytes, &name), RIDGE_OK);
+    assert_null(strstr(name, "recompute"));
+    if (strcmp(name, "cpu.linear_ce_train.c") != 0) {
+        assert_int_equal(ridge_pick(device, &call, bytes / 2, &name), RIDGE_OK);
+        assert_non_null(strstr(name, "recompute"));
+    }
+    assert_int_equal(ridge_pick(device, &call, 1000, &name), RIDGE_ERR_WORKSPACE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slices_agree_with_the_whole),
+        cmocka_unit_test(threads_and_workspace),
+        cmocka_unit_test(workspace_decides),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

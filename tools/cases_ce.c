@@ -1,0 +1,182 @@
+/* cases_ce.c: the test cases of cross entropy. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tools.h"
+
+static const char *const dtypes[] = {"bf16", "f16", "f32"};
+
+/* tokens, hidden, vocab: one of each, ragged, and beyond every block of the CPU rows (chunk 512 and 32, 256 of hidden,
+ * 1024 rows, 2016 columns, 4032 classes). */
+static const struct {
+    int tokens, hidden, vocab;
+    test_case layout;
+} shape_table[] = {
+    {0, 16, 8, {.fill = FILL_UNIT}},
+    {1, 1, 1, {.fill = FILL_UNIT}},
+    {5, 24, 1, {.fill = FILL_UNIT}},
+    {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID}},
+    {7, 33, 50, {.fill = FILL_UNIT, .shift = 1}},
+    {37, 128, 257, {.fill = FILL_UNIT, .repeats = 40}},
+    {40, 72, 192, {.fill = FILL_UNIT, .pad = 8}},
+    {21, 50, 99, {.fill = FILL_UNIT, .pad = 3, .shift = 3}},
+    {70, 300, 1100, {.fill = FILL_UNIT}},
+    {66, 265, 4100, {.fill = FILL_UNIT}},
+    {530, 40, 300, {.fill = FILL_UNIT, .variant = CE_VALID}},
+    {12, 2100, 70, {.fill = FILL_UNIT}},
+};
+
+enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };
+
+/* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
+ * record. {} stand for what an op does not have. */
+typedef struct option {
+    const char *every, *outputs, *gradients;
+    int variant;
+} option;
+
+static const option option_table[] = {
+    {"", "lse=1", "", CE_VALID},
+    {"target=i32 reduction=sum", "token_loss=1 target_logit=1 errors=1", "dbias=1", CE_WRONG},
+    {"label_smoothing=0.1", "lse=1 entropy=1", "accumulate=1", 0},
+    {"class_weight=1", "argmax=1 accuracy=1", "dw=x", 0},
+    {"class_weight=1 label_smoothing=0.2 target=i32", "token_loss=1 accuracy=1", "dx=0", CE_HALF},
+    {"softcap=4", "lse=1 target_logit=1 entropy=1", "dw=0 dbias=1", 0},
+    {"temperature=0.7", "entropy=1 argmax=1", "dbias=1 dx=0", CE_VALID},
+    {"lse_square_scale=0.01", "lse=1", "bias=1 dbias=1", 0},
+    {"lse_square_scale=0.01 class_weight=1 reduction=sum", "token_loss=1", "accumulate=1 dbias=1 dw=x", CE_WRONG},
+    {"", "bias=1 token_loss=1 lse=1 accuracy=1", "bias=1", CE_PEAK},
+    {"", "bias=1 token_loss=1 lse=1 entropy=1", "bias=1", CE_UP},
+    {"label_smoothing=0.1", "bias=1 token_loss=1 lse=1", "bias=1 dbias=1", CE_DOWN},
+    {"", "bias=1 lse=1 entropy=1 argmax=1", "bias=1 dbias=1", CE_MINUS},
+    {"class_weight=1 lse_square_scale=0.1", "lse=1 errors=1 accuracy=1", "dbias=1", CE_NO_ROW},
+    {"class_weight=1 lse_square_scale=0.1", "lse=1", "dbias=1", CE_NO_WEIGHT},
+    {"ignore_index=2 target=i32", "errors=1 token_loss=1", "", CE_HALF},
+    {"label_smoothing=1", "token_loss=1", "", CE_VALID},
+    {"class_weight=1 label_smoothing=0.1 softcap=6 temperature=1.5 lse_square_scale=0.01",
+     "bias=1 token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 errors=1", "bias=1 dbias=1 accumulate=1",
+     0},
+};
+
+enum { OPTIONS = (int)(sizeof option_table / sizeof option_table[0]) };
+
+static bool is_given(const ridge_op_row *op)
+{
+    return op->id == RIDGE_CE_FWD || op->id == RIDGE_CE_BWD;
+}
+
+static bool makes_outputs(const ridge_op_row *op)
+{
+    return op->id == RIDGE_LINEAR_CE_EVAL || op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_CE_FWD;
+}
+
+/* Adds words that the op has; "dw=x" takes x's dtype. */
+static void append_words(const ridge_op_row *op, char *text, size_t size, const char *words, const char *dtype)
+{
+    while (*words) {
+        char name[32] = "", value[32] = "";
+        int used = 0;
+
+        if (sscanf(words, " %31[^= ]=%31s%n", name, value, &used) < 2)
+            return;
+        for (const ridge_field *field = op->fields; field->name; field++)
+            if (strcmp(field->name, name) == 0) {
+                const size_t at = strlen(text);
+
+                snprintf(text + at, size - at, " %s=%s", name, strcmp(value, "x") == 0 ? dtype : value);
+            }
+        words += used;
+    }
+}
+
+static void add(case_list *list, const ridge_op_row *op, int shape, const option *o, int n, const char *more)
+{
+    const char *dtype = dtypes[o->variant & (CE_UP | CE_DOWN) ? 2 : n % 3];
+    test_case layout = shape_table[shape].layout;
+    char text[400];
+
+    if (is_given(op))
+        snprintf(text, sizeof text, "tokens=%d vocab=%d dtype=%s", shape_table[shape].tokens, shape_table[shape].vocab,
+                 dtype);
+    else
+        snprintf(text, sizeof text, "tokens=%d hidden=%d vocab=%d dtype=%s layout=%s", shape_table[shape].tokens,
+                 shape_table[shape].hidden, shape_table[shape].vocab, dtype, n / 2 % 2 ? "hv" : "vh");
+    append_words(op, text, sizeof text, o->every, dtype);
+    if (makes_outputs(op))
+        append_words(op, text, sizeof text, o->outputs, dtype);
+    if (op->id != RIDGE_LINEAR_CE_EVAL)
+        append_words(op, text, sizeof text, o->gradients, dtype);
+    append_words(op, text, sizeof text, more, dtype);
+    if (o->variant)
+        layout.variant = o->variant;
+    layout.alias = op->id == RIDGE_CE_BWD && n % 2;
+    if (strstr(text, "accumulate=1") || layout.alias)
+        layout.repeats = 0; /* a second run on the same memory differs */
+    cases_add(list, op, text, layout);
+}
+
+/* Slices of a vocabulary: records, and the gradients of a slice. */
+static void add_slices(case_list *list, const ridge_op_row *op)
+{
+    static const option plain = {"", "", "dbias=1", 0},
+                        smooth = {"label_smoothing=0.1 class_weight=1", "", "", CE_WRONG};
+    static const char *const slice[] = {"vocab_offset=100 vocab_total=1500", "vocab_total=1500",
+                                        "vocab_offset=400 vocab_total=1500"};
+    char more[160];
+
+    for (int i = 0; i < 3; i++) {
+        snprintf(more, sizeof more, "%s%s", slice[i],
+                 op->id == RIDGE_LINEAR_CE_BACKWARD || op->id == RIDGE_CE_BWD
+                     ? (i == 1 ? " reduction=none" : "")
+                     : (i == 1 ? " record=1 loss=0" : " record=1 sums=1 loss=0 argmax=1"));
+        add(list, op, 8, i == 2 ? &smooth : &plain, i, more);
+    }
+    if (makes_outputs(op))
+        add(list, op, 5, &plain, 1, "record=1 sums=1 token_loss=1");
+}
+
+static void combine_cases(const ridge_op_row *op, case_list *list)
+{
+    static const char *const words[] = {
+        "",
+        "reduction=none token_loss=1 target=i32",
+        "sums=1 label_smoothing=0.1 entropy=1 target_logit=1",
+        "shard_argmax=1 argmax=1 accuracy=1 errors=1 class_weight=1 reduction=sum",
+        "sums=1 class_weight=1 label_smoothing=0.3 lse_square_scale=0.01 token_loss=1",
+    };
+    static const int variants[] = {CE_VALID, CE_WRONG, CE_HALF, 0, CE_UP, CE_NO_ROW};
+    static const int shards[] = {1, 2, 3, 4, 5, 8};
+    char text[256];
+
+    for (int i = 0; i < 30; i++) {
+        test_case layout = {.fill = FILL_UNIT, .variant = variants[i % 6], .pad = i % 4 == 3 ? 2 : 0};
+
+        snprintf(text, sizeof text, "tokens=%d vocab=%d shards=%d %s", i == 7 ? 0 : 1 + i * 7, 50 + 13 * i,
+                 shards[i % 6], words[i % 5]);
+        cases_add(list, op, text, layout);
+    }
+}
+
+void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
+{
+    const bool backward = op->id == RIDGE_LINEAR_CE_BACKWARD || op->id == RIDGE_CE_BWD;
+    const char *const none = op->id == RIDGE_LINEAR_CE_TRAIN ? "" : "reduction=none";
+    int n = 0;
+
+    if (op->id == RIDGE_CE_COMBINE) {
+        combine_cases(op, list);
+        return;
+    }
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int i = 0; i < OPTIONS; i++, n++) {
+            const bool large = shape >= 8;
+
+            if ((large && (n + shape) % 8) || (level == CASES_QUICK && n % 4))
+                continue;
+            add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
+        }
+    if (op->id != RIDGE_LINEAR_CE_TRAIN)
+        add_slices(list, op);
+    else
+        add(list, op, 5, &option_table[0], 0, "grad_scale=0.5 scale=1");
+}

@@ -1,0 +1,266 @@
+/* oracle_ce_check.c: cross entropy's outputs against the float64 evaluation, element by element and by rms. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "oracle_ce.h"
+
+static void note(ce_subject *s, double ratio, const char *what, int64_t row, int64_t col)
+{
+    if (!(ratio <= s->worst)) {
+        s->worst = isnan(ratio) ? INFINITY : ratio; /* a NaN here would let the next one pass */
+        snprintf(s->text, s->size, "%s[%" PRId64 ",%" PRId64 "] is off by %.3g of the bound", what, row, col, ratio);
+    }
+}
+
+/* NaN where NaN is due, infinity likewise, else the error over the bound. */
+static void compare(ce_subject *s, double got, double ref, double bound, const char *what, int64_t row, int64_t col)
+{
+    if (isnan(ref) || isinf(ref))
+        note(s, (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY, what, row, col);
+    else
+        note(s, fabs(got - ref) / (bound + 0x1p-140), what, row, col);
+}
+
+static double output(const ce_subject *s, int arg, int64_t r, int64_t j)
+{
+    return dtype_load(oracle_address(s->im, s->got, arg, r, j), s->im->call.arg[arg].dtype);
+}
+
+/* rms of a tensor's error against the model's; small tensors say nothing. */
+typedef struct rms {
+    double got, model, ref, bound, count;
+} rms;
+
+static void rms_add(rms *t, double got, double model, double ref, double bound)
+{
+    if (!isfinite(ref))
+        return;
+    t->got += (got - ref) * (got - ref);
+    t->model += (model - ref) * (model - ref);
+    t->ref += ref * ref;
+    t->bound += bound * bound;
+    t->count += 1;
+}
+
+static void rms_check(ce_subject *s, const rms *t, double unit, const char *what)
+{
+    /* the least f16, and a sliver of the elementwise bound for tensors that are exactly 0 */
+    const double least = unit == 0x1p-11 ? 0x1p-25 * sqrt(t->count) : 0x1p-140;
+    const double room_for = sqrt(t->model) + (unit + 0x1p-22) * sqrt(t->ref) + 0x1p-12 * sqrt(t->bound) + least;
+
+    if (t->count >= 64)
+        note(s, sqrt(t->got) / room_for, what, -1, -1);
+}
+
+static double unit_of(uint32_t dtype)
+{
+    return dtype == RIDGE_BF16 ? 0x1p-8 : dtype == RIDGE_F16 ? 0x1p-11 : 0x1p-24;
+}
+
+static void check_dx(ce_subject *s)
+{
+    const uint32_t dtype = s->im->call.arg[s->dx_arg].dtype;
+    rms t = {0};
+
+    for (int64_t b = 0; b < s->tokens; b++)
+        for (int64_t j = 0; j < s->hidden; j++) {
+            const double ref = s->y[b] == -1 ? 0 : s->y[b] == -2 ? NAN : s->ref.dx[b * s->hidden + j];
+            double bound = unit_of(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
+
+            for (int64_t c = 0; c < s->vocab && s->y[b] >= 0; c++)
+                bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
+                         fabs(s->w[c * s->hidden + j]);
+            compare(s, output(s, s->dx_arg, b, j), ref, bound, "dx", b, j);
+            rms_add(&t, output(s, s->dx_arg, b, j), s->model.dx[b * s->hidden + j], ref, bound);
+        }
+    rms_check(s, &t, unit_of(dtype), "rms of dx");
+}
+
+static void check_dw(ce_subject *s)
+{
+    /* what is there may dwarf what is added to it, once a chunk of no fewer than 32 tokens */
+    const double sums = 0x1p-24 * (4 + (double)s->tokens / 32);
+    const int dw = s->dx_arg + 1, dbias = s->dx_arg + 2;
+    const uint32_t dtype = s->im->call.arg[dw].dtype;
+    rms t = {0}, tb = {0};
+
+    for (int64_t c = 0; c < s->vocab; c++) {
+        for (int64_t j = 0; j < s->hidden && oracle_has(s, dw); j++) {
+            const double ref = s->ref.dw[c * s->hidden + j];
+            const double got = s->hv ? output(s, dw, j, c) : output(s, dw, c, j);
+            double bound = (unit_of(dtype) + sums) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
+
+            for (int64_t b = 0; b < s->tokens; b++)
+                if (s->y[b] >= 0)
+                    bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
+                             fabs(s->x[b * s->hidden + j]);
+            compare(s, got, ref, bound, "dw", c, j);
+            rms_add(&t, got, s->model.dw[c * s->hidden + j], ref, bound);
+        }
+        if (oracle_has(s, dbias)) {
+            double bound = 0x1p-21 * fabs(s->ref.dbias[c]), got = output(s, dbias, 0, c);
+
+            for (int64_t b = 0; b < s->tokens; b++)
+                if (s->y[b] >= 0)
+                    bound += s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c]);
+            compare(s, got, s->ref.dbias[c], bound, "dbias", 0, c);
+            rms_add(&tb, got, s->model.dbias[c], s->ref.dbias[c], bound);
+        }
+    }
+    rms_check(s, &t, unit_of(dtype), "rms of dw");
+    rms_check(s, &tb, 0x1p-22, "rms of dbias");
+}
+
+static void check_dlogits(ce_subject *s)
+{
+    const uint32_t dtype = s->im->call.arg[RIDGE_CE_BWD_DLOGITS].dtype;
+
+    for (int64_t b = 0; b < s->tokens; b++)
+        for (int64_t c = 0; c < s->vocab; c++) {
+            const double ref = s->y[b] == -1 ? 0 : s->y[b] == -2 ? NAN : s->ref.dz[b * s->vocab + c];
+            const double rounding = unit_of(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0x1p-134);
+            const double error = s->y[b] < 0 ? 0 : s->dz_error[b * s->vocab + c] - ldexp(fabs(ref), -s->bits);
+
+            compare(s, output(s, RIDGE_CE_BWD_DLOGITS, b, c), ref, fabs(error) + rounding, "dlogits", b, c);
+        }
+}
+
+/* Error of a row's loss. */
+static double loss_bound(const ce_subject *s, int64_t b)
+{
+    const double lse = fabs(s->ref.lse[b]), w = s->y[b] >= 0 ? s->cw[s->y[b]] : 1, d = s->delta[b];
+    const double eps = (double)s->o.label_smoothing, mean_w = s->weights / (double)s->total;
+
+    return (w + eps * mean_w) * 2 * d + (double)s->o.lse_square_scale * (2 * lse * d + d * d) +
+           0x1p-22 * (fabs(s->ref.loss[b]) + eps * mean_w * lse + 1);
+}
+
+/* argmax within the error of the logits; the first of exact equals. */
+static bool check_argmax(ce_subject *s, int arg, int64_t b, int64_t *found)
+{
+    const double *z = s->ref.z + b * s->vocab;
+    int64_t got = (int64_t)output(s, arg, 0, b), best = 0;
+
+    if (s->y[b] == -1) {
+        note(s, got == -1 ? 0 : INFINITY, "argmax of an ignored row", b, 0);
+        return false;
+    }
+    for (int64_t c = 1; c < s->vocab; c++)
+        best = z[c] > z[best] ? c : best;
+    *found = got;
+    got -= s->offset;
+    if (got < 0 || got >= s->vocab)
+        note(s, INFINITY, "argmax", b, 0);
+    else
+        note(s,
+             got == best            ? 0
+             : z[best] - z[got] > 0 ? (z[best] - z[got]) / (2 * s->delta[b])
+                                    : INFINITY,
+             "argmax", b, 0);
+    return true;
+}
+
+static void check_rows(ce_subject *s, int token_loss)
+{
+    static const char *const name[] = {"token_loss", "lse", "target_logit", "entropy"};
+    int64_t right = 0, doubtful = 0, errors = 0;
+    rms t = {0};
+
+    for (int64_t b = 0; b < s->tokens; b++) {
+        const double *ref[] = {s->ref.loss, s->ref.lse, s->ref.target, s->ref.entropy};
+        const double d = s->delta[b], tiny = 0x1p-22 * (fabs(s->ref.lse[b]) + 1);
+        const double bound[] = {loss_bound(s, b), d + tiny, d + tiny, d * (2 + 2 * s->far[b]) + tiny + 0x1p-20};
+        int64_t best = 0, got = -1;
+
+        for (int i = 0; i < 4; i++)
+            if (oracle_has(s, token_loss + i))
+                compare(s, output(s, token_loss + i, 0, b), s->y[b] == -1 ? 0 : ref[i][b], bound[i], name[i], b, 0);
+        if (oracle_has(s, token_loss + 1) && s->y[b] >= 0)
+            rms_add(&t, output(s, token_loss + 1, 0, b), s->model.lse[b], s->ref.lse[b], bound[1]);
+        if (oracle_has(s, token_loss + 4))
+            check_argmax(s, token_loss + 4, b, &got);
+        for (int64_t c = 0; c < s->vocab; c++)
+            best = s->ref.z[b * s->vocab + c] > s->ref.z[b * s->vocab + best] ? c : best;
+        right += s->y[b] >= 0 && (got >= 0 ? got : best + s->offset) == s->y[b];
+        for (int64_t c = 0; c < s->vocab && s->y[b] >= 0 && got < 0; c++)
+            if (c != best && s->ref.z[b * s->vocab + c] > s->ref.z[b * s->vocab + best] - 2 * d) {
+                doubtful++;
+                break;
+            }
+        errors += s->y[b] == -2;
+    }
+    rms_check(s, &t, 0x1p-22, "rms of lse");
+    if (oracle_has(s, token_loss + 5))
+        compare(s, output(s, token_loss + 5, 0, 0), oracle_over((double)right, s->count),
+                oracle_over((double)doubtful, s->count) + 0x1p-23, "accuracy", 0, 0);
+    if (oracle_has(s, token_loss + 6))
+        note(s, output(s, token_loss + 6, 0, 0) == (double)errors ? 0 : INFINITY, "errors", 0, 0);
+}
+
+static void check_loss(ce_subject *s, int arg)
+{
+    const uint32_t reduction = s->im->call.flags & RIDGE_CE_REDUCTION;
+    double bound = 0;
+
+    for (int64_t b = 0; b < s->tokens; b++) {
+        if (reduction == RIDGE_CE_NONE)
+            compare(s, output(s, arg, 0, b), s->y[b] == -1 ? 0 : s->ref.loss[b], loss_bound(s, b), "loss", 0, b);
+        bound += s->y[b] >= 0 ? loss_bound(s, b) : 0;
+    }
+    if (reduction != RIDGE_CE_NONE)
+        compare(s, output(s, arg, 0, 0), s->ref.mean,
+                (reduction ? bound : fmax(oracle_over(bound, s->weight), oracle_over(bound, s->count))) +
+                    0x1p-22 * fabs(s->ref.mean),
+                "loss", 0, 0);
+}
+
+static void check_record(ce_subject *s, int arg)
+{
+    const bool sums = (s->im->call.flags & RIDGE_CE_RECORD_SUMS) != 0;
+
+    for (int64_t b = 0; b < s->tokens; b++) {
+        const bool ignored = s->y[b] == -1;
+        const double d = s->delta[b], lse = s->ref.lse[b], tiny = 0x1p-21 * (fabs(lse) + 1),
+                     *z = s->ref.z + b * s->vocab;
+        double max = -INFINITY, sum = 0, weighted = 0, size = 0;
+
+        for (int64_t c = 0; c < s->vocab && !ignored; c++) {
+            max = fmax(max, z[c]);
+            sum += z[c];
+            weighted += z[c] * s->cw[s->offset + c];
+            size += 2 * d + 0x1p-21 * fabs(z[c]);
+        }
+        compare(s, output(s, arg, b, 0), max, d + tiny, "record max", b, 0);
+        if (ignored)
+            compare(s, output(s, arg, b, 1), 0, 0, "record sum", b, 1);
+        else
+            compare(s, output(s, arg, b, 0) + log(output(s, arg, b, 1)), lse, d + 2 * tiny, "record sum", b, 1);
+        compare(s, output(s, arg, b, 2), s->y[b] < 0 ? -INFINITY : s->ref.target[b], d + tiny, "record target", b, 2);
+        if (!sums)
+            continue;
+        compare(s, output(s, arg, b, 3), sum, size, "record sum z", b, 3);
+        compare(s, output(s, arg, b, 4), weighted, 3 * size, "record sum wz", b, 4);
+        compare(s, ignored ? output(s, arg, b, 5) : output(s, arg, b, 5) / output(s, arg, b, 1),
+                ignored ? 0 : lse - s->ref.entropy[b], ignored ? 0 : d * (2 + 2 * s->far[b]) + 4 * tiny,
+                "record sum ez", b, 5);
+    }
+}
+
+void oracle_ce_check(ce_subject *s)
+{
+    if (s->dx_arg >= 0 && oracle_has(s, s->dx_arg))
+        check_dx(s);
+    if (s->dx_arg >= 0)
+        check_dw(s);
+    if (s->im->call.op == RIDGE_CE_BWD)
+        check_dlogits(s);
+    if (s->first_out < 0)
+        return;
+    if (oracle_has(s, s->first_out))
+        check_loss(s, s->first_out);
+    check_rows(s, s->weight_arg + 1);
+    if (s->im->call.op == RIDGE_CE_FWD && oracle_has(s, RIDGE_CE_FWD_RECORD))
+        check_record(s, RIDGE_CE_FWD_RECORD);
+    if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && oracle_has(s, RIDGE_LINEAR_CE_RECORD))
+        check_record(s, RIDGE_LINEAR_CE_RECORD);
+}
