@@ -3,13 +3,14 @@
  *     fin = fma(rn(sA sB), P_b, fin) over the 128-blocks b of k, ascending; P_b by four wgmma of k 32
  *
  * A cluster of two CTAs takes a pair of row tiles of one column tile: each loads its own 128 rows of A and half of the
- * BN rows of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply. They
- * take turns at the tensor cores by named barriers: while one promotes its accumulators to `fin` (one fma an element),
- * the other one's matrix instructions run; left alone they fall into step and the tensor cores idle (docs/measured.md).
- * full[s]: stage s has its codes and scales (orders those writes before wgmma's and the warps' reads). empty[s]: all
- * four warpgroups of the cluster have finished reading stage s (orders their reads before the next writes of either
- * CTA). The result goes through shared memory to a TMA store, which overlaps the next tile, or straight from registers
- * where D is f32, added to, or not aligned. */
+ * BN rows of B, which it multicasts to both. In a CTA one thread loads codes, one warp scales (4 bytes at a time, so of
+ * any alignment), and two warpgroups of 64 rows each multiply. They take turns at the tensor cores by named barriers:
+ * while one promotes its accumulators to `fin` (one fma an element), the other one's matrix instructions run; left
+ * alone they fall into step and the tensor cores idle (docs/measured.md). full[s]: stage s has its codes and scales
+ * (orders those writes before wgmma's and the warps' reads). empty[s]: all 16 multiplying warps of the cluster have
+ * finished with stage s (orders their reads before the next writes of either CTA). The result goes through shared
+ * memory to a TMA store, which overlaps the next tile, or straight from registers where D is f32, added to, or not
+ * aligned. */
 #include "host.cuh"
 #include "num.cuh"
 #include "wgmma.cuh"

@@ -1,8 +1,8 @@
-/* quantize_stream.cu: quantize_fp8_dual and swiglu_quantize on sm_90 up to sm_103: persistent blocks, elements by TMA.
+/* quantize_stream.cu: swiglu_quantize on sm_90 up to sm_103: persistent blocks, gate and up by TMA.
  *
  * One warp keeps three stages of 32 KB on their way to shared memory; 8 warps turn them into codes and scales
- * (quantize_tile.cuh). A stage is a tile of 128 x 128 16-bit elements; gate and up come in two parts of 64 rows, and a
- * warp waits for its own part only. A stage is free again as soon as its warps hold
+ * (quantize_tile.cuh). A tile of 128 x 128 comes in two parts of 64 rows of gate and up, and a warp waits for its own
+ * part only. A stage is free again as soon as its warps hold
  * it in registers, so loads never stop while tiles are computed. full[s]: the stage's bytes are there (orders TMA's
  * writes before the warps' reads); empty[s]: its warps have read it (orders their reads before TMA's next writes).
  * Ragged edges: TMA gives zeros there, which change no scale, and stores are guarded. */
@@ -10,7 +10,7 @@
 
 #include "quantize_tile.cuh"
 
-enum { STAGES = 3, STAGE_BYTES = 32768, STREAM_THREADS = TILE_THREADS + 32, STREAM_BLOCKS = 2 };
+enum { PARTS = 2, STAGES = 3, STAGE_BYTES = 32768, STREAM_THREADS = TILE_THREADS + 32, STREAM_BLOCKS = 2 };
 
 typedef struct stream_args {
     CUtensorMap x, up;
@@ -24,14 +24,12 @@ typedef struct stream_memory {
     uint64_t full[STAGES], empty[STAGES];
 } stream_memory;
 
-#define STREAM_PARTS(source) ((source) == FROM_X ? 1 : 2)
-
 #if __CUDA_ARCH__ >= 900
 
 /* The loading warp: one thread. */
-template <int SOURCE> static __device__ void stream_load(const stream_args &a, stream_memory *m)
+static __device__ void stream_load(const stream_args &a, stream_memory *m)
 {
-    constexpr int PARTS = STREAM_PARTS(SOURCE), ROWS = 128 / PARTS;
+    const int rows = 128 / PARTS;
     uint32_t n = 0;
 
     for (uint32_t t = blockIdx.x; t < a.tiles; t += gridDim.x) {
@@ -42,9 +40,8 @@ template <int SOURCE> static __device__ void stream_load(const stream_args &a, s
 
             ptx_mbarrier_wait(ptx_shared(&m->empty[stage]), (n / STAGES & 1) ^ 1);
             ptx_mbarrier_expect(full, STAGE_BYTES);
-            ptx_tma_load_2d(to, &a.x, tc * 128, tr * 128 + part * ROWS, full);
-            if (SOURCE != FROM_X)
-                ptx_tma_load_2d(to + STAGE_BYTES / 2, &a.up, tc * 128, tr * 128 + part * ROWS, full);
+            ptx_tma_load_2d(to, &a.x, tc * 128, tr * 128 + part * rows, full);
+            ptx_tma_load_2d(to + STAGE_BYTES / 2, &a.up, tc * 128, tr * 128 + part * rows, full);
         }
     }
 }
@@ -57,10 +54,10 @@ static __device__ __forceinline__ void stream_words(const uint8_t *from, uint32_
     raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
 }
 
-template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
+template <int DTYPE, int ROW, int COL, int E5M2>
 static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream_memory *m)
 {
-    constexpr int PARTS = STREAM_PARTS(SOURCE), PITCH = 128 * (DTYPE == RIDGE_F32 ? 4 : 2), W = QUANTIZE_WORDS(DTYPE);
+    constexpr int PITCH = 256, W = QUANTIZE_WORDS(DTYPE);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp * PARTS / TILE_WARPS;
     const int local = warp * 16 + lane / 16 * 8 - part * (128 / PARTS);
     uint32_t n = part;
@@ -74,13 +71,11 @@ static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream
         ptx_mbarrier_wait(ptx_shared(&m->full[stage]), n / STAGES & 1);
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++) {
-            stream_words(from + i * PITCH, raw[i]);
-            if (SOURCE != FROM_X) {
-                uint32_t up[W];
+            uint32_t up[W];
 
-                stream_words(from + i * PITCH + STAGE_BYTES / 2, up);
-                tile_swiglu<DTYPE, SOURCE>(a.p, 0, 8, raw[i], up);
-            }
+            stream_words(from + i * PITCH, raw[i]);
+            stream_words(from + i * PITCH + STAGE_BYTES / 2, up);
+            tile_swiglu<DTYPE, FROM_SILU>(a.p, 0, 8, raw[i], up);
         }
         __syncwarp(); /* all lanes have read the stage before it is given back */
         if (lane == 0)
@@ -95,7 +90,7 @@ static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream
 
 #endif
 
-template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
+template <int DTYPE, int ROW, int COL, int E5M2>
 static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
     quantize_stream(const __grid_constant__ stream_args a)
 {
@@ -106,7 +101,7 @@ static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             ptx_mbarrier_init(ptx_shared(&m->full[s]), 1);
-            ptx_mbarrier_init(ptx_shared(&m->empty[s]), TILE_WARPS / STREAM_PARTS(SOURCE));
+            ptx_mbarrier_init(ptx_shared(&m->empty[s]), TILE_WARPS / PARTS);
         }
         ptx_mbarrier_fence_init();
     }
@@ -114,26 +109,24 @@ static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
     ptx_grid_wait();
     ptx_grid_release();
     if (threadIdx.x < TILE_THREADS)
-        stream_tiles<DTYPE, ROW, COL, SOURCE, E5M2>(a, m);
+        stream_tiles<DTYPE, ROW, COL, E5M2>(a, m);
     else if (threadIdx.x == TILE_THREADS)
-        stream_load<SOURCE>(a, m);
+        stream_load(a, m);
 #endif
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_FORM(DTYPE, SOURCE, E5M2)                                                          \
-    (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE, E5M2>,     \
-        (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE, E5M2>, \
-        (const void *)quantize_stream<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE, E5M2>
-#define BY_SOURCE(DTYPE, E5M2)                                        \
-    {                                                                 \
-        BY_FORM(DTYPE, FROM_X, E5M2), BY_FORM(DTYPE, FROM_SILU, E5M2) \
+#define BY_FORM(DTYPE, E5M2)                                                              \
+    {                                                                                     \
+        (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, E5M2>,     \
+            (const void *)quantize_stream<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, E5M2>, \
+            (const void *)quantize_stream<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, E5M2>  \
     }
 
-/* [f16, bf16][e4m3, e5m2][source * 3 + form] */
-static const void *const functions[2][2][6] = {{BY_SOURCE(RIDGE_F16, 0), BY_SOURCE(RIDGE_F16, 1)},
-                                               {BY_SOURCE(RIDGE_BF16, 0), BY_SOURCE(RIDGE_BF16, 1)}};
+/* [f16, bf16][e4m3, e5m2][form] */
+static const void *const functions[2][2][3] = {{BY_FORM(RIDGE_F16, 0), BY_FORM(RIDGE_F16, 1)},
+                                               {BY_FORM(RIDGE_BF16, 0), BY_FORM(RIDGE_BF16, 1)}};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -147,37 +140,33 @@ static ridge_status prepare(const ridge_device *device)
     status = host_enter(device, &before);
     if (status)
         return status;
-    for (int i = 0; i < 24 && error == cudaSuccess; i++)
+    for (int i = 0; i < 12 && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(all[i], cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(stream_memory));
     host_leave(device, before);
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t, void *stream)
+                           const ridge_call *call, void *, size_t, void *stream)
 {
-    const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE;
-    const int dtype = problem->dtype[0], form = (int)((call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK);
-    const int source = swiglu ? FROM_SILU : FROM_X, rows = 128 / STREAM_PARTS(source);
-    float *colsum = swiglu ? NULL : (float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data;
+    const int dtype = problem->dtype[0], form = (int)((call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK),
+              rows = 128 / PARTS;
+    const uint32_t blocks = (uint32_t)(device->units * STREAM_BLOCKS);
     stream_args a = {};
-    uint32_t blocks = (uint32_t)(device->units * STREAM_BLOCKS);
     ridge_status status;
 
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return RIDGE_OK;
-    a.p = tile_collect(call, swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_DUAL_Q);
-    a.p.sums = colsum ? (float *)workspace : NULL;
-    a.p.colsum = colsum;
+    a.p = tile_collect(call, RIDGE_SWIGLU_QUANTIZE_Q);
     a.tiles = (uint32_t)quantize_groups(a.p.rows) * a.p.across;
     status = host_tensor_map(device, &a.x, dtype, a.p.x, a.p.cols, a.p.rows, a.p.stride, 128, rows, 0);
-    if (!status && swiglu)
-        status = host_tensor_map(device, &a.up, dtype, a.p.up, a.p.cols, a.p.rows, a.p.up_stride, 128, rows, 0);
     if (!status)
-        status = host_launch_shared(device, kernel->name, functions[dtype - RIDGE_F16][a.p.e5m2][source * 3 + form],
-                                    dim3(a.tiles < blocks ? a.tiles : blocks), STREAM_THREADS, sizeof(stream_memory),
-                                    &a, stream);
-    return status || !colsum ? status : quantize_tile_add_sums(device, kernel, &a.p, stream);
+        status = host_tensor_map(device, &a.up, dtype, a.p.up, a.p.cols, a.p.rows, a.p.up_stride, 128, rows, 0);
+    if (status)
+        return status;
+    return host_launch_shared(device, kernel->name, functions[dtype - RIDGE_F16][a.p.e5m2][form],
+                              dim3(a.tiles < blocks ? a.tiles : blocks), STREAM_THREADS, sizeof(stream_memory), &a,
+                              stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -191,29 +180,29 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     if (problem->dim[0] > 0x7fffff00 || problem->dim[1] > 0x7fffff00 ||
         (double)quantize_groups(problem->dim[0]) * (double)quantize_groups(problem->dim[1]) > 2147483647.0)
         return "more than 2^31 rows, columns or tiles";
-    if (problem->op == RIDGE_SWIGLU_QUANTIZE &&
-        (!problem->plain || problem->dtype[row_scale] != RIDGE_NONE ||
-         (problem->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED))))
+    if (!problem->plain || problem->dtype[row_scale] != RIDGE_NONE ||
+        (problem->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED)))
         return "does plain SiLU of two tensors only";
     return NULL;
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const double bytes = problem->op == RIDGE_QUANTIZE_FP8_DUAL ? 4 : 6;
-
-    return 1.9 + 0.95 * bytes * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
+    return 1.9 + 0.95 * 6 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
 }
 
-#define ROW(op_name, op_id)                                                                                        \
-    {                                                                                                              \
-        "cuda." op_name ".stream128", op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_SM103, QUANTIZE_CONTRACT, 0, {}, why_not, \
-            tile_workspace, cost, launch                                                                           \
-    }
-
 static const ridge_kernel rows[] = {
-    ROW("quantize_fp8_dual", RIDGE_QUANTIZE_FP8_DUAL),
-    ROW("swiglu_quantize", RIDGE_SWIGLU_QUANTIZE),
+    {"cuda.swiglu_quantize.stream128",
+     RIDGE_SWIGLU_QUANTIZE,
+     RIDGE_ARCH_SM90,
+     RIDGE_ARCH_SM103,
+     QUANTIZE_CONTRACT,
+     0,
+     {},
+     why_not,
+     NULL,
+     cost,
+     launch},
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_quantize_stream = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -101,12 +101,6 @@ static ridge_status prepare(const ridge_device *device)
     return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
 }
 
-extern "C" ridge_status quantize_tile_add_sums(const ridge_device *device, const ridge_kernel *kernel, quantize_args *p,
-                                               void *stream)
-{
-    return host_launch(device, kernel->name, (const void *)quantize_add_sums, dim3(p->across), 128, p, stream);
-}
-
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                            const ridge_call *call, void *workspace, size_t, void *stream)
 {
@@ -127,7 +121,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                          dim3((unsigned)(quantize_groups(p.rows) * p.across)), TILE_THREADS, &p, stream);
     if (status || !colsum)
         return status;
-    return quantize_tile_add_sums(device, kernel, &p, stream);
+    return host_launch(device, kernel->name, (const void *)quantize_add_sums, dim3(p.across), 128, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -143,6 +137,14 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return NULL;
 }
 
+static size_t workspace_bytes(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    const bool sums =
+        problem->op == RIDGE_QUANTIZE_FP8_DUAL && problem->dtype[RIDGE_QUANTIZE_FP8_DUAL_COLSUM] != RIDGE_NONE;
+
+    return sums ? (size_t)quantize_groups(problem->dim[0]) * (size_t)problem->dim[1] * sizeof(float) : 0;
+}
+
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const double bytes = problem->op == RIDGE_QUANTIZE_FP8 ? 3 : problem->op == RIDGE_QUANTIZE_FP8_DUAL ? 4 : 6;
@@ -153,7 +155,7 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 #define ROW(op_name, op_id)                                                                                      \
     {                                                                                                            \
         "cuda." op_name ".tile128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, QUANTIZE_CONTRACT, 0, {}, why_not, \
-            tile_workspace, cost, launch                                                                         \
+            workspace_bytes, cost, launch                                                                        \
     }
 
 static const ridge_kernel rows[] = {

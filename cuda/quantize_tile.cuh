@@ -368,16 +368,4 @@ static inline quantize_args tile_collect(const ridge_call *call, int q)
     return p;
 }
 
-static inline size_t tile_workspace(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
-{
-    const bool sums =
-        problem->op == RIDGE_QUANTIZE_FP8_DUAL && problem->dtype[RIDGE_QUANTIZE_FP8_DUAL_COLSUM] != RIDGE_NONE;
-
-    return sums ? (size_t)quantize_groups(problem->dim[0]) * (size_t)problem->dim[1] * sizeof(float) : 0;
-}
-
-/* The second half of column sums: p->sums to p->colsum (quantize_tile.cu). */
-extern "C" ridge_status quantize_tile_add_sums(const ridge_device *device, const ridge_kernel *kernel, quantize_args *p,
-                                               void *stream);
-
 #endif
