@@ -91,7 +91,7 @@ static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream
 #endif
 
 template <int DTYPE, int ROW, int COL, int E5M2>
-static __global__ void __launch_bounds__(STREAM_THREADS, STREAM_BLOCKS)
+static __global__ void __launch_bounds__(STREAM_THREADS, TILE_BLOCKS(STREAM_BLOCKS))
     quantize_stream(const __grid_constant__ stream_args a)
 {
 #if __CUDA_ARCH__ >= 900

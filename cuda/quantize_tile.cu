@@ -9,7 +9,7 @@ enum { BUNDLE = 4 };
 
 /* E5M2 is 0 or 1, or 2 for "see p.e5m2". */
 template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
-static __global__ void __launch_bounds__(TILE_THREADS, DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3)
+static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3))
     quantize_tile(const __grid_constant__ quantize_args p)
 {
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;

@@ -12,6 +12,14 @@
 #include "quantize.cuh"
 
 enum { TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / 32, TILE_ROWS = 8 };
+/* Blocks that must fit a multiprocessor, which caps the registers: measured on an H200; elsewhere ptxas gets what it
+ * wants, so as not to spill. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define TILE_BLOCKS(hopper) (hopper)
+#else
+#define TILE_BLOCKS(hopper) 1
+#endif
+
 enum { FROM_X = 0, FROM_SILU, FROM_SWIGLU };
 
 /* 17 KB: what is in flight to L1 shares the SM's 256 KB with it. */
@@ -216,7 +224,7 @@ static __device__ __forceinline__ void tile_store_turned(const quantize_args &p,
         const uint4 turned = x & 1 ? make_uint4(v.z, v.w, v.x, v.y) : v;
 
         if (inside || (p.vector_col && n >= 16 && col + c < p.cols)) {
-            ptx_store_once(to, turned);
+            *(uint4 *)to = turned; /* not evict-first: half a percent faster, the line's neighbours come later */
             continue;
         }
 #pragma unroll 1
