@@ -44,6 +44,13 @@ template <int BN> struct gemm_memory {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+/* Addresses that a multiplying warpgroup computes once: descriptors of its rows of A and of B in stage 0, full[0], and
+ * empty[0] in both CTAs. */
+typedef struct gemm_places {
+    uint64_t a, b;
+    uint32_t full, empty[2];
+} gemm_places;
+
 /* Work item `index`: bundles of PAIRS row-tile pairs, column tiles within, so that what runs at once shares L2. */
 static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int index, int *pair, int *tile_n)
 {
@@ -141,50 +148,70 @@ static __device__ __forceinline__ void gemm_promote_column(float upper, float lo
     }
 }
 
-/* All blocks of k into fin. */
+/* Scales of a block: of this thread's two rows and, in SCALE_BLOCK, of each 64 columns. */
+template <int BN> struct gemm_scales {
+    float upper, lower, b[BN / 64];
+};
+
+template <int BN, int MODE>
+static __device__ __forceinline__ gemm_scales<BN> gemm_read_scales(const gemm_memory<BN> *s, uint32_t stage, int local)
+{
+    gemm_scales<BN> v = {};
+
+    if (MODE != SCALE_LAST) {
+        v.upper = s->scale_a[stage][local];
+        v.lower = s->scale_a[stage][local + 8];
+    }
+    if (MODE == SCALE_BLOCK)
+#pragma unroll
+        for (int c = 0; c < BN / 64; c++)
+            v.b[c] = s->scale_b[stage][c];
+    return v;
+}
+
+/* All blocks of k into fin. What the next turn needs (its stage, its scales) is fetched while this turn's matrix
+ * instructions run, so that a turn begins with them. The scales of a stage have been read by all of the warpgroup
+ * before any of its warps gives the stage back: the barrier of the turn lies between. */
 template <int BN, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<BN> *s, uint32_t *n, int group,
-                                                     int local, float *fin)
+static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<BN> *s, const gemm_places &at,
+                                                     uint32_t *n, int group, int local, float *fin)
 {
     const bool elected = threadIdx.x % 32 == 0;
+    gemm_scales<BN> next;
     float acc[BN / 2];
 
 #pragma unroll
     for (int i = 0; i < BN / 2; i++)
         fin[i] = 0.0f;
-    for (int kb = 0; kb < p.blocks; kb++, ++*n) {
+    ptx_mbarrier_wait(at.full + *n % STAGES(BN) * 8, *n / STAGES(BN) & 1);
+    next = gemm_read_scales<BN, MODE>(s, *n % STAGES(BN), local);
+    for (int kb = 0; kb < p.blocks; kb++) {
         const uint32_t stage = *n % STAGES(BN);
-        const uint64_t a = wgmma_descriptor(ptx_shared(s->a[stage] + group * 64 * BK));
-        const uint64_t b = wgmma_descriptor(ptx_shared(s->b[stage]));
+        const uint64_t a = at.a + stage * (BM * BK / 16), b = at.b + stage * (BN * BK / 16);
+        const gemm_scales<BN> now = next;
 
-        float upper = 1.0f, lower = 1.0f, scale_b[BN / 64] = {};
-
-        ptx_mbarrier_wait(ptx_shared(&s->full[stage]), *n / STAGES(BN) & 1);
-        if (MODE != SCALE_LAST) {
-            upper = s->scale_a[stage][local];
-            lower = s->scale_a[stage][local + 8];
-        }
-        if (MODE == SCALE_BLOCK)
-#pragma unroll
-            for (int c = 0; c < BN / 64; c++)
-                scale_b[c] = s->scale_b[stage][c];
-        ptx_barrier_sync(1 + group, 256); /* our turn; and all of us have read those scales */
+        ptx_barrier_sync(1 + group, 256); /* our turn */
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BK / 32; k++)
             wgmma_fp8<BN, FORMATS>(acc, a + 2 * k, b + 2 * k, k > 0);
         wgmma_commit();
         ptx_barrier_arrive(2 - group, 256); /* the other warpgroup's turn */
+        ++*n;
+        if (kb + 1 < p.blocks) {
+            ptx_mbarrier_wait(at.full + *n % STAGES(BN) * 8, *n / STAGES(BN) & 1);
+            next = gemm_read_scales<BN, MODE>(s, *n % STAGES(BN), local);
+        }
         wgmma_wait();
         if (MODE == SCALE_COLUMN)
-            gemm_promote_column<BN>(upper, lower, s->scale_b[stage], acc, fin);
-        __syncwarp(); /* the warp's matrix instructions are complete and it has read its scales */
+            gemm_promote_column<BN>(now.upper, now.lower, s->scale_b[stage], acc, fin);
+        __syncwarp(); /* the warp's matrix instructions are complete and it has read its column scales */
         if (elected) {
-            ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 0);
-            ptx_mbarrier_arrive_in(ptx_shared(&s->empty[stage]), 1);
+            ptx_mbarrier_arrive_cluster(at.empty[0] + stage * 8);
+            ptx_mbarrier_arrive_cluster(at.empty[1] + stage * 8);
         }
         if (MODE == SCALE_BLOCK)
-            gemm_promote_block<BN>(upper, lower, scale_b, acc, fin);
+            gemm_promote_block<BN>(now.upper, now.lower, now.b, acc, fin);
         if (MODE == SCALE_LAST)
 #pragma unroll
             for (int i = 0; i < BN / 2; i++)
@@ -317,6 +344,10 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1,
                   thread = threadIdx.x % 128; /* uniform registers */
         const int local = group * 64 + thread / 32 * 16 + thread % 32 / 4;
+        const gemm_places at = {wgmma_descriptor(ptx_shared(s->a[0] + group * 64 * BK)),
+                                wgmma_descriptor(ptx_shared(s->b[0])),
+                                ptx_shared(&s->full[0]),
+                                {ptx_map(ptx_shared(&s->empty[0]), 0), ptx_map(ptx_shared(&s->empty[0]), 1)}};
         uint32_t n = 0;
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -329,7 +360,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_sm90(const __grid_cons
             gemm_locate(p, item, &pair, &tile_n);
             const int first = (2 * pair + (int)ptx_cluster_rank()) * BM;
 
-            gemm_multiply<BN, MODE, FORMATS>(p, s, &n, group, local, fin);
+            gemm_multiply<BN, MODE, FORMATS>(p, s, at, &n, group, local, fin);
             if (MODE == SCALE_LAST)
                 gemm_scale_last<BN>(p, s, group, local, first, tile_n * BN, fin);
             if (p.dtype == RIDGE_BF16)

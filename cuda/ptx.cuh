@@ -249,16 +249,19 @@ static __device__ __forceinline__ void ptx_fence_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Arrives at the mbarrier at this place in CTA `rank` of the cluster. Orders reads that are complete, which is all that
- * giving a stage back needs; with .release.cluster the compiler puts a fence of the whole GPU in front, 1 us each. */
-static __device__ __forceinline__ void ptx_mbarrier_arrive_in(uint32_t bar, uint32_t rank)
+/* The address in the cluster of this place in CTA `rank`. */
+static __device__ __forceinline__ uint32_t ptx_map(uint32_t shared, uint32_t rank)
 {
-    asm volatile("{\n.reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
-                 :
-                 : "r"(bar), "r"(rank)
-                 : "memory");
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
+    return remote;
+}
+
+/* Arrives at an mbarrier of the cluster. Orders reads that are complete, which is all that giving a stage back needs;
+ * with .release.cluster the compiler puts a fence of the whole GPU in front, 1 us each. */
+static __device__ __forceinline__ void ptx_mbarrier_arrive_cluster(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
 static __device__ __forceinline__ uint32_t ptx_cluster_rank(void)
