@@ -67,7 +67,7 @@ size_t ridge_cpu_ce_fast_workspace(const ridge_device *device, const ridge_kerne
 }
 
 /* Below so many FLOP (a fifth of a millisecond) waking and joining threads costs more than they bring. */
-static const double one_thread = 2e7;
+enum { ONE_THREAD = 20000000 };
 
 /* One call. */
 typedef struct job {
@@ -395,7 +395,7 @@ ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *k
     j.p = plan_of(kernel, problem);
     j.v = kernel->arch_min == RIDGE_ARCH_AVX512 ? &ridge_cpu_ce_avx512 : &ridge_cpu_ce_avx2;
     first(&j, workspace);
-#pragma omp parallel if (ridge_op_table[call->op]->flops(problem) * (j.a.w ? 1 : 8) >= one_thread)
+#pragma omp parallel if (ridge_op_table[call->op]->flops(problem) * (j.a.w ? 1 : 8) >= ONE_THREAD)
     {
         const unsigned own = ridge_fp_begin();
 
