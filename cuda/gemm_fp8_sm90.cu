@@ -263,6 +263,44 @@ static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int ro
     num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
 }
 
+/* The warpgroup's 64 x BN results through shared memory to a TMA store. */
+template <int BN, int DTYPE>
+static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<BN> *s, int group,
+                                                         int first_row, int first_col, const float *fin)
+{
+    const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
+    uint32_t words[BN / 4], taint = 0;
+
+#pragma unroll
+    for (int i = 0; i < BN / 4; i++) {
+        words[i] = num_pack2<DTYPE>(fin[2 * i], fin[2 * i + 1]);
+        taint = DTYPE == RIDGE_BF16 ? ptx_taint_bf16x2(words[i], taint) : ptx_taint_f16x2(words[i], taint);
+    }
+    if (taint & 0x7fff7fffu) /* a NaN or an infinity: rare */
+#pragma unroll
+        for (int i = 0; i < BN / 4; i++)
+            words[i] = num_canonical<DTYPE>(words[i] & 0xffffu) | num_canonical<DTYPE>(words[i] >> 16) << 16;
+    if (thread == 0)
+        ptx_tma_wait_read(); /* the previous tile has left shared memory */
+    ptx_barrier_sync(3 + group, 128);
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        /* panel of 64 columns; in a row of 128 bytes, 16-byte chunk j % 8 lies at chunk (j % 8) ^ (row % 8) */
+        uint8_t *to = s->d[group][j / 8] + local * 128 + ((j % 8) ^ (local % 8)) * 16 + pair * 4;
+
+        *(uint32_t *)to = words[2 * j];
+        *(uint32_t *)(to + 8 * 128) = words[2 * j + 1];
+    }
+    ptx_fence_async();
+    ptx_barrier_sync(3 + group, 128); /* all of the panels before TMA reads them */
+    if (thread == 0) {
+        for (int c = 0; c < BN / 64; c++)
+            if (first_col + 64 * c < p.n && first_row < p.m)
+                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[group][c]));
+        ptx_tma_commit();
+    }
+}
+
 /* The warpgroup's 64 x BN results. */
 template <int BN, int DTYPE>
 static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<BN> *s, int group, int first_row,
@@ -281,38 +319,17 @@ static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memor
             fin[4 * j + 2] += x;
             fin[4 * j + 3] += y;
         }
-    if (DTYPE == RIDGE_F32 || !p.tma_store) {
+    if constexpr (DTYPE != RIDGE_F32)
+        if (p.tma_store) {
+            gemm_store_panels<BN, DTYPE>(p, s, group, first_row, first_col, fin);
+            return;
+        }
 #pragma unroll
-        for (int j = 0; j < BN / 8; j++)
+    for (int j = 0; j < BN / 8; j++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, first_col + 8 * j + 2 * pair + i % 2,
-                                      fin[4 * j + i]);
-        return;
-    }
-    if (thread == 0)
-        ptx_tma_wait_read(); /* the previous tile has left shared memory */
-    ptx_barrier_sync(3 + group, 128);
-#pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
-        /* panel of 64 columns; in a row of 128 bytes, 16-byte chunk j % 8 lies at chunk (j % 8) ^ (row % 8) */
-        uint8_t *panel = s->d[group][j / 8];
-        const uint32_t upper = num_pack2<DTYPE>(fin[4 * j], fin[4 * j + 1]);
-        const uint32_t lower = num_pack2<DTYPE>(fin[4 * j + 2], fin[4 * j + 3]);
-        const int at = local * 128 + ((j % 8) ^ (local % 8)) * 16 + pair * 4;
-
-        *(uint32_t *)(panel + at) = num_canonical<DTYPE>(upper & 0xffffu) | num_canonical<DTYPE>(upper >> 16) << 16;
-        *(uint32_t *)(panel + at + 8 * 128) = num_canonical<DTYPE>(lower & 0xffffu) | num_canonical<DTYPE>(lower >> 16)
-                                                                                          << 16;
-    }
-    ptx_fence_async();
-    ptx_barrier_sync(3 + group, 128); /* all of the panels before TMA reads them */
-    if (thread == 0) {
-        for (int c = 0; c < BN / 64; c++)
-            if (first_col + 64 * c < p.n && first_row < p.m)
-                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[group][c]));
-        ptx_tma_commit();
-    }
+        for (int i = 0; i < 4; i++)
+            gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, first_col + 8 * j + 2 * pair + i % 2,
+                                  fin[4 * j + i]);
 }
 
 #endif
