@@ -172,6 +172,7 @@ static void given_row(const ce_args *a, const token_row *r, int64_t token)
 /* Tokens and classes are shared out among at most `units` threads, each with `hidden` doubles of scratch. */
 static void gradients(const ce_args *a, const token_row *rows, double *scratch, int units)
 {
+    (void)units; /* without OpenMP */
 #pragma omp parallel num_threads(units) if (a->tokens * a->vocab > 20000)
     {
         const unsigned mode = ridge_fp_begin();
