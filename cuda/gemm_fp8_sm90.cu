@@ -416,21 +416,12 @@ static size_t memory_of(int bn)
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const void *const *all = &functions[0][0][0];
-    cudaError_t error = cudaSuccess;
-    int before;
-    ridge_status status;
+    ridge_status status = RIDGE_OK;
 
-    if (device->arch != RIDGE_ARCH_SM90)
-        return RIDGE_OK;
-    status = host_enter(device, &before);
-    if (status)
-        return status;
-    for (int i = 0; i < 18 && error == cudaSuccess; i++)
-        error = cudaFuncSetAttribute(all[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)memory_of(i < 9 ? 128 : 192));
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "gemm_fp8: loading kernels");
+    for (int wide = 0; wide < 2 && !status && device->arch == RIDGE_ARCH_SM90; wide++)
+        status = host_prepare(device, &functions[wide][0][0], 3 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              (int)memory_of(wide ? 192 : 128), "gemm_fp8: loading kernels");
+    return status;
 }
 
 static int64_t stride_of(const ridge_operand *x, int64_t packed)

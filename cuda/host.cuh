@@ -33,6 +33,30 @@ static inline void host_leave(const ridge_device *device, int before)
         cudaSetDevice(before);
 }
 
+/* Loads the code of `count` kernels and sets an attribute of theirs, so that nothing is lazy on the call path. */
+static inline ridge_status host_prepare(const ridge_device *device, const void *const *function, int count,
+                                        cudaFuncAttribute attribute, int value, const char *what)
+{
+    cudaError_t error = cudaSuccess;
+    int before;
+    ridge_status status = host_enter(device, &before);
+
+    if (status)
+        return status;
+    for (int i = 0; i < count && error == cudaSuccess; i++)
+        error = cudaFuncSetAttribute(function[i], attribute, value);
+    host_leave(device, before);
+    return error == cudaSuccess ? RIDGE_OK : host_fail(error, what);
+}
+
+/* The same without an attribute: its default. */
+static inline ridge_status host_load(const ridge_device *device, const void *const *function, int count,
+                                     const char *what)
+{
+    return host_prepare(device, function, count, cudaFuncAttributePreferredSharedMemoryCarveout,
+                        cudaSharedmemCarveoutDefault, what);
+}
+
 /* A tensor map of a matrix: `inner` contiguous elements of a dtype, `outer` rows `stride` elements apart, boxes of
  * box_inner x box_outer; outside reads as zero. swizzle: 0, 32, 64 or 128 bytes. The encoder is the driver's, found by
  * ridge_open; it touches no device. */

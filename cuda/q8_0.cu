@@ -167,17 +167,7 @@ static const void *const functions[5] = {(const void *)q8_0_quantize<RIDGE_F32>,
 
 static ridge_status prepare(const ridge_device *device)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaSuccess;
-    int before;
-    ridge_status status = host_enter(device, &before);
-
-    if (status)
-        return status;
-    for (int i = 0; i < 5 && error == cudaSuccess; i++)
-        error = cudaFuncGetAttributes(&attributes, functions[i]);
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "q8_0: loading kernels");
+    return host_load(device, functions, 5, "q8_0: loading kernels");
 }
 
 static int64_t pitch(const ridge_operand *x, int64_t packed)

@@ -130,20 +130,10 @@ static const void *const functions[2][2][3] = {{BY_FORM(RIDGE_F16, 0), BY_FORM(R
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const void *const *all = &functions[0][0][0];
-    cudaError_t error = cudaSuccess;
-    int before;
-    ridge_status status;
-
     if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM103)
         return RIDGE_OK;
-    status = host_enter(device, &before);
-    if (status)
-        return status;
-    for (int i = 0; i < 12 && error == cudaSuccess; i++)
-        error = cudaFuncSetAttribute(all[i], cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(stream_memory));
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
+    return host_prepare(device, &functions[0][0][0], 2 * 2 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        sizeof(stream_memory), "quantize: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,

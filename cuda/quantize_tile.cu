@@ -85,20 +85,10 @@ static const void *const functions[3][13] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const void *const *all = &functions[0][0];
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaSuccess;
-    int before;
-    ridge_status status = host_enter(device, &before);
+    const void *const sums = (const void *)quantize_add_sums;
+    ridge_status status = host_load(device, &functions[0][0], 3 * 13, "quantize: loading kernels");
 
-    if (status)
-        return status;
-    for (int i = 0; i < 39 && error == cudaSuccess; i++)
-        error = cudaFuncGetAttributes(&attributes, all[i]);
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, (const void *)quantize_add_sums);
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
+    return status ? status : host_load(device, &sums, 1, "quantize: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,

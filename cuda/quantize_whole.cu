@@ -204,18 +204,10 @@ static const void *const functions[3][3] = {BY_DTYPE(tensor_amax), BY_DTYPE(tens
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const void *const *all = &functions[0][0];
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)tensor_fold);
-    int before;
-    ridge_status status = host_enter(device, &before);
+    const void *const fold = (const void *)tensor_fold;
+    ridge_status status = host_load(device, &functions[0][0], 3 * 3, "quantize: loading kernels");
 
-    if (status)
-        return status;
-    for (int i = 0; i < 9 && error == cudaSuccess; i++)
-        error = cudaFuncGetAttributes(&attributes, all[i]);
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "quantize: loading kernels");
+    return status ? status : host_load(device, &fold, 1, "quantize: loading kernels");
 }
 
 static quantize_args collect(const ridge_call *call)

@@ -201,21 +201,12 @@ static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *
     return (uint32_t)p->rows * p->tiles;
 }
 
-/* Loads the code of every kernel of a file, so that nothing is lazy on the call path, and asks for all of L1 as cache:
- * loads in flight live there, and a process whose other kernels use shared memory would leave little of it. */
+/* Asks for all of L1 as cache: loads in flight live there, and a process whose other kernels use shared memory would
+ * leave little of it. */
 static inline ridge_status swiglu_prepare(const ridge_device *device, const void *const *function, int count)
 {
-    cudaError_t error = cudaSuccess;
-    int before;
-    ridge_status status = host_enter(device, &before);
-
-    if (status)
-        return status;
-    for (int i = 0; i < count && error == cudaSuccess; i++)
-        error = cudaFuncSetAttribute(function[i], cudaFuncAttributePreferredSharedMemoryCarveout,
-                                     cudaSharedmemCarveoutMaxL1);
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "swiglu: loading kernels");
+    return host_prepare(device, function, count, cudaFuncAttributePreferredSharedMemoryCarveout,
+                        cudaSharedmemCarveoutMaxL1, "swiglu: loading kernels");
 }
 
 /* Time of the bytes at the copy rate, times the row's percentage, plus a latency that grows with what a thread does. */
