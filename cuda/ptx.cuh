@@ -42,6 +42,14 @@ static __device__ __forceinline__ uint32_t ptx_f16x2(float hi, float lo)
     return v;
 }
 
+/* 2^x, error below 2^-22, results under the least normal are 0. */
+static __device__ __forceinline__ float ptx_ex2(float x)
+{
+    float v;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+    return v;
+}
+
 static __device__ __forceinline__ float ptx_f32_from_f16(uint16_t h)
 {
     float v;
