@@ -1,6 +1,6 @@
 /* ce.cuh: cross entropy on CUDA: what every row shares. ce_rows.cu has the work of size B (which rows count, what the
  * mean divides by, the outputs from the rows' softmax sums), in double as on the CPU, so that its rounding never
- * counts, and the passes over rows of given logits; ce_linear.cu and ce_sm90.cu the products.
+ * counts, and the passes over rows of given logits; ce_linear.cu and ce_sm90.cuh the products.
  *
  * Rows that are not ignored are listed in order: `row` is a place in that list, `token` one in the call. Everything is
  * found on the device; the host only knows upper bounds. */
@@ -21,8 +21,8 @@ typedef struct ce_totals {
     double count;   /* rows that are not ignored */
     int32_t rows;   /* rows listed: all of `count`, or without those out of range */
     int32_t errors;
-    int32_t redo; /* ce_sm90.cu: a guessed exponent did not fit */
-    int32_t reserved;
+    int32_t redo;     /* ce_sm90.cuh: a guessed exponent did not fit */
+    uint32_t largest; /* ce_sm90.cuh: bits of the largest factor of a row */
 } ce_totals;
 
 /* Part of a row's softmax sum: over the classes that one block of threads saw. `more` only where it is asked for. */
@@ -61,6 +61,7 @@ typedef struct ce_params {
     /* workspace */
     ce_totals *totals;
     int32_t *list, *place; /* token of a row; row of a token, -1 = not listed */
+    int32_t *label;        /* by row: the target in this slice, or below 0 */
     float *target_z;       /* by row: z of the target, -inf if it is not in this slice */
     ce_loss *losses;       /* by token */
     ce_part *part;         /* [rows][splits] */

@@ -162,6 +162,7 @@ char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *wor
     p->list = (int32_t *)take(&at, tokens, sizeof(int32_t));
     p->place = (int32_t *)take(&at, tokens, sizeof(int32_t));
     p->order = combine ? (int32_t *)take(&at, problem->dim[2], sizeof(int32_t)) : NULL;
+    p->label = (int32_t *)take(&at, tokens, sizeof(int32_t));
     p->target_z = combine ? NULL : (float *)take(&at, tokens, sizeof(float));
     p->losses = stats ? (ce_loss *)take(&at, tokens, sizeof(ce_loss)) : NULL;
     p->part = stats && !combine ? (ce_part *)take(&at, tokens * splits, sizeof(ce_part)) : NULL;

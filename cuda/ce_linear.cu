@@ -2,7 +2,7 @@
  *
  * A chunk of listed rows at a time, a block of classes at a time: the logits in f32 by a product in ordinary fused
  * multiply-adds, then ce_rows.cu's pass for the sums. For the gradients once more: logits, dlogits in place, dX += dz
- * W, dW += dz^T x. Correct first: where the matrix units can run, ce_sm90.cu does. */
+ * W, dW += dz^T x. Correct first: where the matrix units can run, ce_sm90.cuh does. */
 #include "ce.cuh"
 
 enum { THREADS = 256, TILE = 128, DEPTH = 16, PITCH = TILE + 4, CHUNK = 1024, BLOCK = 8192 };

@@ -63,8 +63,10 @@ static __device__ void ce_list(const ce_params &p, int list_bad)
 
         if (token < p.tokens)
             p.place[token] = listed ? at : -1;
-        if (listed)
+        if (listed) {
             p.list[at] = (int32_t)token;
+            p.label[at] = y >= p.offset && y < p.offset + p.vocab ? (int32_t)(y - p.offset) : -1;
+        }
         rows += total;
         count += y != CE_IGNORED;
         errors += y == CE_BAD;
@@ -451,11 +453,11 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_stats(cons
 /* What a row's gradient needs. */
 typedef struct row_gradient {
     float max, logsum, scale, smooth; /* p = e^(z - max - logsum) */
-    double label, lse;                /* du of the target without its slope */
+    double all, label, lse;           /* du of the target without its slope */
 } row_gradient;
 
 static __device__ __forceinline__ row_gradient ce_row_gradient(const ce_params &p, int64_t token, int64_t row,
-                                                               int64_t y, float *smooth)
+                                                               int64_t y)
 {
     const ce_part part = p.lse_in ? ce_part{p.lse_in[token], 1.0f} : p.part[row];
     const double logsum = log((double)part.sum);
@@ -467,8 +469,8 @@ static __device__ __forceinline__ row_gradient ce_row_gradient(const ce_params &
     r.max = part.max;
     r.logsum = (float)logsum;
     r.scale = (float)f.all;
-    *smooth = (float)f.smooth;
-    r.smooth = *smooth;
+    r.smooth = (float)f.smooth;
+    r.all = f.all;
     r.label = f.label;
     return r;
 }
@@ -506,7 +508,7 @@ static __device__ __forceinline__ void ce_gradient8(const ce_params &p, const ro
         if (at == i + j) { /* p - 1 first */
             const double q = exp((double)z[j] - r.lse);
 
-            d = (float)((q - 1) * (double)r.scale + ((double)r.scale - r.label));
+            d = (float)((q - 1) * r.all + (r.all - r.label));
         }
         if (r.smooth != 0.0f)
             d -= w * r.smooth;
@@ -528,10 +530,9 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(c
                            : (const char *)p.x + token * p.x_stride * (DTYPE == RIDGE_F32 ? 4 : 2);
     char *to = b.z ? (char *)from : (char *)p.dx + token * p.dx_stride * (DTYPE == RIDGE_F32 ? 4 : 2);
     row_gradient r = {};
-    float smooth;
 
     if (y >= 0)
-        r = ce_row_gradient(p, token, row, y, &smooth);
+        r = ce_row_gradient(p, token, row, y);
     for (int64_t i = (int64_t)threadIdx.x * GROUP; i < b.count; i += ROW * GROUP) {
         float z[GROUP];
 

@@ -234,9 +234,47 @@ static __device__ __forceinline__ void ptx_tma_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/* Until the sources of all but the last group have been read. */
+static __device__ __forceinline__ void ptx_tma_wait_read_before(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
+
 static __device__ __forceinline__ void ptx_tma_wait(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Four 8 x 8 tiles of 16-bit elements to shared memory, transposed: lane 8 t + i gives the address of column i of tile
+ * t; each lane holds row lane / 4, columns 2 (lane % 4) and the next, of every tile. */
+static __device__ __forceinline__ void ptx_store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* Adds to two floats of global memory without waiting for them. */
+static __device__ __forceinline__ void ptx_add_f32x2(float *to, float x, float y)
+{
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" : : "l"(to), "f"(x), "f"(y) : "memory");
+}
+
+/* Counts something done; waits until `count` have been: what the counting threads had read or written before is then
+ * read or written. */
+static __device__ __forceinline__ void ptx_count(uint32_t *counter)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(counter) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_await(const uint32_t *counter, uint32_t count)
+{
+    uint32_t now;
+
+    do
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    while (now < count);
 }
 
 /* 4 bytes from global to shared memory without registers; then, when all of this thread's have landed, one arrival that

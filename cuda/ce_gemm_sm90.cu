@@ -1,0 +1,463 @@
+/* ce_gemm_sm90.cu: the three products of the linear cross entropy on Hopper, each with its epilogue in registers:
+ *
+ *     logits x W^T     -> maximum and sum of exponentials by row and cluster (CE_STATS), with entropy, argmax and plain
+ *                         sums (CE_STATS_FULL); or P^T and the sum of E (CE_PROBS)
+ *     dX = n_r (P W)   -> rows of dX by the list (CE_DX)
+ *     dW = P^T (n_r x) -> f32, stored or added, or 16 bits (CE_DW)
+ *
+ * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
+ * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
+#include "ce_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* This thread's two rows of the tile: listed row, whether it is there, column of its target in this tile (or not). */
+typedef struct tile_rows {
+    int64_t row[2];
+    bool live[2];
+    int target[2];
+} tile_rows;
+
+static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const gemm16_work &w, int first, int first_col)
+{
+    tile_rows t;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = first + 8 * h;
+
+        t.live[h] = r < w.m;
+        t.row[h] = a.c.begin + r;
+        t.target[h] = t.live[h] && a.class_step == 1 ? a.c.p.label[t.row[h]] - first_col : -1;
+    }
+    return t;
+}
+
+/* u to z in place, -inf beyond the last column. */
+static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm16_work &w, int first_col, float *acc)
+{
+    const ce_params &p = a.c.p;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+    if (a.extra) {
+        const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
+
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int c = col + 8 * j + e;
+                const float bias = c < w.n ? ce_bias(p, (int64_t)c * a.class_step) : 0.0f;
+
+                acc[4 * j + e] = ce_logit(p, acc[4 * j + e] + bias, cap_inverse, cool);
+                acc[4 * j + 2 + e] = ce_logit(p, acc[4 * j + 2 + e] + bias, cap_inverse, cool);
+            }
+    }
+    if (first_col + G16_N > w.n)
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[4 * j + i] = col + 8 * j + i % 2 < w.n ? acc[4 * j + i] : -CUDART_INF_F;
+}
+
+/* The target's logit, from the one thread that holds it. */
+static __device__ __forceinline__ void put_target(const ce_product &a, const tile_rows &t, const float *acc)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int at = t.target[h] - 2 * (threadIdx.x % 4);
+
+        if (t.target[h] >= 0 && t.target[h] < G16_N && at >= 0 && at % 8 < 2)
+#pragma unroll
+            for (int j = 0; j < G16_N / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (at == 8 * j + e)
+                        a.c.p.target_z[t.row[h]] = acc[4 * j + 2 * h + e];
+    }
+}
+
+static __device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* Maximum and sum of a row of the tile into this cluster's part. */
+static __device__ __forceinline__ void put_stats(const ce_product &a, const tile_rows &t, int h, const float *acc)
+{
+    ce_part *part = &a.c.p.part[t.row[h] * a.c.p.splits + blockIdx.x / 2];
+    const bool mine = t.live[h] && threadIdx.x % 4 == 0;
+    ce_part old = {-CUDART_INF_F, 0.0f};
+    float high = -CUDART_INF_F, sum = 0.0f, base;
+
+    if (mine)
+        old = *part;
+#pragma unroll
+    for (int j = 0; j < G16_N / 8; j++)
+        high = fmaxf(high, fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
+    high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+    high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+    base = high == -CUDART_INF_F ? 0.0f : high * CE_LOG2E;
+#pragma unroll
+    for (int j = 0; j < G16_N / 8; j++)
+        sum += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base)) +
+               ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h + 1], CE_LOG2E, -base));
+    sum = quad_sum(sum);
+    if (!mine)
+        return;
+    if (old.sum != 0.0f) {
+        const float top = fmaxf(high, old.max);
+
+        sum = sum * (high == top ? 1.0f : ptx_ex2((high - top) * CE_LOG2E)) +
+              old.sum * (old.max == top ? 1.0f : ptx_ex2((old.max - top) * CE_LOG2E));
+        high = top;
+    }
+    *part = {high, sum};
+}
+
+/* The larger of two logits, the first of equals; NaN counts as largest. */
+static __device__ __forceinline__ void keep_larger(float *best, int *at, float v, int c)
+{
+    const bool nan = *best != *best;
+
+    if (v != v ? !nan || c < *at : !nan && (v > *best || (v == *best && c < *at))) {
+        *best = v;
+        *at = c;
+    }
+}
+
+/* Adds a tile's sums of a row, whose maximum is `best` of class `at`, to this cluster's part. */
+static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t slot, float best, int at, float sum,
+                                                  ce_more more)
+{
+    const ce_part old = p.part[slot];
+    const ce_more had = p.more[slot];
+    float top = best, scale = 1.0f, scale_old = 0.0f, gap = 0.0f, gap_old = 0.0f;
+    int first = at;
+
+    keep_larger(&top, &first, old.max, had.argmax);
+    if (sum != 0.0f && best != top)
+        scale = ptx_ex2((gap = best - top) * CE_LOG2E);
+    if (old.sum != 0.0f)
+        scale_old = ptx_ex2((gap_old = old.max - top) * CE_LOG2E);
+    p.part[slot] = {top, sum * scale + old.sum * scale_old};
+    p.more[slot] = {(scale != 0.0f ? scale * (more.spread + gap * sum) : 0.0f) +
+                        (scale_old != 0.0f ? scale_old * (had.spread + gap_old * old.sum) : 0.0f),
+                    more.z + had.z, more.wz + had.wz, first};
+}
+
+/* Everything that can be asked of a row of the tile. */
+static __device__ __forceinline__ void put_stats_full(const ce_product &a, const gemm16_work &w, const tile_rows &t,
+                                                      int h, int first_col, const float *acc)
+{
+    const ce_params &p = a.c.p;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+    float best = -CUDART_INF_F, base, sum = 0.0f;
+    ce_more more = {0.0f, 0.0f, 0.0f, INT32_MAX};
+
+#pragma unroll
+    for (int i = 0; i < G16_N / 4; i++)
+        if (col + 8 * (i / 2) + i % 2 < w.n)
+            keep_larger(&best, &more.argmax, acc[4 * (i / 2) + 2 * h + i % 2], col + 8 * (i / 2) + i % 2);
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+        keep_larger(&best, &more.argmax, __shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, more.argmax, step));
+    base = best == -CUDART_INF_F ? 0.0f : best;
+#pragma unroll
+    for (int i = 0; i < G16_N / 4; i++) {
+        const float v = acc[4 * (i / 2) + 2 * h + i % 2], d = v - base, e = ptx_ex2(d * CE_LOG2E);
+        const int c = col + 8 * (i / 2) + i % 2;
+
+        sum += e;
+        more.spread += e > 0.0f ? e * d : 0.0f;
+        if (c < w.n) {
+            more.z += v;
+            more.wz += p.class_weight ? p.class_weight[p.offset + c] * v : v;
+        }
+    }
+    sum = quad_sum(sum);
+    more.spread = quad_sum(more.spread);
+    more.z = quad_sum(more.z);
+    more.wz = quad_sum(more.wz);
+    if (t.live[h] && threadIdx.x % 4 == 0)
+        merge_part(p, t.row[h] * p.splits + blockIdx.x / 2, best, more.argmax, sum, more);
+}
+
+/* One element of P from its logit; *e receives E. */
+static __device__ __forceinline__ float prob_of(const ce_product &a, float z, float exponent, float2 mix, float weight,
+                                                float *e)
+{
+    const ce_params &p = a.c.p;
+    float v = ptx_ex2(__fmaf_rn(z, CE_LOG2E, -exponent));
+
+    *e = v;
+    if (a.mixed)
+        v = __fmaf_rn(v, mix.x, -weight * mix.y);
+    if (a.extra)
+        v *= ce_slope(p, z, p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, 1.0f / p.temperature);
+    return v;
+}
+
+/* 64 x 256 logits to P^T, 64 classes at a time through shared memory, and the sums of E. */
+template <int BF16>
+static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
+                                                 const tile_rows &t, int first_row, int first_col, const float *acc)
+{
+    const ce_params &p = a.c.p;
+    const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+    const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
+    float exponent[2], sum[2] = {0.0f, 0.0f};
+    float2 mix[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        exponent[h] = t.live[h] ? a.c.exponent[t.row[h]] : CUDART_INF_F; /* rows that are not there: P is 0 */
+        if (a.mixed)
+            mix[h] = t.live[h] ? a.c.mix[t.row[h]] : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        const uint32_t panel = ptx_shared(s->d[group][q % 2]);
+
+        if (thread == 0)
+            ptx_tma_wait_read_before();
+        ptx_barrier_sync(3 + group, 128); /* the panel has left before it is written again */
+#pragma unroll
+        for (int j = 8 * q; j < 8 * q + 8; j += 2) {
+            uint32_t word[4];
+
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* columns 8 (j + i / 2) .., row half i % 2 */
+                const int at = 4 * (j + i / 2) + 2 * (i % 2), c = first_col + 8 * (j + i / 2) + 2 * (lane % 4);
+                float e0, e1, w0 = 1.0f, w1 = 1.0f, v0, v1;
+
+                if (a.mixed && p.class_weight) {
+                    w0 = c < w.n ? p.class_weight[p.offset + c] : 0.0f;
+                    w1 = c + 1 < w.n ? p.class_weight[p.offset + c + 1] : 0.0f;
+                }
+                v0 = prob_of(a, acc[at], exponent[i % 2], mix[i % 2], w0, &e0);
+                v1 = prob_of(a, acc[at + 1], exponent[i % 2], mix[i % 2], w1, &e1);
+                sum[i % 2] += e0 + e1;
+                word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
+            }
+            const int row = 8 * (j - 8 * q) + offset;
+
+            ptx_store_transposed(panel + row * 128 + ((chunk ^ (row & 7)) * 16), word[0], word[1], word[2], word[3]);
+        }
+        ptx_fence_async();
+        ptx_barrier_sync(3 + group, 128); /* all of the panel before TMA reads it */
+        if (thread == 0) {
+            const int c = first_col + 64 * q;
+
+            if (c < w.n)
+                ptx_tma_store_2d(c < a.c.probs.split ? &a.store[0] : &a.store[1], first_row,
+                                 c < a.c.probs.split ? c : c - a.c.probs.split, panel);
+            ptx_tma_commit();
+        }
+    }
+    if (!a.sums)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float all = quad_sum(sum[h]);
+
+        if (t.live[h] && lane % 4 == 0)
+            p.part[t.row[h] * p.splits + blockIdx.x / 2].sum += all;
+    }
+}
+
+/* dX: rows by the list, each times its factor. */
+template <int BF16>
+static __device__ __forceinline__ void put_dx(const ce_product &a, const gemm16_work &w, const tile_rows &t,
+                                              int first_col, const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (!t.live[h])
+            continue;
+        const float f = a.c.factor[t.row[h]];
+        uint16_t *to = (uint16_t *)a.out + a.c.p.list[t.row[h]] * a.ld + col;
+
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+            if (col + 8 * j < w.n)
+                *(uint32_t *)(to + 8 * j) = num_pack2<dtype>(acc[4 * j + 2 * h] * f, acc[4 * j + 2 * h + 1] * f);
+    }
+}
+
+/* The power of two that keeps n_r x in the range of f16. */
+static __device__ __forceinline__ float scale_back(const ce_params &p, int bf16)
+{
+    const uint32_t exponent = p.totals->largest >> 23;
+
+    return bf16 || exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
+}
+
+template <int BF16>
+static __device__ __forceinline__ void put_dw(const ce_product &a, const gemm16_work &w, int first, int first_col,
+                                              const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    const float scale = scale_back(a.c.p, BF16);
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int64_t at = (int64_t)(first + 8 * h) * a.ld + col;
+
+        if (first + 8 * h >= w.m)
+            continue;
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++) {
+            const float x = acc[4 * j + 2 * h] * scale, y = acc[4 * j + 2 * h + 1] * scale;
+
+            if (col + 8 * j >= w.n)
+                continue;
+            if (a.out_dtype != RIDGE_F32)
+                *(uint32_t *)((uint16_t *)a.out + at + 8 * j) = num_pack2<dtype>(x, y);
+            else if (a.add)
+                ptx_add_f32x2((float *)a.out + at + 8 * j, x, y);
+            else
+                *(float2 *)((float *)a.out + at + 8 * j) = make_float2(x, y);
+        }
+    }
+}
+
+/* P^T of a bundle lies in the rows of dW of the bundle before it: those are written when all have read it. */
+static __device__ __forceinline__ void wait_for_readers(const ce_product &a, const gemm16_work &w, int group, int pair)
+{
+    const int bundle = pair / G16_PAIRS, next = bundle + 1;
+    const int pairs = min((int)G16_PAIRS, w.pairs - next * G16_PAIRS);
+
+    if (threadIdx.x % 128 == 0) {
+        ptx_count(&a.c.done[bundle]);
+        if (pairs > 0)
+            ptx_await(&a.c.done[next], (uint32_t)(pairs * w.tiles_n * 4));
+    }
+    ptx_barrier_sync(3 + group, 128); /* nobody stores before that */
+}
+
+static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
+{
+    const int rows = ce_chunk_rows(a.c);
+    gemm16_work w = {a.limit_m ? rows : a.m, a.n, 0, 0, 0, 0, 0, a.ordered};
+
+    w.blocks = ((a.limit_k ? rows : a.k) + G16_K - 1) / G16_K;
+    w.pairs = ce_skipped(a.c) ? 0 : (w.m + 2 * G16_M - 1) / (2 * G16_M);
+    w.tiles_n = (w.n + G16_N - 1) / G16_N;
+    if (a.limit_k && rows == 0 && a.add)
+        w.pairs = 0;
+    if (a.from_x) {
+        w.pick = a.c.p.totals->rows != a.c.p.tokens;
+        w.first_m = w.pick ? 0 : (int)a.c.begin;
+    }
+    return w;
+}
+
+#endif
+
+template <int BF16, int MN_A, int MN_B, int WHAT>
+static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_constant__ ce_product a)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    gemm16_memory *s = (gemm16_memory *)shared;
+
+    gemm16_begin(s);
+    const gemm16_work w = work_of(a);
+
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x == 0)
+            gemm16_load<MN_A, MN_B>(a.maps, w, s);
+    } else {
+        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
+        const gemm16_places at = gemm16_places_of<MN_A, MN_B>(s, group);
+        gemm16_turn turn = {0, false};
+
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        if (group == 1 && (int)blockIdx.x / 2 < w.pairs * w.tiles_n)
+            ptx_barrier_sync(1, 256); /* two stages behind the first warpgroup */
+        for (int item = blockIdx.x / 2; item < w.pairs * w.tiles_n; item += gridDim.x / 2) {
+            int pair, tile_n;
+            float acc[G16_N / 2];
+
+            gemm16_locate(w, item, &pair, &tile_n);
+            const int first = (2 * pair + (int)ptx_cluster_rank()) * G16_M + group * 64, col = tile_n * G16_N;
+            const int local = first + thread / 32 * 16 + thread % 32 / 4;
+            tile_rows t = {};
+
+            if (WHAT != CE_DW)
+                t = rows_of(a, w, local, col);
+            gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, &turn, acc);
+            if (WHAT == CE_STATS || WHAT == CE_STATS_FULL || WHAT == CE_PROBS) {
+                to_logits(a, w, col, acc);
+                put_target(a, t, acc);
+            }
+            if (WHAT == CE_STATS)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    put_stats(a, t, h, acc);
+            if (WHAT == CE_STATS_FULL)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    put_stats_full(a, w, t, h, col, acc);
+            if (WHAT == CE_PROBS)
+                put_probs<BF16>(a, w, s, group, t, first, col, acc);
+            if (WHAT == CE_DX)
+                put_dx<BF16>(a, w, t, col, acc);
+            if (WHAT == CE_DW) {
+                if (a.ordered)
+                    wait_for_readers(a, w, group, pair);
+                put_dw<BF16>(a, w, local, col, acc);
+            }
+        }
+        if (WHAT == CE_PROBS && thread == 0)
+            ptx_tma_wait();
+    }
+    ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+/* [dtype][product][mn_b]; a product is only ever made with some layouts. */
+#define LOGITS(bf16, mn_b)                                                                               \
+    (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS_FULL>, \
+        (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS>
+#define PRODUCTS(bf16)                                                                          \
+    {                                                                                           \
+        LOGITS(bf16, 0), LOGITS(bf16, 1), (const void *)ce_gemm<bf16, 1, 0, CE_DX>,             \
+            (const void *)ce_gemm<bf16, 1, 1, CE_DX>, (const void *)ce_gemm<bf16, 1, 0, CE_DW>, \
+            (const void *)ce_gemm<bf16, 0, 1, CE_DW>                                            \
+    }
+
+enum { FUNCTIONS = 10 };
+static const void *const functions[2][FUNCTIONS] = {PRODUCTS(0), PRODUCTS(1)};
+
+ridge_status ce_product_prepare(const ridge_device *device)
+{
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    return host_prepare(device, &functions[0][0], 2 * FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        (int)sizeof(gemm16_memory), "linear_ce: loading kernels");
+}
+
+ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, int, int mn_b, ce_product *g,
+                               void *stream)
+{
+    const int at = what <= CE_PROBS ? what + 3 * mn_b : what == CE_DX ? 6 + mn_b : 8 + mn_b;
+    const int64_t items = ((int64_t)g->m + 255) / 256 * (((int64_t)g->n + 255) / 256);
+    int64_t blocks = device->units / 2 * 2;
+
+    if (items == 0)
+        return RIDGE_OK;
+    blocks = items * 2 < blocks ? items * 2 : blocks;
+    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][at], dim3((unsigned)blocks), 2,
+                               G16_THREADS, sizeof(gemm16_memory), g, stream);
+}

@@ -1,0 +1,87 @@
+/* ce_sm90.cuh: the linear cross entropy of Hopper: what its parts share. ce_gemm_sm90.cu has the products and their
+ * epilogues, ce_steps_sm90.cu the steps between them (of size B, B H or V B at most once), ce_linear_sm90.cu the plan
+ * of a call and the kernel rows.
+ *
+ * A chunk of listed rows: P^T [V, rows] in 16 bits holds dlogits up to a factor for each row:
+ *     du = n_r P,   P = (alpha_r E - w_c sigma_r) dz/du,   E = 2^(z log2e - k_r)
+ * so that P can be formed in the epilogue of the first product. There are two ways. The exponent k_r is guessed, from
+ * the logits of a sample of 256 classes: alpha is 1, sigma 0, the sum of E gives lse and with it n_r; steps check
+ * that the guess was good, and otherwise a second round, whose kernels else return at once, does it the other way: lse
+ * is known (backward; or a product that only sums came first), and k_r, alpha, sigma, n_r follow from it. The entry of
+ * the target is put in by a step, in which p - 1 is formed first. Then dX = n_r (P W) and dW = P^T (n_r x). */
+#ifndef RIDGE_CE_SM90_CUH
+#define RIDGE_CE_SM90_CUH
+
+#include "ce.cuh"
+#include "gemm16_sm90.cuh"
+
+enum { CE_STATS = 0, CE_STATS_FULL, CE_PROBS, CE_DX, CE_DW, CE_PRODUCTS };
+
+/* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW,
+ * whose row v - split is written when nobody needs row v of P^T any more. */
+typedef struct ce_probs {
+    uint16_t *first, *rest;
+    int64_t first_ld, rest_ld;
+    int split;
+} ce_probs;
+
+/* One chunk on its way through the steps. */
+typedef struct ce_chunk {
+    ce_params p;
+    int64_t begin, rows; /* listed rows [begin, begin + rows), where there are so many */
+    ce_probs probs;
+    void *compact;       /* [rows to a multiple of 128, hidden]: x without ignored rows; later n_r x */
+    float *exponent;     /* by row: k_r */
+    float *factor;       /* n_r */
+    float2 *mix;         /* alpha_r, sigma_r */
+    uint32_t *done;      /* by bundle of dW's rows: warpgroups that have read their P^T */
+    int bundles, sample; /* sample: classes of the guess */
+    int known;           /* no guess */
+    int gated;           /* only if the guess was bad */
+} ce_chunk;
+
+typedef struct ce_product {
+    gemm16_maps maps;
+    CUtensorMap store[2]; /* P^T */
+    ce_chunk c;
+    int m, n, k; /* m or k at most the rows of the chunk: */
+    int limit_m, limit_k;
+    int from_x;       /* rows of A are those of x itself, unless some are ignored */
+    int class_step;   /* of the columns' classes: a sample has every class_step-th */
+    int extra, mixed; /* bias, softcap or temperature; alpha and sigma */
+    int sums;         /* CE_PROBS: also the sum of E */
+    void *out;        /* CE_DX: dX; CE_DW: dW */
+    int64_t ld;
+    int out_dtype, add, ordered; /* ordered: P^T lies in dW */
+} ce_product;
+
+ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, int mn_a, int mn_b,
+                               ce_product *g, void *stream);
+ridge_status ce_product_prepare(const ridge_device *device);
+
+/* In the order of a chunk. */
+enum { CE_STEP_GATHER = 0, CE_STEP_GUESS, CE_STEP_CHECK, CE_STEP_RESET, CE_STEP_KNOWN, CE_STEP_SCALE, CE_STEPS };
+ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
+ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
+/* A 16-bit matrix from its f32 sum, or the way back. */
+ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
+                          int64_t cols, int64_t stride, int load, void *stream);
+ridge_status ce_step_prepare(const ridge_device *device);
+
+#ifdef __CUDACC__
+
+static __device__ __forceinline__ int ce_chunk_rows(const ce_chunk &c)
+{
+    const int64_t rows = c.p.totals->rows - c.begin;
+
+    return (int)(rows < 0 ? 0 : rows < c.rows ? rows : c.rows);
+}
+
+static __device__ __forceinline__ bool ce_skipped(const ce_chunk &c)
+{
+    return c.gated && !c.p.totals->redo;
+}
+
+#endif
+
+#endif

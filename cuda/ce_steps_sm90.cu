@@ -1,0 +1,343 @@
+/* ce_steps_sm90.cu: the linear cross entropy on Hopper: the steps between its products (ce_sm90.cuh). */
+#include "ce_sm90.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32 };
+
+/* In f16, p = 1 is stored as 2^10, so that the least p that matters is still a normal number. */
+#define F16_BITS 10.0
+
+/* Sums of E between these: P holds all of them, and loses nothing that counts. */
+#define BF16_LEAST 0x1p-60
+#define BF16_MOST 0x1p100
+#define F16_LEAST 0x1p5
+#define F16_MOST 0x1.8p15
+
+static __device__ __forceinline__ int padded_rows(const ce_chunk &c)
+{
+    return (ce_chunk_rows(c) + 127) / 128 * 128;
+}
+
+/* x without ignored rows, followed by zeros to a multiple of 128 rows; nothing where no row is ignored. */
+static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t r = blockIdx.x, vectors = p.hidden / 8;
+    uint4 *to = (uint4 *)c.compact + r * vectors;
+
+    if (r == 0) {
+        for (int i = threadIdx.x; i < c.bundles; i += THREADS)
+            c.done[i] = 0;
+        if (threadIdx.x == 0) {
+            p.totals->redo = 0;
+            p.totals->largest = 0;
+        }
+    }
+    if (r >= padded_rows(c) || p.totals->rows == p.tokens)
+        return;
+    const bool there = r < ce_chunk_rows(c);
+    const uint4 *from = (const uint4 *)((const uint16_t *)p.x + (there ? p.list[c.begin + r] * p.x_stride : 0));
+
+    for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
+        to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
+}
+
+/* All parts of a row, by a warp. */
+static __device__ __forceinline__ ce_sum row_sum(const ce_params &p, int64_t row)
+{
+    ce_sum s = ce_sum_empty(), other = s;
+
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32) {
+        const ce_part part = p.part[row * p.splits + k];
+
+        other.max = part.max;
+        other.sum = (double)part.sum;
+        ce_sum_merge(&s, other);
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        other.sum = __shfl_xor_sync(~0u, s.sum, step);
+        other.max = __shfl_xor_sync(~0u, s.max, step);
+        other.spread = 0;
+        s.spread = 0;
+        ce_sum_merge(&s, other);
+    }
+    return s;
+}
+
+static __device__ __forceinline__ void note_largest(const ce_params &p, float factor)
+{
+    atomicMax(&p.totals->largest, __float_as_uint(factor) & 0x7fffffffu);
+}
+
+/* A warp's row of the chunk, or -1. */
+static __device__ __forceinline__ int64_t warp_row(const ce_chunk &c)
+{
+    const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+
+    return r < ce_chunk_rows(c) ? c.begin + r : -1;
+}
+
+static __device__ __forceinline__ double stored_bits(const ce_params &p)
+{
+    return p.dtype == RIDGE_F16 ? F16_BITS : 0;
+}
+
+/* The exponent from the sample's sum, as if all classes were like those; empties the parts for the sums to come. */
+static __global__ void __launch_bounds__(THREADS) step_guess(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = warp_row(c);
+
+    if (row < 0)
+        return;
+    const ce_sum s = row_sum(p, row);
+    const double lse = (double)s.max + log(s.sum * (double)p.vocab / (double)c.sample);
+    double exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
+
+    if (!(fabs(exponent) < 1e6))
+        exponent = 0;
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
+        p.part[row * p.splits + k] = {(float)(exponent * 0.69314718055994531), 0.0f};
+    if (threadIdx.x % 32 == 0)
+        c.exponent[row] = (float)exponent;
+}
+
+static __device__ __forceinline__ ce_factors row_factors(const ce_chunk &c, int64_t row, double lse)
+{
+    const int64_t token = c.p.list[row], y = ce_target(c.p, token);
+    const ce_factors none = {0, 0, 0};
+
+    return y >= 0 ? ce_factors_of(c.p, token, y, lse) : none;
+}
+
+/* lse from the sums of E, and the row's factor; or, if the guess was bad, a second round. */
+static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = warp_row(c);
+    const bool f16 = p.dtype == RIDGE_F16;
+
+    if (row < 0)
+        return;
+    const ce_sum s = row_sum(p, row);
+    const double lse = (double)c.exponent[row] * 0.69314718055994531 + log(s.sum);
+    const ce_factors f = row_factors(c, row, lse);
+    const bool good = s.sum >= (f16 ? F16_LEAST : BF16_LEAST) && s.sum <= (f16 ? F16_MOST : BF16_MOST) &&
+                      !(fabs(f.all) < 0x1p-6 * fabs(f.label));
+
+    if (threadIdx.x % 32)
+        return;
+    if (!good)
+        p.totals->redo = 1; /* by any number of threads */
+    c.factor[row] = (float)(f.all / s.sum);
+    note_largest(p, c.factor[row]);
+}
+
+/* Second round: empties the parts. */
+static __global__ void __launch_bounds__(THREADS) step_reset(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const int64_t row = warp_row(c);
+
+    if (ce_skipped(c) || row < 0)
+        return;
+    for (int k = threadIdx.x % 32; k < c.p.splits; k += 32)
+        c.p.part[row * c.p.splits + k] = {-CUDART_INF_F, 0.0f};
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        c.p.totals->largest = 0;
+}
+
+static __device__ __forceinline__ double known_lse(const ce_params &p, int64_t row)
+{
+    const ce_sum s = p.lse_in ? ce_sum_empty() : row_sum(p, row);
+
+    return p.lse_in ? (double)p.lse_in[p.list[row]] : (double)s.max + log(s.sum);
+}
+
+/* Exponent, mixture and factor from lse. */
+static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = warp_row(c);
+
+    if (ce_skipped(c) || row < 0)
+        return;
+    const double lse = known_lse(p, row), exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
+    const ce_factors f = row_factors(c, row, lse);
+    const double most = f.all != f.all ? f.all : fmax(fmax(fabs(f.all), fabs(f.label)), fabs(f.smooth));
+    const double size = f.all < 0 ? -most : most; /* alpha is 1 unless there is smoothing or a z-loss */
+    const double factor = size * exp(exponent * 0.69314718055994531 - lse);
+
+    if (threadIdx.x % 32)
+        return;
+    c.exponent[row] = (float)exponent;
+    c.factor[row] = (float)factor;
+    c.mix[row] = size != 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
+    note_largest(p, c.factor[row]);
+}
+
+/* The target's entry of P^T of a row. */
+static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
+{
+    const ce_params &p = c.p;
+    const int v = p.label[row];
+    const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
+    const double factor = (double)c.factor[row];
+    const int64_t r = row - c.begin;
+
+    if (v < 0)
+        return;
+    const ce_factors f = row_factors(c, row, lse);
+    const float z = p.target_z[row], slope = ce_slope(p, z, cap_inverse, 1.0f / p.temperature);
+    const float w = p.class_weight ? p.class_weight[p.offset + v] : 1.0f;
+    const double d = expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth;
+    const float value = factor != 0 ? (float)(d * (double)slope / factor) : 0.0f;
+    uint16_t *to = v < c.probs.split ? c.probs.first + v * c.probs.first_ld + r
+                                     : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld + r;
+
+    *to = (uint16_t)(p.dtype == RIDGE_BF16 ? ptx_bf16x2(0.0f, value) : ptx_f16x2(0.0f, value));
+}
+
+/* n_r x (f16: times a power of two that keeps it in range) in the place of x, and the entries of the targets. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scale(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t r = blockIdx.x, row = c.begin + r, vectors = p.hidden / 8;
+    const uint32_t exponent = p.totals->largest >> 23;
+    uint4 *to = (uint4 *)c.compact + r * vectors;
+
+    if (r >= padded_rows(c))
+        return;
+    if (r >= ce_chunk_rows(c)) {
+        for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
+            to[i] = make_uint4(0, 0, 0, 0);
+        return;
+    }
+    const uint4 *from = (const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride);
+    float factor = c.factor[row];
+
+    if (threadIdx.x < 32) {
+        const bool known = c.known || p.totals->redo;
+        const double lse =
+            known ? known_lse(p, row) : (double)c.exponent[row] * 0.69314718055994531 + log(row_sum(p, row).sum);
+
+        if (threadIdx.x == 0)
+            put_target(c, row, lse);
+    }
+    if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
+        factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
+    for (int64_t i = threadIdx.x; i < vectors; i += THREADS) {
+        float v[8];
+
+        num_unpack<DTYPE>(from[i], v);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            v[e] *= factor;
+        to[i] = make_uint4(num_pack2<DTYPE>(v[0], v[1]), num_pack2<DTYPE>(v[2], v[3]), num_pack2<DTYPE>(v[4], v[5]),
+                           num_pack2<DTYPE>(v[6], v[7]));
+    }
+}
+
+typedef struct bias_args {
+    ce_chunk c;
+    int add;
+} bias_args;
+
+/* dbias[c] = (or +=) sum_r n_r P^T[c, r], a warp a class. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias(const bias_args a)
+{
+    ptx_grid_wait();
+    const ce_chunk &c = a.c;
+    const int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int rows = ce_chunk_rows(c);
+    float sum = 0.0f;
+
+    if (v >= c.p.vocab)
+        return;
+    const uint16_t *from =
+        v < c.probs.split ? c.probs.first + v * c.probs.first_ld : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld;
+
+    for (int r = threadIdx.x % 32; r < rows; r += 32)
+        sum = __fmaf_rn(num_load<DTYPE>(from, r), c.factor[c.begin + r], sum);
+    for (int step = 16; step > 0; step /= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0)
+        c.p.dbias[v] = __uint_as_float(num_canonical_f32(a.add ? c.p.dbias[v] + sum : sum));
+}
+
+typedef struct cast_args {
+    float *sum;
+    void *out;
+    int64_t cols, stride;
+    int load;
+} cast_args;
+
+/* A row a block; sum is packed. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast(const cast_args a)
+{
+    ptx_grid_wait();
+    float *sum = a.sum + blockIdx.x * a.cols;
+
+    for (int64_t j = threadIdx.x; j < a.cols; j += THREADS)
+        if (a.load)
+            sum[j] = num_load<DTYPE>(a.out, blockIdx.x * a.stride + j);
+        else
+            num_store<DTYPE>(a.out, blockIdx.x * a.stride + j, sum[j]);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+/* Steps as in ce_sm90.cuh (step_scale of f16), then: step_scale of bf16, step_bias and step_cast of f16 and bf16. */
+static const void *const functions[CE_STEPS + 5] = {
+    (const void *)step_gather,
+    (const void *)step_guess,
+    (const void *)step_check,
+    (const void *)step_reset,
+    (const void *)step_known,
+    (const void *)step_scale<RIDGE_F16>,
+    (const void *)step_scale<RIDGE_BF16>,
+    (const void *)step_bias<RIDGE_F16>,
+    (const void *)step_bias<RIDGE_BF16>,
+    (const void *)step_cast<RIDGE_F16>,
+    (const void *)step_cast<RIDGE_BF16>,
+};
+
+ridge_status ce_step_prepare(const ridge_device *device)
+{
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    return host_load(device, functions, CE_STEPS + 5, "linear_ce: loading kernels");
+}
+
+ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
+{
+    const bool whole = step == CE_STEP_GATHER || step == CE_STEP_SCALE; /* a block a row, padding too */
+    const int64_t blocks = whole ? (c->rows + 127) / 128 * 128 : (c->rows + WARPS - 1) / WARPS;
+
+    /* the first one also sets counters to zero */
+    return host_launch(device, name, functions[step + (step == CE_STEP_SCALE && c->p.dtype == RIDGE_BF16)],
+                       dim3((unsigned)(blocks ? blocks : 1)), THREADS, c, stream);
+}
+
+ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream)
+{
+    bias_args a = {*c, add};
+
+    return host_launch(device, name, functions[CE_STEPS + 1 + (c->p.dtype == RIDGE_BF16)],
+                       dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
+}
+
+ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
+                          int64_t cols, int64_t stride, int load, void *stream)
+{
+    cast_args a = {sum, out, cols, stride, load};
+
+    if (rows == 0 || cols == 0)
+        return RIDGE_OK;
+    return host_launch(device, name, functions[CE_STEPS + 3 + (dtype == RIDGE_BF16)], dim3((unsigned)rows), THREADS, &a,
+                       stream);
+}

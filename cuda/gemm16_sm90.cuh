@@ -1,0 +1,214 @@
+/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_sm90.cu puts its epilogues on: TMA, wgmma,
+ * warp-specialised, persistent, clusters of two.
+ *
+ *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
+ *
+ * A cluster takes a pair of row tiles of one column tile: each CTA loads its own 128 rows of A and half of the 256 rows
+ * of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply and then run
+ * the epilogue. The second one begins two stages late and stays behind, so that the epilogue of one runs beside the
+ * matrix instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads). empty[s]:
+ * all 16 multiplying warps of the cluster have finished with stage s (orders their reads before the next writes of
+ * either CTA). */
+#ifndef RIDGE_GEMM16_SM90_CUH
+#define RIDGE_GEMM16_SM90_CUH
+
+#include "host.cuh"
+#include "num.cuh"
+#include "wgmma.cuh"
+
+enum { G16_M = 128, G16_N = 256, G16_K = 64, G16_STAGES = 4, G16_THREADS = 384, G16_PAIRS = 8, G16_PANEL = 64 * 128 };
+
+/* Loads. a: two maps; where a coordinate of A (of its rows, or along k) lies below `split` the first one has it, else
+ * the second, from 0 on. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
+typedef struct gemm16_maps {
+    CUtensorMap a[2], b;
+    int split_m, split_k; /* INT32_MAX = all in the first */
+} gemm16_maps;
+
+/* What a launch has to do; some of it is known on the device alone. */
+typedef struct gemm16_work {
+    int m, n, blocks; /* blocks of k */
+    int pairs, tiles_n;
+    int first_m;    /* added to the rows of A that are loaded */
+    int pick;       /* of a[], where nothing is split */
+    int descending; /* bundles of rows from the last one on */
+} gemm16_work;
+
+typedef struct gemm16_memory {
+    uint8_t a[G16_STAGES][G16_M * G16_K * 2];
+    uint8_t b[G16_STAGES][G16_N * G16_K * 2];
+    uint8_t d[2][2][G16_PANEL]; /* by warpgroup: two panels of results on their way out */
+    uint64_t full[G16_STAGES], empty[G16_STAGES];
+} gemm16_memory;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Addresses that a multiplying warpgroup computes once: descriptors of its rows of A and of B in stage 0, full[0], and
+ * empty[0] in both CTAs. */
+typedef struct gemm16_places {
+    uint64_t a, b;
+    uint32_t full, empty[2];
+} gemm16_places;
+
+/* Where a warpgroup stands: stages consumed so far, and whether the second one has been let go. */
+typedef struct gemm16_turn {
+    uint32_t n;
+    bool handed;
+} gemm16_turn;
+
+/* Work item `index`: bundles of row-tile pairs, column tiles within, so that what runs at once shares L2. */
+static __device__ __forceinline__ void gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
+{
+    const int bundle = index / (G16_PAIRS * w.tiles_n), place = index % (G16_PAIRS * w.tiles_n);
+    const int bundles = (w.pairs + G16_PAIRS - 1) / G16_PAIRS, last = w.pairs - (bundles - 1) * G16_PAIRS;
+
+    if (!w.descending) {
+        const int down = min((int)G16_PAIRS, w.pairs - bundle * G16_PAIRS);
+
+        *pair = bundle * G16_PAIRS + place % down;
+        *tile_n = place / down;
+    } else if (index < last * w.tiles_n) { /* the last bundle may be smaller, and it comes first */
+        *pair = (bundles - 1) * G16_PAIRS + index % last;
+        *tile_n = index / last;
+    } else {
+        const int rest = index - last * w.tiles_n, at = rest % (G16_PAIRS * w.tiles_n);
+
+        *pair = (bundles - 2 - rest / (G16_PAIRS * w.tiles_n)) * G16_PAIRS + at % G16_PAIRS;
+        *tile_n = at / G16_PAIRS;
+    }
+}
+
+/* A half tile of 128 rows: one box, or two of 64. */
+template <int MN>
+static __device__ __forceinline__ void gemm16_load_a(const CUtensorMap *map, uint32_t to, int row, int k, uint32_t full)
+{
+    if (!MN) {
+        ptx_tma_load_2d(to, map, k, row, full);
+    } else {
+        ptx_tma_load_2d(to, map, row, k, full);
+        ptx_tma_load_2d(to + G16_PANEL, map, row + 64, k, full);
+    }
+}
+
+template <int MN>
+static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uint32_t to, int row, int k, uint32_t full)
+{
+    if (!MN) {
+        ptx_tma_load_2d_multicast(to, map, k, row, full, 3);
+    } else {
+        ptx_tma_load_2d_multicast(to, map, row, k, full, 3);
+        ptx_tma_load_2d_multicast(to + G16_PANEL, map, row + 64, k, full, 3);
+    }
+}
+
+template <int MN_A, int MN_B>
+static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s)
+{
+    const uint32_t rank = ptx_cluster_rank();
+    uint32_t n = 0;
+
+    for (int item = blockIdx.x / 2; item < w.pairs * w.tiles_n; item += gridDim.x / 2) {
+        int pair, tile_n;
+
+        gemm16_locate(w, item, &pair, &tile_n);
+        for (int kb = 0; kb < w.blocks; kb++, n++) {
+            const uint32_t stage = n % G16_STAGES, full = ptx_shared(&s->full[stage]);
+            int row = (2 * pair + (int)rank) * G16_M + w.first_m, k = kb * G16_K, pick = w.pick;
+
+            if (row >= maps.split_m) {
+                pick = 1;
+                row -= maps.split_m;
+            }
+            if (k >= maps.split_k) {
+                pick = 1;
+                k -= maps.split_k;
+            }
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / G16_STAGES & 1) ^ 1);
+            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
+            gemm16_load_a<MN_A>(&maps.a[pick], ptx_shared(s->a[stage]), row, k, full);
+            gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_N * G16_K)),
+                                tile_n * G16_N + (int)rank * (G16_N / 2), kb * G16_K, full);
+        }
+    }
+}
+
+static __device__ __forceinline__ void gemm16_give_back(const gemm16_places &at, uint32_t stage)
+{
+    __syncwarp(); /* the warp's matrix instructions are complete */
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive_cluster(at.empty[0] + stage * 8);
+        ptx_mbarrier_arrive_cluster(at.empty[1] + stage * 8);
+    }
+}
+
+/* All blocks of k into acc. One stage's instructions stay in flight while the next one's are issued. */
+template <int BF16, int MN_A, int MN_B>
+static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, int blocks, int group,
+                                                       gemm16_turn *turn, float *acc)
+{
+    uint32_t before = 0;
+
+    if (blocks == 0)
+#pragma unroll
+        for (int i = 0; i < G16_N / 2; i++)
+            acc[i] = 0.0f;
+    for (int kb = 0; kb < blocks; kb++) {
+        const uint32_t stage = turn->n % G16_STAGES;
+        const uint64_t a = at.a + stage * (G16_M * G16_K * 2 / 16), b = at.b + stage * (G16_N * G16_K * 2 / 16);
+
+        ptx_mbarrier_wait(at.full + stage * 8, turn->n / G16_STAGES & 1);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < G16_K / 16; k++)
+            wgmma_16bit<BF16, MN_A, MN_B>(acc, a + k * (MN_A ? 128 : 2), b + k * (MN_B ? 128 : 2), kb > 0 || k > 0);
+        wgmma_commit();
+        if (kb > 0) {
+            wgmma_wait_before();
+            gemm16_give_back(at, before);
+        }
+        before = stage;
+        if (++turn->n == 2 && group == 0 && !turn->handed) {
+            ptx_barrier_arrive(1, 256);
+            turn->handed = true;
+        }
+    }
+    wgmma_wait();
+    wgmma_pin<G16_N / 2>(acc);
+    if (blocks > 0)
+        gemm16_give_back(at, before);
+    if (group == 0 && !turn->handed) {
+        ptx_barrier_arrive(1, 256);
+        turn->handed = true;
+    }
+}
+
+/* Before anything else. */
+static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < G16_STAGES; i++) {
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 16);
+        }
+        ptx_mbarrier_fence_init();
+    }
+    ptx_cluster_sync(); /* the mbarriers of both CTAs before anybody uses them */
+    ptx_grid_wait();
+    ptx_grid_release();
+}
+
+template <int MN_A, int MN_B>
+static __device__ __forceinline__ gemm16_places gemm16_places_of(gemm16_memory *s, int group)
+{
+    const uint32_t a = ptx_shared(s->a[0] + group * G16_PANEL), b = ptx_shared(s->b[0]);
+    const gemm16_places at = {MN_A ? wgmma_descriptor_mn(a, G16_PANEL) : wgmma_descriptor(a),
+                              MN_B ? wgmma_descriptor_mn(b, G16_PANEL) : wgmma_descriptor(b),
+                              ptx_shared(&s->full[0]),
+                              {ptx_map(ptx_shared(&s->empty[0]), 0), ptx_map(ptx_shared(&s->empty[0]), 1)}};
+
+    return at;
+}
+
+#endif
+
+#endif
