@@ -1,7 +1,7 @@
 /* ce_gemm_sm90.cu: the three products of the linear cross entropy on Hopper, each with its epilogue in registers:
  *
- *     logits x W^T     -> maximum and sum of exponentials by row and cluster (CE_STATS), with entropy, argmax and plain
- *                         sums (CE_STATS_FULL); or P^T and the sum of E (CE_PROBS)
+ *     logits x W^T     -> maximum and sum of exponentials by row and cluster (CE_STATS), or P^T and the sum of
+ *                         E (CE_PROBS); *_EXTRA: with whatever options and outputs
  *     dX = n_r (P W)   -> rows of dX by the list (CE_DX)
  *     dW = P^T (n_r x) -> f32, stored or added, or 16 bits (CE_DW)
  *
@@ -13,7 +13,7 @@
 
 /* This thread's two rows of the tile: listed row, whether it is there, column of its target in this tile (or not). */
 typedef struct tile_rows {
-    int64_t row[2];
+    int row[2];
     bool live[2];
     int target[2];
 } tile_rows;
@@ -27,31 +27,56 @@ static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const g
         const int r = first + 8 * h;
 
         t.live[h] = r < w.m;
-        t.row[h] = a.c.begin + r;
+        t.row[h] = (int)a.c.begin + r;
         t.target[h] = t.live[h] && a.class_step == 1 ? a.c.p.label[t.row[h]] - first_col : -1;
     }
     return t;
 }
 
+/* Bias, or class weight, of the tile's columns to shared memory: with an address for each, registers would spill. */
+static __device__ __forceinline__ void share_columns(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
+                                                     int group, int first_col, bool weights)
+{
+    const ce_params &p = a.c.p;
+
+    ptx_barrier_sync(3 + group, 128); /* what was there has been read */
+    for (int i = threadIdx.x % 128; i < G16_N; i += 128) {
+        const int c = first_col + i;
+
+        if (weights)
+            s->column[group][i] = p.class_weight && c < w.n ? p.class_weight[p.offset + c] : 1.0f;
+        else
+            s->column[group][i] = c < w.n ? ce_bias(p, (int64_t)c * a.class_step) : 0.0f;
+    }
+    ptx_barrier_sync(3 + group, 128); /* before others read it */
+}
+
+static __device__ __forceinline__ float2 shared_columns(const gemm16_memory *s, int group, int j)
+{
+    return *(const float2 *)&s->column[group][8 * j + 2 * (threadIdx.x % 4)];
+}
+
 /* u to z in place, -inf beyond the last column. */
-static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm16_work &w, int first_col, float *acc)
+template <int EXTRA>
+static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
+                                                 int first_col, float *acc)
 {
     const ce_params &p = a.c.p;
     const int col = first_col + 2 * (threadIdx.x % 4);
 
-    if (a.extra) {
+    if (EXTRA) {
         const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
 
+        share_columns(a, w, s, group, first_col, false);
 #pragma unroll
-        for (int j = 0; j < G16_N / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int c = col + 8 * j + e;
-                const float bias = c < w.n ? ce_bias(p, (int64_t)c * a.class_step) : 0.0f;
+        for (int j = 0; j < G16_N / 8; j++) {
+            const float2 bias = shared_columns(s, group, j);
 
-                acc[4 * j + e] = ce_logit(p, acc[4 * j + e] + bias, cap_inverse, cool);
-                acc[4 * j + 2 + e] = ce_logit(p, acc[4 * j + 2 + e] + bias, cap_inverse, cool);
-            }
+            acc[4 * j] = ce_logit(p, acc[4 * j] + bias.x, cap_inverse, cool);
+            acc[4 * j + 1] = ce_logit(p, acc[4 * j + 1] + bias.y, cap_inverse, cool);
+            acc[4 * j + 2] = ce_logit(p, acc[4 * j + 2] + bias.x, cap_inverse, cool);
+            acc[4 * j + 3] = ce_logit(p, acc[4 * j + 3] + bias.y, cap_inverse, cool);
+        }
     }
     if (first_col + G16_N > w.n)
 #pragma unroll
@@ -87,7 +112,7 @@ static __device__ __forceinline__ float quad_sum(float x)
 /* Maximum and sum of a row of the tile into this cluster's part. */
 static __device__ __forceinline__ void put_stats(const ce_product &a, const tile_rows &t, int h, const float *acc)
 {
-    ce_part *part = &a.c.p.part[t.row[h] * a.c.p.splits + blockIdx.x / 2];
+    ce_part *part = &a.c.p.part[(int64_t)t.row[h] * a.c.p.splits + blockIdx.x / 2];
     const bool mine = t.live[h] && threadIdx.x % 4 == 0;
     ce_part old = {-CUDART_INF_F, 0.0f};
     float high = -CUDART_INF_F, sum = 0.0f, base;
@@ -133,7 +158,7 @@ static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t sl
                                                   ce_more more)
 {
     const ce_part old = p.part[slot];
-    const ce_more had = p.more[slot];
+    const ce_more had = p.full ? p.more[slot] : ce_more{0.0f, 0.0f, 0.0f, INT32_MAX};
     float top = best, scale = 1.0f, scale_old = 0.0f, gap = 0.0f, gap_old = 0.0f;
     int first = at;
 
@@ -143,23 +168,26 @@ static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t sl
     if (old.sum != 0.0f)
         scale_old = ptx_ex2((gap_old = old.max - top) * CE_LOG2E);
     p.part[slot] = {top, sum * scale + old.sum * scale_old};
-    p.more[slot] = {(scale != 0.0f ? scale * (more.spread + gap * sum) : 0.0f) +
-                        (scale_old != 0.0f ? scale_old * (had.spread + gap_old * old.sum) : 0.0f),
-                    more.z + had.z, more.wz + had.wz, first};
+    if (p.full)
+        p.more[slot] = {(scale != 0.0f ? scale * (more.spread + gap * sum) : 0.0f) +
+                            (scale_old != 0.0f ? scale_old * (had.spread + gap_old * old.sum) : 0.0f),
+                        more.z + had.z, more.wz + had.wz, first};
 }
 
 /* Everything that can be asked of a row of the tile. */
-static __device__ __forceinline__ void put_stats_full(const ce_product &a, const gemm16_work &w, const tile_rows &t,
-                                                      int h, int first_col, const float *acc)
+static __device__ __forceinline__ void put_stats_full(const ce_product &a, const gemm16_work &w, const gemm16_memory *s,
+                                                      int group, const tile_rows &t, int h, int first_col,
+                                                      const float *acc)
 {
     const ce_params &p = a.c.p;
     const int col = first_col + 2 * (threadIdx.x % 4);
     float best = -CUDART_INF_F, base, sum = 0.0f;
     ce_more more = {0.0f, 0.0f, 0.0f, INT32_MAX};
+    int left = w.n - col;
 
 #pragma unroll
     for (int i = 0; i < G16_N / 4; i++)
-        if (col + 8 * (i / 2) + i % 2 < w.n)
+        if (8 * (i / 2) + i % 2 < left)
             keep_larger(&best, &more.argmax, acc[4 * (i / 2) + 2 * h + i % 2], col + 8 * (i / 2) + i % 2);
 #pragma unroll
     for (int step = 1; step < 4; step *= 2)
@@ -168,13 +196,14 @@ static __device__ __forceinline__ void put_stats_full(const ce_product &a, const
 #pragma unroll
     for (int i = 0; i < G16_N / 4; i++) {
         const float v = acc[4 * (i / 2) + 2 * h + i % 2], d = v - base, e = ptx_ex2(d * CE_LOG2E);
-        const int c = col + 8 * (i / 2) + i % 2;
+        const float2 weight = shared_columns(s, group, i / 2);
 
+        asm volatile("" : "+r"(left)); /* 64 comparisons would be kept in registers */
         sum += e;
         more.spread += e > 0.0f ? e * d : 0.0f;
-        if (c < w.n) {
+        if (8 * (i / 2) + i % 2 < left) {
             more.z += v;
-            more.wz += p.class_weight ? p.class_weight[p.offset + c] * v : v;
+            more.wz += (i % 2 ? weight.y : weight.x) * v;
         }
     }
     sum = quad_sum(sum);
@@ -182,10 +211,11 @@ static __device__ __forceinline__ void put_stats_full(const ce_product &a, const
     more.z = quad_sum(more.z);
     more.wz = quad_sum(more.wz);
     if (t.live[h] && threadIdx.x % 4 == 0)
-        merge_part(p, t.row[h] * p.splits + blockIdx.x / 2, best, more.argmax, sum, more);
+        merge_part(p, (int64_t)t.row[h] * p.splits + blockIdx.x / 2, best, more.argmax, sum, more);
 }
 
 /* One element of P from its logit; *e receives E. */
+template <int EXTRA>
 static __device__ __forceinline__ float prob_of(const ce_product &a, float z, float exponent, float2 mix, float weight,
                                                 float *e)
 {
@@ -193,15 +223,14 @@ static __device__ __forceinline__ float prob_of(const ce_product &a, float z, fl
     float v = ptx_ex2(__fmaf_rn(z, CE_LOG2E, -exponent));
 
     *e = v;
-    if (a.mixed)
-        v = __fmaf_rn(v, mix.x, -weight * mix.y);
-    if (a.extra)
-        v *= ce_slope(p, z, p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, 1.0f / p.temperature);
+    if (EXTRA)
+        v = __fmaf_rn(v, mix.x, -weight * mix.y) *
+            ce_slope(p, z, p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, 1.0f / p.temperature);
     return v;
 }
 
 /* 64 x 256 logits to P^T, 64 classes at a time through shared memory, and the sums of E. */
-template <int BF16>
+template <int BF16, int EXTRA>
 static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
                                                  const tile_rows &t, int first_row, int first_col, const float *acc)
 {
@@ -214,9 +243,11 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         exponent[h] = t.live[h] ? a.c.exponent[t.row[h]] : CUDART_INF_F; /* rows that are not there: P is 0 */
-        if (a.mixed)
+        if (EXTRA && a.mixed)
             mix[h] = t.live[h] ? a.c.mix[t.row[h]] : make_float2(0.0f, 0.0f);
     }
+    if (EXTRA)
+        share_columns(a, w, s, group, first_col, true);
 #pragma unroll
     for (int q = 0; q < 4; q++) {
         const uint32_t panel = ptx_shared(s->d[group][q % 2]);
@@ -230,15 +261,12 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
 
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* columns 8 (j + i / 2) .., row half i % 2 */
-                const int at = 4 * (j + i / 2) + 2 * (i % 2), c = first_col + 8 * (j + i / 2) + 2 * (lane % 4);
-                float e0, e1, w0 = 1.0f, w1 = 1.0f, v0, v1;
+                const int at = 4 * (j + i / 2) + 2 * (i % 2);
+                const float2 weight = EXTRA ? shared_columns(s, group, j + i / 2) : make_float2(1.0f, 1.0f);
+                float e0, e1, v0, v1;
 
-                if (a.mixed && p.class_weight) {
-                    w0 = c < w.n ? p.class_weight[p.offset + c] : 0.0f;
-                    w1 = c + 1 < w.n ? p.class_weight[p.offset + c + 1] : 0.0f;
-                }
-                v0 = prob_of(a, acc[at], exponent[i % 2], mix[i % 2], w0, &e0);
-                v1 = prob_of(a, acc[at + 1], exponent[i % 2], mix[i % 2], w1, &e1);
+                v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
+                v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
                 sum[i % 2] += e0 + e1;
                 word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
             }
@@ -264,29 +292,43 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         const float all = quad_sum(sum[h]);
 
         if (t.live[h] && lane % 4 == 0)
-            p.part[t.row[h] * p.splits + blockIdx.x / 2].sum += all;
+            p.part[(int64_t)t.row[h] * p.splits + blockIdx.x / 2].sum += all;
     }
 }
 
-/* dX: rows by the list, each times its factor. */
+/* dX: rows by the list, each times its factor, and the targets' part. */
 template <int BF16>
 static __device__ __forceinline__ void put_dx(const ce_product &a, const gemm16_work &w, const tile_rows &t,
                                               int first_col, const float *acc)
 {
     const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
     const int col = first_col + 2 * (threadIdx.x % 4);
+    const ce_params &p = a.c.p;
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (!t.live[h])
             continue;
         const float f = a.c.factor[t.row[h]];
-        uint16_t *to = (uint16_t *)a.out + a.c.p.list[t.row[h]] * a.ld + col;
+        const int v = p.label[t.row[h]];
+        const float g = v >= 0 ? a.c.at_target[t.row[h]] : 0.0f;
+        const int64_t step = p.hv ? p.w_stride : 1;
+        const uint16_t *line = (const uint16_t *)p.w + (p.hv ? v : v * p.w_stride) + col * step;
+        uint16_t *to = (uint16_t *)a.out + p.list[t.row[h]] * a.ld + col;
 
 #pragma unroll
-        for (int j = 0; j < G16_N / 8; j++)
-            if (col + 8 * j < w.n)
-                *(uint32_t *)(to + 8 * j) = num_pack2<dtype>(acc[4 * j + 2 * h] * f, acc[4 * j + 2 * h + 1] * f);
+        for (int j = 0; j < G16_N / 8; j++) {
+            float x = 0.0f, y = 0.0f;
+
+            if (col + 8 * j >= w.n)
+                continue;
+            if (v >= 0) {
+                x = num_load<dtype>(line, 8 * j * step);
+                y = num_load<dtype>(line, (8 * j + 1) * step);
+            }
+            *(uint32_t *)(to + 8 * j) =
+                num_pack2<dtype>(__fmaf_rn(g, x, acc[4 * j + 2 * h] * f), __fmaf_rn(g, y, acc[4 * j + 2 * h + 1] * f));
+        }
     }
 }
 
@@ -365,6 +407,8 @@ template <int BF16, int MN_A, int MN_B, int WHAT>
 static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_constant__ ce_product a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    constexpr int EXTRA = WHAT == CE_STATS_EXTRA || WHAT == CE_PROBS_EXTRA;
+    constexpr int LOGITS = WHAT < CE_DX;
     extern __shared__ __align__(1024) uint8_t shared[];
     gemm16_memory *s = (gemm16_memory *)shared;
 
@@ -395,20 +439,22 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             if (WHAT != CE_DW)
                 t = rows_of(a, w, local, col);
             gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, &turn, acc);
-            if (WHAT == CE_STATS || WHAT == CE_STATS_FULL || WHAT == CE_PROBS) {
-                to_logits(a, w, col, acc);
+            if (LOGITS) {
+                to_logits<EXTRA>(a, w, s, group, col, acc);
                 put_target(a, t, acc);
             }
             if (WHAT == CE_STATS)
 #pragma unroll
                 for (int h = 0; h < 2; h++)
                     put_stats(a, t, h, acc);
-            if (WHAT == CE_STATS_FULL)
+            if (WHAT == CE_STATS_EXTRA) {
+                share_columns(a, w, s, group, col, true);
 #pragma unroll
                 for (int h = 0; h < 2; h++)
-                    put_stats_full(a, w, t, h, col, acc);
-            if (WHAT == CE_PROBS)
-                put_probs<BF16>(a, w, s, group, t, first, col, acc);
+                    put_stats_full(a, w, s, group, t, h, col, acc);
+            }
+            if (WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA)
+                put_probs<BF16, EXTRA>(a, w, s, group, t, first, col, acc);
             if (WHAT == CE_DX)
                 put_dx<BF16>(a, w, t, col, acc);
             if (WHAT == CE_DW) {
@@ -417,7 +463,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                 put_dw<BF16>(a, w, local, col, acc);
             }
         }
-        if (WHAT == CE_PROBS && thread == 0)
+        if (LOGITS && thread == 0)
             ptx_tma_wait();
     }
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
@@ -426,18 +472,18 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* [dtype][product][mn_b]; a product is only ever made with some layouts. */
-#define LOGITS(bf16, mn_b)                                                                               \
-    (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS_FULL>, \
-        (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS>
+/* By dtype, then: the four of the logits with W [V, H] and with W [H, V]; dX and dW likewise. */
+#define LOGITS_OF(bf16, mn_b)                                                                             \
+    (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS_EXTRA>, \
+        (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS_EXTRA>
 #define PRODUCTS(bf16)                                                                          \
     {                                                                                           \
-        LOGITS(bf16, 0), LOGITS(bf16, 1), (const void *)ce_gemm<bf16, 1, 0, CE_DX>,             \
-            (const void *)ce_gemm<bf16, 1, 1, CE_DX>, (const void *)ce_gemm<bf16, 1, 0, CE_DW>, \
-            (const void *)ce_gemm<bf16, 0, 1, CE_DW>                                            \
+        LOGITS_OF(bf16, 0), LOGITS_OF(bf16, 1), (const void *)ce_gemm<bf16, 1, 1, CE_DX>,       \
+            (const void *)ce_gemm<bf16, 1, 0, CE_DX>, (const void *)ce_gemm<bf16, 0, 1, CE_DW>, \
+            (const void *)ce_gemm<bf16, 1, 0, CE_DW>                                            \
     }
 
-enum { FUNCTIONS = 10 };
+enum { FUNCTIONS = 12 };
 static const void *const functions[2][FUNCTIONS] = {PRODUCTS(0), PRODUCTS(1)};
 
 ridge_status ce_product_prepare(const ridge_device *device)
@@ -448,10 +494,9 @@ ridge_status ce_product_prepare(const ridge_device *device)
                         (int)sizeof(gemm16_memory), "linear_ce: loading kernels");
 }
 
-ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, int, int mn_b, ce_product *g,
-                               void *stream)
+ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
 {
-    const int at = what <= CE_PROBS ? what + 3 * mn_b : what == CE_DX ? 6 + mn_b : 8 + mn_b;
+    const int hv = g->c.p.hv, at = what < CE_DX ? what + 4 * hv : what == CE_DX ? 8 + hv : 10 + hv;
     const int64_t items = ((int64_t)g->m + 255) / 256 * (((int64_t)g->n + 255) / 256);
     int64_t blocks = device->units / 2 * 2;
 

@@ -65,13 +65,12 @@ static linear_plan plan_of(const ridge_kernel *kernel, const ridge_problem *prob
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return plan;
+    plan.sums = dw != RIDGE_NONE && dw != RIDGE_F32;
     plan.chunk = most(budget_of(kernel, problem) / (2 * (vocab + hidden)) / 128 * 128, 128);
     if (plan.chunk >= tokens) {
         plan.chunk = up(tokens, 128);
-        plan.sums = dw != RIDGE_NONE && dw != RIDGE_F32 && add;
         return plan;
     }
-    plan.sums = dw != RIDGE_NONE && dw != RIDGE_F32;
     if (dw != RIDGE_NONE && !add && !(problem->flags & RIDGE_CE_W_HV) && vocab > 2 * BUNDLE) {
         plan.overlaid = least(2 * hidden / 128 * 128, up(tokens, 128));
         compact = 2 * plan.overlaid * hidden;
@@ -106,6 +105,8 @@ static char *place(linear_job *j, const ridge_device *device, const ridge_kernel
     j->c.exponent = (float *)take(&at, tokens * 4);
     j->c.factor = (float *)take(&at, tokens * 4);
     j->c.mix = (float2 *)take(&at, tokens * 8);
+    j->c.at_target = (float *)take(&at, tokens * 4);
+    j->c.chain = (int2 *)take(&at, tokens * 8);
     j->c.bundles = (int)((vocab + BUNDLE - 1) / BUNDLE);
     j->c.done = (uint32_t *)take(&at, j->c.bundles * 4);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
@@ -179,7 +180,7 @@ static bool has_extra(const ce_params *p)
     return p->bias || p->softcap > 0.0f || p->temperature != 1.0f;
 }
 
-/* what: CE_STATS, CE_STATS_FULL, or CE_PROBS; step: of the classes of a sample. */
+/* what: CE_STATS or CE_PROBS; step: of the classes of a sample. */
 static ridge_status logits(linear_job *j, int what, int64_t n, int64_t step, bool sums)
 {
     const ce_params *p = &j->c.p;
@@ -188,14 +189,15 @@ static ridge_status logits(linear_job *j, int what, int64_t n, int64_t step, boo
 
     g.limit_m = 1;
     g.class_step = (int)step;
-    g.extra = has_extra(p);
     g.sums = sums;
     g.mixed = (j->c.known || j->c.gated) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
     if (!status)
         status = w_map(j, &g, n, step);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, 64);
-    return status ? status : ce_product_launch(j->device, j->name, what, 0, p->hv, &g, j->stream);
+    if (has_extra(p) || (what == CE_STATS ? p->full : g.mixed))
+        what++; /* the variant that knows every option */
+    return status ? status : ce_product_launch(j->device, j->name, what, &g, j->stream);
 }
 
 static ridge_status make_dx(linear_job *j)
@@ -211,7 +213,7 @@ static ridge_status make_dx(linear_job *j)
     if (!status)
         status = p->hv ? map_of(j, &g.maps.b, p->w, p->vocab, p->hidden, p->w_stride, 128)
                        : map_of(j, &g.maps.b, p->w, p->hidden, p->vocab, p->w_stride, 64);
-    return status ? status : ce_product_launch(j->device, j->name, CE_DX, 1, !p->hv, &g, j->stream);
+    return status ? status : ce_product_launch(j->device, j->name, CE_DX, &g, j->stream);
 }
 
 static ridge_status make_dw(linear_job *j, bool add, bool ordered)
@@ -234,7 +236,7 @@ static ridge_status make_dw(linear_job *j, bool add, bool ordered)
         status = probs_maps(j, g.maps.a, 128);
         g.maps.split_m = j->c.probs.split;
     }
-    return status ? status : ce_product_launch(j->device, j->name, CE_DW, p->hv, !p->hv, &g, j->stream);
+    return status ? status : ce_product_launch(j->device, j->name, CE_DW, &g, j->stream);
 }
 
 /* ------------------------------------------------------------------------------------------------------ a chunk */
@@ -247,7 +249,7 @@ static ridge_status step(linear_job *j, int which)
 /* Sums of rows over all classes. */
 static ridge_status stats(linear_job *j)
 {
-    return logits(j, j->c.p.full ? CE_STATS_FULL : CE_STATS, j->c.p.vocab, 1, false);
+    return logits(j, CE_STATS, j->c.p.vocab, 1, false);
 }
 
 /* P^T from a guess of the exponents; and again, on the device's own decision, from lse. */
@@ -293,6 +295,8 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     status = step(j, CE_STEP_GATHER);
     if (!status && j->c.p.op == RIDGE_LINEAR_CE_EVAL)
         return stats(j);
+    if (!status && (j->c.p.dw || j->c.p.dbias))
+        status = step(j, CE_STEP_LINK);
     if (!status)
         status = j->c.known ? known(j) : guess(j);
     status = status ? status : step(j, CE_STEP_SCALE);
@@ -302,6 +306,8 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
         status = make_dx(j);
     if (!status && j->c.p.dw)
         status = make_dw(j, add, overlaid);
+    if (!status && (j->c.p.dw || j->c.p.dbias))
+        status = ce_step_targets(j->device, j->name, &j->c, j->c.p.dw ? j->dw : NULL, j->dw_ld, j->stream);
     return status;
 }
 

@@ -7,15 +7,17 @@
  * so that P can be formed in the epilogue of the first product. There are two ways. The exponent k_r is guessed, from
  * the logits of a sample of 256 classes: alpha is 1, sigma 0, the sum of E gives lse and with it n_r; steps check
  * that the guess was good, and otherwise a second round, whose kernels else return at once, does it the other way: lse
- * is known (backward; or a product that only sums came first), and k_r, alpha, sigma, n_r follow from it. The entry of
- * the target is put in by a step, in which p - 1 is formed first. Then dX = n_r (P W) and dW = P^T (n_r x). */
+ * is known (backward; or a product that only sums came first), k_r, alpha, sigma follow from it, and n_r is a power of
+ * two, so that n_r x is exact. The entry of the target is 0 in P: its du, in which p - 1 is formed first, is never
+ * rounded to 16 bits. So dX = n_r (P W) + du_y W_y, and to dW = P^T (n_r x) a step adds du_y x, class by class. */
 #ifndef RIDGE_CE_SM90_CUH
 #define RIDGE_CE_SM90_CUH
 
 #include "ce.cuh"
 #include "gemm16_sm90.cuh"
 
-enum { CE_STATS = 0, CE_STATS_FULL, CE_PROBS, CE_DX, CE_DW, CE_PRODUCTS };
+/* Products. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
+enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_DX, CE_DW };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW,
  * whose row v - split is written when nobody needs row v of P^T any more. */
@@ -34,6 +36,8 @@ typedef struct ce_chunk {
     float *exponent;     /* by row: k_r */
     float *factor;       /* n_r */
     float2 *mix;         /* alpha_r, sigma_r */
+    float *at_target;    /* du of the target */
+    int2 *chain;         /* the chunk's next row with the same target, or -1; whether this one is the first */
     uint32_t *done;      /* by bundle of dW's rows: warpgroups that have read their P^T */
     int bundles, sample; /* sample: classes of the guess */
     int known;           /* no guess */
@@ -55,14 +59,25 @@ typedef struct ce_product {
     int out_dtype, add, ordered; /* ordered: P^T lies in dW */
 } ce_product;
 
-ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, int mn_a, int mn_b,
-                               ce_product *g, void *stream);
+ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
 
 /* In the order of a chunk. */
-enum { CE_STEP_GATHER = 0, CE_STEP_GUESS, CE_STEP_CHECK, CE_STEP_RESET, CE_STEP_KNOWN, CE_STEP_SCALE, CE_STEPS };
+enum {
+    CE_STEP_GATHER = 0,
+    CE_STEP_LINK,
+    CE_STEP_GUESS,
+    CE_STEP_CHECK,
+    CE_STEP_RESET,
+    CE_STEP_KNOWN,
+    CE_STEP_SCALE,
+    CE_STEPS
+};
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
 ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
+/* Adds what the targets' du gives to dW (f32, `ld` from line to line) and dbias. */
+ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
+                             void *stream);
 /* A 16-bit matrix from its f32 sum, or the way back. */
 ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
                           int64_t cols, int64_t stride, int load, void *stream);

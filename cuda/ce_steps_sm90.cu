@@ -42,6 +42,36 @@ static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
         to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
 }
 
+/* A warp's row of the chunk, or -1. */
+static __device__ __forceinline__ int64_t warp_row(const ce_chunk &c)
+{
+    const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+
+    return r < ce_chunk_rows(c) ? c.begin + r : -1;
+}
+
+/* Rows of the chunk with the same target, in order. */
+static __global__ void __launch_bounds__(THREADS) step_link(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const int64_t row = warp_row(c), end = c.begin + ce_chunk_rows(c);
+    const int32_t *label = c.p.label;
+    int first = 1, next = -1;
+
+    if (row < 0 || label[row] < 0)
+        return;
+    for (int64_t i = c.begin; i < row && first; i += 32)
+        first = !__any_sync(~0u, i + threadIdx.x % 32 < row && label[i + threadIdx.x % 32] == label[row]);
+    for (int64_t i = row + 1; i < end && next < 0; i += 32) {
+        const uint32_t same =
+            __ballot_sync(~0u, i + threadIdx.x % 32 < end && label[i + threadIdx.x % 32] == label[row]);
+
+        next = same ? (int)i + __ffs((int)same) - 1 : -1;
+    }
+    if (threadIdx.x % 32 == 0)
+        c.chain[row] = make_int2(next, first);
+}
+
 /* All parts of a row, by a warp. */
 static __device__ __forceinline__ ce_sum row_sum(const ce_params &p, int64_t row)
 {
@@ -67,14 +97,6 @@ static __device__ __forceinline__ ce_sum row_sum(const ce_params &p, int64_t row
 static __device__ __forceinline__ void note_largest(const ce_params &p, float factor)
 {
     atomicMax(&p.totals->largest, __float_as_uint(factor) & 0x7fffffffu);
-}
-
-/* A warp's row of the chunk, or -1. */
-static __device__ __forceinline__ int64_t warp_row(const ce_chunk &c)
-{
-    const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-
-    return r < ce_chunk_rows(c) ? c.begin + r : -1;
 }
 
 static __device__ __forceinline__ double stored_bits(const ce_params &p)
@@ -156,7 +178,7 @@ static __device__ __forceinline__ double known_lse(const ce_params &p, int64_t r
     return p.lse_in ? (double)p.lse_in[p.list[row]] : (double)s.max + log(s.sum);
 }
 
-/* Exponent, mixture and factor from lse. */
+/* Exponent, mixture and factor, a power of two, from lse. */
 static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
 {
     ptx_grid_wait();
@@ -165,27 +187,27 @@ static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
 
     if (ce_skipped(c) || row < 0)
         return;
-    const double lse = known_lse(p, row), exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
+    const double lse = known_lse(p, row);
     const ce_factors f = row_factors(c, row, lse);
     const double most = f.all != f.all ? f.all : fmax(fmax(fabs(f.all), fabs(f.label)), fabs(f.smooth));
     const double size = f.all < 0 ? -most : most; /* alpha is 1 unless there is smoothing or a z-loss */
-    const double factor = size * exp(exponent * 0.69314718055994531 - lse);
+    const double power = most > 0 ? exp2(floor(log2(most))) : 0;
+    const double factor = copysign(power, size) * exp2(-stored_bits(p));
 
     if (threadIdx.x % 32)
         return;
-    c.exponent[row] = (float)exponent;
-    c.factor[row] = (float)factor;
-    c.mix[row] = size != 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
+    c.exponent[row] = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
+    c.factor[row] = most == most ? (float)factor : CUDART_NAN_F;
+    c.mix[row] = power > 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
     note_largest(p, c.factor[row]);
 }
 
-/* The target's entry of P^T of a row. */
+/* du of a row's target; its entry of P^T becomes 0. */
 static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
 {
     const ce_params &p = c.p;
     const int v = p.label[row];
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
-    const double factor = (double)c.factor[row];
     const int64_t r = row - c.begin;
 
     if (v < 0)
@@ -194,14 +216,51 @@ static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
     const float z = p.target_z[row], slope = ce_slope(p, z, cap_inverse, 1.0f / p.temperature);
     const float w = p.class_weight ? p.class_weight[p.offset + v] : 1.0f;
     const double d = expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth;
-    const float value = factor != 0 ? (float)(d * (double)slope / factor) : 0.0f;
-    uint16_t *to = v < c.probs.split ? c.probs.first + v * c.probs.first_ld + r
-                                     : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld + r;
 
-    *to = (uint16_t)(p.dtype == RIDGE_BF16 ? ptx_bf16x2(0.0f, value) : ptx_f16x2(0.0f, value));
+    c.at_target[row] = (float)(d * (double)slope);
+    *(v < c.probs.split ? c.probs.first + v * c.probs.first_ld + r
+                        : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld + r) = 0;
 }
 
-/* n_r x (f16: times a power of two that keeps it in range) in the place of x, and the entries of the targets. */
+/* dW and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a thread. */
+typedef struct target_args {
+    ce_chunk c;
+    float *dw;
+    int64_t ld;
+} target_args;
+
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
+{
+    ptx_grid_wait();
+    const ce_params &p = a.c.p;
+    const int64_t row = a.c.begin + blockIdx.x, h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8;
+    float sum[8] = {}, bias = 0.0f;
+
+    if (blockIdx.x >= ce_chunk_rows(a.c) || p.label[row] < 0 || !a.c.chain[row].y)
+        return;
+    const int64_t v = p.label[row];
+
+    for (int64_t at = row; at >= 0; at = a.c.chain[at].x) {
+        const float g = a.c.at_target[at];
+        float x[8];
+
+        bias += g;
+        if (h >= p.hidden)
+            continue;
+        num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[at] * p.x_stride + h), x);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            sum[e] = __fmaf_rn(g, x[e], sum[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (a.dw && h < p.hidden)
+            a.dw[p.hv ? (h + e) * a.ld + v : v * a.ld + h + e] += sum[e];
+    if (p.dbias && h == 0)
+        p.dbias[v] += bias;
+}
+
+/* n_r x (f16: times a power of two that keeps it in range) in the place of x, and the targets' du. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scale(const ce_chunk c)
 {
     ptx_grid_wait();
@@ -291,9 +350,11 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* Steps as in ce_sm90.cuh (step_scale of f16), then: step_scale of bf16, step_bias and step_cast of f16 and bf16. */
-static const void *const functions[CE_STEPS + 5] = {
+/* Steps as in ce_sm90.cuh (step_scale of f16), then: step_scale of bf16; step_bias, step_cast and step_targets of f16
+ * and bf16. */
+static const void *const functions[CE_STEPS + 7] = {
     (const void *)step_gather,
+    (const void *)step_link,
     (const void *)step_guess,
     (const void *)step_check,
     (const void *)step_reset,
@@ -304,13 +365,15 @@ static const void *const functions[CE_STEPS + 5] = {
     (const void *)step_bias<RIDGE_BF16>,
     (const void *)step_cast<RIDGE_F16>,
     (const void *)step_cast<RIDGE_BF16>,
+    (const void *)step_targets<RIDGE_F16>,
+    (const void *)step_targets<RIDGE_BF16>,
 };
 
 ridge_status ce_step_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    return host_load(device, functions, CE_STEPS + 5, "linear_ce: loading kernels");
+    return host_load(device, functions, CE_STEPS + 7, "linear_ce: loading kernels");
 }
 
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
@@ -329,6 +392,16 @@ ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk
 
     return host_launch(device, name, functions[CE_STEPS + 1 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
+}
+
+ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
+                             void *stream)
+{
+    target_args a = {*c, dw, ld};
+
+    return host_launch(device, name, functions[CE_STEPS + 5 + (c->p.dtype == RIDGE_BF16)],
+                       dim3((unsigned)c->rows, (unsigned)((c->p.hidden + 8 * THREADS - 1) / (8 * THREADS))), THREADS,
+                       &a, stream);
 }
 
 ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,

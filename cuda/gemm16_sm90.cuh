@@ -38,6 +38,7 @@ typedef struct gemm16_memory {
     uint8_t a[G16_STAGES][G16_M * G16_K * 2];
     uint8_t b[G16_STAGES][G16_N * G16_K * 2];
     uint8_t d[2][2][G16_PANEL]; /* by warpgroup: two panels of results on their way out */
+    float column[2][G16_N]; /* by warpgroup: numbers that an epilogue needs of each column */
     uint64_t full[G16_STAGES], empty[G16_STAGES];
 } gemm16_memory;
 
