@@ -387,16 +387,18 @@ static __device__ __forceinline__ void wait_for_readers(const ce_product &a, con
 static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
 {
     const int rows = ce_chunk_rows(a.c);
-    gemm16_work w = {a.limit_m ? rows : a.m, a.n, 0, 0, 0, 0, 0, a.ordered};
+    gemm16_work w = {a.limit_m ? rows : a.m, a.n, 0, 0, 0, 0, a.ordered, NULL, 0, a.bundle, (uint32_t)a.stagger};
 
     w.blocks = ((a.limit_k ? rows : a.k) + G16_K - 1) / G16_K;
     w.pairs = ce_skipped(a.c) ? 0 : (w.m + 2 * G16_M - 1) / (2 * G16_M);
     w.tiles_n = (w.n + G16_N - 1) / G16_N;
     if (a.limit_k && rows == 0 && a.add)
         w.pairs = 0;
-    if (a.from_x) {
-        w.pick = a.c.p.totals->rows != a.c.p.tokens;
-        w.first_m = w.pick ? 0 : (int)a.c.begin;
+    if (a.from_x && a.c.p.totals->rows != a.c.p.tokens) {
+        w.list = a.c.p.list + a.c.begin;
+        w.beyond = (int)a.c.p.tokens;
+    } else if (a.from_x) {
+        w.first_m = (int)a.c.begin;
     }
     return w;
 }
@@ -417,15 +419,15 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x == 0)
+        if (threadIdx.x < 32)
             gemm16_load<MN_A, MN_B>(a.maps, w, s);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
         const gemm16_places at = gemm16_places_of<MN_A, MN_B>(s, group);
-        gemm16_turn turn = {0, false};
+        gemm16_turn turn = {0, w.stagger, w.stagger == 0};
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        if (group == 1 && (int)blockIdx.x / 2 < w.pairs * w.tiles_n)
+        if (group == 1 && w.stagger && (int)blockIdx.x / 2 < w.pairs * w.tiles_n)
             ptx_barrier_sync(1, 256); /* two stages behind the first warpgroup */
         for (int item = blockIdx.x / 2; item < w.pairs * w.tiles_n; item += gridDim.x / 2) {
             int pair, tile_n;

@@ -5,6 +5,9 @@
  * until it is written: 2 hidden tokens fit, so that most calls are one chunk, dW is written once and no dW is read.
  * Else, and beyond that, chunks are as large as the workspace allows. */
 #include "ce_sm90.cuh"
+#ifdef CE_EXPERIMENT
+#include <stdlib.h>
+#endif
 
 enum { BUNDLE = G16_PAIRS * 2 * G16_M, SAMPLE = 256 };
 
@@ -23,7 +26,6 @@ typedef struct linear_job {
     char *probs;
     float *dw;
     int64_t dw_ld;
-    int compact_rows;
 } linear_job;
 
 static int64_t least(int64_t a, int64_t b)
@@ -46,7 +48,7 @@ static int dx_slot(uint32_t op)
     return op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
 }
 
-/* Bytes of workspace that chunks may take: P^T and the compact x. param[0]: in MB, 0 = what is fastest. */
+/* Bytes of workspace that chunks may take: P^T and the scaled x. param[0]: in MB, 0 = what is fastest. */
 static int64_t budget_of(const ridge_kernel *kernel, const ridge_problem *problem)
 {
     if (kernel->param[0])
@@ -61,7 +63,7 @@ static linear_plan plan_of(const ridge_kernel *kernel, const ridge_problem *prob
         problem->op == RIDGE_LINEAR_CE_EVAL ? (uint8_t)RIDGE_NONE : problem->dtype[dx_slot(problem->op) + 1];
     const bool add = (problem->flags & RIDGE_ACCUMULATE) != 0;
     linear_plan plan = {up(tokens, 128), 0, false};
-    int64_t compact = 0, rest = tokens;
+    int64_t scaled = 0, rest = tokens;
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return plan;
@@ -73,9 +75,9 @@ static linear_plan plan_of(const ridge_kernel *kernel, const ridge_problem *prob
     }
     if (dw != RIDGE_NONE && !add && !(problem->flags & RIDGE_CE_W_HV) && vocab > 2 * BUNDLE) {
         plan.overlaid = least(2 * hidden / 128 * 128, up(tokens, 128));
-        compact = 2 * plan.overlaid * hidden;
+        scaled = 2 * plan.overlaid * hidden;
         rest = most(tokens - plan.overlaid, 1);
-        plan.chunk = most((budget_of(kernel, problem) - compact) / (2 * vocab) / 128 * 128, 128);
+        plan.chunk = most((budget_of(kernel, problem) - scaled) / (2 * vocab) / 128 * 128, 128);
     }
     plan.chunk = up((rest + (rest + plan.chunk - 1) / plan.chunk - 1) / ((rest + plan.chunk - 1) / plan.chunk), 128);
     return plan;
@@ -99,14 +101,14 @@ static char *place(linear_job *j, const ridge_device *device, const ridge_kernel
     char *at = ce_place(&j->c.p, problem, device->units / 2, workspace);
 
     j->plan = plan;
-    j->c.compact = take(&at, up(least(rows, up(most(tokens, 1), 128)), 128) * hidden * 2);
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return at;
+    j->c.scaled = take(&at, up(least(rows, up(most(tokens, 1), 128)), 128) * hidden * 2);
     j->c.exponent = (float *)take(&at, tokens * 4);
     j->c.factor = (float *)take(&at, tokens * 4);
     j->c.mix = (float2 *)take(&at, tokens * 8);
     j->c.at_target = (float *)take(&at, tokens * 4);
-    j->c.chain = (int2 *)take(&at, tokens * 8);
+    j->c.same = (int2 *)take(&at, vocab * 8);
     j->c.bundles = (int)((vocab + BUNDLE - 1) / BUNDLE);
     j->c.done = (uint32_t *)take(&at, j->c.bundles * 4);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
@@ -136,7 +138,7 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
 
     g->from_x = 1;
     g->maps.split_m = g->maps.split_k = INT32_MAX;
-    return status ? status : map_of(j, &g->maps.a[1], j->c.compact, p->hidden, up(j->c.rows, 128), p->hidden, 128);
+    return status ? status : map_of(j, &g->maps.row, p->x, p->hidden, p->tokens, p->x_stride, 1);
 }
 
 /* W, n classes of it class_step apart, as B of the logits. */
@@ -172,6 +174,14 @@ static ce_product product_of(const linear_job *j, int64_t m, int64_t n, int64_t 
     g.k = (int)k;
     g.maps.split_m = g.maps.split_k = INT32_MAX;
     g.class_step = 1;
+    g.bundle = G16_PAIRS;
+    g.stagger = 2;
+#ifdef CE_EXPERIMENT
+    if (getenv("CE_STAGGER"))
+        g.stagger = atoi(getenv("CE_STAGGER"));
+    if (getenv("CE_BUNDLE"))
+        g.bundle = atoi(getenv("CE_BUNDLE"));
+#endif
     return g;
 }
 
@@ -222,11 +232,12 @@ static ridge_status make_dw(linear_job *j, bool add, bool ordered)
     const int64_t rows = up(j->c.rows, 128);
     ce_product g = product_of(j, p->hv ? p->hidden : p->vocab, p->hv ? p->vocab : p->hidden, j->c.rows);
     CUtensorMap *x = p->hv ? &g.maps.a[0] : &g.maps.b;
-    ridge_status status = map_of(j, x, j->c.compact, p->hidden, rows, p->hidden, 64);
+    ridge_status status = map_of(j, x, j->c.scaled, p->hidden, rows, p->hidden, 64);
 
     g.limit_k = 1;
     g.add = add;
     g.ordered = ordered;
+    g.bundle = G16_PAIRS;
     g.out = j->dw;
     g.ld = j->dw_ld;
     g.out_dtype = j->plan.sums ? (int)RIDGE_F32 : p->dw_dtype;
@@ -292,11 +303,9 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     j->c.probs.split = overlaid ? (int)BUNDLE : INT32_MAX;
     j->c.probs.rest = (uint16_t *)j->dw;
     j->c.probs.rest_ld = 2 * j->dw_ld;
-    status = step(j, CE_STEP_GATHER);
-    if (!status && j->c.p.op == RIDGE_LINEAR_CE_EVAL)
+    if (j->c.p.op == RIDGE_LINEAR_CE_EVAL)
         return stats(j);
-    if (!status && (j->c.p.dw || j->c.p.dbias))
-        status = step(j, CE_STEP_LINK);
+    status = step(j, CE_STEP_CLEAR);
     if (!status)
         status = j->c.known ? known(j) : guess(j);
     status = status ? status : step(j, CE_STEP_SCALE);
@@ -380,6 +389,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "is for bf16 and f16";
     if (tokens == 0 || hidden == 0)
         return "nothing to multiply";
+    if (vocab < 8)
+        return "is for eight classes and more";
     if (problem->align < 4 || hidden % 8 || (hv && vocab % 8))
         return "TMA needs rows of x, W, dX and dW that begin at multiples of 16 bytes";
     if (tokens > 0x3fffff00 || hidden > 0x3fffff00 || vocab > 0x3fffff00)

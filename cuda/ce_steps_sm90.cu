@@ -17,31 +17,6 @@ static __device__ __forceinline__ int padded_rows(const ce_chunk &c)
     return (ce_chunk_rows(c) + 127) / 128 * 128;
 }
 
-/* x without ignored rows, followed by zeros to a multiple of 128 rows; nothing where no row is ignored. */
-static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
-{
-    ptx_grid_wait();
-    const ce_params &p = c.p;
-    const int64_t r = blockIdx.x, vectors = p.hidden / 8;
-    uint4 *to = (uint4 *)c.compact + r * vectors;
-
-    if (r == 0) {
-        for (int i = threadIdx.x; i < c.bundles; i += THREADS)
-            c.done[i] = 0;
-        if (threadIdx.x == 0) {
-            p.totals->redo = 0;
-            p.totals->largest = 0;
-        }
-    }
-    if (r >= padded_rows(c) || p.totals->rows == p.tokens)
-        return;
-    const bool there = r < ce_chunk_rows(c);
-    const uint4 *from = (const uint4 *)((const uint16_t *)p.x + (there ? p.list[c.begin + r] * p.x_stride : 0));
-
-    for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
-        to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
-}
-
 /* A warp's row of the chunk, or -1. */
 static __device__ __forceinline__ int64_t warp_row(const ce_chunk &c)
 {
@@ -50,47 +25,50 @@ static __device__ __forceinline__ int64_t warp_row(const ce_chunk &c)
     return r < ce_chunk_rows(c) ? c.begin + r : -1;
 }
 
-/* Rows of the chunk with the same target, in order. */
-static __global__ void __launch_bounds__(THREADS) step_link(const ce_chunk c)
+/* What a chunk begins with. */
+static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
 {
     ptx_grid_wait();
-    const int64_t row = warp_row(c), end = c.begin + ce_chunk_rows(c);
-    const int32_t *label = c.p.label;
-    int first = 1, next = -1;
+    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
 
-    if (row < 0 || label[row] < 0)
-        return;
-    for (int64_t i = c.begin; i < row && first; i += 32)
-        first = !__any_sync(~0u, i + threadIdx.x % 32 < row && label[i + threadIdx.x % 32] == label[row]);
-    for (int64_t i = row + 1; i < end && next < 0; i += 32) {
-        const uint32_t same =
-            __ballot_sync(~0u, i + threadIdx.x % 32 < end && label[i + threadIdx.x % 32] == label[row]);
-
-        next = same ? (int)i + __ffs((int)same) - 1 : -1;
+    for (int64_t i = at; i < c.p.vocab; i += step)
+        c.same[i] = make_int2(INT32_MAX, 0);
+    for (int64_t i = at; i < c.bundles; i += step)
+        c.done[i] = 0;
+    if (at == 0) {
+        c.p.totals->redo = 0;
+        c.p.totals->largest = 0;
     }
-    if (threadIdx.x % 32 == 0)
-        c.chain[row] = make_int2(next, first);
+}
+
+/* By class: the first row of the chunk with that target, and how many there are. */
+static __device__ __forceinline__ void note_target(const ce_chunk &c, int64_t row)
+{
+    const int v = c.p.label[row];
+
+    if (v >= 0) {
+        atomicMin(&c.same[v].x, (int)row);
+        atomicAdd(&c.same[v].y, 1);
+    }
 }
 
 /* All parts of a row, by a warp. */
 static __device__ __forceinline__ ce_sum row_sum(const ce_params &p, int64_t row)
 {
-    ce_sum s = ce_sum_empty(), other = s;
+    ce_sum s = ce_sum_empty();
 
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
+        s.max = fmaxf(s.max, p.part[row * p.splits + k].max);
+    for (int step = 16; step > 0; step /= 2)
+        s.max = fmaxf(s.max, __shfl_xor_sync(~0u, s.max, step));
     for (int k = threadIdx.x % 32; k < p.splits; k += 32) {
         const ce_part part = p.part[row * p.splits + k];
 
-        other.max = part.max;
-        other.sum = (double)part.sum;
-        ce_sum_merge(&s, other);
+        if (part.sum != 0.0f)
+            s.sum += (double)(part.max == s.max ? part.sum : part.sum * ptx_ex2((part.max - s.max) * CE_LOG2E));
     }
-    for (int step = 16; step > 0; step /= 2) {
-        other.sum = __shfl_xor_sync(~0u, s.sum, step);
-        other.max = __shfl_xor_sync(~0u, s.max, step);
-        other.spread = 0;
-        s.spread = 0;
-        ce_sum_merge(&s, other);
-    }
+    for (int step = 16; step > 0; step /= 2)
+        s.sum += __shfl_xor_sync(~0u, s.sum, step);
     return s;
 }
 
@@ -229,51 +207,84 @@ typedef struct target_args {
     int64_t ld;
 } target_args;
 
+/* The next row after `row` with target v, by the whole block. */
+static __device__ int64_t next_row(const ce_chunk &c, int64_t row, int64_t end, int v)
+{
+    __shared__ int found;
+
+    for (int64_t i = row + 1; i < end; i += THREADS) {
+        __syncthreads(); /* found has been read */
+        if (threadIdx.x == 0)
+            found = INT32_MAX;
+        __syncthreads(); /* before anybody lowers it */
+        if (i + threadIdx.x < end && c.p.label[i + threadIdx.x] == v)
+            atomicMin(&found, (int)i + (int)threadIdx.x);
+        __syncthreads(); /* before it is read */
+        if (found != INT32_MAX)
+            return found;
+    }
+    return end;
+}
+
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
 {
     ptx_grid_wait();
     const ce_params &p = a.c.p;
-    const int64_t row = a.c.begin + blockIdx.x, h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8;
+    const int64_t h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8, end = a.c.begin + ce_chunk_rows(a.c);
+    int64_t row = a.c.begin + blockIdx.x;
     float sum[8] = {}, bias = 0.0f;
 
-    if (blockIdx.x >= ce_chunk_rows(a.c) || p.label[row] < 0 || !a.c.chain[row].y)
+    if (row >= end || p.label[row] < 0)
         return;
-    const int64_t v = p.label[row];
+    const int v = p.label[row];
+    const int2 same = a.c.same[v];
 
-    for (int64_t at = row; at >= 0; at = a.c.chain[at].x) {
-        const float g = a.c.at_target[at];
+    if (same.x != (int)row) /* the first of them does it */
+        return;
+    for (int left = same.y; left > 0; left--) {
+        const float g = a.c.at_target[row];
         float x[8];
 
         bias += g;
-        if (h >= p.hidden)
-            continue;
-        num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[at] * p.x_stride + h), x);
+        if (h < p.hidden) {
+            num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[e] = __fmaf_rn(g, x[e], sum[e]);
+        }
+        if (left > 1)
+            row = next_row(a.c, row, end, v);
+    }
+    if (a.dw && h < p.hidden && !p.hv && a.ld % 4 == 0 && (uintptr_t)a.dw % 16 == 0) {
+        float4 *to = (float4 *)(a.dw + v * a.ld + h), first = to[0], second = to[1];
+
+        to[0] = make_float4(first.x + sum[0], first.y + sum[1], first.z + sum[2], first.w + sum[3]);
+        to[1] = make_float4(second.x + sum[4], second.y + sum[5], second.z + sum[6], second.w + sum[7]);
+    } else if (a.dw && h < p.hidden) {
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            sum[e] = __fmaf_rn(g, x[e], sum[e]);
-    }
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-        if (a.dw && h < p.hidden)
             a.dw[p.hv ? (h + e) * a.ld + v : v * a.ld + h + e] += sum[e];
+    }
     if (p.dbias && h == 0)
         p.dbias[v] += bias;
 }
 
-/* n_r x (f16: times a power of two that keeps it in range) in the place of x, and the targets' du. */
+/* n_r x (f16: times a power of two that keeps it in range) for dW, and the targets' du. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scale(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
     const int64_t r = blockIdx.x, row = c.begin + r, vectors = p.hidden / 8;
     const uint32_t exponent = p.totals->largest >> 23;
-    uint4 *to = (uint4 *)c.compact + r * vectors;
+    uint4 *to = (uint4 *)c.scaled + r * vectors;
 
     if (r >= padded_rows(c))
         return;
-    if (r >= ce_chunk_rows(c)) {
+    if (r >= ce_chunk_rows(c) || c.factor[row] == 0.0f) { /* not there, out of range, or without weight */
         for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
             to[i] = make_uint4(0, 0, 0, 0);
+        if (r < ce_chunk_rows(c) && threadIdx.x == 0)
+            c.at_target[row] = 0.0f;
         return;
     }
     const uint4 *from = (const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride);
@@ -286,6 +297,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
 
         if (threadIdx.x == 0)
             put_target(c, row, lse);
+        if (threadIdx.x == 1)
+            note_target(c, row);
     }
     if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
         factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
@@ -353,8 +366,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast
 /* Steps as in ce_sm90.cuh (step_scale of f16), then: step_scale of bf16; step_bias, step_cast and step_targets of f16
  * and bf16. */
 static const void *const functions[CE_STEPS + 7] = {
-    (const void *)step_gather,
-    (const void *)step_link,
+    (const void *)step_clear,
     (const void *)step_guess,
     (const void *)step_check,
     (const void *)step_reset,
@@ -378,10 +390,11 @@ ridge_status ce_step_prepare(const ridge_device *device)
 
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
 {
-    const bool whole = step == CE_STEP_GATHER || step == CE_STEP_SCALE; /* a block a row, padding too */
-    const int64_t blocks = whole ? (c->rows + 127) / 128 * 128 : (c->rows + WARPS - 1) / WARPS;
+    const bool whole = step == CE_STEP_SCALE; /* a block a row, padding too */
+    const int64_t blocks = step == CE_STEP_CLEAR ? 64
+                           : whole               ? (c->rows + 127) / 128 * 128
+                                                 : (c->rows + WARPS - 1) / WARPS;
 
-    /* the first one also sets counters to zero */
     return host_launch(device, name, functions[step + (step == CE_STEP_SCALE && c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)(blocks ? blocks : 1)), THREADS, c, stream);
 }

@@ -4,11 +4,11 @@
  *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
  *
  * A cluster takes a pair of row tiles of one column tile: each CTA loads its own 128 rows of A and half of the 256 rows
- * of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply and then run
- * the epilogue. The second one begins two stages late and stays behind, so that the epilogue of one runs beside the
- * matrix instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads). empty[s]:
- * all 16 multiplying warps of the cluster have finished with stage s (orders their reads before the next writes of
- * either CTA). */
+ * of B, which it multicasts to both. In a CTA one thread (or warp) loads, two warpgroups of 64 rows each multiply and
+ * then run the epilogue. The second one begins two stages late and stays behind, so that the epilogue of one runs
+ * beside the matrix instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads).
+ * empty[s]: all 16 multiplying warps of the cluster have finished with stage s (orders their reads before the next
+ * writes of either CTA). */
 #ifndef RIDGE_GEMM16_SM90_CUH
 #define RIDGE_GEMM16_SM90_CUH
 
@@ -21,24 +21,27 @@ enum { G16_M = 128, G16_N = 256, G16_K = 64, G16_STAGES = 4, G16_THREADS = 384, 
 /* Loads. a: two maps; where a coordinate of A (of its rows, or along k) lies below `split` the first one has it, else
  * the second, from 0 on. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
 typedef struct gemm16_maps {
-    CUtensorMap a[2], b;
-    int split_m, split_k; /* INT32_MAX = all in the first */
+    CUtensorMap a[2], b, row; /* row: of A, boxes of one row, where rows are picked by a list */
+    int split_m, split_k;     /* INT32_MAX = all in the first */
 } gemm16_maps;
 
 /* What a launch has to do; some of it is known on the device alone. */
 typedef struct gemm16_work {
     int m, n, blocks; /* blocks of k */
     int pairs, tiles_n;
-    int first_m;    /* added to the rows of A that are loaded */
-    int pick;       /* of a[], where nothing is split */
-    int descending; /* bundles of rows from the last one on */
+    int first_m;         /* added to the rows of A that are loaded */
+    int descending;      /* bundles of rows from the last one on */
+    const int32_t *list; /* row i of A is row list[i] of the map; NULL = row first_m + i */
+    int beyond;          /* a row that the map does not have: reads as zeros */
+    int bundle;          /* row-tile pairs of a bundle */
+    uint32_t stagger;    /* stages by which the second warpgroup begins late */
 } gemm16_work;
 
 typedef struct gemm16_memory {
     uint8_t a[G16_STAGES][G16_M * G16_K * 2];
     uint8_t b[G16_STAGES][G16_N * G16_K * 2];
     uint8_t d[2][2][G16_PANEL]; /* by warpgroup: two panels of results on their way out */
-    float column[2][G16_N]; /* by warpgroup: numbers that an epilogue needs of each column */
+    float column[2][G16_N];     /* by warpgroup: numbers that an epilogue needs of each column */
     uint64_t full[G16_STAGES], empty[G16_STAGES];
 } gemm16_memory;
 
@@ -53,29 +56,29 @@ typedef struct gemm16_places {
 
 /* Where a warpgroup stands: stages consumed so far, and whether the second one has been let go. */
 typedef struct gemm16_turn {
-    uint32_t n;
+    uint32_t n, stagger;
     bool handed;
 } gemm16_turn;
 
 /* Work item `index`: bundles of row-tile pairs, column tiles within, so that what runs at once shares L2. */
 static __device__ __forceinline__ void gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
 {
-    const int bundle = index / (G16_PAIRS * w.tiles_n), place = index % (G16_PAIRS * w.tiles_n);
-    const int bundles = (w.pairs + G16_PAIRS - 1) / G16_PAIRS, last = w.pairs - (bundles - 1) * G16_PAIRS;
+    const int bundle = index / (w.bundle * w.tiles_n), place = index % (w.bundle * w.tiles_n);
+    const int bundles = (w.pairs + w.bundle - 1) / w.bundle, last = w.pairs - (bundles - 1) * w.bundle;
 
     if (!w.descending) {
-        const int down = min((int)G16_PAIRS, w.pairs - bundle * G16_PAIRS);
+        const int down = min(w.bundle, w.pairs - bundle * w.bundle);
 
-        *pair = bundle * G16_PAIRS + place % down;
+        *pair = bundle * w.bundle + place % down;
         *tile_n = place / down;
     } else if (index < last * w.tiles_n) { /* the last bundle may be smaller, and it comes first */
-        *pair = (bundles - 1) * G16_PAIRS + index % last;
+        *pair = (bundles - 1) * w.bundle + index % last;
         *tile_n = index / last;
     } else {
-        const int rest = index - last * w.tiles_n, at = rest % (G16_PAIRS * w.tiles_n);
+        const int rest = index - last * w.tiles_n, at = rest % (w.bundle * w.tiles_n);
 
-        *pair = (bundles - 2 - rest / (G16_PAIRS * w.tiles_n)) * G16_PAIRS + at % G16_PAIRS;
-        *tile_n = at / G16_PAIRS;
+        *pair = (bundles - 2 - rest / (w.bundle * w.tiles_n)) * w.bundle + at % w.bundle;
+        *tile_n = at / w.bundle;
     }
 }
 
@@ -102,33 +105,53 @@ static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uin
     }
 }
 
+/* 128 rows of A by the list, four a lane: TMA swizzles by the address, so that rows one by one make the same tile. */
+static __device__ __forceinline__ void gemm16_load_rows(const CUtensorMap *map, uint32_t to, const int *row, int k,
+                                                        uint32_t full)
+{
+    const int lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        ptx_tma_load_2d(to + (lane + 32 * i) * 128, map, k, row[i], full);
+}
+
+/* By one warp; without a list its first thread does everything. */
 template <int MN_A, int MN_B>
 static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s)
 {
     const uint32_t rank = ptx_cluster_rank();
+    const int lane = threadIdx.x % 32;
     uint32_t n = 0;
 
+    if (!w.list && lane)
+        return;
     for (int item = blockIdx.x / 2; item < w.pairs * w.tiles_n; item += gridDim.x / 2) {
-        int pair, tile_n;
+        int pair, tile_n, listed[4];
 
         gemm16_locate(w, item, &pair, &tile_n);
+        const int first = (2 * pair + (int)rank) * G16_M;
+
+        for (int i = 0; i < 4 && w.list; i++)
+            listed[i] = first + lane + 32 * i < w.m ? w.list[first + lane + 32 * i] : w.beyond;
         for (int kb = 0; kb < w.blocks; kb++, n++) {
             const uint32_t stage = n % G16_STAGES, full = ptx_shared(&s->full[stage]);
-            int row = (2 * pair + (int)rank) * G16_M + w.first_m, k = kb * G16_K, pick = w.pick;
+            const int second_m = first + w.first_m >= maps.split_m, second_k = kb * G16_K >= maps.split_k;
 
-            if (row >= maps.split_m) {
-                pick = 1;
-                row -= maps.split_m;
-            }
-            if (k >= maps.split_k) {
-                pick = 1;
-                k -= maps.split_k;
-            }
             ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / G16_STAGES & 1) ^ 1);
-            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
-            gemm16_load_a<MN_A>(&maps.a[pick], ptx_shared(s->a[stage]), row, k, full);
-            gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_N * G16_K)),
-                                tile_n * G16_N + (int)rank * (G16_N / 2), kb * G16_K, full);
+            if (lane == 0)
+                ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
+            if (!MN_A && w.list) {
+                __syncwarp(); /* announced before anything lands */
+                gemm16_load_rows(&maps.row, ptx_shared(s->a[stage]), listed, kb * G16_K, full);
+            } else {
+                gemm16_load_a<MN_A>(&maps.a[second_m | second_k], ptx_shared(s->a[stage]),
+                                    first + w.first_m - (second_m ? maps.split_m : 0),
+                                    kb * G16_K - (second_k ? maps.split_k : 0), full);
+            }
+            if (lane == 0)
+                gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_N * G16_K)),
+                                    tile_n * G16_N + (int)rank * (G16_N / 2), kb * G16_K, full);
         }
     }
 }
@@ -168,7 +191,7 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
             gemm16_give_back(at, before);
         }
         before = stage;
-        if (++turn->n == 2 && group == 0 && !turn->handed) {
+        if (++turn->n == turn->stagger && group == 0 && !turn->handed) {
             ptx_barrier_arrive(1, 256);
             turn->handed = true;
         }
