@@ -66,7 +66,7 @@ static __device__ __forceinline__ void linear_put(const linear_view &v, float (*
 }
 
 /* A 128 x 128 tile a block, 8 x 8 a thread, k in ascending order. */
-template <int A, int B> static __global__ void __launch_bounds__(THREADS) linear_gemm(const linear_product p)
+template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) linear_gemm(const linear_product p)
 {
     __shared__ __align__(16) float a[DEPTH][PITCH], b[DEPTH][PITCH];
     const int ty = threadIdx.x / 16 * 8, tx = threadIdx.x % 16 * 8;

@@ -65,8 +65,7 @@ ridge_status ce_product_prepare(const ridge_device *device);
 
 /* In the order of a chunk. */
 enum {
-    CE_STEP_GATHER = 0,
-    CE_STEP_CLEAR,
+    CE_STEP_CLEAR = 0,
     CE_STEP_GUESS,
     CE_STEP_CHECK,
     CE_STEP_RESET,
