@@ -332,6 +332,25 @@ static __device__ __forceinline__ void put_dx(const ce_product &a, const gemm16_
     }
 }
 
+/* One piece of dX, in f32: ce_steps_sm90.cu adds the pieces. */
+static __device__ __forceinline__ void put_partial(const ce_product &a, const gemm16_work &w, int first, int piece,
+                                                   int first_col, const float *acc)
+{
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *to = a.c.partial + (piece * a.c.rows + first + 8 * h) * (int64_t)w.n + col;
+
+        if (first + 8 * h >= w.m)
+            continue;
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+            if (col + 8 * j < w.n)
+                *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    }
+}
+
 /* The power of two that keeps n_r x in the range of f16. */
 static __device__ __forceinline__ float scale_back(const ce_params &p, int bf16)
 {
@@ -387,13 +406,21 @@ static __device__ __forceinline__ void wait_for_readers(const ce_product &a, con
 static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
 {
     const int rows = ce_chunk_rows(a.c);
-    gemm16_work w = {a.limit_m ? rows : a.m, a.n, 0, 0, 0, 0, a.ordered, NULL, 0, a.bundle, (uint32_t)a.stagger};
+    gemm16_work w = {};
 
+    w.m = a.limit_m ? rows : a.m;
+    w.n = a.n;
+    w.descending = a.ordered;
+    w.bundle = a.bundle;
+    w.stagger = (uint32_t)a.stagger;
     w.blocks = ((a.limit_k ? rows : a.k) + G16_K - 1) / G16_K;
     w.pairs = ce_skipped(a.c) ? 0 : (w.m + 2 * G16_M - 1) / (2 * G16_M);
     w.tiles_n = (w.n + G16_N - 1) / G16_N;
     if (a.limit_k && rows == 0 && a.add)
         w.pairs = 0;
+    w.pieces = a.pieces;
+    w.piece = (w.blocks + a.pieces - 1) / a.pieces;
+    w.items = w.pairs * w.tiles_n * w.pieces;
     if (a.from_x && a.c.p.totals->rows != a.c.p.tokens) {
         w.list = a.c.p.list + a.c.begin;
         w.beyond = (int)a.c.p.tokens;
@@ -427,10 +454,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         gemm16_turn turn = {0, w.stagger, w.stagger == 0};
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        if (group == 1 && w.stagger && (int)blockIdx.x / 2 < w.pairs * w.tiles_n)
+        if (group == 1 && w.stagger && (int)blockIdx.x / 2 < w.items)
             ptx_barrier_sync(1, 256); /* two stages behind the first warpgroup */
-        for (int item = blockIdx.x / 2; item < w.pairs * w.tiles_n; item += gridDim.x / 2) {
-            int pair, tile_n;
+        for (int item = blockIdx.x / 2; item < w.items; item += gridDim.x / 2) {
+            int pair, tile_n, first_block;
+            const int blocks = gemm16_blocks(w, item, &first_block);
             float acc[G16_N / 2];
 
             gemm16_locate(w, item, &pair, &tile_n);
@@ -440,7 +468,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
             if (WHAT != CE_DW)
                 t = rows_of(a, w, local, col);
-            gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, &turn, acc);
+            gemm16_multiply<BF16, MN_A, MN_B>(at, blocks, group, &turn, acc);
             if (LOGITS) {
                 to_logits<EXTRA>(a, w, s, group, col, acc);
                 put_target(a, t, acc);
@@ -457,7 +485,9 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             }
             if (WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA)
                 put_probs<BF16, EXTRA>(a, w, s, group, t, first, col, acc);
-            if (WHAT == CE_DX)
+            if (WHAT == CE_DX && w.pieces > 1)
+                put_partial(a, w, local, item / (w.pairs * w.tiles_n), col, acc);
+            else if (WHAT == CE_DX)
                 put_dx<BF16>(a, w, t, col, acc);
             if (WHAT == CE_DW) {
                 if (a.ordered)
@@ -499,7 +529,7 @@ ridge_status ce_product_prepare(const ridge_device *device)
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
 {
     const int hv = g->c.p.hv, at = what < CE_DX ? what + 4 * hv : what == CE_DX ? 8 + hv : 10 + hv;
-    const int64_t items = ((int64_t)g->m + 255) / 256 * (((int64_t)g->n + 255) / 256);
+    const int64_t items = ((int64_t)g->m + 255) / 256 * (((int64_t)g->n + 255) / 256) * g->pieces;
     int64_t blocks = device->units / 2 * 2;
 
     if (items == 0)

@@ -13,6 +13,7 @@ enum { BUNDLE = G16_PAIRS * 2 * G16_M, SAMPLE = 256 };
 
 typedef struct linear_plan {
     int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW (else 0) */
+    int pieces[2];           /* of dX in a chunk, in the first one if that is overlaid */
     bool sums;               /* dW is summed in f32 in the workspace */
 } linear_plan;
 
@@ -24,6 +25,7 @@ typedef struct linear_job {
     ce_chunk c;
     linear_plan plan;
     char *probs;
+    float *partial;
     float *dw;
     int64_t dw_ld;
 } linear_job;
@@ -56,30 +58,66 @@ static int64_t budget_of(const ridge_kernel *kernel, const ridge_problem *proble
     return most(INT64_C(280000000), 2048 * problem->dim[2] + 4000000);
 }
 
-static linear_plan plan_of(const ridge_kernel *kernel, const ridge_problem *problem)
+static int64_t partial_of(const ridge_problem *problem, int64_t rows, int pieces)
+{
+    return pieces > 1 ? rows * problem->dim[1] * 4 * pieces : 0;
+}
+
+/* Pieces of the vocabulary that keep all clusters busy with dX, where it has few tiles: as few as come within 7 % of
+ * that, and within so many bytes. */
+static int pieces_of(const ridge_device *device, const ridge_problem *problem, int64_t rows, int64_t bytes)
+{
+    const int64_t clusters = device->units / 2, items = up(rows, 256) / 256 * (up(problem->dim[1], 256) / 256);
+    int best = 1;
+    double best_use = 0;
+
+    if (problem->dtype[dx_slot(problem->op)] == RIDGE_NONE)
+        return 1;
+    for (int pieces = 1; pieces <= 8 && problem->dim[2] / pieces >= 1024 && best_use < 0.93; pieces++) {
+        const double use = (double)(items * pieces) / (double)up(items * pieces, clusters);
+
+        if (use > best_use + 0.001 && partial_of(problem, rows, pieces) <= bytes) {
+            best = pieces;
+            best_use = use;
+        }
+    }
+    return best;
+}
+
+enum { PARTIAL = 44000000 }; /* bytes of dX in pieces; in an overlaid chunk P^T leaves more room */
+
+/* Rows of a chunk of P^T and n_r x within so many bytes, and what pieces of dX need. */
+static int64_t rows_within(const ridge_device *device, const ridge_problem *problem, int64_t bytes, int64_t row)
+{
+    const int64_t rows = most(bytes / row / 128 * 128, 128);
+
+    return pieces_of(device, problem, rows, PARTIAL) == 1 ? rows : most((bytes - PARTIAL) / row / 128 * 128, 128);
+}
+
+static linear_plan plan_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t tokens = most(problem->dim[0], 1), hidden = problem->dim[1], vocab = problem->dim[2];
+    const int64_t budget = problem->op == RIDGE_LINEAR_CE_EVAL ? 0 : budget_of(kernel, problem);
     const uint8_t dw =
         problem->op == RIDGE_LINEAR_CE_EVAL ? (uint8_t)RIDGE_NONE : problem->dtype[dx_slot(problem->op) + 1];
     const bool add = (problem->flags & RIDGE_ACCUMULATE) != 0;
-    linear_plan plan = {up(tokens, 128), 0, false};
-    int64_t scaled = 0, rest = tokens;
+    linear_plan plan = {up(tokens, 128), 0, {1, 1}, false};
+    int64_t scaled = 0, rest = tokens, chunks;
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return plan;
     plan.sums = dw != RIDGE_NONE && dw != RIDGE_F32;
-    plan.chunk = most(budget_of(kernel, problem) / (2 * (vocab + hidden)) / 128 * 128, 128);
-    if (plan.chunk >= tokens) {
-        plan.chunk = up(tokens, 128);
-        return plan;
-    }
-    if (dw != RIDGE_NONE && !add && !(problem->flags & RIDGE_CE_W_HV) && vocab > 2 * BUNDLE) {
+    plan.chunk = rows_within(device, problem, budget, 2 * (vocab + hidden));
+    if (plan.chunk < tokens && dw != RIDGE_NONE && !add && !(problem->flags & RIDGE_CE_W_HV) && vocab > 2 * BUNDLE) {
         plan.overlaid = least(2 * hidden / 128 * 128, up(tokens, 128));
+        plan.pieces[1] = pieces_of(device, problem, plan.overlaid, most(budget - PARTIAL, PARTIAL) / 4);
         scaled = 2 * plan.overlaid * hidden;
         rest = most(tokens - plan.overlaid, 1);
-        plan.chunk = most((budget_of(kernel, problem) - scaled) / (2 * vocab) / 128 * 128, 128);
+        plan.chunk = rows_within(device, problem, budget - scaled, 2 * vocab);
     }
-    plan.chunk = up((rest + (rest + plan.chunk - 1) / plan.chunk - 1) / ((rest + plan.chunk - 1) / plan.chunk), 128);
+    chunks = (rest + plan.chunk - 1) / plan.chunk;
+    plan.chunk = up((rest + chunks - 1) / chunks, 128);
+    plan.pieces[0] = pieces_of(device, problem, plan.chunk, PARTIAL);
     return plan;
 }
 
@@ -96,7 +134,7 @@ static char *place(linear_job *j, const ridge_device *device, const ridge_kernel
                    void *workspace)
 {
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
-    const linear_plan plan = plan_of(kernel, problem);
+    const linear_plan plan = plan_of(device, kernel, problem);
     const int64_t rows = most(plan.chunk, plan.overlaid);
     char *at = ce_place(&j->c.p, problem, device->units / 2, workspace);
 
@@ -115,8 +153,9 @@ static char *place(linear_job *j, const ridge_device *device, const ridge_kernel
         j->c.p.part = NULL;
         j->c.p.splits = 1;
     }
-    j->probs = (char *)take(&at, most(plan.overlaid ? 2 * BUNDLE * plan.overlaid : 0,
+    j->probs = (char *)take(&at, most(2 * BUNDLE * plan.overlaid + partial_of(problem, plan.overlaid, plan.pieces[1]),
                                       plan.overlaid >= tokens ? 0 : 2 * vocab * plan.chunk));
+    j->partial = (float *)take(&at, plan.overlaid >= tokens ? 0 : partial_of(problem, plan.chunk, plan.pieces[0]));
     if (plan.sums)
         j->dw = (float *)take(&at, 4 * vocab * hidden);
     return at;
@@ -164,6 +203,11 @@ static ridge_status probs_maps(const linear_job *j, CUtensorMap *map, int wide)
 
 /* ------------------------------------------------------------------------------------------------------ products */
 
+static ridge_status step(linear_job *j, int which)
+{
+    return ce_step(j->device, j->name, which, &j->c, j->stream);
+}
+
 static ce_product product_of(const linear_job *j, int64_t m, int64_t n, int64_t k)
 {
     ce_product g = {};
@@ -174,6 +218,7 @@ static ce_product product_of(const linear_job *j, int64_t m, int64_t n, int64_t 
     g.k = (int)k;
     g.maps.split_m = g.maps.split_k = INT32_MAX;
     g.class_step = 1;
+    g.pieces = 1;
     g.bundle = G16_PAIRS;
     g.stagger = 2;
 #ifdef CE_EXPERIMENT
@@ -217,13 +262,15 @@ static ridge_status make_dx(linear_job *j)
     ridge_status status = probs_maps(j, g.maps.a, 64);
 
     g.limit_m = 1;
+    g.pieces = j->c.pieces;
     g.maps.split_k = j->c.probs.split;
     g.out = p->dx;
     g.ld = p->dx_stride;
     if (!status)
         status = p->hv ? map_of(j, &g.maps.b, p->w, p->vocab, p->hidden, p->w_stride, 128)
                        : map_of(j, &g.maps.b, p->w, p->hidden, p->vocab, p->w_stride, 64);
-    return status ? status : ce_product_launch(j->device, j->name, CE_DX, &g, j->stream);
+    status = status ? status : ce_product_launch(j->device, j->name, CE_DX, &g, j->stream);
+    return status || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
 }
 
 static ridge_status make_dw(linear_job *j, bool add, bool ordered)
@@ -251,11 +298,6 @@ static ridge_status make_dw(linear_job *j, bool add, bool ordered)
 }
 
 /* ------------------------------------------------------------------------------------------------------ a chunk */
-
-static ridge_status step(linear_job *j, int which)
-{
-    return ce_step(j->device, j->name, which, &j->c, j->stream);
-}
 
 /* Sums of rows over all classes. */
 static ridge_status stats(linear_job *j)
@@ -301,6 +343,8 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     j->c.probs.first = (uint16_t *)j->probs;
     j->c.probs.first_ld = up(rows, 128);
     j->c.probs.split = overlaid ? (int)BUNDLE : INT32_MAX;
+    j->c.pieces = j->plan.pieces[overlaid];
+    j->c.partial = overlaid ? (float *)(j->probs + 2 * BUNDLE * j->plan.overlaid) : j->partial;
     j->c.probs.rest = (uint16_t *)j->dw;
     j->c.probs.rest_ld = 2 * j->dw_ld;
     if (j->c.p.op == RIDGE_LINEAR_CE_EVAL)

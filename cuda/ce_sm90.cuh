@@ -32,12 +32,14 @@ typedef struct ce_chunk {
     ce_params p;
     int64_t begin, rows; /* listed rows [begin, begin + rows), where there are so many */
     ce_probs probs;
-    void *scaled;        /* [rows to a multiple of 128, hidden]: n_r x */
-    float *exponent;     /* by row: k_r */
-    float *factor;       /* n_r */
-    float2 *mix;         /* alpha_r, sigma_r */
-    float *at_target;    /* du of the target */
-    int2 *same;          /* by class: the chunk's first row with that target, and how many have it */
+    void *scaled;     /* [rows to a multiple of 128, hidden]: n_r x */
+    float *exponent;  /* by row: k_r */
+    float *factor;    /* n_r */
+    float2 *mix;      /* alpha_r, sigma_r */
+    float *at_target; /* du of the target */
+    int2 *same;       /* by class: the chunk's first row with that target, and how many have it */
+    float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
+    int pieces;
     uint32_t *done;      /* by bundle of dW's rows: warpgroups that have read their P^T */
     int bundles, sample; /* sample: classes of the guess */
     int known;           /* no guess */
@@ -50,12 +52,12 @@ typedef struct ce_product {
     ce_chunk c;
     int m, n, k; /* m or k at most the rows of the chunk: */
     int limit_m, limit_k;
-    int from_x;          /* rows of A are those of x itself, unless some are ignored */
-    int class_step;      /* of the columns' classes: a sample has every class_step-th */
-    int bundle, stagger; /* as in gemm16_work */
-    int mixed;           /* alpha and sigma */
-    int sums;            /* CE_PROBS: also the sum of E */
-    void *out;           /* CE_DX: dX; CE_DW: dW */
+    int from_x;                  /* rows of A are those of x itself, unless some are ignored */
+    int class_step;              /* of the columns' classes: a sample has every class_step-th */
+    int bundle, stagger, pieces; /* as in gemm16_work */
+    int mixed;                   /* alpha and sigma */
+    int sums;                    /* CE_PROBS: also the sum of E */
+    void *out;                   /* CE_DX: dX; CE_DW: dW */
     int64_t ld;
     int out_dtype, add, ordered; /* ordered: P^T lies in dW */
 } ce_product;
@@ -71,6 +73,7 @@ enum {
     CE_STEP_RESET,
     CE_STEP_KNOWN,
     CE_STEP_SCALE,
+    CE_STEP_ADD, /* pieces of dX */
     CE_STEPS
 };
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);

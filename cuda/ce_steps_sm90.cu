@@ -314,6 +314,43 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
     }
 }
 
+/* A row of dX from its pieces, 8 hidden units a thread. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_add(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = c.begin + blockIdx.x, size = c.rows * p.hidden;
+
+    if (blockIdx.x >= ce_chunk_rows(c))
+        return;
+    const float factor = c.factor[row];
+    const int64_t v = p.label[row];
+    const float g = v >= 0 ? c.at_target[row] : 0.0f;
+    uint16_t *to = (uint16_t *)p.dx + p.list[row] * p.dx_stride;
+
+    for (int64_t h = threadIdx.x * 8; h < p.hidden; h += THREADS * 8) {
+        float sum[8] = {};
+
+        for (int piece = 0; piece < c.pieces; piece++) {
+            const float4 *from = (const float4 *)(c.partial + piece * size + blockIdx.x * p.hidden + h);
+            const float4 a = from[0], b = from[1];
+            const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[e] += x[e];
+        }
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            sum[e] *= factor;
+            if (v >= 0)
+                sum[e] = __fmaf_rn(g, num_load<DTYPE>(p.w, p.hv ? (h + e) * p.w_stride + v : v * p.w_stride + h + e),
+                                   sum[e]);
+        }
+        *(uint4 *)(to + h) = num_pack<DTYPE>(sum);
+    }
+}
+
 typedef struct bias_args {
     ce_chunk c;
     int add;
@@ -363,16 +400,18 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* Steps as in ce_sm90.cuh (step_scale of f16), then: step_scale of bf16; step_bias, step_cast and step_targets of f16
+/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias, step_cast and step_targets of f16
  * and bf16. */
-static const void *const functions[CE_STEPS + 7] = {
+static const void *const functions[CE_STEPS + 8] = {
     (const void *)step_clear,
     (const void *)step_guess,
     (const void *)step_check,
     (const void *)step_reset,
     (const void *)step_known,
     (const void *)step_scale<RIDGE_F16>,
+    (const void *)step_add<RIDGE_F16>,
     (const void *)step_scale<RIDGE_BF16>,
+    (const void *)step_add<RIDGE_BF16>,
     (const void *)step_bias<RIDGE_F16>,
     (const void *)step_bias<RIDGE_BF16>,
     (const void *)step_cast<RIDGE_F16>,
@@ -385,17 +424,18 @@ ridge_status ce_step_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    return host_load(device, functions, CE_STEPS + 7, "linear_ce: loading kernels");
+    return host_load(device, functions, CE_STEPS + 8, "linear_ce: loading kernels");
 }
 
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
 {
     const bool whole = step == CE_STEP_SCALE; /* a block a row, padding too */
     const int64_t blocks = step == CE_STEP_CLEAR ? 64
+                           : step == CE_STEP_ADD ? c->rows
                            : whole               ? (c->rows + 127) / 128 * 128
                                                  : (c->rows + WARPS - 1) / WARPS;
 
-    return host_launch(device, name, functions[step + (step == CE_STEP_SCALE && c->p.dtype == RIDGE_BF16)],
+    return host_launch(device, name, functions[step + (step >= CE_STEP_SCALE && c->p.dtype == RIDGE_BF16 ? 2 : 0)],
                        dim3((unsigned)(blocks ? blocks : 1)), THREADS, c, stream);
 }
 
@@ -403,7 +443,7 @@ ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk
 {
     bias_args a = {*c, add};
 
-    return host_launch(device, name, functions[CE_STEPS + 1 + (c->p.dtype == RIDGE_BF16)],
+    return host_launch(device, name, functions[CE_STEPS + 2 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
 }
 
@@ -412,7 +452,7 @@ ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_ch
 {
     target_args a = {*c, dw, ld};
 
-    return host_launch(device, name, functions[CE_STEPS + 5 + (c->p.dtype == RIDGE_BF16)],
+    return host_launch(device, name, functions[CE_STEPS + 6 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)c->rows, (unsigned)((c->p.hidden + 8 * THREADS - 1) / (8 * THREADS))), THREADS,
                        &a, stream);
 }
@@ -424,6 +464,6 @@ ridge_status ce_step_cast(const ridge_device *device, const char *name, float *s
 
     if (rows == 0 || cols == 0)
         return RIDGE_OK;
-    return host_launch(device, name, functions[CE_STEPS + 3 + (dtype == RIDGE_BF16)], dim3((unsigned)rows), THREADS, &a,
+    return host_launch(device, name, functions[CE_STEPS + 4 + (dtype == RIDGE_BF16)], dim3((unsigned)rows), THREADS, &a,
                        stream);
 }

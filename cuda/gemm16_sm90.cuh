@@ -28,7 +28,8 @@ typedef struct gemm16_maps {
 /* What a launch has to do; some of it is known on the device alone. */
 typedef struct gemm16_work {
     int m, n, blocks; /* blocks of k */
-    int pairs, tiles_n;
+    int pairs, tiles_n, items;
+    int pieces, piece;   /* of k, one after another; blocks of one */
     int first_m;         /* added to the rows of A that are loaded */
     int descending;      /* bundles of rows from the last one on */
     const int32_t *list; /* row i of A is row list[i] of the map; NULL = row first_m + i */
@@ -63,6 +64,7 @@ typedef struct gemm16_turn {
 /* Work item `index`: bundles of row-tile pairs, column tiles within, so that what runs at once shares L2. */
 static __device__ __forceinline__ void gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
 {
+    index %= w.pairs * w.tiles_n;
     const int bundle = index / (w.bundle * w.tiles_n), place = index % (w.bundle * w.tiles_n);
     const int bundles = (w.pairs + w.bundle - 1) / w.bundle, last = w.pairs - (bundles - 1) * w.bundle;
 
@@ -80,6 +82,13 @@ static __device__ __forceinline__ void gemm16_locate(const gemm16_work &w, int i
         *pair = (bundles - 2 - rest / (w.bundle * w.tiles_n)) * w.bundle + at % w.bundle;
         *tile_n = at / w.bundle;
     }
+}
+
+/* The first of an item's blocks of k, and how many. */
+static __device__ __forceinline__ int gemm16_blocks(const gemm16_work &w, int index, int *first)
+{
+    *first = index / (w.pairs * w.tiles_n) * w.piece;
+    return min(w.piece, w.blocks - *first);
 }
 
 /* A half tile of 128 rows: one box, or two of 64. */
@@ -126,15 +135,16 @@ static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w
 
     if (!w.list && lane)
         return;
-    for (int item = blockIdx.x / 2; item < w.pairs * w.tiles_n; item += gridDim.x / 2) {
-        int pair, tile_n, listed[4];
+    for (int item = blockIdx.x / 2; item < w.items; item += gridDim.x / 2) {
+        int pair, tile_n, listed[4], first_block;
+        const int blocks = gemm16_blocks(w, item, &first_block);
 
         gemm16_locate(w, item, &pair, &tile_n);
         const int first = (2 * pair + (int)rank) * G16_M;
 
         for (int i = 0; i < 4 && w.list; i++)
             listed[i] = first + lane + 32 * i < w.m ? w.list[first + lane + 32 * i] : w.beyond;
-        for (int kb = 0; kb < w.blocks; kb++, n++) {
+        for (int kb = first_block; kb < first_block + blocks; kb++, n++) {
             const uint32_t stage = n % G16_STAGES, full = ptx_shared(&s->full[stage]);
             const int second_m = first + w.first_m >= maps.split_m, second_k = kb * G16_K >= maps.split_k;
 
@@ -172,7 +182,7 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
 {
     uint32_t before = 0;
 
-    if (blocks == 0)
+    if (blocks <= 0)
 #pragma unroll
         for (int i = 0; i < G16_N / 2; i++)
             acc[i] = 0.0f;
