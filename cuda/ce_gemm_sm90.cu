@@ -112,7 +112,7 @@ static __device__ __forceinline__ float quad_sum(float x)
 /* Maximum and sum of a row of the tile into this cluster's part. */
 static __device__ __forceinline__ void put_stats(const ce_product &a, const tile_rows &t, int h, const float *acc)
 {
-    ce_part *part = &a.c.p.part[(int64_t)t.row[h] * a.c.p.splits + blockIdx.x / 2];
+    ce_part *part = &a.c.p.part[(int64_t)t.row[h] * a.c.p.splits + blockIdx.x / G16_CLUSTER];
     const bool mine = t.live[h] && threadIdx.x % 4 == 0;
     ce_part old = {-CUDART_INF_F, 0.0f};
     float high = -CUDART_INF_F, sum = 0.0f, base;
@@ -211,7 +211,7 @@ static __device__ __forceinline__ void put_stats_full(const ce_product &a, const
     more.z = quad_sum(more.z);
     more.wz = quad_sum(more.wz);
     if (t.live[h] && threadIdx.x % 4 == 0)
-        merge_part(p, (int64_t)t.row[h] * p.splits + blockIdx.x / 2, best, more.argmax, sum, more);
+        merge_part(p, (int64_t)t.row[h] * p.splits + blockIdx.x / G16_CLUSTER, best, more.argmax, sum, more);
 }
 
 /* One element of P from its logit; *e receives E. */
@@ -292,7 +292,7 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         const float all = quad_sum(sum[h]);
 
         if (t.live[h] && lane % 4 == 0)
-            p.part[(int64_t)t.row[h] * p.splits + blockIdx.x / 2].sum += all;
+            p.part[(int64_t)t.row[h] * p.splits + blockIdx.x / G16_CLUSTER].sum += all;
     }
 }
 
@@ -398,7 +398,7 @@ static __device__ __forceinline__ void wait_for_readers(const ce_product &a, con
     if (threadIdx.x % 128 == 0) {
         ptx_count(&a.c.done[bundle]);
         if (pairs > 0)
-            ptx_await(&a.c.done[next], (uint32_t)(pairs * w.tiles_n * 4));
+            ptx_await(&a.c.done[next], (uint32_t)(pairs * w.tiles_n * 2 * G16_CLUSTER));
     }
     ptx_barrier_sync(3 + group, 128); /* nobody stores before that */
 }
@@ -414,7 +414,7 @@ static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
     w.bundle = a.bundle;
     w.stagger = (uint32_t)a.stagger;
     w.blocks = ((a.limit_k ? rows : a.k) + G16_K - 1) / G16_K;
-    w.pairs = ce_skipped(a.c) ? 0 : (w.m + 2 * G16_M - 1) / (2 * G16_M);
+    w.pairs = ce_skipped(a.c) ? 0 : (w.m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
     w.tiles_n = (w.n + G16_N - 1) / G16_N;
     if (a.limit_k && rows == 0 && a.add)
         w.pairs = 0;
@@ -454,15 +454,15 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         gemm16_turn turn = {0, w.stagger, w.stagger == 0};
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        if (group == 1 && w.stagger && (int)blockIdx.x / 2 < w.items)
+        if (group == 1 && w.stagger && (int)blockIdx.x / G16_CLUSTER < w.items)
             ptx_barrier_sync(1, 256); /* two stages behind the first warpgroup */
-        for (int item = blockIdx.x / 2; item < w.items; item += gridDim.x / 2) {
+        for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
             int pair, tile_n, first_block;
-            const int blocks = gemm16_blocks(w, item, &first_block);
+            const int blocks = WHAT == CE_DX ? gemm16_blocks(w, item, &first_block) : w.blocks;
             float acc[G16_N / 2];
 
             gemm16_locate(w, item, &pair, &tile_n);
-            const int first = (2 * pair + (int)ptx_cluster_rank()) * G16_M + group * 64, col = tile_n * G16_N;
+            const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64, col = tile_n * G16_N;
             const int local = first + thread / 32 * 16 + thread % 32 / 4;
             tile_rows t = {};
 
@@ -529,12 +529,13 @@ ridge_status ce_product_prepare(const ridge_device *device)
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
 {
     const int hv = g->c.p.hv, at = what < CE_DX ? what + 4 * hv : what == CE_DX ? 8 + hv : 10 + hv;
-    const int64_t items = ((int64_t)g->m + 255) / 256 * (((int64_t)g->n + 255) / 256) * g->pieces;
-    int64_t blocks = device->units / 2 * 2;
+    const int64_t rows = G16_CLUSTER * G16_M;
+    const int64_t items = (g->m + rows - 1) / rows * (((int64_t)g->n + G16_N - 1) / G16_N) * g->pieces;
+    int64_t blocks = device->units / G16_CLUSTER;
 
     if (items == 0)
         return RIDGE_OK;
-    blocks = items * 2 < blocks ? items * 2 : blocks;
-    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][at], dim3((unsigned)blocks), 2,
-                               G16_THREADS, sizeof(gemm16_memory), g, stream);
+    blocks = (items < blocks ? items : blocks) * G16_CLUSTER;
+    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][at], dim3((unsigned)blocks),
+                               G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
 }

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #endif
 
-enum { BUNDLE = G16_PAIRS * 2 * G16_M, SAMPLE = 256 };
+enum { BUNDLE = G16_PAIRS * G16_CLUSTER * G16_M, SAMPLE = 256 };
 
 typedef struct linear_plan {
     int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW (else 0) */
@@ -67,7 +67,8 @@ static int64_t partial_of(const ridge_problem *problem, int64_t rows, int pieces
  * that, and within so many bytes. */
 static int pieces_of(const ridge_device *device, const ridge_problem *problem, int64_t rows, int64_t bytes)
 {
-    const int64_t clusters = device->units / 2, items = up(rows, 256) / 256 * (up(problem->dim[1], 256) / 256);
+    const int64_t clusters = device->units / G16_CLUSTER, high = G16_CLUSTER * G16_M;
+    const int64_t items = up(rows, high) / high * (up(problem->dim[1], G16_N) / G16_N);
     int best = 1;
     double best_use = 0;
 
@@ -136,7 +137,7 @@ static char *place(linear_job *j, const ridge_device *device, const ridge_kernel
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
     const linear_plan plan = plan_of(device, kernel, problem);
     const int64_t rows = most(plan.chunk, plan.overlaid);
-    char *at = ce_place(&j->c.p, problem, device->units / 2, workspace);
+    char *at = ce_place(&j->c.p, problem, device->units / G16_CLUSTER, workspace);
 
     j->plan = plan;
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
@@ -186,7 +187,7 @@ static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t
     const ce_params *p = &j->c.p;
 
     return p->hv ? map_of(j, &g->maps.b, p->w, n, p->hidden, p->w_stride, 64)
-                 : map_of(j, &g->maps.b, p->w, p->hidden, n, p->w_stride * step, 128);
+                 : map_of(j, &g->maps.b, p->w, p->hidden, n, p->w_stride * step, G16_SHARE);
 }
 
 /* P^T with its two places; lines of `wide` a box. */
@@ -225,7 +226,7 @@ static ce_product product_of(const linear_job *j, int64_t m, int64_t n, int64_t 
     if (getenv("CE_STAGGER"))
         g.stagger = atoi(getenv("CE_STAGGER"));
     if (getenv("CE_BUNDLE"))
-        g.bundle = atoi(getenv("CE_BUNDLE"));
+        g.bundle = atoi(getenv("CE_BUNDLE")) * 2 / G16_CLUSTER;
 #endif
     return g;
 }
@@ -267,7 +268,7 @@ static ridge_status make_dx(linear_job *j)
     g.out = p->dx;
     g.ld = p->dx_stride;
     if (!status)
-        status = p->hv ? map_of(j, &g.maps.b, p->w, p->vocab, p->hidden, p->w_stride, 128)
+        status = p->hv ? map_of(j, &g.maps.b, p->w, p->vocab, p->hidden, p->w_stride, G16_SHARE)
                        : map_of(j, &g.maps.b, p->w, p->hidden, p->vocab, p->w_stride, 64);
     status = status ? status : ce_product_launch(j->device, j->name, CE_DX, &g, j->stream);
     return status || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
@@ -289,7 +290,7 @@ static ridge_status make_dw(linear_job *j, bool add, bool ordered)
     g.ld = j->dw_ld;
     g.out_dtype = j->plan.sums ? (int)RIDGE_F32 : p->dw_dtype;
     if (!status && p->hv)
-        status = map_of(j, &g.maps.b, j->c.probs.first, rows, p->vocab, j->c.probs.first_ld, 128);
+        status = map_of(j, &g.maps.b, j->c.probs.first, rows, p->vocab, j->c.probs.first_ld, G16_SHARE);
     if (!status && !p->hv) {
         status = probs_maps(j, g.maps.a, 128);
         g.maps.split_m = j->c.probs.split;

@@ -16,7 +16,20 @@
 #include "num.cuh"
 #include "wgmma.cuh"
 
-enum { G16_M = 128, G16_N = 256, G16_K = 64, G16_STAGES = 4, G16_THREADS = 384, G16_PAIRS = 8, G16_PANEL = 64 * 128 };
+#ifndef G16_CLUSTER
+#define G16_CLUSTER 2
+#endif
+
+enum {
+    G16_M = 128,
+    G16_N = 256,
+    G16_K = 64,
+    G16_STAGES = 4,
+    G16_THREADS = 384,
+    G16_PAIRS = 16 / G16_CLUSTER,
+    G16_SHARE = G16_N / G16_CLUSTER,
+    G16_PANEL = 64 * 128
+};
 
 /* Loads. a: two maps; where a coordinate of A (of its rows, or along k) lies below `split` the first one has it, else
  * the second, from 0 on. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
@@ -52,7 +65,7 @@ typedef struct gemm16_memory {
  * empty[0] in both CTAs. */
 typedef struct gemm16_places {
     uint64_t a, b;
-    uint32_t full, empty[2];
+    uint32_t full, empty[G16_CLUSTER];
 } gemm16_places;
 
 /* Where a warpgroup stands: stages consumed so far, and whether the second one has been let go. */
@@ -107,10 +120,11 @@ template <int MN>
 static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uint32_t to, int row, int k, uint32_t full)
 {
     if (!MN) {
-        ptx_tma_load_2d_multicast(to, map, k, row, full, 3);
+        ptx_tma_load_2d_multicast(to, map, k, row, full, (1 << G16_CLUSTER) - 1);
     } else {
-        ptx_tma_load_2d_multicast(to, map, row, k, full, 3);
-        ptx_tma_load_2d_multicast(to + G16_PANEL, map, row + 64, k, full, 3);
+#pragma unroll
+        for (int i = 0; i < G16_N / 64 / G16_CLUSTER; i++)
+            ptx_tma_load_2d_multicast(to + i * G16_PANEL, map, row + 64 * i, k, full, (1 << G16_CLUSTER) - 1);
     }
 }
 
@@ -135,12 +149,12 @@ static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w
 
     if (!w.list && lane)
         return;
-    for (int item = blockIdx.x / 2; item < w.items; item += gridDim.x / 2) {
+    for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
         int pair, tile_n, listed[4], first_block;
         const int blocks = gemm16_blocks(w, item, &first_block);
 
         gemm16_locate(w, item, &pair, &tile_n);
-        const int first = (2 * pair + (int)rank) * G16_M;
+        const int first = (G16_CLUSTER * pair + (int)rank) * G16_M;
 
         for (int i = 0; i < 4 && w.list; i++)
             listed[i] = first + lane + 32 * i < w.m ? w.list[first + lane + 32 * i] : w.beyond;
@@ -160,8 +174,8 @@ static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w
                                     kb * G16_K - (second_k ? maps.split_k : 0), full);
             }
             if (lane == 0)
-                gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_N * G16_K)),
-                                    tile_n * G16_N + (int)rank * (G16_N / 2), kb * G16_K, full);
+                gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
+                                    tile_n * G16_N + (int)rank * G16_SHARE, kb * G16_K, full);
         }
     }
 }
@@ -170,8 +184,9 @@ static __device__ __forceinline__ void gemm16_give_back(const gemm16_places &at,
 {
     __syncwarp(); /* the warp's matrix instructions are complete */
     if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive_cluster(at.empty[0] + stage * 8);
-        ptx_mbarrier_arrive_cluster(at.empty[1] + stage * 8);
+#pragma unroll
+        for (int i = 0; i < G16_CLUSTER; i++)
+            ptx_mbarrier_arrive_cluster(at.empty[i] + stage * 8);
     }
 }
 
@@ -222,7 +237,7 @@ static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
     if (threadIdx.x == 0) {
         for (int i = 0; i < G16_STAGES; i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
-            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 16);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER);
         }
         ptx_mbarrier_fence_init();
     }
@@ -235,11 +250,14 @@ template <int MN_A, int MN_B>
 static __device__ __forceinline__ gemm16_places gemm16_places_of(gemm16_memory *s, int group)
 {
     const uint32_t a = ptx_shared(s->a[0] + group * G16_PANEL), b = ptx_shared(s->b[0]);
-    const gemm16_places at = {MN_A ? wgmma_descriptor_mn(a, G16_PANEL) : wgmma_descriptor(a),
-                              MN_B ? wgmma_descriptor_mn(b, G16_PANEL) : wgmma_descriptor(b),
-                              ptx_shared(&s->full[0]),
-                              {ptx_map(ptx_shared(&s->empty[0]), 0), ptx_map(ptx_shared(&s->empty[0]), 1)}};
+    gemm16_places at;
 
+    at.a = MN_A ? wgmma_descriptor_mn(a, G16_PANEL) : wgmma_descriptor(a);
+    at.b = MN_B ? wgmma_descriptor_mn(b, G16_PANEL) : wgmma_descriptor(b);
+    at.full = ptx_shared(&s->full[0]);
+#pragma unroll
+    for (int i = 0; i < G16_CLUSTER; i++)
+        at.empty[i] = ptx_map(ptx_shared(&s->empty[0]), (uint32_t)i);
     return at;
 }
 
