@@ -1,15 +1,15 @@
-/* ce.cuh: cross entropy on CUDA: what every row shares. ce_rows.cu has the work of size B (which rows count, what the
- * mean divides by, the outputs from the rows' softmax sums), in double as on the CPU, so that its rounding never
- * counts, and the passes over rows of given logits; ce_linear.cu and ce_sm90.cuh the products.
+/* ce.cuh: cross entropy on CUDA: what every row shares. ce_tokens.cu has the work of size B (which rows count, what
+ * the mean divides by, the outputs from the rows' softmax sums), in double as on the CPU, so that its rounding never
+ * counts; ce_rows.cu the passes over rows of logits; ce_linear.cu and ce_sm90.cuh the products.
  *
  * Rows that are not ignored are listed in order: `row` is a place in that list, `token` one in the call. Everything is
  * found on the device; the host only knows upper bounds. */
 #ifndef RIDGE_CE_CUH
 #define RIDGE_CE_CUH
 
-#include "host.cuh"
 #include <math_constants.h>
 
+#include "host.cuh"
 #include "num.cuh"
 
 enum { CE_IGNORED = -1, CE_BAD = -2 };
@@ -71,16 +71,18 @@ typedef struct ce_params {
     int full; /* entropy, argmax, sums: `more` is filled in */
 } ce_params;
 
-/* Host side, ce_rows.cu. `list_bad`: rows out of range are listed too. */
+/* Host side, ce_call.cu. */
 ce_params ce_collect(const ridge_call *call);
 /* Bytes of the workspace that ce_params itself needs; ce_place sets its pointers and returns what follows. */
 size_t ce_space(const ridge_problem *problem, int splits);
 char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *workspace);
+/* ce_tokens.cu: first, and last, of a call. */
 ridge_status ce_begin(const ridge_device *device, const char *name, ce_params *p, void *stream);
 ridge_status ce_finish(const ridge_device *device, const char *name, ce_params *p, void *stream);
-/* Rows of dX (dlogits) that no product writes: 0 where ignored, NaN where the target is out of range. */
+/* ce_rows.cu. Rows of dX (dlogits) that no product writes: 0 where ignored, NaN where the target is out of range. */
 ridge_status ce_other_rows(const ridge_device *device, const char *name, ce_params *p, void *stream);
 bool ce_needs_stats(uint32_t op);
+ridge_status ce_tokens_prepare(const ridge_device *device);
 
 /* A block of f32 logits in the workspace: rows [begin, begin + rows) of the list, classes [first, first + count). */
 typedef struct ce_block {
@@ -197,6 +199,19 @@ static __device__ __forceinline__ void ce_sum_merge(ce_sum *a, const ce_sum &b)
     a->wz += b.wz;
     a->argmax = better ? b.argmax : a->argmax;
     a->max = high;
+}
+
+static __device__ __forceinline__ ce_sum ce_sum_shuffle(const ce_sum &s, int step)
+{
+    ce_sum other;
+
+    other.sum = __shfl_xor_sync(~0u, s.sum, step);
+    other.spread = __shfl_xor_sync(~0u, s.spread, step);
+    other.z = __shfl_xor_sync(~0u, s.z, step);
+    other.wz = __shfl_xor_sync(~0u, s.wz, step);
+    other.max = __shfl_xor_sync(~0u, s.max, step);
+    other.argmax = __shfl_xor_sync(~0u, s.argmax, step);
+    return other;
 }
 
 /* All parts of a row. */
