@@ -421,11 +421,9 @@ static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
     w.pieces = a.pieces;
     w.piece = (w.blocks + a.pieces - 1) / a.pieces;
     w.items = w.pairs * w.tiles_n * w.pieces;
-    if (a.from_x && a.c.p.totals->rows != a.c.p.tokens) {
-        w.list = a.c.p.list + a.c.begin;
-        w.beyond = (int)a.c.p.tokens;
-    } else if (a.from_x) {
-        w.first_m = (int)a.c.begin;
+    if (a.from_x) {
+        w.pick = a.c.p.totals->rows != a.c.p.tokens;
+        w.first_m = w.pick ? 0 : (int)a.c.begin;
     }
     return w;
 }
@@ -446,7 +444,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x < 32)
+        if (threadIdx.x == 0)
             gemm16_load<MN_A, MN_B>(a.maps, w, s);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;

@@ -19,6 +19,8 @@
 /* Products. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
 enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_DX, CE_DW };
 
+enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
+
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW,
  * whose row v - split is written when nobody needs row v of P^T any more. */
 typedef struct ce_probs {
@@ -32,7 +34,8 @@ typedef struct ce_chunk {
     ce_params p;
     int64_t begin, rows; /* listed rows [begin, begin + rows), where there are so many */
     ce_probs probs;
-    void *scaled;     /* [rows to a multiple of 128, hidden]: n_r x */
+    void *compact;    /* [rows to a multiple of 128, hidden]: x without ignored rows, where there are any */
+    void *scaled;     /* likewise: n_r x, in the same place */
     float *exponent;  /* by row: k_r */
     float *factor;    /* n_r */
     float2 *mix;      /* alpha_r, sigma_r */
@@ -44,6 +47,7 @@ typedef struct ce_chunk {
     int bundles, sample; /* sample: classes of the guess */
     int known;           /* no guess */
     int gated;           /* only if the guess was bad */
+    int when;            /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
 } ce_chunk;
 
 typedef struct ce_product {
@@ -68,6 +72,7 @@ ridge_status ce_product_prepare(const ridge_device *device);
 /* In the order of a chunk. */
 enum {
     CE_STEP_CLEAR = 0,
+    CE_STEP_GATHER,
     CE_STEP_GUESS,
     CE_STEP_CHECK,
     CE_STEP_RESET,
@@ -97,7 +102,9 @@ static __device__ __forceinline__ int ce_chunk_rows(const ce_chunk &c)
 
 static __device__ __forceinline__ bool ce_skipped(const ce_chunk &c)
 {
-    return c.gated && !c.p.totals->redo;
+    const bool all = c.p.totals->rows == c.p.tokens;
+
+    return (c.gated && !c.p.totals->redo) || (c.when == CE_ALL_ROWS && !all) || (c.when == CE_SOME_ROWS && all);
 }
 
 #endif

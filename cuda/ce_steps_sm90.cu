@@ -41,6 +41,23 @@ static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
     }
 }
 
+/* x without ignored rows, followed by zeros to a multiple of 128 rows; nothing where no row is ignored. */
+static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t r = blockIdx.x, vectors = p.hidden / 8;
+
+    if (r >= padded_rows(c) || p.totals->rows == p.tokens)
+        return;
+    const bool there = r < ce_chunk_rows(c);
+    const uint4 *from = (const uint4 *)((const uint16_t *)p.x + (there ? p.list[c.begin + r] * p.x_stride : 0));
+    uint4 *to = (uint4 *)c.compact + r * vectors;
+
+    for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
+        to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
+}
+
 /* By class: the first row of the chunk with that target, and how many there are. */
 static __device__ __forceinline__ void note_target(const ce_chunk &c, int64_t row)
 {
@@ -74,7 +91,8 @@ static __device__ __forceinline__ ce_sum row_sum(const ce_params &p, int64_t row
 
 static __device__ __forceinline__ void note_largest(const ce_params &p, float factor)
 {
-    atomicMax(&p.totals->largest, __float_as_uint(factor) & 0x7fffffffu);
+    if (p.dtype == RIDGE_F16) /* bf16 needs no scaling */
+        atomicMax(&p.totals->largest, __float_as_uint(factor) & 0x7fffffffu);
 }
 
 static __device__ __forceinline__ double stored_bits(const ce_params &p)
@@ -404,6 +422,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast
  * and bf16. */
 static const void *const functions[CE_STEPS + 8] = {
     (const void *)step_clear,
+    (const void *)step_gather,
     (const void *)step_guess,
     (const void *)step_check,
     (const void *)step_reset,
@@ -429,7 +448,7 @@ ridge_status ce_step_prepare(const ridge_device *device)
 
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
 {
-    const bool whole = step == CE_STEP_SCALE; /* a block a row, padding too */
+    const bool whole = step == CE_STEP_GATHER || step == CE_STEP_SCALE; /* a block a row, padding too */
     const int64_t blocks = step == CE_STEP_CLEAR ? 64
                            : step == CE_STEP_ADD ? c->rows
                            : whole               ? (c->rows + 127) / 128 * 128

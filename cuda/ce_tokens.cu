@@ -2,7 +2,7 @@
  * output from the rows' softmax sums (or, ce_combine, from the records of shards). */
 #include "ce.cuh"
 
-enum { SCAN = 1024, FINISH_WARPS = 8, TREE = 256 };
+enum { SCAN = 1024, EACH = 4, FINISH_WARPS = 8, TREE = 256 };
 
 /* ------------------------------------------------------------------------------------------- which rows, and totals */
 
@@ -51,23 +51,32 @@ static __device__ void ce_list(const ce_params &p, int list_bad)
     double weight = 0, weights = 0, count = 0, errors = 0;
     int rows = 0;
 
-    for (int64_t first = 0; first < p.tokens; first += SCAN) {
-        const int64_t token = first + threadIdx.x;
-        const int64_t y = token < p.tokens ? ce_target(p, token) : (int64_t)CE_IGNORED;
-        const int listed = y >= 0 || (y == CE_BAD && list_bad);
-        int total;
-        const int at = rows + ce_scan(listed, warps, &total);
+    for (int64_t first = 0; first < p.tokens; first += SCAN * EACH) {
+        const int64_t token = first + threadIdx.x * EACH;
+        int64_t y[EACH];
+        int listed = 0, total, at;
 
-        if (token < p.tokens)
-            p.place[token] = listed ? at : -1;
-        if (listed) {
-            p.list[at] = (int32_t)token;
-            p.label[at] = y >= p.offset && y < p.offset + p.vocab ? (int32_t)(y - p.offset) : -1;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            y[i] = token + i < p.tokens ? ce_target(p, token + i) : (int64_t)CE_IGNORED;
+            listed += y[i] >= 0 || (y[i] == CE_BAD && list_bad);
         }
+        at = rows + ce_scan(listed, warps, &total);
         rows += total;
-        count += y != CE_IGNORED;
-        errors += y == CE_BAD;
-        weight += y == CE_IGNORED ? 0 : y >= 0 && p.class_weight ? (double)p.class_weight[y] : 1;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const bool here = y[i] >= 0 || (y[i] == CE_BAD && list_bad);
+
+            if (token + i < p.tokens)
+                p.place[token + i] = here ? at : -1;
+            if (here) {
+                p.list[at] = (int32_t)(token + i);
+                p.label[at++] = y[i] >= p.offset && y[i] < p.offset + p.vocab ? (int32_t)(y[i] - p.offset) : -1;
+            }
+            count += y[i] != CE_IGNORED;
+            errors += y[i] == CE_BAD;
+            weight += y[i] == CE_IGNORED ? 0 : y[i] >= 0 && p.class_weight ? (double)p.class_weight[y[i]] : 1;
+        }
     }
     for (int64_t c = threadIdx.x; c < p.total && p.class_weight; c += SCAN)
         weights += (double)p.class_weight[c];

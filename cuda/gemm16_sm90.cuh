@@ -4,7 +4,7 @@
  *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
  *
  * A cluster takes a pair of row tiles of one column tile: each CTA loads its own 128 rows of A and half of the 256 rows
- * of B, which it multicasts to both. In a CTA one thread (or warp) loads, two warpgroups of 64 rows each multiply and
+ * of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply and
  * then run the epilogue. The second one begins two stages late and stays behind, so that the epilogue of one runs
  * beside the matrix instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads).
  * empty[s]: all 16 multiplying warps of the cluster have finished with stage s (orders their reads before the next
@@ -34,21 +34,20 @@ enum {
 /* Loads. a: two maps; where a coordinate of A (of its rows, or along k) lies below `split` the first one has it, else
  * the second, from 0 on. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
 typedef struct gemm16_maps {
-    CUtensorMap a[2], b, row; /* row: of A, boxes of one row, where rows are picked by a list */
-    int split_m, split_k;     /* INT32_MAX = all in the first */
+    CUtensorMap a[2], b;
+    int split_m, split_k; /* INT32_MAX = all in the first */
 } gemm16_maps;
 
 /* What a launch has to do; some of it is known on the device alone. */
 typedef struct gemm16_work {
     int m, n, blocks; /* blocks of k */
     int pairs, tiles_n, items;
-    int pieces, piece;   /* of k, one after another; blocks of one */
-    int first_m;         /* added to the rows of A that are loaded */
-    int descending;      /* bundles of rows from the last one on */
-    const int32_t *list; /* row i of A is row list[i] of the map; NULL = row first_m + i */
-    int beyond;          /* a row that the map does not have: reads as zeros */
-    int bundle;          /* row-tile pairs of a bundle */
-    uint32_t stagger;    /* stages by which the second warpgroup begins late */
+    int pieces, piece; /* of k, one after another; blocks of one */
+    int first_m;       /* added to the rows of A that are loaded */
+    int descending;    /* bundles of rows from the last one on */
+    int pick;          /* of a[], where nothing is split */
+    int bundle;        /* row-tile pairs of a bundle */
+    uint32_t stagger;  /* stages by which the second warpgroup begins late */
 } gemm16_work;
 
 typedef struct gemm16_memory {
@@ -128,54 +127,29 @@ static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uin
     }
 }
 
-/* 128 rows of A by the list, four a lane: TMA swizzles by the address, so that rows one by one make the same tile. */
-static __device__ __forceinline__ void gemm16_load_rows(const CUtensorMap *map, uint32_t to, const int *row, int k,
-                                                        uint32_t full)
-{
-    const int lane = threadIdx.x % 32;
-
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        ptx_tma_load_2d(to + (lane + 32 * i) * 128, map, k, row[i], full);
-}
-
-/* By one warp; without a list its first thread does everything. */
 template <int MN_A, int MN_B>
 static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s)
 {
     const uint32_t rank = ptx_cluster_rank();
-    const int lane = threadIdx.x % 32;
     uint32_t n = 0;
 
-    if (!w.list && lane)
-        return;
     for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
-        int pair, tile_n, listed[4], first_block;
+        int pair, tile_n, first_block;
         const int blocks = gemm16_blocks(w, item, &first_block);
 
         gemm16_locate(w, item, &pair, &tile_n);
-        const int first = (G16_CLUSTER * pair + (int)rank) * G16_M;
+        const int row = (G16_CLUSTER * pair + (int)rank) * G16_M + w.first_m, second_m = row >= maps.split_m;
 
-        for (int i = 0; i < 4 && w.list; i++)
-            listed[i] = first + lane + 32 * i < w.m ? w.list[first + lane + 32 * i] : w.beyond;
         for (int kb = first_block; kb < first_block + blocks; kb++, n++) {
             const uint32_t stage = n % G16_STAGES, full = ptx_shared(&s->full[stage]);
-            const int second_m = first + w.first_m >= maps.split_m, second_k = kb * G16_K >= maps.split_k;
+            const int second_k = kb * G16_K >= maps.split_k;
 
             ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / G16_STAGES & 1) ^ 1);
-            if (lane == 0)
-                ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
-            if (!MN_A && w.list) {
-                __syncwarp(); /* announced before anything lands */
-                gemm16_load_rows(&maps.row, ptx_shared(s->a[stage]), listed, kb * G16_K, full);
-            } else {
-                gemm16_load_a<MN_A>(&maps.a[second_m | second_k], ptx_shared(s->a[stage]),
-                                    first + w.first_m - (second_m ? maps.split_m : 0),
-                                    kb * G16_K - (second_k ? maps.split_k : 0), full);
-            }
-            if (lane == 0)
-                gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
-                                    tile_n * G16_N + (int)rank * G16_SHARE, kb * G16_K, full);
+            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
+            gemm16_load_a<MN_A>(&maps.a[second_m | second_k | w.pick], ptx_shared(s->a[stage]),
+                                row - (second_m ? maps.split_m : 0), kb * G16_K - (second_k ? maps.split_k : 0), full);
+            gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
+                                tile_n * G16_N + (int)rank * G16_SHARE, kb * G16_K, full);
         }
     }
 }
