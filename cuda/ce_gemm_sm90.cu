@@ -389,20 +389,6 @@ static __device__ __forceinline__ void put_dw(const ce_product &a, const gemm16_
     }
 }
 
-/* P^T of a bundle lies in the rows of dW of the bundle before it: those are written when all have read it. */
-static __device__ __forceinline__ void wait_for_readers(const ce_product &a, const gemm16_work &w, int group, int pair)
-{
-    const int bundle = pair / G16_PAIRS, next = bundle + 1;
-    const int pairs = min((int)G16_PAIRS, w.pairs - next * G16_PAIRS);
-
-    if (threadIdx.x % 128 == 0) {
-        ptx_count(&a.c.done[bundle]);
-        if (pairs > 0)
-            ptx_await(&a.c.done[next], (uint32_t)(pairs * w.tiles_n * 2 * G16_CLUSTER));
-    }
-    ptx_barrier_sync(3 + group, 128); /* nobody stores before that */
-}
-
 static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
 {
     const int rows = ce_chunk_rows(a.c);
@@ -410,7 +396,7 @@ static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
 
     w.m = a.limit_m ? rows : a.m;
     w.n = a.n;
-    w.descending = a.ordered;
+    w.first_m = a.first_m;
     w.bundle = a.bundle;
     w.stagger = (uint32_t)a.stagger;
     w.blocks = ((a.limit_k ? rows : a.k) + G16_K - 1) / G16_K;
@@ -488,8 +474,6 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             else if (WHAT == CE_DX)
                 put_dx<BF16>(a, w, t, col, acc);
             if (WHAT == CE_DW) {
-                if (a.ordered)
-                    wait_for_readers(a, w, group, pair);
                 put_dw<BF16>(a, w, local, col, acc);
             }
         }

@@ -6,10 +6,11 @@
  * Else, and beyond that, chunks are as large as the workspace allows. */
 #include "ce_sm90.cuh"
 
-enum { BUNDLE = G16_PAIRS * G16_CLUSTER * G16_M, SAMPLE = 256 };
+enum { SAMPLE = 256 };
 
 typedef struct linear_plan {
     int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW (else 0) */
+    int group;               /* classes of a group of dW, where P^T lies in it */
     int pieces[2];           /* of dX in a chunk, in the first one if that is overlaid */
     bool sums;               /* dW is summed in f32 in the workspace */
 } linear_plan;
@@ -92,6 +93,27 @@ static int64_t rows_within(const ridge_device *device, const ridge_problem *prob
     return pieces_of(device, problem, rows, PARTIAL) == 1 ? rows : most((bytes - PARTIAL) / row / 128 * 128, 128);
 }
 
+/* Classes of a group of dW: whole waves of tiles, in no more than a third of the workspace. */
+static int64_t group_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                        int64_t rows, int64_t bytes)
+{
+    const int64_t high = G16_CLUSTER * G16_M, tiles = up(problem->dim[1], G16_N) / G16_N;
+    int64_t pairs = device->units / G16_CLUSTER, common = pairs, other = tiles;
+
+    while (other) { /* the greatest common divisor */
+        const int64_t left = common % other;
+
+        common = other;
+        other = left;
+    }
+    pairs /= common;
+    if (kernel->param[0])
+        pairs = 8;
+    while (pairs > 8 && 2 * pairs * high * rows > bytes / 2)
+        pairs /= 2;
+    return pairs * high;
+}
+
 static linear_plan plan_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t tokens = most(problem->dim[0], 1), hidden = problem->dim[1], vocab = problem->dim[2];
@@ -99,15 +121,17 @@ static linear_plan plan_of(const ridge_device *device, const ridge_kernel *kerne
     const uint8_t dw =
         problem->op == RIDGE_LINEAR_CE_EVAL ? (uint8_t)RIDGE_NONE : problem->dtype[dx_slot(problem->op) + 1];
     const bool add = (problem->flags & RIDGE_ACCUMULATE) != 0;
-    linear_plan plan = {up(tokens, 128), 0, {1, 1}, false};
-    int64_t scaled = 0, rest = tokens, chunks;
+    linear_plan plan = {up(tokens, 128), 0, 0, {1, 1}, false};
+    int64_t scaled = 0, rest = tokens, chunks, first = least(2 * hidden / 128 * 128, up(tokens, 128));
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return plan;
     plan.sums = dw != RIDGE_NONE && dw != RIDGE_F32;
     plan.chunk = rows_within(device, problem, budget, 2 * (vocab + hidden));
-    if (plan.chunk < tokens && dw != RIDGE_NONE && !add && !(problem->flags & RIDGE_CE_W_HV) && vocab > 2 * BUNDLE) {
-        plan.overlaid = least(2 * hidden / 128 * 128, up(tokens, 128));
+    plan.group = (int)group_of(device, kernel, problem, first, budget);
+    if (plan.chunk < tokens && dw != RIDGE_NONE && !add && !(problem->flags & RIDGE_CE_W_HV) &&
+        vocab > 2 * plan.group && first > 0) {
+        plan.overlaid = first;
         plan.pieces[1] = pieces_of(device, problem, plan.overlaid, most(budget - PARTIAL, PARTIAL) / 4);
         scaled = 2 * plan.overlaid * hidden;
         rest = most(tokens - plan.overlaid, 1);
@@ -155,14 +179,13 @@ static char *place(linear_job *j, const ridge_device *device, const ridge_kernel
     j->c.mix = (float2 *)take(&at, tokens * 8);
     j->c.at_target = (float *)take(&at, tokens * 4);
     j->c.same = (int2 *)take(&at, vocab * 8);
-    j->c.bundles = (int)((vocab + BUNDLE - 1) / BUNDLE);
-    j->c.done = (uint32_t *)take(&at, j->c.bundles * 4);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
         j->c.p.part = NULL;
         j->c.p.splits = 1;
     }
-    j->probs = (char *)take(&at, most(2 * BUNDLE * plan.overlaid + partial_of(problem, plan.overlaid, plan.pieces[1]),
-                                      plan.overlaid >= tokens ? 0 : 2 * vocab * plan.chunk));
+    j->probs =
+        (char *)take(&at, most(2 * plan.group * plan.overlaid + partial_of(problem, plan.overlaid, plan.pieces[1]),
+                               plan.overlaid >= tokens ? 0 : 2 * vocab * plan.chunk));
     j->partial = (float *)take(&at, plan.overlaid >= tokens ? 0 : partial_of(problem, plan.chunk, plan.pieces[0]));
     if (plan.sums)
         j->dw = (float *)take(&at, 4 * vocab * hidden);
@@ -277,19 +300,21 @@ static ridge_status make_dx(linear_job *j)
     return status || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
 }
 
-static ridge_status make_dw(linear_job *j, bool add, bool ordered)
+/* dW of classes [first, first + count); of all of them with W [H, V]. */
+static ridge_status make_dw(linear_job *j, bool add, int64_t first, int64_t count)
 {
     const ce_params *p = &j->c.p;
     const int64_t rows = up(j->c.rows, 128);
-    ce_product g = product_of(j, p->hv ? p->hidden : p->vocab, p->hv ? p->vocab : p->hidden, j->c.rows);
+    ce_product g = product_of(j, p->hv ? p->hidden : count, p->hv ? p->vocab : p->hidden, j->c.rows);
     CUtensorMap *x = p->hv ? &g.maps.a[0] : &g.maps.b;
     ridge_status status = map_of(j, x, j->c.scaled, p->hidden, rows, p->hidden, 64);
 
     g.limit_k = 1;
     g.add = add;
-    g.ordered = ordered;
+    g.first_m = (int)first;
     g.bundle = G16_PAIRS;
-    g.out = j->dw;
+    g.out = p->hv ? (void *)j->dw
+                  : (void *)((char *)j->dw + first * j->dw_ld * (j->plan.sums || p->dw_dtype == RIDGE_F32 ? 4 : 2));
     g.ld = j->dw_ld;
     g.out_dtype = j->plan.sums ? (int)RIDGE_F32 : p->dw_dtype;
     if (!status && p->hv)
@@ -346,9 +371,9 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     j->c.rows = rows;
     j->c.probs.first = (uint16_t *)j->probs;
     j->c.probs.first_ld = up(rows, 128);
-    j->c.probs.split = overlaid ? (int)BUNDLE : INT32_MAX;
+    j->c.probs.split = overlaid ? j->plan.group : INT32_MAX;
     j->c.pieces = j->plan.pieces[overlaid];
-    j->c.partial = overlaid ? (float *)(j->probs + 2 * BUNDLE * j->plan.overlaid) : j->partial;
+    j->c.partial = overlaid ? (float *)(j->probs + 2 * j->plan.group * j->plan.overlaid) : j->partial;
     j->c.probs.rest = (uint16_t *)j->dw;
     j->c.probs.rest_ld = 2 * j->dw_ld;
     status = step(j, CE_STEP_CLEAR);
@@ -360,8 +385,11 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
         status = ce_step_bias(j->device, j->name, &j->c, add, j->stream);
     if (!status && j->c.p.dx)
         status = make_dx(j);
-    if (!status && j->c.p.dw)
-        status = make_dw(j, add, overlaid);
+    if (!status && j->c.p.dw && !overlaid)
+        status = make_dw(j, add, 0, j->c.p.vocab);
+    for (int64_t first = (j->c.p.vocab - 1) / j->plan.group * j->plan.group; overlaid && first >= 0 && !status;
+         first -= j->plan.group)
+        status = make_dw(j, add, first, least(j->plan.group, j->c.p.vocab - first));
     if (!status && (j->c.p.dw || j->c.p.dbias))
         status = ce_step_targets(j->device, j->name, &j->c, j->c.p.dw ? j->dw : NULL, j->dw_ld, j->stream);
     return status;

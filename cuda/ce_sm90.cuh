@@ -21,8 +21,9 @@ enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_DX, CE_DW };
 
 enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
 
-/* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW,
- * whose row v - split is written when nobody needs row v of P^T any more. */
+/* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
+ * dW is made in groups of `split` classes from the last one on, so that its row v - split is written after row v of
+ * P^T has been read. */
 typedef struct ce_probs {
     uint16_t *first, *rest;
     int64_t first_ld, rest_ld;
@@ -43,11 +44,10 @@ typedef struct ce_chunk {
     int2 *same;       /* by class: the chunk's first row with that target, and how many have it */
     float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
     int pieces;
-    uint32_t *done;      /* by bundle of dW's rows: warpgroups that have read their P^T */
-    int bundles, sample; /* sample: classes of the guess */
-    int known;           /* no guess */
-    int gated;           /* only if the guess was bad */
-    int when;            /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
+    int sample; /* classes of the guess */
+    int known;  /* no guess */
+    int gated;  /* only if the guess was bad */
+    int when;   /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
 } ce_chunk;
 
 typedef struct ce_product {
@@ -63,7 +63,8 @@ typedef struct ce_product {
     int sums;                    /* CE_PROBS: also the sum of E */
     void *out;                   /* CE_DX: dX; CE_DW: dW */
     int64_t ld;
-    int out_dtype, add, ordered; /* ordered: P^T lies in dW */
+    int out_dtype, add;
+    int first_m; /* CE_DW: of the group of classes */
 } ce_product;
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);

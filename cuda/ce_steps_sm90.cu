@@ -33,8 +33,6 @@ static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
 
     for (int64_t i = at; i < c.p.vocab; i += step)
         c.same[i] = make_int2(INT32_MAX, 0);
-    for (int64_t i = at; i < c.bundles; i += step)
-        c.done[i] = 0;
     if (at == 0) {
         c.p.totals->redo = 0;
         c.p.totals->largest = 0;

@@ -44,7 +44,6 @@ typedef struct gemm16_work {
     int pairs, tiles_n, items;
     int pieces, piece; /* of k, one after another; blocks of one */
     int first_m;       /* added to the rows of A that are loaded */
-    int descending;    /* bundles of rows from the last one on */
     int pick;          /* of a[], where nothing is split */
     int bundle;        /* row-tile pairs of a bundle */
     uint32_t stagger;  /* stages by which the second warpgroup begins late */
@@ -78,22 +77,10 @@ static __device__ __forceinline__ void gemm16_locate(const gemm16_work &w, int i
 {
     index %= w.pairs * w.tiles_n;
     const int bundle = index / (w.bundle * w.tiles_n), place = index % (w.bundle * w.tiles_n);
-    const int bundles = (w.pairs + w.bundle - 1) / w.bundle, last = w.pairs - (bundles - 1) * w.bundle;
+    const int down = min(w.bundle, w.pairs - bundle * w.bundle);
 
-    if (!w.descending) {
-        const int down = min(w.bundle, w.pairs - bundle * w.bundle);
-
-        *pair = bundle * w.bundle + place % down;
-        *tile_n = place / down;
-    } else if (index < last * w.tiles_n) { /* the last bundle may be smaller, and it comes first */
-        *pair = (bundles - 1) * w.bundle + index % last;
-        *tile_n = index / last;
-    } else {
-        const int rest = index - last * w.tiles_n, at = rest % (w.bundle * w.tiles_n);
-
-        *pair = (bundles - 2 - rest / (w.bundle * w.tiles_n)) * w.bundle + at % w.bundle;
-        *tile_n = at / w.bundle;
-    }
+    *pair = bundle * w.bundle + place % down;
+    *tile_n = place / down;
 }
 
 /* The first of an item's blocks of k, and how many. */
