@@ -198,6 +198,7 @@ def main():
             out.write(",".join(COLUMNS) + "\n")
     for at in (int(s) for s in args.shapes.split(",")):
         for half in (False, True) if args.half else (False,):
+            torch._dynamo.reset()  # its limit of recompilations is one for all problems
             p = Problem(*SHAPES[at], half)
             rows, ridge = measure(p, lib, {} if args.alone else rivals(p), args.rounds)
             for op, name, flops, t, peak, err in rows:

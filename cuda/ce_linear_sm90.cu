@@ -143,10 +143,10 @@ static linear_plan plan_of(const ridge_device *device, const ridge_kernel *kerne
     return plan;
 }
 
-/* Rows of a compact x in eval: as many bytes as the parts of the sums, all rows in a few chunks of those. */
+/* Rows of a compact x in eval: with the rest no more than twice the parts of the sums. */
 static int64_t eval_rows(const ridge_device *device, const ridge_problem *problem)
 {
-    const int64_t bytes = problem->dim[0] * (device->units / G16_CLUSTER) * (int64_t)sizeof(ce_part);
+    const int64_t bytes = problem->dim[0] * ((device->units / G16_CLUSTER) * (int64_t)sizeof(ce_part) - 64);
 
     return least(most(bytes / (2 * problem->dim[1]) / 256 * 256, 256), up(problem->dim[0], 128));
 }
