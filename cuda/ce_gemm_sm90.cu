@@ -439,7 +439,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         if (group == 1 && w.stagger && (int)blockIdx.x / G16_CLUSTER < w.items)
-            ptx_barrier_sync(1, 256); /* two stages behind the first warpgroup */
+            ptx_barrier_sync(1, 256); /* w.stagger stages behind the first warpgroup */
         for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
             int pair, tile_n, first_block;
             const int blocks = WHAT == CE_DX ? gemm16_blocks(w, item, &first_block) : w.blocks;

@@ -21,7 +21,7 @@ typedef struct linear_product {
     float *d;
     int64_t ld, m, n, k, begin;
     const ce_totals *totals;
-    int limit_m, limit_n, limit_k, add;
+    int limit_m, limit_k, add;
 } linear_product;
 
 static __device__ __forceinline__ int64_t rows_here(const ce_totals *totals, int64_t begin, int64_t most)
@@ -73,8 +73,8 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
     float sum[8][8] = {}, next_a[8], next_b[8];
 
     ptx_grid_wait();
-    const int64_t rows = rows_here(p.totals, p.begin, p.limit_m ? p.m : p.limit_n ? p.n : p.k);
-    const int64_t m = p.limit_m ? rows : p.m, n = p.limit_n ? rows : p.n, k = p.limit_k ? rows : p.k;
+    const int64_t rows = rows_here(p.totals, p.begin, p.limit_m ? p.m : p.k);
+    const int64_t m = p.limit_m ? rows : p.m, n = p.n, k = p.limit_k ? rows : p.k;
     const int64_t i0 = (int64_t)blockIdx.y * TILE, j0 = (int64_t)blockIdx.x * TILE;
 
     if (i0 >= m || j0 >= n || (p.add && k == 0))

@@ -1,14 +1,14 @@
-/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_sm90.cu puts its epilogues on: TMA, wgmma,
+/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_gemm_sm90.cu puts its epilogues on: TMA, wgmma,
  * warp-specialised, persistent, clusters of two.
  *
  *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
  *
  * A cluster takes a pair of row tiles of one column tile: each CTA loads its own 128 rows of A and half of the 256 rows
- * of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply and
- * then run the epilogue. The second one begins two stages late and stays behind, so that the epilogue of one runs
- * beside the matrix instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads).
- * empty[s]: all 16 multiplying warps of the cluster have finished with stage s (orders their reads before the next
- * writes of either CTA). */
+ * of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply and then run
+ * the epilogue. The second one begins a few stages late, so that the epilogue of one runs beside the matrix
+ * instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads). empty[s]: all 16
+ * multiplying warps of the cluster have finished with stage s (orders their reads before the next writes of either
+ * CTA). */
 #ifndef RIDGE_GEMM16_SM90_CUH
 #define RIDGE_GEMM16_SM90_CUH
 
@@ -16,11 +16,8 @@
 #include "num.cuh"
 #include "wgmma.cuh"
 
-#ifndef G16_CLUSTER
-#define G16_CLUSTER 2
-#endif
-
 enum {
+    G16_CLUSTER = 2,
     G16_M = 128,
     G16_N = 256,
     G16_K = 64,

@@ -261,22 +261,6 @@ static __device__ __forceinline__ void ptx_add_f32x2(float *to, float x, float y
     asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" : : "l"(to), "f"(x), "f"(y) : "memory");
 }
 
-/* Counts something done; waits until `count` have been: what the counting threads had read or written before is then
- * read or written. */
-static __device__ __forceinline__ void ptx_count(uint32_t *counter)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(counter) : "memory");
-}
-
-static __device__ __forceinline__ void ptx_await(const uint32_t *counter, uint32_t count)
-{
-    uint32_t now;
-
-    do
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    while (now < count);
-}
-
 /* 4 bytes from global to shared memory without registers; then, when all of this thread's have landed, one arrival that
  * the mbarrier's count already expects. */
 static __device__ __forceinline__ void ptx_copy_async4(uint32_t to, const void *from)
