@@ -1,0 +1,645 @@
+/* gemm_fp8_stream_sm90.cu: gemm_fp8 for m of 1 to 64 on Hopper: every byte of weight once, at the speed of the memory.
+ *
+ *     D[t, r] = sum over blocks b of 128 of k, ascending, of  sA sB P_b[t, r]
+ *
+ * The operands are swapped: rows of weights are the 64 rows of a matrix instruction and the tokens, rounded up to 8,
+ * 16, 32 or 64, its columns, so few tokens cost nothing extra. A slice is `high` rows of weights, a multiple of 8 up to
+ * 64, such that all CTAs get nearly the same number of rows; the rest of the instruction's rows is rubbish that nobody
+ * stores. k is split over a cluster of 1, 2, 4 or 8 CTAs, which walks a run of slices, up to four at a time, two a
+ * warpgroup. One thread keeps a ring of weight boxes (a slice x 128 bytes) in flight, one warp a ring of the tokens'
+ * boxes and their scales. When a slice is done, each CTA sends the partial sums that another CTA of the cluster
+ * finishes to that CTA's shared memory, 8 rows at a time, and the finisher adds them in ascending k. How k is split
+ * follows from n, k and the device, never from m.
+ *
+ * Barriers: w_full, x_full: a stage has its bytes (and scales). w_empty, x_empty: the warps have finished with it.
+ * sums_full[g]: the partial sums of warpgroup g's slice have come from all others; sums_free[g]: all finishers of the
+ * cluster have read theirs, so the next slice's may be sent.
+ *
+ * A CTA takes less than half of the shared memory: with RIDGE_WEIGHTS_SETTLED the next call's CTAs begin to load their
+ * weights while this one's still run. */
+#include <stddef.h>
+
+#include "host.cuh"
+#include "num.cuh"
+#include "wgmma_narrow.cuh"
+
+enum { ROWS = 64, BK = 128, GROUPS = 2, SPLIT_MOST = 8 };
+enum { CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 64, UNITS = 8 /* of 8 rows in a slice */, W_MOST = 16 };
+enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, PLACE = 1024 };
+enum { SCALE_LAST = 0, SCALE_BLOCK };
+
+/* Boxes along k that are loaded before the next slice's: rows of memory are read that many times 128 bytes at a time.
+ * The tokens of as many blocks must stay. */
+#define CHUNK(n) ((n) == 64 ? 2 : 4)
+#define X_STAGES(n) ((n) == 64 ? 4 : 6)
+/* Slices of a warpgroup and pass: as many as the registers allow. */
+#define SLICES(n) ((n) == 64 ? 1 : 2)
+
+typedef struct stream_args {
+    CUtensorMap w, x;
+    const float *scale_x, *scale_w;
+    int64_t ld_x, ld_w; /* of the scale tables; 0: one scale for the tensor */
+    char *out;
+    const void *bias;
+    int64_t stride; /* of D, elements */
+    int m, n, blocks, slices, high, split;
+    int w_stages, sums; /* of the ring; bytes of shared memory before the sums */
+    int dtype, accumulate, bias_f32, settled;
+} stream_args;
+
+/* The fixed part of shared memory; the ring of weights (w_stages boxes of 8 KB) and the sums come after it. */
+template <int N> struct stream_memory {
+    uint8_t x[X_STAGES(N)][N * BK];
+    float scale_x[X_STAGES(N)][N], scale_w[X_STAGES(N)][GROUPS * SLICES(N)][2];
+    uint64_t w_full[W_MOST], w_empty[W_MOST], x_full[X_STAGES(N)], x_empty[X_STAGES(N)];
+    uint64_t sums_full[GROUPS], sums_free[GROUPS];
+};
+
+#define FIXED(n) (((int)sizeof(stream_memory<n>) + PLACE - 1) / PLACE * PLACE)
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* The address of shared memory, computed once: in a cluster each __cvta_generic_to_shared reads a special register. */
+static __device__ __forceinline__ uint32_t stream_base(const void *shared)
+{
+    uint32_t base = ptx_shared(shared);
+
+    asm volatile("" : "+r"(base));
+    return base;
+}
+
+#define PLACE_OF(n, member) (uint32_t) offsetof(stream_memory<n>, member)
+
+/* A place in a ring. */
+typedef struct stream_ring {
+    uint32_t stage, phase;
+} stream_ring;
+
+static __device__ __forceinline__ void stream_advance(stream_ring *r, uint32_t by, uint32_t stages)
+{
+    r->stage += by;
+    if (r->stage >= stages) {
+        r->stage -= stages;
+        r->phase ^= 1;
+    }
+}
+
+/* What a CTA does: slices [first, last), blocks of k [begin, end). */
+typedef struct stream_share {
+    int rank, first, last, begin, end;
+} stream_share;
+
+static __device__ __forceinline__ stream_share stream_locate(const stream_args &p)
+{
+    const int cluster = (int)blockIdx.x / p.split, clusters = (int)gridDim.x / p.split;
+    stream_share a;
+
+    a.rank = (int)blockIdx.x % p.split;
+    a.first = (int)((int64_t)cluster * p.slices / clusters);
+    a.last = (int)((int64_t)(cluster + 1) * p.slices / clusters);
+    a.begin = (int)((int64_t)a.rank * p.blocks / p.split);
+    a.end = (int)((int64_t)(a.rank + 1) * p.blocks / p.split);
+    return a;
+}
+
+/* One thread: the boxes of weights, pass by pass: CHUNK boxes along k of the first slice, then of the second, ... */
+template <int N> static __device__ void stream_load_weights(const stream_args &p, stream_memory<N> *s, stream_share a)
+{
+    const uint64_t policy = ptx_policy_evict_first();
+    const uint32_t w = ptx_shared(s) + FIXED(N), full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
+    const uint32_t bytes = (uint32_t)p.high * BK;
+    stream_ring r = {0, 0};
+
+    for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
+        const int last = min(slice + GROUPS * SLICES(N), a.last);
+
+        for (int kb = a.begin; kb < a.end; kb += CHUNK(N))
+            for (int g = slice; g < last; g++)
+                for (int k = kb; k < min(kb + CHUNK(N), a.end); k++) {
+                    ptx_mbarrier_wait(empty + 8 * r.stage, r.phase ^ 1);
+                    ptx_mbarrier_expect(full + 8 * r.stage, bytes);
+                    ptx_tma_load_2d_policy(w + r.stage * (ROWS * BK), &p.w, k * BK, g * p.high, full + 8 * r.stage,
+                                           policy);
+                    stream_advance(&r, 1, (uint32_t)p.w_stages);
+                }
+    }
+}
+
+/* One warp: the tokens' boxes and, by block, the scales: a slice may lie in two blocks of 128 rows. */
+template <int N, int MODE>
+static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N> *s, stream_share a)
+{
+    const int lane = threadIdx.x % 32;
+    stream_ring r = {0, 0};
+
+    for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
+        const int row = min((slice + lane / 2) * p.high + (lane & 1) * (p.high - 1), p.n - 1);
+
+        for (int kb = a.begin; kb < a.end; kb++) {
+            const uint32_t full = ptx_shared(&s->x_full[r.stage]);
+
+            ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
+            __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
+            if (lane == 0) {
+                ptx_mbarrier_expect(full, N * BK);
+                ptx_tma_load_2d(ptx_shared(s->x[r.stage]), &p.x, kb * BK, 0, full);
+            }
+            if (MODE == SCALE_BLOCK) {
+                for (int t = lane; t < N; t += 32)
+                    ptx_copy_async4(ptx_shared(&s->scale_x[r.stage][t]), p.scale_x + kb * p.ld_x + min(t, p.m - 1));
+                if (lane < GROUPS * SLICES(N) * 2)
+                    ptx_copy_async4(ptx_shared(&s->scale_w[r.stage][0][0]) + 4 * lane,
+                                    p.scale_w + row / 128 * p.ld_w + kb);
+                ptx_copy_async_arrive(full);
+            }
+            stream_advance(&r, 1, X_STAGES(N));
+        }
+    }
+}
+
+/* Where thread `lane`'s N / 4 sums of a unit from sender `from` lie among a warpgroup's sums (floats). */
+template <int N> static __device__ __forceinline__ int stream_place(int from, int unit, int units, int lane)
+{
+    return (from * units + unit) * 8 * N + lane * (N == 8 ? 2 : 4);
+}
+
+/* Sums of a warpgroup, bytes from the beginning of shared memory. */
+template <int N> static __device__ __forceinline__ int stream_sums(const stream_args &p, int group)
+{
+    return p.sums + group * (p.split - 1) * (UNITS / p.split) * 8 * N * 4;
+}
+
+/* Sends the units that others finish. */
+template <int N>
+static __device__ __forceinline__ void stream_send(const stream_args &p, stream_memory<N> *s, const stream_share &a,
+                                                   int group, const float *fin)
+{
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, units = UNITS / p.split;
+
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int unit = 2 * warp + half, to = unit / units, from = a.rank < to ? a.rank : a.rank - 1;
+        const uint32_t full = ptx_map(ptx_shared(&s->sums_full[group]), (uint32_t)to);
+        const uint32_t at =
+            ptx_map(ptx_shared(s) + stream_sums<N>(p, group) + 4 * stream_place<N>(from, unit % units, units, lane),
+                    (uint32_t)to);
+
+        if (to == a.rank)
+            continue;
+        if (N == 8)
+            ptx_store_async2(at, fin[2 * half], fin[2 * half + 1], full);
+        else
+#pragma unroll
+            for (int j = 0; j < N / 16; j++)
+                ptx_store_async4(at + 512 * j, fin[8 * j + 2 * half], fin[8 * j + 2 * half + 1],
+                                 fin[8 * j + 4 + 2 * half], fin[8 * j + 5 + 2 * half], full);
+    }
+}
+
+/* The first half of fin becomes the sum of all partial sums of `unit`, in ascending k. */
+template <int N>
+static __device__ __forceinline__ void stream_sum(const stream_args &p, const stream_memory<N> *s,
+                                                  const stream_share &a, int group, int unit, float *fin)
+{
+    const int lane = threadIdx.x % 32, units = UNITS / p.split;
+    const float *sums = (const float *)((const uint8_t *)s + stream_sums<N>(p, group));
+
+#pragma unroll
+    for (int j = 0; j < (N + 15) / 16; j++) {
+        float *own = fin + 8 * j, v[4] = {};
+
+        for (int from = 0; from < p.split; from++) {
+            const float *at = sums + stream_place<N>(from < a.rank ? from : from - 1, unit, units, lane) + 128 * j;
+            float x[4] = {};
+
+            if (from == a.rank) {
+                x[0] = own[0], x[1] = own[1];
+                if (N > 8)
+                    x[2] = own[4], x[3] = own[5];
+            } else if (N == 8) {
+                *(float2 *)x = *(const float2 *)at;
+            } else {
+                *(float4 *)x = *(const float4 *)at;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = from ? v[i] + x[i] : x[i];
+        }
+        own[0] = v[0], own[1] = v[1];
+        if (N > 8)
+            own[4] = v[2], own[5] = v[3];
+    }
+}
+
+/* Scales (TENSOR and ROW), bias, D: the row `row` of weights, this thread's N / 4 tokens, the first half of fin. */
+template <int N, int MODE, int DTYPE>
+static __device__ __forceinline__ void stream_store(const stream_args &p, int row, float scale, const float *fin)
+{
+    int token = threadIdx.x % 4 * 2;
+    int64_t at = token * p.stride + row;
+    float bias = 0;
+
+    if (p.bias)
+        bias = p.bias_f32 ? ((const float *)p.bias)[row] : num_load<DTYPE>(p.bias, row);
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        float x = fin[i / 2 * 4 + i % 2];
+
+        if (token < p.m) {
+            if (MODE == SCALE_LAST)
+                x *= p.scale_x[p.ld_x ? token : 0] * scale;
+            if (p.bias)
+                x += bias;
+            num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
+        }
+        token += i % 2 ? 7 : 1;
+        at += (i % 2 ? 7 : 1) * p.stride;
+    }
+}
+
+/* A finished slice: partial sums to those who finish them, then the units that are this warp's own. */
+template <int N, int MODE>
+static __device__ __forceinline__ void stream_finish(const stream_args &p, stream_memory<N> *s, const stream_share &a,
+                                                     int group, int slice, uint32_t turn, float *fin)
+{
+    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, units = UNITS / p.split;
+
+    if (p.split > 1) {
+        if (thread == 0)
+            ptx_mbarrier_expect(ptx_shared(&s->sums_full[group]), (uint32_t)((p.split - 1) * units * 8 * N * 4));
+        ptx_mbarrier_wait(ptx_shared(&s->sums_free[group]), (turn & 1) ^ 1);
+        stream_send<N>(p, s, a, group, fin);
+    }
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        const int unit = 2 * warp + half, local = unit * 8 + lane / 4, row = slice * p.high + local;
+        const bool real = local < p.high && row < p.n;
+        float scale = 0;
+
+        if (half) /* one copy of the code below does both */
+#pragma unroll
+            for (int i = 0; i < N / 4; i++)
+                fin[i / 2 * 4 + i % 2] = fin[i / 2 * 4 + 2 + i % 2];
+        if (unit / units != a.rank)
+            continue;
+        if (MODE == SCALE_LAST)
+            scale = p.scale_w[p.ld_w ? min(row, p.n - 1) : 0];
+        if (p.split > 1)
+            ptx_mbarrier_wait(ptx_shared(&s->sums_full[group]), turn & 1);
+        stream_sum<N>(p, s, a, group, unit % units, fin);
+        __syncwarp(); /* the warp has read the sums */
+        if (lane < p.split && p.split > 1)
+            ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[group]), (uint32_t)lane));
+        if (real && p.dtype == RIDGE_BF16)
+            stream_store<N, MODE, RIDGE_BF16>(p, row, scale, fin);
+        else if (real && p.dtype == RIDGE_F16)
+            stream_store<N, MODE, RIDGE_F16>(p, row, scale, fin);
+        else if (real)
+            stream_store<N, MODE, RIDGE_F32>(p, row, scale, fin);
+    }
+    __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
+}
+
+/* The product of a box of weights and the tokens of its block into fin. Bit h of which: the scale of the rows
+ * of half h. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_block(const stream_memory<N> *s, uint32_t base, uint32_t box,
+                                                    uint32_t stage, const float *scale_w, uint32_t which, float *fin)
+{
+    const uint64_t w = wgmma_descriptor(base + FIXED(N) + box * (ROWS * BK)),
+                   x = wgmma_descriptor(base + stage * (N * BK));
+    float acc[N / 2];
+
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 32; k++)
+        wgmma_fp8_narrow<N, FORMATS>(acc, w + 2 * k, x + 2 * k, k > 0);
+    wgmma_commit();
+    wgmma_wait();
+    if (MODE == SCALE_BLOCK) {
+        const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
+
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            const float2 v = *(const float2 *)&s->scale_x[stage][8 * j + threadIdx.x % 4 * 2];
+
+            fin[4 * j] = __fmaf_rn(v.x * upper, acc[4 * j], fin[4 * j]);
+            fin[4 * j + 1] = __fmaf_rn(v.y * upper, acc[4 * j + 1], fin[4 * j + 1]);
+            fin[4 * j + 2] = __fmaf_rn(v.x * lower, acc[4 * j + 2], fin[4 * j + 2]);
+            fin[4 * j + 3] = __fmaf_rn(v.y * lower, acc[4 * j + 3], fin[4 * j + 3]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            fin[i] += acc[i];
+    }
+}
+
+/* One warpgroup: the slices group, group + 2 of every pass. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_multiply(const stream_args &p, stream_memory<N> *s, const stream_share &a,
+                                                       int group)
+{
+    const uint32_t base = stream_base(s), stages = (uint32_t)p.w_stages;
+    const bool elected = threadIdx.x % 32 == 0;
+    stream_ring w = {0, 0}, x = {0, 0};
+    uint32_t turn = 0;
+
+    for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
+        const int count = min(GROUPS * SLICES(N), a.last - slice), own = (count + 1 - group) / 2;
+        float fin[SLICES(N)][N / 2];
+        uint32_t which[SLICES(N)];
+
+#pragma unroll
+        for (int i = 0; i < SLICES(N); i++) {
+            const int first = (slice + GROUPS * i + group) * p.high,
+                      row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+
+            which[i] = (uint32_t)(min((first + row) / 128 - first / 128, 1) |
+                                  min((first + row + 8) / 128 - first / 128, 1) << 1);
+#pragma unroll
+            for (int j = 0; j < N / 2; j++)
+                fin[i][j] = 0.0f;
+        }
+        for (int kb = a.begin; kb < a.end; kb += CHUNK(N)) {
+            const uint32_t length = (uint32_t)min(CHUNK(N), a.end - kb);
+
+#pragma unroll
+            for (int i = 0; i < SLICES(N); i++) {
+                stream_ring at = x;
+
+                if (group == 1 && GROUPS * i < count) /* the other one's slice */
+                    stream_advance(&w, length, stages);
+                for (uint32_t j = 0; j < length && i < own; j++) {
+                    ptx_mbarrier_wait(base + PLACE_OF(N, x_full) + 8 * at.stage, at.phase);
+                    ptx_mbarrier_wait(base + PLACE_OF(N, w_full) + 8 * w.stage, w.phase);
+                    stream_block<N, MODE, FORMATS>(s, base, w.stage, at.stage, s->scale_w[at.stage][GROUPS * i + group],
+                                                   which[i], fin[i]);
+                    __syncwarp(); /* the warp has read both stages */
+                    if (elected) {
+                        ptx_mbarrier_arrive(base + PLACE_OF(N, w_empty) + 8 * w.stage);
+                        if (i + 1 == own)
+                            ptx_mbarrier_arrive(base + PLACE_OF(N, x_empty) + 8 * at.stage);
+                    }
+                    stream_advance(&w, 1, stages);
+                    stream_advance(&at, 1, X_STAGES(N));
+                }
+                if (group == 0 && GROUPS * i + 1 < count)
+                    stream_advance(&w, length, stages);
+            }
+            if (own == 0)
+                for (stream_ring at = x; at.stage != (x.stage + length) % X_STAGES(N);
+                     stream_advance(&at, 1, X_STAGES(N))) {
+                    ptx_mbarrier_wait(base + PLACE_OF(N, x_full) + 8 * at.stage, at.phase);
+                    __syncwarp();
+                    if (elected)
+                        ptx_mbarrier_arrive(base + PLACE_OF(N, x_empty) + 8 * at.stage);
+                }
+            stream_advance(&x, length, X_STAGES(N));
+        }
+#pragma unroll
+        for (int i = 0; i < SLICES(N); i++)
+            if (i < own)
+                stream_finish<N, MODE>(p, s, a, group, slice + GROUPS * i + group, turn++, fin[i]);
+    }
+}
+
+template <int N, int MODE> static __device__ void stream_prepare(const stream_args &p, stream_memory<N> *s)
+{
+    for (int i = 0; i < p.w_stages; i++) {
+        ptx_mbarrier_init(ptx_shared(&s->w_full[i]), 1);
+        ptx_mbarrier_init(ptx_shared(&s->w_empty[i]), 4);
+    }
+    for (int i = 0; i < X_STAGES(N); i++) {
+        ptx_mbarrier_init(ptx_shared(&s->x_full[i]), MODE == SCALE_LAST ? 1 : 33);
+        ptx_mbarrier_init(ptx_shared(&s->x_empty[i]), 4 * GROUPS);
+    }
+    for (int g = 0; g < GROUPS; g++) {
+        ptx_mbarrier_init(ptx_shared(&s->sums_full[g]), 1);
+        ptx_mbarrier_init(ptx_shared(&s->sums_free[g]), UNITS);
+    }
+    ptx_mbarrier_fence_init();
+}
+
+#endif
+
+template <int N, int MODE, int FORMATS>
+static __global__ void __launch_bounds__(THREADS, 2) stream_sm90(const __grid_constant__ stream_args p)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    stream_memory<N> *s = (stream_memory<N> *)shared;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const stream_share a = stream_locate(p);
+
+    if (threadIdx.x == CONSUMERS) {
+        ptx_prefetch_map(&p.w);
+        stream_prepare<N, MODE>(p, s);
+    } else if (threadIdx.x == CONSUMERS + 32) {
+        ptx_prefetch_map(&p.x);
+    }
+    ptx_grid_release();
+    __syncwarp();
+    /* The thread that made the mbarriers goes on at once; the others wait for them. */
+    if (warp == CONSUMERS / 32)
+        ptx_barrier_arrive(1, THREADS);
+    else
+        ptx_barrier_sync(1, THREADS);
+    /* Without a cluster its barrier would be __syncthreads, at which loaders and consumers would wait for each other.
+     */
+    if (p.split > 1)
+        ptx_cluster_arrive_relaxed();
+    if (warp != CONSUMERS / 32 || !p.settled)
+        ptx_grid_wait();
+    if (warp == CONSUMERS / 32) {
+        if (threadIdx.x % 32 == 0)
+            stream_load_weights<N>(p, s, a);
+    } else if (warp == CONSUMERS / 32 + 1) {
+        stream_load_tokens<N, MODE>(p, s, a);
+    } else {
+        if (p.split > 1)
+            ptx_cluster_wait(); /* the mbarriers of the cluster before anybody sends */
+        stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
+    }
+    __syncwarp();
+    if (p.split > 1) {
+        if (warp >= CONSUMERS / 32)
+            ptx_cluster_wait();
+        ptx_cluster_arrive_relaxed(); /* nobody leaves while another one may still give back its sums */
+        ptx_cluster_wait();
+    }
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+#define BY_FORMATS(N, MODE)                                                                                       \
+    {                                                                                                             \
+        (const void *)stream_sm90<N, MODE, WGMMA_E4M3_E4M3>, (const void *)stream_sm90<N, MODE, WGMMA_E4M3_E5M2>, \
+            (const void *)stream_sm90<N, MODE, WGMMA_E5M2_E4M3>                                                   \
+    }
+#define BY_MODE(N)                                            \
+    {                                                         \
+        BY_FORMATS(N, SCALE_LAST), BY_FORMATS(N, SCALE_BLOCK) \
+    }
+
+/* [8, 16, 32, 64 tokens][mode][formats] */
+static const void *const functions[4][2][3] = {BY_MODE(8), BY_MODE(16), BY_MODE(32), BY_MODE(64)};
+static const int fixed[4] = {FIXED(8), FIXED(16), FIXED(32), FIXED(64)};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    return host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize, HALF,
+                        "gemm_fp8: loading kernels");
+}
+
+/* How a matrix of weights is cut. */
+typedef struct stream_cut {
+    int split;    /* parts of k */
+    int clusters; /* of `split` CTAs */
+    int high;     /* rows of a slice */
+    int slices;
+    int most; /* rows of the cluster that has most */
+} stream_cut;
+
+/* The smallest split with which a CTA has 96 rows: the tokens, which every CTA reads for all its k, then cost little.
+ */
+static int split_of(const ridge_device *device, const ridge_kernel *kernel, int64_t n, int64_t k)
+{
+    int split = 1;
+
+    if (kernel->param[0])
+        return kernel->param[0];
+    while (split < SPLIT_MOST && n * split < 96 * (int64_t)device->units && 2 * split <= (k + BK - 1) / BK)
+        split *= 2;
+    return split;
+}
+
+/* Slices as even as can be; a function of n, k and the device, as the bits must not depend on m. Clusters of more than
+ * two do not fill every GPC: an H200 runs 30 of 4 and 15 of 8 at a time. */
+static stream_cut cut_of(const ridge_device *device, const ridge_kernel *kernel, int64_t n, int64_t k)
+{
+    stream_cut best = {};
+    int64_t rows;
+
+    best.split = split_of(device, kernel, n, k);
+    best.clusters = (best.split > 2 ? device->units * 10 / 11 : device->units) / best.split;
+    best.clusters = best.clusters ? best.clusters : 1;
+    rows = (n + best.clusters - 1) / best.clusters;
+    for (int64_t each = (rows + ROWS - 1) / ROWS; each <= (rows + ROWS - 1) / ROWS + 2; each++) {
+        const int64_t high = ((rows + each - 1) / each + 7) / 8 * 8, slices = (n + high - 1) / high;
+        const int64_t most = (slices + best.clusters - 1) / best.clusters * high;
+
+        if (best.high == 0 || most < best.most) {
+            best.high = (int)high;
+            best.slices = (int)slices;
+            best.most = (int)most;
+        }
+    }
+    best.clusters = best.clusters < best.slices ? best.clusters : best.slices;
+    return best;
+}
+
+static int64_t stride_of(const ridge_operand *x, int64_t packed)
+{
+    return x->stride ? x->stride : packed;
+}
+
+static stream_args collect(const ridge_call *call)
+{
+    const ridge_operand *arg = call->arg, *d = &arg[RIDGE_GEMM_FP8_D];
+    const uint32_t mode_a = call->flags & RIDGE_SCALE, mode_b = call->flags & RIDGE_SCALE_B;
+    stream_args p = {};
+
+    p.m = (int)call->dim[0];
+    p.n = (int)call->dim[1];
+    p.blocks = (int)((call->dim[2] + BK - 1) / BK);
+    p.scale_x = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
+    p.scale_w = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
+    p.ld_x = mode_a == RIDGE_SCALE_TENSOR ? 0 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_A], p.m);
+    p.ld_w = mode_b == RIDGE_SCALE_B_TENSOR
+                 ? 0
+                 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], mode_b == RIDGE_SCALE_B_BLK128 ? p.blocks : p.n);
+    p.dtype = (int)d->dtype;
+    p.out = (char *)d->data;
+    p.stride = stride_of(d, p.n);
+    p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
+    p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
+    p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
+    p.settled = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    return p;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
+                           const ridge_call *call, void *, size_t, void *stream)
+{
+    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
+    const int tokens = call->dim[0] <= 8 ? 0 : call->dim[0] <= 16 ? 1 : call->dim[0] <= 32 ? 2 : 3;
+    const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;
+    const int formats = b->dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
+                        : a->dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
+                                                 : WGMMA_E4M3_E4M3;
+    const int64_t k = call->dim[2];
+    const stream_cut cut = cut_of(device, kernel, call->dim[1], k);
+    const int sums = GROUPS * (cut.split - 1) * ROWS / cut.split * (8 << tokens) * 4;
+    stream_args p = collect(call);
+    ridge_status status;
+
+    p.split = cut.split;
+    p.high = cut.high;
+    p.slices = cut.slices;
+    p.w_stages = (HALF - fixed[tokens] - sums) / (ROWS * BK);
+    p.sums = fixed[tokens] + p.w_stages * ROWS * BK;
+    status = host_tensor_map(device, &p.x, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, 8 << tokens, 128);
+    if (!status) /* 256 bytes cost 5 % (docs/measured.md) */
+        status = host_tensor_map_l2(device, &p.w, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, p.high, 128,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+    if (status)
+        return status;
+    return host_launch_cluster(device, kernel->name, functions[tokens][mode][formats],
+                               dim3((unsigned)(cut.clusters * cut.split)), cut.split, THREADS, HALF, &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
+
+    if (m < 1 || m > 64)
+        return "is for m of 1 to 64";
+    if (n == 0 || k == 0)
+        return "nothing to multiply";
+    if ((problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128)
+        return "does not take scales of b by 1x128";
+    if (problem->align < 4 || (problem->packed && k % 16))
+        return "TMA needs rows of a and b that begin at multiples of 16 bytes";
+    if (n > 0x7fffff00 || k > 0x7fffff00)
+        return "n or k above 2^31 - 256";
+    if (kernel->param[0] > (k + BK - 1) / BK)
+        return "fewer blocks of k than parts";
+    return NULL;
+}
+
+/* The weights of the CTA that has most at its share of the memory's rate, and what a launch and a combination take. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const int64_t blocks = (problem->dim[2] + BK - 1) / BK;
+    const stream_cut cut = cut_of(device, kernel, problem->dim[1], problem->dim[2]);
+
+    return 2.5 + 0.2 * cut.split +
+           (double)((blocks + cut.split - 1) / cut.split * BK * cut.most) * device->units * 1e-3 /
+               (1.08 * device->copy_gbps);
+}
+
+#define ROW(name, split)                                                                          \
+    {                                                                                             \
+        "cuda.gemm_fp8.stream" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,            \
+            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {split}, why_not, NULL, cost, launch \
+    }
+
+/* param: parts of k; 0: as split_of has it. */
+static const ridge_kernel rows[] = {ROW("", 0), ROW(".split1", 1), ROW(".split2", 2), ROW(".split4", 4),
+                                    ROW(".split8", 8)};
+
+extern "C" const ridge_kernel_list ridge_cuda_gemm_stream_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
