@@ -13,10 +13,10 @@
  *
  * Barriers: w_full, x_full: a stage has its bytes (and scales). w_empty, x_empty: the warps have finished with it.
  * sums_full[g]: the partial sums of warpgroup g's slice have come from all others; sums_free[g]: all finishers of the
- * cluster have read theirs, so the next slice's may be sent.
+ * cluster have read theirs, so the next slice's may be sent (none after the last slice: the receiver may have left).
  *
- * A CTA takes less than half of the shared memory: with RIDGE_WEIGHTS_SETTLED the next call's CTAs begin to load their
- * weights while this one's still run. */
+ * With RIDGE_WEIGHTS_SETTLED a CTA begins to load weights before the previous kernel has ended: when the previous CTA
+ * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. */
 #include <stddef.h>
 
 #include "host.cuh"
@@ -24,14 +24,17 @@
 #include "wgmma_narrow.cuh"
 
 enum { ROWS = 64, BK = 128, GROUPS = 2, SPLIT_MOST = 8 };
-enum { CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 64, UNITS = 8 /* of 8 rows in a slice */, W_MOST = 16 };
-enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, PLACE = 1024 };
+enum { CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 64, UNITS = 8 /* of 8 rows in a slice */, W_MOST = 24 };
+enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, FULL = 232448, PLACE = 1024 };
+enum { MUCH = 192 * 1024 /* bytes of weights of a CTA, from which on it takes all of the shared memory */ };
 enum { SCALE_LAST = 0, SCALE_BLOCK };
 
 /* Boxes along k that are loaded before the next slice's: rows of memory are read that many times 128 bytes at a time.
  * The tokens of as many blocks must stay. */
 #define CHUNK(n) ((n) == 64 ? 2 : 4)
-#define X_STAGES(n) ((n) == 64 ? 4 : 6)
+/* Stages of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
+ * ring must reach as far along k as the weights', and CHUNK more. */
+#define X_MOST(n) ((n) == 64 ? 10 : (n) == 32 ? 14 : (n) == 16 ? 20 : 24)
 /* Slices of a warpgroup and pass: as many as the registers allow. */
 #define SLICES(n) ((n) == 64 ? 1 : 2)
 
@@ -43,15 +46,16 @@ typedef struct stream_args {
     const void *bias;
     int64_t stride; /* of D, elements */
     int m, n, blocks, slices, high, split;
-    int w_stages, sums; /* of the ring; bytes of shared memory before the sums */
+    int x_stages, w_stages;
+    int boxes, sums; /* where in shared memory they begin: the ring of weights, partial sums */
     int dtype, accumulate, bias_f32, settled;
 } stream_args;
 
-/* The fixed part of shared memory; the ring of weights (w_stages boxes of 8 KB) and the sums come after it. */
+/* The fixed part of shared memory; the rings of tokens (N x 128 bytes a stage) and of weights (8 KB) and the sums come
+ * after it. */
 template <int N> struct stream_memory {
-    uint8_t x[X_STAGES(N)][N * BK];
-    float scale_x[X_STAGES(N)][N], scale_w[X_STAGES(N)][GROUPS * SLICES(N)][2];
-    uint64_t w_full[W_MOST], w_empty[W_MOST], x_full[X_STAGES(N)], x_empty[X_STAGES(N)];
+    float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][GROUPS * SLICES(N)][2];
+    uint64_t w_full[W_MOST], w_empty[W_MOST], x_full[X_MOST(N)], x_empty[X_MOST(N)];
     uint64_t sums_full[GROUPS], sums_free[GROUPS];
 };
 
@@ -106,7 +110,7 @@ static __device__ __forceinline__ stream_share stream_locate(const stream_args &
 template <int N> static __device__ void stream_load_weights(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const uint64_t policy = ptx_policy_evict_first();
-    const uint32_t w = ptx_shared(s) + FIXED(N), full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
+    const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
     const uint32_t bytes = (uint32_t)p.high * BK;
     stream_ring r = {0, 0};
 
@@ -142,7 +146,7 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
             __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
             if (lane == 0) {
                 ptx_mbarrier_expect(full, N * BK);
-                ptx_tma_load_2d(ptx_shared(s->x[r.stage]), &p.x, kb * BK, 0, full);
+                ptx_tma_load_2d(ptx_shared(s) + FIXED(N) + r.stage * (N * BK), &p.x, kb * BK, 0, full);
             }
             if (MODE == SCALE_BLOCK) {
                 for (int t = lane; t < N; t += 32)
@@ -152,7 +156,7 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
                                     p.scale_w + row / 128 * p.ld_w + kb);
                 ptx_copy_async_arrive(full);
             }
-            stream_advance(&r, 1, X_STAGES(N));
+            stream_advance(&r, 1, (uint32_t)p.x_stages);
         }
     }
 }
@@ -265,9 +269,10 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, units = UNITS / p.split;
 
     if (p.split > 1) {
+        /* All have read the previous slice's, so its phase of sums_full is over and the next may be announced. */
+        ptx_mbarrier_wait(ptx_shared(&s->sums_free[group]), (turn & 1) ^ 1);
         if (thread == 0)
             ptx_mbarrier_expect(ptx_shared(&s->sums_full[group]), (uint32_t)((p.split - 1) * units * 8 * N * 4));
-        ptx_mbarrier_wait(ptx_shared(&s->sums_free[group]), (turn & 1) ^ 1);
         stream_send<N>(p, s, a, group, fin);
     }
 #pragma unroll 1
@@ -287,8 +292,8 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
         if (p.split > 1)
             ptx_mbarrier_wait(ptx_shared(&s->sums_full[group]), turn & 1);
         stream_sum<N>(p, s, a, group, unit % units, fin);
-        __syncwarp(); /* the warp has read the sums */
-        if (lane < p.split && p.split > 1)
+        __syncwarp();                                  /* the warp has read the sums */
+        if (lane < p.split && slice + GROUPS < a.last) /* somebody will send again */
             ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[group]), (uint32_t)lane));
         if (real && p.dtype == RIDGE_BF16)
             stream_store<N, MODE, RIDGE_BF16>(p, row, scale, fin);
@@ -303,11 +308,10 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
 /* The product of a box of weights and the tokens of its block into fin. Bit h of which: the scale of the rows
  * of half h. */
 template <int N, int MODE, int FORMATS>
-static __device__ __forceinline__ void stream_block(const stream_memory<N> *s, uint32_t base, uint32_t box,
+static __device__ __forceinline__ void stream_block(const stream_memory<N> *s, uint32_t box, uint32_t tokens,
                                                     uint32_t stage, const float *scale_w, uint32_t which, float *fin)
 {
-    const uint64_t w = wgmma_descriptor(base + FIXED(N) + box * (ROWS * BK)),
-                   x = wgmma_descriptor(base + stage * (N * BK));
+    const uint64_t w = wgmma_descriptor(box), x = wgmma_descriptor(tokens);
     float acc[N / 2];
 
     wgmma_fence();
@@ -340,7 +344,7 @@ template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_multiply(const stream_args &p, stream_memory<N> *s, const stream_share &a,
                                                        int group)
 {
-    const uint32_t base = stream_base(s), stages = (uint32_t)p.w_stages;
+    const uint32_t base = stream_base(s), stages = (uint32_t)p.w_stages, x_stages = (uint32_t)p.x_stages;
     const bool elected = threadIdx.x % 32 == 0;
     stream_ring w = {0, 0}, x = {0, 0};
     uint32_t turn = 0;
@@ -373,8 +377,9 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
                 for (uint32_t j = 0; j < length && i < own; j++) {
                     ptx_mbarrier_wait(base + PLACE_OF(N, x_full) + 8 * at.stage, at.phase);
                     ptx_mbarrier_wait(base + PLACE_OF(N, w_full) + 8 * w.stage, w.phase);
-                    stream_block<N, MODE, FORMATS>(s, base, w.stage, at.stage, s->scale_w[at.stage][GROUPS * i + group],
-                                                   which[i], fin[i]);
+                    stream_block<N, MODE, FORMATS>(s, base + (uint32_t)p.boxes + w.stage * (ROWS * BK),
+                                                   base + FIXED(N) + at.stage * (N * BK), at.stage,
+                                                   s->scale_w[at.stage][GROUPS * i + group], which[i], fin[i]);
                     __syncwarp(); /* the warp has read both stages */
                     if (elected) {
                         ptx_mbarrier_arrive(base + PLACE_OF(N, w_empty) + 8 * w.stage);
@@ -382,20 +387,23 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
                             ptx_mbarrier_arrive(base + PLACE_OF(N, x_empty) + 8 * at.stage);
                     }
                     stream_advance(&w, 1, stages);
-                    stream_advance(&at, 1, X_STAGES(N));
+                    stream_advance(&at, 1, x_stages);
                 }
                 if (group == 0 && GROUPS * i + 1 < count)
                     stream_advance(&w, length, stages);
             }
-            if (own == 0)
-                for (stream_ring at = x; at.stage != (x.stage + length) % X_STAGES(N);
-                     stream_advance(&at, 1, X_STAGES(N))) {
+            if (own == 0) {
+                stream_ring at = x;
+
+                for (uint32_t j = 0; j < length; j++) {
                     ptx_mbarrier_wait(base + PLACE_OF(N, x_full) + 8 * at.stage, at.phase);
                     __syncwarp();
                     if (elected)
                         ptx_mbarrier_arrive(base + PLACE_OF(N, x_empty) + 8 * at.stage);
+                    stream_advance(&at, 1, x_stages);
                 }
-            stream_advance(&x, length, X_STAGES(N));
+            }
+            stream_advance(&x, length, x_stages);
         }
 #pragma unroll
         for (int i = 0; i < SLICES(N); i++)
@@ -410,7 +418,7 @@ template <int N, int MODE> static __device__ void stream_prepare(const stream_ar
         ptx_mbarrier_init(ptx_shared(&s->w_full[i]), 1);
         ptx_mbarrier_init(ptx_shared(&s->w_empty[i]), 4);
     }
-    for (int i = 0; i < X_STAGES(N); i++) {
+    for (int i = 0; i < p.x_stages; i++) {
         ptx_mbarrier_init(ptx_shared(&s->x_full[i]), MODE == SCALE_LAST ? 1 : 33);
         ptx_mbarrier_init(ptx_shared(&s->x_empty[i]), 4 * GROUPS);
     }
@@ -461,13 +469,10 @@ static __global__ void __launch_bounds__(THREADS, 2) stream_sm90(const __grid_co
             ptx_cluster_wait(); /* the mbarriers of the cluster before anybody sends */
         stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
     }
+    /* A CTA may leave before the others of its cluster: what they send to it, it has waited for. */
     __syncwarp();
-    if (p.split > 1) {
-        if (warp >= CONSUMERS / 32)
-            ptx_cluster_wait();
-        ptx_cluster_arrive_relaxed(); /* nobody leaves while another one may still give back its sums */
+    if (p.split > 1 && warp >= CONSUMERS / 32)
         ptx_cluster_wait();
-    }
 #endif
 }
 
@@ -486,13 +491,20 @@ static __global__ void __launch_bounds__(THREADS, 2) stream_sm90(const __grid_co
 /* [8, 16, 32, 64 tokens][mode][formats] */
 static const void *const functions[4][2][3] = {BY_MODE(8), BY_MODE(16), BY_MODE(32), BY_MODE(64)};
 static const int fixed[4] = {FIXED(8), FIXED(16), FIXED(32), FIXED(64)};
+/* Stages of the tokens' ring with half and with all of the shared memory. */
+static const int x_stages[2][4] = {{16, 12, 9, 6}, {X_MOST(8), X_MOST(16), X_MOST(32), X_MOST(64)}};
 
 static ridge_status prepare(const ridge_device *device)
 {
+    ridge_status status;
+
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    return host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize, HALF,
-                        "gemm_fp8: loading kernels");
+    status = host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize, FULL,
+                          "gemm_fp8: loading kernels");
+    return status ? status
+                  : host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared, "gemm_fp8: loading kernels");
 }
 
 /* How a matrix of weights is cut. */
@@ -501,7 +513,8 @@ typedef struct stream_cut {
     int clusters; /* of `split` CTAs */
     int high;     /* rows of a slice */
     int slices;
-    int most; /* rows of the cluster that has most */
+    int most;       /* rows of the cluster that has most */
+    int64_t blocks; /* of the CTA that has most */
 } stream_cut;
 
 /* The smallest split with which a CTA has 96 rows: the tokens, which every CTA reads for all its k, then cost little.
@@ -527,6 +540,7 @@ static stream_cut cut_of(const ridge_device *device, const ridge_kernel *kernel,
     best.split = split_of(device, kernel, n, k);
     best.clusters = (best.split > 2 ? device->units * 10 / 11 : device->units) / best.split;
     best.clusters = best.clusters ? best.clusters : 1;
+    best.blocks = ((k + BK - 1) / BK + best.split - 1) / best.split;
     rows = (n + best.clusters - 1) / best.clusters;
     for (int64_t each = (rows + ROWS - 1) / ROWS; each <= (rows + ROWS - 1) / ROWS + 2; each++) {
         const int64_t high = ((rows + each - 1) / each + 7) / 8 * 8, slices = (n + high - 1) / high;
@@ -584,14 +598,18 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const int64_t k = call->dim[2];
     const stream_cut cut = cut_of(device, kernel, call->dim[1], k);
     const int sums = GROUPS * (cut.split - 1) * ROWS / cut.split * (8 << tokens) * 4;
+    const int full = (cut.blocks * BK) * cut.most > MUCH;
     stream_args p = collect(call);
     ridge_status status;
 
     p.split = cut.split;
     p.high = cut.high;
     p.slices = cut.slices;
-    p.w_stages = (HALF - fixed[tokens] - sums) / (ROWS * BK);
-    p.sums = fixed[tokens] + p.w_stages * ROWS * BK;
+    p.x_stages = x_stages[full][tokens];
+    p.boxes = fixed[tokens] + p.x_stages * (8 << tokens) * BK;
+    p.w_stages = ((full ? FULL : HALF) - p.boxes - sums) / (ROWS * BK);
+    p.w_stages = p.w_stages < W_MOST ? p.w_stages : W_MOST;
+    p.sums = p.boxes + p.w_stages * ROWS * BK;
     status = host_tensor_map(device, &p.x, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, 8 << tokens, 128);
     if (!status) /* 256 bytes cost 5 % (docs/measured.md) */
         status = host_tensor_map_l2(device, &p.w, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, p.high, 128,
@@ -599,7 +617,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (status)
         return status;
     return host_launch_cluster(device, kernel->name, functions[tokens][mode][formats],
-                               dim3((unsigned)(cut.clusters * cut.split)), cut.split, THREADS, HALF, &p, stream);
+                               dim3((unsigned)(cut.clusters * cut.split)), cut.split, THREADS, (size_t)(p.sums + sums),
+                               &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
@@ -624,12 +643,10 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
 /* The weights of the CTA that has most at its share of the memory's rate, and what a launch and a combination take. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const int64_t blocks = (problem->dim[2] + BK - 1) / BK;
     const stream_cut cut = cut_of(device, kernel, problem->dim[1], problem->dim[2]);
 
     return 2.5 + 0.2 * cut.split +
-           (double)((blocks + cut.split - 1) / cut.split * BK * cut.most) * device->units * 1e-3 /
-               (1.08 * device->copy_gbps);
+           (double)(cut.blocks * BK * cut.most) * device->units * 1e-3 / (1.08 * device->copy_gbps);
 }
 
 #define ROW(name, split)                                                                          \
