@@ -32,6 +32,8 @@ enum { SCALE_LAST = 0, SCALE_BLOCK };
 /* Boxes along k that are loaded before the next slice's: rows of memory are read that many times 128 bytes at a time.
  * The tokens of as many blocks must stay. */
 #define CHUNK(n) ((n) == 64 ? 2 : 4)
+/* Blocks that a warpgroup multiplies before it waits. */
+#define TOGETHER(n) ((n) <= 16 ? 4 : 2)
 /* Stages of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
  * ring must reach as far along k as the weights', and CHUNK more. */
 #define X_MOST(n) ((n) == 64 ? 10 : (n) == 32 ? 14 : (n) == 16 ? 20 : 24)
@@ -305,23 +307,13 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
     __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
 }
 
-/* The product of a box of weights and the tokens of its block into fin. Bit h of which: the scale of the rows
- * of half h. */
-template <int N, int MODE, int FORMATS>
-static __device__ __forceinline__ void stream_block(const stream_memory<N> *s, uint32_t box, uint32_t tokens,
-                                                    uint32_t stage, const float *scale_w, uint32_t which, float *fin)
+/* fin = fma(scale, acc, fin), or fin + acc. Bit h of which: the scale of the rows of half h. */
+template <int N, int MODE>
+static __device__ __forceinline__ void stream_promote(const stream_memory<N> *s, uint32_t stage, int slot,
+                                                      uint32_t which, const float *acc, float *fin)
 {
-    const uint64_t w = wgmma_descriptor(box), x = wgmma_descriptor(tokens);
-    float acc[N / 2];
-
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < BK / 32; k++)
-        wgmma_fp8_narrow<N, FORMATS>(acc, w + 2 * k, x + 2 * k, k > 0);
-    wgmma_commit();
-    wgmma_wait();
     if (MODE == SCALE_BLOCK) {
-        const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
+        const float upper = s->scale_w[stage][slot][which & 1], lower = s->scale_w[stage][slot][which >> 1];
 
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
@@ -339,16 +331,77 @@ static __device__ __forceinline__ void stream_block(const stream_memory<N> *s, u
     }
 }
 
+/* What a warpgroup knows of the rings: where they begin, where it is. */
+typedef struct stream_reader {
+    uint32_t base, boxes, stages, x_stages;
+    stream_ring w, x;
+} stream_reader;
+
+/* T boxes of a slice and the tokens of their blocks: all their matrix instructions, one wait, then into fin. The tokens
+ * are given back by the warpgroup's last slice. */
+template <int N, int MODE, int FORMATS, int T>
+static __device__ __forceinline__ void stream_blocks(const stream_memory<N> *s, stream_reader *r, bool last, int slot,
+                                                     uint32_t which, float *fin)
+{
+    uint32_t box[T], stage[T];
+    float acc[T][N / 2];
+
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        box[t] = r->w.stage;
+        stage[t] = r->x.stage;
+        ptx_mbarrier_wait(r->base + PLACE_OF(N, x_full) + 8 * stage[t], r->x.phase);
+        ptx_mbarrier_wait(r->base + PLACE_OF(N, w_full) + 8 * box[t], r->w.phase);
+        stream_advance(&r->w, 1, r->stages);
+        stream_advance(&r->x, 1, r->x_stages);
+    }
+    __syncwarp();
+    wgmma_fence();
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        const uint64_t w = wgmma_descriptor(r->boxes + box[t] * (ROWS * BK));
+        const uint64_t x = wgmma_descriptor(r->base + FIXED(N) + stage[t] * (N * BK));
+
+#pragma unroll
+        for (int k = 0; k < BK / 32; k++)
+            wgmma_fp8_narrow<N, FORMATS>(acc[t], w + 2 * k, x + 2 * k, k > 0);
+    }
+    wgmma_commit();
+    wgmma_wait();
+#pragma unroll
+    for (int t = 0; t < T; t++)
+        stream_promote<N, MODE>(s, stage[t], slot, which, acc[t], fin);
+    __syncwarp(); /* the warp has read the stages */
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            ptx_mbarrier_arrive(r->base + PLACE_OF(N, w_empty) + 8 * box[t]);
+            if (last)
+                ptx_mbarrier_arrive(r->base + PLACE_OF(N, x_empty) + 8 * stage[t]);
+        }
+}
+
+/* A warpgroup without a slice in this pass gives the tokens back. */
+template <int N> static __device__ __forceinline__ void stream_skip(stream_reader *r, int length)
+{
+    for (int j = 0; j < length; j++) {
+        ptx_mbarrier_wait(r->base + PLACE_OF(N, x_full) + 8 * r->x.stage, r->x.phase);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            ptx_mbarrier_arrive(r->base + PLACE_OF(N, x_empty) + 8 * r->x.stage);
+        stream_advance(&r->x, 1, r->x_stages);
+    }
+}
+
 /* One warpgroup: the slices group, group + 2 of every pass. */
 template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_multiply(const stream_args &p, stream_memory<N> *s, const stream_share &a,
                                                        int group)
 {
-    const uint32_t base = stream_base(s), stages = (uint32_t)p.w_stages, x_stages = (uint32_t)p.x_stages;
-    const bool elected = threadIdx.x % 32 == 0;
-    stream_ring w = {0, 0}, x = {0, 0};
+    stream_reader r = {stream_base(s), 0, (uint32_t)p.w_stages, (uint32_t)p.x_stages, {0, 0}, {0, 0}};
     uint32_t turn = 0;
 
+    r.boxes = r.base + (uint32_t)p.boxes;
     for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
         const int count = min(GROUPS * SLICES(N), a.last - slice), own = (count + 1 - group) / 2;
         float fin[SLICES(N)][N / 2];
@@ -366,44 +419,30 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
                 fin[i][j] = 0.0f;
         }
         for (int kb = a.begin; kb < a.end; kb += CHUNK(N)) {
-            const uint32_t length = (uint32_t)min(CHUNK(N), a.end - kb);
+            const int length = min(CHUNK(N), a.end - kb);
+            const stream_ring x = r.x;
 
 #pragma unroll
             for (int i = 0; i < SLICES(N); i++) {
-                stream_ring at = x;
+                const int slot = GROUPS * i + group;
+                int j = 0;
 
                 if (group == 1 && GROUPS * i < count) /* the other one's slice */
-                    stream_advance(&w, length, stages);
-                for (uint32_t j = 0; j < length && i < own; j++) {
-                    ptx_mbarrier_wait(base + PLACE_OF(N, x_full) + 8 * at.stage, at.phase);
-                    ptx_mbarrier_wait(base + PLACE_OF(N, w_full) + 8 * w.stage, w.phase);
-                    stream_block<N, MODE, FORMATS>(s, base + (uint32_t)p.boxes + w.stage * (ROWS * BK),
-                                                   base + FIXED(N) + at.stage * (N * BK), at.stage,
-                                                   s->scale_w[at.stage][GROUPS * i + group], which[i], fin[i]);
-                    __syncwarp(); /* the warp has read both stages */
-                    if (elected) {
-                        ptx_mbarrier_arrive(base + PLACE_OF(N, w_empty) + 8 * w.stage);
-                        if (i + 1 == own)
-                            ptx_mbarrier_arrive(base + PLACE_OF(N, x_empty) + 8 * at.stage);
-                    }
-                    stream_advance(&w, 1, stages);
-                    stream_advance(&at, 1, x_stages);
+                    stream_advance(&r.w, (uint32_t)length, r.stages);
+                if (i < own) {
+                    r.x = x;
+#pragma unroll 1
+                    for (; j + TOGETHER(N) <= length; j += TOGETHER(N))
+                        stream_blocks<N, MODE, FORMATS, TOGETHER(N)>(s, &r, i + 1 == own, slot, which[i], fin[i]);
+#pragma unroll 1
+                    for (; j < length; j++)
+                        stream_blocks<N, MODE, FORMATS, 1>(s, &r, i + 1 == own, slot, which[i], fin[i]);
                 }
                 if (group == 0 && GROUPS * i + 1 < count)
-                    stream_advance(&w, length, stages);
+                    stream_advance(&r.w, (uint32_t)length, r.stages);
             }
-            if (own == 0) {
-                stream_ring at = x;
-
-                for (uint32_t j = 0; j < length; j++) {
-                    ptx_mbarrier_wait(base + PLACE_OF(N, x_full) + 8 * at.stage, at.phase);
-                    __syncwarp();
-                    if (elected)
-                        ptx_mbarrier_arrive(base + PLACE_OF(N, x_empty) + 8 * at.stage);
-                    stream_advance(&at, 1, x_stages);
-                }
-            }
-            stream_advance(&x, length, x_stages);
+            if (own == 0)
+                stream_skip<N>(&r, length);
         }
 #pragma unroll
         for (int i = 0; i < SLICES(N); i++)
@@ -432,7 +471,7 @@ template <int N, int MODE> static __device__ void stream_prepare(const stream_ar
 #endif
 
 template <int N, int MODE, int FORMATS>
-static __global__ void __launch_bounds__(THREADS, 2) stream_sm90(const __grid_constant__ stream_args p)
+static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(const __grid_constant__ stream_args p)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -469,10 +508,13 @@ static __global__ void __launch_bounds__(THREADS, 2) stream_sm90(const __grid_co
             ptx_cluster_wait(); /* the mbarriers of the cluster before anybody sends */
         stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
     }
-    /* A CTA may leave before the others of its cluster: what they send to it, it has waited for. */
     __syncwarp();
-    if (p.split > 1 && warp >= CONSUMERS / 32)
+    if (p.split > 1) {
+        if (warp >= CONSUMERS / 32)
+            ptx_cluster_wait();
+        ptx_cluster_arrive_relaxed(); /* nobody leaves before all have what was sent */
         ptx_cluster_wait();
+    }
 #endif
 }
 
@@ -586,6 +628,13 @@ static stream_args collect(const ridge_call *call)
     return p;
 }
 
+/* All of the shared memory is for weights that may be fetched early; otherwise the next call's CTAs had better be there
+ * already when this one ends. */
+static int p_full(const ridge_call *call, stream_cut cut)
+{
+    return (call->flags & RIDGE_WEIGHTS_SETTLED) != 0 && cut.blocks * BK * cut.most > MUCH;
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
                            const ridge_call *call, void *, size_t, void *stream)
 {
@@ -598,7 +647,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const int64_t k = call->dim[2];
     const stream_cut cut = cut_of(device, kernel, call->dim[1], k);
     const int sums = GROUPS * (cut.split - 1) * ROWS / cut.split * (8 << tokens) * 4;
-    const int full = (cut.blocks * BK) * cut.most > MUCH;
+    const int full = p_full(call, cut);
     stream_args p = collect(call);
     ridge_status status;
 
@@ -645,7 +694,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 {
     const stream_cut cut = cut_of(device, kernel, problem->dim[1], problem->dim[2]);
 
-    return 2.5 + 0.2 * cut.split +
+    return (kernel->param[0] ? 1000 : 2.5) + 0.2 * cut.split +
            (double)(cut.blocks * BK * cut.most) * device->units * 1e-3 / (1.08 * device->copy_gbps);
 }
 

@@ -26,6 +26,7 @@ static struct {
     int (*cuMemAlloc_v2)(pointer *, size_t);
     int (*cuMemcpyHtoD_v2)(pointer, const void *, size_t);
     int (*cuMemcpyDtoH_v2)(void *, pointer, size_t);
+    int (*cuCtxSynchronize)(void);
     int (*cuStreamCreate)(void **, unsigned);
     int (*cuStreamSynchronize)(void *);
     int (*cuStreamBeginCapture_v2)(void *, int);
@@ -68,6 +69,7 @@ static int open_driver(void)
     FIND(cuMemAlloc_v2);
     FIND(cuMemcpyHtoD_v2);
     FIND(cuMemcpyDtoH_v2);
+    FIND(cuCtxSynchronize);
     FIND(cuStreamCreate);
     FIND(cuStreamSynchronize);
     FIND(cuStreamBeginCapture_v2);
@@ -101,7 +103,7 @@ static void *take(size_t bytes)
 static void put(void *to, const void *from, size_t bytes)
 {
     if (on_gpu)
-        check(cu.cuMemcpyHtoD_v2((pointer)(size_t)to, from, bytes), "upload");
+        check(cu.cuMemcpyHtoD_v2((pointer)(size_t)to, from, bytes) || cu.cuCtxSynchronize(), "upload"); /* has landed */
     else
         memcpy(to, from, bytes);
 }
