@@ -24,7 +24,7 @@
 #include "wgmma_narrow.cuh"
 
 enum { ROWS = 64, BK = 128, GROUPS = 2, SPLIT_MOST = 8 };
-enum { CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 64, UNITS = 8 /* of 8 rows in a slice */, W_MOST = 24 };
+enum { CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 64, UNITS = 8 /* of 8 rows in a slice */, W_MOST = 32 };
 enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, FULL = 232448, PLACE = 1024 };
 enum { MUCH = 192 * 1024 /* bytes of weights of a CTA, from which on it takes all of the shared memory */ };
 enum { SCALE_LAST = 0, SCALE_BLOCK };
@@ -50,6 +50,7 @@ typedef struct stream_args {
     int m, n, blocks, slices, high, split;
     int x_stages, w_stages;
     int boxes, sums; /* where in shared memory they begin: the ring of weights, partial sums */
+    int box;         /* bytes of a box */
     int dtype, accumulate, bias_f32, settled;
 } stream_args;
 
@@ -113,7 +114,7 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
 {
     const uint64_t policy = ptx_policy_evict_first();
     const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
-    const uint32_t bytes = (uint32_t)p.high * BK;
+    const uint32_t bytes = (uint32_t)p.box;
     stream_ring r = {0, 0};
 
     for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
@@ -124,8 +125,7 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
                 for (int k = kb; k < min(kb + CHUNK(N), a.end); k++) {
                     ptx_mbarrier_wait(empty + 8 * r.stage, r.phase ^ 1);
                     ptx_mbarrier_expect(full + 8 * r.stage, bytes);
-                    ptx_tma_load_2d_policy(w + r.stage * (ROWS * BK), &p.w, k * BK, g * p.high, full + 8 * r.stage,
-                                           policy);
+                    ptx_tma_load_2d_policy(w + r.stage * bytes, &p.w, k * BK, g * p.high, full + 8 * r.stage, policy);
                     stream_advance(&r, 1, (uint32_t)p.w_stages);
                 }
     }
@@ -294,8 +294,8 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
         if (p.split > 1)
             ptx_mbarrier_wait(ptx_shared(&s->sums_full[group]), turn & 1);
         stream_sum<N>(p, s, a, group, unit % units, fin);
-        __syncwarp();                                  /* the warp has read the sums */
-        if (lane < p.split && slice + GROUPS < a.last) /* somebody will send again */
+        __syncwarp();                                                 /* the warp has read the sums */
+        if (p.split > 1 && lane < p.split && slice + GROUPS < a.last) /* somebody will send again */
             ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[group]), (uint32_t)lane));
         if (real && p.dtype == RIDGE_BF16)
             stream_store<N, MODE, RIDGE_BF16>(p, row, scale, fin);
@@ -333,7 +333,7 @@ static __device__ __forceinline__ void stream_promote(const stream_memory<N> *s,
 
 /* What a warpgroup knows of the rings: where they begin, where it is. */
 typedef struct stream_reader {
-    uint32_t base, boxes, stages, x_stages;
+    uint32_t base, boxes, box, stages, x_stages;
     stream_ring w, x;
 } stream_reader;
 
@@ -359,7 +359,7 @@ static __device__ __forceinline__ void stream_blocks(const stream_memory<N> *s, 
     wgmma_fence();
 #pragma unroll
     for (int t = 0; t < T; t++) {
-        const uint64_t w = wgmma_descriptor(r->boxes + box[t] * (ROWS * BK));
+        const uint64_t w = wgmma_descriptor(r->boxes + box[t] * r->box);
         const uint64_t x = wgmma_descriptor(r->base + FIXED(N) + stage[t] * (N * BK));
 
 #pragma unroll
@@ -398,7 +398,7 @@ template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_multiply(const stream_args &p, stream_memory<N> *s, const stream_share &a,
                                                        int group)
 {
-    stream_reader r = {stream_base(s), 0, (uint32_t)p.w_stages, (uint32_t)p.x_stages, {0, 0}, {0, 0}};
+    stream_reader r = {stream_base(s), 0, (uint32_t)p.box, (uint32_t)p.w_stages, (uint32_t)p.x_stages, {0, 0}, {0, 0}};
     uint32_t turn = 0;
 
     r.boxes = r.base + (uint32_t)p.boxes;
@@ -559,15 +559,16 @@ typedef struct stream_cut {
     int64_t blocks; /* of the CTA that has most */
 } stream_cut;
 
-/* The smallest split with which a CTA has 96 rows: the tokens, which every CTA reads for all its k, then cost little.
- */
+/* The smallest split with which a CTA has about 96 rows, or 60 once k is split: the tokens, which every CTA reads for
+ * all its k, then cost little. */
 static int split_of(const ridge_device *device, const ridge_kernel *kernel, int64_t n, int64_t k)
 {
     int split = 1;
 
     if (kernel->param[0])
         return kernel->param[0];
-    while (split < SPLIT_MOST && n * split < 96 * (int64_t)device->units && 2 * split <= (k + BK - 1) / BK)
+    while (split < SPLIT_MOST && n * split < (split == 1 ? 96 : 60) * (int64_t)device->units &&
+           2 * split <= (k + BK - 1) / BK)
         split *= 2;
     return split;
 }
@@ -577,14 +578,16 @@ static int split_of(const ridge_device *device, const ridge_kernel *kernel, int6
 static stream_cut cut_of(const ridge_device *device, const ridge_kernel *kernel, int64_t n, int64_t k)
 {
     stream_cut best = {};
-    int64_t rows;
+    int64_t rows, least;
 
     best.split = split_of(device, kernel, n, k);
     best.clusters = (best.split > 2 ? device->units * 10 / 11 : device->units) / best.split;
     best.clusters = best.clusters ? best.clusters : 1;
     best.blocks = ((k + BK - 1) / BK + best.split - 1) / best.split;
     rows = (n + best.clusters - 1) / best.clusters;
-    for (int64_t each = (rows + ROWS - 1) / ROWS; each <= (rows + ROWS - 1) / ROWS + 2; each++) {
+    least = (rows + ROWS - 1) / ROWS;
+    least = least < GROUPS ? GROUPS : least; /* work for both warpgroups */
+    for (int64_t each = least; each <= least + 2; each++) {
         const int64_t high = ((rows + each - 1) / each + 7) / 8 * 8, slices = (n + high - 1) / high;
         const int64_t most = (slices + best.clusters - 1) / best.clusters * high;
 
@@ -630,8 +633,10 @@ static stream_args collect(const ridge_call *call)
 
 /* All of the shared memory is for weights that may be fetched early; otherwise the next call's CTAs had better be there
  * already when this one ends. */
-static int p_full(const ridge_call *call, stream_cut cut)
+static int p_full(const ridge_kernel *kernel, const ridge_call *call, stream_cut cut)
 {
+    if (kernel->param[1])
+        return kernel->param[1] - 1;
     return (call->flags & RIDGE_WEIGHTS_SETTLED) != 0 && cut.blocks * BK * cut.most > MUCH;
 }
 
@@ -647,7 +652,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const int64_t k = call->dim[2];
     const stream_cut cut = cut_of(device, kernel, call->dim[1], k);
     const int sums = GROUPS * (cut.split - 1) * ROWS / cut.split * (8 << tokens) * 4;
-    const int full = p_full(call, cut);
+    const int full = p_full(kernel, call, cut);
     stream_args p = collect(call);
     ridge_status status;
 
@@ -656,10 +661,12 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.slices = cut.slices;
     p.x_stages = x_stages[full][tokens];
     p.boxes = fixed[tokens] + p.x_stages * (8 << tokens) * BK;
-    p.w_stages = ((full ? FULL : HALF) - p.boxes - sums) / (ROWS * BK);
+    p.box = cut.high * BK;
+    p.w_stages = ((full ? FULL : HALF) - p.boxes - sums - (ROWS * BK - p.box)) / p.box; /* 64 rows are read of each */
     p.w_stages = p.w_stages < W_MOST ? p.w_stages : W_MOST;
-    p.sums = p.boxes + p.w_stages * ROWS * BK;
-    status = host_tensor_map(device, &p.x, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, 8 << tokens, 128);
+    p.sums = p.boxes + p.w_stages * p.box + (ROWS * BK - p.box);
+    status = host_tensor_map_l2(device, &p.x, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, 8 << tokens, 128,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
     if (!status) /* 256 bytes cost 5 % (docs/measured.md) */
         status = host_tensor_map_l2(device, &p.w, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, p.high, 128,
                                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
@@ -698,14 +705,14 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
            (double)(cut.blocks * BK * cut.most) * device->units * 1e-3 / (1.08 * device->copy_gbps);
 }
 
-#define ROW(name, split)                                                                          \
-    {                                                                                             \
-        "cuda.gemm_fp8.stream" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,            \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {split}, why_not, NULL, cost, launch \
+#define ROW(name, split, how)                                                                          \
+    {                                                                                                  \
+        "cuda.gemm_fp8.stream" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,                 \
+            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {split, how}, why_not, NULL, cost, launch \
     }
 
 /* param: parts of k; 0: as split_of has it. */
-static const ridge_kernel rows[] = {ROW("", 0), ROW(".split1", 1), ROW(".split2", 2), ROW(".split4", 4),
-                                    ROW(".split8", 8)};
+static const ridge_kernel rows[] = {ROW("", 0, 0),     ROW(".s1h", 1, 1), ROW(".s1f", 1, 2), ROW(".s2h", 2, 1),
+                                    ROW(".s2f", 2, 2), ROW(".s4h", 4, 1), ROW(".s4f", 4, 2)};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_stream_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
