@@ -24,16 +24,20 @@
 #include "wgmma_narrow.cuh"
 
 enum { ROWS = 64, BK = 128, GROUPS = 2, SPLIT_MOST = 8 };
-enum { CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 64, UNITS = 8 /* of 8 rows in a slice */, W_MOST = 32 };
+enum {
+    CONSUMERS = 128 * GROUPS,
+    THREADS = CONSUMERS + 64,
+    UNITS = 8 /* of 8 rows in a slice */,
+    W_MOST = 16 /* a warpgroup */
+};
 enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, FULL = 232448, PLACE = 1024 };
-enum { MUCH = 192 * 1024 /* bytes of weights of a CTA, from which on it takes all of the shared memory */ };
 enum { SCALE_LAST = 0, SCALE_BLOCK };
 
 /* Boxes along k that are loaded before the next slice's: rows of memory are read that many times 128 bytes at a time.
  * The tokens of as many blocks must stay. */
 #define CHUNK(n) ((n) == 64 ? 2 : 4)
 /* Blocks that a warpgroup multiplies before it waits. */
-#define TOGETHER(n) ((n) <= 16 ? 4 : 2)
+#define TOGETHER(n) ((n) == 8 ? 4 : 2)
 /* Stages of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
  * ring must reach as far along k as the weights', and CHUNK more. */
 #define X_MOST(n) ((n) == 64 ? 10 : (n) == 32 ? 14 : (n) == 16 ? 20 : 24)
@@ -58,7 +62,7 @@ typedef struct stream_args {
  * after it. */
 template <int N> struct stream_memory {
     float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][GROUPS * SLICES(N)][2];
-    uint64_t w_full[W_MOST], w_empty[W_MOST], x_full[X_MOST(N)], x_empty[X_MOST(N)];
+    uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N)], x_empty[X_MOST(N)];
     uint64_t sums_full[GROUPS], sums_free[GROUPS];
 };
 
@@ -109,25 +113,38 @@ static __device__ __forceinline__ stream_share stream_locate(const stream_args &
     return a;
 }
 
-/* One thread: the boxes of weights, pass by pass: CHUNK boxes along k of the first slice, then of the second, ... */
+/* One thread: the boxes of weights, pass by pass: CHUNK boxes along k of the first slice, then of the second, ... A
+ * warpgroup has a ring of its own: boxes may arrive out of order, and one that does not wait for the other's could take
+ * an older phase of a common barrier for the one it wants. */
 template <int N> static __device__ void stream_load_weights(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const uint64_t policy = ptx_policy_evict_first();
     const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
-    const uint32_t bytes = (uint32_t)p.box;
-    stream_ring r = {0, 0};
+    const uint32_t bytes = (uint32_t)p.box, stages = (uint32_t)p.w_stages;
+    stream_ring even = {0, 0}, odd = {0, 0};
 
     for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
-        const int last = min(slice + GROUPS * SLICES(N), a.last);
+        const int count = min(GROUPS * SLICES(N), a.last - slice);
 
         for (int kb = a.begin; kb < a.end; kb += CHUNK(N))
-            for (int g = slice; g < last; g++)
+            for (int g = 0; g < count; g++) {
+                const uint32_t first = g % 2 ? stages : 0;
+                stream_ring r = g % 2 ? odd : even;
+
                 for (int k = kb; k < min(kb + CHUNK(N), a.end); k++) {
-                    ptx_mbarrier_wait(empty + 8 * r.stage, r.phase ^ 1);
-                    ptx_mbarrier_expect(full + 8 * r.stage, bytes);
-                    ptx_tma_load_2d_policy(w + r.stage * bytes, &p.w, k * BK, g * p.high, full + 8 * r.stage, policy);
-                    stream_advance(&r, 1, (uint32_t)p.w_stages);
+                    const uint32_t stage = first + r.stage;
+
+                    ptx_mbarrier_wait(empty + 8 * stage, r.phase ^ 1);
+                    ptx_mbarrier_expect(full + 8 * stage, bytes);
+                    ptx_tma_load_2d_policy(w + stage * bytes, &p.w, k * BK, (slice + g) * p.high, full + 8 * stage,
+                                           policy);
+                    stream_advance(&r, 1, stages);
                 }
+                if (g % 2)
+                    odd = r;
+                else
+                    even = r;
+            }
     }
 }
 
@@ -237,9 +254,18 @@ static __device__ __forceinline__ void stream_sum(const stream_args &p, const st
     }
 }
 
+/* The scales of this thread's N / 4 tokens (TENSOR and ROW), all loads at once. */
+template <int N> static __device__ __forceinline__ void stream_factors(const stream_args &p, float *factor)
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++)
+        factor[i] = p.scale_x[p.ld_x ? min(i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, p.m - 1) : 0];
+}
+
 /* Scales (TENSOR and ROW), bias, D: the row `row` of weights, this thread's N / 4 tokens, the first half of fin. */
 template <int N, int MODE, int DTYPE>
-static __device__ __forceinline__ void stream_store(const stream_args &p, int row, float scale, const float *fin)
+static __device__ __forceinline__ void stream_store(const stream_args &p, int row, float scale, const float *factor,
+                                                    const float *fin)
 {
     int token = threadIdx.x % 4 * 2;
     int64_t at = token * p.stride + row;
@@ -251,13 +277,12 @@ static __device__ __forceinline__ void stream_store(const stream_args &p, int ro
     for (int i = 0; i < N / 4; i++) {
         float x = fin[i / 2 * 4 + i % 2];
 
-        if (token < p.m) {
-            if (MODE == SCALE_LAST)
-                x *= p.scale_x[p.ld_x ? token : 0] * scale;
-            if (p.bias)
-                x += bias;
+        if (MODE == SCALE_LAST)
+            x *= factor[i] * scale;
+        if (p.bias)
+            x += bias;
+        if (token < p.m)
             num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
-        }
         token += i % 2 ? 7 : 1;
         at += (i % 2 ? 7 : 1) * p.stride;
     }
@@ -266,7 +291,8 @@ static __device__ __forceinline__ void stream_store(const stream_args &p, int ro
 /* A finished slice: partial sums to those who finish them, then the units that are this warp's own. */
 template <int N, int MODE>
 static __device__ __forceinline__ void stream_finish(const stream_args &p, stream_memory<N> *s, const stream_share &a,
-                                                     int group, int slice, uint32_t turn, float *fin)
+                                                     int group, int slice, uint32_t turn, const float *factor,
+                                                     float *fin)
 {
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, units = UNITS / p.split;
 
@@ -298,11 +324,11 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
         if (p.split > 1 && lane < p.split && slice + GROUPS < a.last) /* somebody will send again */
             ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[group]), (uint32_t)lane));
         if (real && p.dtype == RIDGE_BF16)
-            stream_store<N, MODE, RIDGE_BF16>(p, row, scale, fin);
+            stream_store<N, MODE, RIDGE_BF16>(p, row, scale, factor, fin);
         else if (real && p.dtype == RIDGE_F16)
-            stream_store<N, MODE, RIDGE_F16>(p, row, scale, fin);
+            stream_store<N, MODE, RIDGE_F16>(p, row, scale, factor, fin);
         else if (real)
-            stream_store<N, MODE, RIDGE_F32>(p, row, scale, fin);
+            stream_store<N, MODE, RIDGE_F32>(p, row, scale, factor, fin);
     }
     __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
 }
@@ -333,7 +359,7 @@ static __device__ __forceinline__ void stream_promote(const stream_memory<N> *s,
 
 /* What a warpgroup knows of the rings: where they begin, where it is. */
 typedef struct stream_reader {
-    uint32_t base, boxes, box, stages, x_stages;
+    uint32_t base, boxes, box, full, empty, stages, x_stages; /* boxes, full and empty: of its own ring */
     stream_ring w, x;
 } stream_reader;
 
@@ -351,7 +377,7 @@ static __device__ __forceinline__ void stream_blocks(const stream_memory<N> *s, 
         box[t] = r->w.stage;
         stage[t] = r->x.stage;
         ptx_mbarrier_wait(r->base + PLACE_OF(N, x_full) + 8 * stage[t], r->x.phase);
-        ptx_mbarrier_wait(r->base + PLACE_OF(N, w_full) + 8 * box[t], r->w.phase);
+        ptx_mbarrier_wait(r->full + 8 * box[t], r->w.phase);
         stream_advance(&r->w, 1, r->stages);
         stream_advance(&r->x, 1, r->x_stages);
     }
@@ -375,7 +401,7 @@ static __device__ __forceinline__ void stream_blocks(const stream_memory<N> *s, 
     if (threadIdx.x % 32 == 0)
 #pragma unroll
         for (int t = 0; t < T; t++) {
-            ptx_mbarrier_arrive(r->base + PLACE_OF(N, w_empty) + 8 * box[t]);
+            ptx_mbarrier_arrive(r->empty + 8 * box[t]);
             if (last)
                 ptx_mbarrier_arrive(r->base + PLACE_OF(N, x_empty) + 8 * stage[t]);
         }
@@ -398,10 +424,21 @@ template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_multiply(const stream_args &p, stream_memory<N> *s, const stream_share &a,
                                                        int group)
 {
-    stream_reader r = {stream_base(s), 0, (uint32_t)p.box, (uint32_t)p.w_stages, (uint32_t)p.x_stages, {0, 0}, {0, 0}};
+    const uint32_t base = stream_base(s), before = (uint32_t)(group * p.w_stages);
+    stream_reader r = {base,
+                       base + (uint32_t)p.boxes + before * (uint32_t)p.box,
+                       (uint32_t)p.box,
+                       base + PLACE_OF(N, w_full) + 8 * before,
+                       base + PLACE_OF(N, w_empty) + 8 * before,
+                       (uint32_t)p.w_stages,
+                       (uint32_t)p.x_stages,
+                       {0, 0},
+                       {0, 0}};
     uint32_t turn = 0;
+    float factor[N / 4];
 
-    r.boxes = r.base + (uint32_t)p.boxes;
+    if (MODE == SCALE_LAST)
+        stream_factors<N>(p, factor);
     for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
         const int count = min(GROUPS * SLICES(N), a.last - slice), own = (count + 1 - group) / 2;
         float fin[SLICES(N)][N / 2];
@@ -427,8 +464,6 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
                 const int slot = GROUPS * i + group;
                 int j = 0;
 
-                if (group == 1 && GROUPS * i < count) /* the other one's slice */
-                    stream_advance(&r.w, (uint32_t)length, r.stages);
                 if (i < own) {
                     r.x = x;
 #pragma unroll 1
@@ -438,8 +473,6 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
                     for (; j < length; j++)
                         stream_blocks<N, MODE, FORMATS, 1>(s, &r, i + 1 == own, slot, which[i], fin[i]);
                 }
-                if (group == 0 && GROUPS * i + 1 < count)
-                    stream_advance(&r.w, (uint32_t)length, r.stages);
             }
             if (own == 0)
                 stream_skip<N>(&r, length);
@@ -447,13 +480,13 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
 #pragma unroll
         for (int i = 0; i < SLICES(N); i++)
             if (i < own)
-                stream_finish<N, MODE>(p, s, a, group, slice + GROUPS * i + group, turn++, fin[i]);
+                stream_finish<N, MODE>(p, s, a, group, slice + GROUPS * i + group, turn++, factor, fin[i]);
     }
 }
 
 template <int N, int MODE> static __device__ void stream_prepare(const stream_args &p, stream_memory<N> *s)
 {
-    for (int i = 0; i < p.w_stages; i++) {
+    for (int i = 0; i < GROUPS * p.w_stages; i++) {
         ptx_mbarrier_init(ptx_shared(&s->w_full[i]), 1);
         ptx_mbarrier_init(ptx_shared(&s->w_empty[i]), 4);
     }
@@ -559,15 +592,13 @@ typedef struct stream_cut {
     int64_t blocks; /* of the CTA that has most */
 } stream_cut;
 
-/* The smallest split with which a CTA has about 96 rows, or 60 once k is split: the tokens, which every CTA reads for
+/* The smallest split with which a CTA has about 72 rows, or 60 once k is split: the tokens, which every CTA reads for
  * all its k, then cost little. */
-static int split_of(const ridge_device *device, const ridge_kernel *kernel, int64_t n, int64_t k)
+static int split_of(const ridge_device *device, int64_t n, int64_t k)
 {
     int split = 1;
 
-    if (kernel->param[0])
-        return kernel->param[0];
-    while (split < SPLIT_MOST && n * split < (split == 1 ? 96 : 60) * (int64_t)device->units &&
+    while (split < SPLIT_MOST && n * split < (split == 1 ? 72 : 60) * (int64_t)device->units &&
            2 * split <= (k + BK - 1) / BK)
         split *= 2;
     return split;
@@ -575,18 +606,18 @@ static int split_of(const ridge_device *device, const ridge_kernel *kernel, int6
 
 /* Slices as even as can be; a function of n, k and the device, as the bits must not depend on m. Clusters of more than
  * two do not fill every GPC: an H200 runs 30 of 4 and 15 of 8 at a time. */
-static stream_cut cut_of(const ridge_device *device, const ridge_kernel *kernel, int64_t n, int64_t k)
+static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
 {
     stream_cut best = {};
     int64_t rows, least;
 
-    best.split = split_of(device, kernel, n, k);
+    best.split = split_of(device, n, k);
     best.clusters = (best.split > 2 ? device->units * 10 / 11 : device->units) / best.split;
     best.clusters = best.clusters ? best.clusters : 1;
     best.blocks = ((k + BK - 1) / BK + best.split - 1) / best.split;
     rows = (n + best.clusters - 1) / best.clusters;
     least = (rows + ROWS - 1) / ROWS;
-    least = least < GROUPS ? GROUPS : least; /* work for both warpgroups */
+    least = least < GROUPS ? (int64_t)GROUPS : least; /* work for both warpgroups */
     for (int64_t each = least; each <= least + 2; each++) {
         const int64_t high = ((rows + each - 1) / each + 7) / 8 * 8, slices = (n + high - 1) / high;
         const int64_t most = (slices + best.clusters - 1) / best.clusters * high;
@@ -631,13 +662,12 @@ static stream_args collect(const ridge_call *call)
     return p;
 }
 
-/* All of the shared memory is for weights that may be fetched early; otherwise the next call's CTAs had better be there
- * already when this one ends. */
-static int p_full(const ridge_kernel *kernel, const ridge_call *call, stream_cut cut)
+/* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
+static int takes_all(const ridge_call *call, stream_cut cut)
 {
-    if (kernel->param[1])
-        return kernel->param[1] - 1;
-    return (call->flags & RIDGE_WEIGHTS_SETTLED) != 0 && cut.blocks * BK * cut.most > MUCH;
+    const int64_t bytes = cut.blocks * BK * cut.most;
+
+    return bytes > (call->dim[0] > 32 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
@@ -650,9 +680,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                         : a->dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
                                                  : WGMMA_E4M3_E4M3;
     const int64_t k = call->dim[2];
-    const stream_cut cut = cut_of(device, kernel, call->dim[1], k);
+    const stream_cut cut = cut_of(device, call->dim[1], k);
     const int sums = GROUPS * (cut.split - 1) * ROWS / cut.split * (8 << tokens) * 4;
-    const int full = p_full(kernel, call, cut);
+    const int full = takes_all(call, cut);
     stream_args p = collect(call);
     ridge_status status;
 
@@ -662,9 +692,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.x_stages = x_stages[full][tokens];
     p.boxes = fixed[tokens] + p.x_stages * (8 << tokens) * BK;
     p.box = cut.high * BK;
-    p.w_stages = ((full ? FULL : HALF) - p.boxes - sums - (ROWS * BK - p.box)) / p.box; /* 64 rows are read of each */
+    p.box = cut.high * BK;
+    p.w_stages =
+        ((full ? FULL : HALF) - p.boxes - sums - (ROWS * BK - p.box)) / p.box / GROUPS; /* reads are of 64 rows */
     p.w_stages = p.w_stages < W_MOST ? p.w_stages : W_MOST;
-    p.sums = p.boxes + p.w_stages * p.box + (ROWS * BK - p.box);
+    p.sums = p.boxes + GROUPS * p.w_stages * p.box + (ROWS * BK - p.box);
     status = host_tensor_map_l2(device, &p.x, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, 8 << tokens, 128,
                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
     if (!status) /* 256 bytes cost 5 % (docs/measured.md) */
@@ -677,7 +709,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                                &p, stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
     const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
 
@@ -691,28 +723,30 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
         return "TMA needs rows of a and b that begin at multiples of 16 bytes";
     if (n > 0x7fffff00 || k > 0x7fffff00)
         return "n or k above 2^31 - 256";
-    if (kernel->param[0] > (k + BK - 1) / BK)
-        return "fewer blocks of k than parts";
     return NULL;
 }
 
 /* The weights of the CTA that has most at its share of the memory's rate, and what a launch and a combination take. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const stream_cut cut = cut_of(device, kernel, problem->dim[1], problem->dim[2]);
+    const stream_cut cut = cut_of(device, problem->dim[1], problem->dim[2]);
 
-    return (kernel->param[0] ? 1000 : 2.5) + 0.2 * cut.split +
+    return 2.5 + 0.2 * cut.split +
            (double)(cut.blocks * BK * cut.most) * device->units * 1e-3 / (1.08 * device->copy_gbps);
 }
 
-#define ROW(name, split, how)                                                                          \
-    {                                                                                                  \
-        "cuda.gemm_fp8.stream" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,                 \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {split, how}, why_not, NULL, cost, launch \
-    }
-
-/* param: parts of k; 0: as split_of has it. */
-static const ridge_kernel rows[] = {ROW("", 0, 0),     ROW(".s1h", 1, 1), ROW(".s1f", 1, 2), ROW(".s2h", 2, 1),
-                                    ROW(".s2f", 2, 2), ROW(".s4h", 4, 1), ROW(".s4f", 4, 2)};
+static const ridge_kernel rows[] = {
+    {"cuda.gemm_fp8.stream",
+     RIDGE_GEMM_FP8,
+     RIDGE_ARCH_SM90,
+     RIDGE_ARCH_SM90,
+     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+     0,
+     {},
+     why_not,
+     NULL,
+     cost,
+     launch},
+};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_stream_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
