@@ -58,11 +58,11 @@ static inline ridge_status host_load(const ridge_device *device, const void *con
 }
 
 /* A tensor map of a matrix: `inner` contiguous elements of a dtype, `outer` rows `stride` elements apart, boxes of
- * box_inner x box_outer; outside reads as zero. swizzle: 0, 32, 64 or 128 bytes. The encoder is the driver's, found by
- * ridge_open; it touches no device. */
-static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorMap *map, int dtype, const void *base,
-                                           int64_t inner, int64_t outer, int64_t stride, int box_inner, int box_outer,
-                                           int swizzle)
+ * box_inner x box_outer; outside reads as zero. swizzle: 0, 32, 64 or 128 bytes. L2 fetches whole multiples of
+ * `promotion` bytes. The encoder is the driver's, found by ridge_open; it touches no device. */
+static inline ridge_status host_tensor_map_l2(const ridge_device *device, CUtensorMap *map, int dtype, const void *base,
+                                              int64_t inner, int64_t outer, int64_t stride, int box_inner,
+                                              int box_outer, int swizzle, CUtensorMapL2promotion promotion)
 {
     const CUtensorMapDataType type = dtype == RIDGE_F32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                      : dtype == RIDGE_F16  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -81,9 +81,17 @@ static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorM
     if (!encode)
         return ridge_fail(RIDGE_ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
     result = encode(map, type, 2, (void *)(uintptr_t)base, extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    kind, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                    kind, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? RIDGE_OK
                                   : ridge_fail(RIDGE_ERR_DEVICE, "cuTensorMapEncodeTiled: error %d", (int)result);
+}
+
+static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorMap *map, int dtype, const void *base,
+                                           int64_t inner, int64_t outer, int64_t stride, int box_inner, int box_outer,
+                                           int swizzle)
+{
+    return host_tensor_map_l2(device, map, dtype, base, inner, outer, stride, box_inner, box_outer, swizzle,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 /* Launches a kernel with one struct argument. From sm_90 on with programmatic dependent launch: the kernel calls

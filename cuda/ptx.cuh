@@ -204,6 +204,30 @@ static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *
         : "memory");
 }
 
+/* The same with an L2 policy. */
+static __device__ __forceinline__ void ptx_tma_load_2d_policy(uint32_t to, const void *map, int x, int y, uint32_t bar,
+                                                              uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4}], [%2], %5;"
+                 :
+                 : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "l"(policy)
+                 : "memory");
+}
+
+/* What is read once goes first. */
+static __device__ __forceinline__ uint64_t ptx_policy_evict_first(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ __forceinline__ void ptx_prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
 /* The same box to the same place in every CTA of `mask`, completing on each one's mbarrier at that place. */
 static __device__ __forceinline__ void ptx_tma_load_2d_multicast(uint32_t to, const void *map, int x, int y,
                                                                  uint32_t bar, uint16_t mask)
@@ -304,6 +328,34 @@ static __device__ __forceinline__ uint32_t ptx_cluster_rank(void)
 static __device__ __forceinline__ void ptx_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/* The two halves of ptx_cluster_sync for threads that hand over nothing but initialised mbarriers: no fence. */
+static __device__ __forceinline__ void ptx_cluster_arrive_relaxed(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void ptx_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/* 8 or 16 bytes to shared memory of the cluster; they count towards the mbarrier beside them. */
+static __device__ __forceinline__ void ptx_store_async2(uint32_t to, float a, float b, uint32_t bar)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 :
+                 : "r"(to), "f"(a), "f"(b), "r"(bar)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_store_async4(uint32_t to, float a, float b, float c, float d, uint32_t bar)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :
+                 : "r"(to), "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
+                 : "memory");
 }
 
 /* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */

@@ -4,17 +4,18 @@
 #include "internal.h"
 
 static const ridge_kernel_list *const lists[] = {
-#if RIDGE_HAVE_CUDA              // the bare comments keep one list a line
-    &ridge_cuda_swiglu_fwd,      //
-    &ridge_cuda_swiglu_bwd,      //
-    &ridge_cuda_quantize_stream, //
-    &ridge_cuda_quantize_tile,   //
-    &ridge_cuda_quantize_whole,  //
-    &ridge_cuda_q8_0,            //
-    &ridge_cuda_gemm_sm90,       //
-    &ridge_cuda_ce_sm90,         //
-    &ridge_cuda_ce_linear,       //
-    &ridge_cuda_ce_rows,         //
+#if RIDGE_HAVE_CUDA               // the bare comments keep one list a line
+    &ridge_cuda_swiglu_fwd,       //
+    &ridge_cuda_swiglu_bwd,       //
+    &ridge_cuda_quantize_stream,  //
+    &ridge_cuda_quantize_tile,    //
+    &ridge_cuda_quantize_whole,   //
+    &ridge_cuda_q8_0,             //
+    &ridge_cuda_gemm_sm90,        //
+    &ridge_cuda_ce_sm90,          //
+    &ridge_cuda_ce_linear,        //
+    &ridge_cuda_ce_rows,          //
+    &ridge_cuda_gemm_stream_sm90, //
 #endif
     &ridge_cpu_swiglu,      //
     &ridge_cpu_quantize,    //
