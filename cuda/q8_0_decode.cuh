@@ -1,0 +1,154 @@
+/* q8_0_decode.cuh: what the files of Q8_0 decode on CUDA share: the arguments of the four products, what happens to a
+ * finished sum (the epilogues), and the host side that fills the arguments and quantises activations first. */
+#ifndef RIDGE_Q8_0_DECODE_CUH
+#define RIDGE_Q8_0_DECODE_CUH
+
+#include "host.cuh"
+#include "num.cuh"
+#include "q8_0_math.h"
+#include "swiglu_math.h"
+
+/* Blocks of one turn through the partitions. */
+enum { Q8_0_TURN = RIDGE_Q8_0_PARTS * RIDGE_Q8_0_RUN };
+
+/* A weight matrix of either form: block b of row r has its codes at codes + r * stride + b * step and its f16 scale at
+ * scales + r * scale_stride + b * scale_step, all in bytes. */
+typedef struct q8_0_weight {
+    const uint8_t *codes, *scales;
+    int64_t rows, stride, step, scale_stride, scale_step;
+} q8_0_weight;
+
+typedef struct q8_0_args {
+    q8_0_weight weight[2]; /* the second: of pair and gate_up_swiglu, else rows = 0 */
+    const int8_t *x;       /* codes; strides in elements from here on */
+    const float *x_scales;
+    int64_t x_stride, x_ld;
+    int64_t blocks;
+    int tokens, op;
+    void *out[2];
+    int64_t out_stride[2];
+    int bf16;
+    /* gate_up_swiglu */
+    unsigned act;
+    const float *token_scale;
+    ridge_swiglu_options swiglu;
+    /* hc_expand */
+    int n_hc;
+    const float *post, *comb, *res, *add;
+    float *y;
+    int64_t post_ld, comb_ld, res_stride, add_stride, y_stride;
+} q8_0_args;
+
+/* --------------------------------------------------------------------------------------------------------- epilogues
+ */
+
+static __device__ __forceinline__ void q8_0_store(const q8_0_args &p, int which, int64_t row, int token, float y)
+{
+    const int64_t at = token * p.out_stride[which] + row;
+
+    if (p.bf16)
+        num_store<RIDGE_BF16>(p.out[which], at, y);
+    else
+        num_store<RIDGE_F32>(p.out[which], at, y);
+}
+
+static __device__ __noinline__ float q8_0_swiglu(unsigned act, float gate, float up, float scale,
+                                                 ridge_swiglu_options o)
+{
+    const float a = ridge_swiglu_gate(gate, o), b = ridge_swiglu_up(up, o);
+    float h;
+
+    switch (act) { /* constants in the callee: one branch each */
+    case RIDGE_GELU_TANH:
+        h = ridge_act_fwd(RIDGE_GELU_TANH, a, o.alpha);
+        break;
+    case RIDGE_GELU_ERF:
+        h = ridge_act_fwd(RIDGE_GELU_ERF, a, o.alpha);
+        break;
+    case RIDGE_RELU2:
+        h = ridge_act_fwd(RIDGE_RELU2, a, o.alpha);
+        break;
+    default:
+        h = ridge_act_fwd(RIDGE_SILU, a, o.alpha);
+        break;
+    }
+    return ridge_swiglu_scale(h * b, scale, o);
+}
+
+/* Row `row` of gate_up_swiglu. */
+static __device__ __forceinline__ void q8_0_finish_gate_up(const q8_0_args &p, int64_t row, int token, float gate,
+                                                           float up)
+{
+    q8_0_store(p, 0, row, token, q8_0_swiglu(p.act, gate, up, p.token_scale ? p.token_scale[token] : 1.0f, p.swiglu));
+}
+
+static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_t row, int token, float y)
+{
+    const float *post = p.post + token * p.post_ld, *comb = p.comb + token * p.comb_ld;
+    const float *res = p.res + token * p.res_stride + row;
+    const int64_t high = p.weight[0].rows;
+    const int n = p.n_hc;
+    float v = y;
+
+    if (p.y)
+        num_store<RIDGE_F32>(p.y, token * p.y_stride + row, y);
+    if (p.add)
+        v = y + p.add[token * p.add_stride + row];
+    if (n == 4) { /* the usual number: every load in flight at once */
+        const float r[4] = {res[0], res[high], res[2 * high], res[3 * high]};
+
+#pragma unroll
+        for (int dst = 0; dst < 4; dst++) {
+            float acc = ridge_hc_start(v, post[dst]);
+
+#pragma unroll
+            for (int src = 0; src < 4; src++)
+                acc = ridge_hc_step(acc, comb[dst + 4 * src], r[src]);
+            q8_0_store(p, 0, dst * high + row, token, acc);
+        }
+        return;
+    }
+    for (int dst = 0; dst < n; dst++) {
+        float acc = ridge_hc_start(v, post[dst]);
+
+        for (int src = 0; src < n; src++)
+            acc = ridge_hc_step(acc, comb[dst + n * src], res[src * high]);
+        q8_0_store(p, 0, dst * high + row, token, acc);
+    }
+}
+
+/* Row `row` of weight `which`: everything but gate_up_swiglu. */
+static __device__ __forceinline__ void q8_0_finish(const q8_0_args &p, int which, int64_t row, int token, float y)
+{
+    if (p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
+        q8_0_finish_hc(p, row, token, y);
+    else
+        q8_0_store(p, which, row, token, y);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+#define Q8_0_CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+
+/* q8_0_decode.cu: the arguments of a validated call. Activations that are not quantised yet are quantised into the
+ * workspace by a launch of its own in front. */
+ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, void *workspace,
+                        void *stream, q8_0_args *p);
+/* The bytes of that. */
+size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
+/* The products of any call, for rows that find their operands not aligned only when they see the pointers. */
+ridge_status q8_0_launch_portable(const ridge_device *device, const char *name, q8_0_args *p, void *stream);
+
+/* Bytes of weights. */
+static inline double q8_0_bytes(const ridge_problem *problem)
+{
+    double rows = (double)problem->dim[2];
+
+    if (problem->op == RIDGE_Q8_0_PAIR)
+        rows += (double)problem->dim[3];
+    if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU)
+        rows *= 2;
+    return rows * (double)problem->dim[1] * (34.0 / 32.0);
+}
+
+#endif

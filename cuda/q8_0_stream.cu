@@ -1,0 +1,492 @@
+/* q8_0_stream.cu: the products of Q8_0 decode at the rate of the weights' stream, sm_90 up.
+ *
+ * A persistent block works through tiles of 8, 16 or 32 weight rows. One warp loads: TMA brings one turn of the
+ * partitions, 1024 columns of the tile's rows, into a ring of stages in shared memory. Eight warps compute, warp p the
+ * partition p of the canonical order (q8_0_math.h): of each turn its 4 blocks, one matrix instruction m16n8k32 a block
+ * and 8 rows, the tokens as its 16 (or 8 and 8 unused) rows and the weight rows as its columns. The instruction's sum
+ * starts at the integer 0x4b400000, the bits of the float 12582912: sum + that, read as a float, is 12582912 + dot
+ * exactly, and one subtraction makes it dot, where the conversion instruction runs at a quarter of the rate. A lane
+ * keeps the chains of its tokens and rows; nothing crosses lanes or warps before the tile's end, where the eight
+ * partitions meet in shared memory and one thread an element adds the tree and finishes the element.
+ *
+ * Outside of the matrices TMA writes zeros: ragged turns, rows and tokens are blocks of zero codes and zero scales,
+ * which leave no trace. Bytes moved: the weights once for all tokens; x from L2 once a block where it fits beside the
+ * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage to the eight warps, empty[s] (eight
+ * arrivals) gives it back; named barrier 1 orders the partial sums' writes, reads and next writes. */
+#include "q8_0_decode.cuh"
+
+enum { CONSUMERS = RIDGE_Q8_0_PARTS, THREADS = 32 * (CONSUMERS + 1), MOST_STAGES = 16, MOST_SUBS = 4 };
+
+/* Shared memory of 8 rows and a turn. Rows of blocks and of scales are 16 bytes longer than needed, so that eight of
+ * them begin in different banks. */
+enum {
+    SUB = 8,
+    RAW_PITCH = Q8_0_TURN * RIDGE_Q8_0_BYTES + 16,
+    SCALE_PITCH = 2 * Q8_0_TURN + 16,
+    X_SCALE_PITCH = 4 * Q8_0_TURN + 16,
+    RAW_BYTES = SUB * RAW_PITCH,
+    CODE_BYTES = SUB * 1024,
+    SCALE_BYTES = SUB * SCALE_PITCH,
+    BAR_BYTES = 2 * 8 * MOST_STAGES
+};
+
+typedef struct stream_args {
+    CUtensorMap codes[2], scales[2], x, x_scales; /* codes: of raw blocks where there are no planes */
+    q8_0_args p;
+    int units[2]; /* of 8 rows */
+    int tiles, turns, stages;
+    int resident; /* x stays in shared memory */
+    int early;    /* weights may be read before the kernels in front have finished */
+    uint32_t at_x, at_scales, at_x_scales, at_red, at_bars;
+} stream_args;
+
+#if __CUDA_ARCH__ >= 900
+/* The 8 rows of sub s of a tile: of which weight, and the first of them. */
+static __device__ __forceinline__ int sub_rows(const stream_args &a, int tile, int subs, int s, int *row)
+{
+    const int unit = tile * subs + s;
+    int which;
+
+    if (a.p.op == RIDGE_Q8_0_GATE_UP_SWIGLU) { /* gate and up of the same rows, in turn */
+        *row = unit / 2 * SUB;
+        return s & 1;
+    }
+    which = unit >= a.units[0];
+    *row = (which ? unit - a.units[0] : unit) * SUB;
+    return which && a.units[1];
+}
+
+/* ----------------------------------------------------------------------------------------------------- the loading
+ * warp */
+
+/* The turns of all tiles of this block, one after another. */
+typedef struct cursor {
+    int tile, turn, stage, first; /* first: the block's first tile */
+} cursor;
+
+static __device__ __forceinline__ void next_turn(const stream_args &a, cursor *c)
+{
+    c->stage = c->stage + 1 == a.stages ? 0 : c->stage + 1;
+    if (++c->turn == a.turns) {
+        c->turn = c->first = 0;
+        c->tile += gridDim.x;
+    }
+}
+
+template <int SUBS, int TOKENS, int RAW>
+static __device__ __forceinline__ void load_weights(const stream_args &a, const cursor &c, uint32_t shared,
+                                                    uint32_t full)
+{
+    const bool with_x = c.first || !a.resident;
+
+    ptx_mbarrier_expect(full, SUBS * (RAW ? RAW_BYTES : CODE_BYTES + SCALE_BYTES) +
+                                  (with_x ? TOKENS * (1024 + X_SCALE_PITCH) : 0));
+#pragma unroll
+    for (int s = 0; s < SUBS; s++) {
+        int row;
+        const int which = sub_rows(a, c.tile, SUBS, s, &row);
+
+        if (RAW) {
+            ptx_tma_load_2d(shared + (c.stage * SUBS + s) * RAW_BYTES, &a.codes[which],
+                            c.turn * (Q8_0_TURN * RIDGE_Q8_0_BYTES / 8), row, full);
+        } else {
+            ptx_tma_load_3d(shared + (c.stage * SUBS + s) * CODE_BYTES, &a.codes[which], 0, row, c.turn * 8, full);
+            ptx_tma_load_2d(shared + a.at_scales + (c.stage * SUBS + s) * SCALE_BYTES, &a.scales[which],
+                            c.turn * Q8_0_TURN, row, full);
+        }
+    }
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void load_x(const stream_args &a, const cursor &c, uint32_t shared, uint32_t full)
+{
+    const int slot = a.resident ? c.turn : c.stage;
+
+    if (!c.first && a.resident)
+        return;
+    ptx_tma_load_3d(shared + a.at_x + slot * TOKENS * 1024, &a.x, 0, 0, c.turn * 8, full);
+    ptx_tma_load_2d(shared + a.at_x_scales + slot * TOKENS * X_SCALE_PITCH, &a.x_scales, c.turn * Q8_0_TURN, 0, full);
+}
+
+template <int SUBS, int TOKENS, int RAW>
+static __device__ __forceinline__ void produce(const stream_args &a, uint32_t shared)
+{
+    const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
+    cursor w = {(int)blockIdx.x, 0, 0, 1}, x = w;
+    uint32_t parity = 1;
+    int n = 0;
+
+    if (!a.early)
+        ptx_grid_wait();
+    for (; n < a.stages && w.tile < a.tiles; n++, next_turn(a, &w))
+        load_weights<SUBS, TOKENS, RAW>(a, w, shared, full + 8 * w.stage);
+    if (a.early)
+        ptx_grid_wait();
+    for (; n > 0; n--, next_turn(a, &x))
+        load_x<TOKENS>(a, x, shared, full + 8 * x.stage);
+    while (w.tile < a.tiles) {
+        if (w.stage == 0)
+            parity ^= 1;
+        ptx_mbarrier_wait(empty + 8 * w.stage, parity);
+        load_weights<SUBS, TOKENS, RAW>(a, w, shared, full + 8 * w.stage);
+        load_x<TOKENS>(a, w, shared, full + 8 * w.stage);
+        next_turn(a, &w);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- the computing
+ * warps */
+
+/* x of this warp's 4 blocks: the operand a of four matrix instructions, and the scales of this lane's tokens. */
+template <int TOKENS>
+static __device__ __forceinline__ void read_x(const stream_args &a, uint32_t shared, int slot, int part, int lane,
+                                              uint32_t (*code)[4], float (*scale)[4])
+{
+    const uint32_t line = shared + a.at_x + (slot * 8 + part) * (TOKENS * 128);
+    const uint32_t scales = shared + a.at_x_scales + slot * (TOKENS * X_SCALE_PITCH) + part * 16;
+
+    if (TOKENS == 8) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t v[4];
+
+            ptx_ldmatrix4(v, line + lane % 8 * 128 + (((h * 4 + lane / 8) ^ (lane % 8)) << 4));
+            code[2 * h][0] = v[0], code[2 * h][2] = v[1], code[2 * h + 1][0] = v[2], code[2 * h + 1][2] = v[3];
+            code[2 * h][1] = code[2 * h][3] = code[2 * h + 1][1] = code[2 * h + 1][3] = 0;
+        }
+    } else {
+#pragma unroll
+        for (int b = 0; b < 4; b++)
+            ptx_ldmatrix4(code[b], line + lane % 16 * 128 + (((b * 2 + lane / 16) ^ (lane % 8)) << 4));
+    }
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; i++)
+        ptx_load_shared4(scale[i], scales + (lane / 4 + 8 * i) * X_SCALE_PITCH);
+}
+
+/* The 4 blocks of 8 rows: the operand b, and the scales of rows 2 (lane % 4) and the next. */
+static __device__ __forceinline__ void read_planes(uint32_t codes, uint32_t scales, int part, int lane,
+                                                   uint32_t (*code)[2], float (*scale)[2])
+{
+    const uint32_t line = codes + part * (SUB * 128) + lane % 8 * 128;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t v[4];
+
+        ptx_ldmatrix4(v, line + (((h * 4 + lane / 8) ^ (lane % 8)) << 4));
+        code[2 * h][0] = v[0], code[2 * h][1] = v[1], code[2 * h + 1][0] = v[2], code[2 * h + 1][1] = v[3];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint2 v = ptx_load_shared2(scales + (lane % 4 * 2 + r) * SCALE_PITCH + part * 8);
+
+        num_unpack2<RIDGE_F16>(v.x, &scale[0][r], &scale[1][r]);
+        num_unpack2<RIDGE_F16>(v.y, &scale[2][r], &scale[3][r]);
+    }
+}
+
+/* The same from blocks of 34 bytes: the codes of blocks 0 and 2 of a partition begin in the middle of a word. */
+static __device__ __forceinline__ void read_raw(uint32_t rows, int part, int lane, uint32_t (*code)[2],
+                                                float (*scale)[2])
+{
+    const uint32_t run = rows + part * (RIDGE_Q8_0_RUN * RIDGE_Q8_0_BYTES);
+    const uint32_t word = run + lane / 4 * RAW_PITCH + lane % 4 * 4;
+
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        const uint32_t at = word + b * RIDGE_Q8_0_BYTES + (b & 1 ? 2 : 0);
+
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            code[b][h] = ptx_load_shared1(at + 16 * h);
+            if (!(b & 1))
+                code[b][h] = __byte_perm(code[b][h], ptx_load_shared1(at + 16 * h + 4), 0x5432);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            scale[b][r] =
+                ptx_f32_from_f16(ptx_load_shared_half(run + (lane % 4 * 2 + r) * RAW_PITCH + b * RIDGE_Q8_0_BYTES));
+    }
+}
+
+/* One turn: 4 blocks of SUBS * 8 rows and TOKENS tokens onto the chains. */
+template <int SUBS, int TOKENS, int RAW>
+static __device__ __forceinline__ void multiply(const stream_args &a, uint32_t shared, int stage, int slot, int part,
+                                                int lane, float (*acc)[TOKENS / 4])
+{
+    uint32_t x[4][4];
+    float xs[TOKENS / 8][4];
+
+    read_x<TOKENS>(a, shared, slot, part, lane, x, xs);
+#pragma unroll
+    for (int s = 0; s < SUBS; s++) {
+        uint32_t w[4][2];
+        float ws[4][2];
+
+        if (RAW)
+            read_raw(shared + (stage * SUBS + s) * RAW_BYTES, part, lane, w, ws);
+        else
+            read_planes(shared + (stage * SUBS + s) * CODE_BYTES,
+                        shared + a.at_scales + (stage * SUBS + s) * SCALE_BYTES, part, lane, w, ws);
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            int32_t d[4];
+
+            ptx_mma_s8(d, x[b], w[b], 0x4b400000);
+#pragma unroll
+            for (int i = 0; i < TOKENS / 4; i++)
+                acc[s][i] = __fmaf_rn(__fmul_rn(ws[b][i % 2], xs[i / 2][b]),
+                                      __fadd_rn(__int_as_float(d[i]), -12582912.0f), acc[s][i]);
+        }
+    }
+}
+
+/* The tile's end: partial sums to shared memory, [partition][token][row], then an element a thread. */
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void finish(const stream_args &a, float *red, int tile, int part, int lane,
+                                              float (*acc)[TOKENS / 4])
+{
+    enum { ROWS = SUBS * SUB, PITCH = SUBS == 1 ? ROWS : ROWS + 8, PLANE = TOKENS * PITCH };
+    const bool gate_up = a.p.op == RIDGE_Q8_0_GATE_UP_SWIGLU;
+
+    ptx_barrier_sync(1, 32 * CONSUMERS); /* the last tile's sums have been read */
+#pragma unroll
+    for (int s = 0; s < SUBS; s++)
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; i++)
+            *(float2 *)&red[part * PLANE + (lane / 4 + 8 * i) * PITCH + s * SUB + lane % 4 * 2] =
+                make_float2(acc[s][2 * i], acc[s][2 * i + 1]);
+    ptx_barrier_sync(1, 32 * CONSUMERS); /* all sums before any is read */
+    for (int i = threadIdx.x; i < ROWS * a.p.tokens; i += 32 * CONSUMERS) {
+        const int token = i / ROWS, r = i % ROWS, s = r / SUB;
+        const float *from = red + token * PITCH + r;
+        int row;
+        const int which = sub_rows(a, tile, SUBS, s, &row);
+        float sum[RIDGE_Q8_0_PARTS], up[RIDGE_Q8_0_PARTS];
+
+        row += r % SUB;
+        if (row >= a.p.weight[which].rows || (gate_up && which))
+            continue;
+#pragma unroll
+        for (int p = 0; p < RIDGE_Q8_0_PARTS; p++)
+            sum[p] = from[p * PLANE];
+        if (gate_up) {
+#pragma unroll
+            for (int p = 0; p < RIDGE_Q8_0_PARTS; p++)
+                up[p] = from[p * PLANE + SUB];
+            q8_0_finish_gate_up(a.p, row, token, ridge_q8_0_tree(sum), ridge_q8_0_tree(up));
+        } else {
+            q8_0_finish(a.p, which, row, token, ridge_q8_0_tree(sum));
+        }
+    }
+}
+
+template <int SUBS, int TOKENS, int RAW>
+static __device__ __forceinline__ void consume(const stream_args &a, char *memory, uint32_t shared)
+{
+    const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
+    const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t parity = 0;
+    int stage = 0;
+
+    ptx_grid_wait(); /* before anything is written, or read by the epilogues */
+    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+        float acc[SUBS][TOKENS / 4] = {};
+
+        for (int turn = 0; turn < a.turns; turn++) {
+            ptx_mbarrier_wait(full + 8 * stage, parity);
+            multiply<SUBS, TOKENS, RAW>(a, shared, stage, a.resident ? turn : stage, part, lane, acc);
+            __syncwarp(); /* every lane has read the stage */
+            if (lane == 0)
+                ptx_mbarrier_arrive(empty + 8 * stage);
+            stage = stage + 1 == a.stages ? 0 : stage + 1;
+            parity ^= stage == 0;
+        }
+        finish<SUBS, TOKENS>(a, (float *)(memory + a.at_red), tile, part, lane, acc);
+    }
+}
+#endif
+
+template <int SUBS, int TOKENS, int RAW>
+static __global__ void __launch_bounds__(THREADS, SUBS == MOST_SUBS ? 1 : 2)
+    q8_0_stream(const __grid_constant__ stream_args a)
+{
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(1024) char memory[];
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(memory);
+
+    ptx_grid_release();
+    if (threadIdx.x == THREADS - 32) {
+        for (int i = 0; i < a.stages; i++) {
+            ptx_mbarrier_init(shared + a.at_bars + 8 * i, 1);
+            ptx_mbarrier_init(shared + a.at_bars + 8 * (MOST_STAGES + i), CONSUMERS);
+        }
+        ptx_mbarrier_fence_init();
+    }
+    __syncthreads(); /* the barriers exist */
+    if (threadIdx.x / 32 < CONSUMERS)
+        consume<SUBS, TOKENS, RAW>(a, memory, shared);
+    else if (threadIdx.x == THREADS - 32)
+        produce<SUBS, TOKENS, RAW>(a, shared);
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+#define BY_FORM(subs, tokens) (const void *)q8_0_stream<subs, tokens, 0>, (const void *)q8_0_stream<subs, tokens, 1>
+#define BY_TOKENS(subs) BY_FORM(subs, 8), BY_FORM(subs, 16)
+
+/* [1, 2, 4 subs][8, 16 tokens][planes, blocks] */
+static const void *const functions[12] = {BY_TOKENS(1), BY_TOKENS(2), BY_TOKENS(4)};
+
+enum { MEMORY_MOST = 227 * 1024 };
+
+static ridge_status prepare(const ridge_device *device)
+{
+    if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM103)
+        return RIDGE_OK;
+    return host_prepare(device, functions, 12, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY_MOST,
+                        "q8_0_stream: loading kernels");
+}
+
+static uint32_t up_to(uint32_t bytes, uint32_t step)
+{
+    return (bytes + step - 1) / step * step;
+}
+
+/* Where everything lies in `budget` bytes of shared memory; the stages are what is left. False: not even two. */
+static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budget, uint32_t *bytes)
+{
+    const int64_t codes = subs * (raw ? RAW_BYTES : CODE_BYTES), scales = raw ? 0 : subs * SCALE_BYTES;
+    const int64_t x = tokens * 1024, x_scales = tokens * X_SCALE_PITCH;
+    const int64_t red = 4 * RIDGE_Q8_0_PARTS * tokens * (subs == 1 ? SUB : subs * SUB + 8);
+    int64_t room = budget - red - BAR_BYTES - 2048; /* for alignment */
+    uint32_t slots;
+
+    a->resident = a->turns * (x + x_scales) + 3 * (codes + scales) <= room;
+    if (a->resident)
+        a->stages = (int)((room - a->turns * (x + x_scales)) / (codes + scales));
+    else
+        a->stages = (int)(room / (codes + scales + x + x_scales));
+    a->stages = a->stages > MOST_STAGES ? MOST_STAGES : a->stages;
+    slots = (uint32_t)(a->resident ? a->turns : a->stages);
+    a->at_x = up_to((uint32_t)(a->stages * codes), 1024);
+    a->at_scales = a->at_x + slots * (uint32_t)x;
+    a->at_x_scales = a->at_scales + (uint32_t)(a->stages * scales);
+    a->at_red = a->at_x_scales + slots * (uint32_t)x_scales;
+    a->at_bars = up_to(a->at_red + (uint32_t)red, 128);
+    *bytes = a->at_bars + BAR_BYTES;
+    return a->stages >= 2 && *bytes <= (uint32_t)budget;
+}
+
+static ridge_status map_weight(const ridge_device *device, stream_args *a, int i, bool raw)
+{
+    const q8_0_weight *m = &a->p.weight[i];
+    const int64_t cols = a->p.blocks * RIDGE_Q8_0_BLOCK;
+    ridge_status status;
+
+    if (raw)
+        return host_tensor_map(device, &a->codes[i], RIDGE_F64, m->scales, a->p.blocks * RIDGE_Q8_0_BYTES / 8, m->rows,
+                               m->stride / 8, RAW_PITCH / 8, SUB, 0);
+    status = host_tensor_map_lines(device, &a->codes[i], m->codes, cols, m->rows, m->stride, SUB, 8);
+    if (!status)
+        status = host_tensor_map(device, &a->scales[i], RIDGE_F16, m->scales, a->p.blocks, m->rows, m->scale_stride / 2,
+                                 SCALE_PITCH / 2, SUB, 0);
+    return status;
+}
+
+/* Tables of scales are not part of a problem: their alignment is seen here only. */
+static bool tables_aligned(const q8_0_args *p, bool raw)
+{
+    uintptr_t bits = (uintptr_t)p->x_scales | (uintptr_t)(p->x_ld * 4);
+
+    for (int i = 0; i < 2 && !raw; i++)
+        if (p->weight[i].rows)
+            bits |= (uintptr_t)p->weight[i].scales | (uintptr_t)p->weight[i].scale_stride;
+    return bits % 16 == 0;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                           const ridge_call *call, void *workspace, size_t, void *stream)
+{
+    const int subs = kernel->param[0] / SUB, tokens = call->dim[0] > 8 ? 16 : 8;
+    const bool raw = problem->dtype[2] == RIDGE_U8;
+    const int64_t cols = call->dim[1];
+    stream_args a = {};
+    uint32_t bytes = 0;
+    ridge_status status = q8_0_begin(device, kernel, call, workspace, stream, &a.p);
+
+    for (int i = 0; i < 2; i++)
+        a.units[i] = (int)((a.p.weight[i].rows + SUB - 1) / SUB);
+    a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
+    a.turns = (int)((a.p.blocks + Q8_0_TURN - 1) / Q8_0_TURN);
+    a.early = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    if (status || !a.tiles)
+        return status;
+    if (!tables_aligned(&a.p, raw) || !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, &bytes))
+        return q8_0_launch_portable(device, kernel->name, &a.p, stream);
+    for (int i = 0; i < 2 && !status; i++)
+        if (a.p.weight[i].rows)
+            status = map_weight(device, &a, i, raw);
+    if (!status)
+        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.p.tokens, a.p.x_stride, tokens, 8);
+    if (!status)
+        status = host_tensor_map(device, &a.x_scales, RIDGE_F32, a.p.x_scales, a.p.blocks, a.p.tokens, a.p.x_ld,
+                                 X_SCALE_PITCH / 4, tokens, 0);
+    if (status)
+        return status;
+    return host_launch_shared(device, kernel->name,
+                              functions[(subs == 1   ? 0
+                                         : subs == 2 ? 4
+                                                     : 8) +
+                                        (tokens == 16 ? 2 : 0) + raw],
+                              dim3((unsigned)(a.tiles < device->units ? a.tiles : device->units)), THREADS, bytes, &a,
+                              stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const int64_t cols = problem->dim[1], rows = problem->dim[2];
+
+    if (problem->dim[0] == 0 || cols == 0)
+        return "nothing to multiply";
+    if (cols % 256)
+        return "TMA needs cols that are a multiple of 256";
+    if (problem->align < 4)
+        return "TMA needs rows that begin at multiples of 16 bytes";
+    if (cols > 0x3fffff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
+        return "more than 2^30 rows or columns";
+    if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU && kernel->param[0] < 2 * SUB)
+        return "gate and up need tiles of 16 rows";
+    return NULL;
+}
+
+/* The stream of the weights, longer where the blocks' shares of rows are uneven. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0)), tiles, share;
+
+    tiles = (double)(int64_t)((rows + kernel->param[0] - 1) / kernel->param[0]);
+    share = (double)(int64_t)((tiles + device->units - 1) / device->units) * device->units * kernel->param[0];
+    return 2 + share * (double)problem->dim[1] * (34.0 / 32.0) * 1e-3 / device->copy_gbps + tiles / device->units * 0.1;
+}
+
+#define ROW(op_name, op_id, high, name, budget)                                                                     \
+    {                                                                                                               \
+        "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_SM103, Q8_0_CONTRACT, 0, {high, budget}, \
+            why_not, q8_0_workspace, cost, launch                                                                   \
+    }
+#define ROWS(op_name, op_id)                                                                                  \
+    ROW(op_name, op_id, 32, "32", 222), ROW(op_name, op_id, 16, "16", 222), ROW(op_name, op_id, 8, "8", 222), \
+        ROW(op_name, op_id, 16, "16half", 112), ROW(op_name, op_id, 8, "8half", 112)
+
+/* param: rows of a tile, KB of shared memory. */
+static const ridge_kernel rows[] = {
+    ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
+    ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
+    ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_q8_0_stream = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
