@@ -10,7 +10,7 @@ typedef struct bench_options {
     char text[1024];
     uint64_t seed;
     double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
-    bool json, ceilings, overhead, every;
+    bool json, ceilings, overhead, every, settled;
 } bench_options;
 
 typedef struct bench {
