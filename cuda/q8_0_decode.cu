@@ -150,10 +150,14 @@ static __global__ void __launch_bounds__(THREADS) q8_0_portable(const __grid_con
 #pragma unroll
     for (int t = 0; t < COUNT; t++) /* every lane has the sums: they share the tokens */
         if (inside && t < count && t == part) {
-            if (GATE_UP)
+            if (GATE_UP) {
                 q8_0_finish_gate_up(p, row, first + t, acc[t], up[t]);
-            else
-                q8_0_finish(p, which, row, first + t, acc[t]);
+            } else {
+                q8_0_streams streams;
+
+                q8_0_fetch(p, row, first + t, &streams);
+                q8_0_finish(p, which, row, first + t, acc[t], &streams);
+            }
         }
 }
 

@@ -7,15 +7,18 @@
  * starts at the integer 0x4b400000, the bits of the float 12582912: sum + that, read as a float, is 12582912 + dot
  * exactly, and one subtraction makes it dot, where the conversion instruction runs at a quarter of the rate. A lane
  * keeps the chains of its tokens and rows; nothing crosses lanes or warps before the tile's end, where the eight
- * partitions meet in shared memory and one thread an element adds the tree and finishes the element.
+ * partitions go through shared memory to three finishing warps: one thread an element adds the tree and does the rest,
+ * while the other warps are at the next tile.
  *
  * Outside of the matrices TMA writes zeros: ragged turns, rows and tokens are blocks of zero codes and zero scales,
  * which leave no trace. Bytes moved: the weights once for all tokens; x from L2 once a block where it fits beside the
  * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage to the eight warps, empty[s] (eight
- * arrivals) gives it back; named barrier 1 orders the partial sums' writes, reads and next writes. */
+ * arrivals) gives it back; summed[i] (eight arrivals) hands partial sums to the finishing warps, taken[i] (three) gives
+ * their place back. */
 #include "q8_0_decode.cuh"
 
-enum { CONSUMERS = RIDGE_Q8_0_PARTS, THREADS = 32 * (CONSUMERS + 1), MOST_STAGES = 16, MOST_SUBS = 4 };
+enum { CONSUMERS = RIDGE_Q8_0_PARTS, FINISHERS = 3, WARPS = CONSUMERS + 1 + FINISHERS, THREADS = 32 * WARPS };
+enum { LOADER = CONSUMERS, MOST_STAGES = 16, MOST_SUBS = 4, SUMS = 2 };
 
 /* Shared memory of 8 rows and a turn. Rows of blocks and of scales are 16 bytes longer than needed, so that eight of
  * them begin in different banks. */
@@ -27,17 +30,22 @@ enum {
     RAW_BYTES = SUB * RAW_PITCH,
     CODE_BYTES = SUB * 1024,
     SCALE_BYTES = SUB * SCALE_PITCH,
-    BAR_BYTES = 2 * 8 * MOST_STAGES
+    BAR_BYTES = 8 * (2 * MOST_STAGES + 2 * SUMS)
 };
 
+/* Partial sums: eight tokens begin in different banks. */
+#define SUMS_PITCH(subs) ((subs) == 1 ? SUB : (subs)*SUB + 8)
+#define SUMS_BYTES(subs, tokens) (4 * RIDGE_Q8_0_PARTS * (tokens)*SUMS_PITCH(subs))
+
 typedef struct stream_args {
-    CUtensorMap codes[2], scales[2], x, x_scales; /* codes: of raw blocks where there are no planes */
-    q8_0_args p;
+    /* What the loops need, in one line of the constant cache. */
     int units[2]; /* of 8 rows */
-    int tiles, turns, stages;
+    int tiles, turns, stages, gate_up;
     int resident; /* x stays in shared memory */
     int early;    /* weights may be read before the kernels in front have finished */
-    uint32_t at_x, at_scales, at_x_scales, at_red, at_bars;
+    uint32_t at_x, at_scales, at_x_scales, at_sums, at_args, at_bars;
+    CUtensorMap codes[2], scales[2], x, x_scales; /* codes: of raw blocks where there are no planes */
+    q8_0_args p;
 } stream_args;
 
 #if __CUDA_ARCH__ >= 900
@@ -47,7 +55,7 @@ static __device__ __forceinline__ int sub_rows(const stream_args &a, int tile, i
     const int unit = tile * subs + s;
     int which;
 
-    if (a.p.op == RIDGE_Q8_0_GATE_UP_SWIGLU) { /* gate and up of the same rows, in turn */
+    if (a.gate_up) { /* gate and up of the same rows, in turn */
         *row = unit / 2 * SUB;
         return s & 1;
     }
@@ -242,57 +250,28 @@ static __device__ __forceinline__ void multiply(const stream_args &a, uint32_t s
     }
 }
 
-/* The tile's end: partial sums to shared memory, [partition][token][row], then an element a thread. */
-template <int SUBS, int TOKENS>
-static __device__ __forceinline__ void finish(const stream_args &a, float *red, int tile, int part, int lane,
-                                              float (*acc)[TOKENS / 4])
+template <int PLANE> static __device__ __forceinline__ float sum_parts(const float *from)
 {
-    enum { ROWS = SUBS * SUB, PITCH = SUBS == 1 ? ROWS : ROWS + 8, PLANE = TOKENS * PITCH };
-    const bool gate_up = a.p.op == RIDGE_Q8_0_GATE_UP_SWIGLU;
+    float part[RIDGE_Q8_0_PARTS];
 
-    ptx_barrier_sync(1, 32 * CONSUMERS); /* the last tile's sums have been read */
 #pragma unroll
-    for (int s = 0; s < SUBS; s++)
-#pragma unroll
-        for (int i = 0; i < TOKENS / 8; i++)
-            *(float2 *)&red[part * PLANE + (lane / 4 + 8 * i) * PITCH + s * SUB + lane % 4 * 2] =
-                make_float2(acc[s][2 * i], acc[s][2 * i + 1]);
-    ptx_barrier_sync(1, 32 * CONSUMERS); /* all sums before any is read */
-    for (int i = threadIdx.x; i < ROWS * a.p.tokens; i += 32 * CONSUMERS) {
-        const int token = i / ROWS, r = i % ROWS, s = r / SUB;
-        const float *from = red + token * PITCH + r;
-        int row;
-        const int which = sub_rows(a, tile, SUBS, s, &row);
-        float sum[RIDGE_Q8_0_PARTS], up[RIDGE_Q8_0_PARTS];
-
-        row += r % SUB;
-        if (row >= a.p.weight[which].rows || (gate_up && which))
-            continue;
-#pragma unroll
-        for (int p = 0; p < RIDGE_Q8_0_PARTS; p++)
-            sum[p] = from[p * PLANE];
-        if (gate_up) {
-#pragma unroll
-            for (int p = 0; p < RIDGE_Q8_0_PARTS; p++)
-                up[p] = from[p * PLANE + SUB];
-            q8_0_finish_gate_up(a.p, row, token, ridge_q8_0_tree(sum), ridge_q8_0_tree(up));
-        } else {
-            q8_0_finish(a.p, which, row, token, ridge_q8_0_tree(sum));
-        }
-    }
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        part[i] = from[i * PLANE];
+    return ridge_q8_0_tree(part);
 }
 
 template <int SUBS, int TOKENS, int RAW>
 static __device__ __forceinline__ void consume(const stream_args &a, char *memory, uint32_t shared)
 {
-    const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
+    enum { PITCH = SUMS_PITCH(SUBS) };
+    const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES,
+                   taken = summed + 8 * SUMS;
     const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t parity = 0;
-    int stage = 0;
+    uint32_t parity = 0, sums_parity = 1;
+    int stage = 0, sums = 0;
 
-    ptx_grid_wait(); /* before anything is written, or read by the epilogues */
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        float acc[SUBS][TOKENS / 4] = {};
+        float acc[SUBS][TOKENS / 4] = {}, *to;
 
         for (int turn = 0; turn < a.turns; turn++) {
             ptx_mbarrier_wait(full + 8 * stage, parity);
@@ -303,31 +282,115 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
             stage = stage + 1 == a.stages ? 0 : stage + 1;
             parity ^= stage == 0;
         }
-        finish<SUBS, TOKENS>(a, (float *)(memory + a.at_red), tile, part, lane, acc);
+        /* [partition][token][row] */
+        to = (float *)(memory + a.at_sums) + (sums * RIDGE_Q8_0_PARTS + part) * (TOKENS * PITCH) + lane / 4 * PITCH +
+             lane % 4 * 2;
+        ptx_mbarrier_wait(taken + 8 * sums, sums_parity);
+#pragma unroll
+        for (int s = 0; s < SUBS; s++)
+#pragma unroll
+            for (int i = 0; i < TOKENS / 8; i++)
+                *(float2 *)&to[8 * i * PITCH + s * SUB] = make_float2(acc[s][2 * i], acc[s][2 * i + 1]);
+        __syncwarp(); /* every lane has written */
+        if (lane == 0)
+            ptx_mbarrier_arrive(summed + 8 * sums);
+        sums ^= 1;
+        sums_parity ^= sums == 0;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- the finishing warps
+ */
+
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void finish(const stream_args &a, char *memory, uint32_t shared)
+{
+    enum { ROWS = SUBS * SUB, PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH };
+    const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES, taken = summed + 8 * SUMS;
+    const q8_0_args &p = *(const q8_0_args *)(memory + a.at_args);
+    const int thread = threadIdx.x - 32 * (LOADER + 1);
+    uint32_t parity = 0;
+    int sums = 0;
+
+    /* Constants come from far away the first time: all at once here, one by one at the end of a tile otherwise. */
+    for (int i = thread; i < (int)(sizeof a.p / 4); i += 32 * FINISHERS)
+        ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
+    ptx_barrier_sync(1, 32 * FINISHERS); /* all arguments before any is read */
+    ptx_grid_wait();                     /* before anything of the results is written, or read by the epilogues */
+    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+        bool waited = false;
+
+        for (int i = thread; i < ROWS * p.tokens || !waited; i += 32 * FINISHERS) {
+            const int token = i / ROWS, r = i % ROWS;
+            const float *from =
+                (const float *)(memory + a.at_sums) + sums * RIDGE_Q8_0_PARTS * PLANE + token * PITCH + r;
+            int row;
+            const int which = sub_rows(a, tile, SUBS, r / SUB, &row);
+            bool inside;
+            float y, up = 0.0f;
+            q8_0_streams streams;
+
+            row += r % SUB;
+            inside = i < ROWS * p.tokens && row < p.weight[which].rows && !(a.gate_up && which);
+            if (inside)
+                q8_0_fetch(p, row, token, &streams);
+            if (!waited)
+                ptx_mbarrier_wait(summed + 8 * sums, parity);
+            waited = true;
+            if (!inside)
+                continue;
+            y = sum_parts<PLANE>(from);
+            if (a.gate_up)
+                up = sum_parts<PLANE>(from + SUB);
+            if (a.gate_up)
+                q8_0_finish_gate_up(p, row, token, y, up);
+            else
+                q8_0_finish(p, which, row, token, y, &streams);
+        }
+        __syncwarp(); /* every lane has read the sums */
+        if (threadIdx.x % 32 == 0)
+            ptx_mbarrier_arrive(taken + 8 * sums);
+        sums ^= 1;
+        parity ^= sums == 0;
     }
 }
 #endif
 
 template <int SUBS, int TOKENS, int RAW>
-static __global__ void __launch_bounds__(THREADS, SUBS == MOST_SUBS ? 1 : 2)
+static __global__ void __launch_bounds__(THREADS, SUBS * TOKENS > 16 ? 1 : 2)
     q8_0_stream(const __grid_constant__ stream_args a)
 {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(1024) char memory[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(memory);
+    const int warp = threadIdx.x / 32;
 
     ptx_grid_release();
-    if (threadIdx.x == THREADS - 32) {
-        for (int i = 0; i < a.stages; i++) {
+    if (threadIdx.x == 32 * LOADER) {
+        for (int i = 0; i < 2; i++)
+            if (a.units[i]) {
+                ptx_tma_prefetch_map(&a.codes[i]);
+                if (!RAW)
+                    ptx_tma_prefetch_map(&a.scales[i]);
+            }
+        ptx_tma_prefetch_map(&a.x);
+        ptx_tma_prefetch_map(&a.x_scales);
+        for (int i = 0; i < MOST_STAGES; i++) {
             ptx_mbarrier_init(shared + a.at_bars + 8 * i, 1);
             ptx_mbarrier_init(shared + a.at_bars + 8 * (MOST_STAGES + i), CONSUMERS);
+        }
+        for (int i = 0; i < SUMS; i++) {
+            ptx_mbarrier_init(shared + a.at_bars + 8 * (2 * MOST_STAGES + i), CONSUMERS);
+            ptx_mbarrier_init(shared + a.at_bars + 8 * (2 * MOST_STAGES + SUMS + i), FINISHERS);
         }
         ptx_mbarrier_fence_init();
     }
     __syncthreads(); /* the barriers exist */
-    if (threadIdx.x / 32 < CONSUMERS)
+    if (warp < CONSUMERS)
         consume<SUBS, TOKENS, RAW>(a, memory, shared);
-    else if (threadIdx.x == THREADS - 32)
+    else if (warp > LOADER)
+        finish<SUBS, TOKENS>(a, memory, shared);
+    else if (threadIdx.x % 32 == 0)
         produce<SUBS, TOKENS, RAW>(a, shared);
 #endif
 }
@@ -360,8 +423,8 @@ static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budg
 {
     const int64_t codes = subs * (raw ? RAW_BYTES : CODE_BYTES), scales = raw ? 0 : subs * SCALE_BYTES;
     const int64_t x = tokens * 1024, x_scales = tokens * X_SCALE_PITCH;
-    const int64_t red = 4 * RIDGE_Q8_0_PARTS * tokens * (subs == 1 ? SUB : subs * SUB + 8);
-    int64_t room = budget - red - BAR_BYTES - 2048; /* for alignment */
+    const int64_t sums = SUMS * SUMS_BYTES(subs, tokens);
+    int64_t room = budget - sums - (int64_t)sizeof a->p - BAR_BYTES - 2048; /* for alignment */
     uint32_t slots;
 
     a->resident = a->turns * (x + x_scales) + 3 * (codes + scales) <= room;
@@ -374,8 +437,9 @@ static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budg
     a->at_x = up_to((uint32_t)(a->stages * codes), 1024);
     a->at_scales = a->at_x + slots * (uint32_t)x;
     a->at_x_scales = a->at_scales + (uint32_t)(a->stages * scales);
-    a->at_red = a->at_x_scales + slots * (uint32_t)x_scales;
-    a->at_bars = up_to(a->at_red + (uint32_t)red, 128);
+    a->at_sums = a->at_x_scales + slots * (uint32_t)x_scales;
+    a->at_args = a->at_sums + (uint32_t)sums;
+    a->at_bars = up_to(a->at_args + (uint32_t)sizeof a->p, 128);
     *bytes = a->at_bars + BAR_BYTES;
     return a->stages >= 2 && *bytes <= (uint32_t)budget;
 }
@@ -421,6 +485,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         a.units[i] = (int)((a.p.weight[i].rows + SUB - 1) / SUB);
     a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
     a.turns = (int)((a.p.blocks + Q8_0_TURN - 1) / Q8_0_TURN);
+    a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     a.early = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
     if (status || !a.tiles)
         return status;
