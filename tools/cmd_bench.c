@@ -7,7 +7,7 @@
 
 #include "bench.h"
 
-enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX, OPT_WEIGHTS, OPT_EVERY, OPT_SETTLED };
+enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX, OPT_WEIGHTS, OPT_EVERY, OPT_SETTLED, OPT_CHAIN };
 
 static const struct argp_option option_table[] = {
     {"suite", 'S', "NAME", 0, "suites, separated by commas (see tools/cases.c)", 0},
@@ -23,6 +23,8 @@ static const struct argp_option option_table[] = {
     {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
     {"weights", OPT_WEIGHTS, "FILE", 0, "the 2-D tensors of a checkpoint, verified; one of each shape", 0},
     {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
+    {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
+     "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token", 0},
     {"all", OPT_EVERY, NULL, 0, "--weights: every tensor, not one of each shape", 0},
     {0}};
 
@@ -67,6 +69,10 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case OPT_EVERY:
         o->every = true;
+        break;
+    case OPT_CHAIN:
+        o->chain = true;
+        o->layers = arg ? atoi(arg) : 1;
         break;
     case OPT_SETTLED:
         o->settled = true;
@@ -334,7 +340,9 @@ int cmd_bench(int argc, char **argv)
         good = bench_ceilings(&b) && good;
     if (o.overhead)
         good = bench_overhead(&b) && good;
-    if (o.suite)
+    if (o.chain)
+        good = bench_chain(&b) && good;
+    else if (o.suite)
         good = bench_suites(&b) && good;
     if (o.weights)
         good = bench_weights(&b) && good;
