@@ -189,13 +189,40 @@ static __device__ __forceinline__ uint16_t ptx_load_shared_half(uint32_t shared)
     return v;
 }
 
-/* d = a b + c: a 16 x 32 and b 32 x 8 signed bytes, the sum in int32. */
-static __device__ __forceinline__ void ptx_mma_s8(int32_t *d, const uint32_t *a, const uint32_t *b, int32_t c)
+/* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */
+static __device__ __forceinline__ void ptx_barrier_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+/* d += a b: a 16 x 32 and b 32 x 8 signed bytes, the sum in int32. */
+static __device__ __forceinline__ void ptx_mma_s8(int32_t *d, const uint32_t *a, const uint32_t *b)
 {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%10, %10, %10, %10};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c));
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* 16 bytes that no other thread reads, past the first cache; and 8 through it. */
+static __device__ __forceinline__ uint4 ptx_load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ uint2 ptx_load8(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -342,16 +369,6 @@ static __device__ __forceinline__ void ptx_cluster_sync(void)
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */
-static __device__ __forceinline__ void ptx_barrier_sync(int id, int threads)
-{
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
 #endif
 
 #endif

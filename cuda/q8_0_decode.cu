@@ -297,8 +297,8 @@ static void collect(const ridge_call *call, q8_0_args *p)
     }
 }
 
-ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, void *workspace,
-                        void *stream, q8_0_args *p)
+ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, bool quantise,
+                        void *workspace, void *stream, q8_0_args *p)
 {
     const ridge_operand *x = &call->arg[0];
     const int64_t tokens = call->dim[0], cols = call->dim[1];
@@ -312,6 +312,8 @@ ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, 
         p->x_ld = stride_of(&call->arg[1], p->blocks);
         return RIDGE_OK;
     }
+    if (!quantise)
+        return RIDGE_OK;
     p->x = q.codes = (int8_t *)workspace;
     p->x_scales = q.scales = (float *)((char *)workspace + round_up((size_t)(tokens * cols)));
     p->x_stride = q.codes_stride = cols;
@@ -340,7 +342,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            const ridge_call *call, void *workspace, size_t, void *stream)
 {
     q8_0_args p = {};
-    const ridge_status status = q8_0_begin(device, kernel, call, workspace, stream, &p);
+    const ridge_status status = q8_0_begin(device, kernel, call, true, workspace, stream, &p);
 
     return status ? status : q8_0_launch_portable(device, kernel->name, &p, stream);
 }

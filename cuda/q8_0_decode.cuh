@@ -82,61 +82,51 @@ static __device__ __forceinline__ void q8_0_finish_gate_up(const q8_0_args &p, i
     q8_0_store(p, 0, row, token, q8_0_swiglu(p.act, gate, up, p.token_scale ? p.token_scale[token] : 1.0f, p.swiglu));
 }
 
-/* What HC expand reads for one element with the usual four streams. */
+/* What HC expand reads for one element and nobody else does, with the usual four streams. */
 typedef struct q8_0_streams {
-    float res[4], post[4], comb[16], add;
+    float res[4], add;
 } q8_0_streams;
 
 /* The loads of an element that need not wait for its sum. */
 static __device__ __forceinline__ void q8_0_fetch(const q8_0_args &p, int64_t row, int token, q8_0_streams *s)
 {
-    const float *res, *post, *comb;
-
     if (p.op != RIDGE_Q8_0_MATMUL_HC_EXPAND || p.n_hc != 4)
         return;
-    res = p.res + token * p.res_stride + row;
-    post = p.post + token * p.post_ld;
-    comb = p.comb + token * p.comb_ld;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s->res[i] = res[i * p.weight[0].rows];
-        s->post[i] = post[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        s->comb[i] = comb[i];
+    for (int i = 0; i < 4; i++)
+        s->res[i] = p.res[token * p.res_stride + i * p.weight[0].rows + row];
     s->add = p.add ? p.add[token * p.add_stride + row] : 0.0f;
 }
 
 static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_t row, int token, float y,
                                                       const q8_0_streams *s)
 {
+    const float *post = p.post + token * p.post_ld, *comb = p.comb + token * p.comb_ld;
     const int64_t high = p.weight[0].rows;
     const int n = p.n_hc;
-    float v = y;
+    float v;
 
     if (p.y)
         num_store<RIDGE_F32>(p.y, token * p.y_stride + row, y);
     if (n == 4) {
         v = p.add ? y + s->add : y;
-#pragma unroll
+#pragma unroll 1
         for (int dst = 0; dst < 4; dst++) {
-            float acc = ridge_hc_start(v, s->post[dst]);
+            float acc = ridge_hc_start(v, post[dst]);
 
 #pragma unroll
             for (int src = 0; src < 4; src++)
-                acc = ridge_hc_step(acc, s->comb[dst + 4 * src], s->res[src]);
+                acc = ridge_hc_step(acc, comb[dst + 4 * src], s->res[src]);
             num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * high + row, acc);
         }
         return;
     }
     v = p.add ? y + p.add[token * p.add_stride + row] : y;
     for (int dst = 0; dst < n; dst++) {
-        float acc = ridge_hc_start(v, p.post[token * p.post_ld + dst]);
+        float acc = ridge_hc_start(v, post[dst]);
 
         for (int src = 0; src < n; src++)
-            acc = ridge_hc_step(acc, p.comb[token * p.comb_ld + dst + n * src],
-                                p.res[token * p.res_stride + src * high + row]);
+            acc = ridge_hc_step(acc, comb[dst + n * src], p.res[token * p.res_stride + src * high + row]);
         num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * high + row, acc);
     }
 }
@@ -156,9 +146,9 @@ static __device__ __forceinline__ void q8_0_finish(const q8_0_args &p, int which
 #define Q8_0_CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 
 /* q8_0_decode.cu: the arguments of a validated call. Activations that are not quantised yet are quantised into the
- * workspace by a launch of its own in front. */
-ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, void *workspace,
-                        void *stream, q8_0_args *p);
+ * workspace by a launch of its own in front, unless the row does that itself (quantise is false). */
+ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, bool quantise,
+                        void *workspace, void *stream, q8_0_args *p);
 /* The bytes of that. */
 size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
 /* The products of any call, for rows that find their operands not aligned only when they see the pointers. */

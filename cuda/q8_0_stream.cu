@@ -239,9 +239,9 @@ static __device__ __forceinline__ void multiply(const stream_args &a, uint32_t s
                         shared + a.at_scales + (stage * SUBS + s) * SCALE_BYTES, part, lane, w, ws);
 #pragma unroll
         for (int b = 0; b < 4; b++) {
-            int32_t d[4];
+            int32_t d[4] = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
 
-            ptx_mma_s8(d, x[b], w[b], 0x4b400000);
+            ptx_mma_s8(d, x[b], w[b]);
 #pragma unroll
             for (int i = 0; i < TOKENS / 4; i++)
                 acc[s][i] = __fmaf_rn(__fmul_rn(ws[b][i % 2], xs[i / 2][b]),
@@ -357,7 +357,7 @@ static __device__ __forceinline__ void finish(const stream_args &a, char *memory
 #endif
 
 template <int SUBS, int TOKENS, int RAW>
-static __global__ void __launch_bounds__(THREADS, SUBS * TOKENS > 16 ? 1 : 2)
+static __global__ void __launch_bounds__(THREADS, SUBS *TOKENS > 16 ? 1 : 2)
     q8_0_stream(const __grid_constant__ stream_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -479,7 +479,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const int64_t cols = call->dim[1];
     stream_args a = {};
     uint32_t bytes = 0;
-    ridge_status status = q8_0_begin(device, kernel, call, workspace, stream, &a.p);
+    ridge_status status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
 
     for (int i = 0; i < 2; i++)
         a.units[i] = (int)((a.p.weight[i].rows + SUB - 1) / SUB);

@@ -12,6 +12,7 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_quantize_whole,  //
     &ridge_cuda_q8_0,            //
     &ridge_cuda_gemm_sm90,       //
+    &ridge_cuda_q8_0_direct,     //
     &ridge_cuda_q8_0_stream,     //
     &ridge_cuda_q8_0_decode,     //
     &ridge_cuda_norm,            //
