@@ -114,7 +114,7 @@ static __device__ __forceinline__ float element(const norm_args &p, const char *
 }
 
 /* BLOCK: a block a row, else a warp. */
-template <int BLOCK> static __global__ void __launch_bounds__(THREADS) norm_rows(const __grid_constant__ norm_args p)
+template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_rows(const __grid_constant__ norm_args p)
 {
     const int width = BLOCK ? THREADS : 32, at = threadIdx.x % width;
     const int64_t index = BLOCK ? blockIdx.x : (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;

@@ -9,8 +9,7 @@
 
 enum { THREADS = 128, WARP_ROWS = 4, BLOCK_ROWS = THREADS / 32 * WARP_ROWS, TOKENS = 4 };
 
-/* ---------------------------------------------------------------------------------------------------------- quantise
- */
+/* --------------------------------------------------------------------------------------------------------- quantise */
 
 typedef struct rows_args {
     const char *x;
@@ -70,8 +69,7 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
         p.scales[row * p.scales_stride + first / RIDGE_Q8_0_BLOCK] = scale;
 }
 
-/* ------------------------------------------------------------------------------------------------------ portable row
- */
+/* ----------------------------------------------------------------------------------------------------- portable row */
 
 /* 32 codes from any address. */
 static __device__ __forceinline__ void load32(const uint8_t *from, uint32_t *w)

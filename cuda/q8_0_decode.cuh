@@ -39,8 +39,7 @@ typedef struct q8_0_args {
     int64_t post_ld, comb_ld, res_stride, add_stride, y_stride;
 } q8_0_args;
 
-/* --------------------------------------------------------------------------------------------------------- epilogues
- */
+/* -------------------------------------------------------------------------------------------------------- epilogues */
 
 static __device__ __forceinline__ void q8_0_store(const q8_0_args &p, int which, int64_t row, int token, float y)
 {

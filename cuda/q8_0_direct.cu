@@ -18,7 +18,7 @@ enum { SLOT = 32 * RIDGE_Q8_0_PARTS, MOST_SLOTS = 2, MOST_THREADS = SLOT * MOST_
 
 typedef struct direct_args {
     int units[2]; /* of 8 rows */
-    int tiles, turns, runs, gate_up, slots;
+    int tiles, runs, gate_up, slots;
     int early;   /* weights may be read before the kernels in front have finished */
     int x_dtype; /* RIDGE_I8: codes and scales */
     int x_pitch, scale_pitch;
@@ -34,9 +34,9 @@ typedef struct run_regs {
     uint2 scale[2];
 } run_regs;
 
-/* Where the next load is. */
+/* Where the next load is. A warp has `mine` turns of a tile: those in which its partition has a run. */
 typedef struct cursor {
-    int tile, turn;
+    int tile, left, mine;
     const uint8_t *code[2], *scale[2]; /* [subs] */
     int scale_stride[2];               /* to row 2t + 1, or 0 where there is none */
 } cursor;
@@ -55,8 +55,7 @@ static __device__ __forceinline__ int sub_rows(const direct_args &a, int tile, i
     return which;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ weights
- */
+/* ---------------------------------------------------------------------------------------------------------- weights */
 
 /* Rows that are not there are read from the last one and dropped at the end. */
 template <int SUBS>
@@ -82,27 +81,24 @@ static __device__ __forceinline__ void load_turn(const direct_args &a, cursor *c
 {
     if (c->tile >= a.tiles)
         return;
-    if (c->turn * RIDGE_Q8_0_PARTS + part < a.runs)
 #pragma unroll
-        for (int s = 0; s < SUBS; s++) {
-            const uint8_t *code = c->code[s] + c->turn * (RUN * RIDGE_Q8_0_PARTS);
-            const uint8_t *scale = c->scale[s] + c->turn * (2 * Q8_0_TURN);
-
-            to[s].code[0] = ptx_load_stream(code);
-            to[s].code[1] = ptx_load_stream(code + 64);
-            to[s].scale[0] = ptx_load8(scale);
-            to[s].scale[1] = ptx_load8(scale + c->scale_stride[s]);
-        }
-    if (++c->turn == a.turns) {
-        c->turn = 0;
+    for (int s = 0; s < SUBS; s++) {
+        to[s].code[0] = ptx_load_stream(c->code[s]);
+        to[s].code[1] = ptx_load_stream(c->code[s] + 64);
+        to[s].scale[0] = ptx_load8(c->scale[s]);
+        to[s].scale[1] = ptx_load8(c->scale[s] + c->scale_stride[s]);
+        c->code[s] += RUN * RIDGE_Q8_0_PARTS;
+        c->scale[s] += 2 * Q8_0_TURN;
+    }
+    if (--c->left == 0) {
+        c->left = c->mine;
         c->tile += step;
         if (c->tile < a.tiles)
             begin_tile<SUBS>(a, c, part, lane);
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ x
- */
+/* ---------------------------------------------------------------------------------------------------------------- x */
 
 /* x to shared memory, codes and scales; floats are quantised on the way, four lanes a block. */
 template <int DTYPE> static __device__ __forceinline__ void fill_quantised(const direct_args &a, char *memory)
@@ -149,27 +145,23 @@ static __device__ __forceinline__ void fill_codes(const direct_args &a, char *me
             a.p.x_scales[i / scales * a.p.x_ld + i % scales];
 }
 
-/* ----------------------------------------------------------------------------------------------------------- the turn
- */
+/* --------------------------------------------------------------------------------------------------------- the turn */
 
-/* 4 blocks of SUBS * 8 rows and 8 * WIDE tokens onto the chains. */
+/* 4 blocks of SUBS * 8 rows and 8 * WIDE tokens onto the chains. codes and scales: of this lane, for this run. */
 template <int SUBS, int WIDE>
-static __device__ __forceinline__ void multiply(const direct_args &a, const char *memory, const run_regs *w, int run,
-                                                int lane, float (*acc)[2 * WIDE])
+static __device__ __forceinline__ void multiply(const direct_args &a, const char *codes, const char *scales,
+                                                const run_regs *w, int lane, float (*acc)[2 * WIDE])
 {
     const bool first = lane % 4 < 2;
 
 #pragma unroll
     for (int i = 0; i < WIDE; i++) {
-        const int token = lane / 4 + 8 * i;
-        const bool there = token < a.p.tokens;
-        const char *codes = memory + (there ? token : 0) * a.x_pitch + run * RUN + lane % 4 * 16;
-        const float4 xs = *(const float4 *)((const float *)(memory + a.at_scales) +
-                                            (there ? token : 0) * a.scale_pitch + run * RIDGE_Q8_0_RUN);
+        const bool there = lane / 4 + 8 * i < a.p.tokens;
+        const float4 xs = *(const float4 *)(scales + (there ? 8 * i * a.scale_pitch * 4 : 0));
 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint4 x = there ? *(const uint4 *)(codes + 64 * h) : make_uint4(0, 0, 0, 0);
+            const uint4 x = there ? *(const uint4 *)(codes + 8 * i * a.x_pitch + 64 * h) : make_uint4(0, 0, 0, 0);
             const uint32_t low[4] = {first ? x.x : 0, first ? 0 : x.x, first ? x.y : 0, first ? 0 : x.y};
             const uint32_t high[4] = {first ? x.z : 0, first ? 0 : x.z, first ? x.w : 0, first ? 0 : x.w};
             const float s0 = h ? xs.z : xs.x, s1 = h ? xs.w : xs.y;
@@ -183,10 +175,10 @@ static __device__ __forceinline__ void multiply(const direct_args &a, const char
                 ptx_mma_s8(d, high, b1);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const uint32_t scales = h ? w[s].scale[r].y : w[s].scale[r].x;
+                    const uint32_t pair = h ? w[s].scale[r].y : w[s].scale[r].x;
                     float *sum = &acc[s][2 * i + r], w0, w1;
 
-                    num_unpack2<RIDGE_F16>(scales, &w0, &w1);
+                    num_unpack2<RIDGE_F16>(pair, &w0, &w1);
                     *sum = __fmaf_rn(__fmul_rn(w0, s0), __fadd_rn(__int_as_float(d[r]), -12582912.0f), *sum);
                     *sum = __fmaf_rn(__fmul_rn(w1, s1), __fadd_rn(__int_as_float(d[2 + r]), -12582912.0f), *sum);
                 }
@@ -195,8 +187,7 @@ static __device__ __forceinline__ void multiply(const direct_args &a, const char
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- tile's end
- */
+/* ------------------------------------------------------------------------------------------------------- tile's end */
 
 #define ROWS_PITCH(subs) ((subs) == 1 ? SUB : (subs)*SUB + 8) /* eight tokens begin in different banks */
 #define SUMS_BYTES(subs, wide) (4 * RIDGE_Q8_0_PARTS * 8 * (wide)*ROWS_PITCH(subs))
@@ -255,10 +246,13 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) q8_0_direct(const __gr
     const int step = (int)gridDim.x * a.slots, begin = (int)blockIdx.x + slot * (int)gridDim.x;
     const q8_0_args &p = *(const q8_0_args *)(memory + a.at_args);
     float *sums = (float *)(memory + a.at_sums + slot * 2 * SUMS_BYTES(SUBS, WIDE));
-    cursor c = {begin, 0};
+    const int mine = (a.runs - part + RIDGE_Q8_0_PARTS - 1) / RIDGE_Q8_0_PARTS;
+    const int token = lane / 4 < a.p.tokens ? lane / 4 : 0; /* lanes without a token read the first one's and drop it */
+    const char *codes = memory + token * a.x_pitch + part * RUN + lane % 4 * 16;
+    const char *scales = memory + a.at_scales + (token * a.scale_pitch + part * RIDGE_Q8_0_RUN) * 4;
+    cursor c = {mine > 0 ? begin : a.tiles, mine, mine};
     run_regs w[DEPTH][SUBS];
-    float acc[SUBS][2 * WIDE] = {};
-    int turn = 0, count = 0, at = 0;
+    int count = 0, at = 0;
 
     ptx_grid_release();
     if (!a.early)
@@ -280,28 +274,20 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) q8_0_direct(const __gr
     else
         fill_codes(a, memory);
     __syncthreads(); /* x and arguments before they are read */
-    for (int tile = begin; tile < a.tiles;) {
-        const int run = turn * RIDGE_Q8_0_PARTS + part;
+    for (int tile = begin; tile < a.tiles; tile += step, count++) {
+        float acc[SUBS][2 * WIDE] = {};
 
+        for (int turn = 0; turn < mine; turn++) {
 #pragma unroll
-        for (int d = 0; d < DEPTH; d++) /* which registers: known at compile time in each branch */
-            if (d == at) {
-                if (run < a.runs)
-                    multiply<SUBS, WIDE>(a, memory, w[d], run, lane, acc);
-                load_turn<SUBS>(a, &c, w[d], part, lane, step);
-            }
-        at = at + 1 == DEPTH ? 0 : at + 1;
-        if (++turn == a.turns) {
-            finish<SUBS, WIDE>(a, p, sums + (count & 1) * (SUMS_BYTES(SUBS, WIDE) / 4), tile, slot, count, acc);
-#pragma unroll
-            for (int s = 0; s < SUBS; s++)
-#pragma unroll
-                for (int i = 0; i < 2 * WIDE; i++)
-                    acc[s][i] = 0.0f;
-            turn = 0;
-            count++;
-            tile += step;
+            for (int d = 0; d < DEPTH; d++) /* which registers: known at compile time in each branch */
+                if (d == at) {
+                    multiply<SUBS, WIDE>(a, codes + turn * (RUN * RIDGE_Q8_0_PARTS), scales + turn * (4 * Q8_0_TURN),
+                                         w[d], lane, acc);
+                    load_turn<SUBS>(a, &c, w[d], part, lane, step);
+                }
+            at = at + 1 == DEPTH ? 0 : at + 1;
         }
+        finish<SUBS, WIDE>(a, p, sums + (count & 1) * (SUMS_BYTES(SUBS, WIDE) / 4), tile, slot, count, acc);
     }
 }
 
@@ -381,7 +367,6 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         a.units[i] = (int)((a.p.weight[i].rows + SUB - 1) / SUB);
     a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
     a.runs = (int)(a.p.blocks / RIDGE_Q8_0_RUN);
-    a.turns = (a.runs + RIDGE_Q8_0_PARTS - 1) / RIDGE_Q8_0_PARTS;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     a.slots = slots;
     a.early = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;

@@ -7,17 +7,17 @@
  * starts at the integer 0x4b400000, the bits of the float 12582912: sum + that, read as a float, is 12582912 + dot
  * exactly, and one subtraction makes it dot, where the conversion instruction runs at a quarter of the rate. A lane
  * keeps the chains of its tokens and rows; nothing crosses lanes or warps before the tile's end, where the eight
- * partitions go through shared memory to three finishing warps: one thread an element adds the tree and does the rest,
+ * partitions go through shared memory to two finishing warps: one thread an element adds the tree and does the rest,
  * while the other warps are at the next tile.
  *
  * Outside of the matrices TMA writes zeros: ragged turns, rows and tokens are blocks of zero codes and zero scales,
  * which leave no trace. Bytes moved: the weights once for all tokens; x from L2 once a block where it fits beside the
  * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage to the eight warps, empty[s] (eight
- * arrivals) gives it back; summed[i] (eight arrivals) hands partial sums to the finishing warps, taken[i] (three) gives
+ * arrivals) gives it back; summed[i] (eight arrivals) hands partial sums to the finishing warps, taken[i] (two) gives
  * their place back. */
 #include "q8_0_decode.cuh"
 
-enum { CONSUMERS = RIDGE_Q8_0_PARTS, FINISHERS = 3, WARPS = CONSUMERS + 1 + FINISHERS, THREADS = 32 * WARPS };
+enum { CONSUMERS = RIDGE_Q8_0_PARTS, FINISHERS = 2, WARPS = CONSUMERS + 1 + FINISHERS, THREADS = 32 * WARPS };
 enum { LOADER = CONSUMERS, MOST_STAGES = 16, MOST_SUBS = 4, SUMS = 2 };
 
 /* Shared memory of 8 rows and a turn. Rows of blocks and of scales are 16 bytes longer than needed, so that eight of
@@ -39,33 +39,28 @@ enum {
 
 typedef struct stream_args {
     /* What the loops need, in one line of the constant cache. */
-    int units[2]; /* of 8 rows */
-    int tiles, turns, stages, gate_up;
+    int tiles0, tiles; /* of the first weight, and all */
+    int turns, stages, gate_up;
+    int high;     /* rows of a tile: with gate_up half of the stage's */
     int resident; /* x stays in shared memory */
     int early;    /* weights may be read before the kernels in front have finished */
-    uint32_t at_x, at_scales, at_x_scales, at_sums, at_args, at_bars;
+    int tokens, x_scales_slot;
+    uint32_t at_x, at_scales, at_x_scales, at_sums, at_bars;
     CUtensorMap codes[2], scales[2], x, x_scales; /* codes: of raw blocks where there are no planes */
     q8_0_args p;
 } stream_args;
 
 #if __CUDA_ARCH__ >= 900
-/* The 8 rows of sub s of a tile: of which weight, and the first of them. */
-static __device__ __forceinline__ int sub_rows(const stream_args &a, int tile, int subs, int s, int *row)
+/* The weight of a tile and its first row. */
+static __device__ __forceinline__ int tile_rows(const stream_args &a, int tile, int *row)
 {
-    const int unit = tile * subs + s;
-    int which;
+    const int which = tile >= a.tiles0;
 
-    if (a.gate_up) { /* gate and up of the same rows, in turn */
-        *row = unit / 2 * SUB;
-        return s & 1;
-    }
-    which = unit >= a.units[0];
-    *row = (which ? unit - a.units[0] : unit) * SUB;
-    return which && a.units[1];
+    *row = (which ? tile - a.tiles0 : tile) * a.high;
+    return which;
 }
 
-/* ----------------------------------------------------------------------------------------------------- the loading
- * warp */
+/* ------------------------------------------------------------------------------------------------- the loading warp */
 
 /* The turns of all tiles of this block, one after another. */
 typedef struct cursor {
@@ -81,43 +76,48 @@ static __device__ __forceinline__ void next_turn(const stream_args &a, cursor *c
     }
 }
 
-template <int SUBS, int TOKENS, int RAW>
+/* The rows of one weight to `rows` rows of the stage from `first` on. */
+template <int SUBS, int RAW>
+static __device__ __forceinline__ void load_rows(const stream_args &a, const cursor &c, uint32_t shared, uint32_t full,
+                                                 int which, int row, int first)
+{
+    if (RAW) {
+        ptx_tma_load_2d(shared + c.stage * (SUBS * RAW_BYTES) + first * RAW_PITCH, &a.codes[which],
+                        c.turn * (Q8_0_TURN * RIDGE_Q8_0_BYTES / 8), row, full);
+    } else {
+        ptx_tma_load_3d(shared + c.stage * (SUBS * CODE_BYTES) + first * 1024, &a.codes[which], 0, row, c.turn * 8,
+                        full);
+        ptx_tma_load_2d(shared + a.at_scales + c.stage * (SUBS * SCALE_BYTES) + first * SCALE_PITCH, &a.scales[which],
+                        c.turn * Q8_0_TURN, row, full);
+    }
+}
+
+template <int SUBS, int RAW>
 static __device__ __forceinline__ void load_weights(const stream_args &a, const cursor &c, uint32_t shared,
                                                     uint32_t full)
 {
     const bool with_x = c.first || !a.resident;
+    int row;
+    const int which = tile_rows(a, c.tile, &row);
 
     ptx_mbarrier_expect(full, SUBS * (RAW ? RAW_BYTES : CODE_BYTES + SCALE_BYTES) +
-                                  (with_x ? TOKENS * (1024 + X_SCALE_PITCH) : 0));
-#pragma unroll
-    for (int s = 0; s < SUBS; s++) {
-        int row;
-        const int which = sub_rows(a, c.tile, SUBS, s, &row);
-
-        if (RAW) {
-            ptx_tma_load_2d(shared + (c.stage * SUBS + s) * RAW_BYTES, &a.codes[which],
-                            c.turn * (Q8_0_TURN * RIDGE_Q8_0_BYTES / 8), row, full);
-        } else {
-            ptx_tma_load_3d(shared + (c.stage * SUBS + s) * CODE_BYTES, &a.codes[which], 0, row, c.turn * 8, full);
-            ptx_tma_load_2d(shared + a.at_scales + (c.stage * SUBS + s) * SCALE_BYTES, &a.scales[which],
-                            c.turn * Q8_0_TURN, row, full);
-        }
-    }
+                                  (with_x ? a.tokens * (1024 + X_SCALE_PITCH) : 0));
+    load_rows<SUBS, RAW>(a, c, shared, full, which, row, 0);
+    if (a.gate_up)
+        load_rows<SUBS, RAW>(a, c, shared, full, 1, row, a.high);
 }
 
-template <int TOKENS>
 static __device__ __forceinline__ void load_x(const stream_args &a, const cursor &c, uint32_t shared, uint32_t full)
 {
     const int slot = a.resident ? c.turn : c.stage;
 
     if (!c.first && a.resident)
         return;
-    ptx_tma_load_3d(shared + a.at_x + slot * TOKENS * 1024, &a.x, 0, 0, c.turn * 8, full);
-    ptx_tma_load_2d(shared + a.at_x_scales + slot * TOKENS * X_SCALE_PITCH, &a.x_scales, c.turn * Q8_0_TURN, 0, full);
+    ptx_tma_load_3d(shared + a.at_x + slot * a.tokens * 1024, &a.x, 0, 0, c.turn * 8, full);
+    ptx_tma_load_2d(shared + a.at_x_scales + slot * a.x_scales_slot, &a.x_scales, c.turn * Q8_0_TURN, 0, full);
 }
 
-template <int SUBS, int TOKENS, int RAW>
-static __device__ __forceinline__ void produce(const stream_args &a, uint32_t shared)
+template <int SUBS, int RAW> static __device__ __forceinline__ void produce(const stream_args &a, uint32_t shared)
 {
     const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
     cursor w = {(int)blockIdx.x, 0, 0, 1}, x = w;
@@ -127,57 +127,58 @@ static __device__ __forceinline__ void produce(const stream_args &a, uint32_t sh
     if (!a.early)
         ptx_grid_wait();
     for (; n < a.stages && w.tile < a.tiles; n++, next_turn(a, &w))
-        load_weights<SUBS, TOKENS, RAW>(a, w, shared, full + 8 * w.stage);
+        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
     if (a.early)
         ptx_grid_wait();
     for (; n > 0; n--, next_turn(a, &x))
-        load_x<TOKENS>(a, x, shared, full + 8 * x.stage);
+        load_x(a, x, shared, full + 8 * x.stage);
     while (w.tile < a.tiles) {
         if (w.stage == 0)
             parity ^= 1;
         ptx_mbarrier_wait(empty + 8 * w.stage, parity);
-        load_weights<SUBS, TOKENS, RAW>(a, w, shared, full + 8 * w.stage);
-        load_x<TOKENS>(a, w, shared, full + 8 * w.stage);
+        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
+        load_x(a, w, shared, full + 8 * w.stage);
         next_turn(a, &w);
     }
 }
 
-/* --------------------------------------------------------------------------------------------------- the computing
- * warps */
+/* ----------------------------------------------------------------------------------------------- the computing warps
+ */
 
-/* x of this warp's 4 blocks: the operand a of four matrix instructions, and the scales of this lane's tokens. */
+/* x of this warp's 4 blocks: the operand a of four matrix instructions, and the scales of this lane's tokens. Only the
+ * tokens that there are lie in shared memory; the others' rows of the instruction hold copies of the last one, whose
+ * sums nobody reads. */
 template <int TOKENS>
 static __device__ __forceinline__ void read_x(const stream_args &a, uint32_t shared, int slot, int part, int lane,
                                               uint32_t (*code)[4], float (*scale)[4])
 {
-    const uint32_t line = shared + a.at_x + (slot * 8 + part) * (TOKENS * 128);
-    const uint32_t scales = shared + a.at_x_scales + slot * (TOKENS * X_SCALE_PITCH) + part * 16;
+    const int line = (slot * 8 + part) * a.tokens + min(lane % TOKENS, a.tokens - 1); /* of 128 bytes */
+    const uint32_t codes = shared + a.at_x + line * 128;
+    const uint32_t scales = shared + a.at_x_scales + slot * a.x_scales_slot + part * 16;
 
     if (TOKENS == 8) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t v[4];
 
-            ptx_ldmatrix4(v, line + lane % 8 * 128 + (((h * 4 + lane / 8) ^ (lane % 8)) << 4));
+            ptx_ldmatrix4(v, codes + (((h * 4 + lane / 8) ^ (line & 7)) << 4));
             code[2 * h][0] = v[0], code[2 * h][2] = v[1], code[2 * h + 1][0] = v[2], code[2 * h + 1][2] = v[3];
             code[2 * h][1] = code[2 * h][3] = code[2 * h + 1][1] = code[2 * h + 1][3] = 0;
         }
     } else {
 #pragma unroll
         for (int b = 0; b < 4; b++)
-            ptx_ldmatrix4(code[b], line + lane % 16 * 128 + (((b * 2 + lane / 16) ^ (lane % 8)) << 4));
+            ptx_ldmatrix4(code[b], codes + (((b * 2 + lane / 16) ^ (line & 7)) << 4));
     }
 #pragma unroll
     for (int i = 0; i < TOKENS / 8; i++)
-        ptx_load_shared4(scale[i], scales + (lane / 4 + 8 * i) * X_SCALE_PITCH);
+        ptx_load_shared4(scale[i], scales + min(lane / 4 + 8 * i, a.tokens - 1) * X_SCALE_PITCH);
 }
 
-/* The 4 blocks of 8 rows: the operand b, and the scales of rows 2 (lane % 4) and the next. */
-static __device__ __forceinline__ void read_planes(uint32_t codes, uint32_t scales, int part, int lane,
+/* The 4 blocks of 8 rows: the operand b, and the scales of rows 2 (lane % 4) and the next. line: this lane's row. */
+static __device__ __forceinline__ void read_planes(uint32_t line, uint32_t scales, int part, int lane,
                                                    uint32_t (*code)[2], float (*scale)[2])
 {
-    const uint32_t line = codes + part * (SUB * 128) + lane % 8 * 128;
-
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t v[4];
@@ -223,6 +224,8 @@ template <int SUBS, int TOKENS, int RAW>
 static __device__ __forceinline__ void multiply(const stream_args &a, uint32_t shared, int stage, int slot, int part,
                                                 int lane, float (*acc)[TOKENS / 4])
 {
+    /* TMA writes [line of 128 columns][row]; with gate_up two boxes, gate's rows and up's. */
+    const uint32_t lines = shared + stage * (SUBS * CODE_BYTES) + part * a.high * 128 + lane % 8 * 128;
     uint32_t x[4][4];
     float xs[TOKENS / 8][4];
 
@@ -235,7 +238,7 @@ static __device__ __forceinline__ void multiply(const stream_args &a, uint32_t s
         if (RAW)
             read_raw(shared + (stage * SUBS + s) * RAW_BYTES, part, lane, w, ws);
         else
-            read_planes(shared + (stage * SUBS + s) * CODE_BYTES,
+            read_planes(lines + s * 1024 + (s >= SUBS / 2 && a.gate_up ? SUBS / 2 * (CODE_BYTES - 1024) : 0),
                         shared + a.at_scales + (stage * SUBS + s) * SCALE_BYTES, part, lane, w, ws);
 #pragma unroll
         for (int b = 0; b < 4; b++) {
@@ -299,53 +302,55 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- the finishing warps
+/* ----------------------------------------------------------------------------------------------- the finishing warps
  */
 
+/* One thread has one row of every tile, and every 64 / high-th token. What a tile needs is in registers before: a warp
+ * that runs alone has only its own instructions to hide behind. */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish(const stream_args &a, char *memory, uint32_t shared)
 {
-    enum { ROWS = SUBS * SUB, PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH };
+    enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH };
     const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES, taken = summed + 8 * SUMS;
-    const q8_0_args &p = *(const q8_0_args *)(memory + a.at_args);
-    const int thread = threadIdx.x - 32 * (LOADER + 1);
+    const int thread = threadIdx.x - 32 * (LOADER + 1), high = a.high, r = thread % high, begin = thread / high,
+              step = 32 * FINISHERS / high, tokens = a.tokens;
+    const bool gate_up = a.gate_up, hc = a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND, bf16 = a.p.bf16;
+    const int rows[2] = {(int)a.p.weight[0].rows, (int)a.p.weight[1].rows};
+    char *const out[2] = {(char *)a.p.out[0], (char *)a.p.out[1]};
+    const int64_t stride[2] = {a.p.out_stride[0], a.p.out_stride[1]};
+    const float *from = (const float *)(memory + a.at_sums) + begin * PITCH + r;
     uint32_t parity = 0;
     int sums = 0;
 
-    /* Constants come from far away the first time: all at once here, one by one at the end of a tile otherwise. */
-    for (int i = thread; i < (int)(sizeof a.p / 4); i += 32 * FINISHERS)
-        ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
-    ptx_barrier_sync(1, 32 * FINISHERS); /* all arguments before any is read */
-    ptx_grid_wait();                     /* before anything of the results is written, or read by the epilogues */
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        bool waited = false;
+        int row;
+        const int which = tile_rows(a, tile, &row);
+        const bool inside = row + r < (which ? rows[1] : rows[0]);
+        int64_t at = begin * (which ? stride[1] : stride[0]) + row + r;
+        q8_0_streams streams;
 
-        for (int i = thread; i < ROWS * p.tokens || !waited; i += 32 * FINISHERS) {
-            const int token = i / ROWS, r = i % ROWS;
-            const float *from =
-                (const float *)(memory + a.at_sums) + sums * RIDGE_Q8_0_PARTS * PLANE + token * PITCH + r;
-            int row;
-            const int which = sub_rows(a, tile, SUBS, r / SUB, &row);
-            bool inside;
-            float y, up = 0.0f;
-            q8_0_streams streams;
+        if (hc && inside && begin < tokens)
+            q8_0_fetch(a.p, row + r, begin, &streams);
+        ptx_mbarrier_wait(summed + 8 * sums, parity);
+        for (int token = begin; token < tokens && inside; token += step) {
+            const float *parts = from + sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - begin) * PITCH;
+            float y = sum_parts<PLANE>(parts);
 
-            row += r % SUB;
-            inside = i < ROWS * p.tokens && row < p.weight[which].rows && !(a.gate_up && which);
-            if (inside)
-                q8_0_fetch(p, row, token, &streams);
-            if (!waited)
-                ptx_mbarrier_wait(summed + 8 * sums, parity);
-            waited = true;
-            if (!inside)
+            if (hc) {
+                if (token != begin)
+                    q8_0_fetch(a.p, row + r, token, &streams);
+                q8_0_finish_hc(a.p, row + r, token, y, &streams);
                 continue;
-            y = sum_parts<PLANE>(from);
-            if (a.gate_up)
-                up = sum_parts<PLANE>(from + SUB);
-            if (a.gate_up)
-                q8_0_finish_gate_up(p, row, token, y, up);
+            }
+            if (gate_up)
+                y = q8_0_swiglu(a.p.act, y, sum_parts<PLANE>(parts + high),
+                                a.p.token_scale ? a.p.token_scale[token] : 1.0f, a.p.swiglu);
+            if (bf16)
+                num_store<RIDGE_BF16>(which ? out[1] : out[0], at, y);
             else
-                q8_0_finish(p, which, row, token, y, &streams);
+                num_store<RIDGE_F32>(which ? out[1] : out[0], at, y);
+            at += step * (which ? stride[1] : stride[0]);
         }
         __syncwarp(); /* every lane has read the sums */
         if (threadIdx.x % 32 == 0)
@@ -368,7 +373,7 @@ static __global__ void __launch_bounds__(THREADS, SUBS *TOKENS > 16 ? 1 : 2)
     ptx_grid_release();
     if (threadIdx.x == 32 * LOADER) {
         for (int i = 0; i < 2; i++)
-            if (a.units[i]) {
+            if (a.p.weight[i].rows) {
                 ptx_tma_prefetch_map(&a.codes[i]);
                 if (!RAW)
                     ptx_tma_prefetch_map(&a.scales[i]);
@@ -391,7 +396,7 @@ static __global__ void __launch_bounds__(THREADS, SUBS *TOKENS > 16 ? 1 : 2)
     else if (warp > LOADER)
         finish<SUBS, TOKENS>(a, memory, shared);
     else if (threadIdx.x % 32 == 0)
-        produce<SUBS, TOKENS, RAW>(a, shared);
+        produce<SUBS, RAW>(a, shared);
 #endif
 }
 
@@ -422,11 +427,12 @@ static uint32_t up_to(uint32_t bytes, uint32_t step)
 static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budget, uint32_t *bytes)
 {
     const int64_t codes = subs * (raw ? RAW_BYTES : CODE_BYTES), scales = raw ? 0 : subs * SCALE_BYTES;
-    const int64_t x = tokens * 1024, x_scales = tokens * X_SCALE_PITCH;
+    const int64_t x = a->tokens * 1024, x_scales = up_to((uint32_t)a->tokens * X_SCALE_PITCH, 128);
     const int64_t sums = SUMS * SUMS_BYTES(subs, tokens);
-    int64_t room = budget - sums - (int64_t)sizeof a->p - BAR_BYTES - 2048; /* for alignment */
+    int64_t room = budget - sums - BAR_BYTES - 2048; /* for alignment */
     uint32_t slots;
 
+    a->x_scales_slot = (int)x_scales;
     a->resident = a->turns * (x + x_scales) + 3 * (codes + scales) <= room;
     if (a->resident)
         a->stages = (int)((room - a->turns * (x + x_scales)) / (codes + scales));
@@ -438,8 +444,7 @@ static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budg
     a->at_scales = a->at_x + slots * (uint32_t)x;
     a->at_x_scales = a->at_scales + (uint32_t)(a->stages * scales);
     a->at_sums = a->at_x_scales + slots * (uint32_t)x_scales;
-    a->at_args = a->at_sums + (uint32_t)sums;
-    a->at_bars = up_to(a->at_args + (uint32_t)sizeof a->p, 128);
+    a->at_bars = up_to(a->at_sums + (uint32_t)sums, 128);
     *bytes = a->at_bars + BAR_BYTES;
     return a->stages >= 2 && *bytes <= (uint32_t)budget;
 }
@@ -452,11 +457,11 @@ static ridge_status map_weight(const ridge_device *device, stream_args *a, int i
 
     if (raw)
         return host_tensor_map(device, &a->codes[i], RIDGE_F64, m->scales, a->p.blocks * RIDGE_Q8_0_BYTES / 8, m->rows,
-                               m->stride / 8, RAW_PITCH / 8, SUB, 0);
-    status = host_tensor_map_lines(device, &a->codes[i], m->codes, cols, m->rows, m->stride, SUB, 8);
+                               m->stride / 8, RAW_PITCH / 8, a->high, 0);
+    status = host_tensor_map_lines(device, &a->codes[i], m->codes, cols, m->rows, m->stride, a->high, 8);
     if (!status)
         status = host_tensor_map(device, &a->scales[i], RIDGE_F16, m->scales, a->p.blocks, m->rows, m->scale_stride / 2,
-                                 SCALE_PITCH / 2, SUB, 0);
+                                 SCALE_PITCH / 2, a->high, 0);
     return status;
 }
 
@@ -481,11 +486,12 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     uint32_t bytes = 0;
     ridge_status status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
 
-    for (int i = 0; i < 2; i++)
-        a.units[i] = (int)((a.p.weight[i].rows + SUB - 1) / SUB);
-    a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
-    a.turns = (int)((a.p.blocks + Q8_0_TURN - 1) / Q8_0_TURN);
+    a.tokens = a.p.tokens;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
+    a.high = a.gate_up ? kernel->param[0] / 2 : kernel->param[0];
+    a.tiles0 = (int)((a.p.weight[0].rows + a.high - 1) / a.high);
+    a.tiles = a.tiles0 + (a.gate_up ? 0 : (int)((a.p.weight[1].rows + a.high - 1) / a.high));
+    a.turns = (int)((a.p.blocks + Q8_0_TURN - 1) / Q8_0_TURN);
     a.early = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
     if (status || !a.tiles)
         return status;
@@ -495,10 +501,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         if (a.p.weight[i].rows)
             status = map_weight(device, &a, i, raw);
     if (!status)
-        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.p.tokens, a.p.x_stride, tokens, 8);
+        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.tokens, a.p.x_stride, a.tokens, 8);
     if (!status)
         status = host_tensor_map(device, &a.x_scales, RIDGE_F32, a.p.x_scales, a.p.blocks, a.p.tokens, a.p.x_ld,
-                                 X_SCALE_PITCH / 4, tokens, 0);
+                                 X_SCALE_PITCH / 4, a.tokens, 0);
     if (status)
         return status;
     return host_launch_shared(device, kernel->name,
