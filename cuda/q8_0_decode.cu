@@ -20,17 +20,6 @@ typedef struct rows_args {
     int vector_x, vector_codes;
 } rows_args;
 
-/* Four codes. */
-static __device__ __forceinline__ uint32_t codes4(const float *x, float r)
-{
-    uint32_t word = 0;
-
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        word |= (uint32_t)(ridge_q8_0_x_code(x[i], r) & 0xff) << (8 * i);
-    return word;
-}
-
 /* A warp quantises 256 columns: a lane 8, four lanes a block. */
 template <int DTYPE>
 static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __grid_constant__ rows_args p)
@@ -38,8 +27,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
     const int64_t index = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const int64_t row = index / p.units, first = index % p.units * 256 + threadIdx.x % 32 * 8;
     const int lane = threadIdx.x % 32, size = DTYPE == RIDGE_F32 ? 4 : 2;
-    uint32_t words[QUANTIZE_WORDS(DTYPE)], amax;
-    float x[8], r, scale;
+    uint32_t words[QUANTIZE_WORDS(DTYPE)];
+    float x[8], scale;
     int8_t *codes;
     uint2 v;
 
@@ -49,16 +38,9 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
         return;
     quantize_load<DTYPE>(p.x + row * p.stride + first * size, p.cols - first, p.vector_x, words);
     quantize_unpack<DTYPE>(words, x);
-    amax = ridge_magnitude(x[0]);
-#pragma unroll
-    for (int i = 1; i < 8; i++)
-        amax = max(amax, ridge_magnitude(x[i]));
-    amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
-    amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
+    v = q8_0_quantise8(x, &scale);
     if (first >= p.cols)
         return;
-    scale = ridge_q8_0_x_scale(amax, &r);
-    v = make_uint2(codes4(x, r), codes4(x + 4, r));
     codes = p.codes + row * p.codes_stride + first;
     if (p.vector_codes)
         *(uint2 *)codes = v;

@@ -39,6 +39,39 @@ typedef struct q8_0_args {
     int64_t post_ld, comb_ld, res_stride, add_stride, y_stride;
 } q8_0_args;
 
+/* ------------------------------------------------------------------------------------------------------- activations
+ */
+
+/* 8 of 32 activations as codes; the other 24 are with the three neighbours of an aligned group of four lanes. */
+static __device__ __forceinline__ uint2 q8_0_quantise8(const float *x, float *scale)
+{
+    const uint32_t four = 0xfu << (threadIdx.x % 32 & 28);
+    uint32_t amax = 0, word[2] = {0, 0};
+    float r;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        amax = max(amax, ridge_magnitude(x[i]));
+    amax = max(amax, __shfl_xor_sync(four, amax, 1));
+    amax = max(amax, __shfl_xor_sync(four, amax, 2));
+    *scale = ridge_q8_0_x_scale(amax, &r);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        word[i / 4] |= (uint32_t)(ridge_q8_0_x_code(x[i], r) & 0xff) << (i % 4 * 8);
+    return make_uint2(word[0], word[1]);
+}
+
+/* 8 floats of a row that begins at a multiple of 16 bytes. */
+static __device__ __forceinline__ void q8_0_load8(const char *row, int64_t column, bool bf16, float *x)
+{
+    if (bf16) {
+        num_unpack<RIDGE_BF16>(ptx_load_once(row + column * 2), x);
+    } else {
+        num_unpack<RIDGE_F32>(ptx_load_once(row + column * 4), x);
+        num_unpack<RIDGE_F32>(ptx_load_once(row + column * 4 + 16), x + 4);
+    }
+}
+
 /* -------------------------------------------------------------------------------------------------------- epilogues */
 
 static __device__ __forceinline__ void q8_0_store(const q8_0_args &p, int which, int64_t row, int token, float y)
@@ -81,19 +114,26 @@ static __device__ __forceinline__ void q8_0_finish_gate_up(const q8_0_args &p, i
     q8_0_store(p, 0, row, token, q8_0_swiglu(p.act, gate, up, p.token_scale ? p.token_scale[token] : 1.0f, p.swiglu));
 }
 
-/* What HC expand reads for one element and nobody else does, with the usual four streams. */
+/* What HC expand reads for one element with the usual four streams. */
 typedef struct q8_0_streams {
-    float res[4], add;
+    float res[4], post[4], comb[16], add;
 } q8_0_streams;
 
 /* The loads of an element that need not wait for its sum. */
 static __device__ __forceinline__ void q8_0_fetch(const q8_0_args &p, int64_t row, int token, q8_0_streams *s)
 {
+    const float *post = p.post + token * p.post_ld, *comb = p.comb + token * p.comb_ld;
+
     if (p.op != RIDGE_Q8_0_MATMUL_HC_EXPAND || p.n_hc != 4)
         return;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         s->res[i] = p.res[token * p.res_stride + i * p.weight[0].rows + row];
+        s->post[i] = post[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        s->comb[i] = comb[i];
     s->add = p.add ? p.add[token * p.add_stride + row] : 0.0f;
 }
 
@@ -109,13 +149,13 @@ static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_
         num_store<RIDGE_F32>(p.y, token * p.y_stride + row, y);
     if (n == 4) {
         v = p.add ? y + s->add : y;
-#pragma unroll 1
+#pragma unroll
         for (int dst = 0; dst < 4; dst++) {
-            float acc = ridge_hc_start(v, post[dst]);
+            float acc = ridge_hc_start(v, s->post[dst]);
 
 #pragma unroll
             for (int src = 0; src < 4; src++)
-                acc = ridge_hc_step(acc, comb[dst + 4 * src], s->res[src]);
+                acc = ridge_hc_step(acc, s->comb[dst + 4 * src], s->res[src]);
             num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * high + row, acc);
         }
         return;
@@ -152,6 +192,14 @@ ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, 
 size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
 /* The products of any call, for rows that find their operands not aligned only when they see the pointers. */
 ridge_status q8_0_launch_portable(const ridge_device *device, const char *name, q8_0_args *p, void *stream);
+
+/* Activations that a row quantises itself, once a block: few enough that it takes less than a launch. */
+enum { Q8_0_INSIDE_MOST = 16384 };
+
+static inline bool q8_0_inside(const ridge_problem *problem)
+{
+    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_INSIDE_MOST;
+}
 
 /* Bytes of weights. */
 static inline double q8_0_bytes(const ridge_problem *problem)

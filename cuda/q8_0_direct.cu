@@ -101,33 +101,16 @@ static __device__ __forceinline__ void load_turn(const direct_args &a, cursor *c
 /* ---------------------------------------------------------------------------------------------------------------- x */
 
 /* x to shared memory, codes and scales; floats are quantised on the way, four lanes a block. */
-template <int DTYPE> static __device__ __forceinline__ void fill_quantised(const direct_args &a, char *memory)
+static __device__ __forceinline__ void fill_quantised(const direct_args &a, char *memory)
 {
-    const uint32_t four = 0xfu << (threadIdx.x % 32 / 4 * 4);                 /* the lanes of a block */
-    const int units = (int)a.p.blocks * 4, size = DTYPE == RIDGE_F32 ? 4 : 2; /* units of 8 columns */
+    const int units = (int)a.p.blocks * 4; /* of 8 columns */
 
     for (int i = threadIdx.x; i < a.p.tokens * units; i += blockDim.x) {
         const int token = i / units, u = i % units;
-        const char *from = (const char *)a.x + token * a.x_stride + (int64_t)u * 8 * size;
-        float x[8], r, scale;
-        uint32_t amax = 0, word[2] = {0, 0};
+        float x[8], scale;
 
-        if (DTYPE == RIDGE_F32) {
-            num_unpack<RIDGE_F32>(ptx_load_once(from), x);
-            num_unpack<RIDGE_F32>(ptx_load_once(from + 16), x + 4);
-        } else {
-            num_unpack<RIDGE_BF16>(ptx_load_once(from), x);
-        }
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            amax = max(amax, ridge_magnitude(x[k]));
-        amax = max(amax, __shfl_xor_sync(four, amax, 1));
-        amax = max(amax, __shfl_xor_sync(four, amax, 2));
-        scale = ridge_q8_0_x_scale(amax, &r);
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            word[k / 4] |= (uint32_t)(ridge_q8_0_x_code(x[k], r) & 0xff) << (k % 4 * 8);
-        *(uint2 *)(memory + token * a.x_pitch + u * 8) = make_uint2(word[0], word[1]);
+        q8_0_load8((const char *)a.x + token * a.x_stride, u * 8, a.x_dtype == RIDGE_BF16, x);
+        *(uint2 *)(memory + token * a.x_pitch + u * 8) = q8_0_quantise8(x, &scale);
         if (u % 4 == 0)
             ((float *)(memory + a.at_scales))[token * a.scale_pitch + u / 4] = scale;
     }
@@ -267,12 +250,10 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) q8_0_direct(const __gr
         ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
     if (a.early)
         ptx_grid_wait();
-    if (a.x_dtype == RIDGE_F32)
-        fill_quantised<RIDGE_F32>(a, memory);
-    else if (a.x_dtype == RIDGE_BF16)
-        fill_quantised<RIDGE_BF16>(a, memory);
-    else
+    if (a.x_dtype == RIDGE_I8)
         fill_codes(a, memory);
+    else
+        fill_quantised(a, memory);
     __syncthreads(); /* x and arguments before they are read */
     for (int tile = begin; tile < a.tiles; tile += step, count++) {
         float acc[SUBS][2 * WIDE] = {};
@@ -293,7 +274,7 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) q8_0_direct(const __gr
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-enum { MEMORY_MOST_SM90 = 227 * 1024, MEMORY_MOST_SM86 = 99 * 1024, INSIDE_MOST = 16384 };
+enum { MEMORY_MOST_SM90 = 227 * 1024, MEMORY_MOST_SM86 = 99 * 1024 };
 
 static const void *const functions[4] = {(const void *)q8_0_direct<1, 1>, (const void *)q8_0_direct<1, 2>,
                                          (const void *)q8_0_direct<2, 1>, (const void *)q8_0_direct<2, 2>};
@@ -342,21 +323,11 @@ static bool tables_aligned(const q8_0_args *p)
     return bits % 8 == 0;
 }
 
-static bool quantised_inside(const ridge_problem *problem)
-{
-    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= INSIDE_MOST;
-}
-
-static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    return quantised_inside(problem) ? 0 : q8_0_workspace(device, kernel, problem);
-}
-
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                            const ridge_call *call, void *memory, size_t, void *stream)
 {
     const int subs = kernel->param[0] / SUB, slots = kernel->param[1], wide = call->dim[0] > 8;
-    const bool inside = quantised_inside(problem);
+    const bool inside = q8_0_inside(problem);
     direct_args a = {};
     ridge_status status = q8_0_begin(device, kernel, call, !inside, memory, stream, &a.p);
     int64_t bytes, most;
@@ -410,21 +381,22 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
+/* Slower than q8_0_stream everywhere, faster than dp4a. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const double tokens = (double)problem->dim[0];
+    const double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0));
+    const bool few = rows < 16.0 * device->units;
 
-    return 1.9 + q8_0_bytes(problem) * 1e-3 / device->copy_gbps + (kernel->param[1] == 1 ? 0.05 * tokens : 0.1);
+    return 3.5 + 0.2 * (double)problem->dim[0] + q8_0_bytes(problem) * 1.3e-3 / device->copy_gbps +
+           ((kernel->param[0] == 8) == few ? 0 : 0.5);
 }
 
 #define ROW(op_name, op_id, name, high, slots)                                                                        \
     {                                                                                                                 \
         "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, Q8_0_CONTRACT, 0, {high, slots}, why_not, \
-            workspace, cost, launch                                                                                   \
+            q8_0_workspace, cost, launch                                                                              \
     }
-#define ROWS(op_name, op_id)                                                      \
-    ROW(op_name, op_id, "direct8", 8, 1), ROW(op_name, op_id, "direct16", 16, 1), \
-        ROW(op_name, op_id, "direct8x2", 8, 2), ROW(op_name, op_id, "direct16x2", 16, 2)
+#define ROWS(op_name, op_id) ROW(op_name, op_id, "direct16", 16, 2), ROW(op_name, op_id, "direct8", 8, 2)
 
 /* param: rows of a tile, slots of a block. */
 static const ridge_kernel rows[] = {
