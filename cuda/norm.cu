@@ -68,36 +68,72 @@ static __device__ float sum_warp(const norm_args &p, const char *x)
     return __shfl_sync(~0u, warp_tree(part[0]), 0);
 }
 
-/* The same by a block. */
-static __device__ float sum_block(const norm_args &p, const char *x)
+enum { HELD = 16 };
+
+/* HELD columns of this thread of a block, from column j on: addresses that differ by constants. */
+template <int DTYPE>
+static __device__ __forceinline__ void load_columns(const void *base, int64_t j, int64_t n, float *v)
+{
+    const char *from = (const char *)base + j * (DTYPE == RIDGE_F32 ? 4 : 2);
+    const int left = (int)min(n - j, (int64_t)(PARTS * HELD));
+
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        v[i] = PARTS * i < left ? num_load<DTYPE>(from, PARTS * i) : 0.0f;
+}
+
+static __device__ __forceinline__ void load_held(const void *base, int64_t j, int64_t n, int bf16, float *v)
+{
+    if (bf16)
+        load_columns<RIDGE_BF16>(base, j, n, v);
+    else
+        load_columns<RIDGE_F32>(base, j, n, v);
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void store_columns(void *base, int64_t j, int64_t n, const float *v)
+{
+    char *to = (char *)base + j * (DTYPE == RIDGE_F32 ? 4 : 2);
+    const int left = (int)min(n - j, (int64_t)(PARTS * HELD));
+
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (PARTS * i < left)
+            num_store<DTYPE>(to, PARTS * i, v[i]);
+}
+
+/* The sum of squares by a block; v receives the first HELD columns of this thread. */
+static __device__ __forceinline__ float sum_block(const norm_args &p, const char *x, float *v)
 {
     __shared__ float part[PARTS];
     float sum = 0.0f;
 
-    for (int64_t j = threadIdx.x; j < p.n; j += PARTS * 4) {
-        float v[4];
+    load_held(x, threadIdx.x, p.n, p.x_bf16, v);
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        sum = ridge_fma(v[i], v[i], sum); /* a column that is not there adds +0 to a part that is not -0 */
+    for (int64_t j = threadIdx.x + PARTS * HELD; j < p.n; j += PARTS * HELD) {
+        float more[HELD];
 
+        load_held(x, j, p.n, p.x_bf16, more);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            v[i] = j + PARTS * i < p.n ? load(x, j + PARTS * i, p.x_bf16) : 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            sum = ridge_fma(v[i], v[i], sum);
+        for (int i = 0; i < HELD; i++)
+            sum = ridge_fma(more[i], more[i], sum);
     }
     part[threadIdx.x] = sum;
     __syncthreads(); /* all partials before the first warp reads them */
     if (threadIdx.x < 32) {
-        float v[8];
+        float eight[8];
 
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = part[threadIdx.x + 32 * i];
+            eight[i] = part[threadIdx.x + 32 * i];
 #pragma unroll
         for (int s = 4; s > 0; s /= 2)
 #pragma unroll
             for (int i = 0; i < s; i++)
-                v[i] += v[i + s];
-        sum = warp_tree(v[0]);
+                eight[i] += eight[i + s];
+        sum = warp_tree(eight[0]);
         if (threadIdx.x == 0)
             part[0] = sum;
     }
@@ -111,6 +147,35 @@ static __device__ __forceinline__ float element(const norm_args &p, const char *
 
     y = p.norm ? y * factor : y;
     return p.w ? y * load(p.w, j, p.w_bf16) : y;
+}
+
+/* rms_norm of one row by a block, with the row and the weights in registers before the sum is known. */
+static __global__ void __launch_bounds__(THREADS, 2) rms_block(const __grid_constant__ norm_args p)
+{
+    const char *x = p.x + blockIdx.x * p.stride;
+    char *out = p.out + blockIdx.x * p.out_stride;
+    float v[HELD], w[HELD], factor;
+
+    ptx_grid_release();
+    ptx_grid_wait();
+    if (p.w)
+        load_held(p.w, threadIdx.x, p.n, p.w_bf16, w);
+    factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
+    for (int64_t j = threadIdx.x;;) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            v[i] = p.w ? v[i] * factor * w[i] : v[i] * factor;
+        if (p.out_bf16)
+            store_columns<RIDGE_BF16>(out, j, p.n, v);
+        else
+            store_columns<RIDGE_F32>(out, j, p.n, v);
+        j += PARTS * HELD;
+        if (j >= p.n)
+            return;
+        load_held(x, j, p.n, p.x_bf16, v);
+        if (p.w)
+            load_held(p.w, j, p.n, p.w_bf16, w);
+    }
 }
 
 /* BLOCK: a block a row, else a warp. */
@@ -127,8 +192,13 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
     ptx_grid_wait();
     if (token >= p.rows) /* whole rows leave */
         return;
-    if (p.norm)
-        factor = ridge_rms_factor(BLOCK ? sum_block(p, x) : sum_warp(p, x), p.n, p.eps);
+    if (p.norm && BLOCK) {
+        float v[HELD];
+
+        factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
+    } else if (p.norm) {
+        factor = ridge_rms_factor(sum_warp(p, x), p.n, p.eps);
+    }
     for (int64_t i = at; i < p.n_rot / 2; i += width) {
         const int64_t j = tail + 2 * i;
         const int64_t pos = p.pos64 ? ((const int64_t *)p.pos)[token] : ((const int32_t *)p.pos)[token];
@@ -145,11 +215,12 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[2] = {(const void *)norm_rows<0>, (const void *)norm_rows<1>};
+static const void *const functions[3] = {(const void *)norm_rows<0>, (const void *)norm_rows<1>,
+                                         (const void *)rms_block};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 2, "norm: loading kernels");
+    return host_load(device, functions, 3, "norm: loading kernels");
 }
 
 static int64_t stride_of(const ridge_operand *x, int64_t packed)
@@ -200,7 +271,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (rows == 0 || p.n == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[kernel->param[0]], dim3((unsigned)blocks), THREADS, &p, stream);
+    return host_launch(device, kernel->name,
+                       functions[kernel->param[0] && call->op == RIDGE_RMS_NORM ? 2 : kernel->param[0]],
+                       dim3((unsigned)blocks), THREADS, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)

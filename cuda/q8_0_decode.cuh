@@ -194,7 +194,7 @@ size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, co
 ridge_status q8_0_launch_portable(const ridge_device *device, const char *name, q8_0_args *p, void *stream);
 
 /* Activations that a row quantises itself, once a block: few enough that it takes less than a launch. */
-enum { Q8_0_INSIDE_MOST = 16384 };
+enum { Q8_0_INSIDE_MOST = 8192 };
 
 static inline bool q8_0_inside(const ridge_problem *problem)
 {

@@ -270,22 +270,40 @@ template <int PLANE> static __device__ __forceinline__ float sum_parts(const flo
     return ridge_q8_0_tree(part);
 }
 
-/* x of all turns, where TMA would put it, zeros behind the last column: four lanes a block. */
+/* x of all turns, where TMA would put it, zeros behind the last column: four lanes a block, and the loads of four
+ * blocks in flight. */
 static __device__ __forceinline__ void quantise_x(const stream_args &a, char *memory)
 {
-    const int units = a.turns * 128, there = (int)a.p.blocks * 4; /* of 8 columns */
+    enum { FLIGHT = 4, WIDTH = 32 * CONSUMERS };
+    const int units = a.turns * 128, there = (int)a.p.blocks * 4, all = a.tokens * units; /* of 8 columns */
+    const bool bf16 = a.x_dtype == RIDGE_BF16;
 
-    for (int i = threadIdx.x; i < a.tokens * units; i += 32 * CONSUMERS) {
-        const int token = i / units, u = i % units, line = u / 16 * a.tokens + token;
-        float x[8] = {}, scale;
+    for (int first = threadIdx.x; first < all; first += FLIGHT * WIDTH) { /* all is a multiple of 32: whole warps */
+        float x[FLIGHT][8];
 
-        if (u < there)
-            q8_0_load8(a.x_floats + token * a.x_stride, u * 8, a.x_dtype == RIDGE_BF16, x);
-        *(uint2 *)(memory + a.at_x + line * 128 + ((u / 2 % 8 ^ (line & 7)) << 4) + u % 2 * 8) =
-            q8_0_quantise8(x, &scale);
-        if (u % 4 == 0)
-            *(float *)(memory + a.at_x_scales + u / 128 * a.x_scales_slot + token * X_SCALE_PITCH + u / 4 % 32 * 4) =
-                scale;
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++) {
+            const int i = first + k * WIDTH, token = i / units, u = i % units;
+
+#pragma unroll
+            for (int c = 0; c < 8; c++)
+                x[k][c] = 0.0f;
+            if (i < all && u < there)
+                q8_0_load8(a.x_floats + token * a.x_stride, u * 8, bf16, x[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++) {
+            const int i = first + k * WIDTH, token = i / units, u = i % units, line = u / 16 * a.tokens + token;
+            float scale;
+            const uint2 codes = q8_0_quantise8(x[k], &scale);
+
+            if (i >= all)
+                break;
+            *(uint2 *)(memory + a.at_x + line * 128 + ((u / 2 % 8 ^ (line & 7)) << 4) + u % 2 * 8) = codes;
+            if (u % 4 == 0)
+                *(float *)(memory + a.at_x_scales + u / 128 * a.x_scales_slot + token * X_SCALE_PITCH +
+                           u / 4 % 32 * 4) = scale;
+        }
     }
 }
 
@@ -368,11 +386,17 @@ static __device__ __forceinline__ void finish(const stream_args &a, char *memory
         for (int token = begin; token < tokens && inside;
              token += 2 * step) { /* two at a time hide each other's waits */
             const float *parts = from + sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - begin) * PITCH;
-            const int more = token + step < tokens ? step : 0;
-            float y[2] = {sum_parts<PLANE>(parts), sum_parts<PLANE>(parts + more * PITCH)}, up[2] = {};
+            const bool more = token + step < tokens;
+            float y[2] = {}, up[2] = {};
 
-            if (gate_up)
-                up[0] = sum_parts<PLANE>(parts + high), up[1] = sum_parts<PLANE>(parts + more * PITCH + high);
+            if (more)
+                y[0] = sum_parts<PLANE>(parts), y[1] = sum_parts<PLANE>(parts + step * PITCH);
+            else
+                y[0] = sum_parts<PLANE>(parts);
+            if (gate_up) {
+                up[0] = sum_parts<PLANE>(parts + high);
+                up[1] = more ? sum_parts<PLANE>(parts + step * PITCH + high) : 0.0f;
+            }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int t = token + i * step;
