@@ -137,6 +137,7 @@ static __device__ __forceinline__ void q8_0_fetch(const q8_0_args &p, int64_t ro
     s->add = p.add ? p.add[token * p.add_stride + row] : 0.0f;
 }
 
+/* s: what q8_0_fetch loaded; NULL for kernels without the registers for it. */
 static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_t row, int token, float y,
                                                       const q8_0_streams *s)
 {
@@ -147,7 +148,7 @@ static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_
 
     if (p.y)
         num_store<RIDGE_F32>(p.y, token * p.y_stride + row, y);
-    if (n == 4) {
+    if (s && n == 4) {
         v = p.add ? y + s->add : y;
 #pragma unroll
         for (int dst = 0; dst < 4; dst++) {

@@ -212,10 +212,7 @@ static __device__ __forceinline__ void finish(const direct_args &a, const q8_0_a
         if (a.gate_up) {
             q8_0_finish_gate_up(p, row, token, sum_parts<PLANE>(from), sum_parts<PLANE>(from + SUB));
         } else {
-            q8_0_streams streams;
-
-            q8_0_fetch(p, row, token, &streams);
-            q8_0_finish(p, which, row, token, sum_parts<PLANE>(from), &streams);
+            q8_0_finish(p, which, row, token, sum_parts<PLANE>(from), NULL);
         }
     }
 }
