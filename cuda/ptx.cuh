@@ -157,6 +157,83 @@ static __device__ __forceinline__ uint32_t ptx_shared(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* Four 8 x 8 matrices of 16-bit words from shared memory: lane 8 i + r gives the address of row r of matrix i, and
+ * receives in v[i] the word lane % 4 of row lane / 4. */
+static __device__ __forceinline__ void ptx_ldmatrix4(uint32_t *v, uint32_t shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* 16, 8, 4 and 2 bytes from shared memory. Volatile: they stay behind the wait for the barrier that fills it. */
+static __device__ __forceinline__ void ptx_load_shared4(float *v, uint32_t shared)
+{
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint2 ptx_load_shared2(uint32_t shared)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ptx_load_shared1(uint32_t shared)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ uint16_t ptx_load_shared_half(uint32_t shared)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(shared) : "memory");
+    return v;
+}
+
+/* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */
+static __device__ __forceinline__ void ptx_barrier_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+/* d += a b: a 16 x 32 and b 32 x 8 signed bytes, the sum in int32. */
+static __device__ __forceinline__ void ptx_mma_s8(int32_t *d, const uint32_t *a, const uint32_t *b)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* 16 bytes that no other thread reads, past the first cache; and 8 through it. */
+static __device__ __forceinline__ uint4 ptx_load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ uint2 ptx_load8(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
 #if __CUDA_ARCH__ >= 900
 /* mbarriers: `count` arrivals and the announced bytes complete a phase. */
 static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t bar, uint32_t count)
@@ -223,6 +300,18 @@ static __device__ __forceinline__ uint64_t ptx_policy_evict_first(void)
     return policy;
 }
 
+/* A box of a three-dimensional map; x is the inner coordinate. */
+static __device__ __forceinline__ void ptx_tma_load_3d(uint32_t to, const void *map, int x, int y, int z, uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];"
+        :
+        : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+/* Fetches a tensor map into the cache of maps. */
 static __device__ __forceinline__ void ptx_prefetch_map(const void *map)
 {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
@@ -358,16 +447,6 @@ static __device__ __forceinline__ void ptx_store_async4(uint32_t to, float a, fl
                  : "memory");
 }
 
-/* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */
-static __device__ __forceinline__ void ptx_barrier_sync(int id, int threads)
-{
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
 #endif
 
 #endif

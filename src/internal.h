@@ -192,7 +192,8 @@ extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q
     ridge_cpu_q8_0_matmul, ridge_cpu_norm, ridge_cpu_ce;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_stream,
     ridge_cuda_quantize_tile, ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90, ridge_cuda_ce_sm90,
-    ridge_cuda_ce_linear, ridge_cuda_ce_rows, ridge_cuda_gemm_stream_sm90;
+    ridge_cuda_ce_linear, ridge_cuda_ce_rows, ridge_cuda_gemm_stream_sm90, ridge_cuda_q8_0_direct,
+    ridge_cuda_q8_0_stream, ridge_cuda_q8_0_decode, ridge_cuda_norm;
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);

@@ -16,6 +16,10 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_ce_linear,        //
     &ridge_cuda_ce_rows,          //
     &ridge_cuda_gemm_stream_sm90, //
+    &ridge_cuda_q8_0_direct,      //
+    &ridge_cuda_q8_0_stream,      //
+    &ridge_cuda_q8_0_decode,      //
+    &ridge_cuda_norm,             //
 #endif
     &ridge_cpu_swiglu,      //
     &ridge_cpu_quantize,    //
