@@ -191,7 +191,8 @@ typedef struct ridge_kernel_list {
 extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8,
     ridge_cpu_q8_0_matmul, ridge_cpu_norm, ridge_cpu_ce;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
-    ridge_cuda_quantize_stream, ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90;
+    ridge_cuda_quantize_stream, ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90, ridge_cuda_gemm_sm89,
+    ridge_cuda_gemm_sm80;
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);

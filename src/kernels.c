@@ -12,6 +12,8 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_quantize_whole,  //
     &ridge_cuda_q8_0,            //
     &ridge_cuda_gemm_sm90,       //
+    &ridge_cuda_gemm_sm89,       //
+    &ridge_cuda_gemm_sm80,       //
 #endif
     &ridge_cpu_swiglu,      //
     &ridge_cpu_quantize,    //
