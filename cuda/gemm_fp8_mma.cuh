@@ -19,8 +19,8 @@
 #include "mma.cuh"
 #include "num.cuh"
 
-/* DECODE: as f16; FP8: the instruction of sm_89. */
-enum { KIND_DECODE = 0, KIND_FP8 };
+/* As f16, decoded by integer instructions or by the conversion of sm_89; or the fp8 instruction of sm_89. */
+enum { KIND_DECODE = 0, KIND_CONVERT, KIND_FP8 };
 enum { BK = 128, LARGE_M = 128, WARP_M = 64, SMALL_N = 32, PARTS = 8, BUNDLE = 8 };
 enum { SCRATCH_PITCH = 48 + 4, SMALL_PITCH = SMALL_N + 1 };
 
@@ -132,63 +132,86 @@ static __device__ __forceinline__ void mma_mark_nan(uint32_t stage, int *mark, i
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
-/* acc = one block of k of 16 MT x 8 NT results; a, b: this lane's first row of either side in the stage, at the place
- * of its chunk 0. */
+template <int KIND, int E5M2> static __device__ __forceinline__ void mma_expand(uint32_t w, uint32_t *x, uint32_t *y)
+{
+#if __CUDA_ARCH__ >= 890
+    if (KIND == KIND_CONVERT) {
+        mma_convert<E5M2>(w, x, y);
+        return;
+    }
+#endif
+    mma_decode<E5M2>(w, x, y);
+}
+
+/* acc (+)= 16 of k (chunk c) of 16 MT x 8 NT results, through f16; a, b as below. */
+template <int KIND, int E5_A, int E5_B, int MT, int NT>
+static __device__ __forceinline__ void mma_chunk_f16(uint32_t a, uint32_t b, int c, float (*acc)[NT][4])
+{
+    uint32_t code_b[NT], y[NT][2];
+
+    mma_load<8 * NT>(code_b, b ^ c << 4);
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+        mma_expand<KIND, E5_B>(code_b[j], &y[j][0], &y[j][1]);
+#pragma unroll
+    for (int i = 0; i < MT; i += 2) { /* two at a time: registers */
+        uint32_t code_a[4];
+
+        mma_load<32>(code_a, (a ^ c << 4) + i * 16 * BK);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t x[4];
+
+            mma_expand<KIND, E5_A>(code_a[2 * h], &x[0], &x[2]);
+            mma_expand<KIND, E5_A>(code_a[2 * h + 1], &x[1], &x[3]);
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                mma_f16(acc[i + h][j], x[0], x[1], x[2], x[3], y[j][0], y[j][1], c > 0);
+        }
+    }
+}
+
+/* The same of 32 of k by the fp8 instruction. */
+template <int E5_A, int E5_B, int MT, int NT>
+static __device__ __forceinline__ void mma_chunk_fp8(uint32_t a, uint32_t b, int c, float (*acc)[NT][4])
+{
+#if __CUDA_ARCH__ >= 890
+    uint32_t x[2][2 * MT], y[2][NT];
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mma_load<16 * MT>(x[h], a ^ (c + h) << 4);
+        mma_load<8 * NT>(y[h], b ^ (c + h) << 4);
+    }
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+            mma_fp8<E5_A, E5_B>(acc[i][j], x[0][2 * i], x[0][2 * i + 1], x[1][2 * i], x[1][2 * i + 1], y[0][j], y[1][j],
+                                c > 0);
+#endif
+}
+
+/* acc = one block of k; a, b: this lane's first row of either side in the stage, at the place of its chunk 0. Unrolled
+ * no further: ptxas then needs more registers than there are. */
 template <int KIND, int E5_A, int E5_B, int MT, int NT>
 static __device__ __forceinline__ void mma_block(uint32_t a, uint32_t b, float (*acc)[NT][4])
 {
-    if constexpr (KIND == KIND_DECODE) {
-#pragma unroll 2 /* all of it needs more registers than there are */
-        for (int c = 0; c < BK / 16; c++) {
-            uint32_t code_b[NT], y[NT][2];
-
-            mma_load<8 * NT>(code_b, b ^ c << 4);
-#pragma unroll
-            for (int j = 0; j < NT; j++)
-                mma_decode<E5_B>(code_b[j], &y[j][0], &y[j][1]);
-#pragma unroll
-            for (int i = 0; i < MT; i += 2) { /* two at a time: registers */
-                uint32_t code_a[4];
-
-                mma_load<32>(code_a, (a ^ c << 4) + i * 16 * BK);
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    uint32_t x[4];
-
-                    mma_decode<E5_A>(code_a[2 * h], &x[0], &x[2]);
-                    mma_decode<E5_A>(code_a[2 * h + 1], &x[1], &x[3]);
-#pragma unroll
-                    for (int j = 0; j < NT; j++)
-                        mma_f16(acc[i + h][j], x[0], x[1], x[2], x[3], y[j][0], y[j][1], c > 0);
-                }
-            }
-        }
+    if constexpr (KIND == KIND_FP8) {
+#pragma unroll 1
+        for (int c = 0; c < BK / 16; c += 2)
+            mma_chunk_fp8<E5_A, E5_B, MT, NT>(a, b, c, acc);
     } else {
-#if __CUDA_ARCH__ >= 890
-#pragma unroll 1 /* where the compiler makes f16 of fp8 (Hopper), registers are short */
-        for (int c = 0; c < BK / 16; c += 2) {
-            uint32_t x[2][2 * MT], y[2][NT];
-
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                mma_load<16 * MT>(x[h], a ^ (c + h) << 4);
-                mma_load<8 * NT>(y[h], b ^ (c + h) << 4);
-            }
-#pragma unroll
-            for (int j = 0; j < NT; j++)
-#pragma unroll
-                for (int i = 0; i < MT; i++)
-                    mma_fp8<E5_A, E5_B>(acc[i][j], x[0][2 * i], x[0][2 * i + 1], x[1][2 * i], x[1][2 * i + 1], y[0][j],
-                                        y[1][j], c > 0);
-        }
-#endif
+#pragma unroll 2
+        for (int c = 0; c < BK / 16; c++)
+            mma_chunk_f16<KIND, E5_A, E5_B, MT, NT>(a, b, c, acc);
     }
 }
 
 /* What the f16 of a decoded product lack: 2^8 for each e4m3. */
 template <int KIND, int E5_A, int E5_B> static __device__ __forceinline__ float mma_unit(void)
 {
-    return KIND == KIND_FP8 ? 1.0f : (E5_A ? 1.0f : 256.0f) * (E5_B ? 1.0f : 256.0f);
+    return KIND != KIND_DECODE ? 1.0f : (E5_A ? 1.0f : 256.0f) * (E5_B ? 1.0f : 256.0f);
 }
 
 /* fin = fma(rn(sA sB), acc * unit, fin); scale_a, scale_b: of the warp's first row and column. */
@@ -410,9 +433,10 @@ template <int TOKENS> struct alignas(128) mma_small_stage {
 };
 
 template <int TOKENS> struct mma_small_memory {
-    float sum[PARTS][TOKENS * SMALL_PITCH];
     int nan_b[SMALL_N], nan_a[TOKENS];
-    mma_small_stage<TOKENS> stage[1]; /* warps * p.stages of them */
+    /* warps * p.stages of them, then with fewer than eight warps the sums of the parts; a warp with one part leaves its
+     * sum in its first stages */
+    mma_small_stage<TOKENS> stage[1];
 };
 
 template <int TOKENS>
@@ -429,10 +453,19 @@ static __device__ __forceinline__ void mma_load_small(const mma_args &p, mma_sma
     }
 }
 
+/* Where the sum of a part lies. */
+template <int TOKENS>
+static __device__ __forceinline__ float *mma_sum(const mma_args &p, mma_small_memory<TOKENS> *s, int warps, int part)
+{
+    if (warps == PARTS)
+        return (float *)&s->stage[part * p.stages];
+    return (float *)&s->stage[warps * p.stages] + part * TOKENS * SMALL_PITCH;
+}
+
 /* One part of k by one warp, into sum[token][row of B]. */
 template <int KIND, int E5_A, int E5_B, int TOKENS>
 static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_memory<TOKENS> *s,
-                                                mma_small_stage<TOKENS> *stages, int row, int col, int part)
+                                                mma_small_stage<TOKENS> *stages, int row, int col, int part, float *sum)
 {
     const int lane = threadIdx.x % 32, count = (p.blocks - part + PARTS - 1) / PARTS;
     const uint32_t at = mma_chunk(lane, 0);
@@ -470,8 +503,7 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
         for (int j = 0; j < TOKENS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                s->sum[part][(8 * j + lane % 4 * 2 + e % 2) * SMALL_PITCH + 16 * i + lane / 4 + e / 2 * 8] =
-                    fin[i][j][e];
+                sum[(8 * j + lane % 4 * 2 + e % 2) * SMALL_PITCH + 16 * i + lane / 4 + e / 2 * 8] = fin[i][j][e];
 }
 
 /* blockDim.x / 32 warps share the eight parts. */
@@ -493,13 +525,16 @@ static __global__ void __launch_bounds__(256, TOKENS == 16 ? 2 : 1) gemm_small(c
     ptx_grid_wait();
     ptx_grid_release();
     for (int part = warp; part < PARTS; part += warps)
-        mma_part<KIND, E5_A, E5_B, TOKENS>(p, s, mine, row, col, part);
+        mma_part<KIND, E5_A, E5_B, TOKENS>(p, s, mine, row, col, part, mma_sum<TOKENS>(p, s, warps, part));
     __syncthreads(); /* sums and marks are there */
     for (int e = threadIdx.x; e < TOKENS * SMALL_N; e += blockDim.x) {
         const int t = e / SMALL_N, c = e % SMALL_N, at = t * SMALL_PITCH + c;
-        float x = ((s->sum[0][at] + s->sum[1][at]) + (s->sum[2][at] + s->sum[3][at])) +
-                  ((s->sum[4][at] + s->sum[5][at]) + (s->sum[6][at] + s->sum[7][at]));
+        float v[PARTS], x;
 
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            v[part] = mma_sum<TOKENS>(p, s, warps, part)[at];
+        x = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
         if (s->nan_a[t] | s->nan_b[c])
             x = __int_as_float(0x7fc00000);
         if (row + t < p.m && col + c < p.n)

@@ -7,7 +7,7 @@
 #include "host.cuh"
 
 /* param[0] of a row: which kernel. Columns of a warp of the large ones: 48, and 32 with the fp8 instruction, which on
- * Hopper is many f16 ones and would spill. */
+ * Hopper is several f16 ones and would spill. */
 enum { TILE_8_WARPS = 0, TILE_4_WARPS, TOKENS_16, TOKENS_32, TILES };
 
 /* Kernels by tile and formats (e4m3 e4m3, e4m3 e5m2, e5m2 e4m3). */
@@ -60,21 +60,24 @@ static size_t mma_memory(int tile, int width, int warps, int stages)
     case TILE_4_WARPS: /* marks of NaN, stages */
         return (size_t)(LARGE_M + wide) * 4 + (size_t)(LARGE_M + wide) * (BK + 4) * (size_t)stages;
     case TOKENS_16:
-        return sizeof(mma_small_memory<16>) + sizeof(mma_small_stage<16>) * (size_t)(stages * warps - 1);
+        return sizeof(mma_small_memory<16>) + sizeof(mma_small_stage<16>) * (size_t)(stages * warps - 1) +
+               (warps < PARTS ? sizeof(float) * PARTS * 16 * SMALL_PITCH : 0);
     default:
-        return sizeof(mma_small_memory<32>) + sizeof(mma_small_stage<32>) * (size_t)(stages * warps - 1);
+        return sizeof(mma_small_memory<32>) + sizeof(mma_small_stage<32>) * (size_t)(stages * warps - 1) +
+               (warps < PARTS ? sizeof(float) * PARTS * 32 * SMALL_PITCH : 0);
     }
 }
 
-/* Warps and stages: two CTAs an SM for the smaller tiles if that leaves two stages, else what fits; at most 4 stages,
- * which is what mma_copy_wait knows. */
-static void mma_shape(const ridge_device *device, int tile, int width, int *warps, int *stages)
+/* Warps and stages. Two CTAs an SM for the smaller tiles, unless there is one tile for each SM at most, or that would
+ * leave less than two stages; at most 4 stages, which is what mma_copy_wait knows. */
+static void mma_shape(const ridge_device *device, int tile, int width, int64_t tiles, int *warps, int *stages)
 {
     const size_t most = mma_most(device), half = (most - 1024) / 2;
+    const bool share = tile != TILE_8_WARPS && tiles > device->units;
 
     *warps = tile == TILE_4_WARPS ? 4 : 8;
     *stages = 4;
-    while (*stages > 2 && mma_memory(tile, width, *warps, *stages) > (tile == TILE_8_WARPS ? most : half))
+    while (*stages > 2 && mma_memory(tile, width, *warps, *stages) > (share ? half : most))
         --*stages;
     if (mma_memory(tile, width, *warps, *stages) <= most)
         return;
@@ -85,16 +88,8 @@ static void mma_shape(const ridge_device *device, int tile, int width, int *warp
 
 static ridge_status mma_prepare(const ridge_device *device, const mma_table &functions)
 {
-    ridge_status status = RIDGE_OK;
-
-    for (int tile = 0; tile < TILES && !status; tile++) {
-        int warps, stages;
-
-        mma_shape(device, tile, functions.width, &warps, &stages);
-        status = host_prepare(device, functions.function[tile], 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              (int)mma_memory(tile, functions.width, warps, stages), "gemm_fp8: loading kernels");
-    }
-    return status;
+    return host_prepare(device, &functions.function[0][0], TILES * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        (int)mma_most(device), "gemm_fp8: loading kernels");
 }
 
 static int64_t mma_stride(const ridge_operand *x, int64_t packed)
@@ -173,7 +168,7 @@ static ridge_status mma_launch(const ridge_device *device, const ridge_kernel *k
 
     if (p.m == 0 || p.n == 0 || (p.k == 0 && p.accumulate && !bias)) /* D stays, to the sign of its zeros */
         return RIDGE_OK;
-    mma_shape(device, tile, functions.width, &warps, &p.stages);
+    mma_shape(device, tile, functions.width, (int64_t)p.tiles_m * p.tiles_n, &warps, &p.stages);
     return host_launch_shared(device, kernel->name, functions.function[tile][formats],
                               dim3((unsigned)((int64_t)p.tiles_m * p.tiles_n)), warps * 32,
                               mma_memory(tile, functions.width, warps, p.stages), &p, stream);

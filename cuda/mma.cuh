@@ -83,18 +83,37 @@ static __device__ __forceinline__ void mma_write16(uint32_t shared, uint4 v)
                  : "memory");
 }
 
-/* Of four codes the first and third, and the second and fourth, as f16: exact for e5m2 with its infinities and NaN; for
- * e4m3 2^-8 of the value, subnormal codes included, but NaN becomes 480. */
+/* Four codes as f16, exactly: e5m2 is the upper half of an f16; e4m3 becomes 2^-8 of its value, and its NaN 480 of
+ * those. The first and third, and the second and fourth. PRMT doubles the sign: s s s s s s s s s e e e e m m m, of
+ * which the product with 128 leaves s s e e e e m m m and, from the lower half's sign, ones at the bottom of the upper
+ * half. */
 template <int E5M2> static __device__ __forceinline__ void mma_decode(uint32_t w, uint32_t *even, uint32_t *odd)
 {
     if (E5M2) {
         *even = w << 8 & 0xff00ff00u;
         *odd = w & 0xff00ff00u;
     } else {
-        *even = (w << 7 & 0x3f803f80u) | (w << 8 & 0x80008000u);
-        *odd = (w >> 1 & 0x3f803f80u) | (w & 0x80008000u);
+        *even = __byte_perm(w, 0, 0xa280) * 128 & 0xbf80bf80u;
+        *odd = __byte_perm(w, 0, 0xb391) * 128 & 0xbf80bf80u;
     }
 }
+
+#if __CUDA_ARCH__ >= 890
+/* By the instruction of sm_89 up, to the value itself: the first two, and the last two. */
+template <int E5M2> static __device__ __forceinline__ void mma_convert(uint32_t w, uint32_t *low, uint32_t *high)
+{
+    if (E5M2)
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
+            "cvt.rn.f16x2.e5m2x2 %0, l;\ncvt.rn.f16x2.e5m2x2 %1, h;\n}"
+            : "=r"(*low), "=r"(*high)
+            : "r"(w));
+    else
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
+            "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+            : "=r"(*low), "=r"(*high)
+            : "r"(w));
+}
+#endif
 
 /* Not 0 if a code of the 16 is e4m3's NaN. */
 static __device__ __forceinline__ uint32_t mma_find_nan(uint4 v)
