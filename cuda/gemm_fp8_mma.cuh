@@ -322,12 +322,15 @@ static __device__ __forceinline__ void mma_load_stage(const mma_args &p, mma_sta
     }
 }
 
-/* A warp's 64 x WIDTH results: 16 rows at a time through its part of shared memory, so that whole rows are written. */
-template <int WIDTH>
+/* A warp's 64 x WIDTH results: 16 rows at a time through its part of shared memory, so that whole rows are written.
+ * MARKS: rows and columns may be marked as NaN. Results that are only rounded take a short way. */
+template <int WIDTH, bool MARKS>
 static __device__ __forceinline__ void mma_store_warp(const mma_args &p, float *scratch, const int *nan_a,
                                                       const int *nan_b, int row, int col, float (*fin)[WIDTH / 8][4])
 {
     const int lane = threadIdx.x % 32;
+    const bool plain = p.paired && !p.whole && !p.accumulate && p.bias_dtype == RIDGE_NONE && p.dtype == RIDGE_BF16 &&
+                       col + WIDTH <= p.n;
 
 #pragma unroll
     for (int i = 0; i < WARP_M / 16; i++) {
@@ -340,14 +343,17 @@ static __device__ __forceinline__ void mma_store_warp(const mma_args &p, float *
         __syncwarp(); /* 16 rows are there */
 #pragma unroll 1
         for (int e = lane; e < 16 * WIDTH / 2; e += 32) {
-            const int r = e / (WIDTH / 2), c = e % (WIDTH / 2) * 2;
+            const int r = e / (WIDTH / 2), c = e % (WIDTH / 2) * 2, at = row + 16 * i + r;
             float2 v = *(const float2 *)&scratch[r * SCRATCH_PITCH + c];
 
-            if (nan_a[16 * i + r] | nan_b[c])
+            if (MARKS && (nan_a[16 * i + r] | nan_b[c]))
                 v.x = __int_as_float(0x7fc00000);
-            if (nan_a[16 * i + r] | nan_b[c + 1])
+            if (MARKS && (nan_a[16 * i + r] | nan_b[c + 1]))
                 v.y = __int_as_float(0x7fc00000);
-            mma_store_two(p, row + 16 * i + r, col + c, v.x, v.y);
+            if (!plain)
+                mma_store_two(p, at, col + c, v.x, v.y);
+            else if (at < p.m)
+                *(uint32_t *)(p.d + (at * p.ldd + col + c) * 2) = mma_word<RIDGE_BF16>(v.x, v.y);
         }
         __syncwarp(); /* they have been read */
     }
@@ -376,10 +382,9 @@ static __device__ __forceinline__ void mma_begin(const mma_args &p, mma_large_me
     __syncthreads(); /* before marks are set */
 }
 
-/* WIDTH: columns of a warp. */
-template <int KIND, int E5_A, int E5_B, int WARPS_N, int WIDTH>
-static __global__ void __launch_bounds__(WARPS_N * 64, WARPS_N == 2 ? 2 : 1)
-    gemm_large(const __grid_constant__ mma_args p)
+/* WIDTH: columns of a warp. CTAS: of an SM. */
+template <int KIND, int E5_A, int E5_B, int WARPS_N, int WIDTH, int CTAS>
+static __global__ void __launch_bounds__(WARPS_N * 64, CTAS) gemm_large(const __grid_constant__ mma_args p)
 {
     enum { WIDE = WARPS_N * WIDTH };
     extern __shared__ __align__(128) uint8_t shared[];
@@ -421,8 +426,8 @@ static __global__ void __launch_bounds__(WARPS_N * 64, WARPS_N == 2 ? 2 : 1)
         next = next + 1 == p.stages ? 0 : next + 1;
     }
     __syncthreads(); /* stages have been read before they hold results; marks are set */
-    mma_store_warp<WIDTH>(p, (float *)s->stage + warp * 16 * SCRATCH_PITCH, s->nan_a + warp_row, s->nan_b + warp_col,
-                          row + warp_row, col + warp_col, fin);
+    mma_store_warp<WIDTH, KIND == KIND_DECODE>(p, (float *)s->stage + warp * 16 * SCRATCH_PITCH, s->nan_a + warp_row,
+                                               s->nan_b + warp_col, row + warp_row, col + warp_col, fin);
 }
 
 /* ------------------------------------------------------------------------------------------------------ m up to 64 */

@@ -6,33 +6,36 @@
 #include "gemm_fp8_mma.cuh"
 #include "host.cuh"
 
-/* param[0] of a row: which kernel. Columns of a warp of the large ones: 48, and 32 with the fp8 instruction, which on
- * Hopper is several f16 ones and would spill. */
-enum { TILE_8_WARPS = 0, TILE_4_WARPS, TOKENS_16, TOKENS_32, TILES };
-
-/* Kernels by tile and formats (e4m3 e4m3, e4m3 e5m2, e5m2 e4m3). */
-typedef struct mma_table {
-    int width;
-    const void *function[TILES][3];
-} mma_table;
+/* One kernel, for all formats. */
+typedef struct mma_tile {
+    int high, wide, warps;
+    int ctas; /* of an SM, as its registers allow */
+    size_t fixed, stage,
+        sums; /* shared memory: always, a stage (of each warp in gemm_small), sums if there are four warps */
+    const void *function[3]; /* e4m3 e4m3, e4m3 e5m2, e5m2 e4m3 */
+} mma_tile;
 
 #define MMA_FORMATS(kernel, kind, ...)                                                                \
     {                                                                                                 \
         (const void *)kernel<kind, 0, 0, __VA_ARGS__>, (const void *)kernel<kind, 0, 1, __VA_ARGS__>, \
             (const void *)kernel<kind, 1, 0, __VA_ARGS__>                                             \
     }
-#define MMA_TABLE(kind, width)                                                                \
-    {                                                                                         \
-        width,                                                                                \
-        {                                                                                     \
-            MMA_FORMATS(gemm_large, kind, 4, width), MMA_FORMATS(gemm_large, kind, 2, width), \
-                MMA_FORMATS(gemm_small, kind, 16), MMA_FORMATS(gemm_small, kind, 32)          \
-        }                                                                                     \
+#define MMA_LARGE(kind, warps_n, width, ctas)                                                          \
+    {                                                                                                  \
+        LARGE_M, warps_n *width, 2 * warps_n, ctas,                                                    \
+            sizeof(mma_large_memory<warps_n * width>) - sizeof(mma_stage<warps_n * width>),            \
+            sizeof(mma_stage<warps_n * width>), 0, MMA_FORMATS(gemm_large, kind, warps_n, width, ctas) \
+    }
+#define MMA_SMALL(kind, tokens)                                                                        \
+    {                                                                                                  \
+        tokens, SMALL_N, PARTS, 2, sizeof(mma_small_memory<tokens>) - sizeof(mma_small_stage<tokens>), \
+            sizeof(mma_small_stage<tokens>), sizeof(float) * PARTS *tokens *SMALL_PITCH,               \
+            MMA_FORMATS(gemm_small, kind, tokens)                                                      \
     }
 
-static int mma_wide(int tile, int width)
+static bool mma_is_small(const mma_tile *tile)
 {
-    return tile == TILE_8_WARPS ? 4 * width : tile == TILE_4_WARPS ? 2 * width : SMALL_N;
+    return tile->high < LARGE_M;
 }
 
 /* Shared memory that a CTA may have, and that an SM has for all of its CTAs (CUDA C programming guide, technical
@@ -51,45 +54,38 @@ static size_t mma_most(const ridge_device *device)
     }
 }
 
-static size_t mma_memory(int tile, int width, int warps, int stages)
+static size_t mma_memory(const mma_tile *tile, int warps, int stages)
 {
-    const int wide = warps / 2 * width;
-
-    switch (tile) {
-    case TILE_8_WARPS:
-    case TILE_4_WARPS: /* marks of NaN, stages */
-        return (size_t)(LARGE_M + wide) * 4 + (size_t)(LARGE_M + wide) * (BK + 4) * (size_t)stages;
-    case TOKENS_16:
-        return sizeof(mma_small_memory<16>) + sizeof(mma_small_stage<16>) * (size_t)(stages * warps - 1) +
-               (warps < PARTS ? sizeof(float) * PARTS * 16 * SMALL_PITCH : 0);
-    default:
-        return sizeof(mma_small_memory<32>) + sizeof(mma_small_stage<32>) * (size_t)(stages * warps - 1) +
-               (warps < PARTS ? sizeof(float) * PARTS * 32 * SMALL_PITCH : 0);
-    }
+    return tile->fixed + tile->stage * (size_t)(stages * (mma_is_small(tile) ? warps : 1)) +
+           (warps < tile->warps ? tile->sums : 0);
 }
 
-/* Warps and stages. Two CTAs an SM for the smaller tiles, unless there is one tile for each SM at most, or that would
- * leave less than two stages; at most 4 stages, which is what mma_copy_wait knows. */
-static void mma_shape(const ridge_device *device, int tile, int width, int64_t tiles, int *warps, int *stages)
+/* Warps and stages. The SM is shared by as many CTAs as registers allow, unless there are fewer tiles than SMs, or it
+ * would leave less than two stages; at most 4 stages, which is what mma_copy_wait knows. */
+static void mma_shape(const ridge_device *device, const mma_tile *tile, int64_t tiles, int *warps, int *stages)
 {
-    const size_t most = mma_most(device), half = (most - 1024) / 2;
-    const bool share = tile != TILE_8_WARPS && tiles > device->units;
+    const size_t most = mma_most(device);
+    const size_t part = tiles > device->units ? (most + 1024) / (size_t)tile->ctas - 1024 : most;
 
-    *warps = tile == TILE_4_WARPS ? 4 : 8;
+    *warps = tile->warps;
     *stages = 4;
-    while (*stages > 2 && mma_memory(tile, width, *warps, *stages) > (share ? half : most))
+    while (*stages > 2 && mma_memory(tile, *warps, *stages) > part)
         --*stages;
-    if (mma_memory(tile, width, *warps, *stages) <= most)
+    if (mma_memory(tile, *warps, *stages) <= most)
         return;
-    *warps = 4; /* of the small kernel: each takes two parts of k */
-    while (*stages > 2 && mma_memory(tile, width, *warps, *stages) > most)
+    *warps = PARTS / 2; /* of gemm_small: each takes two parts of k */
+    while (*stages > 2 && mma_memory(tile, *warps, *stages) > most)
         --*stages;
 }
 
-static ridge_status mma_prepare(const ridge_device *device, const mma_table &functions)
+static ridge_status mma_prepare(const ridge_device *device, const mma_tile *tile, int count)
 {
-    return host_prepare(device, &functions.function[0][0], TILES * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                        (int)mma_most(device), "gemm_fp8: loading kernels");
+    ridge_status status = RIDGE_OK;
+
+    for (int i = 0; i < count && !status; i++)
+        status = host_prepare(device, tile[i].function, 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              (int)mma_most(device), "gemm_fp8: loading kernels");
+    return status;
 }
 
 static int64_t mma_stride(const ridge_operand *x, int64_t packed)
@@ -120,13 +116,11 @@ static int mma_grain(const void *data, int64_t stride)
     return both % 16 == 0 ? 16 : both % 4 == 0 ? 4 : 1;
 }
 
-static mma_args mma_collect(const ridge_call *call, int tile, int width)
+static mma_args mma_collect(const ridge_call *call, const mma_tile *tile)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B],
                         *d = &call->arg[RIDGE_GEMM_FP8_D], *bias = &call->arg[RIDGE_GEMM_FP8_BIAS];
     const int64_t m = call->dim[0], n = call->dim[1], k = call->dim[2], blocks = (k + BK - 1) / BK;
-    const int high = tile == TOKENS_16 ? 16 : tile == TOKENS_32 ? 32 : LARGE_M;
-    const int wide = mma_wide(tile, width);
     const uint32_t mode = call->flags & RIDGE_SCALE, size = (uint32_t)ridge_dtype_size(d->dtype);
     mma_args p = {};
 
@@ -143,8 +137,8 @@ static mma_args mma_collect(const ridge_call *call, int tile, int width)
     p.n = (int)n;
     p.k = (int)k;
     p.blocks = (int)blocks;
-    p.tiles_m = (int)((m + high - 1) / high);
-    p.tiles_n = (int)((n + wide - 1) / wide);
+    p.tiles_m = (int)((m + tile->high - 1) / tile->high);
+    p.tiles_n = (int)((n + tile->wide - 1) / tile->wide);
     p.grain_a = mma_grain(p.a, p.lda);
     p.grain_b = mma_grain(p.b, p.ldb);
     p.dtype = (int)d->dtype;
@@ -155,58 +149,55 @@ static mma_args mma_collect(const ridge_call *call, int tile, int width)
     return p;
 }
 
-static ridge_status mma_launch(const ridge_device *device, const ridge_kernel *kernel, const mma_table &functions,
+static ridge_status mma_launch(const ridge_device *device, const ridge_kernel *kernel, const mma_tile *tile,
                                const ridge_call *call, void *stream)
 {
     const int formats = call->arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2   ? 2
                         : call->arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2 ? 1
                                                                           : 0;
     const bool bias = call->arg[RIDGE_GEMM_FP8_BIAS].dtype != RIDGE_NONE;
-    const int tile = kernel->param[0];
-    mma_args p = mma_collect(call, tile, functions.width);
+    mma_args p = mma_collect(call, tile);
+    const int64_t tiles = (int64_t)p.tiles_m * p.tiles_n;
     int warps;
 
     if (p.m == 0 || p.n == 0 || (p.k == 0 && p.accumulate && !bias)) /* D stays, to the sign of its zeros */
         return RIDGE_OK;
-    mma_shape(device, tile, functions.width, (int64_t)p.tiles_m * p.tiles_n, &warps, &p.stages);
-    return host_launch_shared(device, kernel->name, functions.function[tile][formats],
-                              dim3((unsigned)((int64_t)p.tiles_m * p.tiles_n)), warps * 32,
-                              mma_memory(tile, functions.width, warps, p.stages), &p, stream);
+    mma_shape(device, tile, tiles, &warps, &p.stages);
+    return host_launch_shared(device, kernel->name, tile->function[formats], dim3((unsigned)tiles), warps * 32,
+                              mma_memory(tile, warps, p.stages), &p, stream);
 }
 
-static const char *mma_why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+static const char *mma_why_not(const mma_tile *tile, const ridge_problem *problem)
 {
     const int64_t m = problem->dim[0], n = problem->dim[1];
-    const bool small = kernel->param[0] == TOKENS_16 || kernel->param[0] == TOKENS_32;
 
-    if (small && m > 64)
+    if (mma_is_small(tile) && m > 64)
         return "is for m up to 64";
-    if (!small && m <= 64)
+    if (!mma_is_small(tile) && m <= 64)
         return "is for m above 64";
     if (m > 0x7fffff00 || n > 0x7fffff00 || (double)((m + 127) / 128) * (double)((n + 31) / 32) > 2e9)
         return "more than 2^31 tiles";
     return NULL;
 }
 
-/* Multiply-adds a clock and SM that the inner loop reaches (param[1]), in whole waves; or the bytes of both operands
- * where they take longer. Copies in pieces take four or sixteen times the instructions. */
-static double mma_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+/* Whole waves of tiles at the multiply-adds a clock and SM that the inner loop reaches; for gemm_small tiles in flight
+ * share the SM, and the weights' way from memory is the least. Copies in pieces take four times as long. */
+static double mma_cost(const ridge_device *device, const mma_tile *tile, double rate, const ridge_problem *problem)
 {
     const double m = (double)problem->dim[0], n = (double)problem->dim[1], k = (double)problem->dim[2];
-    const int tile = kernel->param[0];
-    const double high = tile == TOKENS_16 ? 16 : tile == TOKENS_32 ? 32 : LARGE_M;
-    const double wide = mma_wide(tile, kernel->param[2]);
-    const double tiles = (double)(int64_t)((m + high - 1) / high) * (double)(int64_t)((n + wide - 1) / wide);
+    const double tiles =
+        (double)(int64_t)((m + tile->high - 1) / tile->high) * (double)(int64_t)((n + tile->wide - 1) / tile->wide);
     const bool slow = problem->align < 4 || (problem->packed && problem->dim[2] % 16);
-    double waves = tiles / device->units, us;
+    const double slots = device->units * (mma_is_small(tile) ? 1.0 : (double)tile->ctas);
+    double waves = tiles / slots, us;
 
-    if (tile < TOKENS_16)
+    if (!mma_is_small(tile))
         waves = waves > (double)(int64_t)waves ? (double)(int64_t)waves + 1 : waves;
-    us = 4 + waves * (1.5 + (k + 128) * high * wide / (kernel->param[1] * 1700.0));
-    if (tile >= TOKENS_16) {
-        const double read = (n * k + n * m) / (device->copy_gbps * 0.8e3);
+    us = 4 + waves * tile->high * tile->wide * (k + 256) / (rate * 1.7e3) * (slots / device->units);
+    if (mma_is_small(tile)) {
+        const double read = 4 + n * k / (device->copy_gbps * 0.9e3);
 
-        us = us > 4 + read ? us : 4 + read;
+        us = us > read ? us : read;
     }
     return slow ? 4 * us : us;
 }

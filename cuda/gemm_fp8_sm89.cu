@@ -3,37 +3,48 @@
  * (docs/numerics.md). Hopper has no such instruction: the compiler makes it of conversions and f16 products. */
 #include "gemm_fp8_mma_host.cuh"
 
-/* By param[3]. */
-static const mma_table tables[2] = {MMA_TABLE(KIND_CONVERT, 48), MMA_TABLE(KIND_FP8, 32)};
+static const mma_tile tiles[] = {
+    MMA_LARGE(KIND_CONVERT, 4, 48, 1), MMA_LARGE(KIND_CONVERT, 2, 48, 2), MMA_LARGE(KIND_CONVERT, 2, 32, 3),
+    MMA_SMALL(KIND_CONVERT, 16),       MMA_SMALL(KIND_CONVERT, 32),       MMA_LARGE(KIND_FP8, 4, 32, 1),
+    MMA_LARGE(KIND_FP8, 2, 32, 2),     MMA_SMALL(KIND_FP8, 16),           MMA_SMALL(KIND_FP8, 32),
+};
+
+enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
 
 static ridge_status prepare(const ridge_device *device)
 {
-    ridge_status status = RIDGE_OK;
-
-    for (int i = 0; i < 2 && !status && device->arch >= RIDGE_ARCH_SM89; i++)
-        status = mma_prepare(device, tables[i]);
-    return status;
+    return device->arch >= RIDGE_ARCH_SM89 ? mma_prepare(device, tiles, TILES) : RIDGE_OK;
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
                            const ridge_call *call, void *, size_t, void *stream)
 {
-    return mma_launch(device, kernel, tables[kernel->param[3]], call, stream);
+    return mma_launch(device, kernel, &tiles[kernel->param[0]], call, stream);
 }
 
-#define ROW(name, tile, rate, width, table)                                                                           \
-    {                                                                                                                 \
-        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM89, RIDGE_ARCH_SM121,                                     \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {tile, rate, width, table}, mma_why_not, NULL, mma_cost, \
-            launch                                                                                                    \
+static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    return mma_why_not(&tiles[kernel->param[0]], problem);
+}
+
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    return mma_cost(device, &tiles[kernel->param[0]], kernel->param[1], problem);
+}
+
+#define ROW(name, tile, rate, close)                                                             \
+    {                                                                                            \
+        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM89, RIDGE_ARCH_SM121,                \
+            RIDGE_STABLE | RIDGE_INVARIANT | close, 0, {tile, rate}, why_not, NULL, cost, launch \
     }
 
-/* param: the kernel, multiply-adds a clock and SM, columns of a warp, table. */
+/* param: the tile, multiply-adds a clock and SM. */
 static const ridge_kernel rows[] = {
-    ROW("sm89f16.128x192", TILE_8_WARPS, 900, 48, 0), ROW("sm89f16.128x96", TILE_4_WARPS, 850, 48, 0),
-    ROW("sm89f16.m16", TOKENS_16, 400, 48, 0),        ROW("sm89f16.m32", TOKENS_32, 500, 48, 0),
-    ROW("sm89.128x128", TILE_8_WARPS, 500, 32, 1),    ROW("sm89.128x64", TILE_4_WARPS, 450, 32, 1),
-    ROW("sm89.m16", TOKENS_16, 300, 32, 1),           ROW("sm89.m32", TOKENS_32, 350, 32, 1),
+    ROW("sm89f16.128x192", 0, 900, RIDGE_CLOSE), ROW("sm89f16.128x96", 1, 850, RIDGE_CLOSE),
+    ROW("sm89f16.128x64", 2, 850, RIDGE_CLOSE),  ROW("sm89f16.m16", 3, 400, RIDGE_CLOSE),
+    ROW("sm89f16.m32", 4, 500, RIDGE_CLOSE),     ROW("sm89.128x128", 5, 500, RIDGE_TYPICAL),
+    ROW("sm89.128x64", 6, 450, RIDGE_TYPICAL),   ROW("sm89.m16", 7, 300, RIDGE_TYPICAL),
+    ROW("sm89.m32", 8, 350, RIDGE_TYPICAL),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm89 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

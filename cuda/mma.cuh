@@ -93,8 +93,12 @@ template <int E5M2> static __device__ __forceinline__ void mma_decode(uint32_t w
         *even = w << 8 & 0xff00ff00u;
         *odd = w & 0xff00ff00u;
     } else {
-        *even = __byte_perm(w, 0, 0xa280) * 128 & 0xbf80bf80u;
-        *odd = __byte_perm(w, 0, 0xb391) * 128 & 0xbf80bf80u;
+        uint32_t x, y;
+
+        asm("prmt.b32 %0, %1, 0, 0xa280;" : "=r"(x) : "r"(w));
+        asm("prmt.b32 %0, %1, 0, 0xb391;" : "=r"(y) : "r"(w));
+        *even = x * 128 & 0xbf80bf80u;
+        *odd = y * 128 & 0xbf80bf80u;
     }
 }
 
