@@ -118,16 +118,31 @@ static __device__ __forceinline__ void mma_copy_scales(uint32_t to, const mma_sc
         }
 }
 
-/* Marks the rows in whose chunks of this stage, copied by this thread, e4m3's NaN is. */
+/* Marks the rows in whose chunks of this stage, copied by this thread, e4m3's NaN is. Four chunks at a time are read
+ * before any is looked at: one by one cost a quarter of the time of gemm_large on an H200. */
 template <int ROWS, int THREADS>
-static __device__ __forceinline__ void mma_mark_nan(uint32_t stage, int *mark, int thread)
+static __device__ __forceinline__ void mma_mark_nan(const uint8_t *stage, int *mark, int thread)
 {
-    const int chunk = thread % 8, row = thread / 8;
+    const int chunk = thread % 8, row = thread / 8, step = THREADS / 8;
+    uint32_t found = 0;
 
 #pragma unroll
-    for (int i = 0; i < ROWS; i += THREADS / 8)
-        if (mma_find_nan(mma_read16(stage + mma_chunk(row + i, chunk))))
-            mark[row + i] = 1;
+    for (int i = 0; i < ROWS; i += 4 * step) {
+        uint4 v[4] = {};
+
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (i + j * step < ROWS)
+                v[j] = *(const uint4 *)(stage + mma_chunk(row + i + j * step, chunk));
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            found |= mma_find_nan(v[j]);
+    }
+    if (found & 0x80808080u)
+#pragma unroll 1
+        for (int i = row; i < ROWS; i += step)
+            if (mma_find_nan(*(const uint4 *)(stage + mma_chunk(i, chunk))) & 0x80808080u)
+                mark[i] = 1;
 }
 
 /* --------------------------------------------------------------------------------------------------------- products */
@@ -411,9 +426,9 @@ static __global__ void __launch_bounds__(WARPS_N * 64, CTAS) gemm_large(const __
 
         mma_copy_wait(p.stages);
         if (KIND == KIND_DECODE && !E5_A)
-            mma_mark_nan<LARGE_M, WARPS_N * 64>(ptx_shared(stage->a), s->nan_a, threadIdx.x);
+            mma_mark_nan<LARGE_M, WARPS_N * 64>(stage->a, s->nan_a, threadIdx.x);
         if (KIND == KIND_DECODE && !E5_B)
-            mma_mark_nan<WIDE, WARPS_N * 64>(ptx_shared(stage->b), s->nan_b, threadIdx.x);
+            mma_mark_nan<WIDE, WARPS_N * 64>(stage->b, s->nan_b, threadIdx.x);
         __syncthreads(); /* all copies of this stage before any read of it, all reads of the next before its copies */
         if (kb + p.stages - 1 < p.blocks)
             mma_load_stage<WIDE, WARPS_N * 64>(p, &s->stage[next], row, col, kb + p.stages - 1);
@@ -488,9 +503,9 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
 
         mma_copy_wait(p.stages);
         if (KIND == KIND_DECODE && !E5_B)
-            mma_mark_nan<SMALL_N, 32>(ptx_shared(stage->b), s->nan_b, lane);
+            mma_mark_nan<SMALL_N, 32>(stage->b, s->nan_b, lane);
         if (KIND == KIND_DECODE && !E5_A)
-            mma_mark_nan<TOKENS, 32>(ptx_shared(stage->a), s->nan_a, lane);
+            mma_mark_nan<TOKENS, 32>(stage->a, s->nan_a, lane);
         __syncwarp(); /* the warp's copies of this stage before reads of it, its reads of the next before copies */
         if (i + p.stages - 1 < count)
             mma_load_small<TOKENS>(p, &stages[next], row, col, part + (i + p.stages - 1) * PARTS);

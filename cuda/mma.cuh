@@ -65,16 +65,6 @@ template <int ROWS> static __device__ __forceinline__ void mma_load(uint32_t *v,
                          : "memory");
 }
 
-static __device__ __forceinline__ uint4 mma_read16(uint32_t shared)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(shared)
-                 : "memory");
-    return v;
-}
-
 static __device__ __forceinline__ void mma_write16(uint32_t shared, uint4 v)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
@@ -119,12 +109,12 @@ template <int E5M2> static __device__ __forceinline__ void mma_convert(uint32_t 
 }
 #endif
 
-/* Not 0 if a code of the 16 is e4m3's NaN. */
+/* Bit 7 of a byte is set if a code of the 16 is e4m3's NaN. */
 static __device__ __forceinline__ uint32_t mma_find_nan(uint4 v)
 {
     const uint32_t low = 0x7f7f7f7fu, one = 0x01010101u;
 
-    return (((v.x & low) + one) | ((v.y & low) + one) | ((v.z & low) + one) | ((v.w & low) + one)) & 0x80808080u;
+    return (((v.x & low) + one) | ((v.y & low) + one) | ((v.z & low) + one) | ((v.w & low) + one));
 }
 
 /* d = a b + (keep ? d : 0), a 16 x 16, b 16 x 8 of f16. */
