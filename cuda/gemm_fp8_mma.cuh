@@ -4,10 +4,11 @@
  *
  *     fin = fma(rn(sA sB), P_b, fin) over 128-blocks b of k, ascending; P_b by mma.sync, k ascending within the block
  *
- * Two kernels. gemm_large (m above 64): a CTA has 128 rows of A and 48 WARPS_N rows of B, two rows of warps with 64 x
- * 48 results each; stages of one block of k go through shared memory by cp.async. gemm_small (m up to 64): a CTA has 32
- * rows of B and TOKENS rows of A, and eight parts of k, part b % 8 for block b, a warp a part with its own stages;
- * their sums are added as ((0+1)+(2+3))+((4+5)+(6+7)), whatever m is. There B is on the instruction's 16-row side.
+ * Two kernels. gemm_large (m above 64): a CTA of four warps has 128 rows of A and 2 WIDTH rows of B, each warp 64 x WIDTH
+ * results; stages of one block of k go through shared memory by cp.async; two or three CTAs share an SM, so that one
+ * copies or scales while another multiplies. gemm_small (m up to 64): a CTA has 32 rows of B and TOKENS rows of A, and
+ * eight parts of k, part b % 8 for block b, a warp a part with its own stages; their sums are added as
+ * ((0+1)+(2+3))+((4+5)+(6+7)), whatever m is. There B is on the instruction's 16-row side.
  *
  * Rows of a stage are 128 bytes, 16-byte chunk c of row r at c ^ (r % 8), so that neither cp.async nor ldmatrix meets a
  * bank twice. Operands that do not begin at multiples of 16 bytes are copied by 4 bytes, or byte by byte. e4m3's NaN
@@ -21,7 +22,7 @@
 
 /* As f16, decoded by integer instructions or by the conversion of sm_89; or the fp8 instruction of sm_89. */
 enum { KIND_DECODE = 0, KIND_CONVERT, KIND_FP8 };
-enum { BK = 128, LARGE_M = 128, WARP_M = 64, SMALL_N = 32, PARTS = 8, BUNDLE = 8 };
+enum { BK = 128, LARGE_M = 128, LARGE_THREADS = 128, WARP_M = 64, SMALL_N = 32, PARTS = 8, BUNDLE = 8 };
 enum { SCRATCH_PITCH = 48 + 4, SMALL_PITCH = SMALL_N + 1 };
 
 /* The scale of row r in block b of k is at[(r >> shift) * row + b * block]. */
@@ -216,6 +217,14 @@ static __device__ __forceinline__ void mma_block(uint32_t a, uint32_t b, float (
 #pragma unroll 1
         for (int c = 0; c < BK / 16; c += 2)
             mma_chunk_fp8<E5_A, E5_B, MT, NT>(a, b, c, acc);
+    } else if constexpr (MT < 4) {
+#pragma unroll
+        for (int c = 0; c < BK / 16; c++)
+            mma_chunk_f16<KIND, E5_A, E5_B, MT, NT>(a, b, c, acc);
+    } else if constexpr (NT == 4) {
+#pragma unroll 4
+        for (int c = 0; c < BK / 16; c++)
+            mma_chunk_f16<KIND, E5_A, E5_B, MT, NT>(a, b, c, acc);
     } else {
 #pragma unroll 2
         for (int c = 0; c < BK / 16; c++)
@@ -324,16 +333,16 @@ template <int WIDE> struct mma_large_memory {
     mma_stage<WIDE> stage[1]; /* p.stages of them; afterwards 16 x WIDTH results of each warp */
 };
 
-template <int WIDE, int THREADS>
+template <int WIDE>
 static __device__ __forceinline__ void mma_load_stage(const mma_args &p, mma_stage<WIDE> *s, int row, int col, int kb)
 {
     const int thread = threadIdx.x;
 
-    mma_copy_rows<LARGE_M, THREADS>(ptx_shared(s->a), p.a, p.lda, p.grain_a, row, p.m, p.k, kb, thread);
-    mma_copy_rows<WIDE, THREADS>(ptx_shared(s->b), p.b, p.ldb, p.grain_b, col, p.n, p.k, kb, thread);
+    mma_copy_rows<LARGE_M, LARGE_THREADS>(ptx_shared(s->a), p.a, p.lda, p.grain_a, row, p.m, p.k, kb, thread);
+    mma_copy_rows<WIDE, LARGE_THREADS>(ptx_shared(s->b), p.b, p.ldb, p.grain_b, col, p.n, p.k, kb, thread);
     if (!p.whole) {
-        mma_copy_scales<LARGE_M, THREADS>(ptx_shared(s->scale_a), p.scale_a, row, p.m, kb, thread);
-        mma_copy_scales<WIDE, THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, thread);
+        mma_copy_scales<LARGE_M, LARGE_THREADS>(ptx_shared(s->scale_a), p.scale_a, row, p.m, kb, thread);
+        mma_copy_scales<WIDE, LARGE_THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, thread);
     }
 }
 
@@ -386,10 +395,9 @@ static __device__ __forceinline__ void mma_locate(const mma_args &p, int *tile_m
 }
 
 /* Marks start at 0; with one scaling at the end every block's scales are 1. */
-template <int WIDE, int THREADS>
-static __device__ __forceinline__ void mma_begin(const mma_args &p, mma_large_memory<WIDE> *s)
+template <int WIDE> static __device__ __forceinline__ void mma_begin(const mma_args &p, mma_large_memory<WIDE> *s)
 {
-    for (int i = threadIdx.x; i < LARGE_M + WIDE; i += THREADS) {
+    for (int i = threadIdx.x; i < LARGE_M + WIDE; i += LARGE_THREADS) {
         s->nan_a[i] = 0; /* nan_b follows */
         for (int stage = 0; stage < p.stages && p.whole; stage++)
             s->stage[stage].scale_a[i] = 1.0f; /* scale_b follows */
@@ -398,10 +406,10 @@ static __device__ __forceinline__ void mma_begin(const mma_args &p, mma_large_me
 }
 
 /* WIDTH: columns of a warp. CTAS: of an SM. */
-template <int KIND, int E5_A, int E5_B, int WARPS_N, int WIDTH, int CTAS>
-static __global__ void __launch_bounds__(WARPS_N * 64, CTAS) gemm_large(const __grid_constant__ mma_args p)
+template <int KIND, int E5_A, int E5_B, int WIDTH, int CTAS>
+static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const __grid_constant__ mma_args p)
 {
-    enum { WIDE = WARPS_N * WIDTH };
+    enum { WIDE = 2 * WIDTH };
     extern __shared__ __align__(128) uint8_t shared[];
     mma_large_memory<WIDE> *s = (mma_large_memory<WIDE> *)shared;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -412,12 +420,12 @@ static __global__ void __launch_bounds__(WARPS_N * 64, CTAS) gemm_large(const __
 
     mma_locate(p, &tile_m, &tile_n);
     const int row = tile_m * LARGE_M, col = tile_n * WIDE;
-    mma_begin<WIDE, WARPS_N * 64>(p, s);
+    mma_begin<WIDE>(p, s);
     ptx_grid_wait();
     ptx_grid_release();
     for (int kb = 0; kb < p.stages - 1; kb++) {
         if (kb < p.blocks)
-            mma_load_stage<WIDE, WARPS_N * 64>(p, &s->stage[kb], row, col, kb);
+            mma_load_stage<WIDE>(p, &s->stage[kb], row, col, kb);
         mma_copy_commit();
     }
     for (int kb = 0; kb < p.blocks; kb++) {
@@ -426,12 +434,12 @@ static __global__ void __launch_bounds__(WARPS_N * 64, CTAS) gemm_large(const __
 
         mma_copy_wait(p.stages);
         if (KIND == KIND_DECODE && !E5_A)
-            mma_mark_nan<LARGE_M, WARPS_N * 64>(stage->a, s->nan_a, threadIdx.x);
+            mma_mark_nan<LARGE_M, LARGE_THREADS>(stage->a, s->nan_a, threadIdx.x);
         if (KIND == KIND_DECODE && !E5_B)
-            mma_mark_nan<WIDE, WARPS_N * 64>(stage->b, s->nan_b, threadIdx.x);
+            mma_mark_nan<WIDE, LARGE_THREADS>(stage->b, s->nan_b, threadIdx.x);
         __syncthreads(); /* all copies of this stage before any read of it, all reads of the next before its copies */
         if (kb + p.stages - 1 < p.blocks)
-            mma_load_stage<WIDE, WARPS_N * 64>(p, &s->stage[next], row, col, kb + p.stages - 1);
+            mma_load_stage<WIDE>(p, &s->stage[next], row, col, kb + p.stages - 1);
         mma_copy_commit();
         mma_block<KIND, E5_A, E5_B, WARP_M / 16, WIDTH / 8>(ptx_shared(stage->a) + lane_a,
                                                             ptx_shared(stage->b) + lane_b, acc);

@@ -20,11 +20,11 @@ typedef struct mma_tile {
         (const void *)kernel<kind, 0, 0, __VA_ARGS__>, (const void *)kernel<kind, 0, 1, __VA_ARGS__>, \
             (const void *)kernel<kind, 1, 0, __VA_ARGS__>                                             \
     }
-#define MMA_LARGE(kind, warps_n, width, ctas)                                                          \
-    {                                                                                                  \
-        LARGE_M, warps_n *width, 2 * warps_n, ctas,                                                    \
-            sizeof(mma_large_memory<warps_n * width>) - sizeof(mma_stage<warps_n * width>),            \
-            sizeof(mma_stage<warps_n * width>), 0, MMA_FORMATS(gemm_large, kind, warps_n, width, ctas) \
+#define MMA_LARGE(kind, width, ctas)                                                                             \
+    {                                                                                                            \
+        LARGE_M, 2 * width, LARGE_THREADS / 32, ctas,                                                            \
+            sizeof(mma_large_memory<2 * width>) - sizeof(mma_stage<2 * width>), sizeof(mma_stage<2 * width>), 0, \
+            MMA_FORMATS(gemm_large, kind, width, ctas)                                                           \
     }
 #define MMA_SMALL(kind, tokens)                                                                        \
     {                                                                                                  \
@@ -180,26 +180,27 @@ static const char *mma_why_not(const mma_tile *tile, const ridge_problem *proble
     return NULL;
 }
 
-/* Whole waves of tiles at the multiply-adds a clock and SM that the inner loop reaches; for gemm_small tiles in flight
- * share the SM, and the weights' way from memory is the least. Copies in pieces take four times as long. */
+/* Whole waves of tiles. `rate`: multiply-adds a clock that one CTA reaches alone on an SM; each further one that shares
+ * it adds 0.42 of the time (H200). gemm_small's tiles follow one another without waves, and the weights' way from
+ * memory is the least. Operands that are copied in pieces take three times as long. */
 static double mma_cost(const ridge_device *device, const mma_tile *tile, double rate, const ridge_problem *problem)
 {
     const double m = (double)problem->dim[0], n = (double)problem->dim[1], k = (double)problem->dim[2];
     const double tiles =
         (double)(int64_t)((m + tile->high - 1) / tile->high) * (double)(int64_t)((n + tile->wide - 1) / tile->wide);
+    const double alone = tile->high * tile->wide * (k + 256) / (rate * 1.7e3),
+                 read = n * k / (device->copy_gbps * 0.9e3);
     const bool slow = problem->align < 4 || (problem->packed && problem->dim[2] % 16);
-    const double slots = device->units * (mma_is_small(tile) ? 1.0 : (double)tile->ctas);
-    double waves = tiles / slots, us;
+    double shared = tiles / device->units, waves, us;
 
-    if (!mma_is_small(tile))
-        waves = waves > (double)(int64_t)waves ? (double)(int64_t)waves + 1 : waves;
-    us = 4 + waves * tile->high * tile->wide * (k + 256) / (rate * 1.7e3) * (slots / device->units);
     if (mma_is_small(tile)) {
-        const double read = 4 + n * k / (device->copy_gbps * 0.9e3);
-
-        us = us > read ? us : read;
+        us = shared * alone > read ? 4 + shared * alone : 4 + read;
+    } else {
+        shared = shared > tile->ctas ? tile->ctas : shared > 1 ? (double)(int64_t)(shared + 0.999) : 1;
+        waves = (double)(int64_t)(tiles / (shared * device->units) + 0.999);
+        us = 4 + (waves > 1 ? waves : 1) * alone * (1 + 0.42 * (shared - 1));
     }
-    return slow ? 4 * us : us;
+    return slow ? 3 * us : us;
 }
 
 #endif

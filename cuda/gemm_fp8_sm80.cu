@@ -1,10 +1,8 @@
 /* gemm_fp8_sm80.cu: gemm_fp8 on sm_80 and later: codes become f16 in registers (exact), mma.sync adds in f32. */
 #include "gemm_fp8_mma_host.cuh"
 
-static const mma_tile tiles[] = {
-    MMA_LARGE(KIND_DECODE, 4, 48, 1), MMA_LARGE(KIND_DECODE, 2, 48, 2), MMA_LARGE(KIND_DECODE, 2, 32, 3),
-    MMA_SMALL(KIND_DECODE, 16),       MMA_SMALL(KIND_DECODE, 32),
-};
+static const mma_tile tiles[] = {MMA_LARGE(KIND_DECODE, 48, 2), MMA_LARGE(KIND_DECODE, 32, 3),
+                                 MMA_SMALL(KIND_DECODE, 16), MMA_SMALL(KIND_DECODE, 32)};
 
 enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
 
@@ -35,9 +33,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
             RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {tile, rate}, why_not, NULL, cost, launch \
     }
 
-/* param: the tile, multiply-adds a clock and SM. */
-static const ridge_kernel rows[] = {
-    ROW("128x192", 0, 900), ROW("128x96", 1, 850), ROW("128x64", 2, 850), ROW("m16", 3, 250), ROW("m32", 4, 400),
-};
+/* param: the tile, multiply-adds a clock of one CTA alone. */
+static const ridge_kernel rows[] = {ROW("128x96", 0, 425), ROW("128x64", 1, 340), ROW("m16", 2, 225),
+                                    ROW("m32", 3, 300)};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm80 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
