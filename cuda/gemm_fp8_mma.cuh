@@ -4,10 +4,10 @@
  *
  *     fin = fma(rn(sA sB), P_b, fin) over 128-blocks b of k, ascending; P_b by mma.sync, k ascending within the block
  *
- * Two kernels. gemm_large (m above 64): a CTA of four warps has 128 rows of A and 2 WIDTH rows of B, each warp 64 x WIDTH
- * results; stages of one block of k go through shared memory by cp.async; two or three CTAs share an SM, so that one
- * copies or scales while another multiplies. gemm_small (m up to 64): a CTA has 32 rows of B and TOKENS rows of A, and
- * eight parts of k, part b % 8 for block b, a warp a part with its own stages; their sums are added as
+ * Two kernels. gemm_large (m above 64): a CTA of four warps has 128 rows of A and 2 WIDTH rows of B, each warp 64 x
+ * WIDTH results; stages of one block of k go through shared memory by cp.async; two or three CTAs share an SM, so that
+ * one copies or scales while another multiplies. gemm_small (m up to 64): a CTA has 32 rows of B and TOKENS rows of A,
+ * and eight parts of k, part b % 8 for block b, a warp a part with its own stages; their sums are added as
  * ((0+1)+(2+3))+((4+5)+(6+7)), whatever m is. There B is on the instruction's 16-row side.
  *
  * Rows of a stage are 128 bytes, 16-byte chunk c of row r at c ^ (r % 8), so that neither cp.async nor ldmatrix meets a
@@ -23,7 +23,7 @@
 /* As f16, decoded by integer instructions or by the conversion of sm_89; or the fp8 instruction of sm_89. */
 enum { KIND_DECODE = 0, KIND_CONVERT, KIND_FP8 };
 enum { BK = 128, LARGE_M = 128, LARGE_THREADS = 128, WARP_M = 64, SMALL_N = 32, PARTS = 8, BUNDLE = 8 };
-enum { SCRATCH_PITCH = 48 + 4, SMALL_PITCH = SMALL_N + 1 };
+enum { SCRATCH_PITCH = 48 + 4 };
 
 /* The scale of row r in block b of k is at[(r >> shift) * row + b * block]. */
 typedef struct mma_scale {
@@ -487,7 +487,7 @@ static __device__ __forceinline__ float *mma_sum(const mma_args &p, mma_small_me
 {
     if (warps == PARTS)
         return (float *)&s->stage[part * p.stages];
-    return (float *)&s->stage[warps * p.stages] + part * TOKENS * SMALL_PITCH;
+    return (float *)&s->stage[warps * p.stages] + part * TOKENS * SMALL_N;
 }
 
 /* One part of k by one warp, into sum[token][row of B]. */
@@ -531,7 +531,7 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
         for (int j = 0; j < TOKENS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                sum[(8 * j + lane % 4 * 2 + e % 2) * SMALL_PITCH + 16 * i + lane / 4 + e / 2 * 8] = fin[i][j][e];
+                sum[(8 * j + lane % 4 * 2 + e % 2) * SMALL_N + 16 * i + lane / 4 + e / 2 * 8] = fin[i][j][e];
 }
 
 /* blockDim.x / 32 warps share the eight parts. */
@@ -556,7 +556,7 @@ static __global__ void __launch_bounds__(256, TOKENS == 16 ? 2 : 1) gemm_small(c
         mma_part<KIND, E5_A, E5_B, TOKENS>(p, s, mine, row, col, part, mma_sum<TOKENS>(p, s, warps, part));
     __syncthreads(); /* sums and marks are there */
     for (int e = threadIdx.x; e < TOKENS * SMALL_N; e += blockDim.x) {
-        const int t = e / SMALL_N, c = e % SMALL_N, at = t * SMALL_PITCH + c;
+        const int t = e / SMALL_N, c = e % SMALL_N, at = t * SMALL_N + c;
         float v[PARTS], x;
 
 #pragma unroll

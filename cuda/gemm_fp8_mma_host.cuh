@@ -29,9 +29,16 @@ typedef struct mma_tile {
 #define MMA_SMALL(kind, tokens)                                                                        \
     {                                                                                                  \
         tokens, SMALL_N, PARTS, 2, sizeof(mma_small_memory<tokens>) - sizeof(mma_small_stage<tokens>), \
-            sizeof(mma_small_stage<tokens>), sizeof(float) * PARTS *tokens *SMALL_PITCH,               \
+            sizeof(mma_small_stage<tokens>), sizeof(float) * PARTS *tokens *SMALL_N,                   \
             MMA_FORMATS(gemm_small, kind, tokens)                                                      \
     }
+
+/* The least of stages and warps fits the least of devices. */
+static_assert(sizeof(mma_small_memory<32>) + sizeof(mma_small_stage<32>) * (2 * (PARTS / 2) - 1) +
+                      sizeof(float) * PARTS * 32 * SMALL_N <=
+                  99 << 10,
+              "gemm_small");
+static_assert(sizeof(mma_large_memory<96>) + sizeof(mma_stage<96>) <= 99 << 10, "gemm_large");
 
 static bool mma_is_small(const mma_tile *tile)
 {
