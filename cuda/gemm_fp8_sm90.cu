@@ -515,10 +515,10 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return 4 + waves * (1.2 + blocks * 2 * BM * BK * bn / (kernel->param[1] * 1e6 / device->units));
 }
 
-#define ROW(bn, rate)                                                                                \
-    {                                                                                                \
-        "cuda.gemm_fp8.wgmma128x" #bn, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,             \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {bn, rate}, why_not, NULL, cost, launch \
+#define ROW(bn, rate)                                                                                  \
+    {                                                                                                  \
+        "cuda.gemm_fp8.wgmma128x" #bn, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,               \
+            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL, 0, {bn, rate}, why_not, NULL, cost, launch \
     }
 
 /* param: columns of a tile, TFLOP/s of the inner loop. */

@@ -20,6 +20,8 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_q8_0_stream,      //
     &ridge_cuda_q8_0_decode,      //
     &ridge_cuda_norm,             //
+    &ridge_cuda_gemm_sm89,        //
+    &ridge_cuda_gemm_sm80,        //
 #endif
     &ridge_cpu_swiglu,      //
     &ridge_cpu_quantize,    //
