@@ -185,6 +185,27 @@ static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t bar, uint32_t 
                  : "memory");
 }
 
+/* Whether the phase of that parity is complete, without waiting. */
+static __device__ __forceinline__ bool ptx_mbarrier_test(uint32_t bar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+/* Makes the compiler have the value here, in a register: it would compute it at its use. */
+static __device__ __forceinline__ void ptx_pin(uint32_t *x)
+{
+    asm volatile("" : "+r"(*x));
+}
+
 /* A box of a tensor map to shared memory; its bytes count towards the mbarrier. x is the inner coordinate. */
 static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *map, int x, int y, uint32_t bar)
 {
@@ -247,6 +268,15 @@ static __device__ __forceinline__ void ptx_copy_async_arrive(uint32_t bar)
 static __device__ __forceinline__ void ptx_fence_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Four 8 x 8 matrices of 16 bits, one row a lane: lanes 8 i .. 8 i + 7 name the rows of matrix i, 16 bytes each. */
+static __device__ __forceinline__ void ptx_store_matrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
 }
 
 /* The address in the cluster of this place in CTA `rank`. */
