@@ -4,11 +4,10 @@
  *
  * A cluster of CM x CN CTAs takes CM x CN neighbouring tiles. Tiles of one row need the same part of A: each of their
  * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, and WGS
- * warpgroups of 64 rows each multiply. They take turns at the tensor cores by named barriers: while one promotes its
- * accumulators to `fin` (one fma an element), another one's matrix instructions run; left alone they fall into step
- * and the tensor cores idle (docs/measured.md). full[s]: stage s has its codes and scales (orders those writes before
- * wgmma's and the warps' reads). empty[s]: the multiplying warps of every CTA that this one writes to have finished
- * with stage s (orders their reads before the next writes). */
+ * warpgroups of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an element, two where both
+ * operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its codes and scales (orders
+ * those writes before wgmma's and the warps' reads). empty[s]: the multiplying warps of every CTA that this one writes
+ * to have finished with stage s (orders their reads before the next writes). */
 #ifndef RIDGE_GEMM_FP8_SM90_CUH
 #define RIDGE_GEMM_FP8_SM90_CUH
 
@@ -30,8 +29,8 @@ typedef struct gemm_args {
     int64_t ld_a, ld_b; /* of the scale tables; 0: one scale for the tensor */
     char *out;
     const void *bias;
-    int64_t stride;   /* of D, elements */
-    int m, n, blocks; /* blocks of k */
+    int64_t stride;       /* of D, elements */
+    int m, n, blocks;     /* blocks of k */
     int items_m, items_n; /* clusters of tiles */
     int block_a;          /* the scales of A are BLK128 */
     int scale_tma;        /* scales by TMA, else by a warp, 4 bytes at a time */
@@ -41,7 +40,7 @@ typedef struct gemm_args {
 template <class T, int MODE> struct gemm_memory {
     uint8_t a[T::STAGES][T::BM * BK];
     uint8_t b[T::STAGES][T::BN * BK];
-    uint8_t d[T::WGS * T::BN / 64][64 * 128]; /* panels of 64 columns of 16 bits */
+    uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES];
@@ -53,6 +52,8 @@ template <class T, int MODE> struct gemm_memory {
  * empty[0] in the CTA that this lane gives stages back to. */
 typedef struct gemm_places {
     uint32_t a, b, full, empty; /* a, b: low words */
+    int row;                    /* of A: in a slice */
+    int turn, after;            /* barriers: this warpgroup's turn, the next one's */
 } gemm_places;
 
 /* Which stage is next, and its phase. */
@@ -68,8 +69,7 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
 
 /* The first row and column of this CTA's tile of work item `index`: bundles of GROUP_ROWS rows of items, columns
  * within, so that what runs at once shares L2. */
-template <class T>
-static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int index, int *row, int *col)
+template <class T> static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int index, int *row, int *col)
 {
     const int bundle = index / (GROUP_ROWS * p.items_n), place = index % (GROUP_ROWS * p.items_n);
     const int down = min((int)GROUP_ROWS, p.items_m - bundle * GROUP_ROWS), rank = (int)ptx_cluster_rank();
@@ -78,15 +78,14 @@ static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int index
     *col = (place / down * T::CN + rank / T::CM) * T::BN;
 }
 
-#define GEMM_EACH_ITEM(T, p, item)                                                                     \
-    for (int item = blockIdx.x / (T::CM * T::CN); item < (p).items_m * (p).items_n; \
-         item += gridDim.x / (T::CM * T::CN))
+#define GEMM_EACH_ITEM(T, p, item) \
+    for (int item = blockIdx.x / (T::CM * T::CN); item < (p).items_m * (p).items_n; item += gridDim.x / (T::CM * T::CN))
 
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
-    const uint32_t bytes = T::BM * BK + T::BN * BK +
-                           (p.scale_tma ? T::BM * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
+    const uint32_t bytes =
+        T::BM * BK + T::BN * BK + (p.scale_tma ? T::BM * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     uint32_t n = 0;
@@ -144,8 +143,7 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             if (MODE == SCALE_COLUMN)
 #pragma unroll
                 for (int i = lane; i < T::BN; i += 32)
-                    ptx_copy_async4(ptx_shared(&s->scale_b[stage][i]),
-                                    p.scale_b + kb * p.ld_b + min(col + i, p.n - 1));
+                    ptx_copy_async4(ptx_shared(&s->scale_b[stage][i]), p.scale_b + kb * p.ld_b + min(col + i, p.n - 1));
             ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
         }
     }
@@ -165,16 +163,18 @@ static __device__ __forceinline__ gemm_chunk gemm_read_chunk(const gemm_args &p,
                         p.scale_b[min(col / 128 + 1, last) * p.ld_b + block]};
 }
 
-/* fin = fma(scale, acc, fin), one scale of B for each 64 columns: of the tile's first block of 128 columns or of the
- * second, which begins after 64 columns if `odd`. */
+/* Scales of a block: of this thread's two rows, and of each 64 columns in SCALE_BLOCK. */
+typedef struct gemm_scales {
+    float upper, lower, column[3];
+} gemm_scales;
+
+/* fin = fma(scale, acc, fin), one scale of B for each 64 columns. */
 template <int BN>
-static __device__ __forceinline__ void gemm_promote_block(float upper, float lower, float first, float second, bool odd,
-                                                          const float *acc, float *fin)
+static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, const float *acc, float *fin)
 {
 #pragma unroll
     for (int c = 0; c < BN / 64; c++) {
-        const float scale = c == 0 ? first : c == 1 && BN > 128 ? (odd ? second : first) : c == 1 ? first : second;
-        const float high = upper * scale, low = lower * scale;
+        const float high = v.upper * v.column[c], low = v.lower * v.column[c];
 
 #pragma unroll
         for (int i = c * 32; i < c * 32 + 32; i++)
@@ -184,90 +184,83 @@ static __device__ __forceinline__ void gemm_promote_block(float upper, float low
 
 /* One scale of B for each column. */
 template <int BN>
-static __device__ __forceinline__ void gemm_promote_column(float upper, float lower, const float *scale_b,
-                                                           const float *acc, float *fin)
+static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v, const float *scale_b, const float *acc,
+                                                           float *fin)
 {
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
-        const float2 v = *(const float2 *)(scale_b + 8 * j + 2 * (threadIdx.x % 4));
+        const float2 w = *(const float2 *)(scale_b + 8 * j + 2 * (threadIdx.x % 4));
 
-        fin[4 * j] = __fmaf_rn(upper * v.x, acc[4 * j], fin[4 * j]);
-        fin[4 * j + 1] = __fmaf_rn(upper * v.y, acc[4 * j + 1], fin[4 * j + 1]);
-        fin[4 * j + 2] = __fmaf_rn(lower * v.x, acc[4 * j + 2], fin[4 * j + 2]);
-        fin[4 * j + 3] = __fmaf_rn(lower * v.y, acc[4 * j + 3], fin[4 * j + 3]);
+        fin[4 * j] = __fmaf_rn(v.upper * w.x, acc[4 * j], fin[4 * j]);
+        fin[4 * j + 1] = __fmaf_rn(v.upper * w.y, acc[4 * j + 1], fin[4 * j + 1]);
+        fin[4 * j + 2] = __fmaf_rn(v.lower * w.x, acc[4 * j + 2], fin[4 * j + 2]);
+        fin[4 * j + 3] = __fmaf_rn(v.lower * w.y, acc[4 * j + 3], fin[4 * j + 3]);
     }
 }
 
-/* All blocks of k into fin. What can be done before the matrix instructions of a turn have finished is done then: this
- * block's scales, a look at the next stage. *next holds the first 32 scales of B when it begins. */
+/* One block of k: four matrix instructions, then the promotion. `lane`: which lane of `chunk` has its scales of B. */
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                  const gemm_chunk &chunk, int lane, bool odd, float *fin)
+{
+    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    float acc[T::BN / 2];
+    gemm_scales v;
+
+    if (MODE == SCALE_BLOCK) {
+        v.column[0] = __shfl_sync(~0u, chunk.first, lane);
+        v.column[2] = T::BN > 128 ? __shfl_sync(~0u, chunk.second, lane) : 0;
+        v.column[1] = T::BN > 128 && odd ? v.column[2] : v.column[0];
+    }
+    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    if (MODE != SCALE_LAST) {
+        v.upper = s->scale_a[stage][at.row];
+        v.lower = s->scale_a[stage][at.row + 8];
+    }
+    if (MODE == SCALE_COLUMN)
+        ptx_barrier_sync(at.turn, 256); /* our turn at the tensor cores */
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 32; k++)
+        wgmma_fp8<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
+    wgmma_commit();
+    if (MODE == SCALE_COLUMN)
+        ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
+    wgmma_wait();
+    if (MODE == SCALE_COLUMN) {
+        gemm_promote_column<T::BN>(v, s->scale_b[stage], acc, fin);
+        __syncwarp(); /* the warp has read its scales */
+    }
+    if (threadIdx.x % 32 < T::CM + T::CN - 1)
+        ptx_mbarrier_arrive_cluster(at.empty + stage * 8); /* the stage goes back */
+    if (MODE == SCALE_BLOCK)
+        gemm_promote_block<T::BN>(v, acc, fin);
+    if (MODE == SCALE_LAST)
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            fin[i] += acc[i];
+    gemm_advance<T::STAGES>(ring);
+}
+
+/* All blocks of k into fin. *next holds the first 32 scales of B when it begins. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                     gemm_ring *ring, uint32_t group, uint32_t local, int col,
-                                                     gemm_chunk *next, float *fin)
+                                                     gemm_ring *ring, int col, gemm_chunk *next, float *fin)
 {
-    uint32_t turn = 1 + group, after = group + 1 == T::WGS ? 1 : 2 + group;
     const bool odd = col & 64;
-    gemm_chunk now = *next;
-    uint32_t a = at.a + ring->stage * (T::BM * BK / 16), b = at.b + ring->stage * (T::BN * BK / 16);
-    float acc[T::BN / 2];
-    bool ready = false;
 
 #pragma unroll
     for (int i = 0; i < T::BN / 2; i++)
         fin[i] = 0.0f;
-    ptx_pin(&turn);
-    ptx_pin(&after);
-    ptx_pin(&local);
-    for (int kb = 0; kb < p.blocks; kb++) {
-        const uint32_t stage = ring->stage;
-        float upper = 0, lower = 0, first = 0, second = 0;
+    for (int kb = 0; kb < p.blocks; kb += 32) {
+        const gemm_chunk now = *next;
+        const int count = min(32, p.blocks - kb);
 
-        if (!ready)
-            ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
-        ptx_pin(&a);
-        ptx_pin(&b);
-        if (T::ORDERED)
-            ptx_barrier_sync(turn, 256);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < BK / 32; k++) {
-            if (T::ORDERED == 2 && k == 3)
-                ptx_barrier_arrive(after, 256);
-            wgmma_fp8<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
-        }
-        wgmma_commit();
-        if (T::ORDERED == 1)
-            ptx_barrier_arrive(after, 256); /* the next warpgroup's turn */
-        if (MODE != SCALE_LAST) {
-            upper = s->scale_a[stage][local];
-            lower = s->scale_a[stage][local + 8];
-        }
-        if (MODE == SCALE_BLOCK) {
-            first = __shfl_sync(~0u, now.first, kb % 32);
-            second = T::BN > 128 ? __shfl_sync(~0u, now.second, kb % 32) : 0;
-            if (kb % 32 == 16)
-                *next = gemm_read_chunk(p, col, kb + 16);
-            if (kb % 32 == 31)
-                now = *next;
-        }
-        gemm_advance<T::STAGES>(ring);
-        a = at.a + ring->stage * (T::BM * BK / 16);
-        b = at.b + ring->stage * (T::BN * BK / 16);
-        ptx_pin(&a);
-        ptx_pin(&b);
-        ready = ptx_mbarrier_test(at.full + ring->stage * 8, ring->phase);
-        wgmma_wait();
-        if (MODE == SCALE_COLUMN)
-            gemm_promote_column<T::BN>(upper, lower, s->scale_b[stage], acc, fin);
-        __syncwarp(); /* the warp's matrix instructions are complete and it has read its scales */
-        if (threadIdx.x % 32 < T::CM + T::CN - 1)
-            ptx_mbarrier_arrive_cluster(at.empty + stage * 8);
-        if (MODE == SCALE_BLOCK)
-            gemm_promote_block<T::BN>(upper, lower, first, second, odd, acc, fin);
-        if (MODE == SCALE_LAST)
-#pragma unroll
-            for (int i = 0; i < T::BN / 2; i++)
-                fin[i] += acc[i];
+        if (MODE == SCALE_BLOCK && kb + 32 < p.blocks)
+            *next = gemm_read_chunk(p, col, kb + 32);
+#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4)
+        for (int i = 0; i < count; i++)
+            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, odd, fin);
     }
 }
 
@@ -332,11 +325,17 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
         const int thread = threadIdx.x % 128, local = group * 64 + thread / 32 * 16 + thread % 32 / 4;
         /* stages go back to the CTAs of this one's column, lanes 0 .. CM - 1, then to the others of its row */
-        const int lane = thread % 32, peer = lane < T::CM ? rank / T::CM * T::CM + lane
-                                             : lane < T::CM + T::CN - 1 ? rank ^ T::CM : rank;
-        const gemm_places at = {(uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * 64 * BK)),
-                                (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), ptx_shared(&s->full[0]),
-                                ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer)};
+        const int lane = thread % 32, peer = lane < T::CM               ? rank / T::CM * T::CM + lane
+                                             : lane < T::CM + T::CN - 1 ? rank ^ T::CM
+                                                                        : rank;
+        /* through a shuffle: else the compiler computes the descriptors anew for every block of k */
+        const gemm_places at = {__shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * 64 * BK)), 0),
+                                __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), 0),
+                                ptx_shared(&s->full[0]),
+                                ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
+                                local,
+                                __shfl_sync(~0u, 1 + group, 0),
+                                __shfl_sync(~0u, group + 1 == T::WGS ? 1 : 2 + group, 0)};
         const int step = gridDim.x / (T::CM * T::CN), items = p.items_m * p.items_n;
         int item = blockIdx.x / (T::CM * T::CN), row, col;
         gemm_chunk chunk = {};
@@ -346,7 +345,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        if (T::ORDERED && group == T::WGS - 1)
+        if (MODE == SCALE_COLUMN && group == T::WGS - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         gemm_locate<T>(p, item, &row, &col);
         if (MODE == SCALE_BLOCK && item < items)
@@ -355,7 +354,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             float fin[T::BN / 2];
             int next_row = row, next_col = col;
 
-            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, group, local, col, &chunk, fin);
+            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, col, &chunk, fin);
             item += step;
             if (item < items) {
                 gemm_locate<T>(p, item, &next_row, &next_col);

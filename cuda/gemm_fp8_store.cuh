@@ -27,7 +27,8 @@ template <int BN, int DTYPE> static __device__ __forceinline__ void gemm_pack(co
 #pragma unroll
     for (int i = 0; i < BN / 4; i++) {
         words[i] = num_pack2<DTYPE>(fin[2 * i], fin[2 * i + 1]);
-        tail[i % 4] = DTYPE == RIDGE_BF16 ? ptx_taint_bf16x2(words[i], tail[i % 4]) : ptx_taint_f16x2(words[i], tail[i % 4]);
+        tail[i % 4] =
+            DTYPE == RIDGE_BF16 ? ptx_taint_bf16x2(words[i], tail[i % 4]) : ptx_taint_f16x2(words[i], tail[i % 4]);
     }
     taint = tail[0] | tail[1] | tail[2] | tail[3];
     if (taint & 0x7fff7fffu) /* rare */

@@ -185,25 +185,17 @@ static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t bar, uint32_t 
                  : "memory");
 }
 
-/* Whether the phase of that parity is complete, without waiting. */
-static __device__ __forceinline__ bool ptx_mbarrier_test(uint32_t bar, uint32_t parity)
+/* A word that other CTAs wait for: written after, and read before, what it stands for. */
+static __device__ __forceinline__ void ptx_store_release(uint64_t *to, uint64_t x)
 {
-    uint32_t done;
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done;
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" : : "l"(to), "l"(x) : "memory");
 }
 
-/* Makes the compiler have the value here, in a register: it would compute it at its use. */
-static __device__ __forceinline__ void ptx_pin(uint32_t *x)
+static __device__ __forceinline__ uint64_t ptx_load_acquire(const uint64_t *from)
 {
-    asm volatile("" : "+r"(*x));
+    uint64_t x;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
 }
 
 /* A box of a tensor map to shared memory; its bytes count towards the mbarrier. x is the inner coordinate. */
