@@ -63,6 +63,31 @@ static int64_t items_of(const gemm_tile *tile, const int64_t *dim)
     return (dim[0] + rows - 1) / rows * ((dim[1] + cols - 1) / cols);
 }
 
+/* Floats of `fin` that a warpgroup leaves to the next cluster. */
+static size_t part_bytes(const gemm_tile *tile)
+{
+    return (size_t)64 * tile->bn * 4;
+}
+
+static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *)
+{
+    const gemm_tile *tile = &tiles[kernel->param[0]];
+
+    return (size_t)device->units * tile->wgs * (part_bytes(tile) + sizeof(uint64_t));
+}
+
+/* A number that no other launch of this process has, and that memory does not hold by chance. */
+static uint64_t new_nonce(void)
+{
+    static uint64_t count;
+    uint64_t z =
+        (__atomic_add_fetch(&count, 1, __ATOMIC_RELAXED) + (uint64_t)(uintptr_t)&count) * UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (z ^ z >> 31) | 1;
+}
+
 static int64_t stride_of(const ridge_operand *x, int64_t packed)
 {
     return x->stride ? x->stride : packed;
@@ -101,7 +126,7 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *, size_t, void *stream)
+                           const ridge_call *call, void *room, size_t, void *stream)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
     const gemm_tile *tile = &tiles[kernel->param[0]];
@@ -129,14 +154,24 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = host_tensor_map(device, &p.map_scale_b, RIDGE_F32, p.scale_b, p.n, p.blocks, p.ld_b, tile->bn, 1, 0);
     if (status)
         return status;
+    p.plain = (int)items;
+    if (kernel->param[2] && (mode == SCALE_LAST || p.scale_tma)) {
+        p.plain = (int)((items / fit - 1) * fit);
+        p.part = (uint32_t)((items - p.plain) * p.blocks / fit);
+        p.longer = (uint32_t)((items - p.plain) * p.blocks % fit);
+        p.partial = (float *)room;
+        p.flag = (uint64_t *)((char *)room + (size_t)device->units * tile->wgs * part_bytes(tile));
+        p.nonce = new_nonce();
+    }
     return host_launch_cluster(device, kernel->name, tile->mode[mode].function[out][formats],
                                dim3((unsigned)((items < fit ? items : fit) * tile->cm * tile->cn)), tile->cm * tile->cn,
                                tile->wgs * 128 + 128, tile->mode[mode].memory, &p, stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
+    const gemm_tile *tile = &tiles[kernel->param[0]];
 
     if (m <= 64)
         return "is for m above 64";
@@ -147,6 +182,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
         (double)((m + 127) / 128) * (double)((n + 127) / 128) > 2e9)
         return "more than 2^31 tiles";
+    if (kernel->param[2] && items_of(tile, problem->dim) <= clusters_of(device, tile))
+        return "too few tiles to share";
     return NULL;
 }
 
@@ -158,16 +195,19 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double item = 0.8 + blocks * 2 * BK * tile->bm * tile->bn / (kernel->param[1] * 1e6 / device->units);
     const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile);
 
+    if (kernel->param[2])
+        return 7 + item * (double)items / (double)clusters;
     return 4 + item * (double)((items + clusters - 1) / clusters);
 }
 
-#define ROW(name, index, rate)                                                                          \
-    {                                                                                                   \
-        "cuda.gemm_fp8.wgmma" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,                   \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {index, rate}, why_not, NULL, cost, launch \
+#define ROW(name, index, rate, share, room)                                                                    \
+    {                                                                                                          \
+        "cuda.gemm_fp8.wgmma" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,                          \
+            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {index, rate, share}, why_not, room, cost, launch \
     }
 
-/* param: tile, TFLOP/s of the inner loop. */
-static const ridge_kernel rows[] = {ROW("192x128", 0, 1280), ROW("128x128", 1, 1120)};
+/* param: tile, TFLOP/s of the inner loop, whether clusters share the last items. */
+static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1280, 1, workspace), ROW("192x128", 0, 1280, 0, NULL),
+                                    ROW("128x128", 1, 1120, 0, NULL)};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

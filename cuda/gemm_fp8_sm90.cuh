@@ -29,13 +29,22 @@ typedef struct gemm_args {
     int64_t ld_a, ld_b; /* of the scale tables; 0: one scale for the tensor */
     char *out;
     const void *bias;
-    int64_t stride;       /* of D, elements */
-    int m, n, blocks;     /* blocks of k */
-    int items_m, items_n; /* clusters of tiles */
-    int block_a;          /* the scales of A are BLK128 */
-    int scale_tma;        /* scales by TMA, else by a warp, 4 bytes at a time */
+    int64_t stride;        /* of D, elements */
+    int m, n, blocks;      /* blocks of k */
+    int items_m, items_n;  /* clusters of tiles */
+    int plain;             /* items that one cluster does; the others are shared, in parts of `part` blocks of k, the */
+    uint32_t part, longer; /* first `longer` of one more */
+    float *partial;        /* of items that two clusters share, NULL: none */
+    uint64_t *flag, nonce;
+    int block_a;   /* the scales of A are BLK128 */
+    int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
 } gemm_args;
+
+/* Blocks begin .. end - 1 of the tile at row, col. end = 0: there is no more. */
+typedef struct gemm_piece {
+    int row, col, begin, end;
+} gemm_piece;
 
 template <class T, int MODE> struct gemm_memory {
     uint8_t a[T::STAGES][T::BM * BK];
@@ -44,6 +53,7 @@ template <class T, int MODE> struct gemm_memory {
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES];
+    gemm_piece piece[8]; /* what the stages belong to, by number: more than the stages can be of */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -67,16 +77,7 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
     at->phase ^= at->stage == 0;
 }
 
-/* The first row and column of this CTA's tile of work item `index`: bundles of GROUP_ROWS rows of items, columns
- * within, so that what runs at once shares L2. */
-template <class T> static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int index, int *row, int *col)
-{
-    const int bundle = index / (GROUP_ROWS * p.items_n), place = index % (GROUP_ROWS * p.items_n);
-    const int down = min((int)GROUP_ROWS, p.items_m - bundle * GROUP_ROWS), rank = (int)ptx_cluster_rank();
-
-    *row = ((bundle * GROUP_ROWS + place % down) * T::CM + rank % T::CM) * T::BM;
-    *col = (place / down * T::CN + rank / T::CM) * T::BN;
-}
+#include "gemm_fp8_walk.cuh"
 
 #define GEMM_EACH_ITEM(T, p, item) \
     for (int item = blockIdx.x / (T::CM * T::CN); item < (p).items_m * (p).items_n; item += gridDim.x / (T::CM * T::CN))
@@ -90,12 +91,12 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     uint32_t n = 0;
 
-    GEMM_EACH_ITEM(T, p, item)
-    {
-        int row, col;
+    for (int number = 0;; number++) {
+        const gemm_piece piece = gemm_piece_at<T>(p, number);
+        const int row = piece.row, col = piece.col;
 
-        gemm_locate<T>(p, item, &row, &col);
-        for (int kb = 0; kb < p.blocks; kb++, n++) {
+        s->piece[number % 8] = piece; /* arriving at full publishes it */
+        for (int kb = piece.begin; kb < piece.end; kb++, n++) {
             const uint32_t stage = n % T::STAGES, full = ptx_shared(&s->full[stage]);
 
             ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / T::STAGES & 1) ^ 1);
@@ -115,7 +116,11 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
             if (MODE == SCALE_COLUMN && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[stage]), &p.map_scale_b, col, kb, full);
         }
+        if (piece.end == 0)
+            break;
     }
+    ptx_mbarrier_wait(ptx_shared(&s->empty[n % T::STAGES]), (n / T::STAGES & 1) ^ 1);
+    ptx_mbarrier_arrive(ptx_shared(&s->full[n % T::STAGES])); /* the end */
 }
 
 /* One warp, where TMA cannot: the scales of every stage that pass through shared memory. */
@@ -147,6 +152,8 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
         }
     }
+    ptx_mbarrier_wait(ptx_shared(&s->empty[n % T::STAGES]), (n / T::STAGES & 1) ^ 1);
+    ptx_copy_async_arrive(ptx_shared(&s->full[n % T::STAGES])); /* the end */
 }
 
 /* BLK128 scales of B: a tile touches two blocks of columns at most; lane l holds the two scales of block l of 32 of
@@ -242,22 +249,37 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
     gemm_advance<T::STAGES>(ring);
 }
 
-/* All blocks of k into fin. *next holds the first 32 scales of B when it begins. */
+/* The piece that the next stage belongs to. The reductions tell the compiler what it cannot see: all lanes have the
+ * same. Loops that these values bound then keep their state in uniform registers. */
+template <class T, int MODE>
+static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_memory<T, MODE> *s, const gemm_places &at,
+                                                             const gemm_ring &ring, int number)
+{
+    gemm_piece piece;
+
+    ptx_mbarrier_wait(at.full + ring.stage * 8, ring.phase);
+    piece = s->piece[number % 8];
+    piece.row = __reduce_max_sync(~0u, piece.row);
+    piece.col = __reduce_max_sync(~0u, piece.col);
+    piece.begin = __reduce_max_sync(~0u, piece.begin);
+    piece.end = __reduce_max_sync(~0u, piece.end);
+    return piece;
+}
+
+/* The blocks of a piece into fin. *next holds the first 32 scales of B when it begins. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                     gemm_ring *ring, int col, gemm_chunk *next, float *fin)
+                                                     gemm_ring *ring, const gemm_piece &piece, gemm_chunk *next,
+                                                     float *fin)
 {
-    const bool odd = col & 64;
+    const bool odd = piece.col & 64;
 
-#pragma unroll
-    for (int i = 0; i < T::BN / 2; i++)
-        fin[i] = 0.0f;
-    for (int kb = 0; kb < p.blocks; kb += 32) {
+    for (int kb = piece.begin; kb < piece.end; kb += 32) {
         const gemm_chunk now = *next;
-        const int count = min(32, p.blocks - kb);
+        const int count = min(32, piece.end - kb);
 
-        if (MODE == SCALE_BLOCK && kb + 32 < p.blocks)
-            *next = gemm_read_chunk(p, col, kb + 32);
+        if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
+            *next = gemm_read_chunk(p, piece.col, kb + 32);
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : 4)
         for (int i = 0; i < count; i++)
             gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, odd, fin);
@@ -316,7 +338,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
@@ -334,32 +356,36 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 ptx_shared(&s->full[0]),
                                 ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
                                 local,
-                                __shfl_sync(~0u, 1 + group, 0),
-                                __shfl_sync(~0u, group + 1 == T::WGS ? 1 : 2 + group, 0)};
-        const int step = gridDim.x / (T::CM * T::CN), items = p.items_m * p.items_n;
-        int item = blockIdx.x / (T::CM * T::CN), row, col;
+                                1 + group,
+                                group + 1 == T::WGS ? 1 : 2 + group};
         gemm_chunk chunk = {};
         gemm_ring ring = {};
+        gemm_piece piece;
+        int number = 0;
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && group == T::WGS - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
-        gemm_locate<T>(p, item, &row, &col);
-        if (MODE == SCALE_BLOCK && item < items)
-            chunk = gemm_read_chunk(p, col, 0);
-        while (item < items) {
+        piece = gemm_next_piece<T, MODE>(s, at, ring, number++);
+        if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
+            ptx_mbarrier_wait(at.full, 0);
+        if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
+            chunk = gemm_read_chunk(p, piece.col, piece.begin);
+        while (piece.end) {
+            const int row = piece.row, col = piece.col, end = piece.end;
             float fin[T::BN / 2];
-            int next_row = row, next_col = col;
 
-            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, col, &chunk, fin);
-            item += step;
-            if (item < items) {
-                gemm_locate<T>(p, item, &next_row, &next_col);
-                if (MODE == SCALE_BLOCK)
-                    chunk = gemm_read_chunk(p, next_col, 0);
+            gemm_resume<T>(p, piece.begin, group, fin);
+            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
+            piece = gemm_next_piece<T, MODE>(s, at, ring, number++);
+            if (MODE == SCALE_BLOCK)
+                chunk = gemm_read_chunk(p, piece.col, piece.begin);
+            if (end < p.blocks) {
+                gemm_suspend<T>(p, group, fin);
+                continue;
             }
             if (MODE == SCALE_LAST)
                 gemm_scale_last<T, MODE>(p, s, group, local, row, col, fin);
@@ -371,8 +397,6 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 gemm_store<T, MODE, RIDGE_F16>(p, s, group, row + group * 64, col, fin);
             else
                 gemm_store<T, MODE, RIDGE_F32>(p, s, group, row + group * 64, col, fin);
-            row = next_row;
-            col = next_col;
         }
         if (thread == 0)
             ptx_tma_wait();
