@@ -12,7 +12,7 @@ TILE(tile_128x128, 2, 128, 2, 1, 5);
 typedef struct gemm_tile {
     int bm, bn, cm, cn, wgs;
     struct {
-        const void *function[2][3]; /* by output, formats */
+        const void *function[3][3]; /* by output, formats */
         size_t memory;
     } mode[3];
 } gemm_tile;
@@ -23,9 +23,10 @@ typedef struct gemm_tile {
             (const void *)gemm_sm90<T, mode, WGMMA_E4M3_E5M2, out>, \
             (const void *)gemm_sm90<T, mode, WGMMA_E5M2_E4M3, out>  \
     }
-#define BY_OUT(T, mode)                                                                             \
-    {                                                                                               \
-        {BY_FORMATS(T, mode, OUT_FAST), BY_FORMATS(T, mode, OUT_ANY)}, sizeof(gemm_memory<T, mode>) \
+#define BY_OUT(T, mode)                                                                              \
+    {                                                                                                \
+        {BY_FORMATS(T, mode, OUT_BF16), BY_FORMATS(T, mode, OUT_F32), BY_FORMATS(T, mode, OUT_ANY)}, \
+            sizeof(gemm_memory<T, mode>)                                                             \
     }
 #define BY_MODE(T)                                                                 \
     {                                                                              \
@@ -44,7 +45,7 @@ static ridge_status prepare(const ridge_device *device)
     ridge_status status = RIDGE_OK;
 
     for (int i = 0; i < TILES * 3 && !status && device->arch == RIDGE_ARCH_SM90; i++)
-        status = host_prepare(device, tiles[i / 3].mode[i % 3].function[0], 2 * 3,
+        status = host_prepare(device, tiles[i / 3].mode[i % 3].function[0], 3 * 3,
                               cudaFuncAttributeMaxDynamicSharedMemorySize, (int)tiles[i / 3].mode[i % 3].memory,
                               "gemm_fp8: loading kernels");
     return status;
@@ -139,7 +140,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                                                  : WGMMA_E4M3_E4M3;
     const int64_t k = call->dim[2], fit = clusters_of(device, tile), items = items_of(tile, problem->dim);
     gemm_args p = collect(call, tile);
-    const int out = p.aligned && !p.accumulate && !p.bias && p.dtype == RIDGE_BF16 ? OUT_FAST : OUT_ANY;
+    const int out = !p.aligned || p.bias                     ? OUT_ANY
+                    : p.dtype == RIDGE_F32                   ? OUT_F32
+                    : p.dtype == RIDGE_BF16 && !p.accumulate ? OUT_BF16
+                                                             : OUT_ANY;
     ridge_status status;
 
     status = host_tensor_map(device, &p.a, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, tile->bm / tile->cn, 128);

@@ -19,9 +19,9 @@ enum { BK = 128, GROUP_ROWS = 8 };
 /* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
 enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
 
-/* Kernels by what they write: bf16 at aligned addresses and nothing else, or anything. The code of a tile's end runs
+/* Kernels by what they write: bf16 or f32 at aligned addresses and no bias, or anything. The code of a tile's end runs
  * once a tile, so that it comes from far caches: as little of it as possible. */
-enum { OUT_FAST = 0, OUT_ANY };
+enum { OUT_BF16 = 0, OUT_F32, OUT_ANY };
 
 typedef struct gemm_args {
     CUtensorMap a, b, d, map_scale_a, map_scale_b;
@@ -53,7 +53,7 @@ template <class T, int MODE> struct gemm_memory {
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES];
-    gemm_piece piece[8]; /* what the stages belong to, by number: more than the stages can be of */
+    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -62,7 +62,7 @@ template <class T, int MODE> struct gemm_memory {
  * empty[0] in the CTA that this lane gives stages back to. */
 typedef struct gemm_places {
     uint32_t a, b, full, empty; /* a, b: low words */
-    int row;                    /* of A: in a slice */
+    int row;                    /* of A, in the tile */
     int turn, after;            /* barriers: this warpgroup's turn, the next one's */
 } gemm_places;
 
@@ -79,9 +79,7 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
 
 #include "gemm_fp8_walk.cuh"
 
-#define GEMM_EACH_ITEM(T, p, item) \
-    for (int item = blockIdx.x / (T::CM * T::CN); item < (p).items_m * (p).items_n; item += gridDim.x / (T::CM * T::CN))
-
+/* One thread: the codes, and where TMA can the scales, of every stage. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
@@ -89,13 +87,14 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         T::BM * BK + T::BN * BK + (p.scale_tma ? T::BM * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
+    gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
     uint32_t n = 0;
 
-    for (int number = 0;; number++) {
-        const gemm_piece piece = gemm_piece_at<T>(p, number);
+    s->piece[0] = piece;
+    for (int number = 1; piece.end; number++) {
         const int row = piece.row, col = piece.col;
 
-        s->piece[number % 8] = piece; /* arriving at full publishes it */
+        s->piece[number % 8] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++, n++) {
             const uint32_t stage = n % T::STAGES, full = ptx_shared(&s->full[stage]);
 
@@ -115,22 +114,21 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
                 ptx_tma_load_2d(ptx_shared(s->scale_a[stage]), &p.map_scale_a, row, kb, full);
             if (MODE == SCALE_COLUMN && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[stage]), &p.map_scale_b, col, kb, full);
+            if (kb == piece.begin) /* many divisions: while the stages are full */
+                later = gemm_piece_at<T>(p, number + 1);
         }
-        if (piece.end == 0)
-            break;
+        piece = ahead;
+        ahead = later;
     }
-    ptx_mbarrier_wait(ptx_shared(&s->empty[n % T::STAGES]), (n / T::STAGES & 1) ^ 1);
-    ptx_mbarrier_arrive(ptx_shared(&s->full[n % T::STAGES])); /* the end */
 }
 
-/* One warp, where TMA cannot: the scales of every stage that pass through shared memory. */
+/* One warp, where TMA cannot: the scales of every stage that pass through shared memory. Nothing is shared then. */
 template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int lane = threadIdx.x % 32;
     uint32_t n = 0;
 
-    GEMM_EACH_ITEM(T, p, item)
-    {
+    for (int item = blockIdx.x / (T::CM * T::CN); item < p.plain; item += gridDim.x / (T::CM * T::CN)) {
         int row, col;
 
         gemm_locate<T>(p, item, &row, &col);
@@ -152,8 +150,6 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
         }
     }
-    ptx_mbarrier_wait(ptx_shared(&s->empty[n % T::STAGES]), (n / T::STAGES & 1) ^ 1);
-    ptx_copy_async_arrive(ptx_shared(&s->full[n % T::STAGES])); /* the end */
 }
 
 /* BLK128 scales of B: a tile touches two blocks of columns at most; lane l holds the two scales of block l of 32 of
@@ -189,14 +185,21 @@ static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, 
     }
 }
 
-/* One scale of B for each column. */
+/* One scale of B for each column. `early`: those of the first EARLY groups of 8, read before. */
+enum { EARLY = 2 };
+
+static __device__ __forceinline__ float2 gemm_column_scales(const float *scale_b, int j)
+{
+    return *(const float2 *)(scale_b + 8 * j + 2 * (threadIdx.x % 4));
+}
+
 template <int BN>
-static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v, const float *scale_b, const float *acc,
-                                                           float *fin)
+static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v, const float *scale_b,
+                                                           const float2 *early, const float *acc, float *fin)
 {
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
-        const float2 w = *(const float2 *)(scale_b + 8 * j + 2 * (threadIdx.x % 4));
+        const float2 w = j < EARLY ? early[j] : gemm_column_scales(scale_b, j);
 
         fin[4 * j] = __fmaf_rn(v.upper * w.x, acc[4 * j], fin[4 * j]);
         fin[4 * j + 1] = __fmaf_rn(v.upper * w.y, acc[4 * j + 1], fin[4 * j + 1]);
@@ -212,6 +215,7 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
 {
     const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
     float acc[T::BN / 2];
+    float2 early[EARLY];
     gemm_scales v;
 
     if (MODE == SCALE_BLOCK) {
@@ -233,9 +237,13 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
     wgmma_commit();
     if (MODE == SCALE_COLUMN)
         ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
+    if (MODE == SCALE_COLUMN)
+#pragma unroll
+        for (int j = 0; j < EARLY; j++)
+            early[j] = gemm_column_scales(s->scale_b[stage], j);
     wgmma_wait();
     if (MODE == SCALE_COLUMN) {
-        gemm_promote_column<T::BN>(v, s->scale_b[stage], acc, fin);
+        gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
         __syncwarp(); /* the warp has read its scales */
     }
     if (threadIdx.x % 32 < T::CM + T::CN - 1)
@@ -249,16 +257,12 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
     gemm_advance<T::STAGES>(ring);
 }
 
-/* The piece that the next stage belongs to. The reductions tell the compiler what it cannot see: all lanes have the
- * same. Loops that these values bound then keep their state in uniform registers. */
-template <class T, int MODE>
-static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                             const gemm_ring &ring, int number)
+/* The next piece. The reductions tell the compiler what it cannot see: all lanes have the same. Loops that these values
+ * bound then keep their state in uniform registers. */
+static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *from)
 {
-    gemm_piece piece;
+    gemm_piece piece = *from;
 
-    ptx_mbarrier_wait(at.full + ring.stage * 8, ring.phase);
-    piece = s->piece[number % 8];
     piece.row = __reduce_max_sync(~0u, piece.row);
     piece.col = __reduce_max_sync(~0u, piece.col);
     piece.begin = __reduce_max_sync(~0u, piece.begin);
@@ -369,7 +373,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && group == T::WGS - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
-        piece = gemm_next_piece<T, MODE>(s, at, ring, number++);
+        ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
+        piece = gemm_next_piece(&s->piece[0]);
         if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
             ptx_mbarrier_wait(at.full, 0);
         if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
@@ -380,7 +385,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
 
             gemm_resume<T>(p, piece.begin, group, fin);
             gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
-            piece = gemm_next_piece<T, MODE>(s, at, ring, number++);
+            piece = gemm_next_piece(&s->piece[++number % 8]);
             if (MODE == SCALE_BLOCK)
                 chunk = gemm_read_chunk(p, piece.col, piece.begin);
             if (end < p.blocks) {
@@ -389,8 +394,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             }
             if (MODE == SCALE_LAST)
                 gemm_scale_last<T, MODE>(p, s, group, local, row, col, fin);
-            if (OUT == OUT_FAST)
-                gemm_store_fast<T, MODE>(p, s, group, row + group * 64, col, fin);
+            if (OUT == OUT_BF16)
+                gemm_store_bf16<T, MODE>(p, s, group, row + group * 64, col, fin);
+            else if (OUT == OUT_F32)
+                gemm_store_f32<T>(p, row + group * 64, col, fin);
             else if (p.dtype == RIDGE_BF16)
                 gemm_store<T, MODE, RIDGE_BF16>(p, s, group, row + group * 64, col, fin);
             else if (p.dtype == RIDGE_F16)

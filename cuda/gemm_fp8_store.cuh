@@ -63,9 +63,9 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
     }
 }
 
-/* The warpgroup's 64 x BN results. */
+/* OUT_BF16 */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_store_fast(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
                                                        int first_row, int first_col, const float *fin)
 {
     uint32_t words[T::BN / 4];
@@ -74,6 +74,41 @@ static __device__ __forceinline__ void gemm_store_fast(const gemm_args &p, gemm_
     gemm_store_panels<T, MODE>(p, s, group, first_row, first_col, words);
 }
 
+/* OUT_F32: from registers, 32 bytes of a row at a time, all of D that is added to in flight at once. */
+template <class T>
+static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, int first_row, int first_col, float *fin)
+{
+    const int thread = threadIdx.x % 128, lane = thread % 32, row = first_row + thread / 32 * 16 + lane / 4;
+    const int col = first_col + 2 * (lane % 4);
+    float2 *upper = (float2 *)((float *)p.out + row * p.stride + col), *lower = upper + 4 * p.stride;
+    float2 old[T::BN / 4];
+
+    if (first_row + 64 > p.m || first_col + T::BN > p.n) {
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            gemm_store_one<RIDGE_F32>(p, row + i % 4 / 2 * 8, col + i / 4 * 8 + i % 2, fin[i]);
+        return;
+    }
+    if (p.accumulate) {
+#pragma unroll
+        for (int j = 0; j < T::BN / 8; j++) {
+            old[2 * j] = upper[4 * j];
+            old[2 * j + 1] = lower[4 * j];
+        }
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            fin[i] += i % 2 ? old[i / 2].y : old[i / 2].x;
+    }
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        upper[4 * j] = make_float2(__uint_as_float(num_canonical_f32(fin[4 * j])),
+                                   __uint_as_float(num_canonical_f32(fin[4 * j + 1])));
+        lower[4 * j] = make_float2(__uint_as_float(num_canonical_f32(fin[4 * j + 2])),
+                                   __uint_as_float(num_canonical_f32(fin[4 * j + 3])));
+    }
+}
+
+/* OUT_ANY: the warpgroup's 64 x BN results. */
 template <class T, int MODE, int DTYPE>
 static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int first_row,
                                                   int first_col, float *fin)
