@@ -256,7 +256,7 @@ static const ridge_kernel rows[] = {
      RIDGE_GEMM_FP8,
      RIDGE_ARCH_SM90,
      RIDGE_ARCH_SM90,
-     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL,
      0,
      {},
      why_not,

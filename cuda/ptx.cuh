@@ -270,6 +270,19 @@ static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t bar, uint32_t 
                  : "memory");
 }
 
+/* A word that other CTAs wait for: written after, and read before, what it stands for. */
+static __device__ __forceinline__ void ptx_store_release(uint64_t *to, uint64_t x)
+{
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" : : "l"(to), "l"(x) : "memory");
+}
+
+static __device__ __forceinline__ uint64_t ptx_load_acquire(const uint64_t *from)
+{
+    uint64_t x;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
+}
+
 /* A box of a tensor map to shared memory; its bytes count towards the mbarrier. x is the inner coordinate. */
 static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *map, int x, int y, uint32_t bar)
 {
@@ -390,6 +403,15 @@ static __device__ __forceinline__ void ptx_copy_async_arrive(uint32_t bar)
 static __device__ __forceinline__ void ptx_fence_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Four 8 x 8 matrices of 16 bits, one row a lane: lanes 8 i .. 8 i + 7 name the rows of matrix i, 16 bytes each. */
+static __device__ __forceinline__ void ptx_store_matrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
 }
 
 /* The address in the cluster of this place in CTA `rank`. */

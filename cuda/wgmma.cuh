@@ -18,6 +18,12 @@ static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared)
     return (uint64_t)(shared >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* The same from its low word. */
+static __device__ __forceinline__ uint64_t wgmma_descriptor_of(uint32_t low)
+{
+    return (uint64_t)(1024 >> 4 | 1u << 30) << 32 | low;
+}
+
 /* Orders the registers of D between ordinary instructions and wgmma. */
 static __device__ __forceinline__ void wgmma_fence(void)
 {

@@ -270,7 +270,7 @@ static bool bench_one(bench *b, const char *suite, const char *line)
 {
     test_case c;
     image im;
-    bool good = case_parse(line, &c) && image_build(&c, b->o->seed, &im);
+    bool good = case_parse(line, &c) && image_build_to_time(&c, b->o->seed, &im);
 
     if (good) {
         good = bench_image(b, suite, &c, &im, NULL, NULL);

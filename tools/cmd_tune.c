@@ -139,7 +139,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     size_t most = 0;
     bool good;
 
-    if (!case_parse(line, &c) || !image_build(&c, 1, &im))
+    if (!case_parse(line, &c) || !image_build_to_time(&c, 1, &im))
         return -1;
     call = image_call(&im, im.host);
     count = candidates(device, &c, &call, list);

@@ -213,6 +213,7 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
         return;
     op->extent(&im->call, arg, &rows, &cols);
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
+    rows = im->periodic && rows > IMAGE_PERIOD ? IMAGE_PERIOD : rows;
     if (strcmp(op->arg[arg].name, "given") == 0) {
         fill_scales(base, cols, seed);
         return;
@@ -336,6 +337,50 @@ bool image_build(const test_case *c, uint64_t seed, image *im)
         first = false;
     }
     return true;
+}
+
+bool image_build_to_time(const test_case *c, uint64_t seed, image *im)
+{
+    const ridge_op_row *op = ridge_op_table[c->call.op];
+
+    image_place(c, im);
+    if (c->call.op != RIDGE_GEMM_FP8 || im->bytes < (size_t)64 << 20)
+        return image_build(c, seed, im);
+    im->periodic = true;
+    im->host = calloc(1, im->bytes); /* the pages that nothing is written to cost nothing */
+    im->memo = calloc(1, sizeof *im->memo);
+    if (!im->host || !im->memo)
+        return false;
+    for (int arg = 0; arg < op->args; arg++)
+        if (im->length[arg] && (ridge_operand_role(&im->call, arg) & RIDGE_IN))
+            fill_operand(c, im, arg, seed, arg == 0);
+    return true;
+}
+
+bool image_upload(const image *im, const ridge_device *device, unsigned char *memory, void *stream)
+{
+    const ridge_backend *b = device->backend;
+    const ridge_op_row *op = ridge_op_table[im->call.op];
+    bool good = true;
+
+    if (!im->periodic)
+        return b->upload(device, memory, im->host, im->bytes) == RIDGE_OK;
+    for (int arg = 0; arg < op->args && good; arg++) {
+        const ridge_operand *operand = &im->call.arg[arg];
+        size_t done, bytes = im->length[arg];
+        int64_t rows, cols;
+
+        if (!bytes || !(ridge_operand_role(&im->call, arg) & RIDGE_IN))
+            continue;
+        op->extent(&im->call, arg, &rows, &cols);
+        done = IMAGE_PERIOD * (size_t)(operand->stride ? operand->stride : cols) * ridge_dtype_size(operand->dtype);
+        done = done < bytes ? done : bytes;
+        good = b->upload(device, memory + im->offset[arg], im->host + im->offset[arg], done) == RIDGE_OK;
+        for (; done < bytes && good; done *= 2)
+            good = b->copy(device, memory + im->offset[arg] + done, memory + im->offset[arg],
+                           done < bytes - done ? done : bytes - done, stream) == RIDGE_OK;
+    }
+    return good;
 }
 
 enum { CHUNK = 1 << 22 };

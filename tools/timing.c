@@ -21,7 +21,9 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
     r->im = im;
     r->pitch = (im->bytes + 255) / 256 * 256;
     r->copies = (int)(cache / r->pitch) + 1;
-    r->copies = r->copies < 2 ? 2 : r->copies > MOST_COPIES ? MOST_COPIES : r->copies;
+    if (r->copies < 2 && r->pitch < 8 * cache) /* larger ones are out of cache anyway when they come round again */
+        r->copies = 2;
+    r->copies = r->copies > MOST_COPIES ? MOST_COPIES : r->copies;
     room = (size_t)(0.3 * (double)device->memory_bytes);
     while (r->copies > 1 && (size_t)r->copies * r->pitch > room)
         r->copies--;
@@ -30,7 +32,7 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
            b->alloc(device, (size_t)r->copies * r->pitch, (void **)&r->memory) == RIDGE_OK &&
            b->alloc(device, (size_t)r->copies * r->pitch, (void **)&r->scratch) == RIDGE_OK &&
            (!workspace_bytes || b->alloc(device, workspace_bytes, &r->workspace) == RIDGE_OK) &&
-           b->upload(device, r->memory, im->host, im->bytes) == RIDGE_OK;
+           image_upload(im, device, r->memory, r->stream);
     for (int i = 0; i < r->copies && good; i++)
         good = (i == 0 ||
                 b->copy(device, r->memory + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK) &&

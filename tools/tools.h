@@ -77,6 +77,8 @@ void case_print(const test_case *c, char *text, size_t size);
 
 /* All operands of a case in one block of memory, with guard bands round each: the host image holds guards, inputs and
  * poisoned outputs; a device copy of it is one upload, and a check of everything is one comparison. */
+enum { IMAGE_PERIOD = 64 };
+
 typedef struct image {
     ridge_call call; /* no pointers; strides set */
     size_t bytes;
@@ -85,6 +87,8 @@ typedef struct image {
     unsigned char *host;
     fill_kind fill;
     bool typical; /* judged as a row of RIDGE_TYPICAL */
+    /* For timing only: the host has the first IMAGE_PERIOD rows of the inputs, and the others repeat them. */
+    bool periodic;
     /* The oracle's float64 reference and bound of every output element; filled on first use, so that it is computed
      * once for all rows and runs of a case. */
     struct image_memo {
@@ -97,6 +101,10 @@ typedef struct image {
 void image_place(const test_case *c, image *im);
 /* Also fills the host block; false if out of memory. */
 bool image_build(const test_case *c, uint64_t seed, image *im);
+/* A periodic one if that saves time and the op's operands allow it. */
+bool image_build_to_time(const test_case *c, uint64_t seed, image *im);
+/* Its bytes on a device. */
+bool image_upload(const image *im, const ridge_device *device, unsigned char *memory, void *stream);
 void image_free(image *im);
 /* Fills an input of a cross entropy op; false if the op is another. */
 bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed);

@@ -1,0 +1,415 @@
+/* gemm_fp8_sm90.cuh: the device side of gemm_fp8 for large m on Hopper: TMA, wgmma, warp-specialised, persistent.
+ *
+ *     fin = fma(rn(sA sB), P_b, fin) over the 128-blocks b of k, ascending; P_b by four wgmma of k 32
+ *
+ * A cluster of CM x CN CTAs takes CM x CN neighbouring tiles. Tiles of one row need the same part of A: each of their
+ * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, and WGS
+ * warpgroups of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an element, two where both
+ * operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its codes and scales (orders
+ * those writes before wgmma's and the warps' reads). empty[s]: the multiplying warps of every CTA that this one writes
+ * to have finished with stage s (orders their reads before the next writes). */
+#ifndef RIDGE_GEMM_FP8_SM90_CUH
+#define RIDGE_GEMM_FP8_SM90_CUH
+
+#include "host.cuh"
+#include "num.cuh"
+#include "wgmma.cuh"
+
+enum { BK = 128, GROUP_ROWS = 8 };
+/* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
+enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
+
+/* Kernels by what they write: bf16 or f32 at aligned addresses and no bias, or anything. The code of a tile's end runs
+ * once a tile, so that it comes from far caches: as little of it as possible. */
+enum { OUT_BF16 = 0, OUT_F32, OUT_ANY };
+
+typedef struct gemm_args {
+    CUtensorMap a, b, d, map_scale_a, map_scale_b;
+    const float *scale_a, *scale_b;
+    int64_t ld_a, ld_b; /* of the scale tables; 0: one scale for the tensor */
+    char *out;
+    const void *bias;
+    int64_t stride;        /* of D, elements */
+    int m, n, blocks;      /* blocks of k */
+    int items_m, items_n;  /* clusters of tiles */
+    int plain;             /* items that one cluster does; the others are shared, in parts of `part` blocks of k, the */
+    uint32_t part, longer; /* first `longer` of one more */
+    float *partial;        /* of items that two clusters share, NULL: none */
+    uint64_t *flag, nonce;
+    int block_a;   /* the scales of A are BLK128 */
+    int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
+    int dtype, aligned, accumulate, bias_f32;
+} gemm_args;
+
+/* Blocks begin .. end - 1 of the tile at row, col. end = 0: there is no more. */
+typedef struct gemm_piece {
+    int row, col, begin, end;
+} gemm_piece;
+
+template <class T, int MODE> struct gemm_memory {
+    uint8_t a[T::STAGES][T::BM * BK];
+    uint8_t b[T::STAGES][T::BN * BK];
+    uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
+    float scale_a[T::STAGES][T::BM];
+    float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
+    uint64_t full[T::STAGES], empty[T::STAGES];
+    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Addresses that a multiplying thread computes once: descriptors of its rows of A and of B in stage 0, full[0], and
+ * empty[0] in the CTA that this lane gives stages back to. */
+typedef struct gemm_places {
+    uint32_t a, b, full, empty; /* a, b: low words */
+    int row;                    /* of A, in the tile */
+    int turn, after;            /* barriers: this warpgroup's turn, the next one's */
+} gemm_places;
+
+/* Which stage is next, and its phase. */
+typedef struct gemm_ring {
+    uint32_t stage, phase;
+} gemm_ring;
+
+template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_ring *at)
+{
+    at->stage = at->stage + 1 == STAGES ? 0 : at->stage + 1;
+    at->phase ^= at->stage == 0;
+}
+
+#include "gemm_fp8_walk.cuh"
+
+/* One thread: the codes, and where TMA can the scales, of every stage. */
+template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
+{
+    const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
+    const uint32_t bytes =
+        T::BM * BK + T::BN * BK + (p.scale_tma ? T::BM * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
+    const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
+    const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
+    gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
+    uint32_t n = 0;
+
+    s->piece[0] = piece;
+    for (int number = 1; piece.end; number++) {
+        const int row = piece.row, col = piece.col;
+
+        s->piece[number % 8] = ahead; /* the next piece; arriving at full publishes it */
+        for (int kb = piece.begin; kb < piece.end; kb++, n++) {
+            const uint32_t stage = n % T::STAGES, full = ptx_shared(&s->full[stage]);
+
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / T::STAGES & 1) ^ 1);
+            ptx_mbarrier_expect(full, bytes);
+            if (T::CN == 1)
+                ptx_tma_load_2d(ptx_shared(s->a[stage]), &p.a, kb * BK, row, full);
+            else
+                ptx_tma_load_2d_multicast(ptx_shared(s->a[stage] + rank_n * (T::BM / T::CN) * BK), &p.a, kb * BK,
+                                          row + rank_n * (T::BM / T::CN), full, same_row);
+            if (T::CM == 1)
+                ptx_tma_load_2d(ptx_shared(s->b[stage]), &p.b, kb * BK, col, full);
+            else
+                ptx_tma_load_2d_multicast(ptx_shared(s->b[stage] + rank_m * (T::BN / T::CM) * BK), &p.b, kb * BK,
+                                          col + rank_m * (T::BN / T::CM), full, same_col);
+            if (MODE != SCALE_LAST && p.scale_tma)
+                ptx_tma_load_2d(ptx_shared(s->scale_a[stage]), &p.map_scale_a, row, kb, full);
+            if (MODE == SCALE_COLUMN && p.scale_tma)
+                ptx_tma_load_2d(ptx_shared(s->scale_b[stage]), &p.map_scale_b, col, kb, full);
+            if (kb == piece.begin) /* many divisions: while the stages are full */
+                later = gemm_piece_at<T>(p, number + 1);
+        }
+        piece = ahead;
+        ahead = later;
+    }
+}
+
+/* One warp, where TMA cannot: the scales of every stage that pass through shared memory. Nothing is shared then. */
+template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
+{
+    const int lane = threadIdx.x % 32;
+    uint32_t n = 0;
+
+    for (int item = blockIdx.x / (T::CM * T::CN); item < p.plain; item += gridDim.x / (T::CM * T::CN)) {
+        int row, col;
+
+        gemm_locate<T>(p, item, &row, &col);
+        for (int kb = 0; kb < p.blocks; kb++, n++) {
+            const uint32_t stage = n % T::STAGES;
+
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / T::STAGES & 1) ^ 1);
+#pragma unroll
+            for (int i = lane; i < T::BM; i += 32) {
+                const int r = min(row + i, p.m - 1);
+
+                ptx_copy_async4(ptx_shared(&s->scale_a[stage][i]),
+                                p.block_a ? p.scale_a + r / 128 * p.ld_a + kb : p.scale_a + kb * p.ld_a + r);
+            }
+            if (MODE == SCALE_COLUMN)
+#pragma unroll
+                for (int i = lane; i < T::BN; i += 32)
+                    ptx_copy_async4(ptx_shared(&s->scale_b[stage][i]), p.scale_b + kb * p.ld_b + min(col + i, p.n - 1));
+            ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
+        }
+    }
+}
+
+/* BLK128 scales of B: a tile touches two blocks of columns at most; lane l holds the two scales of block l of 32 of
+ * k. */
+typedef struct gemm_chunk {
+    float first, second;
+} gemm_chunk;
+
+static __device__ __forceinline__ gemm_chunk gemm_read_chunk(const gemm_args &p, int col, int kb)
+{
+    const int block = min(kb + (int)threadIdx.x % 32, p.blocks - 1), last = (p.n - 1) / 128;
+
+    return (gemm_chunk){p.scale_b[min(col / 128, last) * p.ld_b + block],
+                        p.scale_b[min(col / 128 + 1, last) * p.ld_b + block]};
+}
+
+/* Scales of a block: of this thread's two rows, and of each 64 columns in SCALE_BLOCK. */
+typedef struct gemm_scales {
+    float upper, lower, column[3];
+} gemm_scales;
+
+/* fin = fma(scale, acc, fin), one scale of B for each 64 columns. */
+template <int BN>
+static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, const float *acc, float *fin)
+{
+#pragma unroll
+    for (int c = 0; c < BN / 64; c++) {
+        const float high = v.upper * v.column[c], low = v.lower * v.column[c];
+
+#pragma unroll
+        for (int i = c * 32; i < c * 32 + 32; i++)
+            fin[i] = __fmaf_rn(i & 2 ? low : high, acc[i], fin[i]);
+    }
+}
+
+/* One scale of B for each column. `early`: those of the first EARLY groups of 8, read before. */
+enum { EARLY = 2 };
+
+static __device__ __forceinline__ float2 gemm_column_scales(const float *scale_b, int j)
+{
+    return *(const float2 *)(scale_b + 8 * j + 2 * (threadIdx.x % 4));
+}
+
+template <int BN>
+static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v, const float *scale_b,
+                                                           const float2 *early, const float *acc, float *fin)
+{
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        const float2 w = j < EARLY ? early[j] : gemm_column_scales(scale_b, j);
+
+        fin[4 * j] = __fmaf_rn(v.upper * w.x, acc[4 * j], fin[4 * j]);
+        fin[4 * j + 1] = __fmaf_rn(v.upper * w.y, acc[4 * j + 1], fin[4 * j + 1]);
+        fin[4 * j + 2] = __fmaf_rn(v.lower * w.x, acc[4 * j + 2], fin[4 * j + 2]);
+        fin[4 * j + 3] = __fmaf_rn(v.lower * w.y, acc[4 * j + 3], fin[4 * j + 3]);
+    }
+}
+
+/* One block of k: four matrix instructions, then the promotion. `lane`: which lane of `chunk` has its scales of B. */
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                  const gemm_chunk &chunk, int lane, bool odd, float *fin)
+{
+    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    float acc[T::BN / 2];
+    float2 early[EARLY];
+    gemm_scales v;
+
+    if (MODE == SCALE_BLOCK) {
+        v.column[0] = __shfl_sync(~0u, chunk.first, lane);
+        v.column[2] = T::BN > 128 ? __shfl_sync(~0u, chunk.second, lane) : 0;
+        v.column[1] = T::BN > 128 && odd ? v.column[2] : v.column[0];
+    }
+    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    if (MODE != SCALE_LAST) {
+        v.upper = s->scale_a[stage][at.row];
+        v.lower = s->scale_a[stage][at.row + 8];
+    }
+    if (MODE == SCALE_COLUMN)
+        ptx_barrier_sync(at.turn, 256); /* our turn at the tensor cores */
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 32; k++)
+        wgmma_fp8<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
+    wgmma_commit();
+    if (MODE == SCALE_COLUMN)
+        ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
+    if (MODE == SCALE_COLUMN)
+#pragma unroll
+        for (int j = 0; j < EARLY; j++)
+            early[j] = gemm_column_scales(s->scale_b[stage], j);
+    wgmma_wait();
+    if (MODE == SCALE_COLUMN) {
+        gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
+        __syncwarp(); /* the warp has read its scales */
+    }
+    if (threadIdx.x % 32 < T::CM + T::CN - 1)
+        ptx_mbarrier_arrive_cluster(at.empty + stage * 8); /* the stage goes back */
+    if (MODE == SCALE_BLOCK)
+        gemm_promote_block<T::BN>(v, acc, fin);
+    if (MODE == SCALE_LAST)
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            fin[i] += acc[i];
+    gemm_advance<T::STAGES>(ring);
+}
+
+/* The next piece. The reductions tell the compiler what it cannot see: all lanes have the same. Loops that these values
+ * bound then keep their state in uniform registers. */
+static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *from)
+{
+    gemm_piece piece = *from;
+
+    piece.row = __reduce_max_sync(~0u, piece.row);
+    piece.col = __reduce_max_sync(~0u, piece.col);
+    piece.begin = __reduce_max_sync(~0u, piece.begin);
+    piece.end = __reduce_max_sync(~0u, piece.end);
+    return piece;
+}
+
+/* The blocks of a piece into fin. *next holds the first 32 scales of B when it begins. */
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
+                                                     gemm_ring *ring, const gemm_piece &piece, gemm_chunk *next,
+                                                     float *fin)
+{
+    const bool odd = piece.col & 64;
+
+    for (int kb = piece.begin; kb < piece.end; kb += 32) {
+        const gemm_chunk now = *next;
+        const int count = min(32, piece.end - kb);
+
+        if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
+            *next = gemm_read_chunk(p, piece.col, kb + 32);
+#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4)
+        for (int i = 0; i < count; i++)
+            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, odd, fin);
+    }
+}
+
+/* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
+ * with an address each would spill. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+                                                       int local, int first_row, int first_col, float *fin)
+{
+    const int thread = threadIdx.x % 128;
+    float *columns = s->scale_b[group];
+    const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
+    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
+
+    for (int i = thread; i < T::BN; i += 128)
+        columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* columns before others read them */
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        const float2 v = *(const float2 *)&columns[8 * j + 2 * (thread % 4)];
+
+        fin[4 * j] *= upper * v.x;
+        fin[4 * j + 1] *= upper * v.y;
+        fin[4 * j + 2] *= lower * v.x;
+        fin[4 * j + 3] *= lower * v.y;
+    }
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
+}
+
+#include "gemm_fp8_store.cuh"
+
+#endif
+
+template <class T, int MODE, int FORMATS, int OUT>
+static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const __grid_constant__ gemm_args p)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    gemm_memory<T, MODE> *s = (gemm_memory<T, MODE> *)shared;
+    const int rank = (int)ptx_cluster_rank();
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < T::STAGES; i++) {
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * T::WGS * (T::CM + T::CN - 1));
+        }
+        ptx_mbarrier_fence_init();
+    }
+    ptx_cluster_sync(); /* the mbarriers of all CTAs before anybody uses them */
+    ptx_grid_wait();
+    ptx_grid_release();
+    if (threadIdx.x < 128) {
+        if (T::WGS == 2)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x == 0)
+            gemm_load<T, MODE>(p, s);
+        else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
+            gemm_load_scales<T, MODE>(p, s);
+    } else {
+        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
+        const int thread = threadIdx.x % 128, local = group * 64 + thread / 32 * 16 + thread % 32 / 4;
+        /* stages go back to the CTAs of this one's column, lanes 0 .. CM - 1, then to the others of its row */
+        const int lane = thread % 32, peer = lane < T::CM               ? rank / T::CM * T::CM + lane
+                                             : lane < T::CM + T::CN - 1 ? rank ^ T::CM
+                                                                        : rank;
+        /* through a shuffle: else the compiler computes the descriptors anew for every block of k */
+        const gemm_places at = {__shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * 64 * BK)), 0),
+                                __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), 0),
+                                ptx_shared(&s->full[0]),
+                                ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
+                                local,
+                                1 + group,
+                                group + 1 == T::WGS ? 1 : 2 + group};
+        gemm_chunk chunk = {};
+        gemm_ring ring = {};
+        gemm_piece piece;
+        int number = 0;
+
+        if (T::WGS == 2)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        if (MODE == SCALE_COLUMN && group == T::WGS - 1)
+            ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
+        ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
+        piece = gemm_next_piece(&s->piece[0]);
+        if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
+            ptx_mbarrier_wait(at.full, 0);
+        if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
+            chunk = gemm_read_chunk(p, piece.col, piece.begin);
+        while (piece.end) {
+            const int row = piece.row, col = piece.col, end = piece.end;
+            float fin[T::BN / 2];
+
+            gemm_resume<T>(p, piece.begin, group, fin);
+            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
+            piece = gemm_next_piece(&s->piece[++number % 8]);
+            if (MODE == SCALE_BLOCK)
+                chunk = gemm_read_chunk(p, piece.col, piece.begin);
+            if (end < p.blocks) {
+                gemm_suspend<T>(p, group, fin);
+                continue;
+            }
+            if (MODE == SCALE_LAST)
+                gemm_scale_last<T, MODE>(p, s, group, local, row, col, fin);
+            if (OUT == OUT_BF16)
+                gemm_store_bf16<T, MODE>(p, s, group, row + group * 64, col, fin);
+            else if (OUT == OUT_F32)
+                gemm_store_f32<T>(p, row + group * 64, col, fin);
+            else if (p.dtype == RIDGE_BF16)
+                gemm_store<T, MODE, RIDGE_BF16>(p, s, group, row + group * 64, col, fin);
+            else if (p.dtype == RIDGE_F16)
+                gemm_store<T, MODE, RIDGE_F16>(p, s, group, row + group * 64, col, fin);
+            else
+                gemm_store<T, MODE, RIDGE_F32>(p, s, group, row + group * 64, col, fin);
+        }
+        if (thread == 0)
+            ptx_tma_wait();
+    }
+    ptx_cluster_sync(); /* nobody leaves while another one may write to it */
+#endif
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* gemm_fp8_store.cuh: the last part of a tile of gemm_fp8 on Hopper: bias, accumulation, rounding, and the way out. A
+ * warpgroup holds 64 x BN results as wgmma.cuh has them. Included by gemm_fp8_sm90.cuh. */
+
+template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
+{
+    if (!p.bias || col >= p.n)
+        return 0.0f;
+    return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
+}
+
+/* One element from registers. */
+template <int DTYPE>
+static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int row, int col, float x)
+{
+    const int64_t at = row * p.stride + col;
+
+    if (row >= p.m || col >= p.n)
+        return;
+    num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
+}
+
+/* Results as words of two 16-bit elements, NaN canonical: one look for NaN or infinity a thread. */
+template <int BN, int DTYPE> static __device__ __forceinline__ void gemm_pack(const float *fin, uint32_t *words)
+{
+    uint32_t tail[4] = {0, 0, 0, 0}, taint;
+
+#pragma unroll
+    for (int i = 0; i < BN / 4; i++) {
+        words[i] = num_pack2<DTYPE>(fin[2 * i], fin[2 * i + 1]);
+        tail[i % 4] =
+            DTYPE == RIDGE_BF16 ? ptx_taint_bf16x2(words[i], tail[i % 4]) : ptx_taint_f16x2(words[i], tail[i % 4]);
+    }
+    taint = tail[0] | tail[1] | tail[2] | tail[3];
+    if (taint & 0x7fff7fffu) /* rare */
+#pragma unroll
+        for (int i = 0; i < BN / 4; i++)
+            words[i] = num_canonical<DTYPE>(words[i] & 0xffffu) | num_canonical<DTYPE>(words[i] >> 16) << 16;
+}
+
+/* Through shared memory to a TMA store, which overlaps the next tile. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+                                                         int first_row, int first_col, const uint32_t *words)
+{
+    /* panels of 64 columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8) */
+    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16, swizzle = thread % 32 / 16 ^ row % 8;
+    const uint32_t to = ptx_shared(s->d[group * (T::BN / 64)]) + row * 128;
+
+    if (thread == 0)
+        ptx_tma_wait_read(); /* the previous tile has left shared memory */
+    ptx_barrier_sync(1 + T::WGS + group, 128);
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j += 2)
+        ptx_store_matrix(to + j / 8 * (64 * 128) + (j % 8 ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
+                         words[2 * j + 2], words[2 * j + 3]);
+    ptx_fence_async();
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* all of the panels before TMA reads them */
+    if (thread == 0) {
+        for (int c = 0; c < T::BN / 64; c++)
+            if (first_col + 64 * c < p.n && first_row < p.m)
+                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[group * (T::BN / 64) + c]));
+        ptx_tma_commit();
+    }
+}
+
+/* OUT_BF16 */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+                                                       int first_row, int first_col, const float *fin)
+{
+    uint32_t words[T::BN / 4];
+
+    gemm_pack<T::BN, RIDGE_BF16>(fin, words);
+    gemm_store_panels<T, MODE>(p, s, group, first_row, first_col, words);
+}
+
+/* OUT_F32: from registers, 32 bytes of a row at a time, all of D that is added to in flight at once. */
+template <class T>
+static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, int first_row, int first_col, float *fin)
+{
+    const int thread = threadIdx.x % 128, lane = thread % 32, row = first_row + thread / 32 * 16 + lane / 4;
+    const int col = first_col + 2 * (lane % 4);
+    float2 *upper = (float2 *)((float *)p.out + row * p.stride + col), *lower = upper + 4 * p.stride;
+    float2 old[T::BN / 4];
+
+    if (first_row + 64 > p.m || first_col + T::BN > p.n) {
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            gemm_store_one<RIDGE_F32>(p, row + i % 4 / 2 * 8, col + i / 4 * 8 + i % 2, fin[i]);
+        return;
+    }
+    if (p.accumulate) {
+#pragma unroll
+        for (int j = 0; j < T::BN / 8; j++) {
+            old[2 * j] = upper[4 * j];
+            old[2 * j + 1] = lower[4 * j];
+        }
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            fin[i] += i % 2 ? old[i / 2].y : old[i / 2].x;
+    }
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        upper[4 * j] = make_float2(__uint_as_float(num_canonical_f32(fin[4 * j])),
+                                   __uint_as_float(num_canonical_f32(fin[4 * j + 1])));
+        lower[4 * j] = make_float2(__uint_as_float(num_canonical_f32(fin[4 * j + 2])),
+                                   __uint_as_float(num_canonical_f32(fin[4 * j + 3])));
+    }
+}
+
+/* OUT_ANY: the warpgroup's 64 x BN results. */
+template <class T, int MODE, int DTYPE>
+static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int first_row,
+                                                  int first_col, float *fin)
+{
+    const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
+
+    if (p.bias)
+#pragma unroll
+        for (int j = 0; j < T::BN / 8; j++) {
+            const float x = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair);
+            const float y = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair + 1);
+
+            fin[4 * j] += x;
+            fin[4 * j + 1] += y;
+            fin[4 * j + 2] += x;
+            fin[4 * j + 3] += y;
+        }
+    if constexpr (DTYPE != RIDGE_F32)
+        if (p.aligned && !p.accumulate) {
+            uint32_t words[T::BN / 4];
+
+            gemm_pack<T::BN, DTYPE>(fin, words);
+            gemm_store_panels<T, MODE>(p, s, group, first_row, first_col, words);
+            return;
+        }
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, first_col + 8 * j + 2 * pair + i % 2,
+                                  fin[4 * j + i]);
+}

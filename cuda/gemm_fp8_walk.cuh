@@ -1,0 +1,107 @@
+/* gemm_fp8_walk.cuh: which blocks of k of which items a cluster does. Included by gemm_fp8_sm90.cuh.
+ *
+ * An item is the tiles of one cluster over all of k. Without `partial` cluster c of C does items c, c + C, ... and in
+ * the last round some idle. With it the last C to 2 C items, laid end to end, are cut into C equal pieces: a piece is a
+ * head (the first blocks of an item), perhaps a whole item, and a tail (the last blocks of another). Two clusters share
+ * an item: the one with its head does that first of all and leaves `fin` in `partial`; the one with its tail, the next
+ * cluster, does that last of all and goes on from there. So nobody waits for long, and every element is summed in the
+ * order of k whatever the cuts are: the same bits. Clusters begin in order, as blocks are dispatched, so that the head
+ * of a waiting tail has begun. A flag that holds the launch's nonce says that a head is there; its reader clears it. */
+
+/* The first row and column of this CTA's tile of an item: bundles of GROUP_ROWS rows of items, columns within, so that
+ * what runs at once shares L2. */
+template <class T> static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int item, int *row, int *col)
+{
+    const int bundle = item / (GROUP_ROWS * p.items_n), place = item % (GROUP_ROWS * p.items_n);
+    const int down = min((int)GROUP_ROWS, p.items_m - bundle * GROUP_ROWS), rank = (int)ptx_cluster_rank();
+
+    *row = ((bundle * GROUP_ROWS + place % down) * T::CM + rank % T::CM) * T::BM;
+    *col = (place / down * T::CN + rank / T::CM) * T::BN;
+}
+
+/* Where part c of the shared items begins, in blocks of k: not within 4 blocks of an item's end. */
+static __device__ __forceinline__ uint32_t gemm_cut(const gemm_args &p, uint32_t c)
+{
+    const uint32_t at = p.part * c + min(c, p.longer), inside = at % (uint32_t)p.blocks;
+
+    return inside < 4 ? at - inside : p.blocks - inside < 4 ? at + p.blocks - inside : at;
+}
+
+/* Piece `number` of this CTA, in this order: the head, items c, c + C, .. below `plain`, whole shared items, the tail.
+ */
+template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(const gemm_args &p, int number)
+{
+    const int clusters = (int)gridDim.x / (T::CM * T::CN), c = (int)blockIdx.x / (T::CM * T::CN);
+    const uint32_t from = p.partial ? gemm_cut(p, c) : 0, to = p.partial ? gemm_cut(p, c + 1) : 0;
+    const int tail = (int)(from % p.blocks), head = (int)(to % p.blocks);
+    const int own = (int)(from / p.blocks) + (tail > 0), own_end = (int)(to / p.blocks);
+    const int plain = number - (head > 0), item = c + plain * clusters;
+    const int rounds = (p.plain - c + clusters - 1) / clusters, shared = plain - rounds;
+    gemm_piece piece = {0, 0, 0, p.blocks};
+
+    if (plain < 0) {
+        piece.end = head;
+        gemm_locate<T>(p, p.plain + own_end, &piece.row, &piece.col);
+    } else if (shared < 0) {
+        gemm_locate<T>(p, item, &piece.row, &piece.col);
+    } else if (shared < own_end - own) {
+        gemm_locate<T>(p, p.plain + own + shared, &piece.row, &piece.col);
+    } else if (tail && shared == own_end - own) {
+        piece.begin = tail;
+        gemm_locate<T>(p, p.plain + own - 1, &piece.row, &piece.col);
+    } else {
+        piece.end = 0;
+    }
+    return piece;
+}
+
+/* The place of what a warpgroup of a CTA left. */
+template <class T> static __device__ __forceinline__ int64_t gemm_slot(int block, int group)
+{
+    return (int64_t)block * T::WGS + group;
+}
+
+/* fin of a head, for the next cluster. */
+template <class T> static __device__ __forceinline__ void gemm_suspend(const gemm_args &p, int group, const float *fin)
+{
+    const int64_t slot = gemm_slot<T>((int)blockIdx.x, group);
+    float4 *to = (float4 *)p.partial + slot * (T::BN / 8 * 128) + threadIdx.x % 128;
+
+#pragma unroll
+    for (int i = 0; i < T::BN / 8; i++)
+        to[i * 128] = make_float4(fin[4 * i], fin[4 * i + 1], fin[4 * i + 2], fin[4 * i + 3]);
+    __threadfence();
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* all of it before the flag */
+    if (threadIdx.x % 128 == 0)
+        ptx_store_release(&p.flag[slot], p.nonce);
+}
+
+/* fin at the beginning of a piece: zero, or what the cluster before left. */
+template <class T>
+static __device__ __forceinline__ void gemm_resume(const gemm_args &p, int begin, int group, float *fin)
+{
+    const int64_t slot = gemm_slot<T>((int)blockIdx.x - T::CM * T::CN, group);
+    const float4 *from = (const float4 *)p.partial + slot * (T::BN / 8 * 128) + threadIdx.x % 128;
+
+    if (begin == 0) {
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            fin[i] = 0.0f;
+        return;
+    }
+    if (threadIdx.x % 128 == 0) {
+        while (ptx_load_acquire(&p.flag[slot]) != p.nonce)
+            ;
+        ptx_store_release(&p.flag[slot], 0);
+    }
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* the flag was seen before anybody reads */
+#pragma unroll
+    for (int i = 0; i < T::BN / 8; i++) {
+        const float4 v = from[i * 128];
+
+        fin[4 * i] = v.x;
+        fin[4 * i + 1] = v.y;
+        fin[4 * i + 2] = v.z;
+        fin[4 * i + 3] = v.w;
+    }
+}
