@@ -6,6 +6,8 @@
     xp.empty(like, shape, dtype, ld=None)    new memory beside `like`; ld = the row stride of a matrix
     xp.launch(form, like, values, scratch)   runs it where `like` lives
 """
+import functools
+
 from . import _abi as A
 from ._core import ArgumentError, form
 
@@ -44,6 +46,7 @@ def same_shape(name, got, want):
 # ------------------------------------------------------------------------------------------------------------- SwiGLU
 
 
+@functools.lru_cache(maxsize=1024)  # a quarter of the host time of a call, without it
 def swiglu_form(op, activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, round_gate_bwd, interleaved):
     flags = pick(ACTIVATIONS, activation, "activation") | (A.INTERLEAVED if interleaved else 0)
     flags |= A.ROUND_GATE if round_gate and op == "swiglu_fwd" else 0
