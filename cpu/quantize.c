@@ -240,50 +240,56 @@ static void finish(const quantize_args *a, unsigned mode)
     ridge_fp_end(mode);
 }
 
-/* One scale a row, or one for all: largest magnitudes first, then codes. */
+/* The largest magnitude of all elements. */
+static uint32_t amax_of_all(const quantize_vectors *v, const quantize_args *a)
+{
+    uint32_t all = 0;
+
+#pragma omp parallel for schedule(static) reduction(max : all) if (a->rows * a->cols >= ONE_THREAD)
+    for (int64_t row = 0; row < a->rows; row++) {
+        uint32_t amax = v->amax(a->dtype, a->x + row * a->stride, a->cols);
+        all = amax > all ? amax : all;
+    }
+    return all;
+}
+
+static float reported_amax(uint32_t amax)
+{
+    return ridge_float(amax >= 0x7f800000u ? RIDGE_NAN_F32 : amax);
+}
+
+/* One scale a row, or one for all. What is not given takes the largest magnitudes first, then codes. */
 static void whole(const quantize_vectors *v, const quantize_args *a, const ridge_call *call)
 {
     const bool one = (call->flags & RIDGE_SCALE) == RIDGE_SCALE_TENSOR;
     const float *given = call->arg[RIDGE_QUANTIZE_FP8_GIVEN].data;
     float *amax_out = call->arg[RIDGE_QUANTIZE_FP8_AMAX].data;
-    uint32_t all = 0;
-    float tensor_scale = 1;
+    uint32_t all = one && !given ? amax_of_all(v, a) : 0;
+    const float tensor_scale = one ? given ? *given : block_scale(a, all) : 1;
 
-    if (one && (!given || amax_out)) {
-#pragma omp parallel for schedule(static) reduction(max : all) if (a->rows * a->cols >= ONE_THREAD)
-        for (int64_t row = 0; row < a->rows; row++) {
-            uint32_t amax = v->amax(a->dtype, a->x + row * a->stride, a->cols);
-            all = amax > all ? amax : all;
-        }
-        if (amax_out)
-            *amax_out = ridge_float(all >= 0x7f800000u ? RIDGE_NAN_F32 : all);
-    }
-    if (one) {
-        tensor_scale = given ? *given : block_scale(a, all);
-        if (!given)
-            *a->row.scale = tensor_scale;
-    }
-#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+    if (one && !given)
+        *a->row.scale = tensor_scale;
+#pragma omp parallel reduction(max : all) if (a->rows * a->cols >= ONE_THREAD)
     {
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < a->rows; row++) {
             const unsigned char *x = a->x + row * a->stride;
-            float s = tensor_scale;
+            uint32_t amax = one || given ? 0 : v->amax(a->dtype, x, a->cols), seen;
+            const float s = one ? tensor_scale : given ? given[row] : block_scale(a, amax);
 
-            if (!one) {
-                uint32_t amax = !given || amax_out ? v->amax(a->dtype, x, a->cols) : 0;
-
-                s = given ? given[row] : block_scale(a, amax);
-                if (!given)
-                    a->row.scale[row] = s;
-                if (amax_out)
-                    amax_out[row] = ridge_float(amax >= 0x7f800000u ? RIDGE_NAN_F32 : amax);
-            }
-            v->encode(a, x, ridge_fp8_reciprocal(s), given != NULL, a->row.q + row * a->row.stride);
+            seen = v->encode(a, x, ridge_fp8_reciprocal(s), given != NULL, a->row.q + row * a->row.stride);
+            amax = given ? seen : amax;
+            all = amax > all ? amax : all;
+            if (!one && !given)
+                a->row.scale[row] = s;
+            if (!one && amax_out)
+                amax_out[row] = reported_amax(amax);
         }
         finish(a, mode);
     }
+    if (one && amax_out)
+        *amax_out = reported_amax(all);
 }
 
 static void row_groups(const quantize_vectors *v, const quantize_args *a)
@@ -292,8 +298,8 @@ static void row_groups(const quantize_vectors *v, const quantize_args *a)
     {
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < a->rows; row++)
-            v->row128(a, row);
+        for (int64_t row = 0; row < a->rows; row += QUANTIZE_ROWS)
+            v->row128(a, row, least(QUANTIZE_ROWS, a->rows - row));
         finish(a, mode);
     }
 }

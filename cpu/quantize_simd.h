@@ -413,47 +413,62 @@ static void guard_group(uint32_t dtype, const char *x, uint8_t *q)
     }
 }
 
-static void encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q)
+static uint32_t encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q)
 {
     encoder *encode = pick_encoder(a->dtype, a->e5m2, guard ? CAPPED : ONE);
     _Alignas(64) uint8_t codes[G];
     _Alignas(64) char room[G * 4];
+    uint32_t most = 0;
 
     for (int64_t i = 0; i < a->cols; i += G) {
         const int64_t n = a->cols - i < G ? a->cols - i : G;
         const char *from = whole_group((const char *)x + i * a->size, n, a->size, room);
+        const uint32_t amax = guard ? amax_group(a->dtype, from) : 0;
 
         encode_scaled(encode, from, reciprocal, &reciprocal, codes);
-        if (guard && amax_group(a->dtype, from) >= 0x7f800000u)
+        if (amax >= 0x7f800000u)
             guard_group(a->dtype, from, codes);
+        most = amax > most ? amax : most;
         put(q + i, codes, n, a->stream);
     }
+    return most;
 }
 
-/* Several groups at a time: the codes of one would wait for its amax and two divisions, and with them the group after
- * it, because the processor looks no further than one group ahead. */
-static void row128(const quantize_args *a, int64_t row)
+/* Up to ROWS rows, so that their scales, neighbours in memory, leave as whole lines: one by one they would share few
+ * sets of the caches with those of the other groups, a power of two apart. Several groups at a time: the codes of one
+ * would wait for its amax and two divisions, and with them the group after it, because the processor looks no further
+ * than one group ahead. */
+static void row128(const quantize_args *a, int64_t row, int64_t rows)
 {
-    enum { SOME = 16 };
+    enum { SOME = 16, MOST = 4 * SOME, ROWS = QUANTIZE_ROWS };
     encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
-    const char *x = (const char *)a->x + row * a->stride;
-    uint8_t *q = a->row.q + row * a->row.stride;
-    float *scale = a->row.scale + row, s[SOME], r[SOME];
+    float kept[MOST][ROWS], s[SOME], r[SOME];
     uint32_t amax[SOME] = {0};
     _Alignas(64) uint8_t codes[G];
     _Alignas(64) char room[G * 4];
 
-    for (int64_t begin = 0; begin < a->cols; begin += SOME * G) {
-        const int64_t end = a->cols - begin < SOME * G ? a->cols : begin + SOME * G;
+    for (int64_t first = 0; first < a->cols; first += MOST * G) {
+        const int64_t last = a->cols - first < MOST * G ? a->cols : first + MOST * G;
 
-        for (int64_t col = begin, g = 0; col < end; col += G, g++)
-            amax[g] = amax_group(a->dtype, whole_group(x + col * a->size, end - col, a->size, room));
-        scales_of(a, SOME, amax, s, r);
-        for (int64_t col = begin, g = 0; col < end; col += G, g++) {
-            scale[col / G * a->row.ld] = s[g];
-            encode_scaled(encode, whole_group(x + col * a->size, end - col, a->size, room), s[g], r + g, codes);
-            put(q + col, codes, end - col, a->stream);
+        for (int64_t i = 0; i < rows; i++) {
+            const char *x = (const char *)a->x + (row + i) * a->stride;
+            uint8_t *q = a->row.q + (row + i) * a->row.stride;
+
+            for (int64_t begin = first; begin < last; begin += SOME * G) {
+                const int64_t end = last - begin < SOME * G ? last : begin + SOME * G;
+
+                for (int64_t col = begin, g = 0; col < end; col += G, g++)
+                    amax[g] = amax_group(a->dtype, whole_group(x + col * a->size, end - col, a->size, room));
+                scales_of(a, SOME, amax, s, r);
+                for (int64_t col = begin, g = 0; col < end; col += G, g++) {
+                    kept[(col - first) / G][i] = s[g];
+                    encode_scaled(encode, whole_group(x + col * a->size, end - col, a->size, room), s[g], r + g, codes);
+                    put(q + col, codes, end - col, a->stream);
+                }
+            }
         }
+        for (int64_t col = first; col < last; col += G)
+            memcpy(a->row.scale + col / G * a->row.ld + row, kept[(col - first) / G], (size_t)rows * sizeof(float));
     }
 }
 

@@ -486,7 +486,8 @@ int cmd_test(int argc, char **argv)
     static const struct argp parser = {option_table,
                                        parse_option,
                                        "[OP-PATTERN]",
-                                       "Runs every case through every kernel row and checks its contracts.",
+                                       "Runs every case through every kernel row and checks its contracts; 'exact' in "
+                                       "place of an op: the arithmetic that host and device share.",
                                        NULL,
                                        NULL,
                                        NULL};
@@ -510,8 +511,10 @@ int cmd_test(int argc, char **argv)
             test_op(&o, device, ridge_op_table[op], &t);
             ops++;
         }
-    if (device->backend->exact && !o.op && !o.kernel)
+    if (device->backend->exact && name_matches(o.op, "exact") && !o.kernel) {
         test_exact(&o, device, &t);
+        ops++;
+    }
     if (t.used)
         list_skipped(&o, device, &t);
     printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
