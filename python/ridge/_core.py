@@ -5,6 +5,7 @@ dimensions, pointers, strides and dtypes are packed into it by one struct.pack_i
 list and put back, so that threads never share one.
 """
 import ctypes as C
+import functools
 import os
 import struct
 
@@ -224,15 +225,15 @@ class Form:
         self.free = []
         self.need = {}  # (device, dimensions, dtypes) -> workspace bytes
 
-    def _take(self):
-        try:
-            return self.free.pop()
-        except IndexError:
-            buffer = C.create_string_buffer(self.image, len(self.image))
-            return buffer, C.addressof(buffer)
+    def _new(self):
+        buffer = C.create_string_buffer(self.image, len(self.image))
+        return buffer, C.addressof(buffer)
 
     def run(self, device, values, workspace, workspace_bytes, stream):
-        taken = self._take()
+        try:
+            taken = self.free.pop()
+        except IndexError:
+            taken = self._new()
         self.pack(taken[0], _DIM, *values)
         status = _run(device.handle, taken[1], workspace, workspace_bytes, stream)
         self.free.append(taken)
@@ -254,13 +255,7 @@ class Form:
         return need
 
 
-_forms = {}
-
-
+@functools.lru_cache(maxsize=4096)
 def form(op, flags=0, options=()):
     """The Form of an op; options is a tuple of (name, value)."""
-    key = (op, flags, options)
-    found = _forms.get(key)
-    if found is None:
-        found = _forms[key] = Form(op, flags, options)
-    return found
+    return Form(op, flags, options)

@@ -57,6 +57,8 @@ def swiglu_form(op, activation, gate_mul, down_mul, alpha, up_offset, limit, rou
 
 def gate_and_up(xp, gate, up, interleaved):
     """Operands of gate and up: two tensors, the halves of one, or one that interleaves them."""
+    if not len(gate.shape):
+        raise ArgumentError("gate has no dimensions")
     t, stride = xp.matrix(gate)
     if up is not None:
         u, up_stride = xp.matrix(up)
@@ -132,11 +134,17 @@ def fp8_empty(xp, like, rows, cols, dtype):
     return xp.empty(like, (rows, cols), dtype, (cols + 15) // 16 * 16)
 
 
+@functools.lru_cache(maxsize=256)
+def quantize_form(op, table, name, what, pow2, floor):
+    """(mode, its Form)"""
+    mode = pick(SCALES if table == "scale" else DUALS, name, what)
+    return mode, form(op, mode | (A.POW2 if pow2 else 0), (("floor", float(floor)),))
+
+
 def quantize_fp8(xp, x, scale, dtype, pow2, floor, given, want_amax):
     """(codes, scales, amax)"""
     rows, cols = two_dims("x", x)
-    mode = pick(SCALES, scale, "scale")
-    f = form("quantize_fp8", mode | (A.POW2 if pow2 else 0), (("floor", float(floor)),))
+    mode, f = quantize_form("quantize_fp8", "scale", scale, "scale", pow2, floor)
     x, stride = xp.matrix(x)
     q = fp8_empty(xp, x, rows, cols, dtype)
     shape, ld = scale_shape(mode, rows, cols)
@@ -159,8 +167,7 @@ def q_stride(xp, q):
 def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
     """(codes, scales, codes of the transpose, its scales, column sums)"""
     rows, cols = two_dims("x", x)
-    mode = pick(DUALS, dual, "form")
-    f = form("quantize_fp8_dual", mode | (A.POW2 if pow2 else 0), (("floor", float(floor)),))
+    mode, f = quantize_form("quantize_fp8_dual", "form", dual, "form", pow2, floor)
     x, stride = xp.matrix(x)
     q, q_t = fp8_empty(xp, x, rows, cols, dtype), fp8_empty(xp, x, cols, rows, dtype)
     one, two = dual.split("_")

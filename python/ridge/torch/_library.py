@@ -36,8 +36,12 @@ SWIGLU = "Tensor gate, Tensor? up, Tensor? row_scale, str activation, float[] op
 
 @_define(f"swiglu({SWIGLU}) -> Tensor")
 def swiglu(xp, gate, up, row_scale, activation, options, round_gate, round_gate_bwd, interleaved):
-    same_device(gate, up, row_scale)
     f = ops.swiglu_form("swiglu_fwd", activation, *options, round_gate, False, interleaved)
+    if row_scale is None and up is not None and xp.packed:
+        out = xp.packed(f, gate, up)
+        if out is not None:
+            return out
+    same_device(gate, up, row_scale)
     return ops.swiglu_fwd(xp, f, gate, up, row_scale, interleaved)
 
 
