@@ -39,7 +39,7 @@ def rows_of(shape):
 
 
 def same_shape(name, got, want):
-    if tuple(got) != tuple(want):
+    if got != want and tuple(got) != tuple(want):
         raise ArgumentError(f"{name} has shape {list(got)}, not {list(want)}")
 
 
@@ -125,9 +125,10 @@ def scale_shape(mode, rows, cols):
 
 
 def two_dims(name, t):
-    if len(t.shape) != 2:
-        raise ArgumentError(f"{name} has shape {list(t.shape)}, not two dimensions")
-    return t.shape
+    shape = t.shape
+    if len(shape) != 2:
+        raise ArgumentError(f"{name} has shape {list(shape)}, not two dimensions")
+    return shape
 
 
 def fp8_empty(xp, like, rows, cols, dtype):
@@ -156,7 +157,7 @@ def quantize_fp8(xp, x, scale, dtype, pow2, floor, given, want_amax):
     values = (rows, cols, 0, 0, 0, 0, *xp.operand(x, stride), *xp.operand(q, q_stride(xp, q)))
     for t in (scales, given, amax):
         values += xp.operand(t, ld or 0) if t is not None else ABSENT
-    xp.launch(f, x, values, True)
+    xp.launch(f, x, values, mode == A.SCALE_TENSOR)
     return q, scales if given is None else given, amax
 
 
@@ -177,7 +178,7 @@ def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
     colsum = xp.empty(x, (cols,), A.F32) if want_colsum else None
     xp.launch(f, x, (rows, cols, 0, 0, 0, 0, *xp.operand(x, stride), *xp.operand(q, q_stride(xp, q)),
                      *xp.operand(scale, ld or 0), *xp.operand(q_t, q_stride(xp, q_t)), *xp.operand(scale_t, ld_t or 0),
-                     *(xp.operand(colsum, 0) if want_colsum else ABSENT)), True)
+                     *(xp.operand(colsum, 0) if want_colsum else ABSENT)), want_colsum)
     return q, scale, q_t, scale_t, colsum
 
 
@@ -186,7 +187,8 @@ def gemm_operand(xp, name, t, scale, mode, k):
     if cols != k:
         raise ArgumentError(f"{name} has {cols} columns, not {k}: both operands have the contraction last")
     shape, _ = scale_shape(mode, rows, cols)
-    same_shape(f"scale_{name}", scale.shape if len(scale.shape) else (1,), shape)
+    if scale.shape != shape:
+        same_shape("scale_" + name, scale.shape if len(scale.shape) else (1,), shape)
     t, stride = xp.matrix(t)
     if len(shape) == 2:
         scale, scale_stride = xp.matrix(scale)

@@ -1,5 +1,7 @@
 """The numpy functions against float64: that every operand, option and layout reaches the library in its place. The kernels'
 own numerics are `ridge test`'s business."""
+import struct
+
 import numpy as np
 import pytest
 import ridge
@@ -107,6 +109,29 @@ def test_q8_0():
     assert np.array_equal(got, ridge.q8_0_matmul(x, codes, scales))
     assert np.abs(got - x @ w.T).max() < 0.5
     assert ridge.q8_0_matmul(x.astype(BF16), codes, scales, out_dtype="bf16").dtype == BF16
+
+
+def test_read_gguf(tmp_path):
+    """A minimal GGUF file of one Q8_0 tensor; the format's rules are ridge_io's own tests' business."""
+    from ridge import _io
+    try:
+        _io._library()
+    except ImportError as error:
+        pytest.skip(str(error))
+    blocks = ridge.q8_0_quantize(normal(6, 64))
+    text = b"w.weight"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(text)) + text
+    head += struct.pack("<IQQIQ", 2, 64, 6, 8, 0)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head + bytes(-len(head) % 32) + blocks.tobytes())
+    assert np.array_equal(_io.read_q8_0(path, "w.weight"), blocks)
+    with _io.File(path) as file:
+        assert file.names() == ["w.weight"]
+    with pytest.raises(ridge.ArgumentError, match="no tensor 'x'"):
+        _io.read_q8_0(path, "x")
+    path.write_bytes(b"GGUF nonsense")
+    with pytest.raises(ridge.FileError, match="m.gguf"):
+        _io.read_q8_0(path, "w.weight")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -16,6 +16,7 @@ __all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch
            "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu"]
 _on_tensors = Arrays()
 _op = torch.ops.ridge
+_Tensor = torch.Tensor
 
 
 def _call(function, op, tensors, args):
@@ -32,6 +33,10 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
     up_offset are gpt-oss's, row_scale [..] f32 multiplies rows (a mixture's weights). round_gate rounds act(gate) to the
     dtype first, forward and backward, as PyTorch's own two kernels do.
     """
+    if type(gate) is _Tensor and type(up) is _Tensor and row_scale is None and plain():  # the usual call, shortest
+        if not (torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)):
+            return L.swiglu(_on_tensors, gate, up, None, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate,
+                            round_gate, interleaved)
     args = (gate, up, row_scale, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate,
             interleaved)
     if not plain(gate, up, row_scale):
