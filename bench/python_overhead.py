@@ -97,7 +97,7 @@ def main():
                 print(f"left out: {op} {problem} {name}: {str(error)[:140]}")
                 continue
             t = results[name] = host_us(call, sync)
-            rows.append(dict(base, op=op, problem=f"host us: {problem}", provider=name, kernel="python", us=statistics.median(t),
+            rows.append(dict(base, op="host_call", problem=f"op={op} {problem}", provider=name, kernel="python", us=statistics.median(t),
                              us_p20=t[len(t) // 5], us_p80=t[-1 - len(t) // 5]))
         line = "  ".join(f"{name} {statistics.median(t):.2f}" for name, t in results.items())
         if "ctypes" in results and "ridge" in results:

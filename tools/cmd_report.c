@@ -347,6 +347,24 @@ static bool op_section(FILE *to, const measured_list *all, const char *op)
     return good;
 }
 
+/* Loss curves of the device's training runs. */
+static bool losses(FILE *to, const record *at, int count, const char *device)
+{
+    bool good = true;
+
+    for (int i = 0; i < count && good; i++) {
+        int first = 0;
+
+        if (strcmp(at[i].op, "train_loss") || strcmp(at[i].device, device))
+            continue;
+        while (strcmp(at[first].op, "train_loss") || strcmp(at[first].run, at[i].run))
+            first++;
+        if (first == i)
+            good = figure(to, plot_losses(at, count, at[i].run), "Loss against step");
+    }
+    return good;
+}
+
 static bool device_section(FILE *to, const record *at, int count, const char *device)
 {
     measured_list list = measured_on(at, count, device);
@@ -372,6 +390,7 @@ static bool device_section(FILE *to, const record *at, int count, const char *de
         if (first == i)
             good = op_section(to, &list, list.at[i].ridge->op);
     }
+    good = good && losses(to, at, count, device);
     free(list.at);
     return good;
 }

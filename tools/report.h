@@ -29,6 +29,9 @@ char *plot_bars(const measured_list *list, int first, int count, const char *tit
 /* us against the tokens of a decoding problem: list holds problems that differ in `axis` alone. */
 char *plot_decode(const measured_list *list, const char *axis, const char *title);
 
+/* The losses of one run of bench/train_llama.py (records of op train_loss), a line for each provider. */
+char *plot_losses(const record *at, int count, const char *run);
+
 /* The value of "name=" in a problem text, or -1. */
 double problem_value(const char *problem, const char *name);
 /* The problem without the words that `common` has (space-separated, as problem_common writes them). */

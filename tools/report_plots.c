@@ -311,12 +311,16 @@ static void bar_data(FILE *to, const measured_list *list, int first, int count, 
             const record *r = list->at[i].by[j];
             double unit = list->at[i].ridge->us;
 
-            if (strcmp(r->provider, provider) == 0)
-                fprintf(to, "%g %d %g %g \"%.*f us\"\n", r->us / unit, y + 1 + j, low_of(r) / unit, high_of(r) / unit,
-                        r->us < 10    ? 2
-                        : r->us < 100 ? 1
-                                      : 0,
-                        r->us);
+            if (strcmp(r->provider, provider))
+                continue;
+            fprintf(to, "%g %d %g %g ", r->us / unit, y + 1 + j, low_of(r) / unit, high_of(r) / unit);
+            if (r->us >= 1e4)
+                fprintf(to, "\"%.1f ms", r->us * 1e-3);
+            else
+                fprintf(to, "\"%.*f us", r->us < 10 ? 2 : r->us < 100 ? 1 : 0, r->us);
+            if (r->peak_bytes > 0)
+                fprintf(to, ", %.0f MiB", r->peak_bytes / (1 << 20));
+            fputs("\"\n", to);
         }
 }
 
@@ -419,6 +423,49 @@ char *plot_decode(const measured_list *list, const char *axis, const char *title
     }
     if (floor)
         fprintf(to, ", $p%d with lines dt 2 lc rgb '#333333' title 'measured floor'", names);
+    fputs("\n", to);
+    fclose(to);
+    return script;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- losses
+ */
+
+char *plot_losses(const record *at, int count, const char *run)
+{
+    const char *name[REPORT_PROVIDERS];
+    int names = 0;
+    char *script = NULL;
+    size_t size;
+    FILE *to = open_memstream(&script, &size);
+
+    if (!to)
+        return NULL;
+    start(to, 380, "Loss against step");
+    fputs("set xlabel 'step'\nset key inside top right Left reverse samplen 2\n", to);
+    for (int i = 0; i < count; i++) {
+        int k = 0;
+
+        if (strcmp(at[i].op, "train_loss") || strcmp(at[i].run, run))
+            continue;
+        while (k < names && strcmp(name[k], at[i].provider))
+            k++;
+        if (k == names && names < REPORT_PROVIDERS)
+            name[names++] = at[i].provider;
+    }
+    for (int k = 0; k < names; k++) {
+        fprintf(to, "$p%d << END\n", k);
+        for (int i = 0; i < count; i++)
+            if (!strcmp(at[i].op, "train_loss") && !strcmp(at[i].run, run) && !strcmp(at[i].provider, name[k]))
+                fprintf(to, "%g %g\n", problem_value(at[i].problem, "step"), at[i].err);
+        fputs("END\n", to);
+    }
+    fputs("plot ", to);
+    for (int k = 0; k < names; k++) {
+        fprintf(to, "%s$p%d with lines lw 2 dt %d lc rgb '%s' title ", k ? ", " : "", k, k % 4 + 1,
+                colour_of(name[k], k + 1));
+        quote(to, name[k]);
+    }
     fputs("\n", to);
     fclose(to);
     return script;
