@@ -1,6 +1,6 @@
 """peers.py: ridge beside what people use today, in one process, on the same tensors, interleaved.
 
-    python3 bench/peers.py [--suite swiglu] [--csv FILE] [--commit ID] [--kernels]
+    python3 bench/peers.py [--suite swiglu] [--lib build/libridge.so] [--csv FILE] [--commit ID] [--kernels]
 
 Every provider is captured into a CUDA graph of one call per set of buffers (enough sets that the L2 holds none when its
 turn comes) and replayed; every round replays every provider once; reported are the median and the 20/80 percentiles of the
@@ -11,29 +11,13 @@ import argparse, datetime, importlib, itertools, math, os, statistics, sys
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-import ridge
-from ridge import _abi as A
-from ridge import _core
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import ridge_ctypes as R
 
 COLUMNS = ("run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,floor_us,err,"
            "peak_bytes").split(",")
 CACHE = 4 * 60e6  # bytes that a rotation must exceed: four times the largest L2 of Hopper
 SHAPES = [(64, 14336), (1024, 14336), (2048, 14336)] + [(8192, n) for n in (4096, 11008, 14336, 18944, 28672, 29568, 53248)]
-
-
-def ridge_call(op, dims, dtype, pointers, kernel=None):
-    """A call of packed operands of one dtype in the order of their slots."""
-    call = ridge.new_call(op, kernel=kernel)
-    call.dim[:len(dims)] = dims
-    for i, pointer in enumerate(pointers):
-        call.arg[i] = _core.Operand(pointer, 0, dtype, 0)
-    return call
-
-
-def runnable(device, call):
-    """Names of the rows that can run this call."""
-    return [line[2:].split()[0] for line in device.explain(call).splitlines()[1:] if "can run" in line]
 
 
 def optional(name):
@@ -87,7 +71,7 @@ def swiglu_tensors(rows, cols, count):
     return [[torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16) for _ in range(count)] for _ in range(sets)]
 
 
-def swiglu_suite(device, all_kernels):
+def swiglu_suite(lib, all_kernels):
     liger = optional("liger_kernel.ops.swiglu")
 
     def fwd_math(a, b):
@@ -112,21 +96,21 @@ def swiglu_suite(device, all_kernels):
         finally:
             liger._should_tile = before
 
-    def ours(op, rows, cols, pointers):
+    def ridge(op, rows, cols, pointers):
         stream = lambda: torch.cuda.current_stream().cuda_stream
-        make = lambda t, kernel=None: ridge_call(op, (rows, cols), A.BF16, [t[i].data_ptr() for i in pointers], kernel)
-        return make, lambda call: device.run(call, stream=stream())
+        make = lambda t, kernel=None: lib.call(op, (rows, cols), R.BF16, [t[i].data_ptr() for i in pointers], kernel)
+        return make, lambda call: lib.run(call, stream())
 
     for backward, (rows, cols) in itertools.product((False, True), SHAPES):
         sets = swiglu_tensors(rows, cols, 5 if backward else 3)
-        op = "swiglu_bwd" if backward else "swiglu_fwd"
+        op = R.SWIGLU_BWD if backward else R.SWIGLU_FWD
         order = (0, 1, 2, 3, 4) if backward else (0, 1, 2)
-        make, run = ours(op, rows, cols, order)
+        make, run = ridge(op, rows, cols, order)
         probe = make(sets[0])
-        picked = device.pick(probe)
+        picked = lib.pick(probe)
         kernels = {"ridge": picked}
         if all_kernels:
-            kernels |= {f"ridge:{name}": name for name in runnable(device, probe) if name != picked}
+            kernels |= {f"ridge:{name}": name for name in lib.runnable(probe) if name != picked}
         providers = {}
         for name, kernel in kernels.items():
             ready = {id(t): make(t, kernel) for t in sets}
@@ -160,7 +144,7 @@ def swiglu_suite(device, all_kernels):
             for t in sets:  # what Liger overwrites starts as good data
                 t[3].normal_(), t[4].normal_()
         size = rows * cols
-        yield dict(op=op, problem=f"rows={rows} cols={cols} dtype=bf16",
+        yield dict(op="swiglu_bwd" if backward else "swiglu_fwd", problem=f"rows={rows} cols={cols} dtype=bf16",
                    bytes=2 * size * (5 if backward else 3), flops=size * (11 if backward else 5), sets=sets,
                    providers=providers, error=error)
         del sets, flat, providers
@@ -194,12 +178,13 @@ def measure(problem, rounds):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--suite", default="swiglu", choices=SUITES)
+    parser.add_argument("--lib", default="build/libridge.so")
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--kernels", action="store_true", help="every row of ridge that can run, not only the one picked")
     args = parser.parse_args()
-    device = ridge.Device("cuda")
+    lib = R.Library(args.lib, "cuda")
     torch._dynamo.config.recompile_limit = 64
     now = datetime.datetime.now(datetime.timezone.utc)
     base = dict(run=now.strftime("%Y%m%dT%H%M%S") + f"-peers{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -216,7 +201,7 @@ def main():
         if new:
             out.write(",".join(COLUMNS) + "\n")
     ratios = {}
-    for problem in SUITES[args.suite](device, args.kernels):
+    for problem in SUITES[args.suite](lib, args.kernels):
         times, errors = measure(problem, args.rounds)
         floor = statistics.median(times["copy"]) if "copy" in times else math.nan
         line = f"{problem['op']:11s} {problem['problem']:36s}"
