@@ -126,7 +126,13 @@ def train(provider, args, tokens):
         if device == "cuda":
             marks[-1].record()
 
+    profile = None
     for step in range(args.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = args.lr * min(1.0, (step + 1) / args.warmup)
+        if args.profile and step == args.steps - 2:
+            profile = torch.profiler.profile(activities=list(torch.profiler.supported_activities()))
+            profile.start()
         part = tokens[step * args.tokens:(step + 1) * args.tokens + 1]
         x, y = part[:-1].view(rows, -1), part[1:].reshape(-1)
         mark()
@@ -140,6 +146,10 @@ def train(provider, args, tokens):
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
     mark()
+    if profile:
+        torch.cuda.synchronize()
+        profile.stop()
+        print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=24, max_name_column_width=70))
     peak = 0
     if device == "cuda":
         torch.cuda.synchronize()
@@ -159,6 +169,8 @@ def main():
                           ("heads", 32), ("kv", 8), ("vocab", 128256)):
         integer(f"--{name}", default=default)
     parser.add_argument("--lr", type=float, default=3e-4)
+    integer("--warmup", default=10, help="steps over which the learning rate rises to its value")
+    parser.add_argument("--profile", action="store_true", help="the kernels of the last two steps")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--providers", default="torch,torch-again,ridge,ridge-fp8")
