@@ -251,6 +251,8 @@ class Form:
         key = (device.handle, values[:6], values[8::3])
         need = self.need.get(key)
         if need is None:
+            if len(self.need) > 10000:  # ever new shapes
+                self.need.clear()
             need = self.need[key] = device.workspace_bytes(self.call(values))
         return need
 

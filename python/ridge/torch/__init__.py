@@ -8,8 +8,9 @@ import torch
 
 from .. import _core  # noqa: F401: a missing library is reported before anything else
 from .._core import ArgumentError
+from .._ops import swiglu_form
 from . import _library as L
-from ._arrays import Arrays, plain
+from ._arrays import Arrays, plain, swiglu_packed
 from ._functions import LinearCE, LinearCERows, SwiGLU
 
 __all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul", "q8_0_quantize",
@@ -35,8 +36,10 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
     """
     if type(gate) is _Tensor and type(up) is _Tensor and row_scale is None and plain():  # the usual call, shortest
         if not (torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)):
-            return L.swiglu(_on_tensors, gate, up, None, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate,
-                            round_gate, interleaved)
+            out = swiglu_packed(swiglu_form("swiglu_fwd", activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, False,
+                                            interleaved), gate, up)
+            if out is not None:
+                return out
     args = (gate, up, row_scale, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate,
             interleaved)
     if not plain(gate, up, row_scale):

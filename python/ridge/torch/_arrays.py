@@ -88,15 +88,15 @@ def _launch(on, f, like, values, index):
 
 def swiglu_packed(f, gate, up):
     """ops.swiglu_fwd for the usual case, in half its host time: two packed tensors alike on one device. None if they are not."""
-    index = gate.get_device()
-    if not (gate.is_contiguous() and up.is_contiguous() and gate.shape == up.shape and gate.dtype is up.dtype and
+    index, shape, dtype = gate.get_device(), gate.shape, gate.dtype
+    if not (gate.is_contiguous() and up.is_contiguous() and shape == up.shape and dtype is up.dtype and
             index == up.get_device() and (index >= 0 or gate.is_cpu)):
         return None
-    number, count, on = NUMBERS.get(gate.dtype), gate.numel(), _devices.get(index)
-    if not (number and count and on and gate.dim()):
+    number, count, on = NUMBERS.get(dtype), gate.numel(), _devices.get(index)
+    if not (number and count and on and shape):
         return None
     out = torch.empty_like(gate)
-    cols = gate.shape[-1]
+    cols = shape[-1]
     values = (count // cols, cols, 0, 0, 0, 0, gate.data_ptr(), 0, number, up.data_ptr(), 0, number, out.data_ptr(), 0, number,
               0, 0, 0)
     if index < 0:
