@@ -104,7 +104,8 @@ def swiglu_bwd(xp, f, dout, gate, up, row_scale, interleaved, want_drow):
         dg = (dg[0], 2 * cols, dg[2])
         du = (dg[0] + cols * xp.itemsize(dgate), 2 * cols, dg[2])
     drow = xp.empty(gate, gate.shape[:-1], A.F32) if want_drow else None
-    scale = xp.operand(xp.vector(row_scale), 0) if row_scale is not None else ABSENT
+    row_scale = xp.vector(row_scale) if row_scale is not None else None  # a copy lives until the launch
+    scale = xp.operand(row_scale, 0) if row_scale is not None else ABSENT
     xp.launch(f, gate, (rows_of(gate.shape), cols, 0, 0, 0, 0, *xp.operand(dout, stride), *g, *u, *dg, *du, *scale,
                         *(xp.operand(drow, 0) if want_drow else ABSENT)))
     return dgate, dup, drow
@@ -271,7 +272,8 @@ def rms_norm(xp, x, weight, eps):
     x2, stride = xp.matrix(x)
     v = xp.operand(x2, stride)
     out = xp.empty(x, x.shape, v[2])
-    w = xp.operand(xp.vector(weight), 0) if weight is not None else ABSENT
+    weight = xp.vector(weight) if weight is not None else None
+    w = xp.operand(weight, 0) if weight is not None else ABSENT
     xp.launch(form("rms_norm", 0, (("eps", float(eps)),)), x, (rows_of(x.shape), x.shape[-1], 0, 0, 0, 0, *v, *w,
                                                               *xp.operand(out, 0)))
     return out

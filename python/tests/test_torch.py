@@ -1,5 +1,7 @@
 """ridge.torch against float64 PyTorch: every option, gradients, and every way in which PyTorch calls an op. Runs on the CPU and,
 where there is one, on the GPU; an op without a CUDA kernel in this build is skipped with the library's reason."""
+import struct
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -211,6 +213,8 @@ def test_ce_frozen_and_ignored(device, needs):
     both[0].grad = both[1].grad = None
     loss.backward()
     assert loss.item() == 0 and not both[0].grad.any() and not both[1].grad.any()
+    assert R.linear_cross_entropy(*both, torch.full_like(t, -100), nan_if_empty=True).isnan()
+    assert torch.equal(R.linear_cross_entropy(x, w, t, nan_if_empty=True), R.linear_cross_entropy(x, w, t))
 
 
 def test_ce_second_backward_and_accumulation(device, needs):
@@ -342,7 +346,14 @@ def test_fp8_linear_main_grad(device, needs):
 # --------------------------------------------------------------------------------------------------------------- Q8_0
 
 
-def test_q8_0(device, needs):
+def write_gguf(path, blocks):
+    """A GGUF file of one Q8_0 tensor "w"."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQQIQ", 1, b"w", 2, blocks.shape[1] // 34 * 32, len(blocks), 8, 0)
+    path.write_bytes(head + bytes(-len(head) % 32) + blocks.tobytes())
+    return path
+
+
+def test_q8_0(device, needs, tmp_path):
     w, x = torch.randn(96, 256, device=device), torch.randn(5, 256, device=device)
     blocks = R.q8_0_quantize(w)
     codes, scales = R.q8_0_repack(blocks)
@@ -354,7 +365,13 @@ def test_q8_0(device, needs):
     y = layer(torch.cat([x] * 7)[None])  # 35 tokens: three calls
     assert y.shape == (1, 35, 96) and rms(y, linear(torch.cat([x] * 7)[None])) < 0.02
     assert torch.equal(y[0, :5], y[0, 30:])
-    assert layer.to(torch.bfloat16).scales.dtype == torch.float16 or layer.scales.dtype == torch.bfloat16
+    try:
+        path = write_gguf(tmp_path / "m.gguf", R.q8_0_quantize(linear.weight.detach().cpu()).numpy())
+        assert torch.equal(R.Q8_0Linear.from_gguf(path, "w", device)(x), R.Q8_0Linear.from_gguf(path, "w").to(device)(x))
+        near(R.Q8_0Linear.from_gguf(path, "w", device)(x) + linear.bias, layer(x), 1e-6)
+    except ImportError as error:
+        pytest.skip(str(error))
+    near(layer.to(torch.bfloat16)(x.bfloat16()), linear(x), 5e-2, 0.2)
 
 
 # ------------------------------------------------------------------------------------------ how PyTorch calls the ops

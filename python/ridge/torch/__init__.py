@@ -52,14 +52,15 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
 
 def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=None, size_average=None, ignore_index=-100,
                          reduce=None, reduction="mean", label_smoothing=0.0, *, softcap=0.0, temperature=1.0,
-                         lse_square_scale=0.0):
+                         lse_square_scale=0.0, nan_if_empty=False):
     """F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...) without the logits.
 
     input [.., hidden], linear_weight [vocab, hidden] of the same dtype (under autocast both are cast to its dtype), target
     [..] of class indices; weight [vocab] are class weights; the rest are torch.nn.functional.cross_entropy's arguments and
     defaults. softcap s: logits s tanh(logits / s); then / temperature; lse_square_scale adds that times logsumexp^2 (z-loss).
     The loss is f32. With "mean" and "sum" the gradients are made in the forward call; without grad only the loss is.
-    Unlike PyTorch, a mean over no rows is 0, and a target out of range makes the loss NaN instead of an assertion.
+    Unlike PyTorch, a mean over no rows is 0 (NaN with nan_if_empty), and a target out of range makes the loss NaN instead of an
+    assertion.
     """
     if size_average is not None or reduce is not None:
         raise ArgumentError("size_average and reduce are deprecated in PyTorch and not supported: use reduction")
@@ -86,6 +87,8 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
         loss = LinearCERows.apply(*args) if here else _op.linear_ce_eval(*args, True)[0]
     else:
         loss = LinearCE.apply(*args) if here else _op.linear_ce_train(*args, *want)[0]
+    if reduction == "mean" and nan_if_empty:
+        loss = torch.where((t != ignore_index).any(), loss, float("nan"))
     return loss.view(target.shape) if reduction == "none" else loss
 
 

@@ -83,7 +83,7 @@ class Q8_0Linear(torch.nn.Module):
         codes, scales = torch.ops.ridge.q8_0_repack(blocks)
         self.in_features, self.out_features = codes.shape[1], codes.shape[0]
         self.register_buffer("codes", codes)
-        self.register_buffer("scales", scales)
+        self.register_buffer("scales", scales.view(torch.int16))  # bits of f16, so that .to(dtype) leaves them alone
         self.bias = bias
 
     @classmethod
@@ -99,11 +99,11 @@ class Q8_0Linear(torch.nn.Module):
 
     def forward(self, x):
         two = x.reshape(-1, x.shape[-1])
-        op, parts = torch.ops.ridge.q8_0_matmul, []
+        op, parts, scales = torch.ops.ridge.q8_0_matmul, [], self.scales.view(torch.float16)
         for at in range(0, two.shape[0], 16):
             part = two[at:at + 16]
-            parts.append(L.q8_0_matmul(_on_tensors, part, self.codes, self.scales, x.dtype) if plain(x) else
-                         op(part, self.codes, self.scales, x.dtype))
+            parts.append(L.q8_0_matmul(_on_tensors, part, self.codes, scales, x.dtype) if plain(x) else
+                         op(part, self.codes, scales, x.dtype))
         if not parts:
             return x.new_empty(*x.shape[:-1], self.out_features)
         out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], self.out_features)
