@@ -95,11 +95,6 @@ RIDGE_API const ridge_type_info *ridge_type_query(uint32_t type);
  * RIDGE_ERR_ARG (NULL, count), RIDGE_ERR_UNSUPPORTED (type). */
 RIDGE_API ridge_status ridge_dequantize(uint32_t type, const void *from, int64_t count, float *to);
 
-/* `count` f32 (a multiple of 32) as Q8_0 blocks of 34 bytes, byte for byte what ggml's reference gives for finite
- * input. A block with an infinity gets d = inf, one with a NaN gets d = NaN (7E00), both all codes 0; ggml leaves these
- * open. Errors: RIDGE_ERR_ARG (NULL, count). */
-RIDGE_API ridge_status ridge_quantize_q8_0(const float *from, int64_t count, void *to);
-
 /* --------------------------------------------------------------------------------------------------------- reading */
 
 enum { RIDGE_MAX_RANK = 8 };

@@ -1,4 +1,4 @@
-/* dequantize.c: element and block types to f32, and f32 to Q8_0.
+/* dequantize.c: element and block types to f32.
  *
  * A block is taken apart in two steps. Unpacking is integer work: it gives one int8 code an element, and one f32 scale
  * and minimum a group. Then one loop serves all block types: value = scale * code + min, two roundings, never fused
@@ -17,7 +17,7 @@
 #error "ridge reads little-endian formats on little-endian machines"
 #endif
 
-enum { SUPER = 256, Q8_BLOCK = 32, Q8_BYTES = 34 };
+enum { SUPER = 256 };
 
 typedef struct unpacked {
     float scale[16], min[16];
@@ -322,64 +322,6 @@ ridge_status ridge_dequantize(uint32_t type, const void *from, int64_t count, fl
         return io_fail(RIDGE_ERR_ARG, "ridge_dequantize: %s is NULL", from ? "to" : "from");
     mode = ridge_fp_begin();
     dequantize(type, from, count, to);
-    ridge_fp_end(mode);
-    return RIDGE_OK;
-}
-
-/* ------------------------------------------------------------------------------------------------------ f32 to Q8_0 */
-
-/* Ties away from zero: 0.5 - 2^-25 is the largest f32 below a half, so that what is just below a tie does not reach it.
- * |x| is 127 at most, give or take an ulp. */
-static inline int8_t round_away(float x)
-{
-    float almost = ridge_float((ridge_bits(x) & 0x80000000u) | 0x3effffffu);
-
-    return (int8_t)(int32_t)(x + almost);
-}
-
-static inline void quantize_block(const float *from, uint8_t *to)
-{
-    uint32_t top = 0; /* the largest magnitude as integer bits: infinity and then NaN come out above all numbers */
-    uint16_t d_bits;
-    float d, inverse;
-    int8_t code[Q8_BLOCK];
-
-    for (int i = 0; i < Q8_BLOCK; i++) {
-        uint32_t magnitude = ridge_bits(from[i]) & 0x7fffffffu;
-        top = magnitude > top ? magnitude : top;
-    }
-    d = ridge_float(top) / 127.0f;
-    d_bits = ridge_f16_from_f32(d);
-    inverse = 1.0f / d;
-    if (top >= 0x7f800000u || top == 0 || !(inverse <= 0x1.fffffep127f)) {
-        memset(code, 0, sizeof code);
-    } else {
-        for (int i = 0; i < Q8_BLOCK; i++)
-            code[i] = round_away(from[i] * inverse);
-    }
-    memcpy(to, &d_bits, 2);
-    memcpy(to + 2, code, sizeof code);
-}
-
-static __attribute__((noinline)) void quantize_blocks(const float *from, int64_t blocks, uint8_t *to)
-{
-    for (int64_t b = 0; b < blocks; b++)
-        quantize_block(from + b * Q8_BLOCK, to + b * Q8_BYTES);
-}
-
-ridge_status ridge_quantize_q8_0(const float *from, int64_t count, void *to)
-{
-    unsigned mode;
-
-    if (count < 0 || count % Q8_BLOCK)
-        return io_fail(RIDGE_ERR_ARG, "ridge_quantize_q8_0: %lld elements are not a whole number of blocks of 32",
-                       (long long)count);
-    if (count == 0)
-        return RIDGE_OK;
-    if (!from || !to)
-        return io_fail(RIDGE_ERR_ARG, "ridge_quantize_q8_0: %s is NULL", from ? "to" : "from");
-    mode = ridge_fp_begin();
-    quantize_blocks(from, count / Q8_BLOCK, to);
     ridge_fp_end(mode);
     return RIDGE_OK;
 }
