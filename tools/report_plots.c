@@ -331,6 +331,7 @@ char *plot_bars(const measured_list *list, int first, int count, const char *tit
     char *script = NULL, common[256], text[256];
     int names = providers_of(list, first, count, name), rows = 0;
     double widest = 1;
+    bool peaks = false; /* labels have memory in them */
     size_t size;
     FILE *to = open_memstream(&script, &size);
 
@@ -339,14 +340,16 @@ char *plot_bars(const measured_list *list, int first, int count, const char *tit
     problem_common(list, first, count, common, sizeof common);
     for (int i = first; i < first + count; i++) {
         rows += rows_of(&list->at[i]);
-        for (int j = 0; j < list->at[i].count; j++)
+        for (int j = 0; j < list->at[i].count; j++) {
             widest = fmax(widest, high_of(list->at[i].by[j]) / list->at[i].ridge->us);
+            peaks |= list->at[i].by[j]->peak_bytes > 0;
+        }
     }
     start(to, 160 + 19 * rows, title);
     fprintf(to,
             "set yrange [%d:-1]\nset xrange [0:%g]\nset xlabel 'time, ridge = 1; whiskers: 20 and 80 %%'\n"
             "set key outside bottom center horizontal samplen 1\nunset ytics\nset border 1\nset lmargin 2\n",
-            rows, widest * 1.16);
+            rows, widest * (peaks ? 1.34 : 1.16));
     for (int i = first, y = 0; i < first + count; y += rows_of(&list->at[i++])) {
         problem_short(list->at[i].ridge->problem, common, text, sizeof text);
         fputs("set label ", to);
