@@ -151,7 +151,12 @@ def swiglu_suite(lib, all_kernels):
         torch.cuda.empty_cache()
 
 
-SUITES = {"swiglu": swiglu_suite}
+def decode_suite(lib, all_kernels):
+    import peers_gemm  # needs Triton
+    yield from peers_gemm.decode_suite(lib, all_kernels)
+
+
+SUITES = {"swiglu": swiglu_suite, "decode": decode_suite}
 
 
 # --------------------------------------------------------------------------------------------------------------- main
@@ -203,7 +208,8 @@ def main():
     ratios = {}
     for problem in SUITES[args.suite](lib, args.kernels):
         times, errors = measure(problem, args.rounds)
-        floor = statistics.median(times["copy"]) if "copy" in times else math.nan
+        floor = min((statistics.median(t) for name, t in times.items() if name == "copy" or name.startswith("stream:")),
+                    default=math.nan)
         line = f"{problem['op']:11s} {problem['problem']:36s}"
         for name, t in times.items():
             us = statistics.median(t)

@@ -3,7 +3,9 @@ import ctypes as C
 
 MAX_DIMS, MAX_ARGS = 6, 24
 F32, F16, BF16 = 1, 2, 3
+I64 = 10
 SWIGLU_FWD, SWIGLU_BWD = 1, 2
+LINEAR_CE_EVAL, LINEAR_CE_TRAIN, LINEAR_CE_BACKWARD = 17, 18, 19
 
 
 class Operand(C.Structure):
@@ -14,8 +16,14 @@ class SwigluOptions(C.Structure):
     _fields_ = [(name, C.c_float) for name in ("gate_mul", "down_mul", "alpha", "up_offset", "limit")]
 
 
+class CeOptions(C.Structure):
+    _fields_ = ([(name, C.c_int64) for name in ("ignore_index", "vocab_offset", "vocab_total")] +
+                [(name, C.c_float) for name in ("label_smoothing", "softcap", "temperature", "lse_square_scale", "grad_scale",
+                                                "reserved")])
+
+
 class Options(C.Union):
-    _fields_ = [("swiglu", SwigluOptions), ("space", C.c_double * 16)]
+    _fields_ = [("swiglu", SwigluOptions), ("ce", CeOptions), ("space", C.c_double * 16)]
 
 
 class Call(C.Structure):
@@ -31,6 +39,7 @@ class Library:
         self.lib.ridge_error.restype = C.c_char_p
         self.lib.ridge_open.argtypes = [C.c_char_p, C.POINTER(C.c_void_p)]
         self.lib.ridge_run.argtypes = [C.c_void_p, C.POINTER(Call), C.c_void_p, C.c_size_t, C.c_void_p]
+        self.lib.ridge_workspace_bytes.argtypes = [C.c_void_p, C.POINTER(Call), C.POINTER(C.c_size_t)]
         self.lib.ridge_pick.argtypes = [C.c_void_p, C.POINTER(Call), C.c_size_t, C.POINTER(C.c_char_p)]
         self.lib.ridge_explain.argtypes = [C.c_void_p, C.POINTER(Call), C.c_char_p, C.c_size_t, C.c_void_p]
         self.device = C.c_void_p()
@@ -50,8 +59,13 @@ class Library:
             call.arg[i] = Operand(pointer, 0, dtype, 0)
         return call
 
-    def run(self, call, stream):
-        self.check(self.lib.ridge_run(self.device, C.byref(call), None, 0, stream))
+    def run(self, call, stream, workspace=None, size=0):
+        self.check(self.lib.ridge_run(self.device, C.byref(call), workspace, size, stream))
+
+    def workspace(self, call):
+        size = C.c_size_t()
+        self.check(self.lib.ridge_workspace_bytes(self.device, C.byref(call), C.byref(size)))
+        return size.value
 
     def pick(self, call):
         name = C.c_char_p()

@@ -319,13 +319,13 @@ static inline float tree(__m256 a)
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 }
 
-/* The codes of the next group. Several tokens make a row's stream so slow that the processor's own prefetch gives up.
+/* The codes of the group after next: the processor's own prefetch alone leaves 16 cores at 0.7 of what this reaches.
  * (Always inline: gcc takes a function that only prefetches for one without effect and drops its calls.) */
 static inline __attribute__((always_inline)) void fetch(const place *at)
 {
     for (int i = 0; i < HIGH; i++)
         for (int64_t b = 0; b < Q8_0_GROUP * at->step; b += 64)
-            _mm_prefetch((const char *)at->codes[i] + Q8_0_GROUP * at->step + b, _MM_HINT_T0);
+            _mm_prefetch((const char *)at->codes[i] + 2 * Q8_0_GROUP * at->step + b, _MM_HINT_T0);
 }
 
 static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row,
@@ -341,8 +341,7 @@ static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args
     for (int64_t g = 0; g < whole; g++, x += tokens) {
         const place at = place_of(w, row, far, g, halves);
 
-        if (tokens > 1)
-            fetch(&at);
+        fetch(&at);
         group_step(&at, x, tokens, acc);
     }
     if (whole * Q8_0_GROUP < args->blocks) {

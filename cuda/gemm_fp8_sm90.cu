@@ -206,10 +206,10 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return 4 + item * (double)((items + clusters - 1) / clusters);
 }
 
-#define ROW(name, index, rate, slow, share, room)                                                                    \
-    {                                                                                                                \
-        "cuda.gemm_fp8.wgmma" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,                                \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {index, rate, slow, share}, why_not, room, cost, launch \
+#define ROW(name, index, rate, slow, share, room)                                                                      \
+    {                                                                                                                  \
+        "cuda.gemm_fp8.wgmma" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,                                  \
+            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL, 0, {index, rate, slow, share}, why_not, room, cost, launch \
     }
 
 /* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items. */

@@ -58,15 +58,16 @@ static inline ridge_status host_load(const ridge_device *device, const void *con
 }
 
 /* A tensor map of a matrix: `inner` contiguous elements of a dtype, `outer` rows `stride` elements apart, boxes of
- * box_inner x box_outer; outside reads as zero. swizzle: 0, 32, 64 or 128 bytes. The encoder is the driver's, found by
- * ridge_open; it touches no device. */
-static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorMap *map, int dtype, const void *base,
-                                           int64_t inner, int64_t outer, int64_t stride, int box_inner, int box_outer,
-                                           int swizzle)
+ * box_inner x box_outer; outside reads as zero. swizzle: 0, 32, 64 or 128 bytes. L2 fetches whole multiples of
+ * `promotion` bytes. The encoder is the driver's, found by ridge_open; it touches no device. */
+static inline ridge_status host_tensor_map_l2(const ridge_device *device, CUtensorMap *map, int dtype, const void *base,
+                                              int64_t inner, int64_t outer, int64_t stride, int box_inner,
+                                              int box_outer, int swizzle, CUtensorMapL2promotion promotion)
 {
     const CUtensorMapDataType type = dtype == RIDGE_F32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                      : dtype == RIDGE_F16  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                      : dtype == RIDGE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : dtype == RIDGE_F64  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
                                                            : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const CUtensorMapSwizzle kind = swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                     : swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
@@ -81,7 +82,37 @@ static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorM
     if (!encode)
         return ridge_fail(RIDGE_ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
     result = encode(map, type, 2, (void *)(uintptr_t)base, extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    kind, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                    kind, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? RIDGE_OK
+                                  : ridge_fail(RIDGE_ERR_DEVICE, "cuTensorMapEncodeTiled: error %d", (int)result);
+}
+
+static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorMap *map, int dtype, const void *base,
+                                           int64_t inner, int64_t outer, int64_t stride, int box_inner, int box_outer,
+                                           int swizzle)
+{
+    return host_tensor_map_l2(device, map, dtype, base, inner, outer, stride, box_inner, box_outer, swizzle,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+}
+
+/* A tensor map of bytes [rows, cols], cols a multiple of 128, as lines of 128 bytes: (byte, row, line), boxes of 128 x
+ * box_rows x box_lines, swizzled by 128 bytes, so that eight rows of one line lie in different banks. stride: bytes of
+ * a row. Outside reads as zero. */
+static inline ridge_status host_tensor_map_lines(const ridge_device *device, CUtensorMap *map, const void *base,
+                                                 int64_t cols, int64_t rows, int64_t stride, int box_rows,
+                                                 int box_lines)
+{
+    const cuuint64_t extent[3] = {128, (cuuint64_t)rows, (cuuint64_t)cols / 128};
+    const cuuint64_t pitch[2] = {(cuuint64_t)stride, 128};
+    const cuuint32_t box[3] = {128, (cuuint32_t)box_rows, (cuuint32_t)box_lines}, step[3] = {1, 1, 1};
+    host_encode_tiled *encode = (host_encode_tiled *)device->tensor_map_encode;
+    CUresult result;
+
+    if (!encode)
+        return ridge_fail(RIDGE_ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
+    result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)(uintptr_t)base, extent, pitch, box, step,
+                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? RIDGE_OK
                                   : ridge_fail(RIDGE_ERR_DEVICE, "cuTensorMapEncodeTiled: error %d", (int)result);
 }

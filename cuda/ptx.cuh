@@ -42,6 +42,14 @@ static __device__ __forceinline__ uint32_t ptx_f16x2(float hi, float lo)
     return v;
 }
 
+/* 2^x, error below 2^-22, results under the least normal are 0. */
+static __device__ __forceinline__ float ptx_ex2(float x)
+{
+    float v;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+    return v;
+}
+
 static __device__ __forceinline__ float ptx_f32_from_f16(uint16_t h)
 {
     float v;
@@ -149,6 +157,83 @@ static __device__ __forceinline__ uint32_t ptx_shared(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* Four 8 x 8 matrices of 16-bit words from shared memory: lane 8 i + r gives the address of row r of matrix i, and
+ * receives in v[i] the word lane % 4 of row lane / 4. */
+static __device__ __forceinline__ void ptx_ldmatrix4(uint32_t *v, uint32_t shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* 16, 8, 4 and 2 bytes from shared memory. Volatile: they stay behind the wait for the barrier that fills it. */
+static __device__ __forceinline__ void ptx_load_shared4(float *v, uint32_t shared)
+{
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint2 ptx_load_shared2(uint32_t shared)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ptx_load_shared1(uint32_t shared)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ uint16_t ptx_load_shared_half(uint32_t shared)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(shared) : "memory");
+    return v;
+}
+
+/* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */
+static __device__ __forceinline__ void ptx_barrier_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+/* d += a b: a 16 x 32 and b 32 x 8 signed bytes, the sum in int32. */
+static __device__ __forceinline__ void ptx_mma_s8(int32_t *d, const uint32_t *a, const uint32_t *b)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* 16 bytes that no other thread reads, past the first cache; and 8 through it. */
+static __device__ __forceinline__ uint4 ptx_load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ uint2 ptx_load8(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
 #if __CUDA_ARCH__ >= 900
 /* mbarriers: `count` arrivals and the announced bytes complete a phase. */
 static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t bar, uint32_t count)
@@ -209,6 +294,42 @@ static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *
         : "memory");
 }
 
+/* The same with an L2 policy. */
+static __device__ __forceinline__ void ptx_tma_load_2d_policy(uint32_t to, const void *map, int x, int y, uint32_t bar,
+                                                              uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4}], [%2], %5;"
+                 :
+                 : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "l"(policy)
+                 : "memory");
+}
+
+/* What is read once goes first. */
+static __device__ __forceinline__ uint64_t ptx_policy_evict_first(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* A box of a three-dimensional map; x is the inner coordinate. */
+static __device__ __forceinline__ void ptx_tma_load_3d(uint32_t to, const void *map, int x, int y, int z, uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];"
+        :
+        : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+/* Fetches a tensor map into the cache of maps. */
+static __device__ __forceinline__ void ptx_prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
 /* The same box to the same place in every CTA of `mask`, completing on each one's mbarrier at that place. */
 static __device__ __forceinline__ void ptx_tma_load_2d_multicast(uint32_t to, const void *map, int x, int y,
                                                                  uint32_t bar, uint16_t mask)
@@ -239,9 +360,31 @@ static __device__ __forceinline__ void ptx_tma_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/* Until the sources of all but the last group have been read. */
+static __device__ __forceinline__ void ptx_tma_wait_read_before(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
+
 static __device__ __forceinline__ void ptx_tma_wait(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Four 8 x 8 tiles of 16-bit elements to shared memory, transposed: lane 8 t + i gives the address of column i of tile
+ * t; each lane holds row lane / 4, columns 2 (lane % 4) and the next, of every tile. */
+static __device__ __forceinline__ void ptx_store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* Adds to two floats of global memory without waiting for them. */
+static __device__ __forceinline__ void ptx_add_f32x2(float *to, float x, float y)
+{
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" : : "l"(to), "f"(x), "f"(y) : "memory");
 }
 
 /* 4 bytes from global to shared memory without registers; then, when all of this thread's have landed, one arrival that
@@ -298,16 +441,34 @@ static __device__ __forceinline__ void ptx_cluster_sync(void)
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/* Named barriers 1 .. 15: wait for, or only announce, `threads` threads. */
-static __device__ __forceinline__ void ptx_barrier_sync(int id, int threads)
+/* The two halves of ptx_cluster_sync for threads that hand over nothing but initialised mbarriers: no fence. */
+static __device__ __forceinline__ void ptx_cluster_arrive_relaxed(void)
 {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
+static __device__ __forceinline__ void ptx_cluster_wait(void)
 {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
+
+/* 8 or 16 bytes to shared memory of the cluster; they count towards the mbarrier beside them. */
+static __device__ __forceinline__ void ptx_store_async2(uint32_t to, float a, float b, uint32_t bar)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 :
+                 : "r"(to), "f"(a), "f"(b), "r"(bar)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_store_async4(uint32_t to, float a, float b, float c, float d, uint32_t bar)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :
+                 : "r"(to), "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
+                 : "memory");
+}
+
 #endif
 
 #endif

@@ -1,58 +1,82 @@
 /* q8_0.cu: q8_0_quantize, q8_0_repack and q8_0_unpack on CUDA.
  *
- * A warp works on a unit of 8 blocks, 256 columns: each lane has 8 columns, four lanes a block. The 272 bytes of raw
- * blocks pass through shared memory, so that global memory sees 16-byte accesses where the address allows them and
- * 2-byte ones elsewhere (rows of raw blocks are only 2-byte aligned in general). */
+ * A warp works on a group of 4 units of 8 blocks, 1024 columns, all of whose loads are in flight at once. Of a unit
+ * each lane has 8 columns, four lanes a block. The raw blocks, 1088 bytes a group, pass through shared memory, so that
+ * global memory sees 16-byte accesses where the address allows them and 2-byte ones elsewhere (rows of raw blocks are
+ * only 2-byte aligned in general). */
 #include "quantize.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32, UNIT_BLOCKS = 8, UNIT_BYTES = UNIT_BLOCKS * RIDGE_Q8_0_BYTES };
+enum { THREADS = 128, WARPS = THREADS / 32, UNITS = 4, UNIT_BLOCKS = 8, GROUP_BLOCKS = UNITS * UNIT_BLOCKS };
+enum { UNIT_BYTES = UNIT_BLOCKS * RIDGE_Q8_0_BYTES, GROUP_BYTES = UNITS * UNIT_BYTES };
 
 typedef struct q8_0_args {
     const char *x;
     char *raw, *codes, *scales;
     int64_t stride, raw_stride, codes_stride, scales_stride; /* bytes */
-    int64_t rows, units;                                     /* units of a row */
-    int64_t blocks;                                          /* of a row */
+    int64_t rows;
+    uint32_t groups; /* of a row */
+    int64_t blocks;  /* of a row */
     int vector_x;
 } q8_0_args;
 
-/* The unit of this warp, or false. */
-typedef struct q8_0_unit {
+/* The group of this warp, or false. */
+typedef struct q8_0_group {
     int64_t row, block; /* first block */
-    int blocks;         /* at most 8 */
-} q8_0_unit;
+    int blocks;         /* at most 32 */
+} q8_0_group;
 
-static __device__ __forceinline__ bool locate(const q8_0_args &p, q8_0_unit *u)
+static __device__ __forceinline__ bool locate(const q8_0_args &p, q8_0_group *g)
 {
-    const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const uint32_t index = blockIdx.x * WARPS + threadIdx.x / 32;
+    const uint32_t row = index / p.groups;
 
-    u->row = index / p.units;
-    u->block = index % p.units * UNIT_BLOCKS;
-    u->blocks = p.blocks - u->block < UNIT_BLOCKS ? (int)(p.blocks - u->block) : UNIT_BLOCKS;
-    return u->row < p.rows;
+    g->row = row;
+    g->block = (int64_t)(index - row * p.groups) * GROUP_BLOCKS;
+    g->blocks = p.blocks - g->block < GROUP_BLOCKS ? (int)(p.blocks - g->block) : GROUP_BLOCKS;
+    return g->row < p.rows;
 }
 
-/* Raw bytes of a unit between global and shared memory. */
-static __device__ __forceinline__ void move_raw(const q8_0_unit &u, char *global, char *shared, bool store, int lane)
+/* Raw bytes of a group from global to shared memory. */
+static __device__ __forceinline__ void load_raw(const q8_0_group &g, const char *global, char *shared, int lane)
 {
-    const int bytes = u.blocks * RIDGE_Q8_0_BYTES;
+    const int bytes = g.blocks * RIDGE_Q8_0_BYTES;
 
-    if (bytes == UNIT_BYTES && (uintptr_t)global % 16 == 0) {
-        if (lane < UNIT_BYTES / 16) {
-            if (store)
-                ptx_store_once(global + lane * 16, *(const uint4 *)(shared + lane * 16));
-            else
-                *(uint4 *)(shared + lane * 16) = ptx_load_once(global + lane * 16);
-        }
-        return;
-    }
-    if ((uintptr_t)global % 2 == 0) {
+    if (bytes == GROUP_BYTES && (uintptr_t)global % 16 == 0) {
+        uint4 v[3];
+
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (lane + 32 * i < GROUP_BYTES / 16)
+                v[i] = ptx_load_once(global + (lane + 32 * i) * 16);
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (lane + 32 * i < GROUP_BYTES / 16)
+                *(uint4 *)(shared + (lane + 32 * i) * 16) = v[i];
+    } else if ((uintptr_t)global % 2 == 0) {
         for (int i = lane; i < bytes / 2; i += 32)
-            *(uint16_t *)((store ? global : shared) + 2 * i) = *(const uint16_t *)((store ? shared : global) + 2 * i);
-        return;
+            *(uint16_t *)(shared + 2 * i) = *(const uint16_t *)(global + 2 * i);
+    } else {
+        for (int i = lane; i < bytes; i += 32)
+            shared[i] = global[i];
     }
-    for (int i = lane; i < bytes; i += 32)
-        (store ? global : shared)[i] = (store ? shared : global)[i];
+}
+
+static __device__ __forceinline__ void store_raw(const q8_0_group &g, char *global, const char *shared, int lane)
+{
+    const int bytes = g.blocks * RIDGE_Q8_0_BYTES;
+
+    if (bytes == GROUP_BYTES && (uintptr_t)global % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (lane + 32 * i < GROUP_BYTES / 16)
+                ptx_store_once(global + (lane + 32 * i) * 16, *(const uint4 *)(shared + (lane + 32 * i) * 16));
+    } else if ((uintptr_t)global % 2 == 0) {
+        for (int i = lane; i < bytes / 2; i += 32)
+            *(uint16_t *)(global + 2 * i) = *(const uint16_t *)(shared + 2 * i);
+    } else {
+        for (int i = lane; i < bytes; i += 32)
+            global[i] = shared[i];
+    }
 }
 
 /* 8 codes of this lane in shared memory, whose blocks are 2-byte aligned. */
@@ -83,79 +107,99 @@ static __device__ __forceinline__ uint32_t pack_codes(const float *x, float r)
 template <int DTYPE>
 static __global__ void __launch_bounds__(THREADS) q8_0_quantize(const __grid_constant__ q8_0_args p)
 {
-    __shared__ __align__(16) char raw[WARPS][UNIT_BYTES];
+    __shared__ __align__(16) char raw[WARPS][GROUP_BYTES];
     const int lane = threadIdx.x % 32, size = DTYPE == RIDGE_F32 ? 4 : 2;
     char *mine = raw[threadIdx.x / 32];
-    uint32_t words[QUANTIZE_WORDS(DTYPE)], amax;
-    float x[8], d, r;
-    q8_0_unit u;
+    uint32_t words[UNITS][QUANTIZE_WORDS(DTYPE)];
+    const char *from;
+    q8_0_group g;
 
     ptx_grid_wait();
     ptx_grid_release();
-    if (!locate(p, &u)) /* whole warps leave */
+    if (!locate(p, &g)) /* whole warps leave */
         return;
-    quantize_load<DTYPE>(p.x + u.row * p.stride + (u.block * RIDGE_Q8_0_BLOCK + lane * 8) * size,
-                         lane / 4 < u.blocks ? 8 : 0, p.vector_x, words);
-    amax = quantize_fold<DTYPE>(quantize_amax8<DTYPE>(words));
-    amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
-    amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
-    d = ridge_q8_0_scale(amax, &r);
-    quantize_unpack<DTYPE>(words, x);
-    put_codes(mine, lane, make_uint2(pack_codes(x, r), pack_codes(x + 4, r)));
-    if (lane % 4 == 0)
-        *(uint16_t *)(mine + lane / 4 * RIDGE_Q8_0_BYTES) =
-            (uint16_t)num_canonical<RIDGE_F16>(num_pack2<RIDGE_F16>(d, 0.0f) & 0xffffu);
+    from = p.x + g.row * p.stride + (g.block * RIDGE_Q8_0_BLOCK + lane * 8) * size;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        quantize_load<DTYPE>(from + u * UNIT_BLOCKS * RIDGE_Q8_0_BLOCK * size,
+                             u * UNIT_BLOCKS + lane / 4 < g.blocks ? 8 : 0, p.vector_x, words[u]);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        uint32_t amax = quantize_fold<DTYPE>(quantize_amax8<DTYPE>(words[u]));
+        float x[8], d, r;
+
+        amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
+        amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
+        d = ridge_q8_0_scale(amax, &r);
+        quantize_unpack<DTYPE>(words[u], x);
+        put_codes(mine + u * UNIT_BYTES, lane, make_uint2(pack_codes(x, r), pack_codes(x + 4, r)));
+        if (lane % 4 == 0)
+            *(uint16_t *)(mine + u * UNIT_BYTES + lane / 4 * RIDGE_Q8_0_BYTES) =
+                (uint16_t)num_canonical<RIDGE_F16>(num_pack2<RIDGE_F16>(d, 0.0f) & 0xffffu);
+    }
     __syncwarp(); /* all of `mine` before other lanes read it */
-    move_raw(u, p.raw + u.row * p.raw_stride + u.block * RIDGE_Q8_0_BYTES, mine, true, lane);
+    store_raw(g, p.raw + g.row * p.raw_stride + g.block * RIDGE_Q8_0_BYTES, mine, lane);
+}
+
+/* 8 codes at any address. */
+static __device__ __forceinline__ uint2 load_codes(const char *from)
+{
+    uint2 v = make_uint2(0, 0);
+
+    if ((uintptr_t)from % 8 == 0)
+        return *(const uint2 *)from;
+    for (int i = 0; i < 8; i++)
+        (i < 4 ? v.x : v.y) |= (uint32_t)(uint8_t)from[i] << (i % 4 * 8);
+    return v;
+}
+
+static __device__ __forceinline__ void store_codes(char *to, uint2 v)
+{
+    if ((uintptr_t)to % 8 == 0)
+        ptx_store_once8(to, v);
+    else
+        for (int i = 0; i < 8; i++)
+            to[i] = (char)((i < 4 ? v.x : v.y) >> (i % 4 * 8));
 }
 
 template <int REPACK> static __global__ void __launch_bounds__(THREADS) q8_0_planes(const __grid_constant__ q8_0_args p)
 {
-    __shared__ __align__(16) char raw[WARPS][UNIT_BYTES];
+    __shared__ __align__(16) char raw[WARPS][GROUP_BYTES];
     const int lane = threadIdx.x % 32;
     char *mine = raw[threadIdx.x / 32], *global, *codes;
-    uint16_t *scale;
-    q8_0_unit u;
-    bool inside;
+    uint16_t *scales;
+    q8_0_group g;
 
     ptx_grid_wait();
     ptx_grid_release();
-    if (!locate(p, &u)) /* whole warps leave */
+    if (!locate(p, &g)) /* whole warps leave */
         return;
-    inside = lane / 4 < u.blocks;
-    global = p.raw + u.row * p.raw_stride + u.block * RIDGE_Q8_0_BYTES;
-    codes = p.codes + u.row * p.codes_stride + u.block * RIDGE_Q8_0_BLOCK + lane * 8;
-    scale = (uint16_t *)(p.scales + u.row * p.scales_stride) + u.block + lane / 4;
+    global = p.raw + g.row * p.raw_stride + g.block * RIDGE_Q8_0_BYTES;
+    codes = p.codes + g.row * p.codes_stride + g.block * RIDGE_Q8_0_BLOCK + lane * 8;
+    scales = (uint16_t *)(p.scales + g.row * p.scales_stride) + g.block; /* a lane one block of the 32 */
     if (REPACK) {
-        move_raw(u, global, mine, false, lane);
+        load_raw(g, global, mine, lane);
         __syncwarp(); /* all of `mine` before other lanes read it */
-    }
-    if (inside && REPACK) {
-        const uint2 v = get_codes(mine, lane);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (u * UNIT_BLOCKS + lane / 4 < g.blocks)
+                store_codes(codes + u * UNIT_BLOCKS * RIDGE_Q8_0_BLOCK, get_codes(mine + u * UNIT_BYTES, lane));
+        if (lane < g.blocks)
+            scales[lane] = *(const uint16_t *)(mine + lane * RIDGE_Q8_0_BYTES);
+    } else {
+        uint2 v[UNITS];
+        uint16_t scale = lane < g.blocks ? scales[lane] : 0;
 
-        if ((uintptr_t)codes % 8 == 0)
-            ptx_store_once8(codes, v);
-        else
-            for (int i = 0; i < 8; i++)
-                codes[i] = (char)((i < 4 ? v.x : v.y) >> (i % 4 * 8));
-        if (lane % 4 == 0)
-            *scale = *(const uint16_t *)(mine + lane / 4 * RIDGE_Q8_0_BYTES);
-    }
-    if (inside && !REPACK) {
-        uint2 v = make_uint2(0, 0);
-
-        if ((uintptr_t)codes % 8 == 0)
-            v = *(const uint2 *)codes;
-        else
-            for (int i = 0; i < 8; i++)
-                (i < 4 ? v.x : v.y) |= (uint32_t)(uint8_t)codes[i] << (i % 4 * 8);
-        put_codes(mine, lane, v);
-        if (lane % 4 == 0)
-            *(uint16_t *)(mine + lane / 4 * RIDGE_Q8_0_BYTES) = *scale;
-    }
-    if (!REPACK) {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            v[u] = u * UNIT_BLOCKS + lane / 4 < g.blocks ? load_codes(codes + u * UNIT_BLOCKS * RIDGE_Q8_0_BLOCK)
+                                                         : make_uint2(0, 0);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            put_codes(mine + u * UNIT_BYTES, lane, v[u]);
+        *(uint16_t *)(mine + lane * RIDGE_Q8_0_BYTES) = scale;
         __syncwarp(); /* all of `mine` before other lanes read it */
-        move_raw(u, global, mine, true, lane);
+        store_raw(g, global, mine, lane);
     }
 }
 
@@ -190,7 +234,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return RIDGE_OK;
     p.rows = call->dim[0];
     p.blocks = cols / RIDGE_Q8_0_BLOCK;
-    p.units = (p.blocks + UNIT_BLOCKS - 1) / UNIT_BLOCKS;
+    p.groups = (uint32_t)((p.blocks + GROUP_BLOCKS - 1) / GROUP_BLOCKS);
     p.raw = (char *)arg[raw].data;
     p.raw_stride = pitch(&arg[raw], p.blocks * RIDGE_Q8_0_BYTES);
     if (quantize) {
@@ -203,15 +247,14 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         p.scales = (char *)arg[RIDGE_Q8_0_REPACK_SCALES].data;
         p.scales_stride = pitch(&arg[RIDGE_Q8_0_REPACK_SCALES], p.blocks);
     }
-    return host_launch(device, kernel->name, function, dim3((unsigned)((p.rows * p.units + WARPS - 1) / WARPS)),
+    return host_launch(device, kernel->name, function, dim3((unsigned)((p.rows * p.groups + WARPS - 1) / WARPS)),
                        THREADS, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
-    return (double)problem->dim[0] * ((double)problem->dim[1] / 1024 + 1) > 2147483647.0
-               ? "more than 2^31 - 1 thread blocks"
-               : NULL;
+    return (double)problem->dim[0] * ((double)problem->dim[1] / 1024 + 1) > 2147483647.0 ? "more than 2^31 - 1 groups"
+                                                                                         : NULL;
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)

@@ -141,7 +141,8 @@ typedef enum ridge_op {
 enum { RIDGE_MAX_DIMS = 6, RIDGE_MAX_ARGS = 24 };
 
 /* Flags of every op. */
-#define RIDGE_STRICT 0x1u          /* only batch-invariant kernels (ops without that contract: stable ones) */
+/* only batch-invariant kernels (ops without that contract: stable ones), and gemm_fp8's bound on every input */
+#define RIDGE_STRICT 0x1u
 #define RIDGE_WEIGHTS_SETTLED 0x2u /* no earlier work still running on this stream writes the weights */
 
 /* An operand: pointer, dtype and row stride in elements (0 = packed: the row's own length). Vectors have one row. */

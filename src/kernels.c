@@ -4,14 +4,24 @@
 #include "internal.h"
 
 static const ridge_kernel_list *const lists[] = {
-#if RIDGE_HAVE_CUDA              // the bare comments keep one list a line
-    &ridge_cuda_swiglu_fwd,      //
-    &ridge_cuda_swiglu_bwd,      //
-    &ridge_cuda_quantize_stream, //
-    &ridge_cuda_quantize_tile,   //
-    &ridge_cuda_quantize_whole,  //
-    &ridge_cuda_q8_0,            //
-    &ridge_cuda_gemm_sm90,       //
+#if RIDGE_HAVE_CUDA               // the bare comments keep one list a line
+    &ridge_cuda_swiglu_fwd,       //
+    &ridge_cuda_swiglu_bwd,       //
+    &ridge_cuda_quantize_stream,  //
+    &ridge_cuda_quantize_tile,    //
+    &ridge_cuda_quantize_whole,   //
+    &ridge_cuda_q8_0,             //
+    &ridge_cuda_gemm_sm90,        //
+    &ridge_cuda_ce_sm90,          //
+    &ridge_cuda_ce_linear,        //
+    &ridge_cuda_ce_rows,          //
+    &ridge_cuda_gemm_stream_sm90, //
+    &ridge_cuda_q8_0_direct,      //
+    &ridge_cuda_q8_0_stream,      //
+    &ridge_cuda_q8_0_decode,      //
+    &ridge_cuda_norm,             //
+    &ridge_cuda_gemm_sm89,        //
+    &ridge_cuda_gemm_sm80,        //
 #endif
     &ridge_cpu_swiglu,      //
     &ridge_cpu_quantize,    //

@@ -21,6 +21,8 @@ const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel
         need = RIDGE_INVARIANT;
     if ((problem->flags & RIDGE_STRICT) && !(kernel->contract & need))
         return "RIDGE_STRICT asks for a batch-invariant row";
+    if ((problem->flags & RIDGE_STRICT) && (kernel->contract & RIDGE_TYPICAL))
+        return "RIDGE_STRICT asks for a row that keeps the op's bound on every input";
     return kernel->why_not ? kernel->why_not(device, kernel, problem) : NULL;
 }
 

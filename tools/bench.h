@@ -10,7 +10,8 @@ typedef struct bench_options {
     char text[1024];
     uint64_t seed;
     double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
-    bool json, ceilings, overhead, every;
+    bool json, ceilings, overhead, every, settled, chain;
+    int layers;
 } bench_options;
 
 typedef struct bench {
@@ -31,6 +32,8 @@ typedef bool bench_verify(void *state, const image *im, const unsigned char *got
 bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state);
 /* bench_weights.c: the tensors of o->weights. */
 bool bench_weights(bench *b);
+/* bench_chain.c: the suite o->suite as graphs of all its problems. */
+bool bench_chain(bench *b);
 bool bench_ceilings(bench *b);
 bool bench_overhead(bench *b);
 

@@ -24,6 +24,7 @@ static const struct {
     {66, 265, 4100, {.fill = FILL_UNIT}},
     {530, 40, 300, {.fill = FILL_UNIT, .variant = CE_VALID}},
     {12, 2100, 70, {.fill = FILL_UNIT}},
+    {300, 64, 4360, {.fill = FILL_UNIT}}, /* several chunks of rows, and more classes than two bundles of Hopper */
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };

@@ -34,6 +34,13 @@ static const struct {
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), PAIRS = 5 };
 
+/* Few tokens and weights that wrap rings, split k and take several passes (cuda/gemm_fp8_stream_sm90.cu). */
+static const char *const decode_table[] = {"m=1 n=12680 k=1040 d=bf16", "m=33 n=9000 k=144 d=bf16 bias=1",
+                                           "m=2 n=34824 k=160 d=f16", "m=9 n=520 k=8208 d=f32",
+                                           "m=2 n=3304 k=4096 d=bf16 accumulate=1"};
+
+enum { DECODE_CASES = (int)(sizeof decode_table / sizeof decode_table[0]) };
+
 static const char *const pairs[PAIRS] = {"tensor", "row", "row128_blk128", "row128_row128", "blk128_row128"};
 
 void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
@@ -57,6 +64,13 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
                     layout.slices = false;
                 cases_add(list, op, text, layout);
             }
+    for (int i = 0; i < DECODE_CASES; i++)
+        for (int pair = 0; pair < 3; pair++) {
+            if (level == CASES_QUICK && (i + pair) % 3)
+                continue;
+            snprintf(text, sizeof text, "%s scales=%s", decode_table[i], pairs[pair]);
+            cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = i == 1});
+        }
     if (level != CASES_QUICK) { /* wide enough that the clusters of a GPU share tiles */
         cases_add(list, op, "m=66 n=17416 k=1040", (test_case){.fill = FILL_EXACT, .repeats = 2});
         cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1",

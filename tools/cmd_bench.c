@@ -7,7 +7,7 @@
 
 #include "bench.h"
 
-enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX, OPT_WEIGHTS, OPT_EVERY };
+enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX, OPT_WEIGHTS, OPT_EVERY, OPT_SETTLED, OPT_CHAIN };
 
 static const struct argp_option option_table[] = {
     {"suite", 'S', "NAME", 0, "suites, separated by commas (see tools/cases.c)", 0},
@@ -22,6 +22,9 @@ static const struct argp_option option_table[] = {
      "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
     {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
     {"weights", OPT_WEIGHTS, "FILE", 0, "the 2-D tensors of a checkpoint, verified; one of each shape", 0},
+    {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
+    {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
+     "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token", 0},
     {"all", OPT_EVERY, NULL, 0, "--weights: every tensor, not one of each shape", 0},
     {0}};
 
@@ -66,6 +69,13 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case OPT_EVERY:
         o->every = true;
+        break;
+    case OPT_CHAIN:
+        o->chain = true;
+        o->layers = arg ? atoi(arg) : 1;
+        break;
+    case OPT_SETTLED:
+        o->settled = true;
         break;
     case ARGP_KEY_ARG:
         snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
@@ -113,6 +123,22 @@ static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
     if (!count)
         ridge_fail(RIDGE_ERR_UNSUPPORTED, "no row matches '%s' and can run this problem", b->o->kernel);
     return count;
+}
+
+/* Weights that are read dwarf what is written: the floor is a read of the same total bytes. */
+static bool reads_mostly(const bench *b, const ridge_call *call)
+{
+    const ridge_op_row *op = ridge_op_table[call->op];
+    double written = 0;
+
+    for (int arg = 0; arg < op->args; arg++) {
+        int64_t rows, cols;
+
+        op->extent(call, arg, &rows, &cols);
+        if (ridge_operand_role(call, arg) & RIDGE_OUT)
+            written += (double)rows * (double)cols * (double)ridge_dtype_size(call->arg[arg].dtype);
+    }
+    return b->device->backend->stream_read && written * 16 < ridge_problem_bytes(call);
 }
 
 /* One run of every row, compared by `check`, or with the whole of the C reference: only where that takes well under a
@@ -168,12 +194,13 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         memcpy(r.run, b->run, sizeof r.run);
         snprintf(r.suite, sizeof r.suite, "%s", suite);
         snprintf(r.op, sizeof r.op, "%s", ridge_op_table[c->call.op]->name);
-        snprintf(r.problem, sizeof r.problem, "%.255s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "");
-        snprintf(r.provider, sizeof r.provider, "%s", list[i].kernel ? "ridge" : "copy");
+        snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
+                 b->o->settled ? " settled=1" : "");
+        snprintf(r.provider, sizeof r.provider, "%s", list[i].kernel ? "ridge" : list[i].read ? "read" : "copy");
         if (list[i].kernel)
             snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel->name);
         else
-            snprintf(r.kernel, sizeof r.kernel, "copy%d", list[i].variant);
+            snprintf(r.kernel, sizeof r.kernel, "%s%d", r.provider, list[i].variant);
         r.us = list[i].us;
         r.us_p20 = list[i].us_p20;
         r.us_p80 = list[i].us_p80;
@@ -186,7 +213,10 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         bench_emit(b, &r);
         if (!b->json && list[i].kernel)
             printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s %6.1f %% of %s\n", text, r.kernel, r.us, r.gbps,
-                   r.tflops, 100 * floor_us / r.us, matrix_us == floor_us ? "the matrix rate" : "a copy");
+                   r.tflops, 100 * floor_us / r.us,
+                   matrix_us == floor_us  ? "the matrix rate"
+                   : list[count - 1].read ? "a read"
+                                          : "a copy");
     }
     fflush(stdout);
 }
@@ -194,14 +224,14 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
 bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
-    int rows, count, most_copies = b->device->backend->copy_variants;
+    int rows, count;
     double err = -1;
-    rotation r = {.device = b->device};
+    rotation r = {.device = b->device, .settled = b->o->settled};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[320];
     ridge_problem problem;
-    bool good;
+    bool good, read;
 
     case_print(c, text, sizeof text);
     rows = count = choose_rows(b, &call, list);
@@ -213,8 +243,11 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
             rotation_free(&r);
         return false;
     }
-    for (int v = 0; v < most_copies; v++)
+    read = reads_mostly(b, &call);
+    for (int v = 0; v < (read ? b->device->backend->stream_variants : b->device->backend->copy_variants); v++) {
+        list[count].read = read;
         list[count++].variant = v;
+    }
     if (check)
         good = verify(b, &r, list, rows, check, state, &err);
     else if (ridge_problem_bytes(&call) < 16e6 && ridge_validate(&call, &problem) == RIDGE_OK &&
@@ -307,7 +340,9 @@ int cmd_bench(int argc, char **argv)
         good = bench_ceilings(&b) && good;
     if (o.overhead)
         good = bench_overhead(&b) && good;
-    if (o.suite)
+    if (o.chain)
+        good = bench_chain(&b) && good;
+    else if (o.suite)
         good = bench_suites(&b) && good;
     if (o.weights)
         good = bench_weights(&b) && good;

@@ -41,44 +41,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
-/* The fastest row of ridge for r's problem; in the same run unless `any`. */
-static const record *ridge_of(const record *at, int count, const record *r, bool any)
-{
-    const record *best = NULL;
-
-    for (int i = 0; i < count; i++)
-        if (strcmp(at[i].provider, "ridge") == 0 && at[i].us > 0 && strcmp(at[i].op, r->op) == 0 &&
-            strcmp(at[i].problem, r->problem) == 0 && (any || strcmp(at[i].run, r->run) == 0) &&
-            (!best || at[i].us < best->us))
-            best = &at[i];
-    return best;
-}
-
-typedef struct summary {
-    const char *op, *provider, *worst_problem;
-    double log_sum, worst;
-    int count;
-} summary;
-
-static void add(summary *list, int *count, const record *r, double ratio)
-{
-    summary *s = list;
-
-    while (s < list + *count && (strcmp(s->op, r->op) || strcmp(s->provider, r->provider)))
-        s++;
-    if (s == list + *count) {
-        *s = (summary){.op = r->op, .provider = r->provider, .worst = INFINITY};
-        ++*count;
-    }
-    s->log_sum += log(ratio);
-    s->count++;
-    if (ratio < s->worst) {
-        s->worst = ratio;
-        s->worst_problem = r->problem;
-    }
-}
-
-static int show(const summary *list, int count, bool json)
+static int show(const record_summary *list, int count, bool json)
 {
     json_t *all = json ? json_array() : NULL;
 
@@ -103,17 +66,9 @@ static int show(const summary *list, int count, bool json)
 
 static int compare_providers(const record *at, int count, bool json)
 {
-    summary *list = calloc((size_t)count + 1, sizeof *list);
-    int found = 0, bad;
+    record_summary *list = NULL;
+    int found = record_summaries(at, count, &list), bad = show(list, found, json);
 
-    for (int i = 0; i < count && list; i++) {
-        const record *ridge =
-            at[i].us > 0 && strcmp(at[i].provider, "ridge") ? ridge_of(at, count, &at[i], false) : NULL;
-
-        if (ridge)
-            add(list, &found, &at[i], at[i].us / ridge->us);
-    }
-    bad = list ? show(list, found, json) : 1;
     if (!found)
         fprintf(stderr, "ridge compare: no provider shares a run and a problem with ridge\n");
     free(list);
@@ -126,7 +81,8 @@ static int compare_files(const record *old, int olds, const record *new, int new
     int found = 0;
 
     for (int i = 0; i < olds; i++) {
-        const record *before = ridge_of(old, olds, &old[i], true), *after = ridge_of(new, news, &old[i], true);
+        const record *before = record_of_ridge(old, olds, &old[i], true),
+                     *after = record_of_ridge(new, news, &old[i], true);
 
         if (before != &old[i] || !after)
             continue;

@@ -126,9 +126,10 @@ int cmd_info(int argc, char **argv)
 
 static void contract_text(uint32_t contract, char *text, size_t size)
 {
-    snprintf(text, size, "%s%s%s%s%s", contract & RIDGE_EXACT ? "exact " : "",
+    snprintf(text, size, "%s%s%s%s%s%s", contract & RIDGE_EXACT ? "exact " : "",
              contract & RIDGE_UNIFORM ? "uniform " : "", contract & RIDGE_STABLE ? "stable " : "",
-             contract & RIDGE_INVARIANT ? "batch-invariant " : "", contract & RIDGE_CLOSE ? "close" : "");
+             contract & RIDGE_INVARIANT ? "batch-invariant " : "", contract & RIDGE_CLOSE ? "close" : "",
+             contract & RIDGE_TYPICAL ? "close on random data" : "");
 }
 
 static void dtypes_text(uint32_t mask, char *text, size_t size)

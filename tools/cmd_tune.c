@@ -131,7 +131,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     candidate list[TIMING_CANDIDATES] = {{0}};
     char text[320];
     test_case c;
-    rotation r;
+    rotation r = {.device = NULL};
     ridge_call call;
     ridge_problem problem;
     image im;

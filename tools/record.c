@@ -2,6 +2,7 @@
 #include "record.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -137,4 +138,49 @@ bool record_read(const char *file, record **at, int *count)
     free(line);
     fclose(from);
     return !wrong;
+}
+
+const record *record_of_ridge(const record *at, int count, const record *r, bool any)
+{
+    const record *best = NULL;
+
+    for (int i = 0; i < count; i++)
+        if (strcmp(at[i].provider, "ridge") == 0 && at[i].us > 0 && strcmp(at[i].op, r->op) == 0 &&
+            strcmp(at[i].problem, r->problem) == 0 && (any || strcmp(at[i].run, r->run) == 0) &&
+            (!best || at[i].us < best->us))
+            best = &at[i];
+    return best;
+}
+
+static void add(record_summary *list, int *count, const record *r, double ratio)
+{
+    record_summary *s = list;
+
+    while (s < list + *count && (strcmp(s->op, r->op) || strcmp(s->provider, r->provider)))
+        s++;
+    if (s == list + *count) {
+        *s = (record_summary){.op = r->op, .provider = r->provider, .worst = INFINITY};
+        ++*count;
+    }
+    s->log_sum += log(ratio);
+    s->count++;
+    if (ratio < s->worst) {
+        s->worst = ratio;
+        s->worst_problem = r->problem;
+    }
+}
+
+int record_summaries(const record *at, int count, record_summary **list)
+{
+    int found = 0;
+
+    *list = calloc((size_t)count + 1, sizeof **list);
+    for (int i = 0; i < count && *list; i++) {
+        const record *ridge =
+            at[i].us > 0 && strcmp(at[i].provider, "ridge") ? record_of_ridge(at, count, &at[i], false) : NULL;
+
+        if (ridge)
+            add(*list, &found, &at[i], at[i].us / ridge->us);
+    }
+    return found;
 }

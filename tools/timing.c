@@ -11,11 +11,13 @@ enum { MOST_COPIES = 64 };
 bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r)
 {
     const ridge_backend *b = device->backend;
+    const bool settled = r->settled;
     size_t cache = 4 * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
     bool good = true;
 
     memset(r, 0, sizeof *r);
     r->device = device;
+    r->settled = settled;
     r->im = im;
     r->pitch = (im->bytes + 255) / 256 * 256;
     r->copies = (int)(cache / r->pitch) + 1;
@@ -57,12 +59,17 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
     unsigned char *scratch = r->scratch + (size_t)copy * r->pitch;
     ridge_call call;
 
+    if (!c->kernel && c->read)
+        return r->device->backend->stream_read(r->device, c->variant, scratch,
+                                               (size_t)ridge_problem_bytes(&r->im->call) / 16 * 16, r->stream);
     if (half > r->pitch / 2) /* an operand that is read and written counts twice but is there once */
         half = r->pitch / 32 * 16;
     if (!c->kernel)
         return r->device->backend->stream_copy(r->device, c->variant, scratch + half, scratch, half, r->stream);
     call = image_call(r->im, r->memory + (size_t)copy * r->pitch);
     call.kernel = c->kernel->name;
+    if (r->settled)
+        call.flags |= RIDGE_WEIGHTS_SETTLED;
     return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
 }
 

@@ -7,8 +7,9 @@
 enum { TIMING_ROUNDS = 11, TIMING_CANDIDATES = 64 };
 
 typedef struct candidate {
-    const ridge_kernel *kernel; /* NULL: a copy of the same total bytes */
-    int variant;                /* of the copy */
+    const ridge_kernel *kernel; /* NULL: a copy, or a read, of the same total bytes */
+    int variant;                /* of the copy or read */
+    bool read;
     void *graph;
     double round[TIMING_ROUNDS];
     double us, us_p20, us_p80;
@@ -22,6 +23,7 @@ typedef struct rotation {
     void *workspace, *stream;
     size_t workspace_bytes, pitch;
     int copies;
+    bool settled; /* calls carry RIDGE_WEIGHTS_SETTLED */
 } rotation;
 
 bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r);

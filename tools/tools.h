@@ -86,12 +86,14 @@ typedef struct image {
     size_t length[RIDGE_MAX_ARGS]; /* 0 = absent */
     unsigned char *host;
     fill_kind fill;
+    bool typical; /* judged as a row of RIDGE_TYPICAL */
     /* For timing only: the host has the first IMAGE_PERIOD rows of the inputs, and the others repeat them. */
     bool periodic;
     /* The oracle's float64 reference and bound of every output element; filled on first use, so that it is computed
      * once for all rows and runs of a case. */
     struct image_memo {
         double *reference, *bound;
+        double *mass; /* gemm_fp8: the scaled sum of magnitudes */
     } * memo;
 } image;
 
@@ -147,6 +149,7 @@ int cmd_teeth(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_tune(int argc, char **argv);
 int cmd_compare(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
 

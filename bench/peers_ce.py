@@ -1,0 +1,221 @@
+"""peers_ce.py: linear cross entropy: ridge beside what people use today, in one process, on the same tensors, interleaved.
+
+    python3 bench/peers_ce.py [--lib build/libridge.so] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...]
+
+Eval, forward + backward, and backward alone. Rivals: cuBLAS on the product x W^T alone, torch eager, torch.compile, and Liger,
+Apple CCE and quack where they can be imported. peak_bytes: memory beyond the inputs, gradients included. err: of the gradients,
+relative to float64 by rms over sampled rows of dX and dW, the larger of the two. Columns as `ridge bench --csv` writes them.
+"""
+import argparse, ctypes as C, datetime, os, statistics, sys
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import ridge_ctypes as R
+from peers import COLUMNS, optional
+
+SHAPES = [(4096, 4096, 128256), (8192, 4096, 128256), (8192, 2304, 256000), (8192, 4096, 151936), (16384, 2048, 32000),
+          (1024, 4096, 128256)]
+IGNORED = -100
+
+
+class Problem:
+    def __init__(self, tokens, hidden, vocab, half=False):
+        torch.manual_seed(1)
+        self.dims, self.half = (tokens, hidden, vocab), half
+        self.x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+        self.w = torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16).mul_(1.5 / hidden**0.5)
+        self.y = torch.randint(vocab, (tokens,), device="cuda")
+        if half:
+            self.y[1::2] = IGNORED
+        self.text = f"tokens={tokens} hidden={hidden} vocab={vocab} dtype=bf16" + (" half of the rows ignored" if half else "")
+
+    def flops(self, products):
+        tokens, hidden, vocab = self.dims
+        return products * 2.0 * tokens * hidden * vocab
+
+
+class Ridge:
+    """The three calls with their own outputs and one workspace."""
+
+    def __init__(self, lib, p, kernel=None):
+        tokens, hidden, vocab = p.dims
+        self.lib, self.p = lib, p
+        self.loss = torch.zeros(1, device="cuda")
+        self.lse = torch.zeros(tokens, device="cuda")
+        self.dx = torch.zeros_like(p.x)
+        self.dw = torch.zeros(vocab, hidden, device="cuda")
+        x, w, y = ((p.x, R.BF16), (p.w, R.BF16), (p.y, R.I64))
+        loss, lse, dx, dw = ((self.loss, R.F32), (self.lse, R.F32), (self.dx, R.BF16), (self.dw, R.F32))
+        self.calls = {
+            "eval": self.make(R.LINEAR_CE_EVAL, {0: x, 1: w, 2: y, 3: loss, 7: lse}),
+            "train": self.make(R.LINEAR_CE_TRAIN, {0: x, 1: w, 2: y, 3: loss, 14: dx, 15: dw}),
+            "backward": self.make(R.LINEAR_CE_BACKWARD, {0: x, 1: w, 2: y, 3: lse, 7: dx, 8: dw}),
+        }
+        self.need = {name: lib.workspace(call) for name, call in self.calls.items()}
+        self.space = torch.empty(max(self.need.values()), device="cuda", dtype=torch.uint8)
+
+    def make(self, op, operands):
+        call = R.Call(struct_size=C.sizeof(R.Call), op=op)
+        call.opt.ce = R.CeOptions(IGNORED, 0, 0, 0, 0, 1, 0, 1, 0)
+        for i, dim in enumerate(self.p.dims):
+            call.dim[i] = dim
+        for slot, (tensor, dtype) in operands.items():
+            call.arg[slot] = R.Operand(tensor.data_ptr(), 0, dtype, 0)
+        return call
+
+    def run(self, name):
+        self.lib.run(self.calls[name], torch.cuda.current_stream().cuda_stream, self.space.data_ptr(), self.need[name])
+
+    def extra(self, name):
+        return self.need[name] + (0 if name == "eval" else self.dx.nbytes + self.dw.nbytes)
+
+
+def reference(p, rows=16, classes=64):
+    """float64 gradients of sampled rows and classes."""
+    tokens, hidden, vocab = p.dims
+    valid = (p.y != IGNORED).nonzero().flatten()
+    lse = torch.cat([torch.logsumexp(torch.mm(x, p.w.T, out_dtype=torch.float32), 1) for x in p.x.split(1024)])
+    some = valid[torch.linspace(0, len(valid) - 1, rows, device="cuda").long()]
+    u = torch.cat([p.x[some].double() @ w.double().T for w in p.w.split(16384)], 1)
+    g = torch.softmax(u, 1)
+    g[torch.arange(rows), p.y[some]] -= 1
+    dx = sum(g[:, i:i + 16384] @ p.w[i:i + 16384].double() for i in range(0, vocab, 16384)) / len(valid)
+    cls = torch.cat([p.y[valid[:classes // 2]], torch.arange(classes // 2, device="cuda")])
+    q = torch.exp(p.x[valid].double() @ p.w[cls].double().T - lse[valid].double()[:, None])
+    q -= (p.y[valid][:, None] == cls[None]).double()
+    return some, dx, cls, q.T @ p.x[valid].double() / len(valid)
+
+
+def error(got_dx, got_dw, truth):
+    some, dx, cls, dw = truth
+    rms = lambda a, b: ((a.double() - b).norm() / b.norm()).item()
+    return max(rms(got_dx[some], dx), rms(got_dw[cls], dw))
+
+
+def torch_loss(x, w, y):
+    return F.cross_entropy((x @ w.T).float(), y, ignore_index=IGNORED)
+
+
+def rivals(p):
+    """{name: loss(x, w, y)}"""
+    out = {"torch": torch_loss, "torch.compile": torch.compile(torch_loss, dynamic=False)}
+    liger = optional("liger_kernel.ops.fused_linear_cross_entropy")
+    cce = optional("cut_cross_entropy")
+    quack = optional("quack.linear_cross_entropy")
+    if liger:
+        out["liger"] = lambda x, w, y: liger.LigerFusedLinearCrossEntropyFunction.apply(x, w, y)[0]
+    if cce:
+        out["cce"] = lambda x, w, y: cce.linear_cross_entropy(x, w, y)
+    if quack:
+        out["quack"] = lambda x, w, y: quack.chunked_linear_cross_entropy(x, w, y, chunk_size=4096)
+    return out
+
+
+def passes(p, ridge, names):
+    """[(op, provider, flops, call, extra bytes or None)]"""
+    leaf = (p.x.detach().requires_grad_(), p.w.detach().requires_grad_())
+    out = [("linear_ce_eval", "ridge", p.flops(1), lambda: ridge.run("eval"), ridge.extra("eval")),
+           ("linear_ce_train", "ridge", p.flops(3), lambda: ridge.run("train"), ridge.extra("train")),
+           ("linear_ce_backward", "ridge", p.flops(3), lambda: ridge.run("backward"), ridge.extra("backward")),
+           ("linear_ce_eval", "cublas x W^T", p.flops(1), lambda: torch.mm(p.x, p.w.T), None)]
+
+    def train(loss):
+        leaf[0].grad = leaf[1].grad = None
+        loss(leaf[0], leaf[1], p.y).backward()
+
+    def forward(loss):
+        with torch.no_grad():
+            loss(p.x, p.w, p.y)
+
+    for name, loss in names.items():
+        out.append(("linear_ce_eval", name, p.flops(1), lambda loss=loss: forward(loss), None))
+        out.append(("linear_ce_train", name, p.flops(3), lambda loss=loss: train(loss), None))
+    return out, leaf
+
+
+def measure(p, lib, names, rounds):
+    ridge = Ridge(lib, p)
+    truth = reference(p)
+    runs, leaf = passes(p, ridge, names)
+    times, peak, err = {}, {}, {}
+    for op, name, _, call, extra in runs:
+        try:
+            leaf[0].grad = leaf[1].grad = None
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            call()
+            torch.cuda.synchronize()
+            peak[op, name] = extra if extra is not None else torch.cuda.max_memory_allocated() - before
+            if op != "linear_ce_eval":
+                mine = name == "ridge"
+                err[op, name] = error(ridge.dx if mine else leaf[0].grad, ridge.dw if mine else leaf[1].grad, truth)
+            call()
+            times[op, name] = []
+        except Exception as problem:
+            print(f"left out: {name} {op} at {p.text}: {str(problem).splitlines()[0][:160]}")
+    for _ in range(rounds):
+        for op, name, _, call, _ in runs:
+            if (op, name) not in times:
+                continue
+            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            times[op, name].append(begin.elapsed_time(end) * 1e3)
+    leaf[0].grad = leaf[1].grad = None
+    return [(op, name, flops, sorted(times[op, name]), peak[op, name], err.get((op, name), ""))
+            for op, name, flops, _, _ in runs if (op, name) in times], ridge
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lib", default="build/libridge.so")
+    parser.add_argument("--csv")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--shapes", default=",".join(str(i) for i in range(len(SHAPES))))
+    parser.add_argument("--half", action="store_true", help="also with half of the rows ignored")
+    parser.add_argument("--alone", action="store_true", help="without rivals but cuBLAS")
+    args = parser.parse_args()
+    lib = R.Library(args.lib, "cuda")
+    now = datetime.datetime.now(datetime.timezone.utc)
+    base = dict(run=now.strftime("%Y%m%dT%H%M%S") + f"-ce{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                commit=args.commit, device=torch.cuda.get_device_name(), suite="linear_ce", floor_us="",
+                driver=f"CUDA {torch.version.cuda} torch {torch.__version__}")
+    warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(300):
+        warm @ warm
+    del warm
+    out = None
+    if args.csv:
+        new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
+        out = open(args.csv, "a")
+        if new:
+            out.write(",".join(COLUMNS) + "\n")
+    for at in (int(s) for s in args.shapes.split(",")):
+        for half in (False, True) if args.half else (False,):
+            torch._dynamo.reset()  # its limit of recompilations is one for all problems
+            p = Problem(*SHAPES[at], half)
+            rows, ridge = measure(p, lib, {} if args.alone else rivals(p), args.rounds)
+            for op, name, flops, t, peak, err in rows:
+                us = statistics.median(t)
+                kernel = lib.pick(ridge.calls[op[10:]]) if name == "ridge" else name
+                row = dict(base, op=op, problem=p.text, provider=name, kernel=kernel, us=us, us_p20=t[len(t) // 5],
+                           us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, gbps="", err=err, peak_bytes=float(peak))
+                if out:
+                    out.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]).replace(",", " ")
+                                       for c in COLUMNS) + "\n")
+                    out.flush()
+                tail = f" err {err:.2e}" if err != "" else ""
+                print(f"{op:19s} {p.text} {name:13s} {us * 1e-3:8.3f} ms {flops / us * 1e-6:6.0f} TFLOP/s "
+                      f"{peak * 1e-6:8.0f} MB{tail}", flush=True)
+            del p, rows, ridge
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""peers_gemm.py: the suite `decode` of peers.py: gemm_fp8 for few tokens beside cuBLASLt, cuBLAS in bf16 and, where they can
+be imported, DeepGEMM and TK-GEMM (TK_GEMM_DIR: the folder of splitk_gemm_fp8.py). The floor is a read of the weights.
+
+DECODE_M and DECODE_NK in the environment narrow it: DECODE_M=1,64 DECODE_NK=8192x8192."""
+import importlib, os, sys
+
+import torch
+import triton
+import triton.language as tl
+
+import ridge_ctypes as R
+
+NK = [(8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672), (7168, 2048), (4096, 14336)]
+M = [1, 2, 4, 8, 16, 32, 64]
+MODES = {"tensor": (0, 0), "row": (0x10000, 0x100000), "row128_blk128": (0x20000, 0x300000)}
+GEMM_FP8, E4M3, SETTLED = 9, 4, 2
+BYTES = 280e6  # of weights in a rotation: more than four times the L2 of an H200
+
+
+@triton.jit
+def read_kernel(words, sink, n, BLOCK: tl.constexpr, LOADS: tl.constexpr):
+    at = tl.program_id(0) * BLOCK * LOADS + tl.arange(0, BLOCK)
+    folded = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, n, BLOCK * LOADS * tl.num_programs(0)):
+        for i in tl.static_range(LOADS):
+            place = start + at + i * BLOCK
+            folded ^= tl.load(words + place, mask=place < n, other=0)
+    if tl.max(folded) == 0x12345678:
+        tl.store(sink, 1)
+
+
+def stream(w, sink, blocks, threads):
+    words = w.view(torch.int32)
+    return read_kernel[(132 * blocks,)](words, sink, words.numel(), BLOCK=threads * 4, LOADS=4, num_warps=threads // 32)
+
+
+def optional(name, folder=None):
+    if folder:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        print(f"left out: {name}: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}")
+        return None
+
+
+def ridge_call(lib, m, n, k, mode, a, sa, w, sw, d, settled, kernel=None):
+    call = lib.call(GEMM_FP8, (m, n, k), 0, [], kernel)
+    call.flags = MODES[mode][0] | MODES[mode][1] | (SETTLED if settled else 0)
+    for i, (tensor, dtype) in enumerate(((a, E4M3), (sa, R.F32), (w, E4M3), (sw, R.F32), (d, R.BF16))):
+        call.arg[i] = R.Operand(tensor.data_ptr(), 0, dtype, 0)
+    return call
+
+
+def scales(mode, m, n, k):
+    """Of A and B as ridge has them: ROW128 is [k/128, m], contiguous."""
+    shape = {"tensor": ((1,), (1,)), "row": ((m,), (n,)), "row128_blk128": ((k // 128, m), (n // 128, k // 128))}[mode]
+    return [torch.rand(s, device="cuda") + 0.5 for s in shape]
+
+
+def reference(mode, a, sa, w, sw):
+    """The first 128 columns in float64."""
+    a, w, k = a.double(), w[:128].double(), a.shape[1]
+    if mode == "row128_blk128":
+        a, w = a * sa.double().t().repeat_interleave(128, 1), w * sw[:1].double().repeat_interleave(128, 1)
+    elif mode == "row":
+        a, w = a * sa.double()[:, None], w * sw[:128].double()[:, None]
+    else:
+        a = a * sa.double() * sw.double()
+    return a @ w.t()
+
+
+def cublaslt(mode, m, n, k, a, sa, sw):
+    """torch's scaled product; m is padded to 16, as cuBLASLt wants it."""
+    rows = max(16, m)
+    x = torch.zeros(rows, k, device="cuda", dtype=torch.float8_e4m3fn)
+    x[:m].copy_(a)
+    if mode == "tensor":
+        one = [s.reshape(()) for s in (sa, sw)]
+        return lambda w: torch._scaled_mm(x, w.t(), scale_a=one[0], scale_b=one[1], out_dtype=torch.bfloat16, use_fast_accum=True)
+    if mode == "row":
+        row = torch.ones(rows, 1, device="cuda")
+        row[:m, 0] = sa
+        return lambda w: torch._scaled_mm(x, w.t(), scale_a=row, scale_b=sw[None], out_dtype=torch.bfloat16, use_fast_accum=True)
+    from torch.nn.functional import ScalingType, scaled_mm
+    block = torch.ones(k // 128, rows, device="cuda")
+    block[:, :m] = sa
+    padded = torch.ones(n // 128, (k // 128 + 3) // 4 * 4, device="cuda")
+    padded[:, :k // 128] = sw
+    return lambda w: scaled_mm(x, w.t(), block.t(), ScalingType.BlockWise1x128, padded.t(), ScalingType.BlockWise128x128,
+                               output_dtype=torch.bfloat16)
+
+
+def deepgemm(module, m, n, a, sa, sw):
+    d = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    table = sa.t()
+    if hasattr(module, "get_mn_major_tma_aligned_tensor"):
+        table = module.get_mn_major_tma_aligned_tensor(table.contiguous())
+    return lambda w: module.fp8_gemm_nt((a, table), (w, sw), d)
+
+
+def decode_suite(lib, all_kernels):
+    deep = optional("deep_gemm")
+    tk = optional("splitk_gemm_fp8", os.environ.get("TK_GEMM_DIR", "."))
+    tokens = [int(x) for x in os.environ.get("DECODE_M", "").split(",") if x] or M
+    shapes = [tuple(int(x) for x in s.split("x")) for s in os.environ.get("DECODE_NK", "").split(",") if s] or NK
+    sink = torch.zeros(1, device="cuda", dtype=torch.int32)
+    for n, k in shapes:
+        sets = [torch.empty(n, k, device="cuda", dtype=torch.bfloat16).normal_().to(torch.float8_e4m3fn)
+                for _ in range(max(3, int(BYTES // (n * k)) + 1))]
+        wide = [w.to(torch.bfloat16) for w in sets[:max(3, int(BYTES // (2 * n * k)) + 1)]]
+        pair = {id(w): wide[i % len(wide)] for i, w in enumerate(sets)}
+        for m in tokens:
+            for mode in MODES:
+                a16 = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+                a = a16.to(torch.float8_e4m3fn)
+                sa, sw = scales(mode, m, n, k)
+                d = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+                run = lambda call: lib.run(call, torch.cuda.current_stream().cuda_stream)
+                providers = {}
+                for name, settled in (("ridge", False), ("ridge:settled", True)):
+                    ready = {id(w): ridge_call(lib, m, n, k, mode, a, sa, w, sw, d, settled) for w in sets}
+                    kernel = lib.pick(ready[id(sets[0])]) + (" settled" if settled else "")
+                    providers[name] = (kernel, lambda w, ready=ready: run(ready[id(w)]))
+                providers["cublaslt"] = (mode, cublaslt(mode, m, n, k, a, sa, sw))
+                if mode == "tensor":
+                    providers["cublas-bf16"] = ("matmul", lambda w: a16 @ pair[id(w)].t())
+                    for blocks, threads in ((1, 512), (2, 512), (4, 256)):
+                        providers[f"stream:{blocks}x{threads}"] = ("read", lambda w, b=blocks, t=threads: stream(w, sink, b, t))
+                    if tk and m >= 16:
+                        providers["tk-gemm"] = ("split-k", lambda w: tk.gemm_split_k(a, w.t()))
+                if deep and mode == "row128_blk128":
+                    providers["deepgemm"] = ("fp8_gemm_nt", deepgemm(deep, m, n, a, sa, sw))
+                want = reference(mode, a, sa, sets[0], sw)
+
+                def error(w):
+                    run(ridge_call(lib, m, n, k, mode, a, sa, w, sw, d, False))
+                    torch.cuda.synchronize()
+                    return ((d[:, :128].double() - want).norm() / want.norm()).item()
+
+                yield dict(op="gemm_fp8", problem=f"m={m} n={n} k={k} scales={mode}", bytes=n * k + m * k + 2 * m * n,
+                           flops=2 * m * n * k, sets=sets, providers=providers, error=error)
+        del sets, wide, pair
+        torch.cuda.empty_cache()

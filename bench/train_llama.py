@@ -1,0 +1,217 @@
+"""train_llama.py: a Llama of few layers at the width of Llama-3-8B trained on text: PyTorch alone (torch.compile), with ridge's
+SwiGLU and linear cross entropy, and with Fp8Linear as well; step time, peak memory and loss side by side.
+
+    python3 bench/train_llama.py [--steps 50] [--tokens 8192] [--providers torch,torch-again,ridge,ridge-fp8] [--csv FILE]
+
+The text is the Python standard library's sources, one token for each word, run of spaces and sign, numbered by frequency; all
+providers see the same tokens and the same initial weights. Step times are medians over the last 60 % of the steps. Written
+are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and optimiser state), and op
+train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own run-to-run noise.
+"""
+import argparse
+import collections
+import datetime
+import functools
+import gc
+import glob
+import os
+import re
+import statistics
+import sys
+import sysconfig
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import ridge.torch as R  # noqa: E402
+
+COLUMNS = ("run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,floor_us,err,"
+           "peak_bytes").split(",")
+
+
+def text_tokens(count, vocab):
+    """`count` tokens of the standard library's sources."""
+    words = []
+    for path in sorted(glob.glob(os.path.join(sysconfig.get_paths()["stdlib"], "*.py"))):
+        with open(path, encoding="utf-8", errors="replace") as f:
+            words += re.findall(r"\w+|[^\S\n]+|\n+|[^\w\s]", f.read())
+        if len(words) > count:
+            break
+    number = {word: min(i, vocab - 1) for i, (word, _) in enumerate(collections.Counter(words).most_common())}
+    tokens = torch.tensor([number[word] for word in words])
+    return tokens.repeat(-(-count // len(tokens)))[:count]
+
+
+def silu_torch(gate_up):
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+class Block(nn.Module):
+    """Pre-norm attention (grouped heads, rotary positions) and SwiGLU, projections fused as engines fuse them."""
+
+    def __init__(self, hidden, inner, heads, kv, activation):
+        super().__init__()
+        self.heads, self.kv, self.size, self.activation = heads, kv, hidden // heads, activation
+        self.norm1, self.norm2 = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
+        self.qkv = nn.Linear(hidden, (heads + 2 * kv) * self.size, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x, cos, sin):
+        b, t, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, -1, self.size).transpose(1, 2).split((self.heads, self.kv, self.kv), 1)
+
+        def turn(y):
+            one, two = y.chunk(2, -1)
+            return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+
+        y = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, -1))
+        return x + self.down(self.activation(self.gate_up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, args, activation):
+        super().__init__()
+        self.embed = nn.Embedding(args.vocab, args.hidden)
+        self.blocks = nn.ModuleList(Block(args.hidden, args.inner, args.heads, args.kv, activation) for _ in range(args.layers))
+        self.norm = nn.RMSNorm(args.hidden, eps=1e-5)
+        self.head = nn.Linear(args.hidden, args.vocab, bias=False)
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, cos, sin):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.norm(x)
+
+
+def loss_torch(x, weight, target):
+    return F.cross_entropy(F.linear(x, weight).float(), target)
+
+
+def rotary(args, device, dtype):
+    size = args.hidden // args.heads
+    angle = torch.arange(args.sequence)[:, None] * (5e5 ** (-torch.arange(0, size, 2) / size))[None]
+    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+
+
+def train(provider, args, tokens):
+    """(losses, ms of each step, peak bytes beyond what every provider holds)"""
+    device, dtype = args.device, torch.bfloat16
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    gc.collect()
+    left = torch.cuda.memory_allocated() if device == "cuda" else 0  # what an earlier provider's compiled code still holds
+    own = provider.startswith("ridge")
+    with torch.device(device):
+        model = Model(args, R.swiglu if own else silu_torch).to(dtype)
+    if provider == "ridge-fp8":
+        R.swap_linear(model, exclude=("head",))
+    compile_ = (lambda f: f) if args.eager else torch.compile
+    for block in model.blocks:
+        block.forward = compile_(block.forward)
+    loss_of = R.linear_cross_entropy if own else compile_(loss_torch)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0, fused=device == "cuda")
+    cos, sin = rotary(args, device, dtype)
+    rows = args.tokens // args.sequence
+    losses, marks = [], []
+
+    def mark():
+        marks.append(torch.cuda.Event(enable_timing=True) if device == "cuda" else time.perf_counter())
+        if device == "cuda":
+            marks[-1].record()
+
+    profile = None
+    for step in range(args.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = args.lr * min(1.0, (step + 1) / args.warmup)
+        if args.profile and step == args.steps - 2:
+            profile = torch.profiler.profile(activities=list(torch.profiler.supported_activities()))
+            profile.start()
+        part = tokens[step * args.tokens:(step + 1) * args.tokens + 1]
+        x, y = part[:-1].view(rows, -1), part[1:].reshape(-1)
+        mark()
+        hidden = model(x, cos, sin)
+        loss = loss_of(hidden.view(-1, args.hidden), model.head.weight, y)
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+        if step == 1 and device == "cuda":  # the optimiser's state is there, everything is compiled
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+    mark()
+    if profile:
+        torch.cuda.synchronize()
+        profile.stop()
+        print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=24, max_name_column_width=70))
+    peak = 0
+    if device == "cuda":
+        torch.cuda.synchronize()
+        held = sum(p.numel() * p.element_size() for p in model.parameters())
+        state = sum(t.numel() * t.element_size() for s in optimiser.state.values() for t in s.values() if torch.is_tensor(t))
+        peak = torch.cuda.max_memory_allocated() - left - 2 * held - state
+        times = [a.elapsed_time(b) for a, b in zip(marks, marks[1:])]
+    else:
+        times = [(b - a) * 1e3 for a, b in zip(marks, marks[1:])]
+    return [v.item() for v in losses], times, peak
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    integer = functools.partial(parser.add_argument, type=int)
+    for name, default in (("steps", 50), ("tokens", 8192), ("sequence", 4096), ("layers", 2), ("hidden", 4096), ("inner", 14336),
+                          ("heads", 32), ("kv", 8), ("vocab", 128256)):
+        integer(f"--{name}", default=default)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    integer("--warmup", default=10, help="steps over which the learning rate rises to its value")
+    parser.add_argument("--profile", action="store_true", help="the kernels of the last two steps")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--providers", default="torch,torch-again,ridge,ridge-fp8")
+    parser.add_argument("--csv")
+    parser.add_argument("--commit", default="unknown")
+    args = parser.parse_args()
+    tokens = text_tokens(args.steps * args.tokens + 1, args.vocab).to(args.device)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    base = dict.fromkeys(COLUMNS, "") | dict(
+        run=now.strftime("%Y%m%dT%H%M%S") + f"-train{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"), commit=args.commit,
+        device=torch.cuda.get_device_name() if args.device == "cuda" else "CPU", suite="train",
+        driver=f"CUDA {torch.version.cuda} torch {torch.__version__}")
+    problem = f"tokens={args.tokens} layers={args.layers} hidden={args.hidden} vocab={args.vocab}"
+    rows, first = [], None
+    for provider in args.providers.split(","):
+        begin = time.perf_counter()
+        losses, times, peak = train(provider, args, tokens)
+        last = sorted(times[max(3, len(times) * 2 // 5):] or times)
+        ms = statistics.median(last)
+        rows.append(dict(base, op="train_step", problem=problem, provider=provider, kernel="compiled" if not args.eager else "eager",
+                         us=ms * 1e3, us_p20=last[len(last) // 5] * 1e3, us_p80=last[-1 - len(last) // 5] * 1e3, peak_bytes=peak))
+        rows += [dict(base, op="train_loss", problem=f"step={i} {problem}", provider=provider, kernel="", err=v)
+                 for i, v in enumerate(losses)]
+        first = first or (ms, losses, peak)
+        off = [abs(a - b) / b for a, b in zip(losses, first[1])]
+        print(f"{provider:12s} {ms:8.2f} ms a step ({first[0] / ms:.3f} x), peak {peak / 2**20:8.0f} MiB beyond the model "
+              f"({peak / max(first[2], 1):.2f}), loss {losses[0]:.4f} -> {losses[-1]:.4f}, from the first's at most {max(off):.2%}, "
+              f"{statistics.mean(off[len(off) // 2:]):.2%} in the mean of the second half; "
+              f"{time.perf_counter() - begin:.0f} s in all", flush=True)
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+    if args.csv:
+        new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
+        with open(args.csv, "a") as f:
+            f.write(",".join(COLUMNS) + "\n" if new else "")
+            for row in rows:
+                f.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]) for c in COLUMNS) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,523 @@
+/* ce_gemm_sm90.cu: the three products of the linear cross entropy on Hopper, each with its epilogue in registers:
+ *
+ *     logits x W^T     -> maximum and sum of exponentials by row and cluster (CE_STATS), or P^T and the sum of
+ *                         E (CE_PROBS); *_EXTRA: with whatever options and outputs
+ *     dX = n_r (P W)   -> rows of dX by the list (CE_DX)
+ *     dW = P^T (n_r x) -> f32, stored or added, or 16 bits (CE_DW)
+ *
+ * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
+ * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
+#include "ce_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* This thread's two rows of the tile: listed row, whether it is there, column of its target in this tile (or not). */
+typedef struct tile_rows {
+    int row[2];
+    bool live[2];
+    int target[2];
+} tile_rows;
+
+static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const gemm16_work &w, int first, int first_col)
+{
+    tile_rows t;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = first + 8 * h;
+
+        t.live[h] = r < w.m;
+        t.row[h] = (int)a.c.begin + r;
+        t.target[h] = t.live[h] && a.class_step == 1 ? a.c.p.label[t.row[h]] - first_col : -1;
+    }
+    return t;
+}
+
+/* Bias, or class weight, of the tile's columns to shared memory: with an address for each, registers would spill. */
+static __device__ __forceinline__ void share_columns(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
+                                                     int group, int first_col, bool weights)
+{
+    const ce_params &p = a.c.p;
+
+    ptx_barrier_sync(3 + group, 128); /* what was there has been read */
+    for (int i = threadIdx.x % 128; i < G16_N; i += 128) {
+        const int c = first_col + i;
+
+        if (weights)
+            s->column[group][i] = p.class_weight && c < w.n ? p.class_weight[p.offset + c] : 1.0f;
+        else
+            s->column[group][i] = c < w.n ? ce_bias(p, (int64_t)c * a.class_step) : 0.0f;
+    }
+    ptx_barrier_sync(3 + group, 128); /* before others read it */
+}
+
+static __device__ __forceinline__ float2 shared_columns(const gemm16_memory *s, int group, int j)
+{
+    return *(const float2 *)&s->column[group][8 * j + 2 * (threadIdx.x % 4)];
+}
+
+/* u to z in place, -inf beyond the last column. */
+template <int EXTRA>
+static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
+                                                 int first_col, float *acc)
+{
+    const ce_params &p = a.c.p;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+    if (EXTRA) {
+        const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
+
+        share_columns(a, w, s, group, first_col, false);
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++) {
+            const float2 bias = shared_columns(s, group, j);
+
+            acc[4 * j] = ce_logit(p, acc[4 * j] + bias.x, cap_inverse, cool);
+            acc[4 * j + 1] = ce_logit(p, acc[4 * j + 1] + bias.y, cap_inverse, cool);
+            acc[4 * j + 2] = ce_logit(p, acc[4 * j + 2] + bias.x, cap_inverse, cool);
+            acc[4 * j + 3] = ce_logit(p, acc[4 * j + 3] + bias.y, cap_inverse, cool);
+        }
+    }
+    if (first_col + G16_N > w.n)
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[4 * j + i] = col + 8 * j + i % 2 < w.n ? acc[4 * j + i] : -CUDART_INF_F;
+}
+
+/* The target's logit, from the one thread that holds it. */
+static __device__ __forceinline__ void put_target(const ce_product &a, const tile_rows &t, const float *acc)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int at = t.target[h] - 2 * (threadIdx.x % 4);
+
+        if (t.target[h] >= 0 && t.target[h] < G16_N && at >= 0 && at % 8 < 2)
+#pragma unroll
+            for (int j = 0; j < G16_N / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (at == 8 * j + e)
+                        a.c.p.target_z[t.row[h]] = acc[4 * j + 2 * h + e];
+    }
+}
+
+static __device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* Maximum and sum of a row of the tile into this cluster's part. */
+static __device__ __forceinline__ void put_stats(const ce_product &a, const tile_rows &t, int h, const float *acc)
+{
+    ce_part *part = &a.c.p.part[(int64_t)t.row[h] * a.c.p.splits + blockIdx.x / G16_CLUSTER];
+    const bool mine = t.live[h] && threadIdx.x % 4 == 0;
+    ce_part old = {-CUDART_INF_F, 0.0f};
+    float high = -CUDART_INF_F, sum = 0.0f, base;
+
+    if (mine)
+        old = *part;
+#pragma unroll
+    for (int j = 0; j < G16_N / 8; j++)
+        high = fmaxf(high, fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
+    high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+    high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+    base = high == -CUDART_INF_F ? 0.0f : high * CE_LOG2E;
+#pragma unroll
+    for (int j = 0; j < G16_N / 8; j++)
+        sum += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base)) +
+               ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h + 1], CE_LOG2E, -base));
+    sum = quad_sum(sum);
+    if (!mine)
+        return;
+    if (old.sum != 0.0f) {
+        const float top = fmaxf(high, old.max);
+
+        sum = sum * (high == top ? 1.0f : ptx_ex2((high - top) * CE_LOG2E)) +
+              old.sum * (old.max == top ? 1.0f : ptx_ex2((old.max - top) * CE_LOG2E));
+        high = top;
+    }
+    *part = {high, sum};
+}
+
+/* The larger of two logits, the first of equals; NaN counts as largest. */
+static __device__ __forceinline__ void keep_larger(float *best, int *at, float v, int c)
+{
+    const bool nan = *best != *best;
+
+    if (v != v ? !nan || c < *at : !nan && (v > *best || (v == *best && c < *at))) {
+        *best = v;
+        *at = c;
+    }
+}
+
+/* Adds a tile's sums of a row, whose maximum is `best` of class `at`, to this cluster's part. */
+static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t slot, float best, int at, float sum,
+                                                  ce_more more)
+{
+    const ce_part old = p.part[slot];
+    const ce_more had = p.full ? p.more[slot] : ce_more{0.0f, 0.0f, 0.0f, INT32_MAX};
+    float top = best, scale = 1.0f, scale_old = 0.0f, gap = 0.0f, gap_old = 0.0f;
+    int first = at;
+
+    keep_larger(&top, &first, old.max, had.argmax);
+    if (sum != 0.0f && best != top)
+        scale = ptx_ex2((gap = best - top) * CE_LOG2E);
+    if (old.sum != 0.0f)
+        scale_old = ptx_ex2((gap_old = old.max - top) * CE_LOG2E);
+    p.part[slot] = {top, sum * scale + old.sum * scale_old};
+    if (p.full)
+        p.more[slot] = {(scale != 0.0f ? scale * (more.spread + gap * sum) : 0.0f) +
+                            (scale_old != 0.0f ? scale_old * (had.spread + gap_old * old.sum) : 0.0f),
+                        more.z + had.z, more.wz + had.wz, first};
+}
+
+/* Everything that can be asked of a row of the tile. */
+static __device__ __forceinline__ void put_stats_full(const ce_product &a, const gemm16_work &w, const gemm16_memory *s,
+                                                      int group, const tile_rows &t, int h, int first_col,
+                                                      const float *acc)
+{
+    const ce_params &p = a.c.p;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+    float best = -CUDART_INF_F, base, sum = 0.0f;
+    ce_more more = {0.0f, 0.0f, 0.0f, INT32_MAX};
+    int left = w.n - col;
+
+#pragma unroll
+    for (int i = 0; i < G16_N / 4; i++)
+        if (8 * (i / 2) + i % 2 < left)
+            keep_larger(&best, &more.argmax, acc[4 * (i / 2) + 2 * h + i % 2], col + 8 * (i / 2) + i % 2);
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+        keep_larger(&best, &more.argmax, __shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, more.argmax, step));
+    base = best == -CUDART_INF_F ? 0.0f : best;
+#pragma unroll
+    for (int i = 0; i < G16_N / 4; i++) {
+        const float v = acc[4 * (i / 2) + 2 * h + i % 2], d = v - base, e = ptx_ex2(d * CE_LOG2E);
+        const float2 weight = shared_columns(s, group, i / 2);
+
+        asm volatile("" : "+r"(left)); /* 64 comparisons would be kept in registers */
+        sum += e;
+        more.spread += e > 0.0f ? e * d : 0.0f;
+        if (8 * (i / 2) + i % 2 < left) {
+            more.z += v;
+            more.wz += (i % 2 ? weight.y : weight.x) * v;
+        }
+    }
+    sum = quad_sum(sum);
+    more.spread = quad_sum(more.spread);
+    more.z = quad_sum(more.z);
+    more.wz = quad_sum(more.wz);
+    if (t.live[h] && threadIdx.x % 4 == 0)
+        merge_part(p, (int64_t)t.row[h] * p.splits + blockIdx.x / G16_CLUSTER, best, more.argmax, sum, more);
+}
+
+/* One element of P from its logit; *e receives E. */
+template <int EXTRA>
+static __device__ __forceinline__ float prob_of(const ce_product &a, float z, float exponent, float2 mix, float weight,
+                                                float *e)
+{
+    const ce_params &p = a.c.p;
+    float v = ptx_ex2(__fmaf_rn(z, CE_LOG2E, -exponent));
+
+    *e = v;
+    if (EXTRA)
+        v = __fmaf_rn(v, mix.x, -weight * mix.y) *
+            ce_slope(p, z, p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, 1.0f / p.temperature);
+    return v;
+}
+
+/* 64 x 256 logits to P^T, 64 classes at a time through shared memory, and the sums of E. */
+template <int BF16, int EXTRA>
+static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
+                                                 const tile_rows &t, int first_row, int first_col, const float *acc)
+{
+    const ce_params &p = a.c.p;
+    const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+    const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
+    float exponent[2], sum[2] = {0.0f, 0.0f};
+    float2 mix[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        exponent[h] = t.live[h] ? a.c.exponent[t.row[h]] : CUDART_INF_F; /* rows that are not there: P is 0 */
+        if (EXTRA && a.mixed)
+            mix[h] = t.live[h] ? a.c.mix[t.row[h]] : make_float2(0.0f, 0.0f);
+    }
+    if (EXTRA)
+        share_columns(a, w, s, group, first_col, true);
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        const uint32_t panel = ptx_shared(s->d[group][q % 2]);
+
+        if (thread == 0)
+            ptx_tma_wait_read_before();
+        ptx_barrier_sync(3 + group, 128); /* the panel has left before it is written again */
+#pragma unroll
+        for (int j = 8 * q; j < 8 * q + 8; j += 2) {
+            uint32_t word[4];
+
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* columns 8 (j + i / 2) .., row half i % 2 */
+                const int at = 4 * (j + i / 2) + 2 * (i % 2);
+                const float2 weight = EXTRA ? shared_columns(s, group, j + i / 2) : make_float2(1.0f, 1.0f);
+                float e0, e1, v0, v1;
+
+                v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
+                v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
+                sum[i % 2] += e0 + e1;
+                word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
+            }
+            const int row = 8 * (j - 8 * q) + offset;
+
+            ptx_store_transposed(panel + row * 128 + ((chunk ^ (row & 7)) * 16), word[0], word[1], word[2], word[3]);
+        }
+        ptx_fence_async();
+        ptx_barrier_sync(3 + group, 128); /* all of the panel before TMA reads it */
+        if (thread == 0) {
+            const int c = first_col + 64 * q;
+
+            if (c < w.n)
+                ptx_tma_store_2d(c < a.c.probs.split ? &a.store[0] : &a.store[1], first_row,
+                                 c < a.c.probs.split ? c : c - a.c.probs.split, panel);
+            ptx_tma_commit();
+        }
+    }
+    if (!a.sums)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float all = quad_sum(sum[h]);
+
+        if (t.live[h] && lane % 4 == 0)
+            p.part[(int64_t)t.row[h] * p.splits + blockIdx.x / G16_CLUSTER].sum += all;
+    }
+}
+
+/* dX: rows by the list, each times its factor, and the targets' part. */
+template <int BF16>
+static __device__ __forceinline__ void put_dx(const ce_product &a, const gemm16_work &w, const tile_rows &t,
+                                              int first_col, const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+    const ce_params &p = a.c.p;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (!t.live[h])
+            continue;
+        const float f = a.c.factor[t.row[h]];
+        const int v = p.label[t.row[h]];
+        const float g = v >= 0 ? a.c.at_target[t.row[h]] : 0.0f;
+        const int64_t step = p.hv ? p.w_stride : 1;
+        const uint16_t *line = (const uint16_t *)p.w + (p.hv ? v : v * p.w_stride) + col * step;
+        uint16_t *to = (uint16_t *)a.out + p.list[t.row[h]] * a.ld + col;
+
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++) {
+            float x = 0.0f, y = 0.0f;
+
+            if (col + 8 * j >= w.n)
+                continue;
+            if (v >= 0) {
+                x = num_load<dtype>(line, 8 * j * step);
+                y = num_load<dtype>(line, (8 * j + 1) * step);
+            }
+            *(uint32_t *)(to + 8 * j) =
+                num_pack2<dtype>(__fmaf_rn(g, x, acc[4 * j + 2 * h] * f), __fmaf_rn(g, y, acc[4 * j + 2 * h + 1] * f));
+        }
+    }
+}
+
+/* One piece of dX, in f32: ce_steps_sm90.cu adds the pieces. */
+static __device__ __forceinline__ void put_partial(const ce_product &a, const gemm16_work &w, int first, int piece,
+                                                   int first_col, const float *acc)
+{
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *to = a.c.partial + (piece * a.c.rows + first + 8 * h) * (int64_t)w.n + col;
+
+        if (first + 8 * h >= w.m)
+            continue;
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+            if (col + 8 * j < w.n)
+                *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    }
+}
+
+/* The power of two that keeps n_r x in the range of f16. */
+static __device__ __forceinline__ float scale_back(const ce_params &p, int bf16)
+{
+    const uint32_t exponent = p.totals->largest >> 23;
+
+    return bf16 || exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
+}
+
+template <int BF16>
+static __device__ __forceinline__ void put_dw(const ce_product &a, const gemm16_work &w, int first, int first_col,
+                                              const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    const float scale = scale_back(a.c.p, BF16);
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int64_t at = (int64_t)(first + 8 * h) * a.ld + col;
+
+        if (first + 8 * h >= w.m)
+            continue;
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++) {
+            const float x = acc[4 * j + 2 * h] * scale, y = acc[4 * j + 2 * h + 1] * scale;
+
+            if (col + 8 * j >= w.n)
+                continue;
+            if (a.out_dtype != RIDGE_F32)
+                *(uint32_t *)((uint16_t *)a.out + at + 8 * j) = num_pack2<dtype>(x, y);
+            else if (a.add)
+                ptx_add_f32x2((float *)a.out + at + 8 * j, x, y);
+            else
+                *(float2 *)((float *)a.out + at + 8 * j) = make_float2(x, y);
+        }
+    }
+}
+
+static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
+{
+    const int rows = ce_chunk_rows(a.c);
+    gemm16_work w = {};
+
+    w.m = a.limit_m ? rows : a.m;
+    w.n = a.n;
+    w.first_m = a.first_m;
+    w.bundle = a.bundle;
+    w.stagger = (uint32_t)a.stagger;
+    w.blocks = ((a.limit_k ? rows : a.k) + G16_K - 1) / G16_K;
+    w.pairs = ce_skipped(a.c) ? 0 : (w.m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
+    w.tiles_n = (w.n + G16_N - 1) / G16_N;
+    if (a.limit_k && rows == 0 && a.add)
+        w.pairs = 0;
+    w.pieces = a.pieces;
+    w.piece = (w.blocks + a.pieces - 1) / a.pieces;
+    w.items = w.pairs * w.tiles_n * w.pieces;
+    if (a.from_x) {
+        w.pick = a.c.p.totals->rows != a.c.p.tokens;
+        w.first_m = w.pick ? 0 : (int)a.c.begin;
+    }
+    return w;
+}
+
+#endif
+
+template <int BF16, int MN_A, int MN_B, int WHAT>
+static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_constant__ ce_product a)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    constexpr int EXTRA = WHAT == CE_STATS_EXTRA || WHAT == CE_PROBS_EXTRA;
+    constexpr int LOGITS = WHAT < CE_DX;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    gemm16_memory *s = (gemm16_memory *)shared;
+
+    gemm16_begin(s);
+    const gemm16_work w = work_of(a);
+
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x == 0)
+            gemm16_load<MN_A, MN_B>(a.maps, w, s);
+    } else {
+        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
+        const gemm16_places at = gemm16_places_of<MN_A, MN_B>(s, group);
+        gemm16_turn turn = {0, w.stagger, w.stagger == 0};
+
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        if (group == 1 && w.stagger && (int)blockIdx.x / G16_CLUSTER < w.items)
+            ptx_barrier_sync(1, 256); /* w.stagger stages behind the first warpgroup */
+        for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
+            int pair, tile_n, first_block;
+            const int blocks = WHAT == CE_DX ? gemm16_blocks(w, item, &first_block) : w.blocks;
+            float acc[G16_N / 2];
+
+            gemm16_locate(w, item, &pair, &tile_n);
+            const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64, col = tile_n * G16_N;
+            const int local = first + thread / 32 * 16 + thread % 32 / 4;
+            tile_rows t = {};
+
+            if (WHAT != CE_DW)
+                t = rows_of(a, w, local, col);
+            gemm16_multiply<BF16, MN_A, MN_B>(at, blocks, group, &turn, acc);
+            if (LOGITS) {
+                to_logits<EXTRA>(a, w, s, group, col, acc);
+                put_target(a, t, acc);
+            }
+            if (WHAT == CE_STATS)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    put_stats(a, t, h, acc);
+            if (WHAT == CE_STATS_EXTRA) {
+                share_columns(a, w, s, group, col, true);
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    put_stats_full(a, w, s, group, t, h, col, acc);
+            }
+            if (WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA)
+                put_probs<BF16, EXTRA>(a, w, s, group, t, first, col, acc);
+            if (WHAT == CE_DX && w.pieces > 1)
+                put_partial(a, w, local, item / (w.pairs * w.tiles_n), col, acc);
+            else if (WHAT == CE_DX)
+                put_dx<BF16>(a, w, t, col, acc);
+            if (WHAT == CE_DW) {
+                put_dw<BF16>(a, w, local, col, acc);
+            }
+        }
+        if (LOGITS && thread == 0)
+            ptx_tma_wait();
+    }
+    ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+/* By dtype, then: the four of the logits with W [V, H] and with W [H, V]; dX and dW likewise. */
+#define LOGITS_OF(bf16, mn_b)                                                                             \
+    (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS_EXTRA>, \
+        (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS_EXTRA>
+#define PRODUCTS(bf16)                                                                          \
+    {                                                                                           \
+        LOGITS_OF(bf16, 0), LOGITS_OF(bf16, 1), (const void *)ce_gemm<bf16, 1, 1, CE_DX>,       \
+            (const void *)ce_gemm<bf16, 1, 0, CE_DX>, (const void *)ce_gemm<bf16, 0, 1, CE_DW>, \
+            (const void *)ce_gemm<bf16, 1, 0, CE_DW>                                            \
+    }
+
+enum { FUNCTIONS = 12 };
+static const void *const functions[2][FUNCTIONS] = {PRODUCTS(0), PRODUCTS(1)};
+
+ridge_status ce_product_prepare(const ridge_device *device)
+{
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    return host_prepare(device, &functions[0][0], 2 * FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        (int)sizeof(gemm16_memory), "linear_ce: loading kernels");
+}
+
+ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
+{
+    const int hv = g->c.p.hv, at = what < CE_DX ? what + 4 * hv : what == CE_DX ? 8 + hv : 10 + hv;
+    const int64_t rows = G16_CLUSTER * G16_M;
+    const int64_t items = (g->m + rows - 1) / rows * (((int64_t)g->n + G16_N - 1) / G16_N) * g->pieces;
+    int64_t blocks = device->units / G16_CLUSTER;
+
+    if (items == 0)
+        return RIDGE_OK;
+    blocks = (items < blocks ? items : blocks) * G16_CLUSTER;
+    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][at], dim3((unsigned)blocks),
+                               G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
+}

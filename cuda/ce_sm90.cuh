@@ -1,0 +1,113 @@
+/* ce_sm90.cuh: the linear cross entropy of Hopper: what its parts share. ce_gemm_sm90.cu has the products and their
+ * epilogues, ce_steps_sm90.cu the steps between them (of size B, B H or V B at most once), ce_linear_sm90.cu the plan
+ * of a call and the kernel rows.
+ *
+ * A chunk of listed rows: P^T [V, rows] in 16 bits holds dlogits up to a factor for each row:
+ *     du = n_r P,   P = (alpha_r E - w_c sigma_r) dz/du,   E = 2^(z log2e - k_r)
+ * so that P can be formed in the epilogue of the first product. There are two ways. The exponent k_r is guessed, from
+ * the logits of a sample of 256 classes: alpha is 1, sigma 0, the sum of E gives lse and with it n_r; steps check
+ * that the guess was good, and otherwise a second round, whose kernels else return at once, does it the other way: lse
+ * is known (backward; or a product that only sums came first), k_r, alpha, sigma follow from it, and n_r is a power of
+ * two, so that n_r x is exact. The entry of the target is 0 in P: its du, in which p - 1 is formed first, is never
+ * rounded to 16 bits. So dX = n_r (P W) + du_y W_y, and to dW = P^T (n_r x) a step adds du_y x, class by class. */
+#ifndef RIDGE_CE_SM90_CUH
+#define RIDGE_CE_SM90_CUH
+
+#include "ce.cuh"
+#include "gemm16_sm90.cuh"
+
+/* Products. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
+enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_DX, CE_DW };
+
+enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
+
+/* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
+ * dW is made in groups of `split` classes from the last one on, so that its row v - split is written after row v of
+ * P^T has been read. */
+typedef struct ce_probs {
+    uint16_t *first, *rest;
+    int64_t first_ld, rest_ld;
+    int split;
+} ce_probs;
+
+/* One chunk on its way through the steps. */
+typedef struct ce_chunk {
+    ce_params p;
+    int64_t begin, rows; /* listed rows [begin, begin + rows), where there are so many */
+    ce_probs probs;
+    void *compact;    /* [rows to a multiple of 128, hidden]: x without ignored rows, where there are any */
+    void *scaled;     /* likewise: n_r x, in the same place */
+    float *exponent;  /* by row: k_r */
+    float *factor;    /* n_r */
+    float2 *mix;      /* alpha_r, sigma_r */
+    float *at_target; /* du of the target */
+    int2 *same;       /* by class: the chunk's first row with that target, and how many have it */
+    float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
+    int pieces;
+    int sample; /* classes of the guess */
+    int known;  /* no guess */
+    int gated;  /* only if the guess was bad */
+    int when;   /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
+} ce_chunk;
+
+typedef struct ce_product {
+    gemm16_maps maps;
+    CUtensorMap store[2]; /* P^T */
+    ce_chunk c;
+    int m, n, k; /* m or k at most the rows of the chunk: */
+    int limit_m, limit_k;
+    int from_x;                  /* rows of A are those of x itself, unless some are ignored */
+    int class_step;              /* of the columns' classes: a sample has every class_step-th */
+    int bundle, stagger, pieces; /* as in gemm16_work */
+    int mixed;                   /* alpha and sigma */
+    int sums;                    /* CE_PROBS: also the sum of E */
+    void *out;                   /* CE_DX: dX; CE_DW: dW */
+    int64_t ld;
+    int out_dtype, add;
+    int first_m; /* CE_DW: of the group of classes */
+} ce_product;
+
+ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
+ridge_status ce_product_prepare(const ridge_device *device);
+
+/* In the order of a chunk. */
+enum {
+    CE_STEP_CLEAR = 0,
+    CE_STEP_GATHER,
+    CE_STEP_GUESS,
+    CE_STEP_CHECK,
+    CE_STEP_RESET,
+    CE_STEP_KNOWN,
+    CE_STEP_SCALE,
+    CE_STEP_ADD, /* pieces of dX */
+    CE_STEPS
+};
+ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
+ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
+/* Adds what the targets' du gives to dW (f32, `ld` from line to line) and dbias. */
+ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
+                             void *stream);
+/* A 16-bit matrix from its f32 sum, or the way back. */
+ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
+                          int64_t cols, int64_t stride, int load, void *stream);
+ridge_status ce_step_prepare(const ridge_device *device);
+
+#ifdef __CUDACC__
+
+static __device__ __forceinline__ int ce_chunk_rows(const ce_chunk &c)
+{
+    const int64_t rows = c.p.totals->rows - c.begin;
+
+    return (int)(rows < 0 ? 0 : rows < c.rows ? rows : c.rows);
+}
+
+static __device__ __forceinline__ bool ce_skipped(const ce_chunk &c)
+{
+    const bool all = c.p.totals->rows == c.p.tokens;
+
+    return (c.gated && !c.p.totals->redo) || (c.when == CE_ALL_ROWS && !all) || (c.when == CE_SOME_ROWS && all);
+}
+
+#endif
+
+#endif

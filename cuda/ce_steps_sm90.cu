@@ -1,0 +1,486 @@
+/* ce_steps_sm90.cu: the linear cross entropy on Hopper: the steps between its products (ce_sm90.cuh). */
+#include "ce_sm90.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32 };
+
+/* In f16, p = 1 is stored as 2^10, so that the least p that matters is still a normal number. */
+#define F16_BITS 10.0
+
+/* Sums of E between these: P holds all of them, and loses nothing that counts. */
+#define BF16_LEAST 0x1p-60
+#define BF16_MOST 0x1p100
+#define F16_LEAST 0x1p5
+#define F16_MOST 0x1.8p15
+
+static __device__ __forceinline__ int padded_rows(const ce_chunk &c)
+{
+    return (ce_chunk_rows(c) + 127) / 128 * 128;
+}
+
+/* A warp's row of the chunk, or -1. */
+static __device__ __forceinline__ int64_t warp_row(const ce_chunk &c)
+{
+    const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+
+    return r < ce_chunk_rows(c) ? c.begin + r : -1;
+}
+
+/* What a chunk begins with. */
+static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+
+    for (int64_t i = at; i < c.p.vocab; i += step)
+        c.same[i] = make_int2(INT32_MAX, 0);
+    if (at == 0) {
+        c.p.totals->redo = 0;
+        c.p.totals->largest = 0;
+    }
+}
+
+/* x without ignored rows, followed by zeros to a multiple of 128 rows; nothing where no row is ignored. */
+static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t r = blockIdx.x, vectors = p.hidden / 8;
+
+    if (r >= padded_rows(c) || p.totals->rows == p.tokens)
+        return;
+    const bool there = r < ce_chunk_rows(c);
+    const uint4 *from = (const uint4 *)((const uint16_t *)p.x + (there ? p.list[c.begin + r] * p.x_stride : 0));
+    uint4 *to = (uint4 *)c.compact + r * vectors;
+
+    for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
+        to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
+}
+
+/* By class: the first row of the chunk with that target, and how many there are. */
+static __device__ __forceinline__ void note_target(const ce_chunk &c, int64_t row)
+{
+    const int v = c.p.label[row];
+
+    if (v >= 0) {
+        atomicMin(&c.same[v].x, (int)row);
+        atomicAdd(&c.same[v].y, 1);
+    }
+}
+
+/* All parts of a row, by a warp. */
+static __device__ __forceinline__ ce_sum row_sum(const ce_params &p, int64_t row)
+{
+    ce_sum s = ce_sum_empty();
+
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
+        s.max = fmaxf(s.max, p.part[row * p.splits + k].max);
+    for (int step = 16; step > 0; step /= 2)
+        s.max = fmaxf(s.max, __shfl_xor_sync(~0u, s.max, step));
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32) {
+        const ce_part part = p.part[row * p.splits + k];
+
+        if (part.sum != 0.0f)
+            s.sum += (double)(part.max == s.max ? part.sum : part.sum * ptx_ex2((part.max - s.max) * CE_LOG2E));
+    }
+    for (int step = 16; step > 0; step /= 2)
+        s.sum += __shfl_xor_sync(~0u, s.sum, step);
+    return s;
+}
+
+static __device__ __forceinline__ void note_largest(const ce_params &p, float factor)
+{
+    if (p.dtype == RIDGE_F16) /* bf16 needs no scaling */
+        atomicMax(&p.totals->largest, __float_as_uint(factor) & 0x7fffffffu);
+}
+
+static __device__ __forceinline__ double stored_bits(const ce_params &p)
+{
+    return p.dtype == RIDGE_F16 ? F16_BITS : 0;
+}
+
+/* The exponent from the sample's sum, as if all classes were like those; empties the parts for the sums to come. */
+static __global__ void __launch_bounds__(THREADS) step_guess(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = warp_row(c);
+
+    if (row < 0)
+        return;
+    const ce_sum s = row_sum(p, row);
+    const double lse = (double)s.max + log(s.sum * (double)p.vocab / (double)c.sample);
+    double exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
+
+    if (!(fabs(exponent) < 1e6))
+        exponent = 0;
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
+        p.part[row * p.splits + k] = {(float)(exponent * 0.69314718055994531), 0.0f};
+    if (threadIdx.x % 32 == 0)
+        c.exponent[row] = (float)exponent;
+}
+
+static __device__ __forceinline__ ce_factors row_factors(const ce_chunk &c, int64_t row, double lse)
+{
+    const int64_t token = c.p.list[row], y = ce_target(c.p, token);
+    const ce_factors none = {0, 0, 0};
+
+    return y >= 0 ? ce_factors_of(c.p, token, y, lse) : none;
+}
+
+/* lse from the sums of E, and the row's factor; or, if the guess was bad, a second round. */
+static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = warp_row(c);
+    const bool f16 = p.dtype == RIDGE_F16;
+
+    if (row < 0)
+        return;
+    const ce_sum s = row_sum(p, row);
+    const double lse = (double)c.exponent[row] * 0.69314718055994531 + log(s.sum);
+    const ce_factors f = row_factors(c, row, lse);
+    const bool good = s.sum >= (f16 ? F16_LEAST : BF16_LEAST) && s.sum <= (f16 ? F16_MOST : BF16_MOST) &&
+                      !(fabs(f.all) < 0x1p-6 * fabs(f.label));
+
+    if (threadIdx.x % 32)
+        return;
+    if (!good)
+        p.totals->redo = 1; /* by any number of threads */
+    c.factor[row] = (float)(f.all / s.sum);
+    note_largest(p, c.factor[row]);
+}
+
+/* Second round: empties the parts. */
+static __global__ void __launch_bounds__(THREADS) step_reset(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const int64_t row = warp_row(c);
+
+    if (ce_skipped(c) || row < 0)
+        return;
+    for (int k = threadIdx.x % 32; k < c.p.splits; k += 32)
+        c.p.part[row * c.p.splits + k] = {-CUDART_INF_F, 0.0f};
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        c.p.totals->largest = 0;
+}
+
+static __device__ __forceinline__ double known_lse(const ce_params &p, int64_t row)
+{
+    const ce_sum s = p.lse_in ? ce_sum_empty() : row_sum(p, row);
+
+    return p.lse_in ? (double)p.lse_in[p.list[row]] : (double)s.max + log(s.sum);
+}
+
+/* Exponent, mixture and factor, a power of two, from lse. */
+static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = warp_row(c);
+
+    if (ce_skipped(c) || row < 0)
+        return;
+    const double lse = known_lse(p, row);
+    const ce_factors f = row_factors(c, row, lse);
+    const double most = f.all != f.all ? f.all : fmax(fmax(fabs(f.all), fabs(f.label)), fabs(f.smooth));
+    const double size = f.all < 0 ? -most : most; /* alpha is 1 unless there is smoothing or a z-loss */
+    const double power = most > 0 ? exp2(floor(log2(most))) : 0;
+    const double factor = copysign(power, size) * exp2(-stored_bits(p));
+
+    if (threadIdx.x % 32)
+        return;
+    c.exponent[row] = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
+    c.factor[row] = most == most ? (float)factor : CUDART_NAN_F;
+    c.mix[row] = power > 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
+    note_largest(p, c.factor[row]);
+}
+
+/* du of a row's target; its entry of P^T becomes 0. */
+static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
+{
+    const ce_params &p = c.p;
+    const int v = p.label[row];
+    const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
+    const int64_t r = row - c.begin;
+
+    if (v < 0)
+        return;
+    const ce_factors f = row_factors(c, row, lse);
+    const float z = p.target_z[row], slope = ce_slope(p, z, cap_inverse, 1.0f / p.temperature);
+    const float w = p.class_weight ? p.class_weight[p.offset + v] : 1.0f;
+    const double d = expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth;
+
+    c.at_target[row] = (float)(d * (double)slope);
+    *(v < c.probs.split ? c.probs.first + v * c.probs.first_ld + r
+                        : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld + r) = 0;
+}
+
+/* dW and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a thread. */
+typedef struct target_args {
+    ce_chunk c;
+    float *dw;
+    int64_t ld;
+} target_args;
+
+/* The next row after `row` with target v, by the whole block. */
+static __device__ int64_t next_row(const ce_chunk &c, int64_t row, int64_t end, int v)
+{
+    __shared__ int found;
+
+    for (int64_t i = row + 1; i < end; i += THREADS) {
+        __syncthreads(); /* found has been read */
+        if (threadIdx.x == 0)
+            found = INT32_MAX;
+        __syncthreads(); /* before anybody lowers it */
+        if (i + threadIdx.x < end && c.p.label[i + threadIdx.x] == v)
+            atomicMin(&found, (int)i + (int)threadIdx.x);
+        __syncthreads(); /* before it is read */
+        if (found != INT32_MAX)
+            return found;
+    }
+    return end;
+}
+
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
+{
+    ptx_grid_wait();
+    const ce_params &p = a.c.p;
+    const int64_t h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8, end = a.c.begin + ce_chunk_rows(a.c);
+    int64_t row = a.c.begin + blockIdx.x;
+    float sum[8] = {}, bias = 0.0f;
+
+    if (row >= end || p.label[row] < 0)
+        return;
+    const int v = p.label[row];
+    const int2 same = a.c.same[v];
+
+    if (same.x != (int)row) /* the first of them does it */
+        return;
+    for (int left = same.y; left > 0; left--) {
+        const float g = a.c.at_target[row];
+        float x[8];
+
+        bias += g;
+        if (h < p.hidden) {
+            num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[e] = __fmaf_rn(g, x[e], sum[e]);
+        }
+        if (left > 1)
+            row = next_row(a.c, row, end, v);
+    }
+    if (a.dw && h < p.hidden && !p.hv && a.ld % 4 == 0 && (uintptr_t)a.dw % 16 == 0) {
+        float4 *to = (float4 *)(a.dw + v * a.ld + h), first = to[0], second = to[1];
+
+        to[0] = make_float4(first.x + sum[0], first.y + sum[1], first.z + sum[2], first.w + sum[3]);
+        to[1] = make_float4(second.x + sum[4], second.y + sum[5], second.z + sum[6], second.w + sum[7]);
+    } else if (a.dw && h < p.hidden) {
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            a.dw[p.hv ? (h + e) * a.ld + v : v * a.ld + h + e] += sum[e];
+    }
+    if (p.dbias && h == 0)
+        p.dbias[v] += bias;
+}
+
+/* n_r x (f16: times a power of two that keeps it in range) for dW, and the targets' du. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scale(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t r = blockIdx.x, row = c.begin + r, vectors = p.hidden / 8;
+    const uint32_t exponent = p.totals->largest >> 23;
+    uint4 *to = (uint4 *)c.scaled + r * vectors;
+
+    if (r >= padded_rows(c))
+        return;
+    if (r >= ce_chunk_rows(c) || c.factor[row] == 0.0f) { /* not there, out of range, or without weight */
+        for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
+            to[i] = make_uint4(0, 0, 0, 0);
+        if (r < ce_chunk_rows(c) && threadIdx.x == 0)
+            c.at_target[row] = 0.0f;
+        return;
+    }
+    const uint4 *from = (const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride);
+    float factor = c.factor[row];
+
+    if (threadIdx.x < 32) {
+        const bool known = c.known || p.totals->redo;
+        const double lse =
+            known ? known_lse(p, row) : (double)c.exponent[row] * 0.69314718055994531 + log(row_sum(p, row).sum);
+
+        if (threadIdx.x == 0)
+            put_target(c, row, lse);
+        if (threadIdx.x == 1)
+            note_target(c, row);
+    }
+    if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
+        factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
+    for (int64_t i = threadIdx.x; i < vectors; i += THREADS) {
+        float v[8];
+
+        num_unpack<DTYPE>(from[i], v);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            v[e] *= factor;
+        to[i] = make_uint4(num_pack2<DTYPE>(v[0], v[1]), num_pack2<DTYPE>(v[2], v[3]), num_pack2<DTYPE>(v[4], v[5]),
+                           num_pack2<DTYPE>(v[6], v[7]));
+    }
+}
+
+/* A row of dX from its pieces, 8 hidden units a thread. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_add(const ce_chunk c)
+{
+    ptx_grid_wait();
+    const ce_params &p = c.p;
+    const int64_t row = c.begin + blockIdx.x, size = c.rows * p.hidden;
+
+    if (blockIdx.x >= ce_chunk_rows(c))
+        return;
+    const float factor = c.factor[row];
+    const int64_t v = p.label[row];
+    const float g = v >= 0 ? c.at_target[row] : 0.0f;
+    uint16_t *to = (uint16_t *)p.dx + p.list[row] * p.dx_stride;
+
+    for (int64_t h = threadIdx.x * 8; h < p.hidden; h += THREADS * 8) {
+        float sum[8] = {};
+
+        for (int piece = 0; piece < c.pieces; piece++) {
+            const float4 *from = (const float4 *)(c.partial + piece * size + blockIdx.x * p.hidden + h);
+            const float4 a = from[0], b = from[1];
+            const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[e] += x[e];
+        }
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            sum[e] *= factor;
+            if (v >= 0)
+                sum[e] = __fmaf_rn(g, num_load<DTYPE>(p.w, p.hv ? (h + e) * p.w_stride + v : v * p.w_stride + h + e),
+                                   sum[e]);
+        }
+        *(uint4 *)(to + h) = num_pack<DTYPE>(sum);
+    }
+}
+
+typedef struct bias_args {
+    ce_chunk c;
+    int add;
+} bias_args;
+
+/* dbias[c] = (or +=) sum_r n_r P^T[c, r], a warp a class. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias(const bias_args a)
+{
+    ptx_grid_wait();
+    const ce_chunk &c = a.c;
+    const int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int rows = ce_chunk_rows(c);
+    float sum = 0.0f;
+
+    if (v >= c.p.vocab)
+        return;
+    const uint16_t *from =
+        v < c.probs.split ? c.probs.first + v * c.probs.first_ld : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld;
+
+    for (int r = threadIdx.x % 32; r < rows; r += 32)
+        sum = __fmaf_rn(num_load<DTYPE>(from, r), c.factor[c.begin + r], sum);
+    for (int step = 16; step > 0; step /= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0)
+        c.p.dbias[v] = __uint_as_float(num_canonical_f32(a.add ? c.p.dbias[v] + sum : sum));
+}
+
+typedef struct cast_args {
+    float *sum;
+    void *out;
+    int64_t cols, stride;
+    int load;
+} cast_args;
+
+/* A row a block; sum is packed. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast(const cast_args a)
+{
+    ptx_grid_wait();
+    float *sum = a.sum + blockIdx.x * a.cols;
+
+    for (int64_t j = threadIdx.x; j < a.cols; j += THREADS)
+        if (a.load)
+            sum[j] = num_load<DTYPE>(a.out, blockIdx.x * a.stride + j);
+        else
+            num_store<DTYPE>(a.out, blockIdx.x * a.stride + j, sum[j]);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias, step_cast and step_targets of f16
+ * and bf16. */
+static const void *const functions[CE_STEPS + 8] = {
+    (const void *)step_clear,
+    (const void *)step_gather,
+    (const void *)step_guess,
+    (const void *)step_check,
+    (const void *)step_reset,
+    (const void *)step_known,
+    (const void *)step_scale<RIDGE_F16>,
+    (const void *)step_add<RIDGE_F16>,
+    (const void *)step_scale<RIDGE_BF16>,
+    (const void *)step_add<RIDGE_BF16>,
+    (const void *)step_bias<RIDGE_F16>,
+    (const void *)step_bias<RIDGE_BF16>,
+    (const void *)step_cast<RIDGE_F16>,
+    (const void *)step_cast<RIDGE_BF16>,
+    (const void *)step_targets<RIDGE_F16>,
+    (const void *)step_targets<RIDGE_BF16>,
+};
+
+ridge_status ce_step_prepare(const ridge_device *device)
+{
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    return host_load(device, functions, CE_STEPS + 8, "linear_ce: loading kernels");
+}
+
+ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
+{
+    const bool whole = step == CE_STEP_GATHER || step == CE_STEP_SCALE; /* a block a row, padding too */
+    const int64_t blocks = step == CE_STEP_CLEAR ? 64
+                           : step == CE_STEP_ADD ? c->rows
+                           : whole               ? (c->rows + 127) / 128 * 128
+                                                 : (c->rows + WARPS - 1) / WARPS;
+
+    return host_launch(device, name, functions[step + (step >= CE_STEP_SCALE && c->p.dtype == RIDGE_BF16 ? 2 : 0)],
+                       dim3((unsigned)(blocks ? blocks : 1)), THREADS, c, stream);
+}
+
+ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream)
+{
+    bias_args a = {*c, add};
+
+    return host_launch(device, name, functions[CE_STEPS + 2 + (c->p.dtype == RIDGE_BF16)],
+                       dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
+}
+
+ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
+                             void *stream)
+{
+    target_args a = {*c, dw, ld};
+
+    return host_launch(device, name, functions[CE_STEPS + 6 + (c->p.dtype == RIDGE_BF16)],
+                       dim3((unsigned)c->rows, (unsigned)((c->p.hidden + 8 * THREADS - 1) / (8 * THREADS))), THREADS,
+                       &a, stream);
+}
+
+ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
+                          int64_t cols, int64_t stride, int load, void *stream)
+{
+    cast_args a = {sum, out, cols, stride, load};
+
+    if (rows == 0 || cols == 0)
+        return RIDGE_OK;
+    return host_launch(device, name, functions[CE_STEPS + 4 + (dtype == RIDGE_BF16)], dim3((unsigned)rows), THREADS, &a,
+                       stream);
+}

@@ -1,0 +1,224 @@
+/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_gemm_sm90.cu puts its epilogues on: TMA, wgmma,
+ * warp-specialised, persistent, clusters of two.
+ *
+ *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
+ *
+ * A cluster takes a pair of row tiles of one column tile: each CTA loads its own 128 rows of A and half of the 256 rows
+ * of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply and then run
+ * the epilogue. The second one begins a few stages late, so that the epilogue of one runs beside the matrix
+ * instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads). empty[s]: all 16
+ * multiplying warps of the cluster have finished with stage s (orders their reads before the next writes of either
+ * CTA). */
+#ifndef RIDGE_GEMM16_SM90_CUH
+#define RIDGE_GEMM16_SM90_CUH
+
+#include "host.cuh"
+#include "num.cuh"
+#include "wgmma.cuh"
+
+enum {
+    G16_CLUSTER = 2,
+    G16_M = 128,
+    G16_N = 256,
+    G16_K = 64,
+    G16_STAGES = 4,
+    G16_THREADS = 384,
+    G16_PAIRS = 16 / G16_CLUSTER,
+    G16_SHARE = G16_N / G16_CLUSTER,
+    G16_PANEL = 64 * 128
+};
+
+/* Loads. a: two maps; where a coordinate of A (of its rows, or along k) lies below `split` the first one has it, else
+ * the second, from 0 on. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
+typedef struct gemm16_maps {
+    CUtensorMap a[2], b;
+    int split_m, split_k; /* INT32_MAX = all in the first */
+} gemm16_maps;
+
+/* What a launch has to do; some of it is known on the device alone. */
+typedef struct gemm16_work {
+    int m, n, blocks; /* blocks of k */
+    int pairs, tiles_n, items;
+    int pieces, piece; /* of k, one after another; blocks of one */
+    int first_m;       /* added to the rows of A that are loaded */
+    int pick;          /* of a[], where nothing is split */
+    int bundle;        /* row-tile pairs of a bundle */
+    uint32_t stagger;  /* stages by which the second warpgroup begins late */
+} gemm16_work;
+
+typedef struct gemm16_memory {
+    uint8_t a[G16_STAGES][G16_M * G16_K * 2];
+    uint8_t b[G16_STAGES][G16_N * G16_K * 2];
+    uint8_t d[2][2][G16_PANEL]; /* by warpgroup: two panels of results on their way out */
+    float column[2][G16_N];     /* by warpgroup: numbers that an epilogue needs of each column */
+    uint64_t full[G16_STAGES], empty[G16_STAGES];
+} gemm16_memory;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Addresses that a multiplying warpgroup computes once: descriptors of its rows of A and of B in stage 0, full[0], and
+ * empty[0] in both CTAs. */
+typedef struct gemm16_places {
+    uint64_t a, b;
+    uint32_t full, empty[G16_CLUSTER];
+} gemm16_places;
+
+/* Where a warpgroup stands: stages consumed so far, and whether the second one has been let go. */
+typedef struct gemm16_turn {
+    uint32_t n, stagger;
+    bool handed;
+} gemm16_turn;
+
+/* Work item `index`: bundles of row-tile pairs, column tiles within, so that what runs at once shares L2. */
+static __device__ __forceinline__ void gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
+{
+    index %= w.pairs * w.tiles_n;
+    const int bundle = index / (w.bundle * w.tiles_n), place = index % (w.bundle * w.tiles_n);
+    const int down = min(w.bundle, w.pairs - bundle * w.bundle);
+
+    *pair = bundle * w.bundle + place % down;
+    *tile_n = place / down;
+}
+
+/* The first of an item's blocks of k, and how many. */
+static __device__ __forceinline__ int gemm16_blocks(const gemm16_work &w, int index, int *first)
+{
+    *first = index / (w.pairs * w.tiles_n) * w.piece;
+    return min(w.piece, w.blocks - *first);
+}
+
+/* A half tile of 128 rows: one box, or two of 64. */
+template <int MN>
+static __device__ __forceinline__ void gemm16_load_a(const CUtensorMap *map, uint32_t to, int row, int k, uint32_t full)
+{
+    if (!MN) {
+        ptx_tma_load_2d(to, map, k, row, full);
+    } else {
+        ptx_tma_load_2d(to, map, row, k, full);
+        ptx_tma_load_2d(to + G16_PANEL, map, row + 64, k, full);
+    }
+}
+
+template <int MN>
+static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uint32_t to, int row, int k, uint32_t full)
+{
+    if (!MN) {
+        ptx_tma_load_2d_multicast(to, map, k, row, full, (1 << G16_CLUSTER) - 1);
+    } else {
+#pragma unroll
+        for (int i = 0; i < G16_N / 64 / G16_CLUSTER; i++)
+            ptx_tma_load_2d_multicast(to + i * G16_PANEL, map, row + 64 * i, k, full, (1 << G16_CLUSTER) - 1);
+    }
+}
+
+template <int MN_A, int MN_B>
+static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s)
+{
+    const uint32_t rank = ptx_cluster_rank();
+    uint32_t n = 0;
+
+    for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
+        int pair, tile_n, first_block;
+        const int blocks = gemm16_blocks(w, item, &first_block);
+
+        gemm16_locate(w, item, &pair, &tile_n);
+        const int row = (G16_CLUSTER * pair + (int)rank) * G16_M + w.first_m, second_m = row >= maps.split_m;
+
+        for (int kb = first_block; kb < first_block + blocks; kb++, n++) {
+            const uint32_t stage = n % G16_STAGES, full = ptx_shared(&s->full[stage]);
+            const int second_k = kb * G16_K >= maps.split_k;
+
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / G16_STAGES & 1) ^ 1);
+            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
+            gemm16_load_a<MN_A>(&maps.a[second_m | second_k | w.pick], ptx_shared(s->a[stage]),
+                                row - (second_m ? maps.split_m : 0), kb * G16_K - (second_k ? maps.split_k : 0), full);
+            gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
+                                tile_n * G16_N + (int)rank * G16_SHARE, kb * G16_K, full);
+        }
+    }
+}
+
+static __device__ __forceinline__ void gemm16_give_back(const gemm16_places &at, uint32_t stage)
+{
+    __syncwarp(); /* the warp's matrix instructions are complete */
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int i = 0; i < G16_CLUSTER; i++)
+            ptx_mbarrier_arrive_cluster(at.empty[i] + stage * 8);
+    }
+}
+
+/* All blocks of k into acc. One stage's instructions stay in flight while the next one's are issued. */
+template <int BF16, int MN_A, int MN_B>
+static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, int blocks, int group,
+                                                       gemm16_turn *turn, float *acc)
+{
+    uint32_t before = 0;
+
+    if (blocks <= 0)
+#pragma unroll
+        for (int i = 0; i < G16_N / 2; i++)
+            acc[i] = 0.0f;
+    for (int kb = 0; kb < blocks; kb++) {
+        const uint32_t stage = turn->n % G16_STAGES;
+        const uint64_t a = at.a + stage * (G16_M * G16_K * 2 / 16), b = at.b + stage * (G16_N * G16_K * 2 / 16);
+
+        ptx_mbarrier_wait(at.full + stage * 8, turn->n / G16_STAGES & 1);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < G16_K / 16; k++)
+            wgmma_16bit<BF16, MN_A, MN_B>(acc, a + k * (MN_A ? 128 : 2), b + k * (MN_B ? 128 : 2), kb > 0 || k > 0);
+        wgmma_commit();
+        if (kb > 0) {
+            wgmma_wait_before();
+            gemm16_give_back(at, before);
+        }
+        before = stage;
+        if (++turn->n == turn->stagger && group == 0 && !turn->handed) {
+            ptx_barrier_arrive(1, 256);
+            turn->handed = true;
+        }
+    }
+    wgmma_wait();
+    wgmma_pin<G16_N / 2>(acc);
+    if (blocks > 0)
+        gemm16_give_back(at, before);
+    if (group == 0 && !turn->handed) {
+        ptx_barrier_arrive(1, 256);
+        turn->handed = true;
+    }
+}
+
+/* Before anything else. */
+static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < G16_STAGES; i++) {
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER);
+        }
+        ptx_mbarrier_fence_init();
+    }
+    ptx_cluster_sync(); /* the mbarriers of both CTAs before anybody uses them */
+    ptx_grid_wait();
+    ptx_grid_release();
+}
+
+template <int MN_A, int MN_B>
+static __device__ __forceinline__ gemm16_places gemm16_places_of(gemm16_memory *s, int group)
+{
+    const uint32_t a = ptx_shared(s->a[0] + group * G16_PANEL), b = ptx_shared(s->b[0]);
+    gemm16_places at;
+
+    at.a = MN_A ? wgmma_descriptor_mn(a, G16_PANEL) : wgmma_descriptor(a);
+    at.b = MN_B ? wgmma_descriptor_mn(b, G16_PANEL) : wgmma_descriptor(b);
+    at.full = ptx_shared(&s->full[0]);
+#pragma unroll
+    for (int i = 0; i < G16_CLUSTER; i++)
+        at.empty[i] = ptx_map(ptx_shared(&s->empty[0]), (uint32_t)i);
+    return at;
+}
+
+#endif
+
+#endif

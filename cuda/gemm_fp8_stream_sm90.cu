@@ -1,0 +1,268 @@
+/* gemm_fp8_stream_sm90.cu: gemm_fp8 for m of 1 to 64 on Hopper: every byte of weight once, at the speed of the memory.
+ *
+ *     D[t, r] = sum over blocks b of 128 of k, ascending, of  sA sB P_b[t, r]
+ *
+ * The operands are swapped: rows of weights are the 64 rows of a matrix instruction and the tokens, rounded up to 8,
+ * 16, 32 or 64, its columns, so few tokens cost nothing extra. A slice is `high` rows of weights, a multiple of 8 up to
+ * 64, such that all CTAs get nearly the same number of rows; the rest of the instruction's rows is rubbish that nobody
+ * stores. k is split over a cluster of 1, 2, 4 or 8 CTAs, which walks a run of slices, up to four at a time, two a
+ * warpgroup. One thread keeps a ring of weight boxes (a slice x 128 bytes) in flight, one warp a ring of the tokens'
+ * boxes and their scales. When a slice is done, each CTA sends the partial sums that another CTA of the cluster
+ * finishes to that CTA's shared memory, 8 rows at a time, and the finisher adds them in ascending k. How k is split
+ * follows from n, k and the device, never from m.
+ *
+ * Barriers: w_full, x_full: a stage has its bytes (and scales). w_empty, x_empty: the warps have finished with it.
+ * sums_full[g]: the partial sums of warpgroup g's slice have come from all others; sums_free[g]: all finishers of the
+ * cluster have read theirs, so the next slice's may be sent (none after the last slice: the receiver may have left).
+ *
+ * With RIDGE_WEIGHTS_SETTLED a CTA begins to load weights before the previous kernel has ended: when the previous CTA
+ * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. */
+#include "gemm_fp8_stream.cuh"
+
+template <int N, int MODE, int FORMATS>
+static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(const __grid_constant__ stream_args p)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    stream_memory<N> *s = (stream_memory<N> *)shared;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const stream_share a = stream_locate(p);
+
+    if (threadIdx.x == CONSUMERS) {
+        ptx_prefetch_map(&p.w);
+        stream_prepare<N, MODE>(p, s);
+    } else if (threadIdx.x == CONSUMERS + 32) {
+        ptx_prefetch_map(&p.x);
+    }
+    ptx_grid_release();
+    __syncwarp();
+    /* The thread that made the mbarriers goes on at once; the others wait for them. */
+    if (warp == CONSUMERS / 32)
+        ptx_barrier_arrive(1, THREADS);
+    else
+        ptx_barrier_sync(1, THREADS);
+    /* Without a cluster its barrier would be __syncthreads, at which loaders and consumers would wait for each other.
+     */
+    if (p.split > 1)
+        ptx_cluster_arrive_relaxed();
+    if (warp != CONSUMERS / 32 || !p.settled)
+        ptx_grid_wait();
+    if (warp == CONSUMERS / 32) {
+        if (threadIdx.x % 32 == 0)
+            stream_load_weights<N>(p, s, a);
+    } else if (warp == CONSUMERS / 32 + 1) {
+        stream_load_tokens<N, MODE>(p, s, a);
+    } else {
+        if (p.split > 1)
+            ptx_cluster_wait(); /* the mbarriers of the cluster before anybody sends */
+        stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
+    }
+    __syncwarp();
+    if (p.split > 1) {
+        if (warp >= CONSUMERS / 32)
+            ptx_cluster_wait();
+        ptx_cluster_arrive_relaxed(); /* nobody leaves before all have what was sent */
+        ptx_cluster_wait();
+    }
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+#define BY_FORMATS(N, MODE)                                                                                       \
+    {                                                                                                             \
+        (const void *)stream_sm90<N, MODE, WGMMA_E4M3_E4M3>, (const void *)stream_sm90<N, MODE, WGMMA_E4M3_E5M2>, \
+            (const void *)stream_sm90<N, MODE, WGMMA_E5M2_E4M3>                                                   \
+    }
+#define BY_MODE(N)                                            \
+    {                                                         \
+        BY_FORMATS(N, SCALE_LAST), BY_FORMATS(N, SCALE_BLOCK) \
+    }
+
+/* [8, 16, 32, 64 tokens][mode][formats] */
+static const void *const functions[4][2][3] = {BY_MODE(8), BY_MODE(16), BY_MODE(32), BY_MODE(64)};
+static const int fixed[4] = {FIXED(8), FIXED(16), FIXED(32), FIXED(64)};
+/* Stages of the tokens' ring with half and with all of the shared memory. */
+static const int x_stages[2][4] = {{16, 12, 9, 6}, {X_MOST(8), X_MOST(16), X_MOST(32), X_MOST(64)}};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    ridge_status status;
+
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    status = host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize, FULL,
+                          "gemm_fp8: loading kernels");
+    return status ? status
+                  : host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared, "gemm_fp8: loading kernels");
+}
+
+/* How a matrix of weights is cut. */
+typedef struct stream_cut {
+    int split;    /* parts of k */
+    int clusters; /* of `split` CTAs */
+    int high;     /* rows of a slice */
+    int slices;
+    int most;       /* rows of the cluster that has most */
+    int64_t blocks; /* of the CTA that has most */
+} stream_cut;
+
+/* The smallest split with which a CTA has about 72 rows, or 60 once k is split: the tokens, which every CTA reads for
+ * all its k, then cost little. */
+static int split_of(const ridge_device *device, int64_t n, int64_t k)
+{
+    int split = 1;
+
+    while (split < SPLIT_MOST && n * split < (split == 1 ? 72 : 60) * (int64_t)device->units &&
+           2 * split <= (k + BK - 1) / BK)
+        split *= 2;
+    return split;
+}
+
+/* Slices as even as can be; a function of n, k and the device, as the bits must not depend on m. Clusters of more than
+ * two do not fill every GPC: an H200 runs 30 of 4 and 15 of 8 at a time. */
+static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
+{
+    stream_cut best = {};
+    int64_t rows, least;
+
+    best.split = split_of(device, n, k);
+    best.clusters = (best.split > 2 ? device->units * 10 / 11 : device->units) / best.split;
+    best.clusters = best.clusters ? best.clusters : 1;
+    best.blocks = ((k + BK - 1) / BK + best.split - 1) / best.split;
+    rows = (n + best.clusters - 1) / best.clusters;
+    least = (rows + ROWS - 1) / ROWS;
+    least = least < GROUPS ? (int64_t)GROUPS : least; /* work for both warpgroups */
+    for (int64_t each = least; each <= least + 2; each++) {
+        const int64_t high = ((rows + each - 1) / each + 7) / 8 * 8, slices = (n + high - 1) / high;
+        const int64_t most = (slices + best.clusters - 1) / best.clusters * high;
+
+        if (best.high == 0 || most < best.most) {
+            best.high = (int)high;
+            best.slices = (int)slices;
+            best.most = (int)most;
+        }
+    }
+    best.clusters = best.clusters < best.slices ? best.clusters : best.slices;
+    return best;
+}
+
+static int64_t stride_of(const ridge_operand *x, int64_t packed)
+{
+    return x->stride ? x->stride : packed;
+}
+
+static stream_args collect(const ridge_call *call)
+{
+    const ridge_operand *arg = call->arg, *d = &arg[RIDGE_GEMM_FP8_D];
+    const uint32_t mode_a = call->flags & RIDGE_SCALE, mode_b = call->flags & RIDGE_SCALE_B;
+    stream_args p = {};
+
+    p.m = (int)call->dim[0];
+    p.n = (int)call->dim[1];
+    p.blocks = (int)((call->dim[2] + BK - 1) / BK);
+    p.scale_x = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
+    p.scale_w = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
+    p.ld_x = mode_a == RIDGE_SCALE_TENSOR ? 0 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_A], p.m);
+    p.ld_w = mode_b == RIDGE_SCALE_B_TENSOR
+                 ? 0
+                 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], mode_b == RIDGE_SCALE_B_BLK128 ? p.blocks : p.n);
+    p.dtype = (int)d->dtype;
+    p.out = (char *)d->data;
+    p.stride = stride_of(d, p.n);
+    p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
+    p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
+    p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
+    p.settled = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    return p;
+}
+
+/* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
+static int takes_all(const ridge_call *call, stream_cut cut)
+{
+    const int64_t bytes = cut.blocks * BK * cut.most;
+
+    return bytes > (call->dim[0] > 32 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
+                           const ridge_call *call, void *, size_t, void *stream)
+{
+    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
+    const int tokens = call->dim[0] <= 8 ? 0 : call->dim[0] <= 16 ? 1 : call->dim[0] <= 32 ? 2 : 3;
+    const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;
+    const int formats = b->dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
+                        : a->dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
+                                                 : WGMMA_E4M3_E4M3;
+    const int64_t k = call->dim[2];
+    const stream_cut cut = cut_of(device, call->dim[1], k);
+    const int sums = GROUPS * (cut.split - 1) * ROWS / cut.split * (8 << tokens) * 4;
+    const int full = takes_all(call, cut);
+    stream_args p = collect(call);
+    ridge_status status;
+
+    p.split = cut.split;
+    p.high = cut.high;
+    p.slices = cut.slices;
+    p.x_stages = x_stages[full][tokens];
+    p.boxes = fixed[tokens] + p.x_stages * (8 << tokens) * BK;
+    p.box = cut.high * BK;
+    p.box = cut.high * BK;
+    p.w_stages =
+        ((full ? FULL : HALF) - p.boxes - sums - (ROWS * BK - p.box)) / p.box / GROUPS; /* reads are of 64 rows */
+    p.w_stages = p.w_stages < W_MOST ? p.w_stages : W_MOST;
+    p.sums = p.boxes + GROUPS * p.w_stages * p.box + (ROWS * BK - p.box);
+    status = host_tensor_map_l2(device, &p.x, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, 8 << tokens, 128,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+    if (!status) /* 256 bytes cost 5 % (docs/measured.md) */
+        status = host_tensor_map_l2(device, &p.w, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, p.high, 128,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+    if (status)
+        return status;
+    return host_launch_cluster(device, kernel->name, functions[tokens][mode][formats],
+                               dim3((unsigned)(cut.clusters * cut.split)), cut.split, THREADS, (size_t)(p.sums + sums),
+                               &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
+
+    if (m < 1 || m > 64)
+        return "is for m of 1 to 64";
+    if (n == 0 || k == 0)
+        return "nothing to multiply";
+    if ((problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128)
+        return "does not take scales of b by 1x128";
+    if (problem->align < 4 || (problem->packed && k % 16))
+        return "TMA needs rows of a and b that begin at multiples of 16 bytes";
+    if (n > 0x7fffff00 || k > 0x7fffff00)
+        return "n or k above 2^31 - 256";
+    return NULL;
+}
+
+/* The weights of the CTA that has most at its share of the memory's rate, and what a launch and a combination take. */
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    const stream_cut cut = cut_of(device, problem->dim[1], problem->dim[2]);
+
+    return 2.5 + 0.2 * cut.split +
+           (double)(cut.blocks * BK * cut.most) * device->units * 1e-3 / (1.08 * device->copy_gbps);
+}
+
+static const ridge_kernel rows[] = {
+    {"cuda.gemm_fp8.stream",
+     RIDGE_GEMM_FP8,
+     RIDGE_ARCH_SM90,
+     RIDGE_ARCH_SM90,
+     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL,
+     0,
+     {},
+     why_not,
+     NULL,
+     cost,
+     launch},
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_gemm_stream_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -1,0 +1,67 @@
+/* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 64, where the 64
+ * rows are weights and the columns tokens. */
+#ifndef RIDGE_WGMMA_NARROW_CUH
+#define RIDGE_WGMMA_NARROW_CUH
+
+#include "wgmma.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* clang-format off */
+#define WGMMA_NARROW_REGISTERS_8 "{" \
+    "%0, %1, %2, %3" \
+    "}"
+#define WGMMA_NARROW_OPERANDS_8(d) \
+    "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3])
+#define WGMMA_NARROW_REGISTERS_16 "{" \
+    "%0, %1, %2, %3, %4, %5, %6, %7" \
+    "}"
+#define WGMMA_NARROW_OPERANDS_16(d) \
+    "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3]), "+f"((d)[4]), "+f"((d)[5]), "+f"((d)[6]), "+f"((d)[7])
+#define WGMMA_NARROW_REGISTERS_32 "{" \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+    "}"
+#define WGMMA_NARROW_OPERANDS_32(d) \
+    "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3]), "+f"((d)[4]), "+f"((d)[5]), "+f"((d)[6]), "+f"((d)[7]), \
+    "+f"((d)[8]), "+f"((d)[9]), "+f"((d)[10]), "+f"((d)[11]), "+f"((d)[12]), "+f"((d)[13]), "+f"((d)[14]), "+f"((d)[15])
+#define WGMMA_NARROW_REGISTERS_64 "{" \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+    "}"
+#define WGMMA_NARROW_OPERANDS_64(d) \
+    "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3]), "+f"((d)[4]), "+f"((d)[5]), "+f"((d)[6]), "+f"((d)[7]), \
+    "+f"((d)[8]), "+f"((d)[9]), "+f"((d)[10]), "+f"((d)[11]), "+f"((d)[12]), "+f"((d)[13]), "+f"((d)[14]), "+f"((d)[15]), \
+    "+f"((d)[16]), "+f"((d)[17]), "+f"((d)[18]), "+f"((d)[19]), "+f"((d)[20]), "+f"((d)[21]), "+f"((d)[22]), "+f"((d)[23]), \
+    "+f"((d)[24]), "+f"((d)[25]), "+f"((d)[26]), "+f"((d)[27]), "+f"((d)[28]), "+f"((d)[29]), "+f"((d)[30]), "+f"((d)[31])
+#define WGMMA_NARROW(n, a_place, b_place, keep_place, types, d, a, b, keep) \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " keep_place ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " " WGMMA_NARROW_REGISTERS_##n ", " a_place ", " b_place \
+                 ", p, 1, 1;\n}" : WGMMA_NARROW_OPERANDS_##n(d) : "l"(a), "l"(b), "r"(keep))
+/* clang-format on */
+
+#define WGMMA_NARROW_FORMATS(n, a_place, b_place, keep_place)                      \
+    if (FORMATS == WGMMA_E4M3_E4M3)                                                \
+        WGMMA_NARROW(n, a_place, b_place, keep_place, "e4m3.e4m3", d, a, b, keep); \
+    if (FORMATS == WGMMA_E4M3_E5M2)                                                \
+        WGMMA_NARROW(n, a_place, b_place, keep_place, "e4m3.e5m2", d, a, b, keep); \
+    if (FORMATS == WGMMA_E5M2_E4M3)                                                \
+    WGMMA_NARROW(n, a_place, b_place, keep_place, "e5m2.e4m3", d, a, b, keep)
+
+/* D = A B + (keep ? D : 0) */
+template <int N, int FORMATS>
+static __device__ __forceinline__ void wgmma_fp8_narrow(float *d, uint64_t a, uint64_t b, int keep)
+{
+    if constexpr (N == 8) {
+        WGMMA_NARROW_FORMATS(8, "%4", "%5", "%6");
+    } else if constexpr (N == 16) {
+        WGMMA_NARROW_FORMATS(16, "%8", "%9", "%10");
+    } else if constexpr (N == 32) {
+        WGMMA_NARROW_FORMATS(32, "%16", "%17", "%18");
+    } else {
+        WGMMA_NARROW_FORMATS(64, "%32", "%33", "%34");
+    }
+}
+
+#endif
+
+#endif

@@ -1,0 +1,169 @@
+"""Made from include/ridge.h by python/generate_abi.py: do not edit."""
+VERSION = (0, 1, 0)
+
+STRICT = 0x1
+WEIGHTS_SETTLED = 0x2
+SILU = 0x0
+GELU_TANH = 0x100
+GELU_ERF = 0x200
+RELU2 = 0x300
+ACTIVATION = 0x300
+ROUND_GATE = 0x400
+ROUND_GATE_BWD = 0x800
+INTERLEAVED = 0x1000
+SCALE_TENSOR = 0x0
+SCALE_ROW = 0x10000
+SCALE_ROW128 = 0x20000
+SCALE_BLK128 = 0x30000
+SCALE = 0x30000
+POW2 = 0x40000
+DUAL_ROW_ROW = 0x0
+DUAL_ROW_BLK = 0x10000
+DUAL_BLK_BLK = 0x20000
+DUAL = 0x30000
+SCALE_B_TENSOR = 0x0
+SCALE_B_ROW = 0x100000
+SCALE_B_ROW128 = 0x200000
+SCALE_B_BLK128 = 0x300000
+SCALE_B = 0x300000
+ACCUMULATE = 0x400000
+ROPE_INVERSE = 0x100
+ROPE_ONLY = 0x200
+CE_MEAN = 0x0
+CE_SUM = 0x100
+CE_NONE = 0x200
+CE_REDUCTION = 0x300
+CE_W_HV = 0x400
+CE_RECORD_SUMS = 0x1000
+OK = 0
+ERR_ARG = 1
+ERR_UNSUPPORTED = 2
+ERR_WORKSPACE = 3
+ERR_DEVICE = 4
+ERR_FILE = 5
+NONE = 0
+F32 = 1
+F16 = 2
+BF16 = 3
+E4M3 = 4
+E5M2 = 5
+F64 = 6
+I8 = 7
+U8 = 8
+I32 = 9
+I64 = 10
+DTYPES = 11
+OP_NONE = 0
+SWIGLU_FWD = 1
+SWIGLU_BWD = 2
+QUANTIZE_FP8 = 3
+QUANTIZE_FP8_DUAL = 4
+SWIGLU_QUANTIZE = 5
+Q8_0_QUANTIZE = 6
+Q8_0_REPACK = 7
+Q8_0_UNPACK = 8
+GEMM_FP8 = 9
+Q8_0_QUANTIZE_ROWS = 10
+Q8_0_MATMUL = 11
+Q8_0_PAIR = 12
+Q8_0_GATE_UP_SWIGLU = 13
+Q8_0_MATMUL_HC_EXPAND = 14
+RMS_NORM = 15
+HEAD_RMS_NORM_ROPE_TAIL = 16
+LINEAR_CE_EVAL = 17
+LINEAR_CE_TRAIN = 18
+LINEAR_CE_BACKWARD = 19
+CE_FWD = 20
+CE_BWD = 21
+CE_COMBINE = 22
+OPS = 23
+MAX_DIMS = 6
+MAX_ARGS = 24
+Q8_0_MAX_TOKENS = 16
+MAX_HC = 16
+
+# number of each op; operand slots of each op by name
+OPS_BY_NAME = {
+    'swiglu_fwd': 1, 'swiglu_bwd': 2, 'quantize_fp8': 3, 'quantize_fp8_dual': 4, 'swiglu_quantize': 5,
+    'q8_0_quantize': 6, 'q8_0_repack': 7, 'q8_0_unpack': 8, 'gemm_fp8': 9, 'q8_0_quantize_rows': 10,
+    'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
+    'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'linear_ce_eval': 17, 'linear_ce_train': 18,
+    'linear_ce_backward': 19, 'ce_fwd': 20, 'ce_bwd': 21, 'ce_combine': 22,
+}
+SLOTS = {
+    'swiglu_fwd': {
+        'gate': 0, 'up': 1, 'out': 2, 'row_scale': 3,
+    },
+    'swiglu_bwd': {
+        'dout': 0, 'gate': 1, 'up': 2, 'dgate': 3, 'dup': 4, 'row_scale': 5, 'drow': 6,
+    },
+    'quantize_fp8': {
+        'x': 0, 'q': 1, 'scale': 2, 'given': 3, 'amax': 4,
+    },
+    'quantize_fp8_dual': {
+        'x': 0, 'q': 1, 'scale': 2, 'q_t': 3, 'scale_t': 4, 'colsum': 5,
+    },
+    'swiglu_quantize': {
+        'gate': 0, 'up': 1, 'q': 2, 'scale': 3, 'q_t': 4, 'scale_t': 5, 'row_scale': 6,
+    },
+    'q8_0_quantize': {
+        'x': 0, 'blocks': 1,
+    },
+    'q8_0_repack': {
+        'blocks': 0, 'codes': 1, 'scales': 2,
+    },
+    'q8_0_unpack': {
+        'blocks': 0, 'codes': 1, 'scales': 2,
+    },
+    'gemm_fp8': {
+        'a': 0, 'scale_a': 1, 'b': 2, 'scale_b': 3, 'd': 4, 'bias': 5,
+    },
+    'q8_0_quantize_rows': {
+        'x': 0, 'codes': 1, 'scales': 2,
+    },
+    'q8_0_matmul': {
+        'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'out': 4,
+    },
+    'q8_0_pair': {
+        'x': 0, 'x_scales': 1, 'w0': 2, 'w0_scales': 3, 'w1': 4, 'w1_scales': 5, 'out0': 6, 'out1': 7,
+    },
+    'q8_0_gate_up_swiglu': {
+        'x': 0, 'x_scales': 1, 'gate': 2, 'gate_scales': 3, 'up': 4, 'up_scales': 5, 'out': 6,
+        'token_scale': 7,
+    },
+    'q8_0_matmul_hc_expand': {
+        'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'post': 4, 'comb': 5, 'res': 6, 'add': 7, 'out': 8,
+        'y': 9,
+    },
+    'rms_norm': {
+        'x': 0, 'w': 1, 'out': 2,
+    },
+    'head_rms_norm_rope_tail': {
+        'x': 0, 'w': 1, 'pos': 2, 'freqs': 3, 'out': 4,
+    },
+    'linear_ce_eval': {
+        'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
+        'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
+        'grad_scale': 13, 'dx': 14, 'dw': 15, 'dbias': 16,
+    },
+    'linear_ce_train': {
+        'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
+        'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
+        'grad_scale': 13, 'dx': 14, 'dw': 15, 'dbias': 16,
+    },
+    'linear_ce_backward': {
+        'x': 0, 'w': 1, 'target': 2, 'lse': 3, 'dloss': 4, 'bias': 5, 'class_weight': 6, 'dx': 7, 'dw': 8,
+        'dbias': 9,
+    },
+    'ce_fwd': {
+        'logits': 0, 'target': 1, 'loss': 2, 'class_weight': 3, 'token_loss': 4, 'lse': 5, 'target_logit': 6,
+        'entropy': 7, 'argmax': 8, 'accuracy': 9, 'errors': 10, 'record': 11,
+    },
+    'ce_bwd': {
+        'logits': 0, 'target': 1, 'lse': 2, 'dloss': 3, 'class_weight': 4, 'dlogits': 5,
+    },
+    'ce_combine': {
+        'record': 0, 'offset': 1, 'target': 2, 'loss': 3, 'class_weight': 4, 'token_loss': 5, 'lse': 6,
+        'target_logit': 7, 'entropy': 8, 'argmax': 9, 'accuracy': 10, 'errors': 11, 'shard_argmax': 12,
+    },
+}

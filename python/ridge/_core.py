@@ -1,0 +1,263 @@
+"""_core.py: libridge through ctypes: the library, its argument struct, devices and errors. Needs nothing but Python.
+
+A call goes through a Form: the argument struct of one op with its flags and options filled in, made once and reused;
+dimensions, pointers, strides and dtypes are packed into it by one struct.pack_into. Structs in flight are taken from a
+list and put back, so that threads never share one.
+"""
+import ctypes as C
+import functools
+import os
+import struct
+
+from . import _abi as A
+
+
+class Error(RuntimeError):
+    """What libridge answers when it does not run a call; the text is the library's own."""
+
+
+class ArgumentError(Error, ValueError):
+    """Wrong on any device: null, misaligned, a shape, dtype or option that does not fit."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """Valid, but no kernel of this build runs it on this device; the text says why, kernel by kernel."""
+
+
+class WorkspaceError(Error):
+    """The workspace is too small."""
+
+
+class DeviceError(Error):
+    """There is no such device, or the driver refused."""
+
+
+class FileError(Error):
+    """A file is malformed or cannot be read."""
+
+
+_ERRORS = {A.ERR_ARG: ArgumentError, A.ERR_UNSUPPORTED: UnsupportedError, A.ERR_WORKSPACE: WorkspaceError,
+           A.ERR_DEVICE: DeviceError, A.ERR_FILE: FileError}
+
+# --------------------------------------------------------------------------------------------------------- the struct
+
+
+class Operand(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("stride", C.c_int64), ("dtype", C.c_uint32), ("reserved", C.c_uint32)]
+
+
+def _options(**fields):
+    """A ctypes struct with defaults: fields are floats, those whose default is an int are int64."""
+    kind = [(name, C.c_int64 if isinstance(value, int) else C.c_float) for name, value in fields.items()]
+    return type("Options", (C.Structure,), {"_fields_": kind, "defaults": fields})
+
+
+_SWIGLU = dict(gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0)
+_swiglu, _quantize = _options(**_SWIGLU), _options(floor=0.0)
+_swiglu_quantize, _norm = _options(**_SWIGLU, floor=0.0), _options(eps=1e-6, mscale=1.0)
+_ce = _options(ignore_index=-100, vocab_offset=0, vocab_total=0, label_smoothing=0.0, softcap=0.0, temperature=1.0,
+               lse_square_scale=0.0, grad_scale=1.0, reserved=0.0)
+OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quantize, "quantize_fp8_dual": _quantize,
+           "swiglu_quantize": _swiglu_quantize, "rms_norm": _norm, "head_rms_norm_rope_tail": _norm,
+           "q8_0_gate_up_swiglu": _swiglu, "linear_ce_eval": _ce, "linear_ce_train": _ce, "linear_ce_backward": _ce,
+           "ce_fwd": _ce, "ce_bwd": _ce, "ce_combine": _ce}
+
+
+class Call(C.Structure):
+    """struct ridge_call; tests/test_abi.py compares its layout with the C compiler's."""
+    _fields_ = [("struct_size", C.c_uint32), ("op", C.c_uint32), ("flags", C.c_uint32), ("reserved", C.c_uint32),
+                ("kernel", C.c_char_p), ("dim", C.c_int64 * A.MAX_DIMS), ("arg", Operand * A.MAX_ARGS),
+                ("opt", C.c_double * 16)]
+
+
+def new_call(op, flags=0, options=None, kernel=None):
+    """A Call of an op by name, its options at their defaults but for those given."""
+    call = Call(struct_size=C.sizeof(Call), op=A.OPS_BY_NAME[op], flags=flags)
+    call.kernel = kernel.encode() if kernel else None
+    kind = OPTIONS.get(op)
+    if kind:
+        values = kind(**{**kind.defaults, **(options or {})})
+        C.memmove(C.addressof(call.opt), C.addressof(values), C.sizeof(values))
+    elif options:
+        raise TypeError(f"{op} has no options")
+    return call
+
+
+# --------------------------------------------------------------------------------------------------------- the library
+
+
+def _candidates():
+    here = os.path.dirname(os.path.abspath(__file__))
+    for name in ("libridge.so.0", "libridge.so"):
+        yield os.path.join(here, name)
+    tree = os.path.dirname(os.path.dirname(here))
+    if os.path.exists(os.path.join(tree, "CMakeLists.txt")):  # run from the source tree
+        yield os.path.join(tree, "build", "libridge.so")
+    yield "libridge.so.0"  # wherever the loader looks
+
+
+def _load():
+    tried = []
+    for path in _candidates():
+        if os.sep in path and not os.path.exists(path):
+            tried.append(path)
+            continue
+        try:
+            lib = C.CDLL(path)
+        except OSError as error:
+            tried.append(f"{path} ({error})")
+            continue
+        lib.ridge_version.restype = C.c_char_p
+        version = lib.ridge_version().decode()
+        if tuple(map(int, version.split(".")[:2])) != A.VERSION[:2]:
+            raise ImportError(f"ridge: {path} is version {version}, this package needs "
+                              f"{A.VERSION[0]}.{A.VERSION[1]}")
+        return lib, path
+    raise ImportError("ridge: the library was not found; `pip install .` or `make` in ridge's tree builds it. Tried: "
+                      + ", ".join(tried))
+
+
+_lib, library_path = _load()
+_lib.ridge_error.restype = C.c_char_p
+_lib.ridge_open.argtypes = [C.c_char_p, C.POINTER(C.c_void_p)]
+_lib.ridge_close.argtypes = [C.c_void_p]
+_lib.ridge_close.restype = None
+_lib.ridge_run.argtypes = [C.c_void_p, C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
+_lib.ridge_workspace_bytes.argtypes = [C.c_void_p, C.c_void_p, C.POINTER(C.c_size_t)]
+_lib.ridge_pick.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.POINTER(C.c_char_p)]
+_lib.ridge_explain.argtypes = [C.c_void_p, C.c_void_p, C.c_char_p, C.c_size_t, C.POINTER(C.c_size_t)]
+_lib.ridge_device_query.argtypes = [C.c_void_p, C.c_void_p]
+_run = _lib.ridge_run
+
+
+def version():
+    """The library's version, "0.1.0"."""
+    return _lib.ridge_version().decode()
+
+
+def check(status):
+    """Raises the library's message as an exception if status is not OK."""
+    if status:
+        raise _ERRORS.get(status, Error)(_lib.ridge_error().decode(errors="replace"))
+
+
+# --------------------------------------------------------------------------------------------------------- devices
+
+
+class _Info(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("ordinal", C.c_int32), ("backend", C.c_char * 16), ("arch", C.c_char * 16),
+                ("name", C.c_char * 128), ("units", C.c_int32), ("tuned_rows", C.c_int32), ("l2_bytes", C.c_int64),
+                ("memory_bytes", C.c_int64)]
+
+
+class Device:
+    """An open device: "cpu", "cuda", "cuda:1", "model:sm90", ...; None = the GPU if there is one, else the CPU.
+    Immutable; any number of threads may use it."""
+
+    def __init__(self, spec=None):
+        self.handle = C.c_void_p()
+        check(_lib.ridge_open(spec.encode() if spec else None, C.byref(self.handle)))
+        self.handle = self.handle.value
+
+    def __del__(self):
+        if getattr(self, "handle", None) and _lib is not None:
+            _lib.ridge_close(self.handle)
+            self.handle = None
+
+    @property
+    def info(self):
+        """backend, arch, name, units, tuned_rows, l2_bytes, memory_bytes, ordinal."""
+        info = _Info(struct_size=C.sizeof(_Info))
+        check(_lib.ridge_device_query(self.handle, C.byref(info)))
+        values = {name: getattr(info, name) for name, _ in _Info._fields_[1:]}
+        return {name: v.decode(errors="replace") if isinstance(v, bytes) else v for name, v in values.items()}
+
+    def workspace_bytes(self, call):
+        need = C.c_size_t()
+        check(_lib.ridge_workspace_bytes(self.handle, C.addressof(call), C.byref(need)))
+        return need.value
+
+    def pick(self, call, workspace_bytes=2**63):
+        """The name of the kernel that would run."""
+        name = C.c_char_p()
+        check(_lib.ridge_pick(self.handle, C.addressof(call), workspace_bytes, C.byref(name)))
+        return name.value.decode()
+
+    def explain(self, call):
+        """Every kernel of the op with its verdict, as `ridge explain` prints it."""
+        text = C.create_string_buffer(1 << 16)
+        check(_lib.ridge_explain(self.handle, C.addressof(call), text, len(text), None))
+        return text.value.decode()
+
+    def run(self, call, workspace=None, workspace_bytes=0, stream=None):
+        """Launches a call; workspace and stream are addresses. What the operands point to stays the caller's."""
+        check(_run(self.handle, C.addressof(call), workspace, workspace_bytes, stream))
+
+
+_devices = {}
+
+
+def device(spec):
+    """The device of that name, opened once a process."""
+    found = _devices.get(spec)
+    if found is None:
+        found = _devices.setdefault(spec, Device(spec))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- forms
+
+_DIM = Call.dim.offset
+_SLOT = "Qqq"  # pointer, stride, dtype with the reserved word above it
+_ABSENT = (0, 0, 0)
+
+
+class Form:
+    """One op with its flags and options. launch packs the rest: values = 6 dimensions, then pointer, stride, dtype of
+    each operand in the order of its slots."""
+
+    def __init__(self, op, flags=0, options=()):
+        self.op = op
+        call = new_call(op, flags, dict(options))
+        self.image = bytes(call)
+        self.slots = max(A.SLOTS[op].values()) + 1
+        self.pack = struct.Struct("6q" + _SLOT * self.slots).pack_into
+        self.free = []
+        self.need = {}  # (device, dimensions, dtypes) -> workspace bytes
+
+    def _new(self):
+        buffer = C.create_string_buffer(self.image, len(self.image))
+        return buffer, C.addressof(buffer)
+
+    def run(self, device, values, workspace, workspace_bytes, stream):
+        try:
+            taken = self.free.pop()
+        except IndexError:
+            taken = self._new()
+        self.pack(taken[0], _DIM, *values)
+        status = _run(device.handle, taken[1], workspace, workspace_bytes, stream)
+        self.free.append(taken)
+        if status:
+            check(status)
+
+    def call(self, values):
+        """The Call that run would make."""
+        buffer = bytearray(self.image)
+        self.pack(buffer, _DIM, *values)
+        return Call.from_buffer_copy(buffer)
+
+    def workspace(self, device, values):
+        """Bytes of the kernel that an unlimited workspace would get; remembered by dimensions and dtypes."""
+        key = (device.handle, values[:6], values[8::3])
+        need = self.need.get(key)
+        if need is None:
+            if len(self.need) > 10000:  # ever new shapes
+                self.need.clear()
+            need = self.need[key] = device.workspace_bytes(self.call(values))
+        return need
+
+
+@functools.lru_cache(maxsize=4096)
+def form(op, flags=0, options=()):
+    """The Form of an op; options is a tuple of (name, value)."""
+    return Form(op, flags, options)

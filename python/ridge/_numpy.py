@@ -1,0 +1,150 @@
+"""_numpy.py: the ops on numpy arrays, on the CPU. bfloat16 and fp8 are ml_dtypes' types where that is installed; without
+it bf16 cannot be named and fp8 codes are uint8."""
+import numpy as np
+
+from . import _abi as A
+from . import _ops as ops
+from ._core import ArgumentError, device
+
+try:
+    import ml_dtypes
+    _SMALL = {A.BF16: np.dtype(ml_dtypes.bfloat16), A.E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+              A.E5M2: np.dtype(ml_dtypes.float8_e5m2)}
+except ImportError:
+    _SMALL = {A.E4M3: np.dtype(np.uint8), A.E5M2: np.dtype(np.uint8)}
+_DTYPES = {A.F32: np.dtype(np.float32), A.F16: np.dtype(np.float16), A.F64: np.dtype(np.float64), A.I8: np.dtype(np.int8),
+           A.U8: np.dtype(np.uint8), A.I32: np.dtype(np.int32), A.I64: np.dtype(np.int64), **_SMALL}
+_NUMBERS = {dtype.name: number for number, dtype in reversed(_DTYPES.items())}
+_NAMED = {"e4m3": A.E4M3, "e5m2": A.E5M2, "f32": A.F32, "f16": A.F16, "bf16": A.BF16}
+
+
+def _number(dtype):
+    number = _NAMED.get(dtype) if isinstance(dtype, str) else None
+    number = number or _NUMBERS.get(np.dtype(dtype).name if not number else None)
+    if number not in _DTYPES:
+        raise ArgumentError(f"dtype {dtype} is none of ridge's, or needs ml_dtypes")
+    return number
+
+
+class _Numpy:
+    codes = None  # what uint8 stands for in the call at hand, where ml_dtypes is missing
+
+    @staticmethod
+    def itemsize(t):
+        return t.itemsize
+
+    @staticmethod
+    def matrix(t):
+        cols = t.shape[-1]
+        if t.flags.c_contiguous:
+            return t, 0
+        if t.ndim == 2 and t.strides[1] == t.itemsize and t.strides[0] >= cols * t.itemsize:
+            return t, t.strides[0] // t.itemsize
+        return np.ascontiguousarray(t), 0
+
+    @staticmethod
+    def vector(t):
+        return np.ascontiguousarray(t)
+
+    def operand(self, t, stride):
+        number = _NUMBERS.get(t.dtype.name)
+        if number is None:
+            raise ArgumentError(f"dtype {t.dtype.name} is none of ridge's")
+        if number == A.U8 and self.codes:
+            number = self.codes
+        return t.ctypes.data, stride, number
+
+    @staticmethod
+    def empty(like, shape, dtype, ld=None):
+        if dtype not in _DTYPES:
+            raise ArgumentError("bf16 needs the package ml_dtypes")
+        if ld is None or ld == shape[1]:
+            return np.empty(shape, _DTYPES[dtype])
+        return np.empty((shape[0], ld), _DTYPES[dtype])[:, :shape[1]]
+
+    @staticmethod
+    def launch(f, like, values, scratch=False):
+        cpu = device("cpu")
+        need = f.workspace(cpu, values) if scratch else 0
+        if not need:
+            return f.run(cpu, values, None, 0, None)
+        memory = np.empty(need + 256, np.uint8)
+        start = -memory.ctypes.data % 256
+        f.run(cpu, values, memory.ctypes.data + start, need, None)
+
+
+_xp = _Numpy()
+
+
+def _fp8(number):
+    """The adapter for a call whose uint8 arrays are codes of that format."""
+    if _DTYPES[number] != np.uint8:
+        return _xp
+    xp = _Numpy()
+    xp.codes = number
+    return xp
+
+
+def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
+           round_gate=False, row_scale=None, interleaved=False):
+    """act(gate) * up over the last dimension. Without `up`, gate holds both: halves, or interleaved."""
+    f = ops.swiglu_form("swiglu_fwd", activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, False,
+                        interleaved)
+    return ops.swiglu_fwd(_xp, f, gate, up, row_scale, interleaved)
+
+
+def swiglu_backward(dout, gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0,
+                    limit=0.0, round_gate=False, row_scale=None, interleaved=False):
+    """(dgate, dup); dup is None where gate holds both. round_gate rounds as PyTorch eager's backward does."""
+    f = ops.swiglu_form("swiglu_bwd", activation, gate_mul, down_mul, alpha, up_offset, limit, False, round_gate,
+                        interleaved)
+    return ops.swiglu_bwd(_xp, f, dout, gate, up, row_scale, interleaved, False)[:2]
+
+
+def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
+    """(codes, scales) of x [rows, cols]; scale: "tensor", "row", "row128" or "blk128"."""
+    number = _number(dtype)
+    return ops.quantize_fp8(_fp8(number), x, scale, number, pow2, floor, None, False)[:2]
+
+
+def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
+    """(codes, scales, codes of the transpose, its scales): form "row_row", "row_blk" or "blk_blk"."""
+    number = _number(dtype)
+    return ops.quantize_fp8_dual(_fp8(number), x, form, number, pow2, floor, False)[:4]
+
+
+def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype="f32", bias=None, dtype="e4m3"):
+    """a [m, k] times the transpose of b [n, k], codes with their scales. `dtype` says what uint8 codes are."""
+    return ops.fp8_gemm(_fp8(_number(dtype)), a, scale_a, b, scale_b, scales, _number(out_dtype), bias, None)
+
+
+def q8_0_quantize(x):
+    """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]."""
+    return ops.q8_0_quantize(_xp, x)
+
+
+def q8_0_repack(blocks):
+    """Blocks -> (codes int8 [rows, cols], scales float16 [rows, cols/32]), the form that kernels read fastest."""
+    return ops.q8_0_repack(_xp, blocks)
+
+
+def q8_0_matmul(x, w, scales=None, *, out_dtype="f32"):
+    """x [1..16 tokens, cols] times Q8_0 weights: blocks, or codes with scales."""
+    return ops.q8_0_matmul(_xp, x, w, scales, _number(out_dtype))
+
+
+def rms_norm(x, weight=None, eps=1e-6):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    return ops.rms_norm(_xp, x, weight, eps)
+
+
+def linear_cross_entropy(x, weight, target, *, bias=None, class_weight=None, ignore_index=-100, reduction="mean",
+                         label_smoothing=0.0, softcap=0.0, temperature=1.0, lse_square_scale=0.0, gradients=False):
+    """The loss of softmax(x weight^T + bias) at the targets; with gradients=True (loss, dx, dweight) of its mean or
+    sum. x [tokens, hidden], weight [vocab, hidden], target int32 or int64."""
+    p = ops.CeProblem(_xp, x, weight, target, bias, class_weight, reduction, False, (
+        ("ignore_index", int(ignore_index)), ("label_smoothing", float(label_smoothing)), ("softcap", float(softcap)),
+        ("temperature", float(temperature)), ("lse_square_scale", float(lse_square_scale))))
+    if gradients:
+        return ops.linear_ce_train(p, True, True, False)[:3]
+    return ops.linear_ce_eval(p)[0]

@@ -1,0 +1,350 @@
+"""_ops.py: the ops over any kind of array: shapes, layouts, flags. numpy and torch bring an adapter (`xp`):
+
+    xp.matrix(t)                  t whose rows can be addressed by one stride, [.., cols] -> (t or a copy, its stride)
+    xp.vector(t)                  t or a contiguous copy
+    xp.operand(t, stride)         (pointer, stride, ridge dtype)
+    xp.empty(like, shape, dtype, ld=None)    new memory beside `like`; ld = the row stride of a matrix
+    xp.launch(form, like, values, scratch)   runs it where `like` lives
+"""
+import functools
+
+from . import _abi as A
+from ._core import ArgumentError, form
+
+ACTIVATIONS = {"silu": A.SILU, "gelu_tanh": A.GELU_TANH, "gelu_erf": A.GELU_ERF, "gelu": A.GELU_ERF, "relu2": A.RELU2}
+SCALES = {"tensor": A.SCALE_TENSOR, "row": A.SCALE_ROW, "row128": A.SCALE_ROW128, "blk128": A.SCALE_BLK128}
+DUALS = {"row_row": A.DUAL_ROW_ROW, "row_blk": A.DUAL_ROW_BLK, "blk_blk": A.DUAL_BLK_BLK}
+PAIRS = {f"{a}_{b}": SCALES[a] | SCALES[b] * 16 for a, b in (("tensor", "tensor"), ("row", "row"), ("row128", "blk128"),
+                                                            ("row128", "row128"), ("blk128", "row128"))}
+REDUCTIONS = {"mean": A.CE_MEAN, "sum": A.CE_SUM, "none": A.CE_NONE}
+ABSENT = (0, 0, 0)
+
+
+def pick(table, name, what):
+    try:
+        return table[name]
+    except (KeyError, TypeError):
+        raise ArgumentError(f"{what} is {name!r}, not one of {', '.join(map(repr, table))}") from None
+
+
+def blocks(n):
+    return (n + 127) // 128
+
+
+def rows_of(shape):
+    rows = 1
+    for n in shape[:-1]:
+        rows *= n
+    return rows
+
+
+def same_shape(name, got, want):
+    if got != want and tuple(got) != tuple(want):
+        raise ArgumentError(f"{name} has shape {list(got)}, not {list(want)}")
+
+
+# ------------------------------------------------------------------------------------------------------------- SwiGLU
+
+
+@functools.lru_cache(maxsize=1024)  # a quarter of the host time of a call, without it
+def swiglu_form(op, activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, round_gate_bwd, interleaved):
+    flags = pick(ACTIVATIONS, activation, "activation") | (A.INTERLEAVED if interleaved else 0)
+    flags |= A.ROUND_GATE if round_gate and op == "swiglu_fwd" else 0
+    flags |= A.ROUND_GATE_BWD if round_gate_bwd and op == "swiglu_bwd" else 0
+    return form(op, flags, (("gate_mul", float(gate_mul)), ("down_mul", float(down_mul)), ("alpha", float(alpha)),
+                            ("up_offset", float(up_offset)), ("limit", float(limit))))
+
+
+def gate_and_up(xp, gate, up, interleaved):
+    """Operands of gate and up: two tensors, the halves of one, or one that interleaves them."""
+    if not len(gate.shape):
+        raise ArgumentError("gate has no dimensions")
+    t, stride = xp.matrix(gate)
+    if up is not None:
+        u, up_stride = xp.matrix(up)
+        return (t, u), xp.operand(t, stride), xp.operand(u, up_stride), gate.shape[-1]
+    if gate.shape[-1] % 2:
+        raise ArgumentError(f"gate and up in one tensor need an even last dimension, not {gate.shape[-1]}")
+    cols = gate.shape[-1] // 2
+    pointer, stride, dtype = xp.operand(t, stride)
+    if interleaved:
+        return (t,), (pointer, stride, dtype), ABSENT, cols
+    stride = stride or 2 * cols
+    return (t,), (pointer, stride, dtype), (pointer + cols * xp.itemsize(t), stride, dtype), cols
+
+
+def swiglu_fwd(xp, f, gate, up, row_scale, interleaved):
+    shape = gate.shape
+    if up is not None and up.shape != shape:
+        same_shape("up", up.shape, shape)
+    kept, g, u, cols = gate_and_up(xp, gate, up, interleaved)
+    out = xp.empty(gate, shape if up is not None else (*shape[:-1], cols), g[2])
+    scale = ABSENT
+    if row_scale is not None:
+        row_scale = xp.vector(row_scale)
+        same_shape("row_scale", row_scale.shape, shape[:-1])
+        scale = xp.operand(row_scale, 0)
+    xp.launch(f, gate, (rows_of(shape), cols, 0, 0, 0, 0, *g, *u, *xp.operand(out, 0), *scale))
+    return out
+
+
+def swiglu_bwd(xp, f, dout, gate, up, row_scale, interleaved, want_drow):
+    """(dgate, dup, drow); dup is None where gate and up are one tensor, drow where it is not wanted."""
+    kept, g, u, cols = gate_and_up(xp, gate, up, interleaved)
+    same_shape("dout", dout.shape, (*gate.shape[:-1], cols))
+    dout, stride = xp.matrix(dout)
+    dgate = xp.empty(gate, gate.shape, g[2])
+    dup = xp.empty(gate, gate.shape, g[2]) if up is not None else None
+    dg = xp.operand(dgate, 0)
+    if up is not None:
+        du = xp.operand(dup, 0)
+    elif interleaved:
+        du = ABSENT
+    else:
+        dg = (dg[0], 2 * cols, dg[2])
+        du = (dg[0] + cols * xp.itemsize(dgate), 2 * cols, dg[2])
+    drow = xp.empty(gate, gate.shape[:-1], A.F32) if want_drow else None
+    row_scale = xp.vector(row_scale) if row_scale is not None else None  # a copy lives until the launch
+    scale = xp.operand(row_scale, 0) if row_scale is not None else ABSENT
+    xp.launch(f, gate, (rows_of(gate.shape), cols, 0, 0, 0, 0, *xp.operand(dout, stride), *g, *u, *dg, *du, *scale,
+                        *(xp.operand(drow, 0) if want_drow else ABSENT)))
+    return dgate, dup, drow
+
+
+# ---------------------------------------------------------------------------------------------------------------- FP8
+
+
+def scale_shape(mode, rows, cols):
+    """(shape, ld) of the scale table of an fp8 matrix [rows, cols]; ld is the row stride on the fast path."""
+    if mode == A.SCALE_TENSOR:
+        return (1,), None
+    if mode == A.SCALE_ROW:
+        return (rows,), None
+    if mode == A.SCALE_ROW128:
+        return (blocks(cols), rows), (rows + 3) // 4 * 4
+    return (blocks(rows), blocks(cols)), None
+
+
+def two_dims(name, t):
+    shape = t.shape
+    if len(shape) != 2:
+        raise ArgumentError(f"{name} has shape {list(shape)}, not two dimensions")
+    return shape
+
+
+def fp8_empty(xp, like, rows, cols, dtype):
+    return xp.empty(like, (rows, cols), dtype, (cols + 15) // 16 * 16)
+
+
+@functools.lru_cache(maxsize=256)
+def quantize_form(op, table, name, what, pow2, floor):
+    """(mode, its Form)"""
+    mode = pick(SCALES if table == "scale" else DUALS, name, what)
+    return mode, form(op, mode | (A.POW2 if pow2 else 0), (("floor", float(floor)),))
+
+
+def quantize_fp8(xp, x, scale, dtype, pow2, floor, given, want_amax):
+    """(codes, scales, amax)"""
+    rows, cols = two_dims("x", x)
+    mode, f = quantize_form("quantize_fp8", "scale", scale, "scale", pow2, floor)
+    x, stride = xp.matrix(x)
+    q = fp8_empty(xp, x, rows, cols, dtype)
+    shape, ld = scale_shape(mode, rows, cols)
+    if given is not None:
+        given = xp.vector(given)
+        same_shape("given", given.shape, shape)
+    scales = xp.empty(x, shape, A.F32, ld) if given is None else None
+    amax = xp.empty(x, shape, A.F32) if want_amax else None
+    values = (rows, cols, 0, 0, 0, 0, *xp.operand(x, stride), *xp.operand(q, q_stride(xp, q)))
+    for t in (scales, given, amax):
+        values += xp.operand(t, ld or 0) if t is not None else ABSENT
+    xp.launch(f, x, values, mode == A.SCALE_TENSOR)
+    return q, scales if given is None else given, amax
+
+
+def q_stride(xp, q):
+    return (q.shape[1] + 15) // 16 * 16
+
+
+def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
+    """(codes, scales, codes of the transpose, its scales, column sums)"""
+    rows, cols = two_dims("x", x)
+    mode, f = quantize_form("quantize_fp8_dual", "form", dual, "form", pow2, floor)
+    x, stride = xp.matrix(x)
+    q, q_t = fp8_empty(xp, x, rows, cols, dtype), fp8_empty(xp, x, cols, rows, dtype)
+    one, two = dual.split("_")
+    shape, ld = scale_shape(SCALES[one + "128"], rows, cols)
+    shape_t, ld_t = scale_shape(SCALES[two + "128"], cols, rows)
+    scale, scale_t = xp.empty(x, shape, A.F32, ld), xp.empty(x, shape_t, A.F32, ld_t)
+    colsum = xp.empty(x, (cols,), A.F32) if want_colsum else None
+    xp.launch(f, x, (rows, cols, 0, 0, 0, 0, *xp.operand(x, stride), *xp.operand(q, q_stride(xp, q)),
+                     *xp.operand(scale, ld or 0), *xp.operand(q_t, q_stride(xp, q_t)), *xp.operand(scale_t, ld_t or 0),
+                     *(xp.operand(colsum, 0) if want_colsum else ABSENT)), want_colsum)
+    return q, scale, q_t, scale_t, colsum
+
+
+def gemm_operand(xp, name, t, scale, mode, k):
+    rows, cols = two_dims(name, t)
+    if cols != k:
+        raise ArgumentError(f"{name} has {cols} columns, not {k}: both operands have the contraction last")
+    shape, _ = scale_shape(mode, rows, cols)
+    if scale.shape != shape:
+        same_shape("scale_" + name, scale.shape if len(scale.shape) else (1,), shape)
+    t, stride = xp.matrix(t)
+    if len(shape) == 2:
+        scale, scale_stride = xp.matrix(scale)
+    else:
+        scale, scale_stride = xp.vector(scale), 0
+    return (t, scale), (*xp.operand(t, stride), *xp.operand(scale, scale_stride))
+
+
+def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out):
+    """a [m, k] times b [n, k] transposed; into `out` by accumulation if there is one."""
+    mode = pick(PAIRS, scales, "scales")
+    m, k = two_dims("a", a)
+    kept_a, va = gemm_operand(xp, "a", a, scale_a, mode & A.SCALE, k)
+    kept_b, vb = gemm_operand(xp, "b", b, scale_b, mode >> 4 & A.SCALE, k)
+    n = b.shape[0]
+    stride = 0
+    if out is None:
+        d = xp.empty(a, (m, n), out_dtype)
+    else:
+        same_shape("out", out.shape, (m, n))
+        d, stride = xp.matrix(out)
+        if d is not out:
+            raise ArgumentError("out must be addressable by rows: its last stride is 1 and rows do not overlap")
+    if bias is not None:
+        bias = xp.vector(bias)
+        same_shape("bias", bias.shape, (n,))
+    xp.launch(form("gemm_fp8", mode | (A.ACCUMULATE if out is not None else 0)), a,
+              (m, n, k, 0, 0, 0, *va, *vb, *xp.operand(d, stride), *(xp.operand(bias, 0) if bias is not None else ABSENT)),
+              True)
+    return d
+
+
+# --------------------------------------------------------------------------------------------------------------- Q8_0
+
+
+def q8_0_quantize(xp, x):
+    rows, cols = two_dims("x", x)
+    x, stride = xp.matrix(x)
+    w = xp.empty(x, (rows, cols // 32 * 34), A.U8)
+    xp.launch(form("q8_0_quantize"), x, (rows, cols, 0, 0, 0, 0, *xp.operand(x, stride), *xp.operand(w, 0)))
+    return w
+
+
+def q8_0_repack(xp, w):
+    """Blocks [rows, cols/32*34] u8 -> codes [rows, cols] i8 and scales [rows, cols/32] f16."""
+    rows, wide = two_dims("blocks", w)
+    if wide % 34:
+        raise ArgumentError(f"blocks have {wide} bytes a row, not a multiple of 34")
+    cols = wide // 34 * 32
+    w, stride = xp.matrix(w)
+    ld = (cols + 127) // 128 * 128
+    codes, scales = xp.empty(w, (rows, cols), A.I8, ld), xp.empty(w, (rows, cols // 32), A.F16)
+    xp.launch(form("q8_0_repack"), w, (rows, cols, 0, 0, 0, 0, *xp.operand(w, stride), *xp.operand(codes, ld),
+                                       *xp.operand(scales, 0)))
+    return codes, scales
+
+
+def q8_0_matmul(xp, x, w, scales, out_dtype):
+    """x [tokens, cols] times the rows of w (blocks, or codes with scales): [tokens, rows]."""
+    tokens, cols = two_dims("x", x)
+    rows, wide = two_dims("w", w)
+    if (wide if scales is not None else wide // 34 * 32) != cols:
+        raise ArgumentError(f"x has {cols} columns, the weight {wide if scales is not None else wide // 34 * 32}")
+    x, x_stride = xp.matrix(x)
+    w, stride = xp.matrix(w)
+    out = xp.empty(x, (tokens, rows), out_dtype)
+    s = ABSENT
+    if scales is not None:
+        scales, scale_stride = xp.matrix(scales)
+        s = xp.operand(scales, scale_stride)
+    xp.launch(form("q8_0_matmul"), x, (tokens, cols, rows, 0, 0, 0, *xp.operand(x, x_stride), *ABSENT,
+                                       *xp.operand(w, stride), *s, *xp.operand(out, 0)), True)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ norm, cross entropy
+
+
+def rms_norm(xp, x, weight, eps):
+    x2, stride = xp.matrix(x)
+    v = xp.operand(x2, stride)
+    out = xp.empty(x, x.shape, v[2])
+    weight = xp.vector(weight) if weight is not None else None
+    w = xp.operand(weight, 0) if weight is not None else ABSENT
+    xp.launch(form("rms_norm", 0, (("eps", float(eps)),)), x, (rows_of(x.shape), x.shape[-1], 0, 0, 0, 0, *v, *w,
+                                                              *xp.operand(out, 0)))
+    return out
+
+
+CE_STATS = {"token_loss": A.F32, "lse": A.F32, "target_logit": A.F32, "entropy": A.F32, "argmax": A.I64}
+
+
+class CeProblem:
+    """The operands that linear_ce_eval, _train and _backward share."""
+
+    def __init__(self, xp, x, w, target, bias, class_weight, reduction, transposed, options):
+        self.xp, self.x, self.reduction = xp, x, reduction
+        tokens, hidden = two_dims("input", x)
+        rows, cols = two_dims("weight", w)
+        vocab = cols if transposed else rows
+        if (rows if transposed else cols) != hidden:
+            raise ArgumentError(f"input has {hidden} columns, the weight's shape is {[rows, cols]}")
+        same_shape("target", target.shape, (tokens,))
+        if bias is not None:
+            same_shape("bias", bias.shape, (vocab,))
+        if class_weight is not None:
+            same_shape("the class weights", class_weight.shape, (vocab,))
+        self.dims = (tokens, hidden, vocab, 0, 0, 0)
+        self.shape_w = (rows, cols)
+        self.flags = pick(REDUCTIONS, reduction, "reduction") | (A.CE_W_HV if transposed else 0)
+        self.options = tuple(options)
+        (self.x2, xs), (self.w2, ws), self.target = xp.matrix(x), xp.matrix(w), xp.vector(target)
+        self.bias = xp.vector(bias) if bias is not None else None
+        self.class_weight = xp.vector(class_weight) if class_weight is not None else None
+        self.head = (*xp.operand(self.x2, xs), *xp.operand(self.w2, ws), *xp.operand(self.target, 0))
+
+    def some(self, t):
+        return self.xp.operand(t, 0) if t is not None else ABSENT
+
+    def loss(self):
+        return self.xp.empty(self.x, self.dims[:1] if self.reduction == "none" else (), A.F32)
+
+    def gradients(self, want_dx, want_dw, want_dbias, dw_dtype):
+        x, v = self.xp, self.head
+        dx = x.empty(self.x, self.x.shape, v[2]) if want_dx else None
+        dw = x.empty(self.x, self.shape_w, dw_dtype or v[5]) if want_dw else None
+        dbias = x.empty(self.x, (self.shape_w[1] if self.flags & A.CE_W_HV else self.shape_w[0],), A.F32)
+        return dx, dw, dbias if want_dbias else None
+
+    def launch(self, op, values):
+        self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, True)
+
+
+def linear_ce_eval(p, stats=()):
+    """(loss, {name: statistic})"""
+    loss = p.loss()
+    out = {name: p.xp.empty(p.x, p.dims[:1], CE_STATS[name]) for name in stats}
+    values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight)
+    for name in CE_STATS:
+        values += p.some(out.get(name))
+    p.launch("linear_ce_eval", values + ABSENT * (17 - 11))
+    return loss, out
+
+
+def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):
+    loss = p.loss()
+    dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
+    values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight) + ABSENT * 8
+    p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias))
+    return loss, dx, dw, dbias
+
+
+def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=None):
+    dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
+    lse, dloss = p.xp.vector(lse), p.xp.vector(dloss) if dloss is not None else None
+    p.launch("linear_ce_backward", p.some(lse) + p.some(dloss) + p.some(p.bias) + p.some(p.class_weight) + p.some(dx)
+             + p.some(dw) + p.some(dbias))
+    return dx, dw, dbias

@@ -1,0 +1,196 @@
+"""ridge.jax: ridge's kernels as JAX functions with gradients, on the CPU and on CUDA: jit, grad, vmap (one call after another),
+CUDA graphs. Calls go through jax.ffi to one C handler (python/jax_ffi.c); no build against jaxlib.
+
+Shapes, dtypes and options are checked when a function is traced and raise ridge's exceptions.
+"""
+import ctypes
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _abi as A
+from . import _core
+from . import _ops as ops
+from ._core import ArgumentError
+
+_DTYPES = {A.F32: jnp.float32, A.F16: jnp.float16, A.BF16: jnp.bfloat16, A.I32: jnp.int32, A.I64: jnp.int64,
+           A.U8: jnp.uint8}
+_NUMBERS = {jnp.dtype(dtype): number for number, dtype in _DTYPES.items()}
+
+
+def _register():
+    path = os.path.join(os.path.dirname(_core.library_path), "libridge_jax.so")
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"ridge.jax: {path} was not found or does not load ({error}); `pip install .` builds it") from None
+    for platform in ("cpu", "CUDA"):
+        handler = getattr(lib, f"ridge_jax_{platform.lower()}")
+        jax.ffi.register_ffi_target("ridge_call", jax.ffi.pycapsule(handler), platform=platform)
+    return lib
+
+
+_lib = _register()
+
+
+@functools.lru_cache(maxsize=None)
+def _cuda():
+    """ridge's first CUDA device if JAX has one, all of JAX's opened for the handler; else None."""
+    try:
+        count = len(jax.local_devices(backend="cuda"))
+    except RuntimeError:
+        return None
+    for ordinal in range(count):
+        _core.check(_lib.ridge_jax_open(ordinal))
+    return _core.device("cuda:0")
+
+
+def _number(t):
+    number = _NUMBERS.get(jnp.dtype(t.dtype))
+    if number is None:
+        raise ArgumentError(f"dtype {t.dtype} is none of ridge's")
+    return number
+
+
+def _call(op, flags, options, dims, operands, results, scratch=False):
+    """operands: {slot name: array}, results: {slot name: ShapeDtypeStruct}; gives the results in order."""
+    slots = A.SLOTS[op]
+    template = _core.new_call(op, flags, options)
+    template.dim[:len(dims)] = dims
+    probe = _core.Call.from_buffer_copy(template)
+    for i, (name, t) in enumerate((*operands.items(), *results.items())):
+        # Addresses that nothing dereferences, far from one another: validation wants some.
+        probe.arg[slots[name]] = _core.Operand(i + 1 << 42, 0, _number(t), 0)
+    order = [slots[name] for name in (*operands, *results)]
+
+    def on(device):
+        try:
+            need = device.workspace_bytes(probe)  # also validates
+        except _core.UnsupportedError:
+            if device is _core.device("cpu"):
+                raise
+            need = 0  # this trace may be for the CPU: the call itself refuses, with the same text
+        out, at = list(results.values()), list(order)
+        if scratch and need:
+            out.append(jax.ShapeDtypeStruct((need + 256,), jnp.uint8))
+            at.append(-1)
+        run = jax.ffi.ffi_call("ridge_call", tuple(out), vmap_method="sequential")
+        words = np.frombuffer(bytes(template), np.int64)
+        return lambda *args: tuple(run(*args, call=words, slots=np.array(at, np.int64))[:len(results)])
+
+    cpu, cuda = on(_core.device("cpu")), _cuda()
+    if cuda is None:
+        return cpu(*operands.values())
+    return jax.lax.platform_dependent(*operands.values(), cpu=cpu, cuda=on(cuda))
+
+
+def _like(t, shape=None):
+    return jax.ShapeDtypeStruct(t.shape if shape is None else shape, t.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- SwiGLU
+
+
+def swiglu(gate, up, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0, round_gate=False):
+    """act(gate) * up, bf16, f16 or f32; both [.., n]. Options as in ridge.torch.swiglu. Differentiable in both."""
+    if gate.shape != up.shape or gate.dtype != up.dtype or gate.ndim == 0:
+        raise ArgumentError(f"gate is {gate.dtype}{list(gate.shape)}, up {up.dtype}{list(up.shape)}: they must be alike")
+    options = tuple((name, float(value)) for name, value in (("gate_mul", gate_mul), ("down_mul", down_mul), ("alpha", alpha),
+                                                             ("up_offset", up_offset), ("limit", limit)))
+    cols = gate.shape[-1]
+    out = _swiglu((ops.pick(ops.ACTIVATIONS, activation, "activation"), bool(round_gate), options),
+                  gate.reshape(-1, cols), up.reshape(-1, cols))
+    return out.reshape(gate.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _swiglu(how, gate, up):
+    activation, round_gate, options = how
+    return _call("swiglu_fwd", activation | (A.ROUND_GATE if round_gate else 0), dict(options), gate.shape,
+                 {"gate": gate, "up": up}, {"out": _like(gate)})[0]
+
+
+def _swiglu_fwd(how, gate, up):
+    return _swiglu(how, gate, up), (gate, up)
+
+
+def _swiglu_bwd(how, saved, dout):
+    (activation, round_gate, options), (gate, up) = how, saved
+    return _call("swiglu_bwd", activation | (A.ROUND_GATE_BWD if round_gate else 0), dict(options), gate.shape,
+                 {"dout": dout, "gate": gate, "up": up}, {"dgate": _like(gate), "dup": _like(up)})
+
+
+_swiglu.defvjp(_swiglu_fwd, _swiglu_bwd)
+
+# ------------------------------------------------------------------------------------------------------ cross entropy
+
+
+def linear_softmax_cross_entropy_loss(x, labels, weights, *, reduction="sum", bias=None, ignore_index=-100,
+                                      label_smoothing=0.0, softcap=0.0, temperature=1.0, lse_square_scale=0.0):
+    """The cross entropy of softmax(x @ weights + bias) at the labels, without the logits.
+
+    x [.., hidden] and weights [hidden, vocab] of one dtype (bf16, f16, f32), labels [..] int32 or int64, bias [vocab];
+    reduction "sum", "mean" (over labels that are not ignore_index) or "none" ([..]). The loss is f32. Differentiable in x,
+    weights and bias.
+    """
+    if x.dtype != weights.dtype:
+        raise ArgumentError(f"x is {x.dtype}, weights {weights.dtype}: the dtypes must be the same")
+    if x.ndim < 1 or weights.ndim != 2 or x.shape[-1] != weights.shape[0] or x.shape[:-1] != labels.shape:
+        raise ArgumentError(f"x {list(x.shape)}, labels {list(labels.shape)} and weights {list(weights.shape)} do not fit: "
+                            "[.., hidden], [..], [hidden, vocab]")
+    if bias is not None and bias.shape != weights.shape[1:]:
+        raise ArgumentError(f"bias has shape {list(bias.shape)}, not {[weights.shape[1]]}")
+    options = (("ignore_index", int(ignore_index)), ("label_smoothing", float(label_smoothing)), ("softcap", float(softcap)),
+               ("temperature", float(temperature)), ("lse_square_scale", float(lse_square_scale)))
+    ops.pick(ops.REDUCTIONS, reduction, "reduction")
+    loss = _loss((reduction, options), x.reshape(-1, x.shape[-1]), labels.reshape(-1), weights, bias)
+    return loss.reshape(labels.shape) if reduction == "none" else loss
+
+
+def _loss_call(op, how, x, labels, weights, bias, operands, results):
+    reduction, options = how
+    inputs = {"x": x, "w": weights, "target": labels, **({} if bias is None else {"bias": bias}), **operands}
+    return _call(op, ops.REDUCTIONS[reduction] | A.CE_W_HV, dict(options), (*x.shape, weights.shape[1]), inputs, results, True)
+
+
+def _loss_shape(how, x):
+    return jax.ShapeDtypeStruct((x.shape[0],) if how[0] == "none" else (1,), jnp.float32)
+
+
+def _gradient_shapes(x, weights, bias):
+    shapes = {"dx": _like(x), "dw": _like(weights)}
+    return shapes if bias is None else {**shapes, "dbias": jax.ShapeDtypeStruct(bias.shape, jnp.float32)}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(how, x, labels, weights, bias):
+    loss, = _loss_call("linear_ce_eval", how, x, labels, weights, bias, {}, {"loss": _loss_shape(how, x)})
+    return loss if how[0] == "none" else loss[0]
+
+
+def _loss_fwd(how, x, labels, weights, bias):
+    """Sum and mean: the gradients come with the loss. None: each row's factor is known in backward only."""
+    if how[0] == "none":
+        lse = jax.ShapeDtypeStruct((x.shape[0],), jnp.float32)
+        loss, lse = _loss_call("linear_ce_eval", how, x, labels, weights, bias, {}, {"loss": _loss_shape(how, x), "lse": lse})
+        return loss, (x, labels, weights, bias, lse)
+    loss, *gradients = _loss_call("linear_ce_train", how, x, labels, weights, bias, {},
+                                  {"loss": _loss_shape(how, x), **_gradient_shapes(x, weights, bias)})
+    return loss[0], (gradients, bias)
+
+
+def _loss_bwd(how, saved, dloss):
+    if how[0] == "none":
+        x, labels, weights, bias, lse = saved
+        gradients = _loss_call("linear_ce_backward", how, x, labels, weights, bias,
+                               {"lse": lse, "dloss": dloss.astype(jnp.float32)}, _gradient_shapes(x, weights, bias))
+    else:
+        gradients, bias = saved
+        gradients = [(dloss * g.astype(jnp.float32)).astype(g.dtype) for g in gradients]
+    return gradients[0], None, gradients[1], None if bias is None else gradients[2].astype(bias.dtype)
+
+
+_loss.defvjp(_loss_fwd, _loss_bwd)

@@ -1,0 +1,135 @@
+"""ridge.torch: ridge's kernels as PyTorch functions and modules, with gradients, on the CPU and on CUDA.
+
+They work under torch.compile, CUDA graphs and autocast; inputs may be strided or expanded. In eager mode without a
+subclass, mode or transform a call goes past the dispatcher to the library (a few microseconds); otherwise it is an op of
+torch.ops.ridge. Errors are ridge's exceptions with the library's message.
+"""
+import torch
+
+from .. import _core  # noqa: F401: a missing library is reported before anything else
+from .._core import ArgumentError
+from .._ops import swiglu_form
+from . import _library as L
+from ._arrays import Arrays, plain, swiglu_packed
+from ._functions import LinearCE, LinearCERows, SwiGLU
+
+__all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul", "q8_0_quantize",
+           "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu"]
+_on_tensors = Arrays()
+_op = torch.ops.ridge
+_Tensor = torch.Tensor
+
+
+def _call(function, op, tensors, args):
+    """A function without a gradient: past the dispatcher if nothing needs it."""
+    return function(_on_tensors, *args) if plain(*tensors) else op(*args)
+
+
+def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
+           round_gate=False, row_scale=None, interleaved=False):
+    """act(gate) * up over the last dimension; bf16, f16 or f32. Differentiable in gate, up and row_scale.
+
+    up: None: gate holds both, as halves of its last dimension or (interleaved) alternating.
+    activation: "silu", "gelu" (erf), "gelu_tanh", "relu2". limit clamps gate from above and up to both sides, alpha and
+    up_offset are gpt-oss's, row_scale [..] f32 multiplies rows (a mixture's weights). round_gate rounds act(gate) to the
+    dtype first, forward and backward, as PyTorch's own two kernels do.
+    """
+    if type(gate) is _Tensor and type(up) is _Tensor and row_scale is None and plain():  # the usual call, shortest
+        if not (torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)):
+            out = swiglu_packed(swiglu_form("swiglu_fwd", activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, False,
+                                            interleaved), gate, up)
+            if out is not None:
+                return out
+    args = (gate, up, row_scale, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate,
+            interleaved)
+    if not plain(gate, up, row_scale):
+        return _op.swiglu(gate, up, row_scale, activation, [float(x) for x in args[4]], round_gate, round_gate, interleaved)
+    if torch.is_grad_enabled() and (gate.requires_grad or (up is not None and up.requires_grad) or
+                                    (row_scale is not None and row_scale.requires_grad)):
+        return SwiGLU.apply(*args)
+    return L.swiglu(_on_tensors, *args)
+
+
+def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=None, size_average=None, ignore_index=-100,
+                         reduce=None, reduction="mean", label_smoothing=0.0, *, softcap=0.0, temperature=1.0,
+                         lse_square_scale=0.0, nan_if_empty=False):
+    """F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...) without the logits.
+
+    input [.., hidden], linear_weight [vocab, hidden] of the same dtype (under autocast both are cast to its dtype), target
+    [..] of class indices; weight [vocab] are class weights; the rest are torch.nn.functional.cross_entropy's arguments and
+    defaults. softcap s: logits s tanh(logits / s); then / temperature; lse_square_scale adds that times logsumexp^2 (z-loss).
+    The loss is f32. With "mean" and "sum" the gradients are made in the forward call; without grad only the loss is.
+    Unlike PyTorch, a mean over no rows is 0 (NaN with nan_if_empty), and a target out of range makes the loss NaN instead of an
+    assertion.
+    """
+    if size_average is not None or reduce is not None:
+        raise ArgumentError("size_average and reduce are deprecated in PyTorch and not supported: use reduction")
+    if target.is_floating_point():
+        raise ArgumentError("target holds class probabilities; only class indices are supported")
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
+    elif input.dtype != linear_weight.dtype:
+        raise ArgumentError(f"input is {input.dtype}, linear_weight {linear_weight.dtype}: the dtypes must be the same")
+    x, t = input.reshape(-1, input.shape[-1]), target.reshape(-1)
+    if input.shape[:-1] != target.shape:
+        raise ArgumentError(f"target has shape {list(target.shape)}, not {list(input.shape[:-1])}")
+    if t.dtype not in (torch.int32, torch.int64):
+        t = t.long()
+    options = [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)]
+    args = (x, linear_weight, t, linear_bias, weight, reduction, ignore_index, options)
+    want = [x.requires_grad, linear_weight.requires_grad, linear_bias is not None and linear_bias.requires_grad]
+    here = plain(x, linear_weight, t, linear_bias, weight)
+    if not torch.is_grad_enabled() or not any(want):
+        loss = L.linear_ce_eval(_on_tensors, *args, False)[0] if here else _op.linear_ce_eval(*args, False)[0]
+    elif reduction == "none":
+        loss = LinearCERows.apply(*args) if here else _op.linear_ce_eval(*args, True)[0]
+    else:
+        loss = LinearCE.apply(*args) if here else _op.linear_ce_train(*args, *want)[0]
+    if reduction == "mean" and nan_if_empty:
+        loss = torch.where((t != ignore_index).any(), loss, float("nan"))
+    return loss.view(target.shape) if reduction == "none" else loss
+
+
+def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
+    """(codes, scales) of x [rows, cols]: code * scale is x. scale: "tensor" [1], "row" [rows], "row128"
+    [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient."""
+    return _call(L.quantize_fp8, _op.quantize_fp8, (x,), (x, scale, dtype, pow2, float(floor)))
+
+
+def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
+    """(codes, scales, codes of x transposed, its scales) in one read of x. form: "row_row" (activations and gradients),
+    "row_blk" or "blk_blk" (weights). No gradient."""
+    return _call(L.quantize_fp8_dual, _op.quantize_fp8_dual, (x,), (x, form, dtype, pow2, float(floor), False))[:4]
+
+
+def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.bfloat16, bias=None, out=None):
+    """a [m, k] times the transpose of b [n, k], codes with their scales: "tensor_tensor", "row_row", "row128_blk128",
+    "row128_row128" or "blk128_row128". With `out` (f32 or bf16) the result is added to it. No gradient."""
+    tensors = (a, scale_a, b, scale_b, bias, out)
+    if out is None:
+        return _call(L.fp8_gemm, _op.fp8_gemm, tensors, (a, scale_a, b, scale_b, scales, out_dtype, bias))
+    if bias is not None:
+        raise ArgumentError("bias and out exclude each other")
+    _call(L.fp8_gemm_, _op.fp8_gemm_, tensors, (out, a, scale_a, b, scale_b, scales))
+    return out
+
+
+def q8_0_quantize(x):
+    """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]."""
+    return _call(L.q8_0_quantize, _op.q8_0_quantize, (x,), (x,))
+
+
+def q8_0_repack(blocks):
+    """Blocks -> (codes int8 [rows, cols], scales float16 [rows, cols/32]), the form that kernels read fastest."""
+    return _call(L.q8_0_repack, _op.q8_0_repack, (blocks,), (blocks,))
+
+
+def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
+    """x [1..16 tokens, cols] bf16 or f32 times Q8_0 weights: blocks, or codes with scales. The same bits for a token
+    whatever the number of tokens. No gradient."""
+    return _call(L.q8_0_matmul, _op.q8_0_matmul, (x, w, scales), (x, w, scales, out_dtype or x.dtype))
+
+
+from .nn import Fp8Linear, Q8_0Linear, patch_llama, swap_linear  # noqa: E402

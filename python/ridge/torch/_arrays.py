@@ -1,0 +1,149 @@
+"""_arrays.py: torch tensors as operands (see ridge/_ops.py), on the tensor's device and its current stream."""
+import torch
+
+from .. import _abi as A
+from .._core import ArgumentError, device
+
+DTYPES = {A.F32: torch.float32, A.F16: torch.float16, A.BF16: torch.bfloat16, A.E4M3: torch.float8_e4m3fn,
+          A.E5M2: torch.float8_e5m2, A.F64: torch.float64, A.I8: torch.int8, A.U8: torch.uint8, A.I32: torch.int32,
+          A.I64: torch.int64}
+NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current = getattr(torch._C, "_cuda_getDevice", None)
+_devices = {}
+
+
+def _device(index):
+    found = _devices[index] = device("cpu" if index < 0 else f"cuda:{index}")
+    return found
+
+
+class Arrays:
+    packed = None  # swiglu_packed, below
+
+    @staticmethod
+    def itemsize(t):
+        return t.element_size()
+
+    @staticmethod
+    def matrix(t):
+        if t.is_contiguous():
+            return t, 0
+        two = t if t.dim() == 2 else t.reshape(-1, t.shape[-1])  # a view where leading dimensions collapse
+        rows, stride = two.shape[0], two.stride(0)
+        # A row stride of 0 (an expanded tensor) means packed to the library, a short one that rows overlap: both are copied.
+        if two.stride(1) == 1 and stride >= two.shape[1] and rows > 1:
+            return (t if two is t else two), stride
+        return two.contiguous(), 0
+
+    @staticmethod
+    def vector(t):
+        return t if t.is_contiguous() else t.contiguous()
+
+    @staticmethod
+    def operand(t, stride):
+        try:
+            return t.data_ptr(), stride, NUMBERS[t.dtype]
+        except KeyError:
+            raise ArgumentError(f"dtype {t.dtype} is none of ridge's") from None
+
+    @staticmethod
+    def empty(like, shape, dtype, ld=None):
+        # empty_like and empty_strided take half of empty's time.
+        if len(shape) == 2:
+            return torch.empty_strided(shape, (ld or shape[1], 1), dtype=DTYPES[dtype], device=like.device)
+        if shape == like.shape and like.is_contiguous():
+            return torch.empty_like(like, dtype=DTYPES[dtype])
+        return torch.empty(shape, dtype=DTYPES[dtype], device=like.device)
+
+    @staticmethod
+    def launch(f, like, values, scratch=False):
+        index = like.get_device()
+        on = _devices.get(index) or _device(index)
+        if scratch:
+            return _launch(on, f, like, values, index)
+        if index < 0:
+            return f.run(on, values, None, 0, None)
+        if _current() == index:
+            return f.run(on, values, None, 0, _stream(index))
+        with torch.cuda.device(index):
+            return f.run(on, values, None, 0, _stream(index))
+
+
+def _launch(on, f, like, values, index):
+    """With what workspace the kernel wants, from torch's allocator: it is freed in stream order, and part of a graph's pool
+    under capture."""
+    pointer, need = None, f.workspace(on, values)
+    if need:
+        memory = torch.empty_strided((need + 256,), (1,), dtype=torch.uint8, device=like.device)
+        pointer = memory.data_ptr()
+        pointer += -pointer % 256
+    if index < 0:
+        return f.run(on, values, pointer, need, None)
+    if _current() == index:
+        return f.run(on, values, pointer, need, _stream(index))
+    with torch.cuda.device(index):
+        return f.run(on, values, pointer, need, _stream(index))
+
+
+def swiglu_packed(f, gate, up):
+    """ops.swiglu_fwd for the usual case, in half its host time: two packed tensors alike on one device. None if they are not."""
+    index, shape, dtype = gate.get_device(), gate.shape, gate.dtype
+    if not (gate.is_contiguous() and up.is_contiguous() and shape == up.shape and dtype is up.dtype and
+            index == up.get_device() and (index >= 0 or gate.is_cpu)):
+        return None
+    number, count, on = NUMBERS.get(dtype), gate.numel(), _devices.get(index)
+    if not (number and count and on and shape):
+        return None
+    out = torch.empty_like(gate)
+    cols = shape[-1]
+    values = (count // cols, cols, 0, 0, 0, 0, gate.data_ptr(), 0, number, up.data_ptr(), 0, number, out.data_ptr(), 0, number,
+              0, 0, 0)
+    if index < 0:
+        f.run(on, values, None, 0, None)
+    elif _current() == index:
+        f.run(on, values, None, 0, _stream(index))
+    else:
+        with torch.cuda.device(index):
+            f.run(on, values, None, 0, _stream(index))
+    return out
+
+
+Arrays.packed = staticmethod(swiglu_packed)
+
+
+class Fakes(Arrays):
+    """Shapes, strides and checks alone, for tensors without memory."""
+    packed = None
+
+    @staticmethod
+    def operand(t, stride):
+        if t.dtype not in NUMBERS:
+            raise ArgumentError(f"dtype {t.dtype} is none of ridge's")
+        return 0, stride, NUMBERS[t.dtype]
+
+    @staticmethod
+    def launch(f, like, values, scratch=False):
+        pass
+
+
+def same_device(first, *others):
+    """All operands on the first one's device, or an error that names both."""
+    index = first.get_device()
+    if index < 0 and not first.is_cpu and first.device.type != "meta":
+        raise ArgumentError(f"tensors on {first.device.type} are not supported: cpu or cuda")
+    for t in others:
+        if t is not None and t.get_device() != index:
+            raise ArgumentError(f"tensors are on {first.device} and on {t.device}: move them to one device")
+
+
+def plain(*tensors):
+    """True where nothing but the call itself has to happen: no tracing, no subclass, no mode, no transform."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or \
+            torch._C._are_functorch_transforms_active():
+        return False
+    for t in tensors:
+        kind = type(t)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter and t is not None:
+            return False
+    return True

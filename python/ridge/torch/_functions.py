@@ -1,0 +1,93 @@
+"""_functions.py: gradients in eager mode. The same formulas as the registered ops have, without the dispatcher, and with what
+only eager mode allows: cross entropy hands its gradient tensors over instead of copying them."""
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _library as L
+from ._arrays import Arrays
+
+_on_tensors = Arrays()
+
+
+class SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *args):
+        ctx.save_for_backward(*args[:3])
+        ctx.rest = args[3:]
+        return L.swiglu(_on_tensors, *args)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        gate, up, row_scale = ctx.saved_tensors
+        want = ctx.needs_input_grad[2]
+        dgate, dup, drow = L.swiglu_backward(_on_tensors, dout, gate, up, row_scale, *ctx.rest, want)
+        return dgate, dup if up is not None else None, drow if want else None, None, None, None, None, None
+
+
+class LinearCE(torch.autograd.Function):
+    """Mean and sum: forward computes the gradients too. The first backward scales them in place and gives them away; a
+    second one (retain_graph) computes them again, so that none sees what became of the first's."""
+
+    @staticmethod
+    def forward(ctx, *args):
+        L.ce_setup(ctx, args)
+        ctx.save_for_backward(*args[:5])
+        ctx.rest = args[5:]
+        ctx.want = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+        loss, *ctx.gradients = L.linear_ce_train(_on_tensors, *args, *ctx.want)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dloss):
+        if dloss is None:
+            return (None,) * 8
+        inputs = ctx.saved_tensors  # raises if an input was changed in place, as every PyTorch op does
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            _, *gradients = L.linear_ce_train(_on_tensors, *inputs, *ctx.rest, *ctx.want)
+        for t, wanted in zip(gradients, ctx.want):
+            if wanted:
+                t.mul_(dloss)
+        return (*L.gradients_of(ctx, *gradients), *(None,) * 4)
+
+
+class LinearCERows(torch.autograd.Function):
+    """reduction="none": the gradient of every row's loss is known in backward only, where the logits are made again."""
+
+    @staticmethod
+    def forward(ctx, *args):
+        L.ce_setup(ctx, args)
+        loss, lse = L.linear_ce_eval(_on_tensors, *args, True)
+        ctx.save_for_backward(*args[:5], lse)
+        ctx.rest = args[5:]
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dloss):
+        if dloss is None:
+            return (None,) * 8
+        *inputs, lse = ctx.saved_tensors
+        want = ctx.needs_input_grad
+        three = L.linear_ce_backward(_on_tensors, lse, dloss, *inputs, *ctx.rest, want[0], want[1], want[3])
+        return (*L.gradients_of(ctx, *three), *(None,) * 4)
+
+
+class Fp8LinearFunction(torch.autograd.Function):
+    """With main_grad: the weight's gradient is added to that tensor (f32) and autograd sees none."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, gradient_dtype, main_grad):
+        y, *saved = L.fp8_linear(_on_tensors, x, weight, bias, gradient_dtype)
+        ctx.save_for_backward(*saved)
+        ctx.rest = gradient_dtype, main_grad, weight.dtype, None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        gradient_dtype, main_grad, weight_dtype, bias_dtype = ctx.rest
+        dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, gradient_dtype, ctx.needs_input_grad, main_grad)
+        return dx, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype), None, None

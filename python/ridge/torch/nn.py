@@ -1,0 +1,218 @@
+"""nn.py: modules, and what exchanges a model's parts for them."""
+import types
+
+import torch
+
+from .._core import ArgumentError
+from . import _library as L
+from ._arrays import Arrays, plain
+from ._functions import Fp8LinearFunction
+
+_on_tensors = Arrays()
+
+
+class Fp8Linear(torch.nn.Linear):
+    """torch.nn.Linear whose three products (forward, dX, dW) run in FP8, with scales for every 128 of the contraction.
+
+    The weight stays as it is (bf16 or f32) and is quantised in each call; each operand is read once for both of its forms.
+    gradient_dtype: "e4m3" or "e5m2". A weight with an attribute main_grad (f32, its shape) gets its gradient added to that,
+    and .grad stays None; eager mode only.
+    """
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, gradient_dtype="e4m3"):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.gradient_dtype = gradient_dtype
+        self._codes = None
+
+    @classmethod
+    def from_linear(cls, linear, *, gradient_dtype="e4m3"):
+        """The same parameters (not copies) in an Fp8Linear."""
+        self = cls.__new__(cls)
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.gradient_dtype, self._codes, self.training = gradient_dtype, None, linear.training
+        return self
+
+    def forward(self, x):
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        weight, bias = self.weight, self.bias
+        if bias is not None and bias.dtype not in (x.dtype, torch.float32):
+            bias = bias.to(x.dtype)
+        main_grad = getattr(weight, "main_grad", None)
+        here = plain(x, weight, bias)
+        if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad or
+                                               (bias is not None and bias.requires_grad)):
+            return self._infer(x, weight, bias, here)
+        if here:
+            return Fp8LinearFunction.apply(x, weight, bias, self.gradient_dtype, main_grad)
+        if main_grad is not None:
+            raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
+        return torch.ops.ridge.fp8_linear(x, weight, bias, self.gradient_dtype)[0]
+
+    def _infer(self, x, weight, bias, here):
+        op = torch.ops.ridge
+        key = (weight.data_ptr(), weight._version) if here else None
+        if key is None or self._codes is None or self._codes[0] != key:
+            codes = op.quantize_fp8(weight.detach(), "blk128", "e4m3", False, 0.0)
+            if here:
+                self._codes = key, codes
+        else:
+            codes = self._codes[1]
+        q, s = op.quantize_fp8(x.reshape(-1, x.shape[-1]), "row128", "e4m3", False, 0.0)
+        return op.fp8_gemm(q, s, *codes, "row128_blk128", x.dtype, bias).view(*x.shape[:-1], self.out_features)
+
+    def train(self, mode=True):
+        if mode:
+            self._codes = None
+        return super().train(mode)
+
+    def __getstate__(self):
+        return {**self.__dict__, "_codes": None}
+
+
+class Q8_0Linear(torch.nn.Module):
+    """A linear layer with GGUF's Q8_0 weights, for decoding; no gradient. More than 16 tokens run 16 at a time, so that a
+    token's result is the same bits in any batch."""
+
+    def __init__(self, blocks, bias=None):
+        """blocks: uint8 [out, in/32*34] as in a GGUF file."""
+        super().__init__()
+        codes, scales = torch.ops.ridge.q8_0_repack(blocks)
+        self.in_features, self.out_features = codes.shape[1], codes.shape[0]
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales.view(torch.int16))  # bits of f16, so that .to(dtype) leaves them alone
+        self.bias = bias
+
+    @classmethod
+    def from_linear(cls, linear):
+        weight = linear.weight.detach()
+        return cls(torch.ops.ridge.q8_0_quantize(weight), None if linear.bias is None else linear.bias.detach())
+
+    @classmethod
+    def from_gguf(cls, path, name, device=None):
+        """The Q8_0 tensor of that name in a GGUF file."""
+        from .._io import read_q8_0
+        return cls(torch.from_numpy(read_q8_0(path, name)).to(device or "cpu"))
+
+    def forward(self, x):
+        two = x.reshape(-1, x.shape[-1])
+        op, parts, scales = torch.ops.ridge.q8_0_matmul, [], self.scales.view(torch.float16)
+        for at in range(0, two.shape[0], 16):
+            part = two[at:at + 16]
+            parts.append(L.q8_0_matmul(_on_tensors, part, self.codes, scales, x.dtype) if plain(x) else
+                         op(part, self.codes, scales, x.dtype))
+        if not parts:
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias.to(x.dtype)
+
+    def extra_repr(self):
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Patch:
+    """What patch_llama and swap_linear did to a model; undo() takes it back. Also a context manager."""
+
+    def __init__(self):
+        self.steps = []
+
+    def set(self, module, name, value):
+        """An attribute of the instance, or a child module."""
+        children = module._modules
+        if name in children:
+            self.steps.append((children, name, children[name]))
+            children[name] = value
+        else:
+            self.steps.append((module.__dict__, name, module.__dict__.get(name)))
+            module.__dict__[name] = value
+
+    def undo(self):
+        for table, name, before in reversed(self.steps):
+            if before is None:
+                table.pop(name, None)
+            else:
+                table[name] = before
+        self.steps = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.undo()
+
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
+                "relu2": "relu2"}
+
+
+def _mlp_forward(self, x):
+    from . import swiglu
+    return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x), activation=self._ridge_activation))
+
+
+def _causal_forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+                    labels=None, use_cache=None, logits_to_keep=0, num_items_in_batch=None, shift_labels=None,
+                    ignore_index=-100, **kwargs):
+    """The model's own forward, but with labels in training the loss comes without logits (which are None)."""
+    from . import linear_cross_entropy
+    if not self.training or (labels is None and shift_labels is None) or kwargs.get("return_dict") is False:
+        more = {"num_items_in_batch": num_items_in_batch, "shift_labels": shift_labels}
+        kwargs.update({name: value for name, value in more.items() if value is not None})
+        return type(self).forward(self, input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
+                                  past_key_values=past_key_values, inputs_embeds=inputs_embeds, labels=labels,
+                                  use_cache=use_cache, logits_to_keep=logits_to_keep, **kwargs)
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+    out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
+                     past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs)
+    hidden = out.last_hidden_state
+    if shift_labels is None:  # token t predicts token t + 1; the last one of each row predicts nothing
+        shift_labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=ignore_index)
+    loss = linear_cross_entropy(hidden, self.lm_head.weight, shift_labels.to(hidden.device), self.lm_head.bias,
+                                ignore_index=ignore_index, reduction="mean" if num_items_in_batch is None else "sum",
+                                softcap=getattr(self.config, "final_logit_softcapping", None) or 0.0)
+    if num_items_in_batch is not None:
+        loss = loss / (num_items_in_batch.to(loss.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch)
+    return CausalLMOutputWithPast(loss=loss, logits=None, past_key_values=out.past_key_values,
+                                  hidden_states=out.hidden_states, attentions=out.attentions)
+
+
+def patch_llama(model, *, mlp=True, loss=True):
+    """Ridge's SwiGLU in the MLPs and its linear cross entropy for the loss of a Hugging Face Llama, Qwen or Mistral causal
+    language model, in place. In training with labels the output's logits are then None. Returns a Patch: undo() restores
+    the model."""
+    patch = Patch()
+    if mlp:
+        for module in model.modules():
+            if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn", "config")):
+                continue
+            name = getattr(module.config, "hidden_act", None) or getattr(module.config, "hidden_activation", None)
+            if name not in _ACTIVATIONS:
+                patch.undo()
+                raise ArgumentError(f"the MLPs' activation is {name!r}, not one of {', '.join(_ACTIVATIONS)}")
+            patch.set(module, "_ridge_activation", _ACTIVATIONS[name])
+            patch.set(module, "forward", types.MethodType(_mlp_forward, module))
+        if not patch.steps:
+            raise ArgumentError(f"{type(model).__name__} has no MLP with gate_proj, up_proj and down_proj")
+    if loss:
+        scale = [name for name in ("logit_scale", "logits_scaling") if getattr(model.config, name, None)]
+        if not (hasattr(model, "model") and isinstance(getattr(model, "lm_head", None), torch.nn.Linear)) or scale:
+            patch.undo()
+            raise ArgumentError(f"{type(model).__name__} is not a causal language model of Llama's kind"
+                                + (f" (it has {scale[0]})" if scale else " (model and lm_head)"))
+        patch.set(model, "forward", types.MethodType(_causal_forward, model))
+    return patch
+
+
+def swap_linear(model, *, exclude=("lm_head",), gradient_dtype="e4m3"):
+    """Every torch.nn.Linear of the model becomes an Fp8Linear with the same parameters, in place, but for those whose
+    name ends in one of `exclude`. Returns a Patch."""
+    patch = Patch()
+    for name, module in list(model.named_modules()):
+        for child, linear in list(module._modules.items()):
+            full = f"{name}.{child}".lstrip(".")
+            if type(linear) is torch.nn.Linear and not any(full == e or full.endswith("." + e) for e in exclude):
+                patch.set(module, child, Fp8Linear.from_linear(linear, gradient_dtype=gradient_dtype))
+    return patch

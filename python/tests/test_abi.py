@@ -1,0 +1,120 @@
+"""What the package takes from include/ridge.h: numbers, struct layouts, the version; and how it fails."""
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import ridge
+from ridge import _abi, _core
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+HEADER = os.path.join(ROOT, "include", "ridge.h")
+needs_header = pytest.mark.skipif(not os.path.exists(HEADER), reason="include/ridge.h is not here")
+
+
+@needs_header
+def test_abi_is_the_headers():
+    sys.path.insert(0, os.path.join(ROOT, "python"))
+    import generate_abi
+    with open(os.path.join(ROOT, "python", "ridge", "_abi.py"), encoding="utf-8") as f:
+        assert f.read() == generate_abi.generate(HEADER), "run python3 python/generate_abi.py > python/ridge/_abi.py"
+
+
+PROGRAM = r"""
+#include <stdio.h>
+#include "ridge.h"
+int main(void) {
+    %s
+    return 0;
+}"""
+STRUCTS = {"ridge_call": (_core.Call, None), "ridge_operand": (_core.Operand, None),
+           "ridge_device_info": (_core._Info, None), "ridge_swiglu_options": (_core._swiglu, None),
+           "ridge_quantize_options": (_core._quantize, None), "ridge_norm_options": (_core._norm, None),
+           "ridge_swiglu_quantize_options": (_core._swiglu_quantize, "floor"), "ridge_ce_options": (_core._ce, None)}
+
+
+@needs_header
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_layout(tmp_path):
+    lines, want = [], []
+    for name, (kind, only) in STRUCTS.items():
+        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        want.append(f"{name} {ctypes.sizeof(kind)}")
+        for field in [only] if only else [f[0] for f in kind._fields_]:
+            lines.append(f'printf("{name}.{field} %zu\\n", offsetof({name}, {field}));')
+            want.append(f"{name}.{field} {getattr(kind, field).offset}")
+    (tmp_path / "layout.c").write_text(PROGRAM % "\n    ".join(lines))
+    subprocess.run(["cc", "-I", os.path.dirname(HEADER), "-o", tmp_path / "layout", tmp_path / "layout.c"], check=True)
+    got = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout.split("\n")
+    assert got[:-1] == want
+
+
+@needs_header
+def test_defaults_are_the_builders(tmp_path):
+    """The bytes of a call from C's builder and from new_call are the same."""
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    builders = {"swiglu_fwd": "ridge_swiglu_fwd(2, 8, RIDGE_F32, 0, 0, 0)",
+                "rms_norm": "ridge_rms_norm(2, 8, RIDGE_F32, 0, RIDGE_F32, 0, RIDGE_F32, 0)",
+                "linear_ce_train": "ridge_linear_ce_train(2, 4, 8, RIDGE_F32, 0, 0, RIDGE_I64, 0, 0, 0, 0)",
+                "quantize_fp8": "ridge_quantize_fp8(2, 8, RIDGE_F32, 0, 0, RIDGE_E4M3, 0, 0)"}
+    body = "\n    ".join(f"{{ ridge_call c = {text}; fwrite(&c.opt, sizeof c.opt, 1, stdout); }}"
+                         for text in builders.values())
+    (tmp_path / "defaults.c").write_text(PROGRAM % body)
+    subprocess.run(["cc", "-I", os.path.dirname(HEADER), "-o", tmp_path / "defaults", tmp_path / "defaults.c"], check=True)
+    got = subprocess.run([tmp_path / "defaults"], capture_output=True, check=True).stdout
+    assert got == b"".join(bytes(_core.new_call(op).opt) for op in builders)
+
+
+def test_missing_library_is_one_clear_sentence(tmp_path):
+    package = os.path.join(ROOT, "python", "ridge")
+    shutil.copytree(package, tmp_path / "ridge", ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
+    done = subprocess.run([sys.executable, "-c", "import ridge"], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": ""})
+    assert done.returncode and "ImportError: ridge: the library was not found" in done.stderr
+    assert "pip install" in done.stderr
+
+
+def test_version_and_device():
+    assert tuple(map(int, ridge.__version__.split("."))) == _abi.VERSION
+    cpu = ridge.Device("cpu")
+    assert cpu.info["backend"] == "cpu" and cpu.info["units"] > 0
+    with pytest.raises(ridge.ArgumentError, match="nonsense"):
+        ridge.Device("nonsense")
+
+
+def test_model_device_answers_and_does_not_run():
+    model = ridge.Device("model:sm90")
+    call = ridge.new_call("swiglu_fwd")
+    x = np.zeros((4, 64), np.float32)
+    call.dim[0], call.dim[1] = 4, 64
+    for i in range(3):
+        call.arg[i] = _core.Operand(x.ctypes.data, 0, _abi.F32, 0)
+    call.arg[2].data = np.zeros_like(x).ctypes.data
+    assert model.pick(call).startswith("cuda.swiglu_fwd.")
+    assert "can run" in model.explain(call)
+    with pytest.raises(ridge.DeviceError, match="launches nothing"):
+        model.run(call)
+
+
+def test_threads_do_not_share_a_struct():
+    """More threads than structs: every result is its own."""
+    inputs = [np.full((8, 512), i, np.float32) for i in range(8)]
+    wrong = []
+
+    def work(x):
+        want = ridge.swiglu(x, x)
+        for _ in range(200):
+            if not np.array_equal(ridge.swiglu(x, x), want):
+                wrong.append(x[0, 0])
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in inputs]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong

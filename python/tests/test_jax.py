@@ -1,0 +1,185 @@
+"""ridge.jax against float64: values and gradients, jit, vmap, errors, and the layout of XLA's call interface."""
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+import jax.numpy as jnp  # noqa: E402
+import ridge  # noqa: E402
+import ridge.jax as R  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+random = np.random.default_rng(3)
+
+
+def cuda():
+    try:
+        return jax.devices("cuda")
+    except RuntimeError:
+        return []
+
+
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not cuda(), reason="JAX has no CUDA device"))]
+
+
+@pytest.fixture(params=PLACES)
+def place(request):
+    with jax.default_device(jax.devices(request.param)[0]):
+        yield request.param
+
+
+def needs(function):
+    """Calls; where this build has no kernel for the device, the test is skipped with the library's text."""
+    try:
+        return jax.block_until_ready(function())
+    except (ridge.UnsupportedError, jax.errors.JaxRuntimeError) as error:
+        if "no kernel of this build" not in str(error):
+            raise
+        pytest.skip(str(error)[:300])
+
+
+def normal(*shape, dtype=np.float32):
+    return jnp.asarray(random.standard_normal(shape), dtype)
+
+
+def close(got, want, limit):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    assert np.linalg.norm(got - want) <= limit * max(np.linalg.norm(want), 1e-6), np.abs(got - want).max()
+
+
+@pytest.mark.parametrize("dtype,limit", [(np.float32, 1e-6), (jnp.bfloat16, 4e-3), (np.float16, 1e-3)])
+@pytest.mark.parametrize("shape", [(6, 64), (2, 3, 64), (64,)])
+def test_swiglu(place, dtype, limit, shape):
+    a, b, d = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype), normal(*shape, dtype=dtype)
+    x, y, e = (np.asarray(t, np.float64) for t in (a, b, d))
+    s = 1 / (1 + np.exp(-x))
+    for f in (R.swiglu, jax.jit(R.swiglu)):
+        got, back = jax.vjp(f, a, b)
+        assert got.dtype == a.dtype
+        close(got, x * s * y, limit)
+        da, db = back(d)
+        close(da, e * y * s * (1 + x * (1 - s)), limit)
+        close(db, e * x * s, limit)
+
+
+def test_swiglu_options_and_vmap(place):
+    a, b = normal(4, 6, 64), normal(4, 6, 64)
+    want = R.swiglu(a, b)
+    assert jnp.array_equal(jax.vmap(R.swiglu)(a, b), want)
+    assert jnp.array_equal(R.swiglu(a[:, :, ::-1].T.T[:, :, ::-1], b), want)
+    close(R.swiglu(a, b, activation="gelu"), jax.nn.gelu(a, approximate=False) * b, 1e-6)
+    close(R.swiglu(a, b, limit=0.5, gate_mul=2.0), jax.nn.silu(2 * jnp.minimum(a, 0.5)) * jnp.clip(b, -0.5, 0.5), 1e-6)
+    eager = jax.nn.silu(a.astype(jnp.bfloat16)) * b.astype(jnp.bfloat16)
+    close(R.swiglu(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), round_gate=True), eager, 8e-3)
+
+
+def loss64(x, t, w, reduction, bias=0.0, smoothing=0.0, softcap=0.0, ignore=-100, square=0.0):
+    z = x @ w + bias
+    z = softcap * jnp.tanh(z / softcap) if softcap else z
+    lse = jax.nn.logsumexp(z, -1)
+    row = (1 - smoothing) * (lse - jnp.take_along_axis(z, jnp.maximum(t, 0)[..., None], -1)[..., 0]) + \
+        smoothing * (lse[..., None] - z).mean(-1) + square * lse**2
+    row = jnp.where(t == ignore, 0, row)
+    return row if reduction == "none" else row.sum() / (1 if reduction == "sum" else (t != ignore).sum())
+
+
+@pytest.mark.parametrize("dtype,limit", [(np.float32, 1e-5), (jnp.bfloat16, 1e-2)])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+@pytest.mark.parametrize("options", [{}, {"bias": True, "label_smoothing": 0.1}, {"softcap": 4.0, "lse_square_scale": 0.01}])
+def test_loss(place, dtype, limit, reduction, options):
+    x, w = normal(3, 7, 32, dtype=dtype), (normal(32, 90) / 4).astype(dtype)
+    t = jnp.asarray(random.integers(0, 90, (3, 7)), jnp.int32).at[1, 2].set(-100)
+    kw = dict(options)
+    bias = normal(90) if kw.pop("bias", None) else None
+    names = {"label_smoothing": "smoothing", "lse_square_scale": "square"}
+
+    def got(x, w, b):
+        return R.linear_softmax_cross_entropy_loss(x, t, w, reduction=reduction, bias=b, **kw)
+
+    def want(x, w, b):
+        return loss64(x, t, w, reduction, 0.0 if b is None else b, **{names.get(k, k): v for k, v in kw.items()})
+
+    needs(lambda: got(x, w, bias))
+    value, back = jax.vjp(got, x, w, bias)
+    d = 3 * jnp.abs(normal(*value.shape))
+    with jax.enable_x64(True):
+        wide = [None if v is None else jnp.asarray(np.asarray(v, np.float64)) for v in (x, w, bias)]
+        value64, back64 = jax.vjp(want, *wide)
+        gradients64 = back64(jnp.asarray(np.asarray(d, np.float64)))
+    close(value, value64, limit)
+    close(got(x, w, bias), value64, limit)  # without a gradient
+    for g, v, leaf in zip(back(d), gradients64, (x, w, bias)):
+        if leaf is not None:
+            assert g.dtype == leaf.dtype
+            close(g, v, limit)
+    step = jax.jit(jax.value_and_grad(lambda x, w: got(x, w, bias).sum(), argnums=(0, 1)))
+    assert all(jnp.array_equal(p, q) for p, q in zip(step(x, w)[1], step(x, w)[1]))
+
+
+def test_twice_and_remat(place):
+    x, w, t = normal(20, 32), normal(32, 50), jnp.asarray(random.integers(0, 50, 20), jnp.int32)
+    f = lambda x: R.linear_softmax_cross_entropy_loss(R.swiglu(x, x), t, w)  # noqa: E731
+    close(needs(lambda: jax.grad(jax.checkpoint(f))(x)), jax.grad(f)(x), 1e-6)
+    value, back = jax.vjp(f, x)
+    assert all(jnp.array_equal(p, q) for p, q in zip(back(value), back(value)))
+
+
+def test_errors(place):
+    a, t = normal(4, 64), jnp.zeros(4, jnp.int32)
+    wrong = [(lambda: R.swiglu(a, a[:2]), "alike"), (lambda: R.swiglu(a, a, activation="tanh"), "activation is 'tanh'"),
+             (lambda: R.swiglu(a.astype(jnp.int32), a.astype(jnp.int32)), "dtype i32"),
+             (lambda: R.swiglu(a, a, limit=-1.0), "limit"),
+             (lambda: R.linear_softmax_cross_entropy_loss(a, t, a), "do not fit"),
+             (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T.astype(jnp.bfloat16)), "dtypes must be the same"),
+             (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T, reduction="all"), "reduction is 'all'"),
+             (lambda: jax.jit(R.linear_softmax_cross_entropy_loss)(a, t.astype(jnp.uint8), a.T), "target")]
+    for call, text in wrong:
+        with pytest.raises(ridge.ArgumentError, match=text):
+            call()
+
+
+LAYOUT = r"""
+#include "xla/ffi/api/c_api.h"
+#include "xla_ffi.h"
+#define SAME(mine, m, theirs, t) _Static_assert(offsetof(mine, m) == offsetof(theirs, t), #theirs "." #t)
+SAME(xla_error_args, code, XLA_FFI_Error_Create_Args, errc);
+SAME(xla_buffer, data, XLA_FFI_Buffer, data);
+SAME(xla_buffer, dims, XLA_FFI_Buffer, dims);
+SAME(xla_array, data, XLA_FFI_Array, data);
+SAME(xla_span, length, XLA_FFI_ByteSpan, len);
+SAME(xla_values, at, XLA_FFI_Args, args);
+SAME(xla_values, at, XLA_FFI_Rets, rets);
+SAME(xla_attributes, name, XLA_FFI_Attrs, names);
+SAME(xla_attributes, at, XLA_FFI_Attrs, attrs);
+SAME(xla_stream_args, stream, XLA_FFI_Stream_Get_Args, stream);
+SAME(xla_ordinal_args, ordinal, XLA_FFI_DeviceOrdinal_Get_Args, device_ordinal);
+SAME(xla_api, error_create, XLA_FFI_Api, XLA_FFI_Error_Create);
+SAME(xla_api, stream_get, XLA_FFI_Api, XLA_FFI_Stream_Get);
+SAME(xla_api, ordinal_get, XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get);
+SAME(xla_frame, stage, XLA_FFI_CallFrame, stage);
+SAME(xla_frame, results, XLA_FFI_CallFrame, rets);
+SAME(xla_frame, attributes, XLA_FFI_CallFrame, attrs);
+SAME(xla_metadata, traits, XLA_FFI_Metadata, traits);
+SAME(xla_metadata, version.minor, XLA_FFI_Metadata, api_version.minor_version);
+SAME(xla_metadata_extension, metadata, XLA_FFI_Metadata_Extension, metadata);
+_Static_assert(XLA_FFI_ExecutionStage_EXECUTE == 3 && XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE == 1, "numbers");
+_Static_assert(XLA_FFI_DataType_S8 == 2 && XLA_FFI_DataType_S32 == 4 && XLA_FFI_DataType_S64 == 5 && XLA_FFI_DataType_U8 == 6 &&
+               XLA_FFI_DataType_F16 == 10 && XLA_FFI_DataType_F32 == 11 && XLA_FFI_DataType_F64 == 12 &&
+               XLA_FFI_DataType_BF16 == 16 && XLA_FFI_DataType_F8E5M2 == 19 && XLA_FFI_DataType_F8E4M3FN == 20, "dtypes");
+_Static_assert(XLA_FFI_AttrType_ARRAY == 1 && XLA_FFI_ArgType_BUFFER == 1 && XLA_FFI_RetType_BUFFER == 1, "kinds");
+int x;
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_declarations_are_jaxlibs(tmp_path):
+    header = os.path.join(HERE, "..", "xla_ffi.h")
+    if not os.path.exists(header):
+        pytest.skip("python/xla_ffi.h is not here")
+    (tmp_path / "layout.c").write_text(LAYOUT)
+    subprocess.run(["cc", "-std=c11", "-fsyntax-only", "-I", jax.ffi.include_dir(), "-I", os.path.dirname(header),
+                    tmp_path / "layout.c"], check=True)

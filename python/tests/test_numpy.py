@@ -1,0 +1,190 @@
+"""The numpy functions against float64: that every operand, option and layout reaches the library in its place. The kernels'
+own numerics are `ridge test`'s business."""
+import struct
+
+import numpy as np
+import pytest
+import ridge
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed: bf16 and fp8 have no numpy types")
+BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+random = np.random.default_rng(7)
+
+
+def normal(*shape, dtype=np.float32):
+    return random.standard_normal(shape).astype(dtype)
+
+
+def close(got, want, rtol=1e-5, atol=1e-6):
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=rtol, atol=atol)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("dtype,rtol", [(np.float32, 1e-5), (np.float16, 2e-3), (BF16, 1e-2)])
+@pytest.mark.parametrize("shape", [(5, 96), (2, 3, 64), (0, 64), (64,)])
+def test_swiglu(dtype, rtol, shape):
+    a, b = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    got = ridge.swiglu(a, b)
+    assert got.dtype == a.dtype and got.shape == a.shape
+    close(got, x * sigmoid(x) * y, rtol, rtol)
+
+
+def test_swiglu_layouts_agree():
+    a, b = normal(6, 64), normal(6, 64)
+    want, dwant = ridge.swiglu(a, b), ridge.swiglu_backward(a + b, a, b)
+    halves, woven = np.concatenate([a, b], 1), np.stack([a, b], 2).reshape(6, 128)
+    assert np.array_equal(ridge.swiglu(halves), want)
+    assert np.array_equal(ridge.swiglu(woven, interleaved=True), want)
+    assert np.array_equal(ridge.swiglu(halves[:, :64], halves[:, 64:]), want)  # by stride
+    assert np.array_equal(ridge.swiglu(a.T.copy().T, np.flip(b, 0)[::-1]), want)  # copied
+    assert np.array_equal(ridge.swiglu_backward(a + b, halves)[0], np.concatenate(dwant, 1))
+    d = ridge.swiglu_backward(a + b, woven, interleaved=True)[0].reshape(6, 64, 2)
+    assert np.array_equal(d[..., 0], dwant[0]) and np.array_equal(d[..., 1], dwant[1])
+    one = np.broadcast_to(a[:1], a.shape)  # stride 0 means packed to the library
+    assert np.array_equal(ridge.swiglu(one, b), ridge.swiglu(one.copy(), b))
+
+
+def test_swiglu_options():
+    a, b, w = normal(6, 64), normal(6, 64), normal(6)
+    x, y = np.minimum(a.astype(np.float64), 0.8), np.clip(b.astype(np.float64), -0.8, 0.8)
+    z = x * 1.5
+    got = ridge.swiglu(a, b, gate_mul=1.5, down_mul=0.5, alpha=1.702, up_offset=1.0, limit=0.8, row_scale=w)
+    close(got, z * sigmoid(1.702 * z) * (y + 1) * 0.5 * w[:, None])
+    close(ridge.swiglu(a, b, activation="relu2"), np.maximum(a, 0).astype(np.float64) ** 2 * b)
+
+
+def test_swiglu_backward():
+    a, b, dy = normal(6, 64), normal(6, 64), normal(6, 64)
+    x, y, d = (t.astype(np.float64) for t in (a, b, dy))
+    s = sigmoid(x)
+    da, db = ridge.swiglu_backward(dy, a, b)
+    close(da, d * y * s * (1 + x * (1 - s)), 1e-4, 1e-5)
+    close(db, d * x * s, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("scale,shape", [("tensor", (1,)), ("row", (70,)), ("row128", (3, 70)), ("blk128", (1, 3))])
+@pytest.mark.parametrize("dtype,number,top", [("e4m3", E4M3, 448), ("e5m2", E5M2, 57344)])
+def test_quantize(scale, shape, dtype, number, top):
+    x = normal(70, 300)
+    q, s = ridge.quantize_fp8(x, scale, dtype)
+    assert q.dtype == number and q.shape == x.shape and s.shape == shape
+    wide = {"tensor": lambda: np.broadcast_to(s[0], x.shape), "row": lambda: np.broadcast_to(s[:, None], x.shape),
+            "row128": lambda: np.repeat(s.T, 128, 1)[:, :300],
+            "blk128": lambda: np.repeat(np.repeat(s, 128, 0), 128, 1)[:70, :300]}[scale]()
+    close(q.astype(np.float64) * wide, x, 0.13, top / 2**15 * float(s.max()))
+    assert np.abs(q.astype(np.float32)).max() == top
+
+
+def test_dual_and_gemm():
+    """One linear layer's forward, dgrad and wgrad from the dual forms, each against its own dequantised operands."""
+    m, n, k = 144, 256, 192
+    x, w, g = normal(m, k, dtype=BF16), normal(n, k, dtype=BF16), normal(m, n, dtype=BF16)
+    xq, xs, xtq, xts = ridge.quantize_fp8_dual(x)
+    wq, ws, wtq, wts = ridge.quantize_fp8_dual(w, "blk_blk")
+    gq, gs, gtq, gts = ridge.quantize_fp8_dual(g)
+    x, w, g = (t.astype(np.float64) for t in (x, w, g))
+
+    def near(got, want):
+        assert np.linalg.norm(got.astype(np.float64) - want) <= 0.06 * np.linalg.norm(want)
+
+    bias = normal(n)
+    near(ridge.fp8_gemm(xq, xs, wq, ws, bias=bias), x @ w.T + bias)
+    near(ridge.fp8_gemm(gq, gs, wtq, wts), g @ w)
+    near(ridge.fp8_gemm(gtq, gts, xtq, xts, scales="row128_row128", out_dtype="bf16"), g.T @ x)
+    q, s = ridge.quantize_fp8(normal(4, 64), "row")
+    p, t = ridge.quantize_fp8(normal(8, 64), "row", "e5m2")
+    want = (q.astype(np.float64) * s[:, None]) @ (p.astype(np.float64) * t[:, None]).T
+    close(ridge.fp8_gemm(q, s, p, t, scales="row_row"), want)
+
+
+def test_q8_0():
+    x, w = normal(3, 128), normal(40, 128)
+    b = ridge.q8_0_quantize(w)
+    codes, scales = ridge.q8_0_repack(b)
+    got = ridge.q8_0_matmul(x, b)
+    assert np.array_equal(got, ridge.q8_0_matmul(x, codes, scales))
+    assert np.abs(got - x @ w.T).max() < 0.5
+    assert ridge.q8_0_matmul(x.astype(BF16), codes, scales, out_dtype="bf16").dtype == BF16
+
+
+def test_read_gguf(tmp_path):
+    """A minimal GGUF file of one Q8_0 tensor; the format's rules are ridge_io's own tests' business."""
+    from ridge import _io
+    try:
+        _io._library()
+    except ImportError as error:
+        pytest.skip(str(error))
+    blocks = ridge.q8_0_quantize(normal(6, 64))
+    text = b"w.weight"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(text)) + text
+    head += struct.pack("<IQQIQ", 2, 64, 6, 8, 0)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head + bytes(-len(head) % 32) + blocks.tobytes())
+    assert np.array_equal(_io.read_q8_0(path, "w.weight"), blocks)
+    with _io.File(path) as file:
+        assert file.names() == ["w.weight"]
+    with pytest.raises(ridge.ArgumentError, match="no tensor 'x'"):
+        _io.read_q8_0(path, "x")
+    path.write_bytes(b"GGUF nonsense")
+    with pytest.raises(ridge.FileError, match="m.gguf"):
+        _io.read_q8_0(path, "w.weight")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_linear_cross_entropy(reduction):
+    x, w, t = normal(20, 32), normal(50, 32), random.integers(0, 50, 20)
+    t[3] = t[9] = -1
+    z = x.astype(np.float64) @ w.T.astype(np.float64)
+    keep = t != -1
+    rows = np.where(keep, np.log(np.exp(z).sum(1)) - z[np.arange(20), np.maximum(t, 0)], 0)
+    want = {"mean": rows.sum() / keep.sum(), "sum": rows.sum(), "none": rows}[reduction]
+    close(ridge.linear_cross_entropy(x, w, t, ignore_index=-1, reduction=reduction), want)
+    if reduction == "none":
+        return
+    loss, dx, dw = ridge.linear_cross_entropy(x, w, t, ignore_index=-1, reduction=reduction, gradients=True)
+    close(loss, want)
+    p = np.exp(z - np.log(np.exp(z).sum(1))[:, None])
+    p[np.arange(20)[keep], t[keep]] -= 1
+    p *= keep[:, None] / (keep.sum() if reduction == "mean" else 1)
+    close(dx, p @ w, 1e-4, 1e-5)
+    close(dw, p.T @ x, 1e-4, 1e-5)
+
+
+def test_linear_cross_entropy_options():
+    x, w, b, cw = normal(20, 32), normal(50, 32), normal(50), random.random(50).astype(np.float32)
+    t = random.integers(0, 50, 20).astype(np.int32)
+    z = 3 * np.tanh((x.astype(np.float64) @ w.T + b) / 3) / 0.7
+    lse = np.log(np.exp(z).sum(1))
+    ce = 0.9 * cw[t] * (lse - z[np.arange(20), t]) + 0.1 / 50 * (cw * (lse[:, None] - z)).sum(1)
+    got = ridge.linear_cross_entropy(x, w, t, bias=b, class_weight=cw, label_smoothing=0.1, softcap=3.0, temperature=0.7,
+                                     lse_square_scale=0.01)
+    close(got, ce.sum() / cw[t].sum() + 0.01 * (lse**2).mean())
+
+
+def test_rms_norm():
+    x, w = normal(4, 3, 96), normal(96)
+    x64 = x.astype(np.float64)
+    close(ridge.rms_norm(x, w, 1e-5), x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + 1e-5) * w)
+
+
+def test_errors():
+    a = normal(4, 64)
+    wrong = [(lambda: ridge.swiglu(a, a[:2]), "up has shape"), (lambda: ridge.swiglu(a, a.astype(np.float16)), "dtype f16"),
+             (lambda: ridge.swiglu(a.astype(np.int64), a), "gate has dtype i64"),
+             (lambda: ridge.swiglu(a, a, activation="tanh"), "activation is 'tanh'"),
+             (lambda: ridge.swiglu(a, a, limit=-1.0), "limit"), (lambda: ridge.swiglu(normal(4, 63)), "even last dimension"),
+             (lambda: ridge.swiglu(a, a, row_scale=a[0]), "row_scale has shape"),
+             (lambda: ridge.quantize_fp8(a, "block"), "scale is 'block'"), (lambda: ridge.quantize_fp8(a[0]), "two dimensions"),
+             (lambda: ridge.q8_0_matmul(normal(17, 64), ridge.q8_0_quantize(a)), "16"),
+             (lambda: ridge.q8_0_matmul(a, ridge.q8_0_quantize(normal(4, 96))), "columns"),
+             (lambda: ridge.linear_cross_entropy(a, a[:, :32], np.zeros(4, np.int64)), "columns"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.float32)), "target"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), reduction="all"), "reduction is 'all'"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), label_smoothing=2.0), "label_smoothing")]
+    for call, text in wrong:
+        with pytest.raises(ridge.ArgumentError, match=text):
+            call()

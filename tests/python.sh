@@ -1,0 +1,22 @@
+#!/bin/sh
+# python.sh BUILD ROOT [wheel]: python/tests with the library of BUILD. wheel: on a wheel of the CPU library, made and installed
+# under BUILD/wheel, from outside the source tree. Skipped (77) without the environment that venv.sh makes.
+set -eu
+build=$1 root=$2 python=$1/venv/bin/python
+[ -x "$python" ] || { echo "python: skipped, no $python"; exit 77; }
+if [ "${3:-}" != wheel ]; then
+    export PYTHONPATH="$root/python" LD_LIBRARY_PATH="$build"
+    exec "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/python" "$root/python/tests"
+fi
+work=$build/wheel
+rm -rf "$work/out" "$work/site"
+mkdir -p "$work"
+"$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$work/out" \
+    -C cmake.define.RIDGE_CUDA=OFF -C build-dir="$work/build" "$root"
+ls "$work"/out/ridge-*-py3-none-*.whl
+"$python" -m pip install -q --disable-pip-version-check --no-deps --target "$work/site" "$work"/out/*.whl
+cd "$work"
+PYTHONPATH="$work/site" "$python" -c "
+import numpy, ridge
+assert ridge.library_path.startswith('$work/site'), ridge.library_path
+print(ridge.__version__, ridge.library_path, ridge.swiglu(numpy.ones((2, 8), numpy.float32))[0])"

@@ -1,0 +1,55 @@
+#!/bin/sh
+# report.sh RIDGE RECORDS WORK: `ridge report` on the committed records: a well-formed page with every section, its SVGs well-formed
+# XML; errors; and, where a chromium is installed, the page opened at a phone's width and printed.
+set -u
+ridge=$1 records=$2 work=$3
+here=$(dirname "$0")
+command -v gnuplot >/dev/null || { echo "report: skipped, no gnuplot"; exit 77; }
+rm -rf "$work" && mkdir -p "$work" || exit 1
+bad=0
+fail() { echo "FAIL: $*"; bad=1; }
+# expect STATUS TEXT COMMAND...
+expect() {
+    status=$1 text=$2
+    shift 2
+    "$@" >"$work/out" 2>&1
+    got=$?
+    { [ $got = "$status" ] && grep -qF -- "$text" "$work/out"; } || { fail "$got, expected $status and '$text': $*"; cat "$work/out"; }
+}
+# A decoding curve, and text that HTML and gnuplot would take for their own.
+{
+    head -1 "$records/20261121-h200-ceilings.csv"
+    for m in 1 4 16 64; do
+        for rival in ridge rival; do
+            echo "r1,2026-11-21T00:00:00Z,abc,A <b>'GPU'</b> & co,CUDA 13.0,decode,gemm_fp8,m=$m n=8192 k=8192 note='\$x',$rival,k,2$m.5,2$m.1,2$m.9,1.5,900,20,,"
+        done
+    done
+} >"$work/decode.csv"
+"$ridge" report "$records"/*.csv "$work/decode.csv" --baseline "$records/20261121-h200-swiglu-rows.csv" -o "$work/page.html" ||
+    fail "no page"
+python3 "$here/report.py" "$work/page.html" "NVIDIA H200" Roofline Environment "Since an older record" "swiglu_fwd" torch.compile \
+    "A <b>'GPU'</b> & co" || bad=1
+"$ridge" report "$records"/*.csv -o "$work/roofline.svg" && python3 "$here/report.py" "$work/roofline.svg" || fail "no picture"
+head -1 "$work/decode.csv" >"$work/empty.csv"
+echo nonsense >"$work/wrong.csv"
+expect 2 "usage" "$ridge" report "$work/decode.csv"
+expect 1 "hold no line" "$ridge" report "$work/empty.csv" -o "$work/none.html"
+expect 1 "not the header" "$ridge" report "$work/wrong.csv" -o "$work/none.html"
+expect 1 "cannot write" "$ridge" report "$work/decode.csv" -o "$work/no/such/folder.html"
+expect 1 "no gnuplot on PATH" env PATH="$work" "$ridge" report "$work/decode.csv" -o "$work/none.html"
+mkdir "$work/bin" && printf '#!/bin/sh\nexit 3\n' >"$work/bin/gnuplot" && chmod +x "$work/bin/gnuplot"
+expect 1 "gnuplot failed (status 3)" env PATH="$work/bin:$PATH" "$ridge" report "$work/decode.csv" -o "$work/none.html"
+[ ! -e "$work/none.html" ] && [ ! -e "$work/none.html.part" ] || fail "a failure left a page"
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
+if [ -n "$browser" ]; then
+    for width in 390 1200; do
+        timeout 60 "$browser" --headless --no-sandbox --disable-gpu --window-size=$width,3000 \
+            --screenshot="$work/$width.png" "file://$work/page.html" >"$work/out" 2>&1 && [ -s "$work/$width.png" ] || fail "not shown at $width"
+    done
+    timeout 60 "$browser" --headless --no-sandbox --disable-gpu --print-to-pdf="$work/page.pdf" "file://$work/page.html" \
+        >"$work/out" 2>&1 && [ -s "$work/page.pdf" ] || fail "not printed"
+    echo "report: shown at two widths and printed by $browser"
+else
+    echo "report: no chromium here, the page was parsed but not opened"
+fi
+exit $bad
