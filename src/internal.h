@@ -114,8 +114,8 @@ typedef enum ridge_contract {
     RIDGE_STABLE = 4,    /* the same bits run to run */
     RIDGE_INVARIANT = 8, /* a result row depends on nothing but its own inputs */
     RIDGE_CLOSE = 16,    /* within the op's bound of a float64 reference, whatever the input */
-    RIDGE_TYPICAL = 32   /* instead of RIDGE_CLOSE: within it on random data, as fp8 tensor cores add
-                            (docs/numerics.md, FP8 GEMM). Not picked under RIDGE_STRICT */
+    RIDGE_TYPICAL = 32   /* instead of RIDGE_CLOSE: within it on random data only, as fp8 tensor cores add
+                            (docs/numerics.md, FP8 GEMM). Tested against the same bound; not picked under RIDGE_STRICT */
 } ridge_contract;
 
 typedef struct ridge_op_row {

@@ -13,7 +13,6 @@ typedef ridge_status row_fault(const ridge_device *device, const ridge_kernel *k
 typedef struct test_row {
     const ridge_kernel *kernel;
     row_fault *fault;
-    int *beyond; /* counts results of a RIDGE_TYPICAL row that are beyond the bound of RIDGE_CLOSE; or NULL */
 } test_row;
 
 /* Runs the row on the image in every way and compares; on failure text says what. */

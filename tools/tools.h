@@ -86,14 +86,12 @@ typedef struct image {
     size_t length[RIDGE_MAX_ARGS]; /* 0 = absent */
     unsigned char *host;
     fill_kind fill;
-    bool typical; /* judged as a row of RIDGE_TYPICAL */
     /* For timing only: the host has the first IMAGE_PERIOD rows of the inputs, and the others repeat them. */
     bool periodic;
     /* The oracle's float64 reference and bound of every output element; filled on first use, so that it is computed
      * once for all rows and runs of a case. */
     struct image_memo {
         double *reference, *bound;
-        double *mass; /* gemm_fp8: the scaled sum of magnitudes */
     } * memo;
 } image;
 
