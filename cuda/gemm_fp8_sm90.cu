@@ -1,16 +1,17 @@
 /* gemm_fp8_sm90.cu: the rows of gemm_fp8 for large m on Hopper: tiles, launch, cost. The kernel: gemm_fp8_sm90.cuh. */
 #include "gemm_fp8_sm90.cuh"
 
-/* Warpgroups of 64 rows, columns, CTAs of a cluster down and across, stages. */
-#define TILE(name, wgs, bn, cm, cn, stages)                                            \
-    struct name {                                                                      \
-        enum { WGS = wgs, BM = 64 * wgs, BN = bn, CM = cm, CN = cn, STAGES = stages }; \
+/* Warpgroups of 64 rows, columns, CTAs of a cluster down and across, stages, whether it is for few rows. */
+#define TILE(name, wgs, bn, cm, cn, stages, few)                                                  \
+    struct name {                                                                                 \
+        enum { WGS = wgs, BM = 64 * wgs, BN = bn, CM = cm, CN = cn, STAGES = stages, FEW = few }; \
     }
-TILE(tile_192x128, 3, 128, 1, 2, 4);
-TILE(tile_128x128, 2, 128, 2, 1, 5);
+TILE(tile_192x128, 3, 128, 1, 2, 4, 0);
+TILE(tile_128x128, 2, 128, 2, 1, 5, 0);
+TILE(tile_192x64, 3, 64, 1, 2, 6, 1);
 
 typedef struct gemm_tile {
-    int bm, bn, cm, cn, wgs;
+    int bm, bn, cm, cn, wgs, few;
     struct {
         const void *function[3][3]; /* by output, formats */
         size_t memory;
@@ -30,13 +31,13 @@ typedef struct gemm_tile {
     }
 #define BY_MODE(T)                                                                 \
     {                                                                              \
-        T::BM, T::BN, T::CM, T::CN, T::WGS,                                        \
+        T::BM, T::BN, T::CM, T::CN, T::WGS, T::FEW,                                \
         {                                                                          \
             BY_OUT(T, SCALE_LAST), BY_OUT(T, SCALE_BLOCK), BY_OUT(T, SCALE_COLUMN) \
         }                                                                          \
     }
 
-static const gemm_tile tiles[] = {BY_MODE(tile_192x128), BY_MODE(tile_128x128)};
+static const gemm_tile tiles[] = {BY_MODE(tile_192x128), BY_MODE(tile_128x128), BY_MODE(tile_192x64)};
 
 enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
 
@@ -62,6 +63,17 @@ static int64_t items_of(const gemm_tile *tile, const int64_t *dim)
     const int64_t rows = tile->bm * tile->cm, cols = tile->bn * tile->cn;
 
     return (dim[0] + rows - 1) / rows * ((dim[1] + cols - 1) / cols);
+}
+
+/* Rows of A that a CTA loads of a tile, in whole swizzles, and warpgroups that have rows. */
+static int64_t slice_of(const gemm_tile *tile, int64_t m)
+{
+    return tile->few && m <= tile->bm ? ((m + tile->cn - 1) / tile->cn + 7) / 8 * 8 : tile->bm / tile->cn;
+}
+
+static int64_t groups_of(const gemm_tile *tile, int64_t m)
+{
+    return tile->few && m <= tile->bm ? (m + 63) / 64 : tile->wgs;
 }
 
 /* Floats of `fin` that a warpgroup leaves to the next cluster. */
@@ -107,6 +119,8 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
     p.blocks = (int)((call->dim[2] + BK - 1) / BK);
     p.items_m = (p.m + rows - 1) / rows;
     p.items_n = (p.n + cols - 1) / cols;
+    p.slice = (int)slice_of(tile, p.m);
+    p.groups = (int)groups_of(tile, p.m);
     p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
     p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
     p.block_a = mode_a == RIDGE_SCALE_BLK128;
@@ -146,14 +160,16 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                                                              : OUT_ANY;
     ridge_status status;
 
-    status = host_tensor_map(device, &p.a, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, tile->bm / tile->cn, 128);
+    status = host_tensor_map(device, &p.a, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, p.slice, 128);
     if (!status)
         status =
-            host_tensor_map(device, &p.b, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, tile->bn / tile->cm, 128);
+            host_tensor_map_l2(device, &p.b, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, tile->bn / tile->cm, 128,
+                               tile->few ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
     if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32)
         status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 64, 64, 128);
     if (!status && p.scale_tma)
-        status = host_tensor_map(device, &p.map_scale_a, RIDGE_F32, p.scale_a, p.m, p.blocks, p.ld_a, tile->bm, 1, 0);
+        status = host_tensor_map(device, &p.map_scale_a, RIDGE_F32, p.scale_a, p.m, p.blocks, p.ld_a,
+                                 p.slice * tile->cn, 1, 0);
     if (!status && p.scale_tma && mode == SCALE_COLUMN)
         status = host_tensor_map(device, &p.map_scale_b, RIDGE_F32, p.scale_b, p.n, p.blocks, p.ld_b, tile->bn, 1, 0);
     if (status)
@@ -214,6 +230,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 /* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items. */
 static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1220, 930, 1, workspace),
-                                    ROW("192x128", 0, 1220, 930, 0, NULL), ROW("128x128", 1, 1120, 870, 0, NULL)};
+                                    ROW("192x128", 0, 1220, 930, 0, NULL), ROW("128x128", 1, 1120, 870, 0, NULL),
+                                    ROW("192x64", 2, 1000, 780, 0, NULL)};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

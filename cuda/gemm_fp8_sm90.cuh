@@ -32,6 +32,8 @@ typedef struct gemm_args {
     int64_t stride;        /* of D, elements */
     int m, n, blocks;      /* blocks of k */
     int items_m, items_n;  /* clusters of tiles */
+    int slice;             /* rows of A that a CTA loads of a tile, when T::FEW */
+    int groups;            /* warpgroups that have rows, when T::FEW */
     int plain;             /* items that one cluster does; the others are shared, in parts of `part` blocks of k, the */
     uint32_t part, longer; /* first `longer` of one more */
     float *partial;        /* of items that two clusters share, NULL: none */
@@ -79,12 +81,25 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
 
 #include "gemm_fp8_walk.cuh"
 
+/* With FEW a problem of one row of tiles loads only rows that it has, within 16, and warpgroups without rows stay out:
+ * TMA takes its time over rows outside, and the tensor cores over zeros. */
+template <class T> static __device__ __forceinline__ int gemm_slice(const gemm_args &p)
+{
+    return T::FEW ? p.slice : T::BM / T::CN;
+}
+
+template <class T> static __device__ __forceinline__ int gemm_groups(const gemm_args &p)
+{
+    return T::FEW ? p.groups : (int)T::WGS;
+}
+
 /* One thread: the codes, and where TMA can the scales, of every stage. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
-    const uint32_t bytes =
-        T::BM * BK + T::BN * BK + (p.scale_tma ? T::BM * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
+    const int slice = gemm_slice<T>(p);
+    const uint32_t bytes = slice * T::CN * BK + T::BN * BK +
+                           (p.scale_tma ? slice * T::CN * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
@@ -103,8 +118,8 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
             if (T::CN == 1)
                 ptx_tma_load_2d(ptx_shared(s->a[stage]), &p.a, kb * BK, row, full);
             else
-                ptx_tma_load_2d_multicast(ptx_shared(s->a[stage] + rank_n * (T::BM / T::CN) * BK), &p.a, kb * BK,
-                                          row + rank_n * (T::BM / T::CN), full, same_row);
+                ptx_tma_load_2d_multicast(ptx_shared(s->a[stage] + rank_n * slice * BK), &p.a, kb * BK,
+                                          row + rank_n * slice, full, same_row);
             if (T::CM == 1)
                 ptx_tma_load_2d(ptx_shared(s->b[stage]), &p.b, kb * BK, col, full);
             else
@@ -331,7 +346,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
-            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * T::WGS * (T::CM + T::CN - 1));
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
         ptx_mbarrier_fence_init();
     }
@@ -361,7 +376,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
                                 local,
                                 1 + group,
-                                group + 1 == T::WGS ? 1 : 2 + group};
+                                group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
         gemm_chunk chunk = {};
         gemm_ring ring = {};
         gemm_piece piece;
@@ -371,10 +386,12 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
-        if (MODE == SCALE_COLUMN && group == T::WGS - 1)
+        if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
         piece = gemm_next_piece(&s->piece[0]);
+        if (T::FEW && group >= p.groups)
+            piece.end = 0;                    /* no rows */
         if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
             ptx_mbarrier_wait(at.full, 0);
         if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */

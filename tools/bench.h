@@ -10,7 +10,7 @@ typedef struct bench_options {
     char text[1024];
     uint64_t seed;
     double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
-    bool json, ceilings, overhead, every, settled, chain;
+    bool json, ceilings, overhead, every, settled, chain, rivals;
     int layers;
 } bench_options;
 

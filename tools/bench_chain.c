@@ -7,15 +7,17 @@
 
 #include "bench.h"
 
-enum { MOST_LINKS = 32, ROUNDS = 15 };
+enum { MOST_LINKS = 32, ROUNDS = 15, FEW_ROUNDS = 5 };
+
+static const double long_round = 30e3; /* us; then fewer rounds */
 
 typedef struct chain {
     const ridge_device *device;
     image link[MOST_LINKS];
     unsigned char *memory[MOST_LINKS];
     int links;
-    double bytes;
-    unsigned char *read; /* as many bytes, for the floor */
+    double bytes, products; /* products: FLOP */
+    unsigned char *read;    /* as many bytes, for the floor */
     void *workspace, *stream;
     size_t workspace_bytes;
 } chain;
@@ -27,17 +29,19 @@ static bool add(chain *c, const char *text, uint64_t seed)
     test_case t;
     ridge_call call;
     size_t need = 0;
-    bool good = c->links < MOST_LINKS && case_parse(text, &t) && image_build(&t, seed, im);
+    bool good = c->links < MOST_LINKS && case_parse(text, &t) && image_build_to_time(&t, seed, im);
 
     if (!good)
         return false;
     call = image_call(im, im->host);
     good = ridge_workspace_bytes(c->device, &call, &need) == RIDGE_OK &&
            b->alloc(c->device, im->bytes, (void **)&c->memory[c->links]) == RIDGE_OK &&
-           b->upload(c->device, c->memory[c->links], im->host, im->bytes) == RIDGE_OK;
+           image_upload(im, c->device, c->memory[c->links], c->stream) && b->sync(c->device, c->stream) == RIDGE_OK;
     c->links++;
     c->workspace_bytes = need > c->workspace_bytes ? need : c->workspace_bytes;
     c->bytes += ridge_problem_bytes(&call);
+    if (call.op == RIDGE_GEMM_FP8)
+        c->products += 2.0 * (double)call.dim[0] * (double)call.dim[1] * (double)call.dim[2];
     return good;
 }
 
@@ -86,6 +90,7 @@ static bool measure(const chain *c, uint32_t flags, int variant, int times, doub
 {
     const ridge_backend *b = c->device->backend;
     double round[ROUNDS];
+    int rounds = ROUNDS;
     void *graph = NULL;
     ridge_status status = b->graph_begin(c->device, c->stream);
 
@@ -93,7 +98,7 @@ static bool measure(const chain *c, uint32_t flags, int variant, int times, doub
         status = run(c, flags, variant);
     if (!status)
         status = b->graph_end(c->device, c->stream, &graph);
-    for (int r = -3; r < ROUNDS && !status; r++) {
+    for (int r = -3; r < rounds && !status; r++) {
         status = b->mark(c->device, 0, c->stream);
         if (!status)
             status = b->graph_launch(c->device, graph, c->stream);
@@ -105,18 +110,20 @@ static bool measure(const chain *c, uint32_t flags, int variant, int times, doub
             status = b->elapsed(c->device, 0, 1, &us[0]);
         if (r >= 0)
             round[r] = us[0] / times;
+        if (us[0] > long_round)
+            rounds = FEW_ROUNDS;
     }
     if (graph)
         b->graph_free(c->device, graph);
-    qsort(round, ROUNDS, sizeof round[0], ascending);
-    us[0] = round[ROUNDS / 2];
-    us[1] = round[ROUNDS / 5];
-    us[2] = round[ROUNDS - 1 - ROUNDS / 5];
+    qsort(round, (size_t)rounds, sizeof round[0], ascending);
+    us[0] = round[rounds / 2];
+    us[1] = round[rounds / 5];
+    us[2] = round[rounds - 1 - rounds / 5];
     return status == RIDGE_OK;
 }
 
-static void emit(bench *b, const chain *c, const char *suite, int tokens, const char *provider, const double us[3],
-                 double floor_us)
+static void emit(bench *b, const chain *c, const char *suite, const char *what, const char *provider,
+                 const double us[3], double floor_us)
 {
     record r;
 
@@ -124,7 +131,7 @@ static void emit(bench *b, const chain *c, const char *suite, int tokens, const 
     memcpy(r.run, b->run, sizeof r.run);
     snprintf(r.suite, sizeof r.suite, "%s", suite);
     snprintf(r.op, sizeof r.op, "chain");
-    snprintf(r.problem, sizeof r.problem, "tokens=%d kernels=%d mb=%.1f%s", tokens, c->links, c->bytes * 1e-6,
+    snprintf(r.problem, sizeof r.problem, "%s kernels=%d mb=%.1f%s", what, c->links, c->bytes * 1e-6,
              b->o->settled ? " settled=1" : "");
     snprintf(r.provider, sizeof r.provider, "%s", provider);
     snprintf(r.kernel, sizeof r.kernel, "graph");
@@ -132,12 +139,28 @@ static void emit(bench *b, const chain *c, const char *suite, int tokens, const 
     r.us_p20 = us[1];
     r.us_p80 = us[2];
     r.gbps = c->bytes / us[0] * 1e-3;
+    r.tflops = c->products / us[0] * 1e-6;
     r.floor_us = floor_us;
     bench_emit(b, &r);
 }
 
+/* Large products: FLOP of the products over the time of all. */
+static bool report_products(bench *b, chain *c, const char *suite, const char *what)
+{
+    double us[3];
+
+    if (!measure(c, 0, -1, 1, us))
+        return false;
+    emit(b, c, suite, what, "ridge", us, b->o->matrix_rate > 0 ? c->products / b->o->matrix_rate * 1e-6 : 0);
+    if (!b->json)
+        printf("%-8s %-32s %d calls %10.2f us %8.1f TFLOP/s\n", suite, what, c->links, us[0],
+               c->products / us[0] * 1e-6);
+    fflush(stdout);
+    return true;
+}
+
 /* The layer, and layers enough for a whole token. */
-static bool report(bench *b, chain *c, const char *suite, int tokens)
+static bool report(bench *b, chain *c, const char *suite, const char *what)
 {
     const uint32_t flags = b->o->settled ? RIDGE_WEIGHTS_SETTLED : 0;
     double us[3], best[3] = {1e30, 0, 0}, one[3];
@@ -150,23 +173,24 @@ static bool report(bench *b, chain *c, const char *suite, int tokens)
     }
     if (!measure(c, flags, -1, b->o->layers > 0 ? b->o->layers : 1, us))
         return false;
-    emit(b, c, suite, tokens, "read", best, best[0]);
-    emit(b, c, suite, tokens, "ridge", us, best[0]);
+    emit(b, c, suite, what, "read", best, best[0]);
+    emit(b, c, suite, what, "ridge", us, best[0]);
     if (!b->json)
-        printf(
-            "%s tokens=%d: %d calls, %.1f MB, %d times in a graph: %.2f us each, %.1f GB/s, %.1f %% of one read of as "
-            "many bytes; %.2f us a call beyond it\n",
-            suite, tokens, c->links, c->bytes * 1e-6, b->o->layers > 0 ? b->o->layers : 1, us[0],
-            c->bytes / us[0] * 1e-3, 100 * best[0] / us[0], (us[0] - best[0]) / c->links);
+        printf("%s %s: %d calls, %.1f MB, %d times in a graph: %.2f us each, %.1f GB/s, %.1f %% of one read of as "
+               "many bytes; %.2f us a call beyond it\n",
+               suite, what, c->links, c->bytes * 1e-6, b->o->layers > 0 ? b->o->layers : 1, us[0],
+               c->bytes / us[0] * 1e-3, 100 * best[0] / us[0], (us[0] - best[0]) / c->links);
     return true;
 }
 
-/* The number after "tokens=" or "rows=", which is what makes a chain of consecutive lines. */
-static int tokens_of(const char *text)
+/* What makes a chain of consecutive lines: their group, or the number after "tokens=" or "rows=". */
+static int key_of(const suite_line *line)
 {
-    const char *at = strstr(text, "tokens=");
+    const char *at = strstr(line->text, "tokens=");
 
-    at = at ? at + 7 : strstr(text, " rows=") ? strstr(text, " rows=") + 6 : "0";
+    if (line->group)
+        return line->group;
+    at = at ? at + 7 : strstr(line->text, " rows=") ? strstr(line->text, " rows=") + 6 : "0";
     return atoi(at);
 }
 
@@ -174,20 +198,29 @@ static bool run_chain(bench *b, const char *suite, int *line)
 {
     const ridge_backend *backend = b->device->backend;
     chain c = {.device = b->device};
-    const int tokens = tokens_of(suite_at(*line).text);
-    bool good = true;
+    const suite_line first = suite_at(*line);
+    const int key = key_of(&first);
+    char what[96];
+    bool good = backend->stream_new(b->device, &c.stream) == RIDGE_OK;
 
-    for (; suite_at(*line).suite && strcmp(suite_at(*line).suite, suite) == 0; ++*line) {
-        if (tokens_of(suite_at(*line).text) != tokens)
+    snprintf(what, sizeof what, "tokens=%d", key);
+    for (;; ++*line) {
+        const suite_line next = suite_at(*line);
+
+        if (!next.suite || strcmp(next.suite, suite) != 0 || key_of(&next) != key)
             break;
-        good = good && add(&c, suite_at(*line).text, b->o->seed + (uint64_t)*line);
+        if (first.group && strncmp(next.text, "gemm_fp8 ", 9) == 0 && c.products == 0)
+            snprintf(what, sizeof what, "%s", next.text + 9);
+        good = good && add(&c, next.text, b->o->seed + (uint64_t)*line);
     }
-    good = good && backend->stream_new(b->device, &c.stream) == RIDGE_OK &&
-           (!c.workspace_bytes || backend->alloc(b->device, c.workspace_bytes, &c.workspace) == RIDGE_OK) &&
-           backend->alloc(b->device, (size_t)c.bytes + 16, (void **)&c.read) == RIDGE_OK &&
-           report(b, &c, suite, tokens);
+    good = good && (!c.workspace_bytes || backend->alloc(b->device, c.workspace_bytes, &c.workspace) == RIDGE_OK);
+    if (first.group)
+        good = good && report_products(b, &c, suite, what);
+    else
+        good = good && backend->alloc(b->device, (size_t)c.bytes + 16, (void **)&c.read) == RIDGE_OK &&
+               report(b, &c, suite, what);
     if (!good)
-        fprintf(stderr, "ridge bench: chain %s tokens=%d: %s\n", suite, tokens, ridge_error());
+        fprintf(stderr, "ridge bench: chain %s %s: %s\n", suite, what, ridge_error());
     drop(&c);
     return good;
 }

@@ -4,7 +4,7 @@
 
 #include "tools.h"
 
-static const suite_line suite_table[] = {
+static const char *const suite_table[][2] = {
     {"quick", "swiglu_fwd rows=64 cols=1024 dtype=bf16"},
     {"quick", "swiglu_bwd rows=64 cols=1024 dtype=bf16"},
     {"swiglu", "swiglu_fwd rows=64 cols=14336 dtype=bf16"},
@@ -161,7 +161,7 @@ enum { LINES = (int)(sizeof suite_table / sizeof suite_table[0]) - 1 };
 
 suite_line suite_at(int index)
 {
-    return index < LINES ? suite_table[index] : suite_gemm(index - LINES);
+    return index < LINES ? (suite_line){suite_table[index][0], suite_table[index][1], 0} : suite_gemm(index - LINES);
 }
 
 static void append(case_list *list, const test_case *c)

@@ -1,6 +1,8 @@
 /* cases_gemm.c: the test cases of gemm_fp8 and its bench suites: `train84` (84 layers of seven models, three passes
- * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), and `decode` (six weight matrices, m up to
- * 64). */
+ * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), `decode` (six weight matrices, m up to 64),
+ * `sweep-m` (four of them, m up to 512), and chains for `ridge bench --chain`: `step` (84 times what a layer's training
+ * step runs: x, w and the gradient quantised both ways, three products), `step-w` (w is quantised already), `step-f32`
+ * (the gradient of w is added to an f32 one). */
 #include <stdio.h>
 
 #include "tools.h"
@@ -30,6 +32,7 @@ static const struct {
     {"m=257 n=384 k=256", {.fill = FILL_NORMAL, .repeats = 50}},
     {"m=131 n=257 k=391", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
     {"m=256 n=256 k=1040", {.fill = FILL_NORMAL}},
+    {"m=420 n=328 k=272", {.fill = FILL_NORMAL, .slices = true}},
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), PAIRS = 5 };
@@ -94,22 +97,60 @@ static const struct {
     {4096, 4096, 14336, 32, 8},   /* Mistral-7B */
 };
 
-enum { MODELS = (int)(sizeof models / sizeof models[0]), TRAIN = MODELS * 3 * 4 * 3, DECODE = 6 * 7 * 3 };
+enum {
+    MODELS = (int)(sizeof models / sizeof models[0]),
+    TRAIN = MODELS * 3 * 4 * 3,
+    DECODE = 6 * 7 * 3,
+    SWEEP = 4 * 18,
+    STEP = 6,
+    LAYERS = TRAIN / 3
+};
 
-/* Layer qkv, out, gate_up, down of a model at M = seq * {1, 2, 4}, in pass forward, dgrad, wgrad. */
-static void train_line(int index, char *text, size_t size)
+/* Layer qkv, out, gate_up, down of a model at M = seq * {1, 2, 4}: y [m, n] = x [m, k] w [n, k]^T. */
+static void train_shape(int index, int *m, int *n, int *k)
 {
-    const int pass = index % 3, layer = index / 3 % 4, times = 1 << index / 12 % 3, model = index / 36;
-    const int m = models[model].seq * times, h = models[model].hidden, f = models[model].inner;
-    const int n = layer == 0 ? (models[model].heads + 2 * models[model].kv) * 128 : layer == 2 ? 2 * f : h;
-    const int k = layer == 3 ? f : h;
+    const int layer = index % 4, times = 1 << index / 4 % 3, model = index / 12;
+    const int h = models[model].hidden, f = models[model].inner;
 
-    if (pass == 0)
+    *m = models[model].seq * times;
+    *n = layer == 0 ? (models[model].heads + 2 * models[model].kv) * 128 : layer == 2 ? 2 * f : h;
+    *k = layer == 3 ? f : h;
+}
+
+/* In pass forward, dgrad, wgrad. */
+static void train_line(int index, const char *option, char *text, size_t size)
+{
+    int m, n, k;
+
+    train_shape(index / 3, &m, &n, &k);
+    if (index % 3 == 0)
         snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, n, k);
-    else if (pass == 1)
+    else if (index % 3 == 1)
         snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, k, n);
     else
-        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=row128_row128", n, k, m);
+        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=row128_row128%s", n, k, m, option);
+}
+
+/* Part 0 to 5 of a step: quantise w, x, the gradient of y; the products. */
+static void step_line(int index, bool f32, char *text, size_t size)
+{
+    const int part = index % STEP;
+    int m, n, k;
+
+    train_shape(index / STEP, &m, &n, &k);
+    if (part >= 3)
+        train_line(index / STEP * 3 + part - 3, f32 ? " d=f32 accumulate=1" : "", text, size);
+    else
+        snprintf(text, size, "quantize_fp8_dual rows=%d cols=%d dtype=bf16%s", part ? m : n, part == 2 ? n : k,
+                 part ? "" : " form=blk_blk");
+}
+
+static void sweep_line(int index, char *text, size_t size)
+{
+    static const int weight[4][2] = {{8192, 8192}, {57344, 8192}, {4096, 14336}, {7168, 2048}};
+    static const int m[18] = {1, 16, 32, 48, 64, 65, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512};
+
+    snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m[index % 18], weight[index / 18][0], weight[index / 18][1]);
 }
 
 static void decode_line(int index, char *text, size_t size)
@@ -124,14 +165,39 @@ static void decode_line(int index, char *text, size_t size)
 suite_line suite_gemm(int index)
 {
     static const char *const pass[] = {"train84-fwd", "train84-dgrad", "train84-wgrad"};
+    static const char *const step[] = {"step", "step-f32", "step-w"};
     static char text[96];
-    suite_line line = {index < TRAIN ? "train84" : index < 2 * TRAIN ? pass[index % 3] : "decode", text};
+    suite_line line = {NULL, text, 0};
 
-    if (index < 2 * TRAIN)
-        train_line(index % TRAIN, text, sizeof text);
-    else if (index < 2 * TRAIN + DECODE)
-        decode_line(index - 2 * TRAIN, text, sizeof text);
-    else
-        line.suite = NULL;
+    if (index < 2 * TRAIN) {
+        line.suite = index < TRAIN ? "train84" : pass[index % 3];
+        train_line(index % TRAIN, "", text, sizeof text);
+        return line;
+    }
+    index -= 2 * TRAIN;
+    if (index < DECODE) {
+        line.suite = "decode";
+        decode_line(index, text, sizeof text);
+        return line;
+    }
+    index -= DECODE;
+    if (index < SWEEP) {
+        line.suite = "sweep-m";
+        sweep_line(index, text, sizeof text);
+        return line;
+    }
+    index -= SWEEP;
+    if (index < 2 * LAYERS * STEP) {
+        line.suite = step[index / (LAYERS * STEP)];
+        line.group = 1 + index / STEP;
+        step_line(index % (LAYERS * STEP), index >= LAYERS * STEP, text, sizeof text);
+        return line;
+    }
+    index -= 2 * LAYERS * STEP;
+    if (index < LAYERS * (STEP - 1)) {
+        line.suite = step[2];
+        line.group = 1 + index / (STEP - 1);
+        step_line(index / (STEP - 1) * STEP + index % (STEP - 1) + 1, false, text, sizeof text);
+    }
     return line;
 }

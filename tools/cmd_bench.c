@@ -7,7 +7,17 @@
 
 #include "bench.h"
 
-enum { OPT_ALL = 256, OPT_CEILINGS, OPT_OVERHEAD, OPT_MATRIX, OPT_WEIGHTS, OPT_EVERY, OPT_SETTLED, OPT_CHAIN };
+enum {
+    OPT_ALL = 256,
+    OPT_CEILINGS,
+    OPT_OVERHEAD,
+    OPT_MATRIX,
+    OPT_WEIGHTS,
+    OPT_EVERY,
+    OPT_SETTLED,
+    OPT_CHAIN,
+    OPT_RIVALS
+};
 
 static const struct argp_option option_table[] = {
     {"suite", 'S', "NAME", 0, "suites, separated by commas (see tools/cases.c)", 0},
@@ -17,6 +27,7 @@ static const struct argp_option option_table[] = {
     {"csv", 'c', "FILE", 0, "append records", 0},
     {"json", 'j', NULL, 0, "JSON instead of a table", 0},
     {"seed", 's', "N", 0, "seed of the inputs (default 1)", 0},
+    {"rivals", OPT_RIVALS, NULL, 0, "other libraries too, in the same rounds (gemm_fp8: cuBLASLt)", 0},
     {"ceilings", OPT_CEILINGS, NULL, 0, "measure copy, read stream, empty kernel, matrix rates", 0},
     {"matrix-rate", OPT_MATRIX, "TFLOPS", 0,
      "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
@@ -73,6 +84,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     case OPT_CHAIN:
         o->chain = true;
         o->layers = arg ? atoi(arg) : 1;
+        break;
+    case OPT_RIVALS:
+        o->rivals = true;
         break;
     case OPT_SETTLED:
         o->settled = true;
@@ -141,6 +155,17 @@ static bool reads_mostly(const bench *b, const ridge_call *call)
     return b->device->backend->stream_read && written * 16 < ridge_problem_bytes(call);
 }
 
+/* The matrix rate is given and leaves a copy far behind: no need to time one. */
+static bool is_bound_by_products(const bench *b, const ridge_call *call)
+{
+    ridge_problem problem = {.op = call->op};
+
+    memcpy(problem.dim, call->dim, sizeof problem.dim);
+    return b->o->matrix_rate > 0 && call->op == RIDGE_GEMM_FP8 && b->device->copy_gbps > 0 &&
+           ridge_op_table[call->op]->flops(&problem) / b->o->matrix_rate * 1e-6 >
+               3 * ridge_problem_bytes(call) / b->device->copy_gbps * 1e-3;
+}
+
 /* One run of every row, compared by `check`, or with the whole of the C reference: only where that takes well under a
  * second. */
 static bool verify(const bench *b, rotation *r, const candidate *list, int count, bench_verify *check, void *state,
@@ -174,6 +199,30 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
     return good;
 }
 
+/* The rivals that can do the call of the first copy, after the rows; *count goes up. */
+static void add_rivals(const bench *b, const rotation *r, candidate *list, int *count)
+{
+    const ridge_call call = image_call(r->im, r->memory);
+    char why[200] = "";
+
+    for (int i = 0; b->o->rivals && rival_at(i); i++) {
+        if (rival_at(i)->op != call.op)
+            continue;
+        list[*count].rival = rival_at(i);
+        list[*count].state = rival_at(i)->open(b->device, &call, r->stream, why, sizeof why);
+        if (list[*count].state)
+            ++*count;
+        else
+            fprintf(stderr, "ridge bench: %s left out: %s\n", rival_at(i)->name, why);
+    }
+}
+
+static const char *provider_of(const candidate *c)
+{
+    return c->kernel ? "ridge" : c->rival ? c->rival->name : c->read ? "read" : "copy";
+}
+
+/* `rows`: rows and rivals. */
 static void report(bench *b, const char *suite, const test_case *c, candidate *list, int rows, int count, double err)
 {
     double bytes = ridge_problem_bytes(&c->call), floor_us = 1e30, matrix_us;
@@ -196,9 +245,9 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         snprintf(r.op, sizeof r.op, "%s", ridge_op_table[c->call.op]->name);
         snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
                  b->o->settled ? " settled=1" : "");
-        snprintf(r.provider, sizeof r.provider, "%s", list[i].kernel ? "ridge" : list[i].read ? "read" : "copy");
-        if (list[i].kernel)
-            snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel->name);
+        snprintf(r.provider, sizeof r.provider, "%s", provider_of(&list[i]));
+        if (list[i].kernel || list[i].rival)
+            snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel ? list[i].kernel->name : list[i].rival->name);
         else
             snprintf(r.kernel, sizeof r.kernel, "%s%d", r.provider, list[i].variant);
         r.us = list[i].us;
@@ -206,12 +255,12 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         r.us_p80 = list[i].us_p80;
         r.gbps = bytes / r.us * 1e-3;
         r.floor_us = floor_us;
-        if (list[i].kernel) {
+        if (i < rows)
             r.tflops = ridge_op_table[c->call.op]->flops(&problem) / r.us * 1e-6;
+        if (list[i].kernel)
             r.err = err;
-        }
         bench_emit(b, &r);
-        if (!b->json && list[i].kernel)
+        if (!b->json && i < rows)
             printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s %6.1f %% of %s\n", text, r.kernel, r.us, r.gbps,
                    r.tflops, 100 * floor_us / r.us,
                    matrix_us == floor_us  ? "the matrix rate"
@@ -224,7 +273,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
 bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
-    int rows, count;
+    int rows, count, timed;
     double err = -1;
     rotation r = {.device = b->device, .settled = b->o->settled};
     ridge_call call = image_call(im, im->host);
@@ -244,7 +293,12 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
         return false;
     }
     read = reads_mostly(b, &call);
-    for (int v = 0; v < (read ? b->device->backend->stream_variants : b->device->backend->copy_variants); v++) {
+    add_rivals(b, &r, list, &count);
+    timed = count;
+    for (int v = 0; v < (is_bound_by_products(b, &call) ? 0
+                         : read                         ? b->device->backend->stream_variants
+                                                        : b->device->backend->copy_variants);
+         v++) {
         list[count].read = read;
         list[count++].variant = v;
     }
@@ -261,7 +315,9 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
             fprintf(stderr, "ridge bench: %s: %s\n", text, ridge_error());
     }
     if (good)
-        report(b, suite, c, list, rows, count, err);
+        report(b, suite, c, list, timed, count, err);
+    for (int i = rows; i < timed; i++)
+        list[i].rival->close(list[i].state);
     rotation_free(&r);
     return good;
 }

@@ -29,7 +29,8 @@ static size_t workspace_of(const test_row *row, const ridge_device *device, cons
     return row->kernel->workspace ? row->kernel->workspace(device, row->kernel, problem) : 0;
 }
 
-/* Launches the row itself, so that a fault can stand in for it; the pin path of ridge_run has its own tests. */
+/* Launches the row (NULL: the one that is picked) itself, so that a fault can stand in for it; the pin path of
+ * ridge_run has its own tests. */
 static ridge_status launch(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes)
 {
     ridge_call call = image_call(im, l->image);
@@ -38,10 +39,10 @@ static ridge_status launch(const test_row *row, const ridge_device *device, cons
 
     if (status)
         return status;
-    if (row->fault)
+    if (row && row->fault)
         return row->fault(device, row->kernel, &problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes,
                           l->stream);
-    call.kernel = row->kernel->name;
+    call.kernel = row ? row->kernel->name : NULL;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
         call.flags |= RIDGE_WEIGHTS_SETTLED;
     return ridge_run(device, &call, bytes ? l->workspace : NULL, bytes, l->stream);
@@ -195,7 +196,20 @@ static bool run_parts(const test_row *row, const ridge_device *device, const ima
     return check(device, im, l, expected, got, least == 1 ? "rows one by one" : "part of the rows", text, size);
 }
 
-/* Batch-invariance: single rows, or for an op of two ranges parts of several sizes within the range of this call. */
+/* Whether a row is what dispatch picks for the whole call. */
+static bool is_pick(const test_row *row, const ridge_device *device, const image *im)
+{
+    ridge_call call = image_call(im, im->host);
+    const ridge_kernel *picked;
+    const char *because;
+    ridge_problem problem;
+
+    return !row->fault && ridge_validate(&call, &problem) == RIDGE_OK &&
+           ridge_choose(device, &call, &problem, SIZE_MAX, &picked, &because) == RIDGE_OK && picked == row->kernel;
+}
+
+/* Batch-invariance: single rows, or for an op of two ranges parts of several sizes within the range of this call; of
+ * the row that is picked for the whole also by whatever rows are picked for the parts. */
 static bool run_slices(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
                        const unsigned char *expected, unsigned char *got, char *text, size_t size)
 {
@@ -203,7 +217,8 @@ static bool run_slices(const test_row *row, const ridge_device *device, const im
     const int64_t least = split && im->call.dim[0] > split ? split + 1 : 1;
 
     return run_parts(row, device, im, least, l, bytes, expected, got, text, size) &&
-           (!split || run_parts(row, device, im, least + 7, l, bytes, expected, got, text, size));
+           (!split || run_parts(row, device, im, least + 7, l, bytes, expected, got, text, size)) &&
+           (!is_pick(row, device, im) || run_parts(NULL, device, im, least, l, bytes, expected, got, text, size));
 }
 
 /* Single runs only: too large for two copies and repeats. */

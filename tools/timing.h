@@ -6,9 +6,23 @@
 
 enum { TIMING_ROUNDS = 11, TIMING_CANDIDATES = 64 };
 
+/* Another library's way to do the work of a call. */
+typedef struct rival {
+    const char *name;
+    uint32_t op;
+    /* What run and close take; NULL and the reason where it cannot do this call. The operands are there. */
+    void *(*open)(const ridge_device *device, const ridge_call *call, void *stream, char *why, size_t size);
+    ridge_status (*run)(void *state, const ridge_call *call, void *stream); /* can be captured */
+    void (*close)(void *state);
+} rival;
+
+const rival *rival_at(int index); /* NULL after the last */
+
 typedef struct candidate {
-    const ridge_kernel *kernel; /* NULL: a copy, or a read, of the same total bytes */
-    int variant;                /* of the copy or read */
+    const ridge_kernel *kernel; /* NULL: a rival, or a copy, or a read, of the same total bytes */
+    const rival *rival;
+    void *state; /* of the rival */
+    int variant; /* of the copy or read */
     bool read;
     void *graph;
     double round[TIMING_ROUNDS];
@@ -23,6 +37,7 @@ typedef struct rotation {
     void *workspace, *stream;
     size_t workspace_bytes, pitch;
     int copies;
+    int rounds;   /* timed: fewer where a round takes long */
     bool settled; /* calls carry RIDGE_WEIGHTS_SETTLED */
 } rotation;
 

@@ -67,6 +67,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level);
 typedef struct suite_line {
     const char *suite;
     const char *text;
+    int group; /* lines of the same one that follow each other are a chain; 0: the number after "tokens=" or "rows=" */
 } suite_line;
 /* Line `index` over all suites, text valid until the next call; a NULL suite after the last. */
 suite_line suite_at(int index);

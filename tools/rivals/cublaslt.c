@@ -1,46 +1,12 @@
-/* cublaslt.c: cuBLASLt, opened at run time, for the matrix-rate ceilings. The few prototypes and constants follow
- * NVIDIA's public documentation of cuBLASLt 12 and 13; no CUDA header is needed. */
+/* cublaslt.c: cuBLASLt, opened at run time, for the matrix-rate ceilings. As a rival: cublaslt_gemm.c. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
+#include "rivals/cublaslt.h"
 
-enum {
-    REAL_32F = 0,
-    REAL_16BF = 14,
-    REAL_8F_E4M3 = 28,
-    COMPUTE_32F = 68,
-    OPERATION_T = 1,
-    DESC_TRANSA = 3,
-    DESC_A_SCALE = 17,
-    DESC_B_SCALE = 18,
-    DESC_FAST_ACCUM = 25,
-    PREFERENCE_WORKSPACE = 1
-};
-
-typedef struct heuristic {
-    uint64_t algo[8];
-    size_t workspace;
-    int state;
-    float waves;
-    int reserved[4];
-} heuristic;
-
-typedef struct lt_api {
-    int (*create)(void **);
-    int (*destroy)(void *);
-    int (*desc_create)(void **, int, int);
-    int (*desc_set)(void *, int, const void *, size_t);
-    int (*layout_create)(void **, int, uint64_t, uint64_t, int64_t);
-    int (*preference_create)(void **);
-    int (*preference_set)(void *, int, const void *, size_t);
-    int (*choose)(void *, void *, void *, void *, void *, void *, void *, int, heuristic *, int *);
-    int (*matmul)(void *, void *, const void *, const void *, void *, const void *, void *, const void *, const void *,
-                  void *, void *, void *, const uint64_t *, void *, size_t, void *);
-} lt_api;
-
-static bool load(lt_api *lt, char *why, size_t size)
+bool cublaslt_load(lt_api *lt, char *why, size_t size)
 {
     static const char *const file[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
     static const char *const name[] = {"cublasLtCreate",
@@ -152,7 +118,7 @@ bool cublaslt_rate(const ridge_device *device, bool fp8, int n, double *tflops, 
     bool good;
 
     memset(&p, 0, sizeof p);
-    if (!load(&p.lt, why, size))
+    if (!cublaslt_load(&p.lt, why, size))
         return false;
     good = set_up(device, &p, fp8, n) && run(device, &p, n, tflops);
     if (!good)
