@@ -13,7 +13,7 @@
 
 #include "host.cuh"
 #include "num.cuh"
-#include "wgmma.cuh"
+#include "wgmma_narrow.cuh"
 
 enum { BK = 128, GROUP_ROWS = 8 };
 /* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
@@ -223,6 +223,15 @@ static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v,
     }
 }
 
+template <int N, int FORMATS>
+static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64_t b, int keep)
+{
+    if constexpr (N <= 64)
+        wgmma_fp8_narrow<N, FORMATS>(acc, a, b, keep);
+    else
+        wgmma_fp8<N, FORMATS>(acc, a, b, keep);
+}
+
 /* One block of k: four matrix instructions, then the promotion. `lane`: which lane of `chunk` has its scales of B. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
@@ -248,7 +257,7 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 32; k++)
-        wgmma_fp8<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
+        gemm_wgmma<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
     wgmma_commit();
     if (MODE == SCALE_COLUMN)
         ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
