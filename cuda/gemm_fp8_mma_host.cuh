@@ -207,10 +207,7 @@ static double mma_cost(const ridge_device *device, const mma_tile *tile, double 
         waves = (double)(int64_t)(tiles / (shared * device->units) + 0.999);
         us = 4 + (waves > 1 ? waves : 1) * alone * (1 + 0.42 * (shared - 1));
     }
-    us = slow ? 3 * us : us;
-    /* Rows of different arithmetic give different bits: a choice that changed with m would break batch invariance from
-     * call to call. So wherever Hopper's own rows can run, they are picked for every m. */
-    return device->arch == RIDGE_ARCH_SM90 ? us + 1e3 : us;
+    return slow ? 3 * us : us;
 }
 
 #endif

@@ -27,10 +27,11 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return mma_cost(device, &tiles[kernel->param[0]], kernel->param[1], problem);
 }
 
-#define ROW(name, tile, rate)                                                                          \
-    {                                                                                                  \
-        "cuda.gemm_fp8.sm80." name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121,                 \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {tile, rate}, why_not, NULL, cost, launch \
+#define ROW(name, tile, rate)                                                                                    \
+    {                                                                                                            \
+        "cuda.gemm_fp8.sm80." name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121,                           \
+            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE | RIDGE_FALLBACK, 0, {tile, rate}, why_not, NULL, cost, \
+            launch                                                                                               \
     }
 
 /* param: the tile, multiply-adds a clock of one CTA alone. */

@@ -31,10 +31,10 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return mma_cost(device, &tiles[kernel->param[0]], kernel->param[1], problem);
 }
 
-#define ROW(name, tile, rate, close)                                                             \
-    {                                                                                            \
-        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM89, RIDGE_ARCH_SM121,                \
-            RIDGE_STABLE | RIDGE_INVARIANT | close, 0, {tile, rate}, why_not, NULL, cost, launch \
+#define ROW(name, tile, rate, close)                                                                              \
+    {                                                                                                             \
+        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM89, RIDGE_ARCH_SM121,                                 \
+            RIDGE_STABLE | RIDGE_INVARIANT | close | RIDGE_FALLBACK, 0, {tile, rate}, why_not, NULL, cost, launch \
     }
 
 /* param: the tile, multiply-adds a clock of one CTA alone. */

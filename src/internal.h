@@ -117,7 +117,7 @@ typedef enum ridge_contract {
     RIDGE_TYPICAL = 32   /* instead of RIDGE_CLOSE: within it on random data only, as fp8 tensor cores add
                             (docs/numerics.md, FP8 GEMM). Tested against the same bound; not picked under RIDGE_STRICT */
 } ridge_contract;
-
+#define RIDGE_FALLBACK 64u /* in a row's contract: picked only where no other row can run, whatever the costs say */
 typedef struct ridge_op_row {
     uint32_t id; /* ridge_op */
     const char *name;

@@ -62,6 +62,15 @@ static ridge_status fail_none(const ridge_device *device, const ridge_problem *p
                       ridge_arch_table[device->arch].name, text);
 }
 
+/* Rows of other arithmetic give other bits: a choice between them by cost would change with m and break
+ * batch-invariance from call to call. So RIDGE_FALLBACK comes before the cost. */
+static bool goes_before(const ridge_kernel *row, double cost, const ridge_kernel *best, double best_cost)
+{
+    const unsigned late = row->contract & RIDGE_FALLBACK, best_late = best ? best->contract & RIDGE_FALLBACK : 0;
+
+    return !best || late < best_late || (late == best_late && cost < best_cost);
+}
+
 ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,
                           size_t bytes, const ridge_kernel **kernel, const char **because)
 {
@@ -97,7 +106,7 @@ ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, co
             continue;
         }
         cost = row->cost ? row->cost(device, row, problem) : 0;
-        if (!best || cost < best_cost) {
+        if (goes_before(row, cost, best, best_cost)) {
             best = row;
             best_cost = cost;
         }

@@ -9,13 +9,16 @@
 #include "tools.h"
 
 typedef struct options {
-    const char *device, *pattern;
+    const char *device, *pattern, *suite;
     char text[1024];
     bool json;
 } options;
 
 static const struct argp_option option_table[] = {
-    {"json", 'j', NULL, 0, "JSON", 0}, {"device", 'd', "SPEC", 0, "explain: cpu, cuda:0, model:sm100", 0}, {0}};
+    {"json", 'j', NULL, 0, "JSON", 0},
+    {"device", 'd', "SPEC", 0, "explain: cpu, cuda:0, model:sm100", 0},
+    {"suite", 'S', "NAME", 0, "explain: only the row and the reason, for every problem of a suite", 0},
+    {0}};
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
@@ -28,6 +31,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case 'd':
         o->device = arg;
+        break;
+    case 'S':
+        o->suite = arg;
         break;
     case ARGP_KEY_ARG:
         if (!o->pattern)
@@ -239,6 +245,38 @@ int cmd_kernels(int argc, char **argv)
 
 /* --------------------------------------------------------------------------------------------------------- explain */
 
+/* Problem, row, reason and predicted time, a line each. */
+static int explain_suite(const options *o)
+{
+    ridge_device *device = device_open(o->device);
+    int lines = 0;
+
+    for (int i = 0; device && suite_at(i).suite; i++) {
+        const suite_line line = suite_at(i);
+        const ridge_kernel *row;
+        const char *because;
+        ridge_problem problem;
+        ridge_call call;
+        test_case c;
+        image im;
+
+        if (strcmp(line.suite, o->suite) != 0 || !case_parse(line.text, &c))
+            continue;
+        image_place(&c, &im);
+        call = image_call(&im, (void *)(uintptr_t)(1u << 20));
+        lines++;
+        if (ridge_validate(&call, &problem) || ridge_choose(device, &call, &problem, SIZE_MAX, &row, &because))
+            printf("%s\t%s\n", line.text, ridge_error());
+        else
+            printf("%s\t%s\t%s\t%.3f\n", line.text, row->name, because,
+                   row->cost ? row->cost(device, row, &problem) : 0.0);
+    }
+    if (device && !lines)
+        fprintf(stderr, "ridge explain: there is no suite '%s'\n", o->suite);
+    ridge_close(device);
+    return !lines;
+}
+
 int cmd_explain(int argc, char **argv)
 {
     options o;
@@ -251,6 +289,8 @@ int cmd_explain(int argc, char **argv)
     bool good;
 
     parse(argc, argv, "OP name=value...", "Says which row a problem gets, and why not the others.", &o);
+    if (o.suite)
+        return explain_suite(&o);
     if (!o.text[0] || !case_parse(o.text, &c)) {
         fprintf(stderr, "usage: ridge explain OP name=value... (see `ridge ops`)\n");
         return 2;
