@@ -110,8 +110,10 @@ static bool measure(const chain *c, uint32_t flags, int variant, int times, doub
             status = b->elapsed(c->device, 0, 1, &us[0]);
         if (r >= 0)
             round[r] = us[0] / times;
-        if (us[0] > long_round)
+        if (us[0] > long_round && rounds == ROUNDS) { /* warm enough */
             rounds = FEW_ROUNDS;
+            r = -2;
+        }
     }
     if (graph)
         b->graph_free(c->device, graph);

@@ -210,10 +210,12 @@ static void add_rivals(const bench *b, const rotation *r, candidate *list, int *
             continue;
         list[*count].rival = rival_at(i);
         list[*count].state = rival_at(i)->open(b->device, &call, r->stream, why, sizeof why);
-        if (list[*count].state)
+        if (list[*count].state) {
             ++*count;
-        else
-            fprintf(stderr, "ridge bench: %s left out: %s\n", rival_at(i)->name, why);
+            continue;
+        }
+        list[*count].rival = NULL;
+        fprintf(stderr, "ridge bench: %s left out: %s\n", rival_at(i)->name, why);
     }
 }
 
@@ -236,7 +238,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
     matrix_us = b->o->matrix_rate > 0 && c->call.op == RIDGE_GEMM_FP8
                     ? ridge_op_table[c->call.op]->flops(&problem) / b->o->matrix_rate * 1e-6
                     : 0;
-    floor_us = matrix_us > floor_us ? matrix_us : floor_us;
+    floor_us = matrix_us > floor_us || rows == count ? matrix_us : floor_us;
     case_print(c, text, sizeof text);
     for (int i = 0; i < count; i++) {
         record_begin(&r, b->device);

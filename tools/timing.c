@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_COPIES = 64, FEW_ROUNDS = 5 };
+enum { MOST_COPIES = 64, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
 
-static const double long_round = 40e3; /* us */
+static const double long_round = 20e3, very_long_round = 200e3; /* us */
 
 bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r)
 {
@@ -143,7 +143,7 @@ bool timing_run(rotation *r, candidate *list, int count)
             all += round == -2 ? us * r->copies : 0;
         }
         if (all > long_round && round == -2) { /* warm enough */
-            r->rounds = FEW_ROUNDS;
+            r->rounds = all > very_long_round ? LEAST_ROUNDS : FEW_ROUNDS;
             round = -1;
         }
     }
