@@ -208,17 +208,21 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 }
 
 /* Rounds of items at the measured rate of the loop over k, or items shared evenly; then the clusters are out of step in
- * k and find less in L2: measured, 6 % where the loop is fast and 2 % where two scales an element make it slow. */
+ * k and find less in L2: measured, 6 % where the loop is fast and half of one where two scales an element make it slow.
+ * A block of k with few rows takes 0.3 us at least; TMA is slow where rows are outside (docs/measured.md). */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const gemm_tile *tile = &tiles[kernel->param[0]];
     const bool column = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
     const double blocks = (double)((problem->dim[2] + 127) / 128), rate = kernel->param[column ? 2 : 1];
-    const double item = 0.6 + blocks * 2 * BK * tile->bm * tile->bn / (rate * 1e6 / device->units);
-    const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile);
+    const double flop = (double)(2 * BK * 64 * groups_of(tile, problem->dim[0]) * tile->bn);
+    const double block = flop / (rate * 1e6 / device->units), least = tile->few ? 0.3 : 0;
+    const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile), m = problem->dim[0];
+    const double outside = tile->few && m > tile->bm ? (double)((tile->bm - m % tile->bm) % tile->bm) / tile->bm : 0;
+    const double item = 0.6 + blocks * (block > least ? block : least) * (1 + 0.65 * outside);
 
     if (kernel->param[3])
-        return (8 + item * (double)items / (double)clusters) * (column ? 1.02 : 1.06);
+        return (8 + item * (double)items / (double)clusters) * (column ? 1.005 : 1.06);
     return 4 + item * (double)((items + clusters - 1) / clusters);
 }
 
@@ -231,6 +235,6 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 /* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items. */
 static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1220, 930, 1, workspace),
                                     ROW("192x128", 0, 1220, 930, 0, NULL), ROW("128x128", 1, 1120, 870, 0, NULL),
-                                    ROW("192x64", 2, 1000, 780, 0, NULL)};
+                                    ROW("192x64", 2, 1100, 850, 0, NULL)};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

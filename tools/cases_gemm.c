@@ -79,8 +79,11 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
         cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1",
                   (test_case){.fill = FILL_EXACT, .repeats = 2});
     }
-    if (level == CASES_LARGE)
+    if (level == CASES_LARGE) {
+        cases_add(list, op, "m=150 n=8200 k=1040", (test_case){.fill = FILL_NORMAL, .repeats = 1000});
+        cases_add(list, op, "m=450 n=8200 k=1040", (test_case){.fill = FILL_NORMAL, .repeats = 1000});
         cases_add(list, op, "m=65664 n=32776 k=32", (test_case){.fill = FILL_EXACT});
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------------- suites */

@@ -8,19 +8,22 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "record.h"
 #include "timing.h"
 
 typedef struct options {
-    const char *suite, *device, *out;
+    const char *suite, *device, *out, *from;
     char text[1024];
     bool quiet;
 } options;
 
-static const struct argp_option option_table[] = {{"suite", 'S', "NAME", 0, "every problem of a suite", 0},
-                                                  {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
-                                                  {"output", 'o', "FILE", 0, "default: tuned.tsv", 0},
-                                                  {"quiet", 'Q', NULL, 0, "no progress", 0},
-                                                  {0}};
+static const struct argp_option option_table[] = {
+    {"suite", 'S', "NAME", 0, "every problem of a suite", 0},
+    {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
+    {"output", 'o', "FILE", 0, "default: tuned.tsv", 0},
+    {"from", 'f', "RECORD", 0, "times nothing: the rows' times in a record of `ridge bench --kernel`", 0},
+    {"quiet", 'Q', NULL, 0, "no progress", 0},
+    {0}};
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
@@ -36,6 +39,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case 'o':
         o->out = arg;
+        break;
+    case 'f':
+        o->from = arg;
         break;
     case 'Q':
         o->quiet = true;
@@ -139,17 +145,36 @@ static int candidates(const ridge_device *device, const test_case *c, const ridg
     return count;
 }
 
+/* Writes a line and returns 1 if a challenger wins against list[0], by more than 1.5 % and the noise. */
+static int write_winner(const ridge_call *call, const candidate *list, int count, FILE *to)
+{
+    double noise = 0.5 * (list[0].us_p80 - list[0].us_p20) / list[0].us;
+    ridge_problem problem;
+    char text[320];
+    int best = 0;
+
+    noise = noise > 0.015 ? noise : 0.015;
+    for (int i = 1; i < count; i++)
+        if (list[i].us < list[best].us)
+            best = i;
+    if (!best || list[best].us >= list[0].us * (1 - noise) || ridge_validate(call, &problem))
+        return 0;
+    ridge_problem_print(call, &problem, text, sizeof text);
+    fprintf(to, "%s\t%s\t%.3f\t%s\t%.3f\n", text, list[best].kernel->name, list[best].us, list[0].kernel->name,
+            list[0].us);
+    return 1;
+}
+
 /* Writes one line if a challenger wins. Returns -1 on failure, else whether it did. */
 static int tune_one(const ridge_device *device, const char *line, FILE *to)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
-    char text[320];
     test_case c;
     rotation r = {.device = NULL};
     ridge_call call;
     ridge_problem problem;
     image im;
-    int count, best = 0;
+    int count, won = 0;
     size_t most = 0;
     bool good;
 
@@ -170,22 +195,68 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
         good = timing_run(&r, list, count);
         rotation_free(&r);
     }
-    for (int i = 1; i < count && good; i++)
-        if (list[i].us < list[best].us)
-            best = i;
-    if (good && best) {
-        double noise = 0.5 * (list[0].us_p80 - list[0].us_p20) / list[0].us;
-
-        noise = noise > 0.015 ? noise : 0.015;
-        best = list[best].us < list[0].us * (1 - noise) ? best : 0;
-    }
-    if (good && best && ridge_validate(&call, &problem) == RIDGE_OK) {
-        ridge_problem_print(&call, &problem, text, sizeof text);
-        fprintf(to, "%s\t%s\t%.3f\t%s\t%.3f\n", text, list[best].kernel->name, list[best].us, list[0].kernel->name,
-                list[0].us);
-    }
+    if (good)
+        won = write_winner(&call, list, count, to);
     image_free(&im);
-    return good ? best > 0 : -1;
+    return good ? won : -1;
+}
+
+/* The problem of record `first`, if no earlier record has it: its rows in that run, the default first. */
+static int tune_record(const ridge_device *device, const record *at, int first, int count, FILE *to)
+{
+    candidate list[TIMING_CANDIDATES] = {{0}};
+    char line[320];
+    const ridge_kernel *usual;
+    ridge_problem problem;
+    ridge_call call;
+    test_case c;
+    image im;
+    int found = 1;
+
+    for (int i = 0; i < first; i++)
+        if (strcmp(at[i].op, at[first].op) == 0 && strcmp(at[i].problem, at[first].problem) == 0)
+            return 0;
+    snprintf(line, sizeof line, "%s %s", at[first].op, at[first].problem);
+    if (!case_parse(line, &c))
+        return -1;
+    image_place(&c, &im);
+    call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
+    if (ridge_validate(&call, &problem) || !(usual = untuned(device, &call, &problem)))
+        return -1;
+    for (int i = first; i < count && found < TIMING_CANDIDATES; i++) {
+        const ridge_kernel *row = ridge_kernel_find(at[i].kernel, strlen(at[i].kernel));
+        candidate *to_fill = row == usual ? &list[0] : &list[found];
+
+        if (!row || strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, at[first].op) != 0 ||
+            strcmp(at[i].problem, at[first].problem) != 0 || strcmp(at[i].run, at[first].run) != 0 ||
+            ridge_why_not(device, row, &problem) ||
+            (row->contract & RIDGE_FALLBACK) > (usual->contract & RIDGE_FALLBACK))
+            continue;
+        *to_fill = (candidate){.kernel = row, .us = at[i].us, .us_p20 = at[i].us_p20, .us_p80 = at[i].us_p80};
+        found += to_fill == &list[found];
+    }
+    return list[0].kernel ? write_winner(&call, list, found, to) : 0; /* the default was not timed: it stays */
+}
+
+static bool tune_from(const options *o, const ridge_device *device, FILE *to)
+{
+    record *at = NULL;
+    int count = 0, won = 0, result = 0;
+    bool good = record_read(o->from, &at, &count);
+
+    for (int i = 0; i < count && good; i++) {
+        if (strcmp(at[i].provider, "ridge") != 0)
+            continue;
+        result = tune_record(device, at, i, count, to);
+        good = result >= 0;
+        won += good ? result : 0;
+    }
+    if (result < 0)
+        fprintf(stderr, "ridge tune: %s: %s\n", o->from, ridge_error());
+    free(at);
+    if (good)
+        printf("%d lines\n", won);
+    return good;
 }
 
 /* Suites name some problems twice: layers of models that are alike. */
@@ -258,12 +329,12 @@ int cmd_tune(int argc, char **argv)
     bool good;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (!o.suite && !o.text[0]) {
-        fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME [-o FILE]\n");
+    if (!o.suite && !o.text[0] && !o.from) {
+        fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
         return 2;
     }
     device = device_open(o.device);
-    if (!device || !device->backend) {
+    if (!device || (!device->backend && !o.from)) {
         if (device)
             fprintf(stderr, "ridge tune: a model device runs nothing\n");
         ridge_close(device);
@@ -279,7 +350,9 @@ int cmd_tune(int argc, char **argv)
     strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &utc));
     fprintf(to, "# ridge %s, %s, %s, %s\n", ridge_version(), device->name, device->driver, date);
     fprintf(to, "# problem\tkernel\tus\tdefault kernel\tdefault us\n");
-    good = tune_all(&o, device, to) && fflush(to) == 0 && fsync(fileno(to)) == 0;
+    if (o.from)
+        fprintf(to, "# from the times of %s\n", strrchr(o.from, '/') ? strrchr(o.from, '/') + 1 : o.from);
+    good = (o.from ? tune_from(&o, device, to) : tune_all(&o, device, to)) && fflush(to) == 0 && fsync(fileno(to)) == 0;
     good = fclose(to) == 0 && good && rename(temporary, o.out) == 0;
     if (!good)
         unlink(temporary);

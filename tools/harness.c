@@ -135,6 +135,8 @@ static unsigned char fp8_value(const test_case *c, uint64_t *state, int e5m2, in
     static const unsigned char special[] = {0x7c, 0xfc, 0x7e, 0x7f, 0xff};
     uint64_t z;
 
+    if (c->fill == FILL_EXACT && row % 31 == 6)
+        return 0; /* rows of A and of B, columns of D: nothing but zeros */
     if (c->fill == FILL_EXACT)
         return ridge_fp8_from_f32((float)(random_next(state) % 5) - 2.0f, e5m2);
     if (c->fill != FILL_EDGE || ((z = random_next(state)) & 7))
