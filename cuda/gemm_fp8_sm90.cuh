@@ -314,101 +314,6 @@ static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_me
     }
 }
 
-/* With FEW the next block's matrix instructions run while this one's accumulators are promoted: there are too few
- * warpgroups with rows to fill the time of a block. */
-template <class T, int FORMATS, class S>
-static __device__ __forceinline__ void gemm_few_begin(S *s, const gemm_places &at, gemm_ring *ring, float *acc)
-{
-    const uint32_t a = at.a + ring->stage * (T::BM * BK / 16), b = at.b + ring->stage * (T::BN * BK / 16);
-
-    ptx_mbarrier_wait(at.full + ring->stage * 8, ring->phase);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < BK / 32; k++)
-        gemm_wgmma<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
-    wgmma_commit();
-    gemm_advance<T::STAGES>(ring);
-}
-
-template <class T, int MODE>
-static __device__ __forceinline__ void gemm_few_end(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *behind,
-                                                    float column, const float *acc, float *fin)
-{
-    const uint32_t stage = behind->stage;
-    gemm_scales v;
-
-    if (MODE != SCALE_LAST) {
-        v.upper = s->scale_a[stage][at.row];
-        v.lower = s->scale_a[stage][at.row + 8];
-        v.column[0] = column;
-    }
-    if (MODE == SCALE_COLUMN) {
-        float2 early[EARLY];
-
-#pragma unroll
-        for (int j = 0; j < EARLY; j++)
-            early[j] = gemm_column_scales(s->scale_b[stage], j);
-        gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
-    }
-    if (MODE != SCALE_LAST)
-        __syncwarp(); /* the warp has read its scales */
-    if (threadIdx.x % 32 < T::CM + T::CN - 1)
-        ptx_mbarrier_arrive_cluster(at.empty + stage * 8);
-    if (MODE == SCALE_BLOCK)
-        gemm_promote_block<T::BN>(v, acc, fin);
-    if (MODE == SCALE_LAST)
-#pragma unroll
-        for (int i = 0; i < T::BN / 2; i++)
-            fin[i] += acc[i];
-    gemm_advance<T::STAGES>(behind);
-}
-
-template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply_few(const gemm_args &p, gemm_memory<T, MODE> *s,
-                                                         const gemm_places &at, gemm_ring *ring,
-                                                         const gemm_piece &piece, gemm_chunk *next, float *fin)
-{
-    const int count = piece.end - piece.begin;
-    float acc[T::BN / 2], other[T::BN / 2], column = 0;
-    gemm_ring behind = *ring;
-    gemm_chunk now = *next;
-    int i = 0;
-
-    gemm_few_begin<T, FORMATS>(s, at, ring, acc);
-    for (; i + 2 < count; i += 2) {
-        if (MODE == SCALE_BLOCK && i % 32 == 0) {
-            now = *next;
-            *next = gemm_read_chunk(p, piece.col, piece.begin + i + 32);
-        }
-        gemm_few_begin<T, FORMATS>(s, at, ring, other);
-        if (MODE == SCALE_BLOCK)
-            column = __shfl_sync(~0u, now.first, i % 32);
-        wgmma_wait_before();
-        gemm_few_end<T, MODE>(s, at, &behind, column, acc, fin);
-        gemm_few_begin<T, FORMATS>(s, at, ring, acc);
-        if (MODE == SCALE_BLOCK)
-            column = __shfl_sync(~0u, now.first, i % 32 + 1);
-        wgmma_wait_before();
-        gemm_few_end<T, MODE>(s, at, &behind, column, other, fin);
-    }
-    if (MODE == SCALE_BLOCK && i % 32 == 0)
-        now = *next;
-    if (MODE == SCALE_BLOCK)
-        column = __shfl_sync(~0u, now.first, i % 32);
-    if (i + 1 < count) {
-        gemm_few_begin<T, FORMATS>(s, at, ring, other);
-        wgmma_wait_before();
-        gemm_few_end<T, MODE>(s, at, &behind, column, acc, fin);
-        if (MODE == SCALE_BLOCK)
-            column = __shfl_sync(~0u, now.first, i % 32 + 1);
-        wgmma_wait();
-        gemm_few_end<T, MODE>(s, at, &behind, column, other, fin);
-    } else {
-        wgmma_wait();
-        gemm_few_end<T, MODE>(s, at, &behind, column, acc, fin);
-    }
-}
-
 /* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
  * with an address each would spill. */
 template <class T, int MODE>
@@ -480,7 +385,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
                                 local,
                                 1 + group,
-                                group + 1 == T::WGS ? 1 : 2 + group};
+                                group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
         gemm_chunk chunk = {};
         gemm_ring ring = {};
         gemm_piece piece;
@@ -490,7 +395,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
-        if (!T::FEW && MODE == SCALE_COLUMN && group == T::WGS - 1)
+        if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
         piece = gemm_next_piece(&s->piece[0]);
@@ -505,10 +410,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             float fin[T::BN / 2];
 
             gemm_resume<T>(p, piece.begin, group, fin);
-            if constexpr (T::FEW)
-                gemm_multiply_few<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
-            else
-                gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
+            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
             piece = gemm_next_piece(&s->piece[++number % 8]);
             if (MODE == SCALE_BLOCK)
                 chunk = gemm_read_chunk(p, piece.col, piece.begin);
