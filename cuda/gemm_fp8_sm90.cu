@@ -140,7 +140,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                                                  : WGMMA_E4M3_E4M3;
     const int64_t k = call->dim[2], fit = clusters_of(device, tile), items = items_of(tile, problem->dim);
     gemm_args p = collect(call, tile);
-    const int out = !p.aligned || p.bias                     ? OUT_ANY
+    const int out = !p.aligned                               ? OUT_ANY
                     : p.dtype == RIDGE_F32                   ? OUT_F32
                     : p.dtype == RIDGE_BF16 && !p.accumulate ? OUT_BF16
                                                              : OUT_ANY;

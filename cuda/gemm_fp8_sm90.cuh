@@ -19,7 +19,7 @@ enum { BK = 128, GROUP_ROWS = 8 };
 /* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
 enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
 
-/* Kernels by what they write: bf16 or f32 at aligned addresses and no bias, or anything. The code of a tile's end runs
+/* Kernels by what they write: bf16 or f32 at aligned addresses, or anything. The code of a tile's end runs
  * once a tile, so that it comes from far caches: as little of it as possible. */
 enum { OUT_BF16 = 0, OUT_F32, OUT_ANY };
 
@@ -51,9 +51,10 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t b[T::STAGES][T::BN * BK];
     uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
-    float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
+    float scale_b[T::STAGES][MODE == SCALE_BLOCK ? 1 : T::BN];
+    float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES];
-    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
+    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to and two ahead */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -79,7 +80,20 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
 
 #include "gemm_fp8_walk.cuh"
 
-/* One thread: the codes, and where TMA can the scales, of every stage. */
+/* Arrivals at full[]: of the thread that loads, in SCALE_BLOCK one more when its scale of B has come; or a warp's too.
+ */
+template <int MODE> static __device__ __forceinline__ uint32_t gemm_arrivals(const gemm_args &p)
+{
+    return MODE == SCALE_LAST ? 1 : !p.scale_tma ? 33 : MODE == SCALE_BLOCK ? 2 : 1;
+}
+
+/* BLK128: the scales of B for the tile at column col, by block of k. */
+static __device__ __forceinline__ const float *gemm_block_scales(const gemm_args &p, int col)
+{
+    return p.scale_b + min(col, p.n - 1) / 128 * p.ld_b;
+}
+
+/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
@@ -87,14 +101,15 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         T::BM * BK + T::BN * BK + (p.scale_tma ? T::BM * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
-    gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
     uint32_t n = 0;
 
-    s->piece[0] = piece;
-    for (int number = 1; piece.end; number++) {
+    s->piece[0] = gemm_piece_at<T>(p, 0);
+    s->piece[1] = gemm_piece_at<T>(p, 1);
+    for (int number = 0; s->piece[number % 8].end; number++) {
+        const gemm_piece piece = s->piece[number % 8];
         const int row = piece.row, col = piece.col;
+        const float *scale_b = gemm_block_scales(p, col);
 
-        s->piece[number % 8] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++, n++) {
             const uint32_t stage = n % T::STAGES, full = ptx_shared(&s->full[stage]);
 
@@ -114,11 +129,13 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
                 ptx_tma_load_2d(ptx_shared(s->scale_a[stage]), &p.map_scale_a, row, kb, full);
             if (MODE == SCALE_COLUMN && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[stage]), &p.map_scale_b, col, kb, full);
-            if (kb == piece.begin) /* many divisions: while the stages are full */
-                later = gemm_piece_at<T>(p, number + 1);
+            if (MODE == SCALE_BLOCK && p.scale_tma) {
+                ptx_copy_async4(ptx_shared(s->scale_b[stage]), scale_b + kb);
+                ptx_copy_async_arrive(full);
+            }
+            if (kb == piece.begin) /* many divisions: while the stages are full. Arriving at full publishes it */
+                s->piece[(number + 2) % 8] = gemm_piece_at<T>(p, number + 2);
         }
-        piece = ahead;
-        ahead = later;
     }
 }
 
@@ -143,6 +160,8 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
                 ptx_copy_async4(ptx_shared(&s->scale_a[stage][i]),
                                 p.block_a ? p.scale_a + r / 128 * p.ld_a + kb : p.scale_a + kb * p.ld_a + r);
             }
+            if (MODE == SCALE_BLOCK && lane == 0)
+                ptx_copy_async4(ptx_shared(s->scale_b[stage]), gemm_block_scales(p, col) + kb);
             if (MODE == SCALE_COLUMN)
 #pragma unroll
                 for (int i = lane; i < T::BN; i += 32)
@@ -152,37 +171,18 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
     }
 }
 
-/* BLK128 scales of B: a tile touches two blocks of columns at most; lane l holds the two scales of block l of 32 of
- * k. */
-typedef struct gemm_chunk {
-    float first, second;
-} gemm_chunk;
-
-static __device__ __forceinline__ gemm_chunk gemm_read_chunk(const gemm_args &p, int col, int kb)
-{
-    const int block = min(kb + (int)threadIdx.x % 32, p.blocks - 1), last = (p.n - 1) / 128;
-
-    return (gemm_chunk){p.scale_b[min(col / 128, last) * p.ld_b + block],
-                        p.scale_b[min(col / 128 + 1, last) * p.ld_b + block]};
-}
-
-/* Scales of a block: of this thread's two rows, and of each 64 columns in SCALE_BLOCK. */
+/* Scales of a block: of this thread's two rows; in SCALE_BLOCK their products with the scale of B. */
 typedef struct gemm_scales {
-    float upper, lower, column[3];
+    float upper, lower;
 } gemm_scales;
 
-/* fin = fma(scale, acc, fin), one scale of B for each 64 columns. */
+/* fin = fma(scale, acc, fin) */
 template <int BN>
 static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, const float *acc, float *fin)
 {
 #pragma unroll
-    for (int c = 0; c < BN / 64; c++) {
-        const float high = v.upper * v.column[c], low = v.lower * v.column[c];
-
-#pragma unroll
-        for (int i = c * 32; i < c * 32 + 32; i++)
-            fin[i] = __fmaf_rn(i & 2 ? low : high, acc[i], fin[i]);
-    }
+    for (int i = 0; i < BN / 2; i++)
+        fin[i] = __fmaf_rn(i & 2 ? v.lower : v.upper, acc[i], fin[i]);
 }
 
 /* One scale of B for each column. `early`: those of the first EARLY groups of 8, read before. */
@@ -208,25 +208,26 @@ static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v,
     }
 }
 
-/* One block of k: four matrix instructions, then the promotion. `lane`: which lane of `chunk` has its scales of B. */
+/* One block of k: four matrix instructions, then the promotion. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  const gemm_chunk &chunk, int lane, bool odd, float *fin)
+                                                  float *fin)
 {
     const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
     float acc[T::BN / 2];
     float2 early[EARLY];
     gemm_scales v;
 
-    if (MODE == SCALE_BLOCK) {
-        v.column[0] = __shfl_sync(~0u, chunk.first, lane);
-        v.column[2] = T::BN > 128 ? __shfl_sync(~0u, chunk.second, lane) : 0;
-        v.column[1] = T::BN > 128 && odd ? v.column[2] : v.column[0];
-    }
     ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
     if (MODE != SCALE_LAST) {
         v.upper = s->scale_a[stage][at.row];
         v.lower = s->scale_a[stage][at.row + 8];
+    }
+    if (MODE == SCALE_BLOCK) {
+        const float column = s->scale_b[stage][0];
+
+        v.upper *= column;
+        v.lower *= column;
     }
     if (MODE == SCALE_COLUMN)
         ptx_barrier_sync(at.turn, 256); /* our turn at the tensor cores */
@@ -270,24 +271,14 @@ static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *f
     return piece;
 }
 
-/* The blocks of a piece into fin. *next holds the first 32 scales of B when it begins. */
+/* The blocks of a piece into fin. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                     gemm_ring *ring, const gemm_piece &piece, gemm_chunk *next,
-                                                     float *fin)
+static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                     const gemm_piece &piece, float *fin)
 {
-    const bool odd = piece.col & 64;
-
-    for (int kb = piece.begin; kb < piece.end; kb += 32) {
-        const gemm_chunk now = *next;
-        const int count = min(32, piece.end - kb);
-
-        if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
-            *next = gemm_read_chunk(p, piece.col, kb + 32);
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : 4)
-        for (int i = 0; i < count; i++)
-            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, odd, fin);
-    }
+    for (int kb = piece.begin; kb < piece.end; kb++)
+        gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
 }
 
 /* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
@@ -330,7 +321,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), gemm_arrivals<MODE>(p));
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * T::WGS * (T::CM + T::CN - 1));
         }
         ptx_mbarrier_fence_init();
@@ -342,7 +333,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x == 0)
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
@@ -362,7 +353,6 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 local,
                                 1 + group,
                                 group + 1 == T::WGS ? 1 : 2 + group};
-        gemm_chunk chunk = {};
         gemm_ring ring = {};
         gemm_piece piece;
         int number = 0;
@@ -370,30 +360,31 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         if (MODE == SCALE_COLUMN && group == T::WGS - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
         piece = gemm_next_piece(&s->piece[0]);
-        if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
+        if (piece.end) /* without this branch ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
-        if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
-            chunk = gemm_read_chunk(p, piece.col, piece.begin);
         while (piece.end) {
             const int row = piece.row, col = piece.col, end = piece.end;
+            const float bias = OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, col + thread)
+                               : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col + thread)
+                                                : 0.0f;
             float fin[T::BN / 2];
 
             gemm_resume<T>(p, piece.begin, group, fin);
-            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
+            gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             piece = gemm_next_piece(&s->piece[++number % 8]);
-            if (MODE == SCALE_BLOCK)
-                chunk = gemm_read_chunk(p, piece.col, piece.begin);
             if (end < p.blocks) {
                 gemm_suspend<T>(p, group, fin);
                 continue;
             }
             if (MODE == SCALE_LAST)
                 gemm_scale_last<T, MODE>(p, s, group, local, row, col, fin);
+            if (OUT != OUT_ANY && p.bias)
+                gemm_add_bias<T>(s->bias[group], group, bias, fin);
             if (OUT == OUT_BF16)
                 gemm_store_bf16<T, MODE>(p, s, group, row + group * 64, col, fin);
             else if (OUT == OUT_F32)

@@ -8,6 +8,25 @@ template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gem
     return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
 }
 
+/* Every thread of the warpgroup has the bias of one column, and needs those of its own columns. */
+template <class T>
+static __device__ __forceinline__ void gemm_add_bias(float *columns, int group, float bias, float *fin)
+{
+    static_assert(T::BN == 128, "one column a thread");
+    columns[threadIdx.x % 128] = bias;
+    ptx_barrier_sync(1 + T::WGS + group, 128);
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        const float2 v = *(const float2 *)&columns[8 * j + 2 * (threadIdx.x % 4)];
+
+        fin[4 * j] += v.x;
+        fin[4 * j + 1] += v.y;
+        fin[4 * j + 2] += v.x;
+        fin[4 * j + 3] += v.y;
+    }
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
+}
+
 /* One element from registers. */
 template <int DTYPE>
 static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int row, int col, float x)
@@ -108,7 +127,7 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, int fi
     }
 }
 
-/* OUT_ANY: the warpgroup's 64 x BN results. */
+/* OUT_ANY: the warpgroup's 64 x BN results, and their bias. */
 template <class T, int MODE, int DTYPE>
 static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int first_row,
                                                   int first_col, float *fin)

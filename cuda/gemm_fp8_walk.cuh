@@ -35,15 +35,14 @@ template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(co
     const uint32_t from = p.partial ? gemm_cut(p, c) : 0, to = p.partial ? gemm_cut(p, c + 1) : 0;
     const int tail = (int)(from % p.blocks), head = (int)(to % p.blocks);
     const int own = (int)(from / p.blocks) + (tail > 0), own_end = (int)(to / p.blocks);
-    const int plain = number - (head > 0), item = c + plain * clusters;
-    const int rounds = (p.plain - c + clusters - 1) / clusters, shared = plain - rounds;
+    const int rounds = (p.plain - c + clusters - 1) / clusters, shared = number - rounds - (head > 0);
     gemm_piece piece = {0, 0, 0, p.blocks};
 
-    if (plain < 0) {
+    if (number < rounds) {
+        gemm_locate<T>(p, c + number * clusters, &piece.row, &piece.col);
+    } else if (shared < 0) {
         piece.end = head;
         gemm_locate<T>(p, p.plain + own_end, &piece.row, &piece.col);
-    } else if (shared < 0) {
-        gemm_locate<T>(p, item, &piece.row, &piece.col);
     } else if (shared < own_end - own) {
         gemm_locate<T>(p, p.plain + own + shared, &piece.row, &piece.col);
     } else if (tail && shared == own_end - own) {
