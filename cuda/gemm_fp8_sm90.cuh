@@ -4,10 +4,10 @@
  *
  * A cluster of CM x CN CTAs takes CM x CN neighbouring tiles. Tiles of one row need the same part of A: each of their
  * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, and WGS
- * warpgroups of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an element, two where both
- * operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its codes and scales (orders
- * those writes before wgmma's and the warps' reads). empty[s]: the multiplying warps of every CTA that this one writes
- * to have finished with stage s (orders their reads before the next writes). */
+ * warpgroups of one or two slices of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an
+ * element, two where both operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its
+ * codes and scales (orders those writes before wgmma's and the warps' reads). empty[s]: the multiplying warps of every
+ * CTA that this one writes to have finished with stage s (orders their reads before the next writes). */
 #ifndef RIDGE_GEMM_FP8_SM90_CUH
 #define RIDGE_GEMM_FP8_SM90_CUH
 
@@ -51,9 +51,9 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t b[T::STAGES][T::BN * BK];
     uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
-    float scale_b[T::STAGES][MODE == SCALE_BLOCK ? 1 : T::BN];
+    float scale_b[T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN]; /* SCALE_BLOCK: one; the others align what follows */
     float bias[T::WGS][T::BN];
-    uint64_t full[T::STAGES], empty[T::STAGES];
+    uint64_t full[T::STAGES], empty[T::STAGES], left[T::WGS];
     gemm_piece piece[8]; /* by number, modulo more than the stages can belong to and two ahead */
 };
 
@@ -208,20 +208,18 @@ static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v,
     }
 }
 
-/* One block of k: four matrix instructions, then the promotion. */
+/* A slice of 64 rows, one block of k: four matrix instructions, then the promotion. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  float *fin)
+static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
+                                                 int slice, uint32_t a, uint32_t b, float *fin)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
     float acc[T::BN / 2];
     float2 early[EARLY];
     gemm_scales v;
 
-    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
     if (MODE != SCALE_LAST) {
-        v.upper = s->scale_a[stage][at.row];
-        v.lower = s->scale_a[stage][at.row + 8];
+        v.upper = s->scale_a[stage][at.row + slice * 64];
+        v.lower = s->scale_a[stage][at.row + slice * 64 + 8];
     }
     if (MODE == SCALE_BLOCK) {
         const float column = s->scale_b[stage][0];
@@ -247,7 +245,7 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
         gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
         __syncwarp(); /* the warp has read its scales */
     }
-    if (threadIdx.x % 32 < T::CM + T::CN - 1)
+    if (slice == T::SLICES - 1 && threadIdx.x % 32 < T::CM + T::CN - 1)
         ptx_mbarrier_arrive_cluster(at.empty + stage * 8); /* the stage goes back */
     if (MODE == SCALE_BLOCK)
         gemm_promote_block<T::BN>(v, acc, fin);
@@ -255,6 +253,19 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
 #pragma unroll
         for (int i = 0; i < T::BN / 2; i++)
             fin[i] += acc[i];
+}
+
+/* One block of k. */
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                  float *fin)
+{
+    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+
+    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+#pragma unroll
+    for (int slice = 0; slice < T::SLICES; slice++)
+        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, fin + slice * (T::BN / 2));
     gemm_advance<T::STAGES>(ring);
 }
 
@@ -276,7 +287,7 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
                                                      const gemm_piece &piece, float *fin)
 {
-#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4)
+#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
     for (int kb = piece.begin; kb < piece.end; kb++)
         gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
 }
@@ -324,6 +335,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_mbarrier_init(ptx_shared(&s->full[i]), gemm_arrivals<MODE>(p));
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * T::WGS * (T::CM + T::CN - 1));
         }
+        for (int i = 0; i < T::WGS; i++)
+            ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
         ptx_mbarrier_fence_init();
     }
     ptx_cluster_sync(); /* the mbarriers of all CTAs before anybody uses them */
@@ -338,21 +351,25 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
             gemm_load_scales<T, MODE>(p, s);
+        else if (threadIdx.x == 64)
+            gemm_publish<T>(p, s->left);
     } else {
+        enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
-        const int thread = threadIdx.x % 128, local = group * 64 + thread / 32 * 16 + thread % 32 / 4;
+        const int thread = threadIdx.x % 128, local = group * ROWS + thread / 32 * 16 + thread % 32 / 4;
         /* stages go back to the CTAs of this one's column, lanes 0 .. CM - 1, then to the others of its row */
         const int lane = thread % 32, peer = lane < T::CM               ? rank / T::CM * T::CM + lane
                                              : lane < T::CM + T::CN - 1 ? rank ^ T::CM
                                                                         : rank;
         /* through a shuffle: else the compiler computes the descriptors anew for every block of k */
-        const gemm_places at = {__shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * 64 * BK)), 0),
-                                __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), 0),
-                                ptx_shared(&s->full[0]),
-                                ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
-                                local,
-                                1 + group,
-                                group + 1 == T::WGS ? 1 : 2 + group};
+        const gemm_places at = {
+            __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK)), 0),
+            __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), 0),
+            ptx_shared(&s->full[0]),
+            ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
+            local,
+            1 + group,
+            group + 1 == T::WGS ? 1 : 2 + group};
         gemm_ring ring = {};
         gemm_piece piece;
         int number = 0;
@@ -372,29 +389,35 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             const float bias = OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, col + thread)
                                : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col + thread)
                                                 : 0.0f;
-            float fin[T::BN / 2];
+            float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
             gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             piece = gemm_next_piece(&s->piece[++number % 8]);
             if (end < p.blocks) {
-                gemm_suspend<T>(p, group, fin);
+                gemm_suspend<T>(p, &s->left[group], group, fin);
                 continue;
             }
-            if (MODE == SCALE_LAST)
-                gemm_scale_last<T, MODE>(p, s, group, local, row, col, fin);
-            if (OUT != OUT_ANY && p.bias)
-                gemm_add_bias<T>(s->bias[group], group, bias, fin);
-            if (OUT == OUT_BF16)
-                gemm_store_bf16<T, MODE>(p, s, group, row + group * 64, col, fin);
-            else if (OUT == OUT_F32)
-                gemm_store_f32<T>(p, row + group * 64, col, fin);
-            else if (p.dtype == RIDGE_BF16)
-                gemm_store<T, MODE, RIDGE_BF16>(p, s, group, row + group * 64, col, fin);
-            else if (p.dtype == RIDGE_F16)
-                gemm_store<T, MODE, RIDGE_F16>(p, s, group, row + group * 64, col, fin);
-            else
-                gemm_store<T, MODE, RIDGE_F32>(p, s, group, row + group * 64, col, fin);
+#pragma unroll
+            for (int slice = 0; slice < T::SLICES; slice++) {
+                const int first_row = row + group * ROWS + slice * 64;
+                float *part = fin + slice * HALF;
+
+                if (MODE == SCALE_LAST)
+                    gemm_scale_last<T, MODE>(p, s, group, local + slice * 64, row, col, part);
+                if (OUT != OUT_ANY && p.bias)
+                    gemm_add_bias<T>(s->bias[group], group, bias, part);
+                if (OUT == OUT_BF16)
+                    gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
+                else if (OUT == OUT_F32)
+                    gemm_store_f32<T>(p, first_row, col, part);
+                else if (p.dtype == RIDGE_BF16)
+                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
+                else if (p.dtype == RIDGE_F16)
+                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
+                else
+                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
+            }
         }
         if (thread == 0)
             ptx_tma_wait();
