@@ -62,7 +62,9 @@ template <class T> static __device__ __forceinline__ int64_t gemm_slot(int block
     return (int64_t)block * T::WGS + group;
 }
 
-/* fin of a head, for the next cluster. The warpgroup does not wait for its stores: gemm_publish does. */
+/* fin of a head, for the next cluster. Neighbours are swapped: four floats of a load lie in registers from a multiple
+ * of 4 on, like the accumulators, and an fma whose accumulator and fin are both even or both odd takes longer. The
+ * warpgroup does not wait for its stores: gemm_publish does. */
 template <class T>
 static __device__ __forceinline__ void gemm_suspend(const gemm_args &p, uint64_t *left, int group, const float *fin)
 {
@@ -71,7 +73,7 @@ static __device__ __forceinline__ void gemm_suspend(const gemm_args &p, uint64_t
 
 #pragma unroll
     for (int i = 0; i < T::SLICES * T::BN / 8; i++)
-        to[i * 128] = make_float4(fin[4 * i], fin[4 * i + 1], fin[4 * i + 2], fin[4 * i + 3]);
+        to[i * 128] = make_float4(fin[4 * i + 1], fin[4 * i], fin[4 * i + 3], fin[4 * i + 2]);
     ptx_mbarrier_arrive(ptx_shared(left)); /* orders them before the flag */
 }
 
@@ -112,9 +114,9 @@ static __device__ __forceinline__ void gemm_resume(const gemm_args &p, int begin
     for (int i = 0; i < T::SLICES * T::BN / 8; i++) {
         const float4 v = from[i * 128];
 
-        fin[4 * i] = v.x;
-        fin[4 * i + 1] = v.y;
-        fin[4 * i + 2] = v.z;
-        fin[4 * i + 3] = v.w;
+        fin[4 * i + 1] = v.x;
+        fin[4 * i] = v.y;
+        fin[4 * i + 3] = v.z;
+        fin[4 * i + 2] = v.w;
     }
 }
