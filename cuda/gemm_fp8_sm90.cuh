@@ -51,7 +51,7 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t b[T::STAGES][T::BN * BK];
     uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
-    float scale_b[T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN]; /* SCALE_BLOCK: one; the others align what follows */
+    float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], left[T::WGS];
     gemm_piece piece[8]; /* by number, modulo more than the stages can belong to and two ahead */
@@ -80,19 +80,6 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
 
 #include "gemm_fp8_walk.cuh"
 
-/* Arrivals at full[]: of the thread that loads, in SCALE_BLOCK one more when its scale of B has come; or a warp's too.
- */
-template <int MODE> static __device__ __forceinline__ uint32_t gemm_arrivals(const gemm_args &p)
-{
-    return MODE == SCALE_LAST ? 1 : !p.scale_tma ? 33 : MODE == SCALE_BLOCK ? 2 : 1;
-}
-
-/* BLK128: the scales of B for the tile at column col, by block of k. */
-static __device__ __forceinline__ const float *gemm_block_scales(const gemm_args &p, int col)
-{
-    return p.scale_b + min(col, p.n - 1) / 128 * p.ld_b;
-}
-
 /* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
@@ -101,15 +88,14 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         T::BM * BK + T::BN * BK + (p.scale_tma ? T::BM * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
+    gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
     uint32_t n = 0;
 
-    s->piece[0] = gemm_piece_at<T>(p, 0);
-    s->piece[1] = gemm_piece_at<T>(p, 1);
-    for (int number = 0; s->piece[number % 8].end; number++) {
-        const gemm_piece piece = s->piece[number % 8];
+    s->piece[0] = piece;
+    for (int number = 1; piece.end; number++) {
         const int row = piece.row, col = piece.col;
-        const float *scale_b = gemm_block_scales(p, col);
 
+        s->piece[number % 8] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++, n++) {
             const uint32_t stage = n % T::STAGES, full = ptx_shared(&s->full[stage]);
 
@@ -129,13 +115,11 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
                 ptx_tma_load_2d(ptx_shared(s->scale_a[stage]), &p.map_scale_a, row, kb, full);
             if (MODE == SCALE_COLUMN && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[stage]), &p.map_scale_b, col, kb, full);
-            if (MODE == SCALE_BLOCK && p.scale_tma) {
-                ptx_copy_async4(ptx_shared(s->scale_b[stage]), scale_b + kb);
-                ptx_copy_async_arrive(full);
-            }
-            if (kb == piece.begin) /* many divisions: while the stages are full. Arriving at full publishes it */
-                s->piece[(number + 2) % 8] = gemm_piece_at<T>(p, number + 2);
+            if (kb == piece.begin) /* many divisions: while the stages are full */
+                later = gemm_piece_at<T>(p, number + 1);
         }
+        piece = ahead;
+        ahead = later;
     }
 }
 
@@ -160,8 +144,6 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
                 ptx_copy_async4(ptx_shared(&s->scale_a[stage][i]),
                                 p.block_a ? p.scale_a + r / 128 * p.ld_a + kb : p.scale_a + kb * p.ld_a + r);
             }
-            if (MODE == SCALE_BLOCK && lane == 0)
-                ptx_copy_async4(ptx_shared(s->scale_b[stage]), gemm_block_scales(p, col) + kb);
             if (MODE == SCALE_COLUMN)
 #pragma unroll
                 for (int i = lane; i < T::BN; i += 32)
@@ -169,6 +151,12 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
         }
     }
+}
+
+/* BLK128: the scales of B of 32 blocks of k, one a lane. */
+static __device__ __forceinline__ float gemm_read_chunk(const gemm_args &p, int col, int kb)
+{
+    return p.scale_b[min(col, p.n - 1) / 128 * p.ld_b + min(kb + (int)threadIdx.x % 32, p.blocks - 1)];
 }
 
 /* Scales of a block: of this thread's two rows; in SCALE_BLOCK their products with the scale of B. */
@@ -208,24 +196,16 @@ static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v,
     }
 }
 
-/* A slice of 64 rows, one block of k: four matrix instructions, then the promotion. */
+/* A slice of 64 rows, one block of k: starts four matrix instructions. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
-                                                 int slice, uint32_t a, uint32_t b, float *fin)
+static __device__ __forceinline__ void gemm_start(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
+                                                  int slice, gemm_scales *v, float *acc)
 {
-    float acc[T::BN / 2];
-    float2 early[EARLY];
-    gemm_scales v;
+    const uint32_t a = at.a + stage * (T::BM * BK / 16) + slice * (64 * BK / 16), b = at.b + stage * (T::BN * BK / 16);
 
     if (MODE != SCALE_LAST) {
-        v.upper = s->scale_a[stage][at.row + slice * 64];
-        v.lower = s->scale_a[stage][at.row + slice * 64 + 8];
-    }
-    if (MODE == SCALE_BLOCK) {
-        const float column = s->scale_b[stage][0];
-
-        v.upper *= column;
-        v.lower *= column;
+        v->upper = s->scale_a[stage][at.row + slice * 64];
+        v->lower = s->scale_a[stage][at.row + slice * 64 + 8];
     }
     if (MODE == SCALE_COLUMN)
         ptx_barrier_sync(at.turn, 256); /* our turn at the tensor cores */
@@ -236,11 +216,25 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
     wgmma_commit();
     if (MODE == SCALE_COLUMN)
         ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
+}
+
+/* Waits for them, and promotes their sums. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_finish(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
+                                                   int slice, float column, gemm_scales v, float *acc, float *fin)
+{
+    float2 early[EARLY];
+
     if (MODE == SCALE_COLUMN)
 #pragma unroll
         for (int j = 0; j < EARLY; j++)
             early[j] = gemm_column_scales(s->scale_b[stage], j);
+    if (MODE == SCALE_BLOCK) {
+        v.upper *= column;
+        v.lower *= column;
+    }
     wgmma_wait();
+    wgmma_pin<T::BN / 2>(acc);
     if (MODE == SCALE_COLUMN) {
         gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
         __syncwarp(); /* the warp has read its scales */
@@ -255,17 +249,19 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
             fin[i] += acc[i];
 }
 
-/* One block of k. */
+/* One block of k, from slice `first` on, whose matrix instructions are started when it is 0: what follows them. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  float *fin)
+                                                  float column, bool started, gemm_scales *v, float *acc, float *fin)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
-
-    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    if (!started)
+        ptx_mbarrier_wait(at.full + ring->stage * 8, ring->phase);
 #pragma unroll
-    for (int slice = 0; slice < T::SLICES; slice++)
-        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, fin + slice * (T::BN / 2));
+    for (int slice = 0; slice < T::SLICES; slice++) {
+        if (!started || slice > 0)
+            gemm_start<T, MODE, FORMATS>(s, at, ring->stage, slice, v, acc);
+        gemm_finish<T, MODE>(s, at, ring->stage, slice, column, *v, acc, fin + slice * (T::BN / 2));
+    }
     gemm_advance<T::STAGES>(ring);
 }
 
@@ -282,14 +278,25 @@ static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *f
     return piece;
 }
 
-/* The blocks of a piece into fin. */
+/* The blocks of a piece into fin; the first one's first slice is started. *next holds the first 32 scales of B. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                     const gemm_piece &piece, float *fin)
+static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
+                                                     gemm_ring *ring, const gemm_piece &piece, float *next,
+                                                     gemm_scales *v, float *acc, float *fin)
 {
+    gemm_block<T, MODE, FORMATS>(s, at, ring, MODE == SCALE_BLOCK ? __shfl_sync(~0u, *next, 0) : 0.0f, true, v, acc,
+                                 fin);
+    for (int kb = piece.begin, first = 1; kb < piece.end; kb += 32, first = 0) {
+        const float now = *next;
+        const int count = min(32, piece.end - kb);
+
+        if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
+            *next = gemm_read_chunk(p, piece.col, kb + 32);
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
-    for (int kb = piece.begin; kb < piece.end; kb++)
-        gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
+        for (int i = first; i < count; i++)
+            gemm_block<T, MODE, FORMATS>(s, at, ring, MODE == SCALE_BLOCK ? __shfl_sync(~0u, now, i) : 0.0f, false, v,
+                                         acc, fin);
+    }
 }
 
 /* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
@@ -332,7 +339,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), gemm_arrivals<MODE>(p));
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * T::WGS * (T::CM + T::CN - 1));
         }
         for (int i = 0; i < T::WGS; i++)
@@ -346,7 +353,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
@@ -354,7 +361,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         else if (threadIdx.x == 64)
             gemm_publish<T>(p, s->left);
     } else {
-        enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
+        enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2, AHEAD = MODE == SCALE_BLOCK && OUT == OUT_BF16 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
         const int thread = threadIdx.x % 128, local = group * ROWS + thread / 32 * 16 + thread % 32 / 4;
         /* stages go back to the CTAs of this one's column, lanes 0 .. CM - 1, then to the others of its row */
@@ -370,6 +377,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             local,
             1 + group,
             group + 1 == T::WGS ? 1 : 2 + group};
+        float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
         int number = 0;
@@ -377,48 +385,63 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && group == T::WGS - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
         piece = gemm_next_piece(&s->piece[0]);
-        if (piece.end) /* without this branch ptxas keeps the loops' state in vector registers */
+        if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
             ptx_mbarrier_wait(at.full, 0);
-        while (piece.end) {
-            const int row = piece.row, col = piece.col, end = piece.end;
-            const float bias = OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, col + thread)
-                               : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col + thread)
-                                                : 0.0f;
-            float fin[T::SLICES * HALF];
+        if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
+            chunk = gemm_read_chunk(p, piece.col, piece.begin);
+        float acc[HALF], fin[T::SLICES * HALF];
+        gemm_scales v;
+        int row = 0, col = 0, end = 0;
 
-            gemm_resume<T>(p, piece.begin, group, fin);
-            gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
-            piece = gemm_next_piece(&s->piece[++number % 8]);
-            if (end < p.blocks) {
+        /* AHEAD: a tile's end runs beside the first matrix instructions of the next one, or after the last of nothing
+         */
+        for (;;) {
+            if (piece.end)
+                ptx_mbarrier_wait(at.full + ring.stage * 8, ring.phase);
+            if (AHEAD)
+                gemm_start<T, MODE, FORMATS>(s, at, ring.stage, 0, &v, acc);
+            if (end && end < p.blocks)
                 gemm_suspend<T>(p, &s->left[group], group, fin);
-                continue;
-            }
+            if (end == p.blocks)
 #pragma unroll
-            for (int slice = 0; slice < T::SLICES; slice++) {
-                const int first_row = row + group * ROWS + slice * 64;
-                float *part = fin + slice * HALF;
+                for (int slice = 0; slice < T::SLICES; slice++) {
+                    const int first_row = row + group * ROWS + slice * 64;
+                    float *part = fin + slice * HALF;
 
-                if (MODE == SCALE_LAST)
-                    gemm_scale_last<T, MODE>(p, s, group, local + slice * 64, row, col, part);
-                if (OUT != OUT_ANY && p.bias)
-                    gemm_add_bias<T>(s->bias[group], group, bias, part);
-                if (OUT == OUT_BF16)
-                    gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
-                else if (OUT == OUT_F32)
-                    gemm_store_f32<T>(p, first_row, col, part);
-                else if (p.dtype == RIDGE_BF16)
-                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
-                else if (p.dtype == RIDGE_F16)
-                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
-                else
-                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
-            }
+                    if (MODE == SCALE_LAST)
+                        gemm_scale_last<T, MODE>(p, s, group, local + slice * 64, row, col, part);
+                    if (OUT != OUT_ANY && p.bias)
+                        gemm_add_bias<T, OUT == OUT_BF16 ? RIDGE_BF16 : RIDGE_F32>(p, s->bias[group], group, col, part);
+                    if (OUT == OUT_BF16)
+                        gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
+                    else if (OUT == OUT_F32)
+                        gemm_store_f32<T>(p, first_row, col, part);
+                    else if (p.dtype == RIDGE_BF16)
+                        gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
+                    else if (p.dtype == RIDGE_F16)
+                        gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
+                    else
+                        gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
+                }
+            if (!piece.end)
+                break;
+            row = piece.row;
+            col = piece.col;
+            end = piece.end;
+            gemm_resume<T>(p, piece.begin, group, fin);
+            if (!AHEAD)
+                gemm_start<T, MODE, FORMATS>(s, at, ring.stage, 0, &v, acc);
+            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, &v, acc, fin);
+            piece = gemm_next_piece(&s->piece[++number % 8]);
+            if (MODE == SCALE_BLOCK)
+                chunk = gemm_read_chunk(p, piece.col, piece.begin);
         }
+        wgmma_wait();
         if (thread == 0)
             ptx_tma_wait();
     }
