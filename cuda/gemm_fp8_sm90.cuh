@@ -54,7 +54,7 @@ template <class T, int MODE> struct gemm_memory {
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], left[T::WGS];
-    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to and two ahead */
+    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -249,7 +249,7 @@ static __device__ __forceinline__ void gemm_finish(gemm_memory<T, MODE> *s, cons
             fin[i] += acc[i];
 }
 
-/* One block of k, from slice `first` on, whose matrix instructions are started when it is 0: what follows them. */
+/* One block of k. `started`: the matrix instructions of its first slice are. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
                                                   float column, bool started, gemm_scales *v, float *acc, float *fin)
@@ -380,7 +380,9 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
-        int number = 0;
+        gemm_scales v;
+        float acc[HALF], fin[T::SLICES * HALF];
+        int number = 0, row = 0, col = 0, end = 0;
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -394,12 +396,9 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_mbarrier_wait(at.full, 0);
         if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
             chunk = gemm_read_chunk(p, piece.col, piece.begin);
-        float acc[HALF], fin[T::SLICES * HALF];
-        gemm_scales v;
-        int row = 0, col = 0, end = 0;
 
-        /* AHEAD: a tile's end runs beside the first matrix instructions of the next one, or after the last of nothing
-         */
+        /* row, col, end: of the piece that fin belongs to. AHEAD: its end runs beside the first matrix instructions of
+         * the next one; there are registers for that where the end is short. After the last one, of anything. */
         for (;;) {
             if (piece.end)
                 ptx_mbarrier_wait(at.full + ring.stage * 8, ring.phase);
