@@ -196,16 +196,22 @@ static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v,
     }
 }
 
-/* A slice of 64 rows, one block of k: starts four matrix instructions. */
+/* A slice of 64 rows, one block of k: four matrix instructions, then the promotion. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_start(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
-                                                  int slice, gemm_scales *v, float *acc)
+static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
+                                                 int slice, uint32_t a, uint32_t b, float column, float *fin)
 {
-    const uint32_t a = at.a + stage * (T::BM * BK / 16) + slice * (64 * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    float acc[T::BN / 2];
+    float2 early[EARLY];
+    gemm_scales v;
 
     if (MODE != SCALE_LAST) {
-        v->upper = s->scale_a[stage][at.row + slice * 64];
-        v->lower = s->scale_a[stage][at.row + slice * 64 + 8];
+        v.upper = s->scale_a[stage][at.row + slice * 64];
+        v.lower = s->scale_a[stage][at.row + slice * 64 + 8];
+    }
+    if (MODE == SCALE_BLOCK) {
+        v.upper *= column;
+        v.lower *= column;
     }
     if (MODE == SCALE_COLUMN)
         ptx_barrier_sync(at.turn, 256); /* our turn at the tensor cores */
@@ -216,25 +222,11 @@ static __device__ __forceinline__ void gemm_start(gemm_memory<T, MODE> *s, const
     wgmma_commit();
     if (MODE == SCALE_COLUMN)
         ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
-}
-
-/* Waits for them, and promotes their sums. */
-template <class T, int MODE>
-static __device__ __forceinline__ void gemm_finish(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
-                                                   int slice, float column, gemm_scales v, float *acc, float *fin)
-{
-    float2 early[EARLY];
-
     if (MODE == SCALE_COLUMN)
 #pragma unroll
         for (int j = 0; j < EARLY; j++)
             early[j] = gemm_column_scales(s->scale_b[stage], j);
-    if (MODE == SCALE_BLOCK) {
-        v.upper *= column;
-        v.lower *= column;
-    }
     wgmma_wait();
-    wgmma_pin<T::BN / 2>(acc);
     if (MODE == SCALE_COLUMN) {
         gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
         __syncwarp(); /* the warp has read its scales */
@@ -249,19 +241,19 @@ static __device__ __forceinline__ void gemm_finish(gemm_memory<T, MODE> *s, cons
             fin[i] += acc[i];
 }
 
-/* One block of k. `started`: the matrix instructions of its first slice are. */
+/* One block of k. `lane`: which lane of `chunk` has its scale of B. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  float column, bool started, gemm_scales *v, float *acc, float *fin)
+                                                  float chunk, int lane, float *fin)
 {
-    if (!started)
-        ptx_mbarrier_wait(at.full + ring->stage * 8, ring->phase);
+    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    const float column = MODE == SCALE_BLOCK ? __shfl_sync(~0u, chunk, lane) : 0.0f;
+
+    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
 #pragma unroll
-    for (int slice = 0; slice < T::SLICES; slice++) {
-        if (!started || slice > 0)
-            gemm_start<T, MODE, FORMATS>(s, at, ring->stage, slice, v, acc);
-        gemm_finish<T, MODE>(s, at, ring->stage, slice, column, *v, acc, fin + slice * (T::BN / 2));
-    }
+    for (int slice = 0; slice < T::SLICES; slice++)
+        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column,
+                                    fin + slice * (T::BN / 2));
     gemm_advance<T::STAGES>(ring);
 }
 
@@ -278,24 +270,20 @@ static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *f
     return piece;
 }
 
-/* The blocks of a piece into fin; the first one's first slice is started. *next holds the first 32 scales of B. */
+/* The blocks of a piece into fin. *next holds the first 32 scales of B when it begins. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                     gemm_ring *ring, const gemm_piece &piece, float *next,
-                                                     gemm_scales *v, float *acc, float *fin)
+                                                     gemm_ring *ring, const gemm_piece &piece, float *next, float *fin)
 {
-    gemm_block<T, MODE, FORMATS>(s, at, ring, MODE == SCALE_BLOCK ? __shfl_sync(~0u, *next, 0) : 0.0f, true, v, acc,
-                                 fin);
-    for (int kb = piece.begin, first = 1; kb < piece.end; kb += 32, first = 0) {
+    for (int kb = piece.begin; kb < piece.end; kb += 32) {
         const float now = *next;
         const int count = min(32, piece.end - kb);
 
         if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
             *next = gemm_read_chunk(p, piece.col, kb + 32);
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
-        for (int i = first; i < count; i++)
-            gemm_block<T, MODE, FORMATS>(s, at, ring, MODE == SCALE_BLOCK ? __shfl_sync(~0u, now, i) : 0.0f, false, v,
-                                         acc, fin);
+        for (int i = 0; i < count; i++)
+            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, fin);
     }
 }
 
@@ -361,7 +349,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         else if (threadIdx.x == 64)
             gemm_publish<T>(p, s->left);
     } else {
-        enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2, AHEAD = MODE == SCALE_BLOCK && OUT == OUT_BF16 };
+        enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
         const int thread = threadIdx.x % 128, local = group * ROWS + thread / 32 * 16 + thread % 32 / 4;
         /* stages go back to the CTAs of this one's column, lanes 0 .. CM - 1, then to the others of its row */
@@ -380,9 +368,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
-        gemm_scales v;
-        float acc[HALF], fin[T::SLICES * HALF];
-        int number = 0, row = 0, col = 0, end = 0;
+        int number = 0;
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -396,51 +382,43 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_mbarrier_wait(at.full, 0);
         if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
             chunk = gemm_read_chunk(p, piece.col, piece.begin);
+        while (piece.end) {
+            const int row = piece.row, col = piece.col, end = piece.end;
+            const float bias = OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, col + thread)
+                               : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col + thread)
+                                                : 0.0f;
+            float fin[T::SLICES * HALF];
 
-        /* row, col, end: of the piece that fin belongs to. AHEAD: its end runs beside the first matrix instructions of
-         * the next one; there are registers for that where the end is short. After the last one, of anything. */
-        for (;;) {
-            if (piece.end)
-                ptx_mbarrier_wait(at.full + ring.stage * 8, ring.phase);
-            if (AHEAD)
-                gemm_start<T, MODE, FORMATS>(s, at, ring.stage, 0, &v, acc);
-            if (end && end < p.blocks)
-                gemm_suspend<T>(p, &s->left[group], group, fin);
-            if (end == p.blocks)
-#pragma unroll
-                for (int slice = 0; slice < T::SLICES; slice++) {
-                    const int first_row = row + group * ROWS + slice * 64;
-                    float *part = fin + slice * HALF;
-
-                    if (MODE == SCALE_LAST)
-                        gemm_scale_last<T, MODE>(p, s, group, local + slice * 64, row, col, part);
-                    if (OUT != OUT_ANY && p.bias)
-                        gemm_add_bias<T, OUT == OUT_BF16 ? RIDGE_BF16 : RIDGE_F32>(p, s->bias[group], group, col, part);
-                    if (OUT == OUT_BF16)
-                        gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
-                    else if (OUT == OUT_F32)
-                        gemm_store_f32<T>(p, first_row, col, part);
-                    else if (p.dtype == RIDGE_BF16)
-                        gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
-                    else if (p.dtype == RIDGE_F16)
-                        gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
-                    else
-                        gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
-                }
-            if (!piece.end)
-                break;
-            row = piece.row;
-            col = piece.col;
-            end = piece.end;
             gemm_resume<T>(p, piece.begin, group, fin);
-            if (!AHEAD)
-                gemm_start<T, MODE, FORMATS>(s, at, ring.stage, 0, &v, acc);
-            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, &v, acc, fin);
+            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
             piece = gemm_next_piece(&s->piece[++number % 8]);
             if (MODE == SCALE_BLOCK)
                 chunk = gemm_read_chunk(p, piece.col, piece.begin);
+            if (end < p.blocks) {
+                gemm_suspend<T>(p, &s->left[group], group, fin);
+                continue;
+            }
+#pragma unroll
+            for (int slice = 0; slice < T::SLICES; slice++) {
+                const int first_row = row + group * ROWS + slice * 64;
+                float *part = fin + slice * HALF;
+
+                if (MODE == SCALE_LAST)
+                    gemm_scale_last<T, MODE>(p, s, group, local + slice * 64, row, col, part);
+                if (OUT != OUT_ANY && p.bias)
+                    gemm_add_bias<T>(s->bias[group], group, bias, part);
+                if (OUT == OUT_BF16)
+                    gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
+                else if (OUT == OUT_F32)
+                    gemm_store_f32<T>(p, first_row, col, part);
+                else if (p.dtype == RIDGE_BF16)
+                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
+                else if (p.dtype == RIDGE_F16)
+                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
+                else
+                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
+            }
         }
-        wgmma_wait();
         if (thread == 0)
             ptx_tma_wait();
     }

@@ -8,14 +8,13 @@ template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gem
     return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
 }
 
-/* Each thread of the warpgroup loads the bias of one column, by way of shared memory for those that hold the column. */
-template <class T, int DTYPE>
-static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *columns, int group, int first_col,
-                                                     float *fin)
+/* Thread t of the warpgroup has the bias of column t of the tile, and needs those of its own columns. */
+template <class T>
+static __device__ __forceinline__ void gemm_add_bias(float *columns, int group, float bias, float *fin)
 {
     static_assert(T::BN <= 128, "one column a thread");
     if (threadIdx.x % 128 < T::BN)
-        columns[threadIdx.x % 128] = gemm_bias<DTYPE>(p, first_col + threadIdx.x % 128);
+        columns[threadIdx.x % 128] = bias;
     ptx_barrier_sync(1 + T::WGS + group, 128);
 #pragma unroll
     for (int j = 0; j < T::BN / 8; j++) {
