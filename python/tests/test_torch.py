@@ -297,8 +297,9 @@ def test_dual(device, form):
         assert torch.equal(codes.float(), a.float()) and torch.equal(scales, b)
 
 
-def test_gemm(device, needs):
-    m, n, k = 192, 256, 384
+@pytest.mark.parametrize("m", [1, 3, 16, 64, 65, 192])  # decoding rows up to 64
+def test_gemm(device, m, needs):
+    n, k = 256, 384
     x, w = torch.randn(m, k, device=device, dtype=torch.bfloat16), torch.randn(n, k, device=device, dtype=torch.bfloat16)
     bias = torch.randn(n, device=device)
     for scales in ("tensor_tensor", "row_row", "row128_blk128", "row128_row128", "blk128_row128"):
@@ -351,6 +352,20 @@ def write_gguf(path, blocks):
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQQIQ", 1, b"w", 2, blocks.shape[1] // 34 * 32, len(blocks), 8, 0)
     path.write_bytes(head + bytes(-len(head) % 32) + blocks.tobytes())
     return path
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_q8_0_decode(device, dtype, needs):
+    """A decode layer of a real width: against the weights it stands for, and a token's bits in any batch."""
+    linear = torch.nn.Linear(1024, 2048, bias=False, device=device, dtype=dtype)
+    layer = R.Q8_0Linear.from_linear(linear)
+    held = (layer.codes.double().view(2048, -1, 32) * layer.scales.view(torch.float16).double()[..., None]).view(2048, 1024)
+    x = torch.randn(21, 1024, device=device, dtype=dtype)
+    one = torch.cat([needs(lambda: layer(x[i:i + 1])) for i in range(21)])
+    assert one.dtype == dtype and rms(one, x.double() @ held.T) < 0.01  # x is quantised too
+    for tokens in (2, 3, 4, 5, 7, 8, 9, 16, 17, 21):
+        assert torch.equal(layer(x[:tokens]), one[:tokens]), tokens
+    assert torch.equal(layer(x[None, 5:8]), one[None, 5:8])
 
 
 def test_q8_0(device, needs, tmp_path):
