@@ -48,9 +48,14 @@ static int dx_slot(uint32_t op)
     return op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
 }
 
-/* Bytes of workspace that chunks may take: P^T and the scaled x. param[0]: in MB, 0 = what is fastest. */
+enum { LARGE = -1, MANY = 16384 };
+
+/* Bytes of workspace that chunks may take: P^T and the scaled x. param[0]: in MB, 0 = as much as gives full products;
+ * LARGE: a quarter of the tokens, 8192 at most, so that dW is not read and written every thousand tokens. */
 static int64_t budget_of(const ridge_kernel *kernel, const ridge_problem *problem)
 {
+    if (kernel->param[0] == LARGE)
+        return 2 * problem->dim[2] * least(up(problem->dim[0], 512) / 4, 8192) + 4 * problem->dim[1] * problem->dim[1];
     if (kernel->param[0])
         return kernel->param[0] * INT64_C(1000000);
     return most(INT64_C(280000000), 2048 * problem->dim[2] + 4000000);
@@ -107,7 +112,7 @@ static int64_t group_of(const ridge_device *device, const ridge_kernel *kernel, 
         other = left;
     }
     pairs /= common;
-    if (kernel->param[0])
+    if (kernel->param[0] > 0)
         pairs = 8;
     while (pairs > 8 && 2 * pairs * high * rows > bytes / 2)
         pairs /= 2;
@@ -493,7 +498,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
 /* Products at 640 TFLOP/s and the steps between. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : kernel->param[0] ? 3.3 : 3;
+    const bool large = kernel->param[0] == LARGE && problem->dim[0] > MANY; /* up to there it would only take memory */
+    const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : large ? 2.9 : kernel->param[0] ? 3.3 : 3;
     double tiles = (double)((problem->dim[0] + 255) / 256) * (double)((problem->dim[2] + 255) / 256), waves;
 
     waves = tiles / (device->units / 2);
@@ -510,8 +516,10 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 static const ridge_kernel rows[] = {
     ROW("linear_ce_eval", "", RIDGE_LINEAR_CE_EVAL, 0),
     ROW("linear_ce_train", "", RIDGE_LINEAR_CE_TRAIN, 0),
+    ROW("linear_ce_train", ".large", RIDGE_LINEAR_CE_TRAIN, LARGE),
     ROW("linear_ce_train", ".small", RIDGE_LINEAR_CE_TRAIN, 1), /* the smallest chunks: 128 rows */
     ROW("linear_ce_backward", "", RIDGE_LINEAR_CE_BACKWARD, 0),
+    ROW("linear_ce_backward", ".large", RIDGE_LINEAR_CE_BACKWARD, LARGE),
     ROW("linear_ce_backward", ".small", RIDGE_LINEAR_CE_BACKWARD, 1),
 };
 

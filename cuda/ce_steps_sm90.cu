@@ -223,30 +223,38 @@ typedef struct target_args {
     int64_t ld;
 } target_args;
 
-/* The next row after `row` with target v, by the whole block. */
-static __device__ int64_t next_row(const ce_chunk &c, int64_t row, int64_t end, int v)
+/* The rows from `first` on, THREADS of them, whose target is v, in order, by the whole block; how many. */
+static __device__ int rows_of_target(const ce_chunk &c, int64_t first, int64_t end, int v, int *rows)
 {
-    __shared__ int found;
+    __shared__ int before[WARPS];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int64_t row = first + threadIdx.x;
+    const bool is = row < end && c.p.label[row] == v;
+    const uint32_t all = __ballot_sync(0xffffffffu, is);
+    int at = __popc(all & ((1u << lane) - 1));
 
-    for (int64_t i = row + 1; i < end; i += THREADS) {
-        __syncthreads(); /* found has been read */
-        if (threadIdx.x == 0)
-            found = INT32_MAX;
-        __syncthreads(); /* before anybody lowers it */
-        if (i + threadIdx.x < end && c.p.label[i + threadIdx.x] == v)
-            atomicMin(&found, (int)i + (int)threadIdx.x);
-        __syncthreads(); /* before it is read */
-        if (found != INT32_MAX)
-            return found;
-    }
-    return end;
+    if (lane == 0)
+        before[warp] = __popc(all);
+    const int count = __syncthreads_count(is); /* also: before[] is written, and nobody reads the rows of before */
+    for (int w = 0; w < warp; w++)
+        at += before[w];
+    if (is)
+        rows[at] = (int)row;
+    __syncthreads(); /* rows are written before they are read; before[] has been read */
+    return count;
 }
 
+enum { AHEAD = 8 };
+
+/* A common token is the target of many rows: they are found a block's width at a time, and their x is fetched AHEAD
+ * rows ahead of the sum. (One row at a time took 2.3 ms of a training step on source text, H200.) */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
 {
     ptx_grid_wait();
+    __shared__ int rows[THREADS];
     const ce_params &p = a.c.p;
     const int64_t h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8, end = a.c.begin + ce_chunk_rows(a.c);
+    const uint16_t *x = (const uint16_t *)p.x + (h < p.hidden ? h : 0);
     int64_t row = a.c.begin + blockIdx.x;
     float sum[8] = {}, bias = 0.0f;
 
@@ -257,19 +265,32 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targ
 
     if (same.x != (int)row) /* the first of them does it */
         return;
-    for (int left = same.y; left > 0; left--) {
-        const float g = a.c.at_target[row];
-        float x[8];
+    for (int left = same.y; left > 0 && row < end; row += THREADS) {
+        const int count = rows_of_target(a.c, row, end, v, rows);
 
-        bias += g;
-        if (h < p.hidden) {
-            num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
+        for (int i = 0; i < count; i += AHEAD) {
+            uint4 word[AHEAD];
+            float g[AHEAD];
+
 #pragma unroll
-            for (int e = 0; e < 8; e++)
-                sum[e] = __fmaf_rn(g, x[e], sum[e]);
+            for (int k = 0; k < AHEAD; k++)
+                if (i + k < count) {
+                    word[k] = *(const uint4 *)(x + p.list[rows[i + k]] * p.x_stride);
+                    g[k] = a.c.at_target[rows[i + k]];
+                }
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (i + k < count) {
+                    float part[8];
+
+                    num_unpack<DTYPE>(word[k], part);
+                    bias += g[k];
+#pragma unroll
+                    for (int e = 0; e < 8; e++)
+                        sum[e] = __fmaf_rn(g[k], part[e], sum[e]);
+                }
         }
-        if (left > 1)
-            row = next_row(a.c, row, end, v);
+        left -= count;
     }
     if (a.dw && h < p.hidden && !p.hv && a.ld % 4 == 0 && (uintptr_t)a.dw % 16 == 0) {
         float4 *to = (float4 *)(a.dw + v * a.ld + h), first = to[0], second = to[1];
