@@ -51,11 +51,11 @@ static int dx_slot(uint32_t op)
 enum { LARGE = -1, MANY = 16384 };
 
 /* Bytes of workspace that chunks may take: P^T and the scaled x. param[0]: in MB, 0 = as much as gives full products;
- * LARGE: a quarter of the tokens, 8192 at most, so that dW is not read and written every thousand tokens. */
+ * LARGE: an eighth of the tokens, 8192 at most, so that dW is not read and written every thousand tokens. */
 static int64_t budget_of(const ridge_kernel *kernel, const ridge_problem *problem)
 {
     if (kernel->param[0] == LARGE)
-        return 2 * problem->dim[2] * least(up(problem->dim[0], 512) / 4, 8192) + 4 * problem->dim[1] * problem->dim[1];
+        return 2 * problem->dim[2] * least(up(problem->dim[0], 1024) / 8, 8192) + 4 * problem->dim[1] * problem->dim[1];
     if (kernel->param[0])
         return kernel->param[0] * INT64_C(1000000);
     return most(INT64_C(280000000), 2048 * problem->dim[2] + 4000000);

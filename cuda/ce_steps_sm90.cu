@@ -223,8 +223,13 @@ typedef struct target_args {
     int64_t ld;
 } target_args;
 
-/* The rows from `first` on, THREADS of them, whose target is v, in order, by the whole block; how many. */
-static __device__ int rows_of_target(const ce_chunk &c, int64_t first, int64_t end, int v, int *rows)
+typedef struct target_row {
+    int x; /* the row of x */
+    float g;
+} target_row;
+
+/* Of the rows from `first` on, THREADS of them, those whose target is v, in order, by the whole block; how many. */
+static __device__ int rows_of_target(const ce_chunk &c, int64_t first, int64_t end, int v, target_row *rows)
 {
     __shared__ int before[WARPS];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -238,8 +243,11 @@ static __device__ int rows_of_target(const ce_chunk &c, int64_t first, int64_t e
     const int count = __syncthreads_count(is); /* also: before[] is written, and nobody reads the rows of before */
     for (int w = 0; w < warp; w++)
         at += before[w];
-    if (is)
-        rows[at] = (int)row;
+    if (is) {
+        target_row found = {(int)c.p.list[row], c.at_target[row]};
+
+        rows[at] = found;
+    }
     __syncthreads(); /* rows are written before they are read; before[] has been read */
     return count;
 }
@@ -251,7 +259,7 @@ enum { AHEAD = 8 };
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
 {
     ptx_grid_wait();
-    __shared__ int rows[THREADS];
+    __shared__ target_row rows[THREADS];
     const ce_params &p = a.c.p;
     const int64_t h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8, end = a.c.begin + ce_chunk_rows(a.c);
     const uint16_t *x = (const uint16_t *)p.x + (h < p.hidden ? h : 0);
@@ -275,8 +283,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targ
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)
                 if (i + k < count) {
-                    word[k] = *(const uint4 *)(x + p.list[rows[i + k]] * p.x_stride);
-                    g[k] = a.c.at_target[rows[i + k]];
+                    word[k] = *(const uint4 *)(x + rows[i + k].x * p.x_stride);
+                    g[k] = rows[i + k].g;
                 }
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)

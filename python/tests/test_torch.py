@@ -344,6 +344,87 @@ def test_fp8_linear_main_grad(device, needs):
     assert layer.weight.grad is None and rms(layer.weight.main_grad, 2 * want.double()) < 1e-2
 
 
+def mlp_options():
+    return [{}, {"activation": "gelu_tanh"}, {"gate_mul": 1.5, "down_mul": 0.5, "alpha": 1.702, "up_offset": 1.0, "limit": 1.1}]
+
+
+@pytest.mark.parametrize("options", mlp_options())
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swiglu_linear(device, dtype, halves, options):
+    a, b = (torch.randn(3, 5, 96, device=device, dtype=dtype) for _ in range(2))
+    w, bias = torch.randn(48, 96, device=device, dtype=dtype) / 8, torch.randn(48, device=device, dtype=dtype)
+    x, other, w, bias = leaves(torch.cat((a, b), -1) if halves else a, b, w, bias)
+    inputs = (x, w, bias) if halves else (x, other, w, bias)
+    y = R.swiglu_linear(x, None if halves else other, w, bias, **options)
+    two = leaves(*(t.double() for t in inputs))
+    gate, up = two[0].chunk(2, -1) if halves else two[:2]
+    want = F.linear(swiglu64(gate, up, **options), *two[-2:])
+    assert y.dtype == dtype and rms(y, want) < 4 * ULP[dtype]
+    dy = torch.randn_like(y)
+    for g, v in zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(want, two, dy.double())):
+        assert rms(g, v) < 4 * ULP[dtype]
+    frozen = torch.autograd.grad(R.swiglu_linear(x.detach(), None if halves else other.detach(), w, **options).sum(), w)[0]
+    assert frozen.shape == w.shape
+    with torch.autocast(device, torch.bfloat16):
+        assert R.swiglu_linear(x, None if halves else other, w, bias, **options).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("options", mlp_options())
+@pytest.mark.parametrize("halves", [True, False])
+def test_fp8_swiglu(device, halves, options, needs):
+    """The fused form is the two after each other, bit for bit: forward, and every gradient."""
+    a, b = (torch.randn(3, 50, 256, device=device, dtype=torch.bfloat16) for _ in range(2))
+    layer = R.Fp8Linear(256, 384, device=device, dtype=torch.bfloat16)
+    inputs = leaves(torch.cat((a, b), -1)) if halves else leaves(a, b)
+    y = needs(lambda: layer.swiglu(*inputs, **options))
+    want = layer(R.swiglu(*inputs, **options))
+    assert torch.equal(y, want)
+    leaf = (*inputs, *layer.parameters())
+    dy = torch.randn_like(y)
+    wanted = torch.autograd.grad(want, leaf, dy)
+    for g, v in zip(torch.autograd.grad(y, leaf, dy), wanted):
+        assert torch.equal(g, v)
+    with torch.no_grad():
+        near(layer.swiglu(*inputs, **options), want, 1e-2)
+    layer.weight.main_grad = torch.zeros(384, 256, device=device)
+    layer.swiglu(*inputs, **options).backward(dy)
+    assert layer.weight.grad is None and layer.weight.main_grad.any()
+    del layer.weight.main_grad
+    f = torch.compile(lambda *x: layer.swiglu(*x, **options), fullgraph=True)
+    assert torch.equal(f(*inputs), want)
+    for g, v in zip(torch.autograd.grad(f(*inputs), leaf, dy), wanted):
+        assert rms(g, v) < 1e-3
+
+
+def test_plans(device, needs):
+    """Calls that are made again take the short way: other values, layouts, alignments and errors in between."""
+    a, b = (torch.randn(40, 96, device=device, dtype=torch.bfloat16) for _ in range(2))
+    wide = torch.randn(40, 300, device=device, dtype=torch.bfloat16)
+    for _ in range(3):
+        a.normal_()
+        for x, y in ((a, b), (b, a), (a, a), (wide[:, 1:97], wide[:, 97:193]), (wide[:, :96], b), (a.T.contiguous().T, b),
+                     (a[:, :1].expand(40, 96), b), (a[0], b[0]), (a[:0], b[:0])):
+            near(R.swiglu(x, y), swiglu64(x, y), 2**-7)
+        with pytest.raises(ridge.ArgumentError, match="activation is"):
+            R.swiglu(a, b, activation="none")
+        with pytest.raises(ridge.ArgumentError, match="neither a number nor a string"):
+            R.swiglu(a, b, activation=["silu"])
+        with pytest.raises(ridge.ArgumentError, match="up has shape"):
+            R.swiglu(a, b[:3])
+        for mode in ("tensor", "row", "row128", "blk128"):
+            for x in (a, wide[:, 3:99]):
+                q, s = R.quantize_fp8(x, mode)
+                assert rms(q.double() * spread(s, mode, 40, 96), x) < 0.03
+    first, second = R.swiglu(a, b), R.swiglu(a, b)
+    assert first.data_ptr() != second.data_ptr() and torch.equal(first, second)
+    out, version = torch.zeros(40, 16, device=device), None
+    (q, s), (w, t) = R.quantize_fp8(a, "row"), R.quantize_fp8(torch.randn(16, 96, device=device), "row")
+    version = out._version
+    needs(lambda: R.fp8_gemm(q, s, w, t, scales="row_row", out=out))
+    assert out._version > version  # autograd sees that it was written to
+
+
 # --------------------------------------------------------------------------------------------------------------- Q8_0
 
 
@@ -411,6 +492,9 @@ def samples(device):
         "quantize_fp8_dual": (a.detach(), "row_row", "e4m3", False, 0.0, True),
         "fp8_gemm": (q, s, p, r, "row128_blk128", torch.bfloat16, None),
         "fp8_linear": (lx, lw, None, "e4m3"),
+        "swiglu_linear": (a, b, torch.randn(32, 64, device=device).requires_grad_(), None, "silu", options, False),
+        "fp8_swiglu_linear": (lx, None, lw[:, :64].detach().requires_grad_(), None, "silu", options, False, "e4m3"),
+        "multiply": (a.detach(), torch.full((), 0.5, device=device), torch.bfloat16),
         "q8_0_quantize": (a.detach(),),
         "q8_0_repack": (blocks,),
         "q8_0_matmul": (torch.randn(3, 64, device=device), blocks, None, torch.float32),
@@ -418,7 +502,7 @@ def samples(device):
 
 
 NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "quantize_fp8", "quantize_fp8_dual",
-         "fp8_gemm", "fp8_linear", "q8_0_quantize", "q8_0_repack", "q8_0_matmul"]
+         "fp8_gemm", "fp8_linear", "swiglu_linear", "fp8_swiglu_linear", "multiply", "q8_0_quantize", "q8_0_repack", "q8_0_matmul"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,8 +3,9 @@ only eager mode allows: cross entropy hands its gradient tensors over instead of
 import torch
 from torch.autograd.function import once_differentiable
 
+from .. import _ops as ops
 from . import _library as L
-from ._arrays import Arrays
+from ._arrays import NUMBERS, Arrays
 
 _on_tensors = Arrays()
 
@@ -47,10 +48,13 @@ class LinearCE(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             _, *gradients = L.linear_ce_train(_on_tensors, *inputs, *ctx.rest, *ctx.want)
-        for t, wanted in zip(gradients, ctx.want):
+        dloss = dloss.to(torch.float32)
+        for i, (wanted, dtype) in enumerate(zip(ctx.want, (None, ctx.weight_dtype, ctx.bias_dtype))):
+            t = gradients[i]
+            gradients[i] = None  # a gradient in f32 goes as soon as the one in 16 bits is there
             if wanted:
-                t.mul_(dloss)
-        return (*L.gradients_of(ctx, *gradients), *(None,) * 4)
+                gradients[i] = ops.multiply(_on_tensors, t, dloss, None if dtype in (None, t.dtype) else NUMBERS[dtype])
+        return gradients[0], gradients[1], None, gradients[2], None, None, None, None
 
 
 class LinearCERows(torch.autograd.Function):
@@ -91,3 +95,24 @@ class Fp8LinearFunction(torch.autograd.Function):
         gradient_dtype, main_grad, weight_dtype, bias_dtype = ctx.rest
         dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, gradient_dtype, ctx.needs_input_grad, main_grad)
         return dx, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype), None, None
+
+
+class Fp8SwiGLULinearFunction(torch.autograd.Function):
+    """Fp8LinearFunction of swiglu's result."""
+
+    @staticmethod
+    def forward(ctx, gate, up, weight, bias, activation, options, interleaved, gradient_dtype, main_grad):
+        y, *saved = L.fp8_swiglu_linear(_on_tensors, gate, up, weight, bias, activation, options, interleaved, gradient_dtype)
+        ctx.save_for_backward(gate, up, *saved)
+        ctx.rest = activation, options, interleaved, gradient_dtype
+        ctx.more = main_grad, weight.dtype, None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        main_grad, weight_dtype, bias_dtype = ctx.more
+        gate, up, *codes = ctx.saved_tensors
+        dgate, dup, dw, dbias = L.fp8_swiglu_linear_gradient(dy, gate, up, codes, ctx.rest, ctx.needs_input_grad, main_grad)
+        return (dgate, dup, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype),
+                *(None,) * 5)
