@@ -448,13 +448,18 @@ char *plot_losses(const record *at, int count, const char *run)
 {
     const char *name[REPORT_PROVIDERS];
     int names = 0;
-    char *script = NULL;
+    char *script = NULL, title[160] = "Loss against step";
     size_t size;
     FILE *to = open_memstream(&script, &size);
 
     if (!to)
         return NULL;
-    start(to, 380, "Loss against step");
+    for (int i = 0; i < count; i++) /* which run it is: the problem without its step */
+        if (!strcmp(at[i].op, "train_loss") && !strcmp(at[i].run, run) && strchr(at[i].problem, ' ')) {
+            snprintf(title, sizeof title, "Loss against step,%.120s", strchr(at[i].problem, ' '));
+            break;
+        }
+    start(to, 380, title);
     fputs("set xlabel 'step'\nset key inside top right Left reverse samplen 2\n", to);
     for (int i = 0; i < count; i++) {
         int k = 0;
