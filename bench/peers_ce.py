@@ -101,6 +101,9 @@ def torch_loss(x, w, y):
 def rivals(p):
     """{name: loss(x, w, y)}"""
     out = {"torch": torch_loss, "torch.compile": torch.compile(torch_loss, dynamic=False)}
+    python = optional("ridge.torch")  # ridge's own kernels through its PyTorch function, gradients scaled and cast
+    if python:
+        out["python"] = lambda x, w, y: python.linear_cross_entropy(x, w, y, ignore_index=IGNORED)
     liger = optional("liger_kernel.ops.fused_linear_cross_entropy")
     cce = optional("cut_cross_entropy")
     quack = optional("quack.linear_cross_entropy")
