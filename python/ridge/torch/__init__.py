@@ -10,9 +10,9 @@ from .. import _core  # noqa: F401: a missing library is reported before anythin
 from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
-from . import _plans
 from ._arrays import Arrays, plain
 from ._functions import LinearCE, LinearCERows, SwiGLU
+from ._plans import Planned, of
 
 __all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul", "q8_0_quantize",
            "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
@@ -26,31 +26,16 @@ def _call(function, op, tensors, args):
     return function(_on_tensors, *args) if plain(*tensors) else op(*args)
 
 
-def _again(function, key, tensors):
-    """A call by its plan (see _plans.py), or None. The key ends in the function's arguments, after four for each tensor."""
-    try:
-        plan = function.plans.get(key)
-        if plan is None:
-            plan = _plans.make(function.plans, key, function, tensors, key[4 * len(tensors):])
-    except TypeError:
-        raise ArgumentError("an option is neither a number nor a string") from None
-    return plan(*tensors) if plan and _plans.here(plan) else None
-
-
 def _swiglu(xp, gate, up, activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, interleaved):
     f = ops.swiglu_form("swiglu_fwd", activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, False, interleaved)
     return ops.swiglu_fwd(xp, f, gate, up, None, interleaved)
-
-
-def _quantize(xp, x, scale, dtype, pow2, floor):
-    return L.quantize_fp8(xp, x, scale, dtype, pow2, floor)
 
 
 def _gemm(xp, a, scale_a, b, scale_b, scales, out_dtype):
     return L.fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, None)
 
 
-_swiglu.plans, _quantize.plans, _gemm.plans = {}, {}, {}
+_swiglu, _gemm, _quantize = Planned(_swiglu), Planned(_gemm), Planned(L.quantize_fp8)
 
 
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
@@ -64,9 +49,9 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
     """
     if type(gate) is _Tensor and type(up) is _Tensor and row_scale is None and plain():  # the usual call
         if not ((gate.requires_grad or up.requires_grad) and torch.is_grad_enabled()):
-            out = _again(_swiglu, (gate.shape, gate.stride(), gate.dtype, gate.get_device(), up.shape, up.stride(), up.dtype,
-                                   up.get_device(), activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate,
-                                   interleaved), (gate, up))
+            out = _swiglu((gate.shape, gate.stride(), gate.dtype, gate.get_device(), up.shape, up.stride(), up.dtype,
+                           up.get_device(), activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, interleaved),
+                          (gate, up))
             if out is not None:
                 return out
     args = (gate, up, row_scale, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate,
@@ -138,7 +123,7 @@ def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales) of x [rows, cols]: code * scale is x. scale: "tensor" [1], "row" [rows], "row128"
     [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient."""
     if type(x) is _Tensor and plain():
-        out = _again(_quantize, (x.shape, x.stride(), x.dtype, x.get_device(), scale, dtype, pow2, floor), (x,))
+        out = _quantize((x.shape, x.stride(), x.dtype, x.get_device(), scale, dtype, pow2, floor), (x,))
         if out is not None:
             return out
     return _call(L.quantize_fp8, _op.quantize_fp8, (x,), (x, scale, dtype, pow2, float(floor)))
@@ -156,10 +141,7 @@ def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.
     tensors = (a, scale_a, b, scale_b, bias, out)
     if out is None:
         if bias is None and type(a) is type(scale_a) is type(b) is type(scale_b) is _Tensor and plain():
-            key = (a.shape, a.stride(), a.dtype, a.get_device(), scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device(),
-                   b.shape, b.stride(), b.dtype, b.get_device(), scale_b.shape, scale_b.stride(), scale_b.dtype,
-                   scale_b.get_device(), scales, out_dtype)
-            d = _again(_gemm, key, (a, scale_a, b, scale_b))
+            d = _gemm((*of(a), *of(scale_a), *of(b), *of(scale_b), scales, out_dtype), (a, scale_a, b, scale_b))
             if d is not None:
                 return d
         return _call(L.fp8_gemm, _op.fp8_gemm, tensors, (a, scale_a, b, scale_b, scales, out_dtype, bias))
@@ -186,7 +168,11 @@ def q8_0_repack(blocks):
 def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
     """x [1..16 tokens, cols] bf16 or f32 times Q8_0 weights: blocks, or codes with scales. The same bits for a token
     whatever the number of tokens. No gradient."""
+    if type(x) is _Tensor and type(w) is _Tensor and type(scales) is _Tensor and plain():
+        out = q8_0_planes((*of(x), *of(w), *of(scales), out_dtype or x.dtype), (x, w, scales))
+        if out is not None:
+            return out
     return _call(L.q8_0_matmul, _op.q8_0_matmul, (x, w, scales), (x, w, scales, out_dtype or x.dtype))
 
 
-from .nn import Fp8Linear, Q8_0Linear, patch_llama, swap_linear  # noqa: E402
+from .nn import Fp8Linear, Q8_0Linear, patch_llama, q8_0_planes, swap_linear  # noqa: E402

@@ -5,16 +5,32 @@ from torch.autograd.function import once_differentiable
 
 from .. import _ops as ops
 from . import _library as L
-from ._arrays import NUMBERS, Arrays
+from ._arrays import NUMBERS, Arrays, plain
+from ._plans import Planned, of
 
 _on_tensors = Arrays()
+
+
+@Planned
+def _swiglu(xp, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
+    return L.swiglu(xp, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved)
+
+
+@Planned
+def _swiglu_backward(xp, dout, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
+    return L.swiglu_backward(xp, dout, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved, False)[:2]
 
 
 class SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *args):
-        ctx.save_for_backward(*args[:3])
+        gate, up, row_scale, *_ = args
+        ctx.save_for_backward(gate, up, row_scale)
         ctx.rest = args[3:]
+        if up is not None and row_scale is None:
+            out = _swiglu((*of(gate), *of(up), *ctx.rest), (gate, up))
+            if out is not None:
+                return out
         return L.swiglu(_on_tensors, *args)
 
     @staticmethod
@@ -22,6 +38,10 @@ class SwiGLU(torch.autograd.Function):
     def backward(ctx, dout):
         gate, up, row_scale = ctx.saved_tensors
         want = ctx.needs_input_grad[2]
+        if up is not None and row_scale is None and plain(dout):
+            two = _swiglu_backward((*of(dout), *of(gate), *of(up), *ctx.rest), (dout, gate, up))
+            if two is not None:
+                return *two, None, None, None, None, None, None
         dgate, dup, drow = L.swiglu_backward(_on_tensors, dout, gate, up, row_scale, *ctx.rest, want)
         return dgate, dup if up is not None else None, drow if want else None, None, None, None, None, None
 

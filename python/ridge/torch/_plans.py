@@ -6,7 +6,7 @@ import ctypes as C
 import torch
 
 from .. import _core
-from .._core import Error
+from .._core import ArgumentError, Error
 from ._arrays import DTYPES, Arrays, current_device, device_of, raw_stream
 
 
@@ -148,20 +148,38 @@ class Plan:
         return tuple([None if i is None else every[i] for i in self.results])
 
 
-def make(plans, key, function, tensors, args):
-    """The plan of this call, from now on in plans[key]; False where there can be none."""
-    index, plan = tensors[0].get_device(), False
+def _make(function, tensors, args):
+    """The plan of this call; False where there can be none."""
+    index = tensors[0].get_device()
     if all(t.get_device() == index for t in tensors) and (index >= 0 or all(t.is_cpu for t in tensors)):
         try:
-            plan = Plan(function, tensors, args, index)
+            return Plan(function, tensors, args, index)
         except (_NotPlanned, Error, TypeError):  # the ordinary way will do it, or say what is wrong
             pass
-    if len(plans) > 4096:
-        plans.clear()
-    plans[key] = plan
-    return plan
+    return False
 
 
-def here(plan):
-    """True where the plan's device is the current one."""
-    return plan.index < 0 or plan.index == current_device()
+def of(t):
+    """A tensor's part of the key."""
+    return t.shape, t.stride(), t.dtype, t.get_device()
+
+
+class Planned:
+    """function(xp, *tensors, *args) of ops on one launch, by plans. The key of a call: of(t) for each tensor, then args."""
+
+    def __init__(self, function):
+        self.function, self.plans = function, {}
+
+    def __call__(self, key, tensors):
+        """The result, or None where the call has to go the ordinary way."""
+        try:
+            plan = self.plans.get(key)
+        except TypeError:
+            raise ArgumentError("an option is neither a number nor a string") from None
+        if plan is None:
+            if len(self.plans) > 4096:  # ever new shapes
+                self.plans.clear()
+            plan = self.plans[key] = _make(self.function, tensors, key[4 * len(tensors):])
+        if plan and (plan.index < 0 or plan.index == current_device()):
+            return plan(*tensors)
+        return None

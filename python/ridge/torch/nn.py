@@ -7,8 +7,10 @@ from .._core import ArgumentError
 from . import _library as L
 from ._arrays import Arrays, plain
 from ._functions import Fp8LinearFunction, Fp8SwiGLULinearFunction
+from ._plans import Planned, of
 
 _on_tensors = Arrays()
+q8_0_planes = Planned(L.q8_0_matmul)
 
 
 def _needs_grad(*tensors):
@@ -124,8 +126,11 @@ class Q8_0Linear(torch.nn.Module):
         op, parts, scales = torch.ops.ridge.q8_0_matmul, [], self.scales.view(torch.float16)
         for at in range(0, two.shape[0], 16):
             part = two[at:at + 16]
-            parts.append(L.q8_0_matmul(_on_tensors, part, self.codes, scales, x.dtype) if plain(x) else
-                         op(part, self.codes, scales, x.dtype))
+            out = None
+            if plain(x):
+                out = q8_0_planes((*of(part), *of(self.codes), *of(scales), x.dtype), (part, self.codes, scales))
+                out = L.q8_0_matmul(_on_tensors, part, self.codes, scales, x.dtype) if out is None else out
+            parts.append(op(part, self.codes, scales, x.dtype) if out is None else out)
         if not parts:
             return x.new_empty(*x.shape[:-1], self.out_features)
         out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], self.out_features)
