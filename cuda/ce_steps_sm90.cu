@@ -202,7 +202,6 @@ static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
     const ce_params &p = c.p;
     const int v = p.label[row];
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
-    const int64_t r = row - c.begin;
 
     if (v < 0)
         return;
@@ -212,34 +211,36 @@ static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
     const double d = expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth;
 
     c.at_target[row] = (float)(d * (double)slope);
-    *(v < c.probs.split ? c.probs.first + v * c.probs.first_ld + r
-                        : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld + r) = 0;
+    *ce_probs_at(c.probs, v, row - c.begin) = 0;
 }
 
-/* dW and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a thread. */
+/* dW [H, V] and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a
+ * thread. */
 typedef struct target_args {
     ce_chunk c;
     float *dw;
     int64_t ld;
 } target_args;
 
-/* The next row after `row` with target v, by the whole block. */
-static __device__ int64_t next_row(const ce_chunk &c, int64_t row, int64_t end, int v)
+/* The next row with the same target that was noted too, a warp a row. */
+static __global__ void __launch_bounds__(THREADS) step_link(const ce_chunk c)
 {
-    __shared__ int found;
+    ptx_grid_wait();
+    const int64_t row = warp_row(c), end = c.begin + ce_chunk_rows(c);
+    const int v = row < 0 ? -1 : c.p.label[row];
 
-    for (int64_t i = row + 1; i < end; i += THREADS) {
-        __syncthreads(); /* found has been read */
-        if (threadIdx.x == 0)
-            found = INT32_MAX;
-        __syncthreads(); /* before anybody lowers it */
-        if (i + threadIdx.x < end && c.p.label[i + threadIdx.x] == v)
-            atomicMin(&found, (int)i + (int)threadIdx.x);
-        __syncthreads(); /* before it is read */
-        if (found != INT32_MAX)
-            return found;
+    if (v < 0 || c.same[v].y < 2)
+        return;
+    for (int64_t first = row + 1; first < end; first += 32) {
+        const int64_t i = first + threadIdx.x % 32;
+        const uint32_t found = __ballot_sync(~0u, i < end && c.p.label[i] == v && c.factor[i] != 0.0f);
+
+        if (found) {
+            if (threadIdx.x % 32 == 0)
+                c.next[row] = (int)first + __ffs((int)found) - 1;
+            return;
+        }
     }
-    return end;
 }
 
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
@@ -262,25 +263,19 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targ
         float x[8];
 
         bias += g;
-        if (h < p.hidden) {
+        if (a.dw && h < p.hidden) {
             num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
 #pragma unroll
             for (int e = 0; e < 8; e++)
                 sum[e] = __fmaf_rn(g, x[e], sum[e]);
         }
         if (left > 1)
-            row = next_row(a.c, row, end, v);
+            row = a.c.next[row];
     }
-    if (a.dw && h < p.hidden && !p.hv && a.ld % 4 == 0 && (uintptr_t)a.dw % 16 == 0) {
-        float4 *to = (float4 *)(a.dw + v * a.ld + h), first = to[0], second = to[1];
-
-        to[0] = make_float4(first.x + sum[0], first.y + sum[1], first.z + sum[2], first.w + sum[3]);
-        to[1] = make_float4(second.x + sum[4], second.y + sum[5], second.z + sum[6], second.w + sum[7]);
-    } else if (a.dw && h < p.hidden) {
+    if (a.dw && h < p.hidden)
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            a.dw[p.hv ? (h + e) * a.ld + v : v * a.ld + h + e] += sum[e];
-    }
+            a.dw[(h + e) * a.ld + v] += sum[e];
     if (p.dbias && h == 0)
         p.dbias[v] += bias;
 }
@@ -383,11 +378,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias
 
     if (v >= c.p.vocab)
         return;
-    const uint16_t *from =
-        v < c.probs.split ? c.probs.first + v * c.probs.first_ld : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld;
-
     for (int r = threadIdx.x % 32; r < rows; r += 32)
-        sum = __fmaf_rn(num_load<DTYPE>(from, r), c.factor[c.begin + r], sum);
+        sum = __fmaf_rn(num_load<DTYPE>(ce_probs_at(c.probs, v, r), 0), c.factor[c.begin + r], sum);
     for (int step = 16; step > 0; step /= 2)
         sum += __shfl_xor_sync(~0u, sum, step);
     if (threadIdx.x % 32 == 0)
@@ -425,6 +417,7 @@ static const void *const functions[CE_STEPS + 8] = {
     (const void *)step_check,
     (const void *)step_reset,
     (const void *)step_known,
+    (const void *)step_link,
     (const void *)step_scale<RIDGE_F16>,
     (const void *)step_add<RIDGE_F16>,
     (const void *)step_scale<RIDGE_BF16>,
