@@ -1,6 +1,6 @@
 /* ce_gemm_sm90.cu: the first product of the linear cross entropy on Hopper, logits x W^T, with its epilogue in
  * registers: maximum and sum of exponentials by row and cluster (CE_STATS), or P^T and the sum of E (CE_PROBS);
- * *_EXTRA: with whatever options and outputs.
+ * *_EXTRA: with whatever options and outputs; or u of a sample of the classes (CE_LOOK).
  *
  * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
  * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
@@ -25,7 +25,7 @@ static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const g
 
         t.live[h] = r < w.m;
         t.row[h] = (int)a.c.begin + r;
-        t.target[h] = t.live[h] && a.class_step == 1 ? a.c.p.label[t.row[h]] - first_col : -1;
+        t.target[h] = t.live[h] ? a.c.p.label[t.row[h]] - first_col : -1;
     }
     return t;
 }
@@ -43,7 +43,7 @@ static __device__ __forceinline__ void share_columns(const ce_product &a, const 
         if (weights)
             s->column[group][i] = p.class_weight && c < w.n ? p.class_weight[p.offset + c] : 1.0f;
         else
-            s->column[group][i] = c < w.n ? ce_bias(p, (int64_t)c * a.class_step) : 0.0f;
+            s->column[group][i] = c < w.n ? ce_bias(p, c) : 0.0f;
     }
     ptx_barrier_sync(3 + group, 128); /* before others read it */
 }
@@ -295,6 +295,22 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
     }
 }
 
+/* A piece of the sample's u. */
+static __device__ __forceinline__ void put_look(const ce_product &a, const gemm16_work &w, int first, int piece,
+                                                const float *acc)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *to = a.c.look + (piece * a.c.rows + first + 8 * h) * CE_SAMPLE + 2 * (threadIdx.x % 4);
+
+        if (first + 8 * h >= w.m)
+            continue;
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+            *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    }
+}
+
 static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
 {
     gemm16_work w = {};
@@ -305,9 +321,9 @@ static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
     w.blocks = (a.k + G16_K - 1) / G16_K;
     w.pairs = ce_skipped(a.c) ? 0 : (w.m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
     w.tiles_n = (w.n + G16_N - 1) / G16_N;
-    w.pieces = 1;
-    w.piece = w.blocks;
-    w.items = w.pairs * w.tiles_n;
+    w.pieces = a.pieces;
+    w.piece = (w.blocks + a.pieces - 1) / a.pieces;
+    w.items = w.pairs * w.tiles_n * w.pieces;
     w.pick = a.c.p.totals->rows != a.c.p.tokens;
     w.first_m = w.pick ? 0 : (int)a.c.begin;
     return w;
@@ -341,7 +357,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < w.items);
         for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters) {
-            int pair, tile_n;
+            int pair, tile_n, first_block;
+            const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, item, &first_block) : w.blocks;
             float acc[G16_N / 2];
 
             gemm16_locate(w, item, &pair, &tile_n);
@@ -349,11 +366,15 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             const int local = first + thread / 32 * 16 + thread % 32 / 4;
             tile_rows t = {};
 
-            if (WHAT != CE_STATS_EXTRA) /* there registers would spill */
+            if (WHAT != CE_STATS_EXTRA && WHAT != CE_LOOK) /* there registers would spill */
                 t = rows_of(a, w, local, col);
-            gemm16_multiply<BF16, 0, MN_B>(at, w.blocks, group, &turn, acc);
+            gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
             if (WHAT == CE_STATS_EXTRA)
                 t = rows_of(a, w, local, col);
+            if (WHAT == CE_LOOK) {
+                put_look(a, w, local, item / w.pairs, acc);
+                continue;
+            }
             to_logits<EXTRA>(a, w, s, group, col, acc);
             put_target(a, t, acc);
             if (WHAT == CE_STATS)
@@ -378,12 +399,13 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By dtype, then: the four with W [V, H], and with W [H, V]. */
-#define LOGITS_OF(bf16, mn_b)                                                                       \
-    (const void *)ce_gemm<bf16, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>, \
-        (const void *)ce_gemm<bf16, mn_b, CE_PROBS>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>
+/* By dtype, then: the five with W [V, H], and with W [H, V]. */
+#define LOGITS_OF(bf16, mn_b)                                                                           \
+    (const void *)ce_gemm<bf16, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>,     \
+        (const void *)ce_gemm<bf16, mn_b, CE_PROBS>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>, \
+        (const void *)ce_gemm<bf16, mn_b, CE_LOOK>
 
-enum { FUNCTIONS = 8 };
+enum { FUNCTIONS = 10 };
 static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
                                                     {LOGITS_OF(1, 0), LOGITS_OF(1, 1)}};
 
@@ -398,12 +420,12 @@ ridge_status ce_product_prepare(const ridge_device *device)
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
 {
     const int64_t rows = G16_CLUSTER * G16_M;
-    const int64_t items = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + G16_N - 1) / G16_N);
+    const int64_t items = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + G16_N - 1) / G16_N) * g->pieces;
     int64_t blocks = device->units / G16_CLUSTER;
 
     if (items == 0)
         return RIDGE_OK;
     blocks = (items < blocks ? items : blocks) * G16_CLUSTER;
-    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][what + 4 * g->c.p.hv],
+    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][what + 5 * g->c.p.hv],
                                dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
 }

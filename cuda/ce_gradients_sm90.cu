@@ -1,7 +1,7 @@
 /* ce_gradients_sm90.cu: the other two products of the linear cross entropy on Hopper, with their epilogues:
  *
  *     dX = n_r (P W)   -> rows of dX by the list, with the targets' du_y W_y
- *     dW = P^T (n_r x) -> f32, stored or added, or 16 bits; with W [vocab, hidden] the targets' du_y x too
+ *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x
  *
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
  * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. */
@@ -32,7 +32,7 @@ static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, in
     return w;
 }
 
-enum { EPILOGUE = 4 }; /* what the end of a tile of dW costs, in blocks of k */
+enum { EPILOGUE = 6 }; /* what the end of a tile of dW may cost, in blocks of k: better too much than too little */
 
 static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a)
 {
@@ -134,7 +134,8 @@ static __device__ __forceinline__ float scale_back(const ce_params &p)
     return exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
 }
 
-/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order. */
+/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order. (To an f32 dW a step adds
+ * it: here it takes longer, since the loads depend on each other.) */
 template <int BF16>
 static __device__ __forceinline__ void add_targets(const ce_gradients &a, const gemm16_work &w, int first,
                                                    int first_col, float *acc)
@@ -165,29 +166,31 @@ static __device__ __forceinline__ void add_targets(const ce_gradients &a, const 
     }
 }
 
-/* A warpgroup's 64 x 256 of dW, 128 bytes of its rows at a time, through shared memory, so that it leaves while the
- * next tile is made. BYTES: of an element. */
+/* A warp's 16 x 256 of dW, 128 bytes of its rows at a time, through shared memory of its own, so that it leaves while
+ * the next tile is made. BYTES: of an element. */
 template <int BF16, int BYTES>
 static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm16_work &w, gemm16_memory *s, int group,
                                               int first_row, int first_col, const float *acc)
 {
     const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4, quad = thread % 4;
-    constexpr int COLS = 128 / BYTES;
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    constexpr int COLS = 128 / BYTES, PANEL = 16 * 128;
+    uint8_t *panels = s->d[group][0] + threadIdx.x % 128 / 32 * (2 * PANEL);
 
 #pragma unroll
     for (int q = 0; q < G16_N / COLS; q++) {
-        uint8_t *panel = s->d[group][q % 2];
+        uint8_t *panel = panels + q % 2 * PANEL;
+        const int c = first_col + q * COLS;
 
-        if (thread == 0)
+        if (lane == 0)
             ptx_tma_wait_read_before();
-        ptx_barrier_sync(3 + group, 128); /* the panel has left before it is written again */
+        __syncwarp(); /* the panel has left before it is written again */
 #pragma unroll
         for (int i = 0; i < COLS / 8; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int j = q * (COLS / 8) + i, at = 2 * quad * BYTES + 8 * BYTES * i; /* in a line of 128 bytes */
-                uint8_t *to = panel + (row + 8 * h) * 128 + (at ^ (row & 7) * 16);
+                const int j = q * (COLS / 8) + i, at = (2 * (lane % 4) + 8 * i) * BYTES; /* in a line of 128 bytes */
+                uint8_t *to = panel + (row + 8 * h) * 128 + (at ^ row * 16);
 
                 if (BYTES == 4)
                     *(float2 *)to = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
@@ -195,10 +198,8 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
                     *(uint32_t *)to = num_pack2<dtype>(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
             }
         ptx_fence_async();
-        ptx_barrier_sync(3 + group, 128); /* all of the panel before TMA reads it */
-        if (thread == 0) {
-            const int c = first_col + q * COLS;
-
+        __syncwarp(); /* all of the panel before TMA reads it */
+        if (lane == 0) {
             if (c < w.n && first_row < w.m && a.add)
                 ptx_tma_add_2d(&a.store, c, first_row, ptx_shared(panel));
             else if (c < w.n && first_row < w.m)
@@ -238,7 +239,7 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
     float acc[G16_N / 2];
 
     gemm16_locate(w, item, &pair, &tile_n);
-    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
 
     gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, turn, acc);
     if (!BF16) {
@@ -248,12 +249,12 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
         for (int i = 0; i < G16_N / 2; i++)
             acc[i] *= scale;
     }
-    if (!a.c.p.hv)
-        add_targets<BF16>(a, w, first + thread / 32 * 16 + thread % 32 / 4, tile_n * G16_N, acc);
-    if (a.dw_dtype == RIDGE_F32)
+    if (a.dw_dtype == RIDGE_F32) {
         put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
-    else
+    } else {
+        add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
         put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
+    }
 }
 
 #endif
@@ -290,7 +291,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
             tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
         for (int item = first_dw(g); item < g.dw.items; item = next_dw(g, item))
             tile_dw<BF16, HV, !HV>(a, g.dw, dw, s, group, item, &turn);
-        if (threadIdx.x % 128 == 0)
+        if (threadIdx.x % 32 == 0)
             ptx_tma_wait();
     }
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */

@@ -2,8 +2,6 @@
  * call and the kernel rows; ce_plan_sm90.cu cuts it into chunks, ce_sm90.cuh says how a chunk is done. */
 #include "ce_sm90.cuh"
 
-enum { SAMPLE = 256 };
-
 /* One call. */
 typedef struct linear_job {
     const ridge_device *device;
@@ -91,24 +89,49 @@ static bool has_extra(const ce_params *p)
     return p->bias || p->softcap > 0.0f || p->temperature != 1.0f;
 }
 
-/* what: CE_STATS or CE_PROBS; step: of the classes of a sample. */
-static ridge_status logits(linear_job *j, int what, int64_t n, int64_t step, bool sums)
+/* u of every sample_step-th class. Its place is that of P^T, which comes after it. */
+static ridge_status look(linear_job *j)
+{
+    const ce_params *p = &j->c.p;
+    const int64_t row = 4 * CE_SAMPLE * j->c.rows, all = j->plan.area - 2 * p->hidden * up(j->c.rows, 128);
+    const int64_t pairs = up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
+    ce_product g = {};
+    ridge_status status;
+
+    j->c.sample = (int)least(CE_SAMPLE, p->vocab);
+    j->c.sample_step = p->hv ? 1 : (int)(p->vocab / j->c.sample);
+    j->c.look = (float *)j->c.probs.first;
+    j->c.look_pieces = (int)most(least(least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    g.c = j->c;
+    g.n = j->c.sample;
+    g.k = (int)p->hidden;
+    g.bundle = (int)pairs;
+    g.pieces = j->c.look_pieces;
+    plain_maps(&g.maps);
+    status = x_maps(j, &g);
+    if (!status)
+        status = w_map(j, &g, j->c.sample, j->c.sample_step);
+    return status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
+}
+
+/* what: CE_STATS or CE_PROBS. */
+static ridge_status logits(linear_job *j, int what, bool sums)
 {
     const ce_params *p = &j->c.p;
     ce_product g = {};
     ridge_status status;
 
     g.c = j->c;
-    g.n = (int)n;
+    g.n = (int)p->vocab;
     g.k = (int)p->hidden;
     g.bundle = G16_PAIRS / 2; /* 1024 rows: 1 to 3 % faster than 2048 */
-    g.class_step = (int)step;
+    g.pieces = 1;
     g.sums = sums;
     g.mixed = (j->c.known || j->c.gated) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
     plain_maps(&g.maps);
     status = x_maps(j, &g);
     if (!status)
-        status = w_map(j, &g, n, step);
+        status = w_map(j, &g, p->vocab, 1);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, 64);
     if (has_extra(p) || (what == CE_STATS ? p->full : g.mixed))
@@ -166,7 +189,7 @@ static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t
     if (!status && g.dw)
         status = host_tensor_map(
             j->device, &g.store, j->dw_dtype, (const char *)j->dw + (p->hv ? 0 : first * j->dw_ld * size),
-            p->hv ? p->vocab : p->hidden, p->hv ? p->hidden : count, j->dw_ld, (int)(128 / size), 64, 128);
+            p->hv ? p->vocab : p->hidden, p->hv ? p->hidden : count, j->dw_ld, (int)(128 / size), 16, 128);
     status = status ? status : ce_gradients_launch(j->device, j->name, &g, j->stream);
     return status || !g.dx || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
 }
@@ -176,25 +199,22 @@ static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t
 /* Sums of rows over all classes. */
 static ridge_status stats(linear_job *j)
 {
-    return logits(j, CE_STATS, j->c.p.vocab, 1, false);
+    return logits(j, CE_STATS, false);
 }
 
 /* P^T from a guess of the exponents; and again, on the device's own decision, from lse. */
 static ridge_status guess(linear_job *j)
 {
-    const int64_t classes = least(SAMPLE, j->c.p.vocab);
-    ridge_status status;
+    ridge_status status = look(j);
 
-    j->c.sample = (int)classes;
-    status = logits(j, CE_STATS, classes, j->c.p.hv ? 1 : j->c.p.vocab / classes, false);
     status = status ? status : step(j, CE_STEP_GUESS);
-    status = status ? status : logits(j, CE_PROBS, j->c.p.vocab, 1, true);
+    status = status ? status : logits(j, CE_PROBS, true);
     status = status ? status : step(j, CE_STEP_CHECK);
     j->c.gated = 1;
     status = status ? status : step(j, CE_STEP_RESET);
     status = status ? status : stats(j);
     status = status ? status : step(j, CE_STEP_KNOWN);
-    status = status ? status : logits(j, CE_PROBS, j->c.p.vocab, 1, false);
+    status = status ? status : logits(j, CE_PROBS, false);
     j->c.gated = 0;
     return status;
 }
@@ -204,7 +224,7 @@ static ridge_status known(linear_job *j)
     ridge_status status = j->c.p.lse_in ? RIDGE_OK : stats(j);
 
     status = status ? status : step(j, CE_STEP_KNOWN);
-    return status ? status : logits(j, CE_PROBS, j->c.p.vocab, 1, false);
+    return status ? status : logits(j, CE_PROBS, false);
 }
 
 /* Where P^T of a chunk lies. */
@@ -247,8 +267,9 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
         status = gradients(j, true, !overlaid, add, 0, vocab);
     for (int64_t first = (vocab - 1) / most(group, 1) * group; overlaid && first >= 0 && !status; first -= group)
         status = gradients(j, false, true, add, first, least(group, vocab - first));
-    if (!status && ((j->c.p.dw && j->c.p.hv) || j->c.p.dbias))
-        status = ce_step_targets(j->device, j->name, &j->c, j->c.p.hv ? (float *)j->dw : NULL, j->dw_ld, j->stream);
+    if (!status && ((j->c.p.dw && j->dw_dtype == RIDGE_F32) || j->c.p.dbias))
+        status = ce_step_targets(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
+                                 j->stream);
     return status;
 }
 

@@ -92,7 +92,8 @@ static int group_of(const ridge_device *device, const ridge_problem *problem, bo
 /* Bytes of the area: of a chunk in the workspace, and of one that lies in dW too. */
 static int64_t chunk_bytes(const ridge_problem *problem, int64_t rows)
 {
-    return 2 * (problem->dim[1] + problem->dim[2]) * up(rows, 128);
+    return (2 * problem->dim[1] + most(2 * problem->dim[2], 4 * CE_SAMPLE)) *
+           up(rows, 128); /* P^T, or u of the sample */
 }
 
 static int64_t overlaid_bytes(const ridge_problem *problem, const ce_plan *plan, int64_t rows)
@@ -205,7 +206,8 @@ static ce_plan choose(const ridge_device *device, const ridge_problem *problem, 
 {
     const uint32_t dw = dw_dtype(problem);
     const bool half = dw != RIDGE_NONE && dw != RIDGE_F32;
-    ce_plan plan = plan_with(device, problem, small, half && (problem->flags & RIDGE_ACCUMULATE), bytes);
+    ce_plan plan =
+        plan_with(device, problem, small, half && (problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)), bytes);
 
     if (half && !plan.sums && !one_chunk(problem, &plan))
         plan = plan_with(device, problem, small, true, bytes);

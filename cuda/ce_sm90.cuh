@@ -17,7 +17,10 @@
 #include "gemm16_sm90.cuh"
 
 /* Products with W. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
-enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA };
+enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_LOOK };
+
+/* CE_LOOK: u of a sample of the classes, in pieces of the hidden units, so that all clusters have some of it. */
+enum { CE_SAMPLE = 256 };
 
 enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
 
@@ -46,10 +49,11 @@ typedef struct ce_chunk {
     int32_t *next;    /* by row: the next one with that target */
     float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
     int pieces;
-    int sample; /* classes of the guess */
-    int known;  /* no guess */
-    int gated;  /* only if the guess was bad */
-    int when;   /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
+    float *look;                          /* [look_pieces, rows, CE_SAMPLE] */
+    int look_pieces, sample, sample_step; /* classes of the guess, and from one to the next */
+    int known;                            /* no guess */
+    int gated;                            /* only if the guess was bad */
+    int when;                             /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
 } ce_chunk;
 
 /* How a call is cut: ce_plan_sm90.cu. */
@@ -76,10 +80,10 @@ typedef struct ce_product {
     CUtensorMap store[3]; /* P^T */
     ce_chunk c;
     int n, k;
-    int class_step; /* of the columns' classes: a sample has every class_step-th */
-    int bundle;     /* as in gemm16_work */
-    int mixed;      /* alpha and sigma */
-    int sums;       /* CE_PROBS: also the sum of E */
+    int pieces; /* CE_LOOK */
+    int bundle; /* as in gemm16_work */
+    int mixed;  /* alpha and sigma */
+    int sums;   /* CE_PROBS: also the sum of E */
 } ce_product;
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
@@ -113,8 +117,7 @@ enum {
 };
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
 ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
-/* Adds what the targets' du gives to dW [hidden, vocab] (f32, `ld` from line to line) and dbias; with W [vocab, hidden]
- * the product does that. */
+/* Adds what the targets' du gives to dW (f32, `ld` from line to line; NULL = not there) and dbias. */
 ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
                              void *stream);
 /* A 16-bit matrix from its f32 sum, or the way back. */

@@ -1,7 +1,7 @@
 /* ce_steps_sm90.cu: the linear cross entropy on Hopper: the steps between its products (ce_sm90.cuh). */
 #include "ce_sm90.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32 };
+enum { THREADS = 256, WARPS = THREADS / 32, AHEAD = 8 };
 
 /* In f16, p = 1 is stored as 2^10, so that the least p that matters is still a normal number. */
 #define F16_BITS 10.0
@@ -103,19 +103,43 @@ static __global__ void __launch_bounds__(THREADS) step_guess(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
+    const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
     const int64_t row = warp_row(c);
+    const int lane = threadIdx.x % 32;
+    float z[CE_SAMPLE / 32] = {}, high = -CUDART_INF_F, sum = 0.0f;
 
     if (row < 0)
         return;
-    const ce_sum s = row_sum(p, row);
-    const double lse = (double)s.max + log(s.sum * (double)p.vocab / (double)c.sample);
+    for (int piece = 0; piece < c.look_pieces; piece++) {
+        const float *u = c.look + (piece * c.rows + row - c.begin) * CE_SAMPLE + lane;
+
+#pragma unroll
+        for (int i = 0; i < CE_SAMPLE / 32; i++)
+            z[i] += u[32 * i];
+    }
+#pragma unroll
+    for (int i = 0; i < CE_SAMPLE / 32; i++) {
+        const int at = lane + 32 * i;
+
+        z[i] = at < c.sample ? ce_logit(p, z[i] + ce_bias(p, (int64_t)at * c.sample_step), cap_inverse, cool)
+                             : -CUDART_INF_F;
+        high = fmaxf(high, z[i]);
+    }
+    for (int step = 16; step > 0; step /= 2)
+        high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+#pragma unroll
+    for (int i = 0; i < CE_SAMPLE / 32; i++)
+        sum += ptx_ex2((z[i] - high) * CE_LOG2E);
+    for (int step = 16; step > 0; step /= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    const double lse = (double)high + log((double)sum * (double)p.vocab / (double)c.sample);
     double exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
 
     if (!(fabs(exponent) < 1e6))
         exponent = 0;
-    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
+    for (int k = lane; k < p.splits; k += 32)
         p.part[row * p.splits + k] = {(float)(exponent * 0.69314718055994531), 0.0f};
-    if (threadIdx.x % 32 == 0)
+    if (lane == 0)
         c.exponent[row] = (float)exponent;
 }
 
@@ -214,7 +238,7 @@ static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
     *ce_probs_at(c.probs, v, row - c.begin) = 0;
 }
 
-/* dW [H, V] and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a
+/* dW and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a
  * thread. */
 typedef struct target_args {
     ce_chunk c;
@@ -231,14 +255,20 @@ static __global__ void __launch_bounds__(THREADS) step_link(const ce_chunk c)
 
     if (v < 0 || c.same[v].y < 2)
         return;
-    for (int64_t first = row + 1; first < end; first += 32) {
-        const int64_t i = first + threadIdx.x % 32;
-        const uint32_t found = __ballot_sync(~0u, i < end && c.p.label[i] == v && c.factor[i] != 0.0f);
+    for (int64_t first = row + 1 + threadIdx.x % 32;; first += 32 * AHEAD) {
+        int label[AHEAD];
 
-        if (found) {
-            if (threadIdx.x % 32 == 0)
-                c.next[row] = (int)first + __ffs((int)found) - 1;
-            return;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            label[k] = first + 32 * k < end ? c.p.label[first + 32 * k] : -1;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const uint32_t found = __ballot_sync(~0u, label[k] == v && c.factor[first + 32 * k] != 0.0f);
+
+            if (found && threadIdx.x % 32 == 0)
+                c.next[row] = (int)first + 32 * k + __ffs((int)found) - 1;
+            if (found || __all_sync(~0u, first + 32 * k >= end))
+                return;
         }
     }
 }
@@ -272,10 +302,16 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targ
         if (left > 1)
             row = a.c.next[row];
     }
-    if (a.dw && h < p.hidden)
+    if (a.dw && h < p.hidden && !p.hv) { /* rows of dW begin at 16 bytes */
+        float4 *to = (float4 *)(a.dw + v * a.ld + h), first = to[0], second = to[1];
+
+        to[0] = make_float4(first.x + sum[0], first.y + sum[1], first.z + sum[2], first.w + sum[3]);
+        to[1] = make_float4(second.x + sum[4], second.y + sum[5], second.z + sum[6], second.w + sum[7]);
+    } else if (a.dw && h < p.hidden) {
 #pragma unroll
         for (int e = 0; e < 8; e++)
             a.dw[(h + e) * a.ld + v] += sum[e];
+    }
     if (p.dbias && h == 0)
         p.dbias[v] += bias;
 }
