@@ -246,10 +246,25 @@ static void place_probs(linear_job *j, int64_t rows, bool overlaid)
     j->c.partial = (float *)(q->tail + j->c.p.vocab * q->tail_ld);
 }
 
+/* dX, and dW in groups from the last class on: whole ones, the rest, and the classes whose P^T lies in the workspace.
+ * The first group's place in dW holds nothing yet, so that it is made together with dX. */
+static ridge_status groups(linear_job *j, bool add)
+{
+    const int64_t vocab = j->c.p.vocab, group = j->plan.group;
+    ridge_status status = RIDGE_OK;
+    int64_t first;
+
+    for (int64_t last = vocab; last > 0 && !status; last = first) {
+        first = last > group ? most(last - group, group) : 0;
+        status = gradients(j, last == vocab, true, add, first, last - first);
+    }
+    return status;
+}
+
 static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overlaid)
 {
     const bool add = begin > 0 || (j->c.p.flags & RIDGE_ACCUMULATE);
-    const int64_t vocab = j->c.p.vocab, group = j->plan.group;
+    const int64_t vocab = j->c.p.vocab;
     ridge_status status;
 
     j->c.begin = begin;
@@ -264,9 +279,7 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     if (!status && j->c.p.dbias)
         status = ce_step_bias(j->device, j->name, &j->c, add, j->stream);
     if (!status)
-        status = gradients(j, true, !overlaid, add, 0, vocab);
-    for (int64_t first = (vocab - 1) / most(group, 1) * group; overlaid && first >= 0 && !status; first -= group)
-        status = gradients(j, false, true, add, first, least(group, vocab - first));
+        status = overlaid ? groups(j, add) : gradients(j, true, true, add, 0, vocab);
     if (!status && ((j->c.p.dw && j->dw_dtype == RIDGE_F32) || j->c.p.dbias))
         status = ce_step_targets(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
                                  j->stream);

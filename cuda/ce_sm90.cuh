@@ -25,8 +25,8 @@ enum { CE_SAMPLE = 256 };
 enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
- * dW is made in groups of `split` classes from the last one on, so that its row v - split is written after row v of
- * P^T has been read. Columns (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all
+ * dW is made in groups of at most `split` classes from the last one on, so that its row v - split is written after row
+ * v of P^T has been read. Columns (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all
  * classes of them. */
 typedef struct ce_probs {
     uint16_t *first, *rest, *tail;
