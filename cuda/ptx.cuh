@@ -350,6 +350,15 @@ static __device__ __forceinline__ void ptx_tma_store_2d(const void *map, int x, 
                  : "memory");
 }
 
+/* The same, added to what is there, in f32. */
+static __device__ __forceinline__ void ptx_tma_add_2d(const void *map, int x, int y, uint32_t from)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];"
+                 :
+                 : "l"(map), "r"(from), "r"(x), "r"(y)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void ptx_tma_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
