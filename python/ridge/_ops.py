@@ -4,7 +4,8 @@
     xp.vector(t)                  t or a contiguous copy
     xp.operand(t, stride)         (pointer, stride, ridge dtype)
     xp.empty(like, shape, dtype, ld=None)    new memory beside `like`; ld = the row stride of a matrix
-    xp.launch(form, like, values, scratch)   runs it where `like` lives
+    xp.launch(form, like, values, scratch)   runs it where `like` lives; scratch: False, True (it may want a workspace), or
+                                  the bytes that it can use beyond what it asks for
 """
 import functools
 
@@ -352,7 +353,11 @@ class CeProblem:
         return dx, dw, dbias if want_dbias else None
 
     def launch(self, op, values):
-        self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, True)
+        """Beyond 16384 tokens the gradients get room for an eighth of them at a time (P^T): dW is then not read and written
+        for every thousand tokens, and a model's activations take far more."""
+        tokens, _, vocab = self.dims[:3]
+        room = min(tokens // 8, 8192) * 2 * vocab if tokens > 16384 and op != "linear_ce_eval" else 0
+        self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, room or True)
 
 
 def linear_ce_eval(p, stats=()):

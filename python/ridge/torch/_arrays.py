@@ -64,7 +64,7 @@ class Arrays:
         index = like.get_device()
         on = _devices.get(index) or _device(index)
         if scratch:
-            return _launch(on, f, like, values, index)
+            return _launch(on, f, like, values, index, 0 if scratch is True else scratch)
         if index < 0:
             return f.run(on, values, None, 0, None)
         if _current() == index:
@@ -73,10 +73,10 @@ class Arrays:
             return f.run(on, values, None, 0, _stream(index))
 
 
-def _launch(on, f, like, values, index):
+def _launch(on, f, like, values, index, more):
     """With what workspace the kernel wants, from torch's allocator: it is freed in stream order, and part of a graph's pool
     under capture."""
-    pointer, need = None, f.workspace(on, values)
+    pointer, need = None, f.workspace(on, values) + (more if index >= 0 else 0)
     if need:
         memory = torch.empty_strided((need + 256,), (1,), dtype=torch.uint8, device=like.device)
         pointer = memory.data_ptr()

@@ -56,7 +56,7 @@ class LinearCE(torch.autograd.Function):
         ctx.save_for_backward(*args[:5])
         ctx.rest = args[5:]
         ctx.want = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        loss, *ctx.gradients = L.linear_ce_train(_on_tensors, *args, *ctx.want)
+        loss, *ctx.gradients = L.linear_ce_eager(_on_tensors, *args, *ctx.want)
         return loss
 
     @staticmethod
@@ -67,7 +67,7 @@ class LinearCE(torch.autograd.Function):
         inputs = ctx.saved_tensors  # raises if an input was changed in place, as every PyTorch op does
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            _, *gradients = L.linear_ce_train(_on_tensors, *inputs, *ctx.rest, *ctx.want)
+            _, *gradients = L.linear_ce_eager(_on_tensors, *inputs, *ctx.rest, *ctx.want)
         dloss = dloss.to(torch.float32)
         for i, (wanted, dtype) in enumerate(zip(ctx.want, (None, ctx.weight_dtype, ctx.bias_dtype))):
             t = gradients[i]
