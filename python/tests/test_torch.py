@@ -344,6 +344,27 @@ def test_fp8_linear_main_grad(device, needs):
     assert layer.weight.grad is None and rms(layer.weight.main_grad, 2 * want.double()) < 1e-2
 
 
+def test_fp8_autocast_expanded_retained(device, needs):
+    layer = R.Fp8Linear(256, 128, device=device)  # f32 parameters, as AMP has them
+    x, = leaves(torch.randn(40, 256, device=device))
+    with torch.autocast(device, torch.bfloat16):
+        y = needs(lambda: layer(x))
+        both = layer.swiglu(x, x)
+    assert y.dtype == both.dtype == torch.bfloat16 and rms(y, F.linear(x, layer.weight, layer.bias)) < 0.06
+    first = torch.autograd.grad(y.float().sum(), (x, *layer.parameters()), retain_graph=True)
+    again = torch.autograd.grad(y.float().sum(), (x, *layer.parameters()))
+    assert all(torch.equal(p, q) and p.dtype == torch.float32 for p, q in zip(first, again))
+    twice = torch.autograd.grad(both.float().sum(), x, retain_graph=True)[0]
+    assert torch.equal(twice, torch.autograd.grad(both.float().sum(), x)[0])
+    for t in (x.detach()[:1].expand(40, 256), x.detach()[:, :1].expand(40, 256), x.detach().T.contiguous().T):
+        for got, want in zip(R.quantize_fp8(t), R.quantize_fp8(t.clone(memory_format=torch.contiguous_format))):
+            assert torch.equal(got.float(), want.float())
+        q, s = R.quantize_fp8(t.bfloat16())
+        w, u = R.quantize_fp8(layer.weight.detach().bfloat16(), "blk128")
+        d = R.fp8_gemm(q, s, w, u)
+        assert torch.equal(d, R.fp8_gemm(q.clone(), s.clone(), w, u))
+
+
 def mlp_options():
     return [{}, {"activation": "gelu_tanh"}, {"gate_mul": 1.5, "down_mul": 0.5, "alpha": 1.702, "up_offset": 1.0, "limit": 1.1}]
 
