@@ -31,6 +31,12 @@ class Problem:
             self.y[1::2] = IGNORED
         self.text = f"tokens={tokens} hidden={hidden} vocab={vocab} dtype=bf16" + (" half of the rows ignored" if half else "")
 
+    def bytes(self, op):
+        """Each operand once: x and W, and the gradients (dW in f32)."""
+        tokens, hidden, vocab = self.dims
+        read = 2 * hidden * (tokens + vocab)
+        return read + (0 if op == "linear_ce_eval" else 2 * tokens * hidden + 4 * vocab * hidden)
+
     def flops(self, products):
         tokens, hidden, vocab = self.dims
         return products * 2.0 * tokens * hidden * vocab
@@ -215,7 +221,7 @@ def main():
                 us = statistics.median(t)
                 kernel = lib.pick(ridge.calls[op[10:]]) if name == "ridge" else name
                 row = dict(base, op=op, problem=p.text, provider=name, kernel=kernel, us=us, us_p20=t[len(t) // 5],
-                           us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, gbps="", err=err, peak_bytes=float(peak))
+                           us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, gbps=p.bytes(op) / us * 1e-3, err=err, peak_bytes=float(peak))
                 if out:
                     out.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]).replace(",", " ")
                                        for c in COLUMNS) + "\n")
