@@ -133,7 +133,7 @@ class Plan:
                     _streams.clear()
                 stream = _streams[raw] = C.c_void_p(raw)
         if self.scratch:
-            pointer, size, memory = self.workspace(words, bits & 0xffff)
+            pointer, size, memory = self.workspace(words, bits & -bits & 0xffff)  # their alignment
             status = _run(self.handle, taken[1], pointer, size, stream)
         else:
             status = _run(self.handle, taken[1], None, _NONE, stream)
