@@ -5,8 +5,9 @@ SwiGLU and linear cross entropy, and with Fp8Linear as well; step time, peak mem
 
 The text is the Python standard library's sources, one token for each word, run of spaces and sign, numbered by frequency; all
 providers see the same tokens and the same initial weights, and take their steps in turn. Step times are medians over the last
-60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and optimiser state), and op
-train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own run-to-run noise.
+60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and
+optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own
+run-to-run noise. The text is cut into pieces of 1024 tokens that come in a random order, the same for all.
 """
 import argparse
 import collections
