@@ -166,45 +166,46 @@ static __device__ __forceinline__ void add_targets(const ce_gradients &a, const 
     }
 }
 
-/* A warp's 16 x 256 of dW, 128 bytes of its rows at a time, through shared memory of its own, so that it leaves while
- * the next tile is made. BYTES: of an element. */
+/* A warp's 16 x 256 of dW, 128 bytes of its rows at a time, turned in shared memory so that whole lines are written.
+ * (TMA stores from there took longer, with room for two panels.) BYTES: of an element. */
 template <int BF16, int BYTES>
 static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm16_work &w, gemm16_memory *s, int group,
                                               int first_row, int first_col, const float *acc)
 {
     const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    const int lane = threadIdx.x % 32, row = lane / 4;
-    constexpr int COLS = 128 / BYTES, PANEL = 16 * 128;
+    const int lane = threadIdx.x % 32, row = lane / 4, line = lane / 8, piece = lane % 8 * 16;
+    constexpr int COLS = 128 / BYTES, PANEL = 16 * 128, STEP = BYTES == 4 ? 32 : 16, MASK = BYTES == 4 ? 3 : 7;
     uint8_t *panels = s->d[group][0] + threadIdx.x % 128 / 32 * (2 * PANEL);
+    char *to = (char *)a.out + ((first_row + line) * a.ld + first_col) * BYTES + piece;
 
 #pragma unroll
     for (int q = 0; q < G16_N / COLS; q++) {
         uint8_t *panel = panels + q % 2 * PANEL;
-        const int c = first_col + q * COLS;
 
-        if (lane == 0)
-            ptx_tma_wait_read_before();
-        __syncwarp(); /* the panel has left before it is written again */
 #pragma unroll
         for (int i = 0; i < COLS / 8; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int j = q * (COLS / 8) + i, at = (2 * (lane % 4) + 8 * i) * BYTES; /* in a line of 128 bytes */
-                uint8_t *to = panel + (row + 8 * h) * 128 + (at ^ row * 16);
+                uint8_t *in = panel + (row + 8 * h) * 128 + (at ^ (row & MASK) * STEP);
 
                 if (BYTES == 4)
-                    *(float2 *)to = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+                    *(float2 *)in = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
                 else
-                    *(uint32_t *)to = num_pack2<dtype>(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+                    *(uint32_t *)in = num_pack2<dtype>(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
             }
-        ptx_fence_async();
-        __syncwarp(); /* all of the panel before TMA reads it */
-        if (lane == 0) {
-            if (c < w.n && first_row < w.m && a.add)
-                ptx_tma_add_2d(&a.store, c, first_row, ptx_shared(panel));
-            else if (c < w.n && first_row < w.m)
-                ptx_tma_store_2d(&a.store, c, first_row, ptx_shared(panel));
-            ptx_tma_commit();
+        __syncwarp(); /* all of the panel; the one before has been read */
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float4 v = *(const float4 *)(panel + (line + 4 * k) * 128 + (piece ^ ((line + 4 * k) & MASK) * STEP));
+            char *out = to + 4 * k * a.ld * BYTES + 128 * q;
+
+            if (first_row + line + 4 * k >= w.m || first_col + q * COLS + piece / BYTES >= w.n)
+                continue;
+            if (a.add)
+                ptx_add_f32x4((float *)out, v);
+            else
+                *(float4 *)out = v;
         }
     }
 }
@@ -291,8 +292,6 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
             tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
         for (int item = first_dw(g); item < g.dw.items; item = next_dw(g, item))
             tile_dw<BF16, HV, !HV>(a, g.dw, dw, s, group, item, &turn);
-        if (threadIdx.x % 32 == 0)
-            ptx_tma_wait();
     }
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
 #endif

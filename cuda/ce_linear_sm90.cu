@@ -186,10 +186,8 @@ static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t
         status = dx_maps(j, &g.dx_maps);
     if (!status && g.dw)
         status = dw_maps(j, &g.dw_maps);
-    if (!status && g.dw)
-        status = host_tensor_map(
-            j->device, &g.store, j->dw_dtype, (const char *)j->dw + (p->hv ? 0 : first * j->dw_ld * size),
-            p->hv ? p->vocab : p->hidden, p->hv ? p->hidden : count, j->dw_ld, (int)(128 / size), 16, 128);
+    g.out = (char *)j->dw + (p->hv ? 0 : first * j->dw_ld * size);
+    g.ld = j->dw_ld;
     status = status ? status : ce_gradients_launch(j->device, j->name, &g, j->stream);
     return status || !g.dx || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
 }

@@ -92,8 +92,9 @@ ridge_status ce_product_prepare(const ridge_device *device);
 /* dX, dW of classes [first, first + count), or both in one launch, whose clusters then have the same amount of work. */
 typedef struct ce_gradients {
     gemm16_maps dx_maps, dw_maps;
-    CUtensorMap store; /* dW */
     ce_chunk c;
+    void *out; /* dW of class `first` */
+    int64_t ld;
     int dx, dw; /* wanted here */
     int first, count;
     int dw_dtype, add;

@@ -2,7 +2,7 @@
  * output from the rows' softmax sums (or, ce_combine, from the records of shards). */
 #include "ce.cuh"
 
-enum { SCAN = 1024, EACH = 8, FINISH_WARPS = 8, TREE = 256 };
+enum { SCAN = 512, EACH = 4, FINISH_WARPS = 8, TREE = 256 };
 
 /* ------------------------------------------------------------------------------------------- which rows, and totals */
 
