@@ -20,20 +20,14 @@ enum {
 enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, FULL = 232448, PLACE = 1024 };
 enum { SCALE_LAST = 0, SCALE_BLOCK };
 
-#ifndef C8
-#define C8 4
-#define T8 4
-#define C16 4
-#define C64 2
-#define T64 2
-#endif
-/* Blocks of a stage: one instruction loads a slice's rows of all of them, as issuing one takes 100 to 150 ns. */
-#define CHUNK(n) ((n) == 64 ? C64 : (n) == 8 ? C8 : C16)
-/* Blocks that a warpgroup multiplies before it waits. */
-#define TOGETHER(n) ((n) == 8 ? T8 : (n) == 64 ? T64 : 2)
-/* Stages of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
- * ring must reach as far along k as the weights', and one more. */
-#define X_MOST(n) ((n) == 64 ? 8 : 13)
+/* Blocks of a stage at most, 4 or 2 of them: one instruction loads a slice's rows of all, as issuing one takes 100 to
+ * 150 ns. */
+enum { CHUNK_MOST = 4 };
+/* Blocks that a warpgroup multiplies at a time; while they are under way it adds up those before. */
+#define TOGETHER(n) ((n) >= 32 ? 1 : 2)
+/* Blocks of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
+ * ring must reach as far along k as the weights', and a stage more. */
+#define X_MOST(n) ((n) == 64 ? 16 : 40)
 
 typedef struct stream_args {
     CUtensorMap w, x;
@@ -43,18 +37,18 @@ typedef struct stream_args {
     const void *bias;
     int64_t stride;                        /* of D, elements */
     int m, n, blocks, slices, high, shift; /* k is split in 1 << shift */
+    int chunk;                             /* blocks of a stage: 4 or 2 */
     int x_stages, w_stages;
     int boxes, sums, bytes; /* of shared memory: where the ring of weights and the partial sums begin, all */
     int box;                /* bytes of a slice's rows of one block */
     int lines;              /* the maps have lines of 128 bytes as their third dimension: whole stages an instruction */
-    int late;               /* the next kernel may start when that many stages of weights are still to be asked for */
     int dtype, accumulate, bias_f32, settled;
 } stream_args;
 
 /* The fixed part of shared memory; the rings of tokens and of weights and the sums come after it. */
 template <int N> struct stream_memory {
-    float scale_x[X_MOST(N)][CHUNK(N)][N], scale_w[X_MOST(N)][CHUNK(N)][SLOTS][2];
-    uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N)], x_empty[X_MOST(N)];
+    float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][SLOTS][2]; /* by block: stage * chunk + block of the stage */
+    uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N) / 2], x_empty[X_MOST(N) / 2];
     uint64_t sums_full[SLOTS], sums_free[SLOTS];
 };
 
@@ -112,16 +106,13 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
 {
     const uint64_t policy = ptx_policy_evict_first();
     const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
-    const uint32_t bytes = (uint32_t)(p.box * CHUNK(N)), stages = (uint32_t)p.w_stages;
-    int left = (a.last - a.first) * ((a.end - a.begin + CHUNK(N) - 1) / CHUNK(N));
+    const uint32_t bytes = (uint32_t)(p.box * p.chunk), stages = (uint32_t)p.w_stages;
     stream_ring even = {0, 0}, odd = {0, 0};
 
-    if (left <= p.late)
-        ptx_grid_release();
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int count = min((int)SLOTS, a.last - slice);
 
-        for (int kb = a.begin; kb < a.end; kb += CHUNK(N))
+        for (int kb = a.begin; kb < a.end; kb += p.chunk)
             for (int g = 0; g < count; g++) {
                 stream_ring r = g % 2 ? odd : even;
                 const uint32_t stage = (g % 2 ? stages : 0) + r.stage, to = w + stage * bytes;
@@ -132,11 +123,9 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
                 if (p.lines)
                     ptx_tma_load_3d_policy(to, &p.w, 0, row, kb, full + 8 * stage, policy);
                 else
-                    for (int i = 0; i < CHUNK(N); i++)
+                    for (int i = 0; i < p.chunk; i++)
                         ptx_tma_load_2d_policy(to + (uint32_t)(i * p.box), &p.w, (kb + i) * BK, row, full + 8 * stage,
                                                policy);
-                if (--left == p.late)
-                    ptx_grid_release();
                 stream_advance(&r, stages);
                 if (g % 2)
                     odd = r;
@@ -156,30 +145,30 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
 
     if (MODE == SCALE_LAST)
         for (int t = lane; t < N; t += 32)
-            ptx_copy_async4(ptx_shared(&s->scale_x[0][0][t]), p.scale_x + (p.ld_x ? min(t, p.m - 1) : 0));
+            ptx_copy_async4(ptx_shared(&s->scale_x[0][t]), p.scale_x + (p.ld_x ? min(t, p.m - 1) : 0));
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int row = min((slice + slot / 2) * p.high + (slot & 1) * (p.high - 1), p.n - 1);
 
-        for (int kb = a.begin; kb < a.end; kb += CHUNK(N)) {
+        for (int kb = a.begin; kb < a.end; kb += p.chunk) {
             const uint32_t full = ptx_shared(&s->x_full[r.stage]),
-                           to = ptx_shared(s) + FIXED(N) + r.stage * (CHUNK(N) * N * BK);
+                           to = ptx_shared(s) + FIXED(N) + r.stage * (uint32_t)(p.chunk * N * BK);
 
             ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
             __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
             if (lane == 0) {
-                ptx_mbarrier_expect(full, CHUNK(N) * N * BK);
+                ptx_mbarrier_expect(full, (uint32_t)(p.chunk * N * BK));
                 if (p.lines)
                     ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);
                 else
-                    for (int i = 0; i < CHUNK(N); i++)
+                    for (int i = 0; i < p.chunk; i++)
                         ptx_tma_load_2d(to + i * (N * BK), &p.x, (kb + i) * BK, 0, full);
             }
             if (MODE == SCALE_BLOCK) {
-                for (int t = lane; t < CHUNK(N) * N; t += 32)
-                    ptx_copy_async4(ptx_shared(&s->scale_x[r.stage][0][0]) + 4 * (uint32_t)t,
+                for (int t = lane; t < p.chunk * N; t += 32)
+                    ptx_copy_async4(ptx_shared(&s->scale_x[r.stage * p.chunk][0]) + 4 * (uint32_t)t,
                                     p.scale_x + min(kb + t / N, p.blocks - 1) * p.ld_x + min(t % N, p.m - 1));
-                if (lane < CHUNK(N) * SLOTS * 2)
-                    ptx_copy_async4(ptx_shared(&s->scale_w[r.stage][0][0][0]) + 4 * (uint32_t)lane,
+                if (lane < p.chunk * SLOTS * 2)
+                    ptx_copy_async4(ptx_shared(&s->scale_w[r.stage * p.chunk][0][0]) + 4 * (uint32_t)lane,
                                     p.scale_w + row / 128 * p.ld_w + min(kb + lane / (2 * SLOTS), p.blocks - 1));
             }
             ptx_copy_async_arrive(full);
@@ -295,7 +284,7 @@ static __device__ __forceinline__ void stream_store(const stream_args &p, const 
         float x = fin[i / 2 * 4 + i % 2];
 
         if (MODE == SCALE_LAST)
-            x *= s->scale_x[0][0][token] * scale;
+            x *= s->scale_x[0][token] * scale;
         if (p.bias)
             x += bias;
         if (token < p.m)
@@ -364,54 +353,90 @@ static __device__ __forceinline__ void stream_promote(const float *scale_x, cons
     }
 }
 
-/* T blocks from block `first` of a stage on: all their matrix instructions, one wait, then into fin. w, x: the stages'
- * addresses. */
-template <int N, int MODE, int FORMATS, int T>
-static __device__ __forceinline__ void stream_blocks(const stream_memory<N> *s, uint32_t w, uint32_t x, uint32_t box,
-                                                     uint32_t stage, int first, int slot, uint32_t which, float *fin)
+/* The matrix instructions of T blocks into acc, as a group of their own. w, x: addresses of their first boxes. */
+template <int N, int FORMATS, int T>
+static __device__ __forceinline__ void stream_issue(uint32_t w, uint32_t x, uint32_t box, float (*acc)[N / 2])
 {
-    float acc[T][N / 2];
-
     wgmma_fence();
 #pragma unroll
     for (int t = 0; t < T; t++) {
-        const uint64_t dw = wgmma_descriptor(w + (uint32_t)(first + t) * box);
-        const uint64_t dx = wgmma_descriptor(x + (uint32_t)(first + t) * (N * BK));
+        const uint64_t dw = wgmma_descriptor(w + t * box), dx = wgmma_descriptor(x + t * (N * BK));
 
 #pragma unroll
         for (int k = 0; k < BK / 32; k++)
             wgmma_fp8_narrow<N, FORMATS>(acc[t], dw + 2 * k, dx + 2 * k, k > 0);
     }
     wgmma_commit();
-    wgmma_wait();
-#pragma unroll
-    for (int t = 0; t < T; t++)
-        stream_promote<N, MODE>(s->scale_x[stage][first + t], s->scale_w[stage][first + t][slot], which, acc[t], fin);
 }
 
 /* What a warpgroup knows of the rings: where they begin, where it is. */
 typedef struct stream_reader {
     uint32_t base, boxes, box, full, empty, stages, x_stages; /* boxes, full and empty: of its own ring */
+    int group;
     stream_ring w, x;
 } stream_reader;
 
-/* `length` blocks of a slice: one stage of weights, the present stage of tokens. */
-template <int N, int MODE, int FORMATS>
-static __device__ __forceinline__ void stream_chunk(const stream_memory<N> *s, stream_reader *r, int length, int slot,
+/* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up. */
+template <int N, int MODE, int FORMATS, int C>
+static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, const stream_reader *r, int slot,
                                                     uint32_t which, float *fin)
 {
-    const uint32_t w = r->boxes + r->w.stage * (r->box * CHUNK(N)),
-                   x = r->base + FIXED(N) + r->x.stage * (CHUNK(N) * N * BK);
-    int j = 0;
+    enum { T = TOGETHER(N), ALL = C / T };
+    const uint32_t first = r->x.stage * C, x = r->base + FIXED(N) + first * (N * BK),
+                   w = r->boxes + r->w.stage * C * r->box;
+    float acc[2][T][N / 2];
 
+#pragma unroll
+    for (int u = 0; u <= ALL; u++) {
+        if (u < ALL)
+            stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % 2]);
+        if (u == 0)
+            continue;
+        if (u < ALL)
+            wgmma_wait_before();
+        else
+            wgmma_wait();
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            const uint32_t block = first + (u - 1) * T + t;
+
+            wgmma_pin<N / 2>(acc[(u - 1) % 2][t]); /* no use before the wait */
+            stream_promote<N, MODE>(s->scale_x[block], s->scale_w[block][slot], which, acc[(u - 1) % 2][t], fin);
+        }
+    }
+}
+
+/* Less than a whole stage at the end of k: block by block. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_rest(const stream_memory<N> *s, const stream_reader *r, int chunk,
+                                                   int length, int slot, uint32_t which, float *fin)
+{
+    const uint32_t first = r->x.stage * chunk, x = r->base + FIXED(N) + first * (N * BK),
+                   w = r->boxes + r->w.stage * chunk * r->box;
+    float acc[1][N / 2];
+
+#pragma unroll 1
+    for (int j = 0; j < length; j++) {
+        stream_issue<N, FORMATS, 1>(w + j * r->box, x + j * (N * BK), r->box, acc);
+        wgmma_wait();
+        wgmma_pin<N / 2>(acc[0]);
+        stream_promote<N, MODE>(s->scale_x[first + j], s->scale_w[first + j][slot], which, acc[0], fin);
+    }
+}
+
+/* A stage of weights of a slice. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_stage(const stream_memory<N> *s, stream_reader *r, int chunk, int length,
+                                                    int slot, uint32_t which, float *fin)
+{
     ptx_mbarrier_wait(r->full + 8 * r->w.stage, r->w.phase);
     __syncwarp();
-#pragma unroll 1
-    for (; j + TOGETHER(N) <= length; j += TOGETHER(N))
-        stream_blocks<N, MODE, FORMATS, TOGETHER(N)>(s, w, x, r->box, r->x.stage, j, slot, which, fin);
-#pragma unroll 1
-    for (; j < length; j++)
-        stream_blocks<N, MODE, FORMATS, 1>(s, w, x, r->box, r->x.stage, j, slot, which, fin);
+    if (length < chunk)
+        stream_rest<N, MODE, FORMATS>(s, r, chunk, length, slot, which, fin);
+    else if (chunk == CHUNK_MOST)
+        stream_whole<N, MODE, FORMATS, CHUNK_MOST>(s, r, slot, which, fin);
+    else
+        stream_whole<N, MODE, FORMATS, CHUNK_MOST / 2>(s, r, slot, which, fin);
     __syncwarp(); /* the warp has read the stage */
     if (threadIdx.x % 32 == 0)
         ptx_mbarrier_arrive(r->empty + 8 * r->w.stage);
@@ -431,6 +456,28 @@ static __device__ __forceinline__ uint32_t stream_rows(const stream_args &p, int
     return 0;
 }
 
+/* All k of this CTA for `own` slices, 0 to SLICES. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_pass(const stream_args &p, const stream_memory<N> *s,
+                                                   const stream_share &a, stream_reader *r, int own,
+                                                   const uint32_t *which, float (*fin)[N / 2])
+{
+    for (int kb = a.begin; kb < a.end; kb += p.chunk) {
+        const int length = min(p.chunk, a.end - kb);
+
+        ptx_mbarrier_wait(r->base + PLACE_OF(N, x_full) + 8 * r->x.stage, r->x.phase);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < SLICES; i++)
+            if (i < own)
+                stream_stage<N, MODE, FORMATS>(s, r, p.chunk, length, GROUPS * i + r->group, which[i], fin[i]);
+        __syncwarp(); /* the warp has read the tokens' scales */
+        if (threadIdx.x % 32 == 0)
+            ptx_mbarrier_arrive(r->base + PLACE_OF(N, x_empty) + 8 * r->x.stage);
+        stream_advance(&r->x, r->x_stages);
+    }
+}
+
 /* One warpgroup: the slices group, group + 2 of every pass. */
 template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_multiply(const stream_args &p, stream_memory<N> *s, const stream_share &a,
@@ -438,12 +485,13 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
 {
     const uint32_t base = stream_base(s), before = (uint32_t)(group * p.w_stages);
     stream_reader r = {base,
-                       base + (uint32_t)p.boxes + before * (uint32_t)(p.box * CHUNK(N)),
+                       base + (uint32_t)p.boxes + before * (uint32_t)(p.box * p.chunk),
                        (uint32_t)p.box,
                        base + PLACE_OF(N, w_full) + 8 * before,
                        base + PLACE_OF(N, w_empty) + 8 * before,
                        (uint32_t)p.w_stages,
                        (uint32_t)p.x_stages,
+                       group,
                        {0, 0},
                        {0, 0}};
     uint32_t turn = 0;
@@ -460,18 +508,7 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
             for (int j = 0; j < N / 2; j++)
                 fin[i][j] = 0.0f;
         }
-        for (int kb = a.begin; kb < a.end; kb += CHUNK(N)) {
-            ptx_mbarrier_wait(base + PLACE_OF(N, x_full) + 8 * r.x.stage, r.x.phase);
-#pragma unroll
-            for (int i = 0; i < SLICES; i++)
-                if (i < own)
-                    stream_chunk<N, MODE, FORMATS>(s, &r, min(CHUNK(N), a.end - kb), GROUPS * i + group, which[i],
-                                                   fin[i]);
-            __syncwarp(); /* the warp has read the tokens */
-            if (threadIdx.x % 32 == 0)
-                ptx_mbarrier_arrive(base + PLACE_OF(N, x_empty) + 8 * r.x.stage);
-            stream_advance(&r.x, r.x_stages);
-        }
+        stream_pass<N, MODE, FORMATS>(p, s, a, &r, own, which, fin);
         if (p.shift)
 #pragma unroll
             for (int i = 0; i < SLICES; i++)

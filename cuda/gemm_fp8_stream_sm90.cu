@@ -34,6 +34,7 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
     } else if (threadIdx.x == CONSUMERS + 32) {
         ptx_prefetch_map(&p.x);
     }
+    ptx_grid_release();
     __syncwarp();
     /* The thread that made the mbarriers goes on at once; the others wait for them. */
     if (warp == CONSUMERS / 32)
@@ -85,7 +86,7 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
 
 /* [8, 16, 32, 64 tokens][mode][formats] */
 static const void *const functions[4][2][3] = BY_TOKENS(BY_MODE);
-static const int fixed[4] = BY_TOKENS(FIXED), chunks[4] = BY_TOKENS(CHUNK), x_most[4] = BY_TOKENS(X_MOST);
+static const int fixed[4] = BY_TOKENS(FIXED), x_most[4] = BY_TOKENS(X_MOST);
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -99,10 +100,6 @@ static ridge_status prepare(const ridge_device *device)
                   : host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared, "gemm_fp8: loading kernels");
 }
-
-#ifdef STREAM_TUNE
-extern "C" int g_tune[16], g_info[8];
-#endif
 
 /* How a matrix of weights is cut: into slices of `high` rows for `clusters` of 1 << shift CTAs, each a part of k. */
 typedef struct stream_cut {
@@ -118,10 +115,6 @@ static int shift_of(const ridge_device *device, int64_t n, int64_t k)
     const int64_t quads = (k + QUAD * BK - 1) / (QUAD * BK);
     int shift = 0;
 
-#ifdef STREAM_TUNE
-    if (g_tune[0])
-        return g_tune[0] - 1;
-#endif
     while (1 << shift < SPLIT_MOST && n << shift < (shift == 0 ? 72 : 60) * (int64_t)device->units &&
            2 << shift <= quads)
         shift++;
@@ -142,10 +135,6 @@ static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
     rows = (n + best.clusters - 1) / best.clusters;
     least = (rows + ROWS - 1) / ROWS;
     least = least < GROUPS ? (int64_t)GROUPS : least; /* work for both warpgroups */
-#ifdef STREAM_TUNE
-    if (g_tune[2] > least)
-        least = g_tune[2];
-#endif
     for (int64_t each = least; each <= least + 2; each++) {
         const int64_t high = ((rows + each - 1) / each + 7) / 8 * 8, slices = (n + high - 1) / high;
         const int64_t most = (slices + best.clusters - 1) / best.clusters;
@@ -160,32 +149,40 @@ static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
     return best;
 }
 
-/* Shares out `bytes` of shared memory: sums, and the longest rings that fit. False: they do not. */
-static bool lay_out(stream_args *p, const stream_cut *cut, int tokens, int bytes)
+/* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
+ * do not. */
+static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int bytes)
 {
     const int columns = 8 << tokens, split = 1 << cut->shift, slots = cut->most < SLOTS ? cut->most : SLOTS;
-    const int turns = (slots + 1) / 2, chunk = chunks[tokens], x_bytes = chunk * columns * BK;
+    const int turns = (slots + 1) / 2, stage = p->chunk * p->box, x_stage = p->chunk * columns * BK;
     const int units = (cut->high / 8 + split - 1) / split, sums = slots * (split - 1) * units * 8 * columns * 4;
-    const int room = bytes - fixed[tokens] - sums - (ROWS * BK - p->box); /* a slice's reads are of 64 rows */
-    const int64_t all = (cut->blocks + chunk - 1) / chunk, passes = (cut->most + SLOTS - 1) / SLOTS;
+    const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
+    const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
     for (int stages = W_MOST; stages >= 2; stages--) {
-        const int ahead = (stages + turns - 1) / turns + 1;
+        const int ahead = (stages + turns - 1) / turns + 1, most = x_most[tokens] / p->chunk;
 
-        p->x_stages = ahead < x_most[tokens] ? ahead : x_most[tokens];
-        if (p->x_stages > all * passes)
-            p->x_stages = (int)(all * passes);
-        if (stages > 2 && stages > all * turns * passes)
+        if (stages > 2 && stages > all * turns)
             continue;
-        if (GROUPS * stages * chunk * p->box + p->x_stages * x_bytes > room)
-            continue;
+        p->x_stages = ahead < most ? ahead : most;
+        p->x_stages = p->x_stages < all ? p->x_stages : (int)all;
         p->w_stages = stages;
-        p->boxes = fixed[tokens] + p->x_stages * x_bytes;
-        p->sums = p->boxes + GROUPS * stages * chunk * p->box + (ROWS * BK - p->box);
+        p->boxes = fixed[tokens] + p->x_stages * x_stage;
+        p->sums = p->boxes + GROUPS * stages * stage + more;
         p->bytes = p->sums + sums;
-        return true;
+        if (p->bytes <= bytes)
+            return true;
     }
     return false;
+}
+
+static bool lay_out(stream_args *p, const stream_cut *cut, int tokens, int bytes)
+{
+    p->chunk = CHUNK_MOST;
+    if (lay_out_chunk(p, cut, tokens, bytes))
+        return true;
+    p->chunk = CHUNK_MOST / 2;
+    return lay_out_chunk(p, cut, tokens, bytes);
 }
 
 static int64_t stride_of(const ridge_operand *x, int64_t packed)
@@ -223,11 +220,7 @@ static int takes_all(const ridge_call *call, stream_cut cut)
 {
     const int64_t bytes = cut.blocks * BK * cut.most * cut.high;
 
-#ifdef STREAM_TUNE
-    if (g_tune[1])
-        return g_tune[1] - 1;
-#endif
-    return bytes > (call->dim[0] > 32 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+    return bytes > (call->dim[0] > 16 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
 }
 
 /* The tensor maps of x and w: by lines, or by blocks where a last block is not whole. */
@@ -240,11 +233,11 @@ static ridge_status map_both(const ridge_device *device, const ridge_call *call,
 
     p->lines = k % BK == 0;
     if (p->lines) {
-        status = host_tensor_map_lines_l2(device, &p->x, a->data, k, p->m, stride_of(a, k), 8 << tokens, chunks[tokens],
+        status = host_tensor_map_lines_l2(device, &p->x, a->data, k, p->m, stride_of(a, k), 8 << tokens, p->chunk,
                                           promotion);
         return status ? status
-                      : host_tensor_map_lines_l2(device, &p->w, b->data, k, p->n, stride_of(b, k), p->high,
-                                                 chunks[tokens], promotion);
+                      : host_tensor_map_lines_l2(device, &p->w, b->data, k, p->n, stride_of(b, k), p->high, p->chunk,
+                                                 promotion);
     }
     status = host_tensor_map_l2(device, &p->x, RIDGE_E4M3, a->data, k, p->m, stride_of(a, k), BK, 8 << tokens, 128,
                                 promotion);
@@ -269,19 +262,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;
-    p.late = 0x7fffffff;
-#ifdef STREAM_TUNE
-    if (g_tune[3])
-        p.late = g_tune[3] - 1;
-#endif
     if ((takes_all(call, cut) || !lay_out(&p, &cut, tokens, HALF)) && !lay_out(&p, &cut, tokens, FULL))
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: no room for two stages", kernel->name);
-#ifdef STREAM_TUNE
-    g_info[0] = 1 << cut.shift, g_info[1] = cut.clusters, g_info[2] = cut.high, g_info[3] = cut.slices,
-    g_info[4] = p.x_stages, g_info[5] = p.w_stages;
-    if (g_tune[1] == 1 && p.bytes > HALF)
-        return RIDGE_ERR_UNSUPPORTED;
-#endif
     status = map_both(device, call, tokens, &p);
     if (status)
         return status;
