@@ -329,28 +329,33 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
     __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
 }
 
-/* fin = fma(scale, acc, fin), or fin + acc. scale_w: of a slot; bit h of which: the scale of the rows of half h. */
-template <int N, int MODE>
-static __device__ __forceinline__ void stream_promote(const float *scale_x, const float *scale_w, uint32_t which,
-                                                      const float *acc, float *fin)
+/* What the sums of a block are multiplied by, in the order of fin. scale_w: of a slot; bit h of which: the scale of the
+ * rows of half h. */
+template <int N>
+static __device__ __forceinline__ void stream_factors(const float *scale_x, const float *scale_w, uint32_t which,
+                                                      float *factor)
 {
-    if (MODE == SCALE_BLOCK) {
-        const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
+    const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
 
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const float2 v = *(const float2 *)(scale_x + 8 * j + threadIdx.x % 4 * 2);
+    for (int j = 0; j < N / 8; j++) {
+        const float2 v = *(const float2 *)(scale_x + 8 * j + threadIdx.x % 4 * 2);
 
-            fin[4 * j] = __fmaf_rn(v.x * upper, acc[4 * j], fin[4 * j]);
-            fin[4 * j + 1] = __fmaf_rn(v.y * upper, acc[4 * j + 1], fin[4 * j + 1]);
-            fin[4 * j + 2] = __fmaf_rn(v.x * lower, acc[4 * j + 2], fin[4 * j + 2]);
-            fin[4 * j + 3] = __fmaf_rn(v.y * lower, acc[4 * j + 3], fin[4 * j + 3]);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++)
-            fin[i] += acc[i];
+        factor[4 * j] = v.x * upper;
+        factor[4 * j + 1] = v.y * upper;
+        factor[4 * j + 2] = v.x * lower;
+        factor[4 * j + 3] = v.y * lower;
     }
+}
+
+/* fin = fma(factor, acc, fin), or fin + acc. */
+template <int N, int MODE>
+static __device__ __forceinline__ void stream_promote(const float *factor, float *acc, float *fin)
+{
+    wgmma_pin<N / 2>(acc); /* no use before the wait */
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        fin[i] = MODE == SCALE_BLOCK ? __fmaf_rn(factor[i], acc[i], fin[i]) : fin[i] + acc[i];
 }
 
 /* The matrix instructions of T blocks into acc, as a group of their own. w, x: addresses of their first boxes. */
@@ -376,33 +381,37 @@ typedef struct stream_reader {
     stream_ring w, x;
 } stream_reader;
 
-/* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up. */
+/* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up,
+ * except where the registers do not allow it. */
 template <int N, int MODE, int FORMATS, int C>
 static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, const stream_reader *r, int slot,
                                                     uint32_t which, float *fin)
 {
-    enum { T = TOGETHER(N), ALL = C / T };
+    enum { T = TOGETHER(N), ALL = C / T, AHEAD = N < 64 || MODE == SCALE_LAST };
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(N) + first * (N * BK),
                    w = r->boxes + r->w.stage * C * r->box;
-    float acc[2][T][N / 2];
+    float acc[1 + AHEAD][T][N / 2], factor[T][N / 2];
 
 #pragma unroll
-    for (int u = 0; u <= ALL; u++) {
+    for (int u = 0; u < ALL + AHEAD; u++) {
+        const int done = u - AHEAD;
+
         if (u < ALL)
-            stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % 2]);
-        if (u == 0)
+            stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % (1 + AHEAD)]);
+        if (done < 0)
             continue;
-        if (u < ALL)
+        if (MODE == SCALE_BLOCK)
+#pragma unroll
+            for (int t = 0; t < T; t++)
+                stream_factors<N>(s->scale_x[first + done * T + t], s->scale_w[first + done * T + t][slot], which,
+                                  factor[t]);
+        if (AHEAD && u < ALL)
             wgmma_wait_before();
         else
             wgmma_wait();
 #pragma unroll
-        for (int t = 0; t < T; t++) {
-            const uint32_t block = first + (u - 1) * T + t;
-
-            wgmma_pin<N / 2>(acc[(u - 1) % 2][t]); /* no use before the wait */
-            stream_promote<N, MODE>(s->scale_x[block], s->scale_w[block][slot], which, acc[(u - 1) % 2][t], fin);
-        }
+        for (int t = 0; t < T; t++)
+            stream_promote<N, MODE>(factor[t], acc[done % (1 + AHEAD)][t], fin);
     }
 }
 
@@ -413,14 +422,15 @@ static __device__ __forceinline__ void stream_rest(const stream_memory<N> *s, co
 {
     const uint32_t first = r->x.stage * chunk, x = r->base + FIXED(N) + first * (N * BK),
                    w = r->boxes + r->w.stage * chunk * r->box;
-    float acc[1][N / 2];
+    float acc[1][N / 2], factor[N / 2];
 
 #pragma unroll 1
     for (int j = 0; j < length; j++) {
         stream_issue<N, FORMATS, 1>(w + j * r->box, x + j * (N * BK), r->box, acc);
+        if (MODE == SCALE_BLOCK)
+            stream_factors<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, factor);
         wgmma_wait();
-        wgmma_pin<N / 2>(acc[0]);
-        stream_promote<N, MODE>(s->scale_x[first + j], s->scale_w[first + j][slot], which, acc[0], fin);
+        stream_promote<N, MODE>(factor, acc[0], fin);
     }
 }
 

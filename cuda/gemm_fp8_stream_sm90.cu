@@ -6,17 +6,19 @@
  * 16, 32 or 64, its columns, so few tokens cost nothing extra. A slice is `high` rows of weights, a multiple of 8 up to
  * 64, such that all CTAs get nearly the same number of rows; the rest of the instruction's rows is rubbish that nobody
  * stores. k is split over a cluster of 1, 2, 4 or 8 CTAs, which walks a run of slices, up to four at a time, two a
- * warpgroup. One thread keeps a ring of weight boxes (a slice x 128 bytes) in flight, one warp a ring of the tokens'
- * boxes and their scales. When a slice is done, each CTA sends the partial sums that another CTA of the cluster
- * finishes to that CTA's shared memory, 8 rows at a time, and the finisher adds them in ascending k. How k is split
- * follows from n, k and the device, never from m.
+ * warpgroup. One thread keeps a ring of weights in flight, one warp a ring of the tokens and their scales; a stage is
+ * what one TMA instruction brings, 4 (or 2) blocks of 128 of k: a thread issues one in 100 to 150 ns, so that an
+ * instruction a block (4 to 8 KB) would hold a multiprocessor back. When a slice is done, each CTA sends the partial
+ * sums that another CTA of the cluster finishes to that CTA's shared memory, 8 rows at a time, and the finisher adds
+ * them in ascending k. How k is split follows from n, k and the device, never from m.
  *
  * Barriers: w_full, x_full: a stage has its bytes (and scales). w_empty, x_empty: the warps have finished with it.
- * sums_full[g]: the partial sums of warpgroup g's slice have come from all others; sums_free[g]: all finishers of the
+ * sums_full[slot]: the partial sums of a slot's slice have come from all others; sums_free[slot]: all finishers of the
  * cluster have read theirs, so the next slice's may be sent (none after the last slice: the receiver may have left).
  *
  * With RIDGE_WEIGHTS_SETTLED a CTA begins to load weights before the previous kernel has ended: when the previous CTA
- * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. */
+ * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. The next
+ * kernel is let in at the start: later, those of its CTAs that find a multiprocessor empty would come in pairs. */
 #include "gemm_fp8_stream.cuh"
 
 template <int N, int MODE, int FORMATS>
