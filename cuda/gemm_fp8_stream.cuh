@@ -381,37 +381,39 @@ typedef struct stream_reader {
     stream_ring w, x;
 } stream_reader;
 
-/* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up,
- * except where the registers do not allow it. */
+/* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up. What
+ * these are multiplied by is there before the wait where the registers allow it. */
 template <int N, int MODE, int FORMATS, int C>
 static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, const stream_reader *r, int slot,
                                                     uint32_t which, float *fin)
 {
-    enum { T = TOGETHER(N), ALL = C / T, AHEAD = N < 64 || MODE == SCALE_LAST };
+    enum { T = TOGETHER(N), ALL = C / T };
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(N) + first * (N * BK),
                    w = r->boxes + r->w.stage * C * r->box;
-    float acc[1 + AHEAD][T][N / 2], factor[T][N / 2];
+    float acc[2][T][N / 2], factor[T][N / 2];
 
 #pragma unroll
-    for (int u = 0; u < ALL + AHEAD; u++) {
-        const int done = u - AHEAD;
+    for (int u = 0; u <= ALL; u++) {
+        const uint32_t done = first + (u - 1) * T;
 
         if (u < ALL)
-            stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % (1 + AHEAD)]);
-        if (done < 0)
+            stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % 2]);
+        if (u == 0)
             continue;
-        if (MODE == SCALE_BLOCK)
+        if (MODE == SCALE_BLOCK && N < 64)
 #pragma unroll
             for (int t = 0; t < T; t++)
-                stream_factors<N>(s->scale_x[first + done * T + t], s->scale_w[first + done * T + t][slot], which,
-                                  factor[t]);
-        if (AHEAD && u < ALL)
+                stream_factors<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, factor[t]);
+        if (u < ALL)
             wgmma_wait_before();
         else
             wgmma_wait();
 #pragma unroll
-        for (int t = 0; t < T; t++)
-            stream_promote<N, MODE>(factor[t], acc[done % (1 + AHEAD)][t], fin);
+        for (int t = 0; t < T; t++) {
+            if (MODE == SCALE_BLOCK && N == 64)
+                stream_factors<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, factor[t]);
+            stream_promote<N, MODE>(factor[t], acc[(u - 1) % 2][t], fin);
+        }
     }
 }
 
