@@ -358,6 +358,25 @@ static __device__ __forceinline__ void stream_promote(const float *factor, float
         fin[i] = MODE == SCALE_BLOCK ? __fmaf_rn(factor[i], acc[i], fin[i]) : fin[i] + acc[i];
 }
 
+/* The same where the registers do not hold the factors of a block. */
+template <int N>
+static __device__ __forceinline__ void stream_promote_scaled(const float *scale_x, const float *scale_w, uint32_t which,
+                                                             float *acc, float *fin)
+{
+    wgmma_pin<N / 2>(acc);
+    const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
+
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const float2 v = *(const float2 *)(scale_x + 8 * j + threadIdx.x % 4 * 2);
+
+        fin[4 * j] = __fmaf_rn(v.x * upper, acc[4 * j], fin[4 * j]);
+        fin[4 * j + 1] = __fmaf_rn(v.y * upper, acc[4 * j + 1], fin[4 * j + 1]);
+        fin[4 * j + 2] = __fmaf_rn(v.x * lower, acc[4 * j + 2], fin[4 * j + 2]);
+        fin[4 * j + 3] = __fmaf_rn(v.y * lower, acc[4 * j + 3], fin[4 * j + 3]);
+    }
+}
+
 /* The matrix instructions of T blocks into acc, as a group of their own. w, x: addresses of their first boxes. */
 template <int N, int FORMATS, int T>
 static __device__ __forceinline__ void stream_issue(uint32_t w, uint32_t x, uint32_t box, float (*acc)[N / 2])
@@ -411,8 +430,10 @@ static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, c
 #pragma unroll
         for (int t = 0; t < T; t++) {
             if (MODE == SCALE_BLOCK && N == 64)
-                stream_factors<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, factor[t]);
-            stream_promote<N, MODE>(factor[t], acc[(u - 1) % 2][t], fin);
+                stream_promote_scaled<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, acc[(u - 1) % 2][t],
+                                         fin);
+            else
+                stream_promote<N, MODE>(factor[t], acc[(u - 1) % 2][t], fin);
         }
     }
 }
@@ -429,10 +450,13 @@ static __device__ __forceinline__ void stream_rest(const stream_memory<N> *s, co
 #pragma unroll 1
     for (int j = 0; j < length; j++) {
         stream_issue<N, FORMATS, 1>(w + j * r->box, x + j * (N * BK), r->box, acc);
-        if (MODE == SCALE_BLOCK)
+        if (MODE == SCALE_BLOCK && N < 64)
             stream_factors<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, factor);
         wgmma_wait();
-        stream_promote<N, MODE>(factor, acc[0], fin);
+        if (MODE == SCALE_BLOCK && N == 64)
+            stream_promote_scaled<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, acc[0], fin);
+        else
+            stream_promote<N, MODE>(factor, acc[0], fin);
     }
 }
 
