@@ -130,8 +130,9 @@ def decode_suite(lib, all_kernels):
                     providers["cublas-bf16"] = ("matmul", lambda w: a16 @ pair[id(w)].t())
                     for blocks, threads in ((1, 512), (2, 512), (4, 256)):
                         providers[f"stream:{blocks}x{threads}"] = ("read", lambda w, b=blocks, t=threads: stream(w, sink, b, t))
-                    if tk and m >= 16:
-                        providers["tk-gemm"] = ("split-k", lambda w: tk.gemm_split_k(a, w.t()))
+                    if tk and m >= 16:  # it reads 64 rows whatever m is
+                        rows = torch.cat((a.view(torch.uint8), torch.zeros(64, k, device="cuda", dtype=torch.uint8))).view(a.dtype)[:m]
+                        providers["tk-gemm"] = ("split-k", lambda w, x=rows: tk.gemm_split_k(x, w.t()))
                 if deep and mode == "row128_blk128":
                     providers["deepgemm"] = ("fp8_gemm_nt", deepgemm(deep, m, n, a, sa, sw))
                 want = reference(mode, a, sa, sets[0], sw)

@@ -305,6 +305,16 @@ static __device__ __forceinline__ void ptx_tma_load_2d_policy(uint32_t to, const
                  : "memory");
 }
 
+static __device__ __forceinline__ void ptx_tma_load_3d_policy(uint32_t to, const void *map, int x, int y, int z,
+                                                              uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+                 :
+                 : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
+                 : "memory");
+}
+
 /* What is read once goes first. */
 static __device__ __forceinline__ uint64_t ptx_policy_evict_first(void)
 {

@@ -94,8 +94,8 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_amax(const __grid_co
     const int64_t units = p.rows * p.across;
     uint32_t most = 0;
 
+    ptx_grid_release(); /* a product behind this may begin to load its weights */
     ptx_grid_wait();
-    ptx_grid_release();
     for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
         const int64_t col = u % p.across * UNIT + threadIdx.x * GROUP;
         sixteen<DTYPE> x;
@@ -115,8 +115,8 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_encode(const __grid_
     uint32_t most = 0;
     float s, r;
 
+    ptx_grid_release(); /* a product behind this may begin to load its weights */
     ptx_grid_wait();
-    ptx_grid_release();
     if (p.given) {
         s = *p.given;
     } else {
@@ -152,8 +152,8 @@ static __global__ void __launch_bounds__(THREADS) tensor_fold(const __grid_const
 {
     uint32_t most = 0;
 
+    ptx_grid_release(); /* a product behind this may begin to load its weights */
     ptx_grid_wait();
-    ptx_grid_release();
     for (uint32_t i = threadIdx.x; i < p.partials; i += THREADS)
         most = max(most, p.partial[i]);
     most = block_largest(most);
@@ -168,8 +168,8 @@ static __global__ void __launch_bounds__(THREADS, 4) row_encode(const __grid_con
     uint32_t most = 0;
     float s, r;
 
+    ptx_grid_release(); /* a product behind this may begin to load its weights */
     ptx_grid_wait();
-    ptx_grid_release();
     if (!p.given || p.amax) {
         for (int64_t col = threadIdx.x * GROUP; col < p.cols; col += UNIT) {
             sixteen<DTYPE> x;
