@@ -17,7 +17,7 @@
  * their place back. */
 #include "q8_0_stream.cuh"
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 /* --------------------------------------------------------------------------------------------- the finishing warps */
 
 /* What the finishing warps have in common: a thread has one row of every tile and every step-th token, begin first. */
@@ -195,6 +195,26 @@ static __device__ __forceinline__ void announce_streams(const stream_args &a, co
     }
 }
 
+/* One element; factors: post and comb of its token. */
+static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t row, int token, float y,
+                                                   const float *streams, const float *factors)
+{
+    const float v = a.p.add ? y + streams[HC_STREAMS] : y;
+    float *const out = (float *)a.p.out[0] + token * a.p.out_stride[0] + row;
+
+    if (a.p.y)
+        num_store<RIDGE_F32>(a.p.y, token * a.p.y_stride + row, y);
+#pragma unroll
+    for (int dst = 0; dst < HC_STREAMS; dst++) {
+        float acc = ridge_hc_start(v, factors[dst]);
+
+#pragma unroll
+        for (int src = 0; src < HC_STREAMS; src++)
+            acc = ridge_hc_step(acc, factors[HC_STREAMS + dst + HC_STREAMS * src], streams[src]);
+        num_store<RIDGE_F32>(out, dst * a.p.weight[0].rows, acc);
+    }
+}
+
 /* HC expand. With four streams the residuals of the next tile are on their way while one is finished, and
  * the tokens' factors lie in shared memory. */
 template <int SUBS, int TOKENS>
@@ -219,7 +239,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
         ptx_barrier_sync(2, WIDTH);
     }
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        const int64_t row = (int64_t)tile * a.high + f.r;
+        const int row = tile * (SUBS * SUB) + f.r;
 
         if (four)
             fetch_streams<PER>(a, f, tile + gridDim.x, next);
@@ -227,21 +247,15 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
 #pragma unroll
         for (int i = 0; i < PER; i++) {
             const int t = f.begin + i * f.step;
-            q8_0_streams streams;
+            float y;
 
             if (t >= a.tokens || row >= a.p.weight[0].rows)
                 continue;
-#pragma unroll
-            for (int k = 0; k < HC_FACTORS; k++)
-                (k < HC_STREAMS ? streams.post[k] : streams.comb[k - HC_STREAMS]) = factors[t * HC_FACTORS + k];
-#pragma unroll
-            for (int s = 0; s < HC_STREAMS; s++)
-                streams.res[s] = now[i][s];
-            streams.add = now[i][HC_STREAMS];
-            q8_0_finish_hc(
-                a.p, row, t,
-                sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS)),
-                &streams);
+            y = sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
+            if (four)
+                finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS);
+            else
+                q8_0_finish_hc(a.p, row, t, y, NULL);
         }
         take_sums(&f);
 #pragma unroll
@@ -253,7 +267,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
 }
 #endif
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 /* The loading warp: the maps are on their way while every lane makes its barriers. */
 template <int SUBS, int TOKENS, int RAW>
 static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)

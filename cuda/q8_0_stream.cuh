@@ -48,7 +48,7 @@ typedef struct stream_args {
     q8_0_args p;
 } stream_args;
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 /* The weight of a tile and its first row. */
 static __device__ __forceinline__ int tile_rows(const stream_args &a, int tile, int *row)
 {
@@ -336,7 +336,7 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
                    taken = summed + 8 * SUMS;
     const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t parity = 0, sums_parity = 1;
-    int stage = 0, sums = 0;
+    int stage = 0, sums = 0, here = lane;
 
     if (a.x_dtype != RIDGE_I8) {
         ptx_grid_wait();
@@ -348,7 +348,11 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
 
         for (int turn = 0; turn < a.turns; turn++) {
             ptx_mbarrier_wait(full + 8 * stage, parity);
-            multiply<SUBS, TOKENS, RAW>(a, shared, stage, a.resident ? turn : stage, part, lane, acc);
+#if __CUDA_ARCH__ >= 1000
+            if (TOKENS > 8) /* addresses anew every turn: kept, they are one register too many for this compiler */
+                asm volatile("" : "+r"(here));
+#endif
+            multiply<SUBS, TOKENS, RAW>(a, shared, stage, a.resident ? turn : stage, part, here, acc);
             __syncwarp(); /* every lane has read the stage */
             if (lane == 0)
                 ptx_mbarrier_arrive(empty + 8 * stage);
