@@ -106,11 +106,11 @@ static __device__ __forceinline__ uint32_t pack_codes(const float *x, float r)
     for (int i = 0; i < 4; i++) {
         const float y = x[i] * r;
 
-        sign[i] = __float_as_uint(y);
+        sign[i] = (uint32_t)(__float_as_int(y) >> 31);
         size[i] = __float_as_uint(__fadd_rz(__fadd_rz(fabsf(y), 0.5f), 8388608.0f));
     }
     sizes = __byte_perm(__byte_perm(size[0], size[1], 0x0040), __byte_perm(size[2], size[3], 0x0040), 0x5410);
-    signs = __byte_perm(__byte_perm(sign[0], sign[1], 0x00fb), __byte_perm(sign[2], sign[3], 0x00fb), 0x5410);
+    signs = __byte_perm(__byte_perm(sign[0], sign[1], 0x0040), __byte_perm(sign[2], sign[3], 0x0040), 0x5410);
     return (sizes & ~signs) | (((0x80808080u - sizes) ^ 0x80808080u) & signs);
 }
 

@@ -431,8 +431,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = inside ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
         return status ? status : q8_0_launch_portable(device, kernel->name, &a.p, stream);
     }
-    if (call->flags & RIDGE_WEIGHTS_SETTLED)
-        a.early = a.stages;
+    if (call->flags &
+        RIDGE_WEIGHTS_SETTLED) /* the loads of floats that are quantised inside wait behind all of these */
+        a.early = !inside || a.stages < 8 / subs ? a.stages : 8 / subs;
     else if (a.turns * (int64_t)(raw ? subs * RAW_BYTES : subs * (CODE_BYTES + SCALE_BYTES)) <= AHEAD_MOST &&
              a.tiles <= device->units)
         a.ahead = a.turns;
@@ -499,7 +500,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     us += half ? 1.3 : high == 32 ? 2.0 : share > 1 ? 2.1 : 1.5;
     if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
         us += half ? 0.4 : 0.9 + 0.015 * mb;
-    us += more * (half ? 0.06 + 0.005 * mb + (hc ? 0.1 : 0) : 0.05 + 0.001 * mb);
+    us += more * (half ? 0.055 + 0.005 * mb + (hc ? 0.1 : 0) : 0.06 + 0.001 * mb);
+    if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
+        us += 3;
     return (us + (high == 8 ? 0.3 + 0.05 * more : 0)) / speed;
 }
 

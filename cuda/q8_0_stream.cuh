@@ -137,6 +137,10 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
     uint32_t parity = 1;
     int n = 0;
 
+    if (a.x_dtype == RIDGE_I8) { /* x too, a turn of it from this block: a kernel in front may still write it */
+        ptx_tma_prefetch_3d(&a.x, 0, 0, (int)blockIdx.x % a.turns * 8);
+        ptx_tma_prefetch_2d(&a.x_scales, (int)blockIdx.x % a.turns * Q8_0_TURN, 0);
+    }
     for (; n < a.early && w.tile < a.tiles; n++, next_turn(a, &w))
         load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
     for (int i = 0; i < a.ahead && x.tile < a.tiles; i++, next_turn(a, &x))
@@ -339,6 +343,11 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
     int stage = 0, sums = 0, here = lane;
 
     if (a.x_dtype != RIDGE_I8) {
+        const int row_bytes = (int)a.p.blocks * RIDGE_Q8_0_BLOCK * (a.x_dtype == RIDGE_F32 ? 4 : 2);
+
+        for (int token = 0; token < a.tokens; token++)
+            for (int at = threadIdx.x * 128; at < row_bytes; at += 32 * CONSUMERS * 128)
+                ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
         ptx_grid_wait();
         quantise_x(a, memory);
         ptx_barrier_sync(1, 32 * CONSUMERS); /* all of x before any is read */

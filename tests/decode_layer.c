@@ -59,12 +59,18 @@ static void same_outputs(const ridge_call *call, void *const *memory, const char
 static void run(const ridge_call *call, const char *what)
 {
     const int args = ridge_op_table[call->op]->args;
-    void *memory[RIDGE_MAX_ARGS] = {NULL}, *workspace = NULL, *stream;
+    void *memory[RIDGE_MAX_ARGS] = {NULL}, *workspace = NULL, *stream, *scratch;
+    size_t scratch_bytes;
     ridge_problem problem;
     ridge_call on_gpu = *call;
 
-    if (ridge_run(cpu, call, NULL, 0, NULL) || ridge_validate(call, &problem) || gpu->backend->stream_new(gpu, &stream))
+    if (ridge_workspace_bytes(cpu, call, &scratch_bytes))
         stop(what, ridge_error());
+    scratch = room(scratch_bytes);
+    if (ridge_run(cpu, call, scratch, scratch_bytes, NULL) || ridge_validate(call, &problem) ||
+        gpu->backend->stream_new(gpu, &stream))
+        stop(what, ridge_error());
+    free(scratch);
     for (int arg = 0; arg < args; arg++)
         if (call->arg[arg].data) {
             const size_t bytes = (size_t)ridge_operand_bytes(call, arg);
