@@ -2,9 +2,10 @@
  *
  * One run of a row: upload the image (guards, inputs, poisoned outputs), launch, download, compare every byte with the
  * image that the C reference left. Four ways: eager; captured in a graph and replayed twice; two copies on two streams
- * at once; and rows of the reference's bits as on a device of one and of seven multiprocessors. A row that does not promise the reference's bits must be within the op's bound and leave all else alone in
- * its eager run (image_judge); the other runs must then give the bits of that one. Faulty rows for `ridge teeth` come
- * in through test_row (cmd_teeth.c). */
+ * at once; and rows of the reference's bits as on a device of one and of seven multiprocessors. A row that does not
+ * promise the reference's bits must be within the op's bound and leave all else alone in its eager run (image_judge);
+ * the other runs must then give the bits of that one. Faulty rows for `ridge teeth` come in through test_row
+ * (cmd_teeth.c). */
 #include <argp.h>
 #include <inttypes.h>
 #include <stdlib.h>
