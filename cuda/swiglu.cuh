@@ -55,6 +55,41 @@ static __device__ __forceinline__ swiglu_unit swiglu_locate(const swiglu_args &p
     return unit;
 }
 
+/* Blocks of a general kernel that must fit. */
+#define SWIGLU_GENERAL_BLOCKS(dtype, act) SWIGLU_BLOCKS(dtype, act, 4, 2)
+
+/* The options of a call; DEFAULTS: constants, as ridge_swiglu_resolve leaves them. */
+template <int DEFAULTS> static __device__ __forceinline__ ridge_swiglu_options swiglu_options(const swiglu_args &p)
+{
+    ridge_swiglu_options o = p.o;
+
+    if (DEFAULTS) {
+        o.gate_mul = o.down_mul = o.alpha = 1.0f;
+        o.up_offset = -0.0f;
+        o.limit = __int_as_float(0x7f800000);
+    }
+    return o;
+}
+
+/* What this thread of a flat kernel has to do: a group of 16 bytes, or one of the elements behind the last whole group.
+ */
+typedef struct swiglu_place {
+    int64_t byte;
+    bool group, element;
+} swiglu_place;
+
+template <int DTYPE> static __device__ __forceinline__ swiglu_place swiglu_place_of(const swiglu_args &p)
+{
+    constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2, V = 16 / SIZE;
+    const int64_t index = (int64_t)blockIdx.x * SWIGLU_PLAIN_THREADS + threadIdx.x, groups = p.cols / V;
+    swiglu_place at;
+
+    at.group = index < groups;
+    at.element = index - groups < p.cols - groups * V;
+    at.byte = at.group ? index * 16 : groups * 16 + (index - groups) * SIZE;
+    return at;
+}
+
 template <int DTYPE> static __device__ __forceinline__ char *swiglu_at(const swiglu_matrix &m, int64_t row, int64_t col)
 {
     return m.data + (row * m.stride + col) * (DTYPE == RIDGE_F32 ? 4 : 2);
@@ -179,7 +214,8 @@ static inline const char *swiglu_why_not(const ridge_device *, const ridge_kerne
     return NULL;
 }
 
-/* Tile and grid. `vector` is the columns of one group. Returns the number of blocks. */
+/* Tile and grid. `vector` is the columns of one group; a flat kernel has a thread for each and for each element behind
+ * the last. Returns the number of blocks. */
 static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *p, int vector, bool plain, int *threads)
 {
     int64_t tile = kernel->param[0];
@@ -198,7 +234,15 @@ static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *
     p->tiles = (uint32_t)((p->cols + tile - 1) / tile);
     if (p->tiles == 0)
         p->tiles = 1; /* no columns, but drow is written */
+    if (plain && kernel->param[0] == SWIGLU_FLAT)
+        return (uint32_t)((p->cols / vector + p->cols % vector + *threads - 1) / *threads);
     return (uint32_t)p->rows * p->tiles;
+}
+
+/* Which of a row's kernels: the place in the tables of functions. */
+static inline int swiglu_variant(const ridge_kernel *kernel, const ridge_problem *problem, bool plain)
+{
+    return !plain ? 3 + problem->plain : kernel->param[0] == SWIGLU_FLAT ? 2 : kernel->param[2] > 1;
 }
 
 /* Asks for all of L1 as cache: loads in flight live there, and a process whose other kernels use shared memory would
