@@ -156,6 +156,66 @@ static __device__ __forceinline__ void swiglu_store_pairs(char *to, int n, bool 
     swiglu_store<DTYPE>(to + SWIGLU_GROUP * bytes, 2 * n - head, vectors, x + SWIGLU_GROUP);
 }
 
+/* Pairs of a whole warp: lane l has columns 4 l to 4 l + 3 of the first 128 and of the second 128 instead of 8 in a
+ * row, so that every instruction of the warp reads or writes one stretch of memory. `from` and `to` are the warp's: 256
+ * pairs, or 256 elements of the other operands. */
+template <int DTYPE>
+static __device__ __forceinline__ void swiglu_load_turned_pairs(const char *from, float *a, float *b)
+{
+    const char *at = from + threadIdx.x % 32 * 16;
+    float x[2 * SWIGLU_GROUP];
+
+    num_unpack<DTYPE>(ptx_load_once(at), x);
+    num_unpack<DTYPE>(ptx_load_once(at + 512), x + SWIGLU_GROUP);
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++) {
+        a[i] = x[2 * i];
+        b[i] = x[2 * i + 1];
+    }
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void swiglu_store_turned_pairs(char *to, const float *a, const float *b)
+{
+    char *at = to + threadIdx.x % 32 * 16;
+    float x[2 * SWIGLU_GROUP];
+
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++) {
+        x[2 * i] = a[i];
+        x[2 * i + 1] = b[i];
+    }
+    ptx_store_once(at, num_pack<DTYPE>(x));
+    ptx_store_once(at + 512, num_pack<DTYPE>(x + SWIGLU_GROUP));
+}
+
+template <int DTYPE> static __device__ __forceinline__ void swiglu_load_turned(const char *from, float *x)
+{
+    const uint2 *at = (const uint2 *)(from + threadIdx.x % 32 * 8), lo = at[0], hi = at[32];
+
+    num_unpack<DTYPE>(make_uint4(lo.x, lo.y, hi.x, hi.y), x);
+}
+
+template <int DTYPE> static __device__ __forceinline__ void swiglu_store_turned(char *to, const float *x)
+{
+    char *at = to + threadIdx.x % 32 * 8;
+    const uint4 v = num_pack<DTYPE>(x);
+
+    ptx_store_once8(at, make_uint2(v.x, v.y));
+    ptx_store_once8(at + 256, make_uint2(v.z, v.w));
+}
+
+/* The first column of this thread's warp where the above apply: 16-bit elements, wide accesses, no drow (its columns
+ * are the threads'), 256 columns left. Else -1. */
+template <int DTYPE>
+static __device__ __forceinline__ int64_t swiglu_turned(const swiglu_args &p, const swiglu_unit &unit, int64_t col)
+{
+    const int64_t first = col - threadIdx.x % 32 * SWIGLU_GROUP;
+    const bool turned = DTYPE != RIDGE_F32 && (p.flags & RIDGE_INTERLEAVED) && p.vectors && !p.drow;
+
+    return turned && unit.end - first >= 32 * SWIGLU_GROUP ? first : -1;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
 /* Tile widths of a kernel row: param[0]. */
@@ -253,16 +313,20 @@ static inline ridge_status swiglu_prepare(const ridge_device *device, const void
                         cudaSharedmemCarveoutMaxL1, "swiglu: loading kernels");
 }
 
-/* Time of the bytes at the copy rate, times the row's percentage, plus a latency that grows with what a thread does. */
+/* Time of the bytes at the copy rate, times the row's percentage, plus a latency that grows with what a thread does.
+ * Several groups in flight pay where a group takes more instructions: GELU, and whatever the general kernels do. */
 static inline double swiglu_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double tensors = problem->op == RIDGE_SWIGLU_FWD ? 3 : 5, size = problem->dtype[0] == RIDGE_F32 ? 4 : 2;
     const double bytes = tensors * size * (double)problem->dim[0] * (double)problem->dim[1];
+    const uint32_t act = problem->flags & RIDGE_ACTIVATION;
     int64_t wide = 1;
     double percent = kernel->param[3];
 
     while (wide < problem->dim[1])
         wide *= 2;
+    if (kernel->param[2] == 1 && (act == RIDGE_GELU_TANH || act == RIDGE_GELU_ERF || !swiglu_is_plain(kernel, problem)))
+        percent *= 1.15;
     /* Blackwell: tiles of 1024 columns keep 8 blocks an SM where one block a row keeps 1 (Liger-Kernel #1271). */
     if (device->arch >= RIDGE_ARCH_SM100 && wide >= 16384 && kernel->param[0] == 1024)
         percent = 90;

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void swiglu_bwd_group(uint4 dout, uint4 gate, 
 
 /* Default options, aligned tensors: each thread has the loads of U groups in flight. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 6, 5))
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, U == 1 ? 10 : 6, 5))
     swiglu_bwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;
@@ -45,7 +45,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
     int64_t at = 0;
 
     ptx_grid_wait();
-    ptx_grid_release();
+    if (U > 1)
+        ptx_grid_release();
     for (; left > (U - 1) * (int)blockDim.x; left -= U * (int)blockDim.x) {
         uint4 a[U], b[U], dy[U];
 
@@ -55,6 +56,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
             b[u] = ptx_load_once(up + at + u * step);
             dy[u] = ptx_load_once(dout + at + u * step);
         }
+        if (U == 1) /* it takes its time: behind the loads, where registers allow */
+            ptx_grid_release();
 #pragma unroll
         for (int u = 0; u < U; u++)
             swiglu_bwd_group<DTYPE, ACT>(dy[u], a[u], b[u], dgate + at + u * step, dup + at + u * step);
@@ -115,10 +118,11 @@ static __device__ __forceinline__ float swiglu_bwd_element(const ridge_swiglu_op
     return dout * ridge_swiglu_drow(h, b, o);
 }
 
-/* drow of a row from the 256 threads' partial sums: the fixed tree. */
+/* drow of a row from the 256 threads' partial sums: the fixed tree. The shared memory is there only if drow is, since
+ * L1 has all the rest (swiglu_prepare) and would leave room for three or four blocks. */
 static __device__ void swiglu_bwd_drow(const swiglu_args &p, int64_t row, float sum)
 {
-    __shared__ float part[RIDGE_DROW_PARTS];
+    extern __shared__ float part[]; /* [RIDGE_DROW_PARTS] */
 
     part[threadIdx.x] = sum;
     for (int s = RIDGE_DROW_PARTS / 2; s > 0; s /= 2) {
@@ -147,14 +151,20 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
     scale = p.row_scale ? p.row_scale[unit.row] : 1.0f;
     for (int64_t col = unit.begin + threadIdx.x * SWIGLU_GROUP; col < unit.end; col += step) {
         const int n = unit.end - col < SWIGLU_GROUP ? (int)(unit.end - col) : SWIGLU_GROUP;
+        const int64_t turned = swiglu_turned<DTYPE>(p, unit, col);
 
-        if (p.flags & RIDGE_INTERLEAVED) {
+        if (turned >= 0) {
+            swiglu_load_turned_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * turned), a, b);
+        } else if (p.flags & RIDGE_INTERLEAVED) {
             swiglu_load_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * col), n, p.vectors, a, b);
         } else {
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, col), n, p.vectors, a);
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.up, unit.row, col), n, p.vectors, b);
         }
-        swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.dout, unit.row, col), n, p.vectors, dy);
+        if (turned >= 0)
+            swiglu_load_turned<DTYPE>(swiglu_at<DTYPE>(p.dout, unit.row, turned), dy);
+        else
+            swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.dout, unit.row, col), n, p.vectors, dy);
         ptx_grid_release();
 #pragma unroll
         for (int i = 0; i < SWIGLU_GROUP; i++) {
@@ -163,7 +173,9 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
             if (i < n)
                 sum += term;
         }
-        if (p.flags & RIDGE_INTERLEAVED) {
+        if (turned >= 0) {
+            swiglu_store_turned_pairs<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, 2 * turned), a, b);
+        } else if (p.flags & RIDGE_INTERLEAVED) {
             swiglu_store_pairs<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, 2 * col), n, p.vectors, a, b);
         } else {
             swiglu_store<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, col), n, p.vectors, a);
@@ -227,8 +239,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.vectors = swiglu_has_vectors(kernel, problem);
     p.o = ridge_swiglu_resolve(call->opt.swiglu);
     blocks = swiglu_geometry(kernel, &p, vector, plain, &threads);
-    return host_launch(device, kernel->name, functions[dtype - RIDGE_F32][act][swiglu_variant(kernel, problem, plain)],
-                       dim3(blocks), threads, &p, stream);
+    return host_launch_shared(device, kernel->name,
+                              functions[dtype - RIDGE_F32][act][swiglu_variant(kernel, problem, plain)], dim3(blocks),
+                              threads, p.drow ? RIDGE_DROW_PARTS * sizeof(float) : 0, &p, stream);
 }
 
 #define ROW(name, tile, threads, groups, percent)                                                         \

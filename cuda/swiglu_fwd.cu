@@ -22,7 +22,7 @@ template <int DTYPE, int ACT> static __device__ __forceinline__ uint4 swiglu_fwd
 
 /* Default options, two aligned tensors: each thread has the loads of U groups in flight, then stores U groups. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 10, 6))
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, U == 1 ? 12 : 10, 6))
     swiglu_fwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;
@@ -35,7 +35,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
         (unit.end - unit.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the unit */
 
     ptx_grid_wait();
-    ptx_grid_release();
+    if (U > 1)
+        ptx_grid_release();
     for (; left > (U - 1) * (int)blockDim.x; left -= U * (int)blockDim.x) {
         uint4 a[U], b[U];
 
@@ -44,6 +45,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
             a[u] = ptx_load_once(gate + u * step);
             b[u] = ptx_load_once(up + u * step);
         }
+        if (U == 1) /* it takes its time: behind the loads, where registers allow */
+            ptx_grid_release();
 #pragma unroll
         for (int u = 0; u < U; u++)
             ptx_store_once(out + u * step, swiglu_fwd_group<DTYPE, ACT>(a[u], b[u]));
@@ -101,8 +104,11 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
     scale = p.row_scale ? p.row_scale[unit.row] : 1.0f;
     for (int64_t col = unit.begin + threadIdx.x * SWIGLU_GROUP; col < unit.end; col += step) {
         const int n = unit.end - col < SWIGLU_GROUP ? (int)(unit.end - col) : SWIGLU_GROUP;
+        const int64_t turned = swiglu_turned<DTYPE>(p, unit, col);
 
-        if (p.flags & RIDGE_INTERLEAVED) {
+        if (turned >= 0) {
+            swiglu_load_turned_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * turned), a, b);
+        } else if (p.flags & RIDGE_INTERLEAVED) {
             swiglu_load_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * col), n, p.vectors, a, b);
         } else {
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, col), n, p.vectors, a);
@@ -117,7 +123,10 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
                 h = num_round<DTYPE>(h);
             a[i] = ridge_swiglu_scale(h * ridge_swiglu_up(b[i], o), scale, o);
         }
-        swiglu_store<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, col), n, p.vectors, a);
+        if (turned >= 0)
+            swiglu_store_turned<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, turned), a);
+        else
+            swiglu_store<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, col), n, p.vectors, a);
     }
 }
 
