@@ -104,12 +104,12 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
 }
 
 /* One element of the general kernel; returns its term of drow. */
-template <int DTYPE, int ACT>
+template <int DTYPE, int ACT, int DEFAULTS>
 static __device__ __forceinline__ float swiglu_bwd_element(const ridge_swiglu_options &o, bool round, float scale,
                                                            float dout, float *gate, float *up)
 {
-    float b = ridge_swiglu_up(*up, o), dh;
-    float h = ridge_act_bwd(ACT, ridge_swiglu_gate(*gate, o), o.alpha, &dh);
+    float b = DEFAULTS ? *up : ridge_swiglu_up(*up, o), dh;
+    float h = ridge_act_bwd(ACT, DEFAULTS ? *gate : ridge_swiglu_gate(*gate, o), o.alpha, &dh);
     float dy = ridge_swiglu_scale(dout, scale, o), dyb = dy * b;
     float db = dy * (round ? num_round<DTYPE>(h) : h);
 
@@ -168,7 +168,7 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
         ptx_grid_release();
 #pragma unroll
         for (int i = 0; i < SWIGLU_GROUP; i++) {
-            float term = swiglu_bwd_element<DTYPE, ACT>(o, round, scale, dy[i], &a[i], &b[i]);
+            float term = swiglu_bwd_element<DTYPE, ACT, DEFAULTS>(o, round, scale, dy[i], &a[i], &b[i]);
 
             if (i < n)
                 sum += term;

@@ -117,11 +117,11 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
         ptx_grid_release();
 #pragma unroll
         for (int i = 0; i < SWIGLU_GROUP; i++) {
-            float h = ridge_act_fwd(ACT, ridge_swiglu_gate(a[i], o), o.alpha);
+            float h = ridge_act_fwd(ACT, DEFAULTS ? a[i] : ridge_swiglu_gate(a[i], o), o.alpha);
 
             if (p.flags & RIDGE_ROUND_GATE)
                 h = num_round<DTYPE>(h);
-            a[i] = ridge_swiglu_scale(h * ridge_swiglu_up(b[i], o), scale, o);
+            a[i] = ridge_swiglu_scale(h * (DEFAULTS ? b[i] : ridge_swiglu_up(b[i], o)), scale, o);
         }
         if (turned >= 0)
             swiglu_store_turned<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, turned), a);
