@@ -105,9 +105,9 @@ static __global__ void __launch_bounds__(STREAM_THREADS, TILE_BLOCKS(STREAM_BLOC
         }
         ptx_mbarrier_fence_init();
     }
-    __syncthreads();    /* the mbarriers before anybody uses them */
-    ptx_grid_release(); /* a product behind this may begin to load its weights */
+    __syncthreads(); /* the mbarriers before anybody uses them */
     ptx_grid_wait();
+    ptx_grid_release();
     if (threadIdx.x < TILE_THREADS)
         stream_tiles<DTYPE, ROW, COL, E5M2>(a, m);
     else if (threadIdx.x == TILE_THREADS)

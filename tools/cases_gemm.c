@@ -72,9 +72,10 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = i == 1});
         }
     if (level != CASES_QUICK) { /* wide enough that the clusters of a GPU share tiles */
-        cases_add(list, op, "m=66 n=17416 k=1040", (test_case){.fill = FILL_EXACT, .repeats = 2});
-        cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1",
-                  (test_case){.fill = FILL_EXACT, .repeats = 2});
+        const test_case wide = {.fill = FILL_EXACT, .repeats = 2, .gpu = true};
+
+        cases_add(list, op, "m=66 n=17416 k=1040", wide);
+        cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1", wide);
     }
     if (level == CASES_LARGE)
         cases_add(list, op, "m=65664 n=32776 k=32", (test_case){.fill = FILL_EXACT});

@@ -408,16 +408,28 @@ static void list_skipped(const options *o, const ridge_device *device, tally *t)
     }
 }
 
+/* Some row of the op is asked for: else its references would be computed for nothing. */
+static bool op_wanted(const options *o, const ridge_op_row *op)
+{
+    for (int i = 0; ridge_kernel_at(i); i++)
+        if (ridge_kernel_at(i)->op == op->id && kernel_wanted(o, ridge_kernel_at(i)))
+            return true;
+    return false;
+}
+
 static void test_op(const options *o, const ridge_device *device, const ridge_op_row *op, tally *t)
 {
     case_list list = {0};
     progress p;
     int errors, tried;
 
+    if (!op_wanted(o, op))
+        return;
     cases_of(op, o->level, &list);
     progress_start(&p, list.count, o->quiet);
     for (int i = 0; i < list.count; i++) {
-        test_case_rows(o, device, &list.at[i], t);
+        if (!list.at[i].gpu || device->backend_id == RIDGE_CUDA)
+            test_case_rows(o, device, &list.at[i], t);
         progress_step(&p, op->name);
     }
     progress_end(&p);
