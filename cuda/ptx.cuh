@@ -381,10 +381,13 @@ static __device__ __forceinline__ void ptx_store_transposed(uint32_t to, uint32_
                  : "memory");
 }
 
-/* Adds to two floats of global memory without waiting for them. */
-static __device__ __forceinline__ void ptx_add_f32x2(float *to, float x, float y)
+/* Adds to four floats of global memory without waiting for them. */
+static __device__ __forceinline__ void ptx_add_f32x4(float *to, float4 v)
 {
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" : : "l"(to), "f"(x), "f"(y) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 }
 
 /* 4 bytes from global to shared memory without registers; then, when all of this thread's have landed, one arrival that
