@@ -49,15 +49,15 @@ tsan:
 	@cmake --build $(BUILD)/tsan -j $(JOBS)
 	$(BUILD)/tsan/tests/test_threads
 
-## fuzz: problem text, tuning files and safetensors under libFuzzer, each for a minute (FUZZ_SECONDS=60)
+## fuzz: problem text with tuning files, safetensors and GGUF under libFuzzer, each for a minute (FUZZ_SECONDS=60)
 fuzz:
 	@cmake -S . -B $(BUILD)/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DRIDGE_CUDA=OFF -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF \
 	    -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined >/dev/null
-	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text fuzz_safetensors
-	$(BUILD)/fuzz/tests/fuzz_text -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
-	@mkdir -p $(BUILD)/fuzz/corpus
-	$(BUILD)/fuzz/tests/fuzz_safetensors $(BUILD)/fuzz/corpus tests/fuzz/corpus/safetensors \
-	    -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1
+	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzz_text fuzz_safetensors fuzz_gguf
+	for name in text safetensors gguf; do \
+	    mkdir -p $(BUILD)/fuzz/corpus-$$name; \
+	    $(BUILD)/fuzz/tests/fuzz_$$name $(BUILD)/fuzz/corpus-$$name $$(ls -d tests/fuzz/corpus/$$name 2>/dev/null) \
+	        -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1 || exit 1; done
 
 ## memcheck: ridge test on the GPU under the four tools of compute-sanitizer (racecheck: the rows that use shared memory)
 memcheck: all
@@ -65,9 +65,10 @@ memcheck: all
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(RIDGE) test --quick --device cuda --quiet || exit 1; done
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(RIDGE) test --quick --device cuda --quiet --kernel '*_bwd.row'
 
-## teeth: plant faults in copies of the rows; every one must be caught
+## teeth: plant faults in copies of the rows, of the CPU and of a GPU where there is one; every one must be caught
 teeth: all
 	$(RIDGE) teeth --device cpu
+	if ! $(RIDGE) info | grep -q '^cuda none'; then $(RIDGE) teeth --device cuda; fi
 
 ## format: clang-format over the tree
 format:

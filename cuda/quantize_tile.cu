@@ -22,13 +22,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDG
     uint32_t raw[TILE_ROWS][W];
 
     ptx_grid_wait();
-    ptx_grid_release();
     if (SOURCE == FROM_X && p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
         const char *from = p.x + (row * p.stride + col) * (DTYPE == RIDGE_F32 ? 4 : 2);
 
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++, from += p.stride * (DTYPE == RIDGE_F32 ? 4 : 2))
             quantize_load<DTYPE>(from, 8, true, raw[i]);
+        ptx_grid_release(); /* takes time: behind the loads */
         tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, true, E5M2 == 2 ? p.e5m2 : E5M2);
         return;
     }
@@ -46,6 +46,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDG
                 tile_swiglu<DTYPE, SOURCE>(p, row + first + i < p.rows ? row + first + i : 0,
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
+    ptx_grid_release();
     tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, false, E5M2 == 2 ? p.e5m2 : E5M2);
 }
 

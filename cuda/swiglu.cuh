@@ -55,6 +55,41 @@ static __device__ __forceinline__ swiglu_unit swiglu_locate(const swiglu_args &p
     return unit;
 }
 
+/* Blocks of a general kernel that must fit. */
+#define SWIGLU_GENERAL_BLOCKS(dtype, act) SWIGLU_BLOCKS(dtype, act, 4, 2)
+
+/* The options of a call; DEFAULTS: constants, as ridge_swiglu_resolve leaves them. */
+template <int DEFAULTS> static __device__ __forceinline__ ridge_swiglu_options swiglu_options(const swiglu_args &p)
+{
+    ridge_swiglu_options o = p.o;
+
+    if (DEFAULTS) {
+        o.gate_mul = o.down_mul = o.alpha = 1.0f;
+        o.up_offset = -0.0f;
+        o.limit = __int_as_float(0x7f800000);
+    }
+    return o;
+}
+
+/* What this thread of a flat kernel has to do: a group of 16 bytes, or one of the elements behind the last whole group.
+ */
+typedef struct swiglu_place {
+    int64_t byte;
+    bool group, element;
+} swiglu_place;
+
+template <int DTYPE> static __device__ __forceinline__ swiglu_place swiglu_place_of(const swiglu_args &p)
+{
+    constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2, V = 16 / SIZE;
+    const int64_t index = (int64_t)blockIdx.x * SWIGLU_PLAIN_THREADS + threadIdx.x, groups = p.cols / V;
+    swiglu_place at;
+
+    at.group = index < groups;
+    at.element = index - groups < p.cols - groups * V;
+    at.byte = at.group ? index * 16 : groups * 16 + (index - groups) * SIZE;
+    return at;
+}
+
 template <int DTYPE> static __device__ __forceinline__ char *swiglu_at(const swiglu_matrix &m, int64_t row, int64_t col)
 {
     return m.data + (row * m.stride + col) * (DTYPE == RIDGE_F32 ? 4 : 2);
@@ -121,6 +156,66 @@ static __device__ __forceinline__ void swiglu_store_pairs(char *to, int n, bool 
     swiglu_store<DTYPE>(to + SWIGLU_GROUP * bytes, 2 * n - head, vectors, x + SWIGLU_GROUP);
 }
 
+/* Pairs of a whole warp: lane l has columns 4 l to 4 l + 3 of the first 128 and of the second 128 instead of 8 in a
+ * row, so that every instruction of the warp reads or writes one stretch of memory. `from` and `to` are the warp's: 256
+ * pairs, or 256 elements of the other operands. */
+template <int DTYPE>
+static __device__ __forceinline__ void swiglu_load_turned_pairs(const char *from, float *a, float *b)
+{
+    const char *at = from + threadIdx.x % 32 * 16;
+    float x[2 * SWIGLU_GROUP];
+
+    num_unpack<DTYPE>(ptx_load_once(at), x);
+    num_unpack<DTYPE>(ptx_load_once(at + 512), x + SWIGLU_GROUP);
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++) {
+        a[i] = x[2 * i];
+        b[i] = x[2 * i + 1];
+    }
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void swiglu_store_turned_pairs(char *to, const float *a, const float *b)
+{
+    char *at = to + threadIdx.x % 32 * 16;
+    float x[2 * SWIGLU_GROUP];
+
+#pragma unroll
+    for (int i = 0; i < SWIGLU_GROUP; i++) {
+        x[2 * i] = a[i];
+        x[2 * i + 1] = b[i];
+    }
+    ptx_store_once(at, num_pack<DTYPE>(x));
+    ptx_store_once(at + 512, num_pack<DTYPE>(x + SWIGLU_GROUP));
+}
+
+template <int DTYPE> static __device__ __forceinline__ void swiglu_load_turned(const char *from, float *x)
+{
+    const uint2 *at = (const uint2 *)(from + threadIdx.x % 32 * 8), lo = at[0], hi = at[32];
+
+    num_unpack<DTYPE>(make_uint4(lo.x, lo.y, hi.x, hi.y), x);
+}
+
+template <int DTYPE> static __device__ __forceinline__ void swiglu_store_turned(char *to, const float *x)
+{
+    char *at = to + threadIdx.x % 32 * 8;
+    const uint4 v = num_pack<DTYPE>(x);
+
+    ptx_store_once8(at, make_uint2(v.x, v.y));
+    ptx_store_once8(at + 256, make_uint2(v.z, v.w));
+}
+
+/* The first column of this thread's warp where the above apply: 16-bit elements, wide accesses, no drow (its columns
+ * are the threads'), 256 columns left. Else -1. */
+template <int DTYPE>
+static __device__ __forceinline__ int64_t swiglu_turned(const swiglu_args &p, const swiglu_unit &unit, int64_t col)
+{
+    const int64_t first = col - threadIdx.x % 32 * SWIGLU_GROUP;
+    const bool turned = DTYPE != RIDGE_F32 && (p.flags & RIDGE_INTERLEAVED) && p.vectors && !p.drow;
+
+    return turned && unit.end - first >= 32 * SWIGLU_GROUP ? first : -1;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
 /* Tile widths of a kernel row: param[0]. */
@@ -179,7 +274,8 @@ static inline const char *swiglu_why_not(const ridge_device *, const ridge_kerne
     return NULL;
 }
 
-/* Tile and grid. `vector` is the columns of one group. Returns the number of blocks. */
+/* Tile and grid. `vector` is the columns of one group; a flat kernel has a thread for each and for each element behind
+ * the last. Returns the number of blocks. */
 static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *p, int vector, bool plain, int *threads)
 {
     int64_t tile = kernel->param[0];
@@ -198,7 +294,15 @@ static inline uint32_t swiglu_geometry(const ridge_kernel *kernel, swiglu_args *
     p->tiles = (uint32_t)((p->cols + tile - 1) / tile);
     if (p->tiles == 0)
         p->tiles = 1; /* no columns, but drow is written */
+    if (plain && kernel->param[0] == SWIGLU_FLAT)
+        return (uint32_t)((p->cols / vector + p->cols % vector + *threads - 1) / *threads);
     return (uint32_t)p->rows * p->tiles;
+}
+
+/* Which of a row's kernels: the place in the tables of functions. */
+static inline int swiglu_variant(const ridge_kernel *kernel, const ridge_problem *problem, bool plain)
+{
+    return !plain ? 3 + problem->plain : kernel->param[0] == SWIGLU_FLAT ? 2 : kernel->param[2] > 1;
 }
 
 /* Asks for all of L1 as cache: loads in flight live there, and a process whose other kernels use shared memory would
@@ -209,16 +313,20 @@ static inline ridge_status swiglu_prepare(const ridge_device *device, const void
                         cudaSharedmemCarveoutMaxL1, "swiglu: loading kernels");
 }
 
-/* Time of the bytes at the copy rate, times the row's percentage, plus a latency that grows with what a thread does. */
+/* Time of the bytes at the copy rate, times the row's percentage, plus a latency that grows with what a thread does.
+ * Several groups in flight pay where a group takes more instructions: GELU, and whatever the general kernels do. */
 static inline double swiglu_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double tensors = problem->op == RIDGE_SWIGLU_FWD ? 3 : 5, size = problem->dtype[0] == RIDGE_F32 ? 4 : 2;
     const double bytes = tensors * size * (double)problem->dim[0] * (double)problem->dim[1];
+    const uint32_t act = problem->flags & RIDGE_ACTIVATION;
     int64_t wide = 1;
     double percent = kernel->param[3];
 
     while (wide < problem->dim[1])
         wide *= 2;
+    if (kernel->param[2] == 1 && (act == RIDGE_GELU_TANH || act == RIDGE_GELU_ERF || !swiglu_is_plain(kernel, problem)))
+        percent *= 1.15;
     /* Blackwell: tiles of 1024 columns keep 8 blocks an SM where one block a row keeps 1 (Liger-Kernel #1271). */
     if (device->arch >= RIDGE_ARCH_SM100 && wide >= 16384 && kernel->param[0] == 1024)
         percent = 90;

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void swiglu_bwd_group(uint4 dout, uint4 gate, 
 
 /* Default options, aligned tensors: each thread has the loads of U groups in flight. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 6, 5))
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, U == 1 ? 10 : 6, 5))
     swiglu_bwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;
@@ -45,7 +45,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
     int64_t at = 0;
 
     ptx_grid_wait();
-    ptx_grid_release();
+    if (U > 1)
+        ptx_grid_release();
     for (; left > (U - 1) * (int)blockDim.x; left -= U * (int)blockDim.x) {
         uint4 a[U], b[U], dy[U];
 
@@ -55,6 +56,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
             b[u] = ptx_load_once(up + at + u * step);
             dy[u] = ptx_load_once(dout + at + u * step);
         }
+        if (U == 1) /* it takes its time: behind the loads, where registers allow */
+            ptx_grid_release();
 #pragma unroll
         for (int u = 0; u < U; u++)
             swiglu_bwd_group<DTYPE, ACT>(dy[u], a[u], b[u], dgate + at + u * step, dup + at + u * step);
@@ -75,26 +78,51 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
     }
 }
 
-/* One element of the general kernel; returns its term of drow. */
+/* The same for packed tensors, which are one long row: one group a thread and as many threads as fit a multiprocessor.
+ */
 template <int DTYPE, int ACT>
-static __device__ __forceinline__ float swiglu_bwd_element(const swiglu_args &p, float scale, float dout, float *gate,
-                                                           float *up)
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 12, 8))
+    swiglu_bwd_flat(const __grid_constant__ swiglu_args p)
 {
-    const bool round = (p.flags & RIDGE_ROUND_GATE_BWD) != 0;
-    float b = ridge_swiglu_up(*up, p.o), dh;
-    float h = ridge_act_bwd(ACT, ridge_swiglu_gate(*gate, p.o), p.o.alpha, &dh);
-    float dy = ridge_swiglu_scale(dout, scale, p.o), dyb = dy * b;
-    float db = dy * (round ? num_round<DTYPE>(h) : h);
+    const swiglu_place at = swiglu_place_of<DTYPE>(p);
 
-    *up = ridge_swiglu_dup(db, *up, p.o);
-    *gate = ridge_swiglu_dgate(round ? num_round<DTYPE>(dyb) : dyb, dh, *gate, p.o);
-    return dout * ridge_swiglu_drow(h, b, p.o);
+    ptx_grid_wait();
+    if (at.group) {
+        const uint4 a = ptx_load_once(p.gate.data + at.byte), b = ptx_load_once(p.up.data + at.byte);
+        const uint4 dy = ptx_load_once(p.dout.data + at.byte);
+
+        ptx_grid_release(); /* takes time: behind the loads */
+        swiglu_bwd_group<DTYPE, ACT>(dy, a, b, p.out.data + at.byte, p.second.data + at.byte);
+    } else if (at.element) {
+        const float x = num_load<DTYPE>(p.gate.data + at.byte, 0), w = num_load<DTYPE>(p.up.data + at.byte, 0);
+        const float y = num_load<DTYPE>(p.dout.data + at.byte, 0);
+        float dh, h = ridge_act_bwd(ACT, x, 1.0f, &dh);
+
+        num_store<DTYPE>(p.out.data + at.byte, 0, y * w * dh);
+        num_store<DTYPE>(p.second.data + at.byte, 0, y * h);
+    }
 }
 
-/* drow of a row from the 256 threads' partial sums: the fixed tree. */
+/* One element of the general kernel; returns its term of drow. */
+template <int DTYPE, int ACT, int DEFAULTS>
+static __device__ __forceinline__ float swiglu_bwd_element(const ridge_swiglu_options &o, bool round, float scale,
+                                                           float dout, float *gate, float *up)
+{
+    float b = DEFAULTS ? *up : ridge_swiglu_up(*up, o), dh;
+    float h = ridge_act_bwd(ACT, DEFAULTS ? *gate : ridge_swiglu_gate(*gate, o), o.alpha, &dh);
+    float dy = ridge_swiglu_scale(dout, scale, o), dyb = dy * b;
+    float db = dy * (round ? num_round<DTYPE>(h) : h);
+
+    *up = ridge_swiglu_dup(db, *up, o);
+    *gate = ridge_swiglu_dgate(round ? num_round<DTYPE>(dyb) : dyb, dh, *gate, o);
+    return dout * ridge_swiglu_drow(h, b, o);
+}
+
+/* drow of a row from the 256 threads' partial sums: the fixed tree. The shared memory is there only if drow is, since
+ * L1 has all the rest (swiglu_prepare) and would leave room for three or four blocks. */
 static __device__ void swiglu_bwd_drow(const swiglu_args &p, int64_t row, float sum)
 {
-    __shared__ float part[RIDGE_DROW_PARTS];
+    extern __shared__ float part[]; /* [RIDGE_DROW_PARTS] */
 
     part[threadIdx.x] = sum;
     for (int s = RIDGE_DROW_PARTS / 2; s > 0; s /= 2) {
@@ -106,36 +134,48 @@ static __device__ void swiglu_bwd_drow(const swiglu_args &p, int64_t row, float 
         ((uint32_t *)p.drow)[row] = num_canonical_f32(part[0]);
 }
 
-/* Everything else: any alignment, layout and option. With drow the block owns a whole row and has 256 threads, so that
- * thread t meets exactly the columns of partial t, in ascending order. */
-template <int DTYPE, int ACT>
-static __global__ void __launch_bounds__(SWIGLU_THREADS, 2) swiglu_bwd_general(const __grid_constant__ swiglu_args p)
+/* Everything else: any alignment, layout and option; DEFAULTS: but default numbers, which fold away. With drow the
+ * block owns a whole row and has 256 threads, so that thread t meets exactly the columns of partial t, in ascending
+ * order. */
+template <int DTYPE, int ACT, int DEFAULTS>
+static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(DTYPE, ACT))
+    swiglu_bwd_general(const __grid_constant__ swiglu_args p)
 {
+    const ridge_swiglu_options o = swiglu_options<DEFAULTS>(p);
+    const bool round = (p.flags & RIDGE_ROUND_GATE_BWD) != 0;
     const swiglu_unit unit = swiglu_locate(p);
     const int64_t step = (int64_t)blockDim.x * SWIGLU_GROUP;
     float a[SWIGLU_GROUP], b[SWIGLU_GROUP], dy[SWIGLU_GROUP], scale, sum = 0.0f;
 
     ptx_grid_wait();
-    ptx_grid_release();
     scale = p.row_scale ? p.row_scale[unit.row] : 1.0f;
     for (int64_t col = unit.begin + threadIdx.x * SWIGLU_GROUP; col < unit.end; col += step) {
         const int n = unit.end - col < SWIGLU_GROUP ? (int)(unit.end - col) : SWIGLU_GROUP;
+        const int64_t turned = swiglu_turned<DTYPE>(p, unit, col);
 
-        if (p.flags & RIDGE_INTERLEAVED) {
+        if (turned >= 0) {
+            swiglu_load_turned_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * turned), a, b);
+        } else if (p.flags & RIDGE_INTERLEAVED) {
             swiglu_load_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * col), n, p.vectors, a, b);
         } else {
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, col), n, p.vectors, a);
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.up, unit.row, col), n, p.vectors, b);
         }
-        swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.dout, unit.row, col), n, p.vectors, dy);
+        if (turned >= 0)
+            swiglu_load_turned<DTYPE>(swiglu_at<DTYPE>(p.dout, unit.row, turned), dy);
+        else
+            swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.dout, unit.row, col), n, p.vectors, dy);
+        ptx_grid_release();
 #pragma unroll
         for (int i = 0; i < SWIGLU_GROUP; i++) {
-            float term = swiglu_bwd_element<DTYPE, ACT>(p, scale, dy[i], &a[i], &b[i]);
+            float term = swiglu_bwd_element<DTYPE, ACT, DEFAULTS>(o, round, scale, dy[i], &a[i], &b[i]);
 
             if (i < n)
                 sum += term;
         }
-        if (p.flags & RIDGE_INTERLEAVED) {
+        if (turned >= 0) {
+            swiglu_store_turned_pairs<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, 2 * turned), a, b);
+        } else if (p.flags & RIDGE_INTERLEAVED) {
             swiglu_store_pairs<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, 2 * col), n, p.vectors, a, b);
         } else {
             swiglu_store<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, col), n, p.vectors, a);
@@ -154,7 +194,8 @@ enum { WIDE = 3 };
 #define BY_KIND(DTYPE, ACT)                                                                              \
     {                                                                                                    \
         (const void *)swiglu_bwd_plain<DTYPE, ACT, 1>, (const void *)swiglu_bwd_plain<DTYPE, ACT, WIDE>, \
-            (const void *)swiglu_bwd_general<DTYPE, ACT>                                                 \
+            (const void *)swiglu_bwd_flat<DTYPE, ACT>, (const void *)swiglu_bwd_general<DTYPE, ACT, 0>,  \
+            (const void *)swiglu_bwd_general<DTYPE, ACT, 1>                                              \
     }
 #define BY_ACT(DTYPE)                                                                                \
     {                                                                                                \
@@ -162,12 +203,13 @@ enum { WIDE = 3 };
             BY_KIND(DTYPE, RIDGE_RELU2)                                                              \
     }
 
-/* [f32, f16, bf16][activation][plain with one group in flight, with WIDE groups, general] */
-static const void *const functions[3][4][3] = {BY_ACT(RIDGE_F32), BY_ACT(RIDGE_F16), BY_ACT(RIDGE_BF16)};
+/* [f32, f16, bf16][activation][plain with one group in flight, with WIDE groups, flat, general, general with default
+ * options] */
+static const void *const functions[3][4][5] = {BY_ACT(RIDGE_F32), BY_ACT(RIDGE_F16), BY_ACT(RIDGE_BF16)};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return swiglu_prepare(device, &functions[0][0][0], 3 * 4 * 3);
+    return swiglu_prepare(device, &functions[0][0][0], 3 * 4 * 5);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -197,8 +239,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.vectors = swiglu_has_vectors(kernel, problem);
     p.o = ridge_swiglu_resolve(call->opt.swiglu);
     blocks = swiglu_geometry(kernel, &p, vector, plain, &threads);
-    return host_launch(device, kernel->name, functions[dtype - RIDGE_F32][act][plain ? kernel->param[2] > 1 : 2],
-                       dim3(blocks), threads, &p, stream);
+    return host_launch_shared(device, kernel->name,
+                              functions[dtype - RIDGE_F32][act][swiglu_variant(kernel, problem, plain)], dim3(blocks),
+                              threads, p.drow ? RIDGE_DROW_PARTS * sizeof(float) : 0, &p, stream);
 }
 
 #define ROW(name, tile, threads, groups, percent)                                                         \
@@ -210,10 +253,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 /* param: tile, threads, groups a thread has in flight, percent of the bytes' time at the copy rate (measured on H200,
  * docs/measured.md). */
 static const ridge_kernel rows[] = {
-    ROW("flat3", SWIGLU_FLAT, 128, WIDE, 99), ROW("flat1", SWIGLU_FLAT, 128, 1, 108),
-    ROW("tile1024", 1024, 128, 1, 110),       ROW("tile512", 512, 64, 1, 110),
-    ROW("tile2048", 2048, 64, WIDE, 104),     ROW("tile4096", 4096, 128, WIDE, 104),
-    ROW("row", SWIGLU_ROW, 128, WIDE, 104),
+    ROW("flat", SWIGLU_FLAT, 128, 1, 99), ROW("tile1024", 1024, 128, 1, 110),    ROW("tile512", 512, 64, 1, 110),
+    ROW("tile2048", 2048, 64, WIDE, 104), ROW("tile4096", 4096, 128, WIDE, 104), ROW("row", SWIGLU_ROW, 128, WIDE, 104),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_swiglu_bwd = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

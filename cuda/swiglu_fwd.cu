@@ -22,7 +22,7 @@ template <int DTYPE, int ACT> static __device__ __forceinline__ uint4 swiglu_fwd
 
 /* Default options, two aligned tensors: each thread has the loads of U groups in flight, then stores U groups. */
 template <int DTYPE, int ACT, int U>
-static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 10, 6))
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, U == 1 ? 12 : 10, 6))
     swiglu_fwd_plain(const __grid_constant__ swiglu_args p)
 {
     constexpr int V = DTYPE == RIDGE_F32 ? 4 : 8;
@@ -35,7 +35,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
         (unit.end - unit.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the unit */
 
     ptx_grid_wait();
-    ptx_grid_release();
+    if (U > 1)
+        ptx_grid_release();
     for (; left > (U - 1) * (int)blockDim.x; left -= U * (int)blockDim.x) {
         uint4 a[U], b[U];
 
@@ -44,6 +45,8 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
             a[u] = ptx_load_once(gate + u * step);
             b[u] = ptx_load_once(up + u * step);
         }
+        if (U == 1) /* it takes its time: behind the loads, where registers allow */
+            ptx_grid_release();
 #pragma unroll
         for (int u = 0; u < U; u++)
             ptx_store_once(out + u * step, swiglu_fwd_group<DTYPE, ACT>(a[u], b[u]));
@@ -66,35 +69,64 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
     }
 }
 
-/* Everything else: any alignment, layout and option. */
+/* The same for packed tensors, which are one long row: one group a thread and as many threads as fit a multiprocessor.
+ */
 template <int DTYPE, int ACT>
-static __global__ void __launch_bounds__(SWIGLU_THREADS, 2) swiglu_fwd_general(const __grid_constant__ swiglu_args p)
+static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTYPE, ACT, 16, 8))
+    swiglu_fwd_flat(const __grid_constant__ swiglu_args p)
+{
+    const swiglu_place at = swiglu_place_of<DTYPE>(p);
+
+    ptx_grid_wait();
+    if (at.group) {
+        const uint4 a = ptx_load_once(p.gate.data + at.byte), b = ptx_load_once(p.up.data + at.byte);
+
+        ptx_grid_release(); /* takes time: behind the loads */
+        ptx_store_once(p.out.data + at.byte, swiglu_fwd_group<DTYPE, ACT>(a, b));
+    } else if (at.element) {
+        const float x = num_load<DTYPE>(p.gate.data + at.byte, 0), y = num_load<DTYPE>(p.up.data + at.byte, 0);
+
+        num_store<DTYPE>(p.out.data + at.byte, 0, ridge_act_fwd(ACT, x, 1.0f) * y);
+    }
+}
+
+/* Everything else: any alignment, layout and option; DEFAULTS: but default numbers, which fold away. */
+template <int DTYPE, int ACT, int DEFAULTS>
+static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(DTYPE, ACT))
+    swiglu_fwd_general(const __grid_constant__ swiglu_args p)
 {
     const swiglu_unit unit = swiglu_locate(p);
     const int64_t step = (int64_t)blockDim.x * SWIGLU_GROUP;
+    const ridge_swiglu_options o = swiglu_options<DEFAULTS>(p);
     float a[SWIGLU_GROUP], b[SWIGLU_GROUP], scale;
 
     ptx_grid_wait();
-    ptx_grid_release();
     scale = p.row_scale ? p.row_scale[unit.row] : 1.0f;
     for (int64_t col = unit.begin + threadIdx.x * SWIGLU_GROUP; col < unit.end; col += step) {
         const int n = unit.end - col < SWIGLU_GROUP ? (int)(unit.end - col) : SWIGLU_GROUP;
+        const int64_t turned = swiglu_turned<DTYPE>(p, unit, col);
 
-        if (p.flags & RIDGE_INTERLEAVED) {
+        if (turned >= 0) {
+            swiglu_load_turned_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * turned), a, b);
+        } else if (p.flags & RIDGE_INTERLEAVED) {
             swiglu_load_pairs<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, 2 * col), n, p.vectors, a, b);
         } else {
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.gate, unit.row, col), n, p.vectors, a);
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.up, unit.row, col), n, p.vectors, b);
         }
+        ptx_grid_release();
 #pragma unroll
         for (int i = 0; i < SWIGLU_GROUP; i++) {
-            float h = ridge_act_fwd(ACT, ridge_swiglu_gate(a[i], p.o), p.o.alpha);
+            float h = ridge_act_fwd(ACT, DEFAULTS ? a[i] : ridge_swiglu_gate(a[i], o), o.alpha);
 
             if (p.flags & RIDGE_ROUND_GATE)
                 h = num_round<DTYPE>(h);
-            a[i] = ridge_swiglu_scale(h * ridge_swiglu_up(b[i], p.o), scale, p.o);
+            a[i] = ridge_swiglu_scale(h * (DEFAULTS ? b[i] : ridge_swiglu_up(b[i], o)), scale, o);
         }
-        swiglu_store<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, col), n, p.vectors, a);
+        if (turned >= 0)
+            swiglu_store_turned<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, turned), a);
+        else
+            swiglu_store<DTYPE>(swiglu_at<DTYPE>(p.out, unit.row, col), n, p.vectors, a);
     }
 }
 
@@ -106,7 +138,8 @@ enum { WIDE = 4 };
 #define BY_KIND(DTYPE, ACT)                                                                              \
     {                                                                                                    \
         (const void *)swiglu_fwd_plain<DTYPE, ACT, 1>, (const void *)swiglu_fwd_plain<DTYPE, ACT, WIDE>, \
-            (const void *)swiglu_fwd_general<DTYPE, ACT>                                                 \
+            (const void *)swiglu_fwd_flat<DTYPE, ACT>, (const void *)swiglu_fwd_general<DTYPE, ACT, 0>,  \
+            (const void *)swiglu_fwd_general<DTYPE, ACT, 1>                                              \
     }
 #define BY_ACT(DTYPE)                                                                                \
     {                                                                                                \
@@ -114,12 +147,13 @@ enum { WIDE = 4 };
             BY_KIND(DTYPE, RIDGE_RELU2)                                                              \
     }
 
-/* [f32, f16, bf16][activation][plain with one group in flight, with WIDE groups, general] */
-static const void *const functions[3][4][3] = {BY_ACT(RIDGE_F32), BY_ACT(RIDGE_F16), BY_ACT(RIDGE_BF16)};
+/* [f32, f16, bf16][activation][plain with one group in flight, with WIDE groups, flat, general, general with default
+ * options] */
+static const void *const functions[3][4][5] = {BY_ACT(RIDGE_F32), BY_ACT(RIDGE_F16), BY_ACT(RIDGE_BF16)};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return swiglu_prepare(device, &functions[0][0][0], 3 * 4 * 3);
+    return swiglu_prepare(device, &functions[0][0][0], 3 * 4 * 5);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -146,7 +180,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.vectors = swiglu_has_vectors(kernel, problem);
     p.o = ridge_swiglu_resolve(call->opt.swiglu);
     blocks = swiglu_geometry(kernel, &p, vector, plain, &threads);
-    return host_launch(device, kernel->name, functions[dtype - RIDGE_F32][act][plain ? kernel->param[2] > 1 : 2],
+    return host_launch(device, kernel->name, functions[dtype - RIDGE_F32][act][swiglu_variant(kernel, problem, plain)],
                        dim3(blocks), threads, &p, stream);
 }
 
@@ -159,10 +193,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 /* param: tile, threads, groups a thread has in flight, percent of the bytes' time at the copy rate (measured on H200,
  * docs/measured.md). */
 static const ridge_kernel rows[] = {
-    ROW("flat4", SWIGLU_FLAT, 128, WIDE, 99), ROW("flat1", SWIGLU_FLAT, 128, 1, 110),
-    ROW("tile1024", 1024, 128, 1, 111),       ROW("tile512", 512, 64, 1, 167),
-    ROW("tile2048", 2048, 64, WIDE, 104),     ROW("tile4096", 4096, 128, WIDE, 104),
-    ROW("row", SWIGLU_ROW, 128, WIDE, 104),
+    ROW("flat", SWIGLU_FLAT, 128, 1, 99), ROW("tile1024", 1024, 128, 1, 111),    ROW("tile512", 512, 64, 1, 167),
+    ROW("tile2048", 2048, 64, WIDE, 104), ROW("tile4096", 4096, 128, WIDE, 104), ROW("row", SWIGLU_ROW, 128, WIDE, 104),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_swiglu_fwd = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -33,19 +33,37 @@ RIDGE_FN ridge_swiglu_options ridge_swiglu_resolve(ridge_swiglu_options o)
     return o;
 }
 
+/* x held below hi, or above lo, neither of them 0; NaN stays NaN, on a GPU with other bits. */
+RIDGE_FN float ridge_swiglu_at_most(float x, float hi)
+{
+#ifdef __CUDA_ARCH__
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(hi));
+    return x;
+#else
+    return x > hi ? hi : x;
+#endif
+}
+
+RIDGE_FN float ridge_swiglu_at_least(float x, float lo)
+{
+#ifdef __CUDA_ARCH__
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(lo));
+    return x;
+#else
+    return x < lo ? lo : x;
+#endif
+}
+
 /* a': the clamped gate times gate_mul. NaN stays NaN. */
 RIDGE_FN float ridge_swiglu_gate(float gate, ridge_swiglu_options o)
 {
-    float a = gate > o.limit ? o.limit : gate;
-    return a * o.gate_mul;
+    return ridge_swiglu_at_most(gate, o.limit) * o.gate_mul;
 }
 
 /* b: the clamped up plus up_offset. NaN stays NaN. */
 RIDGE_FN float ridge_swiglu_up(float up, ridge_swiglu_options o)
 {
-    float b = up < -o.limit ? -o.limit : up;
-    b = up > o.limit ? o.limit : b;
-    return b + o.up_offset;
+    return ridge_swiglu_at_most(ridge_swiglu_at_least(up, -o.limit), o.limit) + o.up_offset;
 }
 
 /* (x * down_mul) * row: the last two products of out, and dy' from dout. */

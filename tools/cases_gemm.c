@@ -1,5 +1,6 @@
 /* cases_gemm.c: the test cases of gemm_fp8 and its bench suites: `train84` (84 layers of seven models, three passes
- * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), `decode` (six weight matrices, m up to 64),
+ * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), `decode` and `decode-models` (six weight
+ * matrices, those of the models, m up to 64),
  * `sweep-m` (four of them, m up to 512), and chains for `ridge bench --chain`: `step` (84 times what a layer's training
  * step runs: x, w and the gradient quantised both ways, three products), `step-w` (w is quantised already), `step-f32`
  * (the gradient of w is added to an f32 one). */
@@ -75,9 +76,10 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = i == 1});
         }
     if (level != CASES_QUICK) { /* wide enough that the clusters of a GPU share tiles */
-        cases_add(list, op, "m=66 n=17416 k=1040", (test_case){.fill = FILL_EXACT, .repeats = 2});
-        cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1",
-                  (test_case){.fill = FILL_EXACT, .repeats = 2});
+        const test_case wide = {.fill = FILL_EXACT, .repeats = 2, .gpu = true};
+
+        cases_add(list, op, "m=66 n=17416 k=1040", wide);
+        cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1", wide);
     }
     if (level == CASES_LARGE) {
         cases_add(list, op, "m=150 n=8200 k=1040", (test_case){.fill = FILL_NORMAL, .repeats = 1000});
@@ -106,18 +108,24 @@ enum {
     DECODE = 6 * 7 * 3,
     SWEEP = 4 * 18,
     STEP = 6,
-    LAYERS = TRAIN / 3
+    LAYERS = TRAIN / 3,
+    DECODE_MODELS = MODELS * 4 * 7 * 3
 };
 
-/* Layer qkv, out, gate_up, down of a model at M = seq * {1, 2, 4}: y [m, n] = x [m, k] w [n, k]^T. */
-static void train_shape(int index, int *m, int *n, int *k)
+/* The weights [n, k] of layer qkv, out, gate_up, down of a model. */
+static void layer_shape(int model, int layer, int *n, int *k)
 {
-    const int layer = index % 4, times = 1 << index / 4 % 3, model = index / 12;
     const int h = models[model].hidden, f = models[model].inner;
 
-    *m = models[model].seq * times;
     *n = layer == 0 ? (models[model].heads + 2 * models[model].kv) * 128 : layer == 2 ? 2 * f : h;
     *k = layer == 3 ? f : h;
+}
+
+/* A layer of a model at M = seq * {1, 2, 4}: y [m, n] = x [m, k] w [n, k]^T. */
+static void train_shape(int index, int *m, int *n, int *k)
+{
+    *m = models[index / 12].seq * (1 << index / 4 % 3);
+    layer_shape(index / 12, index % 4, n, k);
 }
 
 /* In pass forward, dgrad, wgrad. */
@@ -165,6 +173,14 @@ static void decode_line(int index, char *text, size_t size)
     snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=%s", m, w[0], w[1], pairs[mode]);
 }
 
+static void decode_models_line(int index, char *text, size_t size)
+{
+    int n, k;
+
+    layer_shape(index / 84, index / 21 % 4, &n, &k);
+    snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=%s", 1 << index / 3 % 7, n, k, pairs[index % 3]);
+}
+
 suite_line suite_gemm(int index)
 {
     static const char *const pass[] = {"train84-fwd", "train84-dgrad", "train84-wgrad"};
@@ -184,6 +200,12 @@ suite_line suite_gemm(int index)
         return line;
     }
     index -= DECODE;
+    if (index < DECODE_MODELS) {
+        line.suite = "decode-models";
+        decode_models_line(index, text, sizeof text);
+        return line;
+    }
+    index -= DECODE_MODELS;
     if (index < SWEEP) {
         line.suite = "sweep-m";
         sweep_line(index, text, sizeof text);
