@@ -29,7 +29,7 @@ typedef struct test_case {
     int repeats; /* > 0: run so often under load, every result bit for bit the same */
     bool slices; /* compare every row with a call of that row alone */
     int variant; /* cross entropy: ce_variant bits */
-    bool gpu; /* on CUDA devices only: no CPU row treats it unlike a smaller one, and its reference is slow */
+    bool gpu;    /* on CUDA devices only: no CPU row treats it unlike a smaller one, and its reference is slow */
 } test_case;
 
 /* Inputs of the cross entropy cases: which targets (the first is a mixture: every fifth row ignored), and the rest. */
