@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 import ridge_ctypes as R
 
 COLUMNS = ("run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,floor_us,err,"
@@ -72,7 +73,7 @@ def swiglu_tensors(rows, cols, count):
 
 
 def swiglu_suite(lib, all_kernels):
-    liger = optional("liger_kernel.ops.swiglu")
+    liger, python = optional("liger_kernel.ops.swiglu"), optional("ridge.torch")
 
     def fwd_math(a, b):
         return F.silu(a) * b
@@ -115,6 +116,11 @@ def swiglu_suite(lib, all_kernels):
         for name, kernel in kernels.items():
             ready = {id(t): make(t, kernel) for t in sets}
             providers[name] = (kernel, lambda t, ready=ready: run(ready[id(t)]))
+        if python:  # the same kernels through ridge.torch
+            more = (None, "silu", [1.0, 1.0, 1.0, 0.0, 0.0], False, False, False, False)
+            entry = ((lambda t: torch.ops.ridge.swiglu_backward(*t[:3], *more)) if backward else
+                     (lambda t: python.swiglu(t[0], t[1])))
+            providers["python"] = ("ridge.torch", entry)
         inputs = (lambda t: (t[0], t[1], t[2])) if backward else (lambda t: (t[0], t[1]))
         providers["torch"] = ("eager", lambda t: (bwd_eager if backward else fwd_math)(*inputs(t)))
         providers["torch.compile"] = ("inductor", lambda t: (bwd_compiled if backward else fwd_compiled)(*inputs(t)))

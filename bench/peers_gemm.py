@@ -100,7 +100,7 @@ def deepgemm(module, m, n, a, sa, sw):
 
 
 def decode_suite(lib, all_kernels):
-    deep = optional("deep_gemm")
+    deep, python = optional("deep_gemm"), optional("ridge.torch")
     tk = optional("splitk_gemm_fp8", os.environ.get("TK_GEMM_DIR", "."))
     tokens = [int(x) for x in os.environ.get("DECODE_M", "").split(",") if x] or M
     shapes = [tuple(int(x) for x in s.split("x")) for s in os.environ.get("DECODE_NK", "").split(",") if s] or NK
@@ -122,13 +122,17 @@ def decode_suite(lib, all_kernels):
                     ready = {id(w): ridge_call(lib, m, n, k, mode, a, sa, w, sw, d, settled) for w in sets}
                     kernel = lib.pick(ready[id(sets[0])]) + (" settled" if settled else "")
                     providers[name] = (kernel, lambda w, ready=ready: run(ready[id(w)]))
+                if python:
+                    pair_of = mode if "_" in mode else f"{mode}_{mode}"
+                    providers["python"] = ("ridge.torch", lambda w: python.fp8_gemm(a, sa, w, sw, scales=pair_of))
                 providers["cublaslt"] = (mode, cublaslt(mode, m, n, k, a, sa, sw))
                 if mode == "tensor":
                     providers["cublas-bf16"] = ("matmul", lambda w: a16 @ pair[id(w)].t())
                     for blocks, threads in ((1, 512), (2, 512), (4, 256)):
                         providers[f"stream:{blocks}x{threads}"] = ("read", lambda w, b=blocks, t=threads: stream(w, sink, b, t))
-                    if tk and m >= 16:
-                        providers["tk-gemm"] = ("split-k", lambda w: tk.gemm_split_k(a, w.t()))
+                    if tk and m >= 16:  # it reads 64 rows whatever m is
+                        rows = torch.cat((a.view(torch.uint8), torch.zeros(64, k, device="cuda", dtype=torch.uint8))).view(a.dtype)[:m]
+                        providers["tk-gemm"] = ("split-k", lambda w, x=rows: tk.gemm_split_k(x, w.t()))
                 if deep and mode == "row128_blk128":
                     providers["deepgemm"] = ("fp8_gemm_nt", deepgemm(deep, m, n, a, sa, sw))
                 want = reference(mode, a, sa, sets[0], sw)

@@ -4,15 +4,15 @@ SwiGLU and linear cross entropy, and with Fp8Linear as well; step time, peak mem
     python3 bench/train_llama.py [--steps 50] [--tokens 8192] [--providers torch,torch-again,ridge,ridge-fp8] [--csv FILE]
 
 The text is the Python standard library's sources, one token for each word, run of spaces and sign, numbered by frequency; all
-providers see the same tokens and the same initial weights. Step times are medians over the last 60 % of the steps. Written
-are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and optimiser state), and op
-train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own run-to-run noise.
+providers see the same tokens and the same initial weights, and take their steps in turn. Step times are medians over the last
+60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and
+optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own
+run-to-run noise. The text is cut into pieces of 1024 tokens that come in a random order, the same for all.
 """
 import argparse
 import collections
 import datetime
 import functools
-import gc
 import glob
 import os
 import re
@@ -42,20 +42,38 @@ def text_tokens(count, vocab):
             break
     number = {word: min(i, vocab - 1) for i, (word, _) in enumerate(collections.Counter(words).most_common())}
     tokens = torch.tensor([number[word] for word in words])
-    return tokens.repeat(-(-count // len(tokens)))[:count]
+    tokens = tokens.repeat(-(-count // len(tokens)))[:count]
+    pieces = list(tokens.split(1024))  # in an order of its own: files differ more than parts of one file
+    order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
+    return torch.cat([pieces[i] for i in order])
 
 
-def silu_torch(gate_up):
+def down_torch(down, gate_up):
     gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
+    return down(F.silu(gate) * up)
+
+
+def down_ridge(down, gate_up):
+    return R.swiglu_linear(gate_up, None, down.weight)
+
+
+def down_keep(down, gate_up):
+    return down(R.swiglu(gate_up))
+
+
+def down_fp8(down, gate_up):
+    return down.swiglu(gate_up)
+
+
+DOWN = {"ridge": down_ridge, "ridge-keep": down_keep, "ridge-fp8": down_fp8}
 
 
 class Block(nn.Module):
     """Pre-norm attention (grouped heads, rotary positions) and SwiGLU, projections fused as engines fuse them."""
 
-    def __init__(self, hidden, inner, heads, kv, activation):
+    def __init__(self, hidden, inner, heads, kv, tail):
         super().__init__()
-        self.heads, self.kv, self.size, self.activation = heads, kv, hidden // heads, activation
+        self.heads, self.kv, self.size, self.tail = heads, kv, hidden // heads, tail
         self.norm1, self.norm2 = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
         self.qkv = nn.Linear(hidden, (heads + 2 * kv) * self.size, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
@@ -72,14 +90,14 @@ class Block(nn.Module):
 
         y = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, -1))
-        return x + self.down(self.activation(self.gate_up(self.norm2(x))))
+        return x + self.tail(self.down, self.gate_up(self.norm2(x)))
 
 
 class Model(nn.Module):
-    def __init__(self, args, activation):
+    def __init__(self, args, tail):
         super().__init__()
         self.embed = nn.Embedding(args.vocab, args.hidden)
-        self.blocks = nn.ModuleList(Block(args.hidden, args.inner, args.heads, args.kv, activation) for _ in range(args.layers))
+        self.blocks = nn.ModuleList(Block(args.hidden, args.inner, args.heads, args.kv, tail) for _ in range(args.layers))
         self.norm = nn.RMSNorm(args.hidden, eps=1e-5)
         self.head = nn.Linear(args.hidden, args.vocab, bias=False)
         for p in self.parameters():
@@ -103,66 +121,81 @@ def rotary(args, device, dtype):
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
-def train(provider, args, tokens):
-    """(losses, ms of each step, peak bytes beyond what every provider holds)"""
-    device, dtype = args.device, torch.bfloat16
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    gc.collect()
-    left = torch.cuda.memory_allocated() if device == "cuda" else 0  # what an earlier provider's compiled code still holds
-    own = provider.startswith("ridge")
-    with torch.device(device):
-        model = Model(args, R.swiglu if own else silu_torch).to(dtype)
-    if provider == "ridge-fp8":
-        R.swap_linear(model, exclude=("head",))
-    compile_ = (lambda f: f) if args.eager else torch.compile
-    for block in model.blocks:
-        block.forward = compile_(block.forward)
-    loss_of = R.linear_cross_entropy if own else compile_(loss_torch)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0, fused=device == "cuda")
-    cos, sin = rotary(args, device, dtype)
-    rows = args.tokens // args.sequence
-    losses, marks = [], []
+class Trainee:
+    """One provider: its model, optimiser and what was measured."""
 
-    def mark():
-        marks.append(torch.cuda.Event(enable_timing=True) if device == "cuda" else time.perf_counter())
-        if device == "cuda":
-            marks[-1].record()
+    def __init__(self, provider, args):
+        self.provider, self.args, self.own = provider, args, provider.startswith("ridge")
+        torch.manual_seed(0)
+        with torch.device(args.device):
+            self.model = Model(args, DOWN.get(provider, down_torch)).to(torch.bfloat16)
+        if provider == "ridge-fp8":
+            R.swap_linear(self.model, exclude=("head",))
+        compile_ = (lambda f: f) if args.eager else torch.compile
+        for block in self.model.blocks:
+            block.forward = compile_(block.forward)
+        self.loss_of = R.linear_cross_entropy if self.own else compile_(loss_torch)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, weight_decay=0.0, fused=args.device == "cuda")
+        self.held = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        self.losses, self.marks, self.peak = [], [], 0
 
-    profile = None
-    for step in range(args.steps):
-        for group in optimiser.param_groups:
-            group["lr"] = args.lr * min(1.0, (step + 1) / args.warmup)
-        if args.profile and step == args.steps - 2:
-            profile = torch.profiler.profile(activities=list(torch.profiler.supported_activities()))
-            profile.start()
-        part = tokens[step * args.tokens:(step + 1) * args.tokens + 1]
-        x, y = part[:-1].view(rows, -1), part[1:].reshape(-1)
-        mark()
-        hidden = model(x, cos, sin)
-        loss = loss_of(hidden.view(-1, args.hidden), model.head.weight, y)
-        loss.backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-        if step == 1 and device == "cuda":  # the optimiser's state is there, everything is compiled
-            torch.cuda.synchronize()
+    def mark(self):
+        if self.args.device == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        return time.perf_counter()
+
+    def step(self, number, tokens, cos, sin):
+        args = self.args
+        cuda = args.device == "cuda" and number > 1  # the optimiser's state is there, everything is compiled
+        for group in self.optimiser.param_groups:
+            group["lr"] = args.lr * min(1.0, (number + 1) / args.warmup)
+        if cuda:
             torch.cuda.reset_peak_memory_stats()
-    mark()
-    if profile:
+            before = torch.cuda.memory_allocated()
+        x, y = tokens[:-1].view(args.tokens // args.sequence, -1), tokens[1:].reshape(-1)
+        begin = self.mark()
+        hidden = self.model(x, cos, sin)
+        loss = self.loss_of(hidden.view(-1, args.hidden), self.model.head.weight, y)
+        loss.backward()
+        del hidden
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.losses.append(loss.detach())
+        self.marks.append((begin, self.mark()))
+        if cuda:  # the allocator's account runs with the host: nothing has to be waited for
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated() - before - self.held)
+
+    def times(self):
+        """ms of each step"""
+        return [a.elapsed_time(b) if self.args.device == "cuda" else (b - a) * 1e3 for a, b in self.marks]
+
+
+def profile_step(trainee, *rest):
+    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
+        trainee.step(*rest)
         torch.cuda.synchronize()
-        profile.stop()
-        print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=24, max_name_column_width=70))
-    peak = 0
-    if device == "cuda":
+    print(trainee.provider)
+    print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=24, max_name_column_width=70))
+
+
+def train(args, tokens):
+    """The providers step by step in turn, so that all meet the same clocks."""
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 64
+    trainees = [Trainee(provider, args) for provider in args.providers.split(",")]
+    cos, sin = rotary(args, args.device, torch.bfloat16)
+    for number in range(args.steps):
+        part = tokens[number * args.tokens:(number + 1) * args.tokens + 1]
+        for trainee in trainees:
+            trainee.step(number, part, cos, sin)
+    if args.device == "cuda":
         torch.cuda.synchronize()
-        held = sum(p.numel() * p.element_size() for p in model.parameters())
-        state = sum(t.numel() * t.element_size() for s in optimiser.state.values() for t in s.values() if torch.is_tensor(t))
-        peak = torch.cuda.max_memory_allocated() - left - 2 * held - state
-        times = [a.elapsed_time(b) for a, b in zip(marks, marks[1:])]
-    else:
-        times = [(b - a) * 1e3 for a, b in zip(marks, marks[1:])]
-    return [v.item() for v in losses], times, peak
+    measured = [(t.provider, [v.item() for v in t.losses], t.times(), t.peak) for t in trainees]
+    for trainee in trainees if args.profile else ():
+        profile_step(trainee, args.steps, part, cos, sin)
+    return measured
 
 
 def main():
@@ -171,9 +204,9 @@ def main():
     for name, default in (("steps", 50), ("tokens", 8192), ("sequence", 4096), ("layers", 2), ("hidden", 4096), ("inner", 14336),
                           ("heads", 32), ("kv", 8), ("vocab", 128256)):
         integer(f"--{name}", default=default)
-    parser.add_argument("--lr", type=float, default=3e-4)
-    integer("--warmup", default=10, help="steps over which the learning rate rises to its value")
-    parser.add_argument("--profile", action="store_true", help="the kernels of the last two steps")
+    parser.add_argument("--lr", type=float, default=1e-4)
+    integer("--warmup", default=20, help="steps over which the learning rate rises to its value")
+    parser.add_argument("--profile", action="store_true", help="the kernels of one more step of each")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--providers", default="torch,torch-again,ridge,ridge-fp8")
@@ -188,9 +221,7 @@ def main():
         driver=f"CUDA {torch.version.cuda} torch {torch.__version__}")
     problem = f"tokens={args.tokens} layers={args.layers} hidden={args.hidden} vocab={args.vocab}"
     rows, first = [], None
-    for provider in args.providers.split(","):
-        begin = time.perf_counter()
-        losses, times, peak = train(provider, args, tokens)
+    for provider, losses, times, peak in train(args, tokens):
         last = sorted(times[max(3, len(times) * 2 // 5):] or times)
         ms = statistics.median(last)
         rows.append(dict(base, op="train_step", problem=problem, provider=provider, kernel="compiled" if not args.eager else "eager",
@@ -200,11 +231,8 @@ def main():
         first = first or (ms, losses, peak)
         off = [abs(a - b) / b for a, b in zip(losses, first[1])]
         print(f"{provider:12s} {ms:8.2f} ms a step ({first[0] / ms:.3f} x), peak {peak / 2**20:8.0f} MiB beyond the model "
-              f"({peak / max(first[2], 1):.2f}), loss {losses[0]:.4f} -> {losses[-1]:.4f}, from the first's at most {max(off):.2%}, "
-              f"{statistics.mean(off[len(off) // 2:]):.2%} in the mean of the second half; "
-              f"{time.perf_counter() - begin:.0f} s in all", flush=True)
-        if args.device == "cuda":
-            torch.cuda.empty_cache()
+              f"({peak / max(first[2], 1):.3f}), loss {losses[0]:.4f} -> {losses[-1]:.4f}, from the first's at most {max(off):.2%}, "
+              f"{statistics.mean(off[len(off) // 2:]):.2%} in the mean of the second half, {off[-1]:.2%} at the end", flush=True)
     if args.csv:
         new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
         with open(args.csv, "a") as f:

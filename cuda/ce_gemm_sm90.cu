@@ -1,9 +1,6 @@
-/* ce_gemm_sm90.cu: the three products of the linear cross entropy on Hopper, each with its epilogue in registers:
- *
- *     logits x W^T     -> maximum and sum of exponentials by row and cluster (CE_STATS), or P^T and the sum of
- *                         E (CE_PROBS); *_EXTRA: with whatever options and outputs
- *     dX = n_r (P W)   -> rows of dX by the list (CE_DX)
- *     dW = P^T (n_r x) -> f32, stored or added, or 16 bits (CE_DW)
+/* ce_gemm_sm90.cu: the first product of the linear cross entropy on Hopper, logits x W^T, with its epilogue in
+ * registers: maximum and sum of exponentials by row and cluster (CE_STATS), or P^T and the sum of E (CE_PROBS);
+ * *_EXTRA: with whatever options and outputs; or u of a sample of the classes (CE_LOOK).
  *
  * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
  * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
@@ -28,7 +25,7 @@ static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const g
 
         t.live[h] = r < w.m;
         t.row[h] = (int)a.c.begin + r;
-        t.target[h] = t.live[h] && a.class_step == 1 ? a.c.p.label[t.row[h]] - first_col : -1;
+        t.target[h] = t.live[h] ? a.c.p.label[t.row[h]] - first_col : -1;
     }
     return t;
 }
@@ -46,7 +43,7 @@ static __device__ __forceinline__ void share_columns(const ce_product &a, const 
         if (weights)
             s->column[group][i] = p.class_weight && c < w.n ? p.class_weight[p.offset + c] : 1.0f;
         else
-            s->column[group][i] = c < w.n ? ce_bias(p, (int64_t)c * a.class_step) : 0.0f;
+            s->column[group][i] = c < w.n ? ce_bias(p, c) : 0.0f;
     }
     ptx_barrier_sync(3 + group, 128); /* before others read it */
 }
@@ -279,7 +276,9 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         if (thread == 0) {
             const int c = first_col + 64 * q;
 
-            if (c < w.n)
+            if (c < w.n && first_row >= a.c.probs.tail_at)
+                ptx_tma_store_2d(&a.store[2], first_row - a.c.probs.tail_at, c, panel);
+            else if (c < w.n)
                 ptx_tma_store_2d(c < a.c.probs.split ? &a.store[0] : &a.store[1], first_row,
                                  c < a.c.probs.split ? c : c - a.c.probs.split, panel);
             ptx_tma_commit();
@@ -296,153 +295,70 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
     }
 }
 
-/* dX: rows by the list, each times its factor, and the targets' part. */
-template <int BF16>
-static __device__ __forceinline__ void put_dx(const ce_product &a, const gemm16_work &w, const tile_rows &t,
-                                              int first_col, const float *acc)
+/* A piece of the sample's u. */
+static __device__ __forceinline__ void put_look(const ce_product &a, const gemm16_work &w, int first, int piece,
+                                                const float *acc)
 {
-    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    const int col = first_col + 2 * (threadIdx.x % 4);
-    const ce_params &p = a.c.p;
-
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (!t.live[h])
-            continue;
-        const float f = a.c.factor[t.row[h]];
-        const int v = p.label[t.row[h]];
-        const float g = v >= 0 ? a.c.at_target[t.row[h]] : 0.0f;
-        const int64_t step = p.hv ? p.w_stride : 1;
-        const uint16_t *line = (const uint16_t *)p.w + (p.hv ? v : v * p.w_stride) + col * step;
-        uint16_t *to = (uint16_t *)a.out + p.list[t.row[h]] * a.ld + col;
-
-#pragma unroll
-        for (int j = 0; j < G16_N / 8; j++) {
-            float x = 0.0f, y = 0.0f;
-
-            if (col + 8 * j >= w.n)
-                continue;
-            if (v >= 0) {
-                x = num_load<dtype>(line, 8 * j * step);
-                y = num_load<dtype>(line, (8 * j + 1) * step);
-            }
-            *(uint32_t *)(to + 8 * j) =
-                num_pack2<dtype>(__fmaf_rn(g, x, acc[4 * j + 2 * h] * f), __fmaf_rn(g, y, acc[4 * j + 2 * h + 1] * f));
-        }
-    }
-}
-
-/* One piece of dX, in f32: ce_steps_sm90.cu adds the pieces. */
-static __device__ __forceinline__ void put_partial(const ce_product &a, const gemm16_work &w, int first, int piece,
-                                                   int first_col, const float *acc)
-{
-    const int col = first_col + 2 * (threadIdx.x % 4);
-
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float *to = a.c.partial + (piece * a.c.rows + first + 8 * h) * (int64_t)w.n + col;
+        float *to = a.c.look + (piece * a.c.rows + first + 8 * h) * CE_SAMPLE + 2 * (threadIdx.x % 4);
 
         if (first + 8 * h >= w.m)
             continue;
 #pragma unroll
         for (int j = 0; j < G16_N / 8; j++)
-            if (col + 8 * j < w.n)
-                *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
-    }
-}
-
-/* The power of two that keeps n_r x in the range of f16. */
-static __device__ __forceinline__ float scale_back(const ce_params &p, int bf16)
-{
-    const uint32_t exponent = p.totals->largest >> 23;
-
-    return bf16 || exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
-}
-
-template <int BF16>
-static __device__ __forceinline__ void put_dw(const ce_product &a, const gemm16_work &w, int first, int first_col,
-                                              const float *acc)
-{
-    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    const float scale = scale_back(a.c.p, BF16);
-    const int col = first_col + 2 * (threadIdx.x % 4);
-
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int64_t at = (int64_t)(first + 8 * h) * a.ld + col;
-
-        if (first + 8 * h >= w.m)
-            continue;
-#pragma unroll
-        for (int j = 0; j < G16_N / 8; j++) {
-            const float x = acc[4 * j + 2 * h] * scale, y = acc[4 * j + 2 * h + 1] * scale;
-
-            if (col + 8 * j >= w.n)
-                continue;
-            if (a.out_dtype != RIDGE_F32)
-                *(uint32_t *)((uint16_t *)a.out + at + 8 * j) = num_pack2<dtype>(x, y);
-            else if (a.add)
-                ptx_add_f32x2((float *)a.out + at + 8 * j, x, y);
-            else
-                *(float2 *)((float *)a.out + at + 8 * j) = make_float2(x, y);
-        }
+            *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
     }
 }
 
 static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
 {
-    const int rows = ce_chunk_rows(a.c);
     gemm16_work w = {};
 
-    w.m = a.limit_m ? rows : a.m;
+    w.m = ce_chunk_rows(a.c);
     w.n = a.n;
-    w.first_m = a.first_m;
     w.bundle = a.bundle;
-    w.stagger = (uint32_t)a.stagger;
-    w.blocks = ((a.limit_k ? rows : a.k) + G16_K - 1) / G16_K;
+    w.blocks = (a.k + G16_K - 1) / G16_K;
     w.pairs = ce_skipped(a.c) ? 0 : (w.m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
     w.tiles_n = (w.n + G16_N - 1) / G16_N;
-    if (a.limit_k && rows == 0 && a.add)
-        w.pairs = 0;
     w.pieces = a.pieces;
     w.piece = (w.blocks + a.pieces - 1) / a.pieces;
     w.items = w.pairs * w.tiles_n * w.pieces;
-    if (a.from_x) {
-        w.pick = a.c.p.totals->rows != a.c.p.tokens;
-        w.first_m = w.pick ? 0 : (int)a.c.begin;
-    }
+    w.pick = a.c.p.totals->rows != a.c.p.tokens;
+    w.first_m = w.pick ? 0 : (int)a.c.begin;
     return w;
 }
 
 #endif
 
-template <int BF16, int MN_A, int MN_B, int WHAT>
+template <int BF16, int MN_B, int WHAT>
 static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_constant__ ce_product a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int EXTRA = WHAT == CE_STATS_EXTRA || WHAT == CE_PROBS_EXTRA;
-    constexpr int LOGITS = WHAT < CE_DX;
     extern __shared__ __align__(1024) uint8_t shared[];
     gemm16_memory *s = (gemm16_memory *)shared;
+    const int clusters = (int)gridDim.x / G16_CLUSTER;
 
     gemm16_begin(s);
     const gemm16_work w = work_of(a);
 
     if (threadIdx.x < 128) {
+        uint32_t n = 0;
+
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x == 0)
-            gemm16_load<MN_A, MN_B>(a.maps, w, s);
+        for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
+            gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
-        const gemm16_places at = gemm16_places_of<MN_A, MN_B>(s, group);
-        gemm16_turn turn = {0, w.stagger, w.stagger == 0};
+        const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
+        gemm16_turn turn = {0, false};
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        if (group == 1 && w.stagger && (int)blockIdx.x / G16_CLUSTER < w.items)
-            ptx_barrier_sync(1, 256); /* w.stagger stages behind the first warpgroup */
-        for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
+        gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < w.items);
+        for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters) {
             int pair, tile_n, first_block;
-            const int blocks = WHAT == CE_DX ? gemm16_blocks(w, item, &first_block) : w.blocks;
+            const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, item, &first_block) : w.blocks;
             float acc[G16_N / 2];
 
             gemm16_locate(w, item, &pair, &tile_n);
@@ -450,13 +366,17 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             const int local = first + thread / 32 * 16 + thread % 32 / 4;
             tile_rows t = {};
 
-            if (WHAT != CE_DW)
+            if (WHAT != CE_STATS_EXTRA && WHAT != CE_LOOK) /* there registers would spill */
                 t = rows_of(a, w, local, col);
-            gemm16_multiply<BF16, MN_A, MN_B>(at, blocks, group, &turn, acc);
-            if (LOGITS) {
-                to_logits<EXTRA>(a, w, s, group, col, acc);
-                put_target(a, t, acc);
+            gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
+            if (WHAT == CE_STATS_EXTRA)
+                t = rows_of(a, w, local, col);
+            if (WHAT == CE_LOOK) {
+                put_look(a, w, local, item / w.pairs, acc);
+                continue;
             }
+            to_logits<EXTRA>(a, w, s, group, col, acc);
+            put_target(a, t, acc);
             if (WHAT == CE_STATS)
 #pragma unroll
                 for (int h = 0; h < 2; h++)
@@ -469,15 +389,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             }
             if (WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA)
                 put_probs<BF16, EXTRA>(a, w, s, group, t, first, col, acc);
-            if (WHAT == CE_DX && w.pieces > 1)
-                put_partial(a, w, local, item / (w.pairs * w.tiles_n), col, acc);
-            else if (WHAT == CE_DX)
-                put_dx<BF16>(a, w, t, col, acc);
-            if (WHAT == CE_DW) {
-                put_dw<BF16>(a, w, local, col, acc);
-            }
         }
-        if (LOGITS && thread == 0)
+        if (thread == 0)
             ptx_tma_wait();
     }
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
@@ -486,19 +399,15 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By dtype, then: the four of the logits with W [V, H] and with W [H, V]; dX and dW likewise. */
-#define LOGITS_OF(bf16, mn_b)                                                                             \
-    (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_STATS_EXTRA>, \
-        (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS>, (const void *)ce_gemm<bf16, 0, mn_b, CE_PROBS_EXTRA>
-#define PRODUCTS(bf16)                                                                          \
-    {                                                                                           \
-        LOGITS_OF(bf16, 0), LOGITS_OF(bf16, 1), (const void *)ce_gemm<bf16, 1, 1, CE_DX>,       \
-            (const void *)ce_gemm<bf16, 1, 0, CE_DX>, (const void *)ce_gemm<bf16, 0, 1, CE_DW>, \
-            (const void *)ce_gemm<bf16, 1, 0, CE_DW>                                            \
-    }
+/* By dtype, then: the five with W [V, H], and with W [H, V]. */
+#define LOGITS_OF(bf16, mn_b)                                                                           \
+    (const void *)ce_gemm<bf16, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>,     \
+        (const void *)ce_gemm<bf16, mn_b, CE_PROBS>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>, \
+        (const void *)ce_gemm<bf16, mn_b, CE_LOOK>
 
-enum { FUNCTIONS = 12 };
-static const void *const functions[2][FUNCTIONS] = {PRODUCTS(0), PRODUCTS(1)};
+enum { FUNCTIONS = 10 };
+static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
+                                                    {LOGITS_OF(1, 0), LOGITS_OF(1, 1)}};
 
 ridge_status ce_product_prepare(const ridge_device *device)
 {
@@ -510,14 +419,13 @@ ridge_status ce_product_prepare(const ridge_device *device)
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
 {
-    const int hv = g->c.p.hv, at = what < CE_DX ? what + 4 * hv : what == CE_DX ? 8 + hv : 10 + hv;
     const int64_t rows = G16_CLUSTER * G16_M;
-    const int64_t items = (g->m + rows - 1) / rows * (((int64_t)g->n + G16_N - 1) / G16_N) * g->pieces;
+    const int64_t items = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + G16_N - 1) / G16_N) * g->pieces;
     int64_t blocks = device->units / G16_CLUSTER;
 
     if (items == 0)
         return RIDGE_OK;
     blocks = (items < blocks ? items : blocks) * G16_CLUSTER;
-    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][at], dim3((unsigned)blocks),
-                               G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
+    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][what + 5 * g->c.p.hv],
+                               dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
 }

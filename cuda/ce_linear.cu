@@ -1,44 +1,11 @@
 /* ce_linear.cu: linear_ce_eval, linear_ce_train and linear_ce_backward on any device: any alignment, bf16, f16, f32.
  *
- * A chunk of listed rows at a time, a block of classes at a time: the logits in f32 by a product in ordinary fused
- * multiply-adds, then ce_rows.cu's pass for the sums. For the gradients once more: logits, dlogits in place, dX += dz
- * W, dW += dz^T x. Correct first: where the matrix units can run, ce_sm90.cuh does. */
-#include "ce.cuh"
+ * A chunk of listed rows at a time, a block of classes at a time: the logits in f32 by a product on the matrix units
+ * (ce_linear_mma.cuh) or in ordinary fused multiply-adds, then ce_rows.cu's pass for the sums. For the gradients once
+ * more: logits, dlogits in place, dX += dz W, dW += dz^T x. */
+#include "ce_linear_mma.cuh"
 
-enum { THREADS = 256, TILE = 128, DEPTH = 16, PITCH = TILE + 4, CHUNK = 1024, BLOCK = 8192 };
-
-/* Element (i, k): data[i * line + k * step], i (or k, by_k) passing through the list first. */
-typedef struct linear_view {
-    const void *data;
-    int64_t line, step;
-    const int32_t *list; /* from the chunk's first row */
-    int by_k;
-} linear_view;
-
-/* d [m, n] = (add: +=) a [m, k] b [n, k]^T; m or k are at most the rows that the chunk has. */
-typedef struct linear_product {
-    linear_view a, b;
-    float *d;
-    int64_t ld, m, n, k, begin;
-    const ce_totals *totals;
-    int limit_m, limit_k, add;
-} linear_product;
-
-static __device__ __forceinline__ int64_t rows_here(const ce_totals *totals, int64_t begin, int64_t most)
-{
-    const int64_t rows = totals->rows - begin;
-
-    return rows < 0 ? 0 : rows < most ? rows : most;
-}
-
-template <int DTYPE> static __device__ __forceinline__ float linear_at(const linear_view &v, int64_t i, int64_t k)
-{
-    if (v.list && v.by_k)
-        k = v.list[k];
-    else if (v.list)
-        i = v.list[i];
-    return num_load<DTYPE>(v.data, i * v.line + k * v.step);
-}
+enum { DEPTH = 16, PITCH = TILE + 4, CHUNK = 1024, BLOCK = 8192 };
 
 /* This thread's 8 of the 128 x 16 elements from (i0, k0): along k where that is contiguous, else along i. */
 template <int DTYPE>
@@ -65,7 +32,7 @@ static __device__ __forceinline__ void linear_put(const linear_view &v, float (*
     }
 }
 
-/* A 128 x 128 tile a block, 8 x 8 a thread, k in ascending order. */
+/* A 128 x 128 tile a block, 8 x 8 a thread, k in ascending order, in multiply-adds. */
 template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) linear_gemm(const linear_product p)
 {
     __shared__ __align__(16) float a[DEPTH][PITCH], b[DEPTH][PITCH];
@@ -168,15 +135,18 @@ static __global__ void __launch_bounds__(THREADS) linear_bias(const linear_colum
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_TYPE(d)                                                                \
-    {                                                                             \
-        (const void *)linear_gemm<d, d>, (const void *)linear_gemm<RIDGE_F32, d>, \
-            (const void *)linear_gemm<d, RIDGE_F32>, (const void *)linear_copy<d> \
+#define BY_TYPE(d)                                                                          \
+    {                                                                                       \
+        (const void *)linear_gemm<d, d>, (const void *)linear_gemm<RIDGE_F32, d>,           \
+            (const void *)linear_gemm<d, RIDGE_F32>, (const void *)linear_mma<d, d>,        \
+            (const void *)linear_mma<RIDGE_F32, d>, (const void *)linear_mma<d, RIDGE_F32>, \
+            (const void *)linear_copy<d>                                                    \
     }
 
-/* By dtype (f32, f16, bf16): products of x and W, of dz and x or W, of x and dz; linear_copy. */
-enum { PRODUCT = 0, PRODUCT_DZ, PRODUCT_BY_DZ, COPY };
-static const void *const by_dtype[3][4] = {BY_TYPE(RIDGE_F32), BY_TYPE(RIDGE_F16), BY_TYPE(RIDGE_BF16)};
+/* By dtype (f32, f16, bf16): products of x and W, of dz and x or W, of x and dz, the same on the matrix units;
+ * linear_copy. */
+enum { PRODUCT = 0, PRODUCT_DZ, PRODUCT_BY_DZ, COPY = 6, FUNCTIONS };
+static const void *const by_dtype[3][FUNCTIONS] = {BY_TYPE(RIDGE_F32), BY_TYPE(RIDGE_F16), BY_TYPE(RIDGE_BF16)};
 static const void *const bias_function[1] = {(const void *)linear_bias};
 
 static const void *function_of(int what, int dtype)
@@ -186,7 +156,7 @@ static const void *function_of(int what, int dtype)
 
 static ridge_status prepare(const ridge_device *device)
 {
-    ridge_status status = host_load(device, &by_dtype[0][0], 12, "linear_ce: loading kernels");
+    ridge_status status = host_load(device, &by_dtype[0][0], 3 * FUNCTIONS, "linear_ce: loading kernels");
 
     return status ? status : host_load(device, bias_function, 1, "linear_ce: loading kernels");
 }
@@ -199,6 +169,7 @@ typedef struct linear_job {
     ce_params p;
     float *z, *dx, *dw; /* dw: the f32 sum, the caller's own where that is f32 */
     int64_t dw_ld, chunk, block, ld;
+    int mma; /* on the matrix units */
 } linear_job;
 
 static int64_t least(int64_t a, int64_t b)
@@ -254,7 +225,7 @@ static ridge_status multiply(const linear_job *j, int what, linear_product *g)
     g->totals = j->p.totals;
     if (g->m == 0 || g->n == 0)
         return RIDGE_OK;
-    return host_launch(j->device, j->name, function_of(what, j->p.dtype), grid, THREADS, g, j->stream);
+    return host_launch(j->device, j->name, function_of(what + 3 * j->mma, j->p.dtype), grid, THREADS, g, j->stream);
 }
 
 static linear_view x_view(const linear_job *j, int64_t begin, bool by_k)
@@ -372,6 +343,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     j.device = device;
     j.name = kernel->name;
+    j.mma = kernel->param[0];
     j.stream = stream;
     j.p = ce_collect(call);
     place(&j, problem, workspace);
@@ -419,27 +391,30 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return NULL;
 }
 
-/* Multiply-adds at a quarter of what a processor could issue, 1.5 GHz. */
-static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+/* Multiply-adds at a quarter of what a processor could issue, 1.5 GHz; the matrix units at some times that. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : problem->op == RIDGE_LINEAR_CE_TRAIN ? 4 : 3;
-    double product = gemms / (1.5e3 * 32);
+    double product = gemms / (1.5e3 * 32) / (!kernel->param[0] ? 1 : problem->dtype[0] == RIDGE_F32 ? 1.5 : 4);
 
     for (int d = 0; d < 3; d++)
         product *= problem->dim[d] ? (double)problem->dim[d] : 1;
     return 50 + product / (device->units ? device->units : 1);
 }
 
-#define ROW(op_name, op_id)                                                                                     \
-    {                                                                                                           \
-        "cuda." op_name ".fma128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
-            why_not, workspace, cost, launch                                                                    \
+#define ROW(op_name, op_id, variant, mma)                                                                            \
+    {                                                                                                                \
+        "cuda." op_name "." variant, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {mma}, \
+            why_not, workspace, cost, launch                                                                         \
     }
 
 static const ridge_kernel rows[] = {
-    ROW("linear_ce_eval", RIDGE_LINEAR_CE_EVAL),
-    ROW("linear_ce_train", RIDGE_LINEAR_CE_TRAIN),
-    ROW("linear_ce_backward", RIDGE_LINEAR_CE_BACKWARD),
+    ROW("linear_ce_eval", RIDGE_LINEAR_CE_EVAL, "mma128", 1),
+    ROW("linear_ce_train", RIDGE_LINEAR_CE_TRAIN, "mma128", 1),
+    ROW("linear_ce_backward", RIDGE_LINEAR_CE_BACKWARD, "mma128", 1),
+    ROW("linear_ce_eval", RIDGE_LINEAR_CE_EVAL, "fma128", 0),
+    ROW("linear_ce_train", RIDGE_LINEAR_CE_TRAIN, "fma128", 0),
+    ROW("linear_ce_backward", RIDGE_LINEAR_CE_BACKWARD, "fma128", 0),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_ce_linear = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

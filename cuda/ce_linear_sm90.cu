@@ -1,19 +1,6 @@
-/* ce_linear_sm90.cu: linear_ce_eval, linear_ce_train and linear_ce_backward on Hopper, bf16 and f16: the plan of a
- * call (chunks, workspace) and the kernel rows; ce_sm90.cuh says how a chunk is done.
- *
- * Where dW is f32 [vocab, hidden] (or is summed up so in the workspace) and not added to, its own memory holds P^T
- * until it is written: 2 hidden tokens fit, so that most calls are one chunk, dW is written once and no dW is read.
- * Else, and beyond that, chunks are as large as the workspace allows. */
+/* ce_linear_sm90.cu: linear_ce_eval, linear_ce_train and linear_ce_backward on Hopper, bf16 and f16: the launches of a
+ * call and the kernel rows; ce_plan_sm90.cu cuts it into chunks, ce_sm90.cuh says how a chunk is done. */
 #include "ce_sm90.cuh"
-
-enum { SAMPLE = 256 };
-
-typedef struct linear_plan {
-    int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW (else 0) */
-    int group;               /* classes of a group of dW, where P^T lies in it */
-    int pieces[2];           /* of dX in a chunk, in the first one if that is overlaid */
-    bool sums;               /* dW is summed in f32 in the workspace */
-} linear_plan;
 
 /* One call. */
 typedef struct linear_job {
@@ -21,11 +8,11 @@ typedef struct linear_job {
     const char *name;
     void *stream;
     ce_chunk c;
-    linear_plan plan;
-    char *probs;
-    float *partial;
-    float *dw;
+    ce_plan plan;
+    ce_area space;
+    void *dw; /* its sum, of dtype dw_dtype */
     int64_t dw_ld;
+    int dw_dtype;
 } linear_job;
 
 static int64_t least(int64_t a, int64_t b)
@@ -43,155 +30,6 @@ static int64_t up(int64_t x, int64_t step)
     return (x + step - 1) / step * step;
 }
 
-static int dx_slot(uint32_t op)
-{
-    return op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
-}
-
-/* Bytes of workspace that chunks may take: P^T and the scaled x. param[0]: in MB, 0 = what is fastest. */
-static int64_t budget_of(const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    if (kernel->param[0])
-        return kernel->param[0] * INT64_C(1000000);
-    return most(INT64_C(280000000), 2048 * problem->dim[2] + 4000000);
-}
-
-static int64_t partial_of(const ridge_problem *problem, int64_t rows, int pieces)
-{
-    return pieces > 1 ? rows * problem->dim[1] * 4 * pieces : 0;
-}
-
-/* Pieces of the vocabulary that keep all clusters busy with dX, where it has few tiles: as few as come within 7 % of
- * that, and within so many bytes. */
-static int pieces_of(const ridge_device *device, const ridge_problem *problem, int64_t rows, int64_t bytes)
-{
-    const int64_t clusters = device->units / G16_CLUSTER, high = G16_CLUSTER * G16_M;
-    const int64_t items = up(rows, high) / high * (up(problem->dim[1], G16_N) / G16_N);
-    int best = 1;
-    double best_use = 0;
-
-    if (problem->dtype[dx_slot(problem->op)] == RIDGE_NONE)
-        return 1;
-    for (int pieces = 1; pieces <= 8 && problem->dim[2] / pieces >= 1024 && best_use < 0.93; pieces++) {
-        const double use = (double)(items * pieces) / (double)up(items * pieces, clusters);
-
-        if (use > best_use + 0.001 && partial_of(problem, rows, pieces) <= bytes) {
-            best = pieces;
-            best_use = use;
-        }
-    }
-    return best;
-}
-
-enum { PARTIAL = 44000000 }; /* bytes of dX in pieces; in an overlaid chunk P^T leaves more room */
-
-/* Rows of a chunk of P^T and n_r x within so many bytes, and what pieces of dX need. */
-static int64_t rows_within(const ridge_device *device, const ridge_problem *problem, int64_t bytes, int64_t row)
-{
-    const int64_t rows = most(bytes / row / 128 * 128, 128);
-
-    return pieces_of(device, problem, rows, PARTIAL) == 1 ? rows : most((bytes - PARTIAL) / row / 128 * 128, 128);
-}
-
-/* Classes of a group of dW: whole waves of tiles, in no more than a third of the workspace. */
-static int64_t group_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                        int64_t rows, int64_t bytes)
-{
-    const int64_t high = G16_CLUSTER * G16_M, tiles = up(problem->dim[1], G16_N) / G16_N;
-    int64_t pairs = device->units / G16_CLUSTER, common = pairs, other = tiles;
-
-    while (other) { /* the greatest common divisor */
-        const int64_t left = common % other;
-
-        common = other;
-        other = left;
-    }
-    pairs /= common;
-    if (kernel->param[0])
-        pairs = 8;
-    while (pairs > 8 && 2 * pairs * high * rows > bytes / 2)
-        pairs /= 2;
-    return pairs * high;
-}
-
-static linear_plan plan_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    const int64_t tokens = most(problem->dim[0], 1), hidden = problem->dim[1], vocab = problem->dim[2];
-    const int64_t budget = problem->op == RIDGE_LINEAR_CE_EVAL ? 0 : budget_of(kernel, problem);
-    const uint8_t dw =
-        problem->op == RIDGE_LINEAR_CE_EVAL ? (uint8_t)RIDGE_NONE : problem->dtype[dx_slot(problem->op) + 1];
-    const bool add = (problem->flags & RIDGE_ACCUMULATE) != 0;
-    linear_plan plan = {up(tokens, 128), 0, 0, {1, 1}, false};
-    int64_t scaled = 0, rest = tokens, chunks, first = least(2 * hidden / 128 * 128, up(tokens, 128));
-
-    if (problem->op == RIDGE_LINEAR_CE_EVAL)
-        return plan;
-    plan.sums = dw != RIDGE_NONE && dw != RIDGE_F32;
-    plan.chunk = rows_within(device, problem, budget, 2 * (vocab + hidden));
-    plan.group = (int)group_of(device, kernel, problem, first, budget);
-    if (plan.chunk < tokens && dw != RIDGE_NONE && !add && !(problem->flags & RIDGE_CE_W_HV) &&
-        vocab > 2 * plan.group && first > 0) {
-        plan.overlaid = first;
-        plan.pieces[1] = pieces_of(device, problem, plan.overlaid, most(budget - PARTIAL, PARTIAL) / 4);
-        scaled = 2 * plan.overlaid * hidden;
-        rest = most(tokens - plan.overlaid, 1);
-        plan.chunk = rows_within(device, problem, budget - scaled, 2 * vocab);
-    }
-    chunks = (rest + plan.chunk - 1) / plan.chunk;
-    plan.chunk = up((rest + chunks - 1) / chunks, 128);
-    plan.pieces[0] = pieces_of(device, problem, plan.chunk, PARTIAL);
-    return plan;
-}
-
-/* Rows of a compact x in eval: with the rest no more than twice the parts of the sums. */
-static int64_t eval_rows(const ridge_device *device, const ridge_problem *problem)
-{
-    const int64_t bytes = problem->dim[0] * ((device->units / G16_CLUSTER) * (int64_t)sizeof(ce_part) - 64);
-
-    return least(most(bytes / (2 * problem->dim[1]) / 256 * 256, 256), up(problem->dim[0], 128));
-}
-
-static void *take(char **at, int64_t bytes)
-{
-    void *piece = *at;
-
-    *at += (bytes + 1023) / 1024 * 1024;
-    return piece;
-}
-
-/* What lies where in the workspace; from 1024 it only counts. */
-static char *place(linear_job *j, const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                   void *workspace)
-{
-    const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
-    const linear_plan plan = plan_of(device, kernel, problem);
-    const int64_t rows = most(plan.chunk, plan.overlaid);
-    char *at = ce_place(&j->c.p, problem, device->units / G16_CLUSTER, workspace);
-
-    j->plan = plan;
-    if (problem->op == RIDGE_LINEAR_CE_EVAL) {
-        j->c.compact = take(&at, eval_rows(device, problem) * hidden * 2);
-        return at;
-    }
-    j->c.compact = j->c.scaled = take(&at, up(least(rows, up(most(tokens, 1), 128)), 128) * hidden * 2);
-    j->c.exponent = (float *)take(&at, tokens * 4);
-    j->c.factor = (float *)take(&at, tokens * 4);
-    j->c.mix = (float2 *)take(&at, tokens * 8);
-    j->c.at_target = (float *)take(&at, tokens * 4);
-    j->c.same = (int2 *)take(&at, vocab * 8);
-    if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
-        j->c.p.part = NULL;
-        j->c.p.splits = 1;
-    }
-    j->probs =
-        (char *)take(&at, most(2 * plan.group * plan.overlaid + partial_of(problem, plan.overlaid, plan.pieces[1]),
-                               plan.overlaid >= tokens ? 0 : 2 * vocab * plan.chunk));
-    j->partial = (float *)take(&at, plan.overlaid >= tokens ? 0 : partial_of(problem, plan.chunk, plan.pieces[0]));
-    if (plan.sums)
-        j->dw = (float *)take(&at, 4 * vocab * hidden);
-    return at;
-}
-
 /* ------------------------------------------------------------------------------------------------- tensor maps */
 
 /* [lines, length] of 16 bits as a factor: along k (boxes 64 x `wide` lines) or not (64 x 64). */
@@ -206,8 +44,6 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
     const ce_params *p = &j->c.p;
     ridge_status status = map_of(j, &g->maps.a[0], p->x, p->hidden, p->tokens, p->x_stride, 128);
 
-    g->from_x = 1;
-    g->maps.split_m = g->maps.split_k = INT32_MAX;
     if (!status && j->c.compact)
         status = map_of(j, &g->maps.a[1], j->c.compact, p->hidden, up(j->c.rows, 128), p->hidden, 128);
     return status;
@@ -222,15 +58,17 @@ static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t
                  : map_of(j, &g->maps.b, p->w, p->hidden, n, p->w_stride * step, G16_SHARE);
 }
 
-/* P^T with its two places; lines of `wide` a box. */
+/* P^T with its places; lines of `wide` a box. */
 static ridge_status probs_maps(const linear_job *j, CUtensorMap *map, int wide)
 {
     const ce_probs *q = &j->c.probs;
-    const int64_t vocab = j->c.p.vocab, length = up(j->c.rows, 128);
-    ridge_status status = map_of(j, &map[0], q->first, length, least(q->split, vocab), q->first_ld, wide);
+    const int64_t vocab = j->c.p.vocab, length = up(j->c.rows, 128), inside = least(length, q->tail_at);
+    ridge_status status = map_of(j, &map[0], q->first, inside, least(q->split, vocab), q->first_ld, wide);
 
     if (!status && q->split < vocab)
-        status = map_of(j, &map[1], q->rest, length, vocab - q->split, q->rest_ld, wide);
+        status = map_of(j, &map[1], q->rest, inside, vocab - q->split, q->rest_ld, wide);
+    if (!status && inside < length)
+        status = map_of(j, &map[2], q->tail, length - inside, vocab, q->tail_ld, wide);
     return status;
 }
 
@@ -241,20 +79,9 @@ static ridge_status step(linear_job *j, int which)
     return ce_step(j->device, j->name, which, &j->c, j->stream);
 }
 
-static ce_product product_of(const linear_job *j, int64_t m, int64_t n, int64_t k)
+static void plain_maps(gemm16_maps *maps)
 {
-    ce_product g = {};
-
-    g.c = j->c;
-    g.m = (int)m;
-    g.n = (int)n;
-    g.k = (int)k;
-    g.maps.split_m = g.maps.split_k = INT32_MAX;
-    g.class_step = 1;
-    g.pieces = 1;
-    g.bundle = G16_PAIRS / 2; /* 1024 rows: 1 to 3 % faster than 2048 */
-    g.stagger = 3;
-    return g;
+    maps->split_m = maps->split_k = maps->tail_m = maps->tail_k = INT32_MAX;
 }
 
 static bool has_extra(const ce_params *p)
@@ -262,19 +89,49 @@ static bool has_extra(const ce_params *p)
     return p->bias || p->softcap > 0.0f || p->temperature != 1.0f;
 }
 
-/* what: CE_STATS or CE_PROBS; step: of the classes of a sample. */
-static ridge_status logits(linear_job *j, int what, int64_t n, int64_t step, bool sums)
+/* u of every sample_step-th class. Its place is that of P^T, which comes after it. */
+static ridge_status look(linear_job *j)
 {
     const ce_params *p = &j->c.p;
-    ce_product g = product_of(j, j->c.rows, n, p->hidden);
-    ridge_status status = x_maps(j, &g);
+    const int64_t row = 4 * CE_SAMPLE * j->c.rows, all = j->plan.area - 2 * p->hidden * up(j->c.rows, 128);
+    const int64_t pairs = up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
+    ce_product g = {};
+    ridge_status status;
 
-    g.limit_m = 1;
-    g.class_step = (int)step;
+    j->c.sample = (int)least(CE_SAMPLE, p->vocab);
+    j->c.sample_step = p->hv ? 1 : (int)(p->vocab / j->c.sample);
+    j->c.look = (float *)j->c.probs.first;
+    j->c.look_pieces = (int)most(least(least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    g.c = j->c;
+    g.n = j->c.sample;
+    g.k = (int)p->hidden;
+    g.bundle = (int)pairs;
+    g.pieces = j->c.look_pieces;
+    plain_maps(&g.maps);
+    status = x_maps(j, &g);
+    if (!status)
+        status = w_map(j, &g, j->c.sample, j->c.sample_step);
+    return status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
+}
+
+/* what: CE_STATS or CE_PROBS. */
+static ridge_status logits(linear_job *j, int what, bool sums)
+{
+    const ce_params *p = &j->c.p;
+    ce_product g = {};
+    ridge_status status;
+
+    g.c = j->c;
+    g.n = (int)p->vocab;
+    g.k = (int)p->hidden;
+    g.bundle = G16_PAIRS / 2; /* 1024 rows: 1 to 3 % faster than 2048 */
+    g.pieces = 1;
     g.sums = sums;
     g.mixed = (j->c.known || j->c.gated) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
+    plain_maps(&g.maps);
+    status = x_maps(j, &g);
     if (!status)
-        status = w_map(j, &g, n, step);
+        status = w_map(j, &g, p->vocab, 1);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, 64);
     if (has_extra(p) || (what == CE_STATS ? p->full : g.mixed))
@@ -282,48 +139,57 @@ static ridge_status logits(linear_job *j, int what, int64_t n, int64_t step, boo
     return status ? status : ce_product_launch(j->device, j->name, what, &g, j->stream);
 }
 
-static ridge_status make_dx(linear_job *j)
+static ridge_status dx_maps(const linear_job *j, gemm16_maps *maps)
 {
     const ce_params *p = &j->c.p;
-    ce_product g = product_of(j, j->c.rows, p->hidden, p->vocab);
-    ridge_status status = probs_maps(j, g.maps.a, 64);
+    ridge_status status = probs_maps(j, maps->a, 64);
 
-    g.limit_m = 1;
-    g.pieces = j->c.pieces;
-    g.maps.split_k = j->c.probs.split;
-    g.out = p->dx;
-    g.ld = p->dx_stride;
-    if (!status)
-        status = p->hv ? map_of(j, &g.maps.b, p->w, p->vocab, p->hidden, p->w_stride, G16_SHARE)
-                       : map_of(j, &g.maps.b, p->w, p->hidden, p->vocab, p->w_stride, 64);
-    status = status ? status : ce_product_launch(j->device, j->name, CE_DX, &g, j->stream);
-    return status || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
+    maps->split_k = j->c.probs.split;
+    maps->tail_m = j->c.probs.tail_at;
+    if (status)
+        return status;
+    return p->hv ? map_of(j, &maps->b, p->w, p->vocab, p->hidden, p->w_stride, G16_SHARE)
+                 : map_of(j, &maps->b, p->w, p->hidden, p->vocab, p->w_stride, 64);
 }
 
-/* dW of classes [first, first + count); of all of them with W [H, V]. */
-static ridge_status make_dw(linear_job *j, bool add, int64_t first, int64_t count)
+static ridge_status dw_maps(const linear_job *j, gemm16_maps *maps)
 {
     const ce_params *p = &j->c.p;
     const int64_t rows = up(j->c.rows, 128);
-    ce_product g = product_of(j, p->hv ? p->hidden : count, p->hv ? p->vocab : p->hidden, j->c.rows);
-    CUtensorMap *x = p->hv ? &g.maps.a[0] : &g.maps.b;
-    ridge_status status = map_of(j, x, j->c.scaled, p->hidden, rows, p->hidden, 64);
+    ridge_status status = map_of(j, p->hv ? &maps->a[0] : &maps->b, j->c.scaled, p->hidden, rows, p->hidden, 64);
 
-    g.limit_k = 1;
-    g.add = add;
-    g.first_m = (int)first;
-    g.bundle = G16_PAIRS;
-    g.out = p->hv ? (void *)j->dw
-                  : (void *)((char *)j->dw + first * j->dw_ld * (j->plan.sums || p->dw_dtype == RIDGE_F32 ? 4 : 2));
-    g.ld = j->dw_ld;
-    g.out_dtype = j->plan.sums ? (int)RIDGE_F32 : p->dw_dtype;
     if (!status && p->hv)
-        status = map_of(j, &g.maps.b, j->c.probs.first, rows, p->vocab, j->c.probs.first_ld, G16_SHARE);
-    if (!status && !p->hv) {
-        status = probs_maps(j, g.maps.a, 128);
-        g.maps.split_m = j->c.probs.split;
-    }
-    return status ? status : ce_product_launch(j->device, j->name, CE_DW, &g, j->stream);
+        return map_of(j, &maps->b, j->c.probs.first, rows, p->vocab, j->c.probs.first_ld, G16_SHARE);
+    maps->split_m = j->c.probs.split;
+    maps->tail_k = j->c.probs.tail_at;
+    return status ? status : probs_maps(j, maps->a, 128);
+}
+
+/* dX, or dW of classes [first, first + count) (of all of them with W [H, V]), or both. */
+static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t first, int64_t count)
+{
+    const ce_params *p = &j->c.p;
+    const int64_t size = (int64_t)ridge_dtype_size((uint32_t)j->dw_dtype);
+    ce_gradients g = {};
+    ridge_status status = RIDGE_OK;
+
+    g.c = j->c;
+    g.dx = dx && p->dx;
+    g.dw = dw && p->dw;
+    g.first = (int)first;
+    g.count = (int)count;
+    g.dw_dtype = j->dw_dtype;
+    g.add = add;
+    plain_maps(&g.dx_maps);
+    plain_maps(&g.dw_maps);
+    if (g.dx)
+        status = dx_maps(j, &g.dx_maps);
+    if (!status && g.dw)
+        status = dw_maps(j, &g.dw_maps);
+    g.out = (char *)j->dw + (p->hv ? 0 : first * j->dw_ld * size);
+    g.ld = j->dw_ld;
+    status = status ? status : ce_gradients_launch(j->device, j->name, &g, j->stream);
+    return status || !g.dx || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
 }
 
 /* ------------------------------------------------------------------------------------------------------ a chunk */
@@ -331,25 +197,22 @@ static ridge_status make_dw(linear_job *j, bool add, int64_t first, int64_t coun
 /* Sums of rows over all classes. */
 static ridge_status stats(linear_job *j)
 {
-    return logits(j, CE_STATS, j->c.p.vocab, 1, false);
+    return logits(j, CE_STATS, false);
 }
 
 /* P^T from a guess of the exponents; and again, on the device's own decision, from lse. */
 static ridge_status guess(linear_job *j)
 {
-    const int64_t classes = least(SAMPLE, j->c.p.vocab);
-    ridge_status status;
+    ridge_status status = look(j);
 
-    j->c.sample = (int)classes;
-    status = logits(j, CE_STATS, classes, j->c.p.hv ? 1 : j->c.p.vocab / classes, false);
     status = status ? status : step(j, CE_STEP_GUESS);
-    status = status ? status : logits(j, CE_PROBS, j->c.p.vocab, 1, true);
+    status = status ? status : logits(j, CE_PROBS, true);
     status = status ? status : step(j, CE_STEP_CHECK);
     j->c.gated = 1;
     status = status ? status : step(j, CE_STEP_RESET);
     status = status ? status : stats(j);
     status = status ? status : step(j, CE_STEP_KNOWN);
-    status = status ? status : logits(j, CE_PROBS, j->c.p.vocab, 1, false);
+    status = status ? status : logits(j, CE_PROBS, false);
     j->c.gated = 0;
     return status;
 }
@@ -359,39 +222,65 @@ static ridge_status known(linear_job *j)
     ridge_status status = j->c.p.lse_in ? RIDGE_OK : stats(j);
 
     status = status ? status : step(j, CE_STEP_KNOWN);
-    return status ? status : logits(j, CE_PROBS, j->c.p.vocab, 1, false);
+    return status ? status : logits(j, CE_PROBS, false);
+}
+
+/* Where P^T of a chunk lies. */
+static void place_probs(linear_job *j, int64_t rows, bool overlaid)
+{
+    ce_probs *q = &j->c.probs;
+    const int64_t inside = overlaid ? least(j->plan.inside, up(rows, 128)) : up(rows, 128);
+
+    j->c.scaled = j->c.compact = j->space.area;
+    q->first = (uint16_t *)j->c.scaled + up(rows, 128) * j->c.p.hidden;
+    q->first_ld = inside;
+    q->split = overlaid ? j->plan.group : INT32_MAX;
+    q->rest = (uint16_t *)j->dw;
+    q->rest_ld = j->dw_ld * (j->dw_dtype == RIDGE_F32 ? 2 : 1);
+    q->tail_at = inside < rows ? (int)inside : INT32_MAX;
+    q->tail = q->first + (overlaid ? j->plan.group : j->c.p.vocab) * inside;
+    q->tail_ld = up(rows, 128) - inside;
+    j->c.pieces = j->plan.pieces[overlaid];
+    j->c.partial = (float *)(q->tail + j->c.p.vocab * q->tail_ld);
+}
+
+/* dX, and dW in groups from the last class on: whole ones, the rest, and the classes whose P^T lies in the workspace.
+ * The first group's place in dW holds nothing yet, so that it is made together with dX. */
+static ridge_status groups(linear_job *j, bool add)
+{
+    const int64_t vocab = j->c.p.vocab, group = j->plan.group;
+    ridge_status status = RIDGE_OK;
+    int64_t first;
+
+    for (int64_t last = vocab; last > 0 && !status; last = first) {
+        first = last > group ? most(last - group, group) : 0;
+        status = gradients(j, last == vocab, true, add, first, last - first);
+    }
+    return status;
 }
 
 static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overlaid)
 {
     const bool add = begin > 0 || (j->c.p.flags & RIDGE_ACCUMULATE);
+    const int64_t vocab = j->c.p.vocab;
     ridge_status status;
 
     j->c.begin = begin;
     j->c.rows = rows;
-    j->c.probs.first = (uint16_t *)j->probs;
-    j->c.probs.first_ld = up(rows, 128);
-    j->c.probs.split = overlaid ? j->plan.group : INT32_MAX;
-    j->c.pieces = j->plan.pieces[overlaid];
-    j->c.partial = overlaid ? (float *)(j->probs + 2 * j->plan.group * j->plan.overlaid) : j->partial;
-    j->c.probs.rest = (uint16_t *)j->dw;
-    j->c.probs.rest_ld = 2 * j->dw_ld;
+    place_probs(j, rows, overlaid);
     status = step(j, CE_STEP_CLEAR);
     status = status ? status : step(j, CE_STEP_GATHER);
     if (!status)
         status = j->c.known ? known(j) : guess(j);
     status = status ? status : step(j, CE_STEP_SCALE);
+    status = status ? status : step(j, CE_STEP_LINK);
     if (!status && j->c.p.dbias)
         status = ce_step_bias(j->device, j->name, &j->c, add, j->stream);
-    if (!status && j->c.p.dx)
-        status = make_dx(j);
-    if (!status && j->c.p.dw && !overlaid)
-        status = make_dw(j, add, 0, j->c.p.vocab);
-    for (int64_t first = (j->c.p.vocab - 1) / j->plan.group * j->plan.group; overlaid && first >= 0 && !status;
-         first -= j->plan.group)
-        status = make_dw(j, add, first, least(j->plan.group, j->c.p.vocab - first));
-    if (!status && (j->c.p.dw || j->c.p.dbias))
-        status = ce_step_targets(j->device, j->name, &j->c, j->c.p.dw ? j->dw : NULL, j->dw_ld, j->stream);
+    if (!status)
+        status = overlaid ? groups(j, add) : gradients(j, true, true, add, 0, vocab);
+    if (!status && ((j->c.p.dw && j->dw_dtype == RIDGE_F32) || j->c.p.dbias))
+        status = ce_step_targets(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
+                                 j->stream);
     return status;
 }
 
@@ -418,7 +307,7 @@ static ridge_status cast_dw(const linear_job *j, int load)
 
     if (!j->plan.sums)
         return RIDGE_OK;
-    return ce_step_cast(j->device, j->name, j->dw, p->dw, p->dw_dtype, p->hv ? p->hidden : p->vocab,
+    return ce_step_cast(j->device, j->name, (float *)j->dw, p->dw, p->dw_dtype, p->hv ? p->hidden : p->vocab,
                         p->hv ? p->vocab : p->hidden, p->dw_stride, load, j->stream);
 }
 
@@ -438,7 +327,7 @@ static ridge_status all_chunks(linear_job *j)
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t, void *stream)
+                           const ridge_call *call, void *workspace, size_t bytes, void *stream)
 {
     linear_job j = {};
     ce_params *p = &j.c.p;
@@ -448,16 +337,17 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     j.name = kernel->name;
     j.stream = stream;
     *p = ce_collect(call);
-    place(&j, device, kernel, problem, workspace);
+    j.plan = ce_plan_of(device, problem, kernel->param[0], (int64_t)bytes);
+    ce_plan_place(&j.c, &j.space, device, problem, &j.plan, workspace);
     j.c.known = p->lse_in || p->full || p->smoothing != 0.0f;
+    j.dw = j.plan.sums ? j.space.dw : p->dw;
     j.dw_ld = j.plan.sums ? (p->hv ? p->vocab : p->hidden) : p->dw_stride;
-    if (!j.plan.sums)
-        j.dw = (float *)p->dw;
+    j.dw_dtype = j.plan.sums ? (int)RIDGE_F32 : p->dw_dtype;
     status = ce_begin(device, j.name, p, stream);
     if (!status && p->dw && (call->flags & RIDGE_ACCUMULATE))
         status = cast_dw(&j, 1);
     if (!status)
-        status = call->op == RIDGE_LINEAR_CE_EVAL ? eval(&j, eval_rows(device, problem)) : all_chunks(&j);
+        status = call->op == RIDGE_LINEAR_CE_EVAL ? eval(&j, ce_plan_eval(device, problem)) : all_chunks(&j);
     if (!status && p->dw)
         status = cast_dw(&j, 0);
     if (!status && p->dx)
@@ -467,9 +357,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
 static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    linear_job j = {};
+    const ce_plan plan = ce_plan_of(device, problem, kernel->param[0], 0);
+    ce_chunk c = {};
+    ce_area space = {};
 
-    return (size_t)(place(&j, device, kernel, problem, (void *)1024) - (char *)1024);
+    return (size_t)ce_plan_place(&c, &space, device, problem, &plan, (void *)1024);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
@@ -501,16 +393,16 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return 30 * gemms + gemms * waves * (device->units / 2) * 131072.0 * (double)problem->dim[1] / 640e6;
 }
 
-#define ROW(op_name, variant, op_id, megabytes)                                                                       \
+#define ROW(op_name, variant, op_id, small)                                                                           \
     {                                                                                                                 \
         "cuda." op_name ".wgmma128x256" variant, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90, RIDGE_STABLE | RIDGE_CLOSE, \
-            0, {megabytes}, why_not, workspace, cost, launch                                                          \
+            0, {small}, why_not, workspace, cost, launch                                                              \
     }
 
 static const ridge_kernel rows[] = {
     ROW("linear_ce_eval", "", RIDGE_LINEAR_CE_EVAL, 0),
     ROW("linear_ce_train", "", RIDGE_LINEAR_CE_TRAIN, 0),
-    ROW("linear_ce_train", ".small", RIDGE_LINEAR_CE_TRAIN, 1), /* the smallest chunks: 128 rows */
+    ROW("linear_ce_train", ".small", RIDGE_LINEAR_CE_TRAIN, 1), /* chunks of 128 rows, or what the workspace allows */
     ROW("linear_ce_backward", "", RIDGE_LINEAR_CE_BACKWARD, 0),
     ROW("linear_ce_backward", ".small", RIDGE_LINEAR_CE_BACKWARD, 1),
 };
@@ -519,6 +411,7 @@ static ridge_status prepare(const ridge_device *device)
 {
     ridge_status status = ce_product_prepare(device);
 
+    status = status ? status : ce_gradients_prepare(device);
     return status ? status : ce_step_prepare(device);
 }
 

@@ -16,18 +16,22 @@
 #include "ce.cuh"
 #include "gemm16_sm90.cuh"
 
-/* Products. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
-enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_DX, CE_DW };
+/* Products with W. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
+enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_LOOK };
+
+/* CE_LOOK: u of a sample of the classes, in pieces of the hidden units, so that all clusters have some of it. */
+enum { CE_SAMPLE = 256 };
 
 enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
- * dW is made in groups of `split` classes from the last one on, so that its row v - split is written after row v of
- * P^T has been read. */
+ * dW is made in groups of at most `split` classes from the last one on, so that its row v - split is written after row
+ * v of P^T has been read. Columns (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all
+ * classes of them. */
 typedef struct ce_probs {
-    uint16_t *first, *rest;
-    int64_t first_ld, rest_ld;
-    int split;
+    uint16_t *first, *rest, *tail;
+    int64_t first_ld, rest_ld, tail_ld;
+    int split, tail_at;
 } ce_probs;
 
 /* One chunk on its way through the steps. */
@@ -42,33 +46,62 @@ typedef struct ce_chunk {
     float2 *mix;      /* alpha_r, sigma_r */
     float *at_target; /* du of the target */
     int2 *same;       /* by class: the chunk's first row with that target, and how many have it */
+    int32_t *next;    /* by row: the next one with that target */
     float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
     int pieces;
-    int sample; /* classes of the guess */
-    int known;  /* no guess */
-    int gated;  /* only if the guess was bad */
-    int when;   /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
+    float *look;                          /* [look_pieces, rows, CE_SAMPLE] */
+    int look_pieces, sample, sample_step; /* classes of the guess, and from one to the next */
+    int known;                            /* no guess */
+    int gated;                            /* only if the guess was bad */
+    int when;                             /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
 } ce_chunk;
+
+/* How a call is cut: ce_plan_sm90.cu. */
+typedef struct ce_plan {
+    int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW too (else 0) */
+    int64_t inside;          /* of those: how many dW has room for */
+    int64_t area;            /* bytes for n_r x, P^T, and dX in pieces */
+    int group;               /* classes of a group of dW, where P^T lies in it */
+    int pieces[2];           /* of dX in a chunk, in the overlaid one */
+    bool sums;               /* dW is summed in f32 in the workspace */
+} ce_plan;
+
+typedef struct ce_area {
+    void *area, *dw; /* dw: where it is summed there */
+} ce_area;
+
+ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes);
+int64_t ce_plan_eval(const ridge_device *device, const ridge_problem *problem);
+int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, const ridge_problem *problem,
+                      const ce_plan *plan, void *workspace);
 
 typedef struct ce_product {
     gemm16_maps maps;
-    CUtensorMap store[2]; /* P^T */
+    CUtensorMap store[3]; /* P^T */
     ce_chunk c;
-    int m, n, k; /* m or k at most the rows of the chunk: */
-    int limit_m, limit_k;
-    int from_x;                  /* rows of A are those of x itself, unless some are ignored */
-    int class_step;              /* of the columns' classes: a sample has every class_step-th */
-    int bundle, stagger, pieces; /* as in gemm16_work */
-    int mixed;                   /* alpha and sigma */
-    int sums;                    /* CE_PROBS: also the sum of E */
-    void *out;                   /* CE_DX: dX; CE_DW: dW */
-    int64_t ld;
-    int out_dtype, add;
-    int first_m; /* CE_DW: of the group of classes */
+    int n, k;
+    int pieces; /* CE_LOOK */
+    int bundle; /* as in gemm16_work */
+    int mixed;  /* alpha and sigma */
+    int sums;   /* CE_PROBS: also the sum of E */
 } ce_product;
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
+
+/* dX, dW of classes [first, first + count), or both in one launch, whose clusters then have the same amount of work. */
+typedef struct ce_gradients {
+    gemm16_maps dx_maps, dw_maps;
+    ce_chunk c;
+    void *out; /* dW of class `first` */
+    int64_t ld;
+    int dx, dw; /* wanted here */
+    int first, count;
+    int dw_dtype, add;
+} ce_gradients;
+
+ridge_status ce_gradients_launch(const ridge_device *device, const char *name, ce_gradients *g, void *stream);
+ridge_status ce_gradients_prepare(const ridge_device *device);
 
 /* In the order of a chunk. */
 enum {
@@ -78,13 +111,14 @@ enum {
     CE_STEP_CHECK,
     CE_STEP_RESET,
     CE_STEP_KNOWN,
+    CE_STEP_LINK, /* after CE_STEP_SCALE */
     CE_STEP_SCALE,
     CE_STEP_ADD, /* pieces of dX */
     CE_STEPS
 };
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
 ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
-/* Adds what the targets' du gives to dW (f32, `ld` from line to line) and dbias. */
+/* Adds what the targets' du gives to dW (f32, `ld` from line to line; NULL = not there) and dbias. */
 ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
                              void *stream);
 /* A 16-bit matrix from its f32 sum, or the way back. */
@@ -99,6 +133,14 @@ static __device__ __forceinline__ int ce_chunk_rows(const ce_chunk &c)
     const int64_t rows = c.p.totals->rows - c.begin;
 
     return (int)(rows < 0 ? 0 : rows < c.rows ? rows : c.rows);
+}
+
+/* The place of class v and row r of the chunk in P^T. */
+static __device__ __forceinline__ uint16_t *ce_probs_at(const ce_probs &q, int64_t v, int64_t r)
+{
+    return r >= q.tail_at ? q.tail + v * q.tail_ld + r - q.tail_at
+           : v < q.split  ? q.first + v * q.first_ld + r
+                          : q.rest + (v - q.split) * q.rest_ld + r;
 }
 
 static __device__ __forceinline__ bool ce_skipped(const ce_chunk &c)

@@ -1,7 +1,7 @@
 /* ce_steps_sm90.cu: the linear cross entropy on Hopper: the steps between its products (ce_sm90.cuh). */
 #include "ce_sm90.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32 };
+enum { THREADS = 256, WARPS = THREADS / 32, AHEAD = 8 };
 
 /* In f16, p = 1 is stored as 2^10, so that the least p that matters is still a normal number. */
 #define F16_BITS 10.0
@@ -103,19 +103,43 @@ static __global__ void __launch_bounds__(THREADS) step_guess(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
+    const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
     const int64_t row = warp_row(c);
+    const int lane = threadIdx.x % 32;
+    float z[CE_SAMPLE / 32] = {}, high = -CUDART_INF_F, sum = 0.0f;
 
     if (row < 0)
         return;
-    const ce_sum s = row_sum(p, row);
-    const double lse = (double)s.max + log(s.sum * (double)p.vocab / (double)c.sample);
+    for (int piece = 0; piece < c.look_pieces; piece++) {
+        const float *u = c.look + (piece * c.rows + row - c.begin) * CE_SAMPLE + lane;
+
+#pragma unroll
+        for (int i = 0; i < CE_SAMPLE / 32; i++)
+            z[i] += u[32 * i];
+    }
+#pragma unroll
+    for (int i = 0; i < CE_SAMPLE / 32; i++) {
+        const int at = lane + 32 * i;
+
+        z[i] = at < c.sample ? ce_logit(p, z[i] + ce_bias(p, (int64_t)at * c.sample_step), cap_inverse, cool)
+                             : -CUDART_INF_F;
+        high = fmaxf(high, z[i]);
+    }
+    for (int step = 16; step > 0; step /= 2)
+        high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+#pragma unroll
+    for (int i = 0; i < CE_SAMPLE / 32; i++)
+        sum += ptx_ex2((z[i] - high) * CE_LOG2E);
+    for (int step = 16; step > 0; step /= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    const double lse = (double)high + log((double)sum * (double)p.vocab / (double)c.sample);
     double exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
 
     if (!(fabs(exponent) < 1e6))
         exponent = 0;
-    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
+    for (int k = lane; k < p.splits; k += 32)
         p.part[row * p.splits + k] = {(float)(exponent * 0.69314718055994531), 0.0f};
-    if (threadIdx.x % 32 == 0)
+    if (lane == 0)
         c.exponent[row] = (float)exponent;
 }
 
@@ -202,7 +226,6 @@ static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
     const ce_params &p = c.p;
     const int v = p.label[row];
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
-    const int64_t r = row - c.begin;
 
     if (v < 0)
         return;
@@ -212,34 +235,42 @@ static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
     const double d = expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth;
 
     c.at_target[row] = (float)(d * (double)slope);
-    *(v < c.probs.split ? c.probs.first + v * c.probs.first_ld + r
-                        : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld + r) = 0;
+    *ce_probs_at(c.probs, v, row - c.begin) = 0;
 }
 
-/* dW and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a thread. */
+/* dW and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a
+ * thread. */
 typedef struct target_args {
     ce_chunk c;
     float *dw;
     int64_t ld;
 } target_args;
 
-/* The next row after `row` with target v, by the whole block. */
-static __device__ int64_t next_row(const ce_chunk &c, int64_t row, int64_t end, int v)
+/* The next row with the same target that was noted too, a warp a row. */
+static __global__ void __launch_bounds__(THREADS) step_link(const ce_chunk c)
 {
-    __shared__ int found;
+    ptx_grid_wait();
+    const int64_t row = warp_row(c), end = c.begin + ce_chunk_rows(c);
+    const int v = row < 0 ? -1 : c.p.label[row];
 
-    for (int64_t i = row + 1; i < end; i += THREADS) {
-        __syncthreads(); /* found has been read */
-        if (threadIdx.x == 0)
-            found = INT32_MAX;
-        __syncthreads(); /* before anybody lowers it */
-        if (i + threadIdx.x < end && c.p.label[i + threadIdx.x] == v)
-            atomicMin(&found, (int)i + (int)threadIdx.x);
-        __syncthreads(); /* before it is read */
-        if (found != INT32_MAX)
-            return found;
+    if (v < 0 || c.same[v].y < 2)
+        return;
+    for (int64_t first = row + 1 + threadIdx.x % 32;; first += 32 * AHEAD) {
+        int label[AHEAD];
+
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            label[k] = first + 32 * k < end ? c.p.label[first + 32 * k] : -1;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const uint32_t found = __ballot_sync(~0u, label[k] == v && c.factor[first + 32 * k] != 0.0f);
+
+            if (found && threadIdx.x % 32 == 0)
+                c.next[row] = (int)first + 32 * k + __ffs((int)found) - 1;
+            if (found || __all_sync(~0u, first + 32 * k >= end))
+                return;
+        }
     }
-    return end;
 }
 
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
@@ -262,16 +293,16 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targ
         float x[8];
 
         bias += g;
-        if (h < p.hidden) {
+        if (a.dw && h < p.hidden) {
             num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
 #pragma unroll
             for (int e = 0; e < 8; e++)
                 sum[e] = __fmaf_rn(g, x[e], sum[e]);
         }
         if (left > 1)
-            row = next_row(a.c, row, end, v);
+            row = a.c.next[row];
     }
-    if (a.dw && h < p.hidden && !p.hv && a.ld % 4 == 0 && (uintptr_t)a.dw % 16 == 0) {
+    if (a.dw && h < p.hidden && !p.hv) { /* rows of dW begin at 16 bytes */
         float4 *to = (float4 *)(a.dw + v * a.ld + h), first = to[0], second = to[1];
 
         to[0] = make_float4(first.x + sum[0], first.y + sum[1], first.z + sum[2], first.w + sum[3]);
@@ -279,7 +310,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targ
     } else if (a.dw && h < p.hidden) {
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            a.dw[p.hv ? (h + e) * a.ld + v : v * a.ld + h + e] += sum[e];
+            a.dw[(h + e) * a.ld + v] += sum[e];
     }
     if (p.dbias && h == 0)
         p.dbias[v] += bias;
@@ -383,11 +414,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias
 
     if (v >= c.p.vocab)
         return;
-    const uint16_t *from =
-        v < c.probs.split ? c.probs.first + v * c.probs.first_ld : c.probs.rest + (v - c.probs.split) * c.probs.rest_ld;
-
     for (int r = threadIdx.x % 32; r < rows; r += 32)
-        sum = __fmaf_rn(num_load<DTYPE>(from, r), c.factor[c.begin + r], sum);
+        sum = __fmaf_rn(num_load<DTYPE>(ce_probs_at(c.probs, v, r), 0), c.factor[c.begin + r], sum);
     for (int step = 16; step > 0; step /= 2)
         sum += __shfl_xor_sync(~0u, sum, step);
     if (threadIdx.x % 32 == 0)
@@ -425,6 +453,7 @@ static const void *const functions[CE_STEPS + 8] = {
     (const void *)step_check,
     (const void *)step_reset,
     (const void *)step_known,
+    (const void *)step_link,
     (const void *)step_scale<RIDGE_F16>,
     (const void *)step_add<RIDGE_F16>,
     (const void *)step_scale<RIDGE_BF16>,

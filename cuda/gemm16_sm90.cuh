@@ -25,14 +25,16 @@ enum {
     G16_THREADS = 384,
     G16_PAIRS = 16 / G16_CLUSTER,
     G16_SHARE = G16_N / G16_CLUSTER,
-    G16_PANEL = 64 * 128
+    G16_PANEL = 64 * 128,
+    G16_STAGGER = 3 /* stages by which the second warpgroup begins late */
 };
 
-/* Loads. a: two maps; where a coordinate of A (of its rows, or along k) lies below `split` the first one has it, else
- * the second, from 0 on. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
+/* Loads. a: where a coordinate of A (of its rows, or along k) lies below `split` the first map has it, else the second,
+ * from 0 on; and from the other coordinate `tail` on the third has it, whatever `split` says. Boxes: 64 elements, by
+ * 128 rows where k is contiguous, by 64 of k where it is not. */
 typedef struct gemm16_maps {
-    CUtensorMap a[2], b;
-    int split_m, split_k; /* INT32_MAX = all in the first */
+    CUtensorMap a[3], b;
+    int split_m, split_k, tail_m, tail_k; /* INT32_MAX = never */
 } gemm16_maps;
 
 /* What a launch has to do; some of it is known on the device alone. */
@@ -43,7 +45,6 @@ typedef struct gemm16_work {
     int first_m;       /* added to the rows of A that are loaded */
     int pick;          /* of a[], where nothing is split */
     int bundle;        /* row-tile pairs of a bundle */
-    uint32_t stagger;  /* stages by which the second warpgroup begins late */
 } gemm16_work;
 
 typedef struct gemm16_memory {
@@ -65,7 +66,7 @@ typedef struct gemm16_places {
 
 /* Where a warpgroup stands: stages consumed so far, and whether the second one has been let go. */
 typedef struct gemm16_turn {
-    uint32_t n, stagger;
+    uint32_t n;
     bool handed;
 } gemm16_turn;
 
@@ -111,30 +112,33 @@ static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uin
     }
 }
 
+/* Loads all blocks of an item; *n counts the stages. */
 template <int MN_A, int MN_B>
-static __device__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s)
+static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s,
+                                                   int item, uint32_t *n)
 {
     const uint32_t rank = ptx_cluster_rank();
-    uint32_t n = 0;
+    int pair, tile_n, first_block;
+    const int blocks = gemm16_blocks(w, item, &first_block);
 
-    for (int item = blockIdx.x / G16_CLUSTER; item < w.items; item += gridDim.x / G16_CLUSTER) {
-        int pair, tile_n, first_block;
-        const int blocks = gemm16_blocks(w, item, &first_block);
+    gemm16_locate(w, item, &pair, &tile_n);
+    const int row = (G16_CLUSTER * pair + (int)rank) * G16_M + w.first_m;
+    const bool tail_m = row >= maps.tail_m;
 
-        gemm16_locate(w, item, &pair, &tile_n);
-        const int row = (G16_CLUSTER * pair + (int)rank) * G16_M + w.first_m, second_m = row >= maps.split_m;
+    for (int kb = first_block; kb < first_block + blocks; kb++, ++*n) {
+        const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
+        const int k = kb * G16_K;
+        const bool tail = tail_m || k >= maps.tail_k, later_m = !tail && row >= maps.split_m,
+                   later_k = !tail && k >= maps.split_k;
+        const int which = tail ? 2 : later_m || later_k ? 1 : w.pick;
+        const int from_row = row - (tail_m ? maps.tail_m : later_m ? maps.split_m : 0);
+        const int from_k = k - (k >= maps.tail_k ? maps.tail_k : later_k ? maps.split_k : 0);
 
-        for (int kb = first_block; kb < first_block + blocks; kb++, n++) {
-            const uint32_t stage = n % G16_STAGES, full = ptx_shared(&s->full[stage]);
-            const int second_k = kb * G16_K >= maps.split_k;
-
-            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / G16_STAGES & 1) ^ 1);
-            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
-            gemm16_load_a<MN_A>(&maps.a[second_m | second_k | w.pick], ptx_shared(s->a[stage]),
-                                row - (second_m ? maps.split_m : 0), kb * G16_K - (second_k ? maps.split_k : 0), full);
-            gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
-                                tile_n * G16_N + (int)rank * G16_SHARE, kb * G16_K, full);
-        }
+        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
+        ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
+        gemm16_load_a<MN_A>(&maps.a[which], ptx_shared(s->a[stage]), from_row, from_k, full);
+        gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
+                            tile_n * G16_N + (int)rank * G16_SHARE, k, full);
     }
 }
 
@@ -146,6 +150,13 @@ static __device__ __forceinline__ void gemm16_give_back(const gemm16_places &at,
         for (int i = 0; i < G16_CLUSTER; i++)
             ptx_mbarrier_arrive_cluster(at.empty[i] + stage * 8);
     }
+}
+
+/* The second warpgroup waits for its turn, if there is anything to do. */
+static __device__ __forceinline__ void gemm16_stagger(int group, bool any)
+{
+    if (group == 1 && any)
+        ptx_barrier_sync(1, 256);
 }
 
 /* All blocks of k into acc. One stage's instructions stay in flight while the next one's are issued. */
@@ -174,7 +185,7 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
             gemm16_give_back(at, before);
         }
         before = stage;
-        if (++turn->n == turn->stagger && group == 0 && !turn->handed) {
+        if (++turn->n == G16_STAGGER && group == 0 && !turn->handed) {
             ptx_barrier_arrive(1, 256);
             turn->handed = true;
         }

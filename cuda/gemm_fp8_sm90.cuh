@@ -4,10 +4,10 @@
  *
  * A cluster of CM x CN CTAs takes CM x CN neighbouring tiles. Tiles of one row need the same part of A: each of their
  * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, and WGS
- * warpgroups of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an element, two where both
- * operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its codes and scales (orders
- * those writes before wgmma's and the warps' reads). empty[s]: the multiplying warps of every CTA that this one writes
- * to have finished with stage s (orders their reads before the next writes). */
+ * warpgroups of one or two slices of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an
+ * element, two where both operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its
+ * codes and scales (orders those writes before wgmma's and the warps' reads). empty[s]: the multiplying warps of every
+ * CTA that this one writes to have finished with stage s (orders their reads before the next writes). */
 #ifndef RIDGE_GEMM_FP8_SM90_CUH
 #define RIDGE_GEMM_FP8_SM90_CUH
 
@@ -19,7 +19,7 @@ enum { BK = 128, GROUP_ROWS = 8 };
 /* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
 enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
 
-/* Kernels by what they write: bf16 or f32 at aligned addresses and no bias, or anything. The code of a tile's end runs
+/* Kernels by what they write: bf16 or f32 at aligned addresses, or anything. The code of a tile's end runs
  * once a tile, so that it comes from far caches: as little of it as possible. */
 enum { OUT_BF16 = 0, OUT_F32, OUT_ANY };
 
@@ -52,7 +52,8 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
-    uint64_t full[T::STAGES], empty[T::STAGES];
+    float bias[T::WGS][T::BN];
+    uint64_t full[T::STAGES], empty[T::STAGES], left[T::WGS];
     gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
 };
 
@@ -79,7 +80,7 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
 
 #include "gemm_fp8_walk.cuh"
 
-/* One thread: the codes, and where TMA can the scales, of every stage. */
+/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
@@ -152,37 +153,24 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
     }
 }
 
-/* BLK128 scales of B: a tile touches two blocks of columns at most; lane l holds the two scales of block l of 32 of
- * k. */
-typedef struct gemm_chunk {
-    float first, second;
-} gemm_chunk;
-
-static __device__ __forceinline__ gemm_chunk gemm_read_chunk(const gemm_args &p, int col, int kb)
+/* BLK128: the scales of B of 32 blocks of k, one a lane. */
+static __device__ __forceinline__ float gemm_read_chunk(const gemm_args &p, int col, int kb)
 {
-    const int block = min(kb + (int)threadIdx.x % 32, p.blocks - 1), last = (p.n - 1) / 128;
-
-    return (gemm_chunk){p.scale_b[min(col / 128, last) * p.ld_b + block],
-                        p.scale_b[min(col / 128 + 1, last) * p.ld_b + block]};
+    return p.scale_b[min(col, p.n - 1) / 128 * p.ld_b + min(kb + (int)threadIdx.x % 32, p.blocks - 1)];
 }
 
-/* Scales of a block: of this thread's two rows, and of each 64 columns in SCALE_BLOCK. */
+/* Scales of a block: of this thread's two rows; in SCALE_BLOCK their products with the scale of B. */
 typedef struct gemm_scales {
-    float upper, lower, column[3];
+    float upper, lower;
 } gemm_scales;
 
-/* fin = fma(scale, acc, fin), one scale of B for each 64 columns. */
+/* fin = fma(scale, acc, fin) */
 template <int BN>
 static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, const float *acc, float *fin)
 {
 #pragma unroll
-    for (int c = 0; c < BN / 64; c++) {
-        const float high = v.upper * v.column[c], low = v.lower * v.column[c];
-
-#pragma unroll
-        for (int i = c * 32; i < c * 32 + 32; i++)
-            fin[i] = __fmaf_rn(i & 2 ? low : high, acc[i], fin[i]);
-    }
+    for (int i = 0; i < BN / 2; i++)
+        fin[i] = __fmaf_rn(i & 2 ? v.lower : v.upper, acc[i], fin[i]);
 }
 
 /* One scale of B for each column. `early`: those of the first EARLY groups of 8, read before. */
@@ -208,25 +196,22 @@ static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v,
     }
 }
 
-/* One block of k: four matrix instructions, then the promotion. `lane`: which lane of `chunk` has its scales of B. */
+/* A slice of 64 rows, one block of k: four matrix instructions, then the promotion. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  const gemm_chunk &chunk, int lane, bool odd, float *fin)
+static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
+                                                 int slice, uint32_t a, uint32_t b, float column, float *fin)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
     float acc[T::BN / 2];
     float2 early[EARLY];
     gemm_scales v;
 
-    if (MODE == SCALE_BLOCK) {
-        v.column[0] = __shfl_sync(~0u, chunk.first, lane);
-        v.column[2] = T::BN > 128 ? __shfl_sync(~0u, chunk.second, lane) : 0;
-        v.column[1] = T::BN > 128 && odd ? v.column[2] : v.column[0];
-    }
-    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
     if (MODE != SCALE_LAST) {
-        v.upper = s->scale_a[stage][at.row];
-        v.lower = s->scale_a[stage][at.row + 8];
+        v.upper = s->scale_a[stage][at.row + slice * 64];
+        v.lower = s->scale_a[stage][at.row + slice * 64 + 8];
+    }
+    if (MODE == SCALE_BLOCK) {
+        v.upper *= column;
+        v.lower *= column;
     }
     if (MODE == SCALE_COLUMN)
         ptx_barrier_sync(at.turn, 256); /* our turn at the tensor cores */
@@ -246,7 +231,7 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
         gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
         __syncwarp(); /* the warp has read its scales */
     }
-    if (threadIdx.x % 32 < T::CM + T::CN - 1)
+    if (slice == T::SLICES - 1 && threadIdx.x % 32 < T::CM + T::CN - 1)
         ptx_mbarrier_arrive_cluster(at.empty + stage * 8); /* the stage goes back */
     if (MODE == SCALE_BLOCK)
         gemm_promote_block<T::BN>(v, acc, fin);
@@ -254,6 +239,21 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
 #pragma unroll
         for (int i = 0; i < T::BN / 2; i++)
             fin[i] += acc[i];
+}
+
+/* One block of k. `lane`: which lane of `chunk` has its scale of B. */
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                  float chunk, int lane, float *fin)
+{
+    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    const float column = MODE == SCALE_BLOCK ? __shfl_sync(~0u, chunk, lane) : 0.0f;
+
+    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+#pragma unroll
+    for (int slice = 0; slice < T::SLICES; slice++)
+        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column,
+                                    fin + slice * (T::BN / 2));
     gemm_advance<T::STAGES>(ring);
 }
 
@@ -273,20 +273,17 @@ static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *f
 /* The blocks of a piece into fin. *next holds the first 32 scales of B when it begins. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                     gemm_ring *ring, const gemm_piece &piece, gemm_chunk *next,
-                                                     float *fin)
+                                                     gemm_ring *ring, const gemm_piece &piece, float *next, float *fin)
 {
-    const bool odd = piece.col & 64;
-
     for (int kb = piece.begin; kb < piece.end; kb += 32) {
-        const gemm_chunk now = *next;
+        const float now = *next;
         const int count = min(32, piece.end - kb);
 
         if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
             *next = gemm_read_chunk(p, piece.col, kb + 32);
-#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4)
+#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
         for (int i = 0; i < count; i++)
-            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, odd, fin);
+            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, fin);
     }
 }
 
@@ -333,6 +330,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * T::WGS * (T::CM + T::CN - 1));
         }
+        for (int i = 0; i < T::WGS; i++)
+            ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
         ptx_mbarrier_fence_init();
     }
     ptx_cluster_sync(); /* the mbarriers of all CTAs before anybody uses them */
@@ -347,22 +346,26 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
             gemm_load_scales<T, MODE>(p, s);
+        else if (threadIdx.x == 64)
+            gemm_publish<T>(p, s->left);
     } else {
+        enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
-        const int thread = threadIdx.x % 128, local = group * 64 + thread / 32 * 16 + thread % 32 / 4;
+        const int thread = threadIdx.x % 128, local = group * ROWS + thread / 32 * 16 + thread % 32 / 4;
         /* stages go back to the CTAs of this one's column, lanes 0 .. CM - 1, then to the others of its row */
         const int lane = thread % 32, peer = lane < T::CM               ? rank / T::CM * T::CM + lane
                                              : lane < T::CM + T::CN - 1 ? rank ^ T::CM
                                                                         : rank;
         /* through a shuffle: else the compiler computes the descriptors anew for every block of k */
-        const gemm_places at = {__shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * 64 * BK)), 0),
-                                __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), 0),
-                                ptx_shared(&s->full[0]),
-                                ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
-                                local,
-                                1 + group,
-                                group + 1 == T::WGS ? 1 : 2 + group};
-        gemm_chunk chunk = {};
+        const gemm_places at = {
+            __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK)), 0),
+            __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), 0),
+            ptx_shared(&s->full[0]),
+            ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
+            local,
+            1 + group,
+            group + 1 == T::WGS ? 1 : 2 + group};
+        float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
         int number = 0;
@@ -381,7 +384,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             chunk = gemm_read_chunk(p, piece.col, piece.begin);
         while (piece.end) {
             const int row = piece.row, col = piece.col, end = piece.end;
-            float fin[T::BN / 2];
+            const float bias = OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, col + thread)
+                               : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col + thread)
+                                                : 0.0f;
+            float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
             gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
@@ -389,21 +395,29 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             if (MODE == SCALE_BLOCK)
                 chunk = gemm_read_chunk(p, piece.col, piece.begin);
             if (end < p.blocks) {
-                gemm_suspend<T>(p, group, fin);
+                gemm_suspend<T>(p, &s->left[group], group, fin);
                 continue;
             }
-            if (MODE == SCALE_LAST)
-                gemm_scale_last<T, MODE>(p, s, group, local, row, col, fin);
-            if (OUT == OUT_BF16)
-                gemm_store_bf16<T, MODE>(p, s, group, row + group * 64, col, fin);
-            else if (OUT == OUT_F32)
-                gemm_store_f32<T>(p, row + group * 64, col, fin);
-            else if (p.dtype == RIDGE_BF16)
-                gemm_store<T, MODE, RIDGE_BF16>(p, s, group, row + group * 64, col, fin);
-            else if (p.dtype == RIDGE_F16)
-                gemm_store<T, MODE, RIDGE_F16>(p, s, group, row + group * 64, col, fin);
-            else
-                gemm_store<T, MODE, RIDGE_F32>(p, s, group, row + group * 64, col, fin);
+#pragma unroll
+            for (int slice = 0; slice < T::SLICES; slice++) {
+                const int first_row = row + group * ROWS + slice * 64;
+                float *part = fin + slice * HALF;
+
+                if (MODE == SCALE_LAST)
+                    gemm_scale_last<T, MODE>(p, s, group, local + slice * 64, row, col, part);
+                if (OUT != OUT_ANY && p.bias)
+                    gemm_add_bias<T>(s->bias[group], group, bias, part);
+                if (OUT == OUT_BF16)
+                    gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
+                else if (OUT == OUT_F32)
+                    gemm_store_f32<T>(p, first_row, col, part);
+                else if (p.dtype == RIDGE_BF16)
+                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
+                else if (p.dtype == RIDGE_F16)
+                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
+                else
+                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
+            }
         }
         if (thread == 0)
             ptx_tma_wait();

@@ -1,11 +1,31 @@
 /* gemm_fp8_store.cuh: the last part of a tile of gemm_fp8 on Hopper: bias, accumulation, rounding, and the way out. A
- * warpgroup holds 64 x BN results as wgmma.cuh has them. Included by gemm_fp8_sm90.cuh. */
+ * warpgroup holds slices of 64 x BN results as wgmma.cuh has them. Included by gemm_fp8_sm90.cuh. */
 
 template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
 {
     if (!p.bias || col >= p.n)
         return 0.0f;
     return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
+}
+
+/* Thread t of the warpgroup has the bias of column t of the tile, and needs those of its own columns. */
+template <class T>
+static __device__ __forceinline__ void gemm_add_bias(float *columns, int group, float bias, float *fin)
+{
+    static_assert(T::BN <= 128, "one column a thread");
+    if (threadIdx.x % 128 < T::BN)
+        columns[threadIdx.x % 128] = bias;
+    ptx_barrier_sync(1 + T::WGS + group, 128);
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        const float2 v = *(const float2 *)&columns[8 * j + 2 * (threadIdx.x % 4)];
+
+        fin[4 * j] += v.x;
+        fin[4 * j + 1] += v.y;
+        fin[4 * j + 2] += v.x;
+        fin[4 * j + 3] += v.y;
+    }
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
 }
 
 /* One element from registers. */
@@ -40,15 +60,18 @@ template <int BN, int DTYPE> static __device__ __forceinline__ void gemm_pack(co
 /* Through shared memory to a TMA store, which overlaps the next tile. */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
-                                                         int first_row, int first_col, const uint32_t *words)
+                                                         int slice, int first_row, int first_col, const uint32_t *words)
 {
     /* panels of 64 columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8) */
     const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16, swizzle = thread % 32 / 16 ^ row % 8;
-    const uint32_t to = ptx_shared(s->d[group * (T::BN / 64)]) + row * 128;
+    const int panel = (group * T::SLICES + slice) * (T::BN / 64);
+    const uint32_t to = ptx_shared(s->d[panel]) + row * 128;
 
-    if (thread == 0)
-        ptx_tma_wait_read(); /* the previous tile has left shared memory */
-    ptx_barrier_sync(1 + T::WGS + group, 128);
+    if (slice == 0) {
+        if (thread == 0)
+            ptx_tma_wait_read(); /* the previous tile has left shared memory */
+        ptx_barrier_sync(1 + T::WGS + group, 128);
+    }
 #pragma unroll
     for (int j = 0; j < T::BN / 8; j += 2)
         ptx_store_matrix(to + j / 8 * (64 * 128) + (j % 8 ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
@@ -58,7 +81,7 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
     if (thread == 0) {
         for (int c = 0; c < T::BN / 64; c++)
             if (first_col + 64 * c < p.n && first_row < p.m)
-                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[group * (T::BN / 64) + c]));
+                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[panel + c]));
         ptx_tma_commit();
     }
 }
@@ -66,12 +89,12 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
 /* OUT_BF16 */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
-                                                       int first_row, int first_col, const float *fin)
+                                                       int slice, int first_row, int first_col, const float *fin)
 {
     uint32_t words[T::BN / 4];
 
     gemm_pack<T::BN, RIDGE_BF16>(fin, words);
-    gemm_store_panels<T, MODE>(p, s, group, first_row, first_col, words);
+    gemm_store_panels<T, MODE>(p, s, group, slice, first_row, first_col, words);
 }
 
 /* OUT_F32: from registers, 32 bytes of a row at a time, all of D that is added to in flight at once. */
@@ -108,10 +131,10 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, int fi
     }
 }
 
-/* OUT_ANY: the warpgroup's 64 x BN results. */
+/* OUT_ANY: 64 x BN results, and their bias. */
 template <class T, int MODE, int DTYPE>
-static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int first_row,
-                                                  int first_col, float *fin)
+static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
+                                                  int first_row, int first_col, float *fin)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
 
@@ -131,7 +154,7 @@ static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memor
             uint32_t words[T::BN / 4];
 
             gemm_pack<T::BN, DTYPE>(fin, words);
-            gemm_store_panels<T, MODE>(p, s, group, first_row, first_col, words);
+            gemm_store_panels<T, MODE>(p, s, group, slice, first_row, first_col, words);
             return;
         }
 #pragma unroll

@@ -9,26 +9,25 @@
 #include "num.cuh"
 #include "wgmma_narrow.cuh"
 
-enum { ROWS = 64, BK = 128, GROUPS = 2, SPLIT_MOST = 8 };
+enum { ROWS = 64, BK = 128, GROUPS = 2, SPLIT_MOST = 8, QUAD = 4 /* blocks: k is split at multiples of these */ };
 enum {
     CONSUMERS = 128 * GROUPS,
     THREADS = CONSUMERS + 64,
-    UNITS = 8 /* of 8 rows in a slice */,
-    W_MOST = 16 /* a warpgroup */
+    SLICES = 2 /* of a warpgroup and pass */,
+    SLOTS = GROUPS * SLICES,
+    W_MOST = 12 /* stages of a warpgroup */
 };
 enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, FULL = 232448, PLACE = 1024 };
 enum { SCALE_LAST = 0, SCALE_BLOCK };
 
-/* Boxes along k that are loaded before the next slice's: rows of memory are read that many times 128 bytes at a time.
- * The tokens of as many blocks must stay. */
-#define CHUNK(n) ((n) == 64 ? 2 : 4)
-/* Blocks that a warpgroup multiplies before it waits. */
-#define TOGETHER(n) ((n) == 8 ? 4 : 2)
-/* Stages of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
- * ring must reach as far along k as the weights', and CHUNK more. */
-#define X_MOST(n) ((n) == 64 ? 10 : (n) == 32 ? 14 : (n) == 16 ? 20 : 24)
-/* Slices of a warpgroup and pass: as many as the registers allow. */
-#define SLICES(n) ((n) == 64 ? 1 : 2)
+/* Blocks of a stage at most, 4 or 2 of them: one instruction loads a slice's rows of all, as issuing one takes 100 to
+ * 150 ns. */
+enum { CHUNK_MOST = 4 };
+/* Blocks that a warpgroup multiplies at a time; while they are under way it adds up those before. */
+#define TOGETHER(n) ((n) >= 32 ? 1 : 2)
+/* Blocks of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
+ * ring must reach as far along k as the weights', and a stage more. */
+#define X_MOST(n) ((n) == 64 ? 16 : 40)
 
 typedef struct stream_args {
     CUtensorMap w, x;
@@ -36,20 +35,21 @@ typedef struct stream_args {
     int64_t ld_x, ld_w; /* of the scale tables; 0: one scale for the tensor */
     char *out;
     const void *bias;
-    int64_t stride; /* of D, elements */
-    int m, n, blocks, slices, high, split;
+    int64_t stride;                        /* of D, elements */
+    int m, n, blocks, slices, high, shift; /* k is split in 1 << shift */
+    int chunk;                             /* blocks of a stage: 4 or 2 */
     int x_stages, w_stages;
-    int boxes, sums; /* where in shared memory they begin: the ring of weights, partial sums */
-    int box;         /* bytes of a box */
+    int boxes, sums, bytes; /* of shared memory: where the ring of weights and the partial sums begin, all */
+    int box;                /* bytes of a slice's rows of one block */
+    int lines;              /* the maps have lines of 128 bytes as their third dimension: whole stages an instruction */
     int dtype, accumulate, bias_f32, settled;
 } stream_args;
 
-/* The fixed part of shared memory; the rings of tokens (N x 128 bytes a stage) and of weights (8 KB) and the sums come
- * after it. */
+/* The fixed part of shared memory; the rings of tokens and of weights and the sums come after it. */
 template <int N> struct stream_memory {
-    float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][GROUPS * SLICES(N)][2];
-    uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N)], x_empty[X_MOST(N)];
-    uint64_t sums_full[GROUPS], sums_free[GROUPS];
+    float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][SLOTS][2]; /* by block: stage * chunk + block of the stage */
+    uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N) / 2], x_empty[X_MOST(N) / 2];
+    uint64_t sums_full[SLOTS], sums_free[SLOTS];
 };
 
 #define FIXED(n) (((int)sizeof(stream_memory<n>) + PLACE - 1) / PLACE * PLACE)
@@ -72,11 +72,10 @@ typedef struct stream_ring {
     uint32_t stage, phase;
 } stream_ring;
 
-static __device__ __forceinline__ void stream_advance(stream_ring *r, uint32_t by, uint32_t stages)
+static __device__ __forceinline__ void stream_advance(stream_ring *r, uint32_t stages)
 {
-    r->stage += by;
-    if (r->stage >= stages) {
-        r->stage -= stages;
+    if (++r->stage == stages) {
+        r->stage = 0;
         r->phase ^= 1;
     }
 }
@@ -88,44 +87,46 @@ typedef struct stream_share {
 
 static __device__ __forceinline__ stream_share stream_locate(const stream_args &p)
 {
-    const int cluster = (int)blockIdx.x / p.split, clusters = (int)gridDim.x / p.split;
+    const int cluster = (int)blockIdx.x >> p.shift, clusters = (int)gridDim.x >> p.shift;
+    const int64_t quads = (p.blocks + QUAD - 1) / QUAD;
     stream_share a;
 
-    a.rank = (int)blockIdx.x % p.split;
+    a.rank = (int)blockIdx.x & ((1 << p.shift) - 1);
     a.first = (int)((int64_t)cluster * p.slices / clusters);
     a.last = (int)((int64_t)(cluster + 1) * p.slices / clusters);
-    a.begin = (int)((int64_t)a.rank * p.blocks / p.split);
-    a.end = (int)((int64_t)(a.rank + 1) * p.blocks / p.split);
+    a.begin = (int)(a.rank * quads >> p.shift) * QUAD;
+    a.end = min((int)((a.rank + 1) * quads >> p.shift) * QUAD, p.blocks);
     return a;
 }
 
-/* One thread: the boxes of weights, pass by pass: CHUNK boxes along k of the first slice, then of the second, ... A
- * warpgroup has a ring of its own: boxes may arrive out of order, and one that does not wait for the other's could take
- * an older phase of a common barrier for the one it wants. */
+/* One thread: the stages of weights, pass by pass: the first slice's, then the second's, ... A warpgroup has a ring of
+ * its own: stages may be filled out of order, and one that does not wait for the other's could take an older phase of a
+ * common barrier for the one it wants. */
 template <int N> static __device__ void stream_load_weights(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const uint64_t policy = ptx_policy_evict_first();
     const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
-    const uint32_t bytes = (uint32_t)p.box, stages = (uint32_t)p.w_stages;
+    const uint32_t bytes = (uint32_t)(p.box * p.chunk), stages = (uint32_t)p.w_stages;
     stream_ring even = {0, 0}, odd = {0, 0};
 
-    for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
-        const int count = min(GROUPS * SLICES(N), a.last - slice);
+    for (int slice = a.first; slice < a.last; slice += SLOTS) {
+        const int count = min((int)SLOTS, a.last - slice);
 
-        for (int kb = a.begin; kb < a.end; kb += CHUNK(N))
+        for (int kb = a.begin; kb < a.end; kb += p.chunk)
             for (int g = 0; g < count; g++) {
-                const uint32_t first = g % 2 ? stages : 0;
                 stream_ring r = g % 2 ? odd : even;
+                const uint32_t stage = (g % 2 ? stages : 0) + r.stage, to = w + stage * bytes;
+                const int row = (slice + g) * p.high;
 
-                for (int k = kb; k < min(kb + CHUNK(N), a.end); k++) {
-                    const uint32_t stage = first + r.stage;
-
-                    ptx_mbarrier_wait(empty + 8 * stage, r.phase ^ 1);
-                    ptx_mbarrier_expect(full + 8 * stage, bytes);
-                    ptx_tma_load_2d_policy(w + stage * bytes, &p.w, k * BK, (slice + g) * p.high, full + 8 * stage,
-                                           policy);
-                    stream_advance(&r, 1, stages);
-                }
+                ptx_mbarrier_wait(empty + 8 * stage, r.phase ^ 1);
+                ptx_mbarrier_expect(full + 8 * stage, bytes);
+                if (p.lines)
+                    ptx_tma_load_3d_policy(to, &p.w, 0, row, kb, full + 8 * stage, policy);
+                else
+                    for (int i = 0; i < p.chunk; i++)
+                        ptx_tma_load_2d_policy(to + (uint32_t)(i * p.box), &p.w, (kb + i) * BK, row, full + 8 * stage,
+                                               policy);
+                stream_advance(&r, stages);
                 if (g % 2)
                     odd = r;
                 else
@@ -134,66 +135,93 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
     }
 }
 
-/* One warp: the tokens' boxes and, by block, the scales: a slice may lie in two blocks of 128 rows. */
+/* One warp: the tokens and, by block, the scales: a slice may lie in two blocks of 128 rows. The tokens' scales that
+ * do not depend on k come with the first stage. */
 template <int N, int MODE>
 static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, slot = lane % (2 * SLOTS);
     stream_ring r = {0, 0};
 
-    for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
-        const int row = min((slice + lane / 2) * p.high + (lane & 1) * (p.high - 1), p.n - 1);
+    if (MODE == SCALE_LAST)
+        for (int t = lane; t < N; t += 32)
+            ptx_copy_async4(ptx_shared(&s->scale_x[0][t]), p.scale_x + (p.ld_x ? min(t, p.m - 1) : 0));
+    for (int slice = a.first; slice < a.last; slice += SLOTS) {
+        const int row = min((slice + slot / 2) * p.high + (slot & 1) * (p.high - 1), p.n - 1);
 
-        for (int kb = a.begin; kb < a.end; kb++) {
-            const uint32_t full = ptx_shared(&s->x_full[r.stage]);
+        for (int kb = a.begin; kb < a.end; kb += p.chunk) {
+            const uint32_t full = ptx_shared(&s->x_full[r.stage]),
+                           to = ptx_shared(s) + FIXED(N) + r.stage * (uint32_t)(p.chunk * N * BK);
 
             ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
             __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
             if (lane == 0) {
-                ptx_mbarrier_expect(full, N * BK);
-                ptx_tma_load_2d(ptx_shared(s) + FIXED(N) + r.stage * (N * BK), &p.x, kb * BK, 0, full);
+                ptx_mbarrier_expect(full, (uint32_t)(p.chunk * N * BK));
+                if (p.lines)
+                    ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);
+                else
+                    for (int i = 0; i < p.chunk; i++)
+                        ptx_tma_load_2d(to + i * (N * BK), &p.x, (kb + i) * BK, 0, full);
             }
             if (MODE == SCALE_BLOCK) {
-                for (int t = lane; t < N; t += 32)
-                    ptx_copy_async4(ptx_shared(&s->scale_x[r.stage][t]), p.scale_x + kb * p.ld_x + min(t, p.m - 1));
-                if (lane < GROUPS * SLICES(N) * 2)
-                    ptx_copy_async4(ptx_shared(&s->scale_w[r.stage][0][0]) + 4 * lane,
-                                    p.scale_w + row / 128 * p.ld_w + kb);
-                ptx_copy_async_arrive(full);
+                for (int t = lane; t < p.chunk * N; t += 32)
+                    ptx_copy_async4(ptx_shared(&s->scale_x[r.stage * p.chunk][0]) + 4 * (uint32_t)t,
+                                    p.scale_x + min(kb + t / N, p.blocks - 1) * p.ld_x + min(t % N, p.m - 1));
+                if (lane < p.chunk * SLOTS * 2)
+                    ptx_copy_async4(ptx_shared(&s->scale_w[r.stage * p.chunk][0][0]) + 4 * (uint32_t)lane,
+                                    p.scale_w + row / 128 * p.ld_w + min(kb + lane / (2 * SLOTS), p.blocks - 1));
             }
-            stream_advance(&r, 1, (uint32_t)p.x_stages);
+            ptx_copy_async_arrive(full);
+            stream_advance(&r, (uint32_t)p.x_stages);
         }
     }
 }
 
-/* Where thread `lane`'s N / 4 sums of a unit from sender `from` lie among a warpgroup's sums (floats). */
-template <int N> static __device__ __forceinline__ int stream_place(int from, int unit, int units, int lane)
+/* Of a slice's units of 8 rows, rank r of the cluster finishes r, r + split, ...: these are `own` of at most `most`. */
+typedef struct stream_units {
+    int all, own, most;
+} stream_units;
+
+static __device__ __forceinline__ stream_units stream_count(const stream_args &p, int rank)
 {
-    return (from * units + unit) * 8 * N + lane * (N == 8 ? 2 : 4);
+    const int split = 1 << p.shift;
+    stream_units u;
+
+    u.all = p.high / 8;
+    u.own = (u.all + split - 1 - rank) >> p.shift;
+    u.most = (u.all + split - 1) >> p.shift;
+    return u;
 }
 
-/* Sums of a warpgroup, bytes from the beginning of shared memory. */
-template <int N> static __device__ __forceinline__ int stream_sums(const stream_args &p, int group)
-{
-    return p.sums + group * (p.split - 1) * (UNITS / p.split) * 8 * N * 4;
-}
-
-/* Sends the units that others finish. */
+/* Where thread `lane`'s N / 4 sums of one of `most` units of a slot lie, from the `from`th of the others. */
 template <int N>
-static __device__ __forceinline__ void stream_send(const stream_args &p, stream_memory<N> *s, const stream_share &a,
-                                                   int group, const float *fin)
+static __device__ __forceinline__ uint32_t stream_place(const stream_args &p, int slot, int from, int unit, int most,
+                                                        int lane)
 {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, units = UNITS / p.split;
+    return (uint32_t)(p.sums + ((slot * ((1 << p.shift) - 1) + from) * most + unit) * 8 * N * 4 +
+                      lane * (N == 8 ? 8 : 16));
+}
 
+/* A finished slice: sends the units that others finish. */
+template <int N>
+static __device__ __forceinline__ void stream_send(const stream_args &p, stream_memory<N> *s, int rank, int slot,
+                                                   uint32_t turn, const float *fin)
+{
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, split = 1 << p.shift;
+    const stream_units units = stream_count(p, rank);
+
+    /* All have read the previous slice's, so its phase of sums_full is over and the next may be announced. */
+    ptx_mbarrier_wait(ptx_shared(&s->sums_free[slot]), (turn & 1) ^ 1);
+    if (threadIdx.x % 128 == 0)
+        ptx_mbarrier_expect(ptx_shared(&s->sums_full[slot]), (uint32_t)((split - 1) * units.own * 8 * N * 4));
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int unit = 2 * warp + half, to = unit / units, from = a.rank < to ? a.rank : a.rank - 1;
-        const uint32_t full = ptx_map(ptx_shared(&s->sums_full[group]), (uint32_t)to);
+        const int unit = 2 * warp + half, to = unit & (split - 1), from = rank < to ? rank : rank - 1;
+        const uint32_t full = ptx_map(ptx_shared(&s->sums_full[slot]), (uint32_t)to);
         const uint32_t at =
-            ptx_map(ptx_shared(s) + stream_sums<N>(p, group) + 4 * stream_place<N>(from, unit % units, units, lane),
-                    (uint32_t)to);
+            ptx_map(ptx_shared(s) + stream_place<N>(p, slot, from, unit >> p.shift, units.most, lane), (uint32_t)to);
 
-        if (to == a.rank)
+        if (to == rank || unit >= units.all)
             continue;
         if (N == 8)
             ptx_store_async2(at, fin[2 * half], fin[2 * half + 1], full);
@@ -207,21 +235,21 @@ static __device__ __forceinline__ void stream_send(const stream_args &p, stream_
 
 /* The first half of fin becomes the sum of all partial sums of `unit`, in ascending k. */
 template <int N>
-static __device__ __forceinline__ void stream_sum(const stream_args &p, const stream_memory<N> *s,
-                                                  const stream_share &a, int group, int unit, float *fin)
+static __device__ __forceinline__ void stream_sum(const stream_args &p, const stream_memory<N> *s, int rank, int slot,
+                                                  int unit, int most, float *fin)
 {
-    const int lane = threadIdx.x % 32, units = UNITS / p.split;
-    const float *sums = (const float *)((const uint8_t *)s + stream_sums<N>(p, group));
+    const int lane = threadIdx.x % 32;
 
 #pragma unroll
     for (int j = 0; j < (N + 15) / 16; j++) {
         float *own = fin + 8 * j, v[4] = {};
 
-        for (int from = 0; from < p.split; from++) {
-            const float *at = sums + stream_place<N>(from < a.rank ? from : from - 1, unit, units, lane) + 128 * j;
+        for (int from = 0; from < 1 << p.shift; from++) {
+            const uint8_t *at = (const uint8_t *)s +
+                                stream_place<N>(p, slot, from < rank ? from : from - 1, unit, most, lane) + 512 * j;
             float x[4] = {};
 
-            if (from == a.rank) {
+            if (from == rank) {
                 x[0] = own[0], x[1] = own[1];
                 if (N > 8)
                     x[2] = own[4], x[3] = own[5];
@@ -240,18 +268,10 @@ static __device__ __forceinline__ void stream_sum(const stream_args &p, const st
     }
 }
 
-/* The scales of this thread's N / 4 tokens (TENSOR and ROW), all loads at once. */
-template <int N> static __device__ __forceinline__ void stream_factors(const stream_args &p, float *factor)
-{
-#pragma unroll
-    for (int i = 0; i < N / 4; i++)
-        factor[i] = p.scale_x[p.ld_x ? min(i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, p.m - 1) : 0];
-}
-
 /* Scales (TENSOR and ROW), bias, D: the row `row` of weights, this thread's N / 4 tokens, the first half of fin. */
 template <int N, int MODE, int DTYPE>
-static __device__ __forceinline__ void stream_store(const stream_args &p, int row, float scale, const float *factor,
-                                                    const float *fin)
+static __device__ __forceinline__ void stream_store(const stream_args &p, const stream_memory<N> *s, int row,
+                                                    float scale, const float *fin)
 {
     int token = threadIdx.x % 4 * 2;
     int64_t at = token * p.stride + row;
@@ -264,7 +284,7 @@ static __device__ __forceinline__ void stream_store(const stream_args &p, int ro
         float x = fin[i / 2 * 4 + i % 2];
 
         if (MODE == SCALE_LAST)
-            x *= factor[i] * scale;
+            x *= s->scale_x[0][token] * scale;
         if (p.bias)
             x += bias;
         if (token < p.m)
@@ -274,134 +294,223 @@ static __device__ __forceinline__ void stream_store(const stream_args &p, int ro
     }
 }
 
-/* A finished slice: partial sums to those who finish them, then the units that are this warp's own. */
+/* The units of a slice that are this warp's own: the others' partial sums are added, the results stored. */
 template <int N, int MODE>
 static __device__ __forceinline__ void stream_finish(const stream_args &p, stream_memory<N> *s, const stream_share &a,
-                                                     int group, int slice, uint32_t turn, const float *factor,
-                                                     float *fin)
+                                                     int slice, int slot, uint32_t turn, const float *scale, float *fin)
 {
-    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, units = UNITS / p.split;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, split = 1 << p.shift;
+    const stream_units units = stream_count(p, a.rank);
 
-    if (p.split > 1) {
-        /* All have read the previous slice's, so its phase of sums_full is over and the next may be announced. */
-        ptx_mbarrier_wait(ptx_shared(&s->sums_free[group]), (turn & 1) ^ 1);
-        if (thread == 0)
-            ptx_mbarrier_expect(ptx_shared(&s->sums_full[group]), (uint32_t)((p.split - 1) * units * 8 * N * 4));
-        stream_send<N>(p, s, a, group, fin);
-    }
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
-        const int unit = 2 * warp + half, local = unit * 8 + lane / 4, row = slice * p.high + local;
-        const bool real = local < p.high && row < p.n;
-        float scale = 0;
+        const int unit = 2 * warp + half, row = slice * p.high + unit * 8 + lane / 4;
 
         if (half) /* one copy of the code below does both */
 #pragma unroll
             for (int i = 0; i < N / 4; i++)
                 fin[i / 2 * 4 + i % 2] = fin[i / 2 * 4 + 2 + i % 2];
-        if (unit / units != a.rank)
+        if ((unit & (split - 1)) != a.rank || unit >= units.all)
             continue;
-        if (MODE == SCALE_LAST)
-            scale = p.scale_w[p.ld_w ? min(row, p.n - 1) : 0];
-        if (p.split > 1)
-            ptx_mbarrier_wait(ptx_shared(&s->sums_full[group]), turn & 1);
-        stream_sum<N>(p, s, a, group, unit % units, fin);
-        __syncwarp();                                                 /* the warp has read the sums */
-        if (p.split > 1 && lane < p.split && slice + GROUPS < a.last) /* somebody will send again */
-            ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[group]), (uint32_t)lane));
-        if (real && p.dtype == RIDGE_BF16)
-            stream_store<N, MODE, RIDGE_BF16>(p, row, scale, factor, fin);
-        else if (real && p.dtype == RIDGE_F16)
-            stream_store<N, MODE, RIDGE_F16>(p, row, scale, factor, fin);
-        else if (real)
-            stream_store<N, MODE, RIDGE_F32>(p, row, scale, factor, fin);
+        if (split > 1) {
+            ptx_mbarrier_wait(ptx_shared(&s->sums_full[slot]), turn & 1);
+            stream_sum<N>(p, s, a.rank, slot, unit >> p.shift, units.most, fin);
+            __syncwarp();                               /* the warp has read the sums */
+            if (lane < split && slice + SLOTS < a.last) /* somebody will send again */
+                ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
+        }
+        if (row < p.n && p.dtype == RIDGE_BF16)
+            stream_store<N, MODE, RIDGE_BF16>(p, s, row, scale[half], fin);
+        else if (row < p.n && p.dtype == RIDGE_F16)
+            stream_store<N, MODE, RIDGE_F16>(p, s, row, scale[half], fin);
+        else if (row < p.n)
+            stream_store<N, MODE, RIDGE_F32>(p, s, row, scale[half], fin);
     }
     __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
 }
 
-/* fin = fma(scale, acc, fin), or fin + acc. Bit h of which: the scale of the rows of half h. */
-template <int N, int MODE>
-static __device__ __forceinline__ void stream_promote(const stream_memory<N> *s, uint32_t stage, int slot,
-                                                      uint32_t which, const float *acc, float *fin)
+/* What the sums of a block are multiplied by, in the order of fin. scale_w: of a slot; bit h of which: the scale of the
+ * rows of half h. */
+template <int N>
+static __device__ __forceinline__ void stream_factors(const float *scale_x, const float *scale_w, uint32_t which,
+                                                      float *factor)
 {
-    if (MODE == SCALE_BLOCK) {
-        const float upper = s->scale_w[stage][slot][which & 1], lower = s->scale_w[stage][slot][which >> 1];
+    const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
 
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const float2 v = *(const float2 *)&s->scale_x[stage][8 * j + threadIdx.x % 4 * 2];
+    for (int j = 0; j < N / 8; j++) {
+        const float2 v = *(const float2 *)(scale_x + 8 * j + threadIdx.x % 4 * 2);
 
-            fin[4 * j] = __fmaf_rn(v.x * upper, acc[4 * j], fin[4 * j]);
-            fin[4 * j + 1] = __fmaf_rn(v.y * upper, acc[4 * j + 1], fin[4 * j + 1]);
-            fin[4 * j + 2] = __fmaf_rn(v.x * lower, acc[4 * j + 2], fin[4 * j + 2]);
-            fin[4 * j + 3] = __fmaf_rn(v.y * lower, acc[4 * j + 3], fin[4 * j + 3]);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++)
-            fin[i] += acc[i];
+        factor[4 * j] = v.x * upper;
+        factor[4 * j + 1] = v.y * upper;
+        factor[4 * j + 2] = v.x * lower;
+        factor[4 * j + 3] = v.y * lower;
     }
+}
+
+/* fin = fma(factor, acc, fin), or fin + acc. */
+template <int N, int MODE>
+static __device__ __forceinline__ void stream_promote(const float *factor, float *acc, float *fin)
+{
+    wgmma_pin<N / 2>(acc); /* no use before the wait */
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        fin[i] = MODE == SCALE_BLOCK ? __fmaf_rn(factor[i], acc[i], fin[i]) : fin[i] + acc[i];
+}
+
+/* The same where the registers do not hold the factors of a block. */
+template <int N>
+static __device__ __forceinline__ void stream_promote_scaled(const float *scale_x, const float *scale_w, uint32_t which,
+                                                             float *acc, float *fin)
+{
+    wgmma_pin<N / 2>(acc);
+    const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
+
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const float2 v = *(const float2 *)(scale_x + 8 * j + threadIdx.x % 4 * 2);
+
+        fin[4 * j] = __fmaf_rn(v.x * upper, acc[4 * j], fin[4 * j]);
+        fin[4 * j + 1] = __fmaf_rn(v.y * upper, acc[4 * j + 1], fin[4 * j + 1]);
+        fin[4 * j + 2] = __fmaf_rn(v.x * lower, acc[4 * j + 2], fin[4 * j + 2]);
+        fin[4 * j + 3] = __fmaf_rn(v.y * lower, acc[4 * j + 3], fin[4 * j + 3]);
+    }
+}
+
+/* The matrix instructions of T blocks into acc, as a group of their own. w, x: addresses of their first boxes. */
+template <int N, int FORMATS, int T>
+static __device__ __forceinline__ void stream_issue(uint32_t w, uint32_t x, uint32_t box, float (*acc)[N / 2])
+{
+    wgmma_fence();
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        const uint64_t dw = wgmma_descriptor(w + t * box), dx = wgmma_descriptor(x + t * (N * BK));
+
+#pragma unroll
+        for (int k = 0; k < BK / 32; k++)
+            wgmma_fp8_narrow<N, FORMATS>(acc[t], dw + 2 * k, dx + 2 * k, k > 0);
+    }
+    wgmma_commit();
 }
 
 /* What a warpgroup knows of the rings: where they begin, where it is. */
 typedef struct stream_reader {
     uint32_t base, boxes, box, full, empty, stages, x_stages; /* boxes, full and empty: of its own ring */
+    int group;
     stream_ring w, x;
 } stream_reader;
 
-/* T boxes of a slice and the tokens of their blocks: all their matrix instructions, one wait, then into fin. The tokens
- * are given back by the warpgroup's last slice. */
-template <int N, int MODE, int FORMATS, int T>
-static __device__ __forceinline__ void stream_blocks(const stream_memory<N> *s, stream_reader *r, bool last, int slot,
-                                                     uint32_t which, float *fin)
+/* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up. What
+ * these are multiplied by is there before the wait where the registers allow it. */
+template <int N, int MODE, int FORMATS, int C>
+static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, const stream_reader *r, int slot,
+                                                    uint32_t which, float *fin)
 {
-    uint32_t box[T], stage[T];
-    float acc[T][N / 2];
+    enum { T = TOGETHER(N), ALL = C / T };
+    const uint32_t first = r->x.stage * C, x = r->base + FIXED(N) + first * (N * BK),
+                   w = r->boxes + r->w.stage * C * r->box;
+    float acc[2][T][N / 2], factor[T][N / 2];
 
 #pragma unroll
-    for (int t = 0; t < T; t++) {
-        box[t] = r->w.stage;
-        stage[t] = r->x.stage;
-        ptx_mbarrier_wait(r->base + PLACE_OF(N, x_full) + 8 * stage[t], r->x.phase);
-        ptx_mbarrier_wait(r->full + 8 * box[t], r->w.phase);
-        stream_advance(&r->w, 1, r->stages);
-        stream_advance(&r->x, 1, r->x_stages);
-    }
-    __syncwarp();
-    wgmma_fence();
-#pragma unroll
-    for (int t = 0; t < T; t++) {
-        const uint64_t w = wgmma_descriptor(r->boxes + box[t] * r->box);
-        const uint64_t x = wgmma_descriptor(r->base + FIXED(N) + stage[t] * (N * BK));
+    for (int u = 0; u <= ALL; u++) {
+        const uint32_t done = first + (u - 1) * T;
 
+        if (u < ALL)
+            stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % 2]);
+        if (u == 0)
+            continue;
+        if (MODE == SCALE_BLOCK && N < 64)
 #pragma unroll
-        for (int k = 0; k < BK / 32; k++)
-            wgmma_fp8_narrow<N, FORMATS>(acc[t], w + 2 * k, x + 2 * k, k > 0);
-    }
-    wgmma_commit();
-    wgmma_wait();
-#pragma unroll
-    for (int t = 0; t < T; t++)
-        stream_promote<N, MODE>(s, stage[t], slot, which, acc[t], fin);
-    __syncwarp(); /* the warp has read the stages */
-    if (threadIdx.x % 32 == 0)
+            for (int t = 0; t < T; t++)
+                stream_factors<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, factor[t]);
+        if (u < ALL)
+            wgmma_wait_before();
+        else
+            wgmma_wait();
 #pragma unroll
         for (int t = 0; t < T; t++) {
-            ptx_mbarrier_arrive(r->empty + 8 * box[t]);
-            if (last)
-                ptx_mbarrier_arrive(r->base + PLACE_OF(N, x_empty) + 8 * stage[t]);
+            if (MODE == SCALE_BLOCK && N == 64)
+                stream_promote_scaled<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, acc[(u - 1) % 2][t],
+                                         fin);
+            else
+                stream_promote<N, MODE>(factor[t], acc[(u - 1) % 2][t], fin);
         }
+    }
 }
 
-/* A warpgroup without a slice in this pass gives the tokens back. */
-template <int N> static __device__ __forceinline__ void stream_skip(stream_reader *r, int length)
+/* Less than a whole stage at the end of k: block by block. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_rest(const stream_memory<N> *s, const stream_reader *r, int chunk,
+                                                   int length, int slot, uint32_t which, float *fin)
 {
+    const uint32_t first = r->x.stage * chunk, x = r->base + FIXED(N) + first * (N * BK),
+                   w = r->boxes + r->w.stage * chunk * r->box;
+    float acc[1][N / 2], factor[N / 2];
+
+#pragma unroll 1
     for (int j = 0; j < length; j++) {
+        stream_issue<N, FORMATS, 1>(w + j * r->box, x + j * (N * BK), r->box, acc);
+        if (MODE == SCALE_BLOCK && N < 64)
+            stream_factors<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, factor);
+        wgmma_wait();
+        if (MODE == SCALE_BLOCK && N == 64)
+            stream_promote_scaled<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, acc[0], fin);
+        else
+            stream_promote<N, MODE>(factor, acc[0], fin);
+    }
+}
+
+/* A stage of weights of a slice. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_stage(const stream_memory<N> *s, stream_reader *r, int chunk, int length,
+                                                    int slot, uint32_t which, float *fin)
+{
+    ptx_mbarrier_wait(r->full + 8 * r->w.stage, r->w.phase);
+    __syncwarp();
+    if (length < chunk)
+        stream_rest<N, MODE, FORMATS>(s, r, chunk, length, slot, which, fin);
+    else if (chunk == CHUNK_MOST)
+        stream_whole<N, MODE, FORMATS, CHUNK_MOST>(s, r, slot, which, fin);
+    else
+        stream_whole<N, MODE, FORMATS, CHUNK_MOST / 2>(s, r, slot, which, fin);
+    __syncwarp(); /* the warp has read the stage */
+    if (threadIdx.x % 32 == 0)
+        ptx_mbarrier_arrive(r->empty + 8 * r->w.stage);
+    stream_advance(&r->w, r->stages);
+}
+
+/* What a thread needs of a slice: which scale by block its two rows have, or their scales. */
+template <int MODE>
+static __device__ __forceinline__ uint32_t stream_rows(const stream_args &p, int slice, float *scale)
+{
+    const int first = slice * p.high, row = first + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+
+    if (MODE == SCALE_BLOCK)
+        return (uint32_t)(min(row / 128 - first / 128, 1) | min((row + 8) / 128 - first / 128, 1) << 1);
+    scale[0] = p.scale_w[p.ld_w ? min(row, p.n - 1) : 0];
+    scale[1] = p.scale_w[p.ld_w ? min(row + 8, p.n - 1) : 0];
+    return 0;
+}
+
+/* All k of this CTA for `own` slices, 0 to SLICES. */
+template <int N, int MODE, int FORMATS>
+static __device__ __forceinline__ void stream_pass(const stream_args &p, const stream_memory<N> *s,
+                                                   const stream_share &a, stream_reader *r, int own,
+                                                   const uint32_t *which, float (*fin)[N / 2])
+{
+    for (int kb = a.begin; kb < a.end; kb += p.chunk) {
+        const int length = min(p.chunk, a.end - kb);
+
         ptx_mbarrier_wait(r->base + PLACE_OF(N, x_full) + 8 * r->x.stage, r->x.phase);
         __syncwarp();
+#pragma unroll
+        for (int i = 0; i < SLICES; i++)
+            if (i < own)
+                stream_stage<N, MODE, FORMATS>(s, r, p.chunk, length, GROUPS * i + r->group, which[i], fin[i]);
+        __syncwarp(); /* the warp has read the tokens' scales */
         if (threadIdx.x % 32 == 0)
             ptx_mbarrier_arrive(r->base + PLACE_OF(N, x_empty) + 8 * r->x.stage);
-        stream_advance(&r->x, 1, r->x_stages);
+        stream_advance(&r->x, r->x_stages);
     }
 }
 
@@ -412,77 +521,55 @@ static __device__ __forceinline__ void stream_multiply(const stream_args &p, str
 {
     const uint32_t base = stream_base(s), before = (uint32_t)(group * p.w_stages);
     stream_reader r = {base,
-                       base + (uint32_t)p.boxes + before * (uint32_t)p.box,
+                       base + (uint32_t)p.boxes + before * (uint32_t)(p.box * p.chunk),
                        (uint32_t)p.box,
                        base + PLACE_OF(N, w_full) + 8 * before,
                        base + PLACE_OF(N, w_empty) + 8 * before,
                        (uint32_t)p.w_stages,
                        (uint32_t)p.x_stages,
+                       group,
                        {0, 0},
                        {0, 0}};
     uint32_t turn = 0;
-    float factor[N / 4];
 
-    if (MODE == SCALE_LAST)
-        stream_factors<N>(p, factor);
-    for (int slice = a.first; slice < a.last; slice += GROUPS * SLICES(N)) {
-        const int count = min(GROUPS * SLICES(N), a.last - slice), own = (count + 1 - group) / 2;
-        float fin[SLICES(N)][N / 2];
-        uint32_t which[SLICES(N)];
+    for (int slice = a.first; slice < a.last; slice += SLOTS, turn++) {
+        const int count = min((int)SLOTS, a.last - slice), own = (count + 1 - group) / 2;
+        float fin[SLICES][N / 2], scale[SLICES][2];
+        uint32_t which[SLICES];
 
 #pragma unroll
-        for (int i = 0; i < SLICES(N); i++) {
-            const int first = (slice + GROUPS * i + group) * p.high,
-                      row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-
-            which[i] = (uint32_t)(min((first + row) / 128 - first / 128, 1) |
-                                  min((first + row + 8) / 128 - first / 128, 1) << 1);
+        for (int i = 0; i < SLICES; i++) {
+            which[i] = stream_rows<MODE>(p, slice + GROUPS * i + group, scale[i]);
 #pragma unroll
             for (int j = 0; j < N / 2; j++)
                 fin[i][j] = 0.0f;
         }
-        for (int kb = a.begin; kb < a.end; kb += CHUNK(N)) {
-            const int length = min(CHUNK(N), a.end - kb);
-            const stream_ring x = r.x;
-
+        stream_pass<N, MODE, FORMATS>(p, s, a, &r, own, which, fin);
+        if (p.shift)
 #pragma unroll
-            for (int i = 0; i < SLICES(N); i++) {
-                const int slot = GROUPS * i + group;
-                int j = 0;
-
-                if (i < own) {
-                    r.x = x;
-#pragma unroll 1
-                    for (; j + TOGETHER(N) <= length; j += TOGETHER(N))
-                        stream_blocks<N, MODE, FORMATS, TOGETHER(N)>(s, &r, i + 1 == own, slot, which[i], fin[i]);
-#pragma unroll 1
-                    for (; j < length; j++)
-                        stream_blocks<N, MODE, FORMATS, 1>(s, &r, i + 1 == own, slot, which[i], fin[i]);
-                }
-            }
-            if (own == 0)
-                stream_skip<N>(&r, length);
-        }
+            for (int i = 0; i < SLICES; i++)
+                if (i < own)
+                    stream_send<N>(p, s, a.rank, GROUPS * i + group, turn, fin[i]);
 #pragma unroll
-        for (int i = 0; i < SLICES(N); i++)
+        for (int i = 0; i < SLICES; i++)
             if (i < own)
-                stream_finish<N, MODE>(p, s, a, group, slice + GROUPS * i + group, turn++, factor, fin[i]);
+                stream_finish<N, MODE>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn, scale[i], fin[i]);
     }
 }
 
-template <int N, int MODE> static __device__ void stream_prepare(const stream_args &p, stream_memory<N> *s)
+template <int N> static __device__ void stream_prepare(const stream_args &p, stream_memory<N> *s)
 {
     for (int i = 0; i < GROUPS * p.w_stages; i++) {
         ptx_mbarrier_init(ptx_shared(&s->w_full[i]), 1);
         ptx_mbarrier_init(ptx_shared(&s->w_empty[i]), 4);
     }
     for (int i = 0; i < p.x_stages; i++) {
-        ptx_mbarrier_init(ptx_shared(&s->x_full[i]), MODE == SCALE_LAST ? 1 : 33);
+        ptx_mbarrier_init(ptx_shared(&s->x_full[i]), 33);
         ptx_mbarrier_init(ptx_shared(&s->x_empty[i]), 4 * GROUPS);
     }
-    for (int g = 0; g < GROUPS; g++) {
-        ptx_mbarrier_init(ptx_shared(&s->sums_full[g]), 1);
-        ptx_mbarrier_init(ptx_shared(&s->sums_free[g]), UNITS);
+    for (int i = 0; i < SLOTS; i++) {
+        ptx_mbarrier_init(ptx_shared(&s->sums_full[i]), 1);
+        ptx_mbarrier_init(ptx_shared(&s->sums_free[i]), (uint32_t)p.high / 8);
     }
     ptx_mbarrier_fence_init();
 }

@@ -6,17 +6,19 @@
  * 16, 32 or 64, its columns, so few tokens cost nothing extra. A slice is `high` rows of weights, a multiple of 8 up to
  * 64, such that all CTAs get nearly the same number of rows; the rest of the instruction's rows is rubbish that nobody
  * stores. k is split over a cluster of 1, 2, 4 or 8 CTAs, which walks a run of slices, up to four at a time, two a
- * warpgroup. One thread keeps a ring of weight boxes (a slice x 128 bytes) in flight, one warp a ring of the tokens'
- * boxes and their scales. When a slice is done, each CTA sends the partial sums that another CTA of the cluster
- * finishes to that CTA's shared memory, 8 rows at a time, and the finisher adds them in ascending k. How k is split
- * follows from n, k and the device, never from m.
+ * warpgroup. One thread keeps a ring of weights in flight, one warp a ring of the tokens and their scales; a stage is
+ * what one TMA instruction brings, 4 (or 2) blocks of 128 of k: a thread issues one in 100 to 150 ns, so that an
+ * instruction a block (4 to 8 KB) would hold a multiprocessor back. When a slice is done, each CTA sends the partial
+ * sums that another CTA of the cluster finishes to that CTA's shared memory, 8 rows at a time, and the finisher adds
+ * them in ascending k. How k is split follows from n, k and the device, never from m.
  *
  * Barriers: w_full, x_full: a stage has its bytes (and scales). w_empty, x_empty: the warps have finished with it.
- * sums_full[g]: the partial sums of warpgroup g's slice have come from all others; sums_free[g]: all finishers of the
+ * sums_full[slot]: the partial sums of a slot's slice have come from all others; sums_free[slot]: all finishers of the
  * cluster have read theirs, so the next slice's may be sent (none after the last slice: the receiver may have left).
  *
  * With RIDGE_WEIGHTS_SETTLED a CTA begins to load weights before the previous kernel has ended: when the previous CTA
- * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. */
+ * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. The next
+ * kernel is let in at the start: later, those of its CTAs that find a multiprocessor empty would come in pairs. */
 #include "gemm_fp8_stream.cuh"
 
 template <int N, int MODE, int FORMATS>
@@ -30,7 +32,7 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
 
     if (threadIdx.x == CONSUMERS) {
         ptx_prefetch_map(&p.w);
-        stream_prepare<N, MODE>(p, s);
+        stream_prepare<N>(p, s);
     } else if (threadIdx.x == CONSUMERS + 32) {
         ptx_prefetch_map(&p.x);
     }
@@ -43,7 +45,7 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
         ptx_barrier_sync(1, THREADS);
     /* Without a cluster its barrier would be __syncthreads, at which loaders and consumers would wait for each other.
      */
-    if (p.split > 1)
+    if (p.shift)
         ptx_cluster_arrive_relaxed();
     if (warp != CONSUMERS / 32 || !p.settled)
         ptx_grid_wait();
@@ -53,12 +55,12 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
     } else if (warp == CONSUMERS / 32 + 1) {
         stream_load_tokens<N, MODE>(p, s, a);
     } else {
-        if (p.split > 1)
+        if (p.shift)
             ptx_cluster_wait(); /* the mbarriers of the cluster before anybody sends */
         stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
     }
     __syncwarp();
-    if (p.split > 1) {
+    if (p.shift) {
         if (warp >= CONSUMERS / 32)
             ptx_cluster_wait();
         ptx_cluster_arrive_relaxed(); /* nobody leaves before all have what was sent */
@@ -79,11 +81,14 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
         BY_FORMATS(N, SCALE_LAST), BY_FORMATS(N, SCALE_BLOCK) \
     }
 
+#define BY_TOKENS(macro)                          \
+    {                                             \
+        macro(8), macro(16), macro(32), macro(64) \
+    }
+
 /* [8, 16, 32, 64 tokens][mode][formats] */
-static const void *const functions[4][2][3] = {BY_MODE(8), BY_MODE(16), BY_MODE(32), BY_MODE(64)};
-static const int fixed[4] = {FIXED(8), FIXED(16), FIXED(32), FIXED(64)};
-/* Stages of the tokens' ring with half and with all of the shared memory. */
-static const int x_stages[2][4] = {{16, 12, 9, 6}, {X_MOST(8), X_MOST(16), X_MOST(32), X_MOST(64)}};
+static const void *const functions[4][2][3] = BY_TOKENS(BY_MODE);
+static const int fixed[4] = BY_TOKENS(FIXED), x_most[4] = BY_TOKENS(X_MOST);
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -98,47 +103,45 @@ static ridge_status prepare(const ridge_device *device)
                                  cudaSharedmemCarveoutMaxShared, "gemm_fp8: loading kernels");
 }
 
-/* How a matrix of weights is cut. */
+/* How a matrix of weights is cut: into slices of `high` rows for `clusters` of 1 << shift CTAs, each a part of k. */
 typedef struct stream_cut {
-    int split;    /* parts of k */
-    int clusters; /* of `split` CTAs */
-    int high;     /* rows of a slice */
-    int slices;
-    int most;       /* rows of the cluster that has most */
+    int shift, clusters, high, slices;
+    int most;       /* slices of the cluster that has most */
     int64_t blocks; /* of the CTA that has most */
 } stream_cut;
 
 /* The smallest split with which a CTA has about 72 rows, or 60 once k is split: the tokens, which every CTA reads for
  * all its k, then cost little. */
-static int split_of(const ridge_device *device, int64_t n, int64_t k)
+static int shift_of(const ridge_device *device, int64_t n, int64_t k)
 {
-    int split = 1;
+    const int64_t quads = (k + QUAD * BK - 1) / (QUAD * BK);
+    int shift = 0;
 
-    while (split < SPLIT_MOST && n * split < (split == 1 ? 72 : 60) * (int64_t)device->units &&
-           2 * split <= (k + BK - 1) / BK)
-        split *= 2;
-    return split;
+    while (1 << shift < SPLIT_MOST && n << shift < (shift == 0 ? 72 : 60) * (int64_t)device->units &&
+           2 << shift <= quads)
+        shift++;
+    return shift;
 }
 
-/* Slices as even as can be; a function of n, k and the device, as the bits must not depend on m. Clusters of more than
- * two do not fill every GPC: an H200 runs 30 of 4 and 15 of 8 at a time. */
+/* Slices as even as can be. The split is a function of n, k and the device, as the bits must not depend on m. Clusters
+ * of more than two do not fill every GPC: an H200 runs 30 of 4 and 15 of 8 at a time. */
 static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
 {
     stream_cut best = {};
-    int64_t rows, least;
+    int64_t rows, least, quads = (k + QUAD * BK - 1) / (QUAD * BK);
 
-    best.split = split_of(device, n, k);
-    best.clusters = (best.split > 2 ? device->units * 10 / 11 : device->units) / best.split;
+    best.shift = shift_of(device, n, k);
+    best.clusters = (best.shift > 1 ? device->units * 10 / 11 : device->units) >> best.shift;
     best.clusters = best.clusters ? best.clusters : 1;
-    best.blocks = ((k + BK - 1) / BK + best.split - 1) / best.split;
+    best.blocks = ((quads - 1) / (1 << best.shift) + 1) * QUAD;
     rows = (n + best.clusters - 1) / best.clusters;
     least = (rows + ROWS - 1) / ROWS;
     least = least < GROUPS ? (int64_t)GROUPS : least; /* work for both warpgroups */
     for (int64_t each = least; each <= least + 2; each++) {
         const int64_t high = ((rows + each - 1) / each + 7) / 8 * 8, slices = (n + high - 1) / high;
-        const int64_t most = (slices + best.clusters - 1) / best.clusters * high;
+        const int64_t most = (slices + best.clusters - 1) / best.clusters;
 
-        if (best.high == 0 || most < best.most) {
+        if (best.high == 0 || most * high < (int64_t)best.most * best.high) {
             best.high = (int)high;
             best.slices = (int)slices;
             best.most = (int)most;
@@ -146,6 +149,42 @@ static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
     }
     best.clusters = best.clusters < best.slices ? best.clusters : best.slices;
     return best;
+}
+
+/* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
+ * do not. */
+static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int bytes)
+{
+    const int columns = 8 << tokens, split = 1 << cut->shift, slots = cut->most < SLOTS ? cut->most : SLOTS;
+    const int turns = (slots + 1) / 2, stage = p->chunk * p->box, x_stage = p->chunk * columns * BK;
+    const int units = (cut->high / 8 + split - 1) / split, sums = slots * (split - 1) * units * 8 * columns * 4;
+    const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
+    const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
+
+    for (int stages = W_MOST; stages >= 2; stages--) {
+        const int ahead = (stages + turns - 1) / turns + 1, most = x_most[tokens] / p->chunk;
+
+        if (stages > 2 && stages > all * turns)
+            continue;
+        p->x_stages = ahead < most ? ahead : most;
+        p->x_stages = p->x_stages < all ? p->x_stages : (int)all;
+        p->w_stages = stages;
+        p->boxes = fixed[tokens] + p->x_stages * x_stage;
+        p->sums = p->boxes + GROUPS * stages * stage + more;
+        p->bytes = p->sums + sums;
+        if (p->bytes <= bytes)
+            return true;
+    }
+    return false;
+}
+
+static bool lay_out(stream_args *p, const stream_cut *cut, int tokens, int bytes)
+{
+    p->chunk = CHUNK_MOST;
+    if (lay_out_chunk(p, cut, tokens, bytes))
+        return true;
+    p->chunk = CHUNK_MOST / 2;
+    return lay_out_chunk(p, cut, tokens, bytes);
 }
 
 static int64_t stride_of(const ridge_operand *x, int64_t packed)
@@ -181,47 +220,57 @@ static stream_args collect(const ridge_call *call)
 /* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
 static int takes_all(const ridge_call *call, stream_cut cut)
 {
-    const int64_t bytes = cut.blocks * BK * cut.most;
+    const int64_t bytes = cut.blocks * BK * cut.most * cut.high;
 
-    return bytes > (call->dim[0] > 32 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+    return bytes > (call->dim[0] > 16 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+}
+
+/* The tensor maps of x and w: by lines, or by blocks where a last block is not whole. */
+static ridge_status map_both(const ridge_device *device, const ridge_call *call, int tokens, stream_args *p)
+{
+    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
+    const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B; /* 256 bytes cost 5 to 10 % */
+    const int64_t k = call->dim[2];
+    ridge_status status;
+
+    p->lines = k % BK == 0;
+    if (p->lines) {
+        status = host_tensor_map_lines_l2(device, &p->x, a->data, k, p->m, stride_of(a, k), 8 << tokens, p->chunk,
+                                          promotion);
+        return status ? status
+                      : host_tensor_map_lines_l2(device, &p->w, b->data, k, p->n, stride_of(b, k), p->high, p->chunk,
+                                                 promotion);
+    }
+    status = host_tensor_map_l2(device, &p->x, RIDGE_E4M3, a->data, k, p->m, stride_of(a, k), BK, 8 << tokens, 128,
+                                promotion);
+    return status ? status
+                  : host_tensor_map_l2(device, &p->w, RIDGE_E4M3, b->data, k, p->n, stride_of(b, k), BK, p->high, 128,
+                                       promotion);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
                            const ridge_call *call, void *, size_t, void *stream)
 {
-    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
     const int tokens = call->dim[0] <= 8 ? 0 : call->dim[0] <= 16 ? 1 : call->dim[0] <= 32 ? 2 : 3;
     const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;
-    const int formats = b->dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
-                        : a->dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
-                                                 : WGMMA_E4M3_E4M3;
-    const int64_t k = call->dim[2];
-    const stream_cut cut = cut_of(device, call->dim[1], k);
-    const int sums = GROUPS * (cut.split - 1) * ROWS / cut.split * (8 << tokens) * 4;
-    const int full = takes_all(call, cut);
+    const int formats = call->arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
+                        : call->arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
+                                                                          : WGMMA_E4M3_E4M3;
+    const stream_cut cut = cut_of(device, call->dim[1], call->dim[2]);
     stream_args p = collect(call);
     ridge_status status;
 
-    p.split = cut.split;
+    p.shift = cut.shift;
     p.high = cut.high;
     p.slices = cut.slices;
-    p.x_stages = x_stages[full][tokens];
-    p.boxes = fixed[tokens] + p.x_stages * (8 << tokens) * BK;
     p.box = cut.high * BK;
-    p.box = cut.high * BK;
-    p.w_stages =
-        ((full ? FULL : HALF) - p.boxes - sums - (ROWS * BK - p.box)) / p.box / GROUPS; /* reads are of 64 rows */
-    p.w_stages = p.w_stages < W_MOST ? p.w_stages : W_MOST;
-    p.sums = p.boxes + GROUPS * p.w_stages * p.box + (ROWS * BK - p.box);
-    status = host_tensor_map_l2(device, &p.x, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, 8 << tokens, 128,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-    if (!status) /* 256 bytes cost 5 % (docs/measured.md) */
-        status = host_tensor_map_l2(device, &p.w, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, p.high, 128,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+    if ((takes_all(call, cut) || !lay_out(&p, &cut, tokens, HALF)) && !lay_out(&p, &cut, tokens, FULL))
+        return ridge_fail(RIDGE_ERR_DEVICE, "%s: no room for two stages", kernel->name);
+    status = map_both(device, call, tokens, &p);
     if (status)
         return status;
     return host_launch_cluster(device, kernel->name, functions[tokens][mode][formats],
-                               dim3((unsigned)(cut.clusters * cut.split)), cut.split, THREADS, (size_t)(p.sums + sums),
+                               dim3((unsigned)(cut.clusters << cut.shift)), 1 << cut.shift, THREADS, (size_t)p.bytes,
                                &p, stream);
 }
 
@@ -247,8 +296,8 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 {
     const stream_cut cut = cut_of(device, problem->dim[1], problem->dim[2]);
 
-    return 2.5 + 0.2 * cut.split +
-           (double)(cut.blocks * BK * cut.most) * device->units * 1e-3 / (1.08 * device->copy_gbps);
+    return 2.5 + 0.2 * (1 << cut.shift) +
+           (double)(cut.blocks * BK * cut.most * cut.high) * device->units * 1e-3 / (1.08 * device->copy_gbps);
 }
 
 static const ridge_kernel rows[] = {

@@ -3,10 +3,12 @@
  * An item is the tiles of one cluster over all of k. Without `partial` cluster c of C does items c, c + C, ... and in
  * the last round some idle. With it the last C to 2 C items, laid end to end, are cut into C equal pieces: a piece is a
  * head (the first blocks of an item), perhaps a whole item, and a tail (the last blocks of another). Two clusters share
- * an item: the one with its head does that first of all and leaves `fin` in `partial`; the one with its tail, the next
- * cluster, does that last of all and goes on from there. So nobody waits for long, and every element is summed in the
- * order of k whatever the cuts are: the same bits. Clusters begin in order, as blocks are dispatched, so that the head
- * of a waiting tail has begun. A flag that holds the launch's nonce says that a head is there; its reader clears it. */
+ * an item: the one with its head does that first and leaves `fin` in `partial`; the one with its tail, the next
+ * cluster, does that last and goes on from there. So nobody waits for long, and every element is summed in the order of
+ * k whatever the cuts are: the same bits. The items before these are done first, while all clusters are at the same
+ * block of k and find each other's loads in L2. Clusters begin in order, as blocks are dispatched, so that the cluster
+ * whose head is waited for runs. A flag that holds the launch's nonce says that a head is there; its reader clears it.
+ */
 
 /* The first row and column of this CTA's tile of an item: bundles of GROUP_ROWS rows of items, columns within, so that
  * what runs at once shares L2. */
@@ -27,7 +29,7 @@ static __device__ __forceinline__ uint32_t gemm_cut(const gemm_args &p, uint32_t
     return inside < 4 ? at - inside : p.blocks - inside < 4 ? at + p.blocks - inside : at;
 }
 
-/* Piece `number` of this CTA, in this order: the head, items c, c + C, .. below `plain`, whole shared items, the tail.
+/* Piece `number` of this CTA, in this order: items c, c + C, .. below `plain`, the head, whole shared items, the tail.
  */
 template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(const gemm_args &p, int number)
 {
@@ -35,15 +37,14 @@ template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(co
     const uint32_t from = p.partial ? gemm_cut(p, c) : 0, to = p.partial ? gemm_cut(p, c + 1) : 0;
     const int tail = (int)(from % p.blocks), head = (int)(to % p.blocks);
     const int own = (int)(from / p.blocks) + (tail > 0), own_end = (int)(to / p.blocks);
-    const int plain = number - (head > 0), item = c + plain * clusters;
-    const int rounds = (p.plain - c + clusters - 1) / clusters, shared = plain - rounds;
+    const int rounds = (p.plain - c + clusters - 1) / clusters, shared = number - rounds - (head > 0);
     gemm_piece piece = {0, 0, 0, p.blocks};
 
-    if (plain < 0) {
+    if (number < rounds) {
+        gemm_locate<T>(p, c + number * clusters, &piece.row, &piece.col);
+    } else if (shared < 0) {
         piece.end = head;
         gemm_locate<T>(p, p.plain + own_end, &piece.row, &piece.col);
-    } else if (shared < 0) {
-        gemm_locate<T>(p, item, &piece.row, &piece.col);
     } else if (shared < own_end - own) {
         gemm_locate<T>(p, p.plain + own + shared, &piece.row, &piece.col);
     } else if (tail && shared == own_end - own) {
@@ -61,19 +62,33 @@ template <class T> static __device__ __forceinline__ int64_t gemm_slot(int block
     return (int64_t)block * T::WGS + group;
 }
 
-/* fin of a head, for the next cluster. */
-template <class T> static __device__ __forceinline__ void gemm_suspend(const gemm_args &p, int group, const float *fin)
+/* fin of a head, for the next cluster. Neighbours are swapped: four floats of a load lie in registers from a multiple
+ * of 4 on, like the accumulators, and an fma whose accumulator and fin are both even or both odd takes longer. The
+ * warpgroup does not wait for its stores: gemm_publish does. */
+template <class T>
+static __device__ __forceinline__ void gemm_suspend(const gemm_args &p, uint64_t *left, int group, const float *fin)
 {
     const int64_t slot = gemm_slot<T>((int)blockIdx.x, group);
-    float4 *to = (float4 *)p.partial + slot * (T::BN / 8 * 128) + threadIdx.x % 128;
+    float4 *to = (float4 *)p.partial + slot * (T::SLICES * T::BN / 8 * 128) + threadIdx.x % 128;
 
 #pragma unroll
-    for (int i = 0; i < T::BN / 8; i++)
-        to[i * 128] = make_float4(fin[4 * i], fin[4 * i + 1], fin[4 * i + 2], fin[4 * i + 3]);
-    __threadfence();
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* all of it before the flag */
-    if (threadIdx.x % 128 == 0)
-        ptx_store_release(&p.flag[slot], p.nonce);
+    for (int i = 0; i < T::SLICES * T::BN / 8; i++)
+        to[i * 128] = make_float4(fin[4 * i + 1], fin[4 * i], fin[4 * i + 3], fin[4 * i + 2]);
+    ptx_mbarrier_arrive(ptx_shared(left)); /* orders them before the flag */
+}
+
+/* One thread: sets the flags of this CTA's head, if it has one, as the warpgroups leave it. */
+template <class T> static __device__ void gemm_publish(const gemm_args &p, uint64_t *left)
+{
+    const uint32_t cluster = blockIdx.x / (T::CM * T::CN);
+
+    if (!p.partial || gemm_cut(p, cluster + 1) % (uint32_t)p.blocks == 0)
+        return;
+    for (int group = 0; group < T::WGS; group++) {
+        ptx_mbarrier_wait(ptx_shared(&left[group]), 0);
+        __threadfence();
+        ptx_store_release(&p.flag[gemm_slot<T>((int)blockIdx.x, group)], p.nonce);
+    }
 }
 
 /* fin at the beginning of a piece: zero, or what the cluster before left. */
@@ -81,11 +96,11 @@ template <class T>
 static __device__ __forceinline__ void gemm_resume(const gemm_args &p, int begin, int group, float *fin)
 {
     const int64_t slot = gemm_slot<T>((int)blockIdx.x - T::CM * T::CN, group);
-    const float4 *from = (const float4 *)p.partial + slot * (T::BN / 8 * 128) + threadIdx.x % 128;
+    const float4 *from = (const float4 *)p.partial + slot * (T::SLICES * T::BN / 8 * 128) + threadIdx.x % 128;
 
     if (begin == 0) {
 #pragma unroll
-        for (int i = 0; i < T::BN / 2; i++)
+        for (int i = 0; i < T::SLICES * T::BN / 2; i++)
             fin[i] = 0.0f;
         return;
     }
@@ -96,12 +111,12 @@ static __device__ __forceinline__ void gemm_resume(const gemm_args &p, int begin
     }
     ptx_barrier_sync(1 + T::WGS + group, 128); /* the flag was seen before anybody reads */
 #pragma unroll
-    for (int i = 0; i < T::BN / 8; i++) {
+    for (int i = 0; i < T::SLICES * T::BN / 8; i++) {
         const float4 v = from[i * 128];
 
-        fin[4 * i] = v.x;
-        fin[4 * i + 1] = v.y;
-        fin[4 * i + 2] = v.z;
-        fin[4 * i + 3] = v.w;
+        fin[4 * i + 1] = v.x;
+        fin[4 * i] = v.y;
+        fin[4 * i + 3] = v.z;
+        fin[4 * i + 2] = v.w;
     }
 }

@@ -98,9 +98,9 @@ static inline ridge_status host_tensor_map(const ridge_device *device, CUtensorM
 /* A tensor map of bytes [rows, cols], cols a multiple of 128, as lines of 128 bytes: (byte, row, line), boxes of 128 x
  * box_rows x box_lines, swizzled by 128 bytes, so that eight rows of one line lie in different banks. stride: bytes of
  * a row. Outside reads as zero. */
-static inline ridge_status host_tensor_map_lines(const ridge_device *device, CUtensorMap *map, const void *base,
-                                                 int64_t cols, int64_t rows, int64_t stride, int box_rows,
-                                                 int box_lines)
+static inline ridge_status host_tensor_map_lines_l2(const ridge_device *device, CUtensorMap *map, const void *base,
+                                                    int64_t cols, int64_t rows, int64_t stride, int box_rows,
+                                                    int box_lines, CUtensorMapL2promotion promotion)
 {
     const cuuint64_t extent[3] = {128, (cuuint64_t)rows, (cuuint64_t)cols / 128};
     const cuuint64_t pitch[2] = {(cuuint64_t)stride, 128};
@@ -110,11 +110,19 @@ static inline ridge_status host_tensor_map_lines(const ridge_device *device, CUt
 
     if (!encode)
         return ridge_fail(RIDGE_ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
-    result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)(uintptr_t)base, extent, pitch, box, step,
-                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    result =
+        encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)(uintptr_t)base, extent, pitch, box, step,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? RIDGE_OK
                                   : ridge_fail(RIDGE_ERR_DEVICE, "cuTensorMapEncodeTiled: error %d", (int)result);
+}
+
+static inline ridge_status host_tensor_map_lines(const ridge_device *device, CUtensorMap *map, const void *base,
+                                                 int64_t cols, int64_t rows, int64_t stride, int box_rows,
+                                                 int box_lines)
+{
+    return host_tensor_map_lines_l2(device, map, base, cols, rows, stride, box_rows, box_lines,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 /* Launches a kernel with one struct argument. From sm_90 on with programmatic dependent launch: the kernel calls

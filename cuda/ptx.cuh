@@ -217,6 +217,15 @@ static __device__ __forceinline__ void ptx_mma_s8(int32_t *d, const uint32_t *a,
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* d = a b + c in all elements: c stays where it is for the next product. */
+static __device__ __forceinline__ void ptx_mma_s8_onto(int32_t *d, const uint32_t *a, const uint32_t *b, int32_t c)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c));
+}
+
 /* 16 bytes that no other thread reads, past the first cache; and 8 through it. */
 static __device__ __forceinline__ uint4 ptx_load_stream(const void *p)
 {
@@ -305,6 +314,16 @@ static __device__ __forceinline__ void ptx_tma_load_2d_policy(uint32_t to, const
                  : "memory");
 }
 
+static __device__ __forceinline__ void ptx_tma_load_3d_policy(uint32_t to, const void *map, int x, int y, int z,
+                                                              uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+                 :
+                 : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
+                 : "memory");
+}
+
 /* What is read once goes first. */
 static __device__ __forceinline__ uint64_t ptx_policy_evict_first(void)
 {
@@ -322,6 +341,29 @@ static __device__ __forceinline__ void ptx_tma_load_3d(uint32_t to, const void *
         :
         : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
         : "memory");
+}
+
+/* The line of an address to L2 only, where every kernel's writes meet: right at any time, before a wait too. */
+static __device__ __forceinline__ void ptx_prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(p) : "memory");
+}
+
+/* A box to L2 only. */
+static __device__ __forceinline__ void ptx_tma_prefetch_2d(const void *map, int x, int y)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
+                 :
+                 : "l"(map), "r"(x), "r"(y)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_tma_prefetch_3d(const void *map, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
+                 :
+                 : "l"(map), "r"(x), "r"(y), "r"(z)
+                 : "memory");
 }
 
 /* Fetches a tensor map into the cache of maps. */
@@ -381,10 +423,13 @@ static __device__ __forceinline__ void ptx_store_transposed(uint32_t to, uint32_
                  : "memory");
 }
 
-/* Adds to two floats of global memory without waiting for them. */
-static __device__ __forceinline__ void ptx_add_f32x2(float *to, float x, float y)
+/* Adds to four floats of global memory without waiting for them. */
+static __device__ __forceinline__ void ptx_add_f32x4(float *to, float4 v)
 {
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" : : "l"(to), "f"(x), "f"(y) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 }
 
 /* 4 bytes from global to shared memory without registers; then, when all of this thread's have landed, one arrival that

@@ -94,14 +94,24 @@ static __device__ __forceinline__ uint2 get_codes(const char *shared, int lane)
     return make_uint2(from[0] | (uint32_t)from[1] << 16, from[2] | (uint32_t)from[3] << 16);
 }
 
+/* ridge_q8_0_code of four products x * r without conversions; for finite x, where |x * r| < 128. The size and 0.5,
+ * added towards zero, have the integer part that is wanted (a sum that is not exact stays below the integer above it),
+ * and 2^23 added towards zero leaves it in the low byte. Negative ones are subtracted from 0x80 byte by byte, which
+ * borrows from no neighbour; 0x80 off again is their two's complement. */
 static __device__ __forceinline__ uint32_t pack_codes(const float *x, float r)
 {
-    uint32_t word = 0;
+    uint32_t size[4], sign[4], sizes, signs;
 
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        word |= (uint32_t)(ridge_q8_0_code(x[i] * r) & 0xff) << (8 * i);
-    return word;
+    for (int i = 0; i < 4; i++) {
+        const float y = x[i] * r;
+
+        sign[i] = (uint32_t)(__float_as_int(y) >> 31);
+        size[i] = __float_as_uint(__fadd_rz(__fadd_rz(fabsf(y), 0.5f), 8388608.0f));
+    }
+    sizes = __byte_perm(__byte_perm(size[0], size[1], 0x0040), __byte_perm(size[2], size[3], 0x0040), 0x5410);
+    signs = __byte_perm(__byte_perm(sign[0], sign[1], 0x0040), __byte_perm(sign[2], sign[3], 0x0040), 0x5410);
+    return (sizes & ~signs) | (((0x80808080u - sizes) ^ 0x80808080u) & signs);
 }
 
 template <int DTYPE>
@@ -132,7 +142,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize(const __grid_con
         amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
         d = ridge_q8_0_scale(amax, &r);
         quantize_unpack<DTYPE>(words[u], x);
-        put_codes(mine + u * UNIT_BYTES, lane, make_uint2(pack_codes(x, r), pack_codes(x + 4, r)));
+        put_codes(mine + u * UNIT_BYTES, lane,
+                  amax < 0x7f800000u ? make_uint2(pack_codes(x, r), pack_codes(x + 4, r)) : make_uint2(0, 0));
         if (lane % 4 == 0)
             *(uint16_t *)(mine + u * UNIT_BYTES + lane / 4 * RIDGE_Q8_0_BYTES) =
                 (uint16_t)num_canonical<RIDGE_F16>(num_pack2<RIDGE_F16>(d, 0.0f) & 0xffffu);

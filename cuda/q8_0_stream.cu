@@ -2,8 +2,8 @@
  *
  * A persistent block works through tiles of 8, 16 or 32 weight rows. One warp loads: TMA brings one turn of the
  * partitions, 1024 columns of the tile's rows, into a ring of stages in shared memory. Eight warps compute, warp p the
- * partition p of the canonical order (q8_0_math.h): of each turn its 4 blocks, one matrix instruction m16n8k32 a block
- * and 8 rows, the tokens as its 16 (or 8 and 8 unused) rows and the weight rows as its columns. The instruction's sum
+ * partition p of the canonical order (q8_0_math.h): of each turn its 4 blocks, one matrix instruction m16n8k32 a block,
+ * 16 rows and 8 tokens, the weights as its rows and the tokens as its columns. The instruction's sum
  * starts at the integer 0x4b400000, the bits of the float 12582912: sum + that, read as a float, is 12582912 + dot
  * exactly, and one subtraction makes it dot, where the conversion instruction runs at a quarter of the rate. A lane
  * keeps the chains of its tokens and rows; nothing crosses lanes or warps before the tile's end, where the eight
@@ -17,79 +17,285 @@
  * their place back. */
 #include "q8_0_stream.cuh"
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 /* --------------------------------------------------------------------------------------------- the finishing warps */
 
-/* One thread has one row of every tile, and every (WIDTH / high)-th token. What a tile needs is in registers before: a
- * warp that runs alone has only its own instructions to hide behind. */
+/* What the finishing warps have in common: a thread has one row of every tile and every step-th token, begin first. */
+typedef struct finisher {
+    const float *from; /* its first partial sum */
+    uint32_t summed, taken, parity;
+    int sums, r, begin, step;
+} finisher;
+
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ finisher start_finisher(const stream_args &a, char *memory, uint32_t shared)
+{
+    const int thread = threadIdx.x - 32 * (LOADER + 1), r = thread % a.high, begin = thread / a.high;
+    const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES;
+
+    return {(const float *)(memory + a.at_sums) + begin * SUMS_PITCH(SUBS) + r,
+            summed,
+            summed + 8 * SUMS,
+            0,
+            0,
+            r,
+            begin,
+            32 * FINISHERS(SUBS, TOKENS) / a.high};
+}
+
+static __device__ __forceinline__ void take_sums(finisher *f)
+{
+    __syncwarp(); /* every lane has read the sums */
+    if (threadIdx.x % 32 == 0)
+        ptx_mbarrier_arrive(f->taken + 8 * f->sums);
+    f->sums ^= 1;
+    f->parity ^= f->sums == 0;
+}
+
+/* Where a thread's elements go. Everything is in registers: a warp that runs alone has only its own instructions to
+ * hide behind, and reads of the kernel's parameters are slow. */
+typedef struct target {
+    char *first[2];  /* its first token's row 0 of either weight */
+    int64_t step[2]; /* bytes from its token to the next */
+    int rows[2];
+} target;
+
+static __device__ __forceinline__ target start_target(const stream_args &a, const finisher &f)
+{
+    target to;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        to.first[i] = (char *)a.p.out[i] + (f.begin * a.p.out_stride[i] + f.r) * (a.p.bf16 ? 2 : 4);
+        to.step[i] = f.step * a.p.out_stride[i] * (a.p.bf16 ? 2 : 4);
+        to.rows[i] = (int)a.p.weight[i].rows - f.r;
+    }
+    return to;
+}
+
+template <int PER>
+static __device__ __forceinline__ void store(const float *y, int count, bool bf16, int row, char *first, int64_t step)
+{
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        if (i < count && bf16)
+            num_store<RIDGE_BF16>(first, row, y[i]);
+        else if (i < count)
+            num_store<RIDGE_F32>(first, row, y[i]);
+        first += step;
+    }
+}
+
+/* q8_0_matmul, q8_0_pair */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish(const stream_args &a, char *memory, uint32_t shared)
 {
-    enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH, WIDTH = 32 * FINISHERS(SUBS, TOKENS) };
-    const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES, taken = summed + 8 * SUMS;
-    const int thread = threadIdx.x - 32 * (LOADER + 1), high = a.high, r = thread % high, begin = thread / high,
-              step = WIDTH / high, tokens = a.tokens;
-    const bool gate_up = a.gate_up, hc = a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND, bf16 = a.p.bf16;
-    const int rows[2] = {(int)a.p.weight[0].rows, (int)a.p.weight[1].rows};
-    char *const out[2] = {(char *)a.p.out[0], (char *)a.p.out[1]};
-    const int64_t stride[2] = {a.p.out_stride[0], a.p.out_stride[1]};
-    const float *from = (const float *)(memory + a.at_sums) + begin * PITCH + r;
-    uint32_t parity = 0;
-    int sums = 0;
+    enum {
+        PITCH = SUMS_PITCH(SUBS),
+        PLANE = TOKENS * PITCH,
+        PER = TOKENS * SUBS * SUB / (32 * FINISHERS(SUBS, TOKENS))
+    };
+    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
+    const target to = start_target(a, f);
+    const int count = (a.tokens - f.begin + f.step - 1) / f.step, tiles = a.tiles, tiles0 = a.tiles0;
+    const bool bf16 = a.p.bf16;
 
-    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
+    ptx_grid_wait(); /* before anything of the results is written */
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const bool second = tile >= tiles0;
+        const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB);
+        const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE);
+        float y[PER];
+
+        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            y[i] = i < count ? sum_parts<PLANE>(parts + i * f.step * PITCH) : 0.0f;
+        take_sums(&f);
+        if (row < (second ? to.rows[1] : to.rows[0]))
+            store<PER>(y, count, bf16, row, second ? to.first[1] : to.first[0], second ? to.step[1] : to.step[0]);
+    }
+}
+
+/* The rows of gate come first in a tile, then those of up. */
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char *memory, uint32_t shared)
+{
+    enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH };
+    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
+    const target to = start_target(a, f);
+    const int tokens = a.tokens, high = a.high;
+    const unsigned act = a.p.act;
+    const float *const scale = a.p.token_scale;
+    const bool bf16 = a.p.bf16;
+
+    ptx_grid_wait(); /* before anything of the results is written */
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        int row;
-        const int which = tile_rows(a, tile, &row);
-        const bool inside = row + r < (which ? rows[1] : rows[0]);
-        const int64_t pitch = step * (which ? stride[1] : stride[0]);
-        int64_t at = begin * (which ? stride[1] : stride[0]) + row + r;
-        q8_0_streams streams;
+        const int row = tile * high;
+        char *first = to.first[0];
 
-        if (hc && inside && begin < tokens)
-            q8_0_fetch(a.p, row + r, begin, &streams);
-        ptx_mbarrier_wait(summed + 8 * sums, parity);
-        for (int token = begin; token < tokens && inside;
-             token += 2 * step) { /* two at a time hide each other's waits */
-            const float *parts = from + sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - begin) * PITCH;
-            const bool more = token + step < tokens;
+        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+        for (int token = f.begin; token < tokens && row < to.rows[0]; token += 2 * f.step) { /* two hide each other */
+            const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - f.begin) * PITCH;
+            const int count = token + f.step < tokens ? 2 : 1;
             float y[2] = {}, up[2] = {};
 
-            if (more)
-                y[0] = sum_parts<PLANE>(parts), y[1] = sum_parts<PLANE>(parts + step * PITCH);
-            else
-                y[0] = sum_parts<PLANE>(parts);
-            if (gate_up) {
-                up[0] = sum_parts<PLANE>(parts + high);
-                up[1] = more ? sum_parts<PLANE>(parts + step * PITCH + high) : 0.0f;
-            }
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int t = token + i * step;
-
-                if (i && !more)
-                    break;
-                if (hc) {
-                    if (t != begin)
-                        q8_0_fetch(a.p, row + r, t, &streams);
-                    q8_0_finish_hc(a.p, row + r, t, y[i], &streams);
-                    continue;
+            for (int i = 0; i < 2; i++)
+                if (i < count) {
+                    y[i] = sum_parts<PLANE>(parts + i * f.step * PITCH);
+                    up[i] = sum_parts<PLANE>(parts + i * f.step * PITCH + high);
                 }
-                if (gate_up)
-                    y[i] = q8_0_swiglu(a.p.act, y[i], up[i], a.p.token_scale ? a.p.token_scale[t] : 1.0f, a.p.swiglu);
-                if (bf16)
-                    num_store<RIDGE_BF16>(which ? out[1] : out[0], at, y[i]);
-                else
-                    num_store<RIDGE_F32>(which ? out[1] : out[0], at, y[i]);
-                at += pitch;
-            }
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (i < count)
+                    y[i] = q8_0_swiglu(act, y[i], up[i], scale ? scale[token + i * f.step] : 1.0f, a.p.swiglu);
+            store<2>(y, count, bf16, row, first, to.step[0]);
+            first += 2 * to.step[0];
         }
-        __syncwarp(); /* every lane has read the sums */
-        if (threadIdx.x % 32 == 0)
-            ptx_mbarrier_arrive(taken + 8 * sums);
-        sums ^= 1;
-        parity ^= sums == 0;
+        take_sums(&f);
     }
+}
+
+/* The residuals of a thread's elements of one tile, with four streams; and what is added. */
+template <int PER>
+static __device__ __forceinline__ void fetch_streams(const stream_args &a, const finisher &f, int tile,
+                                                     float (*v)[HC_STREAMS + 1])
+{
+    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int t = f.begin + i * f.step;
+
+        if (t >= a.tokens || tile >= a.tiles || row >= rows)
+            continue;
+#pragma unroll
+        for (int s = 0; s < HC_STREAMS; s++)
+            v[i][s] = a.p.res[t * a.p.res_stride + s * rows + row];
+        v[i][HC_STREAMS] = a.p.add ? a.p.add[t * a.p.add_stride + row] : 0.0f;
+    }
+}
+
+/* The same to L2 only. */
+template <int PER>
+static __device__ __forceinline__ void announce_streams(const stream_args &a, const finisher &f, int tile)
+{
+    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
+
+    for (int i = 0; i < PER; i++) {
+        const int t = f.begin + i * f.step;
+
+        if (t >= a.tokens || tile >= a.tiles || row >= rows)
+            continue;
+        for (int s = 0; s < HC_STREAMS; s++)
+            ptx_prefetch_l2(&a.p.res[t * a.p.res_stride + s * rows + row]);
+        if (a.p.add)
+            ptx_prefetch_l2(&a.p.add[t * a.p.add_stride + row]);
+    }
+}
+
+/* One element; factors: post and comb of its token. */
+static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t row, int token, float y,
+                                                   const float *streams, const float *factors)
+{
+    const float v = a.p.add ? y + streams[HC_STREAMS] : y;
+    float *const out = (float *)a.p.out[0] + token * a.p.out_stride[0] + row;
+
+    if (a.p.y)
+        num_store<RIDGE_F32>(a.p.y, token * a.p.y_stride + row, y);
+#pragma unroll
+    for (int dst = 0; dst < HC_STREAMS; dst++) {
+        float acc = ridge_hc_start(v, factors[dst]);
+
+#pragma unroll
+        for (int src = 0; src < HC_STREAMS; src++)
+            acc = ridge_hc_step(acc, factors[HC_STREAMS + dst + HC_STREAMS * src], streams[src]);
+        num_store<RIDGE_F32>(out, dst * a.p.weight[0].rows, acc);
+    }
+}
+
+/* HC expand. With four streams the residuals of the next tile are on their way while one is finished, and
+ * the tokens' factors lie in shared memory. */
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void finish_hc(const stream_args &a, char *memory, uint32_t shared)
+{
+    enum { WIDTH = 32 * FINISHERS(SUBS, TOKENS), PLANE = TOKENS * SUMS_PITCH(SUBS), PER = TOKENS * SUBS * SUB / WIDTH };
+    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
+    float *const factors = (float *)(memory + a.at_factors);
+    const bool four = a.p.n_hc == HC_STREAMS;
+    float now[PER][HC_STREAMS + 1], next[PER][HC_STREAMS + 1];
+
+    for (int ahead = 0; four && ahead < 2; ahead++)
+        announce_streams<PER>(a, f, blockIdx.x + ahead * gridDim.x);
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
+    if (four) {
+        fetch_streams<PER>(a, f, blockIdx.x, now);
+        for (int i = threadIdx.x - 32 * (LOADER + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
+            const int t = i / HC_FACTORS, k = i % HC_FACTORS;
+
+            factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
+        }
+        ptx_barrier_sync(2, WIDTH);
+    }
+    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+        const int row = tile * (SUBS * SUB) + f.r;
+
+        if (four)
+            fetch_streams<PER>(a, f, tile + gridDim.x, next);
+        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            const int t = f.begin + i * f.step;
+            float y;
+
+            if (t >= a.tokens || row >= a.p.weight[0].rows)
+                continue;
+            y = sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
+            if (four)
+                finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS);
+            else
+                q8_0_finish_hc(a.p, row, t, y, NULL);
+        }
+        take_sums(&f);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+#pragma unroll
+            for (int s = 0; s <= HC_STREAMS; s++)
+                now[i][s] = next[i][s];
+    }
+}
+#endif
+
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+/* The loading warp: the maps are on their way while every lane makes its barriers. */
+template <int SUBS, int TOKENS, int RAW>
+static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t bar = shared + a.at_bars + 8 * lane;
+
+    if (lane == 0) {
+        for (int i = 0; i < 2; i++)
+            if (a.p.weight[i].rows) {
+                ptx_prefetch_map(&a.codes[i]);
+                if (!RAW)
+                    ptx_prefetch_map(&a.scales[i]);
+            }
+        if (a.x_dtype == RIDGE_I8) {
+            ptx_prefetch_map(&a.x);
+            ptx_prefetch_map(&a.x_scales);
+        }
+    }
+    if (lane < MOST_STAGES) {
+        ptx_mbarrier_init(bar, 1);
+        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS);
+    } else if (lane < MOST_STAGES + SUMS) {
+        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS);
+        ptx_mbarrier_init(bar + 8 * (MOST_STAGES + SUMS), FINISHERS(SUBS, TOKENS));
+    }
+    ptx_mbarrier_fence_init();
+    __syncwarp();
 }
 #endif
 
@@ -103,34 +309,22 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
     const int warp = threadIdx.x / 32;
 
     ptx_grid_release();
-    if (threadIdx.x == 32 * LOADER) {
-        for (int i = 0; i < 2; i++)
-            if (a.p.weight[i].rows) {
-                ptx_prefetch_map(&a.codes[i]);
-                if (!RAW)
-                    ptx_prefetch_map(&a.scales[i]);
-            }
-        if (a.x_dtype == RIDGE_I8) {
-            ptx_prefetch_map(&a.x);
-            ptx_prefetch_map(&a.x_scales);
-        }
-        for (int i = 0; i < MOST_STAGES; i++) {
-            ptx_mbarrier_init(shared + a.at_bars + 8 * i, 1);
-            ptx_mbarrier_init(shared + a.at_bars + 8 * (MOST_STAGES + i), CONSUMERS);
-        }
-        for (int i = 0; i < SUMS; i++) {
-            ptx_mbarrier_init(shared + a.at_bars + 8 * (2 * MOST_STAGES + i), CONSUMERS);
-            ptx_mbarrier_init(shared + a.at_bars + 8 * (2 * MOST_STAGES + SUMS + i), FINISHERS(SUBS, TOKENS));
-        }
-        ptx_mbarrier_fence_init();
+    if (warp == LOADER) { /* others need the barriers a little later than it does */
+        start_barriers<SUBS, TOKENS, RAW>(a, shared);
+        ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
+        if (threadIdx.x % 32 == 0)
+            produce<SUBS, RAW>(a, shared);
+        return;
     }
-    __syncthreads(); /* the barriers exist */
+    ptx_barrier_sync(3, THREADS(SUBS, TOKENS));
     if (warp < CONSUMERS)
         consume<SUBS, TOKENS, RAW>(a, memory, shared);
-    else if (warp > LOADER)
+    else if (a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
+        finish_hc<SUBS, TOKENS>(a, memory, shared);
+    else if (a.gate_up)
+        finish_gate_up<SUBS, TOKENS>(a, memory, shared);
+    else
         finish<SUBS, TOKENS>(a, memory, shared);
-    else if (threadIdx.x % 32 == 0)
-        produce<SUBS, RAW>(a, shared);
 #endif
 }
 
@@ -139,16 +333,18 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
 #define BY_FORM(subs, tokens) (const void *)q8_0_stream<subs, tokens, 0>, (const void *)q8_0_stream<subs, tokens, 1>
 #define BY_TOKENS(subs) BY_FORM(subs, 8), BY_FORM(subs, 16)
 
-/* [1, 2, 4 subs][8, 16 tokens][planes, blocks] */
-static const void *const functions[12] = {BY_TOKENS(1), BY_TOKENS(2), BY_TOKENS(4)};
+/* [planes, blocks] of one sub and 8 tokens; then [2, 4 subs][8, 16 tokens][planes, blocks] */
+static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS(4)};
 
-enum { MEMORY_MOST = 227 * 1024 };
+/* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
+ * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us). */
+enum { MEMORY_MOST = 227 * 1024, AHEAD_MOST = 40 * 1024 };
 
 static ridge_status prepare(const ridge_device *device)
 {
     if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM103)
         return RIDGE_OK;
-    return host_prepare(device, functions, 12, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY_MOST,
+    return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY_MOST,
                         "q8_0_stream: loading kernels");
 }
 
@@ -163,7 +359,8 @@ static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budg
     const int64_t codes = subs * (raw ? RAW_BYTES : CODE_BYTES), scales = raw ? 0 : subs * SCALE_BYTES;
     const int64_t x = a->tokens * 1024, x_scales = up_to((uint32_t)a->tokens * X_SCALE_PITCH, 128);
     const int64_t sums = SUMS * SUMS_BYTES(subs, tokens);
-    int64_t room = budget - sums - BAR_BYTES - 2048; /* for alignment */
+    const int64_t factors = a->p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND ? 4 * HC_FACTORS * a->tokens : 0;
+    int64_t room = budget - sums - factors - BAR_BYTES - 2048; /* for alignment */
     uint32_t slots;
 
     a->x_scales_slot = (int)x_scales;
@@ -178,7 +375,8 @@ static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budg
     a->at_scales = a->at_x + slots * (uint32_t)x;
     a->at_x_scales = a->at_scales + (uint32_t)(a->stages * scales);
     a->at_sums = a->at_x_scales + slots * (uint32_t)x_scales;
-    a->at_bars = up_to(a->at_sums + (uint32_t)sums, 128);
+    a->at_factors = a->at_sums + (uint32_t)sums;
+    a->at_bars = up_to(a->at_factors + (uint32_t)factors, 128);
     *bytes = a->at_bars + BAR_BYTES;
     return a->stages >= 2 && *bytes <= (uint32_t)budget;
 }
@@ -227,13 +425,18 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles0 = (int)((a.p.weight[0].rows + a.high - 1) / a.high);
     a.tiles = a.tiles0 + (a.gate_up ? 0 : (int)((a.p.weight[1].rows + a.high - 1) / a.high));
     a.turns = (int)((a.p.blocks + Q8_0_TURN - 1) / Q8_0_TURN);
-    a.early = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
     if (status || !a.tiles)
         return status;
     if (!tables_aligned(&a.p, raw) || !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, &bytes)) {
         status = inside ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
         return status ? status : q8_0_launch_portable(device, kernel->name, &a.p, stream);
     }
+    if (call->flags &
+        RIDGE_WEIGHTS_SETTLED) /* the loads of floats that are quantised inside wait behind all of these */
+        a.early = !inside || a.stages < 8 / subs ? a.stages : 8 / subs;
+    else if (a.turns * (int64_t)(raw ? subs * RAW_BYTES : subs * (CODE_BYTES + SCALE_BYTES)) <= AHEAD_MOST &&
+             a.tiles <= device->units)
+        a.ahead = a.turns;
     if (inside && !a.resident) {
         inside = false;
         status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
@@ -253,8 +456,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return status;
     return host_launch_shared(device, kernel->name,
                               functions[(subs == 1   ? 0
-                                         : subs == 2 ? 4
-                                                     : 8) +
+                                         : subs == 2 ? 2
+                                                     : 6) +
                                         (tokens == 16 ? 2 : 0) + raw],
                               dim3((unsigned)(a.tiles < device->units ? a.tiles : device->units)),
                               THREADS(subs, tokens), bytes, &a, stream);
@@ -274,25 +477,33 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
         return "more than 2^30 rows or columns";
     if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU && kernel->param[0] < 2 * SUB)
         return "gate and up need tiles of 16 rows";
+    if (problem->dim[0] > 8 && kernel->param[0] < 2 * SUB)
+        return "more than 8 tokens need tiles of 16 rows";
     return NULL;
 }
 
-/* Microseconds on an H200, in the order that was measured there: a start, which two resident blocks of consecutive
- * kernels share; the stream of all weights; a multiprocessor's share at what its ring can pull; a least time a tile. */
+/* Microseconds on an H200, fitted to what was measured there at 4 to 71 MB and 1, 8 and 16 tokens: the stream of all
+ * weights; a multiprocessor's share at what its ring can pull; a least time a tile; a start, which two resident blocks
+ * of consecutive kernels share; and the tokens. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const bool half = kernel->param[1] < 200;
-    const double width = (double)problem->dim[1] * (34.0 / 32.0), rows = q8_0_bytes(problem) / width;
-    const double high = kernel->param[0], tokens = (double)problem->dim[0], speed = device->copy_gbps / 4200;
-    const double tiles = (double)(int64_t)((rows + high - 1) / high);
+    const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
+    const double width = (double)problem->dim[1] * (34.0 / 32.0), mb = q8_0_bytes(problem) * 1e-6;
+    const double high = kernel->param[0], more = (double)problem->dim[0] - 1, speed = device->copy_gbps / 4200;
+    const double tiles = (double)(int64_t)((mb * 1e6 / width + high - 1) / high);
     const double share = (double)(int64_t)((tiles + device->units - 1) / device->units);
     const double pull = share * high * width * 1e-3 / (half ? 32 : 75), least = share * kernel->param[2] * 0.01;
-    double us = q8_0_bytes(problem) * 1e-3 / (half ? 3870 : 4250);
+    double us = mb / (half ? 4.0 : 4.4);
 
     us = us > pull ? us : pull;
     us = us > least ? us : least;
-    us += half ? 1.3 + 0.06 * tokens : 1.8 + 0.03 * tokens;
-    return (us + (high == 8 ? 0.5 : 0)) / speed;
+    us += half ? 1.3 : high == 32 ? 2.0 : share > 1 ? 2.1 : 1.5;
+    if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
+        us += half ? 0.4 : 0.9 + 0.015 * mb;
+    us += more * (half ? 0.055 + 0.005 * mb + (hc ? 0.1 : 0) : 0.06 + 0.001 * mb);
+    if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
+        us += 3;
+    return (us + (high == 8 ? 0.3 + 0.05 * more : 0)) / speed;
 }
 
 #define ROW(op_name, op_id, high, name, budget, least)                                              \
@@ -302,7 +513,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     }
 #define ROWS(op_name, op_id)                                                         \
     ROW(op_name, op_id, 32, "32", 222, 100), ROW(op_name, op_id, 16, "16", 222, 85), \
-        ROW(op_name, op_id, 16, "16half", 112, 68), ROW(op_name, op_id, 8, "8half", 112, 62)
+        ROW(op_name, op_id, 16, "16half", 112, 68), ROW(op_name, op_id, 8, "8half", 112, 42)
 
 /* param: rows of a tile, KB of shared memory, hundredths of a microsecond that a tile takes at least. */
 static const ridge_kernel rows[] = {

@@ -135,6 +135,7 @@ typedef enum ridge_op {
     RIDGE_CE_FWD,
     RIDGE_CE_BWD,
     RIDGE_CE_COMBINE,
+    RIDGE_MULTIPLY,
     RIDGE_OPS
 } ridge_op;
 
@@ -1017,6 +1018,31 @@ static inline ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t
     ridge_set(&call, RIDGE_CE_COMBINE_TARGET, target_dtype, target, 0);
     ridge_set(&call, RIDGE_CE_COMBINE_LOSS, RIDGE_F32, loss, 0);
     ridge_set(&call, RIDGE_CE_COMBINE_LSE, RIDGE_F32, lse, 0);
+    return call;
+}
+
+/* -------------------------------------------------------------------------------------------------------- multiply
+ *
+ * out = x * factor[0] in f32, rounded once to out's dtype: gradients made beforehand times the gradient of the loss,
+ * which is on the device. out may be exactly x; where the factor then is 1 nothing is read or written: the kernel
+ * returns at once. Contract: exact. */
+
+enum {
+    RIDGE_MULTIPLY_X = 0,  /* [rows, cols] bf16, f16 or f32 */
+    RIDGE_MULTIPLY_FACTOR, /* [1] f32 */
+    RIDGE_MULTIPLY_OUT     /* [rows, cols] bf16, f16 or f32 */
+};
+
+static inline ridge_call ridge_multiply(int64_t rows, int64_t cols, ridge_dtype x_dtype, const void *x,
+                                        const float *factor, ridge_dtype out_dtype, void *out)
+{
+    ridge_call call;
+    ridge_call_init(&call, RIDGE_MULTIPLY);
+    call.dim[0] = rows;
+    call.dim[1] = cols;
+    ridge_set(&call, RIDGE_MULTIPLY_X, x_dtype, x, 0);
+    ridge_set(&call, RIDGE_MULTIPLY_FACTOR, RIDGE_F32, factor, 0);
+    ridge_set(&call, RIDGE_MULTIPLY_OUT, out_dtype, out, 0);
     return call;
 }
 

@@ -155,6 +155,7 @@ extern const ridge_op_row ridge_op_q8_0_quantize_rows, ridge_op_q8_0_matmul, rid
 extern const ridge_op_row ridge_op_rms_norm, ridge_op_head_rms_norm_rope_tail;
 extern const ridge_op_row ridge_op_linear_ce_eval, ridge_op_linear_ce_train, ridge_op_linear_ce_backward;
 extern const ridge_op_row ridge_op_ce_fwd, ridge_op_ce_bwd, ridge_op_ce_combine;
+extern const ridge_op_row ridge_op_multiply;
 /* Rules of SwiGLU's options and layouts, shared with swiglu_quantize. */
 const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags);
 bool ridge_swiglu_options_plain(const ridge_swiglu_options *o);
@@ -191,11 +192,12 @@ typedef struct ridge_kernel_list {
 } ridge_kernel_list;
 
 extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8,
-    ridge_cpu_q8_0_matmul, ridge_cpu_norm, ridge_cpu_ce;
+    ridge_cpu_q8_0_matmul, ridge_cpu_norm, ridge_cpu_ce, ridge_cpu_multiply;
 extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_stream,
     ridge_cuda_quantize_tile, ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90, ridge_cuda_ce_sm90,
     ridge_cuda_ce_linear, ridge_cuda_ce_rows, ridge_cuda_gemm_stream_sm90, ridge_cuda_q8_0_direct,
-    ridge_cuda_q8_0_stream, ridge_cuda_q8_0_decode, ridge_cuda_norm, ridge_cuda_gemm_sm89, ridge_cuda_gemm_sm80;
+    ridge_cuda_q8_0_stream, ridge_cuda_q8_0_decode, ridge_cuda_norm, ridge_cuda_gemm_sm89, ridge_cuda_gemm_sm80,
+    ridge_cuda_multiply;
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);

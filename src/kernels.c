@@ -22,6 +22,7 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cuda_norm,             //
     &ridge_cuda_gemm_sm89,        //
     &ridge_cuda_gemm_sm80,        //
+    &ridge_cuda_multiply,         //
 #endif
     &ridge_cpu_swiglu,      //
     &ridge_cpu_quantize,    //
@@ -30,6 +31,7 @@ static const ridge_kernel_list *const lists[] = {
     &ridge_cpu_q8_0_matmul, //
     &ridge_cpu_norm,        //
     &ridge_cpu_ce,          //
+    &ridge_cpu_multiply,    //
 };
 
 enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };

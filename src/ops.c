@@ -56,6 +56,7 @@ const ridge_op_row *const ridge_op_table[RIDGE_OPS] = {
     [RIDGE_CE_FWD] = &ridge_op_ce_fwd,
     [RIDGE_CE_BWD] = &ridge_op_ce_bwd,
     [RIDGE_CE_COMBINE] = &ridge_op_ce_combine,
+    [RIDGE_MULTIPLY] = &ridge_op_multiply,
 };
 
 const ridge_op_row *ridge_op_find(const char *name, size_t length)

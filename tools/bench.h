@@ -3,6 +3,7 @@
 #define RIDGE_BENCH_H
 
 #include "record.h"
+#include "ridge_io.h"
 #include "timing.h"
 
 typedef struct bench_options {
@@ -32,8 +33,38 @@ typedef bool bench_verify(void *state, const image *im, const unsigned char *got
 bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state);
 /* bench_weights.c: the tensors of o->weights. */
 bool bench_weights(bench *b);
+/* A 2-D tensor in memory. False: out of memory or not readable, said on stderr; weight_free in any case. */
+typedef struct weight {
+    const ridge_tensor *t;
+    uint16_t *bf16;
+    unsigned char *q8_0; /* NULL if K is not a multiple of 32 */
+    int64_t rows, cols;
+} weight;
+bool is_weight(const ridge_tensor *t);
+bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w);
+void weight_free(weight *w);
+
 /* bench_chain.c: the suite o->suite as graphs of all its problems. */
 bool bench_chain(bench *b);
+/* Calls in the order of a graph, each with operands of its own on the device. */
+typedef struct chain {
+    const ridge_device *device;
+    image *link;
+    unsigned char **memory;
+    int links, room;
+    double bytes;
+    unsigned char *read; /* as many bytes, for the floor */
+    void *workspace, *stream;
+    size_t workspace_bytes;
+} chain;
+/* Uploads the image and owns it from then on, in any case; its host block is freed. */
+bool chain_add(chain *c, image *im);
+/* Times the chain, o->layers times in a graph, and one read of as many bytes; us receives median, 20th and 80th
+ * percentile of one chain, *floor_us the read's. */
+bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3], double *floor_us);
+void chain_drop(chain *c);
+/* bench_decode.c: all matrices of o->weights as Q8_0, one q8_0_matmul each in a graph: what a token's products cost. */
+bool bench_decode(bench *b);
 bool bench_ceilings(bench *b);
 bool bench_overhead(bench *b);
 

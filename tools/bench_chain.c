@@ -7,55 +7,62 @@
 
 #include "bench.h"
 
-enum { MOST_LINKS = 32, ROUNDS = 15 };
+enum { ROUNDS = 15 };
 
-typedef struct chain {
-    const ridge_device *device;
-    image link[MOST_LINKS];
-    unsigned char *memory[MOST_LINKS];
-    int links;
-    double bytes;
-    unsigned char *read; /* as many bytes, for the floor */
-    void *workspace, *stream;
-    size_t workspace_bytes;
-} chain;
+static bool grow(chain *c)
+{
+    const int room = c->room ? 2 * c->room : 32;
+    image *link = realloc(c->link, (size_t)room * sizeof *link);
+    unsigned char **memory;
 
-static bool add(chain *c, const char *text, uint64_t seed)
+    if (!link)
+        return false;
+    c->link = link;
+    memory = realloc(c->memory, (size_t)room * sizeof *memory);
+    if (!memory)
+        return false;
+    c->memory = memory;
+    c->room = room;
+    return true;
+}
+
+bool chain_add(chain *c, image *im)
 {
     const ridge_backend *b = c->device->backend;
-    image *im = &c->link[c->links];
-    test_case t;
-    ridge_call call;
+    ridge_call call = image_call(im, im->host);
     size_t need = 0;
-    bool good = c->links < MOST_LINKS && case_parse(text, &t) && image_build(&t, seed, im);
+    bool good = c->links < c->room || grow(c);
 
-    if (!good)
+    if (!good) {
+        image_free(im);
         return false;
-    call = image_call(im, im->host);
+    }
+    c->memory[c->links] = NULL;
     good = ridge_workspace_bytes(c->device, &call, &need) == RIDGE_OK &&
            b->alloc(c->device, im->bytes, (void **)&c->memory[c->links]) == RIDGE_OK &&
            b->upload(c->device, c->memory[c->links], im->host, im->bytes) == RIDGE_OK;
-    c->links++;
     c->workspace_bytes = need > c->workspace_bytes ? need : c->workspace_bytes;
     c->bytes += ridge_problem_bytes(&call);
+    image_free(im);
+    c->link[c->links++] = *im;
     return good;
 }
 
-static void drop(chain *c)
+void chain_drop(chain *c)
 {
     const ridge_backend *b = c->device->backend;
 
-    for (int i = 0; i < c->links; i++) {
+    for (int i = 0; i < c->links; i++)
         if (c->memory[i])
             b->release(c->device, c->memory[i]);
-        image_free(&c->link[i]);
-    }
     if (c->workspace)
         b->release(c->device, c->workspace);
     if (c->read)
         b->release(c->device, c->read);
     if (c->stream)
         b->stream_free(c->device, c->stream);
+    free(c->link);
+    free(c->memory);
 }
 
 /* All links once; or, with a variant, one read of as many bytes. */
@@ -136,13 +143,17 @@ static void emit(bench *b, const chain *c, const char *suite, int tokens, const 
     bench_emit(b, &r);
 }
 
-/* The layer, and layers enough for a whole token. */
-static bool report(bench *b, chain *c, const char *suite, int tokens)
+bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3], double *floor_us)
 {
+    const ridge_backend *backend = b->device->backend;
     const uint32_t flags = b->o->settled ? RIDGE_WEIGHTS_SETTLED : 0;
-    double us[3], best[3] = {1e30, 0, 0}, one[3];
+    double best[3] = {1e30, 0, 0}, one[3];
 
-    for (int v = 0; v < b->device->backend->stream_variants; v++) {
+    if (backend->stream_new(b->device, &c->stream) ||
+        (c->workspace_bytes && backend->alloc(b->device, c->workspace_bytes, &c->workspace)) ||
+        backend->alloc(b->device, (size_t)c->bytes + 16, (void **)&c->read))
+        return false;
+    for (int v = 0; v < backend->stream_variants; v++) {
         if (!measure(c, 0, v, 4, one))
             return false;
         if (one[0] < best[0])
@@ -152,12 +163,23 @@ static bool report(bench *b, chain *c, const char *suite, int tokens)
         return false;
     emit(b, c, suite, tokens, "read", best, best[0]);
     emit(b, c, suite, tokens, "ridge", us, best[0]);
+    *floor_us = best[0];
+    return true;
+}
+
+/* The layer, and layers enough for a whole token. */
+static bool report(bench *b, chain *c, const char *suite, int tokens)
+{
+    double us[3], floor_us;
+
+    if (!chain_time(b, c, suite, tokens, us, &floor_us))
+        return false;
     if (!b->json)
         printf(
             "%s tokens=%d: %d calls, %.1f MB, %d times in a graph: %.2f us each, %.1f GB/s, %.1f %% of one read of as "
             "many bytes; %.2f us a call beyond it\n",
             suite, tokens, c->links, c->bytes * 1e-6, b->o->layers > 0 ? b->o->layers : 1, us[0],
-            c->bytes / us[0] * 1e-3, 100 * best[0] / us[0], (us[0] - best[0]) / c->links);
+            c->bytes / us[0] * 1e-3, 100 * floor_us / us[0], (us[0] - floor_us) / c->links);
     return true;
 }
 
@@ -172,23 +194,22 @@ static int tokens_of(const char *text)
 
 static bool run_chain(bench *b, const char *suite, int *line)
 {
-    const ridge_backend *backend = b->device->backend;
     chain c = {.device = b->device};
     const int tokens = tokens_of(suite_at(*line).text);
     bool good = true;
+    test_case t;
+    image im;
 
     for (; suite_at(*line).suite && strcmp(suite_at(*line).suite, suite) == 0; ++*line) {
         if (tokens_of(suite_at(*line).text) != tokens)
             break;
-        good = good && add(&c, suite_at(*line).text, b->o->seed + (uint64_t)*line);
+        good = good && case_parse(suite_at(*line).text, &t) && image_build(&t, b->o->seed + (uint64_t)*line, &im) &&
+               chain_add(&c, &im);
     }
-    good = good && backend->stream_new(b->device, &c.stream) == RIDGE_OK &&
-           (!c.workspace_bytes || backend->alloc(b->device, c.workspace_bytes, &c.workspace) == RIDGE_OK) &&
-           backend->alloc(b->device, (size_t)c.bytes + 16, (void **)&c.read) == RIDGE_OK &&
-           report(b, &c, suite, tokens);
+    good = good && report(b, &c, suite, tokens);
     if (!good)
         fprintf(stderr, "ridge bench: chain %s tokens=%d: %s\n", suite, tokens, ridge_error());
-    drop(&c);
+    chain_drop(&c);
     return good;
 }
 

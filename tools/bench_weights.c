@@ -54,14 +54,6 @@ static const weight_op weight_ops[] = {
 
 enum { WEIGHT_OPS = (int)(sizeof weight_ops / sizeof weight_ops[0]) };
 
-/* A tensor in memory. */
-typedef struct weight {
-    const ridge_tensor *t;
-    uint16_t *bf16;
-    unsigned char *q8_0; /* NULL if K is not a multiple of 32 */
-    int64_t rows, cols;
-} weight;
-
 static bool fail(const char *name, const char *why)
 {
     fprintf(stderr, "ridge bench: %s: %s\n", name, why);
@@ -70,7 +62,7 @@ static bool fail(const char *name, const char *why)
 
 /* ---------------------------------------------------------------------------------------------------------- loading */
 
-static void weight_free(weight *w)
+void weight_free(weight *w)
 {
     free(w->bf16);
     free(w->q8_0);
@@ -110,7 +102,7 @@ static bool to_q8_0(weight *w, const unsigned char *raw)
     return good;
 }
 
-static bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w)
+bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w)
 {
     unsigned char *raw = malloc((size_t)t->bytes);
     bool good;
@@ -267,7 +259,7 @@ static bool is_fp8(uint32_t type)
     return type == RIDGE_TYPE_F8_E4M3 || type == RIDGE_TYPE_F8_E5M2; /* nothing without their scales */
 }
 
-static bool is_weight(const ridge_tensor *t)
+bool is_weight(const ridge_tensor *t)
 {
     return t->rank == 2 && t->elements > 0 && ridge_type_query(t->type)->dequantize && !is_fp8(t->type) &&
            !name_matches("*_scale", t->name) && !name_matches("*_scale_inv", t->name);

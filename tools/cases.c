@@ -149,6 +149,9 @@ static const suite_line suite_table[] = {
     {"linear_ce", "linear_ce_eval tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
     {"linear_ce", "linear_ce_backward tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
     {"linear_ce", "linear_ce_train tokens=1024 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"multiply", "multiply rows=128256 cols=4096 x=f32 out=bf16"},
+    {"multiply", "multiply rows=128256 cols=4096 x=f32 out=f32"},
+    {"multiply", "multiply rows=8192 cols=4096 x=bf16 out=bf16"},
     {"linear_ce-cpu", "linear_ce_eval tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
     {"linear_ce-cpu", "linear_ce_train tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
     {"linear_ce-cpu", "linear_ce_backward tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
@@ -321,6 +324,9 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
     case RIDGE_CE_BWD:
     case RIDGE_CE_COMBINE:
         cases_ce(op, list, level);
+        break;
+    case RIDGE_MULTIPLY:
+        cases_multiply(op, list, level);
         break;
     default:
         break;

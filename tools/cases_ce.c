@@ -25,6 +25,7 @@ static const struct {
     {530, 40, 300, {.fill = FILL_UNIT, .variant = CE_VALID}},
     {12, 2100, 70, {.fill = FILL_UNIT}},
     {300, 64, 4360, {.fill = FILL_UNIT}}, /* several chunks of rows, and more classes than two bundles of Hopper */
+    {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5}}, /* add_halves */
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };
@@ -136,6 +137,18 @@ static void add_slices(case_list *list, const ridge_op_row *op)
         add(list, op, 5, &plain, 1, "record=1 sums=1 token_loss=1");
 }
 
+/* dW of 16 bits that is made in one chunk, whose P^T lies in dW's own memory (Hopper), and dW of f32 likewise. */
+static void add_halves(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {{"", "lse=1", "dw=x", CE_VALID},
+                                {"class_weight=1", "", "dw=x dbias=1", 0},
+                                {"lse_square_scale=0.01", "", "dbias=1", CE_HALF}};
+
+    for (int i = 0; i < 3; i++)
+        for (int n = i == 2; n < 2; n++) /* bf16, f16 */
+            add(list, op, SHAPES - 1, &of[i], n, "");
+}
+
 static void combine_cases(const ridge_op_row *op, case_list *list)
 {
     static const char *const words[] = {
@@ -168,7 +181,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
         combine_cases(op, list);
         return;
     }
-    for (int shape = 0; shape < SHAPES; shape++)
+    for (int shape = 0; shape < SHAPES - 1; shape++)
         for (int i = 0; i < OPTIONS; i++, n++) {
             const bool large = shape >= 8;
 
@@ -176,6 +189,8 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
                 continue;
             add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
         }
+    if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
+        add_halves(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else

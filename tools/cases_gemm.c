@@ -1,6 +1,6 @@
 /* cases_gemm.c: the test cases of gemm_fp8 and its bench suites: `train84` (84 layers of seven models, three passes
- * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), and `decode` (six weight matrices, m up to
- * 64). */
+ * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), `decode` and `decode-models` (six weight
+ * matrices, those of the models, m up to 64). */
 #include <stdio.h>
 
 #include "tools.h"
@@ -96,15 +96,24 @@ static const struct {
 };
 
 enum { MODELS = (int)(sizeof models / sizeof models[0]), TRAIN = MODELS * 3 * 4 * 3, DECODE = 6 * 7 * 3 };
+enum { DECODE_MODELS = MODELS * 4 * 7 * 3 };
 
-/* Layer qkv, out, gate_up, down of a model at M = seq * {1, 2, 4}, in pass forward, dgrad, wgrad. */
+/* The weights [n, k] of layer qkv, out, gate_up, down of a model. */
+static void layer_shape(int model, int layer, int *n, int *k)
+{
+    const int h = models[model].hidden, f = models[model].inner;
+
+    *n = layer == 0 ? (models[model].heads + 2 * models[model].kv) * 128 : layer == 2 ? 2 * f : h;
+    *k = layer == 3 ? f : h;
+}
+
+/* A layer of a model at M = seq * {1, 2, 4}, in pass forward, dgrad, wgrad. */
 static void train_line(int index, char *text, size_t size)
 {
-    const int pass = index % 3, layer = index / 3 % 4, times = 1 << index / 12 % 3, model = index / 36;
-    const int m = models[model].seq * times, h = models[model].hidden, f = models[model].inner;
-    const int n = layer == 0 ? (models[model].heads + 2 * models[model].kv) * 128 : layer == 2 ? 2 * f : h;
-    const int k = layer == 3 ? f : h;
+    const int pass = index % 3, times = 1 << index / 12 % 3, model = index / 36, m = models[model].seq * times;
+    int n, k;
 
+    layer_shape(model, index / 3 % 4, &n, &k);
     if (pass == 0)
         snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, n, k);
     else if (pass == 1)
@@ -122,16 +131,28 @@ static void decode_line(int index, char *text, size_t size)
     snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=%s", m, w[0], w[1], pairs[mode]);
 }
 
+static void decode_models_line(int index, char *text, size_t size)
+{
+    int n, k;
+
+    layer_shape(index / 84, index / 21 % 4, &n, &k);
+    snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=%s", 1 << index / 3 % 7, n, k, pairs[index % 3]);
+}
+
 suite_line suite_gemm(int index)
 {
     static const char *const pass[] = {"train84-fwd", "train84-dgrad", "train84-wgrad"};
     static char text[96];
     suite_line line = {index < TRAIN ? "train84" : index < 2 * TRAIN ? pass[index % 3] : "decode", text};
 
+    if (index >= 2 * TRAIN + DECODE)
+        line.suite = "decode-models";
     if (index < 2 * TRAIN)
         train_line(index % TRAIN, text, sizeof text);
     else if (index < 2 * TRAIN + DECODE)
         decode_line(index - 2 * TRAIN, text, sizeof text);
+    else if (index < 2 * TRAIN + DECODE + DECODE_MODELS)
+        decode_models_line(index - 2 * TRAIN - DECODE, text, sizeof text);
     else
         line.suite = NULL;
     return line;

@@ -21,7 +21,11 @@ static const struct argp_option option_table[] = {
     {"matrix-rate", OPT_MATRIX, "TFLOPS", 0,
      "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
     {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
-    {"weights", OPT_WEIGHTS, "FILE", 0, "the 2-D tensors of a checkpoint, verified; one of each shape", 0},
+    {"weights", OPT_WEIGHTS, "FILE", 0,
+     "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0, in a "
+     "graph: the "
+     "products of a token",
+     0},
     {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
     {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
      "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token", 0},
@@ -234,6 +238,8 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     bool good, read;
 
     case_print(c, text, sizeof text);
+    if (b->o->settled)
+        call.flags |= RIDGE_WEIGHTS_SETTLED; /* rows may be picked by it */
     rows = count = choose_rows(b, &call, list);
     workspace = timing_workspace(b->device, &call, list, rows);
     good = rows > 0;
@@ -340,12 +346,16 @@ int cmd_bench(int argc, char **argv)
         good = bench_ceilings(&b) && good;
     if (o.overhead)
         good = bench_overhead(&b) && good;
-    if (o.chain)
-        good = bench_chain(&b) && good;
-    else if (o.suite)
-        good = bench_suites(&b) && good;
-    if (o.weights)
-        good = bench_weights(&b) && good;
+    if (o.weights && o.suite && strcmp(o.suite, "decode") == 0) {
+        good = bench_decode(&b) && good;
+    } else {
+        if (o.chain)
+            good = bench_chain(&b) && good;
+        else if (o.suite)
+            good = bench_suites(&b) && good;
+        if (o.weights)
+            good = bench_weights(&b) && good;
+    }
     if (o.text[0])
         good = bench_one(&b, "", o.text) && good;
     if (b.json) {

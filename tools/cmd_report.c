@@ -439,7 +439,9 @@ static const char style[] =
     ".n{text-align:right;font-variant-numeric:tabular-nums}.up .n:last-child{color:#067a3b}.down "
     ".n:last-child{color:#b00020}"
     "summary{cursor:pointer;color:#0b5fa5}"
-    "@media print{body{max-width:none;padding:0;font-size:10pt}img,tr{break-inside:avoid}.wide{overflow:visible}"
+    "@media "
+    "print{body{max-width:none;padding:0;font-size:10pt}img,tr{break-inside:avoid}img{width:auto;max-width:100%;max-"
+    "height:23cm}h2,h3{break-after:avoid}.wide{overflow:visible}"
     "td,th{white-space:normal}details::details-content{content-visibility:visible}}";
 
 static bool page(FILE *to, const options *o, const record *at, int count, const record *old, int olds)

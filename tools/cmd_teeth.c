@@ -512,6 +512,7 @@ static const char *const problems[RIDGE_OPS] = {
         "tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6",
     [RIDGE_CE_BWD] =
         "tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6",
+    [RIDGE_MULTIPLY] = "rows=5 cols=264 x=f32 out=bf16",
     [RIDGE_CE_COMBINE] = "tokens=21 vocab=136 shards=3 sums=1 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05",
 };
 

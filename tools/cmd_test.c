@@ -1,10 +1,11 @@
 /* cmd_test.c: `ridge test`: every case through every row that can run it, against the C reference and the contracts.
  *
  * One run of a row: upload the image (guards, inputs, poisoned outputs), launch, download, compare every byte with the
- * image that the C reference left. Three ways: eager; captured in a graph and replayed twice; two copies on two streams
- * at once. A row that does not promise the reference's bits must be within the op's bound and leave all else alone in
- * its eager run (image_judge); the other runs must then give the bits of that one. Faulty rows for `ridge teeth` come
- * in through test_row (cmd_teeth.c). */
+ * image that the C reference left. Four ways: eager; captured in a graph and replayed twice; two copies on two streams
+ * at once; and rows of the reference's bits as on a device of one and of seven multiprocessors. A row that does not
+ * promise the reference's bits must be within the op's bound and leave all else alone in its eager run (image_judge);
+ * the other runs must then give the bits of that one. Faulty rows for `ridge teeth` come in through test_row
+ * (cmd_teeth.c). */
 #include <argp.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -206,6 +207,30 @@ static bool run_slices(const test_row *row, const ridge_device *device, const im
            (!split || run_parts(row, device, im, least + 7, l, bytes, expected, got, text, size));
 }
 
+/* A grid of any size gives the same bits: the row on the same device, said to have few multiprocessors. Only for rows
+ * of the reference's bits; a row with atomics in a fixed place may be stable and still depend on its grid. */
+static bool run_grids(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
+                      const unsigned char *expected, unsigned char *got, char *text, size_t size)
+{
+    static const int units[] = {1, 7};
+
+    for (int i = 0; i < 2 && (row->kernel->contract & RIDGE_EXACT) && device->backend_id == RIDGE_CUDA; i++) {
+        ridge_device small = *device;
+        ridge_call call = image_call(im, im->host);
+        ridge_problem problem;
+
+        small.units = units[i];
+        if (ridge_validate(&call, &problem) || ridge_why_not(&small, row->kernel, &problem) ||
+            workspace_of(row, &small, &problem) > bytes)
+            continue;
+        if (!upload(device, im, l, bytes) || launch(row, &small, im, l, bytes))
+            return failed(text, size, "on few multiprocessors");
+        if (!check(device, im, l, expected, got, "on few multiprocessors", text, size))
+            return false;
+    }
+    return true;
+}
+
 /* Single runs only: too large for two copies and repeats. */
 static bool is_large(const image *im)
 {
@@ -234,7 +259,8 @@ static bool run_again(const test_row *row, const ridge_device *device, const tes
                       size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
 {
     if (!run_graph(row, device, im, &l[0], bytes, expected, got, text, size) ||
-        !run_two(row, device, im, l, bytes, expected, got, text, size))
+        !run_two(row, device, im, l, bytes, expected, got, text, size) ||
+        !run_grids(row, device, im, &l[0], bytes, expected, got, text, size))
         return false;
     if (c->slices && !run_slices(row, device, im, &l[0], bytes, expected, got, text, size))
         return false;

@@ -209,7 +209,7 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
     unsigned char *base = im->host + im->offset[arg];
     int64_t rows, cols, pitch;
 
-    if (fill_ce(c, im, arg, seed))
+    if (fill_ce(c, im, arg, seed) || fill_multiply(c, im, arg))
         return;
     op->extent(&im->call, arg, &rows, &cols);
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);

@@ -36,6 +36,7 @@ bool image_close(const image *im, const unsigned char *got, double *worst, char 
         [RIDGE_CE_FWD] = oracle_ce,
         [RIDGE_CE_BWD] = oracle_ce,
         [RIDGE_CE_COMBINE] = oracle_ce_combine,
+        [RIDGE_MULTIPLY] = oracle_multiply,
     };
 
     return of[im->call.op](im, got, worst, text, size);

@@ -10,6 +10,6 @@ const void *oracle_address(const image *im, const unsigned char *base, int arg, 
 /* Each: error over bound of the worst output of `got`; false and a text if above 1. */
 typedef bool oracle(const image *im, const unsigned char *got, double *worst, char *text, size_t size);
 oracle oracle_swiglu, oracle_quantize, oracle_q8_0, oracle_gemm, oracle_quantize_rows, oracle_decode, oracle_norm,
-    oracle_ce, oracle_ce_combine;
+    oracle_ce, oracle_ce_combine, oracle_multiply;
 
 #endif

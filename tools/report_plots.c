@@ -182,6 +182,13 @@ static roof roof_of(const record *at, int count, const char *device)
     return r;
 }
 
+/* A point of the roofline: its FLOP a byte, or 0 where the record lacks one of the rates. */
+static double intensity_of(const record *p)
+{
+    return p->tflops > 0 && p->gbps > 0 ? p->tflops / p->gbps * 1e3 : 0;
+}
+
+/* The ops that have a point on the roofline. */
 static int ops_of(const measured_list *list, const char *op[64])
 {
     int ops = 0;
@@ -189,6 +196,8 @@ static int ops_of(const measured_list *list, const char *op[64])
     for (int i = 0; i < list->count; i++) {
         int j = 0;
 
+        if (!(intensity_of(list->at[i].ridge) > 0))
+            continue;
         while (j < ops && strcmp(op[j], list->at[i].ridge->op))
             j++;
         if (j == ops && ops < 64)
@@ -208,31 +217,32 @@ char *plot_roofline(const record *at, int count, const measured_list *list, cons
     FILE *to;
 
     for (int i = 0; i < list->count; i++) {
-        const record *p = list->at[i].ridge;
+        double x = intensity_of(list->at[i].ridge);
 
-        if (p->tflops > 0 && p->gbps > 0) {
-            low = fmin(low, p->tflops / p->gbps * 1e3);
-            high = fmax(high, p->tflops / p->gbps * 1e3);
+        if (x > 0) {
+            low = fmin(low, x);
+            high = fmax(high, x);
         }
     }
     to = high > 0 ? open_memstream(&script, &size) : NULL;
     if (!to)
         return NULL;
     snprintf(title, sizeof title, "Roofline, %.100s", device);
-    start(to, 460, title);
+    start(to, 420 + 17 * ((ops + 1) / 2 + 1), title);
     fprintf(to,
             "set logscale xy\nset xlabel 'FLOP a byte of operands'\nset ylabel 'TFLOP/s'\nset format '%%g'\n"
-            "set key inside bottom right Left reverse samplen 1 font ',11'\nset xrange [%g:%g]\n",
+            "set key outside bottom center horizontal Left reverse samplen 1 font ',11' maxcols 2\n"
+            "set xrange [%g:%g]\n",
             low / 2, fmax(high * 2, low * 16));
     for (int k = 0; k < ops; k++) {
         fprintf(to, "$d%d << END\n", k);
         for (int i = 0; i < list->count; i++) {
             const record *p = list->at[i].ridge;
 
-            if (strcmp(p->op, op[k]) == 0 && p->tflops > 0 && p->gbps > 0)
-                fprintf(to, "%g %g\n", p->tflops / p->gbps * 1e3, p->tflops);
+            if (strcmp(p->op, op[k]) == 0 && intensity_of(p) > 0)
+                fprintf(to, "%g %g\n", intensity_of(p), p->tflops);
         }
-        fputs("0 0\nEND\n", to); /* a point off the scale: an empty block would be an error */
+        fputs("END\n", to);
     }
     fputs("min(a,b) = a < b ? a : b\nplot ", to);
     if (r.gbps > 0) {
@@ -438,13 +448,18 @@ char *plot_losses(const record *at, int count, const char *run)
 {
     const char *name[REPORT_PROVIDERS];
     int names = 0;
-    char *script = NULL;
+    char *script = NULL, title[160] = "Loss against step";
     size_t size;
     FILE *to = open_memstream(&script, &size);
 
     if (!to)
         return NULL;
-    start(to, 380, "Loss against step");
+    for (int i = 0; i < count; i++) /* which run it is: the problem without its step */
+        if (!strcmp(at[i].op, "train_loss") && !strcmp(at[i].run, run) && strchr(at[i].problem, ' ')) {
+            snprintf(title, sizeof title, "Loss against step,%.120s", strchr(at[i].problem, ' '));
+            break;
+        }
+    start(to, 380, title);
     fputs("set xlabel 'step'\nset key inside top right Left reverse samplen 2\n", to);
     for (int i = 0; i < count; i++) {
         int k = 0;

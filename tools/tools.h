@@ -28,7 +28,7 @@ typedef struct test_case {
     bool alias;  /* outputs lie on the inputs that they may alias */
     int repeats; /* > 0: run so often under load, every result bit for bit the same */
     bool slices; /* compare every row with a call of that row alone */
-    int variant; /* cross entropy: ce_variant bits */
+    int variant; /* cross entropy: ce_variant bits; multiply: the factor is 1 */
     bool gpu;    /* on CUDA devices only: no CPU row treats it unlike a smaller one, and its reference is slow */
 } test_case;
 
@@ -63,6 +63,7 @@ void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level);
 void cases_gemm(const ridge_op_row *op, case_list *list, case_level level);
 void cases_decode(const ridge_op_row *op, case_list *list, case_level level);
 void cases_ce(const ridge_op_row *op, case_list *list, case_level level);
+void cases_multiply(const ridge_op_row *op, case_list *list, case_level level);
 
 /* Bench and tune suites: lines "op name=value ..." under a suite's name. */
 typedef struct suite_line {
@@ -107,6 +108,8 @@ bool image_upload(const image *im, const ridge_device *device, unsigned char *me
 void image_free(image *im);
 /* Fills an input of a cross entropy op; false if the op is another. */
 bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed);
+/* The factor of multiply, where the case names it; false otherwise. */
+bool fill_multiply(const test_case *c, const image *im, int arg);
 /* The call with operands at base (a copy of the image, 256-byte aligned). */
 ridge_call image_call(const image *im, void *base);
 

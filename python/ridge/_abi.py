@@ -76,7 +76,8 @@ LINEAR_CE_BACKWARD = 19
 CE_FWD = 20
 CE_BWD = 21
 CE_COMBINE = 22
-OPS = 23
+MULTIPLY = 23
+OPS = 24
 MAX_DIMS = 6
 MAX_ARGS = 24
 Q8_0_MAX_TOKENS = 16
@@ -88,7 +89,7 @@ OPS_BY_NAME = {
     'q8_0_quantize': 6, 'q8_0_repack': 7, 'q8_0_unpack': 8, 'gemm_fp8': 9, 'q8_0_quantize_rows': 10,
     'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'linear_ce_eval': 17, 'linear_ce_train': 18,
-    'linear_ce_backward': 19, 'ce_fwd': 20, 'ce_bwd': 21, 'ce_combine': 22,
+    'linear_ce_backward': 19, 'ce_fwd': 20, 'ce_bwd': 21, 'ce_combine': 22, 'multiply': 23,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -165,5 +166,8 @@ SLOTS = {
     'ce_combine': {
         'record': 0, 'offset': 1, 'target': 2, 'loss': 3, 'class_weight': 4, 'token_loss': 5, 'lse': 6,
         'target_logit': 7, 'entropy': 8, 'argmax': 9, 'accuracy': 10, 'errors': 11, 'shard_argmax': 12,
+    },
+    'multiply': {
+        'x': 0, 'factor': 1, 'out': 2,
     },
 }

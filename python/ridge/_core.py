@@ -130,6 +130,11 @@ _lib.ridge_device_query.argtypes = [C.c_void_p, C.c_void_p]
 _run = _lib.ridge_run
 
 
+def library_function(name):
+    """A function of the library whose arguments are ctypes objects, passed as they are; it returns an int."""
+    return _lib[name]  # an object of its own: ._lib.name keeps its argtypes
+
+
 def version():
     """The library's version, "0.1.0"."""
     return _lib.ridge_version().decode()
@@ -208,6 +213,7 @@ def device(spec):
 # --------------------------------------------------------------------------------------------------------- forms
 
 _DIM = Call.dim.offset
+FIRST_WORD = _DIM // 8  # of the struct as 64-bit words: 6 dimensions, then three for each operand
 _SLOT = "Qqq"  # pointer, stride, dtype with the reserved word above it
 _ABSENT = (0, 0, 0)
 

@@ -4,7 +4,8 @@
     xp.vector(t)                  t or a contiguous copy
     xp.operand(t, stride)         (pointer, stride, ridge dtype)
     xp.empty(like, shape, dtype, ld=None)    new memory beside `like`; ld = the row stride of a matrix
-    xp.launch(form, like, values, scratch)   runs it where `like` lives
+    xp.launch(form, like, values, scratch)   runs it where `like` lives; scratch: False, True (it may want a workspace), or
+                                  the bytes that it can use beyond what it asks for
 """
 import functools
 
@@ -111,6 +112,17 @@ def swiglu_bwd(xp, f, dout, gate, up, row_scale, interleaved, want_drow):
     return dgate, dup, drow
 
 
+# ----------------------------------------------------------------------------------------------------------- multiply
+
+
+def multiply(xp, x, factor, dtype=None):
+    """x times factor[0], in place (then a factor of 1 costs nothing), or into a new tensor of that dtype. x is packed."""
+    rows, cols = (rows_of(x.shape), x.shape[-1]) if len(x.shape) else (1, 1)
+    out = x if dtype is None else xp.empty(x, x.shape, dtype)
+    xp.launch(form("multiply"), x, (rows, cols, 0, 0, 0, 0, *xp.operand(x, 0), *xp.operand(factor, 0), *xp.operand(out, 0)))
+    return out
+
+
 # ---------------------------------------------------------------------------------------------------------------- FP8
 
 
@@ -181,6 +193,27 @@ def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
                      *xp.operand(scale, ld or 0), *xp.operand(q_t, q_stride(xp, q_t)), *xp.operand(scale_t, ld_t or 0),
                      *(xp.operand(colsum, 0) if want_colsum else ABSENT)), want_colsum)
     return q, scale, q_t, scale_t, colsum
+
+
+@functools.lru_cache(maxsize=256)
+def swiglu_quantize_form(dual, activation, gate_mul, down_mul, alpha, up_offset, limit, interleaved):
+    flags = pick(ACTIVATIONS, activation, "activation") | pick(DUALS, dual, "form") | (A.INTERLEAVED if interleaved else 0)
+    return form("swiglu_quantize", flags, (("gate_mul", float(gate_mul)), ("down_mul", float(down_mul)), ("alpha", float(alpha)),
+                                           ("up_offset", float(up_offset)), ("limit", float(limit)), ("floor", 0.0)))
+
+
+def swiglu_quantize(xp, f, gate, up, interleaved, dtype):
+    """quantize_fp8_dual (row_row) of swiglu_fwd's result [rows, cols]: (codes, scales, codes of the transpose, scales)"""
+    if up is not None:
+        same_shape("up", up.shape, gate.shape)
+    kept, g, u, cols = gate_and_up(xp, gate, up, interleaved)
+    rows = rows_of(gate.shape)
+    q, q_t = fp8_empty(xp, gate, rows, cols, dtype), fp8_empty(xp, gate, cols, rows, dtype)
+    (shape, ld), (shape_t, ld_t) = scale_shape(A.SCALE_ROW128, rows, cols), scale_shape(A.SCALE_ROW128, cols, rows)
+    scale, scale_t = xp.empty(gate, shape, A.F32, ld), xp.empty(gate, shape_t, A.F32, ld_t)
+    xp.launch(f, gate, (rows, cols, 0, 0, 0, 0, *g, *u, *xp.operand(q, q_stride(xp, q)), *xp.operand(scale, ld),
+                        *xp.operand(q_t, q_stride(xp, q_t)), *xp.operand(scale_t, ld_t), *ABSENT), True)
+    return q, scale, q_t, scale_t
 
 
 def gemm_operand(xp, name, t, scale, mode, k):
@@ -320,7 +353,11 @@ class CeProblem:
         return dx, dw, dbias if want_dbias else None
 
     def launch(self, op, values):
-        self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, True)
+        """Beyond 16384 tokens the gradients get room for an eighth of them at a time (P^T): dW is then not read and written
+        for every thousand tokens, and a model's activations take far more."""
+        tokens, _, vocab = self.dims[:3]
+        room = min(tokens // 8, 8192) * 2 * vocab if tokens > 16384 and op != "linear_ce_eval" else 0
+        self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, room or True)
 
 
 def linear_ce_eval(p, stats=()):

@@ -297,8 +297,9 @@ def test_dual(device, form):
         assert torch.equal(codes.float(), a.float()) and torch.equal(scales, b)
 
 
-def test_gemm(device, needs):
-    m, n, k = 192, 256, 384
+@pytest.mark.parametrize("m", [1, 3, 16, 64, 65, 192])  # decoding rows up to 64
+def test_gemm(device, m, needs):
+    n, k = 256, 384
     x, w = torch.randn(m, k, device=device, dtype=torch.bfloat16), torch.randn(n, k, device=device, dtype=torch.bfloat16)
     bias = torch.randn(n, device=device)
     for scales in ("tensor_tensor", "row_row", "row128_blk128", "row128_row128", "blk128_row128"):
@@ -343,6 +344,108 @@ def test_fp8_linear_main_grad(device, needs):
     assert layer.weight.grad is None and rms(layer.weight.main_grad, 2 * want.double()) < 1e-2
 
 
+def test_fp8_autocast_expanded_retained(device, needs):
+    layer = R.Fp8Linear(256, 128, device=device)  # f32 parameters, as AMP has them
+    x, = leaves(torch.randn(40, 256, device=device))
+    with torch.autocast(device, torch.bfloat16):
+        y = needs(lambda: layer(x))
+        both = layer.swiglu(x, x)
+    assert y.dtype == both.dtype == torch.bfloat16 and rms(y, F.linear(x, layer.weight, layer.bias)) < 0.06
+    first = torch.autograd.grad(y.float().sum(), (x, *layer.parameters()), retain_graph=True)
+    again = torch.autograd.grad(y.float().sum(), (x, *layer.parameters()))
+    assert all(torch.equal(p, q) and p.dtype == torch.float32 for p, q in zip(first, again))
+    twice = torch.autograd.grad(both.float().sum(), x, retain_graph=True)[0]
+    assert torch.equal(twice, torch.autograd.grad(both.float().sum(), x)[0])
+    for t in (x.detach()[:1].expand(40, 256), x.detach()[:, :1].expand(40, 256), x.detach().T.contiguous().T):
+        for got, want in zip(R.quantize_fp8(t), R.quantize_fp8(t.clone(memory_format=torch.contiguous_format))):
+            assert torch.equal(got.float(), want.float())
+        q, s = R.quantize_fp8(t.bfloat16())
+        w, u = R.quantize_fp8(layer.weight.detach().bfloat16(), "blk128")
+        d = R.fp8_gemm(q, s, w, u)
+        assert torch.equal(d, R.fp8_gemm(q.clone(), s.clone(), w, u))
+
+
+def mlp_options():
+    return [{}, {"activation": "gelu_tanh"}, {"gate_mul": 1.5, "down_mul": 0.5, "alpha": 1.702, "up_offset": 1.0, "limit": 1.1}]
+
+
+@pytest.mark.parametrize("options", mlp_options())
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swiglu_linear(device, dtype, halves, options):
+    a, b = (torch.randn(3, 5, 96, device=device, dtype=dtype) for _ in range(2))
+    w, bias = torch.randn(48, 96, device=device, dtype=dtype) / 8, torch.randn(48, device=device, dtype=dtype)
+    x, other, w, bias = leaves(torch.cat((a, b), -1) if halves else a, b, w, bias)
+    inputs = (x, w, bias) if halves else (x, other, w, bias)
+    y = R.swiglu_linear(x, None if halves else other, w, bias, **options)
+    two = leaves(*(t.double() for t in inputs))
+    gate, up = two[0].chunk(2, -1) if halves else two[:2]
+    want = F.linear(swiglu64(gate, up, **options), *two[-2:])
+    assert y.dtype == dtype and rms(y, want) < 4 * ULP[dtype]
+    dy = torch.randn_like(y)
+    for g, v in zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(want, two, dy.double())):
+        assert rms(g, v) < 4 * ULP[dtype]
+    frozen = torch.autograd.grad(R.swiglu_linear(x.detach(), None if halves else other.detach(), w, **options).sum(), w)[0]
+    assert frozen.shape == w.shape
+    with torch.autocast(device, torch.bfloat16):
+        assert R.swiglu_linear(x, None if halves else other, w, bias, **options).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("options", mlp_options())
+@pytest.mark.parametrize("halves", [True, False])
+def test_fp8_swiglu(device, halves, options, needs):
+    """The fused form is the two after each other, bit for bit: forward, and every gradient."""
+    a, b = (torch.randn(3, 50, 256, device=device, dtype=torch.bfloat16) for _ in range(2))
+    layer = R.Fp8Linear(256, 384, device=device, dtype=torch.bfloat16)
+    inputs = leaves(torch.cat((a, b), -1)) if halves else leaves(a, b)
+    y = needs(lambda: layer.swiglu(*inputs, **options))
+    want = layer(R.swiglu(*inputs, **options))
+    assert torch.equal(y, want)
+    leaf = (*inputs, *layer.parameters())
+    dy = torch.randn_like(y)
+    wanted = torch.autograd.grad(want, leaf, dy)
+    for g, v in zip(torch.autograd.grad(y, leaf, dy), wanted):
+        assert torch.equal(g, v)
+    with torch.no_grad():
+        near(layer.swiglu(*inputs, **options), want, 1e-2)
+    layer.weight.main_grad = torch.zeros(384, 256, device=device)
+    layer.swiglu(*inputs, **options).backward(dy)
+    assert layer.weight.grad is None and layer.weight.main_grad.any()
+    del layer.weight.main_grad
+    f = torch.compile(lambda *x: layer.swiglu(*x, **options), fullgraph=True)
+    assert torch.equal(f(*inputs), want)
+    for g, v in zip(torch.autograd.grad(f(*inputs), leaf, dy), wanted):
+        assert rms(g, v) < 1e-3
+
+
+def test_plans(device, needs):
+    """Calls that are made again take the short way: other values, layouts, alignments and errors in between."""
+    a, b = (torch.randn(40, 96, device=device, dtype=torch.bfloat16) for _ in range(2))
+    wide = torch.randn(40, 300, device=device, dtype=torch.bfloat16)
+    for _ in range(3):
+        a.normal_()
+        for x, y in ((a, b), (b, a), (a, a), (wide[:, 1:97], wide[:, 97:193]), (wide[:, :96], b), (a.T.contiguous().T, b),
+                     (a[:, :1].expand(40, 96), b), (a[0], b[0]), (a[:0], b[:0])):
+            near(R.swiglu(x, y), swiglu64(x, y), 2**-7)
+        with pytest.raises(ridge.ArgumentError, match="activation is"):
+            R.swiglu(a, b, activation="none")
+        with pytest.raises(ridge.ArgumentError, match="neither a number nor a string"):
+            R.swiglu(a, b, activation=["silu"])
+        with pytest.raises(ridge.ArgumentError, match="up has shape"):
+            R.swiglu(a, b[:3])
+        for mode in ("tensor", "row", "row128", "blk128"):
+            for x in (a, wide[:, 3:99]):
+                q, s = R.quantize_fp8(x, mode)
+                assert rms(q.double() * spread(s, mode, 40, 96), x) < 0.03
+    first, second = R.swiglu(a, b), R.swiglu(a, b)
+    assert first.data_ptr() != second.data_ptr() and torch.equal(first, second)
+    out, version = torch.zeros(40, 16, device=device), None
+    (q, s), (w, t) = R.quantize_fp8(a, "row"), R.quantize_fp8(torch.randn(16, 96, device=device), "row")
+    version = out._version
+    needs(lambda: R.fp8_gemm(q, s, w, t, scales="row_row", out=out))
+    assert out._version > version  # autograd sees that it was written to
+
+
 # --------------------------------------------------------------------------------------------------------------- Q8_0
 
 
@@ -351,6 +454,20 @@ def write_gguf(path, blocks):
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQQIQ", 1, b"w", 2, blocks.shape[1] // 34 * 32, len(blocks), 8, 0)
     path.write_bytes(head + bytes(-len(head) % 32) + blocks.tobytes())
     return path
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_q8_0_decode(device, dtype, needs):
+    """A decode layer of a real width: against the weights it stands for, and a token's bits in any batch."""
+    linear = torch.nn.Linear(1024, 2048, bias=False, device=device, dtype=dtype)
+    layer = R.Q8_0Linear.from_linear(linear)
+    held = (layer.codes.double().view(2048, -1, 32) * layer.scales.view(torch.float16).double()[..., None]).view(2048, 1024)
+    x = torch.randn(21, 1024, device=device, dtype=dtype)
+    one = torch.cat([needs(lambda: layer(x[i:i + 1])) for i in range(21)])
+    assert one.dtype == dtype and rms(one, x.double() @ held.T) < 0.01  # x is quantised too
+    for tokens in (2, 3, 4, 5, 7, 8, 9, 16, 17, 21):
+        assert torch.equal(layer(x[:tokens]), one[:tokens]), tokens
+    assert torch.equal(layer(x[None, 5:8]), one[None, 5:8])
 
 
 def test_q8_0(device, needs, tmp_path):
@@ -396,6 +513,9 @@ def samples(device):
         "quantize_fp8_dual": (a.detach(), "row_row", "e4m3", False, 0.0, True),
         "fp8_gemm": (q, s, p, r, "row128_blk128", torch.bfloat16, None),
         "fp8_linear": (lx, lw, None, "e4m3"),
+        "swiglu_linear": (a, b, torch.randn(32, 64, device=device).requires_grad_(), None, "silu", options, False),
+        "fp8_swiglu_linear": (lx, None, lw[:, :64].detach().requires_grad_(), None, "silu", options, False, "e4m3"),
+        "multiply": (a.detach(), torch.full((), 0.5, device=device), torch.bfloat16),
         "q8_0_quantize": (a.detach(),),
         "q8_0_repack": (blocks,),
         "q8_0_matmul": (torch.randn(3, 64, device=device), blocks, None, torch.float32),
@@ -403,7 +523,7 @@ def samples(device):
 
 
 NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "quantize_fp8", "quantize_fp8_dual",
-         "fp8_gemm", "fp8_linear", "q8_0_quantize", "q8_0_repack", "q8_0_matmul"]
+         "fp8_gemm", "fp8_linear", "swiglu_linear", "fp8_swiglu_linear", "multiply", "q8_0_quantize", "q8_0_repack", "q8_0_matmul"]
 
 
 @pytest.mark.parametrize("name", NAMES)

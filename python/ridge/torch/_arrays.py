@@ -8,8 +8,8 @@ DTYPES = {A.F32: torch.float32, A.F16: torch.float16, A.BF16: torch.bfloat16, A.
           A.E5M2: torch.float8_e5m2, A.F64: torch.float64, A.I8: torch.int8, A.U8: torch.uint8, A.I32: torch.int32,
           A.I64: torch.int64}
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current = getattr(torch._C, "_cuda_getDevice", None)
+_stream = raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current = current_device = getattr(torch._C, "_cuda_getDevice", None)
 _devices = {}
 
 
@@ -18,9 +18,12 @@ def _device(index):
     return found
 
 
-class Arrays:
-    packed = None  # swiglu_packed, below
+def device_of(index):
+    """The open ridge device of a tensor's get_device()."""
+    return _devices.get(index) or _device(index)
 
+
+class Arrays:
     @staticmethod
     def itemsize(t):
         return t.element_size()
@@ -61,7 +64,7 @@ class Arrays:
         index = like.get_device()
         on = _devices.get(index) or _device(index)
         if scratch:
-            return _launch(on, f, like, values, index)
+            return _launch(on, f, like, values, index, 0 if scratch is True else scratch)
         if index < 0:
             return f.run(on, values, None, 0, None)
         if _current() == index:
@@ -70,10 +73,10 @@ class Arrays:
             return f.run(on, values, None, 0, _stream(index))
 
 
-def _launch(on, f, like, values, index):
+def _launch(on, f, like, values, index, more):
     """With what workspace the kernel wants, from torch's allocator: it is freed in stream order, and part of a graph's pool
     under capture."""
-    pointer, need = None, f.workspace(on, values)
+    pointer, need = None, f.workspace(on, values) + (more if index >= 0 else 0)
     if need:
         memory = torch.empty_strided((need + 256,), (1,), dtype=torch.uint8, device=like.device)
         pointer = memory.data_ptr()
@@ -86,35 +89,8 @@ def _launch(on, f, like, values, index):
         return f.run(on, values, pointer, need, _stream(index))
 
 
-def swiglu_packed(f, gate, up):
-    """ops.swiglu_fwd for the usual case, in half its host time: two packed tensors alike on one device. None if they are not."""
-    index, shape, dtype = gate.get_device(), gate.shape, gate.dtype
-    if not (gate.is_contiguous() and up.is_contiguous() and shape == up.shape and dtype is up.dtype and
-            index == up.get_device() and (index >= 0 or gate.is_cpu)):
-        return None
-    number, count, on = NUMBERS.get(dtype), gate.numel(), _devices.get(index)
-    if not (number and count and on and shape):
-        return None
-    out = torch.empty_like(gate)
-    cols = shape[-1]
-    values = (count // cols, cols, 0, 0, 0, 0, gate.data_ptr(), 0, number, up.data_ptr(), 0, number, out.data_ptr(), 0, number,
-              0, 0, 0)
-    if index < 0:
-        f.run(on, values, None, 0, None)
-    elif _current() == index:
-        f.run(on, values, None, 0, _stream(index))
-    else:
-        with torch.cuda.device(index):
-            f.run(on, values, None, 0, _stream(index))
-    return out
-
-
-Arrays.packed = staticmethod(swiglu_packed)
-
-
 class Fakes(Arrays):
     """Shapes, strides and checks alone, for tensors without memory."""
-    packed = None
 
     @staticmethod
     def operand(t, stride):
@@ -137,10 +113,13 @@ def same_device(first, *others):
             raise ArgumentError(f"tensors are on {first.device} and on {t.device}: move them to one device")
 
 
+_compiling = torch.compiler.is_dynamo_compiling
+_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+
+
 def plain(*tensors):
     """True where nothing but the call itself has to happen: no tracing, no subclass, no mode, no transform."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or \
-            torch._C._are_functorch_transforms_active():
+    if _compiling() or _modes() or _transforms():
         return False
     for t in tensors:
         kind = type(t)

@@ -3,17 +3,34 @@ only eager mode allows: cross entropy hands its gradient tensors over instead of
 import torch
 from torch.autograd.function import once_differentiable
 
+from .. import _ops as ops
 from . import _library as L
-from ._arrays import Arrays
+from ._arrays import NUMBERS, Arrays, plain
+from ._plans import Planned, of
 
 _on_tensors = Arrays()
+
+
+@Planned
+def _swiglu(xp, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
+    return L.swiglu(xp, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved)
+
+
+@Planned
+def _swiglu_backward(xp, dout, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
+    return L.swiglu_backward(xp, dout, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved, False)[:2]
 
 
 class SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *args):
-        ctx.save_for_backward(*args[:3])
+        gate, up, row_scale, *_ = args
+        ctx.save_for_backward(gate, up, row_scale)
         ctx.rest = args[3:]
+        if up is not None and row_scale is None:
+            out = _swiglu((*of(gate), *of(up), *ctx.rest), (gate, up))
+            if out is not None:
+                return out
         return L.swiglu(_on_tensors, *args)
 
     @staticmethod
@@ -21,6 +38,10 @@ class SwiGLU(torch.autograd.Function):
     def backward(ctx, dout):
         gate, up, row_scale = ctx.saved_tensors
         want = ctx.needs_input_grad[2]
+        if up is not None and row_scale is None and plain(dout):
+            two = _swiglu_backward((*of(dout), *of(gate), *of(up), *ctx.rest), (dout, gate, up))
+            if two is not None:
+                return *two, None, None, None, None, None, None
         dgate, dup, drow = L.swiglu_backward(_on_tensors, dout, gate, up, row_scale, *ctx.rest, want)
         return dgate, dup if up is not None else None, drow if want else None, None, None, None, None, None
 
@@ -35,7 +56,7 @@ class LinearCE(torch.autograd.Function):
         ctx.save_for_backward(*args[:5])
         ctx.rest = args[5:]
         ctx.want = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        loss, *ctx.gradients = L.linear_ce_train(_on_tensors, *args, *ctx.want)
+        loss, *ctx.gradients = L.linear_ce_eager(_on_tensors, *args, *ctx.want)
         return loss
 
     @staticmethod
@@ -46,11 +67,14 @@ class LinearCE(torch.autograd.Function):
         inputs = ctx.saved_tensors  # raises if an input was changed in place, as every PyTorch op does
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            _, *gradients = L.linear_ce_train(_on_tensors, *inputs, *ctx.rest, *ctx.want)
-        for t, wanted in zip(gradients, ctx.want):
+            _, *gradients = L.linear_ce_eager(_on_tensors, *inputs, *ctx.rest, *ctx.want)
+        dloss = dloss.to(torch.float32)
+        for i, (wanted, dtype) in enumerate(zip(ctx.want, (None, ctx.weight_dtype, ctx.bias_dtype))):
+            t = gradients[i]
+            gradients[i] = None  # a gradient in f32 goes as soon as the one in 16 bits is there
             if wanted:
-                t.mul_(dloss)
-        return (*L.gradients_of(ctx, *gradients), *(None,) * 4)
+                gradients[i] = ops.multiply(_on_tensors, t, dloss, None if dtype in (None, t.dtype) else NUMBERS[dtype])
+        return gradients[0], gradients[1], None, gradients[2], None, None, None, None
 
 
 class LinearCERows(torch.autograd.Function):
@@ -91,3 +115,24 @@ class Fp8LinearFunction(torch.autograd.Function):
         gradient_dtype, main_grad, weight_dtype, bias_dtype = ctx.rest
         dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, gradient_dtype, ctx.needs_input_grad, main_grad)
         return dx, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype), None, None
+
+
+class Fp8SwiGLULinearFunction(torch.autograd.Function):
+    """Fp8LinearFunction of swiglu's result."""
+
+    @staticmethod
+    def forward(ctx, gate, up, weight, bias, activation, options, interleaved, gradient_dtype, main_grad):
+        y, *saved = L.fp8_swiglu_linear(_on_tensors, gate, up, weight, bias, activation, options, interleaved, gradient_dtype)
+        ctx.save_for_backward(gate, up, *saved)
+        ctx.rest = activation, options, interleaved, gradient_dtype
+        ctx.more = main_grad, weight.dtype, None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        main_grad, weight_dtype, bias_dtype = ctx.more
+        gate, up, *codes = ctx.saved_tensors
+        dgate, dup, dw, dbias = L.fp8_swiglu_linear_gradient(dy, gate, up, codes, ctx.rest, ctx.needs_input_grad, main_grad)
+        return (dgate, dup, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype),
+                *(None,) * 5)

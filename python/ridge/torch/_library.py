@@ -40,10 +40,6 @@ SWIGLU = "Tensor gate, Tensor? up, Tensor? row_scale, str activation, float[] op
 @_define(f"swiglu({SWIGLU}) -> Tensor")
 def swiglu(xp, gate, up, row_scale, activation, options, round_gate, round_gate_bwd, interleaved):
     f = ops.swiglu_form("swiglu_fwd", activation, *options, round_gate, False, interleaved)
-    if row_scale is None and up is not None and xp.packed:
-        out = xp.packed(f, gate, up)
-        if out is not None:
-            return out
     same_device(gate, up, row_scale)
     return ops.swiglu_fwd(xp, f, gate, up, row_scale, interleaved)
 
@@ -146,6 +142,91 @@ def _fp8_linear_gradient(ctx, dy, *_):
 
 torch.library.register_autograd("ridge::fp8_linear", _fp8_linear_gradient, setup_context=_fp8_linear_setup, lib=library)
 
+# ------------------------------------------------------------------------------------------- SwiGLU and the layer after it
+# The gradient needs gate and up alone: what is between is made again, or was kept as FP8 codes.
+
+BOTH = "Tensor gate, Tensor? up, Tensor weight, Tensor? bias, str activation, float[] options, bool interleaved"
+
+
+@_define(f"swiglu_linear({BOTH}) -> Tensor")
+def swiglu_linear(xp, gate, up, weight, bias, activation, options, interleaved):
+    h = swiglu(xp, gate, up, None, activation, options, False, False, interleaved)
+    return torch.nn.functional.linear(h, weight, bias)
+
+
+@_define("swiglu_linear_backward(Tensor dy, Tensor gate, Tensor? up, Tensor weight, str activation, float[] options, "
+         "bool interleaved, bool dgate, bool dweight) -> (Tensor, Tensor, Tensor)")
+def swiglu_linear_backward(xp, dy, gate, up, weight, activation, options, interleaved, want_gate, want_weight):
+    two, dgate, dup, dw = dy.reshape(-1, dy.shape[-1]), None, None, None
+    if want_weight:
+        h = swiglu(xp, gate, up, None, activation, options, False, False, interleaved)
+        dw = two.t() @ h.reshape(-1, h.shape[-1])
+        del h
+    if want_gate:
+        dh = (two @ weight).view(*dy.shape[:-1], weight.shape[1])
+        dgate, dup, _ = swiglu_backward(xp, dh, gate, up, None, activation, options, False, False, interleaved, False)
+    return _none(gate, dgate), _none(gate, dup), _none(gate, dw)
+
+
+def _swiglu_linear_setup(ctx, inputs, output):
+    gate, up, weight, bias, *ctx.rest = inputs
+    ctx.save_for_backward(gate, up, weight)
+
+
+def _swiglu_linear_gradient(ctx, dy):
+    gate, up, weight = ctx.saved_tensors
+    want = ctx.needs_input_grad
+    in_gate = want[0] or want[1]
+    dgate, dup, dw = torch.ops.ridge.swiglu_linear_backward(dy, gate, up, weight, *ctx.rest, in_gate, want[2])
+    dbias = dy.reshape(-1, dy.shape[-1]).sum(0) if want[3] else None
+    return dgate if in_gate else None, dup if in_gate and up is not None else None, dw if want[2] else None, dbias, None, None, None
+
+
+torch.library.register_autograd("ridge::swiglu_linear", _swiglu_linear_gradient, setup_context=_swiglu_linear_setup, lib=library)
+
+
+@_define(f"fp8_swiglu_linear({BOTH}, str gradient_dtype) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def fp8_swiglu_linear(xp, gate, up, weight, bias, activation, options, interleaved, gradient_dtype):
+    """fp8_linear of swiglu's result, which is never written in 16 bits."""
+    same_device(gate, up, weight, bias)
+    f = ops.swiglu_quantize_form("row_row", activation, *options, interleaved)
+    hq, hs, htq, hts = ops.swiglu_quantize(xp, f, gate, up, interleaved, A.E4M3)
+    wq, ws, wtq, wts, _ = ops.quantize_fp8_dual(xp, weight, "blk_blk", A.E4M3, False, 0.0, False)
+    y = ops.fp8_gemm(xp, hq, hs, wq, ws, "row128_blk128", NUMBERS.get(gate.dtype), bias, None)
+    return y.view(*gate.shape[:-1], weight.shape[0]), htq.view(torch.uint8), hts, wtq.view(torch.uint8), wts
+
+
+def fp8_swiglu_linear_gradient(dy, gate, up, codes, rest, want, main_grad=None):
+    """(dgate, dup, dweight, dbias), each None where it is not wanted."""
+    *of_swiglu, gradient_dtype = rest
+    in_gate = want[0] or want[1]
+    dh, dw, dbias = fp8_linear_gradient(dy, *codes, gradient_dtype, (in_gate, want[2], want[3]), main_grad)
+    dgate = dup = None
+    if in_gate:
+        activation, options, interleaved = of_swiglu
+        dgate, dup, _ = torch.ops.ridge.swiglu_backward(dh, gate, up, None, activation, options, False, False, interleaved, False)
+    return dgate, dup if up is not None else None, dw, dbias
+
+
+def _fp8_swiglu_linear_setup(ctx, inputs, output):
+    gate, up, weight, bias, *ctx.rest = inputs
+    ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+    ctx.save_for_backward(gate, up, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _fp8_swiglu_linear_gradient(ctx, dy, *_):
+    if dy is None:
+        return (None,) * 8
+    gate, up, *codes = ctx.saved_tensors
+    dgate, dup, dw, dbias = fp8_swiglu_linear_gradient(dy, gate, up, codes, ctx.rest, ctx.needs_input_grad)
+    return (dgate, dup, None if dw is None else dw.to(ctx.dtypes[0]), None if dbias is None else dbias.to(ctx.dtypes[1]),
+            *(None,) * 4)
+
+
+torch.library.register_autograd("ridge::fp8_swiglu_linear", _fp8_swiglu_linear_gradient, setup_context=_fp8_swiglu_linear_setup,
+                                lib=library)
+
 # --------------------------------------------------------------------------------------------------------------- Q8_0
 
 
@@ -191,10 +272,17 @@ def linear_ce_eval(xp, *args):
 
 @_define(f"linear_ce_train({CE}, bool dx, bool dw, bool dbias) -> (Tensor, Tensor, Tensor, Tensor)")
 def linear_ce_train(xp, *args):
-    """dW is f32 whatever the weight is: the kernels sum it so, and what multiplies it by the loss's gradient rounds it then.
-    (PyTorch multiplies 16-bit tensors by an f32 scalar with its unvectorised kernel: 2.3 ms for 1.05 GB on an H200.)"""
+    """dW is f32 whatever the weight is; what multiplies it by the loss's gradient rounds it."""
     loss, *gradients = ops.linear_ce_train(_problem(xp, *args[:8]), *args[8:], A.F32)
     return (loss, *(_none(loss, t) for t in gradients))
+
+
+def linear_ce_eager(xp, *args):
+    """As linear_ce_train, but dW of a bf16 weight is made in bf16 where the kernels do so in one go: nothing is left to do
+    then in backward, for a loss whose gradient is 1. f16 stays f32 until it is scaled, or it would underflow."""
+    x, weight = args[:2]
+    one_go = weight.dtype is torch.bfloat16 and x.shape[0] <= 2 * x.shape[1]
+    return ops.linear_ce_train(_problem(xp, *args[:8]), *args[8:], None if one_go else A.F32)
 
 
 @_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias) -> "
@@ -204,6 +292,13 @@ def linear_ce_backward(xp, lse, dloss, *args):
     return tuple(_none(lse, t) for t in ops.linear_ce_backward(p, lse, dloss.to(torch.float32), *args[8:]))
 
 
+@_define("multiply(Tensor x, Tensor factor, ScalarType dtype) -> Tensor")
+def multiply(xp, x, factor, dtype):
+    """x times a factor on the device, rounded once to dtype: one pass where PyTorch takes two."""
+    same_device(x, factor)
+    return ops.multiply(xp, x.contiguous(), factor.to(torch.float32), NUMBERS.get(dtype))
+
+
 def gradients_of(ctx, dx, dw, dbias, factor=None):
     """What backward returns for (x, weight, target, bias); factor is the loss's own gradient."""
     out = []
@@ -211,8 +306,10 @@ def gradients_of(ctx, dx, dw, dbias, factor=None):
         if not ctx.needs_input_grad[wanted]:
             out.append(None)
             continue
-        t = t if factor is None else t * factor
-        out.append(t.to(dtype) if dtype else t)
+        if factor is None:
+            out.append(t.to(dtype) if dtype else t)
+        else:
+            out.append(torch.ops.ridge.multiply(t, factor, dtype or t.dtype))
     return out[0], out[1], None, out[2]
 
 

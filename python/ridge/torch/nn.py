@@ -6,9 +6,15 @@ import torch
 from .._core import ArgumentError
 from . import _library as L
 from ._arrays import Arrays, plain
-from ._functions import Fp8LinearFunction
+from ._functions import Fp8LinearFunction, Fp8SwiGLULinearFunction
+from ._plans import Planned, of
 
 _on_tensors = Arrays()
+q8_0_planes = Planned(L.q8_0_matmul)
+
+
+def _needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class Fp8Linear(torch.nn.Linear):
@@ -35,22 +41,40 @@ class Fp8Linear(torch.nn.Linear):
         return self
 
     def forward(self, x):
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        weight, bias = self.weight, self.bias
-        if bias is not None and bias.dtype not in (x.dtype, torch.float32):
-            bias = bias.to(x.dtype)
-        main_grad = getattr(weight, "main_grad", None)
-        here = plain(x, weight, bias)
-        if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad or
-                                               (bias is not None and bias.requires_grad)):
+        (x,), weight, bias, main_grad, here = self._parts(x)
+        if not _needs_grad(x, weight, bias):
             return self._infer(x, weight, bias, here)
         if here:
             return Fp8LinearFunction.apply(x, weight, bias, self.gradient_dtype, main_grad)
         if main_grad is not None:
             raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
         return torch.ops.ridge.fp8_linear(x, weight, bias, self.gradient_dtype)[0]
+
+    def swiglu(self, gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
+               interleaved=False):
+        """self(swiglu(gate, up, ...)), quantised as it is made: the activation is neither written nor kept in 16 bits."""
+        (gate, up), weight, bias, main_grad, here = self._parts(gate, up)
+        options = [float(v) for v in (gate_mul, down_mul, alpha, up_offset, limit)]
+        if not _needs_grad(gate, up, weight, bias):
+            from . import swiglu
+            return self._infer(swiglu(gate, up, activation=activation, gate_mul=gate_mul, down_mul=down_mul, alpha=alpha,
+                                      up_offset=up_offset, limit=limit, interleaved=interleaved), weight, bias, here)
+        args = gate, up, weight, bias, activation, options, interleaved, self.gradient_dtype
+        if here:
+            return Fp8SwiGLULinearFunction.apply(*args, main_grad)
+        if main_grad is not None:
+            raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
+        return torch.ops.ridge.fp8_swiglu_linear(*args)[0]
+
+    def _parts(self, x, *more):
+        """Inputs and bias in the dtype that autocast asks for; whether PyTorch's dispatcher can be gone past."""
+        kind, inputs = x.device.type, (x, *more)
+        if torch.is_autocast_enabled(kind):
+            inputs = tuple(None if t is None else t.to(torch.get_autocast_dtype(kind)) for t in inputs)
+        weight, bias = self.weight, self.bias
+        if bias is not None and bias.dtype not in (inputs[0].dtype, torch.float32):
+            bias = bias.to(inputs[0].dtype)
+        return inputs, weight, bias, getattr(weight, "main_grad", None), plain(*inputs, weight, bias)
 
     def _infer(self, x, weight, bias, here):
         op = torch.ops.ridge
@@ -102,8 +126,11 @@ class Q8_0Linear(torch.nn.Module):
         op, parts, scales = torch.ops.ridge.q8_0_matmul, [], self.scales.view(torch.float16)
         for at in range(0, two.shape[0], 16):
             part = two[at:at + 16]
-            parts.append(L.q8_0_matmul(_on_tensors, part, self.codes, scales, x.dtype) if plain(x) else
-                         op(part, self.codes, scales, x.dtype))
+            out = None
+            if plain(x):
+                out = q8_0_planes((*of(part), *of(self.codes), *of(scales), x.dtype), (part, self.codes, scales))
+                out = L.q8_0_matmul(_on_tensors, part, self.codes, scales, x.dtype) if out is None else out
+            parts.append(op(part, self.codes, scales, x.dtype) if out is None else out)
         if not parts:
             return x.new_empty(*x.shape[:-1], self.out_features)
         out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], self.out_features)
@@ -149,8 +176,15 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 
 
 def _mlp_forward(self, x):
-    from . import swiglu
-    return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x), activation=self._ridge_activation))
+    from . import swiglu, swiglu_linear
+    gate, up, down, activation = self.gate_proj(x), self.up_proj(x), self.down_proj, self._ridge_activation
+    if down._forward_hooks or down._forward_pre_hooks or down._backward_hooks or down._backward_pre_hooks:
+        return down(swiglu(gate, up, activation=activation))
+    if type(down) is Fp8Linear:
+        return down.swiglu(gate, up, activation=activation)
+    if type(down) is torch.nn.Linear:
+        return swiglu_linear(gate, up, down.weight, down.bias, activation=activation)
+    return down(swiglu(gate, up, activation=activation))
 
 
 def _causal_forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,

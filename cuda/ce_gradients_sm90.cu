@@ -1,0 +1,337 @@
+/* ce_gradients_sm90.cu: the other two products of the linear cross entropy on Hopper, with their epilogues:
+ *
+ *     dX = n_r (P W)   -> rows of dX by the list, with the targets' du_y W_y
+ *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x
+ *
+ * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
+ * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. */
+#include "ce_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* What the clusters do: tiles of dX in turn; then tiles of dW, of which the first `early` are for those `free` clusters
+ * alone that have one tile of dX less. */
+typedef struct grad_plan {
+    gemm16_work dx, dw;
+    int cluster, clusters, free, early;
+} grad_plan;
+
+static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, int bundle, int pieces)
+{
+    gemm16_work w = {};
+
+    w.m = m;
+    w.n = n;
+    w.blocks = (k + G16_K - 1) / G16_K;
+    w.pairs = (m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
+    w.tiles_n = (n + G16_N - 1) / G16_N;
+    w.bundle = bundle;
+    w.pieces = pieces;
+    w.piece = (w.blocks + pieces - 1) / pieces;
+    w.items = w.pairs * w.tiles_n * pieces;
+    return w;
+}
+
+enum { EPILOGUE = 6 }; /* what the end of a tile of dW may cost, in blocks of k: better too much than too little */
+
+static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a)
+{
+    const ce_params &p = a.c.p;
+    const int rows = ce_chunk_rows(a.c), hidden = (int)p.hidden;
+    grad_plan g;
+
+    g.cluster = (int)blockIdx.x / G16_CLUSTER;
+    g.clusters = (int)gridDim.x / G16_CLUSTER;
+    /* bundles of 1024 rows: 1 to 3 % faster than 2048 */
+    g.dx = product_of(rows, hidden, (int)p.vocab, G16_PAIRS / 2, a.c.pieces);
+    g.dw = product_of(p.hv ? hidden : a.count, p.hv ? (int)p.vocab : hidden, rows, G16_PAIRS, 1);
+    g.dw.first_m = a.first;
+    if (!a.dx)
+        g.dx.items = 0;
+    if (!a.dw || (a.add && rows == 0))
+        g.dw.items = 0;
+    g.free = g.clusters - g.dx.items % g.clusters;
+    g.early = g.free == g.clusters ? 0 : min(g.dw.items, g.free * (g.dx.piece / (g.dw.blocks + EPILOGUE)));
+    return g;
+}
+
+static __device__ __forceinline__ int first_dw(const grad_plan &g)
+{
+    const int place = g.cluster - (g.clusters - g.free);
+
+    return place >= 0 && place < g.early ? place : g.early + g.cluster;
+}
+
+static __device__ __forceinline__ int next_dw(const grad_plan &g, int item)
+{
+    if (item >= g.early)
+        return item + g.clusters;
+    return item + g.free < g.early ? item + g.free : g.early + g.cluster;
+}
+
+/* dX: rows by the list, each times its factor, and the targets' part. */
+template <int BF16>
+static __device__ __forceinline__ void put_dx(const ce_gradients &a, const gemm16_work &w, int first, int first_col,
+                                              const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+    const ce_params &p = a.c.p;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = (int)a.c.begin + first + 8 * h;
+
+        if (first + 8 * h >= w.m)
+            continue;
+        const float f = a.c.factor[row];
+        const int v = p.label[row];
+        const float g = v >= 0 ? a.c.at_target[row] : 0.0f;
+        const int64_t step = p.hv ? p.w_stride : 1;
+        const uint16_t *line = (const uint16_t *)p.w + (p.hv ? v : v * p.w_stride) + col * step;
+        uint16_t *to = (uint16_t *)p.dx + p.list[row] * p.dx_stride + col;
+
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++) {
+            float x = 0.0f, y = 0.0f;
+
+            if (col + 8 * j >= w.n)
+                continue;
+            if (v >= 0) {
+                x = num_load<dtype>(line, 8 * j * step);
+                y = num_load<dtype>(line, (8 * j + 1) * step);
+            }
+            *(uint32_t *)(to + 8 * j) =
+                num_pack2<dtype>(__fmaf_rn(g, x, acc[4 * j + 2 * h] * f), __fmaf_rn(g, y, acc[4 * j + 2 * h + 1] * f));
+        }
+    }
+}
+
+/* One piece of dX, in f32: ce_steps_sm90.cu adds the pieces. */
+static __device__ __forceinline__ void put_partial(const ce_gradients &a, const gemm16_work &w, int first, int piece,
+                                                   int first_col, const float *acc)
+{
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *to = a.c.partial + (piece * a.c.rows + first + 8 * h) * (int64_t)w.n + col;
+
+        if (first + 8 * h >= w.m)
+            continue;
+#pragma unroll
+        for (int j = 0; j < G16_N / 8; j++)
+            if (col + 8 * j < w.n)
+                *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    }
+}
+
+/* The power of two that keeps n_r x in the range of f16. */
+static __device__ __forceinline__ float scale_back(const ce_params &p)
+{
+    const uint32_t exponent = p.totals->largest >> 23;
+
+    return exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
+}
+
+/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order. (To an f32 dW a step adds
+ * it: here it takes longer, since the loads depend on each other.) */
+template <int BF16>
+static __device__ __forceinline__ void add_targets(const ce_gradients &a, const gemm16_work &w, int first,
+                                                   int first_col, float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int2 same = first + 8 * h < w.m ? a.c.same[a.first + first + 8 * h] : make_int2(0, 0);
+
+        for (int row = same.x, left = same.y; left > 0; left--) {
+            const float g = a.c.at_target[row];
+            const uint16_t *line = (const uint16_t *)a.c.p.x + a.c.p.list[row] * a.c.p.x_stride + col;
+
+#pragma unroll
+            for (int j = 0; j < G16_N / 8; j++)
+                if (col + 8 * j < w.n) {
+                    float x, y;
+
+                    num_unpack2<dtype>(*(const uint32_t *)(line + 8 * j), &x, &y);
+                    acc[4 * j + 2 * h] = __fmaf_rn(g, x, acc[4 * j + 2 * h]);
+                    acc[4 * j + 2 * h + 1] = __fmaf_rn(g, y, acc[4 * j + 2 * h + 1]);
+                }
+            if (left > 1)
+                row = a.c.next[row];
+        }
+    }
+}
+
+/* A warp's 16 x 256 of dW, 128 bytes of its rows at a time, turned in shared memory so that whole lines are written.
+ * (TMA stores from there took longer, with room for two panels.) BYTES: of an element. */
+template <int BF16, int BYTES>
+static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm16_work &w, gemm16_memory *s, int group,
+                                              int first_row, int first_col, const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    const int lane = threadIdx.x % 32, row = lane / 4, line = lane / 8, piece = lane % 8 * 16;
+    constexpr int COLS = 128 / BYTES, PANEL = 16 * 128, STEP = BYTES == 4 ? 32 : 16, MASK = BYTES == 4 ? 3 : 7;
+    uint8_t *panels = s->d[group][0] + threadIdx.x % 128 / 32 * (2 * PANEL);
+    char *to = (char *)a.out + ((first_row + line) * a.ld + first_col) * BYTES + piece;
+
+#pragma unroll
+    for (int q = 0; q < G16_N / COLS; q++) {
+        uint8_t *panel = panels + q % 2 * PANEL;
+
+#pragma unroll
+        for (int i = 0; i < COLS / 8; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int j = q * (COLS / 8) + i, at = (2 * (lane % 4) + 8 * i) * BYTES; /* in a line of 128 bytes */
+                uint8_t *in = panel + (row + 8 * h) * 128 + (at ^ (row & MASK) * STEP);
+
+                if (BYTES == 4)
+                    *(float2 *)in = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+                else
+                    *(uint32_t *)in = num_pack2<dtype>(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+            }
+        __syncwarp(); /* all of the panel; the one before has been read */
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float4 v = *(const float4 *)(panel + (line + 4 * k) * 128 + (piece ^ ((line + 4 * k) & MASK) * STEP));
+            char *out = to + 4 * k * a.ld * BYTES + 128 * q;
+
+            if (first_row + line + 4 * k >= w.m || first_col + q * COLS + piece / BYTES >= w.n)
+                continue;
+            if (a.add)
+                ptx_add_f32x4((float *)out, v);
+            else
+                *(float4 *)out = v;
+        }
+    }
+}
+
+/* A tile of dX. */
+template <int BF16, int MN_B>
+static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
+                                               int group, int item, gemm16_turn *turn)
+{
+    const int thread = threadIdx.x % 128;
+    int pair, tile_n, first_block;
+    const int blocks = gemm16_blocks(w, item, &first_block);
+    float acc[G16_N / 2];
+
+    gemm16_locate(w, item, &pair, &tile_n);
+    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+    const int row = first + thread / 32 * 16 + thread % 32 / 4;
+
+    gemm16_multiply<BF16, 1, MN_B>(at, blocks, group, turn, acc);
+    if (w.pieces > 1)
+        put_partial(a, w, row, item / (w.pairs * w.tiles_n), tile_n * G16_N, acc);
+    else
+        put_dx<BF16>(a, w, row, tile_n * G16_N, acc);
+}
+
+template <int BF16, int MN_A, int MN_B>
+static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
+                                               gemm16_memory *s, int group, int item, gemm16_turn *turn)
+{
+    const int thread = threadIdx.x % 128;
+    int pair, tile_n;
+    float acc[G16_N / 2];
+
+    gemm16_locate(w, item, &pair, &tile_n);
+    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
+
+    gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, turn, acc);
+    if (!BF16) {
+        const float scale = scale_back(a.c.p);
+
+#pragma unroll
+        for (int i = 0; i < G16_N / 2; i++)
+            acc[i] *= scale;
+    }
+    if (a.dw_dtype == RIDGE_F32) {
+        put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
+    } else {
+        add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
+        put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
+    }
+}
+
+#endif
+
+/* HV: W is [hidden, vocab]. */
+template <int BF16, int HV>
+static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(const __grid_constant__ ce_gradients a)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) uint8_t shared[];
+    gemm16_memory *s = (gemm16_memory *)shared;
+
+    gemm16_begin(s);
+    const grad_plan g = plan_of(a);
+
+    if (threadIdx.x < 128) {
+        uint32_t n = 0;
+
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x == 0) {
+            for (int item = g.cluster; item < g.dx.items; item += g.clusters)
+                gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, &n);
+            for (int item = first_dw(g); item < g.dw.items; item = next_dw(g, item))
+                gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, item, &n);
+        }
+    } else {
+        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
+        const gemm16_places dx = gemm16_places_of<1, !HV>(s, group), dw = gemm16_places_of<HV, !HV>(s, group);
+        gemm16_turn turn = {0, false};
+
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        gemm16_stagger(group, g.cluster < g.dx.items || first_dw(g) < g.dw.items);
+        for (int item = g.cluster; item < g.dx.items; item += g.clusters)
+            tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
+        for (int item = first_dw(g); item < g.dw.items; item = next_dw(g, item))
+            tile_dw<BF16, HV, !HV>(a, g.dw, dw, s, group, item, &turn);
+    }
+    ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[4] = {
+    (const void *)ce_gradients_kernel<0, 0>,
+    (const void *)ce_gradients_kernel<0, 1>,
+    (const void *)ce_gradients_kernel<1, 0>,
+    (const void *)ce_gradients_kernel<1, 1>,
+};
+
+ridge_status ce_gradients_prepare(const ridge_device *device)
+{
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    return host_prepare(device, functions, 4, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(gemm16_memory),
+                        "linear_ce: loading kernels");
+}
+
+static int64_t tiles(int64_t m, int64_t n)
+{
+    const int64_t rows = G16_CLUSTER * G16_M;
+
+    return (m + rows - 1) / rows * ((n + G16_N - 1) / G16_N);
+}
+
+ridge_status ce_gradients_launch(const ridge_device *device, const char *name, ce_gradients *g, void *stream)
+{
+    const ce_params *p = &g->c.p;
+    const int64_t dx = g->dx ? tiles(g->c.rows, p->hidden) * g->c.pieces : 0, dw = !g->dw  ? 0
+                                                                                   : p->hv ? tiles(p->hidden, p->vocab)
+                                                                                           : tiles(g->count, p->hidden);
+    int64_t blocks = device->units / G16_CLUSTER;
+
+    if (dx + dw == 0)
+        return RIDGE_OK;
+    blocks = (dx + dw < blocks ? dx + dw : blocks) * G16_CLUSTER;
+    return host_launch_cluster(device, name, functions[2 * (p->dtype == RIDGE_BF16) + p->hv], dim3((unsigned)blocks),
+                               G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
+}

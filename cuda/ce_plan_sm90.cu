@@ -1,0 +1,279 @@
+/* ce_plan_sm90.cu: how a call of the linear cross entropy on Hopper is cut into chunks, and what lies where in its
+ * workspace.
+ *
+ * Every chunk but one reads and writes all of dW, so there should be few. Where dW is [vocab, hidden] and not added to,
+ * its own memory holds P^T of the first chunk until it is written: that of 2 hidden tokens (hidden, if dW is of 16
+ * bits), and the workspace that of some more. The others are as large as the workspace allows, and of whole tiles. dW
+ * of 16 bits is rounded once: from the sums of the only chunk, or from an f32 sum in the workspace.
+ *
+ * The workspace: what ce_place needs, numbers of each token and class, the f32 sum, and an area of which every chunk
+ * makes its own use: n_r x, P^T, dX in pieces. */
+#include "ce_sm90.cuh"
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t up(int64_t x, int64_t step)
+{
+    return (x + step - 1) / step * step;
+}
+
+static int64_t down(int64_t x, int64_t step)
+{
+    return x / step * step;
+}
+
+enum { HIGH = G16_CLUSTER * G16_M, ROUNDING = 1024, PARTIAL = 44000000 }; /* the last: bytes for dX in pieces */
+
+static int dx_slot(uint32_t op)
+{
+    return op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
+}
+
+static uint32_t dw_dtype(const ridge_problem *problem)
+{
+    return problem->op == RIDGE_LINEAR_CE_EVAL ? (uint32_t)RIDGE_NONE : problem->dtype[dx_slot(problem->op) + 1];
+}
+
+static int64_t partial_bytes(const ridge_problem *problem, int64_t rows, int pieces)
+{
+    return pieces > 1 ? rows * problem->dim[1] * 4 * pieces : 0;
+}
+
+/* Pieces of the vocabulary that keep all clusters busy with dX, where it has few tiles and dW is not made meanwhile: as
+ * few as come within 7 % of that, and within so many bytes. */
+static int pieces_of(const ridge_device *device, const ridge_problem *problem, int64_t rows, int64_t bytes)
+{
+    const int64_t clusters = device->units / G16_CLUSTER;
+    const int64_t items = up(rows, HIGH) / HIGH * (up(problem->dim[1], G16_N) / G16_N);
+    int best = 1;
+    double best_use = 0;
+
+    if (problem->dtype[dx_slot(problem->op)] == RIDGE_NONE)
+        return 1;
+    for (int pieces = 1; pieces <= 8 && problem->dim[2] / pieces >= 1024 && best_use < 0.93; pieces++) {
+        const double use = (double)(items * pieces) / (double)up(items * pieces, clusters);
+
+        if (use > best_use + 0.001 && partial_bytes(problem, rows, pieces) <= bytes) {
+            best = pieces;
+            best_use = use;
+        }
+    }
+    return best;
+}
+
+/* Classes of a group of dW: whole waves of tiles, in no more than half of the area. */
+static int group_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t inside, int64_t room)
+{
+    const int64_t tiles = up(problem->dim[1], G16_N) / G16_N;
+    int64_t pairs = device->units / G16_CLUSTER, common = pairs, other = tiles;
+
+    while (other) { /* the greatest common divisor */
+        const int64_t left = common % other;
+
+        common = other;
+        other = left;
+    }
+    pairs /= common;
+    if (small)
+        pairs = 8;
+    while (pairs > 8 && 2 * pairs * HIGH * inside > room / 2)
+        pairs /= 2;
+    return (int)(pairs * HIGH);
+}
+
+/* Bytes of the area: of a chunk in the workspace, and of one that lies in dW too. */
+static int64_t chunk_bytes(const ridge_problem *problem, int64_t rows)
+{
+    return (2 * problem->dim[1] + most(2 * problem->dim[2], 4 * CE_SAMPLE)) *
+           up(rows, 128); /* P^T, or u of the sample */
+}
+
+static int64_t overlaid_bytes(const ridge_problem *problem, const ce_plan *plan, int64_t rows)
+{
+    const int64_t all = up(rows, 128), inside = least(all, plan->inside);
+
+    return 2 * problem->dim[1] * all + 2 * plan->group * inside + 2 * problem->dim[2] * (all - inside);
+}
+
+/* As many rows as such an area has room for. */
+static int64_t overlaid_rows(const ridge_problem *problem, const ce_plan *plan, int64_t room)
+{
+    const int64_t hidden = problem->dim[1], full = overlaid_bytes(problem, plan, plan->inside);
+
+    if (room < full)
+        return down(most(room, 0) / (2 * (hidden + plan->group)), 128);
+    return plan->inside + down((room - full) / (2 * (hidden + problem->dim[2])), 128);
+}
+
+/* The first chunk in dW's memory, if that leaves fewer chunks; the others as large as there is room for. */
+static void cut(const ridge_device *device, const ridge_problem *problem, ce_plan *plan, bool overlay, int64_t room)
+{
+    const int64_t tokens = problem->dim[0], rows = most(down(room / chunk_bytes(problem, 1) * 128, 128), 128);
+    const int64_t first = overlay ? overlaid_rows(problem, plan, room) : 0;
+    int64_t chunks = 0, left;
+
+    if (rows >= tokens) {
+        plan->chunk = up(tokens, 128);
+        return;
+    }
+    plan->chunk = rows;
+    if (first >= tokens) {
+        plan->overlaid = tokens;
+    } else {
+        left = tokens - first;
+        chunks = (left + rows - 1) / rows;
+        plan->chunk = up((left + chunks - 1) / chunks, 128);
+        if (up(plan->chunk, HIGH) <= rows)
+            plan->chunk = up(plan->chunk, HIGH);
+        plan->overlaid = first < 128 ? 0 : most(tokens - chunks * plan->chunk, 0);
+    }
+    if (plan->overlaid)
+        plan->pieces[1] =
+            pieces_of(device, problem, plan->overlaid, room - overlaid_bytes(problem, plan, plan->overlaid));
+}
+
+/* Bytes before the area. */
+static int64_t fixed_bytes(const ridge_device *device, const ridge_problem *problem, const ce_plan *plan)
+{
+    ce_chunk c = {};
+    ce_area space = {};
+    ce_plan none = *plan;
+
+    none.area = 0;
+    return ce_plan_place(&c, &space, device, problem, &none, (void *)1024) + 4 * ROUNDING;
+}
+
+/* What a call may take if its caller does not say: targets of linear_ce. */
+static int64_t usual_bytes(const ridge_problem *problem, const ce_plan *plan)
+{
+    const int64_t vocab = problem->dim[2], half = 2 * vocab * problem->dim[1];
+
+    return most(INT64_C(300000000), 2048 * vocab + 16000000) +
+           (plan->sums                                                          ? 2 * half
+            : dw_dtype(problem) == RIDGE_NONE || dw_dtype(problem) == RIDGE_F32 ? 0
+                                                                                : half);
+}
+
+/* One way to do it. bytes: of the workspace, 0 = as many as are usual. */
+static ce_plan plan_with(const ridge_device *device, const ridge_problem *problem, bool small, bool sums, int64_t bytes)
+{
+    const uint32_t dw = dw_dtype(problem);
+    const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
+    ce_plan plan = {};
+    int64_t room;
+    bool overlay;
+
+    plan.sums = sums;
+    plan.pieces[0] = plan.pieces[1] = 1;
+    plan.inside = down(dw == RIDGE_F32 || sums ? 2 * hidden : hidden, 128);
+    room = (bytes ? bytes : usual_bytes(problem, &plan)) - fixed_bytes(device, problem, &plan);
+    plan.group = group_of(device, problem, small, least(plan.inside, up(tokens, 128)), room);
+    if (small && !bytes)
+        room = most(overlaid_bytes(problem, &plan, least(plan.inside + 128, tokens)), chunk_bytes(problem, 128));
+    overlay = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) && vocab > 2 * plan.group &&
+              plan.inside > 0;
+    if (small && !bytes && !overlay)
+        room = chunk_bytes(problem, 128);
+    if (dw == RIDGE_NONE && room > 2 * PARTIAL)
+        room -= PARTIAL;
+    cut(device, problem, &plan, overlay, room);
+    if (dw == RIDGE_NONE)
+        plan.pieces[0] = pieces_of(device, problem, plan.chunk, PARTIAL);
+    plan.area = plan.overlaid ? overlaid_bytes(problem, &plan, plan.overlaid) +
+                                    partial_bytes(problem, plan.overlaid, plan.pieces[1])
+                              : 0;
+    if (plan.overlaid < tokens)
+        plan.area =
+            most(plan.area, chunk_bytes(problem, plan.chunk) + partial_bytes(problem, plan.chunk, plan.pieces[0]));
+    return plan;
+}
+
+static bool one_chunk(const ridge_problem *problem, const ce_plan *plan)
+{
+    return plan->overlaid >= problem->dim[0] || (!plan->overlaid && plan->chunk >= problem->dim[0]);
+}
+
+/* The usual plan, or that of so many bytes. */
+static ce_plan choose(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes)
+{
+    const uint32_t dw = dw_dtype(problem);
+    const bool half = dw != RIDGE_NONE && dw != RIDGE_F32;
+    ce_plan plan =
+        plan_with(device, problem, small, half && (problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)), bytes);
+
+    if (half && !plan.sums && !one_chunk(problem, &plan))
+        plan = plan_with(device, problem, small, true, bytes);
+    return plan;
+}
+
+static int64_t bytes_of(const ridge_device *device, const ridge_problem *problem, const ce_plan *plan)
+{
+    ce_chunk c = {};
+    ce_area space = {};
+
+    return ce_plan_place(&c, &space, device, problem, plan, (void *)1024);
+}
+
+ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes)
+{
+    ce_plan usual = {}, larger;
+
+    if (problem->op == RIDGE_LINEAR_CE_EVAL)
+        return usual;
+    usual = choose(device, problem, small, 0);
+    if (bytes <= most(bytes_of(device, problem, &usual), small ? 0 : usual_bytes(problem, &usual)))
+        return usual;
+    larger = choose(device, problem, small, bytes);
+    return bytes_of(device, problem, &larger) <= bytes ? larger : usual;
+}
+
+/* Rows of a compact x in eval: with the rest no more than twice the parts of the sums. */
+int64_t ce_plan_eval(const ridge_device *device, const ridge_problem *problem)
+{
+    const int64_t bytes = problem->dim[0] * ((device->units / G16_CLUSTER) * (int64_t)sizeof(ce_part) - 64);
+
+    return least(most(bytes / (2 * problem->dim[1]) / HIGH * HIGH, HIGH), up(problem->dim[0], 128));
+}
+
+static void *take(char **at, int64_t bytes)
+{
+    void *piece = *at;
+
+    *at += up(bytes, ROUNDING);
+    return piece;
+}
+
+/* Sets the pointers; from 1024 it only counts. Returns the bytes. */
+int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, const ridge_problem *problem,
+                      const ce_plan *plan, void *workspace)
+{
+    const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
+    char *at = ce_place(&c->p, problem, device->units / G16_CLUSTER, workspace);
+
+    if (problem->op == RIDGE_LINEAR_CE_EVAL) {
+        c->compact = take(&at, ce_plan_eval(device, problem) * hidden * 2);
+        return at - (char *)workspace;
+    }
+    c->exponent = (float *)take(&at, tokens * 4);
+    c->factor = (float *)take(&at, tokens * 4);
+    c->mix = (float2 *)take(&at, tokens * 8);
+    c->at_target = (float *)take(&at, tokens * 4);
+    c->next = (int32_t *)take(&at, tokens * 4);
+    c->same = (int2 *)take(&at, vocab * 8);
+    if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
+        c->p.part = NULL;
+        c->p.splits = 1;
+    }
+    if (plan->sums)
+        space->dw = take(&at, 4 * vocab * hidden);
+    space->area = take(&at, plan->area);
+    return at - (char *)workspace;
+}
