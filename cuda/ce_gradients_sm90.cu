@@ -147,21 +147,31 @@ static __device__ __forceinline__ void add_targets(const ce_gradients &a, const 
     for (int h = 0; h < 2; h++) {
         const int2 same = first + 8 * h < w.m ? a.c.same[a.first + first + 8 * h] : make_int2(0, 0);
 
-        for (int row = same.x, left = same.y; left > 0; left--) {
-            const float g = a.c.at_target[row];
-            const uint16_t *line = (const uint16_t *)a.c.p.x + a.c.p.list[row] * a.c.p.x_stride + col;
+        int row = same.x;
+        float g = same.y ? a.c.at_target[row] : 0.0f;
+        int64_t at = same.y ? a.c.p.list[row] : 0;
+
+        for (int left = same.y; left > 0; left--) {
+            const uint16_t *line = (const uint16_t *)a.c.p.x + at * a.c.p.x_stride + col;
+            const float factor = g;
+            uint32_t word[G16_N / 8];
 
 #pragma unroll
             for (int j = 0; j < G16_N / 8; j++)
-                if (col + 8 * j < w.n) {
-                    float x, y;
-
-                    num_unpack2<dtype>(*(const uint32_t *)(line + 8 * j), &x, &y);
-                    acc[4 * j + 2 * h] = __fmaf_rn(g, x, acc[4 * j + 2 * h]);
-                    acc[4 * j + 2 * h + 1] = __fmaf_rn(g, y, acc[4 * j + 2 * h + 1]);
-                }
-            if (left > 1)
+                word[j] = col + 8 * j < w.n ? *(const uint32_t *)(line + 8 * j) : 0;
+            if (left > 1) { /* the next row is on its way while this one's words are: a common token has thousands */
                 row = a.c.next[row];
+                g = a.c.at_target[row];
+                at = a.c.p.list[row];
+            }
+#pragma unroll
+            for (int j = 0; j < G16_N / 8; j++) {
+                float x, y;
+
+                num_unpack2<dtype>(word[j], &x, &y);
+                acc[4 * j + 2 * h] = __fmaf_rn(factor, x, acc[4 * j + 2 * h]);
+                acc[4 * j + 2 * h + 1] = __fmaf_rn(factor, y, acc[4 * j + 2 * h + 1]);
+            }
         }
     }
 }

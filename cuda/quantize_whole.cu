@@ -382,7 +382,7 @@ static size_t workspace_tensor(const ridge_device *, const ridge_kernel *, const
 
     if (given && problem->dtype[RIDGE_QUANTIZE_FP8_AMAX] == RIDGE_NONE)
         return 0;
-    return (size_t)(units < MOST_PARTIALS ? units : MOST_PARTIALS) * sizeof(uint32_t);
+    return (size_t)(units < MOST_PARTIALS ? units : (double)MOST_PARTIALS) * sizeof(uint32_t);
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
