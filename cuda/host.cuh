@@ -57,6 +57,13 @@ static inline ridge_status host_load(const ridge_device *device, const void *con
                         cudaSharedmemCarveoutDefault, what);
 }
 
+/* Bytes between rows. Of one row nobody has looked at the stride: any multiple of 16 does that its `width` bytes fit.
+ */
+static inline cuuint64_t host_pitch(int64_t stride, int64_t width, int64_t rows)
+{
+    return (cuuint64_t)(rows > 1 ? stride : (width + 15) / 16 * 16);
+}
+
 /* A tensor map of a matrix: `inner` contiguous elements of a dtype, `outer` rows `stride` elements apart, boxes of
  * box_inner x box_outer; outside reads as zero. swizzle: 0, 32, 64 or 128 bytes. L2 fetches whole multiples of
  * `promotion` bytes. The encoder is the driver's, found by ridge_open; it touches no device. */
@@ -74,7 +81,8 @@ static inline ridge_status host_tensor_map_l2(const ridge_device *device, CUtens
                                     : swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
     const cuuint64_t extent[2] = {(cuuint64_t)inner, (cuuint64_t)outer};
-    const cuuint64_t pitch[1] = {(cuuint64_t)stride * ridge_dtype_size((uint32_t)dtype)};
+    const int64_t size = (int64_t)ridge_dtype_size((uint32_t)dtype);
+    const cuuint64_t pitch[1] = {host_pitch(stride * size, inner * size, outer)};
     const cuuint32_t box[2] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer}, step[2] = {1, 1};
     host_encode_tiled *encode = (host_encode_tiled *)device->tensor_map_encode;
     CUresult result;
@@ -103,7 +111,7 @@ static inline ridge_status host_tensor_map_lines_l2(const ridge_device *device, 
                                                     int box_lines, CUtensorMapL2promotion promotion)
 {
     const cuuint64_t extent[3] = {128, (cuuint64_t)rows, (cuuint64_t)cols / 128};
-    const cuuint64_t pitch[2] = {(cuuint64_t)stride, 128};
+    const cuuint64_t pitch[2] = {host_pitch(stride, cols, rows), 128};
     const cuuint32_t box[3] = {128, (cuuint32_t)box_rows, (cuuint32_t)box_lines}, step[3] = {1, 1, 1};
     host_encode_tiled *encode = (host_encode_tiled *)device->tensor_map_encode;
     CUresult result;
@@ -126,7 +134,7 @@ static inline ridge_status host_tensor_map_lines(const ridge_device *device, CUt
 }
 
 /* Launches a kernel with one struct argument. From sm_90 on with programmatic dependent launch: the kernel calls
- * ptx_grid_wait before it touches global memory. */
+ * ptx_grid_wait before it touches global memory that a kernel before it may write (prefetches to L2 are no touch). */
 static inline ridge_status host_launch_cluster(const ridge_device *device, const char *name, const void *function,
                                                dim3 grid, int cluster, int threads, size_t shared, void *argument,
                                                void *stream)

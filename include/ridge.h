@@ -1,10 +1,10 @@
 /* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API, in one file however long it gets: a user
  * copies and includes one header.
  *
- *     ridge_device *dev;
- *     ridge_open(NULL, &dev);                                             (the GPU if there is one, else the CPU)
+ *     ridge_device *dev;                                                  (NULL: the GPU if there is one, else the CPU)
  *     ridge_call call = ridge_swiglu_fwd(rows, cols, RIDGE_BF16, gate, up, out);
- *     if (ridge_run(dev, &call, NULL, 0, stream) != RIDGE_OK) puts(ridge_error());
+ *     if (ridge_open(NULL, &dev) != RIDGE_OK || ridge_run(dev, &call, NULL, 0, stream) != RIDGE_OK)
+ *         puts(ridge_error());
  *     ridge_close(dev);
  *
  * A *builder* (ridge_swiglu_fwd) describes a call; ridge_run validates it, picks one kernel of the table and launches
@@ -44,7 +44,7 @@ extern "C" {
 typedef enum ridge_status {
     RIDGE_OK = 0,
     RIDGE_ERR_ARG,         /* wrong on any device: null, misaligned, bad shape, mismatched dtype or option */
-    RIDGE_ERR_UNSUPPORTED, /* valid, but no kernel of this build runs it here; the text says why, row by row */
+    RIDGE_ERR_UNSUPPORTED, /* valid, but no kernel of this build runs it here; ridge_explain says why, row by row */
     RIDGE_ERR_WORKSPACE,   /* the workspace is too small for every kernel that could run it */
     RIDGE_ERR_DEVICE,      /* the driver refused, or there is no such device */
     RIDGE_ERR_FILE         /* a file is malformed or cannot be read */

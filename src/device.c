@@ -30,7 +30,7 @@ const ridge_backend *ridge_backend_at(int id, const char **why_none)
     if (id == RIDGE_CUDA)
         return &ridge_cuda_backend;
 #endif
-    *why_none = "this build has no CUDA backend (no nvcc when it was configured)";
+    *why_none = "this build has no CUDA backend (configured without nvcc, or with RIDGE_CUDA=OFF)";
     return NULL;
 }
 

@@ -56,7 +56,7 @@ typedef struct ridge_problem {
     int64_t dim[RIDGE_MAX_DIMS];
     uint8_t dtype[RIDGE_MAX_ARGS]; /* ridge_dtype; RIDGE_NONE = absent */
     /* log2 of the common alignment in bytes, at most 4, of the matrices' pointers and of row strides that are not
-     * packed (those that are follow from dim) */
+     * packed. Those that are follow from dim; where others are not, those of inputs count as well */
     uint8_t align;
     uint8_t packed; /* every matrix operand is packed */
     uint8_t plain;  /* every option has its default value */
@@ -114,10 +114,11 @@ typedef enum ridge_contract {
     RIDGE_STABLE = 4,    /* the same bits run to run */
     RIDGE_INVARIANT = 8, /* a result row depends on nothing but its own inputs */
     RIDGE_CLOSE = 16,    /* within the op's bound of a float64 reference, whatever the input */
-    RIDGE_TYPICAL = 32   /* instead of RIDGE_CLOSE: within it on random data only, as fp8 tensor cores add
+    RIDGE_TYPICAL = 32,  /* instead of RIDGE_CLOSE: within it on random data only, as fp8 tensor cores add
                             (docs/numerics.md, FP8 GEMM). Tested against the same bound; not picked under RIDGE_STRICT */
+    RIDGE_FALLBACK = 64  /* no promise: picked only where no other row can run, whatever the costs say */
 } ridge_contract;
-#define RIDGE_FALLBACK 64u /* in a row's contract: picked only where no other row can run, whatever the costs say */
+
 typedef struct ridge_op_row {
     uint32_t id; /* ridge_op */
     const char *name;

@@ -143,7 +143,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
 {
     const ridge_op_row *op = NULL;
     span where[RIDGE_MAX_ARGS];
-    uintptr_t bits = 16;
+    uintptr_t bits = 16, packed_bits = 0;
     bool packed = true;
     const char *reason;
     ridge_status status = check_head(call, &op);
@@ -179,8 +179,12 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
         if (where[arg].rows > 1 && where[arg].pitch != where[arg].width) {
             bits |= (uintptr_t)where[arg].pitch;
             packed = false;
+        } else if (where[arg].rows > 1 && !(op->arg[arg].role & RIDGE_OUT)) {
+            packed_bits |= (uintptr_t)where[arg].pitch;
         }
     }
+    if (!packed)
+        bits |= packed_bits;
     reason = op->rule ? op->rule(call) : NULL;
     if (reason)
         return ridge_fail(RIDGE_ERR_ARG, "%s: %s", op->name, reason);

@@ -332,3 +332,23 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
         break;
     }
 }
+
+void suite_missing(const char *verb, const char *name)
+{
+    const char *seen[64];
+    int count = 0;
+
+    fprintf(stderr, "ridge %s: there is no suite '%s', but:", verb, name);
+    for (int i = 0; suite_at(i).suite; i++) {
+        const char *suite = suite_at(i).suite;
+        bool old = count == 64;
+
+        for (int j = 0; j < count && !old; j++)
+            old = strcmp(seen[j], suite) == 0;
+        if (!old) {
+            seen[count++] = suite;
+            fprintf(stderr, " %s", suite);
+        }
+    }
+    fprintf(stderr, "\n");
+}

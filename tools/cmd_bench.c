@@ -20,7 +20,7 @@ enum {
 };
 
 static const struct argp_option option_table[] = {
-    {"suite", 'S', "NAME", 0, "suites, separated by commas (see tools/cases.c)", 0},
+    {"suite", 'S', "NAME", 0, "suites, separated by commas; a name that is none lists them", 0},
     {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
     {"kernel", 'k', "PATTERN", 0, "rows whose name matches (default: the row that is picked)", 0},
     {"all-kernels", OPT_ALL, NULL, 0, "every row that can run", 0},
@@ -334,12 +334,16 @@ static bool bench_one(bench *b, const char *suite, const char *line)
 {
     test_case c;
     image im;
-    bool good = case_parse(line, &c) && image_build_to_time(&c, b->o->seed, &im);
+    bool good;
 
-    if (good) {
+    if (!case_parse(line, &c))
+        return false;
+    good = image_build_to_time(&c, b->o->seed, &im);
+    if (good)
         good = bench_image(b, suite, &c, &im, NULL, NULL);
-        image_free(&im);
-    }
+    else
+        fprintf(stderr, "ridge bench: %s: no memory for its operands\n", line);
+    image_free(&im);
     return good;
 }
 
@@ -367,7 +371,7 @@ static bool bench_suites(bench *b)
         }
     }
     if (!ran)
-        fprintf(stderr, "ridge bench: there is no suite '%s'\n", b->o->suite);
+        suite_missing("bench", b->o->suite);
     return good && ran;
 }
 

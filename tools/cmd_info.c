@@ -132,10 +132,10 @@ int cmd_info(int argc, char **argv)
 
 static void contract_text(uint32_t contract, char *text, size_t size)
 {
-    snprintf(text, size, "%s%s%s%s%s%s", contract & RIDGE_EXACT ? "exact " : "",
+    snprintf(text, size, "%s%s%s%s%s%s%s", contract & RIDGE_EXACT ? "exact " : "",
              contract & RIDGE_UNIFORM ? "uniform " : "", contract & RIDGE_STABLE ? "stable " : "",
              contract & RIDGE_INVARIANT ? "batch-invariant " : "", contract & RIDGE_CLOSE ? "close" : "",
-             contract & RIDGE_TYPICAL ? "close on random data" : "");
+             contract & RIDGE_TYPICAL ? "close on random data" : "", contract & RIDGE_FALLBACK ? " (fallback)" : "");
 }
 
 static void dtypes_text(uint32_t mask, char *text, size_t size)
@@ -272,7 +272,7 @@ static int explain_suite(const options *o)
                    row->cost ? row->cost(device, row, &problem) : 0.0);
     }
     if (device && !lines)
-        fprintf(stderr, "ridge explain: there is no suite '%s'\n", o->suite);
+        suite_missing("explain", o->suite);
     ridge_close(device);
     return !lines;
 }

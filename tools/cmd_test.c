@@ -576,7 +576,9 @@ int cmd_test(int argc, char **argv)
     printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
     printf("worst error of the reference: %.3f of its float64 bound\n", t.worst);
     printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
-    if (t.passed + t.failed == 0)
+    if (o.op && strcmp(o.op, "exact") == 0 && !ops)
+        fprintf(stderr, "ridge test: 'exact' compares a CUDA device with the host, and this is %s\n", device->name);
+    else if (t.passed + t.failed == 0)
         fprintf(stderr, "ridge test: nothing matches '%s'\n", o.kernel ? o.kernel : o.op ? o.op : "");
     free(t.used);
     ridge_close(device);

@@ -55,7 +55,8 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
-/* True if the row gives the reference's bits (or stays within the bound) on a few rows of the problem. */
+/* True if the row gives the reference's bits (or stays within the bound) on a few rows of the problem; also where it
+ * does not run on so few. */
 static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel, test_case c)
 {
     const ridge_backend *b = device->backend;
@@ -63,6 +64,7 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     char text[400];
     void *memory = NULL, *stream = NULL, *workspace = NULL;
     const candidate row = {.kernel = kernel};
+    ridge_problem problem;
     ridge_call call;
     int64_t few;
     size_t bytes = 0;
@@ -74,6 +76,10 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     c.call.dim[0] = c.call.dim[0] < few ? c.call.dim[0] : few;
     for (int i = 1; i < 3 && c.call.op == RIDGE_GEMM_FP8; i++) /* the reference is slow */
         c.call.dim[i] = c.call.dim[i] > 2048 ? 1024 + c.call.dim[i] % 1024 : c.call.dim[i];
+    image_place(&c, &im);
+    call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
+    if (ridge_validate(&call, &problem) == RIDGE_OK && ridge_why_not(device, kernel, &problem))
+        return true; /* too few tiles to share, for one: `ridge test` has it at sizes of its own */
     if (!image_build(&c, 5, &im))
         return false;
     expected = malloc(im.bytes);
@@ -126,10 +132,11 @@ static int candidates(const ridge_device *device, const test_case *c, const ridg
     if (ridge_validate(call, &problem) || !(first = untuned(device, call, &problem)))
         return 0;
     least = first->cost ? first->cost(device, first, &problem) : 0;
-    if (row_is_right(device, first, *c))
-        list[count++].kernel = first;
-    else
-        fprintf(stderr, "ridge tune: %s gives wrong results here and is left out\n", first->name);
+    if (!row_is_right(device, first, *c)) {
+        fprintf(stderr, "ridge tune: %s, which is picked, gives wrong results here: nothing is tuned\n", first->name);
+        return 0;
+    }
+    list[count++].kernel = first;
     for (int i = device->first[problem.op]; i < device->first[problem.op + 1] && count < TIMING_CANDIDATES; i++) {
         const ridge_kernel *row = device->row[i];
 
@@ -201,7 +208,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     return good ? won : -1;
 }
 
-/* The problem of record `first`, if no earlier record has it: its rows in that run, the default first. */
+/* The problem of record `first`, if no later run has it too: its rows in that run, the default first. */
 static int tune_record(const ridge_device *device, const record *at, int first, int count, FILE *to)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
@@ -213,9 +220,11 @@ static int tune_record(const ridge_device *device, const record *at, int first, 
     image im;
     int found = 1;
 
-    for (int i = 0; i < first; i++)
-        if (strcmp(at[i].op, at[first].op) == 0 && strcmp(at[i].problem, at[first].problem) == 0)
-            return 0;
+    for (int i = 0; i < count; i++)
+        if ((i < first) == (strcmp(at[i].run, at[first].run) == 0) && i != first &&
+            strcmp(at[i].op, at[first].op) == 0 && strcmp(at[i].problem, at[first].problem) == 0 &&
+            strcmp(at[i].provider, "ridge") == 0)
+            return 0; /* seen already, or a later run follows */
     snprintf(line, sizeof line, "%s %s", at[first].op, at[first].problem);
     if (!case_parse(line, &c))
         return -1;
@@ -245,8 +254,14 @@ static bool tune_from(const options *o, const ridge_device *device, FILE *to)
     bool good = record_read(o->from, &at, &count);
 
     for (int i = 0; i < count && good; i++) {
-        if (strcmp(at[i].provider, "ridge") != 0)
+        if (strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, "chain") == 0 ||
+            strstr(at[i].problem, " settled=1"))
             continue;
+        if (strcmp(at[i].device, device->name) != 0 && strncmp(device->name, "model", 5) != 0) {
+            fprintf(stderr, "ridge tune: %s: measured on %s, this is %s\n", o->from, at[i].device, device->name);
+            free(at);
+            return false;
+        }
         result = tune_record(device, at, i, count, to);
         good = result >= 0;
         won += good ? result : 0;
@@ -283,7 +298,7 @@ static bool tune_all(const options *o, const ridge_device *device, FILE *to)
         total += o->suite && strcmp(suite_at(i).suite, o->suite) == 0;
     total += o->text[0] != 0;
     if (!total) {
-        fprintf(stderr, "ridge tune: there is no suite '%s'\n", o->suite ? o->suite : "");
+        suite_missing("tune", o->suite ? o->suite : "");
         return false;
     }
     progress_start(&p, total, o->quiet);

@@ -73,6 +73,8 @@ typedef struct suite_line {
 } suite_line;
 /* Line `index` over all suites, text valid until the next call; a NULL suite after the last. */
 suite_line suite_at(int index);
+/* Says that there is no suite of that name, and which there are. */
+void suite_missing(const char *verb, const char *name);
 suite_line suite_gemm(int index);
 
 /* Text of a case, for messages: problem text and the layout. */

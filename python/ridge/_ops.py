@@ -62,6 +62,7 @@ def gate_and_up(xp, gate, up, interleaved):
         raise ArgumentError("gate has no dimensions")
     t, stride = xp.matrix(gate)
     if up is not None:
+        same_shape("up", up.shape, gate.shape)
         u, up_stride = xp.matrix(up)
         return (t, u), xp.operand(t, stride), xp.operand(u, up_stride), gate.shape[-1]
     if gate.shape[-1] % 2:
@@ -76,8 +77,6 @@ def gate_and_up(xp, gate, up, interleaved):
 
 def swiglu_fwd(xp, f, gate, up, row_scale, interleaved):
     shape = gate.shape
-    if up is not None and up.shape != shape:
-        same_shape("up", up.shape, shape)
     kept, g, u, cols = gate_and_up(xp, gate, up, interleaved)
     out = xp.empty(gate, shape if up is not None else (*shape[:-1], cols), g[2])
     scale = ABSENT
@@ -105,8 +104,11 @@ def swiglu_bwd(xp, f, dout, gate, up, row_scale, interleaved, want_drow):
         dg = (dg[0], 2 * cols, dg[2])
         du = (dg[0] + cols * xp.itemsize(dgate), 2 * cols, dg[2])
     drow = xp.empty(gate, gate.shape[:-1], A.F32) if want_drow else None
-    row_scale = xp.vector(row_scale) if row_scale is not None else None  # a copy lives until the launch
-    scale = xp.operand(row_scale, 0) if row_scale is not None else ABSENT
+    scale = ABSENT
+    if row_scale is not None:
+        row_scale = xp.vector(row_scale)  # a copy lives until the launch
+        same_shape("row_scale", row_scale.shape, gate.shape[:-1])
+        scale = xp.operand(row_scale, 0)
     xp.launch(f, gate, (rows_of(gate.shape), cols, 0, 0, 0, 0, *xp.operand(dout, stride), *g, *u, *dg, *du, *scale,
                         *(xp.operand(drow, 0) if want_drow else ABSENT)))
     return dgate, dup, drow
@@ -118,6 +120,8 @@ def swiglu_bwd(xp, f, dout, gate, up, row_scale, interleaved, want_drow):
 def multiply(xp, x, factor, dtype=None):
     """x times factor[0], in place (then a factor of 1 costs nothing), or into a new tensor of that dtype. x is packed."""
     rows, cols = (rows_of(x.shape), x.shape[-1]) if len(x.shape) else (1, 1)
+    if len(factor.shape):
+        same_shape("factor", factor.shape, (1,))
     out = x if dtype is None else xp.empty(x, x.shape, dtype)
     xp.launch(form("multiply"), x, (rows, cols, 0, 0, 0, 0, *xp.operand(x, 0), *xp.operand(factor, 0), *xp.operand(out, 0)))
     return out
@@ -204,8 +208,6 @@ def swiglu_quantize_form(dual, activation, gate_mul, down_mul, alpha, up_offset,
 
 def swiglu_quantize(xp, f, gate, up, interleaved, dtype):
     """quantize_fp8_dual (row_row) of swiglu_fwd's result [rows, cols]: (codes, scales, codes of the transpose, scales)"""
-    if up is not None:
-        same_shape("up", up.shape, gate.shape)
     kept, g, u, cols = gate_and_up(xp, gate, up, interleaved)
     rows = rows_of(gate.shape)
     q, q_t = fp8_empty(xp, gate, rows, cols, dtype), fp8_empty(xp, gate, cols, rows, dtype)
@@ -291,6 +293,7 @@ def q8_0_matmul(xp, x, w, scales, out_dtype):
     out = xp.empty(x, (tokens, rows), out_dtype)
     s = ABSENT
     if scales is not None:
+        same_shape("scales", scales.shape, (rows, cols // 32))
         scales, scale_stride = xp.matrix(scales)
         s = xp.operand(scales, scale_stride)
     xp.launch(form("q8_0_matmul"), x, (tokens, cols, rows, 0, 0, 0, *xp.operand(x, x_stride), *ABSENT,
@@ -302,6 +305,10 @@ def q8_0_matmul(xp, x, w, scales, out_dtype):
 
 
 def rms_norm(xp, x, weight, eps):
+    if not len(x.shape):
+        raise ArgumentError("x has no dimensions")
+    if weight is not None:
+        same_shape("weight", weight.shape, x.shape[-1:])
     x2, stride = xp.matrix(x)
     v = xp.operand(x2, stride)
     out = xp.empty(x, x.shape, v[2])
@@ -381,6 +388,9 @@ def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):
 
 def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=None):
     dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
+    same_shape("lse", lse.shape, p.dims[:1])
+    if dloss is not None and (p.reduction == "none" or len(dloss.shape)):
+        same_shape("dloss", dloss.shape, p.dims[:1] if p.reduction == "none" else (1,))
     lse, dloss = p.xp.vector(lse), p.xp.vector(dloss) if dloss is not None else None
     p.launch("linear_ce_backward", p.some(lse) + p.some(dloss) + p.some(p.bias) + p.some(p.class_weight) + p.some(dx)
              + p.some(dw) + p.some(dbias))
