@@ -30,7 +30,7 @@ typedef struct finisher {
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ finisher start_finisher(const stream_args &a, char *memory, uint32_t shared)
 {
-    const int thread = threadIdx.x - 32 * (LOADER + 1), r = thread % a.high, begin = thread / a.high;
+    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), r = thread % a.high, begin = thread / a.high;
     const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES;
 
     return {(const float *)(memory + a.at_sums) + begin * SUMS_PITCH(SUBS) + r,
@@ -52,69 +52,110 @@ static __device__ __forceinline__ void take_sums(finisher *f)
     f->parity ^= f->sums == 0;
 }
 
-/* Where a thread's elements go. Everything is in registers: a warp that runs alone has only its own instructions to
+/* The eight partitions' sums of four rows, added. */
+template <int PLANE> static __device__ __forceinline__ void sum_parts4(const float *from, float *y)
+{
+    float4 v[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        v[i] = *(const float4 *)(from + i * PLANE);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float part[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+        for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+            part[i] = k == 0 ? v[i].x : k == 1 ? v[i].y : k == 2 ? v[i].z : v[i].w;
+        y[k] = ridge_q8_0_tree(part);
+    }
+}
+
+/* Where the results of a thread go. Everything is in registers: a warp that runs alone has only its own instructions to
  * hide behind, and reads of the kernel's parameters are slow. */
 typedef struct target {
-    char *first[2];  /* its first token's row 0 of either weight */
-    int64_t step[2]; /* bytes from its token to the next */
+    char *row0[2]; /* its token's row 0 of either weight */
     int rows[2];
+    bool whole[2]; /* four results at a multiple of four begin at a multiple of their size */
 } target;
 
-static __device__ __forceinline__ target start_target(const stream_args &a, const finisher &f)
+static __device__ __forceinline__ target start_target(const stream_args &a, int token)
 {
+    const int size = a.p.bf16 ? 2 : 4;
     target to;
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        to.first[i] = (char *)a.p.out[i] + (f.begin * a.p.out_stride[i] + f.r) * (a.p.bf16 ? 2 : 4);
-        to.step[i] = f.step * a.p.out_stride[i] * (a.p.bf16 ? 2 : 4);
-        to.rows[i] = (int)a.p.weight[i].rows - f.r;
+        to.row0[i] = (char *)a.p.out[i] + token * a.p.out_stride[i] * size;
+        to.rows[i] = (int)a.p.weight[i].rows;
+        to.whole[i] = (uintptr_t)to.row0[i] % (4 * size) == 0;
     }
     return to;
 }
 
-template <int PER>
-static __device__ __forceinline__ void store(const float *y, int count, bool bf16, int row, char *first, int64_t step)
+static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
 {
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        if (i < count && bf16)
-            num_store<RIDGE_BF16>(first, row, y[i]);
-        else if (i < count)
-            num_store<RIDGE_F32>(first, row, y[i]);
-        first += step;
-    }
+    const uint32_t v = num_pack2<RIDGE_BF16>(lo, hi);
+
+    return num_canonical<RIDGE_BF16>(v & 0xffff) | num_canonical<RIDGE_BF16>(v >> 16) << 16;
 }
 
-/* q8_0_matmul, q8_0_pair */
+/* Four rows, or those of them that there are. */
+static __device__ __forceinline__ void store4(const float *y, bool bf16, char *row0, int row, int rows, bool whole)
+{
+    if (whole && row + 4 <= rows) {
+        if (bf16)
+            *(uint2 *)(row0 + row * 2) = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
+        else
+            *(uint4 *)(row0 + row * 4) = num_pack<RIDGE_F32>(y);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (row + k < rows && bf16)
+            num_store<RIDGE_BF16>(row0, row + k, y[k]);
+        else if (row + k < rows)
+            num_store<RIDGE_F32>(row0, row + k, y[k]);
+}
+
+/* q8_0_matmul, q8_0_pair: a thread has four rows of a token, so no thread has more than one. */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish(const stream_args &a, char *memory, uint32_t shared)
 {
-    enum {
-        PITCH = SUMS_PITCH(SUBS),
-        PLANE = TOKENS * PITCH,
-        PER = TOKENS * SUBS * SUB / (32 * FINISHERS(SUBS, TOKENS))
-    };
+    enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH, QUADS = SUBS * SUB / 4 };
+    static_assert(TOKENS * QUADS <= 32 * FINISHERS(SUBS, TOKENS), "a thread each");
+    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), token = thread / QUADS, r = thread % QUADS * 4;
+    const int tiles = a.tiles, tiles0 = a.tiles0;
     finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
-    const target to = start_target(a, f);
-    const int count = (a.tokens - f.begin + f.step - 1) / f.step, tiles = a.tiles, tiles0 = a.tiles0;
-    const bool bf16 = a.p.bf16;
+    const float *from = (const float *)(memory + a.at_sums) + token * PITCH + r;
+    const target to = start_target(a, token);
+    const bool bf16 = a.p.bf16, mine = token < a.tokens;
 
     ptx_grid_wait(); /* before anything of the results is written */
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const bool second = tile >= tiles0;
-        const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB);
-        const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE);
-        float y[PER];
+        const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB) + r;
+        const float *parts = from + f.sums * (RIDGE_Q8_0_PARTS * PLANE);
+        float y[4];
 
         ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            y[i] = i < count ? sum_parts<PLANE>(parts + i * f.step * PITCH) : 0.0f;
+        if (mine)
+            sum_parts4<PLANE>(parts, y);
         take_sums(&f);
-        if (row < (second ? to.rows[1] : to.rows[0]))
-            store<PER>(y, count, bf16, row, second ? to.first[1] : to.first[0], second ? to.step[1] : to.step[0]);
+        if (mine)
+            store4(y, bf16, second ? to.row0[1] : to.row0[0], row, second ? to.rows[1] : to.rows[0],
+                   second ? to.whole[1] : to.whole[0]);
     }
+}
+
+template <int PLANE> static __device__ __forceinline__ float sum_parts(const float *from)
+{
+    float part[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        part[i] = from[i * PLANE];
+    return ridge_q8_0_tree(part);
 }
 
 /* The rows of gate come first in a tile, then those of up. */
@@ -123,19 +164,19 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
 {
     enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH };
     finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
-    const target to = start_target(a, f);
-    const int tokens = a.tokens, high = a.high;
+    const int tokens = a.tokens, high = a.high, size = a.p.bf16 ? 2 : 4, rows = (int)a.p.weight[0].rows;
+    const int64_t token_step = a.p.out_stride[0] * size;
+    char *const row0 = (char *)a.p.out[0] + f.begin * token_step;
     const unsigned act = a.p.act;
     const float *const scale = a.p.token_scale;
     const bool bf16 = a.p.bf16;
 
     ptx_grid_wait(); /* before anything of the results is written */
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        const int row = tile * high;
-        char *first = to.first[0];
+        const int row = tile * high + f.r;
 
         ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
-        for (int token = f.begin; token < tokens && row < to.rows[0]; token += 2 * f.step) { /* two hide each other */
+        for (int token = f.begin; token < tokens && row < rows; token += 2 * f.step) { /* two hide each other */
             const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - f.begin) * PITCH;
             const int count = token + f.step < tokens ? 2 : 1;
             float y[2] = {}, up[2] = {};
@@ -150,8 +191,15 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
             for (int i = 0; i < 2; i++)
                 if (i < count)
                     y[i] = q8_0_swiglu(act, y[i], up[i], scale ? scale[token + i * f.step] : 1.0f, a.p.swiglu);
-            store<2>(y, count, bf16, row, first, to.step[0]);
-            first += 2 * to.step[0];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                char *const to = row0 + (token - f.begin + i * f.step) * token_step;
+
+                if (i < count && bf16)
+                    num_store<RIDGE_BF16>(to, row, y[i]);
+                else if (i < count)
+                    num_store<RIDGE_F32>(to, row, y[i]);
+            }
         }
         take_sums(&f);
     }
@@ -220,7 +268,11 @@ static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish_hc(const stream_args &a, char *memory, uint32_t shared)
 {
-    enum { WIDTH = 32 * FINISHERS(SUBS, TOKENS), PLANE = TOKENS * SUMS_PITCH(SUBS), PER = TOKENS * SUBS * SUB / WIDTH };
+    enum {
+        WIDTH = 32 * FINISHERS(SUBS, TOKENS),
+        PLANE = TOKENS * SUMS_PITCH(SUBS),
+        PER = (TOKENS + WIDTH / (SUBS * SUB) - 1) / (WIDTH / (SUBS * SUB))
+    };
     finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
     float *const factors = (float *)(memory + a.at_factors);
     const bool four = a.p.n_hc == HC_STREAMS;
@@ -231,7 +283,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
     ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
     if (four) {
         fetch_streams<PER>(a, f, blockIdx.x, now);
-        for (int i = threadIdx.x - 32 * (LOADER + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
+        for (int i = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
             const int t = i / HC_FACTORS, k = i % HC_FACTORS;
 
             factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
@@ -289,9 +341,9 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
     }
     if (lane < MOST_STAGES) {
         ptx_mbarrier_init(bar, 1);
-        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS);
+        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS(SUBS));
     } else if (lane < MOST_STAGES + SUMS) {
-        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS);
+        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS(SUBS));
         ptx_mbarrier_init(bar + 8 * (MOST_STAGES + SUMS), FINISHERS(SUBS, TOKENS));
     }
     ptx_mbarrier_fence_init();
@@ -309,7 +361,7 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
     const int warp = threadIdx.x / 32;
 
     ptx_grid_release();
-    if (warp == LOADER) { /* others need the barriers a little later than it does */
+    if (warp == CONSUMERS(SUBS)) { /* others need the barriers a little later than it does */
         start_barriers<SUBS, TOKENS, RAW>(a, shared);
         ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
         if (threadIdx.x % 32 == 0)
@@ -317,7 +369,7 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
         return;
     }
     ptx_barrier_sync(3, THREADS(SUBS, TOKENS));
-    if (warp < CONSUMERS)
+    if (warp < CONSUMERS(SUBS))
         consume<SUBS, TOKENS, RAW>(a, memory, shared);
     else if (a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
         finish_hc<SUBS, TOKENS>(a, memory, shared);
