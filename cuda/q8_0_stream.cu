@@ -17,7 +17,7 @@
  * their place back. */
 #include "q8_0_stream.cuh"
 
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#if __CUDA_ARCH__ >= 900
 /* --------------------------------------------------------------------------------------------- the finishing warps */
 
 /* What the finishing warps have in common: a thread has one row of every tile and every step-th token, begin first. */
@@ -319,7 +319,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
 }
 #endif
 
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#if __CUDA_ARCH__ >= 900
 /* The loading warp: the maps are on their way while every lane makes its barriers. */
 template <int SUBS, int TOKENS, int RAW>
 static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)
@@ -355,11 +355,15 @@ template <int SUBS, int TOKENS, int RAW>
 static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKENS) ? 1 : 2)
     q8_0_stream(const __grid_constant__ stream_args a)
 {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 /* not where a block has 99 KB */
+#if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(1024) char memory[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(memory);
     const int warp = threadIdx.x / 32;
 
+#if __CUDA_ARCH__ >= 1200
+    if (SUBS == 4) /* its rows want more shared memory than there is */
+        return;
+#endif
     ptx_grid_release();
     if (warp == CONSUMERS(SUBS)) { /* others need the barriers a little later than it does */
         start_barriers<SUBS, TOKENS, RAW>(a, shared);
@@ -390,14 +394,14 @@ static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS
 
 /* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
  * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us). */
-enum { MEMORY_MOST = 227 * 1024, AHEAD_MOST = 40 * 1024 };
+enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024 };
 
 static ridge_status prepare(const ridge_device *device)
 {
-    if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM103)
+    if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM121)
         return RIDGE_OK;
-    return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY_MOST,
-                        "q8_0_stream: loading kernels");
+    return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        device->arch < RIDGE_ARCH_SM120 ? MEMORY_MOST : MEMORY_SMALL, "q8_0_stream: loading kernels");
 }
 
 static uint32_t up_to(uint32_t bytes, uint32_t step)
@@ -555,17 +559,21 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     us += more * (half ? 0.055 + 0.005 * mb + (hc ? 0.1 : 0) : 0.06 + 0.001 * mb);
     if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
         us += 3;
+    us += kernel->param[1] < 100 ? 0.2 : 0;
     return (us + (high == 8 ? 0.3 + 0.05 * more : 0)) / speed;
 }
 
-#define ROW(op_name, op_id, high, name, budget, least)                                              \
-    {                                                                                               \
-        "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_SM103, Q8_0_CONTRACT, 0, \
-            {high, budget, least}, why_not, q8_0_workspace, cost, launch                            \
+#define ROW(op_name, op_id, high, name, budget, least, arch_most)                                                   \
+    {                                                                                                               \
+        "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, arch_most, Q8_0_CONTRACT, 0, {high, budget, least}, \
+            why_not, q8_0_workspace, cost, launch                                                                   \
     }
-#define ROWS(op_name, op_id)                                                         \
-    ROW(op_name, op_id, 32, "32", 222, 100), ROW(op_name, op_id, 16, "16", 222, 85), \
-        ROW(op_name, op_id, 16, "16half", 112, 68), ROW(op_name, op_id, 8, "8half", 112, 42)
+#define ROWS(op_name, op_id)                                          \
+    ROW(op_name, op_id, 32, "32", 222, 100, RIDGE_ARCH_SM103),        \
+        ROW(op_name, op_id, 16, "16", 222, 85, RIDGE_ARCH_SM103),     \
+        ROW(op_name, op_id, 16, "16half", 112, 68, RIDGE_ARCH_SM103), \
+        ROW(op_name, op_id, 8, "8half", 112, 42, RIDGE_ARCH_SM103),   \
+        ROW(op_name, op_id, 16, "16small", 96, 68, RIDGE_ARCH_SM121) /* what a block of sm_120 may have */
 
 /* param: rows of a tile, KB of shared memory, hundredths of a microsecond that a tile takes at least. */
 static const ridge_kernel rows[] = {

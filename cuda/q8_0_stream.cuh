@@ -51,7 +51,7 @@ typedef struct stream_args {
     q8_0_args p;
 } stream_args;
 
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#if __CUDA_ARCH__ >= 900
 /* The weight of a tile and its first row. */
 static __device__ __forceinline__ int tile_rows(const stream_args &a, int tile, int *row)
 {
