@@ -43,6 +43,14 @@ static __device__ __forceinline__ finisher start_finisher(const stream_args &a, 
             32 * FINISHERS(SUBS, TOKENS) / a.high};
 }
 
+/* Before anything of the results is written, or read by the epilogues. */
+template <int SUBS> static __device__ __forceinline__ void start_finishing(const stream_args &a, uint32_t shared)
+{
+    ptx_grid_wait();
+    if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1) && a.x_dtype == RIDGE_I8)
+        send_x(a, shared);
+}
+
 static __device__ __forceinline__ void take_sums(finisher *f)
 {
     __syncwarp(); /* every lane has read the sums */
@@ -131,7 +139,7 @@ static __device__ __forceinline__ void finish(const stream_args &a, char *memory
     const target to = start_target(a, token);
     const bool bf16 = a.p.bf16, mine = token < a.tokens;
 
-    ptx_grid_wait(); /* before anything of the results is written */
+    start_finishing<SUBS>(a, shared);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const bool second = tile >= tiles0;
         const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB) + r;
@@ -171,7 +179,7 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
     const float *const scale = a.p.token_scale;
     const bool bf16 = a.p.bf16;
 
-    ptx_grid_wait(); /* before anything of the results is written */
+    start_finishing<SUBS>(a, shared);
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
         const int row = tile * high + f.r;
 
@@ -280,7 +288,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
 
     for (int ahead = 0; four && ahead < 2; ahead++)
         announce_streams<PER>(a, f, blockIdx.x + ahead * gridDim.x);
-    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
+    start_finishing<SUBS>(a, shared);
     if (four) {
         fetch_streams<PER>(a, f, blockIdx.x, now);
         for (int i = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
@@ -320,34 +328,39 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
 #endif
 
 #if __CUDA_ARCH__ >= 900
-/* The loading warp: the maps are on their way while every lane makes its barriers. */
-template <int SUBS, int TOKENS, int RAW>
+/* What the loading thread needs for its first loads, and no more: all multiprocessors wait for the last one to get
+ * here. One thread makes barriers faster than many: the instruction takes one address of all lanes. */
+template <int RAW> static __device__ __forceinline__ void start_loading(const stream_args &a, uint32_t shared)
+{
+    const uint32_t full = shared + a.at_bars;
+
+    ptx_prefetch_map(&a.codes[0]);
+    if (!RAW)
+        ptx_prefetch_map(&a.scales[0]);
+    for (int i = 0; i < a.stages; i++)
+        ptx_mbarrier_init(full + 8 * i, 1);
+    ptx_mbarrier_init(full + READY, 1);
+    ptx_mbarrier_fence_init();
+}
+
+/* A finishing thread makes the other barriers. x goes to L2, a turn of it from this block: a kernel in front may still
+ * write it, but all writes meet there. */
+template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)
 {
-    const int lane = threadIdx.x % 32;
-    const uint32_t bar = shared + a.at_bars + 8 * lane;
+    const uint32_t empty = shared + a.at_bars + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES;
 
-    if (lane == 0) {
-        for (int i = 0; i < 2; i++)
-            if (a.p.weight[i].rows) {
-                ptx_prefetch_map(&a.codes[i]);
-                if (!RAW)
-                    ptx_prefetch_map(&a.scales[i]);
-            }
-        if (a.x_dtype == RIDGE_I8) {
-            ptx_prefetch_map(&a.x);
-            ptx_prefetch_map(&a.x_scales);
-        }
-    }
-    if (lane < MOST_STAGES) {
-        ptx_mbarrier_init(bar, 1);
-        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS(SUBS));
-    } else if (lane < MOST_STAGES + SUMS) {
-        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS(SUBS));
-        ptx_mbarrier_init(bar + 8 * (MOST_STAGES + SUMS), FINISHERS(SUBS, TOKENS));
+    for (int i = 0; i < a.stages; i++)
+        ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
+    for (int i = 0; i < SUMS; i++) {
+        ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
+        ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS));
     }
     ptx_mbarrier_fence_init();
-    __syncwarp();
+    if (a.x_dtype == RIDGE_I8) {
+        ptx_tma_prefetch_3d(&a.x, 0, 0, (int)blockIdx.x % a.turns * 8);
+        ptx_tma_prefetch_2d(&a.x_scales, (int)blockIdx.x % a.turns * Q8_0_TURN, 0);
+    }
 }
 #endif
 
@@ -365,14 +378,21 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
         return;
 #endif
     ptx_grid_release();
-    if (warp == CONSUMERS(SUBS)) { /* others need the barriers a little later than it does */
-        start_barriers<SUBS, TOKENS, RAW>(a, shared);
+    if (warp == CONSUMERS(SUBS)) {
+        if (threadIdx.x % 32 == 0)
+            start_loading<RAW>(a, shared);
+        __syncwarp();
         ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
         if (threadIdx.x % 32 == 0)
             produce<SUBS, RAW>(a, shared);
         return;
     }
-    ptx_barrier_sync(3, THREADS(SUBS, TOKENS));
+    if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1))
+        start_barriers<SUBS, TOKENS>(a, shared);
+    __syncwarp();
+    ptx_barrier_sync(3, THREADS(SUBS, TOKENS)); /* barriers are there */
+    if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1))
+        ptx_mbarrier_arrive(shared + a.at_bars + READY);
     if (warp < CONSUMERS(SUBS))
         consume<SUBS, TOKENS, RAW>(a, memory, shared);
     else if (a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
@@ -394,7 +414,7 @@ static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS
 
 /* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
  * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us). */
-enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024 };
+enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024, WINDOW_BYTES = 72 * 1024 };
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -487,6 +507,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = inside ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
         return status ? status : q8_0_launch_portable(device, kernel->name, &a.p, stream);
     }
+    a.window = WINDOW_BYTES / (subs * (raw ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
+    a.window = a.window < 2 ? 2 : a.window > a.stages ? a.stages : a.window;
     if (call->flags &
         RIDGE_WEIGHTS_SETTLED) /* the loads of floats that are quantised inside wait behind all of these */
         a.early = !inside || a.stages < 8 / subs ? a.stages : 8 / subs;

@@ -24,7 +24,8 @@ enum {
     RAW_BYTES = SUB * RAW_PITCH,
     CODE_BYTES = SUB * 1024,
     SCALE_BYTES = SUB * SCALE_PITCH,
-    BAR_BYTES = 8 * (2 * MOST_STAGES + 2 * SUMS)
+    READY = 8 * (2 * MOST_STAGES + 2 * SUMS), /* the last barrier */
+    BAR_BYTES = READY + 8
 };
 
 /* Of hyper-connections with the usual four streams: post and comb of a token. */
@@ -40,8 +41,9 @@ typedef struct stream_args {
     int turns, stages, gate_up;
     int high;     /* rows of a tile: with gate_up half of the stage's */
     int resident; /* x stays in shared memory */
-    int early;    /* turns that are loaded before the kernels in front have finished, */
+    int early;    /* turns that are loaded before the kernels in front have finished (at most the stages), */
     int ahead;    /* or brought into L2 */
+    int window;   /* turns on their way */
     int tokens, x_scales_slot;
     int x_dtype; /* RIDGE_I8: codes and scales, by TMA; else the computing warps quantise x into its resident place */
     uint32_t at_x, at_scales, at_x_scales, at_sums, at_factors, at_bars;
@@ -133,37 +135,46 @@ template <int RAW> static __device__ __forceinline__ void fetch_weights(const st
         }
 }
 
+/* Turn n of the block has its place in the ring when the turn that was there has been read, and its turn to be asked
+ * for when turn n - window has come: more bytes on their way than the memory needs only make what others ask for wait,
+ * x and the residuals above all. */
 template <int SUBS, int RAW> static __device__ __forceinline__ void produce(const stream_args &a, uint32_t shared)
 {
     const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
-    cursor w = {(int)blockIdx.x, 0, 0, 1}, x = w;
-    uint32_t parity = 1;
-    int n = 0;
+    cursor w = {(int)blockIdx.x, 0, 0, 1};
+    uint32_t parity = 1, come_parity = 0;
+    int come = 0;
 
-    if (a.x_dtype == RIDGE_I8) { /* x too, a turn of it from this block: a kernel in front may still write it */
-        ptx_tma_prefetch_3d(&a.x, 0, 0, (int)blockIdx.x % a.turns * 8);
-        ptx_tma_prefetch_2d(&a.x_scales, (int)blockIdx.x % a.turns * Q8_0_TURN, 0);
-    }
-    for (; n < a.early && w.tile < a.tiles; n++, next_turn(a, &w))
-        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-    for (int i = 0; i < a.ahead && x.tile < a.tiles; i++, next_turn(a, &x))
-        fetch_weights<RAW>(a, x);
-    x = (cursor){(int)blockIdx.x, 0, 0, 1};
-    ptx_grid_wait();
-    for (int i = 0; i < n; i++, next_turn(a, &x))
-        load_x(a, x, shared, full + 8 * x.stage);
-    for (; n < a.stages && w.tile < a.tiles; n++, next_turn(a, &w)) {
-        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-        load_x(a, w, shared, full + 8 * w.stage);
-    }
-    while (w.tile < a.tiles) {
+    for (int i = 0; i < a.ahead && w.tile < a.tiles; i++, next_turn(a, &w))
+        fetch_weights<RAW>(a, w);
+    w = (cursor){(int)blockIdx.x, 0, 0, 1};
+    for (int n = 0; w.tile < a.tiles; n++, next_turn(a, &w)) {
+        if (n == a.early)
+            ptx_grid_wait();
         if (w.stage == 0)
             parity ^= 1;
-        ptx_mbarrier_wait(empty + 8 * w.stage, parity);
+        if (n == a.stages)
+            ptx_mbarrier_wait(full + READY, 0);
+        if (n >= a.stages)
+            ptx_mbarrier_wait(empty + 8 * w.stage, parity ^ 1);
+        if (n >= a.window) {
+            ptx_mbarrier_wait(full + 8 * come, come_parity);
+            come = come + 1 == a.stages ? 0 : come + 1;
+            come_parity ^= come == 0;
+        }
         load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-        load_x(a, w, shared, full + 8 * w.stage);
-        next_turn(a, &w);
+        if (n >= a.stages)
+            load_x(a, w, shared, full + 8 * w.stage);
     }
+}
+
+/* x of the ring's first round, by a finishing thread: the loading one may be waiting for weights. */
+static __device__ __forceinline__ void send_x(const stream_args &a, uint32_t shared)
+{
+    cursor x = {(int)blockIdx.x, 0, 0, 1};
+
+    for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_turn(a, &x))
+        load_x(a, x, shared, shared + a.at_bars + 8 * x.stage);
 }
 
 /* --------------------------------------------------------------------------------------------- the computing warps */
