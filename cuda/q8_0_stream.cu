@@ -352,6 +352,8 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
 
     for (int i = 0; i < a.stages; i++)
         ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
+    for (int i = 0; i < a.stages; i++)
+        ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
     for (int i = 0; i < SUMS; i++) {
         ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
         ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS));

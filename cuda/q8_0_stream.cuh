@@ -24,8 +24,9 @@ enum {
     RAW_BYTES = SUB * RAW_PITCH,
     CODE_BYTES = SUB * 1024,
     SCALE_BYTES = SUB * SCALE_PITCH,
-    READY = 8 * (2 * MOST_STAGES + 2 * SUMS), /* the last barrier */
-    BAR_BYTES = READY + 8
+    READY = 8 * (2 * MOST_STAGES + 2 * SUMS), /* a barrier */
+    X_FULL = READY + 8,                       /* and those of x, one a stage */
+    BAR_BYTES = X_FULL + 8 * MOST_STAGES
 };
 
 /* Of hyper-connections with the usual four streams: post and comb of a token. */
@@ -42,7 +43,7 @@ typedef struct stream_args {
     int high;     /* rows of a tile: with gate_up half of the stage's */
     int resident; /* x stays in shared memory */
     int early;    /* turns that are loaded before the kernels in front have finished (at most the stages), */
-    int ahead;    /* or brought into L2 */
+    int ahead;    /* and that are brought into L2 after them */
     int window;   /* turns on their way */
     int tokens, x_scales_slot;
     int x_dtype; /* RIDGE_I8: codes and scales, by TMA; else the computing warps quantise x into its resident place */
@@ -99,23 +100,24 @@ template <int SUBS, int RAW>
 static __device__ __forceinline__ void load_weights(const stream_args &a, const cursor &c, uint32_t shared,
                                                     uint32_t full)
 {
-    const bool with_x = (c.first || !a.resident) && a.x_dtype == RIDGE_I8;
     int row;
     const int which = tile_rows(a, c.tile, &row);
 
-    ptx_mbarrier_expect(full, SUBS * (RAW ? RAW_BYTES : CODE_BYTES + SCALE_BYTES) +
-                                  (with_x ? a.tokens * (1024 + X_SCALE_PITCH) : 0));
+    ptx_mbarrier_expect(full, SUBS * (RAW ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
     load_rows<SUBS, RAW>(a, c, shared, full, which, row, 0);
     if (a.gate_up)
         load_rows<SUBS, RAW>(a, c, shared, full, 1, row, a.high);
 }
 
-static __device__ __forceinline__ void load_x(const stream_args &a, const cursor &c, uint32_t shared, uint32_t full)
+/* x of a turn: once a block where it stays in shared memory. */
+static __device__ __forceinline__ void load_x(const stream_args &a, const cursor &c, uint32_t shared)
 {
+    const uint32_t full = shared + a.at_bars + X_FULL + 8 * c.stage;
     const int slot = a.resident ? c.turn : c.stage;
 
     if ((!c.first && a.resident) || a.x_dtype != RIDGE_I8)
         return;
+    ptx_mbarrier_expect(full, a.tokens * (1024 + X_SCALE_PITCH));
     ptx_tma_load_3d(shared + a.at_x + slot * a.tokens * 1024, &a.x, 0, 0, c.turn * 8, full);
     ptx_tma_load_2d(shared + a.at_x_scales + slot * a.x_scales_slot, &a.x_scales, c.turn * Q8_0_TURN, 0, full);
 }
@@ -145,12 +147,14 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
     uint32_t parity = 1, come_parity = 0;
     int come = 0;
 
-    for (int i = 0; i < a.ahead && w.tile < a.tiles; i++, next_turn(a, &w))
-        fetch_weights<RAW>(a, w);
-    w = (cursor){(int)blockIdx.x, 0, 0, 1};
     for (int n = 0; w.tile < a.tiles; n++, next_turn(a, &w)) {
-        if (n == a.early)
+        if (n == a.early) {
+            cursor next = w;
+
+            for (int i = 0; i < a.ahead && next.tile < a.tiles; i++, next_turn(a, &next))
+                fetch_weights<RAW>(a, next);
             ptx_grid_wait();
+        }
         if (w.stage == 0)
             parity ^= 1;
         if (n == a.stages)
@@ -164,7 +168,7 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
         }
         load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
         if (n >= a.stages)
-            load_x(a, w, shared, full + 8 * w.stage);
+            load_x(a, w, shared);
     }
 }
 
@@ -174,7 +178,7 @@ static __device__ __forceinline__ void send_x(const stream_args &a, uint32_t sha
     cursor x = {(int)blockIdx.x, 0, 0, 1};
 
     for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_turn(a, &x))
-        load_x(a, x, shared, shared + a.at_bars + 8 * x.stage);
+        load_x(a, x, shared);
 }
 
 /* --------------------------------------------------------------------------------------------- the computing warps */
@@ -395,6 +399,8 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
             float ws[4][2];
 
             ptx_mbarrier_wait(bar, parity);
+            if (a.x_dtype == RIDGE_I8 && (!resident || tile == blockIdx.x))
+                ptx_mbarrier_wait(bar + X_FULL, parity);
             if (TOKENS == 8 && (!resident || slot != had)) /* of one turn, x stays in registers */
                 read_x(at.x[0] + slot * x_step, at.x_scales[0][0] + slot * x_scales_step,
                        at.x_scales[0][1] + slot * x_scales_step, x, xs);
