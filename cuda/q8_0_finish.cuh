@@ -28,14 +28,6 @@ static __device__ __forceinline__ finisher start_finisher(const stream_args &a, 
             32 * FINISHERS(SUBS, TOKENS) / a.high};
 }
 
-/* Before anything of the results is written, or read by the epilogues. */
-template <int SUBS> static __device__ __forceinline__ void start_finishing(const stream_args &a, uint32_t shared)
-{
-    ptx_grid_wait();
-    if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1) && a.x_dtype == RIDGE_I8)
-        send_x(a, shared);
-}
-
 static __device__ __forceinline__ void take_sums(finisher *f)
 {
     __syncwarp(); /* every lane has read the sums */
@@ -124,7 +116,7 @@ static __device__ __forceinline__ void finish(const stream_args &a, char *memory
     const target to = start_target(a, token);
     const bool bf16 = a.p.bf16, mine = token < a.tokens;
 
-    start_finishing<SUBS>(a, shared);
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const bool second = tile >= tiles0;
         const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB) + r;
@@ -164,7 +156,7 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
     const float *const scale = a.p.token_scale;
     const bool bf16 = a.p.bf16;
 
-    start_finishing<SUBS>(a, shared);
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
         const int row = tile * high + f.r;
 
@@ -273,7 +265,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
 
     for (int ahead = 0; four && ahead < 2; ahead++)
         announce_streams<PER>(a, f, blockIdx.x + ahead * gridDim.x);
-    start_finishing<SUBS>(a, shared);
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
     if (four) {
         fetch_streams<PER>(a, f, blockIdx.x, now);
         for (int i = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {

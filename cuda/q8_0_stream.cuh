@@ -172,7 +172,7 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
     }
 }
 
-/* x of the ring's first round, by a finishing thread: the loading one may be waiting for weights. */
+/* x of the ring's first round, by a computing thread: the loading one may be waiting for weights. */
 static __device__ __forceinline__ void send_x(const stream_args &a, uint32_t shared)
 {
     cursor x = {(int)blockIdx.x, 0, 0, 1};
@@ -387,7 +387,11 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
         ptx_grid_wait();
         quantise_x<WIDTH>(a, memory);
         ptx_barrier_sync(1, WIDTH); /* all of x before any is read */
+    } else if (threadIdx.x == 0) {
+        ptx_grid_wait();
+        send_x(a, shared);
     }
+    __syncwarp();
     for (int tile = blockIdx.x; tile < tiles; tile += kept(gridDim.x)) {
         float acc[TOKENS / 8][4] = {}, *to;
         int thread = threadIdx.x;
