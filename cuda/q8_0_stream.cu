@@ -15,6 +15,8 @@
  * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage's weights to the computing warps, X_FULL
  * + s its x, empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to the finishing warps,
  * taken[i] gives their place back; READY: all but full[] are made. */
+#include <math.h>
+
 #include "q8_0_finish.cuh"
 
 #if __CUDA_ARCH__ >= 900
@@ -252,44 +254,59 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
     return NULL;
 }
 
-/* Microseconds on an H200, fitted to what was measured there at 4 to 71 MB and 1, 8 and 16 tokens: the stream of all
- * weights; a multiprocessor's share at what its ring can pull; a least time a tile; a start, which two resident blocks
- * of consecutive kernels share; and the tokens. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
-    const double width = (double)problem->dim[1] * (34.0 / 32.0), mb = q8_0_bytes(problem) * 1e-6;
-    const double high = kernel->param[0], more = (double)problem->dim[0] - 1, speed = device->copy_gbps / 4200;
-    const double tiles = (double)(int64_t)((mb * 1e6 / width + high - 1) / high);
-    const double share = (double)(int64_t)((tiles + device->units - 1) / device->units);
-    const double pull = share * high * width * 1e-3 / (half ? 32 : 75), least = share * kernel->param[2] * 0.01;
-    double us = mb / (half ? 4.0 : 4.4);
+/* Microseconds on an H200, fitted to 115 times measured there at 4 to 62 MB and 1, 8 and 16 tokens. */
+typedef struct stream_times {
+    double start, rate;                        /* TB/s */
+    double turn, turn_token, tile, tile_token; /* of the block with most of them; a token beyond the first */
+    double x;                                  /* a MB of x that all blocks fetch together, beyond one token's */
+    double waits, waits_mb;                    /* not settled: once, and a MB of weights */
+} stream_times;
 
-    us = us > pull ? us : pull;
-    us = us > least ? us : least;
-    us += half ? 1.3 : high == 32 ? 2.0 : share > 1 ? 2.1 : 1.5;
-    if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
-        us += half ? 0.4 : 0.9 + 0.015 * mb;
-    us += more * (half ? 0.055 + 0.005 * mb + (hc ? 0.1 : 0) : 0.06 + 0.001 * mb);
-    if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
-        us += 3;
-    us += kernel->param[1] < 100 ? 0.2 : 0;
-    return (us + (high == 8 ? 0.3 + 0.05 * more : 0)) / speed;
+static const stream_times times[] = {{2.32, 4.46, 0, 0.0128, 0.453, 0.0309, 0.082, 0.49, 0.0098},  /* 32 */
+                                     {1.61, 4.33, 0, 0.0114, 0.455, 0.0057, 0.151, 0.605, 0},      /* 16 */
+                                     {1.35, 4.26, 0.309, 0.0046, 0.154, 0.0061, 0.167, 0.557, 0},  /* 16half */
+                                     {1.54, 3.88, 0.22, 0.0125, 0.1, 0, 0.153, 0.45, 0},           /* 8half */
+                                     {1.45, 4.26, 0.309, 0.0046, 0.154, 0.0061, 0.167, 0.557, 0}}; /* 16small */
+
+static double fourth(double v)
+{
+    return v * v * v * v;
 }
 
-#define ROW(op_name, op_id, high, name, budget, least, arch_most)                                                   \
-    {                                                                                                               \
-        "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, arch_most, Q8_0_CONTRACT, 0, {high, budget, least}, \
-            why_not, q8_0_workspace, cost, launch                                                                   \
-    }
-#define ROWS(op_name, op_id)                                          \
-    ROW(op_name, op_id, 32, "32", 222, 100, RIDGE_ARCH_SM103),        \
-        ROW(op_name, op_id, 16, "16", 222, 85, RIDGE_ARCH_SM103),     \
-        ROW(op_name, op_id, 16, "16half", 112, 68, RIDGE_ARCH_SM103), \
-        ROW(op_name, op_id, 8, "8half", 112, 42, RIDGE_ARCH_SM103),   \
-        ROW(op_name, op_id, 16, "16small", 96, 68, RIDGE_ARCH_SM121) /* what a block of sm_120 may have */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const stream_times *t = &times[kernel->param[2]];
+    const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
+    const double cols = (double)problem->dim[1], mb = q8_0_bytes(problem) * 1e-6, high = kernel->param[0];
+    const double more = (double)problem->dim[0] - 1, speed = device->copy_gbps / 4200;
+    const double tiles = (double)(int64_t)((mb * 1e6 / (cols * (34.0 / 32.0)) + high - 1) / high);
+    const double share = (double)(int64_t)((tiles + device->units - 1) / device->units);
+    const double turns = share * (double)((problem->dim[1] + 1023) / 1024);
+    const double work = turns * (t->turn + more * t->turn_token) + share * (t->tile + more * t->tile_token);
+    double us = t->start + sqrt(sqrt(fourth(mb / t->rate) + fourth(work)));
 
-/* param: rows of a tile, KB of shared memory, hundredths of a microsecond that a tile takes at least. */
+    us += t->x * more * cols * 1.14e-6 * (tiles < device->units ? tiles : device->units);
+    if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
+        us += t->waits + t->waits_mb * mb;
+    if (half && hc)
+        us += 0.1 * more;
+    if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
+        us += 3;
+    return us / speed;
+}
+
+#define ROW(op_name, op_id, high, name, budget, kind, arch_most)                                                   \
+    {                                                                                                              \
+        "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, arch_most, Q8_0_CONTRACT, 0, {high, budget, kind}, \
+            why_not, q8_0_workspace, cost, launch                                                                  \
+    }
+#define ROWS(op_name, op_id)                                                                                          \
+    ROW(op_name, op_id, 32, "32", 222, 0, RIDGE_ARCH_SM103), ROW(op_name, op_id, 16, "16", 222, 1, RIDGE_ARCH_SM103), \
+        ROW(op_name, op_id, 16, "16half", 112, 2, RIDGE_ARCH_SM103),                                                  \
+        ROW(op_name, op_id, 8, "8half", 112, 3, RIDGE_ARCH_SM103),                                                    \
+        ROW(op_name, op_id, 16, "16small", 96, 4, RIDGE_ARCH_SM121) /* what a block of sm_120 may have */
+
+/* param: rows of a tile, KB of shared memory, place in times. */
 static const ridge_kernel rows[] = {
     ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
     ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
