@@ -107,8 +107,10 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
 static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS(4)};
 
 /* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
- * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us). */
-enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024, WINDOW_BYTES = 72 * 1024 };
+ * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us).
+ * WINDOW_BYTES: of a block's weights, on their way at one time: two to three stages. With one the stream halts; with
+ * six the memory system is so full that x takes 2.4 us instead of 1.0 (1024 -> 32768: 11.4 -> 10.3 us). */
+enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024, WINDOW_BYTES = 56 * 1024 };
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -203,9 +205,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     }
     a.window = WINDOW_BYTES / (subs * (raw ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
     a.window = a.window < 2 ? 2 : a.window > a.stages ? a.stages : a.window;
-    if (call->flags &
-        RIDGE_WEIGHTS_SETTLED) /* the loads of floats that are quantised inside wait behind all of these */
-        a.early = !inside || a.stages < 8 / subs ? a.stages : 8 / subs;
+    if (call->flags & RIDGE_WEIGHTS_SETTLED)
+        a.early = a.stages;
     else if (a.turns * (int64_t)(raw ? subs * RAW_BYTES : subs * (CODE_BYTES + SCALE_BYTES)) <= AHEAD_MOST &&
              a.tiles <= device->units)
         a.ahead = a.turns;
