@@ -109,7 +109,7 @@ static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS
 /* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
  * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us).
  * WINDOW_BYTES: of a block's weights, on their way at one time: two to three stages. With one the stream halts; with
- * six the memory system is so full that x takes 2.4 us instead of 1.0 (1024 -> 32768: 11.4 -> 10.3 us). */
+ * six the memory system is so full that x takes 2.4 us instead of 1.0. */
 enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024, WINDOW_BYTES = 56 * 1024 };
 
 static ridge_status prepare(const ridge_device *device)
