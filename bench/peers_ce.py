@@ -1,6 +1,6 @@
 """peers_ce.py: linear cross entropy: ridge beside what people use today, in one process, on the same tensors, interleaved.
 
-    python3 bench/peers_ce.py [--lib FILE] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...]
+    python3 bench/peers_ce.py [--lib build/libridge.so] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...]
 
 Eval, forward + backward, and backward alone. Rivals: cuBLAS on the product x W^T alone, torch eager, torch.compile, and Liger,
 Apple CCE and quack where they can be imported. peak_bytes: memory beyond the inputs, gradients included. err: of the gradients,

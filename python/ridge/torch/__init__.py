@@ -34,7 +34,16 @@ def _gemm(xp, a, scale_a, b, scale_b, scales, out_dtype):
     return L.fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, None)
 
 
-_swiglu, _gemm, _quantize = Planned(_swiglu, leaves=True), Planned(_gemm), Planned(L.quantize_fp8)
+def _dual(xp, x, form, dtype, pow2, floor):
+    return ops.quantize_fp8_dual(xp, x, form, ops.pick(L.FORMATS, dtype, "dtype"), pow2, floor, False)[:4]
+
+
+def _swiglu_gradient(options, gate, up):
+    activation, *five, round_gate, interleaved = options
+    return SwiGLU.apply(gate, up, None, activation, tuple(five), round_gate, round_gate, interleaved)
+
+
+_swiglu, _gemm, _quantize, _dual = Planned(_swiglu, _swiglu_gradient), Planned(_gemm), Planned(L.quantize_fp8), Planned(_dual)
 
 
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
@@ -141,6 +150,9 @@ def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
 def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales, codes of x transposed, its scales) in one read of x. form: "row_row" (activations and gradients),
     "row_blk" or "blk_blk" (weights). No gradient."""
+    out = _dual((form, dtype, pow2, floor), x)
+    if out is not None:
+        return out
     tensors("quantize_fp8_dual", x=x)
     return _call(L.quantize_fp8_dual, _op.quantize_fp8_dual, (x,), (x, form, dtype, pow2, float(floor), False))[:4]
 

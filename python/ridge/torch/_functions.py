@@ -24,9 +24,9 @@ def _swiglu_backward(xp, dout, gate, up, activation, options, round_gate, round_
 class SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *args):
-        gate, up, row_scale, *_ = args
+        gate, up, row_scale, *rest = args
         ctx.save_for_backward(gate, up, row_scale)
-        ctx.rest = args[3:]
+        ctx.rest = tuple(rest)
         if up is not None and row_scale is None:
             out = _swiglu(ctx.rest, gate, up)
             if out is not None:

@@ -2,6 +2,7 @@
 ridge/_ops.py over an adapter that writes down what it does; later ones fill in the pointers: one packed argument struct, one
 allocation an output, one ridge_run, in a function written for that plan."""
 import ctypes as C
+import functools
 import numbers
 
 import torch
@@ -175,9 +176,9 @@ class Planned:
     """function(xp, *tensors, *args) of ops on one launch, by plans. Called with the tuple of args and the tensors: the result,
     or None where the call has to go the ordinary way."""
 
-    def __init__(self, function, leaves=False):
-        """leaves: tensors that need a gradient are for others."""
-        self.function, self.leaves, self.plans, self.recent = function, leaves, {}, {}
+    def __init__(self, function, gradient=None):
+        """gradient(args, *tensors) makes the call where a tensor needs one."""
+        self.function, self.gradient, self.plans, self.recent = function, gradient, {}, {}
 
     def __call__(self, args, *tensors):
         if compiling():
@@ -203,18 +204,26 @@ class Planned:
         """Not one of the last few."""
         if not all(isinstance(t, torch.Tensor) for t in tensors) or not plain(*tensors):
             return None
-        if self.leaves and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return None
+        self._refuse(args)
+        leaf = self.gradient and any(t.requires_grad for t in tensors)
+        if leaf and torch.is_grad_enabled():
+            return self._call(args, tensors, functools.partial(self.gradient, args))
         key = (args, *map(_of, tensors))
         plan = self.plans.get(key)
         if plan is None:
-            self._refuse(args)
             if len(self.plans) > 4096:  # ever new shapes
                 self.plans.clear()
                 self.recent.clear()
             plan = self.plans[key] = _make(self.function, tensors, args)
         if not plan:
             return None
-        if not self.leaves or not any(t.requires_grad for t in tensors):  # the guards do not know torch.no_grad
-            self.recent[args] = [(_guard(tensors), plan.run), *self.recent.get(args, ())][:4]
-        return plan.run(*tensors)
+        if leaf:  # the guards do not know torch.no_grad
+            return plan.run(*tensors)
+        return self._call(args, tensors, plan.run)
+
+    def _call(self, args, tensors, run):
+        out = run(*tensors)
+        if len(self.recent) > 1000:  # ever new options
+            self.recent.clear()
+        self.recent[args] = [(_guard(tensors), run), *self.recent.get(args, ())][:4]
+        return out
