@@ -7,7 +7,7 @@ The text is the Python standard library's sources, one token for each word, run 
 providers see the same tokens and the same initial weights, and take their steps in turn. Step times are medians over the last
 60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and
 optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own
-run-to-run noise; "ridge-fp8-block" is Fp8Linear(wgrad="blk128"). The text is cut into pieces of 1024 tokens that come in a
+run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"). The text is cut into pieces of 1024 tokens that come in a
 random order, the same for all.
 """
 import argparse
@@ -62,7 +62,7 @@ def down_fp8(down, gate_up):
     return down.swiglu(gate_up)
 
 
-DOWN = {"ridge": down_ridge, "ridge-fp8": down_fp8, "ridge-fp8-block": down_fp8}
+DOWN = {"ridge": down_ridge, "ridge-fp8": down_fp8, "ridge-fp8-row": down_fp8}
 
 
 class Block(nn.Module):
@@ -127,7 +127,7 @@ class Trainee:
         with torch.device(args.device):
             self.model = Model(args, DOWN.get(provider, down_torch)).to(torch.bfloat16)
         if provider.startswith("ridge-fp8"):
-            R.swap_linear(self.model, exclude=("head",), wgrad="blk128" if provider.endswith("block") else "row128")
+            R.swap_linear(self.model, exclude=("head",), wgrad="row128" if provider.endswith("row") else "blk128")
         compile_ = (lambda f: f) if args.eager else torch.compile
         for block in self.model.blocks:
             block.forward = compile_(block.forward)
