@@ -5,7 +5,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import ridge  # noqa: E402
 import ridge.torch as R  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from torch_common import DTYPES, ULP, ce_problem, cuda_only, leaves, near, needs, on_devices, rms, seed, spread, swiglu64  # noqa: E402,F401
+from torch_common import (DTYPES, ULP, ce_problem, cuda_only, leaves, near, needs, on_devices, rms, seed,  # noqa: E402,F401
+                          spread, swiglu64)
 
 pytestmark = on_devices
 
@@ -161,7 +162,8 @@ def samples(device):
 
 
 NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "quantize_fp8", "quantize_fp8_dual",
-         "fp8_gemm", "fp8_linear", "fp8_linear blk128", "swiglu_linear", "fp8_swiglu_linear", "multiply", "q8_0_quantize", "q8_0_repack", "q8_0_matmul"]
+         "fp8_gemm", "fp8_linear", "fp8_linear blk128", "swiglu_linear", "fp8_swiglu_linear", "multiply",
+         "q8_0_quantize", "q8_0_repack", "q8_0_matmul"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -280,11 +282,14 @@ def test_errors(device):
         with pytest.raises(ridge.ArgumentError, match=text):
             call()
     for call, text in ((lambda: R.swiglu([1.0], a), "swiglu: gate is a list, not a torch.Tensor"),
-                       (lambda: R.swiglu(a, 2.0), "up is a float, not a torch.Tensor or None"), (lambda: R.swiglu(None), "gate is a NoneType"),
+                       (lambda: R.swiglu(a, 2.0), "up is a float, not a torch.Tensor or None"),
+                       (lambda: R.swiglu(None), "gate is a NoneType"),
                        (lambda: R.quantize_fp8([[1.0]]), "x is a list"), (lambda: R.quantize_fp8_dual(None), "x is a NoneType"),
-                       (lambda: R.fp8_gemm(a, a, a, None), "scale_b is a NoneType"), (lambda: R.q8_0_matmul(a, None), "w is a NoneType"),
+                       (lambda: R.fp8_gemm(a, a, a, None), "scale_b is a NoneType"),
+                       (lambda: R.q8_0_matmul(a, None), "w is a NoneType"),
                        (lambda: R.linear_cross_entropy(a, w, [1, 2]), "target is a list"),
-                       (lambda: R.swiglu_linear(a, None, None), "weight is a NoneType"), (lambda: R.q8_0_quantize(3), "x is a int")):
+                       (lambda: R.swiglu_linear(a, None, None), "weight is a NoneType"),
+                       (lambda: R.q8_0_quantize(3), "x is a int")):
         with pytest.raises(TypeError, match=text):
             call()
     if device == "cuda":

@@ -88,8 +88,9 @@ def swiglu_linear(gate, up, weight, bias=None, *, activation="silu", gate_mul=1.
         recompute = every[0].numel() > 4 * every[0].shape[-1] * weight.shape[0]
     if not recompute:
         gate, up, weight, bias = every
-        return torch.nn.functional.linear(swiglu(gate, up, activation=activation, gate_mul=gate_mul, down_mul=down_mul, alpha=alpha,
-                                                 up_offset=up_offset, limit=limit, interleaved=interleaved), weight, bias)
+        h = swiglu(gate, up, activation=activation, gate_mul=gate_mul, down_mul=down_mul, alpha=alpha, up_offset=up_offset,
+                   limit=limit, interleaved=interleaved)
+        return torch.nn.functional.linear(h, weight, bias)
     return _op.swiglu_linear(*every, activation, options, interleaved)
 
 
