@@ -289,8 +289,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     us += t->x * more * cols * 1.14e-6 * (tiles < device->units ? tiles : device->units);
     if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
         us += t->waits + t->waits_mb * mb;
-    if (half && hc)
-        us += 0.1 * more;
+    if (hc && high < 32) /* two finishing warps only */
+        us += 0.15 * more;
     if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
         us += 3;
     return us / speed;
