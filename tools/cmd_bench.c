@@ -228,27 +228,39 @@ static const char *provider_of(const candidate *c)
     return c->kernel ? "ridge" : c->rival ? c->rival->name : c->read ? "read" : "copy";
 }
 
+/* The least that the call must take, in microseconds: the fastest copy or read (list[rows] on), or FLOP / matrix rate
+ * if that is longer; *of names it. -1: not measured. */
+static double floor_of(const bench *b, const ridge_problem *problem, const candidate *list, int rows, int count,
+                       const char **of)
+{
+    double least = -1, matrix = -1;
+
+    for (int i = rows; i < count; i++)
+        least = least < 0 || list[i].us < least ? list[i].us : least;
+    if (b->o->matrix_rate > 0 && problem->op == RIDGE_GEMM_FP8)
+        matrix = ridge_op_table[problem->op]->flops(problem) / b->o->matrix_rate * 1e-6;
+    *of = matrix > least ? "the matrix rate" : list[count - 1].read ? "a read" : "a copy";
+    return matrix > least ? matrix : least;
+}
+
 /* `rows`: rows and rivals. */
 static void report(bench *b, const char *suite, const test_case *c, candidate *list, int rows, int count, double err)
 {
-    double bytes = ridge_problem_bytes(&c->call), floor_us = 1e30, matrix_us;
+    const ridge_op_row *op = ridge_op_table[c->call.op];
     ridge_problem problem = {.op = c->call.op};
+    double bytes = ridge_problem_bytes(&c->call), floor_us;
     record r;
     char text[320];
+    const char *of;
 
     memcpy(problem.dim, c->call.dim, sizeof problem.dim);
-    for (int i = rows; i < count; i++)
-        floor_us = list[i].us < floor_us ? list[i].us : floor_us;
-    matrix_us = b->o->matrix_rate > 0 && c->call.op == RIDGE_GEMM_FP8
-                    ? ridge_op_table[c->call.op]->flops(&problem) / b->o->matrix_rate * 1e-6
-                    : 0;
-    floor_us = matrix_us > floor_us || rows == count ? matrix_us : floor_us;
+    floor_us = floor_of(b, &problem, list, rows, count, &of);
     case_print(c, text, sizeof text);
     for (int i = 0; i < count; i++) {
         record_begin(&r, b->device);
         memcpy(r.run, b->run, sizeof r.run);
         snprintf(r.suite, sizeof r.suite, "%s", suite);
-        snprintf(r.op, sizeof r.op, "%s", ridge_op_table[c->call.op]->name);
+        snprintf(r.op, sizeof r.op, "%s", op->name);
         snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
                  b->o->settled ? " settled=1" : "");
         snprintf(r.provider, sizeof r.provider, "%s", provider_of(&list[i]));
@@ -262,16 +274,16 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         r.gbps = bytes / r.us * 1e-3;
         r.floor_us = floor_us;
         if (i < rows)
-            r.tflops = ridge_op_table[c->call.op]->flops(&problem) / r.us * 1e-6;
+            r.tflops = op->flops(&problem) / r.us * 1e-6;
         if (list[i].kernel)
             r.err = err;
         bench_emit(b, &r);
-        if (!b->json && i < rows)
-            printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s %6.1f %% of %s\n", text, r.kernel, r.us, r.gbps,
-                   r.tflops, 100 * floor_us / r.us,
-                   matrix_us == floor_us  ? "the matrix rate"
-                   : list[count - 1].read ? "a read"
-                                          : "a copy");
+        if (b->json || i >= rows)
+            continue;
+        printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s", text, r.kernel, r.us, r.gbps, r.tflops);
+        if (floor_us > 0)
+            printf(" %6.1f %% of %s", 100 * floor_us / r.us, of);
+        putchar('\n');
     }
     fflush(stdout);
 }
@@ -296,8 +308,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     good = rows > 0;
     if (!good || !rotation_build(b->device, im, workspace, &r)) {
         fprintf(stderr, "ridge bench: %s: %s\n", text, ridge_error());
-        if (good)
-            rotation_free(&r);
+        rotation_free(&r);
         return false;
     }
     read = reads_mostly(b, &call);

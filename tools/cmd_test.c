@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "../cpu/num.h"
+#include "measure.h"
 #include "test.h"
 
 typedef struct lane {
@@ -49,6 +50,21 @@ static ridge_status launch(const test_row *row, const ridge_device *device, cons
     return ridge_run(device, &call, bytes ? l->workspace : NULL, bytes, l->stream);
 }
 
+typedef struct launch_of {
+    const test_row *row;
+    const ridge_device *device;
+    const image *im;
+    lane *l;
+    size_t bytes;
+} launch_of;
+
+static ridge_status launch_again(const void *state)
+{
+    const launch_of *what = state;
+
+    return launch(what->row, what->device, what->im, what->l, what->bytes);
+}
+
 static bool check(const ridge_device *device, const image *im, const lane *l, const unsigned char *expected,
                   unsigned char *got, const char *way, char *text, size_t size)
 {
@@ -83,16 +99,13 @@ static bool run_graph(const test_row *row, const ridge_device *device, const ima
                       const unsigned char *expected, unsigned char *got, char *text, size_t size)
 {
     const ridge_backend *b = device->backend;
+    const launch_of what = {row, device, im, l, bytes};
     void *graph = NULL;
-    ridge_status status;
     bool good = true;
 
     if (!b->graph_begin)
         return true;
-    if (b->graph_begin(device, l->stream))
-        return failed(text, size, "graph capture");
-    status = launch(row, device, im, l, bytes);
-    if (b->graph_end(device, l->stream, &graph) || status)
+    if (measure_capture(device, l->stream, (work){launch_again, &what}, &graph))
         return failed(text, size, "inside a graph capture");
     for (int replay = 0; replay < 2 && good; replay++) {
         good = upload(device, im, l, bytes) && b->graph_launch(device, graph, l->stream) == RIDGE_OK;

@@ -177,7 +177,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
     test_case c;
-    rotation r = {.device = NULL};
+    rotation r = {.device = device};
     ridge_call call;
     ridge_problem problem;
     image im;
@@ -200,8 +200,8 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     if (good) {
         timing_warm(&r, 0.1);
         good = timing_run(&r, list, count);
-        rotation_free(&r);
     }
+    rotation_free(&r);
     if (good)
         won = write_winner(&call, list, count, to);
     image_free(&im);
