@@ -22,16 +22,50 @@ expect 0 "cpu " "$ridge" info
 expect 0 '"devices"' "$ridge" info --json
 expect 0 "gate" "$ridge" ops
 expect 0 '"operands"' "$ridge" ops --json 'swiglu*'
+expect 0 "last-level cache" "$ridge" info
+expect 2 "too many arguments: 'nosuch'" "$ridge" info nosuch
+expect 2 "unrecognized option" "$ridge" info --suite decode
 expect 1 "nothing matches" "$ridge" ops nosuch
+expect 2 "too many arguments: 'multiply'" "$ridge" ops swiglu_fwd multiply
+expect 2 "too many arguments: 'b'" "$ridge" kernels a b
+expect 0 "cpu.swiglu_fwd.c" "$ridge" kernels swiglu_fwd
+expect 0 "--matrix-rate" "$ridge" help bench
+expect 0 "--matrix-rate" "$ridge" --help bench
+expect 2 "there is no verb 'nosuch'" "$ridge" help nosuch
+expect 2 "there is no verb 'nosuch'" "$ridge" nosuch
 expect 0 "cpu.swiglu_fwd.c" "$ridge" kernels
 expect 1 "nothing matches" "$ridge" kernels nosuch
 expect 0 "picked: lowest cost" "$ridge" explain $problem --device cpu
 expect 0 "* cpu.swiglu_fwd.c " "$ridge" explain $problem --device cpu:c
 expect 1 "unknown model" "$ridge" explain $problem --device model:sm99
 expect 2 "there is no field" "$ridge" explain swiglu_fwd rows=8 colour=red
-expect 1 "nothing matches" "$ridge" test --device cpu --kernel nosuch --quiet
-expect 1 "nothing matches" "$ridge" test nosuch --device cpu --quiet
+expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel nosuch --quiet
+expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet
+expect 1 "no op matches 'nosuch'" "$ridge" test nosuch --device cpu --quiet
+! grep -q passed "$dir/out" || { echo "FAIL: a summary of nothing"; bad=$((bad + 1)); }
+expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
+# Problem text: every dimension is said, every number is one; strict.
+expect 2 "swiglu_fwd: cols= is missing" "$ridge" explain swiglu_fwd rows=8 --device cpu
+expect 1 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
+for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 shift=99999 alias=2 strict=2; do
+    expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
+done
+expect 2 "longer than" "$ridge" explain $problem $(seq -f 'pad=%g' 1 200) --device cpu
+expect 0 "strict=1 on c" "$ridge" explain $problem strict=1 --device cpu:c
+expect 1 "no place in a tuning file" "$ridge" tune $problem strict=1 --device cpu -o "$dir/t.tsv" --quiet
+if ! "$ridge" kernels 'cuda.*' >/dev/null 2>&1; then
+    expect 0 "no row of this one: this build has no CUDA backend" "$ridge" explain $problem --device model:sm90
+fi
+for number in abc 12x -1 '' 1e3 0x10 99999999999999999999 ' 1' nan; do
+    expect 2 "--seed takes a whole number" "$ridge" bench $problem --device cpu "--seed=$number"
+    expect 2 "--seed takes a whole number" "$ridge" test --device cpu "--seed=$number"
+    expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu "--chain=$number"
+done
+expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu --chain=0
+for number in abc 12x -1 '' 0 nan inf 1e999; do
+    expect 2 "--matrix-rate takes a number above 0" "$ridge" bench $problem --device cpu "--matrix-rate=$number"
+done
 for verb in "test" "bench $problem" "teeth" "tune $problem"; do
     expect 1 "a model device runs nothing" "$ridge" $verb --device model:sm90
 done

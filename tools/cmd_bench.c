@@ -1,10 +1,10 @@
 /* cmd_bench.c: `ridge bench`: problems or suites beside the measured floor, as a table, JSON and CSV records. The other
  * two things it measures, ceilings and the cost of a call, are in ceilings.c. */
-#include <argp.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "bench.h"
 
 enum {
@@ -33,9 +33,8 @@ static const struct argp_option option_table[] = {
      "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
     {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
     {"weights", OPT_WEIGHTS, "FILE", 0,
-     "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0, in a "
-     "graph: the "
-     "products of a token",
+     "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
+     "graph, the products of a token",
      0},
     {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
     {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
@@ -46,7 +45,6 @@ static const struct argp_option option_table[] = {
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     bench_options *o = state->input;
-    size_t used = strlen(o->text);
 
     switch (key) {
     case 'S':
@@ -68,13 +66,13 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->json = true;
         break;
     case 's':
-        o->seed = strtoull(arg, NULL, 10);
+        o->seed = args_whole(state, "--seed", arg, 0, UINT64_MAX);
         break;
     case OPT_CEILINGS:
         o->ceilings = true;
         break;
     case OPT_MATRIX:
-        o->matrix_rate = strtod(arg, NULL);
+        o->matrix_rate = args_positive(state, "--matrix-rate", arg);
         break;
     case OPT_OVERHEAD:
         o->overhead = true;
@@ -87,7 +85,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case OPT_CHAIN:
         o->chain = true;
-        o->layers = arg ? atoi(arg) : 1;
+        o->layers = arg ? (int)args_whole(state, "--chain", arg, 1, 1000) : 1;
         break;
     case OPT_RIVALS:
         o->rivals = true;
@@ -96,7 +94,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->settled = true;
         break;
     case ARGP_KEY_ARG:
-        snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
+        args_word(state, arg, o->text, sizeof o->text);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -262,7 +260,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         snprintf(r.suite, sizeof r.suite, "%s", suite);
         snprintf(r.op, sizeof r.op, "%s", op->name);
         snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
-                 b->o->settled ? " settled=1" : "");
+                 b->o->settled && !(c->call.flags & RIDGE_WEIGHTS_SETTLED) ? " settled=1" : "");
         snprintf(r.provider, sizeof r.provider, "%s", provider_of(&list[i]));
         if (list[i].kernel || list[i].rival)
             snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel ? list[i].kernel->name : list[i].rival->name);

@@ -1,16 +1,15 @@
 /* cmd_compare.c: `ridge compare`: what records say. Providers are compared only inside one run; two records of ridge
  * itself with --diff. */
-#include <argp.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "record.h"
 
 typedef struct options {
-    const char *file[64];
-    int files;
+    args_files files;
     bool json, diff;
 } options;
 
@@ -31,9 +30,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->diff = true;
         break;
     case ARGP_KEY_ARG:
-        if (o->files == 64)
-            argp_usage(state);
-        o->file[o->files++] = arg;
+        args_file(state, arg, &o->files);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -105,17 +102,17 @@ int cmd_compare(int argc, char **argv)
         "FILE...",    "Per op and provider: geometric mean and worst ratio to ridge, inside each run.",
         NULL,         NULL,
         NULL};
-    options o = {.files = 0};
+    options o = {.json = false};
     record *at = NULL;
     int count = 0, first = 0, bad = 0;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (!o.files || (o.diff && o.files != 2)) {
+    if (!o.files.count || (o.diff && o.files.count != 2)) {
         fprintf(stderr, "usage: ridge compare FILE... | ridge compare --diff OLD NEW\n");
         return 2;
     }
-    for (int i = 0; i < o.files && !bad; i++) {
-        bad = !record_read(o.file[i], &at, &count);
+    for (int i = 0; i < o.files.count && !bad; i++) {
+        bad = !record_read(o.files.at[i], &at, &count);
         first = i == 0 ? count : first;
     }
     if (!bad)

@@ -1,17 +1,17 @@
 /* cmd_report.c: `ridge report`: records as one self-contained page. Plots: report_plots.c. Providers are compared
  * inside one run only, as `ridge compare` does. */
-#include <argp.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "args.h"
 #include "report.h"
 
 typedef struct options {
-    const char *file[64], *out, *baseline, *title;
-    int files;
+    args_files files;
+    const char *out, *baseline, *title;
 } options;
 
 static const struct argp_option option_table[] = {
@@ -35,9 +35,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->title = arg;
         break;
     case ARGP_KEY_ARG:
-        if (o->files == 64)
-            argp_usage(state);
-        o->file[o->files++] = arg;
+        args_file(state, arg, &o->files);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -461,7 +459,7 @@ static bool page(FILE *to, const options *o, const record *at, int count, const 
     fprintf(to, "</title>\n<style>%s</style></head>\n<body>\n<h1>", style);
     escape(to, title);
     fprintf(to, "</h1>\n<p>%d lines of %d record%s, page made %s. Bars are times beside ridge's in the same run.</p>\n",
-            count, o->files, o->files == 1 ? "" : "s", date);
+            count, o->files.count, o->files.count == 1 ? "" : "s", date);
     for (int i = 0; i < count && good; i++) {
         int first = 0;
 
@@ -536,17 +534,17 @@ int cmd_report(int argc, char **argv)
         "FILE...",    "Records as one self-contained page: rooflines, bars beside rivals, decoding, what changed.",
         NULL,         NULL,
         NULL};
-    options o = {.files = 0};
+    options o = {.out = NULL};
     record *at = NULL, *old = NULL;
     int count = 0, olds = 0, bad = 0;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (!o.files || !o.out) {
+    if (!o.files.count || !o.out) {
         fprintf(stderr, "usage: ridge report FILE... -o PAGE.html [--baseline OLD]\n");
         return 2;
     }
-    for (int i = 0; i < o.files && !bad; i++)
-        bad = !record_read(o.file[i], &at, &count);
+    for (int i = 0; i < o.files.count && !bad; i++)
+        bad = !record_read(o.files.at[i], &at, &count);
     bad = bad || (o.baseline && !record_read(o.baseline, &old, &olds));
     if (!bad && !count) {
         fprintf(stderr, "ridge report: the records hold no line\n");

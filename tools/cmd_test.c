@@ -6,12 +6,12 @@
  * promise the reference's bits must be within the op's bound and leave all else alone in its eager run (image_judge);
  * the other runs must then give the bits of that one. Faulty rows for `ridge teeth` come in through test_row
  * (cmd_teeth.c). */
-#include <argp.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../cpu/num.h"
+#include "args.h"
 #include "measure.h"
 #include "test.h"
 
@@ -528,7 +528,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->kernel = arg;
         break;
     case 's':
-        o->seed = strtoull(arg, NULL, 10);
+        o->seed = args_whole(state, "--seed", arg, 0, UINT64_MAX);
         break;
     case 'q':
         o->level = CASES_QUICK;
@@ -550,6 +550,33 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
+/* Says what is wrong with what was asked for. */
+static bool something_wanted(const options *o, const ridge_device *device)
+{
+    const bool exact = name_matches(o->op, "exact") && !o->kernel;
+    bool op = false, row = false;
+
+    if (!device->backend) {
+        fprintf(stderr, "ridge test: a model device runs nothing\n");
+        return false;
+    }
+    for (int i = 1; i < RIDGE_OPS; i++)
+        op |= name_matches(o->op, ridge_op_table[i]->name);
+    for (int i = 0; ridge_kernel_at(i); i++)
+        row |=
+            name_matches(o->op, ridge_op_table[ridge_kernel_at(i)->op]->name) && kernel_wanted(o, ridge_kernel_at(i));
+    if (row || (exact && device->backend->exact))
+        return true;
+    if (exact)
+        fprintf(stderr, "ridge test: 'exact' compares a CUDA device with the host, and this is %s\n", device->name);
+    else if (!op)
+        fprintf(stderr, "ridge test: no op matches '%s' (see `ridge ops`)\n", o->op);
+    else
+        fprintf(stderr, "ridge test: no kernel row%s%s matches '%s' (see `ridge kernels`)\n", o->op ? " of " : "",
+                o->op ? o->op : "", o->kernel);
+    return false;
+}
+
 int cmd_test(int argc, char **argv)
 {
     static const struct argp parser = {option_table,
@@ -563,37 +590,31 @@ int cmd_test(int argc, char **argv)
     options o = {.seed = 1, .level = CASES_FULL};
     tally t = {0};
     ridge_device *device;
-    int ops = 0;
+    bool wanted;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
     device = device_open(o.device);
     if (!device)
         return 1;
-    if (!device->backend) {
-        fprintf(stderr, "ridge test: a model device runs nothing\n");
+    wanted = something_wanted(&o, device);
+    t.used = calloc((size_t)ridge_kernel_count() + 1, 1);
+    if (!wanted || !t.used) {
         ridge_close(device);
+        free(t.used);
         return 1;
     }
-    t.used = calloc((size_t)ridge_kernel_count() + 1, 1);
-    for (int op = 1; op < RIDGE_OPS && t.used; op++)
-        if (name_matches(o.op, ridge_op_table[op]->name)) {
+    for (int op = 1; op < RIDGE_OPS; op++)
+        if (name_matches(o.op, ridge_op_table[op]->name))
             test_op(&o, device, ridge_op_table[op], &t);
-            ops++;
-        }
-    if (device->backend->exact && name_matches(o.op, "exact") && !o.kernel) {
+    if (device->backend->exact && name_matches(o.op, "exact") && !o.kernel)
         test_exact(&o, device, &t);
-        ops++;
-    }
-    if (t.used)
-        list_skipped(&o, device, &t);
+    list_skipped(&o, device, &t);
     printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
     printf("worst error of the reference: %.3f of its float64 bound\n", t.worst);
     printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
-    if (o.op && strcmp(o.op, "exact") == 0 && !ops)
-        fprintf(stderr, "ridge test: 'exact' compares a CUDA device with the host, and this is %s\n", device->name);
-    else if (t.passed + t.failed == 0)
-        fprintf(stderr, "ridge test: nothing matches '%s'\n", o.kernel ? o.kernel : o.op ? o.op : "");
+    if (t.passed + t.failed == 0)
+        fprintf(stderr, "ridge test: no case ran\n");
     free(t.used);
     ridge_close(device);
-    return ops == 0 || t.failed || t.passed == 0;
+    return t.failed || t.passed == 0;
 }

@@ -1,13 +1,13 @@
 /* cmd_tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A
  * challenger must beat the cost model's choice by more than 1.5 % and more than the noise; ties stay with that default,
  * so that near-ties do not flip from run to run. */
-#include <argp.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "record.h"
 #include "timing.h"
 
@@ -28,7 +28,6 @@ static const struct argp_option option_table[] = {
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     options *o = state->input;
-    size_t used = strlen(o->text);
 
     switch (key) {
     case 'S':
@@ -47,7 +46,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->quiet = true;
         break;
     case ARGP_KEY_ARG:
-        snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
+        args_word(state, arg, o->text, sizeof o->text);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -185,8 +184,16 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     size_t most = 0;
     bool good;
 
-    if (!case_parse(line, &c) || !image_build_to_time(&c, 1, &im))
+    if (!case_parse(line, &c))
         return -1;
+    if (c.call.flags & RIDGE_STRICT) {
+        ridge_fail(RIDGE_ERR_ARG, "strict=1 has no place in a tuning file");
+        return -1;
+    }
+    if (!image_build_to_time(&c, 1, &im)) {
+        ridge_fail(RIDGE_ERR_DEVICE, "no memory for its operands");
+        return -1;
+    }
     call = image_call(&im, im.host);
     count = candidates(device, &c, &call, list);
     if (count > 0 && ridge_validate(&call, &problem) == RIDGE_OK)
