@@ -30,17 +30,25 @@ bool name_matches(const char *pattern, const char *name)
 
 /* ----------------------------------------------------------------------------------------------------- case text */
 
+static const char *const pad_names[] = {"all", "outputs", "single_rows"};
+
 /* Words that only the driver knows: how operands lie in memory. False: not one of those, or (*bad) not its value. */
 static bool layout_word(const char *word, test_case *c, bool *bad)
 {
-    static const char *const name[] = {"pad=", "shift=", "fused=", "alias="};
+    static const char *const name[] = {"pad=", "shift=", "fused=", "alias=", "pad_of="};
     uint64_t value = 0;
     int which = 0;
 
-    while (which < 4 && strncmp(word, name[which], strlen(name[which])) != 0)
+    while (which < 5 && strncmp(word, name[which], strlen(name[which])) != 0)
         which++;
-    if (which == 4)
+    if (which == 5)
         return false;
+    if (which == 4) {
+        while (c->pad_of <= PAD_SINGLE_ROWS && strcmp(word + 7, pad_names[c->pad_of]) != 0)
+            c->pad_of++;
+        *bad = c->pad_of > PAD_SINGLE_ROWS;
+        return !*bad;
+    }
     *bad = !number_whole(word + strlen(name[which]), 0, which < 2 ? 4096 : 1, &value);
     if (*bad)
         return false;
@@ -113,7 +121,8 @@ void case_print(const test_case *c, char *text, size_t size)
                  fill[c->fill]);
     used = strlen(text);
     if (c->pad && used < size)
-        used += (size_t)snprintf(text + used, size - used, " pad=%d", c->pad);
+        used += (size_t)snprintf(text + used, size - used, " pad=%d%s%s", c->pad, c->pad_of ? " pad_of=" : "",
+                                 c->pad_of ? pad_names[c->pad_of] : "");
     if (c->shift && used < size)
         used += (size_t)snprintf(text + used, size - used, " shift=%d", c->shift);
     if (c->variant && used < size)
