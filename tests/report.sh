@@ -30,6 +30,13 @@ expect() {
 python3 "$here/report.py" "$work/page.html" "NVIDIA H200" Roofline Environment "Since an older record" "swiglu_fwd" torch.compile \
     "A <b>'GPU'</b> & co" || bad=1
 "$ridge" report "$records"/*.csv -o "$work/roofline.svg" && python3 "$here/report.py" "$work/roofline.svg" || fail "no picture"
+# A record without GB/s has its points on the roofline too: its operands say them. One point is no empty range.
+{
+    head -1 "$work/decode.csv"
+    echo "r1,2026-11-21T00:00:00Z,abc,GPU,CUDA 13.0,,linear_ce_train,tokens=64 hidden=64 vocab=1000 dtype=bf16,ridge,k,10,,,2.5,,,,"
+} >"$work/bytes.csv"
+"$ridge" report "$work/bytes.csv" -o "$work/bytes.svg" >"$work/out" 2>&1
+{ [ ! -s "$work/out" ] && grep -q linear_ce_train "$work/bytes.svg"; } || fail "linear_ce_train is not on the roofline: $(cat "$work/out")"
 head -1 "$work/decode.csv" >"$work/empty.csv"
 echo nonsense >"$work/wrong.csv"
 expect 2 "usage" "$ridge" report "$work/decode.csv"

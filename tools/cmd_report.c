@@ -527,6 +527,20 @@ static int write_out(const options *o, const record *at, int count, const record
     return !good;
 }
 
+/* GB/s where a record has none, from the operands that its problem names: what the roofline needs. */
+static void fill_gbps(record *at, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const ridge_op_row *op = ridge_op_find(at[i].op, strlen(at[i].op));
+        int align = 16, packed = 1;
+        ridge_call call;
+
+        if (op && at[i].gbps < 0 && at[i].us > 0 &&
+            ridge_problem_parse(op, at[i].problem, &call, &align, &packed) == RIDGE_OK)
+            at[i].gbps = ridge_problem_bytes(&call) / at[i].us * 1e-3;
+    }
+}
+
 int cmd_report(int argc, char **argv)
 {
     static const struct argp parser = {
@@ -550,6 +564,7 @@ int cmd_report(int argc, char **argv)
         fprintf(stderr, "ridge report: the records hold no line\n");
         bad = 1;
     }
+    fill_gbps(at, count);
     bad = bad || !plot_ready() || write_out(&o, at, count, old, olds);
     free(at);
     free(old);
