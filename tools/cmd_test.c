@@ -136,13 +136,22 @@ static bool reads_an_output(const image *im)
     return false;
 }
 
-/* The same bits `repeats` times while a copy keeps the other stream busy. */
+/* Of the C reference, which is slow and made every case's expected bits once already, few: it has no tiles to meet in
+ * another order. Not where a fault stands in for it. */
+static int repeats_of(const test_row *row, const test_case *c)
+{
+    const bool reference = row->kernel->arch_max == RIDGE_ARCH_AVX512 && row->kernel->arch_min == RIDGE_ARCH_C;
+
+    return reference && !row->fault && c->repeats > 2 ? 2 : c->repeats;
+}
+
+/* The same bits again and again while a copy keeps the other stream busy. */
 static bool run_repeats(const test_row *row, const ridge_device *device, const test_case *c, const image *im, lane l[2],
                         size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
 {
     const bool restore = reads_an_output(im);
 
-    for (int i = 0; i < c->repeats; i++) {
+    for (int i = 0; i < repeats_of(row, c); i++) {
         if (device->backend->copy(device, l[1].image, l[0].image, im->bytes, l[1].stream) ||
             ((restore || (!c->alias && i % 50 == 0)) && !upload(device, im, &l[0], bytes)) ||
             launch(row, device, im, &l[0], bytes))
