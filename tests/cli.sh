@@ -71,10 +71,16 @@ for verb in "test" "bench $problem" "teeth" "tune $problem"; do
 done
 expect 2 "usage" "$ridge" bench
 expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu
+expect 1 "there is no suite 'nosuch'" "$ridge" bench --suite quick,nosuch --device cpu
 expect 1 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
+expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv" # once more, appended
+[ "$(grep -c '^run,' "$dir/a.csv")" = 1 ] || { echo "FAIL: one header, not $(grep -c '^run,' "$dir/a.csv")"; bad=$((bad + 1)); }
+echo precious >"$dir/other"
+expect 1 "is no record" "$ridge" bench $problem --device cpu --csv "$dir/other"
+[ "$(cat "$dir/other")" = precious ] || { echo "FAIL: wrote into a file that is no record"; bad=$((bad + 1)); }
 expect 0 "copy" "$ridge" compare "$dir/a.csv"
 expect 0 '"geometric_mean"' "$ridge" compare --json "$dir/a.csv"
 expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
@@ -101,5 +107,12 @@ for arch in sm100 sm103; do # Blackwell prefers tiles of 1024 columns for wide r
     expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=14336 --device model:sm90
     expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=4096 --device model:$arch
 done
+if [ -w /dev/full ]; then
+    expect 1 "cannot write /dev/full" "$ridge" bench $problem --device cpu --csv /dev/full
+    for verb in info "info --json" ops kernels "explain $problem" "compare $dir/a.csv" help "help bench" --version; do
+        "$ridge" $verb >/dev/full 2>"$dir/out" && { echo "FAIL: a full disk is no failure of $verb"; bad=$((bad + 1)); }
+        grep -q "cannot write to standard output" "$dir/out" || { echo "FAIL: $verb: $(cat "$dir/out")"; bad=$((bad + 1)); }
+    done
+fi
 [ $bad = 0 ] && echo "cli: all as expected"
 exit $bad

@@ -366,22 +366,32 @@ static bool in_list(const char *names, const char *name)
     return false;
 }
 
+static bool is_suite(const char *name, size_t length)
+{
+    for (int i = 0; suite_at(i).suite; i++)
+        if (strlen(suite_at(i).suite) == length && memcmp(suite_at(i).suite, name, length) == 0)
+            return true;
+    return false;
+}
+
 static bool bench_suites(bench *b)
 {
     bool good = true;
-    int ran = 0;
+    char name[64];
 
+    for (const char *at = b->o->suite; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (!is_suite(at, strcspn(at, ","))) {
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ","), at);
+            suite_missing("bench", name);
+            return false;
+        }
     for (int i = 0; suite_at(i).suite; i++) {
         const suite_line line = suite_at(i);
 
-        if (in_list(b->o->suite, line.suite)) {
+        if (in_list(b->o->suite, line.suite))
             good = bench_one(b, line.suite, line.text) && good;
-            ran++;
-        }
     }
-    if (!ran)
-        suite_missing("bench", b->o->suite);
-    return good && ran;
+    return good;
 }
 
 int cmd_bench(int argc, char **argv)
@@ -435,7 +445,7 @@ int cmd_bench(int argc, char **argv)
         json_decref(b.json);
     }
     if (b.csv)
-        good = fclose(b.csv) == 0 && good;
+        good = record_close(b.csv, o.csv) && good;
     ridge_close(b.device);
     return !good;
 }

@@ -1,6 +1,9 @@
 /* main.c: `ridge VERB ...`. Each verb is one cmd_<verb>.c. */
 #include <argp.h>
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools.h"
 
@@ -48,6 +51,15 @@ static int run(const verb *v, int argc, char **argv)
     return v->run(argc, argv);
 }
 
+/* Whatever the verb says: what did not reach standard output (a full disk) is a failure. */
+static void check_output(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return;
+    fprintf(stderr, "ridge: cannot write to standard output: %s\n", strerror(errno));
+    _exit(1);
+}
+
 int main(int argc, char **argv)
 {
     static char help_option[] = "--help";
@@ -55,6 +67,7 @@ int main(int argc, char **argv)
     const bool wants_help = argc > 1 && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0);
     const char *name = argc < 2 ? NULL : !wants_help ? argv[1] : argc > 2 ? argv[2] : NULL;
 
+    atexit(check_output);
     argp_err_exit_status = 2; /* as all usage errors */
     if (!name)
         return wants_help ? help(stdout) : help(stderr) + 2;
