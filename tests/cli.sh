@@ -89,6 +89,17 @@ expect 1 "b.csv:1: not the header" "$ridge" compare "$dir/b.csv"
 expect 1 "cannot read" "$ridge" compare "$dir/none.csv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.tsv" --quiet
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
+expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
+expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
+mkfifo "$dir/pipe" && expect 1 "no regular file" "$ridge" tune $problem --device cpu -o "$dir/pipe" --quiet
+[ -p "$dir/pipe" ] || { echo "FAIL: a pipe was replaced"; bad=$((bad + 1)); }
+expect 2 "usage" "$ridge" tune $problem --from "$dir/a.csv" --device cpu
+expect 1 "Is a directory" "$ridge" compare "$dir"
+sed '2s/,[0-9.]*,[0-9.e-]*,[0-9.]*$/,inf,,/' "$dir/a.csv" >"$dir/inf.csv"
+expect 1 "inf.csv:2: a figure is not a number" "$ridge" compare "$dir/inf.csv"
+sed '2s/,[0-9.]*,[0-9.e-]*,[0-9.]*$/,nan,,/' "$dir/a.csv" >"$dir/nan.csv"
+expect 0 "copy" "$ridge" compare "$dir/nan.csv"
+expect 0 '"ratio"' "$ridge" compare --json --diff "$dir/a.csv" "$dir/a.csv"
 expect 0 "geometric" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
 printf '%s\tcpu.swiglu_fwd.c\t1\n' "$problem" >"$dir/pin.tsv"
 expect 0 "picked: tuned" env RIDGE_TUNED="$dir/pin.tsv" "$ridge" explain $problem --device cpu

@@ -1,12 +1,12 @@
 /* cmd_report.c: `ridge report`: records as one self-contained page. Plots: report_plots.c. Providers are compared
  * inside one run only, as `ridge compare` does. */
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "args.h"
+#include "out.h"
 #include "report.h"
 
 typedef struct options {
@@ -500,31 +500,14 @@ static bool picture(FILE *to, const record *at, int count)
     return false;
 }
 
-/* Writes beside the target and renames, so that a failure leaves no half page. */
 static int write_out(const options *o, const record *at, int count, const record *old, int olds)
 {
-    size_t length = strlen(o->out);
-    char *part = malloc(length + 8);
-    bool svg = length > 4 && strcmp(o->out + length - 4, ".svg") == 0, good;
-    FILE *to;
+    const size_t length = strlen(o->out);
+    const bool svg = length > 4 && strcmp(o->out + length - 4, ".svg") == 0;
+    out_file out;
 
-    if (!part)
-        return 1;
-    snprintf(part, length + 8, "%s.part", o->out);
-    to = fopen(part, "w");
-    if (!to) {
-        fprintf(stderr, "ridge report: cannot write %s: %s\n", part, strerror(errno));
-        free(part);
-        return 1;
-    }
-    good = svg ? picture(to, at, count) : page(to, o, at, count, old, olds);
-    good = fclose(to) == 0 && good && rename(part, o->out) == 0;
-    if (!good) {
-        remove(part);
-        fprintf(stderr, "ridge report: %s was not written\n", o->out);
-    }
-    free(part);
-    return !good;
+    return !out_open(&out, "ridge report", o->out) ||
+           !out_close(&out, svg ? picture(out.to, at, count) : page(out.to, o, at, count, old, olds));
 }
 
 /* GB/s where a record has none, from the operands that its problem names: what the roofline needs. */

@@ -128,8 +128,10 @@ static const char *read_line(char *line, record *r)
             continue;
         }
         *number[i - TEXTS] = *column ? strtod(column, &end) : -1;
-        if (*column && *end)
+        if (*column && (*end || isinf(*number[i - TEXTS])))
             return "a figure is not a number";
+        if (isnan(*number[i - TEXTS])) /* as some programs write what they have not measured */
+            *number[i - TEXTS] = -1;
     }
     return at ? "too many columns" : NULL;
 }
@@ -164,7 +166,9 @@ bool record_read(const char *file, record **at, int *count)
         wrong = read_line(line, &(*at)[*count]);
         *count += !wrong;
     }
-    if (number == 0)
+    if (ferror(from))
+        wrong = strerror(errno);
+    else if (number == 0)
         wrong = "empty";
     if (wrong)
         fprintf(stderr, "%s:%d: %s\n", file, number, wrong);
