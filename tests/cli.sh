@@ -37,7 +37,8 @@ expect 0 "cpu.swiglu_fwd.c" "$ridge" kernels
 expect 1 "nothing matches" "$ridge" kernels nosuch
 expect 0 "picked: lowest cost" "$ridge" explain $problem --device cpu
 expect 0 "* cpu.swiglu_fwd.c " "$ridge" explain $problem --device cpu:c
-expect 1 "unknown model" "$ridge" explain $problem --device model:sm99
+expect 1 "unknown model 'sm99' (c, avx2" "$ridge" explain $problem --device model:sm99
+expect 2 "no operand is aligned to 1 byte" "$ridge" explain $problem align=1 --device cpu
 expect 2 "there is no field" "$ridge" explain swiglu_fwd rows=8 colour=red
 expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel nosuch --quiet
 expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet

@@ -103,6 +103,11 @@ bool case_parse(const char *text, test_case *c)
         fprintf(stderr, "ridge: %s\n", ridge_error());
         good = false;
     }
+    if (good && align < (int)smallest_element(&c->call)) {
+        fprintf(stderr, "ridge: %s: no operand is aligned to %d byte%s alone: its elements are %zu\n", op->name, align,
+                align == 1 ? "" : "s", smallest_element(&c->call));
+        good = false;
+    }
     if (good && align < 16)
         c->shift = align / (int)smallest_element(&c->call);
     if (good && !packed && c->pad == 0 && !c->fused)
