@@ -4,19 +4,8 @@ set -u
 ridge=$1
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-bad=0
-# expect STATUS TEXT COMMAND...: the exit status, and TEXT somewhere in the output
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$@" >"$dir/out" 2>&1
-    got=$?
-    if [ $got != "$status" ] || ! grep -qF -- "$text" "$dir/out"; then
-        echo "FAIL ($got, expected $status and '$text'): $*"
-        head -5 "$dir/out"
-        bad=$((bad + 1))
-    fi
-}
+log=$dir/out
+. "$(dirname "$0")/expect.sh"
 problem="swiglu_fwd rows=8 cols=64 dtype=bf16"
 expect 0 "cpu " "$ridge" info
 expect 0 '"devices"' "$ridge" info --json
@@ -43,7 +32,7 @@ expect 2 "there is no field" "$ridge" explain swiglu_fwd rows=8 colour=red
 expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel nosuch --quiet
 expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet
 expect 1 "no op matches 'nosuch'" "$ridge" test nosuch --device cpu --quiet
-! grep -q passed "$dir/out" || { echo "FAIL: a summary of nothing"; bad=$((bad + 1)); }
+! grep -q passed "$dir/out" || fail "a summary of nothing"
 expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
 # Problem text: every dimension is said, every number is one; strict.
@@ -78,10 +67,10 @@ expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' 
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv" # once more, appended
-[ "$(grep -c '^run,' "$dir/a.csv")" = 1 ] || { echo "FAIL: one header, not $(grep -c '^run,' "$dir/a.csv")"; bad=$((bad + 1)); }
+[ "$(grep -c '^run,' "$dir/a.csv")" = 1 ] || fail "one header, not $(grep -c '^run,' "$dir/a.csv")"
 echo precious >"$dir/other"
 expect 1 "is no record" "$ridge" bench $problem --device cpu --csv "$dir/other"
-[ "$(cat "$dir/other")" = precious ] || { echo "FAIL: wrote into a file that is no record"; bad=$((bad + 1)); }
+[ "$(cat "$dir/other")" = precious ] || fail "wrote into a file that is no record"
 expect 0 "copy" "$ridge" compare "$dir/a.csv"
 expect 0 '"geometric_mean"' "$ridge" compare --json "$dir/a.csv"
 expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
@@ -93,7 +82,7 @@ expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" -
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
 expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
 mkfifo "$dir/pipe" && expect 1 "no regular file" "$ridge" tune $problem --device cpu -o "$dir/pipe" --quiet
-[ -p "$dir/pipe" ] || { echo "FAIL: a pipe was replaced"; bad=$((bad + 1)); }
+[ -p "$dir/pipe" ] || fail "a pipe was replaced"
 expect 2 "usage" "$ridge" tune $problem --from "$dir/a.csv" --device cpu
 expect 1 "Is a directory" "$ridge" compare "$dir"
 sed '2s/,[0-9.]*,[0-9.e-]*,[0-9.]*$/,inf,,/' "$dir/a.csv" >"$dir/inf.csv"
@@ -122,9 +111,9 @@ done
 if [ -w /dev/full ]; then
     expect 1 "cannot write /dev/full" "$ridge" bench $problem --device cpu --csv /dev/full
     for verb in info "info --json" ops kernels "explain $problem" "compare $dir/a.csv" help "help bench" --version; do
-        "$ridge" $verb >/dev/full 2>"$dir/out" && { echo "FAIL: a full disk is no failure of $verb"; bad=$((bad + 1)); }
-        grep -q "cannot write to standard output" "$dir/out" || { echo "FAIL: $verb: $(cat "$dir/out")"; bad=$((bad + 1)); }
+        "$ridge" $verb >/dev/full 2>"$dir/out" && fail "a full disk is no failure of $verb"
+        grep -q "cannot write to standard output" "$dir/out" || fail "$verb: $(cat "$dir/out")"
     done
 fi
 [ $bad = 0 ] && echo "cli: all as expected"
-exit $bad
+exit $((bad > 0))

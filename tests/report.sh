@@ -6,16 +6,8 @@ ridge=$1 records=$2 work=$3
 here=$(dirname "$0")
 command -v gnuplot >/dev/null || { echo "report: skipped, no gnuplot"; exit 77; }
 rm -rf "$work" && mkdir -p "$work" || exit 1
-bad=0
-fail() { echo "FAIL: $*"; bad=1; }
-# expect STATUS TEXT COMMAND...
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$@" >"$work/out" 2>&1
-    got=$?
-    { [ $got = "$status" ] && grep -qF -- "$text" "$work/out"; } || { fail "$got, expected $status and '$text': $*"; cat "$work/out"; }
-}
+log=$work/out
+. "$here/expect.sh"
 # A decoding curve, and text that HTML and gnuplot would take for their own.
 {
     head -1 "$records/20261121-h200-ceilings.csv"
@@ -46,7 +38,7 @@ expect 1 "cannot write" "$ridge" report "$work/decode.csv" -o "$work/no/such/fol
 expect 1 "no gnuplot on PATH" env PATH="$work" "$ridge" report "$work/decode.csv" -o "$work/none.html"
 mkdir "$work/bin" && printf '#!/bin/sh\nexit 3\n' >"$work/bin/gnuplot" && chmod +x "$work/bin/gnuplot"
 expect 1 "gnuplot failed (status 3)" env PATH="$work/bin:$PATH" "$ridge" report "$work/decode.csv" -o "$work/none.html"
-[ ! -e "$work/none.html" ] && [ ! -e "$work/none.html.part" ] || fail "a failure left a page"
+[ -z "$(find "$work" -name 'none.html*')" ] || fail "a failure left a page"
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 if [ -n "$browser" ]; then
     for width in 390 1200; do
@@ -59,4 +51,4 @@ if [ -n "$browser" ]; then
 else
     echo "report: no chromium here, the page was parsed but not opened"
 fi
-exit $bad
+exit $((bad > 0))
