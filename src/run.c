@@ -56,7 +56,7 @@ static ridge_status fail_none(const ridge_device *device, const ridge_problem *p
     if (least != SIZE_MAX)
         return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: the workspace has %zu bytes, the smallest row needs %zu", op->name,
                           bytes, least);
-    if (!ridge_backend_at(device->backend_id, &why)) /* a model */
+    if (!ridge_backend_at((int)device->backend_id, &why)) /* a model */
         return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: %s", op->name, why);
     for (int i = device->first[problem->op]; i < device->first[problem->op + 1] && used + 1 < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "; %s: %s", device->row[i]->name,
@@ -256,7 +256,7 @@ ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, c
         snprintf(line, sizeof line, "  %d rows of the other backend\n", others);
         put(&w, line);
     }
-    if (!ridge_backend_at(device->backend_id, &why)) { /* a model */
+    if (!ridge_backend_at((int)device->backend_id, &why)) { /* a model */
         snprintf(line, sizeof line, "  no row of this one: %s\n", why);
         put(&w, line);
     }
