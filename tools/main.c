@@ -69,7 +69,7 @@ int main(int argc, char **argv)
 
     atexit(check_output);
     argp_err_exit_status = 2; /* as all usage errors */
-    if (!name)
+    if (!name || (wants_help && (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0)))
         return wants_help ? help(stdout) : help(stderr) + 2;
     if (strcmp(name, "--version") == 0)
         return printf("ridge %s\n", ridge_version()) < 0;
