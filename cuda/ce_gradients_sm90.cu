@@ -134,8 +134,8 @@ static __device__ __forceinline__ float scale_back(const ce_params &p)
     return exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
 }
 
-/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order. (To an f32 dW a step adds
- * it: here it takes longer, since the loads depend on each other.) */
+/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order, or the sum made before.
+ * (To an f32 dW a step adds it: here it takes longer, since the loads depend on each other.) */
 template <int BF16>
 static __device__ __forceinline__ void add_targets(const ce_gradients &a, const gemm16_work &w, int first,
                                                    int first_col, float *acc)
@@ -146,12 +146,24 @@ static __device__ __forceinline__ void add_targets(const ce_gradients &a, const 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int2 same = first + 8 * h < w.m ? a.c.same[a.first + first + 8 * h] : make_int2(0, 0);
-
+        const bool common = same.y > CE_COMMON;
         int row = same.x;
         float g = same.y ? a.c.at_target[row] : 0.0f;
         int64_t at = same.y ? a.c.p.list[row] : 0;
 
-        for (int left = same.y; left > 0; left--) {
+        if (common) {
+            const float *sum = a.c.sums + a.c.next[row] * ce_sum_length(a.c.p.hidden) + col;
+
+#pragma unroll
+            for (int j = 0; j < G16_N / 8; j++)
+                if (col + 8 * j < w.n) {
+                    const float2 v = *(const float2 *)(sum + 8 * j);
+
+                    acc[4 * j + 2 * h] += v.x;
+                    acc[4 * j + 2 * h + 1] += v.y;
+                }
+        }
+        for (int left = common ? 0 : same.y; left > 0; left--) {
             const uint16_t *line = (const uint16_t *)a.c.p.x + at * a.c.p.x_stride + col;
             const float factor = g;
             uint32_t word[G16_N / 8];
@@ -159,7 +171,7 @@ static __device__ __forceinline__ void add_targets(const ce_gradients &a, const 
 #pragma unroll
             for (int j = 0; j < G16_N / 8; j++)
                 word[j] = col + 8 * j < w.n ? *(const uint32_t *)(line + 8 * j) : 0;
-            if (left > 1) { /* the next row is on its way while this one's words are: a common token has thousands */
+            if (left > 1) { /* the next row is on its way while this one's words are */
                 row = a.c.next[row];
                 g = a.c.at_target[row];
                 at = a.c.p.list[row];
@@ -303,6 +315,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
         for (int item = first_dw(g); item < g.dw.items; item = next_dw(g, item))
             tile_dw<BF16, HV, !HV>(a, g.dw, dw, s, group, item, &turn);
     }
+    __syncwarp(); /* of the loading warp one thread alone went through the loop, and the barrier is an aligned one */
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
 #endif
 }
