@@ -151,19 +151,15 @@ static ridge_status dw_maps(const linear_job *j, gemm16_maps *maps)
     return status ? status : probs_maps(j, maps->a, 128);
 }
 
-/* dX, or dW of classes [first, first + count) (of all of them with W [H, V]), or both. */
-static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t first, int64_t count)
+/* dX and dW. */
+static ridge_status gradients(linear_job *j, bool add)
 {
-    const ce_params *p = &j->c.p;
-    const int64_t size = (int64_t)ridge_dtype_size((uint32_t)j->dw_dtype);
     ce_gradients g = {};
     ridge_status status = RIDGE_OK;
 
     g.c = j->c;
-    g.dx = dx && p->dx;
-    g.dw = dw && p->dw;
-    g.first = (int)first;
-    g.count = (int)count;
+    g.dx = j->c.p.dx != NULL;
+    g.dw = j->c.p.dw != NULL;
     g.dw_dtype = j->dw_dtype;
     g.add = add;
     plain_maps(&g.dx_maps);
@@ -172,7 +168,7 @@ static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t
         status = dx_maps(j, &g.dx_maps);
     if (!status && g.dw)
         status = dw_maps(j, &g.dw_maps);
-    g.out = (char *)j->dw + (p->hv ? 0 : first * j->dw_ld * size);
+    g.out = j->dw;
     g.ld = j->dw_ld;
     status = status ? status : ce_gradients_launch(j->device, j->name, &g, j->stream);
     return status || !g.dx || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
@@ -221,35 +217,19 @@ static void place_probs(linear_job *j, int64_t rows, bool overlaid)
     j->c.sums = (float *)((uint16_t *)j->c.scaled + ce_up(rows, 128) * j->c.p.hidden);
     q->first = (uint16_t *)j->c.sums + ce_up(rows, 128) * CE_SUMS(j->c.p.hidden) / 2;
     q->first_ld = inside;
-    q->split = overlaid ? j->plan.group : INT32_MAX;
+    q->split = overlaid ? j->plan.ahead : INT32_MAX;
     q->rest = (uint16_t *)j->dw;
     q->rest_ld = j->dw_ld * (j->dw_dtype == RIDGE_F32 ? 2 : 1);
     q->tail_at = inside < rows ? (int)inside : INT32_MAX;
-    q->tail = q->first + (overlaid ? j->plan.group : j->c.p.vocab) * inside;
+    q->tail = q->first + (overlaid ? j->plan.ahead : j->c.p.vocab) * inside;
     q->tail_ld = ce_up(rows, 128) - inside;
     j->c.pieces = j->plan.pieces[overlaid];
     j->c.partial = (float *)(q->tail + j->c.p.vocab * q->tail_ld);
 }
 
-/* dX, and dW in groups from the last class on: whole ones, the rest, and the classes whose P^T lies in the workspace.
- * The first group's place in dW holds nothing yet, so that it is made together with dX. */
-static ridge_status groups(linear_job *j, bool add)
-{
-    const int64_t vocab = j->c.p.vocab, group = j->plan.group;
-    ridge_status status = RIDGE_OK;
-    int64_t first;
-
-    for (int64_t last = vocab; last > 0 && !status; last = first) {
-        first = last > group ? ce_most(last - group, group) : 0;
-        status = gradients(j, last == vocab, true, add, first, last - first);
-    }
-    return status;
-}
-
 static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overlaid)
 {
     const bool add = begin > 0 || (j->c.p.flags & RIDGE_ACCUMULATE);
-    const int64_t vocab = j->c.p.vocab;
     ridge_status status;
 
     j->c.begin = begin;
@@ -264,8 +244,7 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
         status = ce_targets_find(j->device, j->name, &j->c, j->stream);
     if (!status && j->c.p.dbias)
         status = ce_step_bias(j->device, j->name, &j->c, add, j->stream);
-    if (!status)
-        status = overlaid ? groups(j, add) : gradients(j, true, true, add, 0, vocab);
+    status = status ? status : gradients(j, add);
     if (!status && ((j->c.p.dw && j->dw_dtype == RIDGE_F32) || j->c.p.dbias))
         status = ce_targets_add(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
                                 j->stream);

@@ -54,22 +54,13 @@ static int pieces_of(const ridge_device *device, const ridge_problem *problem, i
     return best;
 }
 
-/* Classes of a group of dW: whole waves of tiles, in no more than half of the area. */
-static int group_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t inside, int64_t room)
+/* Classes of dW whose place holds no P^T: some waves of tiles, which clusters make while others still have dX, and more
+ * than a bundle; in no more than half of the area. */
+static int ahead_of(bool small, int64_t inside, int64_t room)
 {
-    const int64_t tiles = ce_up(problem->dim[1], G16_N) / G16_N;
-    int64_t pairs = device->units / G16_CLUSTER, common = pairs, other = tiles;
+    int64_t pairs = small ? G16_PAIRS : 4 * G16_PAIRS;
 
-    while (other) { /* the greatest common divisor */
-        const int64_t left = common % other;
-
-        common = other;
-        other = left;
-    }
-    pairs /= common;
-    if (small)
-        pairs = 8;
-    while (pairs > 8 && 2 * pairs * HIGH * inside > room / 2)
+    while (pairs > G16_PAIRS && 2 * pairs * HIGH * inside > room / 2)
         pairs /= 2;
     return (int)(pairs * HIGH);
 }
@@ -91,7 +82,7 @@ static int64_t overlaid_bytes(const ridge_problem *problem, const ce_plan *plan,
 {
     const int64_t all = ce_up(rows, 128), inside = ce_least(all, plan->inside);
 
-    return row_bytes(problem) * all + 2 * plan->group * inside + 2 * problem->dim[2] * (all - inside);
+    return row_bytes(problem) * all + 2 * plan->ahead * inside + 2 * problem->dim[2] * (all - inside);
 }
 
 /* As many rows as such an area has room for. */
@@ -100,7 +91,7 @@ static int64_t overlaid_rows(const ridge_problem *problem, const ce_plan *plan, 
     const int64_t row = row_bytes(problem), full = overlaid_bytes(problem, plan, plan->inside);
 
     if (room < full)
-        return down(ce_most(room, 0) / (row + 2 * plan->group), 128);
+        return down(ce_most(room, 0) / (row + 2 * plan->ahead), 128);
     return plan->inside + down((room - full) / (row + 2 * problem->dim[2]), 128);
 }
 
@@ -166,10 +157,10 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
     plan.pieces[0] = plan.pieces[1] = 1;
     plan.inside = down(dw == RIDGE_F32 || sums ? 2 * hidden : hidden, 128);
     room = (bytes ? bytes : usual_bytes(problem, &plan)) - fixed_bytes(device, problem, &plan);
-    plan.group = group_of(device, problem, small, ce_least(plan.inside, ce_up(tokens, 128)), room);
+    plan.ahead = ahead_of(small, ce_least(plan.inside, ce_up(tokens, 128)), room);
     if (small && !bytes)
         room = ce_most(overlaid_bytes(problem, &plan, ce_least(plan.inside + 128, tokens)), chunk_bytes(problem, 128));
-    overlay = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) && vocab > 2 * plan.group &&
+    overlay = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) && vocab > 2 * plan.ahead &&
               plan.inside > 0;
     if (small && !bytes && !overlay)
         room = chunk_bytes(problem, 128);
@@ -260,6 +251,7 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     c->next = (int32_t *)take(&at, tokens * 4);
     c->common = (int32_t *)take(&at, tokens / (CE_COMMON + 1) * 4);
     c->same = (int2 *)take(&at, vocab * 8);
+    c->turns = (uint64_t *)take(&at, ce_turns(vocab) * 8);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
         c->p.part = NULL;
         c->p.splits = 1;

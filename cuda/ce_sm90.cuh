@@ -31,9 +31,8 @@ enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
- * dW is made in groups of at most `split` classes from the last one on, so that its row v - split is written after row
- * v of P^T has been read. Columns (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all
- * classes of them. */
+ * dW is made from the last class on, so that its row v - split is written after row v of P^T has been read. Columns
+ * (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all classes of them. */
 typedef struct ce_probs {
     uint16_t *first, *rest, *tail;
     int64_t first_ld, rest_ld, tail_ld;
@@ -55,6 +54,7 @@ typedef struct ce_chunk {
     int32_t *next;    /* by row: the next one with that target; by the first row of a common one: its place in sums */
     int32_t *common;  /* targets of more than CE_COMMON rows of the chunk, in any order */
     float *sums;      /* [common targets][ce_sum_length]: du_y x of all their rows, and du_y */
+    uint64_t *turns;  /* ce_gradients_sm90.cu: what has been taken and done */
     float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
     int pieces;
     float *look;                          /* [look_pieces, rows, CE_SAMPLE] */
@@ -69,7 +69,7 @@ typedef struct ce_plan {
     int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW too (else 0) */
     int64_t inside;          /* of those: how many dW has room for */
     int64_t area;            /* bytes for n_r x, P^T, and dX in pieces */
-    int group;               /* classes of a group of dW, where P^T lies in it */
+    int ahead;               /* classes of dW that are made before the first one is whose place P^T had */
     int pieces[2];           /* of dX in a chunk, in the overlaid one */
     bool sums;               /* dW is summed in f32 in the workspace */
 } ce_plan;
@@ -97,14 +97,13 @@ typedef struct ce_product {
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
 
-/* dX, dW of classes [first, first + count), or both in one launch, whose clusters then have the same amount of work. */
+/* dX, dW, or both in one launch, whose clusters then have the same amount of work; once a chunk. */
 typedef struct ce_gradients {
     gemm16_maps dx_maps, dw_maps;
     ce_chunk c;
-    void *out; /* dW of class `first` */
+    void *out; /* dW */
     int64_t ld;
     int dx, dw; /* wanted here */
-    int first, count;
     int dw_dtype, add;
 } ce_gradients;
 
@@ -150,6 +149,12 @@ static inline int64_t ce_most(int64_t a, int64_t b)
 static inline int64_t ce_up(int64_t x, int64_t step)
 {
     return (x + step - 1) / step * step;
+}
+
+/* Numbers of ce_chunk's `turns`. */
+static inline int64_t ce_turns(int64_t vocab)
+{
+    return 3 + vocab / (G16_PAIRS * G16_CLUSTER * G16_M);
 }
 
 #ifdef __CUDACC__

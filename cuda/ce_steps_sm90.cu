@@ -25,6 +25,8 @@ static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
 
     for (int64_t i = at; i < c.p.vocab; i += step)
         c.same[i] = make_int2(INT32_MAX, 0);
+    for (int64_t i = at; i < 3 + c.p.vocab / (G16_PAIRS * G16_CLUSTER * G16_M); i += step)
+        c.turns[i] = 0;
     if (at == 0) {
         c.p.totals->redo = 0;
         c.p.totals->common = 0;
