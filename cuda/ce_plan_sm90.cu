@@ -246,6 +246,7 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     }
     c->exponent = (float *)take(&at, tokens * 4);
     c->factor = (float *)take(&at, tokens * 4);
+    c->lse = (double *)take(&at, tokens * 8);
     c->mix = (float2 *)take(&at, tokens * 8);
     c->at_target = (float *)take(&at, tokens * 4);
     c->next = (int32_t *)take(&at, tokens * 4);

@@ -48,6 +48,7 @@ typedef struct ce_chunk {
     void *scaled;     /* likewise: n_r x, in the same place */
     float *exponent;  /* by row: k_r */
     float *factor;    /* n_r */
+    double *lse;      /* log of the sum of e^z */
     float2 *mix;      /* alpha_r, sigma_r */
     float *at_target; /* du of the target */
     int2 *same;       /* by class: the chunk's first row with that target, and how many have it */

@@ -166,6 +166,7 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
         return;
     if (!good)
         p.totals->redo = 1; /* by any number of threads */
+    c.lse[row] = lse;
     c.factor[row] = (float)(f.all / s.sum);
     note_largest(p, c.factor[row]);
 }
@@ -209,6 +210,7 @@ static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
 
     if (threadIdx.x % 32)
         return;
+    c.lse[row] = lse;
     c.exponent[row] = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
     c.factor[row] = most == most ? (float)factor : CUDART_NAN_F;
     c.mix[row] = power > 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
@@ -254,16 +256,10 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
     const uint4 *from = (const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride);
     float factor = c.factor[row];
 
-    if (threadIdx.x < 32) {
-        const bool known = c.known || p.totals->redo;
-        const double lse =
-            known ? known_lse(p, row) : (double)c.exponent[row] * 0.69314718055994531 + log(row_sum(p, row).sum);
-
-        if (threadIdx.x == 0)
-            put_target(c, row, lse);
-        if (threadIdx.x == 1)
-            note_target(c, row);
-    }
+    if (threadIdx.x == 0)
+        put_target(c, row, c.lse[row]);
+    if (threadIdx.x == 32)
+        note_target(c, row);
     if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
         factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
     for (int64_t i = threadIdx.x; i < vectors; i += THREADS) {
