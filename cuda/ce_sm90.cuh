@@ -24,7 +24,7 @@ enum { CE_SAMPLE = 256 };
 
 /* A target of more rows than this has their sum formed beforehand: one by one they would hold up a tile of dW. */
 enum { CE_COMMON = 32 };
-#define CE_SUMS(hidden) ((hidden) / 8 + 1) /* bytes of the sums for each row of a chunk, of which there are 32 k */
+#define CE_SUMS(hidden) ((hidden) / 8 + 1) /* bytes for each row of a chunk: a sum for every 32 rows */
 
 enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 
