@@ -8,6 +8,12 @@ template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gem
     return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
 }
 
+/* The same by what the kernel writes: a tile's end for anything reads its own. */
+template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const gemm_args &p, int col)
+{
+    return OUT == OUT_BF16 ? gemm_bias<RIDGE_BF16>(p, col) : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col) : 0.0f;
+}
+
 /* Thread t of the warpgroup has the bias of column t of the tile, and needs those of its own columns. */
 template <class T>
 static __device__ __forceinline__ void gemm_add_bias(float *columns, int group, float bias, float *fin)
