@@ -210,7 +210,7 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
 {
     float acc[T::BN / 2];
     const float *const spread = s->spread[stage] + (MODE == SCALE_COLUMN ? threadIdx.x % 4 * gemm_lane_pitch<T>() : 0);
-    float2 first = {};
+    float4 early[EARLY];
     gemm_scales v;
 
     if (MODE != SCALE_LAST) {
@@ -232,11 +232,13 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
         ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
     if (MODE == SCALE_COLUMN) {
         ptx_mbarrier_wait(ptx_shared(&s->ready[stage]), phase);
-        first = *(const float2 *)spread;
+#pragma unroll
+        for (int j = 0; j < EARLY; j++)
+            early[j] = *(const float4 *)(spread + 4 * j);
     }
     wgmma_wait();
     if (MODE == SCALE_COLUMN) {
-        gemm_promote_column<T::BN>(v, spread, first, acc, fin);
+        gemm_promote_column<T::BN>(v, spread, early, acc, fin);
         __syncwarp(); /* the warp has read its scales */
     }
     if (slice == T::SLICES - 1 && threadIdx.x % 32 < T::CM + T::CN - 1)
@@ -356,10 +358,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
     ptx_grid_wait();
     ptx_grid_release();
     if (threadIdx.x < 128) {
-        if (T::WGS == 2)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        else
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(T::WGS == 2 ? 40 : MODE == SCALE_COLUMN ? 32 : 56));
         if (threadIdx.x == 0)
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
@@ -389,10 +388,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         gemm_piece piece;
         int number = 0;
 
-        if (T::WGS == 2)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        else
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(T::WGS == 2 ? 232 : MODE == SCALE_COLUMN ? 160 : 152));
         if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
