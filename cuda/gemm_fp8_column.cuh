@@ -43,29 +43,26 @@ template <class T, int MODE> static __device__ void gemm_spread_scales(gemm_memo
     }
 }
 
-/* Loads of scales that are under way before the matrix instructions are waited for: as many as registers allow. */
-enum { EARLY = 4 };
-
 /* In place. */
 static __device__ __forceinline__ void gemm_scale_by(float *acc, float scale)
 {
     asm("mul.rn.f32 %0, %0, %1;" : "+f"(*acc) : "f"(scale));
 }
 
+/* `first`: the scales of columns j = 0, read before the matrix instructions are waited for. */
 template <int BN>
-static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v, const float *spread,
-                                                           const float4 *early, float *acc, float *fin)
+static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v, const float *spread, float2 first,
+                                                           float *acc, float *fin)
 {
 #pragma unroll
     for (int i = 0; i < BN / 2; i++)
         gemm_scale_by(&acc[i], i & 2 ? v.lower : v.upper);
 #pragma unroll
-    for (int j = 0; j < BN / 16; j++) {
-        const float4 u = j < EARLY ? early[j] : *(const float4 *)(spread + 4 * j);
-        const float w[4] = {u.x, u.y, u.z, u.w};
+    for (int j = 0; j < BN / 8; j++) {
+        const float2 w = j ? *(const float2 *)(spread + 2 * j) : first;
 
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            fin[8 * j + i] = __fmaf_rn(w[i / 4 * 2 + i % 2], acc[8 * j + i], fin[8 * j + i]);
+        for (int i = 0; i < 4; i++)
+            fin[4 * j + i] = __fmaf_rn(i & 1 ? w.y : w.x, acc[4 * j + i], fin[4 * j + i]);
     }
 }

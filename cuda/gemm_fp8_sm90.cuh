@@ -210,7 +210,7 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
 {
     float acc[T::BN / 2];
     const float *const spread = s->spread[stage] + (MODE == SCALE_COLUMN ? threadIdx.x % 4 * gemm_lane_pitch<T>() : 0);
-    float4 early[EARLY];
+    float2 first = {};
     gemm_scales v;
 
     if (MODE != SCALE_LAST) {
@@ -232,13 +232,11 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
         ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
     if (MODE == SCALE_COLUMN) {
         ptx_mbarrier_wait(ptx_shared(&s->ready[stage]), phase);
-#pragma unroll
-        for (int j = 0; j < EARLY; j++)
-            early[j] = *(const float4 *)(spread + 4 * j);
+        first = *(const float2 *)spread;
     }
     wgmma_wait();
     if (MODE == SCALE_COLUMN) {
-        gemm_promote_column<T::BN>(v, spread, early, acc, fin);
+        gemm_promote_column<T::BN>(v, spread, first, acc, fin);
         __syncwarp(); /* the warp has read its scales */
     }
     if (slice == T::SLICES - 1 && threadIdx.x % 32 < T::CM + T::CN - 1)
