@@ -356,7 +356,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
     ptx_grid_wait();
     ptx_grid_release();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(T::WGS == 2 ? 40 : MODE == SCALE_COLUMN ? 32 : 56));
+        if (T::WGS == 2)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
@@ -386,7 +389,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         gemm_piece piece;
         int number = 0;
 
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(T::WGS == 2 ? 232 : MODE == SCALE_COLUMN ? 160 : 152));
+        if (T::WGS == 2)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
