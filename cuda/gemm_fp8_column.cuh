@@ -3,11 +3,11 @@
  *
  *     fin = fma(sB, rn(sA P_b), fin)
  *
- * What bounds this loop is neither the tensor cores nor the FP32 pipes alone: while a matrix instruction runs it takes
- * most of the register file's ports, and each of the two multiplying warps beside it waits for what it reads from
- * shared memory behind the operands of that instruction. So the product with sA, which is in registers, comes first and
- * leaves time for sB to arrive; it is made in place, so that registers are free for loads ahead; and sB comes in the
- * order in which a lane wants it, 16 bytes at a time. docs/measured.md has the figures. */
+ * What bounds this loop is neither the tensor cores nor the FP32 pipes: while matrix instructions run, others that use
+ * registers issue at about 0.37 a clock, whatever their pipe, and scales come from shared memory behind the operands
+ * of those instructions. So the product with sA, which is in registers, comes first and leaves time for sB to arrive;
+ * it is made in place, so that registers are free for loads ahead; and sB lies as a lane wants it, 16 bytes a load.
+ * The product with sB first, or more loads ahead of the wait, is slower: docs/measured.md. */
 
 /* Floats between the scales of two lanes: four loads of 16 bytes at once fall into different banks. */
 template <class T> static __device__ __forceinline__ int gemm_lane_pitch(void)
