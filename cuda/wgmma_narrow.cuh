@@ -1,5 +1,5 @@
-/* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 48, 64: the 64 rows
- * are weights and the columns tokens, or the other way about. */
+/* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 48, 64: the 64
+ * rows are weights and the columns tokens, or the other way about. */
 #ifndef RIDGE_WGMMA_NARROW_CUH
 #define RIDGE_WGMMA_NARROW_CUH
 
