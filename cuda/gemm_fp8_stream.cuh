@@ -103,26 +103,9 @@ static __device__ __forceinline__ stream_share stream_locate(const stream_args &
     return a;
 }
 
-/* One thread: a stage of tokens. */
-template <int N>
-static __device__ __forceinline__ void stream_load_box(const stream_args &p, stream_memory<N> *s, uint32_t stage,
-                                                       int kb)
-{
-    const uint32_t box = (uint32_t)((N == 64 ? p.rows : N) * BK), full = ptx_shared(&s->x_full[stage]);
-    const uint32_t to = ptx_shared(s) + FIXED(N) + stage * (uint32_t)p.chunk * box;
-
-    ptx_mbarrier_expect(full, (uint32_t)p.chunk * box);
-    if (p.lines)
-        ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);
-    else
-        for (int i = 0; i < p.chunk; i++)
-            ptx_tma_load_2d(to + (uint32_t)i * box, &p.x, (kb + i) * BK, 0, full);
-}
-
 /* One thread: the stages of weights, pass by pass: the first slice's, then the second's, ... A warpgroup has a ring of
  * its own: stages may be filled out of order, and one that does not wait for the other's could take an older phase of a
- * common barrier for the one it wants. The first tokens go before the weights, which would hold them up, unless these
- * do not wait for the previous kernel. */
+ * common barrier for the one it wants. */
 template <int N> static __device__ void stream_load_weights(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const uint64_t policy = ptx_policy_evict_first();
@@ -130,8 +113,6 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
     const uint32_t bytes = (uint32_t)(p.box * p.chunk), stages = (uint32_t)p.w_stages;
     stream_ring even = {0, 0}, odd = {0, 0};
 
-    if (!p.settled && a.begin < a.end && a.first < a.last)
-        stream_load_box<N>(p, s, 0, a.begin);
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int count = min((int)SLOTS, a.last - slice);
 
@@ -164,7 +145,7 @@ template <int N, int MODE>
 static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const int lane = threadIdx.x % 32, slot = lane % (2 * SLOTS);
-    bool by_other = !p.settled; /* the first stage */
+    const uint32_t box = (uint32_t)((N == 64 ? p.rows : N) * BK);
     stream_ring r = {0, 0};
 
     if (MODE == SCALE_LAST)
@@ -174,13 +155,19 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
         const int row = min((slice + slot / 2) * p.high + (slot & 1) * (p.high - 1), p.n - 1);
 
         for (int kb = a.begin; kb < a.end; kb += p.chunk) {
-            const uint32_t full = ptx_shared(&s->x_full[r.stage]);
+            const uint32_t full = ptx_shared(&s->x_full[r.stage]),
+                           to = ptx_shared(s) + FIXED(N) + r.stage * (uint32_t)p.chunk * box;
 
             ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
             __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
-            if (lane == 0 && !by_other)
-                stream_load_box<N>(p, s, r.stage, kb);
-            by_other = false;
+            if (lane == 0) {
+                ptx_mbarrier_expect(full, (uint32_t)p.chunk * box);
+                if (p.lines)
+                    ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);
+                else
+                    for (int i = 0; i < p.chunk; i++)
+                        ptx_tma_load_2d(to + (uint32_t)i * box, &p.x, (kb + i) * BK, 0, full);
+            }
             if (MODE == SCALE_BLOCK) {
                 for (int t = lane; t < p.chunk * N; t += 32)
                     ptx_copy_async4(ptx_shared(&s->scale_x[r.stage * p.chunk][0]) + 4 * (uint32_t)t,
