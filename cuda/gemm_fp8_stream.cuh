@@ -43,6 +43,10 @@ typedef struct stream_args {
     int box;                /* bytes of a slice's rows of one block */
     int lines;              /* the maps have lines of 128 bytes as their third dimension: whole stages an instruction */
     int dtype, accumulate, bias_f32, settled;
+    /* gemm_fp8_stream_tokens.cuh: */
+    int rows;                         /* of a box of tokens, a multiple of 8 */
+    int most, begins[SPLIT_MOST + 1]; /* rank r finishes units of 8 rows begins[r] to begins[r + 1] of a slice */
+    int whole; /* four neighbours of D can be stored at a time: 16 bits, aligned, nothing added */
 } stream_args;
 
 /* The fixed part of shared memory; the rings of tokens and of weights and the sums come after it. */
@@ -141,6 +145,7 @@ template <int N, int MODE>
 static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const int lane = threadIdx.x % 32, slot = lane % (2 * SLOTS);
+    const uint32_t box = (uint32_t)((N == 64 ? p.rows : N) * BK);
     stream_ring r = {0, 0};
 
     if (MODE == SCALE_LAST)
@@ -151,17 +156,17 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
 
         for (int kb = a.begin; kb < a.end; kb += p.chunk) {
             const uint32_t full = ptx_shared(&s->x_full[r.stage]),
-                           to = ptx_shared(s) + FIXED(N) + r.stage * (uint32_t)(p.chunk * N * BK);
+                           to = ptx_shared(s) + FIXED(N) + r.stage * (uint32_t)p.chunk * box;
 
             ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
             __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
             if (lane == 0) {
-                ptx_mbarrier_expect(full, (uint32_t)(p.chunk * N * BK));
+                ptx_mbarrier_expect(full, (uint32_t)p.chunk * box);
                 if (p.lines)
                     ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);
                 else
                     for (int i = 0; i < p.chunk; i++)
-                        ptx_tma_load_2d(to + i * (N * BK), &p.x, (kb + i) * BK, 0, full);
+                        ptx_tma_load_2d(to + (uint32_t)i * box, &p.x, (kb + i) * BK, 0, full);
             }
             if (MODE == SCALE_BLOCK) {
                 for (int t = lane; t < p.chunk * N; t += 32)
@@ -358,25 +363,6 @@ static __device__ __forceinline__ void stream_promote(const float *factor, float
         fin[i] = MODE == SCALE_BLOCK ? __fmaf_rn(factor[i], acc[i], fin[i]) : fin[i] + acc[i];
 }
 
-/* The same where the registers do not hold the factors of a block. */
-template <int N>
-static __device__ __forceinline__ void stream_promote_scaled(const float *scale_x, const float *scale_w, uint32_t which,
-                                                             float *acc, float *fin)
-{
-    wgmma_pin<N / 2>(acc);
-    const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
-
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        const float2 v = *(const float2 *)(scale_x + 8 * j + threadIdx.x % 4 * 2);
-
-        fin[4 * j] = __fmaf_rn(v.x * upper, acc[4 * j], fin[4 * j]);
-        fin[4 * j + 1] = __fmaf_rn(v.y * upper, acc[4 * j + 1], fin[4 * j + 1]);
-        fin[4 * j + 2] = __fmaf_rn(v.x * lower, acc[4 * j + 2], fin[4 * j + 2]);
-        fin[4 * j + 3] = __fmaf_rn(v.y * lower, acc[4 * j + 3], fin[4 * j + 3]);
-    }
-}
-
 /* The matrix instructions of T blocks into acc, as a group of their own. w, x: addresses of their first boxes. */
 template <int N, int FORMATS, int T>
 static __device__ __forceinline__ void stream_issue(uint32_t w, uint32_t x, uint32_t box, float (*acc)[N / 2])
@@ -396,12 +382,13 @@ static __device__ __forceinline__ void stream_issue(uint32_t w, uint32_t x, uint
 /* What a warpgroup knows of the rings: where they begin, where it is. */
 typedef struct stream_reader {
     uint32_t base, boxes, box, full, empty, stages, x_stages; /* boxes, full and empty: of its own ring */
+    uint32_t x_box;
     int group;
     stream_ring w, x;
 } stream_reader;
 
 /* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up. What
- * these are multiplied by is there before the wait where the registers allow it. */
+ * these are multiplied by is there before the wait. */
 template <int N, int MODE, int FORMATS, int C>
 static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, const stream_reader *r, int slot,
                                                     uint32_t which, float *fin)
@@ -419,7 +406,7 @@ static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, c
             stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % 2]);
         if (u == 0)
             continue;
-        if (MODE == SCALE_BLOCK && N < 64)
+        if (MODE == SCALE_BLOCK)
 #pragma unroll
             for (int t = 0; t < T; t++)
                 stream_factors<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, factor[t]);
@@ -428,13 +415,8 @@ static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, c
         else
             wgmma_wait();
 #pragma unroll
-        for (int t = 0; t < T; t++) {
-            if (MODE == SCALE_BLOCK && N == 64)
-                stream_promote_scaled<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, acc[(u - 1) % 2][t],
-                                         fin);
-            else
-                stream_promote<N, MODE>(factor[t], acc[(u - 1) % 2][t], fin);
-        }
+        for (int t = 0; t < T; t++)
+            stream_promote<N, MODE>(factor[t], acc[(u - 1) % 2][t], fin);
     }
 }
 
@@ -450,13 +432,10 @@ static __device__ __forceinline__ void stream_rest(const stream_memory<N> *s, co
 #pragma unroll 1
     for (int j = 0; j < length; j++) {
         stream_issue<N, FORMATS, 1>(w + j * r->box, x + j * (N * BK), r->box, acc);
-        if (MODE == SCALE_BLOCK && N < 64)
+        if (MODE == SCALE_BLOCK)
             stream_factors<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, factor);
         wgmma_wait();
-        if (MODE == SCALE_BLOCK && N == 64)
-            stream_promote_scaled<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, acc[0], fin);
-        else
-            stream_promote<N, MODE>(factor, acc[0], fin);
+        stream_promote<N, MODE>(factor, acc[0], fin);
     }
 }
 
@@ -514,22 +493,30 @@ static __device__ __forceinline__ void stream_pass(const stream_args &p, const s
     }
 }
 
+template <int N>
+static __device__ __forceinline__ stream_reader stream_begin(const stream_args &p, const stream_memory<N> *s, int group)
+{
+    const uint32_t base = stream_base(s), before = (uint32_t)(group * p.w_stages);
+
+    return {base,
+            base + (uint32_t)p.boxes + before * (uint32_t)(p.box * p.chunk),
+            (uint32_t)p.box,
+            base + PLACE_OF(N, w_full) + 8 * before,
+            base + PLACE_OF(N, w_empty) + 8 * before,
+            (uint32_t)p.w_stages,
+            (uint32_t)p.x_stages,
+            (uint32_t)(p.rows * BK),
+            group,
+            {0, 0},
+            {0, 0}};
+}
+
 /* One warpgroup: the slices group, group + 2 of every pass. */
 template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_multiply(const stream_args &p, stream_memory<N> *s, const stream_share &a,
                                                        int group)
 {
-    const uint32_t base = stream_base(s), before = (uint32_t)(group * p.w_stages);
-    stream_reader r = {base,
-                       base + (uint32_t)p.boxes + before * (uint32_t)(p.box * p.chunk),
-                       (uint32_t)p.box,
-                       base + PLACE_OF(N, w_full) + 8 * before,
-                       base + PLACE_OF(N, w_empty) + 8 * before,
-                       (uint32_t)p.w_stages,
-                       (uint32_t)p.x_stages,
-                       group,
-                       {0, 0},
-                       {0, 0}};
+    stream_reader r = stream_begin<N>(p, s, group);
     uint32_t turn = 0;
 
     for (int slice = a.first; slice < a.last; slice += SLOTS, turn++) {
@@ -569,7 +556,7 @@ template <int N> static __device__ void stream_prepare(const stream_args &p, str
     }
     for (int i = 0; i < SLOTS; i++) {
         ptx_mbarrier_init(ptx_shared(&s->sums_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared(&s->sums_free[i]), (uint32_t)p.high / 8);
+        ptx_mbarrier_init(ptx_shared(&s->sums_free[i]), N == 64 ? 4u << p.shift : (uint32_t)p.high / 8);
     }
     ptx_mbarrier_fence_init();
 }

@@ -3,14 +3,15 @@
  *     D[t, r] = sum over blocks b of 128 of k, ascending, of  sA sB P_b[t, r]
  *
  * The operands are swapped: rows of weights are the 64 rows of a matrix instruction and the tokens, rounded up to 8,
- * 16, 32 or 64, its columns, so few tokens cost nothing extra. A slice is `high` rows of weights, a multiple of 8 up to
- * 64, such that all CTAs get nearly the same number of rows; the rest of the instruction's rows is rubbish that nobody
- * stores. k is split over a cluster of 1, 2, 4 or 8 CTAs, which walks a run of slices, up to four at a time, two a
- * warpgroup. One thread keeps a ring of weights in flight, one warp a ring of the tokens and their scales; a stage is
- * what one TMA instruction brings, 4 (or 2) blocks of 128 of k: a thread issues one in 100 to 150 ns, so that an
- * instruction a block (4 to 8 KB) would hold a multiprocessor back. When a slice is done, each CTA sends the partial
- * sums that another CTA of the cluster finishes to that CTA's shared memory, 8 rows at a time, and the finisher adds
- * them in ascending k. How k is split follows from n, k and the device, never from m.
+ * 16 or 32, its columns, so few tokens cost nothing extra; more tokens are its rows (gemm_fp8_stream_tokens.cuh), so
+ * that slices of less than 64 rows cost nothing extra either. The bits are the same. A slice is `high` rows of weights,
+ * a multiple of 8 up to 64, such that all CTAs get nearly the same number of rows; the rest of the instruction's rows
+ * is rubbish that nobody stores. k is split over a cluster of 1, 2, 4 or 8 CTAs, which walks a run of slices, up to
+ * four at a time, two a warpgroup. One thread keeps a ring of weights in flight, one warp a ring of the tokens and
+ * their scales; a stage is what one TMA instruction brings, 4 (or 2) blocks of 128 of k: a thread issues one in 100 to
+ * 150 ns, so that an instruction a block (4 to 8 KB) would hold a multiprocessor back. When a slice is done, each CTA
+ * sends the partial sums that another CTA of the cluster finishes to that CTA's shared memory, 8 rows at a time, and
+ * the finisher adds them in ascending k. How k is split follows from n, k and the device, never from m.
  *
  * Barriers: w_full, x_full: a stage has its bytes (and scales). w_empty, x_empty: the warps have finished with it.
  * sums_full[slot]: the partial sums of a slot's slice have come from all others; sums_free[slot]: all finishers of the
@@ -19,10 +20,11 @@
  * With RIDGE_WEIGHTS_SETTLED a CTA begins to load weights before the previous kernel has ended: when the previous CTA
  * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. The next
  * kernel is let in at the start: later, those of its CTAs that find a multiprocessor empty would come in pairs. */
-#include "gemm_fp8_stream.cuh"
+#include "gemm_fp8_stream_tokens.cuh"
 
-template <int N, int MODE, int FORMATS>
-static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(const __grid_constant__ stream_args p)
+/* N tokens are the columns of the matrix instruction, or of up to 64 tokens its rows: then a slice's rows of weights,
+ * up to H, are its columns. */
+template <int N, int H, int MODE, int FORMATS> static __device__ __forceinline__ void stream_body(const stream_args &p)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -57,7 +59,10 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
     } else {
         if (p.shift)
             ptx_cluster_wait(); /* the mbarriers of the cluster before anybody sends */
-        stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
+        if constexpr (H > 0)
+            tokens_multiply<H, MODE, FORMATS>(p, s, a, warp / 4);
+        else
+            stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
     }
     __syncwarp();
     if (p.shift) {
@@ -69,26 +74,37 @@ static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(c
 #endif
 }
 
+template <int N, int MODE, int FORMATS>
+static __global__ void __launch_bounds__(THREADS, N >= 32 ? 1 : 2) stream_sm90(const __grid_constant__ stream_args p)
+{
+    stream_body<N, 0, MODE, FORMATS>(p);
+}
+
+template <int H, int MODE, int FORMATS>
+static __global__ void __launch_bounds__(THREADS, 1) stream_tokens_sm90(const __grid_constant__ stream_args p)
+{
+    stream_body<64, H, MODE, FORMATS>(p);
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_FORMATS(N, MODE)                                                                                       \
-    {                                                                                                             \
-        (const void *)stream_sm90<N, MODE, WGMMA_E4M3_E4M3>, (const void *)stream_sm90<N, MODE, WGMMA_E4M3_E5M2>, \
-            (const void *)stream_sm90<N, MODE, WGMMA_E5M2_E4M3>                                                   \
+#define BY_FORMATS(kernel, n, mode)                                                                     \
+    {                                                                                                   \
+        (const void *)kernel<n, mode, WGMMA_E4M3_E4M3>, (const void *)kernel<n, mode, WGMMA_E4M3_E5M2>, \
+            (const void *)kernel<n, mode, WGMMA_E5M2_E4M3>                                              \
     }
-#define BY_MODE(N)                                            \
-    {                                                         \
-        BY_FORMATS(N, SCALE_LAST), BY_FORMATS(N, SCALE_BLOCK) \
-    }
-
-#define BY_TOKENS(macro)                          \
-    {                                             \
-        macro(8), macro(16), macro(32), macro(64) \
+#define BY_MODE(kernel, n)                                                    \
+    {                                                                         \
+        BY_FORMATS(kernel, n, SCALE_LAST), BY_FORMATS(kernel, n, SCALE_BLOCK) \
     }
 
-/* [8, 16, 32, 64 tokens][mode][formats] */
-static const void *const functions[4][2][3] = BY_TOKENS(BY_MODE);
-static const int fixed[4] = BY_TOKENS(FIXED), x_most[4] = BY_TOKENS(X_MOST);
+/* [8, 16, 32 tokens, or of 64 slices of up to 32, 48, 64 rows][mode][formats] */
+enum { TOKENS_8, TOKENS_16, TOKENS_32, ROWS_32, ROWS_48, ROWS_64, SHAPES };
+static const void *const functions[SHAPES][2][3] = {BY_MODE(stream_sm90, 8),         BY_MODE(stream_sm90, 16),
+                                                    BY_MODE(stream_sm90, 32),        BY_MODE(stream_tokens_sm90, 32),
+                                                    BY_MODE(stream_tokens_sm90, 48), BY_MODE(stream_tokens_sm90, 64)};
+static const int fixed[4] = {FIXED(8), FIXED(16), FIXED(32), FIXED(64)};
+static const int x_most[4] = {X_MOST(8), X_MOST(16), X_MOST(32), X_MOST(64)};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -96,11 +112,12 @@ static ridge_status prepare(const ridge_device *device)
 
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    status = host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize, FULL,
-                          "gemm_fp8: loading kernels");
+    status = host_prepare(device, &functions[0][0][0], SHAPES * 2 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                          FULL, "gemm_fp8: loading kernels");
     return status ? status
-                  : host_prepare(device, &functions[0][0][0], 4 * 2 * 3, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared, "gemm_fp8: loading kernels");
+                  : host_prepare(device, &functions[0][0][0], SHAPES * 2 * 3,
+                                 cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared,
+                                 "gemm_fp8: loading kernels");
 }
 
 /* How a matrix of weights is cut: into slices of `high` rows for `clusters` of 1 << shift CTAs, each a part of k. */
@@ -151,13 +168,29 @@ static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
     return best;
 }
 
+/* Which units of 8 rows of a slice each rank of a cluster finishes: two at a time, which are stored together, where
+ * there are enough. */
+static void share_units(stream_args *p, const stream_cut *cut)
+{
+    const int split = 1 << cut->shift, units = cut->high / 8, each = units >= 2 * split ? 2 : 1;
+    const int parts = (units + each - 1) / each;
+
+    for (int r = 0; r <= split; r++) {
+        p->begins[r] = r * parts / split * each < units ? r * parts / split * each : units;
+        if (r && p->begins[r] - p->begins[r - 1] > p->most)
+            p->most = p->begins[r] - p->begins[r - 1];
+    }
+}
+
 /* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
  * do not. */
 static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int bytes)
 {
-    const int columns = 8 << tokens, split = 1 << cut->shift, slots = cut->most < SLOTS ? cut->most : SLOTS;
-    const int turns = (slots + 1) / 2, stage = p->chunk * p->box, x_stage = p->chunk * columns * BK;
-    const int units = (cut->high / 8 + split - 1) / split, sums = slots * (split - 1) * units * 8 * columns * 4;
+    const int columns = 8 << tokens, x_rows = tokens == 3 ? p->rows : columns, split = 1 << cut->shift,
+              slots = cut->most < SLOTS ? cut->most : SLOTS;
+    const int turns = (slots + 1) / 2, stage = p->chunk * p->box, x_stage = p->chunk * x_rows * BK;
+    const int units = tokens == 3 ? p->most : (cut->high / 8 + split - 1) / split,
+              sums = slots * (split - 1) * units * 8 * columns * 4;
     const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
     const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
@@ -214,6 +247,7 @@ static stream_args collect(const ridge_call *call)
     p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
     p.settled = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    p.whole = d->dtype != RIDGE_F32 && !p.accumulate && p.stride % 4 == 0 && (uintptr_t)p.out % 8 == 0;
     return p;
 }
 
@@ -231,36 +265,49 @@ static ridge_status map_both(const ridge_device *device, const ridge_call *call,
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B; /* 256 bytes cost 5 to 10 % */
     const int64_t k = call->dim[2];
+    const int rows = tokens == 3 ? p->rows : 8 << tokens;
     ridge_status status;
 
     p->lines = k % BK == 0;
     if (p->lines) {
-        status = host_tensor_map_lines_l2(device, &p->x, a->data, k, p->m, stride_of(a, k), 8 << tokens, p->chunk,
-                                          promotion);
+        status = host_tensor_map_lines_l2(device, &p->x, a->data, k, p->m, stride_of(a, k), rows, p->chunk, promotion);
         return status ? status
                       : host_tensor_map_lines_l2(device, &p->w, b->data, k, p->n, stride_of(b, k), p->high, p->chunk,
                                                  promotion);
     }
-    status = host_tensor_map_l2(device, &p->x, RIDGE_E4M3, a->data, k, p->m, stride_of(a, k), BK, 8 << tokens, 128,
-                                promotion);
+    status = host_tensor_map_l2(device, &p->x, RIDGE_E4M3, a->data, k, p->m, stride_of(a, k), BK, rows, 128, promotion);
     return status ? status
                   : host_tensor_map_l2(device, &p->w, RIDGE_E4M3, b->data, k, p->n, stride_of(b, k), BK, p->high, 128,
                                        promotion);
 }
 
+/* Up to 16 tokens are the columns of the matrix instruction, more than 32 its rows. Between, they are its rows where
+ * that leaves it short. */
+static int shape_of(int64_t m, const stream_cut *cut)
+{
+    if (m <= (cut->high <= 48 ? 16 : 32))
+        return m <= 8 ? TOKENS_8 : m <= 16 ? TOKENS_16 : TOKENS_32;
+    return cut->high <= 32 ? ROWS_32 : cut->high <= 48 ? ROWS_48 : ROWS_64;
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
                            const ridge_call *call, void *, size_t, void *stream)
 {
-    const int tokens = call->dim[0] <= 8 ? 0 : call->dim[0] <= 16 ? 1 : call->dim[0] <= 32 ? 2 : 3;
-    const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;
-    const int formats = call->arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
-                        : call->arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
-                                                                          : WGMMA_E4M3_E4M3;
     const stream_cut cut = cut_of(device, call->dim[1], call->dim[2]);
+    const int shape = shape_of(call->dim[0], &cut), tokens = shape < ROWS_32 ? shape : 3;
+    const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;
+    const int first = tokens < 3 ? RIDGE_GEMM_FP8_B : RIDGE_GEMM_FP8_A; /* whose rows are the instruction's */
+    const int formats =
+        call->arg[first].dtype == RIDGE_E5M2 ? WGMMA_E5M2_E4M3
+        : call->arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2 || call->arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2
+            ? WGMMA_E4M3_E5M2
+            : WGMMA_E4M3_E4M3;
     stream_args p = collect(call);
     ridge_status status;
 
     p.shift = cut.shift;
+    p.rows = (p.m + 7) / 8 * 8;
+    share_units(&p, &cut);
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;
@@ -269,7 +316,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     status = map_both(device, call, tokens, &p);
     if (status)
         return status;
-    return host_launch_cluster(device, kernel->name, functions[tokens][mode][formats],
+    return host_launch_cluster(device, kernel->name, functions[shape][mode][formats],
                                dim3((unsigned)(cut.clusters << cut.shift)), 1 << cut.shift, THREADS, (size_t)p.bytes,
                                &p, stream);
 }

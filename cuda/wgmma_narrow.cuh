@@ -1,5 +1,5 @@
-/* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 64, where the 64
- * rows are weights and the columns tokens. */
+/* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 48, 64: the 64
+ * rows are weights and the columns tokens, or the other way about. */
 #ifndef RIDGE_WGMMA_NARROW_CUH
 #define RIDGE_WGMMA_NARROW_CUH
 
@@ -24,6 +24,13 @@
 #define WGMMA_NARROW_OPERANDS_32(d) \
     "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3]), "+f"((d)[4]), "+f"((d)[5]), "+f"((d)[6]), "+f"((d)[7]), \
     "+f"((d)[8]), "+f"((d)[9]), "+f"((d)[10]), "+f"((d)[11]), "+f"((d)[12]), "+f"((d)[13]), "+f"((d)[14]), "+f"((d)[15])
+#define WGMMA_NARROW_REGISTERS_48 "{" \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23" \
+    "}"
+#define WGMMA_NARROW_OPERANDS_48(d) \
+    WGMMA_NARROW_OPERANDS_32(d), \
+    "+f"((d)[16]), "+f"((d)[17]), "+f"((d)[18]), "+f"((d)[19]), "+f"((d)[20]), "+f"((d)[21]), "+f"((d)[22]), "+f"((d)[23])
 #define WGMMA_NARROW_REGISTERS_64 "{" \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
@@ -57,6 +64,8 @@ static __device__ __forceinline__ void wgmma_fp8_narrow(float *d, uint64_t a, ui
         WGMMA_NARROW_FORMATS(16, "%8", "%9", "%10");
     } else if constexpr (N == 32) {
         WGMMA_NARROW_FORMATS(32, "%16", "%17", "%18");
+    } else if constexpr (N == 48) {
+        WGMMA_NARROW_FORMATS(48, "%24", "%25", "%26");
     } else {
         WGMMA_NARROW_FORMATS(64, "%32", "%33", "%34");
     }
