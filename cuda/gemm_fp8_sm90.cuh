@@ -358,6 +358,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
         ptx_mbarrier_fence_init();
     }
+    __syncwarp();       /* see the last barrier */
     ptx_cluster_sync(); /* the mbarriers of all CTAs before anybody uses them */
     ptx_grid_wait();
     ptx_grid_release();
@@ -448,6 +449,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (thread == 0)
             ptx_tma_wait();
     }
+    __syncwarp();       /* the barrier is an .aligned one: lanes that went their own ways must be together */
     ptx_cluster_sync(); /* nobody leaves while another one may write to it */
 #endif
 }
