@@ -24,8 +24,11 @@ static const struct {
     {66, 265, 4100, {.fill = FILL_UNIT}},
     {530, 40, 300, {.fill = FILL_UNIT, .variant = CE_VALID}},
     {12, 2100, 70, {.fill = FILL_UNIT}},
-    {300, 64, 4360, {.fill = FILL_UNIT}}, /* several chunks of rows, and more classes than two bundles of Hopper */
-    {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5}}, /* add_halves */
+    /* Several chunks of rows, and more classes than two bundles of Hopper; the CPU's blocks end before. */
+    {300, 64, 4360, {.fill = FILL_UNIT, .gpu = true}},
+    {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID, .pad = 3, .pad_of = PAD_SINGLE_ROWS}},
+    {70, 136, 1, {.fill = FILL_UNIT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
+    {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_halves */
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };
@@ -183,7 +186,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
     }
     for (int shape = 0; shape < SHAPES - 1; shape++)
         for (int i = 0; i < OPTIONS; i++, n++) {
-            const bool large = shape >= 8;
+            const bool large = shape >= 8; /* an eighth of the options; also of shapes for strides alone */
 
             if ((large && (n + shape) % 8) || (level == CASES_QUICK && n % 4))
                 continue;
