@@ -471,8 +471,9 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_tma_wait();
     }
     __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
-    ptx_cluster_arrive_relaxed();
-    ptx_cluster_wait(); /* nobody leaves while another one may write to it */
+    /* Nobody leaves while another one may write to it. Not the relaxed one: arrivals at the mbarriers of another CTA
+     * must have come before that leaves. */
+    ptx_cluster_sync();
 #endif
 }
 
