@@ -140,15 +140,17 @@ static void add_slices(case_list *list, const ridge_op_row *op)
         add(list, op, 5, &plain, 1, "record=1 sums=1 token_loss=1");
 }
 
-/* dW of 16 bits that is made in one chunk, whose P^T lies in dW's own memory (Hopper), and dW of f32 likewise. */
+/* dW of 16 bits that is made in one chunk, whose P^T lies in dW's own memory (Hopper), and dW of f32 likewise; with
+ * targets of one row and of many. */
 static void add_halves(case_list *list, const ridge_op_row *op)
 {
     static const option of[] = {{"", "lse=1", "dw=x", CE_VALID},
-                                {"class_weight=1", "", "dw=x dbias=1", 0},
-                                {"lse_square_scale=0.01", "", "dbias=1", CE_HALF}};
+                                {"class_weight=1", "", "dw=x dbias=1", CE_FREQUENT},
+                                {"lse_square_scale=0.01", "", "dbias=1", CE_HALF},
+                                {"", "", "dbias=1", CE_VALID | CE_FREQUENT}};
 
-    for (int i = 0; i < 3; i++)
-        for (int n = i == 2; n < 2; n++) /* bf16, f16 */
+    for (int i = 0; i < 4; i++)
+        for (int n = i >= 2; n < 2; n++) /* bf16, f16 */
             add(list, op, SHAPES - 1, &of[i], n, "");
 }
 

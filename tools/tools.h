@@ -43,11 +43,12 @@ enum ce_variant {
     CE_HALF,      /* every other */
     CE_WRONG,     /* some are out of range */
     CE_TARGETS = 7,
-    CE_UP = 8,         /* logits near 1e4 (through the bias) */
-    CE_DOWN = 16,      /* near -1e4 */
-    CE_PEAK = 32,      /* p = 0.999 at the target (through the bias) */
-    CE_MINUS = 64,     /* a bias of -infinity */
-    CE_NO_WEIGHT = 128 /* all class weights are 0 */
+    CE_UP = 8,          /* logits near 1e4 (through the bias) */
+    CE_DOWN = 16,       /* near -1e4 */
+    CE_PEAK = 32,       /* p = 0.999 at the target (through the bias) */
+    CE_MINUS = 64,      /* a bias of -infinity */
+    CE_NO_WEIGHT = 128, /* all class weights are 0 */
+    CE_FREQUENT = 256   /* two of three rows have the same target */
 };
 
 typedef struct case_list {
