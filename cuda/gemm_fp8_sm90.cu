@@ -173,6 +173,20 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
     return p;
 }
 
+/* Cuts the shared items, laid end to end, into equal parts; not within NEAR blocks of an item's end. */
+static void share(gemm_args *p, int64_t items, int64_t parts)
+{
+    enum { NEAR = 2 };
+
+    for (int64_t c = 0; c <= parts; c++) {
+        const int64_t at = items * p->blocks * c / parts, inside = at % p->blocks;
+        const int64_t to = inside < NEAR ? at - inside : p->blocks - inside < NEAR ? at + p->blocks - inside : at;
+
+        p->cut[c].item = (int)(to / p->blocks);
+        p->cut[c].block = (int)(to % p->blocks);
+    }
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                            const ridge_call *call, void *room, size_t, void *stream)
 {
@@ -210,10 +224,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (status)
         return status;
     p.plain = (int)items;
-    if (kernel->param[3] && (mode == SCALE_LAST || p.scale_tma)) {
+    if (kernel->param[3] && fit < CUTS && (mode == SCALE_LAST || p.scale_tma)) {
         p.plain = (int)((items / fit - 1) * fit);
-        p.part = (uint32_t)((items - p.plain) * p.blocks / fit);
-        p.longer = (uint32_t)((items - p.plain) * p.blocks % fit);
+        share(&p, items - p.plain, fit);
         p.partial = (float *)room;
         p.flag = (uint64_t *)((char *)room + (size_t)device->units * tile->wgs * part_bytes(tile));
         p.nonce = new_nonce();

@@ -25,20 +25,27 @@ enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
  * once a tile, so that it comes from far caches: as little of it as possible. */
 enum { OUT_BF16 = 0, OUT_F32, OUT_ANY };
 
+/* Where a cluster's part of the shared items begins. */
+typedef struct gemm_cut {
+    int item, block;
+} gemm_cut;
+
+enum { CUTS = 81 }; /* of 160 SMs in pairs */
+
 typedef struct gemm_args {
     CUtensorMap a, b, d, map_scale_a, map_scale_b;
     const float *scale_a, *scale_b;
     int64_t ld_a, ld_b; /* of the scale tables; 0: one scale for the tensor */
     char *out;
     const void *bias;
-    int64_t stride;        /* of D, elements */
-    int m, n, blocks;      /* blocks of k */
-    int items_m, items_n;  /* clusters of tiles */
-    int slice;             /* rows of A that a CTA loads of a tile, when T::FEW */
-    int groups;            /* warpgroups that have rows, when T::FEW */
-    int plain;             /* items that one cluster does; the others are shared, in parts of `part` blocks of k, the */
-    uint32_t part, longer; /* first `longer` of one more */
-    float *partial;        /* of items that two clusters share, NULL: none */
+    int64_t stride;       /* of D, elements */
+    int m, n, blocks;     /* blocks of k */
+    int items_m, items_n; /* clusters of tiles */
+    int slice;            /* rows of A that a CTA loads of a tile, when T::FEW */
+    int groups;           /* warpgroups that have rows, when T::FEW */
+    int plain;            /* items that one cluster does; the others are shared: */
+    gemm_cut cut[CUTS];   /* cluster c from cut[c] to cut[c + 1], items counted from `plain` */
+    float *partial;       /* of items that two clusters share, NULL: none */
     uint64_t *flag, nonce;
     int block_a;   /* the scales of A are BLK128 */
     int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
@@ -98,42 +105,44 @@ template <class T> static __device__ __forceinline__ int gemm_groups(const gemm_
     return T::FEW ? p.groups : (int)T::WGS;
 }
 
-/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. */
+/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. Few
+ * instructions between the end of a wait and the loads: a stage that comes back is filled so much sooner. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
-    const int slice = gemm_slice<T>(p);
+    const int slice = gemm_slice<T>(p), rows = rank_n * slice, cols = rank_m * (T::BN / T::CM);
     const uint32_t bytes = slice * T::CN * BK + T::BN * BK +
                            (p.scale_tma ? slice * T::CN * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
+    const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK, to_b = ptx_shared(s->b[0]) + cols * BK;
     gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
-    uint32_t n = 0;
+    gemm_ring ring = {0, 1};
 
     s->piece[0] = piece;
     for (int number = 1; piece.end; number++) {
         const int row = piece.row, col = piece.col;
 
         s->piece[number % 8] = ahead; /* the next piece; arriving at full publishes it */
-        for (int kb = piece.begin; kb < piece.end; kb++, n++) {
-            const uint32_t stage = n % T::STAGES, full = ptx_shared(&s->full[stage]);
+        for (int kb = piece.begin; kb < piece.end; kb++) {
+            const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
+            const uint32_t a = to_a + stage * (T::BM * BK), b = to_b + stage * (T::BN * BK);
 
-            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / T::STAGES & 1) ^ 1);
-            ptx_mbarrier_expect(full, bytes);
+            ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + stage * 8, ring.phase);
             if (T::CN == 1)
-                ptx_tma_load_2d(ptx_shared(s->a[stage]), &p.a, kb * BK, row, full);
+                ptx_tma_load_2d(a, &p.a, kb * BK, row, full);
             else
-                ptx_tma_load_2d_multicast(ptx_shared(s->a[stage] + rank_n * slice * BK), &p.a, kb * BK,
-                                          row + rank_n * slice, full, same_row);
+                ptx_tma_load_2d_multicast(a, &p.a, kb * BK, row + rows, full, same_row);
             if (T::CM == 1)
-                ptx_tma_load_2d(ptx_shared(s->b[stage]), &p.b, kb * BK, col, full);
+                ptx_tma_load_2d(b, &p.b, kb * BK, col, full);
             else
-                ptx_tma_load_2d_multicast(ptx_shared(s->b[stage] + rank_m * (T::BN / T::CM) * BK), &p.b, kb * BK,
-                                          col + rank_m * (T::BN / T::CM), full, same_col);
+                ptx_tma_load_2d_multicast(b, &p.b, kb * BK, col + cols, full, same_col);
             if (MODE != SCALE_LAST && p.scale_tma)
-                ptx_tma_load_2d(ptx_shared(s->scale_a[stage]), &p.map_scale_a, row, kb, full);
+                ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (T::BM * 4), &p.map_scale_a, row, kb, full);
             if (MODE == SCALE_COLUMN && p.scale_tma)
-                ptx_tma_load_2d(ptx_shared(s->scale_b[stage]), &p.map_scale_b, col, kb, full);
+                ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
+            ptx_mbarrier_expect(full, bytes);
+            gemm_advance<T::STAGES>(&ring);
             if (kb == piece.begin) /* many divisions: while the stages are full */
                 later = gemm_piece_at<T>(p, number + 1);
         }
@@ -356,7 +365,17 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         }
         ptx_mbarrier_fence_init();
     }
-    ptx_cluster_sync(); /* the mbarriers of all CTAs before anybody uses them */
+    if (threadIdx.x == 32) {
+        ptx_prefetch_map(&p.a);
+        ptx_prefetch_map(&p.b);
+        if (MODE != SCALE_LAST && p.scale_tma)
+            ptx_prefetch_map(&p.map_scale_a);
+        if (MODE == SCALE_COLUMN && p.scale_tma)
+            ptx_prefetch_map(&p.map_scale_b);
+    }
+    __syncwarp(); /* see the last barrier */
+    ptx_cluster_arrive_relaxed();
+    ptx_cluster_wait(); /* the mbarriers of all CTAs before anybody uses them */
     ptx_grid_wait();
     ptx_grid_release();
     if (threadIdx.x < 128) {
@@ -364,9 +383,12 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x == 0)
-            gemm_load<T, MODE>(p, s);
-        else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+        if (warp == 0) {
+            if (ptx_elect())
+                gemm_load<T, MODE>(p, s);
+        } else if (MODE != SCALE_LAST && !p.scale_tma && warp == 1)
             gemm_load_scales<T, MODE>(p, s);
         else if (threadIdx.x == 32)
             gemm_publish<T>(p, s->left);
@@ -450,7 +472,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (thread == 0)
             ptx_tma_wait();
     }
-    ptx_cluster_sync(); /* nobody leaves while another one may write to it */
+    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
+    /* Nobody leaves while another one may write to it. Not the relaxed one: arrivals at the mbarriers of another CTA
+     * must have come before that leaves. */
+    ptx_cluster_sync();
 #endif
 }
 

@@ -21,22 +21,13 @@ template <class T> static __device__ __forceinline__ void gemm_locate(const gemm
     *col = (place / down * T::CN + rank / T::CM) * T::BN;
 }
 
-/* Where part c of the shared items begins, in blocks of k: not within 4 blocks of an item's end. */
-static __device__ __forceinline__ uint32_t gemm_cut(const gemm_args &p, uint32_t c)
-{
-    const uint32_t at = p.part * c + min(c, p.longer), inside = at % (uint32_t)p.blocks;
-
-    return inside < 4 ? at - inside : p.blocks - inside < 4 ? at + p.blocks - inside : at;
-}
-
 /* Piece `number` of this CTA, in this order: items c, c + C, .. below `plain`, the head, whole shared items, the tail.
  */
 template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(const gemm_args &p, int number)
 {
     const int clusters = (int)gridDim.x / (T::CM * T::CN), c = (int)blockIdx.x / (T::CM * T::CN);
-    const uint32_t from = p.partial ? gemm_cut(p, c) : 0, to = p.partial ? gemm_cut(p, c + 1) : 0;
-    const int tail = (int)(from % p.blocks), head = (int)(to % p.blocks);
-    const int own = (int)(from / p.blocks) + (tail > 0), own_end = (int)(to / p.blocks);
+    const gemm_cut from = p.cut[c], to = p.cut[c + 1];
+    const int tail = from.block, head = to.block, own = from.item + (tail > 0), own_end = to.item;
     const int rounds = (p.plain - c + clusters - 1) / clusters, shared = number - rounds - (head > 0);
     gemm_piece piece = {0, 0, 0, p.blocks};
 
@@ -82,7 +73,7 @@ template <class T> static __device__ void gemm_publish(const gemm_args &p, uint6
 {
     const uint32_t cluster = blockIdx.x / (T::CM * T::CN);
 
-    if (!p.partial || gemm_cut(p, cluster + 1) % (uint32_t)p.blocks == 0)
+    if (!p.partial || p.cut[cluster + 1].block == 0)
         return;
     for (int group = 0; group < T::WGS; group++) {
         ptx_mbarrier_wait(ptx_shared(&left[group]), 0);
@@ -107,7 +98,7 @@ static __device__ __forceinline__ void gemm_resume(const gemm_args &p, int begin
     if (threadIdx.x % 128 == 0) {
         while (ptx_load_acquire(&p.flag[slot]) != p.nonce)
             ;
-        ptx_store_release(&p.flag[slot], 0);
+        *(volatile uint64_t *)&p.flag[slot] = 0; /* nobody reads it before the kernel's end: no fence */
     }
     ptx_barrier_sync(1 + T::WGS + group, 128); /* the flag was seen before anybody reads */
 #pragma unroll

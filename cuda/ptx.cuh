@@ -481,6 +481,21 @@ static __device__ __forceinline__ uint32_t ptx_cluster_rank(void)
     return rank;
 }
 
+/* True in one lane of a whole warp. The compiler knows that it is one: instructions with operands in uniform registers,
+ * like those of TMA, are then no loops over the lanes. */
+static __device__ __forceinline__ bool ptx_elect(void)
+{
+    uint32_t is;
+
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "selp.b32 %0, 1, 0, one;\n"
+                 "}"
+                 : "=r"(is));
+    return is != 0;
+}
+
 static __device__ __forceinline__ void ptx_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
