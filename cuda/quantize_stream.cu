@@ -9,8 +9,16 @@
 #include <cuda.h>
 
 #include "quantize_tile.cuh"
+#include "swiglu_guess.cuh"
 
-enum { PARTS = 2, STAGES = 3, STAGE_BYTES = 32768, STREAM_THREADS = TILE_THREADS + 32, STREAM_BLOCKS = 2 };
+enum {
+    PARTS = 2,
+    STAGES = 3,
+    STAGE_BYTES = 32768,
+    PITCH = 256 /* bytes of a row in a stage */,
+    STREAM_THREADS = TILE_THREADS + 32,
+    STREAM_BLOCKS = 2
+};
 
 typedef struct stream_args {
     CUtensorMap x, up;
@@ -54,10 +62,68 @@ static __device__ __forceinline__ void stream_words(const uint8_t *from, uint32_
     raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
 }
 
+/* The fast functions have been measured on sm_90. */
+#if __CUDA_ARCH__ == 900
+enum { GUESS = 1 };
+#else
+enum { GUESS = 0 };
+#endif
+
+/* The exact result of the rows of 8 elements in `doubt`, whose bits are rows of this thread: the warp takes a row a
+ * turn, and a lane an element of it. */
+static __device__ __forceinline__ void stream_settle(const uint8_t *from, uint32_t doubt, int lane, uint32_t (*raw)[4])
+{
+    for (uint32_t lanes; (lanes = __ballot_sync(~0u, doubt != 0)) != 0;) {
+        const int owner = __ffs((int)lanes) - 1, row = __shfl_sync(~0u, __ffs((int)doubt) - 1, owner);
+        const uint32_t at = __shfl_sync(~0u, ptx_shared(from), owner) + row * PITCH + 2 * (lane & 7);
+        const float gate = __uint_as_float((uint32_t)ptx_load_shared_half(at) << 16);
+        const float up = __uint_as_float((uint32_t)ptx_load_shared_half(at + STAGE_BYTES / 2) << 16);
+        const float y = ridge_act_fwd(RIDGE_SILU, gate, 1.0f) * up;
+        const uint32_t word = ptx_bf16x2(__shfl_down_sync(~0u, y, 1), y);
+        uint32_t exact[4];
+
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            exact[k] = __shfl_sync(~0u, word, 2 * k);
+        doubt &= lane == owner ? doubt - 1 : ~0u;
+#pragma unroll
+        for (int i = 0; i < TILE_ROWS; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                raw[i][k] = i == row && lane == owner ? exact[k] : raw[i][k];
+    }
+}
+
+/* SwiGLU of this thread's 8 x 8 elements. */
+template <int DTYPE>
+static __device__ __forceinline__ void stream_swiglu(const quantize_args &p, const uint8_t *from, int lane,
+                                                     uint32_t (*raw)[4])
+{
+    uint32_t doubt = 0, range = 0;
+
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS; i++) {
+        uint32_t up[4], near = ~0u;
+
+        stream_words(from + i * PITCH, raw[i]);
+        stream_words(from + i * PITCH + STAGE_BYTES / 2, up);
+        if (!GUESS || DTYPE != RIDGE_BF16) {
+            tile_swiglu<DTYPE, FROM_SILU>(p, 0, 8, raw[i], up);
+            continue;
+        }
+        range = guess_range(raw[i][0], raw[i][1], guess_range(raw[i][2], raw[i][3], range));
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            raw[i][k] = guess_silu2(raw[i][k], up[k], &near);
+        doubt |= guess_near(near) ? 1u << i : 0;
+    }
+    if (GUESS && DTYPE == RIDGE_BF16)
+        stream_settle(from, guess_far(range) ? 0xffu : doubt, lane, raw);
+}
+
 template <int DTYPE, int ROW, int COL, int E5M2>
 static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream_memory *m)
 {
-    constexpr int PITCH = 256, W = QUANTIZE_WORDS(DTYPE);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp * PARTS / TILE_WARPS;
     const int local = warp * 16 + lane / 16 * 8 - part * (128 / PARTS);
     uint32_t n = part;
@@ -66,25 +132,18 @@ static __device__ __forceinline__ void stream_tiles(const stream_args &a, stream
         const uint32_t stage = n % STAGES;
         const int tr = (int)(t / a.p.across), tc = (int)(t % a.p.across);
         const uint8_t *from = m->stage[stage] + local * PITCH + (lane & 15) * 16;
-        uint32_t raw[TILE_ROWS][W];
+        uint32_t raw[TILE_ROWS][4];
 
         ptx_mbarrier_wait(ptx_shared(&m->full[stage]), n / STAGES & 1);
-#pragma unroll
-        for (int i = 0; i < TILE_ROWS; i++) {
-            uint32_t up[W];
-
-            stream_words(from + i * PITCH, raw[i]);
-            stream_words(from + i * PITCH + STAGE_BYTES / 2, up);
-            tile_swiglu<DTYPE, FROM_SILU>(a.p, 0, 8, raw[i], up);
-        }
+        stream_swiglu<DTYPE>(a.p, from, lane, raw);
         __syncwarp(); /* all lanes have read the stage before it is given back */
         if (lane == 0)
             ptx_mbarrier_arrive(ptx_shared(&m->empty[stage]));
         tile_sync(); /* everybody has stored the previous tile's codes before m->tile changes */
         if (tr * 128 + 128 <= a.p.rows && tc * 128 + 128 <= a.p.cols && a.p.whole)
-            tile_finish<DTYPE, ROW, COL>(a.p, m->tile, raw, tr, tc, true, E5M2);
+            tile_finish<DTYPE, ROW, COL, false>(a.p, m->tile, raw, tr, tc, true, E5M2);
         else
-            tile_finish<DTYPE, ROW, COL>(a.p, m->tile, raw, tr, tc, false, E5M2);
+            tile_finish<DTYPE, ROW, COL, false>(a.p, m->tile, raw, tr, tc, false, E5M2);
     }
 }
 

@@ -29,7 +29,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDG
         for (int i = 0; i < TILE_ROWS; i++, from += p.stride * (DTYPE == RIDGE_F32 ? 4 : 2))
             quantize_load<DTYPE>(from, 8, true, raw[i]);
         ptx_grid_release(); /* takes time: behind the loads */
-        tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, true, E5M2 == 2 ? p.e5m2 : E5M2);
+        tile_finish<DTYPE, ROW, COL, SOURCE == FROM_X && COL != QUANTIZE_ABSENT>(p, m, raw, tr, tc, true,
+                                                                                 E5M2 == 2 ? p.e5m2 : E5M2);
         return;
     }
 #pragma unroll
@@ -47,7 +48,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDG
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
     ptx_grid_release();
-    tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, false, E5M2 == 2 ? p.e5m2 : E5M2);
+    tile_finish<DTYPE, ROW, COL, SOURCE == FROM_X && COL != QUANTIZE_ABSENT>(p, m, raw, tr, tc, false,
+                                                                             E5M2 == 2 ? p.e5m2 : E5M2);
 }
 
 /* Sums of the tiles to sums of the columns, tiles in order. */

@@ -55,13 +55,13 @@ static __device__ __forceinline__ void tile_element_loads(const quantize_args &p
         quantize_load<DTYPE>(p.up + (row * p.up_stride + col) * size, n, p.vector_x, b);
 }
 
-/* swiglu_fwd of 8 columns, rounded to the dtype as it would be stored; result in a. Columns from n on become 0. */
+/* swiglu_fwd of 8 columns, rounded to the dtype as it would be stored; result in a. Columns from n on become 0. A NaN
+ * is not made canonical: all codes of its group are 7F whatever its bits. */
 template <int DTYPE, int SOURCE>
 static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64_t row, int64_t n, uint32_t *a,
                                                    const uint32_t *b)
 {
     float g[8], u[8];
-    uint4 v;
 
     quantize_unpack<DTYPE>(a, g);
     quantize_unpack<DTYPE>(b, u);
@@ -92,11 +92,14 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
             g[i] = i < n ? ridge_swiglu_scale(h * ridge_swiglu_up(u[i], p.o), scale, p.o) : 0.0f;
         }
     }
-    v = num_pack<DTYPE>(g);
-    a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
     if (DTYPE == RIDGE_F32) {
-        v = num_pack<DTYPE>(g + 4);
-        a[4] = v.x, a[5] = v.y, a[6] = v.z, a[7] = v.w;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            a[i] = __float_as_uint(g[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = num_pack2<DTYPE>(g[2 * i], g[2 * i + 1]);
     }
 }
 
@@ -128,7 +131,7 @@ template <int DTYPE> static __device__ __forceinline__ float tile_element(const 
 }
 
 /* Amax, and sums, of the columns of this warp's 16 rows to shared memory. */
-template <int DTYPE>
+template <int DTYPE, bool SUMS>
 static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile_memory &m,
                                                     const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int warp, int lane)
 {
@@ -147,7 +150,7 @@ static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile
 #pragma unroll
         for (int k = 0; k < W; k += 4)
             *(uint4 *)&m.amax[warp][lane * W + k] = make_uint4(most[k], most[k + 1], most[k + 2], most[k + 3]);
-    if (p.sums) {
+    if (SUMS && p.sums) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float sum = 0;
@@ -163,7 +166,7 @@ static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile
 }
 
 /* Thread t < 128: amax of column t as f32 bits, and its sum to global memory. */
-template <int DTYPE>
+template <int DTYPE, bool SUMS>
 static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, const tile_memory &m, int t, int tr,
                                                        int col)
 {
@@ -172,7 +175,7 @@ static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, c
 #pragma unroll
     for (int w = 0; w < TILE_WARPS; w++)
         most = max(most, DTYPE == RIDGE_F32 ? m.amax[w][t] : (uint32_t)((const uint16_t *)m.amax[w])[t]);
-    if (p.sums && col < p.cols) {
+    if (SUMS && p.sums && col < p.cols) {
         float part = 0;
 
 #pragma unroll
@@ -214,14 +217,17 @@ static __device__ __forceinline__ void tile_turn(tile_memory &m, const uint32_t 
 static __device__ __forceinline__ void tile_store_turned(const quantize_args &p, const tile_memory &m, int row, int col,
                                                          bool inside)
 {
+    enum { STEP = TILE_THREADS / 8 };
     const int first = (int)threadIdx.x >> 3, pair = (int)threadIdx.x & 7, n = (int)p.rows - row - 16 * pair;
+    const int chunk = pair ^ first >> 4;
     uint8_t *to = p.col.q + (col + first) * p.col.stride + row + 16 * pair;
 
-#pragma unroll
-    for (int c = first; c < 128; c += TILE_THREADS / 8, to += TILE_THREADS / 8 * p.col.stride) {
-        const int x = c >> 3;
-        const uint4 v = *(const uint4 *)&m.codes[c * 128 + ((pair ^ (x >> 1)) * 16)];
-        const uint4 turned = x & 1 ? make_uint4(v.z, v.w, v.x, v.y) : v;
+    static_assert(STEP == 32, "chunk and the order of its halves");
+#pragma unroll 2
+    for (int k = 0; k < 128 / STEP; k++, to += STEP * p.col.stride) {
+        const int c = first + k * STEP;
+        const uint4 v = *(const uint4 *)&m.codes[c * 128 + (chunk ^ 2 * k) * 16];
+        const uint4 turned = first & 8 ? make_uint4(v.z, v.w, v.x, v.y) : v;
 
         if (inside || (p.vector_col && n >= 16 && col + c < p.cols)) {
             *(uint4 *)to = turned; /* not evict-first: half a percent faster, the line's neighbours come later */
@@ -274,8 +280,8 @@ static __device__ __forceinline__ void tile_sync(void)
 
 /* Everything after the elements are in `raw`. The caller has seen to it that nobody still reads m. `inside`: the whole
  * tile is inside the tensor and every wide store is aligned; a constant in every caller, as is e5m2 where speed counts.
- */
-template <int DTYPE, int ROW, int COL>
+ * SUMS: p.sums may ask for the sums of columns. */
+template <int DTYPE, int ROW, int COL, bool SUMS>
 static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_memory &m,
                                                    const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int tr, int tc,
                                                    bool inside, bool e5m2)
@@ -286,7 +292,7 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
     float block = 0;
 
     if (SHARED)
-        tile_columns<DTYPE>(p, m, raw, warp, lane);
+        tile_columns<DTYPE, SUMS>(p, m, raw, warp, lane);
     if (ROW == QUANTIZE_ROW128) {
         uint32_t most[TILE_ROWS];
 
@@ -300,7 +306,7 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
     tile_sync(); /* m.amax and m.sums of all warps before column threads read them */
     if (threadIdx.x < 128) {
         const int c = tc * 128 + (int)threadIdx.x;
-        const uint32_t amax = tile_column<DTYPE>(p, m, threadIdx.x, tr, c);
+        const uint32_t amax = tile_column<DTYPE, SUMS>(p, m, threadIdx.x, tr, c);
 
         if (COL == QUANTIZE_ROW128) {
             const float s = quantize_scale(p, amax);
