@@ -62,13 +62,6 @@ static __device__ __forceinline__ void stream_words(const uint8_t *from, uint32_
     raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
 }
 
-/* The fast functions have been measured on sm_90. */
-#if __CUDA_ARCH__ == 900
-enum { GUESS = 1 };
-#else
-enum { GUESS = 0 };
-#endif
-
 /* The exact result of the rows of 8 elements in `doubt`, whose bits are rows of this thread: the warp takes a row a
  * turn, and a lane an element of it. */
 static __device__ __forceinline__ void stream_settle(const uint8_t *from, uint32_t doubt, int lane, uint32_t (*raw)[4])

@@ -1,6 +1,5 @@
-/* quantize_tile.cuh: a tile of 128 x 128 of quantize_fp8, quantize_fp8_dual or swiglu_quantize by 256 threads, from its
- * elements in registers to codes and scales in memory. quantize_tile.cu and quantize_stream.cu differ in how the
- * elements get there.
+/* quantize_tile.cuh: a tile of 128 x 128 of quantize_fp8, quantize_fp8_dual or swiglu_quantize by 256 threads: SwiGLU
+ * of elements in registers, and the way from there to codes and scales in memory.
  *
  * Thread (warp w, lane l) owns rows 16 w + 8 (l / 16) .. + 7 and columns 8 (l % 16) .. + 7. Row scales: a butterfly
  * over 16 lanes leaves each lane one row's amax. Column scales: through shared memory, thread t < 128 owns column t.
@@ -10,6 +9,7 @@
 #define RIDGE_QUANTIZE_TILE_CUH
 
 #include "quantize.cuh"
+#include "swiglu_guess.cuh"
 
 enum { TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / 32, TILE_ROWS = 8 };
 /* Blocks that must fit a multiprocessor, which caps the registers: measured on an H200; elsewhere ptxas gets what it
@@ -101,6 +101,59 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
         for (int i = 0; i < 4; i++)
             a[i] = num_pack2<DTYPE>(g[2 * i], g[2 * i + 1]);
     }
+}
+
+/* The exact result of the rows of 8 elements in `doubt`, whose bits are rows of this thread: the warp takes a row a
+ * turn, and a lane an element of it. row, col: this thread's first element. */
+static __device__ __forceinline__ void tile_settle(const quantize_args &p, uint32_t doubt, int row, int col,
+                                                   uint32_t (*raw)[4])
+{
+    const int lane = threadIdx.x % 32;
+
+    for (uint32_t lanes; (lanes = __ballot_sync(~0u, doubt != 0)) != 0;) {
+        const int owner = __ffs((int)lanes) - 1, turn = __shfl_sync(~0u, __ffs((int)doubt) - 1, owner);
+        const int64_t at_row = __shfl_sync(~0u, row, owner) + turn, at_col = __shfl_sync(~0u, col, owner) + lane % 8;
+        const float gate = num_load<RIDGE_BF16>(p.x, at_row * p.stride + at_col);
+        const float y =
+            ridge_act_fwd(RIDGE_SILU, gate, 1.0f) * num_load<RIDGE_BF16>(p.up, at_row * p.up_stride + at_col);
+        const uint32_t word = ptx_bf16x2(__shfl_down_sync(~0u, y, 1), y);
+        uint32_t exact[4];
+
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            exact[k] = __shfl_sync(~0u, word, 2 * k);
+        doubt &= lane == owner ? doubt - 1 : ~0u;
+#pragma unroll
+        for (int i = 0; i < TILE_ROWS; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                raw[i][k] = i == turn && lane == owner ? exact[k] : raw[i][k];
+    }
+}
+
+/* swiglu_fwd with default options of this thread's elements, all inside; 16-bit elements. */
+template <int DTYPE>
+static __device__ __forceinline__ void tile_silu(const quantize_args &p, int row, int col, uint32_t (*raw)[4],
+                                                 const uint32_t (*up)[4])
+{
+    uint32_t doubt = 0, range = 0;
+
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS; i++) {
+        uint32_t near = ~0u;
+
+        if (!GUESS || DTYPE != RIDGE_BF16) {
+            tile_swiglu<DTYPE, FROM_SILU>(p, 0, 8, raw[i], up[i]);
+            continue;
+        }
+        range = guess_range(raw[i][0], raw[i][1], guess_range(raw[i][2], raw[i][3], range));
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            raw[i][k] = guess_silu2(raw[i][k], up[i][k], &near);
+        doubt |= guess_near(near) ? 1u << i : 0;
+    }
+    if (GUESS && DTYPE == RIDGE_BF16)
+        tile_settle(p, guess_far(range) ? 0xffu : doubt, row, col, raw);
 }
 
 /* 8 values of 16 lanes to one: each lane ends with the largest of value 4 b3 + 2 b2 + b1, b its lane's bits. */

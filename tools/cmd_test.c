@@ -457,14 +457,14 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
 }
 
 /* exact.h and the fp8 encoding on the device give the host's bits: every 257th float (all of them with --large) through
- * each function; the reciprocal over all mantissas of [1, 2). */
+ * each function; the reciprocal over all mantissas of [1, 2). And the guesses of swiglu_quantize, pairs of bf16. */
 static void test_exact(const options *o, const ridge_device *device, tally *t)
 {
-    static const char *const name[] = {"rcp", "exp_neg", "sigmoid", "normal_cdf", "e4m3", "e5m2"};
+    static const char *const name[] = {"rcp", "exp_neg", "sigmoid", "normal_cdf", "e4m3", "e5m2", "swiglu's guess"};
     const uint32_t count = 1u << 24, step = o->level == CASES_LARGE ? 1 : 257;
     float *got = malloc((size_t)count * sizeof *got);
 
-    for (int f = 0; f < 6 && got; f++) {
+    for (int f = 0; f < 7 && got; f++) {
         uint64_t wrong = 0, blocks = f == 0 ? 1 : (UINT64_C(1) << 32) / count / step + 1;
         uint32_t n = f == 0 ? 1u << 23 : count, stride = f == 0 ? 1 : step;
 
@@ -482,6 +482,7 @@ static void test_exact(const options *o, const ridge_device *device, tally *t)
                              : f == 1 ? ridge_exp_neg(x)
                              : f == 2 ? ridge_sigmoid(x)
                              : f == 3 ? ridge_normal_cdf(x, &bell)
+                             : f == 6 ? 1.0f
                                       : (float)ridge_fp8_from_f32(x, f == 5);
                 wrong += ridge_bits(want) != ridge_bits(got[i]) && (want == want || got[i] == got[i]);
             }
