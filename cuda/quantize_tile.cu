@@ -7,9 +7,24 @@
  * written soon after each other; with SwiGLU, which reads more than it writes, row by row is faster. */
 #define BUNDLE(source) ((source) == FROM_SILU ? 1u : 4u)
 
+/* Fetches both operands of a tile into L2: 256 bytes a thread. */
+static __device__ __forceinline__ void tile_fetch(const quantize_args &p, uint32_t tile)
+{
+#if __CUDA_ARCH__ >= 900
+    const int64_t row = (int64_t)(tile / p.across) * 128 + threadIdx.x / 2, col = (int64_t)(tile % p.across) * 128;
+    const char *at = threadIdx.x & 1 ? p.up + (row * p.up_stride + col) * 2 : p.x + (row * p.stride + col) * 2;
+
+    if (row < p.rows && col + 128 <= p.cols) {
+        ptx_prefetch_l2(at);
+        ptx_prefetch_l2(at + 128);
+    }
+#endif
+}
+
 /* E5M2 is 0 or 1, or 2 for "see p.e5m2". */
 template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
-static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3))
+static __global__ void
+__launch_bounds__(TILE_THREADS, SOURCE == FROM_SILU ? 2 : TILE_BLOCKS(DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3))
     quantize_tile(const __grid_constant__ quantize_args p)
 {
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
@@ -34,6 +49,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDG
             if constexpr (SOURCE == FROM_SILU)
                 quantize_load<DTYPE>(with, 8, true, up[i]);
         }
+        if (SOURCE == FROM_SILU) /* two blocks cannot keep memory busy while they compute */
+            tile_fetch(p, blockIdx.x + p.ahead);
         ptx_grid_release(); /* takes time: behind the loads */
         if constexpr (SOURCE == FROM_SILU)
             tile_silu<DTYPE>(p, row, col, raw, up);
@@ -70,7 +87,7 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
     ptx_grid_release();
     if (col >= p.cols)
         return;
-#pragma unroll 8
+#pragma unroll 32
     for (int64_t t = 0; t < tiles; t++)
         sum += p.sums[t * p.cols + col];
     p.colsum[col] = __uint_as_float(num_canonical_f32(sum));
@@ -108,10 +125,11 @@ static ridge_status prepare(const ridge_device *device)
     return status ? status : host_load(device, &sums, 1, "quantize: loading kernels");
 }
 
-/* SiLU of two tensors, nothing else. */
-static bool plain_swiglu(const ridge_problem *problem)
+/* SiLU of two tensors, nothing else, where that kernel's registers leave two blocks a multiprocessor. */
+static bool plain_swiglu(const ridge_device *device, const ridge_problem *problem)
 {
-    return problem->plain && problem->dtype[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE] == RIDGE_NONE &&
+    return device->arch >= RIDGE_ARCH_SM90 && device->arch <= RIDGE_ARCH_SM103 && problem->plain &&
+           problem->dtype[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE] == RIDGE_NONE &&
            !(problem->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED));
 }
 
@@ -124,12 +142,13 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     quantize_args p = tile_collect(call, swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q);
     float *colsum =
         call->op == RIDGE_QUANTIZE_FP8_DUAL ? (float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
-    const int which = swiglu ? plain_swiglu(problem) ? PLAIN_SWIGLU + p.e5m2 * 3 + form : ANY_SWIGLU + form
+    const int which = swiglu ? plain_swiglu(device, problem) ? PLAIN_SWIGLU + p.e5m2 * 3 + form : ANY_SWIGLU + form
                              : p.e5m2 * 5 + (single ? alone : form);
     ridge_status status;
 
     if (p.rows == 0 || p.cols == 0)
         return RIDGE_OK;
+    p.ahead = (uint32_t)device->units; /* half of the blocks that run at a time: all of them is far slower */
     p.sums = colsum ? (float *)workspace : NULL;
     p.colsum = colsum;
     status = host_launch(device, kernel->name, functions[dtype - RIDGE_F32][which],
