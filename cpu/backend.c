@@ -1,12 +1,11 @@
 /* backend.c: the CPU as a device: what ridge_open reads from it, and memory, clocks and ceilings for the driver.
  *
  * Streams are NULL: every call has finished when it returns. There are no graphs. Kernels are in the other files. */
-#define _DEFAULT_SOURCE /* madvise */
+#define _POSIX_C_SOURCE 200809L
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -135,18 +134,10 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
-/* Large memory in large pages, where the system has them: rows far apart would wait for page tables. */
 static ridge_status cpu_alloc(const ridge_device *device, size_t bytes, void **memory)
 {
-    const size_t unit = bytes < (size_t)1 << 23 ? 256 : (size_t)1 << 21;
-
     (void)device;
-    *memory =
-        bytes > SIZE_MAX - unit ? NULL : aligned_alloc(unit, bytes == 0 ? unit : (bytes + unit - 1) / unit * unit);
-#ifdef MADV_HUGEPAGE
-    if (*memory && unit > 256)
-        madvise(*memory, (bytes + unit - 1) / unit * unit, MADV_HUGEPAGE);
-#endif
+    *memory = bytes > SIZE_MAX - 256 ? NULL : aligned_alloc(256, bytes == 0 ? 256 : (bytes + 255) / 256 * 256);
     return *memory ? RIDGE_OK : ridge_fail(RIDGE_ERR_DEVICE, "cannot allocate %zu bytes", bytes);
 }
 
