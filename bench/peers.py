@@ -1,6 +1,6 @@
 """peers.py: ridge beside what people use today, in one process, on the same tensors, interleaved.
 
-    python3 bench/peers.py [--suite swiglu] [--lib build/libridge.so] [--csv FILE] [--commit ID] [--kernels]
+    python3 bench/peers.py [--suite swiglu] [--lib FILE] [--csv FILE] [--commit ID] [--kernels]
 
 Every provider is captured into a CUDA graph of one call per set of buffers (enough sets that the L2 holds none when its
 turn comes) and replayed; every round replays every provider once; reported are the median and the 20/80 percentiles of the
@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
-import ridge_ctypes as R
+import binding
 
 COLUMNS = ("run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,floor_us,err,"
            "peak_bytes").split(",")
@@ -97,21 +96,20 @@ def swiglu_suite(lib, all_kernels):
         finally:
             liger._should_tile = before
 
-    def ridge(op, rows, cols, pointers):
-        stream = lambda: torch.cuda.current_stream().cuda_stream
-        make = lambda t, kernel=None: lib.call(op, (rows, cols), R.BF16, [t[i].data_ptr() for i in pointers], kernel)
-        return make, lambda call: lib.run(call, stream())
+    def ridge(op, rows, cols, names):
+        make = lambda t, kernel=None: binding.call(op, (rows, cols), dict(zip(names, t)), kernel=kernel)
+        return make, lambda call: lib.run(call, stream=binding.stream())
 
     for backward, (rows, cols) in itertools.product((False, True), SHAPES):
         sets = swiglu_tensors(rows, cols, 5 if backward else 3)
-        op = R.SWIGLU_BWD if backward else R.SWIGLU_FWD
-        order = (0, 1, 2, 3, 4) if backward else (0, 1, 2)
-        make, run = ridge(op, rows, cols, order)
+        op = "swiglu_bwd" if backward else "swiglu_fwd"
+        names = ("dout", "gate", "up", "dgate", "dup") if backward else ("gate", "up", "out")
+        make, run = ridge(op, rows, cols, names)
         probe = make(sets[0])
         picked = lib.pick(probe)
         kernels = {"ridge": picked}
         if all_kernels:
-            kernels |= {f"ridge:{name}": name for name in lib.runnable(probe) if name != picked}
+            kernels |= {f"ridge:{name}": name for name in binding.runnable(lib, probe) if name != picked}
         providers = {}
         for name, kernel in kernels.items():
             ready = {id(t): make(t, kernel) for t in sets}
@@ -150,7 +148,7 @@ def swiglu_suite(lib, all_kernels):
             for t in sets:  # what Liger overwrites starts as good data
                 t[3].normal_(), t[4].normal_()
         size = rows * cols
-        yield dict(op="swiglu_bwd" if backward else "swiglu_fwd", problem=f"rows={rows} cols={cols} dtype=bf16",
+        yield dict(op=op, problem=f"rows={rows} cols={cols} dtype=bf16",
                    bytes=2 * size * (5 if backward else 3), flops=size * (11 if backward else 5), sets=sets,
                    providers=providers, error=error)
         del sets, flat, providers
@@ -189,13 +187,13 @@ def measure(problem, rounds):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--suite", default="swiglu", choices=SUITES)
-    parser.add_argument("--lib", default="build/libridge.so")
+    parser.add_argument("--lib", help="a libridge.so; else the package's")
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--kernels", action="store_true", help="every row of ridge that can run, not only the one picked")
     args = parser.parse_args()
-    lib = R.Library(args.lib, "cuda")
+    lib = binding.library(args.lib)
     torch._dynamo.config.recompile_limit = 64
     now = datetime.datetime.now(datetime.timezone.utc)
     base = dict(run=now.strftime("%Y%m%dT%H%M%S") + f"-peers{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"),

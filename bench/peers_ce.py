@@ -6,13 +6,13 @@ Eval, forward + backward, and backward alone. Rivals: cuBLAS on the product x W^
 Apple CCE and quack where they can be imported. peak_bytes: memory beyond the inputs, gradients included. err: of the gradients,
 relative to float64 by rms over sampled rows of dX and dW, the larger of the two. Columns as `ridge bench --csv` writes them.
 """
-import argparse, ctypes as C, datetime, os, statistics, sys
+import argparse, datetime, os, statistics, sys
 
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import ridge_ctypes as R
+import binding
 from peers import COLUMNS, optional
 
 SHAPES = [(4096, 4096, 128256), (8192, 4096, 128256), (8192, 2304, 256000), (8192, 4096, 151936), (16384, 2048, 32000),
@@ -52,27 +52,16 @@ class Ridge:
         self.lse = torch.zeros(tokens, device="cuda")
         self.dx = torch.zeros_like(p.x)
         self.dw = torch.zeros(vocab, hidden, device="cuda")
-        x, w, y = ((p.x, R.BF16), (p.w, R.BF16), (p.y, R.I64))
-        loss, lse, dx, dw = ((self.loss, R.F32), (self.lse, R.F32), (self.dx, R.BF16), (self.dw, R.F32))
-        self.calls = {
-            "eval": self.make(R.LINEAR_CE_EVAL, {0: x, 1: w, 2: y, 3: loss, 7: lse}),
-            "train": self.make(R.LINEAR_CE_TRAIN, {0: x, 1: w, 2: y, 3: loss, 14: dx, 15: dw}),
-            "backward": self.make(R.LINEAR_CE_BACKWARD, {0: x, 1: w, 2: y, 3: lse, 7: dx, 8: dw}),
-        }
-        self.need = {name: lib.workspace(call) for name, call in self.calls.items()}
+        head, gradients = dict(x=p.x, w=p.w, target=p.y), dict(dx=self.dx, dw=self.dw)
+        more = {"eval": dict(loss=self.loss, lse=self.lse), "train": dict(loss=self.loss, **gradients),
+                "backward": dict(lse=self.lse, **gradients)}
+        self.calls = {name: binding.call(f"linear_ce_{name}", p.dims, {**head, **operands}, ignore_index=IGNORED)
+                      for name, operands in more.items()}
+        self.need = {name: lib.workspace_bytes(call) for name, call in self.calls.items()}
         self.space = torch.empty(max(self.need.values()), device="cuda", dtype=torch.uint8)
 
-    def make(self, op, operands):
-        call = R.Call(struct_size=C.sizeof(R.Call), op=op)
-        call.opt.ce = R.CeOptions(IGNORED, 0, 0, 0, 0, 1, 0, 1, 0)
-        for i, dim in enumerate(self.p.dims):
-            call.dim[i] = dim
-        for slot, (tensor, dtype) in operands.items():
-            call.arg[slot] = R.Operand(tensor.data_ptr(), 0, dtype, 0)
-        return call
-
     def run(self, name):
-        self.lib.run(self.calls[name], torch.cuda.current_stream().cuda_stream, self.space.data_ptr(), self.need[name])
+        self.lib.run(self.calls[name], self.space.data_ptr(), self.need[name], binding.stream())
 
     def extra(self, name):
         return self.need[name] + (0 if name == "eval" else self.dx.nbytes + self.dw.nbytes)
@@ -189,7 +178,7 @@ def measure(p, lib, names, rounds):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--lib", default="build/libridge.so")
+    parser.add_argument("--lib", help="a libridge.so; else the package's")
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--rounds", type=int, default=7)
@@ -197,7 +186,7 @@ def main():
     parser.add_argument("--half", action="store_true", help="also with half of the rows ignored")
     parser.add_argument("--alone", action="store_true", help="without rivals but cuBLAS")
     args = parser.parse_args()
-    lib = R.Library(args.lib, "cuda")
+    lib = binding.library(args.lib)
     now = datetime.datetime.now(datetime.timezone.utc)
     base = dict(run=now.strftime("%Y%m%dT%H%M%S") + f"-ce{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
                 commit=args.commit, device=torch.cuda.get_device_name(), suite="linear_ce", floor_us="",

@@ -8,12 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
-import ridge_ctypes as R
+import binding
 
 NK = [(8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672), (7168, 2048), (4096, 14336)]
 M = [1, 2, 4, 8, 16, 32, 64]
 MODES = {"tensor": (0, 0), "row": (0x10000, 0x100000), "row128_blk128": (0x20000, 0x300000)}
-GEMM_FP8, E4M3, SETTLED = 9, 4, 2
+SETTLED = 2
 BYTES = 280e6  # of weights in a rotation: more than four times the L2 of an H200
 
 
@@ -44,12 +44,9 @@ def optional(name, folder=None):
         return None
 
 
-def ridge_call(lib, m, n, k, mode, a, sa, w, sw, d, settled, kernel=None):
-    call = lib.call(GEMM_FP8, (m, n, k), 0, [], kernel)
-    call.flags = MODES[mode][0] | MODES[mode][1] | (SETTLED if settled else 0)
-    for i, (tensor, dtype) in enumerate(((a, E4M3), (sa, R.F32), (w, E4M3), (sw, R.F32), (d, R.BF16))):
-        call.arg[i] = R.Operand(tensor.data_ptr(), 0, dtype, 0)
-    return call
+def ridge_call(m, n, k, mode, a, sa, w, sw, d, settled, kernel=None):
+    flags = MODES[mode][0] | MODES[mode][1] | (SETTLED if settled else 0)
+    return binding.call("gemm_fp8", (m, n, k), dict(a=a, scale_a=sa, b=w, scale_b=sw, d=d), flags, kernel)
 
 
 def scales(mode, m, n, k):
@@ -116,15 +113,14 @@ def decode_suite(lib, all_kernels):
                 a = a16.to(torch.float8_e4m3fn)
                 sa, sw = scales(mode, m, n, k)
                 d = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-                run = lambda call: lib.run(call, torch.cuda.current_stream().cuda_stream)
+                run = lambda call: lib.run(call, stream=binding.stream())
                 providers = {}
                 for name, settled in (("ridge", False), ("ridge:settled", True)):
-                    ready = {id(w): ridge_call(lib, m, n, k, mode, a, sa, w, sw, d, settled) for w in sets}
+                    ready = {id(w): ridge_call(m, n, k, mode, a, sa, w, sw, d, settled) for w in sets}
                     kernel = lib.pick(ready[id(sets[0])]) + (" settled" if settled else "")
                     providers[name] = (kernel, lambda w, ready=ready: run(ready[id(w)]))
                 if python:
-                    pair_of = mode if "_" in mode else f"{mode}_{mode}"
-                    providers["python"] = ("ridge.torch", lambda w: python.fp8_gemm(a, sa, w, sw, scales=pair_of))
+                    providers["python"] = ("ridge.torch", lambda w: python.fp8_gemm(a, sa, w, sw, scales=mode))
                 providers["cublaslt"] = (mode, cublaslt(mode, m, n, k, a, sa, sw))
                 if mode == "tensor":
                     providers["cublas-bf16"] = ("matmul", lambda w: a16 @ pair[id(w)].t())
@@ -138,7 +134,7 @@ def decode_suite(lib, all_kernels):
                 want = reference(mode, a, sa, sets[0], sw)
 
                 def error(w):
-                    run(ridge_call(lib, m, n, k, mode, a, sa, w, sw, d, False))
+                    run(ridge_call(m, n, k, mode, a, sa, w, sw, d, False))
                     torch.cuda.synchronize()
                     return ((d[:, :128].double() - want).norm() / want.norm()).item()
 

@@ -68,6 +68,10 @@ def cases(device):
     yield "quantize_fp8", "row128", {"ctypes": form_run(device, "quantize_fp8", A.SCALE_ROW128, (128, 256), (x, q, s, None, None),
                                                         (("floor", 0.0),)),
                                      "ridge": lambda: R.quantize_fp8(x)}
+    q2, s2, qt, st = R.quantize_fp8_dual(x)
+    yield "quantize_fp8_dual", "row_row", {"ctypes": form_run(device, "quantize_fp8_dual", A.DUAL_ROW_ROW, (128, 256),
+                                                              (x, q2, s2, qt, st, None), (("floor", 0.0),)),
+                                           "ridge": lambda: R.quantize_fp8_dual(x)}
     yield "gemm_fp8", "row128_blk128", {"ctypes": form_run(device, "gemm_fp8", A.SCALE_ROW128 | A.SCALE_B_BLK128, (128, 256, 256),
                                                            (q, s, w, ws, d, None)),
                                         "ridge": lambda: R.fp8_gemm(q, s, w, ws)}
@@ -102,7 +106,7 @@ def main():
         line = "  ".join(f"{name} {statistics.median(t):.2f}" for name, t in results.items())
         if "ctypes" in results and "ridge" in results:
             line += f"  added {statistics.median(results['ridge']) - statistics.median(results['ctypes']):.2f}"
-        print(f"{op:14s} {problem:14s} {line}", flush=True)
+        print(f"{op:17s} {problem:14s} {line}", flush=True)
     if args.csv:
         new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
         with open(args.csv, "a") as f:

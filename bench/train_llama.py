@@ -7,7 +7,8 @@ The text is the Python standard library's sources, one token for each word, run 
 providers see the same tokens and the same initial weights, and take their steps in turn. Step times are medians over the last
 60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and
 optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own
-run-to-run noise. The text is cut into pieces of 1024 tokens that come in a random order, the same for all.
+run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"). The text is cut into pieces of 1024 tokens that come in a
+random order, the same for all.
 """
 import argparse
 import collections
@@ -57,15 +58,11 @@ def down_ridge(down, gate_up):
     return R.swiglu_linear(gate_up, None, down.weight)
 
 
-def down_keep(down, gate_up):
-    return down(R.swiglu(gate_up))
-
-
 def down_fp8(down, gate_up):
     return down.swiglu(gate_up)
 
 
-DOWN = {"ridge": down_ridge, "ridge-keep": down_keep, "ridge-fp8": down_fp8}
+DOWN = {"ridge": down_ridge, "ridge-fp8": down_fp8, "ridge-fp8-row": down_fp8}
 
 
 class Block(nn.Module):
@@ -129,8 +126,8 @@ class Trainee:
         torch.manual_seed(0)
         with torch.device(args.device):
             self.model = Model(args, DOWN.get(provider, down_torch)).to(torch.bfloat16)
-        if provider == "ridge-fp8":
-            R.swap_linear(self.model, exclude=("head",))
+        if provider.startswith("ridge-fp8"):
+            R.swap_linear(self.model, exclude=("head",), wgrad="row128" if provider.endswith("row") else "blk128")
         compile_ = (lambda f: f) if args.eager else torch.compile
         for block in self.model.blocks:
             block.forward = compile_(block.forward)

@@ -17,6 +17,7 @@ SCALES = {"tensor": A.SCALE_TENSOR, "row": A.SCALE_ROW, "row128": A.SCALE_ROW128
 DUALS = {"row_row": A.DUAL_ROW_ROW, "row_blk": A.DUAL_ROW_BLK, "blk_blk": A.DUAL_BLK_BLK}
 PAIRS = {f"{a}_{b}": SCALES[a] | SCALES[b] * 16 for a, b in (("tensor", "tensor"), ("row", "row"), ("row128", "blk128"),
                                                             ("row128", "row128"), ("blk128", "row128"))}
+PAIRS |= {"tensor": PAIRS["tensor_tensor"], "row": PAIRS["row_row"]}  # as the command line names them
 REDUCTIONS = {"mean": A.CE_MEAN, "sum": A.CE_SUM, "none": A.CE_NONE}
 ABSENT = (0, 0, 0)
 
@@ -206,15 +207,16 @@ def swiglu_quantize_form(dual, activation, gate_mul, down_mul, alpha, up_offset,
                                            ("up_offset", float(up_offset)), ("limit", float(limit)), ("floor", 0.0)))
 
 
-def swiglu_quantize(xp, f, gate, up, interleaved, dtype):
-    """quantize_fp8_dual (row_row) of swiglu_fwd's result [rows, cols]: (codes, scales, codes of the transpose, scales)"""
+def swiglu_quantize(xp, f, dual, gate, up, interleaved, dtype):
+    """quantize_fp8_dual of swiglu_fwd's result [rows, cols]: (codes, scales, codes of the transpose, scales); dual: as f's."""
     kept, g, u, cols = gate_and_up(xp, gate, up, interleaved)
     rows = rows_of(gate.shape)
     q, q_t = fp8_empty(xp, gate, rows, cols, dtype), fp8_empty(xp, gate, cols, rows, dtype)
-    (shape, ld), (shape_t, ld_t) = scale_shape(A.SCALE_ROW128, rows, cols), scale_shape(A.SCALE_ROW128, cols, rows)
+    one, two = dual.split("_")
+    (shape, ld), (shape_t, ld_t) = scale_shape(SCALES[one + "128"], rows, cols), scale_shape(SCALES[two + "128"], cols, rows)
     scale, scale_t = xp.empty(gate, shape, A.F32, ld), xp.empty(gate, shape_t, A.F32, ld_t)
-    xp.launch(f, gate, (rows, cols, 0, 0, 0, 0, *g, *u, *xp.operand(q, q_stride(xp, q)), *xp.operand(scale, ld),
-                        *xp.operand(q_t, q_stride(xp, q_t)), *xp.operand(scale_t, ld_t), *ABSENT), True)
+    xp.launch(f, gate, (rows, cols, 0, 0, 0, 0, *g, *u, *xp.operand(q, q_stride(xp, q)), *xp.operand(scale, ld or 0),
+                        *xp.operand(q_t, q_stride(xp, q_t)), *xp.operand(scale_t, ld_t or 0), *ABSENT), True)
     return q, scale, q_t, scale_t
 
 

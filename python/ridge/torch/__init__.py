@@ -10,20 +10,19 @@ from .. import _core  # noqa: F401: a missing library is reported before anythin
 from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
-from ._arrays import Arrays, plain
+from ._arrays import Arrays, plain, tensors
 from ._functions import LinearCE, LinearCERows, SwiGLU
-from ._plans import Planned, of
+from ._plans import Planned
 
 __all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul", "q8_0_quantize",
            "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
 _op = torch.ops.ridge
-_Tensor = torch.Tensor
 
 
-def _call(function, op, tensors, args):
+def _call(function, op, every, args):
     """A function without a gradient: past the dispatcher if nothing needs it."""
-    return function(_on_tensors, *args) if plain(*tensors) else op(*args)
+    return function(_on_tensors, *args) if plain(*every) else op(*args)
 
 
 def _swiglu(xp, gate, up, activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, interleaved):
@@ -35,7 +34,16 @@ def _gemm(xp, a, scale_a, b, scale_b, scales, out_dtype):
     return L.fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, None)
 
 
-_swiglu, _gemm, _quantize = Planned(_swiglu), Planned(_gemm), Planned(L.quantize_fp8)
+def _dual(xp, x, form, dtype, pow2, floor):
+    return ops.quantize_fp8_dual(xp, x, form, ops.pick(L.FORMATS, dtype, "dtype"), pow2, floor, False)[:4]
+
+
+def _swiglu_gradient(options, gate, up):
+    activation, *five, round_gate, interleaved = options
+    return SwiGLU.apply(gate, up, None, activation, tuple(five), round_gate, round_gate, interleaved)
+
+
+_swiglu, _gemm, _quantize, _dual = Planned(_swiglu, _swiglu_gradient), Planned(_gemm), Planned(L.quantize_fp8), Planned(_dual)
 
 
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
@@ -47,13 +55,11 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
     up_offset are gpt-oss's, row_scale [..] f32 multiplies rows (a mixture's weights). round_gate rounds act(gate) to the
     dtype first, forward and backward, as PyTorch's own two kernels do.
     """
-    if type(gate) is _Tensor and type(up) is _Tensor and row_scale is None and plain():  # the usual call
-        if not ((gate.requires_grad or up.requires_grad) and torch.is_grad_enabled()):
-            out = _swiglu((gate.shape, gate.stride(), gate.dtype, gate.get_device(), up.shape, up.stride(), up.dtype,
-                           up.get_device(), activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, interleaved),
-                          (gate, up))
-            if out is not None:
-                return out
+    if row_scale is None:  # the usual call
+        out = _swiglu((activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, interleaved), gate, up)
+        if out is not None:
+            return out
+    tensors("swiglu", gate=gate, up=(up, None), row_scale=(row_scale, None))
     args = (gate, up, row_scale, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate,
             interleaved)
     if not plain(gate, up, row_scale):
@@ -65,16 +71,27 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
 
 
 def swiglu_linear(gate, up, weight, bias=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0,
-                  limit=0.0, interleaved=False):
-    """F.linear(swiglu(gate, up, ...), weight, bias), an MLP's second half. Backward makes the activation again instead of
-    keeping it: a third less of an MLP's saved memory for one more pass over gate and up. up None: as in swiglu."""
-    kind, tensors = gate.device.type, (gate, up, weight, bias)
+                  limit=0.0, interleaved=False, recompute=None):
+    """F.linear(swiglu(gate, up, ...), weight, bias), an MLP's second half. up None: as in swiglu.
+
+    recompute: backward makes the activation again instead of keeping it: a third less of an MLP's saved memory for one more
+    pass over gate and up. None: where there are more than four times as many rows as outputs.
+    """
+    tensors("swiglu_linear", gate=gate, up=(up, None), weight=weight, bias=(bias, None))
+    kind, every = gate.device.type, (gate, up, weight, bias)
     if torch.is_autocast_enabled(kind):
-        tensors = tuple(None if t is None else t.to(torch.get_autocast_dtype(kind)) for t in tensors)
+        every = tuple(None if t is None else t.to(torch.get_autocast_dtype(kind)) for t in every)
     options = [float(v) for v in (gate_mul, down_mul, alpha, up_offset, limit)]
-    if tensors[2].dtype != tensors[0].dtype:
-        raise ArgumentError(f"gate is {tensors[0].dtype}, weight {tensors[2].dtype}: the dtypes must be the same")
-    return _op.swiglu_linear(*tensors, activation, options, interleaved)
+    if every[2].dtype != every[0].dtype:
+        raise ArgumentError(f"gate is {every[0].dtype}, weight {every[2].dtype}: the dtypes must be the same")
+    if recompute is None:
+        recompute = every[0].numel() > 4 * every[0].shape[-1] * weight.shape[0]
+    if not recompute:
+        gate, up, weight, bias = every
+        h = swiglu(gate, up, activation=activation, gate_mul=gate_mul, down_mul=down_mul, alpha=alpha, up_offset=up_offset,
+                   limit=limit, interleaved=interleaved)
+        return torch.nn.functional.linear(h, weight, bias)
+    return _op.swiglu_linear(*every, activation, options, interleaved)
 
 
 def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=None, size_average=None, ignore_index=-100,
@@ -91,6 +108,8 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
     """
     if size_average is not None or reduce is not None:
         raise ArgumentError("size_average and reduce are deprecated in PyTorch and not supported: use reduction")
+    tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target, linear_bias=(linear_bias, None),
+            weight=(weight, None))
     if target.is_floating_point():
         raise ArgumentError("target holds class probabilities; only class indices are supported")
     kind = input.device.type
@@ -122,32 +141,37 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
 def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales) of x [rows, cols]: code * scale is x. scale: "tensor" [1], "row" [rows], "row128"
     [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient."""
-    if type(x) is _Tensor and plain():
-        out = _quantize((x.shape, x.stride(), x.dtype, x.get_device(), scale, dtype, pow2, floor), (x,))
-        if out is not None:
-            return out
+    out = _quantize((scale, dtype, pow2, floor), x)
+    if out is not None:
+        return out
+    tensors("quantize_fp8", x=x)
     return _call(L.quantize_fp8, _op.quantize_fp8, (x,), (x, scale, dtype, pow2, float(floor)))
 
 
 def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales, codes of x transposed, its scales) in one read of x. form: "row_row" (activations and gradients),
     "row_blk" or "blk_blk" (weights). No gradient."""
+    out = _dual((form, dtype, pow2, floor), x)
+    if out is not None:
+        return out
+    tensors("quantize_fp8_dual", x=x)
     return _call(L.quantize_fp8_dual, _op.quantize_fp8_dual, (x,), (x, form, dtype, pow2, float(floor), False))[:4]
 
 
 def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.bfloat16, bias=None, out=None):
-    """a [m, k] times the transpose of b [n, k], codes with their scales: "tensor_tensor", "row_row", "row128_blk128",
-    "row128_row128" or "blk128_row128". With `out` (f32 or bf16) the result is added to it. No gradient."""
-    tensors = (a, scale_a, b, scale_b, bias, out)
+    """a [m, k] times the transpose of b [n, k], codes with their scales: "tensor", "row", "row128_blk128", "row128_row128"
+    or "blk128_row128". With `out` (f32 or bf16) the result is added to it. No gradient."""
+    if out is None and bias is None:  # the usual call
+        d = _gemm((scales, out_dtype), a, scale_a, b, scale_b)
+        if d is not None:
+            return d
+    tensors("fp8_gemm", a=a, scale_a=scale_a, b=b, scale_b=scale_b, bias=(bias, None), out=(out, None))
+    every = (a, scale_a, b, scale_b, bias, out)
     if out is None:
-        if bias is None and type(a) is type(scale_a) is type(b) is type(scale_b) is _Tensor and plain():
-            d = _gemm((*of(a), *of(scale_a), *of(b), *of(scale_b), scales, out_dtype), (a, scale_a, b, scale_b))
-            if d is not None:
-                return d
-        return _call(L.fp8_gemm, _op.fp8_gemm, tensors, (a, scale_a, b, scale_b, scales, out_dtype, bias))
+        return _call(L.fp8_gemm, _op.fp8_gemm, every, (a, scale_a, b, scale_b, scales, out_dtype, bias))
     if bias is not None:
         raise ArgumentError("bias and out exclude each other")
-    if plain(*tensors):
+    if plain(*every):
         L.fp8_gemm_(_on_tensors, out, a, scale_a, b, scale_b, scales)
         torch.autograd.graph.increment_version(out)
     else:
@@ -157,21 +181,24 @@ def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.
 
 def q8_0_quantize(x):
     """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]."""
+    tensors("q8_0_quantize", x=x)
     return _call(L.q8_0_quantize, _op.q8_0_quantize, (x,), (x,))
 
 
 def q8_0_repack(blocks):
     """Blocks -> (codes int8 [rows, cols], scales float16 [rows, cols/32]), the form that kernels read fastest."""
+    tensors("q8_0_repack", blocks=blocks)
     return _call(L.q8_0_repack, _op.q8_0_repack, (blocks,), (blocks,))
 
 
 def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
     """x [1..16 tokens, cols] bf16 or f32 times Q8_0 weights: blocks, or codes with scales. The same bits for a token
     whatever the number of tokens. No gradient."""
-    if type(x) is _Tensor and type(w) is _Tensor and type(scales) is _Tensor and plain():
-        out = q8_0_planes((*of(x), *of(w), *of(scales), out_dtype or x.dtype), (x, w, scales))
+    if scales is not None:
+        out = q8_0_planes((out_dtype,), x, w, scales)
         if out is not None:
             return out
+    tensors("q8_0_matmul", x=x, w=w, scales=(scales, None))
     return _call(L.q8_0_matmul, _op.q8_0_matmul, (x, w, scales), (x, w, scales, out_dtype or x.dtype))
 
 

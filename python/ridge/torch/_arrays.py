@@ -113,13 +113,21 @@ def same_device(first, *others):
             raise ArgumentError(f"tensors are on {first.device} and on {t.device}: move them to one device")
 
 
-_compiling = torch.compiler.is_dynamo_compiling
+def tensors(function, **arguments):
+    """A TypeError for what is no tensor; a pair (t, None) may be None."""
+    for name, t in arguments.items():
+        t = t[0] if (optional := type(t) is tuple and len(t) == 2 and t[1] is None) else t
+        if not isinstance(t, torch.Tensor) and not (optional and t is None):
+            raise TypeError(f"{function}: {name} is a {type(t).__name__}, not a torch.Tensor{' or None' if optional else ''}")
+
+
+compiling = torch.compiler.is_dynamo_compiling
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 
 
 def plain(*tensors):
     """True where nothing but the call itself has to happen: no tracing, no subclass, no mode, no transform."""
-    if _compiling() or _modes() or _transforms():
+    if compiling() or _modes() or _transforms():
         return False
     for t in tensors:
         kind = type(t)

@@ -5,8 +5,8 @@ from torch.autograd.function import once_differentiable
 
 from .. import _ops as ops
 from . import _library as L
-from ._arrays import NUMBERS, Arrays, plain
-from ._plans import Planned, of
+from ._arrays import NUMBERS, Arrays
+from ._plans import Planned
 
 _on_tensors = Arrays()
 
@@ -24,11 +24,11 @@ def _swiglu_backward(xp, dout, gate, up, activation, options, round_gate, round_
 class SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *args):
-        gate, up, row_scale, *_ = args
+        gate, up, row_scale, *rest = args
         ctx.save_for_backward(gate, up, row_scale)
-        ctx.rest = args[3:]
+        ctx.rest = tuple(rest)
         if up is not None and row_scale is None:
-            out = _swiglu((*of(gate), *of(up), *ctx.rest), (gate, up))
+            out = _swiglu(ctx.rest, gate, up)
             if out is not None:
                 return out
         return L.swiglu(_on_tensors, *args)
@@ -38,8 +38,8 @@ class SwiGLU(torch.autograd.Function):
     def backward(ctx, dout):
         gate, up, row_scale = ctx.saved_tensors
         want = ctx.needs_input_grad[2]
-        if up is not None and row_scale is None and plain(dout):
-            two = _swiglu_backward((*of(dout), *of(gate), *of(up), *ctx.rest), (dout, gate, up))
+        if up is not None and row_scale is None:
+            two = _swiglu_backward(ctx.rest, dout, gate, up)
             if two is not None:
                 return *two, None, None, None, None, None, None
         dgate, dup, drow = L.swiglu_backward(_on_tensors, dout, gate, up, row_scale, *ctx.rest, want)
@@ -103,28 +103,28 @@ class Fp8LinearFunction(torch.autograd.Function):
     """With main_grad: the weight's gradient is added to that tensor (f32) and autograd sees none."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, gradient_dtype, main_grad):
-        y, *saved = L.fp8_linear(_on_tensors, x, weight, bias, gradient_dtype)
+    def forward(ctx, x, weight, bias, gradient_dtype, wgrad, main_grad):
+        y, *saved = L.fp8_linear(_on_tensors, x, weight, bias, gradient_dtype, wgrad)
         ctx.save_for_backward(*saved)
-        ctx.rest = gradient_dtype, main_grad, weight.dtype, None if bias is None else bias.dtype
+        ctx.rest = gradient_dtype, wgrad, main_grad, weight.dtype, None if bias is None else bias.dtype
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
-        gradient_dtype, main_grad, weight_dtype, bias_dtype = ctx.rest
-        dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, gradient_dtype, ctx.needs_input_grad, main_grad)
-        return dx, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype), None, None
+        gradient_dtype, wgrad, main_grad, weight_dtype, bias_dtype = ctx.rest
+        dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, gradient_dtype, wgrad, ctx.needs_input_grad, main_grad)
+        return dx, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype), *(None,) * 3
 
 
 class Fp8SwiGLULinearFunction(torch.autograd.Function):
     """Fp8LinearFunction of swiglu's result."""
 
     @staticmethod
-    def forward(ctx, gate, up, weight, bias, activation, options, interleaved, gradient_dtype, main_grad):
-        y, *saved = L.fp8_swiglu_linear(_on_tensors, gate, up, weight, bias, activation, options, interleaved, gradient_dtype)
+    def forward(ctx, gate, up, weight, bias, activation, options, interleaved, gradient_dtype, wgrad, main_grad):
+        ctx.rest = activation, options, interleaved, gradient_dtype, wgrad
+        y, *saved = L.fp8_swiglu_linear(_on_tensors, gate, up, weight, bias, *ctx.rest)
         ctx.save_for_backward(gate, up, *saved)
-        ctx.rest = activation, options, interleaved, gradient_dtype
         ctx.more = main_grad, weight.dtype, None if bias is None else bias.dtype
         return y
 
@@ -135,4 +135,4 @@ class Fp8SwiGLULinearFunction(torch.autograd.Function):
         gate, up, *codes = ctx.saved_tensors
         dgate, dup, dw, dbias = L.fp8_swiglu_linear_gradient(dy, gate, up, codes, ctx.rest, ctx.needs_input_grad, main_grad)
         return (dgate, dup, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype),
-                *(None,) * 5)
+                *(None,) * 6)
