@@ -3,28 +3,37 @@
  * architecture. Bytes: 2 read, 2 written an element for bf16 dual. */
 #include "quantize_tile.cuh"
 
-/* Tiles are taken down a bundle of rows of tiles before the next column of tiles, so that neighbouring lines of q_t are
- * written soon after each other; with SwiGLU, which reads more than it writes, row by row is faster. */
-#define BUNDLE(source) ((source) == FROM_SILU ? 1u : 4u)
+/* Rows of tiles that are taken together before the next column of tiles. One is faster where a block fetches ahead. */
+#define BUNDLE(source) ((source) == FROM_SWIGLU ? 4u : 1u)
 
-/* Fetches both operands of a tile into L2: 256 bytes a thread. */
+/* Fetches a tile into L2. */
+template <int DTYPE, int SOURCE>
 static __device__ __forceinline__ void tile_fetch(const quantize_args &p, uint32_t tile)
 {
 #if __CUDA_ARCH__ >= 900
+    constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2, LINE = 128;
     const int64_t row = (int64_t)(tile / p.across) * 128 + threadIdx.x / 2, col = (int64_t)(tile % p.across) * 128;
-    const char *at = threadIdx.x & 1 ? p.up + (row * p.up_stride + col) * 2 : p.x + (row * p.stride + col) * 2;
+    const int half = threadIdx.x & 1; /* of a row, or gate and up */
+    const char *from;
 
-    if (row < p.rows && col + 128 <= p.cols) {
-        ptx_prefetch_l2(at);
-        ptx_prefetch_l2(at + 128);
-    }
+    if (row >= p.rows || col + 128 > p.cols)
+        return;
+    from = SOURCE == FROM_X ? p.x + (row * p.stride + col + half * 64) * SIZE
+           : half           ? p.up + (row * p.up_stride + col) * SIZE
+                            : p.x + (row * p.stride + col) * SIZE;
+#pragma unroll
+    for (int at = 0; at < (SOURCE == FROM_X ? 64 : 128) * SIZE; at += LINE)
+        ptx_prefetch_l2(from + at);
 #endif
 }
 
+/* What a multiprocessor holds: three where the registers suffice. */
+#define BLOCKS(dtype, col, source) ((dtype) != RIDGE_F32 && (source) == FROM_X && (col) == QUANTIZE_ABSENT ? 3 : 2)
+
 /* E5M2 is 0 or 1, or 2 for "see p.e5m2". */
 template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
-static __global__ void
-__launch_bounds__(TILE_THREADS, SOURCE == FROM_SILU ? 2 : TILE_BLOCKS(DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3))
+static __global__ void __launch_bounds__(TILE_THREADS,
+                                         SOURCE == FROM_SILU ? 2 : TILE_BLOCKS(BLOCKS(DTYPE, COL, SOURCE)))
     quantize_tile(const __grid_constant__ quantize_args p)
 {
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
@@ -49,8 +58,8 @@ __launch_bounds__(TILE_THREADS, SOURCE == FROM_SILU ? 2 : TILE_BLOCKS(DTYPE == R
             if constexpr (SOURCE == FROM_SILU)
                 quantize_load<DTYPE>(with, 8, true, up[i]);
         }
-        if (SOURCE == FROM_SILU) /* two blocks cannot keep memory busy while they compute */
-            tile_fetch(p, blockIdx.x + p.ahead);
+        if (COL != QUANTIZE_ABSENT) /* memory would idle while the few blocks compute */
+            tile_fetch<DTYPE, SOURCE>(p, blockIdx.x + p.ahead);
         ptx_grid_release(); /* takes time: behind the loads */
         if constexpr (SOURCE == FROM_SILU)
             tile_silu<DTYPE>(p, row, col, raw, up);
@@ -148,7 +157,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (p.rows == 0 || p.cols == 0)
         return RIDGE_OK;
-    p.ahead = (uint32_t)device->units; /* half of the blocks that run at a time: all of them is far slower */
+    p.ahead = (uint32_t)device->units; /* less than the blocks that run at a time: more is far slower */
     p.sums = colsum ? (float *)workspace : NULL;
     p.colsum = colsum;
     status = host_launch(device, kernel->name, functions[dtype - RIDGE_F32][which],
