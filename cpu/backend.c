@@ -161,6 +161,19 @@ static size_t share(size_t bytes, int t, int n)
     return t == n ? bytes : bytes / 64 / (size_t)n * (size_t)t * 64;
 }
 
+/* Of the thread that asks: where its part begins, and *end. */
+static size_t my_share(size_t bytes, size_t *end)
+{
+#ifdef _OPENMP
+    const int t = omp_get_thread_num(), n = omp_get_num_threads();
+#else
+    const int t = 0, n = 1;
+#endif
+
+    *end = share(bytes, t + 1, n);
+    return share(bytes, t, n);
+}
+
 static void copy_part(int variant, char *to, const char *from, size_t bytes)
 {
     size_t i = 0;
@@ -190,12 +203,9 @@ static ridge_status cpu_stream_copy(const ridge_device *device, int variant, voi
     (void)device, (void)stream;
 #pragma omp parallel if (bytes >= 1 << 20)
     {
-#ifdef _OPENMP
-        int t = omp_get_thread_num(), n = omp_get_num_threads();
-#else
-        int t = 0, n = 1;
-#endif
-        size_t begin = share(bytes, t, n), end = share(bytes, t + 1, n);
+        size_t end;
+        const size_t begin = my_share(bytes, &end);
+
         copy_part(variant, (char *)to + begin, (const char *)from + begin, end - begin);
     }
     return RIDGE_OK;
@@ -229,12 +239,9 @@ static ridge_status cpu_stream_read(const ridge_device *device, int variant, con
     (void)device, (void)variant, (void)stream;
 #pragma omp parallel reduction(+ : total) if (bytes >= 1 << 20)
     {
-#ifdef _OPENMP
-        int t = omp_get_thread_num(), n = omp_get_num_threads();
-#else
-        int t = 0, n = 1;
-#endif
-        size_t begin = share(bytes, t, n), end = share(bytes, t + 1, n);
+        size_t end;
+        const size_t begin = my_share(bytes, &end);
+
         total += read_part((const uint64_t *)(const void *)((const char *)memory + begin), (end - begin) / 8);
     }
     keep = total;

@@ -330,7 +330,16 @@ static int64_t units_of(const q8_0_weight *w)
     return (w->rows + Q8_0_ROWS - 1) / Q8_0_ROWS;
 }
 
-/* Units of Q8_0_ROWS rows, those of the first weight before those of the second (which gate_up_swiglu takes along). */
+/* x of the groups [first, last) of all tokens, counted together. */
+static void prepare(const q8_0_vectors *v, const q8_0_args *a, int64_t first, int64_t last)
+{
+    for (int64_t i = first; i < last; i++)
+        v->prepare(a, i % a->tokens, i / a->tokens);
+}
+
+/* Units of Q8_0_ROWS rows, those of the first weight before those of the second (which gate_up_swiglu takes along).
+ * Little x is prepared by the caller alone: a barrier among threads that sleep takes about 30
+ * microseconds. */
 static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                                    const ridge_call *call, void *workspace, size_t bytes, void *stream)
 {
@@ -338,18 +347,27 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
     q8_0_args a = collect(call);
     const int64_t groups = groups_of(call->dim[1]), first = units_of(&a.weight[0]);
     const int64_t units = first + (call->op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
+    const bool shared = a.tokens * call->dim[1] > 16384;
 
     (void)device, (void)problem, (void)bytes, (void)stream;
     a.prepared = workspace;
     if (a.tokens == 0)
         return RIDGE_OK;
+    if (!shared) {
+        unsigned mode = ridge_fp_begin();
+
+        prepare(v, &a, 0, groups * a.tokens);
+        ridge_fp_end(mode);
+    }
 #pragma omp parallel if (units > 1 && units * Q8_0_ROWS * call->dim[1] >= 65536)
     {
         unsigned mode = ridge_fp_begin();
+        if (shared) {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < groups * a.tokens; i++)
-            v->prepare(&a, i % a.tokens, i / a.tokens);
-#pragma omp for schedule(static)
+            for (int64_t i = 0; i < groups * a.tokens; i++)
+                prepare(v, &a, i, i + 1);
+        }
+#pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < units; i++) {
             const int which = i >= first;
             const int64_t row = (i - (which ? first : 0)) * Q8_0_ROWS, left = a.weight[which].rows - row;

@@ -22,6 +22,7 @@ typedef struct ce_totals {
     int32_t rows;   /* rows listed: all of `count`, or without those out of range */
     int32_t errors;
     int32_t redo;     /* ce_sm90.cuh: a guessed exponent did not fit */
+    int32_t common;   /* ce_sm90.cuh: targets with many rows */
     uint32_t largest; /* ce_sm90.cuh: bits of the largest factor of a row */
 } ce_totals;
 

@@ -393,6 +393,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         if (thread == 0)
             ptx_tma_wait();
     }
+    __syncwarp(); /* one thread alone went through the loading loop, or waited for TMA; the barrier is an aligned one */
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
 #endif
 }

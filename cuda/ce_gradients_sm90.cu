@@ -4,17 +4,32 @@
  *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x
  *
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
- * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. */
+ * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
+ * tile is found as they run; its bits do not depend on it. */
 #include "ce_sm90.cuh"
+
+/* The ring of items of a cluster: its first CTA's loading thread takes them and hands them to both CTAs. full[i]: the
+ * item is there. empty[i], the first CTA's: all 16 multiplying warps and the other loading thread have read it. */
+enum { RING = 4 };
+
+typedef struct grad_memory {
+    gemm16_memory product;
+    int2 item[RING];
+    uint64_t full[RING], empty[RING];
+} grad_memory;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* What the clusters do: tiles of dX in turn; then tiles of dW, of which the first `early` are for those `free` clusters
- * alone that have one tile of dX less. */
+/* Items: tiles of dX, then tiles of dW from the last class on. Clusters take them in this order as they come free. */
 typedef struct grad_plan {
     gemm16_work dx, dw;
-    int cluster, clusters, free, early;
+    int items;
 } grad_plan;
+
+/* Where a reader stands: addresses of item[0] and full[0], of empty[0] in the first CTA, and items read so far. */
+typedef struct grad_ring {
+    uint32_t item, full, empty, n;
+} grad_ring;
 
 static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, int bundle, int pieces)
 {
@@ -32,42 +47,108 @@ static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, in
     return w;
 }
 
-enum { EPILOGUE = 6 }; /* what the end of a tile of dW may cost, in blocks of k: better too much than too little */
-
 static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a)
 {
     const ce_params &p = a.c.p;
-    const int rows = ce_chunk_rows(a.c), hidden = (int)p.hidden;
+    const int rows = ce_chunk_rows(a.c), hidden = (int)p.hidden, vocab = (int)p.vocab;
     grad_plan g;
 
-    g.cluster = (int)blockIdx.x / G16_CLUSTER;
-    g.clusters = (int)gridDim.x / G16_CLUSTER;
     /* bundles of 1024 rows: 1 to 3 % faster than 2048 */
-    g.dx = product_of(rows, hidden, (int)p.vocab, G16_PAIRS / 2, a.c.pieces);
-    g.dw = product_of(p.hv ? hidden : a.count, p.hv ? (int)p.vocab : hidden, rows, G16_PAIRS, 1);
-    g.dw.first_m = a.first;
+    g.dx = product_of(rows, hidden, vocab, G16_PAIRS / 2, a.c.pieces);
+    g.dw = product_of(p.hv ? hidden : vocab, p.hv ? vocab : hidden, rows, G16_PAIRS, 1);
     if (!a.dx)
         g.dx.items = 0;
     if (!a.dw || (a.add && rows == 0))
         g.dw.items = 0;
-    g.free = g.clusters - g.dx.items % g.clusters;
-    g.early = g.free == g.clusters ? 0 : min(g.dw.items, g.free * (g.dx.piece / (g.dw.blocks + EPILOGUE)));
+    g.items = g.dx.items + g.dw.items;
     return g;
 }
 
-static __device__ __forceinline__ int first_dw(const grad_plan &g)
+/* Number of a tile of dW as gemm16_locate counts. */
+static __device__ __forceinline__ int dw_tile(const grad_plan &g, int item)
 {
-    const int place = g.cluster - (g.clusters - g.free);
-
-    return place >= 0 && place < g.early ? place : g.early + g.cluster;
+    return g.items - 1 - item;
 }
 
-static __device__ __forceinline__ int next_dw(const grad_plan &g, int item)
+/* ------------------------------------------------------------------------------------------ items of a cluster */
+
+static __device__ __forceinline__ grad_ring ring_of(grad_memory *s)
 {
-    if (item >= g.early)
-        return item + g.clusters;
-    return item + g.free < g.early ? item + g.free : g.early + g.cluster;
+    return {ptx_shared(&s->item[0]), ptx_shared(&s->full[0]), ptx_map(ptx_shared(&s->empty[0]), 0), 0};
 }
+
+/* The first CTA's loading thread: an item to both CTAs. */
+static __device__ __forceinline__ void hand_out(grad_memory *s, grad_ring *ring, int item)
+{
+    const uint32_t at = ring->n % RING * 8;
+
+    ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + at, (ring->n / RING & 1) ^ 1);
+    ptx_mbarrier_expect(ring->full + at, 8);
+#pragma unroll
+    for (int i = 0; i < G16_CLUSTER; i++)
+        ptx_store_async2(ptx_map(ring->item + at, (uint32_t)i), __int_as_float(item), 0.0f,
+                         ptx_map(ring->full + at, (uint32_t)i));
+    ring->n++;
+}
+
+/* Everybody else; the lanes of a multiplying warp together. */
+static __device__ __forceinline__ int next_item(grad_ring *ring, bool warp)
+{
+    const uint32_t at = ring->n % RING * 8;
+
+    ptx_mbarrier_wait(ring->full + at, ring->n / RING & 1);
+    const int item = (int)ptx_load_shared1(ring->item + at);
+
+    if (warp)
+        __syncwarp(); /* all lanes have read it */
+    if (!warp || threadIdx.x % 32 == 0)
+        ptx_mbarrier_arrive_cluster(ring->empty + at);
+    ring->n++;
+    return item;
+}
+
+/* ------------------------------------------------------------------------------- P^T that lies in the memory of dW */
+
+/* Row v of P^T lies in row v - split of dW, which is written when the tiles of dX, all of them, and those of dW of row
+ * v have read it. turns: [0] items taken; [1] tiles of dX done, [2 + i] tiles of bundle i of dW done, once by each CTA.
+ * All that an item waits for are items before it, and these are with clusters that run: no cluster waits for one that
+ * does not. */
+static __device__ __forceinline__ bool overlaid(const ce_gradients &a)
+{
+    return a.c.probs.split < a.c.p.vocab;
+}
+
+static __device__ __forceinline__ void wait_for(const uint64_t *turns, int count)
+{
+    while (ptx_load_acquire(turns) < (uint64_t)(G16_CLUSTER * count))
+        __nanosleep(200);
+}
+
+/* *ready: the last bundle that has been waited for. */
+static __device__ __forceinline__ void wait_for_place(const ce_gradients &a, const grad_plan &g, int tile, int *ready)
+{
+    const gemm16_work &w = g.dw;
+    int pair, tile_n;
+
+    gemm16_locate(w, tile, &pair, &tile_n);
+    pair += a.c.probs.split / (G16_CLUSTER * G16_M);
+    const int bundle = pair / w.bundle;
+
+    if (pair >= w.pairs || bundle == *ready)
+        return;
+    wait_for(a.c.turns + 1, g.dx.items);
+    wait_for(a.c.turns + 2 + bundle, min(w.bundle, w.pairs - bundle * w.bundle) * w.tiles_n);
+    *ready = bundle;
+}
+
+/* This CTA's part of the tile has been read: nothing to publish, so that no fence is needed. */
+static __device__ __forceinline__ void tell(const ce_gradients &a, int which, int group)
+{
+    if (overlaid(a) && group == 0 && threadIdx.x % 128 == 0)
+        atomicAdd((unsigned long long *)a.c.turns + which, 1ull);
+}
+
+/* --------------------------------------------------------------------------------------------------- epilogues */
 
 /* dX: rows by the list, each times its factor, and the targets' part. */
 template <int BF16>
@@ -134,8 +215,8 @@ static __device__ __forceinline__ float scale_back(const ce_params &p)
     return exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
 }
 
-/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order. (To an f32 dW a step adds
- * it: here it takes longer, since the loads depend on each other.) */
+/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order, or the sum made before.
+ * (To an f32 dW a step adds it: here it takes longer, since the loads depend on each other.) */
 template <int BF16>
 static __device__ __forceinline__ void add_targets(const ce_gradients &a, const gemm16_work &w, int first,
                                                    int first_col, float *acc)
@@ -145,13 +226,25 @@ static __device__ __forceinline__ void add_targets(const ce_gradients &a, const 
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int2 same = first + 8 * h < w.m ? a.c.same[a.first + first + 8 * h] : make_int2(0, 0);
-
+        const int2 same = first + 8 * h < w.m ? a.c.same[first + 8 * h] : make_int2(0, 0);
+        const bool common = same.y > CE_COMMON;
         int row = same.x;
         float g = same.y ? a.c.at_target[row] : 0.0f;
         int64_t at = same.y ? a.c.p.list[row] : 0;
 
-        for (int left = same.y; left > 0; left--) {
+        if (common) {
+            const float *sum = a.c.sums + a.c.next[row] * ce_sum_length(a.c.p.hidden) + col;
+
+#pragma unroll
+            for (int j = 0; j < G16_N / 8; j++)
+                if (col + 8 * j < w.n) {
+                    const float2 v = *(const float2 *)(sum + 8 * j);
+
+                    acc[4 * j + 2 * h] += v.x;
+                    acc[4 * j + 2 * h + 1] += v.y;
+                }
+        }
+        for (int left = common ? 0 : same.y; left > 0; left--) {
             const uint16_t *line = (const uint16_t *)a.c.p.x + at * a.c.p.x_stride + col;
             const float factor = g;
             uint32_t word[G16_N / 8];
@@ -159,7 +252,7 @@ static __device__ __forceinline__ void add_targets(const ce_gradients &a, const 
 #pragma unroll
             for (int j = 0; j < G16_N / 8; j++)
                 word[j] = col + 8 * j < w.n ? *(const uint32_t *)(line + 8 * j) : 0;
-            if (left > 1) { /* the next row is on its way while this one's words are: a common token has thousands */
+            if (left > 1) { /* the next row is on its way while this one's words are */
                 row = a.c.next[row];
                 g = a.c.at_target[row];
                 at = a.c.p.list[row];
@@ -235,6 +328,7 @@ static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm
     const int row = first + thread / 32 * 16 + thread % 32 / 4;
 
     gemm16_multiply<BF16, 1, MN_B>(at, blocks, group, turn, acc);
+    tell(a, 1, group);
     if (w.pieces > 1)
         put_partial(a, w, row, item / (w.pairs * w.tiles_n), tile_n * G16_N, acc);
     else
@@ -243,16 +337,17 @@ static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm
 
 template <int BF16, int MN_A, int MN_B>
 static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
-                                               gemm16_memory *s, int group, int item, gemm16_turn *turn)
+                                               gemm16_memory *s, int group, int tile, gemm16_turn *turn)
 {
     const int thread = threadIdx.x % 128;
     int pair, tile_n;
     float acc[G16_N / 2];
 
-    gemm16_locate(w, item, &pair, &tile_n);
+    gemm16_locate(w, tile, &pair, &tile_n);
     const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
 
     gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, turn, acc);
+    tell(a, 2 + pair / w.bundle, group);
     if (!BF16) {
         const float scale = scale_back(a.c.p);
 
@@ -268,6 +363,51 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
     }
 }
 
+template <int HV>
+static __device__ __forceinline__ void load_item(const ce_gradients &a, const grad_plan &g, gemm16_memory *s, int item,
+                                                 uint32_t *n, int *ready)
+{
+    if (item < g.dx.items) {
+        gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, n);
+        return;
+    }
+    if (!HV && overlaid(a))
+        wait_for_place(a, g, dw_tile(g, item), ready);
+    gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, dw_tile(g, item), n);
+}
+
+/* The loading thread. The first CTA's asks for the next item before it loads one. */
+template <int HV>
+static __device__ __forceinline__ void load_items(const ce_gradients &a, const grad_plan &g, grad_memory *s)
+{
+    unsigned long long *taken = (unsigned long long *)a.c.turns;
+    grad_ring ring = ring_of(s);
+    uint32_t n = 0;
+    int ready = -1;
+
+    if (ptx_cluster_rank() == 0) {
+        int item = (int)atomicAdd(taken, 1ull);
+
+        while (item < g.items) {
+            hand_out(s, &ring, item);
+            const int next = (int)atomicAdd(taken, 1ull);
+
+            load_item<HV>(a, g, &s->product, item, &n, &ready);
+            item = next;
+        }
+        hand_out(s, &ring, item);
+    } else {
+        for (;;) {
+            ptx_mbarrier_expect(ring.full + ring.n % RING * 8, 8);
+            const int item = next_item(&ring, false);
+
+            if (item >= g.items)
+                return;
+            load_item<HV>(a, g, &s->product, item, &n, &ready);
+        }
+    }
+}
+
 #endif
 
 /* HV: W is [hidden, vocab]. */
@@ -276,33 +416,38 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
-    gemm16_memory *s = (gemm16_memory *)shared;
+    grad_memory *s = (grad_memory *)shared;
 
-    gemm16_begin(s);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < RING; i++) { /* gemm16_begin has the fence */
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER + G16_CLUSTER - 1);
+        }
+    gemm16_begin(&s->product);
     const grad_plan g = plan_of(a);
 
     if (threadIdx.x < 128) {
-        uint32_t n = 0;
-
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x == 0) {
-            for (int item = g.cluster; item < g.dx.items; item += g.clusters)
-                gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, &n);
-            for (int item = first_dw(g); item < g.dw.items; item = next_dw(g, item))
-                gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, item, &n);
-        }
+        if (threadIdx.x == 0)
+            load_items<HV>(a, g, s);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
-        const gemm16_places dx = gemm16_places_of<1, !HV>(s, group), dw = gemm16_places_of<HV, !HV>(s, group);
+        const gemm16_places dx = gemm16_places_of<1, !HV>(&s->product, group),
+                            dw = gemm16_places_of<HV, !HV>(&s->product, group);
+        grad_ring ring = ring_of(s);
         gemm16_turn turn = {0, false};
+        int item;
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        gemm16_stagger(group, g.cluster < g.dx.items || first_dw(g) < g.dw.items);
-        for (int item = g.cluster; item < g.dx.items; item += g.clusters)
-            tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
-        for (int item = first_dw(g); item < g.dw.items; item = next_dw(g, item))
-            tile_dw<BF16, HV, !HV>(a, g.dw, dw, s, group, item, &turn);
+        item = next_item(&ring, true);
+        gemm16_stagger(group, item < g.items);
+        for (; item < g.items; item = next_item(&ring, true))
+            if (item < g.dx.items)
+                tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
+            else
+                tile_dw<BF16, HV, !HV>(a, g.dw, dw, &s->product, group, dw_tile(g, item), &turn);
     }
+    __syncwarp(); /* of the loading warp one thread alone went through the loop, and the barrier is an aligned one */
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
 #endif
 }
@@ -320,7 +465,7 @@ ridge_status ce_gradients_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    return host_prepare(device, functions, 4, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(gemm16_memory),
+    return host_prepare(device, functions, 4, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(grad_memory),
                         "linear_ce: loading kernels");
 }
 
@@ -336,12 +481,12 @@ ridge_status ce_gradients_launch(const ridge_device *device, const char *name, c
     const ce_params *p = &g->c.p;
     const int64_t dx = g->dx ? tiles(g->c.rows, p->hidden) * g->c.pieces : 0, dw = !g->dw  ? 0
                                                                                    : p->hv ? tiles(p->hidden, p->vocab)
-                                                                                           : tiles(g->count, p->hidden);
+                                                                                           : tiles(p->vocab, p->hidden);
     int64_t blocks = device->units / G16_CLUSTER;
 
     if (dx + dw == 0)
         return RIDGE_OK;
     blocks = (dx + dw < blocks ? dx + dw : blocks) * G16_CLUSTER;
     return host_launch_cluster(device, name, functions[2 * (p->dtype == RIDGE_BF16) + p->hv], dim3((unsigned)blocks),
-                               G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
+                               G16_CLUSTER, G16_THREADS, sizeof(grad_memory), g, stream);
 }

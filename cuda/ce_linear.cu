@@ -40,20 +40,18 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
     float sum[8][8] = {}, next_a[8], next_b[8];
 
     ptx_grid_wait();
-    const int64_t rows = rows_here(p.totals, p.begin, p.limit_m ? p.m : p.k);
-    const int64_t m = p.limit_m ? rows : p.m, n = p.n, k = p.limit_k ? rows : p.k;
-    const int64_t i0 = (int64_t)blockIdx.y * TILE, j0 = (int64_t)blockIdx.x * TILE;
+    const linear_tile t = tile_of(p);
 
-    if (i0 >= m || j0 >= n || (p.add && k == 0))
+    if (!t.any)
         return;
-    linear_fetch<A>(p.a, i0, m, 0, k, next_a);
-    linear_fetch<B>(p.b, j0, n, 0, k, next_b);
-    for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
+    linear_fetch<A>(p.a, t.i0, t.m, 0, t.k, next_a);
+    linear_fetch<B>(p.b, t.j0, t.n, 0, t.k, next_b);
+    for (int64_t k0 = 0; k0 < t.k; k0 += DEPTH) {
         linear_put(p.a, a, next_a);
         linear_put(p.b, b, next_b);
         __syncthreads(); /* the tile before its use */
-        linear_fetch<A>(p.a, i0, m, k0 + DEPTH, k, next_a);
-        linear_fetch<B>(p.b, j0, n, k0 + DEPTH, k, next_b);
+        linear_fetch<A>(p.a, t.i0, t.m, k0 + DEPTH, t.k, next_a);
+        linear_fetch<B>(p.b, t.j0, t.n, k0 + DEPTH, t.k, next_b);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
             float x[8], y[8];
@@ -74,12 +72,8 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
 #pragma unroll
     for (int r = 0; r < 8; r++)
 #pragma unroll
-        for (int c = 0; c < 8; c++) {
-            const int64_t at = (i0 + ty + r) * p.ld + j0 + tx + c;
-
-            if (i0 + ty + r < m && j0 + tx + c < n)
-                p.d[at] = __uint_as_float(num_canonical_f32(p.add ? p.d[at] + sum[r][c] : sum[r][c]));
-        }
+        for (int c = 0; c < 8; c++)
+            put_sum(p, t, t.i0 + ty + r, t.j0 + tx + c, sum[r][c]);
 }
 
 /* Rows of f32 to rows of a matrix: `list` of them by the list (rows of the chunk), else all; or the way back. */

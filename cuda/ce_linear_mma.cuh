@@ -36,6 +36,31 @@ static __device__ __forceinline__ int64_t rows_here(const ce_totals *totals, int
     return rows < 0 ? 0 : rows < most ? rows : most;
 }
 
+/* What a block of a product has to do: the tile at (i0, j0), if there is any of it. */
+typedef struct linear_tile {
+    int64_t m, n, k, i0, j0;
+    bool any;
+} linear_tile;
+
+static __device__ __forceinline__ linear_tile tile_of(const linear_product &p)
+{
+    const int64_t rows = rows_here(p.totals, p.begin, p.limit_m ? p.m : p.k);
+    linear_tile t = {p.limit_m ? rows : p.m,     p.n,  p.limit_k ? rows : p.k, (int64_t)blockIdx.y * TILE,
+                     (int64_t)blockIdx.x * TILE, false};
+
+    t.any = t.i0 < t.m && t.j0 < t.n && !(p.add && t.k == 0);
+    return t;
+}
+
+static __device__ __forceinline__ void put_sum(const linear_product &p, const linear_tile &t, int64_t row, int64_t col,
+                                               float sum)
+{
+    const int64_t at = row * p.ld + col;
+
+    if (row < t.m && col < t.n)
+        p.d[at] = __uint_as_float(num_canonical_f32(p.add ? p.d[at] + sum : sum));
+}
+
 template <int DTYPE> static __device__ __forceinline__ float linear_at(const linear_view &v, int64_t i, int64_t k)
 {
     if (v.list && v.by_k)
@@ -156,22 +181,20 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
     uint32_t next_a[EACH], next_b[EACH];
 
     ptx_grid_wait();
-    const int64_t rows = rows_here(p.totals, p.begin, p.limit_m ? p.m : p.k);
-    const int64_t m = p.limit_m ? rows : p.m, n = p.n, k = p.limit_k ? rows : p.k;
-    const int64_t i0 = (int64_t)blockIdx.y * TILE, j0 = (int64_t)blockIdx.x * TILE;
+    const linear_tile t = tile_of(p);
 
-    if (i0 >= m || j0 >= n || (p.add && k == 0))
+    if (!t.any)
         return;
-    mma_fetch<A, PAIR>(p.a, i0, m, 0, k, next_a);
-    mma_fetch<B, PAIR>(p.b, j0, n, 0, k, next_b);
-    for (int64_t k0 = 0; k0 < k; k0 += DEEP) {
+    mma_fetch<A, PAIR>(p.a, t.i0, t.m, 0, t.k, next_a);
+    mma_fetch<B, PAIR>(p.b, t.j0, t.n, 0, t.k, next_b);
+    for (int64_t k0 = 0; k0 < t.k; k0 += DEEP) {
         float part[APART ? 4 : 1][4][4] = {};
 
         mma_put<SPLIT_A>(p.a, a, next_a);
         mma_put<SPLIT_B>(p.b, b, next_b);
         __syncthreads(); /* the tile before its use */
-        mma_fetch<A, PAIR>(p.a, i0, m, k0 + DEEP, k, next_a);
-        mma_fetch<B, PAIR>(p.b, j0, n, k0 + DEEP, k, next_b);
+        mma_fetch<A, PAIR>(p.a, t.i0, t.m, k0 + DEEP, t.k, next_a);
+        mma_fetch<B, PAIR>(p.b, t.j0, t.n, k0 + DEEP, t.k, next_b);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t x[1 + SPLIT_A][4][4], y[1 + SPLIT_B][4][2];
@@ -204,11 +227,9 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
 #pragma unroll
     for (int at = 0; at < 64; at++) {
         const int i = at / 16, j = at / 4 % 4, q = at % 4;
-        const int64_t row = i0 + ty + 16 * i + threadIdx.x % 32 / 4 + q / 2 * 8;
-        const int64_t col = j0 + tx + 8 * j + threadIdx.x % 4 * 2 + q % 2, to = row * p.ld + col;
 
-        if (row < m && col < n)
-            p.d[to] = __uint_as_float(num_canonical_f32(p.add ? p.d[to] + sum[i][j][q] : sum[i][j][q]));
+        put_sum(p, t, t.i0 + ty + 16 * i + threadIdx.x % 32 / 4 + q / 2 * 8,
+                t.j0 + tx + 8 * j + threadIdx.x % 4 * 2 + q % 2, sum[i][j][q]);
     }
 }
 

@@ -15,21 +15,6 @@ typedef struct linear_job {
     int dw_dtype;
 } linear_job;
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t up(int64_t x, int64_t step)
-{
-    return (x + step - 1) / step * step;
-}
-
 /* ------------------------------------------------------------------------------------------------- tensor maps */
 
 /* [lines, length] of 16 bits as a factor: along k (boxes 64 x `wide` lines) or not (64 x 64). */
@@ -45,7 +30,7 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
     ridge_status status = map_of(j, &g->maps.a[0], p->x, p->hidden, p->tokens, p->x_stride, 128);
 
     if (!status && j->c.compact)
-        status = map_of(j, &g->maps.a[1], j->c.compact, p->hidden, up(j->c.rows, 128), p->hidden, 128);
+        status = map_of(j, &g->maps.a[1], j->c.compact, p->hidden, ce_up(j->c.rows, 128), p->hidden, 128);
     return status;
 }
 
@@ -62,8 +47,8 @@ static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t
 static ridge_status probs_maps(const linear_job *j, CUtensorMap *map, int wide)
 {
     const ce_probs *q = &j->c.probs;
-    const int64_t vocab = j->c.p.vocab, length = up(j->c.rows, 128), inside = least(length, q->tail_at);
-    ridge_status status = map_of(j, &map[0], q->first, inside, least(q->split, vocab), q->first_ld, wide);
+    const int64_t vocab = j->c.p.vocab, length = ce_up(j->c.rows, 128), inside = ce_least(length, q->tail_at);
+    ridge_status status = map_of(j, &map[0], q->first, inside, ce_least(q->split, vocab), q->first_ld, wide);
 
     if (!status && q->split < vocab)
         status = map_of(j, &map[1], q->rest, inside, vocab - q->split, q->rest_ld, wide);
@@ -93,15 +78,16 @@ static bool has_extra(const ce_params *p)
 static ridge_status look(linear_job *j)
 {
     const ce_params *p = &j->c.p;
-    const int64_t row = 4 * CE_SAMPLE * j->c.rows, all = j->plan.area - 2 * p->hidden * up(j->c.rows, 128);
-    const int64_t pairs = up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
+    const int64_t row = 4 * CE_SAMPLE * j->c.rows,
+                  all = j->plan.area - ((char *)j->c.probs.first - (char *)j->space.area);
+    const int64_t pairs = ce_up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
     ce_product g = {};
     ridge_status status;
 
-    j->c.sample = (int)least(CE_SAMPLE, p->vocab);
+    j->c.sample = (int)ce_least(CE_SAMPLE, p->vocab);
     j->c.sample_step = p->hv ? 1 : (int)(p->vocab / j->c.sample);
     j->c.look = (float *)j->c.probs.first;
-    j->c.look_pieces = (int)most(least(least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    j->c.look_pieces = (int)ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
     g.c = j->c;
     g.n = j->c.sample;
     g.k = (int)p->hidden;
@@ -155,7 +141,7 @@ static ridge_status dx_maps(const linear_job *j, gemm16_maps *maps)
 static ridge_status dw_maps(const linear_job *j, gemm16_maps *maps)
 {
     const ce_params *p = &j->c.p;
-    const int64_t rows = up(j->c.rows, 128);
+    const int64_t rows = ce_up(j->c.rows, 128);
     ridge_status status = map_of(j, p->hv ? &maps->a[0] : &maps->b, j->c.scaled, p->hidden, rows, p->hidden, 64);
 
     if (!status && p->hv)
@@ -165,19 +151,15 @@ static ridge_status dw_maps(const linear_job *j, gemm16_maps *maps)
     return status ? status : probs_maps(j, maps->a, 128);
 }
 
-/* dX, or dW of classes [first, first + count) (of all of them with W [H, V]), or both. */
-static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t first, int64_t count)
+/* dX and dW. */
+static ridge_status gradients(linear_job *j, bool add)
 {
-    const ce_params *p = &j->c.p;
-    const int64_t size = (int64_t)ridge_dtype_size((uint32_t)j->dw_dtype);
     ce_gradients g = {};
     ridge_status status = RIDGE_OK;
 
     g.c = j->c;
-    g.dx = dx && p->dx;
-    g.dw = dw && p->dw;
-    g.first = (int)first;
-    g.count = (int)count;
+    g.dx = j->c.p.dx != NULL;
+    g.dw = j->c.p.dw != NULL;
     g.dw_dtype = j->dw_dtype;
     g.add = add;
     plain_maps(&g.dx_maps);
@@ -186,7 +168,7 @@ static ridge_status gradients(linear_job *j, bool dx, bool dw, bool add, int64_t
         status = dx_maps(j, &g.dx_maps);
     if (!status && g.dw)
         status = dw_maps(j, &g.dw_maps);
-    g.out = (char *)j->dw + (p->hv ? 0 : first * j->dw_ld * size);
+    g.out = j->dw;
     g.ld = j->dw_ld;
     status = status ? status : ce_gradients_launch(j->device, j->name, &g, j->stream);
     return status || !g.dx || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
@@ -229,40 +211,25 @@ static ridge_status known(linear_job *j)
 static void place_probs(linear_job *j, int64_t rows, bool overlaid)
 {
     ce_probs *q = &j->c.probs;
-    const int64_t inside = overlaid ? least(j->plan.inside, up(rows, 128)) : up(rows, 128);
+    const int64_t inside = overlaid ? ce_least(j->plan.inside, ce_up(rows, 128)) : ce_up(rows, 128);
 
     j->c.scaled = j->c.compact = j->space.area;
-    q->first = (uint16_t *)j->c.scaled + up(rows, 128) * j->c.p.hidden;
+    j->c.sums = (float *)((uint16_t *)j->c.scaled + ce_up(rows, 128) * j->c.p.hidden);
+    q->first = (uint16_t *)j->c.sums + ce_up(rows, 128) * CE_SUMS(j->c.p.hidden) / 2;
     q->first_ld = inside;
-    q->split = overlaid ? j->plan.group : INT32_MAX;
+    q->split = overlaid ? j->plan.ahead : INT32_MAX;
     q->rest = (uint16_t *)j->dw;
     q->rest_ld = j->dw_ld * (j->dw_dtype == RIDGE_F32 ? 2 : 1);
     q->tail_at = inside < rows ? (int)inside : INT32_MAX;
-    q->tail = q->first + (overlaid ? j->plan.group : j->c.p.vocab) * inside;
-    q->tail_ld = up(rows, 128) - inside;
+    q->tail = q->first + (overlaid ? j->plan.ahead : j->c.p.vocab) * inside;
+    q->tail_ld = ce_up(rows, 128) - inside;
     j->c.pieces = j->plan.pieces[overlaid];
     j->c.partial = (float *)(q->tail + j->c.p.vocab * q->tail_ld);
-}
-
-/* dX, and dW in groups from the last class on: whole ones, the rest, and the classes whose P^T lies in the workspace.
- * The first group's place in dW holds nothing yet, so that it is made together with dX. */
-static ridge_status groups(linear_job *j, bool add)
-{
-    const int64_t vocab = j->c.p.vocab, group = j->plan.group;
-    ridge_status status = RIDGE_OK;
-    int64_t first;
-
-    for (int64_t last = vocab; last > 0 && !status; last = first) {
-        first = last > group ? most(last - group, group) : 0;
-        status = gradients(j, last == vocab, true, add, first, last - first);
-    }
-    return status;
 }
 
 static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overlaid)
 {
     const bool add = begin > 0 || (j->c.p.flags & RIDGE_ACCUMULATE);
-    const int64_t vocab = j->c.p.vocab;
     ridge_status status;
 
     j->c.begin = begin;
@@ -273,14 +240,14 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     if (!status)
         status = j->c.known ? known(j) : guess(j);
     status = status ? status : step(j, CE_STEP_SCALE);
-    status = status ? status : step(j, CE_STEP_LINK);
+    if (!status && (j->c.p.dw || j->c.p.dbias))
+        status = ce_targets_find(j->device, j->name, &j->c, j->stream);
     if (!status && j->c.p.dbias)
         status = ce_step_bias(j->device, j->name, &j->c, add, j->stream);
-    if (!status)
-        status = overlaid ? groups(j, add) : gradients(j, true, true, add, 0, vocab);
+    status = status ? status : gradients(j, add);
     if (!status && ((j->c.p.dw && j->dw_dtype == RIDGE_F32) || j->c.p.dbias))
-        status = ce_step_targets(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
-                                 j->stream);
+        status = ce_targets_add(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
+                                j->stream);
     return status;
 }
 
@@ -294,7 +261,7 @@ static ridge_status eval(linear_job *j, int64_t chunk)
     status = stats(j);
     j->c.when = CE_SOME_ROWS;
     for (; j->c.begin < j->c.p.tokens && !status; j->c.begin += chunk) {
-        j->c.rows = least(chunk, j->c.p.tokens - j->c.begin);
+        j->c.rows = ce_least(chunk, j->c.p.tokens - j->c.begin);
         status = step(j, CE_STEP_GATHER);
         status = status ? status : stats(j);
     }
@@ -318,7 +285,7 @@ static ridge_status all_chunks(linear_job *j)
 
     do { /* without tokens one empty chunk still writes dW */
         const bool overlaid = begin == 0 && j->plan.overlaid > 0;
-        const int64_t rows = least(overlaid ? j->plan.overlaid : j->plan.chunk, j->c.p.tokens - begin);
+        const int64_t rows = ce_least(overlaid ? j->plan.overlaid : j->plan.chunk, j->c.p.tokens - begin);
 
         status = chunk(j, begin, rows, overlaid);
         begin += rows;
@@ -412,6 +379,7 @@ static ridge_status prepare(const ridge_device *device)
     ridge_status status = ce_product_prepare(device);
 
     status = status ? status : ce_gradients_prepare(device);
+    status = status ? status : ce_targets_prepare(device);
     return status ? status : ce_step_prepare(device);
 }
 

@@ -7,23 +7,8 @@
  * of 16 bits is rounded once: from the sums of the only chunk, or from an f32 sum in the workspace.
  *
  * The workspace: what ce_place needs, numbers of each token and class, the f32 sum, and an area of which every chunk
- * makes its own use: n_r x, P^T, dX in pieces. */
+ * makes its own use: n_r x, sums of common targets, P^T, dX in pieces. */
 #include "ce_sm90.cuh"
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t up(int64_t x, int64_t step)
-{
-    return (x + step - 1) / step * step;
-}
 
 static int64_t down(int64_t x, int64_t step)
 {
@@ -52,14 +37,14 @@ static int64_t partial_bytes(const ridge_problem *problem, int64_t rows, int pie
 static int pieces_of(const ridge_device *device, const ridge_problem *problem, int64_t rows, int64_t bytes)
 {
     const int64_t clusters = device->units / G16_CLUSTER;
-    const int64_t items = up(rows, HIGH) / HIGH * (up(problem->dim[1], G16_N) / G16_N);
+    const int64_t items = ce_up(rows, HIGH) / HIGH * (ce_up(problem->dim[1], G16_N) / G16_N);
     int best = 1;
     double best_use = 0;
 
     if (problem->dtype[dx_slot(problem->op)] == RIDGE_NONE)
         return 1;
     for (int pieces = 1; pieces <= 8 && problem->dim[2] / pieces >= 1024 && best_use < 0.93; pieces++) {
-        const double use = (double)(items * pieces) / (double)up(items * pieces, clusters);
+        const double use = (double)(items * pieces) / (double)ce_up(items * pieces, clusters);
 
         if (use > best_use + 0.001 && partial_bytes(problem, rows, pieces) <= bytes) {
             best = pieces;
@@ -69,59 +54,56 @@ static int pieces_of(const ridge_device *device, const ridge_problem *problem, i
     return best;
 }
 
-/* Classes of a group of dW: whole waves of tiles, in no more than half of the area. */
-static int group_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t inside, int64_t room)
+/* Classes of dW whose place holds no P^T: some waves of tiles, which clusters make while others still have dX, and more
+ * than a bundle; in no more than half of the area. */
+static int ahead_of(bool small, int64_t inside, int64_t room)
 {
-    const int64_t tiles = up(problem->dim[1], G16_N) / G16_N;
-    int64_t pairs = device->units / G16_CLUSTER, common = pairs, other = tiles;
+    int64_t pairs = small ? G16_PAIRS : 4 * G16_PAIRS;
 
-    while (other) { /* the greatest common divisor */
-        const int64_t left = common % other;
-
-        common = other;
-        other = left;
-    }
-    pairs /= common;
-    if (small)
-        pairs = 8;
-    while (pairs > 8 && 2 * pairs * HIGH * inside > room / 2)
+    while (pairs > G16_PAIRS && 2 * pairs * HIGH * inside > room / 2)
         pairs /= 2;
     return (int)(pairs * HIGH);
+}
+
+/* Bytes of the area for a row of a chunk: n_r x and its share of the sums of common targets. */
+static int64_t row_bytes(const ridge_problem *problem)
+{
+    return 2 * problem->dim[1] + CE_SUMS(problem->dim[1]);
 }
 
 /* Bytes of the area: of a chunk in the workspace, and of one that lies in dW too. */
 static int64_t chunk_bytes(const ridge_problem *problem, int64_t rows)
 {
-    return (2 * problem->dim[1] + most(2 * problem->dim[2], 4 * CE_SAMPLE)) *
-           up(rows, 128); /* P^T, or u of the sample */
+    return (row_bytes(problem) + ce_most(2 * problem->dim[2], 4 * CE_SAMPLE)) *
+           ce_up(rows, 128); /* P^T, or u of the sample */
 }
 
 static int64_t overlaid_bytes(const ridge_problem *problem, const ce_plan *plan, int64_t rows)
 {
-    const int64_t all = up(rows, 128), inside = least(all, plan->inside);
+    const int64_t all = ce_up(rows, 128), inside = ce_least(all, plan->inside);
 
-    return 2 * problem->dim[1] * all + 2 * plan->group * inside + 2 * problem->dim[2] * (all - inside);
+    return row_bytes(problem) * all + 2 * plan->ahead * inside + 2 * problem->dim[2] * (all - inside);
 }
 
 /* As many rows as such an area has room for. */
 static int64_t overlaid_rows(const ridge_problem *problem, const ce_plan *plan, int64_t room)
 {
-    const int64_t hidden = problem->dim[1], full = overlaid_bytes(problem, plan, plan->inside);
+    const int64_t row = row_bytes(problem), full = overlaid_bytes(problem, plan, plan->inside);
 
     if (room < full)
-        return down(most(room, 0) / (2 * (hidden + plan->group)), 128);
-    return plan->inside + down((room - full) / (2 * (hidden + problem->dim[2])), 128);
+        return down(ce_most(room, 0) / (row + 2 * plan->ahead), 128);
+    return plan->inside + down((room - full) / (row + 2 * problem->dim[2]), 128);
 }
 
 /* The first chunk in dW's memory, if that leaves fewer chunks; the others as large as there is room for. */
 static void cut(const ridge_device *device, const ridge_problem *problem, ce_plan *plan, bool overlay, int64_t room)
 {
-    const int64_t tokens = problem->dim[0], rows = most(down(room / chunk_bytes(problem, 1) * 128, 128), 128);
+    const int64_t tokens = problem->dim[0], rows = ce_most(down(room / chunk_bytes(problem, 1) * 128, 128), 128);
     const int64_t first = overlay ? overlaid_rows(problem, plan, room) : 0;
     int64_t chunks = 0, left;
 
     if (rows >= tokens) {
-        plan->chunk = up(tokens, 128);
+        plan->chunk = ce_up(tokens, 128);
         return;
     }
     plan->chunk = rows;
@@ -130,10 +112,10 @@ static void cut(const ridge_device *device, const ridge_problem *problem, ce_pla
     } else {
         left = tokens - first;
         chunks = (left + rows - 1) / rows;
-        plan->chunk = up((left + chunks - 1) / chunks, 128);
-        if (up(plan->chunk, HIGH) <= rows)
-            plan->chunk = up(plan->chunk, HIGH);
-        plan->overlaid = first < 128 ? 0 : most(tokens - chunks * plan->chunk, 0);
+        plan->chunk = ce_up((left + chunks - 1) / chunks, 128);
+        if (ce_up(plan->chunk, HIGH) <= rows)
+            plan->chunk = ce_up(plan->chunk, HIGH);
+        plan->overlaid = first < 128 ? 0 : ce_most(tokens - chunks * plan->chunk, 0);
     }
     if (plan->overlaid)
         plan->pieces[1] =
@@ -156,7 +138,7 @@ static int64_t usual_bytes(const ridge_problem *problem, const ce_plan *plan)
 {
     const int64_t vocab = problem->dim[2], half = 2 * vocab * problem->dim[1];
 
-    return most(INT64_C(300000000), 2048 * vocab + 16000000) +
+    return ce_most(INT64_C(300000000), 2048 * vocab + 16000000) +
            (plan->sums                                                          ? 2 * half
             : dw_dtype(problem) == RIDGE_NONE || dw_dtype(problem) == RIDGE_F32 ? 0
                                                                                 : half);
@@ -175,10 +157,10 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
     plan.pieces[0] = plan.pieces[1] = 1;
     plan.inside = down(dw == RIDGE_F32 || sums ? 2 * hidden : hidden, 128);
     room = (bytes ? bytes : usual_bytes(problem, &plan)) - fixed_bytes(device, problem, &plan);
-    plan.group = group_of(device, problem, small, least(plan.inside, up(tokens, 128)), room);
+    plan.ahead = ahead_of(small, ce_least(plan.inside, ce_up(tokens, 128)), room);
     if (small && !bytes)
-        room = most(overlaid_bytes(problem, &plan, least(plan.inside + 128, tokens)), chunk_bytes(problem, 128));
-    overlay = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) && vocab > 2 * plan.group &&
+        room = ce_most(overlaid_bytes(problem, &plan, ce_least(plan.inside + 128, tokens)), chunk_bytes(problem, 128));
+    overlay = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) && vocab > 2 * plan.ahead &&
               plan.inside > 0;
     if (small && !bytes && !overlay)
         room = chunk_bytes(problem, 128);
@@ -192,7 +174,7 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
                               : 0;
     if (plan.overlaid < tokens)
         plan.area =
-            most(plan.area, chunk_bytes(problem, plan.chunk) + partial_bytes(problem, plan.chunk, plan.pieces[0]));
+            ce_most(plan.area, chunk_bytes(problem, plan.chunk) + partial_bytes(problem, plan.chunk, plan.pieces[0]));
     return plan;
 }
 
@@ -229,7 +211,7 @@ ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, boo
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return usual;
     usual = choose(device, problem, small, 0);
-    if (bytes <= most(bytes_of(device, problem, &usual), small ? 0 : usual_bytes(problem, &usual)))
+    if (bytes <= ce_most(bytes_of(device, problem, &usual), small ? 0 : usual_bytes(problem, &usual)))
         return usual;
     larger = choose(device, problem, small, bytes);
     return bytes_of(device, problem, &larger) <= bytes ? larger : usual;
@@ -240,14 +222,14 @@ int64_t ce_plan_eval(const ridge_device *device, const ridge_problem *problem)
 {
     const int64_t bytes = problem->dim[0] * ((device->units / G16_CLUSTER) * (int64_t)sizeof(ce_part) - 64);
 
-    return least(most(bytes / (2 * problem->dim[1]) / HIGH * HIGH, HIGH), up(problem->dim[0], 128));
+    return ce_least(ce_most(bytes / (2 * problem->dim[1]) / HIGH * HIGH, HIGH), ce_up(problem->dim[0], 128));
 }
 
 static void *take(char **at, int64_t bytes)
 {
     void *piece = *at;
 
-    *at += up(bytes, ROUNDING);
+    *at += ce_up(bytes, ROUNDING);
     return piece;
 }
 
@@ -264,10 +246,13 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     }
     c->exponent = (float *)take(&at, tokens * 4);
     c->factor = (float *)take(&at, tokens * 4);
+    c->lse = (double *)take(&at, tokens * 8);
     c->mix = (float2 *)take(&at, tokens * 8);
     c->at_target = (float *)take(&at, tokens * 4);
     c->next = (int32_t *)take(&at, tokens * 4);
+    c->common = (int32_t *)take(&at, tokens / (CE_COMMON + 1) * 4);
     c->same = (int2 *)take(&at, vocab * 8);
+    c->turns = (uint64_t *)take(&at, ce_turns(vocab) * 8);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
         c->p.part = NULL;
         c->p.splits = 1;

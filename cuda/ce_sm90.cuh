@@ -1,6 +1,6 @@
 /* ce_sm90.cuh: the linear cross entropy of Hopper: what its parts share. ce_gemm_sm90.cu has the products and their
- * epilogues, ce_steps_sm90.cu the steps between them (of size B, B H or V B at most once), ce_linear_sm90.cu the plan
- * of a call and the kernel rows.
+ * epilogues, ce_steps_sm90.cu the steps between them (of size B, B H or V B at most once), ce_targets_sm90.cu what the
+ * targets add, ce_linear_sm90.cu the plan of a call and the kernel rows.
  *
  * A chunk of listed rows: P^T [V, rows] in 16 bits holds dlogits up to a factor for each row:
  *     du = n_r P,   P = (alpha_r E - w_c sigma_r) dz/du,   E = 2^(z log2e - k_r)
@@ -22,12 +22,17 @@ enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_LOOK };
 /* CE_LOOK: u of a sample of the classes, in pieces of the hidden units, so that all clusters have some of it. */
 enum { CE_SAMPLE = 256 };
 
+/* A target of more rows than this has their sum formed beforehand: one by one they would hold up a tile of dW. */
+enum { CE_COMMON = 32 };
+#define CE_SUMS(hidden) ((hidden) / 8 + 1) /* bytes for each row of a chunk: a sum for every 32 rows */
+
+enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
+
 enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
- * dW is made in groups of at most `split` classes from the last one on, so that its row v - split is written after row
- * v of P^T has been read. Columns (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all
- * classes of them. */
+ * dW is made from the last class on, so that its row v - split is written after row v of P^T has been read. Columns
+ * (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all classes of them. */
 typedef struct ce_probs {
     uint16_t *first, *rest, *tail;
     int64_t first_ld, rest_ld, tail_ld;
@@ -43,10 +48,14 @@ typedef struct ce_chunk {
     void *scaled;     /* likewise: n_r x, in the same place */
     float *exponent;  /* by row: k_r */
     float *factor;    /* n_r */
+    double *lse;      /* log of the sum of e^z */
     float2 *mix;      /* alpha_r, sigma_r */
     float *at_target; /* du of the target */
     int2 *same;       /* by class: the chunk's first row with that target, and how many have it */
-    int32_t *next;    /* by row: the next one with that target */
+    int32_t *next;    /* by row: the next one with that target; by the first row of a common one: its place in sums */
+    int32_t *common;  /* targets of more than CE_COMMON rows of the chunk, in any order */
+    float *sums;      /* [common targets][ce_sum_length]: du_y x of all their rows, and du_y */
+    uint64_t *turns;  /* ce_gradients_sm90.cu: what has been taken and done */
     float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
     int pieces;
     float *look;                          /* [look_pieces, rows, CE_SAMPLE] */
@@ -61,7 +70,7 @@ typedef struct ce_plan {
     int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW too (else 0) */
     int64_t inside;          /* of those: how many dW has room for */
     int64_t area;            /* bytes for n_r x, P^T, and dX in pieces */
-    int group;               /* classes of a group of dW, where P^T lies in it */
+    int ahead;               /* classes of dW that are made before the first one is whose place P^T had */
     int pieces[2];           /* of dX in a chunk, in the overlaid one */
     bool sums;               /* dW is summed in f32 in the workspace */
 } ce_plan;
@@ -89,14 +98,13 @@ typedef struct ce_product {
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
 
-/* dX, dW of classes [first, first + count), or both in one launch, whose clusters then have the same amount of work. */
+/* dX, dW, or both in one launch, whose clusters then have the same amount of work; once a chunk. */
 typedef struct ce_gradients {
     gemm16_maps dx_maps, dw_maps;
     ce_chunk c;
-    void *out; /* dW of class `first` */
+    void *out; /* dW */
     int64_t ld;
     int dx, dw; /* wanted here */
-    int first, count;
     int dw_dtype, add;
 } ce_gradients;
 
@@ -111,28 +119,66 @@ enum {
     CE_STEP_CHECK,
     CE_STEP_RESET,
     CE_STEP_KNOWN,
-    CE_STEP_LINK, /* after CE_STEP_SCALE */
     CE_STEP_SCALE,
     CE_STEP_ADD, /* pieces of dX */
     CE_STEPS
 };
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
 ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
-/* Adds what the targets' du gives to dW (f32, `ld` from line to line; NULL = not there) and dbias. */
-ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
-                             void *stream);
 /* A 16-bit matrix from its f32 sum, or the way back. */
 ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
                           int64_t cols, int64_t stride, int load, void *stream);
 ridge_status ce_step_prepare(const ridge_device *device);
 
+/* The targets' du, ce_targets_sm90.cu: after CE_STEP_SCALE the rows with the same target are found; at last what they
+ * give to dW (f32, `ld` from line to line; NULL = not there) and dbias is added. */
+ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_chunk *c, void *stream);
+ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
+                            void *stream);
+ridge_status ce_targets_prepare(const ridge_device *device);
+
+static inline int64_t ce_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t ce_most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t ce_up(int64_t x, int64_t step)
+{
+    return (x + step - 1) / step * step;
+}
+
+/* Numbers of ce_chunk's `turns`. */
+static inline int64_t ce_turns(int64_t vocab)
+{
+    return 3 + vocab / (G16_PAIRS * G16_CLUSTER * G16_M);
+}
+
 #ifdef __CUDACC__
+
+/* The sum of a common target: a row of dW, du_y, and what keeps the next one aligned. */
+static __device__ __forceinline__ int64_t ce_sum_length(int64_t hidden)
+{
+    return hidden + 8;
+}
 
 static __device__ __forceinline__ int ce_chunk_rows(const ce_chunk &c)
 {
     const int64_t rows = c.p.totals->rows - c.begin;
 
     return (int)(rows < 0 ? 0 : rows < c.rows ? rows : c.rows);
+}
+
+/* A warp's row of the chunk, or -1. */
+static __device__ __forceinline__ int64_t ce_warp_row(const ce_chunk &c)
+{
+    const int64_t r = (int64_t)blockIdx.x * CE_STEP_WARPS + threadIdx.x / 32;
+
+    return r < ce_chunk_rows(c) ? c.begin + r : -1;
 }
 
 /* The place of class v and row r of the chunk in P^T. */

@@ -1,7 +1,7 @@
 /* ce_steps_sm90.cu: the linear cross entropy on Hopper: the steps between its products (ce_sm90.cuh). */
 #include "ce_sm90.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, AHEAD = 8 };
+enum { THREADS = CE_STEP_THREADS, WARPS = CE_STEP_WARPS };
 
 /* In f16, p = 1 is stored as 2^10, so that the least p that matters is still a normal number. */
 #define F16_BITS 10.0
@@ -17,14 +17,6 @@ static __device__ __forceinline__ int padded_rows(const ce_chunk &c)
     return (ce_chunk_rows(c) + 127) / 128 * 128;
 }
 
-/* A warp's row of the chunk, or -1. */
-static __device__ __forceinline__ int64_t warp_row(const ce_chunk &c)
-{
-    const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-
-    return r < ce_chunk_rows(c) ? c.begin + r : -1;
-}
-
 /* What a chunk begins with. */
 static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
 {
@@ -33,8 +25,11 @@ static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
 
     for (int64_t i = at; i < c.p.vocab; i += step)
         c.same[i] = make_int2(INT32_MAX, 0);
+    for (int64_t i = at; i < 3 + c.p.vocab / (G16_PAIRS * G16_CLUSTER * G16_M); i += step)
+        c.turns[i] = 0;
     if (at == 0) {
         c.p.totals->redo = 0;
+        c.p.totals->common = 0;
         c.p.totals->largest = 0;
     }
 }
@@ -104,7 +99,7 @@ static __global__ void __launch_bounds__(THREADS) step_guess(const ce_chunk c)
     ptx_grid_wait();
     const ce_params &p = c.p;
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
-    const int64_t row = warp_row(c);
+    const int64_t row = ce_warp_row(c);
     const int lane = threadIdx.x % 32;
     float z[CE_SAMPLE / 32] = {}, high = -CUDART_INF_F, sum = 0.0f;
 
@@ -156,7 +151,7 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
-    const int64_t row = warp_row(c);
+    const int64_t row = ce_warp_row(c);
     const bool f16 = p.dtype == RIDGE_F16;
 
     if (row < 0)
@@ -171,6 +166,7 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
         return;
     if (!good)
         p.totals->redo = 1; /* by any number of threads */
+    c.lse[row] = lse;
     c.factor[row] = (float)(f.all / s.sum);
     note_largest(p, c.factor[row]);
 }
@@ -179,7 +175,7 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
 static __global__ void __launch_bounds__(THREADS) step_reset(const ce_chunk c)
 {
     ptx_grid_wait();
-    const int64_t row = warp_row(c);
+    const int64_t row = ce_warp_row(c);
 
     if (ce_skipped(c) || row < 0)
         return;
@@ -201,7 +197,7 @@ static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
-    const int64_t row = warp_row(c);
+    const int64_t row = ce_warp_row(c);
 
     if (ce_skipped(c) || row < 0)
         return;
@@ -214,6 +210,7 @@ static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
 
     if (threadIdx.x % 32)
         return;
+    c.lse[row] = lse;
     c.exponent[row] = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
     c.factor[row] = most == most ? (float)factor : CUDART_NAN_F;
     c.mix[row] = power > 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
@@ -238,84 +235,6 @@ static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
     *ce_probs_at(c.probs, v, row - c.begin) = 0;
 }
 
-/* dW and dbias of one class: du_y x of all rows of the chunk with that target, in order; 8 hidden units a
- * thread. */
-typedef struct target_args {
-    ce_chunk c;
-    float *dw;
-    int64_t ld;
-} target_args;
-
-/* The next row with the same target that was noted too, a warp a row. */
-static __global__ void __launch_bounds__(THREADS) step_link(const ce_chunk c)
-{
-    ptx_grid_wait();
-    const int64_t row = warp_row(c), end = c.begin + ce_chunk_rows(c);
-    const int v = row < 0 ? -1 : c.p.label[row];
-
-    if (v < 0 || c.same[v].y < 2)
-        return;
-    for (int64_t first = row + 1 + threadIdx.x % 32;; first += 32 * AHEAD) {
-        int label[AHEAD];
-
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            label[k] = first + 32 * k < end ? c.p.label[first + 32 * k] : -1;
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const uint32_t found = __ballot_sync(~0u, label[k] == v && c.factor[first + 32 * k] != 0.0f);
-
-            if (found && threadIdx.x % 32 == 0)
-                c.next[row] = (int)first + 32 * k + __ffs((int)found) - 1;
-            if (found || __all_sync(~0u, first + 32 * k >= end))
-                return;
-        }
-    }
-}
-
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_targets(const target_args a)
-{
-    ptx_grid_wait();
-    const ce_params &p = a.c.p;
-    const int64_t h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8, end = a.c.begin + ce_chunk_rows(a.c);
-    int64_t row = a.c.begin + blockIdx.x;
-    float sum[8] = {}, bias = 0.0f;
-
-    if (row >= end || p.label[row] < 0)
-        return;
-    const int v = p.label[row];
-    const int2 same = a.c.same[v];
-
-    if (same.x != (int)row) /* the first of them does it */
-        return;
-    for (int left = same.y; left > 0; left--) {
-        const float g = a.c.at_target[row];
-        float x[8];
-
-        bias += g;
-        if (a.dw && h < p.hidden) {
-            num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                sum[e] = __fmaf_rn(g, x[e], sum[e]);
-        }
-        if (left > 1)
-            row = a.c.next[row];
-    }
-    if (a.dw && h < p.hidden && !p.hv) { /* rows of dW begin at 16 bytes */
-        float4 *to = (float4 *)(a.dw + v * a.ld + h), first = to[0], second = to[1];
-
-        to[0] = make_float4(first.x + sum[0], first.y + sum[1], first.z + sum[2], first.w + sum[3]);
-        to[1] = make_float4(second.x + sum[4], second.y + sum[5], second.z + sum[6], second.w + sum[7]);
-    } else if (a.dw && h < p.hidden) {
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            a.dw[(h + e) * a.ld + v] += sum[e];
-    }
-    if (p.dbias && h == 0)
-        p.dbias[v] += bias;
-}
-
 /* n_r x (f16: times a power of two that keeps it in range) for dW, and the targets' du. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scale(const ce_chunk c)
 {
@@ -337,16 +256,10 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
     const uint4 *from = (const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride);
     float factor = c.factor[row];
 
-    if (threadIdx.x < 32) {
-        const bool known = c.known || p.totals->redo;
-        const double lse =
-            known ? known_lse(p, row) : (double)c.exponent[row] * 0.69314718055994531 + log(row_sum(p, row).sum);
-
-        if (threadIdx.x == 0)
-            put_target(c, row, lse);
-        if (threadIdx.x == 1)
-            note_target(c, row);
-    }
+    if (threadIdx.x == 0)
+        put_target(c, row, c.lse[row]);
+    if (threadIdx.x == 32)
+        note_target(c, row);
     if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
         factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
     for (int64_t i = threadIdx.x; i < vectors; i += THREADS) {
@@ -444,16 +357,15 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias, step_cast and step_targets of f16
- * and bf16. */
-static const void *const functions[CE_STEPS + 8] = {
+/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias and step_cast of f16 and bf16. */
+enum { FUNCTIONS = CE_STEPS + 6 };
+static const void *const functions[FUNCTIONS] = {
     (const void *)step_clear,
     (const void *)step_gather,
     (const void *)step_guess,
     (const void *)step_check,
     (const void *)step_reset,
     (const void *)step_known,
-    (const void *)step_link,
     (const void *)step_scale<RIDGE_F16>,
     (const void *)step_add<RIDGE_F16>,
     (const void *)step_scale<RIDGE_BF16>,
@@ -462,15 +374,13 @@ static const void *const functions[CE_STEPS + 8] = {
     (const void *)step_bias<RIDGE_BF16>,
     (const void *)step_cast<RIDGE_F16>,
     (const void *)step_cast<RIDGE_BF16>,
-    (const void *)step_targets<RIDGE_F16>,
-    (const void *)step_targets<RIDGE_BF16>,
 };
 
 ridge_status ce_step_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    return host_load(device, functions, CE_STEPS + 8, "linear_ce: loading kernels");
+    return host_load(device, functions, FUNCTIONS, "linear_ce: loading kernels");
 }
 
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
@@ -491,16 +401,6 @@ ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk
 
     return host_launch(device, name, functions[CE_STEPS + 2 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
-}
-
-ridge_status ce_step_targets(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
-                             void *stream)
-{
-    target_args a = {*c, dw, ld};
-
-    return host_launch(device, name, functions[CE_STEPS + 6 + (c->p.dtype == RIDGE_BF16)],
-                       dim3((unsigned)c->rows, (unsigned)((c->p.hidden + 8 * THREADS - 1) / (8 * THREADS))), THREADS,
-                       &a, stream);
 }
 
 ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,

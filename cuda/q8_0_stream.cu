@@ -1,301 +1,60 @@
 /* q8_0_stream.cu: the products of Q8_0 decode at the rate of the weights' stream, sm_90 up.
  *
  * A persistent block works through tiles of 8, 16 or 32 weight rows. One warp loads: TMA brings one turn of the
- * partitions, 1024 columns of the tile's rows, into a ring of stages in shared memory. Eight warps compute, warp p the
- * partition p of the canonical order (q8_0_math.h): of each turn its 4 blocks, one matrix instruction m16n8k32 a block,
- * 16 rows and 8 tokens, the weights as its rows and the tokens as its columns. The instruction's sum
- * starts at the integer 0x4b400000, the bits of the float 12582912: sum + that, read as a float, is 12582912 + dot
- * exactly, and one subtraction makes it dot, where the conversion instruction runs at a quarter of the rate. A lane
- * keeps the chains of its tokens and rows; nothing crosses lanes or warps before the tile's end, where the eight
- * partitions go through shared memory to the finishing warps: one thread an element adds the tree and does the rest,
- * while the other warps are at the next tile.
+ * partitions, 1024 columns of the tile's rows, into a ring of stages in shared memory. Eight warps compute (with 32
+ * rows twice eight, 16 rows each), warp p the partition p of the canonical order (q8_0_math.h): of each turn its 4
+ * blocks, one matrix instruction m16n8k32 a block, 16 rows and 8 tokens, the weights as its rows and the tokens as its
+ * columns. The instruction's sum starts at the integer 0x4b400000, the bits of the float 12582912: sum + that, read as
+ * a float, is 12582912 + dot exactly, and one subtraction makes it dot, where the conversion instruction runs at a
+ * quarter of the rate. A lane keeps the chains of its tokens and rows; nothing crosses lanes or warps before the tile's
+ * end, where the eight partitions go through shared memory to the finishing warps: a thread adds the tree of four rows
+ * (of one, where more than a store follows) and does the rest, while the other warps are at the next tile.
  *
  * Outside of the matrices TMA writes zeros: ragged turns and rows are blocks of zero codes and zero scales,
  * which leave no trace. Bytes moved: the weights once for all tokens; x from L2 once a block where it fits beside the
- * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage to the eight warps, empty[s] (eight
- * arrivals) gives it back; summed[i] (eight arrivals) hands partial sums to the finishing warps, taken[i] gives
- * their place back. */
-#include "q8_0_stream.cuh"
+ * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage's weights to the computing warps, X_FULL
+ * + s its x, empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to the finishing warps,
+ * taken[i] gives their place back; READY: all but full[] are made. */
+#include <math.h>
 
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-/* --------------------------------------------------------------------------------------------- the finishing warps */
+#include "q8_0_finish.cuh"
 
-/* What the finishing warps have in common: a thread has one row of every tile and every step-th token, begin first. */
-typedef struct finisher {
-    const float *from; /* its first partial sum */
-    uint32_t summed, taken, parity;
-    int sums, r, begin, step;
-} finisher;
+#if __CUDA_ARCH__ >= 900
+/* What the loading thread needs for its first loads, and no more: all multiprocessors wait for the last one to get
+ * here. One thread makes barriers faster than many: the instruction takes one address of all lanes. */
+template <int RAW> static __device__ __forceinline__ void start_loading(const stream_args &a, uint32_t shared)
+{
+    const uint32_t full = shared + a.at_bars;
 
+    ptx_prefetch_map(&a.codes[0]);
+    if (!RAW)
+        ptx_prefetch_map(&a.scales[0]);
+    for (int i = 0; i < a.stages; i++)
+        ptx_mbarrier_init(full + 8 * i, 1);
+    ptx_mbarrier_init(full + READY, 1);
+    ptx_mbarrier_fence_init();
+}
+
+/* A finishing thread makes the other barriers. x goes to L2, a turn of it from this block: a kernel in front may still
+ * write it, but all writes meet there. */
 template <int SUBS, int TOKENS>
-static __device__ __forceinline__ finisher start_finisher(const stream_args &a, char *memory, uint32_t shared)
-{
-    const int thread = threadIdx.x - 32 * (LOADER + 1), r = thread % a.high, begin = thread / a.high;
-    const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES;
-
-    return {(const float *)(memory + a.at_sums) + begin * SUMS_PITCH(SUBS) + r,
-            summed,
-            summed + 8 * SUMS,
-            0,
-            0,
-            r,
-            begin,
-            32 * FINISHERS(SUBS, TOKENS) / a.high};
-}
-
-static __device__ __forceinline__ void take_sums(finisher *f)
-{
-    __syncwarp(); /* every lane has read the sums */
-    if (threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive(f->taken + 8 * f->sums);
-    f->sums ^= 1;
-    f->parity ^= f->sums == 0;
-}
-
-/* Where a thread's elements go. Everything is in registers: a warp that runs alone has only its own instructions to
- * hide behind, and reads of the kernel's parameters are slow. */
-typedef struct target {
-    char *first[2];  /* its first token's row 0 of either weight */
-    int64_t step[2]; /* bytes from its token to the next */
-    int rows[2];
-} target;
-
-static __device__ __forceinline__ target start_target(const stream_args &a, const finisher &f)
-{
-    target to;
-
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        to.first[i] = (char *)a.p.out[i] + (f.begin * a.p.out_stride[i] + f.r) * (a.p.bf16 ? 2 : 4);
-        to.step[i] = f.step * a.p.out_stride[i] * (a.p.bf16 ? 2 : 4);
-        to.rows[i] = (int)a.p.weight[i].rows - f.r;
-    }
-    return to;
-}
-
-template <int PER>
-static __device__ __forceinline__ void store(const float *y, int count, bool bf16, int row, char *first, int64_t step)
-{
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        if (i < count && bf16)
-            num_store<RIDGE_BF16>(first, row, y[i]);
-        else if (i < count)
-            num_store<RIDGE_F32>(first, row, y[i]);
-        first += step;
-    }
-}
-
-/* q8_0_matmul, q8_0_pair */
-template <int SUBS, int TOKENS>
-static __device__ __forceinline__ void finish(const stream_args &a, char *memory, uint32_t shared)
-{
-    enum {
-        PITCH = SUMS_PITCH(SUBS),
-        PLANE = TOKENS * PITCH,
-        PER = TOKENS * SUBS * SUB / (32 * FINISHERS(SUBS, TOKENS))
-    };
-    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
-    const target to = start_target(a, f);
-    const int count = (a.tokens - f.begin + f.step - 1) / f.step, tiles = a.tiles, tiles0 = a.tiles0;
-    const bool bf16 = a.p.bf16;
-
-    ptx_grid_wait(); /* before anything of the results is written */
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const bool second = tile >= tiles0;
-        const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB);
-        const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE);
-        float y[PER];
-
-        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            y[i] = i < count ? sum_parts<PLANE>(parts + i * f.step * PITCH) : 0.0f;
-        take_sums(&f);
-        if (row < (second ? to.rows[1] : to.rows[0]))
-            store<PER>(y, count, bf16, row, second ? to.first[1] : to.first[0], second ? to.step[1] : to.step[0]);
-    }
-}
-
-/* The rows of gate come first in a tile, then those of up. */
-template <int SUBS, int TOKENS>
-static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char *memory, uint32_t shared)
-{
-    enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH };
-    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
-    const target to = start_target(a, f);
-    const int tokens = a.tokens, high = a.high;
-    const unsigned act = a.p.act;
-    const float *const scale = a.p.token_scale;
-    const bool bf16 = a.p.bf16;
-
-    ptx_grid_wait(); /* before anything of the results is written */
-    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        const int row = tile * high;
-        char *first = to.first[0];
-
-        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
-        for (int token = f.begin; token < tokens && row < to.rows[0]; token += 2 * f.step) { /* two hide each other */
-            const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - f.begin) * PITCH;
-            const int count = token + f.step < tokens ? 2 : 1;
-            float y[2] = {}, up[2] = {};
-
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (i < count) {
-                    y[i] = sum_parts<PLANE>(parts + i * f.step * PITCH);
-                    up[i] = sum_parts<PLANE>(parts + i * f.step * PITCH + high);
-                }
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (i < count)
-                    y[i] = q8_0_swiglu(act, y[i], up[i], scale ? scale[token + i * f.step] : 1.0f, a.p.swiglu);
-            store<2>(y, count, bf16, row, first, to.step[0]);
-            first += 2 * to.step[0];
-        }
-        take_sums(&f);
-    }
-}
-
-/* The residuals of a thread's elements of one tile, with four streams; and what is added. */
-template <int PER>
-static __device__ __forceinline__ void fetch_streams(const stream_args &a, const finisher &f, int tile,
-                                                     float (*v)[HC_STREAMS + 1])
-{
-    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
-
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int t = f.begin + i * f.step;
-
-        if (t >= a.tokens || tile >= a.tiles || row >= rows)
-            continue;
-#pragma unroll
-        for (int s = 0; s < HC_STREAMS; s++)
-            v[i][s] = a.p.res[t * a.p.res_stride + s * rows + row];
-        v[i][HC_STREAMS] = a.p.add ? a.p.add[t * a.p.add_stride + row] : 0.0f;
-    }
-}
-
-/* The same to L2 only. */
-template <int PER>
-static __device__ __forceinline__ void announce_streams(const stream_args &a, const finisher &f, int tile)
-{
-    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
-
-    for (int i = 0; i < PER; i++) {
-        const int t = f.begin + i * f.step;
-
-        if (t >= a.tokens || tile >= a.tiles || row >= rows)
-            continue;
-        for (int s = 0; s < HC_STREAMS; s++)
-            ptx_prefetch_l2(&a.p.res[t * a.p.res_stride + s * rows + row]);
-        if (a.p.add)
-            ptx_prefetch_l2(&a.p.add[t * a.p.add_stride + row]);
-    }
-}
-
-/* One element; factors: post and comb of its token. */
-static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t row, int token, float y,
-                                                   const float *streams, const float *factors)
-{
-    const float v = a.p.add ? y + streams[HC_STREAMS] : y;
-    float *const out = (float *)a.p.out[0] + token * a.p.out_stride[0] + row;
-
-    if (a.p.y)
-        num_store<RIDGE_F32>(a.p.y, token * a.p.y_stride + row, y);
-#pragma unroll
-    for (int dst = 0; dst < HC_STREAMS; dst++) {
-        float acc = ridge_hc_start(v, factors[dst]);
-
-#pragma unroll
-        for (int src = 0; src < HC_STREAMS; src++)
-            acc = ridge_hc_step(acc, factors[HC_STREAMS + dst + HC_STREAMS * src], streams[src]);
-        num_store<RIDGE_F32>(out, dst * a.p.weight[0].rows, acc);
-    }
-}
-
-/* HC expand. With four streams the residuals of the next tile are on their way while one is finished, and
- * the tokens' factors lie in shared memory. */
-template <int SUBS, int TOKENS>
-static __device__ __forceinline__ void finish_hc(const stream_args &a, char *memory, uint32_t shared)
-{
-    enum { WIDTH = 32 * FINISHERS(SUBS, TOKENS), PLANE = TOKENS * SUMS_PITCH(SUBS), PER = TOKENS * SUBS * SUB / WIDTH };
-    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
-    float *const factors = (float *)(memory + a.at_factors);
-    const bool four = a.p.n_hc == HC_STREAMS;
-    float now[PER][HC_STREAMS + 1], next[PER][HC_STREAMS + 1];
-
-    for (int ahead = 0; four && ahead < 2; ahead++)
-        announce_streams<PER>(a, f, blockIdx.x + ahead * gridDim.x);
-    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
-    if (four) {
-        fetch_streams<PER>(a, f, blockIdx.x, now);
-        for (int i = threadIdx.x - 32 * (LOADER + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
-            const int t = i / HC_FACTORS, k = i % HC_FACTORS;
-
-            factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
-        }
-        ptx_barrier_sync(2, WIDTH);
-    }
-    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        const int row = tile * (SUBS * SUB) + f.r;
-
-        if (four)
-            fetch_streams<PER>(a, f, tile + gridDim.x, next);
-        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
-#pragma unroll
-        for (int i = 0; i < PER; i++) {
-            const int t = f.begin + i * f.step;
-            float y;
-
-            if (t >= a.tokens || row >= a.p.weight[0].rows)
-                continue;
-            y = sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
-            if (four)
-                finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS);
-            else
-                q8_0_finish_hc(a.p, row, t, y, NULL);
-        }
-        take_sums(&f);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-#pragma unroll
-            for (int s = 0; s <= HC_STREAMS; s++)
-                now[i][s] = next[i][s];
-    }
-}
-#endif
-
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-/* The loading warp: the maps are on their way while every lane makes its barriers. */
-template <int SUBS, int TOKENS, int RAW>
 static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)
 {
-    const int lane = threadIdx.x % 32;
-    const uint32_t bar = shared + a.at_bars + 8 * lane;
+    const uint32_t empty = shared + a.at_bars + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES;
 
-    if (lane == 0) {
-        for (int i = 0; i < 2; i++)
-            if (a.p.weight[i].rows) {
-                ptx_prefetch_map(&a.codes[i]);
-                if (!RAW)
-                    ptx_prefetch_map(&a.scales[i]);
-            }
-        if (a.x_dtype == RIDGE_I8) {
-            ptx_prefetch_map(&a.x);
-            ptx_prefetch_map(&a.x_scales);
-        }
-    }
-    if (lane < MOST_STAGES) {
-        ptx_mbarrier_init(bar, 1);
-        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS);
-    } else if (lane < MOST_STAGES + SUMS) {
-        ptx_mbarrier_init(bar + 8 * MOST_STAGES, CONSUMERS);
-        ptx_mbarrier_init(bar + 8 * (MOST_STAGES + SUMS), FINISHERS(SUBS, TOKENS));
+    for (int i = 0; i < a.stages; i++)
+        ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
+    for (int i = 0; i < a.stages; i++)
+        ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
+    for (int i = 0; i < SUMS; i++) {
+        ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
+        ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS));
     }
     ptx_mbarrier_fence_init();
-    __syncwarp();
+    if (a.x_dtype == RIDGE_I8) {
+        ptx_tma_prefetch_3d(&a.x, 0, 0, (int)blockIdx.x % a.turns * 8);
+        ptx_tma_prefetch_2d(&a.x_scales, (int)blockIdx.x % a.turns * Q8_0_TURN, 0);
+    }
 }
 #endif
 
@@ -303,21 +62,32 @@ template <int SUBS, int TOKENS, int RAW>
 static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKENS) ? 1 : 2)
     q8_0_stream(const __grid_constant__ stream_args a)
 {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 /* not where a block has 99 KB */
+#if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(1024) char memory[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(memory);
     const int warp = threadIdx.x / 32;
 
+#if __CUDA_ARCH__ >= 1200
+    if (SUBS == 4) /* its rows want more shared memory than there is */
+        return;
+#endif
     ptx_grid_release();
-    if (warp == LOADER) { /* others need the barriers a little later than it does */
-        start_barriers<SUBS, TOKENS, RAW>(a, shared);
+    if (warp == CONSUMERS(SUBS)) {
+        if (threadIdx.x % 32 == 0)
+            start_loading<RAW>(a, shared);
+        __syncwarp();
         ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
         if (threadIdx.x % 32 == 0)
             produce<SUBS, RAW>(a, shared);
         return;
     }
-    ptx_barrier_sync(3, THREADS(SUBS, TOKENS));
-    if (warp < CONSUMERS)
+    if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1))
+        start_barriers<SUBS, TOKENS>(a, shared);
+    __syncwarp();
+    ptx_barrier_sync(3, THREADS(SUBS, TOKENS)); /* barriers are there */
+    if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1))
+        ptx_mbarrier_arrive(shared + a.at_bars + READY);
+    if (warp < CONSUMERS(SUBS))
         consume<SUBS, TOKENS, RAW>(a, memory, shared);
     else if (a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
         finish_hc<SUBS, TOKENS>(a, memory, shared);
@@ -337,15 +107,17 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
 static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS(4)};
 
 /* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
- * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us). */
-enum { MEMORY_MOST = 227 * 1024, AHEAD_MOST = 40 * 1024 };
+ * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us).
+ * WINDOW_BYTES: of a block's weights, on their way at one time: two to three stages. With one the stream halts; with
+ * six the memory system is so full that x takes 2.4 us instead of 1.0. */
+enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024, WINDOW_BYTES = 56 * 1024 };
 
 static ridge_status prepare(const ridge_device *device)
 {
-    if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM103)
+    if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM121)
         return RIDGE_OK;
-    return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY_MOST,
-                        "q8_0_stream: loading kernels");
+    return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        device->arch < RIDGE_ARCH_SM120 ? MEMORY_MOST : MEMORY_SMALL, "q8_0_stream: loading kernels");
 }
 
 static uint32_t up_to(uint32_t bytes, uint32_t step)
@@ -431,9 +203,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = inside ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
         return status ? status : q8_0_launch_portable(device, kernel->name, &a.p, stream);
     }
-    if (call->flags &
-        RIDGE_WEIGHTS_SETTLED) /* the loads of floats that are quantised inside wait behind all of these */
-        a.early = !inside || a.stages < 8 / subs ? a.stages : 8 / subs;
+    a.window = WINDOW_BYTES / (subs * (raw ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
+    a.window = a.window < 2 ? 2 : a.window > a.stages ? a.stages : a.window;
+    if (call->flags & RIDGE_WEIGHTS_SETTLED)
+        a.early = a.stages;
     else if (a.turns * (int64_t)(raw ? subs * RAW_BYTES : subs * (CODE_BYTES + SCALE_BYTES)) <= AHEAD_MOST &&
              a.tiles <= device->units)
         a.ahead = a.turns;
@@ -482,40 +255,59 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
     return NULL;
 }
 
-/* Microseconds on an H200, fitted to what was measured there at 4 to 71 MB and 1, 8 and 16 tokens: the stream of all
- * weights; a multiprocessor's share at what its ring can pull; a least time a tile; a start, which two resident blocks
- * of consecutive kernels share; and the tokens. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
-    const double width = (double)problem->dim[1] * (34.0 / 32.0), mb = q8_0_bytes(problem) * 1e-6;
-    const double high = kernel->param[0], more = (double)problem->dim[0] - 1, speed = device->copy_gbps / 4200;
-    const double tiles = (double)(int64_t)((mb * 1e6 / width + high - 1) / high);
-    const double share = (double)(int64_t)((tiles + device->units - 1) / device->units);
-    const double pull = share * high * width * 1e-3 / (half ? 32 : 75), least = share * kernel->param[2] * 0.01;
-    double us = mb / (half ? 4.0 : 4.4);
+/* Microseconds on an H200, fitted to 115 times measured there at 4 to 62 MB and 1, 8 and 16 tokens. */
+typedef struct stream_times {
+    double start, rate;                        /* TB/s */
+    double turn, turn_token, tile, tile_token; /* of the block with most of them; a token beyond the first */
+    double x;                                  /* a MB of x that all blocks fetch together, beyond one token's */
+    double waits, waits_mb;                    /* not settled: once, and a MB of weights */
+} stream_times;
 
-    us = us > pull ? us : pull;
-    us = us > least ? us : least;
-    us += half ? 1.3 : high == 32 ? 2.0 : share > 1 ? 2.1 : 1.5;
-    if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
-        us += half ? 0.4 : 0.9 + 0.015 * mb;
-    us += more * (half ? 0.055 + 0.005 * mb + (hc ? 0.1 : 0) : 0.06 + 0.001 * mb);
-    if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
-        us += 3;
-    return (us + (high == 8 ? 0.3 + 0.05 * more : 0)) / speed;
+static const stream_times times[] = {{2.32, 4.46, 0, 0.0128, 0.453, 0.0309, 0.082, 0.49, 0.0098},  /* 32 */
+                                     {1.61, 4.33, 0, 0.0114, 0.455, 0.0057, 0.151, 0.605, 0},      /* 16 */
+                                     {1.35, 4.26, 0.309, 0.0046, 0.154, 0.0061, 0.167, 0.557, 0},  /* 16half */
+                                     {1.54, 3.88, 0.22, 0.0125, 0.1, 0, 0.153, 0.45, 0},           /* 8half */
+                                     {1.45, 4.26, 0.309, 0.0046, 0.154, 0.0061, 0.167, 0.557, 0}}; /* 16small */
+
+static double fourth(double v)
+{
+    return v * v * v * v;
 }
 
-#define ROW(op_name, op_id, high, name, budget, least)                                              \
-    {                                                                                               \
-        "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_SM103, Q8_0_CONTRACT, 0, \
-            {high, budget, least}, why_not, q8_0_workspace, cost, launch                            \
-    }
-#define ROWS(op_name, op_id)                                                         \
-    ROW(op_name, op_id, 32, "32", 222, 100), ROW(op_name, op_id, 16, "16", 222, 85), \
-        ROW(op_name, op_id, 16, "16half", 112, 68), ROW(op_name, op_id, 8, "8half", 112, 42)
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const stream_times *t = &times[kernel->param[2]];
+    const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
+    const double cols = (double)problem->dim[1], mb = q8_0_bytes(problem) * 1e-6, high = kernel->param[0];
+    const double more = (double)problem->dim[0] - 1, speed = device->copy_gbps / 4200;
+    const double tiles = (double)(int64_t)((mb * 1e6 / (cols * (34.0 / 32.0)) + high - 1) / high);
+    const double share = (double)(int64_t)((tiles + device->units - 1) / device->units);
+    const double turns = share * (double)((problem->dim[1] + 1023) / 1024);
+    const double work = turns * (t->turn + more * t->turn_token) + share * (t->tile + more * t->tile_token);
+    double us = t->start + sqrt(sqrt(fourth(mb / t->rate) + fourth(work)));
 
-/* param: rows of a tile, KB of shared memory, hundredths of a microsecond that a tile takes at least. */
+    us += t->x * more * cols * 1.14e-6 * (tiles < device->units ? tiles : device->units);
+    if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
+        us += t->waits + t->waits_mb * mb;
+    if (hc && high < 32) /* two finishing warps only */
+        us += 0.15 * more;
+    if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
+        us += 3;
+    return us / speed;
+}
+
+#define ROW(op_name, op_id, high, name, budget, kind, arch_most)                                                   \
+    {                                                                                                              \
+        "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, arch_most, Q8_0_CONTRACT, 0, {high, budget, kind}, \
+            why_not, q8_0_workspace, cost, launch                                                                  \
+    }
+#define ROWS(op_name, op_id)                                                                                          \
+    ROW(op_name, op_id, 32, "32", 222, 0, RIDGE_ARCH_SM103), ROW(op_name, op_id, 16, "16", 222, 1, RIDGE_ARCH_SM103), \
+        ROW(op_name, op_id, 16, "16half", 112, 2, RIDGE_ARCH_SM103),                                                  \
+        ROW(op_name, op_id, 8, "8half", 112, 3, RIDGE_ARCH_SM103),                                                    \
+        ROW(op_name, op_id, 16, "16small", 96, 4, RIDGE_ARCH_SM121) /* what a block of sm_120 may have */
+
+/* param: rows of a tile, KB of shared memory, place in times. */
 static const ridge_kernel rows[] = {
     ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
     ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),

@@ -4,12 +4,15 @@
 
 #include "q8_0_decode.cuh"
 
-enum { CONSUMERS = RIDGE_Q8_0_PARTS, LOADER = CONSUMERS, MOST_STAGES = 16, SUMS = 2 };
+enum { MOST_STAGES = 16, SUMS = 2 };
 
-/* Large tiles have one block a multiprocessor and much to finish, small ones two and little. */
+/* Large tiles have one block a multiprocessor and much to finish, small ones two and little. Tiles of 32 rows have two
+ * groups of computing warps, 16 rows each: a warp alone waits for its own loads and products most of the time. */
 #define LARGE(subs, tokens) ((subs) * (tokens) > 16)
-#define FINISHERS(subs, tokens) (LARGE(subs, tokens) ? 4 : 2)
-#define THREADS(subs, tokens) (32 * (CONSUMERS + 1 + FINISHERS(subs, tokens)))
+#define GROUPS(subs) ((subs) == 4 ? 2 : 1)
+#define CONSUMERS(subs) (RIDGE_Q8_0_PARTS * GROUPS(subs))
+#define FINISHERS(subs, tokens) ((subs) == 4 ? 7 : LARGE(subs, tokens) ? 4 : 2)
+#define THREADS(subs, tokens) (32 * (CONSUMERS(subs) + 1 + FINISHERS(subs, tokens)))
 
 /* Shared memory of 8 rows and a turn. Rows of blocks and of scales are 16 bytes longer than needed, so that eight of
  * them begin in different banks. */
@@ -21,7 +24,9 @@ enum {
     RAW_BYTES = SUB * RAW_PITCH,
     CODE_BYTES = SUB * 1024,
     SCALE_BYTES = SUB * SCALE_PITCH,
-    BAR_BYTES = 8 * (2 * MOST_STAGES + 2 * SUMS)
+    READY = 8 * (2 * MOST_STAGES + 2 * SUMS), /* a barrier */
+    X_FULL = READY + 8,                       /* and those of x, one a stage */
+    BAR_BYTES = X_FULL + 8 * MOST_STAGES
 };
 
 /* Of hyper-connections with the usual four streams: post and comb of a token. */
@@ -37,8 +42,9 @@ typedef struct stream_args {
     int turns, stages, gate_up;
     int high;     /* rows of a tile: with gate_up half of the stage's */
     int resident; /* x stays in shared memory */
-    int early;    /* turns that are loaded before the kernels in front have finished, */
-    int ahead;    /* or brought into L2 */
+    int early;    /* turns that are loaded before the kernels in front have finished (at most the stages), */
+    int ahead;    /* and that are brought into L2 after them */
+    int window;   /* turns on their way */
     int tokens, x_scales_slot;
     int x_dtype; /* RIDGE_I8: codes and scales, by TMA; else the computing warps quantise x into its resident place */
     uint32_t at_x, at_scales, at_x_scales, at_sums, at_factors, at_bars;
@@ -48,7 +54,7 @@ typedef struct stream_args {
     q8_0_args p;
 } stream_args;
 
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#if __CUDA_ARCH__ >= 900
 /* The weight of a tile and its first row. */
 static __device__ __forceinline__ int tile_rows(const stream_args &a, int tile, int *row)
 {
@@ -94,23 +100,24 @@ template <int SUBS, int RAW>
 static __device__ __forceinline__ void load_weights(const stream_args &a, const cursor &c, uint32_t shared,
                                                     uint32_t full)
 {
-    const bool with_x = (c.first || !a.resident) && a.x_dtype == RIDGE_I8;
     int row;
     const int which = tile_rows(a, c.tile, &row);
 
-    ptx_mbarrier_expect(full, SUBS * (RAW ? RAW_BYTES : CODE_BYTES + SCALE_BYTES) +
-                                  (with_x ? a.tokens * (1024 + X_SCALE_PITCH) : 0));
+    ptx_mbarrier_expect(full, SUBS * (RAW ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
     load_rows<SUBS, RAW>(a, c, shared, full, which, row, 0);
     if (a.gate_up)
         load_rows<SUBS, RAW>(a, c, shared, full, 1, row, a.high);
 }
 
-static __device__ __forceinline__ void load_x(const stream_args &a, const cursor &c, uint32_t shared, uint32_t full)
+/* x of a turn: once a block where it stays in shared memory. */
+static __device__ __forceinline__ void load_x(const stream_args &a, const cursor &c, uint32_t shared)
 {
+    const uint32_t full = shared + a.at_bars + X_FULL + 8 * c.stage;
     const int slot = a.resident ? c.turn : c.stage;
 
     if ((!c.first && a.resident) || a.x_dtype != RIDGE_I8)
         return;
+    ptx_mbarrier_expect(full, a.tokens * (1024 + X_SCALE_PITCH));
     ptx_tma_load_3d(shared + a.at_x + slot * a.tokens * 1024, &a.x, 0, 0, c.turn * 8, full);
     ptx_tma_load_2d(shared + a.at_x_scales + slot * a.x_scales_slot, &a.x_scales, c.turn * Q8_0_TURN, 0, full);
 }
@@ -130,91 +137,144 @@ template <int RAW> static __device__ __forceinline__ void fetch_weights(const st
         }
 }
 
+/* Turn n of the block has its place in the ring when the turn that was there has been read, and its turn to be asked
+ * for when turn n - window has come: more bytes on their way than the memory needs only make what others ask for wait,
+ * x and the residuals above all. */
 template <int SUBS, int RAW> static __device__ __forceinline__ void produce(const stream_args &a, uint32_t shared)
 {
     const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
-    cursor w = {(int)blockIdx.x, 0, 0, 1}, x = w;
-    uint32_t parity = 1;
-    int n = 0;
+    cursor w = {(int)blockIdx.x, 0, 0, 1};
+    uint32_t parity = 1, come_parity = 0;
+    int come = 0;
 
-    if (a.x_dtype == RIDGE_I8) { /* x too, a turn of it from this block: a kernel in front may still write it */
-        ptx_tma_prefetch_3d(&a.x, 0, 0, (int)blockIdx.x % a.turns * 8);
-        ptx_tma_prefetch_2d(&a.x_scales, (int)blockIdx.x % a.turns * Q8_0_TURN, 0);
-    }
-    for (; n < a.early && w.tile < a.tiles; n++, next_turn(a, &w))
-        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-    for (int i = 0; i < a.ahead && x.tile < a.tiles; i++, next_turn(a, &x))
-        fetch_weights<RAW>(a, x);
-    x = (cursor){(int)blockIdx.x, 0, 0, 1};
-    ptx_grid_wait();
-    for (int i = 0; i < n; i++, next_turn(a, &x))
-        load_x(a, x, shared, full + 8 * x.stage);
-    for (; n < a.stages && w.tile < a.tiles; n++, next_turn(a, &w)) {
-        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-        load_x(a, w, shared, full + 8 * w.stage);
-    }
-    while (w.tile < a.tiles) {
+    for (int n = 0; w.tile < a.tiles; n++, next_turn(a, &w)) {
+        if (n == a.early) {
+            cursor next = w;
+
+            for (int i = 0; i < a.ahead && next.tile < a.tiles; i++, next_turn(a, &next))
+                fetch_weights<RAW>(a, next);
+            ptx_grid_wait();
+        }
         if (w.stage == 0)
             parity ^= 1;
-        ptx_mbarrier_wait(empty + 8 * w.stage, parity);
+        if (n == a.stages)
+            ptx_mbarrier_wait(full + READY, 0);
+        if (n >= a.stages)
+            ptx_mbarrier_wait(empty + 8 * w.stage, parity ^ 1);
+        if (n >= a.window) {
+            ptx_mbarrier_wait(full + 8 * come, come_parity);
+            come = come + 1 == a.stages ? 0 : come + 1;
+            come_parity ^= come == 0;
+        }
         load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-        load_x(a, w, shared, full + 8 * w.stage);
-        next_turn(a, &w);
+        if (n >= a.stages)
+            load_x(a, w, shared);
     }
+}
+
+/* x of the ring's first round, by a computing thread: the loading one may be waiting for weights. */
+static __device__ __forceinline__ void send_x(const stream_args &a, uint32_t shared)
+{
+    cursor x = {(int)blockIdx.x, 0, 0, 1};
+
+    for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_turn(a, &x))
+        load_x(a, x, shared);
 }
 
 /* --------------------------------------------------------------------------------------------- the computing warps */
 
-/* x of this warp's 4 blocks: the operand b of four matrix instructions for every 8 tokens, and the scales of this
- * lane's tokens, 2 (lane % 4) and the next of every 8. Only the tokens that there are lie in shared memory; the others'
- * columns of the instruction hold copies of the last one, whose sums nobody reads. */
-template <int TOKENS>
-static __device__ __forceinline__ void read_x(const stream_args &a, uint32_t shared, int slot, int part, int lane,
-                                              uint32_t (*code)[4][2], float (*scale)[2][4])
+/* Keeps the compiler from computing a value again in every turn, or reading a kernel parameter, in front of what
+ * depends on it. */
+static __device__ __forceinline__ uint32_t kept(uint32_t v)
 {
-    const uint32_t scales = shared + a.at_x_scales + slot * a.x_scales_slot + part * 16;
-
-#pragma unroll
-    for (int n = 0; n < TOKENS / 8; n++) {
-        const int line = (slot * 8 + part) * a.tokens + min(8 * n + lane % 8, a.tokens - 1); /* of 128 bytes */
-
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t v[4];
-
-            ptx_ldmatrix4(v, shared + a.at_x + line * 128 + (((h * 4 + lane / 8) ^ (line & 7)) << 4));
-            code[n][2 * h][0] = v[0], code[n][2 * h][1] = v[1], code[n][2 * h + 1][0] = v[2],
-                        code[n][2 * h + 1][1] = v[3];
-        }
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            ptx_load_shared4(scale[n][t], scales + min(8 * n + lane % 4 * 2 + t, a.tokens - 1) * X_SCALE_PITCH);
-    }
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
-/* The 4 blocks of up to 16 rows, two subs: the operand a, and the scales of rows lane / 4 and that + 8. line: of the
- * row whose address this lane gives. scales: of the first sub. */
+/* Where a lane reads in shared memory, at stage and slot 0. */
+template <int TOKENS> struct lane_reads {
+    uint32_t codes, scales; /* of the weights; of raw blocks only codes */
+    uint32_t x[TOKENS / 8], x_scales[TOKENS / 8][2];
+};
+
+/* Only the tokens that there are lie in shared memory; the others' columns of the instruction hold copies of the last
+ * one, whose sums nobody reads. The swizzle is the same in every slot: a slot has a multiple of 8 lines. */
+template <int SUBS, int TOKENS, int RAW>
+static __device__ __forceinline__ lane_reads<TOKENS> start_reads(const stream_args &a, uint32_t shared, int part,
+                                                                 int lane, int sub)
+{
+    enum { BOTH = SUBS > 1 };
+    /* TMA writes [line of 128 columns][row]; with gate_up two boxes, gate's rows and up's. */
+    const uint32_t second = BOTH && lane & 8 ? 1024 + (SUBS == 2 && a.gate_up ? CODE_BYTES - 1024 : 0) : 0;
+    const uint32_t chunk = BOTH ? lane / 16 : lane / 8;
+    lane_reads<TOKENS> at;
+
+    if (RAW) {
+        at.codes = shared + sub * RAW_BYTES + lane / 4 * RAW_PITCH + part * (RIDGE_Q8_0_RUN * RIDGE_Q8_0_BYTES);
+        at.scales = 0;
+    } else {
+        at.codes = shared + part * a.high * 128 + lane % 8 * 128 + second + sub * 1024 +
+                   (sub && a.gate_up ? sub * (CODE_BYTES - 1024) : 0) + ((chunk ^ (lane % 8)) << 4);
+        at.scales = shared + a.at_scales + sub * SCALE_BYTES + lane / 4 * SCALE_PITCH + part * 8;
+    }
+#pragma unroll
+    for (int n = 0; n < TOKENS / 8; n++) {
+        const int line = part * a.tokens + min(8 * n + lane % 8, a.tokens - 1); /* of 128 bytes */
+
+        at.x[n] = shared + a.at_x + line * 128 + (((lane / 8) ^ (line & 7)) << 4);
+        if (TOKENS == 8) /* 16 leave no registers for it */
+            at.x[n] = kept(at.x[n]);
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            at.x_scales[n][t] =
+                shared + a.at_x_scales + part * 16 + min(8 * n + lane % 4 * 2 + t, a.tokens - 1) * X_SCALE_PITCH;
+            if (TOKENS == 8)
+                at.x_scales[n][t] = kept(at.x_scales[n][t]);
+        }
+    }
+    at.codes = kept(at.codes);
+    at.scales = kept(at.scales);
+    return at;
+}
+
+/* x of this warp's 4 blocks and 8 tokens: the operand b of four matrix instructions, and the scales of this lane's
+ * tokens, 2 (lane % 4) and the next. */
+static __device__ __forceinline__ void read_x(uint32_t codes, uint32_t scales, uint32_t next, uint32_t (*code)[2],
+                                              float (*scale)[4])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t v[4];
+
+        ptx_ldmatrix4(v, codes ^ (h << 6));
+        code[2 * h][0] = v[0], code[2 * h][1] = v[1], code[2 * h + 1][0] = v[2], code[2 * h + 1][1] = v[3];
+    }
+    ptx_load_shared4(scale[0], scales);
+    ptx_load_shared4(scale[1], next);
+}
+
+/* The 4 blocks of up to 16 rows, two subs: the operand a, and the scales of rows lane / 4 and that + 8. */
 template <int BOTH>
-static __device__ __forceinline__ void read_planes(uint32_t line, uint32_t scales, int part, int lane,
-                                                   uint32_t (*code)[4], float (*scale)[2])
+static __device__ __forceinline__ void read_planes(uint32_t codes, uint32_t scales, uint32_t (*code)[4],
+                                                   float (*scale)[2])
 {
     if (BOTH) {
 #pragma unroll
         for (int b = 0; b < 4; b++)
-            ptx_ldmatrix4(code[b], line + (((b * 2 + lane / 16) ^ (lane % 8)) << 4));
+            ptx_ldmatrix4(code[b], codes ^ (b << 5));
     } else {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t v[4];
 
-            ptx_ldmatrix4(v, line + (((h * 4 + lane / 8) ^ (lane % 8)) << 4));
+            ptx_ldmatrix4(v, codes ^ (h << 6));
             code[2 * h][0] = v[0], code[2 * h][2] = v[1], code[2 * h + 1][0] = v[2], code[2 * h + 1][2] = v[3];
             code[2 * h][1] = code[2 * h][3] = code[2 * h + 1][1] = code[2 * h + 1][3] = 0;
         }
     }
 #pragma unroll
     for (int r = 0; r < 1 + BOTH; r++) {
-        const uint2 v = ptx_load_shared2(scales + r * SCALE_BYTES + lane / 4 * SCALE_PITCH + part * 8);
+        const uint2 v = ptx_load_shared2(scales + r * SCALE_BYTES);
 
         num_unpack2<RIDGE_F16>(v.x, &scale[0][r], &scale[1][r]);
         num_unpack2<RIDGE_F16>(v.y, &scale[2][r], &scale[3][r]);
@@ -223,12 +283,11 @@ static __device__ __forceinline__ void read_planes(uint32_t line, uint32_t scale
 
 /* The same from blocks of 34 bytes: the codes of blocks 0 and 2 of a partition begin in the middle of a word. */
 template <int BOTH>
-static __device__ __forceinline__ void read_raw(uint32_t rows, int part, int lane, uint32_t (*code)[4],
-                                                float (*scale)[2])
+static __device__ __forceinline__ void read_raw(uint32_t rows, int lane, uint32_t (*code)[4], float (*scale)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const uint32_t run = rows + r * RAW_BYTES + lane / 4 * RAW_PITCH + part * (RIDGE_Q8_0_RUN * RIDGE_Q8_0_BYTES);
+        const uint32_t run = rows + r * RAW_BYTES;
 
 #pragma unroll
         for (int b = 0; b < 4; b++) {
@@ -246,60 +305,29 @@ static __device__ __forceinline__ void read_raw(uint32_t rows, int part, int lan
     }
 }
 
-/* One turn: 4 blocks of SUBS * 8 rows and TOKENS tokens onto the chains: of 16 rows and 8 tokens, this lane has rows
- * lane / 4 and that + 8, tokens 2 (lane % 4) and the next. */
-template <int SUBS, int TOKENS, int RAW>
-static __device__ __forceinline__ void multiply(const stream_args &a, uint32_t shared, int stage, int slot, int part,
-                                                int lane, float (*acc)[TOKENS / 8][4])
+/* One turn: 4 blocks of 16 rows (BOTH) or 8, and 8 tokens, onto the chains: this lane has rows lane / 4 and that + 8,
+ * tokens 2 (lane % 4) and the next. */
+template <int BOTH>
+static __device__ __forceinline__ void multiply(const uint32_t (*w)[4], const float (*ws)[2], const uint32_t (*x)[2],
+                                                const float (*xs)[4], float *acc)
 {
-    enum { BOTH = SUBS > 1, USED = 2 + 2 * BOTH };
-    /* TMA writes [line of 128 columns][row]; with gate_up two boxes, gate's rows and up's. */
-    const uint32_t second = BOTH && lane & 8 ? 1024 + (SUBS == 2 && a.gate_up ? CODE_BYTES - 1024 : 0) : 0;
-    const uint32_t lines = shared + stage * (SUBS * CODE_BYTES) + part * a.high * 128 + lane % 8 * 128 + second;
-    uint32_t x[TOKENS / 8][4][2];
-    float xs[TOKENS / 8][2][4];
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        int32_t d[4];
 
-    read_x<TOKENS>(a, shared, slot, part, lane, x, xs);
+        ptx_mma_s8_onto(d, w[b], x[b], 0x4b400000);
 #pragma unroll
-    for (int s = 0; s < SUBS; s += 2) {
-        uint32_t w[4][4];
-        float ws[4][2];
-
-        if (RAW)
-            read_raw<BOTH>(shared + (stage * SUBS + s) * RAW_BYTES, part, lane, w, ws);
-        else
-            read_planes<BOTH>(lines + s * 1024 + (s >= 2 && a.gate_up ? 2 * (CODE_BYTES - 1024) : 0),
-                              shared + a.at_scales + (stage * SUBS + s) * SCALE_BYTES, part, lane, w, ws);
-#pragma unroll
-        for (int b = 0; b < 4; b++)
-#pragma unroll
-            for (int n = 0; n < TOKENS / 8; n++) {
-                int32_t d[4];
-
-                ptx_mma_s8_onto(d, w[b], x[n][b], 0x4b400000);
-#pragma unroll
-                for (int i = 0; i < USED; i++)
-                    acc[s / 2][n][i] = __fmaf_rn(__fmul_rn(ws[b][i / 2], xs[n][i % 2][b]),
-                                                 __fadd_rn(__int_as_float(d[i]), -12582912.0f), acc[s / 2][n][i]);
-            }
+        for (int i = 0; i < 2 + 2 * BOTH; i++)
+            acc[i] =
+                __fmaf_rn(__fmul_rn(ws[b][i / 2], xs[i % 2][b]), __fadd_rn(__int_as_float(d[i]), -12582912.0f), acc[i]);
     }
-}
-
-template <int PLANE> static __device__ __forceinline__ float sum_parts(const float *from)
-{
-    float part[RIDGE_Q8_0_PARTS];
-
-#pragma unroll
-    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
-        part[i] = from[i * PLANE];
-    return ridge_q8_0_tree(part);
 }
 
 /* x of all turns, where TMA would put it, zeros behind the last column: four lanes a block, and the loads of four
  * blocks in flight. */
-static __device__ __forceinline__ void quantise_x(const stream_args &a, char *memory)
+template <int WIDTH> static __device__ __forceinline__ void quantise_x(const stream_args &a, char *memory)
 {
-    enum { FLIGHT = 4, WIDTH = 32 * CONSUMERS };
+    enum { FLIGHT = 1024 / WIDTH };
     const int units = a.turns * 128, there = (int)a.p.blocks * 4, all = a.tokens * units; /* of 8 columns */
     const bool bf16 = a.x_dtype == RIDGE_BF16;
 
@@ -335,48 +363,80 @@ static __device__ __forceinline__ void quantise_x(const stream_args &a, char *me
 template <int SUBS, int TOKENS, int RAW>
 static __device__ __forceinline__ void consume(const stream_args &a, char *memory, uint32_t shared)
 {
-    enum { PITCH = SUMS_PITCH(SUBS) };
-    const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES,
-                   taken = summed + 8 * SUMS;
-    const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t parity = 0, sums_parity = 1;
-    int stage = 0, sums = 0, here = lane;
+    enum {
+        BOTH = SUBS > 1,
+        PITCH = SUMS_PITCH(SUBS),
+        WIDTH = 32 * CONSUMERS(SUBS),
+        STEP = SUBS * (RAW ? RAW_BYTES : CODE_BYTES)
+    };
+    const int warp = threadIdx.x / 32, part = warp % RIDGE_Q8_0_PARTS, lane = threadIdx.x % 32;
+    const int sub = warp / RIDGE_Q8_0_PARTS * 2, tiles = a.tiles, turns = a.turns, stages = a.stages;
+    const int x_step = a.tokens * 1024, x_scales_step = a.x_scales_slot, resident = a.resident;
+    const uint32_t full = shared + a.at_bars, summed = full + 16 * MOST_STAGES;
+    const lane_reads<TOKENS> at = start_reads<SUBS, TOKENS, RAW>(a, shared, part, lane, sub);
+    uint32_t x[4][2], parity = 0, sums_parity = 1;
+    float xs[2][4];
+    int stage = 0, sums = 0, had = -1;
 
     if (a.x_dtype != RIDGE_I8) {
         const int row_bytes = (int)a.p.blocks * RIDGE_Q8_0_BLOCK * (a.x_dtype == RIDGE_F32 ? 4 : 2);
 
         for (int token = 0; token < a.tokens; token++)
-            for (int at = threadIdx.x * 128; at < row_bytes; at += 32 * CONSUMERS * 128)
+            for (int at = threadIdx.x * 128; at < row_bytes; at += WIDTH * 128)
                 ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
         ptx_grid_wait();
-        quantise_x(a, memory);
-        ptx_barrier_sync(1, 32 * CONSUMERS); /* all of x before any is read */
+        quantise_x<WIDTH>(a, memory);
+        ptx_barrier_sync(1, WIDTH); /* all of x before any is read */
+    } else if (threadIdx.x == 0) {
+        ptx_grid_wait();
+        send_x(a, shared);
     }
-    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        float acc[(SUBS + 1) / 2][TOKENS / 8][4] = {}, *to;
+    __syncwarp();
+    for (int tile = blockIdx.x; tile < tiles; tile += kept(gridDim.x)) {
+        float acc[TOKENS / 8][4] = {}, *to;
+        int thread = threadIdx.x;
 
-        for (int turn = 0; turn < a.turns; turn++) {
-            ptx_mbarrier_wait(full + 8 * stage, parity);
-#if __CUDA_ARCH__ >= 1000
-            if (TOKENS > 8) /* addresses anew every turn: kept, they are one register too many for this compiler */
-                asm volatile("" : "+r"(here));
-#endif
-            multiply<SUBS, TOKENS, RAW>(a, shared, stage, a.resident ? turn : stage, part, here, acc);
+        for (int turn = 0; turn < turns; turn++) {
+            const uint32_t bar = full + 8 * stage;
+            const int slot = resident ? turn : stage;
+            uint32_t w[4][4];
+            float ws[4][2];
+
+            ptx_mbarrier_wait(bar, parity);
+            if (a.x_dtype == RIDGE_I8 && (!resident || tile == blockIdx.x))
+                ptx_mbarrier_wait(bar + X_FULL, parity);
+            if (TOKENS == 8 && (!resident || slot != had)) /* of one turn, x stays in registers */
+                read_x(at.x[0] + slot * x_step, at.x_scales[0][0] + slot * x_scales_step,
+                       at.x_scales[0][1] + slot * x_scales_step, x, xs);
+            if (RAW)
+                read_raw<BOTH>(at.codes + stage * STEP, lane, w, ws);
+            else
+                read_planes<BOTH>(at.codes + stage * STEP, at.scales + stage * (SUBS * SCALE_BYTES), w, ws);
+#pragma unroll
+            for (int n = 0; n < TOKENS / 8; n++) {
+                if (TOKENS > 8)
+                    read_x(at.x[n] + slot * x_step, at.x_scales[n][0] + slot * x_scales_step,
+                           at.x_scales[n][1] + slot * x_scales_step, x, xs);
+                multiply<BOTH>(w, ws, x, xs, acc[n]);
+            }
+            had = slot;
             __syncwarp(); /* every lane has read the stage */
             if (lane == 0)
-                ptx_mbarrier_arrive(empty + 8 * stage);
-            stage = stage + 1 == a.stages ? 0 : stage + 1;
+                ptx_mbarrier_arrive(bar + 8 * MOST_STAGES);
+            stage = stage + 1 == stages ? 0 : stage + 1;
             parity ^= stage == 0;
         }
         /* [partition][token][row] */
-        to = (float *)(memory + a.at_sums) + (sums * RIDGE_Q8_0_PARTS + part) * (TOKENS * PITCH) +
-             lane % 4 * 2 * PITCH + lane / 4;
-        ptx_mbarrier_wait(taken + 8 * sums, sums_parity);
+        asm volatile("" : "+r"(thread)); /* addresses anew every tile: registers are few */
+        to = (float *)(memory + a.at_sums) +
+             (sums * RIDGE_Q8_0_PARTS + thread / 32 % RIDGE_Q8_0_PARTS) * (TOKENS * PITCH) + thread % 4 * 2 * PITCH +
+             thread % 32 / 4 + thread / (32 * RIDGE_Q8_0_PARTS) * 2 * SUB;
+        ptx_mbarrier_wait(summed + 8 * (SUMS + sums), sums_parity);
 #pragma unroll
-        for (int s = 0; s < SUBS; s++)
+        for (int r = 0; r < 1 + BOTH; r++)
 #pragma unroll
             for (int t = 0; t < TOKENS / 4; t++)
-                to[(t / 2 * 8 + t % 2) * PITCH + s * SUB] = acc[s / 2][t / 2][s % 2 * 2 + t % 2];
+                to[(t / 2 * 8 + t % 2) * PITCH + r * SUB] = acc[t / 2][r * 2 + t % 2];
         __syncwarp(); /* every lane has written */
         if (lane == 0)
             ptx_mbarrier_arrive(summed + 8 * sums);

@@ -237,8 +237,8 @@ RIDGE_API ridge_status ridge_workspace_bytes(const ridge_device *device, const r
 RIDGE_API ridge_status ridge_pick(const ridge_device *device, const ridge_call *call, size_t workspace_bytes,
                                   const char **kernel);
 
-/* Every kernel row of the call's op with its verdict, one line each, into text (always terminated if size > 0).
- * *length (may be NULL) receives the full length. RIDGE_OK also when no row can run it: then the text says why. */
+/* Every kernel row of the op for the device's backend with its verdict, a line each, into text (always terminated if
+ * size > 0). *length (may be NULL) receives the full length. RIDGE_OK also when no row can run it: the text says why */
 RIDGE_API ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, char *text, size_t size,
                                      size_t *length);
 

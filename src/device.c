@@ -74,6 +74,9 @@ static ridge_status open_cpu(ridge_device *device, const char *level)
 
 static ridge_status open_model(ridge_device *device, const char *name)
 {
+    char names[128] = "";
+    size_t used = 0;
+
     for (int arch = 0; arch < RIDGE_ARCHS; arch++) {
         const ridge_arch_row *row = &ridge_arch_table[arch];
 
@@ -89,7 +92,10 @@ static ridge_status open_model(ridge_device *device, const char *name)
         snprintf(device->name, sizeof device->name, "model of %s", row->chip);
         return RIDGE_OK;
     }
-    return ridge_fail(RIDGE_ERR_ARG, "unknown model '%s'", name);
+    for (int arch = 0; arch < RIDGE_ARCHS; arch++)
+        used +=
+            (size_t)snprintf(names + used, sizeof names - used, "%s%s", arch ? ", " : "", ridge_arch_table[arch].name);
+    return ridge_fail(RIDGE_ERR_ARG, "unknown model '%.40s' (%s)", name, names);
 }
 
 static ridge_status open_spec(ridge_device *device, const char *spec)

@@ -297,7 +297,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem);
 /* "op rows=.. cols=.." of a call without its pointers; returns the length as snprintf does. */
 int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size);
 /* Fills flags, dims, dtypes (of present operands) and options of a call from "rows=.. cols=..". Unset fields take their
- * defaults. `align=` and `packed=` are returned when the text has them, else left alone. */
+ * defaults (a dim without one is an error). `align=` and `packed=` are returned when the text has them, else left. */
 ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed);
 uint64_t ridge_problem_hash(const ridge_problem *problem);
 uint8_t ridge_operand_role(const ridge_call *call, int arg);  /* RIDGE_IN, RIDGE_OUT or both */

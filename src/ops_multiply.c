@@ -15,12 +15,6 @@ static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols
     *cols = arg == RIDGE_MULTIPLY_FACTOR ? 1 : call->dim[1];
 }
 
-static bool plain(const ridge_call *call)
-{
-    (void)call;
-    return true;
-}
-
 static double flops(const ridge_problem *problem)
 {
     return (double)problem->dim[0] * (double)problem->dim[1];
@@ -49,7 +43,6 @@ const ridge_op_row ridge_op_multiply = {
     .invariant_max = INT64_MAX,
     .bound = "half an ulp of out and 2^-24 of |ref|",
     .extent = extent,
-    .plain = plain,
     .flops = flops,
     .defaults = defaults,
 };

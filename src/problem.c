@@ -1,4 +1,5 @@
 /* problem.c: validates a call against its op row and turns it into a problem; prints and parses problem text. */
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,6 +9,13 @@
 #include "internal.h"
 
 #define COMMON_FLAGS (RIDGE_STRICT | RIDGE_WEIGHTS_SETTLED)
+
+/* In the text of every op, after its own fields. */
+static const ridge_field common_fields[] = {
+    {.name = "strict", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_STRICT},
+    {.name = "settled", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_WEIGHTS_SETTLED},
+    {.name = NULL},
+};
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
@@ -328,15 +336,17 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
 int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size)
 {
     const ridge_op_row *op = ridge_op_table[call->op];
+    const ridge_field *const list[] = {op->fields, common_fields};
     size_t used = (size_t)snprintf(text, size, "%s", op->name);
     ridge_call preset;
     char word[96];
 
     op->defaults(&preset);
-    for (const ridge_field *field = op->fields; field->name; field++) {
-        print_field(call, &preset, field, word, sizeof word);
-        used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, "%s", word);
-    }
+    for (int i = 0; i < 2; i++)
+        for (const ridge_field *field = list[i]; field->name; field++) {
+            print_field(call, &preset, field, word, sizeof word);
+            used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, "%s", word);
+        }
     if (problem && problem->align < 4)
         used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, " align=%d",
                                  1 << problem->align);
@@ -354,9 +364,11 @@ static bool parse_int(const char *text, size_t length, int64_t low, int64_t high
         return false;
     memcpy(copy, text, length);
     copy[length] = 0;
+    errno = 0;
     number = strtoll(copy, &end, 10);
     *value = number;
-    return *end == 0 && number >= low && number <= high && (copy[0] == '-' || (copy[0] >= '0' && copy[0] <= '9'));
+    return errno == 0 && *end == 0 && number >= low && number <= high &&
+           (copy[0] == '-' || (copy[0] >= '0' && copy[0] <= '9'));
 }
 
 static bool parse_float(const char *text, size_t length, float *value)
@@ -430,13 +442,32 @@ static bool parse_field(const ridge_op_row *op, const ridge_field *field, const 
     return false;
 }
 
+static const ridge_field *find_field(const ridge_field *field, const char *name, size_t length)
+{
+    while (field->name && (strlen(field->name) != length || memcmp(field->name, name, length) != 0))
+        field++;
+    return field->name ? field : NULL;
+}
+
+/* A dimension that the text does not name and that no default sets would be 0 unnoticed. */
+static ridge_status check_dims(const ridge_op_row *op, const ridge_call *call, unsigned given)
+{
+    for (const ridge_field *field = op->fields; field->name; field++)
+        if (field->kind == RIDGE_FIELD_DIM && !(given >> field->index & 1u) && call->dim[field->index] == 0)
+            return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is missing", op->name, field->name);
+    return RIDGE_OK;
+}
+
 ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed)
 {
+    unsigned given = 0; /* dimensions, a bit each */
+    ridge_status status;
+
     op->defaults(call);
     while (*text) {
         size_t length = strcspn(text, " \t"), name = strcspn(text, "= \t");
         const char *value = text + name + 1;
-        const ridge_field *field = op->fields;
+        const ridge_field *field;
         int64_t number = 0;
         bool good;
 
@@ -447,10 +478,11 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         if (name >= length)
             return ridge_fail(RIDGE_ERR_ARG, "%s: '%.*s' is not name=value", op->name, (int)(length < 80 ? length : 80),
                               text);
-        while (field->name && (strlen(field->name) != name || memcmp(field->name, text, name) != 0))
-            field++;
-        if (field->name) {
+        field = find_field(op->fields, text, name);
+        field = field ? field : find_field(common_fields, text, name);
+        if (field) {
             good = parse_field(op, field, value, length - name - 1, call);
+            given |= field->kind == RIDGE_FIELD_DIM ? 1u << field->index : 0;
         } else if (name == 5 && memcmp(text, "align", 5) == 0) {
             good = parse_int(value, length - name - 1, 1, 16, &number) && (number & (number - 1)) == 0;
             *align = (int)number;
@@ -466,6 +498,9 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
                               text);
         text += length;
     }
+    status = check_dims(op, call, given);
+    if (status)
+        return status;
     if (op->settle)
         op->settle(call);
     return RIDGE_OK;

@@ -51,10 +51,13 @@ static ridge_status fail_none(const ridge_device *device, const ridge_problem *p
     const ridge_op_row *op = ridge_op_table[problem->op];
     char text[800] = "";
     size_t used = 0;
+    const char *why;
 
     if (least != SIZE_MAX)
         return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: the workspace has %zu bytes, the smallest row needs %zu", op->name,
                           bytes, least);
+    if (!ridge_backend_at((int)device->backend_id, &why)) /* a model */
+        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: %s", op->name, why);
     for (int i = device->first[problem->op]; i < device->first[problem->op + 1] && used + 1 < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "; %s: %s", device->row[i]->name,
                                  ridge_why_not(device, device->row[i], problem));
@@ -74,9 +77,9 @@ static bool goes_before(const ridge_kernel *row, double cost, const ridge_kernel
 ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,
                           size_t bytes, const ridge_kernel **kernel, const char **because)
 {
-    const ridge_kernel *best = NULL, *pin = device->pin[problem->op];
+    const ridge_kernel *best = NULL, *cheapest = NULL, *pin = device->pin[problem->op];
     size_t least = SIZE_MAX;
-    double best_cost = 0;
+    double best_cost = 0, least_cost = 0;
 
     if (call->kernel) {
         pin = ridge_kernel_find(call->kernel, strlen(call->kernel));
@@ -110,9 +113,13 @@ ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, co
             best = row;
             best_cost = cost;
         }
+        if (!cheapest || cost < least_cost) {
+            cheapest = row;
+            least_cost = cost;
+        }
     }
     *kernel = best;
-    *because = "lowest cost";
+    *because = best == cheapest ? "lowest cost" : "lowest cost of the rows that are no fallback";
     return best ? RIDGE_OK : fail_none(device, problem, bytes, least);
 }
 
@@ -211,11 +218,12 @@ static void put(writer *w, const char *line)
 ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, char *text, size_t size, size_t *length)
 {
     const ridge_kernel *kernel = NULL, *row;
-    const char *because = "";
+    const char *because = "", *why;
     writer w = {text, size, 0};
     ridge_problem problem;
     ridge_status status;
     char line[1200];
+    int others = 0;
 
     if (!device || (size && !text))
         return ridge_fail(RIDGE_ERR_ARG, "ridge_explain: %s is NULL", device ? "text" : "device");
@@ -229,10 +237,12 @@ ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, c
     if (ridge_choose(device, call, &problem, SIZE_MAX, &kernel, &because)) /* no row, or a pin that cannot run */
         kernel = NULL;
     for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
-        const char *why;
-
         if (row->op != problem.op)
             continue;
+        if (ridge_kernel_backend(row) != device->backend_id) {
+            others++;
+            continue;
+        }
         why = ridge_why_not(device, row, &problem);
         if (why)
             snprintf(line, sizeof line, "  %-28s no: %s\n", row->name, why);
@@ -240,6 +250,14 @@ ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, c
             snprintf(line, sizeof line, "%c %-28s can run; predicted %.2f us, workspace %zu bytes%s%s\n",
                      row == kernel ? '*' : ' ', row->name, row->cost ? row->cost(device, row, &problem) : 0.0,
                      need_of(device, row, &problem), row == kernel ? "; picked: " : "", row == kernel ? because : "");
+        put(&w, line);
+    }
+    if (others) {
+        snprintf(line, sizeof line, "  %d rows of the other backend\n", others);
+        put(&w, line);
+    }
+    if (!ridge_backend_at((int)device->backend_id, &why)) { /* a model */
+        snprintf(line, sizeof line, "  no row of this one: %s\n", why);
         put(&w, line);
     }
     if (length)

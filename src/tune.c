@@ -53,6 +53,8 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
         snprintf(reason, sizeof reason, "%s", ridge_error());
         return ridge_fail(RIDGE_ERR_FILE, "%s:%d: %s", file, number, reason);
     }
+    if (call.flags & RIDGE_STRICT) /* a line is asked whatever the flags of a call are */
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: strict=1 has no place in a tuning file", file, number);
     kernel = ridge_kernel_find(kernel_name, strlen(kernel_name));
     if (!kernel && strncmp(kernel_name, "cuda.", 5) == 0)
         return RIDGE_OK; /* a CPU-only build does not know the names of CUDA rows */

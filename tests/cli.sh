@@ -4,43 +4,73 @@ set -u
 ridge=$1
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-bad=0
-# expect STATUS TEXT COMMAND...: the exit status, and TEXT somewhere in the output
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$@" >"$dir/out" 2>&1
-    got=$?
-    if [ $got != "$status" ] || ! grep -qF -- "$text" "$dir/out"; then
-        echo "FAIL ($got, expected $status and '$text'): $*"
-        head -5 "$dir/out"
-        bad=$((bad + 1))
-    fi
-}
+log=$dir/out
+. "$(dirname "$0")/expect.sh"
 problem="swiglu_fwd rows=8 cols=64 dtype=bf16"
 expect 0 "cpu " "$ridge" info
 expect 0 '"devices"' "$ridge" info --json
 expect 0 "gate" "$ridge" ops
 expect 0 '"operands"' "$ridge" ops --json 'swiglu*'
+expect 0 "last-level cache" "$ridge" info
+expect 2 "too many arguments: 'nosuch'" "$ridge" info nosuch
+expect 2 "unrecognized option" "$ridge" info --suite decode
 expect 1 "nothing matches" "$ridge" ops nosuch
+expect 2 "too many arguments: 'multiply'" "$ridge" ops swiglu_fwd multiply
+expect 2 "too many arguments: 'b'" "$ridge" kernels a b
+expect 0 "cpu.swiglu_fwd.c" "$ridge" kernels swiglu_fwd
+expect 0 "--matrix-rate" "$ridge" help bench
+expect 0 "--matrix-rate" "$ridge" --help bench
+expect 2 "there is no verb 'nosuch'" "$ridge" help nosuch
+expect 2 "there is no verb 'nosuch'" "$ridge" nosuch
 expect 0 "cpu.swiglu_fwd.c" "$ridge" kernels
 expect 1 "nothing matches" "$ridge" kernels nosuch
 expect 0 "picked: lowest cost" "$ridge" explain $problem --device cpu
 expect 0 "* cpu.swiglu_fwd.c " "$ridge" explain $problem --device cpu:c
-expect 1 "unknown model" "$ridge" explain $problem --device model:sm99
+expect 1 "unknown model 'sm99' (c, avx2" "$ridge" explain $problem --device model:sm99
+expect 2 "no operand is aligned to 1 byte" "$ridge" explain $problem align=1 --device cpu
 expect 2 "there is no field" "$ridge" explain swiglu_fwd rows=8 colour=red
-expect 1 "nothing matches" "$ridge" test --device cpu --kernel nosuch --quiet
-expect 1 "nothing matches" "$ridge" test nosuch --device cpu --quiet
+expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel nosuch --quiet
+expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet
+expect 1 "no op matches 'nosuch'" "$ridge" test nosuch --device cpu --quiet
+! grep -q passed "$dir/out" || fail "a summary of nothing"
+expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
+# Problem text: every dimension is said, every number is one; strict.
+expect 2 "swiglu_fwd: cols= is missing" "$ridge" explain swiglu_fwd rows=8 --device cpu
+expect 1 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
+for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 shift=99999 alias=2 strict=2; do
+    expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
+done
+expect 2 "longer than" "$ridge" explain $problem $(seq -f 'pad=%g' 1 200) --device cpu
+expect 0 "strict=1 on c" "$ridge" explain $problem strict=1 --device cpu:c
+expect 1 "no place in a tuning file" "$ridge" tune $problem strict=1 --device cpu -o "$dir/t.tsv" --quiet
+if ! "$ridge" kernels 'cuda.*' >/dev/null 2>&1; then
+    expect 0 "no row of this one: this build has no CUDA backend" "$ridge" explain $problem --device model:sm90
+fi
+for number in abc 12x -1 '' 1e3 0x10 99999999999999999999 ' 1' nan; do
+    expect 2 "--seed takes a whole number" "$ridge" bench $problem --device cpu "--seed=$number"
+    expect 2 "--seed takes a whole number" "$ridge" test --device cpu "--seed=$number"
+    expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu "--chain=$number"
+done
+expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu --chain=0
+for number in abc 12x -1 '' 0 nan inf 1e999; do
+    expect 2 "--matrix-rate takes a number above 0" "$ridge" bench $problem --device cpu "--matrix-rate=$number"
+done
 for verb in "test" "bench $problem" "teeth" "tune $problem"; do
     expect 1 "a model device runs nothing" "$ridge" $verb --device model:sm90
 done
 expect 2 "usage" "$ridge" bench
 expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu
+expect 1 "there is no suite 'nosuch'" "$ridge" bench --suite quick,nosuch --device cpu
 expect 1 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
+expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv" # once more, appended
+[ "$(grep -c '^run,' "$dir/a.csv")" = 1 ] || fail "one header, not $(grep -c '^run,' "$dir/a.csv")"
+echo precious >"$dir/other"
+expect 1 "is no record" "$ridge" bench $problem --device cpu --csv "$dir/other"
+[ "$(cat "$dir/other")" = precious ] || fail "wrote into a file that is no record"
 expect 0 "copy" "$ridge" compare "$dir/a.csv"
 expect 0 '"geometric_mean"' "$ridge" compare --json "$dir/a.csv"
 expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
@@ -49,6 +79,17 @@ expect 1 "b.csv:1: not the header" "$ridge" compare "$dir/b.csv"
 expect 1 "cannot read" "$ridge" compare "$dir/none.csv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.tsv" --quiet
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
+expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
+expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
+mkfifo "$dir/pipe" && expect 1 "no regular file" "$ridge" tune $problem --device cpu -o "$dir/pipe" --quiet
+[ -p "$dir/pipe" ] || fail "a pipe was replaced"
+expect 2 "usage" "$ridge" tune $problem --from "$dir/a.csv" --device cpu
+expect 1 "Is a directory" "$ridge" compare "$dir"
+sed '2s/,[0-9.]*,[0-9.e-]*,[0-9.]*$/,inf,,/' "$dir/a.csv" >"$dir/inf.csv"
+expect 1 "inf.csv:2: a figure is not a number" "$ridge" compare "$dir/inf.csv"
+sed '2s/,[0-9.]*,[0-9.e-]*,[0-9.]*$/,nan,,/' "$dir/a.csv" >"$dir/nan.csv"
+expect 0 "copy" "$ridge" compare "$dir/nan.csv"
+expect 0 '"ratio"' "$ridge" compare --json --diff "$dir/a.csv" "$dir/a.csv"
 expect 0 "geometric" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
 printf '%s\tcpu.swiglu_fwd.c\t1\n' "$problem" >"$dir/pin.tsv"
 expect 0 "picked: tuned" env RIDGE_TUNED="$dir/pin.tsv" "$ridge" explain $problem --device cpu
@@ -67,5 +108,12 @@ for arch in sm100 sm103; do # Blackwell prefers tiles of 1024 columns for wide r
     expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=14336 --device model:sm90
     expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=4096 --device model:$arch
 done
+if [ -w /dev/full ]; then
+    expect 1 "cannot write /dev/full" "$ridge" bench $problem --device cpu --csv /dev/full
+    for verb in info "info --json" ops kernels "explain $problem" "compare $dir/a.csv" help "help bench" --version; do
+        "$ridge" $verb >/dev/full 2>"$dir/out" && fail "a full disk is no failure of $verb"
+        grep -q "cannot write to standard output" "$dir/out" || fail "$verb: $(cat "$dir/out")"
+    done
+fi
 [ $bad = 0 ] && echo "cli: all as expected"
-exit $bad
+exit $((bad > 0))

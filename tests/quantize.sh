@@ -5,23 +5,8 @@ set -u
 ridge=$1 tool=$2
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-bad=0
-# expect STATUS TEXT COMMAND...: the exit status, and TEXT somewhere in the output
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$@" >"$dir/log" 2>&1
-    got=$?
-    if [ $got != "$status" ] || ! grep -qF -- "$text" "$dir/log"; then
-        echo "FAIL ($got, expected $status and '$text'): $*"
-        head -5 "$dir/log"
-        bad=$((bad + 1))
-    fi
-}
-fail() {
-    echo "FAIL $*"
-    bad=$((bad + 1))
-}
+log=$dir/log
+. "$(dirname "$0")/expect.sh"
 quantize() { "$ridge" quantize --quiet --device cpu "$@"; }
 
 # ---- inputs
@@ -115,8 +100,8 @@ expect 1 "No such file" quantize "$dir/nosuch" -o "$dir/none" --to q8_0
 expect 1 "No such file" quantize "$dir/F32.gguf" -o "$dir/nosuch/none" --to q8_0
 expect 1 "/proc/none" quantize "$dir/F32.gguf" -o /proc/none --to q8_0
 expect 1 "temporary directory" quantize "$dir/sharded" -o /proc/none --to bf16
-expect 64 "there is no format" quantize "$dir/F32.gguf" -o "$dir/none" --to q9
-expect 64 "are needed" quantize "$dir/F32.gguf" --to q8_0
+expect 2 "there is no format" quantize "$dir/F32.gguf" -o "$dir/none" --to q9
+expect 2 "are needed" quantize "$dir/F32.gguf" --to q8_0
 expect 1 "nothing matches" "$ridge" inspect "$dir/F32.gguf" nosuch
 expect 1 "No such file" "$ridge" inspect "$dir/nosuch"
 expect 1 "a model device runs nothing" "$ridge" quantize "$dir/F32.gguf" -o "$dir/none" --to q8_0 --device model:sm90
@@ -154,4 +139,4 @@ done
 sha256sum --quiet -c "$dir/before" || fail "an input has changed"
 find "$dir" -name '.ridge*' | grep . && fail "temporaries are left"
 [ $bad = 0 ] && echo "quantize: all as expected"
-exit $bad
+exit $((bad > 0))

@@ -132,6 +132,40 @@ static void tuning(void **state)
     remove(name);
 }
 
+/* A cheaper row that is a fallback is passed over, and the reason says so. */
+static double cost_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)device, (void)problem;
+    return kernel->contract & RIDGE_FALLBACK ? 1 : 2;
+}
+
+static void fallbacks(void **state)
+{
+    ridge_kernel row[2] = {{.name = "late", .op = RIDGE_SWIGLU_FWD, .contract = RIDGE_FALLBACK, .cost = cost_of},
+                           {.name = "usual", .op = RIDGE_SWIGLU_FWD, .cost = cost_of}};
+    const ridge_kernel *list[2] = {&row[0], &row[1]}, *picked;
+    ridge_device *device;
+    ridge_call call = small();
+    ridge_problem problem;
+    const char *because;
+
+    (void)state;
+    assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
+    assert_int_equal(ridge_validate(&call, &problem), RIDGE_OK);
+    free((void *)device->row);
+    device->row = list;
+    device->first[RIDGE_SWIGLU_FWD] = 0;
+    device->first[RIDGE_SWIGLU_FWD + 1] = 2;
+    assert_int_equal(ridge_choose(device, &call, &problem, 0, &picked, &because), RIDGE_OK);
+    assert_ptr_equal(picked, &row[1]);
+    assert_string_equal(because, "lowest cost of the rows that are no fallback");
+    row[1].contract = RIDGE_FALLBACK;
+    assert_int_equal(ridge_choose(device, &call, &problem, 0, &picked, &because), RIDGE_OK);
+    assert_string_equal(because, "lowest cost");
+    device->row = NULL;
+    ridge_close(device);
+}
+
 static void workspace(void **state)
 {
     ridge_device *device;
@@ -208,7 +242,7 @@ static void text_round_trip(void **state)
 {
     static const char text[] =
         "swiglu_bwd rows=3 cols=5 dtype=f16 act=gelu_erf round_gate_bwd=1 interleaved=1 row_scale=1 drow=1 "
-        "gate_mul=0.5 limit=7";
+        "gate_mul=0.5 limit=7 strict=1 settled=1";
     char printed[512];
     ridge_call call;
     int align = 0, packed = 0;
@@ -224,6 +258,10 @@ static void text_round_trip(void **state)
                      RIDGE_ERR_ARG);
     assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], "limit=nan", &call, &align, &packed),
                      RIDGE_ERR_ARG);
+    for (int op = 1; op < RIDGE_OPS; op++) { /* a dimension that is not said is no 0 */
+        assert_int_equal(ridge_problem_parse(ridge_op_table[op], "", &call, &align, &packed), RIDGE_ERR_ARG);
+        assert_non_null(strstr(ridge_error(), "= is missing"));
+    }
 }
 
 int main(void)
@@ -234,6 +272,7 @@ int main(void)
         cmocka_unit_test(model_launches_nothing),
         cmocka_unit_test(pins),
         cmocka_unit_test(tuning),
+        cmocka_unit_test(fallbacks),
         cmocka_unit_test(workspace),
         cmocka_unit_test(explain),
         cmocka_unit_test(aliasing),

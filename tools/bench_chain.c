@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "measure.h"
 
 enum { ROUNDS = 15, FEW_ROUNDS = 5 };
 
@@ -69,13 +70,17 @@ void chain_drop(chain *c)
     free(c->memory);
 }
 
-/* All links once; or, with a variant, one read of as many bytes. */
-static ridge_status run(const chain *c, uint32_t flags, int variant)
+/* What a graph holds: all links, or with a variant one read of as many bytes, so many times. */
+typedef struct replay {
+    const chain *c;
+    uint32_t flags;
+    int variant, times;
+} replay;
+
+static ridge_status run_links(const chain *c, uint32_t flags)
 {
     ridge_status status = RIDGE_OK;
 
-    if (variant >= 0)
-        return c->device->backend->stream_read(c->device, variant, c->read, (size_t)c->bytes / 16 * 16, c->stream);
     for (int i = 0; i < c->links && !status; i++) {
         ridge_call call = image_call(&c->link[i], c->memory[i]);
 
@@ -85,52 +90,45 @@ static ridge_status run(const chain *c, uint32_t flags, int variant)
     return status;
 }
 
-static int ascending(const void *a, const void *b)
+static ridge_status run(const void *state)
 {
-    const double x = *(const double *)a, y = *(const double *)b;
+    const replay *r = state;
+    const chain *c = r->c;
+    ridge_status status = RIDGE_OK;
 
-    return x < y ? -1 : x > y;
+    for (int i = 0; i < r->times && !status; i++)
+        status = r->variant < 0 ? run_links(c, r->flags)
+                                : c->device->backend->stream_read(c->device, r->variant, c->read,
+                                                                  (size_t)c->bytes / 16 * 16, c->stream);
+    return status;
 }
 
-/* Median, 20th and 80th percentile of a graph that holds the chain (or the read) `times` times, per chain. */
-static bool measure(const chain *c, uint32_t flags, int variant, int times, double us[3])
+/* Median, 20th and 80th percentile of one time, in microseconds. */
+static bool measure(const replay *what, double us[3])
 {
-    const ridge_backend *b = c->device->backend;
-    double round[ROUNDS];
+    const chain *c = what->c;
+    const work w = {run, what};
+    double round[ROUNDS], one;
     int rounds = ROUNDS;
     void *graph = NULL;
-    ridge_status status = b->graph_begin(c->device, c->stream);
+    ridge_status status = measure_capture(c->device, c->stream, w, &graph);
 
-    for (int i = 0; i < times && !status; i++)
-        status = run(c, flags, variant);
-    if (!status)
-        status = b->graph_end(c->device, c->stream, &graph);
     for (int r = -3; r < rounds && !status; r++) {
-        status = b->mark(c->device, 0, c->stream);
-        if (!status)
-            status = b->graph_launch(c->device, graph, c->stream);
-        if (!status)
-            status = b->mark(c->device, 1, c->stream);
-        if (!status)
-            status = b->sync(c->device, c->stream);
-        if (!status)
-            status = b->elapsed(c->device, 0, 1, &us[0]);
+        status = measure_once(c->device, c->stream, graph, w, &one);
         if (r >= 0)
-            round[r] = us[0] / times;
-        if (us[0] > long_round && rounds == ROUNDS) { /* warm enough */
+            round[r] = one / what->times;
+        if (one > long_round && rounds == ROUNDS) { /* warm enough */
             rounds = FEW_ROUNDS;
             r = -2;
         }
     }
     if (graph)
-        b->graph_free(c->device, graph);
-    qsort(round, (size_t)rounds, sizeof round[0], ascending);
-    us[0] = round[rounds / 2];
-    us[1] = round[rounds / 5];
-    us[2] = round[rounds - 1 - rounds / 5];
+        c->device->backend->graph_free(c->device, graph);
+    measure_order(round, status ? 0 : rounds, us);
     return status == RIDGE_OK;
 }
 
+/* floor_us: negative if there is none. */
 static void emit(bench *b, const chain *c, const char *suite, const char *what, const char *provider,
                  const double us[3], double floor_us)
 {
@@ -161,9 +159,9 @@ static bool report_products(bench *b, chain *c, const char *suite, const char *w
 
     if (backend->stream_new(b->device, &c->stream) ||
         (c->workspace_bytes && backend->alloc(b->device, c->workspace_bytes, &c->workspace)) ||
-        !measure(c, 0, -1, 1, us))
+        !measure(&(replay){c, 0, -1, 1}, us))
         return false;
-    emit(b, c, suite, what, "ridge", us, b->o->matrix_rate > 0 ? c->products / b->o->matrix_rate * 1e-6 : 0);
+    emit(b, c, suite, what, "ridge", us, b->o->matrix_rate > 0 ? c->products / b->o->matrix_rate * 1e-6 : -1);
     if (!b->json)
         printf("%-8s %-32s %d calls %10.2f us %8.1f TFLOP/s\n", suite, what, c->links, us[0],
                c->products / us[0] * 1e-6);
@@ -175,7 +173,7 @@ bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3],
 {
     const ridge_backend *backend = b->device->backend;
     const uint32_t flags = b->o->settled ? RIDGE_WEIGHTS_SETTLED : 0;
-    double best[3] = {1e30, 0, 0}, one[3];
+    double best[3] = {-1, -1, -1}, one[3]; /* none yet */
     char what[32];
 
     snprintf(what, sizeof what, "tokens=%d", tokens);
@@ -185,14 +183,15 @@ bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3],
         backend->alloc(b->device, (size_t)c->bytes + 16, (void **)&c->read))
         return false;
     for (int v = 0; v < backend->stream_variants; v++) {
-        if (!measure(c, 0, v, 4, one))
+        if (!measure(&(replay){c, 0, v, 4}, one))
             return false;
-        if (one[0] < best[0])
+        if (best[0] < 0 || one[0] < best[0])
             memcpy(best, one, sizeof one);
     }
-    if (!measure(c, flags, -1, b->o->layers > 0 ? b->o->layers : 1, us))
+    if (!measure(&(replay){c, flags, -1, b->o->layers > 0 ? b->o->layers : 1}, us))
         return false;
-    emit(b, c, suite, what, "read", best, best[0]);
+    if (best[0] >= 0)
+        emit(b, c, suite, what, "read", best, best[0]);
     emit(b, c, suite, what, "ridge", us, best[0]);
     *floor_us = best[0];
     return true;

@@ -303,12 +303,12 @@ void cases_of(const ridge_op_row *op, case_level level, case_list *list)
     case RIDGE_Q8_0_QUANTIZE:
     case RIDGE_Q8_0_REPACK:
     case RIDGE_Q8_0_UNPACK:
+    case RIDGE_Q8_0_QUANTIZE_ROWS:
         cases_q8_0(op, list, level);
         break;
     case RIDGE_GEMM_FP8:
         cases_gemm(op, list, level);
         break;
-    case RIDGE_Q8_0_QUANTIZE_ROWS:
     case RIDGE_Q8_0_MATMUL:
     case RIDGE_Q8_0_PAIR:
     case RIDGE_Q8_0_GATE_UP_SWIGLU:

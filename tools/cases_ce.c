@@ -24,8 +24,11 @@ static const struct {
     {66, 265, 4100, {.fill = FILL_UNIT}},
     {530, 40, 300, {.fill = FILL_UNIT, .variant = CE_VALID}},
     {12, 2100, 70, {.fill = FILL_UNIT}},
-    {300, 64, 4360, {.fill = FILL_UNIT}}, /* several chunks of rows, and more classes than two bundles of Hopper */
-    {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5}}, /* add_halves */
+    /* Several chunks of rows, and more classes than two bundles of Hopper; the CPU's blocks end before. */
+    {300, 64, 4360, {.fill = FILL_UNIT, .gpu = true}},
+    {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID, .pad = 3, .pad_of = PAD_SINGLE_ROWS}},
+    {70, 136, 1, {.fill = FILL_UNIT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
+    {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_halves */
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };
@@ -137,15 +140,17 @@ static void add_slices(case_list *list, const ridge_op_row *op)
         add(list, op, 5, &plain, 1, "record=1 sums=1 token_loss=1");
 }
 
-/* dW of 16 bits that is made in one chunk, whose P^T lies in dW's own memory (Hopper), and dW of f32 likewise. */
+/* dW of 16 bits that is made in one chunk, whose P^T lies in dW's own memory (Hopper), and dW of f32 likewise; with
+ * targets of one row and of many. */
 static void add_halves(case_list *list, const ridge_op_row *op)
 {
     static const option of[] = {{"", "lse=1", "dw=x", CE_VALID},
-                                {"class_weight=1", "", "dw=x dbias=1", 0},
-                                {"lse_square_scale=0.01", "", "dbias=1", CE_HALF}};
+                                {"class_weight=1", "", "dw=x dbias=1", CE_FREQUENT},
+                                {"lse_square_scale=0.01", "", "dbias=1", CE_HALF},
+                                {"", "", "dbias=1", CE_VALID | CE_FREQUENT}};
 
-    for (int i = 0; i < 3; i++)
-        for (int n = i == 2; n < 2; n++) /* bf16, f16 */
+    for (int i = 0; i < 4; i++)
+        for (int n = i >= 2; n < 2; n++) /* bf16, f16 */
             add(list, op, SHAPES - 1, &of[i], n, "");
 }
 
@@ -183,7 +188,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
     }
     for (int shape = 0; shape < SHAPES - 1; shape++)
         for (int i = 0; i < OPTIONS; i++, n++) {
-            const bool large = shape >= 8;
+            const bool large = shape >= 8; /* an eighth of the options; also of shapes for strides alone */
 
             if ((large && (n + shape) % 8) || (level == CASES_QUICK && n % 4))
                 continue;

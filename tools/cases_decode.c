@@ -85,33 +85,6 @@ static void product_cases(const ridge_op_row *op, case_list *list, case_level le
                                                             : 500});
 }
 
-static void quantize_cases(const ridge_op_row *op, case_list *list, case_level level)
-{
-    static const struct {
-        const char *shape;
-        test_case layout;
-    } shape[] = {
-        {"rows=0 cols=64", {.fill = FILL_NORMAL}},
-        {"rows=3 cols=0", {.fill = FILL_NORMAL}},
-        {"rows=1 cols=32", {.fill = FILL_NORMAL}},
-        {"rows=7 cols=96", {.fill = FILL_GROUPS, .slices = true}},
-        {"rows=16 cols=4096", {.fill = FILL_EVERY}},
-        {"rows=33 cols=2048", {.fill = FILL_NORMAL, .slices = true, .repeats = 100}},
-        {"rows=65 cols=4160", {.fill = FILL_GROUPS, .pad = 2}},
-        {"rows=5 cols=1056", {.fill = FILL_EDGE, .pad = 16, .shift = 1}},
-        {"rows=300 cols=128", {.fill = FILL_GROUPS, .shift = 3}},
-    };
-    char text[128];
-
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        for (int d = 0; d < 2; d++) {
-            if (level == CASES_QUICK && (i + (size_t)d) % 2)
-                continue;
-            snprintf(text, sizeof text, "%s dtype=%s", shape[i].shape, out_dtypes[d]);
-            cases_add(list, op, text, shape[i].layout);
-        }
-}
-
 static void norm_cases(const ridge_op_row *op, case_list *list, case_level level)
 {
     static const struct {
@@ -153,9 +126,7 @@ static void norm_cases(const ridge_op_row *op, case_list *list, case_level level
 
 void cases_decode(const ridge_op_row *op, case_list *list, case_level level)
 {
-    if (op->id == RIDGE_Q8_0_QUANTIZE_ROWS)
-        quantize_cases(op, list, level);
-    else if (op->id == RIDGE_RMS_NORM || op->id == RIDGE_HEAD_RMS_NORM_ROPE_TAIL)
+    if (op->id == RIDGE_RMS_NORM || op->id == RIDGE_HEAD_RMS_NORM_ROPE_TAIL)
         norm_cases(op, list, level);
     else
         product_cases(op, list, level);

@@ -1,9 +1,8 @@
 /* cases_gemm.c: the test cases of gemm_fp8 and its bench suites: `train84` (84 layers of seven models, three passes
  * each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), `decode` and `decode-models` (six weight
- * matrices, those of the models, m up to 64),
- * `sweep-m` (four of them, m up to 512), and chains for `ridge bench --chain`: `step` (84 times what a layer's training
- * step runs: x, w and the gradient quantised both ways, three products), `step-w` (w is quantised already), `step-f32`
- * (the gradient of w is added to an f32 one). */
+ * matrices, those of the models, m up to 64), `sweep-m` (four of the six, m up to 512), and chains for `ridge bench
+ * --chain`: `step` (84 times what a layer's training step runs: x, w and the gradient quantised both ways, three
+ * products), `step-w` (w is quantised already), `step-f32` (the gradient of w is added to an f32 one). */
 #include <stdio.h>
 
 #include "tools.h"
@@ -45,6 +44,19 @@ static const char *const decode_table[] = {"m=1 n=12680 k=1040 d=bf16", "m=33 n=
 
 enum { DECODE_CASES = (int)(sizeof decode_table / sizeof decode_table[0]) };
 
+/* Strides that a tensor map must not be given as they are: those of inputs packed in rows that are no multiple of 16,
+ * beside a padded output, and those of single rows, which nobody has looked at. */
+static const struct {
+    const char *shape;
+    test_case layout;
+} stride_table[] = {
+    {"m=70 n=136 k=1000", {.fill = FILL_EXACT, .pad = 8, .pad_of = PAD_OUTPUTS}},
+    {"m=5 n=264 k=1000", {.fill = FILL_EXACT, .pad = 3, .pad_of = PAD_OUTPUTS}},
+    {"m=1 n=136 k=512", {.fill = FILL_EXACT, .pad = 3, .pad_of = PAD_SINGLE_ROWS}},
+    {"m=70 n=1 k=1024", {.fill = FILL_EXACT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
+    {"m=1 n=1 k=300", {.fill = FILL_EXACT, .pad = 1, .pad_of = PAD_SINGLE_ROWS}},
+};
+
 static const char *const pairs[PAIRS] = {"tensor", "row", "row128_blk128", "row128_row128", "blk128_row128"};
 
 void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
@@ -68,6 +80,12 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
                     layout.slices = false;
                 cases_add(list, op, text, layout);
             }
+    for (size_t i = 0; i < sizeof stride_table / sizeof stride_table[0]; i++)
+        for (int pair = 0; pair < PAIRS; pair++) {
+            snprintf(text, sizeof text, "%s scales=%s %s", stride_table[i].shape, pairs[pair],
+                     option[((int)i + pair) % 7]);
+            cases_add(list, op, text, stride_table[i].layout);
+        }
     for (int i = 0; i < DECODE_CASES; i++)
         for (int pair = 0; pair < 3; pair++) {
             if (level == CASES_QUICK && (i + pair) % 3)

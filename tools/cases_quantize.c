@@ -65,6 +65,7 @@ void cases_quantize(const ridge_op_row *op, case_list *list, case_level level)
 
 void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level)
 {
+    static const char *const of_rows[] = {"f32", "bf16"};
     static const struct {
         const char *shape;
         test_case layout;
@@ -79,14 +80,15 @@ void cases_q8_0(const ridge_op_row *op, case_list *list, case_level level)
         {"rows=5 cols=1056", {.fill = FILL_EDGE, .pad = 16, .shift = 1}},
         {"rows=300 cols=128", {.fill = FILL_GROUPS, .shift = 3}},
     };
+    const char *const *dtype = op->id == RIDGE_Q8_0_QUANTIZE_ROWS ? of_rows : dtypes;
+    const int forms = op->id == RIDGE_Q8_0_QUANTIZE ? 3 : op->id == RIDGE_Q8_0_QUANTIZE_ROWS ? 2 : 1;
     char text[128];
 
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        for (int d = 0; d < (op->id == RIDGE_Q8_0_QUANTIZE ? 3 : 1); d++) {
+        for (int d = 0; d < forms; d++) {
             if (level == CASES_QUICK && (i + (size_t)d) % 2)
                 continue;
-            snprintf(text, sizeof text, op->id == RIDGE_Q8_0_QUANTIZE ? "%s dtype=%s" : "%s", shape[i].shape,
-                     dtypes[d]);
+            snprintf(text, sizeof text, forms > 1 ? "%s dtype=%s" : "%s", shape[i].shape, dtype[d]);
             cases_add(list, op, text, shape[i].layout);
         }
 }

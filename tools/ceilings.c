@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "measure.h"
 
 static void emit(bench *b, const char *problem, const char *kernel, double us, double gbps, double tflops)
 {
@@ -38,86 +39,83 @@ typedef struct stream_test {
     size_t room;
 } stream_test;
 
-static ridge_status once(const stream_test *t, what kind, int variant, size_t bytes, int index)
-{
-    const ridge_backend *b = t->device->backend;
-    size_t places = t->room / 2 / bytes ? t->room / 2 / bytes : 1;
-    unsigned char *at = t->memory + (size_t)index % places * bytes;
+/* `calls` of a kind, one after another through the memory. */
+typedef struct calls {
+    const stream_test *t;
+    what kind;
+    int variant, count;
+    size_t bytes;
+} calls;
 
-    if (kind == EMPTY)
+static ridge_status once(const calls *c, int index)
+{
+    const stream_test *t = c->t;
+    const ridge_backend *b = t->device->backend;
+    size_t places = t->room / 2 / c->bytes ? t->room / 2 / c->bytes : 1;
+    unsigned char *at = t->memory + (size_t)index % places * c->bytes;
+
+    if (c->kind == EMPTY)
         return b->empty(t->device, t->stream);
-    if (kind == READ)
-        return b->stream_read(t->device, variant, t->memory + (size_t)index % (2 * places) * bytes, bytes, t->stream);
-    return b->stream_copy(t->device, variant, at + t->room / 2, at, bytes, t->stream);
+    if (c->kind == READ)
+        return b->stream_read(t->device, c->variant, t->memory + (size_t)index % (2 * places) * c->bytes, c->bytes,
+                              t->stream);
+    return b->stream_copy(t->device, c->variant, at + t->room / 2, at, c->bytes, t->stream);
 }
 
-/* Median microseconds of one of `calls` back-to-back launches (a graph where there are any). */
-static double median_us(const stream_test *t, what kind, int variant, size_t bytes, int calls)
+static ridge_status run_calls(const void *state)
 {
-    const ridge_backend *b = t->device->backend;
-    void *graph = NULL;
-    double round[9];
+    const calls *c = state;
     ridge_status status = RIDGE_OK;
 
-    if (b->graph_begin) {
-        status = b->graph_begin(t->device, t->stream);
-        for (int i = 0; i < calls && !status; i++)
-            status = once(t, kind, variant, bytes, i);
-        if (!status)
-            status = b->graph_end(t->device, t->stream, &graph);
-    }
-    for (int r = -2; r < 9 && !status; r++) {
-        double us = 0;
-
-        status = b->mark(t->device, 0, t->stream);
-        for (int i = 0; i < calls && !status && !graph; i++)
-            status = once(t, kind, variant, bytes, i);
-        if (!status && graph)
-            status = b->graph_launch(t->device, graph, t->stream);
-        if (!status)
-            status = b->mark(t->device, 1, t->stream);
-        if (!status)
-            status = b->sync(t->device, t->stream);
-        if (!status)
-            status = b->elapsed(t->device, 0, 1, &us);
-        if (r >= 0)
-            round[r] = us / calls;
-    }
-    if (graph)
-        b->graph_free(t->device, graph);
-    if (status)
-        return INFINITY;
-    for (int i = 0; i < 9; i++) /* selection of the middle */
-        for (int j = i + 1; j < 9; j++)
-            if (round[j] < round[i]) {
-                double swap = round[i];
-                round[i] = round[j];
-                round[j] = swap;
-            }
-    return round[4];
+    for (int i = 0; i < c->count && !status; i++)
+        status = once(c, i);
+    return status;
 }
 
-static void sweep(bench *b, const stream_test *t, what kind, double megabytes, int variants)
+/* Median microseconds of one of the calls, launched back to back (a graph where there are any). */
+static double median_us(calls c)
+{
+    enum { ROUNDS = 9 };
+    const ridge_device *device = c.t->device;
+    const work w = {run_calls, &c};
+    void *graph = NULL;
+    double round[ROUNDS], us[3];
+    ridge_status status =
+        device->backend->graph_begin ? measure_capture(device, c.t->stream, w, &graph) : (ridge_status)RIDGE_OK;
+
+    for (int r = -2; r < ROUNDS && !status; r++)
+        status = measure_once(device, c.t->stream, graph, w, &round[r < 0 ? 0 : r]);
+    if (graph)
+        device->backend->graph_free(device, graph);
+    measure_order(round, status ? 0 : ROUNDS, us);
+    return status ? INFINITY : us[0] / c.count;
+}
+
+/* The fastest variant; false with ridge_error() if none ran. */
+static bool sweep(bench *b, const stream_test *t, what kind, double megabytes, int variants)
 {
     size_t bytes = (size_t)(megabytes * 1e6) / 32768 * 32768;
-    int calls = (int)(t->room / bytes), best = 0;
+    int count = (int)(t->room / bytes), best = 0;
     double us = INFINITY;
     char problem[64], name[16];
 
-    if (bytes == 0 || bytes > t->room / 2)
-        return;
-    calls = calls > 64 ? 64 : calls < 2 ? 2 : calls;
+    if (bytes > t->room / 2 || !variants)
+        return true;
+    count = count > 64 ? 64 : count < 2 ? 2 : count;
     for (int v = 0; v < variants; v++) {
-        double one = median_us(t, kind, v, bytes, calls);
+        double one = median_us((calls){t, kind, v, count, bytes});
 
         if (one < us) {
             us = one;
             best = v;
         }
     }
+    if (!isfinite(us))
+        return false;
     snprintf(problem, sizeof problem, "%s mb=%g", kind == COPY ? "copy" : "read", megabytes);
     snprintf(name, sizeof name, "variant%d", best);
     emit(b, problem, name, us, (kind == COPY ? 2 : 1) * (double)bytes / us * 1e-3, -1);
+    return true;
 }
 
 static bool start(const ridge_device *device, size_t room, stream_test *t)
@@ -151,18 +149,21 @@ bool bench_ceilings(bench *b)
     double tflops;
     bool good = start(b->device, cuda ? (size_t)6 << 30 : (size_t)1 << 30, &t);
 
-    if (good) {
-        for (int i = 0; i < 30; i++)
-            once(&t, COPY, 0, t.room / 2, 0); /* clocks up */
-        sweep(b, &t, COPY, cuda ? 2500 : 400, backend->copy_variants);
-        sweep(b, &t, COPY, 100, backend->copy_variants);
-        for (size_t i = 0; i < sizeof read_mb / sizeof read_mb[0]; i++)
-            sweep(b, &t, READ, read_mb[i], backend->stream_variants);
-        if (backend->empty)
-            emit(b, "empty kernel in a graph", "empty", median_us(&t, EMPTY, 0, 64, 64), -1, -1);
-    } else {
-        fprintf(stderr, "ridge bench: %s\n", ridge_error());
+    for (int i = 0; i < 30 && good; i++)
+        once(&(calls){&t, COPY, 0, 1, t.room / 2}, 0); /* clocks up */
+    good = good && sweep(b, &t, COPY, cuda ? 2500 : 400, backend->copy_variants) &&
+           sweep(b, &t, COPY, 100, backend->copy_variants);
+    for (size_t i = 0; i < sizeof read_mb / sizeof read_mb[0] && good; i++)
+        good = sweep(b, &t, READ, read_mb[i], backend->stream_variants);
+    if (good && backend->empty) {
+        const double us = median_us((calls){&t, EMPTY, 0, 64, 64});
+
+        good = isfinite(us);
+        if (good)
+            emit(b, "empty kernel in a graph", "empty", us, -1, -1);
     }
+    if (!good)
+        fprintf(stderr, "ridge bench: ceilings: %s\n", ridge_error());
     if (t.memory)
         backend->release(b->device, t.memory);
     if (t.stream)

@@ -1,10 +1,10 @@
 /* cmd_bench.c: `ridge bench`: problems or suites beside the measured floor, as a table, JSON and CSV records. The other
  * two things it measures, ceilings and the cost of a call, are in ceilings.c. */
-#include <argp.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "bench.h"
 
 enum {
@@ -33,9 +33,8 @@ static const struct argp_option option_table[] = {
      "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
     {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
     {"weights", OPT_WEIGHTS, "FILE", 0,
-     "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0, in a "
-     "graph: the "
-     "products of a token",
+     "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
+     "graph, the products of a token",
      0},
     {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
     {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
@@ -46,7 +45,6 @@ static const struct argp_option option_table[] = {
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     bench_options *o = state->input;
-    size_t used = strlen(o->text);
 
     switch (key) {
     case 'S':
@@ -68,13 +66,13 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->json = true;
         break;
     case 's':
-        o->seed = strtoull(arg, NULL, 10);
+        o->seed = args_whole(state, "--seed", arg, 0, UINT64_MAX);
         break;
     case OPT_CEILINGS:
         o->ceilings = true;
         break;
     case OPT_MATRIX:
-        o->matrix_rate = strtod(arg, NULL);
+        o->matrix_rate = args_positive(state, "--matrix-rate", arg);
         break;
     case OPT_OVERHEAD:
         o->overhead = true;
@@ -87,7 +85,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case OPT_CHAIN:
         o->chain = true;
-        o->layers = arg ? atoi(arg) : 1;
+        o->layers = arg ? (int)args_whole(state, "--chain", arg, 1, 1000) : 1;
         break;
     case OPT_RIVALS:
         o->rivals = true;
@@ -96,7 +94,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->settled = true;
         break;
     case ARGP_KEY_ARG:
-        snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
+        args_word(state, arg, o->text, sizeof o->text);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -228,29 +226,41 @@ static const char *provider_of(const candidate *c)
     return c->kernel ? "ridge" : c->rival ? c->rival->name : c->read ? "read" : "copy";
 }
 
+/* The least that the call must take, in microseconds: the fastest copy or read (list[rows] on), or FLOP / matrix rate
+ * if that is longer; *of names it. -1: not measured. */
+static double floor_of(const bench *b, const ridge_problem *problem, const candidate *list, int rows, int count,
+                       const char **of)
+{
+    double least = -1, matrix = -1;
+
+    for (int i = rows; i < count; i++)
+        least = least < 0 || list[i].us < least ? list[i].us : least;
+    if (b->o->matrix_rate > 0 && problem->op == RIDGE_GEMM_FP8)
+        matrix = ridge_op_table[problem->op]->flops(problem) / b->o->matrix_rate * 1e-6;
+    *of = matrix > least ? "the matrix rate" : list[count - 1].read ? "a read" : "a copy";
+    return matrix > least ? matrix : least;
+}
+
 /* `rows`: rows and rivals. */
 static void report(bench *b, const char *suite, const test_case *c, candidate *list, int rows, int count, double err)
 {
-    double bytes = ridge_problem_bytes(&c->call), floor_us = 1e30, matrix_us;
+    const ridge_op_row *op = ridge_op_table[c->call.op];
     ridge_problem problem = {.op = c->call.op};
+    double bytes = ridge_problem_bytes(&c->call), floor_us;
     record r;
     char text[320];
+    const char *of;
 
     memcpy(problem.dim, c->call.dim, sizeof problem.dim);
-    for (int i = rows; i < count; i++)
-        floor_us = list[i].us < floor_us ? list[i].us : floor_us;
-    matrix_us = b->o->matrix_rate > 0 && c->call.op == RIDGE_GEMM_FP8
-                    ? ridge_op_table[c->call.op]->flops(&problem) / b->o->matrix_rate * 1e-6
-                    : 0;
-    floor_us = matrix_us > floor_us || rows == count ? matrix_us : floor_us;
+    floor_us = floor_of(b, &problem, list, rows, count, &of);
     case_print(c, text, sizeof text);
     for (int i = 0; i < count; i++) {
         record_begin(&r, b->device);
         memcpy(r.run, b->run, sizeof r.run);
         snprintf(r.suite, sizeof r.suite, "%s", suite);
-        snprintf(r.op, sizeof r.op, "%s", ridge_op_table[c->call.op]->name);
+        snprintf(r.op, sizeof r.op, "%s", op->name);
         snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
-                 b->o->settled ? " settled=1" : "");
+                 b->o->settled && !(c->call.flags & RIDGE_WEIGHTS_SETTLED) ? " settled=1" : "");
         snprintf(r.provider, sizeof r.provider, "%s", provider_of(&list[i]));
         if (list[i].kernel || list[i].rival)
             snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel ? list[i].kernel->name : list[i].rival->name);
@@ -262,16 +272,16 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         r.gbps = bytes / r.us * 1e-3;
         r.floor_us = floor_us;
         if (i < rows)
-            r.tflops = ridge_op_table[c->call.op]->flops(&problem) / r.us * 1e-6;
+            r.tflops = op->flops(&problem) / r.us * 1e-6;
         if (list[i].kernel)
             r.err = err;
         bench_emit(b, &r);
-        if (!b->json && i < rows)
-            printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s %6.1f %% of %s\n", text, r.kernel, r.us, r.gbps,
-                   r.tflops, 100 * floor_us / r.us,
-                   matrix_us == floor_us  ? "the matrix rate"
-                   : list[count - 1].read ? "a read"
-                                          : "a copy");
+        if (b->json || i >= rows)
+            continue;
+        printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s", text, r.kernel, r.us, r.gbps, r.tflops);
+        if (floor_us > 0)
+            printf(" %6.1f %% of %s", 100 * floor_us / r.us, of);
+        putchar('\n');
     }
     fflush(stdout);
 }
@@ -296,8 +306,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     good = rows > 0;
     if (!good || !rotation_build(b->device, im, workspace, &r)) {
         fprintf(stderr, "ridge bench: %s: %s\n", text, ridge_error());
-        if (good)
-            rotation_free(&r);
+        rotation_free(&r);
         return false;
     }
     read = reads_mostly(b, &call);
@@ -357,22 +366,32 @@ static bool in_list(const char *names, const char *name)
     return false;
 }
 
+static bool is_suite(const char *name, size_t length)
+{
+    for (int i = 0; suite_at(i).suite; i++)
+        if (strlen(suite_at(i).suite) == length && memcmp(suite_at(i).suite, name, length) == 0)
+            return true;
+    return false;
+}
+
 static bool bench_suites(bench *b)
 {
     bool good = true;
-    int ran = 0;
+    char name[64];
 
+    for (const char *at = b->o->suite; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (!is_suite(at, strcspn(at, ","))) {
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ","), at);
+            suite_missing("bench", name);
+            return false;
+        }
     for (int i = 0; suite_at(i).suite; i++) {
         const suite_line line = suite_at(i);
 
-        if (in_list(b->o->suite, line.suite)) {
+        if (in_list(b->o->suite, line.suite))
             good = bench_one(b, line.suite, line.text) && good;
-            ran++;
-        }
     }
-    if (!ran)
-        suite_missing("bench", b->o->suite);
-    return good && ran;
+    return good;
 }
 
 int cmd_bench(int argc, char **argv)
@@ -426,7 +445,7 @@ int cmd_bench(int argc, char **argv)
         json_decref(b.json);
     }
     if (b.csv)
-        good = fclose(b.csv) == 0 && good;
+        good = record_close(b.csv, o.csv) && good;
     ridge_close(b.device);
     return !good;
 }

@@ -1,16 +1,15 @@
 /* cmd_compare.c: `ridge compare`: what records say. Providers are compared only inside one run; two records of ridge
  * itself with --diff. */
-#include <argp.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "record.h"
 
 typedef struct options {
-    const char *file[64];
-    int files;
+    args_files files;
     bool json, diff;
 } options;
 
@@ -31,14 +30,18 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->diff = true;
         break;
     case ARGP_KEY_ARG:
-        if (o->files == 64)
-            argp_usage(state);
-        o->file[o->files++] = arg;
+        args_file(state, arg, &o->files);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
     return 0;
+}
+
+static void dump(const json_t *all)
+{
+    json_dumpf(all, stdout, JSON_INDENT(1));
+    putchar('\n');
 }
 
 static int show(const record_summary *list, int count, bool json)
@@ -56,11 +59,9 @@ static int show(const record_summary *list, int count, bool json)
             printf("%-12s %-14s %3d problems: ridge is %.3f x as fast, worst %.3f at %s\n", list[i].op,
                    list[i].provider, list[i].count, mean, list[i].worst, list[i].worst_problem);
     }
-    if (json) {
-        json_dumpf(all, stdout, JSON_INDENT(1));
-        putchar('\n');
-        json_decref(all);
-    }
+    if (json)
+        dump(all);
+    json_decref(all);
     return count == 0;
 }
 
@@ -75,8 +76,9 @@ static int compare_providers(const record *at, int count, bool json)
     return bad;
 }
 
-static int compare_files(const record *old, int olds, const record *new, int news)
+static int compare_files(const record *old, int olds, const record *new, int news, bool json)
 {
+    json_t *all = json ? json_array() : NULL;
     double log_sum = 0;
     int found = 0;
 
@@ -86,14 +88,22 @@ static int compare_files(const record *old, int olds, const record *new, int new
 
         if (before != &old[i] || !after)
             continue;
-        printf("%-12s %-56s %10.2f -> %10.2f us  %.3f x\n", old[i].op, old[i].problem, before->us, after->us,
-               before->us / after->us);
+        if (json)
+            json_array_append_new(all,
+                                  json_pack("{s:s, s:s, s:f, s:f, s:f}", "op", old[i].op, "problem", old[i].problem,
+                                            "us_before", before->us, "us", after->us, "ratio", before->us / after->us));
+        else
+            printf("%-12s %-56s %10.2f -> %10.2f us  %.3f x\n", old[i].op, old[i].problem, before->us, after->us,
+                   before->us / after->us);
         log_sum += log(before->us / after->us);
         found++;
     }
-    if (found)
+    if (found && json)
+        dump(all);
+    else if (found)
         printf("geometric mean of %d problems: %.3f x\n", found, exp(log_sum / found));
-    else
+    json_decref(all);
+    if (!found)
         fprintf(stderr, "ridge compare: the two files share no problem of ridge\n");
     return found == 0;
 }
@@ -105,21 +115,22 @@ int cmd_compare(int argc, char **argv)
         "FILE...",    "Per op and provider: geometric mean and worst ratio to ridge, inside each run.",
         NULL,         NULL,
         NULL};
-    options o = {.files = 0};
+    options o = {.json = false};
     record *at = NULL;
     int count = 0, first = 0, bad = 0;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (!o.files || (o.diff && o.files != 2)) {
+    if (!o.files.count || (o.diff && o.files.count != 2)) {
         fprintf(stderr, "usage: ridge compare FILE... | ridge compare --diff OLD NEW\n");
         return 2;
     }
-    for (int i = 0; i < o.files && !bad; i++) {
-        bad = !record_read(o.file[i], &at, &count);
+    for (int i = 0; i < o.files.count && !bad; i++) {
+        bad = !record_read(o.files.at[i], &at, &count);
         first = i == 0 ? count : first;
     }
     if (!bad)
-        bad = o.diff ? compare_files(at, first, at + first, count - first) : compare_providers(at, count, o.json);
+        bad =
+            o.diff ? compare_files(at, first, at + first, count - first, o.json) : compare_providers(at, count, o.json);
     free(at);
     return bad;
 }

@@ -1,29 +1,31 @@
 /* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: the tables and the devices, for people and
  * as JSON. */
-#include <argp.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "tools.h"
 
 typedef struct options {
     const char *device, *pattern, *suite;
     char text[1024];
     bool json;
+    unsigned words; /* so many at most */
 } options;
 
-static const struct argp_option option_table[] = {
+static const struct argp_option list_options[] = {{"json", 'j', NULL, 0, "JSON", 0}, {0}};
+static const struct argp_option explain_options[] = {
     {"json", 'j', NULL, 0, "JSON", 0},
-    {"device", 'd', "SPEC", 0, "explain: cpu, cuda:0, model:sm100", 0},
-    {"suite", 'S', "NAME", 0, "explain: only the row and the reason, for every problem of a suite", 0},
+    {"device", 'd', "SPEC", 0, "cpu, cuda:0, model:sm100", 0},
+    {"suite", 'S', "NAME", 0, "every problem of a suite: only the row, the reason and the predicted time", 0},
     {0}};
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     options *o = state->input;
-    size_t used = strlen(o->text);
 
     switch (key) {
     case 'j':
@@ -36,9 +38,11 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->suite = arg;
         break;
     case ARGP_KEY_ARG:
+        if (state->arg_num >= o->words)
+            argp_error(state, "too many arguments: '%s'", arg);
         if (!o->pattern)
             o->pattern = arg;
-        snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
+        args_word(state, arg, o->text, sizeof o->text);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -46,11 +50,13 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
-static void parse(int argc, char **argv, const char *args, const char *doc, options *o)
+/* `words`: how many arguments there may be; args names them. */
+static void parse(int argc, char **argv, unsigned words, const char *args, const char *doc, options *o)
 {
-    const struct argp parser = {option_table, parse_option, args, doc, NULL, NULL, NULL};
+    const struct argp parser = {words > 1 ? explain_options : list_options, parse_option, args, doc, NULL, NULL, NULL};
 
     memset(o, 0, sizeof *o);
+    o->words = words;
     argp_parse(&parser, argc, argv, 0, NULL, o);
 }
 
@@ -81,21 +87,25 @@ static void device_line(const ridge_device *device)
     ridge_device_info info = {.struct_size = sizeof info};
 
     ridge_device_query(device, &info);
-    printf("%-4s %-7s %s: %d %s, L2 %.0f MiB, memory %.0f GiB, %d tuned rows%s%s\n", info.backend, info.arch, info.name,
-           info.units, device->backend_id == RIDGE_CPU ? "threads" : "multiprocessors", (double)info.l2_bytes / 1048576,
-           (double)info.memory_bytes / 1073741824, info.tuned_rows, device->driver[0] ? ", " : "", device->driver);
+    printf("%-4s %-7s %s: %d %s, last-level cache %.0f MiB, memory %.0f GiB, %d tuned rows%s%s\n", info.backend,
+           info.arch, info.name, info.units, device->backend_id == RIDGE_CPU ? "threads" : "multiprocessors",
+           (double)info.l2_bytes / 1048576, (double)info.memory_bytes / 1073741824, info.tuned_rows,
+           device->driver[0] ? ", " : "", device->driver);
 }
 
 int cmd_info(int argc, char **argv)
 {
     options o;
-    json_t *devices = json_array(), *models = json_array();
+    json_t *devices, *models;
     char reason[256] = "", spec[32];
     const char *why = NULL;
     const ridge_backend *cuda = ridge_backend_at(RIDGE_CUDA, &why);
-    int count = cuda ? cuda->count(reason, sizeof reason) : 0;
+    int count;
 
-    parse(argc, argv, "", "Lists the devices of this machine.", &o);
+    parse(argc, argv, 0, "", "Lists the devices of this machine.", &o);
+    devices = json_array();
+    models = json_array();
+    count = cuda ? cuda->count(reason, sizeof reason) : 0;
     for (int i = -1; i < count; i++) {
         ridge_device *device;
 
@@ -185,16 +195,17 @@ static void op_print(const ridge_op_row *op)
         for (int i = 0; field->choices && field->choices[i]; i++)
             printf("%s%s", i ? "|" : "", field->choices[i]);
     }
-    printf("\n");
+    printf(" strict= settled=\n");
 }
 
 int cmd_ops(int argc, char **argv)
 {
     options o;
-    json_t *all = json_array();
+    json_t *all;
     int shown = 0;
 
-    parse(argc, argv, "[PATTERN]", "Lists the ops.", &o);
+    parse(argc, argv, 1, "[PATTERN]", "Lists the ops whose name matches.", &o);
+    all = json_array();
     for (int op = 1; op < RIDGE_OPS; op++) {
         if (!name_matches(o.pattern, ridge_op_table[op]->name))
             continue;
@@ -215,16 +226,18 @@ int cmd_ops(int argc, char **argv)
 int cmd_kernels(int argc, char **argv)
 {
     options o;
-    json_t *all = json_array();
+    json_t *all;
     const ridge_kernel *row;
     char contract[96];
     int shown = 0;
 
-    parse(argc, argv, "[PATTERN]", "Lists the kernel rows of this build.", &o);
+    parse(argc, argv, 1, "[PATTERN]", "Lists the kernel rows of this build whose name, or whose op's name, matches.",
+          &o);
+    all = json_array();
     for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
         const char *low = ridge_arch_table[row->arch_min].name, *high = ridge_arch_table[row->arch_max].name;
 
-        if (!name_matches(o.pattern, row->name))
+        if (!name_matches(o.pattern, row->name) && !name_matches(o.pattern, ridge_op_table[row->op]->name))
             continue;
         shown++;
         contract_text(row->contract, contract, sizeof contract);
@@ -249,7 +262,8 @@ int cmd_kernels(int argc, char **argv)
 static int explain_suite(const options *o)
 {
     ridge_device *device = device_open(o->device);
-    int lines = 0;
+    json_t *all = json_array();
+    int lines = 0, bad = 0;
 
     for (int i = 0; device && suite_at(i).suite; i++) {
         const suite_line line = suite_at(i);
@@ -259,6 +273,7 @@ static int explain_suite(const options *o)
         ridge_call call;
         test_case c;
         image im;
+        double us;
 
         if (strcmp(line.suite, o->suite) != 0 || !case_parse(line.text, &c))
             continue;
@@ -266,15 +281,25 @@ static int explain_suite(const options *o)
         call = image_call(&im, (void *)(uintptr_t)(1u << 20));
         lines++;
         if (ridge_validate(&call, &problem) || ridge_choose(device, &call, &problem, SIZE_MAX, &row, &because))
-            printf("%s\t%s\n", line.text, ridge_error());
+            row = NULL;
+        us = row && row->cost ? row->cost(device, row, &problem) : 0.0;
+        if (o->json)
+            json_array_append_new(all, row ? json_pack("{s:s, s:s, s:s, s:f}", "problem", line.text, "kernel",
+                                                       row->name, "because", because, "predicted_us", us)
+                                           : json_pack("{s:s, s:s}", "problem", line.text, "error", ridge_error()));
+        else if (row)
+            printf("%s\t%s\t%s\t%.3f\n", line.text, row->name, because, us);
         else
-            printf("%s\t%s\t%s\t%.3f\n", line.text, row->name, because,
-                   row->cost ? row->cost(device, row, &problem) : 0.0);
+            printf("%s\t%s\n", line.text, ridge_error());
     }
     if (device && !lines)
         suite_missing("explain", o->suite);
     ridge_close(device);
-    return !lines;
+    if (o->json && lines)
+        bad = dump(all);
+    else
+        json_decref(all);
+    return bad || !lines;
 }
 
 int cmd_explain(int argc, char **argv)
@@ -288,11 +313,11 @@ int cmd_explain(int argc, char **argv)
     size_t length = 0;
     bool good;
 
-    parse(argc, argv, "OP name=value...", "Says which row a problem gets, and why not the others.", &o);
-    if (o.suite)
+    parse(argc, argv, UINT_MAX, "OP name=value...", "Says which row a problem gets, and why not the others.", &o);
+    if (o.suite && !o.text[0])
         return explain_suite(&o);
-    if (!o.text[0] || !case_parse(o.text, &c)) {
-        fprintf(stderr, "usage: ridge explain OP name=value... (see `ridge ops`)\n");
+    if (o.suite || !o.text[0] || !case_parse(o.text, &c)) {
+        fprintf(stderr, "usage: ridge explain OP name=value... | --suite NAME (see `ridge ops`)\n");
         return 2;
     }
     device = device_open(o.device);

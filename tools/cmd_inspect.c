@@ -416,5 +416,5 @@ int cmd_inspect(int argc, char **argv)
         print_all(&o, file, &sum);
     }
     ridge_file_close(file);
-    return fflush(stdout) != 0 || bad;
+    return bad;
 }

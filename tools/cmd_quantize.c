@@ -334,5 +334,5 @@ int cmd_quantize(int argc, char **argv)
     }
     status = run(&o, file);
     ridge_file_close(file);
-    return fflush(stdout) != 0 ? 1 : status;
+    return status;
 }

@@ -1,17 +1,17 @@
 /* cmd_report.c: `ridge report`: records as one self-contained page. Plots: report_plots.c. Providers are compared
  * inside one run only, as `ridge compare` does. */
-#include <argp.h>
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "args.h"
+#include "out.h"
 #include "report.h"
 
 typedef struct options {
-    const char *file[64], *out, *baseline, *title;
-    int files;
+    args_files files;
+    const char *out, *baseline, *title;
 } options;
 
 static const struct argp_option option_table[] = {
@@ -35,9 +35,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->title = arg;
         break;
     case ARGP_KEY_ARG:
-        if (o->files == 64)
-            argp_usage(state);
-        o->file[o->files++] = arg;
+        args_file(state, arg, &o->files);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -461,7 +459,7 @@ static bool page(FILE *to, const options *o, const record *at, int count, const 
     fprintf(to, "</title>\n<style>%s</style></head>\n<body>\n<h1>", style);
     escape(to, title);
     fprintf(to, "</h1>\n<p>%d lines of %d record%s, page made %s. Bars are times beside ridge's in the same run.</p>\n",
-            count, o->files, o->files == 1 ? "" : "s", date);
+            count, o->files.count, o->files.count == 1 ? "" : "s", date);
     for (int i = 0; i < count && good; i++) {
         int first = 0;
 
@@ -502,31 +500,28 @@ static bool picture(FILE *to, const record *at, int count)
     return false;
 }
 
-/* Writes beside the target and renames, so that a failure leaves no half page. */
 static int write_out(const options *o, const record *at, int count, const record *old, int olds)
 {
-    size_t length = strlen(o->out);
-    char *part = malloc(length + 8);
-    bool svg = length > 4 && strcmp(o->out + length - 4, ".svg") == 0, good;
-    FILE *to;
+    const size_t length = strlen(o->out);
+    const bool svg = length > 4 && strcmp(o->out + length - 4, ".svg") == 0;
+    out_file out;
 
-    if (!part)
-        return 1;
-    snprintf(part, length + 8, "%s.part", o->out);
-    to = fopen(part, "w");
-    if (!to) {
-        fprintf(stderr, "ridge report: cannot write %s: %s\n", part, strerror(errno));
-        free(part);
-        return 1;
+    return !out_open(&out, "ridge report", o->out) ||
+           !out_close(&out, svg ? picture(out.to, at, count) : page(out.to, o, at, count, old, olds));
+}
+
+/* GB/s where a record has none, from the operands that its problem names: what the roofline needs. */
+static void fill_gbps(record *at, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const ridge_op_row *op = ridge_op_find(at[i].op, strlen(at[i].op));
+        int align = 16, packed = 1;
+        ridge_call call;
+
+        if (op && at[i].gbps < 0 && at[i].us > 0 &&
+            ridge_problem_parse(op, at[i].problem, &call, &align, &packed) == RIDGE_OK)
+            at[i].gbps = ridge_problem_bytes(&call) / at[i].us * 1e-3;
     }
-    good = svg ? picture(to, at, count) : page(to, o, at, count, old, olds);
-    good = fclose(to) == 0 && good && rename(part, o->out) == 0;
-    if (!good) {
-        remove(part);
-        fprintf(stderr, "ridge report: %s was not written\n", o->out);
-    }
-    free(part);
-    return !good;
 }
 
 int cmd_report(int argc, char **argv)
@@ -536,22 +531,23 @@ int cmd_report(int argc, char **argv)
         "FILE...",    "Records as one self-contained page: rooflines, bars beside rivals, decoding, what changed.",
         NULL,         NULL,
         NULL};
-    options o = {.files = 0};
+    options o = {.out = NULL};
     record *at = NULL, *old = NULL;
     int count = 0, olds = 0, bad = 0;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (!o.files || !o.out) {
+    if (!o.files.count || !o.out) {
         fprintf(stderr, "usage: ridge report FILE... -o PAGE.html [--baseline OLD]\n");
         return 2;
     }
-    for (int i = 0; i < o.files && !bad; i++)
-        bad = !record_read(o.file[i], &at, &count);
+    for (int i = 0; i < o.files.count && !bad; i++)
+        bad = !record_read(o.files.at[i], &at, &count);
     bad = bad || (o.baseline && !record_read(o.baseline, &old, &olds));
     if (!bad && !count) {
         fprintf(stderr, "ridge report: the records hold no line\n");
         bad = 1;
     }
+    fill_gbps(at, count);
     bad = bad || !plot_ready() || write_out(&o, at, count, old, olds);
     free(at);
     free(old);

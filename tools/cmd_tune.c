@@ -1,13 +1,12 @@
 /* cmd_tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A
  * challenger must beat the cost model's choice by more than 1.5 % and more than the noise; ties stay with that default,
  * so that near-ties do not flip from run to run. */
-#include <argp.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "args.h"
+#include "out.h"
 #include "record.h"
 #include "timing.h"
 
@@ -28,7 +27,6 @@ static const struct argp_option option_table[] = {
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     options *o = state->input;
-    size_t used = strlen(o->text);
 
     switch (key) {
     case 'S':
@@ -47,7 +45,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->quiet = true;
         break;
     case ARGP_KEY_ARG:
-        snprintf(o->text + used, sizeof o->text - used, "%s%s", used ? " " : "", arg);
+        args_word(state, arg, o->text, sizeof o->text);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -172,12 +170,12 @@ static int write_winner(const ridge_call *call, const candidate *list, int count
     return 1;
 }
 
-/* Writes one line if a challenger wins. Returns -1 on failure, else whether it did. */
+/* Writes one line if a challenger wins. Returns whether it did; -1 on failure, -2 if that was said. */
 static int tune_one(const ridge_device *device, const char *line, FILE *to)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
     test_case c;
-    rotation r = {.device = NULL};
+    rotation r = {.device = device};
     ridge_call call;
     ridge_problem problem;
     image im;
@@ -185,8 +183,16 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     size_t most = 0;
     bool good;
 
-    if (!case_parse(line, &c) || !image_build_to_time(&c, 1, &im))
+    if (!case_parse(line, &c)) /* which has said why */
+        return -2;
+    if (c.call.flags & RIDGE_STRICT) {
+        ridge_fail(RIDGE_ERR_ARG, "strict=1 has no place in a tuning file");
         return -1;
+    }
+    if (!image_build_to_time(&c, 1, &im)) {
+        ridge_fail(RIDGE_ERR_DEVICE, "no memory for its operands");
+        return -1;
+    }
     call = image_call(&im, im.host);
     count = candidates(device, &c, &call, list);
     if (count > 0 && ridge_validate(&call, &problem) == RIDGE_OK)
@@ -200,8 +206,8 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     if (good) {
         timing_warm(&r, 0.1);
         good = timing_run(&r, list, count);
-        rotation_free(&r);
     }
+    rotation_free(&r);
     if (good)
         won = write_winner(&call, list, count, to);
     image_free(&im);
@@ -315,7 +321,8 @@ static bool tune_all(const options *o, const ridge_device *device, FILE *to)
         }
         result = tune_one(device, s.suite ? suite_at(i).text : line, to);
         if (result < 0) {
-            fprintf(stderr, "ridge tune: %s: %s\n", line, ridge_error());
+            if (result == -1)
+                fprintf(stderr, "ridge tune: %s: %s\n", line, ridge_error());
             return false;
         }
         won += result;
@@ -337,14 +344,14 @@ int cmd_tune(int argc, char **argv)
         NULL,         NULL};
     options o = {.out = "tuned.tsv"};
     ridge_device *device;
-    char temporary[1024], date[32];
+    char date[32];
     time_t now = time(NULL);
     struct tm utc;
-    FILE *to;
+    out_file out;
     bool good;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (!o.suite && !o.text[0] && !o.from) {
+    if (o.from ? o.suite || o.text[0] : !o.suite && !o.text[0]) {
         fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
         return 2;
     }
@@ -355,22 +362,16 @@ int cmd_tune(int argc, char **argv)
         ridge_close(device);
         return 1;
     }
-    snprintf(temporary, sizeof temporary, "%s.%d", o.out, (int)getpid());
-    to = fopen(temporary, "w");
-    if (!to) {
-        fprintf(stderr, "ridge tune: cannot write %s: %s\n", temporary, strerror(errno));
+    if (!out_open(&out, "ridge tune", o.out)) {
         ridge_close(device);
         return 1;
     }
     strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &utc));
-    fprintf(to, "# ridge %s, %s, %s, %s\n", ridge_version(), device->name, device->driver, date);
-    fprintf(to, "# problem\tkernel\tus\tdefault kernel\tdefault us\n");
+    fprintf(out.to, "# ridge %s, %s, %s, %s\n", ridge_version(), device->name, device->driver, date);
+    fprintf(out.to, "# problem\tkernel\tus\tdefault kernel\tdefault us\n");
     if (o.from)
-        fprintf(to, "# from the times of %s\n", strrchr(o.from, '/') ? strrchr(o.from, '/') + 1 : o.from);
-    good = (o.from ? tune_from(&o, device, to) : tune_all(&o, device, to)) && fflush(to) == 0 && fsync(fileno(to)) == 0;
-    good = fclose(to) == 0 && good && rename(temporary, o.out) == 0;
-    if (!good)
-        unlink(temporary);
+        fprintf(out.to, "# from the times of %s\n", strrchr(o.from, '/') ? strrchr(o.from, '/') + 1 : o.from);
+    good = out_close(&out, o.from ? tune_from(&o, device, out.to) : tune_all(&o, device, out.to));
     ridge_close(device);
     return !good;
 }

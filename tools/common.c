@@ -4,6 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "tools.h"
 
 ridge_device *device_open(const char *spec)
@@ -29,25 +30,36 @@ bool name_matches(const char *pattern, const char *name)
 
 /* ----------------------------------------------------------------------------------------------------- case text */
 
-/* Words that only the driver knows: how operands lie in memory. */
-static bool layout_word(const char *word, test_case *c)
-{
-    char *end;
-    const char *equals = strchr(word, '=');
-    long value = equals ? strtol(equals + 1, &end, 10) : 0;
+static const char *const pad_names[] = {"all", "outputs", "single_rows"};
 
-    if (!equals || end == equals + 1 || *end || value < 0 || value > 4096)
+/* Words that only the driver knows: how operands lie in memory. False: not one of those, or (*bad) not its value. */
+static bool layout_word(const char *word, test_case *c, bool *bad)
+{
+    static const char *const name[] = {"pad=", "shift=", "fused=", "alias=", "pad_of="};
+    uint64_t value = 0;
+    int which = 0;
+
+    while (which < 5 && strncmp(word, name[which], strlen(name[which])) != 0)
+        which++;
+    if (which == 5)
         return false;
-    if (strncmp(word, "pad=", 4) == 0)
+    if (which == 4) {
+        while (c->pad_of <= PAD_SINGLE_ROWS && strcmp(word + 7, pad_names[c->pad_of]) != 0)
+            c->pad_of++;
+        *bad = c->pad_of > PAD_SINGLE_ROWS;
+        return !*bad;
+    }
+    *bad = !number_whole(word + strlen(name[which]), 0, which < 2 ? 4096 : 1, &value);
+    if (*bad)
+        return false;
+    if (which == 0)
         c->pad = (int)value;
-    else if (strncmp(word, "shift=", 6) == 0)
+    else if (which == 1)
         c->shift = (int)value;
-    else if (strncmp(word, "fused=", 6) == 0)
+    else if (which == 2)
         c->fused = value != 0;
-    else if (strncmp(word, "alias=", 6) == 0)
-        c->alias = value != 0;
     else
-        return false;
+        c->alias = value != 0;
     return true;
 }
 
@@ -69,18 +81,31 @@ bool case_parse(const char *text, test_case *c)
     size_t used = 0, name = strcspn(text, " ");
     const ridge_op_row *op = ridge_op_find(text, name);
     int align = 16, packed = 1;
-    bool good = copy && op;
+    bool good = copy && op, bad = false;
 
     memset(c, 0, sizeof *c);
     c->fill = FILL_UNIT;
     if (!op)
         fprintf(stderr, "ridge: there is no op '%.*s' (see `ridge ops`)\n", (int)name, text);
-    for (char *word = good ? strtok_r(copy + name, " ", &rest) : NULL; word; word = strtok_r(NULL, " ", &rest))
-        if (!layout_word(word, c) && used + strlen(word) + 2 < sizeof problem)
-            used += (size_t)snprintf(problem + used, sizeof problem - used, " %s", word);
+    for (char *word = good ? strtok_r(copy + name, " ", &rest) : NULL; word; word = strtok_r(NULL, " ", &rest)) {
+        if (layout_word(word, c, &bad))
+            continue;
+        if (bad || used + strlen(word) + 2 > sizeof problem) {
+            fprintf(stderr, "ridge: %s: %s '%s'\n", op->name, bad ? "bad value in" : "the problem is too long at",
+                    word);
+            good = false;
+            break;
+        }
+        used += (size_t)snprintf(problem + used, sizeof problem - used, " %s", word);
+    }
     free(copy);
     if (good && ridge_problem_parse(op, problem, &c->call, &align, &packed)) {
         fprintf(stderr, "ridge: %s\n", ridge_error());
+        good = false;
+    }
+    if (good && align < (int)smallest_element(&c->call)) {
+        fprintf(stderr, "ridge: %s: no operand is aligned to %d byte%s alone: its elements are %zu\n", op->name, align,
+                align == 1 ? "" : "s", smallest_element(&c->call));
         good = false;
     }
     if (good && align < 16)
@@ -101,7 +126,8 @@ void case_print(const test_case *c, char *text, size_t size)
                  fill[c->fill]);
     used = strlen(text);
     if (c->pad && used < size)
-        used += (size_t)snprintf(text + used, size - used, " pad=%d", c->pad);
+        used += (size_t)snprintf(text + used, size - used, " pad=%d%s%s", c->pad, c->pad_of ? " pad_of=" : "",
+                                 c->pad_of ? pad_names[c->pad_of] : "");
     if (c->shift && used < size)
         used += (size_t)snprintf(text + used, size - used, " shift=%d", c->shift);
     if (c->variant && used < size)

@@ -55,7 +55,8 @@ static int64_t shard_end(const filler *f, int64_t i)
 static int64_t target_of(const filler *f, int64_t i)
 {
     uint64_t state = f->seed + (uint64_t)i * 77;
-    const int64_t valid = f->c->variant & CE_PEAK ? 3 % f->total : (int64_t)(random_next(&state) % (uint64_t)f->total);
+    const bool same = f->c->variant & CE_PEAK || (f->c->variant & CE_FREQUENT && i % 3);
+    const int64_t valid = same ? 3 % f->total : (int64_t)(random_next(&state) % (uint64_t)f->total);
     const int64_t ignored = f->call->opt.ce.ignore_index;
 
     switch (f->c->variant & CE_TARGETS) {

@@ -275,6 +275,18 @@ static int alias_of(const image *im, const ridge_op_row *op, int arg)
     return -1;
 }
 
+/* The row stride of an operand; 0: packed. */
+static int64_t stride_of(const test_case *c, const ridge_op_row *op, int arg, int64_t rows, int64_t cols, bool fused)
+{
+    const bool padded =
+        c->pad && (c->pad_of == PAD_ALL || (c->pad_of == PAD_OUTPUTS && op->arg[arg].role & RIDGE_OUT) ||
+                   (c->pad_of == PAD_SINGLE_ROWS && rows == 1));
+
+    if (op->arg[arg].kind == RIDGE_VECTOR || (!padded && !fused))
+        return 0;
+    return (c->fused ? 2 * cols : cols) + (padded ? c->pad : 0);
+}
+
 static void place_operands(const test_case *c, image *im)
 {
     const ridge_op_row *op = ridge_op_table[im->call.op];
@@ -289,8 +301,7 @@ static void place_operands(const test_case *c, image *im)
         if (operand->dtype == RIDGE_NONE)
             continue;
         op->extent(&im->call, arg, &rows, &cols);
-        if (op->arg[arg].kind != RIDGE_VECTOR && (c->pad || (c->fused && (other >= 0 || slot_of(op, "up") >= 0))))
-            operand->stride = (c->fused ? 2 * cols : cols) + c->pad;
+        operand->stride = stride_of(c, op, arg, rows, cols, c->fused && (other >= 0 || slot_of(op, "up") >= 0));
         im->length[arg] = (size_t)ridge_operand_bytes(&im->call, arg);
         base = c->alias && (op->arg[arg].role & RIDGE_OUT) ? alias_of(im, op, arg) : -1;
         if (base >= 0) {

@@ -1,5 +1,9 @@
 /* main.c: `ridge VERB ...`. Each verb is one cmd_<verb>.c. */
+#include <argp.h>
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools.h"
 
@@ -26,26 +30,51 @@ static int help(FILE *to)
             ridge_version());
     for (int i = 0; i < VERBS; i++)
         fprintf(to, "  %-8s  %s\n", verbs[i].name, verbs[i].summary);
-    fprintf(to, "\n`ridge VERB --help` says more.\n");
+    fprintf(to, "\n`ridge VERB --help` or `ridge help VERB` says more.\n");
     return 0;
+}
+
+static const verb *find(const char *name)
+{
+    for (int i = 0; i < VERBS; i++)
+        if (strcmp(verbs[i].name, name) == 0)
+            return &verbs[i];
+    return NULL;
+}
+
+static int run(const verb *v, int argc, char **argv)
+{
+    char name[32];
+
+    snprintf(name, sizeof name, "ridge %s", v->name);
+    argv[0] = name; /* what argp calls the program */
+    return v->run(argc, argv);
+}
+
+/* Whatever the verb says: what did not reach standard output (a full disk) is a failure. */
+static void check_output(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return;
+    fprintf(stderr, "ridge: cannot write to standard output: %s\n", strerror(errno));
+    _exit(1);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc < 2)
-        return help(stderr) + 2;
-    if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0)
-        return help(stdout);
-    if (strcmp(argv[1], "--version") == 0)
-        return printf("ridge %s\n", ridge_version()) < 0;
-    for (int i = 0; i < VERBS; i++)
-        if (strcmp(argv[1], verbs[i].name) == 0) {
-            char name[32];
+    static char help_option[] = "--help";
+    char *help_of[] = {NULL, help_option, NULL};
+    const bool wants_help = argc > 1 && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0);
+    const char *name = argc < 2 ? NULL : !wants_help ? argv[1] : argc > 2 ? argv[2] : NULL;
 
-            snprintf(name, sizeof name, "ridge %s", verbs[i].name);
-            argv[1] = name;
-            return verbs[i].run(argc - 1, argv + 1);
-        }
-    fprintf(stderr, "ridge: there is no verb '%s'\n", argv[1]);
+    atexit(check_output);
+    argp_err_exit_status = 2; /* as all usage errors */
+    if (!name || (wants_help && (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0)))
+        return wants_help ? help(stdout) : help(stderr) + 2;
+    if (strcmp(name, "--version") == 0)
+        return printf("ridge %s\n", ridge_version()) < 0;
+    if (find(name))
+        return wants_help ? run(find(name), 2, help_of) : run(find(name), argc - 1, argv + 1);
+    fprintf(stderr, "ridge: there is no verb '%s'\n", name);
     return help(stderr) + 2;
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -65,15 +66,47 @@ void record_write(FILE *to, const record *r)
     fputc('\n', to);
 }
 
+/* 0: none yet (or no file that could be looked into), 1: there, -1: something else is. */
+static int header_in(const char *file)
+{
+    char first[sizeof record_header] = "";
+    struct stat is;
+    FILE *from;
+
+    if (stat(file, &is) != 0 || !S_ISREG(is.st_mode) || is.st_size == 0)
+        return 0;
+    from = fopen(file, "r");
+    if (from && !fgets(first, sizeof first, from))
+        first[0] = 0;
+    if (from)
+        fclose(from);
+    return strcmp(first, record_header) == 0 ? 1 : -1;
+}
+
 FILE *record_open(const char *file)
 {
-    FILE *to = fopen(file, "a");
+    const int header = header_in(file);
+    FILE *to;
 
+    if (header < 0) {
+        fprintf(stderr, "ridge: %s is there and is no record: nothing is added to it\n", file);
+        return NULL;
+    }
+    to = fopen(file, "a");
     if (!to)
         fprintf(stderr, "ridge: cannot write %s: %s\n", file, strerror(errno));
-    else if (ftell(to) == 0)
+    else if (!header)
         fprintf(to, "%s\n", record_header);
     return to;
+}
+
+bool record_close(FILE *to, const char *file)
+{
+    const bool failed = fflush(to) != 0 || ferror(to);
+
+    if (failed)
+        fprintf(stderr, "ridge: cannot write %s: %s\n", file, strerror(errno));
+    return fclose(to) == 0 && !failed;
 }
 
 /* One line into r; returns NULL or what is wrong. */
@@ -95,8 +128,10 @@ static const char *read_line(char *line, record *r)
             continue;
         }
         *number[i - TEXTS] = *column ? strtod(column, &end) : -1;
-        if (*column && *end)
+        if (*column && (*end || isinf(*number[i - TEXTS])))
             return "a figure is not a number";
+        if (isnan(*number[i - TEXTS])) /* as some programs write what they have not measured */
+            *number[i - TEXTS] = -1;
     }
     return at ? "too many columns" : NULL;
 }
@@ -131,7 +166,9 @@ bool record_read(const char *file, record **at, int *count)
         wrong = read_line(line, &(*at)[*count]);
         *count += !wrong;
     }
-    if (number == 0)
+    if (ferror(from))
+        wrong = strerror(errno);
+    else if (number == 0)
         wrong = "empty";
     if (wrong)
         fprintf(stderr, "%s:%d: %s\n", file, number, wrong);

@@ -17,8 +17,11 @@ extern const char record_header[];
 /* run (one id per process), date, commit, device and driver; the rest is empty. */
 void record_begin(record *r, const ridge_device *device);
 void record_write(FILE *to, const record *r);
-/* Opens for appending and writes the header if the file is new; NULL with the reason on stderr. */
+/* Opens for appending and writes the header if the file is new; NULL with the reason on stderr (one of which is that
+ * the file is there and begins otherwise). */
 FILE *record_open(const char *file);
+/* False with the reason on stderr if something was not written. */
+bool record_close(FILE *to, const char *file);
 /* Reads a file; on a malformed one prints file:line: reason and returns false. The caller frees *at. */
 bool record_read(const char *file, record **at, int *count);
 

@@ -210,10 +210,11 @@ char *plot_roofline(const record *at, int count, const measured_list *list, cons
 {
     const char *op[64], *comma = "";
     roof r = roof_of(at, count, device);
-    double low = INFINITY, high = 0;
+    double low = INFINITY, high = 0, slowest = INFINITY, fastest = fmax(r.bf16, r.fp8);
     char *script = NULL, title[160];
     size_t size;
-    int ops = ops_of(list, op);
+    enum { KEY_LINE = 17 }; /* pixels; below the label of the axis, which an automatic place would touch */
+    int ops = ops_of(list, op), key_lines = (ops + 1) / 2 + 1;
     FILE *to;
 
     for (int i = 0; i < list->count; i++) {
@@ -222,18 +223,21 @@ char *plot_roofline(const record *at, int count, const measured_list *list, cons
         if (x > 0) {
             low = fmin(low, x);
             high = fmax(high, x);
+            slowest = fmin(slowest, list->at[i].ridge->tflops);
+            fastest = fmax(fastest, list->at[i].ridge->tflops);
         }
     }
     to = high > 0 ? open_memstream(&script, &size) : NULL;
     if (!to)
         return NULL;
     snprintf(title, sizeof title, "Roofline, %.100s", device);
-    start(to, 420 + 17 * ((ops + 1) / 2 + 1), title);
+    start(to, 420 + KEY_LINE * key_lines, title);
     fprintf(to,
             "set logscale xy\nset xlabel 'FLOP a byte of operands'\nset ylabel 'TFLOP/s'\nset format '%%g'\n"
-            "set key outside bottom center horizontal Left reverse samplen 1 font ',11' maxcols 2\n"
-            "set xrange [%g:%g]\n",
-            low / 2, fmax(high * 2, low * 16));
+            "set bmargin at screen %g\nset key at screen 0.5, 0.01 bottom center horizontal Left reverse samplen 1 "
+            "font ',11' maxcols 2\nset xrange [%g:%g]\nset yrange [%g:%g]\n",
+            (66 + KEY_LINE * key_lines) / (420.0 + KEY_LINE * key_lines), low / 2, fmax(high * 2, low * 16),
+            slowest / 2, fastest * 2);
     for (int k = 0; k < ops; k++) {
         fprintf(to, "$d%d << END\n", k);
         for (int i = 0; i < list->count; i++) {

@@ -23,4 +23,8 @@ bool test_one(const test_row *row, const ridge_device *device, const test_case *
  * written. Returns how many were not; *count says how many there are. */
 int test_errors(const ridge_device *device, const ridge_op_row *op, int *count);
 
+/* exact.h and the fp8 encoding on the device give the host's bits: every 257th float (or all) through each function;
+ * the reciprocal over all mantissas of [1, 2). As test_errors. */
+int test_exact(const ridge_device *device, bool all, int *count);
+
 #endif

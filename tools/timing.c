@@ -3,8 +3,9 @@
  * drifting clocks hit all alike. */
 #include "timing.h"
 
-#include <stdlib.h>
 #include <string.h>
+
+#include "measure.h"
 
 enum { MOST_COPIES = 64, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
 
@@ -52,7 +53,8 @@ void rotation_free(rotation *r)
         b->release(r->device, r->scratch);
     if (r->workspace)
         b->release(r->device, r->workspace);
-    b->stream_free(r->device, r->stream);
+    if (r->stream)
+        b->stream_free(r->device, r->stream);
 }
 
 static ridge_status call_once(const rotation *r, const candidate *c, int copy)
@@ -79,45 +81,40 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
     return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
 }
 
-static ridge_status call_all(const rotation *r, const candidate *c)
+/* One candidate, a call for each copy of the operands. */
+typedef struct round_of {
+    const rotation *r;
+    const candidate *c;
+} round_of;
+
+static ridge_status call_all(const void *state)
 {
+    const round_of *all = state;
     ridge_status status = RIDGE_OK;
 
-    for (int i = 0; i < r->copies && !status; i++)
-        status = call_once(r, c, i);
+    for (int i = 0; i < all->r->copies && !status; i++)
+        status = call_once(all->r, all->c, i);
     return status;
 }
 
-static ridge_status time_once(const rotation *r, candidate *c, double *us)
+/* Microseconds a call. */
+static ridge_status time_once(const rotation *r, const candidate *c, double *us)
 {
-    const ridge_backend *b = r->device->backend;
-    ridge_status status = b->mark(r->device, 0, r->stream);
+    const round_of all = {r, c};
+    const ridge_status status = measure_once(r->device, r->stream, c->graph, (work){call_all, &all}, us);
 
-    if (!status)
-        status = c->graph ? b->graph_launch(r->device, c->graph, r->stream) : call_all(r, c);
-    if (!status)
-        status = b->mark(r->device, 1, r->stream);
-    if (!status)
-        status = b->sync(r->device, r->stream);
-    if (!status)
-        status = b->elapsed(r->device, 0, 1, us);
     *us /= r->copies;
     return status;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 static void summarise(candidate *c, int rounds)
 {
-    qsort(c->round, (size_t)rounds, sizeof c->round[0], ascending);
-    c->us = c->round[rounds / 2];
-    c->us_p20 = c->round[rounds / 5];
-    c->us_p80 = c->round[rounds - 1 - rounds / 5];
+    double us[3];
+
+    measure_order(c->round, rounds, us);
+    c->us = us[0];
+    c->us_p20 = us[1];
+    c->us_p80 = us[2];
 }
 
 bool timing_run(rotation *r, candidate *list, int count)
@@ -126,20 +123,19 @@ bool timing_run(rotation *r, candidate *list, int count)
     ridge_status status = RIDGE_OK;
     double us, all = 0;
 
-    for (int i = 0; i < count && !status; i++) {
+    for (int i = 0; i < count; i++) {
+        const round_of calls = {r, &list[i]};
+
         list[i].graph = NULL;
-        if (!b->graph_begin)
-            continue;
-        status = b->graph_begin(r->device, r->stream);
-        if (!status)
-            status = call_all(r, &list[i]);
-        if (!status)
-            status = b->graph_end(r->device, r->stream, &list[i].graph);
+        if (!status && b->graph_begin)
+            status = measure_capture(r->device, r->stream, (work){call_all, &calls}, &list[i].graph);
     }
     r->rounds = TIMING_ROUNDS;
     for (int round = -2; round < r->rounds && !status; round++) { /* the first two only warm up */
         for (int i = 0; i < count && !status; i++) {
-            status = time_once(r, &list[i], round < 0 ? &us : &list[i].round[round]);
+            status = time_once(r, &list[i], &us);
+            if (round >= 0)
+                list[i].round[round] = us;
             all += round == -2 ? us * r->copies : 0;
         }
         if (all > long_round && round == -2) { /* warm enough */
@@ -148,7 +144,7 @@ bool timing_run(rotation *r, candidate *list, int count)
         }
     }
     for (int i = 0; i < count; i++) {
-        summarise(&list[i], r->rounds);
+        summarise(&list[i], status ? 0 : r->rounds);
         if (list[i].graph)
             b->graph_free(r->device, list[i].graph);
     }
@@ -157,7 +153,7 @@ bool timing_run(rotation *r, candidate *list, int count)
 
 void timing_warm(rotation *r, double for_seconds)
 {
-    candidate copy = {0};
+    const candidate copy = {0};
     double start = seconds(), us;
 
     while (seconds() - start < for_seconds && time_once(r, &copy, &us) == RIDGE_OK)

@@ -41,6 +41,7 @@ typedef struct rotation {
     bool settled; /* calls carry RIDGE_WEIGHTS_SETTLED */
 } rotation;
 
+/* False with ridge_error(); rotation_free in any case. */
 bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r);
 void rotation_free(rotation *r);
 /* Times all candidates, round by round in turn, and sorts out medians and percentiles. False with ridge_error(). */

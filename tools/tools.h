@@ -18,11 +18,15 @@ typedef enum fill_kind {
     FILL_EXACT   /* small integers, scales 1/2, 1 and 2: products and sums that f32 holds exactly */
 } fill_kind;
 
+/* Which operands have padded rows. */
+typedef enum pad_of { PAD_ALL, PAD_OUTPUTS, PAD_SINGLE_ROWS } pad_of;
+
 /* One call to test or time: a problem and how its operands lie in memory. */
 typedef struct test_case {
     ridge_call call; /* no pointers */
     fill_kind fill;
-    int pad;     /* elements added to every row stride */
+    int pad; /* elements added to the row strides of those that pad_of names */
+    pad_of pad_of;
     int shift;   /* elements by which every pointer is off its 256-byte boundary */
     bool fused;  /* gate and up (dgate and dup) are halves of one tensor */
     bool alias;  /* outputs lie on the inputs that they may alias */
@@ -39,11 +43,12 @@ enum ce_variant {
     CE_HALF,      /* every other */
     CE_WRONG,     /* some are out of range */
     CE_TARGETS = 7,
-    CE_UP = 8,         /* logits near 1e4 (through the bias) */
-    CE_DOWN = 16,      /* near -1e4 */
-    CE_PEAK = 32,      /* p = 0.999 at the target (through the bias) */
-    CE_MINUS = 64,     /* a bias of -infinity */
-    CE_NO_WEIGHT = 128 /* all class weights are 0 */
+    CE_UP = 8,          /* logits near 1e4 (through the bias) */
+    CE_DOWN = 16,       /* near -1e4 */
+    CE_PEAK = 32,       /* p = 0.999 at the target (through the bias) */
+    CE_MINUS = 64,      /* a bias of -infinity */
+    CE_NO_WEIGHT = 128, /* all class weights are 0 */
+    CE_FREQUENT = 256   /* two of three rows have the same target */
 };
 
 typedef struct case_list {

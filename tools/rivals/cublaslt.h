@@ -36,9 +36,12 @@ typedef struct lt_api {
     int (*create)(void **);
     int (*destroy)(void *);
     int (*desc_create)(void **, int, int);
+    int (*desc_destroy)(void *);
     int (*desc_set)(void *, int, const void *, size_t);
     int (*layout_create)(void **, int, uint64_t, uint64_t, int64_t);
+    int (*layout_destroy)(void *);
     int (*preference_create)(void **);
+    int (*preference_destroy)(void *);
     int (*preference_set)(void *, int, const void *, size_t);
     int (*choose)(void *, void *, void *, void *, void *, void *, void *, int, heuristic *, int *);
     int (*matmul)(void *, void *, const void *, const void *, void *, const void *, void *, const void *, const void *,

@@ -14,7 +14,8 @@ enum { SCALE_SCALAR = 0, SCALE_OUTER = 3, SCALE_VEC128 = 4, SCALE_BLK128X128 = 5
 
 typedef struct gemm_state {
     const ridge_device *device;
-    void *desc, *a, *b, *d, *scale[2]; /* scale: tables of its own where ours do not fit its layout */
+    void *desc, *layout[3]; /* of its A, B and D */
+    void *scale[2];         /* tables of its own where ours do not fit its layout */
     heuristic algorithm;
 } gemm_state;
 
@@ -86,8 +87,9 @@ static ridge_status gemm_run(void *state, const ridge_call *call, void *stream)
 
     if (shared.lt.desc_set(s->desc, DESC_A_SCALE, &scale_b, sizeof scale_b) ||
         shared.lt.desc_set(s->desc, DESC_B_SCALE, &scale_a, sizeof scale_a) ||
-        shared.lt.matmul(shared.handle, s->desc, &alpha, arg[RIDGE_GEMM_FP8_B].data, s->a, arg[RIDGE_GEMM_FP8_A].data,
-                         s->b, &beta, d, s->d, d, s->d, s->algorithm.algo, shared.workspace, shared.bytes, stream))
+        shared.lt.matmul(shared.handle, s->desc, &alpha, arg[RIDGE_GEMM_FP8_B].data, s->layout[0],
+                         arg[RIDGE_GEMM_FP8_A].data, s->layout[1], &beta, d, s->layout[2], d, s->layout[2],
+                         s->algorithm.algo, shared.workspace, shared.bytes, stream))
         return ridge_fail(RIDGE_ERR_DEVICE, "cublasLtMatmul failed");
     return RIDGE_OK;
 }
@@ -99,6 +101,11 @@ static void gemm_close(void *state)
     for (int i = 0; i < 2; i++)
         if (s->scale[i])
             s->device->backend->release(s->device, s->scale[i]);
+    for (int i = 0; i < 3; i++)
+        if (s->layout[i])
+            shared.lt.layout_destroy(s->layout[i]);
+    if (s->desc)
+        shared.lt.desc_destroy(s->desc);
     free(s);
 }
 
@@ -117,10 +124,26 @@ static bool describe(gemm_state *s, const ridge_call *call)
            !lt->desc_set(s->desc, DESC_A_SCALE_MODE, &a_mode, sizeof a_mode) &&
            !lt->desc_set(s->desc, DESC_B_SCALE_MODE, &b_mode, sizeof b_mode) &&
            !lt->desc_set(s->desc, DESC_FAST_ACCUM, &fast, sizeof fast) &&
-           !lt->layout_create(&s->a, type_of(arg[RIDGE_GEMM_FP8_B].dtype), k, n, (int64_t)k) &&
-           !lt->layout_create(&s->b, type_of(arg[RIDGE_GEMM_FP8_A].dtype), k, m, (int64_t)k) &&
-           !lt->layout_create(&s->d, type_of(arg[RIDGE_GEMM_FP8_D].dtype), n, m, (int64_t)n) &&
+           !lt->layout_create(&s->layout[0], type_of(arg[RIDGE_GEMM_FP8_B].dtype), k, n, (int64_t)k) &&
+           !lt->layout_create(&s->layout[1], type_of(arg[RIDGE_GEMM_FP8_A].dtype), k, m, (int64_t)k) &&
+           !lt->layout_create(&s->layout[2], type_of(arg[RIDGE_GEMM_FP8_D].dtype), n, m, (int64_t)n) &&
            own_table(s, 0, call, mode_a) && own_table(s, 1, call, mode_b);
+}
+
+/* The algorithms that its heuristic names; returns how many, or -1. */
+static int ask(const gemm_state *s, heuristic list[ALGORITHMS])
+{
+    lt_api *lt = &shared.lt;
+    void *preference = NULL;
+    int found = 0;
+    bool good = !lt->preference_create(&preference) &&
+                !lt->preference_set(preference, PREFERENCE_WORKSPACE, &shared.bytes, sizeof shared.bytes) &&
+                !lt->choose(shared.handle, s->desc, s->layout[0], s->layout[1], s->layout[2], s->layout[2], preference,
+                            ALGORITHMS, list, &found);
+
+    if (preference)
+        lt->preference_destroy(preference);
+    return good ? found : -1;
 }
 
 /* The fastest of the first algorithms. */
@@ -129,27 +152,24 @@ static bool choose(gemm_state *s, const ridge_call *call, void *stream)
     const ridge_backend *b = s->device->backend;
     const void *pointer = call->arg[RIDGE_GEMM_FP8_SCALE_B].data;
     heuristic list[ALGORITHMS];
-    void *preference = NULL;
-    double us, least = 1e30;
-    int found = 0, best = -1;
+    double us, least = -1;
+    int found, best = -1;
 
     if (shared.lt.desc_set(s->desc, DESC_A_SCALE, &pointer, sizeof pointer) ||
-        shared.lt.desc_set(s->desc, DESC_B_SCALE, &pointer, sizeof pointer) ||
-        shared.lt.preference_create(&preference) ||
-        shared.lt.preference_set(preference, PREFERENCE_WORKSPACE, &shared.bytes, sizeof shared.bytes) ||
-        shared.lt.choose(shared.handle, s->desc, s->a, s->b, s->d, s->d, preference, ALGORITHMS, list, &found))
+        shared.lt.desc_set(s->desc, DESC_B_SCALE, &pointer, sizeof pointer))
         return false;
+    found = ask(s, list);
     for (int i = 0; i < found; i++) {
-        double fastest = 1e30;
+        double fastest = -1;
         bool good = true;
 
         s->algorithm = list[i];
         for (int turn = 0; turn < PATIENCE && good && (turn < 2 || fastest < 2e3); turn++) {
             good = !b->mark(s->device, 0, stream) && !gemm_run(s, call, stream) && !b->mark(s->device, 1, stream) &&
                    !b->sync(s->device, stream) && !b->elapsed(s->device, 0, 1, &us);
-            fastest = good && us < fastest ? us : fastest;
+            fastest = good && (fastest < 0 || us < fastest) ? us : fastest;
         }
-        if (good && fastest < least) {
+        if (good && (best < 0 || fastest < least)) {
             least = fastest;
             best = i;
         }
@@ -159,20 +179,43 @@ static bool choose(gemm_state *s, const ridge_call *call, void *stream)
     return best >= 0;
 }
 
+/* Padded operands: describe() gives no leading dimensions, and its scale tables have none. */
+static const char *why_not(const ridge_call *call)
+{
+    static const int padded[] = {RIDGE_GEMM_FP8_A, RIDGE_GEMM_FP8_B, RIDGE_GEMM_FP8_D, RIDGE_GEMM_FP8_SCALE_A,
+                                 RIDGE_GEMM_FP8_SCALE_B};
+
+    if (call->arg[RIDGE_GEMM_FP8_BIAS].dtype != RIDGE_NONE)
+        return "no bias";
+    if (call->dim[0] % 16 || call->dim[1] % 16 || call->dim[2] % 16)
+        return "m, n and k that are multiples of 16 only";
+    for (size_t i = 0; i < sizeof padded / sizeof padded[0]; i++) {
+        int64_t rows, cols;
+        const int64_t stride = call->arg[padded[i]].stride;
+
+        ridge_op_table[call->op]->extent(call, padded[i], &rows, &cols);
+        if (rows > 1 && stride && stride != cols)
+            return "packed operands only";
+    }
+    return NULL;
+}
+
 static void *gemm_open(const ridge_device *device, const ridge_call *call, void *stream, char *why, size_t size)
 {
+    const char *reason = why_not(call);
     gemm_state *s;
 
-    if (call->arg[RIDGE_GEMM_FP8_BIAS].dtype != RIDGE_NONE || call->dim[0] % 16 || call->dim[1] % 16 ||
-        call->dim[2] % 16) {
-        snprintf(why, size, "no bias, and multiples of 16 only");
+    if (reason) {
+        snprintf(why, size, "%s", reason);
         return NULL;
     }
     if (!open_shared(device, why, size))
         return NULL;
     s = calloc(1, sizeof *s);
-    if (!s)
+    if (!s) {
+        snprintf(why, size, "out of memory");
         return NULL;
+    }
     s->device = device;
     if (describe(s, call) && choose(s, call, stream))
         return s;

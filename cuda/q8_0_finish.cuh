@@ -1,0 +1,307 @@
+/* q8_0_finish.cuh: the finishing warps of q8_0_stream.cu: partial sums to results. */
+#ifndef RIDGE_Q8_0_FINISH_CUH
+#define RIDGE_Q8_0_FINISH_CUH
+
+#include "q8_0_stream.cuh"
+
+#if __CUDA_ARCH__ >= 900
+/* What the finishing warps have in common: a thread has one row of every tile and every step-th token, begin first. */
+typedef struct finisher {
+    const float *from; /* its first partial sum */
+    uint32_t summed, taken, parity;
+    int sums, r, begin, step;
+} finisher;
+
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ finisher start_finisher(const stream_args &a, char *memory, uint32_t shared)
+{
+    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), r = thread % a.high, begin = thread / a.high;
+    const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES;
+
+    return {(const float *)(memory + a.at_sums) + begin * SUMS_PITCH(SUBS) + r,
+            summed,
+            summed + 8 * SUMS,
+            0,
+            0,
+            r,
+            begin,
+            32 * FINISHERS(SUBS, TOKENS) / a.high};
+}
+
+static __device__ __forceinline__ void take_sums(finisher *f)
+{
+    __syncwarp(); /* every lane has read the sums */
+    if (threadIdx.x % 32 == 0)
+        ptx_mbarrier_arrive(f->taken + 8 * f->sums);
+    f->sums ^= 1;
+    f->parity ^= f->sums == 0;
+}
+
+/* The eight partitions' sums of four rows, added. */
+template <int PLANE> static __device__ __forceinline__ void sum_parts4(const float *from, float *y)
+{
+    float4 v[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        v[i] = *(const float4 *)(from + i * PLANE);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float part[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+        for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+            part[i] = k == 0 ? v[i].x : k == 1 ? v[i].y : k == 2 ? v[i].z : v[i].w;
+        y[k] = ridge_q8_0_tree(part);
+    }
+}
+
+/* Where the results of a thread go. Everything is in registers: a warp that runs alone has only its own instructions to
+ * hide behind, and reads of the kernel's parameters are slow. */
+typedef struct target {
+    char *row0[2]; /* its token's row 0 of either weight */
+    int rows[2];
+    bool whole[2]; /* four results at a multiple of four begin at a multiple of their size */
+} target;
+
+static __device__ __forceinline__ target start_target(const stream_args &a, int token)
+{
+    const int size = a.p.bf16 ? 2 : 4;
+    target to;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        to.row0[i] = (char *)a.p.out[i] + token * a.p.out_stride[i] * size;
+        to.rows[i] = (int)a.p.weight[i].rows;
+        to.whole[i] = (uintptr_t)to.row0[i] % (4 * size) == 0;
+    }
+    return to;
+}
+
+static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
+{
+    const uint32_t v = num_pack2<RIDGE_BF16>(lo, hi);
+
+    return num_canonical<RIDGE_BF16>(v & 0xffff) | num_canonical<RIDGE_BF16>(v >> 16) << 16;
+}
+
+/* Four rows, or those of them that there are. */
+static __device__ __forceinline__ void store4(const float *y, bool bf16, char *row0, int row, int rows, bool whole)
+{
+    if (whole && row + 4 <= rows) {
+        if (bf16)
+            *(uint2 *)(row0 + row * 2) = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
+        else
+            *(uint4 *)(row0 + row * 4) = num_pack<RIDGE_F32>(y);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (row + k < rows && bf16)
+            num_store<RIDGE_BF16>(row0, row + k, y[k]);
+        else if (row + k < rows)
+            num_store<RIDGE_F32>(row0, row + k, y[k]);
+}
+
+/* q8_0_matmul, q8_0_pair: a thread has four rows of a token, so no thread has more than one. */
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void finish(const stream_args &a, char *memory, uint32_t shared)
+{
+    enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH, QUADS = SUBS * SUB / 4 };
+    static_assert(TOKENS * QUADS <= 32 * FINISHERS(SUBS, TOKENS), "a thread each");
+    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), token = thread / QUADS, r = thread % QUADS * 4;
+    const int tiles = a.tiles, tiles0 = a.tiles0;
+    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
+    const float *from = (const float *)(memory + a.at_sums) + token * PITCH + r;
+    const target to = start_target(a, token);
+    const bool bf16 = a.p.bf16, mine = token < a.tokens;
+
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const bool second = tile >= tiles0;
+        const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB) + r;
+        const float *parts = from + f.sums * (RIDGE_Q8_0_PARTS * PLANE);
+        float y[4];
+
+        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+        if (mine)
+            sum_parts4<PLANE>(parts, y);
+        take_sums(&f);
+        if (mine)
+            store4(y, bf16, second ? to.row0[1] : to.row0[0], row, second ? to.rows[1] : to.rows[0],
+                   second ? to.whole[1] : to.whole[0]);
+    }
+}
+
+template <int PLANE> static __device__ __forceinline__ float sum_parts(const float *from)
+{
+    float part[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        part[i] = from[i * PLANE];
+    return ridge_q8_0_tree(part);
+}
+
+/* The rows of gate come first in a tile, then those of up. */
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char *memory, uint32_t shared)
+{
+    enum { PITCH = SUMS_PITCH(SUBS), PLANE = TOKENS * PITCH };
+    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
+    const int tokens = a.tokens, high = a.high, size = a.p.bf16 ? 2 : 4, rows = (int)a.p.weight[0].rows;
+    const int64_t token_step = a.p.out_stride[0] * size;
+    char *const row0 = (char *)a.p.out[0] + f.begin * token_step;
+    const unsigned act = a.p.act;
+    const float *const scale = a.p.token_scale;
+    const bool bf16 = a.p.bf16;
+
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
+    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+        const int row = tile * high + f.r;
+
+        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+        for (int token = f.begin; token < tokens && row < rows; token += 2 * f.step) { /* two hide each other */
+            const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - f.begin) * PITCH;
+            const int count = token + f.step < tokens ? 2 : 1;
+            float y[2] = {}, up[2] = {};
+
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (i < count) {
+                    y[i] = sum_parts<PLANE>(parts + i * f.step * PITCH);
+                    up[i] = sum_parts<PLANE>(parts + i * f.step * PITCH + high);
+                }
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (i < count)
+                    y[i] = q8_0_swiglu(act, y[i], up[i], scale ? scale[token + i * f.step] : 1.0f, a.p.swiglu);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                char *const to = row0 + (token - f.begin + i * f.step) * token_step;
+
+                if (i < count && bf16)
+                    num_store<RIDGE_BF16>(to, row, y[i]);
+                else if (i < count)
+                    num_store<RIDGE_F32>(to, row, y[i]);
+            }
+        }
+        take_sums(&f);
+    }
+}
+
+/* The residuals of a thread's elements of one tile, with four streams; and what is added. */
+template <int PER>
+static __device__ __forceinline__ void fetch_streams(const stream_args &a, const finisher &f, int tile,
+                                                     float (*v)[HC_STREAMS + 1])
+{
+    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int t = f.begin + i * f.step;
+
+        if (t >= a.tokens || tile >= a.tiles || row >= rows)
+            continue;
+#pragma unroll
+        for (int s = 0; s < HC_STREAMS; s++)
+            v[i][s] = a.p.res[t * a.p.res_stride + s * rows + row];
+        v[i][HC_STREAMS] = a.p.add ? a.p.add[t * a.p.add_stride + row] : 0.0f;
+    }
+}
+
+/* The same to L2 only. */
+template <int PER>
+static __device__ __forceinline__ void announce_streams(const stream_args &a, const finisher &f, int tile)
+{
+    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
+
+    for (int i = 0; i < PER; i++) {
+        const int t = f.begin + i * f.step;
+
+        if (t >= a.tokens || tile >= a.tiles || row >= rows)
+            continue;
+        for (int s = 0; s < HC_STREAMS; s++)
+            ptx_prefetch_l2(&a.p.res[t * a.p.res_stride + s * rows + row]);
+        if (a.p.add)
+            ptx_prefetch_l2(&a.p.add[t * a.p.add_stride + row]);
+    }
+}
+
+/* One element; factors: post and comb of its token. */
+static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t row, int token, float y,
+                                                   const float *streams, const float *factors)
+{
+    const float v = a.p.add ? y + streams[HC_STREAMS] : y;
+    float *const out = (float *)a.p.out[0] + token * a.p.out_stride[0] + row;
+
+    if (a.p.y)
+        num_store<RIDGE_F32>(a.p.y, token * a.p.y_stride + row, y);
+#pragma unroll
+    for (int dst = 0; dst < HC_STREAMS; dst++) {
+        float acc = ridge_hc_start(v, factors[dst]);
+
+#pragma unroll
+        for (int src = 0; src < HC_STREAMS; src++)
+            acc = ridge_hc_step(acc, factors[HC_STREAMS + dst + HC_STREAMS * src], streams[src]);
+        num_store<RIDGE_F32>(out, dst * a.p.weight[0].rows, acc);
+    }
+}
+
+/* HC expand. With four streams the residuals of the next tile are on their way while one is finished, and
+ * the tokens' factors lie in shared memory. */
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void finish_hc(const stream_args &a, char *memory, uint32_t shared)
+{
+    enum {
+        WIDTH = 32 * FINISHERS(SUBS, TOKENS),
+        PLANE = TOKENS * SUMS_PITCH(SUBS),
+        PER = (TOKENS + WIDTH / (SUBS * SUB) - 1) / (WIDTH / (SUBS * SUB))
+    };
+    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
+    float *const factors = (float *)(memory + a.at_factors);
+    const bool four = a.p.n_hc == HC_STREAMS;
+    float now[PER][HC_STREAMS + 1], next[PER][HC_STREAMS + 1];
+
+    for (int ahead = 0; four && ahead < 2; ahead++)
+        announce_streams<PER>(a, f, blockIdx.x + ahead * gridDim.x);
+    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
+    if (four) {
+        fetch_streams<PER>(a, f, blockIdx.x, now);
+        for (int i = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
+            const int t = i / HC_FACTORS, k = i % HC_FACTORS;
+
+            factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
+        }
+        ptx_barrier_sync(2, WIDTH);
+    }
+    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+        const int row = tile * (SUBS * SUB) + f.r;
+
+        if (four)
+            fetch_streams<PER>(a, f, tile + gridDim.x, next);
+        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            const int t = f.begin + i * f.step;
+            float y;
+
+            if (t >= a.tokens || row >= a.p.weight[0].rows)
+                continue;
+            y = sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
+            if (four)
+                finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS);
+            else
+                q8_0_finish_hc(a.p, row, t, y, NULL);
+        }
+        take_sums(&f);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+#pragma unroll
+            for (int s = 0; s <= HC_STREAMS; s++)
+                now[i][s] = next[i][s];
+    }
+}
+#endif
+
+#endif

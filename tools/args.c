@@ -1,0 +1,57 @@
+/* args.c: numbers, words and files on the command line. */
+#include "args.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool number_whole(const char *text, uint64_t low, uint64_t high, uint64_t *value)
+{
+    if (!*text || text[strspn(text, "0123456789")])
+        return false;
+    errno = 0;
+    *value = strtoull(text, NULL, 10);
+    return errno == 0 && *value >= low && *value <= high;
+}
+
+uint64_t args_whole(const struct argp_state *state, const char *option, const char *arg, uint64_t low, uint64_t high)
+{
+    uint64_t value = low;
+
+    if (!number_whole(arg, low, high, &value))
+        argp_error(state, "%s takes a whole number from %" PRIu64 " to %" PRIu64 ", not '%s'", option, low, high, arg);
+    return value;
+}
+
+double args_positive(const struct argp_state *state, const char *option, const char *arg)
+{
+    char *end;
+    const double value = strtod(arg, &end);
+
+    if (end == arg || *end || !isfinite(value) || !(value > 0))
+        argp_error(state, "%s takes a number above 0, not '%s'", option, arg);
+    return value;
+}
+
+void args_word(const struct argp_state *state, const char *arg, char *text, size_t size)
+{
+    const size_t used = strlen(text);
+
+    if (used + strlen(arg) + 2 > size)
+        argp_error(state, "the problem is longer than %zu characters", size - 2);
+    else
+        snprintf(text + used, size - used, "%s%s", used ? " " : "", arg);
+}
+
+void args_file(const struct argp_state *state, const char *arg, args_files *files)
+{
+    const int most = (int)(sizeof files->at / sizeof files->at[0]);
+
+    if (files->count == most)
+        argp_error(state, "more than %d files", most);
+    else
+        files->at[files->count++] = arg;
+}

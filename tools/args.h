@@ -1,0 +1,26 @@
+/* args.h: what the verbs share in reading their arguments. What is wrong ends the program with a message of argp's. */
+#ifndef RIDGE_ARGS_H
+#define RIDGE_ARGS_H
+
+#include <argp.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A whole number in decimal digits, nothing around it, within low .. high. */
+bool number_whole(const char *text, uint64_t low, uint64_t high, uint64_t *value);
+
+/* The value of an option: such a number, or a finite one above 0. */
+uint64_t args_whole(const struct argp_state *state, const char *option, const char *arg, uint64_t low, uint64_t high);
+double args_positive(const struct argp_state *state, const char *option, const char *arg);
+
+/* Appends a word of "op name=value ...". */
+void args_word(const struct argp_state *state, const char *arg, char *text, size_t size);
+
+typedef struct args_files {
+    const char *at[256];
+    int count;
+} args_files;
+void args_file(const struct argp_state *state, const char *arg, args_files *files);
+
+#endif
