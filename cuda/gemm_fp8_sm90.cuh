@@ -1,13 +1,15 @@
 /* gemm_fp8_sm90.cuh: the device side of gemm_fp8 for large m on Hopper: TMA, wgmma, warp-specialised, persistent.
  *
  *     fin = fma(rn(sA sB), P_b, fin) over the 128-blocks b of k, ascending; P_b by four wgmma of k 32
+ *     (with a scale for each column of D: gemm_fp8_column.cuh)
  *
  * A cluster of CM x CN CTAs takes CM x CN neighbouring tiles. Tiles of one row need the same part of A: each of their
  * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, and WGS
  * warpgroups of one or two slices of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an
  * element, two where both operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its
- * codes and scales (orders those writes before wgmma's and the warps' reads). empty[s]: the multiplying warps of every
- * CTA that this one writes to have finished with stage s (orders their reads before the next writes). */
+ * codes and scales (orders those writes before wgmma's and the warps' reads). ready[s]: its scales of B are spread.
+ * empty[s]: the multiplying warps of every CTA that this one writes to have finished with stage s (orders their reads
+ * before the next writes). */
 #ifndef RIDGE_GEMM_FP8_SM90_CUH
 #define RIDGE_GEMM_FP8_SM90_CUH
 
@@ -51,12 +53,14 @@ typedef struct gemm_piece {
 template <class T, int MODE> struct gemm_memory {
     uint8_t a[T::STAGES][T::BM * BK];
     uint8_t b[T::STAGES][T::BN * BK];
-    uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
+    uint8_t d[(1 + T::WIDE) * T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits, or 32 of 32 */
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
+    float spread[MODE == SCALE_COLUMN ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
-    uint64_t full[T::STAGES], empty[T::STAGES], left[T::WGS];
-    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
+    uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
+    uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
+    gemm_piece piece[8];                    /* by number, modulo more than the stages can belong to */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -188,28 +192,7 @@ static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, 
         fin[i] = __fmaf_rn(i & 2 ? v.lower : v.upper, acc[i], fin[i]);
 }
 
-/* One scale of B for each column. `early`: those of the first EARLY groups of 8, read before. */
-enum { EARLY = 2 };
-
-static __device__ __forceinline__ float2 gemm_column_scales(const float *scale_b, int j)
-{
-    return *(const float2 *)(scale_b + 8 * j + 2 * (threadIdx.x % 4));
-}
-
-template <int BN>
-static __device__ __forceinline__ void gemm_promote_column(const gemm_scales &v, const float *scale_b,
-                                                           const float2 *early, const float *acc, float *fin)
-{
-#pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
-        const float2 w = j < EARLY ? early[j] : gemm_column_scales(scale_b, j);
-
-        fin[4 * j] = __fmaf_rn(v.upper * w.x, acc[4 * j], fin[4 * j]);
-        fin[4 * j + 1] = __fmaf_rn(v.upper * w.y, acc[4 * j + 1], fin[4 * j + 1]);
-        fin[4 * j + 2] = __fmaf_rn(v.lower * w.x, acc[4 * j + 2], fin[4 * j + 2]);
-        fin[4 * j + 3] = __fmaf_rn(v.lower * w.y, acc[4 * j + 3], fin[4 * j + 3]);
-    }
-}
+#include "gemm_fp8_column.cuh"
 
 template <int N, int FORMATS>
 static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64_t b, int keep)
@@ -223,10 +206,12 @@ static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64
 /* A slice of 64 rows, one block of k: four matrix instructions, then the promotion. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
-                                                 int slice, uint32_t a, uint32_t b, float column, float *fin)
+                                                 int slice, uint32_t a, uint32_t b, float column, uint32_t phase,
+                                                 float *fin)
 {
     float acc[T::BN / 2];
-    float2 early[EARLY];
+    const float *const spread = s->spread[stage] + (MODE == SCALE_COLUMN ? threadIdx.x % 4 * gemm_lane_pitch<T>() : 0);
+    float2 first = {};
     gemm_scales v;
 
     if (MODE != SCALE_LAST) {
@@ -246,17 +231,19 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
     wgmma_commit();
     if (MODE == SCALE_COLUMN)
         ptx_barrier_arrive(at.after, 256); /* the next warpgroup's turn */
-    if (MODE == SCALE_COLUMN)
-#pragma unroll
-        for (int j = 0; j < EARLY; j++)
-            early[j] = gemm_column_scales(s->scale_b[stage], j);
+    if (MODE == SCALE_COLUMN) {
+        ptx_mbarrier_wait(ptx_shared(&s->ready[stage]), phase);
+        first = *(const float2 *)spread;
+    }
     wgmma_wait();
     if (MODE == SCALE_COLUMN) {
-        gemm_promote_column<T::BN>(v, s->scale_b[stage], early, acc, fin);
+        gemm_promote_column<T::BN>(v, spread, first, acc, fin);
         __syncwarp(); /* the warp has read its scales */
     }
     if (slice == T::SLICES - 1 && threadIdx.x % 32 < T::CM + T::CN - 1)
-        ptx_mbarrier_arrive_cluster(at.empty + stage * 8); /* the stage goes back */
+        ptx_mbarrier_arrive_cluster(MODE == SCALE_COLUMN /* no register for its place */
+                                        ? ptx_map(ptx_shared(&s->empty[stage]), threadIdx.x % 32)
+                                        : at.empty + stage * 8); /* the stage goes back */
     if (MODE == SCALE_BLOCK)
         gemm_promote_block<T::BN>(v, acc, fin);
     if (MODE == SCALE_LAST)
@@ -276,9 +263,16 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
     ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++)
-        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column,
+        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, ring->phase,
                                     fin + slice * (T::BN / 2));
     gemm_advance<T::STAGES>(ring);
+}
+
+/* A number that all lanes have, its origin hidden from the compiler; SCALE_COLUMN: in a uniform register, since it has
+ * no other to spare. */
+template <int MODE> static __device__ __forceinline__ uint32_t gemm_hide(uint32_t x)
+{
+    return MODE == SCALE_COLUMN ? __reduce_max_sync(~0u, x) : __shfl_sync(~0u, x, 0);
 }
 
 /* The next piece. The reductions tell the compiler what it cannot see: all lanes have the same. Loops that these values
@@ -352,10 +346,14 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
+            ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
-        for (int i = 0; i < T::WGS; i++)
+        for (int i = 0; i < T::WGS; i++) {
             ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
+            ptx_mbarrier_init(ptx_shared(&s->added[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->stored[i]), 128);
+        }
         ptx_mbarrier_fence_init();
     }
     ptx_cluster_sync(); /* the mbarriers of all CTAs before anybody uses them */
@@ -370,8 +368,12 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             gemm_load<T, MODE>(p, s);
         else if (MODE != SCALE_LAST && !p.scale_tma && threadIdx.x / 32 == 1)
             gemm_load_scales<T, MODE>(p, s);
-        else if (threadIdx.x == 64)
+        else if (threadIdx.x == 32)
             gemm_publish<T>(p, s->left);
+        else if (T::WIDE && threadIdx.x == 64)
+            gemm_carry<T, MODE>(p, s);
+        else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
+            gemm_spread_scales<T, MODE>(s);
     } else {
         enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
@@ -380,19 +382,18 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         const int lane = thread % 32, peer = lane < T::CM               ? rank / T::CM * T::CM + lane
                                              : lane < T::CM + T::CN - 1 ? rank ^ T::CM
                                                                         : rank;
-        /* through a shuffle: else the compiler computes the descriptors anew for every block of k */
-        const gemm_places at = {
-            __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK)), 0),
-            __shfl_sync(~0u, (uint32_t)wgmma_descriptor(ptx_shared(s->b[0])), 0),
-            ptx_shared(&s->full[0]),
-            ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
-            local,
-            1 + group,
-            group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
+        /* through a shuffle or a reduction: else the compiler computes the descriptors anew for every block of k */
+        const gemm_places at = {gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK))),
+                                gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->b[0]))),
+                                ptx_shared(&s->full[0]),
+                                ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
+                                local,
+                                1 + group,
+                                group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
         float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
-        int number = 0;
+        int number = 0, done = 0; /* done: parity of the tiles that are finished */
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -410,13 +411,13 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             chunk = gemm_read_chunk(p, piece.col, piece.begin);
         while (piece.end) {
             const int row = piece.row, col = piece.col, end = piece.end;
-            const float bias = OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, col + thread)
-                               : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col + thread)
-                                                : 0.0f;
+            float bias = MODE == SCALE_COLUMN ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
             gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
+            if (MODE == SCALE_COLUMN) /* no register for it before */
+                bias = gemm_bias_of<OUT>(p, col + thread);
             piece = gemm_next_piece(&s->piece[++number % 8]);
             if (MODE == SCALE_BLOCK)
                 chunk = gemm_read_chunk(p, piece.col, piece.begin);
@@ -436,7 +437,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 if (OUT == OUT_BF16)
                     gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
                 else if (OUT == OUT_F32)
-                    gemm_store_f32<T>(p, first_row, col, part);
+                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, col, done, part);
                 else if (p.dtype == RIDGE_BF16)
                     gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
                 else if (p.dtype == RIDGE_F16)
@@ -444,6 +445,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 else
                     gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
             }
+            done ^= 1;
         }
         if (thread == 0)
             ptx_tma_wait();
