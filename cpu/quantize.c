@@ -278,7 +278,8 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
             uint32_t amax = one || given ? 0 : v->amax(a->dtype, x, a->cols), seen;
             const float s = one ? tensor_scale : given ? given[row] : block_scale(a, amax);
 
-            seen = v->encode(a, x, ridge_fp8_reciprocal(s), given != NULL, a->row.q + row * a->row.stride);
+            seen = v->encode(a, x, ridge_fp8_reciprocal(s), given != NULL, a->row.q + row * a->row.stride,
+                             row + 1 < a->rows ? x + a->stride : NULL);
             amax = given ? seen : amax;
             all = amax > all ? amax : all;
             if (!one && !given)
@@ -385,6 +386,23 @@ static void tiles(const quantize_vectors *v, const quantize_args *a)
     }
 }
 
+static void strips(const quantize_vectors *v, const quantize_args *a)
+{
+    const int64_t wide = QUANTIZE_STRIP / a->size, across = (a->cols + wide - 1) / wide;
+
+#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < groups(a->rows) * across; t++) {
+            const int64_t col = t % across * wide;
+
+            v->blocks(a, t / across, col, least(wide, a->cols - col), col + 2 * wide <= a->cols);
+        }
+        finish(a, mode);
+    }
+}
+
 static void add_tile_sums(const quantize_args *a, float *colsum)
 {
     for (int64_t col = 0; col < a->cols; col++) {
@@ -412,6 +430,8 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
         whole(v, &a, call);
     else if (a.row.form == QUANTIZE_ROW128 && a.col.form == QUANTIZE_ABSENT)
         row_groups(v, &a);
+    else if (a.col.form == QUANTIZE_ABSENT)
+        strips(v, &a);
     else
         tiles(v, &a);
     if (colsum) {

@@ -32,17 +32,21 @@ typedef struct quantize_args {
     bool stream;           /* codes bypass the cache; who ends a thread's work fences */
 } quantize_args;
 
-enum { QUANTIZE_ROWS = 16 };
+enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 2048 /* bytes of a row */ };
 
 /* The work of one instruction set. */
 typedef struct quantize_vectors {
     /* The bits of the largest |x| of n elements. */
     uint32_t (*amax)(uint32_t dtype, const void *x, int64_t n);
     /* The codes of one row, x * reciprocal. `guard`: infinite elements become 7F too, and the bits of the largest |x|
-     * are returned (else 0). */
-    uint32_t (*encode)(const quantize_args *args, const void *x, float reciprocal, bool guard, uint8_t *q);
+     * are returned (else 0). `next`: as many elements that will be read after it, or NULL. */
+    uint32_t (*encode)(const quantize_args *args, const void *x, float reciprocal, bool guard, uint8_t *q,
+                       const void *next);
     /* Up to QUANTIZE_ROWS rows, a scale for every 128 columns of each. */
     void (*row128)(const quantize_args *args, int64_t row, int64_t rows);
+    /* Blocks side by side, up to QUANTIZE_STRIP bytes of x a row, BLK128 alone. `more`: as many to the right come next.
+     */
+    void (*blocks)(const quantize_args *args, int64_t tr, int64_t col, int64_t cols, bool more);
     /* All forms of the 128 x 128 tile (tr, tc), whose elements are at x, `stride` bytes a row. `next`: where as many
      * rows are that will be read after it, or NULL. */
     void (*tile)(const quantize_args *args, int64_t tr, int64_t tc, const void *x, int64_t stride, const void *next);

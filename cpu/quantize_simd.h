@@ -371,6 +371,15 @@ static void scales_of(const quantize_args *a, int n, const uint32_t *restrict am
 
 /* ------------------------------------------------------------------------------------------------------------- rows */
 
+/* Fetches what the next pass over the memory will read into the second-level cache: without it memory would be idle
+ * while codes are computed. */
+INLINE void fetch_group(const char *next, int bytes)
+{
+    if (next)
+        for (int k = 0; k < bytes; k += 64)
+            __builtin_prefetch(next + k, 0, 2);
+}
+
 INLINE uint32_t amax_long(uint32_t dtype, const char *x, int64_t n)
 {
     const int64_t bytes = n * size_of(dtype), whole = bytes / (4 * VECTOR_BYTES) * (4 * VECTOR_BYTES);
@@ -413,7 +422,8 @@ static void guard_group(uint32_t dtype, const char *x, uint8_t *q)
     }
 }
 
-static uint32_t encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q)
+static uint32_t encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q,
+                           const void *next)
 {
     encoder *encode = pick_encoder(a->dtype, a->e5m2, guard ? CAPPED : ONE);
     _Alignas(64) uint8_t codes[G];
@@ -425,6 +435,7 @@ static uint32_t encode_all(const quantize_args *a, const void *x, float reciproc
         const char *from = whole_group((const char *)x + i * a->size, n, a->size, room);
         const uint32_t amax = guard ? amax_group(a->dtype, from) : 0;
 
+        fetch_group(next ? (const char *)next + i * a->size : NULL, G * a->size);
         encode_scaled(encode, from, reciprocal, &reciprocal, codes);
         if (amax >= 0x7f800000u)
             guard_group(a->dtype, from, codes);
@@ -442,6 +453,7 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
 {
     enum { SOME = 16, MOST = 4 * SOME, ROWS = QUANTIZE_ROWS };
     encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
+    const char *next;
     float kept[MOST][ROWS], s[SOME], r[SOME];
     uint32_t amax[SOME] = {0};
     _Alignas(64) uint8_t codes[G];
@@ -460,7 +472,9 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
                 for (int64_t col = begin, g = 0; col < end; col += G, g++)
                     amax[g] = amax_group(a->dtype, whole_group(x + col * a->size, end - col, a->size, room));
                 scales_of(a, SOME, amax, s, r);
+                next = end < last ? x + end * a->size : i + 1 < rows ? x + a->stride + first * a->size : NULL;
                 for (int64_t col = begin, g = 0; col < end; col += G, g++) {
+                    fetch_group(next ? next + g * G * a->size : NULL, G * a->size);
                     kept[(col - first) / G][i] = s[g];
                     encode_scaled(encode, whole_group(x + col * a->size, end - col, a->size, room), s[g], r + g, codes);
                     put(q + col, codes, end - col, a->stream);
@@ -470,6 +484,38 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
         for (int64_t col = first; col < last; col += G)
             memcpy(a->row.scale + col / G * a->row.ld + row, kept[(col - first) / G], (size_t)rows * sizeof(float));
     }
+}
+
+/* BLK128 alone: blocks side by side, so that memory is read and written in long stretches. The second pass finds them
+ * in the second-level cache. */
+static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t cols, bool more)
+{
+    const int64_t rows = a->rows - tr * G < G ? a->rows - tr * G : G, count = (cols + G - 1) / G;
+    const char *x = (const char *)a->x + tr * G * a->stride + col * a->size;
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
+    enum { MOST = QUANTIZE_STRIP / 2 / G, PLACES = MOST < 16 ? 16 : MOST };
+    uint32_t amax[PLACES] = {0};
+    float s[PLACES], r[PLACES];
+    _Alignas(64) uint8_t codes[G];
+    _Alignas(64) char room[G * 4];
+
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t g = 0; g < count; g++) {
+            const char *from = whole_group(x + i * a->stride + g * G * a->size, cols - g * G, a->size, room);
+            const uint32_t m = amax_group(a->dtype, from);
+
+            amax[g] = m > amax[g] ? m : amax[g];
+        }
+    scales_of(a, PLACES, amax, s, r);
+    memcpy(a->row.scale + tr * a->row.ld + col / G, s, (size_t)count * sizeof *s);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t g = 0; g < count; g++) {
+            const char *from = x + i * a->stride + g * G * a->size;
+
+            fetch_group(more ? from + QUANTIZE_STRIP : NULL, G * a->size);
+            encode_scaled(encode, whole_group(from, cols - g * G, a->size, room), s[g], r + g, codes);
+            put(a->row.q + (tr * G + i) * a->row.stride + col + g * G, codes, cols - g * G, a->stream);
+        }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ tiles */
@@ -578,14 +624,6 @@ static void scale_columns(const quantize_args *a, tile_work *w)
         w->r[1][p] = r[column_at(a->dtype, p)];
 }
 
-/* Fetches a row of the tile that comes next into the second-level cache. */
-INLINE void fetch(const quantize_args *a, const char *next, int64_t i)
-{
-    if (next)
-        for (int k = 0; k < G * a->size; k += 64)
-            __builtin_prefetch(next + i * a->stride + k, 0, 2);
-}
-
 /* The row form with a scale for every row. */
 static void encode_row(const quantize_args *a, tile_work *w, encoder *encode, int64_t tr, int64_t tc, int64_t i)
 {
@@ -602,7 +640,7 @@ static void encode_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_
     encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE), *each = pick_encoder(a->dtype, a->e5m2, EACH);
 
     for (int64_t i = 0; i < w->rows; i++) {
-        fetch(a, next, i);
+        fetch_group(next ? next + i * a->stride : NULL, G * a->size);
         if (a->row.form == QUANTIZE_ROW128)
             encode_row(a, w, encode, tr, tc, i);
         if (by_columns)
@@ -673,7 +711,7 @@ static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64
     const float r = ridge_fp8_reciprocal(s);
 
     for (int64_t i = 0; i < w->rows; i++) {
-        fetch(a, next, i);
+        fetch_group(next ? next + i * a->stride : NULL, G * a->size);
         encode_scaled(encode, w->x + i * G * a->size, s, &r, w->codes[i]);
         if (a->row.form == QUANTIZE_BLK128)
             put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
@@ -831,4 +869,4 @@ static void q8_0(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, b
     }
 }
 
-const quantize_vectors QUANTIZE_VECTORS = {amax_all, encode_all, row128, tile, q8_0};
+const quantize_vectors QUANTIZE_VECTORS = {amax_all, encode_all, row128, blocks128, tile, q8_0};

@@ -22,6 +22,7 @@ typedef struct quantize_args {
     int64_t stride, up_stride;
     int64_t rows, cols;
     uint32_t across; /* tiles, or units, a row */
+    uint32_t ahead;  /* tiles from a block's to the one it fetches into L2 */
     int e5m2, pow2;
     int vector_x, vector_row, vector_col; /* wide loads and stores are aligned */
     int whole;                            /* all of them are */

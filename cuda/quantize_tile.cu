@@ -3,33 +3,68 @@
  * architecture. Bytes: 2 read, 2 written an element for bf16 dual. */
 #include "quantize_tile.cuh"
 
-/* Tiles are taken down BUNDLE rows of tiles before the next column of tiles, so that neighbouring lines of q_t are
- * written soon after each other. */
-enum { BUNDLE = 4 };
+/* Rows of tiles that are taken together before the next column of tiles. One is faster where a block fetches ahead. */
+#define BUNDLE(col, source) ((source) == FROM_SWIGLU || (col) == QUANTIZE_ABSENT ? 4u : 1u)
+
+/* Fetches a tile into L2. Measured on an H200 only: a distance too long makes everything slower. */
+template <int DTYPE, int SOURCE>
+static __device__ __forceinline__ void tile_fetch(const quantize_args &p, uint32_t tile)
+{
+#if __CUDA_ARCH__ == 900
+    constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2, LINE = 128;
+    const int64_t row = (int64_t)(tile / p.across) * 128 + threadIdx.x / 2, col = (int64_t)(tile % p.across) * 128;
+    const int half = threadIdx.x & 1; /* of a row, or gate and up */
+    const char *from;
+
+    if (row >= p.rows || col + 128 > p.cols)
+        return;
+    from = SOURCE == FROM_X ? p.x + (row * p.stride + col + half * 64) * SIZE
+           : half           ? p.up + (row * p.up_stride + col) * SIZE
+                            : p.x + (row * p.stride + col) * SIZE;
+#pragma unroll
+    for (int at = 0; at < (SOURCE == FROM_X ? 64 : 128) * SIZE; at += LINE)
+        ptx_prefetch_l2(from + at);
+#endif
+}
+
+/* What a multiprocessor holds: three where the registers suffice. */
+#define BLOCKS(dtype, col, source) ((dtype) != RIDGE_F32 && (source) == FROM_X && (col) == QUANTIZE_ABSENT ? 3 : 2)
 
 /* E5M2 is 0 or 1, or 2 for "see p.e5m2". */
 template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
-static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDGE_F32 || SOURCE != FROM_X ? 2 : 3))
+static __global__ void __launch_bounds__(TILE_THREADS,
+                                         SOURCE == FROM_SILU ? 2 : TILE_BLOCKS(BLOCKS(DTYPE, COL, SOURCE)))
     quantize_tile(const __grid_constant__ quantize_args p)
 {
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
+    constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2;
+    constexpr uint32_t DEEP = BUNDLE(COL, SOURCE);
     __shared__ __align__(16) tile_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t bundle = blockIdx.x / (BUNDLE * p.across), place = blockIdx.x % (BUNDLE * p.across);
-    const uint32_t down = min((uint32_t)BUNDLE, (uint32_t)((p.rows + 127) / 128) - bundle * BUNDLE);
-    const int tr = (int)(bundle * BUNDLE + place % down), tc = (int)(place / down);
+    const uint32_t bundle = blockIdx.x / (DEEP * p.across), place = blockIdx.x % (DEEP * p.across);
+    const uint32_t down = min(DEEP, (uint32_t)((p.rows + 127) / 128) - bundle * DEEP);
+    const int tr = (int)(bundle * DEEP + place % down), tc = (int)(place / down);
     const int row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     uint32_t raw[TILE_ROWS][W];
 
     ptx_grid_wait();
-    if (SOURCE == FROM_X && p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
-        const char *from = p.x + (row * p.stride + col) * (DTYPE == RIDGE_F32 ? 4 : 2);
+    if (SOURCE != FROM_SWIGLU && p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
+        const char *from = p.x + (row * p.stride + col) * SIZE, *with = p.up + (row * p.up_stride + col) * SIZE;
+        uint32_t up[SOURCE == FROM_SILU ? TILE_ROWS : 1][W];
 
 #pragma unroll
-        for (int i = 0; i < TILE_ROWS; i++, from += p.stride * (DTYPE == RIDGE_F32 ? 4 : 2))
+        for (int i = 0; i < TILE_ROWS; i++, from += p.stride * SIZE, with += p.up_stride * SIZE) {
             quantize_load<DTYPE>(from, 8, true, raw[i]);
+            if constexpr (SOURCE == FROM_SILU)
+                quantize_load<DTYPE>(with, 8, true, up[i]);
+        }
+        if (COL != QUANTIZE_ABSENT) /* memory would idle while the few blocks compute */
+            tile_fetch<DTYPE, SOURCE>(p, blockIdx.x + p.ahead);
         ptx_grid_release(); /* takes time: behind the loads */
-        tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, true, E5M2 == 2 ? p.e5m2 : E5M2);
+        if constexpr (SOURCE == FROM_SILU)
+            tile_silu<DTYPE>(p, row, col, raw, up);
+        tile_finish<DTYPE, ROW, COL, SOURCE == FROM_X && COL != QUANTIZE_ABSENT>(p, m, raw, tr, tc, true,
+                                                                                 E5M2 == 2 ? p.e5m2 : E5M2);
         return;
     }
 #pragma unroll
@@ -47,7 +82,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDG
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
     ptx_grid_release();
-    tile_finish<DTYPE, ROW, COL>(p, m, raw, tr, tc, false, E5M2 == 2 ? p.e5m2 : E5M2);
+    tile_finish<DTYPE, ROW, COL, SOURCE == FROM_X && COL != QUANTIZE_ABSENT>(p, m, raw, tr, tc, false,
+                                                                             E5M2 == 2 ? p.e5m2 : E5M2);
 }
 
 /* Sums of the tiles to sums of the columns, tiles in order. */
@@ -60,7 +96,7 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
     ptx_grid_release();
     if (col >= p.cols)
         return;
-#pragma unroll 8
+#pragma unroll 32
     for (int64_t t = 0; t < tiles; t++)
         sum += p.sums[t * p.cols + col];
     p.colsum[col] = __uint_as_float(num_canonical_f32(sum));
@@ -75,21 +111,35 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
 #define BY_SINGLE(DTYPE, E5M2)                                                          \
     (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X, E5M2>, \
         (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X, E5M2>
+/* f32 tiles of two tensors do not fit the registers. */
+#define PLAIN(DTYPE) ((DTYPE) == RIDGE_F32 ? FROM_SWIGLU : FROM_SILU)
 #define BY_DTYPE(DTYPE)                                                                                 \
     {                                                                                                   \
         BY_FORM(DTYPE, FROM_X, 0), BY_SINGLE(DTYPE, 0), BY_FORM(DTYPE, FROM_X, 1), BY_SINGLE(DTYPE, 1), \
-            BY_FORM(DTYPE, FROM_SWIGLU, 2)                                                              \
+            BY_FORM(DTYPE, FROM_SWIGLU, 2), BY_FORM(DTYPE, PLAIN(DTYPE), DTYPE == RIDGE_F32 ? 2 : 0),   \
+            BY_FORM(DTYPE, PLAIN(DTYPE), DTYPE == RIDGE_F32 ? 2 : 1)                                    \
     }
 
-/* [f32, f16, bf16][e5m2 * 5 + form, or 3 and 4 for ROW128 and BLK128 alone; from 10 on SwiGLU by form] */
-static const void *const functions[3][13] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE_F16), BY_DTYPE(RIDGE_BF16)};
+enum { ANY_SWIGLU = 10, PLAIN_SWIGLU = 13, FUNCTIONS = 19 };
+
+/* [f32, f16, bf16][e5m2 * 5 + form, or 3 and 4 for ROW128 and BLK128 alone; SwiGLU by form; without options by e5m2 * 3
+ * + form] */
+static const void *const functions[3][FUNCTIONS] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE_F16), BY_DTYPE(RIDGE_BF16)};
 
 static ridge_status prepare(const ridge_device *device)
 {
     const void *const sums = (const void *)quantize_add_sums;
-    ridge_status status = host_load(device, &functions[0][0], 3 * 13, "quantize: loading kernels");
+    ridge_status status = host_load(device, &functions[0][0], 3 * FUNCTIONS, "quantize: loading kernels");
 
     return status ? status : host_load(device, &sums, 1, "quantize: loading kernels");
+}
+
+/* SiLU of two tensors, nothing else, where that kernel's registers leave two blocks a multiprocessor. */
+static bool plain_swiglu(const ridge_device *device, const ridge_problem *problem)
+{
+    return device->arch >= RIDGE_ARCH_SM90 && device->arch <= RIDGE_ARCH_SM103 && problem->plain &&
+           problem->dtype[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE] == RIDGE_NONE &&
+           !(problem->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED));
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -101,14 +151,16 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     quantize_args p = tile_collect(call, swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q);
     float *colsum =
         call->op == RIDGE_QUANTIZE_FP8_DUAL ? (float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
+    const int which = swiglu ? plain_swiglu(device, problem) ? PLAIN_SWIGLU + p.e5m2 * 3 + form : ANY_SWIGLU + form
+                             : p.e5m2 * 5 + (single ? alone : form);
     ridge_status status;
 
     if (p.rows == 0 || p.cols == 0)
         return RIDGE_OK;
+    p.ahead = (uint32_t)device->units * 3 / 4; /* of twice as many blocks as units; from 1.2 on it is slower */
     p.sums = colsum ? (float *)workspace : NULL;
     p.colsum = colsum;
-    status = host_launch(device, kernel->name,
-                         functions[dtype - RIDGE_F32][swiglu ? 10 + form : p.e5m2 * 5 + (single ? alone : form)],
+    status = host_launch(device, kernel->name, functions[dtype - RIDGE_F32][which],
                          dim3((unsigned)(quantize_groups(p.rows) * p.across)), TILE_THREADS, &p, stream);
     if (status || !colsum)
         return status;

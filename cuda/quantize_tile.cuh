@@ -1,6 +1,5 @@
-/* quantize_tile.cuh: a tile of 128 x 128 of quantize_fp8, quantize_fp8_dual or swiglu_quantize by 256 threads, from its
- * elements in registers to codes and scales in memory. quantize_tile.cu and quantize_stream.cu differ in how the
- * elements get there.
+/* quantize_tile.cuh: a tile of 128 x 128 of quantize_fp8, quantize_fp8_dual or swiglu_quantize by 256 threads: SwiGLU
+ * of elements in registers, and the way from there to codes and scales in memory.
  *
  * Thread (warp w, lane l) owns rows 16 w + 8 (l / 16) .. + 7 and columns 8 (l % 16) .. + 7. Row scales: a butterfly
  * over 16 lanes leaves each lane one row's amax. Column scales: through shared memory, thread t < 128 owns column t.
@@ -10,6 +9,7 @@
 #define RIDGE_QUANTIZE_TILE_CUH
 
 #include "quantize.cuh"
+#include "swiglu_guess.cuh"
 
 enum { TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / 32, TILE_ROWS = 8 };
 /* Blocks that must fit a multiprocessor, which caps the registers: measured on an H200; elsewhere ptxas gets what it
@@ -55,13 +55,13 @@ static __device__ __forceinline__ void tile_element_loads(const quantize_args &p
         quantize_load<DTYPE>(p.up + (row * p.up_stride + col) * size, n, p.vector_x, b);
 }
 
-/* swiglu_fwd of 8 columns, rounded to the dtype as it would be stored; result in a. Columns from n on become 0. */
+/* swiglu_fwd of 8 columns, rounded to the dtype as it would be stored; result in a. Columns from n on become 0. A NaN
+ * is not made canonical: all codes of its group are 7F whatever its bits. */
 template <int DTYPE, int SOURCE>
 static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64_t row, int64_t n, uint32_t *a,
                                                    const uint32_t *b)
 {
     float g[8], u[8];
-    uint4 v;
 
     quantize_unpack<DTYPE>(a, g);
     quantize_unpack<DTYPE>(b, u);
@@ -92,12 +92,68 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
             g[i] = i < n ? ridge_swiglu_scale(h * ridge_swiglu_up(u[i], p.o), scale, p.o) : 0.0f;
         }
     }
-    v = num_pack<DTYPE>(g);
-    a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
     if (DTYPE == RIDGE_F32) {
-        v = num_pack<DTYPE>(g + 4);
-        a[4] = v.x, a[5] = v.y, a[6] = v.z, a[7] = v.w;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            a[i] = __float_as_uint(g[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = num_pack2<DTYPE>(g[2 * i], g[2 * i + 1]);
     }
+}
+
+/* The exact result of the rows of 8 elements in `doubt`, whose bits are rows of this thread: the warp takes a row a
+ * turn, and a lane an element of it. row, col: this thread's first element. */
+static __device__ __forceinline__ void tile_settle(const quantize_args &p, uint32_t doubt, int row, int col,
+                                                   uint32_t (*raw)[4])
+{
+    const int lane = threadIdx.x % 32;
+
+    for (uint32_t lanes; (lanes = __ballot_sync(~0u, doubt != 0)) != 0;) {
+        const int owner = __ffs((int)lanes) - 1, turn = __shfl_sync(~0u, __ffs((int)doubt) - 1, owner);
+        const int64_t at_row = __shfl_sync(~0u, row, owner) + turn, at_col = __shfl_sync(~0u, col, owner) + lane % 8;
+        const float gate = num_load<RIDGE_BF16>(p.x, at_row * p.stride + at_col);
+        const float y =
+            ridge_act_fwd(RIDGE_SILU, gate, 1.0f) * num_load<RIDGE_BF16>(p.up, at_row * p.up_stride + at_col);
+        const uint32_t word = ptx_bf16x2(__shfl_down_sync(~0u, y, 1), y);
+        uint32_t exact[4];
+
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            exact[k] = __shfl_sync(~0u, word, 2 * k);
+        doubt &= lane == owner ? doubt - 1 : ~0u;
+#pragma unroll
+        for (int i = 0; i < TILE_ROWS; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                raw[i][k] = i == turn && lane == owner ? exact[k] : raw[i][k];
+    }
+}
+
+/* swiglu_fwd with default options of this thread's elements, all inside; 16-bit elements. */
+template <int DTYPE>
+static __device__ __forceinline__ void tile_silu(const quantize_args &p, int row, int col, uint32_t (*raw)[4],
+                                                 const uint32_t (*up)[4])
+{
+    uint32_t doubt = 0, range = 0;
+
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS; i++) {
+        uint32_t near = ~0u;
+
+        if (!GUESS || DTYPE != RIDGE_BF16) {
+            tile_swiglu<DTYPE, FROM_SILU>(p, 0, 8, raw[i], up[i]);
+            continue;
+        }
+        range = guess_range(raw[i][0], raw[i][1], guess_range(raw[i][2], raw[i][3], range));
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            raw[i][k] = guess_silu2(raw[i][k], up[i][k], &near);
+        doubt |= guess_near(near) ? 1u << i : 0;
+    }
+    if (GUESS && DTYPE == RIDGE_BF16)
+        tile_settle(p, guess_far(range) ? 0xffu : doubt, row, col, raw);
 }
 
 /* 8 values of 16 lanes to one: each lane ends with the largest of value 4 b3 + 2 b2 + b1, b its lane's bits. */
@@ -128,7 +184,7 @@ template <int DTYPE> static __device__ __forceinline__ float tile_element(const 
 }
 
 /* Amax, and sums, of the columns of this warp's 16 rows to shared memory. */
-template <int DTYPE>
+template <int DTYPE, bool SUMS>
 static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile_memory &m,
                                                     const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int warp, int lane)
 {
@@ -147,7 +203,7 @@ static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile
 #pragma unroll
         for (int k = 0; k < W; k += 4)
             *(uint4 *)&m.amax[warp][lane * W + k] = make_uint4(most[k], most[k + 1], most[k + 2], most[k + 3]);
-    if (p.sums) {
+    if (SUMS && p.sums) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float sum = 0;
@@ -163,7 +219,7 @@ static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile
 }
 
 /* Thread t < 128: amax of column t as f32 bits, and its sum to global memory. */
-template <int DTYPE>
+template <int DTYPE, bool SUMS>
 static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, const tile_memory &m, int t, int tr,
                                                        int col)
 {
@@ -172,7 +228,7 @@ static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, c
 #pragma unroll
     for (int w = 0; w < TILE_WARPS; w++)
         most = max(most, DTYPE == RIDGE_F32 ? m.amax[w][t] : (uint32_t)((const uint16_t *)m.amax[w])[t]);
-    if (p.sums && col < p.cols) {
+    if (SUMS && p.sums && col < p.cols) {
         float part = 0;
 
 #pragma unroll
@@ -214,14 +270,17 @@ static __device__ __forceinline__ void tile_turn(tile_memory &m, const uint32_t 
 static __device__ __forceinline__ void tile_store_turned(const quantize_args &p, const tile_memory &m, int row, int col,
                                                          bool inside)
 {
+    enum { STEP = TILE_THREADS / 8 };
     const int first = (int)threadIdx.x >> 3, pair = (int)threadIdx.x & 7, n = (int)p.rows - row - 16 * pair;
+    const int chunk = pair ^ first >> 4;
     uint8_t *to = p.col.q + (col + first) * p.col.stride + row + 16 * pair;
 
-#pragma unroll
-    for (int c = first; c < 128; c += TILE_THREADS / 8, to += TILE_THREADS / 8 * p.col.stride) {
-        const int x = c >> 3;
-        const uint4 v = *(const uint4 *)&m.codes[c * 128 + ((pair ^ (x >> 1)) * 16)];
-        const uint4 turned = x & 1 ? make_uint4(v.z, v.w, v.x, v.y) : v;
+    static_assert(STEP == 32, "chunk and the order of its halves");
+#pragma unroll 2
+    for (int k = 0; k < 128 / STEP; k++, to += STEP * p.col.stride) {
+        const int c = first + k * STEP;
+        const uint4 v = *(const uint4 *)&m.codes[c * 128 + (chunk ^ 2 * k) * 16];
+        const uint4 turned = first & 8 ? make_uint4(v.z, v.w, v.x, v.y) : v;
 
         if (inside || (p.vector_col && n >= 16 && col + c < p.cols)) {
             *(uint4 *)to = turned; /* not evict-first: half a percent faster, the line's neighbours come later */
@@ -274,8 +333,8 @@ static __device__ __forceinline__ void tile_sync(void)
 
 /* Everything after the elements are in `raw`. The caller has seen to it that nobody still reads m. `inside`: the whole
  * tile is inside the tensor and every wide store is aligned; a constant in every caller, as is e5m2 where speed counts.
- */
-template <int DTYPE, int ROW, int COL>
+ * SUMS: p.sums may ask for the sums of columns. */
+template <int DTYPE, int ROW, int COL, bool SUMS>
 static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_memory &m,
                                                    const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int tr, int tc,
                                                    bool inside, bool e5m2)
@@ -286,7 +345,7 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
     float block = 0;
 
     if (SHARED)
-        tile_columns<DTYPE>(p, m, raw, warp, lane);
+        tile_columns<DTYPE, SUMS>(p, m, raw, warp, lane);
     if (ROW == QUANTIZE_ROW128) {
         uint32_t most[TILE_ROWS];
 
@@ -300,7 +359,7 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
     tile_sync(); /* m.amax and m.sums of all warps before column threads read them */
     if (threadIdx.x < 128) {
         const int c = tc * 128 + (int)threadIdx.x;
-        const uint32_t amax = tile_column<DTYPE>(p, m, threadIdx.x, tr, c);
+        const uint32_t amax = tile_column<DTYPE, SUMS>(p, m, threadIdx.x, tr, c);
 
         if (COL == QUANTIZE_ROW128) {
             const float s = quantize_scale(p, amax);

@@ -194,11 +194,10 @@ typedef struct ridge_kernel_list {
 
 extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8,
     ridge_cpu_q8_0_matmul, ridge_cpu_norm, ridge_cpu_ce, ridge_cpu_multiply;
-extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_stream,
-    ridge_cuda_quantize_tile, ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90, ridge_cuda_ce_sm90,
-    ridge_cuda_ce_linear, ridge_cuda_ce_rows, ridge_cuda_gemm_stream_sm90, ridge_cuda_q8_0_direct,
-    ridge_cuda_q8_0_stream, ridge_cuda_q8_0_decode, ridge_cuda_norm, ridge_cuda_gemm_sm89, ridge_cuda_gemm_sm80,
-    ridge_cuda_multiply;
+extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
+    ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90, ridge_cuda_ce_sm90, ridge_cuda_ce_linear,
+    ridge_cuda_ce_rows, ridge_cuda_gemm_stream_sm90, ridge_cuda_q8_0_direct, ridge_cuda_q8_0_stream,
+    ridge_cuda_q8_0_decode, ridge_cuda_norm, ridge_cuda_gemm_sm89, ridge_cuda_gemm_sm80, ridge_cuda_multiply;
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);
@@ -272,7 +271,8 @@ struct ridge_backend {
                                 void *stream);
     ridge_status (*empty)(const ridge_device *device, void *stream);
     /* Proof of exact.h and of the fp8 encoding: function 0 rcp, 1 exp_neg, 2 sigmoid, 3 normal_cdf, 4 e4m3 code, 5 e5m2
-     * code of the floats with bits first + i * step, i < count, evaluated on the device. NULL on the CPU. */
+     * code of the floats with bits first + i * step, i < count, evaluated on the device; 6: 1 if the guess of SwiGLU
+     * for a bf16 gate (high half) and up (low half) holds. NULL on the CPU. */
     ridge_status (*exact)(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,
                           float *out);
 };

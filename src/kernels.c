@@ -7,7 +7,6 @@ static const ridge_kernel_list *const lists[] = {
 #if RIDGE_HAVE_CUDA               // the bare comments keep one list a line
     &ridge_cuda_swiglu_fwd,       //
     &ridge_cuda_swiglu_bwd,       //
-    &ridge_cuda_quantize_stream,  //
     &ridge_cuda_quantize_tile,    //
     &ridge_cuda_quantize_whole,   //
     &ridge_cuda_q8_0,             //

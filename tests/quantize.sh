@@ -87,6 +87,10 @@ expect 1 "is the input" quantize "$dir/F32.gguf" -o "$dir/link.gguf" --to q8_0 -
 rm "$dir/link.gguf"
 expect 1 "is the input" quantize "$dir/sharded" -o "$dir/sharded/" --to bf16 --force
 expect 1 "is the input" quantize "$dir/sharded" -o "$dir/sharded/model-1.safetensors" --to q8_0 --force
+expect 1 "a name that ends in .gguf" quantize "$dir/F32.gguf" -o "$dir/none.safetensors" --to q8_0
+expect 1 "a name that ends in .safetensors" quantize "$dir/BF16.safetensors" -o "$dir/none.gguf" --to fp8-row --dry-run
+expect 1 "is a file's name" quantize "$dir/sharded" -o "$dir/none.safetensors" --to fp8-row
+[ -n "$(find "$dir" -maxdepth 1 -name 'none*')" ] && fail "a misnamed output was written"
 expect 1 "is a directory" quantize "$dir/F32.gguf" -o "$dir/there" --to q8_0 --force
 expect 1 "not a directory" quantize "$dir/sharded" -o "$dir/i" --to bf16 --force
 expect 1 "holds directories" quantize "$dir/sharded" -o "$dir" --to bf16 --force

@@ -289,6 +289,20 @@ static bool same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+/* A name that promises something else, and what; NULL for all others, since readers look at the content. */
+static const char *misnamed(const plan *p)
+{
+    const bool gguf = ends_with(p->o->out, ".gguf"), safetensors = ends_with(p->o->out, ".safetensors");
+
+    if (p->directory && (gguf || safetensors))
+        return "is a file's name; the input is a directory, and so is the result";
+    if (p->format == RIDGE_GGUF && safetensors)
+        return "this format is written as GGUF; give a name that ends in .gguf";
+    if (p->format != RIDGE_GGUF && gguf)
+        return "this format is written as safetensors; give a name that ends in .safetensors";
+    return NULL;
+}
+
 bool output_allowed(const plan *p)
 {
     const char *out = p->o->out;
@@ -299,6 +313,8 @@ bool output_allowed(const plan *p)
             return refuse(out, "is the input");
     if (same_file(out, p->o->in) || (p->directory && same_file(out, p->folder)))
         return refuse(out, "is the input");
+    if (misnamed(p))
+        return refuse(out, misnamed(p));
     if (stat(out, &there) != 0)
         return true;
     if (p->directory != (bool)S_ISDIR(there.st_mode))
