@@ -60,14 +60,13 @@ typedef struct gemm_piece {
 template <class T, int MODE> struct gemm_memory {
     uint8_t a[T::STAGES][T::BM * BK];
     uint8_t b[T::STAGES][T::BN * BK];
-    uint8_t d[(1 + T::WIDE) * T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits, or 32 of 32 */
+    uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
     float spread[MODE == SCALE_COLUMN ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
-    uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
-    gemm_piece piece[8];                    /* by number, modulo more than the stages can belong to */
+    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -358,11 +357,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
-        for (int i = 0; i < T::WGS; i++) {
+        for (int i = 0; i < T::WGS; i++)
             ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
-            ptx_mbarrier_init(ptx_shared(&s->added[i]), 1);
-            ptx_mbarrier_init(ptx_shared(&s->stored[i]), 128);
-        }
         ptx_mbarrier_fence_init();
     }
     if (threadIdx.x == 32) {
@@ -390,10 +386,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 gemm_load<T, MODE>(p, s);
         } else if (MODE != SCALE_LAST && !p.scale_tma && warp == 1)
             gemm_load_scales<T, MODE>(p, s);
-        else if (threadIdx.x == 32)
+        else if (threadIdx.x == 64)
             gemm_publish<T>(p, s->left);
-        else if (T::WIDE && threadIdx.x == 64)
-            gemm_carry<T, MODE>(p, s);
         else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
             gemm_spread_scales<T, MODE>(s);
     } else {
@@ -415,7 +409,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
-        int number = 0, done = 0; /* done: parity of the tiles that are finished */
+        int number = 0;
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -459,7 +453,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 if (OUT == OUT_BF16)
                     gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
                 else if (OUT == OUT_F32)
-                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, col, done, part);
+                    gemm_store_f32<T>(p, first_row, col, part);
                 else if (p.dtype == RIDGE_BF16)
                     gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
                 else if (p.dtype == RIDGE_F16)
@@ -467,7 +461,6 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 else
                     gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
             }
-            done ^= 1;
         }
         if (thread == 0)
             ptx_tma_wait();
