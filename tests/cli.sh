@@ -84,6 +84,11 @@ expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
 mkfifo "$dir/pipe" && expect 1 "no regular file" "$ridge" tune $problem --device cpu -o "$dir/pipe" --quiet
 [ -p "$dir/pipe" ] || fail "a pipe was replaced"
 expect 2 "usage" "$ridge" tune $problem --from "$dir/a.csv" --device cpu
+expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem strict=1 --device cpu --all-kernels --csv "$dir/strict.csv"
+sed -i 's/\(cpu.swiglu_fwd.c\),[^,]*/\1,0.001/' "$dir/strict.csv" # wins, but a tuned line says nothing of flags
+expect 0 "0 lines" "$ridge" tune --from "$dir/strict.csv" -o "$dir/t.tsv" --device cpu
+sed '2,$s/,swiglu_fwd,/,nosuch,/' "$dir/a.csv" >"$dir/op.csv"
+expect 1 "there is no op 'nosuch'" "$ridge" tune --from "$dir/op.csv" -o "$dir/t.tsv" --device cpu
 expect 1 "Is a directory" "$ridge" compare "$dir"
 sed '2s/,[0-9.]*,[0-9.e-]*,[0-9.]*$/,inf,,/' "$dir/a.csv" >"$dir/inf.csv"
 expect 1 "inf.csv:2: a figure is not a number" "$ridge" compare "$dir/inf.csv"

@@ -214,7 +214,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     return good ? won : -1;
 }
 
-/* The problem of record `first`, if no later run has it too: its rows in that run, the default first. */
+/* The problem of record `first`, if no later run has it too: its rows in that run, the default first. As tune_one. */
 static int tune_record(const ridge_device *device, const record *at, int first, int count, FILE *to)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
@@ -232,8 +232,8 @@ static int tune_record(const ridge_device *device, const record *at, int first, 
             strcmp(at[i].provider, "ridge") == 0)
             return 0; /* seen already, or a later run follows */
     snprintf(line, sizeof line, "%s %s", at[first].op, at[first].problem);
-    if (!case_parse(line, &c))
-        return -1;
+    if (!case_parse(line, &c)) /* which has said why */
+        return -2;
     image_place(&c, &im);
     call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
     if (ridge_validate(&call, &problem) || !(usual = untuned(device, &call, &problem)))
@@ -261,8 +261,8 @@ static bool tune_from(const options *o, const ridge_device *device, FILE *to)
 
     for (int i = 0; i < count && good; i++) {
         if (strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, "chain") == 0 ||
-            strstr(at[i].problem, " settled=1"))
-            continue;
+            strstr(at[i].problem, " settled=1") || strstr(at[i].problem, " strict=1"))
+            continue; /* a tuned line is asked whatever the flags of a call */
         if (strcmp(at[i].device, device->name) != 0 && strncmp(device->name, "model", 5) != 0) {
             fprintf(stderr, "ridge tune: %s: measured on %s, this is %s\n", o->from, at[i].device, device->name);
             free(at);
@@ -272,7 +272,7 @@ static bool tune_from(const options *o, const ridge_device *device, FILE *to)
         good = result >= 0;
         won += good ? result : 0;
     }
-    if (result < 0)
+    if (result == -1)
         fprintf(stderr, "ridge tune: %s: %s\n", o->from, ridge_error());
     free(at);
     if (good)

@@ -44,6 +44,7 @@ static bool layout_word(const char *word, test_case *c, bool *bad)
     if (which == 5)
         return false;
     if (which == 4) {
+        c->pad_of = PAD_ALL;
         while (c->pad_of <= PAD_SINGLE_ROWS && strcmp(word + 7, pad_names[c->pad_of]) != 0)
             c->pad_of++;
         *bad = c->pad_of > PAD_SINGLE_ROWS;

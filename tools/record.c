@@ -102,11 +102,12 @@ FILE *record_open(const char *file)
 
 bool record_close(FILE *to, const char *file)
 {
-    const bool failed = fflush(to) != 0 || ferror(to);
+    bool good = fflush(to) == 0 && !ferror(to);
 
-    if (failed)
+    good = fclose(to) == 0 && good;
+    if (!good)
         fprintf(stderr, "ridge: cannot write %s: %s\n", file, strerror(errno));
-    return fclose(to) == 0 && !failed;
+    return good;
 }
 
 /* One line into r; returns NULL or what is wrong. */
