@@ -240,6 +240,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
         (double)((m + 127) / 128) * (double)((n + 127) / 128) > 2e9)
         return "more than 2^31 tiles";
+    if (clusters_of(device, tile) < 1 || clusters_of(device, tile) >= CUTS)
+        return "is for 2 to 161 multiprocessors";
     if (kernel->param[3] && items_of(tile, problem->dim) <= clusters_of(device, tile))
         return "too few tiles to share";
     return NULL;
