@@ -439,23 +439,34 @@ static __device__ __forceinline__ void stream_rest(const stream_memory<N> *s, co
     }
 }
 
+/* Waits for a reader's stage of weights, and hands it back. */
+static __device__ __forceinline__ void stream_open(const stream_reader *r)
+{
+    ptx_mbarrier_wait(r->full + 8 * r->w.stage, r->w.phase);
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void stream_close(stream_reader *r)
+{
+    __syncwarp(); /* the warp has read the stage */
+    if (threadIdx.x % 32 == 0)
+        ptx_mbarrier_arrive(r->empty + 8 * r->w.stage);
+    stream_advance(&r->w, r->stages);
+}
+
 /* A stage of weights of a slice. */
 template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_stage(const stream_memory<N> *s, stream_reader *r, int chunk, int length,
                                                     int slot, uint32_t which, float *fin)
 {
-    ptx_mbarrier_wait(r->full + 8 * r->w.stage, r->w.phase);
-    __syncwarp();
+    stream_open(r);
     if (length < chunk)
         stream_rest<N, MODE, FORMATS>(s, r, chunk, length, slot, which, fin);
     else if (chunk == CHUNK_MOST)
         stream_whole<N, MODE, FORMATS, CHUNK_MOST>(s, r, slot, which, fin);
     else
         stream_whole<N, MODE, FORMATS, CHUNK_MOST / 2>(s, r, slot, which, fin);
-    __syncwarp(); /* the warp has read the stage */
-    if (threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive(r->empty + 8 * r->w.stage);
-    stream_advance(&r->w, r->stages);
+    stream_close(r);
 }
 
 /* What a thread needs of a slice: which scale by block its two rows have, or their scales. */

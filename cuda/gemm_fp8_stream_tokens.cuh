@@ -105,18 +105,14 @@ template <int H, int MODE, int FORMATS>
 static __device__ __forceinline__ void tokens_stage(const stream_memory<64> *s, stream_reader *r, int chunk, int length,
                                                     int slot, int edge, float *fin)
 {
-    ptx_mbarrier_wait(r->full + 8 * r->w.stage, r->w.phase);
-    __syncwarp();
+    stream_open(r);
     if (length < chunk)
         tokens_rest<H, MODE, FORMATS>(s, r, chunk, length, slot, edge, fin);
     else if (chunk == CHUNK_MOST)
         tokens_whole<H, MODE, FORMATS, CHUNK_MOST>(s, r, slot, edge, fin);
     else
         tokens_whole<H, MODE, FORMATS, CHUNK_MOST / 2>(s, r, slot, edge, fin);
-    __syncwarp(); /* the warp has read the stage */
-    if (threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive(r->empty + 8 * r->w.stage);
-    stream_advance(&r->w, r->stages);
+    stream_close(r);
 }
 
 /* All k of this CTA for `own` slices, 0 to SLICES. */

@@ -202,6 +202,17 @@ static inline bool q8_0_inside(const ridge_problem *problem)
     return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_INSIDE_MOST;
 }
 
+/* The sum of an element's partitions, which lie PLANE floats apart. */
+template <int PLANE> static __device__ __forceinline__ float q8_0_sum_parts(const float *from)
+{
+    float part[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        part[i] = from[i * PLANE];
+    return ridge_q8_0_tree(part);
+}
+
 /* Bytes of weights. */
 static inline double q8_0_bytes(const ridge_problem *problem)
 {

@@ -175,16 +175,6 @@ static __device__ __forceinline__ void multiply(const direct_args &a, const char
 #define ROWS_PITCH(subs) ((subs) == 1 ? SUB : (subs)*SUB + 8) /* eight tokens begin in different banks */
 #define SUMS_BYTES(subs, wide) (4 * RIDGE_Q8_0_PARTS * 8 * (wide)*ROWS_PITCH(subs))
 
-template <int PLANE> static __device__ __forceinline__ float sum_parts(const float *from)
-{
-    float part[RIDGE_Q8_0_PARTS];
-
-#pragma unroll
-    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
-        part[i] = from[i * PLANE];
-    return ridge_q8_0_tree(part);
-}
-
 /* Partial sums [partition][token][row], then an element a thread; `turned` spreads the few of a tile over the warps. */
 template <int SUBS, int WIDE>
 static __device__ __forceinline__ void finish(const direct_args &a, const q8_0_args &p, float *sums, int tile, int slot,
@@ -210,9 +200,9 @@ static __device__ __forceinline__ void finish(const direct_args &a, const q8_0_a
         if (row >= p.weight[which].rows || (a.gate_up && which))
             continue;
         if (a.gate_up) {
-            q8_0_finish_gate_up(p, row, token, sum_parts<PLANE>(from), sum_parts<PLANE>(from + SUB));
+            q8_0_finish_gate_up(p, row, token, q8_0_sum_parts<PLANE>(from), q8_0_sum_parts<PLANE>(from + SUB));
         } else {
-            q8_0_finish(p, which, row, token, sum_parts<PLANE>(from), NULL);
+            q8_0_finish(p, which, row, token, q8_0_sum_parts<PLANE>(from), NULL);
         }
     }
 }

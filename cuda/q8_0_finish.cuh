@@ -133,16 +133,6 @@ static __device__ __forceinline__ void finish(const stream_args &a, char *memory
     }
 }
 
-template <int PLANE> static __device__ __forceinline__ float sum_parts(const float *from)
-{
-    float part[RIDGE_Q8_0_PARTS];
-
-#pragma unroll
-    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
-        part[i] = from[i * PLANE];
-    return ridge_q8_0_tree(part);
-}
-
 /* The rows of gate come first in a tile, then those of up. */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char *memory, uint32_t shared)
@@ -169,8 +159,8 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 if (i < count) {
-                    y[i] = sum_parts<PLANE>(parts + i * f.step * PITCH);
-                    up[i] = sum_parts<PLANE>(parts + i * f.step * PITCH + high);
+                    y[i] = q8_0_sum_parts<PLANE>(parts + i * f.step * PITCH);
+                    up[i] = q8_0_sum_parts<PLANE>(parts + i * f.step * PITCH + high);
                 }
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -288,7 +278,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
 
             if (t >= a.tokens || row >= a.p.weight[0].rows)
                 continue;
-            y = sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
+            y = q8_0_sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
             if (four)
                 finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS);
             else

@@ -439,11 +439,8 @@ int cmd_bench(int argc, char **argv)
     }
     if (o.text[0])
         good = bench_one(&b, "", o.text) && good;
-    if (b.json) {
-        good = json_dumpf(b.json, stdout, JSON_INDENT(1)) == 0 && good;
-        putchar('\n');
-        json_decref(b.json);
-    }
+    if (b.json)
+        good = print_json(b.json) && good;
     if (b.csv)
         good = record_close(b.csv, o.csv) && good;
     ridge_close(b.device);

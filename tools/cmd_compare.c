@@ -1,12 +1,12 @@
 /* cmd_compare.c: `ridge compare`: what records say. Providers are compared only inside one run; two records of ridge
  * itself with --diff. */
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
 #include "record.h"
+#include "tools.h"
 
 typedef struct options {
     args_files files;
@@ -38,12 +38,6 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
-static void dump(const json_t *all)
-{
-    json_dumpf(all, stdout, JSON_INDENT(1));
-    putchar('\n');
-}
-
 static int show(const record_summary *list, int count, bool json)
 {
     json_t *all = json ? json_array() : NULL;
@@ -59,10 +53,7 @@ static int show(const record_summary *list, int count, bool json)
             printf("%-12s %-14s %3d problems: ridge is %.3f x as fast, worst %.3f at %s\n", list[i].op,
                    list[i].provider, list[i].count, mean, list[i].worst, list[i].worst_problem);
     }
-    if (json)
-        dump(all);
-    json_decref(all);
-    return count == 0;
+    return (json && !print_json(all)) || count == 0;
 }
 
 static int compare_providers(const record *at, int count, bool json)
@@ -99,8 +90,8 @@ static int compare_files(const record *old, int olds, const record *new, int new
         found++;
     }
     if (found && json)
-        dump(all);
-    else if (found)
+        return !print_json(all);
+    if (found)
         printf("geometric mean of %d problems: %.3f x\n", found, exp(log_sum / found));
     json_decref(all);
     if (!found)

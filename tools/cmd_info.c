@@ -1,7 +1,6 @@
 /* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: the tables and the devices, for people and
  * as JSON. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,15 +59,6 @@ static void parse(int argc, char **argv, unsigned words, const char *args, const
     argp_parse(&parser, argc, argv, 0, NULL, o);
 }
 
-static int dump(json_t *json)
-{
-    int bad = json_dumpf(json, stdout, JSON_INDENT(2)) != 0;
-
-    putchar('\n');
-    json_decref(json);
-    return bad;
-}
-
 /* ------------------------------------------------------------------------------------------------------------ info */
 
 static json_t *device_json(const ridge_device *device)
@@ -122,11 +112,11 @@ int cmd_info(int argc, char **argv)
     for (int arch = 0; arch < RIDGE_ARCHS; arch++)
         json_array_append_new(models, json_string(ridge_arch_table[arch].name));
     if (o.json)
-        return dump(json_pack("{s:s, s:o, s:s?, s:o}", "version", ridge_version(), "devices", devices, "no_cuda",
-                              count ? NULL
-                              : why ? why
-                                    : reason,
-                              "models", models));
+        return !print_json(json_pack("{s:s, s:o, s:s?, s:o}", "version", ridge_version(), "devices", devices, "no_cuda",
+                                     count ? NULL
+                                     : why ? why
+                                           : reason,
+                                     "models", models));
     if (!count)
         printf("cuda none: %s\n", why ? why : reason);
     printf("models for `ridge explain --device model:NAME`:");
@@ -218,7 +208,7 @@ int cmd_ops(int argc, char **argv)
     if (!shown)
         fprintf(stderr, "ridge ops: nothing matches '%s'\n", o.pattern);
     if (o.json)
-        return dump(all) || !shown;
+        return !print_json(all) || !shown;
     json_decref(all);
     return !shown;
 }
@@ -251,7 +241,7 @@ int cmd_kernels(int argc, char **argv)
     if (!shown)
         fprintf(stderr, "ridge kernels: nothing matches '%s'\n", o.pattern);
     if (o.json)
-        return dump(all) || !shown;
+        return !print_json(all) || !shown;
     json_decref(all);
     return !shown;
 }
@@ -296,7 +286,7 @@ static int explain_suite(const options *o)
         suite_missing("explain", o->suite);
     ridge_close(device);
     if (o->json && lines)
-        bad = dump(all);
+        bad = !print_json(all);
     else
         json_decref(all);
     return bad || !lines;
@@ -331,7 +321,7 @@ int cmd_explain(int argc, char **argv)
     if (!good)
         fprintf(stderr, "ridge: %s\n", ridge_error());
     else if (o.json)
-        good = dump(json_pack("{s:s}", "text", text)) == 0;
+        good = print_json(json_pack("{s:s}", "text", text));
     else
         fputs(text, stdout);
     free(text);

@@ -2,7 +2,6 @@
  * the file is escaped and cut, arrays are shortened. The JSON has everything but the tensors' data. */
 #include <argp.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -348,7 +347,6 @@ static json_t *shards_json(const ridge_file *file)
 static int dump_json(const options *o, const ridge_file *file, const totals *sum)
 {
     json_t *metas = json_object(), *tensors = json_array(), *types = json_object(), *all;
-    int bad;
 
     for (int64_t i = 0; i < ridge_file_metas(file); i++)
         if (!o->meta || chosen(o, ridge_file_meta(file, i)->key))
@@ -370,10 +368,7 @@ static int dump_json(const options *o, const ridge_file *file, const totals *sum
         json_object_set_new(all, "tensors", tensors);
         json_object_set_new(all, "totals", types);
     }
-    bad = json_dumpf(all, stdout, JSON_INDENT(1)) != 0;
-    putchar('\n');
-    json_decref(all);
-    return bad;
+    return !print_json(all);
 }
 
 static bool matches_none(const options *o, const ridge_file *file, const totals *sum)

@@ -212,7 +212,6 @@ static int dump_summary(const plan *p, const ridge_device *device, double spent)
 {
     overview v = look_over(p);
     json_t *tensors = json_array(), *all;
-    int bad;
 
     for (int64_t i = 0; i < p->count; i++)
         json_array_append_new(tensors, tensor_json(&p->at[i]));
@@ -227,10 +226,7 @@ static int dump_summary(const plan *p, const ridge_device *device, double spent)
         json_object_set_new(all, "gbps", json_real((double)p->bytes_in / spent * 1e-9));
     }
     json_object_set_new(all, "tensors", tensors);
-    bad = json_dumpf(all, stdout, JSON_INDENT(1)) != 0;
-    putchar('\n');
-    json_decref(all);
-    return bad;
+    return !print_json(all);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- main

@@ -17,6 +17,15 @@ ridge_device *device_open(const char *spec)
     return NULL;
 }
 
+bool print_json(json_t *json)
+{
+    const bool good = json_dumpf(json, stdout, JSON_INDENT(1)) == 0;
+
+    putchar('\n');
+    json_decref(json);
+    return good;
+}
+
 bool name_matches(const char *pattern, const char *name)
 {
     if (!pattern)

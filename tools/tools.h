@@ -2,6 +2,7 @@
 #ifndef RIDGE_TOOLS_H
 #define RIDGE_TOOLS_H
 
+#include <jansson.h>
 #include <stdio.h>
 
 #include "internal.h"
@@ -167,6 +168,9 @@ int cmd_quantize(int argc, char **argv);
 ridge_device *device_open(const char *spec);
 /* True if name matches a pattern with * and ?, or pattern is NULL. */
 bool name_matches(const char *pattern, const char *name);
+
+/* Prints and frees it; false if that failed. */
+bool print_json(json_t *json);
 /* Turns "op name=value ..." (words of argv) into a case; says what is wrong on stderr and returns false. */
 bool case_parse(const char *text, test_case *c);
 
