@@ -115,10 +115,10 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK, to_b = ptx_shared(s->b[0]) + cols * BK;
-    gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
+    gemm_piece piece = s->piece[0], ahead = s->piece[1], later = {};
     gemm_ring ring = {0, 1};
 
-    s->piece[0] = piece;
+    ptx_grid_wait();
     for (int number = 1; piece.end; number++) {
         const int row = piece.row, col = piece.col;
 
@@ -148,6 +148,10 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         piece = ahead;
         ahead = later;
     }
+    for (int i = 0; i < T::STAGES; i++) { /* what other CTAs give back here last: this one is there until then */
+        ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + ring.stage * 8, ring.phase);
+        gemm_advance<T::STAGES>(&ring);
+    }
 }
 
 /* One warp, where TMA cannot: the scales of every stage that pass through shared memory. Nothing is shared then. */
@@ -156,6 +160,7 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
     const int lane = threadIdx.x % 32;
     uint32_t n = 0;
 
+    ptx_grid_wait();
     for (int item = blockIdx.x / (T::CM * T::CN); item < p.plain; item += gridDim.x / (T::CM * T::CN)) {
         int row, col;
 
@@ -360,6 +365,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         for (int i = 0; i < T::WGS; i++)
             ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
         ptx_mbarrier_fence_init();
+        s->piece[0] = gemm_piece_at<T>(p, 0);
+        s->piece[1] = gemm_piece_at<T>(p, 1);
     }
     if (threadIdx.x == 32) {
         ptx_prefetch_map(&p.a);
@@ -369,11 +376,11 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (MODE == SCALE_COLUMN && p.scale_tma)
             ptx_prefetch_map(&p.map_scale_b);
     }
-    __syncwarp(); /* see the last barrier */
+    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
     ptx_cluster_arrive_relaxed();
     ptx_cluster_wait(); /* the mbarriers of all CTAs before anybody uses them */
-    ptx_grid_wait();
-    ptx_grid_release();
+    __syncthreads();    /* the first pieces */
+    ptx_grid_release(); /* whoever touches global memory first waits for the kernels before: as late as it can */
     if (threadIdx.x < 128) {
         if (T::WGS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -417,7 +424,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
-        ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
+        ptx_grid_wait();
         piece = gemm_next_piece(&s->piece[0]);
         if (T::FEW && group >= p.groups)
             piece.end = 0;                    /* no rows */
@@ -463,12 +470,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             }
         }
         if (thread == 0)
-            ptx_tma_wait();
+            ptx_tma_wait_read();
     }
-    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
-    /* Nobody leaves while another one may write to it. Not the relaxed one: arrivals at the mbarriers of another CTA
-     * must have come before that leaves. */
-    ptx_cluster_sync();
 #endif
 }
 
