@@ -62,7 +62,7 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t b[T::STAGES][T::BN * BK];
     uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
-    float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
+    float scale_b[T::STAGES][MODE == SCALE_BLOCK ? 1 : T::BN];
     float spread[MODE == SCALE_COLUMN ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
@@ -191,6 +191,42 @@ static __device__ __forceinline__ float gemm_read_chunk(const gemm_args &p, int 
     return p.scale_b[min(col, p.n - 1) / 128 * p.ld_b + min(kb + (int)threadIdx.x % 32, p.blocks - 1)];
 }
 
+/* BLK128, one warp: the scale of B of every stage. It reads 32 at a time and ahead, in the piece after this one too:
+ * the multiplying warps would wait for that at a tile's end. */
+template <class T> static __device__ void gemm_load_column(const gemm_args &p, gemm_memory<T, SCALE_BLOCK> *s)
+{
+    gemm_piece piece = s->piece[0], after = {};
+    gemm_ring ring = {0, 1};
+    float next;
+
+    ptx_grid_wait();
+    next = gemm_read_chunk(p, piece.col, piece.begin);
+    for (int number = 1; piece.end; number++, piece = after)
+        for (int kb = piece.begin; kb < piece.end; kb += 32) {
+            const float now = next;
+            const int count = min(32, piece.end - kb);
+
+            for (int i = 0; i < count; i++) {
+                const uint32_t full = ptx_shared(&s->full[ring.stage]);
+                const float scale = __shfl_sync(~0u, now, i);
+
+                ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
+                if (threadIdx.x % 32 == 0) {
+                    s->scale_b[ring.stage][0] = scale;
+                    ptx_mbarrier_arrive(full);
+                }
+                if (i == 0 && kb + 32 < piece.end) {
+                    next = gemm_read_chunk(p, piece.col, kb + 32);
+                } else if (i == 0) {
+                    ptx_mbarrier_wait(full, ring.phase ^ 1); /* the next piece is there */
+                    after = s->piece[number % 8];
+                    next = gemm_read_chunk(p, after.col, after.begin);
+                }
+                gemm_advance<T::STAGES>(&ring);
+            }
+        }
+}
+
 /* Scales of a block: of this thread's two rows; in SCALE_BLOCK their products with the scale of B. */
 typedef struct gemm_scales {
     float upper, lower;
@@ -265,15 +301,17 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
             fin[i] += acc[i];
 }
 
-/* One block of k. `lane`: which lane of `chunk` has its scale of B. */
+/* One block of k. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  float chunk, int lane, float *fin)
+                                                  float *fin)
 {
     const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
-    const float column = MODE == SCALE_BLOCK ? __shfl_sync(~0u, chunk, lane) : 0.0f;
+    float column = 0.0f;
 
     ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    if (MODE == SCALE_BLOCK)
+        column = s->scale_b[stage][0];
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++)
         gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, ring->phase,
@@ -301,21 +339,14 @@ static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *f
     return piece;
 }
 
-/* The blocks of a piece into fin. *next holds the first 32 scales of B when it begins. */
+/* The blocks of a piece into fin. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                     gemm_ring *ring, const gemm_piece &piece, float *next, float *fin)
+static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                     const gemm_piece &piece, float *fin)
 {
-    for (int kb = piece.begin; kb < piece.end; kb += 32) {
-        const float now = *next;
-        const int count = min(32, piece.end - kb);
-
-        if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
-            *next = gemm_read_chunk(p, piece.col, kb + 32);
-#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
-        for (int i = 0; i < count; i++)
-            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, fin);
-    }
+#pragma unroll(MODE == SCALE_COLUMN ? 1 : (MODE == SCALE_BLOCK && !T::FEW ? 8 : 4) / T::SLICES)
+    for (int kb = piece.begin; kb < piece.end; kb++)
+        gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
 }
 
 /* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
@@ -358,7 +389,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]),
+                              (MODE == SCALE_LAST || p.scale_tma ? 1 : 33) + (MODE == SCALE_BLOCK));
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
@@ -395,7 +427,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             gemm_load_scales<T, MODE>(p, s);
         else if (threadIdx.x == 64)
             gemm_publish<T>(p, s->left);
-        else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
+        else if constexpr (MODE == SCALE_BLOCK) {
+            if (warp == 3)
+                gemm_load_column<T>(p, s);
+        } else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
             gemm_spread_scales<T, MODE>(s);
     } else {
         enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
@@ -413,7 +448,6 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 local,
                                 1 + group,
                                 group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
-        float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
         int number = 0;
@@ -427,23 +461,19 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         ptx_grid_wait();
         piece = gemm_next_piece(&s->piece[0]);
         if (T::FEW && group >= p.groups)
-            piece.end = 0;                    /* no rows */
-        if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
+            piece.end = 0; /* no rows */
+        if (piece.end)     /* without this test ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
-        if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
-            chunk = gemm_read_chunk(p, piece.col, piece.begin);
         while (piece.end) {
             const int row = piece.row, col = piece.col, end = piece.end;
             float bias = MODE == SCALE_COLUMN ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
-            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
+            gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             if (MODE == SCALE_COLUMN) /* no register for it before */
                 bias = gemm_bias_of<OUT>(p, col + thread);
             piece = gemm_next_piece(&s->piece[++number % 8]);
-            if (MODE == SCALE_BLOCK)
-                chunk = gemm_read_chunk(p, piece.col, piece.begin);
             if (end < p.blocks) {
                 gemm_suspend<T>(p, &s->left[group], group, fin);
                 continue;
