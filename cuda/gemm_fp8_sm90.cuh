@@ -62,7 +62,8 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t b[T::STAGES][T::BN * BK];
     uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
-    float scale_b[T::STAGES][MODE == SCALE_BLOCK ? 1 : T::BN];
+    float scale_b[MODE == SCALE_BLOCK ? 8 : T::STAGES]
+                 [MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
     float spread[MODE == SCALE_COLUMN ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
