@@ -47,8 +47,10 @@ typedef struct gemm_args {
     gemm_cut cut[CUTS];   /* cluster c from cut[c] to cut[c + 1], items counted from `plain` */
     float *partial;       /* of items that two clusters share, NULL: none */
     uint64_t *flag, nonce;
-    int block_a;   /* the scales of A are BLK128 */
-    int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
+    uint64_t *progress; /* round of plain items that each cluster is in, or another launch's */
+    int every;          /* rounds after which clusters wait for each other, 0: never */
+    int block_a;        /* the scales of A are BLK128 */
+    int scale_tma;      /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
 } gemm_args;
 
@@ -196,6 +198,7 @@ static __device__ __forceinline__ float gemm_read_chunk(const gemm_args &p, int 
  * the multiplying warps would wait for that at a tile's end. */
 template <class T> static __device__ void gemm_load_column(const gemm_args &p, gemm_memory<T, SCALE_BLOCK> *s)
 {
+    enum { MEETS = T::WGS == 3 && !T::FEW }; /* the tiles that share items */
     gemm_piece piece = s->piece[0], after = {};
     gemm_ring ring = {0, 1};
     float next;
@@ -207,6 +210,8 @@ template <class T> static __device__ void gemm_load_column(const gemm_args &p, g
             const float now = next;
             const int count = min(32, piece.end - kb);
 
+            if (MEETS && kb == 0)
+                gemm_meet<T>(p, number - 1);
             for (int i = 0; i < count; i++) {
                 const uint32_t full = ptx_shared(&s->full[ring.stage]);
                 const float scale = __shfl_sync(~0u, now, i);
@@ -226,6 +231,8 @@ template <class T> static __device__ void gemm_load_column(const gemm_args &p, g
                 gemm_advance<T::STAGES>(&ring);
             }
         }
+    if (MEETS && p.every && threadIdx.x % 32 == 0 && ptx_cluster_rank() == 0)
+        p.progress[blockIdx.x / (T::CM * T::CN)] = 0; /* a graph launches this again with the same nonce */
 }
 
 /* Scales of a block: of this thread's two rows; in SCALE_BLOCK their products with the scale of B. */
