@@ -4,12 +4,12 @@
  *     (with a scale for each column of D: gemm_fp8_column.cuh)
  *
  * A cluster of CM x CN CTAs takes CM x CN neighbouring tiles. Tiles of one row need the same part of A: each of their
- * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, and WGS
- * warpgroups of one or two slices of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an
- * element, two where both operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its
- * codes and scales (orders those writes before wgmma's and the warps' reads). ready[s]: its scales of B are spread.
- * empty[s]: the multiplying warps of every CTA that this one writes to have finished with stage s (orders their reads
- * before the next writes). */
+ * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, a warp
+ * brings the scales of B that are BLK128, and WGS warpgroups of one or two slices of 64 rows each multiply: while one
+ * promotes its accumulators to `fin` (one fma an element, two where both operands are ROW128), the matrix instructions
+ * of the others run. full[s]: stage s has its codes and scales (orders those writes before wgmma's and the warps'
+ * reads). ready[s]: its scales of B are spread. empty[s]: the multiplying warps of every CTA that this one writes to
+ * have finished with stage s (orders their reads before the next writes). */
 #ifndef RIDGE_GEMM_FP8_SM90_CUH
 #define RIDGE_GEMM_FP8_SM90_CUH
 
