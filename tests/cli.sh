@@ -33,6 +33,13 @@ expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel no
 expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet
 expect 1 "no op matches 'nosuch'" "$ridge" test nosuch --device cpu --quiet
 ! grep -q passed "$dir/out" || fail "a summary of nothing"
+# One problem: what a failure prints can be asked for again.
+expect 0 " passed, 0 failed" "$ridge" test $problem fill=edge slices=1 repeats=3 --device cpu --quiet
+expect 0 "1 passed, 0 failed" "$ridge" test gemm_fp8 m=5 n=7 k=40 fill=exact --once --kernel '*.c' --device cpu --quiet
+expect 2 "k= is missing" "$ridge" test gemm_fp8 m=5 n=7 --device cpu --quiet
+expect 2 "bad value in 'fill=red'" "$ridge" test $problem fill=red --device cpu --quiet
+expect 2 "fill=exact is for gemm_fp8" "$ridge" test $problem fill=exact --device cpu --quiet
+expect 1 "no case ran" "$ridge" test $problem --kernel 'cpu.swiglu_fwd.avx2' --device cpu:c --quiet
 expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
 # Problem text: every dimension is said, every number is one; strict.

@@ -547,7 +547,7 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, int *cau
                    .slices = (op->contract & RIDGE_INVARIANT) != 0,
                    .repeats = 400};
     char text[700];
-    test_row row = {kernel, NULL};
+    test_row row = {.kernel = kernel};
     unsigned char *expected = NULL;
     int align = 16, packed = 1, wrong = 0;
     ridge_problem problem;

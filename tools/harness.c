@@ -1,6 +1,6 @@
 /* harness.c: images. An image holds all operands of one call with guard bands round each: building, filling, running
  * the C reference on it, comparing. Leaves out: which cases there are (cases.c), the float64 bounds (oracle.c),
- * verdicts (cmd_test.c). */
+ * verdicts (test_row.c). */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

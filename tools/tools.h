@@ -83,7 +83,7 @@ suite_line suite_at(int index);
 void suite_missing(const char *verb, const char *name);
 suite_line suite_gemm(int index);
 
-/* Text of a case, for messages: problem text and the layout. */
+/* Text of a case: problem text and the layout; case_parse reads it. */
 void case_print(const test_case *c, char *text, size_t size);
 
 /* All operands of a case in one block of memory, with guard bands round each: the host image holds guards, inputs and
