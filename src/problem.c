@@ -482,7 +482,6 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         field = field ? field : find_field(common_fields, text, name);
         if (field) {
             good = parse_field(op, field, value, length - name - 1, call);
-            given |= field->kind == RIDGE_FIELD_DIM ? 1u << field->index : 0;
         } else if (name == 5 && memcmp(text, "align", 5) == 0) {
             good = parse_int(value, length - name - 1, 1, 16, &number) && (number & (number - 1)) == 0;
             *align = (int)number;
@@ -496,6 +495,9 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         if (!good)
             return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'", op->name, (int)(length < 80 ? length : 80),
                               text);
+        if (field && field->kind == RIDGE_FIELD_DIM && given >> field->index & 1u)
+            return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is there twice", op->name, field->name);
+        given |= field && field->kind == RIDGE_FIELD_DIM ? 1u << field->index : 0;
         text += length;
     }
     status = check_dims(op, call, given);

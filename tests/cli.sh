@@ -11,6 +11,10 @@ expect 0 "cpu " "$ridge" info
 expect 0 '"devices"' "$ridge" info --json
 expect 0 "gate" "$ridge" ops
 expect 0 '"operands"' "$ridge" ops --json 'swiglu*'
+[ "$("$ridge" ops --names | sort -u | wc -l)" = 23 ] || fail "23 names of ops, not $("$ridge" ops --names | wc -l)"
+expect 0 "cpu.multiply.c" "$ridge" kernels --names multiply
+! grep -q ' ' "$dir/out" || fail "a name with a blank"
+expect 2 "unrecognized option" "$ridge" info --names
 expect 0 "last-level cache" "$ridge" info
 expect 2 "too many arguments: 'nosuch'" "$ridge" info nosuch
 expect 2 "unrecognized option" "$ridge" info --suite decode
@@ -48,6 +52,8 @@ expect 1 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
 for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 shift=99999 alias=2 strict=2; do
     expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
 done
+expect 2 "swiglu_fwd: rows= is there twice" "$ridge" explain $problem rows=9 --device cpu
+expect 0 "scales=row128_blk128 settled=1 on c" "$ridge" explain gemm_fp8 m=8 n=16 k=32 settled=1 --device cpu:c
 expect 2 "longer than" "$ridge" explain $problem $(seq -f 'pad=%g' 1 200) --device cpu
 expect 0 "strict=1 on c" "$ridge" explain $problem strict=1 --device cpu:c
 expect 1 "no place in a tuning file" "$ridge" tune $problem strict=1 --device cpu -o "$dir/t.tsv" --quiet
@@ -88,6 +94,12 @@ expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.ts
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
 expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
+mkdir "$dir/far" && echo old >"$dir/far/t.tsv" && chmod 640 "$dir/far/t.tsv" && ln -s far/t.tsv "$dir/link.tsv"
+expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/link.tsv" --quiet # a link stays one
+{ [ -L "$dir/link.tsv" ] && [ "$(ls "$dir/far")" = t.tsv ] && head -1 "$dir/far/t.tsv" | grep -q '^#'; } || fail "not behind the link"
+[ "$(stat -c %a "$dir/far/t.tsv")" = 640 ] || fail "another mode: $(stat -c %a "$dir/far/t.tsv")"
+ln -s nowhere "$dir/dangling" && expect 1 "link to nothing" "$ridge" tune $problem --device cpu -o "$dir/dangling" --quiet
+ln -s loop "$dir/loop" && expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/loop" --quiet
 mkfifo "$dir/pipe" && expect 1 "no regular file" "$ridge" tune $problem --device cpu -o "$dir/pipe" --quiet
 [ -p "$dir/pipe" ] || fail "a pipe was replaced"
 expect 2 "usage" "$ridge" tune $problem --from "$dir/a.csv" --device cpu
