@@ -45,8 +45,8 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     kernel_name[strcspn(kernel_name, "\t")] = 0;
     op = ridge_op_find(line, (size_t)(problem_text - line));
     if (!op)
-        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number, (int)(problem_text - line) % 100,
-                          line);
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number,
+                          problem_text - line < 100 ? (int)(problem_text - line) : 100, line);
     if (ridge_problem_parse(op, problem_text, &call, &align, &packed)) {
         char reason[256];
 
