@@ -7,7 +7,7 @@
 
 typedef struct out_file {
     const char *verb, *path; /* verb: for messages */
-    char *place, *part; /* path with links followed; the file beside it until it is whole */
+    char *place, *part;      /* path with links followed; the file beside it until it is whole */
     FILE *to;
 } out_file;
 
