@@ -89,11 +89,24 @@ static bool find_case(const ridge_device *device, const ridge_kernel *kernel, te
     return false;
 }
 
+typedef struct options {
+    const char *device, *kernel;
+} options;
+
+static const struct argp_option option_table[] = {{"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: cpu)", 0},
+                                                  {"kernel", 'k', "PATTERN", 0, "only rows whose name matches", 0},
+                                                  {0}};
+
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
-    if (key != 'd')
+    options *o = state->input;
+
+    if (key == 'd')
+        o->device = arg;
+    else if (key == 'k')
+        o->kernel = arg;
+    else
         return ARGP_ERR_UNKNOWN;
-    *(const char **)state->input = arg;
     return 0;
 }
 
@@ -148,16 +161,15 @@ static int bite_somewhere(const ridge_device *device, const ridge_kernel *kernel
 
 int cmd_teeth(int argc, char **argv)
 {
-    static const struct argp_option options[] = {{"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: cpu)", 0}, {0}};
-    static const struct argp parser = {options, parse_option, "",  "Plants faults in copies of the rows.",
-                                       NULL,    NULL,         NULL};
-    const char *spec = "cpu";
+    static const struct argp parser = {option_table, parse_option, "",  "Plants faults in copies of the rows.",
+                                       NULL,         NULL,         NULL};
+    options o = {.device = "cpu"};
     const ridge_kernel *kernel;
     ridge_device *device;
     int wrong = 0, caught = 0, kinds = 0;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &spec);
-    device = device_open(spec);
+    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    device = device_open(o.device);
     if (!device || !device->backend) {
         if (device)
             fprintf(stderr, "ridge teeth: a model device runs nothing\n");
@@ -165,10 +177,14 @@ int cmd_teeth(int argc, char **argv)
         return 1;
     }
     for (int i = 0; (kernel = ridge_kernel_at(i)) != NULL; i++)
-        wrong += bite_somewhere(device, kernel, &caught);
+        if (name_matches(o.kernel, kernel->name))
+            wrong += bite_somewhere(device, kernel, &caught);
     while (teeth_faults[kinds].name)
         kinds++;
     printf("%d kinds of fault; %d copies of rows caught, %d not\n", kinds, caught, wrong);
+    if (!caught && !wrong)
+        fprintf(stderr, "ridge teeth: no row%s%s was bitten\n", o.kernel ? " that matches " : "",
+                o.kernel ? o.kernel : "");
     ridge_close(device);
     return wrong || !caught;
 }
