@@ -117,7 +117,7 @@ static ridge_status read_file(ridge_device *device, const char *file)
     }
     length = fread(text, 1, MAX_FILE + 1, stream);
     if (ferror(stream))
-        status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot read %.200s", file);
+        status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot read %.200s: %s", file, strerror(errno));
     else if (length > MAX_FILE)
         status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: %.200s is larger than 16 MiB", file);
     else if (memchr(text, 0, length))

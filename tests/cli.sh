@@ -124,6 +124,18 @@ expect 1 "RIDGE_KERNEL" env RIDGE_KERNEL=swiglu_fwd=nosuch "$ridge" explain $pro
 printf 'nonsense\n' >"$dir/pin.tsv"
 expect 1 "pin.tsv:1:" env RIDGE_TUNED="$dir/pin.tsv" "$ridge" explain $problem --device cpu
 expect 1 "cannot open" env RIDGE_TUNED="$dir/none" "$ridge" info
+expect 1 "RIDGE_TUNED: cannot read $dir: Is a directory" env RIDGE_TUNED="$dir" "$ridge" info
+expect 1 "RIDGE_DEVICE: unknown device 'tpu'" env RIDGE_DEVICE=tpu "$ridge" explain $problem
+expect 0 "on c" env RIDGE_DEVICE=tpu "$ridge" explain $problem --device cpu:c
+full() { ( # no file may be larger than 512 bytes (of some shells: 1024)
+    trap '' XFSZ
+    ulimit -f 1
+    exec "$@"
+); }
+cp "$dir/a.csv" "$dir/full.csv"
+full "$ridge" bench $problem --device cpu --all-kernels --csv "$dir/full.csv" >/dev/null 2>&1 && fail "a full disk is no failure of bench"
+full "$ridge" report "$dir/a.csv" -o "$dir/full.html" >/dev/null 2>&1 && fail "a full disk is no failure of report"
+ls "$dir" | grep -q '\.part\|full.html' && fail "left over: $(ls "$dir" | tr '\n' ' ')"
 # A line of the log is a command.
 line=$(RIDGE_LOG=1 "$ridge" bench $problem --device cpu 2>&1 >/dev/null | sed -n 's/^ridge bench /bench /p' | head -1)
 expect 0 "swiglu_fwd" "$ridge" $line
