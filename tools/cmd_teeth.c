@@ -10,23 +10,30 @@
  * the padding. */
 static const char *const problems[] = {
     "swiglu_fwd rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5",
+    "swiglu_fwd rows=5 cols=264 dtype=bf16 limit=0.5 pad=0",
     "swiglu_bwd rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5",
+    "swiglu_bwd rows=5 cols=264 dtype=bf16 limit=0.5 pad=0",
     "quantize_fp8 rows=5 cols=264 dtype=bf16",
     "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=row",
-    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=row128",
+    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=tensor",
     "quantize_fp8_dual rows=133 cols=264 dtype=bf16",
     "swiglu_quantize rows=133 cols=264 dtype=bf16",
     "q8_0_quantize rows=5 cols=288 dtype=bf16",
     "q8_0_repack rows=5 cols=288",
     "q8_0_unpack rows=5 cols=288",
     "gemm_fp8 m=41 n=136 k=300 d=f32 scales=row128_row128 bias=1 accumulate=1",
+    "gemm_fp8 m=41 n=136 k=304 d=f32 scales=row128_blk128 bias=1 accumulate=1 pad=16",
     "gemm_fp8 m=70 n=648 k=304 d=f32 scales=row128_row128 bias=1 accumulate=1 pad=16",
     "gemm_fp8 m=70 n=648 k=304 d=f32 scales=row128_blk128 bias=1 accumulate=1 pad=16",
     "q8_0_quantize_rows rows=5 cols=288 dtype=bf16",
     "q8_0_matmul tokens=5 cols=288 rows=19 x=bf16 w=u8 out=bf16",
+    "q8_0_matmul tokens=5 cols=512 rows=24 x=bf16 w=i8 out=bf16",
     "q8_0_pair tokens=5 cols=288 rows0=19 rows1=9 x=f32 w=i8 out=f32",
+    "q8_0_pair tokens=5 cols=512 rows0=24 rows1=8 x=f32 w=i8 out=f32",
     "q8_0_gate_up_swiglu tokens=5 cols=288 rows=19 x=i8 w=i8 out=f32 token_scale=1 limit=10",
+    "q8_0_gate_up_swiglu tokens=5 cols=512 rows=24 x=i8 w=i8 out=f32 token_scale=1 limit=10",
     "q8_0_matmul_hc_expand tokens=5 cols=288 rows=19 n_hc=4 x=f32 w=u8 add=1 y=1",
+    "q8_0_matmul_hc_expand tokens=5 cols=512 rows=24 n_hc=4 x=f32 w=i8 add=1 y=1",
     "rms_norm rows=5 cols=264 x=bf16 w=bf16 out=bf16",
     "head_rms_norm_rope_tail tokens=5 heads=9 head_dim=8 n_rot=4 x=f32 w=f32 pos=i32 out=f32",
     "linear_ce_eval tokens=21 hidden=72 vocab=136 dtype=bf16 bias=1 class_weight=1 label_smoothing=0.2 "
@@ -63,7 +70,8 @@ static bool case_of(const char *text, const ridge_op_row *op, test_case *c)
     if (!case_parse(text, c))
         return false;
     c->fill = FILL_NORMAL;
-    c->pad = c->pad ? c->pad : step > 8 ? 2 * step : 8;
+    if (!strstr(text, " pad="))
+        c->pad = step > 8 ? 2 * step : 8;
     c->slices = (op->contract & RIDGE_INVARIANT) != 0;
     c->repeats = 400;
     return true;

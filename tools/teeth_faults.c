@@ -20,6 +20,17 @@ static int first_output(const image *im)
     return arg;
 }
 
+/* Where an element in the middle of an operand begins: not in its padding. */
+static size_t middle(const image *im, int arg)
+{
+    const ridge_operand *operand = &im->call.arg[arg];
+    int64_t rows, cols;
+
+    ridge_op_table[im->call.op]->extent(&im->call, arg, &rows, &cols);
+    return im->offset[arg] + (size_t)(rows / 2 * (operand->stride ? operand->stride : cols) + cols / 2) *
+                                 ridge_dtype_size(operand->dtype);
+}
+
 /* XORs bytes of the block on the device. */
 static ridge_status edit(const ridge_device *device, void *memory, size_t at, const unsigned char *mask, size_t size,
                          void *stream)
@@ -65,15 +76,14 @@ FAULT(leaves_an_element_unwritten)
     if (!status)
         status = device->backend->sync(device, stream);
     return status ? status
-                  : device->backend->upload(device, (char *)memory + im->offset[out] + im->length[out] / 2 / 8 * 8,
-                                            im->host + im->offset[out] + im->length[out] / 2 / 8 * 8,
+                  : device->backend->upload(device, (char *)memory + middle(im, out), im->host + middle(im, out),
                                             ridge_dtype_size(call->arg[out].dtype));
 }
 
 FAULT(stores_a_nan)
 {
     int out = first_output(im);
-    size_t at = im->offset[out] + im->length[out] / 2 / 8 * 8;
+    const size_t at = middle(im, out);
     const uint32_t dtype = call->arg[out].dtype;
     const uint32_t nan = dtype == RIDGE_F32 ? 0x7fc00000u : dtype == RIDGE_BF16 ? 0x7fc0 : 0x7e00;
     ridge_status status = RUN(call);
@@ -298,8 +308,10 @@ static ridge_status scale_part(const ridge_device *device, const image *im, void
 {
     const ridge_operand *d = &im->call.arg[RIDGE_GEMM_FP8_D];
     ridge_status status = device->backend->sync(device, stream);
-    float line[256];
+    float line[1024];
 
+    if (cols > (int64_t)(sizeof line / sizeof *line))
+        return ridge_fail(RIDGE_ERR_ARG, "a row of the case is too long for this fault");
     for (int64_t i = row; i < row + rows && !status; i++) {
         void *at = (char *)memory + im->offset[RIDGE_GEMM_FP8_D] +
                    (size_t)(i * (d->stride ? d->stride : im->call.dim[1]) + col) * sizeof *line;

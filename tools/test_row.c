@@ -194,8 +194,17 @@ static image part_of(const image *im, int64_t begin, int64_t rows)
     return part;
 }
 
+/* The row cannot run the call of an image. */
+static bool refuses(const test_row *row, const ridge_device *device, const image *im)
+{
+    ridge_call call = image_call(im, im->host);
+    ridge_problem problem;
+
+    return ridge_validate(&call, &problem) == RIDGE_OK && ridge_why_not(device, row->kernel, &problem) != NULL;
+}
+
 /* Rows in parts of `least` give what they gave together; the last part takes the rest where a smaller one would belong
- * to the op's other range of dim[0]. */
+ * to the op's other range of dim[0]. Nothing to compare where the row cannot run a part. */
 static bool run_parts(const test_row *row, const ridge_device *device, const image *im, int64_t least, lane *l,
                       size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
 {
@@ -209,6 +218,8 @@ static bool run_parts(const test_row *row, const ridge_device *device, const ima
 
         rows = all - t < least || (least > split && least > 1 && all - t < 2 * least) ? all - t : least;
         part = part_of(im, t, rows);
+        if (row && refuses(row, device, &part))
+            return true;
         if (launch(row, device, &part, l, bytes))
             return failed(text, size, "part of the rows");
     }
