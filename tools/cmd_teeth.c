@@ -118,8 +118,12 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
+typedef struct tally {
+    int caught, refused; /* copies of rows with a fault */
+} tally;
+
 /* One row: the case must pass without a fault and fail with each. Returns the number of things that went wrong. */
-static int bite(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, int *caught)
+static int bite(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, tally *t)
 {
     test_row row = {.kernel = kernel};
     unsigned char *expected = NULL;
@@ -137,11 +141,14 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, const te
         if ((!fault->eager && device->backend->graph_begin) || !applies(fault->family, ridge_op_table[kernel->op]))
             continue;
         row.fault = fault->fault;
+        teeth_refused = false;
         if (test_one(&row, device, c, &im, expected, text, sizeof text)) {
             printf("NOT CAUGHT: a copy of %s that %s\n", kernel->name, fault->name);
             wrong++;
+        } else if (teeth_refused) {
+            t->refused++;
         } else {
-            ++*caught;
+            t->caught++;
         }
     }
     free(expected);
@@ -150,7 +157,7 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, const te
 }
 
 /* On the device, or as on a small one, where few tiles are many. */
-static int bite_somewhere(const ridge_device *device, const ridge_kernel *kernel, int *caught)
+static int bite_somewhere(const ridge_device *device, const ridge_kernel *kernel, tally *t)
 {
     const bool belongs = device->arch >= kernel->arch_min && device->arch <= kernel->arch_max;
     ridge_device small = *device;
@@ -159,10 +166,10 @@ static int bite_somewhere(const ridge_device *device, const ridge_kernel *kernel
     if (!belongs || ridge_kernel_backend(kernel) != device->backend_id)
         return 0;
     if (find_case(device, kernel, &c))
-        return bite(device, kernel, &c, caught);
+        return bite(device, kernel, &c, t);
     small.units = 4;
     if (device->backend_id == RIDGE_CUDA && find_case(&small, kernel, &c))
-        return bite(&small, kernel, &c, caught);
+        return bite(&small, kernel, &c, t);
     printf("SKIP %s: no case that it can run\n", kernel->name);
     return 0;
 }
@@ -174,7 +181,8 @@ int cmd_teeth(int argc, char **argv)
     options o = {.device = "cpu"};
     const ridge_kernel *kernel;
     ridge_device *device;
-    int wrong = 0, caught = 0, kinds = 0;
+    tally t = {0};
+    int wrong = 0, kinds = 0;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
     device = device_open(o.device);
@@ -186,13 +194,14 @@ int cmd_teeth(int argc, char **argv)
     }
     for (int i = 0; (kernel = ridge_kernel_at(i)) != NULL; i++)
         if (name_matches(o.kernel, kernel->name))
-            wrong += bite_somewhere(device, kernel, &caught);
+            wrong += bite_somewhere(device, kernel, &t);
     while (teeth_faults[kinds].name)
         kinds++;
-    printf("%d kinds of fault; %d copies of rows caught, %d not\n", kinds, caught, wrong);
-    if (!caught && !wrong)
+    printf("%d kinds of fault; %d copies of rows caught, %d not; %d could not be made\n", kinds, t.caught, wrong,
+           t.refused);
+    if (!t.caught && !wrong)
         fprintf(stderr, "ridge teeth: no row%s%s was bitten\n", o.kernel ? " that matches " : "",
                 o.kernel ? o.kernel : "");
     ridge_close(device);
-    return wrong || !caught;
+    return wrong || !t.caught;
 }

@@ -14,6 +14,9 @@ typedef struct teeth_fault {
     int family;
 } teeth_fault;
 
+/* Set when a fault could not be planted, because the row refuses the call that it would make. */
+extern bool teeth_refused;
+
 /* Ends with a NULL name. */
 extern const teeth_fault teeth_faults[];
 

@@ -123,14 +123,20 @@ static ridge_call with_strides(const ridge_call *call)
     return copy;
 }
 
+bool teeth_refused;
+
+/* Runs another call than the one asked for, where the row can run it at all. */
 static ridge_status run_changed(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                                 void *workspace, size_t bytes, void *stream)
 {
     ridge_problem problem;
     ridge_status status = ridge_validate(call, &problem);
 
+    if (!status && ridge_why_not(device, kernel, &problem))
+        status = ridge_fail(RIDGE_ERR_UNSUPPORTED, "the row refuses the changed problem");
     if (!status && kernel->workspace && kernel->workspace(device, kernel, &problem) > bytes)
-        return ridge_fail(RIDGE_ERR_WORKSPACE, "the changed problem needs more workspace");
+        status = ridge_fail(RIDGE_ERR_WORKSPACE, "the changed problem needs more workspace");
+    teeth_refused = teeth_refused || status;
     return status ? status : kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);
 }
 
