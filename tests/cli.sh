@@ -11,7 +11,7 @@ expect 0 "cpu " "$ridge" info
 expect 0 '"devices"' "$ridge" info --json
 expect 0 "gate" "$ridge" ops
 expect 0 '"operands"' "$ridge" ops --json 'swiglu*'
-[ "$("$ridge" ops --names | sort -u | wc -l)" = 23 ] || fail "23 names of ops, not $("$ridge" ops --names | wc -l)"
+[ "$("$ridge" ops --names | sort -u | wc -l)" = "$("$ridge" ops --json | grep -c '"summary"')" ] || fail "names of ops"
 expect 0 "cpu.multiply.c" "$ridge" kernels --names multiply
 ! grep -q ' ' "$dir/out" || fail "a name with a blank"
 expect 2 "unrecognized option" "$ridge" info --names
