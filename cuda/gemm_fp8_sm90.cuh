@@ -104,14 +104,22 @@ template <class T> static __device__ __forceinline__ int gemm_groups(const gemm_
     return T::FEW ? p.groups : (int)T::WGS;
 }
 
-/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. Few
- * instructions between the end of a wait and the loads: a stage that comes back is filled so much sooner. */
+/* Bytes of a stage. */
+template <class T, int MODE> static __device__ __forceinline__ uint32_t gemm_bytes(const gemm_args &p)
+{
+    const uint32_t rows = gemm_slice<T>(p) * T::CN, scales = rows * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0);
+
+    return rows * BK + T::BN * BK + (p.scale_tma ? scales : 0);
+}
+
+/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. With FEW
+ * only the codes of A: gemm_load_few. Few instructions between the end of a wait and the loads: a stage that comes back
+ * is filled so much sooner. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
     const int slice = gemm_slice<T>(p), rows = rank_n * slice, cols = rank_m * (T::BN / T::CM);
-    const uint32_t bytes = slice * T::CN * BK + T::BN * BK +
-                           (p.scale_tma ? slice * T::CN * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
+    const uint32_t bytes = T::FEW ? slice * T::CN * BK : gemm_bytes<T, MODE>(p);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK, to_b = ptx_shared(s->b[0]) + cols * BK;
@@ -132,13 +140,13 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
                 ptx_tma_load_2d(a, &p.a, kb * BK, row, full);
             else
                 ptx_tma_load_2d_multicast(a, &p.a, kb * BK, row + rows, full, same_row);
-            if (T::CM == 1)
+            if (T::CM == 1 && !T::FEW)
                 ptx_tma_load_2d(b, &p.b, kb * BK, col, full);
-            else
+            else if (!T::FEW)
                 ptx_tma_load_2d_multicast(b, &p.b, kb * BK, col + cols, full, same_col);
-            if (MODE != SCALE_LAST && p.scale_tma)
+            if (MODE != SCALE_LAST && p.scale_tma && !T::FEW)
                 ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (T::BM * 4), &p.map_scale_a, row, kb, full);
-            if (MODE == SCALE_COLUMN && p.scale_tma)
+            if (MODE == SCALE_COLUMN && p.scale_tma && !T::FEW)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
             ptx_mbarrier_expect(full, bytes);
             gemm_advance<T::STAGES>(&ring);
@@ -147,6 +155,35 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         }
         piece = ahead;
         ahead = later;
+    }
+}
+
+/* With FEW, where a block of k is soon multiplied, a thread each for the codes of B and for the scales: an instruction
+ * takes its thread 100 ns. Nothing is shared then, and CM is 1. */
+template <class T, int MODE>
+static __device__ void gemm_load_few(const gemm_args &p, gemm_memory<T, MODE> *s, bool scales)
+{
+    const uint32_t bytes = scales ? gemm_bytes<T, MODE>(p) - (gemm_slice<T>(p) * T::CN + T::BN) * BK : T::BN * BK;
+    const uint32_t b = ptx_shared(s->b[0]), scale_a = ptx_shared(s->scale_a[0]), scale_b = ptx_shared(s->scale_b[0]);
+    gemm_ring ring = {0, 1};
+
+    for (int item = blockIdx.x / (T::CM * T::CN); item < p.plain; item += gridDim.x / (T::CM * T::CN)) {
+        int row, col;
+
+        gemm_locate<T>(p, item, &row, &col);
+        for (int kb = 0; kb < p.blocks; kb++) {
+            const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
+
+            ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + stage * 8, ring.phase);
+            if (!scales)
+                ptx_tma_load_2d(b + stage * (T::BN * BK), &p.b, kb * BK, col, full);
+            else
+                ptx_tma_load_2d(scale_a + stage * (T::BM * 4), &p.map_scale_a, row, kb, full);
+            if (MODE == SCALE_COLUMN && scales)
+                ptx_tma_load_2d(scale_b + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
+            ptx_mbarrier_expect(full, bytes);
+            gemm_advance<T::STAGES>(&ring);
+        }
     }
 }
 
@@ -168,6 +205,8 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             for (int i = lane; i < T::BM; i += 32) {
                 const int r = min(row + i, p.m - 1);
 
+                if (T::FEW && i >= gemm_slice<T>(p) * T::CN)
+                    break;
                 ptx_copy_async4(ptx_shared(&s->scale_a[stage][i]),
                                 p.block_a ? p.scale_a + r / 128 * p.ld_a + kb : p.scale_a + kb * p.ld_a + r);
             }
@@ -178,6 +217,14 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
         }
     }
+}
+
+/* At full[] of a stage: of the threads that load codes, and of the one or the warp that loads scales. */
+template <class T, int MODE> static __device__ __forceinline__ uint32_t gemm_arrivals(const gemm_args &p)
+{
+    const uint32_t codes = T::FEW ? 2 : 1;
+
+    return MODE == SCALE_LAST ? codes : p.scale_tma ? codes + T::FEW : codes + 32;
 }
 
 /* BLK128: the scales of B of 32 blocks of k, one a lane. */
@@ -353,7 +400,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), gemm_arrivals<T, MODE>(p));
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
@@ -386,7 +433,12 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 gemm_load<T, MODE>(p, s);
         } else if (MODE != SCALE_LAST && !p.scale_tma && warp == 1)
             gemm_load_scales<T, MODE>(p, s);
-        else if (threadIdx.x == 64)
+        else if (T::FEW && warp == 1 && MODE != SCALE_LAST) {
+            if (ptx_elect())
+                gemm_load_few<T, MODE>(p, s, true);
+        } else if (T::FEW && threadIdx.x == 64)
+            gemm_load_few<T, MODE>(p, s, false);
+        else if (!T::FEW && threadIdx.x == 64)
             gemm_publish<T>(p, s->left);
         else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
             gemm_spread_scales<T, MODE>(s);

@@ -49,8 +49,8 @@ template <int N, int H, int MODE, int FORMATS> static __device__ __forceinline__
      */
     if (p.shift)
         ptx_cluster_arrive_relaxed();
-    if (warp != CONSUMERS / 32 || !p.settled)
-        ptx_grid_wait();
+    if (warp < CONSUMERS / 32)
+        ptx_grid_wait(); /* the loading warps: before their first loads */
     if (warp == CONSUMERS / 32) {
         if (threadIdx.x % 32 == 0)
             stream_load_weights<N>(p, s, a);
@@ -64,13 +64,7 @@ template <int N, int H, int MODE, int FORMATS> static __device__ __forceinline__
         else
             stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
     }
-    __syncwarp();
-    if (p.shift) {
-        if (warp >= CONSUMERS / 32)
-            ptx_cluster_wait();
-        ptx_cluster_arrive_relaxed(); /* nobody leaves before all have what was sent */
-        ptx_cluster_wait();
-    }
+    /* A CTA leaves when it has got what was sent to it; nobody arrives at it after that. */
 #endif
 }
 
