@@ -104,22 +104,14 @@ template <class T> static __device__ __forceinline__ int gemm_groups(const gemm_
     return T::FEW ? p.groups : (int)T::WGS;
 }
 
-/* Bytes of a stage. */
-template <class T, int MODE> static __device__ __forceinline__ uint32_t gemm_bytes(const gemm_args &p)
-{
-    const uint32_t rows = gemm_slice<T>(p) * T::CN, scales = rows * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0);
-
-    return rows * BK + T::BN * BK + (p.scale_tma ? scales : 0);
-}
-
-/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. With FEW
- * only the codes of A: gemm_load_few. Few instructions between the end of a wait and the loads: a stage that comes back
- * is filled so much sooner. */
+/* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. Few
+ * instructions between the end of a wait and the loads: a stage that comes back is filled so much sooner. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
     const int slice = gemm_slice<T>(p), rows = rank_n * slice, cols = rank_m * (T::BN / T::CM);
-    const uint32_t bytes = T::FEW ? slice * T::CN * BK : gemm_bytes<T, MODE>(p);
+    const uint32_t bytes = slice * T::CN * BK + T::BN * BK +
+                           (p.scale_tma ? slice * T::CN * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK, to_b = ptx_shared(s->b[0]) + cols * BK;
@@ -140,13 +132,13 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
                 ptx_tma_load_2d(a, &p.a, kb * BK, row, full);
             else
                 ptx_tma_load_2d_multicast(a, &p.a, kb * BK, row + rows, full, same_row);
-            if (T::CM == 1 && !T::FEW)
+            if (T::CM == 1)
                 ptx_tma_load_2d(b, &p.b, kb * BK, col, full);
-            else if (!T::FEW)
+            else
                 ptx_tma_load_2d_multicast(b, &p.b, kb * BK, col + cols, full, same_col);
-            if (MODE != SCALE_LAST && p.scale_tma && !T::FEW)
+            if (MODE != SCALE_LAST && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (T::BM * 4), &p.map_scale_a, row, kb, full);
-            if (MODE == SCALE_COLUMN && p.scale_tma && !T::FEW)
+            if (MODE == SCALE_COLUMN && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
             ptx_mbarrier_expect(full, bytes);
             gemm_advance<T::STAGES>(&ring);
@@ -155,35 +147,6 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         }
         piece = ahead;
         ahead = later;
-    }
-}
-
-/* With FEW, where a block of k is soon multiplied, a thread each for the codes of B and for the scales: an instruction
- * takes its thread 100 ns. Nothing is shared then, and CM is 1. */
-template <class T, int MODE>
-static __device__ void gemm_load_few(const gemm_args &p, gemm_memory<T, MODE> *s, bool scales)
-{
-    const uint32_t bytes = scales ? gemm_bytes<T, MODE>(p) - (gemm_slice<T>(p) * T::CN + T::BN) * BK : T::BN * BK;
-    const uint32_t b = ptx_shared(s->b[0]), scale_a = ptx_shared(s->scale_a[0]), scale_b = ptx_shared(s->scale_b[0]);
-    gemm_ring ring = {0, 1};
-
-    for (int item = blockIdx.x / (T::CM * T::CN); item < p.plain; item += gridDim.x / (T::CM * T::CN)) {
-        int row, col;
-
-        gemm_locate<T>(p, item, &row, &col);
-        for (int kb = 0; kb < p.blocks; kb++) {
-            const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
-
-            ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + stage * 8, ring.phase);
-            if (!scales)
-                ptx_tma_load_2d(b + stage * (T::BN * BK), &p.b, kb * BK, col, full);
-            else
-                ptx_tma_load_2d(scale_a + stage * (T::BM * 4), &p.map_scale_a, row, kb, full);
-            if (MODE == SCALE_COLUMN && scales)
-                ptx_tma_load_2d(scale_b + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
-            ptx_mbarrier_expect(full, bytes);
-            gemm_advance<T::STAGES>(&ring);
-        }
     }
 }
 
@@ -217,14 +180,6 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
         }
     }
-}
-
-/* At full[] of a stage: of the threads that load codes, and of the one or the warp that loads scales. */
-template <class T, int MODE> static __device__ __forceinline__ uint32_t gemm_arrivals(const gemm_args &p)
-{
-    const uint32_t codes = T::FEW ? 2 : 1;
-
-    return MODE == SCALE_LAST ? codes : p.scale_tma ? codes + T::FEW : codes + 32;
 }
 
 /* BLK128: the scales of B of 32 blocks of k, one a lane. */
@@ -323,6 +278,59 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
     gemm_advance<T::STAGES>(ring);
 }
 
+/* With FEW four blocks of k, one slice: while a block's matrix instructions run, the one before is promoted. A block is
+ * soon multiplied there: wait, multiply, wait, promote one after the other took 0.3 us, whatever the tile. */
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_four(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                 float chunk, int lane, float *fin)
+{
+    enum { BLOCKS = 4, HALF = T::BN / 2 };
+    float acc[2][HALF];
+    gemm_scales v[2];
+    uint32_t before = 0;
+
+#pragma unroll
+    for (int u = 0; u <= BLOCKS; u++) {
+        const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+        float *const done = acc[(u + 1) % 2];
+
+        if (u < BLOCKS) {
+            ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < BK / 32; k++)
+                gemm_wgmma<T::BN, FORMATS>(acc[u % 2], wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k),
+                                           k > 0);
+            wgmma_commit();
+        }
+        if (u < BLOCKS && MODE == SCALE_BLOCK) {
+            const float column = __shfl_sync(~0u, chunk, lane + u);
+
+            v[u % 2].upper = s->scale_a[stage][at.row] * column;
+            v[u % 2].lower = s->scale_a[stage][at.row + 8] * column;
+        }
+        if (u > 0) {
+            if (u < BLOCKS)
+                wgmma_wait_before();
+            else
+                wgmma_wait();
+            wgmma_pin<HALF>(done); /* no use before the wait */
+            __syncwarp();          /* the warp has read its scales */
+            if (threadIdx.x % 32 < T::CM + T::CN - 1)
+                ptx_mbarrier_arrive_cluster(at.empty + before * 8); /* the stage goes back */
+            if (MODE == SCALE_BLOCK)
+                gemm_promote_block<T::BN>(v[(u + 1) % 2], done, fin);
+            else
+#pragma unroll
+                for (int i = 0; i < HALF; i++)
+                    fin[i] += done[i];
+        }
+        before = stage;
+        if (u < BLOCKS)
+            gemm_advance<T::STAGES>(ring);
+    }
+}
+
 /* A number that all lanes have, its origin hidden from the compiler; SCALE_COLUMN: in a uniform register, since it has
  * no other to spare. */
 template <int MODE> static __device__ __forceinline__ uint32_t gemm_hide(uint32_t x)
@@ -351,11 +359,15 @@ static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_me
     for (int kb = piece.begin; kb < piece.end; kb += 32) {
         const float now = *next;
         const int count = min(32, piece.end - kb);
+        int i = 0;
 
         if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
             *next = gemm_read_chunk(p, piece.col, kb + 32);
+        if (T::FEW && MODE != SCALE_COLUMN)
+            for (; i + 4 <= count; i += 4)
+                gemm_four<T, MODE, FORMATS>(s, at, ring, now, i, fin);
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
-        for (int i = 0; i < count; i++)
+        for (; i < count; i++)
             gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, fin);
     }
 }
@@ -400,7 +412,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), gemm_arrivals<T, MODE>(p));
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
@@ -433,12 +445,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 gemm_load<T, MODE>(p, s);
         } else if (MODE != SCALE_LAST && !p.scale_tma && warp == 1)
             gemm_load_scales<T, MODE>(p, s);
-        else if (T::FEW && warp == 1 && MODE != SCALE_LAST) {
-            if (ptx_elect())
-                gemm_load_few<T, MODE>(p, s, true);
-        } else if (T::FEW && threadIdx.x == 64)
-            gemm_load_few<T, MODE>(p, s, false);
-        else if (!T::FEW && threadIdx.x == 64)
+        else if (threadIdx.x == 64)
             gemm_publish<T>(p, s->left);
         else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
             gemm_spread_scales<T, MODE>(s);

@@ -162,20 +162,6 @@ static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
     return best;
 }
 
-/* Which units of 8 rows of a slice each rank of a cluster finishes: two at a time, which are stored together, where
- * there are enough. */
-static void share_units(stream_args *p, const stream_cut *cut)
-{
-    const int split = 1 << cut->shift, units = cut->high / 8, each = units >= 2 * split ? 2 : 1;
-    const int parts = (units + each - 1) / each;
-
-    for (int r = 0; r <= split; r++) {
-        p->begins[r] = r * parts / split * each < units ? r * parts / split * each : units;
-        if (r && p->begins[r] - p->begins[r - 1] > p->most)
-            p->most = p->begins[r] - p->begins[r - 1];
-    }
-}
-
 /* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
  * do not. */
 static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int bytes)
@@ -183,8 +169,10 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
     const int columns = 8 << tokens, x_rows = tokens == 3 ? p->rows : columns, split = 1 << cut->shift,
               slots = cut->most < SLOTS ? cut->most : SLOTS;
     const int turns = (slots + 1) / 2, stage = p->chunk * p->box, x_stage = p->chunk * x_rows * BK;
-    const int units = tokens == 3 ? p->most : (cut->high / 8 + split - 1) / split,
-              sums = slots * (split - 1) * units * 8 * columns * 4;
+    const int units = (cut->high / 8 + split - 1) / split,
+              sums = tokens == 3
+                         ? ((split > 1 ? slots : GROUPS) * split * units + 1) * UNIT /* two are read at a time */
+                         : slots * (split - 1) * units * 8 * columns * 4;
     const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
     const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
@@ -301,7 +289,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     p.shift = cut.shift;
     p.rows = (p.m + 7) / 8 * 8;
-    share_units(&p, &cut);
+    p.most = (cut.high / 8 + (1 << cut.shift) - 1) >> cut.shift;
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;
