@@ -168,8 +168,6 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
             for (int i = lane; i < T::BM; i += 32) {
                 const int r = min(row + i, p.m - 1);
 
-                if (T::FEW && i >= gemm_slice<T>(p) * T::CN)
-                    break;
                 ptx_copy_async4(ptx_shared(&s->scale_a[stage][i]),
                                 p.block_a ? p.scale_a + r / 128 * p.ld_a + kb : p.scale_a + kb * p.ld_a + r);
             }
@@ -278,59 +276,6 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
     gemm_advance<T::STAGES>(ring);
 }
 
-/* With FEW four blocks of k, one slice: while a block's matrix instructions run, the one before is promoted. A block is
- * soon multiplied there: wait, multiply, wait, promote one after the other took 0.3 us, whatever the tile. */
-template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_four(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                 float chunk, int lane, float *fin)
-{
-    enum { BLOCKS = 4, HALF = T::BN / 2 };
-    float acc[2][HALF];
-    gemm_scales v[2];
-    uint32_t before = 0;
-
-#pragma unroll
-    for (int u = 0; u <= BLOCKS; u++) {
-        const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
-        float *const done = acc[(u + 1) % 2];
-
-        if (u < BLOCKS) {
-            ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < BK / 32; k++)
-                gemm_wgmma<T::BN, FORMATS>(acc[u % 2], wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k),
-                                           k > 0);
-            wgmma_commit();
-        }
-        if (u < BLOCKS && MODE == SCALE_BLOCK) {
-            const float column = __shfl_sync(~0u, chunk, lane + u);
-
-            v[u % 2].upper = s->scale_a[stage][at.row] * column;
-            v[u % 2].lower = s->scale_a[stage][at.row + 8] * column;
-        }
-        if (u > 0) {
-            if (u < BLOCKS)
-                wgmma_wait_before();
-            else
-                wgmma_wait();
-            wgmma_pin<HALF>(done); /* no use before the wait */
-            __syncwarp();          /* the warp has read its scales */
-            if (threadIdx.x % 32 < T::CM + T::CN - 1)
-                ptx_mbarrier_arrive_cluster(at.empty + before * 8); /* the stage goes back */
-            if (MODE == SCALE_BLOCK)
-                gemm_promote_block<T::BN>(v[(u + 1) % 2], done, fin);
-            else
-#pragma unroll
-                for (int i = 0; i < HALF; i++)
-                    fin[i] += done[i];
-        }
-        before = stage;
-        if (u < BLOCKS)
-            gemm_advance<T::STAGES>(ring);
-    }
-}
-
 /* A number that all lanes have, its origin hidden from the compiler; SCALE_COLUMN: in a uniform register, since it has
  * no other to spare. */
 template <int MODE> static __device__ __forceinline__ uint32_t gemm_hide(uint32_t x)
@@ -359,15 +304,11 @@ static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_me
     for (int kb = piece.begin; kb < piece.end; kb += 32) {
         const float now = *next;
         const int count = min(32, piece.end - kb);
-        int i = 0;
 
         if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
             *next = gemm_read_chunk(p, piece.col, kb + 32);
-        if (T::FEW && MODE != SCALE_COLUMN)
-            for (; i + 4 <= count; i += 4)
-                gemm_four<T, MODE, FORMATS>(s, at, ring, now, i, fin);
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
-        for (; i < count; i++)
+        for (int i = 0; i < count; i++)
             gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, fin);
     }
 }

@@ -44,19 +44,14 @@ typedef struct stream_args {
     int lines;              /* the maps have lines of 128 bytes as their third dimension: whole stages an instruction */
     int dtype, accumulate, bias_f32, settled;
     /* gemm_fp8_stream_tokens.cuh: */
-    int rows;  /* of a box of tokens, a multiple of 8 */
-    int most;  /* rank r finishes units of 8 rows r * most to (r + 1) * most of a slice */
+    int rows;                         /* of a box of tokens, a multiple of 8 */
+    int most, begins[SPLIT_MOST + 1]; /* rank r finishes units of 8 rows begins[r] to begins[r + 1] of a slice */
     int whole; /* four neighbours of D can be stored at a time: 16 bits, aligned, nothing added */
 } stream_args;
-
-/* Bytes from a unit's sums to the next one's: of 8 rows and 64 tokens, and what puts two units into different banks. */
-enum { UNIT = 8 * 64 * 4 + 64 };
 
 /* The fixed part of shared memory; the rings of tokens and of weights and the sums come after it. */
 template <int N> struct stream_memory {
     float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][SLOTS][2]; /* by block: stage * chunk + block of the stage */
-    float row_scale[N == 64 ? (int)SLOTS : 1][N == 64 ? (int)ROWS : 4]; /* of a slice's rows of weights */
-    float row_bias[N == 64 ? (int)SLOTS : 1][N == 64 ? (int)ROWS : 4];
     uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N) / 2], x_empty[X_MOST(N) / 2];
     uint64_t sums_full[SLOTS], sums_free[SLOTS];
 };

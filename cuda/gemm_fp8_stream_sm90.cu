@@ -122,14 +122,15 @@ typedef struct stream_cut {
 } stream_cut;
 
 /* The smallest split with which a CTA has about 72 rows, or 60 once k is split: the tokens, which every CTA reads for
- * all its k, then cost little. */
+ * all its k, then cost little. Few weights, of which a CTA's shared memory holds all, are over before that matters:
+ * from 48 rows on the exchange costs more. */
 static int shift_of(const ridge_device *device, int64_t n, int64_t k)
 {
     const int64_t quads = (k + QUAD * BK - 1) / (QUAD * BK);
+    const int64_t whole = (n + device->units - 1) / device->units * k <= 128 * 1024 ? 48 : 72; /* rows */
     int shift = 0;
 
-    while (1 << shift < SPLIT_MOST && n << shift < (shift == 0 ? 72 : 60) * (int64_t)device->units &&
-           2 << shift <= quads)
+    while (1 << shift < SPLIT_MOST && n << shift < (shift == 0 ? whole : 60) * device->units && 2 << shift <= quads)
         shift++;
     return shift;
 }
@@ -162,6 +163,20 @@ static stream_cut cut_of(const ridge_device *device, int64_t n, int64_t k)
     return best;
 }
 
+/* Which units of 8 rows of a slice each rank of a cluster finishes: two at a time, which are stored together, where
+ * there are enough. */
+static void share_units(stream_args *p, const stream_cut *cut)
+{
+    const int split = 1 << cut->shift, units = cut->high / 8, each = units >= 2 * split ? 2 : 1;
+    const int parts = (units + each - 1) / each;
+
+    for (int r = 0; r <= split; r++) {
+        p->begins[r] = r * parts / split * each < units ? r * parts / split * each : units;
+        if (r && p->begins[r] - p->begins[r - 1] > p->most)
+            p->most = p->begins[r] - p->begins[r - 1];
+    }
+}
+
 /* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
  * do not. */
 static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int bytes)
@@ -169,14 +184,13 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
     const int columns = 8 << tokens, x_rows = tokens == 3 ? p->rows : columns, split = 1 << cut->shift,
               slots = cut->most < SLOTS ? cut->most : SLOTS;
     const int turns = (slots + 1) / 2, stage = p->chunk * p->box, x_stage = p->chunk * x_rows * BK;
-    const int units = (cut->high / 8 + split - 1) / split,
-              sums = tokens == 3
-                         ? ((split > 1 ? slots : GROUPS) * split * units + 1) * UNIT /* two are read at a time */
-                         : slots * (split - 1) * units * 8 * columns * 4;
+    const int units = tokens == 3 ? p->most : (cut->high / 8 + split - 1) / split,
+              sums = slots * (split - 1) * units * 8 * columns * 4;
     const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
     const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
-    for (int stages = W_MOST; stages >= 2; stages--) {
+    /* Few weights that could all be on their way at once: the tokens would come behind them. */
+    for (int stages = tokens == 3 && all <= 4 ? 2 : W_MOST; stages >= 2; stages--) {
         const int ahead = (stages + turns - 1) / turns + 1, most = x_most[tokens] / p->chunk;
 
         if (stages > 2 && stages > all * turns)
@@ -238,7 +252,7 @@ static int takes_all(const ridge_call *call, stream_cut cut)
 {
     const int64_t bytes = cut.blocks * BK * cut.most * cut.high;
 
-    return bytes > (call->dim[0] > 16 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+    return bytes > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
 }
 
 /* The tensor maps of x and w: by lines, or by blocks where a last block is not whole. */
@@ -289,7 +303,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     p.shift = cut.shift;
     p.rows = (p.m + 7) / 8 * 8;
-    p.most = (cut.high / 8 + (1 << cut.shift) - 1) >> cut.shift;
+    share_units(&p, &cut);
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;

@@ -137,210 +137,248 @@ static __device__ __forceinline__ void tokens_pass(const stream_args &p, const s
     }
 }
 
-/* Where the sums of one of a slot's units lie that rank `from` has: 8 rows of weights a token. A slot is a warpgroup
- * where k is not split: its slices follow one another then. */
-static __device__ __forceinline__ uint32_t tokens_place(const stream_args &p, int slot, int from, int unit)
+/* Where thread `thread` of a warpgroup's four sums of one of a slot's `most` units lie, from the `from`th of the
+ * others. */
+static __device__ __forceinline__ uint32_t tokens_place(const stream_args &p, int slot, int from, int unit, int thread)
 {
-    return (uint32_t)(p.sums + ((((p.shift ? slot : slot % GROUPS) << p.shift) + from) * p.most + unit) * UNIT);
+    return (uint32_t)(p.sums + (((slot * ((1 << p.shift) - 1) + from) * p.most + unit) * 8 * 64 + thread * 4) * 4);
 }
 
-/* Units of a slice that rank finishes. */
-static __device__ __forceinline__ int tokens_count(const stream_args &p, int rank)
-{
-    return max(0, min(p.most, p.high / 8 - rank * p.most));
-}
-
-/* A finished slice: its sums go to the shared memory of those that finish them, this CTA's own to its own. */
+/* A finished slice: sends the units that others finish. */
 template <int H>
 static __device__ __forceinline__ void tokens_send(const stream_args &p, stream_memory<64> *s, const stream_share &a,
-                                                   int slot, uint32_t turn, bool dry, const float *fin)
+                                                   int slot, uint32_t turn, const float *fin)
 {
-    const int thread = threadIdx.x % 128, warps = (p.rows + 15) / 16, token = thread / 32 * 16 + thread % 32 / 4;
+    const int thread = threadIdx.x % 128, split = 1 << p.shift, warps = (p.rows + 15) / 16;
     const uint32_t full = ptx_shared(&s->sums_full[slot]);
-    const int place = (int)tokens_place(p, slot, a.rank, 0) + token * 32 + thread % 4 * 8;
-    uint8_t *const own = (uint8_t *)s + place - a.rank * p.most * UNIT;
 
-    if (p.shift && !dry) {
-        /* All have read the previous slice's, so its phase of sums_full is over and the next may be announced. */
-        ptx_mbarrier_wait(ptx_shared(&s->sums_free[slot]), (turn & 1) ^ 1);
-        if (thread == 0)
-            ptx_mbarrier_expect(full, (uint32_t)(((1 << p.shift) - 1) * tokens_count(p, a.rank) * warps * 512));
-    }
+    /* All have read the previous slice's, so its phase of sums_full is over and the next may be announced. */
+    ptx_mbarrier_wait(ptx_shared(&s->sums_free[slot]), (turn & 1) ^ 1);
+    if (thread == 0)
+        ptx_mbarrier_expect(full, (uint32_t)((split - 1) * (p.begins[a.rank + 1] - p.begins[a.rank]) * warps * 512));
     if (thread / 32 >= warps)
         return;
-    for (int i = 1; i < 1 << p.shift; i++) {
-        const int to = (a.rank + i) & ((1 << p.shift) - 1), begin = to * p.most;
-        const int end = dry ? begin : begin + tokens_count(p, to);
+    for (int i = 1; i < split; i++) {
+        const int to = (a.rank + i) & (split - 1), from = a.rank < to ? a.rank : a.rank - 1;
+        const int begin = p.begins[to], end = p.begins[to + 1];
         const uint32_t bar = ptx_map(full, (uint32_t)to);
-        const uint32_t at = ptx_map(ptx_shared(s) + (uint32_t)place, (uint32_t)to) - (uint32_t)(begin * UNIT);
+        const uint32_t at = ptx_map(ptx_shared(s) + tokens_place(p, slot, from, -begin, thread), (uint32_t)to);
 
 #pragma unroll
         for (int u = 0; u < H / 8; u++)
-            if (u >= begin && u < end) {
-                ptx_store_async2(at + u * UNIT, fin[4 * u], fin[4 * u + 1], bar);
-                ptx_store_async2(at + u * UNIT + 256, fin[4 * u + 2], fin[4 * u + 3], bar);
-            }
+            if (u >= begin && u < end)
+                ptx_store_async4(at + (uint32_t)(u * 8 * 64 * 4), fin[4 * u], fin[4 * u + 1], fin[4 * u + 2],
+                                 fin[4 * u + 3], bar);
     }
-#pragma unroll
-    for (int u = 0; u < H / 8; u++)
-        if (u >= a.rank * p.most && u < (a.rank + 1) * p.most) {
-            *(float2 *)(own + u * UNIT) = make_float2(fin[4 * u], fin[4 * u + 1]);
-            *(float2 *)(own + u * UNIT + 256) = make_float2(fin[4 * u + 2], fin[4 * u + 3]);
-        }
 }
 
-/* Of a row of weights: its scale (TENSOR, ROW) and bias. */
-typedef struct tokens_row {
-    float scale, bias;
-} tokens_row;
-
-template <int MODE> static __device__ __forceinline__ tokens_row tokens_begin(const stream_args &p, int slice)
+/* v becomes the sum of all partial sums of a unit, in ascending k. Of two the order is no matter. */
+static __device__ __forceinline__ void tokens_sum(const stream_args &p, const stream_memory<64> *s, int rank, int slot,
+                                                  int unit, float *v)
 {
-    const int row = min(slice * p.high + (int)threadIdx.x % 128, p.n - 1);
-    tokens_row v = {1, 0};
+    const uint8_t *at = (const uint8_t *)s + tokens_place(p, slot, 0, unit, threadIdx.x % 128);
+    const float own[4] = {v[0], v[1], v[2], v[3]};
+    float4 x = *(const float4 *)at;
 
-    if (MODE == SCALE_LAST)
-        v.scale = p.scale_w[p.ld_w ? row : 0];
-    if (p.bias)
-        v.bias = p.bias_f32              ? ((const float *)p.bias)[row]
-                 : p.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.bias, row)
-                                         : num_load<RIDGE_F16>(p.bias, row);
-    return v;
-}
-
-/* Four results, of columns col to col + 3. One by one: any alignment, columns outside, accumulation. */
-template <int DTYPE>
-static __device__ __forceinline__ void tokens_store(const stream_args &p, int64_t at, int col, const float *v)
-{
-    const float x[8] = {v[0], v[1], v[2], v[3]};
-
-    if (DTYPE != RIDGE_F32 && p.whole && col + 4 <= p.n) {
-        const uint4 words = num_pack<DTYPE>(x);
-
-        *(uint2 *)(p.out + 2 * at) = make_uint2(words.x, words.y);
+    if (p.shift == 1) {
+        v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
         return;
     }
 #pragma unroll 1
-    for (int i = 0; i < 4 && col + i < p.n; i++) {
-        const float y = i == 0 ? v[0] : i == 1 ? v[1] : i == 2 ? v[2] : v[3];
-
-        num_store<DTYPE>(p.out, at + i, p.accumulate ? y + num_load<DTYPE>(p.out, at + i) : y);
+    for (int from = 0; from < 1 << p.shift; from++) {
+        if (from == rank)
+            x = make_float4(own[0], own[1], own[2], own[3]);
+        else
+            x = *(const float4 *)(at + (from < rank ? from : from - 1) * p.most * 8 * 64 * 4);
+        v[0] = from ? v[0] + x.x : x.x;
+        v[1] = from ? v[1] + x.y : x.y;
+        v[2] = from ? v[2] + x.z : x.z;
+        v[3] = from ? v[3] + x.w : x.w;
     }
 }
 
-/* The units of a slice that are this CTA's own, two at a time: the partial sums are added in ascending k, scaled and
- * stored. A lane has four columns of a token, a warp 16 of 8 tokens. */
-template <int MODE>
-static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_memory<64> *s, const stream_share &a,
-                                                  int slice, int slot, uint32_t turn, bool dry)
-{
-    const int lane = threadIdx.x % 32, quarter = lane % 4, split = 1 << p.shift;
-    const int count = dry ? 1 : tokens_count(p, a.rank), m = dry ? 0 : p.m;
-    const int first = threadIdx.x / 32 % 4 * 8 + lane / 4; /* token, and 32 more */
-    const uint8_t *at =
-        (const uint8_t *)s + tokens_place(p, slot, 0, 0) + first * 32 + quarter / 2 * UNIT + quarter % 2 * 16;
-    const float scale_x[2] = {s->scale_x[0][first], s->scale_x[0][first + 32]};
+/* Of the rows of a slice that lane % 32 and 32 more are: scales (TENSOR, ROW) and bias. */
+typedef struct tokens_rows {
+    float scale[2], bias[2];
+} tokens_rows;
 
-    if (split > 1 && !dry)
-        ptx_mbarrier_wait(ptx_shared(&s->sums_full[slot]), turn & 1);
-#pragma unroll 1
-    for (int u = 0; u < count; u += 2, at += 2 * UNIT) {
-        const int row = (a.rank * p.most + u) * 8 + quarter * 4, col = slice * p.high + row;
-        const float4 scale = *(const float4 *)&s->row_scale[slot][row], bias = *(const float4 *)&s->row_bias[slot][row];
+template <int MODE> static __device__ __forceinline__ tokens_rows tokens_begin(const stream_args &p, int slice)
+{
+    tokens_rows v = {};
 
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int token = first + 32 * i;
-            const int64_t place = token * p.stride + col;
-            float4 x = *(const float4 *)(at + 32 * 32 * i);
+    for (int i = 0; i < 2; i++) {
+        const int row = min(slice * p.high + 32 * i + (int)(threadIdx.x % 32), p.n - 1);
 
-#pragma unroll 1
-            for (int from = 1; from < split; from++) {
-                const float4 y = *(const float4 *)(at + 32 * 32 * i + from * p.most * UNIT);
+        if (MODE == SCALE_LAST)
+            v.scale[i] = p.scale_w[p.ld_w ? row : 0];
+        if (p.bias)
+            v.bias[i] = p.bias_f32              ? ((const float *)p.bias)[row]
+                        : p.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.bias, row)
+                                                : num_load<RIDGE_F16>(p.bias, row);
+    }
+    return v;
+}
 
-                x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
-            }
-            if (MODE == SCALE_LAST) {
-                x.x *= scale_x[i] * scale.x, x.y *= scale_x[i] * scale.y;
-                x.z *= scale_x[i] * scale.z, x.w *= scale_x[i] * scale.w;
-            }
-            if (p.bias)
-                x.x += bias.x, x.y += bias.y, x.z += bias.z, x.w += bias.w;
-            if (token >= m || u + quarter / 2 >= count || col >= p.n)
-                continue;
-            const float v[4] = {x.x, x.y, x.z, x.w};
+/* Scales and bias of unit u: the sums become results. scale_x: of this thread's two tokens. */
+template <int MODE>
+static __device__ __forceinline__ void tokens_scale(const stream_args &p, const tokens_rows &rows, int u,
+                                                    const float *scale_x, float *v)
+{
+    const int from = u * 8 + threadIdx.x % 4 * 2; /* the lane modulo 32 */
 
-            if (p.dtype == RIDGE_BF16)
-                tokens_store<RIDGE_BF16>(p, place, col, v);
-            else if (p.dtype == RIDGE_F16)
-                tokens_store<RIDGE_F16>(p, place, col, v);
-            else
-                tokens_store<RIDGE_F32>(p, place, col, v);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (MODE == SCALE_LAST) {
+            const float scale = __shfl_sync(~0u, u < 4 ? rows.scale[0] : rows.scale[1], from + i);
+
+            v[i] *= scale_x[0] * scale;
+            v[2 + i] *= scale_x[1] * scale;
+        }
+        if (p.bias) {
+            const float bias = __shfl_sync(~0u, u < 4 ? rows.bias[0] : rows.bias[1], from + i);
+
+            v[i] += bias;
+            v[2 + i] += bias;
         }
     }
-    __syncwarp();                                                    /* the warp has read the sums */
-    if (lane < split && split > 1 && slice + SLOTS < a.last && !dry) /* somebody will send again */
+}
+
+template <int DTYPE> static __device__ __forceinline__ void tokens_add(const stream_args &p, int64_t at, float x)
+{
+    num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
+}
+
+/* A unit's results one by one: any alignment, columns outside, accumulation. col: this thread's first. */
+static __device__ __forceinline__ void tokens_store(const stream_args &p, int token, int col, const float *v)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = token + i / 2 * 8;
+        const int64_t at = row * p.stride + col + i % 2;
+
+        if (row >= p.m || col + i % 2 >= p.n)
+            continue;
+        if (p.dtype == RIDGE_BF16)
+            tokens_add<RIDGE_BF16>(p, at, v[i]);
+        else if (p.dtype == RIDGE_F16)
+            tokens_add<RIDGE_F16>(p, at, v[i]);
+        else
+            tokens_add<RIDGE_F32>(p, at, v[i]);
+    }
+}
+
+/* The results of two units, the second 8 rows of weights after the first: 4 bytes a lane and token, 16 a token. col:
+ * this thread's first. */
+template <int DTYPE>
+static __device__ __forceinline__ void tokens_store_two(const stream_args &p, int token, int col, bool second,
+                                                        const float *v)
+{
+    const uint4 words = num_pack<DTYPE>(v);
+    uint16_t *to = (uint16_t *)p.out + token * p.stride + col, *below = to + 8 * p.stride;
+
+    if (token < p.m)
+        *(uint32_t *)to = words.x;
+    if (token + 8 < p.m)
+        *(uint32_t *)below = words.y;
+    if (second && token < p.m)
+        *(uint32_t *)(to + 8) = words.z;
+    if (second && token + 8 < p.m)
+        *(uint32_t *)(below + 8) = words.w;
+}
+
+/* The registers of all units move up by `by`. */
+template <int H> static __device__ __forceinline__ void tokens_up(int by, float *fin)
+{
+#pragma unroll
+    for (int i = 0; i < H / 2; i++)
+        fin[i] = i + 4 * by < H / 2 ? fin[i + 4 * by] : 0.0f;
+}
+
+/* The units of a slice that are this CTA's own: the others' partial sums are added, the results stored. Two units a
+ * turn, which the registers of all others move up for: code that runs once costs what fetching it takes. */
+template <int H, int MODE>
+static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_memory<64> *s, const stream_share &a,
+                                                  int slice, int slot, uint32_t turn, const tokens_rows &rows,
+                                                  float *fin)
+{
+    const int lane = threadIdx.x % 32, split = 1 << p.shift, token = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int begin = p.begins[a.rank], end = p.begins[a.rank + 1];
+    const float scale_x[2] = {s->scale_x[0][token], s->scale_x[0][token + 8]};
+    int col = slice * p.high + 8 * begin;
+
+#pragma unroll 1
+    for (int u = 0; u < begin; u++)
+        tokens_up<H>(1, fin);
+    if (split > 1) {
+        ptx_mbarrier_wait(ptx_shared(&s->sums_full[slot]), turn & 1);
+        __syncwarp();
+    }
+#pragma unroll 1
+    for (int u = begin; u < end; u += 2, col += 16) {
+        const bool second = u + 1 < end;
+
+        if (split > 1) {
+            tokens_sum(p, s, a.rank, slot, u - begin, fin);
+            if (second)
+                tokens_sum(p, s, a.rank, slot, u + 1 - begin, fin + 4);
+        }
+        tokens_scale<MODE>(p, rows, u, scale_x, fin);
+        tokens_scale<MODE>(p, rows, u + 1, scale_x, fin + 4);
+        if (p.whole && col + 16 <= p.n) {
+            if (p.dtype == RIDGE_BF16)
+                tokens_store_two<RIDGE_BF16>(p, token, col + lane % 4 * 2, second, fin);
+            else
+                tokens_store_two<RIDGE_F16>(p, token, col + lane % 4 * 2, second, fin);
+        } else {
+            tokens_store(p, token, col + lane % 4 * 2, fin);
+            if (second)
+                tokens_store(p, token, col + 8 + lane % 4 * 2, fin + 4);
+        }
+        tokens_up<H>(2, fin);
+        __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
+    }
+    /* the warp has read the sums; somebody will send again */
+    if (lane < split && split > 1 && slice + SLOTS < a.last)
         ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
 }
 
-/* The slices of a pass: all are sent before any is finished; where nothing is sent, one after the other. */
-template <int H, int MODE>
-static __device__ __forceinline__ void tokens_finish(const stream_args &p, stream_memory<64> *s, const stream_share &a,
-                                                     int slice, int group, int own, uint32_t turn, bool dry,
-                                                     const tokens_row *rows, const float (*fin)[H / 2])
-{
-    const int thread = threadIdx.x % 128;
-
-#pragma unroll 1
-    for (int j = 0; j < own; j++) {
-        if (!p.shift || j == 0) {
-            ptx_barrier_sync(2 + group, 128); /* what lay there has been read */
-#pragma unroll
-            for (int i = 0; i < SLICES; i++) {
-                const int slot = GROUPS * i + group;
-
-                if (i >= own || (!p.shift && i != j))
-                    continue;
-                if (thread < p.high) {
-                    s->row_scale[slot][thread] = rows[i].scale;
-                    s->row_bias[slot][thread] = rows[i].bias;
-                }
-                tokens_send<H>(p, s, a, slot, turn, dry, fin[i]);
-            }
-            ptx_barrier_sync(2 + group, 128); /* this CTA's own sums are there */
-        }
-        tokens_end<MODE>(p, s, a, slice + GROUPS * j + group, GROUPS * j + group, turn, dry);
-    }
-}
-
-/* One warpgroup: the slices group, group + 2 of every pass. While nothing has arrived yet it goes through the code of a
- * slice's end once, without effect: fetched then, that code does not have to be at the end. */
+/* One warpgroup: the slices group, group + 2 of every pass. */
 template <int H, int MODE, int FORMATS>
 static __device__ __forceinline__ void tokens_multiply(const stream_args &p, stream_memory<64> *s,
                                                        const stream_share &a, int group)
 {
     stream_reader r = stream_begin<64>(p, s, group);
-    uint32_t turn = ~0u;
+    uint32_t turn = 0;
 
-#pragma unroll 1
-    for (int slice = a.first - SLOTS; slice < a.last; slice += SLOTS, turn++) {
-        const bool dry = slice < a.first;
+    for (int slice = a.first; slice < a.last; slice += SLOTS, turn++) {
         const int count = min((int)SLOTS, a.last - slice), own = (count + 1 - group) / 2;
         float fin[SLICES][H / 2];
-        tokens_row rows[SLICES];
+        tokens_rows rows[SLICES];
         int edge[SLICES];
 
 #pragma unroll
         for (int i = 0; i < SLICES; i++) {
-            rows[i] = tokens_begin<MODE>(p, max(0, slice) + GROUPS * i + group);
+            rows[i] = tokens_begin<MODE>(p, slice + GROUPS * i + group);
             edge[i] = (128 - (slice + GROUPS * i + group) * p.high % 128) / 8;
 #pragma unroll
             for (int j = 0; j < H / 2; j++)
                 fin[i][j] = 0.0f;
         }
-        if (!dry)
-            tokens_pass<H, MODE, FORMATS>(p, s, a, &r, own, edge, fin);
-        tokens_finish<H, MODE>(p, s, a, slice, group, dry ? 1 : own, turn, dry, rows, fin);
+        tokens_pass<H, MODE, FORMATS>(p, s, a, &r, own, edge, fin);
+        if (p.shift)
+#pragma unroll
+            for (int i = 0; i < SLICES; i++)
+                if (i < own)
+                    tokens_send<H>(p, s, a, GROUPS * i + group, turn, fin[i]);
+#pragma unroll 1
+        for (int i = 0; i < own; i++) { /* one copy of the code for all */
+            tokens_end<H, MODE>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn, rows[0], fin[0]);
+            rows[0] = rows[1];
+#pragma unroll
+            for (int j = 0; j < H / 2; j++)
+                fin[0][j] = fin[1][j];
+        }
     }
 }
 
