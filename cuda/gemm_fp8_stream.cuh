@@ -112,7 +112,7 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
     const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
     const uint32_t bytes = (uint32_t)(p.box * p.chunk), stages = (uint32_t)p.w_stages;
     stream_ring even = {0, 0}, odd = {0, 0};
-    bool hold = !p.settled;
+    bool hold = !p.settled; /* until the grid before has ended */
 
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int count = min((int)SLOTS, a.last - slice);
@@ -125,7 +125,7 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
 
                 ptx_mbarrier_wait(empty + 8 * stage, r.phase ^ 1);
                 ptx_mbarrier_expect(full + 8 * stage, bytes);
-                if (hold) /* here, so that the next instructions are there when it ends */
+                if (hold) /* here: the instructions that load are there when it ends */
                     ptx_grid_wait();
                 hold = false;
                 if (p.lines)
@@ -144,15 +144,14 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
 }
 
 /* One warp: the tokens and, by block, the scales: a slice may lie in two blocks of 128 rows. The tokens' scales that
- * do not depend on k come with the first stage. */
+ * do not depend on k come with the first stage, behind its tokens. */
 template <int N, int MODE>
 static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const int lane = threadIdx.x % 32, slot = lane % (2 * SLOTS);
     const uint32_t box = (uint32_t)((N == 64 ? p.rows : N) * BK);
     stream_ring r = {0, 0};
-
-    bool hold = true;
+    bool hold = true; /* until the grid before has ended */
 
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int row = min((slice + slot / 2) * p.high + (slot & 1) * (p.high - 1), p.n - 1);
