@@ -267,6 +267,10 @@ class Form:
 
 
 @functools.lru_cache(maxsize=4096)
-def form(op, flags=0, options=()):
-    """The Form of an op; options is a tuple of (name, value)."""
+def _form(op, flags, options, text):
     return Form(op, flags, options)
+
+
+def form(op, flags=0, options=()):
+    """The Form of an op; options is a tuple of (name, value). 0.0 and -0.0 have Forms of their own, though they are equal."""
+    return _form(op, flags, options, repr(options) if options else "")

@@ -57,6 +57,18 @@ def test_swiglu_options():
     close(ridge.swiglu(a, b, activation="relu2"), np.maximum(a, 0).astype(np.float64) ** 2 * b)
 
 
+def test_zeros_keep_their_sign():
+    a, b = normal(2, 8), normal(2, 8)
+    for zero in (0.0, -0.0, 0.0, -0.0):  # equal, with one hash
+        assert np.array_equal(np.signbit(ridge.swiglu(a, b, gate_mul=zero)), np.signbit(a) ^ np.signbit(b) ^ np.signbit(zero))
+    scale = np.ones(())
+    for value in (1.0, 2.0):  # an option is its value now, not the object
+        scale[...] = value
+        close(ridge.swiglu(a, b, down_mul=scale), ridge.swiglu(a, b, down_mul=value))
+    with pytest.raises(ridge.ArgumentError, match="not all of them are numbers"):
+        ridge.swiglu(a, b, limit="0")
+
+
 def test_swiglu_backward():
     a, b, dy = normal(6, 64), normal(6, 64), normal(6, 64)
     x, y, d = (t.astype(np.float64) for t in (a, b, dy))

@@ -11,14 +11,19 @@ from ._plans import Planned
 _on_tensors = Arrays()
 
 
-@Planned
 def _swiglu(xp, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
     return L.swiglu(xp, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved)
 
 
-@Planned
 def _swiglu_backward(xp, dout, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
     return L.swiglu_backward(xp, dout, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved, False)[:2]
+
+
+def _multipliers(args):
+    return args[1][:3]
+
+
+_swiglu, _swiglu_backward = Planned(_swiglu, signed=_multipliers), Planned(_swiglu_backward, signed=_multipliers)
 
 
 class SwiGLU(torch.autograd.Function):
@@ -46,6 +51,26 @@ class SwiGLU(torch.autograd.Function):
         return dgate, dup if up is not None else None, drow if want else None, None, None, None, None, None
 
 
+@Planned
+def _train(xp, x, weight, target, reduction, ignore_index, options, *want):
+    return L.linear_ce_eager(xp, x, weight, target, None, None, reduction, ignore_index, options, *want)
+
+
+@Planned
+def _scale(xp, t, factor):
+    return ops.multiply(xp, t, factor)
+
+
+def _gradients(args, want):
+    """(loss, dx, dweight, dbias)"""
+    x, weight, target, bias, class_weight, reduction, ignore_index, options = args
+    if bias is None and class_weight is None:
+        out = _train((reduction, ignore_index, tuple(options), *want), x, weight, target)
+        if out is not None:
+            return out
+    return L.linear_ce_eager(_on_tensors, *args, *want)
+
+
 class LinearCE(torch.autograd.Function):
     """Mean and sum: forward computes the gradients too. The first backward scales them in place and gives them away; a
     second one (retain_graph) computes them again, so that none sees what became of the first's."""
@@ -56,7 +81,7 @@ class LinearCE(torch.autograd.Function):
         ctx.save_for_backward(*args[:5])
         ctx.rest = args[5:]
         ctx.want = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        loss, *ctx.gradients = L.linear_ce_eager(_on_tensors, *args, *ctx.want)
+        loss, *ctx.gradients = _gradients(args, ctx.want)
         return loss
 
     @staticmethod
@@ -67,13 +92,15 @@ class LinearCE(torch.autograd.Function):
         inputs = ctx.saved_tensors  # raises if an input was changed in place, as every PyTorch op does
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            _, *gradients = L.linear_ce_eager(_on_tensors, *inputs, *ctx.rest, *ctx.want)
+            _, *gradients = _gradients((*inputs, *ctx.rest), ctx.want)
         dloss = dloss.to(torch.float32)
         for i, (wanted, dtype) in enumerate(zip(ctx.want, (None, ctx.weight_dtype, ctx.bias_dtype))):
             t = gradients[i]
             gradients[i] = None  # a gradient in f32 goes as soon as the one in 16 bits is there
-            if wanted:
-                gradients[i] = ops.multiply(_on_tensors, t, dloss, None if dtype in (None, t.dtype) else NUMBERS[dtype])
+            if wanted and dtype in (None, t.dtype):
+                gradients[i] = ops.multiply(_on_tensors, t, dloss) if _scale((), t, dloss) is None else t
+            elif wanted:
+                gradients[i] = ops.multiply(_on_tensors, t, dloss, NUMBERS[dtype])
         return gradients[0], gradients[1], None, gradients[2], None, None, None, None
 
 

@@ -86,6 +86,7 @@ class Plan:
         if len(writer.calls) != 1:
             raise _NotPlanned
         form, values, scratch = writer.calls[0]
+        self.room = 0 if scratch is True or index < 0 else int(scratch)
         self.device, self.need = device_of(index), {}
         self.empty = _empty["cpu" if index < 0 else "cuda"]
         words = [[] for _ in writer.tensors]
@@ -109,7 +110,8 @@ class Plan:
         stream order."""
         need = self.need.get(bits)
         if need is None:
-            need = self.need[bits] = self.device.workspace_bytes(_core.Call.from_buffer_copy(words.cast("B")))
+            need = self.device.workspace_bytes(_core.Call.from_buffer_copy(words.cast("B"))) + self.room
+            self.need[bits] = need
         if not need:
             return None, _NONE, None
         memory = self.empty((need + 256,), (1,), torch.uint8)
@@ -176,9 +178,12 @@ class Planned:
     """function(xp, *tensors, *args) of ops on one launch, by plans. Called with the tuple of args and the tensors: the result,
     or None where the call has to go the ordinary way."""
 
-    def __init__(self, function, gradient=None):
-        """gradient(args, *tensors) makes the call where a tensor needs one."""
-        self.function, self.gradient, self.plans, self.recent = function, gradient, {}, {}
+    def __init__(self, function, gradient=None, signed=lambda args: (), usual=lambda *tensors: True):
+        """gradient(args, *tensors) makes the call where a tensor needs one. signed(args): the options of which a zero's sign
+        tells. The tables cannot tell 0.0 from -0.0, so that a call with either there goes the ordinary way. So does one that is
+        not usual(*tensors), which is asked where the guards do not know the call."""
+        self.function, self.gradient, self.signed, self.usual = function, gradient, signed, usual
+        self.plans, self.recent = {}, {}
 
     def __call__(self, args, *tensors):
         if compiling():
@@ -205,6 +210,8 @@ class Planned:
         if not all(isinstance(t, torch.Tensor) for t in tensors) or not plain(*tensors):
             return None
         self._refuse(args)
+        if not all(self.signed(args)) or not self.usual(*tensors):
+            return None
         leaf = self.gradient and any(t.requires_grad for t in tensors)
         if leaf and torch.is_grad_enabled():
             return self._call(args, tensors, functools.partial(self.gradient, args))
