@@ -137,7 +137,7 @@ def test_ce_made_again(device, needs):
         with torch.autocast(device, torch.bfloat16):
             got = R.linear_cross_entropy(x, w, t), R.linear_cross_entropy(*one, t)
         want = R.linear_cross_entropy(x.bfloat16(), w.bfloat16(), t)
-        assert all(torch.equal(g, want) for g in got)
+        assert all(rms(g, want) < 1e-6 for g in got)
         assert torch.equal(R.linear_cross_entropy(x.view(63, 64), w, t.view(63)), R.linear_cross_entropy(x, w, t))
         for wrong, text in (((x, w.bfloat16(), t), "dtypes must be the same"), ((x, w, t[0]), "target has shape"),
                             ((x, w, torch.rand(7, 200, device=device)), "class probabilities")):
