@@ -11,7 +11,7 @@ from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
 from ._arrays import Arrays, plain, tensors
-from ._functions import LinearCE, LinearCERows, SwiGLU
+from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
 __all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul", "q8_0_quantize",
@@ -40,7 +40,7 @@ def _dual(xp, x, form, dtype, pow2, floor):
 
 def _swiglu_gradient(options, gate, up):
     activation, *five, round_gate, interleaved = options
-    return SwiGLU.apply(gate, up, None, activation, tuple(five), round_gate, round_gate, interleaved)
+    return apply_swiglu(gate, up, None, activation, tuple(five), round_gate, round_gate, interleaved)
 
 
 def _usual_loss(x, weight, target):
@@ -55,7 +55,7 @@ def _loss(xp, x, weight, target, reduction, ignore_index, *options):
 
 def _loss_gradient(args, x, weight, target):
     reduction, ignore_index, *options = args
-    return None if reduction == "none" else LinearCE.apply(x, weight, target, None, None, reduction, ignore_index, options)
+    return None if reduction == "none" else apply_linear_ce(x, weight, target, None, None, reduction, ignore_index, options)
 
 
 _swiglu = Planned(_swiglu, _swiglu_gradient, signed=lambda args: args[1:4])

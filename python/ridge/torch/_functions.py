@@ -11,6 +11,12 @@ from ._plans import Planned
 _on_tensors = Arrays()
 
 
+def _once(backward):
+    """once_differentiable, whose work is needed where a graph is made of the gradient alone."""
+    guarded = once_differentiable(backward)
+    return lambda ctx, *args: (guarded if torch.is_grad_enabled() else backward)(ctx, *args)
+
+
 def _swiglu(xp, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
     return L.swiglu(xp, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved)
 
@@ -39,7 +45,7 @@ class SwiGLU(torch.autograd.Function):
         return L.swiglu(_on_tensors, *args)
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dout):
         gate, up, row_scale = ctx.saved_tensors
         want = ctx.needs_input_grad[2]
@@ -85,7 +91,7 @@ class LinearCE(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dloss):
         if dloss is None:
             return (None,) * 8
@@ -104,6 +110,14 @@ class LinearCE(torch.autograd.Function):
         return gradients[0], gradients[1], None, gradients[2], None, None, None, None
 
 
+def _direct(function):
+    """Its apply without what torch.autograd.Function's does for transforms: for planned calls, which have none."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
+apply_swiglu, apply_linear_ce = _direct(SwiGLU), _direct(LinearCE)
+
+
 class LinearCERows(torch.autograd.Function):
     """reduction="none": the gradient of every row's loss is known in backward only, where the logits are made again."""
 
@@ -116,7 +130,7 @@ class LinearCERows(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dloss):
         if dloss is None:
             return (None,) * 8
@@ -137,7 +151,7 @@ class Fp8LinearFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dy):
         gradient_dtype, wgrad, main_grad, weight_dtype, bias_dtype = ctx.rest
         dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, gradient_dtype, wgrad, ctx.needs_input_grad, main_grad)
@@ -156,7 +170,7 @@ class Fp8SwiGLULinearFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dy):
         main_grad, weight_dtype, bias_dtype = ctx.more
         gate, up, *codes = ctx.saved_tensors

@@ -23,6 +23,7 @@ _NONE, _BASE = C.c_size_t(0), 1 << 44  # the n-th tensor's pointer while a plan 
 _FIRST = _core.FIRST_WORD
 _run = _core.library_function("ridge_run")  # arguments are ctypes objects: nothing is converted
 _Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False)  # also one that left its transform
 _streams = {}
 
 
@@ -205,7 +206,7 @@ class Planned:
 
     def _other(self, args, tensors):
         """Not one of the last few."""
-        if not all(isinstance(t, torch.Tensor) for t in tensors) or not plain(*tensors):
+        if not all(isinstance(t, torch.Tensor) and not _wrapped(t) for t in tensors) or not plain(*tensors):
             return None
         self._refuse(args)
         if not all(self.signed(args)) or not self.usual(*tensors):
