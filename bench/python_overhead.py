@@ -78,7 +78,7 @@ def cases(device):
         "ctypes": form_run(device, "swiglu_bwd", A.SILU, (1, 512), {"dout": g, "gate": a, "up": b, "dgate": out,
                                                                     "dup": torch.empty_like(a)}, options),
         "ridge": lambda: R._functions._swiglu_backward(("silu", (1.0, 1.0, 1.0, 0.0, 0.0), False, False, False), g, a, b)}
-    yield "swiglu", "forward, backward", {"ridge": lambda: train(R.swiglu), "torch": lambda: train(lambda x, y: F.silu(x) * y)}
+    yield "swiglu", "forward + backward", {"ridge": lambda: train(R.swiglu), "torch": lambda: train(lambda x, y: F.silu(x) * y)}
     x = torch.randn(128, 256, **bf16)
     q, s = R.quantize_fp8(x)
     w, ws = R.quantize_fp8(torch.randn(256, 256, **bf16), "blk128")
@@ -118,7 +118,7 @@ def loss_cases(device):
     both = {"dx": torch.empty_like(x), "dw": torch.empty_like(w)}
     yield "linear_ce_train", "forward", {"ctypes": form_run(device, "linear_ce_train", A.CE_MEAN, dims, {**head, **both}, options),
                                          "ridge": lambda: R.linear_cross_entropy(xp, wp, t), "torch": lambda: plain(xp, wp, t)}
-    yield "linear_ce_train", "forward, backward", {"ridge": lambda: train(R.linear_cross_entropy), "torch": lambda: train(plain)}
+    yield "linear_ce_train", "forward + backward", {"ridge": lambda: train(R.linear_cross_entropy), "torch": lambda: train(plain)}
 
 
 def main():
