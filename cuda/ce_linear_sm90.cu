@@ -81,13 +81,17 @@ static ridge_status look(linear_job *j)
     const int64_t row = 4 * CE_SAMPLE * j->c.rows,
                   all = j->plan.area - ((char *)j->c.probs.first - (char *)j->space.area);
     const int64_t pairs = ce_up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
+    const int64_t blocks = ce_up(p->hidden, G16_K) / G16_K;
     ce_product g = {};
     ridge_status status;
+    int64_t pieces;
 
     j->c.sample = (int)ce_least(CE_SAMPLE, p->vocab);
     j->c.sample_step = p->hv ? 1 : (int)(p->vocab / j->c.sample);
     j->c.look = (float *)j->c.probs.first;
-    j->c.look_pieces = (int)ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    pieces = ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    pieces = ce_up(blocks, pieces) / pieces;                  /* blocks of a piece */
+    j->c.look_pieces = (int)(ce_up(blocks, pieces) / pieces); /* none is empty */
     g.c = j->c;
     g.n = j->c.sample;
     g.k = (int)p->hidden;
