@@ -260,7 +260,7 @@ static __device__ __forceinline__ float prob_of(const ce_product &a, float z, fl
     return v;
 }
 
-/* 64 x 256 logits to P^T, 64 classes at a time through shared memory, and the sums of E. */
+/* 64 x 256 logits to P^T, 128 classes at a time through shared memory, and the sums of E. */
 template <int BF16, int EXTRA>
 static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
                                                  const tile_rows &t, int first_row, int first_col, const float *acc)
@@ -279,35 +279,38 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
     if (EXTRA)
         share_columns(a, w, s, group, first_col, true);
 #pragma unroll
-    for (int q = 0; q < 4; q++) {
-        const uint32_t panel = ptx_shared(s->d[group][q % 2]);
+    for (int q = 0; q < 2; q++) {
+        const uint32_t panel = ptx_shared(s->d[group][0]);
+        uint32_t word[G16_N / 8];
 
+#pragma unroll
+        for (int i = 0; i < G16_N / 8; i++) { /* columns 8 (i / 2) .. of this half, row half i % 2 */
+            const int at = q * (G16_N / 4) + 4 * (i / 2) + 2 * (i % 2);
+            const float2 weight = EXTRA ? shared_columns(s, group, at / 4) : make_float2(1.0f, 1.0f);
+            float e0, e1, v0, v1;
+
+            v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
+            v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
+            sum[i % 2] += e0 + e1;
+            word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
+        }
+#pragma unroll
+        for (int i = 0; i < G16_N / 8; i++)
+            asm volatile("" : "+r"(word[i])); /* all of them before anybody waits */
         if (thread == 0)
-            ptx_tma_wait_read_before();
-        ptx_barrier_sync(3 + group, 128); /* the panel has left before it is written again */
+            ptx_tma_wait_read();
+        ptx_barrier_sync(3 + group, 128); /* the half before has left before it is written over */
 #pragma unroll
-        for (int j = 8 * q; j < 8 * q + 8; j += 2) {
-            uint32_t word[4];
+        for (int i = 0; i < G16_N / 8; i += 4) {
+            const int row = 4 * i + offset;
 
-#pragma unroll
-            for (int i = 0; i < 4; i++) { /* columns 8 (j + i / 2) .., row half i % 2 */
-                const int at = 4 * (j + i / 2) + 2 * (i % 2);
-                const float2 weight = EXTRA ? shared_columns(s, group, j + i / 2) : make_float2(1.0f, 1.0f);
-                float e0, e1, v0, v1;
-
-                v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
-                v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
-                sum[i % 2] += e0 + e1;
-                word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
-            }
-            const int row = 8 * (j - 8 * q) + offset;
-
-            ptx_store_transposed(panel + row * 128 + ((chunk ^ (row & 7)) * 16), word[0], word[1], word[2], word[3]);
+            ptx_store_transposed(panel + row * 128 + ((chunk ^ (row & 7)) * 16), word[i], word[i + 1], word[i + 2],
+                                 word[i + 3]);
         }
         ptx_fence_async();
-        ptx_barrier_sync(3 + group, 128); /* all of the panel before TMA reads it */
+        ptx_barrier_sync(3 + group, 128); /* all of it before TMA reads it */
         if (thread == 0) {
-            const int c = first_col + 64 * q;
+            const int c = first_col + q * (G16_N / 2);
 
             if (c < w.n && first_row >= a.c.probs.tail_at)
                 ptx_tma_store_2d(&a.store[2], first_row - a.c.probs.tail_at, c, panel);
