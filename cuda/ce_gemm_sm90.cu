@@ -6,6 +6,10 @@
  * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
 #include "ce_sm90.cuh"
 
+/* Named barriers beside gemm16_sm90.cuh's 1: the threads of a warpgroup; P^T's place in shared memory has been filled,
+ * or has been read; by warpgroup. */
+enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* This thread's two rows of the tile: listed row, whether it is there, its target, and for CE_PROBS k_r and the sum of
@@ -47,7 +51,7 @@ static __device__ __forceinline__ void share_columns(const ce_product &a, const 
 {
     const ce_params &p = a.c.p;
 
-    ptx_barrier_sync(3 + group, 128); /* what was there has been read */
+    ptx_barrier_sync(GROUP + group, 128); /* what was there has been read */
     for (int i = threadIdx.x % 128; i < G16_N; i += 128) {
         const int c = first_col + i;
 
@@ -56,7 +60,7 @@ static __device__ __forceinline__ void share_columns(const ce_product &a, const 
         else
             s->column[group][i] = c < w.n ? ce_bias(p, c) : 0.0f;
     }
-    ptx_barrier_sync(3 + group, 128); /* before others read it */
+    ptx_barrier_sync(GROUP + group, 128); /* before others read it */
 }
 
 static __device__ __forceinline__ float2 shared_columns(const gemm16_memory *s, int group, int j)
@@ -263,7 +267,7 @@ static __device__ __forceinline__ float prob_of(const ce_product &a, float z, fl
 /* 64 x 256 logits to P^T, 128 classes at a time through shared memory, and the sums of E. */
 template <int BF16, int EXTRA>
 static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
-                                                 const tile_rows &t, int first_row, int first_col, const float *acc)
+                                                 const tile_rows &t, int first_col, const float *acc)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
@@ -297,9 +301,7 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
 #pragma unroll
         for (int i = 0; i < G16_N / 8; i++)
             asm volatile("" : "+r"(word[i])); /* all of them before anybody waits */
-        if (thread == 0)
-            ptx_tma_wait_read();
-        ptx_barrier_sync(3 + group, 128); /* the half before has left before it is written over */
+        ptx_barrier_sync(FREE + group, STORE_THREADS);
 #pragma unroll
         for (int i = 0; i < G16_N / 8; i += 4) {
             const int row = 4 * i + offset;
@@ -308,17 +310,7 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
                                  word[i + 3]);
         }
         ptx_fence_async();
-        ptx_barrier_sync(3 + group, 128); /* all of it before TMA reads it */
-        if (thread == 0) {
-            const int c = first_col + q * (G16_N / 2);
-
-            if (c < w.n && first_row >= a.c.probs.tail_at)
-                ptx_tma_store_2d(&a.store[2], first_row - a.c.probs.tail_at, c, panel);
-            else if (c < w.n)
-                ptx_tma_store_2d(c < a.c.probs.split ? &a.store[0] : &a.store[1], first_row,
-                                 c < a.c.probs.split ? c : c - a.c.probs.split, panel);
-            ptx_tma_commit();
-        }
+        ptx_barrier_arrive(FILLED + group, STORE_THREADS);
     }
     if (!a.sums)
         return;
@@ -329,6 +321,38 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         if (t.live[h] && lane % 4 == 0)
             part_of(a, t.row[h])->sum = t.sum[h] + all;
     }
+}
+
+/* The warp that sends what a warpgroup's put_probs leaves in shared memory, so that the warpgroup does not wait. */
+static __device__ __forceinline__ void send_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
+                                                  int group)
+{
+    const uint32_t panel = ptx_shared(s->d[group][0]);
+    const int clusters = (int)gridDim.x / G16_CLUSTER;
+
+    for (int half = (int)blockIdx.x / G16_CLUSTER * 2; half / 2 < w.items; half += half % 2 ? 2 * clusters - 1 : 1) {
+        int pair, tile_n;
+
+        gemm16_locate(w, half / 2, &pair, &tile_n);
+        const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+        const int c = tile_n * G16_N + half % 2 * (G16_N / 2);
+        const bool tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
+
+        __syncwarp();
+        ptx_barrier_arrive(FREE + group, STORE_THREADS);
+        ptx_barrier_sync(FILLED + group, STORE_THREADS);
+        if (threadIdx.x % 32)
+            continue;
+        if (c < w.n)
+            ptx_tma_store_2d(&a.store[tail    ? 2
+                                      : first ? 0
+                                              : 1],
+                             tail ? row - a.c.probs.tail_at : row, tail || first ? c : c - a.c.probs.split, panel);
+        ptx_tma_commit();
+        ptx_tma_wait_read();
+    }
+    if (threadIdx.x % 32 == 0)
+        ptx_tma_wait();
 }
 
 /* A piece of the sample's u. */
@@ -381,6 +405,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
             gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
+        if (PROBS && (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2))
+            send_probs(a, w, s, (int)threadIdx.x / 32 - 1);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
         const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
@@ -420,12 +446,10 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                     put_stats_full(a, w, s, group, t, h, col, acc);
             }
             if (PROBS)
-                put_probs<BF16, EXTRA>(a, w, s, group, t, first, col, acc);
+                put_probs<BF16, EXTRA>(a, w, s, group, t, col, acc);
         }
-        if (thread == 0)
-            ptx_tma_wait();
     }
-    __syncwarp(); /* one thread alone went through the loading loop, or waited for TMA; the barrier is an aligned one */
+    __syncwarp();       /* one thread alone went through the loading loop, or sent P^T; the barrier is an aligned one */
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
 #endif
 }
