@@ -337,6 +337,7 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const gem
         const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
         const int c = tile_n * G16_N + half % 2 * (G16_N / 2);
         const bool tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
+        const int which = tail ? 2 : !first;
 
         __syncwarp();
         ptx_barrier_arrive(FREE + group, STORE_THREADS);
@@ -344,10 +345,8 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const gem
         if (threadIdx.x % 32)
             continue;
         if (c < w.n)
-            ptx_tma_store_2d(&a.store[tail    ? 2
-                                      : first ? 0
-                                              : 1],
-                             tail ? row - a.c.probs.tail_at : row, tail || first ? c : c - a.c.probs.split, panel);
+            ptx_tma_store_2d(&a.store[which], tail ? row - a.c.probs.tail_at : row,
+                             tail || first ? c : c - a.c.probs.split, panel);
         ptx_tma_commit();
         ptx_tma_wait_read();
     }
@@ -411,11 +410,10 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
         const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
         gemm16_turn turn = {0, false};
-
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < w.items);
         int item = (int)blockIdx.x / G16_CLUSTER, pair, tile_n, first_block;
 
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        gemm16_stagger(group, item < w.items);
         for (; item < w.items; item += clusters) {
             const int piece = gemm16_locate(w, item, &pair, &tile_n);
             const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, piece, &first_block) : w.blocks;

@@ -90,7 +90,7 @@ static __device__ __forceinline__ int gemm16_divide(int n, int d, uint32_t recip
     return q;
 }
 
-/* Fills the rest in; m, n, bundle and the number of blocks, k's pieces and of one are there. */
+/* The rest of a plan that has m, n and bundle. */
 static __device__ __forceinline__ void gemm16_plan(gemm16_work *w, int blocks, int pieces)
 {
     w->blocks = blocks;
