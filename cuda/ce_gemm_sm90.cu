@@ -410,11 +410,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
         const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
         gemm16_turn turn = {0, false};
-        int item = (int)blockIdx.x / G16_CLUSTER, pair, tile_n, first_block;
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        gemm16_stagger(group, item < w.items);
-        for (; item < w.items; item += clusters) {
+        gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < w.items);
+        for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters) {
+            int pair, tile_n, first_block;
             const int piece = gemm16_locate(w, item, &pair, &tile_n);
             const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, piece, &first_block) : w.blocks;
             const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64, col = tile_n * G16_N;
