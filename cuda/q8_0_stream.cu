@@ -16,6 +16,7 @@
  * + s its x, empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to the finishing warps,
  * taken[i] gives their place back; READY: all but full[] are made. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "q8_0_finish.cuh"
 
@@ -35,8 +36,7 @@ template <int RAW> static __device__ __forceinline__ void start_loading(const st
     ptx_mbarrier_fence_init();
 }
 
-/* A finishing thread makes the other barriers. x goes to L2, a turn of it from this block: a kernel in front may still
- * write it, but all writes meet there. */
+/* A finishing thread makes the ring's other barriers and those of the sums. */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)
 {
@@ -44,17 +44,25 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
 
     for (int i = 0; i < a.stages; i++)
         ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
-    for (int i = 0; i < a.stages; i++)
-        ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
     for (int i = 0; i < SUMS; i++) {
         ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
         ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS));
     }
     ptx_mbarrier_fence_init();
-    if (a.x_dtype == RIDGE_I8) {
-        ptx_tma_prefetch_3d(&a.x, 0, 0, (int)blockIdx.x % a.turns * 8);
-        ptx_tma_prefetch_2d(&a.x_scales, (int)blockIdx.x % a.turns * Q8_0_TURN, 0);
-    }
+}
+
+/* And the thread that sends x its own. x goes to L2, a box of it from this block: a kernel in front may still write it,
+ * but all writes meet there. */
+static __device__ __forceinline__ void start_sending(const stream_args &a, uint32_t shared)
+{
+    const int count = a.resident ? (a.turns + (1 << a.x_shift) - 1) >> a.x_shift : a.stages;
+    const int turn = (int)blockIdx.x % (a.resident ? count : a.turns) << a.x_shift;
+
+    for (int i = 0; i < count; i++)
+        ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
+    ptx_mbarrier_fence_init();
+    ptx_tma_prefetch_3d(&a.x, 0, 0, turn * 8);
+    ptx_tma_prefetch_2d(&a.x_scales, turn * Q8_0_TURN, 0);
 }
 #endif
 
@@ -71,14 +79,26 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
     if (SUBS == 4) /* its rows want more shared memory than there is */
         return;
 #endif
-    ptx_grid_release();
     if (warp == CONSUMERS(SUBS)) {
-        if (threadIdx.x % 32 == 0)
+        const bool one = ptx_elect();
+
+        if (one)
             start_loading<RAW>(a, shared);
         __syncwarp();
         ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
-        if (threadIdx.x % 32 == 0)
+        if (one)
             produce<SUBS, RAW>(a, shared);
+        return;
+    }
+    if (warp == CONSUMERS(SUBS) + 1 + FINISHERS(SUBS, TOKENS)) {
+        const bool one = ptx_elect() && a.x_dtype == RIDGE_I8;
+
+        if (one)
+            start_sending(a, shared);
+        __syncwarp();
+        ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
+        if (one)
+            send_x(a, shared);
         return;
     }
     if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1))
@@ -129,20 +149,28 @@ static uint32_t up_to(uint32_t bytes, uint32_t step)
 static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budget, uint32_t *bytes)
 {
     const int64_t codes = subs * (raw ? RAW_BYTES : CODE_BYTES), scales = raw ? 0 : subs * SCALE_BYTES;
-    const int64_t x = a->tokens * 1024, x_scales = up_to((uint32_t)a->tokens * X_SCALE_PITCH, 128);
+    const int one = a->tokens == 1, most = one ? 3 : 5; /* of x_shift: a box has at most 256 scales or lines */
+    const int64_t x = a->tokens * 1024;
+    const int64_t x_scales = one ? 4 * Q8_0_TURN : up_to((uint32_t)a->tokens * X_SCALE_PITCH, 128);
     const int64_t sums = SUMS * SUMS_BYTES(subs, tokens);
     const int64_t factors = a->p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND ? 4 * HC_FACTORS * a->tokens : 0;
     int64_t room = budget - sums - factors - BAR_BYTES - 2048; /* for alignment */
     uint32_t slots;
 
     a->x_scales_slot = (int)x_scales;
-    a->resident = a->turns * (x + x_scales) + 3 * (codes + scales) <= room;
-    if (a->resident)
-        a->stages = (int)((room - a->turns * (x + x_scales)) / (codes + scales));
-    else
+    /* One token's x is little: few instructions for it. More come turn by turn while there are barriers. */
+    while (a->x_shift < most && (one ? 1 : MOST_STAGES) << a->x_shift < a->turns)
+        a->x_shift++;
+    slots = (uint32_t)up_to((uint32_t)a->turns, 1u << a->x_shift);
+    a->resident = MOST_STAGES << a->x_shift >= a->turns && slots * (x + x_scales) + 3 * (codes + scales) <= room;
+    if (a->resident) {
+        a->stages = (int)((room - slots * (x + x_scales)) / (codes + scales));
+    } else {
         a->stages = (int)(room / (codes + scales + x + x_scales));
+        a->x_shift = 0;
+    }
     a->stages = a->stages > MOST_STAGES ? MOST_STAGES : a->stages;
-    slots = (uint32_t)(a->resident ? a->turns : a->stages);
+    slots = a->resident ? slots : (uint32_t)a->stages;
     a->at_x = up_to((uint32_t)(a->stages * codes), 1024);
     a->at_scales = a->at_x + slots * (uint32_t)x;
     a->at_x_scales = a->at_scales + (uint32_t)(a->stages * scales);
@@ -205,11 +233,19 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     }
     a.window = WINDOW_BYTES / (subs * (raw ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
     a.window = a.window < 2 ? 2 : a.window > a.stages ? a.stages : a.window;
+    a.early_window = a.window;
+    a.share = a.tiles / min(a.tiles, device->units);
+    a.rest = a.tiles % min(a.tiles, device->units);
+    a.late = kernel->param[3] & 255 ? kernel->param[3] & 255 : 1 << 20;
+    if (kernel->param[3] >> 8 & 255)
+        a.early_window = kernel->param[3] >> 8 & 255;
     if (call->flags & RIDGE_WEIGHTS_SETTLED)
         a.early = a.stages;
     else if (a.turns * (int64_t)(raw ? subs * RAW_BYTES : subs * (CODE_BYTES + SCALE_BYTES)) <= AHEAD_MOST &&
              a.tiles <= device->units)
         a.ahead = a.turns;
+    if ((kernel->param[3] >> 16 & 255) && !(call->flags & RIDGE_WEIGHTS_SETTLED))
+        a.ahead = kernel->param[3] >> 16 & 255;
     if (inside && !a.resident) {
         inside = false;
         status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
@@ -221,10 +257,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         if (a.p.weight[i].rows)
             status = map_weight(device, &a, i, raw);
     if (!status && !inside)
-        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.tokens, a.p.x_stride, a.tokens, 8);
+        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.tokens, a.p.x_stride, a.tokens, 8 << a.x_shift);
     if (!status && !inside)
         status = host_tensor_map(device, &a.x_scales, RIDGE_F32, a.p.x_scales, a.p.blocks, a.p.tokens, a.p.x_ld,
-                                 X_SCALE_PITCH / 4, a.tokens, 0);
+                                 a.tokens == 1 ? Q8_0_TURN << a.x_shift : X_SCALE_PITCH / 4, a.tokens, 0);
     if (status)
         return status;
     return host_launch_shared(device, kernel->name,
@@ -310,6 +346,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 /* param: rows of a tile, KB of shared memory, place in times. */
 static const ridge_kernel rows[] = {
     ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
+#ifdef Q8_EXPERIMENT
+#include "/work/scratch-q8/rows.h"
+#endif
     ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
     ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
     ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
