@@ -16,7 +16,6 @@
  * + s its x, empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to the finishing warps,
  * taken[i] gives their place back; READY: all but full[] are made. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "q8_0_finish.cuh"
 
@@ -127,10 +126,17 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
 static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS(4)};
 
 /* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
- * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us).
+ * finished saves time; loads queue behind more (2048 -> 4096: 4.12 -> 4.36 us). AHEAD_HALF: where the blocks begin
+ * early, and the next kernel is let in late (4096 -> 1024: 3.60 -> 2.81 us).
  * WINDOW_BYTES: of a block's weights, on their way at one time: two to three stages. With one the stream halts; with
  * six the memory system is so full that x takes 2.4 us instead of 1.0. */
-enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024, WINDOW_BYTES = 56 * 1024 };
+enum {
+    MEMORY_MOST = 227 * 1024,
+    MEMORY_SMALL = 99 * 1024,
+    AHEAD_MOST = 40 * 1024,
+    AHEAD_HALF = 72 * 1024,
+    WINDOW_BYTES = 56 * 1024
+};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -158,8 +164,7 @@ static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budg
     uint32_t slots;
 
     a->x_scales_slot = (int)x_scales;
-    /* One token's x is little: few instructions for it. More come turn by turn while there are barriers. */
-    while (a->x_shift < most && (one ? 1 : MOST_STAGES) << a->x_shift < a->turns)
+    while (a->x_shift < most && MOST_STAGES << a->x_shift < a->turns) /* turn by turn while there are barriers */
         a->x_shift++;
     slots = (uint32_t)up_to((uint32_t)a->turns, 1u << a->x_shift);
     a->resident = MOST_STAGES << a->x_shift >= a->turns && slots * (x + x_scales) + 3 * (codes + scales) <= room;
@@ -208,6 +213,34 @@ static bool tables_aligned(const q8_0_args *p, bool raw)
     return bits % 16 == 0;
 }
 
+static_assert((int)RAW_BYTES == (int)CODE_BYTES + (int)SCALE_BYTES, "a stage has one size");
+
+/* How many bytes are on their way when, and when the next kernel is let in, which takes it 3 to 4 us. With half of the
+ * shared memory (`half`) its blocks begin while these work, and what they ask for is what these do not get. */
+static void set_pace(stream_args *a, int units, int subs, bool half, bool settled)
+{
+    const int grid = a->tiles < units ? a->tiles : units, stage = subs * (CODE_BYTES + SCALE_BYTES);
+    const int turns = (a->tiles + grid - 1) / grid * a->turns; /* of a block */
+
+    a->share = a->tiles / grid;
+    a->rest = a->tiles % grid;
+    a->window = WINDOW_BYTES / stage;
+    a->window = a->window < 2 ? 2 : a->window > a->stages ? a->stages : a->window;
+    a->early = settled ? a->stages : 0;
+    a->early_window = half ? turns > 8 || (turns <= a->stages && a->tokens <= 2) ? 2 : 1 : subs == 4 ? 3 : a->window;
+    a->late = turns; /* at once */
+    if (half && a->turns == 1 && turns > 8)
+        a->late = 5;
+    if (settled)
+        return;
+    if (a->share == 1 && !a->rest && (int64_t)turns * stage <= (half ? AHEAD_HALF : AHEAD_MOST)) {
+        a->ahead = turns;
+        a->late = half && turns > 1 ? turns - 1 : turns;
+    } else if (a->late < turns && a->tokens <= 2) {
+        a->ahead = 1;
+    }
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                            const ridge_call *call, void *workspace, size_t, void *stream)
 {
@@ -231,21 +264,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = inside ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
         return status ? status : q8_0_launch_portable(device, kernel->name, &a.p, stream);
     }
-    a.window = WINDOW_BYTES / (subs * (raw ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
-    a.window = a.window < 2 ? 2 : a.window > a.stages ? a.stages : a.window;
-    a.early_window = a.window;
-    a.share = a.tiles / min(a.tiles, device->units);
-    a.rest = a.tiles % min(a.tiles, device->units);
-    a.late = kernel->param[3] & 255 ? kernel->param[3] & 255 : 1 << 20;
-    if (kernel->param[3] >> 8 & 255)
-        a.early_window = kernel->param[3] >> 8 & 255;
-    if (call->flags & RIDGE_WEIGHTS_SETTLED)
-        a.early = a.stages;
-    else if (a.turns * (int64_t)(raw ? subs * RAW_BYTES : subs * (CODE_BYTES + SCALE_BYTES)) <= AHEAD_MOST &&
-             a.tiles <= device->units)
-        a.ahead = a.turns;
-    if ((kernel->param[3] >> 16 & 255) && !(call->flags & RIDGE_WEIGHTS_SETTLED))
-        a.ahead = kernel->param[3] >> 16 & 255;
+    set_pace(&a, device->units, subs, kernel->param[1] < 200, call->flags & RIDGE_WEIGHTS_SETTLED);
     if (inside && !a.resident) {
         inside = false;
         status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
@@ -346,9 +365,6 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 /* param: rows of a tile, KB of shared memory, place in times. */
 static const ridge_kernel rows[] = {
     ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
-#ifdef Q8_EXPERIMENT
-#include "/work/scratch-q8/rows.h"
-#endif
     ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
     ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
     ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),

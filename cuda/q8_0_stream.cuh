@@ -46,8 +46,8 @@ typedef struct stream_args {
     int ahead;        /* and that are brought into L2 after them */
     int window;       /* turns on their way, */
     int early_window; /* and before the kernels in front have finished */
-    int share, rest,
-        late; /* tiles of every block, how many blocks have one more; turns to go when the next kernel is let in */
+    int share, rest;  /* tiles of every block; how many blocks have one more */
+    int late;         /* turns that a block has still to ask for when the next kernel is let in */
     int tokens, x_scales_slot;
     int x_shift; /* a box of x has 1 << x_shift turns: 0 where x shares the ring */
     int x_dtype; /* RIDGE_I8: codes and scales, by TMA; else the computing warps quantise x into its resident place */
