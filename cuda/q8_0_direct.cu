@@ -8,6 +8,7 @@
  * block lies, the second time the other way round, so that two instructions give both blocks' sums for 8 tokens and 8
  * weight rows, and no weight moves between lanes. The sum starts at 0x4b400000, the bits of 12582912.0: read as a float
  * and less that number it is the dot product, exactly. Partitions meet in shared memory at the tile's end.
+ * The last run of a row may have two blocks only.
  *
  * DEPTH turns of loads are always in flight, over the ends of tiles. x and its scales lie in shared memory, quantised
  * on the way there if there are few. Barriers: 1 + slot orders the partial sums' writes before their reads; two buffers
@@ -385,14 +386,15 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
-/* Slower than q8_0_stream everywhere, faster than dp4a. */
+/* Slower than q8_0_stream everywhere, faster than dp4a but for one token of small matrices. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0));
     const bool few = rows < 16.0 * device->units;
 
-    return 3.5 + 0.2 * (double)problem->dim[0] + q8_0_bytes(problem) * 1.3e-3 / device->copy_gbps +
-           ((kernel->param[0] == 8) == few ? 0 : 0.5);
+    return (problem->flags & RIDGE_WEIGHTS_SETTLED ? 2.2 : 2.7) +
+           45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
+           q8_0_bytes(problem) * 1.25e-3 / device->copy_gbps + ((kernel->param[0] == 8) == few ? 0 : 0.5);
 }
 
 #define ROW(op_name, op_id, name, high, slots)                                                                        \

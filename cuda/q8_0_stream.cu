@@ -35,11 +35,14 @@ template <int RAW> static __device__ __forceinline__ void start_loading(const st
     ptx_mbarrier_fence_init();
 }
 
-/* A finishing thread makes the ring's other barriers and those of the sums. */
+/* A finishing thread makes the other barriers. x goes to L2, a box of it from this block: a kernel in front may still
+ * write it, but all writes meet there. */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)
 {
     const uint32_t empty = shared + a.at_bars + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES;
+    const int boxes = a.resident ? (a.turns + (1 << a.x_shift) - 1) >> a.x_shift : a.stages;
+    const int turn = a.resident ? (int)blockIdx.x % boxes << a.x_shift : (int)blockIdx.x % a.turns;
 
     for (int i = 0; i < a.stages; i++)
         ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
@@ -47,21 +50,13 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
         ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
         ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS));
     }
-    ptx_mbarrier_fence_init();
-}
-
-/* And the thread that sends x its own. x goes to L2, a box of it from this block: a kernel in front may still write it,
- * but all writes meet there. */
-static __device__ __forceinline__ void start_sending(const stream_args &a, uint32_t shared)
-{
-    const int count = a.resident ? (a.turns + (1 << a.x_shift) - 1) >> a.x_shift : a.stages;
-    const int turn = (int)blockIdx.x % (a.resident ? count : a.turns) << a.x_shift;
-
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < boxes; i++)
         ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
     ptx_mbarrier_fence_init();
-    ptx_tma_prefetch_3d(&a.x, 0, 0, turn * 8);
-    ptx_tma_prefetch_2d(&a.x_scales, turn * Q8_0_TURN, 0);
+    if (a.x_dtype == RIDGE_I8) {
+        ptx_tma_prefetch_3d(&a.x, 0, 0, turn * 8);
+        ptx_tma_prefetch_2d(&a.x_scales, turn * Q8_0_TURN, 0);
+    }
 }
 #endif
 
@@ -79,25 +74,12 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
         return;
 #endif
     if (warp == CONSUMERS(SUBS)) {
-        const bool one = ptx_elect();
-
-        if (one)
+        if (threadIdx.x % 32 == 0)
             start_loading<RAW>(a, shared);
         __syncwarp();
         ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
-        if (one)
+        if (threadIdx.x % 32 == 0)
             produce<SUBS, RAW>(a, shared);
-        return;
-    }
-    if (warp == CONSUMERS(SUBS) + 1 + FINISHERS(SUBS, TOKENS)) {
-        const bool one = ptx_elect() && a.x_dtype == RIDGE_I8;
-
-        if (one)
-            start_sending(a, shared);
-        __syncwarp();
-        ptx_barrier_arrive(3, THREADS(SUBS, TOKENS));
-        if (one)
-            send_x(a, shared);
         return;
     }
     if (threadIdx.x == 32 * (CONSUMERS(SUBS) + 1))
@@ -329,6 +311,19 @@ static double fourth(double v)
     return v * v * v * v;
 }
 
+/* What set_pace takes off with tiles of 16 rows and half of the shared memory, us: turns of a block, tiles of it. */
+static double pace_gain(const ridge_problem *problem, double turns, double share)
+{
+    const int64_t tokens = problem->dim[0];
+    const bool settled = problem->flags & RIDGE_WEIGHTS_SETTLED;
+
+    if (!settled && share <= 1 && turns <= 4)
+        return tokens <= 8 ? 0.7 : 0;
+    if (turns > 8 && turns <= share) /* a turn a tile */
+        return settled ? 0.7 : 0.2;
+    return settled && turns <= 8 && share > 1 && (tokens <= 2 || turns <= 4) ? 0.5 : 0;
+}
+
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const stream_times *t = &times[kernel->param[2]];
@@ -344,6 +339,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     us += t->x * more * cols * 1.14e-6 * (tiles < device->units ? tiles : device->units);
     if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
         us += t->waits + t->waits_mb * mb;
+    if (half && high == 16)
+        us -= pace_gain(problem, turns, share);
     if (hc && high < 32) /* two finishing warps only */
         us += 0.15 * more;
     if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
