@@ -13,8 +13,8 @@
  * Outside of the matrices TMA writes zeros: ragged turns and rows are blocks of zero codes and zero scales,
  * which leave no trace. Bytes moved: the weights once for all tokens; x from L2 once a block where it fits beside the
  * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage's weights to the computing warps, X_FULL
- * + s its x, empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to the finishing warps,
- * taken[i] gives their place back; READY: all but full[] are made. */
+ * + s its x (+ i box i, where x stays), empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to
+ * the finishing warps, taken[i] gives their place back; READY: all but full[] are made. */
 #include <math.h>
 
 #include "q8_0_finish.cuh"
