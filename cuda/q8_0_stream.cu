@@ -60,8 +60,14 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
 }
 #endif
 
+#if __CUDA_ARCH__ >= 1200
+#define BLOCKS(subs, tokens) 1 /* a multiprocessor's shared memory */
+#else
+#define BLOCKS(subs, tokens) (LARGE(subs, tokens) ? 1 : 2)
+#endif
+
 template <int SUBS, int TOKENS, int RAW>
-static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKENS) ? 1 : 2)
+static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), BLOCKS(SUBS, TOKENS))
     q8_0_stream(const __grid_constant__ stream_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -90,6 +96,8 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
         ptx_mbarrier_arrive(shared + a.at_bars + READY);
     if (warp < CONSUMERS(SUBS))
         consume<SUBS, TOKENS, RAW>(a, memory, shared);
+    else if (warp == CONSUMERS(SUBS) + 1 + FINISHERS(SUBS, TOKENS))
+        send_x(a, shared);
     else if (a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
         finish_hc<SUBS, TOKENS>(a, memory, shared);
     else if (a.gate_up)

@@ -11,8 +11,8 @@ enum { MOST_STAGES = 16, SUMS = 2 };
 #define LARGE(subs, tokens) ((subs) * (tokens) > 32 || (subs) == 4)
 #define GROUPS(subs) ((subs) == 4 ? 2 : 1)
 #define CONSUMERS(subs) (RIDGE_Q8_0_PARTS * GROUPS(subs))
-#define FINISHERS(subs, tokens) ((subs) == 4 ? 7 : LARGE(subs, tokens) ? 4 : 2)
-#define THREADS(subs, tokens) (32 * (CONSUMERS(subs) + 1 + FINISHERS(subs, tokens)))
+#define FINISHERS(subs, tokens) ((subs) == 4 ? 6 : LARGE(subs, tokens) ? 4 : 2)
+#define THREADS(subs, tokens) (32 * (CONSUMERS(subs) + 2 + FINISHERS(subs, tokens)))
 
 /* Shared memory of 8 rows and a turn. Rows of blocks and of scales are 16 bytes longer than needed, so that eight of
  * them begin in different banks. */
@@ -184,12 +184,14 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
     }
 }
 
-/* x, by a computing thread: the loading one may be waiting for weights. All of it where it stays in shared memory, else
- * of the ring's first round. A warp for this alone: within 3 % either way. */
+/* x, by a warp of its own: the loading one may be waiting for weights. All of it where it stays in shared memory, else
+ * of the ring's first round. */
 static __device__ __forceinline__ void send_x(const stream_args &a, uint32_t shared)
 {
     cursor x = {(int)blockIdx.x, 0, 0};
 
+    if (threadIdx.x % 32 || a.x_dtype != RIDGE_I8)
+        return;
     ptx_grid_wait();
     if (a.resident)
         for (int box = 0; box << a.x_shift < a.turns; box++)
@@ -406,8 +408,6 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
         ptx_grid_wait();
         quantise_x<WIDTH>(a, memory);
         ptx_barrier_sync(1, WIDTH); /* all of x before any is read */
-    } else if (threadIdx.x == 0) {
-        send_x(a, shared);
     }
     __syncwarp();
     for (int tile = blockIdx.x; tile < tiles; tile += kept(gridDim.x)) {
