@@ -350,7 +350,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         us += t->waits + t->waits_mb * mb;
     if (half && high == 16)
         us -= pace_gain(problem, turns, share);
-    if (hc && high < 32) /* two finishing warps only */
+    if (hc && high < 32 && cols <= 2048) /* two finishing warps only: they are late where the product is short */
         us += 0.15 * more;
     if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
         us += 3;
