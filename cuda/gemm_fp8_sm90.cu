@@ -110,7 +110,7 @@ static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, 
 {
     const gemm_tile *tile = &tiles[kernel->param[0]];
 
-    return (size_t)device->units * tile->wgs * (part_bytes(tile) + sizeof(uint64_t));
+    return (size_t)device->units * (tile->wgs * (part_bytes(tile) + sizeof(uint64_t)) + sizeof(uint64_t));
 }
 
 /* A number that no other launch of this process has, and that memory does not hold by chance. */
@@ -163,6 +163,8 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
     p.aligned = ((uintptr_t)d->data | (uintptr_t)(p.stride * (int64_t)ridge_dtype_size(d->dtype))) % 16 == 0;
     return p;
 }
+
+enum { MEET = 2048 }; /* blocks of k, 1.2 ms, after which clusters wait for each other: some 7 us */
 
 /* Cuts the shared items, laid end to end, into equal parts; not within NEAR blocks of an item's end. */
 static void share(gemm_args *p, int64_t items, int64_t parts)
@@ -219,6 +221,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         p.partial = (float *)room;
         p.flag = (uint64_t *)((char *)room + (size_t)device->units * tile->wgs * part_bytes(tile));
         p.nonce = new_nonce();
+        p.progress = p.flag + device->units * tile->wgs;
+        p.every = (MEET + p.blocks - 1) / p.blocks;
     }
     return host_launch_cluster(device, kernel->name, tile->mode[mode].function[out][formats],
                                dim3((unsigned)((items < fit ? items : fit) * tile->cm * tile->cn)), tile->cm * tile->cn,

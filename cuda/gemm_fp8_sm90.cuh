@@ -4,12 +4,12 @@
  *     (with a scale for each column of D: gemm_fp8_column.cuh)
  *
  * A cluster of CM x CN CTAs takes CM x CN neighbouring tiles. Tiles of one row need the same part of A: each of their
- * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, and WGS
- * warpgroups of one or two slices of 64 rows each multiply: while one promotes its accumulators to `fin` (one fma an
- * element, two where both operands are ROW128), the matrix instructions of the others run. full[s]: stage s has its
- * codes and scales (orders those writes before wgmma's and the warps' reads). ready[s]: its scales of B are spread.
- * empty[s]: the multiplying warps of every CTA that this one writes to have finished with stage s (orders their reads
- * before the next writes). */
+ * CTAs loads 1 / CN of it and multicasts it to the others; likewise 1 / CM of B. In a CTA one thread loads, a warp
+ * brings the scales of B that are BLK128, and WGS warpgroups of one or two slices of 64 rows each multiply: while one
+ * promotes its accumulators to `fin` (one fma an element, two where both operands are ROW128), the matrix instructions
+ * of the others run. full[s]: stage s has its codes and scales (orders those writes before wgmma's and the warps'
+ * reads). ready[s]: its scales of B are spread. empty[s]: the multiplying warps of every CTA that this one writes to
+ * have finished with stage s (orders their reads before the next writes). */
 #ifndef RIDGE_GEMM_FP8_SM90_CUH
 #define RIDGE_GEMM_FP8_SM90_CUH
 
@@ -17,7 +17,7 @@
 #include "num.cuh"
 #include "wgmma_narrow.cuh"
 
-enum { BK = 128, GROUP_ROWS = 8 };
+enum { BK = 128, GROUP_ROWS = 8, PIECES = 16 };
 /* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
 enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
 
@@ -47,8 +47,10 @@ typedef struct gemm_args {
     gemm_cut cut[CUTS];   /* cluster c from cut[c] to cut[c + 1], items counted from `plain` */
     float *partial;       /* of items that two clusters share, NULL: none */
     uint64_t *flag, nonce;
-    int block_a;   /* the scales of A are BLK128 */
-    int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
+    uint64_t *progress; /* round of plain items that each cluster is in, or another launch's */
+    int every;          /* rounds after which clusters wait for each other, 0: never */
+    int block_a;        /* the scales of A are BLK128 */
+    int scale_tma;      /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
 } gemm_args;
 
@@ -58,15 +60,17 @@ typedef struct gemm_piece {
 } gemm_piece;
 
 template <class T, int MODE> struct gemm_memory {
+    static_assert(T::STAGES + 2 <= PIECES, "pieces that the stages can belong to, the one being read, the next");
     uint8_t a[T::STAGES][T::BM * BK];
     uint8_t b[T::STAGES][T::BN * BK];
     uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
     float scale_a[T::STAGES][T::BM];
-    float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
+    float scale_b[MODE == SCALE_BLOCK ? 8 : T::STAGES]
+                 [MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
     float spread[MODE == SCALE_COLUMN ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
-    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
+    gemm_piece piece[PIECES]; /* by number */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -115,14 +119,14 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK, to_b = ptx_shared(s->b[0]) + cols * BK;
-    gemm_piece piece = gemm_piece_at<T>(p, 0), ahead = gemm_piece_at<T>(p, 1), later = {};
+    gemm_piece piece = s->piece[0], ahead = s->piece[1], later = {};
     gemm_ring ring = {0, 1};
 
-    s->piece[0] = piece;
+    ptx_grid_wait();
     for (int number = 1; piece.end; number++) {
         const int row = piece.row, col = piece.col;
 
-        s->piece[number % 8] = ahead; /* the next piece; arriving at full publishes it */
+        s->piece[number % PIECES] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++) {
             const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
             const uint32_t a = to_a + stage * (T::BM * BK), b = to_b + stage * (T::BN * BK);
@@ -148,6 +152,10 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         piece = ahead;
         ahead = later;
     }
+    for (int i = 0; i < T::STAGES; i++) { /* what other CTAs give back here last: this one is there until then */
+        ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + ring.stage * 8, ring.phase);
+        gemm_advance<T::STAGES>(&ring);
+    }
 }
 
 /* One warp, where TMA cannot: the scales of every stage that pass through shared memory. Nothing is shared then. */
@@ -156,6 +164,7 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
     const int lane = threadIdx.x % 32;
     uint32_t n = 0;
 
+    ptx_grid_wait();
     for (int item = blockIdx.x / (T::CM * T::CN); item < p.plain; item += gridDim.x / (T::CM * T::CN)) {
         int row, col;
 
@@ -184,6 +193,47 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
 static __device__ __forceinline__ float gemm_read_chunk(const gemm_args &p, int col, int kb)
 {
     return p.scale_b[min(col, p.n - 1) / 128 * p.ld_b + min(kb + (int)threadIdx.x % 32, p.blocks - 1)];
+}
+
+/* BLK128, one warp: the scale of B of every stage. It reads 32 at a time and ahead, in the piece after this one too:
+ * the multiplying warps would wait for that at a tile's end. */
+template <class T> static __device__ void gemm_load_column(const gemm_args &p, gemm_memory<T, SCALE_BLOCK> *s)
+{
+    enum { MEETS = T::WGS == 3 && !T::FEW }; /* the tiles that share items */
+    gemm_piece piece = s->piece[0], after = {};
+    gemm_ring ring = {0, 1};
+    float next;
+
+    ptx_grid_wait();
+    next = gemm_read_chunk(p, piece.col, piece.begin);
+    for (int number = 1; piece.end; number++, piece = after)
+        for (int kb = piece.begin; kb < piece.end; kb += 32) {
+            const float now = next;
+            const int count = min(32, piece.end - kb);
+
+            if (MEETS && kb == 0)
+                gemm_meet<T>(p, number - 1);
+            for (int i = 0; i < count; i++) {
+                const uint32_t full = ptx_shared(&s->full[ring.stage]);
+                const float scale = __shfl_sync(~0u, now, i);
+
+                ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
+                if (threadIdx.x % 32 == 0) {
+                    s->scale_b[ring.stage][0] = scale;
+                    ptx_mbarrier_arrive(full);
+                }
+                if (i == 0 && kb + 32 < piece.end) {
+                    next = gemm_read_chunk(p, piece.col, kb + 32);
+                } else if (i == 0) {
+                    ptx_mbarrier_wait(full, ring.phase ^ 1); /* the next piece is there */
+                    after = s->piece[number % PIECES];
+                    next = gemm_read_chunk(p, after.col, after.begin);
+                }
+                gemm_advance<T::STAGES>(&ring);
+            }
+        }
+    if (MEETS && p.every && threadIdx.x % 32 == 0 && ptx_cluster_rank() == 0)
+        p.progress[blockIdx.x / (T::CM * T::CN)] = 0; /* a graph launches this again with the same nonce */
 }
 
 /* Scales of a block: of this thread's two rows; in SCALE_BLOCK their products with the scale of B. */
@@ -260,15 +310,17 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
             fin[i] += acc[i];
 }
 
-/* One block of k. `lane`: which lane of `chunk` has its scale of B. */
+/* One block of k. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  float chunk, int lane, float *fin)
+                                                  float *fin)
 {
     const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
-    const float column = MODE == SCALE_BLOCK ? __shfl_sync(~0u, chunk, lane) : 0.0f;
+    float column = 0.0f;
 
     ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    if (MODE == SCALE_BLOCK)
+        column = s->scale_b[stage][0];
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++)
         gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, ring->phase,
@@ -296,21 +348,14 @@ static __device__ __forceinline__ gemm_piece gemm_next_piece(const gemm_piece *f
     return piece;
 }
 
-/* The blocks of a piece into fin. *next holds the first 32 scales of B when it begins. */
+/* The blocks of a piece into fin. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply(const gemm_args &p, gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                     gemm_ring *ring, const gemm_piece &piece, float *next, float *fin)
+static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
+                                                     const gemm_piece &piece, float *fin)
 {
-    for (int kb = piece.begin; kb < piece.end; kb += 32) {
-        const float now = *next;
-        const int count = min(32, piece.end - kb);
-
-        if (MODE == SCALE_BLOCK && kb + 32 < piece.end)
-            *next = gemm_read_chunk(p, piece.col, kb + 32);
-#pragma unroll(MODE == SCALE_COLUMN ? 1 : 4 / T::SLICES)
-        for (int i = 0; i < count; i++)
-            gemm_block<T, MODE, FORMATS>(s, at, ring, now, i, fin);
-    }
+#pragma unroll(MODE == SCALE_COLUMN ? 1 : (MODE == SCALE_BLOCK && !T::FEW ? 8 : 4) / T::SLICES)
+    for (int kb = piece.begin; kb < piece.end; kb++)
+        gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
 }
 
 /* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
@@ -353,13 +398,16 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), MODE == SCALE_LAST || p.scale_tma ? 1 : 33);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]),
+                              (MODE == SCALE_LAST || p.scale_tma ? 1 : 33) + (MODE == SCALE_BLOCK));
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
         for (int i = 0; i < T::WGS; i++)
             ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
         ptx_mbarrier_fence_init();
+        s->piece[0] = gemm_piece_at<T>(p, 0);
+        s->piece[1] = gemm_piece_at<T>(p, 1);
     }
     if (threadIdx.x == 32) {
         ptx_prefetch_map(&p.a);
@@ -369,11 +417,11 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (MODE == SCALE_COLUMN && p.scale_tma)
             ptx_prefetch_map(&p.map_scale_b);
     }
-    __syncwarp(); /* see the last barrier */
+    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
     ptx_cluster_arrive_relaxed();
     ptx_cluster_wait(); /* the mbarriers of all CTAs before anybody uses them */
-    ptx_grid_wait();
-    ptx_grid_release();
+    __syncthreads();    /* the first pieces */
+    ptx_grid_release(); /* whoever touches global memory first waits for the kernels before: as late as it can */
     if (threadIdx.x < 128) {
         if (T::WGS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -388,7 +436,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             gemm_load_scales<T, MODE>(p, s);
         else if (threadIdx.x == 64)
             gemm_publish<T>(p, s->left);
-        else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
+        else if constexpr (MODE == SCALE_BLOCK) {
+            if (warp == 3)
+                gemm_load_column<T>(p, s);
+        } else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
             gemm_spread_scales<T, MODE>(s);
     } else {
         enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
@@ -406,7 +457,6 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 local,
                                 1 + group,
                                 group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
-        float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
         int number = 0;
@@ -417,26 +467,22 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
-        ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
+        ptx_grid_wait();
         piece = gemm_next_piece(&s->piece[0]);
         if (T::FEW && group >= p.groups)
-            piece.end = 0;                    /* no rows */
-        if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
+            piece.end = 0; /* no rows */
+        if (piece.end)     /* without this test ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
-        if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
-            chunk = gemm_read_chunk(p, piece.col, piece.begin);
         while (piece.end) {
             const int row = piece.row, col = piece.col, end = piece.end;
             float bias = MODE == SCALE_COLUMN ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
-            gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
+            gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             if (MODE == SCALE_COLUMN) /* no register for it before */
                 bias = gemm_bias_of<OUT>(p, col + thread);
-            piece = gemm_next_piece(&s->piece[++number % 8]);
-            if (MODE == SCALE_BLOCK)
-                chunk = gemm_read_chunk(p, piece.col, piece.begin);
+            piece = gemm_next_piece(&s->piece[++number % PIECES]);
             if (end < p.blocks) {
                 gemm_suspend<T>(p, &s->left[group], group, fin);
                 continue;
@@ -463,12 +509,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             }
         }
         if (thread == 0)
-            ptx_tma_wait();
+            ptx_tma_wait_read();
     }
-    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
-    /* Nobody leaves while another one may write to it. Not the relaxed one: arrivals at the mbarriers of another CTA
-     * must have come before that leaves. */
-    ptx_cluster_sync();
 #endif
 }
 

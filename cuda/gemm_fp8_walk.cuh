@@ -47,6 +47,32 @@ template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(co
     return piece;
 }
 
+/* One warp, when the cluster begins plain item `round`: now and then clusters wait for each other. When they are far
+ * apart in k they do not find each other's loads in L2: at 16384 x 16384 x 106496 that read three times as much of
+ * DRAM. Only for a while: the others need not be running. */
+template <class T> static __device__ void gemm_meet(const gemm_args &p, int round)
+{
+    const int clusters = (int)gridDim.x / (T::CM * T::CN), lane = (int)threadIdx.x % 32;
+    const uint64_t tag = p.nonce & ~UINT64_C(0xffffff), here = tag | (uint64_t)round;
+
+    if (!p.every || round == 0 || round % p.every || round >= p.plain / clusters)
+        return;
+    if (lane == 0 && ptx_cluster_rank() == 0)
+        *(volatile uint64_t *)&p.progress[blockIdx.x / (T::CM * T::CN)] = here;
+    for (int i = 0; i < 32; i++) {
+        bool late = false;
+
+        for (int c = lane; c < clusters; c += 32) {
+            const uint64_t there = *(volatile uint64_t *)&p.progress[c];
+
+            late |= there < here || (there ^ tag) >> 24;
+        }
+        if (!__any_sync(~0u, late))
+            return;
+        __nanosleep(200);
+    }
+}
+
 /* The place of what a warpgroup of a CTA left. */
 template <class T> static __device__ __forceinline__ int64_t gemm_slot(int block, int group)
 {
