@@ -19,6 +19,14 @@ typedef struct quantize_out {
     int64_t stride, ld;
 } quantize_out;
 
+/* Codes of bf16 numbers by the fraction of what they are multiplied by (quantize_tables.h). A thread's own; tag 0:
+ * none.
+ */
+typedef struct quantize_tables {
+    _Alignas(64) uint8_t code[256][RIDGE_GROUP];
+    uint32_t tag[256];
+} quantize_tables;
+
 typedef struct quantize_args {
     const unsigned char *x; /* NULL: the caller of tile() has the elements */
     int64_t stride;         /* of x, in bytes */
@@ -27,9 +35,11 @@ typedef struct quantize_args {
     int size; /* of an element of x */
     int e5m2, pow2;
     float floor;
-    quantize_out row, col; /* of x and of its transpose */
-    float *tile_sums;      /* [ceil(rows/128)][cols], or NULL */
-    bool stream;           /* codes bypass the cache; who ends a thread's work fences */
+    quantize_out row, col;   /* of x and of its transpose */
+    float *tile_sums;        /* [ceil(rows/128)][cols], or NULL */
+    quantize_tables *tables; /* the thread's, or NULL */
+    bool by_table;           /* the row uses tables */
+    bool stream;             /* codes bypass the cache; who ends a thread's work fences */
 } quantize_args;
 
 enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 2048 /* bytes of a row */ };
@@ -55,7 +65,7 @@ typedef struct quantize_vectors {
 } quantize_vectors;
 
 #if defined(__x86_64__)
-extern const quantize_vectors ridge_cpu_quantize_avx2, ridge_cpu_quantize_avx512;
+extern const quantize_vectors ridge_cpu_quantize_avx2, ridge_cpu_quantize_avx512, ridge_cpu_quantize_avx512vbmi;
 #endif
 
 #endif

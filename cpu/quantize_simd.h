@@ -97,7 +97,7 @@ typedef __m256 floats;
 #define high8(x, y) _mm256_unpackhi_epi8(x, y)
 #endif
 
-enum { G = RIDGE_GROUP, ELEMENTS = 4 * LANES /* of a step: one vector of codes */ };
+enum { G = RIDGE_GROUP, ELEMENTS = 4 * LANES /* of a step: one vector of codes */, SOME = 16 /* groups at a time */ };
 
 /* ---------------------------------------------------------------------------------------------------- load and amax */
 
@@ -208,15 +208,21 @@ INLINE uint32_t absorb_group(uint32_t dtype, const char *x, char *to, char *colu
     return magnitude_bits(dtype, largest_lane(dtype, most));
 }
 
-static uint32_t amax_group(uint32_t dtype, const char *x)
+/* The amax of n whole groups side by side. */
+static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax)
 {
     switch (dtype) {
     case RIDGE_BF16:
-        return amax_of(RIDGE_BF16, x, G * 2);
+        for (int64_t g = 0; g < n; g++)
+            amax[g] = amax_of(RIDGE_BF16, x + g * G * 2, G * 2);
+        break;
     case RIDGE_F16:
-        return amax_of(RIDGE_F16, x, G * 2);
+        for (int64_t g = 0; g < n; g++)
+            amax[g] = amax_of(RIDGE_F16, x + g * G * 2, G * 2);
+        break;
     default:
-        return amax_of(RIDGE_F32, x, G * 4);
+        for (int64_t g = 0; g < n; g++)
+            amax[g] = amax_of(RIDGE_F32, x + g * G * 4, G * 4);
     }
 }
 
@@ -334,18 +340,29 @@ INLINE void encode_scaled(encoder *encode, const char *x, float s, const float *
         encode(x, r, q);
 }
 
-/* n codes to memory that may be shorter than a group. Whole lines may bypass the cache, which saves reading them. */
+/* 128 codes to memory. Whole lines may bypass the cache, which saves reading them. */
+INLINE void put_vectors(uint8_t *to, const ints *q, bool stream)
+{
+    if (stream && (uintptr_t)to % 64 == 0)
+        UNROLL
+    for (int i = 0; i < G / VECTOR_BYTES; i++)
+        stream_store(to + i * VECTOR_BYTES, q[i]);
+    else UNROLL for (int i = 0; i < G / VECTOR_BYTES; i++) store(to + i * VECTOR_BYTES, q[i]);
+}
+
+/* n codes to memory that may be shorter than a group. */
 INLINE void put(uint8_t *to, const uint8_t *q, int64_t n, bool stream)
 {
+    ints whole[G / VECTOR_BYTES];
+
     if (n < G) {
         memcpy(to, q, (size_t)n);
         return;
     }
-    if (stream && (uintptr_t)to % 64 == 0)
-        UNROLL
-    for (int i = 0; i < G; i += VECTOR_BYTES)
-        stream_store(to + i, load(q + i));
-    else UNROLL for (int i = 0; i < G; i += VECTOR_BYTES) store(to + i, load(q + i));
+    UNROLL
+    for (int i = 0; i < G / VECTOR_BYTES; i++)
+        whole[i] = load(q + i * VECTOR_BYTES);
+    put_vectors(to, whole, stream);
 }
 
 /* ridge_fp8_scale and ridge_fp8_reciprocal of n groups, a multiple of LANES, without branches, so that the divisions
@@ -369,16 +386,80 @@ static void scales_of(const quantize_args *a, int n, const uint32_t *restrict am
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- rows */
+/* ------------------------------------------------------------------------------------------------------------- runs */
+
+/* Whole groups, group by group a step further in x, in the codes, and in what to fetch meanwhile. */
+typedef struct group_run {
+    int n; /* at most G */
+    const char *x;
+    int64_t x_step;
+    uint8_t *q;
+    int64_t q_step;
+    const char *next; /* NULL: nothing to fetch */
+    int64_t next_step;
+    int next_bytes;
+    bool stream;
+} group_run;
 
 /* Fetches what the next pass over the memory will read into the second-level cache: without it memory would be idle
  * while codes are computed. */
-INLINE void fetch_group(const char *next, int bytes)
+INLINE void fetch(const group_run *g, int i)
 {
-    if (next)
-        for (int k = 0; k < bytes; k += 64)
+    const char *next = g->next + i * g->next_step;
+
+    if (g->next)
+        for (int k = 0; k < g->next_bytes; k += 64)
             __builtin_prefetch(next + k, 0, 2);
 }
+
+#ifdef __AVX512VBMI__
+#include "quantize_tables.h"
+#endif
+
+/* One group of a run. */
+INLINE void encode_one(encoder *encode, const group_run *g, int i, float s, const float *r)
+{
+    _Alignas(64) uint8_t codes[G];
+
+    encode_scaled(encode, g->x + i * g->x_step, s, r, codes);
+    put(g->q + i * g->q_step, codes, G, g->stream);
+}
+
+/* The codes of a run. The scale of group i and its reciprocal are s[i * step] and r[i * step]. */
+static void encode_run(const quantize_args *a, const group_run *g, const float *s, const float *r, int step)
+{
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
+
+#ifdef __AVX512VBMI__
+    if (a->tables) {
+        uint8_t left[G];
+        const int count =
+            a->e5m2 ? run_by_table(a->tables, 1, g, r, step, left) : run_by_table(a->tables, 0, g, r, step, left);
+
+        for (int k = 0; k < count; k++)
+            encode_one(encode, g, left[k], s[left[k] * step], r + left[k] * step);
+        return;
+    }
+#endif
+    for (int i = 0; i < g->n; i++) {
+        fetch(g, i);
+        encode_one(encode, g, i, s[i * step], r + i * step);
+    }
+}
+
+/* The n < 128 elements at the edge. */
+static void encode_edge(const quantize_args *a, const char *x, int64_t n, float s, float r, uint8_t *q)
+{
+    _Alignas(64) uint8_t codes[G];
+    _Alignas(64) char room[G * 4];
+
+    if (n > 0) {
+        encode_scaled(pick_encoder(a->dtype, a->e5m2, ONE), whole_group(x, n, a->size, room), s, &r, codes);
+        put(q, codes, n, a->stream);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- rows */
 
 INLINE uint32_t amax_long(uint32_t dtype, const char *x, int64_t n)
 {
@@ -422,27 +503,57 @@ static void guard_group(uint32_t dtype, const char *x, uint8_t *q)
     }
 }
 
+/* The codes of n elements of which some may be infinite, NaN or beyond the largest code. */
+static void encode_guarded(const quantize_args *a, const char *x, int64_t n, float r, uint8_t *q)
+{
+    encoder *encode = pick_encoder(a->dtype, a->e5m2, CAPPED);
+    _Alignas(64) uint8_t codes[G];
+    _Alignas(64) char room[G * 4];
+
+    for (int64_t i = 0; i < n; i += G) {
+        const char *from = whole_group(x + i * a->size, n - i, a->size, room);
+
+        encode_scaled(encode, from, r, &r, codes);
+        guard_group(a->dtype, from, codes);
+        put(q + i, codes, n - i, a->stream);
+    }
+}
+
+/* The largest of n amax; of n elements less than a group besides. */
+INLINE uint32_t most_of(const quantize_args *a, const char *x, int64_t n)
+{
+    uint32_t amax[SOME + 1], most = 0;
+    _Alignas(64) char room[G * 4];
+
+    amax_groups(a->dtype, x, n / G, amax);
+    if (n % G)
+        amax_groups(a->dtype, whole_group(x + n / G * G * a->size, n % G, a->size, room), 1, amax + n / G);
+    for (int64_t g = 0; g < (n + G - 1) / G; g++)
+        most = amax[g] > most ? amax[g] : most;
+    return most;
+}
+
 static uint32_t encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q,
                            const void *next)
 {
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, guard ? CAPPED : ONE);
-    _Alignas(64) uint8_t codes[G];
-    _Alignas(64) char room[G * 4];
-    uint32_t most = 0;
+    const float largest = a->e5m2 ? 57344.0f : 448.0f;
+    uint32_t all = 0;
 
-    for (int64_t i = 0; i < a->cols; i += G) {
-        const int64_t n = a->cols - i < G ? a->cols - i : G;
-        const char *from = whole_group((const char *)x + i * a->size, n, a->size, room);
-        const uint32_t amax = guard ? amax_group(a->dtype, from) : 0;
+    for (int64_t i = 0; i < a->cols; i += SOME * G) {
+        const char *from = (const char *)x + i * a->size, *ahead = next ? (const char *)next + i * a->size : NULL;
+        const int64_t n = a->cols - i < SOME * G ? a->cols - i : SOME * G, whole = n / G * G;
+        const uint32_t most = guard ? most_of(a, from, n) : 0;
+        const group_run g = {(int)(n / G), from, G * a->size, q + i, G, ahead, G * a->size, G * a->size, a->stream};
 
-        fetch_group(next ? (const char *)next + i * a->size : NULL, G * a->size);
-        encode_scaled(encode, from, reciprocal, &reciprocal, codes);
-        if (amax >= 0x7f800000u)
-            guard_group(a->dtype, from, codes);
-        most = amax > most ? amax : most;
-        put(q + i, codes, n, a->stream);
+        all = most > all ? most : all;
+        if (guard && !(ridge_float(most) * reciprocal <= largest)) {
+            encode_guarded(a, from, n, reciprocal, q + i);
+            continue;
+        }
+        encode_run(a, &g, &reciprocal, &reciprocal, 0);
+        encode_edge(a, from + whole * a->size, n - whole, reciprocal, reciprocal, q + i + whole);
     }
-    return most;
+    return all;
 }
 
 /* Up to ROWS rows, so that their scales, neighbours in memory, leave as whole lines: one by one they would share few
@@ -451,12 +562,10 @@ static uint32_t encode_all(const quantize_args *a, const void *x, float reciproc
  * than one group ahead. */
 static void row128(const quantize_args *a, int64_t row, int64_t rows)
 {
-    enum { SOME = 16, MOST = 4 * SOME, ROWS = QUANTIZE_ROWS };
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
-    const char *next;
+    enum { MOST = 4 * SOME, ROWS = QUANTIZE_ROWS };
+    const int wide = G * a->size;
     float kept[MOST][ROWS], s[SOME], r[SOME];
     uint32_t amax[SOME] = {0};
-    _Alignas(64) uint8_t codes[G];
     _Alignas(64) char room[G * 4];
 
     for (int64_t first = 0; first < a->cols; first += MOST * G) {
@@ -467,18 +576,22 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
             uint8_t *q = a->row.q + (row + i) * a->row.stride;
 
             for (int64_t begin = first; begin < last; begin += SOME * G) {
-                const int64_t end = last - begin < SOME * G ? last : begin + SOME * G;
+                const int64_t end = last - begin < SOME * G ? last : begin + SOME * G, n = (end - begin) / G;
+                const int64_t edge = begin + n * G;
+                const char *from = x + begin * a->size, *ahead = i + 1 < rows ? x + a->stride + first * a->size : NULL;
+                group_run g = {(int)n, from, wide, q + begin, G, x + end * a->size, wide, wide, a->stream};
 
-                for (int64_t col = begin, g = 0; col < end; col += G, g++)
-                    amax[g] = amax_group(a->dtype, whole_group(x + col * a->size, end - col, a->size, room));
+                if (end == last)
+                    g.next = ahead;
+                amax_groups(a->dtype, from, n, amax);
+                if (edge < end)
+                    amax_groups(a->dtype, whole_group(x + edge * a->size, end - edge, a->size, room), 1, amax + n);
                 scales_of(a, SOME, amax, s, r);
-                next = end < last ? x + end * a->size : i + 1 < rows ? x + a->stride + first * a->size : NULL;
-                for (int64_t col = begin, g = 0; col < end; col += G, g++) {
-                    fetch_group(next ? next + g * G * a->size : NULL, G * a->size);
-                    kept[(col - first) / G][i] = s[g];
-                    encode_scaled(encode, whole_group(x + col * a->size, end - col, a->size, room), s[g], r + g, codes);
-                    put(q + col, codes, end - col, a->stream);
-                }
+                for (int64_t k = 0; k < n + (edge < end); k++)
+                    kept[(begin - first) / G + k][i] = s[k];
+                encode_run(a, &g, s, r, 1);
+                if (edge < end)
+                    encode_edge(a, x + edge * a->size, end - edge, s[n], r[n], q + edge);
             }
         }
         for (int64_t col = first; col < last; col += G)
@@ -486,36 +599,65 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
     }
 }
 
+/* The amax of blocks of 128 columns side by side, the last of which may be short. Half of what comes next is fetched
+ * meanwhile. */
+INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, int64_t rows, int64_t cols, bool more,
+                        uint32_t *amax)
+{
+    const int wide = G * size_of(dtype);
+    const int64_t count = (cols + G - 1) / G;
+    _Alignas(64) char room[G * 4];
+    ints most[QUANTIZE_STRIP / 2 / G];
+
+    for (int64_t g = 0; g < count; g++)
+        most[g] = zeros();
+    for (int64_t i = 0; i < rows; i++, x += a->stride)
+        for (int64_t g = 0; g < count; g++) {
+            const char *from = whole_group(x + g * wide, cols - g * G, size_of(dtype), room);
+
+            if (more)
+                for (int k = 0; k < wide / 2; k += 64)
+                    __builtin_prefetch(x + g * wide + QUANTIZE_STRIP + k, 0, 2);
+            UNROLL
+            for (int k = 0; k < wide; k += VECTOR_BYTES)
+                most[g] = larger(dtype, most[g], magnitudes(dtype, load(from + k)));
+        }
+    for (int64_t g = 0; g < count; g++)
+        amax[g] = magnitude_bits(dtype, largest_lane(dtype, most[g]));
+}
+
 /* BLK128 alone: blocks side by side, so that memory is read and written in long stretches. The second pass finds them
  * in the second-level cache. */
 static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t cols, bool more)
 {
-    const int64_t rows = a->rows - tr * G < G ? a->rows - tr * G : G, count = (cols + G - 1) / G;
+    const int64_t rows = a->rows - tr * G < G ? a->rows - tr * G : G, count = (cols + G - 1) / G, whole = cols / G;
     const char *x = (const char *)a->x + tr * G * a->stride + col * a->size;
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
+    const int wide = G * a->size;
     enum { MOST = QUANTIZE_STRIP / 2 / G, PLACES = MOST < 16 ? 16 : MOST };
     uint32_t amax[PLACES] = {0};
     float s[PLACES], r[PLACES];
-    _Alignas(64) uint8_t codes[G];
-    _Alignas(64) char room[G * 4];
 
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t g = 0; g < count; g++) {
-            const char *from = whole_group(x + i * a->stride + g * G * a->size, cols - g * G, a->size, room);
-            const uint32_t m = amax_group(a->dtype, from);
-
-            amax[g] = m > amax[g] ? m : amax[g];
-        }
+    switch (a->dtype) {
+    case RIDGE_BF16:
+        amax_blocks(RIDGE_BF16, a, x, rows, cols, more, amax);
+        break;
+    case RIDGE_F16:
+        amax_blocks(RIDGE_F16, a, x, rows, cols, more, amax);
+        break;
+    default:
+        amax_blocks(RIDGE_F32, a, x, rows, cols, more, amax);
+    }
     scales_of(a, PLACES, amax, s, r);
     memcpy(a->row.scale + tr * a->row.ld + col / G, s, (size_t)count * sizeof *s);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t g = 0; g < count; g++) {
-            const char *from = x + i * a->stride + g * G * a->size;
+    for (int64_t i = 0; i < rows; i++, x += a->stride) {
+        uint8_t *q = a->row.q + (tr * G + i) * a->row.stride + col;
+        const char *next = more ? x + QUANTIZE_STRIP + wide / 2 : NULL;
+        const group_run g = {(int)whole, x, wide, q, G, next, wide, wide / 2, a->stream};
 
-            fetch_group(more ? from + QUANTIZE_STRIP : NULL, G * a->size);
-            encode_scaled(encode, whole_group(from, cols - g * G, a->size, room), s[g], r + g, codes);
-            put(a->row.q + (tr * G + i) * a->row.stride + col + g * G, codes, cols - g * G, a->stream);
-        }
+        encode_run(a, &g, s, r, 1);
+        if (whole < count)
+            encode_edge(a, x + whole * wide, cols - whole * G, s[whole], r[whole], q + whole * G);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ tiles */
@@ -607,7 +749,7 @@ static void put_sums(const quantize_args *a, const tile_work *w, float *to)
     memcpy(to, ordered, (size_t)w->cols * sizeof *to);
 }
 
-/* Scales of the columns; their reciprocals in the order of widen(). */
+/* Scales of the columns; their reciprocals in the order of widen(), or as they are for columns_by_table(). */
 static void scale_columns(const quantize_args *a, tile_work *w)
 {
     uint32_t amax[G];
@@ -621,32 +763,44 @@ static void scale_columns(const quantize_args *a, tile_work *w)
     }
     scales_of(a, G, amax, w->s[1], r);
     for (int p = 0; p < G; p++)
-        w->r[1][p] = r[column_at(a->dtype, p)];
+        w->r[1][p] = r[a->tables ? p : column_at(a->dtype, p)];
+}
+
+/* The rows of a tile as groups, what is fetched meanwhile beginning at byte `first` of a row of the next one. */
+static group_run tile_rows(const quantize_args *a, const tile_work *w, const char *next, int first, int bytes)
+{
+    const group_run g = {(int)w->rows, w->x,  G * a->size, NULL, 0, next ? next + first : NULL,
+                         a->stride,    bytes, a->stream};
+
+    return g;
 }
 
 /* The row form with a scale for every row. */
-static void encode_row(const quantize_args *a, tile_work *w, encoder *encode, int64_t tr, int64_t tc, int64_t i)
+static void encode_rows(const quantize_args *a, const tile_work *w, int64_t tr, int64_t tc, const char *next)
 {
-    _Alignas(64) uint8_t codes[G];
+    uint8_t *q = a->row.q + tr * G * a->row.stride + tc * G;
+    group_run g = tile_rows(a, w, next, 0, G * a->size / 2);
 
-    encode_scaled(encode, w->x + i * G * a->size, w->s[0][i], w->r[0] + i, codes);
-    put(a->row.q + (tr * G + i) * a->row.stride + tc * G, codes, w->cols, a->stream);
+    g.q = q;
+    g.q_step = a->row.stride;
+    if (w->cols == G)
+        encode_run(a, &g, w->s[0], w->r[0], 1);
+    else
+        for (int64_t i = 0; i < w->rows; i++)
+            encode_edge(a, w->x + i * G * a->size, w->cols, w->s[0][i], w->r[0][i], q + i * a->row.stride);
 }
 
-/* All forms that have scales of rows or columns; the codes of columns stay in the tile. */
-static void encode_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next)
+/* The codes of the columns; they stay in the tile. */
+static void encode_columns(const quantize_args *a, tile_work *w, const char *next)
 {
-    const bool by_columns = a->col.form == QUANTIZE_ROW128;
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE), *each = pick_encoder(a->dtype, a->e5m2, EACH);
+    encoder *each = pick_encoder(a->dtype, a->e5m2, EACH);
+    const group_run g = tile_rows(a, w, next, G * a->size / 2, G * a->size / 2);
 
-    for (int64_t i = 0; i < w->rows; i++) {
-        fetch_group(next ? next + i * a->stride : NULL, G * a->size);
-        if (a->row.form == QUANTIZE_ROW128)
-            encode_row(a, w, encode, tr, tc, i);
-        if (by_columns)
-            each(w->x + i * G * a->size, w->r[1], w->codes[i]);
+    for (int i = 0; i < w->rows; i++) {
+        fetch(&g, i);
+        each(w->x + i * G * a->size, w->r[1], w->codes[i]);
     }
-    for (int j = 0; j < G && by_columns; j++)
+    for (int j = 0; j < G; j++)
         if (w->s[1][j] != w->s[1][j])
             for (int64_t i = 0; i < w->rows; i++)
                 w->codes[i][j] = 0x7f;
@@ -704,18 +858,79 @@ static void put_transposed(const quantize_args *a, const tile_work *w, int64_t t
     }
 }
 
+#ifdef __AVX512VBMI__
+/* 8 columns of 128 rows of bf16: as many rows. */
+INLINE void transpose_words(const char *from, uint16_t (*to)[G])
+{
+    const int pitch = G * 2;
+
+    for (int row = 0; row < G; row += 32) {
+        ints a[8], b[8];
+
+        UNROLL
+        for (int i = 0; i < 8; i++) { /* lanes are 8 rows apart */
+            const char *x = from + (row + i) * pitch;
+
+            a[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)x));
+            a[i] = _mm512_inserti32x4(a[i], _mm_loadu_si128((const __m128i *)(const void *)(x + 8 * pitch)), 1);
+            a[i] = _mm512_inserti32x4(a[i], _mm_loadu_si128((const __m128i *)(const void *)(x + 16 * pitch)), 2);
+            a[i] = _mm512_inserti32x4(a[i], _mm_loadu_si128((const __m128i *)(const void *)(x + 24 * pitch)), 3);
+        }
+        UNROLL
+        for (int step = 0; step < 3; step++) { /* each step interleaves row i with row i + 4 */
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                b[2 * i] = low16(a[i], a[i + 4]);
+                b[2 * i + 1] = high16(a[i], a[i + 4]);
+            }
+            UNROLL
+            for (int i = 0; i < 8; i++)
+                a[i] = b[i];
+        }
+        UNROLL
+        for (int i = 0; i < 8; i++)
+            store(to[i] + row, a[i]);
+    }
+}
+
+/* The transposed form with a scale for every column: elements are turned, not codes, so that a column has its table. */
+static void columns_by_table(const quantize_args *a, const tile_work *w, int64_t tr, int64_t tc, const char *next)
+{
+    const float *s = w->s[1], *r = w->r[1];
+    _Alignas(64) uint16_t turned[8][G];
+
+    for (int64_t j = 0; j < w->cols; j += 8) {
+        group_run g = tile_rows(a, w, next ? next + j * a->stride : NULL, G, G);
+        const int64_t n = w->cols - j < 8 ? w->cols - j : 8;
+
+        g.n = (int)n;
+        g.x = (const char *)turned;
+        g.q = a->col.q + (tc * G + j) * a->col.stride + tr * G;
+        g.q_step = a->col.stride;
+        transpose_words(w->x + j * 2, turned);
+        if (w->rows == G)
+            encode_run(a, &g, s + j, r + j, 1);
+        else
+            for (int64_t k = 0; k < n; k++)
+                encode_edge(a, (const char *)turned[k], w->rows, s[j + k], r[j + k], g.q + k * g.q_step);
+    }
+}
+#endif
+
 /* The codes of the tile with its one scale; the row form too, if that has it. */
 static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next, float s)
 {
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
+    const bool both = a->row.form == QUANTIZE_BLK128;
+    const int wide = G * a->size;
     const float r = ridge_fp8_reciprocal(s);
+    group_run g = tile_rows(a, w, next, both ? 0 : wide / 2, both ? wide : wide / 2);
 
-    for (int64_t i = 0; i < w->rows; i++) {
-        fetch_group(next ? next + i * a->stride : NULL, G * a->size);
-        encode_scaled(encode, w->x + i * G * a->size, s, &r, w->codes[i]);
-        if (a->row.form == QUANTIZE_BLK128)
-            put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
-    }
+    g.q = w->codes[0];
+    g.q_step = G;
+    g.stream = false;
+    encode_run(a, &g, &s, &r, 0);
+    for (int64_t i = 0; both && i < w->rows; i++)
+        put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
 }
 
 static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *elements, int64_t stride, const void *next)
@@ -735,17 +950,23 @@ static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *ele
     if (a->row.form == QUANTIZE_ROW128) {
         scales_of(a, G, w.amax, w.s[0], w.r[0]);
         memcpy(a->row.scale + tc * a->row.ld + tr * G, w.s[0], (size_t)w.rows * sizeof(float));
+        encode_rows(a, &w, tr, tc, next);
     }
     if (a->col.form == QUANTIZE_ROW128) {
         scale_columns(a, &w);
         memcpy(a->col.scale + tr * a->col.ld + tc * G, w.s[1], (size_t)w.cols * sizeof(float));
+#ifdef __AVX512VBMI__
+        if (a->tables) {
+            columns_by_table(a, &w, tr, tc, next);
+            return;
+        }
+#endif
+        encode_columns(a, &w, next);
+    } else {
+        encode_block(a, &w, tr, tc, next, block);
     }
     if (w.rows < G)
         memset(w.codes[w.rows], 0, (size_t)(G - w.rows) * G);
-    if (a->row.form == QUANTIZE_ROW128)
-        encode_tile(a, &w, tr, tc, next);
-    if (a->col.form != QUANTIZE_ROW128)
-        encode_block(a, &w, tr, tc, next, block);
     if (a->col.form != QUANTIZE_ABSENT)
         put_transposed(a, &w, tr, tc);
 }
