@@ -136,7 +136,7 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
 
 bool ridge_cpu_streams(const ridge_device *device, double bytes)
 {
-    const double quarter = 0.25 * (double)device->l2_bytes, most = 8 << 20;
+    const double quarter = 0.25 * (double)device->l2_bytes, most = 16 << 20;
 
     return bytes > (quarter < most ? quarter : most);
 }

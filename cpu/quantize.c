@@ -295,8 +295,8 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
             uint32_t amax = one || given ? 0 : v->amax(a->dtype, x, a->cols), seen;
             const float s = one ? tensor_scale : given ? given[row] : block_scale(a, amax);
 
-            seen = v->encode(&mine, x, ridge_fp8_reciprocal(s), given != NULL, a->row.q + row * a->row.stride,
-                             row + 1 < a->rows ? x + a->stride : NULL);
+            seen = v->encode(&mine, x, ridge_fp8_reciprocal(s), !one && !given, given != NULL,
+                             a->row.q + row * a->row.stride, row + 1 < a->rows ? x + a->stride : NULL);
             amax = given ? seen : amax;
             all = amax > all ? amax : all;
             if (!one && !given)

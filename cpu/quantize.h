@@ -48,9 +48,10 @@ enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 2048 /* bytes of a row */ };
 typedef struct quantize_vectors {
     /* The bits of the largest |x| of n elements. */
     uint32_t (*amax)(uint32_t dtype, const void *x, int64_t n);
-    /* The codes of one row, x * reciprocal. `guard`: infinite elements become 7F too, and the bits of the largest |x|
-     * are returned (else 0). `next`: as many elements that will be read after it, or NULL. */
-    uint32_t (*encode)(const quantize_args *args, const void *x, float reciprocal, bool guard, uint8_t *q,
+    /* The codes of one row, x * reciprocal. `cached`: it was just read. `guard`: infinite elements become 7F too, and
+     * the bits of the largest |x| are returned (else 0). `next`: as many elements that will be read after it, or NULL.
+     */
+    uint32_t (*encode)(const quantize_args *args, const void *x, float reciprocal, bool cached, bool guard, uint8_t *q,
                        const void *next);
     /* Up to QUANTIZE_ROWS rows, a scale for every 128 columns of each. */
     void (*row128)(const quantize_args *args, int64_t row, int64_t rows);

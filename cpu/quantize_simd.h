@@ -192,20 +192,33 @@ INLINE uint32_t amax_of(uint32_t dtype, const char *x, int bytes)
     return magnitude_bits(dtype, largest_lane(dtype, most));
 }
 
-/* One group: copied to `to`, and the amax of every column brought up to date. */
-INLINE uint32_t absorb_group(uint32_t dtype, const char *x, char *to, char *columns)
+enum { TOGETHER = 4 };
+
+/* Groups of as many rows: copied to `to`, their amax taken, and the amax of every column brought up to date. */
+INLINE void absorb_groups(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
 {
-    ints most = zeros();
+    const int pitch = G * size_of(dtype);
+    ints most[TOGETHER];
 
     UNROLL
-    for (int i = 0; i < G * size_of(dtype); i += VECTOR_BYTES) {
-        const ints v = load(x + i), m = magnitudes(dtype, v);
+    for (int k = 0; k < TOGETHER; k++)
+        most[k] = zeros();
+    for (int i = 0; i < pitch; i += VECTOR_BYTES) {
+        ints column = load(columns + i);
 
-        store(to + i, v);
-        most = larger(dtype, most, m);
-        store(columns + i, larger(dtype, load(columns + i), m));
+        UNROLL
+        for (int k = 0; k < TOGETHER; k++) {
+            const ints v = load(x[k] + i), m = magnitudes(dtype, v);
+
+            store(to + k * pitch + i, v);
+            most[k] = larger(dtype, most[k], m);
+            column = larger(dtype, column, m);
+        }
+        store(columns + i, column);
     }
-    return magnitude_bits(dtype, largest_lane(dtype, most));
+    UNROLL
+    for (int k = 0; k < TOGETHER; k++)
+        amax[k] = magnitude_bits(dtype, largest_lane(dtype, most[k]));
 }
 
 /* The amax of n whole groups side by side. */
@@ -226,15 +239,17 @@ static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax
     }
 }
 
-static uint32_t absorb(uint32_t dtype, const char *x, char *to, char *columns)
+static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
 {
     switch (dtype) {
     case RIDGE_BF16:
-        return absorb_group(RIDGE_BF16, x, to, columns);
+        absorb_groups(RIDGE_BF16, x, to, columns, amax);
+        break;
     case RIDGE_F16:
-        return absorb_group(RIDGE_F16, x, to, columns);
+        absorb_groups(RIDGE_F16, x, to, columns, amax);
+        break;
     default:
-        return absorb_group(RIDGE_F32, x, to, columns);
+        absorb_groups(RIDGE_F32, x, to, columns, amax);
     }
 }
 
@@ -405,11 +420,8 @@ typedef struct group_run {
  * while codes are computed. */
 INLINE void fetch(const group_run *g, int i)
 {
-    const char *next = g->next + i * g->next_step;
-
-    if (g->next)
-        for (int k = 0; k < g->next_bytes; k += 64)
-            __builtin_prefetch(next + k, 0, 2);
+    for (int k = 0; g->next && k < g->next_bytes; k += 64)
+        __builtin_prefetch(g->next + i * g->next_step + k, 0, 2);
 }
 
 #ifdef __AVX512VBMI__
@@ -434,7 +446,7 @@ static void encode_run(const quantize_args *a, const group_run *g, const float *
     if (a->tables) {
         uint8_t left[G];
         const int count =
-            a->e5m2 ? run_by_table(a->tables, 1, g, r, step, left) : run_by_table(a->tables, 0, g, r, step, left);
+            a->e5m2 ? run_by_table(a->tables, 1, *g, r, step, left) : run_by_table(a->tables, 0, *g, r, step, left);
 
         for (int k = 0; k < count; k++)
             encode_one(encode, g, left[k], s[left[k] * step], r + left[k] * step);
@@ -533,18 +545,23 @@ INLINE uint32_t most_of(const quantize_args *a, const char *x, int64_t n)
     return most;
 }
 
-static uint32_t encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q,
+static uint32_t encode_all(const quantize_args *a, const void *x, float reciprocal, bool cached, bool guard, uint8_t *q,
                            const void *next)
 {
+    const char *row_after = next;
     const float largest = a->e5m2 ? 57344.0f : 448.0f;
     uint32_t all = 0;
 
     for (int64_t i = 0; i < a->cols; i += SOME * G) {
-        const char *from = (const char *)x + i * a->size, *ahead = next ? (const char *)next + i * a->size : NULL;
+        const char *from = (const char *)x + i * a->size;
+        const bool within = !cached && i + SOME * G < a->cols; /* what comes next is in this row */
+        const char *ahead = within ? from + SOME * G * a->size : row_after;
         const int64_t n = a->cols - i < SOME * G ? a->cols - i : SOME * G, whole = n / G * G;
         const uint32_t most = guard ? most_of(a, from, n) : 0;
         const group_run g = {(int)(n / G), from, G * a->size, q + i, G, ahead, G * a->size, G * a->size, a->stream};
 
+        if (cached && row_after)
+            row_after += SOME * G * a->size;
         all = most > all ? most : all;
         if (guard && !(ridge_float(most) * reciprocal <= largest)) {
             encode_guarded(a, from, n, reciprocal, q + i);
@@ -673,20 +690,26 @@ typedef struct tile_work {
     int64_t rows, cols;
 } tile_work;
 
-/* Copies the elements and takes the amax of rows, columns (in place of widen()) and all. */
+/* Copies the elements and takes the amax of rows, columns (in place of widen()) and all. Rows beyond the edge are those
+ * of the copy, zeros. */
 static uint32_t first_pass(const quantize_args *a, tile_work *w, const char *x, int64_t stride)
 {
     const int pitch = G * a->size;
     uint32_t most = 0;
 
     memset(w->columns, 0, sizeof w->columns);
-    for (int64_t i = 0; i < w->rows; i++) {
-        char *to = w->x + i * pitch;
-
-        w->amax[i] = absorb(a->dtype, whole_group(x + i * stride, w->cols, a->size, to), to, w->columns);
-        most = w->amax[i] > most ? w->amax[i] : most;
-    }
     memset(w->x + w->rows * pitch, 0, (size_t)((G - w->rows) * pitch));
+    for (int64_t i = 0; i < w->rows; i += TOGETHER) {
+        char *to = w->x + i * pitch;
+        const char *from[TOGETHER];
+
+        for (int k = 0; k < TOGETHER; k++)
+            from[k] =
+                i + k < w->rows ? whole_group(x + (i + k) * stride, w->cols, a->size, to + k * pitch) : to + k * pitch;
+        absorb(a->dtype, from, to, w->columns, w->amax + i);
+    }
+    for (int64_t i = 0; i < w->rows; i++)
+        most = w->amax[i] > most ? w->amax[i] : most;
     memset(w->amax + w->rows, 0, (size_t)(G - w->rows) * sizeof *w->amax);
     return most;
 }
@@ -753,14 +776,18 @@ static void put_sums(const quantize_args *a, const tile_work *w, float *to)
 static void scale_columns(const quantize_args *a, tile_work *w)
 {
     uint32_t amax[G];
+    uint16_t half[G];
     float r[G];
 
-    for (int j = 0; j < G; j++) {
-        uint32_t m = 0;
-
-        memcpy(&m, w->columns + j * a->size, (size_t)a->size);
-        amax[j] = magnitude_bits(a->dtype, m);
-    }
+    memcpy(half, w->columns, sizeof half);
+    if (a->dtype == RIDGE_F32)
+        memcpy(amax, w->columns, sizeof amax);
+    else if (a->dtype == RIDGE_BF16)
+        for (int j = 0; j < G; j++)
+            amax[j] = magnitude_bits(RIDGE_BF16, half[j]);
+    else
+        for (int j = 0; j < G; j++)
+            amax[j] = magnitude_bits(RIDGE_F16, half[j]);
     scales_of(a, G, amax, w->s[1], r);
     for (int p = 0; p < G; p++)
         w->r[1][p] = r[a->tables ? p : column_at(a->dtype, p)];

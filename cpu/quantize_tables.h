@@ -67,50 +67,61 @@ INLINE table_constants table_constants_of(int e5m2)
     return c;
 }
 
-/* The codes of 64 elements, and how far their exponents are above `least`. */
+/* The codes of 64 elements as if they were all normal, in the order of `high`, and how far their exponents are above
+ * `least`. */
 INLINE __m512i codes_by_table(int e5m2, const table_constants *c, const uint8_t *code, __m512i least, __m512i x,
-                              __m512i y, __m512i *above)
+                              __m512i y, __m512i *high, __m512i *above)
 {
-    const __m512i low = _mm512_ternarylogic_epi32(_mm512_slli_epi16(y, 8), x, c->evens, 0xf8);  /* a | b & c */
-    const __m512i high = _mm512_ternarylogic_epi32(_mm512_srli_epi16(x, 8), y, c->evens, 0xf4); /* a | b & ~c */
+    const __m512i low = _mm512_ternarylogic_epi32(_mm512_slli_epi16(y, 8), x, c->evens, 0xf8); /* a | b & c */
     const __m512i mantissa = _mm512_permutex2var_epi8(load(code), low, load(code + 64));
-    const __m512i twice = _mm512_add_epi8(high, high);
-    const __m512i exponent = _mm512_mask_sub_epi8(twice, _mm512_movepi8_mask(low), twice, c->ones);
-    __m512i codes;
+    __m512i twice;
 
-    *above = _mm512_subs_epu8(exponent, least);
-    codes = _mm512_maskz_add_epi8(_mm512_cmpgt_epu8_mask(*above, c->tiny), mantissa,
-                                  _mm512_slli_epi16(*above, e5m2 ? 2 : 3));
-    return _mm512_permutexvar_epi8(c->order, _mm512_ternarylogic_epi32(codes, high, c->sign, 0xf8));
+    *high = _mm512_ternarylogic_epi32(_mm512_srli_epi16(x, 8), y, c->evens, 0xf4); /* a | b & ~c */
+    twice = _mm512_add_epi8(*high, *high);
+    *above = _mm512_subs_epu8(_mm512_mask_sub_epi8(twice, _mm512_movepi8_mask(low), twice, c->ones), least);
+    return _mm512_add_epi8(mantissa, _mm512_slli_epi16(*above, e5m2 ? 2 : 3));
 }
 
 /* The codes of a run, but for groups with an element that is neither zero nor surely normal: these are listed. */
-INLINE int run_by_table(quantize_tables *tables, int e5m2, const group_run *g, const float *r, int step, uint8_t *left)
+INLINE int run_by_table(quantize_tables *tables, int e5m2, group_run g, const float *r, int step, uint8_t *left)
 {
     const table_constants c = table_constants_of(e5m2);
     by_table t[G];
     int count = 0;
 
-    for (int i = 0; i < g->n; i++)
+    for (int i = 0; i < g.n; i++)
         t[i] = find_table(tables, e5m2, r[i * step]);
-    for (int i = 0; i < g->n; i++) {
-        const char *x = g->x + i * g->x_step;
+    for (int i = 0; i < g.n; i++) {
+        const char *x = g.x + i * g.x_step;
         const __m512i least = _mm512_set1_epi8((char)t[i].least);
-        __m512i q[2], above[2];
+        __m512i q[2], high[2], above[2];
 
-        fetch(g, i);
+        fetch(&g, i);
         if (!t[i].code) {
             left[count++] = (uint8_t)i;
             continue;
         }
         UNROLL
         for (int k = 0; k < 2; k++)
-            q[k] = codes_by_table(e5m2, &c, t[i].code, least, load(x + k * 128), load(x + k * 128 + 64), &above[k]);
-        above[0] = _mm512_min_epu8(_mm512_add_epi8(above[0], c.ones), _mm512_add_epi8(above[1], c.ones));
-        if (_mm512_cmplt_epu8_mask(above[0], c.tiny))
-            left[count++] = (uint8_t)i;
-        else
-            put_vectors(g->q + i * g->q_step, q, g->stream);
+            q[k] = codes_by_table(e5m2, &c, t[i].code, least, load(x + k * 128), load(x + k * 128 + 64), &high[k],
+                                  &above[k]);
+        if (_mm512_cmple_epu8_mask(_mm512_min_epu8(above[0], above[1]), c.tiny)) {
+            __mmask64 small[2], none[2];
+
+            for (int k = 0; k < 2; k++) {
+                small[k] = _mm512_cmple_epu8_mask(above[k], c.tiny);
+                none[k] = _mm512_testn_epi8_mask(above[k], above[k]);
+                q[k] = _mm512_mask_mov_epi8(q[k], small[k], zeros());
+            }
+            if (small[0] != none[0] || small[1] != none[1]) {
+                left[count++] = (uint8_t)i;
+                continue;
+            }
+        }
+        UNROLL
+        for (int k = 0; k < 2; k++)
+            q[k] = _mm512_permutexvar_epi8(c.order, _mm512_ternarylogic_epi32(q[k], high[k], c.sign, 0xf8));
+        put_vectors(g.q + i * g.q_step, q, g.stream);
     }
     return count;
 }

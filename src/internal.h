@@ -279,7 +279,7 @@ struct ridge_backend {
 
 extern const ridge_backend ridge_cpu_backend;
 
-/* Whether so many bytes of output bypass the CPU's caches: more than a quarter of the last one, or than 8 MB of one that
+/* Whether so many bytes of output bypass the CPU's caches: more than a quarter of the last one, or than 16 MB of one that
  * strangers share. */
 bool ridge_cpu_streams(const ridge_device *device, double bytes);
 extern const ridge_backend ridge_cuda_backend;                        /* only with RIDGE_HAVE_CUDA */
