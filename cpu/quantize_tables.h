@@ -3,8 +3,9 @@
  * x = 2^(E-127) (1 + m/128) times r = 2^(R-127) (1 + f) is rounded to f32 and then to fp8, both times relative to its
  * size while the code is a normal number. So code(x) = code(1 + m/128, at 1 + f) + units (E + R - 254), where a unit is
  * one in the exponent field: a table of 128 bytes that depends on f alone, and byte arithmetic. Smaller codes follow
- * the table no more; such a group is left to the arithmetic, but for what becomes zero in any case. There are at most
- * 128 different f of groups whose amax is bf16, so a thread keeps its tables (quantize.h) and finds them by f.
+ * the table no more; such a group is left to the arithmetic, but for what becomes zero in any case. Groups whose amax
+ * is bf16 have 128 different f, which differ in their first eight bits: a thread keeps its tables and finds them by
+ * those.
  *
  * Per 64 codes 18 micro-operations on Intel's two ports instead of 47: bytes of two vectors are merged by shifts and
  * selections, low bytes with low bytes, because a permutation of two sources is three; one at the end puts the codes
@@ -12,40 +13,44 @@
 #ifndef RIDGE_CPU_QUANTIZE_TABLES_H
 #define RIDGE_CPU_QUANTIZE_TABLES_H
 
-/* The table of r. */
-static const uint8_t *table_of(quantize_tables *tables, int e5m2, float r)
-{
-    const uint32_t fraction = ridge_bits(r) & 0x7fffffu, tag = fraction | 0x800000u, place = fraction >> 15;
-    const float one = ridge_float(fraction | 0x3f800000u);
-    const uint8_t least = e5m2 ? 19 * 4 : 12 * 8; /* of group_by_table() */
-    uint16_t x[G];
-
-    if (tables->tag[place] != tag) {
-        for (int m = 0; m < G; m++)
-            x[m] = (uint16_t)(0x3f80 + m);
-        pick_encoder(RIDGE_BF16, e5m2, ONE)((const char *)x, &one, tables->code[place]);
-        for (int m = 0; m < G; m++)
-            tables->code[place][m] = (uint8_t)(tables->code[place][m] - least);
-        tables->tag[place] = tag;
-    }
-    return tables->code[place];
-}
-
-/* What the loop needs of a group: its table, and the largest exponent field whose numbers all have code 0. */
+/* What the loop needs of a group: which table, and the largest exponent field whose numbers all have code 0. */
 typedef struct by_table {
-    const uint8_t *code; /* NULL: r has no table, because it is not a number, or so large that `least` is negative */
+    uint32_t tag; /* NO_TABLE: r is not a number, or so large that `least` would be negative */
     int least;
 } by_table;
 
+enum { TABLE_USED = 0x800000, NO_TABLE = 1 };
+
+INLINE uint32_t place_of(uint32_t tag)
+{
+    return tag >> 15 & 255;
+}
+
+static void make_table(quantize_tables *tables, int e5m2, uint32_t tag)
+{
+    const float one = ridge_float(0x3f800000u | (tag & 0x7fffffu));
+    const uint8_t least = e5m2 ? 19 * 4 : 12 * 8; /* exponent fields start there, and not at 254 */
+    uint8_t *code = tables->code[place_of(tag)];
+    uint16_t x[G];
+
+    for (int m = 0; m < G; m++)
+        x[m] = (uint16_t)(0x3f80 + m);
+    pick_encoder(RIDGE_BF16, e5m2, ONE)((const char *)x, &one, code);
+    for (int m = 0; m < G; m++)
+        code[m] = (uint8_t)(code[m] - least);
+    tables->tag[place_of(tag)] = tag;
+}
+
+/* Makes the table of r unless it is there. It may displace another. */
 INLINE by_table find_table(quantize_tables *tables, int e5m2, float r)
 {
-    const uint32_t exponent = ridge_bits(r) >> 23, below = e5m2 ? 19 : 12;
-    by_table t = {NULL, 0};
+    const uint32_t bits = ridge_bits(r), exponent = bits >> 23, below = e5m2 ? 19 : 12;
+    by_table t = {TABLE_USED | (bits & 0x7fffffu), (int)(254 - below - exponent)};
 
     if (exponent - 1 > 253 - below)
-        return t;
-    t.code = table_of(tables, e5m2, r);
-    t.least = (int)(254 - below - exponent);
+        t.tag = NO_TABLE;
+    else if (tables->tag[place_of(t.tag)] != t.tag)
+        make_table(tables, e5m2, t.tag);
     return t;
 }
 
@@ -97,14 +102,14 @@ INLINE int run_by_table(quantize_tables *tables, int e5m2, group_run g, const fl
         __m512i q[2], high[2], above[2];
 
         fetch(&g, i);
-        if (!t[i].code) {
+        if (tables->tag[place_of(t[i].tag)] != t[i].tag) { /* none, or displaced by that of a later group */
             left[count++] = (uint8_t)i;
             continue;
         }
         UNROLL
         for (int k = 0; k < 2; k++)
-            q[k] = codes_by_table(e5m2, &c, t[i].code, least, load(x + k * 128), load(x + k * 128 + 64), &high[k],
-                                  &above[k]);
+            q[k] = codes_by_table(e5m2, &c, tables->code[place_of(t[i].tag)], least, load(x + k * 128),
+                                  load(x + k * 128 + 64), &high[k], &above[k]);
         if (_mm512_cmple_epu8_mask(_mm512_min_epu8(above[0], above[1]), c.tiny)) {
             __mmask64 small[2], none[2];
 
