@@ -95,8 +95,10 @@ static uint32_t read_features(void)
 #if defined(__x86_64__)
     unsigned a, b, c, d;
 
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 11))
-        features |= RIDGE_HAS_AVX512_VNNI;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        features |= c & 1u << 11 ? RIDGE_HAS_AVX512_VNNI : 0;
+        features |= c & 1u << 1 ? RIDGE_HAS_AVX512_VBMI : 0;
+    }
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4))
         features |= RIDGE_HAS_AVX_VNNI;
 #endif
@@ -130,6 +132,13 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
         device->copy_gbps = 20.0;
     read_name(device->name, sizeof device->name);
     return RIDGE_OK;
+}
+
+bool ridge_cpu_streams(const ridge_device *device, double bytes)
+{
+    const double quarter = 0.25 * (double)device->l2_bytes, most = 16 << 20;
+
+    return bytes > (quarter < most ? quarter : most);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- memory */

@@ -16,10 +16,9 @@ static int64_t stride_of(const ridge_operand *x, int64_t packed)
     return x->stride ? x->stride : packed;
 }
 
-/* Outputs bypass the cache if they do not fit it beside the rest. */
 static bool streams(const ridge_device *device, const ridge_call *call)
 {
-    return (double)call->dim[0] * (double)call->dim[1] > 0.25 * (double)device->l2_bytes;
+    return ridge_cpu_streams(device, (double)call->dim[0] * (double)call->dim[1]);
 }
 
 /* The end of a thread's work. The fence orders stores that bypassed the cache before what the others do next. */

@@ -4,6 +4,8 @@
  * The reference is the oracle of every test: one element at a time, group by group, straight from docs/numerics.md. */
 #include "quantize.h"
 
+#include <string.h>
+
 #include "num.h"
 #include "swiglu.h"
 
@@ -219,17 +221,30 @@ static size_t reference_workspace(const ridge_device *device, const ridge_kernel
 #if defined(__x86_64__)
 
 enum { ONE_THREAD = 32768 };
+enum { AVX2 = 0, AVX512, AVX512VBMI }; /* param[1] of the rows */
 
 static const quantize_vectors *vectors_of(const ridge_kernel *kernel)
 {
-    return kernel->arch_min == RIDGE_ARCH_AVX512 ? &ridge_cpu_quantize_avx512 : &ridge_cpu_quantize_avx2;
+    static const quantize_vectors *const set[] = {&ridge_cpu_quantize_avx2, &ridge_cpu_quantize_avx512,
+                                                  &ridge_cpu_quantize_avx512vbmi};
+
+    return set[kernel->param[1]];
 }
 
-/* Codes bypass the cache if they do not fit it beside the rest. */
 static bool streams(const ridge_device *device, const quantize_args *a)
 {
-    return (double)a->rows * (double)a->cols * (a->col.form == QUANTIZE_ABSENT ? 1 : 2) >
-           0.25 * (double)device->l2_bytes;
+    return ridge_cpu_streams(device, (double)a->rows * (double)a->cols * (a->col.form == QUANTIZE_ABSENT ? 1 : 2));
+}
+
+/* What a thread works with: the arguments with tables of its own, if the row uses tables. */
+static quantize_args with_tables(const quantize_args *a, quantize_tables *own)
+{
+    quantize_args mine = *a;
+
+    mine.tables = a->by_table ? own : NULL;
+    if (a->by_table)
+        memset(own->tag, 0, sizeof own->tag);
+    return mine;
 }
 
 /* The end of a thread's work. The fence orders stores that bypassed the cache before what the others do next. */
@@ -271,6 +286,8 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
         *a->row.scale = tensor_scale;
 #pragma omp parallel reduction(max : all) if (a->rows * a->cols >= ONE_THREAD)
     {
+        quantize_tables own;
+        const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < a->rows; row++) {
@@ -278,8 +295,8 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
             uint32_t amax = one || given ? 0 : v->amax(a->dtype, x, a->cols), seen;
             const float s = one ? tensor_scale : given ? given[row] : block_scale(a, amax);
 
-            seen = v->encode(a, x, ridge_fp8_reciprocal(s), given != NULL, a->row.q + row * a->row.stride,
-                             row + 1 < a->rows ? x + a->stride : NULL);
+            seen = v->encode(&mine, x, ridge_fp8_reciprocal(s), !one && !given, given != NULL,
+                             a->row.q + row * a->row.stride, row + 1 < a->rows ? x + a->stride : NULL);
             amax = given ? seen : amax;
             all = amax > all ? amax : all;
             if (!one && !given)
@@ -297,10 +314,12 @@ static void row_groups(const quantize_vectors *v, const quantize_args *a)
 {
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
+        quantize_tables own;
+        const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < a->rows; row += QUANTIZE_ROWS)
-            v->row128(a, row, least(QUANTIZE_ROWS, a->rows - row));
+            v->row128(&mine, row, least(QUANTIZE_ROWS, a->rows - row));
         finish(a, mode);
     }
 }
@@ -354,6 +373,8 @@ static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, cons
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
         _Alignas(64) unsigned char y[STRIP_ROOM];
+        quantize_tables own;
+        const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < groups(a->rows) * across; t++) {
@@ -362,7 +383,7 @@ static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, cons
 
             swiglu_strip(s, span, row, least(RIDGE_GROUP, a->rows - row), col, cols, t % across + 1 < across, y);
             for (int64_t c = 0; c < cols; c += RIDGE_GROUP)
-                v->tile(a, tr, (col + c) / RIDGE_GROUP, y + c * a->size, STRIP_BYTES, NULL);
+                v->tile(&mine, tr, (col + c) / RIDGE_GROUP, y + c * a->size, STRIP_BYTES, NULL);
         }
         finish(a, mode);
     }
@@ -374,13 +395,15 @@ static void tiles(const quantize_vectors *v, const quantize_args *a)
 
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
+        quantize_tables own;
+        const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
             const int64_t tr = t / across, tc = t % across;
             const unsigned char *x = a->x + tr * RIDGE_GROUP * a->stride + tc * RIDGE_GROUP * a->size;
 
-            v->tile(a, tr, tc, x, a->stride, tc + 1 < across ? x + RIDGE_GROUP * a->size : NULL);
+            v->tile(&mine, tr, tc, x, a->stride, tc + 1 < across ? x + RIDGE_GROUP * a->size : NULL);
         }
         finish(a, mode);
     }
@@ -392,12 +415,14 @@ static void strips(const quantize_vectors *v, const quantize_args *a)
 
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
+        quantize_tables own;
+        const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < groups(a->rows) * across; t++) {
             const int64_t col = t % across * wide;
 
-            v->blocks(a, t / across, col, least(wide, a->cols - col), col + 2 * wide <= a->cols);
+            v->blocks(&mine, t / across, col, least(wide, a->cols - col), col + 2 * wide <= a->cols);
         }
         finish(a, mode);
     }
@@ -425,6 +450,7 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
     if (a.rows == 0 || a.cols == 0)
         return RIDGE_OK;
     a.stream = streams(device, &a);
+    a.by_table = kernel->param[1] == AVX512VBMI && a.dtype == RIDGE_BF16;
     a.tile_sums = colsum ? workspace : NULL;
     if (a.row.form == QUANTIZE_ABSENT)
         whole(v, &a, call);
@@ -461,6 +487,7 @@ static ridge_status launch_swiglu(const ridge_device *device, const ridge_kernel
     swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
     s = ridge_cpu_swiglu_collect(device, problem, &swiglu);
     a.stream = streams(device, &a);
+    a.by_table = kernel->param[1] == AVX512VBMI && a.dtype == RIDGE_BF16;
     swiglu_tiles(vectors_of(kernel), &a, &s,
                  kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_swiglu_avx512 : ridge_cpu_swiglu_avx2);
     return RIDGE_OK;
@@ -476,6 +503,16 @@ static size_t sums_workspace(const ridge_device *device, const ridge_kernel *ker
     return sums ? (size_t)groups(problem->dim[0]) * (size_t)problem->dim[1] * sizeof(float) : 0;
 }
 
+/* The row with tables is for bf16: of other types they would be long. */
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    if (kernel->param[1] == AVX512VBMI && !(device->features & RIDGE_HAS_AVX512_VBMI))
+        return "this processor has no AVX512-VBMI";
+    if (kernel->param[1] == AVX512VBMI && problem->dtype[0] != RIDGE_BF16)
+        return "tables are for bf16";
+    return NULL;
+}
+
 #endif
 
 /* ------------------------------------------------------------------------------------------------------------- list */
@@ -489,21 +526,29 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return elements * bytes * 1e-3 / device->copy_gbps * 0.01 * kernel->param[0];
 }
 
-#define ROW(op_name, op_id, arch_name, low, percent, work, launcher)                                                 \
-    {                                                                                                                \
-        .name = "cpu." op_name "." arch_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,           \
-        .contract = RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_CLOSE, .param = {percent}, .workspace = work, \
-        .cost = cost, .launch = launcher                                                                             \
+#define CONTRACTS (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_CLOSE)
+
+#define ROW(op_name, op_id, set_name, low, percent, set, launcher)                                                     \
+    {                                                                                                                  \
+        .name = "cpu." op_name "." set_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,              \
+        .contract = CONTRACTS, .param = {percent, set}, .why_not = why_not, .workspace = sums_workspace, .cost = cost, \
+        .launch = launcher                                                                                             \
+    }
+
+#define REFERENCE(op_name, op_id)                                                                          \
+    {                                                                                                      \
+        .name = "cpu." op_name ".c", .op = op_id, .arch_min = RIDGE_ARCH_C, .arch_max = RIDGE_ARCH_AVX512, \
+        .contract = CONTRACTS, .param = {9000}, .workspace = reference_workspace, .cost = cost,            \
+        .launch = launch_reference                                                                         \
     }
 
 #if defined(__x86_64__)
 #define ROWS(op_name, op_id, launcher)                                               \
-    ROW(op_name, op_id, "avx512", RIDGE_ARCH_AVX512, 120, sums_workspace, launcher), \
-        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 130, sums_workspace, launcher), \
-        ROW(op_name, op_id, "c", RIDGE_ARCH_C, 9000, reference_workspace, launch_reference)
+    ROW(op_name, op_id, "avx512vbmi", RIDGE_ARCH_AVX512, 110, AVX512VBMI, launcher), \
+        ROW(op_name, op_id, "avx512", RIDGE_ARCH_AVX512, 120, AVX512, launcher),     \
+        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 130, AVX2, launcher), REFERENCE(op_name, op_id)
 #else
-#define ROWS(op_name, op_id, launcher) \
-    ROW(op_name, op_id, "c", RIDGE_ARCH_C, 9000, reference_workspace, launch_reference)
+#define ROWS(op_name, op_id, launcher) REFERENCE(op_name, op_id)
 #endif
 
 static const ridge_kernel rows[] = {

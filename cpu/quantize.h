@@ -19,6 +19,14 @@ typedef struct quantize_out {
     int64_t stride, ld;
 } quantize_out;
 
+/* Codes of bf16 numbers by the fraction of what they are multiplied by (quantize_tables.h). A thread's own; tag 0:
+ * none.
+ */
+typedef struct quantize_tables {
+    _Alignas(64) uint8_t code[256][RIDGE_GROUP];
+    uint32_t tag[256];
+} quantize_tables;
+
 typedef struct quantize_args {
     const unsigned char *x; /* NULL: the caller of tile() has the elements */
     int64_t stride;         /* of x, in bytes */
@@ -27,9 +35,11 @@ typedef struct quantize_args {
     int size; /* of an element of x */
     int e5m2, pow2;
     float floor;
-    quantize_out row, col; /* of x and of its transpose */
-    float *tile_sums;      /* [ceil(rows/128)][cols], or NULL */
-    bool stream;           /* codes bypass the cache; who ends a thread's work fences */
+    quantize_out row, col;   /* of x and of its transpose */
+    float *tile_sums;        /* [ceil(rows/128)][cols], or NULL */
+    quantize_tables *tables; /* the thread's, or NULL */
+    bool by_table;           /* the row uses tables */
+    bool stream;             /* codes bypass the cache; who ends a thread's work fences */
 } quantize_args;
 
 enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 2048 /* bytes of a row */ };
@@ -38,9 +48,10 @@ enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 2048 /* bytes of a row */ };
 typedef struct quantize_vectors {
     /* The bits of the largest |x| of n elements. */
     uint32_t (*amax)(uint32_t dtype, const void *x, int64_t n);
-    /* The codes of one row, x * reciprocal. `guard`: infinite elements become 7F too, and the bits of the largest |x|
-     * are returned (else 0). `next`: as many elements that will be read after it, or NULL. */
-    uint32_t (*encode)(const quantize_args *args, const void *x, float reciprocal, bool guard, uint8_t *q,
+    /* The codes of one row, x * reciprocal. `cached`: it was just read. `guard`: infinite elements become 7F too, and
+     * the bits of the largest |x| are returned (else 0). `next`: as many elements that will be read after it, or NULL.
+     */
+    uint32_t (*encode)(const quantize_args *args, const void *x, float reciprocal, bool cached, bool guard, uint8_t *q,
                        const void *next);
     /* Up to QUANTIZE_ROWS rows, a scale for every 128 columns of each. */
     void (*row128)(const quantize_args *args, int64_t row, int64_t rows);
@@ -55,7 +66,7 @@ typedef struct quantize_vectors {
 } quantize_vectors;
 
 #if defined(__x86_64__)
-extern const quantize_vectors ridge_cpu_quantize_avx2, ridge_cpu_quantize_avx512;
+extern const quantize_vectors ridge_cpu_quantize_avx2, ridge_cpu_quantize_avx512, ridge_cpu_quantize_avx512vbmi;
 #endif
 
 #endif

@@ -4,8 +4,8 @@
  * Everything works on 128 elements at a time, whose amax, scale and codes stay in registers and L1; a group cut short
  * by an edge is padded with zeros, which change no amax. 16-bit elements are compared as the packed integers that they
  * are. Intrinsics through a small vocabulary, because gcc 12 and clang 14 make scalar code or long shuffles of the
- * plain loops; that vocabulary is why this is one file of more than 600 lines. Leaves out: threads (quantize.c,
- * q8_0.c), and the fence after stores that bypass the cache: theirs.
+ * plain loops. Leaves out: what goes over rows, blocks and tiles (quantize_rows.h, quantize_tile.h, included here),
+ * threads (quantize.c, q8_0.c), and the fence after stores that bypass the cache: theirs.
  *
  * The fp8 encoding of |y|, 2^e <= |y| < 2^(e+1) (or the least normal number's e below it): |y| + 2^(e+20) rounds |y| to
  * units of 2^(e-3), three bits after the leading one, nearest even, and leaves the count of units in the low bits of
@@ -97,7 +97,7 @@ typedef __m256 floats;
 #define high8(x, y) _mm256_unpackhi_epi8(x, y)
 #endif
 
-enum { G = RIDGE_GROUP, ELEMENTS = 4 * LANES /* of a step: one vector of codes */ };
+enum { G = RIDGE_GROUP, ELEMENTS = 4 * LANES /* of a step: one vector of codes */, SOME = 16 /* groups at a time */ };
 
 /* ---------------------------------------------------------------------------------------------------- load and amax */
 
@@ -192,43 +192,64 @@ INLINE uint32_t amax_of(uint32_t dtype, const char *x, int bytes)
     return magnitude_bits(dtype, largest_lane(dtype, most));
 }
 
-/* One group: copied to `to`, and the amax of every column brought up to date. */
-INLINE uint32_t absorb_group(uint32_t dtype, const char *x, char *to, char *columns)
+enum { TOGETHER = 4 };
+
+/* Groups of as many rows: copied to `to`, their amax taken, and the amax of every column brought up to date. */
+INLINE void absorb_groups(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
 {
-    ints most = zeros();
+    const int pitch = G * size_of(dtype);
+    ints most[TOGETHER];
 
     UNROLL
-    for (int i = 0; i < G * size_of(dtype); i += VECTOR_BYTES) {
-        const ints v = load(x + i), m = magnitudes(dtype, v);
+    for (int k = 0; k < TOGETHER; k++)
+        most[k] = zeros();
+    for (int i = 0; i < pitch; i += VECTOR_BYTES) {
+        ints column = load(columns + i);
 
-        store(to + i, v);
-        most = larger(dtype, most, m);
-        store(columns + i, larger(dtype, load(columns + i), m));
+        UNROLL
+        for (int k = 0; k < TOGETHER; k++) {
+            const ints v = load(x[k] + i), m = magnitudes(dtype, v);
+
+            store(to + k * pitch + i, v);
+            most[k] = larger(dtype, most[k], m);
+            column = larger(dtype, column, m);
+        }
+        store(columns + i, column);
     }
-    return magnitude_bits(dtype, largest_lane(dtype, most));
+    UNROLL
+    for (int k = 0; k < TOGETHER; k++)
+        amax[k] = magnitude_bits(dtype, largest_lane(dtype, most[k]));
 }
 
-static uint32_t amax_group(uint32_t dtype, const char *x)
+/* The amax of n whole groups side by side. */
+static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax)
 {
     switch (dtype) {
     case RIDGE_BF16:
-        return amax_of(RIDGE_BF16, x, G * 2);
+        for (int64_t g = 0; g < n; g++)
+            amax[g] = amax_of(RIDGE_BF16, x + g * G * 2, G * 2);
+        break;
     case RIDGE_F16:
-        return amax_of(RIDGE_F16, x, G * 2);
+        for (int64_t g = 0; g < n; g++)
+            amax[g] = amax_of(RIDGE_F16, x + g * G * 2, G * 2);
+        break;
     default:
-        return amax_of(RIDGE_F32, x, G * 4);
+        for (int64_t g = 0; g < n; g++)
+            amax[g] = amax_of(RIDGE_F32, x + g * G * 4, G * 4);
     }
 }
 
-static uint32_t absorb(uint32_t dtype, const char *x, char *to, char *columns)
+static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
 {
     switch (dtype) {
     case RIDGE_BF16:
-        return absorb_group(RIDGE_BF16, x, to, columns);
+        absorb_groups(RIDGE_BF16, x, to, columns, amax);
+        break;
     case RIDGE_F16:
-        return absorb_group(RIDGE_F16, x, to, columns);
+        absorb_groups(RIDGE_F16, x, to, columns, amax);
+        break;
     default:
-        return absorb_group(RIDGE_F32, x, to, columns);
+        absorb_groups(RIDGE_F32, x, to, columns, amax);
     }
 }
 
@@ -334,18 +355,29 @@ INLINE void encode_scaled(encoder *encode, const char *x, float s, const float *
         encode(x, r, q);
 }
 
-/* n codes to memory that may be shorter than a group. Whole lines may bypass the cache, which saves reading them. */
+/* 128 codes to memory. Whole lines may bypass the cache, which saves reading them. */
+INLINE void put_vectors(uint8_t *to, const ints *q, bool stream)
+{
+    if (stream && (uintptr_t)to % 64 == 0)
+        UNROLL
+    for (int i = 0; i < G / VECTOR_BYTES; i++)
+        stream_store(to + i * VECTOR_BYTES, q[i]);
+    else UNROLL for (int i = 0; i < G / VECTOR_BYTES; i++) store(to + i * VECTOR_BYTES, q[i]);
+}
+
+/* n codes to memory that may be shorter than a group. */
 INLINE void put(uint8_t *to, const uint8_t *q, int64_t n, bool stream)
 {
+    ints whole[G / VECTOR_BYTES];
+
     if (n < G) {
         memcpy(to, q, (size_t)n);
         return;
     }
-    if (stream && (uintptr_t)to % 64 == 0)
-        UNROLL
-    for (int i = 0; i < G; i += VECTOR_BYTES)
-        stream_store(to + i, load(q + i));
-    else UNROLL for (int i = 0; i < G; i += VECTOR_BYTES) store(to + i, load(q + i));
+    UNROLL
+    for (int i = 0; i < G / VECTOR_BYTES; i++)
+        whole[i] = load(q + i * VECTOR_BYTES);
+    put_vectors(to, whole, stream);
 }
 
 /* ridge_fp8_scale and ridge_fp8_reciprocal of n groups, a multiple of LANES, without branches, so that the divisions
@@ -369,386 +401,78 @@ static void scales_of(const quantize_args *a, int n, const uint32_t *restrict am
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- rows */
+/* ------------------------------------------------------------------------------------------------------------- runs */
+
+/* Whole groups, group by group a step further in x, in the codes, and in what to fetch meanwhile. */
+typedef struct group_run {
+    int n; /* at most G */
+    const char *x;
+    int64_t x_step;
+    uint8_t *q;
+    int64_t q_step;
+    const char *next; /* NULL: nothing to fetch */
+    int64_t next_step;
+    int next_bytes;
+    bool stream;
+} group_run;
 
 /* Fetches what the next pass over the memory will read into the second-level cache: without it memory would be idle
  * while codes are computed. */
-INLINE void fetch_group(const char *next, int bytes)
+INLINE void fetch(const group_run *g, int i)
 {
-    if (next)
-        for (int k = 0; k < bytes; k += 64)
-            __builtin_prefetch(next + k, 0, 2);
+    for (int k = 0; g->next && k < g->next_bytes; k += 64)
+        __builtin_prefetch(g->next + i * g->next_step + k, 0, 2);
 }
 
-INLINE uint32_t amax_long(uint32_t dtype, const char *x, int64_t n)
-{
-    const int64_t bytes = n * size_of(dtype), whole = bytes / (4 * VECTOR_BYTES) * (4 * VECTOR_BYTES);
-    ints most[4] = {zeros(), zeros(), zeros(), zeros()};
-    _Alignas(64) char rest[4 * VECTOR_BYTES] = {0};
-
-    for (int64_t i = 0; i < whole; i += 4 * VECTOR_BYTES)
-        UNROLL
-    for (int k = 0; k < 4; k++)
-        most[k] = larger(dtype, most[k], magnitudes(dtype, load(x + i + k * VECTOR_BYTES)));
-    memcpy(rest, x + whole, (size_t)(bytes - whole));
-    UNROLL
-    for (int k = 0; k < 4; k++)
-        most[k] = larger(dtype, most[k], magnitudes(dtype, load(rest + k * VECTOR_BYTES)));
-    most[0] = larger(dtype, larger(dtype, most[0], most[1]), larger(dtype, most[2], most[3]));
-    return magnitude_bits(dtype, largest_lane(dtype, most[0]));
-}
-
-static uint32_t amax_all(uint32_t dtype, const void *x, int64_t n)
-{
-    switch (dtype) {
-    case RIDGE_BF16:
-        return amax_long(RIDGE_BF16, x, n);
-    case RIDGE_F16:
-        return amax_long(RIDGE_F16, x, n);
-    default:
-        return amax_long(RIDGE_F32, x, n);
-    }
-}
-
-/* 7F where an element of x is infinite or NaN. */
-static void guard_group(uint32_t dtype, const char *x, uint8_t *q)
-{
-    for (int i = 0; i < G; i++) {
-        uint32_t m = 0;
-
-        memcpy(&m, x + i * size_of(dtype), (size_t)size_of(dtype));
-        m &= dtype == RIDGE_F32 ? 0x7fffffffu : 0x7fffu;
-        q[i] = magnitude_bits(dtype, m) >= 0x7f800000u ? 0x7f : q[i];
-    }
-}
-
-static uint32_t encode_all(const quantize_args *a, const void *x, float reciprocal, bool guard, uint8_t *q,
-                           const void *next)
-{
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, guard ? CAPPED : ONE);
-    _Alignas(64) uint8_t codes[G];
-    _Alignas(64) char room[G * 4];
-    uint32_t most = 0;
-
-    for (int64_t i = 0; i < a->cols; i += G) {
-        const int64_t n = a->cols - i < G ? a->cols - i : G;
-        const char *from = whole_group((const char *)x + i * a->size, n, a->size, room);
-        const uint32_t amax = guard ? amax_group(a->dtype, from) : 0;
-
-        fetch_group(next ? (const char *)next + i * a->size : NULL, G * a->size);
-        encode_scaled(encode, from, reciprocal, &reciprocal, codes);
-        if (amax >= 0x7f800000u)
-            guard_group(a->dtype, from, codes);
-        most = amax > most ? amax : most;
-        put(q + i, codes, n, a->stream);
-    }
-    return most;
-}
-
-/* Up to ROWS rows, so that their scales, neighbours in memory, leave as whole lines: one by one they would share few
- * sets of the caches with those of the other groups, a power of two apart. Several groups at a time: the codes of one
- * would wait for its amax and two divisions, and with them the group after it, because the processor looks no further
- * than one group ahead. */
-static void row128(const quantize_args *a, int64_t row, int64_t rows)
-{
-    enum { SOME = 16, MOST = 4 * SOME, ROWS = QUANTIZE_ROWS };
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
-    const char *next;
-    float kept[MOST][ROWS], s[SOME], r[SOME];
-    uint32_t amax[SOME] = {0};
-    _Alignas(64) uint8_t codes[G];
-    _Alignas(64) char room[G * 4];
-
-    for (int64_t first = 0; first < a->cols; first += MOST * G) {
-        const int64_t last = a->cols - first < MOST * G ? a->cols : first + MOST * G;
-
-        for (int64_t i = 0; i < rows; i++) {
-            const char *x = (const char *)a->x + (row + i) * a->stride;
-            uint8_t *q = a->row.q + (row + i) * a->row.stride;
-
-            for (int64_t begin = first; begin < last; begin += SOME * G) {
-                const int64_t end = last - begin < SOME * G ? last : begin + SOME * G;
-
-                for (int64_t col = begin, g = 0; col < end; col += G, g++)
-                    amax[g] = amax_group(a->dtype, whole_group(x + col * a->size, end - col, a->size, room));
-                scales_of(a, SOME, amax, s, r);
-                next = end < last ? x + end * a->size : i + 1 < rows ? x + a->stride + first * a->size : NULL;
-                for (int64_t col = begin, g = 0; col < end; col += G, g++) {
-                    fetch_group(next ? next + g * G * a->size : NULL, G * a->size);
-                    kept[(col - first) / G][i] = s[g];
-                    encode_scaled(encode, whole_group(x + col * a->size, end - col, a->size, room), s[g], r + g, codes);
-                    put(q + col, codes, end - col, a->stream);
-                }
-            }
-        }
-        for (int64_t col = first; col < last; col += G)
-            memcpy(a->row.scale + col / G * a->row.ld + row, kept[(col - first) / G], (size_t)rows * sizeof(float));
-    }
-}
-
-/* BLK128 alone: blocks side by side, so that memory is read and written in long stretches. The second pass finds them
- * in the second-level cache. */
-static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t cols, bool more)
-{
-    const int64_t rows = a->rows - tr * G < G ? a->rows - tr * G : G, count = (cols + G - 1) / G;
-    const char *x = (const char *)a->x + tr * G * a->stride + col * a->size;
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
-    enum { MOST = QUANTIZE_STRIP / 2 / G, PLACES = MOST < 16 ? 16 : MOST };
-    uint32_t amax[PLACES] = {0};
-    float s[PLACES], r[PLACES];
-    _Alignas(64) uint8_t codes[G];
-    _Alignas(64) char room[G * 4];
-
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t g = 0; g < count; g++) {
-            const char *from = whole_group(x + i * a->stride + g * G * a->size, cols - g * G, a->size, room);
-            const uint32_t m = amax_group(a->dtype, from);
-
-            amax[g] = m > amax[g] ? m : amax[g];
-        }
-    scales_of(a, PLACES, amax, s, r);
-    memcpy(a->row.scale + tr * a->row.ld + col / G, s, (size_t)count * sizeof *s);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t g = 0; g < count; g++) {
-            const char *from = x + i * a->stride + g * G * a->size;
-
-            fetch_group(more ? from + QUANTIZE_STRIP : NULL, G * a->size);
-            encode_scaled(encode, whole_group(from, cols - g * G, a->size, room), s[g], r + g, codes);
-            put(a->row.q + (tr * G + i) * a->row.stride + col + g * G, codes, cols - g * G, a->stream);
-        }
-}
-
-/* ------------------------------------------------------------------------------------------------------------ tiles */
-
-/* What a tile's first pass leaves for the others. The elements are copied: rows a power of two apart share few sets of
- * the caches, from which they would be gone by the second pass. */
-typedef struct tile_work {
-    _Alignas(64) char x[G * G * 4]; /* rows of 128 elements, zeros beyond the edges */
-    char columns[G * 4];            /* amax of the columns, in x's format less its sign */
-    uint32_t amax[G];               /* of the rows */
-    float s[2][G], r[2][G];         /* scales and reciprocals of the rows, of the columns */
-    uint8_t codes[G][G];            /* of x, by rows */
-    int64_t rows, cols;
-} tile_work;
-
-/* Copies the elements and takes the amax of rows, columns (in place of widen()) and all. */
-static uint32_t first_pass(const quantize_args *a, tile_work *w, const char *x, int64_t stride)
-{
-    const int pitch = G * a->size;
-    uint32_t most = 0;
-
-    memset(w->columns, 0, sizeof w->columns);
-    for (int64_t i = 0; i < w->rows; i++) {
-        char *to = w->x + i * pitch;
-
-        w->amax[i] = absorb(a->dtype, whole_group(x + i * stride, w->cols, a->size, to), to, w->columns);
-        most = w->amax[i] > most ? w->amax[i] : most;
-    }
-    memset(w->x + w->rows * pitch, 0, (size_t)((G - w->rows) * pitch));
-    memset(w->amax + w->rows, 0, (size_t)(G - w->rows) * sizeof *w->amax);
-    return most;
-}
-
-/* Sums of the columns in the order of quantize_math.h. Rows of zeros change nothing: no partial sum is -0. */
-INLINE void sum_columns(uint32_t dtype, const tile_work *w, float *sums)
-{
-    const int size = size_of(dtype);
-
-    for (int j = 0; j < G; j += ELEMENTS) {
-        const char *x = w->x + j * size;
-        floats total[4], group[2][4], v[4];
-
-        for (int k = 0; k < 4; k++)
-            total[k] = all_f32(0);
-        for (int i = 0; i < G; i += 2 * RIDGE_SUM_ROWS) {
-            for (int h = 0; h < 2; h++) {
-                for (int k = 0; k < 4; k++)
-                    group[h][k] = all_f32(0);
-                for (int n = 0; n < RIDGE_SUM_ROWS; n++, x += G * size) {
-                    widen(dtype, x, false, v);
-                    for (int k = 0; k < 4; k++)
-                        group[h][k] = add(group[h][k], v[k]);
-                }
-            }
-            for (int k = 0; k < 4; k++)
-                total[k] = add(total[k], add(group[0][k], group[1][k]));
-        }
-        for (int k = 0; k < 4; k++)
-            store(sums + j + k * LANES, as_ints(total[k]));
-    }
-}
-
-/* Place p of an elementwise operand of widen() belongs to this column. */
-INLINE int column_at(uint32_t dtype, int p)
-{
-    const int vector = p / LANES, lane = p % LANES;
-
-    if (dtype != RIDGE_BF16)
-        return p;
-    return vector / 2 * 2 * LANES + lane / 4 * 8 + vector % 2 * 4 + lane % 4;
-}
-
-static void put_sums(const quantize_args *a, const tile_work *w, float *to)
-{
-    float sums[G], ordered[G];
-
-    switch (a->dtype) {
-    case RIDGE_BF16:
-        sum_columns(RIDGE_BF16, w, sums);
-        break;
-    case RIDGE_F16:
-        sum_columns(RIDGE_F16, w, sums);
-        break;
-    default:
-        sum_columns(RIDGE_F32, w, sums);
-    }
-    for (int p = 0; p < G; p++)
-        ordered[column_at(a->dtype, p)] = sums[p];
-    memcpy(to, ordered, (size_t)w->cols * sizeof *to);
-}
-
-/* Scales of the columns; their reciprocals in the order of widen(). */
-static void scale_columns(const quantize_args *a, tile_work *w)
-{
-    uint32_t amax[G];
-    float r[G];
-
-    for (int j = 0; j < G; j++) {
-        uint32_t m = 0;
-
-        memcpy(&m, w->columns + j * a->size, (size_t)a->size);
-        amax[j] = magnitude_bits(a->dtype, m);
-    }
-    scales_of(a, G, amax, w->s[1], r);
-    for (int p = 0; p < G; p++)
-        w->r[1][p] = r[column_at(a->dtype, p)];
-}
-
-/* The row form with a scale for every row. */
-static void encode_row(const quantize_args *a, tile_work *w, encoder *encode, int64_t tr, int64_t tc, int64_t i)
-{
-    _Alignas(64) uint8_t codes[G];
-
-    encode_scaled(encode, w->x + i * G * a->size, w->s[0][i], w->r[0] + i, codes);
-    put(a->row.q + (tr * G + i) * a->row.stride + tc * G, codes, w->cols, a->stream);
-}
-
-/* All forms that have scales of rows or columns; the codes of columns stay in the tile. */
-static void encode_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next)
-{
-    const bool by_columns = a->col.form == QUANTIZE_ROW128;
-    encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE), *each = pick_encoder(a->dtype, a->e5m2, EACH);
-
-    for (int64_t i = 0; i < w->rows; i++) {
-        fetch_group(next ? next + i * a->stride : NULL, G * a->size);
-        if (a->row.form == QUANTIZE_ROW128)
-            encode_row(a, w, encode, tr, tc, i);
-        if (by_columns)
-            each(w->x + i * G * a->size, w->r[1], w->codes[i]);
-    }
-    for (int j = 0; j < G && by_columns; j++)
-        if (w->s[1][j] != w->s[1][j])
-            for (int64_t i = 0; i < w->rows; i++)
-                w->codes[i][j] = 0x7f;
-}
-
-/* 16-byte vectors at from, from + 16 pitch, ...: each lane its own. */
-INLINE ints load_lanes(const uint8_t *from)
-{
-    const __m128i *x = (const __m128i *)(const void *)from;
-    const int step = 16 * G / (int)sizeof *x;
-    __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(x)), _mm_loadu_si128(x + step), 1);
-#ifdef __AVX512F__
-    __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(x + 2 * step)),
-                                           _mm_loadu_si128(x + 3 * step), 1);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-#else
-    return low;
+#ifdef __AVX512VBMI__
+#include "quantize_tables.h"
 #endif
-}
 
-/* 16 columns of VECTOR_BYTES rows: as many rows of VECTOR_BYTES columns, both with a pitch of 128. */
-INLINE void transpose(const uint8_t *from, uint8_t *to)
+/* One group of a run. */
+INLINE void encode_one(encoder *encode, const group_run *g, int i, float s, const float *r)
 {
-    ints a[16], b[16];
+    _Alignas(64) uint8_t codes[G];
 
-    UNROLL
-    for (int i = 0; i < 16; i++)
-        a[i] = load_lanes(from + i * G);
-    UNROLL
-    for (int step = 0; step < 4; step++) { /* each step interleaves row i with row i + 8 */
-        UNROLL
-        for (int i = 0; i < 8; i++) {
-            b[2 * i] = low8(a[i], a[i + 8]);
-            b[2 * i + 1] = high8(a[i], a[i + 8]);
-        }
-        UNROLL
-        for (int i = 0; i < 16; i++)
-            a[i] = b[i];
-    }
-    UNROLL
-    for (int i = 0; i < 16; i++)
-        store(to + i * G, a[i]);
+    encode_scaled(encode, g->x + i * g->x_step, s, r, codes);
+    put(g->q + i * g->q_step, codes, G, g->stream);
 }
 
-/* The transposed form from the codes of the tile. */
-static void put_transposed(const quantize_args *a, const tile_work *w, int64_t tr, int64_t tc)
-{
-    _Alignas(64) uint8_t turned[16 * G];
-
-    for (int64_t j = 0; j < w->cols; j += 16) {
-        for (int i = 0; i < G; i += VECTOR_BYTES)
-            transpose(&w->codes[i][j], turned + i);
-        for (int64_t k = j; k < w->cols && k < j + 16; k++)
-            put(a->col.q + (tc * G + k) * a->col.stride + tr * G, turned + (k - j) * G, w->rows, a->stream);
-    }
-}
-
-/* The codes of the tile with its one scale; the row form too, if that has it. */
-static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next, float s)
+/* The codes of a run. The scale of group i and its reciprocal are s[i * step] and r[i * step]. */
+static void encode_run(const quantize_args *a, const group_run *g, const float *s, const float *r, int step)
 {
     encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
-    const float r = ridge_fp8_reciprocal(s);
 
-    for (int64_t i = 0; i < w->rows; i++) {
-        fetch_group(next ? next + i * a->stride : NULL, G * a->size);
-        encode_scaled(encode, w->x + i * G * a->size, s, &r, w->codes[i]);
-        if (a->row.form == QUANTIZE_BLK128)
-            put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
+#ifdef __AVX512VBMI__
+    if (a->tables) {
+        uint8_t left[G];
+        const int count =
+            a->e5m2 ? run_by_table(a->tables, 1, *g, r, step, left) : run_by_table(a->tables, 0, *g, r, step, left);
+
+        for (int k = 0; k < count; k++)
+            encode_one(encode, g, left[k], s[left[k] * step], r + left[k] * step);
+        return;
+    }
+#endif
+    for (int i = 0; i < g->n; i++) {
+        fetch(g, i);
+        encode_one(encode, g, i, s[i * step], r + i * step);
     }
 }
 
-static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *elements, int64_t stride, const void *next)
+/* The n < 128 elements at the edge. */
+static void encode_edge(const quantize_args *a, const char *x, int64_t n, float s, float r, uint8_t *q)
 {
-    tile_work w;
-    float block;
+    _Alignas(64) uint8_t codes[G];
+    _Alignas(64) char room[G * 4];
 
-    w.rows = a->rows - tr * G < G ? a->rows - tr * G : G;
-    w.cols = a->cols - tc * G < G ? a->cols - tc * G : G;
-    block = ridge_fp8_scale(first_pass(a, &w, elements, stride), a->floor, a->e5m2, a->pow2);
-    if (a->tile_sums)
-        put_sums(a, &w, a->tile_sums + tr * a->cols + tc * G);
-    if (a->row.form == QUANTIZE_BLK128)
-        a->row.scale[tr * a->row.ld + tc] = block;
-    if (a->col.form == QUANTIZE_BLK128)
-        a->col.scale[tc * a->col.ld + tr] = block;
-    if (a->row.form == QUANTIZE_ROW128) {
-        scales_of(a, G, w.amax, w.s[0], w.r[0]);
-        memcpy(a->row.scale + tc * a->row.ld + tr * G, w.s[0], (size_t)w.rows * sizeof(float));
+    if (n > 0) {
+        encode_scaled(pick_encoder(a->dtype, a->e5m2, ONE), whole_group(x, n, a->size, room), s, &r, codes);
+        put(q, codes, n, a->stream);
     }
-    if (a->col.form == QUANTIZE_ROW128) {
-        scale_columns(a, &w);
-        memcpy(a->col.scale + tr * a->col.ld + tc * G, w.s[1], (size_t)w.cols * sizeof(float));
-    }
-    if (w.rows < G)
-        memset(w.codes[w.rows], 0, (size_t)(G - w.rows) * G);
-    if (a->row.form == QUANTIZE_ROW128)
-        encode_tile(a, &w, tr, tc, next);
-    if (a->col.form != QUANTIZE_ROW128)
-        encode_block(a, &w, tr, tc, next, block);
-    if (a->col.form != QUANTIZE_ABSENT)
-        put_transposed(a, &w, tr, tc);
 }
+
+#include "quantize_rows.h"
+#include "quantize_tile.h"
 
 /* ------------------------------------------------------------------------------------------------------------ Q8_0 */
 

@@ -186,7 +186,7 @@ static bool streams(const ridge_device *device, const swiglu_args *args)
     if (args->second.data)
         alias = alias || args->second.data == args->gate.data || args->second.data == args->up.data ||
                 args->second.data == args->dout.data;
-    return !alias && bytes > 0.5 * (double)device->l2_bytes;
+    return !alias && ridge_cpu_streams(device, bytes);
 }
 
 swiglu_args ridge_cpu_swiglu_collect(const ridge_device *device, const ridge_problem *problem, const ridge_call *call)

@@ -216,7 +216,7 @@ typedef struct ridge_tuned_row {
 
 typedef struct ridge_backend ridge_backend;
 
-enum { RIDGE_HAS_AVX_VNNI = 1, RIDGE_HAS_AVX512_VNNI = 2 };
+enum { RIDGE_HAS_AVX_VNNI = 1, RIDGE_HAS_AVX512_VNNI = 2, RIDGE_HAS_AVX512_VBMI = 4 };
 
 struct ridge_device {
     const ridge_backend *backend; /* NULL for a model */
@@ -278,6 +278,10 @@ struct ridge_backend {
 };
 
 extern const ridge_backend ridge_cpu_backend;
+
+/* Whether so many bytes of output bypass the CPU's caches: more than a quarter of the last one, or than 16 MB of one
+ * that strangers share. */
+bool ridge_cpu_streams(const ridge_device *device, double bytes);
 extern const ridge_backend ridge_cuda_backend;                        /* only with RIDGE_HAVE_CUDA */
 const ridge_backend *ridge_backend_at(int id, const char **why_none); /* NULL and the reason if not built in */
 

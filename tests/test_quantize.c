@@ -1,0 +1,159 @@
+/* test_quantize.c: the fp8 codes of every bf16 number by many scales, and groups of every bf16 amax, through every row
+ * of the CPU, beside the C reference. What is told apart by a scale's fraction (cpu/quantize_tables.h) needs more
+ * scales than the cases of `ridge test` have. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "internal.h"
+
+enum { NUMBERS = 65536, GROUP = 128, SIDE = 128 * GROUP /* columns: a group for every mantissa of amax */, TALL = 256 };
+
+static const char *const sets[] = {"avx2", "avx512", "avx512vbmi"};
+static uint64_t state = 11;
+
+static uint32_t random32(void)
+{
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(state >> 32);
+}
+
+static float of_bits(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* False if this processor has no such row. */
+static bool run(const ridge_device *device, ridge_call call, const char *set)
+{
+    char name[64];
+    ridge_status status;
+
+    snprintf(name, sizeof name, "cpu.%s.%s", call.op == RIDGE_QUANTIZE_FP8 ? "quantize_fp8" : "quantize_fp8_dual", set);
+    call.kernel = name;
+    status = ridge_run(device, &call, NULL, 0, NULL);
+    if (status && status != RIDGE_ERR_UNSUPPORTED)
+        printf("%s\n", ridge_error());
+    assert_true(!status || status == RIDGE_ERR_UNSUPPORTED);
+    return !status;
+}
+
+/* All numbers by one scale. In their order a group is one exponent's; in the other most groups have zeros too. */
+static void by_scale(const ridge_device *device, const uint16_t *x, ridge_dtype format, float scale)
+{
+    static uint8_t expected[NUMBERS], q[NUMBERS];
+    ridge_call call =
+        ridge_quantize_fp8(NUMBERS / GROUP, GROUP, RIDGE_BF16, x, RIDGE_SCALE_TENSOR, format, expected, NULL);
+
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_SCALE, RIDGE_NONE, NULL, 0);
+    ridge_set(&call, RIDGE_QUANTIZE_FP8_GIVEN, RIDGE_F32, &scale, 0);
+    assert_true(run(device, call, "c"));
+    for (int i = 0; i < 3; i++) {
+        memset(q, 0xaa, sizeof q);
+        call.arg[RIDGE_QUANTIZE_FP8_Q].data = q;
+        if (run(device, call, sets[i]) && memcmp(q, expected, sizeof q) != 0)
+            fail_msg("%s, scale %a", sets[i], (double)scale);
+    }
+}
+
+static void every_number(void **unused)
+{
+    static const float odd[] = {0x1p-126f, 0x1p126f, 0x1.8p-149f, 0x1.fffffep127f, 0, -1, 1, 448, 0x1p-117f, 0x1p-116f};
+    static uint16_t x[2][NUMBERS];
+    ridge_device *device;
+
+    (void)unused;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    for (int i = 0; i < NUMBERS; i++) {
+        x[0][i] = (uint16_t)i;
+        x[1][i] = (uint16_t)(random32() % 3 ? i : i & 0x8000);
+    }
+    for (int format = 0; format < 2; format++) {
+        const ridge_dtype type = format ? RIDGE_E5M2 : RIDGE_E4M3;
+
+        for (int i = 0; i < 10; i++)
+            by_scale(device, x[0], type, odd[i]);
+        by_scale(device, x[0], type, of_bits(0x7f800000u));
+        by_scale(device, x[0], type, of_bits(0x7fc00000u));
+        for (uint32_t m = 0; m < 128; m++) /* scales of an amax */
+            by_scale(device, x[m % 2], type, of_bits((60 + m) << 23 | m << 16) / (format ? 57344.0f : 448.0f));
+        for (int i = 0; i < 300; i++)
+            by_scale(device, x[i % 2], type, of_bits(random32() >> 1));
+    }
+    ridge_close(device);
+}
+
+/* Groups whose amax has exponent field e and mantissa m: their other numbers are at most `depth` exponents less, of
+ * both signs, or zero. */
+static void fill_group(uint16_t *x, int64_t step, uint32_t e, uint32_t m)
+{
+    const uint32_t most = e << 7 | m, depth = 128 * (m % 4 ? 12 : 22);
+
+    for (int k = 0; k < GROUP; k++) {
+        const uint32_t u = random32(), less = (u & 0xffff) % depth, zero = u >> 28 == 0;
+
+        x[k * step] = (uint16_t)((zero || less > most ? 0 : most - less) | (u >> 16 & 0x8000));
+    }
+    x[random32() % GROUP * (uint32_t)step] = (uint16_t)most;
+}
+
+typedef struct form {
+    uint8_t q[TALL * SIDE], t[TALL * SIDE];
+    float s[TALL * SIDE / GROUP], s_t[TALL * SIDE / GROUP];
+} form;
+
+static void compare(const ridge_device *device, const uint16_t *x, int64_t rows, int64_t cols, ridge_dtype format,
+                    uint32_t flags, float floor)
+{
+    static form expected, got;
+
+    for (int dual = 0; dual < 2; dual++)
+        for (int i = -1; i < 3; i++) {
+            form *o = i < 0 ? &expected : &got;
+            ridge_call call =
+                dual ? ridge_quantize_fp8_dual(rows, cols, RIDGE_BF16, x, flags, format, o->q, o->s, o->t, o->s_t)
+                     : ridge_quantize_fp8(rows, cols, RIDGE_BF16, x, flags | RIDGE_SCALE_ROW128, format, o->q, o->s);
+
+            call.opt.quantize.floor = floor;
+            memset(o, 0xaa, sizeof *o);
+            if (run(device, call, i < 0 ? "c" : sets[i]) && i >= 0 && memcmp(&expected, &got, sizeof got) != 0)
+                fail_msg("%s, dual %d, format %d, floor %g", sets[i], dual, (int)format, (double)floor);
+        }
+}
+
+static void every_amax(void **unused)
+{
+    static uint16_t x[TALL * SIDE];
+    ridge_device *device;
+
+    (void)unused;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    for (int turned = 0; turned < 2; turned++) {
+        const int64_t rows = turned ? SIDE : TALL, cols = turned ? TALL : SIDE;
+
+        for (uint32_t e = 0; e < 256; e++)
+            for (uint32_t m = 0; m < 128; m++)
+                fill_group(turned ? x + m * GROUP * TALL + e : x + e * SIDE + m * GROUP, turned ? TALL : 1, e, m);
+        compare(device, x, rows, cols, RIDGE_E4M3, 0, 0);
+        compare(device, x, rows, cols, RIDGE_E5M2, 0, 0);
+        compare(device, x, rows, cols, RIDGE_E4M3, RIDGE_POW2, 0.3f);
+        for (int i = 0; i < 6; i++) /* some floors have a table in the place of another's */
+            compare(device, x, rows, cols, i % 2 ? RIDGE_E4M3 : RIDGE_E5M2, 0, 0x1p-20f + 0x1p-43f * (float)random32());
+    }
+    ridge_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_number), cmocka_unit_test(every_amax)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
