@@ -1,24 +1,27 @@
 /* gemm_fp8_sm90.cu: the rows of gemm_fp8 for large m on Hopper: tiles, launch, cost. The kernel: gemm_fp8_sm90.cuh. */
 #include "gemm_fp8_sm90.cuh"
 
-/* Warpgroups, slices of 64 rows of each, columns, CTAs of a cluster down and across, stages, whether for few rows. */
-#define TILE(name, wgs, slices, bn, cm, cn, stages, few) \
-    struct name {                                        \
-        enum {                                           \
-            WGS = wgs,                                   \
-            SLICES = slices,                             \
-            BM = 64 * wgs * slices,                      \
-            BN = bn,                                     \
-            CM = cm,                                     \
-            CN = cn,                                     \
-            STAGES = stages,                             \
-            FEW = few                                    \
-        };                                               \
+/* Warpgroups, slices of 64 rows of each, columns, CTAs of a cluster down and across, stages, whether for few rows,
+ * whether for f32 through shared memory. */
+#define TILE(name, wgs, slices, bn, cm, cn, stages, few, wide) \
+    struct name {                                              \
+        enum {                                                 \
+            WGS = wgs,                                         \
+            SLICES = slices,                                   \
+            BM = 64 * wgs * slices,                            \
+            BN = bn,                                           \
+            CM = cm,                                           \
+            CN = cn,                                           \
+            STAGES = stages,                                   \
+            FEW = few,                                         \
+            WIDE = wide                                        \
+        };                                                     \
     }
-TILE(tile_192x128, 3, 1, 128, 1, 2, 4, 0);
-TILE(tile_128x128, 2, 1, 128, 2, 1, 5, 0);
-TILE(tile_256x128, 2, 2, 128, 1, 2, 3, 0);
-TILE(tile_192x64, 3, 1, 64, 1, 2, 6, 1);
+TILE(tile_192x128, 3, 1, 128, 1, 2, 4, 0, 0);
+TILE(tile_192x128_wide, 3, 1, 128, 1, 2, 3, 0, 1);
+TILE(tile_128x128, 2, 1, 128, 2, 1, 5, 0, 0);
+TILE(tile_256x128, 2, 2, 128, 1, 2, 3, 0, 0);
+TILE(tile_192x64, 3, 1, 64, 1, 2, 6, 1, 0);
 
 typedef struct gemm_tile {
     int bm, bn, cm, cn, wgs, slices, few;
@@ -34,17 +37,24 @@ typedef struct gemm_tile {
             (const void *)gemm_sm90<T, mode, WGMMA_E4M3_E5M2, out>, \
             (const void *)gemm_sm90<T, mode, WGMMA_E5M2_E4M3, out>  \
     }
-#define BY_OUT(T, mode)                                                                              \
+template <class T, class F, int MODE> union gemm_memories {
+    gemm_memory<T, MODE> t;
+    gemm_memory<F, MODE> f;
+};
+
+/* F: the tile when D is f32. */
+#define BY_OUT(T, F, mode)                                                                           \
     {                                                                                                \
-        {BY_FORMATS(T, mode, OUT_BF16), BY_FORMATS(T, mode, OUT_F32), BY_FORMATS(T, mode, OUT_ANY)}, \
-            sizeof(gemm_memory<T, mode>)                                                             \
+        {BY_FORMATS(T, mode, OUT_BF16), BY_FORMATS(F, mode, OUT_F32), BY_FORMATS(T, mode, OUT_ANY)}, \
+            sizeof(gemm_memories<T, F, mode>)                                                        \
     }
-#define BY_MODE(T)                                                                 \
-    {                                                                              \
-        T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW,                     \
-        {                                                                          \
-            BY_OUT(T, SCALE_LAST), BY_OUT(T, SCALE_BLOCK), BY_OUT(T, SCALE_COLUMN) \
-        }                                                                          \
+/* F: the same with a scale for each column. */
+#define BY_MODE(T, F)                                                                       \
+    {                                                                                       \
+        T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW,                              \
+        {                                                                                   \
+            BY_OUT(T, T, SCALE_LAST), BY_OUT(T, T, SCALE_BLOCK), BY_OUT(T, F, SCALE_COLUMN) \
+        }                                                                                   \
     }
 
 /* Two slices leave registers for one mode only. */
@@ -52,14 +62,14 @@ typedef struct gemm_tile {
     {                                                          \
         T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW, \
         {                                                      \
-            {}, BY_OUT(T, SCALE_BLOCK),                        \
+            {}, BY_OUT(T, T, SCALE_BLOCK),                     \
             {                                                  \
             }                                                  \
         }                                                      \
     }
 
-static const gemm_tile tiles[] = {BY_MODE(tile_192x128), BY_MODE(tile_128x128), BLOCK_ONLY(tile_256x128),
-                                  BY_MODE(tile_192x64)};
+static const gemm_tile tiles[] = {BY_MODE(tile_192x128, tile_192x128_wide), BY_MODE(tile_128x128, tile_128x128),
+                                  BLOCK_ONLY(tile_256x128), BY_MODE(tile_192x64, tile_192x64)};
 
 enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
 
@@ -204,6 +214,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                                tile->few ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
     if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32)
         status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 64, 64, 128);
+    if (!status && out == OUT_F32 && mode == SCALE_COLUMN)
+        status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 32, 64, 128);
     if (!status && p.scale_tma)
         status = host_tensor_map(device, &p.map_scale_a, RIDGE_F32, p.scale_a, p.m, p.blocks, p.ld_a,
                                  p.slice * tile->cn, 1, 0);

@@ -58,15 +58,17 @@ typedef struct gemm_piece {
 } gemm_piece;
 
 template <class T, int MODE> struct gemm_memory {
+    static_assert(T::STAGES <= 6, "pieces that the stages can belong to, the one being read, the next");
     uint8_t a[T::STAGES][T::BM * BK];
     uint8_t b[T::STAGES][T::BN * BK];
-    uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
+    uint8_t d[(1 + T::WIDE) * T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits, or 32 of 32 */
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
     float spread[MODE == SCALE_COLUMN ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
-    gemm_piece piece[8]; /* by number, modulo more than the stages can belong to */
+    uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
+    gemm_piece piece[8];                    /* by number */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -357,8 +359,11 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
-        for (int i = 0; i < T::WGS; i++)
+        for (int i = 0; i < T::WGS; i++) {
             ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
+            ptx_mbarrier_init(ptx_shared(&s->added[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->stored[i]), 128);
+        }
         ptx_mbarrier_fence_init();
     }
     if (threadIdx.x == 32) {
@@ -386,8 +391,10 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 gemm_load<T, MODE>(p, s);
         } else if (MODE != SCALE_LAST && !p.scale_tma && warp == 1)
             gemm_load_scales<T, MODE>(p, s);
-        else if (threadIdx.x == 64)
+        else if (threadIdx.x == (T::WIDE ? 32 : 64)) /* nothing is shared where warp 1 loads scales */
             gemm_publish<T>(p, s->left);
+        else if (T::WIDE && threadIdx.x == 64)
+            gemm_carry<T, MODE>(p, s);
         else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
             gemm_spread_scales<T, MODE>(s);
     } else {
@@ -409,7 +416,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;
-        int number = 0;
+        int number = 0, done = 0; /* done: parity of the tiles that are finished */
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -417,10 +424,12 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
-        ptx_mbarrier_wait(at.full, 0);  /* the first pieces are there */
-        piece = gemm_next_piece(&s->piece[0]);
-        if (T::FEW && group >= p.groups)
-            piece.end = 0;                    /* no rows */
+        if (T::FEW && group >= p.groups) {
+            piece.end = 0; /* no rows; nor may it wait: the ring does not wait for it */
+        } else {
+            ptx_mbarrier_wait(at.full, 0); /* the first pieces are there */
+            piece = gemm_next_piece(&s->piece[0]);
+        }
         if (MODE != SCALE_BLOCK && piece.end) /* only to have a branch here: see below */
             ptx_mbarrier_wait(at.full, 0);
         if (MODE == SCALE_BLOCK && piece.end) /* without this test ptxas keeps the loops' state in vector registers */
@@ -453,7 +462,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 if (OUT == OUT_BF16)
                     gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
                 else if (OUT == OUT_F32)
-                    gemm_store_f32<T>(p, first_row, col, part);
+                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, col, done, part);
                 else if (p.dtype == RIDGE_BF16)
                     gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
                 else if (p.dtype == RIDGE_F16)
@@ -461,6 +470,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 else
                     gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
             }
+            done ^= 1;
         }
         if (thread == 0)
             ptx_tma_wait();
