@@ -68,10 +68,13 @@ template <class T, int MODE>
 static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
                                                          int slice, int first_row, int first_col, const uint32_t *words)
 {
-    /* panels of 64 columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8) */
-    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16, swizzle = thread % 32 / 16 ^ row % 8;
-    const int panel = (group * T::SLICES + slice) * (T::BN / 64);
-    const uint32_t to = ptx_shared(s->d[panel]) + row * 128;
+    /* panels of COLS columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8), in
+     * one of 64 at chunk (j % 4) ^ (row / 2 % 4) */
+    enum { COLS = T::BN % 64 ? 32 : 64, CHUNKS = COLS / 8, BYTES = 64 * COLS * 2 };
+    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16;
+    const int swizzle = thread % 32 / 16 ^ (COLS == 64 ? row % 8 : row / 2 % 4);
+    const uint32_t panel = ptx_shared(s->d) + (group * T::SLICES + slice) * (T::BN / COLS) * BYTES;
+    const uint32_t to = panel + row * (COLS * 2);
 
     if (slice == 0) {
         if (thread == 0)
@@ -80,14 +83,14 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
     }
 #pragma unroll
     for (int j = 0; j < T::BN / 8; j += 2)
-        ptx_store_matrix(to + j / 8 * (64 * 128) + (j % 8 ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
+        ptx_store_matrix(to + j / CHUNKS * BYTES + (j % CHUNKS ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
                          words[2 * j + 2], words[2 * j + 3]);
     ptx_fence_async();
     ptx_barrier_sync(1 + T::WGS + group, 128); /* all of the panels before TMA reads them */
     if (thread == 0) {
-        for (int c = 0; c < T::BN / 64; c++)
-            if (first_col + 64 * c < p.n && first_row < p.m)
-                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[panel + c]));
+        for (int c = 0; c < T::BN / COLS; c++)
+            if (first_col + COLS * c < p.n && first_row < p.m)
+                ptx_tma_store_2d(&p.d, first_col + COLS * c, first_row, panel + c * BYTES);
         ptx_tma_commit();
     }
 }
@@ -172,8 +175,8 @@ template <class T, int MODE> static __device__ void gemm_carry(const gemm_args &
             ptx_mbarrier_expect(added, p.accumulate ? (uint32_t)(down * across * 64 * 128) : 0);
             for (int i = 0; i < PANELS; i++)
                 if (p.accumulate && i / ACROSS < down && i % ACROSS < across)
-                    ptx_tma_load_2d_policy(ptx_shared(s->d[group * PANELS + i]), &p.d, piece.col + i % ACROSS * 32,
-                                           row + i / ACROSS * 64, added, policy);
+                    ptx_tma_load_2d_policy(ptx_shared(s->d) + (group * PANELS + i) * 8192, &p.d,
+                                           piece.col + i % ACROSS * 32, row + i / ACROSS * 64, added, policy);
         }
         for (int group = 0; group < gemm_groups<T>(p); group++) {
             const int row = piece.row + group * ROWS;
@@ -182,7 +185,7 @@ template <class T, int MODE> static __device__ void gemm_carry(const gemm_args &
             for (int i = 0; i < PANELS; i++)
                 if (row + i / ACROSS * 64 < p.m && piece.col + i % ACROSS * 32 < p.n)
                     gemm_tma_store(&p.d, piece.col + i % ACROSS * 32, row + i / ACROSS * 64,
-                                   ptx_shared(s->d[group * PANELS + i]), policy);
+                                   ptx_shared(s->d) + (group * PANELS + i) * 8192, policy);
             ptx_tma_commit();
         }
         phase ^= 1;
@@ -207,7 +210,8 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_m
         ptx_mbarrier_wait(ptx_shared(&s->added[group]), done);
 #pragma unroll
     for (int j = 0; j < T::BN / 8; j++) {
-        float2 *upper = (float2 *)(s->d[panel + j / 4] + row * 128 + ((j % 4 * 2 + q / 2) ^ row % 8) * 16 + q % 2 * 8);
+        float2 *upper =
+            (float2 *)(s->d + (panel + j / 4) * 8192 + row * 128 + ((j % 4 * 2 + q / 2) ^ row % 8) * 16 + q % 2 * 8);
         float2 *lower = upper + 8 * 128 / 8;
         float *x = fin + 4 * j;
 
