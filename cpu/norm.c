@@ -163,11 +163,13 @@ static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel
 
 /* ------------------------------------------------------------------------------------------------------------- list */
 
-/* c and s of every token. */
+/* c and s of every token; without heads nothing is computed. */
 static size_t angles(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     (void)device, (void)kernel;
-    return problem->op == RIDGE_RMS_NORM ? 0 : (size_t)problem->dim[0] * (size_t)problem->dim[3] * sizeof(float);
+    if (problem->op == RIDGE_RMS_NORM || problem->dim[1] == 0)
+        return 0;
+    return (size_t)problem->dim[0] * (size_t)problem->dim[3] * sizeof(float);
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)

@@ -224,8 +224,10 @@ static inline void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, cons
 }
 
 /* Runs a call on `stream` (a cudaStream_t; ignored on the CPU, where the call returns when the work is done).
- * `workspace` is device memory, 256-byte aligned, contents undefined at entry; ridge_workspace_bytes says how much.
- * Errors leave every output untouched: RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED, RIDGE_ERR_WORKSPACE, RIDGE_ERR_DEVICE. */
+ * `workspace` is device memory, 256-byte aligned, beside all operands, contents undefined at entry;
+ * ridge_workspace_bytes says how much. Of pointers only their numbers are checked: memory of another device ends as the
+ * driver or a signal says. Errors leave every output untouched: RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED,
+ * RIDGE_ERR_WORKSPACE, RIDGE_ERR_DEVICE. */
 RIDGE_API ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace,
                                  size_t workspace_bytes, void *stream);
 

@@ -148,6 +148,7 @@ typedef struct ridge_meta {
 RIDGE_API ridge_status ridge_file_open(const char *path, ridge_file **file);
 RIDGE_API void ridge_file_close(ridge_file *file); /* NULL is allowed */
 
+/* A file that is NULL has no format (0), no shards, no tensors and no metadata. */
 RIDGE_API ridge_format ridge_file_format(const ridge_file *file);
 RIDGE_API int32_t ridge_file_shards(const ridge_file *file);
 RIDGE_API const char *ridge_file_path(const ridge_file *file, int32_t shard); /* NULL if out of range */
@@ -172,8 +173,8 @@ RIDGE_API ridge_status ridge_file_read(const ridge_file *file, const ridge_tenso
 typedef struct ridge_writer ridge_writer;
 
 /* Starts a file: declare metadata and all tensors, ridge_writer_begin, write the data, ridge_writer_finish. The target
- * does not change before ridge_writer_finish succeeds. Errors: RIDGE_ERR_ARG, RIDGE_ERR_FILE (no such directory, read
- * only, no space; the text says which). */
+ * does not change before ridge_writer_finish succeeds; a symbolic link at path is then replaced, not followed. Errors:
+ * RIDGE_ERR_ARG, RIDGE_ERR_FILE (no such directory, read only, no space; the text says which). */
 RIDGE_API ridge_status ridge_writer_open(const char *path, ridge_format format, ridge_writer **writer);
 
 /* Adds metadata; for safetensors only strings. ridge_writer_meta_string is the same for one string. A key that is there

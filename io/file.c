@@ -154,6 +154,8 @@ ridge_status ridge_file_open(const char *path, ridge_file **file)
     if (!path || !file)
         return io_fail(RIDGE_ERR_ARG, "ridge_file_open: %s is NULL", path ? "file" : "path");
     *file = NULL;
+    if (!*path)
+        return io_fail(RIDGE_ERR_FILE, "ridge_file_open: path is empty");
     f = calloc(1, sizeof *f);
     if (!f)
         return io_no_memory(path);
@@ -184,54 +186,62 @@ void ridge_file_close(ridge_file *file)
     free(file);
 }
 
+/* What the getters see instead of NULL. */
+static const ridge_file *some(const ridge_file *file)
+{
+    static const ridge_file nothing;
+
+    return file ? file : &nothing;
+}
+
 ridge_format ridge_file_format(const ridge_file *file)
 {
-    return file->format;
+    return some(file)->format;
 }
 
 int32_t ridge_file_shards(const ridge_file *file)
 {
-    return file->shards;
+    return some(file)->shards;
 }
 
 const char *ridge_file_path(const ridge_file *file, int32_t shard)
 {
-    return shard >= 0 && shard < file->shards ? file->shard[shard].path : NULL;
+    return shard >= 0 && shard < some(file)->shards ? file->shard[shard].path : NULL;
 }
 
 int64_t ridge_file_bytes(const ridge_file *file, int32_t shard)
 {
-    return shard >= 0 && shard < file->shards ? file->shard[shard].bytes : -1;
+    return shard >= 0 && shard < some(file)->shards ? file->shard[shard].bytes : -1;
 }
 
 int64_t ridge_file_tensors(const ridge_file *file)
 {
-    return file->tensors;
+    return some(file)->tensors;
 }
 
 const ridge_tensor *ridge_file_tensor(const ridge_file *file, int64_t index)
 {
-    return index >= 0 && index < file->tensors ? &file->tensor[index] : NULL;
+    return index >= 0 && index < some(file)->tensors ? &file->tensor[index] : NULL;
 }
 
 const ridge_tensor *ridge_file_find(const ridge_file *file, const char *name)
 {
-    return name ? ridge_file_tensor(file, io_names_find(&file->names, name)) : NULL;
+    return name ? ridge_file_tensor(file, io_names_find(&some(file)->names, name)) : NULL;
 }
 
 int64_t ridge_file_metas(const ridge_file *file)
 {
-    return file->metas;
+    return some(file)->metas;
 }
 
 const ridge_meta *ridge_file_meta(const ridge_file *file, int64_t index)
 {
-    return index >= 0 && index < file->metas ? &file->meta[index] : NULL;
+    return index >= 0 && index < some(file)->metas ? &file->meta[index] : NULL;
 }
 
 const ridge_meta *ridge_file_meta_find(const ridge_file *file, const char *key)
 {
-    return key ? ridge_file_meta(file, io_names_find(&file->keys, key)) : NULL;
+    return key ? ridge_file_meta(file, io_names_find(&some(file)->keys, key)) : NULL;
 }
 
 ridge_status ridge_file_read(const ridge_file *file, const ridge_tensor *tensor, int64_t begin, void *memory,

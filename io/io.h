@@ -28,7 +28,6 @@
 #define io_parse_safetensors ridge_io_parse_safetensors
 #define io_read_at ridge_io_read_at
 #define io_type_of_gguf ridge_io_type_of_gguf
-#define io_type_of_safetensors ridge_io_type_of_safetensors
 #define io_utf8 ridge_io_utf8
 
 /* error.c */
@@ -87,7 +86,6 @@ ridge_status io_find_in_directory(const char *directory, char **path);
 
 /* types.c: RIDGE_TYPE_NONE if there is none */
 uint32_t io_type_of_gguf(uint32_t id);
-uint32_t io_type_of_safetensors(const char *name);
 
 /* safetensors.c, gguf.c: parse shard `index` into the file. */
 ridge_status io_parse_safetensors(ridge_file *file, int32_t index);

@@ -1,5 +1,4 @@
 /* types.c: the element and block types of safetensors and GGUF: names, sizes, and which format has which. */
-#include <string.h>
 
 #include "io.h"
 
@@ -73,14 +72,6 @@ uint32_t io_type_of_gguf(uint32_t id)
 {
     for (uint32_t type = 1; type < RIDGE_TYPES; type++)
         if (table[type].gguf >= 0 && (uint32_t)table[type].gguf == id)
-            return type;
-    return RIDGE_TYPE_NONE;
-}
-
-uint32_t io_type_of_safetensors(const char *name)
-{
-    for (uint32_t type = 1; type < RIDGE_TYPES; type++)
-        if (table[type].safetensors && strcmp(table[type].name, name) == 0)
             return type;
     return RIDGE_TYPE_NONE;
 }

@@ -69,7 +69,7 @@ ridge_status ridge_writer_open(const char *path, ridge_format format, ridge_writ
     if (stat(path, &there) == 0 && !S_ISREG(there.st_mode)) /* a rename would replace a device or a pipe */
         return io_fail(RIDGE_ERR_FILE, "%s: is there, and is not a regular file", path);
     if (!path[0] || path[strlen(path) - 1] == '/')
-        return io_fail(RIDGE_ERR_FILE, "%s: not the name of a file", path);
+        return io_fail(RIDGE_ERR_FILE, "ridge_writer_open: '%s' is not the name of a file", path);
     w = calloc(1, sizeof *w);
     if (!w)
         return io_no_memory(path);

@@ -166,12 +166,15 @@ ridge_status ridge_open(const char *spec, ridge_device **out)
     const char *log = getenv("RIDGE_LOG");
     ridge_device *device;
     ridge_status status;
+    bool named = false; /* by the environment */
 
     if (!out)
         return ridge_fail(RIDGE_ERR_ARG, "ridge_open: device is NULL");
     *out = NULL;
-    if (!spec || !*spec)
+    if (!spec || !*spec) {
         spec = getenv("RIDGE_DEVICE");
+        named = spec && *spec;
+    }
     if (!spec || !*spec)
         spec = "auto";
     device = calloc(1, sizeof *device);
@@ -179,6 +182,12 @@ ridge_status ridge_open(const char *spec, ridge_device **out)
         return ridge_fail(RIDGE_ERR_DEVICE, "out of memory");
     device->log = log && *log && strcmp(log, "0") != 0;
     status = open_spec(device, spec);
+    if (status && named) {
+        char reason[400];
+
+        snprintf(reason, sizeof reason, "%s", ridge_error());
+        status = ridge_fail(status, "RIDGE_DEVICE: %s", reason);
+    }
     if (!status)
         status = list_rows(device);
     if (!status)

@@ -26,7 +26,6 @@ static const ridge_field fields[] = {
      .bits = pair_bits},
     {.name = "bias", .kind = RIDGE_FIELD_HAS, .index = RIDGE_GEMM_FP8_BIAS},
     {.name = "accumulate", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ACCUMULATE},
-    {.name = "settled", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_WEIGHTS_SETTLED},
     {.name = NULL},
 };
 

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,19 @@ static bool overlap(const span *a, const span *b)
            (a->pitch - gap < b->width && row + 1 > -b->rows && row + 1 < a->rows);
 }
 
+/* What is wrong, then the problem: where a reason speaks of several values, or of none. */
+static ridge_status fail_with_values(const ridge_call *call, const char *format, ...)
+{
+    char what[256], text[512];
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(what, sizeof what, format, list);
+    va_end(list);
+    ridge_problem_print(call, NULL, text, sizeof text);
+    return ridge_fail(RIDGE_ERR_ARG, "%s: %s: %s", ridge_op_table[call->op]->name, what, text);
+}
+
 /* Checks one present operand and describes where it lies. */
 static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op, int arg, span *where)
 {
@@ -62,7 +76,10 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
     const ridge_operand *operand = &call->arg[arg];
     int64_t size, rows, cols, pitch, last;
 
-    if (operand->dtype >= RIDGE_DTYPES || !(row->dtypes >> operand->dtype & 1u))
+    if (operand->dtype >= RIDGE_DTYPES)
+        return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has dtype %u, which does not exist", op->name, row->name,
+                          operand->dtype);
+    if (!(row->dtypes >> operand->dtype & 1u))
         return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has dtype %s, which this op does not take", op->name,
                           row->name, ridge_dtype_name(operand->dtype));
     if (row->same_dtype >= 0 && operand->dtype != call->arg[row->same_dtype].dtype)
@@ -71,6 +88,8 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
                           ridge_dtype_name(call->arg[row->same_dtype].dtype));
     size = (int64_t)ridge_dtype_size(operand->dtype);
     op->extent(call, arg, &rows, &cols);
+    if (rows < 0 || cols < 0) /* an option that the rule will refuse */
+        return fail_with_values(call, "operand %s would have %" PRId64 " rows x %" PRId64, row->name, rows, cols);
     if (operand->stride < 0 || (operand->stride != 0 && operand->stride < cols))
         return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has row stride %" PRId64 " below its row of %" PRId64,
                           op->name, row->name, operand->stride, cols);
@@ -195,7 +214,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
         bits |= packed_bits;
     reason = op->rule ? op->rule(call) : NULL;
     if (reason)
-        return ridge_fail(RIDGE_ERR_ARG, "%s: %s", op->name, reason);
+        return fail_with_values(call, "%s", reason);
     status = check_aliases(call, op, where);
     if (status)
         return status;
@@ -482,7 +501,6 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         field = field ? field : find_field(common_fields, text, name);
         if (field) {
             good = parse_field(op, field, value, length - name - 1, call);
-            given |= field->kind == RIDGE_FIELD_DIM ? 1u << field->index : 0;
         } else if (name == 5 && memcmp(text, "align", 5) == 0) {
             good = parse_int(value, length - name - 1, 1, 16, &number) && (number & (number - 1)) == 0;
             *align = (int)number;
@@ -496,6 +514,9 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         if (!good)
             return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'", op->name, (int)(length < 80 ? length : 80),
                               text);
+        if (field && field->kind == RIDGE_FIELD_DIM && given >> field->index & 1u)
+            return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is there twice", op->name, field->name);
+        given |= field && field->kind == RIDGE_FIELD_DIM ? 1u << field->index : 0;
         text += length;
     }
     status = check_dims(op, call, given);

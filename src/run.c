@@ -136,6 +136,30 @@ static void log_call(const ridge_device *device, const ridge_call *call, const r
                 device->backend ? device->backend->name : "model", kernel->name);
 }
 
+/* Scratch memory over an operand would spoil one of them unnoticed. */
+static ridge_status check_workspace(const ridge_call *call, const void *workspace, size_t bytes)
+{
+    const ridge_op_row *op = ridge_op_table[call->op];
+    const uintptr_t begin = (uintptr_t)workspace;
+
+    if (bytes && !workspace)
+        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is NULL but has %zu bytes", op->name, bytes);
+    if (begin % 256)
+        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is misaligned: %p is not a multiple of 256 bytes", op->name,
+                          workspace);
+    for (int arg = 0; arg < op->args && bytes; arg++) {
+        const uintptr_t at = (uintptr_t)call->arg[arg].data;
+
+        if (at && call->arg[arg].dtype != RIDGE_NONE && at - begin < bytes)
+            return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s at %p lies in the workspace, %zu bytes at %p", op->name,
+                              op->arg[arg].name, call->arg[arg].data, bytes, workspace);
+        if (at && call->arg[arg].dtype != RIDGE_NONE && begin - at < (uintptr_t)ridge_operand_bytes(call, arg))
+            return ridge_fail(RIDGE_ERR_ARG, "%s: the workspace at %p lies in operand %s at %p", op->name, workspace,
+                              op->arg[arg].name, call->arg[arg].data);
+    }
+    return RIDGE_OK;
+}
+
 ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace, size_t bytes, void *stream)
 {
     const ridge_kernel *kernel;
@@ -148,12 +172,9 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
     status = ridge_validate(call, &problem);
     if (status)
         return status;
-    if (bytes && !workspace)
-        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is NULL but has %zu bytes", ridge_op_table[call->op]->name,
-                          bytes);
-    if ((uintptr_t)workspace % 256)
-        return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is misaligned: %p is not a multiple of 256 bytes",
-                          ridge_op_table[call->op]->name, workspace);
+    status = check_workspace(call, workspace, bytes);
+    if (status)
+        return status;
     status = ridge_choose(device, call, &problem, bytes, &kernel, &because);
     if (status)
         return status;

@@ -45,8 +45,8 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     kernel_name[strcspn(kernel_name, "\t")] = 0;
     op = ridge_op_find(line, (size_t)(problem_text - line));
     if (!op)
-        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number, (int)(problem_text - line) % 100,
-                          line);
+        return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number,
+                          problem_text - line < 100 ? (int)(problem_text - line) : 100, line);
     if (ridge_problem_parse(op, problem_text, &call, &align, &packed)) {
         char reason[256];
 
@@ -117,7 +117,7 @@ static ridge_status read_file(ridge_device *device, const char *file)
     }
     length = fread(text, 1, MAX_FILE + 1, stream);
     if (ferror(stream))
-        status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot read %.200s", file);
+        status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot read %.200s: %s", file, strerror(errno));
     else if (length > MAX_FILE)
         status = ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: %.200s is larger than 16 MiB", file);
     else if (memchr(text, 0, length))

@@ -11,6 +11,10 @@ expect 0 "cpu " "$ridge" info
 expect 0 '"devices"' "$ridge" info --json
 expect 0 "gate" "$ridge" ops
 expect 0 '"operands"' "$ridge" ops --json 'swiglu*'
+[ "$("$ridge" ops --names | sort -u | wc -l)" = "$("$ridge" ops --json | grep -c '"summary"')" ] || fail "names of ops"
+expect 0 "cpu.multiply.c" "$ridge" kernels --names multiply
+! grep -q ' ' "$dir/out" || fail "a name with a blank"
+expect 2 "unrecognized option" "$ridge" info --names
 expect 0 "last-level cache" "$ridge" info
 expect 2 "too many arguments: 'nosuch'" "$ridge" info nosuch
 expect 2 "unrecognized option" "$ridge" info --suite decode
@@ -33,14 +37,25 @@ expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel no
 expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet
 expect 1 "no op matches 'nosuch'" "$ridge" test nosuch --device cpu --quiet
 ! grep -q passed "$dir/out" || fail "a summary of nothing"
+# One problem: what a failure prints can be asked for again.
+expect 0 " passed, 0 failed" "$ridge" test $problem fill=edge slices=1 repeats=3 --device cpu --quiet
+expect 0 "1 passed, 0 failed" "$ridge" test gemm_fp8 m=5 n=7 k=40 fill=exact --once --kernel '*.c' --device cpu --quiet
+expect 2 "k= is missing" "$ridge" test gemm_fp8 m=5 n=7 --device cpu --quiet
+expect 2 "bad value in 'fill=red'" "$ridge" test $problem fill=red --device cpu --quiet
+expect 2 "fill=exact is for gemm_fp8" "$ridge" test $problem fill=exact --device cpu --quiet
+expect 1 "no case ran" "$ridge" test $problem --kernel 'cpu.swiglu_fwd.avx2' --device cpu:c --quiet
 expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
+expect 1 "option limit must be finite and positive, or 0 for no clamp: $problem limit=-1" "$ridge" explain $problem limit=-1
+expect 1 "tokens is above 16: q8_0_matmul tokens=17" "$ridge" explain q8_0_matmul tokens=17 cols=32 rows=8 x=f32 w=u8 out=f32
 # Problem text: every dimension is said, every number is one; strict.
 expect 2 "swiglu_fwd: cols= is missing" "$ridge" explain swiglu_fwd rows=8 --device cpu
 expect 1 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
 for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 shift=99999 alias=2 strict=2; do
     expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
 done
+expect 2 "swiglu_fwd: rows= is there twice" "$ridge" explain $problem rows=9 --device cpu
+expect 0 "scales=row128_blk128 settled=1 on c" "$ridge" explain gemm_fp8 m=8 n=16 k=32 settled=1 --device cpu:c
 expect 2 "longer than" "$ridge" explain $problem $(seq -f 'pad=%g' 1 200) --device cpu
 expect 0 "strict=1 on c" "$ridge" explain $problem strict=1 --device cpu:c
 expect 1 "no place in a tuning file" "$ridge" tune $problem strict=1 --device cpu -o "$dir/t.tsv" --quiet
@@ -81,6 +96,12 @@ expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.ts
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
 expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
+mkdir "$dir/far" && echo old >"$dir/far/t.tsv" && chmod 640 "$dir/far/t.tsv" && ln -s far/t.tsv "$dir/link.tsv"
+expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/link.tsv" --quiet # a link stays one
+{ [ -L "$dir/link.tsv" ] && [ "$(ls "$dir/far")" = t.tsv ] && head -1 "$dir/far/t.tsv" | grep -q '^#'; } || fail "not behind the link"
+[ "$(stat -c %a "$dir/far/t.tsv")" = 640 ] || fail "another mode: $(stat -c %a "$dir/far/t.tsv")"
+ln -s nowhere "$dir/dangling" && expect 1 "link to nothing" "$ridge" tune $problem --device cpu -o "$dir/dangling" --quiet
+ln -s loop "$dir/loop" && expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/loop" --quiet
 mkfifo "$dir/pipe" && expect 1 "no regular file" "$ridge" tune $problem --device cpu -o "$dir/pipe" --quiet
 [ -p "$dir/pipe" ] || fail "a pipe was replaced"
 expect 2 "usage" "$ridge" tune $problem --from "$dir/a.csv" --device cpu
@@ -103,6 +124,18 @@ expect 1 "RIDGE_KERNEL" env RIDGE_KERNEL=swiglu_fwd=nosuch "$ridge" explain $pro
 printf 'nonsense\n' >"$dir/pin.tsv"
 expect 1 "pin.tsv:1:" env RIDGE_TUNED="$dir/pin.tsv" "$ridge" explain $problem --device cpu
 expect 1 "cannot open" env RIDGE_TUNED="$dir/none" "$ridge" info
+expect 1 "RIDGE_TUNED: cannot read $dir: Is a directory" env RIDGE_TUNED="$dir" "$ridge" info
+expect 1 "RIDGE_DEVICE: unknown device 'tpu'" env RIDGE_DEVICE=tpu "$ridge" explain $problem
+expect 0 "on c" env RIDGE_DEVICE=tpu "$ridge" explain $problem --device cpu:c
+full() { ( # no file may be larger than 512 bytes (of some shells: 1024)
+    trap '' XFSZ
+    ulimit -f 1
+    exec "$@"
+); }
+cp "$dir/a.csv" "$dir/full.csv"
+full "$ridge" bench $problem --device cpu --all-kernels --csv "$dir/full.csv" >/dev/null 2>&1 && fail "a full disk is no failure of bench"
+full "$ridge" report "$dir/a.csv" -o "$dir/full.html" >/dev/null 2>&1 && fail "a full disk is no failure of report"
+ls "$dir" | grep -q '\.part\|full.html' && fail "left over: $(ls "$dir" | tr '\n' ' ')"
 # A line of the log is a command.
 line=$(RIDGE_LOG=1 "$ridge" bench $problem --device cpu 2>&1 >/dev/null | sed -n 's/^ridge bench /bench /p' | head -1)
 expect 0 "swiglu_fwd" "$ridge" $line

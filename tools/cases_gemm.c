@@ -93,9 +93,12 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
             snprintf(text, sizeof text, "%s scales=%s", decode_table[i], pairs[pair]);
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = i == 1});
         }
-    if (level != CASES_QUICK) { /* wide enough that the clusters of a GPU share tiles */
+    { /* wide enough that the clusters of a GPU share tiles */
         const test_case wide = {.fill = FILL_EXACT, .repeats = 2, .gpu = true};
 
+        cases_add(list, op, "m=66 n=17416 k=272 d=bf16", wide);
+        if (level == CASES_QUICK)
+            return;
         cases_add(list, op, "m=66 n=17416 k=1040", wide);
         cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1", wide);
         cases_add(list, op, "m=72 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1", wide); /* scales by TMA */

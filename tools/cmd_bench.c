@@ -248,7 +248,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
     ridge_problem problem = {.op = c->call.op};
     double bytes = ridge_problem_bytes(&c->call), floor_us;
     record r;
-    char text[320];
+    char text[400];
     const char *of;
 
     memcpy(problem.dim, c->call.dim, sizeof problem.dim);
@@ -294,7 +294,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     rotation r = {.device = b->device, .settled = b->o->settled};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
-    char text[320];
+    char text[400];
     ridge_problem problem;
     bool good, read;
 

@@ -11,11 +11,13 @@
 typedef struct options {
     const char *device, *pattern, *suite;
     char text[1024];
-    bool json;
+    bool json, names;
     unsigned words; /* so many at most */
 } options;
 
-static const struct argp_option list_options[] = {{"json", 'j', NULL, 0, "JSON", 0}, {0}};
+static const struct argp_option info_options[] = {{"json", 'j', NULL, 0, "JSON", 0}, {0}};
+static const struct argp_option list_options[] = {
+    {"json", 'j', NULL, 0, "JSON", 0}, {"names", 'n', NULL, 0, "the names alone, a line each", 0}, {0}};
 static const struct argp_option explain_options[] = {
     {"json", 'j', NULL, 0, "JSON", 0},
     {"device", 'd', "SPEC", 0, "cpu, cuda:0, model:sm100", 0},
@@ -29,6 +31,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     switch (key) {
     case 'j':
         o->json = true;
+        break;
+    case 'n':
+        o->names = true;
         break;
     case 'd':
         o->device = arg;
@@ -52,7 +57,8 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 /* `words`: how many arguments there may be; args names them. */
 static void parse(int argc, char **argv, unsigned words, const char *args, const char *doc, options *o)
 {
-    const struct argp parser = {words > 1 ? explain_options : list_options, parse_option, args, doc, NULL, NULL, NULL};
+    const struct argp_option *const table = words > 1 ? explain_options : words ? list_options : info_options;
+    const struct argp parser = {table, parse_option, args, doc, NULL, NULL, NULL};
 
     memset(o, 0, sizeof *o);
     o->words = words;
@@ -163,6 +169,8 @@ static json_t *op_json(const ridge_op_row *op)
     }
     for (const ridge_field *field = op->fields; field->name; field++)
         json_array_append_new(fields, json_string(field->name));
+    json_array_append_new(fields, json_string("strict"));
+    json_array_append_new(fields, json_string("settled"));
     contract_text(op->contract, contract, sizeof contract);
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "name", op->name, "summary", op->summary, "contract", contract,
                      "bound", op->bound, "operands", args, "fields", fields);
@@ -202,6 +210,8 @@ int cmd_ops(int argc, char **argv)
         shown++;
         if (o.json)
             json_array_append_new(all, op_json(ridge_op_table[op]));
+        else if (o.names)
+            puts(ridge_op_table[op]->name);
         else
             op_print(ridge_op_table[op]);
     }
@@ -235,6 +245,8 @@ int cmd_kernels(int argc, char **argv)
             json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:s}", "name", row->name, "op",
                                                  ridge_op_table[row->op]->name, "arch_min", low, "arch_max", high,
                                                  "contract", contract));
+        else if (o.names)
+            puts(row->name);
         else
             printf("%-26s %-6s to %-6s  %s\n", row->name, low, high, contract);
     }

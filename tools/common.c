@@ -39,37 +39,52 @@ bool name_matches(const char *pattern, const char *name)
 
 /* ----------------------------------------------------------------------------------------------------- case text */
 
-static const char *const pad_names[] = {"all", "outputs", "single_rows"};
+static const char *const pad_names[] = {"all", "outputs", "single_rows", NULL};
+static const char *const fill_names[] = {"normal", "unit", "edge", "every", "groups", "period", "exact", NULL};
 
-/* Words that only the driver knows: how operands lie in memory. False: not one of those, or (*bad) not its value. */
+/* The place of `value` in a list of names. */
+static bool number_of_name(const char *const *names, const char *value, uint64_t *number)
+{
+    for (*number = 0; names[*number]; ++*number)
+        if (strcmp(names[*number], value) == 0)
+            return true;
+    return false;
+}
+
+/* Words that only the driver knows: how operands lie in memory, what they hold, which runs a test makes. False: not one
+ * of those, or (*bad) not its value. */
 static bool layout_word(const char *word, test_case *c, bool *bad)
 {
-    static const char *const name[] = {"pad=", "shift=", "fused=", "alias=", "pad_of="};
+    static const struct layout_name {
+        const char *name;
+        uint64_t most;
+        const char *const *choices;
+    } list[] = {{"pad=", 4096, NULL},    {"shift=", 4096, NULL},    {"fused=", 1, NULL},
+                {"alias=", 1, NULL},     {"slices=", 1, NULL},      {"repeats=", 1000000, NULL},
+                {"variant=", 511, NULL}, {"pad_of=", 0, pad_names}, {"fill=", 0, fill_names}};
+    int *const number[] = {&c->pad, &c->shift, NULL, NULL, NULL, &c->repeats, &c->variant};
+    bool *const flag[] = {NULL, NULL, &c->fused, &c->alias, &c->slices};
+    const char *given;
     uint64_t value = 0;
-    int which = 0;
+    size_t i = 0;
 
-    while (which < 5 && strncmp(word, name[which], strlen(name[which])) != 0)
-        which++;
-    if (which == 5)
+    while (i < sizeof list / sizeof list[0] && strncmp(word, list[i].name, strlen(list[i].name)) != 0)
+        i++;
+    if (i == sizeof list / sizeof list[0])
         return false;
-    if (which == 4) {
-        c->pad_of = PAD_ALL;
-        while (c->pad_of <= PAD_SINGLE_ROWS && strcmp(word + 7, pad_names[c->pad_of]) != 0)
-            c->pad_of++;
-        *bad = c->pad_of > PAD_SINGLE_ROWS;
-        return !*bad;
-    }
-    *bad = !number_whole(word + strlen(name[which]), 0, which < 2 ? 4096 : 1, &value);
+    given = word + strlen(list[i].name);
+    *bad = !(list[i].choices ? number_of_name(list[i].choices, given, &value)
+                             : number_whole(given, 0, list[i].most, &value));
     if (*bad)
         return false;
-    if (which == 0)
-        c->pad = (int)value;
-    else if (which == 1)
-        c->shift = (int)value;
-    else if (which == 2)
-        c->fused = value != 0;
+    if (list[i].choices == pad_names)
+        c->pad_of = (pad_of)value;
+    else if (list[i].choices)
+        c->fill = (fill_kind)value;
+    else if (list[i].most == 1)
+        *flag[i] = value != 0;
     else
-        c->alias = value != 0;
+        *number[i] = (int)value;
     return true;
 }
 
@@ -118,6 +133,10 @@ bool case_parse(const char *text, test_case *c)
                 align == 1 ? "" : "s", smallest_element(&c->call));
         good = false;
     }
+    if (good && c->fill == FILL_EXACT && op->id != RIDGE_GEMM_FP8) {
+        fprintf(stderr, "ridge: %s: fill=exact is for gemm_fp8: only its sums are exact on small integers\n", op->name);
+        good = false;
+    }
     if (good && align < 16)
         c->shift = align / (int)smallest_element(&c->call);
     if (good && !packed && c->pad == 0 && !c->fused)
@@ -127,21 +146,24 @@ bool case_parse(const char *text, test_case *c)
 
 void case_print(const test_case *c, char *text, size_t size)
 {
-    size_t used = (size_t)ridge_problem_print(&c->call, NULL, text, size);
-    static const char *const fill[] = {"",           "", " fill=edge", " fill=every", " fill=groups", " fill=period",
-                                       " fill=exact"};
+    const size_t used = (size_t)ridge_problem_print(&c->call, NULL, text, size);
+    char fill[24] = "", pad[48] = "", shift[24] = "", variant[24] = "", repeats[24] = "";
 
-    if (used < size)
-        snprintf(text + used, size - used, "%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "",
-                 fill[c->fill]);
-    used = strlen(text);
-    if (c->pad && used < size)
-        used += (size_t)snprintf(text + used, size - used, " pad=%d%s%s", c->pad, c->pad_of ? " pad_of=" : "",
-                                 c->pad_of ? pad_names[c->pad_of] : "");
-    if (c->shift && used < size)
-        used += (size_t)snprintf(text + used, size - used, " shift=%d", c->shift);
-    if (c->variant && used < size)
-        snprintf(text + used, size - used, " variant=%d", c->variant);
+    if (used >= size)
+        return;
+    if (c->fill != FILL_UNIT) /* what case_parse takes it for */
+        snprintf(fill, sizeof fill, " fill=%s", fill_names[c->fill]);
+    if (c->pad)
+        snprintf(pad, sizeof pad, " pad=%d%s%s", c->pad, c->pad_of ? " pad_of=" : "",
+                 c->pad_of ? pad_names[c->pad_of] : "");
+    if (c->shift)
+        snprintf(shift, sizeof shift, " shift=%d", c->shift);
+    if (c->variant)
+        snprintf(variant, sizeof variant, " variant=%d", c->variant);
+    if (c->repeats)
+        snprintf(repeats, sizeof repeats, " repeats=%d", c->repeats);
+    snprintf(text + used, size - used, "%s%s%s%s%s%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "", fill,
+             pad, shift, variant, c->slices ? " slices=1" : "", repeats);
 }
 
 /* ------------------------------------------------------------------------------------------------------- progress */

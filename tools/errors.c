@@ -148,6 +148,9 @@ static void spoil_head(bench *b, void *memory)
     refuse(b, &call, "operand slot that the op does not have", "slot 23", NULL, 0);
     refuse(b, &b->good, "NULL workspace with a size", "workspace", NULL, 4096);
     refuse(b, &b->good, "misaligned workspace", "workspace", (char *)memory + 16, 4096);
+    refuse(b, &b->good, "workspace that holds operands", "lies in the workspace", memory, (size_t)1 << 40);
+    if ((uintptr_t)b->good.arg[0].data % 256 == 0)
+        refuse(b, &b->good, "workspace on an operand", b->op->arg[0].name, b->good.arg[0].data, 256);
     refuse(b, NULL, "NULL call", "call", NULL, 0);
 }
 

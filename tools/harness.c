@@ -1,6 +1,6 @@
 /* harness.c: images. An image holds all operands of one call with guard bands round each: building, filling, running
  * the C reference on it, comparing. Leaves out: which cases there are (cases.c), the float64 bounds (oracle.c),
- * verdicts (cmd_test.c). */
+ * verdicts (test_row.c). */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -519,7 +519,9 @@ bool image_equal(const image *im, const unsigned char *expected, const unsigned 
     return false;
 }
 
-bool image_intact(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size)
+/* Compares all but the elements of outputs: guards, padding, inputs. */
+static bool image_intact(const image *im, const unsigned char *expected, const unsigned char *got, char *text,
+                         size_t size)
 {
     const ridge_op_row *op = ridge_op_table[im->call.op];
     unsigned char *copy = malloc(im->bytes);
@@ -547,7 +549,8 @@ bool image_intact(const image *im, const unsigned char *expected, const unsigned
     return good;
 }
 
-bool image_bitwise(const image *im, const ridge_kernel *kernel)
+/* Rows must give the reference's bits on this image. */
+static bool image_bitwise(const image *im, const ridge_kernel *kernel)
 {
     return (kernel->contract & RIDGE_EXACT) || im->fill == FILL_EXACT;
 }

@@ -13,25 +13,51 @@ static bool say(const out_file *out, const char *why)
     return false;
 }
 
+/* Where the file really is: behind a link, its target; NULL and a message where there is none to replace. */
+static char *place_of(const out_file *out)
+{
+    struct stat there;
+    char *place;
+
+    if (!*out->path) {
+        say(out, strerror(ENOENT));
+        return NULL;
+    }
+    if (lstat(out->path, &there) != 0 || !S_ISLNK(there.st_mode)) {
+        place = strdup(out->path);
+        if (!place)
+            say(out, "out of memory");
+        return place;
+    }
+    place = realpath(out->path, NULL);
+    if (!place)
+        say(out, errno == ENOENT ? "it is a link to nothing" : strerror(errno));
+    return place;
+}
+
 bool out_open(out_file *out, const char *verb, const char *path)
 {
-    const size_t size = strlen(path) + 32;
     struct stat there;
+    bool replaces;
 
     *out = (out_file){.verb = verb, .path = path};
-    if (!*path)
-        return say(out, strerror(ENOENT));
-    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
-        return say(out, S_ISDIR(there.st_mode) ? strerror(EISDIR) : "it is no regular file");
-    out->part = malloc(size);
-    if (!out->part)
-        return say(out, "out of memory");
-    snprintf(out->part, size, "%s.part%d", path, (int)getpid());
-    out->to = fopen(out->part, "w");
-    if (out->to)
+    out->place = place_of(out);
+    if (!out->place)
+        return false;
+    replaces = stat(out->place, &there) == 0;
+    if (replaces && !S_ISREG(there.st_mode))
+        say(out, S_ISDIR(there.st_mode) ? strerror(EISDIR) : "it is no regular file");
+    else if (asprintf(&out->part, "%s.part%d", out->place, (int)getpid()) < 0)
+        say(out, "out of memory");
+    else if ((out->to = fopen(out->part, "w")) == NULL)
+        say(out, strerror(errno));
+    if (out->to) {
+        if (replaces)
+            fchmod(fileno(out->to), there.st_mode & 07777); /* as it was; not all file systems can */
         return true;
-    say(out, strerror(errno));
+    }
     free(out->part);
+    free(out->place);
     return false;
 }
 
@@ -42,12 +68,13 @@ bool out_close(out_file *out, bool good)
     errno = 0;
     written = fflush(out->to) == 0 && !ferror(out->to) && fsync(fileno(out->to)) == 0;
     written = fclose(out->to) == 0 && written;
-    if (good && written && rename(out->part, out->path) != 0)
+    if (good && written && rename(out->part, out->place) != 0)
         written = false;
     if (!written)
         say(out, strerror(errno));
     if (!good || !written)
         unlink(out->part);
     free(out->part);
+    free(out->place);
     return good && written;
 }

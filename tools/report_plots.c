@@ -206,10 +206,29 @@ static int ops_of(const measured_list *list, const char *op[64])
     return ops;
 }
 
+/* The lines above the points; returns what stands before the next part of gnuplot's list. */
+static const char *put_roofs(FILE *to, const roof *r)
+{
+    const double peak[2] = {r->bf16, r->fp8 > 0 ? r->fp8 : r->bf16 > 0 ? 0 : 1e30};
+    const char *name[2] = {"bf16", "fp8"}, *comma = "";
+
+    for (int k = 0; k < 2 && r->gbps > 0; k++) {
+        if (!(peak[k] > 0))
+            continue;
+        if (peak[k] < 1e29)
+            fprintf(to, "%smin(%g*x, %g) lc rgb '#333333' dt %d lw 1.5 title '%.0f GB/s; %s %.0f TFLOP/s'", comma,
+                    r->gbps * 1e-3, peak[k], k + 1, r->gbps, name[k], peak[k]);
+        else
+            fprintf(to, "%s%g*x lc rgb '#333333' lw 1.5 title '%.0f GB/s'", comma, r->gbps * 1e-3, r->gbps);
+        comma = ", ";
+    }
+    return comma;
+}
+
 char *plot_roofline(const record *at, int count, const measured_list *list, const char *device)
 {
-    const char *op[64], *comma = "";
-    roof r = roof_of(at, count, device);
+    const char *op[64], *comma;
+    const roof r = roof_of(at, count, device);
     double low = INFINITY, high = 0, slowest = INFINITY, fastest = fmax(r.bf16, r.fp8);
     char *script = NULL, title[160];
     size_t size;
@@ -249,20 +268,7 @@ char *plot_roofline(const record *at, int count, const measured_list *list, cons
         fputs("END\n", to);
     }
     fputs("min(a,b) = a < b ? a : b\nplot ", to);
-    if (r.gbps > 0) {
-        double peak[2] = {r.bf16, r.fp8 > 0 ? r.fp8 : r.bf16 > 0 ? 0 : 1e30};
-        const char *name[2] = {"bf16", "fp8"};
-
-        for (int k = 0; k < 2; k++)
-            if (peak[k] > 0) {
-                if (peak[k] < 1e29)
-                    fprintf(to, "%smin(%g*x, %g) lc rgb '#333333' dt %d lw 1.5 title '%.0f GB/s; %s %.0f TFLOP/s'",
-                            comma, r.gbps * 1e-3, peak[k], k + 1, r.gbps, name[k], peak[k]);
-                else
-                    fprintf(to, "%s%g*x lc rgb '#333333' lw 1.5 title '%.0f GB/s'", comma, r.gbps * 1e-3, r.gbps);
-                comma = ", ";
-            }
-    }
+    comma = put_roofs(to, &r);
     for (int k = 0; k < ops; k++) {
         fprintf(to, "%s$d%d with points pt %d ps 0.9 lc rgb '%s' title ", comma, k, 5 + 2 * (k % 5),
                 k ? palette[(k - 1) % COLOURS] : ridge_colour);

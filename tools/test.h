@@ -13,7 +13,11 @@ typedef ridge_status row_fault(const ridge_device *device, const ridge_kernel *k
 typedef struct test_row {
     const ridge_kernel *kernel;
     row_fault *fault;
+    bool once; /* the eager run alone */
 } test_row;
+
+/* Single runs only: too large for two copies, repeats and the float64 bound. */
+bool test_is_large(const image *im);
 
 /* Runs the row on the image in every way and compares; on failure text says what. */
 bool test_one(const test_row *row, const ridge_device *device, const test_case *c, const image *im,

@@ -83,7 +83,7 @@ suite_line suite_at(int index);
 void suite_missing(const char *verb, const char *name);
 suite_line suite_gemm(int index);
 
-/* Text of a case, for messages: problem text and the layout. */
+/* Text of a case: problem text and the layout; case_parse reads it. */
 void case_print(const test_case *c, char *text, size_t size);
 
 /* All operands of a case in one block of memory, with guard bands round each: the host image holds guards, inputs and
@@ -126,13 +126,9 @@ ridge_call image_call(const image *im, void *base);
 ridge_status image_reference(const image *im, unsigned char *expected);
 /* Compares; on a mismatch writes what, where and the values into text and returns false. */
 bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
-/* Compares all but the elements of outputs: guards, padding, inputs. */
-bool image_intact(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
 /* What the row's contract promises of one run: the reference's bits, or the bound and nothing else written. */
 bool image_judge(const image *im, const ridge_kernel *kernel, const unsigned char *expected, const unsigned char *got,
                  char *text, size_t size);
-/* Rows must give the reference's bits on this image. */
-bool image_bitwise(const image *im, const ridge_kernel *kernel);
 /* The float64 bound of the op on the outputs of `got`; worst receives the largest error / bound. */
 bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size);
 
