@@ -65,9 +65,10 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t d[(1 + T::WIDE) * T::BM * T::BN * 2];
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
-    float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
-    uint8_t cut_a[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BM * 16 : 16]; /* rows of eight bf16 */
+    uint8_t cut_a[T::FACTOR ? T::STAGES : 1]
+                 [T::FACTOR ? T::BM * 16 : 16]; /* rows of eight bf16; more behind them: memcheck */
     uint8_t cut_b[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BN * 16 : 16];
+    float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
     uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
@@ -422,8 +423,8 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 local,
                                 1 + group,
                                 group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
-        const gemm_cuts cuts = {gemm_hide<MODE>((ptx_shared(s->cut_a[0]) + group * ROWS * 16) >> 4),
-                                gemm_hide<MODE>(ptx_shared(s->cut_b[0]) >> 4)};
+        const gemm_cuts cuts = {gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_a[0]) + group * ROWS * 16)),
+                                gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_b[0])))};
         float chunk = 0.0f;
         gemm_ring ring = {};
         gemm_piece piece;

@@ -86,12 +86,19 @@ static __device__ __forceinline__ void wgmma_fp8_narrow(float *d, uint64_t a, ui
     }
 }
 
-/* D (64 x 96) = A (64 x 16) B (96 x 16)^T, bf16. Rows of 16 bytes, packed; elements 8 .. 15 of k are 0 .. 7 again. */
+/* Rows of 16 bytes, packed; elements 8 .. 15 of k are 0 .. 7 again. The low word has room for 14 bits of the address:
+ * those above name the CTA. */
+static __device__ __forceinline__ uint32_t wgmma_low_rows16(uint32_t shared)
+{
+    return shared >> 4 & 0x3fff;
+}
+
 static __device__ __forceinline__ uint64_t wgmma_descriptor_rows16(uint32_t low)
 {
     return (uint64_t)(128 >> 4) << 32 | low;
 }
 
+/* D (64 x 96) = A (64 x 16) B (96 x 16)^T, bf16. */
 static __device__ __forceinline__ void wgmma_bf16_96(float *d, uint64_t a, uint64_t b)
 {
     WGMMA_NARROW_BF16(96, "%48", "%49", d, a, b);
