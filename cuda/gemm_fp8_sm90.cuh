@@ -65,8 +65,8 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t d[(1 + T::WIDE) * T::BM * T::BN * 2];
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 1 : T::STAGES][MODE == SCALE_BLOCK ? 4 : T::BN];
-    uint8_t cut_a[T::FACTOR ? T::STAGES : 1]
-                 [T::FACTOR ? T::BM * 16 : 16]; /* rows of eight bf16; more behind them: memcheck */
+    /* rows of eight bf16; memcheck takes 96 for 3072 bytes, so that more must follow them */
+    uint8_t cut_a[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BM * 16 : 16];
     uint8_t cut_b[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BN * 16 : 16];
     float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
