@@ -1,6 +1,6 @@
 """peers_ce.py: linear cross entropy: ridge beside what people use today, in one process, on the same tensors, in turn.
 
-    python3 bench/peers_ce.py [--lib build/libridge.so] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...]
+    python3 bench/peers_ce.py [--lib build/libridge.so] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...] [--only NAMES]
 
 Eval, forward + backward, and backward alone. Rivals: cuBLAS on the product x W^T alone, torch eager, torch.compile, and Liger,
 Apple CCE and quack where they can be imported. peak_bytes: memory beyond the inputs, gradients included. err: of the gradients,
@@ -93,7 +93,7 @@ def torch_loss(x, w, y):
     return F.cross_entropy((x @ w.T).float(), y, ignore_index=IGNORED)
 
 
-def rivals(p):
+def rivals(only):
     """{name: loss(x, w, y)}"""
     out = {"torch": torch_loss, "torch.compile": torch.compile(torch_loss, dynamic=False)}
     python = optional("ridge.torch")  # ridge's own kernels through its PyTorch function, gradients scaled and cast
@@ -109,7 +109,7 @@ def rivals(p):
         out["cce_exact"] = lambda x, w, y: cce.linear_cross_entropy(x, w, y, impl="cce_exact")  # keeps small gradients
     if quack:
         out["quack"] = lambda x, w, y: quack.chunked_linear_cross_entropy(x, w, y, chunk_size=4096)
-    return out
+    return {name: loss for name, loss in out.items() if not only or name in only.split(",")}
 
 
 def passes(p, ridge, names):
@@ -190,6 +190,7 @@ def main():
     parser.add_argument("--shapes", default=",".join(str(i) for i in range(len(SHAPES))))
     parser.add_argument("--half", action="store_true", help="also with half of the rows ignored")
     parser.add_argument("--alone", action="store_true", help="without rivals but cuBLAS")
+    parser.add_argument("--only", help="these rivals, comma-separated: torch, torch.compile, python, liger, cce, cce_exact, quack")
     args = parser.parse_args()
     lib = binding.library(args.lib)
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -210,7 +211,7 @@ def main():
         for half in (False, True) if args.half else (False,):
             torch._dynamo.reset()  # its limit of recompilations is one for all problems
             p = Problem(*SHAPES[at], half)
-            rows, ridge = measure(p, lib, {} if args.alone else rivals(p), args.rounds)
+            rows, ridge = measure(p, lib, {} if args.alone else rivals(args.only), args.rounds)
             for op, name, flops, t, peak, err in rows:
                 us = statistics.median(t)
                 kernel = lib.pick(ridge.calls[op[10:]]) if name == "ridge" else name

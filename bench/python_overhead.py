@@ -2,8 +2,8 @@
 
     python3 bench/python_overhead.py [--csv FILE] [--commit ID] [--device cuda]
 
-Small operands, so that the GPU is never behind; the median over rounds of 200 calls between two synchronisations. "added" in
-the table is the call less the same launch through the reused argument struct (form.run).
+Small operands, so that the GPU is never behind; the median over rounds of 200 calls (20 of many launches each) between two
+synchronisations. "added" in the table is the call less the same launch through the reused argument struct (form.run).
 """
 import argparse
 import datetime
@@ -39,14 +39,21 @@ def host_us(call, sync, calls=200, rounds=25):
 
 
 def form_run(device, name, flags, dims, operands, options=()):
-    """The launch alone: a packed struct and ridge_run."""
+    """The launch alone: a packed struct and ridge_run. operands: in the order of the slots, or {name: tensor}."""
+    if isinstance(operands, dict):
+        named, operands = operands, [None] * (max(A.SLOTS[name].values()) + 1)
+        for slot, t in named.items():
+            operands[A.SLOTS[name][slot]] = t
     form = _core.form(name, flags, options)
     on = _core.device("cpu" if device == "cpu" else "cuda:0")
     stream = None if device == "cpu" else torch.cuda.current_stream().cuda_stream
     values = (*dims, *(0,) * (6 - len(dims)))
     for t in operands:
         values += (0, 0, 0) if t is None else (t.data_ptr(), 0, R._on_tensors.operand(t, 0)[2])
-    return lambda: form.run(on, values, None, 0, stream)
+    need = on.workspace_bytes(form.call(values))
+    space = torch.empty(need + 256, device=device, dtype=torch.uint8)
+    pointer = space.data_ptr() + -space.data_ptr() % 256 if need else None
+    return lambda kept=(operands, space): form.run(on, values, pointer, need, stream)
 
 
 def cases(device):
@@ -61,6 +68,17 @@ def cases(device):
         "ridge": lambda: R.swiglu(a, b), "torch": lambda: F.silu(a) * b, "torch.add": lambda: a + b,
         "dispatcher": lambda: torch.ops.ridge.swiglu(a, b, None, "silu", [1.0, 1.0, 1.0, 0.0, 0.0], False, False, False)}
     yield "swiglu_fwd", "gradient", {"ridge": lambda: R.swiglu(ap, bp), "torch": lambda: F.silu(ap) * bp, "torch.add": lambda: ap + bp}
+    g = torch.randn(1, 512, **bf16)
+
+    def train(function):
+        ap.grad = bp.grad = None
+        function(ap, bp).backward(g)
+
+    yield "swiglu_bwd", "as autograd calls it", {
+        "ctypes": form_run(device, "swiglu_bwd", A.SILU, (1, 512), {"dout": g, "gate": a, "up": b, "dgate": out,
+                                                                    "dup": torch.empty_like(a)}, options),
+        "ridge": lambda: R._functions._swiglu_backward(("silu", (1.0, 1.0, 1.0, 0.0, 0.0), False, False, False), g, a, b)}
+    yield "swiglu", "forward + backward", {"ridge": lambda: train(R.swiglu), "torch": lambda: train(lambda x, y: F.silu(x) * y)}
     x = torch.randn(128, 256, **bf16)
     q, s = R.quantize_fp8(x)
     w, ws = R.quantize_fp8(torch.randn(256, 256, **bf16), "blk128")
@@ -75,8 +93,32 @@ def cases(device):
     yield "gemm_fp8", "row128_blk128", {"ctypes": form_run(device, "gemm_fp8", A.SCALE_ROW128 | A.SCALE_B_BLK128, (128, 256, 256),
                                                            (q, s, w, ws, d, None)),
                                         "ridge": lambda: R.fp8_gemm(q, s, w, ws)}
+    yield from loss_cases(device)
     codes, scales = R.q8_0_repack(R.q8_0_quantize(torch.randn(256, 256, **bf16)))
     yield "q8_0_matmul", "tokens=1", {"ridge": lambda: R.q8_0_matmul(a[:, :256], codes, scales)}
+
+
+def loss_cases(device):
+    x, w = torch.randn(64, 256, device=device, dtype=torch.bfloat16), torch.randn(512, 256, device=device, dtype=torch.bfloat16)
+    t, loss = torch.randint(512, (64,), device=device), torch.zeros((), device=device)
+    xp, wp = x.clone().requires_grad_(), w.clone().requires_grad_()
+    head = {"x": x, "w": w, "target": t, "loss": loss}
+    options = tuple(_core._ce.defaults.items())
+
+    def train(function):
+        xp.grad = wp.grad = None
+        function(xp, wp, t).backward()
+
+    def plain(x, w, t):
+        return F.cross_entropy(F.linear(x, w).float(), t)
+
+    dims = (64, 256, 512)
+    yield "linear_ce_eval", "no gradient", {"ctypes": form_run(device, "linear_ce_eval", A.CE_MEAN, dims, head, options),
+                                            "ridge": lambda: R.linear_cross_entropy(x, w, t), "torch": lambda: plain(x, w, t)}
+    both = {"dx": torch.empty_like(x), "dw": torch.empty_like(w)}
+    yield "linear_ce_train", "forward", {"ctypes": form_run(device, "linear_ce_train", A.CE_MEAN, dims, {**head, **both}, options),
+                                         "ridge": lambda: R.linear_cross_entropy(xp, wp, t), "torch": lambda: plain(xp, wp, t)}
+    yield "linear_ce_train", "forward + backward", {"ridge": lambda: train(R.linear_cross_entropy), "torch": lambda: train(plain)}
 
 
 def main():
@@ -100,7 +142,7 @@ def main():
             except R._core.Error as error:
                 print(f"left out: {op} {problem} {name}: {str(error)[:140]}")
                 continue
-            t = results[name] = host_us(call, sync)
+            t = results[name] = host_us(call, sync, 20 if op.startswith("linear_ce") else 200)
             rows.append(dict(base, op="host_call", problem=f"op={op} {problem}", provider=name, kernel="python", us=statistics.median(t),
                              us_p20=t[len(t) // 5], us_p80=t[-1 - len(t) // 5]))
         line = "  ".join(f"{name} {statistics.median(t):.2f}" for name, t in results.items())

@@ -4,11 +4,11 @@ SwiGLU and linear cross entropy, and with Fp8Linear as well; step time, peak mem
     python3 bench/train_llama.py [--steps 50] [--tokens 8192] [--providers torch,torch-again,ridge,ridge-fp8] [--csv FILE]
 
 The text is the Python standard library's sources, one token for each word, run of spaces and sign, numbered by frequency; all
-providers see the same tokens and the same initial weights, and take their steps in turn. Step times are medians over the last
-60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond parameters, gradients and
-optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a second time: its own
-run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"). The text is cut into pieces of 1024 tokens that come in a
-random order, the same for all.
+providers see the same tokens and the same initial weights, and take their steps in turn, in a new order every step. Step times
+are medians over the last 60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond
+parameters, gradients and optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a
+second time: its own run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"). The text is cut into pieces of 1024 tokens
+that come in a random order, the same for all.
 """
 import argparse
 import collections
@@ -178,15 +178,17 @@ def profile_step(trainee, *rest):
 
 
 def train(args, tokens):
-    """The providers step by step in turn, so that all meet the same clocks."""
+    """The providers step by step in turn, so that all meet the same clocks; in an order of its own every step, because whoever
+    follows a lighter step finds higher ones."""
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 64
     trainees = [Trainee(provider, args) for provider in args.providers.split(",")]
     cos, sin = rotary(args, args.device, torch.bfloat16)
+    order = torch.Generator().manual_seed(1)
     for number in range(args.steps):
         part = tokens[number * args.tokens:(number + 1) * args.tokens + 1]
-        for trainee in trainees:
-            trainee.step(number, part, cos, sin)
+        for i in torch.randperm(len(trainees), generator=order).tolist():
+            trainees[i].step(number, part, cos, sin)
     if args.device == "cuda":
         torch.cuda.synchronize()
     measured = [(t.provider, [v.item() for v in t.losses], t.times(), t.peak) for t in trainees]

@@ -6,26 +6,41 @@
  * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
 #include "ce_sm90.cuh"
 
+/* Named barriers beside gemm16_sm90.cuh's 1: the threads of a warpgroup; P^T's place in shared memory has been filled,
+ * or has been read; by warpgroup. */
+enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* This thread's two rows of the tile: listed row, whether it is there, column of its target in this tile (or not). */
+/* This thread's two rows of the tile: listed row, whether it is there, its target, and for CE_PROBS k_r and the sum of
+ * E so far. They are loaded before the product and looked at after it, so that nobody waits for them. */
 typedef struct tile_rows {
-    int row[2];
+    int row[2], target[2];
     bool live[2];
-    int target[2];
+    float exponent[2], sum[2];
 } tile_rows;
 
-static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const gemm16_work &w, int first, int first_col)
+static __device__ __forceinline__ ce_part *part_of(const ce_product &a, int row)
 {
-    tile_rows t;
+    return &a.c.p.part[(int64_t)row * a.c.p.splits + blockIdx.x / G16_CLUSTER];
+}
+
+template <int PROBS>
+static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const gemm16_work &w, int first)
+{
+    tile_rows t = {};
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = first + 8 * h;
 
         t.live[h] = r < w.m;
-        t.row[h] = (int)a.c.begin + r;
-        t.target[h] = t.live[h] ? a.c.p.label[t.row[h]] - first_col : -1;
+        t.row[h] = (int)a.c.begin + min(r, w.m - 1);
+        t.target[h] = a.c.p.label[t.row[h]];
+        if (PROBS) {
+            t.exponent[h] = a.c.exponent[t.row[h]];
+            t.sum[h] = a.sums ? part_of(a, t.row[h])->sum : 0.0f;
+        }
     }
     return t;
 }
@@ -36,7 +51,7 @@ static __device__ __forceinline__ void share_columns(const ce_product &a, const 
 {
     const ce_params &p = a.c.p;
 
-    ptx_barrier_sync(3 + group, 128); /* what was there has been read */
+    ptx_barrier_sync(GROUP + group, 128); /* what was there has been read */
     for (int i = threadIdx.x % 128; i < G16_N; i += 128) {
         const int c = first_col + i;
 
@@ -45,7 +60,7 @@ static __device__ __forceinline__ void share_columns(const ce_product &a, const 
         else
             s->column[group][i] = c < w.n ? ce_bias(p, c) : 0.0f;
     }
-    ptx_barrier_sync(3 + group, 128); /* before others read it */
+    ptx_barrier_sync(GROUP + group, 128); /* before others read it */
 }
 
 static __device__ __forceinline__ float2 shared_columns(const gemm16_memory *s, int group, int j)
@@ -83,20 +98,43 @@ static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm
                 acc[4 * j + i] = col + 8 * j + i % 2 < w.n ? acc[4 * j + i] : -CUDART_INF_F;
 }
 
+/* acc[4 (at / 8) + 2 half + at % 8] of a thread's row: a tree of selects, 16 at a time to save registers. */
+static __device__ __forceinline__ float pick(const float *acc, int half, int at)
+{
+    const int index = at / 8 * 2 + at % 2;
+    float picked = 0.0f;
+
+#pragma unroll
+    for (int g = 0; g < G16_N / 4; g += 16) {
+        float v[8];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int low = 4 * ((g + i) / 2) + 2 * half + i % 2;
+
+            v[i] = index & 8 ? acc[low + 16] : acc[low];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = index & 4 ? v[i + 4] : v[i];
+        v[0] = index & 2 ? v[2] : v[0];
+        v[1] = index & 2 ? v[3] : v[1];
+        v[0] = index & 1 ? v[1] : v[0];
+        picked = index / 16 == g / 16 ? v[0] : picked;
+    }
+    return picked;
+}
+
 /* The target's logit, from the one thread that holds it. */
-static __device__ __forceinline__ void put_target(const ce_product &a, const tile_rows &t, const float *acc)
+static __device__ __forceinline__ void put_target(const ce_product &a, const tile_rows &t, int first_col,
+                                                  const float *acc)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int at = t.target[h] - 2 * (threadIdx.x % 4);
+        const int in_tile = t.target[h] - first_col, at = in_tile - 2 * (int)(threadIdx.x % 4);
 
-        if (t.target[h] >= 0 && t.target[h] < G16_N && at >= 0 && at % 8 < 2)
-#pragma unroll
-            for (int j = 0; j < G16_N / 8; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
-                    if (at == 8 * j + e)
-                        a.c.p.target_z[t.row[h]] = acc[4 * j + 2 * h + e];
+        if (t.live[h] && t.target[h] >= 0 && in_tile >= 0 && in_tile < G16_N && at >= 0 && at % 8 < 2)
+            a.c.p.target_z[t.row[h]] = pick(acc, h, at);
     }
 }
 
@@ -109,7 +147,7 @@ static __device__ __forceinline__ float quad_sum(float x)
 /* Maximum and sum of a row of the tile into this cluster's part. */
 static __device__ __forceinline__ void put_stats(const ce_product &a, const tile_rows &t, int h, const float *acc)
 {
-    ce_part *part = &a.c.p.part[(int64_t)t.row[h] * a.c.p.splits + blockIdx.x / G16_CLUSTER];
+    ce_part *part = part_of(a, t.row[h]);
     const bool mine = t.live[h] && threadIdx.x % 4 == 0;
     ce_part old = {-CUDART_INF_F, 0.0f};
     float high = -CUDART_INF_F, sum = 0.0f, base;
@@ -226,12 +264,11 @@ static __device__ __forceinline__ float prob_of(const ce_product &a, float z, fl
     return v;
 }
 
-/* 64 x 256 logits to P^T, 64 classes at a time through shared memory, and the sums of E. */
+/* 64 x 256 logits to P^T, 128 classes at a time through shared memory, and the sums of E. */
 template <int BF16, int EXTRA>
 static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
-                                                 const tile_rows &t, int first_row, int first_col, const float *acc)
+                                                 const tile_rows &t, int first_col, const float *acc)
 {
-    const ce_params &p = a.c.p;
     const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
     float exponent[2], sum[2] = {0.0f, 0.0f};
@@ -239,50 +276,41 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        exponent[h] = t.live[h] ? a.c.exponent[t.row[h]] : CUDART_INF_F; /* rows that are not there: P is 0 */
+        exponent[h] = t.live[h] ? t.exponent[h] : CUDART_INF_F; /* rows that are not there: P is 0 */
         if (EXTRA && a.mixed)
             mix[h] = t.live[h] ? a.c.mix[t.row[h]] : make_float2(0.0f, 0.0f);
     }
     if (EXTRA)
         share_columns(a, w, s, group, first_col, true);
 #pragma unroll
-    for (int q = 0; q < 4; q++) {
-        const uint32_t panel = ptx_shared(s->d[group][q % 2]);
-
-        if (thread == 0)
-            ptx_tma_wait_read_before();
-        ptx_barrier_sync(3 + group, 128); /* the panel has left before it is written again */
-#pragma unroll
-        for (int j = 8 * q; j < 8 * q + 8; j += 2) {
-            uint32_t word[4];
+    for (int q = 0; q < 2; q++) {
+        const uint32_t panel = ptx_shared(s->d[group][0]);
+        uint32_t word[G16_N / 8];
 
 #pragma unroll
-            for (int i = 0; i < 4; i++) { /* columns 8 (j + i / 2) .., row half i % 2 */
-                const int at = 4 * (j + i / 2) + 2 * (i % 2);
-                const float2 weight = EXTRA ? shared_columns(s, group, j + i / 2) : make_float2(1.0f, 1.0f);
-                float e0, e1, v0, v1;
+        for (int i = 0; i < G16_N / 8; i++) { /* columns 8 (i / 2) .. of this half, row half i % 2 */
+            const int at = q * (G16_N / 4) + 4 * (i / 2) + 2 * (i % 2);
+            const float2 weight = EXTRA ? shared_columns(s, group, at / 4) : make_float2(1.0f, 1.0f);
+            float e0, e1, v0, v1;
 
-                v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
-                v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
-                sum[i % 2] += e0 + e1;
-                word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
-            }
-            const int row = 8 * (j - 8 * q) + offset;
+            v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
+            v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
+            sum[i % 2] += e0 + e1;
+            word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
+        }
+#pragma unroll
+        for (int i = 0; i < G16_N / 8; i++)
+            asm volatile("" : "+r"(word[i])); /* all of them before anybody waits */
+        ptx_barrier_sync(FREE + group, STORE_THREADS);
+#pragma unroll
+        for (int i = 0; i < G16_N / 8; i += 4) {
+            const int row = 4 * i + offset;
 
-            ptx_store_transposed(panel + row * 128 + ((chunk ^ (row & 7)) * 16), word[0], word[1], word[2], word[3]);
+            ptx_store_transposed(panel + row * 128 + ((chunk ^ (row & 7)) * 16), word[i], word[i + 1], word[i + 2],
+                                 word[i + 3]);
         }
         ptx_fence_async();
-        ptx_barrier_sync(3 + group, 128); /* all of the panel before TMA reads it */
-        if (thread == 0) {
-            const int c = first_col + 64 * q;
-
-            if (c < w.n && first_row >= a.c.probs.tail_at)
-                ptx_tma_store_2d(&a.store[2], first_row - a.c.probs.tail_at, c, panel);
-            else if (c < w.n)
-                ptx_tma_store_2d(c < a.c.probs.split ? &a.store[0] : &a.store[1], first_row,
-                                 c < a.c.probs.split ? c : c - a.c.probs.split, panel);
-            ptx_tma_commit();
-        }
+        ptx_barrier_arrive(FILLED + group, STORE_THREADS);
     }
     if (!a.sums)
         return;
@@ -291,8 +319,39 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         const float all = quad_sum(sum[h]);
 
         if (t.live[h] && lane % 4 == 0)
-            p.part[(int64_t)t.row[h] * p.splits + blockIdx.x / G16_CLUSTER].sum += all;
+            part_of(a, t.row[h])->sum = t.sum[h] + all;
     }
+}
+
+/* The warp that sends what a warpgroup's put_probs leaves in shared memory, so that the warpgroup does not wait. */
+static __device__ __forceinline__ void send_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
+                                                  int group)
+{
+    const uint32_t panel = ptx_shared(s->d[group][0]);
+    const int clusters = (int)gridDim.x / G16_CLUSTER;
+
+    for (int half = (int)blockIdx.x / G16_CLUSTER * 2; half / 2 < w.items; half += half % 2 ? 2 * clusters - 1 : 1) {
+        int pair, tile_n;
+
+        gemm16_locate(w, half / 2, &pair, &tile_n);
+        const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+        const int c = tile_n * G16_N + half % 2 * (G16_N / 2);
+        const bool tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
+        const int which = tail ? 2 : !first;
+
+        __syncwarp();
+        ptx_barrier_arrive(FREE + group, STORE_THREADS);
+        ptx_barrier_sync(FILLED + group, STORE_THREADS);
+        if (threadIdx.x % 32)
+            continue;
+        if (c < w.n)
+            ptx_tma_store_2d(&a.store[which], tail ? row - a.c.probs.tail_at : row,
+                             tail || first ? c : c - a.c.probs.split, panel);
+        ptx_tma_commit();
+        ptx_tma_wait_read();
+    }
+    if (threadIdx.x % 32 == 0)
+        ptx_tma_wait();
 }
 
 /* A piece of the sample's u. */
@@ -315,15 +374,10 @@ static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
 {
     gemm16_work w = {};
 
-    w.m = ce_chunk_rows(a.c);
+    w.m = ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
     w.n = a.n;
     w.bundle = a.bundle;
-    w.blocks = (a.k + G16_K - 1) / G16_K;
-    w.pairs = ce_skipped(a.c) ? 0 : (w.m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
-    w.tiles_n = (w.n + G16_N - 1) / G16_N;
-    w.pieces = a.pieces;
-    w.piece = (w.blocks + a.pieces - 1) / a.pieces;
-    w.items = w.pairs * w.tiles_n * w.pieces;
+    gemm16_plan(&w, (a.k + G16_K - 1) / G16_K, a.pieces);
     w.pick = a.c.p.totals->rows != a.c.p.tokens;
     w.first_m = w.pick ? 0 : (int)a.c.begin;
     return w;
@@ -336,6 +390,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int EXTRA = WHAT == CE_STATS_EXTRA || WHAT == CE_PROBS_EXTRA;
+    constexpr int PROBS = WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA;
     extern __shared__ __align__(1024) uint8_t shared[];
     gemm16_memory *s = (gemm16_memory *)shared;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
@@ -349,6 +404,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
             gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
+        if (PROBS && (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2))
+            send_probs(a, w, s, (int)threadIdx.x / 32 - 1);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
         const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
@@ -358,25 +415,24 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < w.items);
         for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters) {
             int pair, tile_n, first_block;
-            const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, item, &first_block) : w.blocks;
-            float acc[G16_N / 2];
-
-            gemm16_locate(w, item, &pair, &tile_n);
+            const int piece = gemm16_locate(w, item, &pair, &tile_n);
+            const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, piece, &first_block) : w.blocks;
             const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64, col = tile_n * G16_N;
             const int local = first + thread / 32 * 16 + thread % 32 / 4;
+            float acc[G16_N / 2];
             tile_rows t = {};
 
             if (WHAT != CE_STATS_EXTRA && WHAT != CE_LOOK) /* there registers would spill */
-                t = rows_of(a, w, local, col);
+                t = rows_of<PROBS>(a, w, local);
             gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
             if (WHAT == CE_STATS_EXTRA)
-                t = rows_of(a, w, local, col);
+                t = rows_of<PROBS>(a, w, local);
             if (WHAT == CE_LOOK) {
-                put_look(a, w, local, item / w.pairs, acc);
+                put_look(a, w, local, piece, acc);
                 continue;
             }
             to_logits<EXTRA>(a, w, s, group, col, acc);
-            put_target(a, t, acc);
+            put_target(a, t, col, acc);
             if (WHAT == CE_STATS)
 #pragma unroll
                 for (int h = 0; h < 2; h++)
@@ -387,13 +443,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                 for (int h = 0; h < 2; h++)
                     put_stats_full(a, w, s, group, t, h, col, acc);
             }
-            if (WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA)
-                put_probs<BF16, EXTRA>(a, w, s, group, t, first, col, acc);
+            if (PROBS)
+                put_probs<BF16, EXTRA>(a, w, s, group, t, col, acc);
         }
-        if (thread == 0)
-            ptx_tma_wait();
     }
-    __syncwarp(); /* one thread alone went through the loading loop, or waited for TMA; the barrier is an aligned one */
+    __syncwarp();       /* one thread alone went through the loading loop, or sent P^T; the barrier is an aligned one */
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
 #endif
 }

@@ -37,13 +37,8 @@ static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, in
 
     w.m = m;
     w.n = n;
-    w.blocks = (k + G16_K - 1) / G16_K;
-    w.pairs = (m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
-    w.tiles_n = (n + G16_N - 1) / G16_N;
     w.bundle = bundle;
-    w.pieces = pieces;
-    w.piece = (w.blocks + pieces - 1) / pieces;
-    w.items = w.pairs * w.tiles_n * pieces;
+    gemm16_plan(&w, (k + G16_K - 1) / G16_K, pieces);
     return w;
 }
 
@@ -58,7 +53,7 @@ static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a)
     g.dw = product_of(p.hv ? hidden : vocab, p.hv ? vocab : hidden, rows, G16_PAIRS, 1);
     if (!a.dx)
         g.dx.items = 0;
-    if (!a.dw || (a.add && rows == 0))
+    if (!a.dw || rows == 0)
         g.dw.items = 0;
     g.items = g.dx.items + g.dw.items;
     return g;
@@ -313,6 +308,18 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
     }
 }
 
+/* dW of no rows. */
+static __device__ __forceinline__ void clear_dw(const ce_gradients &a)
+{
+    const ce_params &p = a.c.p;
+    const int64_t size = a.dw_dtype == RIDGE_F32 ? 4 : 2, lines = p.hv ? p.hidden : p.vocab;
+    const int64_t length = (p.hv ? p.vocab : p.hidden) * size;
+
+    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
+        for (int64_t at = threadIdx.x * 16; at < length; at += G16_THREADS * 16)
+            *(uint4 *)((char *)a.out + i * a.ld * size + at) = make_uint4(0, 0, 0, 0);
+}
+
 /* A tile of dX. */
 template <int BF16, int MN_B>
 static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
@@ -320,17 +327,16 @@ static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm
 {
     const int thread = threadIdx.x % 128;
     int pair, tile_n, first_block;
-    const int blocks = gemm16_blocks(w, item, &first_block);
+    const int piece = gemm16_locate(w, item, &pair, &tile_n);
     float acc[G16_N / 2];
 
-    gemm16_locate(w, item, &pair, &tile_n);
     const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
     const int row = first + thread / 32 * 16 + thread % 32 / 4;
 
-    gemm16_multiply<BF16, 1, MN_B>(at, blocks, group, turn, acc);
+    gemm16_multiply<BF16, 1, MN_B>(at, gemm16_blocks(w, piece, &first_block), group, turn, acc);
     tell(a, 1, group);
     if (w.pieces > 1)
-        put_partial(a, w, row, item / (w.pairs * w.tiles_n), tile_n * G16_N, acc);
+        put_partial(a, w, row, piece, tile_n * G16_N, acc);
     else
         put_dx<BF16>(a, w, row, tile_n * G16_N, acc);
 }
@@ -426,6 +432,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
     gemm16_begin(&s->product);
     const grad_plan g = plan_of(a);
 
+    if (a.dw && !a.add && ce_chunk_rows(a.c) == 0)
+        clear_dw(a);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)

@@ -81,13 +81,17 @@ static ridge_status look(linear_job *j)
     const int64_t row = 4 * CE_SAMPLE * j->c.rows,
                   all = j->plan.area - ((char *)j->c.probs.first - (char *)j->space.area);
     const int64_t pairs = ce_up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
+    const int64_t blocks = ce_up(p->hidden, G16_K) / G16_K;
     ce_product g = {};
     ridge_status status;
+    int64_t pieces;
 
     j->c.sample = (int)ce_least(CE_SAMPLE, p->vocab);
     j->c.sample_step = p->hv ? 1 : (int)(p->vocab / j->c.sample);
     j->c.look = (float *)j->c.probs.first;
-    j->c.look_pieces = (int)ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    pieces = ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    pieces = ce_up(blocks, pieces) / pieces;                  /* blocks of a piece */
+    j->c.look_pieces = (int)(ce_up(blocks, pieces) / pieces); /* none is empty */
     g.c = j->c;
     g.n = j->c.sample;
     g.k = (int)p->hidden;
@@ -119,7 +123,7 @@ static ridge_status logits(linear_job *j, int what, bool sums)
     if (!status)
         status = w_map(j, &g, p->vocab, 1);
     if (!status && what == CE_PROBS)
-        status = probs_maps(j, g.store, 64);
+        status = probs_maps(j, g.store, G16_N / 2);
     if (has_extra(p) || (what == CE_STATS ? p->full : g.mixed))
         what++; /* the variant that knows every option */
     return status ? status : ce_product_launch(j->device, j->name, what, &g, j->stream);
@@ -227,6 +231,13 @@ static void place_probs(linear_job *j, int64_t rows, bool overlaid)
     j->c.partial = (float *)(q->tail + j->c.p.vocab * q->tail_ld);
 }
 
+/* The targets' du goes to an f32 dW, or to dbias alone, once, after the last chunk; a 16-bit dW, of one chunk, is
+ * rounded once and so takes it in its epilogue. */
+static bool late_targets(const linear_job *j)
+{
+    return !j->c.p.dw || j->dw_dtype == RIDGE_F32;
+}
+
 static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overlaid)
 {
     const bool add = begin > 0 || (j->c.p.flags & RIDGE_ACCUMULATE);
@@ -240,15 +251,31 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     if (!status)
         status = j->c.known ? known(j) : guess(j);
     status = status ? status : step(j, CE_STEP_SCALE);
-    if (!status && (j->c.p.dw || j->c.p.dbias))
+    if (!status && !late_targets(j))
         status = ce_targets_find(j->device, j->name, &j->c, j->stream);
     if (!status && j->c.p.dbias)
         status = ce_step_bias(j->device, j->name, &j->c, add, j->stream);
-    status = status ? status : gradients(j, add);
-    if (!status && ((j->c.p.dw && j->dw_dtype == RIDGE_F32) || j->c.p.dbias))
-        status = ce_targets_add(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
-                                j->stream);
-    return status;
+    return status ? status : gradients(j, add);
+}
+
+/* After the last chunk: what the targets of all rows give to dW and dbias. */
+static ridge_status targets(linear_job *j)
+{
+    const ce_params *p = &j->c.p;
+    ridge_status status = RIDGE_OK;
+
+    if (!p->dw && !p->dbias)
+        return status;
+    if (late_targets(j)) {
+        j->c.begin = 0;
+        j->c.rows = p->tokens;
+        j->c.sums = (float *)j->space.area;
+        status = ce_targets_find(j->device, j->name, &j->c, j->stream);
+    }
+    if (status || !(late_targets(j) || p->dbias))
+        return status;
+    return ce_targets_add(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
+                          j->stream);
 }
 
 /* All rows at once where none is ignored; else chunks of them, compact. */
@@ -290,7 +317,7 @@ static ridge_status all_chunks(linear_job *j)
         status = chunk(j, begin, rows, overlaid);
         begin += rows;
     } while (begin < j->c.p.tokens && !status);
-    return status;
+    return status ? status : targets(j);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,

@@ -175,6 +175,7 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
     if (plan.overlaid < tokens)
         plan.area =
             ce_most(plan.area, chunk_bytes(problem, plan.chunk) + partial_bytes(problem, plan.chunk, plan.pieces[0]));
+    plan.area = ce_most(plan.area, CE_SUMS(hidden) * ce_up(tokens, 128)); /* at last those of all rows */
     return plan;
 }
 

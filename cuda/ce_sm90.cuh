@@ -51,7 +51,7 @@ typedef struct ce_chunk {
     double *lse;      /* log of the sum of e^z */
     float2 *mix;      /* alpha_r, sigma_r */
     float *at_target; /* du of the target */
-    int2 *same;       /* by class: the chunk's first row with that target, and how many have it */
+    int2 *same;       /* by class: the first row with that target, and how many have it, of the chunks so far */
     int32_t *next;    /* by row: the next one with that target; by the first row of a common one: its place in sums */
     int32_t *common;  /* targets of more than CE_COMMON rows of the chunk, in any order */
     float *sums;      /* [common targets][ce_sum_length]: du_y x of all their rows, and du_y */
@@ -130,8 +130,8 @@ ridge_status ce_step_cast(const ridge_device *device, const char *name, float *s
                           int64_t cols, int64_t stride, int load, void *stream);
 ridge_status ce_step_prepare(const ridge_device *device);
 
-/* The targets' du, ce_targets_sm90.cu: after CE_STEP_SCALE the rows with the same target are found; at last what they
- * give to dW (f32, `ld` from line to line; NULL = not there) and dbias is added. */
+/* The targets' du, ce_targets_sm90.cu: after CE_STEP_SCALE the rows with the same target are found, of a chunk or of
+ * all rows; at last what they give to dW (f32, `ld` from line to line; NULL = not there) and dbias is added. */
 ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_chunk *c, void *stream);
 ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
                             void *stream);

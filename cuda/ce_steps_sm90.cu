@@ -23,7 +23,7 @@ static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
     ptx_grid_wait();
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
 
-    for (int64_t i = at; i < c.p.vocab; i += step)
+    for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks note their targets there */
         c.same[i] = make_int2(INT32_MAX, 0);
     for (int64_t i = at; i < 3 + c.p.vocab / (G16_PAIRS * G16_CLUSTER * G16_M); i += step)
         c.turns[i] = 0;

@@ -41,10 +41,11 @@ typedef struct gemm16_maps {
 typedef struct gemm16_work {
     int m, n, blocks; /* blocks of k */
     int pairs, tiles_n, items;
-    int pieces, piece; /* of k, one after another; blocks of one */
-    int first_m;       /* added to the rows of A that are loaded */
-    int pick;          /* of a[], where nothing is split */
-    int bundle;        /* row-tile pairs of a bundle */
+    int pieces, piece;                              /* of k, one after another; blocks of one */
+    int first_m;                                    /* added to the rows of A that are loaded */
+    int pick;                                       /* of a[], where nothing is split */
+    int bundle, last;                               /* row-tile pairs of a bundle, of the last one */
+    uint32_t by_piece, by_bundle, by_pair, by_last; /* reciprocals for gemm16_locate */
 } gemm16_work;
 
 typedef struct gemm16_memory {
@@ -70,21 +71,60 @@ typedef struct gemm16_turn {
     bool handed;
 } gemm16_turn;
 
-/* Work item `index`: bundles of row-tile pairs, column tiles within, so that what runs at once shares L2. */
-static __device__ __forceinline__ void gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
+/* n / d and n % d, where gemm16_reciprocal(d) is at hand: a tenth of the time of the division itself, which would stand
+ * between every two tiles. */
+static __device__ __forceinline__ uint32_t gemm16_reciprocal(int d)
 {
-    index %= w.pairs * w.tiles_n;
-    const int bundle = index / (w.bundle * w.tiles_n), place = index % (w.bundle * w.tiles_n);
-    const int down = min(w.bundle, w.pairs - bundle * w.bundle);
-
-    *pair = bundle * w.bundle + place % down;
-    *tile_n = place / down;
+    return 0xffffffffu / (uint32_t)max(d, 1);
 }
 
-/* The first of an item's blocks of k, and how many. */
-static __device__ __forceinline__ int gemm16_blocks(const gemm16_work &w, int index, int *first)
+static __device__ __forceinline__ int gemm16_divide(int n, int d, uint32_t reciprocal, int *rest)
 {
-    *first = index / (w.pairs * w.tiles_n) * w.piece;
+    int q = (int)__umulhi((uint32_t)n, reciprocal); /* this or one less */
+
+    *rest = n - q * d;
+    if (*rest >= d) {
+        *rest -= d;
+        q++;
+    }
+    return q;
+}
+
+/* The rest of a plan that has m, n and bundle. */
+static __device__ __forceinline__ void gemm16_plan(gemm16_work *w, int blocks, int pieces)
+{
+    w->blocks = blocks;
+    w->pieces = pieces;
+    w->piece = (blocks + pieces - 1) / pieces;
+    w->pairs = (w->m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
+    w->tiles_n = (w->n + G16_N - 1) / G16_N;
+    w->items = w->pairs * w->tiles_n * pieces;
+    w->last = w->pairs - (w->pairs - 1) / w->bundle * w->bundle;
+    w->by_piece = gemm16_reciprocal(w->pairs * w->tiles_n);
+    w->by_bundle = gemm16_reciprocal(w->bundle * w->tiles_n);
+    w->by_pair = gemm16_reciprocal(w->bundle);
+    w->by_last = gemm16_reciprocal(w->last);
+}
+
+/* Work item `index`: bundles of row-tile pairs, column tiles within, so that what runs at once shares L2. Returns its
+ * piece of k. */
+static __device__ __forceinline__ int gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
+{
+    int place, bundle, piece;
+
+    piece = gemm16_divide(index, w.pairs * w.tiles_n, w.by_piece, &place);
+    bundle = gemm16_divide(place, w.bundle * w.tiles_n, w.by_bundle, &place);
+    const bool last = (bundle + 1) * w.bundle >= w.pairs;
+
+    *tile_n = gemm16_divide(place, last ? w.last : w.bundle, last ? w.by_last : w.by_pair, &place);
+    *pair = bundle * w.bundle + place;
+    return piece;
+}
+
+/* The first of a piece's blocks of k, and how many. */
+static __device__ __forceinline__ int gemm16_blocks(const gemm16_work &w, int piece, int *first)
+{
+    *first = piece * w.piece;
     return min(w.piece, w.blocks - *first);
 }
 
@@ -119,9 +159,7 @@ static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, cons
 {
     const uint32_t rank = ptx_cluster_rank();
     int pair, tile_n, first_block;
-    const int blocks = gemm16_blocks(w, item, &first_block);
-
-    gemm16_locate(w, item, &pair, &tile_n);
+    const int blocks = gemm16_blocks(w, gemm16_locate(w, item, &pair, &tile_n), &first_block);
     const int row = (G16_CLUSTER * pair + (int)rank) * G16_M + w.first_m;
     const bool tail_m = row >= maps.tail_m;
 
@@ -159,17 +197,14 @@ static __device__ __forceinline__ void gemm16_stagger(int group, bool any)
         ptx_barrier_sync(1, 256);
 }
 
-/* All blocks of k into acc. One stage's instructions stay in flight while the next one's are issued. */
+/* All blocks of k, at least one, into acc. One stage's instructions stay in flight while the next one's are issued. (A
+ * product of no blocks would have to clear acc, and that with 128 selects in front of every tile.) */
 template <int BF16, int MN_A, int MN_B>
 static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, int blocks, int group,
                                                        gemm16_turn *turn, float *acc)
 {
     uint32_t before = 0;
 
-    if (blocks <= 0)
-#pragma unroll
-        for (int i = 0; i < G16_N / 2; i++)
-            acc[i] = 0.0f;
     for (int kb = 0; kb < blocks; kb++) {
         const uint32_t stage = turn->n % G16_STAGES;
         const uint64_t a = at.a + stage * (G16_M * G16_K * 2 / 16), b = at.b + stage * (G16_N * G16_K * 2 / 16);
@@ -192,8 +227,7 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
     }
     wgmma_wait();
     wgmma_pin<G16_N / 2>(acc);
-    if (blocks > 0)
-        gemm16_give_back(at, before);
+    gemm16_give_back(at, before);
     if (group == 0 && !turn->handed) {
         ptx_barrier_arrive(1, 256);
         turn->handed = true;

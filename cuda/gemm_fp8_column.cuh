@@ -39,7 +39,7 @@ template <class T, int MODE> static __device__ void gemm_spread_scales(gemm_memo
             ptx_mbarrier_arrive(ptx_shared(&s->ready[ring.stage]));
             gemm_advance<T::STAGES>(&ring);
         }
-        piece = s->piece[number % 8];
+        piece = s->piece[number % PIECES];
     }
 }
 

@@ -52,7 +52,7 @@ template <class T, int MODE, int THREADS> static __device__ void gemm_cut_scales
             ptx_mbarrier_arrive(ptx_shared(&s->ready[ring.stage]));
             gemm_advance<T::STAGES>(&ring);
         }
-        piece = s->piece[number % 8];
+        piece = s->piece[number % PIECES];
     }
 }
 

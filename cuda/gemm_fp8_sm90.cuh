@@ -17,7 +17,7 @@
 #include "num.cuh"
 #include "wgmma_narrow.cuh"
 
-enum { BK = 128, GROUP_ROWS = 8 };
+enum { BK = 128, GROUP_ROWS = 8, PIECES = 16 };
 /* TENSOR and ROW: one product at the end. Else every block: the scales of B are BLK128, or ROW128 (with A's either). */
 enum { SCALE_LAST = 0, SCALE_BLOCK, SCALE_COLUMN };
 
@@ -58,7 +58,7 @@ typedef struct gemm_piece {
 } gemm_piece;
 
 template <class T, int MODE> struct gemm_memory {
-    static_assert(T::STAGES <= 6, "pieces that the stages can belong to, the one being read, the next");
+    static_assert(T::STAGES + 2 <= PIECES, "pieces that the stages can belong to, the one being read, the next");
     uint8_t a[T::STAGES][T::BM * BK];
     uint8_t b[T::STAGES][T::BN * BK];
     /* panels of 64 rows x 128 bytes of results, or 64 bytes where BN is no multiple of 64 columns of 16 bits */
@@ -72,7 +72,7 @@ template <class T, int MODE> struct gemm_memory {
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
     uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
-    gemm_piece piece[8];                    /* by number */
+    gemm_piece piece[PIECES];               /* by number */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -128,7 +128,7 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
     for (int number = 1; piece.end; number++) {
         const int row = piece.row, col = piece.col;
 
-        s->piece[number % 8] = ahead; /* the next piece; arriving at full publishes it */
+        s->piece[number % PIECES] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++) {
             const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
             const uint32_t a = to_a + stage * (T::BM * BK), b = to_b + stage * (T::BN * BK);
@@ -458,7 +458,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 gemm_multiply<T, MODE, FORMATS>(p, s, at, &ring, piece, &chunk, fin);
             if (MODE == SCALE_COLUMN) /* no register for it before */
                 bias = gemm_bias_of<OUT>(p, col + thread);
-            piece = gemm_next_piece(&s->piece[++number % 8]);
+            piece = gemm_next_piece(&s->piece[++number % PIECES]);
             if (MODE == SCALE_BLOCK)
                 chunk = gemm_read_chunk(p, piece.col, piece.begin);
             if (end < p.blocks) {

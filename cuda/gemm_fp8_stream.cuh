@@ -112,6 +112,7 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
     const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
     const uint32_t bytes = (uint32_t)(p.box * p.chunk), stages = (uint32_t)p.w_stages;
     stream_ring even = {0, 0}, odd = {0, 0};
+    bool hold = !p.settled; /* until the grid before has ended */
 
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int count = min((int)SLOTS, a.last - slice);
@@ -124,6 +125,9 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
 
                 ptx_mbarrier_wait(empty + 8 * stage, r.phase ^ 1);
                 ptx_mbarrier_expect(full + 8 * stage, bytes);
+                if (hold) /* here: the instructions that load are there when it ends */
+                    ptx_grid_wait();
+                hold = false;
                 if (p.lines)
                     ptx_tma_load_3d_policy(to, &p.w, 0, row, kb, full + 8 * stage, policy);
                 else
@@ -140,17 +144,15 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
 }
 
 /* One warp: the tokens and, by block, the scales: a slice may lie in two blocks of 128 rows. The tokens' scales that
- * do not depend on k come with the first stage. */
+ * do not depend on k come with the first stage, behind its tokens. */
 template <int N, int MODE>
 static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const int lane = threadIdx.x % 32, slot = lane % (2 * SLOTS);
     const uint32_t box = (uint32_t)((N == 64 ? p.rows : N) * BK);
     stream_ring r = {0, 0};
+    bool hold = true; /* until the grid before has ended */
 
-    if (MODE == SCALE_LAST)
-        for (int t = lane; t < N; t += 32)
-            ptx_copy_async4(ptx_shared(&s->scale_x[0][t]), p.scale_x + (p.ld_x ? min(t, p.m - 1) : 0));
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int row = min((slice + slot / 2) * p.high + (slot & 1) * (p.high - 1), p.n - 1);
 
@@ -160,14 +162,21 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
 
             ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
             __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
-            if (lane == 0) {
+            if (lane == 0)
                 ptx_mbarrier_expect(full, (uint32_t)p.chunk * box);
+            if (hold)
+                ptx_grid_wait();
+            if (lane == 0) {
                 if (p.lines)
                     ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);
                 else
                     for (int i = 0; i < p.chunk; i++)
                         ptx_tma_load_2d(to + (uint32_t)i * box, &p.x, (kb + i) * BK, 0, full);
             }
+            if (MODE == SCALE_LAST && hold)
+                for (int t = lane; t < N; t += 32)
+                    ptx_copy_async4(ptx_shared(&s->scale_x[0][t]), p.scale_x + (p.ld_x ? min(t, p.m - 1) : 0));
+            hold = false;
             if (MODE == SCALE_BLOCK) {
                 for (int t = lane; t < p.chunk * N; t += 32)
                     ptx_copy_async4(ptx_shared(&s->scale_x[r.stage * p.chunk][0]) + 4 * (uint32_t)t,

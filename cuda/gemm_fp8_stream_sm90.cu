@@ -49,8 +49,8 @@ template <int N, int H, int MODE, int FORMATS> static __device__ __forceinline__
      */
     if (p.shift)
         ptx_cluster_arrive_relaxed();
-    if (warp != CONSUMERS / 32 || !p.settled)
-        ptx_grid_wait();
+    if (warp < CONSUMERS / 32)
+        ptx_grid_wait(); /* the loading warps: before their first loads */
     if (warp == CONSUMERS / 32) {
         if (threadIdx.x % 32 == 0)
             stream_load_weights<N>(p, s, a);
@@ -64,13 +64,7 @@ template <int N, int H, int MODE, int FORMATS> static __device__ __forceinline__
         else
             stream_multiply<N, MODE, FORMATS>(p, s, a, warp / 4);
     }
-    __syncwarp();
-    if (p.shift) {
-        if (warp >= CONSUMERS / 32)
-            ptx_cluster_wait();
-        ptx_cluster_arrive_relaxed(); /* nobody leaves before all have what was sent */
-        ptx_cluster_wait();
-    }
+    /* A CTA leaves when it has got what was sent to it; nobody arrives at it after that. */
 #endif
 }
 
@@ -128,14 +122,15 @@ typedef struct stream_cut {
 } stream_cut;
 
 /* The smallest split with which a CTA has about 72 rows, or 60 once k is split: the tokens, which every CTA reads for
- * all its k, then cost little. */
+ * all its k, then cost little. Few weights, of which a CTA's shared memory holds all, are over before that matters:
+ * from 48 rows on the exchange costs more. */
 static int shift_of(const ridge_device *device, int64_t n, int64_t k)
 {
     const int64_t quads = (k + QUAD * BK - 1) / (QUAD * BK);
+    const int64_t whole = (n + device->units - 1) / device->units * k <= 128 * 1024 ? 48 : 72; /* rows */
     int shift = 0;
 
-    while (1 << shift < SPLIT_MOST && n << shift < (shift == 0 ? 72 : 60) * (int64_t)device->units &&
-           2 << shift <= quads)
+    while (1 << shift < SPLIT_MOST && n << shift < (shift == 0 ? whole : 60) * device->units && 2 << shift <= quads)
         shift++;
     return shift;
 }
@@ -194,7 +189,8 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
     const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
     const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
-    for (int stages = W_MOST; stages >= 2; stages--) {
+    /* Few weights that could all be on their way at once: the tokens would come behind them. */
+    for (int stages = tokens == 3 && all <= 4 ? 2 : W_MOST; stages >= 2; stages--) {
         const int ahead = (stages + turns - 1) / turns + 1, most = x_most[tokens] / p->chunk;
 
         if (stages > 2 && stages > all * turns)
@@ -256,7 +252,7 @@ static int takes_all(const ridge_call *call, stream_cut cut)
 {
     const int64_t bytes = cut.blocks * BK * cut.most * cut.high;
 
-    return bytes > (call->dim[0] > 16 ? 192 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+    return bytes > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
 }
 
 /* The tensor maps of x and w: by lines, or by blocks where a last block is not whole. */

@@ -172,18 +172,24 @@ static __device__ __forceinline__ void tokens_send(const stream_args &p, stream_
     }
 }
 
-/* v becomes the sum of all partial sums of a unit, in ascending k. */
+/* v becomes the sum of all partial sums of a unit, in ascending k. Of two the order is no matter. */
 static __device__ __forceinline__ void tokens_sum(const stream_args &p, const stream_memory<64> *s, int rank, int slot,
                                                   int unit, float *v)
 {
+    const uint8_t *at = (const uint8_t *)s + tokens_place(p, slot, 0, unit, threadIdx.x % 128);
     const float own[4] = {v[0], v[1], v[2], v[3]};
+    float4 x = *(const float4 *)at;
 
+    if (p.shift == 1) {
+        v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
+        return;
+    }
+#pragma unroll 1
     for (int from = 0; from < 1 << p.shift; from++) {
-        float4 x = make_float4(own[0], own[1], own[2], own[3]);
-
-        if (from != rank)
-            x = *(const float4 *)((const uint8_t *)s +
-                                  tokens_place(p, slot, from < rank ? from : from - 1, unit, threadIdx.x % 128));
+        if (from == rank)
+            x = make_float4(own[0], own[1], own[2], own[3]);
+        else
+            x = *(const float4 *)(at + (from < rank ? from : from - 1) * p.most * 8 * 64 * 4);
         v[0] = from ? v[0] + x.x : x.x;
         v[1] = from ? v[1] + x.y : x.y;
         v[2] = from ? v[2] + x.z : x.z;
@@ -262,30 +268,31 @@ static __device__ __forceinline__ void tokens_store(const stream_args &p, int to
     }
 }
 
-/* Two units of neighbouring rows of weights: 8 bytes a lane, 32 a token; or one of them: 4 bytes a lane. col: of the
- * first unit. All lanes are here. */
+/* The results of two units, the second 8 rows of weights after the first: 4 bytes a lane and token, 16 a token. col:
+ * this thread's first. */
 template <int DTYPE>
-static __device__ __forceinline__ void tokens_store_two(const stream_args &p, int token, int col, bool first,
-                                                        bool second, const float *v)
+static __device__ __forceinline__ void tokens_store_two(const stream_args &p, int token, int col, bool second,
+                                                        const float *v)
 {
-    const int lane = threadIdx.x % 32, odd = lane & 1;
-    const bool both = first && second;
     const uint4 words = num_pack<DTYPE>(v);
-    uint16_t *to =
-        (uint16_t *)p.out + token * p.stride + col + (both ? 8 * odd + (lane & 2) * 2 : lane % 4 * 2 + (first ? 0 : 8));
+    uint16_t *to = (uint16_t *)p.out + token * p.stride + col, *below = to + 8 * p.stride;
 
+    if (token < p.m)
+        *(uint32_t *)to = words.x;
+    if (token + 8 < p.m)
+        *(uint32_t *)below = words.y;
+    if (second && token < p.m)
+        *(uint32_t *)(to + 8) = words.z;
+    if (second && token + 8 < p.m)
+        *(uint32_t *)(below + 8) = words.w;
+}
+
+/* The registers of all units move up by `by`. */
+template <int H> static __device__ __forceinline__ void tokens_up(int by, float *fin)
+{
 #pragma unroll
-    for (int half = 0; half < 2; half++, to += 8 * p.stride) {
-        const uint32_t a = half ? words.y : words.x, b = half ? words.w : words.z;
-        const uint32_t other = __shfl_xor_sync(~0u, odd ? a : b, 1);
-
-        if (token + 8 * half >= p.m)
-            continue;
-        if (both)
-            *(uint2 *)to = odd ? make_uint2(other, b) : make_uint2(a, other);
-        else
-            *(uint32_t *)to = first ? a : b;
-    }
+    for (int i = 0; i < H / 2; i++)
+        fin[i] = i + 4 * by < H / 2 ? fin[i + 4 * by] : 0.0f;
 }
 
 /* The units of a slice that are this CTA's own: the others' partial sums are added, the results stored. Two units a
@@ -296,42 +303,43 @@ static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_m
                                                   float *fin)
 {
     const int lane = threadIdx.x % 32, split = 1 << p.shift, token = threadIdx.x / 32 % 4 * 16 + lane / 4;
-    const int begin = p.begins[a.rank], end = p.begins[a.rank + 1], first = slice * p.high;
+    const int begin = p.begins[a.rank], end = p.begins[a.rank + 1];
     const float scale_x[2] = {s->scale_x[0][token], s->scale_x[0][token + 8]};
+    int col = slice * p.high + 8 * begin;
 
+#pragma unroll 1
+    for (int u = 0; u < begin; u++)
+        tokens_up<H>(1, fin);
     if (split > 1) {
         ptx_mbarrier_wait(ptx_shared(&s->sums_full[slot]), turn & 1);
         __syncwarp();
     }
 #pragma unroll 1
-    for (int u = 0; u < end; u += 2) {
-        const bool own[2] = {u >= begin, u + 1 >= begin && u + 1 < end};
-        const int col = first + 8 * u;
+    for (int u = begin; u < end; u += 2, col += 16) {
+        const bool second = u + 1 < end;
 
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (own[i] && split > 1)
-                tokens_sum(p, s, a.rank, slot, u + i - begin, fin + 4 * i);
-            if (own[i])
-                tokens_scale<MODE>(p, rows, u + i, scale_x, fin + 4 * i);
+        if (split > 1) {
+            tokens_sum(p, s, a.rank, slot, u - begin, fin);
+            if (second)
+                tokens_sum(p, s, a.rank, slot, u + 1 - begin, fin + 4);
         }
-        if (p.whole && col + 16 <= p.n && (own[0] || own[1])) {
+        tokens_scale<MODE>(p, rows, u, scale_x, fin);
+        tokens_scale<MODE>(p, rows, u + 1, scale_x, fin + 4);
+        if (p.whole && col + 16 <= p.n) {
             if (p.dtype == RIDGE_BF16)
-                tokens_store_two<RIDGE_BF16>(p, token, col, own[0], own[1], fin);
+                tokens_store_two<RIDGE_BF16>(p, token, col + lane % 4 * 2, second, fin);
             else
-                tokens_store_two<RIDGE_F16>(p, token, col, own[0], own[1], fin);
+                tokens_store_two<RIDGE_F16>(p, token, col + lane % 4 * 2, second, fin);
         } else {
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (own[i])
-                    tokens_store(p, token, col + 8 * i + lane % 4 * 2, fin + 4 * i);
+            tokens_store(p, token, col + lane % 4 * 2, fin);
+            if (second)
+                tokens_store(p, token, col + 8 + lane % 4 * 2, fin + 4);
         }
-#pragma unroll
-        for (int i = 0; i < H / 2 - 8; i++)
-            fin[i] = fin[i + 8];
+        tokens_up<H>(2, fin);
         __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
     }
-    if (lane < split && split > 1 && slice + SLOTS < a.last) /* the warp has read the sums; somebody will send again */
+    /* the warp has read the sums; somebody will send again */
+    if (lane < split && split > 1 && slice + SLOTS < a.last)
         ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
 }
 
@@ -363,10 +371,14 @@ static __device__ __forceinline__ void tokens_multiply(const stream_args &p, str
             for (int i = 0; i < SLICES; i++)
                 if (i < own)
                     tokens_send<H>(p, s, a, GROUPS * i + group, turn, fin[i]);
+#pragma unroll 1
+        for (int i = 0; i < own; i++) { /* one copy of the code for all */
+            tokens_end<H, MODE>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn, rows[0], fin[0]);
+            rows[0] = rows[1];
 #pragma unroll
-        for (int i = 0; i < SLICES; i++)
-            if (i < own)
-                tokens_end<H, MODE>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn, rows[i], fin[i]);
+            for (int j = 0; j < H / 2; j++)
+                fin[0][j] = fin[1][j];
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 #include "q8_0_decode.cuh"
 #include "quantize.cuh"
 
-enum { THREADS = 128, WARP_ROWS = 4, BLOCK_ROWS = THREADS / 32 * WARP_ROWS, TOKENS = 4 };
+enum { THREADS = 128, TOKENS = 4 };
 
 /* --------------------------------------------------------------------------------------------------------- quantise */
 
@@ -76,33 +76,86 @@ static __device__ __forceinline__ void load32(const uint8_t *from, uint32_t *w)
     }
 }
 
-/* This lane's partition of row `row` for `count` tokens from `first` on, then the tree over the eight lanes. */
+/* Four consecutive blocks of a partition. */
+typedef struct run_regs {
+    uint32_t code[RIDGE_Q8_0_RUN][8];
+    uint16_t scale[RIDGE_Q8_0_RUN];
+} run_regs;
+
+/* `count` blocks of 32 codes, the others zero; all loads before the first use. */
+static __device__ __forceinline__ void load_codes(const uint8_t *from, int64_t step, int count, uint32_t (*code)[8])
+{
+    const bool vectors = ((uintptr_t)from | (uintptr_t)step) % 16 == 0;
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_RUN; i++) {
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            code[i][k] = 0;
+        if (i < count && vectors) {
+            const uint4 a = ((const uint4 *)(from + i * step))[0], b = ((const uint4 *)(from + i * step))[1];
+
+            code[i][0] = a.x, code[i][1] = a.y, code[i][2] = a.z, code[i][3] = a.w;
+            code[i][4] = b.x, code[i][5] = b.y, code[i][6] = b.z, code[i][7] = b.w;
+        }
+    }
+    if (!vectors)
+#pragma unroll
+        for (int i = 0; i < RIDGE_Q8_0_RUN; i++)
+            if (i < count)
+                load32(from + i * step, code[i]);
+}
+
+/* The run of `row` that begins at block b. A row that is not there (inside is false) has no blocks. */
+static __device__ __forceinline__ void load_run(const q8_0_args &p, const q8_0_weight &m, int64_t row, int64_t b,
+                                                bool inside, run_regs *w)
+{
+    const int count = inside ? (int)min((int64_t)RIDGE_Q8_0_RUN, max((int64_t)0, p.blocks - b)) : 0;
+    const uint8_t *scale = m.scales + row * m.scale_stride + b * m.scale_step;
+
+    load_codes(m.codes + row * m.stride + b * m.step, m.step, count, w->code);
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_RUN; i++)
+        w->scale[i] = i < count ? (uint16_t)(scale[i * m.scale_step] | scale[i * m.scale_step + 1] << 8) : 0;
+}
+
+/* This lane's partition of a row for `count` tokens from `first` on, then the tree over the eight lanes. w: the first
+ * run. Blocks behind the last one are zeros, which change no bit. */
 template <int COUNT>
 static __device__ __forceinline__ void sum_row(const q8_0_args &p, const q8_0_weight &m, int64_t row, int first,
-                                               int count, bool inside, float *acc)
+                                               int count, bool inside, run_regs *w, float *acc)
 {
-    const int part = threadIdx.x % RIDGE_Q8_0_PARTS;
-
 #pragma unroll
     for (int t = 0; t < COUNT; t++)
         acc[t] = 0.0f;
-    for (int64_t b = part * RIDGE_Q8_0_RUN; inside && b < p.blocks; b += b % 4 == 3 ? Q8_0_TURN - 3 : 1) {
-        const uint8_t *scale = m.scales + row * m.scale_stride + b * m.scale_step;
-        const float wd = ptx_f32_from_f16((uint16_t)(scale[0] | scale[1] << 8));
-        uint32_t w[8], x[8];
+    for (int64_t b = threadIdx.x % RIDGE_Q8_0_PARTS * RIDGE_Q8_0_RUN; inside && b < p.blocks;) {
+        const int there = (int)min((int64_t)RIDGE_Q8_0_RUN, p.blocks - b);
 
-        load32(m.codes + row * m.stride + b * m.step, w);
 #pragma unroll
         for (int t = 0; t < COUNT; t++)
             if (t < count) {
-                int32_t dot = 0;
+                const float *scales = p.x_scales + (first + t) * p.x_ld + b;
+                uint32_t x[RIDGE_Q8_0_RUN][8];
+                float xs[RIDGE_Q8_0_RUN];
 
-                load32((const uint8_t *)p.x + (first + t) * p.x_stride + b * RIDGE_Q8_0_BLOCK, x);
+                load_codes((const uint8_t *)p.x + (first + t) * p.x_stride + b * RIDGE_Q8_0_BLOCK, RIDGE_Q8_0_BLOCK,
+                           there, x);
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    dot = __dp4a((int)w[i], (int)x[i], dot);
-                acc[t] = ridge_q8_0_step(acc[t], wd, p.x_scales[(first + t) * p.x_ld + b], dot);
+                for (int i = 0; i < RIDGE_Q8_0_RUN; i++)
+                    xs[i] = i < there ? scales[i] : 0.0f;
+#pragma unroll
+                for (int i = 0; i < RIDGE_Q8_0_RUN; i++) {
+                    int32_t dot = 0;
+
+#pragma unroll
+                    for (int k = 0; k < 8; k++)
+                        dot = __dp4a((int)w->code[i][k], (int)x[i][k], dot);
+                    acc[t] = ridge_q8_0_step(acc[t], ptx_f32_from_f16(w->scale[i]), xs[i], dot);
+                }
             }
+        b += Q8_0_TURN;
+        if (b < p.blocks)
+            load_run(p, m, row, b, inside, w);
     }
 #pragma unroll
     for (int s = 1; s < RIDGE_Q8_0_PARTS; s *= 2)
@@ -114,19 +167,27 @@ static __device__ __forceinline__ void sum_row(const q8_0_args &p, const q8_0_we
 template <int GATE_UP, int COUNT>
 static __global__ void __launch_bounds__(THREADS) q8_0_portable(const __grid_constant__ q8_0_args p)
 {
-    int64_t row = (int64_t)blockIdx.x * BLOCK_ROWS + threadIdx.x / RIDGE_Q8_0_PARTS;
+    int64_t row = (int64_t)blockIdx.x * (blockDim.x / RIDGE_Q8_0_PARTS) + threadIdx.x / RIDGE_Q8_0_PARTS;
     const int first = (int)blockIdx.y * COUNT, count = min(COUNT, p.tokens - first);
     const int part = threadIdx.x % RIDGE_Q8_0_PARTS, which = !GATE_UP && row >= p.weight[0].rows;
+    const q8_0_weight &m = p.weight[which];
     float acc[COUNT], up[COUNT];
+    run_regs w, v;
     bool inside;
 
     ptx_grid_release();
-    ptx_grid_wait();
     row -= which ? p.weight[0].rows : 0;
-    inside = row < p.weight[which].rows;
-    sum_row<COUNT>(p, p.weight[which], row, first, count, inside, acc);
+    inside = row < m.rows;
+    if (!p.settled)
+        ptx_grid_wait();
+    load_run(p, m, row, part * RIDGE_Q8_0_RUN, inside, &w);
     if (GATE_UP)
-        sum_row<COUNT>(p, p.weight[1], row, first, count, inside, up);
+        load_run(p, p.weight[1], row, part * RIDGE_Q8_0_RUN, inside, &v);
+    if (p.settled)
+        ptx_grid_wait();
+    sum_row<COUNT>(p, m, row, first, count, inside, &w, acc);
+    if (GATE_UP)
+        sum_row<COUNT>(p, p.weight[1], row, first, count, inside, &v, up);
 #pragma unroll
     for (int t = 0; t < COUNT; t++) /* every lane has the sums: they share the tokens */
         if (inside && t < count && t == part) {
@@ -285,6 +346,7 @@ ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, 
     rows_args q = {};
 
     collect(call, p);
+    p->settled = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
     if (x->dtype == RIDGE_I8) {
         p->x = (const int8_t *)x->data;
         p->x_stride = stride_of(x, cols);
@@ -309,12 +371,14 @@ ridge_status q8_0_launch_portable(const ridge_device *device, const char *name, 
 {
     const bool gate_up = p->op == RIDGE_Q8_0_GATE_UP_SWIGLU, many = p->tokens > 1;
     const int64_t rows = p->weight[0].rows + (p->op == RIDGE_Q8_0_PAIR ? p->weight[1].rows : 0);
-    const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    /* Few rows: a warp a block, so that more multiprocessors load. */
+    const int threads = rows * RIDGE_Q8_0_PARTS < (int64_t)device->units * 2 * THREADS ? 32 : THREADS;
+    const int64_t high = threads / RIDGE_Q8_0_PARTS, blocks = (rows + high - 1) / high;
 
     if (rows == 0 || p->tokens == 0)
         return RIDGE_OK;
     return host_launch(device, name, functions[2 * gate_up + many],
-                       dim3((unsigned)blocks, (unsigned)(many ? (p->tokens + TOKENS - 1) / TOKENS : 1)), THREADS, p,
+                       dim3((unsigned)blocks, (unsigned)(many ? (p->tokens + TOKENS - 1) / TOKENS : 1)), threads, p,
                        stream);
 }
 
@@ -343,7 +407,11 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 {
     if (problem->op == RIDGE_Q8_0_QUANTIZE_ROWS)
         return 2 + 5.0 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
-    return 4 + q8_0_bytes(problem) * (1 + 0.7 * (double)problem->dim[0]) * 2e-3 / device->copy_gbps;
+    /* A run of 4 blocks after another: the latency of memory each time. */
+    return (problem->flags & RIDGE_WEIGHTS_SETTLED ? 1.2 : 1.7) + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
+           1.6 * ((double)problem->dim[1] / 1024 > 1 ? (double)problem->dim[1] / 1024 : 0) +
+           0.35 * (double)(problem->dim[0] - 1) +
+           q8_0_bytes(problem) * (1 + 0.55 * (double)(problem->dim[0] - 1)) * 2.3e-3 / device->copy_gbps;
 }
 
 #define ROW(op_name, op_id)                                                                               \

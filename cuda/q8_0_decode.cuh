@@ -24,7 +24,7 @@ typedef struct q8_0_args {
     const float *x_scales;
     int64_t x_stride, x_ld;
     int64_t blocks;
-    int tokens, op;
+    int tokens, op, settled;
     void *out[2];
     int64_t out_stride[2];
     int bf16;

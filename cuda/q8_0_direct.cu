@@ -8,6 +8,7 @@
  * block lies, the second time the other way round, so that two instructions give both blocks' sums for 8 tokens and 8
  * weight rows, and no weight moves between lanes. The sum starts at 0x4b400000, the bits of 12582912.0: read as a float
  * and less that number it is the dot product, exactly. Partitions meet in shared memory at the tile's end.
+ * The last run of a row may have two blocks only.
  *
  * DEPTH turns of loads are always in flight, over the ends of tiles. x and its scales lie in shared memory, quantised
  * on the way there if there are few. Barriers: 1 + slot orders the partial sums' writes before their reads; two buffers
@@ -19,8 +20,9 @@ enum { SLOT = 32 * RIDGE_Q8_0_PARTS, MOST_SLOTS = 2, MOST_THREADS = SLOT * MOST_
 typedef struct direct_args {
     int units[2]; /* of 8 rows */
     int tiles, runs, gate_up, slots;
-    int early;   /* weights may be read before the kernels in front have finished */
-    int x_dtype; /* RIDGE_I8: codes and scales */
+    int short_part; /* the partition whose last run has two blocks only, or -1: then rows of scales are words */
+    int early;      /* weights may be read before the kernels in front have finished */
+    int x_dtype;    /* RIDGE_I8: codes and scales */
     int x_pitch, scale_pitch;
     uint32_t at_scales, at_sums, at_args;
     const void *x;
@@ -74,6 +76,12 @@ static __device__ __forceinline__ void begin_tile(const direct_args &a, cursor *
     }
 }
 
+/* Four scales, or two and zeros: blocks that change nothing. */
+static __device__ __forceinline__ uint2 load_words(const uint8_t *from, bool whole)
+{
+    return make_uint2(*(const uint32_t *)from, whole ? *(const uint32_t *)(from + 4) : 0);
+}
+
 /* Issues one turn's loads and moves on. */
 template <int SUBS>
 static __device__ __forceinline__ void load_turn(const direct_args &a, cursor *c, run_regs *to, int part, int lane,
@@ -83,10 +91,17 @@ static __device__ __forceinline__ void load_turn(const direct_args &a, cursor *c
         return;
 #pragma unroll
     for (int s = 0; s < SUBS; s++) {
+        const bool whole = part != a.short_part || c->left > 1;
+
         to[s].code[0] = ptx_load_stream(c->code[s]);
-        to[s].code[1] = ptx_load_stream(c->code[s] + 64);
-        to[s].scale[0] = ptx_load8(c->scale[s]);
-        to[s].scale[1] = ptx_load8(c->scale[s] + c->scale_stride[s]);
+        to[s].code[1] = whole ? ptx_load_stream(c->code[s] + 64) : make_uint4(0, 0, 0, 0);
+        if (a.short_part < 0) {
+            to[s].scale[0] = ptx_load8(c->scale[s]);
+            to[s].scale[1] = ptx_load8(c->scale[s] + c->scale_stride[s]);
+        } else {
+            to[s].scale[0] = load_words(c->scale[s], whole);
+            to[s].scale[1] = load_words(c->scale[s] + c->scale_stride[s], whole);
+        }
         c->code[s] += RUN * RIDGE_Q8_0_PARTS;
         c->scale[s] += 2 * Q8_0_TURN;
     }
@@ -241,6 +256,8 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) q8_0_direct(const __gr
         fill_codes(a, memory);
     else
         fill_quantised(a, memory);
+    for (int i = threadIdx.x; a.short_part >= 0 && i < 2 * a.p.tokens; i += blockDim.x) /* no block, but read */
+        ((float *)(memory + a.at_scales))[i / 2 * a.scale_pitch + (int)a.p.blocks + i % 2] = 0.0f;
     __syncthreads(); /* x and arguments before they are read */
     for (int tile = begin; tile < a.tiles; tile += step, count++) {
         float acc[SUBS][2 * WIDE] = {};
@@ -307,7 +324,7 @@ static bool tables_aligned(const q8_0_args *p)
     for (int i = 0; i < 2; i++)
         if (p->weight[i].rows)
             bits |= (uintptr_t)p->weight[i].scales | (uintptr_t)p->weight[i].scale_stride;
-    return bits % 8 == 0;
+    return bits % (p->blocks % RIDGE_Q8_0_RUN ? 4 : 8) == 0;
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -324,7 +341,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     for (int i = 0; i < 2; i++)
         a.units[i] = (int)((a.p.weight[i].rows + SUB - 1) / SUB);
     a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
-    a.runs = (int)(a.p.blocks / RIDGE_Q8_0_RUN);
+    a.runs = (int)((a.p.blocks + RIDGE_Q8_0_RUN - 1) / RIDGE_Q8_0_RUN);
+    a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     a.slots = slots;
     a.early = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
@@ -354,8 +372,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "nothing to multiply";
     if (problem->dtype[2] == RIDGE_U8)
         return "weights are in blocks: planes only";
-    if (cols % RUN)
-        return "needs cols that are a multiple of 128";
+    if (cols % (RUN / 2))
+        return "needs cols that are a multiple of 64";
     if (problem->align < 4)
         return "needs rows that begin at multiples of 16 bytes";
     if (cols > 0x3fff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
@@ -368,14 +386,15 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
-/* Slower than q8_0_stream everywhere, faster than dp4a. */
+/* Slower than q8_0_stream everywhere, faster than dp4a but for one token of small matrices. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0));
     const bool few = rows < 16.0 * device->units;
 
-    return 3.5 + 0.2 * (double)problem->dim[0] + q8_0_bytes(problem) * 1.3e-3 / device->copy_gbps +
-           ((kernel->param[0] == 8) == few ? 0 : 0.5);
+    return (problem->flags & RIDGE_WEIGHTS_SETTLED ? 2.2 : 2.7) +
+           45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
+           q8_0_bytes(problem) * 1.25e-3 / device->copy_gbps + ((kernel->param[0] == 8) == few ? 0 : 0.5);
 }
 
 #define ROW(op_name, op_id, name, high, slots)                                                                        \

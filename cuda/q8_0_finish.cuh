@@ -37,6 +37,20 @@ static __device__ __forceinline__ void take_sums(finisher *f)
     f->parity ^= f->sums == 0;
 }
 
+/* Finishing warps begin with a tile that is not there: its sums are whatever lies in shared memory and nothing is
+ * stored, but code and parameters, which come from far away the first time, are on the multiprocessor when the first
+ * tile is done. The kernels in front have finished at its end. */
+static __device__ __forceinline__ int first_tile(void)
+{
+    return (int)blockIdx.x - (int)gridDim.x;
+}
+
+/* Keeps the compiler from computing v only where it is stored. */
+static __device__ __forceinline__ float computed(float v)
+{
+    return __uint_as_float(kept(__float_as_uint(v)));
+}
+
 /* The eight partitions' sums of four rows, added. */
 template <int PLANE> static __device__ __forceinline__ void sum_parts4(const float *from, float *y)
 {
@@ -52,7 +66,7 @@ template <int PLANE> static __device__ __forceinline__ void sum_parts4(const flo
 #pragma unroll
         for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
             part[i] = k == 0 ? v[i].x : k == 1 ? v[i].y : k == 2 ? v[i].z : v[i].w;
-        y[k] = ridge_q8_0_tree(part);
+        y[k] = computed(ridge_q8_0_tree(part));
     }
 }
 
@@ -86,8 +100,11 @@ static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
 }
 
 /* Four rows, or those of them that there are. */
-static __device__ __forceinline__ void store4(const float *y, bool bf16, char *row0, int row, int rows, bool whole)
+static __device__ __forceinline__ void store4(const float *y, bool bf16, char *row0, int row, int rows, bool whole,
+                                              bool there)
 {
+    if (!there)
+        return;
     if (whole && row + 4 <= rows) {
         if (bf16)
             *(uint2 *)(row0 + row * 2) = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
@@ -116,20 +133,23 @@ static __device__ __forceinline__ void finish(const stream_args &a, char *memory
     const target to = start_target(a, token);
     const bool bf16 = a.p.bf16, mine = token < a.tokens;
 
-    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const bool second = tile >= tiles0;
+    for (int tile = first_tile(); tile < tiles; tile += gridDim.x) {
+        const bool second = tile >= tiles0, there = tile >= 0;
         const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB) + r;
         const float *parts = from + f.sums * (RIDGE_Q8_0_PARTS * PLANE);
         float y[4];
 
-        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+        if (there)
+            ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
         if (mine)
             sum_parts4<PLANE>(parts, y);
-        take_sums(&f);
+        if (there)
+            take_sums(&f);
+        else
+            ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
         if (mine)
             store4(y, bf16, second ? to.row0[1] : to.row0[0], row, second ? to.rows[1] : to.rows[0],
-                   second ? to.whole[1] : to.whole[0]);
+                   second ? to.whole[1] : to.whole[0], there);
     }
 }
 
@@ -146,11 +166,12 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
     const float *const scale = a.p.token_scale;
     const bool bf16 = a.p.bf16;
 
-    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
-    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+    for (int tile = first_tile(); tile < a.tiles; tile += gridDim.x) {
         const int row = tile * high + f.r;
+        const bool there = tile >= 0;
 
-        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+        if (there)
+            ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
         for (int token = f.begin; token < tokens && row < rows; token += 2 * f.step) { /* two hide each other */
             const float *parts = f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + (token - f.begin) * PITCH;
             const int count = token + f.step < tokens ? 2 : 1;
@@ -165,18 +186,22 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 if (i < count)
-                    y[i] = q8_0_swiglu(act, y[i], up[i], scale ? scale[token + i * f.step] : 1.0f, a.p.swiglu);
+                    y[i] = computed(
+                        q8_0_swiglu(act, y[i], up[i], scale && there ? scale[token + i * f.step] : 1.0f, a.p.swiglu));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 char *const to = row0 + (token - f.begin + i * f.step) * token_step;
 
-                if (i < count && bf16)
+                if (i < count && bf16 && there)
                     num_store<RIDGE_BF16>(to, row, y[i]);
-                else if (i < count)
+                else if (i < count && there)
                     num_store<RIDGE_F32>(to, row, y[i]);
             }
         }
-        take_sums(&f);
+        if (there)
+            take_sums(&f);
+        else
+            ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
     }
 }
 
@@ -220,12 +245,12 @@ static __device__ __forceinline__ void announce_streams(const stream_args &a, co
 
 /* One element; factors: post and comb of its token. */
 static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t row, int token, float y,
-                                                   const float *streams, const float *factors)
+                                                   const float *streams, const float *factors, bool there)
 {
     const float v = a.p.add ? y + streams[HC_STREAMS] : y;
     float *const out = (float *)a.p.out[0] + token * a.p.out_stride[0] + row;
 
-    if (a.p.y)
+    if (a.p.y && there)
         num_store<RIDGE_F32>(a.p.y, token * a.p.y_stride + row, y);
 #pragma unroll
     for (int dst = 0; dst < HC_STREAMS; dst++) {
@@ -234,7 +259,9 @@ static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t
 #pragma unroll
         for (int src = 0; src < HC_STREAMS; src++)
             acc = ridge_hc_step(acc, factors[HC_STREAMS + dst + HC_STREAMS * src], streams[src]);
-        num_store<RIDGE_F32>(out, dst * a.p.weight[0].rows, acc);
+        acc = computed(acc);
+        if (there)
+            num_store<RIDGE_F32>(out, dst * a.p.weight[0].rows, acc);
     }
 }
 
@@ -246,31 +273,29 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
     enum {
         WIDTH = 32 * FINISHERS(SUBS, TOKENS),
         PLANE = TOKENS * SUMS_PITCH(SUBS),
-        PER = (TOKENS + WIDTH / (SUBS * SUB) - 1) / (WIDTH / (SUBS * SUB))
+        PER = (TOKENS + WIDTH / (SUBS * SUB) - 1) / (WIDTH / (SUBS * SUB)),
+        AHEAD = PER < 4 /* a tile; more leave no registers */
     };
     finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
     float *const factors = (float *)(memory + a.at_factors);
     const bool four = a.p.n_hc == HC_STREAMS;
-    float now[PER][HC_STREAMS + 1], next[PER][HC_STREAMS + 1];
+    float now[PER][HC_STREAMS + 1] = {}, next[AHEAD ? PER : 1][HC_STREAMS + 1];
 
     for (int ahead = 0; four && ahead < 2; ahead++)
         announce_streams<PER>(a, f, blockIdx.x + ahead * gridDim.x);
-    ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
-    if (four) {
-        fetch_streams<PER>(a, f, blockIdx.x, now);
-        for (int i = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
-            const int t = i / HC_FACTORS, k = i % HC_FACTORS;
-
-            factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
-        }
-        ptx_barrier_sync(2, WIDTH);
+    for (int t = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); four && t < a.tokens; t += WIDTH) {
+        ptx_prefetch_l2(a.p.post + t * a.p.post_ld);
+        ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld);
+        ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld + HC_STREAMS * HC_STREAMS - 1);
     }
-    for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+    for (int tile = first_tile(); tile < a.tiles; tile += gridDim.x) {
         const int row = tile * (SUBS * SUB) + f.r;
+        const bool there = tile >= 0;
 
-        if (four)
-            fetch_streams<PER>(a, f, tile + gridDim.x, next);
-        ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+        if (there && four)
+            fetch_streams<PER>(a, f, AHEAD ? tile + (int)gridDim.x : tile, AHEAD ? next : now);
+        if (there)
+            ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
             const int t = f.begin + i * f.step;
@@ -280,15 +305,30 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
                 continue;
             y = q8_0_sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
             if (four)
-                finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS);
-            else
+                finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS, there);
+            else if (there)
                 q8_0_finish_hc(a.p, row, t, y, NULL);
         }
-        take_sums(&f);
+        if (there) {
+            take_sums(&f);
+        } else {
+            ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
+            if (four) {
+                if (AHEAD)
+                    fetch_streams<PER>(a, f, blockIdx.x, next);
+                for (int i = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
+                    const int t = i / HC_FACTORS, k = i % HC_FACTORS;
+
+                    factors[i] =
+                        k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
+                }
+                ptx_barrier_sync(2, WIDTH);
+            }
+        }
 #pragma unroll
         for (int i = 0; i < PER; i++)
 #pragma unroll
-            for (int s = 0; s <= HC_STREAMS; s++)
+            for (int s = 0; AHEAD && s <= HC_STREAMS; s++)
                 now[i][s] = next[i][s];
     }
 }

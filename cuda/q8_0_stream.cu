@@ -13,8 +13,8 @@
  * Outside of the matrices TMA writes zeros: ragged turns and rows are blocks of zero codes and zero scales,
  * which leave no trace. Bytes moved: the weights once for all tokens; x from L2 once a block where it fits beside the
  * ring, else once a tile. Barriers: full[s] (bytes of a stage) hands a stage's weights to the computing warps, X_FULL
- * + s its x, empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to the finishing warps,
- * taken[i] gives their place back; READY: all but full[] are made. */
+ * + s its x (+ i box i, where x stays), empty[s] (an arrival a warp) gives both back; summed[i] hands partial sums to
+ * the finishing warps, taken[i] gives their place back; READY: all but full[] are made. */
 #include <math.h>
 
 #include "q8_0_finish.cuh"
@@ -35,31 +35,39 @@ template <int RAW> static __device__ __forceinline__ void start_loading(const st
     ptx_mbarrier_fence_init();
 }
 
-/* A finishing thread makes the other barriers. x goes to L2, a turn of it from this block: a kernel in front may still
+/* A finishing thread makes the other barriers. x goes to L2, a box of it from this block: a kernel in front may still
  * write it, but all writes meet there. */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void start_barriers(const stream_args &a, uint32_t shared)
 {
     const uint32_t empty = shared + a.at_bars + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES;
+    const int boxes = a.resident ? (a.turns + (1 << a.x_shift) - 1) >> a.x_shift : a.stages;
+    const int turn = a.resident ? (int)blockIdx.x % boxes << a.x_shift : (int)blockIdx.x % a.turns;
 
     for (int i = 0; i < a.stages; i++)
         ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
-    for (int i = 0; i < a.stages; i++)
-        ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
     for (int i = 0; i < SUMS; i++) {
         ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
         ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS));
     }
+    for (int i = 0; i < boxes; i++)
+        ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
     ptx_mbarrier_fence_init();
     if (a.x_dtype == RIDGE_I8) {
-        ptx_tma_prefetch_3d(&a.x, 0, 0, (int)blockIdx.x % a.turns * 8);
-        ptx_tma_prefetch_2d(&a.x_scales, (int)blockIdx.x % a.turns * Q8_0_TURN, 0);
+        ptx_tma_prefetch_3d(&a.x, 0, 0, turn * 8);
+        ptx_tma_prefetch_2d(&a.x_scales, turn * Q8_0_TURN, 0);
     }
 }
 #endif
 
+#if __CUDA_ARCH__ >= 1200
+#define BLOCKS(subs, tokens) 1 /* a multiprocessor's shared memory */
+#else
+#define BLOCKS(subs, tokens) (LARGE(subs, tokens) ? 1 : 2)
+#endif
+
 template <int SUBS, int TOKENS, int RAW>
-static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKENS) ? 1 : 2)
+static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), BLOCKS(SUBS, TOKENS))
     q8_0_stream(const __grid_constant__ stream_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -71,7 +79,6 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
     if (SUBS == 4) /* its rows want more shared memory than there is */
         return;
 #endif
-    ptx_grid_release();
     if (warp == CONSUMERS(SUBS)) {
         if (threadIdx.x % 32 == 0)
             start_loading<RAW>(a, shared);
@@ -89,6 +96,8 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
         ptx_mbarrier_arrive(shared + a.at_bars + READY);
     if (warp < CONSUMERS(SUBS))
         consume<SUBS, TOKENS, RAW>(a, memory, shared);
+    else if (warp == CONSUMERS(SUBS) + 1 + FINISHERS(SUBS, TOKENS))
+        send_x(a, shared);
     else if (a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
         finish_hc<SUBS, TOKENS>(a, memory, shared);
     else if (a.gate_up)
@@ -107,10 +116,17 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), LARGE(SUBS, TOKE
 static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS(4)};
 
 /* AHEAD_MOST: bytes of a block's weights up to which bringing all of them into L2 before the kernels in front have
- * finished saves time; loads queue behind more (4096 -> 1024: 3.40 -> 3.03 us, 2048 -> 4096: 4.12 -> 4.36 us).
+ * finished saves time; loads queue behind more (2048 -> 4096: 4.12 -> 4.36 us). AHEAD_HALF: where the blocks begin
+ * early, and the next kernel is let in late (4096 -> 1024: 3.60 -> 2.81 us).
  * WINDOW_BYTES: of a block's weights, on their way at one time: two to three stages. With one the stream halts; with
  * six the memory system is so full that x takes 2.4 us instead of 1.0. */
-enum { MEMORY_MOST = 227 * 1024, MEMORY_SMALL = 99 * 1024, AHEAD_MOST = 40 * 1024, WINDOW_BYTES = 56 * 1024 };
+enum {
+    MEMORY_MOST = 227 * 1024,
+    MEMORY_SMALL = 99 * 1024,
+    AHEAD_MOST = 40 * 1024,
+    AHEAD_HALF = 72 * 1024,
+    WINDOW_BYTES = 56 * 1024
+};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -129,20 +145,27 @@ static uint32_t up_to(uint32_t bytes, uint32_t step)
 static bool lay_out(stream_args *a, int subs, int tokens, bool raw, int64_t budget, uint32_t *bytes)
 {
     const int64_t codes = subs * (raw ? RAW_BYTES : CODE_BYTES), scales = raw ? 0 : subs * SCALE_BYTES;
-    const int64_t x = a->tokens * 1024, x_scales = up_to((uint32_t)a->tokens * X_SCALE_PITCH, 128);
+    const int one = a->tokens == 1, most = one ? 3 : 5; /* of x_shift: a box has at most 256 scales or lines */
+    const int64_t x = a->tokens * 1024;
+    const int64_t x_scales = one ? 4 * Q8_0_TURN : up_to((uint32_t)a->tokens * X_SCALE_PITCH, 128);
     const int64_t sums = SUMS * SUMS_BYTES(subs, tokens);
     const int64_t factors = a->p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND ? 4 * HC_FACTORS * a->tokens : 0;
     int64_t room = budget - sums - factors - BAR_BYTES - 2048; /* for alignment */
     uint32_t slots;
 
     a->x_scales_slot = (int)x_scales;
-    a->resident = a->turns * (x + x_scales) + 3 * (codes + scales) <= room;
-    if (a->resident)
-        a->stages = (int)((room - a->turns * (x + x_scales)) / (codes + scales));
-    else
+    while (a->x_shift < most && MOST_STAGES << a->x_shift < a->turns) /* turn by turn while there are barriers */
+        a->x_shift++;
+    slots = (uint32_t)up_to((uint32_t)a->turns, 1u << a->x_shift);
+    a->resident = MOST_STAGES << a->x_shift >= a->turns && slots * (x + x_scales) + 3 * (codes + scales) <= room;
+    if (a->resident) {
+        a->stages = (int)((room - slots * (x + x_scales)) / (codes + scales));
+    } else {
         a->stages = (int)(room / (codes + scales + x + x_scales));
+        a->x_shift = 0;
+    }
     a->stages = a->stages > MOST_STAGES ? MOST_STAGES : a->stages;
-    slots = (uint32_t)(a->resident ? a->turns : a->stages);
+    slots = a->resident ? slots : (uint32_t)a->stages;
     a->at_x = up_to((uint32_t)(a->stages * codes), 1024);
     a->at_scales = a->at_x + slots * (uint32_t)x;
     a->at_x_scales = a->at_scales + (uint32_t)(a->stages * scales);
@@ -180,6 +203,34 @@ static bool tables_aligned(const q8_0_args *p, bool raw)
     return bits % 16 == 0;
 }
 
+static_assert((int)RAW_BYTES == (int)CODE_BYTES + (int)SCALE_BYTES, "a stage has one size");
+
+/* How many bytes are on their way when, and when the next kernel is let in, which takes it 3 to 4 us. With half of the
+ * shared memory (`half`) its blocks begin while these work, and what they ask for is what these do not get. */
+static void set_pace(stream_args *a, int units, int subs, bool half, bool settled)
+{
+    const int grid = a->tiles < units ? a->tiles : units, stage = subs * (CODE_BYTES + SCALE_BYTES);
+    const int turns = (a->tiles + grid - 1) / grid * a->turns; /* of a block */
+
+    a->share = a->tiles / grid;
+    a->rest = a->tiles % grid;
+    a->window = WINDOW_BYTES / stage;
+    a->window = a->window < 2 ? 2 : a->window > a->stages ? a->stages : a->window;
+    a->early = settled ? a->stages : 0;
+    a->early_window = half ? turns > 8 || (turns <= a->stages && a->tokens <= 2) ? 2 : 1 : subs == 4 ? 3 : a->window;
+    a->late = turns; /* at once */
+    if (half && a->turns == 1 && turns > 8)
+        a->late = 5;
+    if (settled)
+        return;
+    if (a->share == 1 && !a->rest && (int64_t)turns * stage <= (half ? AHEAD_HALF : AHEAD_MOST)) {
+        a->ahead = turns;
+        a->late = half && turns > 1 ? turns - 1 : turns;
+    } else if (a->late < turns && a->tokens <= 2) {
+        a->ahead = 1;
+    }
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                            const ridge_call *call, void *workspace, size_t, void *stream)
 {
@@ -203,13 +254,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = inside ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
         return status ? status : q8_0_launch_portable(device, kernel->name, &a.p, stream);
     }
-    a.window = WINDOW_BYTES / (subs * (raw ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
-    a.window = a.window < 2 ? 2 : a.window > a.stages ? a.stages : a.window;
-    if (call->flags & RIDGE_WEIGHTS_SETTLED)
-        a.early = a.stages;
-    else if (a.turns * (int64_t)(raw ? subs * RAW_BYTES : subs * (CODE_BYTES + SCALE_BYTES)) <= AHEAD_MOST &&
-             a.tiles <= device->units)
-        a.ahead = a.turns;
+    set_pace(&a, device->units, subs, kernel->param[1] < 200, call->flags & RIDGE_WEIGHTS_SETTLED);
     if (inside && !a.resident) {
         inside = false;
         status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
@@ -221,10 +266,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         if (a.p.weight[i].rows)
             status = map_weight(device, &a, i, raw);
     if (!status && !inside)
-        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.tokens, a.p.x_stride, a.tokens, 8);
+        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.tokens, a.p.x_stride, a.tokens, 8 << a.x_shift);
     if (!status && !inside)
         status = host_tensor_map(device, &a.x_scales, RIDGE_F32, a.p.x_scales, a.p.blocks, a.p.tokens, a.p.x_ld,
-                                 X_SCALE_PITCH / 4, a.tokens, 0);
+                                 a.tokens == 1 ? Q8_0_TURN << a.x_shift : X_SCALE_PITCH / 4, a.tokens, 0);
     if (status)
         return status;
     return host_launch_shared(device, kernel->name,
@@ -255,7 +300,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
     return NULL;
 }
 
-/* Microseconds on an H200, fitted to 115 times measured there at 4 to 62 MB and 1, 8 and 16 tokens. */
+/* Microseconds on an H200, fitted to 115 times measured there at 4 to 62 MB and 1, 8 and 16 tokens; of two later runs
+ * the row that is picked is on average within 0.5 % of the best. */
 typedef struct stream_times {
     double start, rate;                        /* TB/s */
     double turn, turn_token, tile, tile_token; /* of the block with most of them; a token beyond the first */
@@ -263,8 +309,8 @@ typedef struct stream_times {
     double waits, waits_mb;                    /* not settled: once, and a MB of weights */
 } stream_times;
 
-static const stream_times times[] = {{2.32, 4.46, 0, 0.0128, 0.453, 0.0309, 0.082, 0.49, 0.0098},  /* 32 */
-                                     {1.61, 4.33, 0, 0.0114, 0.455, 0.0057, 0.151, 0.605, 0},      /* 16 */
+static const stream_times times[] = {{2.38, 4.4, 0, 0.0128, 0.453, 0.0309, 0.088, 0.49, 0.0098},   /* 32 */
+                                     {1.61, 4.31, 0, 0.0114, 0.455, 0.0057, 0.145, 0.605, 0},      /* 16 */
                                      {1.35, 4.26, 0.309, 0.0046, 0.154, 0.0061, 0.167, 0.557, 0},  /* 16half */
                                      {1.54, 3.88, 0.22, 0.0125, 0.1, 0, 0.153, 0.45, 0},           /* 8half */
                                      {1.45, 4.26, 0.309, 0.0046, 0.154, 0.0061, 0.167, 0.557, 0}}; /* 16small */
@@ -272,6 +318,19 @@ static const stream_times times[] = {{2.32, 4.46, 0, 0.0128, 0.453, 0.0309, 0.08
 static double fourth(double v)
 {
     return v * v * v * v;
+}
+
+/* What set_pace takes off with tiles of 16 rows and half of the shared memory, us: turns of a block, tiles of it. */
+static double pace_gain(const ridge_problem *problem, double turns, double share)
+{
+    const int64_t tokens = problem->dim[0];
+    const bool settled = problem->flags & RIDGE_WEIGHTS_SETTLED;
+
+    if (!settled && share <= 1 && turns <= 4)
+        return tokens <= 8 ? 0.7 : 0;
+    if (turns > 8 && turns <= share) /* a turn a tile */
+        return settled ? 0.7 : 0.2;
+    return settled && turns <= 8 && share > 1 && (tokens <= 2 || turns <= 4) ? 0.5 : 0;
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
@@ -289,7 +348,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     us += t->x * more * cols * 1.14e-6 * (tiles < device->units ? tiles : device->units);
     if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
         us += t->waits + t->waits_mb * mb;
-    if (hc && high < 32) /* two finishing warps only */
+    if (half && high == 16)
+        us -= pace_gain(problem, turns, share);
+    if (hc && high < 32 && cols <= 2048) /* two finishing warps only: they are late where the product is short */
         us += 0.15 * more;
     if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
         us += 3;

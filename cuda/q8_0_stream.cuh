@@ -8,11 +8,11 @@ enum { MOST_STAGES = 16, SUMS = 2 };
 
 /* Large tiles have one block a multiprocessor and much to finish, small ones two and little. Tiles of 32 rows have two
  * groups of computing warps, 16 rows each: a warp alone waits for its own loads and products most of the time. */
-#define LARGE(subs, tokens) ((subs) * (tokens) > 16)
+#define LARGE(subs, tokens) ((subs) * (tokens) > 32 || (subs) == 4)
 #define GROUPS(subs) ((subs) == 4 ? 2 : 1)
 #define CONSUMERS(subs) (RIDGE_Q8_0_PARTS * GROUPS(subs))
-#define FINISHERS(subs, tokens) ((subs) == 4 ? 7 : LARGE(subs, tokens) ? 4 : 2)
-#define THREADS(subs, tokens) (32 * (CONSUMERS(subs) + 1 + FINISHERS(subs, tokens)))
+#define FINISHERS(subs, tokens) ((subs) == 4 ? 6 : LARGE(subs, tokens) ? 4 : 2)
+#define THREADS(subs, tokens) (32 * (CONSUMERS(subs) + 2 + FINISHERS(subs, tokens)))
 
 /* Shared memory of 8 rows and a turn. Rows of blocks and of scales are 16 bytes longer than needed, so that eight of
  * them begin in different banks. */
@@ -25,7 +25,7 @@ enum {
     CODE_BYTES = SUB * 1024,
     SCALE_BYTES = SUB * SCALE_PITCH,
     READY = 8 * (2 * MOST_STAGES + 2 * SUMS), /* a barrier */
-    X_FULL = READY + 8,                       /* and those of x, one a stage */
+    X_FULL = READY + 8,                       /* and those of x, one a stage or a box */
     BAR_BYTES = X_FULL + 8 * MOST_STAGES
 };
 
@@ -40,12 +40,16 @@ typedef struct stream_args {
     /* What the loops need, in one line of the constant cache. */
     int tiles0, tiles; /* of the first weight, and all */
     int turns, stages, gate_up;
-    int high;     /* rows of a tile: with gate_up half of the stage's */
-    int resident; /* x stays in shared memory */
-    int early;    /* turns that are loaded before the kernels in front have finished (at most the stages), */
-    int ahead;    /* and that are brought into L2 after them */
-    int window;   /* turns on their way */
+    int high;         /* rows of a tile: with gate_up half of the stage's */
+    int resident;     /* x stays in shared memory */
+    int early;        /* turns that are loaded before the kernels in front have finished (at most the stages), */
+    int ahead;        /* and that are brought into L2 after them */
+    int window;       /* turns on their way, */
+    int early_window; /* and before the kernels in front have finished */
+    int share, rest;  /* tiles of every block; how many blocks have one more */
+    int late;         /* turns that a block has still to ask for when the next kernel is let in */
     int tokens, x_scales_slot;
+    int x_shift; /* a box of x has 1 << x_shift turns: 0 where x shares the ring */
     int x_dtype; /* RIDGE_I8: codes and scales, by TMA; else the computing warps quantise x into its resident place */
     uint32_t at_x, at_scales, at_x_scales, at_sums, at_factors, at_bars;
     CUtensorMap codes[2], scales[2], x, x_scales; /* codes: of raw blocks where there are no planes */
@@ -68,14 +72,14 @@ static __device__ __forceinline__ int tile_rows(const stream_args &a, int tile, 
 
 /* The turns of all tiles of this block, one after another. */
 typedef struct cursor {
-    int tile, turn, stage, first; /* first: the block's first tile */
+    int tile, turn, stage;
 } cursor;
 
 static __device__ __forceinline__ void next_turn(const stream_args &a, cursor *c)
 {
     c->stage = c->stage + 1 == a.stages ? 0 : c->stage + 1;
     if (++c->turn == a.turns) {
-        c->turn = c->first = 0;
+        c->turn = 0;
         c->tile += gridDim.x;
     }
 }
@@ -109,17 +113,21 @@ static __device__ __forceinline__ void load_weights(const stream_args &a, const 
         load_rows<SUBS, RAW>(a, c, shared, full, 1, row, a.high);
 }
 
-/* x of a turn: once a block where it stays in shared memory. */
-static __device__ __forceinline__ void load_x(const stream_args &a, const cursor &c, uint32_t shared)
+/* x of 1 << x_shift turns from `turn` on to their slots, for the barrier with this number. */
+static __device__ __forceinline__ void load_x(const stream_args &a, uint32_t shared, int turn, int slot, int number)
 {
-    const uint32_t full = shared + a.at_bars + X_FULL + 8 * c.stage;
-    const int slot = a.resident ? c.turn : c.stage;
+    const uint32_t full = shared + a.at_bars + X_FULL + 8 * number;
+    const int scale_bytes = a.tokens == 1 ? 4 * Q8_0_TURN : a.tokens * X_SCALE_PITCH;
+    uint32_t to = shared + a.at_x_scales + slot * a.x_scales_slot;
 
-    if ((!c.first && a.resident) || a.x_dtype != RIDGE_I8)
+    ptx_mbarrier_expect(full, (a.tokens * 1024 + scale_bytes) << a.x_shift);
+    ptx_tma_load_3d(shared + a.at_x + slot * a.tokens * 1024, &a.x, 0, 0, turn * 8, full);
+    if (a.tokens == 1) { /* scales of all turns in one row */
+        ptx_tma_load_2d(to, &a.x_scales, turn * Q8_0_TURN, 0, full);
         return;
-    ptx_mbarrier_expect(full, a.tokens * (1024 + X_SCALE_PITCH));
-    ptx_tma_load_3d(shared + a.at_x + slot * a.tokens * 1024, &a.x, 0, 0, c.turn * 8, full);
-    ptx_tma_load_2d(shared + a.at_x_scales + slot * a.x_scales_slot, &a.x_scales, c.turn * Q8_0_TURN, 0, full);
+    }
+    for (int i = 0; i < 1 << a.x_shift; i++, to += a.x_scales_slot)
+        ptx_tma_load_2d(to, &a.x_scales, (turn + i) * Q8_0_TURN, 0, full);
 }
 
 /* A turn's weights to L2, where every kernel's writes meet: unlike a load this is right at any time. */
@@ -143,11 +151,14 @@ template <int RAW> static __device__ __forceinline__ void fetch_weights(const st
 template <int SUBS, int RAW> static __device__ __forceinline__ void produce(const stream_args &a, uint32_t shared)
 {
     const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
-    cursor w = {(int)blockIdx.x, 0, 0, 1};
+    cursor w = {(int)blockIdx.x, 0, 0};
+    const int release = max(0, (a.share + ((int)blockIdx.x < a.rest)) * a.turns - a.late);
     uint32_t parity = 1, come_parity = 0;
-    int come = 0;
+    int come = 0, come_n = 0;
 
     for (int n = 0; w.tile < a.tiles; n++, next_turn(a, &w)) {
+        if (n == release)
+            ptx_grid_release();
         if (n == a.early) {
             cursor next = w;
 
@@ -161,24 +172,33 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
             ptx_mbarrier_wait(full + READY, 0);
         if (n >= a.stages)
             ptx_mbarrier_wait(empty + 8 * w.stage, parity ^ 1);
-        if (n >= a.window) {
+        while (come_n <= n - (n < a.early ? a.early_window : a.window)) {
             ptx_mbarrier_wait(full + 8 * come, come_parity);
             come = come + 1 == a.stages ? 0 : come + 1;
             come_parity ^= come == 0;
+            come_n++;
         }
         load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-        if (n >= a.stages)
-            load_x(a, w, shared);
+        if (n >= a.stages && !a.resident && a.x_dtype == RIDGE_I8)
+            load_x(a, shared, w.turn, w.stage, w.stage);
     }
 }
 
-/* x of the ring's first round, by a computing thread: the loading one may be waiting for weights. */
+/* x, by a warp of its own: the loading one may be waiting for weights. All of it where it stays in shared memory, else
+ * of the ring's first round. */
 static __device__ __forceinline__ void send_x(const stream_args &a, uint32_t shared)
 {
-    cursor x = {(int)blockIdx.x, 0, 0, 1};
+    cursor x = {(int)blockIdx.x, 0, 0};
 
-    for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_turn(a, &x))
-        load_x(a, x, shared);
+    if (threadIdx.x % 32 || a.x_dtype != RIDGE_I8)
+        return;
+    ptx_grid_wait();
+    if (a.resident)
+        for (int box = 0; box << a.x_shift < a.turns; box++)
+            load_x(a, shared, box << a.x_shift, box << a.x_shift, box);
+    else
+        for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_turn(a, &x))
+            load_x(a, shared, x.turn, x.stage, x.stage);
 }
 
 /* --------------------------------------------------------------------------------------------- the computing warps */
@@ -371,7 +391,8 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
     };
     const int warp = threadIdx.x / 32, part = warp % RIDGE_Q8_0_PARTS, lane = threadIdx.x % 32;
     const int sub = warp / RIDGE_Q8_0_PARTS * 2, tiles = a.tiles, turns = a.turns, stages = a.stages;
-    const int x_step = a.tokens * 1024, x_scales_step = a.x_scales_slot, resident = a.resident;
+    const int x_step = a.tokens * 1024, x_scales_step = a.x_scales_slot, resident = a.resident, x_shift = a.x_shift;
+    const bool waits = a.x_dtype == RIDGE_I8;
     const uint32_t full = shared + a.at_bars, summed = full + 16 * MOST_STAGES;
     const lane_reads<TOKENS> at = start_reads<SUBS, TOKENS, RAW>(a, shared, part, lane, sub);
     uint32_t x[4][2], parity = 0, sums_parity = 1;
@@ -387,9 +408,6 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
         ptx_grid_wait();
         quantise_x<WIDTH>(a, memory);
         ptx_barrier_sync(1, WIDTH); /* all of x before any is read */
-    } else if (threadIdx.x == 0) {
-        ptx_grid_wait();
-        send_x(a, shared);
     }
     __syncwarp();
     for (int tile = blockIdx.x; tile < tiles; tile += kept(gridDim.x)) {
@@ -403,8 +421,9 @@ static __device__ __forceinline__ void consume(const stream_args &a, char *memor
             float ws[4][2];
 
             ptx_mbarrier_wait(bar, parity);
-            if (a.x_dtype == RIDGE_I8 && (!resident || tile == blockIdx.x))
-                ptx_mbarrier_wait(bar + X_FULL, parity);
+            if (waits && (!resident || tile == blockIdx.x))
+                ptx_mbarrier_wait(resident ? full + X_FULL + 8 * (turn >> x_shift) : bar + X_FULL,
+                                  resident ? 0 : parity);
             if (TOKENS == 8 && (!resident || slot != had)) /* of one turn, x stays in registers */
                 read_x(at.x[0] + slot * x_step, at.x_scales[0][0] + slot * x_scales_step,
                        at.x_scales[0][1] + slot * x_scales_step, x, xs);

@@ -9,12 +9,12 @@ static const char *const x_forms[] = {"f32", "i8", "bf16"};
 static const char *const w_forms[] = {"u8", "i8"};
 static const char *const out_dtypes[] = {"f32", "bf16"};
 
-/* Columns and rows: one block, less than one turn of the partitions, ragged, whole turns; fewer rows than a vector has,
- * odd numbers, many. */
+/* Columns and rows: one block, less than one turn of the partitions, ragged (by whole blocks, runs of a partition and
+ * halves of one), whole turns; fewer rows than a vector has, odd numbers, many. */
 static const struct {
     int cols, rows;
-} shapes[] = {{32, 1},   {96, 3},     {128, 17},  {160, 8},   {992, 5},    {1024, 33}, {1056, 9},
-              {2080, 2}, {4096, 100}, {3168, 31}, {14336, 6}, {1024, 300}, {0, 4},     {64, 0}};
+} shapes[] = {{32, 1},     {96, 3},    {128, 17},  {160, 8},    {992, 5},  {1024, 33}, {1056, 9}, {2080, 2},
+              {4096, 100}, {3168, 31}, {14336, 6}, {1024, 300}, {576, 50}, {1600, 21}, {0, 4},    {64, 0}};
 
 enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) };
 

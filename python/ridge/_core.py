@@ -232,7 +232,7 @@ class Form:
         self.slots = max(A.SLOTS[op].values()) + 1
         self.pack = struct.Struct("6q" + _SLOT * self.slots).pack_into
         self.free = []
-        self.need = {}  # (device, dimensions, dtypes) -> workspace bytes
+        self.need = {}  # (device, alignment, dimensions, strides, dtypes) -> workspace bytes
 
     def _new(self):
         buffer = C.create_string_buffer(self.image, len(self.image))
@@ -256,8 +256,12 @@ class Form:
         return Call.from_buffer_copy(buffer)
 
     def workspace(self, device, values):
-        """Bytes of the kernel that an unlimited workspace would get; remembered by dimensions and dtypes."""
-        key = (device.handle, values[:6], values[8::3])
+        """Bytes of the kernel that an unlimited workspace would get; remembered by dimensions, strides, dtypes and the
+        alignment, all of which decide between kernels."""
+        bits = 256
+        for pointer in values[6::3]:
+            bits |= pointer
+        key = (device.handle, bits & -bits, values[:6], values[7::3], values[8::3])
         need = self.need.get(key)
         if need is None:
             if len(self.need) > 10000:  # ever new shapes
@@ -267,6 +271,10 @@ class Form:
 
 
 @functools.lru_cache(maxsize=4096)
-def form(op, flags=0, options=()):
-    """The Form of an op; options is a tuple of (name, value)."""
+def _form(op, flags, options, text):
     return Form(op, flags, options)
+
+
+def form(op, flags=0, options=()):
+    """The Form of an op; options is a tuple of (name, value). 0.0 and -0.0 have Forms of their own, though they are equal."""
+    return _form(op, flags, options, repr(options) if options else "")

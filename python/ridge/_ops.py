@@ -8,6 +8,7 @@
                                   the bytes that it can use beyond what it asks for
 """
 import functools
+import struct
 
 from . import _abi as A
 from ._core import ArgumentError, form
@@ -48,13 +49,29 @@ def same_shape(name, got, want):
 # ------------------------------------------------------------------------------------------------------------- SwiGLU
 
 
-@functools.lru_cache(maxsize=1024)  # a quarter of the host time of a call, without it
+OPTIONS = "gate_mul", "down_mul", "alpha", "up_offset", "limit"
+_five = struct.Struct("5d")
+
+
+def swiglu_options(*values):
+    """The five as bytes, a key by bits: equal numbers may differ (0.0 and -0.0), and a tensor may change its value."""
+    try:
+        return _five.pack(*values)
+    except struct.error:
+        raise ArgumentError(f"{', '.join(OPTIONS)} are {values!r}: not all of them are numbers") from None
+
+
 def swiglu_form(op, activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, round_gate_bwd, interleaved):
+    return _swiglu_form(op, activation, swiglu_options(gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate_bwd,
+                        interleaved)
+
+
+@functools.lru_cache(maxsize=1024)  # a quarter of the host time of a call, without it
+def _swiglu_form(op, activation, options, round_gate, round_gate_bwd, interleaved):
     flags = pick(ACTIVATIONS, activation, "activation") | (A.INTERLEAVED if interleaved else 0)
     flags |= A.ROUND_GATE if round_gate and op == "swiglu_fwd" else 0
     flags |= A.ROUND_GATE_BWD if round_gate_bwd and op == "swiglu_bwd" else 0
-    return form(op, flags, (("gate_mul", float(gate_mul)), ("down_mul", float(down_mul)), ("alpha", float(alpha)),
-                            ("up_offset", float(up_offset)), ("limit", float(limit))))
+    return form(op, flags, tuple(zip(OPTIONS, _five.unpack(options))))
 
 
 def gate_and_up(xp, gate, up, interleaved):
@@ -200,11 +217,14 @@ def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
     return q, scale, q_t, scale_t, colsum
 
 
-@functools.lru_cache(maxsize=256)
 def swiglu_quantize_form(dual, activation, gate_mul, down_mul, alpha, up_offset, limit, interleaved):
+    return _swiglu_quantize_form(dual, activation, swiglu_options(gate_mul, down_mul, alpha, up_offset, limit), interleaved)
+
+
+@functools.lru_cache(maxsize=256)
+def _swiglu_quantize_form(dual, activation, options, interleaved):
     flags = pick(ACTIVATIONS, activation, "activation") | pick(DUALS, dual, "form") | (A.INTERLEAVED if interleaved else 0)
-    return form("swiglu_quantize", flags, (("gate_mul", float(gate_mul)), ("down_mul", float(down_mul)), ("alpha", float(alpha)),
-                                           ("up_offset", float(up_offset)), ("limit", float(limit)), ("floor", 0.0)))
+    return form("swiglu_quantize", flags, (*zip(OPTIONS, _five.unpack(options)), ("floor", 0.0)))
 
 
 def swiglu_quantize(xp, f, dual, gate, up, interleaved, dtype):
@@ -329,12 +349,14 @@ class CeProblem:
 
     def __init__(self, xp, x, w, target, bias, class_weight, reduction, transposed, options):
         self.xp, self.x, self.reduction = xp, x, reduction
-        tokens, hidden = two_dims("input", x)
+        if not len(x.shape):
+            raise ArgumentError("input has no dimensions")
+        tokens, hidden = rows_of(x.shape), x.shape[-1]
         rows, cols = two_dims("weight", w)
         vocab = cols if transposed else rows
         if (rows if transposed else cols) != hidden:
             raise ArgumentError(f"input has {hidden} columns, the weight's shape is {[rows, cols]}")
-        same_shape("target", target.shape, (tokens,))
+        same_shape("target", target.shape, x.shape[:-1])
         if bias is not None:
             same_shape("bias", bias.shape, (vocab,))
         if class_weight is not None:
@@ -352,14 +374,14 @@ class CeProblem:
         return self.xp.operand(t, 0) if t is not None else ABSENT
 
     def loss(self):
-        return self.xp.empty(self.x, self.dims[:1] if self.reduction == "none" else (), A.F32)
+        return self.xp.empty(self.x, self.x.shape[:-1] if self.reduction == "none" else (), A.F32)
 
     def gradients(self, want_dx, want_dw, want_dbias, dw_dtype):
         x, v = self.xp, self.head
         dx = x.empty(self.x, self.x.shape, v[2]) if want_dx else None
         dw = x.empty(self.x, self.shape_w, dw_dtype or v[5]) if want_dw else None
-        dbias = x.empty(self.x, (self.shape_w[1] if self.flags & A.CE_W_HV else self.shape_w[0],), A.F32)
-        return dx, dw, dbias if want_dbias else None
+        dbias = x.empty(self.x, self.dims[2:3], A.F32) if want_dbias else None
+        return dx, dw, dbias
 
     def launch(self, op, values):
         """Beyond 16384 tokens the gradients get room for an eighth of them at a time (P^T): dW is then not read and written

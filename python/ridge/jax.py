@@ -55,9 +55,14 @@ def _number(t):
     return number
 
 
+def _options(**values):
+    """Options as a static argument, floats as text: JAX's caches would take 0.0 and -0.0, which are equal, for one."""
+    return tuple((name, v if isinstance(v, int) else v.hex()) for name, v in values.items())
+
+
 def _call(op, flags, options, dims, operands, results, scratch=False):
     """operands: {slot name: array}, results: {slot name: ShapeDtypeStruct}; gives the results in order."""
-    slots = A.SLOTS[op]
+    slots, options = A.SLOTS[op], {name: v if isinstance(v, int) else float.fromhex(v) for name, v in options}
     template = _core.new_call(op, flags, options)
     template.dim[:len(dims)] = dims
     probe = _core.Call.from_buffer_copy(template)
@@ -98,8 +103,8 @@ def swiglu(gate, up, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0
     """act(gate) * up, bf16, f16 or f32; both [.., n]. Options as in ridge.torch.swiglu. Differentiable in both."""
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.ndim == 0:
         raise ArgumentError(f"gate is {gate.dtype}{list(gate.shape)}, up {up.dtype}{list(up.shape)}: they must be alike")
-    options = tuple((name, float(value)) for name, value in (("gate_mul", gate_mul), ("down_mul", down_mul), ("alpha", alpha),
-                                                             ("up_offset", up_offset), ("limit", limit)))
+    options = _options(gate_mul=float(gate_mul), down_mul=float(down_mul), alpha=float(alpha), up_offset=float(up_offset),
+                       limit=float(limit))
     cols = gate.shape[-1]
     out = _swiglu((ops.pick(ops.ACTIVATIONS, activation, "activation"), bool(round_gate), options),
                   gate.reshape(-1, cols), up.reshape(-1, cols))
@@ -109,7 +114,7 @@ def swiglu(gate, up, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _swiglu(how, gate, up):
     activation, round_gate, options = how
-    return _call("swiglu_fwd", activation | (A.ROUND_GATE if round_gate else 0), dict(options), gate.shape,
+    return _call("swiglu_fwd", activation | (A.ROUND_GATE if round_gate else 0), options, gate.shape,
                  {"gate": gate, "up": up}, {"out": _like(gate)})[0]
 
 
@@ -119,7 +124,7 @@ def _swiglu_fwd(how, gate, up):
 
 def _swiglu_bwd(how, saved, dout):
     (activation, round_gate, options), (gate, up) = how, saved
-    return _call("swiglu_bwd", activation | (A.ROUND_GATE_BWD if round_gate else 0), dict(options), gate.shape,
+    return _call("swiglu_bwd", activation | (A.ROUND_GATE_BWD if round_gate else 0), options, gate.shape,
                  {"dout": dout, "gate": gate, "up": up}, {"dgate": _like(gate), "dup": _like(up)})
 
 
@@ -143,8 +148,8 @@ def linear_softmax_cross_entropy_loss(x, labels, weights, *, reduction="sum", bi
                             "[.., hidden], [..], [hidden, vocab]")
     if bias is not None and bias.shape != weights.shape[1:]:
         raise ArgumentError(f"bias has shape {list(bias.shape)}, not {[weights.shape[1]]}")
-    options = (("ignore_index", int(ignore_index)), ("label_smoothing", float(label_smoothing)), ("softcap", float(softcap)),
-               ("temperature", float(temperature)), ("lse_square_scale", float(lse_square_scale)))
+    options = _options(ignore_index=int(ignore_index), label_smoothing=float(label_smoothing), softcap=float(softcap),
+                       temperature=float(temperature), lse_square_scale=float(lse_square_scale))
     ops.pick(ops.REDUCTIONS, reduction, "reduction")
     loss = _loss((reduction, options), x.reshape(-1, x.shape[-1]), labels.reshape(-1), weights, bias)
     return loss.reshape(labels.shape) if reduction == "none" else loss
@@ -153,7 +158,7 @@ def linear_softmax_cross_entropy_loss(x, labels, weights, *, reduction="sum", bi
 def _loss_call(op, how, x, labels, weights, bias, operands, results):
     reduction, options = how
     inputs = {"x": x, "w": weights, "target": labels, **({} if bias is None else {"bias": bias}), **operands}
-    return _call(op, ops.REDUCTIONS[reduction] | A.CE_W_HV, dict(options), (*x.shape, weights.shape[1]), inputs, results, True)
+    return _call(op, ops.REDUCTIONS[reduction] | A.CE_W_HV, options, (*x.shape, weights.shape[1]), inputs, results, True)
 
 
 def _loss_shape(how, x):

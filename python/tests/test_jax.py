@@ -1,4 +1,5 @@
 """ridge.jax against float64: values and gradients, jit, vmap, errors, and the layout of XLA's call interface."""
+import functools
 import os
 import shutil
 import subprocess
@@ -65,6 +66,16 @@ def test_swiglu(place, dtype, limit, shape):
         da, db = back(d)
         close(da, e * y * s * (1 + x * (1 - s)), limit)
         close(db, e * x * s, limit)
+
+
+def test_zeros_keep_their_sign(place):
+    a, b = normal(2, 8), normal(2, 8)
+    for zero in (0.0, -0.0, 0.0, -0.0):  # equal, with one hash
+        one = functools.partial(R.swiglu, gate_mul=zero)
+        for f in (one, jax.jit(lambda x, y: one(x, y))):
+            out, back = jax.vjp(f, a, b)
+            assert np.array_equal(np.signbit(out), np.signbit(a) ^ np.signbit(b) ^ np.signbit(zero))
+            assert np.array_equal(np.signbit(back(np.ones_like(a))[1]), np.signbit(a) ^ np.signbit(zero))
 
 
 def test_swiglu_options_and_vmap(place):

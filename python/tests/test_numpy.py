@@ -57,6 +57,40 @@ def test_swiglu_options():
     close(ridge.swiglu(a, b, activation="relu2"), np.maximum(a, 0).astype(np.float64) ** 2 * b)
 
 
+def test_workspace_of_each_layout():
+    """Kernels take other layouts with less workspace: what is remembered of one must not be what the other gets."""
+    from ridge import _abi as A, _core
+    try:
+        device = _core.Device("model:sm90")
+    except ridge.Error as error:
+        pytest.skip(str(error))
+    form = _core.form("linear_ce_train")
+
+    def need(stride=0, offset=0):
+        operands = {"x": A.BF16, "w": A.BF16, "target": A.I64, "loss": A.F32, "dx": A.BF16, "dw": A.F32}
+        values = [0] * (6 + 3 * form.slots)
+        values[:3] = 1024, 4096, 32000
+        for i, (name, dtype) in enumerate(operands.items()):
+            at = 6 + 3 * A.SLOTS["linear_ce_train"][name]
+            values[at:at + 3] = (i + 1 << 40) + (offset if name == "x" else 0), stride if name == "x" else 0, dtype
+        assert form.workspace(device, tuple(values)) == device.workspace_bytes(form.call(tuple(values)))
+
+    for layout in ((4099,), (), (0, 2), (4104,), ()):
+        need(*layout)
+
+
+def test_zeros_keep_their_sign():
+    a, b = normal(2, 8), normal(2, 8)
+    for zero in (0.0, -0.0, 0.0, -0.0):  # equal, with one hash
+        assert np.array_equal(np.signbit(ridge.swiglu(a, b, gate_mul=zero)), np.signbit(a) ^ np.signbit(b) ^ np.signbit(zero))
+    scale = np.ones(())
+    for value in (1.0, 2.0):  # an option is its value now, not the object
+        scale[...] = value
+        close(ridge.swiglu(a, b, down_mul=scale), ridge.swiglu(a, b, down_mul=value))
+    with pytest.raises(ridge.ArgumentError, match="not all of them are numbers"):
+        ridge.swiglu(a, b, limit="0")
+
+
 def test_swiglu_backward():
     a, b, dy = normal(6, 64), normal(6, 64), normal(6, 64)
     x, y, d = (t.astype(np.float64) for t in (a, b, dy))

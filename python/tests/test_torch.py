@@ -129,6 +129,28 @@ def test_plans(device, needs):
     assert out._version > version  # autograd sees that it was written to
 
 
+def test_zeros_keep_their_sign(device):
+    """0.0 and -0.0 are equal and have one hash: no table may take one for the other."""
+    a, b = (torch.randn(4, 64, device=device) for _ in range(2))
+    negative = a.signbit() ^ b.signbit()
+    for name in ("gate_mul", "down_mul"):
+        for zero in (0.0, -0.0, 0.0, -0.0):
+            (x, y), minus = leaves(a, b), str(zero)[0] == "-"
+            out = R.swiglu(x, y, **{name: zero})
+            out.backward(torch.ones_like(out))
+            assert not out.any() and torch.equal(out.signbit(), negative ^ minus)
+            assert not y.grad.any() and torch.equal(y.grad.signbit(), a.signbit() ^ minus)
+            for other in (R.swiglu(a, b, **{name: zero}), R.swiglu(torch.cat((a, b), 1), **{name: zero}),
+                          R.swiglu(a, b, row_scale=torch.ones(4, device=device), **{name: zero})):
+                assert torch.equal(other.signbit(), out.signbit())
+    b[0] = -0.0
+    first = R.swiglu(a, b)
+    for options in ({"up_offset": -0.0}, {"limit": -0.0}, {"gate_mul": 1, "limit": False, "round_gate": 0}):
+        for _ in range(2):
+            out = R.swiglu(a, b, **options)
+            assert torch.equal(out, first) and torch.equal(out.signbit(), first.signbit())
+
+
 # ------------------------------------------------------------------------------------------ how PyTorch calls the ops
 
 

@@ -112,3 +112,36 @@ def test_ce_target_out_of_range_is_nan(device, needs):
     t[0, 0] = 200
     loss = needs(lambda: R.linear_cross_entropy(x, w, t, reduction="none"))
     assert loss[0, 0].isnan() and not loss[1:].isnan().any()
+
+
+def test_ce_made_again(device, needs):
+    """Calls that were made before take the short way: other layouts, dtypes, modes, options and errors in between."""
+    x, w, t, _ = ce_problem(device, torch.float32, {})
+    wide = torch.randn(7, 9, 80, device=device)
+    needs(lambda: R.linear_cross_entropy(x, w, t))
+    for _ in range(3):
+        x, t[0, 0] = torch.randn_like(x), 5
+        for options in ({}, {"reduction": "sum", "label_smoothing": 0.1}, {"reduction": "none"}, {"ignore_index": 5}):
+            for y in (x, wide[..., 5:69], x[:1, :1].expand(7, 9, 64), x.transpose(0, 1).contiguous().transpose(0, 1)):
+                one, two = leaves(y, w), leaves(y.double(), w.double())
+                loss, want = R.linear_cross_entropy(*one, t, **options), ce64(*two, t, **options)
+                assert loss.shape == want.shape and one[0].grad is None
+                near(loss, want, 1e-4)
+                near(R.linear_cross_entropy(y, w, t.int(), **options), want, 1e-4)
+                loss.sum().backward()
+                want.sum().backward()
+                assert rms(one[0].grad, two[0].grad) < 1e-5 and rms(one[1].grad, two[1].grad) < 1e-5
+                with torch.no_grad():
+                    assert not R.linear_cross_entropy(*one, t, **options).requires_grad
+        one = leaves(x, w)
+        with torch.autocast(device, torch.bfloat16):
+            got = R.linear_cross_entropy(x, w, t), R.linear_cross_entropy(*one, t)
+        want = R.linear_cross_entropy(x.bfloat16(), w.bfloat16(), t)
+        assert all(rms(g, want) < 1e-6 for g in got)
+        assert torch.equal(R.linear_cross_entropy(x.view(63, 64), w, t.view(63)), R.linear_cross_entropy(x, w, t))
+        for wrong, text in (((x, w.bfloat16(), t), "dtypes must be the same"), ((x, w, t[0]), "target has shape"),
+                            ((x, w, torch.rand(7, 200, device=device)), "class probabilities")):
+            with pytest.raises(ridge.ArgumentError, match=text):
+                R.linear_cross_entropy(*wrong)
+        with pytest.raises(ridge.ArgumentError, match="reduction is"):
+            R.linear_cross_entropy(x, w, t, reduction="product")

@@ -11,7 +11,7 @@ from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
 from ._arrays import Arrays, plain, tensors
-from ._functions import LinearCE, LinearCERows, SwiGLU
+from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
 __all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul", "q8_0_quantize",
@@ -40,10 +40,27 @@ def _dual(xp, x, form, dtype, pow2, floor):
 
 def _swiglu_gradient(options, gate, up):
     activation, *five, round_gate, interleaved = options
-    return SwiGLU.apply(gate, up, None, activation, tuple(five), round_gate, round_gate, interleaved)
+    return apply_swiglu(gate, up, None, activation, tuple(five), round_gate, round_gate, interleaved)
 
 
-_swiglu, _gemm, _quantize, _dual = Planned(_swiglu, _swiglu_gradient), Planned(_gemm), Planned(L.quantize_fp8), Planned(_dual)
+def _usual_loss(x, weight, target):
+    """Nothing to cast, and of the right shapes: whatever else is left to the ordinary way and its errors."""
+    return (x.dtype is weight.dtype and target.dtype in (torch.int32, torch.int64) and x.dim() > 0 and
+            x.shape[:-1] == target.shape and not torch.is_autocast_enabled(x.device.type))
+
+
+def _loss(xp, x, weight, target, reduction, ignore_index, *options):
+    return ops.linear_ce_eval(L.problem(xp, x, weight, target, None, None, reduction, ignore_index, options))[0]
+
+
+def _loss_gradient(args, x, weight, target):
+    reduction, ignore_index, *options = args
+    return None if reduction == "none" else apply_linear_ce(x, weight, target, None, None, reduction, ignore_index, options)
+
+
+_swiglu = Planned(_swiglu, _swiglu_gradient, signed=lambda args: args[1:4])
+_loss = Planned(_loss, _loss_gradient, usual=_usual_loss)
+_gemm, _quantize, _dual = Planned(_gemm), Planned(L.quantize_fp8), Planned(_dual)
 
 
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
@@ -106,6 +123,11 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
     Unlike PyTorch, a mean over no rows is 0 (NaN with nan_if_empty), and a target out of range makes the loss NaN instead of an
     assertion.
     """
+    if linear_bias is None and weight is None and size_average is None and reduce is None and not nan_if_empty:
+        loss = _loss((reduction, ignore_index, label_smoothing, softcap, temperature, lse_square_scale), input, linear_weight,
+                     target)  # the usual call
+        if loss is not None:
+            return loss
     if size_average is not None or reduce is not None:
         raise ArgumentError("size_average and reduce are deprecated in PyTorch and not supported: use reduction")
     tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target, linear_bias=(linear_bias, None),

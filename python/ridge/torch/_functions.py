@@ -11,14 +11,25 @@ from ._plans import Planned
 _on_tensors = Arrays()
 
 
-@Planned
+def _once(backward):
+    """once_differentiable, whose work is needed where a graph is made of the gradient alone."""
+    guarded = once_differentiable(backward)
+    return lambda ctx, *args: (guarded if torch.is_grad_enabled() else backward)(ctx, *args)
+
+
 def _swiglu(xp, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
     return L.swiglu(xp, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved)
 
 
-@Planned
 def _swiglu_backward(xp, dout, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):
     return L.swiglu_backward(xp, dout, gate, up, None, activation, options, round_gate, round_gate_bwd, interleaved, False)[:2]
+
+
+def _multipliers(args):
+    return args[1][:3]
+
+
+_swiglu, _swiglu_backward = Planned(_swiglu, signed=_multipliers), Planned(_swiglu_backward, signed=_multipliers)
 
 
 class SwiGLU(torch.autograd.Function):
@@ -34,7 +45,7 @@ class SwiGLU(torch.autograd.Function):
         return L.swiglu(_on_tensors, *args)
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dout):
         gate, up, row_scale = ctx.saved_tensors
         want = ctx.needs_input_grad[2]
@@ -44,6 +55,26 @@ class SwiGLU(torch.autograd.Function):
                 return *two, None, None, None, None, None, None
         dgate, dup, drow = L.swiglu_backward(_on_tensors, dout, gate, up, row_scale, *ctx.rest, want)
         return dgate, dup if up is not None else None, drow if want else None, None, None, None, None, None
+
+
+@Planned
+def _train(xp, x, weight, target, reduction, ignore_index, options, *want):
+    return L.linear_ce_eager(xp, x, weight, target, None, None, reduction, ignore_index, options, *want)
+
+
+@Planned
+def _scale(xp, t, factor):
+    return ops.multiply(xp, t, factor)
+
+
+def _gradients(args, want):
+    """(loss, dx, dweight, dbias)"""
+    x, weight, target, bias, class_weight, reduction, ignore_index, options = args
+    if bias is None and class_weight is None:
+        out = _train((reduction, ignore_index, tuple(options), *want), x, weight, target)
+        if out is not None:
+            return out
+    return L.linear_ce_eager(_on_tensors, *args, *want)
 
 
 class LinearCE(torch.autograd.Function):
@@ -56,25 +87,35 @@ class LinearCE(torch.autograd.Function):
         ctx.save_for_backward(*args[:5])
         ctx.rest = args[5:]
         ctx.want = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        loss, *ctx.gradients = L.linear_ce_eager(_on_tensors, *args, *ctx.want)
+        loss, *ctx.gradients = _gradients(args, ctx.want)
         return loss
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dloss):
         if dloss is None:
             return (None,) * 8
         inputs = ctx.saved_tensors  # raises if an input was changed in place, as every PyTorch op does
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            _, *gradients = L.linear_ce_eager(_on_tensors, *inputs, *ctx.rest, *ctx.want)
+            _, *gradients = _gradients((*inputs, *ctx.rest), ctx.want)
         dloss = dloss.to(torch.float32)
         for i, (wanted, dtype) in enumerate(zip(ctx.want, (None, ctx.weight_dtype, ctx.bias_dtype))):
             t = gradients[i]
             gradients[i] = None  # a gradient in f32 goes as soon as the one in 16 bits is there
-            if wanted:
-                gradients[i] = ops.multiply(_on_tensors, t, dloss, None if dtype in (None, t.dtype) else NUMBERS[dtype])
+            if wanted and dtype in (None, t.dtype):
+                gradients[i] = ops.multiply(_on_tensors, t, dloss) if _scale((), t, dloss) is None else t
+            elif wanted:
+                gradients[i] = ops.multiply(_on_tensors, t, dloss, NUMBERS[dtype])
         return gradients[0], gradients[1], None, gradients[2], None, None, None, None
+
+
+def _direct(function):
+    """Its apply without what torch.autograd.Function's does for transforms: for planned calls, which have none."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
+apply_swiglu, apply_linear_ce = _direct(SwiGLU), _direct(LinearCE)
 
 
 class LinearCERows(torch.autograd.Function):
@@ -89,7 +130,7 @@ class LinearCERows(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dloss):
         if dloss is None:
             return (None,) * 8
@@ -110,7 +151,7 @@ class Fp8LinearFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dy):
         gradient_dtype, wgrad, main_grad, weight_dtype, bias_dtype = ctx.rest
         dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, gradient_dtype, wgrad, ctx.needs_input_grad, main_grad)
@@ -129,7 +170,7 @@ class Fp8SwiGLULinearFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx, dy):
         main_grad, weight_dtype, bias_dtype = ctx.more
         gate, up, *codes = ctx.saved_tensors

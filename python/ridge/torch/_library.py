@@ -260,7 +260,7 @@ CE = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight
      "float[] options"
 
 
-def _problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options):
+def problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options):
     same_device(x, weight, target, bias, class_weight)
     if class_weight is not None:
         class_weight = class_weight.to(torch.float32)
@@ -271,14 +271,14 @@ def _problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index,
 
 @_define(f"linear_ce_eval({CE}, bool lse) -> (Tensor, Tensor)")
 def linear_ce_eval(xp, *args):
-    loss, out = ops.linear_ce_eval(_problem(xp, *args[:8]), ("lse",) if args[8] else ())
+    loss, out = ops.linear_ce_eval(problem(xp, *args[:8]), ("lse",) if args[8] else ())
     return loss, _none(loss, out.get("lse"))
 
 
 @_define(f"linear_ce_train({CE}, bool dx, bool dw, bool dbias) -> (Tensor, Tensor, Tensor, Tensor)")
 def linear_ce_train(xp, *args):
     """dW is f32 whatever the weight is; what multiplies it by the loss's gradient rounds it."""
-    loss, *gradients = ops.linear_ce_train(_problem(xp, *args[:8]), *args[8:], A.F32)
+    loss, *gradients = ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], A.F32)
     return (loss, *(_none(loss, t) for t in gradients))
 
 
@@ -286,14 +286,14 @@ def linear_ce_eager(xp, *args):
     """As linear_ce_train, but dW of a bf16 weight is made in bf16 where the kernels do so in one go: nothing is left to do
     then in backward, for a loss whose gradient is 1. f16 stays f32 until it is scaled, or it would underflow."""
     x, weight = args[:2]
-    one_go = weight.dtype is torch.bfloat16 and x.shape[0] <= 2 * x.shape[1]
-    return ops.linear_ce_train(_problem(xp, *args[:8]), *args[8:], None if one_go else A.F32)
+    one_go = weight.dtype is torch.bfloat16 and ops.rows_of(x.shape) <= 2 * x.shape[-1]
+    return ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], None if one_go else A.F32)
 
 
 @_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias) -> "
          "(Tensor, Tensor, Tensor)")
 def linear_ce_backward(xp, lse, dloss, *args):
-    p = _problem(xp, *args[:8])
+    p = problem(xp, *args[:8])
     return tuple(_none(lse, t) for t in ops.linear_ce_backward(p, lse, dloss.to(torch.float32), *args[8:]))
 
 

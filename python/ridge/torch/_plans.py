@@ -23,6 +23,7 @@ _NONE, _BASE = C.c_size_t(0), 1 << 44  # the n-th tensor's pointer while a plan 
 _FIRST = _core.FIRST_WORD
 _run = _core.library_function("ridge_run")  # arguments are ctypes objects: nothing is converted
 _Guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False)  # also one that left its transform
 _streams = {}
 
 
@@ -86,6 +87,7 @@ class Plan:
         if len(writer.calls) != 1:
             raise _NotPlanned
         form, values, scratch = writer.calls[0]
+        self.room = 0 if scratch is True or index < 0 else int(scratch)
         self.device, self.need = device_of(index), {}
         self.empty = _empty["cpu" if index < 0 else "cuda"]
         words = [[] for _ in writer.tensors]
@@ -102,29 +104,25 @@ class Plan:
     def new(self):
         buffer = C.create_string_buffer(self.image, len(self.image))
         words = memoryview(buffer).cast("B").cast("Q")
-        return words, C.c_void_p(C.addressof(buffer))
+        return words, C.c_void_p(C.addressof(buffer)), C.c_void_p()
 
-    def workspace(self, words, bits):
-        """(pointer, bytes, memory): what the kernel wants at this alignment, from torch's allocator, which frees it in
-        stream order."""
-        need = self.need.get(bits)
-        if need is None:
-            need = self.need[bits] = self.device.workspace_bytes(_core.Call.from_buffer_copy(words.cast("B")))
-        if not need:
-            return None, _NONE, None
-        memory = self.empty((need + 256,), (1,), torch.uint8)
-        pointer = memory.data_ptr()
-        return C.c_void_p(pointer + -pointer % 256), C.c_size_t(need), memory
+    def measured(self, words, bits):
+        """What the kernel wants at this alignment: (bytes, shape of their memory or None)."""
+        need = self.device.workspace_bytes(_core.Call.from_buffer_copy(words.cast("B"))) + self.room
+        self.need[bits] = C.c_size_t(need), (need + 256,) if need else None
+        return self.need[bits]
 
     def _written(self, writer, words, result, index, scratch):
         """The function of this plan alone: a third of the time of one that walks lists."""
         known = {"pop": (free := []).pop, "push": free.append, "new": self.new, "empty": self.empty, "ridge_run": _run,
-                 "handle": C.c_void_p(self.device.handle), "none": _NONE, "check": _core.check, "workspace": self.workspace,
+                 "handle": C.c_void_p(self.device.handle), "none": _NONE, "check": _core.check, "sizes": self.need,
+                 "measured": self.measured, "one": (1,), "uint8": torch.uint8,
                  "current": current_device, "raw_stream": raw_stream, "streams": _streams, "new_stream": _stream}
         lines = [f"def run({', '.join(f't{i}' for i in range(writer.inputs))}):"]
         if index >= 0:
             lines += [f"    if current() != {index}:", "        return None"]
-        lines += ["    try:", "        taken = w, call = pop()", "    except IndexError:", "        taken = w, call = new()"]
+        lines += ["    try:", "        taken = w, call, space = pop()", "    except IndexError:",
+                  "        taken = w, call, space = new()"]
         for i, at in enumerate(words):
             if i >= writer.inputs:
                 known[f"made{i}"] = writer.outputs[i - writer.inputs]
@@ -136,8 +134,11 @@ class Plan:
             lines += [f"    raw = raw_stream({index})", "    stream = streams.get(raw) or new_stream(raw)"]
         if scratch:
             used = [f"(p{i} + {offset})" if offset else f"p{i}" for i, at in enumerate(words[:writer.inputs]) for _, offset in at]
-            lines += [f"    bits = {' | '.join(used)}", "    pointer, size, memory = workspace(w, bits & -bits & 0xffff)"]
-        lines += [f"    status = ridge_run(handle, call, {'pointer, size' if scratch else 'None, none'}, "
+            lines += [f"    bits = {' | '.join(used)}", "    bits &= -bits & 0xffff",
+                      "    size, shape = sizes.get(bits) or measured(w, bits)", "    if shape:",
+                      # from torch's allocator, which frees it in stream order
+                      "        memory = empty(shape, one, uint8)", "        space.value = memory.data_ptr() + 255 & -256"]
+        lines += [f"    status = ridge_run(handle, call, {'space if shape else None, size' if scratch else 'None, none'}, "
                   f"{'stream' if index >= 0 else 'None'})", "    push(taken)", "    if status:", "        check(status)",
                   f"    return {result}"]
         exec("\n".join(lines), known)
@@ -176,9 +177,12 @@ class Planned:
     """function(xp, *tensors, *args) of ops on one launch, by plans. Called with the tuple of args and the tensors: the result,
     or None where the call has to go the ordinary way."""
 
-    def __init__(self, function, gradient=None):
-        """gradient(args, *tensors) makes the call where a tensor needs one."""
-        self.function, self.gradient, self.plans, self.recent = function, gradient, {}, {}
+    def __init__(self, function, gradient=None, signed=lambda args: (), usual=lambda *tensors: True):
+        """gradient(args, *tensors) makes the call where a tensor needs one. signed(args): the options of which a zero's sign
+        tells. The tables cannot tell 0.0 from -0.0, so that a call with either there goes the ordinary way. So does one that is
+        not usual(*tensors), which is asked where the guards do not know the call."""
+        self.function, self.gradient, self.signed, self.usual = function, gradient, signed, usual
+        self.plans, self.recent = {}, {}
 
     def __call__(self, args, *tensors):
         if compiling():
@@ -202,9 +206,11 @@ class Planned:
 
     def _other(self, args, tensors):
         """Not one of the last few."""
-        if not all(isinstance(t, torch.Tensor) for t in tensors) or not plain(*tensors):
+        if not all(isinstance(t, torch.Tensor) and not _wrapped(t) for t in tensors) or not plain(*tensors):
             return None
         self._refuse(args)
+        if not all(self.signed(args)) or not self.usual(*tensors):
+            return None
         leaf = self.gradient and any(t.requires_grad for t in tensors)
         if leaf and torch.is_grad_enabled():
             return self._call(args, tensors, functools.partial(self.gradient, args))
