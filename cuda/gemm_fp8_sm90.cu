@@ -1,25 +1,30 @@
 /* gemm_fp8_sm90.cu: the rows of gemm_fp8 for large m on Hopper: tiles, launch, cost. The kernel: gemm_fp8_sm90.cuh. */
 #include "gemm_fp8_sm90.cuh"
 
-/* Warpgroups, slices of 64 rows of each, columns, CTAs of a cluster down and across, stages, whether for few rows. */
-#define TILE(name, wgs, slices, bn, cm, cn, stages, few) \
-    struct name {                                        \
-        enum {                                           \
-            WGS = wgs,                                   \
-            SLICES = slices,                             \
-            BM = 64 * wgs * slices,                      \
-            BN = bn,                                     \
-            CM = cm,                                     \
-            CN = cn,                                     \
-            STAGES = stages,                             \
-            FEW = few                                    \
-        };                                               \
+/* Warpgroups, slices of 64 rows of each, columns, CTAs of a cluster down and across, stages, whether for few rows,
+ * whether for f32 through shared memory, whether tensor cores multiply scales. */
+#define TILE(name, wgs, slices, bn, cm, cn, stages, few, wide, factor) \
+    struct name {                                                      \
+        enum {                                                         \
+            WGS = wgs,                                                 \
+            SLICES = slices,                                           \
+            BM = 64 * wgs * slices,                                    \
+            BN = bn,                                                   \
+            CM = cm,                                                   \
+            CN = cn,                                                   \
+            STAGES = stages,                                           \
+            FEW = few,                                                 \
+            WIDE = wide,                                               \
+            FACTOR = factor                                            \
+        };                                                             \
     }
-TILE(tile_192x128, 3, 1, 128, 1, 2, 4, 0);
-TILE(tile_128x128, 2, 1, 128, 2, 1, 5, 0);
-TILE(tile_256x128, 2, 2, 128, 1, 2, 3, 0);
-TILE(tile_192x64, 3, 1, 64, 1, 2, 6, 1);
-TILE(tile_128x64, 2, 1, 64, 1, 2, 8, 1);
+TILE(tile_192x128, 3, 1, 128, 1, 2, 4, 0, 0, 0);
+TILE(tile_192x128_wide, 3, 1, 128, 1, 2, 3, 0, 1, 0);
+TILE(tile_192x96, 3, 1, 96, 1, 2, 4, 0, 0, 1);
+TILE(tile_128x128, 2, 1, 128, 2, 1, 5, 0, 0, 0);
+TILE(tile_256x128, 2, 2, 128, 1, 2, 3, 0, 0, 0);
+TILE(tile_192x64, 3, 1, 64, 1, 2, 6, 1, 0, 0);
+TILE(tile_128x64, 2, 1, 64, 1, 2, 8, 1, 0, 0);
 
 typedef struct gemm_tile {
     int bm, bn, cm, cn, wgs, slices, few;
@@ -35,32 +40,46 @@ typedef struct gemm_tile {
             (const void *)gemm_sm90<T, mode, WGMMA_E4M3_E5M2, out>, \
             (const void *)gemm_sm90<T, mode, WGMMA_E5M2_E4M3, out>  \
     }
+
+template <class T, class F, int MODE> union gemm_memories {
+    gemm_memory<T, MODE> t;
+    gemm_memory<F, MODE> f;
+};
+
 #define BY_OUT(T, mode)                                                                              \
     {                                                                                                \
         {BY_FORMATS(T, mode, OUT_BF16), BY_FORMATS(T, mode, OUT_F32), BY_FORMATS(T, mode, OUT_ANY)}, \
             sizeof(gemm_memory<T, mode>)                                                             \
     }
-#define BY_MODE(T)                                                                 \
-    {                                                                              \
-        T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW,                     \
-        {                                                                          \
-            BY_OUT(T, SCALE_LAST), BY_OUT(T, SCALE_BLOCK), BY_OUT(T, SCALE_COLUMN) \
-        }                                                                          \
+/* A scale for each column: f32, by tile F where it is aligned (no kernel for others: the first is never launched) ...
+ */
+#define BY_OUT_F32(T, F)                                                             \
+    {                                                                                \
+        {BY_FORMATS(T, SCALE_COLUMN, OUT_ANY), BY_FORMATS(F, SCALE_COLUMN, OUT_F32), \
+         BY_FORMATS(T, SCALE_COLUMN, OUT_ANY)},                                      \
+            sizeof(gemm_memories<T, F, SCALE_COLUMN>)                                \
     }
-
-/* Two slices leave registers for one mode only. */
-#define BLOCK_ONLY(T)                                          \
-    {                                                          \
-        T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW, \
-        {                                                      \
-            {}, BY_OUT(T, SCALE_BLOCK),                        \
-            {                                                  \
-            }                                                  \
-        }                                                      \
+/* ... and 16 bits. */
+#define BY_OUT_16BIT(T)                                                               \
+    {                                                                                 \
+        {BY_FORMATS(T, SCALE_COLUMN, OUT_BF16), BY_FORMATS(T, SCALE_COLUMN, OUT_ANY), \
+         BY_FORMATS(T, SCALE_COLUMN, OUT_ANY)},                                       \
+            sizeof(gemm_memory<T, SCALE_COLUMN>)                                      \
     }
+#define SIZES(T) T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW
 
-static const gemm_tile tiles[] = {BY_MODE(tile_192x128), BY_MODE(tile_128x128), BLOCK_ONLY(tile_256x128),
-                                  BY_MODE(tile_192x64), BY_MODE(tile_128x64)};
+static const gemm_tile tiles[] = {
+    {SIZES(tile_192x128),
+     {BY_OUT(tile_192x128, SCALE_LAST), BY_OUT(tile_192x128, SCALE_BLOCK),
+      BY_OUT_F32(tile_192x128, tile_192x128_wide)}},
+    {SIZES(tile_128x128),
+     {BY_OUT(tile_128x128, SCALE_LAST), BY_OUT(tile_128x128, SCALE_BLOCK), BY_OUT_F32(tile_128x128, tile_128x128)}},
+    {SIZES(tile_256x128), {{}, BY_OUT(tile_256x128, SCALE_BLOCK), {}}}, /* registers for one mode only */
+    {SIZES(tile_192x64),
+     {BY_OUT(tile_192x64, SCALE_LAST), BY_OUT(tile_192x64, SCALE_BLOCK), BY_OUT_F32(tile_192x64, tile_192x64)}},
+    {SIZES(tile_128x64),
+     {BY_OUT(tile_128x64, SCALE_LAST), BY_OUT(tile_128x64, SCALE_BLOCK), BY_OUT_F32(tile_128x64, tile_128x64)}},
+    {SIZES(tile_192x96), {{}, {}, BY_OUT_16BIT(tile_192x96)}}};
 
 enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
 
@@ -206,7 +225,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             host_tensor_map_l2(device, &p.b, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, tile->bn / tile->cm, 128,
                                tile->few ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
     if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32)
-        status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 64, 64, 128);
+        status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, tile->bn % 64 ? 32 : 64, 64,
+                                 tile->bn % 64 ? 64 : 128);
+    if (!status && out == OUT_F32 && mode == SCALE_COLUMN)
+        status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 32, 64, 128);
     if (!status && p.scale_tma)
         status = host_tensor_map(device, &p.map_scale_a, RIDGE_F32, p.scale_a, p.m, p.blocks, p.ld_a,
                                  p.slice * tile->cn, 1, 0);
@@ -233,6 +255,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 {
     const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
     const gemm_tile *tile = &tiles[kernel->param[0]];
+    const bool column16 =
+        (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128 && problem->dtype[RIDGE_GEMM_FP8_D] != RIDGE_F32;
 
     if (m <= 64)
         return "is for m above 64";
@@ -242,6 +266,10 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "nothing to multiply";
     if (tile->slices > 1 && (problem->flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_BLK128)
         return "is for scales of b by 128 x 128";
+    if (!tile->mode[SCALE_LAST].memory && tile->slices == 1 && !column16)
+        return "is for scales of b by row and 128 of k, to 16 bits";
+    if (tile->mode[SCALE_LAST].memory && column16)
+        return "is not for scales of b by row and 128 of k, to 16 bits";
     if (problem->align < 4 || (problem->packed && k % 16))
         return "TMA needs rows of a and b that begin at multiples of 16 bytes";
     if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
@@ -288,6 +316,8 @@ static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1280, 940, 1, works
                                     ROW("128x128", 1, 1140, 870, 0, NULL),
                                     ROW("256x128", 2, 1200, 0, 0, NULL),
                                     ROW("192x64", 3, 1100, 850, 0, NULL),
-                                    ROW("128x64", 4, 1100, 850, 0, NULL)};
+                                    ROW("128x64", 4, 1100, 850, 0, NULL),
+                                    ROW("192x96.shared", 5, 0, 1020, 1, workspace),
+                                    ROW("192x96", 5, 0, 1020, 0, NULL)};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -63,14 +63,19 @@ template <class T, int MODE> struct gemm_memory {
     static_assert(T::STAGES + 2 <= PIECES, "pieces that the stages can belong to, the one being read, the next");
     uint8_t a[T::STAGES][T::BM * BK];
     uint8_t b[T::STAGES][T::BN * BK];
-    uint8_t d[T::BM * T::BN / 4096][64 * 128]; /* panels of 64 columns of 16 bits */
+    /* panels of 64 rows x 128 bytes of results, or 64 bytes where BN is no multiple of 64 columns of 16 bits */
+    uint8_t d[(1 + T::WIDE) * T::BM * T::BN * 2];
     float scale_a[T::STAGES][T::BM];
     float scale_b[MODE == SCALE_BLOCK ? 8 : T::STAGES]
                  [MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
-    float spread[MODE == SCALE_COLUMN ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
+    /* rows of eight bf16; memcheck takes 96 for 3072 bytes, so that more must follow them */
+    uint8_t cut_a[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BM * 16 : 16];
+    uint8_t cut_b[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BN * 16 : 16];
+    float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
     uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
-    gemm_piece piece[PIECES]; /* by number */
+    uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
+    gemm_piece piece[PIECES];               /* by number */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -78,9 +83,9 @@ template <class T, int MODE> struct gemm_memory {
 /* Addresses that a multiplying thread computes once: descriptors of its rows of A and of B in stage 0, full[0], and
  * empty[0] in the CTA that this lane gives stages back to. */
 typedef struct gemm_places {
-    uint32_t a, b, full, empty; /* a, b: low words */
-    int row;                    /* of A, in the tile */
-    int turn, after;            /* barriers: this warpgroup's turn, the next one's */
+    uint32_t a, b, full, ready, empty; /* a, b: low words */
+    int row;                           /* of A, in the tile */
+    int turn, after;                   /* barriers: this warpgroup's turn, the next one's */
 } gemm_places;
 
 /* Which stage is next, and its phase. */
@@ -255,7 +260,7 @@ static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, 
 template <int N, int FORMATS>
 static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64_t b, int keep)
 {
-    if constexpr (N <= 64)
+    if constexpr (N <= 96)
         wgmma_fp8_narrow<N, FORMATS>(acc, a, b, keep);
     else
         wgmma_fp8<N, FORMATS>(acc, a, b, keep);
@@ -384,6 +389,7 @@ static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_
     ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
 }
 
+#include "gemm_fp8_factor.cuh"
 #include "gemm_fp8_store.cuh"
 
 #endif
@@ -400,11 +406,14 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         for (int i = 0; i < T::STAGES; i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]),
                               (MODE == SCALE_LAST || p.scale_tma ? 1 : 33) + (MODE == SCALE_BLOCK));
-            ptx_mbarrier_init(ptx_shared(&s->ready[i]), 32);
+            ptx_mbarrier_init(ptx_shared(&s->ready[i]), !T::FACTOR ? 32 : p.scale_tma ? 96 : 64);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 4 * gemm_groups<T>(p) * (T::CM + T::CN - 1));
         }
-        for (int i = 0; i < T::WGS; i++)
+        for (int i = 0; i < T::WGS; i++) {
             ptx_mbarrier_init(ptx_shared(&s->left[i]), 128);
+            ptx_mbarrier_init(ptx_shared(&s->added[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->stored[i]), 128);
+        }
         ptx_mbarrier_fence_init();
         s->piece[0] = gemm_piece_at<T>(p, 0);
         s->piece[1] = gemm_piece_at<T>(p, 1);
@@ -434,8 +443,14 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 gemm_load<T, MODE>(p, s);
         } else if (MODE != SCALE_LAST && !p.scale_tma && warp == 1)
             gemm_load_scales<T, MODE>(p, s);
-        else if (threadIdx.x == 64)
+        else if (T::FACTOR && p.scale_tma)
+            gemm_cut_scales<T, MODE, T::FACTOR ? 96 : 128>(s);
+        else if (T::FACTOR)
+            gemm_cut_scales<T, MODE, T::FACTOR ? 64 : 128>(s);
+        else if (threadIdx.x == (T::WIDE ? 32 : 64)) /* nothing is shared where warp 1 loads scales */
             gemm_publish<T>(p, s->left);
+        else if (T::WIDE && threadIdx.x == 64)
+            gemm_carry<T, MODE>(p, s);
         else if constexpr (MODE == SCALE_BLOCK) {
             if (warp == 3)
                 gemm_load_column<T>(p, s);
@@ -453,24 +468,27 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         const gemm_places at = {gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK))),
                                 gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->b[0]))),
                                 ptx_shared(&s->full[0]),
+                                ptx_shared(&s->ready[0]),
                                 ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
                                 local,
                                 1 + group,
                                 group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
+        const gemm_cuts cuts = {gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_a[0]) + group * ROWS * 16)),
+                                gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_b[0])))};
         gemm_ring ring = {};
         gemm_piece piece;
-        int number = 0;
+        int number = 0, done = 0; /* done: parity of the tiles that are finished */
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
-        if (MODE == SCALE_COLUMN && group == gemm_groups<T>(p) - 1)
+        if (MODE == SCALE_COLUMN && !T::FACTOR && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_grid_wait();
         piece = gemm_next_piece(&s->piece[0]);
         if (T::FEW && group >= p.groups)
-            piece.end = 0; /* no rows */
+            piece.end = 0; /* no rows; nor may it wait: the ring does not wait for it */
         if (piece.end)     /* without this test ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
         while (piece.end) {
@@ -479,12 +497,17 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
-            gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
+            if constexpr (T::FACTOR)
+                gemm_multiply_factor<T, MODE, FORMATS>(s, at, cuts, &ring, piece, fin);
+            else
+                gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             if (MODE == SCALE_COLUMN) /* no register for it before */
                 bias = gemm_bias_of<OUT>(p, col + thread);
             piece = gemm_next_piece(&s->piece[++number % PIECES]);
             if (end < p.blocks) {
                 gemm_suspend<T>(p, &s->left[group], group, fin);
+                if (T::FACTOR)
+                    gemm_publish_own<T>(p, group);
                 continue;
             }
 #pragma unroll
@@ -499,7 +522,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 if (OUT == OUT_BF16)
                     gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
                 else if (OUT == OUT_F32)
-                    gemm_store_f32<T>(p, first_row, col, part);
+                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, col, done, part);
                 else if (p.dtype == RIDGE_BF16)
                     gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
                 else if (p.dtype == RIDGE_F16)
@@ -507,6 +530,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 else
                     gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
             }
+            done ^= 1;
         }
         if (thread == 0)
             ptx_tma_wait_read();

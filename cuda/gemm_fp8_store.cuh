@@ -68,10 +68,13 @@ template <class T, int MODE>
 static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
                                                          int slice, int first_row, int first_col, const uint32_t *words)
 {
-    /* panels of 64 columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8) */
-    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16, swizzle = thread % 32 / 16 ^ row % 8;
-    const int panel = (group * T::SLICES + slice) * (T::BN / 64);
-    const uint32_t to = ptx_shared(s->d[panel]) + row * 128;
+    /* panels of COLS columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8), in
+     * one of 64 at chunk (j % 4) ^ (row / 2 % 4) */
+    enum { COLS = T::BN % 64 ? 32 : 64, CHUNKS = COLS / 8, BYTES = 64 * COLS * 2 };
+    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16;
+    const int swizzle = thread % 32 / 16 ^ (COLS == 64 ? row % 8 : row / 2 % 4);
+    const uint32_t panel = ptx_shared(s->d) + (group * T::SLICES + slice) * (T::BN / COLS) * BYTES;
+    const uint32_t to = panel + row * (COLS * 2);
 
     if (slice == 0) {
         if (thread == 0)
@@ -80,14 +83,14 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
     }
 #pragma unroll
     for (int j = 0; j < T::BN / 8; j += 2)
-        ptx_store_matrix(to + j / 8 * (64 * 128) + (j % 8 ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
+        ptx_store_matrix(to + j / CHUNKS * BYTES + (j % CHUNKS ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
                          words[2 * j + 2], words[2 * j + 3]);
     ptx_fence_async();
     ptx_barrier_sync(1 + T::WGS + group, 128); /* all of the panels before TMA reads them */
     if (thread == 0) {
-        for (int c = 0; c < T::BN / 64; c++)
-            if (first_col + 64 * c < p.n && first_row < p.m)
-                ptx_tma_store_2d(&p.d, first_col + 64 * c, first_row, ptx_shared(s->d[panel + c]));
+        for (int c = 0; c < T::BN / COLS; c++)
+            if (first_col + COLS * c < p.n && first_row < p.m)
+                ptx_tma_store_2d(&p.d, first_col + COLS * c, first_row, panel + c * BYTES);
         ptx_tma_commit();
     }
 }
@@ -103,9 +106,10 @@ static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_
     gemm_store_panels<T, MODE>(p, s, group, slice, first_row, first_col, words);
 }
 
-/* OUT_F32: from registers, 32 bytes of a row at a time, all of D that is added to in flight at once. */
+/* From registers, 32 bytes of a row at a time, all of D that is added to in flight at once. */
 template <class T>
-static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, int first_row, int first_col, float *fin)
+static __device__ __forceinline__ void gemm_store_f32_plain(const gemm_args &p, int first_row, int first_col,
+                                                            float *fin)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, row = first_row + thread / 32 * 16 + lane / 4;
     const int col = first_col + 2 * (lane % 4);
@@ -135,6 +139,97 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, int fi
         lower[4 * j] = make_float2(__uint_as_float(num_canonical_f32(fin[4 * j + 2])),
                                    __uint_as_float(num_canonical_f32(fin[4 * j + 3])));
     }
+}
+
+/* ptx_tma_store_2d with an L2 policy. */
+static __device__ __forceinline__ void gemm_tma_store(const void *map, int x, int y, uint32_t from, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;"
+                 :
+                 : "l"(map), "r"(from), "r"(x), "r"(y), "l"(policy)
+                 : "memory");
+}
+
+/* T::WIDE, one thread: what D holds into panels of shared memory during the loop over k, and the results from them to D
+ * during the next tile's. Nobody reads D soon: it leaves L2 first, and the operands stay. */
+template <class T, int MODE> static __device__ void gemm_carry(const gemm_args &p, gemm_memory<T, MODE> *s)
+{
+    enum { ROWS = 64 * T::SLICES, ACROSS = T::BN / 32, PANELS = T::SLICES * ACROSS };
+    const uint64_t policy = ptx_policy_evict_first();
+    uint32_t phase = 0;
+
+    ptx_grid_wait();
+    for (int number = 0;; number++) {
+        const gemm_piece piece = gemm_piece_at<T>(p, number);
+
+        if (!piece.end)
+            break;
+        if (piece.end < p.blocks)
+            continue;
+        ptx_tma_wait_read(); /* the panels are free */
+        for (int group = 0; group < gemm_groups<T>(p); group++) {
+            const uint32_t added = ptx_shared(&s->added[group]);
+            const int row = piece.row + group * ROWS;
+            const int down = max(0, min((p.m - row + 63) / 64, (int)T::SLICES));
+            const int across = max(0, min((p.n - piece.col + 31) / 32, (int)ACROSS)); /* 0: a tile beyond D */
+
+            ptx_mbarrier_expect(added, p.accumulate ? (uint32_t)(down * across * 64 * 128) : 0);
+            for (int i = 0; i < PANELS; i++)
+                if (p.accumulate && i / ACROSS < down && i % ACROSS < across)
+                    ptx_tma_load_2d_policy(ptx_shared(s->d) + (group * PANELS + i) * 8192, &p.d,
+                                           piece.col + i % ACROSS * 32, row + i / ACROSS * 64, added, policy);
+        }
+        for (int group = 0; group < gemm_groups<T>(p); group++) {
+            const int row = piece.row + group * ROWS;
+
+            ptx_mbarrier_wait(ptx_shared(&s->stored[group]), phase);
+            for (int i = 0; i < PANELS; i++)
+                if (row + i / ACROSS * 64 < p.m && piece.col + i % ACROSS * 32 < p.n)
+                    gemm_tma_store(&p.d, piece.col + i % ACROSS * 32, row + i / ACROSS * 64,
+                                   ptx_shared(s->d) + (group * PANELS + i) * 8192, policy);
+            ptx_tma_commit();
+        }
+        phase ^= 1;
+    }
+    ptx_tma_wait();
+}
+
+/* OUT_F32. `done`: parity of the tiles that this warpgroup has finished. In a row of 128 bytes of a panel, the 16 bytes
+ * of columns 4 j lie at chunk j ^ (row % 8). */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
+                                                      int first_row, int first_col, int done, float *fin)
+{
+    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
+    const int panel = (group * T::SLICES + slice) * (T::BN / 32);
+
+    if constexpr (!T::WIDE) {
+        gemm_store_f32_plain<T>(p, first_row, first_col, fin);
+        return;
+    }
+    if (slice == 0)
+        ptx_mbarrier_wait(ptx_shared(&s->added[group]), done);
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        float2 *upper =
+            (float2 *)(s->d + (panel + j / 4) * 8192 + row * 128 + ((j % 4 * 2 + q / 2) ^ row % 8) * 16 + q % 2 * 8);
+        float2 *lower = upper + 8 * 128 / 8;
+        float *x = fin + 4 * j;
+
+        if (p.accumulate) {
+            const float2 a = *upper, b = *lower;
+
+            x[0] += a.x;
+            x[1] += a.y;
+            x[2] += b.x;
+            x[3] += b.y;
+        }
+        *upper = make_float2(__uint_as_float(num_canonical_f32(x[0])), __uint_as_float(num_canonical_f32(x[1])));
+        *lower = make_float2(__uint_as_float(num_canonical_f32(x[2])), __uint_as_float(num_canonical_f32(x[3])));
+    }
+    ptx_fence_async();
+    if (slice == T::SLICES - 1)
+        ptx_mbarrier_arrive(ptx_shared(&s->stored[group]));
 }
 
 /* OUT_ANY: 64 x BN results, and their bias. */

@@ -1,5 +1,5 @@
-/* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 48, 64: the 64
- * rows are weights and the columns tokens, or the other way about. */
+/* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 48, 64, where
+ * the 64 rows are weights and the columns tokens or the other way about, and 96. */
 #ifndef RIDGE_WGMMA_NARROW_CUH
 #define RIDGE_WGMMA_NARROW_CUH
 
@@ -40,10 +40,23 @@
     "+f"((d)[8]), "+f"((d)[9]), "+f"((d)[10]), "+f"((d)[11]), "+f"((d)[12]), "+f"((d)[13]), "+f"((d)[14]), "+f"((d)[15]), \
     "+f"((d)[16]), "+f"((d)[17]), "+f"((d)[18]), "+f"((d)[19]), "+f"((d)[20]), "+f"((d)[21]), "+f"((d)[22]), "+f"((d)[23]), \
     "+f"((d)[24]), "+f"((d)[25]), "+f"((d)[26]), "+f"((d)[27]), "+f"((d)[28]), "+f"((d)[29]), "+f"((d)[30]), "+f"((d)[31])
+#define WGMMA_NARROW_REGISTERS_96 "{" \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+    "}"
+#define WGMMA_NARROW_OPERANDS_96(d) \
+    WGMMA_NARROW_OPERANDS_64(d), \
+    "+f"((d)[32]), "+f"((d)[33]), "+f"((d)[34]), "+f"((d)[35]), "+f"((d)[36]), "+f"((d)[37]), "+f"((d)[38]), "+f"((d)[39]), \
+    "+f"((d)[40]), "+f"((d)[41]), "+f"((d)[42]), "+f"((d)[43]), "+f"((d)[44]), "+f"((d)[45]), "+f"((d)[46]), "+f"((d)[47])
 #define WGMMA_NARROW(n, a_place, b_place, keep_place, types, d, a, b, keep) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " keep_place ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " " WGMMA_NARROW_REGISTERS_##n ", " a_place ", " b_place \
                  ", p, 1, 1;\n}" : WGMMA_NARROW_OPERANDS_##n(d) : "l"(a), "l"(b), "r"(keep))
+#define WGMMA_NARROW_BF16(n, a_place, b_place, d, a, b) \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 " WGMMA_NARROW_REGISTERS_##n ", " a_place ", " b_place \
+                 ", p, 1, 1, 0, 0;\n}" : WGMMA_NARROW_OPERANDS_##n(d) : "l"(a), "l"(b))
 /* clang-format on */
 
 #define WGMMA_NARROW_FORMATS(n, a_place, b_place, keep_place)                      \
@@ -66,9 +79,29 @@ static __device__ __forceinline__ void wgmma_fp8_narrow(float *d, uint64_t a, ui
         WGMMA_NARROW_FORMATS(32, "%16", "%17", "%18");
     } else if constexpr (N == 48) {
         WGMMA_NARROW_FORMATS(48, "%24", "%25", "%26");
-    } else {
+    } else if constexpr (N == 64) {
         WGMMA_NARROW_FORMATS(64, "%32", "%33", "%34");
+    } else {
+        WGMMA_NARROW_FORMATS(96, "%48", "%49", "%50");
     }
+}
+
+/* Rows of 16 bytes, packed; elements 8 .. 15 of k are 0 .. 7 again. The low word has room for 14 bits of the address:
+ * those above name the CTA. */
+static __device__ __forceinline__ uint32_t wgmma_low_rows16(uint32_t shared)
+{
+    return shared >> 4 & 0x3fff;
+}
+
+static __device__ __forceinline__ uint64_t wgmma_descriptor_rows16(uint32_t low)
+{
+    return (uint64_t)(128 >> 4) << 32 | low;
+}
+
+/* D (64 x 96) = A (64 x 16) B (96 x 16)^T, bf16. */
+static __device__ __forceinline__ void wgmma_bf16_96(float *d, uint64_t a, uint64_t b)
+{
+    WGMMA_NARROW_BF16(96, "%48", "%49", d, a, b);
 }
 
 #endif

@@ -8,9 +8,9 @@
 #include "bench.h"
 #include "measure.h"
 
-enum { ROUNDS = 15, FEW_ROUNDS = 5 };
+enum { ROUNDS = 15, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
 
-static const double long_round = 30e3; /* us; then fewer rounds */
+static const double long_round = 30e3, longer_round = 100e3; /* us; then fewer rounds */
 
 static bool grow(chain *c)
 {
@@ -118,7 +118,7 @@ static bool measure(const replay *what, double us[3])
         if (r >= 0)
             round[r] = one / what->times;
         if (one > long_round && rounds == ROUNDS) { /* warm enough */
-            rounds = FEW_ROUNDS;
+            rounds = one > longer_round ? LEAST_ROUNDS : FEW_ROUNDS;
             r = -2;
         }
     }

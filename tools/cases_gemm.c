@@ -101,6 +101,10 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
             return;
         cases_add(list, op, "m=66 n=17416 k=1040", wide);
         cases_add(list, op, "m=70 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1", wide);
+        cases_add(list, op, "m=72 n=17416 k=1040 scales=row128_row128 d=f32 accumulate=1", wide); /* scales by TMA */
+        cases_add(list, op, "m=72 n=17416 k=1040 scales=row128_row128", wide);
+        cases_add(list, op, "m=200 n=13000 k=912 scales=row128_row128 d=f16",
+                  (test_case){.fill = FILL_NORMAL, .repeats = 2, .gpu = true});
     }
     if (level == CASES_LARGE) {
         cases_add(list, op, "m=150 n=8200 k=1040", (test_case){.fill = FILL_NORMAL, .repeats = 1000});

@@ -357,7 +357,7 @@ bool image_build_to_time(const test_case *c, uint64_t seed, image *im)
     const ridge_op_row *op = ridge_op_table[c->call.op];
 
     image_place(c, im);
-    if ((c->call.op != RIDGE_GEMM_FP8 && c->call.op != RIDGE_QUANTIZE_FP8_DUAL) || im->bytes < (size_t)64 << 20)
+    if ((c->call.op != RIDGE_GEMM_FP8 && c->call.op != RIDGE_QUANTIZE_FP8_DUAL) || im->bytes < (size_t)16 << 20)
         return image_build(c, seed, im);
     im->periodic = true;
     im->host = calloc(1, im->bytes); /* the pages that nothing is written to cost nothing */
