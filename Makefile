@@ -59,11 +59,11 @@ fuzz:
 	    $(BUILD)/fuzz/tests/fuzz_$$name $(BUILD)/fuzz/corpus-$$name $$(ls -d tests/fuzz/corpus/$$name 2>/dev/null) \
 	        -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1 || exit 1; done
 
-## memcheck: compute-sanitizer on the GPU, every row once: memcheck, initcheck, synccheck; racecheck but for streams (docs/measured.md)
+## memcheck: compute-sanitizer on the GPU, every row once: memcheck, initcheck, synccheck; racecheck of some ops (docs/measured.md)
 memcheck: all
 	for tool in memcheck initcheck synccheck; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(RIDGE) test --quick --once --device cuda --quiet || exit 1; done
-	for what in 'swiglu_*' '*quantize*' '*norm*' 'ce_*' multiply 'gemm_fp8 m=200 n=264 k=400'; do \
+	for what in 'swiglu_*' '*quantize*' '*norm*' '*ce_*' 'q8_0_re*' 'q8_0_un*' multiply 'gemm_fp8 m=200 n=264 k=400'; do \
 	    compute-sanitizer --tool racecheck --error-exitcode 1 \
 	        $(RIDGE) test --quick --once --units 4 --device cuda --quiet $$what || exit 1; done
 

@@ -138,7 +138,7 @@ bool ridge_cpu_streams(const ridge_device *device, double bytes)
 {
     const double quarter = 0.25 * (double)device->l2_bytes, most = 16 << 20;
 
-    return bytes > (quarter < most ? quarter : most);
+    return bytes > (quarter > 0 && quarter < most ? quarter : most); /* 0: no size was found */
 }
 
 /* ----------------------------------------------------------------------------------------------------------- memory */

@@ -149,11 +149,12 @@ static ridge_status check_workspace(const ridge_call *call, const void *workspac
                           workspace);
     for (int arg = 0; arg < op->args && bytes; arg++) {
         const uintptr_t at = (uintptr_t)call->arg[arg].data;
+        const uintptr_t size = at && call->arg[arg].dtype != RIDGE_NONE ? (uintptr_t)ridge_operand_bytes(call, arg) : 0;
 
-        if (at && call->arg[arg].dtype != RIDGE_NONE && at - begin < bytes)
+        if (size && at - begin < bytes)
             return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s at %p lies in the workspace, %zu bytes at %p", op->name,
                               op->arg[arg].name, call->arg[arg].data, bytes, workspace);
-        if (at && call->arg[arg].dtype != RIDGE_NONE && begin - at < (uintptr_t)ridge_operand_bytes(call, arg))
+        if (begin - at < size)
             return ridge_fail(RIDGE_ERR_ARG, "%s: the workspace at %p lies in operand %s at %p", op->name, workspace,
                               op->arg[arg].name, call->arg[arg].data);
     }

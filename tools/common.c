@@ -100,6 +100,16 @@ static size_t smallest_element(const ridge_call *call)
     return size;
 }
 
+/* A result row depends on nothing but its own inputs. */
+static bool is_row_wise(const ridge_op_row *op, const ridge_call *call)
+{
+    const uint32_t scale = call->flags & RIDGE_SCALE;
+
+    if (op->id == RIDGE_QUANTIZE_FP8)
+        return scale == RIDGE_SCALE_ROW || scale == RIDGE_SCALE_ROW128;
+    return op->contract & RIDGE_INVARIANT;
+}
+
 bool case_parse(const char *text, test_case *c)
 {
     char *copy = strdup(text), *rest = NULL, problem[1024] = "";
@@ -135,6 +145,10 @@ bool case_parse(const char *text, test_case *c)
     }
     if (good && c->fill == FILL_EXACT && op->id != RIDGE_GEMM_FP8) {
         fprintf(stderr, "ridge: %s: fill=exact is for gemm_fp8: only its sums are exact on small integers\n", op->name);
+        good = false;
+    }
+    if (good && c->slices && !is_row_wise(op, &c->call)) {
+        fprintf(stderr, "ridge: %s: slices=1 is for ops whose rows depend on nothing else\n", op->name);
         good = false;
     }
     if (good && align < 16)

@@ -45,7 +45,7 @@ def _swiglu_gradient(options, gate, up):
 
 def _usual_loss(x, weight, target):
     """Nothing to cast, and of the right shapes: whatever else is left to the ordinary way and its errors."""
-    return (x.dtype is weight.dtype and target.dtype in (torch.int32, torch.int64) and x.dim() > 0 and
+    return (x.device.type in ("cpu", "cuda") and x.dtype is weight.dtype and target.dtype in (torch.int32, torch.int64) and x.dim() > 0 and
             x.shape[:-1] == target.shape and not torch.is_autocast_enabled(x.device.type))
 
 
@@ -134,6 +134,8 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
             weight=(weight, None))
     if target.is_floating_point():
         raise ArgumentError("target holds class probabilities; only class indices are supported")
+    if not input.dim():
+        raise ArgumentError("input has no dimensions")
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
