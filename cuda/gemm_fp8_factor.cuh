@@ -1,12 +1,13 @@
 /* gemm_fp8_factor.cuh: gemm_fp8 on Hopper where B has a scale for each row and 128 of k, with the products of the
  * scales made by the tensor cores (T::FACTOR). Included by gemm_fp8_sm90.cuh.
  *
- *     fin = fma(S_b, P_b, fin),  S_b = sA sB to 2^-22
+ *     fin = fma(S_b, P_b, fin),  S_b = sA sB to 2^-21
  *
  * One operation an element and block of k instead of two: a fifth matrix instruction, 64 x BN x 16 of bf16, makes the
- * outer product of the scales. Three warps cut each scale into three bf16, high + middle + low, exactly; eight of the
- * nine products (all but low low) are the eight elements of a row of A's and of B's cuts. The instruction has 16: the
- * same eight again, so that B's are of half the scale. An infinite scale gives NaN. */
+ * outer product of the scales. Three warps, two where they do not come by TMA, cut each scale into three bf16, high +
+ * middle + low, exactly but for subnormal parts; eight of the nine products (all but low low) are the eight elements of
+ * a row of A's and of B's cuts. The instruction has 16: the same eight again, so that B's are of half the scale. An
+ * infinite scale gives NaN (docs/numerics.md). */
 
 /* Low words of the descriptors of this warpgroup's cuts of A and of those of B, in stage 0. */
 typedef struct gemm_cuts {
