@@ -278,12 +278,12 @@ struct ridge_backend {
 };
 
 extern const ridge_backend ridge_cpu_backend;
+extern const ridge_backend ridge_cuda_backend;                        /* only with RIDGE_HAVE_CUDA */
+const ridge_backend *ridge_backend_at(int id, const char **why_none); /* NULL and the reason if not built in */
 
 /* Whether so many bytes of output bypass the CPU's caches: more than a quarter of the last one, or than 16 MB of one
  * that strangers share. */
 bool ridge_cpu_streams(const ridge_device *device, double bytes);
-extern const ridge_backend ridge_cuda_backend;                        /* only with RIDGE_HAVE_CUDA */
-const ridge_backend *ridge_backend_at(int id, const char **why_none); /* NULL and the reason if not built in */
 
 /* ------------------------------------------------------------------------------------------------------- functions */
 

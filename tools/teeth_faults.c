@@ -175,6 +175,10 @@ FAULT(takes_the_next_rows_scale)
     ridge_call copy = *call;
 
     (void)problem, (void)im, (void)memory;
+    if (call->arg[scale].dtype == RIDGE_NONE) {
+        teeth_refused = true;
+        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "the case has no row_scale");
+    }
     copy.arg[scale].data = (float *)copy.arg[scale].data + 1;
     return run_changed(device, kernel, &copy, workspace, bytes, stream);
 }
