@@ -52,6 +52,10 @@ typedef struct gemm_args {
     int block_a;        /* the scales of A are BLK128 */
     int scale_tma;      /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
+    /* when T::FEW: */
+    int high, stages;   /* rows of a tile, stages that they leave room for */
+    int from_a, from_b; /* where the scales begin in their maps, which are of one line: their rows need no alignment */
+    CUtensorMap d_last; /* d for the rows of the last warpgroup */
 } gemm_args;
 
 /* Blocks begin .. end - 1 of the tile at row, col. end = 0: there is no more. */
@@ -59,21 +63,33 @@ typedef struct gemm_piece {
     int row, col, begin, end;
 } gemm_piece;
 
+/* Bytes of the ring of A and B when T::FEW, where a stage has as many rows as the tiles of this call and there are as
+ * many stages as fit: all that the rest, less than 1 KB besides what is counted here, leaves. */
+template <class T, int MODE> struct gemm_room {
+    enum {
+        SCALES = MODE == SCALE_LAST ? 0 : T::BM * 4 + (MODE == SCALE_COLUMN ? (2 * T::BN + 16) * 4 : 4),
+        RING = (232448 - T::BM * T::BN * 2 - T::MOST * SCALES - T::WGS * T::BN * 8 - 1024) / 1024 * 1024
+    };
+};
+
 template <class T, int MODE> struct gemm_memory {
-    static_assert(T::STAGES + 2 <= PIECES, "pieces that the stages can belong to, the one being read, the next");
-    uint8_t a[T::STAGES][T::BM * BK];
-    uint8_t b[T::STAGES][T::BN * BK];
+    static_assert(T::MOST + 2 <= PIECES, "pieces that the stages can belong to, the one being read, the next");
+    /* T::FEW: one ring, stages of A, then those of B */
+    uint8_t a[T::FEW ? 1 : T::MOST][T::FEW ? gemm_room<T, MODE>::RING - 1024 : T::BM * BK];
+    uint8_t b[T::FEW ? 1 : T::MOST][T::FEW ? 1024 : T::BN * BK];
     /* panels of 64 rows x 128 bytes of results, or 64 bytes where BN is no multiple of 64 columns of 16 bits */
     uint8_t d[(1 + T::WIDE) * T::BM * T::BN * 2];
-    float scale_a[T::STAGES][T::BM];
-    float scale_b[MODE == SCALE_BLOCK ? 8 : T::STAGES]
-                 [MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
+    float scale_a[MODE == SCALE_LAST && T::FEW ? 1 : T::MOST][MODE == SCALE_LAST && T::FEW ? 32 : T::BM];
+    float scale_b[MODE == SCALE_BLOCK ? T::FEW ? 16 : 8
+                  : MODE == SCALE_LAST && T::FEW
+                      ? T::WGS
+                      : T::MOST][MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
     /* rows of eight bf16; memcheck takes 96 for 3072 bytes, so that more must follow them */
-    uint8_t cut_a[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BM * 16 : 16];
-    uint8_t cut_b[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BN * 16 : 16];
-    float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
+    uint8_t cut_a[T::FACTOR ? T::MOST : 1][T::FACTOR ? T::BM * 16 : 16];
+    uint8_t cut_b[T::FACTOR ? T::MOST : 1][T::FACTOR ? T::BN * 16 : 16];
+    float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::MOST : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
-    uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
+    uint64_t full[T::MOST], empty[T::MOST], ready[T::MOST], left[T::WGS];
     uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
     gemm_piece piece[PIECES];               /* by number */
 };
@@ -86,23 +102,40 @@ typedef struct gemm_places {
     uint32_t a, b, full, ready, empty; /* a, b: low words */
     int row;                           /* of A, in the tile */
     int turn, after;                   /* barriers: this warpgroup's turn, the next one's */
+    uint32_t step;                     /* from a stage of A to the next, in low words, when T::FEW */
 } gemm_places;
 
-/* Which stage is next, and its phase. */
+/* Which stage is next, and its phase; of how many, when T::FEW. */
 typedef struct gemm_ring {
-    uint32_t stage, phase;
+    uint32_t stage, phase, stages;
 } gemm_ring;
 
 template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_ring *at)
 {
-    at->stage = at->stage + 1 == STAGES ? 0 : at->stage + 1;
+    at->stage = at->stage + 1 == (STAGES ? STAGES : at->stages) ? 0 : at->stage + 1;
     at->phase ^= at->stage == 0;
+}
+
+/* With FEW the rows are shared out evenly to the tiles, which load only what they have, within 16, and warpgroups
+ * without rows stay out: TMA takes its time over rows outside, and the tensor cores over zeros. */
+template <class T> static __device__ __forceinline__ int gemm_high(const gemm_args &p)
+{
+    return T::FEW ? p.high : (int)T::BM;
+}
+
+/* Where the rows of the tile at `row` end. */
+template <class T> static __device__ __forceinline__ int gemm_rows_end(const gemm_args &p, int row)
+{
+    return T::FEW ? min(p.m, row + p.high) : p.m;
+}
+
+template <class T> static __device__ __forceinline__ uint32_t gemm_stages(const gemm_args &p)
+{
+    return T::FEW ? (uint32_t)p.stages : (uint32_t)T::MOST;
 }
 
 #include "gemm_fp8_walk.cuh"
 
-/* With FEW a problem of one row of tiles loads only rows that it has, within 16, and warpgroups without rows stay out:
- * TMA takes its time over rows outside, and the tensor cores over zeros. */
 template <class T> static __device__ __forceinline__ int gemm_slice(const gemm_args &p)
 {
     return T::FEW ? p.slice : T::BM / T::CN;
@@ -123,9 +156,10 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
                            (p.scale_tma ? slice * T::CN * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
-    const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK, to_b = ptx_shared(s->b[0]) + cols * BK;
+    const uint32_t step_a = gemm_high<T>(p) * BK, to_a = ptx_shared(s->a[0]) + rows * BK;
+    const uint32_t to_b = ptx_shared(T::FEW ? s->a[0] + p.stages * p.high * BK : s->b[0]) + cols * BK;
     gemm_piece piece = s->piece[0], ahead = s->piece[1], later = {};
-    gemm_ring ring = {0, 1};
+    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
 
     ptx_grid_wait();
     for (int number = 1; piece.end; number++) {
@@ -134,7 +168,7 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         s->piece[number % PIECES] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++) {
             const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
-            const uint32_t a = to_a + stage * (T::BM * BK), b = to_b + stage * (T::BN * BK);
+            const uint32_t a = to_a + stage * step_a, b = to_b + stage * (T::BN * BK);
 
             ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + stage * 8, ring.phase);
             if (T::CN == 1)
@@ -146,9 +180,11 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
             else
                 ptx_tma_load_2d_multicast(b, &p.b, kb * BK, col + cols, full, same_col);
             if (MODE != SCALE_LAST && p.scale_tma)
-                ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (T::BM * 4), &p.map_scale_a, row, kb, full);
+                ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (T::BM * 4), &p.map_scale_a,
+                                T::FEW ? p.from_a + row + kb * (int)p.ld_a : row, T::FEW ? 0 : kb, full);
             if (MODE == SCALE_COLUMN && p.scale_tma)
-                ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
+                ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b,
+                                T::FEW ? p.from_b + col + kb * (int)p.ld_b : col, T::FEW ? 0 : kb, full);
             ptx_mbarrier_expect(full, bytes);
             gemm_advance<T::STAGES>(&ring);
             if (kb == piece.begin) /* many divisions: while the stages are full */
@@ -157,7 +193,8 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         piece = ahead;
         ahead = later;
     }
-    for (int i = 0; i < T::STAGES; i++) { /* what other CTAs give back here last: this one is there until then */
+    for (uint32_t i = 0; i < gemm_stages<T>(p);
+         i++) { /* what other CTAs give back here last: this one is there until then */
         ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + ring.stage * 8, ring.phase);
         gemm_advance<T::STAGES>(&ring);
     }
@@ -175,9 +212,9 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
 
         gemm_locate<T>(p, item, &row, &col);
         for (int kb = 0; kb < p.blocks; kb++, n++) {
-            const uint32_t stage = n % T::STAGES;
+            const uint32_t stage = n % gemm_stages<T>(p);
 
-            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / T::STAGES & 1) ^ 1);
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / gemm_stages<T>(p) & 1) ^ 1);
 #pragma unroll
             for (int i = lane; i < T::BM; i += 32) {
                 const int r = min(row + i, p.m - 1);
@@ -206,7 +243,7 @@ template <class T> static __device__ void gemm_load_column(const gemm_args &p, g
 {
     enum { MEETS = T::WGS == 3 && !T::FEW }; /* the tiles that share items */
     gemm_piece piece = s->piece[0], after = {};
-    gemm_ring ring = {0, 1};
+    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
     float next;
 
     ptx_grid_wait();
@@ -320,7 +357,8 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
                                                   float *fin)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    const uint32_t stage = ring->stage, a = at.a + stage * (T::FEW ? at.step : T::BM * BK / 16);
+    const uint32_t b = at.b + stage * (T::BN * BK / 16);
     float column = 0.0f;
 
     ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
@@ -363,6 +401,82 @@ static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, co
         gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
 }
 
+/* The matrix instructions of one block of k, and what promotes them. */
+typedef struct gemm_flight {
+    uint32_t stage;
+    gemm_scales v;
+} gemm_flight;
+
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ gemm_flight gemm_issue(const gemm_memory<T, MODE> *s, const gemm_places &at,
+                                                         gemm_ring *ring, float *acc)
+{
+    const uint32_t stage = ring->stage, a = at.a + stage * at.step, b = at.b + stage * (T::BN * BK / 16);
+    gemm_flight f = {stage, {}};
+
+    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BK / 32; k++)
+        gemm_wgmma<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
+    wgmma_commit();
+    if (MODE == SCALE_BLOCK) {
+        const float column = s->scale_b[stage][0];
+
+        f.v.upper = s->scale_a[stage][at.row] * column;
+        f.v.lower = s->scale_a[stage][at.row + 8] * column;
+    }
+    gemm_advance<T::STAGES>(ring);
+    return f;
+}
+
+/* After the wait: the stage goes back, then the promotion. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_land(const gemm_places &at, const gemm_flight &f, float *acc, float *fin)
+{
+    wgmma_pin<T::BN / 2>(acc); /* no use before the wait */
+    __syncwarp();              /* the warp has read its scales */
+    if (threadIdx.x % 32 < T::CM + T::CN - 1)
+        ptx_mbarrier_arrive_cluster(at.empty + f.stage * 8);
+    if (MODE == SCALE_BLOCK)
+        gemm_promote_block<T::BN>(f.v, acc, fin);
+    else
+#pragma unroll
+        for (int i = 0; i < T::BN / 2; i++)
+            fin[i] += acc[i];
+}
+
+/* The blocks of a piece into fin by a warpgroup that is alone: while it promotes one, the matrix instructions of the
+ * next run. */
+template <class T, int MODE, int FORMATS>
+static __device__ __forceinline__ void gemm_multiply_two(gemm_memory<T, MODE> *s, const gemm_places &at,
+                                                         gemm_ring *ring, const gemm_piece &piece, float *fin)
+{
+    float even[T::BN / 2], odd[T::BN / 2];
+    gemm_flight first = gemm_issue<T, MODE, FORMATS>(s, at, ring, even), second;
+    int left = piece.end - piece.begin - 1;
+
+#pragma unroll 1
+    for (; left >= 2; left -= 2) {
+        second = gemm_issue<T, MODE, FORMATS>(s, at, ring, odd);
+        wgmma_wait_before();
+        gemm_land<T, MODE>(at, first, even, fin);
+        first = gemm_issue<T, MODE, FORMATS>(s, at, ring, even);
+        wgmma_wait_before();
+        gemm_land<T, MODE>(at, second, odd, fin);
+    }
+    if (left) {
+        second = gemm_issue<T, MODE, FORMATS>(s, at, ring, odd);
+        wgmma_wait_before();
+        gemm_land<T, MODE>(at, first, even, fin);
+        wgmma_wait();
+        gemm_land<T, MODE>(at, second, odd, fin);
+    } else {
+        wgmma_wait();
+        gemm_land<T, MODE>(at, first, even, fin);
+    }
+}
+
 /* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
  * with an address each would spill. */
 template <class T, int MODE>
@@ -398,12 +512,13 @@ template <class T, int MODE, int FORMATS, int OUT>
 static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const __grid_constant__ gemm_args p)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    static_assert(sizeof(gemm_memory<T, MODE>) <= 232448, "what a block can have");
     extern __shared__ __align__(1024) uint8_t shared[];
     gemm_memory<T, MODE> *s = (gemm_memory<T, MODE> *)shared;
     const int rank = (int)ptx_cluster_rank();
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < T::STAGES; i++) {
+        for (uint32_t i = 0; i < gemm_stages<T>(p); i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]),
                               (MODE == SCALE_LAST || p.scale_tma ? 1 : 33) + (MODE == SCALE_BLOCK));
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), !T::FACTOR ? 32 : p.scale_tma ? 96 : 64);
@@ -434,7 +549,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
     if (threadIdx.x < 128) {
         if (T::WGS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        else
+        else if (T::WGS == 3)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
@@ -455,7 +570,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             if (warp == 3)
                 gemm_load_column<T>(p, s);
         } else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
-            gemm_spread_scales<T, MODE>(s);
+            gemm_spread_scales<T, MODE>(p, s);
     } else {
         enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
@@ -466,22 +581,24 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                                                         : rank;
         /* through a shuffle or a reduction: else the compiler computes the descriptors anew for every block of k */
         const gemm_places at = {gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK))),
-                                gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->b[0]))),
+                                gemm_hide<MODE>((uint32_t)wgmma_descriptor(
+                                    ptx_shared(T::FEW ? s->a[0] + p.stages * p.high * BK : s->b[0]))),
                                 ptx_shared(&s->full[0]),
                                 ptx_shared(&s->ready[0]),
                                 ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
                                 local,
                                 1 + group,
-                                group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
+                                group + 1 == gemm_groups<T>(p) ? 1 : 2 + group,
+                                (uint32_t)gemm_high<T>(p) * (BK / 16)};
         const gemm_cuts cuts = {gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_a[0]) + group * ROWS * 16)),
                                 gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_b[0])))};
-        gemm_ring ring = {};
+        gemm_ring ring = {0, 0, gemm_stages<T>(p)};
         gemm_piece piece;
         int number = 0, done = 0; /* done: parity of the tiles that are finished */
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        else
+        else if (T::WGS == 3)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && !T::FACTOR && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
@@ -492,13 +609,15 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (piece.end)     /* without this test ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
         while (piece.end) {
-            const int row = piece.row, col = piece.col, end = piece.end;
+            const int row = piece.row, col = piece.col, end = piece.end, last = gemm_rows_end<T>(p, piece.row);
             float bias = MODE == SCALE_COLUMN ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
             if constexpr (T::FACTOR)
                 gemm_multiply_factor<T, MODE, FORMATS>(s, at, cuts, &ring, piece, fin);
+            else if constexpr (T::WGS == 1)
+                gemm_multiply_two<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             else
                 gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             if (MODE == SCALE_COLUMN) /* no register for it before */
@@ -522,13 +641,13 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 if (OUT == OUT_BF16)
                     gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
                 else if (OUT == OUT_F32)
-                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, col, done, part);
+                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, last, col, done, part);
                 else if (p.dtype == RIDGE_BF16)
-                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
+                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, last, col, part);
                 else if (p.dtype == RIDGE_F16)
-                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
+                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, last, col, part);
                 else
-                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
+                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, last, col, part);
             }
             done ^= 1;
         }
