@@ -91,21 +91,23 @@ static int64_t stride_of(const ridge_operand *x, int64_t packed)
     return x->stride ? x->stride : packed;
 }
 
-/* Few rows: as one line, whose elements have 32-bit numbers. */
-static bool scales_by_tma(const gemm_tile *tile, const float *scale, int64_t ld, int64_t blocks)
+/* The kernels that take the scales of A as one line (gemm_flat), whose elements have 32-bit numbers. */
+static bool is_flat(const gemm_tile *tile, uint32_t mode_b)
 {
-    return tile->few ? ld * blocks < 0x7fffff00 : ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
+    return tile->few && mode_b == RIDGE_SCALE_B_BLK128;
 }
 
-/* The map of scales: `across` of them for each block, ld apart, boxes of `box`. */
-static ridge_status map_scales(const ridge_device *device, const gemm_tile *tile, CUtensorMap *map, const float *scale,
-                               int64_t across, int64_t blocks, int64_t ld, int box)
+static bool scales_by_tma(const float *scale, int64_t ld)
 {
-    const int64_t from = (int64_t)((uintptr_t)scale % 16 / 4);
+    return ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
+}
 
-    return tile->few ? host_tensor_map(device, map, RIDGE_F32, scale - from, from + (blocks - 1) * ld + across, 1, 0,
-                                       box, 1, 0)
-                     : host_tensor_map(device, map, RIDGE_F32, scale, across, blocks, ld, box, 1, 0);
+static ridge_status map_scales_a(const ridge_device *device, const gemm_tile *tile, uint32_t mode_b, gemm_args *p)
+{
+    if (is_flat(tile, mode_b))
+        return host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a - p->from,
+                               p->from + (p->blocks - 1) * p->ld_a + p->m, 1, 0, p->high + 4, 1, 0);
+    return host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a, p->m, p->blocks, p->ld_a, p->high, 1, 0);
 }
 
 /* What the kernel needs besides the tensor maps. */
@@ -131,10 +133,10 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
     p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR
                  ? 0
                  : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], mode_b == RIDGE_SCALE_B_BLK128 ? p.blocks : p.n);
-    p.scale_tma = mode_a == RIDGE_SCALE_ROW128 && scales_by_tma(tile, p.scale_a, p.ld_a, p.blocks) &&
-                  (mode_b != RIDGE_SCALE_B_ROW128 || scales_by_tma(tile, p.scale_b, p.ld_b, p.blocks));
-    p.from_a = (int)((uintptr_t)p.scale_a % 16 / 4);
-    p.from_b = (int)((uintptr_t)p.scale_b % 16 / 4);
+    p.from = (int)((uintptr_t)p.scale_a % 16 / 4);
+    p.scale_tma = mode_a == RIDGE_SCALE_ROW128 &&
+                  (is_flat(tile, mode_b) ? p.ld_a * p.blocks < 0x7fffff00 : scales_by_tma(p.scale_a, p.ld_a)) &&
+                  (mode_b != RIDGE_SCALE_B_ROW128 || scales_by_tma(p.scale_b, p.ld_b));
     p.dtype = (int)d->dtype;
     p.out = (char *)d->data;
     p.stride = stride_of(d, p.n);
@@ -196,9 +198,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (!status && out == OUT_F32 && mode == SCALE_COLUMN)
         status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 32, 64, 128);
     if (!status && p.scale_tma)
-        status = map_scales(device, tile, &p.map_scale_a, p.scale_a, p.m, p.blocks, p.ld_a, p.high);
+        status = map_scales_a(device, tile, mode_b, &p);
     if (!status && p.scale_tma && mode == SCALE_COLUMN)
-        status = map_scales(device, tile, &p.map_scale_b, p.scale_b, p.n, p.blocks, p.ld_b, tile->bn);
+        status = host_tensor_map(device, &p.map_scale_b, RIDGE_F32, p.scale_b, p.n, p.blocks, p.ld_b, tile->bn, 1, 0);
     if (status)
         return status;
     p.stages = stages < tile->most ? stages : tile->most;

@@ -54,7 +54,7 @@ typedef struct gemm_args {
     int dtype, aligned, accumulate, bias_f32;
     /* when T::FEW: */
     int high, stages;   /* rows of a tile, stages that they leave room for */
-    int from_a, from_b; /* where the scales begin in their maps, which are of one line: their rows need no alignment */
+    int from;           /* where the scales of A begin in their map, see gemm_flat */
     CUtensorMap d_last; /* d for the rows of the last warpgroup */
 } gemm_args;
 
@@ -67,7 +67,8 @@ typedef struct gemm_piece {
  * many stages as fit: all that the rest, less than 1 KB besides what is counted here, leaves. */
 template <class T, int MODE> struct gemm_room {
     enum {
-        SCALES = MODE == SCALE_LAST ? 0 : T::BM * 4 + (MODE == SCALE_COLUMN ? (2 * T::BN + 16) * 4 : 4),
+        PITCH = T::BM + (T::FEW && MODE == SCALE_BLOCK ? 32 : 0), /* of the scales of A */
+        SCALES = MODE == SCALE_LAST ? 0 : PITCH * 4 + (MODE == SCALE_COLUMN ? (2 * T::BN + 16) * 4 : 4),
         RING = (232448 - T::BM * T::BN * 2 - T::MOST * SCALES - T::WGS * T::BN * 8 - 1024) / 1024 * 1024
     };
 };
@@ -79,7 +80,8 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t b[T::FEW ? 1 : T::MOST][T::FEW ? 1024 : T::BN * BK];
     /* panels of 64 rows x 128 bytes of results, or 64 bytes where BN is no multiple of 64 columns of 16 bits */
     uint8_t d[(1 + T::WIDE) * T::BM * T::BN * 2];
-    float scale_a[MODE == SCALE_LAST && T::FEW ? 1 : T::MOST][MODE == SCALE_LAST && T::FEW ? 32 : T::BM];
+    float scale_a[MODE == SCALE_LAST && T::FEW ? 1 : T::MOST]
+                 [MODE == SCALE_LAST && T::FEW ? 32 : gemm_room<T, MODE>::PITCH];
     float scale_b[MODE == SCALE_BLOCK ? T::FEW ? 16 : 8
                   : MODE == SCALE_LAST && T::FEW
                       ? T::WGS
@@ -103,11 +105,13 @@ typedef struct gemm_places {
     int row;                           /* of A, in the tile */
     int turn, after;                   /* barriers: this warpgroup's turn, the next one's */
     uint32_t step;                     /* from a stage of A to the next, in low words, when T::FEW */
+    int from, shift;                   /* how far the first block's scales of A begin late, and how much more each */
 } gemm_places;
 
-/* Which stage is next, and its phase; of how many, when T::FEW. */
+/* Which stage is next, and its phase; when T::FEW, of how many, and how far its scales of A begin late. */
 typedef struct gemm_ring {
     uint32_t stage, phase, stages;
+    int late;
 } gemm_ring;
 
 template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_ring *at)
@@ -146,14 +150,23 @@ template <class T> static __device__ __forceinline__ int gemm_groups(const gemm_
     return T::FEW ? p.groups : (int)T::WGS;
 }
 
+/* The scales of A as one line, so that they need no alignment: TMA begins at a multiple of 16 bytes and the reader up
+ * to three elements later. */
+template <class T, int MODE> static __device__ __forceinline__ constexpr bool gemm_flat(void)
+{
+    return T::FEW && MODE == SCALE_BLOCK;
+}
+
 /* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. Few
  * instructions between the end of a wait and the loads: a stage that comes back is filled so much sooner. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
     const int slice = gemm_slice<T>(p), rows = rank_n * slice, cols = rank_m * (T::BN / T::CM);
-    const uint32_t bytes = slice * T::CN * BK + T::BN * BK +
-                           (p.scale_tma ? slice * T::CN * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
+    const uint32_t bytes =
+        slice * T::CN * BK + T::BN * BK +
+        (p.scale_tma ? (slice * T::CN + (gemm_flat<T, MODE>() ? 4 : 0)) * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0)
+                     : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
     const uint32_t step_a = gemm_high<T>(p) * BK, to_a = ptx_shared(s->a[0]) + rows * BK;
@@ -180,11 +193,11 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
             else
                 ptx_tma_load_2d_multicast(b, &p.b, kb * BK, col + cols, full, same_col);
             if (MODE != SCALE_LAST && p.scale_tma)
-                ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (T::BM * 4), &p.map_scale_a,
-                                T::FEW ? p.from_a + row + kb * (int)p.ld_a : row, T::FEW ? 0 : kb, full);
+                ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (gemm_room<T, MODE>::PITCH * 4), &p.map_scale_a,
+                                gemm_flat<T, MODE>() ? (p.from + row + kb * (int)p.ld_a) & ~3 : row,
+                                gemm_flat<T, MODE>() ? 0 : kb, full);
             if (MODE == SCALE_COLUMN && p.scale_tma)
-                ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b,
-                                T::FEW ? p.from_b + col + kb * (int)p.ld_b : col, T::FEW ? 0 : kb, full);
+                ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
             ptx_mbarrier_expect(full, bytes);
             gemm_advance<T::STAGES>(&ring);
             if (kb == piece.begin) /* many divisions: while the stages are full */
@@ -307,7 +320,7 @@ static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
                                                  int slice, uint32_t a, uint32_t b, float column, uint32_t phase,
-                                                 float *fin)
+                                                 int late, float *fin)
 {
     float acc[T::BN / 2];
     const float *const spread = s->spread[stage] + (MODE == SCALE_COLUMN ? threadIdx.x % 4 * gemm_lane_pitch<T>() : 0);
@@ -315,8 +328,8 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
     gemm_scales v;
 
     if (MODE != SCALE_LAST) {
-        v.upper = s->scale_a[stage][at.row + slice * 64];
-        v.lower = s->scale_a[stage][at.row + slice * 64 + 8];
+        v.upper = s->scale_a[stage][at.row + slice * 64 + late];
+        v.lower = s->scale_a[stage][at.row + slice * 64 + late + 8];
     }
     if (MODE == SCALE_BLOCK) {
         v.upper *= column;
@@ -367,7 +380,8 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++)
         gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, ring->phase,
-                                    fin + slice * (T::BN / 2));
+                                    gemm_flat<T, MODE>() ? ring->late : 0, fin + slice * (T::BN / 2));
+    ring->late = (ring->late + at.shift) & 3;
     gemm_advance<T::STAGES>(ring);
 }
 
@@ -396,85 +410,10 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
                                                      const gemm_piece &piece, float *fin)
 {
+    ring->late = at.from;
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : (MODE == SCALE_BLOCK && !T::FEW ? 8 : 4) / T::SLICES)
     for (int kb = piece.begin; kb < piece.end; kb++)
         gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
-}
-
-/* The matrix instructions of one block of k, and what promotes them. */
-typedef struct gemm_flight {
-    uint32_t stage;
-    gemm_scales v;
-} gemm_flight;
-
-template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ gemm_flight gemm_issue(const gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                         gemm_ring *ring, float *acc)
-{
-    const uint32_t stage = ring->stage, a = at.a + stage * at.step, b = at.b + stage * (T::BN * BK / 16);
-    gemm_flight f = {stage, {}};
-
-    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < BK / 32; k++)
-        gemm_wgmma<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
-    wgmma_commit();
-    if (MODE == SCALE_BLOCK) {
-        const float column = s->scale_b[stage][0];
-
-        f.v.upper = s->scale_a[stage][at.row] * column;
-        f.v.lower = s->scale_a[stage][at.row + 8] * column;
-    }
-    gemm_advance<T::STAGES>(ring);
-    return f;
-}
-
-/* After the wait: the stage goes back, then the promotion. */
-template <class T, int MODE>
-static __device__ __forceinline__ void gemm_land(const gemm_places &at, const gemm_flight &f, float *acc, float *fin)
-{
-    wgmma_pin<T::BN / 2>(acc); /* no use before the wait */
-    __syncwarp();              /* the warp has read its scales */
-    if (threadIdx.x % 32 < T::CM + T::CN - 1)
-        ptx_mbarrier_arrive_cluster(at.empty + f.stage * 8);
-    if (MODE == SCALE_BLOCK)
-        gemm_promote_block<T::BN>(f.v, acc, fin);
-    else
-#pragma unroll
-        for (int i = 0; i < T::BN / 2; i++)
-            fin[i] += acc[i];
-}
-
-/* The blocks of a piece into fin by a warpgroup that is alone: while it promotes one, the matrix instructions of the
- * next run. */
-template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply_two(gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                         gemm_ring *ring, const gemm_piece &piece, float *fin)
-{
-    float even[T::BN / 2], odd[T::BN / 2];
-    gemm_flight first = gemm_issue<T, MODE, FORMATS>(s, at, ring, even), second;
-    int left = piece.end - piece.begin - 1;
-
-#pragma unroll 1
-    for (; left >= 2; left -= 2) {
-        second = gemm_issue<T, MODE, FORMATS>(s, at, ring, odd);
-        wgmma_wait_before();
-        gemm_land<T, MODE>(at, first, even, fin);
-        first = gemm_issue<T, MODE, FORMATS>(s, at, ring, even);
-        wgmma_wait_before();
-        gemm_land<T, MODE>(at, second, odd, fin);
-    }
-    if (left) {
-        second = gemm_issue<T, MODE, FORMATS>(s, at, ring, odd);
-        wgmma_wait_before();
-        gemm_land<T, MODE>(at, first, even, fin);
-        wgmma_wait();
-        gemm_land<T, MODE>(at, second, odd, fin);
-    } else {
-        wgmma_wait();
-        gemm_land<T, MODE>(at, first, even, fin);
-    }
 }
 
 /* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
@@ -504,6 +443,7 @@ static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_
 }
 
 #include "gemm_fp8_factor.cuh"
+#include "gemm_fp8_alone.cuh"
 #include "gemm_fp8_store.cuh"
 
 #endif
@@ -589,7 +529,9 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 local,
                                 1 + group,
                                 group + 1 == gemm_groups<T>(p) ? 1 : 2 + group,
-                                (uint32_t)gemm_high<T>(p) * (BK / 16)};
+                                (uint32_t)gemm_high<T>(p) * (BK / 16),
+                                p.scale_tma ? p.from : 0,
+                                p.scale_tma ? (int)(p.ld_a & 3) : 0};
         const gemm_cuts cuts = {gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_a[0]) + group * ROWS * 16)),
                                 gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_b[0])))};
         gemm_ring ring = {0, 0, gemm_stages<T>(p)};
