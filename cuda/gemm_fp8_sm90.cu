@@ -205,7 +205,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return status;
     p.stages = stages < tile->most ? stages : tile->most;
     p.plain = (int)items;
-    if (kernel->param[3] && fit < CUTS && (mode == SCALE_LAST || p.scale_tma)) {
+    if (kernel->param[3] && !tile->few && fit < CUTS && (mode == SCALE_LAST || p.scale_tma)) {
         p.plain = (int)((items / fit - 1) * fit);
         share(&p, items - p.plain, fit);
         p.partial = (float *)room;
@@ -228,8 +228,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 
     if (m <= 64)
         return "is for m above 64";
-    if (tile->few && tile->wgs < 3 && m > (tile->cm > 1 ? tile->bm * tile->cm : 256))
-        return tile->wgs == 1 ? "is for m of 65 to 128" : "is for m of 65 to 256";
+    if (tile->few && tile->wgs < 3 && m > tile->bm * tile->cm)
+        return tile->bm * tile->cm == 128 ? "is for m of 65 to 128" : "is for m of 65 to 256";
     if (column && !tile->mode[SCALE_COLUMN].memory)
         return "is not for scales of b by row and 128 of k";
     if (n == 0 || k == 0)
@@ -247,28 +247,39 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "more than 2^31 tiles";
     if (clusters_of(device, tile) < 1 || clusters_of(device, tile) >= CUTS)
         return "is for 2 to 161 multiprocessors";
-    if (kernel->param[3] && items_of(tile, problem->dim) <= clusters_of(device, tile))
+    if (kernel->param[3] && !tile->few && items_of(tile, problem->dim) <= clusters_of(device, tile))
         return "too few tiles to share";
     return NULL;
 }
 
+/* Few rows: a block of k takes a time of its own, whatever rows there are, but for 192x64, and all together not less
+ * than the weights at a rate below the memory's (docs/measured.md). us. */
+static double few_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                       double blocks, double rate)
+{
+    const gemm_tile *tile = tile_of(kernel);
+    const double ends = (double)((items_of(tile, problem->dim) - 1) / clusters_of(device, tile) + 1);
+    const double rows = 64 * (double)groups_of(tile, problem->dim[0]);
+    const double multiply = 2 * BK * rows * tile->bn / (rate * 1e6 / device->units), own = kernel->param[3] * 0.01;
+    const double loop = 4 + ends * (1 + blocks * (multiply > own ? multiply : own));
+    const double load = 4 + (double)problem->dim[1] * blocks * BK / (860 * device->copy_gbps);
+
+    return loop > load ? loop : load;
+}
+
 /* Rounds of items at the measured rate of the loop over k, or items shared evenly, which takes 6 us more. Fitted to
- * nine forward shapes, m 4096 and 8192. A block of k with few rows takes 0.3 us at least; TMA is slow where rows are
- * outside (docs/measured.md). */
+ * nine forward shapes, m 4096 and 8192. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const gemm_tile *tile = tile_of(kernel);
     const bool column = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
     const double blocks = (double)((problem->dim[2] + 127) / 128), rate = kernel->param[column ? 2 : 1];
-    const double end = 0.5 + 0.5 * tile->slices;
-    const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile), m = problem->dim[0];
-    const int64_t rows = tile->few ? 64 * groups_of(tile, m) : tile->bm;
-    const bool two = tile->few && tile->wgs == 2; /* 128x64: more stages, more loss where rows are outside */
-    const double block = (double)(2 * BK * rows * tile->bn) / (rate * 1e6 / device->units);
-    const double least = two ? 0.24 : tile->few ? 0.3 : 0;
-    const double outside = tile->few && m > tile->bm ? (double)((tile->bm - m % tile->bm) % tile->bm) / tile->bm : 0;
-    const double item = end + blocks * (block > least ? block : least) * (1 + (two ? 1.1 : 0.65) * outside);
+    const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile);
+    const double block = (double)(2 * BK * tile->bm * tile->bn) / (rate * 1e6 / device->units);
+    const double item = 0.5 + 0.5 * tile->slices + blocks * block;
 
+    if (tile->few)
+        return few_cost(device, kernel, problem, blocks, rate);
     if (kernel->param[3])
         return 10 + item * (double)items / (double)clusters;
     return 4 + item * (double)((items + clusters - 1) / clusters);
@@ -280,16 +291,17 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
             RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL, 0, {index, rate, slow, share}, why_not, room, cost, launch \
     }
 
-/* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items. */
+/* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items; few
+ * rows: what a block takes at least, in 10 ns. */
 static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1280, 940, 1, workspace),
                                     ROW("192x128", 0, 1280, 940, 0, NULL),
                                     ROW("128x128", 1, 1140, 870, 0, NULL),
                                     ROW("256x128", 2, 1200, 0, 0, NULL),
-                                    ROW("192x64", FEW_TILE, 1100, 850, 0, NULL),
-                                    ROW("128x64", FEW_TILE + 1, 1100, 850, 0, NULL),
-                                    ROW("128x64.down", FEW_TILE + 2, 1100, 0, 0, NULL),
-                                    ROW("64x64.down", FEW_TILE + 3, 1100, 0, 0, NULL),
-                                    ROW("128x128.few", FEW_TILE + 4, 1100, 0, 0, NULL),
+                                    ROW("192x64", FEW_TILE, 1100, 850, 30, NULL),
+                                    ROW("128x64", FEW_TILE + 1, 1100, 850, 25, NULL),
+                                    ROW("128x64.down", FEW_TILE + 2, 2000, 0, 27, NULL),
+                                    ROW("64x64.down", FEW_TILE + 3, 2000, 0, 17, NULL),
+                                    ROW("128x128.few", FEW_TILE + 4, 2000, 0, 38, NULL),
                                     ROW("192x96.shared", 3, 0, 1020, 1, workspace),
                                     ROW("192x96", 3, 0, 1020, 0, NULL)};
 

@@ -416,32 +416,6 @@ static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, co
         gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
 }
 
-/* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
- * with an address each would spill. */
-template <class T, int MODE>
-static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
-                                                       int local, int first_row, int first_col, float *fin)
-{
-    const int thread = threadIdx.x % 128;
-    float *columns = s->scale_b[group];
-    const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
-    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
-
-    for (int i = thread; i < T::BN; i += 128)
-        columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* columns before others read them */
-#pragma unroll
-    for (int j = 0; j < T::BN / 8; j++) {
-        const float2 v = *(const float2 *)&columns[8 * j + 2 * (thread % 4)];
-
-        fin[4 * j] *= upper * v.x;
-        fin[4 * j + 1] *= upper * v.y;
-        fin[4 * j + 2] *= lower * v.x;
-        fin[4 * j + 3] *= lower * v.y;
-    }
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
-}
-
 #include "gemm_fp8_factor.cuh"
 #include "gemm_fp8_alone.cuh"
 #include "gemm_fp8_store.cuh"

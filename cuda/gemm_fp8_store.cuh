@@ -1,5 +1,32 @@
-/* gemm_fp8_store.cuh: the last part of a tile of gemm_fp8 on Hopper: bias, accumulation, rounding, and the way out. A
- * warpgroup holds slices of 64 x BN results as wgmma.cuh has them. Included by gemm_fp8_sm90.cuh. */
+/* gemm_fp8_store.cuh: the last part of a tile of gemm_fp8 on Hopper: scales of TENSOR and ROW, bias, accumulation,
+ * rounding, and the way out. A warpgroup holds slices of 64 x BN results as wgmma.cuh has them. Included by
+ * gemm_fp8_sm90.cuh. */
+
+/* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
+ * with an address each would spill. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+                                                       int local, int first_row, int first_col, float *fin)
+{
+    const int thread = threadIdx.x % 128;
+    float *columns = s->scale_b[group];
+    const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
+    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
+
+    for (int i = thread; i < T::BN; i += 128)
+        columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* columns before others read them */
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        const float2 v = *(const float2 *)&columns[8 * j + 2 * (thread % 4)];
+
+        fin[4 * j] *= upper * v.x;
+        fin[4 * j + 1] *= upper * v.y;
+        fin[4 * j + 2] *= lower * v.x;
+        fin[4 * j + 3] *= lower * v.y;
+    }
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
+}
 
 template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
 {
