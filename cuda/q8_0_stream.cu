@@ -293,8 +293,6 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
         return "TMA needs rows that begin at multiples of 16 bytes";
     if (cols > 0x3fffff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
         return "more than 2^30 rows or columns";
-    if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU && kernel->param[0] < 2 * SUB)
-        return "gate and up need tiles of 16 rows";
     if (problem->dim[0] > 8 && kernel->param[0] < 2 * SUB)
         return "more than 8 tokens need tiles of 16 rows";
     return NULL;
@@ -362,17 +360,17 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         "cuda." op_name ".stream" name, op_id, RIDGE_ARCH_SM90, arch_most, Q8_0_CONTRACT, 0, {high, budget, kind}, \
             why_not, q8_0_workspace, cost, launch                                                                  \
     }
-#define ROWS(op_name, op_id)                                                                                          \
+#define WIDE(op_name, op_id)                                                                                          \
     ROW(op_name, op_id, 32, "32", 222, 0, RIDGE_ARCH_SM103), ROW(op_name, op_id, 16, "16", 222, 1, RIDGE_ARCH_SM103), \
         ROW(op_name, op_id, 16, "16half", 112, 2, RIDGE_ARCH_SM103),                                                  \
-        ROW(op_name, op_id, 8, "8half", 112, 3, RIDGE_ARCH_SM103),                                                    \
         ROW(op_name, op_id, 16, "16small", 96, 4, RIDGE_ARCH_SM121) /* what a block of sm_120 may have */
+#define ROWS(op_name, op_id) WIDE(op_name, op_id), ROW(op_name, op_id, 8, "8half", 112, 3, RIDGE_ARCH_SM103)
 
-/* param: rows of a tile, KB of shared memory, place in times. */
+/* param: rows of a tile, KB of shared memory, place in times. Gate and up have at least 8 rows each. */
 static const ridge_kernel rows[] = {
     ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
     ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
-    ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    WIDE("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
     ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
 };
 
