@@ -43,12 +43,13 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
     const uint32_t empty = shared + a.at_bars + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES;
     const int boxes = a.resident ? (a.turns + (1 << a.x_shift) - 1) >> a.x_shift : a.stages;
     const int turn = a.resident ? (int)blockIdx.x % boxes << a.x_shift : (int)blockIdx.x % a.turns;
+    const int takers = a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND ? HC_TEAM(SUBS, TOKENS) : FINISHERS(SUBS, TOKENS);
 
     for (int i = 0; i < a.stages; i++)
         ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
     for (int i = 0; i < SUMS; i++) {
         ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
-        ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS));
+        ptx_mbarrier_init(summed + 8 * (SUMS + i), takers);
     }
     for (int i = 0; i < boxes; i++)
         ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
