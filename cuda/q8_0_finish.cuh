@@ -205,21 +205,22 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
     }
 }
 
-/* HC expand. Two teams of finishing warps take the tiles in turn, so that a team's residuals are on their way while the
- * other one finishes: a thread has row r and every STEP-th token of its team's tiles. */
-#define HC_TEAM(subs, tokens) (FINISHERS(subs, tokens) / 2)
+/* HC expand. Up to 8 tokens two teams of finishing warps take the tiles in turn, so that a team's residuals are on
+ * their way while the other one finishes: a thread has row r and every STEP-th token of its team's tiles. */
+#define HC_TEAMS(tokens) ((tokens) > 8 ? 1 : 2)
+#define HC_TEAM(subs, tokens) (FINISHERS(subs, tokens) / HC_TEAMS(tokens))
 #define HC_STEP(subs, tokens) (32 * HC_TEAM(subs, tokens) / ((subs)*SUB))
 
-/* The residuals of up to MOST elements of a tile, tokens t, t + step and so on, with four streams; and what is added.
+/* The residuals of a thread's elements of a tile, tokens t, t + step and so on, with four streams; and what is added.
  */
-template <int MOST>
+template <int PER>
 static __device__ __forceinline__ void fetch_streams(const stream_args &a, int64_t row, int t, int step,
                                                      float (*v)[HC_STREAMS + 1])
 {
     const int64_t rows = a.p.weight[0].rows;
 
 #pragma unroll
-    for (int i = 0; i < MOST; i++, t += step) {
+    for (int i = 0; i < PER; i++, t += step) {
         const float *const res = a.p.res + t * a.p.res_stride + row;
 
         if (t >= a.tokens || row >= rows)
@@ -281,28 +282,27 @@ template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish_hc(const stream_args &a, char *memory, uint32_t shared)
 {
     enum {
-        WIDTH = 32 * FINISHERS(SUBS, TOKENS),
+        TEAMS = HC_TEAMS(TOKENS),
+        TEAM = 32 * HC_TEAM(SUBS, TOKENS),
         ROWS = SUBS * SUB,
         PLANE = TOKENS * SUMS_PITCH(SUBS),
         STEP = HC_STEP(SUBS, TOKENS),
-        PER = (TOKENS + STEP - 1) / STEP,
-        HELD = PER <= 4 ? PER : 2, /* elements whose residuals are fetched at once, */
-        AHEAD = PER == HELD        /* before their sums are there */
+        PER = (TOKENS + STEP - 1) / STEP
     };
-    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), team = thread / (WIDTH / 2);
-    const int r = thread % (WIDTH / 2) % ROWS, begin = thread % (WIDTH / 2) / ROWS, step = 2 * (int)gridDim.x;
-    const int first = (int)blockIdx.x + team * (int)gridDim.x;
-    const uint32_t summed = shared + a.at_bars + 8 * (2 * MOST_STAGES + team);
-    const float *const sums =
-        (const float *)(memory + a.at_sums) + (team * RIDGE_Q8_0_PARTS) * PLANE + begin * SUMS_PITCH(SUBS) + r;
+    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), r = thread % TEAM % ROWS;
+    const int begin = thread % TEAM / ROWS, step = TEAMS * (int)gridDim.x;
+    const int first = (int)blockIdx.x + thread / TEAM * (int)gridDim.x;
+    const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES;
+    const float *const from = (const float *)(memory + a.at_sums) + begin * SUMS_PITCH(SUBS) + r;
     float *const factors = (float *)(memory + a.at_factors);
     const bool four = a.p.n_hc == HC_STREAMS;
-    float streams[HELD][HC_STREAMS + 1] = {};
+    float streams[PER][HC_STREAMS + 1] = {};
     uint32_t parity = 0;
+    int sums = thread / TEAM; /* where they lie: with two teams always in the same place */
 
     if (four)
         announce_streams(a, (int64_t)first * ROWS + r, begin, STEP);
-    for (int t = thread; four && t < a.tokens; t += WIDTH) {
+    for (int t = thread; four && t < a.tokens; t += TEAMS * TEAM) {
         ptx_prefetch_l2(a.p.post + t * a.p.post_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld + HC_STREAMS * HC_STREAMS - 1);
@@ -312,38 +312,34 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
         const bool there = tile >= 0;
 
         if (there)
-            ptx_mbarrier_wait(summed, parity);
-#pragma unroll 1
-        for (int k = 0; k < PER; k += HELD) {
-            if (!AHEAD && there && four)
-                fetch_streams<HELD>(a, row, begin + k * STEP, STEP, streams);
+            ptx_mbarrier_wait(summed + 8 * sums, parity);
 #pragma unroll
-            for (int i = 0; i < HELD; i++) {
-                const int t = begin + (k + i) * STEP;
-                float y;
+        for (int i = 0; i < PER; i++) {
+            const int t = begin + i * STEP;
+            float y;
 
-                if (t >= a.tokens || row >= a.p.weight[0].rows)
-                    continue;
-                y = q8_0_sum_parts<PLANE>(sums + (k + i) * STEP * SUMS_PITCH(SUBS));
-                if (four)
-                    finish_four(a, row, t, y, streams[i], factors + t * HC_FACTORS, there);
-                else if (there)
-                    q8_0_finish_hc(a.p, row, t, y, NULL);
-            }
+            if (t >= a.tokens || row >= a.p.weight[0].rows)
+                continue;
+            y = q8_0_sum_parts<PLANE>(from + sums * (RIDGE_Q8_0_PARTS * PLANE) + i * STEP * SUMS_PITCH(SUBS));
+            if (four)
+                finish_four(a, row, t, y, streams[i], factors + t * HC_FACTORS, there);
+            else if (there)
+                q8_0_finish_hc(a.p, row, t, y, NULL);
         }
         if (there) {
             __syncwarp(); /* every lane has read the sums */
             if (threadIdx.x % 32 == 0)
-                ptx_mbarrier_arrive(summed + 8 * SUMS);
-            parity ^= 1;
+                ptx_mbarrier_arrive(summed + 8 * (SUMS + sums));
+            parity ^= TEAMS == 2 || sums == 1;
+            sums ^= TEAMS == 1;
         } else {
             ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
         }
-        if (AHEAD && four)
-            fetch_streams<HELD>(a, row + (int64_t)step * ROWS, begin, STEP, streams);
+        if (four)
+            fetch_streams<PER>(a, row + (int64_t)step * ROWS, begin, STEP, streams);
         if (four && !there) {
-            fetch_factors<WIDTH>(a, thread, factors);
-            ptx_barrier_sync(2, WIDTH);
+            fetch_factors<TEAMS * TEAM>(a, thread, factors);
+            ptx_barrier_sync(2, TEAMS * TEAM);
         }
     }
 }
