@@ -63,6 +63,8 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
 
 #if __CUDA_ARCH__ >= 1200
 #define BLOCKS(subs, tokens) 1 /* a multiprocessor's shared memory */
+#elif __CUDA_ARCH__ == 1030
+#define BLOCKS(subs, tokens) (LARGE(subs, tokens) || (tokens) == 16 ? 1 : 2) /* two would spill registers */
 #else
 #define BLOCKS(subs, tokens) (LARGE(subs, tokens) ? 1 : 2)
 #endif
@@ -78,6 +80,10 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), BLOCKS(SUBS, TOK
 
 #if __CUDA_ARCH__ >= 1200
     if (SUBS == 4) /* its rows want more shared memory than there is */
+        return;
+#endif
+#if __CUDA_ARCH__ == 1030
+    if (SUBS == 4 && TOKENS == 16) /* it would spill registers: why_not refuses it */
         return;
 #endif
     if (warp == CONSUMERS(SUBS)) {
@@ -283,7 +289,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                               THREADS(subs, tokens), bytes, &a, stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t cols = problem->dim[1], rows = problem->dim[2];
 
@@ -295,6 +301,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
         return "TMA needs rows that begin at multiples of 16 bytes";
     if (cols > 0x3fffff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
         return "more than 2^30 rows or columns";
+    if (problem->dim[0] > 8 && kernel->param[0] == 32 && device->arch == RIDGE_ARCH_SM103)
+        return "more than 8 tokens leave no registers for tiles of 32 rows on sm_103";
     if (problem->dim[0] > 8 && kernel->param[0] < 2 * SUB)
         return "more than 8 tokens need tiles of 16 rows";
     return NULL;
