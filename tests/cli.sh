@@ -68,6 +68,7 @@ for number in abc 12x -1 '' 1e3 0x10 99999999999999999999 ' 1' nan; do
     expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu "--chain=$number"
 done
 expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu --chain=0
+expect 2 "--rotation takes a whole number" "$ridge" bench $problem --device cpu --rotation=0
 for number in abc 12x -1 '' 0 nan inf 1e999; do
     expect 2 "--matrix-rate takes a number above 0" "$ridge" bench $problem --device cpu "--matrix-rate=$number"
 done

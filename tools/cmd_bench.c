@@ -16,7 +16,8 @@ enum {
     OPT_EVERY,
     OPT_SETTLED,
     OPT_CHAIN,
-    OPT_RIVALS
+    OPT_RIVALS,
+    OPT_ROTATION
 };
 
 static const struct argp_option option_table[] = {
@@ -39,6 +40,10 @@ static const struct argp_option option_table[] = {
     {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
     {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
      "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token", 0},
+    {"rotation", OPT_ROTATION, "TIMES", 0,
+     "copies of the operands that a graph goes through, in sizes of the last-level cache (default 4): with more, the "
+     "first call of a graph, which overlaps nothing, weighs less",
+     0},
     {"all", OPT_EVERY, NULL, 0, "--weights: every tensor, not one of each shape", 0},
     {0}};
 
@@ -86,6 +91,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     case OPT_CHAIN:
         o->chain = true;
         o->layers = arg ? (int)args_whole(state, "--chain", arg, 1, 1000) : 1;
+        break;
+    case OPT_ROTATION:
+        o->rotation = (int)args_whole(state, "--rotation", arg, 1, 100);
         break;
     case OPT_RIVALS:
         o->rivals = true;
@@ -291,7 +299,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     candidate list[TIMING_CANDIDATES] = {{0}};
     int rows, count, timed;
     double err = -1;
-    rotation r = {.device = b->device, .settled = b->o->settled};
+    rotation r = {.device = b->device, .settled = b->o->settled, .times = b->o->rotation};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[400];
