@@ -74,22 +74,23 @@ static bool has_extra(const ce_params *p)
     return p->bias || p->softcap > 0.0f || p->temperature != 1.0f;
 }
 
-/* u of every sample_step-th class. Its place is that of P^T, which comes after it. */
-static ridge_status look(linear_job *j)
+/* The exponents of tokens [begin, begin + rows), those that are ignored too, from u of every sample_step-th class. */
+static ridge_status look(linear_job *j, int64_t begin, int64_t rows)
 {
     const ce_params *p = &j->c.p;
-    const int64_t row = 4 * CE_SAMPLE * j->c.rows,
-                  all = j->plan.area - ((char *)j->c.probs.first - (char *)j->space.area);
-    const int64_t pairs = ce_up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
-    const int64_t blocks = ce_up(p->hidden, G16_K) / G16_K;
+    const int64_t pairs = ce_up(rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
+    const int64_t blocks = ce_up(p->hidden, G16_K) / G16_K, room = j->plan.area / (4 * CE_SAMPLE * rows);
     ce_product g = {};
     ridge_status status;
     int64_t pieces;
 
+    j->c.begin = begin;
+    j->c.rows = rows;
+    j->c.compact = NULL;
     j->c.sample = (int)ce_least(CE_SAMPLE, p->vocab);
     j->c.sample_step = p->hv ? 1 : (int)(p->vocab / j->c.sample);
-    j->c.look = (float *)j->c.probs.first;
-    pieces = ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    j->c.look = (float *)j->space.area;
+    pieces = ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), room), 1);
     pieces = ce_up(blocks, pieces) / pieces;                  /* blocks of a piece */
     j->c.look_pieces = (int)(ce_up(blocks, pieces) / pieces); /* none is empty */
     g.c = j->c;
@@ -101,7 +102,19 @@ static ridge_status look(linear_job *j)
     status = x_maps(j, &g);
     if (!status)
         status = w_map(j, &g, j->c.sample, j->c.sample_step);
-    return status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
+    status = status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
+    return status ? status : step(j, CE_STEP_GUESS);
+}
+
+/* Before the first chunk, in the room that is theirs: as many tokens at once as fit. */
+static ridge_status look_at_all(linear_job *j)
+{
+    const int64_t most = j->plan.area / (4 * CE_SAMPLE) / 128 * 128;
+    ridge_status status = RIDGE_OK;
+
+    for (int64_t begin = 0; begin < j->c.p.tokens && !status; begin += most)
+        status = look(j, begin, ce_least(most, j->c.p.tokens - begin));
+    return status;
 }
 
 /* what: CE_STATS or CE_PROBS. */
@@ -186,13 +199,11 @@ static ridge_status stats(linear_job *j)
     return logits(j, CE_STATS, false);
 }
 
-/* P^T from a guess of the exponents; and again, on the device's own decision, from lse. */
+/* P^T from the guessed exponents; and again, on the device's own decision, from lse. */
 static ridge_status guess(linear_job *j)
 {
-    ridge_status status = look(j);
+    ridge_status status = logits(j, CE_PROBS, true);
 
-    status = status ? status : step(j, CE_STEP_GUESS);
-    status = status ? status : logits(j, CE_PROBS, true);
     status = status ? status : step(j, CE_STEP_CHECK);
     j->c.gated = 1;
     status = status ? status : step(j, CE_STEP_RESET);
@@ -246,8 +257,7 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     j->c.begin = begin;
     j->c.rows = rows;
     place_probs(j, rows, overlaid);
-    status = step(j, CE_STEP_CLEAR);
-    status = status ? status : step(j, CE_STEP_GATHER);
+    status = step(j, CE_STEP_GATHER);
     if (!status)
         status = j->c.known ? known(j) : guess(j);
     status = status ? status : step(j, CE_STEP_SCALE);
@@ -278,21 +288,11 @@ static ridge_status targets(linear_job *j)
                           j->stream);
 }
 
-/* All rows at once where none is ignored; else chunks of them, compact. */
-static ridge_status eval(linear_job *j, int64_t chunk)
+/* All rows at once; where some are ignored the others are loaded by their numbers. */
+static ridge_status eval(linear_job *j)
 {
-    ridge_status status;
-
     j->c.rows = j->c.p.tokens;
-    j->c.when = CE_ALL_ROWS;
-    status = stats(j);
-    j->c.when = CE_SOME_ROWS;
-    for (; j->c.begin < j->c.p.tokens && !status; j->c.begin += chunk) {
-        j->c.rows = ce_least(chunk, j->c.p.tokens - j->c.begin);
-        status = step(j, CE_STEP_GATHER);
-        status = status ? status : stats(j);
-    }
-    return status;
+    return stats(j);
 }
 
 static ridge_status cast_dw(const linear_job *j, int load)
@@ -307,16 +307,18 @@ static ridge_status cast_dw(const linear_job *j, int load)
 
 static ridge_status all_chunks(linear_job *j)
 {
-    ridge_status status = RIDGE_OK;
+    ridge_status status = j->c.known ? RIDGE_OK : look_at_all(j);
     int64_t begin = 0;
 
-    do { /* without tokens one empty chunk still writes dW */
+    while (!status) { /* without tokens one empty chunk still writes dW */
         const bool overlaid = begin == 0 && j->plan.overlaid > 0;
         const int64_t rows = ce_least(overlaid ? j->plan.overlaid : j->plan.chunk, j->c.p.tokens - begin);
 
         status = chunk(j, begin, rows, overlaid);
         begin += rows;
-    } while (begin < j->c.p.tokens && !status);
+        if (begin >= j->c.p.tokens)
+            break;
+    }
     return status ? status : targets(j);
 }
 
@@ -341,7 +343,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (!status && p->dw && (call->flags & RIDGE_ACCUMULATE))
         status = cast_dw(&j, 1);
     if (!status)
-        status = call->op == RIDGE_LINEAR_CE_EVAL ? eval(&j, ce_plan_eval(device, problem)) : all_chunks(&j);
+        status = call->op == RIDGE_LINEAR_CE_EVAL ? eval(&j) : all_chunks(&j);
     if (!status && p->dw)
         status = cast_dw(&j, 0);
     if (!status && p->dx)

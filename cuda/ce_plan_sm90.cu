@@ -218,14 +218,6 @@ ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, boo
     return bytes_of(device, problem, &larger) <= bytes ? larger : usual;
 }
 
-/* Rows of a compact x in eval: with the rest no more than twice the parts of the sums. */
-int64_t ce_plan_eval(const ridge_device *device, const ridge_problem *problem)
-{
-    const int64_t bytes = problem->dim[0] * ((device->units / G16_CLUSTER) * (int64_t)sizeof(ce_part) - 64);
-
-    return ce_least(ce_most(bytes / (2 * problem->dim[1]) / HIGH * HIGH, HIGH), ce_up(problem->dim[0], 128));
-}
-
 static void *take(char **at, int64_t bytes)
 {
     void *piece = *at;
@@ -241,10 +233,8 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
     char *at = ce_place(&c->p, problem, device->units / G16_CLUSTER, workspace);
 
-    if (problem->op == RIDGE_LINEAR_CE_EVAL) {
-        c->compact = take(&at, ce_plan_eval(device, problem) * hidden * 2);
+    if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return at - (char *)workspace;
-    }
     c->exponent = (float *)take(&at, tokens * 4);
     c->factor = (float *)take(&at, tokens * 4);
     c->lse = (double *)take(&at, tokens * 8);
@@ -253,6 +243,7 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     c->next = (int32_t *)take(&at, tokens * 4);
     c->common = (int32_t *)take(&at, tokens / (CE_COMMON + 1) * 4);
     c->same = (int2 *)take(&at, vocab * 8);
+    c->chain = (int32_t *)take(&at, vocab * 4);
     c->turns = (uint64_t *)take(&at, ce_turns(vocab) * 8);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
         c->p.part = NULL;

@@ -28,8 +28,6 @@ enum { CE_COMMON = 32 };
 
 enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 
-enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
-
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
  * dW is made from the last class on, so that its row v - split is written after row v of P^T has been read. Columns
  * (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all classes of them. */
@@ -44,25 +42,25 @@ typedef struct ce_chunk {
     ce_params p;
     int64_t begin, rows; /* listed rows [begin, begin + rows), where there are so many */
     ce_probs probs;
-    void *compact;    /* [rows to a multiple of 128, hidden]: x without ignored rows, where there are any */
-    void *scaled;     /* likewise: n_r x, in the same place */
+    void *compact; /* [rows to a multiple of 128, hidden]: x without ignored rows, where there are any; NULL in eval */
+    void *scaled;  /* likewise: n_r x, in the same place */
     float *exponent;  /* by row: k_r */
     float *factor;    /* n_r */
     double *lse;      /* log of the sum of e^z */
     float2 *mix;      /* alpha_r, sigma_r */
     float *at_target; /* du of the target */
     int2 *same;       /* by class: the first row with that target, and how many have it, of the chunks so far */
+    int32_t *chain;   /* by class: one of those rows, from which `next` leads to the others */
     int32_t *next;    /* by row: the next one with that target; by the first row of a common one: its place in sums */
     int32_t *common;  /* targets of more than CE_COMMON rows of the chunk, in any order */
     float *sums;      /* [common targets][ce_sum_length]: du_y x of all their rows, and du_y */
     uint64_t *turns;  /* ce_gradients_sm90.cu: what has been taken and done */
     float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
     int pieces;
-    float *look;                          /* [look_pieces, rows, CE_SAMPLE] */
+    float *look;                          /* [look_pieces, rows, CE_SAMPLE]: of tokens from `begin` on */
     int look_pieces, sample, sample_step; /* classes of the guess, and from one to the next */
     int known;                            /* no guess */
     int gated;                            /* only if the guess was bad */
-    int when;                             /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
 } ce_chunk;
 
 /* How a call is cut: ce_plan_sm90.cu. */
@@ -80,7 +78,6 @@ typedef struct ce_area {
 } ce_area;
 
 ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes);
-int64_t ce_plan_eval(const ridge_device *device, const ridge_problem *problem);
 int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, const ridge_problem *problem,
                       const ce_plan *plan, void *workspace);
 
@@ -113,9 +110,8 @@ ridge_status ce_gradients_prepare(const ridge_device *device);
 
 /* In the order of a chunk. */
 enum {
-    CE_STEP_CLEAR = 0,
+    CE_STEP_GUESS = 0, /* of all tokens, before the first chunk */
     CE_STEP_GATHER,
-    CE_STEP_GUESS,
     CE_STEP_CHECK,
     CE_STEP_RESET,
     CE_STEP_KNOWN,
@@ -191,9 +187,7 @@ static __device__ __forceinline__ uint16_t *ce_probs_at(const ce_probs &q, int64
 
 static __device__ __forceinline__ bool ce_skipped(const ce_chunk &c)
 {
-    const bool all = c.p.totals->rows == c.p.tokens;
-
-    return (c.gated && !c.p.totals->redo) || (c.when == CE_ALL_ROWS && !all) || (c.when == CE_SOME_ROWS && all);
+    return c.gated && !c.p.totals->redo;
 }
 
 #endif

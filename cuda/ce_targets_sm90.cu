@@ -5,18 +5,19 @@
 
 enum { THREADS = CE_STEP_THREADS, WARPS = CE_STEP_WARPS, AHEAD = 8, SEGMENT = THREADS * AHEAD, SLICE = 32 * 8 };
 
-/* The next row with the same target that was noted too, a warp a row; or, of a common target, its place in sums. */
+/* `next` in the order of the rows, by the warp of a target's first row; a common target gets its place in sums. */
 static __global__ void __launch_bounds__(THREADS) targets_find(const ce_chunk c)
 {
     ptx_grid_wait();
-    const int64_t row = ce_warp_row(c), end = c.begin + ce_chunk_rows(c);
-    const int v = row < 0 ? -1 : c.p.label[row];
+    const int64_t row = ce_warp_row(c);
+    const int lane = threadIdx.x % 32, v = row < 0 ? -1 : c.p.label[row];
     const int2 same = v < 0 ? make_int2(0, 0) : c.same[v];
+    int mine = INT32_MAX, after = INT32_MAX;
 
-    if (same.y < 2)
+    if (same.y < 2 || same.x != (int)row)
         return;
     if (same.y > CE_COMMON) {
-        if (same.x == (int)row && threadIdx.x % 32 == 0) {
+        if (lane == 0) {
             const int place = atomicAdd(&c.p.totals->common, 1); /* which one it gets changes nothing */
 
             c.next[row] = place;
@@ -24,22 +25,18 @@ static __global__ void __launch_bounds__(THREADS) targets_find(const ce_chunk c)
         }
         return;
     }
-    for (int64_t first = row + 1 + threadIdx.x % 32;; first += 32 * AHEAD) {
-        int label[AHEAD];
-
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            label[k] = first + 32 * k < end ? c.p.label[first + 32 * k] : -1;
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const uint32_t found = __ballot_sync(~0u, label[k] == v && c.factor[first + 32 * k] != 0.0f);
-
-            if (found && threadIdx.x % 32 == 0)
-                c.next[row] = (int)first + 32 * k + __ffs((int)found) - 1;
-            if (found || __all_sync(~0u, first + 32 * k >= end))
-                return;
-        }
+    for (int i = 0, at = c.chain[v]; i < same.y; i++) {
+        mine = lane == i ? at : mine;
+        at = i < same.y - 1 ? c.next[at] : at;
     }
+    for (int i = 0; i < same.y; i++) {
+        const int other = __shfl_sync(~0u, mine, i);
+
+        after = other > mine ? min(after, other) : after;
+    }
+    __syncwarp(); /* all lanes have gone through the chain */
+    if (after != INT32_MAX)
+        c.next[mine] = after;
 }
 
 /* A row of the class: its token and du_y. */

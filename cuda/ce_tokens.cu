@@ -2,7 +2,7 @@
  * output from the rows' softmax sums (or, ce_combine, from the records of shards). */
 #include "ce.cuh"
 
-enum { SCAN = 512, EACH = 4, FINISH_WARPS = 8, TREE = 256 };
+enum { SCAN = 512, EACH = 8, TREE = 256, FINISH_WARPS = TREE / 32 };
 
 /* ------------------------------------------------------------------------------------------- which rows, and totals */
 
@@ -85,7 +85,7 @@ static __device__ void ce_list(const ce_params &p, int list_bad)
     count = ce_block_sum(count, room);
     errors = ce_block_sum(errors, room);
     if (threadIdx.x == 0)
-        *p.totals = {weight, p.class_weight ? weights : (double)p.total, count, rows, (int32_t)errors, 0, 0};
+        *p.totals = {weight, p.class_weight ? weights : (double)p.total, count, rows, (int32_t)errors, 0, 0, 0, 0};
 }
 
 /* Places of the shards when sorted by their offsets. */
@@ -159,6 +159,7 @@ static __device__ ce_sum ce_read_record(const ce_params &p, int64_t shard, int64
 static __device__ ce_sum ce_gather(const ce_params &p, int64_t token, double *target)
 {
     const int lane = threadIdx.x % 32;
+    const bool several = p.op == RIDGE_CE_COMBINE || p.full; /* lanes have something each */
     ce_sum s = ce_sum_empty();
 
     *target = -CUDART_INF;
@@ -168,12 +169,14 @@ static __device__ ce_sum ce_gather(const ce_params &p, int64_t token, double *ta
     } else {
         const int64_t row = p.place[token];
 
-        for (int k = lane; k < p.splits && row >= 0; k += 32)
+        if (row >= 0 && !several)
+            s = ce_row_sum(p, row);
+        for (int k = lane; k < p.splits && row >= 0 && several; k += 32)
             ce_sum_merge(&s, ce_sum_part(p, row, k));
         if (row >= 0)
             *target = (double)p.target_z[row];
     }
-    for (int step = 16; step > 0; step /= 2) {
+    for (int step = 16; step > 0 && several; step /= 2) {
         const double other = __shfl_xor_sync(~0u, *target, step);
 
         *target = *target == -CUDART_INF ? other : *target;
@@ -232,29 +235,14 @@ static __device__ void ce_put_token(const ce_params &p, int64_t token, const ce_
         ce_put_record(p, token, s, y < 0 ? -CUDART_INF : target);
 }
 
-static __global__ void __launch_bounds__(FINISH_WARPS * 32) ce_finish_rows(const ce_params p)
-{
-    const int64_t token = (int64_t)blockIdx.x * FINISH_WARPS + threadIdx.x / 32;
-    double target;
-
-    ptx_grid_wait();
-    if (token >= p.tokens)
-        return;
-    const ce_sum s = ce_gather(p, token, &target);
-
-    if (threadIdx.x % 32 == 0)
-        ce_put_token(p, token, s, target);
-}
-
 /* Sums over tokens: partial i % 256 in ascending i, then halves onto halves. */
-static __global__ void __launch_bounds__(TREE) ce_finish_loss(const ce_params p)
+static __device__ __forceinline__ void ce_put_loss(const ce_params &p)
 {
     __shared__ double room[TREE];
     const bool mean = (p.flags & RIDGE_CE_REDUCTION) == RIDGE_CE_MEAN;
     double ce = 0, square = 0, right = 0;
 
-    ptx_grid_wait();
-#pragma unroll 8
+#pragma unroll 16
     for (int64_t i = threadIdx.x; i < p.tokens; i += TREE) {
         const ce_loss l = p.losses[i];
 
@@ -279,14 +267,38 @@ static __global__ void __launch_bounds__(TREE) ce_finish_loss(const ce_params p)
         *p.errors = p.totals->errors;
 }
 
+/* A warp a token; the block that ends last sums over all of them. */
+static __global__ void __launch_bounds__(TREE) ce_finish_kernel(const ce_params p)
+{
+    const int64_t token = (int64_t)blockIdx.x * FINISH_WARPS + threadIdx.x / 32;
+    __shared__ bool last;
+
+    ptx_grid_wait();
+    if (token < p.tokens) {
+        double target;
+        const ce_sum s = ce_gather(p, token, &target);
+
+        if (threadIdx.x % 32 == 0)
+            ce_put_token(p, token, s, target);
+    }
+    __threadfence(); /* losses before the count, and the count before all others' losses */
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = atomicAdd(&p.totals->done, 1) == (int)gridDim.x - 1;
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    ce_put_loss(p);
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const plain[3] = {(const void *)ce_begin_kernel, (const void *)ce_finish_rows,
-                                     (const void *)ce_finish_loss};
+static const void *const plain[2] = {(const void *)ce_begin_kernel, (const void *)ce_finish_kernel};
 
 ridge_status ce_tokens_prepare(const ridge_device *device)
 {
-    return host_load(device, plain, 3, "cross entropy: loading kernels");
+    return host_load(device, plain, 2, "cross entropy: loading kernels");
 }
 
 bool ce_needs_stats(uint32_t op)
@@ -305,9 +317,6 @@ ridge_status ce_begin(const ridge_device *device, const char *name, ce_params *p
 ridge_status ce_finish(const ridge_device *device, const char *name, ce_params *p, void *stream)
 {
     const int64_t blocks = (p->tokens + FINISH_WARPS - 1) / FINISH_WARPS;
-    ridge_status status = RIDGE_OK;
 
-    if (blocks)
-        status = host_launch(device, name, plain[1], dim3((unsigned)blocks), FINISH_WARPS * 32, p, stream);
-    return status ? status : host_launch(device, name, plain[2], dim3(1), TREE, p, stream);
+    return host_launch(device, name, plain[1], dim3((unsigned)(blocks ? blocks : 1)), TREE, p, stream);
 }
