@@ -30,9 +30,9 @@ static const struct {
     {70, 136, 1, {.fill = FILL_UNIT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
     {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_halves */
     /* add_planes: 2, 3 and 4 chunks where the workspace is small. */
-    {500, 136, 4360, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
-    {600, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
-    {760, 136, 4360, {.fill = FILL_UNIT, .pad = 8, .gpu = true}},
+    {400, 136, 4360, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
+    {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
+    {648, 136, 4360, {.fill = FILL_UNIT, .pad = 8, .gpu = true}},
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), HALVES = SHAPES - 4, PLANES };
@@ -159,25 +159,26 @@ static void add_halves(case_list *list, const ridge_op_row *op)
 }
 
 /* dW of 16 bits of several chunks, whose f32 sum lies in two planes (Hopper). Of half the rows only the first chunk has
- * any. n: bf16 or f16, of W [V, H] or [H, V]. */
-static void add_planes(case_list *list, const ridge_op_row *op)
+ * any. n: bf16 or f16, of W [V, H] or [H, V]. They are large: linear_ce_backward has the first three, quick tests two.
+ */
+static void add_planes(case_list *list, const ridge_op_row *op, case_level level)
 {
     static const struct {
         option o;
         int shape, n;
     } of[] = {
-        {{"", "lse=1", "dw=x", CE_VALID}, 0, 0},
-        {{"class_weight=1", "", "dw=x dbias=1", CE_FREQUENT}, 0, 1},
-        {{"", "", "dw=x", CE_FREQUENT}, 1, 3},
-        {{"label_smoothing=0.1", "", "dw=x accumulate=1", CE_VALID}, 1, 1},
-        {{"", "", "dw=x accumulate=1 dbias=1", CE_HALF}, 1, 0},
-        {{"lse_square_scale=0.01", "", "dw=x", CE_HALF}, 2, 1},
-        {{"", "", "dw=x", CE_VALID | CE_FREQUENT}, 2, 0},
+        {{"", "lse=1", "dw=x", CE_VALID | CE_FREQUENT}, 1, 0},
+        {{"", "", "dw=x accumulate=1 dbias=1", CE_HALF}, 1, 1},
+        {{"class_weight=1", "", "dw=x", CE_FREQUENT}, 0, 3},
+        {{"label_smoothing=0.1", "", "dw=x accumulate=1 dbias=1", CE_VALID}, 0, 1},
+        {{"lse_square_scale=0.01", "", "dw=x", CE_HALF}, 0, 0},
+        {{"", "", "dw=x", CE_FREQUENT}, 2, 0},
         {{"", "", "dw=x", CE_NO_ROW}, 2, 7},
         {{"", "", "dw=x accumulate=1", CE_NO_ROW}, 2, 0},
     };
+    const int count = level == CASES_QUICK ? 2 : op->id == RIDGE_LINEAR_CE_BACKWARD ? 3 : 8;
 
-    for (int i = 0; i < (int)(sizeof of / sizeof of[0]); i++)
+    for (int i = 0; i < count; i++)
         add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");
 }
 
@@ -222,7 +223,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
             add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
         }
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
-        add_halves(list, op), add_planes(list, op);
+        add_halves(list, op), add_planes(list, op, level);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else
