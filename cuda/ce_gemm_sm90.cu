@@ -336,8 +336,8 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const gem
         gemm16_locate(w, half / 2, &pair, &tile_n);
         const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
         const int c = tile_n * G16_N + half % 2 * (G16_N / 2);
-        const bool tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
-        const int which = tail ? 2 : !first;
+        const bool more = row >= a.c.probs.more_at, tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
+        const int which = more ? 3 : tail ? 2 : !first;
 
         __syncwarp();
         ptx_barrier_arrive(FREE + group, STORE_THREADS);
@@ -345,7 +345,10 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const gem
         if (threadIdx.x % 32)
             continue;
         if (c < w.n)
-            ptx_tma_store_2d(&a.store[which], tail ? row - a.c.probs.tail_at : row,
+            ptx_tma_store_2d(&a.store[which],
+                             row - (more   ? a.c.probs.more_at
+                                    : tail ? a.c.probs.tail_at
+                                           : 0),
                              tail || first ? c : c - a.c.probs.split, panel);
         ptx_tma_commit();
         ptx_tma_wait_read();

@@ -1,7 +1,7 @@
 /* ce_gradients_sm90.cu: the other two products of the linear cross entropy on Hopper, with their epilogues:
  *
  *     dX = n_r (P W)   -> rows of dX by the list, with the targets' du_y W_y
- *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x
+ *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x; or an f32 sum in two planes
  *
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
  * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
@@ -274,7 +274,8 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
     const int lane = threadIdx.x % 32, row = lane / 4, line = lane / 8, piece = lane % 8 * 16;
     constexpr int COLS = 128 / BYTES, PANEL = 16 * 128, STEP = BYTES == 4 ? 32 : 16, MASK = BYTES == 4 ? 3 : 7;
     uint8_t *panels = s->d[group][0] + threadIdx.x % 128 / 32 * (2 * PANEL);
-    char *to = (char *)a.out + ((first_row + line) * a.ld + first_col) * BYTES + piece;
+    const int64_t ld = a.dw_at.high_ld;
+    char *to = (char *)a.dw_at.high + ((first_row + line) * ld + first_col) * BYTES + piece;
 
 #pragma unroll
     for (int q = 0; q < G16_N / COLS; q++) {
@@ -296,11 +297,11 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float4 v = *(const float4 *)(panel + (line + 4 * k) * 128 + (piece ^ ((line + 4 * k) & MASK) * STEP));
-            char *out = to + 4 * k * a.ld * BYTES + 128 * q;
+            char *out = to + 4 * k * ld * BYTES + 128 * q;
 
             if (first_row + line + 4 * k >= w.m || first_col + q * COLS + piece / BYTES >= w.n)
                 continue;
-            if (a.add)
+            if (BYTES == 4 && a.before != CE_DW_NOTHING)
                 ptx_add_f32x4((float *)out, v);
             else
                 *(float4 *)out = v;
@@ -308,16 +309,109 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
     }
 }
 
+/* Eight elements of dW in the planes of its sum, or as they are (then `low` is none). */
+typedef struct dw_old {
+    uint4 high, low;
+} dw_old;
+
+static __device__ __forceinline__ dw_old load_old(const ce_gradients &a, const gemm16_work &w, int row, int col)
+{
+    dw_old old = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+
+    if (a.before == CE_DW_NOTHING || row >= w.m || col >= w.n)
+        return old;
+    old.high = *(const uint4 *)(a.dw_at.high + row * a.dw_at.high_ld + col);
+    if (a.before == CE_DW_PLANES)
+        old.low = *(const uint4 *)(a.dw_at.low + row * a.dw_at.low_ld + col);
+    return old;
+}
+
+/* The tile's v, added to what there is: to the planes, or rounded. */
+template <int BF16>
+static __device__ __forceinline__ void put_sum(const ce_gradients &a, const gemm16_work &w, int row, int col,
+                                               const dw_old &old, float *v)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    uint4 *high = (uint4 *)(a.dw_at.high + row * a.dw_at.high_ld + col), bits;
+    float sum[8];
+
+    if (row >= w.m || col >= w.n)
+        return;
+    if (a.before != CE_DW_NOTHING) {
+        if (a.before == CE_DW_PLANES)
+            ce_join(old.high, old.low, sum);
+        else
+            num_unpack<dtype>(old.high, sum);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            v[e] += sum[e];
+    }
+    if (a.after == CE_DW_PLANES) {
+        ce_split(v, &bits, (uint4 *)(a.dw_at.low + row * a.dw_at.low_ld + col));
+        *high = bits;
+    } else {
+        *high = num_pack<dtype>(v);
+    }
+}
+
+/* A warp's 16 x 256 of a 16-bit dW that is added to, or whose sum is not complete: 64 columns at a time, turned in
+ * shared memory so that whole lines are read and written. There four floats, number c of a row, lie at c / 2 (odd c: in
+ * the second 128 bytes), exchanged so that neither way meets a bank twice. */
+template <int BF16>
+static __device__ __forceinline__ void put_planes(const ce_gradients &a, const gemm16_work &w, gemm16_memory *s,
+                                                  int group, int first_row, int first_col, const float *acc)
+{
+    const int lane = threadIdx.x % 32, row = lane / 4, odd = lane % 4 / 2, line = lane / 8, piece = lane % 8;
+    uint8_t *panel = s->d[group][0] + threadIdx.x % 128 / 32 * (16 * 256);
+    uint8_t *in = panel + row * 256 + odd * 128 + lane % 2 * 8, *out = panel + line * 256;
+    const int in_at = (row & 3) ^ odd * 4, out_at = piece ^ line;
+    dw_old old[4];
+
+    first_row += line;
+    first_col += 8 * piece;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        old[k] = load_old(a, w, first_row + 4 * k, first_col);
+#pragma unroll
+    for (int q = 0; q < G16_N / 64; q++, first_col += 64) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *(float2 *)(in + h * (8 * 256) + (i ^ in_at) * 16) =
+                    make_float2(acc[4 * (8 * q + i) + 2 * h], acc[4 * (8 * q + i) + 2 * h + 1]);
+        __syncwarp(); /* all of the panel */
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float4 x = *(const float4 *)(out + k * (4 * 256) + out_at * 16),
+                         y = *(const float4 *)(out + k * (4 * 256) + 128 + (out_at ^ 4) * 16);
+            float v[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+
+            put_sum<BF16>(a, w, first_row + 4 * k, first_col, old[k], v);
+            if (q + 1 < G16_N / 64) /* on its way while the others are added */
+                old[k] = load_old(a, w, first_row + 4 * k, first_col + 64);
+        }
+        __syncwarp(); /* it has been read */
+    }
+}
+
+static __device__ __forceinline__ void clear_lines(void *to, int64_t lines, int64_t bytes, int64_t stride)
+{
+    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
+        for (int64_t at = threadIdx.x * 16; at < bytes; at += G16_THREADS * 16)
+            *(uint4 *)((char *)to + i * stride + at) = make_uint4(0, 0, 0, 0);
+}
+
 /* dW of no rows. */
 static __device__ __forceinline__ void clear_dw(const ce_gradients &a)
 {
     const ce_params &p = a.c.p;
     const int64_t size = a.dw_dtype == RIDGE_F32 ? 4 : 2, lines = p.hv ? p.hidden : p.vocab;
-    const int64_t length = (p.hv ? p.vocab : p.hidden) * size;
+    const int64_t length = p.hv ? p.vocab : p.hidden;
 
-    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
-        for (int64_t at = threadIdx.x * 16; at < length; at += G16_THREADS * 16)
-            *(uint4 *)((char *)a.out + i * a.ld * size + at) = make_uint4(0, 0, 0, 0);
+    clear_lines(a.dw_at.high, lines, length * size, a.dw_at.high_ld * size);
+    if (a.after == CE_DW_PLANES)
+        clear_lines(a.dw_at.low, lines, length * 2, a.dw_at.low_ld * 2);
 }
 
 /* A tile of dX. */
@@ -361,28 +455,30 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
         for (int i = 0; i < G16_N / 2; i++)
             acc[i] *= scale;
     }
-    if (a.dw_dtype == RIDGE_F32) {
-        put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
-    } else {
+    if (a.targets)
         add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
+    if (a.dw_dtype == RIDGE_F32)
+        put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
+    else if (a.before == CE_DW_NOTHING && a.after == CE_DW_ITSELF)
         put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
-    }
+    else
+        put_planes<BF16>(a, w, s, group, first, tile_n * G16_N, acc);
 }
 
 template <int HV>
 static __device__ __forceinline__ void load_item(const ce_gradients &a, const grad_plan &g, gemm16_memory *s, int item,
-                                                 uint32_t *n, int *ready)
+                                                 uint32_t *n, int *ready, unsigned long long *taken, int *next)
 {
     if (item < g.dx.items) {
-        gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, n);
+        gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, n, taken, next);
         return;
     }
     if (!HV && overlaid(a))
         wait_for_place(a, g, dw_tile(g, item), ready);
-    gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, dw_tile(g, item), n);
+    gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, dw_tile(g, item), n, taken, next);
 }
 
-/* The loading thread. The first CTA's asks for the next item before it loads one. */
+/* The loading thread. The first CTA's asks for the next item while it loads one. */
 template <int HV>
 static __device__ __forceinline__ void load_items(const ce_gradients &a, const grad_plan &g, grad_memory *s)
 {
@@ -395,10 +491,10 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
         int item = (int)atomicAdd(taken, 1ull);
 
         while (item < g.items) {
-            hand_out(s, &ring, item);
-            const int next = (int)atomicAdd(taken, 1ull);
+            int next = g.items;
 
-            load_item<HV>(a, g, &s->product, item, &n, &ready);
+            hand_out(s, &ring, item);
+            load_item<HV>(a, g, &s->product, item, &n, &ready, taken, &next);
             item = next;
         }
         hand_out(s, &ring, item);
@@ -409,7 +505,7 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
 
             if (item >= g.items)
                 return;
-            load_item<HV>(a, g, &s->product, item, &n, &ready);
+            load_item<HV>(a, g, &s->product, item, &n, &ready, NULL, NULL);
         }
     }
 }
@@ -432,7 +528,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
     gemm16_begin(&s->product, 1);
     const grad_plan g = plan_of(a);
 
-    if (a.dw && !a.add && ce_chunk_rows(a.c) == 0)
+    if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)
         clear_dw(a);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");

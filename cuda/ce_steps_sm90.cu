@@ -142,13 +142,15 @@ static __device__ __forceinline__ float target_du(const ce_chunk &c, int64_t row
     return (float)((expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth) * (double)slope);
 }
 
-/* What a row's products need; a row out of range or without weight has factor 0. */
+/* What a row's products need; a row out of range or without weight has factor 0. Where lse was given, the target's logit
+ * is not known before P^T is: step_scale has the rest. */
 static __device__ __forceinline__ void put_row(const ce_chunk &c, int64_t row, double lse, float factor,
                                                const ce_factors &f)
 {
     c.lse[row] = lse;
     c.factor[row] = factor;
-    c.at_target[row] = factor == 0.0f ? 0.0f : target_du(c, row, lse, f);
+    if (!c.p.lse_in)
+        c.at_target[row] = factor == 0.0f ? 0.0f : target_du(c, row, lse, f);
     note_largest(c.p, factor);
 }
 
@@ -233,6 +235,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
     if (r >= ce_chunk_rows(c) || c.factor[row] == 0.0f) { /* not there, out of range, or without weight */
         for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
             to[i] = make_uint4(0, 0, 0, 0);
+        if (p.lse_in && r < ce_chunk_rows(c) && threadIdx.x == 0)
+            c.at_target[row] = 0.0f;
         return;
     }
     const uint4 *from = (const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride);
@@ -240,6 +244,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
 
     if (threadIdx.x == 0)
         note_target(c, row);
+    if (p.lse_in && threadIdx.x == 32)
+        c.at_target[row] = target_du(c, row, c.lse[row], row_factors(c, row, c.lse[row]));
     if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
         factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
     for (int64_t i = threadIdx.x; i < vectors; i += THREADS) {
@@ -315,29 +321,34 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias
         c.p.dbias[v] = __uint_as_float(num_canonical_f32(a.add ? c.p.dbias[v] + sum : sum));
 }
 
-typedef struct cast_args {
-    float *sum;
-    void *out;
-    int64_t cols, stride;
-    int load;
-} cast_args;
+typedef struct merge_args {
+    ce_chunk c;
+    ce_planes dw;
+    int always;
+} merge_args;
 
-/* A row a block; sum is packed. */
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast(const cast_args a)
+/* Rounds the planes to dW, in place. A call without rows that adds to dW never made planes of it. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_merge(const merge_args a)
 {
     ptx_grid_wait();
-    float *sum = a.sum + blockIdx.x * a.cols;
+    const ce_params &p = a.c.p;
+    const int64_t lines = p.hv ? p.hidden : p.vocab, length = p.hv ? p.vocab : p.hidden;
 
-    for (int64_t j = threadIdx.x; j < a.cols; j += THREADS)
-        if (a.load)
-            sum[j] = num_load<DTYPE>(a.out, blockIdx.x * a.stride + j);
-        else
-            num_store<DTYPE>(a.out, blockIdx.x * a.stride + j, sum[j]);
+    if ((!a.always && ce_chunk_rows(a.c) > 0) || ((p.flags & RIDGE_ACCUMULATE) && p.totals->rows == 0))
+        return;
+    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
+        for (int64_t at = threadIdx.x * 8; at < length; at += THREADS * 8) {
+            uint4 *high = (uint4 *)(a.dw.high + i * a.dw.high_ld + at);
+            float v[8];
+
+            ce_join(*high, *(const uint4 *)(a.dw.low + i * a.dw.low_ld + at), v);
+            *high = num_pack<DTYPE>(v);
+        }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias and step_cast of f16 and bf16. */
+/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias and step_merge of f16 and bf16. */
 enum { FUNCTIONS = CE_STEPS + 6 };
 static const void *const functions[FUNCTIONS] = {
     (const void *)step_guess,
@@ -351,8 +362,8 @@ static const void *const functions[FUNCTIONS] = {
     (const void *)step_add<RIDGE_BF16>,
     (const void *)step_bias<RIDGE_F16>,
     (const void *)step_bias<RIDGE_BF16>,
-    (const void *)step_cast<RIDGE_F16>,
-    (const void *)step_cast<RIDGE_BF16>,
+    (const void *)step_merge<RIDGE_F16>,
+    (const void *)step_merge<RIDGE_BF16>,
 };
 
 ridge_status ce_step_prepare(const ridge_device *device)
@@ -381,13 +392,12 @@ ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk
                        dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
 }
 
-ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
-                          int64_t cols, int64_t stride, int load, void *stream)
+ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, ce_planes *dw, int always,
+                           void *stream)
 {
-    cast_args a = {sum, out, cols, stride, load};
+    merge_args a = {*c, *dw, always};
+    const int64_t lines = c->p.hv ? c->p.hidden : c->p.vocab;
 
-    if (rows == 0 || cols == 0)
-        return RIDGE_OK;
-    return host_launch(device, name, functions[CE_STEPS + 4 + (dtype == RIDGE_BF16)], dim3((unsigned)rows), THREADS, &a,
-                       stream);
+    return host_launch(device, name, functions[CE_STEPS + 4 + (c->p.dtype == RIDGE_BF16)],
+                       dim3((unsigned)ce_least(lines, 8 * (int64_t)device->units)), THREADS, &a, stream);
 }

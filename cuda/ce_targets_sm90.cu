@@ -157,6 +157,7 @@ typedef struct add_args {
     ce_chunk c;
     float *dw;
     int64_t ld;
+    ce_planes planes; /* high: NULL or a 16-bit dW, whose sum is there */
 } add_args;
 
 /* The sum of a class whose rows are few. */
@@ -170,7 +171,7 @@ static __device__ __forceinline__ void sum_rows(const add_args &a, int2 same, in
         float x[8];
 
         *bias += g;
-        if (a.dw && h < p.hidden) {
+        if ((a.dw || a.planes.high) && h < p.hidden) {
             num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
 #pragma unroll
             for (int e = 0; e < 8; e++)
@@ -178,6 +179,31 @@ static __device__ __forceinline__ void sum_rows(const add_args &a, int2 same, in
         }
         if (left > 1)
             row = a.c.next[row];
+    }
+}
+
+/* A class's sum for 8 hidden units to the planes. */
+static __device__ __forceinline__ void add_to_planes(const ce_planes &to, int hv, int64_t v, int64_t h,
+                                                     const float *sum)
+{
+    if (!hv) {
+        uint4 *high = (uint4 *)(to.high + v * to.high_ld + h), *low = (uint4 *)(to.low + v * to.low_ld + h);
+        float old[8];
+
+        ce_join(*high, *low, old);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            old[e] += sum[e];
+        ce_split(old, high, low);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        uint16_t *high = to.high + (h + e) * to.high_ld + v, *low = to.low + (h + e) * to.low_ld + v;
+        const uint32_t bits = __float_as_uint(__uint_as_float((uint32_t)*high << 16 | *low) + sum[e]);
+
+        *high = (uint16_t)(bits >> 16);
+        *low = (uint16_t)bits;
     }
 }
 
@@ -213,6 +239,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) targets_a
 #pragma unroll
         for (int e = 0; e < 8; e++)
             a.dw[(h + e) * a.ld + v] += sum[e];
+    } else if (a.planes.high && h < p.hidden) {
+        add_to_planes(a.planes, p.hv, v, h, sum);
     }
     if (p.dbias && h == 0)
         p.dbias[v] += bias;
@@ -244,9 +272,9 @@ ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_ch
 }
 
 ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
-                            void *stream)
+                            const ce_planes *planes, void *stream)
 {
-    add_args a = {*c, dw, ld};
+    add_args a = {*c, dw, ld, *planes};
 
     return host_launch(device, name, functions[3 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)c->rows, (unsigned)((c->p.hidden + 8 * THREADS - 1) / (8 * THREADS))), THREADS,
