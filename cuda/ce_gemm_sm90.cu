@@ -374,8 +374,12 @@ static __device__ __forceinline__ void put_look(const ce_product &a, const gemm1
 }
 
 /* Rows of A by their numbers, where some are ignored and there is no compact x: all four loading warps copy them, 16
- * bytes a thread; a stage has landed when each warp's copies have, LAG blocks after they were sent off. */
-enum { LOADERS = 4, LAG = 2, EACH = G16_M * 8 / (32 * LOADERS) };
+ * bytes a thread; a stage has landed when each warp's copies have, LAG blocks after they were sent off. The second
+ * warpgroup is let go when the first one has G16_STAGGER blocks: these must land before a stage is waited for that both
+ * of them have to free. */
+enum { LOADERS = 4, LAG = 1, EACH = G16_M * 8 / (32 * LOADERS) };
+
+static_assert(G16_STAGGER + LAG <= G16_STAGES, "the second warpgroup would never begin");
 
 static __device__ __forceinline__ bool gathers(const ce_chunk &c)
 {

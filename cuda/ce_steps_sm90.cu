@@ -142,8 +142,8 @@ static __device__ __forceinline__ float target_du(const ce_chunk &c, int64_t row
     return (float)((expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth) * (double)slope);
 }
 
-/* What a row's products need; a row out of range or without weight has factor 0. Where lse was given, the target's logit
- * is not known before P^T is: step_scale has the rest. */
+/* What a row's products need; a row out of range or without weight has factor 0. Where lse was given, the target's
+ * logit is not known before P^T is: step_scale has the rest. */
 static __device__ __forceinline__ void put_row(const ce_chunk &c, int64_t row, double lse, float factor,
                                                const ce_factors &f)
 {
