@@ -6,7 +6,7 @@
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
  * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
  * tile is found as they run; its bits do not depend on it. */
-#include "ce_sm90.cuh"
+#include "ce_planes_sm90.cuh"
 
 /* The ring of items of a cluster: its first CTA's loading thread takes them and hands them to both CTAs. full[i]: the
  * item is there. empty[i], the first CTA's: all 16 multiplying warps and the other loading thread have read it. */
@@ -309,92 +309,6 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
     }
 }
 
-/* Eight elements of dW in the planes of its sum, or as they are (then `low` is none). */
-typedef struct dw_old {
-    uint4 high, low;
-} dw_old;
-
-static __device__ __forceinline__ dw_old load_old(const ce_gradients &a, const gemm16_work &w, int row, int col)
-{
-    dw_old old = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-
-    if (a.before == CE_DW_NOTHING || row >= w.m || col >= w.n)
-        return old;
-    old.high = *(const uint4 *)(a.dw_at.high + row * a.dw_at.high_ld + col);
-    if (a.before == CE_DW_PLANES)
-        old.low = *(const uint4 *)(a.dw_at.low + row * a.dw_at.low_ld + col);
-    return old;
-}
-
-/* The tile's v, added to what there is: to the planes, or rounded. */
-template <int BF16>
-static __device__ __forceinline__ void put_sum(const ce_gradients &a, const gemm16_work &w, int row, int col,
-                                               const dw_old &old, float *v)
-{
-    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    uint4 *high = (uint4 *)(a.dw_at.high + row * a.dw_at.high_ld + col), bits;
-    float sum[8];
-
-    if (row >= w.m || col >= w.n)
-        return;
-    if (a.before != CE_DW_NOTHING) {
-        if (a.before == CE_DW_PLANES)
-            ce_join(old.high, old.low, sum);
-        else
-            num_unpack<dtype>(old.high, sum);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            v[e] += sum[e];
-    }
-    if (a.after == CE_DW_PLANES) {
-        ce_split(v, &bits, (uint4 *)(a.dw_at.low + row * a.dw_at.low_ld + col));
-        *high = bits;
-    } else {
-        *high = num_pack<dtype>(v);
-    }
-}
-
-/* A warp's 16 x 256 of a 16-bit dW that is added to, or whose sum is not complete: 64 columns at a time, turned in
- * shared memory so that whole lines are read and written. There four floats, number c of a row, lie at c / 2 (odd c: in
- * the second 128 bytes), exchanged so that neither way meets a bank twice. */
-template <int BF16>
-static __device__ __forceinline__ void put_planes(const ce_gradients &a, const gemm16_work &w, gemm16_memory *s,
-                                                  int group, int first_row, int first_col, const float *acc)
-{
-    const int lane = threadIdx.x % 32, row = lane / 4, odd = lane % 4 / 2, line = lane / 8, piece = lane % 8;
-    uint8_t *panel = s->d[group][0] + threadIdx.x % 128 / 32 * (16 * 256);
-    uint8_t *in = panel + row * 256 + odd * 128 + lane % 2 * 8, *out = panel + line * 256;
-    const int in_at = (row & 3) ^ odd * 4, out_at = piece ^ line;
-    dw_old old[4];
-
-    first_row += line;
-    first_col += 8 * piece;
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        old[k] = load_old(a, w, first_row + 4 * k, first_col);
-#pragma unroll
-    for (int q = 0; q < G16_N / 64; q++, first_col += 64) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                *(float2 *)(in + h * (8 * 256) + (i ^ in_at) * 16) =
-                    make_float2(acc[4 * (8 * q + i) + 2 * h], acc[4 * (8 * q + i) + 2 * h + 1]);
-        __syncwarp(); /* all of the panel */
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float4 x = *(const float4 *)(out + k * (4 * 256) + out_at * 16),
-                         y = *(const float4 *)(out + k * (4 * 256) + 128 + (out_at ^ 4) * 16);
-            float v[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-
-            put_sum<BF16>(a, w, first_row + 4 * k, first_col, old[k], v);
-            if (q + 1 < G16_N / 64) /* on its way while the others are added */
-                old[k] = load_old(a, w, first_row + 4 * k, first_col + 64);
-        }
-        __syncwarp(); /* it has been read */
-    }
-}
-
 static __device__ __forceinline__ void clear_lines(void *to, int64_t lines, int64_t bytes, int64_t stride)
 {
     for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
@@ -442,11 +356,15 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
     const int thread = threadIdx.x % 128;
     int pair, tile_n;
     float acc[G16_N / 2];
+    dw_old old[4];
 
     gemm16_locate(w, tile, &pair, &tile_n);
-    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
+    int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
 
+    ask_old(a, w, first, tile_n * G16_N, old);
     gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, turn, acc);
+    asm volatile(""
+                 : "+r"(first), "+r"(tile_n)); /* addresses are made again: kept through the product they would spill */
     tell(a, 2 + pair / w.bundle, group);
     if (!BF16) {
         const float scale = scale_back(a.c.p);
@@ -455,14 +373,20 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
         for (int i = 0; i < G16_N / 2; i++)
             acc[i] *= scale;
     }
+    if (a.before == CE_DW_PLANES) {
+        put_planes<BF16, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
+        return;
+    }
     if (a.targets)
         add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
     if (a.dw_dtype == RIDGE_F32)
         put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
-    else if (a.before == CE_DW_NOTHING && a.after == CE_DW_ITSELF)
-        put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
+    else if (a.before == CE_DW_ITSELF)
+        put_planes<BF16, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
+    else if (a.after == CE_DW_PLANES)
+        put_planes<BF16, CE_DW_NOTHING>(a, w, s, group, first, tile_n * G16_N, old, acc);
     else
-        put_planes<BF16>(a, w, s, group, first, tile_n * G16_N, acc);
+        put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
 }
 
 template <int HV>
