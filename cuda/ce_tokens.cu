@@ -2,31 +2,40 @@
  * output from the rows' softmax sums (or, ce_combine, from the records of shards). */
 #include "ce.cuh"
 
-enum { SCAN = 512, EACH = 8, TREE = 256, FINISH_WARPS = TREE / 32 };
+enum { SCAN = 512, WARPS = SCAN / 32, EACH = 8, QUAD = EACH * WARPS / 32, TREE = 256, FINISH_WARPS = TREE / 32 };
 
 /* ------------------------------------------------------------------------------------------- which rows, and totals */
 
-/* Exclusive sum over the block; *total receives the sum. */
-static __device__ int ce_scan(int value, int *warps, int *total)
+/* Places of this thread's tokens, which are SCAN apart, among the listed ones: mask[i] has those of its warp; counts:
+ * room for all warps' numbers. Returns how many are listed. */
+static __device__ int ce_scan(const uint32_t *mask, int *counts, int *at)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = value, before = 0, all = 0;
+    int sum = 0, before = 0, all;
 
-    for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, sum, step);
-
-        sum += lane >= step ? other : 0;
-    }
-    __syncthreads(); /* the last round's reads of warps before these writes */
-    if (lane == 31)
-        warps[warp] = sum;
+    if (lane == 0)
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            counts[i * WARPS + warp] = __popc(mask[i]);
     __syncthreads();
-    for (int i = 0; i < SCAN / 32; i++) {
-        before += i < warp ? warps[i] : 0;
-        all += warps[i];
+#pragma unroll
+    for (int k = 0; k < QUAD; k++) { /* a lane has QUAD numbers; of those with this warp's, those before it */
+        const int count = counts[lane * QUAD + k];
+
+        sum += count;
+        before += k < warp % QUAD ? count : 0;
     }
-    *total = all;
-    return before + sum - value;
+    all = sum;
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, all, step);
+
+        all += lane >= step ? other : 0;
+    }
+    before += all - sum;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        at[i] = __shfl_sync(~0u, before, (i * WARPS + warp) / QUAD) + __popc(mask[i] & ((1u << lane) - 1));
+    return __shfl_sync(~0u, all, 31);
 }
 
 /* Sum over the block in a fixed order. */
@@ -46,37 +55,40 @@ static __device__ double ce_block_sum(double value, double *room)
 /* The list of rows in the order of tokens, and the totals. */
 static __device__ void ce_list(const ce_params &p, int list_bad)
 {
-    __shared__ int warps[SCAN / 32];
+    __shared__ int counts[2][EACH * WARPS]; /* in turn, so that one barrier a round is enough */
     __shared__ double room[SCAN];
     double weight = 0, weights = 0, count = 0, errors = 0;
-    int rows = 0;
+    int rows = 0, turn = 0;
 
-    for (int64_t first = 0; first < p.tokens; first += SCAN * EACH) {
-        const int64_t token = first + threadIdx.x * EACH;
+    for (int64_t first = threadIdx.x; first - threadIdx.x < p.tokens; first += SCAN * EACH, turn ^= 1) {
         int64_t y[EACH];
-        int listed = 0, total, at;
+        uint32_t mask[EACH];
+        int at[EACH], total;
 
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            y[i] = token + i < p.tokens ? ce_target(p, token + i) : (int64_t)CE_IGNORED;
-            listed += y[i] >= 0 || (y[i] == CE_BAD && list_bad);
-        }
-        at = rows + ce_scan(listed, warps, &total);
-        rows += total;
+        for (int i = 0; i < EACH; i++)
+            y[i] = first + i * SCAN < p.tokens ? ce_target(p, first + i * SCAN) : (int64_t)CE_IGNORED;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            mask[i] = __ballot_sync(~0u, y[i] >= 0 || (y[i] == CE_BAD && list_bad));
+        total = ce_scan(mask, counts[turn], at);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const bool here = y[i] >= 0 || (y[i] == CE_BAD && list_bad);
+            const int64_t token = first + i * SCAN;
+            const bool here = mask[i] >> threadIdx.x % 32 & 1;
 
-            if (token + i < p.tokens)
-                p.place[token + i] = here ? at : -1;
+            at[i] += rows;
+            if (token < p.tokens)
+                p.place[token] = here ? at[i] : -1;
             if (here) {
-                p.list[at] = (int32_t)(token + i);
-                p.label[at++] = y[i] >= p.offset && y[i] < p.offset + p.vocab ? (int32_t)(y[i] - p.offset) : -1;
+                p.list[at[i]] = (int32_t)token;
+                p.label[at[i]] = y[i] >= p.offset && y[i] < p.offset + p.vocab ? (int32_t)(y[i] - p.offset) : -1;
             }
             count += y[i] != CE_IGNORED;
             errors += y[i] == CE_BAD;
             weight += y[i] == CE_IGNORED ? 0 : y[i] >= 0 && p.class_weight ? (double)p.class_weight[y[i]] : 1;
         }
+        rows += total;
     }
     for (int64_t c = threadIdx.x; c < p.total && p.class_weight; c += SCAN)
         weights += (double)p.class_weight[c];
@@ -281,15 +293,15 @@ static __global__ void __launch_bounds__(TREE) ce_finish_kernel(const ce_params 
         if (threadIdx.x % 32 == 0)
             ce_put_token(p, token, s, target);
     }
-    __threadfence(); /* losses before the count, and the count before all others' losses */
     __syncthreads();
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        __threadfence(); /* this block's losses before the count, */
         last = atomicAdd(&p.totals->done, 1) == (int)gridDim.x - 1;
+        __threadfence(); /* and the count before all others' losses */
+    }
     __syncthreads();
-    if (!last)
-        return;
-    __threadfence();
-    ce_put_loss(p);
+    if (last)
+        ce_put_loss(p);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
