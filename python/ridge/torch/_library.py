@@ -283,11 +283,9 @@ def linear_ce_train(xp, *args):
 
 
 def linear_ce_eager(xp, *args):
-    """As linear_ce_train, but dW of a bf16 weight is made in bf16 where the kernels do so in one go: nothing is left to do
-    then in backward, for a loss whose gradient is 1. f16 stays f32 until it is scaled, or it would underflow."""
-    x, weight = args[:2]
-    one_go = weight.dtype is torch.bfloat16 and ops.rows_of(x.shape) <= 2 * x.shape[-1]
-    return ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], None if one_go else A.F32)
+    """As linear_ce_train, but dW of a bf16 weight is made in bf16, rounded once: nothing is left to do then in backward, for a
+    loss whose gradient is 1. f16 stays f32 until it is scaled, or it would underflow."""
+    return ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], None if args[1].dtype is torch.bfloat16 else A.F32)
 
 
 @_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias) -> "
