@@ -30,7 +30,7 @@ enum { CHUNK_MOST = 4 };
 #define X_MOST(n) ((n) == 64 ? 16 : 40)
 
 typedef struct stream_args {
-    CUtensorMap w, x;
+    CUtensorMap w, x, tokens_scales;
     const float *scale_x, *scale_w;
     int64_t ld_x, ld_w; /* of the scale tables; 0: one scale for the tensor */
     char *out;
@@ -42,6 +42,7 @@ typedef struct stream_args {
     int boxes, sums, bytes; /* of shared memory: where the ring of weights and the partial sums begin, all */
     int box;                /* bytes of a slice's rows of one block */
     int lines;              /* the maps have lines of 128 bytes as their third dimension: whole stages an instruction */
+    int scales_box;         /* bytes of a stage of the tokens' scales by block, which TMA brings; 0: it can not */
     int dtype, accumulate, bias_f32, settled;
     /* gemm_fp8_stream_tokens.cuh: */
     int rows;                         /* of a box of tokens, a multiple of 8 */
@@ -51,7 +52,8 @@ typedef struct stream_args {
 
 /* The fixed part of shared memory; the rings of tokens and of weights and the sums come after it. */
 template <int N> struct stream_memory {
-    float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][SLOTS][2]; /* by block: stage * chunk + block of the stage */
+    alignas(128) float scale_x[X_MOST(N)][N];
+    float scale_w[X_MOST(N)][SLOTS][2]; /* by block: stage * chunk + block of the stage */
     uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N) / 2], x_empty[X_MOST(N) / 2];
     uint64_t sums_full[SLOTS], sums_free[SLOTS];
 };
@@ -143,6 +145,14 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
     }
 }
 
+/* The scales by block of a stage's tokens that TMA can not bring. Those of tokens that are not there stay rubbish. */
+template <int N> static __device__ __forceinline__ void stream_load_scales(const stream_args &p, uint32_t to, int kb)
+{
+    for (int t = threadIdx.x % 32; t < p.chunk * N; t += 32)
+        if (t % N < p.m)
+            ptx_copy_async4(to + 4 * (uint32_t)t, p.scale_x + min(kb + t / N, p.blocks - 1) * p.ld_x + t % N);
+}
+
 /* One warp: the tokens and, by block, the scales: a slice may lie in two blocks of 128 rows. The tokens' scales that
  * do not depend on k come with the first stage, behind its tokens. */
 template <int N, int MODE>
@@ -150,6 +160,7 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
 {
     const int lane = threadIdx.x % 32, slot = lane % (2 * SLOTS);
     const uint32_t box = (uint32_t)((N == 64 ? p.rows : N) * BK);
+    const uint32_t scales_box = MODE == SCALE_BLOCK ? (uint32_t)p.scales_box : 0;
     stream_ring r = {0, 0};
     bool hold = true; /* until the grid before has ended */
 
@@ -163,7 +174,7 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
             ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
             __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
             if (lane == 0)
-                ptx_mbarrier_expect(full, (uint32_t)p.chunk * box);
+                ptx_mbarrier_expect(full, (uint32_t)p.chunk * box + scales_box);
             if (hold)
                 ptx_grid_wait();
             if (lane == 0) {
@@ -172,15 +183,16 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
                 else
                     for (int i = 0; i < p.chunk; i++)
                         ptx_tma_load_2d(to + (uint32_t)i * box, &p.x, (kb + i) * BK, 0, full);
+                if (MODE == SCALE_BLOCK && scales_box)
+                    ptx_tma_load_2d(ptx_shared(s->scale_x[r.stage * p.chunk]), &p.tokens_scales, 0, kb, full);
             }
             if (MODE == SCALE_LAST && hold)
                 for (int t = lane; t < N; t += 32)
                     ptx_copy_async4(ptx_shared(&s->scale_x[0][t]), p.scale_x + (p.ld_x ? min(t, p.m - 1) : 0));
             hold = false;
             if (MODE == SCALE_BLOCK) {
-                for (int t = lane; t < p.chunk * N; t += 32)
-                    ptx_copy_async4(ptx_shared(&s->scale_x[r.stage * p.chunk][0]) + 4 * (uint32_t)t,
-                                    p.scale_x + min(kb + t / N, p.blocks - 1) * p.ld_x + min(t % N, p.m - 1));
+                if (!scales_box)
+                    stream_load_scales<N>(p, ptx_shared(s->scale_x[r.stage * p.chunk]), kb);
                 if (lane < p.chunk * SLOTS * 2)
                     ptx_copy_async4(ptx_shared(&s->scale_w[r.stage * p.chunk][0][0]) + 4 * (uint32_t)lane,
                                     p.scale_w + row / 128 * p.ld_w + min(kb + lane / (2 * SLOTS), p.blocks - 1));

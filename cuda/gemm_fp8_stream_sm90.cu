@@ -255,8 +255,8 @@ static int takes_all(const ridge_call *call, stream_cut cut)
     return bytes > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
 }
 
-/* The tensor maps of x and w: by lines, or by blocks where a last block is not whole. */
-static ridge_status map_both(const ridge_device *device, const ridge_call *call, int tokens, stream_args *p)
+/* The tensor maps of x, of its scales and of w: by lines, or by blocks where a last block is not whole. */
+static ridge_status map_all(const ridge_device *device, const ridge_call *call, int tokens, stream_args *p)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B; /* 256 bytes cost 5 to 10 % */
@@ -264,6 +264,12 @@ static ridge_status map_both(const ridge_device *device, const ridge_call *call,
     const int rows = tokens == 3 ? p->rows : 8 << tokens;
     ridge_status status;
 
+    if (p->scales_box) { /* boxes begin at multiples of 128 bytes of shared memory */
+        status = host_tensor_map_l2(device, &p->tokens_scales, RIDGE_F32, p->scale_x, p->m, p->blocks, p->ld_x,
+                                    8 << tokens, p->chunk, 0, promotion);
+        if (status)
+            return status;
+    }
     p->lines = k % BK == 0;
     if (p->lines) {
         status = host_tensor_map_lines_l2(device, &p->x, a->data, k, p->m, stride_of(a, k), rows, p->chunk, promotion);
@@ -309,7 +315,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.box = cut.high * BK;
     if ((takes_all(call, cut) || !lay_out(&p, &cut, tokens, HALF)) && !lay_out(&p, &cut, tokens, FULL))
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: no room for two stages", kernel->name);
-    status = map_both(device, call, tokens, &p);
+    /* of up to 8 tokens one instruction of a warp brings as many */
+    if (mode == SCALE_BLOCK && tokens > 0 && ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
+        p.scales_box = p.chunk * (8 << tokens) * 4;
+    status = map_all(device, call, tokens, &p);
     if (status)
         return status;
     return host_launch_cluster(device, kernel->name, functions[shape][mode][formats],
