@@ -243,7 +243,7 @@ static stream_args collect(const ridge_call *call)
     p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
     p.settled = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
-    p.whole = d->dtype != RIDGE_F32 && !p.accumulate && p.stride % 4 == 0 && (uintptr_t)p.out % 8 == 0;
+    p.whole = d->dtype != RIDGE_F32 && !p.accumulate && p.stride % 8 == 0 && p.n % 8 == 0 && (uintptr_t)p.out % 16 == 0;
     return p;
 }
 
