@@ -165,6 +165,41 @@ static __device__ __forceinline__ void stream_store_whole(const stream_args &p, 
     }
 }
 
+/* One unit, the first half of fin: 16 bytes of D a token, 4 a lane. first: its first row. */
+template <int N, int MODE, int DTYPE>
+static __device__ __forceinline__ void stream_store_unit(const stream_args &p, const stream_memory<N> *s, int first,
+                                                         float scale, const float *fin)
+{
+    const int lane = threadIdx.x % 32;
+    const float bias = stream_bias(p, min(first + lane / 4, p.n - 1));
+    uint16_t *to = (uint16_t *)p.out + (int64_t)(lane / 4) * p.stride + first + lane % 4 * 2;
+
+#pragma unroll
+    for (int from = 0; from < N / 8; from += 4) {
+        float v[8] = {};
+        uint4 words;
+
+#pragma unroll
+        for (int i = 0; i < (N < 32 ? N / 4 : 8); i++) {
+            const int j = from + i / 2;
+
+            v[i] = fin[4 * j + i % 2];
+            if (MODE == SCALE_LAST)
+                v[i] *= s->scale_x[0][8 * j + lane % 4 * 2 + i % 2] * scale;
+            if (p.bias)
+                v[i] += bias;
+        }
+        words = num_pack<DTYPE>(v);
+#pragma unroll
+        for (int j = 0; j < (N < 32 ? N / 8 : 4); j++) {
+            const uint32_t word = ptx_transpose(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w);
+
+            if (8 * (from + j) + lane / 4 < p.m && first < p.n)
+                *(uint32_t *)(to + (int64_t)(8 * (from + j)) * p.stride) = word;
+        }
+    }
+}
+
 /* The units of a slice that are this warp's own: the others' partial sums are added, the results stored. */
 template <int N, int MODE>
 static __device__ __forceinline__ void stream_finish(const stream_args &p, stream_memory<N> *s, const stream_share &a,
@@ -197,7 +232,11 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
             if (lane < split && slice + SLOTS < a.last) /* somebody will send again */
                 ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
         }
-        if (row < p.n && p.dtype == RIDGE_BF16)
+        if (p.whole && p.dtype == RIDGE_BF16)
+            stream_store_unit<N, MODE, RIDGE_BF16>(p, s, slice * p.high + unit * 8, scale[half], fin);
+        else if (p.whole)
+            stream_store_unit<N, MODE, RIDGE_F16>(p, s, slice * p.high + unit * 8, scale[half], fin);
+        else if (row < p.n && p.dtype == RIDGE_BF16)
             stream_store<N, MODE, RIDGE_BF16>(p, s, row, scale[half], fin);
         else if (row < p.n && p.dtype == RIDGE_F16)
             stream_store<N, MODE, RIDGE_F16>(p, s, row, scale[half], fin);

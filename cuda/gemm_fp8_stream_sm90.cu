@@ -318,6 +318,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     /* of up to 8 tokens one instruction of a warp brings as many */
     if (mode == SCALE_BLOCK && tokens > 0 && ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
         p.scales_box = p.chunk * (8 << tokens) * 4;
+    p.ahead = p.bytes > HALF ? GROUPS : 1;
     status = map_all(device, call, tokens, &p);
     if (status)
         return status;

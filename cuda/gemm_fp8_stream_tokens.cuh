@@ -268,45 +268,23 @@ static __device__ __forceinline__ void tokens_store(const stream_args &p, int to
     }
 }
 
-/* Of four lanes that have word i of each of four rows, the lane q of them gets the four words of row q. */
-static __device__ __forceinline__ uint4 tokens_transpose(uint32_t *w)
-{
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const uint32_t got = __shfl_xor_sync(~0u, odd ? w[i] : w[i + 1], 1);
-
-        w[i] = odd ? got : w[i];
-        w[i + 1] = odd ? w[i + 1] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t got = __shfl_xor_sync(~0u, high ? w[i] : w[i + 2], 2);
-
-        w[i] = high ? got : w[i];
-        w[i + 2] = high ? w[i + 2] : got;
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
-/* The results of `count` units of up to four: 64 bytes of D a token, 16 a lane. col: the first column. */
+/* The results of two units, the second 8 rows of weights after the first: 4 bytes a lane and token, 16 a token. col:
+ * this thread's first. */
 template <int DTYPE>
-static __device__ __forceinline__ void tokens_store_four(const stream_args &p, int token, int col, int count,
-                                                         const float *v)
+static __device__ __forceinline__ void tokens_store_two(const stream_args &p, int token, int col, bool second,
+                                                        const float *v)
 {
-    const uint4 first = num_pack<DTYPE>(v), second = num_pack<DTYPE>(v + 8);
-    uint32_t upper[4] = {first.x, first.z, second.x, second.z}, lower[4] = {first.y, first.w, second.y, second.w};
-    const uint4 above = tokens_transpose(upper), below = tokens_transpose(lower);
-    const int unit = threadIdx.x % 4;
-    uint16_t *to = (uint16_t *)p.out + token * p.stride + col + 8 * unit;
+    const uint4 words = num_pack<DTYPE>(v);
+    uint16_t *to = (uint16_t *)p.out + token * p.stride + col, *below = to + 8 * p.stride;
 
-    if (unit >= count || col + 8 * unit >= p.n)
-        return;
     if (token < p.m)
-        *(uint4 *)to = above;
+        *(uint32_t *)to = words.x;
     if (token + 8 < p.m)
-        *(uint4 *)(to + 8 * p.stride) = below;
+        *(uint32_t *)below = words.y;
+    if (second && token < p.m)
+        *(uint32_t *)(to + 8) = words.z;
+    if (second && token + 8 < p.m)
+        *(uint32_t *)(below + 8) = words.w;
 }
 
 /* The registers of all units move up by `by`. */
@@ -317,7 +295,7 @@ template <int H> static __device__ __forceinline__ void tokens_up(int by, float 
         fin[i] = i + 4 * by < H / 2 ? fin[i + 4 * by] : 0.0f;
 }
 
-/* The units of a slice that are this CTA's own: the others' partial sums are added, the results stored. Four units a
+/* The units of a slice that are this CTA's own: the others' partial sums are added, the results stored. Two units a
  * turn, which the registers of all others move up for: code that runs once costs what fetching it takes. */
 template <int H, int MODE>
 static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_memory<64> *s, const stream_share &a,
@@ -327,6 +305,7 @@ static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_m
     const int lane = threadIdx.x % 32, split = 1 << p.shift, token = threadIdx.x / 32 % 4 * 16 + lane / 4;
     const int begin = p.begins[a.rank], end = p.begins[a.rank + 1];
     const float scale_x[2] = {s->scale_x[0][token], s->scale_x[0][token + 8]};
+    int col = slice * p.high + 8 * begin;
 
 #pragma unroll 1
     for (int u = 0; u < begin; u++)
@@ -336,29 +315,27 @@ static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_m
         __syncwarp();
     }
 #pragma unroll 1
-    for (int u = begin; u < end; u += 4) {
-        const int col = slice * p.high + 8 * u, count = min(end - u, 4);
+    for (int u = begin; u < end; u += 2, col += 16) {
+        const bool second = u + 1 < end;
 
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (split > 1 && i < count)
-                tokens_sum(p, s, a.rank, slot, u + i - begin, fin + 4 * i);
-            tokens_scale<MODE>(p, rows, u + i, scale_x, fin + 4 * i);
+        if (split > 1) {
+            tokens_sum(p, s, a.rank, slot, u - begin, fin);
+            if (second)
+                tokens_sum(p, s, a.rank, slot, u + 1 - begin, fin + 4);
         }
-        if (p.whole) {
+        tokens_scale<MODE>(p, rows, u, scale_x, fin);
+        tokens_scale<MODE>(p, rows, u + 1, scale_x, fin + 4);
+        if (p.whole && col + (second ? 16 : 8) <= p.n) {
             if (p.dtype == RIDGE_BF16)
-                tokens_store_four<RIDGE_BF16>(p, token, col, count, fin);
+                tokens_store_two<RIDGE_BF16>(p, token, col + lane % 4 * 2, second, fin);
             else
-                tokens_store_four<RIDGE_F16>(p, token, col, count, fin);
-            tokens_up<H>(4, fin);
+                tokens_store_two<RIDGE_F16>(p, token, col + lane % 4 * 2, second, fin);
         } else {
-#pragma unroll 1
-            for (int i = 0; i < 4; i++) {
-                if (i < count)
-                    tokens_store(p, token, col + 8 * i + lane % 4 * 2, fin);
-                tokens_up<H>(1, fin);
-            }
+            tokens_store(p, token, col + lane % 4 * 2, fin);
+            if (second)
+                tokens_store(p, token, col + 8 + lane % 4 * 2, fin + 4);
         }
+        tokens_up<H>(2, fin);
         __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
     }
     /* the warp has read the sums; somebody will send again */
