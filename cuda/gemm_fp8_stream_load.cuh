@@ -164,13 +164,6 @@ template <int N> static __device__ __forceinline__ void stream_load_scales(const
             ptx_copy_async4(to + 4 * (uint32_t)t, p.scale_x + min(kb + t / N, p.blocks - 1) * p.ld_x + t % N);
 }
 
-/* The weights' scales of the first pass on their way to L2: they would come behind all weights that are asked for. */
-static __device__ __forceinline__ void stream_prefetch_scales(const stream_args &p, const stream_share &a, int row)
-{
-    for (int kb = a.begin + threadIdx.x % 32 / (2 * SLOTS) * 32; kb < a.end; kb += 128)
-        ptx_prefetch_l2(p.scale_w + row / 128 * p.ld_w + kb);
-}
-
 /* One warp: the tokens and, by block, the scales: a slice may lie in two blocks of 128 rows. The tokens' scales that
  * do not depend on k come with the first stage, behind its tokens. */
 template <int N, int MODE>
@@ -185,8 +178,6 @@ static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N>
     for (int slice = a.first; slice < a.last; slice += SLOTS) {
         const int row = min((slice + slot / 2) * p.high + (slot & 1) * (p.high - 1), p.n - 1);
 
-        if (MODE == SCALE_BLOCK && hold)
-            stream_prefetch_scales(p, a, row);
         for (int kb = a.begin; kb < a.end; kb += p.chunk) {
             const uint32_t full = ptx_shared(&s->x_full[r.stage]),
                            to = ptx_shared(s) + FIXED(N) + r.stage * (uint32_t)p.chunk * box;

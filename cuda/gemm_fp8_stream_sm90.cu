@@ -17,6 +17,9 @@
  * sums_full[slot]: the partial sums of a slot's slice have come from all others; sums_free[slot]: all finishers of the
  * cluster have read theirs, so the next slice's may be sent (none after the last slice: the receiver may have left).
  *
+ * A CTA's first stages of weights are asked into L2 before the previous kernel has ended: that is right whatever that
+ * kernel writes, since all writes meet in L2.
+ *
  * With RIDGE_WEIGHTS_SETTLED a CTA begins to load weights before the previous kernel has ended: when the previous CTA
  * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. The next
  * kernel is let in at the start: later, those of its CTAs that find a multiprocessor empty would come in pairs. */
@@ -179,7 +182,7 @@ static void share_units(stream_args *p, const stream_cut *cut)
 
 /* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
  * do not. */
-static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int bytes)
+static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int mode, int bytes)
 {
     const int columns = 8 << tokens, x_rows = tokens == 3 ? p->rows : columns, split = 1 << cut->shift,
               slots = cut->most < SLOTS ? cut->most : SLOTS;
@@ -189,9 +192,12 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
     const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
     const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
-    /* Few weights that could all be on their way at once: the tokens would come behind them. */
-    for (int stages = tokens == 3 && all <= 4 ? 2 : W_MOST; stages >= 2; stages--) {
-        const int ahead = (stages + turns - 1) / turns + 1, most = x_most[tokens] / p->chunk;
+    /* Few weights that could all be on their way at once: the tokens would come behind them, and scales behind both. */
+    const bool few = tokens == 3 && all <= 4;
+
+    for (int stages = few ? 2 : W_MOST; stages >= 2; stages--) {
+        const int ahead = (stages + turns - 1) / turns + (few && mode == SCALE_BLOCK ? 0 : 1),
+                  most = x_most[tokens] / p->chunk;
 
         if (stages > 2 && stages > all * turns)
             continue;
@@ -207,13 +213,13 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
     return false;
 }
 
-static bool lay_out(stream_args *p, const stream_cut *cut, int tokens, int bytes)
+static bool lay_out(stream_args *p, const stream_cut *cut, int tokens, int mode, int bytes)
 {
     p->chunk = CHUNK_MOST;
-    if (lay_out_chunk(p, cut, tokens, bytes))
+    if (lay_out_chunk(p, cut, tokens, mode, bytes))
         return true;
     p->chunk = CHUNK_MOST / 2;
-    return lay_out_chunk(p, cut, tokens, bytes);
+    return lay_out_chunk(p, cut, tokens, mode, bytes);
 }
 
 static int64_t stride_of(const ridge_operand *x, int64_t packed)
@@ -313,7 +319,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;
-    if ((takes_all(call, cut) || !lay_out(&p, &cut, tokens, HALF)) && !lay_out(&p, &cut, tokens, FULL))
+    if ((takes_all(call, cut) || !lay_out(&p, &cut, tokens, mode, HALF)) && !lay_out(&p, &cut, tokens, mode, FULL))
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: no room for two stages", kernel->name);
     /* of up to 8 tokens one instruction of a warp brings as many */
     if (mode == SCALE_BLOCK && tokens > 0 && ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
