@@ -253,12 +253,16 @@ static stream_args collect(const ridge_call *call)
     return p;
 }
 
-/* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
-static int takes_all(const ridge_call *call, stream_cut cut)
+/* Bytes of weights of the CTA that has most. */
+static int64_t bytes_of(const stream_cut *cut)
 {
-    const int64_t bytes = cut.blocks * BK * cut.most * cut.high;
+    return cut->blocks * BK * cut->most * cut->high;
+}
 
-    return bytes > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+/* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
+static int takes_all(const ridge_call *call, const stream_cut *cut)
+{
+    return bytes_of(cut) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
 }
 
 /* The tensor maps of x, of its scales and of w: by lines, or by blocks where a last block is not whole. */
@@ -319,12 +323,13 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;
-    if ((takes_all(call, cut) || !lay_out(&p, &cut, tokens, mode, HALF)) && !lay_out(&p, &cut, tokens, mode, FULL))
+    if ((takes_all(call, &cut) || !lay_out(&p, &cut, tokens, mode, HALF)) && !lay_out(&p, &cut, tokens, mode, FULL))
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: no room for two stages", kernel->name);
     /* of up to 8 tokens one instruction of a warp brings as many */
     if (mode == SCALE_BLOCK && tokens > 0 && ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
         p.scales_box = p.chunk * (8 << tokens) * 4;
-    p.ahead = p.bytes > HALF ? GROUPS : 1;
+    /* of many weights the start is nothing, and what disturbs the end of the call before costs more */
+    p.ahead = bytes_of(&cut) > 1000 * 1000 ? 0 : p.bytes > HALF ? GROUPS : 1;
     status = map_all(device, call, tokens, &p);
     if (status)
         return status;
@@ -355,8 +360,7 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 {
     const stream_cut cut = cut_of(device, problem->dim[1], problem->dim[2]);
 
-    return 2.5 + 0.2 * (1 << cut.shift) +
-           (double)(cut.blocks * BK * cut.most * cut.high) * device->units * 1e-3 / (1.08 * device->copy_gbps);
+    return 2.5 + 0.2 * (1 << cut.shift) + (double)bytes_of(&cut) * device->units * 1e-3 / (1.08 * device->copy_gbps);
 }
 
 static const ridge_kernel rows[] = {
