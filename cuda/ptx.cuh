@@ -476,6 +476,14 @@ static __device__ __forceinline__ void ptx_store_matrix(uint32_t to, uint32_t a,
                  : "memory");
 }
 
+/* A warp's 8 x 8 matrix of 16-bit elements, two a lane and row by row, transposed. */
+static __device__ __forceinline__ uint32_t ptx_transpose(uint32_t v)
+{
+    uint32_t t;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(v));
+    return t;
+}
+
 /* The address in the cluster of this place in CTA `rank`. */
 static __device__ __forceinline__ uint32_t ptx_map(uint32_t shared, uint32_t rank)
 {
