@@ -44,6 +44,29 @@ expect 2 "k= is missing" "$ridge" test gemm_fp8 m=5 n=7 --device cpu --quiet
 expect 2 "bad value in 'fill=red'" "$ridge" test $problem fill=red --device cpu --quiet
 expect 2 "fill=exact is for gemm_fp8" "$ridge" test $problem fill=exact --device cpu --quiet
 expect 1 "no case ran" "$ridge" test $problem --kernel 'cpu.swiglu_fwd.avx2' --device cpu:c --quiet
+expect 0 " passed, 0 failed" "$ridge" test " $problem " --device cpu --quiet
+expect 0 " passed, 0 failed" "$ridge" test 'multiply ' --quick --device cpu --quiet
+expect 1 "no op matches ''" "$ridge" test ' ' --device cpu --quiet
+expect 1 "--units is for a CUDA device" "$ridge" test $problem --units 4 --device cpu --quiet
+# Not a failed row: what no device takes, and what this machine has no room for.
+expect 1 "ridge test: $problem limit=-1: swiglu_fwd: option limit" "$ridge" test $problem limit=-1 --device cpu --quiet
+for verb in test bench "tune -o $dir/t.tsv"; do
+    expect 1 "GB of memory, " "$ridge" $verb swiglu_fwd rows=10000000 cols=1000000 --device cpu
+    expect 1 "overflows the address space" "$ridge" $verb gemm_fp8 m=2000000000 n=2000000000 k=2000000000 --device cpu
+    expect 1 "2^40 bytes or more" "$ridge" $verb multiply rows=1099511627776 cols=1099511627776 pad=8 --device cpu
+done
+# A failure is a command that runs it again. Here memory runs out, so that something fails.
+short() { (
+    export OMP_NUM_THREADS=1
+    ulimit -v 250000
+    exec "$@"
+); }
+if short "$ridge" info --json >/dev/null 2>&1; then
+    expect 1 "ridge test swiglu_fwd rows=1000 cols=10000 dtype=bf16 --seed 7 --device cpu" \
+        short "$ridge" test swiglu_fwd rows=1000 cols=10000 --seed 7 --device cpu --quiet
+    line=$(sed -n 's/^     ridge //p' "$log" | head -1)
+    expect 0 " passed, 0 failed" "$ridge" $line --once --quiet
+fi
 expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
 expect 1 "option limit must be finite and positive, or 0 for no clamp: $problem limit=-1" "$ridge" explain $problem limit=-1

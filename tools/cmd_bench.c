@@ -341,12 +341,18 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
 
 static bool bench_one(bench *b, const char *suite, const char *line)
 {
+    ridge_problem problem;
+    ridge_call call;
     test_case c;
     image im;
     bool good;
 
     if (!case_parse(line, &c))
         return false;
+    if (!case_problem(&c, &call, &problem) || !case_fits(b->device, &c, 1, 2)) {
+        fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
+        return false;
+    }
     good = image_build_to_time(&c, b->o->seed, &im);
     if (good)
         good = bench_image(b, suite, &c, &im, NULL, NULL);

@@ -84,14 +84,11 @@ static bool find_case(const ridge_device *device, const ridge_kernel *kernel, te
     const size_t length = strlen(op->name);
     ridge_problem problem;
     ridge_call call;
-    image im;
 
     for (int i = 0; i < PROBLEMS; i++) {
         if (strncmp(problems[i], op->name, length) != 0 || problems[i][length] != ' ' || !case_of(problems[i], op, c))
             continue;
-        image_place(c, &im);
-        call = image_call(&im, (void *)256); /* somewhere: nothing runs */
-        if (ridge_validate(&call, &problem) == RIDGE_OK && !ridge_why_not(device, kernel, &problem))
+        if (case_problem(c, &call, &problem) && !ridge_why_not(device, kernel, &problem))
             return true;
     }
     return false;
