@@ -48,7 +48,7 @@ static const char *const problems[] = {
     "ce_combine tokens=21 vocab=136 shards=3 sums=1 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05",
 };
 
-enum { PROBLEMS = (int)(sizeof problems / sizeof problems[0]) };
+enum { PROBLEMS = (int)(sizeof problems / sizeof problems[0]), SEED = 3 };
 
 static bool applies(int family, const ridge_op_row *op)
 {
@@ -124,14 +124,16 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, const te
 {
     test_row row = {.kernel = kernel};
     unsigned char *expected = NULL;
-    char text[700] = "out of memory";
+    char what[512], text[700] = "out of memory";
     int wrong = 0;
     image im;
 
-    if (image_build(c, 3, &im))
+    if (image_build(c, SEED, &im))
         expected = malloc(im.bytes);
     if (!expected || image_reference(&im, expected) || !test_one(&row, device, c, &im, expected, text, sizeof text)) {
-        printf("FAIL %s without a fault: %s\n", kernel->name, text);
+        case_print(c, what, sizeof what);
+        printf("FAIL %s without a fault: %s\n     ridge test %s --seed %d --kernel %s\n", kernel->name, text, what,
+               SEED, kernel->name);
         wrong = 1;
     }
     for (const teeth_fault *fault = teeth_faults; fault->name && !wrong; fault++) {
@@ -144,6 +146,7 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, const te
             wrong++;
         } else if (teeth_refused) {
             t->refused++;
+            printf("SKIP a copy of %s that %s: %s\n", kernel->name, fault->name, text);
         } else {
             t->caught++;
         }
