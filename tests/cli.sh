@@ -73,7 +73,7 @@ expect 1 "option limit must be finite and positive, or 0 for no clamp: $problem 
 expect 1 "tokens is above 16: q8_0_matmul tokens=17" "$ridge" explain q8_0_matmul tokens=17 cols=32 rows=8 x=f32 w=u8 out=f32
 # Problem text: every dimension is said, every number is one; strict.
 expect 2 "swiglu_fwd: cols= is missing" "$ridge" explain swiglu_fwd rows=8 --device cpu
-expect 1 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
+expect 2 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
 for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 shift=99999 alias=2 strict=2; do
     expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
 done
@@ -100,7 +100,8 @@ done
 expect 2 "usage" "$ridge" bench
 expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu
 expect 1 "there is no suite 'nosuch'" "$ridge" bench --suite quick,nosuch --device cpu
-expect 1 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
+expect 2 "there is no op" "$ridge" tune nosuch rows=1 -o "$dir/t.tsv" --device cpu
+expect 2 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
@@ -115,6 +116,11 @@ expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
 echo broken >"$dir/b.csv"
 expect 1 "b.csv:1: not the header" "$ridge" compare "$dir/b.csv"
 expect 1 "cannot read" "$ridge" compare "$dir/none.csv"
+expect 1 "cannot read ''" "$ridge" compare ''
+expect 1 "it is empty" "$ridge" compare /dev/null
+expect 1 "not the header" "$ridge" compare /dev/zero
+{ cat "$dir/a.csv" && head -c 5000 /dev/zero | tr '\0' x; } >"$dir/long.csv"
+expect 1 "the line is too long" "$ridge" compare "$dir/long.csv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.tsv" --quiet
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet

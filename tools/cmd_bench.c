@@ -407,6 +407,7 @@ int cmd_bench(int argc, char **argv)
         NULL,         NULL};
     bench_options o = {.seed = 1};
     bench b = {.o = &o};
+    test_case one;
     record first;
     bool good = true;
 
@@ -416,6 +417,8 @@ int cmd_bench(int argc, char **argv)
                         " --overhead\n");
         return 2;
     }
+    if (o.text[0] && !case_parse(o.text, &one)) /* which has said why */
+        return 2;
     b.device = device_open(o.device);
     if (b.device && !b.device->backend) {
         fprintf(stderr, "ridge bench: a model device runs nothing\n");

@@ -341,6 +341,7 @@ int cmd_tune(int argc, char **argv)
         NULL,         NULL};
     options o = {.out = "tuned.tsv"};
     ridge_device *device;
+    test_case one;
     char date[32];
     time_t now = time(NULL);
     struct tm utc;
@@ -352,6 +353,8 @@ int cmd_tune(int argc, char **argv)
         fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
         return 2;
     }
+    if (o.text[0] && !case_parse(o.text, &one)) /* which has said why */
+        return 2;
     device = device_open(o.device);
     if (!device || (!device->backend && !o.from)) {
         if (device)
