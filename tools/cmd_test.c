@@ -89,10 +89,6 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
     double worst = 0;
 
     case_print(c, what, sizeof what);
-    if (!text_is_case(c, what)) {
-        fail_line(o, t, NULL, what, "this text does not name the case that it is of");
-        return;
-    }
     if (!has_memory(device, c)) {
         t->skipped++;
         printf("SKIP %s: %s\n", what, ridge_error());
@@ -167,6 +163,7 @@ static bool op_wanted(const options *o, const ridge_op_row *op)
 static void test_op(const options *o, const ridge_device *device, const ridge_op_row *op, tally *t)
 {
     case_list list = {0};
+    char what[512];
     progress p;
     int errors, tried;
 
@@ -175,6 +172,9 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     cases_of(op, o->level, &list);
     progress_start(&p, list.count, o->quiet);
     for (int i = 0; i < list.count; i++) {
+        case_print(&list.at[i], what, sizeof what);
+        if (!text_is_case(&list.at[i], what))
+            fail_line(o, t, NULL, what, "this text does not name the case that it is of");
         if (!list.at[i].gpu || device->backend_id == RIDGE_CUDA)
             test_case_rows(o, device, &list.at[i], t);
         progress_step(&p, op->name);
