@@ -454,6 +454,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
 
     if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)
         clear_dw(a);
+    __syncwarp(); /* setmaxnreg is an .aligned one, and lanes clear different numbers of pieces */
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)

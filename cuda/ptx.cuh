@@ -402,12 +402,6 @@ static __device__ __forceinline__ void ptx_tma_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* Until the sources of all but the last group have been read. */
-static __device__ __forceinline__ void ptx_tma_wait_read_before(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-}
-
 static __device__ __forceinline__ void ptx_tma_wait(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

@@ -349,12 +349,18 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
 
 static bool bench_one(bench *b, const char *suite, const char *line)
 {
+    ridge_problem problem;
+    ridge_call call;
     test_case c;
     image im;
     bool good;
 
     if (!case_parse(line, &c))
         return false;
+    if (!case_problem(&c, &call, &problem) || !case_fits(b->device, &c, 1, 2)) {
+        fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
+        return false;
+    }
     good = image_build_to_time(&c, b->o->seed, &im);
     if (good)
         good = bench_image(b, suite, &c, &im, NULL, NULL);
@@ -409,6 +415,7 @@ int cmd_bench(int argc, char **argv)
         NULL,         NULL};
     bench_options o = {.seed = 1};
     bench b = {.o = &o};
+    test_case one;
     record first;
     bool good = true;
 
@@ -418,6 +425,8 @@ int cmd_bench(int argc, char **argv)
                         " --overhead\n");
         return 2;
     }
+    if (o.text[0] && !case_parse(o.text, &one)) /* which has said why */
+        return 2;
     b.device = device_open(o.device);
     if (b.device && !b.device->backend) {
         fprintf(stderr, "ridge bench: a model device runs nothing\n");
