@@ -374,17 +374,22 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
             acc[i] *= scale;
     }
     if (a.before == CE_DW_PLANES) {
-        put_planes<BF16, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
+        if (a.after == CE_DW_PLANES)
+            put_planes<BF16, CE_DW_PLANES, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
+        else
+            put_planes<BF16, CE_DW_PLANES, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
         return;
     }
     if (a.targets)
         add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
     if (a.dw_dtype == RIDGE_F32)
         put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
+    else if (a.before == CE_DW_ITSELF && a.after == CE_DW_PLANES)
+        put_planes<BF16, CE_DW_ITSELF, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
     else if (a.before == CE_DW_ITSELF)
-        put_planes<BF16, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
+        put_planes<BF16, CE_DW_ITSELF, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
     else if (a.after == CE_DW_PLANES)
-        put_planes<BF16, CE_DW_NOTHING>(a, w, s, group, first, tile_n * G16_N, old, acc);
+        put_planes<BF16, CE_DW_NOTHING, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
     else
         put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
 }

@@ -64,15 +64,14 @@ static __device__ __forceinline__ void ask_old(const ce_gradients &a, const gemm
 }
 
 /* The tile's v, added to what there is: to the planes, or rounded. */
-template <int BF16, int BEFORE>
-static __device__ __forceinline__ void put_sum(const dw_part &d, int after, int k, int q, const dw_old &old, float *v)
+template <int BF16, int BEFORE, int AFTER>
+static __device__ __forceinline__ void put_sum(const dw_part &d, int k, int q, const dw_old &old, float *v)
 {
     const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    uint4 *high = (uint4 *)(d.high + k * d.high_step + 64 * q), bits;
+    const bool there = d.rows > 4 * k && d.cols > 64 * q;
+    uint4 high, low;
     float sum[8];
 
-    if (d.rows <= 4 * k || d.cols <= 64 * q)
-        return;
     if (BEFORE == CE_DW_PLANES)
         ce_join(old.high, old.low, sum);
     else if (BEFORE == CE_DW_ITSELF)
@@ -80,18 +79,21 @@ static __device__ __forceinline__ void put_sum(const dw_part &d, int after, int 
 #pragma unroll
     for (int e = 0; e < 8 && BEFORE != CE_DW_NOTHING; e++)
         v[e] += sum[e];
-    if (after == CE_DW_PLANES) {
-        ce_split(v, &bits, (uint4 *)(d.low + k * d.low_step + 64 * q));
-        *high = bits;
+    if (AFTER == CE_DW_PLANES) {
+        ce_split(v, &high, &low);
+        if (there)
+            *(uint4 *)(d.low + k * d.low_step + 64 * q) = low;
     } else {
-        *high = num_pack<dtype>(v);
+        high = num_pack<dtype>(v);
     }
+    if (there)
+        *(uint4 *)(d.high + k * d.high_step + 64 * q) = high;
 }
 
 /* A warp's 16 x 256 of a 16-bit dW that is added to, or whose sum is not complete: 64 columns at a time, turned in
  * shared memory so that whole lines are read and written. There four floats, number c of a row, lie at c / 2 (odd c: in
  * the second 128 bytes), exchanged so that neither way meets a bank twice. */
-template <int BF16, int BEFORE>
+template <int BF16, int BEFORE, int AFTER>
 static __device__ __forceinline__ void put_planes(const ce_gradients &a, const gemm16_work &w, gemm16_memory *s,
                                                   int group, int first_row, int first_col, dw_old *old,
                                                   const float *acc)
@@ -123,7 +125,7 @@ static __device__ __forceinline__ void put_planes(const ce_gradients &a, const g
                          y = *(const float4 *)(out + k * (4 * 256) + 128 + (out_at ^ 4) * 16);
             float v[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
 
-            put_sum<BF16, BEFORE>(d, a.after, k, q, old[k], v);
+            put_sum<BF16, BEFORE, AFTER>(d, k, q, old[k], v);
             if (q + 1 < G16_N / 64) /* on its way while the others are added */
                 load_old(d, BEFORE, k, q + 1, &old[k]);
         }

@@ -226,6 +226,12 @@ static void workspace_decides(void **state)
     assert_int_equal(ridge_pick(device, &call, 1000, &name), RIDGE_ERR_WORKSPACE);
 }
 
+/* An address that nobody reads: far from the others, and aligned. */
+static void *place(int i)
+{
+    return (void *)((uintptr_t)(i + 1) << 40);
+}
+
 /* Beside dX and dW no more than brings all to dX + 4VH bytes + 300 MB (2 KB a class and 16 MB, if that is more),
  * whatever the type of dW and however many rows. The row with the plain loops in C is for looking things up, not for
  * size. */
@@ -242,17 +248,21 @@ static void workspace_is_bounded(void **state)
     for (int i = 0; i < 8 * 2 * 3 * 3; i++) {
         const int64_t *dim = shapes[i % 8], weights = dim[1] * dim[2], more = 2048 * dim[2] + 16000000;
         const ridge_dtype type = types[i / 8 % 2];
-        ridge_call call =
-            ridge_linear_ce_train(dim[0], dim[1], dim[2], RIDGE_BF16, x, w, RIDGE_I64, target, x, x, (float *)w);
+        ridge_call call = ridge_linear_ce_train(dim[0], dim[1], dim[2], RIDGE_BF16, place(0), place(1), RIDGE_I64,
+                                                place(2), place(3), place(4), place(5));
         const int64_t most = 4 * weights + (more > 300000000 ? more : 300000000);
         ridge_device *model;
         const char *name;
+        ridge_status status;
         size_t bytes;
 
         call.arg[RIDGE_LINEAR_CE_DW].dtype = type;
         call.flags |= flags[i / 48];
         assert_int_equal(ridge_open(devices[i / 16 % 3], &model), RIDGE_OK);
-        if (!ridge_pick(model, &call, SIZE_MAX, &name) && strcmp(name, "cpu.linear_ce_train.c") != 0) {
+        status = ridge_pick(model, &call, SIZE_MAX, &name); /* a build without CUDA has no rows for the models */
+        if (status != RIDGE_OK && (status != RIDGE_ERR_UNSUPPORTED || i / 16 % 3 == 2))
+            fail_msg("%s", ridge_error());
+        if (status == RIDGE_OK && strcmp(name, "cpu.linear_ce_train.c") != 0) {
             assert_int_equal(ridge_workspace_bytes(model, &call, &bytes), RIDGE_OK);
             if ((int64_t)bytes + (type == RIDGE_F32 ? 4 : 2) * weights > most)
                 fail_msg("%s at %lld, %lld, %lld, dW of %d bytes: %zu bytes", name, (long long)dim[0],

@@ -29,13 +29,14 @@ static const struct {
     {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID, .pad = 3, .pad_of = PAD_SINGLE_ROWS}},
     {70, 136, 1, {.fill = FILL_UNIT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
     {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_halves */
-    /* add_planes: 2, 3 and 4 chunks where the workspace is small. */
+    /* add_planes: several chunks where the workspace is small; of the first two, P^T of the first one lies in dW. */
     {400, 136, 4360, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
-    {648, 136, 4360, {.fill = FILL_UNIT, .pad = 8, .gpu = true}},
+    {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2}},
+    {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
 };
 
-enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), HALVES = SHAPES - 4, PLANES };
+enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), HALVES = SHAPES - 5, PLANES };
 
 /* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
  * record. {} stand for what an op does not have. */
@@ -158,25 +159,26 @@ static void add_halves(case_list *list, const ridge_op_row *op)
             add(list, op, HALVES, &of[i], n, "");
 }
 
-/* dW of 16 bits of several chunks, whose f32 sum lies in two planes (Hopper). Of half the rows only the first chunk has
- * any. n: bf16 or f16, of W [V, H] or [H, V]. They are large: linear_ce_backward has the first three, quick tests two.
- */
+/* dW of 16 bits of several chunks, whose f32 sum lies in two planes (Hopper): two, three or four of them, the last ones
+ * without rows where half are ignored. n: bf16 or f16, of W [V, H] or [H, V]. */
 static void add_planes(case_list *list, const ridge_op_row *op, case_level level)
 {
     static const struct {
         option o;
         int shape, n;
     } of[] = {
-        {{"", "lse=1", "dw=x", CE_VALID | CE_FREQUENT}, 1, 0},
-        {{"", "", "dw=x accumulate=1 dbias=1", CE_HALF}, 1, 1},
-        {{"class_weight=1", "", "dw=x", CE_FREQUENT}, 0, 3},
-        {{"label_smoothing=0.1", "", "dw=x accumulate=1 dbias=1", CE_VALID}, 0, 1},
-        {{"lse_square_scale=0.01", "", "dw=x", CE_HALF}, 0, 0},
-        {{"", "", "dw=x", CE_FREQUENT}, 2, 0},
+        {{"", "lse=1", "dw=x", CE_VALID | CE_FREQUENT}, 0, 0},
+        {{"label_smoothing=0.1", "", "dw=x accumulate=1 dbias=1", CE_VALID}, 2, 1},
+        {{"class_weight=1", "", "dw=x", CE_FREQUENT}, 2, 3},
+        {{"", "", "dw=x accumulate=1 dbias=1", CE_HALF}, 2, 0},
+        {{"", "", "dw=x", CE_FREQUENT}, 3, 0},
+        {{"lse_square_scale=0.01", "", "dw=x", CE_HALF}, 3, 1},
         {{"", "", "dw=x", CE_NO_ROW}, 2, 7},
-        {{"", "", "dw=x accumulate=1", CE_NO_ROW}, 2, 0},
+        {{"", "", "dw=x accumulate=1", CE_NO_ROW}, 3, 0},
+        {{"", "", "dw=x", CE_HALF}, 0, 1}, /* this one and the next take seconds */
+        {{"", "", "dw=x", CE_FREQUENT}, 1, 0},
     };
-    const int count = level == CASES_QUICK ? 2 : op->id == RIDGE_LINEAR_CE_BACKWARD ? 3 : 8;
+    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 8 : 10;
 
     for (int i = 0; i < count; i++)
         add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");
