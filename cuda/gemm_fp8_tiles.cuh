@@ -73,7 +73,7 @@ template <class T, class F, int MODE> union gemm_memories {
     {                                                                                 \
         {BY_FORMATS(T, SCALE_COLUMN, OUT_BF16), BY_FORMATS(T, SCALE_COLUMN, OUT_ANY), \
          BY_FORMATS(T, SCALE_COLUMN, OUT_ANY)},                                       \
-            sizeof(gemm_memory<T, SCALE_COLUMN>)                                      \
+            sizeof(gemm_memory<T, SCALE_COLUMN>), 0                                   \
     }
 #define SIZES(T) T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW, T::MOST
 
