@@ -17,10 +17,10 @@ template <class T> static __device__ __forceinline__ int gemm_lane_pitch(void)
 
 /* One warp: the scales of B of every stage, for lanes 0 .. 3 of each four those of columns 8 j + 2 lane and the next,
  * all j. */
-template <class T, int MODE> static __device__ void gemm_spread_scales(gemm_memory<T, MODE> *s)
+template <class T, int MODE> static __device__ void gemm_spread_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int lane = threadIdx.x % 32, to = lane % 2 * 2 * gemm_lane_pitch<T>() + lane / 2 * 2;
-    gemm_ring ring = {};
+    gemm_ring ring = {0, 0, gemm_stages<T>(p)};
     /* There since the barrier at the beginning. Its place is used again PIECES - 1 pieces later: by then the ring has
      * waited for stages that come back only after these threads arrived at `ready`. */
     gemm_piece piece = s->piece[0];

@@ -1,97 +1,36 @@
-/* gemm_fp8_sm90.cu: the rows of gemm_fp8 for large m on Hopper: tiles, launch, cost. The kernel: gemm_fp8_sm90.cuh. */
-#include "gemm_fp8_sm90.cuh"
+/* gemm_fp8_sm90.cu: the rows of gemm_fp8 for m above 64 on Hopper: launch, cost. The kernel: gemm_fp8_sm90.cuh; the
+ * tiles: gemm_fp8_tiles.cuh. */
+#include "gemm_fp8_tiles.cuh"
 
-/* Warpgroups, slices of 64 rows of each, columns, CTAs of a cluster down and across, stages, whether for few rows,
- * whether for f32 through shared memory, whether tensor cores multiply scales. */
-#define TILE(name, wgs, slices, bn, cm, cn, stages, few, wide, factor) \
-    struct name {                                                      \
-        enum {                                                         \
-            WGS = wgs,                                                 \
-            SLICES = slices,                                           \
-            BM = 64 * wgs * slices,                                    \
-            BN = bn,                                                   \
-            CM = cm,                                                   \
-            CN = cn,                                                   \
-            STAGES = stages,                                           \
-            FEW = few,                                                 \
-            WIDE = wide,                                               \
-            FACTOR = factor                                            \
-        };                                                             \
-    }
-TILE(tile_192x128, 3, 1, 128, 1, 2, 4, 0, 0, 0);
-TILE(tile_192x128_wide, 3, 1, 128, 1, 2, 3, 0, 1, 0);
-TILE(tile_192x96, 3, 1, 96, 1, 2, 4, 0, 0, 1);
-TILE(tile_128x128, 2, 1, 128, 2, 1, 5, 0, 0, 0);
-TILE(tile_256x128, 2, 2, 128, 1, 2, 3, 0, 0, 0);
-TILE(tile_192x64, 3, 1, 64, 1, 2, 6, 1, 0, 0);
-TILE(tile_128x64, 2, 1, 64, 1, 2, 8, 1, 0, 0);
+enum { FEW_TILE = 16 };
 
-typedef struct gemm_tile {
-    int bm, bn, cm, cn, wgs, slices, few;
-    struct {
-        const void *function[3][3]; /* by output, formats */
-        size_t memory;
-    } mode[3];
-} gemm_tile;
+static const gemm_tile *tile_of(const ridge_kernel *kernel)
+{
+    return kernel->param[0] < FEW_TILE ? &gemm_tiles_large[kernel->param[0]]
+                                       : &gemm_tiles_few[kernel->param[0] - FEW_TILE];
+}
 
-#define BY_FORMATS(T, mode, out)                                    \
-    {                                                               \
-        (const void *)gemm_sm90<T, mode, WGMMA_E4M3_E4M3, out>,     \
-            (const void *)gemm_sm90<T, mode, WGMMA_E4M3_E5M2, out>, \
-            (const void *)gemm_sm90<T, mode, WGMMA_E5M2_E4M3, out>  \
-    }
+static ridge_status prepare_tile(const ridge_device *device, const gemm_tile *tile)
+{
+    ridge_status status = RIDGE_OK;
 
-template <class T, class F, int MODE> union gemm_memories {
-    gemm_memory<T, MODE> t;
-    gemm_memory<F, MODE> f;
-};
-
-#define BY_OUT(T, mode)                                                                              \
-    {                                                                                                \
-        {BY_FORMATS(T, mode, OUT_BF16), BY_FORMATS(T, mode, OUT_F32), BY_FORMATS(T, mode, OUT_ANY)}, \
-            sizeof(gemm_memory<T, mode>)                                                             \
-    }
-/* A scale for each column: f32, by tile F where it is aligned (no kernel for others: the first is never launched) ...
- */
-#define BY_OUT_F32(T, F)                                                             \
-    {                                                                                \
-        {BY_FORMATS(T, SCALE_COLUMN, OUT_ANY), BY_FORMATS(F, SCALE_COLUMN, OUT_F32), \
-         BY_FORMATS(T, SCALE_COLUMN, OUT_ANY)},                                      \
-            sizeof(gemm_memories<T, F, SCALE_COLUMN>)                                \
-    }
-/* ... and 16 bits. */
-#define BY_OUT_16BIT(T)                                                               \
-    {                                                                                 \
-        {BY_FORMATS(T, SCALE_COLUMN, OUT_BF16), BY_FORMATS(T, SCALE_COLUMN, OUT_ANY), \
-         BY_FORMATS(T, SCALE_COLUMN, OUT_ANY)},                                       \
-            sizeof(gemm_memory<T, SCALE_COLUMN>)                                      \
-    }
-#define SIZES(T) T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW
-
-static const gemm_tile tiles[] = {
-    {SIZES(tile_192x128),
-     {BY_OUT(tile_192x128, SCALE_LAST), BY_OUT(tile_192x128, SCALE_BLOCK),
-      BY_OUT_F32(tile_192x128, tile_192x128_wide)}},
-    {SIZES(tile_128x128),
-     {BY_OUT(tile_128x128, SCALE_LAST), BY_OUT(tile_128x128, SCALE_BLOCK), BY_OUT_F32(tile_128x128, tile_128x128)}},
-    {SIZES(tile_256x128), {{}, BY_OUT(tile_256x128, SCALE_BLOCK), {}}}, /* registers for one mode only */
-    {SIZES(tile_192x64),
-     {BY_OUT(tile_192x64, SCALE_LAST), BY_OUT(tile_192x64, SCALE_BLOCK), BY_OUT_F32(tile_192x64, tile_192x64)}},
-    {SIZES(tile_128x64),
-     {BY_OUT(tile_128x64, SCALE_LAST), BY_OUT(tile_128x64, SCALE_BLOCK), BY_OUT_F32(tile_128x64, tile_128x64)}},
-    {SIZES(tile_192x96), {{}, {}, BY_OUT_16BIT(tile_192x96)}}};
-
-enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
+    for (int i = 0; i < 3 && !status; i++)
+        if (tile->mode[i].memory)
+            status = host_prepare(device, tile->mode[i].function[0], 3 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)tile->mode[i].memory, "gemm_fp8: loading kernels");
+    return status;
+}
 
 static ridge_status prepare(const ridge_device *device)
 {
     ridge_status status = RIDGE_OK;
 
-    for (int i = 0; i < TILES * 3 && !status && device->arch == RIDGE_ARCH_SM90; i++)
-        if (tiles[i / 3].mode[i % 3].memory)
-            status = host_prepare(device, tiles[i / 3].mode[i % 3].function[0], 3 * 3,
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, (int)tiles[i / 3].mode[i % 3].memory,
-                                  "gemm_fp8: loading kernels");
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    for (int i = 0; i < TILES_LARGE && !status; i++)
+        status = prepare_tile(device, &gemm_tiles_large[i]);
+    for (int i = 0; i < TILES_FEW && !status; i++)
+        status = prepare_tile(device, &gemm_tiles_few[i]);
     return status;
 }
 
@@ -108,15 +47,18 @@ static int64_t items_of(const gemm_tile *tile, const int64_t *dim)
     return (dim[0] + rows - 1) / rows * ((dim[1] + cols - 1) / cols);
 }
 
-/* Rows of A that a CTA loads of a tile, in whole swizzles, and warpgroups that have rows. */
-static int64_t slice_of(const gemm_tile *tile, int64_t m)
+/* Rows of a tile: with few they are shared out evenly, in whole swizzles for each CTA that loads a part. */
+static int64_t high_of(const gemm_tile *tile, int64_t m)
 {
-    return tile->few && m <= tile->bm ? ((m + tile->cn - 1) / tile->cn + 7) / 8 * 8 : tile->bm / tile->cn;
+    const int64_t tiles = (m + tile->bm * tile->cm - 1) / (tile->bm * tile->cm) * tile->cm;
+
+    return tile->few ? ((m + tiles - 1) / tiles + 8 * tile->cn - 1) / (8 * tile->cn) * (8 * tile->cn) : tile->bm;
 }
 
+/* Warpgroups that have rows. */
 static int64_t groups_of(const gemm_tile *tile, int64_t m)
 {
-    return tile->few && m <= tile->bm ? (m + 63) / 64 : tile->wgs;
+    return tile->few ? (high_of(tile, m) + 63) / 64 : tile->wgs;
 }
 
 /* Floats of `fin` that a warpgroup leaves to the next cluster. */
@@ -127,7 +69,7 @@ static size_t part_bytes(const gemm_tile *tile)
 
 static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *)
 {
-    const gemm_tile *tile = &tiles[kernel->param[0]];
+    const gemm_tile *tile = tile_of(kernel);
 
     return (size_t)device->units * (tile->wgs * (part_bytes(tile) + sizeof(uint64_t)) + sizeof(uint64_t));
 }
@@ -149,6 +91,25 @@ static int64_t stride_of(const ridge_operand *x, int64_t packed)
     return x->stride ? x->stride : packed;
 }
 
+/* The kernels that take the scales of A as one line (gemm_flat), whose elements have 32-bit numbers. */
+static bool is_flat(const gemm_tile *tile, uint32_t mode_b)
+{
+    return tile->few && mode_b == RIDGE_SCALE_B_BLK128;
+}
+
+static bool scales_by_tma(const float *scale, int64_t ld)
+{
+    return ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
+}
+
+static ridge_status map_scales_a(const ridge_device *device, const gemm_tile *tile, uint32_t mode_b, gemm_args *p)
+{
+    if (is_flat(tile, mode_b))
+        return host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a - p->from,
+                               p->from + (p->blocks - 1) * p->ld_a + p->m, 1, 0, p->high + 4, 1, 0);
+    return host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a, p->m, p->blocks, p->ld_a, p->high, 1, 0);
+}
+
 /* What the kernel needs besides the tensor maps. */
 static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
 {
@@ -162,7 +123,8 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
     p.blocks = (int)((call->dim[2] + BK - 1) / BK);
     p.items_m = (p.m + rows - 1) / rows;
     p.items_n = (p.n + cols - 1) / cols;
-    p.slice = (int)slice_of(tile, p.m);
+    p.high = (int)high_of(tile, p.m);
+    p.slice = p.high / tile->cn;
     p.groups = (int)groups_of(tile, p.m);
     p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
     p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
@@ -171,8 +133,10 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
     p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR
                  ? 0
                  : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], mode_b == RIDGE_SCALE_B_BLK128 ? p.blocks : p.n);
-    p.scale_tma = mode_a == RIDGE_SCALE_ROW128 && ((uintptr_t)p.scale_a | (uintptr_t)(p.ld_a * 4)) % 16 == 0 &&
-                  (mode_b != RIDGE_SCALE_B_ROW128 || ((uintptr_t)p.scale_b | (uintptr_t)(p.ld_b * 4)) % 16 == 0);
+    p.from = (int)((uintptr_t)p.scale_a % 16 / 4);
+    p.scale_tma = mode_a == RIDGE_SCALE_ROW128 &&
+                  (is_flat(tile, mode_b) ? p.ld_a * p.blocks < 0x7fffff00 : scales_by_tma(p.scale_a, p.ld_a)) &&
+                  (mode_b != RIDGE_SCALE_B_ROW128 || scales_by_tma(p.scale_b, p.ld_b));
     p.dtype = (int)d->dtype;
     p.out = (char *)d->data;
     p.stride = stride_of(d, p.n);
@@ -203,7 +167,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            const ridge_call *call, void *room, size_t, void *stream)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
-    const gemm_tile *tile = &tiles[kernel->param[0]];
+    const gemm_tile *tile = tile_of(kernel);
     const uint32_t mode_b = call->flags & RIDGE_SCALE_B;
     const int mode = mode_b == RIDGE_SCALE_B_BLK128   ? SCALE_BLOCK
                      : mode_b == RIDGE_SCALE_B_ROW128 ? SCALE_COLUMN
@@ -213,6 +177,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                                                  : WGMMA_E4M3_E4M3;
     const int64_t k = call->dim[2], fit = clusters_of(device, tile), items = items_of(tile, problem->dim);
     gemm_args p = collect(call, tile);
+    const int stages = tile->mode[mode].ring / ((p.high + tile->bn) * BK);
     const int out = !p.aligned                               ? OUT_ANY
                     : p.dtype == RIDGE_F32                   ? OUT_F32
                     : p.dtype == RIDGE_BF16 && !p.accumulate ? OUT_BF16
@@ -227,17 +192,20 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32)
         status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, tile->bn % 64 ? 32 : 64, 64,
                                  tile->bn % 64 ? 64 : 128);
+    if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32 && tile->few)
+        status = host_tensor_map(device, &p.d_last, p.dtype, p.out, p.n, p.m, p.stride, 64,
+                                 p.high - 64 * (p.groups - 1), 128);
     if (!status && out == OUT_F32 && mode == SCALE_COLUMN)
         status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 32, 64, 128);
     if (!status && p.scale_tma)
-        status = host_tensor_map(device, &p.map_scale_a, RIDGE_F32, p.scale_a, p.m, p.blocks, p.ld_a,
-                                 p.slice * tile->cn, 1, 0);
+        status = map_scales_a(device, tile, mode_b, &p);
     if (!status && p.scale_tma && mode == SCALE_COLUMN)
         status = host_tensor_map(device, &p.map_scale_b, RIDGE_F32, p.scale_b, p.n, p.blocks, p.ld_b, tile->bn, 1, 0);
     if (status)
         return status;
+    p.stages = stages < tile->most ? stages : tile->most;
     p.plain = (int)items;
-    if (kernel->param[3] && fit < CUTS && (mode == SCALE_LAST || p.scale_tma)) {
+    if (kernel->param[3] && !tile->few && fit < CUTS && (mode == SCALE_LAST || p.scale_tma)) {
         p.plain = (int)((items / fit - 1) * fit);
         share(&p, items - p.plain, fit);
         p.partial = (float *)room;
@@ -254,14 +222,16 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
-    const gemm_tile *tile = &tiles[kernel->param[0]];
-    const bool column16 =
-        (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128 && problem->dtype[RIDGE_GEMM_FP8_D] != RIDGE_F32;
+    const gemm_tile *tile = tile_of(kernel);
+    const bool column = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
+    const bool column16 = column && problem->dtype[RIDGE_GEMM_FP8_D] != RIDGE_F32;
 
     if (m <= 64)
         return "is for m above 64";
-    if (tile->few && tile->wgs == 2 && m > 256)
-        return "is for m of 65 to 256";
+    if (tile->few && tile->wgs < 3 && m > tile->bm * tile->cm)
+        return tile->bm * tile->cm == 128 ? "is for m of 65 to 128" : "is for m of 65 to 256";
+    if (column && !tile->mode[SCALE_COLUMN].memory)
+        return "is not for scales of b by row and 128 of k";
     if (n == 0 || k == 0)
         return "nothing to multiply";
     if (tile->slices > 1 && (problem->flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_BLK128)
@@ -277,28 +247,39 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "more than 2^31 tiles";
     if (clusters_of(device, tile) < 1 || clusters_of(device, tile) >= CUTS)
         return "is for 2 to 161 multiprocessors";
-    if (kernel->param[3] && items_of(tile, problem->dim) <= clusters_of(device, tile))
+    if (kernel->param[3] && !tile->few && items_of(tile, problem->dim) <= clusters_of(device, tile))
         return "too few tiles to share";
     return NULL;
 }
 
+/* Few rows: a block of k takes a time of its own, whatever rows there are, but for 192x64, and all together not less
+ * than the weights at a rate below the memory's (docs/measured.md). us. */
+static double few_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                       double blocks, double rate)
+{
+    const gemm_tile *tile = tile_of(kernel);
+    const double ends = (double)((items_of(tile, problem->dim) - 1) / clusters_of(device, tile) + 1);
+    const double rows = 64 * (double)groups_of(tile, problem->dim[0]);
+    const double multiply = 2 * BK * rows * tile->bn / (rate * 1e6 / device->units), own = kernel->param[3] * 0.01;
+    const double loop = 4 + ends * (1 + blocks * (multiply > own ? multiply : own));
+    const double load = 4 + (double)problem->dim[1] * blocks * BK / (860 * device->copy_gbps);
+
+    return loop > load ? loop : load;
+}
+
 /* Rounds of items at the measured rate of the loop over k, or items shared evenly, which takes 6 us more. Fitted to
- * nine forward shapes, m 4096 and 8192. A block of k with few rows takes 0.3 us at least; TMA is slow where rows are
- * outside (docs/measured.md). */
+ * nine forward shapes, m 4096 and 8192. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const gemm_tile *tile = &tiles[kernel->param[0]];
+    const gemm_tile *tile = tile_of(kernel);
     const bool column = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
     const double blocks = (double)((problem->dim[2] + 127) / 128), rate = kernel->param[column ? 2 : 1];
-    const double end = 0.5 + 0.5 * tile->slices;
-    const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile), m = problem->dim[0];
-    const int64_t rows = tile->few ? 64 * groups_of(tile, m) : tile->bm;
-    const bool two = tile->few && tile->wgs == 2; /* 128x64: more stages, more loss where rows are outside */
-    const double block = (double)(2 * BK * rows * tile->bn) / (rate * 1e6 / device->units);
-    const double least = two ? 0.24 : tile->few ? 0.3 : 0;
-    const double outside = tile->few && m > tile->bm ? (double)((tile->bm - m % tile->bm) % tile->bm) / tile->bm : 0;
-    const double item = end + blocks * (block > least ? block : least) * (1 + (two ? 1.1 : 0.65) * outside);
+    const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile);
+    const double block = (double)(2 * BK * tile->bm * tile->bn) / (rate * 1e6 / device->units);
+    const double item = 0.5 + 0.5 * tile->slices + blocks * block;
 
+    if (tile->few)
+        return few_cost(device, kernel, problem, blocks, rate);
     if (kernel->param[3])
         return 10 + item * (double)items / (double)clusters;
     return 4 + item * (double)((items + clusters - 1) / clusters);
@@ -310,14 +291,18 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
             RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL, 0, {index, rate, slow, share}, why_not, room, cost, launch \
     }
 
-/* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items. */
+/* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items; few
+ * rows: what a block takes at least, in 10 ns. */
 static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1280, 940, 1, workspace),
                                     ROW("192x128", 0, 1280, 940, 0, NULL),
                                     ROW("128x128", 1, 1140, 870, 0, NULL),
                                     ROW("256x128", 2, 1200, 0, 0, NULL),
-                                    ROW("192x64", 3, 1100, 850, 0, NULL),
-                                    ROW("128x64", 4, 1100, 850, 0, NULL),
-                                    ROW("192x96.shared", 5, 0, 1020, 1, workspace),
-                                    ROW("192x96", 5, 0, 1020, 0, NULL)};
+                                    ROW("192x64", FEW_TILE, 1100, 850, 30, NULL),
+                                    ROW("128x64", FEW_TILE + 1, 1100, 850, 25, NULL),
+                                    ROW("128x64.down", FEW_TILE + 2, 2000, 0, 27, NULL),
+                                    ROW("64x64.down", FEW_TILE + 3, 2000, 0, 17, NULL),
+                                    ROW("128x128.few", FEW_TILE + 4, 2000, 0, 38, NULL),
+                                    ROW("192x96.shared", 3, 0, 1020, 1, workspace),
+                                    ROW("192x96", 3, 0, 1020, 0, NULL)};
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -52,6 +52,10 @@ typedef struct gemm_args {
     int block_a;        /* the scales of A are BLK128 */
     int scale_tma;      /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
+    /* when T::FEW: */
+    int high, stages;   /* rows of a tile, stages that they leave room for */
+    int from;           /* where the scales of A begin in their map, see gemm_flat */
+    CUtensorMap d_last; /* d for the rows of the last warpgroup */
 } gemm_args;
 
 /* Blocks begin .. end - 1 of the tile at row, col. end = 0: there is no more. */
@@ -59,21 +63,35 @@ typedef struct gemm_piece {
     int row, col, begin, end;
 } gemm_piece;
 
+/* Bytes of the ring of A and B when T::FEW, where a stage has as many rows as the tiles of this call and there are as
+ * many stages as fit: all that the rest, less than 1 KB besides what is counted here, leaves. */
+template <class T, int MODE> struct gemm_room {
+    enum {
+        PITCH = T::BM + (T::FEW && MODE == SCALE_BLOCK ? 32 : 0), /* of the scales of A */
+        SCALES = MODE == SCALE_LAST ? 0 : PITCH * 4 + (MODE == SCALE_COLUMN ? (2 * T::BN + 16) * 4 : 4),
+        RING = (232448 - T::BM * T::BN * 2 - T::MOST * SCALES - T::WGS * T::BN * 8 - 1024) / 1024 * 1024
+    };
+};
+
 template <class T, int MODE> struct gemm_memory {
-    static_assert(T::STAGES + 2 <= PIECES, "pieces that the stages can belong to, the one being read, the next");
-    uint8_t a[T::STAGES][T::BM * BK];
-    uint8_t b[T::STAGES][T::BN * BK];
+    static_assert(T::MOST + 2 <= PIECES, "pieces that the stages can belong to, the one being read, the next");
+    /* T::FEW: one ring, stages of A, then those of B */
+    uint8_t a[T::FEW ? 1 : T::MOST][T::FEW ? gemm_room<T, MODE>::RING - 1024 : T::BM * BK];
+    uint8_t b[T::FEW ? 1 : T::MOST][T::FEW ? 1024 : T::BN * BK];
     /* panels of 64 rows x 128 bytes of results, or 64 bytes where BN is no multiple of 64 columns of 16 bits */
     uint8_t d[(1 + T::WIDE) * T::BM * T::BN * 2];
-    float scale_a[T::STAGES][T::BM];
-    float scale_b[MODE == SCALE_BLOCK ? 8 : T::STAGES]
-                 [MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
+    float scale_a[MODE == SCALE_LAST && T::FEW ? 1 : T::MOST]
+                 [MODE == SCALE_LAST && T::FEW ? 32 : gemm_room<T, MODE>::PITCH];
+    float scale_b[MODE == SCALE_BLOCK ? T::FEW ? 16 : 8
+                  : MODE == SCALE_LAST && T::FEW
+                      ? T::WGS
+                      : T::MOST][MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
     /* rows of eight bf16; memcheck takes 96 for 3072 bytes, so that more must follow them */
-    uint8_t cut_a[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BM * 16 : 16];
-    uint8_t cut_b[T::FACTOR ? T::STAGES : 1][T::FACTOR ? T::BN * 16 : 16];
-    float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::STAGES : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
+    uint8_t cut_a[T::FACTOR ? T::MOST : 1][T::FACTOR ? T::BM * 16 : 16];
+    uint8_t cut_b[T::FACTOR ? T::MOST : 1][T::FACTOR ? T::BN * 16 : 16];
+    float spread[MODE == SCALE_COLUMN && !T::FACTOR ? T::MOST : 1][MODE == SCALE_COLUMN ? T::BN + 16 : 4];
     float bias[T::WGS][T::BN];
-    uint64_t full[T::STAGES], empty[T::STAGES], ready[T::STAGES], left[T::WGS];
+    uint64_t full[T::MOST], empty[T::MOST], ready[T::MOST], left[T::WGS];
     uint64_t added[T::WGS], stored[T::WGS]; /* T::WIDE: the panels have D; they have the results */
     gemm_piece piece[PIECES];               /* by number */
 };
@@ -86,23 +104,42 @@ typedef struct gemm_places {
     uint32_t a, b, full, ready, empty; /* a, b: low words */
     int row;                           /* of A, in the tile */
     int turn, after;                   /* barriers: this warpgroup's turn, the next one's */
+    uint32_t step;                     /* from a stage of A to the next, in low words, when T::FEW */
+    int from, shift;                   /* how far the first block's scales of A begin late, and how much more each */
 } gemm_places;
 
-/* Which stage is next, and its phase. */
+/* Which stage is next, and its phase; when T::FEW, of how many, and how far its scales of A begin late. */
 typedef struct gemm_ring {
-    uint32_t stage, phase;
+    uint32_t stage, phase, stages;
+    int late;
 } gemm_ring;
 
 template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_ring *at)
 {
-    at->stage = at->stage + 1 == STAGES ? 0 : at->stage + 1;
+    at->stage = at->stage + 1 == (STAGES ? STAGES : at->stages) ? 0 : at->stage + 1;
     at->phase ^= at->stage == 0;
+}
+
+/* With FEW the rows are shared out evenly to the tiles, which load only what they have, within 16, and warpgroups
+ * without rows stay out: TMA takes its time over rows outside, and the tensor cores over zeros. */
+template <class T> static __device__ __forceinline__ int gemm_high(const gemm_args &p)
+{
+    return T::FEW ? p.high : (int)T::BM;
+}
+
+/* Where the rows of the tile at `row` end. */
+template <class T> static __device__ __forceinline__ int gemm_rows_end(const gemm_args &p, int row)
+{
+    return T::FEW ? min(p.m, row + p.high) : p.m;
+}
+
+template <class T> static __device__ __forceinline__ uint32_t gemm_stages(const gemm_args &p)
+{
+    return T::FEW ? (uint32_t)p.stages : (uint32_t)T::MOST;
 }
 
 #include "gemm_fp8_walk.cuh"
 
-/* With FEW a problem of one row of tiles loads only rows that it has, within 16, and warpgroups without rows stay out:
- * TMA takes its time over rows outside, and the tensor cores over zeros. */
 template <class T> static __device__ __forceinline__ int gemm_slice(const gemm_args &p)
 {
     return T::FEW ? p.slice : T::BM / T::CN;
@@ -113,19 +150,29 @@ template <class T> static __device__ __forceinline__ int gemm_groups(const gemm_
     return T::FEW ? p.groups : (int)T::WGS;
 }
 
+/* The scales of A as one line, so that they need no alignment: TMA begins at a multiple of 16 bytes and the reader up
+ * to three elements later. */
+template <class T, int MODE> static __device__ __forceinline__ constexpr bool gemm_flat(void)
+{
+    return T::FEW && MODE == SCALE_BLOCK;
+}
+
 /* One thread: the codes, and where TMA can the scales, of every stage; else gemm_load_scales brings those. Few
  * instructions between the end of a wait and the loads: a stage that comes back is filled so much sooner. */
 template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CM, rank_n = rank / T::CM;
     const int slice = gemm_slice<T>(p), rows = rank_n * slice, cols = rank_m * (T::BN / T::CM);
-    const uint32_t bytes = slice * T::CN * BK + T::BN * BK +
-                           (p.scale_tma ? slice * T::CN * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0) : 0);
+    const uint32_t bytes =
+        slice * T::CN * BK + T::BN * BK +
+        (p.scale_tma ? (slice * T::CN + (gemm_flat<T, MODE>() ? 4 : 0)) * 4 + (MODE == SCALE_COLUMN ? T::BN * 4 : 0)
+                     : 0);
     const uint16_t same_row = (uint16_t)((T::CN == 1 ? 1 : 1 | 1 << T::CM) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CM) - 1) << rank_n * T::CM);
-    const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK, to_b = ptx_shared(s->b[0]) + cols * BK;
+    const uint32_t step_a = gemm_high<T>(p) * BK, to_a = ptx_shared(s->a[0]) + rows * BK;
+    const uint32_t to_b = ptx_shared(T::FEW ? s->a[0] + p.stages * p.high * BK : s->b[0]) + cols * BK;
     gemm_piece piece = s->piece[0], ahead = s->piece[1], later = {};
-    gemm_ring ring = {0, 1};
+    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
 
     ptx_grid_wait();
     for (int number = 1; piece.end; number++) {
@@ -134,7 +181,7 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         s->piece[number % PIECES] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++) {
             const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
-            const uint32_t a = to_a + stage * (T::BM * BK), b = to_b + stage * (T::BN * BK);
+            const uint32_t a = to_a + stage * step_a, b = to_b + stage * (T::BN * BK);
 
             ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + stage * 8, ring.phase);
             if (T::CN == 1)
@@ -146,7 +193,9 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
             else
                 ptx_tma_load_2d_multicast(b, &p.b, kb * BK, col + cols, full, same_col);
             if (MODE != SCALE_LAST && p.scale_tma)
-                ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (T::BM * 4), &p.map_scale_a, row, kb, full);
+                ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (gemm_room<T, MODE>::PITCH * 4), &p.map_scale_a,
+                                gemm_flat<T, MODE>() ? (p.from + row + kb * (int)p.ld_a) & ~3 : row,
+                                gemm_flat<T, MODE>() ? 0 : kb, full);
             if (MODE == SCALE_COLUMN && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BN * 4), &p.map_scale_b, col, kb, full);
             ptx_mbarrier_expect(full, bytes);
@@ -157,7 +206,8 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         piece = ahead;
         ahead = later;
     }
-    for (int i = 0; i < T::STAGES; i++) { /* what other CTAs give back here last: this one is there until then */
+    for (uint32_t i = 0; i < gemm_stages<T>(p);
+         i++) { /* what other CTAs give back here last: this one is there until then */
         ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + ring.stage * 8, ring.phase);
         gemm_advance<T::STAGES>(&ring);
     }
@@ -175,9 +225,9 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
 
         gemm_locate<T>(p, item, &row, &col);
         for (int kb = 0; kb < p.blocks; kb++, n++) {
-            const uint32_t stage = n % T::STAGES;
+            const uint32_t stage = n % gemm_stages<T>(p);
 
-            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / T::STAGES & 1) ^ 1);
+            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / gemm_stages<T>(p) & 1) ^ 1);
 #pragma unroll
             for (int i = lane; i < T::BM; i += 32) {
                 const int r = min(row + i, p.m - 1);
@@ -206,7 +256,7 @@ template <class T> static __device__ void gemm_load_column(const gemm_args &p, g
 {
     enum { MEETS = T::WGS == 3 && !T::FEW }; /* the tiles that share items */
     gemm_piece piece = s->piece[0], after = {};
-    gemm_ring ring = {0, 1};
+    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
     float next;
 
     ptx_grid_wait();
@@ -271,7 +321,7 @@ static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
                                                  int slice, uint32_t a, uint32_t b, float column, uint32_t phase,
-                                                 float *fin)
+                                                 int late, float *fin)
 {
     float acc[T::BN / 2];
     const float *const spread = s->spread[stage] + (MODE == SCALE_COLUMN ? threadIdx.x % 4 * gemm_lane_pitch<T>() : 0);
@@ -279,8 +329,8 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
     gemm_scales v;
 
     if (MODE != SCALE_LAST) {
-        v.upper = s->scale_a[stage][at.row + slice * 64];
-        v.lower = s->scale_a[stage][at.row + slice * 64 + 8];
+        v.upper = s->scale_a[stage][at.row + slice * 64 + late];
+        v.lower = s->scale_a[stage][at.row + slice * 64 + late + 8];
     }
     if (MODE == SCALE_BLOCK) {
         v.upper *= column;
@@ -321,7 +371,8 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
                                                   float *fin)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    const uint32_t stage = ring->stage, a = at.a + stage * (T::FEW ? at.step : T::BM * BK / 16);
+    const uint32_t b = at.b + stage * (T::BN * BK / 16);
     float column = 0.0f;
 
     ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
@@ -330,7 +381,8 @@ static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++)
         gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, ring->phase,
-                                    fin + slice * (T::BN / 2));
+                                    gemm_flat<T, MODE>() ? ring->late : 0, fin + slice * (T::BN / 2));
+    ring->late = (ring->late + at.shift) & 3;
     gemm_advance<T::STAGES>(ring);
 }
 
@@ -359,38 +411,14 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
                                                      const gemm_piece &piece, float *fin)
 {
+    ring->late = at.from;
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : (MODE == SCALE_BLOCK && !T::FEW ? 8 : 4) / T::SLICES)
     for (int kb = piece.begin; kb < piece.end; kb++)
         gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
 }
 
-/* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
- * with an address each would spill. */
-template <class T, int MODE>
-static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
-                                                       int local, int first_row, int first_col, float *fin)
-{
-    const int thread = threadIdx.x % 128;
-    float *columns = s->scale_b[group];
-    const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
-    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
-
-    for (int i = thread; i < T::BN; i += 128)
-        columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* columns before others read them */
-#pragma unroll
-    for (int j = 0; j < T::BN / 8; j++) {
-        const float2 v = *(const float2 *)&columns[8 * j + 2 * (thread % 4)];
-
-        fin[4 * j] *= upper * v.x;
-        fin[4 * j + 1] *= upper * v.y;
-        fin[4 * j + 2] *= lower * v.x;
-        fin[4 * j + 3] *= lower * v.y;
-    }
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
-}
-
 #include "gemm_fp8_factor.cuh"
+#include "gemm_fp8_alone.cuh"
 #include "gemm_fp8_store.cuh"
 
 #endif
@@ -399,12 +427,13 @@ template <class T, int MODE, int FORMATS, int OUT>
 static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const __grid_constant__ gemm_args p)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    static_assert(sizeof(gemm_memory<T, MODE>) <= 232448, "what a block can have");
     extern __shared__ __align__(1024) uint8_t shared[];
     gemm_memory<T, MODE> *s = (gemm_memory<T, MODE> *)shared;
     const int rank = (int)ptx_cluster_rank();
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < T::STAGES; i++) {
+        for (uint32_t i = 0; i < gemm_stages<T>(p); i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]),
                               (MODE == SCALE_LAST || p.scale_tma ? 1 : 33) + (MODE == SCALE_BLOCK));
             ptx_mbarrier_init(ptx_shared(&s->ready[i]), !T::FACTOR ? 32 : p.scale_tma ? 96 : 64);
@@ -435,7 +464,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
     if (threadIdx.x < 128) {
         if (T::WGS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        else
+        else if (T::WGS == 3)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
@@ -456,7 +485,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             if (warp == 3)
                 gemm_load_column<T>(p, s);
         } else if (MODE == SCALE_COLUMN && threadIdx.x >= 96)
-            gemm_spread_scales<T, MODE>(s);
+            gemm_spread_scales<T, MODE>(p, s);
     } else {
         enum { ROWS = 64 * T::SLICES, HALF = T::BN / 2 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* uniform registers */
@@ -467,22 +496,26 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                                                         : rank;
         /* through a shuffle or a reduction: else the compiler computes the descriptors anew for every block of k */
         const gemm_places at = {gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK))),
-                                gemm_hide<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->b[0]))),
+                                gemm_hide<MODE>((uint32_t)wgmma_descriptor(
+                                    ptx_shared(T::FEW ? s->a[0] + p.stages * p.high * BK : s->b[0]))),
                                 ptx_shared(&s->full[0]),
                                 ptx_shared(&s->ready[0]),
                                 ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
                                 local,
                                 1 + group,
-                                group + 1 == gemm_groups<T>(p) ? 1 : 2 + group};
+                                group + 1 == gemm_groups<T>(p) ? 1 : 2 + group,
+                                (uint32_t)gemm_high<T>(p) * (BK / 16),
+                                p.scale_tma ? p.from : 0,
+                                p.scale_tma ? (int)(p.ld_a & 3) : 0};
         const gemm_cuts cuts = {gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_a[0]) + group * ROWS * 16)),
                                 gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_b[0])))};
-        gemm_ring ring = {};
+        gemm_ring ring = {0, 0, gemm_stages<T>(p)};
         gemm_piece piece;
         int number = 0, done = 0; /* done: parity of the tiles that are finished */
 
         if (T::WGS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        else
+        else if (T::WGS == 3)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_COLUMN && !T::FACTOR && group == gemm_groups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
@@ -493,13 +526,15 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
         if (piece.end)     /* without this test ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
         while (piece.end) {
-            const int row = piece.row, col = piece.col, end = piece.end;
+            const int row = piece.row, col = piece.col, end = piece.end, last = gemm_rows_end<T>(p, piece.row);
             float bias = MODE == SCALE_COLUMN ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
             gemm_resume<T>(p, piece.begin, group, fin);
             if constexpr (T::FACTOR)
                 gemm_multiply_factor<T, MODE, FORMATS>(s, at, cuts, &ring, piece, fin);
+            else if constexpr (T::WGS == 1)
+                gemm_multiply_two<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             else
                 gemm_multiply<T, MODE, FORMATS>(s, at, &ring, piece, fin);
             if (MODE == SCALE_COLUMN) /* no register for it before */
@@ -523,13 +558,13 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 if (OUT == OUT_BF16)
                     gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
                 else if (OUT == OUT_F32)
-                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, col, done, part);
+                    gemm_store_f32<T, MODE>(p, s, group, slice, first_row, last, col, done, part);
                 else if (p.dtype == RIDGE_BF16)
-                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, col, part);
+                    gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, last, col, part);
                 else if (p.dtype == RIDGE_F16)
-                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, col, part);
+                    gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, last, col, part);
                 else
-                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, col, part);
+                    gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, last, col, part);
             }
             done ^= 1;
         }

@@ -1,5 +1,32 @@
-/* gemm_fp8_store.cuh: the last part of a tile of gemm_fp8 on Hopper: bias, accumulation, rounding, and the way out. A
- * warpgroup holds slices of 64 x BN results as wgmma.cuh has them. Included by gemm_fp8_sm90.cuh. */
+/* gemm_fp8_store.cuh: the last part of a tile of gemm_fp8 on Hopper: scales of TENSOR and ROW, bias, accumulation,
+ * rounding, and the way out. A warpgroup holds slices of 64 x BN results as wgmma.cuh has them. Included by
+ * gemm_fp8_sm90.cuh. */
+
+/* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
+ * with an address each would spill. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+                                                       int local, int first_row, int first_col, float *fin)
+{
+    const int thread = threadIdx.x % 128;
+    float *columns = s->scale_b[group];
+    const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
+    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
+
+    for (int i = thread; i < T::BN; i += 128)
+        columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* columns before others read them */
+#pragma unroll
+    for (int j = 0; j < T::BN / 8; j++) {
+        const float2 v = *(const float2 *)&columns[8 * j + 2 * (thread % 4)];
+
+        fin[4 * j] *= upper * v.x;
+        fin[4 * j + 1] *= upper * v.y;
+        fin[4 * j + 2] *= lower * v.x;
+        fin[4 * j + 3] *= lower * v.y;
+    }
+    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
+}
 
 template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
 {
@@ -34,13 +61,13 @@ static __device__ __forceinline__ void gemm_add_bias(float *columns, int group, 
     ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
 }
 
-/* One element from registers. */
+/* One element from registers. The tile's rows end before `last`. */
 template <int DTYPE>
-static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int row, int col, float x)
+static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int row, int last, int col, float x)
 {
     const int64_t at = row * p.stride + col;
 
-    if (row >= p.m || col >= p.n)
+    if (row >= last || col >= p.n)
         return;
     num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
 }
@@ -88,9 +115,11 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
     ptx_fence_async();
     ptx_barrier_sync(1 + T::WGS + group, 128); /* all of the panels before TMA reads them */
     if (thread == 0) {
+        const CUtensorMap *d = T::FEW && group == p.groups - 1 ? &p.d_last : &p.d;
+
         for (int c = 0; c < T::BN / COLS; c++)
             if (first_col + COLS * c < p.n && first_row < p.m)
-                ptx_tma_store_2d(&p.d, first_col + COLS * c, first_row, panel + c * BYTES);
+                ptx_tma_store_2d(d, first_col + COLS * c, first_row, panel + c * BYTES);
         ptx_tma_commit();
     }
 }
@@ -108,7 +137,7 @@ static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_
 
 /* From registers, 32 bytes of a row at a time, all of D that is added to in flight at once. */
 template <class T>
-static __device__ __forceinline__ void gemm_store_f32_plain(const gemm_args &p, int first_row, int first_col,
+static __device__ __forceinline__ void gemm_store_f32_plain(const gemm_args &p, int first_row, int last, int first_col,
                                                             float *fin)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, row = first_row + thread / 32 * 16 + lane / 4;
@@ -116,10 +145,10 @@ static __device__ __forceinline__ void gemm_store_f32_plain(const gemm_args &p, 
     float2 *upper = (float2 *)((float *)p.out + row * p.stride + col), *lower = upper + 4 * p.stride;
     float2 old[T::BN / 4];
 
-    if (first_row + 64 > p.m || first_col + T::BN > p.n) {
+    if (first_row + 64 > last || first_col + T::BN > p.n) {
 #pragma unroll
         for (int i = 0; i < T::BN / 2; i++)
-            gemm_store_one<RIDGE_F32>(p, row + i % 4 / 2 * 8, col + i / 4 * 8 + i % 2, fin[i]);
+            gemm_store_one<RIDGE_F32>(p, row + i % 4 / 2 * 8, last, col + i / 4 * 8 + i % 2, fin[i]);
         return;
     }
     if (p.accumulate) {
@@ -198,13 +227,13 @@ template <class T, int MODE> static __device__ void gemm_carry(const gemm_args &
  * of columns 4 j lie at chunk j ^ (row % 8). */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
-                                                      int first_row, int first_col, int done, float *fin)
+                                                      int first_row, int last, int first_col, int done, float *fin)
 {
     const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
     const int panel = (group * T::SLICES + slice) * (T::BN / 32);
 
     if constexpr (!T::WIDE) {
-        gemm_store_f32_plain<T>(p, first_row, first_col, fin);
+        gemm_store_f32_plain<T>(p, first_row, last, first_col, fin);
         return;
     }
     if (slice == 0)
@@ -235,7 +264,7 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_m
 /* OUT_ANY: 64 x BN results, and their bias. */
 template <class T, int MODE, int DTYPE>
 static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
-                                                  int first_row, int first_col, float *fin)
+                                                  int first_row, int last, int first_col, float *fin)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
 
@@ -262,6 +291,6 @@ static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memor
     for (int j = 0; j < T::BN / 8; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, first_col + 8 * j + 2 * pair + i % 2,
+            gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, last, first_col + 8 * j + 2 * pair + i % 2,
                                   fin[4 * j + i]);
 }

@@ -17,7 +17,7 @@ template <class T> static __device__ __forceinline__ void gemm_locate(const gemm
     const int bundle = item / (GROUP_ROWS * p.items_n), place = item % (GROUP_ROWS * p.items_n);
     const int down = min((int)GROUP_ROWS, p.items_m - bundle * GROUP_ROWS), rank = (int)ptx_cluster_rank();
 
-    *row = ((bundle * GROUP_ROWS + place % down) * T::CM + rank % T::CM) * T::BM;
+    *row = ((bundle * GROUP_ROWS + place % down) * T::CM + rank % T::CM) * gemm_high<T>(p);
     *col = (place / down * T::CN + rank / T::CM) * T::BN;
 }
 
