@@ -192,35 +192,6 @@ INLINE uint32_t amax_of(uint32_t dtype, const char *x, int bytes)
     return magnitude_bits(dtype, largest_lane(dtype, most));
 }
 
-enum { TOGETHER = 4 };
-
-/* Groups of as many rows: copied to `to`, their amax taken, and the amax of every column brought up to date. */
-INLINE void absorb_groups(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
-{
-    const int pitch = G * size_of(dtype);
-    ints most[TOGETHER];
-
-    UNROLL
-    for (int k = 0; k < TOGETHER; k++)
-        most[k] = zeros();
-    for (int i = 0; i < pitch; i += VECTOR_BYTES) {
-        ints column = load(columns + i);
-
-        UNROLL
-        for (int k = 0; k < TOGETHER; k++) {
-            const ints v = load(x[k] + i), m = magnitudes(dtype, v);
-
-            store(to + k * pitch + i, v);
-            most[k] = larger(dtype, most[k], m);
-            column = larger(dtype, column, m);
-        }
-        store(columns + i, column);
-    }
-    UNROLL
-    for (int k = 0; k < TOGETHER; k++)
-        amax[k] = magnitude_bits(dtype, largest_lane(dtype, most[k]));
-}
-
 /* The amax of n whole groups side by side. */
 static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax)
 {
@@ -236,20 +207,6 @@ static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax
     default:
         for (int64_t g = 0; g < n; g++)
             amax[g] = amax_of(RIDGE_F32, x + g * G * 4, G * 4);
-    }
-}
-
-static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
-{
-    switch (dtype) {
-    case RIDGE_BF16:
-        absorb_groups(RIDGE_BF16, x, to, columns, amax);
-        break;
-    case RIDGE_F16:
-        absorb_groups(RIDGE_F16, x, to, columns, amax);
-        break;
-    default:
-        absorb_groups(RIDGE_F32, x, to, columns, amax);
     }
 }
 
