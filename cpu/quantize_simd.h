@@ -371,6 +371,9 @@ typedef struct group_run {
     int64_t next_step;
     int next_bytes;
     bool stream;
+    int64_t rows, x_row,
+        q_row; /* again with the same scales, so many times, so much further in x and next, in q; 0: once
+                */
 } group_run;
 
 /* Fetches what the next pass over the memory will read into the second-level cache: without it memory would be idle
@@ -394,26 +397,57 @@ INLINE void encode_one(encoder *encode, const group_run *g, int i, float s, cons
     put(g->q + i * g->q_step, codes, G, g->stream);
 }
 
+INLINE void next_row(group_run *g)
+{
+    g->x += g->x_row;
+    g->q += g->q_row;
+    if (g->next)
+        g->next += g->x_row;
+}
+
+#ifdef __AVX512VBMI__
+/* The codes of a run, the tables of which are found once for all rows. */
+INLINE void encode_by_table(const quantize_args *a, int e5m2, group_run g, const float *s, const float *r, int step)
+{
+    const table_constants c = table_constants_of(e5m2);
+    int64_t done = 0;
+    by_table t[G];
+
+    for (int i = 0; i < g.n; i++)
+        t[i] = find_table(a->tables, e5m2, r[i * step]);
+    do {
+        uint8_t left[G];
+        const int count = run_by_table(a->tables, e5m2, &c, g, t, left);
+
+        for (int k = 0; k < count; k++)
+            encode_one(pick_encoder(a->dtype, e5m2, ONE), &g, left[k], s[left[k] * step], r + left[k] * step);
+        next_row(&g);
+    } while (++done < g.rows);
+}
+#endif
+
 /* The codes of a run. The scale of group i and its reciprocal are s[i * step] and r[i * step]. */
 static void encode_run(const quantize_args *a, const group_run *g, const float *s, const float *r, int step)
 {
     encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
+    group_run row = *g;
+    int64_t done = 0;
 
 #ifdef __AVX512VBMI__
-    if (a->tables) {
-        uint8_t left[G];
-        const int count =
-            a->e5m2 ? run_by_table(a->tables, 1, *g, r, step, left) : run_by_table(a->tables, 0, *g, r, step, left);
-
-        for (int k = 0; k < count; k++)
-            encode_one(encode, g, left[k], s[left[k] * step], r + left[k] * step);
+    if (a->tables && a->e5m2)
+        encode_by_table(a, 1, row, s, r, step);
+    else if (a->tables)
+        encode_by_table(a, 0, row, s, r, step);
+    if (a->tables)
         return;
-    }
 #endif
-    for (int i = 0; i < g->n; i++) {
-        fetch(g, i);
-        encode_one(encode, g, i, s[i * step], r + i * step);
-    }
+    do {
+        for (int i = 0; i < row.n; i++) {
+            fetch(&row, i);
+            encode_one(encode, &row, i, s[i * step], r + i * step);
+        }
+        next_row(&row);
+    } while (++done < g->rows);
 }
 
 /* The n < 128 elements at the edge. */

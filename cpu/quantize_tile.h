@@ -181,7 +181,7 @@ static void scale_columns(const quantize_args *a, tile_work *w, bool plain)
 /* The rows of a tile as groups. */
 static group_run tile_rows(const quantize_args *a, const tile_work *w, uint8_t *q, int64_t q_step)
 {
-    const group_run g = {(int)w->rows, w->x, G * a->size, q, q_step, NULL, 0, 0, a->stream};
+    const group_run g = {(int)w->rows, w->x, G * a->size, q, q_step, NULL, 0, 0, a->stream, 0, 0, 0};
 
     return g;
 }
@@ -357,7 +357,7 @@ static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t
     _Alignas(64) uint16_t turned[LINE][G];
     ints most[CHUNK];
     uint8_t *q = a->row.q + tr * G * a->row.stride + tc * G;
-    group_run g = {CHUNK, w->x, PITCH, q, a->row.stride, NULL, 0, 0, a->stream};
+    group_run g = {CHUNK, w->x, PITCH, q, a->row.stride, NULL, 0, 0, a->stream, 0, 0, 0};
 
     memset(w->columns, 0, sizeof w->columns);
     for (int first = 0; first < G; first += CHUNK) {
