@@ -6,7 +6,7 @@ Every provider is captured into a CUDA graph of one call per set of buffers (eno
 turn comes) and replayed; every round replays every provider once; reported are the median and the 20/80 percentiles of the
 time of one call. Columns as `ridge bench --csv` writes them. A provider that cannot be imported is left out, in one line.
 """
-import argparse, datetime, importlib, itertools, math, os, statistics, sys
+import argparse, datetime, importlib, itertools, math, os, random, statistics, sys
 
 import torch
 import torch.nn.functional as F
@@ -42,11 +42,15 @@ def capture(calls):
 
 
 def time_all(graphs, calls, rounds):
-    """{provider: sorted us of one call}, one replay of each provider a round."""
+    """{provider: sorted us of one call}, one replay of each provider a round, in random order, each after one of its own
+    that is not timed."""
     times = {name: [] for name in graphs}
+    order = list(graphs.items())
     for round_ in range(-3, rounds):
-        for name, graph in graphs.items():
+        random.shuffle(order)
+        for name, graph in order:
             begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+            graph.replay()
             begin.record()
             graph.replay()
             end.record()

@@ -2,9 +2,10 @@
 
     python3 bench/peers_ce.py [--lib build/libridge.so] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...] [--only NAMES]
 
-Eval, forward + backward, and backward alone. Rivals: cuBLAS on the product x W^T alone, torch eager, torch.compile, and Liger,
-Apple CCE and quack where they can be imported. peak_bytes: memory beyond the inputs, gradients included. err: of the gradients,
-relative to float64 by rms over sampled rows of dX and dW, the larger of the two. Columns as `ridge bench --csv` writes them.
+Eval, forward + backward (dW in f32; "ridge_dw16": in 16 bits, as the rivals write it), and backward alone. Rivals: cuBLAS on the
+product x W^T alone, torch eager, torch.compile, and Liger, Apple CCE and quack where they can be imported. peak_bytes: memory
+beyond the inputs, gradients included. err: of the gradients, relative to float64 by rms over sampled rows of dX and dW, the
+larger of the two. Columns as `ridge bench --csv` writes them.
 """
 import argparse, datetime, os, statistics, sys
 
@@ -52,10 +53,12 @@ class Ridge:
         self.lse = torch.zeros(tokens, device="cuda")
         self.dx = torch.zeros_like(p.x)
         self.dw = torch.zeros(vocab, hidden, device="cuda")
+        self.dw16 = torch.zeros(vocab, hidden, device="cuda", dtype=p.x.dtype)  # as the rivals write it
         head, gradients = dict(x=p.x, w=p.w, target=p.y), dict(dx=self.dx, dw=self.dw)
         more = {"eval": dict(loss=self.loss, lse=self.lse), "train": dict(loss=self.loss, **gradients),
-                "backward": dict(lse=self.lse, **gradients)}
-        self.calls = {name: binding.call(f"linear_ce_{name}", p.dims, {**head, **operands}, ignore_index=IGNORED)
+                "backward": dict(lse=self.lse, **gradients),
+                "train16": dict(loss=self.loss, dx=self.dx, dw=self.dw16)}
+        self.calls = {name: binding.call(f"linear_ce_{name.removesuffix('16')}", p.dims, {**head, **operands}, ignore_index=IGNORED)
                       for name, operands in more.items()}
         self.need = {name: lib.workspace_bytes(call) for name, call in self.calls.items()}
         self.space = torch.empty(max(self.need.values()), device="cuda", dtype=torch.uint8)
@@ -64,7 +67,8 @@ class Ridge:
         self.lib.run(self.calls[name], self.space.data_ptr(), self.need[name], binding.stream())
 
     def extra(self, name):
-        return self.need[name] + (0 if name == "eval" else self.dx.nbytes + self.dw.nbytes)
+        dw = self.dw16 if name == "train16" else self.dw
+        return self.need[name] + (0 if name == "eval" else self.dx.nbytes + dw.nbytes)
 
 
 def reference(p, rows=16, classes=64):
@@ -117,6 +121,7 @@ def passes(p, ridge, names):
     leaf = (p.x.detach().requires_grad_(), p.w.detach().requires_grad_())
     out = [("linear_ce_eval", "ridge", p.flops(1), lambda: ridge.run("eval"), ridge.extra("eval")),
            ("linear_ce_train", "ridge", p.flops(3), lambda: ridge.run("train"), ridge.extra("train")),
+           ("linear_ce_train", "ridge_dw16", p.flops(3), lambda: ridge.run("train16"), ridge.extra("train16")),
            ("linear_ce_backward", "ridge", p.flops(3), lambda: ridge.run("backward"), ridge.extra("backward")),
            ("linear_ce_eval", "cublas x W^T", p.flops(1), lambda: torch.mm(p.x, p.w.T), None)]
 
@@ -149,8 +154,9 @@ def measure(p, lib, names, rounds):
             torch.cuda.synchronize()
             peak[op, name] = extra if extra is not None else torch.cuda.max_memory_allocated() - before
             if op != "linear_ce_eval":
-                mine = name == "ridge"
-                err[op, name] = error(ridge.dx if mine else leaf[0].grad, ridge.dw if mine else leaf[1].grad, truth)
+                dx, dw = {"ridge": (ridge.dx, ridge.dw), "ridge_dw16": (ridge.dx, ridge.dw16)}.get(
+                    name, (leaf[0].grad, leaf[1].grad))
+                err[op, name] = error(dx, dw, truth)
             begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
             begin.record()
             call()
@@ -214,7 +220,7 @@ def main():
             rows, ridge = measure(p, lib, {} if args.alone else rivals(args.only), args.rounds)
             for op, name, flops, t, peak, err in rows:
                 us = statistics.median(t)
-                kernel = lib.pick(ridge.calls[op[10:]]) if name == "ridge" else name
+                kernel = lib.pick(ridge.calls[op[10:]]) if name.startswith("ridge") else name
                 row = dict(base, op=op, problem=p.text, provider=name, kernel=kernel, us=us, us_p20=t[len(t) // 5],
                            us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, gbps=p.bytes(op) / us * 1e-3, err=err, peak_bytes=float(peak))
                 if out:

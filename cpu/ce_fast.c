@@ -56,7 +56,7 @@ static plan plan_of(const ridge_kernel *kernel, const ridge_problem *problem)
     if ((train || back) && problem->dtype[dx] != RIDGE_NONE)
         p.dx = take(&p, p.chunk * hidden, sizeof(float));
     if ((train || back) && dw != RIDGE_NONE && dw != RIDGE_F32)
-        p.dw = take(&p, hidden * vocab, sizeof(float));
+        p.dw = take(&p, hidden * vocab, sizeof(uint16_t)); /* the lower plane of its f32 sum */
     return p;
 }
 
@@ -78,8 +78,8 @@ typedef struct job {
     ce_stat *stat;
     int64_t *list, count; /* the rows that are not ignored */
     ce_row *row;
-    float *z, *pack_a, *pack_b, *dx, *dw; /* dw: the f32 sum, the caller's own where that is f32 */
-    int64_t dw_ld;
+    float *z, *pack_a, *pack_b, *dx, *dw; /* dw: the caller's own, f32 */
+    ce_planes planes;                     /* a 16-bit dW's sum: the upper one lies in dW itself */
     bool stats, gradients, spread, sums;
 } job;
 
@@ -95,10 +95,11 @@ static void prepare(job *j, unsigned char *workspace)
     j->pack_a = (float *)(void *)(workspace + j->p.pack_a);
     j->pack_b = (float *)(void *)(workspace + j->p.pack_b);
     j->dx = (float *)(void *)(workspace + j->p.dx);
-    j->dw = a->dw_dtype == RIDGE_F32 ? (float *)(void *)a->dw : (float *)(void *)(workspace + j->p.dw);
-    j->dw_ld = a->dw_dtype == RIDGE_F32 ? a->dw_stride : a->hv ? a->vocab : a->hidden;
-    if (!a->dw)
-        j->dw = NULL;
+    if (a->dw_dtype == RIDGE_F32)
+        j->dw = (float *)(void *)a->dw;
+    else
+        j->planes = (ce_planes){(uint16_t *)(void *)a->dw, (uint16_t *)(void *)(workspace + j->p.dw), a->dw_stride,
+                                a->hv ? a->vocab : a->hidden};
     j->stats = !a->lse_in;
     j->gradients = a->op != RIDGE_LINEAR_CE_EVAL && a->op != RIDGE_CE_FWD;
     j->spread = a->entropy || (a->flags & RIDGE_CE_RECORD_SUMS);
@@ -174,9 +175,17 @@ static ce_matrix dz_of(const job *j, int64_t first, bool along_k)
 
 static void logits_block(const job *j, int64_t begin, int64_t rows, int64_t first, int64_t count)
 {
-    const ce_gemm g = {
-        rows,  count,     j->a.hidden, x_of(j, begin, true), w_of(j, first, !j->a.hv), z_of(j, 0, first), j->p.ld,
-        false, j->pack_a, j->pack_b};
+    const ce_gemm g = {rows,
+                       count,
+                       j->a.hidden,
+                       x_of(j, begin, true),
+                       w_of(j, first, !j->a.hv),
+                       z_of(j, 0, first),
+                       j->p.ld,
+                       false,
+                       j->pack_a,
+                       j->pack_b,
+                       {0}};
 
     j->v->gemm(&g);
 #pragma omp for schedule(static)
@@ -190,14 +199,20 @@ static void logits_block(const job *j, int64_t begin, int64_t rows, int64_t firs
 static void dw_block(const job *j, int64_t begin, int64_t rows, int64_t first, int64_t count)
 {
     const bool add = begin > 0 || (j->a.flags & RIDGE_ACCUMULATE);
-    ce_gemm g = {.k = rows, .ld = j->dw_ld, .add = add, .pack_a = j->pack_a, .pack_b = j->pack_b};
+    ce_gemm g = {.k = rows, .ld = j->a.dw_stride, .add = add, .pack_a = j->pack_a, .pack_b = j->pack_b};
 
-    if (j->dw) {
+    if (j->a.dw) {
         g.m = j->a.hv ? j->a.hidden : count;
         g.n = j->a.hv ? count : j->a.hidden;
         g.a = j->a.hv ? x_of(j, begin, false) : dz_of(j, first, false);
         g.b = j->a.hv ? dz_of(j, first, false) : x_of(j, begin, false);
-        g.d = j->dw + first * (j->a.hv ? 1 : j->dw_ld);
+        g.planes = j->planes;
+        if (j->dw) {
+            g.d = j->dw + first * (j->a.hv ? 1 : j->a.dw_stride);
+        } else {
+            g.planes.high += first * (j->a.hv ? 1 : g.planes.high_ld);
+            g.planes.low += first * (j->a.hv ? 1 : g.planes.low_ld);
+        }
         j->v->gemm(&g);
     }
     if (!j->a.dbias)
@@ -223,9 +238,17 @@ static void gradient_block(const job *j, int64_t begin, int64_t rows, int64_t fi
         gradient_row(j, &s, &j->row[r]);
     }
     if (j->a.dx) {
-        const ce_gemm g = {
-            rows,      j->a.hidden, count,    dz_of(j, first, true), w_of(j, first, j->a.hv), j->dx, j->a.hidden,
-            first > 0, j->pack_a,   j->pack_b};
+        const ce_gemm g = {rows,
+                           j->a.hidden,
+                           count,
+                           dz_of(j, first, true),
+                           w_of(j, first, j->a.hv),
+                           j->dx,
+                           j->a.hidden,
+                           first > 0,
+                           j->pack_a,
+                           j->pack_b,
+                           {0}};
 
         j->v->gemm(&g);
     }
@@ -287,31 +310,46 @@ static void given_row(job *j, int64_t token, int64_t row)
 /* ---------------------------------------------------------------------------------------------------------- the call
  */
 
-/* Elements of line i of dW, and where they are summed. */
-static int64_t dw_line(const job *j, int64_t i, unsigned char **out, float **sum)
+/* Line i of a 16-bit dW to its planes (what is there, or zeros), or rounded from them, some elements at a time. */
+typedef enum turn { TURN_LOAD, TURN_CLEAR, TURN_ROUND } turn;
+
+static void turn_line(const job *j, int64_t i, turn what)
 {
-    *out = j->a.dw + i * j->a.dw_stride * (j->a.dw_dtype == RIDGE_F32 ? 4 : 2);
-    *sum = j->dw + i * j->dw_ld;
-    return j->a.hv ? j->a.vocab : j->a.hidden;
+    const int64_t length = j->a.hv ? j->a.vocab : j->a.hidden;
+    uint16_t *high = j->planes.high + i * j->planes.high_ld, *low = j->planes.low + i * j->planes.low_ld;
+    float sum[256] = {0};
+
+    for (int64_t at = 0; at < length; at += 256) {
+        const int64_t count = least(256, length - at);
+
+        if (what == TURN_LOAD)
+            j->v->load(high + at, j->a.dw_dtype, count, sum);
+        for (int64_t e = at; e < at + count; e++) {
+            if (what == TURN_ROUND) {
+                sum[e - at] = ridge_float((uint32_t)high[e] << 16 | low[e]);
+                continue;
+            }
+            high[e] = (uint16_t)(ridge_bits(sum[e - at]) >> 16);
+            low[e] = (uint16_t)ridge_bits(sum[e - at]);
+        }
+        if (what == TURN_ROUND)
+            j->v->store(high + at, j->a.dw_dtype, count, sum);
+    }
 }
 
 /* The sum of dW begins with what is there, or with zeros where no chunk will begin it. */
 static void begin_dw(const job *j)
 {
     const bool add = (j->a.flags & RIDGE_ACCUMULATE) != 0;
+    const int64_t lines = j->a.hv ? j->a.hidden : j->a.vocab;
 
-    if (j->dw && !(add && j->a.dw_dtype == RIDGE_F32) && (add || j->count == 0)) {
+    if (j->a.dw && !(add && j->dw) && (add || j->count == 0)) {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < (j->a.hv ? j->a.hidden : j->a.vocab); i++) {
-            unsigned char *out;
-            float *sum;
-            const int64_t length = dw_line(j, i, &out, &sum);
-
-            if (add)
-                j->v->load(out, j->a.dw_dtype, length, sum);
+        for (int64_t i = 0; i < lines; i++)
+            if (j->dw)
+                memset(j->dw + i * j->a.dw_stride, 0, (size_t)(j->a.hv ? j->a.vocab : j->a.hidden) * sizeof(float));
             else
-                memset(sum, 0, (size_t)length * sizeof *sum);
-        }
+                turn_line(j, i, add ? TURN_LOAD : TURN_CLEAR);
     }
     if (j->a.dbias && !add && j->count == 0) {
 #pragma omp single
@@ -319,18 +357,13 @@ static void begin_dw(const job *j)
     }
 }
 
-/* Rounds a 16-bit dW once; gives NaN its one form in an f32 one. */
+/* Rounds a 16-bit dW once. */
 static void end_dw(const job *j)
 {
-    if (j->dw && j->a.dw_dtype != RIDGE_F32) {
+    if (j->a.dw && !j->dw) {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < (j->a.hv ? j->a.hidden : j->a.vocab); i++) {
-            unsigned char *out;
-            float *sum;
-            const int64_t length = dw_line(j, i, &out, &sum);
-
-            j->v->store(out, j->a.dw_dtype, length, sum);
-        }
+        for (int64_t i = 0; i < (j->a.hv ? j->a.hidden : j->a.vocab); i++)
+            turn_line(j, i, TURN_ROUND);
     }
 }
 

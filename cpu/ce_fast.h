@@ -14,6 +14,12 @@ typedef struct ce_matrix {
     bool along_k;
 } ce_matrix;
 
+/* An f32 matrix in two planes of 16 bits: the upper halves of its bits, and the lower ones. */
+typedef struct ce_planes {
+    uint16_t *high, *low;
+    int64_t high_ld, low_ld;
+} ce_planes;
+
 /* d [m, n] = (or +=, with add) a [m, k] b [k, n] in f32. Terms are summed in ascending k in groups of CE_KC, whatever
  * the number of threads. */
 typedef struct ce_gemm {
@@ -23,6 +29,7 @@ typedef struct ce_gemm {
     int64_t ld;
     bool add;
     float *pack_a, *pack_b; /* CE_PACK_A, CE_PACK_B floats */
+    ce_planes planes;       /* where d is NULL */
 } ce_gemm;
 
 enum {

@@ -227,6 +227,27 @@ static void edge_tile(int64_t k, const float *a, const float *b, float *d, int64
             d[i * ld + j] = add ? d[i * ld + j] + whole[i * NR + j] : whole[i * NR + j];
 }
 
+/* Likewise, to planes. */
+static void planes_tile(int64_t k, const float *a, const float *b, const ce_planes *d, int64_t row, int64_t col,
+                        bool add, int64_t rows, int64_t cols)
+{
+    _Alignas(64) float whole[MR * NR];
+
+    tile(k, a, b, whole, NR, false);
+    for (int64_t i = 0; i < rows; i++) {
+        uint16_t *restrict high = d->high + (row + i) * d->high_ld + col;
+        uint16_t *restrict low = d->low + (row + i) * d->low_ld + col;
+
+        for (int64_t j = 0; j < cols; j++) {
+            const float sum = ridge_float((uint32_t)high[j] << 16 | low[j]) + whole[i * NR + j];
+            const uint32_t bits = ridge_bits(add ? sum : whole[i * NR + j]);
+
+            high[j] = (uint16_t)(bits >> 16);
+            low[j] = (uint16_t)bits;
+        }
+    }
+}
+
 static inline int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -245,19 +266,21 @@ static void block(const ce_gemm *g, int64_t task, int64_t ic, int64_t mc, int64_
     for (int64_t j = j0; j < j0 + TILE_N && j * NR < nc; j++)
         for (int64_t i = i0; i < i0 + TILE_M && i * MR < mc; i++) {
             const float *a = g->pack_a + i * MR * kc, *b = g->pack_b + j * NR * kc;
-            float *d = g->d + (ic + i * MR) * g->ld + jc + j * NR;
-            const int64_t rows = mc - i * MR, cols = nc - j * NR;
+            const int64_t rows = least(mc - i * MR, MR), cols = least(nc - j * NR, NR);
+            const int64_t row = ic + i * MR, col = jc + j * NR;
 
-            if (rows >= MR && cols >= NR)
-                tile(kc, a, b, d, g->ld, add);
+            if (!g->d)
+                planes_tile(kc, a, b, &g->planes, row, col, add, rows, cols);
+            else if (rows == MR && cols == NR)
+                tile(kc, a, b, g->d + row * g->ld + col, g->ld, add);
             else
-                edge_tile(kc, a, b, d, g->ld, add, least(rows, MR), least(cols, NR));
+                edge_tile(kc, a, b, g->d + row * g->ld + col, g->ld, add, rows, cols);
         }
 }
 
 static void gemm(const ce_gemm *g)
 {
-    if (g->k == 0 && !g->add) {
+    if (g->k == 0 && !g->add && g->d) { /* planes begin with rows there are */
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < g->m; i++)
             memset(g->d + i * g->ld, 0, (size_t)g->n * sizeof *g->d);

@@ -24,6 +24,7 @@ typedef struct ce_totals {
     int32_t redo;     /* ce_sm90.cuh: a guessed exponent did not fit */
     int32_t common;   /* ce_sm90.cuh: targets with many rows */
     uint32_t largest; /* ce_sm90.cuh: bits of the largest factor of a row */
+    int32_t done;     /* ce_tokens.cu: blocks whose rows' losses are there */
 } ce_totals;
 
 /* Part of a row's softmax sum: over the classes that one block of threads saw. `more` only where it is asked for. */
@@ -231,6 +232,26 @@ static __device__ __forceinline__ ce_sum ce_sum_part(const ce_params &p, int64_t
         s.wz = (double)more.wz;
         s.argmax = more.argmax == INT32_MAX ? INT64_MAX : p.offset + more.argmax;
     }
+    return s;
+}
+
+/* Maximum and sum of a row from all its parts, by a warp. */
+static __device__ __forceinline__ ce_sum ce_row_sum(const ce_params &p, int64_t row)
+{
+    ce_sum s = ce_sum_empty();
+
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
+        s.max = fmaxf(s.max, p.part[row * p.splits + k].max);
+    for (int step = 16; step > 0; step /= 2)
+        s.max = fmaxf(s.max, __shfl_xor_sync(~0u, s.max, step));
+    for (int k = threadIdx.x % 32; k < p.splits; k += 32) {
+        const ce_part part = p.part[row * p.splits + k];
+
+        if (part.sum != 0.0f)
+            s.sum += (double)(part.max == s.max ? part.sum : part.sum * ptx_ex2((part.max - s.max) * CE_LOG2E));
+    }
+    for (int step = 16; step > 0; step /= 2)
+        s.sum += __shfl_xor_sync(~0u, s.sum, step);
     return s;
 }
 

@@ -336,8 +336,8 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const gem
         gemm16_locate(w, half / 2, &pair, &tile_n);
         const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
         const int c = tile_n * G16_N + half % 2 * (G16_N / 2);
-        const bool tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
-        const int which = tail ? 2 : !first;
+        const bool more = row >= a.c.probs.more_at, tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
+        const int which = more ? 3 : tail ? 2 : !first;
 
         __syncwarp();
         ptx_barrier_arrive(FREE + group, STORE_THREADS);
@@ -345,7 +345,10 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const gem
         if (threadIdx.x % 32)
             continue;
         if (c < w.n)
-            ptx_tma_store_2d(&a.store[which], tail ? row - a.c.probs.tail_at : row,
+            ptx_tma_store_2d(&a.store[which],
+                             row - (more   ? a.c.probs.more_at
+                                    : tail ? a.c.probs.tail_at
+                                           : 0),
                              tail || first ? c : c - a.c.probs.split, panel);
         ptx_tma_commit();
         ptx_tma_wait_read();
@@ -370,15 +373,86 @@ static __device__ __forceinline__ void put_look(const ce_product &a, const gemm1
     }
 }
 
-static __device__ __forceinline__ gemm16_work work_of(const ce_product &a)
+/* Rows of A by their numbers, where some are ignored and there is no compact x: all four loading warps copy them, 16
+ * bytes a thread; a stage has landed when each warp's copies have, LAG blocks after they were sent off. The second
+ * warpgroup is let go when the first one has G16_STAGGER blocks: these must land before a stage is waited for that both
+ * of them have to free. */
+enum { LOADERS = 4, LAG = 1, EACH = G16_M * 8 / (32 * LOADERS) };
+
+static_assert(G16_STAGGER + LAG <= G16_STAGES, "the second warpgroup would never begin");
+
+static __device__ __forceinline__ bool gathers(const ce_chunk &c)
+{
+    return !c.compact && c.p.totals->rows != c.p.tokens;
+}
+
+static __device__ __forceinline__ void landed(gemm16_memory *s, uint32_t n)
+{
+    ptx_fence_async(); /* this thread's copies, for wgmma */
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        ptx_mbarrier_arrive(ptx_shared(&s->full[n % G16_STAGES]));
+}
+
+template <int MN_B>
+static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
+                                                   int item, uint32_t *n)
+{
+    const ce_params &p = a.c.p;
+    const int rank = (int)ptx_cluster_rank(), line = threadIdx.x / 8, piece = threadIdx.x % 8;
+    const uint32_t to = ptx_shared(s->a[0]) + line * 128 + (piece ^ line % 8) * 16;
+    int pair, tile_n, token[EACH];
+
+    gemm16_locate(w, item, &pair, &tile_n);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int row = (G16_CLUSTER * pair + rank) * G16_M + line + i * (G16_M / EACH);
+
+        token[i] = row < w.m ? p.list[a.c.begin + row] : -1;
+    }
+    for (int kb = 0; kb < w.blocks; kb++, ++*n) {
+        const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
+        const int k = kb * G16_K + piece * 8;
+
+        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
+        if (threadIdx.x == 0) {
+            ptx_mbarrier_expect(full, G16_N * G16_K * 2);
+            gemm16_load_b<MN_B>(&a.maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
+                                tile_n * G16_N + rank * G16_SHARE, kb * G16_K, full);
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const bool there = token[i] >= 0 && k < p.hidden;
+
+            ptx_copy_async16(to + stage * (G16_M * G16_K * 2) + i * (G16_M / EACH * 128),
+                             (const uint16_t *)p.x + (there ? token[i] * p.x_stride + k : 0), there ? 16 : 0);
+        }
+        ptx_copy_async_commit();
+        if (*n >= LAG) {
+            ptx_copy_async_wait<LAG>();
+            landed(s, *n - LAG);
+        }
+    }
+}
+
+/* After the last item: the blocks that are still on their way. */
+static __device__ __forceinline__ void gather_end(gemm16_memory *s, uint32_t n)
+{
+    ptx_copy_async_wait<0>();
+    for (uint32_t i = n < LAG ? 0 : n - LAG; i < n; i++)
+        landed(s, i);
+}
+
+/* look: every token, whether it is listed or not. */
+static __device__ __forceinline__ gemm16_work work_of(const ce_product &a, bool look)
 {
     gemm16_work w = {};
 
-    w.m = ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
+    w.m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
     w.n = a.n;
     w.bundle = a.bundle;
     gemm16_plan(&w, (a.k + G16_K - 1) / G16_K, a.pieces);
-    w.pick = a.c.p.totals->rows != a.c.p.tokens;
+    w.pick = a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
     w.first_m = w.pick ? 0 : (int)a.c.begin;
     return w;
 }
@@ -393,17 +467,29 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     constexpr int PROBS = WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA;
     extern __shared__ __align__(1024) uint8_t shared[];
     gemm16_memory *s = (gemm16_memory *)shared;
+    constexpr int STATS = WHAT == CE_STATS || WHAT == CE_STATS_EXTRA;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
+    bool gather = false;
 
-    gemm16_begin(s);
-    const gemm16_work w = work_of(a);
+    if (STATS) {
+        ptx_grid_wait();
+        gather = gathers(a.c);
+    }
+    gemm16_begin(s, gather ? 1 + LOADERS : 1);
+    const gemm16_work w = work_of(a, WHAT == CE_LOOK);
 
     if (threadIdx.x < 128) {
         uint32_t n = 0;
 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
-            gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
+        if (STATS && gather) {
+            for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters)
+                gather_item<MN_B>(a, w, s, item, &n);
+            gather_end(s, n);
+        } else {
+            for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
+                gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
+        }
         if (PROBS && (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2))
             send_probs(a, w, s, (int)threadIdx.x / 32 - 1);
     } else {

@@ -1,12 +1,12 @@
 /* ce_gradients_sm90.cu: the other two products of the linear cross entropy on Hopper, with their epilogues:
  *
  *     dX = n_r (P W)   -> rows of dX by the list, with the targets' du_y W_y
- *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x
+ *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x; or an f32 sum in two planes
  *
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
  * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
  * tile is found as they run; its bits do not depend on it. */
-#include "ce_sm90.cuh"
+#include "ce_planes_sm90.cuh"
 
 /* The ring of items of a cluster: its first CTA's loading thread takes them and hands them to both CTAs. full[i]: the
  * item is there. empty[i], the first CTA's: all 16 multiplying warps and the other loading thread have read it. */
@@ -274,7 +274,8 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
     const int lane = threadIdx.x % 32, row = lane / 4, line = lane / 8, piece = lane % 8 * 16;
     constexpr int COLS = 128 / BYTES, PANEL = 16 * 128, STEP = BYTES == 4 ? 32 : 16, MASK = BYTES == 4 ? 3 : 7;
     uint8_t *panels = s->d[group][0] + threadIdx.x % 128 / 32 * (2 * PANEL);
-    char *to = (char *)a.out + ((first_row + line) * a.ld + first_col) * BYTES + piece;
+    const int64_t ld = a.dw_at.high_ld;
+    char *to = (char *)a.dw_at.high + ((first_row + line) * ld + first_col) * BYTES + piece;
 
 #pragma unroll
     for (int q = 0; q < G16_N / COLS; q++) {
@@ -296,11 +297,11 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float4 v = *(const float4 *)(panel + (line + 4 * k) * 128 + (piece ^ ((line + 4 * k) & MASK) * STEP));
-            char *out = to + 4 * k * a.ld * BYTES + 128 * q;
+            char *out = to + 4 * k * ld * BYTES + 128 * q;
 
             if (first_row + line + 4 * k >= w.m || first_col + q * COLS + piece / BYTES >= w.n)
                 continue;
-            if (a.add)
+            if (BYTES == 4 && a.before != CE_DW_NOTHING)
                 ptx_add_f32x4((float *)out, v);
             else
                 *(float4 *)out = v;
@@ -308,16 +309,23 @@ static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm1
     }
 }
 
+static __device__ __forceinline__ void clear_lines(void *to, int64_t lines, int64_t bytes, int64_t stride)
+{
+    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
+        for (int64_t at = threadIdx.x * 16; at < bytes; at += G16_THREADS * 16)
+            *(uint4 *)((char *)to + i * stride + at) = make_uint4(0, 0, 0, 0);
+}
+
 /* dW of no rows. */
 static __device__ __forceinline__ void clear_dw(const ce_gradients &a)
 {
     const ce_params &p = a.c.p;
     const int64_t size = a.dw_dtype == RIDGE_F32 ? 4 : 2, lines = p.hv ? p.hidden : p.vocab;
-    const int64_t length = (p.hv ? p.vocab : p.hidden) * size;
+    const int64_t length = p.hv ? p.vocab : p.hidden;
 
-    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
-        for (int64_t at = threadIdx.x * 16; at < length; at += G16_THREADS * 16)
-            *(uint4 *)((char *)a.out + i * a.ld * size + at) = make_uint4(0, 0, 0, 0);
+    clear_lines(a.dw_at.high, lines, length * size, a.dw_at.high_ld * size);
+    if (a.after == CE_DW_PLANES)
+        clear_lines(a.dw_at.low, lines, length * 2, a.dw_at.low_ld * 2);
 }
 
 /* A tile of dX. */
@@ -348,11 +356,15 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
     const int thread = threadIdx.x % 128;
     int pair, tile_n;
     float acc[G16_N / 2];
+    dw_old old[4];
 
     gemm16_locate(w, tile, &pair, &tile_n);
-    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
+    int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
 
+    ask_old(a, w, first, tile_n * G16_N, old);
     gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, turn, acc);
+    asm volatile(""
+                 : "+r"(first), "+r"(tile_n)); /* addresses are made again: kept through the product they would spill */
     tell(a, 2 + pair / w.bundle, group);
     if (!BF16) {
         const float scale = scale_back(a.c.p);
@@ -361,28 +373,41 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
         for (int i = 0; i < G16_N / 2; i++)
             acc[i] *= scale;
     }
-    if (a.dw_dtype == RIDGE_F32) {
-        put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
-    } else {
-        add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
-        put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
+    if (a.before == CE_DW_PLANES) {
+        if (a.after == CE_DW_PLANES)
+            put_planes<BF16, CE_DW_PLANES, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
+        else
+            put_planes<BF16, CE_DW_PLANES, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
+        return;
     }
+    if (a.targets)
+        add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
+    if (a.dw_dtype == RIDGE_F32)
+        put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
+    else if (a.before == CE_DW_ITSELF && a.after == CE_DW_PLANES)
+        put_planes<BF16, CE_DW_ITSELF, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
+    else if (a.before == CE_DW_ITSELF)
+        put_planes<BF16, CE_DW_ITSELF, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
+    else if (a.after == CE_DW_PLANES)
+        put_planes<BF16, CE_DW_NOTHING, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
+    else
+        put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
 }
 
 template <int HV>
 static __device__ __forceinline__ void load_item(const ce_gradients &a, const grad_plan &g, gemm16_memory *s, int item,
-                                                 uint32_t *n, int *ready)
+                                                 uint32_t *n, int *ready, unsigned long long *taken, int *next)
 {
     if (item < g.dx.items) {
-        gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, n);
+        gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, n, taken, next);
         return;
     }
     if (!HV && overlaid(a))
         wait_for_place(a, g, dw_tile(g, item), ready);
-    gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, dw_tile(g, item), n);
+    gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, dw_tile(g, item), n, taken, next);
 }
 
-/* The loading thread. The first CTA's asks for the next item before it loads one. */
+/* The loading thread. The first CTA's asks for the next item while it loads one. */
 template <int HV>
 static __device__ __forceinline__ void load_items(const ce_gradients &a, const grad_plan &g, grad_memory *s)
 {
@@ -395,10 +420,10 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
         int item = (int)atomicAdd(taken, 1ull);
 
         while (item < g.items) {
-            hand_out(s, &ring, item);
-            const int next = (int)atomicAdd(taken, 1ull);
+            int next = g.items;
 
-            load_item<HV>(a, g, &s->product, item, &n, &ready);
+            hand_out(s, &ring, item);
+            load_item<HV>(a, g, &s->product, item, &n, &ready, taken, &next);
             item = next;
         }
         hand_out(s, &ring, item);
@@ -409,7 +434,7 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
 
             if (item >= g.items)
                 return;
-            load_item<HV>(a, g, &s->product, item, &n, &ready);
+            load_item<HV>(a, g, &s->product, item, &n, &ready, NULL, NULL);
         }
     }
 }
@@ -429,11 +454,12 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
             ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER + G16_CLUSTER - 1);
         }
-    gemm16_begin(&s->product);
+    gemm16_begin(&s->product, 1);
     const grad_plan g = plan_of(a);
 
-    if (a.dw && !a.add && ce_chunk_rows(a.c) == 0)
+    if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)
         clear_dw(a);
+    __syncwarp(); /* setmaxnreg is an .aligned one, and lanes clear different numbers of pieces */
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)

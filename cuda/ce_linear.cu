@@ -76,14 +76,13 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
             put_sum(p, t, t.i0 + ty + r, t.j0 + tx + c, sum[r][c]);
 }
 
-/* Rows of f32 to rows of a matrix: `list` of them by the list (rows of the chunk), else all; or the way back. */
+/* Rows of f32 to rows of a matrix, by the list. */
 typedef struct linear_rows {
-    float *sum;
+    const float *sum;
     void *out;
     const int32_t *list;
     const ce_totals *totals;
-    int64_t ld, stride, cols, begin, rows;
-    int load;
+    int64_t stride, cols, begin, rows;
 } linear_rows;
 
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_copy(const linear_rows p)
@@ -91,15 +90,35 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_co
     const int64_t r = blockIdx.x;
 
     ptx_grid_wait();
-    if (p.list && r >= rows_here(p.totals, p.begin, p.rows))
+    if (r >= rows_here(p.totals, p.begin, p.rows))
         return;
-    const int64_t to = (p.list ? p.list[r] : r) * p.stride;
+    const int64_t to = p.list[r] * p.stride;
 
     for (int64_t j = threadIdx.x; j < p.cols; j += THREADS)
-        if (p.load)
-            p.sum[r * p.ld + j] = num_load<DTYPE>(p.out, to + j);
-        else
-            num_store<DTYPE>(p.out, to + j, p.sum[r * p.ld + j]);
+        num_store<DTYPE>(p.out, to + j, p.sum[r * p.cols + j]);
+}
+
+/* A 16-bit matrix, a row a block, to the two planes of an f32 sum, the upper one in its place; or rounded again. */
+typedef struct linear_planes {
+    linear_sum sum;
+    int64_t cols;
+    int load;
+} linear_planes;
+
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_turn(const linear_planes p)
+{
+    uint16_t *high = p.sum.high + blockIdx.x * p.sum.ld, *low = p.sum.low + blockIdx.x * p.sum.low_ld;
+
+    ptx_grid_wait();
+    for (int64_t j = threadIdx.x; j < p.cols; j += THREADS)
+        if (p.load) {
+            const uint32_t bits = __float_as_uint(num_load<DTYPE>(high, j));
+
+            high[j] = (uint16_t)(bits >> 16);
+            low[j] = (uint16_t)bits;
+        } else {
+            num_store<DTYPE>(high, j, __uint_as_float((uint32_t)high[j] << 16 | low[j]));
+        }
 }
 
 /* dbias[c] = (or +=) the chunk's dlogits of a class, row after row. */
@@ -141,7 +160,8 @@ static __global__ void __launch_bounds__(THREADS) linear_bias(const linear_colum
  * linear_copy. */
 enum { PRODUCT = 0, PRODUCT_DZ, PRODUCT_BY_DZ, COPY = 6, FUNCTIONS };
 static const void *const by_dtype[3][FUNCTIONS] = {BY_TYPE(RIDGE_F32), BY_TYPE(RIDGE_F16), BY_TYPE(RIDGE_BF16)};
-static const void *const bias_function[1] = {(const void *)linear_bias};
+static const void *const other_functions[3] = {(const void *)linear_bias, (const void *)linear_turn<RIDGE_F16>,
+                                               (const void *)linear_turn<RIDGE_BF16>};
 
 static const void *function_of(int what, int dtype)
 {
@@ -152,7 +172,7 @@ static ridge_status prepare(const ridge_device *device)
 {
     ridge_status status = host_load(device, &by_dtype[0][0], 3 * FUNCTIONS, "linear_ce: loading kernels");
 
-    return status ? status : host_load(device, bias_function, 1, "linear_ce: loading kernels");
+    return status ? status : host_load(device, other_functions, 3, "linear_ce: loading kernels");
 }
 
 /* One call. */
@@ -161,8 +181,9 @@ typedef struct linear_job {
     const char *name;
     void *stream;
     ce_params p;
-    float *z, *dx, *dw; /* dw: the f32 sum, the caller's own where that is f32 */
-    int64_t dw_ld, chunk, block, ld;
+    float *z, *dx;
+    linear_sum dw; /* the caller's own; the lower plane of a 16-bit one's sum is in the workspace */
+    int64_t chunk, block, ld;
     int mma; /* on the matrix units */
 } linear_job;
 
@@ -194,18 +215,17 @@ static char *place(linear_job *j, const ridge_problem *problem, void *workspace)
     if (gradients && problem->dtype[dx] != RIDGE_NONE)
         j->dx = (float *)take(&at, j->chunk * problem->dim[1]);
     if (gradients && dw != RIDGE_NONE && dw != RIDGE_F32)
-        j->dw = (float *)take(&at, problem->dim[1] * problem->dim[2]);
+        j->dw.low = (uint16_t *)take(&at, (problem->dim[1] * problem->dim[2] + 1) / 2);
     return at;
 }
 
-static linear_product product_of(linear_view a, linear_view b, float *d, int64_t ld, const ce_block *block)
+static linear_product product_of(linear_view a, linear_view b, linear_sum d, const ce_block *block)
 {
     linear_product g = {};
 
     g.a = a;
     g.b = b;
     g.d = d;
-    g.ld = ld;
     g.m = block->rows;
     g.n = block->count;
     g.begin = block->begin;
@@ -220,6 +240,11 @@ static ridge_status multiply(const linear_job *j, int what, linear_product *g)
     if (g->m == 0 || g->n == 0)
         return RIDGE_OK;
     return host_launch(j->device, j->name, function_of(what + 3 * j->mma, j->p.dtype), grid, THREADS, g, j->stream);
+}
+
+static linear_sum sum_of(float *f32, int64_t ld)
+{
+    return {f32, NULL, NULL, ld, 0};
 }
 
 static linear_view x_view(const linear_job *j, int64_t begin, bool by_k)
@@ -239,7 +264,7 @@ static linear_view w_view(const linear_job *j, int64_t first, bool by_class)
 
 static ridge_status logits(const linear_job *j, const ce_block *b)
 {
-    linear_product g = product_of(x_view(j, b->begin, false), w_view(j, b->first, true), j->z, j->ld, b);
+    linear_product g = product_of(x_view(j, b->begin, false), w_view(j, b->first, true), sum_of(j->z, j->ld), b);
 
     g.k = j->p.hidden;
     g.limit_m = 1;
@@ -250,9 +275,16 @@ static ridge_status dw_block(const linear_job *j, const ce_block *b)
 {
     const linear_view dz = {j->z, 1, j->ld, NULL, 0}, x = x_view(j, b->begin, true);
     const int add = b->begin > 0 || (j->p.flags & RIDGE_ACCUMULATE);
-    linear_product g = product_of(dz, x, j->dw + b->first * (j->p.hv ? 1 : j->dw_ld), j->dw_ld, b);
+    linear_product g = product_of(dz, x, j->dw, b);
+    const int64_t at = b->first * (j->p.hv ? 1 : g.d.ld);
     ridge_status status = RIDGE_OK;
 
+    if (g.d.f32) {
+        g.d.f32 += at;
+    } else {
+        g.d.high += at;
+        g.d.low += b->first * (j->p.hv ? 1 : g.d.low_ld);
+    }
     g.m = b->count;
     g.n = j->p.hidden;
     g.k = b->rows;
@@ -264,13 +296,13 @@ static ridge_status dw_block(const linear_job *j, const ce_block *b)
         g.m = j->p.hidden;
         g.n = b->count;
     }
-    if (j->dw)
+    if (j->p.dw)
         status = multiply(j, j->p.hv ? PRODUCT_BY_DZ : PRODUCT_DZ, &g);
     if (!status && j->p.dbias) {
         linear_columns c = {j->z, j->p.dbias + b->first, j->p.totals, j->ld, b->begin, b->rows, b->count, add};
 
-        status = host_launch(j->device, j->name, bias_function[0], dim3((unsigned)((b->count + THREADS - 1) / THREADS)),
-                             THREADS, &c, j->stream);
+        status = host_launch(j->device, j->name, other_functions[0],
+                             dim3((unsigned)((b->count + THREADS - 1) / THREADS)), THREADS, &c, j->stream);
     }
     return status;
 }
@@ -278,7 +310,7 @@ static ridge_status dw_block(const linear_job *j, const ce_block *b)
 static ridge_status gradient_block(const linear_job *j, ce_block *b)
 {
     const linear_view dz = {j->z, j->ld, 1, NULL, 0};
-    linear_product g = product_of(dz, w_view(j, b->first, false), j->dx, j->p.hidden, b);
+    linear_product g = product_of(dz, w_view(j, b->first, false), sum_of(j->dx, j->p.hidden), b);
     ridge_status status = logits(j, b);
 
     g.n = j->p.hidden;
@@ -292,22 +324,24 @@ static ridge_status gradient_block(const linear_job *j, ce_block *b)
     return status ? status : dw_block(j, b);
 }
 
-static ridge_status copy_rows(const linear_job *j, linear_rows *c, int dtype)
+static ridge_status copy_rows(const linear_job *j, linear_rows *c)
 {
     if (c->rows == 0 || c->cols == 0)
         return RIDGE_OK;
-    return host_launch(j->device, j->name, function_of(COPY, dtype), dim3((unsigned)c->rows), THREADS, c, j->stream);
+    return host_launch(j->device, j->name, function_of(COPY, j->p.dtype), dim3((unsigned)c->rows), THREADS, c,
+                       j->stream);
 }
 
 /* The f32 sum of a 16-bit dW: from what is there (load), or to it. */
-static ridge_status move_dw(const linear_job *j, int load)
+static ridge_status turn_dw(const linear_job *j, int load)
 {
-    linear_rows c = {j->dw, j->p.dw, NULL, NULL, j->dw_ld, j->p.dw_stride, j->dw_ld, 0, j->p.hidden, load};
+    linear_planes c = {j->dw, j->p.hv ? j->p.vocab : j->p.hidden, load};
+    const int64_t rows = j->p.hv ? j->p.hidden : j->p.vocab;
 
-    c.rows = j->p.hv ? j->p.hidden : j->p.vocab;
-    if (!j->p.dw || j->p.dw_dtype == RIDGE_F32)
+    if (!j->p.dw || j->p.dw_dtype == RIDGE_F32 || rows == 0 || c.cols == 0)
         return RIDGE_OK;
-    return copy_rows(j, &c, j->p.dw_dtype);
+    return host_launch(j->device, j->name, other_functions[j->p.dw_dtype == RIDGE_BF16 ? 2 : 1], dim3((unsigned)rows),
+                       THREADS, &c, j->stream);
 }
 
 static ridge_status chunk_gradients(const linear_job *j, int64_t begin, int64_t rows)
@@ -320,10 +354,9 @@ static ridge_status chunk_gradients(const linear_job *j, int64_t begin, int64_t 
         status = gradient_block(j, &b);
     }
     if (!status && j->p.dx) {
-        linear_rows c = {
-            j->dx, j->p.dx, j->p.list + begin, j->p.totals, j->p.hidden, j->p.dx_stride, j->p.hidden, begin, rows, 0};
+        linear_rows c = {j->dx, j->p.dx, j->p.list + begin, j->p.totals, j->p.dx_stride, j->p.hidden, begin, rows};
 
-        status = copy_rows(j, &c, j->p.dtype);
+        status = copy_rows(j, &c);
     }
     return status;
 }
@@ -341,14 +374,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     j.stream = stream;
     j.p = ce_collect(call);
     place(&j, problem, workspace);
-    j.dw_ld = j.p.hv ? j.p.vocab : j.p.hidden;
-    if (j.p.dw && j.p.dw_dtype == RIDGE_F32) {
-        j.dw = (float *)j.p.dw;
-        j.dw_ld = j.p.dw_stride;
-    }
+    j.dw = {j.p.dw_dtype == RIDGE_F32 ? (float *)j.p.dw : NULL, (uint16_t *)j.p.dw, j.dw.low, j.p.dw_stride,
+            j.p.hv ? j.p.vocab : j.p.hidden};
     status = ce_begin(device, j.name, &j.p, stream);
     if (!status && gradients && (call->flags & RIDGE_ACCUMULATE))
-        status = move_dw(&j, 1);
+        status = turn_dw(&j, 1);
     /* without tokens one empty chunk still writes dW */
     for (int64_t begin = 0; (begin == 0 || begin < j.p.tokens) && !status; begin += CHUNK) {
         const int64_t rows = least(j.chunk, j.p.tokens - begin);
@@ -364,7 +394,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             status = chunk_gradients(&j, begin, rows);
     }
     if (!status && gradients)
-        status = move_dw(&j, 0);
+        status = turn_dw(&j, 0);
     if (!status && gradients)
         status = ce_other_rows(device, j.name, &j.p, stream);
     return status || !stats ? status : ce_finish(device, j.name, &j.p, stream);

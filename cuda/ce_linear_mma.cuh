@@ -20,11 +20,18 @@ typedef struct linear_view {
     int by_k;
 } linear_view;
 
+/* Where a product goes: f32, or f32 in two planes of 16 bits, the upper halves of its bits and the lower ones. */
+typedef struct linear_sum {
+    float *f32;
+    uint16_t *high, *low; /* where f32 is NULL */
+    int64_t ld, low_ld;
+} linear_sum;
+
 /* d [m, n] = (add: +=) a [m, k] b [n, k]^T; m or k are at most the rows that the chunk has. */
 typedef struct linear_product {
     linear_view a, b;
-    float *d;
-    int64_t ld, m, n, k, begin;
+    linear_sum d;
+    int64_t m, n, k, begin;
     const ce_totals *totals;
     int limit_m, limit_k, add;
 } linear_product;
@@ -55,10 +62,20 @@ static __device__ __forceinline__ linear_tile tile_of(const linear_product &p)
 static __device__ __forceinline__ void put_sum(const linear_product &p, const linear_tile &t, int64_t row, int64_t col,
                                                float sum)
 {
-    const int64_t at = row * p.ld + col;
+    const int64_t at = row * p.d.ld + col;
 
-    if (row < t.m && col < t.n)
-        p.d[at] = __uint_as_float(num_canonical_f32(p.add ? p.d[at] + sum : sum));
+    if (row >= t.m || col >= t.n)
+        return;
+    if (p.d.f32) {
+        p.d.f32[at] = __uint_as_float(num_canonical_f32(p.add ? p.d.f32[at] + sum : sum));
+        return;
+    }
+    uint16_t *low = p.d.low + row * p.d.low_ld + col;
+
+    if (p.add)
+        sum += __uint_as_float((uint32_t)p.d.high[at] << 16 | *low);
+    p.d.high[at] = (uint16_t)(num_canonical_f32(sum) >> 16);
+    *low = (uint16_t)num_canonical_f32(sum);
 }
 
 template <int DTYPE> static __device__ __forceinline__ float linear_at(const linear_view &v, int64_t i, int64_t k)

@@ -10,9 +10,7 @@ typedef struct linear_job {
     ce_chunk c;
     ce_plan plan;
     ce_area space;
-    void *dw; /* its sum, of dtype dw_dtype */
-    int64_t dw_ld;
-    int dw_dtype;
+    ce_planes dw; /* high: dW, whatever its type */
 } linear_job;
 
 /* ------------------------------------------------------------------------------------------------- tensor maps */
@@ -48,12 +46,15 @@ static ridge_status probs_maps(const linear_job *j, CUtensorMap *map, int wide)
 {
     const ce_probs *q = &j->c.probs;
     const int64_t vocab = j->c.p.vocab, length = ce_up(j->c.rows, 128), inside = ce_least(length, q->tail_at);
+    const int64_t most = ce_least(length, q->more_at);
     ridge_status status = map_of(j, &map[0], q->first, inside, ce_least(q->split, vocab), q->first_ld, wide);
 
     if (!status && q->split < vocab)
         status = map_of(j, &map[1], q->rest, inside, vocab - q->split, q->rest_ld, wide);
-    if (!status && inside < length)
-        status = map_of(j, &map[2], q->tail, length - inside, vocab, q->tail_ld, wide);
+    if (!status && inside < most)
+        status = map_of(j, &map[2], q->tail, most - inside, vocab, q->tail_ld, wide);
+    if (!status && most < length)
+        status = map_of(j, &map[3], q->more, length - most, vocab, q->more_ld, wide);
     return status;
 }
 
@@ -66,7 +67,7 @@ static ridge_status step(linear_job *j, int which)
 
 static void plain_maps(gemm16_maps *maps)
 {
-    maps->split_m = maps->split_k = maps->tail_m = maps->tail_k = INT32_MAX;
+    maps->split_m = maps->split_k = maps->tail_m = maps->tail_k = maps->more_m = maps->more_k = INT32_MAX;
 }
 
 static bool has_extra(const ce_params *p)
@@ -74,22 +75,23 @@ static bool has_extra(const ce_params *p)
     return p->bias || p->softcap > 0.0f || p->temperature != 1.0f;
 }
 
-/* u of every sample_step-th class. Its place is that of P^T, which comes after it. */
-static ridge_status look(linear_job *j)
+/* The exponents of tokens [begin, begin + rows), those that are ignored too, from u of every sample_step-th class. */
+static ridge_status look(linear_job *j, int64_t begin, int64_t rows)
 {
     const ce_params *p = &j->c.p;
-    const int64_t row = 4 * CE_SAMPLE * j->c.rows,
-                  all = j->plan.area - ((char *)j->c.probs.first - (char *)j->space.area);
-    const int64_t pairs = ce_up(j->c.rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
-    const int64_t blocks = ce_up(p->hidden, G16_K) / G16_K;
+    const int64_t pairs = ce_up(rows, G16_CLUSTER * G16_M) / (G16_CLUSTER * G16_M);
+    const int64_t blocks = ce_up(p->hidden, G16_K) / G16_K, room = j->plan.area / (4 * CE_SAMPLE * rows);
     ce_product g = {};
     ridge_status status;
     int64_t pieces;
 
+    j->c.begin = begin;
+    j->c.rows = rows;
+    j->c.compact = NULL;
     j->c.sample = (int)ce_least(CE_SAMPLE, p->vocab);
     j->c.sample_step = p->hv ? 1 : (int)(p->vocab / j->c.sample);
-    j->c.look = (float *)j->c.probs.first;
-    pieces = ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), all / row), 1);
+    j->c.look = (float *)j->space.area;
+    pieces = ce_most(ce_least(ce_least(j->device->units / G16_CLUSTER / pairs, 16), room), 1);
     pieces = ce_up(blocks, pieces) / pieces;                  /* blocks of a piece */
     j->c.look_pieces = (int)(ce_up(blocks, pieces) / pieces); /* none is empty */
     g.c = j->c;
@@ -101,7 +103,19 @@ static ridge_status look(linear_job *j)
     status = x_maps(j, &g);
     if (!status)
         status = w_map(j, &g, j->c.sample, j->c.sample_step);
-    return status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
+    status = status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
+    return status ? status : step(j, CE_STEP_GUESS);
+}
+
+/* Before the first chunk, in the room that is theirs: as many tokens at once as fit. */
+static ridge_status look_at_all(linear_job *j)
+{
+    const int64_t most = j->plan.area / (4 * CE_SAMPLE) / 128 * 128;
+    ridge_status status = RIDGE_OK;
+
+    for (int64_t begin = 0; begin < j->c.p.tokens && !status; begin += most)
+        status = look(j, begin, ce_least(most, j->c.p.tokens - begin));
+    return status;
 }
 
 /* what: CE_STATS or CE_PROBS. */
@@ -136,6 +150,7 @@ static ridge_status dx_maps(const linear_job *j, gemm16_maps *maps)
 
     maps->split_k = j->c.probs.split;
     maps->tail_m = j->c.probs.tail_at;
+    maps->more_m = j->c.probs.more_at;
     if (status)
         return status;
     return p->hv ? map_of(j, &maps->b, p->w, p->vocab, p->hidden, p->w_stride, G16_SHARE)
@@ -152,7 +167,20 @@ static ridge_status dw_maps(const linear_job *j, gemm16_maps *maps)
         return map_of(j, &maps->b, j->c.probs.first, rows, p->vocab, j->c.probs.first_ld, G16_SHARE);
     maps->split_m = j->c.probs.split;
     maps->tail_k = j->c.probs.tail_at;
+    maps->more_k = j->c.probs.more_at;
     return status ? status : probs_maps(j, maps->a, 128);
+}
+
+/* dW of 16 bits in one chunk is rounded once and so takes the targets' du in its epilogue; else it is added at last. */
+static bool late_targets(const linear_job *j)
+{
+    return !j->c.p.dw || j->c.p.dw_dtype == RIDGE_F32 || j->plan.planes;
+}
+
+/* The last chunk of several rounds the planes: all targets have been added before. */
+static bool rounds(const linear_job *j)
+{
+    return j->plan.planes && j->c.begin > 0 && j->c.begin + j->c.rows >= j->c.p.tokens;
 }
 
 /* dX and dW. */
@@ -164,16 +192,17 @@ static ridge_status gradients(linear_job *j, bool add)
     g.c = j->c;
     g.dx = j->c.p.dx != NULL;
     g.dw = j->c.p.dw != NULL;
-    g.dw_dtype = j->dw_dtype;
-    g.add = add;
+    g.dw_at = j->dw;
+    g.dw_dtype = j->c.p.dw_dtype;
+    g.before = j->plan.planes && j->c.begin > 0 ? CE_DW_PLANES : add ? CE_DW_ITSELF : CE_DW_NOTHING;
+    g.after = j->plan.planes && !rounds(j) ? CE_DW_PLANES : CE_DW_ITSELF;
+    g.targets = !late_targets(j);
     plain_maps(&g.dx_maps);
     plain_maps(&g.dw_maps);
     if (g.dx)
         status = dx_maps(j, &g.dx_maps);
     if (!status && g.dw)
         status = dw_maps(j, &g.dw_maps);
-    g.out = j->dw;
-    g.ld = j->dw_ld;
     status = status ? status : ce_gradients_launch(j->device, j->name, &g, j->stream);
     return status || !g.dx || j->c.pieces == 1 ? status : step(j, CE_STEP_ADD);
 }
@@ -186,13 +215,11 @@ static ridge_status stats(linear_job *j)
     return logits(j, CE_STATS, false);
 }
 
-/* P^T from a guess of the exponents; and again, on the device's own decision, from lse. */
+/* P^T from the guessed exponents; and again, on the device's own decision, from lse. */
 static ridge_status guess(linear_job *j)
 {
-    ridge_status status = look(j);
+    ridge_status status = logits(j, CE_PROBS, true);
 
-    status = status ? status : step(j, CE_STEP_GUESS);
-    status = status ? status : logits(j, CE_PROBS, true);
     status = status ? status : step(j, CE_STEP_CHECK);
     j->c.gated = 1;
     status = status ? status : step(j, CE_STEP_RESET);
@@ -215,27 +242,45 @@ static ridge_status known(linear_job *j)
 static void place_probs(linear_job *j, int64_t rows, bool overlaid)
 {
     ce_probs *q = &j->c.probs;
-    const int64_t inside = overlaid ? ce_least(j->plan.inside, ce_up(rows, 128)) : ce_up(rows, 128);
+    const int64_t all = ce_up(rows, 128), inside = overlaid ? ce_least(j->plan.inside, all) : all;
+    const int64_t low = overlaid ? ce_least(j->plan.low, all - inside) : 0;
 
     j->c.scaled = j->c.compact = j->space.area;
     j->c.sums = (float *)((uint16_t *)j->c.scaled + ce_up(rows, 128) * j->c.p.hidden);
     q->first = (uint16_t *)j->c.sums + ce_up(rows, 128) * CE_SUMS(j->c.p.hidden) / 2;
     q->first_ld = inside;
     q->split = overlaid ? j->plan.ahead : INT32_MAX;
-    q->rest = (uint16_t *)j->dw;
-    q->rest_ld = j->dw_ld * (j->dw_dtype == RIDGE_F32 ? 2 : 1);
+    q->rest = j->dw.high;
+    q->rest_ld = j->dw.high_ld * (j->c.p.dw_dtype == RIDGE_F32 ? 2 : 1);
     q->tail_at = inside < rows ? (int)inside : INT32_MAX;
-    q->tail = q->first + (overlaid ? j->plan.ahead : j->c.p.vocab) * inside;
-    q->tail_ld = ce_up(rows, 128) - inside;
+    q->more_at = overlaid && low && inside + low < rows ? (int)(inside + low) : INT32_MAX;
+    q->more = q->first + (overlaid ? j->plan.ahead : j->c.p.vocab) * inside;
+    q->more_ld = ce_up(rows, 128) - inside - low;
     j->c.pieces = j->plan.pieces[overlaid];
-    j->c.partial = (float *)(q->tail + j->c.p.vocab * q->tail_ld);
+    j->c.partial = (float *)(q->more + j->c.p.vocab * q->more_ld);
+    q->tail = low ? j->dw.low - j->plan.ahead * j->dw.low_ld : q->more;
+    q->tail_ld = low ? j->dw.low_ld : q->more_ld;
 }
 
-/* The targets' du goes to an f32 dW, or to dbias alone, once, after the last chunk; a 16-bit dW, of one chunk, is
- * rounded once and so takes it in its epilogue. */
-static bool late_targets(const linear_job *j)
+/* What the targets of all rows give to dW and dbias. Their sums lie at the area's end. */
+static ridge_status all_targets(linear_job *j)
 {
-    return !j->c.p.dw || j->dw_dtype == RIDGE_F32;
+    static const ce_planes none = {};
+    const ce_params *p = &j->c.p;
+    const bool f32 = p->dw_dtype == RIDGE_F32;
+    linear_job all = *j;
+    ridge_status status = RIDGE_OK;
+
+    all.c.begin = 0;
+    all.c.rows = p->tokens;
+    if (late_targets(j)) {
+        all.c.sums = (float *)((char *)j->space.area + j->plan.area - CE_SUMS(p->hidden) * ce_up(p->tokens, 128));
+        status = ce_targets_find(j->device, j->name, &all.c, j->stream);
+    }
+    if (status || !(late_targets(j) || p->dbias))
+        return status;
+    return ce_targets_add(j->device, j->name, &all.c, f32 ? (float *)j->dw.high : NULL, j->dw.high_ld,
+                          j->plan.planes ? &j->dw : &none, j->stream);
 }
 
 static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overlaid)
@@ -246,8 +291,7 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     j->c.begin = begin;
     j->c.rows = rows;
     place_probs(j, rows, overlaid);
-    status = step(j, CE_STEP_CLEAR);
-    status = status ? status : step(j, CE_STEP_GATHER);
+    status = step(j, CE_STEP_GATHER);
     if (!status)
         status = j->c.known ? known(j) : guess(j);
     status = status ? status : step(j, CE_STEP_SCALE);
@@ -255,69 +299,45 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
         status = ce_targets_find(j->device, j->name, &j->c, j->stream);
     if (!status && j->c.p.dbias)
         status = ce_step_bias(j->device, j->name, &j->c, add, j->stream);
+    if (!status && rounds(j))
+        status = all_targets(j);
     return status ? status : gradients(j, add);
 }
 
-/* After the last chunk: what the targets of all rows give to dW and dbias. */
-static ridge_status targets(linear_job *j)
+/* After the last chunk. The planes of one chunk (W [H, V]), or of a last one without rows, are not rounded yet. */
+static ridge_status finish_dw(linear_job *j)
 {
-    const ce_params *p = &j->c.p;
     ridge_status status = RIDGE_OK;
 
-    if (!p->dw && !p->dbias)
+    if ((j->c.p.dw || j->c.p.dbias) && !rounds(j))
+        status = all_targets(j);
+    if (status || !j->plan.planes)
         return status;
-    if (late_targets(j)) {
-        j->c.begin = 0;
-        j->c.rows = p->tokens;
-        j->c.sums = (float *)j->space.area;
-        status = ce_targets_find(j->device, j->name, &j->c, j->stream);
-    }
-    if (status || !(late_targets(j) || p->dbias))
-        return status;
-    return ce_targets_add(j->device, j->name, &j->c, j->dw_dtype == RIDGE_F32 ? (float *)j->dw : NULL, j->dw_ld,
-                          j->stream);
+    return ce_step_merge(j->device, j->name, &j->c, &j->dw, !rounds(j), j->stream);
 }
 
-/* All rows at once where none is ignored; else chunks of them, compact. */
-static ridge_status eval(linear_job *j, int64_t chunk)
+/* All rows at once; where some are ignored the others are loaded by their numbers. */
+static ridge_status eval(linear_job *j)
 {
-    ridge_status status;
-
     j->c.rows = j->c.p.tokens;
-    j->c.when = CE_ALL_ROWS;
-    status = stats(j);
-    j->c.when = CE_SOME_ROWS;
-    for (; j->c.begin < j->c.p.tokens && !status; j->c.begin += chunk) {
-        j->c.rows = ce_least(chunk, j->c.p.tokens - j->c.begin);
-        status = step(j, CE_STEP_GATHER);
-        status = status ? status : stats(j);
-    }
-    return status;
-}
-
-static ridge_status cast_dw(const linear_job *j, int load)
-{
-    const ce_params *p = &j->c.p;
-
-    if (!j->plan.sums)
-        return RIDGE_OK;
-    return ce_step_cast(j->device, j->name, (float *)j->dw, p->dw, p->dw_dtype, p->hv ? p->hidden : p->vocab,
-                        p->hv ? p->vocab : p->hidden, p->dw_stride, load, j->stream);
+    return stats(j);
 }
 
 static ridge_status all_chunks(linear_job *j)
 {
-    ridge_status status = RIDGE_OK;
+    ridge_status status = j->c.known ? RIDGE_OK : look_at_all(j);
     int64_t begin = 0;
 
-    do { /* without tokens one empty chunk still writes dW */
+    while (!status) { /* without tokens one empty chunk still writes dW */
         const bool overlaid = begin == 0 && j->plan.overlaid > 0;
         const int64_t rows = ce_least(overlaid ? j->plan.overlaid : j->plan.chunk, j->c.p.tokens - begin);
 
         status = chunk(j, begin, rows, overlaid);
         begin += rows;
-    } while (begin < j->c.p.tokens && !status);
-    return status ? status : targets(j);
+        if (begin >= j->c.p.tokens)
+            break;
+    }
+    return status ? status : finish_dw(j);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -334,16 +354,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     j.plan = ce_plan_of(device, problem, kernel->param[0], (int64_t)bytes);
     ce_plan_place(&j.c, &j.space, device, problem, &j.plan, workspace);
     j.c.known = p->lse_in || p->full || p->smoothing != 0.0f;
-    j.dw = j.plan.sums ? j.space.dw : p->dw;
-    j.dw_ld = j.plan.sums ? (p->hv ? p->vocab : p->hidden) : p->dw_stride;
-    j.dw_dtype = j.plan.sums ? (int)RIDGE_F32 : p->dw_dtype;
+    j.dw = {(uint16_t *)p->dw, j.space.low, p->dw_stride, p->hv ? p->vocab : p->hidden};
     status = ce_begin(device, j.name, p, stream);
-    if (!status && p->dw && (call->flags & RIDGE_ACCUMULATE))
-        status = cast_dw(&j, 1);
     if (!status)
-        status = call->op == RIDGE_LINEAR_CE_EVAL ? eval(&j, ce_plan_eval(device, problem)) : all_chunks(&j);
-    if (!status && p->dw)
-        status = cast_dw(&j, 0);
+        status = call->op == RIDGE_LINEAR_CE_EVAL ? eval(&j) : all_chunks(&j);
     if (!status && p->dx)
         status = ce_other_rows(device, j.name, p, stream);
     return status || !ce_needs_stats(call->op) ? status : ce_finish(device, j.name, p, stream);

@@ -4,10 +4,12 @@
  * Every chunk but one reads and writes all of dW, so there should be few. Where dW is [vocab, hidden] and not added to,
  * its own memory holds P^T of the first chunk until it is written: that of 2 hidden tokens (hidden, if dW is of 16
  * bits), and the workspace that of some more. The others are as large as the workspace allows, and of whole tiles. dW
- * of 16 bits is rounded once: from the sums of the only chunk, or from an f32 sum in the workspace.
+ * of 16 bits is rounded once: from the sums of the only chunk, or from an f32 sum in two planes of 16 bits, dW's own
+ * memory and a lower plane in the workspace, each with P^T of hidden tokens at first.
  *
- * The workspace: what ce_place needs, numbers of each token and class, the f32 sum, and an area of which every chunk
- * makes its own use: n_r x, sums of common targets, P^T, dX in pieces. */
+ * The workspace: what ce_place needs, numbers of each token and class, an area of which every chunk makes its own use:
+ * n_r x, sums of common targets, P^T, dX in pieces; and the lower plane, whose row 0 follows the area's end, so that
+ * row v of the first chunk's P^T lies `ahead` rows before row v of the plane. */
 #include "ce_sm90.cuh"
 
 static int64_t down(int64_t x, int64_t step)
@@ -80,25 +82,35 @@ static int64_t chunk_bytes(const ridge_problem *problem, int64_t rows)
 
 static int64_t overlaid_bytes(const ridge_problem *problem, const ce_plan *plan, int64_t rows)
 {
-    const int64_t all = ce_up(rows, 128), inside = ce_least(all, plan->inside);
+    const int64_t all = ce_up(rows, 128), inside = ce_least(all, plan->inside), low = ce_least(all - inside, plan->low);
 
-    return row_bytes(problem) * all + 2 * plan->ahead * inside + 2 * problem->dim[2] * (all - inside);
+    return row_bytes(problem) * all + 2 * plan->ahead * (inside + (low > 0 ? problem->dim[1] : 0)) +
+           2 * problem->dim[2] * (all - inside - low);
 }
 
 /* As many rows as such an area has room for. */
 static int64_t overlaid_rows(const ridge_problem *problem, const ce_plan *plan, int64_t room)
 {
-    const int64_t row = row_bytes(problem), full = overlaid_bytes(problem, plan, plan->inside);
+    const int64_t row = row_bytes(problem), inside = plan->inside + plan->low;
+    const int64_t full = overlaid_bytes(problem, plan, inside),
+                  less = plan->low > 0 ? 2 * plan->ahead * problem->dim[1] : 0;
 
     if (room < full)
-        return down(ce_most(room, 0) / (row + 2 * plan->ahead), 128);
-    return plan->inside + down((room - full) / (row + 2 * problem->dim[2]), 128);
+        return ce_least(down(ce_most(room - less, 0) / (row + 2 * plan->ahead), 128), inside);
+    return inside + down((room - full) / (row + 2 * problem->dim[2]), 128);
+}
+
+/* Beside the last chunk of several there lie sums of common targets of all rows, where dW is summed in planes. */
+static int64_t late_bytes(const ridge_problem *problem, const ce_plan *plan)
+{
+    return plan->planes ? CE_SUMS(problem->dim[1]) * ce_up(problem->dim[0], 128) : 0;
 }
 
 /* The first chunk in dW's memory, if that leaves fewer chunks; the others as large as there is room for. */
 static void cut(const ridge_device *device, const ridge_problem *problem, ce_plan *plan, bool overlay, int64_t room)
 {
-    const int64_t tokens = problem->dim[0], rows = ce_most(down(room / chunk_bytes(problem, 1) * 128, 128), 128);
+    const int64_t tokens = problem->dim[0], left_room = room - late_bytes(problem, plan);
+    const int64_t rows = ce_most(down(left_room / chunk_bytes(problem, 1) * 128, 128), 128);
     const int64_t first = overlay ? overlaid_rows(problem, plan, room) : 0;
     int64_t chunks = 0, left;
 
@@ -134,18 +146,17 @@ static int64_t fixed_bytes(const ridge_device *device, const ridge_problem *prob
 }
 
 /* What a call may take if its caller does not say: targets of linear_ce. */
-static int64_t usual_bytes(const ridge_problem *problem, const ce_plan *plan)
+static int64_t usual_bytes(const ridge_problem *problem)
 {
     const int64_t vocab = problem->dim[2], half = 2 * vocab * problem->dim[1];
 
     return ce_most(INT64_C(300000000), 2048 * vocab + 16000000) +
-           (plan->sums                                                          ? 2 * half
-            : dw_dtype(problem) == RIDGE_NONE || dw_dtype(problem) == RIDGE_F32 ? 0
-                                                                                : half);
+           (dw_dtype(problem) == RIDGE_NONE || dw_dtype(problem) == RIDGE_F32 ? 0 : half);
 }
 
 /* One way to do it. bytes: of the workspace, 0 = as many as are usual. */
-static ce_plan plan_with(const ridge_device *device, const ridge_problem *problem, bool small, bool sums, int64_t bytes)
+static ce_plan plan_with(const ridge_device *device, const ridge_problem *problem, bool small, bool planes,
+                         int64_t bytes)
 {
     const uint32_t dw = dw_dtype(problem);
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
@@ -153,17 +164,19 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
     int64_t room;
     bool overlay;
 
-    plan.sums = sums;
+    plan.planes = planes;
     plan.pieces[0] = plan.pieces[1] = 1;
-    plan.inside = down(dw == RIDGE_F32 || sums ? 2 * hidden : hidden, 128);
-    room = (bytes ? bytes : usual_bytes(problem, &plan)) - fixed_bytes(device, problem, &plan);
-    plan.ahead = ahead_of(small, ce_least(plan.inside, ce_up(tokens, 128)), room);
+    plan.inside = down(dw == RIDGE_F32 ? 2 * hidden : hidden, 128);
+    plan.low = planes ? plan.inside : 0;
+    room = (bytes ? bytes : usual_bytes(problem)) - fixed_bytes(device, problem, &plan);
+    plan.ahead = ahead_of(small, ce_least(plan.inside + plan.low, ce_up(tokens, 128)), room);
     if (small && !bytes)
-        room = ce_most(overlaid_bytes(problem, &plan, ce_least(plan.inside + 128, tokens)), chunk_bytes(problem, 128));
+        room = ce_most(overlaid_bytes(problem, &plan, ce_least(plan.inside + plan.low + 128, tokens)),
+                       chunk_bytes(problem, 128) + late_bytes(problem, &plan));
     overlay = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) && vocab > 2 * plan.ahead &&
               plan.inside > 0;
     if (small && !bytes && !overlay)
-        room = chunk_bytes(problem, 128);
+        room = chunk_bytes(problem, 128) + late_bytes(problem, &plan);
     if (dw == RIDGE_NONE && room > 2 * PARTIAL)
         room -= PARTIAL;
     cut(device, problem, &plan, overlay, room);
@@ -173,9 +186,10 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
                                     partial_bytes(problem, plan.overlaid, plan.pieces[1])
                               : 0;
     if (plan.overlaid < tokens)
-        plan.area =
-            ce_most(plan.area, chunk_bytes(problem, plan.chunk) + partial_bytes(problem, plan.chunk, plan.pieces[0]));
-    plan.area = ce_most(plan.area, CE_SUMS(hidden) * ce_up(tokens, 128)); /* at last those of all rows */
+        plan.area = ce_most(plan.area, chunk_bytes(problem, plan.chunk) + late_bytes(problem, &plan) +
+                                           partial_bytes(problem, plan.chunk, plan.pieces[0]));
+    plan.area =
+        ce_up(ce_most(plan.area, CE_SUMS(hidden) * ce_up(tokens, 128)), ROUNDING); /* at last those of all rows */
     return plan;
 }
 
@@ -189,10 +203,9 @@ static ce_plan choose(const ridge_device *device, const ridge_problem *problem, 
 {
     const uint32_t dw = dw_dtype(problem);
     const bool half = dw != RIDGE_NONE && dw != RIDGE_F32;
-    ce_plan plan =
-        plan_with(device, problem, small, half && (problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)), bytes);
+    ce_plan plan = plan_with(device, problem, small, half && (problem->flags & RIDGE_CE_W_HV), bytes);
 
-    if (half && !plan.sums && !one_chunk(problem, &plan))
+    if (half && !plan.planes && !one_chunk(problem, &plan))
         plan = plan_with(device, problem, small, true, bytes);
     return plan;
 }
@@ -212,18 +225,10 @@ ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, boo
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return usual;
     usual = choose(device, problem, small, 0);
-    if (bytes <= ce_most(bytes_of(device, problem, &usual), small ? 0 : usual_bytes(problem, &usual)))
+    if (bytes <= ce_most(bytes_of(device, problem, &usual), small ? 0 : usual_bytes(problem)))
         return usual;
     larger = choose(device, problem, small, bytes);
     return bytes_of(device, problem, &larger) <= bytes ? larger : usual;
-}
-
-/* Rows of a compact x in eval: with the rest no more than twice the parts of the sums. */
-int64_t ce_plan_eval(const ridge_device *device, const ridge_problem *problem)
-{
-    const int64_t bytes = problem->dim[0] * ((device->units / G16_CLUSTER) * (int64_t)sizeof(ce_part) - 64);
-
-    return ce_least(ce_most(bytes / (2 * problem->dim[1]) / HIGH * HIGH, HIGH), ce_up(problem->dim[0], 128));
 }
 
 static void *take(char **at, int64_t bytes)
@@ -241,10 +246,8 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
     char *at = ce_place(&c->p, problem, device->units / G16_CLUSTER, workspace);
 
-    if (problem->op == RIDGE_LINEAR_CE_EVAL) {
-        c->compact = take(&at, ce_plan_eval(device, problem) * hidden * 2);
+    if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return at - (char *)workspace;
-    }
     c->exponent = (float *)take(&at, tokens * 4);
     c->factor = (float *)take(&at, tokens * 4);
     c->lse = (double *)take(&at, tokens * 8);
@@ -253,13 +256,14 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     c->next = (int32_t *)take(&at, tokens * 4);
     c->common = (int32_t *)take(&at, tokens / (CE_COMMON + 1) * 4);
     c->same = (int2 *)take(&at, vocab * 8);
+    c->chain = (int32_t *)take(&at, vocab * 4);
     c->turns = (uint64_t *)take(&at, ce_turns(vocab) * 8);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
         c->p.part = NULL;
         c->p.splits = 1;
     }
-    if (plan->sums)
-        space->dw = take(&at, 4 * vocab * hidden);
     space->area = take(&at, plan->area);
+    if (plan->planes)
+        space->low = (uint16_t *)take(&at, 2 * vocab * hidden);
     return at - (char *)workspace;
 }

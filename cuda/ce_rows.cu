@@ -267,13 +267,13 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(c
     }
 }
 
-/* Rows of dX of tokens that are not in range. */
+/* Rows of dX of tokens that are not in range, a warp a token. */
 template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_other(const ce_params p)
 {
-    const int64_t token = blockIdx.x;
+    const int64_t token = (int64_t)blockIdx.x * (ROW / 32) + threadIdx.x / 32;
 
     ptx_grid_wait();
-    const int64_t y = ce_target(p, token);
+    const int64_t y = token < p.tokens ? ce_target(p, token) : 0;
     char *to = (char *)p.dx + token * p.dx_stride * (DTYPE == RIDGE_F32 ? 4 : 2);
     float v[GROUP];
 
@@ -282,7 +282,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_other(cons
 #pragma unroll
     for (int j = 0; j < GROUP; j++)
         v[j] = y == CE_BAD ? CUDART_NAN_F : 0.0f;
-    for (int64_t i = (int64_t)threadIdx.x * GROUP; i < p.hidden; i += ROW * GROUP)
+    for (int64_t i = threadIdx.x % 32 * GROUP; i < p.hidden; i += 32 * GROUP)
         ce_store<DTYPE>(to, i, p.hidden, v);
 }
 
@@ -312,7 +312,8 @@ ridge_status ce_other_rows(const ridge_device *device, const char *name, ce_para
 {
     if (!p->dx || p->tokens == 0)
         return RIDGE_OK;
-    return host_launch(device, name, function_of(OTHER, p->dtype), dim3((unsigned)p->tokens), ROW, p, stream);
+    return host_launch(device, name, function_of(OTHER, p->dtype),
+                       dim3((unsigned)((p->tokens + ROW / 32 - 1) / (ROW / 32))), ROW, p, stream);
 }
 
 static ridge_status over_rows(const ridge_device *device, const char *name, int what, ce_block *b, void *stream)

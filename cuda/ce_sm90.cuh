@@ -28,65 +28,70 @@ enum { CE_COMMON = 32 };
 
 enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 
-enum { CE_ALWAYS = 0, CE_ALL_ROWS, CE_SOME_ROWS };
-
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
  * dW is made from the last class on, so that its row v - split is written after row v of P^T has been read. Columns
- * (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all classes of them. */
+ * (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all classes of them; where dW's sum
+ * has a lower plane, in that, whose row v - split is row v of `tail`, and columns from `more_at` on in `more`. */
 typedef struct ce_probs {
-    uint16_t *first, *rest, *tail;
-    int64_t first_ld, rest_ld, tail_ld;
-    int split, tail_at;
+    uint16_t *first, *rest, *tail, *more;
+    int64_t first_ld, rest_ld, tail_ld, more_ld;
+    int split, tail_at, more_at;
 } ce_probs;
+
+/* The f32 sum of a 16-bit dW of several chunks, in two planes: the upper halves of its bits lie in dW itself. */
+typedef struct ce_planes {
+    uint16_t *high, *low;
+    int64_t high_ld, low_ld;
+} ce_planes;
 
 /* One chunk on its way through the steps. */
 typedef struct ce_chunk {
     ce_params p;
     int64_t begin, rows; /* listed rows [begin, begin + rows), where there are so many */
     ce_probs probs;
-    void *compact;    /* [rows to a multiple of 128, hidden]: x without ignored rows, where there are any */
-    void *scaled;     /* likewise: n_r x, in the same place */
+    void *compact; /* [rows to a multiple of 128, hidden]: x without ignored rows, where there are any; NULL in eval */
+    void *scaled;  /* likewise: n_r x, in the same place */
     float *exponent;  /* by row: k_r */
     float *factor;    /* n_r */
     double *lse;      /* log of the sum of e^z */
     float2 *mix;      /* alpha_r, sigma_r */
     float *at_target; /* du of the target */
     int2 *same;       /* by class: the first row with that target, and how many have it, of the chunks so far */
+    int32_t *chain;   /* by class: one of those rows, from which `next` leads to the others */
     int32_t *next;    /* by row: the next one with that target; by the first row of a common one: its place in sums */
     int32_t *common;  /* targets of more than CE_COMMON rows of the chunk, in any order */
     float *sums;      /* [common targets][ce_sum_length]: du_y x of all their rows, and du_y */
     uint64_t *turns;  /* ce_gradients_sm90.cu: what has been taken and done */
     float *partial;   /* [pieces, rows, hidden]: dX in pieces of the vocabulary, where its tiles are too few */
     int pieces;
-    float *look;                          /* [look_pieces, rows, CE_SAMPLE] */
+    float *look;                          /* [look_pieces, rows, CE_SAMPLE]: of tokens from `begin` on */
     int look_pieces, sample, sample_step; /* classes of the guess, and from one to the next */
     int known;                            /* no guess */
     int gated;                            /* only if the guess was bad */
-    int when;                             /* CE_ALL_ROWS: only if no row is ignored; CE_SOME_ROWS: only if some are */
 } ce_chunk;
 
 /* How a call is cut: ce_plan_sm90.cu. */
 typedef struct ce_plan {
     int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW too (else 0) */
-    int64_t inside;          /* of those: how many dW has room for */
+    int64_t inside, low;     /* of those: how many dW has room for, and the lower plane of its sum */
     int64_t area;            /* bytes for n_r x, P^T, and dX in pieces */
     int ahead;               /* classes of dW that are made before the first one is whose place P^T had */
     int pieces[2];           /* of dX in a chunk, in the overlaid one */
-    bool sums;               /* dW is summed in f32 in the workspace */
+    bool planes;             /* dW is summed in two planes, one of them in the workspace */
 } ce_plan;
 
 typedef struct ce_area {
-    void *area, *dw; /* dw: where it is summed there */
+    void *area;
+    uint16_t *low; /* behind the area */
 } ce_area;
 
 ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes);
-int64_t ce_plan_eval(const ridge_device *device, const ridge_problem *problem);
 int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, const ridge_problem *problem,
                       const ce_plan *plan, void *workspace);
 
 typedef struct ce_product {
     gemm16_maps maps;
-    CUtensorMap store[3]; /* P^T */
+    CUtensorMap store[4]; /* P^T */
     ce_chunk c;
     int n, k;
     int pieces; /* CE_LOOK */
@@ -98,14 +103,17 @@ typedef struct ce_product {
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
 
+/* What there is of dW before a chunk, and after it. */
+enum { CE_DW_NOTHING = 0, CE_DW_ITSELF, CE_DW_PLANES };
+
 /* dX, dW, or both in one launch, whose clusters then have the same amount of work; once a chunk. */
 typedef struct ce_gradients {
     gemm16_maps dx_maps, dw_maps;
     ce_chunk c;
-    void *out; /* dW */
-    int64_t ld;
-    int dx, dw; /* wanted here */
-    int dw_dtype, add;
+    ce_planes dw_at; /* `high`: dW itself, whatever its type */
+    int dx, dw;      /* wanted here */
+    int dw_dtype, before, after;
+    int targets; /* dW's epilogue adds those of the chunk */
 } ce_gradients;
 
 ridge_status ce_gradients_launch(const ridge_device *device, const char *name, ce_gradients *g, void *stream);
@@ -113,9 +121,8 @@ ridge_status ce_gradients_prepare(const ridge_device *device);
 
 /* In the order of a chunk. */
 enum {
-    CE_STEP_CLEAR = 0,
+    CE_STEP_GUESS = 0, /* of all tokens, before the first chunk */
     CE_STEP_GATHER,
-    CE_STEP_GUESS,
     CE_STEP_CHECK,
     CE_STEP_RESET,
     CE_STEP_KNOWN,
@@ -125,16 +132,17 @@ enum {
 };
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
 ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
-/* A 16-bit matrix from its f32 sum, or the way back. */
-ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
-                          int64_t cols, int64_t stride, int load, void *stream);
+/* dW from the planes of its sum, all of it; unless `always`, where the last chunk turned out to have no rows. */
+ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, ce_planes *dw, int always,
+                           void *stream);
 ridge_status ce_step_prepare(const ridge_device *device);
 
 /* The targets' du, ce_targets_sm90.cu: after CE_STEP_SCALE the rows with the same target are found, of a chunk or of
- * all rows; at last what they give to dW (f32, `ld` from line to line; NULL = not there) and dbias is added. */
+ * all rows; at last what they give to dW (f32, `ld` from line to line, or its planes; NULL = not there) and dbias is
+ * added. */
 ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_chunk *c, void *stream);
 ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
-                            void *stream);
+                            const ce_planes *planes, void *stream);
 ridge_status ce_targets_prepare(const ridge_device *device);
 
 static inline int64_t ce_least(int64_t a, int64_t b)
@@ -184,16 +192,40 @@ static __device__ __forceinline__ int64_t ce_warp_row(const ce_chunk &c)
 /* The place of class v and row r of the chunk in P^T. */
 static __device__ __forceinline__ uint16_t *ce_probs_at(const ce_probs &q, int64_t v, int64_t r)
 {
-    return r >= q.tail_at ? q.tail + v * q.tail_ld + r - q.tail_at
-           : v < q.split  ? q.first + v * q.first_ld + r
-                          : q.rest + (v - q.split) * q.rest_ld + r;
+    return r >= q.more_at   ? q.more + v * q.more_ld + r - q.more_at
+           : r >= q.tail_at ? q.tail + v * q.tail_ld + r - q.tail_at
+           : v < q.split    ? q.first + v * q.first_ld + r
+                            : q.rest + (v - q.split) * q.rest_ld + r;
+}
+
+/* Eight f32 of the planes' 16 bytes each, and the way back. */
+static __device__ __forceinline__ void ce_join(uint4 high, uint4 low, float *v)
+{
+    const uint32_t h[4] = {high.x, high.y, high.z, high.w}, l[4] = {low.x, low.y, low.z, low.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = __uint_as_float(__byte_perm(l[i], h[i], 0x5410));
+        v[2 * i + 1] = __uint_as_float(__byte_perm(l[i], h[i], 0x7632));
+    }
+}
+
+static __device__ __forceinline__ void ce_split(const float *v, uint4 *high, uint4 *low)
+{
+    uint32_t h[4], l[4];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        h[i] = __byte_perm(__float_as_uint(v[2 * i]), __float_as_uint(v[2 * i + 1]), 0x7632);
+        l[i] = __byte_perm(__float_as_uint(v[2 * i]), __float_as_uint(v[2 * i + 1]), 0x5410);
+    }
+    *high = make_uint4(h[0], h[1], h[2], h[3]);
+    *low = make_uint4(l[0], l[1], l[2], l[3]);
 }
 
 static __device__ __forceinline__ bool ce_skipped(const ce_chunk &c)
 {
-    const bool all = c.p.totals->rows == c.p.tokens;
-
-    return (c.gated && !c.p.totals->redo) || (c.when == CE_ALL_ROWS && !all) || (c.when == CE_SOME_ROWS && all);
+    return c.gated && !c.p.totals->redo;
 }
 
 #endif

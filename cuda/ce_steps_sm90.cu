@@ -18,9 +18,8 @@ static __device__ __forceinline__ int padded_rows(const ce_chunk &c)
 }
 
 /* What a chunk begins with. */
-static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
+static __device__ __forceinline__ void clear(const ce_chunk &c)
 {
-    ptx_grid_wait();
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
 
     for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks note their targets there */
@@ -34,13 +33,14 @@ static __global__ void __launch_bounds__(THREADS) step_clear(const ce_chunk c)
     }
 }
 
-/* x without ignored rows, followed by zeros to a multiple of 128 rows; nothing where no row is ignored. */
+/* And x without ignored rows, followed by zeros to a multiple of 128 rows; nothing where no row is ignored. */
 static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
     const int64_t r = blockIdx.x, vectors = p.hidden / 8;
 
+    clear(c);
     if (r >= padded_rows(c) || p.totals->rows == p.tokens)
         return;
     const bool there = r < ce_chunk_rows(c);
@@ -51,35 +51,18 @@ static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
         to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
 }
 
-/* By class: the first row of the chunk with that target, and how many there are. */
+/* The target's entry of P^T becomes 0. By class: the first row with that target, how many there are, and all of them,
+ * in any order. */
 static __device__ __forceinline__ void note_target(const ce_chunk &c, int64_t row)
 {
     const int v = c.p.label[row];
 
     if (v >= 0) {
+        *ce_probs_at(c.probs, v, row - c.begin) = 0;
         atomicMin(&c.same[v].x, (int)row);
         atomicAdd(&c.same[v].y, 1);
+        c.next[row] = atomicExch(&c.chain[v], (int)row);
     }
-}
-
-/* All parts of a row, by a warp. */
-static __device__ __forceinline__ ce_sum row_sum(const ce_params &p, int64_t row)
-{
-    ce_sum s = ce_sum_empty();
-
-    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
-        s.max = fmaxf(s.max, p.part[row * p.splits + k].max);
-    for (int step = 16; step > 0; step /= 2)
-        s.max = fmaxf(s.max, __shfl_xor_sync(~0u, s.max, step));
-    for (int k = threadIdx.x % 32; k < p.splits; k += 32) {
-        const ce_part part = p.part[row * p.splits + k];
-
-        if (part.sum != 0.0f)
-            s.sum += (double)(part.max == s.max ? part.sum : part.sum * ptx_ex2((part.max - s.max) * CE_LOG2E));
-    }
-    for (int step = 16; step > 0; step /= 2)
-        s.sum += __shfl_xor_sync(~0u, s.sum, step);
-    return s;
 }
 
 static __device__ __forceinline__ void note_largest(const ce_params &p, float factor)
@@ -99,14 +82,15 @@ static __global__ void __launch_bounds__(THREADS) step_guess(const ce_chunk c)
     ptx_grid_wait();
     const ce_params &p = c.p;
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
-    const int64_t row = ce_warp_row(c);
+    const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t row = in < c.rows ? p.place[c.begin + in] : -1;
     const int lane = threadIdx.x % 32;
     float z[CE_SAMPLE / 32] = {}, high = -CUDART_INF_F, sum = 0.0f;
 
     if (row < 0)
         return;
     for (int piece = 0; piece < c.look_pieces; piece++) {
-        const float *u = c.look + (piece * c.rows + row - c.begin) * CE_SAMPLE + lane;
+        const float *u = c.look + (piece * c.rows + in) * CE_SAMPLE + lane;
 
 #pragma unroll
         for (int i = 0; i < CE_SAMPLE / 32; i++)
@@ -146,6 +130,30 @@ static __device__ __forceinline__ ce_factors row_factors(const ce_chunk &c, int6
     return y >= 0 ? ce_factors_of(c.p, token, y, lse) : none;
 }
 
+/* du of a row's target. */
+static __device__ __forceinline__ float target_du(const ce_chunk &c, int64_t row, double lse, const ce_factors &f)
+{
+    const ce_params &p = c.p;
+    const int v = p.label[row];
+    const float z = p.target_z[row], cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
+    const float slope = ce_slope(p, z, cap_inverse, 1.0f / p.temperature);
+    const float w = p.class_weight && v >= 0 ? p.class_weight[p.offset + v] : 1.0f;
+
+    return (float)((expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth) * (double)slope);
+}
+
+/* What a row's products need; a row out of range or without weight has factor 0. Where lse was given, the target's
+ * logit is not known before P^T is: step_scale has the rest. */
+static __device__ __forceinline__ void put_row(const ce_chunk &c, int64_t row, double lse, float factor,
+                                               const ce_factors &f)
+{
+    c.lse[row] = lse;
+    c.factor[row] = factor;
+    if (!c.p.lse_in)
+        c.at_target[row] = factor == 0.0f ? 0.0f : target_du(c, row, lse, f);
+    note_largest(c.p, factor);
+}
+
 /* lse from the sums of E, and the row's factor; or, if the guess was bad, a second round. */
 static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
 {
@@ -156,7 +164,7 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
 
     if (row < 0)
         return;
-    const ce_sum s = row_sum(p, row);
+    const ce_sum s = ce_row_sum(p, row);
     const double lse = (double)c.exponent[row] * 0.69314718055994531 + log(s.sum);
     const ce_factors f = row_factors(c, row, lse);
     const bool good = s.sum >= (f16 ? F16_LEAST : BF16_LEAST) && s.sum <= (f16 ? F16_MOST : BF16_MOST) &&
@@ -166,9 +174,7 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
         return;
     if (!good)
         p.totals->redo = 1; /* by any number of threads */
-    c.lse[row] = lse;
-    c.factor[row] = (float)(f.all / s.sum);
-    note_largest(p, c.factor[row]);
+    put_row(c, row, lse, (float)(f.all / s.sum), f);
 }
 
 /* Second round: empties the parts. */
@@ -187,7 +193,7 @@ static __global__ void __launch_bounds__(THREADS) step_reset(const ce_chunk c)
 
 static __device__ __forceinline__ double known_lse(const ce_params &p, int64_t row)
 {
-    const ce_sum s = p.lse_in ? ce_sum_empty() : row_sum(p, row);
+    const ce_sum s = p.lse_in ? ce_sum_empty() : ce_row_sum(p, row);
 
     return p.lse_in ? (double)p.lse_in[p.list[row]] : (double)s.max + log(s.sum);
 }
@@ -210,32 +216,12 @@ static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
 
     if (threadIdx.x % 32)
         return;
-    c.lse[row] = lse;
     c.exponent[row] = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
-    c.factor[row] = most == most ? (float)factor : CUDART_NAN_F;
     c.mix[row] = power > 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
-    note_largest(p, c.factor[row]);
+    put_row(c, row, lse, most == most ? (float)factor : CUDART_NAN_F, f);
 }
 
-/* du of a row's target; its entry of P^T becomes 0. */
-static __device__ void put_target(const ce_chunk &c, int64_t row, double lse)
-{
-    const ce_params &p = c.p;
-    const int v = p.label[row];
-    const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
-
-    if (v < 0)
-        return;
-    const ce_factors f = row_factors(c, row, lse);
-    const float z = p.target_z[row], slope = ce_slope(p, z, cap_inverse, 1.0f / p.temperature);
-    const float w = p.class_weight ? p.class_weight[p.offset + v] : 1.0f;
-    const double d = expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth;
-
-    c.at_target[row] = (float)(d * (double)slope);
-    *ce_probs_at(c.probs, v, row - c.begin) = 0;
-}
-
-/* n_r x (f16: times a power of two that keeps it in range) for dW, and the targets' du. */
+/* n_r x (f16: times a power of two that keeps it in range) for dW, and the targets. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scale(const ce_chunk c)
 {
     ptx_grid_wait();
@@ -249,7 +235,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
     if (r >= ce_chunk_rows(c) || c.factor[row] == 0.0f) { /* not there, out of range, or without weight */
         for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
             to[i] = make_uint4(0, 0, 0, 0);
-        if (r < ce_chunk_rows(c) && threadIdx.x == 0)
+        if (p.lse_in && r < ce_chunk_rows(c) && threadIdx.x == 0)
             c.at_target[row] = 0.0f;
         return;
     }
@@ -257,9 +243,9 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
     float factor = c.factor[row];
 
     if (threadIdx.x == 0)
-        put_target(c, row, c.lse[row]);
-    if (threadIdx.x == 32)
         note_target(c, row);
+    if (p.lse_in && threadIdx.x == 32)
+        c.at_target[row] = target_du(c, row, c.lse[row], row_factors(c, row, c.lse[row]));
     if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
         factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
     for (int64_t i = threadIdx.x; i < vectors; i += THREADS) {
@@ -335,34 +321,38 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias
         c.p.dbias[v] = __uint_as_float(num_canonical_f32(a.add ? c.p.dbias[v] + sum : sum));
 }
 
-typedef struct cast_args {
-    float *sum;
-    void *out;
-    int64_t cols, stride;
-    int load;
-} cast_args;
+typedef struct merge_args {
+    ce_chunk c;
+    ce_planes dw;
+    int always;
+} merge_args;
 
-/* A row a block; sum is packed. */
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_cast(const cast_args a)
+/* Rounds the planes to dW, in place. A call without rows that adds to dW never made planes of it. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_merge(const merge_args a)
 {
     ptx_grid_wait();
-    float *sum = a.sum + blockIdx.x * a.cols;
+    const ce_params &p = a.c.p;
+    const int64_t lines = p.hv ? p.hidden : p.vocab, length = p.hv ? p.vocab : p.hidden;
 
-    for (int64_t j = threadIdx.x; j < a.cols; j += THREADS)
-        if (a.load)
-            sum[j] = num_load<DTYPE>(a.out, blockIdx.x * a.stride + j);
-        else
-            num_store<DTYPE>(a.out, blockIdx.x * a.stride + j, sum[j]);
+    if ((!a.always && ce_chunk_rows(a.c) > 0) || ((p.flags & RIDGE_ACCUMULATE) && p.totals->rows == 0))
+        return;
+    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
+        for (int64_t at = threadIdx.x * 8; at < length; at += THREADS * 8) {
+            uint4 *high = (uint4 *)(a.dw.high + i * a.dw.high_ld + at);
+            float v[8];
+
+            ce_join(*high, *(const uint4 *)(a.dw.low + i * a.dw.low_ld + at), v);
+            *high = num_pack<DTYPE>(v);
+        }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias and step_cast of f16 and bf16. */
+/* Steps as in ce_sm90.cuh (the last two of f16), then: those two of bf16; step_bias and step_merge of f16 and bf16. */
 enum { FUNCTIONS = CE_STEPS + 6 };
 static const void *const functions[FUNCTIONS] = {
-    (const void *)step_clear,
-    (const void *)step_gather,
     (const void *)step_guess,
+    (const void *)step_gather,
     (const void *)step_check,
     (const void *)step_reset,
     (const void *)step_known,
@@ -372,8 +362,8 @@ static const void *const functions[FUNCTIONS] = {
     (const void *)step_add<RIDGE_BF16>,
     (const void *)step_bias<RIDGE_F16>,
     (const void *)step_bias<RIDGE_BF16>,
-    (const void *)step_cast<RIDGE_F16>,
-    (const void *)step_cast<RIDGE_BF16>,
+    (const void *)step_merge<RIDGE_F16>,
+    (const void *)step_merge<RIDGE_BF16>,
 };
 
 ridge_status ce_step_prepare(const ridge_device *device)
@@ -386,10 +376,9 @@ ridge_status ce_step_prepare(const ridge_device *device)
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
 {
     const bool whole = step == CE_STEP_GATHER || step == CE_STEP_SCALE; /* a block a row, padding too */
-    const int64_t blocks = step == CE_STEP_CLEAR ? 64
-                           : step == CE_STEP_ADD ? c->rows
-                           : whole               ? (c->rows + 127) / 128 * 128
-                                                 : (c->rows + WARPS - 1) / WARPS;
+    const int64_t blocks = step == CE_STEP_ADD ? c->rows
+                           : whole             ? (c->rows + 127) / 128 * 128
+                                               : (c->rows + WARPS - 1) / WARPS;
 
     return host_launch(device, name, functions[step + (step >= CE_STEP_SCALE && c->p.dtype == RIDGE_BF16 ? 2 : 0)],
                        dim3((unsigned)(blocks ? blocks : 1)), THREADS, c, stream);
@@ -403,13 +392,12 @@ ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk
                        dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
 }
 
-ridge_status ce_step_cast(const ridge_device *device, const char *name, float *sum, void *out, int dtype, int64_t rows,
-                          int64_t cols, int64_t stride, int load, void *stream)
+ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, ce_planes *dw, int always,
+                           void *stream)
 {
-    cast_args a = {sum, out, cols, stride, load};
+    merge_args a = {*c, *dw, always};
+    const int64_t lines = c->p.hv ? c->p.hidden : c->p.vocab;
 
-    if (rows == 0 || cols == 0)
-        return RIDGE_OK;
-    return host_launch(device, name, functions[CE_STEPS + 4 + (dtype == RIDGE_BF16)], dim3((unsigned)rows), THREADS, &a,
-                       stream);
+    return host_launch(device, name, functions[CE_STEPS + 4 + (c->p.dtype == RIDGE_BF16)],
+                       dim3((unsigned)ce_least(lines, 8 * (int64_t)device->units)), THREADS, &a, stream);
 }

@@ -5,18 +5,19 @@
 
 enum { THREADS = CE_STEP_THREADS, WARPS = CE_STEP_WARPS, AHEAD = 8, SEGMENT = THREADS * AHEAD, SLICE = 32 * 8 };
 
-/* The next row with the same target that was noted too, a warp a row; or, of a common target, its place in sums. */
+/* `next` in the order of the rows, by the warp of a target's first row; a common target gets its place in sums. */
 static __global__ void __launch_bounds__(THREADS) targets_find(const ce_chunk c)
 {
     ptx_grid_wait();
-    const int64_t row = ce_warp_row(c), end = c.begin + ce_chunk_rows(c);
-    const int v = row < 0 ? -1 : c.p.label[row];
+    const int64_t row = ce_warp_row(c);
+    const int lane = threadIdx.x % 32, v = row < 0 ? -1 : c.p.label[row];
     const int2 same = v < 0 ? make_int2(0, 0) : c.same[v];
+    int mine = INT32_MAX, after = INT32_MAX;
 
-    if (same.y < 2)
+    if (same.y < 2 || same.x != (int)row)
         return;
     if (same.y > CE_COMMON) {
-        if (same.x == (int)row && threadIdx.x % 32 == 0) {
+        if (lane == 0) {
             const int place = atomicAdd(&c.p.totals->common, 1); /* which one it gets changes nothing */
 
             c.next[row] = place;
@@ -24,22 +25,18 @@ static __global__ void __launch_bounds__(THREADS) targets_find(const ce_chunk c)
         }
         return;
     }
-    for (int64_t first = row + 1 + threadIdx.x % 32;; first += 32 * AHEAD) {
-        int label[AHEAD];
-
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            label[k] = first + 32 * k < end ? c.p.label[first + 32 * k] : -1;
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const uint32_t found = __ballot_sync(~0u, label[k] == v && c.factor[first + 32 * k] != 0.0f);
-
-            if (found && threadIdx.x % 32 == 0)
-                c.next[row] = (int)first + 32 * k + __ffs((int)found) - 1;
-            if (found || __all_sync(~0u, first + 32 * k >= end))
-                return;
-        }
+    for (int i = 0, at = c.chain[v]; i < same.y; i++) {
+        mine = lane == i ? at : mine;
+        at = i < same.y - 1 ? c.next[at] : at;
     }
+    for (int i = 0; i < same.y; i++) {
+        const int other = __shfl_sync(~0u, mine, i);
+
+        after = other > mine ? min(after, other) : after;
+    }
+    __syncwarp(); /* all lanes have gone through the chain */
+    if (after != INT32_MAX)
+        c.next[mine] = after;
 }
 
 /* A row of the class: its token and du_y. */
@@ -160,6 +157,7 @@ typedef struct add_args {
     ce_chunk c;
     float *dw;
     int64_t ld;
+    ce_planes planes; /* high: NULL or a 16-bit dW, whose sum is there */
 } add_args;
 
 /* The sum of a class whose rows are few. */
@@ -173,7 +171,7 @@ static __device__ __forceinline__ void sum_rows(const add_args &a, int2 same, in
         float x[8];
 
         *bias += g;
-        if (a.dw && h < p.hidden) {
+        if ((a.dw || a.planes.high) && h < p.hidden) {
             num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
 #pragma unroll
             for (int e = 0; e < 8; e++)
@@ -181,6 +179,31 @@ static __device__ __forceinline__ void sum_rows(const add_args &a, int2 same, in
         }
         if (left > 1)
             row = a.c.next[row];
+    }
+}
+
+/* A class's sum for 8 hidden units to the planes. */
+static __device__ __forceinline__ void add_to_planes(const ce_planes &to, int hv, int64_t v, int64_t h,
+                                                     const float *sum)
+{
+    if (!hv) {
+        uint4 *high = (uint4 *)(to.high + v * to.high_ld + h), *low = (uint4 *)(to.low + v * to.low_ld + h);
+        float old[8];
+
+        ce_join(*high, *low, old);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            old[e] += sum[e];
+        ce_split(old, high, low);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        uint16_t *high = to.high + (h + e) * to.high_ld + v, *low = to.low + (h + e) * to.low_ld + v;
+        const uint32_t bits = __float_as_uint(__uint_as_float((uint32_t)*high << 16 | *low) + sum[e]);
+
+        *high = (uint16_t)(bits >> 16);
+        *low = (uint16_t)bits;
     }
 }
 
@@ -216,6 +239,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) targets_a
 #pragma unroll
         for (int e = 0; e < 8; e++)
             a.dw[(h + e) * a.ld + v] += sum[e];
+    } else if (a.planes.high && h < p.hidden) {
+        add_to_planes(a.planes, p.hv, v, h, sum);
     }
     if (p.dbias && h == 0)
         p.dbias[v] += bias;
@@ -247,9 +272,9 @@ ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_ch
 }
 
 ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
-                            void *stream)
+                            const ce_planes *planes, void *stream)
 {
-    add_args a = {*c, dw, ld};
+    add_args a = {*c, dw, ld, *planes};
 
     return host_launch(device, name, functions[3 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)c->rows, (unsigned)((c->p.hidden + 8 * THREADS - 1) / (8 * THREADS))), THREADS,

@@ -2,31 +2,40 @@
  * output from the rows' softmax sums (or, ce_combine, from the records of shards). */
 #include "ce.cuh"
 
-enum { SCAN = 512, EACH = 4, FINISH_WARPS = 8, TREE = 256 };
+enum { SCAN = 512, WARPS = SCAN / 32, EACH = 8, QUAD = EACH * WARPS / 32, TREE = 256, FINISH_WARPS = TREE / 32 };
 
 /* ------------------------------------------------------------------------------------------- which rows, and totals */
 
-/* Exclusive sum over the block; *total receives the sum. */
-static __device__ int ce_scan(int value, int *warps, int *total)
+/* Places of this thread's tokens, which are SCAN apart, among the listed ones: mask[i] has those of its warp; counts:
+ * room for all warps' numbers. Returns how many are listed. */
+static __device__ int ce_scan(const uint32_t *mask, int *counts, int *at)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = value, before = 0, all = 0;
+    int sum = 0, before = 0, all;
 
-    for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, sum, step);
-
-        sum += lane >= step ? other : 0;
-    }
-    __syncthreads(); /* the last round's reads of warps before these writes */
-    if (lane == 31)
-        warps[warp] = sum;
+    if (lane == 0)
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            counts[i * WARPS + warp] = __popc(mask[i]);
     __syncthreads();
-    for (int i = 0; i < SCAN / 32; i++) {
-        before += i < warp ? warps[i] : 0;
-        all += warps[i];
+#pragma unroll
+    for (int k = 0; k < QUAD; k++) { /* a lane has QUAD numbers; of those with this warp's, those before it */
+        const int count = counts[lane * QUAD + k];
+
+        sum += count;
+        before += k < warp % QUAD ? count : 0;
     }
-    *total = all;
-    return before + sum - value;
+    all = sum;
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, all, step);
+
+        all += lane >= step ? other : 0;
+    }
+    before += all - sum;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        at[i] = __shfl_sync(~0u, before, (i * WARPS + warp) / QUAD) + __popc(mask[i] & ((1u << lane) - 1));
+    return __shfl_sync(~0u, all, 31);
 }
 
 /* Sum over the block in a fixed order. */
@@ -46,37 +55,40 @@ static __device__ double ce_block_sum(double value, double *room)
 /* The list of rows in the order of tokens, and the totals. */
 static __device__ void ce_list(const ce_params &p, int list_bad)
 {
-    __shared__ int warps[SCAN / 32];
+    __shared__ int counts[2][EACH * WARPS]; /* in turn, so that one barrier a round is enough */
     __shared__ double room[SCAN];
     double weight = 0, weights = 0, count = 0, errors = 0;
-    int rows = 0;
+    int rows = 0, turn = 0;
 
-    for (int64_t first = 0; first < p.tokens; first += SCAN * EACH) {
-        const int64_t token = first + threadIdx.x * EACH;
+    for (int64_t first = threadIdx.x; first - threadIdx.x < p.tokens; first += SCAN * EACH, turn ^= 1) {
         int64_t y[EACH];
-        int listed = 0, total, at;
+        uint32_t mask[EACH];
+        int at[EACH], total;
 
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            y[i] = token + i < p.tokens ? ce_target(p, token + i) : (int64_t)CE_IGNORED;
-            listed += y[i] >= 0 || (y[i] == CE_BAD && list_bad);
-        }
-        at = rows + ce_scan(listed, warps, &total);
-        rows += total;
+        for (int i = 0; i < EACH; i++)
+            y[i] = first + i * SCAN < p.tokens ? ce_target(p, first + i * SCAN) : (int64_t)CE_IGNORED;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            mask[i] = __ballot_sync(~0u, y[i] >= 0 || (y[i] == CE_BAD && list_bad));
+        total = ce_scan(mask, counts[turn], at);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const bool here = y[i] >= 0 || (y[i] == CE_BAD && list_bad);
+            const int64_t token = first + i * SCAN;
+            const bool here = mask[i] >> threadIdx.x % 32 & 1;
 
-            if (token + i < p.tokens)
-                p.place[token + i] = here ? at : -1;
+            at[i] += rows;
+            if (token < p.tokens)
+                p.place[token] = here ? at[i] : -1;
             if (here) {
-                p.list[at] = (int32_t)(token + i);
-                p.label[at++] = y[i] >= p.offset && y[i] < p.offset + p.vocab ? (int32_t)(y[i] - p.offset) : -1;
+                p.list[at[i]] = (int32_t)token;
+                p.label[at[i]] = y[i] >= p.offset && y[i] < p.offset + p.vocab ? (int32_t)(y[i] - p.offset) : -1;
             }
             count += y[i] != CE_IGNORED;
             errors += y[i] == CE_BAD;
             weight += y[i] == CE_IGNORED ? 0 : y[i] >= 0 && p.class_weight ? (double)p.class_weight[y[i]] : 1;
         }
+        rows += total;
     }
     for (int64_t c = threadIdx.x; c < p.total && p.class_weight; c += SCAN)
         weights += (double)p.class_weight[c];
@@ -85,7 +97,7 @@ static __device__ void ce_list(const ce_params &p, int list_bad)
     count = ce_block_sum(count, room);
     errors = ce_block_sum(errors, room);
     if (threadIdx.x == 0)
-        *p.totals = {weight, p.class_weight ? weights : (double)p.total, count, rows, (int32_t)errors, 0, 0};
+        *p.totals = {weight, p.class_weight ? weights : (double)p.total, count, rows, (int32_t)errors, 0, 0, 0, 0};
 }
 
 /* Places of the shards when sorted by their offsets. */
@@ -159,6 +171,7 @@ static __device__ ce_sum ce_read_record(const ce_params &p, int64_t shard, int64
 static __device__ ce_sum ce_gather(const ce_params &p, int64_t token, double *target)
 {
     const int lane = threadIdx.x % 32;
+    const bool several = p.op == RIDGE_CE_COMBINE || p.full; /* lanes have something each */
     ce_sum s = ce_sum_empty();
 
     *target = -CUDART_INF;
@@ -168,12 +181,14 @@ static __device__ ce_sum ce_gather(const ce_params &p, int64_t token, double *ta
     } else {
         const int64_t row = p.place[token];
 
-        for (int k = lane; k < p.splits && row >= 0; k += 32)
+        if (row >= 0 && !several)
+            s = ce_row_sum(p, row);
+        for (int k = lane; k < p.splits && row >= 0 && several; k += 32)
             ce_sum_merge(&s, ce_sum_part(p, row, k));
         if (row >= 0)
             *target = (double)p.target_z[row];
     }
-    for (int step = 16; step > 0; step /= 2) {
+    for (int step = 16; step > 0 && several; step /= 2) {
         const double other = __shfl_xor_sync(~0u, *target, step);
 
         *target = *target == -CUDART_INF ? other : *target;
@@ -232,29 +247,14 @@ static __device__ void ce_put_token(const ce_params &p, int64_t token, const ce_
         ce_put_record(p, token, s, y < 0 ? -CUDART_INF : target);
 }
 
-static __global__ void __launch_bounds__(FINISH_WARPS * 32) ce_finish_rows(const ce_params p)
-{
-    const int64_t token = (int64_t)blockIdx.x * FINISH_WARPS + threadIdx.x / 32;
-    double target;
-
-    ptx_grid_wait();
-    if (token >= p.tokens)
-        return;
-    const ce_sum s = ce_gather(p, token, &target);
-
-    if (threadIdx.x % 32 == 0)
-        ce_put_token(p, token, s, target);
-}
-
 /* Sums over tokens: partial i % 256 in ascending i, then halves onto halves. */
-static __global__ void __launch_bounds__(TREE) ce_finish_loss(const ce_params p)
+static __device__ __forceinline__ void ce_put_loss(const ce_params &p)
 {
     __shared__ double room[TREE];
     const bool mean = (p.flags & RIDGE_CE_REDUCTION) == RIDGE_CE_MEAN;
     double ce = 0, square = 0, right = 0;
 
-    ptx_grid_wait();
-#pragma unroll 8
+#pragma unroll 16
     for (int64_t i = threadIdx.x; i < p.tokens; i += TREE) {
         const ce_loss l = p.losses[i];
 
@@ -279,14 +279,38 @@ static __global__ void __launch_bounds__(TREE) ce_finish_loss(const ce_params p)
         *p.errors = p.totals->errors;
 }
 
+/* A warp a token; the block that ends last sums over all of them. */
+static __global__ void __launch_bounds__(TREE) ce_finish_kernel(const ce_params p)
+{
+    const int64_t token = (int64_t)blockIdx.x * FINISH_WARPS + threadIdx.x / 32;
+    __shared__ bool last;
+
+    ptx_grid_wait();
+    if (token < p.tokens) {
+        double target;
+        const ce_sum s = ce_gather(p, token, &target);
+
+        if (threadIdx.x % 32 == 0)
+            ce_put_token(p, token, s, target);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence(); /* this block's losses before the count, */
+        last = atomicAdd(&p.totals->done, 1) == (int)gridDim.x - 1;
+        __threadfence(); /* and the count before all others' losses */
+    }
+    __syncthreads();
+    if (last)
+        ce_put_loss(p);
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const plain[3] = {(const void *)ce_begin_kernel, (const void *)ce_finish_rows,
-                                     (const void *)ce_finish_loss};
+static const void *const plain[2] = {(const void *)ce_begin_kernel, (const void *)ce_finish_kernel};
 
 ridge_status ce_tokens_prepare(const ridge_device *device)
 {
-    return host_load(device, plain, 3, "cross entropy: loading kernels");
+    return host_load(device, plain, 2, "cross entropy: loading kernels");
 }
 
 bool ce_needs_stats(uint32_t op)
@@ -305,9 +329,6 @@ ridge_status ce_begin(const ridge_device *device, const char *name, ce_params *p
 ridge_status ce_finish(const ridge_device *device, const char *name, ce_params *p, void *stream)
 {
     const int64_t blocks = (p->tokens + FINISH_WARPS - 1) / FINISH_WARPS;
-    ridge_status status = RIDGE_OK;
 
-    if (blocks)
-        status = host_launch(device, name, plain[1], dim3((unsigned)blocks), FINISH_WARPS * 32, p, stream);
-    return status ? status : host_launch(device, name, plain[2], dim3(1), TREE, p, stream);
+    return host_launch(device, name, plain[1], dim3((unsigned)(blocks ? blocks : 1)), TREE, p, stream);
 }

@@ -30,11 +30,11 @@ enum {
 };
 
 /* Loads. a: where a coordinate of A (of its rows, or along k) lies below `split` the first map has it, else the second,
- * from 0 on; and from the other coordinate `tail` on the third has it, whatever `split` says. Boxes: 64 elements, by
- * 128 rows where k is contiguous, by 64 of k where it is not. */
+ * from 0 on; and from the other coordinate `tail` on the third has it, whatever `split` says, from `more` on the
+ * fourth. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
 typedef struct gemm16_maps {
-    CUtensorMap a[3], b;
-    int split_m, split_k, tail_m, tail_k; /* INT32_MAX = never */
+    CUtensorMap a[4], b;
+    int split_m, split_k, tail_m, tail_k, more_m, more_k; /* INT32_MAX = never */
 } gemm16_maps;
 
 /* What a launch has to do; some of it is known on the device alone. */
@@ -152,26 +152,32 @@ static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uin
     }
 }
 
-/* Loads all blocks of an item; *n counts the stages. */
+/* Loads all blocks of an item; *n counts the stages. Where items are taken from a counter, the next one is asked for
+ * shortly before the end: taken sooner, it would wait here while other clusters have nothing left. */
+enum { G16_ASK = 3 };
 template <int MN_A, int MN_B>
 static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s,
-                                                   int item, uint32_t *n)
+                                                   int item, uint32_t *n, unsigned long long *taken = NULL,
+                                                   int *next = NULL)
 {
     const uint32_t rank = ptx_cluster_rank();
     int pair, tile_n, first_block;
     const int blocks = gemm16_blocks(w, gemm16_locate(w, item, &pair, &tile_n), &first_block);
     const int row = (G16_CLUSTER * pair + (int)rank) * G16_M + w.first_m;
-    const bool tail_m = row >= maps.tail_m;
+    const bool tail_m = row >= maps.tail_m, more_m = row >= maps.more_m;
 
     for (int kb = first_block; kb < first_block + blocks; kb++, ++*n) {
         const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
         const int k = kb * G16_K;
         const bool tail = tail_m || k >= maps.tail_k, later_m = !tail && row >= maps.split_m,
                    later_k = !tail && k >= maps.split_k;
-        const int which = tail ? 2 : later_m || later_k ? 1 : w.pick;
-        const int from_row = row - (tail_m ? maps.tail_m : later_m ? maps.split_m : 0);
-        const int from_k = k - (k >= maps.tail_k ? maps.tail_k : later_k ? maps.split_k : 0);
+        const bool more_k = k >= maps.more_k;
+        const int which = more_m || more_k ? 3 : tail ? 2 : later_m || later_k ? 1 : w.pick;
+        const int from_row = row - (more_m ? maps.more_m : tail_m ? maps.tail_m : later_m ? maps.split_m : 0);
+        const int from_k = k - (more_k ? maps.more_k : k >= maps.tail_k ? maps.tail_k : later_k ? maps.split_k : 0);
 
+        if (taken && kb == max(first_block + blocks - G16_ASK, first_block))
+            *next = (int)atomicAdd(taken, 1ull);
         ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
         ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
         gemm16_load_a<MN_A>(&maps.a[which], ptx_shared(s->a[stage]), from_row, from_k, full);
@@ -234,12 +240,12 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
     }
 }
 
-/* Before anything else. */
-static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
+/* Before anything else. landings: arrivals at full[]. */
+static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s, int landings)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < G16_STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), (uint32_t)landings);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER);
         }
         ptx_mbarrier_fence_init();

@@ -33,10 +33,10 @@ template <class T, int MODE, int THREADS> static __device__ void gemm_cut_scales
 {
     const int thread = threadIdx.x - (128 - THREADS);
     gemm_ring ring = {};
-    gemm_piece piece;
+    /* There since the barrier at the beginning. Its place is used again PIECES - 1 pieces later: by then the ring has
+     * waited for stages that come back only after these threads arrived at `ready`. */
+    gemm_piece piece = s->piece[0];
 
-    ptx_mbarrier_wait(ptx_shared(&s->full[0]), 0); /* the first pieces are there */
-    piece = s->piece[0];
     for (int number = 1; piece.end; number++) {
         for (int kb = piece.begin; kb < piece.end; kb++) {
             ptx_mbarrier_wait(ptx_shared(&s->full[ring.stage]), ring.phase);

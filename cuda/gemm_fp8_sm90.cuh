@@ -223,6 +223,7 @@ template <class T> static __device__ void gemm_load_column(const gemm_args &p, g
                 const float scale = __shfl_sync(~0u, now, i);
 
                 ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
+                __syncwarp(); /* all have seen this phase before lane 0's arrival lets the next one end */
                 if (threadIdx.x % 32 == 0) {
                     s->scale_b[ring.stage][0] = scale;
                     ptx_mbarrier_arrive(full);
@@ -299,10 +300,10 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
         first = *(const float2 *)spread;
     }
     wgmma_wait();
-    if (MODE == SCALE_COLUMN) {
+    if (MODE == SCALE_COLUMN)
         gemm_promote_column<T::BN>(v, spread, first, acc, fin);
+    if (MODE != SCALE_LAST && slice == T::SLICES - 1)
         __syncwarp(); /* the warp has read its scales */
-    }
     if (slice == T::SLICES - 1 && threadIdx.x % 32 < T::CM + T::CN - 1)
         ptx_mbarrier_arrive_cluster(MODE == SCALE_COLUMN /* no register for its place */
                                         ? ptx_map(ptx_shared(&s->empty[stage]), threadIdx.x % 32)

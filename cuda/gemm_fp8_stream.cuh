@@ -1,195 +1,11 @@
-/* gemm_fp8_stream.cuh: the device side of gemm_fp8_stream_sm90.cu, which says how it works: what the host hands over,
- * the rings, the two loading warps, the multiplying warpgroups and how they finish a slice. */
+/* gemm_fp8_stream.cuh: the multiplying warpgroups of gemm_fp8_stream_sm90.cu for few tokens, the columns of the matrix
+ * instruction, and how they finish a slice. */
 #ifndef RIDGE_GEMM_FP8_STREAM_CUH
 #define RIDGE_GEMM_FP8_STREAM_CUH
 
-#include <stddef.h>
-
-#include "host.cuh"
-#include "num.cuh"
-#include "wgmma_narrow.cuh"
-
-enum { ROWS = 64, BK = 128, GROUPS = 2, SPLIT_MOST = 8, QUAD = 4 /* blocks: k is split at multiples of these */ };
-enum {
-    CONSUMERS = 128 * GROUPS,
-    THREADS = CONSUMERS + 64,
-    SLICES = 2 /* of a warpgroup and pass */,
-    SLOTS = GROUPS * SLICES,
-    W_MOST = 12 /* stages of a warpgroup */
-};
-enum { HALF = 115712 /* bytes of shared memory that leave room for a second CTA */, FULL = 232448, PLACE = 1024 };
-enum { SCALE_LAST = 0, SCALE_BLOCK };
-
-/* Blocks of a stage at most, 4 or 2 of them: one instruction loads a slice's rows of all, as issuing one takes 100 to
- * 150 ns. */
-enum { CHUNK_MOST = 4 };
-/* Blocks that a warpgroup multiplies at a time; while they are under way it adds up those before. */
-#define TOGETHER(n) ((n) >= 32 ? 1 : 2)
-/* Blocks of the tokens' ring at most. A box of tokens arrives behind the weights that were asked for before it, so this
- * ring must reach as far along k as the weights', and a stage more. */
-#define X_MOST(n) ((n) == 64 ? 16 : 40)
-
-typedef struct stream_args {
-    CUtensorMap w, x;
-    const float *scale_x, *scale_w;
-    int64_t ld_x, ld_w; /* of the scale tables; 0: one scale for the tensor */
-    char *out;
-    const void *bias;
-    int64_t stride;                        /* of D, elements */
-    int m, n, blocks, slices, high, shift; /* k is split in 1 << shift */
-    int chunk;                             /* blocks of a stage: 4 or 2 */
-    int x_stages, w_stages;
-    int boxes, sums, bytes; /* of shared memory: where the ring of weights and the partial sums begin, all */
-    int box;                /* bytes of a slice's rows of one block */
-    int lines;              /* the maps have lines of 128 bytes as their third dimension: whole stages an instruction */
-    int dtype, accumulate, bias_f32, settled;
-    /* gemm_fp8_stream_tokens.cuh: */
-    int rows;                         /* of a box of tokens, a multiple of 8 */
-    int most, begins[SPLIT_MOST + 1]; /* rank r finishes units of 8 rows begins[r] to begins[r + 1] of a slice */
-    int whole; /* four neighbours of D can be stored at a time: 16 bits, aligned, nothing added */
-} stream_args;
-
-/* The fixed part of shared memory; the rings of tokens and of weights and the sums come after it. */
-template <int N> struct stream_memory {
-    float scale_x[X_MOST(N)][N], scale_w[X_MOST(N)][SLOTS][2]; /* by block: stage * chunk + block of the stage */
-    uint64_t w_full[GROUPS * W_MOST], w_empty[GROUPS * W_MOST], x_full[X_MOST(N) / 2], x_empty[X_MOST(N) / 2];
-    uint64_t sums_full[SLOTS], sums_free[SLOTS];
-};
-
-#define FIXED(n) (((int)sizeof(stream_memory<n>) + PLACE - 1) / PLACE * PLACE)
+#include "gemm_fp8_stream_load.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* The address of shared memory, computed once: in a cluster each __cvta_generic_to_shared reads a special register. */
-static __device__ __forceinline__ uint32_t stream_base(const void *shared)
-{
-    uint32_t base = ptx_shared(shared);
-
-    asm volatile("" : "+r"(base));
-    return base;
-}
-
-#define PLACE_OF(n, member) (uint32_t) offsetof(stream_memory<n>, member)
-
-/* A place in a ring. */
-typedef struct stream_ring {
-    uint32_t stage, phase;
-} stream_ring;
-
-static __device__ __forceinline__ void stream_advance(stream_ring *r, uint32_t stages)
-{
-    if (++r->stage == stages) {
-        r->stage = 0;
-        r->phase ^= 1;
-    }
-}
-
-/* What a CTA does: slices [first, last), blocks of k [begin, end). */
-typedef struct stream_share {
-    int rank, first, last, begin, end;
-} stream_share;
-
-static __device__ __forceinline__ stream_share stream_locate(const stream_args &p)
-{
-    const int cluster = (int)blockIdx.x >> p.shift, clusters = (int)gridDim.x >> p.shift;
-    const int64_t quads = (p.blocks + QUAD - 1) / QUAD;
-    stream_share a;
-
-    a.rank = (int)blockIdx.x & ((1 << p.shift) - 1);
-    a.first = (int)((int64_t)cluster * p.slices / clusters);
-    a.last = (int)((int64_t)(cluster + 1) * p.slices / clusters);
-    a.begin = (int)(a.rank * quads >> p.shift) * QUAD;
-    a.end = min((int)((a.rank + 1) * quads >> p.shift) * QUAD, p.blocks);
-    return a;
-}
-
-/* One thread: the stages of weights, pass by pass: the first slice's, then the second's, ... A warpgroup has a ring of
- * its own: stages may be filled out of order, and one that does not wait for the other's could take an older phase of a
- * common barrier for the one it wants. */
-template <int N> static __device__ void stream_load_weights(const stream_args &p, stream_memory<N> *s, stream_share a)
-{
-    const uint64_t policy = ptx_policy_evict_first();
-    const uint32_t w = ptx_shared(s) + (uint32_t)p.boxes, full = ptx_shared(s->w_full), empty = ptx_shared(s->w_empty);
-    const uint32_t bytes = (uint32_t)(p.box * p.chunk), stages = (uint32_t)p.w_stages;
-    stream_ring even = {0, 0}, odd = {0, 0};
-    bool hold = !p.settled; /* until the grid before has ended */
-
-    for (int slice = a.first; slice < a.last; slice += SLOTS) {
-        const int count = min((int)SLOTS, a.last - slice);
-
-        for (int kb = a.begin; kb < a.end; kb += p.chunk)
-            for (int g = 0; g < count; g++) {
-                stream_ring r = g % 2 ? odd : even;
-                const uint32_t stage = (g % 2 ? stages : 0) + r.stage, to = w + stage * bytes;
-                const int row = (slice + g) * p.high;
-
-                ptx_mbarrier_wait(empty + 8 * stage, r.phase ^ 1);
-                ptx_mbarrier_expect(full + 8 * stage, bytes);
-                if (hold) /* here: the instructions that load are there when it ends */
-                    ptx_grid_wait();
-                hold = false;
-                if (p.lines)
-                    ptx_tma_load_3d_policy(to, &p.w, 0, row, kb, full + 8 * stage, policy);
-                else
-                    for (int i = 0; i < p.chunk; i++)
-                        ptx_tma_load_2d_policy(to + (uint32_t)(i * p.box), &p.w, (kb + i) * BK, row, full + 8 * stage,
-                                               policy);
-                stream_advance(&r, stages);
-                if (g % 2)
-                    odd = r;
-                else
-                    even = r;
-            }
-    }
-}
-
-/* One warp: the tokens and, by block, the scales: a slice may lie in two blocks of 128 rows. The tokens' scales that
- * do not depend on k come with the first stage, behind its tokens. */
-template <int N, int MODE>
-static __device__ void stream_load_tokens(const stream_args &p, stream_memory<N> *s, stream_share a)
-{
-    const int lane = threadIdx.x % 32, slot = lane % (2 * SLOTS);
-    const uint32_t box = (uint32_t)((N == 64 ? p.rows : N) * BK);
-    stream_ring r = {0, 0};
-    bool hold = true; /* until the grid before has ended */
-
-    for (int slice = a.first; slice < a.last; slice += SLOTS) {
-        const int row = min((slice + slot / 2) * p.high + (slot & 1) * (p.high - 1), p.n - 1);
-
-        for (int kb = a.begin; kb < a.end; kb += p.chunk) {
-            const uint32_t full = ptx_shared(&s->x_full[r.stage]),
-                           to = ptx_shared(s) + FIXED(N) + r.stage * (uint32_t)p.chunk * box;
-
-            ptx_mbarrier_wait(ptx_shared(&s->x_empty[r.stage]), r.phase ^ 1);
-            __syncwarp(); /* a lane that fell behind by two phases would wait for ever */
-            if (lane == 0)
-                ptx_mbarrier_expect(full, (uint32_t)p.chunk * box);
-            if (hold)
-                ptx_grid_wait();
-            if (lane == 0) {
-                if (p.lines)
-                    ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);
-                else
-                    for (int i = 0; i < p.chunk; i++)
-                        ptx_tma_load_2d(to + (uint32_t)i * box, &p.x, (kb + i) * BK, 0, full);
-            }
-            if (MODE == SCALE_LAST && hold)
-                for (int t = lane; t < N; t += 32)
-                    ptx_copy_async4(ptx_shared(&s->scale_x[0][t]), p.scale_x + (p.ld_x ? min(t, p.m - 1) : 0));
-            hold = false;
-            if (MODE == SCALE_BLOCK) {
-                for (int t = lane; t < p.chunk * N; t += 32)
-                    ptx_copy_async4(ptx_shared(&s->scale_x[r.stage * p.chunk][0]) + 4 * (uint32_t)t,
-                                    p.scale_x + min(kb + t / N, p.blocks - 1) * p.ld_x + min(t % N, p.m - 1));
-                if (lane < p.chunk * SLOTS * 2)
-                    ptx_copy_async4(ptx_shared(&s->scale_w[r.stage * p.chunk][0][0]) + 4 * (uint32_t)lane,
-                                    p.scale_w + row / 128 * p.ld_w + min(kb + lane / (2 * SLOTS), p.blocks - 1));
-            }
-            ptx_copy_async_arrive(full);
-            stream_advance(&r, (uint32_t)p.x_stages);
-        }
-    }
-}
 
 /* Of a slice's units of 8 rows, rank r of the cluster finishes r, r + split, ...: these are `own` of at most `most`. */
 typedef struct stream_units {
@@ -282,6 +98,15 @@ static __device__ __forceinline__ void stream_sum(const stream_args &p, const st
     }
 }
 
+static __device__ __forceinline__ float stream_bias(const stream_args &p, int row)
+{
+    if (!p.bias)
+        return 0.0f;
+    return p.bias_f32              ? ((const float *)p.bias)[row]
+           : p.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.bias, row)
+                                   : num_load<RIDGE_F16>(p.bias, row);
+}
+
 /* Scales (TENSOR and ROW), bias, D: the row `row` of weights, this thread's N / 4 tokens, the first half of fin. */
 template <int N, int MODE, int DTYPE>
 static __device__ __forceinline__ void stream_store(const stream_args &p, const stream_memory<N> *s, int row,
@@ -289,10 +114,8 @@ static __device__ __forceinline__ void stream_store(const stream_args &p, const 
 {
     int token = threadIdx.x % 4 * 2;
     int64_t at = token * p.stride + row;
-    float bias = 0;
+    const float bias = stream_bias(p, row);
 
-    if (p.bias)
-        bias = p.bias_f32 ? ((const float *)p.bias)[row] : num_load<DTYPE>(p.bias, row);
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         float x = fin[i / 2 * 4 + i % 2];
@@ -308,6 +131,75 @@ static __device__ __forceinline__ void stream_store(const stream_args &p, const 
     }
 }
 
+/* Both units of a warp, 16 rows of weights, k not split: 32 bytes of D a token, 8 a lane. */
+template <int N, int MODE, int DTYPE>
+static __device__ __forceinline__ void stream_store_whole(const stream_args &p, const stream_memory<N> *s, int slice,
+                                                          const float *scale, const float *fin)
+{
+    const int lane = threadIdx.x % 32, first = slice * p.high + threadIdx.x / 32 % 4 * 16, row = first + lane / 4;
+    const int unit = threadIdx.x / 32 % 4 * 2 + lane % 4 / 2, from = lane & ~3 | lane % 2 * 2;
+    const float bias[2] = {stream_bias(p, min(row, p.n - 1)), stream_bias(p, min(row + 8, p.n - 1))};
+    uint16_t *to = (uint16_t *)p.out + (int64_t)(lane / 4) * p.stride + first + lane % 4 * 4;
+
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        float v[8] = {};
+        uint4 words;
+        uint2 upper, lower;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = fin[4 * j + i];
+            if (MODE == SCALE_LAST)
+                v[i] *= s->scale_x[0][8 * j + lane % 4 * 2 + i % 2] * scale[i / 2];
+            if (p.bias)
+                v[i] += bias[i / 2];
+        }
+        words = num_pack<DTYPE>(v);
+        words.x = ptx_transpose(words.x); /* a token's two rows of weights instead of a row's two tokens */
+        words.y = ptx_transpose(words.y);
+        upper = make_uint2(__shfl_sync(~0u, words.x, from), __shfl_sync(~0u, words.x, from + 1));
+        lower = make_uint2(__shfl_sync(~0u, words.y, from), __shfl_sync(~0u, words.y, from + 1));
+        if (8 * j + lane / 4 < p.m && unit < p.high / 8 && first + lane % 4 * 4 < p.n)
+            *(uint2 *)(to + (int64_t)(8 * j) * p.stride) = lane % 4 < 2 ? upper : lower;
+    }
+}
+
+/* One unit, the first half of fin: 16 bytes of D a token, 4 a lane. first: its first row. */
+template <int N, int MODE, int DTYPE>
+static __device__ __forceinline__ void stream_store_unit(const stream_args &p, const stream_memory<N> *s, int first,
+                                                         float scale, const float *fin)
+{
+    const int lane = threadIdx.x % 32;
+    const float bias = stream_bias(p, min(first + lane / 4, p.n - 1));
+    uint16_t *to = (uint16_t *)p.out + (int64_t)(lane / 4) * p.stride + first + lane % 4 * 2;
+
+#pragma unroll
+    for (int from = 0; from < N / 8; from += 4) {
+        float v[8] = {};
+        uint4 words;
+
+#pragma unroll
+        for (int i = 0; i < (N < 32 ? N / 4 : 8); i++) {
+            const int j = from + i / 2;
+
+            v[i] = fin[4 * j + i % 2];
+            if (MODE == SCALE_LAST)
+                v[i] *= s->scale_x[0][8 * j + lane % 4 * 2 + i % 2] * scale;
+            if (p.bias)
+                v[i] += bias;
+        }
+        words = num_pack<DTYPE>(v);
+#pragma unroll
+        for (int j = 0; j < (N < 32 ? N / 8 : 4); j++) {
+            const uint32_t word = ptx_transpose(j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w);
+
+            if (8 * (from + j) + lane / 4 < p.m && first < p.n)
+                *(uint32_t *)(to + (int64_t)(8 * (from + j)) * p.stride) = word;
+        }
+    }
+}
+
 /* The units of a slice that are this warp's own: the others' partial sums are added, the results stored. */
 template <int N, int MODE>
 static __device__ __forceinline__ void stream_finish(const stream_args &p, stream_memory<N> *s, const stream_share &a,
@@ -316,6 +208,13 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, split = 1 << p.shift;
     const stream_units units = stream_count(p, a.rank);
 
+    if (split == 1 && p.whole) {
+        if (p.dtype == RIDGE_BF16)
+            stream_store_whole<N, MODE, RIDGE_BF16>(p, s, slice, scale, fin);
+        else
+            stream_store_whole<N, MODE, RIDGE_F16>(p, s, slice, scale, fin);
+        return;
+    }
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
         const int unit = 2 * warp + half, row = slice * p.high + unit * 8 + lane / 4;
@@ -333,7 +232,11 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
             if (lane < split && slice + SLOTS < a.last) /* somebody will send again */
                 ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
         }
-        if (row < p.n && p.dtype == RIDGE_BF16)
+        if (p.whole && p.dtype == RIDGE_BF16)
+            stream_store_unit<N, MODE, RIDGE_BF16>(p, s, slice * p.high + unit * 8, scale[half], fin);
+        else if (p.whole)
+            stream_store_unit<N, MODE, RIDGE_F16>(p, s, slice * p.high + unit * 8, scale[half], fin);
+        else if (row < p.n && p.dtype == RIDGE_BF16)
             stream_store<N, MODE, RIDGE_BF16>(p, s, row, scale[half], fin);
         else if (row < p.n && p.dtype == RIDGE_F16)
             stream_store<N, MODE, RIDGE_F16>(p, s, row, scale[half], fin);

@@ -325,7 +325,7 @@ static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_m
         }
         tokens_scale<MODE>(p, rows, u, scale_x, fin);
         tokens_scale<MODE>(p, rows, u + 1, scale_x, fin + 4);
-        if (p.whole && col + 16 <= p.n) {
+        if (p.whole && col + (second ? 16 : 8) <= p.n) {
             if (p.dtype == RIDGE_BF16)
                 tokens_store_two<RIDGE_BF16>(p, token, col + lane % 4 * 2, second, fin);
             else

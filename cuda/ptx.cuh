@@ -402,12 +402,6 @@ static __device__ __forceinline__ void ptx_tma_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* Until the sources of all but the last group have been read. */
-static __device__ __forceinline__ void ptx_tma_wait_read_before(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-}
-
 static __device__ __forceinline__ void ptx_tma_wait(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -444,6 +438,23 @@ static __device__ __forceinline__ void ptx_copy_async_arrive(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
 }
 
+/* 16 bytes likewise, past L1, of which those from `bytes` on become 0. */
+static __device__ __forceinline__ void ptx_copy_async16(uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* All groups of this thread but the last LEFT have landed. */
+template <int LEFT> static __device__ __forceinline__ void ptx_copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory");
+}
+
 /* Makes this thread's ordinary stores to shared memory visible to TMA and wgmma. */
 static __device__ __forceinline__ void ptx_fence_async(void)
 {
@@ -457,6 +468,14 @@ static __device__ __forceinline__ void ptx_store_matrix(uint32_t to, uint32_t a,
                  :
                  : "r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
+}
+
+/* A warp's 8 x 8 matrix of 16-bit elements, two a lane and row by row, transposed. */
+static __device__ __forceinline__ uint32_t ptx_transpose(uint32_t v)
+{
+    uint32_t t;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(v));
+    return t;
 }
 
 /* The address in the cluster of this place in CTA `rank`. */

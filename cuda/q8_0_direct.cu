@@ -378,8 +378,6 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "needs rows that begin at multiples of 16 bytes";
     if (cols > 0x3fff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
         return "more than 2^30 rows or 2^22 columns";
-    if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU && kernel->param[0] < 2 * SUB)
-        return "gate and up need tiles of 16 rows";
     if (lay_out(&a, problem->dim[0], cols, kernel->param[0] / SUB, kernel->param[1]) * (MOST_SLOTS / kernel->param[1]) >
         memory_most(device))
         return "x does not fit in shared memory";
@@ -402,13 +400,14 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, Q8_0_CONTRACT, 0, {high, slots}, why_not, \
             q8_0_workspace, cost, launch                                                                              \
     }
-#define ROWS(op_name, op_id) ROW(op_name, op_id, "direct16", 16, 2), ROW(op_name, op_id, "direct8", 8, 2)
+#define WIDE(op_name, op_id) ROW(op_name, op_id, "direct16", 16, 2)
+#define ROWS(op_name, op_id) WIDE(op_name, op_id), ROW(op_name, op_id, "direct8", 8, 2)
 
-/* param: rows of a tile, slots of a block. */
+/* param: rows of a tile, slots of a block. Gate and up have 8 rows each. */
 static const ridge_kernel rows[] = {
     ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
     ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
-    ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    WIDE("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
     ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
 };
 

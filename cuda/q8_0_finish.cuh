@@ -205,37 +205,39 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
     }
 }
 
-/* The residuals of a thread's elements of one tile, with four streams; and what is added. */
+/* HC expand. Up to 8 tokens two teams of finishing warps take the tiles in turn, so that a team's residuals are on
+ * their way while the other one finishes: a thread has row r and every STEP-th token of its team's tiles. */
+#define HC_TEAMS(tokens) ((tokens) > 8 ? 1 : 2)
+#define HC_TEAM(subs, tokens) (FINISHERS(subs, tokens) / HC_TEAMS(tokens))
+#define HC_STEP(subs, tokens) (32 * HC_TEAM(subs, tokens) / ((subs)*SUB))
+
+/* The residuals of a thread's elements of a tile, tokens t, t + step and so on, with four streams; and what is added.
+ */
 template <int PER>
-static __device__ __forceinline__ void fetch_streams(const stream_args &a, const finisher &f, int tile,
+static __device__ __forceinline__ void fetch_streams(const stream_args &a, int64_t row, int t, int step,
                                                      float (*v)[HC_STREAMS + 1])
 {
-    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
+    const int64_t rows = a.p.weight[0].rows;
 
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int t = f.begin + i * f.step;
+    for (int i = 0; i < PER; i++, t += step) {
+        const float *const res = a.p.res + t * a.p.res_stride + row;
 
-        if (t >= a.tokens || tile >= a.tiles || row >= rows)
-            continue;
+        if (t >= a.tokens || row >= rows)
+            return;
 #pragma unroll
         for (int s = 0; s < HC_STREAMS; s++)
-            v[i][s] = a.p.res[t * a.p.res_stride + s * rows + row];
+            v[i][s] = res[s * rows];
         v[i][HC_STREAMS] = a.p.add ? a.p.add[t * a.p.add_stride + row] : 0.0f;
     }
 }
 
 /* The same to L2 only. */
-template <int PER>
-static __device__ __forceinline__ void announce_streams(const stream_args &a, const finisher &f, int tile)
+static __device__ __forceinline__ void announce_streams(const stream_args &a, int64_t row, int t, int step)
 {
-    const int64_t rows = a.p.weight[0].rows, row = (int64_t)tile * a.high + f.r;
+    const int64_t rows = a.p.weight[0].rows;
 
-    for (int i = 0; i < PER; i++) {
-        const int t = f.begin + i * f.step;
-
-        if (t >= a.tokens || tile >= a.tiles || row >= rows)
-            continue;
+    for (; t < a.tokens && row < rows; t += step) {
         for (int s = 0; s < HC_STREAMS; s++)
             ptx_prefetch_l2(&a.p.res[t * a.p.res_stride + s * rows + row]);
         if (a.p.add)
@@ -265,71 +267,80 @@ static __device__ __forceinline__ void finish_four(const stream_args &a, int64_t
     }
 }
 
-/* HC expand. With four streams the residuals of the next tile are on their way while one is finished, and
- * the tokens' factors lie in shared memory. */
+/* post and comb of all tokens, by all finishing warps. */
+template <int WIDTH>
+static __device__ __forceinline__ void fetch_factors(const stream_args &a, int thread, float *factors)
+{
+    for (int i = thread; i < a.tokens * HC_FACTORS; i += WIDTH) {
+        const int t = i / HC_FACTORS, k = i % HC_FACTORS;
+
+        factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
+    }
+}
+
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish_hc(const stream_args &a, char *memory, uint32_t shared)
 {
     enum {
-        WIDTH = 32 * FINISHERS(SUBS, TOKENS),
+        TEAMS = HC_TEAMS(TOKENS),
+        TEAM = 32 * HC_TEAM(SUBS, TOKENS),
+        ROWS = SUBS * SUB,
         PLANE = TOKENS * SUMS_PITCH(SUBS),
-        PER = (TOKENS + WIDTH / (SUBS * SUB) - 1) / (WIDTH / (SUBS * SUB)),
-        AHEAD = PER < 4 /* a tile; more leave no registers */
+        STEP = HC_STEP(SUBS, TOKENS),
+        PER = (TOKENS + STEP - 1) / STEP
     };
-    finisher f = start_finisher<SUBS, TOKENS>(a, memory, shared);
+    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), r = thread % TEAM % ROWS;
+    const int begin = thread % TEAM / ROWS, step = TEAMS * (int)gridDim.x;
+    const int first = (int)blockIdx.x + thread / TEAM * (int)gridDim.x;
+    const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES;
+    const float *const from = (const float *)(memory + a.at_sums) + begin * SUMS_PITCH(SUBS) + r;
     float *const factors = (float *)(memory + a.at_factors);
     const bool four = a.p.n_hc == HC_STREAMS;
-    float now[PER][HC_STREAMS + 1] = {}, next[AHEAD ? PER : 1][HC_STREAMS + 1];
+    float streams[PER][HC_STREAMS + 1] = {};
+    uint32_t parity = 0;
+    int sums = thread / TEAM; /* where they lie: with two teams always in the same place */
 
-    for (int ahead = 0; four && ahead < 2; ahead++)
-        announce_streams<PER>(a, f, blockIdx.x + ahead * gridDim.x);
-    for (int t = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); four && t < a.tokens; t += WIDTH) {
+    if (four)
+        announce_streams(a, (int64_t)first * ROWS + r, begin, STEP);
+    for (int t = thread; four && t < a.tokens; t += TEAMS * TEAM) {
         ptx_prefetch_l2(a.p.post + t * a.p.post_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld + HC_STREAMS * HC_STREAMS - 1);
     }
-    for (int tile = first_tile(); tile < a.tiles; tile += gridDim.x) {
-        const int row = tile * (SUBS * SUB) + f.r;
+    for (int tile = first - step; tile < a.tiles; tile += step) { /* the first is not there: see first_tile */
+        const int64_t row = (int64_t)tile * ROWS + r;
         const bool there = tile >= 0;
 
-        if (there && four)
-            fetch_streams<PER>(a, f, AHEAD ? tile + (int)gridDim.x : tile, AHEAD ? next : now);
         if (there)
-            ptx_mbarrier_wait(f.summed + 8 * f.sums, f.parity);
+            ptx_mbarrier_wait(summed + 8 * sums, parity);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
-            const int t = f.begin + i * f.step;
+            const int t = begin + i * STEP;
             float y;
 
             if (t >= a.tokens || row >= a.p.weight[0].rows)
                 continue;
-            y = q8_0_sum_parts<PLANE>(f.from + f.sums * (RIDGE_Q8_0_PARTS * PLANE) + i * f.step * SUMS_PITCH(SUBS));
+            y = q8_0_sum_parts<PLANE>(from + sums * (RIDGE_Q8_0_PARTS * PLANE) + i * STEP * SUMS_PITCH(SUBS));
             if (four)
-                finish_four(a, row, t, y, now[i], factors + t * HC_FACTORS, there);
+                finish_four(a, row, t, y, streams[i], factors + t * HC_FACTORS, there);
             else if (there)
                 q8_0_finish_hc(a.p, row, t, y, NULL);
         }
         if (there) {
-            take_sums(&f);
+            __syncwarp(); /* every lane has read the sums */
+            if (threadIdx.x % 32 == 0)
+                ptx_mbarrier_arrive(summed + 8 * (SUMS + sums));
+            parity ^= TEAMS == 2 || sums == 1;
+            sums ^= TEAMS == 1;
         } else {
             ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
-            if (four) {
-                if (AHEAD)
-                    fetch_streams<PER>(a, f, blockIdx.x, next);
-                for (int i = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1); i < a.tokens * HC_FACTORS; i += WIDTH) {
-                    const int t = i / HC_FACTORS, k = i % HC_FACTORS;
-
-                    factors[i] =
-                        k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
-                }
-                ptx_barrier_sync(2, WIDTH);
-            }
         }
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-#pragma unroll
-            for (int s = 0; AHEAD && s <= HC_STREAMS; s++)
-                now[i][s] = next[i][s];
+        if (four)
+            fetch_streams<PER>(a, row + (int64_t)step * ROWS, begin, STEP, streams);
+        if (four && !there) {
+            fetch_factors<TEAMS * TEAM>(a, thread, factors);
+            ptx_barrier_sync(2, TEAMS * TEAM);
+        }
     }
 }
 #endif

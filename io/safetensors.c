@@ -258,8 +258,8 @@ static ridge_status read_header(const io_shard *shard, char **text, int64_t *len
     ridge_status status;
 
     if (shard->bytes < 8)
-        return io_fail(RIDGE_ERR_FILE, "%s: %" PRId64 " bytes are too few for a safetensors file", shard->path,
-                       shard->bytes);
+        return io_fail(RIDGE_ERR_FILE, "%s: %" PRId64 " bytes are too few for a safetensors or a GGUF file",
+                       shard->path, shard->bytes);
     status = io_read_at(shard, 0, raw, 8);
     if (status != RIDGE_OK)
         return status;

@@ -236,12 +236,16 @@ uint8_t ridge_operand_role(const ridge_call *call, int arg)
 
 int64_t ridge_operand_bytes(const ridge_call *call, int arg)
 {
-    int64_t rows, cols, stride = call->arg[arg].stride;
+    int64_t rows, cols, stride = call->arg[arg].stride, bytes;
 
     ridge_op_table[call->op]->extent(call, arg, &rows, &cols);
     if (rows == 0 || cols == 0)
         return 0;
-    return ((rows - 1) * (stride ? stride : cols) + cols) * (int64_t)ridge_dtype_size(call->arg[arg].dtype);
+    if (__builtin_mul_overflow(rows - 1, stride ? stride : cols, &bytes) ||
+        __builtin_add_overflow(bytes, cols, &bytes) ||
+        __builtin_mul_overflow(bytes, (int64_t)ridge_dtype_size(call->arg[arg].dtype), &bytes))
+        return INT64_MAX;
+    return bytes;
 }
 
 double ridge_problem_bytes(const ridge_call *call)

@@ -44,13 +44,36 @@ expect 2 "k= is missing" "$ridge" test gemm_fp8 m=5 n=7 --device cpu --quiet
 expect 2 "bad value in 'fill=red'" "$ridge" test $problem fill=red --device cpu --quiet
 expect 2 "fill=exact is for gemm_fp8" "$ridge" test $problem fill=exact --device cpu --quiet
 expect 1 "no case ran" "$ridge" test $problem --kernel 'cpu.swiglu_fwd.avx2' --device cpu:c --quiet
+expect 0 " passed, 0 failed" "$ridge" test " $problem " --device cpu --quiet
+expect 0 " passed, 0 failed" "$ridge" test 'multiply ' --quick --device cpu --quiet
+expect 1 "no op matches ''" "$ridge" test ' ' --device cpu --quiet
+expect 1 "--units is for a CUDA device" "$ridge" test $problem --units 4 --device cpu --quiet
+# Not a failed row: what no device takes, and what this machine has no room for.
+expect 1 "ridge test: $problem limit=-1: swiglu_fwd: option limit" "$ridge" test $problem limit=-1 --device cpu --quiet
+for verb in test bench "tune -o $dir/t.tsv"; do
+    expect 1 "GB of memory, " "$ridge" $verb swiglu_fwd rows=10000000 cols=1000000 --device cpu
+    expect 1 "overflows the address space" "$ridge" $verb gemm_fp8 m=2000000000 n=2000000000 k=2000000000 --device cpu
+    expect 1 "2^40 bytes or more" "$ridge" $verb multiply rows=1099511627776 cols=1099511627776 pad=8 --device cpu
+done
+# A failure is a command that runs it again. Here memory runs out, so that something fails.
+short() { (
+    export OMP_NUM_THREADS=1
+    ulimit -v 250000
+    exec "$@"
+); }
+if short "$ridge" info --json >/dev/null 2>&1; then
+    expect 1 "ridge test swiglu_fwd rows=1000 cols=10000 dtype=bf16 --seed 7 --device cpu" \
+        short "$ridge" test swiglu_fwd rows=1000 cols=10000 --seed 7 --device cpu --quiet
+    line=$(sed -n 's/^     ridge //p' "$log" | head -1)
+    expect 0 " passed, 0 failed" "$ridge" $line --once --quiet
+fi
 expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
 expect 1 "option limit must be finite and positive, or 0 for no clamp: $problem limit=-1" "$ridge" explain $problem limit=-1
 expect 1 "tokens is above 16: q8_0_matmul tokens=17" "$ridge" explain q8_0_matmul tokens=17 cols=32 rows=8 x=f32 w=u8 out=f32
 # Problem text: every dimension is said, every number is one; strict.
 expect 2 "swiglu_fwd: cols= is missing" "$ridge" explain swiglu_fwd rows=8 --device cpu
-expect 1 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
+expect 2 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
 for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 shift=99999 alias=2 strict=2; do
     expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
 done
@@ -68,6 +91,7 @@ for number in abc 12x -1 '' 1e3 0x10 99999999999999999999 ' 1' nan; do
     expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu "--chain=$number"
 done
 expect 2 "--chain takes a whole number" "$ridge" bench --suite decode --device cpu --chain=0
+expect 2 "--rotation takes a whole number" "$ridge" bench $problem --device cpu --rotation=0
 for number in abc 12x -1 '' 0 nan inf 1e999; do
     expect 2 "--matrix-rate takes a number above 0" "$ridge" bench $problem --device cpu "--matrix-rate=$number"
 done
@@ -77,7 +101,8 @@ done
 expect 2 "usage" "$ridge" bench
 expect 1 "there is no suite" "$ridge" bench --suite nosuch --device cpu
 expect 1 "there is no suite 'nosuch'" "$ridge" bench --suite quick,nosuch --device cpu
-expect 1 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
+expect 2 "there is no op" "$ridge" tune nosuch rows=1 -o "$dir/t.tsv" --device cpu
+expect 2 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
@@ -92,6 +117,11 @@ expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"
 echo broken >"$dir/b.csv"
 expect 1 "b.csv:1: not the header" "$ridge" compare "$dir/b.csv"
 expect 1 "cannot read" "$ridge" compare "$dir/none.csv"
+expect 1 "cannot read ''" "$ridge" compare ''
+expect 1 "it is empty" "$ridge" compare /dev/null
+expect 1 "not the header" "$ridge" compare /dev/zero
+{ cat "$dir/a.csv" && head -c 5000 /dev/zero | tr '\0' x; } >"$dir/long.csv"
+expect 1 "the line is too long" "$ridge" compare "$dir/long.csv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.tsv" --quiet
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet

@@ -1,5 +1,6 @@
 /* test_ce.c: what one call of a cross entropy op cannot show: slices of a vocabulary against the whole, in any order of
- * arrival; train against eval and backward; results that do not depend on the number of threads or the workspace. */
+ * arrival; train against eval and backward; results that do not depend on the number of threads or the workspace; how
+ * much memory a training call asks for. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -225,12 +226,59 @@ static void workspace_decides(void **state)
     assert_int_equal(ridge_pick(device, &call, 1000, &name), RIDGE_ERR_WORKSPACE);
 }
 
+/* An address that nobody reads: far from the others, and aligned. */
+static void *place(int i)
+{
+    return (void *)((uintptr_t)(i + 1) << 40);
+}
+
+/* Beside dX and dW no more than brings all to dX + 4VH bytes + 300 MB (2 KB a class and 16 MB, if that is more),
+ * whatever the type of dW and however many rows. The row with the plain loops in C is for looking things up, not for
+ * size. */
+static void workspace_is_bounded(void **state)
+{
+    static const int64_t shapes[][3] = {{16384, 2048, 32000},  {32768, 2048, 32000}, {16384, 4096, 128256},
+                                        {8192, 4096, 128256},  {8192, 2304, 256000}, {65536, 1024, 32000},
+                                        {16384, 2048, 256000}, {20000, 1000, 50001}};
+    static const ridge_dtype types[] = {RIDGE_F32, RIDGE_BF16};
+    static const char *const devices[] = {"model:sm90", "model:sm80", "cpu"};
+    static const uint32_t flags[] = {0, RIDGE_ACCUMULATE, RIDGE_CE_W_HV};
+
+    (void)state;
+    for (int i = 0; i < 8 * 2 * 3 * 3; i++) {
+        const int64_t *dim = shapes[i % 8], weights = dim[1] * dim[2], more = 2048 * dim[2] + 16000000;
+        const ridge_dtype type = types[i / 8 % 2];
+        ridge_call call = ridge_linear_ce_train(dim[0], dim[1], dim[2], RIDGE_BF16, place(0), place(1), RIDGE_I64,
+                                                place(2), place(3), place(4), place(5));
+        const int64_t most = 4 * weights + (more > 300000000 ? more : 300000000);
+        ridge_device *model;
+        const char *name;
+        ridge_status status;
+        size_t bytes;
+
+        call.arg[RIDGE_LINEAR_CE_DW].dtype = type;
+        call.flags |= flags[i / 48];
+        assert_int_equal(ridge_open(devices[i / 16 % 3], &model), RIDGE_OK);
+        status = ridge_pick(model, &call, SIZE_MAX, &name); /* a build without CUDA has no rows for the models */
+        if (status != RIDGE_OK && (status != RIDGE_ERR_UNSUPPORTED || i / 16 % 3 == 2))
+            fail_msg("%s", ridge_error());
+        if (status == RIDGE_OK && strcmp(name, "cpu.linear_ce_train.c") != 0) {
+            assert_int_equal(ridge_workspace_bytes(model, &call, &bytes), RIDGE_OK);
+            if ((int64_t)bytes + (type == RIDGE_F32 ? 4 : 2) * weights > most)
+                fail_msg("%s at %lld, %lld, %lld, dW of %d bytes: %zu bytes", name, (long long)dim[0],
+                         (long long)dim[1], (long long)dim[2], type == RIDGE_F32 ? 4 : 2, bytes);
+        }
+        ridge_close(model);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slices_agree_with_the_whole),
         cmocka_unit_test(threads_and_workspace),
         cmocka_unit_test(workspace_decides),
+        cmocka_unit_test(workspace_is_bounded),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

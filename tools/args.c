@@ -38,12 +38,18 @@ double args_positive(const struct argp_state *state, const char *option, const c
 
 void args_word(const struct argp_state *state, const char *arg, char *text, size_t size)
 {
+    static const char blanks[] = " \t\n";
     const size_t used = strlen(text);
+    size_t length;
 
-    if (used + strlen(arg) + 2 > size)
+    arg += strspn(arg, blanks);
+    length = strlen(arg);
+    while (length && strchr(blanks, arg[length - 1]))
+        length--;
+    if (used + length + 2 > size)
         argp_error(state, "the problem is longer than %zu characters", size - 2);
     else
-        snprintf(text + used, size - used, "%s%s", used ? " " : "", arg);
+        snprintf(text + used, size - used, "%s%.*s", used && length ? " " : "", (int)length, arg);
 }
 
 void args_file(const struct argp_state *state, const char *arg, args_files *files)

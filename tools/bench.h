@@ -12,7 +12,7 @@ typedef struct bench_options {
     uint64_t seed;
     double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
     bool json, ceilings, overhead, every, settled, chain, rivals;
-    int layers;
+    int layers, rotation;
 } bench_options;
 
 typedef struct bench {

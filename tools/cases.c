@@ -187,8 +187,11 @@ void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_c
 {
     int align = 16, packed = 1;
 
-    if (ridge_problem_parse(op, text, &layout.call, &align, &packed) == RIDGE_OK)
-        append(list, &layout);
+    if (ridge_problem_parse(op, text, &layout.call, &align, &packed)) { /* not one case fewer, unnoticed */
+        fprintf(stderr, "ridge: a case of this program is wrong: %s: %s\n", text, ridge_error());
+        exit(1);
+    }
+    append(list, &layout);
 }
 
 static const char *const swiglu_acts[] = {"silu", "gelu_tanh", "gelu_erf", "relu2"};

@@ -29,9 +29,14 @@ static const struct {
     {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID, .pad = 3, .pad_of = PAD_SINGLE_ROWS}},
     {70, 136, 1, {.fill = FILL_UNIT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
     {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_halves */
+    /* add_planes: several chunks where the workspace is small; of the first two, P^T of the first one lies in dW. */
+    {400, 136, 4360, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
+    {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
+    {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2}},
+    {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
 };
 
-enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };
+enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), HALVES = SHAPES - 5, PLANES };
 
 /* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
  * record. {} stand for what an op does not have. */
@@ -151,7 +156,32 @@ static void add_halves(case_list *list, const ridge_op_row *op)
 
     for (int i = 0; i < 4; i++)
         for (int n = i >= 2; n < 2; n++) /* bf16, f16 */
-            add(list, op, SHAPES - 1, &of[i], n, "");
+            add(list, op, HALVES, &of[i], n, "");
+}
+
+/* dW of 16 bits of several chunks, whose f32 sum lies in two planes (Hopper): two, three or four of them, the last ones
+ * without rows where half are ignored. n: bf16 or f16, of W [V, H] or [H, V]. */
+static void add_planes(case_list *list, const ridge_op_row *op, case_level level)
+{
+    static const struct {
+        option o;
+        int shape, n;
+    } of[] = {
+        {{"", "lse=1", "dw=x", CE_VALID | CE_FREQUENT}, 0, 0},
+        {{"label_smoothing=0.1", "", "dw=x accumulate=1 dbias=1", CE_VALID}, 2, 1},
+        {{"class_weight=1", "", "dw=x", CE_FREQUENT}, 2, 3},
+        {{"", "", "dw=x accumulate=1 dbias=1", CE_HALF}, 2, 0},
+        {{"", "", "dw=x", CE_FREQUENT}, 3, 0},
+        {{"lse_square_scale=0.01", "", "dw=x", CE_HALF}, 3, 1},
+        {{"", "", "dw=x", CE_NO_ROW}, 2, 7},
+        {{"", "", "dw=x accumulate=1", CE_NO_ROW}, 3, 0},
+        {{"", "", "dw=x", CE_HALF}, 0, 1}, /* this one and the next take seconds */
+        {{"", "", "dw=x", CE_FREQUENT}, 1, 0},
+    };
+    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 8 : 10;
+
+    for (int i = 0; i < count; i++)
+        add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");
 }
 
 static void combine_cases(const ridge_op_row *op, case_list *list)
@@ -186,7 +216,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
         combine_cases(op, list);
         return;
     }
-    for (int shape = 0; shape < SHAPES - 1; shape++)
+    for (int shape = 0; shape < HALVES; shape++)
         for (int i = 0; i < OPTIONS; i++, n++) {
             const bool large = shape >= 8; /* an eighth of the options; also of shapes for strides alone */
 
@@ -195,7 +225,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
             add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
         }
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
-        add_halves(list, op);
+        add_halves(list, op), add_planes(list, op, level);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else

@@ -13,10 +13,12 @@ static const char *const out_dtypes[] = {"f32", "bf16"};
  * halves of one), whole turns; fewer rows than a vector has, odd numbers, many. */
 static const struct {
     int cols, rows;
-} shapes[] = {{32, 1},     {96, 3},    {128, 17},  {160, 8},    {992, 5},  {1024, 33}, {1056, 9}, {2080, 2},
-              {4096, 100}, {3168, 31}, {14336, 6}, {1024, 300}, {576, 50}, {1600, 21}, {0, 4},    {64, 0}};
+} shapes[] = {{32, 1},   {96, 3},    {128, 17},   {160, 8},   {992, 5},    {1024, 33},
+              {1056, 9}, {2080, 2},  {4096, 100}, {3168, 31}, {14336, 6},  {1024, 300},
+              {576, 50}, {1600, 21}, {0, 4},      {64, 0},    {20480, 17}, {140288, 3}};
 
-enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) };
+/* The last two: more turns than a ring of stages has places, and than x may have boxes at one token. */
+enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) - 2 };
 
 static void product_text(const ridge_op_row *op, int tokens, int shape, int form, char *text, size_t size)
 {
@@ -75,6 +77,12 @@ static void product_cases(const ridge_op_row *op, case_list *list, case_level le
             product_text(op, some[(shape + form) % 8], shape, form, text, sizeof text);
             cases_add(list, op, text, layout);
         }
+    for (int i = 0; i < 5; i++) {
+        static const int some[] = {1, 3, 16, 1, 1}, form[] = {4, 4, 4, 1, 4};
+
+        product_text(op, some[i], SHAPES + i / 4, form[i], text, sizeof text);
+        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
+    }
     product_text(op, 0, 2, 0, text, sizeof text);
     cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
     product_text(op, 3, 4, 1, text, sizeof text);

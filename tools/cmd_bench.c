@@ -16,7 +16,8 @@ enum {
     OPT_EVERY,
     OPT_SETTLED,
     OPT_CHAIN,
-    OPT_RIVALS
+    OPT_RIVALS,
+    OPT_ROTATION
 };
 
 static const struct argp_option option_table[] = {
@@ -39,6 +40,10 @@ static const struct argp_option option_table[] = {
     {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
     {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
      "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token", 0},
+    {"rotation", OPT_ROTATION, "TIMES", 0,
+     "copies of the operands that a graph goes through, in sizes of the last-level cache (default 4): with more, the "
+     "first call of a graph, which overlaps nothing, weighs less",
+     0},
     {"all", OPT_EVERY, NULL, 0, "--weights: every tensor, not one of each shape", 0},
     {0}};
 
@@ -86,6 +91,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     case OPT_CHAIN:
         o->chain = true;
         o->layers = arg ? (int)args_whole(state, "--chain", arg, 1, 1000) : 1;
+        break;
+    case OPT_ROTATION:
+        o->rotation = (int)args_whole(state, "--rotation", arg, 1, 100);
         break;
     case OPT_RIVALS:
         o->rivals = true;
@@ -291,7 +299,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     candidate list[TIMING_CANDIDATES] = {{0}};
     int rows, count, timed;
     double err = -1;
-    rotation r = {.device = b->device, .settled = b->o->settled};
+    rotation r = {.device = b->device, .settled = b->o->settled, .times = b->o->rotation};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[400];
@@ -341,12 +349,18 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
 
 static bool bench_one(bench *b, const char *suite, const char *line)
 {
+    ridge_problem problem;
+    ridge_call call;
     test_case c;
     image im;
     bool good;
 
     if (!case_parse(line, &c))
         return false;
+    if (!case_problem(&c, &call, &problem) || !case_fits(b->device, &c, 1, 2)) {
+        fprintf(stderr, "ridge bench: %s: %s\n", line, ridge_error());
+        return false;
+    }
     good = image_build_to_time(&c, b->o->seed, &im);
     if (good)
         good = bench_image(b, suite, &c, &im, NULL, NULL);
@@ -401,6 +415,7 @@ int cmd_bench(int argc, char **argv)
         NULL,         NULL};
     bench_options o = {.seed = 1};
     bench b = {.o = &o};
+    test_case one;
     record first;
     bool good = true;
 
@@ -410,6 +425,8 @@ int cmd_bench(int argc, char **argv)
                         " --overhead\n");
         return 2;
     }
+    if (o.text[0] && !case_parse(o.text, &one)) /* which has said why */
+        return 2;
     b.device = device_open(o.device);
     if (b.device && !b.device->backend) {
         fprintf(stderr, "ridge bench: a model device runs nothing\n");

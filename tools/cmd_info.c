@@ -274,15 +274,12 @@ static int explain_suite(const options *o)
         ridge_problem problem;
         ridge_call call;
         test_case c;
-        image im;
         double us;
 
         if (strcmp(line.suite, o->suite) != 0 || !case_parse(line.text, &c))
             continue;
-        image_place(&c, &im);
-        call = image_call(&im, (void *)(uintptr_t)(1u << 20));
         lines++;
-        if (ridge_validate(&call, &problem) || ridge_choose(device, &call, &problem, SIZE_MAX, &row, &because))
+        if (!case_problem(&c, &call, &problem) || ridge_choose(device, &call, &problem, SIZE_MAX, &row, &because))
             row = NULL;
         us = row && row->cost ? row->cost(device, row, &problem) : 0.0;
         if (o->json)
@@ -308,8 +305,8 @@ int cmd_explain(int argc, char **argv)
 {
     options o;
     test_case c;
-    image im;
     ridge_device *device;
+    ridge_problem problem;
     ridge_call call;
     char *text = NULL;
     size_t length = 0;
@@ -325,9 +322,7 @@ int cmd_explain(int argc, char **argv)
     device = device_open(o.device);
     if (!device)
         return 1;
-    image_place(&c, &im);
-    call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
-    good = ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK;
+    good = case_problem(&c, &call, &problem) && ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK;
     text = good ? malloc(length + 1) : NULL;
     good = text && ridge_explain(device, &call, text, length + 1, &length) == RIDGE_OK;
     if (!good)

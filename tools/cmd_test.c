@@ -1,5 +1,6 @@
 /* cmd_test.c: `ridge test`: every case, or the one that is asked for, through every row that can run it, against the C
  * reference and the contracts (test_row.c). Faulty rows for `ridge teeth` go the same way (cmd_teeth.c). */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,8 @@ typedef struct options {
     const char *device, *kernel;
     const char *op;       /* pattern of names; NULL: all */
     const test_case *one; /* instead of the cases of the ops */
-    char text[1024];
+    char text[1024];      /* the arguments */
+    bool named;           /* there were some */
     bool once;
     int units; /* multiprocessors that the device is said to have; 0: what it has */
     uint64_t seed;
@@ -19,21 +21,61 @@ typedef struct options {
 } options;
 
 typedef struct tally {
-    int passed, failed, skipped, shown;
-    double worst;        /* error / bound of the reference */
-    unsigned char *used; /* kernel index -> ran at least once */
+    int passed, failed, skipped, hidden; /* hidden: of the failed */
+    double worst;                        /* error / bound of the reference */
+    unsigned char *used;                 /* kernel index -> ran at least once */
 } tally;
 
-static void fail_line(tally *t, const char *who, const char *what, const char *why)
+enum { SHOWN = 50 };
+
+/* The command that does the same again: `what`, through the row `kernel` alone if there is one. */
+static void print_command(const options *o, const char *what, const char *kernel)
 {
-    t->failed++;
-    if (t->shown++ < 50)
-        printf("FAIL %s\n     %s\n     %s\n", who, what, why);
+    printf("     ridge test %s --seed %" PRIu64, what, o->seed);
+    if (o->device)
+        printf(" --device %s", o->device);
+    if (kernel)
+        printf(" --kernel %s", kernel);
+    if (o->units)
+        printf(" --units %d", o->units);
+    printf("%s\n", o->once ? " --once" : "");
+}
+
+static void fail_line(const options *o, tally *t, const ridge_kernel *kernel, const char *what, const char *why)
+{
+    if (t->failed++ >= SHOWN) {
+        t->hidden++;
+        return;
+    }
+    printf("FAIL %s\n", kernel ? kernel->name : "the C reference");
+    print_command(o, what, kernel ? kernel->name : NULL);
+    printf("     %s\n", why);
 }
 
 static bool kernel_wanted(const options *o, const ridge_kernel *kernel)
 {
     return name_matches(o->kernel, kernel->name);
+}
+
+/* Copies of the operands that a test has at once: the image, the reference's result, two of the row, one to compare,
+ * and the bound in float64. */
+static bool has_memory(const ridge_device *device, const test_case *c)
+{
+    image im;
+
+    image_place(c, &im);
+    return test_is_large(&im) ? case_fits(device, c, 4, 1) : case_fits(device, c, 7, 2);
+}
+
+/* The text that a failure prints must give the case back. */
+static bool text_is_case(const test_case *c, const char *text)
+{
+    test_case again;
+
+    return case_parse(text, &again) && memcmp(&c->call, &again.call, sizeof c->call) == 0 && c->fill == again.fill &&
+           c->pad == again.pad && (!c->pad || c->pad_of == again.pad_of) && c->shift == again.shift &&
+           c->fused == again.fused && c->alias == again.alias && c->repeats == again.repeats &&
+           c->slices == again.slices && c->variant == again.variant;
 }
 
 /* One case: the reference once, its float64 bound, then every row. */
@@ -47,16 +89,21 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
     double worst = 0;
 
     case_print(c, what, sizeof what);
+    if (!has_memory(device, c)) {
+        t->skipped++;
+        printf("SKIP %s: %s\n", what, ridge_error());
+        return;
+    }
     if (!image_build(c, o->seed, &im) || !(expected = aligned_alloc(256, (im.bytes + 255) / 256 * 256))) {
         image_free(&im);
-        fail_line(t, "harness", what, "out of memory");
+        fail_line(o, t, NULL, what, "out of memory");
         return;
     }
     call = image_call(&im, im.host);
     if (ridge_validate(&call, &problem) || image_reference(&im, expected))
-        fail_line(t, "the C reference", what, ridge_error());
+        fail_line(o, t, NULL, what, ridge_error());
     else if (!test_is_large(&im) && !image_close(&im, expected, &worst, why, sizeof why))
-        fail_line(t, "the C reference", what, why);
+        fail_line(o, t, NULL, what, why);
     else
         for (int i = 0; ridge_kernel_at(i); i++) {
             test_row row = {.kernel = ridge_kernel_at(i), .once = o->once};
@@ -68,7 +115,7 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
             if (test_one(&row, device, c, &im, expected, why, sizeof why))
                 t->passed++;
             else
-                fail_line(t, row.kernel->name, what, why);
+                fail_line(o, t, row.kernel, what, why);
         }
     t->worst = worst > t->worst ? worst : t->worst;
     free(expected);
@@ -78,13 +125,9 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
 /* Rows of the filter that ran no case, with the reason from the one case or from an empty problem. */
 static void list_skipped(const options *o, const ridge_device *device, tally *t)
 {
-    image im = {0};
     ridge_call call;
     int others = 0;
 
-    if (o->one)
-        image_place(o->one, &im);
-    call = image_call(&im, (void *)256); /* somewhere: nothing runs */
     for (int i = 0; ridge_kernel_at(i); i++) {
         const ridge_kernel *kernel = ridge_kernel_at(i);
         const char *why;
@@ -99,7 +142,7 @@ static void list_skipped(const options *o, const ridge_device *device, tally *t)
         }
         memset(&problem, 0, sizeof problem);
         problem.op = kernel->op;
-        if (o->one && ridge_validate(&call, &problem))
+        if (o->one && !case_problem(o->one, &call, &problem))
             return;
         why = ridge_why_not(device, kernel, &problem);
         printf("SKIP %s: %s\n", kernel->name, why ? why : "no case that it can run");
@@ -120,6 +163,7 @@ static bool op_wanted(const options *o, const ridge_op_row *op)
 static void test_op(const options *o, const ridge_device *device, const ridge_op_row *op, tally *t)
 {
     case_list list = {0};
+    char what[512];
     progress p;
     int errors, tried;
 
@@ -128,6 +172,9 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     cases_of(op, o->level, &list);
     progress_start(&p, list.count, o->quiet);
     for (int i = 0; i < list.count; i++) {
+        case_print(&list.at[i], what, sizeof what);
+        if (!text_is_case(&list.at[i], what))
+            fail_line(o, t, NULL, what, "this text does not name the case that it is of");
         if (!list.at[i].gpu || device->backend_id == RIDGE_CUDA)
             test_case_rows(o, device, &list.at[i], t);
         progress_step(&p, op->name);
@@ -136,6 +183,8 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     free(list.at);
     if (!o->kernel) {
         errors = test_errors(device, op, &tried);
+        if (errors)
+            print_command(o, op->name, NULL);
         t->failed += errors;
         t->passed += tried - errors;
     }
@@ -183,6 +232,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         break;
     case ARGP_KEY_ARG:
         args_word(state, arg, o->text, sizeof o->text);
+        o->named = true;
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -195,9 +245,19 @@ static bool something_wanted(const options *o, const ridge_device *device)
 {
     const bool exact = name_matches(o->op, "exact") && !o->kernel;
     bool op = false, row = false;
+    ridge_problem problem;
+    ridge_call call;
 
     if (!device->backend) {
         fprintf(stderr, "ridge test: a model device runs nothing\n");
+        return false;
+    }
+    if (o->units && device->backend_id != RIDGE_CUDA) {
+        fprintf(stderr, "ridge test: --units is for a CUDA device: there is no grid on %s\n", device->name);
+        return false;
+    }
+    if (o->one && (!case_problem(o->one, &call, &problem) || !has_memory(device, o->one))) {
+        fprintf(stderr, "ridge test: %s: %s\n", o->text, ridge_error());
         return false;
     }
     for (int i = 1; i < RIDGE_OPS; i++)
@@ -227,6 +287,8 @@ static void test_all(const options *o, const ridge_device *device, tally *t)
     if (device->backend->exact && name_matches(o->op, "exact") && !o->kernel) {
         int tried, wrong = test_exact(device, o->level == CASES_LARGE, &tried);
 
+        if (wrong)
+            print_command(o, o->level == CASES_LARGE ? "exact --large" : "exact", NULL);
         t->failed += wrong;
         t->passed += tried - wrong;
     }
@@ -252,12 +314,12 @@ int cmd_test(int argc, char **argv)
     bool wanted;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (strchr(o.text, ' ')) {
+    if (strpbrk(o.text, " \t\n")) {
         if (!case_parse(o.text, &one))
             return 2;
         o.one = &one;
         o.op = ridge_op_table[one.call.op]->name;
-    } else if (o.text[0])
+    } else if (o.named)
         o.op = o.text;
     device = device_open(o.device);
     if (!device)
@@ -270,11 +332,13 @@ int cmd_test(int argc, char **argv)
         return 1;
     }
     said = *device;
-    if (o.units && device->backend_id == RIDGE_CUDA)
+    if (o.units)
         said.units = o.units;
     test_all(&o, &said, &t);
     printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
     printf("worst error of the reference: %.3f of its float64 bound\n", t.worst);
+    if (t.hidden)
+        printf("%d more failures are not shown\n", t.hidden);
     printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
     if (t.passed + t.failed == 0)
         fprintf(stderr, "ridge test: no case ran\n");

@@ -74,9 +74,7 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     c.call.dim[0] = c.call.dim[0] < few ? c.call.dim[0] : few;
     for (int i = 1; i < 3 && c.call.op == RIDGE_GEMM_FP8; i++) /* the reference is slow */
         c.call.dim[i] = c.call.dim[i] > 2048 ? 1024 + c.call.dim[i] % 1024 : c.call.dim[i];
-    image_place(&c, &im);
-    call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
-    if (ridge_validate(&call, &problem) == RIDGE_OK && ridge_why_not(device, kernel, &problem))
+    if (case_problem(&c, &call, &problem) && ridge_why_not(device, kernel, &problem))
         return true; /* too few tiles to share, for one: `ridge test` has it at sizes of its own */
     if (!image_build(&c, 5, &im))
         return false;
@@ -189,6 +187,8 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
         ridge_fail(RIDGE_ERR_ARG, "strict=1 has no place in a tuning file");
         return -1;
     }
+    if (!case_problem(&c, &call, &problem) || !case_fits(device, &c, 1, 2))
+        return -1;
     if (!image_build_to_time(&c, 1, &im)) {
         ridge_fail(RIDGE_ERR_DEVICE, "no memory for its operands");
         return -1;
@@ -223,7 +223,6 @@ static int tune_record(const ridge_device *device, const record *at, int first, 
     ridge_problem problem;
     ridge_call call;
     test_case c;
-    image im;
     int found = 1;
 
     for (int i = 0; i < count; i++)
@@ -234,9 +233,7 @@ static int tune_record(const ridge_device *device, const record *at, int first, 
     snprintf(line, sizeof line, "%s %s", at[first].op, at[first].problem);
     if (!case_parse(line, &c)) /* which has said why */
         return -2;
-    image_place(&c, &im);
-    call = image_call(&im, (void *)(uintptr_t)(1u << 20)); /* addresses that nothing follows */
-    if (ridge_validate(&call, &problem) || !(usual = untuned(device, &call, &problem)))
+    if (!case_problem(&c, &call, &problem) || !(usual = untuned(device, &call, &problem)))
         return -1;
     for (int i = first; i < count && found < TIMING_CANDIDATES; i++) {
         const ridge_kernel *row = ridge_kernel_find(at[i].kernel, strlen(at[i].kernel));
@@ -344,6 +341,7 @@ int cmd_tune(int argc, char **argv)
         NULL,         NULL};
     options o = {.out = "tuned.tsv"};
     ridge_device *device;
+    test_case one;
     char date[32];
     time_t now = time(NULL);
     struct tm utc;
@@ -355,6 +353,8 @@ int cmd_tune(int argc, char **argv)
         fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
         return 2;
     }
+    if (o.text[0] && !case_parse(o.text, &one)) /* which has said why */
+        return 2;
     device = device_open(o.device);
     if (!device || (!device->backend && !o.from)) {
         if (device)

@@ -39,6 +39,7 @@ bool name_matches(const char *pattern, const char *name)
 
 /* ----------------------------------------------------------------------------------------------------- case text */
 
+static const char blanks[] = " \t\n";
 static const char *const pad_names[] = {"all", "outputs", "single_rows", NULL};
 static const char *const fill_names[] = {"normal", "unit", "edge", "every", "groups", "period", "exact", NULL};
 
@@ -112,17 +113,22 @@ static bool is_row_wise(const ridge_op_row *op, const ridge_call *call)
 
 bool case_parse(const char *text, test_case *c)
 {
-    char *copy = strdup(text), *rest = NULL, problem[1024] = "";
-    size_t used = 0, name = strcspn(text, " ");
-    const ridge_op_row *op = ridge_op_find(text, name);
+    char *copy, *rest = NULL, problem[1024] = "";
+    size_t used = 0, name;
+    const ridge_op_row *op;
     int align = 16, packed = 1;
-    bool good = copy && op, bad = false;
+    bool good, bad = false;
 
+    text += strspn(text, blanks);
+    name = strcspn(text, blanks);
+    op = ridge_op_find(text, name);
+    copy = strdup(text);
+    good = copy && op;
     memset(c, 0, sizeof *c);
     c->fill = FILL_UNIT;
     if (!op)
         fprintf(stderr, "ridge: there is no op '%.*s' (see `ridge ops`)\n", (int)name, text);
-    for (char *word = good ? strtok_r(copy + name, " ", &rest) : NULL; word; word = strtok_r(NULL, " ", &rest)) {
+    for (char *word = good ? strtok_r(copy + name, blanks, &rest) : NULL; word; word = strtok_r(NULL, blanks, &rest)) {
         if (layout_word(word, c, &bad))
             continue;
         if (bad || used + strlen(word) + 2 > sizeof problem) {
@@ -156,6 +162,55 @@ bool case_parse(const char *text, test_case *c)
     if (good && !packed && c->pad == 0 && !c->fused)
         c->pad = 16 / (int)smallest_element(&c->call);
     return good;
+}
+
+bool case_problem(const test_case *c, ridge_call *call, ridge_problem *problem)
+{
+    image im;
+
+    image_place(c, &im);
+    *call = image_call(&im, (void *)(uintptr_t)(1u << 20));
+    return ridge_validate(call, problem) == RIDGE_OK;
+}
+
+/* Of the host, what can still be had; 0: not known. */
+static double free_memory(void)
+{
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    double kilobytes = 0;
+
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %lf kB", &kilobytes) != 1)
+        ;
+    if (file)
+        fclose(file);
+    return kilobytes * 1024;
+}
+
+bool case_fits(const ridge_device *device, const test_case *c, int host, int on_device)
+{
+    const bool cpu = device->backend_id == RIDGE_CPU;
+    const double room = free_memory(), room_there = (double)device->memory_bytes;
+    const ridge_op_row *op = ridge_op_table[c->call.op];
+    double bytes = 0, here, there;
+
+    for (int arg = 0; arg < op->args; arg++) {
+        int64_t rows, cols;
+
+        op->extent(&c->call, arg, &rows, &cols);
+        bytes += (double)rows * ((double)cols * (c->fused ? 2 : 1) + c->pad) *
+                 (double)ridge_dtype_size(c->call.arg[arg].dtype);
+    }
+    here = bytes * (host + (cpu ? on_device : 0));
+    there = cpu ? 0 : bytes * on_device;
+    if (room > 0 && here > room)
+        ridge_fail(RIDGE_ERR_DEVICE, "it needs %.1f GB of memory, %.1f GB are free", 1e-9 * here, 1e-9 * room);
+    else if (room_there > 0 && there > room_there)
+        ridge_fail(RIDGE_ERR_DEVICE, "it needs %.1f GB on the device, which has %.1f GB", 1e-9 * there,
+                   1e-9 * room_there);
+    else
+        return true;
+    return false;
 }
 
 void case_print(const test_case *c, char *text, size_t size)

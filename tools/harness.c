@@ -434,7 +434,8 @@ ridge_call image_call(const image *im, void *base)
 
     for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++)
         if (call.arg[arg].dtype != RIDGE_NONE)
-            call.arg[arg].data = (unsigned char *)base + im->offset[arg];
+            call.arg[arg].data =
+                (void *)((uintptr_t)base + im->offset[arg]); /* sizes that overflow are refused later */
     return call;
 }
 

@@ -140,21 +140,25 @@ static const char *read_line(char *line, record *r)
 bool record_read(const char *file, record **at, int *count)
 {
     FILE *from = fopen(file, "r");
-    char *line = NULL;
+    char line[4096];
     const char *wrong = NULL;
-    size_t room = 0;
     int number = 0;
 
     if (!from) {
-        fprintf(stderr, "ridge: cannot read %s: %s\n", file, strerror(errno));
+        fprintf(stderr, "ridge: cannot read '%s': %s\n", file, strerror(errno));
         return false;
     }
-    while (!wrong && getline(&line, &room, from) >= 0) {
+    while (!wrong && fgets(line, sizeof line, from)) {
+        const bool whole = strlen(line) + 1 < sizeof line || strchr(line, '\n');
         record *grown;
 
         line[strcspn(line, "\r\n")] = 0;
         if (++number == 1) {
             wrong = strcmp(line, record_header) ? "not the header of a record" : NULL;
+            continue;
+        }
+        if (!whole) {
+            wrong = "the line is too long";
             continue;
         }
         grown = realloc(*at, (size_t)(*count + 1) * sizeof **at);
@@ -170,10 +174,11 @@ bool record_read(const char *file, record **at, int *count)
     if (ferror(from))
         wrong = strerror(errno);
     else if (number == 0)
-        wrong = "empty";
-    if (wrong)
+        wrong = "it is empty";
+    if (wrong && number)
         fprintf(stderr, "%s:%d: %s\n", file, number, wrong);
-    free(line);
+    else if (wrong)
+        fprintf(stderr, "ridge: cannot read '%s': %s\n", file, wrong);
     fclose(from);
     return !wrong;
 }

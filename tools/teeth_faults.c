@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../cpu/num.h"
 #include "teeth.h"
 
 static ridge_status run_row(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
@@ -125,29 +126,63 @@ static ridge_call with_strides(const ridge_call *call)
 
 bool teeth_refused;
 
-/* Runs another call than the one asked for, where the row can run it at all. */
+/* The row can run a call that is not the one asked for. */
+static ridge_status accepts(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                            size_t bytes, ridge_problem *problem)
+{
+    ridge_status status = ridge_validate(call, problem);
+    const char *reason = status ? NULL : ridge_why_not(device, kernel, problem);
+
+    if (reason)
+        status = ridge_fail(RIDGE_ERR_UNSUPPORTED, "the row refuses the changed problem: %s", reason);
+    else if (!status && kernel->workspace && kernel->workspace(device, kernel, problem) > bytes)
+        status = ridge_fail(RIDGE_ERR_WORKSPACE, "the changed problem needs more workspace");
+    return status;
+}
+
+/* Runs the first of some changed calls that the row can run. */
+static ridge_status run_first_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *list,
+                                 int count, void *workspace, size_t bytes, void *stream)
+{
+    ridge_status status = RIDGE_OK;
+    ridge_problem problem;
+
+    for (int i = 0; i < count; i++) {
+        status = accepts(device, kernel, &list[i], bytes, &problem);
+        if (!status)
+            return kernel->launch(device, kernel, &problem, &list[i], workspace, bytes, stream);
+    }
+    teeth_refused = true;
+    return status;
+}
+
 static ridge_status run_changed(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                                 void *workspace, size_t bytes, void *stream)
 {
-    ridge_problem problem;
-    ridge_status status = ridge_validate(call, &problem);
+    return run_first_of(device, kernel, call, 1, workspace, bytes, stream);
+}
 
-    if (!status && ridge_why_not(device, kernel, &problem))
-        status = ridge_fail(RIDGE_ERR_UNSUPPORTED, "the row refuses the changed problem");
-    if (!status && kernel->workspace && kernel->workspace(device, kernel, &problem) > bytes)
-        status = ridge_fail(RIDGE_ERR_WORKSPACE, "the changed problem needs more workspace");
-    teeth_refused = teeth_refused || status;
-    return status ? status : kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);
+enum { WAYS = 7 };
+
+/* The call with dim[1] changed by `by`, and by 8, 16, .. 256: rows want multiples of as much. */
+static void other_columns(const ridge_call *call, int64_t by, ridge_call list[WAYS])
+{
+    const int64_t unit = by < 0 ? -8 : 8;
+
+    for (int i = 0; i < WAYS; i++) {
+        list[i] = with_strides(call);
+        list[i].dim[1] += i == 0 ? by : unit * (1 << (i - 1));
+    }
 }
 
 FAULT(drops_the_last_columns)
 {
-    ridge_call copy = with_strides(call);
     const int step = ridge_op_table[call->op]->step[1];
+    ridge_call list[WAYS];
 
     (void)problem, (void)im, (void)memory;
-    copy.dim[1] = step > 1 ? call->dim[1] - step : call->dim[1] / 8 * 8 - 1;
-    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+    other_columns(call, step > 1 ? -step : call->dim[1] / 8 * 8 - 1 - call->dim[1], list);
+    return run_first_of(device, kernel, list, WAYS, workspace, bytes, stream);
 }
 
 FAULT(drops_the_last_row)
@@ -161,12 +196,12 @@ FAULT(drops_the_last_row)
 
 FAULT(writes_into_the_padding)
 {
-    ridge_call copy = with_strides(call);
     const int step = ridge_op_table[call->op]->step[1];
+    ridge_call list[WAYS];
 
     (void)problem, (void)im, (void)memory;
-    copy.dim[1] += step ? step : 1;
-    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+    other_columns(call, step ? step : 1, list);
+    return run_first_of(device, kernel, list, WAYS, workspace, bytes, stream);
 }
 
 FAULT(takes_the_next_rows_scale)
@@ -249,14 +284,16 @@ FAULT(takes_the_next_rows_scale_of_a)
     return run_changed(device, kernel, &copy, workspace, bytes, stream);
 }
 
+/* Of the next row of the table; where that would reach into d, of four columns on. */
 FAULT(takes_the_next_blocks_scale_of_b)
 {
-    ridge_call copy = with_strides(call);
+    ridge_call list[] = {with_strides(call), with_strides(call)};
+    ridge_operand *const next = &list[0].arg[RIDGE_GEMM_FP8_SCALE_B], *const on = &list[1].arg[RIDGE_GEMM_FP8_SCALE_B];
 
     (void)problem, (void)im, (void)memory;
-    copy.arg[RIDGE_GEMM_FP8_SCALE_B].data =
-        (float *)copy.arg[RIDGE_GEMM_FP8_SCALE_B].data + copy.arg[RIDGE_GEMM_FP8_SCALE_B].stride;
-    return run_changed(device, kernel, &copy, workspace, bytes, stream);
+    next->data = (float *)next->data + next->stride;
+    on->data = (float *)on->data + 4;
+    return run_first_of(device, kernel, list, 2, workspace, bytes, stream);
 }
 
 FAULT(drops_the_tail_of_k)
@@ -312,24 +349,30 @@ FAULT(forgets_the_bias)
     return run_changed(device, kernel, &copy, workspace, bytes, stream);
 }
 
-/* Rows [row, row + rows) and columns [col, col + cols) of D, f32, times `factor`. */
+/* Rows [row, row + rows) and columns [col, col + cols) of D, f32 or bf16, times `factor`. */
 static ridge_status scale_part(const ridge_device *device, const image *im, void *memory, int64_t row, int64_t rows,
                                int64_t col, int64_t cols, float factor, void *stream)
 {
     const ridge_operand *d = &im->call.arg[RIDGE_GEMM_FP8_D];
     ridge_status status = device->backend->sync(device, stream);
+    const size_t size = ridge_dtype_size(d->dtype);
     float line[1024];
+    uint16_t half[1024];
+    void *const buffer = size == 4 ? (void *)line : half;
 
     if (cols > (int64_t)(sizeof line / sizeof *line))
         return ridge_fail(RIDGE_ERR_ARG, "a row of the case is too long for this fault");
     for (int64_t i = row; i < row + rows && !status; i++) {
         void *at = (char *)memory + im->offset[RIDGE_GEMM_FP8_D] +
-                   (size_t)(i * (d->stride ? d->stride : im->call.dim[1]) + col) * sizeof *line;
+                   (size_t)(i * (d->stride ? d->stride : im->call.dim[1]) + col) * size;
 
-        status = device->backend->download(device, line, at, (size_t)cols * sizeof *line);
+        status = device->backend->download(device, buffer, at, (size_t)cols * size);
         for (int64_t j = 0; j < cols; j++)
-            line[j] *= factor;
-        status = status ? status : device->backend->upload(device, at, line, (size_t)cols * sizeof *line);
+            if (size == 4)
+                line[j] *= factor;
+            else
+                half[j] = ridge_bf16_from_f32(ridge_f32_from_bf16(half[j]) * factor);
+        status = status ? status : device->backend->upload(device, at, buffer, (size_t)cols * size);
     }
     return status;
 }
@@ -348,12 +391,13 @@ FAULT(gets_one_element_wrong)
     return status ? status : scale_part(device, im, memory, 21, 1, 77, 1, 1.125f, stream);
 }
 
-/* Each element within its own bound, the tile as a whole not. */
+/* Each element of f32 within its own bound, the tile as a whole not; of bf16 by one in the last place. */
 FAULT(loses_bits_everywhere)
 {
+    const float factor = call->arg[RIDGE_GEMM_FP8_D].dtype == RIDGE_F32 ? 1.0f + 0x1p-10f : 1.0f + 0x1p-7f;
     ridge_status status = RUN(call);
 
-    return status ? status : scale_part(device, im, memory, 0, call->dim[0], 0, call->dim[1], 1.0f + 0x1p-10f, stream);
+    return status ? status : scale_part(device, im, memory, 0, call->dim[0], 0, call->dim[1], factor, stream);
 }
 
 /* ---- cross entropy: a call that is a little different from the one asked for */

@@ -7,7 +7,7 @@
 
 #include "measure.h"
 
-enum { MOST_COPIES = 64, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
+enum { USUAL_TIMES = 4, MOST_COPIES = 64, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
 
 static const double long_round = 20e3, very_long_round = 200e3; /* us */
 
@@ -15,10 +15,12 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
 {
     const ridge_backend *b = device->backend;
     const bool settled = r->settled;
-    size_t cache = 4 * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
+    const int times = r->times ? r->times : USUAL_TIMES, most = MOST_COPIES * (times + USUAL_TIMES - 1) / USUAL_TIMES;
+    size_t cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
     bool good = true;
 
     memset(r, 0, sizeof *r);
+    r->times = times;
     r->device = device;
     r->settled = settled;
     r->im = im;
@@ -26,7 +28,7 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
     r->copies = (int)(cache / r->pitch) + 1;
     if (r->copies < 2 && r->pitch < 8 * cache) /* larger ones are out of cache anyway when they come round again */
         r->copies = 2;
-    r->copies = r->copies > MOST_COPIES ? MOST_COPIES : r->copies;
+    r->copies = r->copies > most ? most : r->copies;
     room = (size_t)(0.3 * (double)device->memory_bytes);
     while (r->copies > 1 && (size_t)r->copies * r->pitch > room)
         r->copies--;

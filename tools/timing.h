@@ -37,6 +37,7 @@ typedef struct rotation {
     void *workspace, *stream;
     size_t workspace_bytes, pitch;
     int copies;
+    int times;    /* their bytes over the cache's; 0: the usual 4 */
     int rounds;   /* timed: fewer where a round takes long */
     bool settled; /* calls carry RIDGE_WEIGHTS_SETTLED */
 } rotation;

@@ -20,7 +20,10 @@ _NAMED = {"e4m3": A.E4M3, "e5m2": A.E5M2, "f32": A.F32, "f16": A.F16, "bf16": A.
 
 def _number(dtype):
     number = _NAMED.get(dtype) if isinstance(dtype, str) else None
-    number = number or _NUMBERS.get(np.dtype(dtype).name if not number else None)
+    try:
+        number = number or _NUMBERS.get(np.dtype(dtype).name)
+    except TypeError:
+        pass
     if number not in _DTYPES:
         raise ArgumentError(f"dtype {dtype} is none of ridge's, or needs ml_dtypes")
     return number
@@ -85,9 +88,14 @@ def _fp8(number):
     return xp
 
 
+def _arrays(function, **arguments):
+    ops.check_types((np.ndarray, np.generic), "numpy.ndarray", f"ridge.{function}", arguments)
+
+
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
            round_gate=False, row_scale=None, interleaved=False):
     """act(gate) * up over the last dimension. Without `up`, gate holds both: halves, or interleaved."""
+    _arrays("swiglu", gate=gate, up=(up, None), row_scale=(row_scale, None))
     f = ops.swiglu_form("swiglu_fwd", activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, False,
                         interleaved)
     return ops.swiglu_fwd(_xp, f, gate, up, row_scale, interleaved)
@@ -96,6 +104,7 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
 def swiglu_backward(dout, gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0,
                     limit=0.0, round_gate=False, row_scale=None, interleaved=False):
     """(dgate, dup); dup is None where gate holds both. round_gate rounds as PyTorch eager's backward does."""
+    _arrays("swiglu_backward", dout=dout, gate=gate, up=(up, None), row_scale=(row_scale, None))
     f = ops.swiglu_form("swiglu_bwd", activation, gate_mul, down_mul, alpha, up_offset, limit, False, round_gate,
                         interleaved)
     return ops.swiglu_bwd(_xp, f, dout, gate, up, row_scale, interleaved, False)[:2]
@@ -103,48 +112,59 @@ def swiglu_backward(dout, gate, up=None, *, activation="silu", gate_mul=1.0, dow
 
 def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales) of x [rows, cols]; scale: "tensor", "row", "row128" or "blk128"."""
+    _arrays("quantize_fp8", x=x)
     number = _number(dtype)
-    return ops.quantize_fp8(_fp8(number), x, scale, number, pow2, floor, None, False)[:2]
+    return ops.quantize_fp8(_fp8(number), x, scale, number, pow2, ops.real("floor", floor), None, False)[:2]
 
 
 def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales, codes of the transpose, its scales): form "row_row", "row_blk" or "blk_blk"."""
+    _arrays("quantize_fp8_dual", x=x)
     number = _number(dtype)
-    return ops.quantize_fp8_dual(_fp8(number), x, form, number, pow2, floor, False)[:4]
+    return ops.quantize_fp8_dual(_fp8(number), x, form, number, pow2, ops.real("floor", floor), False)[:4]
 
 
 def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype="f32", bias=None, dtype="e4m3"):
     """a [m, k] times the transpose of b [n, k], codes with their scales. `dtype` says what uint8 codes are."""
+    _arrays("fp8_gemm", a=a, scale_a=scale_a, b=b, scale_b=scale_b, bias=(bias, None))
     return ops.fp8_gemm(_fp8(_number(dtype)), a, scale_a, b, scale_b, scales, _number(out_dtype), bias, None)
 
 
 def q8_0_quantize(x):
     """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]."""
+    _arrays("q8_0_quantize", x=x)
     return ops.q8_0_quantize(_xp, x)
 
 
 def q8_0_repack(blocks):
     """Blocks -> (codes int8 [rows, cols], scales float16 [rows, cols/32]), the form that kernels read fastest."""
+    _arrays("q8_0_repack", blocks=blocks)
     return ops.q8_0_repack(_xp, blocks)
 
 
 def q8_0_matmul(x, w, scales=None, *, out_dtype="f32"):
     """x [1..16 tokens, cols] times Q8_0 weights: blocks, or codes with scales."""
+    _arrays("q8_0_matmul", x=x, w=w, scales=(scales, None))
     return ops.q8_0_matmul(_xp, x, w, scales, _number(out_dtype))
 
 
 def rms_norm(x, weight=None, eps=1e-6):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-    return ops.rms_norm(_xp, x, weight, eps)
+    _arrays("rms_norm", x=x, weight=(weight, None))
+    return ops.rms_norm(_xp, x, weight, ops.real("eps", eps))
 
 
 def linear_cross_entropy(x, weight, target, *, bias=None, class_weight=None, ignore_index=-100, reduction="mean",
                          label_smoothing=0.0, softcap=0.0, temperature=1.0, lse_square_scale=0.0, gradients=False):
     """The loss of softmax(x weight^T + bias) at the targets; with gradients=True (loss, dx, dweight) of its mean or
     sum. x [tokens, hidden], weight [vocab, hidden], target int32 or int64."""
+    _arrays("linear_cross_entropy", x=x, weight=weight, target=target, bias=(bias, None),
+            class_weight=(class_weight, None))
+    options = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature,
+               "lse_square_scale": lse_square_scale}
+    ops.real("ignore_index", ignore_index)
     p = ops.CeProblem(_xp, x, weight, target, bias, class_weight, reduction, False, (
-        ("ignore_index", int(ignore_index)), ("label_smoothing", float(label_smoothing)), ("softcap", float(softcap)),
-        ("temperature", float(temperature)), ("lse_square_scale", float(lse_square_scale))))
+        ("ignore_index", int(ignore_index)), *((name, ops.real(name, v)) for name, v in options.items())))
     if gradients:
         return ops.linear_ce_train(p, True, True, False)[:3]
     return ops.linear_ce_eval(p)[0]

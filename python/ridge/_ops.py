@@ -8,6 +8,7 @@
                                   the bytes that it can use beyond what it asks for
 """
 import functools
+import numbers
 import struct
 
 from . import _abi as A
@@ -28,6 +29,32 @@ def pick(table, name, what):
         return table[name]
     except (KeyError, TypeError):
         raise ArgumentError(f"{what} is {name!r}, not one of {', '.join(map(repr, table))}") from None
+
+
+REAL = (numbers.Real,)  # ridge.torch adds PyTorch's symbols
+
+
+def numbers_only(**options):
+    """An error for what is no number, a tensor among them: it would be read once, whatever it held later."""
+    for name, v in options.items():
+        if not isinstance(v, REAL):
+            raise ArgumentError(f"{name} is {repr(v) if isinstance(v, (str, type(None))) else 'a ' + type(v).__name__}, "
+                                "not a number")
+
+
+def check_types(kind, what, function, arguments):
+    """A TypeError for what is not of that kind; a pair (t, None) may be None."""
+    for name, t in arguments.items():
+        t = t[0] if (optional := type(t) is tuple and len(t) == 2 and t[1] is None) else t
+        if not isinstance(t, kind) and not (optional and t is None):
+            raise TypeError(f"{function}: {name} is a {type(t).__name__}, not a {what}{' or None' if optional else ''}")
+
+
+def real(name, v):
+    try:
+        return float(v)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} is {v!r}, not a number") from None
 
 
 def blocks(n):

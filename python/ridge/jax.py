@@ -103,8 +103,8 @@ def swiglu(gate, up, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0
     """act(gate) * up, bf16, f16 or f32; both [.., n]. Options as in ridge.torch.swiglu. Differentiable in both."""
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.ndim == 0:
         raise ArgumentError(f"gate is {gate.dtype}{list(gate.shape)}, up {up.dtype}{list(up.shape)}: they must be alike")
-    options = _options(gate_mul=float(gate_mul), down_mul=float(down_mul), alpha=float(alpha), up_offset=float(up_offset),
-                       limit=float(limit))
+    five = {"gate_mul": gate_mul, "down_mul": down_mul, "alpha": alpha, "up_offset": up_offset, "limit": limit}
+    options = _options(**{name: ops.real(name, v) for name, v in five.items()})
     cols = gate.shape[-1]
     out = _swiglu((ops.pick(ops.ACTIVATIONS, activation, "activation"), bool(round_gate), options),
                   gate.reshape(-1, cols), up.reshape(-1, cols))
@@ -148,8 +148,10 @@ def linear_softmax_cross_entropy_loss(x, labels, weights, *, reduction="sum", bi
                             "[.., hidden], [..], [hidden, vocab]")
     if bias is not None and bias.shape != weights.shape[1:]:
         raise ArgumentError(f"bias has shape {list(bias.shape)}, not {[weights.shape[1]]}")
-    options = _options(ignore_index=int(ignore_index), label_smoothing=float(label_smoothing), softcap=float(softcap),
-                       temperature=float(temperature), lse_square_scale=float(lse_square_scale))
+    four = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature,
+            "lse_square_scale": lse_square_scale}
+    ops.real("ignore_index", ignore_index)
+    options = _options(ignore_index=int(ignore_index), **{name: ops.real(name, v) for name, v in four.items()})
     ops.pick(ops.REDUCTIONS, reduction, "reduction")
     loss = _loss((reduction, options), x.reshape(-1, x.shape[-1]), labels.reshape(-1), weights, bias)
     return loss.reshape(labels.shape) if reduction == "none" else loss

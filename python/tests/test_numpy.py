@@ -223,7 +223,15 @@ def test_errors():
              (lambda: ridge.linear_cross_entropy(a, a[:, :32], np.zeros(4, np.int64)), "columns"),
              (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.float32)), "target"),
              (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), reduction="all"), "reduction is 'all'"),
-             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), label_smoothing=2.0), "label_smoothing")]
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), label_smoothing=2.0), "label_smoothing"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), softcap="a"), "softcap is 'a', not a number"),
+             (lambda: ridge.quantize_fp8(a, floor=None), "floor is None, not a number"),
+             (lambda: ridge.quantize_fp8(a, dtype="e9"), "dtype e9 is none of ridge's"),
+             (lambda: ridge.rms_norm(a, eps=[1]), "eps is \\[1\\], not a number")]
     for call, text in wrong:
         with pytest.raises(ridge.ArgumentError, match=text):
+            call()
+    for call, text in ((lambda: ridge.swiglu([[1.0]]), "ridge.swiglu: gate is a list, not a numpy.ndarray"),
+                       (lambda: ridge.rms_norm(a, "w"), "weight is a str, not a numpy.ndarray or None")):
+        with pytest.raises(TypeError, match=text):
             call()

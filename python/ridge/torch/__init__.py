@@ -10,7 +10,7 @@ from .. import _core  # noqa: F401: a missing library is reported before anythin
 from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
-from ._arrays import Arrays, plain, tensors
+from ._arrays import Arrays, autocast_dtype, dtype_number, plain, tensors
 from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
@@ -60,7 +60,7 @@ def _loss_gradient(args, x, weight, target):
 
 _swiglu = Planned(_swiglu, _swiglu_gradient, signed=lambda args: args[1:4])
 _loss = Planned(_loss, _loss_gradient, usual=_usual_loss)
-_gemm, _quantize, _dual = Planned(_gemm), Planned(L.quantize_fp8), Planned(_dual)
+_gemm, _quantize, _dual = Planned(_gemm, names=2), Planned(L.quantize_fp8, names=2), Planned(_dual, names=2)
 
 
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
@@ -77,6 +77,9 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
         if out is not None:
             return out
     tensors("swiglu", gate=gate, up=(up, None), row_scale=(row_scale, None))
+    ops.numbers_only(gate_mul=gate_mul, down_mul=down_mul, alpha=alpha, up_offset=up_offset, limit=limit, round_gate=round_gate,
+                     interleaved=interleaved)
+    ops.pick(ops.ACTIVATIONS, activation, "activation")
     args = (gate, up, row_scale, activation, (gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate,
             interleaved)
     if not plain(gate, up, row_scale):
@@ -95,9 +98,14 @@ def swiglu_linear(gate, up, weight, bias=None, *, activation="silu", gate_mul=1.
     pass over gate and up. None: where there are more than four times as many rows as outputs.
     """
     tensors("swiglu_linear", gate=gate, up=(up, None), weight=weight, bias=(bias, None))
-    kind, every = gate.device.type, (gate, up, weight, bias)
-    if torch.is_autocast_enabled(kind):
-        every = tuple(None if t is None else t.to(torch.get_autocast_dtype(kind)) for t in every)
+    ops.numbers_only(gate_mul=gate_mul, down_mul=down_mul, alpha=alpha, up_offset=up_offset, limit=limit, interleaved=interleaved)
+    ops.pick(ops.ACTIVATIONS, activation, "activation")
+    every, dtype = (gate, up, weight, bias), autocast_dtype(gate)
+    for t in every:
+        if t is not None and t.device != gate.device:
+            raise ArgumentError(f"tensors are on {gate.device} and on {t.device}: move them to one device")
+    if dtype is not None:
+        every = tuple(None if t is None else t.to(dtype) for t in every)
     options = [float(v) for v in (gate_mul, down_mul, alpha, up_offset, limit)]
     if every[2].dtype != every[0].dtype:
         raise ArgumentError(f"gate is {every[0].dtype}, weight {every[2].dtype}: the dtypes must be the same")
@@ -132,13 +140,15 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
         raise ArgumentError("size_average and reduce are deprecated in PyTorch and not supported: use reduction")
     tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target, linear_bias=(linear_bias, None),
             weight=(weight, None))
+    ops.numbers_only(ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, temperature=temperature,
+                     lse_square_scale=lse_square_scale, nan_if_empty=nan_if_empty)
+    ops.pick(ops.REDUCTIONS, reduction, "reduction")
     if target.is_floating_point():
         raise ArgumentError("target holds class probabilities; only class indices are supported")
     if not input.dim():
         raise ArgumentError("input has no dimensions")
-    kind = input.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    dtype = autocast_dtype(input)
+    if dtype is not None:
         input, linear_weight = input.to(dtype), linear_weight.to(dtype)
     elif input.dtype != linear_weight.dtype:
         raise ArgumentError(f"input is {input.dtype}, linear_weight {linear_weight.dtype}: the dtypes must be the same")
@@ -169,6 +179,9 @@ def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     if out is not None:
         return out
     tensors("quantize_fp8", x=x)
+    ops.numbers_only(pow2=pow2, floor=floor)
+    ops.pick(ops.SCALES, scale, "scale")
+    ops.pick(L.FORMATS, dtype, "dtype")
     return _call(L.quantize_fp8, _op.quantize_fp8, (x,), (x, scale, dtype, pow2, float(floor)))
 
 
@@ -179,6 +192,9 @@ def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0)
     if out is not None:
         return out
     tensors("quantize_fp8_dual", x=x)
+    ops.numbers_only(pow2=pow2, floor=floor)
+    ops.pick(ops.DUALS, form, "form")
+    ops.pick(L.FORMATS, dtype, "dtype")
     return _call(L.quantize_fp8_dual, _op.quantize_fp8_dual, (x,), (x, form, dtype, pow2, float(floor), False))[:4]
 
 
@@ -191,6 +207,8 @@ def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.
             return d
     tensors("fp8_gemm", a=a, scale_a=scale_a, b=b, scale_b=scale_b, bias=(bias, None), out=(out, None))
     every = (a, scale_a, b, scale_b, bias, out)
+    ops.pick(ops.PAIRS, scales, "scales")
+    dtype_number(out_dtype)
     if out is None:
         return _call(L.fp8_gemm, _op.fp8_gemm, every, (a, scale_a, b, scale_b, scales, out_dtype, bias))
     if bias is not None:
@@ -223,6 +241,7 @@ def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
         if out is not None:
             return out
     tensors("q8_0_matmul", x=x, w=w, scales=(scales, None))
+    dtype_number(out_dtype or x.dtype)
     return _call(L.q8_0_matmul, _op.q8_0_matmul, (x, w, scales), (x, w, scales, out_dtype or x.dtype))
 
 

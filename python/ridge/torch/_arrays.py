@@ -2,8 +2,10 @@
 import torch
 
 from .. import _abi as A
+from .. import _ops as ops
 from .._core import ArgumentError, device
 
+ops.REAL += torch.SymInt, torch.SymFloat, torch.SymBool
 DTYPES = {A.F32: torch.float32, A.F16: torch.float16, A.BF16: torch.bfloat16, A.E4M3: torch.float8_e4m3fn,
           A.E5M2: torch.float8_e5m2, A.F64: torch.float64, A.I8: torch.int8, A.U8: torch.uint8, A.I32: torch.int32,
           A.I64: torch.int64}
@@ -105,20 +107,16 @@ class Fakes(Arrays):
 
 def same_device(first, *others):
     """All operands on the first one's device, or an error that names both."""
-    index = first.get_device()
-    if index < 0 and not first.is_cpu and first.device.type != "meta":
+    index, cpu = first.get_device(), first.is_cpu
+    if index < 0 and not cpu and not first.is_meta:
         raise ArgumentError(f"tensors on {first.device.type} are not supported: cpu or cuda")
     for t in others:
-        if t is not None and t.get_device() != index:
+        if t is not None and (t.get_device() != index or t.is_cpu is not cpu):
             raise ArgumentError(f"tensors are on {first.device} and on {t.device}: move them to one device")
 
 
 def tensors(function, **arguments):
-    """A TypeError for what is no tensor; a pair (t, None) may be None."""
-    for name, t in arguments.items():
-        t = t[0] if (optional := type(t) is tuple and len(t) == 2 and t[1] is None) else t
-        if not isinstance(t, torch.Tensor) and not (optional and t is None):
-            raise TypeError(f"{function}: {name} is a {type(t).__name__}, not a torch.Tensor{' or None' if optional else ''}")
+    ops.check_types(torch.Tensor, "torch.Tensor", function, arguments)
 
 
 compiling = torch.compiler.is_dynamo_compiling
@@ -126,11 +124,23 @@ _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorc
 
 
 def plain(*tensors):
-    """True where nothing but the call itself has to happen: no tracing, no subclass, no mode, no transform."""
+    """True where nothing but the call itself has to happen: no tracing, no subclass, no mode, no transform, and memory."""
     if compiling() or _modes() or _transforms():
         return False
     for t in tensors:
         kind = type(t)
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter and t is not None:
+        if t is not None and (kind is not torch.Tensor and kind is not torch.nn.Parameter or t.is_meta):
             return False
     return True
+
+
+def autocast_dtype(t):
+    """What autocast makes of a tensor on this one's device; None: it leaves it alone."""
+    kind = t.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
+def dtype_number(dtype, name="out_dtype"):
+    if dtype not in NUMBERS:
+        raise ArgumentError(f"{name} is {dtype!r}, none of ridge's")
+    return NUMBERS[dtype]

@@ -7,7 +7,7 @@ import torch
 
 from .. import _abi as A
 from .. import _ops as ops
-from ._arrays import NUMBERS, Arrays, Fakes, same_device
+from ._arrays import Arrays, Fakes, dtype_number, same_device
 
 library = torch.library.Library("ridge", "DEF")
 FORMATS = {"e4m3": A.E4M3, "e5m2": A.E5M2}
@@ -88,7 +88,7 @@ def quantize_fp8_dual(xp, x, form, dtype, pow2, floor, colsum):
          "Tensor")
 def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias):
     same_device(a, scale_a, b, scale_b, bias)
-    return ops.fp8_gemm(xp, a, scale_a, b, scale_b, scales, NUMBERS.get(out_dtype), bias, None)
+    return ops.fp8_gemm(xp, a, scale_a, b, scale_b, scales, dtype_number(out_dtype), bias, None)
 
 
 @_define("fp8_gemm_(Tensor(a!) out, Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scales) -> ()")
@@ -110,7 +110,7 @@ def fp8_linear(xp, x, weight, bias, gradient_dtype, wgrad):
     two = x.reshape(-1, x.shape[-1])
     xq, xs, xtq, xts, _ = ops.quantize_fp8_dual(xp, two, ops.pick(WGRAD, wgrad, "wgrad")[0], A.E4M3, False, 0.0, False)
     wq, ws, wtq, wts, _ = ops.quantize_fp8_dual(xp, weight, "blk_blk", A.E4M3, False, 0.0, False)
-    y = ops.fp8_gemm(xp, xq, xs, wq, ws, "row128_blk128", NUMBERS.get(x.dtype), bias, None)
+    y = ops.fp8_gemm(xp, xq, xs, wq, ws, "row128_blk128", dtype_number(x.dtype), bias, None)
     return y.view(*x.shape[:-1], weight.shape[0]), xtq.view(torch.uint8), xts, wtq.view(torch.uint8), wts
 
 
@@ -197,7 +197,7 @@ def fp8_swiglu_linear(xp, gate, up, weight, bias, activation, options, interleav
     f = ops.swiglu_quantize_form(form, activation, *options, interleaved)
     hq, hs, htq, hts = ops.swiglu_quantize(xp, f, form, gate, up, interleaved, A.E4M3)
     wq, ws, wtq, wts, _ = ops.quantize_fp8_dual(xp, weight, "blk_blk", A.E4M3, False, 0.0, False)
-    y = ops.fp8_gemm(xp, hq, hs, wq, ws, "row128_blk128", NUMBERS.get(gate.dtype), bias, None)
+    y = ops.fp8_gemm(xp, hq, hs, wq, ws, "row128_blk128", dtype_number(gate.dtype), bias, None)
     return y.view(*gate.shape[:-1], weight.shape[0]), htq.view(torch.uint8), hts, wtq.view(torch.uint8), wts
 
 
@@ -250,7 +250,7 @@ def q8_0_repack(xp, blocks):
 @_define("q8_0_matmul(Tensor x, Tensor w, Tensor? scales, ScalarType out_dtype) -> Tensor")
 def q8_0_matmul(xp, x, w, scales, out_dtype):
     same_device(x, w, scales)
-    return ops.q8_0_matmul(xp, x, w, scales, NUMBERS.get(out_dtype))
+    return ops.q8_0_matmul(xp, x, w, scales, dtype_number(out_dtype))
 
 
 # ------------------------------------------------------------------------------------------------------ cross entropy
@@ -283,11 +283,9 @@ def linear_ce_train(xp, *args):
 
 
 def linear_ce_eager(xp, *args):
-    """As linear_ce_train, but dW of a bf16 weight is made in bf16 where the kernels do so in one go: nothing is left to do
-    then in backward, for a loss whose gradient is 1. f16 stays f32 until it is scaled, or it would underflow."""
-    x, weight = args[:2]
-    one_go = weight.dtype is torch.bfloat16 and ops.rows_of(x.shape) <= 2 * x.shape[-1]
-    return ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], None if one_go else A.F32)
+    """As linear_ce_train, but dW of a bf16 weight is made in bf16, rounded once: nothing is left to do then in backward, for a
+    loss whose gradient is 1. f16 stays f32 until it is scaled, or it would underflow."""
+    return ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], None if args[1].dtype is torch.bfloat16 else A.F32)
 
 
 @_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias) -> "
@@ -301,7 +299,7 @@ def linear_ce_backward(xp, lse, dloss, *args):
 def multiply(xp, x, factor, dtype):
     """x times a factor on the device, rounded once to dtype: one pass where PyTorch takes two."""
     same_device(x, factor)
-    return ops.multiply(xp, x.contiguous(), factor.to(torch.float32), NUMBERS.get(dtype))
+    return ops.multiply(xp, x.contiguous(), factor.to(torch.float32), dtype_number(dtype))
 
 
 def gradients_of(ctx, dx, dw, dbias, factor=None):

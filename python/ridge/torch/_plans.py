@@ -3,12 +3,11 @@ ridge/_ops.py over an adapter that writes down what it does; later ones fill in 
 allocation an output, one ridge_run, in a function written for that plan."""
 import ctypes as C
 import functools
-import numbers
 
 import torch
 
-from .. import _core
-from .._core import ArgumentError, Error
+from .. import _core, _ops
+from .._core import Error
 from ._arrays import DTYPES, Arrays, compiling, current_device, device_of, plain, raw_stream
 
 
@@ -170,19 +169,20 @@ def _guard(tensors):
         return lambda *tensors: False
 
 
-_OPTIONS = numbers.Number, str, torch.dtype, type(None)
+_NAME = str, torch.dtype, type(None)
 
 
 class Planned:
     """function(xp, *tensors, *args) of ops on one launch, by plans. Called with the tuple of args and the tensors: the result,
     or None where the call has to go the ordinary way."""
 
-    def __init__(self, function, gradient=None, signed=lambda args: (), usual=lambda *tensors: True):
-        """gradient(args, *tensors) makes the call where a tensor needs one. signed(args): the options of which a zero's sign
+    def __init__(self, function, gradient=None, signed=lambda args: (), usual=lambda *tensors: True, names=1):
+        """gradient(args, *tensors) makes the call where a tensor needs one. The first `names` options are names or dtypes, the
+        others numbers; a call with anything else goes the ordinary way, which says so. signed(args): the options of which a zero's sign
         tells. The tables cannot tell 0.0 from -0.0, so that a call with either there goes the ordinary way. So does one that is
         not usual(*tensors), which is asked where the guards do not know the call."""
         self.function, self.gradient, self.signed, self.usual = function, gradient, signed, usual
-        self.plans, self.recent = {}, {}
+        self.plans, self.recent, self.names = {}, {}, names
 
     def __call__(self, args, *tensors):
         if compiling():
@@ -192,24 +192,21 @@ class Planned:
                 if check(*tensors):
                     return run(*tensors)
         except TypeError:
-            self._refuse(args)
+            if not self._fits(args):  # no key
+                return None
             raise
         return self._other(args, tensors)
 
-    @staticmethod
-    def _refuse(args):
-        for v in args:
-            if isinstance(v, tuple):
-                Planned._refuse(v)
-            elif not isinstance(v, _OPTIONS):
-                raise ArgumentError(f"an option is a {type(v).__name__}: neither a number nor a string")
+    def _fits(self, args):
+        return (all(isinstance(v, _NAME) for v in args[:self.names]) and
+                all(isinstance(v, _ops.REAL) for option in args[self.names:]
+                    for v in (option if type(option) is tuple else (option,))))
 
     def _other(self, args, tensors):
         """Not one of the last few."""
         if not all(isinstance(t, torch.Tensor) and not _wrapped(t) for t in tensors) or not plain(*tensors):
             return None
-        self._refuse(args)
-        if not all(self.signed(args)) or not self.usual(*tensors):
+        if not self._fits(args) or not all(self.signed(args)) or not self.usual(*tensors):
             return None
         leaf = self.gradient and any(t.requires_grad for t in tensors)
         if leaf and torch.is_grad_enabled():

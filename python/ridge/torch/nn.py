@@ -3,9 +3,10 @@ import types
 
 import torch
 
+from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
-from ._arrays import plain
+from ._arrays import autocast_dtype, plain
 from ._functions import Fp8LinearFunction, Fp8SwiGLULinearFunction
 from ._plans import Planned
 
@@ -27,8 +28,12 @@ class Fp8Linear(torch.nn.Linear):
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, gradient_dtype="e4m3", wgrad="blk128"):
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.gradient_dtype, self.wgrad = gradient_dtype, wgrad
-        self._codes = None
+        self._settle(gradient_dtype, wgrad)
+
+    def _settle(self, gradient_dtype, wgrad):
+        ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype")
+        ops.pick(L.WGRAD, wgrad, "wgrad")
+        self.gradient_dtype, self.wgrad, self._codes = gradient_dtype, wgrad, None
 
     @classmethod
     def from_linear(cls, linear, *, gradient_dtype="e4m3", wgrad="blk128"):
@@ -37,7 +42,8 @@ class Fp8Linear(torch.nn.Linear):
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.gradient_dtype, self.wgrad, self._codes, self.training = gradient_dtype, wgrad, None, linear.training
+        self.training = linear.training
+        self._settle(gradient_dtype, wgrad)
         return self
 
     def forward(self, x):
@@ -54,6 +60,9 @@ class Fp8Linear(torch.nn.Linear):
                interleaved=False):
         """self(swiglu(gate, up, ...)), quantised as it is made: the activation is neither written nor kept in 16 bits."""
         (gate, up), weight, bias, main_grad, here = self._parts(gate, up)
+        ops.numbers_only(gate_mul=gate_mul, down_mul=down_mul, alpha=alpha, up_offset=up_offset, limit=limit,
+                         interleaved=interleaved)
+        ops.pick(ops.ACTIVATIONS, activation, "activation")
         options = [float(v) for v in (gate_mul, down_mul, alpha, up_offset, limit)]
         if not _needs_grad(gate, up, weight, bias):
             from . import swiglu
@@ -68,9 +77,9 @@ class Fp8Linear(torch.nn.Linear):
 
     def _parts(self, x, *more):
         """Inputs and bias in the dtype that autocast asks for; whether PyTorch's dispatcher can be gone past."""
-        kind, inputs = x.device.type, (x, *more)
-        if torch.is_autocast_enabled(kind):
-            inputs = tuple(None if t is None else t.to(torch.get_autocast_dtype(kind)) for t in inputs)
+        inputs, dtype = (x, *more), autocast_dtype(x)
+        if dtype is not None:
+            inputs = tuple(None if t is None else t.to(dtype) for t in inputs)
         weight, bias = self.weight, self.bias
         if bias is not None and bias.dtype not in (inputs[0].dtype, torch.float32):
             bias = bias.to(inputs[0].dtype)

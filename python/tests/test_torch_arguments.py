@@ -1,0 +1,123 @@
+"""What ridge.torch does with arguments that hold nothing or are of the wrong kind: tensors without memory (device meta) have
+their results' shapes, and an option that is no number is refused on every way through the library."""
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+import ridge  # noqa: E402
+import ridge.torch as R  # noqa: E402
+from torch_common import leaves, seed  # noqa: E402,F401
+
+BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+
+
+def empty(*shape, dtype=F32, device="meta"):
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def codes(x, mode):
+    return [t.to("meta") for t in R.quantize_fp8(x, mode)]
+
+
+def meta_calls():
+    """Every public function: the call, and the shapes and dtypes of what it returns."""
+    x, target = empty(6, 256, dtype=BF16), empty(6, dtype=torch.int64)
+    a, b = codes(torch.zeros(6, 256), "row128"), codes(torch.zeros(128, 256), "blk128")
+    linear = torch.nn.Linear(256, 128, device="meta", dtype=BF16)
+    head, blocks = empty(100, 256, dtype=BF16), empty(8, 68, dtype=torch.uint8)
+    planes = empty(8, 64, dtype=torch.int8), empty(8, 2, dtype=torch.float16)
+    frozen = R.Fp8Linear.from_linear(torch.nn.Linear(256, 128, device="meta", dtype=BF16)).requires_grad_(False)
+    halves = (6, 128), BF16
+    return {
+        "swiglu": (lambda: R.swiglu(x, x), [((6, 256), BF16)]),
+        "swiglu of one": (lambda: R.swiglu(x), [halves]),
+        "swiglu with row_scale": (lambda: R.swiglu(x, x, row_scale=empty(6)), [((6, 256), BF16)]),
+        "swiglu_linear": (lambda: R.swiglu_linear(x, x, linear.weight, recompute=True), [halves]),
+        "swiglu_linear, kept": (lambda: R.swiglu_linear(x, x, linear.weight, recompute=False), [halves]),
+        "loss": (lambda: R.linear_cross_entropy(x, head, target), [((), F32)]),
+        "loss of every row": (lambda: R.linear_cross_entropy(x, head, target, reduction="none"), [((6,), F32)]),
+        "loss with all": (lambda: R.linear_cross_entropy(x, head, target, empty(100), empty(100), nan_if_empty=True), [((), F32)]),
+        "quantize_fp8": (lambda: R.quantize_fp8(x), [((6, 256), FP8), ((2, 6), F32)]),
+        "quantize_fp8_dual": (lambda: R.quantize_fp8_dual(x), [((6, 256), FP8), ((2, 6), F32), ((256, 6), FP8), ((1, 256), F32)]),
+        "fp8_gemm": (lambda: R.fp8_gemm(*a, *b), [halves]),
+        "fp8_gemm with bias": (lambda: R.fp8_gemm(*a, *b, bias=empty(128, dtype=BF16)), [halves]),
+        "fp8_gemm into out": (lambda: R.fp8_gemm(*a, *b, out=empty(6, 128)), [((6, 128), F32)]),
+        "q8_0_quantize": (lambda: R.q8_0_quantize(empty(8, 64)), [((8, 68), torch.uint8)]),
+        "q8_0_repack": (lambda: R.q8_0_repack(blocks), [((8, 64), torch.int8), ((8, 2), torch.float16)]),
+        "q8_0_matmul": (lambda: R.q8_0_matmul(empty(3, 64), blocks), [((3, 8), F32)]),
+        "q8_0_matmul of planes": (lambda: R.q8_0_matmul(empty(3, 64), *planes, out_dtype=BF16), [((3, 8), BF16)]),
+        "Fp8Linear": (lambda: R.Fp8Linear.from_linear(linear)(x), [halves]),
+        "Fp8Linear, frozen": (lambda: frozen(x), [halves]),
+        "Fp8Linear.swiglu": (lambda: R.Fp8Linear.from_linear(linear).swiglu(x, x), [halves]),
+        "Fp8Linear on meta": (lambda: R.Fp8Linear(256, 128, device="meta")(x.float()), [((6, 128), F32)]),
+        "Q8_0Linear": (lambda: R.Q8_0Linear.from_linear(torch.nn.Linear(64, 8, device="meta"))(empty(20, 64)), [((20, 8), F32)]),
+        "swap_linear": (lambda: R.swap_linear(m := torch.nn.Sequential(linear)) and m(x), [halves]),
+    }
+
+
+@pytest.mark.parametrize("name", list(meta_calls()))
+def test_meta(name):
+    call, want = meta_calls()[name]
+    got = call()
+    got = got if isinstance(got, tuple) else (got,)
+    assert [(tuple(t.shape), t.dtype) for t in got] == want and all(t.is_meta for t in got)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_meta_gradients(reduction):
+    x, w, gate, up, weight = leaves(empty(6, 64), empty(100, 64), empty(6, 64), empty(6, 64), empty(16, 64))
+    R.linear_cross_entropy(x, w, empty(6, dtype=torch.int64), reduction=reduction).sum().backward()
+    R.swiglu(gate, up).sum().backward()
+    R.swiglu_linear(gate, up, weight, recompute=True).sum().backward()
+    layer = R.Fp8Linear(64, 16, device="meta")
+    layer(x).sum().backward()
+    for t in (x, w, gate, up, weight, layer.weight, layer.bias):
+        assert t.grad.is_meta and t.grad.shape == t.shape and t.grad.dtype == t.dtype
+
+
+def test_meta_and_memory():
+    """Some operands on the CPU, others without memory."""
+    here, there = (lambda *s, dtype=F32: torch.zeros(s, dtype=dtype)), empty
+    q, b = R.quantize_fp8(here(4, 256)), R.quantize_fp8(here(128, 256), "blk128")
+    wrong = [lambda: R.swiglu(here(4, 8), there(4, 8)), lambda: R.swiglu(there(4, 8), here(4, 8)),
+             lambda: R.swiglu(here(4, 8), here(4, 8), row_scale=there(4)),
+             lambda: R.swiglu_linear(here(4, 8), here(4, 8), there(16, 8)),
+             lambda: R.linear_cross_entropy(here(6, 64), there(100, 64), here(6, dtype=torch.int64)),
+             lambda: R.linear_cross_entropy(here(6, 64), here(100, 64), there(6, dtype=torch.int64)),
+             lambda: R.fp8_gemm(*q, *(t.to("meta") for t in b)), lambda: R.fp8_gemm(*q, *b, out=there(4, 128)),
+             lambda: R.q8_0_matmul(here(3, 64), there(8, 68, dtype=torch.uint8)),
+             lambda: R.Fp8Linear(256, 128, device="meta")(here(4, 256))]
+    for call in wrong:
+        with pytest.raises(ridge.ArgumentError, match="tensors are on .* and on .*: move them to one device"):
+            call()
+
+
+def test_options_that_are_no_numbers():
+    x, w, target, c = torch.zeros(6, 64), torch.zeros(100, 64), torch.zeros(6, dtype=torch.int64), torch.zeros(4, 256)
+    half, q, p = torch.tensor(0.5), R.quantize_fp8(c), R.quantize_fp8(torch.zeros(128, 256), "blk128")
+    losses = [lambda **o: R.linear_cross_entropy(x, w, target, **o), lambda **o: R.linear_cross_entropy(*leaves(x, w), target, **o),
+              lambda **o: R.linear_cross_entropy(x, w, target, torch.zeros(100), **o),
+              lambda **o: R.linear_cross_entropy(x, w, target, reduction="none", **o),
+              lambda **o: R.linear_cross_entropy(x, w, target, nan_if_empty=True, **o),
+              lambda **o: R.linear_cross_entropy(*leaves(x, w), target, torch.zeros(100), **o)]
+    gates = [lambda **o: R.swiglu(c, c, **o), lambda **o: R.swiglu(*leaves(c, c), **o), lambda **o: R.swiglu(c, **o),
+             lambda **o: R.swiglu(c, c, row_scale=torch.ones(4), **o), lambda **o: R.swiglu_linear(c, c, c, recompute=True, **o),
+             lambda **o: R.swiglu_linear(c, c, c, recompute=False, **o), lambda **o: R.Fp8Linear(256, 128).swiglu(c, c, **o)]
+    codes = [lambda **o: R.quantize_fp8(c, **o), lambda **o: R.quantize_fp8_dual(c, **o)]
+    for calls, names in ((losses, ("label_smoothing", "softcap", "temperature", "lse_square_scale", "ignore_index")),
+                         (gates, ("gate_mul", "down_mul", "alpha", "up_offset", "limit", "interleaved")), (codes, ("floor", "pow2"))):
+        for call in calls:
+            for name in names:
+                for value, text in ((half, "a Tensor"), ([1.0], "a list"), ("a", "'a'"), (None, "None")):
+                    with pytest.raises(ridge.ArgumentError, match=f"{name} is {text}, not a number"):
+                        call(**{name: value})
+    for call, name in [(f, "activation") for f in gates] + [(f, "dtype") for f in codes] + [
+            (losses[0], "reduction"), (lambda **o: R.fp8_gemm(*q, *p, **o), "scales"), (lambda **o: R.Fp8Linear(8, 8, **o), "wgrad"),
+            (lambda **o: R.Fp8Linear(8, 8, **o), "gradient_dtype"),
+            (lambda **o: R.fp8_gemm(*q, *p, bias=torch.zeros(128), **o), "scales")]:
+        for value in (half, ["x"], "x", 3):
+            with pytest.raises(ridge.ArgumentError, match=f"{name} is .*, not one of"):
+                call(**{name: value})
+    for call in (lambda: R.fp8_gemm(*q, *p, out_dtype="bf16"), lambda: R.fp8_gemm(*q, *p, out_dtype=torch.complex64),
+                 lambda: R.q8_0_matmul(x[:3], torch.zeros(8, 68, dtype=torch.uint8), out_dtype="x")):
+        with pytest.raises(ridge.ArgumentError, match="out_dtype is .*, none of ridge's"):
+            call()
