@@ -389,9 +389,21 @@ static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, cons
     }
 }
 
+/* The elements of the tile that is taken as number t, and its row and column of tiles. Every row of tiles begins at
+ * another column: threads side by side would otherwise use the same sets of the caches that they share. */
+static const unsigned char *tile_number(const quantize_args *a, int64_t t, int64_t *tr, int64_t *tc)
+{
+    enum { APART = 5 };
+    const int64_t across = groups(a->cols);
+
+    *tr = t / across;
+    *tc = (t + *tr * APART) % across;
+    return a->x + *tr * RIDGE_GROUP * a->stride + *tc * RIDGE_GROUP * a->size;
+}
+
 static void tiles(const quantize_vectors *v, const quantize_args *a)
 {
-    const int64_t across = groups(a->cols), count = groups(a->rows) * across;
+    const int64_t count = groups(a->rows) * groups(a->cols);
 
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
@@ -400,10 +412,11 @@ static void tiles(const quantize_vectors *v, const quantize_args *a)
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
-            const int64_t tr = t / across, tc = t % across;
-            const unsigned char *x = a->x + tr * RIDGE_GROUP * a->stride + tc * RIDGE_GROUP * a->size;
+            int64_t tr, tc;
+            const unsigned char *next = t + 1 < count ? tile_number(a, t + 1, &tr, &tc) : NULL;
+            const unsigned char *x = tile_number(a, t, &tr, &tc);
 
-            v->tile(&mine, tr, tc, x, a->stride, tc + 1 < across ? x + RIDGE_GROUP * a->size : NULL);
+            v->tile(&mine, tr, tc, x, a->stride, next);
         }
         finish(a, mode);
     }

@@ -42,7 +42,7 @@ typedef struct quantize_args {
     bool stream;             /* codes bypass the cache; who ends a thread's work fences */
 } quantize_args;
 
-enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 2048 /* bytes of a row */ };
+enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 1024 /* bytes of a row */ };
 
 /* The work of one instruction set. */
 typedef struct quantize_vectors {

@@ -87,7 +87,8 @@ static uint32_t encode_all(const quantize_args *a, const void *x, float reciproc
         const char *ahead = within ? from + SOME * G * a->size : row_after;
         const int64_t n = a->cols - i < SOME * G ? a->cols - i : SOME * G, whole = n / G * G;
         const uint32_t most = guard ? most_of(a, from, n) : 0;
-        const group_run g = {(int)(n / G), from, G * a->size, q + i, G, ahead, G * a->size, G * a->size, a->stream};
+        const group_run g = {(int)(n / G), from,        G * a->size, q + i, G, ahead,
+                             G * a->size,  G * a->size, a->stream,   0,     0, 0};
 
         if (cached && row_after)
             row_after += SOME * G * a->size;
@@ -125,7 +126,7 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
                 const int64_t end = last - begin < SOME * G ? last : begin + SOME * G, n = (end - begin) / G;
                 const int64_t edge = begin + n * G;
                 const char *from = x + begin * a->size, *ahead = i + 1 < rows ? x + a->stride + first * a->size : NULL;
-                group_run g = {(int)n, from, wide, q + begin, G, x + end * a->size, wide, wide, a->stream};
+                group_run g = {(int)n, from, wide, q + begin, G, x + end * a->size, wide, wide, a->stream, 0, 0, 0};
 
                 if (end == last)
                     g.next = ahead;
@@ -145,9 +146,8 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
     }
 }
 
-/* The amax of blocks of 128 columns side by side, the last of which may be short. Half of what comes next is fetched
- * meanwhile. */
-INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, int64_t rows, int64_t cols, bool more,
+/* The amax of blocks of 128 columns side by side, the last of which may be short. */
+INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, int64_t rows, int64_t cols,
                         uint32_t *amax)
 {
     const int wide = G * size_of(dtype);
@@ -161,9 +161,6 @@ INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, i
         for (int64_t g = 0; g < count; g++) {
             const char *from = whole_group(x + g * wide, cols - g * G, size_of(dtype), room);
 
-            if (more)
-                for (int k = 0; k < wide / 2; k += 64)
-                    __builtin_prefetch(x + g * wide + QUANTIZE_STRIP + k, 0, 2);
             UNROLL
             for (int k = 0; k < wide; k += VECTOR_BYTES)
                 most[g] = larger(dtype, most[g], magnitudes(dtype, load(from + k)));
@@ -173,7 +170,7 @@ INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, i
 }
 
 /* BLK128 alone: blocks side by side, so that memory is read and written in long stretches. The second pass finds them
- * in the second-level cache. */
+ * in the second-level cache, and fetches the strip to the right. */
 static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t cols, bool more)
 {
     const int64_t rows = a->rows - tr * G < G ? a->rows - tr * G : G, count = (cols + G - 1) / G, whole = cols / G;
@@ -182,28 +179,36 @@ static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t c
     enum { MOST = QUANTIZE_STRIP / 2 / G, PLACES = MOST < 16 ? 16 : MOST };
     uint32_t amax[PLACES] = {0};
     float s[PLACES], r[PLACES];
+    uint8_t *q = a->row.q + tr * G * a->row.stride + col;
+    const group_run g = {.n = (int)whole,
+                         .x = x,
+                         .x_step = wide,
+                         .q = q,
+                         .q_step = G,
+                         .next = more ? x + QUANTIZE_STRIP : NULL,
+                         .next_step = wide,
+                         .next_bytes = wide,
+                         .stream = a->stream,
+                         .rows = rows,
+                         .x_row = a->stride,
+                         .q_row = a->row.stride};
 
     switch (a->dtype) {
     case RIDGE_BF16:
-        amax_blocks(RIDGE_BF16, a, x, rows, cols, more, amax);
+        amax_blocks(RIDGE_BF16, a, x, rows, cols, amax);
         break;
     case RIDGE_F16:
-        amax_blocks(RIDGE_F16, a, x, rows, cols, more, amax);
+        amax_blocks(RIDGE_F16, a, x, rows, cols, amax);
         break;
     default:
-        amax_blocks(RIDGE_F32, a, x, rows, cols, more, amax);
+        amax_blocks(RIDGE_F32, a, x, rows, cols, amax);
     }
     scales_of(a, PLACES, amax, s, r);
     memcpy(a->row.scale + tr * a->row.ld + col / G, s, (size_t)count * sizeof *s);
-    for (int64_t i = 0; i < rows; i++, x += a->stride) {
-        uint8_t *q = a->row.q + (tr * G + i) * a->row.stride + col;
-        const char *next = more ? x + QUANTIZE_STRIP + wide / 2 : NULL;
-        const group_run g = {(int)whole, x, wide, q, G, next, wide, wide / 2, a->stream};
-
-        encode_run(a, &g, s, r, 1);
-        if (whole < count)
-            encode_edge(a, x + whole * wide, cols - whole * G, s[whole], r[whole], q + whole * G);
-    }
+    encode_run(a, &g, s, r, 1);
+    for (int64_t i = 0; whole < count && i < rows; i++)
+        encode_edge(a, x + i * a->stride + whole * wide, cols - whole * G, s[whole], r[whole],
+                    q + i * a->row.stride + whole * G);
 }
 
 #endif

@@ -192,35 +192,6 @@ INLINE uint32_t amax_of(uint32_t dtype, const char *x, int bytes)
     return magnitude_bits(dtype, largest_lane(dtype, most));
 }
 
-enum { TOGETHER = 4 };
-
-/* Groups of as many rows: copied to `to`, their amax taken, and the amax of every column brought up to date. */
-INLINE void absorb_groups(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
-{
-    const int pitch = G * size_of(dtype);
-    ints most[TOGETHER];
-
-    UNROLL
-    for (int k = 0; k < TOGETHER; k++)
-        most[k] = zeros();
-    for (int i = 0; i < pitch; i += VECTOR_BYTES) {
-        ints column = load(columns + i);
-
-        UNROLL
-        for (int k = 0; k < TOGETHER; k++) {
-            const ints v = load(x[k] + i), m = magnitudes(dtype, v);
-
-            store(to + k * pitch + i, v);
-            most[k] = larger(dtype, most[k], m);
-            column = larger(dtype, column, m);
-        }
-        store(columns + i, column);
-    }
-    UNROLL
-    for (int k = 0; k < TOGETHER; k++)
-        amax[k] = magnitude_bits(dtype, largest_lane(dtype, most[k]));
-}
-
 /* The amax of n whole groups side by side. */
 static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax)
 {
@@ -236,20 +207,6 @@ static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax
     default:
         for (int64_t g = 0; g < n; g++)
             amax[g] = amax_of(RIDGE_F32, x + g * G * 4, G * 4);
-    }
-}
-
-static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
-{
-    switch (dtype) {
-    case RIDGE_BF16:
-        absorb_groups(RIDGE_BF16, x, to, columns, amax);
-        break;
-    case RIDGE_F16:
-        absorb_groups(RIDGE_F16, x, to, columns, amax);
-        break;
-    default:
-        absorb_groups(RIDGE_F32, x, to, columns, amax);
     }
 }
 
@@ -414,6 +371,9 @@ typedef struct group_run {
     int64_t next_step;
     int next_bytes;
     bool stream;
+    int64_t rows, x_row,
+        q_row; /* again with the same scales, so many times, so much further in x and next, in q; 0: once
+                */
 } group_run;
 
 /* Fetches what the next pass over the memory will read into the second-level cache: without it memory would be idle
@@ -437,26 +397,57 @@ INLINE void encode_one(encoder *encode, const group_run *g, int i, float s, cons
     put(g->q + i * g->q_step, codes, G, g->stream);
 }
 
+INLINE void next_row(group_run *g)
+{
+    g->x += g->x_row;
+    g->q += g->q_row;
+    if (g->next)
+        g->next += g->x_row;
+}
+
+#ifdef __AVX512VBMI__
+/* The codes of a run, the tables of which are found once for all rows. */
+INLINE void encode_by_table(const quantize_args *a, int e5m2, group_run g, const float *s, const float *r, int step)
+{
+    const table_constants c = table_constants_of(e5m2);
+    int64_t done = 0;
+    by_table t[G];
+
+    for (int i = 0; i < g.n; i++)
+        t[i] = find_table(a->tables, e5m2, r[i * step]);
+    do {
+        uint8_t left[G];
+        const int count = run_by_table(a->tables, e5m2, &c, g, t, left);
+
+        for (int k = 0; k < count; k++)
+            encode_one(pick_encoder(a->dtype, e5m2, ONE), &g, left[k], s[left[k] * step], r + left[k] * step);
+        next_row(&g);
+    } while (++done < g.rows);
+}
+#endif
+
 /* The codes of a run. The scale of group i and its reciprocal are s[i * step] and r[i * step]. */
 static void encode_run(const quantize_args *a, const group_run *g, const float *s, const float *r, int step)
 {
     encoder *encode = pick_encoder(a->dtype, a->e5m2, ONE);
+    group_run row = *g;
+    int64_t done = 0;
 
 #ifdef __AVX512VBMI__
-    if (a->tables) {
-        uint8_t left[G];
-        const int count =
-            a->e5m2 ? run_by_table(a->tables, 1, *g, r, step, left) : run_by_table(a->tables, 0, *g, r, step, left);
-
-        for (int k = 0; k < count; k++)
-            encode_one(encode, g, left[k], s[left[k] * step], r + left[k] * step);
+    if (a->tables && a->e5m2)
+        encode_by_table(a, 1, row, s, r, step);
+    else if (a->tables)
+        encode_by_table(a, 0, row, s, r, step);
+    if (a->tables)
         return;
-    }
 #endif
-    for (int i = 0; i < g->n; i++) {
-        fetch(g, i);
-        encode_one(encode, g, i, s[i * step], r + i * step);
-    }
+    do {
+        for (int i = 0; i < row.n; i++) {
+            fetch(&row, i);
+            encode_one(encode, &row, i, s[i * step], r + i * step);
+        }
+        next_row(&row);
+    } while (++done < g->rows);
 }
 
 /* The n < 128 elements at the edge. */

@@ -87,15 +87,13 @@ INLINE __m512i codes_by_table(int e5m2, const table_constants *c, const uint8_t 
     return _mm512_add_epi8(mantissa, _mm512_slli_epi16(*above, e5m2 ? 2 : 3));
 }
 
-/* The codes of a run, but for groups with an element that is neither zero nor surely normal: these are listed. */
-INLINE int run_by_table(quantize_tables *tables, int e5m2, group_run g, const float *r, int step, uint8_t *left)
+/* The codes of a row of a run, but for groups with an element that is neither zero nor surely normal: these are listed.
+ */
+INLINE int run_by_table(const quantize_tables *tables, int e5m2, const table_constants *c, group_run g,
+                        const by_table *t, uint8_t *left)
 {
-    const table_constants c = table_constants_of(e5m2);
-    by_table t[G];
     int count = 0;
 
-    for (int i = 0; i < g.n; i++)
-        t[i] = find_table(tables, e5m2, r[i * step]);
     for (int i = 0; i < g.n; i++) {
         const char *x = g.x + i * g.x_step;
         const __m512i least = _mm512_set1_epi8((char)t[i].least);
@@ -108,13 +106,13 @@ INLINE int run_by_table(quantize_tables *tables, int e5m2, group_run g, const fl
         }
         UNROLL
         for (int k = 0; k < 2; k++)
-            q[k] = codes_by_table(e5m2, &c, tables->code[place_of(t[i].tag)], least, load(x + k * 128),
+            q[k] = codes_by_table(e5m2, c, tables->code[place_of(t[i].tag)], least, load(x + k * 128),
                                   load(x + k * 128 + 64), &high[k], &above[k]);
-        if (_mm512_cmple_epu8_mask(_mm512_min_epu8(above[0], above[1]), c.tiny)) {
+        if (_mm512_cmple_epu8_mask(_mm512_min_epu8(above[0], above[1]), c->tiny)) {
             __mmask64 small[2], none[2];
 
             for (int k = 0; k < 2; k++) {
-                small[k] = _mm512_cmple_epu8_mask(above[k], c.tiny);
+                small[k] = _mm512_cmple_epu8_mask(above[k], c->tiny);
                 none[k] = _mm512_testn_epi8_mask(above[k], above[k]);
                 q[k] = _mm512_mask_mov_epi8(q[k], small[k], zeros());
             }
@@ -125,7 +123,7 @@ INLINE int run_by_table(quantize_tables *tables, int e5m2, group_run g, const fl
         }
         UNROLL
         for (int k = 0; k < 2; k++)
-            q[k] = _mm512_permutexvar_epi8(c.order, _mm512_ternarylogic_epi32(q[k], high[k], c.sign, 0xf8));
+            q[k] = _mm512_permutexvar_epi8(c->order, _mm512_ternarylogic_epi32(q[k], high[k], c->sign, 0xf8));
         put_vectors(g.q + i * g.q_step, q, g.stream);
     }
     return count;

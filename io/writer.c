@@ -1,6 +1,6 @@
-/* writer.c: declaring, writing and putting a file in place, whatever its format. Until ridge_writer_finish has renamed
- * it, the file has a random name beside the target; it is created exclusively, so nobody can have planted a link there.
- */
+/* writer.c: declaring, writing and putting a file in place, whatever its format. Until ridge_writer_finish the file has
+ * no name, so that not even SIGKILL leaves anything. Where file systems cannot do that it has a random name beside the
+ * target; it is created exclusively, so nobody can have planted a link there. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -26,33 +26,87 @@ static char *directory_of(const char *path)
     return slash ? strndup(path, (size_t)(slash - path) + 1) : strdup("./");
 }
 
-static ridge_status create(ridge_writer *w)
+/* A new random name beside the target. */
+static ridge_status choose_name(ridge_writer *w)
 {
     char *directory = directory_of(w->path);
-    ridge_status status = RIDGE_OK;
+    ridge_status status = directory ? RIDGE_OK : io_no_memory(w->path);
     uint64_t number[2];
 
-    for (int tries = 0; directory && w->fd < 0 && status == RIDGE_OK && tries < 100; tries++) {
-        if (getrandom(number, sizeof number, 0) != (ssize_t)sizeof number) {
-            status = system_error(w, "random numbers");
-        } else if (asprintf(&w->temporary, "%s.ridge-%016" PRIx64 "%016" PRIx64 ".tmp", directory, number[0],
-                            number[1]) < 0) {
-            w->temporary = NULL;
-            status = io_no_memory(w->path);
-        } else {
-            w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-            if (w->fd < 0) {
-                if (errno != EEXIST)
-                    status = system_error(w, "creating a temporary file in its directory");
-                free(w->temporary);
-                w->temporary = NULL;
-            }
-        }
+    free(w->temporary);
+    w->temporary = NULL;
+    if (status == RIDGE_OK && getrandom(number, sizeof number, 0) != (ssize_t)sizeof number)
+        status = system_error(w, "random numbers");
+    if (status == RIDGE_OK &&
+        asprintf(&w->temporary, "%s.ridge-%016" PRIx64 "%016" PRIx64 ".tmp", directory, number[0], number[1]) < 0) {
+        w->temporary = NULL;
+        status = io_no_memory(w->path);
     }
-    if (!directory)
-        return io_no_memory(w->path);
     free(directory);
-    return status != RIDGE_OK || w->fd >= 0 ? status : system_error(w, "creating a temporary file in its directory");
+    return status;
+}
+
+/* A file in the target's directory without a name, which is gone however the process ends; -1 where there is no such
+ * thing. */
+static int create_nameless(const ridge_writer *w)
+{
+#ifdef O_TMPFILE
+    char *directory = directory_of(w->path);
+    int fd = directory && access("/proc/self/fd", F_OK) == 0 /* it gets its name from there */
+                 ? open(directory, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666)
+                 : -1;
+
+    free(directory);
+    return fd;
+#else
+    (void)w;
+    return -1;
+#endif
+}
+
+enum { TRIES = 100 };
+
+static ridge_status create(ridge_writer *w)
+{
+    ridge_status status;
+    int error = EEXIST;
+
+    w->fd = create_nameless(w);
+    for (int tries = 0; w->fd < 0 && error == EEXIST && tries < TRIES; tries++) {
+        status = choose_name(w);
+        if (status)
+            return status;
+        w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        error = errno;
+    }
+    if (w->fd >= 0)
+        return RIDGE_OK;
+    free(w->temporary); /* not ours to remove */
+    w->temporary = NULL;
+    errno = error;
+    return system_error(w, "creating a temporary file in its directory");
+}
+
+/* Gives a file without a name one, since a rename needs that: a link replaces nothing. */
+static ridge_status give_name(ridge_writer *w)
+{
+    ridge_status status;
+    int error = EEXIST;
+    char from[64];
+
+    snprintf(from, sizeof from, "/proc/self/fd/%d", w->fd);
+    for (int tries = 0; error == EEXIST && tries < TRIES; tries++) {
+        status = choose_name(w);
+        if (status)
+            return status;
+        if (!linkat(AT_FDCWD, from, AT_FDCWD, w->temporary, AT_SYMLINK_FOLLOW))
+            return RIDGE_OK;
+        error = errno;
+    }
+    free(w->temporary);
+    w->temporary = NULL;
+    errno = error;
+    return system_error(w, "naming the temporary file");
 }
 
 ridge_status ridge_writer_open(const char *path, ridge_format format, ridge_writer **writer)
@@ -405,6 +459,8 @@ static ridge_status put_in_place(ridge_writer *w)
         return system_error(w, "its directory");
     if (fsync(w->fd))
         status = system_error(w, "syncing");
+    if (status == RIDGE_OK && !w->temporary)
+        status = give_name(w);
     closed = close(w->fd);
     w->fd = -1;
     if (status == RIDGE_OK && closed)

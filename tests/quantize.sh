@@ -115,6 +115,9 @@ expect 1 "too large" full "$dir/sharded" -o "$dir/none" --to bf16
 [ -e "$dir/none" ] && fail "a refused run wrote"
 
 # ---- interrupted: nothing is left, and what was there stays
+begun() { # its output is open, with a name or without
+    ls -A "$dir/slow" | grep -q '^\.ridge' || ls -l /proc/$pid/fd 2>/dev/null | grep -q 'slow/#'
+}
 mkdir "$dir/slow" "$dir/slow/in"
 "$tool" sparse "$dir/slow/in/model.safetensors" 1024 || exit 1
 echo old >"$dir/slow/out"
@@ -124,10 +127,10 @@ for signal in INT TERM; do
         "$ridge" quantize --quiet --device cpu:c "$dir/slow/$in" -o "$dir/slow/$out" --to fp8-block128 --force >/dev/null 2>"$dir/log" &
         pid=$!
         for _ in 1 2 3 4 5 6 7 8 9 10; do
-            ls -A "$dir/slow" | grep -q '^\.ridge' && break
+            begun && break
             sleep 0.1
         done
-        ls -A "$dir/slow" | grep -q '^\.ridge' || fail "the slow run had not begun"
+        begun || fail "the slow run had not begun"
         kill -$signal $pid
         wait $pid
         got=$?
@@ -135,6 +138,17 @@ for signal in INT TERM; do
         [ "$(ls -A "$dir/slow" | tr '\n' ' ')" = "in out " ] || fail "$signal left $(ls -A "$dir/slow")"
     done
 done
+"$ridge" quantize --quiet --device cpu:c "$dir/slow/in/model.safetensors" -o "$dir/slow/out" --to fp8-block128 --force >/dev/null 2>&1 &
+pid=$!
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    begun && break
+    sleep 0.1
+done
+named=$(ls -A "$dir/slow" | grep '^\.ridge')
+kill -KILL $pid
+wait $pid 2>/dev/null
+[ "$(ls -A "$dir/slow" | grep -v "^${named:-none}$" | tr '\n' ' ')" = "in out " ] || fail "KILL left $(ls -A "$dir/slow")"
+rm -f "$dir/slow/${named:-none}" # a file system without nameless files
 [ "$(cat "$dir/slow/out")" = old ] || fail "the old output is gone"
 sha256sum --quiet -c "$dir/before" || fail "an input has changed"
 find "$dir" -name '.ridge*' | grep . && fail "temporaries are left"

@@ -396,7 +396,7 @@ static void interrupted(void **state)
             ok(ridge_writer_open(path, RIDGE_SAFETENSORS, &w));
         else
             w = begun(path, "w", 100);
-        assert_int_equal(entries_in(where), 2);
+        assert_in_range(entries_in(where), 1, 2); /* the new file may have no name yet */
         if (stage >= 2)
             ok(ridge_writer_write(w, 0, 0, where, 5));
         if (stage < 3)
