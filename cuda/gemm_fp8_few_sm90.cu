@@ -7,7 +7,7 @@ TILE(tile_128x64_down, 2, 1, 64, 2, 1, 12, 1, 0, 0);
 TILE(tile_64x64_down, 1, 1, 64, 2, 1, 14, 1, 0, 0);
 TILE(tile_128x128_few, 2, 1, 128, 1, 2, 8, 1, 0, 0);
 
-const gemm_tile gemm_tiles_few[TILES_FEW] = {
+const gemm_tile ridge_gemm_tiles_few[TILES_FEW] = {
     {SIZES(tile_192x64),
      {BY_OUT(tile_192x64, SCALE_LAST), BY_OUT(tile_192x64, SCALE_BLOCK), BY_OUT_F32(tile_192x64, tile_192x64)}},
     {SIZES(tile_128x64),

@@ -6,8 +6,8 @@ enum { FEW_TILE = 16 };
 
 static const gemm_tile *tile_of(const ridge_kernel *kernel)
 {
-    return kernel->param[0] < FEW_TILE ? &gemm_tiles_large[kernel->param[0]]
-                                       : &gemm_tiles_few[kernel->param[0] - FEW_TILE];
+    return kernel->param[0] < FEW_TILE ? &ridge_gemm_tiles_large[kernel->param[0]]
+                                       : &ridge_gemm_tiles_few[kernel->param[0] - FEW_TILE];
 }
 
 static ridge_status prepare_tile(const ridge_device *device, const gemm_tile *tile)
@@ -28,9 +28,9 @@ static ridge_status prepare(const ridge_device *device)
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
     for (int i = 0; i < TILES_LARGE && !status; i++)
-        status = prepare_tile(device, &gemm_tiles_large[i]);
+        status = prepare_tile(device, &ridge_gemm_tiles_large[i]);
     for (int i = 0; i < TILES_FEW && !status; i++)
-        status = prepare_tile(device, &gemm_tiles_few[i]);
+        status = prepare_tile(device, &ridge_gemm_tiles_few[i]);
     return status;
 }
 

@@ -35,7 +35,7 @@ typedef struct gemm_tile {
 } gemm_tile;
 
 enum { TILES_LARGE = 4, TILES_FEW = 5 };
-extern "C" const gemm_tile gemm_tiles_large[TILES_LARGE], gemm_tiles_few[TILES_FEW];
+extern "C" const gemm_tile ridge_gemm_tiles_large[TILES_LARGE], ridge_gemm_tiles_few[TILES_FEW];
 
 #define BY_FORMATS(T, mode, out)                                    \
     {                                                               \
