@@ -281,7 +281,7 @@ static ridge_status dw_block(const linear_job *j, const ce_block *b)
 
     if (g.d.f32) {
         g.d.f32 += at;
-    } else {
+    } else if (j->p.dw) {
         g.d.high += at;
         g.d.low += b->first * (j->p.hv ? 1 : g.d.low_ld);
     }

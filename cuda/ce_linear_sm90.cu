@@ -372,6 +372,12 @@ static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, 
     return (size_t)ce_plan_place(&c, &space, device, problem, &plan, (void *)1024);
 }
 
+/* Of 256 x 256. */
+static double tiles_of(int64_t rows, int64_t cols)
+{
+    return (double)((rows + 255) / 256) * (double)((cols + 255) / 256);
+}
+
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
@@ -387,6 +393,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "TMA needs rows of x, W, dX and dW that begin at multiples of 16 bytes";
     if (tokens > 0x3fffff00 || hidden > 0x3fffff00 || vocab > 0x3fffff00)
         return "more than 2^30 tokens, hidden units or classes";
+    if (tiles_of(tokens, vocab) > 2e9 || tiles_of(tokens, hidden) > 2e9 || tiles_of(vocab, hidden) > 2e9)
+        return "more than 2^31 tiles";
     return device->units < 2 ? "is for two multiprocessors and more" : NULL;
 }
 
@@ -394,9 +402,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : kernel->param[0] ? 3.3 : 3;
-    double tiles = (double)((problem->dim[0] + 255) / 256) * (double)((problem->dim[2] + 255) / 256), waves;
+    double waves = tiles_of(problem->dim[0], problem->dim[2]) / (device->units / 2);
 
-    waves = tiles / (device->units / 2);
     waves = waves < 1 ? 1 : waves;
     return 30 * gemms + gemms * waves * (device->units / 2) * 131072.0 * (double)problem->dim[1] / 640e6;
 }

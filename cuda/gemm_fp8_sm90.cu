@@ -61,7 +61,7 @@ static int64_t groups_of(const gemm_tile *tile, int64_t m)
     return tile->few ? (high_of(tile, m) + 63) / 64 : tile->wgs;
 }
 
-/* Floats of `fin` that a warpgroup leaves to the next cluster. */
+/* Bytes of `fin` that a warpgroup leaves to the next cluster. */
 static size_t part_bytes(const gemm_tile *tile)
 {
     return (size_t)64 * tile->slices * tile->bn * 4;
@@ -252,8 +252,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
-/* Few rows: a block of k takes a time of its own, whatever rows there are, but for 192x64, and all together not less
- * than the weights at a rate below the memory's (docs/measured.md). us. */
+/* Few rows: a block of k takes a time of its own, whatever rows there are (192x64 and 128x64: by their number), and all
+ * together not less than the weights at a rate below the memory's (docs/measured.md). us. */
 static double few_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                        double blocks, double rate)
 {

@@ -1,4 +1,5 @@
-/* gemm_fp8_sm90.cuh: the device side of gemm_fp8 for large m on Hopper: TMA, wgmma, warp-specialised, persistent.
+/* gemm_fp8_sm90.cuh: the device side of gemm_fp8 for more than 64 rows on Hopper: TMA, wgmma, warp-specialised,
+ * persistent.
  *
  *     fin = fma(rn(sA sB), P_b, fin) over the 128-blocks b of k, ascending; P_b by four wgmma of k 32
  *     (with a scale for each column of D: gemm_fp8_column.cuh)
@@ -120,8 +121,8 @@ template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_r
     at->phase ^= at->stage == 0;
 }
 
-/* With FEW the rows are shared out evenly to the tiles, which load only what they have, within 16, and warpgroups
- * without rows stay out: TMA takes its time over rows outside, and the tensor cores over zeros. */
+/* With FEW the rows are shared out evenly to the tiles, which load only what they have, within 16 rows or 8, and
+ * warpgroups without rows stay out: TMA takes its time over rows outside, and the tensor cores over zeros. */
 template <class T> static __device__ __forceinline__ int gemm_high(const gemm_args &p)
 {
     return T::FEW ? p.high : (int)T::BM;

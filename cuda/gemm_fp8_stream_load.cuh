@@ -105,8 +105,8 @@ static __device__ __forceinline__ stream_share stream_locate(const stream_args &
     return a;
 }
 
-/* Each warpgroup's first stage on its way to L2 while the grid before ends, which is right whatever that one writes:
- * all writes meet in L2. More than one stage is slower. */
+/* The first stage of the first slice, or of two of them (`ahead`; 0: none), on its way to L2 while the grid before
+ * ends, which is right whatever that one writes: all writes meet in L2. More than one stage of a slice is slower. */
 static __device__ __forceinline__ void stream_prefetch(const stream_args &p, const stream_share &a)
 {
     for (int g = 0; g < p.ahead && p.lines && a.begin < a.end; g++)
