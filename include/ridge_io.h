@@ -7,9 +7,10 @@
  *     ridge_file_close(file);
  *
  * Files are read with pread, never mapped, so that a file that shrinks is an error and not a signal. Everything that a
- * header claims is checked against the file's size before it is used or allocated. Writing is atomic: a temporary file
- * beside the target, fsync, rename. An open ridge_file is immutable and may be used by any number of threads; a
- * ridge_writer belongs to one. The library never prints, aborts or exits. docs/numerics.md, Formats. */
+ * header claims is checked against the file's size before it is used or allocated. Writing is atomic: a file without a
+ * name (where that is not to be had: with a random one beside the target), fsync, rename. An open ridge_file is
+ * immutable and may be used by any number of threads; a ridge_writer belongs to one. The library never prints, aborts
+ * or exits. docs/numerics.md, Formats. */
 #ifndef RIDGE_IO_H
 #define RIDGE_IO_H
 
@@ -173,8 +174,9 @@ RIDGE_API ridge_status ridge_file_read(const ridge_file *file, const ridge_tenso
 typedef struct ridge_writer ridge_writer;
 
 /* Starts a file: declare metadata and all tensors, ridge_writer_begin, write the data, ridge_writer_finish. The target
- * does not change before ridge_writer_finish succeeds; a symbolic link at path is then replaced, not followed. Errors:
- * RIDGE_ERR_ARG, RIDGE_ERR_FILE (no such directory, read only, no space; the text says which). */
+ * does not change before ridge_writer_finish succeeds; a symbolic link at path is then replaced, not followed. The
+ * directory is the one that path names now, whatever becomes of it or of the working directory. Errors: RIDGE_ERR_ARG,
+ * RIDGE_ERR_FILE (no such directory, none that can be read and written, no space; the text says which). */
 RIDGE_API ridge_status ridge_writer_open(const char *path, ridge_format format, ridge_writer **writer);
 
 /* Adds metadata; for safetensors only strings. ridge_writer_meta_string is the same for one string. A key that is there
@@ -196,11 +198,11 @@ RIDGE_API ridge_status ridge_writer_write(ridge_writer *writer, int64_t index, i
                                           int64_t bytes);
 
 /* Checks that all data was written, syncs, and renames into place. Frees the writer in any case; on error the target is
- * untouched and the temporary file is removed; but for one that says the directory could not be synced: the file is in
- * place then. A symbolic link at the target is replaced, not followed. */
+ * untouched and what was written is gone, unless the text says that the directory could not be synced: the file is in
+ * place then. The file has a name beside the target for a moment before the rename, which a crash then may leave. */
 RIDGE_API ridge_status ridge_writer_finish(ridge_writer *writer);
 
-/* Removes the temporary file and frees the writer. NULL is allowed. */
+/* Gives up what was written and frees the writer; the target is untouched. NULL is allowed. */
 RIDGE_API void ridge_writer_abort(ridge_writer *writer);
 
 #ifdef __cplusplus

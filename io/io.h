@@ -19,6 +19,7 @@
 #define io_layout_gguf ridge_io_layout_gguf
 #define io_layout_safetensors ridge_io_layout_safetensors
 #define io_multiply ridge_io_multiply
+#define io_nameless ridge_io_nameless
 #define io_names_add ridge_io_names_add
 #define io_names_find ridge_io_names_find
 #define io_names_free ridge_io_names_free
@@ -91,7 +92,9 @@ uint32_t io_type_of_gguf(uint32_t id);
 ridge_status io_parse_safetensors(ridge_file *file, int32_t index);
 ridge_status io_parse_gguf(ridge_file *file, int32_t index);
 
-/* writer.c */
+/* writer.c. Tests clear io_nameless to have the way of file systems that lack files without a name. */
+extern bool io_nameless;
+
 typedef struct io_out {
     char *name;
     uint32_t type;
@@ -102,8 +105,10 @@ typedef struct io_out {
 
 struct ridge_writer {
     ridge_format format;
-    char *path, *temporary;
-    int fd;
+    char *path;
+    int fd, directory; /* both open, or fd is -1 */
+    char temporary[48];
+    bool named; /* the file is there as `temporary` */
     bool begun, failed;
     io_out *tensor;
     int64_t tensors, tensor_room;

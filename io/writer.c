@@ -1,6 +1,7 @@
-/* writer.c: declaring, writing and putting a file in place, whatever its format. Until ridge_writer_finish the file has
- * no name, so that not even SIGKILL leaves anything. Where file systems cannot do that it has a random name beside the
- * target; it is created exclusively, so nobody can have planted a link there. */
+/* writer.c: declaring, writing and putting a file in place, whatever its format. The file has no name until
+ * ridge_writer_finish gives it one, so that even SIGKILL leaves nothing before (a moment's empty probe in create aside;
+ * a sharded output's directory is the caller's, and has a name all the time). Where that is not to be had it has a
+ * random name beside the target; it is created exclusively, so nobody can have planted a link there. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,95 +19,113 @@ static ridge_status system_error(const ridge_writer *w, const char *doing)
     return io_fail(RIDGE_ERR_FILE, "%s: %s: %s", w->path, doing, strerror(errno));
 }
 
-/* The path's directory with its slash, or "./". */
-static char *directory_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
+bool io_nameless = true;
 
-    return slash ? strndup(path, (size_t)(slash - path) + 1) : strdup("./");
+static char *target(const ridge_writer *w)
+{
+    char *slash = strrchr(w->path, '/');
+
+    return slash ? slash + 1 : w->path;
 }
 
-/* A new random name beside the target. */
-static ridge_status choose_name(ridge_writer *w)
+/* The directory is looked up once: a chdir or a rename of a parent before the end must not move the target. */
+static int open_directory(const ridge_writer *w)
 {
-    char *directory = directory_of(w->path);
-    ridge_status status = directory ? RIDGE_OK : io_no_memory(w->path);
+    char *name = target(w), first = *name;
+    int directory;
+
+    *name = '\0'; /* for the moment */
+    directory = open(w->path[0] ? w->path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    *name = first;
+    return directory;
+}
+
+/* A new random name; 128 bits are not met twice. The functions down to create give -1 and errno. */
+static int choose_name(ridge_writer *w)
+{
     uint64_t number[2];
 
-    free(w->temporary);
-    w->temporary = NULL;
-    if (status == RIDGE_OK && getrandom(number, sizeof number, 0) != (ssize_t)sizeof number)
-        status = system_error(w, "random numbers");
-    if (status == RIDGE_OK &&
-        asprintf(&w->temporary, "%s.ridge-%016" PRIx64 "%016" PRIx64 ".tmp", directory, number[0], number[1]) < 0) {
-        w->temporary = NULL;
-        status = io_no_memory(w->path);
-    }
-    free(directory);
-    return status;
+    if (getrandom(number, sizeof number, 0) != (ssize_t)sizeof number)
+        return -1;
+    snprintf(w->temporary, sizeof w->temporary, ".ridge-%016" PRIx64 "%016" PRIx64 ".tmp", number[0], number[1]);
+    return 0;
 }
 
-/* A file in the target's directory without a name, which is gone however the process ends; -1 where there is no such
- * thing. */
+/* On file systems without ACLs Linux before 6.0 forgets the umask here, and the file is 0666 (mended by its commit
+ * ac6800e279a2, which stable series may have). Asking for the umask means setting it, for every thread: not done. */
 static int create_nameless(const ridge_writer *w)
 {
 #ifdef O_TMPFILE
-    char *directory = directory_of(w->path);
-    int fd = directory && access("/proc/self/fd", F_OK) == 0 /* it gets its name from there */
-                 ? open(directory, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666)
-                 : -1;
-
-    free(directory);
-    return fd;
+    return openat(w->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
 #else
     (void)w;
     return -1;
 #endif
 }
 
-enum { TRIES = 100 };
-
-static ridge_status create(ridge_writer *w)
+/* A rename needs a name, and a link replaces nothing. */
+static int link_nameless(ridge_writer *w, int fd)
 {
-    ridge_status status;
-    int error = EEXIST;
-
-    w->fd = create_nameless(w);
-    for (int tries = 0; w->fd < 0 && error == EEXIST && tries < TRIES; tries++) {
-        status = choose_name(w);
-        if (status)
-            return status;
-        w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-        error = errno;
-    }
-    if (w->fd >= 0)
-        return RIDGE_OK;
-    free(w->temporary); /* not ours to remove */
-    w->temporary = NULL;
-    errno = error;
-    return system_error(w, "creating a temporary file in its directory");
-}
-
-/* Gives a file without a name one, since a rename needs that: a link replaces nothing. */
-static ridge_status give_name(ridge_writer *w)
-{
-    ridge_status status;
-    int error = EEXIST;
     char from[64];
 
-    snprintf(from, sizeof from, "/proc/self/fd/%d", w->fd);
-    for (int tries = 0; error == EEXIST && tries < TRIES; tries++) {
-        status = choose_name(w);
-        if (status)
-            return status;
-        if (!linkat(AT_FDCWD, from, AT_FDCWD, w->temporary, AT_SYMLINK_FOLLOW))
-            return RIDGE_OK;
-        error = errno;
+    if (choose_name(w))
+        return -1;
+    snprintf(from, sizeof from, "/proc/self/fd/%d", fd);
+    return linkat(AT_FDCWD, from, w->directory, w->temporary, AT_SYMLINK_FOLLOW);
+}
+
+/* Tried with an empty file: that /proc is missing, or that a sandbox refuses links, must not show after the work. */
+static bool links_work(ridge_writer *w)
+{
+    int fd = create_nameless(w);
+    bool work = fd >= 0 && !link_nameless(w, fd) && !unlinkat(w->directory, w->temporary, 0);
+
+    if (fd >= 0)
+        close(fd);
+    return work;
+}
+
+static int create_named(ridge_writer *w)
+{
+    int fd = -1;
+
+    if (!choose_name(w))
+        fd = openat(w->directory, w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    w->named = fd >= 0;
+    return fd;
+}
+
+/* From here on w->directory is open while w->fd is. */
+static ridge_status create(ridge_writer *w)
+{
+    ridge_status status = RIDGE_OK;
+
+    w->directory = open_directory(w);
+    if (w->directory < 0)
+        return system_error(w, "opening its directory");
+    w->fd = io_nameless ? create_nameless(w) : -1;
+    if (w->fd >= 0 && !links_work(w)) {
+        close(w->fd);
+        w->fd = -1;
     }
-    free(w->temporary);
-    w->temporary = NULL;
-    errno = error;
-    return system_error(w, "naming the temporary file");
+    if (w->fd < 0)
+        w->fd = create_named(w);
+    if (w->fd < 0) {
+        status = system_error(w, "creating a temporary file in its directory");
+        close(w->directory);
+    }
+    return status;
+}
+
+static void discard(ridge_writer *w)
+{
+    if (w->fd >= 0)
+        close(w->fd);
+    w->fd = -1;
+    if (w->named)
+        unlinkat(w->directory, w->temporary, 0);
+    w->named = false;
+    close(w->directory);
 }
 
 ridge_status ridge_writer_open(const char *path, ridge_format format, ridge_writer **writer)
@@ -446,34 +465,36 @@ static ridge_status check_complete(const ridge_writer *w)
     return RIDGE_OK;
 }
 
-/* Data, then name, each on the disk before the next. The directory is opened first: what can fail should fail before
- * the rename. Some file systems cannot sync a directory (EINVAL), and need not. */
+/* The second sync is for btrfs, which logs nothing for a file without links. */
+static ridge_status give_name(ridge_writer *w)
+{
+    if (link_nameless(w, w->fd))
+        return system_error(w, "naming the temporary file");
+    w->named = true;
+    return fsync(w->fd) ? system_error(w, "syncing") : RIDGE_OK;
+}
+
+/* Data, then name, each on the disk before the next. Some file systems cannot sync a directory (EINVAL), and need
+ * not. */
 static ridge_status put_in_place(ridge_writer *w)
 {
-    char *name = directory_of(w->path);
-    int directory = name ? open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1, closed;
-    ridge_status status = RIDGE_OK;
+    ridge_status status = fsync(w->fd) ? system_error(w, "syncing") : RIDGE_OK;
+    int closed;
 
-    free(name);
-    if (directory < 0)
-        return system_error(w, "its directory");
-    if (fsync(w->fd))
-        status = system_error(w, "syncing");
-    if (status == RIDGE_OK && !w->temporary)
+    if (status == RIDGE_OK && !w->named)
         status = give_name(w);
     closed = close(w->fd);
     w->fd = -1;
     if (status == RIDGE_OK && closed)
         status = system_error(w, "closing");
-    if (status == RIDGE_OK && rename(w->temporary, w->path))
+    if (status == RIDGE_OK && renameat(w->directory, w->temporary, w->directory, target(w)))
         status = system_error(w, "renaming the temporary file");
     if (status == RIDGE_OK) {
-        free(w->temporary);
-        w->temporary = NULL;
-        if (fsync(directory) && errno != EINVAL)
+        w->named = false;
+        if (fsync(w->directory) && errno != EINVAL)
             status = system_error(w, "is in place, but syncing its directory failed");
     }
-    close(directory);
+    discard(w);
     return status;
 }
 
@@ -495,9 +516,7 @@ void ridge_writer_abort(ridge_writer *writer)
     if (!writer)
         return;
     if (writer->fd >= 0)
-        close(writer->fd);
-    if (writer->temporary)
-        unlink(writer->temporary);
+        discard(writer);
     for (int64_t i = 0; i < writer->tensors; i++)
         free(writer->tensor[i].name);
     for (int64_t i = 0; i < writer->metas; i++) {
@@ -509,6 +528,5 @@ void ridge_writer_abort(ridge_writer *writer)
     free(writer->tensor);
     free(writer->meta);
     free(writer->path);
-    free(writer->temporary);
     free(writer);
 }
