@@ -3,8 +3,9 @@
     python3 bench/peers.py [--suite swiglu] [--lib FILE] [--csv FILE] [--commit ID] [--kernels]
 
 Every provider is captured into a CUDA graph of one call per set of buffers (enough sets that the L2 holds none when its
-turn comes) and replayed; every round replays every provider once; reported are the median and the 20/80 percentiles of the
-time of one call. Columns as `ridge bench --csv` writes them. A provider that cannot be imported is left out, in one line.
+turn comes) and replayed; every round replays every provider twice, the first time untimed, in an order of its own; reported
+are the median and the 20/80 percentiles of the time of one call. Columns as `ridge bench --csv` writes them. A provider that
+cannot be imported is left out, in one line.
 """
 import argparse, datetime, importlib, itertools, math, os, random, statistics, sys
 

@@ -220,7 +220,8 @@ def main():
             rows, ridge = measure(p, lib, {} if args.alone else rivals(args.only), args.rounds)
             for op, name, flops, t, peak, err in rows:
                 us = statistics.median(t)
-                kernel = lib.pick(ridge.calls[op[10:]]) if name.startswith("ridge") else name
+                own = {"ridge": op[10:], "ridge_dw16": "train16"}.get(name)
+                kernel = lib.pick(ridge.calls[own]) if own else name
                 row = dict(base, op=op, problem=p.text, provider=name, kernel=kernel, us=us, us_p20=t[len(t) // 5],
                            us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, gbps=p.bytes(op) / us * 1e-3, err=err, peak_bytes=float(peak))
                 if out:

@@ -66,6 +66,8 @@ if short "$ridge" info --json >/dev/null 2>&1; then
         short "$ridge" test swiglu_fwd rows=1000 cols=10000 --seed 7 --device cpu --quiet
     line=$(sed -n 's/^     ridge //p' "$log" | head -1)
     expect 0 " passed, 0 failed" "$ridge" $line --once --quiet
+else
+    echo "left out: a failure as the command that runs it again: 'ridge info' does not start in 250 MB here"
 fi
 expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu

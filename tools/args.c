@@ -36,15 +36,16 @@ double args_positive(const struct argp_state *state, const char *option, const c
     return value;
 }
 
+const char args_blanks[] = " \t\n";
+
 void args_word(const struct argp_state *state, const char *arg, char *text, size_t size)
 {
-    static const char blanks[] = " \t\n";
     const size_t used = strlen(text);
     size_t length;
 
-    arg += strspn(arg, blanks);
+    arg += strspn(arg, args_blanks);
     length = strlen(arg);
-    while (length && strchr(blanks, arg[length - 1]))
+    while (length && strchr(args_blanks, arg[length - 1]))
         length--;
     if (used + length + 2 > size)
         argp_error(state, "the problem is longer than %zu characters", size - 2);

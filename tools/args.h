@@ -14,7 +14,10 @@ bool number_whole(const char *text, uint64_t low, uint64_t high, uint64_t *value
 uint64_t args_whole(const struct argp_state *state, const char *option, const char *arg, uint64_t low, uint64_t high);
 double args_positive(const struct argp_state *state, const char *option, const char *arg);
 
-/* Appends words of "op name=value ...", without the blanks round them. */
+/* What separates words of "op name=value ...". */
+extern const char args_blanks[];
+
+/* Appends such words, without the blanks round them. */
 void args_word(const struct argp_state *state, const char *arg, char *text, size_t size);
 
 typedef struct args_files {

@@ -32,7 +32,7 @@ static const struct {
     /* add_planes: several chunks where the workspace is small; of the first two, P^T of the first one lies in dW. */
     {400, 136, 4360, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
-    {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2}},
+    {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
 };
 
@@ -175,10 +175,11 @@ static void add_planes(case_list *list, const ridge_op_row *op, case_level level
         {{"lse_square_scale=0.01", "", "dw=x", CE_HALF}, 3, 1},
         {{"", "", "dw=x", CE_NO_ROW}, 2, 7},
         {{"", "", "dw=x accumulate=1", CE_NO_ROW}, 3, 0},
+        {{"class_weight=1 label_smoothing=0.1", "", "dw=x accumulate=1 dbias=1", CE_VALID}, 3, 3}, /* also on CPUs */
         {{"", "", "dw=x", CE_HALF}, 0, 1}, /* this one and the next take seconds */
         {{"", "", "dw=x", CE_FREQUENT}, 1, 0},
     };
-    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 8 : 10;
+    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 9 : 11;
 
     for (int i = 0; i < count; i++)
         add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");

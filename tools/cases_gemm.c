@@ -95,12 +95,12 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
         }
     { /* wide enough that the clusters of a GPU share tiles */
         const test_case wide = {.fill = FILL_EXACT, .repeats = 2, .gpu = true};
+        /* rings of many stages that are filled again, tiles that share out the rows */
+        const test_case rings = {.fill = FILL_EXACT, .pad = 8, .slices = true, .gpu = true};
 
         cases_add(list, op, "m=66 n=17416 k=272 d=bf16", wide);
-        /* rings of many stages that are filled again, tiles that share out the rows */
-        cases_add(list, op, "m=101 n=456 k=4112 d=bf16", (test_case){.fill = FILL_EXACT, .pad = 8, .slices = true});
-        cases_add(list, op, "m=203 n=456 k=4112 d=bf16 scales=row",
-                  (test_case){.fill = FILL_EXACT, .pad = 8, .slices = true});
+        cases_add(list, op, "m=101 n=456 k=4112 d=bf16", rings);
+        cases_add(list, op, "m=203 n=456 k=4112 d=bf16 scales=row", rings);
         if (level == CASES_QUICK)
             return;
         cases_add(list, op, "m=66 n=17416 k=1040", wide);

@@ -314,7 +314,7 @@ int cmd_test(int argc, char **argv)
     bool wanted;
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
-    if (strpbrk(o.text, " \t\n")) {
+    if (strpbrk(o.text, args_blanks)) {
         if (!case_parse(o.text, &one))
             return 2;
         o.one = &one;

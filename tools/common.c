@@ -39,7 +39,6 @@ bool name_matches(const char *pattern, const char *name)
 
 /* ----------------------------------------------------------------------------------------------------- case text */
 
-static const char blanks[] = " \t\n";
 static const char *const pad_names[] = {"all", "outputs", "single_rows", NULL};
 static const char *const fill_names[] = {"normal", "unit", "edge", "every", "groups", "period", "exact", NULL};
 
@@ -119,8 +118,8 @@ bool case_parse(const char *text, test_case *c)
     int align = 16, packed = 1;
     bool good, bad = false;
 
-    text += strspn(text, blanks);
-    name = strcspn(text, blanks);
+    text += strspn(text, args_blanks);
+    name = strcspn(text, args_blanks);
     op = ridge_op_find(text, name);
     copy = strdup(text);
     good = copy && op;
@@ -128,7 +127,8 @@ bool case_parse(const char *text, test_case *c)
     c->fill = FILL_UNIT;
     if (!op)
         fprintf(stderr, "ridge: there is no op '%.*s' (see `ridge ops`)\n", (int)name, text);
-    for (char *word = good ? strtok_r(copy + name, blanks, &rest) : NULL; word; word = strtok_r(NULL, blanks, &rest)) {
+    for (char *word = good ? strtok_r(copy + name, args_blanks, &rest) : NULL; word;
+         word = strtok_r(NULL, args_blanks, &rest)) {
         if (layout_word(word, c, &bad))
             continue;
         if (bad || used + strlen(word) + 2 > sizeof problem) {
@@ -173,7 +173,8 @@ bool case_problem(const test_case *c, ridge_call *call, ridge_problem *problem)
     return ridge_validate(call, problem) == RIDGE_OK;
 }
 
-/* Of the host, what can still be had; 0: not known. */
+/* Of the host, what can still be had; 0: not known. A container's own limit is not looked at: what its cgroup counts as
+ * used holds the page cache, which would be given up. */
 static double free_memory(void)
 {
     FILE *file = fopen("/proc/meminfo", "r");

@@ -15,6 +15,7 @@ except ImportError:
 _DTYPES = {A.F32: np.dtype(np.float32), A.F16: np.dtype(np.float16), A.F64: np.dtype(np.float64), A.I8: np.dtype(np.int8),
            A.U8: np.dtype(np.uint8), A.I32: np.dtype(np.int32), A.I64: np.dtype(np.int64), **_SMALL}
 _NUMBERS = {dtype.name: number for number, dtype in reversed(_DTYPES.items())}
+ops.REAL += (np.bool_,)
 _NAMED = {"e4m3": A.E4M3, "e5m2": A.E5M2, "f32": A.F32, "f16": A.F16, "bf16": A.BF16}
 
 
@@ -22,9 +23,9 @@ def _number(dtype):
     number = _NAMED.get(dtype) if isinstance(dtype, str) else None
     try:
         number = number or _NUMBERS.get(np.dtype(dtype).name)
-    except TypeError:
+    except (TypeError, ValueError):
         pass
-    if number not in _DTYPES:
+    if number not in _DTYPES or dtype is None:  # which numpy takes for float64
         raise ArgumentError(f"dtype {dtype} is none of ridge's, or needs ml_dtypes")
     return number
 
@@ -96,6 +97,7 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
            round_gate=False, row_scale=None, interleaved=False):
     """act(gate) * up over the last dimension. Without `up`, gate holds both: halves, or interleaved."""
     _arrays("swiglu", gate=gate, up=(up, None), row_scale=(row_scale, None))
+    ops.numbers_only(round_gate=round_gate, interleaved=interleaved)
     f = ops.swiglu_form("swiglu_fwd", activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, False,
                         interleaved)
     return ops.swiglu_fwd(_xp, f, gate, up, row_scale, interleaved)
@@ -105,6 +107,7 @@ def swiglu_backward(dout, gate, up=None, *, activation="silu", gate_mul=1.0, dow
                     limit=0.0, round_gate=False, row_scale=None, interleaved=False):
     """(dgate, dup); dup is None where gate holds both. round_gate rounds as PyTorch eager's backward does."""
     _arrays("swiglu_backward", dout=dout, gate=gate, up=(up, None), row_scale=(row_scale, None))
+    ops.numbers_only(round_gate=round_gate, interleaved=interleaved)
     f = ops.swiglu_form("swiglu_bwd", activation, gate_mul, down_mul, alpha, up_offset, limit, False, round_gate,
                         interleaved)
     return ops.swiglu_bwd(_xp, f, dout, gate, up, row_scale, interleaved, False)[:2]
@@ -113,6 +116,7 @@ def swiglu_backward(dout, gate, up=None, *, activation="silu", gate_mul=1.0, dow
 def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales) of x [rows, cols]; scale: "tensor", "row", "row128" or "blk128"."""
     _arrays("quantize_fp8", x=x)
+    ops.numbers_only(pow2=pow2)
     number = _number(dtype)
     return ops.quantize_fp8(_fp8(number), x, scale, number, pow2, ops.real("floor", floor), None, False)[:2]
 
@@ -120,6 +124,7 @@ def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
 def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales, codes of the transpose, its scales): form "row_row", "row_blk" or "blk_blk"."""
     _arrays("quantize_fp8_dual", x=x)
+    ops.numbers_only(pow2=pow2)
     number = _number(dtype)
     return ops.quantize_fp8_dual(_fp8(number), x, form, number, pow2, ops.real("floor", floor), False)[:4]
 
@@ -162,9 +167,9 @@ def linear_cross_entropy(x, weight, target, *, bias=None, class_weight=None, ign
             class_weight=(class_weight, None))
     options = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature,
                "lse_square_scale": lse_square_scale}
-    ops.real("ignore_index", ignore_index)
+    ops.numbers_only(gradients=gradients)
     p = ops.CeProblem(_xp, x, weight, target, bias, class_weight, reduction, False, (
-        ("ignore_index", int(ignore_index)), *((name, ops.real(name, v)) for name, v in options.items())))
+        ("ignore_index", ops.whole("ignore_index", ignore_index)), *((name, ops.real(name, v)) for name, v in options.items())))
     if gradients:
         return ops.linear_ce_train(p, True, True, False)[:3]
     return ops.linear_ce_eval(p)[0]

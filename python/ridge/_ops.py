@@ -31,7 +31,8 @@ def pick(table, name, what):
         raise ArgumentError(f"{what} is {name!r}, not one of {', '.join(map(repr, table))}") from None
 
 
-REAL = (numbers.Real,)  # ridge.torch adds PyTorch's symbols
+REAL = (float, int, numbers.Real)  # the fast ones first; numpy adds its bool, ridge.torch PyTorch's symbols
+WHOLE = (int,)  # ridge.torch adds its symbol
 
 
 def numbers_only(**options):
@@ -52,9 +53,22 @@ def check_types(kind, what, function, arguments):
 
 def real(name, v):
     try:
+        if isinstance(v, (str, bytes, bytearray)):  # which float() reads
+            raise TypeError
         return float(v)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(f"{name} is {v!r}, not a number") from None
+
+
+def whole(name, v):
+    """v as an integer of 64 bits, nothing cut off. A float may be one: a plan for -100 is found for -100.0 as well."""
+    try:
+        n = v if isinstance(v, WHOLE) else int(v)
+        if n == v and -1 << 63 <= n < 1 << 63:
+            return n
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ArgumentError(f"{name} is {v!r}, not a whole number from -2^63 to 2^63 - 1")
 
 
 def blocks(n):
@@ -89,6 +103,7 @@ def swiglu_options(*values):
 
 
 def swiglu_form(op, activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, round_gate_bwd, interleaved):
+    pick(ACTIVATIONS, activation, "activation")  # what is no key for the cache either
     return _swiglu_form(op, activation, swiglu_options(gate_mul, down_mul, alpha, up_offset, limit), round_gate, round_gate_bwd,
                         interleaved)
 
@@ -207,6 +222,7 @@ def quantize_form(op, table, name, what, pow2, floor):
 def quantize_fp8(xp, x, scale, dtype, pow2, floor, given, want_amax):
     """(codes, scales, amax)"""
     rows, cols = two_dims("x", x)
+    pick(SCALES, scale, "scale")  # what is no key for the cache either
     mode, f = quantize_form("quantize_fp8", "scale", scale, "scale", pow2, floor)
     x, stride = xp.matrix(x)
     q = fp8_empty(xp, x, rows, cols, dtype)
@@ -230,6 +246,7 @@ def q_stride(xp, q):
 def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
     """(codes, scales, codes of the transpose, its scales, column sums)"""
     rows, cols = two_dims("x", x)
+    pick(DUALS, dual, "form")
     mode, f = quantize_form("quantize_fp8_dual", "form", dual, "form", pow2, floor)
     x, stride = xp.matrix(x)
     q, q_t = fp8_empty(xp, x, rows, cols, dtype), fp8_empty(xp, x, cols, rows, dtype)

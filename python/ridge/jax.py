@@ -103,6 +103,7 @@ def swiglu(gate, up, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0
     """act(gate) * up, bf16, f16 or f32; both [.., n]. Options as in ridge.torch.swiglu. Differentiable in both."""
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.ndim == 0:
         raise ArgumentError(f"gate is {gate.dtype}{list(gate.shape)}, up {up.dtype}{list(up.shape)}: they must be alike")
+    ops.numbers_only(round_gate=round_gate)
     five = {"gate_mul": gate_mul, "down_mul": down_mul, "alpha": alpha, "up_offset": up_offset, "limit": limit}
     options = _options(**{name: ops.real(name, v) for name, v in five.items()})
     cols = gate.shape[-1]
@@ -150,8 +151,8 @@ def linear_softmax_cross_entropy_loss(x, labels, weights, *, reduction="sum", bi
         raise ArgumentError(f"bias has shape {list(bias.shape)}, not {[weights.shape[1]]}")
     four = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature,
             "lse_square_scale": lse_square_scale}
-    ops.real("ignore_index", ignore_index)
-    options = _options(ignore_index=int(ignore_index), **{name: ops.real(name, v) for name, v in four.items()})
+    options = _options(ignore_index=ops.whole("ignore_index", ignore_index),
+                       **{name: ops.real(name, v) for name, v in four.items()})
     ops.pick(ops.REDUCTIONS, reduction, "reduction")
     loss = _loss((reduction, options), x.reshape(-1, x.shape[-1]), labels.reshape(-1), weights, bias)
     return loss.reshape(labels.shape) if reduction == "none" else loss

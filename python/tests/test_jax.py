@@ -181,6 +181,11 @@ def test_errors(place):
              (lambda: R.linear_softmax_cross_entropy_loss(a, t, a), "do not fit"),
              (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T.astype(jnp.bfloat16)), "dtypes must be the same"),
              (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T, reduction="all"), "reduction is 'all'"),
+             (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T, ignore_index=2**64), "ignore_index is .*, not a whole number"),
+             (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T, ignore_index=0.5), "ignore_index is 0.5, not a whole number"),
+             (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T, softcap="3"), "softcap is '3', not a number"),
+             (lambda: R.swiglu(a, a, activation=["silu"]), "activation is .*, not one of"),
+             (lambda: R.swiglu(a, a, round_gate="no"), "round_gate is 'no', not a number"),
              (lambda: jax.jit(R.linear_softmax_cross_entropy_loss)(a, t.astype(jnp.uint8), a.T), "target")]
     for call, text in wrong:
         with pytest.raises(ridge.ArgumentError, match=text):

@@ -225,12 +225,28 @@ def test_errors():
              (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), reduction="all"), "reduction is 'all'"),
              (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), label_smoothing=2.0), "label_smoothing"),
              (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), softcap="a"), "softcap is 'a', not a number"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), softcap="3"), "softcap is '3', not a number"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), gradients="no"), "gradients is 'no', not a number"),
+             (lambda: ridge.swiglu(a, a, activation=["silu"]), "activation is \\['silu'\\], not one of"),
+             (lambda: ridge.swiglu(a, interleaved="no"), "interleaved is 'no', not a number"),
+             (lambda: ridge.swiglu_backward(a, a, a, round_gate=[]), "round_gate is a list, not a number"),
+             (lambda: ridge.quantize_fp8(a, ["row"]), "scale is \\['row'\\], not one of"),
+             (lambda: ridge.quantize_fp8_dual(a, ["row_row"]), "form is \\['row_row'\\], not one of"),
+             (lambda: ridge.quantize_fp8(a, pow2="no"), "pow2 is 'no', not a number"),
+             (lambda: ridge.quantize_fp8_dual(a, pow2="no"), "pow2 is 'no', not a number"),
+             (lambda: ridge.quantize_fp8(a, dtype=None), "dtype None is none of ridge's"),
              (lambda: ridge.quantize_fp8(a, floor=None), "floor is None, not a number"),
              (lambda: ridge.quantize_fp8(a, dtype="e9"), "dtype e9 is none of ridge's"),
              (lambda: ridge.rms_norm(a, eps=[1]), "eps is \\[1\\], not a number")]
     for call, text in wrong:
         with pytest.raises(ridge.ArgumentError, match=text):
             call()
+    for value in (2**64, 2**63, -2**63 - 1, 0.5, float("nan"), float("inf"), "0", None, np.float32(0.5)):
+        with pytest.raises(ridge.ArgumentError, match="ignore_index is .*, not a whole number from"):
+            ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), ignore_index=value)
+    for value in (np.int32(0), False, -2**63, 2**63 - 1):
+        ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), ignore_index=value)
+    assert np.array_equal(ridge.swiglu(a, interleaved=np.True_), ridge.swiglu(a, interleaved=True))
     for call, text in ((lambda: ridge.swiglu([[1.0]]), "ridge.swiglu: gate is a list, not a numpy.ndarray"),
                        (lambda: ridge.rms_norm(a, "w"), "weight is a str, not a numpy.ndarray or None")):
         with pytest.raises(TypeError, match=text):

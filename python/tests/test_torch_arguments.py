@@ -1,5 +1,6 @@
 """What ridge.torch does with arguments that hold nothing or are of the wrong kind: tensors without memory (device meta) have
 their results' shapes, and an option that is no number is refused on every way through the library."""
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -117,7 +118,53 @@ def test_options_that_are_no_numbers():
         for value in (half, ["x"], "x", 3):
             with pytest.raises(ridge.ArgumentError, match=f"{name} is .*, not one of"):
                 call(**{name: value})
-    for call in (lambda: R.fp8_gemm(*q, *p, out_dtype="bf16"), lambda: R.fp8_gemm(*q, *p, out_dtype=torch.complex64),
+    for call in (lambda: R.fp8_gemm(*q, *p, out_dtype="bf16"), lambda: R.fp8_gemm(*q, *p, out_dtype=[1]),
+                 lambda: R.fp8_gemm(*q, *p, out_dtype=torch.complex64),
                  lambda: R.q8_0_matmul(x[:3], torch.zeros(8, 68, dtype=torch.uint8), out_dtype="x")):
         with pytest.raises(ridge.ArgumentError, match="out_dtype is .*, none of ridge's"):
             call()
+
+
+def test_ignore_index_is_whole():
+    """On every way: by a plan, by one that is there already for an equal number, with gradients, by the dispatcher."""
+    x, w, target = torch.randn(6, 64), torch.randn(100, 64), torch.tensor([0, 1, 2, 0, 4, 5])
+    calls = [lambda **o: R.linear_cross_entropy(x, w, target, **o), lambda **o: R.linear_cross_entropy(*leaves(x, w), target, **o),
+             lambda **o: R.linear_cross_entropy(*leaves(x, w), target, reduction="none", **o).sum(),
+             lambda **o: R.linear_cross_entropy(x, w, target, nan_if_empty=True, **o),
+             lambda **o: R.linear_cross_entropy(x.to("meta"), w.to("meta"), target.to("meta"), **o)]
+    for call in calls:
+        want = call(ignore_index=0)
+        for value in (2**64, 2**63, -2**63 - 1, 0.5, float("nan"), float("inf"), np.float32(0.5)):
+            for _ in range(2):
+                with pytest.raises(ridge.ArgumentError, match="ignore_index is .*, not a whole number from"):
+                    call(ignore_index=value)
+        for value in (0, 0.0, np.int64(0), False, np.False_):
+            assert want.is_meta or torch.equal(call(ignore_index=value), want)
+        for value in (2**63 - 1, -2**63):
+            call(ignore_index=value)
+
+
+def test_dynamic_ignore_index_compiles():
+    x, w, target = torch.randn(6, 64), torch.randn(100, 64), torch.tensor([0, 1, 2, 3, 4, 5])
+
+    def loss(i):
+        return R.linear_cross_entropy(x, w, target, ignore_index=i)
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for i in (3, 5):
+        torch.testing.assert_close(compiled(i), loss(i))
+    with pytest.raises(ridge.ArgumentError, match="ignore_index is 0.5, not a whole number from"):
+        torch.compile(loss, backend="aot_eager")(0.5)
+
+
+def test_numpy_bools():
+    """As Python's, before and after a plan for the equal one was made."""
+    x, w, target = torch.randn(4, 256), torch.randn(100, 256), torch.zeros(4, dtype=torch.int64)
+    calls = [lambda b: R.swiglu(x, interleaved=b), lambda b: R.swiglu(*leaves(x), interleaved=b),
+             lambda b: R.swiglu(x, x, row_scale=torch.ones(4), round_gate=b), lambda b: R.quantize_fp8(x, pow2=b)[1],
+             lambda b: R.swiglu_linear(x, None, torch.ones(8, 128), interleaved=b, recompute=True),
+             lambda b: R.linear_cross_entropy(x, w, target, softcap=b), lambda b: R.quantize_fp8_dual(x, pow2=b)[1]]
+    for call in calls:
+        first = call(np.True_)
+        assert torch.equal(first, call(True)) and torch.equal(call(np.True_), first)
+    assert R.swiglu(x.to("meta"), interleaved=np.True_).shape == (4, 128)

@@ -142,6 +142,7 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
             weight=(weight, None))
     ops.numbers_only(ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, temperature=temperature,
                      lse_square_scale=lse_square_scale, nan_if_empty=nan_if_empty)
+    ignore_index = ops.whole("ignore_index", ignore_index)
     ops.pick(ops.REDUCTIONS, reduction, "reduction")
     if target.is_floating_point():
         raise ArgumentError("target holds class probabilities; only class indices are supported")

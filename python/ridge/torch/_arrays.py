@@ -6,6 +6,7 @@ from .. import _ops as ops
 from .._core import ArgumentError, device
 
 ops.REAL += torch.SymInt, torch.SymFloat, torch.SymBool
+ops.WHOLE += (torch.SymInt,)
 DTYPES = {A.F32: torch.float32, A.F16: torch.float16, A.BF16: torch.bfloat16, A.E4M3: torch.float8_e4m3fn,
           A.E5M2: torch.float8_e5m2, A.F64: torch.float64, A.I8: torch.int8, A.U8: torch.uint8, A.I32: torch.int32,
           A.I64: torch.int64}
@@ -141,6 +142,7 @@ def autocast_dtype(t):
 
 
 def dtype_number(dtype, name="out_dtype"):
-    if dtype not in NUMBERS:
-        raise ArgumentError(f"{name} is {dtype!r}, none of ridge's")
-    return NUMBERS[dtype]
+    try:
+        return NUMBERS[dtype]
+    except (KeyError, TypeError):
+        raise ArgumentError(f"{name} is {dtype!r}, none of ridge's") from None

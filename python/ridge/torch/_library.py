@@ -266,7 +266,7 @@ def problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index, 
         class_weight = class_weight.to(torch.float32)
     names = ("label_smoothing", "softcap", "temperature", "lse_square_scale")
     return ops.CeProblem(xp, x, weight, target, bias, class_weight, reduction, False,
-                         (("ignore_index", ignore_index), *zip(names, options)))
+                         (("ignore_index", ops.whole("ignore_index", ignore_index)), *zip(names, options)))
 
 
 @_define(f"linear_ce_eval({CE}, bool lse) -> (Tensor, Tensor)")
