@@ -87,8 +87,15 @@ static uint32_t encode_all(const quantize_args *a, const void *x, float reciproc
         const char *ahead = within ? from + SOME * G * a->size : row_after;
         const int64_t n = a->cols - i < SOME * G ? a->cols - i : SOME * G, whole = n / G * G;
         const uint32_t most = guard ? most_of(a, from, n) : 0;
-        const group_run g = {(int)(n / G), from,        G * a->size, q + i, G, ahead,
-                             G * a->size,  G * a->size, a->stream,   0,     0, 0};
+        const group_run g = {.n = (int)(n / G),
+                             .x = from,
+                             .x_step = G * a->size,
+                             .q = q + i,
+                             .q_step = G,
+                             .next = ahead,
+                             .next_step = G * a->size,
+                             .next_bytes = G * a->size,
+                             .stream = a->stream};
 
         if (cached && row_after)
             row_after += SOME * G * a->size;
@@ -126,7 +133,15 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
                 const int64_t end = last - begin < SOME * G ? last : begin + SOME * G, n = (end - begin) / G;
                 const int64_t edge = begin + n * G;
                 const char *from = x + begin * a->size, *ahead = i + 1 < rows ? x + a->stride + first * a->size : NULL;
-                group_run g = {(int)n, from, wide, q + begin, G, x + end * a->size, wide, wide, a->stream, 0, 0, 0};
+                group_run g = {.n = (int)n,
+                               .x = from,
+                               .x_step = wide,
+                               .q = q + begin,
+                               .q_step = G,
+                               .next = x + end * a->size,
+                               .next_step = wide,
+                               .next_bytes = wide,
+                               .stream = a->stream};
 
                 if (end == last)
                     g.next = ahead;

@@ -371,9 +371,8 @@ typedef struct group_run {
     int64_t next_step;
     int next_bytes;
     bool stream;
-    int64_t rows, x_row,
-        q_row; /* again with the same scales, so many times, so much further in x and next, in q; 0: once
-                */
+    /* again with the same scales, so many times, so much further in x and next, in q; 0: once */
+    int64_t rows, x_row, q_row;
 } group_run;
 
 /* Fetches what the next pass over the memory will read into the second-level cache: without it memory would be idle

@@ -181,7 +181,8 @@ static void scale_columns(const quantize_args *a, tile_work *w, bool plain)
 /* The rows of a tile as groups. */
 static group_run tile_rows(const quantize_args *a, const tile_work *w, uint8_t *q, int64_t q_step)
 {
-    const group_run g = {(int)w->rows, w->x, G * a->size, q, q_step, NULL, 0, 0, a->stream, 0, 0, 0};
+    const group_run g = {
+        .n = (int)w->rows, .x = w->x, .x_step = G * a->size, .q = q, .q_step = q_step, .stream = a->stream};
 
     return g;
 }
@@ -360,7 +361,7 @@ static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t
     _Alignas(64) uint16_t turned[LINE][G];
     ints most[CHUNK];
     uint8_t *q = a->row.q + tr * G * a->row.stride + tc * G;
-    group_run g = {CHUNK, w->x, PITCH, q, a->row.stride, NULL, 0, 0, a->stream, 0, 0, 0};
+    group_run g = {.n = CHUNK, .x = w->x, .x_step = PITCH, .q = q, .q_step = a->row.stride, .stream = a->stream};
 
     memset(w->columns, 0, sizeof w->columns);
     for (int first = 0; first < G; first += CHUNK) {

@@ -45,8 +45,8 @@ def _swiglu_gradient(options, gate, up):
 
 def _usual_loss(x, weight, target):
     """Nothing to cast, and of the right shapes: whatever else is left to the ordinary way and its errors."""
-    return (x.device.type in ("cpu", "cuda") and x.dtype is weight.dtype and target.dtype in (torch.int32, torch.int64) and x.dim() > 0 and
-            x.shape[:-1] == target.shape and not torch.is_autocast_enabled(x.device.type))
+    return (x.device.type in ("cpu", "cuda") and x.dtype is weight.dtype and target.dtype in (torch.int32, torch.int64) and
+            x.dim() > 0 and x.shape[:-1] == target.shape and not torch.is_autocast_enabled(x.device.type))
 
 
 def _loss(xp, x, weight, target, reduction, ignore_index, *options):
