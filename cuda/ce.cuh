@@ -21,10 +21,11 @@ typedef struct ce_totals {
     double count;   /* rows that are not ignored */
     int32_t rows;   /* rows listed: all of `count`, or without those out of range */
     int32_t errors;
-    int32_t redo;     /* ce_sm90.cuh: a guessed exponent did not fit */
-    int32_t common;   /* ce_sm90.cuh: targets with many rows */
-    uint32_t largest; /* ce_sm90.cuh: bits of the largest factor of a row */
-    int32_t done;     /* ce_tokens.cu: blocks whose rows' losses are there */
+    int32_t redo;             /* ce_sm90.cuh: a guessed exponent did not fit */
+    int32_t common;           /* ce_sm90.cuh: targets with many rows */
+    uint32_t largest;         /* ce_sm90.cuh: bits of the largest factor of a row */
+    int32_t done;             /* ce_tokens.cu: blocks whose rows' losses are there */
+    unsigned long long taken; /* ce_gemm_sm90.cu: items of the logits; 0 between launches */
 } ce_totals;
 
 /* Part of a row's softmax sum: over the classes that one block of threads saw. `more` only where it is asked for. */

@@ -4,6 +4,7 @@
  *
  * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
  * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
+#include "ce_items_sm90.cuh"
 #include "ce_sm90.cuh"
 
 /* Named barriers beside gemm16_sm90.cuh's 1: the threads of a warpgroup; P^T's place in shared memory has been filled,
@@ -12,23 +13,95 @@ enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* This thread's two rows of the tile: listed row, whether it is there, its target, and for CE_PROBS k_r and the sum of
- * E so far. They are loaded before the product and looked at after it, so that nobody waits for them. */
-typedef struct tile_rows {
+/* What a cluster takes: some tiles of a pair of row tiles, column after column, whose sums are one part of each row.
+ * Wide ones come first, at last those of one tile, so that all clusters end together. Neither the parts nor the order
+ * in one depend on who makes them. */
+typedef struct logits_plan {
+    gemm16_work tiles, wide, single;
+    int columns; /* of a wide one */
+    int items;
+} logits_plan;
+
+typedef struct logits_memory {
+    gemm16_memory product;
+    ce_items items;
+    logits_plan plan;
+} logits_memory;
+
+/* Tiles `first`, `first` + `step`, .. as gemm16_locate counts. */
+typedef struct logits_item {
+    int first, step, count, part;
+} logits_item;
+
+/* This thread's two rows of an item: listed row, whether it is there, its target, and for CE_PROBS k_r. They are loaded
+ * before the product and looked at after it, so that nobody waits for them. And its own columns' maximum and sum. */
+typedef struct item_rows {
     int row[2], target[2];
     bool live[2];
-    float exponent[2], sum[2];
-} tile_rows;
+    float exponent[2], high[2], sum[2];
+} item_rows;
 
-static __device__ __forceinline__ ce_part *part_of(const ce_product &a, int row)
+static __device__ __forceinline__ ce_part *part_of(const ce_product &a, int row, int part)
 {
-    return &a.c.p.part[(int64_t)row * a.c.p.splits + blockIdx.x / G16_CLUSTER];
+    return &a.c.p.part[(int64_t)row * a.c.p.splits + part];
+}
+
+/* The same tiles in columns of more than one. */
+static __device__ __forceinline__ gemm16_work in_columns(gemm16_work w, int columns)
+{
+    w.tiles_n = columns;
+    w.items = w.pairs * columns;
+    w.by_bundle = gemm16_reciprocal(w.bundle * columns);
+    return w;
+}
+
+/* look: every token, whether it is listed or not; pieces of k instead of columns. */
+static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look)
+{
+    logits_plan g = {};
+    gemm16_work *w = &g.tiles;
+
+    w->m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
+    w->n = a.n;
+    w->bundle = a.bundle;
+    gemm16_plan(w, (a.k + G16_K - 1) / G16_K, a.pieces);
+    w->pick = a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
+    w->first_m = w->pick ? 0 : (int)a.c.begin;
+    g.items = w->items;
+    if (look)
+        return g;
+    g.columns = a.columns;
+    g.wide = in_columns(*w, a.wide);
+    g.single = in_columns(*w, max(w->tiles_n - a.wide * a.columns, 0));
+    g.items = g.wide.items + g.single.items;
+    return g;
+}
+
+static __device__ __forceinline__ logits_item item_of(const logits_plan &g, int index)
+{
+    const gemm16_work &w = g.tiles;
+    int pair, part, place, column, count;
+
+    if (index < g.wide.items) {
+        gemm16_tile(g.wide, index, &pair, &part);
+        column = part * g.columns;
+        count = min(g.columns, w.tiles_n - column);
+    } else {
+        gemm16_tile(g.single, index - g.wide.items, &pair, &part);
+        column = g.wide.tiles_n * g.columns + part;
+        part += g.wide.tiles_n;
+        count = 1;
+    }
+    const int bundle = gemm16_divide(pair, w.bundle, w.by_pair, &place);
+    const int step = (bundle + 1) * w.bundle >= w.pairs ? w.last : w.bundle;
+
+    return {bundle * w.bundle * w.tiles_n + column * step + place, step, count, part};
 }
 
 template <int PROBS>
-static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const gemm16_work &w, int first)
+static __device__ __forceinline__ item_rows rows_of(const ce_product &a, const gemm16_work &w, int first)
 {
-    tile_rows t = {};
+    item_rows t = {};
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -37,10 +110,9 @@ static __device__ __forceinline__ tile_rows rows_of(const ce_product &a, const g
         t.live[h] = r < w.m;
         t.row[h] = (int)a.c.begin + min(r, w.m - 1);
         t.target[h] = a.c.p.label[t.row[h]];
-        if (PROBS) {
+        t.high[h] = -CUDART_INF_F;
+        if (PROBS)
             t.exponent[h] = a.c.exponent[t.row[h]];
-            t.sum[h] = a.sums ? part_of(a, t.row[h])->sum : 0.0f;
-        }
     }
     return t;
 }
@@ -126,7 +198,7 @@ static __device__ __forceinline__ float pick(const float *acc, int half, int at)
 }
 
 /* The target's logit, from the one thread that holds it. */
-static __device__ __forceinline__ void put_target(const ce_product &a, const tile_rows &t, int first_col,
+static __device__ __forceinline__ void put_target(const ce_product &a, const item_rows &t, int first_col,
                                                   const float *acc)
 {
 #pragma unroll
@@ -144,37 +216,47 @@ static __device__ __forceinline__ float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Maximum and sum of a row of the tile into this cluster's part. */
-static __device__ __forceinline__ void put_stats(const ce_product &a, const tile_rows &t, int h, const float *acc)
+static __device__ __forceinline__ float base_of(float high)
 {
-    ce_part *part = part_of(a, t.row[h]);
-    const bool mine = t.live[h] && threadIdx.x % 4 == 0;
-    ce_part old = {-CUDART_INF_F, 0.0f};
-    float high = -CUDART_INF_F, sum = 0.0f, base;
+    return high == -CUDART_INF_F ? 0.0f : high * CE_LOG2E;
+}
 
-    if (mine)
-        old = *part;
-#pragma unroll
-    for (int j = 0; j < G16_N / 8; j++)
-        high = fmaxf(high, fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
-    high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-    high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
-    base = high == -CUDART_INF_F ? 0.0f : high * CE_LOG2E;
-#pragma unroll
-    for (int j = 0; j < G16_N / 8; j++)
-        sum += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base)) +
-               ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h + 1], CE_LOG2E, -base));
-    sum = quad_sum(sum);
-    if (!mine)
-        return;
-    if (old.sum != 0.0f) {
-        const float top = fmaxf(high, old.max);
+/* This thread's logits of a row, COUNT of them, to its maximum and sum. */
+template <int COUNT> static __device__ __forceinline__ void add_logits(item_rows *t, int h, const float *acc)
+{
+    const float before = t->high[h], old = t->sum[h];
+    float high[2] = {before, -CUDART_INF_F}, sum[2] = {0.0f, 0.0f}, base;
 
-        sum = sum * (high == top ? 1.0f : ptx_ex2((high - top) * CE_LOG2E)) +
-              old.sum * (old.max == top ? 1.0f : ptx_ex2((old.max - top) * CE_LOG2E));
-        high = top;
+#pragma unroll
+    for (int j = 0; j < COUNT / 2; j++)
+        high[j % 2] = fmaxf(high[j % 2], fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
+    t->high[h] = fmaxf(high[0], high[1]);
+    base = base_of(t->high[h]);
+    if (old != 0.0f)
+        sum[0] = old * ptx_ex2(base_of(before) - base);
+#pragma unroll
+    for (int j = 0; j < COUNT / 2; j++) {
+        sum[0] += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base));
+        sum[1] += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h + 1], CE_LOG2E, -base));
     }
-    *part = {high, sum};
+    t->sum[h] = sum[0] + sum[1];
+}
+
+/* After an item: maximum and sum of its rows. */
+static __device__ __forceinline__ void put_stats(const ce_product &a, const item_rows &t, int part)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float high = t.high[h], sum = t.sum[h];
+
+        high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+        high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+        if (sum != 0.0f)
+            sum *= ptx_ex2(base_of(t.high[h]) - base_of(high));
+        sum = quad_sum(sum);
+        if (t.live[h] && threadIdx.x % 4 == 0)
+            *part_of(a, t.row[h], part) = {high, sum};
+    }
 }
 
 /* The larger of two logits, the first of equals; NaN counts as largest. */
@@ -188,7 +270,7 @@ static __device__ __forceinline__ void keep_larger(float *best, int *at, float v
     }
 }
 
-/* Adds a tile's sums of a row, whose maximum is `best` of class `at`, to this cluster's part. */
+/* Adds a tile's sums of a row, whose maximum is `best` of class `at`, to the item's part. */
 static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t slot, float best, int at, float sum,
                                                   ce_more more)
 {
@@ -211,7 +293,7 @@ static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t sl
 
 /* Everything that can be asked of a row of the tile. */
 static __device__ __forceinline__ void put_stats_full(const ce_product &a, const gemm16_work &w, const gemm16_memory *s,
-                                                      int group, const tile_rows &t, int h, int first_col,
+                                                      int group, const item_rows &t, int part, int h, int first_col,
                                                       const float *acc)
 {
     const ce_params &p = a.c.p;
@@ -246,7 +328,7 @@ static __device__ __forceinline__ void put_stats_full(const ce_product &a, const
     more.z = quad_sum(more.z);
     more.wz = quad_sum(more.wz);
     if (t.live[h] && threadIdx.x % 4 == 0)
-        merge_part(p, (int64_t)t.row[h] * p.splits + blockIdx.x / G16_CLUSTER, best, more.argmax, sum, more);
+        merge_part(p, (int64_t)t.row[h] * p.splits + part, best, more.argmax, sum, more);
 }
 
 /* One element of P from its logit; *e receives E. */
@@ -267,18 +349,18 @@ static __device__ __forceinline__ float prob_of(const ce_product &a, float z, fl
 /* 64 x 256 logits to P^T, 128 classes at a time through shared memory, and the sums of E. */
 template <int BF16, int EXTRA>
 static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
-                                                 const tile_rows &t, int first_col, const float *acc)
+                                                 item_rows *t, int first_col, const float *acc)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
-    float exponent[2], sum[2] = {0.0f, 0.0f};
+    float exponent[2];
     float2 mix[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        exponent[h] = t.live[h] ? t.exponent[h] : CUDART_INF_F; /* rows that are not there: P is 0 */
+        exponent[h] = t->live[h] ? t->exponent[h] : CUDART_INF_F; /* rows that are not there: P is 0 */
         if (EXTRA && a.mixed)
-            mix[h] = t.live[h] ? a.c.mix[t.row[h]] : make_float2(0.0f, 0.0f);
+            mix[h] = t->live[h] ? a.c.mix[t->row[h]] : make_float2(0.0f, 0.0f);
     }
     if (EXTRA)
         share_columns(a, w, s, group, first_col, true);
@@ -295,7 +377,7 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
 
             v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
             v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
-            sum[i % 2] += e0 + e1;
+            t->sum[i % 2] += e0 + e1;
             word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
         }
 #pragma unroll
@@ -312,31 +394,34 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         ptx_fence_async();
         ptx_barrier_arrive(FILLED + group, STORE_THREADS);
     }
-    if (!a.sums)
-        return;
+}
+
+/* After an item: the sums of E. */
+static __device__ __forceinline__ void put_sums(const ce_product &a, const item_rows &t, int part)
+{
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float all = quad_sum(sum[h]);
+        const float sum = quad_sum(t.sum[h]);
 
-        if (t.live[h] && lane % 4 == 0)
-            part_of(a, t.row[h])->sum = t.sum[h] + all;
+        if (t.live[h] && threadIdx.x % 4 == 0)
+            part_of(a, t.row[h], part)->sum = sum;
     }
 }
 
 /* The warp that sends what a warpgroup's put_probs leaves in shared memory, so that the warpgroup does not wait. */
-static __device__ __forceinline__ void send_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
-                                                  int group)
+static __device__ __forceinline__ void send_tile(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
+                                                 int tile)
 {
     const uint32_t panel = ptx_shared(s->d[group][0]);
-    const int clusters = (int)gridDim.x / G16_CLUSTER;
+    int pair, tile_n;
 
-    for (int half = (int)blockIdx.x / G16_CLUSTER * 2; half / 2 < w.items; half += half % 2 ? 2 * clusters - 1 : 1) {
-        int pair, tile_n;
+    gemm16_tile(w, tile, &pair, &tile_n);
+    const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+    const bool more = row >= a.c.probs.more_at, tail = row >= a.c.probs.tail_at;
 
-        gemm16_locate(w, half / 2, &pair, &tile_n);
-        const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
-        const int c = tile_n * G16_N + half % 2 * (G16_N / 2);
-        const bool more = row >= a.c.probs.more_at, tail = row >= a.c.probs.tail_at, first = c < a.c.probs.split;
+    for (int half = 0; half < 2; half++) {
+        const int c = tile_n * G16_N + half * (G16_N / 2);
+        const bool first = c < a.c.probs.split;
         const int which = more ? 3 : tail ? 2 : !first;
 
         __syncwarp();
@@ -352,6 +437,19 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const gem
                              tail || first ? c : c - a.c.probs.split, panel);
         ptx_tma_commit();
         ptx_tma_wait_read();
+    }
+}
+
+static __device__ __forceinline__ void send_probs(const ce_product &a, const logits_plan &g, logits_memory *s,
+                                                  int group)
+{
+    ce_ring ring = ce_ring_of(&s->items);
+
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i = ce_next_item(&ring)) {
+        const logits_item item = item_of(g, i);
+
+        for (int k = 0; k < item.count; k++)
+            send_tile(a, g.tiles, &s->product, group, item.first + k * item.step);
     }
     if (threadIdx.x % 32 == 0)
         ptx_tma_wait();
@@ -443,18 +541,33 @@ static __device__ __forceinline__ void gather_end(gemm16_memory *s, uint32_t n)
         landed(s, i);
 }
 
-/* look: every token, whether it is listed or not. */
-static __device__ __forceinline__ gemm16_work work_of(const ce_product &a, bool look)
+/* The loading thread. The first CTA's asks for the next item while it loads the last tile of one, and hands it to
+ * everybody else; the last ticket of all puts the counter back. */
+template <int MN_B>
+static __device__ __forceinline__ void load_items(const ce_product &a, const logits_plan &g, logits_memory *s)
 {
-    gemm16_work w = {};
+    unsigned long long *taken = &a.c.p.totals->taken;
+    const int clusters = (int)gridDim.x / G16_CLUSTER;
+    ce_ring ring = ce_ring_of(&s->items);
+    uint32_t n = 0;
 
-    w.m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
-    w.n = a.n;
-    w.bundle = a.bundle;
-    gemm16_plan(&w, (a.k + G16_K - 1) / G16_K, a.pieces);
-    w.pick = a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
-    w.first_m = w.pick ? 0 : (int)a.c.begin;
-    return w;
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items;) {
+        const logits_item item = item_of(g, i);
+        const bool leads = ptx_cluster_rank() == 0;
+        int ticket = 0;
+
+        for (int k = 0; k < item.count; k++)
+            gemm16_load<0, MN_B>(a.maps, g.tiles, &s->product, item.first + k * item.step, &n,
+                                 leads && k + 1 == item.count ? taken : NULL, &ticket);
+        if (!leads) {
+            i = ce_next_to_load(&ring);
+            continue;
+        }
+        i = clusters + ticket;
+        if (ticket == g.items - 1)
+            *taken = 0;
+        ce_hand_out(&s->items, &ring, i);
+    }
 }
 
 #endif
@@ -466,7 +579,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     constexpr int EXTRA = WHAT == CE_STATS_EXTRA || WHAT == CE_PROBS_EXTRA;
     constexpr int PROBS = WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA;
     extern __shared__ __align__(1024) uint8_t shared[];
-    gemm16_memory *s = (gemm16_memory *)shared;
+    logits_memory *s = (logits_memory *)shared;
     constexpr int STATS = WHAT == CE_STATS || WHAT == CE_STATS_EXTRA;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
     bool gather = false;
@@ -475,62 +588,85 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         ptx_grid_wait();
         gather = gathers(a.c);
     }
-    gemm16_begin(s, gather ? 1 + LOADERS : 1);
-    const gemm16_work w = work_of(a, WHAT == CE_LOOK);
+    if (threadIdx.x == 0)
+        ce_items_begin(&s->items, (PROBS ? 10 : 8) * G16_CLUSTER);
+    gemm16_begin(&s->product, gather ? 1 + LOADERS : 1);
+    if (threadIdx.x == 0)
+        s->plan = plan_of(a, WHAT == CE_LOOK);
+    __syncthreads();
+    const logits_plan &g = s->plan;
+    const gemm16_work &w = g.tiles;
+    const bool fixed = WHAT == CE_LOOK || gather; /* nobody takes anything: items are assigned beforehand */
 
     if (threadIdx.x < 128) {
         uint32_t n = 0;
 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (STATS && gather) {
-            for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters)
-                gather_item<MN_B>(a, w, s, item, &n);
-            gather_end(s, n);
-        } else {
-            for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
-                gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
+            for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i += clusters) {
+                const logits_item item = item_of(g, i);
+
+                for (int k = 0; k < item.count; k++)
+                    gather_item<MN_B>(a, w, &s->product, item.first + k * item.step, &n);
+            }
+            gather_end(&s->product, n);
+        } else if (WHAT == CE_LOOK) {
+            for (int i = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && i < g.items; i += clusters)
+                gemm16_load<0, MN_B>(a.maps, w, &s->product, i, &n);
+        } else if (threadIdx.x == 0) {
+            load_items<MN_B>(a, g, s);
         }
         if (PROBS && (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2))
-            send_probs(a, w, s, (int)threadIdx.x / 32 - 1);
+            send_probs(a, g, s, (int)threadIdx.x / 32 - 1);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
-        const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
+        const gemm16_places at = gemm16_places_of<0, MN_B>(&s->product, group);
         gemm16_turn turn = {0, false};
+        ce_ring ring = ce_ring_of(&s->items);
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < w.items);
-        for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters) {
+        gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < g.items);
+        for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i = fixed ? i + clusters : ce_next_item(&ring)) {
+            const logits_item item = WHAT == CE_LOOK ? logits_item{i, 0, 1, 0} : item_of(g, i);
             int pair, tile_n, first_block;
-            const int piece = gemm16_locate(w, item, &pair, &tile_n);
+            const int piece = WHAT == CE_LOOK ? gemm16_locate(w, item.first, &pair, &tile_n)
+                                              : (gemm16_tile(w, item.first, &pair, &tile_n), 0);
             const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, piece, &first_block) : w.blocks;
-            const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64, col = tile_n * G16_N;
+            const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
             const int local = first + thread / 32 * 16 + thread % 32 / 4;
             float acc[G16_N / 2];
-            tile_rows t = {};
+            item_rows t = {};
 
-            if (WHAT != CE_STATS_EXTRA && WHAT != CE_LOOK) /* there registers would spill */
-                t = rows_of<PROBS>(a, w, local);
-            gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
-            if (WHAT == CE_STATS_EXTRA)
-                t = rows_of<PROBS>(a, w, local);
             if (WHAT == CE_LOOK) {
+                gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
                 put_look(a, w, local, piece, acc);
                 continue;
             }
-            to_logits<EXTRA>(a, w, s, group, col, acc);
-            put_target(a, t, col, acc);
-            if (WHAT == CE_STATS)
+            if (WHAT != CE_STATS_EXTRA) /* there registers would spill */
+                t = rows_of<PROBS>(a, w, local);
+            for (int col = tile_n * G16_N, end = col + item.count * G16_N; col < end; col += G16_N) {
+                gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
+                if (WHAT == CE_STATS_EXTRA)
+                    t = rows_of<PROBS>(a, w, local);
+                to_logits<EXTRA>(a, w, &s->product, group, col, acc);
+                put_target(a, t, col, acc);
+                if (WHAT == CE_STATS)
 #pragma unroll
-                for (int h = 0; h < 2; h++)
-                    put_stats(a, t, h, acc);
-            if (WHAT == CE_STATS_EXTRA) {
-                share_columns(a, w, s, group, col, true);
+                    for (int h = 0; h < 2; h++)
+                        add_logits<G16_N / 4>(&t, h, acc);
+                if (WHAT == CE_STATS_EXTRA) {
+                    share_columns(a, w, &s->product, group, col, true);
 #pragma unroll
-                for (int h = 0; h < 2; h++)
-                    put_stats_full(a, w, s, group, t, h, col, acc);
+                    for (int h = 0; h < 2; h++)
+                        put_stats_full(a, w, &s->product, group, t, item.part, h, col, acc);
+                }
+                if (PROBS)
+                    put_probs<BF16, EXTRA>(a, w, &s->product, group, &t, col, acc);
             }
-            if (PROBS)
-                put_probs<BF16, EXTRA>(a, w, s, group, t, col, acc);
+            if (WHAT == CE_STATS)
+                put_stats(a, t, item.part);
+            if (PROBS && a.sums)
+                put_sums(a, t, item.part);
         }
     }
     __syncwarp();       /* one thread alone went through the loading loop, or sent P^T; the barrier is an aligned one */
@@ -555,7 +691,37 @@ ridge_status ce_product_prepare(const ridge_device *device)
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
     return host_prepare(device, &functions[0][0], 2 * FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                        (int)sizeof(gemm16_memory), "linear_ce: loading kernels");
+                        (int)sizeof(logits_memory), "linear_ce: loading kernels");
+}
+
+int ce_product_splits(const ridge_device *device, int64_t vocab)
+{
+    const int64_t tiles = (vocab + G16_N - 1) / G16_N;
+
+    return (int)ce_least(tiles - tiles / 3, device->units); /* of few tiles most are in pairs */
+}
+
+/* How columns of tiles make parts: as narrow ones as there may be that leave single tiles for the end; sums of their
+ * own. If there are none such, whatever keeps the clusters busy for the shortest time. */
+static void choose_parts(const ridge_device *device, ce_product *g)
+{
+    const int64_t most = ce_product_splits(device, g->n), tiles = ((int64_t)g->n + G16_N - 1) / G16_N;
+    const int64_t pairs = (g->c.rows + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
+    const int64_t clusters = device->units / G16_CLUSTER, least = (tiles + most - 1) / most;
+    const int64_t even = (tiles * pairs + clusters - 1) / clusters;
+    int64_t best = INT64_MAX;
+
+    for (int64_t columns = least; columns < least + 32 && best > even; columns++) {
+        const int64_t all = (tiles + columns - 1) / columns;
+        const int64_t wide = columns == 1 ? 0 : ce_least((tiles - most + columns - 2) / (columns - 1), all);
+        const int64_t time = (wide * pairs + clusters - 1) / clusters * columns;
+
+        if (wide + ce_most(tiles - wide * columns, 0) > most || time >= best)
+            continue;
+        best = time;
+        g->wide = (int)wide;
+        g->columns = (int)columns;
+    }
 }
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
@@ -566,7 +732,8 @@ ridge_status ce_product_launch(const ridge_device *device, const char *name, int
 
     if (items == 0)
         return RIDGE_OK;
+    choose_parts(device, g);
     blocks = (items < blocks ? items : blocks) * G16_CLUSTER;
     return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][what + 5 * g->c.p.hv],
-                               dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(gemm16_memory), g, stream);
+                               dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(logits_memory), g, stream);
 }

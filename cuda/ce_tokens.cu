@@ -97,7 +97,7 @@ static __device__ void ce_list(const ce_params &p, int list_bad)
     count = ce_block_sum(count, room);
     errors = ce_block_sum(errors, room);
     if (threadIdx.x == 0)
-        *p.totals = {weight, p.class_weight ? weights : (double)p.total, count, rows, (int32_t)errors, 0, 0, 0, 0};
+        *p.totals = {weight, p.class_weight ? weights : (double)p.total, count, rows, (int32_t)errors, 0, 0, 0, 0, 0};
 }
 
 /* Places of the shards when sorted by their offsets. */
