@@ -11,8 +11,6 @@
  * or has been read; by warpgroup. */
 enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
 /* What a cluster takes: some tiles of a pair of row tiles, column after column, whose sums are one part of each row.
  * Wide ones come first, at last those of one tile, so that all clusters end together. Neither the parts nor the order
  * in one depend on who makes them. */
@@ -27,6 +25,8 @@ typedef struct logits_memory {
     ce_items items;
     logits_plan plan;
 } logits_memory;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* Tiles `first`, `first` + `step`, .. as gemm16_locate counts. */
 typedef struct logits_item {
