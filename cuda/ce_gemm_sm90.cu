@@ -374,25 +374,9 @@ static __device__ __forceinline__ void put_look(const ce_product &a, const gemm1
 }
 
 /* Rows of A by their numbers, where some are ignored and there is no compact x: all four loading warps copy them, 16
- * bytes a thread; a stage has landed when each warp's copies have, LAG blocks after they were sent off. The second
- * warpgroup is let go when the first one has G16_STAGGER blocks: these must land before a stage is waited for that both
- * of them have to free. */
-enum { LOADERS = 4, LAG = 1, EACH = G16_M * 8 / (32 * LOADERS) };
-
-static_assert(G16_STAGGER + LAG <= G16_STAGES, "the second warpgroup would never begin");
-
-static __device__ __forceinline__ bool gathers(const ce_chunk &c)
-{
-    return !c.compact && c.p.totals->rows != c.p.tokens;
-}
-
-static __device__ __forceinline__ void landed(gemm16_memory *s, uint32_t n)
-{
-    ptx_fence_async(); /* this thread's copies, for wgmma */
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive(ptx_shared(&s->full[n % G16_STAGES]));
-}
+ * bytes a thread. A stage has landed when the copies of all their threads have; these are no TMA, so that the
+ * multiplying warps have a fence between the wait and wgmma's reads. */
+enum { LOADERS = 128, EACH = G16_M * 8 / LOADERS };
 
 template <int MN_B>
 static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
@@ -427,20 +411,8 @@ static __device__ __forceinline__ void gather_item(const ce_product &a, const ge
             ptx_copy_async16(to + stage * (G16_M * G16_K * 2) + i * (G16_M / EACH * 128),
                              (const uint16_t *)p.x + (there ? token[i] * p.x_stride + k : 0), there ? 16 : 0);
         }
-        ptx_copy_async_commit();
-        if (*n >= LAG) {
-            ptx_copy_async_wait<LAG>();
-            landed(s, *n - LAG);
-        }
+        ptx_copy_async_arrive(full);
     }
-}
-
-/* After the last item: the blocks that are still on their way. */
-static __device__ __forceinline__ void gather_end(gemm16_memory *s, uint32_t n)
-{
-    ptx_copy_async_wait<0>();
-    for (uint32_t i = n < LAG ? 0 : n - LAG; i < n; i++)
-        landed(s, i);
 }
 
 /* look: every token, whether it is listed or not. */
@@ -471,9 +443,9 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     const int clusters = (int)gridDim.x / G16_CLUSTER;
     bool gather = false;
 
-    if (STATS) {
+    if (STATS && !a.c.compact) { /* eval: what gemm16_begin is told was found by the kernel before */
         ptx_grid_wait();
-        gather = gathers(a.c);
+        gather = a.c.p.totals->rows != a.c.p.tokens;
     }
     gemm16_begin(s, gather ? 1 + LOADERS : 1);
     const gemm16_work w = work_of(a, WHAT == CE_LOOK);
@@ -485,7 +457,6 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
         if (STATS && gather) {
             for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters)
                 gather_item<MN_B>(a, w, s, item, &n);
-            gather_end(s, n);
         } else {
             for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
                 gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
@@ -494,7 +465,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             send_probs(a, w, s, (int)threadIdx.x / 32 - 1);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
-        const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
+        const gemm16_places at = gemm16_places_of<0, MN_B>(s, group, STATS && gather);
         gemm16_turn turn = {0, false};
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
