@@ -373,45 +373,41 @@ static __device__ __forceinline__ void put_look(const ce_product &a, const gemm1
     }
 }
 
-/* Rows of A by their numbers, where some are ignored and there is no compact x: all four loading warps copy them, 16
- * bytes a thread. A stage has landed when the copies of all their threads have; these are no TMA, so that the
- * multiplying warps have a fence between the wait and wgmma's reads. */
-enum { LOADERS = 128, EACH = G16_M * 8 / LOADERS };
+/* Rows of A by their numbers, where some are ignored and there is no compact x: each of the loading warps brings EACH
+ * of them, a row a box, which TMA swizzles by the address as it does a row of a whole box. One elected lane sends them
+ * off, STEP at a time without a branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
+enum { LOADERS = 4, EACH = G16_M / LOADERS };
 
-template <int MN_B>
+template <int MN_B, int STEP>
 static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
                                                    int item, uint32_t *n)
 {
     const ce_params &p = a.c.p;
-    const int rank = (int)ptx_cluster_rank(), line = threadIdx.x / 8, piece = threadIdx.x % 8;
-    const uint32_t to = ptx_shared(s->a[0]) + line * 128 + (piece ^ line % 8) * 16;
-    int pair, tile_n, token[EACH];
+    const int rank = (int)ptx_cluster_rank(), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const uint32_t to = ptx_shared(s->a[0]) + warp * (EACH * 128);
+    const bool one = ptx_elect();
+    int pair, tile_n;
 
     gemm16_locate(w, item, &pair, &tile_n);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = (G16_CLUSTER * pair + rank) * G16_M + line + i * (G16_M / EACH);
+    const int row = (G16_CLUSTER * pair + rank) * G16_M + threadIdx.x;
+    const int token = row < w.m ? p.list[a.c.begin + row] : (int)p.tokens; /* beyond the last one: zeros */
 
-        token[i] = row < w.m ? p.list[a.c.begin + row] : -1;
-    }
     for (int kb = 0; kb < w.blocks; kb++, ++*n) {
         const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
-        const int k = kb * G16_K + piece * 8;
 
         ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
-        if (threadIdx.x == 0) {
-            ptx_mbarrier_expect(full, G16_N * G16_K * 2);
+        if (warp == 0 && one) {
+            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
             gemm16_load_b<MN_B>(&a.maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
                                 tile_n * G16_N + rank * G16_SHARE, kb * G16_K, full);
         }
-#pragma unroll
+#pragma unroll STEP
         for (int i = 0; i < EACH; i++) {
-            const bool there = token[i] >= 0 && k < p.hidden;
+            const int at = __shfl_sync(~0u, token, i);
 
-            ptx_copy_async16(to + stage * (G16_M * G16_K * 2) + i * (G16_M / EACH * 128),
-                             (const uint16_t *)p.x + (there ? token[i] * p.x_stride + k : 0), there ? 16 : 0);
+            if (one)
+                ptx_tma_load_2d(to + stage * (G16_M * G16_K * 2) + i * 128, &a.maps.a[1], kb * G16_K, at, full);
         }
-        ptx_copy_async_arrive(full);
     }
 }
 
@@ -441,22 +437,18 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     gemm16_memory *s = (gemm16_memory *)shared;
     constexpr int STATS = WHAT == CE_STATS || WHAT == CE_STATS_EXTRA;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
-    bool gather = false;
 
-    if (STATS && !a.c.compact) { /* eval: what gemm16_begin is told was found by the kernel before */
-        ptx_grid_wait();
-        gather = a.c.p.totals->rows != a.c.p.tokens;
-    }
-    gemm16_begin(s, gather ? 1 + LOADERS : 1);
+    gemm16_begin(s);
     const gemm16_work w = work_of(a, WHAT == CE_LOOK);
+    const bool gather = STATS && !a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
 
     if (threadIdx.x < 128) {
         uint32_t n = 0;
 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (STATS && gather) {
+        if (gather) {
             for (int item = (int)blockIdx.x / G16_CLUSTER; item < w.items; item += clusters)
-                gather_item<MN_B>(a, w, s, item, &n);
+                gather_item<MN_B, WHAT == CE_STATS ? EACH : 4>(a, w, s, item, &n); /* more would spill */
         } else {
             for (int item = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && item < w.items; item += clusters)
                 gemm16_load<0, MN_B>(a.maps, w, s, item, &n);
@@ -465,7 +457,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             send_probs(a, w, s, (int)threadIdx.x / 32 - 1);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
-        const gemm16_places at = gemm16_places_of<0, MN_B>(s, group, STATS && gather);
+        const gemm16_places at = gemm16_places_of<0, MN_B>(s, group);
         gemm16_turn turn = {0, false};
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");

@@ -454,7 +454,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
             ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER + G16_CLUSTER - 1);
         }
-    gemm16_begin(&s->product, 1);
+    gemm16_begin(&s->product);
     const grad_plan g = plan_of(a);
 
     if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)

@@ -63,7 +63,6 @@ typedef struct gemm16_memory {
 typedef struct gemm16_places {
     uint64_t a, b;
     uint32_t full, empty[G16_CLUSTER];
-    bool copied; /* A comes by ordinary copies of threads */
 } gemm16_places;
 
 /* Where a warpgroup stands: stages consumed so far, and whether the second one has been let go. */
@@ -217,8 +216,6 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
         const uint64_t a = at.a + stage * (G16_M * G16_K * 2 / 16), b = at.b + stage * (G16_N * G16_K * 2 / 16);
 
         ptx_mbarrier_wait(at.full + stage * 8, turn->n / G16_STAGES & 1);
-        if (at.copied)
-            ptx_fence_async();
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < G16_K / 16; k++)
@@ -243,12 +240,12 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
     }
 }
 
-/* Before anything else. landings: arrivals at full[]. */
-static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s, int landings)
+/* Before anything else. */
+static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < G16_STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), (uint32_t)landings);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER);
         }
         ptx_mbarrier_fence_init();
@@ -259,7 +256,7 @@ static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s, int landin
 }
 
 template <int MN_A, int MN_B>
-static __device__ __forceinline__ gemm16_places gemm16_places_of(gemm16_memory *s, int group, bool copied = false)
+static __device__ __forceinline__ gemm16_places gemm16_places_of(gemm16_memory *s, int group)
 {
     const uint32_t a = ptx_shared(s->a[0] + group * G16_PANEL), b = ptx_shared(s->b[0]);
     gemm16_places at;
@@ -267,7 +264,6 @@ static __device__ __forceinline__ gemm16_places gemm16_places_of(gemm16_memory *
     at.a = MN_A ? wgmma_descriptor_mn(a, G16_PANEL) : wgmma_descriptor(a);
     at.b = MN_B ? wgmma_descriptor_mn(b, G16_PANEL) : wgmma_descriptor(b);
     at.full = ptx_shared(&s->full[0]);
-    at.copied = copied;
 #pragma unroll
     for (int i = 0; i < G16_CLUSTER; i++)
         at.empty[i] = ptx_map(ptx_shared(&s->empty[0]), (uint32_t)i);
