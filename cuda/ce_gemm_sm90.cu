@@ -68,74 +68,42 @@ static __device__ __forceinline__ void put_look(const ce_product &a, const gemm1
     }
 }
 
-/* Rows of A by their numbers, where some are ignored and there is no compact x: all four loading warps copy them, 16
- * bytes a thread; a stage has landed when each warp's copies have, LAG blocks after they were sent off. The second
- * warpgroup is let go when the first one has G16_STAGGER blocks: these must land before a stage is waited for that both
- * of them have to free. */
-enum { LOADERS = 4, LAG = 1, EACH = G16_M * 8 / (32 * LOADERS) };
+/* Rows of A by their numbers, where some are ignored and there is no compact x: each of the loading warps brings EACH
+ * of them, a row a box, which TMA swizzles by the address as it does a row of a whole box. One elected lane sends them
+ * off, STEP at a time without a branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
+enum { LOADERS = 4, EACH = G16_M / LOADERS };
 
-static_assert(G16_STAGGER + LAG <= G16_STAGES, "the second warpgroup would never begin");
-
-static __device__ __forceinline__ bool gathers(const ce_chunk &c)
-{
-    return !c.compact && c.p.totals->rows != c.p.tokens;
-}
-
-static __device__ __forceinline__ void landed(gemm16_memory *s, uint32_t n)
-{
-    ptx_fence_async(); /* this thread's copies, for wgmma */
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive(ptx_shared(&s->full[n % G16_STAGES]));
-}
-
-template <int MN_B>
+template <int MN_B, int STEP>
 static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
                                                    int item, uint32_t *n)
 {
     const ce_params &p = a.c.p;
-    const int rank = (int)ptx_cluster_rank(), line = threadIdx.x / 8, piece = threadIdx.x % 8;
-    const uint32_t to = ptx_shared(s->a[0]) + line * 128 + (piece ^ line % 8) * 16;
-    int pair, tile_n, token[EACH];
+    const int rank = (int)ptx_cluster_rank(), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const uint32_t to = ptx_shared(s->a[0]) + warp * (EACH * 128);
+    const bool one = ptx_elect();
+    int pair, tile_n;
 
     gemm16_locate(w, item, &pair, &tile_n);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = (G16_CLUSTER * pair + rank) * G16_M + line + i * (G16_M / EACH);
+    const int row = (G16_CLUSTER * pair + rank) * G16_M + threadIdx.x;
+    const int token = row < w.m ? p.list[a.c.begin + row] : (int)p.tokens; /* beyond the last one: zeros */
 
-        token[i] = row < w.m ? p.list[a.c.begin + row] : -1;
-    }
     for (int kb = 0; kb < w.blocks; kb++, ++*n) {
         const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
-        const int k = kb * G16_K + piece * 8;
 
         ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
-        if (threadIdx.x == 0) {
-            ptx_mbarrier_expect(full, G16_N * G16_K * 2);
+        if (warp == 0 && one) {
+            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
             gemm16_load_b<MN_B>(&a.maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
                                 tile_n * G16_N + rank * G16_SHARE, kb * G16_K, full);
         }
-#pragma unroll
+#pragma unroll STEP
         for (int i = 0; i < EACH; i++) {
-            const bool there = token[i] >= 0 && k < p.hidden;
+            const int at = __shfl_sync(~0u, token, i);
 
-            ptx_copy_async16(to + stage * (G16_M * G16_K * 2) + i * (G16_M / EACH * 128),
-                             (const uint16_t *)p.x + (there ? token[i] * p.x_stride + k : 0), there ? 16 : 0);
-        }
-        ptx_copy_async_commit();
-        if (*n >= LAG) {
-            ptx_copy_async_wait<LAG>();
-            landed(s, *n - LAG);
+            if (one)
+                ptx_tma_load_2d(to + stage * (G16_M * G16_K * 2) + i * 128, &a.maps.a[1], kb * G16_K, at, full);
         }
     }
-}
-
-/* After the last item: the blocks that are still on their way. */
-static __device__ __forceinline__ void gather_end(gemm16_memory *s, uint32_t n)
-{
-    ptx_copy_async_wait<0>();
-    for (uint32_t i = n < LAG ? 0 : n - LAG; i < n; i++)
-        landed(s, i);
 }
 
 /* The loading thread. The first CTA's asks for the next item while it loads the last tile of one, and hands it to
@@ -179,34 +147,30 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     logits_memory *s = (logits_memory *)shared;
     constexpr int STATS = WHAT == CE_STATS || WHAT == CE_STATS_EXTRA;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
-    bool gather = false;
 
-    if (STATS) {
-        ptx_grid_wait();
-        gather = gathers(a.c);
-    }
     if (threadIdx.x == 0)
         ce_items_begin(&s->items, (PROBS ? 10 : 8) * G16_CLUSTER);
-    gemm16_begin(&s->product, gather ? 1 + LOADERS : 1);
+    gemm16_begin(&s->product);
     if (threadIdx.x == 0)
         s->plan = plan_of(a, WHAT == CE_LOOK);
     __syncthreads();
     const logits_plan &g = s->plan;
     const gemm16_work &w = g.tiles;
+    const bool gather = STATS && !a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
     const bool fixed = WHAT == CE_LOOK || gather; /* nobody takes anything: items are assigned beforehand */
 
     if (threadIdx.x < 128) {
         uint32_t n = 0;
 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (STATS && gather) {
+        if (gather) {
             for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i += clusters) {
                 const logits_item item = item_of(g, i);
 
                 for (int k = 0; k < item.count; k++)
-                    gather_item<MN_B>(a, w, &s->product, item.first + k * item.step, &n);
+                    gather_item<MN_B, WHAT == CE_STATS ? EACH : 4>(a, w, &s->product, item.first + k * item.step,
+                                                                   &n); /* more would spill */
             }
-            gather_end(&s->product, n);
         } else if (WHAT == CE_LOOK) {
             for (int i = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && i < g.items; i += clusters)
                 gemm16_load<0, MN_B>(a.maps, w, &s->product, i, &n);
@@ -245,6 +209,9 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                 gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
                 if (WHAT == CE_STATS_EXTRA)
                     t = rows_of<PROBS>(a, w, local);
+#pragma unroll
+                for (int h = 0; h < 2; h++) /* looked at here: else an item's first product would wait for them */
+                    asm volatile("" : "+r"(t.target[h]), "+f"(t.exponent[h]));
                 to_logits<EXTRA>(a, w, &s->product, group, col, acc);
                 put_target(a, t, col, acc);
                 if (WHAT == CE_STATS)

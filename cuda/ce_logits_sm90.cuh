@@ -359,7 +359,6 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        asm volatile("" : "+f"(t->exponent[h])); /* or it would be waited for before an item's first product */
         exponent[h] = t->live[h] ? t->exponent[h] : CUDART_INF_F; /* rows that are not there: P is 0 */
         if (EXTRA && a.mixed)
             mix[h] = t->live[h] ? a.c.mix[t->row[h]] : make_float2(0.0f, 0.0f);

@@ -26,6 +26,9 @@ enum { CE_SAMPLE = 256 };
 enum { CE_COMMON = 32 };
 #define CE_SUMS(hidden) ((hidden) / 8 + 1) /* bytes for each row of a chunk: a sum for every 32 rows */
 
+/* Numbers of ce_chunk's `turns`. */
+#define CE_TURNS(vocab) (3 + (vocab) / (G16_PAIRS * G16_CLUSTER * G16_M))
+
 enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
@@ -160,12 +163,6 @@ static inline int64_t ce_most(int64_t a, int64_t b)
 static inline int64_t ce_up(int64_t x, int64_t step)
 {
     return (x + step - 1) / step * step;
-}
-
-/* Numbers of ce_chunk's `turns`. */
-static inline int64_t ce_turns(int64_t vocab)
-{
-    return 3 + vocab / (G16_PAIRS * G16_CLUSTER * G16_M);
 }
 
 #ifdef __CUDACC__

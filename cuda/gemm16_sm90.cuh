@@ -246,12 +246,12 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
     }
 }
 
-/* Before anything else. landings: arrivals at full[]. */
-static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s, int landings)
+/* Before anything else. */
+static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < G16_STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), (uint32_t)landings);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER);
         }
         ptx_mbarrier_fence_init();

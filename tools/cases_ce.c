@@ -34,9 +34,10 @@ static const struct {
     {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
     {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
+    {300, 584, 1304, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_listed */
 };
 
-enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), HALVES = SHAPES - 5, PLANES };
+enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), LISTED = SHAPES - 1, HALVES = SHAPES - 6, PLANES };
 
 /* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
  * record. {} stand for what an op does not have. */
@@ -185,6 +186,19 @@ static void add_planes(case_list *list, const ridge_op_row *op, case_level level
         add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");
 }
 
+/* Eval loads the listed rows alone (Hopper): more blocks of the hidden units than stages, the last one not full. */
+static void add_listed(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {{"", "lse=1", "", CE_HALF},
+                                {"softcap=6", "token_loss=1 entropy=1 argmax=1", "", CE_WRONG},
+                                {"", "target_logit=1", "", CE_VALID}};
+
+    add(list, op, LISTED, &of[0], 0, ""); /* bf16, W [V, H] */
+    add(list, op, LISTED, &of[1], 1, ""); /* f16 */
+    add(list, op, LISTED, &of[0], 7, ""); /* f16, W [H, V] */
+    add(list, op, LISTED, &of[2], 3, ""); /* bf16, W [H, V], no row ignored */
+}
+
 static void combine_cases(const ridge_op_row *op, case_list *list)
 {
     static const char *const words[] = {
@@ -227,6 +241,8 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
         }
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_halves(list, op), add_planes(list, op, level);
+    if (op->id == RIDGE_LINEAR_CE_EVAL)
+        add_listed(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else
