@@ -205,9 +205,9 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
     }
 }
 
-/* HC expand. Of short tiles and one or two tokens two teams of finishing warps take the tiles in turn, so that a team's
+/* HC expand. Of short tiles and up to four tokens two teams of finishing warps take the tiles in turn, so that a team's
  * residuals are on their way while the other one finishes: a thread has row r and every step-th token of its team's
- * tiles. At 4 tokens, and with 8 turns a tile, two teams are slower than all warps at one tile. */
+ * tiles. With 8 turns a tile two teams are slower than all warps at one tile. */
 
 /* The residuals of a thread's elements of a tile, tokens t, t + step and so on, with four streams; and what is added.
  */
@@ -285,7 +285,7 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
         PLANE = TOKENS * SUMS_PITCH(SUBS),
         PER = (TOKENS * ROWS + WIDTH - 1) / WIDTH
     };
-    static_assert(WIDTH / 2 % ROWS == 0 && WIDTH / 2 / ROWS * PER >= 2, "either team has all elements of two tokens");
+    static_assert(WIDTH / 2 % ROWS == 0 && WIDTH / 2 / ROWS * PER >= 4, "either team has all elements of four tokens");
     const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), two = TOKENS > 8 ? 0 : a.two;
     const int team = two && thread >= WIDTH / 2;
     const int own = thread - team * (WIDTH / 2), r = own % ROWS, begin = own / ROWS, token_step = WIDTH / ROWS >> two;
@@ -298,8 +298,8 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
     uint32_t parity = 0;
     int sums = team; /* where they lie: with two teams always in the same place */
 
-    if (four)
-        announce_streams(a, (int64_t)first * ROWS + r, begin, token_step);
+    for (int ahead = 0; four && ahead < 2 - two; ahead++)
+        announce_streams(a, ((int64_t)first + ahead * (int)gridDim.x) * ROWS + r, begin, token_step);
     for (int t = thread; four && t < a.tokens; t += WIDTH) {
         ptx_prefetch_l2(a.p.post + t * a.p.post_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld);

@@ -255,7 +255,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles0 = (int)((a.p.weight[0].rows + a.high - 1) / a.high);
     a.tiles = a.tiles0 + (a.gate_up ? 0 : (int)((a.p.weight[1].rows + a.high - 1) / a.high));
     a.turns = (int)((a.p.blocks + Q8_0_TURN - 1) / Q8_0_TURN);
-    a.two = call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND && a.tokens <= 2 && a.turns <= 2;
+    a.two = call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND && a.tokens <= 4 && a.turns <= 2;
     if (status || !a.tiles)
         return status;
     if (!tables_aligned(&a.p, raw) || !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, &bytes)) {
