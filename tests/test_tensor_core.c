@@ -134,37 +134,55 @@ static void bf16_keeps_more(void **state)
     assert_bits(add_bf16(a, b), 0x1.fffffcp0f);
 }
 
-/* A row that gives the bits passes where the float64 bound does not hold, and fails by any other bit. */
+/* An image with D as a Hopper row leaves it; known: one element that an H200 gave. */
+static unsigned char *hopper_result(const char *problem, int64_t row, int64_t col, float known, image *im)
+{
+    char text[400];
+    unsigned char *got;
+    test_case c;
+
+    snprintf(text, sizeof text, "gemm_fp8 m=65 n=129 k=96 fill=edge %s", problem);
+    assert_true(case_parse(text, &c) && image_build(&c, 1, im));
+    got = malloc(im->bytes);
+    assert_non_null(got);
+    assert_false(oracle_gemm_bits(im, im->host, text, sizeof text));
+    memcpy(got, im->memo->bits[0], im->bytes);
+    assert_bits(
+        (float)dtype_load(oracle_address(im, got, RIDGE_GEMM_FP8_D, row, col), im->call.arg[RIDGE_GEMM_FP8_D].dtype),
+        known);
+    return got;
+}
+
+/* A row of Hopper that gives the bits passes where the float64 bound does not hold, and fails by any other bit. */
 static void the_test_wants_the_bits(void **state)
 {
     const ridge_kernel hopper = {.op = RIDGE_GEMM_FP8, .arch_max = RIDGE_ARCH_SM90, .contract = RIDGE_TYPICAL};
     const ridge_kernel ada = {.op = RIDGE_GEMM_FP8, .arch_max = RIDGE_ARCH_SM121, .contract = RIDGE_TYPICAL};
     static const struct {
-        const char *text;
+        const char *problem;
         int row, col;
-        float value; /* from an H200 */
+        float known;
     } seen[] = {
-        {"d=f32 a=e5m2 scales=tensor", 50, 49, 0x1.942dd2p+7f},
+        {"a=e5m2 b=e4m3 d=f32 scales=tensor", 50, 49, 202.072495f},
+        {"a=e4m3 b=e5m2 d=f16 scales=tensor bias=f16", 37, 123, -251.25f},
+        {"a=e4m3 b=e5m2 d=f16 scales=row bias=1", 37, 123, -3.734375f},
+        {"a=e5m2 b=e4m3 d=f32 scales=row", 50, 49, 9.82092476f},
+        {"a=e5m2 b=e4m3 d=f32 scales=row128_blk128 accumulate=1", 50, 49, 35.2573547f},
+        {"a=e4m3 b=e5m2 d=f16 scales=row128_blk128 bias=1", 26, 68, -65.625f},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
         char text[400];
-        unsigned char *got;
-        float value;
-        test_case c;
         image im;
+        unsigned char *got = hopper_result(seen[i].problem, seen[i].row, seen[i].col, seen[i].known, &im);
 
-        snprintf(text, sizeof text, "gemm_fp8 m=65 n=129 k=96 fill=edge %s", seen[i].text);
-        assert_true(case_parse(text, &c) && image_build(&c, 1, &im));
-        got = malloc(im.bytes);
-        assert_non_null(got);
-        assert_int_equal(image_reference(&im, got), RIDGE_OK);
-        assert_true(image_judge(&im, &ada, got, got, text, sizeof text));
-        assert_false(image_judge(&im, &hopper, got, got, text, sizeof text));
+        assert_true(image_judge(&im, &hopper, im.host, got, text, sizeof text));
+        assert_false(image_judge(&im, &ada, im.host, got, text, sizeof text));
+        got[im.offset[RIDGE_GEMM_FP8_D]] ^= 1;
+        assert_false(image_judge(&im, &hopper, im.host, got, text, sizeof text));
         free(got);
         image_free(&im);
-        (void)value;
     }
 }
 
