@@ -134,6 +134,85 @@ static void bf16_keeps_more(void **state)
     assert_bits(add_bf16(a, b), 0x1.fffffcp0f);
 }
 
+/* 32 codes of a, of b, an accumulator, and what an H200 gave. */
+static const struct {
+    int format_a, format_b;
+    const char *a, *b;
+    float acc, sum;
+} known_fp8[] = {
+    {TENSOR_E4M3, TENSOR_E4M3, "33a71fb3752921b5b93b2fbc3d35b8995caebbbb3a3bb8092fb9b9b0093a3d33",
+     "b1bcb33326b7acb9aeb9afb6b8b74029a23f3131372e25b035322bb52c39b723", -0x1.bf1bb8p-8f, 0x1.2248p+5f},
+    {TENSOR_E4M3, TENSOR_E4M3, "c60a965c481e73f5ed0f1dacfcfa15e8679e4033268225d8177b0c4c60f50dae",
+     "bfdd7a7d72202830d3058703311cb141699623665c033b0117016572864b853d", 0x0p+0f, 0x1.e3f8p+13f},
+    {TENSOR_E4M3, TENSOR_E4M3, "00b0089cd69d27008e01a080008007e3ce800100d98d93011c2a88801dd4bff9",
+     "b0fafa92c98d0eac85f38e639f700366d9a5c059d5a8e3643884d54578c35cbd", 0x1.a9a8p+1f, -0x1.5dcp+10f},
+    {TENSOR_E4M3, TENSOR_E4M3, "8a0000e5615c0000a9cff31a356a8067f9804cc3004a3fe5858031358030dd80",
+     "a58ba46ab7bab33b2bbc2ab6b135abafb43ab0bcc0ab8e2eaa9933782db839af", -0x1.edb048p-2f, -0x1.e278p+11f},
+    {TENSOR_E4M3, TENSOR_E5M2, "dc80d38000805200876c8080828d55c78d80e77335e4805700c08000007a00e0",
+     "b3bab6b4363ca7b6bfb9be3baa3cb93c382cb335b0bab23336324140b8c1bdba", 0x1.7adfp-22f, -0x1.6de8p+9f},
+    {TENSOR_E4M3, TENSOR_E5M2, "2b0871006d36ed9d4301fd83be143d1e9b8e3fd7e36c75f5dedb18031fea245f",
+     "a5df061d970183b5331207cea88d4e6d7a7bf21c80ac804464ea0465410a4b98", 0x0p+0f, 0x1.338p+13f},
+    {TENSOR_E4M3, TENSOR_E5M2, "b0bbb8b2ba3e373cb8b1c090b13a3faca9350cb2b4103c413dc2b9b5aeb125aa",
+     "da0a80211f02d32f050c420c81c8302c480d10595fc6b4b1022702c29fa8a7a0", -0x1.30dp+4f, -0x1.abfp+8f},
+    {TENSOR_E5M2, TENSOR_E4M3, "c1c8342b13c4bfe30aa8bc35d76727bac3c086042e07e91c203cb726d96361cb",
+     "97c79e726b279493cc67e6a3cf74db874a74d98402b51cf107129baebf2e4ad3", 0x0p+0f, 0x1.543p+18f},
+    {TENSOR_E5M2, TENSOR_E4M3, "28c127554ba342bb9d80ba8bad134c0489119652083f3ab61e5aa82fb65c2fa1",
+     "6fe99cd17dbac1bc5ce0877a1381478f1907a6ba482d88a9d54c0397b841ebb3", 0x1.1a7p-22f, 0x1.b598p+12f},
+    {TENSOR_E5M2, TENSOR_E4M3, "9b014001353533e8b425377b606d886af87b5ac9d1d0cbc04ffbb76a039b50bd",
+     "9581000512002bdde4d200848794c4238080940180b2fb80e58080a285060083", 0x1.342908p+10f, 0x1.bfe8p+15f},
+    {TENSOR_E5M2, TENSOR_E4M3, "438f8855b1804900b302dc8702063d24bc890698d592014b2e83810a3e9aaeba",
+     "985d26801883809937b54c80a0eabda08055802b810087008089800004e46d72", 0x1.24b708p-1f, -0x1.a0dp+10f},
+};
+
+/* 8 numbers of a and of b, each twice: scales as dW's row cuts them. */
+static const struct {
+    const char *a, *b;
+    float sum;
+} known_bf16[] = {
+    {"37cb37cb32c337cb2ecc32c332c32ecc", "37c333ef37c32f2637c333ef2f2633ef", 0x1.37087ap-30f},
+    {"b71ab71ab2c3b71aaedeb2c3b2c3aede", "ba83b69bba83b2daba83b69bb2dab69b", 0x1.3d7866p-26f},
+    {"c450c450c044c450bb24c044c044bb24", "3b8835cf3b8830003b8835cf300035cf", -0x1.bbcb0cp+2f},
+};
+
+/* Number i of a text of hexadecimal ones of `digits`. */
+static unsigned number_at(const char *text, int i, int digits)
+{
+    char one[5] = {0};
+
+    memcpy(one, text + i * digits, (size_t)digits);
+    return (unsigned)strtoul(one, NULL, 16);
+}
+
+static numbers of_codes(const char *text, int format)
+{
+    numbers x;
+
+    for (int i = 0; i < COUNT; i++)
+        x.value[i] = ridge_f32_from_fp8((uint8_t)number_at(text, i, 2), format == TENSOR_E5M2);
+    return x;
+}
+
+static numbers of_bf16(const char *text)
+{
+    numbers x = one_and(0.0f, 0.0f);
+
+    for (int i = 0; i < 16; i++)
+        x.value[i] = ridge_f32_from_bf16((uint16_t)number_at(text, i % 8, 4));
+    return x;
+}
+
+static void an_h200_agrees(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof known_fp8 / sizeof known_fp8[0]; i++)
+        assert_bits(add_fp8(of_codes(known_fp8[i].a, known_fp8[i].format_a),
+                            of_codes(known_fp8[i].b, known_fp8[i].format_b), known_fp8[i].format_a,
+                            known_fp8[i].format_b, known_fp8[i].acc),
+                    known_fp8[i].sum);
+    for (size_t i = 0; i < sizeof known_bf16 / sizeof known_bf16[0]; i++)
+        assert_bits(add_bf16(of_bf16(known_bf16[i].a), of_bf16(known_bf16[i].b)), known_bf16[i].sum);
+}
+
 /* An image with D as a Hopper row leaves it; known: one element that an H200 gave. */
 static unsigned char *hopper_result(const char *problem, int64_t row, int64_t col, float known, image *im)
 {
@@ -191,7 +270,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_products_are_lost), cmocka_unit_test(sums_keep_14_bits),
         cmocka_unit_test(exponents_are_the_codes), cmocka_unit_test(what_is_not_finite),
-        cmocka_unit_test(bf16_keeps_more),         cmocka_unit_test(the_test_wants_the_bits),
+        cmocka_unit_test(bf16_keeps_more),         cmocka_unit_test(an_h200_agrees),
+        cmocka_unit_test(the_test_wants_the_bits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
