@@ -142,18 +142,6 @@ static bool prepare(const image *im)
     return a && b && im->memo->reference && im->memo->bound;
 }
 
-/* Error over bound. What is not finite must be so in kind; a value beyond the dtype may become infinity. */
-static double ratio_of(double got, double reference, double bound, uint32_t dtype)
-{
-    const double most = dtype == RIDGE_F16 ? 65520.0 : 0x1.ffp127;
-
-    if (isnan(reference) || isnan(got))
-        return isnan(reference) && isnan(got) ? 0 : INFINITY;
-    if (isinf(reference) || (isinf(got) && fabs(reference) + bound >= most))
-        return isinf(got) && signbit(got) == signbit(reference) ? 0 : INFINITY;
-    return fabs(got - reference) <= bound * 1e30 ? fabs(got - reference) / bound : INFINITY;
-}
-
 /* The norm of the error of one tile over its bound; 0 where the tile is small or holds what is not finite. */
 static double tile_ratio(const image *im, const unsigned char *got, int64_t row, int64_t col)
 {
@@ -178,49 +166,37 @@ static double tile_ratio(const image *im, const unsigned char *got, int64_t row,
     return isnan(error) ? INFINITY : sqrt(error) / ((0x1p-11 + unit_of(im)) * sqrt(norm));
 }
 
-bool oracle_gemm(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+void oracle_gemm(oracle_run *run)
 {
+    const image *im = run->im;
     const int64_t m = im->call.dim[0], n = im->call.dim[1];
     const uint32_t dtype = im->call.arg[RIDGE_GEMM_FP8_D].dtype;
 
-    *worst = 0;
     if (m == 0 || n == 0)
-        return true;
+        return;
     if (!prepare(im)) {
-        snprintf(text, size, "out of memory");
-        return false;
+        oracle_fail(run, "the oracle ran out of memory");
+        return;
     }
-    if (im->fill == FILL_EXACT && im->call.dim[2] &&
-        !oracle_gemm_bits(im, got, text, size)) { /* the tensor cores lose nothing of it */
-        *worst = INFINITY;
-        return false;
+    if (im->fill == FILL_EXACT && im->call.dim[2] && !oracle_gemm_bits(im, run->got, run->text, run->size)) {
+        run->worst = INFINITY; /* the tensor cores lose nothing of it */
+        return;
     }
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-            const double y = dtype_load(oracle_address(im, got, RIDGE_GEMM_FP8_D, i, j), dtype);
-            const double ratio = ratio_of(y, im->memo->reference[i * n + j], im->memo->bound[i * n + j], dtype);
+            const double y = oracle_out(run, RIDGE_GEMM_FP8_D, i, j), reference = im->memo->reference[i * n + j];
+            const double ratio = oracle_ratio(y, reference, im->memo->bound[i * n + j], dtype);
 
-            if (!(ratio <= *worst)) {
-                *worst = ratio;
-                snprintf(text, size,
+            if (!(ratio <= run->worst)) {
+                run->worst = ratio;
+                snprintf(run->text, run->size,
                          "d[%" PRId64 ",%" PRId64 "] is %.9g, the float64 reference %.9g: %.3g of the bound", i, j, y,
-                         im->memo->reference[i * n + j], ratio);
+                         reference, ratio);
             }
         }
-    if (im->fill != FILL_NORMAL && im->fill != FILL_UNIT)
-        return *worst <= 1;
-    for (int64_t row = 0; row < m; row += BLOCK)
-        for (int64_t col = 0; col < n; col += BLOCK) {
-            const double ratio = tile_ratio(im, got, row, col);
-
-            if (!(ratio <= *worst)) {
-                *worst = ratio;
-                snprintf(text, size,
-                         "the error of the tile at row %" PRId64 " column %" PRId64 " is %.3g of the bound of its norm",
-                         row, col, ratio);
-            }
-        }
-    return *worst <= 1;
+    for (int64_t row = 0; row < m && (im->fill == FILL_NORMAL || im->fill == FILL_UNIT); row += BLOCK)
+        for (int64_t col = 0; col < n; col += BLOCK)
+            oracle_note(run, tile_ratio(im, run->got, row, col), "the norm of the error of the tile at d", row, col);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ bits */
