@@ -21,8 +21,7 @@ uint64_t random_next(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* Close to N(0,1): the sum of four uniform numbers. */
-static float random_normal(uint64_t *state)
+float random_normal(uint64_t *state)
 {
     uint64_t z = random_next(state);
     float sum = (float)(z & 0xffff) + (float)(z >> 16 & 0xffff) + (float)(z >> 32 & 0xffff) + (float)(z >> 48);
@@ -85,6 +84,11 @@ double dtype_ulp(double value, uint32_t dtype)
     if (!(fabs(value) > 0) || exponent < least)
         exponent = least;
     return ldexp(1.0, exponent - bits + 1);
+}
+
+double dtype_unit(uint32_t dtype)
+{
+    return 0.5 * dtype_ulp(1, dtype);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ fill */

@@ -50,6 +50,11 @@ double oracle_ratio(double got, double reference, double bound, uint32_t dtype)
     return ratio <= INFINITY ? ratio : INFINITY;
 }
 
+double oracle_sigmoid(double x)
+{
+    return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
+}
+
 bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
 {
     static oracle *const of[RIDGE_OPS] = {

@@ -28,6 +28,8 @@ void oracle_fail(oracle_run *run, const char *why);
  * also be what rounds to it within the bound. */
 double oracle_ratio(double got, double reference, double bound, uint32_t dtype);
 
+double oracle_sigmoid(double x);
+
 typedef void oracle(oracle_run *run);
 oracle oracle_swiglu, oracle_quantize, oracle_q8_0, oracle_gemm, oracle_quantize_rows, oracle_decode, oracle_norm,
     oracle_ce, oracle_ce_combine, oracle_multiply;

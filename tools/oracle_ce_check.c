@@ -38,11 +38,6 @@ static void rms_check(ce_subject *s, const rms *t, double unit, const char *what
         oracle_note(s->run, sqrt(t->got) / room_for, what, -1, -1);
 }
 
-static double unit_of(uint32_t dtype)
-{
-    return dtype == RIDGE_BF16 ? 0x1p-8 : dtype == RIDGE_F16 ? 0x1p-11 : 0x1p-24;
-}
-
 static void check_dx(ce_subject *s)
 {
     const uint32_t dtype = s->im->call.arg[s->dx_arg].dtype;
@@ -51,7 +46,7 @@ static void check_dx(ce_subject *s)
     for (int64_t b = 0; b < s->tokens; b++)
         for (int64_t j = 0; j < s->hidden; j++) {
             const double ref = s->y[b] == -1 ? 0 : s->y[b] == -2 ? NAN : s->ref.dx[b * s->hidden + j];
-            double bound = unit_of(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
+            double bound = dtype_unit(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
 
             for (int64_t c = 0; c < s->vocab && s->y[b] >= 0; c++)
                 bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
@@ -59,7 +54,7 @@ static void check_dx(ce_subject *s)
             compare(s, oracle_out(s->run, s->dx_arg, b, j), ref, bound, "dx", b, j);
             rms_add(&t, oracle_out(s->run, s->dx_arg, b, j), s->model.dx[b * s->hidden + j], ref, bound);
         }
-    rms_check(s, &t, unit_of(dtype), "rms of dx");
+    rms_check(s, &t, dtype_unit(dtype), "rms of dx");
 }
 
 static void check_dw(ce_subject *s)
@@ -74,7 +69,7 @@ static void check_dw(ce_subject *s)
         for (int64_t j = 0; j < s->hidden && oracle_has(s, dw); j++) {
             const double ref = s->ref.dw[c * s->hidden + j];
             const double got = s->hv ? oracle_out(s->run, dw, j, c) : oracle_out(s->run, dw, c, j);
-            double bound = (unit_of(dtype) + sums) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
+            double bound = (dtype_unit(dtype) + sums) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
 
             for (int64_t b = 0; b < s->tokens; b++)
                 if (s->y[b] >= 0)
@@ -93,7 +88,7 @@ static void check_dw(ce_subject *s)
             rms_add(&tb, got, s->model.dbias[c], s->ref.dbias[c], bound);
         }
     }
-    rms_check(s, &t, unit_of(dtype), "rms of dw");
+    rms_check(s, &t, dtype_unit(dtype), "rms of dw");
     rms_check(s, &tb, 0x1p-22, "rms of dbias");
 }
 
@@ -104,7 +99,7 @@ static void check_dlogits(ce_subject *s)
     for (int64_t b = 0; b < s->tokens; b++)
         for (int64_t c = 0; c < s->vocab; c++) {
             const double ref = s->y[b] == -1 ? 0 : s->y[b] == -2 ? NAN : s->ref.dz[b * s->vocab + c];
-            const double rounding = unit_of(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0x1p-134);
+            const double rounding = dtype_unit(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0x1p-134);
             const double error = s->y[b] < 0 ? 0 : s->dz_error[b * s->vocab + c] - ldexp(fabs(ref), -s->bits);
 
             compare(s, oracle_out(s->run, RIDGE_CE_BWD_DLOGITS, b, c), ref, fabs(error) + rounding, "dlogits", b, c);

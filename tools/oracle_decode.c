@@ -87,11 +87,6 @@ static estimate product(const oracle_run *s, const activations *x, int w, int64_
     return (estimate){sum, ((double)blocks / 8 + 13) * 0x1p-24 * size + tiny + (size > 0x1p120 ? INFINITY : 0)};
 }
 
-static double sigmoid64(double x)
-{
-    return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
-}
-
 /* swiglu_fwd of one element; *slack: what its own f32 arithmetic may add, as in oracle_swiglu.c. */
 static double swiglu64(const ridge_call *call, double gate, double up, double row, double *slack)
 {
@@ -105,7 +100,7 @@ static double swiglu64(const ridge_call *call, double gate, double up, double ro
     switch (call->flags & RIDGE_ACTIVATION) {
     case RIDGE_GELU_TANH:
         v = 2 * sqrt(2 / M_PI) * (a + 0.044715 * a * a * a);
-        h = a * sigmoid64(v);
+        h = a * oracle_sigmoid(v);
         break;
     case RIDGE_GELU_ERF:
         h = a * 0.5 * erfc(-a * M_SQRT1_2);
@@ -115,7 +110,7 @@ static double swiglu64(const ridge_call *call, double gate, double up, double ro
         break;
     default:
         v = (double)o->alpha * a;
-        h = a * sigmoid64(v);
+        h = a * oracle_sigmoid(v);
         break;
     }
     *slack = 0x1p-24 * (16 + 4 * fmin(fabs(v), 104)) * fabs(h * rest) + 0x1p-146 * (1 + fabs(a)) * (1 + fabs(rest)) +

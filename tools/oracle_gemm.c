@@ -56,13 +56,6 @@ static double scale(const image *im, int arg, uint32_t mode, int64_t r, int64_t 
     return dtype_load(oracle_address(im, im->host, arg, row, col), RIDGE_F32);
 }
 
-static double unit_of(const image *im)
-{
-    const uint32_t d = im->call.arg[RIDGE_GEMM_FP8_D].dtype;
-
-    return ldexp(1.0, d == RIDGE_BF16 ? -8 : d == RIDGE_F16 ? -11 : -24);
-}
-
 /* Sum of products and of their magnitudes; four chains, because one is bound by the latency of an addition. */
 static void dot(const double *a, const double *b, int64_t n, double *sum, double *mass)
 {
@@ -117,7 +110,8 @@ static void element(const image *im, const double *a, const double *b, int64_t i
         size += fabs(x);
     }
     *reference = sum;
-    *bound = 0x1p-10 * sqrt(mass) + unit_of(im) * fabs(sum) + 0x1p-22 * size + 0.5 * dtype_ulp(0, d->dtype);
+    *bound = 0x1p-10 * sqrt(mass) + dtype_unit(im->call.arg[RIDGE_GEMM_FP8_D].dtype) * fabs(sum) + 0x1p-22 * size +
+             0.5 * dtype_ulp(0, d->dtype);
 }
 
 static bool prepare(const image *im)
@@ -163,7 +157,8 @@ static double tile_ratio(const image *im, const unsigned char *got, int64_t row,
         }
     if (!isfinite(norm))
         return 0;
-    return isnan(error) ? INFINITY : sqrt(error) / ((0x1p-11 + unit_of(im)) * sqrt(norm));
+    return isnan(error) ? INFINITY
+                        : sqrt(error) / ((0x1p-11 + dtype_unit(im->call.arg[RIDGE_GEMM_FP8_D].dtype)) * sqrt(norm));
 }
 
 void oracle_gemm(oracle_run *run)

@@ -14,11 +14,6 @@ typedef struct act_value {
     double h, dh, h_slack, dh_slack;
 } act_value;
 
-static double sigmoid64(double x)
-{
-    return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
-}
-
 /* The f32 argument of the sigmoid carries a relative error of a few 2^-24; its effect is |v| s (1 - s) times that. */
 static act_value act64(uint32_t act, double a, double alpha)
 {
@@ -36,7 +31,7 @@ static act_value act64(uint32_t act, double a, double alpha)
         r.dh_slack = 8 * (c + fabs(a * bell));
     } else if (act == RIDGE_GELU_TANH) {
         double k = 2 * sqrt(2 / M_PI), a2 = a * a < 1e30 ? a * a : 1e30;
-        double v = k * (a + 0.044715 * a * a * a), s = sigmoid64(v), dv = k * (1 + 3 * 0.044715 * a2);
+        double v = k * (a + 0.044715 * a * a * a), s = oracle_sigmoid(v), dv = k * (1 + 3 * 0.044715 * a2);
         double swing = s * (1 - s) * fabs(v) * 4;
         r.h = a * s;
         r.dh = s + a * s * (1 - s) * dv;
@@ -44,7 +39,7 @@ static act_value act64(uint32_t act, double a, double alpha)
         r.dh_slack = 8 * (s + fabs(a * s * (1 - s) * dv)) + swing * (1 + fabs(a * dv)) + fabs(a * dv) * s +
                      0x1p24 * 0x1p-149 * fabs(a * dv);
     } else {
-        double x = alpha * a, s = sigmoid64(x);
+        double x = alpha * a, s = oracle_sigmoid(x);
         r.h = a * s;
         r.dh = s * (1 + x * (1 - s));
         r.h_slack = 4 * fabs(r.h) + fabs(a) * s * (1 - s) * fabs(x);

@@ -138,9 +138,11 @@ bool image_close(const image *im, const unsigned char *got, double *worst, char 
 bool fill_decode(const test_case *c, const image *im, int arg, uint64_t seed);
 
 uint64_t random_next(uint64_t *state);
+float random_normal(uint64_t *state);                        /* close to N(0,1): the sum of four uniform numbers */
 double dtype_load(const void *memory, uint32_t dtype);       /* one element as a double */
 void dtype_store(void *memory, uint32_t dtype, float value); /* f32, bf16 or f16 */
 double dtype_ulp(double value, uint32_t dtype);              /* spacing of the dtype at |value| */
+double dtype_unit(uint32_t dtype);                           /* of rounding: half of that at 1 */
 
 /* -------------------------------------------------------------------------------------------------------- the verbs */
 
