@@ -179,8 +179,8 @@ typedef struct begin_args {
     int64_t share;
 } begin_args;
 
-/* Block 0 finds the totals, the next ones list the rows, the others empty the parts. */
-static __global__ void __launch_bounds__(SCAN) ce_begin_kernel(const begin_args a)
+/* Block 0 finds the totals, the next ones list the rows, the others empty the parts. (1: registers would spill.) */
+static __global__ void __launch_bounds__(SCAN, 1) ce_begin_kernel(const begin_args a)
 {
     const ce_params &p = a.p;
     const int64_t before = 1 + a.lists, list = (int64_t)blockIdx.x - 1;

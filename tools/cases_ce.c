@@ -35,9 +35,11 @@ static const struct {
     {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
     {300, 584, 1304, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_listed */
+    {70000, 8, 8, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}}, /* the list is made by blocks of two rounds each */
 };
 
-enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), LISTED = SHAPES - 1, HALVES = SHAPES - 6, PLANES };
+enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), MANY = SHAPES - 1, LISTED = SHAPES - 2 };
+enum { HALVES = SHAPES - 7, PLANES };
 
 /* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
  * record. {} stand for what an op does not have. */
@@ -243,6 +245,8 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
         add_halves(list, op), add_planes(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL)
         add_listed(list, op);
+    if (op->id == RIDGE_CE_FWD)
+        add(list, op, MANY, &option_table[1], 0, "lse=1");
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else
