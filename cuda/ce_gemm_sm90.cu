@@ -1,5 +1,5 @@
 /* ce_gemm_sm90.cu: the first product of the linear cross entropy on Hopper, logits x W^T, with its epilogue in
- * registers: maximum and sum of exponentials by row and cluster (CE_STATS), or P^T and the sum of E (CE_PROBS);
+ * registers: maximum and sum of exponentials by row and part (CE_STATS), or P^T and the sum of E (CE_PROBS);
  * *_EXTRA: with whatever options and outputs; or u of a sample of the classes (CE_LOOK). */
 #include "ce_logits_sm90.cuh"
 
