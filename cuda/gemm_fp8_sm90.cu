@@ -143,6 +143,8 @@ static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
     p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
     p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
+    /* nothing is added twice; the scales of A begin at a multiple of 16 bytes */
+    p.last = p.accumulate || p.m < p.high ? INT_MAX : (p.m - p.high + 3) / 4 * 4;
     p.aligned = ((uintptr_t)d->data | (uintptr_t)(p.stride * (int64_t)ridge_dtype_size(d->dtype))) % 16 == 0;
     return p;
 }

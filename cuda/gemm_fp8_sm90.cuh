@@ -42,6 +42,7 @@ typedef struct gemm_args {
     int64_t stride;       /* of D, elements */
     int m, n, blocks;     /* blocks of k */
     int items_m, items_n; /* clusters of tiles */
+    int last;             /* row at which a tile begins at the latest */
     int slice;            /* rows of A that a CTA loads of a tile, when T::FEW */
     int groups;           /* warpgroups that have rows, when T::FEW */
     int plain;            /* items that one cluster does; the others are shared: */
