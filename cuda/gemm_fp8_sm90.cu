@@ -207,7 +207,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return status;
     p.stages = stages < tile->most ? stages : tile->most;
     p.plain = (int)items;
-    if (kernel->param[3] && !tile->few && fit < CUTS && (mode == SCALE_LAST || p.scale_tma)) {
+    if (kernel->param[3] && !tile->few && fit < CUTS && (mode != SCALE_COLUMN || p.scale_tma)) {
         p.plain = (int)((items / fit - 1) * fit);
         share(&p, items - p.plain, fit);
         p.partial = (float *)room;
