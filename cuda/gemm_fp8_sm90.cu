@@ -269,8 +269,8 @@ static double few_cost(const ridge_device *device, const ridge_kernel *kernel, c
     return loop > load ? loop : load;
 }
 
-/* Rounds of items at the measured rate of the loop over k, or items shared evenly, which takes 6 us more. Fitted to
- * nine forward shapes, m 4096 and 8192. */
+/* Rounds of items at the measured rate of the loop over k, or items shared evenly, which takes 10 us more. Fitted to
+ * nine forward shapes, m 4096 and 8192, and six of m 257 to 512. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const gemm_tile *tile = tile_of(kernel);
@@ -283,7 +283,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     if (tile->few)
         return few_cost(device, kernel, problem, blocks, rate);
     if (kernel->param[3])
-        return 10 + item * (double)items / (double)clusters;
+        return 14 + item * (double)items / (double)clusters;
     return 4 + item * (double)((items + clusters - 1) / clusters);
 }
 
