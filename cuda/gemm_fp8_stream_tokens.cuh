@@ -52,30 +52,36 @@ static __device__ __forceinline__ void tokens_promote(const tokens_factors &f, i
     }
 }
 
-/* C blocks of a slice, a whole stage: a block's matrix instructions are under way while the one before is added up. */
+/* C blocks of a slice, a whole stage: a block's matrix instructions are under way while the one before is added up.
+ * The factors are there before the weights: between matrix instructions their loads held those back. (For 64 rows there
+ * are no registers for that.) */
 template <int H, int MODE, int FORMATS, int C>
 static __device__ __forceinline__ void tokens_whole(const stream_memory<64> *s, const stream_reader *r, int slot,
                                                     int edge, float *fin)
 {
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(64) + first * r->x_box,
                    w = r->boxes + r->w.stage * C * r->box;
+    tokens_factors f[C] = {};
     float acc[2][H / 2];
 
+    if (MODE == SCALE_BLOCK && H < 64)
+#pragma unroll
+        for (int u = 0; u < C; u++)
+            f[u] = tokens_scales(s->scale_x[first + u], s->scale_w[first + u][slot]);
+    stream_open(r);
 #pragma unroll
     for (int u = 0; u <= C; u++) {
-        tokens_factors f = {};
-
         if (u < C)
             tokens_issue<H, FORMATS>(x + u * r->x_box, w + u * r->box, acc[u % 2]);
         if (u == 0)
             continue;
-        if (MODE == SCALE_BLOCK)
-            f = tokens_scales(s->scale_x[first + u - 1], s->scale_w[first + u - 1][slot]);
+        if (MODE == SCALE_BLOCK && H == 64)
+            f[u - 1] = tokens_scales(s->scale_x[first + u - 1], s->scale_w[first + u - 1][slot]);
         if (u < C)
             wgmma_wait_before();
         else
             wgmma_wait();
-        tokens_promote<H, MODE>(f, edge, acc[(u - 1) % 2], fin);
+        tokens_promote<H, MODE>(f[u - 1], edge, acc[(u - 1) % 2], fin);
     }
 }
 
@@ -88,6 +94,7 @@ static __device__ __forceinline__ void tokens_rest(const stream_memory<64> *s, c
                    w = r->boxes + r->w.stage * chunk * r->box;
     float acc[H / 2];
 
+    stream_open(r);
 #pragma unroll 1
     for (int j = 0; j < length; j++) {
         tokens_factors f = {};
@@ -105,7 +112,6 @@ template <int H, int MODE, int FORMATS>
 static __device__ __forceinline__ void tokens_stage(const stream_memory<64> *s, stream_reader *r, int chunk, int length,
                                                     int slot, int edge, float *fin)
 {
-    stream_open(r);
     if (length < chunk)
         tokens_rest<H, MODE, FORMATS>(s, r, chunk, length, slot, edge, fin);
     else if (chunk == CHUNK_MOST)
