@@ -347,18 +347,16 @@ static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, c
     enum { T = TOGETHER(N), ALL = C / T };
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(N) + first * (N * BK),
                    w = r->boxes + r->w.stage * C * r->box;
-    stream_scales<N> early[C] = {};
+    stream_scales<N> scales[C] = {};
     float acc[2][T][N / 2], factor[T][N / 2];
 
-    if (MODE == SCALE_BLOCK && N == 32)
+    if (MODE == SCALE_BLOCK)
 #pragma unroll
         for (int u = 0; u < C; u++)
-            early[u] = stream_fetch<N>(s, first + u, slot, which);
+            scales[u] = stream_fetch<N>(s, first + u, slot, which);
     stream_open(r);
 #pragma unroll
     for (int u = 0; u <= ALL; u++) {
-        const uint32_t done = first + (u - 1) * T;
-
         if (u < ALL)
             stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % 2]);
         if (u == 0)
@@ -366,8 +364,7 @@ static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, c
         if (MODE == SCALE_BLOCK)
 #pragma unroll
             for (int t = 0; t < T; t++)
-                stream_factors<N>(N == 32 ? early[done + t - first] : stream_fetch<N>(s, done + t, slot, which),
-                                  factor[t]);
+                stream_factors<N>(scales[(u - 1) * T + t], factor[t]);
         if (u < ALL)
             wgmma_wait_before();
         else

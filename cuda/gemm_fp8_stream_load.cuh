@@ -30,7 +30,7 @@ enum { CHUNK_MOST = 4 };
 #define X_MOST(n) ((n) == 64 ? 16 : 40)
 
 typedef struct stream_args {
-    CUtensorMap w, x, tokens_scales;
+    CUtensorMap w, x, tokens_scales, d;
     const float *scale_x, *scale_w;
     int64_t ld_x, ld_w; /* of the scale tables; 0: one scale for the tensor */
     char *out;
@@ -47,6 +47,10 @@ typedef struct stream_args {
     /* gemm_fp8_stream_tokens.cuh: */
     int rows;                         /* of a box of tokens, a multiple of 8 */
     int most, begins[SPLIT_MOST + 1]; /* rank r finishes units of 8 rows begins[r] to begins[r + 1] of a slice */
+    /* units of 8 rows of a slice that each rank finishes and TMA stores, 0: it can not; where in shared memory, the
+     * bits of an address that its place in the swizzle's pattern turns over */
+    int leave_units, leave;
+    uint32_t leave_mask;
     int whole; /* eight neighbours of D can be stored at a time: 16 bits, aligned, nothing added */
 } stream_args;
 

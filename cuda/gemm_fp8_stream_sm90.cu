@@ -180,6 +180,29 @@ static void share_units(stream_args *p, const stream_cut *cut)
     }
 }
 
+/* Bytes of weights of the CTA that has most. */
+static int64_t bytes_of(const stream_cut *cut)
+{
+    return cut->blocks * BK * cut->most * cut->high;
+}
+
+/* A start that waits for the grid before, and is a large part of the whole. */
+static bool starts_cold(const stream_args *p, const stream_cut *cut)
+{
+    return !p->settled && bytes_of(cut) <= 1000 * 1000;
+}
+
+/* D leaves by TMA where all ranks finish as many units. */
+static void share_out(stream_args *p, const stream_cut *cut, int tokens)
+{
+    const int split = 1 << cut->shift, units = cut->high / 8;
+
+    if (tokens < 3 || split > 2 || !p->whole || p->begins[1] * split != units)
+        return;
+    p->leave_units = units / split;
+    p->leave_mask = p->leave_units == 8 ? 0x70 : p->leave_units == 4 ? 0x30 : p->leave_units == 2 ? 0x10 : 0;
+}
+
 /* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
  * do not. */
 static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int mode, int bytes)
@@ -192,10 +215,11 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
     const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
     const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
-    /* Few weights that could all be on their way at once: the tokens would come behind them, and scales behind both. */
+    /* Few weights that could all be on their way at once: the tokens would come behind them, and scales behind both. So
+     * too at a cold start: up to 1.4 us of 17 are lost with four stages instead of two. */
     const bool few = tokens == 3 && all <= 4;
 
-    for (int stages = few ? 2 : W_MOST; stages >= 2; stages--) {
+    for (int stages = few || starts_cold(p, cut) ? 2 : W_MOST; stages >= 2; stages--) {
         const int ahead = (stages + turns - 1) / turns + (few && mode == SCALE_BLOCK ? 0 : 1),
                   most = x_most[tokens] / p->chunk;
 
@@ -206,7 +230,8 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
         p->w_stages = stages;
         p->boxes = fixed[tokens] + p->x_stages * x_stage;
         p->sums = p->boxes + GROUPS * stages * stage + more;
-        p->bytes = p->sums + sums;
+        p->leave = (p->sums + sums + PLACE - 1) / PLACE * PLACE;
+        p->bytes = p->leave_units ? p->leave + 4 * GROUPS * 16 * 16 * p->leave_units : p->sums + sums;
         if (p->bytes <= bytes)
             return true;
     }
@@ -253,16 +278,10 @@ static stream_args collect(const ridge_call *call)
     return p;
 }
 
-/* Bytes of weights of the CTA that has most. */
-static int64_t bytes_of(const stream_cut *cut)
-{
-    return cut->blocks * BK * cut->most * cut->high;
-}
-
 /* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
 static int takes_all(const ridge_call *call, const stream_cut *cut)
 {
-    return bytes_of(cut) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+    return bytes_of(cut) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 300 : 700) * 1000;
 }
 
 /* The tensor maps of x, of its scales and of w: by lines, or by blocks where a last block is not whole. */
@@ -277,6 +296,14 @@ static ridge_status map_all(const ridge_device *device, const ridge_call *call, 
     if (p->scales_box) { /* boxes begin at multiples of 128 bytes of shared memory */
         status = host_tensor_map_l2(device, &p->tokens_scales, RIDGE_F32, p->scale_x, p->m, p->blocks, p->ld_x,
                                     8 << tokens, p->chunk, 0, promotion);
+        if (status)
+            return status;
+    }
+    if (p->leave_units) { /* a warp's tokens; D is no bigger than that where m is small */
+        const int width = p->leave_units * 16;
+
+        status = host_tensor_map_l2(device, &p->d, p->dtype, p->out, p->n, p->m, p->stride, width / 2, 16,
+                                    p->leave_mask ? width : 0, promotion);
         if (status)
             return status;
     }
@@ -323,6 +350,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;
+    share_out(&p, &cut, tokens);
     if ((takes_all(call, &cut) || !lay_out(&p, &cut, tokens, mode, HALF)) && !lay_out(&p, &cut, tokens, mode, FULL))
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: no room for two stages", kernel->name);
     /* of up to 8 tokens one instruction of a warp brings as many */
