@@ -59,14 +59,15 @@ template <int H, int MODE, int FORMATS, int C>
 static __device__ __forceinline__ void tokens_whole(const stream_memory<64> *s, const stream_reader *r, int slot,
                                                     int edge, float *fin)
 {
+    enum { EARLY = H < 64 ? C : C == 2 ? 2 : 1 };
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(64) + first * r->x_box,
                    w = r->boxes + r->w.stage * C * r->box;
     tokens_factors f[C] = {};
     float acc[2][H / 2];
 
-    if (MODE == SCALE_BLOCK && H < 64)
+    if (MODE == SCALE_BLOCK)
 #pragma unroll
-        for (int u = 0; u < C; u++)
+        for (int u = 0; u < EARLY; u++)
             f[u] = tokens_scales(s->scale_x[first + u], s->scale_w[first + u][slot]);
     stream_open(r);
 #pragma unroll
@@ -75,7 +76,7 @@ static __device__ __forceinline__ void tokens_whole(const stream_memory<64> *s, 
             tokens_issue<H, FORMATS>(x + u * r->x_box, w + u * r->box, acc[u % 2]);
         if (u == 0)
             continue;
-        if (MODE == SCALE_BLOCK && H == 64)
+        if (MODE == SCALE_BLOCK && u > EARLY)
             f[u - 1] = tokens_scales(s->scale_x[first + u - 1], s->scale_w[first + u - 1][slot]);
         if (u < C)
             wgmma_wait_before();
