@@ -54,12 +54,12 @@ static __device__ __forceinline__ void tokens_promote(const tokens_factors &f, i
 
 /* C blocks of a slice, a whole stage: a block's matrix instructions are under way while the one before is added up.
  * The factors are there before the weights: between matrix instructions their loads held those back. (For 64 rows there
- * are no registers for that.) */
+ * are registers for one block only.) */
 template <int H, int MODE, int FORMATS, int C>
 static __device__ __forceinline__ void tokens_whole(const stream_memory<64> *s, const stream_reader *r, int slot,
                                                     int edge, float *fin)
 {
-    enum { EARLY = H < 64 ? C : C == 2 ? 2 : 1 };
+    enum { EARLY = H < 64 ? C : 1 };
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(64) + first * r->x_box,
                    w = r->boxes + r->w.stage * C * r->box;
     tokens_factors f[C] = {};
