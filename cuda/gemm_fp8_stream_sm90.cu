@@ -17,6 +17,8 @@
  * sums_full[slot]: the partial sums of a slot's slice have come from all others; sums_free[slot]: all finishers of the
  * cluster have read theirs, so the next slice's may be sent (none after the last slice: the receiver may have left).
  *
+ * Results of many tokens leave through shared memory and TMA, a warp's 16 tokens in a box.
+ *
  * A CTA's first stages of weights are asked into L2 before the previous kernel has ended: that is right whatever that
  * kernel writes, since all writes meet in L2.
  *
@@ -195,7 +197,7 @@ static bool starts_cold(const stream_args *p, const stream_cut *cut)
     return !p->settled && bytes_of(cut) <= BRIEF;
 }
 
-/* D leaves by TMA where all ranks finish as many units. */
+/* Results of many tokens leave by TMA where all ranks finish as many units; then a box is all of a rank's. */
 static void share_out(stream_args *p, const stream_cut *cut, int tokens)
 {
     const int split = 1 << cut->shift, units = cut->high / 8;
@@ -302,7 +304,7 @@ static ridge_status map_all(const ridge_device *device, const ridge_call *call, 
         if (status)
             return status;
     }
-    if (p->leave_units) { /* a warp's tokens; D is no bigger than that where m is small */
+    if (p->leave_units) { /* boxes of a warp's 16 tokens */
         const int width = p->leave_units * 16;
 
         status = host_tensor_map_l2(device, &p->d, p->dtype, p->out, p->n, p->m, p->stride, width / 2, 16,
