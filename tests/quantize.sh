@@ -34,6 +34,9 @@ for in in BF16.safetensors F16.safetensors F32.safetensors Q4_1.gguf F16.gguf F3
         expect 0 '"tensors"' "$ridge" inspect --json "$out"
     done
 done
+# ---- the kernels on these weights
+expect 0 ", 0 failed, 0 left out" "$ridge" bench --device cpu --weights "$dir/BF16.safetensors"
+
 types() { "$ridge" inspect "$1" "$2" | awk '$1 == "type" { on = 1; next } on && $1 != "all" { printf "%s:%s ", $1, $2 }'; }
 is() { [ "$(types "$2" "$3")" = "$1" ] || fail "$2 $3: $(types "$2" "$3"), expected $1"; }
 is "F8_E4M3:4 " "$dir/out-BF16.safetensors-fp8-block128" "*_proj.weight"
