@@ -28,7 +28,7 @@ demo: deps all
 test: deps all
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
-## bench: the tables of README.md, on this machine; CSV=FILE keeps the record
+## bench: ceilings and the SwiGLU table of docs/measured.md, on this machine; CSV=FILE keeps the record
 bench: all
 	$(RIDGE) bench --ceilings $(if $(CSV),--csv $(CSV))
 	$(RIDGE) bench --suite swiglu $(if $(CSV),--csv $(CSV))

@@ -82,6 +82,13 @@ expect 0 '"compressed-tensors"' cat "$out/config.json"
 expect 0 "GB/s" quantize "$dir/sharded/model.safetensors.index.json" -o "$dir/index" --to fp8-row
 expect 0 "converted" "$tool" check "$dir/sharded" "$dir/index"
 
+# ---- the kernels on a file's weights: every op that takes one, each result verified
+"$ridge" bench --weights "$dir/Q4_1.gguf" --device cpu --json >"$dir/bench" || fail "bench --weights: $(tail -1 "$dir/bench")"
+for op in quantize_fp8 quantize_fp8_dual gemm_fp8 q8_0_quantize q8_0_repack q8_0_matmul q8_0_gate_up_swiglu swiglu_fwd \
+    swiglu_quantize linear_ce_eval linear_ce_train; do
+    grep -q "\"op\": \"$op\"" "$dir/bench" || fail "bench --weights: no $op"
+done
+
 # ---- refusals
 expect 1 "is there already" quantize "$dir/F32.gguf" -o "$dir/i" --to q8_0
 expect 1 "is the input" quantize "$dir/F32.gguf" -o "$dir/F32.gguf" --to q8_0 --force
@@ -136,6 +143,13 @@ begins() { # waits for the run to have its output; a loaded machine is slow
 }
 mkdir "$dir/slow" "$dir/slow/in"
 "$tool" sparse "$dir/slow/in/model.safetensors" 1024 || exit 1
+# The memory it takes is a part of one tensor's.
+expect 0 "at most" python3 -c 'import resource, subprocess, sys
+subprocess.run(sys.argv[2:], check=True, stdout=subprocess.DEVNULL)
+took = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+print("at most", took, "MB") if took < int(sys.argv[1]) else sys.exit(f"{took} MB")' \
+    512 "$ridge" quantize --quiet --device cpu "$dir/slow/in/model.safetensors" -o "$dir/whole" --to fp8-block128 --no-stats
+rm -f "$dir/whole"
 echo old >"$dir/slow/out"
 for signal in INT TERM; do
     for in in in/model.safetensors in; do

@@ -52,11 +52,15 @@ static void run(const ridge_device *device, ridge_call call)
 static void fill(const ridge_device *device)
 {
     static float w[ROWS * COLS];
+    static uint8_t back[ROWS * RAW];
 
     for (int i = 0; i < 2; i++) {
         floats(w, ROWS * COLS);
         run(device, ridge_q8_0_quantize(ROWS, COLS, RIDGE_F32, w, d.raw[i]));
         run(device, ridge_q8_0_repack(ROWS, COLS, d.raw[i], d.codes[i], d.scales[i]));
+        memset(back, 0xff, sizeof back);
+        run(device, ridge_q8_0_unpack(ROWS, COLS, back, d.codes[i], d.scales[i]));
+        assert_memory_equal(back, d.raw[i], sizeof back);
     }
     floats(d.x, TOKENS * COLS);
     run(device, ridge_q8_0_quantize_rows(TOKENS, COLS, RIDGE_F32, d.x, d.x_codes, d.x_scales));

@@ -1,6 +1,6 @@
-/* test_quantize.c: the fp8 codes of every bf16 number by many scales, and groups of every bf16 amax, through every row
- * of the CPU, beside the C reference. What is told apart by a scale's fraction (cpu/quantize_tables.h) needs more
- * scales than the cases of `ridge test` have. */
+/* test_quantize.c: the fp8 codes of every bf16 number by many scales, of every 257th f32, and groups of every bf16
+ * amax, through every row of the CPU, beside the C reference. What is told apart by a scale's fraction
+ * (cpu/quantize_tables.h) needs more scales than the cases of `ridge test` have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -100,6 +100,35 @@ static void every_number(void **unused)
     ridge_close(device);
 }
 
+/* Every 257th f32, all exponents and signs among them, as it is. */
+static void every_float(void **unused)
+{
+    static float x[NUMBERS];
+    static uint8_t expected[NUMBERS], q[NUMBERS];
+    const float one = 1;
+    ridge_device *device;
+
+    (void)unused;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    for (uint32_t block = 0; block < 256; block++) {
+        for (uint32_t i = 0; i < NUMBERS; i++)
+            x[i] = of_bits((block * NUMBERS + i) * 257);
+        for (int format = 0; format < 2; format++) {
+            ridge_call call = ridge_quantize_fp8(NUMBERS / GROUP, GROUP, RIDGE_F32, x, RIDGE_SCALE_TENSOR,
+                                                 format ? RIDGE_E5M2 : RIDGE_E4M3, expected, NULL);
+
+            ridge_set(&call, RIDGE_QUANTIZE_FP8_SCALE, RIDGE_NONE, NULL, 0);
+            ridge_set(&call, RIDGE_QUANTIZE_FP8_GIVEN, RIDGE_F32, &one, 0);
+            assert_true(run(device, call, "c"));
+            call.arg[RIDGE_QUANTIZE_FP8_Q].data = q;
+            for (int i = 0; i < 3; i++)
+                if (run(device, call, sets[i]) && memcmp(q, expected, sizeof q) != 0)
+                    fail_msg("%s, format %d, floats from %08x on", sets[i], format, block * NUMBERS * 257);
+        }
+    }
+    ridge_close(device);
+}
+
 /* Groups whose amax has exponent field e and mantissa m: their other numbers are at most `depth` exponents less, of
  * both signs, or zero. */
 static void fill_group(uint16_t *x, int64_t step, uint32_t e, uint32_t m)
@@ -163,7 +192,8 @@ static void every_amax(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_number), cmocka_unit_test(every_amax)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_number), cmocka_unit_test(every_float),
+                                       cmocka_unit_test(every_amax)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,7 +27,8 @@ typedef struct bench {
 /* Adds a record to the CSV file and the JSON array, where there are any. */
 void bench_emit(bench *b, const record *r);
 /* Looks at a result (got, as large as the image); says what is wrong in text and returns false. */
-typedef bool bench_verify(void *state, const image *im, const unsigned char *got, char *text, size_t size);
+typedef bool bench_verify(void *state, const image *im, const ridge_kernel *kernel, const unsigned char *got,
+                          char *text, size_t size);
 /* Verifies (by check; NULL: the whole of it, if that is quick), times and reports a case whose image is built. False
  * with the reason on stderr. */
 bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state);
@@ -43,6 +44,23 @@ typedef struct weight {
 bool is_weight(const ridge_tensor *t);
 bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w);
 void weight_free(weight *w);
+
+/* bench_weight_ops.c: an op that runs on a weight. What it needs: any weight; a gate and its up; the output matrix. */
+typedef enum weight_use { USE_WEIGHT, USE_GATE, USE_HEAD, USES } weight_use;
+typedef struct weight_op weight_op;
+const weight_op *weight_op_at(int index); /* NULL after the last */
+weight_use weight_op_use(const weight_op *op);
+/* The problem with the weight in its place; false: it can not have this weight, or out of memory. image_free in any
+ * case. */
+bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uint64_t seed, test_case *c, image *im);
+/* False: the whole of the result is to be verified, and the C reference takes too long for it. */
+bool weight_op_is_verifiable(const weight_op *op, const image *im);
+/* A result of `kernel` against the C reference: the whole of it, or of a large one the first, the middle and the last
+ * rows of the weight (or tokens). */
+bool weight_op_verify(const weight_op *op, const weight *w, const image *im, const ridge_kernel *kernel,
+                      const unsigned char *got, char *text, size_t size);
+/* Q8_0 planes of the weight in operands arg and arg + 1 of the image. */
+bool weight_planes(const weight *w, const image *im, int arg);
 
 /* bench_chain.c: the suite o->suite as graphs of all its problems. */
 bool bench_chain(bench *b);

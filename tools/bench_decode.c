@@ -13,24 +13,11 @@ static bool build(const weight *w, int tokens, uint64_t seed, image *im)
 {
     char text[160];
     test_case t;
-    ridge_call call;
-    ridge_device *cpu;
-    bool good;
 
     snprintf(text, sizeof text, "q8_0_matmul tokens=%d cols=%" PRId64 " rows=%" PRId64 " x=i8 w=i8 out=f32", tokens,
              w->cols, w->rows);
     memset(im, 0, sizeof *im);
-    if (!case_parse(text, &t) || !image_build(&t, seed, im) || ridge_open("cpu", &cpu) != RIDGE_OK)
-        return false;
-    call = ridge_q8_0_repack(w->rows, w->cols, w->q8_0, im->host + im->offset[RIDGE_Q8_0_MATMUL_W],
-                             im->host + im->offset[RIDGE_Q8_0_MATMUL_W_SCALES]);
-    call.arg[RIDGE_Q8_0_REPACK_CODES].stride = im->call.arg[RIDGE_Q8_0_MATMUL_W].stride;
-    call.arg[RIDGE_Q8_0_REPACK_SCALES].stride = im->call.arg[RIDGE_Q8_0_MATMUL_W_SCALES].stride;
-    if (!call.arg[RIDGE_Q8_0_REPACK_CODES].stride)
-        call.arg[RIDGE_Q8_0_REPACK_CODES].stride = w->cols;
-    good = ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK;
-    ridge_close(cpu);
-    return good;
+    return case_parse(text, &t) && image_build(&t, seed, im) && weight_planes(w, im, RIDGE_Q8_0_MATMUL_W);
 }
 
 /* One run of the row that would be picked, alone. */

@@ -199,7 +199,7 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
         if (!good)
             snprintf(text, sizeof text, "%s: %s", list[i].kernel->name, ridge_error());
         else
-            good = check ? check(state, r->im, got, text, sizeof text)
+            good = check ? check(state, r->im, list[i].kernel, got, text, sizeof text)
                          : image_judge(r->im, list[i].kernel, expected, got, text, sizeof text);
     }
     if (!good)
@@ -286,7 +286,8 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         bench_emit(b, &r);
         if (b->json || i >= rows)
             continue;
-        printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f TFLOP/s", text, r.kernel, r.us, r.gbps, r.tflops);
+        printf("%-64s %-26s %10.2f us %8.1f GB/s %8.1f %s", text, r.kernel, r.us, r.gbps,
+               r.tflops < 1 ? 1e3 * r.tflops : r.tflops, r.tflops < 1 ? "GFLOP/s" : "TFLOP/s");
         if (floor_us > 0)
             printf(" %6.1f %% of %s", 100 * floor_us / r.us, of);
         putchar('\n');

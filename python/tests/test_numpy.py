@@ -60,10 +60,7 @@ def test_swiglu_options():
 def test_workspace_of_each_layout():
     """Kernels take other layouts with less workspace: what is remembered of one must not be what the other gets."""
     from ridge import _abi as A, _core
-    try:
-        device = _core.Device("model:sm90")
-    except ridge.Error as error:
-        pytest.skip(str(error))
+    device = _core.Device("model:sm90")
     form = _core.form("linear_ce_train")
 
     def need(stride=0, offset=0):
@@ -75,8 +72,11 @@ def test_workspace_of_each_layout():
             values[at:at + 3] = (i + 1 << 40) + (offset if name == "x" else 0), stride if name == "x" else 0, dtype
         assert form.workspace(device, tuple(values)) == device.workspace_bytes(form.call(tuple(values)))
 
-    for layout in ((4099,), (), (0, 2), (4104,), ()):
-        need(*layout)
+    try:
+        for layout in ((4099,), (), (0, 2), (4104,), ()):
+            need(*layout)
+    except ridge.UnsupportedError as error:  # a library without CUDA rows
+        pytest.skip(str(error))
 
 
 def test_zeros_keep_their_sign():

@@ -17,6 +17,9 @@ for cc in gcc g++; do
         $(pkg-config --static --libs-only-l ridge | sed 's/-lridge//')
     "$work/$cc-static"
 done
+sed -n '/^```c$/,/^```$/p' "$here/../../README.md" | sed '/^```/d' >"$work/app.c" # README's program, as it says
+gcc -Wall -Wextra -Werror "$work/app.c" -o "$work/app" $(pkg-config --cflags --libs ridge)
+LD_LIBRARY_PATH="$libdir" "$work/app" | grep -q '^silu(2)'
 cmake -S "$here" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$stage" >/dev/null
 cmake --build "$work/cmake" >/dev/null
 for program in c_shared c_static cxx_shared cxx_static; do
