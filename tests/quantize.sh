@@ -34,9 +34,6 @@ for in in BF16.safetensors F16.safetensors F32.safetensors Q4_1.gguf F16.gguf F3
         expect 0 '"tensors"' "$ridge" inspect --json "$out"
     done
 done
-# ---- the kernels on these weights
-expect 0 ", 0 failed, 0 left out" "$ridge" bench --device cpu --weights "$dir/BF16.safetensors"
-
 types() { "$ridge" inspect "$1" "$2" | awk '$1 == "type" { on = 1; next } on && $1 != "all" { printf "%s:%s ", $1, $2 }'; }
 is() { [ "$(types "$2" "$3")" = "$1" ] || fail "$2 $3: $(types "$2" "$3"), expected $1"; }
 is "F8_E4M3:4 " "$dir/out-BF16.safetensors-fp8-block128" "*_proj.weight"
@@ -84,8 +81,8 @@ expect 0 "converted" "$tool" check "$dir/sharded" "$dir/index"
 
 # ---- the kernels on a file's weights: every op that takes one, each result verified
 "$ridge" bench --weights "$dir/Q4_1.gguf" --device cpu --json >"$dir/bench" || fail "bench --weights: $(tail -1 "$dir/bench")"
-for op in quantize_fp8 quantize_fp8_dual gemm_fp8 q8_0_quantize q8_0_repack q8_0_matmul q8_0_gate_up_swiglu swiglu_fwd \
-    swiglu_quantize linear_ce_eval linear_ce_train; do
+for op in quantize_fp8 quantize_fp8_dual gemm_fp8 q8_0_quantize q8_0_repack q8_0_unpack q8_0_matmul q8_0_pair \
+    q8_0_gate_up_swiglu swiglu_fwd swiglu_bwd swiglu_quantize linear_ce_eval linear_ce_train; do
     grep -q "\"op\": \"$op\"" "$dir/bench" || fail "bench --weights: no $op"
 done
 
