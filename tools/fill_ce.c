@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "../cpu/num.h"
 #include "tools.h"
 
 typedef struct filler {
@@ -20,17 +19,6 @@ static double normal(uint64_t *state)
     for (int i = 0; i < 6; i++)
         sum += (double)(random_next(state) >> 40) * 0x1p-24;
     return (sum - 3) * 1.41421356;
-}
-
-static void put(unsigned char *to, uint32_t dtype, double value)
-{
-    const float f = (float)value;
-    const uint16_t half = dtype == RIDGE_BF16 ? ridge_bf16_from_f32(f) : ridge_f16_from_f32(f);
-
-    if (dtype == RIDGE_F32)
-        memcpy(to, &f, 4);
-    else
-        memcpy(to, &half, 2);
 }
 
 /* The first class of shard i of a combine: uneven slices that arrive rotated by one. */
@@ -131,7 +119,8 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
             fill_record(f, (float *)(void *)(base + r * pitch), r, cols, &state);
         else
             for (int64_t j = 0; j < cols; j++)
-                put(base + r * pitch + j * size, dtype, scale * normal(&state) + (logits ? offset_of(f) : 0));
+                dtype_store(base + r * pitch + j * size, dtype,
+                            (float)(scale * normal(&state) + (logits ? offset_of(f) : 0)));
     }
 }
 
@@ -176,7 +165,8 @@ bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
             uint64_t state = seed + (uint64_t)i * 31 + (uint64_t)(unsigned char)name[1] * UINT64_C(0x9e3779b97f4a7c15);
 
             random_next(&state);
-            put(base + i * (int64_t)ridge_dtype_size(x->dtype), x->dtype, vector_value(&f, name, i, &state));
+            dtype_store(base + i * (int64_t)ridge_dtype_size(x->dtype), x->dtype,
+                        (float)vector_value(&f, name, i, &state));
         }
     return true;
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "../cpu/num.h"
-#include "tools.h"
+#include "oracle.h"
 
 enum { GUARD = 512 };
 
@@ -21,8 +21,7 @@ uint64_t random_next(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* Close to N(0,1): the sum of four uniform numbers. */
-static float random_normal(uint64_t *state)
+float random_normal(uint64_t *state)
 {
     uint64_t z = random_next(state);
     float sum = (float)(z & 0xffff) + (float)(z >> 16 & 0xffff) + (float)(z >> 32 & 0xffff) + (float)(z >> 48);
@@ -30,7 +29,7 @@ static float random_normal(uint64_t *state)
     return (sum * 0x1p-16f - 2.0f) * 1.7320508f;
 }
 
-static void store(void *memory, uint32_t dtype, float value)
+void dtype_store(void *memory, uint32_t dtype, float value)
 {
     uint16_t half = dtype == RIDGE_BF16 ? ridge_bf16_from_f32(value) : ridge_f16_from_f32(value);
 
@@ -85,6 +84,11 @@ double dtype_ulp(double value, uint32_t dtype)
     if (!(fabs(value) > 0) || exponent < least)
         exponent = least;
     return ldexp(1.0, exponent - bits + 1);
+}
+
+double dtype_unit(uint32_t dtype)
+{
+    return 0.5 * dtype_ulp(1, dtype);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ fill */
@@ -161,29 +165,33 @@ static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int
         if (dtype == RIDGE_E4M3 || dtype == RIDGE_E5M2) {
             *row = fp8_value(c, &state, dtype == RIDGE_E5M2, index);
         } else if (c->fill == FILL_EXACT) {
-            store(row, dtype, (float)((int)(random_next(&state) >> 60) - 8));
+            dtype_store(row, dtype, (float)((int)(random_next(&state) >> 60) - 8));
         } else if (size == 1) {
             *row = (unsigned char)(random_next(&state) >> 24);
         } else if (c->fill == FILL_EVERY && first && size == 2) {
             uint16_t pattern = (uint16_t)(index * cols + j);
             memcpy(row, &pattern, 2);
         } else if (c->fill == FILL_EDGE || (c->fill == FILL_EVERY && !first)) {
-            store(row, dtype, edge_value(&state));
+            dtype_store(row, dtype, edge_value(&state));
         } else if (c->fill == FILL_GROUPS) {
-            store(row, dtype, group_value(&state, j, &kind, &scale));
+            dtype_store(row, dtype, group_value(&state, j, &kind, &scale));
         } else {
-            store(row, dtype, random_normal(&state) * scale);
+            dtype_store(row, dtype, random_normal(&state) * scale);
         }
     }
 }
 
-/* Scales that a caller gives: positive, over many binades, the last one wrong when there are several. */
-static void fill_scales(unsigned char *to, int64_t count, uint64_t seed)
+/* Scales that a caller gives: positive, over many binades, the last one wrong when there are several. A benchmark's
+ * are those of an amax of 4 to 8. */
+static void fill_scales(const test_case *c, unsigned char *to, int64_t count, uint64_t seed)
 {
     for (int64_t i = 0; i < count; i++, to += 4) {
-        float value = ridge_float((uint32_t)(random_next(&seed) % (40u << 23)) + (107u << 23));
+        uint64_t z = random_next(&seed);
+        float value = ridge_float((uint32_t)(z % (40u << 23)) + (107u << 23));
 
-        if (i > 2 && i == count - 1)
+        if (c->fill == FILL_UNIT)
+            value = (4.0f + (float)(z >> 40) * 0x1p-22f) / 448.0f;
+        else if (i > 2 && i == count - 1)
             value = -value;
         memcpy(to, &value, 4);
     }
@@ -217,7 +225,7 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
     rows = im->periodic && rows > IMAGE_PERIOD ? IMAGE_PERIOD : rows;
     if (strcmp(op->arg[arg].name, "given") == 0) {
-        fill_scales(base, cols, seed);
+        fill_scales(c, base, cols, seed);
         return;
     }
     if (strncmp(op->arg[arg].name, "scale_", 6) == 0) {
@@ -421,6 +429,8 @@ void image_free(image *im)
     if (im->memo) {
         free(im->memo->reference);
         free(im->memo->bound);
+        for (int i = 0; i < 4; i++)
+            free(im->memo->bits[i]);
     }
     free(im->memo);
     free(im->host);
@@ -563,5 +573,7 @@ bool image_judge(const image *im, const ridge_kernel *kernel, const unsigned cha
 
     if (image_bitwise(im, kernel))
         return image_equal(im, expected, got, text, size);
-    return image_intact(im, expected, got, text, size) && image_close(im, got, &worst, text, size);
+    if (!oracle_gemm_has_bits(kernel))
+        return image_intact(im, expected, got, text, size) && image_close(im, got, &worst, text, size);
+    return oracle_gemm_bits(im, got, text, size) && (im->fill == FILL_EDGE || image_close(im, got, &worst, text, size));
 }

@@ -13,8 +13,8 @@ typedef struct ce_result {
 } ce_result;
 
 typedef struct ce_subject {
+    oracle_run *run;
     const image *im;
-    const unsigned char *got;
     int64_t tokens, hidden, vocab, total, offset;
     ridge_ce_options o;
     int bits; /* of a rounded logit's significand */
@@ -27,9 +27,6 @@ typedef struct ce_subject {
     double *delta, *far; /* [tokens]: error of a logit; sum p |z - lse| */
     double *dz_error;    /* [tokens, vocab] */
     ce_result ref, model;
-    double worst;
-    char *text;
-    size_t size;
 } ce_subject;
 
 static inline bool oracle_has(const ce_subject *s, int arg)
