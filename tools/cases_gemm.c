@@ -103,6 +103,9 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
         cases_add(list, op, "m=66 n=17416 k=272 d=bf16", wide);
         cases_add(list, op, "m=101 n=456 k=4112 d=bf16", rings);
         cases_add(list, op, "m=203 n=456 k=4112 d=bf16 scales=row", rings);
+        /* a last tile of rows that begins early, and unaligned scales of shared tiles */
+        cases_add(list, op, "m=389 n=8456 k=528 d=bf16", wide);
+        cases_add(list, op, "m=388 n=456 k=400 scales=row128_row128 d=f32", rings);
         if (level == CASES_QUICK)
             return;
         cases_add(list, op, "m=66 n=17416 k=1040", wide);
