@@ -185,6 +185,23 @@ static void add_planes(case_list *list, const ridge_op_row *op, case_level level
         add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");
 }
 
+/* Equal logits and NaN: argmax, and everything that a NaN reaches and does not reach. */
+static void add_special(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {
+        {"", "lse=1 token_loss=1 argmax=1 accuracy=1 entropy=1 target_logit=1 errors=1", "dbias=1", CE_SPECIAL},
+        {"label_smoothing=0.1 reduction=sum", "bias=1 argmax=1 token_loss=1", "bias=1 dw=x", CE_SPECIAL | CE_HALF},
+        {"softcap=4", "argmax=1 accuracy=1", "", CE_SPECIAL | CE_VALID}};
+    static const int shape[] = {5, 7, 8, 12};
+
+    for (int i = 0; i < 4; i++)
+        for (int o = 0; o < 3; o++)
+            if (i < 3 || o == 0)
+                add(list, op, shape[i], &of[o], i + o, op->id == RIDGE_LINEAR_CE_TRAIN ? "" : "reduction=none");
+    if (makes_outputs(op) && op->id != RIDGE_LINEAR_CE_TRAIN)
+        add(list, op, 5, &of[0], 1, "record=1 sums=1");
+}
+
 static void combine_cases(const ridge_op_row *op, case_list *list)
 {
     static const char *const words[] = {
@@ -225,6 +242,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
                 continue;
             add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
         }
+    add_special(list, op);
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_halves(list, op), add_planes(list, op, level);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)

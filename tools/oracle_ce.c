@@ -138,7 +138,7 @@ static void forward_row(const ce_subject *s, ce_result *r, bool model, int64_t b
     for (int64_t c = 0; c < s->vocab; c++) {
         const double p = exp(z[c] - max) / sum;
 
-        pz += p > 0 ? p * (z[c] - r->lse[b]) : 0;
+        pz += p == 0 ? 0 : p * (z[c] - r->lse[b]);
         smooth += eps != 0 ? s->cw[s->offset + c] * (r->lse[b] - z[c]) : 0;
     }
     r->entropy[b] = -pz;
@@ -212,6 +212,7 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
 /* How far each logit of a row may be off: the rounding of the product, and f32 behind it. */
 static void set_delta(ce_subject *s, int64_t b)
 {
+    const double lse = s->lse_arg >= 0 ? input(s, s->lse_arg, 0, b) : s->ref.lse[b];
     double product = 0, most = 0, far = 0;
 
     for (int64_t c = 0; c < s->vocab; c++) {
@@ -223,7 +224,7 @@ static void set_delta(ce_subject *s, int64_t b)
         far += isfinite(gap) ? exp(gap) * fabs(gap) : 0;
     }
     s->delta[b] = (ldexp(product, -s->bits) + 0x1p-22 * (most + 1 + (double)s->o.softcap)) / (double)s->o.temperature +
-                  0x1p-22 * (s->lse_arg >= 0 ? fabs(input(s, s->lse_arg, 0, b)) : fabs(s->ref.lse[b]));
+                  (isnan(lse) ? 0 : 0x1p-22 * fabs(lse)); /* beside a NaN, other logits are as good as ever */
     s->far[b] = far;
 }
 

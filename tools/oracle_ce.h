@@ -2,6 +2,8 @@
 #ifndef RIDGE_ORACLE_CE_H
 #define RIDGE_ORACLE_CE_H
 
+#include <math.h>
+
 #include "oracle.h"
 
 /* One evaluation in float64; `rounds` makes it the model. */
@@ -41,6 +43,12 @@ static inline bool oracle_has(const ce_subject *s, int arg)
 static inline double oracle_over(double a, double b)
 {
     return b > 0 ? a / b : 0;
+}
+
+/* NaN counts as largest; the first of equals and of NaN wins. */
+static inline bool oracle_larger(double z, double best)
+{
+    return z > best || (isnan(z) && !isnan(best));
 }
 
 /* Holds every output of the call against s->ref. */

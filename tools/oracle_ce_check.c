@@ -125,6 +125,12 @@ static void check_dlogits(ce_subject *s)
         }
 }
 
+/* What a rounding error is relative to; 0 for a NaN, beside which other numbers are as good as ever. */
+static double size_of(double x)
+{
+    return isnan(x) ? 0 : fabs(x);
+}
+
 /* Error of a row's loss. */
 static double loss_bound(const ce_subject *s, int64_t b)
 {
@@ -146,7 +152,7 @@ static bool check_argmax(ce_subject *s, int arg, int64_t b, int64_t *found)
         return false;
     }
     for (int64_t c = 1; c < s->vocab; c++)
-        best = z[c] > z[best] ? c : best;
+        best = oracle_larger(z[c], z[best]) ? c : best;
     *found = got;
     got -= s->offset;
     if (got < 0 || got >= s->vocab)
@@ -168,7 +174,7 @@ static void check_rows(ce_subject *s, int token_loss)
 
     for (int64_t b = 0; b < s->tokens; b++) {
         const double *ref[] = {s->ref.loss, s->ref.lse, s->ref.target, s->ref.entropy};
-        const double d = s->delta[b], tiny = 0x1p-22 * (fabs(s->ref.lse[b]) + 1);
+        const double d = s->delta[b], tiny = 0x1p-22 * (size_of(s->ref.lse[b]) + 1);
         const double bound[] = {loss_bound(s, b), d + tiny, d + tiny, d * (2 + 2 * s->far[b]) + tiny + 0x1p-20};
         int64_t best = 0, got = -1;
 
@@ -180,7 +186,7 @@ static void check_rows(ce_subject *s, int token_loss)
         if (oracle_has(s, token_loss + 4))
             check_argmax(s, token_loss + 4, b, &got);
         for (int64_t c = 0; c < s->vocab; c++)
-            best = s->ref.z[b * s->vocab + c] > s->ref.z[b * s->vocab + best] ? c : best;
+            best = oracle_larger(s->ref.z[b * s->vocab + c], s->ref.z[b * s->vocab + best]) ? c : best;
         right += s->y[b] >= 0 && (got >= 0 ? got : best + s->offset) == s->y[b];
         for (int64_t c = 0; c < s->vocab && s->y[b] >= 0 && got < 0; c++)
             if (c != best && s->ref.z[b * s->vocab + c] > s->ref.z[b * s->vocab + best] - 2 * d) {
@@ -220,12 +226,12 @@ static void check_record(ce_subject *s, int arg)
 
     for (int64_t b = 0; b < s->tokens; b++) {
         const bool ignored = s->y[b] == -1;
-        const double d = s->delta[b], lse = s->ref.lse[b], tiny = 0x1p-21 * (fabs(lse) + 1),
+        const double d = s->delta[b], lse = s->ref.lse[b], tiny = 0x1p-21 * (size_of(lse) + 1),
                      *z = s->ref.z + b * s->vocab;
         double max = -INFINITY, sum = 0, weighted = 0, size = 0;
 
         for (int64_t c = 0; c < s->vocab && !ignored; c++) {
-            max = fmax(max, z[c]);
+            max = oracle_larger(z[c], max) ? z[c] : max;
             sum += z[c];
             weighted += z[c] * s->cw[s->offset + c];
             size += 2 * d + 0x1p-21 * fabs(z[c]);

@@ -49,7 +49,8 @@ enum ce_variant {
     CE_PEAK = 32,       /* p = 0.999 at the target (through the bias) */
     CE_MINUS = 64,      /* a bias of -infinity */
     CE_NO_WEIGHT = 128, /* all class weights are 0 */
-    CE_FREQUENT = 256   /* two of three rows have the same target */
+    CE_FREQUENT = 256,  /* two of three rows have the same target */
+    CE_SPECIAL = 512    /* a NaN in every 64th row of x or of the logits; each class twice, V/2 apart */
 };
 
 typedef struct case_list {
