@@ -202,6 +202,20 @@ static void add_special(case_list *list, const ridge_op_row *op)
         add(list, op, 5, &of[0], 1, "record=1 sums=1");
 }
 
+/* More logits than 2^31: given ones, whose index passes it, and made ones. */
+static void add_large(case_list *list, const ridge_op_row *op)
+{
+    const char *const text = is_given(op)                      ? "dtype=bf16"
+                             : op->id == RIDGE_LINEAR_CE_EVAL  ? "hidden=32 dtype=bf16 lse=1 argmax=1"
+                             : op->id == RIDGE_LINEAR_CE_TRAIN ? "hidden=32 dtype=bf16 lse=1 dbias=1"
+                                                               : "hidden=32 dtype=bf16 dbias=1 reduction=none";
+    const char *const rows = op->id == RIDGE_CE_FWD ? "reduction=none lse=1 argmax=1" : "";
+    char all[160];
+
+    snprintf(all, sizeof all, "tokens=65664 vocab=32776 %s %s", text, rows);
+    cases_add(list, op, all, (test_case){.fill = FILL_PERIOD, .alias = op->id == RIDGE_CE_BWD, .gpu = true});
+}
+
 static void combine_cases(const ridge_op_row *op, case_list *list)
 {
     static const char *const words[] = {
@@ -245,6 +259,8 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
     add_special(list, op);
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_halves(list, op), add_planes(list, op, level);
+    if (level == CASES_LARGE)
+        add_large(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else

@@ -52,8 +52,15 @@ static int64_t shard_end(const filler *f, int64_t i)
     return end;
 }
 
-static int64_t target_of(const filler *f, int64_t i)
+/* The token whose numbers token i has. */
+static int64_t token_of(const filler *f, int64_t i)
 {
+    return f->c->fill == FILL_PERIOD ? i % IMAGE_PERIOD : i;
+}
+
+static int64_t target_of(const filler *f, int64_t token)
+{
+    const int64_t i = token_of(f, token);
     uint64_t state = f->seed + (uint64_t)i * 77;
     const bool same = f->c->variant & CE_PEAK || (f->c->variant & CE_FREQUENT && i % 3);
     const int64_t valid = same ? 3 % f->total : (int64_t)(random_next(&state) % (uint64_t)f->total);
@@ -134,9 +141,10 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
     const int64_t hidden = f->call->dim[1];
     const double scale = w ? 1.5 / sqrt((double)(hidden > 0 ? hidden : 1)) : logits ? 1.5 : 1;
     const int64_t size = (int64_t)ridge_dtype_size(dtype);
+    const int64_t distinct = of_tokens && f->c->fill == FILL_PERIOD && rows > IMAGE_PERIOD ? IMAGE_PERIOD : rows;
 
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < distinct; r++) {
         const uint64_t seed = (uint64_t)(w && !hv ? twin_of(f, r) : r) * UINT64_C(0xd1342543de82ef95);
         uint64_t state = f->seed + seed + (uint64_t)(unsigned char)name[0] * 131;
         unsigned char *row = base + r * pitch;
@@ -155,6 +163,9 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
         if (of_tokens && f->c->variant & CE_SPECIAL && r % 64 == 4 && cols > 0)
             put(row + cols / 3 * size, dtype, NAN);
     }
+#pragma omp parallel for schedule(static)
+    for (int64_t r = distinct; r < rows; r++)
+        memcpy(base + r * pitch, base + token_of(f, r) * pitch, (size_t)(cols * size));
 }
 
 static void fill_whole(const filler *f, const char *name, uint32_t dtype, unsigned char *base, int64_t cols)
@@ -195,7 +206,8 @@ bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
         fill_matrix(&f, name, x->dtype, base, rows, cols, stride * (int64_t)ridge_dtype_size(x->dtype));
     else
         for (int64_t i = 0; i < cols; i++) {
-            const int64_t same = strcmp(name, "bias") == 0 ? twin_of(&f, i) : i;
+            const bool of_tokens = strcmp(name, "lse") == 0 || strcmp(name, "dloss") == 0;
+            const int64_t same = strcmp(name, "bias") == 0 ? twin_of(&f, i) : of_tokens ? token_of(&f, i) : i;
             uint64_t state =
                 seed + (uint64_t)same * 31 + (uint64_t)(unsigned char)name[1] * UINT64_C(0x9e3779b97f4a7c15);
 

@@ -71,6 +71,8 @@ static void read_targets(ce_subject *s)
         s->count += s->y[b] != -1;
         s->weight += s->y[b] == -1 ? 0 : s->y[b] == -2 || !oracle_has(s, s->weight_arg) ? 1 : s->cw[s->y[b]];
     }
+    s->count *= s->copies;
+    s->weight *= s->copies;
 }
 
 static void read_inputs(ce_subject *s)
@@ -161,8 +163,8 @@ static void reduce(const ce_subject *s, ce_result *r)
 
         if (s->y[b] == -1)
             continue;
-        ce += s->y[b] == -2 ? NAN : r->loss[b];
-        square += add;
+        ce += s->y[b] == -2 ? NAN : r->loss[b] * s->copies;
+        square += add * s->copies;
         r->loss[b] = s->y[b] == -2 ? NAN : r->loss[b] + add;
     }
     r->mean = !mean ? ce + square : isnan(ce) ? NAN : oracle_over(ce, s->weight) + oracle_over(square, s->count);
@@ -248,9 +250,9 @@ static void products(const ce_subject *s, ce_result *r)
         for (int64_t b = 0; b < s->tokens; b++) {
             if (s->y[b] < 0)
                 continue;
-            r->dbias[c] += r->dz[b * s->vocab + c];
+            r->dbias[c] += r->dz[b * s->vocab + c] * s->copies;
             for (int64_t j = 0; j < s->hidden; j++)
-                to[j] += r->dz[b * s->vocab + c] * s->x[b * s->hidden + j];
+                to[j] += r->dz[b * s->vocab + c] * s->x[b * s->hidden + j] * s->copies;
         }
     }
 }
@@ -330,10 +332,12 @@ bool oracle_ce(const image *im, const unsigned char *got, double *worst, char *t
 {
     const ridge_call *call = &im->call;
     const uint32_t dtype = call->arg[0].dtype;
-    ce_subject s = {.im = im, .got = got, .tokens = call->dim[0], .o = call->opt.ce, .text = text, .size = size};
+    ce_subject s = {.im = im, .got = got, .rows = call->dim[0], .o = call->opt.ce, .text = text, .size = size};
     double *memory[TENSORS] = {0};
     bool good;
 
+    s.tokens = im->fill == FILL_PERIOD && s.rows % IMAGE_PERIOD == 0 ? IMAGE_PERIOD : s.rows;
+    s.copies = s.tokens ? (double)s.rows / (double)s.tokens : 1;
     s.given = call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
     s.hidden = s.given ? 0 : call->dim[1];
     s.vocab = call->dim[s.given ? 1 : 2];

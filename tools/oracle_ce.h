@@ -17,7 +17,10 @@ typedef struct ce_result {
 typedef struct ce_subject {
     const image *im;
     const unsigned char *got;
-    int64_t tokens, hidden, vocab, total, offset;
+    int64_t rows;   /* of the call */
+    int64_t tokens; /* that differ: where the rows repeat, the first period of them */
+    double copies;  /* rows / tokens */
+    int64_t hidden, vocab, total, offset;
     ridge_ce_options o;
     int bits; /* of a rounded logit's significand */
     bool given, hv;

@@ -123,7 +123,8 @@ bool fill_multiply(const test_case *c, const image *im, int arg);
 /* The call with operands at base (a copy of the image, 256-byte aligned). */
 ridge_call image_call(const image *im, void *base);
 
-/* Runs the C reference row on the image; expected (im->bytes) receives the image as it must be afterwards. */
+/* Runs the C reference row on the image; expected (im->bytes) receives the image as it must be afterwards. Of a large
+ * image that the oracle alone judges, only what no row may write to. */
 ridge_status image_reference(const image *im, unsigned char *expected);
 /* Compares; on a mismatch writes what, where and the values into text and returns false. */
 bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
