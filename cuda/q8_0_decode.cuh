@@ -165,6 +165,7 @@ static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_
     for (int dst = 0; dst < n; dst++) {
         float acc = ridge_hc_start(v, post[dst]);
 
+#pragma unroll 2 /* code that is seldom needed is in the way of what is */
         for (int src = 0; src < n; src++)
             acc = ridge_hc_step(acc, comb[dst + n * src], p.res[token * p.res_stride + src * high + row]);
         num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * high + row, acc);

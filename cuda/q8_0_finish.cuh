@@ -205,11 +205,9 @@ static __device__ __forceinline__ void finish_gate_up(const stream_args &a, char
     }
 }
 
-/* HC expand. Up to 8 tokens two teams of finishing warps take the tiles in turn, so that a team's residuals are on
- * their way while the other one finishes: a thread has row r and every STEP-th token of its team's tiles. */
-#define HC_TEAMS(tokens) ((tokens) > 8 ? 1 : 2)
-#define HC_TEAM(subs, tokens) (FINISHERS(subs, tokens) / HC_TEAMS(tokens))
-#define HC_STEP(subs, tokens) (32 * HC_TEAM(subs, tokens) / ((subs)*SUB))
+/* HC expand. Of short tiles and up to four tokens two teams of finishing warps take the tiles in turn, so that a team's
+ * residuals are on their way while the other one finishes: a thread has row r and every step-th token of its team's
+ * tiles. With 8 turns a tile two teams are slower than all warps at one tile. */
 
 /* The residuals of a thread's elements of a tile, tokens t, t + step and so on, with four streams; and what is added.
  */
@@ -282,27 +280,27 @@ template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void finish_hc(const stream_args &a, char *memory, uint32_t shared)
 {
     enum {
-        TEAMS = HC_TEAMS(TOKENS),
-        TEAM = 32 * HC_TEAM(SUBS, TOKENS),
+        WIDTH = 32 * FINISHERS(SUBS, TOKENS),
         ROWS = SUBS * SUB,
         PLANE = TOKENS * SUMS_PITCH(SUBS),
-        STEP = HC_STEP(SUBS, TOKENS),
-        PER = (TOKENS + STEP - 1) / STEP
+        PER = (TOKENS * ROWS + WIDTH - 1) / WIDTH
     };
-    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), r = thread % TEAM % ROWS;
-    const int begin = thread % TEAM / ROWS, step = TEAMS * (int)gridDim.x;
-    const int first = (int)blockIdx.x + thread / TEAM * (int)gridDim.x;
+    static_assert(WIDTH / 2 % ROWS == 0 && WIDTH / 2 / ROWS * PER >= 4, "either team has all elements of four tokens");
+    const int thread = threadIdx.x - 32 * (CONSUMERS(SUBS) + 1), two = TOKENS > 8 ? 0 : a.two;
+    const int team = two && thread >= WIDTH / 2;
+    const int own = thread - team * (WIDTH / 2), r = own % ROWS, begin = own / ROWS, token_step = WIDTH / ROWS >> two;
+    const int step = (int)gridDim.x << two, first = (int)blockIdx.x + team * (int)gridDim.x;
     const uint32_t summed = shared + a.at_bars + 8 * 2 * MOST_STAGES;
     const float *const from = (const float *)(memory + a.at_sums) + begin * SUMS_PITCH(SUBS) + r;
     float *const factors = (float *)(memory + a.at_factors);
     const bool four = a.p.n_hc == HC_STREAMS;
     float streams[PER][HC_STREAMS + 1] = {};
     uint32_t parity = 0;
-    int sums = thread / TEAM; /* where they lie: with two teams always in the same place */
+    int sums = team; /* where they lie: with two teams always in the same place */
 
-    if (four)
-        announce_streams(a, (int64_t)first * ROWS + r, begin, STEP);
-    for (int t = thread; four && t < a.tokens; t += TEAMS * TEAM) {
+    for (int ahead = 0; four && ahead < 2 - two; ahead++)
+        announce_streams(a, ((int64_t)first + ahead * (int)gridDim.x) * ROWS + r, begin, token_step);
+    for (int t = thread; four && t < a.tokens; t += WIDTH) {
         ptx_prefetch_l2(a.p.post + t * a.p.post_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld + HC_STREAMS * HC_STREAMS - 1);
@@ -315,12 +313,12 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
             ptx_mbarrier_wait(summed + 8 * sums, parity);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
-            const int t = begin + i * STEP;
+            const int t = begin + i * token_step;
             float y;
 
             if (t >= a.tokens || row >= a.p.weight[0].rows)
                 continue;
-            y = q8_0_sum_parts<PLANE>(from + sums * (RIDGE_Q8_0_PARTS * PLANE) + i * STEP * SUMS_PITCH(SUBS));
+            y = q8_0_sum_parts<PLANE>(from + sums * (RIDGE_Q8_0_PARTS * PLANE) + i * token_step * SUMS_PITCH(SUBS));
             if (four)
                 finish_four(a, row, t, y, streams[i], factors + t * HC_FACTORS, there);
             else if (there)
@@ -330,16 +328,16 @@ static __device__ __forceinline__ void finish_hc(const stream_args &a, char *mem
             __syncwarp(); /* every lane has read the sums */
             if (threadIdx.x % 32 == 0)
                 ptx_mbarrier_arrive(summed + 8 * (SUMS + sums));
-            parity ^= TEAMS == 2 || sums == 1;
-            sums ^= TEAMS == 1;
+            parity ^= two | sums;
+            sums ^= !two;
         } else {
             ptx_grid_wait(); /* before anything of the results is written, or read by the epilogues */
         }
         if (four)
-            fetch_streams<PER>(a, row + (int64_t)step * ROWS, begin, STEP, streams);
+            fetch_streams<PER>(a, row + (int64_t)step * ROWS, begin, token_step, streams);
         if (four && !there) {
-            fetch_factors<TEAMS * TEAM>(a, thread, factors);
-            ptx_barrier_sync(2, TEAMS * TEAM);
+            fetch_factors<WIDTH>(a, thread, factors);
+            ptx_barrier_sync(2, WIDTH);
         }
     }
 }

@@ -43,13 +43,12 @@ static __device__ __forceinline__ void start_barriers(const stream_args &a, uint
     const uint32_t empty = shared + a.at_bars + 8 * MOST_STAGES, summed = empty + 8 * MOST_STAGES;
     const int boxes = a.resident ? (a.turns + (1 << a.x_shift) - 1) >> a.x_shift : a.stages;
     const int turn = a.resident ? (int)blockIdx.x % boxes << a.x_shift : (int)blockIdx.x % a.turns;
-    const int takers = a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND ? HC_TEAM(SUBS, TOKENS) : FINISHERS(SUBS, TOKENS);
 
     for (int i = 0; i < a.stages; i++)
         ptx_mbarrier_init(empty + 8 * i, CONSUMERS(SUBS));
     for (int i = 0; i < SUMS; i++) {
         ptx_mbarrier_init(summed + 8 * i, CONSUMERS(SUBS));
-        ptx_mbarrier_init(summed + 8 * (SUMS + i), takers);
+        ptx_mbarrier_init(summed + 8 * (SUMS + i), FINISHERS(SUBS, TOKENS) >> a.two);
     }
     for (int i = 0; i < boxes; i++)
         ptx_mbarrier_init(shared + a.at_bars + X_FULL + 8 * i, 1);
@@ -256,6 +255,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles0 = (int)((a.p.weight[0].rows + a.high - 1) / a.high);
     a.tiles = a.tiles0 + (a.gate_up ? 0 : (int)((a.p.weight[1].rows + a.high - 1) / a.high));
     a.turns = (int)((a.p.blocks + Q8_0_TURN - 1) / Q8_0_TURN);
+    a.two = call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND && a.tokens <= 4 && a.turns <= 2;
     if (status || !a.tiles)
         return status;
     if (!tables_aligned(&a.p, raw) || !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, &bytes)) {

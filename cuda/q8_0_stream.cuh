@@ -51,6 +51,7 @@ typedef struct stream_args {
     int tokens, x_scales_slot;
     int x_shift; /* a box of x has 1 << x_shift turns: 0 where x shares the ring */
     int x_dtype; /* RIDGE_I8: codes and scales, by TMA; else the computing warps quantise x into its resident place */
+    int two;     /* teams of finishing warps, which take the tiles in turn; else one */
     uint32_t at_x, at_scales, at_x_scales, at_sums, at_factors, at_bars;
     CUtensorMap codes[2], scales[2], x, x_scales; /* codes: of raw blocks where there are no planes */
     const char *x_floats;

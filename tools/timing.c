@@ -15,7 +15,7 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
 {
     const ridge_backend *b = device->backend;
     const bool settled = r->settled;
-    const int times = r->times ? r->times : USUAL_TIMES, most = MOST_COPIES * (times + USUAL_TIMES - 1) / USUAL_TIMES;
+    const int times = r->times ? r->times : USUAL_TIMES, most = MOST_COPIES * ((times + USUAL_TIMES - 1) / USUAL_TIMES);
     size_t cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
     bool good = true;
 
