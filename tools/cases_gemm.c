@@ -26,6 +26,8 @@ static const struct {
     {"m=33 n=95 k=500", {.fill = FILL_NORMAL, .slices = true, .shift = 3}},
     {"m=16 n=264 k=2064", {.fill = FILL_NORMAL, .slices = true}},
     {"m=65 n=129 k=96", {.fill = FILL_EDGE}},
+    {"m=24 n=136 k=1040", {.fill = FILL_EDGE, .pad = 16, .slices = true}},
+    {"m=70 n=136 k=400", {.fill = FILL_EDGE, .pad = 16, .slices = true}},
     {"m=128 n=128 k=128", {.fill = FILL_EXACT}},
     {"m=130 n=136 k=640", {.fill = FILL_NORMAL, .slices = true}},
     {"m=200 n=264 k=400", {.fill = FILL_EXACT, .pad = 32}},

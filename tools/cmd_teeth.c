@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle.h"
 #include "teeth.h"
 
 /* Cases, each row's the first of its op that it can run: ragged, with padded rows, so that a column too many lands in
@@ -51,9 +52,12 @@ static const char *const problems[] = {
 
 enum { PROBLEMS = (int)(sizeof problems / sizeof problems[0]), SEED = 3 };
 
-static bool applies(int family, const ridge_op_row *op)
+static bool applies(int family, const ridge_kernel *kernel)
 {
-    return family == ALL_OPS || (family == EXACT_OPS && (op->contract & RIDGE_EXACT)) ||
+    const ridge_op_row *op = ridge_op_table[kernel->op];
+
+    return family == ALL_OPS ||
+           (family == EXACT_ROWS && ((op->contract & RIDGE_EXACT) || oracle_gemm_has_bits(kernel))) ||
            (family == GEMM_OPS && op->id == RIDGE_GEMM_FP8) ||
            (family == CE_OPS && op->id >= RIDGE_LINEAR_CE_EVAL && op->id <= RIDGE_CE_COMBINE) ||
            (family == LINEAR_CE_OPS && op->id >= RIDGE_LINEAR_CE_EVAL && op->id <= RIDGE_CE_BWD) ||
@@ -138,7 +142,7 @@ static int bite(const ridge_device *device, const ridge_kernel *kernel, const te
         wrong = 1;
     }
     for (const teeth_fault *fault = teeth_faults; fault->name && !wrong; fault++) {
-        if ((!fault->eager && device->backend->graph_begin) || !applies(fault->family, ridge_op_table[kernel->op]))
+        if ((!fault->eager && device->backend->graph_begin) || !applies(fault->family, kernel))
             continue;
         row.fault = fault->fault;
         teeth_refused = false;

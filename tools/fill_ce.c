@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "../cpu/num.h"
 #include "tools.h"
 
 typedef struct filler {
@@ -20,17 +19,6 @@ static double normal(uint64_t *state)
     for (int i = 0; i < 6; i++)
         sum += (double)(random_next(state) >> 40) * 0x1p-24;
     return (sum - 3) * 1.41421356;
-}
-
-static void put(unsigned char *to, uint32_t dtype, double value)
-{
-    const float f = (float)value;
-    const uint16_t half = dtype == RIDGE_BF16 ? ridge_bf16_from_f32(f) : ridge_f16_from_f32(f);
-
-    if (dtype == RIDGE_F32)
-        memcpy(to, &f, 4);
-    else
-        memcpy(to, &half, 2);
 }
 
 /* The first class of shard i of a combine: uneven slices that arrive rotated by one. */
@@ -158,10 +146,10 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
             if (twin < j)
                 memcpy(row + j * size, row + twin * size, (size_t)size);
             else
-                put(row + j * size, dtype, of_tokens && is_ignored(f, r) ? NAN : value);
+                dtype_store(row + j * size, dtype, of_tokens && is_ignored(f, r) ? NAN : (float)value);
         }
         if (of_tokens && f->c->variant & CE_SPECIAL && r % 64 == 4 && cols > 0)
-            put(row + cols / 3 * size, dtype, NAN);
+            dtype_store(row + cols / 3 * size, dtype, NAN);
     }
 #pragma omp parallel for schedule(static)
     for (int64_t r = distinct; r < rows; r++)
@@ -212,7 +200,8 @@ bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
                 seed + (uint64_t)same * 31 + (uint64_t)(unsigned char)name[1] * UINT64_C(0x9e3779b97f4a7c15);
 
             random_next(&state);
-            put(base + i * (int64_t)ridge_dtype_size(x->dtype), x->dtype, vector_value(&f, name, i, &state));
+            dtype_store(base + i * (int64_t)ridge_dtype_size(x->dtype), x->dtype,
+                        (float)vector_value(&f, name, i, &state));
         }
     return true;
 }

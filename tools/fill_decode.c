@@ -12,15 +12,6 @@ static bool hard(const test_case *c)
     return c->fill == FILL_GROUPS || c->fill == FILL_EDGE || c->fill == FILL_EVERY;
 }
 
-static float normal(uint64_t *state)
-{
-    uint64_t z = random_next(state);
-
-    return ((float)(z & 0xffff) + (float)(z >> 16 & 0xffff) + (float)(z >> 32 & 0xffff) + (float)(z >> 48)) *
-               0x1.bb67aep-16f -
-           3.4641016f;
-}
-
 static void fill_codes(const test_case *c, unsigned char *to, int64_t n, uint64_t *state)
 {
     const unsigned kind = hard(c) ? (unsigned)(random_next(state) % 6) : 5;
@@ -39,7 +30,7 @@ static void fill_codes(const test_case *c, unsigned char *to, int64_t n, uint64_
 /* The f16 bits of one scale; `special`: the one block of its row that may be not finite. */
 static uint16_t half_scale(unsigned kind, uint64_t *state, bool special)
 {
-    const uint16_t any = ridge_f16_from_f32(normal(state) * 0x1p-6f);
+    const uint16_t any = ridge_f16_from_f32(random_normal(state) * 0x1p-6f);
 
     switch (kind) {
     case 0:
@@ -59,7 +50,7 @@ static uint16_t half_scale(unsigned kind, uint64_t *state, bool special)
 
 static float x_scale(unsigned kind, uint64_t *state, bool special)
 {
-    const float any = normal(state);
+    const float any = random_normal(state);
 
     switch (kind) {
     case 0:

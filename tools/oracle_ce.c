@@ -328,15 +328,15 @@ static bool allocate(ce_subject *s, double **memory)
     return good && s->model.dx && s->model.dw && s->model.dbias;
 }
 
-bool oracle_ce(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+void oracle_ce(oracle_run *run)
 {
-    const ridge_call *call = &im->call;
+    const ridge_call *call = &run->im->call;
     const uint32_t dtype = call->arg[0].dtype;
-    ce_subject s = {.im = im, .got = got, .rows = call->dim[0], .o = call->opt.ce, .text = text, .size = size};
+    ce_subject s = {.run = run, .im = run->im, .rows = call->dim[0], .o = call->opt.ce};
     double *memory[TENSORS] = {0};
     bool good;
 
-    s.tokens = im->fill == FILL_PERIOD && s.rows % IMAGE_PERIOD == 0 ? IMAGE_PERIOD : s.rows;
+    s.tokens = run->im->fill == FILL_PERIOD && s.rows % IMAGE_PERIOD == 0 ? IMAGE_PERIOD : s.rows;
     s.copies = s.tokens ? (double)s.rows / (double)s.tokens : 1;
     s.given = call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
     s.hidden = s.given ? 0 : call->dim[1];
@@ -353,13 +353,11 @@ bool oracle_ce(const image *im, const unsigned char *got, double *worst, char *t
         evaluate(&s, &s.model, true);
         oracle_ce_check(&s);
     } else {
-        snprintf(text, size, "the oracle ran out of memory");
+        oracle_fail(run, "the oracle ran out of memory");
     }
     for (int i = 0; i < TENSORS; i++)
         free(memory[i]);
     free(s.model.dx);
     free(s.model.dw);
     free(s.model.dbias);
-    *worst = s.worst;
-    return good && s.worst <= 1;
 }

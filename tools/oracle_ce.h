@@ -15,8 +15,8 @@ typedef struct ce_result {
 } ce_result;
 
 typedef struct ce_subject {
+    oracle_run *run;
     const image *im;
-    const unsigned char *got;
     int64_t rows;   /* of the call */
     int64_t tokens; /* that differ: where the rows repeat, the first period of them */
     double copies;  /* rows / tokens */
@@ -32,9 +32,6 @@ typedef struct ce_subject {
     double *delta, *far; /* [tokens]: error of a logit; sum p |z - lse| */
     double *dz_error;    /* [tokens, vocab] */
     ce_result ref, model;
-    double worst;
-    char *text;
-    size_t size;
 } ce_subject;
 
 static inline bool oracle_has(const ce_subject *s, int arg)

@@ -1,29 +1,15 @@
 /* oracle_ce_check.c: cross entropy's outputs against the float64 evaluation, element by element and by rms. */
-#include <inttypes.h>
 #include <math.h>
 
 #include "oracle_ce.h"
-
-static void note(ce_subject *s, double ratio, const char *what, int64_t row, int64_t col)
-{
-    if (!(ratio <= s->worst)) {
-        s->worst = isnan(ratio) ? INFINITY : ratio; /* a NaN here would let the next one pass */
-        snprintf(s->text, s->size, "%s[%" PRId64 ",%" PRId64 "] is off by %.3g of the bound", what, row, col, ratio);
-    }
-}
 
 /* NaN where NaN is due, infinity likewise, else the error over the bound. */
 static void compare(ce_subject *s, double got, double ref, double bound, const char *what, int64_t row, int64_t col)
 {
     if (isnan(ref) || isinf(ref))
-        note(s, (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY, what, row, col);
+        oracle_note(s->run, (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY, what, row, col);
     else
-        note(s, fabs(got - ref) / (bound + 0x1p-140), what, row, col);
-}
-
-static double output(const ce_subject *s, int arg, int64_t r, int64_t j)
-{
-    return dtype_load(oracle_address(s->im, s->got, arg, r, j), s->im->call.arg[arg].dtype);
+        oracle_note(s->run, fabs(got - ref) / (bound + 0x1p-140), what, row, col);
 }
 
 /* rms of a tensor's error against the model's; small tensors say nothing. */
@@ -49,12 +35,7 @@ static void rms_check(ce_subject *s, const rms *t, double unit, const char *what
     const double room_for = sqrt(t->model) + (unit + 0x1p-22) * sqrt(t->ref) + 0x1p-12 * sqrt(t->bound) + least;
 
     if (t->count >= 64)
-        note(s, sqrt(t->got) / room_for, what, -1, -1);
-}
-
-static double unit_of(uint32_t dtype)
-{
-    return dtype == RIDGE_BF16 ? 0x1p-8 : dtype == RIDGE_F16 ? 0x1p-11 : 0x1p-24;
+        oracle_note(s->run, sqrt(t->got) / room_for, what, -1, -1);
 }
 
 static void check_dx(ce_subject *s)
@@ -65,17 +46,17 @@ static void check_dx(ce_subject *s)
     for (int64_t b = 0; b < s->tokens; b++)
         for (int64_t j = 0; j < s->hidden; j++) {
             const double ref = s->y[b] == -1 ? 0 : s->y[b] == -2 ? NAN : s->ref.dx[b * s->hidden + j];
-            double bound = unit_of(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
+            double bound = dtype_unit(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
 
             for (int64_t c = 0; c < s->vocab && s->y[b] >= 0; c++)
                 bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
                          fabs(s->w[c * s->hidden + j]);
             for (int64_t at = b; at < s->rows; at += s->tokens) {
-                compare(s, output(s, s->dx_arg, at, j), ref, bound, "dx", at, j);
-                rms_add(&t, output(s, s->dx_arg, at, j), s->model.dx[b * s->hidden + j], ref, bound);
+                compare(s, oracle_out(s->run, s->dx_arg, at, j), ref, bound, "dx", at, j);
+                rms_add(&t, oracle_out(s->run, s->dx_arg, at, j), s->model.dx[b * s->hidden + j], ref, bound);
             }
         }
-    rms_check(s, &t, unit_of(dtype), "rms of dx");
+    rms_check(s, &t, dtype_unit(dtype), "rms of dx");
 }
 
 static void check_dw(ce_subject *s)
@@ -89,8 +70,8 @@ static void check_dw(ce_subject *s)
     for (int64_t c = 0; c < s->vocab; c++) {
         for (int64_t j = 0; j < s->hidden && oracle_has(s, dw); j++) {
             const double ref = s->ref.dw[c * s->hidden + j];
-            const double got = s->hv ? output(s, dw, j, c) : output(s, dw, c, j);
-            double bound = (unit_of(dtype) + sums) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
+            const double got = s->hv ? oracle_out(s->run, dw, j, c) : oracle_out(s->run, dw, c, j);
+            double bound = (dtype_unit(dtype) + sums) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0);
 
             for (int64_t b = 0; b < s->tokens; b++)
                 if (s->y[b] >= 0)
@@ -100,7 +81,7 @@ static void check_dw(ce_subject *s)
             rms_add(&t, got, s->model.dw[c * s->hidden + j], ref, bound);
         }
         if (oracle_has(s, dbias)) {
-            double bound = 0x1p-21 * fabs(s->ref.dbias[c]), got = output(s, dbias, 0, c);
+            double bound = 0x1p-21 * fabs(s->ref.dbias[c]), got = oracle_out(s->run, dbias, 0, c);
 
             for (int64_t b = 0; b < s->tokens; b++)
                 if (s->y[b] >= 0)
@@ -109,7 +90,7 @@ static void check_dw(ce_subject *s)
             rms_add(&tb, got, s->model.dbias[c], s->ref.dbias[c], bound);
         }
     }
-    rms_check(s, &t, unit_of(dtype), "rms of dw");
+    rms_check(s, &t, dtype_unit(dtype), "rms of dw");
     rms_check(s, &tb, 0x1p-22, "rms of dbias");
 }
 
@@ -128,11 +109,12 @@ static void check_dlogits(ce_subject *s)
     for (int64_t b = 0; b < s->tokens; b++)
         for (int64_t c = 0; c < s->vocab; c++) {
             const double ref = s->y[b] == -1 ? 0 : s->y[b] == -2 ? NAN : s->ref.dz[b * s->vocab + c];
-            const double rounding = unit_of(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0x1p-134);
+            const double rounding = dtype_unit(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0x1p-134);
             const double error = s->y[b] < 0 ? 0 : s->dz_error[b * s->vocab + c] - ldexp(fabs(ref), -s->bits);
 
             for (int64_t at = b; at < s->rows; at = next_copy(s, at))
-                compare(s, output(s, RIDGE_CE_BWD_DLOGITS, at, c), ref, fabs(error) + rounding, "dlogits", at, c);
+                compare(s, oracle_out(s->run, RIDGE_CE_BWD_DLOGITS, at, c), ref, fabs(error) + rounding, "dlogits", at,
+                        c);
         }
 }
 
@@ -156,18 +138,18 @@ static double loss_bound(const ce_subject *s, int64_t b)
 static void check_argmax(ce_subject *s, int arg, int64_t b, int64_t at, int64_t best)
 {
     const double *z = s->ref.z + b * s->vocab;
-    const int64_t got = (int64_t)output(s, arg, 0, at) - s->offset;
+    const int64_t got = (int64_t)oracle_out(s->run, arg, 0, at) - s->offset;
 
     if (s->y[b] == -1)
-        note(s, got + s->offset == -1 ? 0 : INFINITY, "argmax of an ignored row", at, 0);
+        oracle_note(s->run, got + s->offset == -1 ? 0 : INFINITY, "argmax of an ignored row", at, 0);
     else if (got < 0 || got >= s->vocab)
-        note(s, INFINITY, "argmax", at, 0);
+        oracle_note(s->run, INFINITY, "argmax", at, 0);
     else
-        note(s,
-             got == best            ? 0
-             : z[best] - z[got] > 0 ? (z[best] - z[got]) / (2 * s->delta[b])
-                                    : INFINITY,
-             "argmax", at, 0);
+        oracle_note(s->run,
+                    got == best            ? 0
+                    : z[best] - z[got] > 0 ? (z[best] - z[got]) / (2 * s->delta[b])
+                                           : INFINITY,
+                    "argmax", at, 0);
 }
 
 static void check_rows(ce_subject *s, int token_loss)
@@ -188,13 +170,14 @@ static void check_rows(ce_subject *s, int token_loss)
         for (int64_t at = b; at < s->rows; at += s->tokens) {
             for (int i = 0; i < 4; i++)
                 if (oracle_has(s, token_loss + i))
-                    compare(s, output(s, token_loss + i, 0, at), s->y[b] == -1 ? 0 : ref[i][b], bound[i], name[i], at,
-                            0);
+                    compare(s, oracle_out(s->run, token_loss + i, 0, at), s->y[b] == -1 ? 0 : ref[i][b], bound[i],
+                            name[i], at, 0);
             if (oracle_has(s, token_loss + 1) && s->y[b] >= 0)
-                rms_add(&t, output(s, token_loss + 1, 0, at), s->model.lse[b], s->ref.lse[b], bound[1]);
+                rms_add(&t, oracle_out(s->run, token_loss + 1, 0, at), s->model.lse[b], s->ref.lse[b], bound[1]);
             if (argmax)
                 check_argmax(s, token_loss + 4, b, at, best);
-            right += s->y[b] >= 0 && (argmax ? (int64_t)output(s, token_loss + 4, 0, at) : best + s->offset) == s->y[b];
+            right += s->y[b] >= 0 &&
+                     (argmax ? (int64_t)oracle_out(s->run, token_loss + 4, 0, at) : best + s->offset) == s->y[b];
         }
         for (int64_t c = 0; c < s->vocab && s->y[b] >= 0 && !argmax; c++)
             if (c != best && s->ref.z[b * s->vocab + c] > s->ref.z[b * s->vocab + best] - 2 * d) {
@@ -205,10 +188,10 @@ static void check_rows(ce_subject *s, int token_loss)
     }
     rms_check(s, &t, 0x1p-22, "rms of lse");
     if (oracle_has(s, token_loss + 5))
-        compare(s, output(s, token_loss + 5, 0, 0), oracle_over((double)right, s->count),
+        compare(s, oracle_out(s->run, token_loss + 5, 0, 0), oracle_over((double)right, s->count),
                 oracle_over((double)doubtful, s->count) + 0x1p-23, "accuracy", 0, 0);
     if (oracle_has(s, token_loss + 6))
-        note(s, output(s, token_loss + 6, 0, 0) == (double)errors ? 0 : INFINITY, "errors", 0, 0);
+        oracle_note(s->run, oracle_out(s->run, token_loss + 6, 0, 0) == (double)errors ? 0 : INFINITY, "errors", 0, 0);
 }
 
 static void check_loss(ce_subject *s, int arg)
@@ -219,11 +202,12 @@ static void check_loss(ce_subject *s, int arg)
     for (int64_t b = 0; b < s->tokens; b++) {
         if (reduction == RIDGE_CE_NONE)
             for (int64_t at = b; at < s->rows; at += s->tokens)
-                compare(s, output(s, arg, 0, at), s->y[b] == -1 ? 0 : s->ref.loss[b], loss_bound(s, b), "loss", 0, at);
+                compare(s, oracle_out(s->run, arg, 0, at), s->y[b] == -1 ? 0 : s->ref.loss[b], loss_bound(s, b), "loss",
+                        0, at);
         bound += s->y[b] >= 0 ? loss_bound(s, b) * s->copies : 0;
     }
     if (reduction != RIDGE_CE_NONE)
-        compare(s, output(s, arg, 0, 0), s->ref.mean,
+        compare(s, oracle_out(s->run, arg, 0, 0), s->ref.mean,
                 (reduction ? bound : fmax(oracle_over(bound, s->weight), oracle_over(bound, s->count))) +
                     0x1p-22 * fabs(s->ref.mean),
                 "loss", 0, 0);
@@ -245,17 +229,20 @@ static void check_record(ce_subject *s, int arg)
             weighted += z[c] * s->cw[s->offset + c];
             size += 2 * d + 0x1p-21 * fabs(z[c]);
         }
-        compare(s, output(s, arg, b, 0), max, d + tiny, "record max", b, 0);
+        compare(s, oracle_out(s->run, arg, b, 0), max, d + tiny, "record max", b, 0);
         if (ignored)
-            compare(s, output(s, arg, b, 1), 0, 0, "record sum", b, 1);
+            compare(s, oracle_out(s->run, arg, b, 1), 0, 0, "record sum", b, 1);
         else
-            compare(s, output(s, arg, b, 0) + log(output(s, arg, b, 1)), lse, d + 2 * tiny, "record sum", b, 1);
-        compare(s, output(s, arg, b, 2), s->y[b] < 0 ? -INFINITY : s->ref.target[b], d + tiny, "record target", b, 2);
+            compare(s, oracle_out(s->run, arg, b, 0) + log(oracle_out(s->run, arg, b, 1)), lse, d + 2 * tiny,
+                    "record sum", b, 1);
+        compare(s, oracle_out(s->run, arg, b, 2), s->y[b] < 0 ? -INFINITY : s->ref.target[b], d + tiny, "record target",
+                b, 2);
         if (!sums)
             continue;
-        compare(s, output(s, arg, b, 3), sum, size, "record sum z", b, 3);
-        compare(s, output(s, arg, b, 4), weighted, 3 * size, "record sum wz", b, 4);
-        compare(s, ignored ? output(s, arg, b, 5) : output(s, arg, b, 5) / output(s, arg, b, 1),
+        compare(s, oracle_out(s->run, arg, b, 3), sum, size, "record sum z", b, 3);
+        compare(s, oracle_out(s->run, arg, b, 4), weighted, 3 * size, "record sum wz", b, 4);
+        compare(s,
+                ignored ? oracle_out(s->run, arg, b, 5) : oracle_out(s->run, arg, b, 5) / oracle_out(s->run, arg, b, 1),
                 ignored ? 0 : lse - s->ref.entropy[b], ignored ? 0 : d * (2 + 2 * s->far[b]) + 4 * tiny,
                 "record sum ez", b, 5);
     }

@@ -1,51 +1,28 @@
 /* oracle_decode.c: float64 checks of Q8_0 decode, rms_norm and RoPE. Sums run over plain blocks in doubles (long
  * doubles for angles), with none of the library's arithmetic, except that codes which a product makes inside are taken
  * from the C reference of q8_0_quantize_rows, which has a check of its own here. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle.h"
 
-typedef struct subject {
-    const image *im;
-    const unsigned char *got;
-    double worst;
-    char *text;
-    size_t size;
-} subject;
-
 /* A value with the largest error that f32 arithmetic may have made. bad: an intermediate may have overflowed. */
 typedef struct estimate {
     double value, error;
 } estimate;
 
-static double at(const subject *s, int arg, int64_t r, int64_t j)
-{
-    return dtype_load(oracle_address(s->im, s->im->host, arg, r, j), s->im->call.arg[arg].dtype);
-}
-
-static void note(subject *s, double ratio, const char *what, int64_t row, int64_t col)
-{
-    if (!(ratio <= s->worst)) {
-        s->worst = ratio;
-        snprintf(s->text, s->size, "%s at row %" PRId64 " column %" PRId64 ": %.3g of the bound", what, row, col,
-                 ratio);
-    }
-}
-
 /* One output against its estimate. Beyond 2^120 an f32 intermediate may be infinite: only a NaN must show. */
-static void check(subject *s, int out, int64_t r, int64_t j, estimate e)
+static void check(oracle_run *s, int out, int64_t r, int64_t j, estimate e)
 {
     const uint32_t dtype = s->im->call.arg[out].dtype;
-    const double got = dtype_load(oracle_address(s->im, s->got, out, r, j), dtype);
+    const double got = oracle_out(s, out, r, j);
 
     if (isnan(e.value))
-        note(s, isnan(got) ? 0 : INFINITY, "a number where NaN belongs", r, j);
+        oracle_note(s, isnan(got) ? 0 : INFINITY, "a number where NaN belongs", r, j);
     else if (fabs(e.value) + e.error < 0x1p120)
-        note(s, fabs(got - e.value) / (e.error + 0.5 * dtype_ulp(e.value, dtype) * (1 + 0x1p-20)),
-             s->im->call.arg[out].dtype == RIDGE_BF16 ? "bf16 result" : "result", r, j);
+        oracle_note(s, fabs(got - e.value) / (e.error + 0.5 * dtype_ulp(e.value, dtype) * (1 + 0x1p-20)),
+                    s->im->call.arg[out].dtype == RIDGE_BF16 ? "bf16 result" : "result", r, j);
 }
 
 /* --------------------------------------------------------------------------------------------------------- products */
@@ -56,7 +33,7 @@ typedef struct activations {
     float *scales;
 } activations;
 
-static bool activations_of(const subject *s, activations *x)
+static bool activations_of(const oracle_run *s, activations *x)
 {
     const image *im = s->im;
     const int64_t tokens = im->call.dim[0], cols = im->call.dim[1];
@@ -83,7 +60,7 @@ static bool activations_of(const subject *s, activations *x)
 }
 
 /* Row r of weight w times token t. */
-static estimate product(const subject *s, const activations *x, int w, int64_t t, int64_t r)
+static estimate product(const oracle_run *s, const activations *x, int w, int64_t t, int64_t r)
 {
     const image *im = s->im;
     const bool planes = im->call.arg[w].dtype == RIDGE_I8;
@@ -110,11 +87,6 @@ static estimate product(const subject *s, const activations *x, int w, int64_t t
     return (estimate){sum, ((double)blocks / 8 + 13) * 0x1p-24 * size + tiny + (size > 0x1p120 ? INFINITY : 0)};
 }
 
-static double sigmoid64(double x)
-{
-    return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
-}
-
 /* swiglu_fwd of one element; *slack: what its own f32 arithmetic may add, as in oracle_swiglu.c. */
 static double swiglu64(const ridge_call *call, double gate, double up, double row, double *slack)
 {
@@ -128,7 +100,7 @@ static double swiglu64(const ridge_call *call, double gate, double up, double ro
     switch (call->flags & RIDGE_ACTIVATION) {
     case RIDGE_GELU_TANH:
         v = 2 * sqrt(2 / M_PI) * (a + 0.044715 * a * a * a);
-        h = a * sigmoid64(v);
+        h = a * oracle_sigmoid(v);
         break;
     case RIDGE_GELU_ERF:
         h = a * 0.5 * erfc(-a * M_SQRT1_2);
@@ -138,7 +110,7 @@ static double swiglu64(const ridge_call *call, double gate, double up, double ro
         break;
     default:
         v = (double)o->alpha * a;
-        h = a * sigmoid64(v);
+        h = a * oracle_sigmoid(v);
         break;
     }
     *slack = 0x1p-24 * (16 + 4 * fmin(fabs(v), 104)) * fabs(h * rest) + 0x1p-146 * (1 + fabs(a)) * (1 + fabs(rest)) +
@@ -146,13 +118,13 @@ static double swiglu64(const ridge_call *call, double gate, double up, double ro
     return h * rest;
 }
 
-static estimate gate_up(const subject *s, const activations *x, int64_t t, int64_t r)
+static estimate gate_up(const oracle_run *s, const activations *x, int64_t t, int64_t r)
 {
     const ridge_call *call = &s->im->call;
     const estimate g = product(s, x, RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, t, r);
     const estimate u = product(s, x, RIDGE_Q8_0_GATE_UP_SWIGLU_UP, t, r);
     const bool scaled = s->im->length[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE] > 0;
-    const double row = scaled ? at(s, RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE, 0, t) : 1;
+    const double row = scaled ? oracle_in(s, RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE, 0, t) : 1;
     double slack, unused, centre, most = 0;
 
     if (isnan(g.value) || isnan(u.value))
@@ -166,7 +138,7 @@ static estimate gate_up(const subject *s, const activations *x, int64_t t, int64
     return (estimate){centre, 1.5 * most + slack};
 }
 
-static void check_hc(subject *s, const activations *x, int64_t t, int64_t r)
+static void check_hc(oracle_run *s, const activations *x, int64_t t, int64_t r)
 {
     const int64_t rows = s->im->call.dim[2], n = s->im->call.dim[3];
     const bool more = s->im->length[RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD] > 0;
@@ -175,15 +147,15 @@ static void check_hc(subject *s, const activations *x, int64_t t, int64_t r)
     if (s->im->length[RIDGE_Q8_0_MATMUL_HC_EXPAND_Y])
         check(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_Y, t, r, v);
     if (more)
-        v.value += at(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, t, r);
+        v.value += oracle_in(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, t, r);
     v.error += more ? 0x1p-24 * fabs(v.value) : 0;
     for (int64_t dst = 0; dst < n; dst++) {
-        const double post = at(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, t, dst);
+        const double post = oracle_in(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, t, dst);
         double sum = v.value * post, size = fabs(sum);
 
         for (int64_t src = 0; src < n; src++) {
-            const double term = at(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, t, dst + n * src) *
-                                at(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, t, src * rows + r);
+            const double term = oracle_in(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, t, dst + n * src) *
+                                oracle_in(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, t, src * rows + r);
 
             sum += term;
             size += fabs(term);
@@ -194,7 +166,7 @@ static void check_hc(subject *s, const activations *x, int64_t t, int64_t r)
     }
 }
 
-static void check_row(subject *s, const activations *x, int64_t t, int64_t r, int which)
+static void check_row(oracle_run *s, const activations *x, int64_t t, int64_t r, int which)
 {
     switch (s->im->call.op) {
     case RIDGE_Q8_0_MATMUL:
@@ -212,68 +184,65 @@ static void check_row(subject *s, const activations *x, int64_t t, int64_t r, in
     }
 }
 
-bool oracle_decode(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+void oracle_decode(oracle_run *run)
 {
-    subject s = {.im = im, .got = got, .text = text, .size = size};
+    const image *im = run->im;
     const int64_t high[2] = {im->call.dim[2], im->call.op == RIDGE_Q8_0_PAIR ? im->call.dim[3] : 0};
     activations x;
-    const bool good = activations_of(&s, &x);
+    const bool good = activations_of(run, &x);
 
     if (!good)
-        snprintf(text, size, "the oracle cannot quantise x: %s", ridge_error());
+        oracle_fail(run, "the oracle cannot quantise x");
     for (int which = 0; which < 2 && good; which++)
         for (int64_t r = 0; r < high[which]; r++)
             for (int64_t t = 0; t < im->call.dim[0]; t++)
-                check_row(&s, &x, t, r, which);
+                check_row(run, &x, t, r, which);
     free(x.codes);
     free(x.scales);
-    *worst = s.worst;
-    return good && s.worst <= 1;
 }
 
 /* ---------------------------------------------------------------------------------------------- q8_0_quantize_rows */
 
-bool oracle_quantize_rows(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+void oracle_quantize_rows(oracle_run *run)
 {
-    subject s = {.im = im, .got = got, .text = text, .size = size};
+    const image *im = run->im;
 
     for (int64_t r = 0; r < im->call.dim[0]; r++)
         for (int64_t b = 0; b < im->call.dim[1] / 32; b++) {
-            const double d = dtype_load(oracle_address(im, got, RIDGE_Q8_0_QUANTIZE_ROWS_SCALES, r, b), RIDGE_F32);
-            const int8_t *codes = oracle_address(im, got, RIDGE_Q8_0_QUANTIZE_ROWS_CODES, r, 32 * b);
+            const double d = oracle_out(run, RIDGE_Q8_0_QUANTIZE_ROWS_SCALES, r, b);
+            const int8_t *codes = oracle_address(im, run->got, RIDGE_Q8_0_QUANTIZE_ROWS_CODES, r, 32 * b);
             double amax = 0, want;
             bool finite = true;
 
             for (int i = 0; i < 32; i++) {
-                finite = finite && isfinite(at(&s, 0, r, 32 * b + i));
-                amax = fmax(amax, fabs(at(&s, 0, r, 32 * b + i)));
+                finite = finite && isfinite(oracle_in(run, 0, r, 32 * b + i));
+                amax = fmax(amax, fabs(oracle_in(run, 0, r, 32 * b + i)));
             }
             want = amax / 127;
             if (!finite)
-                note(&s, isnan(d) ? 0 : INFINITY, "scale of a group that is not finite", r, b);
+                oracle_note(run, isnan(d) ? 0 : INFINITY, "scale of a group that is not finite", r, b);
             else if (want < 0x1p-126 * (1 - 0x1p-24)) /* just below it may round up to it */
-                note(&s, d == 0 ? 0 : INFINITY, "scale below 2^-126", r, b);
+                oracle_note(run, d == 0 ? 0 : INFINITY, "scale below 2^-126", r, b);
             else
-                note(&s, fabs(d - want) / dtype_ulp(want, RIDGE_F32), "scale", r, b);
+                oracle_note(run, fabs(d - want) / dtype_ulp(want, RIDGE_F32), "scale", r, b);
             for (int i = 0; i < 32; i++) {
-                const double v = finite && d > 0 ? at(&s, 0, r, 32 * b + i) / want : 0;
+                const double v = finite && d > 0 ? oracle_in(run, 0, r, 32 * b + i) / want : 0;
 
-                note(&s, fabs(codes[i] - v) / (finite && d > 0 ? 0.5 + 0x1p-15 : 0x1p-99), "code", r, 32 * b + i);
+                oracle_note(run, fabs(codes[i] - v) / (finite && d > 0 ? 0.5 + 0x1p-15 : 0x1p-99), "code", r,
+                            32 * b + i);
             }
         }
-    *worst = s.worst;
-    return s.worst <= 1;
 }
 
 /* --------------------------------------------------------------------------------------------------- norm and RoPE */
 
 /* n elements from (r, first): what they are multiplied by, and its relative error. */
-static estimate factor_of(const subject *s, int64_t r, int64_t first, int64_t n)
+static estimate factor_of(const oracle_run *s, int64_t r, int64_t first, int64_t n)
 {
     double sum = 0;
 
     for (int64_t j = 0; j < n; j++)
-        sum += at(s, 0, r, first + j) * at(s, 0, r, first + j);
+        sum += oracle_in(s, 0, r, first + j) * oracle_in(s, 0, r, first + j);
     if (isnan(sum))
         return (estimate){NAN, 0};
     if (!(sum < 0x1p120)) /* f32 overflows earlier than float64 */
@@ -285,9 +254,9 @@ static estimate factor_of(const subject *s, int64_t r, int64_t first, int64_t n)
 }
 
 /* Element j of the row or head that begins at column first, before the rotation. */
-static estimate normed(const subject *s, int64_t r, int64_t first, int64_t j, estimate factor, bool norm)
+static estimate normed(const oracle_run *s, int64_t r, int64_t first, int64_t j, estimate factor, bool norm)
 {
-    const double w = s->im->length[1] ? at(s, 1, 0, j) : 1, x = at(s, 0, r, first + j);
+    const double w = s->im->length[1] ? oracle_in(s, 1, 0, j) : 1, x = oracle_in(s, 0, r, first + j);
     estimate e = {x * w, 0};
 
     if (norm) {
@@ -300,13 +269,13 @@ static estimate normed(const subject *s, int64_t r, int64_t first, int64_t j, es
     return e;
 }
 
-static void check_pair(subject *s, int64_t t, int64_t first, int64_t j, int64_t i, estimate factor)
+static void check_pair(oracle_run *s, int64_t t, int64_t first, int64_t j, int64_t i, estimate factor)
 {
     const ridge_call *call = &s->im->call;
     const bool norm = !(call->flags & RIDGE_ROPE_ONLY);
     const estimate a = normed(s, t, first, j, factor, norm), b = normed(s, t, first, j + 1, factor, norm);
     const double angle =
-        at(s, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS, 0, t) * at(s, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, 0, i);
+        oracle_in(s, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS, 0, t) * oracle_in(s, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, 0, i);
     const double c = (double)cosl((long double)angle) * (double)call->opt.norm.mscale;
     const double sine = (double)sinl((long double)angle) * (double)call->opt.norm.mscale;
     const double turn = call->flags & RIDGE_ROPE_INVERSE ? -sine : sine;
@@ -325,7 +294,7 @@ static void check_pair(subject *s, int64_t t, int64_t first, int64_t j, int64_t 
     check(s, out, t, first + j + 1, y1);
 }
 
-static void check_rows(subject *s, int64_t rows, int64_t heads, int64_t n, int64_t n_rot, int out)
+static void check_rows(oracle_run *s, int64_t rows, int64_t heads, int64_t n, int64_t n_rot, int out)
 {
     const bool norm = !(s->im->call.flags & RIDGE_ROPE_ONLY);
 
@@ -340,15 +309,12 @@ static void check_rows(subject *s, int64_t rows, int64_t heads, int64_t n, int64
         }
 }
 
-bool oracle_norm(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+void oracle_norm(oracle_run *run)
 {
-    subject s = {.im = im, .got = got, .text = text, .size = size};
-    const int64_t *dim = im->call.dim;
+    const int64_t *dim = run->im->call.dim;
 
-    if (im->call.op == RIDGE_RMS_NORM)
-        check_rows(&s, dim[0], 1, dim[1], 0, RIDGE_RMS_NORM_OUT);
+    if (run->im->call.op == RIDGE_RMS_NORM)
+        check_rows(run, dim[0], 1, dim[1], 0, RIDGE_RMS_NORM_OUT);
     else
-        check_rows(&s, dim[0], dim[1], dim[2], dim[3], RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT);
-    *worst = s.worst;
-    return s.worst <= 1;
+        check_rows(run, dim[0], dim[1], dim[2], dim[3], RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT);
 }

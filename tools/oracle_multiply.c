@@ -1,6 +1,5 @@
 /* oracle_multiply.c: the cases of multiply, its factor, and its float64 check. Where out is x and the factor 1, x must
  * be left as it is: the bits of a NaN too, which the reference's bits are the test of. */
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -49,41 +48,16 @@ bool fill_multiply(const test_case *c, const image *im, int arg)
     return true;
 }
 
-static double largest(uint32_t dtype)
+void oracle_multiply(oracle_run *run)
 {
-    return dtype == RIDGE_F16 ? 65504.0 : dtype == RIDGE_BF16 ? 0x1.fep127 : 0x1.fffffep127;
-}
+    const uint32_t out = run->im->call.arg[RIDGE_MULTIPLY_OUT].dtype;
+    const double factor = oracle_in(run, RIDGE_MULTIPLY_FACTOR, 0, 0);
 
-static double ratio_of(double got, double ref, uint32_t dtype)
-{
-    const double bound = 0.5 * dtype_ulp(ref, dtype) + 0x1p-24 * fabs(ref) + 0x1p-149;
+    for (int64_t r = 0; r < run->im->call.dim[0]; r++)
+        for (int64_t j = 0; j < run->im->call.dim[1]; j++) {
+            const double ref = oracle_in(run, RIDGE_MULTIPLY_X, r, j) * factor;
+            const double bound = 0.5 * dtype_ulp(ref, out) + 0x1p-24 * fabs(ref) + 0x1p-149;
 
-    if (isnan(ref) || isnan(got))
-        return isnan(ref) && isnan(got) ? 0 : INFINITY;
-    if (isinf(got) || isinf(ref))
-        return (isinf(ref) && got == ref) ||
-                       (isinf(got) && fabs(ref) + bound >= largest(dtype) && (got > 0) == (ref > 0))
-                   ? 0
-                   : INFINITY;
-    return fabs(got - ref) / bound;
-}
-
-bool oracle_multiply(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
-{
-    const uint32_t x = im->call.arg[RIDGE_MULTIPLY_X].dtype, out = im->call.arg[RIDGE_MULTIPLY_OUT].dtype;
-    const double factor = dtype_load(oracle_address(im, im->host, RIDGE_MULTIPLY_FACTOR, 0, 0), RIDGE_F32);
-
-    *worst = 0;
-    for (int64_t r = 0; r < im->call.dim[0]; r++)
-        for (int64_t j = 0; j < im->call.dim[1]; j++) {
-            const double ref = dtype_load(oracle_address(im, im->host, RIDGE_MULTIPLY_X, r, j), x) * factor;
-            const double ratio = ratio_of(dtype_load(oracle_address(im, got, RIDGE_MULTIPLY_OUT, r, j), out), ref, out);
-
-            if (!(ratio <= *worst)) {
-                *worst = ratio;
-                if (!(ratio <= 1))
-                    snprintf(text, size, "error is %.3g of the bound at row %" PRId64 " column %" PRId64, ratio, r, j);
-            }
+            oracle_note(run, oracle_ratio(oracle_out(run, RIDGE_MULTIPLY_OUT, r, j), ref, bound, out), "out", r, j);
         }
-    return *worst <= 1;
 }

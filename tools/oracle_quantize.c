@@ -1,6 +1,5 @@
 /* oracle_quantize.c: float64 checks of the FP8 and Q8_0 quantisers. Codes are decoded by definition, from tables built
  * here, and compared with the nearest one; nothing is shared with the library's arithmetic. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 
 /* What is under test: x as doubles, packed. */
 typedef struct subject {
+    oracle_run *run;
     const image *im;
     const unsigned char *got;
     double *x;
@@ -16,22 +16,9 @@ typedef struct subject {
     int e5m2;
     double decoded[127]; /* of the codes 0 .. 126, ascending; infinity and NaN of e5m2 left out */
     int codes;
-    double floor, worst;
-    bool pow2, given;
-    char *text;
-    size_t size;
+    double floor;
+    bool pow2;
 } subject;
-
-static void note(subject *s, double ratio, const char *what, int64_t row, int64_t col)
-{
-    if (isnan(ratio)) /* which anything that follows would replace */
-        ratio = INFINITY;
-    if (!(ratio <= s->worst)) {
-        s->worst = ratio;
-        snprintf(s->text, s->size, "%s at row %" PRId64 " column %" PRId64 ": %.3g of the bound", what, row, col,
-                 ratio);
-    }
-}
 
 static void decode_table(subject *s)
 {
@@ -46,11 +33,6 @@ static void decode_table(subject *s)
     }
 }
 
-static double scale_at(const subject *s, int arg, int64_t r, int64_t c)
-{
-    return dtype_load(oracle_address(s->im, s->got, arg, r, c), RIDGE_F32);
-}
-
 /* One code: no farther from x / scale than the nearest code, up to 2^-20 of it. */
 static void check_code(subject *s, uint8_t code, double x, double scale, int64_t row, int64_t col)
 {
@@ -58,11 +40,11 @@ static void check_code(subject *s, uint8_t code, double x, double scale, int64_t
     int low = 0, high = s->codes - 1;
 
     if (isnan(scale) || !(scale > 0) || isinf(scale) || !isfinite(x)) {
-        note(s, code == 0x7f ? 0 : INFINITY, "code of a group that is not finite", row, col);
+        oracle_note(s->run, code == 0x7f ? 0 : INFINITY, "code of a group that is not finite", row, col);
         return;
     }
     if ((code & 0x7f) >= s->codes || (x != 0 && signbit(x) != (code >> 7))) {
-        note(s, INFINITY, "code that is not finite or has the wrong sign", row, col);
+        oracle_note(s->run, INFINITY, "code that is not finite or has the wrong sign", row, col);
         return;
     }
     while (high - low > 1) {
@@ -75,7 +57,7 @@ static void check_code(subject *s, uint8_t code, double x, double scale, int64_t
     }
     best = fmin(fabs(v - s->decoded[low]), fabs(s->decoded[high] - v));
     got = fabs(s->decoded[code & 0x7f] - v);
-    note(s, (got - best) / (v * 0x1p-20 + 0x1p-40), "code", row, col);
+    oracle_note(s->run, (got - best) / (v * 0x1p-20 + 0x1p-40), "code", row, col);
 }
 
 /* A scale from the amax of its group: NaN exactly if that is not finite. */
@@ -84,7 +66,7 @@ static void check_scale(subject *s, double got, double amax, int64_t row, int64_
     double m = fmax(amax, s->floor), want = m / (s->e5m2 ? 57344.0 : 448.0);
 
     if (!isfinite(amax)) {
-        note(s, isnan(got) ? 0 : INFINITY, "scale of a group that is not finite", row, col);
+        oracle_note(s->run, isnan(got) ? 0 : INFINITY, "scale of a group that is not finite", row, col);
         return;
     }
     want = m == 0 ? 1 : fmax(want, 0x1p-126);
@@ -92,9 +74,10 @@ static void check_scale(subject *s, double got, double amax, int64_t row, int64_
         int exponent;
         bool power = frexp(got, &exponent) == 0.5;
 
-        note(s, power && got >= want * (1 - 0x1p-23) && got < 2 * want ? 0 : INFINITY, "power-of-two scale", row, col);
+        oracle_note(s->run, power && got >= want * (1 - 0x1p-23) && got < 2 * want ? 0 : INFINITY, "power-of-two scale",
+                    row, col);
     } else {
-        note(s, fabs(got - want) / dtype_ulp(want, RIDGE_F32), "scale", row, col);
+        oracle_note(s->run, fabs(got - want) / dtype_ulp(want, RIDGE_F32), "scale", row, col);
     }
 }
 
@@ -136,7 +119,7 @@ static void check_form(subject *s, int q, bool block, bool transposed)
     for (int64_t r = 0; r < s->rows; r += high)
         for (int64_t c = 0; c < s->cols; c += wide) {
             int64_t i = block ? r / 128 : transposed ? r / 128 : c / 128, j = block ? c / 128 : transposed ? c : r;
-            double scale = block && transposed ? scale_at(s, q + 1, j, i) : scale_at(s, q + 1, i, j);
+            double scale = block && transposed ? oracle_out(s->run, q + 1, j, i) : oracle_out(s->run, q + 1, i, j);
 
             check_block(s, r, least(high, s->rows - r), c, least(wide, s->cols - c), scale, q, transposed, true);
         }
@@ -151,17 +134,17 @@ static void check_whole(subject *s)
     const int64_t high = row_mode ? 1 : s->rows;
 
     for (int64_t r = 0; r < s->rows; r += high) {
-        double scale = scale_at(s, given ? RIDGE_QUANTIZE_FP8_GIVEN : RIDGE_QUANTIZE_FP8_SCALE, 0, r), amax = 0;
+        double scale = oracle_out(s->run, given ? RIDGE_QUANTIZE_FP8_GIVEN : RIDGE_QUANTIZE_FP8_SCALE, 0, r), amax = 0;
 
         check_block(s, r, high, 0, s->cols, scale, RIDGE_QUANTIZE_FP8_Q, false, !given);
         for (int64_t i = r * s->cols; i < (r + high) * s->cols; i++)
             amax = isfinite(s->x[i]) ? fmax(amax, fabs(s->x[i])) : NAN + amax;
         if (amaxes) {
-            double got = scale_at(s, RIDGE_QUANTIZE_FP8_AMAX, 0, r);
+            double got = oracle_out(s->run, RIDGE_QUANTIZE_FP8_AMAX, 0, r);
 
             for (int64_t i = r * s->cols; i < (r + high) * s->cols; i++)
                 amax = isfinite(s->x[i]) ? amax : NAN;
-            note(s, isnan(amax) ? (isnan(got) ? 0 : INFINITY) : (got == amax ? 0 : INFINITY), "amax", r, 0);
+            oracle_note(s->run, isnan(amax) ? (isnan(got) ? 0 : INFINITY) : (got == amax ? 0 : INFINITY), "amax", r, 0);
         }
     }
 }
@@ -169,16 +152,17 @@ static void check_whole(subject *s)
 static void check_colsum(subject *s)
 {
     for (int64_t c = 0; c < s->cols; c++) {
-        double sum = 0, size = 0, got = scale_at(s, RIDGE_QUANTIZE_FP8_DUAL_COLSUM, 0, c);
+        double sum = 0, size = 0, got = oracle_out(s->run, RIDGE_QUANTIZE_FP8_DUAL_COLSUM, 0, c);
 
         for (int64_t r = 0; r < s->rows; r++) {
             sum += s->x[r * s->cols + c];
             size += fabs(s->x[r * s->cols + c]);
         }
         if (!(size < 1e38)) /* overflow, infinity or NaN: only a NaN must show */
-            note(s, isnan(sum) && !isnan(got) ? INFINITY : 0, "colsum", 0, c);
+            oracle_note(s->run, isnan(sum) && !isnan(got) ? INFINITY : 0, "colsum", 0, c);
         else
-            note(s, fabs(got - sum) / (0x1p-24 * (24 + (double)s->rows / 128) * size + 0x1p-149), "colsum", 0, c);
+            oracle_note(s->run, fabs(got - sum) / (0x1p-24 * (24 + (double)s->rows / 128) * size + 0x1p-149), "colsum",
+                        0, c);
     }
 }
 
@@ -206,12 +190,13 @@ static bool swiglu_elements(subject *s)
     return good;
 }
 
-bool oracle_quantize(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+void oracle_quantize(oracle_run *run)
 {
+    const image *im = run->im;
     const bool swiglu = im->call.op == RIDGE_SWIGLU_QUANTIZE, single = im->call.op == RIDGE_QUANTIZE_FP8;
     const int q = swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q;
     const uint32_t scale = im->call.flags & RIDGE_SCALE, dual = im->call.flags & RIDGE_DUAL;
-    subject s = {.im = im, .got = got, .rows = im->call.dim[0], .cols = im->call.dim[1], .text = text, .size = size};
+    subject s = {.run = run, .im = im, .got = run->got, .rows = im->call.dim[0], .cols = im->call.dim[1]};
     bool good = true;
 
     s.e5m2 = im->call.arg[q].dtype == RIDGE_E5M2;
@@ -223,12 +208,12 @@ bool oracle_quantize(const image *im, const unsigned char *got, double *worst, c
         good = s.x && swiglu_elements(&s);
     else
         for (int64_t i = 0; i < s.rows * s.cols && s.x; i++)
-            s.x[i] = dtype_load(oracle_address(im, im->host, 0, i / s.cols, i % s.cols), im->call.arg[0].dtype);
+            s.x[i] = oracle_in(run, 0, i / s.cols, i % s.cols);
     if (!s.x || !good || s.rows == 0 || s.cols == 0) {
-        snprintf(text, size, "the oracle ran out of memory");
+        if (s.rows && s.cols)
+            oracle_fail(run, "the oracle ran out of memory");
         free(s.x);
-        *worst = 0;
-        return s.rows == 0 || s.cols == 0;
+        return;
     }
     if (single && (scale == RIDGE_SCALE_TENSOR || scale == RIDGE_SCALE_ROW))
         check_whole(&s);
@@ -239,8 +224,6 @@ bool oracle_quantize(const image *im, const unsigned char *got, double *worst, c
     if (im->call.op == RIDGE_QUANTIZE_FP8_DUAL && im->length[RIDGE_QUANTIZE_FP8_DUAL_COLSUM])
         check_colsum(&s);
     free(s.x);
-    *worst = s.worst;
-    return s.worst <= 1;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ Q8_0 */
@@ -257,44 +240,43 @@ static void check_q8_0_block(subject *s, int64_t r, int64_t b)
     }
     want = amax / 127;
     if (!finite)
-        note(s, isnan(d) ? 0 : INFINITY, "d of a block that is not finite", r, b);
+        oracle_note(s->run, isnan(d) ? 0 : INFINITY, "d of a block that is not finite", r, b);
     else if (want >= 65520)
-        note(s, isinf(d) ? 0 : INFINITY, "d above the range of f16", r, b);
+        oracle_note(s->run, isinf(d) ? 0 : INFINITY, "d above the range of f16", r, b);
     else
-        note(s, fabs(d - want) / (0.5 * dtype_ulp(want, RIDGE_F16) + want * 0x1p-22), "d", r, b);
+        oracle_note(s->run, fabs(d - want) / (0.5 * dtype_ulp(want, RIDGE_F16) + want * 0x1p-22), "d", r, b);
     for (int i = 0; i < 32; i++) {
         int code = (int8_t)block[2 + i];
         double v = finite && want >= 0x1p-127 ? s->x[r * s->cols + b * 32 + i] / want : code;
 
-        note(s, finite || code == 0 ? fabs(code - v) / (0.5 + 0x1p-16) : INFINITY, "code", r, b * 32 + i);
+        oracle_note(s->run, finite || code == 0 ? fabs(code - v) / (0.5 + 0x1p-16) : INFINITY, "code", r, b * 32 + i);
     }
 }
 
-bool oracle_q8_0(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+void oracle_q8_0(oracle_run *run)
 {
-    subject s = {.im = im, .got = got, .rows = im->call.dim[0], .cols = im->call.dim[1], .text = text, .size = size};
+    const image *im = run->im;
+    subject s = {.run = run, .im = im, .got = run->got, .rows = im->call.dim[0], .cols = im->call.dim[1]};
 
     s.x = malloc(((size_t)(s.rows * s.cols) + 1) * sizeof *s.x);
     if (!s.x) {
-        snprintf(text, size, "the oracle ran out of memory");
-        return false;
+        oracle_fail(run, "the oracle ran out of memory");
+        return;
     }
     if (im->call.op == RIDGE_Q8_0_QUANTIZE)
         for (int64_t i = 0; i < s.rows * s.cols; i++)
-            s.x[i] = dtype_load(oracle_address(im, im->host, 0, i / s.cols, i % s.cols), im->call.arg[0].dtype);
+            s.x[i] = oracle_in(run, 0, i / s.cols, i % s.cols);
     for (int64_t r = 0; r < s.rows; r++)
         for (int64_t b = 0; b < s.cols / 32; b++) {
             if (im->call.op == RIDGE_Q8_0_QUANTIZE) {
                 check_q8_0_block(&s, r, b);
                 continue;
             }
-            const uint8_t *raw = oracle_address(im, got, RIDGE_Q8_0_REPACK_BLOCKS, r, b * 34);
-            bool equal = memcmp(raw, oracle_address(im, got, RIDGE_Q8_0_REPACK_SCALES, r, b), 2) == 0 &&
-                         memcmp(raw + 2, oracle_address(im, got, RIDGE_Q8_0_REPACK_CODES, r, b * 32), 32) == 0;
+            const uint8_t *raw = oracle_address(im, run->got, RIDGE_Q8_0_REPACK_BLOCKS, r, b * 34);
+            bool equal = memcmp(raw, oracle_address(im, run->got, RIDGE_Q8_0_REPACK_SCALES, r, b), 2) == 0 &&
+                         memcmp(raw + 2, oracle_address(im, run->got, RIDGE_Q8_0_REPACK_CODES, r, b * 32), 32) == 0;
 
-            note(&s, equal ? 0 : INFINITY, "block", r, b);
+            oracle_note(run, equal ? 0 : INFINITY, "block", r, b);
         }
     free(s.x);
-    *worst = s.worst;
-    return s.worst <= 1;
 }

@@ -4,8 +4,8 @@
 
 #include "test.h"
 
-/* The families of ops that a fault makes sense for. */
-enum { ALL_OPS = 0, SWIGLU_OPS, INVARIANT_OPS, EXACT_OPS, GEMM_OPS, CE_OPS, LINEAR_CE_OPS, CE_LOSS_OPS };
+/* The families of ops that a fault makes sense for, or of rows. */
+enum { ALL_OPS = 0, SWIGLU_OPS, INVARIANT_OPS, EXACT_ROWS, GEMM_OPS, CE_OPS, LINEAR_CE_OPS, CE_LOSS_OPS };
 
 typedef struct teeth_fault {
     const char *name;

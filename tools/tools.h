@@ -100,10 +100,11 @@ typedef struct image {
     fill_kind fill;
     /* For timing only: the host has the first IMAGE_PERIOD rows of the inputs, and the others repeat them. */
     bool periodic;
-    /* The oracle's float64 reference and bound of every output element; filled on first use, so that it is computed
-     * once for all rows and runs of a case. */
+    /* What the oracle computes on first use, once for all rows and runs of a case: the float64 reference and bound of
+     * every output element. */
     struct image_memo {
         double *reference, *bound;
+        unsigned char *bits[4]; /* the image as Hopper's rows of gemm_fp8 leave it, k in 1, 2, 4 or 8 runs */
     } * memo;
 } image;
 
@@ -128,7 +129,8 @@ ridge_call image_call(const image *im, void *base);
 ridge_status image_reference(const image *im, unsigned char *expected);
 /* Compares; on a mismatch writes what, where and the values into text and returns false. */
 bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
-/* What the row's contract promises of one run: the reference's bits, or the bound and nothing else written. */
+/* What the row's contract promises of one run: the reference's bits, or the bound and nothing else written; of rows
+ * whose bits are known those bits, and the bound only where random data was promised to be within it. */
 bool image_judge(const image *im, const ridge_kernel *kernel, const unsigned char *expected, const unsigned char *got,
                  char *text, size_t size);
 /* The float64 bound of the op on the outputs of `got`; worst receives the largest error / bound. */
@@ -138,8 +140,11 @@ bool image_close(const image *im, const unsigned char *got, double *worst, char 
 bool fill_decode(const test_case *c, const image *im, int arg, uint64_t seed);
 
 uint64_t random_next(uint64_t *state);
-double dtype_load(const void *memory, uint32_t dtype); /* one element as a double */
-double dtype_ulp(double value, uint32_t dtype);        /* spacing of the dtype at |value| */
+float random_normal(uint64_t *state);                        /* close to N(0,1): the sum of four uniform numbers */
+double dtype_load(const void *memory, uint32_t dtype);       /* one element as a double */
+void dtype_store(void *memory, uint32_t dtype, float value); /* f32, bf16 or f16 */
+double dtype_ulp(double value, uint32_t dtype);              /* spacing of the dtype at |value| */
+double dtype_unit(uint32_t dtype);                           /* of rounding: half of that at 1 */
 
 /* -------------------------------------------------------------------------------------------------------- the verbs */
 
