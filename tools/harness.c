@@ -451,6 +451,14 @@ ridge_call image_call(const image *im, void *base)
 
 /* ------------------------------------------------------------------------------------------------------ comparison */
 
+static bool some_row_is_exact(uint32_t op)
+{
+    for (int i = 0; ridge_kernel_at(i); i++)
+        if (ridge_kernel_at(i)->op == op && (ridge_kernel_at(i)->contract & RIDGE_EXACT))
+            return true;
+    return false;
+}
+
 ridge_status image_reference(const image *im, unsigned char *expected)
 {
     ridge_device *cpu;
@@ -462,6 +470,10 @@ ridge_status image_reference(const image *im, unsigned char *expected)
     if (status)
         return status;
     copy_all(expected, im->host, im->bytes);
+    if (im->fill == FILL_PERIOD && !some_row_is_exact(im->call.op)) {
+        ridge_close(cpu);
+        return RIDGE_OK;
+    }
     call.kernel = NULL;
     status = ridge_workspace_bytes(cpu, &call, &bytes);
     if (!status && bytes)
