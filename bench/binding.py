@@ -5,13 +5,13 @@ import sys
 import torch
 
 
-def library(path):
-    """The open GPU of the libridge.so at `path` (None: the package's own), for this process's whole package."""
+def library(path, device="cuda"):
+    """The open device of the libridge.so at `path` (None: the package's own), for this process's whole package."""
     if path:
         os.environ["RIDGE_LIBRARY"] = path
     sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
     from ridge import _core
-    return _core.device("cuda")
+    return _core.device(device)
 
 
 def call(op, dims, operands, flags=0, kernel=None, **options):

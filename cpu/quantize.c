@@ -422,6 +422,8 @@ static void tiles(const quantize_vectors *v, const quantize_args *a)
     }
 }
 
+/* Two threads of a core are often 4 or 8 rows of tiles apart: after 8, rows begin two strips further, so that both do
+ * not use the same sets of the caches. */
 static void strips(const quantize_vectors *v, const quantize_args *a)
 {
     const int64_t wide = QUANTIZE_STRIP / a->size, across = (a->cols + wide - 1) / wide;
@@ -433,9 +435,9 @@ static void strips(const quantize_vectors *v, const quantize_args *a)
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < groups(a->rows) * across; t++) {
-            const int64_t col = t % across * wide;
+            const int64_t tr = t / across, col = (t + tr / 8 * 2) % across * wide;
 
-            v->blocks(&mine, t / across, col, least(wide, a->cols - col), col + 2 * wide <= a->cols);
+            v->blocks(&mine, tr, col, least(wide, a->cols - col), col + 2 * wide <= a->cols);
         }
         finish(a, mode);
     }

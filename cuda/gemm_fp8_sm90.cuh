@@ -42,6 +42,7 @@ typedef struct gemm_args {
     int64_t stride;       /* of D, elements */
     int m, n, blocks;     /* blocks of k */
     int items_m, items_n; /* clusters of tiles */
+    int last;             /* row at which a tile begins at the latest */
     int slice;            /* rows of A that a CTA loads of a tile, when T::FEW */
     int groups;           /* warpgroups that have rows, when T::FEW */
     int plain;            /* items that one cluster does; the others are shared: */
@@ -214,33 +215,40 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
     }
 }
 
-/* One warp, where TMA cannot: the scales of every stage that pass through shared memory. Nothing is shared then. */
+/* One warp, where TMA cannot: the scales of every stage that pass through shared memory. As few instructions as can be:
+ * while matrix instructions run, all others issue at a third of the clock. */
 template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
+    enum { A = T::BM / 32, B = MODE == SCALE_COLUMN ? T::BN / 32 : 0 };
+    const int64_t step = p.block_a ? 1 : p.ld_a;
     const int lane = threadIdx.x % 32;
-    uint32_t n = 0;
+    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
+    gemm_piece piece;
 
     ptx_grid_wait();
-    for (int item = blockIdx.x / (T::CM * T::CN); item < p.plain; item += gridDim.x / (T::CM * T::CN)) {
-        int row, col;
+    for (int number = 0; piece = gemm_piece_at<T>(p, number), piece.end; number++) {
+        const float *from[A + B]; /* of this lane, block after block */
 
-        gemm_locate<T>(p, item, &row, &col);
-        for (int kb = 0; kb < p.blocks; kb++, n++) {
-            const uint32_t stage = n % gemm_stages<T>(p);
-
-            ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (n / gemm_stages<T>(p) & 1) ^ 1);
 #pragma unroll
-            for (int i = lane; i < T::BM; i += 32) {
-                const int r = min(row + i, p.m - 1);
+        for (int i = 0; i < A + B; i++) {
+            const int row = min(piece.row + lane + 32 * i, p.m - 1),
+                      col = min(piece.col + lane + 32 * (i - A), p.n - 1);
 
-                ptx_copy_async4(ptx_shared(&s->scale_a[stage][i]),
-                                p.block_a ? p.scale_a + r / 128 * p.ld_a + kb : p.scale_a + kb * p.ld_a + r);
+            from[i] = i >= A ? p.scale_b + col : p.scale_a + (p.block_a ? row / 128 * p.ld_a : row);
+            from[i] += piece.begin * (i < A ? step : p.ld_b);
+        }
+#pragma unroll 1
+        for (int kb = piece.begin; kb < piece.end; kb++) {
+            ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
+#pragma unroll
+            for (int i = 0; i < A + B; i++) {
+                ptx_copy_async4(i < A ? ptx_shared(&s->scale_a[ring.stage][lane + 32 * i])
+                                      : ptx_shared(&s->scale_b[ring.stage][lane + 32 * (i - A)]),
+                                from[i]);
+                from[i] += i < A ? step : p.ld_b;
             }
-            if (MODE == SCALE_COLUMN)
-#pragma unroll
-                for (int i = lane; i < T::BN; i += 32)
-                    ptx_copy_async4(ptx_shared(&s->scale_b[stage][i]), p.scale_b + kb * p.ld_b + min(col + i, p.n - 1));
-            ptx_copy_async_arrive(ptx_shared(&s->full[stage]));
+            ptx_copy_async_arrive(ptx_shared(&s->full[ring.stage]));
+            gemm_advance<T::STAGES>(&ring);
         }
     }
 }
@@ -478,7 +486,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
             gemm_cut_scales<T, MODE, T::FACTOR ? 96 : 128>(s);
         else if (T::FACTOR)
             gemm_cut_scales<T, MODE, T::FACTOR ? 64 : 128>(s);
-        else if (threadIdx.x == (T::WIDE ? 32 : 64)) /* nothing is shared where warp 1 loads scales */
+        else if (threadIdx.x == (T::WIDE ? 32 : 64)) /* WIDE shares nothing where warp 1 loads scales */
             gemm_publish<T>(p, s->left);
         else if (T::WIDE && threadIdx.x == 64)
             gemm_carry<T, MODE>(p, s);

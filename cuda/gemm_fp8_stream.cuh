@@ -32,12 +32,19 @@ static __device__ __forceinline__ uint32_t stream_place(const stream_args &p, in
                       lane * (N == 8 ? 8 : 16));
 }
 
+/* This warp of its warpgroup, the same for all lanes as the compiler sees it: branches on it keep warps whole, without
+ * which descriptors would be made lane by lane. */
+static __device__ __forceinline__ int stream_warp(void)
+{
+    return __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
+}
+
 /* A finished slice: sends the units that others finish. */
 template <int N>
 static __device__ __forceinline__ void stream_send(const stream_args &p, stream_memory<N> *s, int rank, int slot,
                                                    uint32_t turn, const float *fin)
 {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, split = 1 << p.shift;
+    const int warp = stream_warp(), lane = threadIdx.x % 32, split = 1 << p.shift;
     const stream_units units = stream_count(p, rank);
 
     /* All have read the previous slice's, so its phase of sums_full is over and the next may be announced. */
@@ -205,8 +212,9 @@ template <int N, int MODE>
 static __device__ __forceinline__ void stream_finish(const stream_args &p, stream_memory<N> *s, const stream_share &a,
                                                      int slice, int slot, uint32_t turn, const float *scale, float *fin)
 {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, split = 1 << p.shift;
+    const int warp = stream_warp(), lane = threadIdx.x % 32, split = 1 << p.shift;
     const stream_units units = stream_count(p, a.rank);
+    float own = scale[0]; /* not scale[half]: local memory, stored before the first stage and after its loads */
 
     if (split == 1 && p.whole) {
         if (p.dtype == RIDGE_BF16)
@@ -219,10 +227,12 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
     for (int half = 0; half < 2; half++) {
         const int unit = 2 * warp + half, row = slice * p.high + unit * 8 + lane / 4;
 
-        if (half) /* one copy of the code below does both */
+        if (half) { /* one copy of the code below does both */
+            own = scale[1];
 #pragma unroll
             for (int i = 0; i < N / 4; i++)
                 fin[i / 2 * 4 + i % 2] = fin[i / 2 * 4 + 2 + i % 2];
+        }
         if ((unit & (split - 1)) != a.rank || unit >= units.all)
             continue;
         if (split > 1) {
@@ -233,35 +243,49 @@ static __device__ __forceinline__ void stream_finish(const stream_args &p, strea
                 ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
         }
         if (p.whole && p.dtype == RIDGE_BF16)
-            stream_store_unit<N, MODE, RIDGE_BF16>(p, s, slice * p.high + unit * 8, scale[half], fin);
+            stream_store_unit<N, MODE, RIDGE_BF16>(p, s, slice * p.high + unit * 8, own, fin);
         else if (p.whole)
-            stream_store_unit<N, MODE, RIDGE_F16>(p, s, slice * p.high + unit * 8, scale[half], fin);
+            stream_store_unit<N, MODE, RIDGE_F16>(p, s, slice * p.high + unit * 8, own, fin);
         else if (row < p.n && p.dtype == RIDGE_BF16)
-            stream_store<N, MODE, RIDGE_BF16>(p, s, row, scale[half], fin);
+            stream_store<N, MODE, RIDGE_BF16>(p, s, row, own, fin);
         else if (row < p.n && p.dtype == RIDGE_F16)
-            stream_store<N, MODE, RIDGE_F16>(p, s, row, scale[half], fin);
+            stream_store<N, MODE, RIDGE_F16>(p, s, row, own, fin);
         else if (row < p.n)
-            stream_store<N, MODE, RIDGE_F32>(p, s, row, scale[half], fin);
+            stream_store<N, MODE, RIDGE_F32>(p, s, row, own, fin);
     }
     __syncwarp(); /* lanes without rows or tokens are back before what wants whole warps */
 }
 
-/* What the sums of a block are multiplied by, in the order of fin. scale_w: of a slot; bit h of which: the scale of the
- * rows of half h. */
+/* The scales of a block that a thread's sums are multiplied by: of its N / 4 tokens, of its two rows of weights
+ * (bit h of `which`: the scale of the rows of half h). */
+template <int N> struct stream_scales {
+    float2 x[N / 8];
+    float upper, lower;
+};
+
 template <int N>
-static __device__ __forceinline__ void stream_factors(const float *scale_x, const float *scale_w, uint32_t which,
-                                                      float *factor)
+static __device__ __forceinline__ stream_scales<N> stream_fetch(const stream_memory<N> *s, uint32_t block, int slot,
+                                                                uint32_t which)
 {
-    const float upper = scale_w[which & 1], lower = scale_w[which >> 1];
+    stream_scales<N> v;
 
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        const float2 v = *(const float2 *)(scale_x + 8 * j + threadIdx.x % 4 * 2);
+    for (int j = 0; j < N / 8; j++)
+        v.x[j] = *(const float2 *)&s->scale_x[block][8 * j + threadIdx.x % 4 * 2];
+    v.upper = s->scale_w[block][slot][which & 1];
+    v.lower = s->scale_w[block][slot][which >> 1];
+    return v;
+}
 
-        factor[4 * j] = v.x * upper;
-        factor[4 * j + 1] = v.y * upper;
-        factor[4 * j + 2] = v.x * lower;
-        factor[4 * j + 3] = v.y * lower;
+/* What the sums of a block are multiplied by, in the order of fin. */
+template <int N> static __device__ __forceinline__ void stream_factors(const stream_scales<N> &v, float *factor)
+{
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        factor[4 * j] = v.x[j].x * v.upper;
+        factor[4 * j + 1] = v.x[j].y * v.upper;
+        factor[4 * j + 2] = v.x[j].x * v.lower;
+        factor[4 * j + 3] = v.x[j].y * v.lower;
     }
 }
 
@@ -299,6 +323,21 @@ typedef struct stream_reader {
     stream_ring w, x;
 } stream_reader;
 
+/* Waits for a reader's stage of weights, and hands it back. */
+static __device__ __forceinline__ void stream_open(const stream_reader *r)
+{
+    ptx_mbarrier_wait(r->full + 8 * r->w.stage, r->w.phase);
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void stream_close(stream_reader *r)
+{
+    __syncwarp(); /* the warp has read the stage */
+    if (threadIdx.x % 32 == 0)
+        ptx_mbarrier_arrive(r->empty + 8 * r->w.stage);
+    stream_advance(&r->w, r->stages);
+}
+
 /* C blocks of a slice, a whole stage: T blocks' matrix instructions are under way while those before are added up. What
  * these are multiplied by is there before the wait. */
 template <int N, int MODE, int FORMATS, int C>
@@ -308,12 +347,16 @@ static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, c
     enum { T = TOGETHER(N), ALL = C / T };
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(N) + first * (N * BK),
                    w = r->boxes + r->w.stage * C * r->box;
+    stream_scales<N> scales[C] = {};
     float acc[2][T][N / 2], factor[T][N / 2];
 
+    if (MODE == SCALE_BLOCK)
+#pragma unroll
+        for (int u = 0; u < C; u++)
+            scales[u] = stream_fetch<N>(s, first + u, slot, which);
+    stream_open(r);
 #pragma unroll
     for (int u = 0; u <= ALL; u++) {
-        const uint32_t done = first + (u - 1) * T;
-
         if (u < ALL)
             stream_issue<N, FORMATS, T>(w + u * T * r->box, x + u * T * (N * BK), r->box, acc[u % 2]);
         if (u == 0)
@@ -321,7 +364,7 @@ static __device__ __forceinline__ void stream_whole(const stream_memory<N> *s, c
         if (MODE == SCALE_BLOCK)
 #pragma unroll
             for (int t = 0; t < T; t++)
-                stream_factors<N>(s->scale_x[done + t], s->scale_w[done + t][slot], which, factor[t]);
+                stream_factors<N>(scales[(u - 1) * T + t], factor[t]);
         if (u < ALL)
             wgmma_wait_before();
         else
@@ -341,29 +384,15 @@ static __device__ __forceinline__ void stream_rest(const stream_memory<N> *s, co
                    w = r->boxes + r->w.stage * chunk * r->box;
     float acc[1][N / 2], factor[N / 2];
 
+    stream_open(r);
 #pragma unroll 1
     for (int j = 0; j < length; j++) {
         stream_issue<N, FORMATS, 1>(w + j * r->box, x + j * (N * BK), r->box, acc);
         if (MODE == SCALE_BLOCK)
-            stream_factors<N>(s->scale_x[first + j], s->scale_w[first + j][slot], which, factor);
+            stream_factors<N>(stream_fetch<N>(s, first + j, slot, which), factor);
         wgmma_wait();
         stream_promote<N, MODE>(factor, acc[0], fin);
     }
-}
-
-/* Waits for a reader's stage of weights, and hands it back. */
-static __device__ __forceinline__ void stream_open(const stream_reader *r)
-{
-    ptx_mbarrier_wait(r->full + 8 * r->w.stage, r->w.phase);
-    __syncwarp();
-}
-
-static __device__ __forceinline__ void stream_close(stream_reader *r)
-{
-    __syncwarp(); /* the warp has read the stage */
-    if (threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive(r->empty + 8 * r->w.stage);
-    stream_advance(&r->w, r->stages);
 }
 
 /* A stage of weights of a slice. */
@@ -371,7 +400,6 @@ template <int N, int MODE, int FORMATS>
 static __device__ __forceinline__ void stream_stage(const stream_memory<N> *s, stream_reader *r, int chunk, int length,
                                                     int slot, uint32_t which, float *fin)
 {
-    stream_open(r);
     if (length < chunk)
         stream_rest<N, MODE, FORMATS>(s, r, chunk, length, slot, which, fin);
     else if (chunk == CHUNK_MOST)

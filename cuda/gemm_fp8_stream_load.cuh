@@ -30,7 +30,7 @@ enum { CHUNK_MOST = 4 };
 #define X_MOST(n) ((n) == 64 ? 16 : 40)
 
 typedef struct stream_args {
-    CUtensorMap w, x, tokens_scales;
+    CUtensorMap w, x, tokens_scales, d;
     const float *scale_x, *scale_w;
     int64_t ld_x, ld_w; /* of the scale tables; 0: one scale for the tensor */
     char *out;
@@ -38,7 +38,9 @@ typedef struct stream_args {
     int64_t stride;                        /* of D, elements */
     int m, n, blocks, slices, high, shift; /* k is split in 1 << shift */
     int chunk;                             /* blocks of a stage: 4 or 2 */
-    int x_stages, w_stages, ahead;
+    int x_stages, w_stages;
+    int ahead;              /* slices whose first stage is asked into L2 while the grid before ends */
+    int beyond;             /* slices whose first stage behind the ring is */
     int boxes, sums, bytes; /* of shared memory: where the ring of weights and the partial sums begin, all */
     int box;                /* bytes of a slice's rows of one block */
     int lines;              /* the maps have lines of 128 bytes as their third dimension: whole stages an instruction */
@@ -47,6 +49,10 @@ typedef struct stream_args {
     /* gemm_fp8_stream_tokens.cuh: */
     int rows;                         /* of a box of tokens, a multiple of 8 */
     int most, begins[SPLIT_MOST + 1]; /* rank r finishes units of 8 rows begins[r] to begins[r + 1] of a slice */
+    /* units of 8 rows of a slice that each rank finishes and TMA stores, 0: it can not; where in shared memory, the
+     * bits of an address that its place in the swizzle's pattern turns over */
+    int leave_units, leave;
+    uint32_t leave_mask;
     int whole; /* eight neighbours of D can be stored at a time: 16 bits, aligned, nothing added */
 } stream_args;
 
@@ -116,7 +122,8 @@ static __device__ __forceinline__ void stream_prefetch(const stream_args &p, con
 
 /* One thread: the stages of weights, pass by pass: the first slice's, then the second's, ... A warpgroup has a ring of
  * its own: stages may be filled out of order, and one that does not wait for the other's could take an older phase of a
- * common barrier for the one it wants. */
+ * common barrier for the one it wants. With settled weights and many tokens the ring is full long before these have
+ * come; then L2 is asked for a stage more. */
 template <int N> static __device__ void stream_load_weights(const stream_args &p, stream_memory<N> *s, stream_share a)
 {
     const uint64_t policy = ptx_policy_evict_first();
@@ -147,6 +154,8 @@ template <int N> static __device__ void stream_load_weights(const stream_args &p
                     for (int i = 0; i < p.chunk; i++)
                         ptx_tma_load_2d_policy(to + (uint32_t)(i * p.box), &p.w, (kb + i) * BK, row, full + 8 * stage,
                                                policy);
+                if (g < p.beyond && kb == a.begin && slice == a.first && p.lines && kb + (int)stages * p.chunk < a.end)
+                    ptx_tma_prefetch_3d(&p.w, 0, row, kb + (int)stages * p.chunk);
                 stream_advance(&r, stages);
                 if (g % 2)
                     odd = r;

@@ -17,6 +17,8 @@
  * sums_full[slot]: the partial sums of a slot's slice have come from all others; sums_free[slot]: all finishers of the
  * cluster have read theirs, so the next slice's may be sent (none after the last slice: the receiver may have left).
  *
+ * Results of many tokens leave through shared memory and TMA, a warp's 16 tokens in a box.
+ *
  * A CTA's first stages of weights are asked into L2 before the previous kernel has ended: that is right whatever that
  * kernel writes, since all writes meet in L2.
  *
@@ -180,6 +182,32 @@ static void share_units(stream_args *p, const stream_cut *cut)
     }
 }
 
+/* Bytes of weights of the CTA that has most. */
+static int64_t bytes_of(const stream_cut *cut)
+{
+    return cut->blocks * BK * cut->most * cut->high;
+}
+
+/* Bytes of weights of a CTA up to which how it starts is a large part of the whole. */
+enum { BRIEF = 1000 * 1000 };
+
+/* A start that waits for the grid before, and is a large part of the whole. */
+static bool starts_cold(const stream_args *p, const stream_cut *cut)
+{
+    return !p->settled && bytes_of(cut) <= BRIEF;
+}
+
+/* Results of many tokens leave by TMA where all ranks finish as many units; then a box is all of a rank's. */
+static void share_out(stream_args *p, const stream_cut *cut, int tokens)
+{
+    const int split = 1 << cut->shift, units = cut->high / 8;
+
+    if (tokens < 3 || split > 2 || !p->whole || p->begins[1] * split != units)
+        return;
+    p->leave_units = units / split;
+    p->leave_mask = p->leave_units == 8 ? 0x70 : p->leave_units == 4 ? 0x30 : p->leave_units == 2 ? 0x10 : 0;
+}
+
 /* Shares out `bytes` of shared memory with p->chunk blocks a stage: sums, and the longest rings that fit. False: they
  * do not. */
 static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int mode, int bytes)
@@ -192,10 +220,11 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
     const int more = ROWS * BK - p->box; /* a slice's reads are of 64 rows */
     const int64_t passes = (cut->most + SLOTS - 1) / SLOTS, all = (cut->blocks + p->chunk - 1) / p->chunk * passes;
 
-    /* Few weights that could all be on their way at once: the tokens would come behind them, and scales behind both. */
+    /* Few weights that could all be on their way at once: the tokens would come behind them, and scales behind both. So
+     * too at a cold start: up to 1.4 us of 17 are lost with four stages instead of two. */
     const bool few = tokens == 3 && all <= 4;
 
-    for (int stages = few ? 2 : W_MOST; stages >= 2; stages--) {
+    for (int stages = few || starts_cold(p, cut) ? 2 : W_MOST; stages >= 2; stages--) {
         const int ahead = (stages + turns - 1) / turns + (few && mode == SCALE_BLOCK ? 0 : 1),
                   most = x_most[tokens] / p->chunk;
 
@@ -206,7 +235,8 @@ static bool lay_out_chunk(stream_args *p, const stream_cut *cut, int tokens, int
         p->w_stages = stages;
         p->boxes = fixed[tokens] + p->x_stages * x_stage;
         p->sums = p->boxes + GROUPS * stages * stage + more;
-        p->bytes = p->sums + sums;
+        p->leave = (p->sums + sums + PLACE - 1) / PLACE * PLACE;
+        p->bytes = p->leave_units ? p->leave + 4 * GROUPS * 16 * 16 * p->leave_units : p->sums + sums;
         if (p->bytes <= bytes)
             return true;
     }
@@ -253,16 +283,10 @@ static stream_args collect(const ridge_call *call)
     return p;
 }
 
-/* Bytes of weights of the CTA that has most. */
-static int64_t bytes_of(const stream_cut *cut)
-{
-    return cut->blocks * BK * cut->most * cut->high;
-}
-
 /* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
 static int takes_all(const ridge_call *call, const stream_cut *cut)
 {
-    return bytes_of(cut) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 500 : 700) * 1000;
+    return bytes_of(cut) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 300 : 700) * 1000;
 }
 
 /* The tensor maps of x, of its scales and of w: by lines, or by blocks where a last block is not whole. */
@@ -277,6 +301,14 @@ static ridge_status map_all(const ridge_device *device, const ridge_call *call, 
     if (p->scales_box) { /* boxes begin at multiples of 128 bytes of shared memory */
         status = host_tensor_map_l2(device, &p->tokens_scales, RIDGE_F32, p->scale_x, p->m, p->blocks, p->ld_x,
                                     8 << tokens, p->chunk, 0, promotion);
+        if (status)
+            return status;
+    }
+    if (p->leave_units) { /* boxes of a warp's 16 tokens */
+        const int width = p->leave_units * 16;
+
+        status = host_tensor_map_l2(device, &p->d, p->dtype, p->out, p->n, p->m, p->stride, width / 2, 16,
+                                    p->leave_mask ? width : 0, promotion);
         if (status)
             return status;
     }
@@ -323,13 +355,16 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.high = cut.high;
     p.slices = cut.slices;
     p.box = cut.high * BK;
+    share_out(&p, &cut, tokens);
     if ((takes_all(call, &cut) || !lay_out(&p, &cut, tokens, mode, HALF)) && !lay_out(&p, &cut, tokens, mode, FULL))
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: no room for two stages", kernel->name);
     /* of up to 8 tokens one instruction of a warp brings as many */
     if (mode == SCALE_BLOCK && tokens > 0 && ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
         p.scales_box = p.chunk * (8 << tokens) * 4;
     /* measured: 3 to 7 % less time at 15 MB, none lost up to 84 MB, 1 to 2 % lost from 235 MB on */
-    p.ahead = bytes_of(&cut) > 1000 * 1000 ? 0 : p.bytes > HALF ? GROUPS : 1;
+    p.ahead = bytes_of(&cut) > BRIEF ? 0 : p.bytes > HALF ? GROUPS : 1;
+    /* measured: 1 to 3 % less time, but 5 % more where the ring is half of all */
+    p.beyond = p.settled && p.m > 32 && bytes_of(&cut) <= BRIEF && cut.blocks > 4 * p.chunk ? GROUPS : 0;
     status = map_all(device, call, tokens, &p);
     if (status)
         return status;

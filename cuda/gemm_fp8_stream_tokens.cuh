@@ -52,30 +52,37 @@ static __device__ __forceinline__ void tokens_promote(const tokens_factors &f, i
     }
 }
 
-/* C blocks of a slice, a whole stage: a block's matrix instructions are under way while the one before is added up. */
+/* C blocks of a slice, a whole stage: a block's matrix instructions are under way while the one before is added up.
+ * The factors are there before the weights: between matrix instructions their loads held those back. (For 64 rows there
+ * are registers for one block only.) */
 template <int H, int MODE, int FORMATS, int C>
 static __device__ __forceinline__ void tokens_whole(const stream_memory<64> *s, const stream_reader *r, int slot,
                                                     int edge, float *fin)
 {
+    enum { EARLY = H < 64 ? C : 1 };
     const uint32_t first = r->x.stage * C, x = r->base + FIXED(64) + first * r->x_box,
                    w = r->boxes + r->w.stage * C * r->box;
+    tokens_factors f[C] = {};
     float acc[2][H / 2];
 
+    if (MODE == SCALE_BLOCK)
+#pragma unroll
+        for (int u = 0; u < EARLY; u++)
+            f[u] = tokens_scales(s->scale_x[first + u], s->scale_w[first + u][slot]);
+    stream_open(r);
 #pragma unroll
     for (int u = 0; u <= C; u++) {
-        tokens_factors f = {};
-
         if (u < C)
             tokens_issue<H, FORMATS>(x + u * r->x_box, w + u * r->box, acc[u % 2]);
         if (u == 0)
             continue;
-        if (MODE == SCALE_BLOCK)
-            f = tokens_scales(s->scale_x[first + u - 1], s->scale_w[first + u - 1][slot]);
+        if (MODE == SCALE_BLOCK && u > EARLY)
+            f[u - 1] = tokens_scales(s->scale_x[first + u - 1], s->scale_w[first + u - 1][slot]);
         if (u < C)
             wgmma_wait_before();
         else
             wgmma_wait();
-        tokens_promote<H, MODE>(f, edge, acc[(u - 1) % 2], fin);
+        tokens_promote<H, MODE>(f[u - 1], edge, acc[(u - 1) % 2], fin);
     }
 }
 
@@ -88,6 +95,7 @@ static __device__ __forceinline__ void tokens_rest(const stream_memory<64> *s, c
                    w = r->boxes + r->w.stage * chunk * r->box;
     float acc[H / 2];
 
+    stream_open(r);
 #pragma unroll 1
     for (int j = 0; j < length; j++) {
         tokens_factors f = {};
@@ -105,7 +113,6 @@ template <int H, int MODE, int FORMATS>
 static __device__ __forceinline__ void tokens_stage(const stream_memory<64> *s, stream_reader *r, int chunk, int length,
                                                     int slot, int edge, float *fin)
 {
-    stream_open(r);
     if (length < chunk)
         tokens_rest<H, MODE, FORMATS>(s, r, chunk, length, slot, edge, fin);
     else if (chunk == CHUNK_MOST)
@@ -295,6 +302,26 @@ template <int H> static __device__ __forceinline__ void tokens_up(int by, float 
         fin[i] = i + 4 * by < H / 2 ? fin[i + 4 * by] : 0.0f;
 }
 
+/* The registers of the second `units` of a slice take the place of the first. */
+template <int H> static __device__ __forceinline__ void tokens_down(int units, float *fin)
+{
+#pragma unroll
+    for (int u = 1; u <= H / 16; u++)
+        if (u == units)
+#pragma unroll
+            for (int i = 0; i < 4 * u; i++)
+                fin[i] = fin[i + 4 * u];
+}
+
+/* v becomes the sum of both CTAs' partial sums of a unit, in either order. */
+static __device__ __forceinline__ void tokens_sum_two(const stream_args &p, const stream_memory<64> *s, int slot,
+                                                      int unit, float *v)
+{
+    const float4 x = *(const float4 *)((const uint8_t *)s + tokens_place(p, slot, 0, unit, threadIdx.x % 128));
+
+    v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
+}
+
 /* The units of a slice that are this CTA's own: the others' partial sums are added, the results stored. Two units a
  * turn, which the registers of all others move up for: code that runs once costs what fetching it takes. */
 template <int H, int MODE>
@@ -343,6 +370,59 @@ static __device__ __forceinline__ void tokens_end(const stream_args &p, stream_m
         ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
 }
 
+/* The units of a slice that are this CTA's own where k is split in two at most: results go to shared memory, from where
+ * TMA takes a warp's 16 tokens as whole rows. Straight code, two units at a time. */
+template <int H, int MODE, int DTYPE>
+static __device__ __forceinline__ void tokens_leave(const stream_args &p, stream_memory<64> *s, const stream_share &a,
+                                                    int slice, int slot, uint32_t turn, const tokens_rows &rows,
+                                                    float *fin)
+{
+    const int lane = threadIdx.x % 32, warp = stream_warp(), token = warp * 16 + lane / 4, count = p.leave_units;
+    const int begin = count * a.rank;
+    const float scale_x[2] = {s->scale_x[0][token], s->scale_x[0][token + 8]};
+    const uint32_t row = (uint32_t)count * 16,
+                   panel = stream_base(s) + (uint32_t)p.leave + (uint32_t)(slot % GROUPS * 4 + warp) * 16 * row,
+                   at = panel + (uint32_t)(lane % 16) * row;
+
+    if (begin)
+        tokens_down<H>(count, fin);
+    if (lane == 0)
+        ptx_tma_wait_read(); /* the slice before has left */
+    if (p.shift)
+        ptx_mbarrier_wait(ptx_shared(&s->sums_full[slot]), turn & 1);
+    __syncwarp();
+#pragma unroll
+    for (int u = 0; u < H / 8; u += 2) {
+        uint4 words;
+        uint32_t to;
+
+        if (u >= count)
+            break;
+        if (p.shift) {
+            tokens_sum_two(p, s, slot, u, fin + 4 * u);
+            if (u + 1 < count)
+                tokens_sum_two(p, s, slot, u + 1, fin + 4 * u + 4);
+        }
+        tokens_scale<MODE>(p, rows, begin + u, scale_x, fin + 4 * u);
+        tokens_scale<MODE>(p, rows, begin + u + 1, scale_x, fin + 4 * u + 4);
+        words = num_pack<DTYPE>(fin + 4 * u);
+        if (u + 1 == count) /* the last unit twice, at the same place */
+            words.z = words.x, words.w = words.y;
+        to = at + (uint32_t)min(u + lane / 16, count - 1) * 16;
+        __syncwarp();
+        ptx_store_matrix(to ^ (to >> 3 & p.leave_mask), words.x, words.y, words.z, words.w);
+    }
+    ptx_fence_async();
+    __syncwarp();
+    if (lane == 0 && warp * 16 < p.m) {
+        ptx_tma_store_2d(&p.d, slice * p.high + 8 * begin, warp * 16, panel);
+        ptx_tma_commit();
+    }
+    if (p.shift && lane < 2 && slice + SLOTS < a.last)
+        ptx_mbarrier_arrive_cluster(ptx_map(ptx_shared(&s->sums_free[slot]), (uint32_t)lane));
+    __syncwarp();
+}
+
 /* One warpgroup: the slices group, group + 2 of every pass. */
 template <int H, int MODE, int FORMATS>
 static __device__ __forceinline__ void tokens_multiply(const stream_args &p, stream_memory<64> *s,
@@ -373,13 +453,21 @@ static __device__ __forceinline__ void tokens_multiply(const stream_args &p, str
                     tokens_send<H>(p, s, a, GROUPS * i + group, turn, fin[i]);
 #pragma unroll 1
         for (int i = 0; i < own; i++) { /* one copy of the code for all */
-            tokens_end<H, MODE>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn, rows[0], fin[0]);
+            if (!p.leave_units)
+                tokens_end<H, MODE>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn, rows[0], fin[0]);
+            else if (p.dtype == RIDGE_BF16)
+                tokens_leave<H, MODE, RIDGE_BF16>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn,
+                                                  rows[0], fin[0]);
+            else
+                tokens_leave<H, MODE, RIDGE_F16>(p, s, a, slice + GROUPS * i + group, GROUPS * i + group, turn, rows[0],
+                                                 fin[0]);
             rows[0] = rows[1];
 #pragma unroll
             for (int j = 0; j < H / 2; j++)
                 fin[0][j] = fin[1][j];
         }
     }
+    ptx_tma_wait_read(); /* shared memory is nobody's when the CTA has left */
 }
 
 #endif

@@ -11,13 +11,14 @@
  */
 
 /* The first row and column of this CTA's tile of an item: bundles of GROUP_ROWS rows of items, columns within, so that
- * what runs at once shares L2. */
+ * what runs at once shares L2. The last rows' tile begins earlier where it would reach beyond A, since TMA takes its
+ * time over rows outside: some rows are computed twice, in the same order of sums, and the same bits written twice. */
 template <class T> static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int item, int *row, int *col)
 {
     const int bundle = item / (GROUP_ROWS * p.items_n), place = item % (GROUP_ROWS * p.items_n);
     const int down = min((int)GROUP_ROWS, p.items_m - bundle * GROUP_ROWS), rank = (int)ptx_cluster_rank();
 
-    *row = ((bundle * GROUP_ROWS + place % down) * T::CM + rank % T::CM) * gemm_high<T>(p);
+    *row = min(((bundle * GROUP_ROWS + place % down) * T::CM + rank % T::CM) * gemm_high<T>(p), p.last);
     *col = (place / down * T::CN + rank / T::CM) * T::BN;
 }
 

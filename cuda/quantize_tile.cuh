@@ -103,16 +103,25 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
     }
 }
 
-/* The exact result of the rows of 8 elements in `doubt`, whose bits are rows of this thread: the warp takes a row a
- * turn, and a lane an element of it. row, col: this thread's first element. */
+/* The exact result of the rows of 8 elements in `doubt`, whose bits are rows of this thread: the warp takes a row of up
+ * to four lanes a turn, and a lane an element of one. A tile waits for the warp with the most turns. row, col: this
+ * thread's first element. */
 static __device__ __forceinline__ void tile_settle(const quantize_args &p, uint32_t doubt, int row, int col,
                                                    uint32_t (*raw)[4])
 {
+    enum { LANES = 8 /* of a row */, OWNERS = 32 / LANES };
     const int lane = threadIdx.x % 32;
 
     for (uint32_t lanes; (lanes = __ballot_sync(~0u, doubt != 0)) != 0;) {
-        const int owner = __ffs((int)lanes) - 1, turn = __shfl_sync(~0u, __ffs((int)doubt) - 1, owner);
-        const int64_t at_row = __shfl_sync(~0u, row, owner) + turn, at_col = __shfl_sync(~0u, col, owner) + lane % 8;
+        const int place = __popc(lanes & ((1u << lane) - 1)), turn = __ffs((int)doubt) - 1;
+        const bool mine = doubt && place < OWNERS;
+
+#pragma unroll
+        for (int i = 0; i < OWNERS - 1; i++) /* the lowest bit becomes the owner that this lane works for */
+            lanes &= i < lane / LANES && (lanes & (lanes - 1)) ? lanes - 1 : ~0u;
+        const int owner = __ffs((int)lanes) - 1;
+        const int64_t at_row = __shfl_sync(~0u, row + turn, owner);
+        const int64_t at_col = __shfl_sync(~0u, col, owner) + lane % LANES;
         const float gate = num_load<RIDGE_BF16>(p.x, at_row * p.stride + at_col);
         const float y =
             ridge_act_fwd(RIDGE_SILU, gate, 1.0f) * num_load<RIDGE_BF16>(p.up, at_row * p.up_stride + at_col);
@@ -121,13 +130,13 @@ static __device__ __forceinline__ void tile_settle(const quantize_args &p, uint3
 
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            exact[k] = __shfl_sync(~0u, word, 2 * k);
-        doubt &= lane == owner ? doubt - 1 : ~0u;
+            exact[k] = __shfl_sync(~0u, word, place % OWNERS * LANES + 2 * k);
+        doubt &= mine ? doubt - 1 : ~0u;
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++)
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                raw[i][k] = i == turn && lane == owner ? exact[k] : raw[i][k];
+                raw[i][k] = mine && i == turn ? exact[k] : raw[i][k];
     }
 }
 

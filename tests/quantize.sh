@@ -81,8 +81,8 @@ expect 0 "converted" "$tool" check "$dir/sharded" "$dir/index"
 
 # ---- the kernels on a file's weights: every op that takes one, each result verified
 "$ridge" bench --weights "$dir/Q4_1.gguf" --device cpu --json >"$dir/bench" || fail "bench --weights: $(tail -1 "$dir/bench")"
-for op in quantize_fp8 quantize_fp8_dual gemm_fp8 q8_0_quantize q8_0_repack q8_0_matmul q8_0_gate_up_swiglu swiglu_fwd \
-    swiglu_quantize linear_ce_eval linear_ce_train; do
+for op in quantize_fp8 quantize_fp8_dual gemm_fp8 q8_0_quantize q8_0_repack q8_0_unpack q8_0_matmul q8_0_pair \
+    q8_0_gate_up_swiglu swiglu_fwd swiglu_bwd swiglu_quantize linear_ce_eval linear_ce_train; do
     grep -q "\"op\": \"$op\"" "$dir/bench" || fail "bench --weights: no $op"
 done
 

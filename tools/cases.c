@@ -181,8 +181,7 @@ static void append(case_list *list, const test_case *c)
     list->at[list->count++] = *c;
 }
 
-/* Parses the text and sets the rest; a wrong text is a bug of this table and ends up as a missing case, which
- * tests/test_tables.c counts. */
+/* Parses the text and sets the rest; a wrong text is a bug of this table and ends the program. */
 void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_case layout)
 {
     int align = 16, packed = 1;

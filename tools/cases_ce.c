@@ -201,6 +201,37 @@ static void add_listed(case_list *list, const ridge_op_row *op)
     add(list, op, LISTED, &of[2], 3, ""); /* bf16, W [H, V], no row ignored */
 }
 
+/* Equal logits and NaN: argmax, and everything that a NaN reaches and does not reach. */
+static void add_special(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {
+        {"", "lse=1 token_loss=1 argmax=1 accuracy=1 entropy=1 target_logit=1 errors=1", "dbias=1", CE_SPECIAL},
+        {"label_smoothing=0.1 reduction=sum", "bias=1 argmax=1 token_loss=1", "bias=1 dw=x", CE_SPECIAL | CE_HALF},
+        {"softcap=4", "argmax=1 accuracy=1", "", CE_SPECIAL | CE_VALID}};
+    static const int shape[] = {5, 7, 8, 12};
+
+    for (int i = 0; i < 4; i++)
+        for (int o = 0; o < 3; o++)
+            if (i < 2 || o == 0) /* the larger ones take a second */
+                add(list, op, shape[i], &of[o], i + o, op->id == RIDGE_LINEAR_CE_TRAIN ? "" : "reduction=none");
+    if (makes_outputs(op) && op->id != RIDGE_LINEAR_CE_TRAIN)
+        add(list, op, 5, &of[0], 1, "record=1 sums=1");
+}
+
+/* More logits than 2^31: given ones, whose index passes it, and made ones. */
+static void add_large(case_list *list, const ridge_op_row *op)
+{
+    const char *const text = is_given(op)                      ? "dtype=bf16"
+                             : op->id == RIDGE_LINEAR_CE_EVAL  ? "hidden=32 dtype=bf16 lse=1 argmax=1"
+                             : op->id == RIDGE_LINEAR_CE_TRAIN ? "hidden=32 dtype=bf16 lse=1 dbias=1"
+                                                               : "hidden=32 dtype=bf16 dbias=1 reduction=none";
+    const char *const rows = op->id == RIDGE_CE_FWD ? "reduction=none lse=1 argmax=1" : "";
+    char all[160];
+
+    snprintf(all, sizeof all, "tokens=65664 vocab=32776 %s %s", text, rows);
+    cases_add(list, op, all, (test_case){.fill = FILL_PERIOD, .alias = op->id == RIDGE_CE_BWD, .gpu = true});
+}
+
 static void combine_cases(const ridge_op_row *op, case_list *list)
 {
     static const char *const words[] = {
@@ -241,12 +272,15 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
                 continue;
             add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
         }
+    add_special(list, op);
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_halves(list, op), add_planes(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL)
         add_listed(list, op);
     if (op->id == RIDGE_CE_FWD)
         add(list, op, MANY, &option_table[1], 0, "lse=1");
+    if (level == CASES_LARGE)
+        add_large(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else

@@ -95,6 +95,15 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
             snprintf(text, sizeof text, "%s scales=%s", decode_table[i], pairs[pair]);
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = i == 1});
         }
+    for (int m = level == CASES_QUICK ? 6 : 1; m <= 64; m += level == CASES_QUICK ? 8 : 1) { /* k is split */
+        const test_case alone = {.fill = FILL_NORMAL, .slices = true};
+        const test_case wider = {.fill = FILL_NORMAL, .slices = true, .gpu = m % 8 != 6}; /* CPU rows: some */
+
+        snprintf(text, sizeof text, "m=%d n=136 k=1040 scales=%s %s", m, pairs[m % 3], option[m % 7]);
+        cases_add(list, op, text, alone);
+        snprintf(text, sizeof text, "m=%d n=520 k=2064 %s scales=%s d=bf16", m, format[m % 3], pairs[m / 3 % 4]);
+        cases_add(list, op, text, wider);
+    }
     { /* wide enough that the clusters of a GPU share tiles */
         const test_case wide = {.fill = FILL_EXACT, .repeats = 2, .gpu = true};
         /* rings of many stages that are filled again, tiles that share out the rows */
@@ -103,6 +112,9 @@ void cases_gemm(const ridge_op_row *op, case_list *list, case_level level)
         cases_add(list, op, "m=66 n=17416 k=272 d=bf16", wide);
         cases_add(list, op, "m=101 n=456 k=4112 d=bf16", rings);
         cases_add(list, op, "m=203 n=456 k=4112 d=bf16 scales=row", rings);
+        /* a last tile of rows that begins early, and unaligned scales of shared tiles */
+        cases_add(list, op, "m=389 n=8456 k=528 d=bf16", wide);
+        cases_add(list, op, "m=388 n=456 k=400 scales=row128_row128 d=f32", rings);
         if (level == CASES_QUICK)
             return;
         cases_add(list, op, "m=66 n=17416 k=1040", wide);

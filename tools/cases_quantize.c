@@ -31,17 +31,21 @@ enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };
 
 void cases_quantize(const ridge_op_row *op, case_list *list, case_level level)
 {
-    static const char *const single[] = {"scale=row128",       "scale=blk128",         "scale=tensor",
-                                         "scale=row",          "scale=tensor given=1", "scale=row given=1 amax=1",
-                                         "scale=tensor amax=1"};
-    static const char *const dual[] = {"form=row_row", "form=row_blk", "form=blk_blk", "form=row_row colsum=1",
-                                       "form=row_blk colsum=1"};
-    static const char *const swiglu[] = {"form=row_row", "form=row_blk act=gelu_tanh", "form=blk_blk limit=2",
+    static const char *const single[] = {"scale=row128",        "scale=blk128",         "scale=tensor",
+                                         "scale=row",           "scale=tensor given=1", "scale=row given=1 amax=1",
+                                         "scale=tensor amax=1", "scale=row amax=1"};
+    static const char *const dual[] = {"form=row_row",          "form=row_blk",          "form=blk_blk",
+                                       "form=row_row colsum=1", "form=row_blk colsum=1", "form=blk_blk colsum=1"};
+    static const char *const swiglu[] = {"form=row_row",
+                                         "form=row_blk act=gelu_tanh",
+                                         "form=blk_blk limit=2",
                                          "form=row_row interleaved=1 row_scale=1 round_gate=1",
-                                         "form=row_row act=relu2 row_scale=1"};
+                                         "form=row_row act=relu2 row_scale=1",
+                                         "form=row_blk act=gelu_erf gate_mul=-0.75 down_mul=1.5",
+                                         "form=blk_blk alpha=1.702 up_offset=1 limit=7"};
     const bool is_single = op->id == RIDGE_QUANTIZE_FP8;
     const char *const *mode = is_single ? single : op->id == RIDGE_QUANTIZE_FP8_DUAL ? dual : swiglu;
-    const int modes = is_single ? 7 : 5;
+    const int modes = is_single ? 8 : op->id == RIDGE_QUANTIZE_FP8_DUAL ? 6 : 7;
     char text[256];
     int n = 0;
 
@@ -49,11 +53,12 @@ void cases_quantize(const ridge_op_row *op, case_list *list, case_level level)
         for (int m = 0; m < modes; m++)
             for (int d = 0; d < 3; d++, n++) {
                 test_case layout = shape_table[i].layout;
-                const bool derived = !is_single || m < 4, e5m2 = (i + m + d) % 3 == 1;
+                const bool derived = !is_single || m < 4 || m == 7, e5m2 = (i + m + d) % 3 == 1;
 
                 if (level == CASES_QUICK && n % 5)
                     continue;
-                layout.slices = is_single && (m == 3 || m == 5 || (m == 0 && layout.pad)) && layout.fill == FILL_NORMAL;
+                layout.slices =
+                    is_single && (m == 3 || m == 5 || m == 7 || (m == 0 && layout.pad)) && layout.fill == FILL_NORMAL;
                 snprintf(text, sizeof text, "%s dtype=%s format=%s %s%s%s", shape_table[i].shape, dtypes[d],
                          e5m2 ? "e5m2" : "e4m3", mode[m], derived && (i + d) % 4 == 2 ? " pow2=1" : "",
                          derived && (i + m) % 5 == 3 ? " floor=0.0001" : "");

@@ -197,7 +197,7 @@ static const struct argp_option option_table[] = {
     {"once", 'o', NULL, 0, "one run of a row a case, no replays or repeats: for tools that slow every launch down", 0},
     {"units", 'u', "N", 0, "as on a GPU of N multiprocessors: small grids, whatever row is tested", 0},
     {"quick", 'q', NULL, 0, "about a third of the cases", 0},
-    {"large", 'l', NULL, 0, "also rows x cols above 2^31 (needs 13 GB on host and device)", 0},
+    {"large", 'l', NULL, 0, "also rows x cols above 2^31 (needs 35 GB on the host, 13 on the device)", 0},
     {"quiet", 'Q', NULL, 0, "no progress", 0},
     {0}};
 

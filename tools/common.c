@@ -59,9 +59,9 @@ static bool layout_word(const char *word, test_case *c, bool *bad)
         const char *name;
         uint64_t most;
         const char *const *choices;
-    } list[] = {{"pad=", 4096, NULL},    {"shift=", 4096, NULL},    {"fused=", 1, NULL},
-                {"alias=", 1, NULL},     {"slices=", 1, NULL},      {"repeats=", 1000000, NULL},
-                {"variant=", 511, NULL}, {"pad_of=", 0, pad_names}, {"fill=", 0, fill_names}};
+    } list[] = {{"pad=", 4096, NULL},     {"shift=", 4096, NULL},    {"fused=", 1, NULL},
+                {"alias=", 1, NULL},      {"slices=", 1, NULL},      {"repeats=", 1000000, NULL},
+                {"variant=", 1023, NULL}, {"pad_of=", 0, pad_names}, {"fill=", 0, fill_names}};
     int *const number[] = {&c->pad, &c->shift, NULL, NULL, NULL, &c->repeats, &c->variant};
     bool *const flag[] = {NULL, NULL, &c->fused, &c->alias, &c->slices};
     const char *given;

@@ -1,5 +1,5 @@
 /* fill_ce.c: inputs of the cross entropy ops, by operand name: logits of a few units, targets in range with some
- * ignored, and the variants that the cases ask for. */
+ * ignored, NaN in what belongs to ignored rows, and the variants that the cases ask for. */
 #include <math.h>
 #include <string.h>
 
@@ -40,8 +40,15 @@ static int64_t shard_end(const filler *f, int64_t i)
     return end;
 }
 
-static int64_t target_of(const filler *f, int64_t i)
+/* The token whose numbers token i has. */
+static int64_t token_of(const filler *f, int64_t i)
 {
+    return f->c->fill == FILL_PERIOD ? i % IMAGE_PERIOD : i;
+}
+
+static int64_t target_of(const filler *f, int64_t token)
+{
+    const int64_t i = token_of(f, token);
     uint64_t state = f->seed + (uint64_t)i * 77;
     const bool same = f->c->variant & CE_PEAK || (f->c->variant & CE_FREQUENT && i % 3);
     const int64_t valid = same ? 3 % f->total : (int64_t)(random_next(&state) % (uint64_t)f->total);
@@ -59,6 +66,17 @@ static int64_t target_of(const filler *f, int64_t i)
     default:
         return i % 5 == 3 ? ignored : valid;
     }
+}
+
+static bool is_ignored(const filler *f, int64_t i)
+{
+    return target_of(f, i) == f->call->opt.ce.ignore_index;
+}
+
+/* The class whose numbers class c has. */
+static int64_t twin_of(const filler *f, int64_t c)
+{
+    return f->c->variant & CE_SPECIAL && f->vocab > 1 ? c % (f->vocab / 2) : c;
 }
 
 static double offset_of(const filler *f)
@@ -106,22 +124,36 @@ static void fill_record(const filler *f, float *r, int64_t row, int64_t width, u
 static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsigned char *base, int64_t rows,
                         int64_t cols, int64_t pitch)
 {
-    const bool w = strcmp(name, "w") == 0, logits = strcmp(name, "logits") == 0;
+    const bool w = strcmp(name, "w") == 0, logits = strcmp(name, "logits") == 0, record = strcmp(name, "record") == 0;
+    const bool hv = w && (f->call->flags & RIDGE_CE_W_HV), of_tokens = !w && !record;
     const int64_t hidden = f->call->dim[1];
     const double scale = w ? 1.5 / sqrt((double)(hidden > 0 ? hidden : 1)) : logits ? 1.5 : 1;
     const int64_t size = (int64_t)ridge_dtype_size(dtype);
+    const int64_t distinct = of_tokens && f->c->fill == FILL_PERIOD && rows > IMAGE_PERIOD ? IMAGE_PERIOD : rows;
 
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        uint64_t state = f->seed + (uint64_t)r * UINT64_C(0xd1342543de82ef95) + (uint64_t)(unsigned char)name[0] * 131;
+    for (int64_t r = 0; r < distinct; r++) {
+        const uint64_t seed = (uint64_t)(w && !hv ? twin_of(f, r) : r) * UINT64_C(0xd1342543de82ef95);
+        uint64_t state = f->seed + seed + (uint64_t)(unsigned char)name[0] * 131;
+        unsigned char *row = base + r * pitch;
 
-        if (strcmp(name, "record") == 0)
-            fill_record(f, (float *)(void *)(base + r * pitch), r, cols, &state);
-        else
-            for (int64_t j = 0; j < cols; j++)
-                dtype_store(base + r * pitch + j * size, dtype,
-                            (float)(scale * normal(&state) + (logits ? offset_of(f) : 0)));
+        if (record)
+            fill_record(f, (float *)(void *)row, r, cols, &state);
+        for (int64_t j = 0; j < cols && !record; j++) {
+            const int64_t twin = logits || hv ? twin_of(f, j) : j;
+            const double value = scale * normal(&state) + (logits ? offset_of(f) : 0);
+
+            if (twin < j)
+                memcpy(row + j * size, row + twin * size, (size_t)size);
+            else
+                dtype_store(row + j * size, dtype, of_tokens && is_ignored(f, r) ? NAN : (float)value);
+        }
+        if (of_tokens && f->c->variant & CE_SPECIAL && r % 64 == 4 && cols > 0)
+            dtype_store(row + cols / 3 * size, dtype, NAN);
     }
+#pragma omp parallel for schedule(static)
+    for (int64_t r = distinct; r < rows; r++)
+        memcpy(base + r * pitch, base + token_of(f, r) * pitch, (size_t)(cols * size));
 }
 
 static void fill_whole(const filler *f, const char *name, uint32_t dtype, unsigned char *base, int64_t cols)
@@ -162,7 +194,10 @@ bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
         fill_matrix(&f, name, x->dtype, base, rows, cols, stride * (int64_t)ridge_dtype_size(x->dtype));
     else
         for (int64_t i = 0; i < cols; i++) {
-            uint64_t state = seed + (uint64_t)i * 31 + (uint64_t)(unsigned char)name[1] * UINT64_C(0x9e3779b97f4a7c15);
+            const bool of_tokens = strcmp(name, "lse") == 0 || strcmp(name, "dloss") == 0;
+            const int64_t same = strcmp(name, "bias") == 0 ? twin_of(&f, i) : of_tokens ? token_of(&f, i) : i;
+            uint64_t state =
+                seed + (uint64_t)same * 31 + (uint64_t)(unsigned char)name[1] * UINT64_C(0x9e3779b97f4a7c15);
 
             random_next(&state);
             dtype_store(base + i * (int64_t)ridge_dtype_size(x->dtype), x->dtype,

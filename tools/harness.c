@@ -181,13 +181,17 @@ static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int
     }
 }
 
-/* Scales that a caller gives: positive, over many binades, the last one wrong when there are several. */
-static void fill_scales(unsigned char *to, int64_t count, uint64_t seed)
+/* Scales that a caller gives: positive, over many binades, the last one wrong when there are several. A benchmark's
+ * are those of an amax of 4 to 8. */
+static void fill_scales(const test_case *c, unsigned char *to, int64_t count, uint64_t seed)
 {
     for (int64_t i = 0; i < count; i++, to += 4) {
-        float value = ridge_float((uint32_t)(random_next(&seed) % (40u << 23)) + (107u << 23));
+        uint64_t z = random_next(&seed);
+        float value = ridge_float((uint32_t)(z % (40u << 23)) + (107u << 23));
 
-        if (i > 2 && i == count - 1)
+        if (c->fill == FILL_UNIT)
+            value = (4.0f + (float)(z >> 40) * 0x1p-22f) / 448.0f;
+        else if (i > 2 && i == count - 1)
             value = -value;
         memcpy(to, &value, 4);
     }
@@ -221,7 +225,7 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
     rows = im->periodic && rows > IMAGE_PERIOD ? IMAGE_PERIOD : rows;
     if (strcmp(op->arg[arg].name, "given") == 0) {
-        fill_scales(base, cols, seed);
+        fill_scales(c, base, cols, seed);
         return;
     }
     if (strncmp(op->arg[arg].name, "scale_", 6) == 0) {
@@ -447,6 +451,14 @@ ridge_call image_call(const image *im, void *base)
 
 /* ------------------------------------------------------------------------------------------------------ comparison */
 
+static bool some_row_is_exact(uint32_t op)
+{
+    for (int i = 0; ridge_kernel_at(i); i++)
+        if (ridge_kernel_at(i)->op == op && (ridge_kernel_at(i)->contract & RIDGE_EXACT))
+            return true;
+    return false;
+}
+
 ridge_status image_reference(const image *im, unsigned char *expected)
 {
     ridge_device *cpu;
@@ -458,6 +470,10 @@ ridge_status image_reference(const image *im, unsigned char *expected)
     if (status)
         return status;
     copy_all(expected, im->host, im->bytes);
+    if (im->fill == FILL_PERIOD && !some_row_is_exact(im->call.op)) {
+        ridge_close(cpu);
+        return RIDGE_OK;
+    }
     call.kernel = NULL;
     status = ridge_workspace_bytes(cpu, &call, &bytes);
     if (!status && bytes)

@@ -71,6 +71,8 @@ static void read_targets(ce_subject *s)
         s->count += s->y[b] != -1;
         s->weight += s->y[b] == -1 ? 0 : s->y[b] == -2 || !oracle_has(s, s->weight_arg) ? 1 : s->cw[s->y[b]];
     }
+    s->count *= s->copies;
+    s->weight *= s->copies;
 }
 
 static void read_inputs(ce_subject *s)
@@ -138,7 +140,7 @@ static void forward_row(const ce_subject *s, ce_result *r, bool model, int64_t b
     for (int64_t c = 0; c < s->vocab; c++) {
         const double p = exp(z[c] - max) / sum;
 
-        pz += p > 0 ? p * (z[c] - r->lse[b]) : 0;
+        pz += p == 0 ? 0 : p * (z[c] - r->lse[b]);
         smooth += eps != 0 ? s->cw[s->offset + c] * (r->lse[b] - z[c]) : 0;
     }
     r->entropy[b] = -pz;
@@ -161,8 +163,8 @@ static void reduce(const ce_subject *s, ce_result *r)
 
         if (s->y[b] == -1)
             continue;
-        ce += s->y[b] == -2 ? NAN : r->loss[b];
-        square += add;
+        ce += s->y[b] == -2 ? NAN : r->loss[b] * s->copies;
+        square += add * s->copies;
         r->loss[b] = s->y[b] == -2 ? NAN : r->loss[b] + add;
     }
     r->mean = !mean ? ce + square : isnan(ce) ? NAN : oracle_over(ce, s->weight) + oracle_over(square, s->count);
@@ -212,6 +214,7 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
 /* How far each logit of a row may be off: the rounding of the product, and f32 behind it. */
 static void set_delta(ce_subject *s, int64_t b)
 {
+    const double lse = s->lse_arg >= 0 ? input(s, s->lse_arg, 0, b) : s->ref.lse[b];
     double product = 0, most = 0, far = 0;
 
     for (int64_t c = 0; c < s->vocab; c++) {
@@ -223,7 +226,7 @@ static void set_delta(ce_subject *s, int64_t b)
         far += isfinite(gap) ? exp(gap) * fabs(gap) : 0;
     }
     s->delta[b] = (ldexp(product, -s->bits) + 0x1p-22 * (most + 1 + (double)s->o.softcap)) / (double)s->o.temperature +
-                  0x1p-22 * (s->lse_arg >= 0 ? fabs(input(s, s->lse_arg, 0, b)) : fabs(s->ref.lse[b]));
+                  (isnan(lse) ? 0 : 0x1p-22 * fabs(lse)); /* beside a NaN, other logits are as good as ever */
     s->far[b] = far;
 }
 
@@ -247,9 +250,9 @@ static void products(const ce_subject *s, ce_result *r)
         for (int64_t b = 0; b < s->tokens; b++) {
             if (s->y[b] < 0)
                 continue;
-            r->dbias[c] += r->dz[b * s->vocab + c];
+            r->dbias[c] += r->dz[b * s->vocab + c] * s->copies;
             for (int64_t j = 0; j < s->hidden; j++)
-                to[j] += r->dz[b * s->vocab + c] * s->x[b * s->hidden + j];
+                to[j] += r->dz[b * s->vocab + c] * s->x[b * s->hidden + j] * s->copies;
         }
     }
 }
@@ -329,10 +332,12 @@ void oracle_ce(oracle_run *run)
 {
     const ridge_call *call = &run->im->call;
     const uint32_t dtype = call->arg[0].dtype;
-    ce_subject s = {.run = run, .im = run->im, .tokens = call->dim[0], .o = call->opt.ce};
+    ce_subject s = {.run = run, .im = run->im, .rows = call->dim[0], .o = call->opt.ce};
     double *memory[TENSORS] = {0};
     bool good;
 
+    s.tokens = run->im->fill == FILL_PERIOD && s.rows % IMAGE_PERIOD == 0 ? IMAGE_PERIOD : s.rows;
+    s.copies = s.tokens ? (double)s.rows / (double)s.tokens : 1;
     s.given = call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
     s.hidden = s.given ? 0 : call->dim[1];
     s.vocab = call->dim[s.given ? 1 : 2];

@@ -2,6 +2,8 @@
 #ifndef RIDGE_ORACLE_CE_H
 #define RIDGE_ORACLE_CE_H
 
+#include <math.h>
+
 #include "oracle.h"
 
 /* One evaluation in float64; `rounds` makes it the model. */
@@ -15,7 +17,10 @@ typedef struct ce_result {
 typedef struct ce_subject {
     oracle_run *run;
     const image *im;
-    int64_t tokens, hidden, vocab, total, offset;
+    int64_t rows;   /* of the call */
+    int64_t tokens; /* that differ: where the rows repeat, the first period of them */
+    double copies;  /* rows / tokens */
+    int64_t hidden, vocab, total, offset;
     ridge_ce_options o;
     int bits; /* of a rounded logit's significand */
     bool given, hv;
@@ -38,6 +43,12 @@ static inline bool oracle_has(const ce_subject *s, int arg)
 static inline double oracle_over(double a, double b)
 {
     return b > 0 ? a / b : 0;
+}
+
+/* NaN counts as largest; the first of equals and of NaN wins. */
+static inline bool oracle_larger(double z, double best)
+{
+    return z > best || (isnan(z) && !isnan(best));
 }
 
 /* Holds every output of the call against s->ref. */

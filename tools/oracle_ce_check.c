@@ -51,8 +51,10 @@ static void check_dx(ce_subject *s)
             for (int64_t c = 0; c < s->vocab && s->y[b] >= 0; c++)
                 bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
                          fabs(s->w[c * s->hidden + j]);
-            compare(s, oracle_out(s->run, s->dx_arg, b, j), ref, bound, "dx", b, j);
-            rms_add(&t, oracle_out(s->run, s->dx_arg, b, j), s->model.dx[b * s->hidden + j], ref, bound);
+            for (int64_t at = b; at < s->rows; at += s->tokens) {
+                compare(s, oracle_out(s->run, s->dx_arg, at, j), ref, bound, "dx", at, j);
+                rms_add(&t, oracle_out(s->run, s->dx_arg, at, j), s->model.dx[b * s->hidden + j], ref, bound);
+            }
         }
     rms_check(s, &t, dtype_unit(dtype), "rms of dx");
 }
@@ -60,7 +62,7 @@ static void check_dx(ce_subject *s)
 static void check_dw(ce_subject *s)
 {
     /* what is there may dwarf what is added to it, once a chunk of no fewer than 32 tokens */
-    const double sums = 0x1p-24 * (4 + (double)s->tokens / 32);
+    const double sums = 0x1p-24 * (4 + (double)s->rows / 32), copies = s->copies;
     const int dw = s->dx_arg + 1, dbias = s->dx_arg + 2;
     const uint32_t dtype = s->im->call.arg[dw].dtype;
     rms t = {0}, tb = {0};
@@ -74,7 +76,7 @@ static void check_dw(ce_subject *s)
             for (int64_t b = 0; b < s->tokens; b++)
                 if (s->y[b] >= 0)
                     bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
-                             fabs(s->x[b * s->hidden + j]);
+                             fabs(s->x[b * s->hidden + j]) * copies;
             compare(s, got, ref, bound, "dw", c, j);
             rms_add(&t, got, s->model.dw[c * s->hidden + j], ref, bound);
         }
@@ -83,13 +85,21 @@ static void check_dw(ce_subject *s)
 
             for (int64_t b = 0; b < s->tokens; b++)
                 if (s->y[b] >= 0)
-                    bound += s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c]);
+                    bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) * copies;
             compare(s, got, s->ref.dbias[c], bound, "dbias", 0, c);
             rms_add(&tb, got, s->model.dbias[c], s->ref.dbias[c], bound);
         }
     }
     rms_check(s, &t, dtype_unit(dtype), "rms of dw");
     rms_check(s, &tb, 0x1p-22, "rms of dbias");
+}
+
+/* Of a thousand copies of a row some 30, and the last ones. */
+static int64_t next_copy(const ce_subject *s, int64_t at)
+{
+    const int64_t few = at + s->tokens, many = at + 37 * s->tokens;
+
+    return s->rows > 256 * s->tokens && many < s->rows ? many : few;
 }
 
 static void check_dlogits(ce_subject *s)
@@ -102,8 +112,16 @@ static void check_dlogits(ce_subject *s)
             const double rounding = dtype_unit(dtype) * fabs(ref) + (dtype == RIDGE_F16 ? 0x1p-25 : 0x1p-134);
             const double error = s->y[b] < 0 ? 0 : s->dz_error[b * s->vocab + c] - ldexp(fabs(ref), -s->bits);
 
-            compare(s, oracle_out(s->run, RIDGE_CE_BWD_DLOGITS, b, c), ref, fabs(error) + rounding, "dlogits", b, c);
+            for (int64_t at = b; at < s->rows; at = next_copy(s, at))
+                compare(s, oracle_out(s->run, RIDGE_CE_BWD_DLOGITS, at, c), ref, fabs(error) + rounding, "dlogits", at,
+                        c);
         }
+}
+
+/* What a rounding error is relative to; 0 for a NaN, beside which other numbers are as good as ever. */
+static double size_of(double x)
+{
+    return isnan(x) ? 0 : fabs(x);
 }
 
 /* Error of a row's loss. */
@@ -116,29 +134,22 @@ static double loss_bound(const ce_subject *s, int64_t b)
            0x1p-22 * (fabs(s->ref.loss[b]) + eps * mean_w * lse + 1);
 }
 
-/* argmax within the error of the logits; the first of exact equals. */
-static bool check_argmax(ce_subject *s, int arg, int64_t b, int64_t *found)
+/* argmax within the error of the logits; the first of exact equals. `best`: the reference's of row b, `at`: a copy. */
+static void check_argmax(ce_subject *s, int arg, int64_t b, int64_t at, int64_t best)
 {
     const double *z = s->ref.z + b * s->vocab;
-    int64_t got = (int64_t)oracle_out(s->run, arg, 0, b), best = 0;
+    const int64_t got = (int64_t)oracle_out(s->run, arg, 0, at) - s->offset;
 
-    if (s->y[b] == -1) {
-        oracle_note(s->run, got == -1 ? 0 : INFINITY, "argmax of an ignored row", b, 0);
-        return false;
-    }
-    for (int64_t c = 1; c < s->vocab; c++)
-        best = z[c] > z[best] ? c : best;
-    *found = got;
-    got -= s->offset;
-    if (got < 0 || got >= s->vocab)
-        oracle_note(s->run, INFINITY, "argmax", b, 0);
+    if (s->y[b] == -1)
+        oracle_note(s->run, got + s->offset == -1 ? 0 : INFINITY, "argmax of an ignored row", at, 0);
+    else if (got < 0 || got >= s->vocab)
+        oracle_note(s->run, INFINITY, "argmax", at, 0);
     else
         oracle_note(s->run,
                     got == best            ? 0
                     : z[best] - z[got] > 0 ? (z[best] - z[got]) / (2 * s->delta[b])
                                            : INFINITY,
-                    "argmax", b, 0);
-    return true;
+                    "argmax", at, 0);
 }
 
 static void check_rows(ce_subject *s, int token_loss)
@@ -149,27 +160,31 @@ static void check_rows(ce_subject *s, int token_loss)
 
     for (int64_t b = 0; b < s->tokens; b++) {
         const double *ref[] = {s->ref.loss, s->ref.lse, s->ref.target, s->ref.entropy};
-        const double d = s->delta[b], tiny = 0x1p-22 * (fabs(s->ref.lse[b]) + 1);
+        const double d = s->delta[b], tiny = 0x1p-22 * (size_of(s->ref.lse[b]) + 1);
         const double bound[] = {loss_bound(s, b), d + tiny, d + tiny, d * (2 + 2 * s->far[b]) + tiny + 0x1p-20};
-        int64_t best = 0, got = -1;
+        const bool argmax = oracle_has(s, token_loss + 4);
+        int64_t best = 0;
 
-        for (int i = 0; i < 4; i++)
-            if (oracle_has(s, token_loss + i))
-                compare(s, oracle_out(s->run, token_loss + i, 0, b), s->y[b] == -1 ? 0 : ref[i][b], bound[i], name[i],
-                        b, 0);
-        if (oracle_has(s, token_loss + 1) && s->y[b] >= 0)
-            rms_add(&t, oracle_out(s->run, token_loss + 1, 0, b), s->model.lse[b], s->ref.lse[b], bound[1]);
-        if (oracle_has(s, token_loss + 4))
-            check_argmax(s, token_loss + 4, b, &got);
         for (int64_t c = 0; c < s->vocab; c++)
-            best = s->ref.z[b * s->vocab + c] > s->ref.z[b * s->vocab + best] ? c : best;
-        right += s->y[b] >= 0 && (got >= 0 ? got : best + s->offset) == s->y[b];
-        for (int64_t c = 0; c < s->vocab && s->y[b] >= 0 && got < 0; c++)
+            best = oracle_larger(s->ref.z[b * s->vocab + c], s->ref.z[b * s->vocab + best]) ? c : best;
+        for (int64_t at = b; at < s->rows; at += s->tokens) {
+            for (int i = 0; i < 4; i++)
+                if (oracle_has(s, token_loss + i))
+                    compare(s, oracle_out(s->run, token_loss + i, 0, at), s->y[b] == -1 ? 0 : ref[i][b], bound[i],
+                            name[i], at, 0);
+            if (oracle_has(s, token_loss + 1) && s->y[b] >= 0)
+                rms_add(&t, oracle_out(s->run, token_loss + 1, 0, at), s->model.lse[b], s->ref.lse[b], bound[1]);
+            if (argmax)
+                check_argmax(s, token_loss + 4, b, at, best);
+            right += s->y[b] >= 0 &&
+                     (argmax ? (int64_t)oracle_out(s->run, token_loss + 4, 0, at) : best + s->offset) == s->y[b];
+        }
+        for (int64_t c = 0; c < s->vocab && s->y[b] >= 0 && !argmax; c++)
             if (c != best && s->ref.z[b * s->vocab + c] > s->ref.z[b * s->vocab + best] - 2 * d) {
-                doubtful++;
+                doubtful += (int64_t)s->copies;
                 break;
             }
-        errors += s->y[b] == -2;
+        errors += s->y[b] == -2 ? (int64_t)s->copies : 0;
     }
     rms_check(s, &t, 0x1p-22, "rms of lse");
     if (oracle_has(s, token_loss + 5))
@@ -186,9 +201,10 @@ static void check_loss(ce_subject *s, int arg)
 
     for (int64_t b = 0; b < s->tokens; b++) {
         if (reduction == RIDGE_CE_NONE)
-            compare(s, oracle_out(s->run, arg, 0, b), s->y[b] == -1 ? 0 : s->ref.loss[b], loss_bound(s, b), "loss", 0,
-                    b);
-        bound += s->y[b] >= 0 ? loss_bound(s, b) : 0;
+            for (int64_t at = b; at < s->rows; at += s->tokens)
+                compare(s, oracle_out(s->run, arg, 0, at), s->y[b] == -1 ? 0 : s->ref.loss[b], loss_bound(s, b), "loss",
+                        0, at);
+        bound += s->y[b] >= 0 ? loss_bound(s, b) * s->copies : 0;
     }
     if (reduction != RIDGE_CE_NONE)
         compare(s, oracle_out(s->run, arg, 0, 0), s->ref.mean,
@@ -203,12 +219,12 @@ static void check_record(ce_subject *s, int arg)
 
     for (int64_t b = 0; b < s->tokens; b++) {
         const bool ignored = s->y[b] == -1;
-        const double d = s->delta[b], lse = s->ref.lse[b], tiny = 0x1p-21 * (fabs(lse) + 1),
+        const double d = s->delta[b], lse = s->ref.lse[b], tiny = 0x1p-21 * (size_of(lse) + 1),
                      *z = s->ref.z + b * s->vocab;
         double max = -INFINITY, sum = 0, weighted = 0, size = 0;
 
         for (int64_t c = 0; c < s->vocab && !ignored; c++) {
-            max = fmax(max, z[c]);
+            max = oracle_larger(z[c], max) ? z[c] : max;
             sum += z[c];
             weighted += z[c] * s->cw[s->offset + c];
             size += 2 * d + 0x1p-21 * fabs(z[c]);

@@ -49,7 +49,8 @@ enum ce_variant {
     CE_PEAK = 32,       /* p = 0.999 at the target (through the bias) */
     CE_MINUS = 64,      /* a bias of -infinity */
     CE_NO_WEIGHT = 128, /* all class weights are 0 */
-    CE_FREQUENT = 256   /* two of three rows have the same target */
+    CE_FREQUENT = 256,  /* two of three rows have the same target */
+    CE_SPECIAL = 512    /* a NaN in every 64th row of x or of the logits; each class twice, V/2 apart */
 };
 
 typedef struct case_list {
@@ -123,7 +124,8 @@ bool fill_multiply(const test_case *c, const image *im, int arg);
 /* The call with operands at base (a copy of the image, 256-byte aligned). */
 ridge_call image_call(const image *im, void *base);
 
-/* Runs the C reference row on the image; expected (im->bytes) receives the image as it must be afterwards. */
+/* Runs the C reference row on the image; expected (im->bytes) receives the image as it must be afterwards. Of a large
+ * image that the oracle alone judges, only what no row may write to. */
 ridge_status image_reference(const image *im, unsigned char *expected);
 /* Compares; on a mismatch writes what, where and the values into text and returns false. */
 bool image_equal(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
