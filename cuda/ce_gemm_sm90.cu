@@ -258,18 +258,19 @@ ridge_status ce_product_prepare(const ridge_device *device)
                         (int)sizeof(logits_memory), "linear_ce: loading kernels");
 }
 
-int ce_product_splits(const ridge_device *device, int64_t vocab)
+int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
 {
-    const int64_t tiles = (vocab + G16_N - 1) / G16_N;
+    const int64_t tiles = (problem->dim[2] + G16_N - 1) / G16_N;
+    const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? device->units : device->units / G16_CLUSTER;
 
-    return (int)ce_least(tiles - tiles / 3, device->units); /* of few tiles most are in pairs */
+    return (int)ce_least(tiles - tiles / 3, most); /* of few tiles most are in pairs */
 }
 
 /* How columns of tiles make parts: as narrow ones as there may be that leave single tiles for the end; sums of their
  * own. If there are none such, whatever keeps the clusters busy for the shortest time. */
 static void choose_parts(const ridge_device *device, ce_product *g)
 {
-    const int64_t most = ce_product_splits(device, g->n), tiles = ((int64_t)g->n + G16_N - 1) / G16_N;
+    const int64_t most = g->c.p.part ? g->c.p.splits : device->units, tiles = ((int64_t)g->n + G16_N - 1) / G16_N;
     const int64_t pairs = (g->c.rows + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
     const int64_t clusters = device->units / G16_CLUSTER, least = (tiles + most - 1) / most;
     const int64_t even = (tiles * pairs + clusters - 1) / clusters;

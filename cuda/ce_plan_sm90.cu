@@ -244,7 +244,7 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
                       const ce_plan *plan, void *workspace)
 {
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
-    char *at = ce_place(&c->p, problem, ce_product_splits(device, vocab), workspace);
+    char *at = ce_place(&c->p, problem, ce_product_splits(device, problem), workspace);
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return at - (char *)workspace;

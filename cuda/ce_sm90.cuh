@@ -99,14 +99,15 @@ typedef struct ce_product {
     int n, k;
     int pieces;        /* CE_LOOK */
     int bundle;        /* as in gemm16_work */
-    int wide, columns; /* parts of a row of so many columns of tiles; the others have one: ce_product_parts */
+    int wide, columns; /* parts of a row of so many columns of tiles; the others have one */
     int mixed;         /* alpha and sigma */
     int sums;          /* CE_PROBS: also the sum of E */
 } ce_product;
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
-int ce_product_splits(const ridge_device *device, int64_t vocab); /* parts of a row, at most */
+/* Parts of a row, at most: in train they take room from the chunks. */
+int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 
 /* What there is of dW before a chunk, and after it. */
 enum { CE_DW_NOTHING = 0, CE_DW_ITSELF, CE_DW_PLANES };
