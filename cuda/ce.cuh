@@ -21,10 +21,11 @@ typedef struct ce_totals {
     double count;   /* rows that are not ignored */
     int32_t rows;   /* rows listed: all of `count`, or without those out of range */
     int32_t errors;
-    int32_t redo;     /* ce_sm90.cuh: a guessed exponent did not fit */
-    int32_t common;   /* ce_sm90.cuh: targets with many rows */
-    uint32_t largest; /* ce_sm90.cuh: bits of the largest factor of a row */
-    int32_t done;     /* ce_tokens.cu: blocks whose rows' losses are there */
+    int32_t redo;             /* ce_sm90.cuh: a guessed exponent did not fit */
+    int32_t common;           /* ce_sm90.cuh: targets with many rows */
+    uint32_t largest;         /* ce_sm90.cuh: bits of the largest factor of a row */
+    int32_t done;             /* ce_tokens.cu: blocks whose rows' losses are there */
+    unsigned long long taken; /* ce_gemm_sm90.cu: items of the logits; 0 between launches */
 } ce_totals;
 
 /* Part of a row's softmax sum: over the classes that one block of threads saw. `more` only where it is asked for. */
@@ -65,7 +66,7 @@ typedef struct ce_params {
     int32_t *list, *place; /* token of a row; row of a token, -1 = not listed */
     int32_t *label;        /* by row: the target in this slice, or below 0 */
     float *target_z;       /* by row: z of the target, -inf if it is not in this slice */
-    ce_loss *losses;       /* by token */
+    double *losses;        /* [3][tokens]: ce_loss of each; what there is no use for is not written */
     ce_part *part;         /* [rows][splits] */
     ce_more *more;
     int32_t *order; /* ce_combine: shards by offset */
@@ -235,22 +236,31 @@ static __device__ __forceinline__ ce_sum ce_sum_part(const ce_params &p, int64_t
     return s;
 }
 
-/* Maximum and sum of a row from all its parts, by a warp. */
-static __device__ __forceinline__ ce_sum ce_row_sum(const ce_params &p, int64_t row)
+/* Maximum and sum of a row (below 0: none) from all its parts, by LANES lanes of a warp. */
+template <int LANES> static __device__ __forceinline__ ce_sum ce_row_sum(const ce_params &p, int64_t row)
 {
+    const int lane = threadIdx.x % LANES, parts = row < 0 ? 0 : p.splits;
     ce_sum s = ce_sum_empty();
 
-    for (int k = threadIdx.x % 32; k < p.splits; k += 32)
-        s.max = fmaxf(s.max, p.part[row * p.splits + k].max);
-    for (int step = 16; step > 0; step /= 2)
+    for (int first = lane; first < parts; first += 8 * LANES) { /* eight on their way at once */
+        float v[8];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = first + i * LANES < parts ? p.part[row * p.splits + first + i * LANES].max : -CUDART_INF_F;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            s.max = fmaxf(s.max, v[i]);
+    }
+    for (int step = LANES / 2; step > 0; step /= 2)
         s.max = fmaxf(s.max, __shfl_xor_sync(~0u, s.max, step));
-    for (int k = threadIdx.x % 32; k < p.splits; k += 32) {
+    for (int k = lane; k < parts; k += LANES) {
         const ce_part part = p.part[row * p.splits + k];
 
         if (part.sum != 0.0f)
             s.sum += (double)(part.max == s.max ? part.sum : part.sum * ptx_ex2((part.max - s.max) * CE_LOG2E));
     }
-    for (int step = 16; step > 0; step /= 2)
+    for (int step = LANES / 2; step > 0; step /= 2)
         s.sum += __shfl_xor_sync(~0u, s.sum, step);
     return s;
 }

@@ -164,7 +164,7 @@ char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *wor
     p->order = combine ? (int32_t *)take(&at, problem->dim[2], sizeof(int32_t)) : NULL;
     p->label = (int32_t *)take(&at, tokens, sizeof(int32_t));
     p->target_z = combine ? NULL : (float *)take(&at, tokens, sizeof(float));
-    p->losses = stats ? (ce_loss *)take(&at, tokens, sizeof(ce_loss)) : NULL;
+    p->losses = stats ? (double *)take(&at, 3 * tokens, sizeof(double)) : NULL;
     p->part = stats && !combine ? (ce_part *)take(&at, tokens * splits, sizeof(ce_part)) : NULL;
     p->more = stats && !combine && may_be_full(problem) ? (ce_more *)take(&at, tokens * splits, sizeof(ce_more)) : NULL;
     return at;

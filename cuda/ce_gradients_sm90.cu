@@ -6,16 +6,12 @@
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
  * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
  * tile is found as they run; its bits do not depend on it. */
+#include "ce_items_sm90.cuh"
 #include "ce_planes_sm90.cuh"
-
-/* The ring of items of a cluster: its first CTA's loading thread takes them and hands them to both CTAs. full[i]: the
- * item is there. empty[i], the first CTA's: all 16 multiplying warps and the other loading thread have read it. */
-enum { RING = 4 };
 
 typedef struct grad_memory {
     gemm16_memory product;
-    int2 item[RING];
-    uint64_t full[RING], empty[RING];
+    ce_items items;
 } grad_memory;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -25,11 +21,6 @@ typedef struct grad_plan {
     gemm16_work dx, dw;
     int items;
 } grad_plan;
-
-/* Where a reader stands: addresses of item[0] and full[0], of empty[0] in the first CTA, and items read so far. */
-typedef struct grad_ring {
-    uint32_t item, full, empty, n;
-} grad_ring;
 
 static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, int bundle, int pieces)
 {
@@ -63,43 +54,6 @@ static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a)
 static __device__ __forceinline__ int dw_tile(const grad_plan &g, int item)
 {
     return g.items - 1 - item;
-}
-
-/* ------------------------------------------------------------------------------------------ items of a cluster */
-
-static __device__ __forceinline__ grad_ring ring_of(grad_memory *s)
-{
-    return {ptx_shared(&s->item[0]), ptx_shared(&s->full[0]), ptx_map(ptx_shared(&s->empty[0]), 0), 0};
-}
-
-/* The first CTA's loading thread: an item to both CTAs. */
-static __device__ __forceinline__ void hand_out(grad_memory *s, grad_ring *ring, int item)
-{
-    const uint32_t at = ring->n % RING * 8;
-
-    ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + at, (ring->n / RING & 1) ^ 1);
-    ptx_mbarrier_expect(ring->full + at, 8);
-#pragma unroll
-    for (int i = 0; i < G16_CLUSTER; i++)
-        ptx_store_async2(ptx_map(ring->item + at, (uint32_t)i), __int_as_float(item), 0.0f,
-                         ptx_map(ring->full + at, (uint32_t)i));
-    ring->n++;
-}
-
-/* Everybody else; the lanes of a multiplying warp together. */
-static __device__ __forceinline__ int next_item(grad_ring *ring, bool warp)
-{
-    const uint32_t at = ring->n % RING * 8;
-
-    ptx_mbarrier_wait(ring->full + at, ring->n / RING & 1);
-    const int item = (int)ptx_load_shared1(ring->item + at);
-
-    if (warp)
-        __syncwarp(); /* all lanes have read it */
-    if (!warp || threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive_cluster(ring->empty + at);
-    ring->n++;
-    return item;
 }
 
 /* ------------------------------------------------------------------------------- P^T that lies in the memory of dW */
@@ -412,7 +366,7 @@ template <int HV>
 static __device__ __forceinline__ void load_items(const ce_gradients &a, const grad_plan &g, grad_memory *s)
 {
     unsigned long long *taken = (unsigned long long *)a.c.turns;
-    grad_ring ring = ring_of(s);
+    ce_ring ring = ce_ring_of(&s->items);
     uint32_t n = 0;
     int ready = -1;
 
@@ -422,15 +376,14 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
         while (item < g.items) {
             int next = g.items;
 
-            hand_out(s, &ring, item);
+            ce_hand_out(&s->items, &ring, item);
             load_item<HV>(a, g, &s->product, item, &n, &ready, taken, &next);
             item = next;
         }
-        hand_out(s, &ring, item);
+        ce_hand_out(&s->items, &ring, item);
     } else {
         for (;;) {
-            ptx_mbarrier_expect(ring.full + ring.n % RING * 8, 8);
-            const int item = next_item(&ring, false);
+            const int item = ce_next_to_load(&ring);
 
             if (item >= g.items)
                 return;
@@ -450,11 +403,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
     grad_memory *s = (grad_memory *)shared;
 
     if (threadIdx.x == 0)
-        for (int i = 0; i < RING; i++) { /* gemm16_begin has the fence */
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
-            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER + G16_CLUSTER - 1);
-        }
-    gemm16_begin(&s->product, 1);
+        ce_items_begin(&s->items, 8 * G16_CLUSTER);
+    gemm16_begin(&s->product);
     const grad_plan g = plan_of(a);
 
     if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)
@@ -468,14 +418,14 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
         const gemm16_places dx = gemm16_places_of<1, !HV>(&s->product, group),
                             dw = gemm16_places_of<HV, !HV>(&s->product, group);
-        grad_ring ring = ring_of(s);
+        ce_ring ring = ce_ring_of(&s->items);
         gemm16_turn turn = {0, false};
         int item;
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        item = next_item(&ring, true);
+        item = ce_next_item(&ring);
         gemm16_stagger(group, item < g.items);
-        for (; item < g.items; item = next_item(&ring, true))
+        for (; item < g.items; item = ce_next_item(&ring))
             if (item < g.dx.items)
                 tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
             else

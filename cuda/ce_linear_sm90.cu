@@ -27,9 +27,10 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
     const ce_params *p = &j->c.p;
     ridge_status status = map_of(j, &g->maps.a[0], p->x, p->hidden, p->tokens, p->x_stride, 128);
 
-    if (!status && j->c.compact)
-        status = map_of(j, &g->maps.a[1], j->c.compact, p->hidden, ce_up(j->c.rows, 128), p->hidden, 128);
-    return status;
+    if (status)
+        return status;
+    return j->c.compact ? map_of(j, &g->maps.a[1], j->c.compact, p->hidden, ce_up(j->c.rows, 128), p->hidden, 128)
+                        : map_of(j, &g->maps.a[1], p->x, p->hidden, p->tokens, p->x_stride, 1); /* row by row */
 }
 
 /* W, n classes of it class_step apart, as B of the logits. */

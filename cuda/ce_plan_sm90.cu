@@ -244,7 +244,7 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
                       const ce_plan *plan, void *workspace)
 {
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
-    char *at = ce_place(&c->p, problem, device->units / G16_CLUSTER, workspace);
+    char *at = ce_place(&c->p, problem, ce_product_splits(device, problem), workspace);
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return at - (char *)workspace;
@@ -257,7 +257,7 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
     c->common = (int32_t *)take(&at, tokens / (CE_COMMON + 1) * 4);
     c->same = (int2 *)take(&at, vocab * 8);
     c->chain = (int32_t *)take(&at, vocab * 4);
-    c->turns = (uint64_t *)take(&at, ce_turns(vocab) * 8);
+    c->turns = (uint64_t *)take(&at, CE_TURNS(vocab) * 8);
     if (!ce_needs_stats(problem->op)) { /* parts are only there for the ops that have sums */
         c->p.part = NULL;
         c->p.splits = 1;

@@ -26,6 +26,9 @@ enum { CE_SAMPLE = 256 };
 enum { CE_COMMON = 32 };
 #define CE_SUMS(hidden) ((hidden) / 8 + 1) /* bytes for each row of a chunk: a sum for every 32 rows */
 
+/* Numbers of ce_chunk's `turns`. */
+#define CE_TURNS(vocab) (3 + (vocab) / (G16_PAIRS * G16_CLUSTER * G16_M))
+
 enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
@@ -94,14 +97,17 @@ typedef struct ce_product {
     CUtensorMap store[4]; /* P^T */
     ce_chunk c;
     int n, k;
-    int pieces; /* CE_LOOK */
-    int bundle; /* as in gemm16_work */
-    int mixed;  /* alpha and sigma */
-    int sums;   /* CE_PROBS: also the sum of E */
+    int pieces;        /* CE_LOOK */
+    int bundle;        /* as in gemm16_work */
+    int wide, columns; /* parts of a row of so many columns of tiles; the others have one */
+    int mixed;         /* alpha and sigma */
+    int sums;          /* CE_PROBS: also the sum of E */
 } ce_product;
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
+/* Parts of a row, at most: in train they take room from the chunks. */
+int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 
 /* What there is of dW before a chunk, and after it. */
 enum { CE_DW_NOTHING = 0, CE_DW_ITSELF, CE_DW_PLANES };
@@ -158,12 +164,6 @@ static inline int64_t ce_most(int64_t a, int64_t b)
 static inline int64_t ce_up(int64_t x, int64_t step)
 {
     return (x + step - 1) / step * step;
-}
-
-/* Numbers of ce_chunk's `turns`. */
-static inline int64_t ce_turns(int64_t vocab)
-{
-    return 3 + vocab / (G16_PAIRS * G16_CLUSTER * G16_M);
 }
 
 #ifdef __CUDACC__

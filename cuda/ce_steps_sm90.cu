@@ -6,7 +6,7 @@ enum { THREADS = CE_STEP_THREADS, WARPS = CE_STEP_WARPS };
 /* In f16, p = 1 is stored as 2^10, so that the least p that matters is still a normal number. */
 #define F16_BITS 10.0
 
-/* Sums of E between these: P holds all of them, and loses nothing that counts. */
+/* Sums of E between these: P holds all of them, and loses nothing that counts. (Nor may the factor do so.) */
 #define BF16_LEAST 0x1p-60
 #define BF16_MOST 0x1p100
 #define F16_LEAST 0x1p5
@@ -24,7 +24,7 @@ static __device__ __forceinline__ void clear(const ce_chunk &c)
 
     for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks note their targets there */
         c.same[i] = make_int2(INT32_MAX, 0);
-    for (int64_t i = at; i < 3 + c.p.vocab / (G16_PAIRS * G16_CLUSTER * G16_M); i += step)
+    for (int64_t i = at; i < CE_TURNS(c.p.vocab); i += step)
         c.turns[i] = 0;
     if (at == 0) {
         c.p.totals->redo = 0;
@@ -164,11 +164,11 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
 
     if (row < 0)
         return;
-    const ce_sum s = ce_row_sum(p, row);
+    const ce_sum s = ce_row_sum<32>(p, row);
     const double lse = (double)c.exponent[row] * 0.69314718055994531 + log(s.sum);
     const ce_factors f = row_factors(c, row, lse);
     const bool good = s.sum >= (f16 ? F16_LEAST : BF16_LEAST) && s.sum <= (f16 ? F16_MOST : BF16_MOST) &&
-                      !(fabs(f.all) < 0x1p-6 * fabs(f.label));
+                      !(fabs(f.all) < 0x1p-6 * fabs(f.label)) && !(f.all != 0 && fabs(f.all) < s.sum * 0x1p-126);
 
     if (threadIdx.x % 32)
         return;
@@ -193,7 +193,7 @@ static __global__ void __launch_bounds__(THREADS) step_reset(const ce_chunk c)
 
 static __device__ __forceinline__ double known_lse(const ce_params &p, int64_t row)
 {
-    const ce_sum s = p.lse_in ? ce_sum_empty() : ce_row_sum(p, row);
+    const ce_sum s = p.lse_in ? ce_sum_empty() : ce_row_sum<32>(p, row);
 
     return p.lse_in ? (double)p.lse_in[p.list[row]] : (double)s.max + log(s.sum);
 }

@@ -243,7 +243,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) targets_a
         add_to_planes(a.planes, p.hv, v, h, sum);
     }
     if (p.dbias && h == 0)
-        p.dbias[v] += bias;
+        p.dbias[v] = __uint_as_float(num_canonical_f32(p.dbias[v] + bias));
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */

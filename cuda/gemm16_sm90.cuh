@@ -106,18 +106,24 @@ static __device__ __forceinline__ void gemm16_plan(gemm16_work *w, int blocks, i
     w->by_last = gemm16_reciprocal(w->last);
 }
 
-/* Work item `index`: bundles of row-tile pairs, column tiles within, so that what runs at once shares L2. Returns its
- * piece of k. */
-static __device__ __forceinline__ int gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
+/* Work item `place` of one piece: bundles of row-tile pairs, column tiles within, so that what runs at once shares
+ * L2. */
+static __device__ __forceinline__ void gemm16_tile(const gemm16_work &w, int place, int *pair, int *tile_n)
 {
-    int place, bundle, piece;
-
-    piece = gemm16_divide(index, w.pairs * w.tiles_n, w.by_piece, &place);
-    bundle = gemm16_divide(place, w.bundle * w.tiles_n, w.by_bundle, &place);
+    const int bundle = gemm16_divide(place, w.bundle * w.tiles_n, w.by_bundle, &place);
     const bool last = (bundle + 1) * w.bundle >= w.pairs;
 
     *tile_n = gemm16_divide(place, last ? w.last : w.bundle, last ? w.by_last : w.by_pair, &place);
     *pair = bundle * w.bundle + place;
+}
+
+/* The same of several: returns the piece of k. */
+static __device__ __forceinline__ int gemm16_locate(const gemm16_work &w, int index, int *pair, int *tile_n)
+{
+    int place;
+    const int piece = gemm16_divide(index, w.pairs * w.tiles_n, w.by_piece, &place);
+
+    gemm16_tile(w, place, pair, tile_n);
     return piece;
 }
 
@@ -240,12 +246,12 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
     }
 }
 
-/* Before anything else. landings: arrivals at full[]. */
-static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s, int landings)
+/* Before anything else. */
+static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < G16_STAGES; i++) {
-            ptx_mbarrier_init(ptx_shared(&s->full[i]), (uint32_t)landings);
+            ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
             ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER);
         }
         ptx_mbarrier_fence_init();

@@ -34,9 +34,12 @@ static const struct {
     {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
     {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
+    {300, 584, 1304, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_listed */
+    {70000, 8, 8, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}}, /* the list is made by blocks of two rounds each */
 };
 
-enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), HALVES = SHAPES - 5, PLANES };
+enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), MANY = SHAPES - 1, LISTED = SHAPES - 2 };
+enum { HALVES = SHAPES - 7, PLANES };
 
 /* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
  * record. {} stand for what an op does not have. */
@@ -185,6 +188,19 @@ static void add_planes(case_list *list, const ridge_op_row *op, case_level level
         add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");
 }
 
+/* Eval loads the listed rows alone (Hopper): more blocks of the hidden units than stages, the last one not full. */
+static void add_listed(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {{"", "lse=1", "", CE_HALF},
+                                {"softcap=6", "token_loss=1 entropy=1 argmax=1", "", CE_WRONG},
+                                {"", "target_logit=1", "", CE_VALID}};
+
+    add(list, op, LISTED, &of[0], 0, ""); /* bf16, W [V, H] */
+    add(list, op, LISTED, &of[1], 1, ""); /* f16 */
+    add(list, op, LISTED, &of[0], 7, ""); /* f16, W [H, V] */
+    add(list, op, LISTED, &of[2], 3, ""); /* bf16, W [H, V], no row ignored */
+}
+
 /* Equal logits and NaN: argmax, and everything that a NaN reaches and does not reach. */
 static void add_special(case_list *list, const ridge_op_row *op)
 {
@@ -259,6 +275,10 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
     add_special(list, op);
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_halves(list, op), add_planes(list, op, level);
+    if (op->id == RIDGE_LINEAR_CE_EVAL)
+        add_listed(list, op);
+    if (op->id == RIDGE_CE_FWD)
+        add(list, op, MANY, &option_table[1], 0, "lse=1");
     if (level == CASES_LARGE)
         add_large(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
