@@ -81,7 +81,7 @@ static estimate product(const oracle_run *s, const activations *x, int w, int64_
         tiny += fabs(dot) * 0x1p-150; /* wd * xs may be subnormal */
         if (isnan(wd * xs))
             return (estimate){NAN, 0};
-        if (isinf(wd * xs)) /* infinity, or NaN with a dot of 0: not for a float64 sum to say */
+        if (isinf((float)(wd * xs))) /* infinity, or NaN with a dot of 0: not for a float64 sum to say */
             return (estimate){0, INFINITY};
     }
     return (estimate){sum, ((double)blocks / 8 + 13) * 0x1p-24 * size + tiny + (size > 0x1p120 ? INFINITY : 0)};
