@@ -261,7 +261,9 @@ ridge_status ce_product_prepare(const ridge_device *device)
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
 {
     const int64_t tiles = (problem->dim[2] + G16_N - 1) / G16_N;
-    const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? device->units : device->units / G16_CLUSTER;
+    /* Of eval's 8 bytes a token and SM, 48 are for what else it keeps of a token. */
+    const int64_t most =
+        problem->op == RIDGE_LINEAR_CE_EVAL ? ce_most(device->units - 6, 1) : device->units / G16_CLUSTER;
 
     return (int)ce_least(tiles - tiles / 3, most); /* of few tiles most are in pairs */
 }

@@ -438,23 +438,6 @@ static __device__ __forceinline__ void ptx_copy_async_arrive(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
 }
 
-/* 16 bytes likewise, past L1, of which those from `bytes` on become 0. */
-static __device__ __forceinline__ void ptx_copy_async16(uint32_t to, const void *from, int bytes)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-static __device__ __forceinline__ void ptx_copy_async_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* All groups of this thread but the last LEFT have landed. */
-template <int LEFT> static __device__ __forceinline__ void ptx_copy_async_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory");
-}
-
 /* Makes this thread's ordinary stores to shared memory visible to TMA and wgmma. */
 static __device__ __forceinline__ void ptx_fence_async(void)
 {

@@ -115,7 +115,7 @@ typedef enum ridge_contract {
     RIDGE_INVARIANT = 8, /* a result row depends on nothing but its own inputs */
     RIDGE_CLOSE = 16,    /* within the op's bound of a float64 reference, whatever the input */
     RIDGE_TYPICAL = 32,  /* instead of RIDGE_CLOSE: within it on random data only, as fp8 tensor cores add
-                            (docs/numerics.md, FP8 GEMM). Tested against the same bound; not picked under RIDGE_STRICT */
+                            (docs/numerics.md, FP8 GEMM, and what is tested). Not picked under RIDGE_STRICT */
     RIDGE_FALLBACK = 64  /* no promise: picked only where no other row can run, whatever the costs say */
 } ridge_contract;
 

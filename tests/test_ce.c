@@ -272,6 +272,30 @@ static void workspace_is_bounded(void **state)
     }
 }
 
+/* The loss alone: 8 bytes a token for each of at most 132 parts of the vocabulary, on Hopper, beside nothing else. */
+static void eval_is_bounded(void **state)
+{
+    static const int64_t shapes[][3] = {
+        {4096, 4096, 128256}, {8192, 2304, 256000}, {16384, 2048, 32000}, {1024, 4096, 128256}, {65536, 1024, 32000}};
+
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        const int64_t *dim = shapes[i];
+        ridge_call call =
+            ridge_linear_ce_eval(dim[0], dim[1], dim[2], RIDGE_BF16, place(0), place(1), RIDGE_I64, place(2), place(3));
+        ridge_device *model;
+        const char *name;
+        size_t bytes;
+
+        assert_int_equal(ridge_open("model:sm90", &model), RIDGE_OK);
+        if (ridge_pick(model, &call, SIZE_MAX, &name) == RIDGE_OK) { /* not in a build without CUDA */
+            assert_int_equal(ridge_workspace_bytes(model, &call, &bytes), RIDGE_OK);
+            assert_in_range(bytes, 1, 8 * dim[0] * 132);
+        }
+        ridge_close(model);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +303,7 @@ int main(void)
         cmocka_unit_test(threads_and_workspace),
         cmocka_unit_test(workspace_decides),
         cmocka_unit_test(workspace_is_bounded),
+        cmocka_unit_test(eval_is_bounded),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
