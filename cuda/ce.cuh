@@ -28,7 +28,7 @@ typedef struct ce_totals {
     unsigned long long taken; /* ce_gemm_sm90.cu: items of the logits; 0 between launches */
 } ce_totals;
 
-/* Part of a row's softmax sum: over the classes that one block of threads saw. `more` only where it is asked for. */
+/* Part of a row's softmax sum: over some of the classes. `more` only where it is asked for. */
 typedef struct ce_part {
     float max, sum; /* sum e^(z - max) */
 } ce_part;

@@ -50,11 +50,16 @@ typedef enum weight_use { USE_WEIGHT, USE_GATE, USE_HEAD, USES } weight_use;
 typedef struct weight_op weight_op;
 const weight_op *weight_op_at(int index); /* NULL after the last */
 weight_use weight_op_use(const weight_op *op);
-/* The problem with the weight in its place; false: it can not have this weight, or out of memory. image_free in any
- * case. */
-bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uint64_t seed, test_case *c, image *im);
+/* The op's problem for this weight; false: it can not have it. */
+bool weight_op_case(const weight_op *op, const weight *w, test_case *c);
 /* False: the whole of the result is to be verified, and the C reference takes too long for it. */
-bool weight_op_is_verifiable(const weight_op *op, const image *im);
+bool weight_op_is_verifiable(const weight_op *op, const test_case *c);
+/* Copies of the operands that the host holds while a result is verified, W in double among them where tokens are
+ * verified. */
+int weight_op_images(const weight_op *op);
+/* With the weight in its place; false: out of memory. image_free in any case. */
+bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uint64_t seed, const test_case *c,
+                     image *im);
 /* A result of `kernel` against the C reference: the whole of it, or of a large one the first, the middle and the last
  * rows of the weight (or tokens). */
 bool weight_op_verify(const weight_op *op, const weight *w, const image *im, const ridge_kernel *kernel,

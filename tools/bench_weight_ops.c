@@ -190,15 +190,18 @@ static bool place_weight(const weight_op *op, const weight *w, const weight *up,
     }
 }
 
-bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uint64_t seed, test_case *c, image *im)
+bool weight_op_case(const weight_op *op, const weight *w, test_case *c)
 {
     char text[256];
 
-    memset(im, 0, sizeof *im);
-    if (w->cols % op->step)
-        return false;
     expand(op, w->rows, w->cols, 0, text, sizeof text);
-    return case_parse(text, c) && image_build(c, seed, im) && place_weight(op, w, up, im);
+    return w->cols % op->step == 0 && case_parse(text, c);
+}
+
+bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uint64_t seed, const test_case *c,
+                     image *im)
+{
+    return image_build(c, seed, im) && place_weight(op, w, up, im);
 }
 
 /* -------------------------------------------------------------------------------------------------------- verification
@@ -255,7 +258,7 @@ static bool verify_part(const weight_op *op, const image *im, const ridge_kernel
 {
     char problem[256], why[300];
     test_case c;
-    image band;
+    image band = {0};
     bool good;
 
     if (op->verified == BY_TOKENS)
@@ -284,17 +287,22 @@ static bool verify_whole(const image *im, const ridge_kernel *kernel, const unsi
     return good;
 }
 
-static double flop_of(const image *im)
+static double flop_of(const ridge_call *call)
 {
-    ridge_problem problem = {.op = im->call.op};
+    ridge_problem problem = {.op = call->op};
 
-    memcpy(problem.dim, im->call.dim, sizeof problem.dim);
-    return ridge_op_table[im->call.op]->flops(&problem);
+    memcpy(problem.dim, call->dim, sizeof problem.dim);
+    return ridge_op_table[call->op]->flops(&problem);
 }
 
-bool weight_op_is_verifiable(const weight_op *op, const image *im)
+bool weight_op_is_verifiable(const weight_op *op, const test_case *c)
 {
-    return op->verified != WHOLE || op->form == AS_NOTHING || flop_of(im) <= MOST_FLOP;
+    return op->verified != WHOLE || op->form == AS_NOTHING || flop_of(&c->call) <= MOST_FLOP;
+}
+
+int weight_op_images(const weight_op *op)
+{
+    return op->verified == BY_TOKENS ? 9 : 3;
 }
 
 bool weight_op_verify(const weight_op *op, const weight *w, const image *im, const ridge_kernel *kernel,
@@ -305,7 +313,7 @@ bool weight_op_verify(const weight_op *op, const weight *w, const image *im, con
     const int64_t begin[] = {0, last / 2 / band * band, last};
     bool good = true;
 
-    if (op->verified == WHOLE || (w->rows * w->cols <= WHOLE_MOST && flop_of(im) <= WHOLE_FLOP))
+    if (op->verified == WHOLE || (w->rows * w->cols <= WHOLE_MOST && flop_of(&im->call) <= WHOLE_FLOP))
         return verify_whole(im, kernel, got, text, size);
     for (int i = 0; i < 3 && good; i++)
         good = verify_part(op, im, kernel, got, w->rows, w->cols, begin[i],

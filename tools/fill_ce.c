@@ -125,7 +125,7 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
                         int64_t cols, int64_t pitch)
 {
     const bool w = strcmp(name, "w") == 0, logits = strcmp(name, "logits") == 0, record = strcmp(name, "record") == 0;
-    const bool hv = w && (f->call->flags & RIDGE_CE_W_HV), of_tokens = !w && !record;
+    const bool hv = w && (f->call->flags & RIDGE_CE_W_HV), of_tokens = logits || strcmp(name, "x") == 0;
     const int64_t hidden = f->call->dim[1];
     const double scale = w ? 1.5 / sqrt((double)(hidden > 0 ? hidden : 1)) : logits ? 1.5 : 1;
     const int64_t size = (int64_t)ridge_dtype_size(dtype);

@@ -153,7 +153,8 @@ static unsigned char fp8_value(const test_case *c, uint64_t *state, int e5m2, in
 static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int64_t cols, int64_t index, uint64_t seed,
                      bool first)
 {
-    uint64_t state = seed ^ (uint64_t)(c->fill == FILL_PERIOD ? index % 64 : index) * UINT64_C(0xd1342543de82ef95);
+    uint64_t state =
+        seed ^ (uint64_t)(c->fill == FILL_PERIOD ? index % IMAGE_PERIOD : index) * UINT64_C(0xd1342543de82ef95);
     size_t size = ridge_dtype_size(dtype);
     float scale = 1.0f;
     unsigned kind = 0;
@@ -237,13 +238,13 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
         return;
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
     for (int64_t r = 0; r < rows; r++) {
-        if (c->fill != FILL_PERIOD || r < 64)
+        if (c->fill != FILL_PERIOD || r < IMAGE_PERIOD)
             fill_row(c, operand->dtype, base + r * pitch, cols, r, seed + (uint64_t)arg, first);
     }
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
-    for (int64_t r = 64; r < rows; r++)
+    for (int64_t r = IMAGE_PERIOD; r < rows; r++)
         if (c->fill == FILL_PERIOD)
-            memcpy(base + r * pitch, base + r % 64 * pitch, (size_t)cols * ridge_dtype_size(operand->dtype));
+            memcpy(base + r * pitch, base + r % IMAGE_PERIOD * pitch, (size_t)cols * ridge_dtype_size(operand->dtype));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- layout */

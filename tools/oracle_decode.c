@@ -7,7 +7,7 @@
 
 #include "oracle.h"
 
-/* A value with the largest error that f32 arithmetic may have made. bad: an intermediate may have overflowed. */
+/* A value with the largest error that f32 arithmetic may have made. */
 typedef struct estimate {
     double value, error;
 } estimate;
@@ -190,9 +190,11 @@ void oracle_decode(oracle_run *run)
     const int64_t high[2] = {im->call.dim[2], im->call.op == RIDGE_Q8_0_PAIR ? im->call.dim[3] : 0};
     activations x;
     const bool good = activations_of(run, &x);
+    char why[300];
 
+    snprintf(why, sizeof why, "the oracle cannot quantise x: %s", good ? "" : ridge_error());
     if (!good)
-        oracle_fail(run, "the oracle cannot quantise x");
+        oracle_fail(run, why);
     for (int which = 0; which < 2 && good; which++)
         for (int64_t r = 0; r < high[which]; r++)
             for (int64_t t = 0; t < im->call.dim[0]; t++)
