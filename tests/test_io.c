@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "test_io.h"
@@ -521,57 +520,6 @@ static void no_place(void **state)
     assert_int_equal(seteuid(user), 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- size */
-
-static double seconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now); /* other tests may be running */
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-/* Written backwards, so that the offsets must be sorted; the names share long prefixes. */
-static void million(void **state)
-{
-    enum { COUNT = 1000000 };
-    const char *path = in_directory("million.safetensors");
-    char *header = malloc(100 * COUNT), *to = header;
-    char name[32];
-    ridge_file *file = NULL;
-    double best = 1e9;
-#if defined(__SANITIZE_ADDRESS__)
-    double limit = 60;
-#else
-    double limit = 2;
-#endif
-
-    (void)state;
-    assert_non_null(header);
-    for (int i = COUNT - 1; i >= 0; i--)
-        to += sprintf(to, "%c\"layer.%07d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
-                      i == COUNT - 1 ? '{' : ',', i, i, i + 1);
-    strcpy(to, "}");
-    put_safetensors(path, header, COUNT);
-    free(header);
-    for (int i = 0; i < 8 && best >= limit; i++) { /* other programs on the same core make it slower */
-        double begin = seconds(), spent;
-
-        ridge_file_close(file);
-        file = opened(path);
-        spent = seconds() - begin;
-        best = spent < best ? spent : best;
-    }
-    print_message("a million tensors: opened in %.2f s\n", best);
-    assert_true(best < limit);
-    assert_int_equal(ridge_file_tensors(file), COUNT);
-    for (int i = 0; i < COUNT; i += 9973) {
-        snprintf(name, sizeof name, "layer.%07d", i);
-        assert_ptr_equal(ridge_file_find(file, name), ridge_file_tensor(file, i));
-    }
-    ridge_file_close(file);
-}
-
 static int remove_directory(void **state)
 {
     char command[300];
@@ -587,8 +535,7 @@ int main(void)
         cmocka_unit_test(round_trip), cmocka_unit_test(empty),       cmocka_unit_test(writer_arguments),
         cmocka_unit_test(sharded),    cmocka_unit_test(wrong_index), cmocka_unit_test(directories),
         cmocka_unit_test(shrinking),  cmocka_unit_test(interrupted), cmocka_unit_test(no_space),
-        cmocka_unit_test(no_place),   cmocka_unit_test(million),     cmocka_unit_test(no_file),
-        cmocka_unit_test(moved),
+        cmocka_unit_test(no_place),   cmocka_unit_test(no_file),     cmocka_unit_test(moved),
     };
     const char *parent = getenv("TMPDIR");
 
