@@ -329,43 +329,37 @@ static double seconds(void)
 }
 
 /* Written backwards, so that the offsets must be sorted; the names share long prefixes. */
-static void put_many(const char *path, int count)
-{
-    char *header = malloc(100 * (size_t)count), *to = header;
-
-    assert_non_null(header);
-    for (int i = count - 1; i >= 0; i--)
-        to += sprintf(to, "%c\"layer.%07d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
-                      i == count - 1 ? '{' : ',', i, i, i + 1);
-    strcpy(to, "}");
-    put_safetensors(path, header, (size_t)count);
-    free(header);
-}
-
-/* A million tensors in 2 seconds, or where a core is slow or shared, in three times what a hundred times 10000 take. */
 static void million(void **state)
 {
-    enum { COUNT = 1000000, FEW = 10000 };
-    double best = 1e9, limit = 2;
-    char *path = strdup(in_directory("million.safetensors")), name[32];
+    enum { COUNT = 1000000 };
+    const char *path = in_directory("million.safetensors");
+    char *header = malloc(100 * COUNT), *to = header;
+    char name[32];
     ridge_file *file = NULL;
+    double best = 1e9;
+#if defined(__SANITIZE_ADDRESS__)
+    double limit = 60;
+#else
+    double limit = 2;
+#endif
 
     (void)state;
-    put_many(path, COUNT);
-    put_many(in_directory("few.safetensors"), FEW);
-    for (int i = 0; i < 8 && best >= limit; i++) {
+    assert_non_null(header);
+    for (int i = COUNT - 1; i >= 0; i--)
+        to += sprintf(to, "%c\"layer.%07d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+                      i == COUNT - 1 ? '{' : ',', i, i, i + 1);
+    strcpy(to, "}");
+    put_safetensors(path, header, COUNT);
+    free(header);
+    for (int i = 0; i < 40 && best >= limit; i++) { /* other programs on the same core make it slower */
         double begin = seconds(), spent;
 
-        ridge_file_close(opened(in_directory("few.safetensors")));
-        spent = seconds() - begin;
-        limit = 3.0 * COUNT / FEW * spent > limit ? 3.0 * COUNT / FEW * spent : limit;
         ridge_file_close(file);
-        begin = seconds();
         file = opened(path);
         spent = seconds() - begin;
         best = spent < best ? spent : best;
     }
-    print_message("a million tensors: opened in %.2f s, at most %.2f\n", best, limit);
+    print_message("a million tensors: opened in %.2f s\n", best);
     assert_true(best < limit);
     assert_int_equal(ridge_file_tensors(file), COUNT);
     for (int i = 0; i < COUNT; i += 9973) {
@@ -373,7 +367,6 @@ static void million(void **state)
         assert_ptr_equal(ridge_file_find(file, name), ridge_file_tensor(file, i));
     }
     ridge_file_close(file);
-    free(path);
 }
 
 int run_safetensors_tests(void)
