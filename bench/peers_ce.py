@@ -5,7 +5,7 @@
 Eval, forward + backward (dW in f32; "ridge_dw16": in 16 bits, as the rivals write it), and backward alone. Rivals: cuBLAS on the
 product x W^T alone, torch eager, torch.compile, and Liger, Apple CCE and quack where they can be imported. peak_bytes: memory
 beyond the inputs, gradients included. err: of the gradients, relative to float64 by rms over sampled rows of dX and dW, the
-larger of the two. Columns as `ridge bench --csv` writes them.
+larger of the two. Columns as `ridge bench --csv` writes them. quack imports only from a folder named site-packages.
 """
 import argparse, datetime, os, statistics, sys
 
@@ -112,7 +112,11 @@ def rivals(only):
         out["cce"] = lambda x, w, y: cce.linear_cross_entropy(x, w, y)
         out["cce_exact"] = lambda x, w, y: cce.linear_cross_entropy(x, w, y, impl="cce_exact")  # keeps small gradients
     if quack:
-        out["quack"] = lambda x, w, y: quack.chunked_linear_cross_entropy(x, w, y, chunk_size=4096)
+        def chunked(fused):
+            return lambda x, w, y: quack.chunked_linear_cross_entropy(x, w, y, chunk_size=4096, ignore_index=IGNORED,
+                                                                      use_scaled_exp=fused)
+        out["quack"] = chunked(None)  # its own choice: on Hopper the backward by scaled exponentials
+        out["quack_plain"] = chunked(False)  # logits, cross entropy, cuBLAS's dX; dW by a kernel that a search chooses
     return {name: loss for name, loss in out.items() if not only or name in only.split(",")}
 
 
@@ -196,7 +200,8 @@ def main():
     parser.add_argument("--shapes", default=",".join(str(i) for i in range(len(SHAPES))))
     parser.add_argument("--half", action="store_true", help="also with half of the rows ignored")
     parser.add_argument("--alone", action="store_true", help="without rivals but cuBLAS")
-    parser.add_argument("--only", help="these rivals, comma-separated: torch, torch.compile, python, liger, cce, cce_exact, quack")
+    parser.add_argument("--only", help="these rivals, comma-separated: torch, torch.compile, python, liger, cce, cce_exact,"
+                        " quack, quack_plain")
     args = parser.parse_args()
     lib = binding.library(args.lib)
     now = datetime.datetime.now(datetime.timezone.utc)
