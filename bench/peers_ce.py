@@ -5,7 +5,7 @@
 Eval, forward + backward (dW in f32; "ridge_dw16": in 16 bits, as the rivals write it), and backward alone. Rivals: cuBLAS on the
 product x W^T alone, torch eager, torch.compile, and Liger, Apple CCE and quack where they can be imported. peak_bytes: memory
 beyond the inputs, gradients included. err: of the gradients, relative to float64 by rms over sampled rows of dX and dW, the
-larger of the two. Columns as `ridge bench --csv` writes them. quack imports only from a folder named site-packages.
+larger of the two. Columns as `ridge bench --csv` writes them. quack imports only from a site-packages or dist-packages.
 """
 import argparse, datetime, os, statistics, sys
 
