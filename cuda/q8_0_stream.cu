@@ -363,8 +363,10 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         us -= 3.58 * (share * device->units / tiles - 1);
     if (hc && high < 32 && cols <= 2048) /* two finishing warps only: they are late where the product is short */
         us += 0.1 * more;
-    if (half && high == 16 && cols >= 4096 && turns > 8 && (hc || problem->dtype[0] != RIDGE_I8))
-        us += 1; /* 0.9 to 1.9 us behind whole blocks at 4096 -> 8192 and 8192 -> 4096 */
+    if (half && high == 16 && cols >= 4096 && turns > 8 && hc)
+        us += 1; /* 0.9 to 1.9 us behind whole blocks at 8192 -> 4096 */
+    if (half && problem->dtype[0] != RIDGE_I8 && device->arch < RIDGE_ARCH_SM120)
+        us += 1; /* x of floats stands between other kernels: there whole blocks are faster (ds4flash 54.2 -> 51.5) */
     if (half && problem->dtype[0] != RIDGE_I8 && !q8_0_inside(problem)) /* behind a launch that quantises x */
         us += 3;
     return us / speed;

@@ -39,6 +39,15 @@ typedef struct quantize_args {
     ridge_swiglu_options o;
 } quantize_args;
 
+/* A grid of few blocks, as of few tokens, lets the next kernel in before it waits for those in front: a product behind
+ * it may then fetch its weights early. Of many blocks it takes time, and belongs behind their loads. */
+static __device__ __forceinline__ void quantize_wait(void)
+{
+    if (gridDim.x <= 128)
+        ptx_grid_release();
+    ptx_grid_wait();
+}
+
 /* Words of 8 elements. */
 #define QUANTIZE_WORDS(dtype) ((dtype) == RIDGE_F32 ? 8 : 4)
 

@@ -47,7 +47,10 @@ static __global__ void __launch_bounds__(TILE_THREADS,
     const int row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     uint32_t raw[TILE_ROWS][W];
 
-    ptx_grid_wait();
+    if (COL == QUANTIZE_ABSENT)
+        quantize_wait();
+    else
+        ptx_grid_wait();
     if (SOURCE != FROM_SWIGLU && p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
         const char *from = p.x + (row * p.stride + col) * SIZE, *with = p.up + (row * p.up_stride + col) * SIZE;
         uint32_t up[SOURCE == FROM_SILU ? TILE_ROWS : 1][W];

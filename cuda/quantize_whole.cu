@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_amax(const __grid_co
     const int64_t units = p.rows * p.across;
     uint32_t most = 0;
 
-    ptx_grid_wait();
+    quantize_wait();
     ptx_grid_release();
     for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
         const stretch s = locate<DTYPE>(p, u);
@@ -159,7 +159,7 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_encode(const __grid_
     uint32_t most = 0;
     float r;
 
-    ptx_grid_wait();
+    quantize_wait();
     r = ridge_fp8_reciprocal(p.given ? *p.given : tensor_scale(p));
     for (int64_t u = units - 1 - blockIdx.x; u >= 0; u -= gridDim.x) {
         const stretch s = locate<DTYPE>(p, u);
@@ -188,7 +188,7 @@ static __global__ void __launch_bounds__(HOLD_MOST) tensor_fold(const __grid_con
 {
     uint32_t most = 0;
 
-    ptx_grid_wait();
+    quantize_wait();
     ptx_grid_release();
     for (uint32_t i = threadIdx.x; i < p.partials; i += HOLD_MOST)
         most = max(most, p.partial[i]);
@@ -218,7 +218,7 @@ static __global__ void __launch_bounds__(THREADS, 4) row_encode(const __grid_con
     uint32_t raw[QUANTIZE_WORDS(DTYPE)], most = 0;
     float r;
 
-    ptx_grid_wait();
+    quantize_wait();
     ptx_grid_release();
     if (!p.given || p.amax) {
         for (int64_t col = threadIdx.x * 8; col < p.cols; col += step) {
@@ -245,7 +245,7 @@ static __global__ void __launch_bounds__(HOLD_MOST, 1) row_hold(const __grid_con
     uint32_t raw[HELD(DTYPE)][QUANTIZE_WORDS(DTYPE)], most = 0;
     float r;
 
-    ptx_grid_wait();
+    quantize_wait();
 #pragma unroll
     for (int g = 0; g < HELD(DTYPE); g++) {
 #pragma unroll

@@ -2,7 +2,7 @@
  * 8192), with the activations quantised by 1 x 128 before each; the attention between them is left out (its input's
  * first columns stand for its output). Several layers, each with weights of its own, run call by call and as one
  * replayed CUDA graph, which must give the same bits. Printed a layer: the time of both; the kernels, each timed in a
- * graph of nothing but itself; and the gap, which is the difference over the number of kernels.
+ * graph of as many calls of nothing but itself; and the gap, which is the difference over the number of kernels.
  *
  * The CUDA driver is opened at run time: the example links ridge alone. Without a GPU it runs small layers on the CPU.
  */
@@ -194,13 +194,13 @@ static ridge_call call_of(const model *m, int index)
     }
 }
 
-/* All layers' calls, or only the ones of kind `kind`. */
+/* All layers' calls, or as many that are all of kind `kind`. */
 static void run(const model *m, int kind)
 {
     for (int i = 0; i < LAYERS * CALLS; i++) {
-        const ridge_call call = call_of(m, i);
+        const ridge_call call = call_of(m, kind < 0 ? i : i % LAYERS * CALLS + kind);
 
-        if ((kind < 0 || i % CALLS == kind) && ridge_run(device, &call, NULL, 0, stream) != RIDGE_OK)
+        if (ridge_run(device, &call, NULL, 0, stream) != RIDGE_OK)
             fail("ridge_run");
     }
 }
@@ -268,7 +268,7 @@ static int measure(const model *m, const void *x)
     one_by_one = layer_us(m, NULL);
     layer = layer_us(m, graph);
     for (int kind = 0; kind < CALLS; kind++)
-        kernels += layer_us(m, graph_of(m, kind));
+        kernels += layer_us(m, graph_of(m, kind)) / CALLS;
     printf(
         "%2d tokens: call by call %7.2f us a layer, graph %7.2f, its kernels alone %7.2f, gap %5.2f us a kernel; %s\n",
         m->tokens, one_by_one, layer, kernels, (layer - kernels) / CALLS, same ? "the same bits" : "OTHER BITS");

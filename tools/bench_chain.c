@@ -1,7 +1,12 @@
 /* bench_chain.c: `ridge bench --chain --suite NAME`: the problems of a suite as one CUDA graph, in the order of the
  * suite, as a layer of a model runs them: what a kernel costs beside the stream of its bytes, launch gaps included.
  * Problems with the same number of tokens (or rows) form one chain; every problem has weights of its own, so that no
- * replay finds them in cache if the chain is larger than that. */
+ * replay finds them in cache if the chain is larger than that.
+ *
+ * The gap between kernels is the chain's time, less that of its calls, each in a graph of as many calls of nothing but
+ * itself (so that both hold a graph's begin and end equally often), over the number of calls: what a kernel costs more
+ * behind another one than behind itself. Kernels overlap, so it may be below zero. No clock is read in the graph, which
+ * would keep kernels apart. All of these replays begin with a cold cache. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,36 +75,50 @@ void chain_drop(chain *c)
     free(c->memory);
 }
 
-/* What a graph holds: all links, or with a variant one read of as many bytes, so many times. */
+/* What a graph holds: all links, or with a variant one read of as many bytes, so many times. Or one link so often, on
+ * one copy of its operands after another. */
 typedef struct replay {
     const chain *c;
     uint32_t flags;
     int variant, times;
+    bool cold; /* each replay begins without any operand in cache */
+    int link, copies;
+    size_t pitch;
+    unsigned char *copy;
 } replay;
 
-static ridge_status run_links(const chain *c, uint32_t flags)
+static ridge_status run_link(const replay *r, int link, unsigned char *memory)
+{
+    const chain *c = r->c;
+    ridge_call call = image_call(&c->link[link], memory);
+
+    call.flags |= r->flags;
+    return ridge_run(c->device, &call, c->workspace, c->workspace_bytes, c->stream);
+}
+
+static ridge_status run_links(const replay *r)
 {
     ridge_status status = RIDGE_OK;
 
-    for (int i = 0; i < c->links && !status; i++) {
-        ridge_call call = image_call(&c->link[i], c->memory[i]);
-
-        call.flags |= flags;
-        status = ridge_run(c->device, &call, c->workspace, c->workspace_bytes, c->stream);
-    }
+    for (int i = 0; i < r->c->links && !status; i++)
+        status = run_link(r, i, r->c->memory[i]);
     return status;
+}
+
+static ridge_status read_all(const chain *c, int variant)
+{
+    return c->device->backend->stream_read(c->device, variant, c->read, (size_t)c->bytes / 16 * 16, c->stream);
 }
 
 static ridge_status run(const void *state)
 {
     const replay *r = state;
-    const chain *c = r->c;
     ridge_status status = RIDGE_OK;
 
     for (int i = 0; i < r->times && !status; i++)
-        status = r->variant < 0 ? run_links(c, r->flags)
-                                : c->device->backend->stream_read(c->device, r->variant, c->read,
-                                                                  (size_t)c->bytes / 16 * 16, c->stream);
+        status = r->variant >= 0 ? read_all(r->c, r->variant)
+                 : r->copies     ? run_link(r, r->link, r->copy + (size_t)(i % r->copies) * r->pitch)
+                                 : run_links(r);
     return status;
 }
 
@@ -114,10 +133,12 @@ static bool measure(const replay *what, double us[3])
     ridge_status status = measure_capture(c->device, c->stream, w, &graph);
 
     for (int r = -3; r < rounds && !status; r++) {
-        status = measure_once(c->device, c->stream, graph, w, &one);
-        if (r >= 0)
+        status = what->cold ? read_all(c, 0) : RIDGE_OK;
+        if (!status)
+            status = measure_once(c->device, c->stream, graph, w, &one);
+        if (r >= 0 && !status)
             round[r] = one / what->times;
-        if (one > long_round && rounds == ROUNDS) { /* warm enough */
+        if (!status && one > long_round && rounds == ROUNDS) { /* warm enough */
             rounds = one > longer_round ? LEAST_ROUNDS : FEW_ROUNDS;
             r = -2;
         }
@@ -159,7 +180,7 @@ static bool report_products(bench *b, chain *c, const char *suite, const char *w
 
     if (backend->stream_new(b->device, &c->stream) ||
         (c->workspace_bytes && backend->alloc(b->device, c->workspace_bytes, &c->workspace)) ||
-        !measure(&(replay){c, 0, -1, 1}, us))
+        !measure(&(replay){.c = c, .variant = -1, .times = 1}, us))
         return false;
     emit(b, c, suite, what, "ridge", us, b->o->matrix_rate > 0 ? c->products / b->o->matrix_rate * 1e-6 : -1);
     if (!b->json)
@@ -169,10 +190,19 @@ static bool report_products(bench *b, chain *c, const char *suite, const char *w
     return true;
 }
 
+static uint32_t flags_of(const bench *b)
+{
+    return b->o->settled ? RIDGE_WEIGHTS_SETTLED : 0;
+}
+
+static int layers_of(const bench *b)
+{
+    return b->o->layers > 0 ? b->o->layers : 1;
+}
+
 bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3], double *floor_us)
 {
     const ridge_backend *backend = b->device->backend;
-    const uint32_t flags = b->o->settled ? RIDGE_WEIGHTS_SETTLED : 0;
     double best[3] = {-1, -1, -1}, one[3]; /* none yet */
     char what[32];
 
@@ -183,17 +213,67 @@ bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3],
         backend->alloc(b->device, (size_t)c->bytes + 16, (void **)&c->read))
         return false;
     for (int v = 0; v < backend->stream_variants; v++) {
-        if (!measure(&(replay){c, 0, v, 4}, one))
+        if (!measure(&(replay){.c = c, .variant = v, .times = 4}, one))
             return false;
         if (best[0] < 0 || one[0] < best[0])
             memcpy(best, one, sizeof one);
     }
-    if (!measure(&(replay){c, flags, -1, b->o->layers > 0 ? b->o->layers : 1}, us))
+    if (!measure(&(replay){.c = c, .flags = flags_of(b), .variant = -1, .times = layers_of(b)}, us))
         return false;
     if (best[0] >= 0)
         emit(b, c, suite, what, "read", best, best[0]);
     emit(b, c, suite, what, "ridge", us, best[0]);
     *floor_us = best[0];
+    return true;
+}
+
+/* Every link in a graph of nothing but itself, as many calls as the chain's graph has: their times, added up. No copy
+ * of the operands comes again before four times the cache went by. The chain once more beside them. */
+static bool time_alone(bench *b, const chain *c, double us[3], double chain_us[3])
+{
+    const ridge_backend *backend = b->device->backend;
+    bool good =
+        measure(&(replay){.c = c, .flags = flags_of(b), .variant = -1, .times = layers_of(b), .cold = true}, chain_us);
+
+    us[0] = us[1] = us[2] = 0;
+    for (int i = 0; i < c->links && good; i++) {
+        replay alone = {
+            .c = c, .flags = flags_of(b), .variant = -1, .times = layers_of(b) * c->links, .cold = true, .link = i};
+        double one[3];
+
+        alone.pitch = (c->link[i].bytes + 255) / 256 * 256;
+        alone.copies = (int)(4 * (size_t)b->device->l2_bytes / alone.pitch) + 2;
+        alone.copies = alone.copies < alone.times ? alone.copies : alone.times;
+        good = backend->alloc(b->device, (size_t)alone.copies * alone.pitch, (void **)&alone.copy) == RIDGE_OK;
+        for (int k = 0; k < alone.copies && good; k++)
+            good = backend->copy(b->device, alone.copy + (size_t)k * alone.pitch, c->memory[i], c->link[i].bytes,
+                                 c->stream) == RIDGE_OK;
+        good = good && measure(&alone, one);
+        for (int k = 0; k < 3 && good; k++)
+            us[k] += one[k];
+        if (alone.copy)
+            backend->release(b->device, alone.copy);
+    }
+    return good;
+}
+
+/* The gap: see above. Not of a chain that finds its operands in cache, where a kernel alone does not. */
+static bool report_gap(bench *b, const chain *c, const char *suite, int tokens)
+{
+    double alone[3], us[3];
+    char what[32];
+
+    if (c->bytes <= (double)b->device->l2_bytes)
+        return true;
+    if (!time_alone(b, c, alone, us))
+        return false;
+    snprintf(what, sizeof what, "tokens=%d", tokens);
+    emit(b, c, suite, what, "ridge:cold", us, -1);
+    emit(b, c, suite, what, "ridge:alone", alone, -1);
+    if (!b->json)
+        printf("%s tokens=%d: gap between kernels %.2f us: %.2f us each from a cold cache, %.2f us the calls, each in "
+               "a graph of itself\n",
+               suite, tokens, (us[0] - alone[0]) / c->links, us[0], alone[0]);
     return true;
 }
 
@@ -208,9 +288,9 @@ static bool report(bench *b, chain *c, const char *suite, int tokens)
         printf(
             "%s tokens=%d: %d calls, %.1f MB, %d times in a graph: %.2f us each, %.1f GB/s, %.1f %% of one read of as "
             "many bytes; %.2f us a call beyond it\n",
-            suite, tokens, c->links, c->bytes * 1e-6, b->o->layers > 0 ? b->o->layers : 1, us[0],
-            c->bytes / us[0] * 1e-3, 100 * floor_us / us[0], (us[0] - floor_us) / c->links);
-    return true;
+            suite, tokens, c->links, c->bytes * 1e-6, layers_of(b), us[0], c->bytes / us[0] * 1e-3,
+            100 * floor_us / us[0], (us[0] - floor_us) / c->links);
+    return report_gap(b, c, suite, tokens);
 }
 
 /* What makes a chain of consecutive lines: their group, or the number after "tokens=" or "rows=". */

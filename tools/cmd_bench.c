@@ -39,7 +39,10 @@ static const struct argp_option option_table[] = {
      0},
     {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
     {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
-     "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token", 0},
+     "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token. Prints the gap "
+     "between kernels too: what the graph takes more than its calls, each in a graph of as many calls of nothing but "
+     "itself, over the number of calls",
+     0},
     {"rotation", OPT_ROTATION, "TIMES", 0,
      "copies of the operands that a graph goes through, in sizes of the last-level cache (default 4): with more, the "
      "first call of a graph, which overlaps nothing, weighs less",
