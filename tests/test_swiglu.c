@@ -53,9 +53,8 @@ static void compare(const ridge_device *device, bool backward)
 
     for (int i = 0; i < 3; i++) {
         uint16_t(*out)[ROWS * COLS] = i ? got : expected;
-        ridge_call call = backward
-                              ? ridge_swiglu_bwd(ROWS, COLS, RIDGE_BF16, dout, gate, up, out[0], out[1])
-                              : ridge_swiglu_fwd(ROWS, COLS, RIDGE_BF16, gate, up, out[0]);
+        ridge_call call = backward ? ridge_swiglu_bwd(ROWS, COLS, RIDGE_BF16, dout, gate, up, out[0], out[1])
+                                   : ridge_swiglu_fwd(ROWS, COLS, RIDGE_BF16, gate, up, out[0]);
         char name[64];
         ridge_status status;
 
