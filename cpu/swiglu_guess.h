@@ -16,7 +16,7 @@ typedef uint16_t u16_lanes __attribute__((vector_size(VECTOR_BYTES), may_alias))
 typedef uint32_t u32_lanes __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
 #ifdef __AVX512F__
-enum { POWERS = 32, GUESS_BACKWARD = true };
+enum { POWERS = 32 };
 #define splat(x) _mm512_set1_ps(x)
 #define fma_lanes(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define fnma_lanes(a, b, c) _mm512_fnmadd_ps(a, b, c)
@@ -45,7 +45,7 @@ static inline u32_lanes power_guess(f32_lanes j)
     return (u32_lanes)_mm512_permutex2var_epi32((__m512i)one, (__m512i)j, (__m512i)two);
 }
 #else
-enum { POWERS = 8, GUESS_BACKWARD = false }; /* 16 registers are too few */
+enum { POWERS = 8 };
 #define splat(x) _mm256_set1_ps(x)
 #define fma_lanes(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define fnma_lanes(a, b, c) _mm256_fnmadd_ps(a, b, c)

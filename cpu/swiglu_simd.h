@@ -430,8 +430,7 @@ void SWIGLU_SPAN(const swiglu_args *args, int64_t row, int64_t begin, int64_t en
     const uint32_t rounding = args->backward ? RIDGE_ROUND_GATE_BWD : RIDGE_ROUND_GATE;
     const uint32_t round = args->flags & rounding ? dtype : RIDGE_NONE;
     const float scale = args->row_scale ? args->row_scale[row] : 1.0f;
-    const bool guess =
-        split && args->plain && (args->flags & RIDGE_ACTIVATION) == RIDGE_SILU && (!args->backward || GUESS_BACKWARD);
+    const bool guess = split && args->plain && (args->flags & RIDGE_ACTIVATION) == RIDGE_SILU;
     lanes_fn *compute = pick_lanes(args);
     float part[RIDGE_DROW_PARTS] = {0};
     lanes l;
