@@ -262,6 +262,8 @@ static ridge_status launch_spans(const ridge_device *device, const ridge_problem
             int64_t end = args.cols - begin < length ? args.cols : begin + length;
             span(&args, row, begin, end);
         }
+        if (args.stream)
+            _mm_sfence();
         ridge_fp_end(mode);
     }
     return RIDGE_OK;
