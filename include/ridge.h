@@ -10,7 +10,8 @@
  * A *builder* (ridge_swiglu_fwd) describes a call; ridge_run validates it, picks one kernel of the table and launches
  * it on the caller's stream. Nothing on that path allocates, synchronises, reads the environment or changes the current
  * CUDA device, and every call can be captured into a CUDA graph. A device is immutable and may be used by any number of
- * threads; two calls in flight need two workspaces. The library never prints (unless RIDGE_LOG asks), aborts or exits.
+ * threads; two calls in flight need two workspaces. The library never prints (unless RIDGE_LOG asks), aborts or exits;
+ * OpenMP's runtime, which the CPU kernels use, does where the system refuses it memory or a thread.
  *
  * Environment, read by ridge_open only:
  *     RIDGE_DEVICE   what ridge_open(NULL) opens: see ridge_open
@@ -91,7 +92,7 @@ typedef struct ridge_device_info {
     int64_t memory_bytes; /* of the device; 0 if unknown */
 } ridge_device_info;
 
-/* Errors: RIDGE_ERR_ARG if struct_size is larger than this library knows. */
+/* Errors: RIDGE_ERR_ARG (a pointer is NULL, struct_size is not this library's). */
 RIDGE_API ridge_status ridge_device_query(const ridge_device *device, ridge_device_info *info);
 
 /* ----------------------------------------------------------------------------------------------------------- calls */

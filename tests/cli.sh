@@ -159,6 +159,7 @@ expect 1 "cannot open" env RIDGE_TUNED="$dir/none" "$ridge" info
 expect 1 "RIDGE_TUNED: cannot read $dir: Is a directory" env RIDGE_TUNED="$dir" "$ridge" info
 expect 1 "RIDGE_DEVICE: unknown device 'tpu'" env RIDGE_DEVICE=tpu "$ridge" explain $problem
 expect 0 "on c" env RIDGE_DEVICE=tpu "$ridge" explain $problem --device cpu:c
+expect 1 "OpenMP would start 100000 threads" env OMP_NUM_THREADS=100000 "$ridge" info
 full() { ( # no file may be larger than 512 bytes (of some shells: 1024)
     trap '' XFSZ
     ulimit -f 1

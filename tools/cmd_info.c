@@ -62,7 +62,7 @@ static void parse(int argc, char **argv, unsigned words, const char *args, const
 
     memset(o, 0, sizeof *o);
     o->words = words;
-    argp_parse(&parser, argc, argv, 0, NULL, o);
+    args_parse(&parser, argc, argv, o);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ info */
@@ -324,6 +324,8 @@ int cmd_explain(int argc, char **argv)
         return 1;
     good = case_problem(&c, &call, &problem) && ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK;
     text = good ? malloc(length + 1) : NULL;
+    if (good && !text)
+        ridge_fail(RIDGE_ERR_DEVICE, "out of memory");
     good = text && ridge_explain(device, &call, text, length + 1, &length) == RIDGE_OK;
     if (!good)
         fprintf(stderr, "ridge: %s\n", ridge_error());

@@ -535,7 +535,7 @@ int cmd_report(int argc, char **argv)
     record *at = NULL, *old = NULL;
     int count = 0, olds = 0, bad = 0;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (!o.files.count || !o.out) {
         fprintf(stderr, "usage: ridge report FILE... -o PAGE.html [--baseline OLD]\n");
         return 2;
