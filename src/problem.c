@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "ops.h"
 
 #define COMMON_FLAGS (RIDGE_STRICT | RIDGE_WEIGHTS_SETTLED)
 
@@ -28,11 +28,6 @@ typedef struct span {
     uintptr_t base;
     int64_t rows, width, pitch;
 } span;
-
-static bool present(const ridge_call *call, int arg)
-{
-    return call->arg[arg].dtype != RIDGE_NONE && call->arg[arg].data != NULL;
-}
 
 static int64_t floor_div(int64_t a, int64_t b)
 {
@@ -120,13 +115,13 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
 static ridge_status check_aliases(const ridge_call *call, const ridge_op_row *op, const span *where)
 {
     for (int out = 0; out < op->args; out++) {
-        if (!(op->arg[out].role & RIDGE_OUT) || !present(call, out))
+        if (!(op->arg[out].role & RIDGE_OUT) || !ridge_has(call, out))
             continue;
         for (int other = 0; other < op->args; other++) {
             const span *a = &where[out], *b = &where[other];
             bool exact;
 
-            if (other == out || !present(call, other) || ((op->arg[other].role & RIDGE_OUT) && other < out))
+            if (other == out || !ridge_has(call, other) || ((op->arg[other].role & RIDGE_OUT) && other < out))
                 continue;
             exact = a->base == b->base && a->pitch == b->pitch && a->width == b->width && a->rows == b->rows &&
                     call->arg[out].dtype == call->arg[other].dtype;
@@ -191,7 +186,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
         }
         if (call->arg[arg].dtype == RIDGE_NONE && call->arg[arg].data)
             return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has a pointer but no dtype", op->name, op->arg[arg].name);
-        if (!present(call, arg)) {
+        if (!ridge_has(call, arg)) {
             op->extent(call, arg, &rows, &cols);
             if (!op->arg[arg].optional && rows != 0 && cols != 0)
                 return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s is NULL", op->name, op->arg[arg].name);

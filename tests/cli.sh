@@ -128,6 +128,7 @@ expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.ts
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
 expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
+expect 1 "not to standard output" "$ridge" tune $problem --device cpu -o - --quiet
 mkdir "$dir/far" && echo old >"$dir/far/t.tsv" && chmod 640 "$dir/far/t.tsv" && ln -s far/t.tsv "$dir/link.tsv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/link.tsv" --quiet # a link stays one
 { [ -L "$dir/link.tsv" ] && [ "$(ls "$dir/far")" = t.tsv ] && head -1 "$dir/far/t.tsv" | grep -q '^#'; } || fail "not behind the link"

@@ -184,7 +184,7 @@ static void op_print(const ridge_op_row *op)
     printf("%s: %s\n  contract %s\n  close means %s\n", op->name, op->summary, contract, op->bound);
     for (int i = 0; i < op->args; i++) {
         dtypes_text(op->arg[i].dtypes, dtypes, sizeof dtypes);
-        printf("  %-10s %s%s  %-14s %s\n", op->arg[i].name, op->arg[i].role & RIDGE_OUT ? "out" : "in ",
+        printf("  %-12s %s%s  %-14s %s\n", op->arg[i].name, op->arg[i].role & RIDGE_OUT ? "out" : "in ",
                op->arg[i].optional ? "?" : " ", dtypes, op->arg[i].shape);
     }
     printf("  fields:");
@@ -248,7 +248,7 @@ int cmd_kernels(int argc, char **argv)
         else if (o.names)
             puts(row->name);
         else
-            printf("%-26s %-6s to %-6s  %s\n", row->name, low, high, contract);
+            printf("%-42s %-6s to %-6s  %s\n", row->name, low, high, contract);
     }
     if (!shown)
         fprintf(stderr, "ridge kernels: nothing matches '%s'\n", o.pattern);

@@ -270,7 +270,7 @@ static void add_up(const options *o, const ridge_file *file, totals *sum)
 
 static void print_tensors(const options *o, const ridge_file *file)
 {
-    int width = 4;
+    int width = (int)strlen("tensor");
     char shape[256];
 
     for (int64_t i = 0; i < ridge_file_tensors(file); i++)

@@ -19,8 +19,8 @@ static char *place_of(const out_file *out)
     struct stat there;
     char *place;
 
-    if (!*out->path) {
-        say(out, strerror(ENOENT));
+    if (!*out->path || strcmp(out->path, "-") == 0) {
+        say(out, *out->path ? "this goes to a file, not to standard output" : strerror(ENOENT));
         return NULL;
     }
     if (lstat(out->path, &there) != 0 || !S_ISLNK(there.st_mode)) {

@@ -307,6 +307,8 @@ static const char *misnamed(const plan *p)
 {
     const bool gguf = ends_with(p->o->out, ".gguf"), safetensors = ends_with(p->o->out, ".safetensors");
 
+    if (strcmp(p->o->out, "-") == 0)
+        return "is no file's name; nothing is written to standard output";
     if (p->directory && (gguf || safetensors))
         return "is a file's name; the input is a directory, and so is the result";
     if (p->format == RIDGE_GGUF && safetensors)
