@@ -107,6 +107,7 @@ expect 2 "there is no op" "$ridge" tune nosuch rows=1 -o "$dir/t.tsv" --device c
 expect 2 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
+"$ridge" bench --overhead $problem --device cpu --json 2>/dev/null | python3 -c 'import json, sys; json.load(sys.stdin)' || fail "bench: no JSON"
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv" # once more, appended
 [ "$(grep -c '^run,' "$dir/a.csv")" = 1 ] || fail "one header, not $(grep -c '^run,' "$dir/a.csv")"
