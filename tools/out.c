@@ -35,40 +35,38 @@ static char *place_of(const out_file *out)
     return place;
 }
 
-/* Writes the file beside the place. */
-static bool write_part(const out_file *out)
-{
-    FILE *to = fopen(out->part, "w");
-    struct stat there;
-    bool good;
+/* OpenMP's runtime ends the program where it has no memory. */
+static const char *unfinished;
 
-    if (!to)
-        return false;
-    if (stat(out->place, &there) == 0)
-        fchmod(fileno(to), there.st_mode & 07777); /* as it was; not all file systems can */
-    good = fwrite(out->text, 1, out->bytes, to) == out->bytes && fflush(to) == 0 && fsync(fileno(to)) == 0;
-    good = fclose(to) == 0 && good;
-    if (!good)
-        unlink(out->part);
-    return good;
+static void drop_unfinished(void)
+{
+    if (unfinished)
+        unlink(unfinished);
 }
 
 bool out_open(out_file *out, const char *verb, const char *path)
 {
     struct stat there;
+    bool replaces;
 
     *out = (out_file){.verb = verb, .path = path};
     out->place = place_of(out);
     if (!out->place)
         return false;
-    if (stat(out->place, &there) == 0 && !S_ISREG(there.st_mode))
+    replaces = stat(out->place, &there) == 0;
+    if (replaces && !S_ISREG(there.st_mode))
         say(out, S_ISDIR(there.st_mode) ? strerror(EISDIR) : "it is no regular file");
     else if (asprintf(&out->part, "%s.part%d", out->place, (int)getpid()) < 0)
         say(out, "out of memory");
-    else if (!write_part(out) || unlink(out->part) != 0 || (out->to = open_memstream(&out->text, &out->bytes)) == NULL)
-        say(out, strerror(errno)); /* tried while it is empty: not after an hour of work */
-    if (out->to)
+    else if ((out->to = fopen(out->part, "w")) == NULL)
+        say(out, strerror(errno));
+    if (out->to) {
+        if (replaces)
+            fchmod(fileno(out->to), there.st_mode & 07777); /* as it was; not all file systems can */
+        unfinished = out->part;
+        atexit(drop_unfinished);
         return true;
+    }
     free(out->part);
     free(out->place);
     return false;
@@ -78,19 +76,16 @@ bool out_close(out_file *out, bool good)
 {
     bool written;
 
-    errno = ENOMEM;
-    written = !ferror(out->to);
+    errno = 0;
+    written = fflush(out->to) == 0 && !ferror(out->to) && fsync(fileno(out->to)) == 0;
     written = fclose(out->to) == 0 && written;
-    if (good && written) {
-        written = write_part(out) && rename(out->part, out->place) == 0;
-        if (!written) {
-            say(out, strerror(errno));
-            unlink(out->part);
-        }
-    } else if (!written) {
+    if (good && written && rename(out->part, out->place) != 0)
+        written = false;
+    if (!written)
         say(out, strerror(errno));
-    }
-    free(out->text);
+    if (!good || !written)
+        unlink(out->part);
+    unfinished = NULL;
     free(out->part);
     free(out->place);
     return good && written;

@@ -1,4 +1,4 @@
-/* out.h: a file that is there whole or not at all: gathered in memory, written beside its place, then renamed. */
+/* out.h: a file that is there whole or not at all: written beside its place, then renamed. */
 #ifndef RIDGE_OUT_H
 #define RIDGE_OUT_H
 
@@ -8,8 +8,6 @@
 typedef struct out_file {
     const char *verb, *path; /* verb: for messages */
     char *place, *part;      /* path with links followed; the file beside it until it is whole */
-    char *text;              /* what went to `to` */
-    size_t bytes;
     FILE *to;
 } out_file;
 
