@@ -105,6 +105,10 @@ static uint32_t read_features(void)
     return features;
 }
 
+/* More threads a call are a mistake in the environment: OpenMP's runtime ends the process where it cannot start them.
+ */
+enum { THREADS_MOST = 4096 };
+
 static int threads(void)
 {
 #ifdef _OPENMP
@@ -131,6 +135,9 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
     if (!(device->copy_gbps > 0.0))
         device->copy_gbps = 20.0;
     read_name(device->name, sizeof device->name);
+    if (device->units > THREADS_MOST)
+        return ridge_fail(RIDGE_ERR_DEVICE, "OpenMP would start %d threads (OMP_NUM_THREADS?), %d at most",
+                          device->units, THREADS_MOST);
     return RIDGE_OK;
 }
 

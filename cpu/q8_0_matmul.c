@@ -93,7 +93,7 @@ static void quantize_rows(const ridge_call *call, quantize_row *row)
 {
     const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], *q = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES],
                         *s = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
-    const int64_t rows = call->dim[0], cols = call->dim[1], size = x->dtype == RIDGE_F32 ? 4 : 2;
+    const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, size = x->dtype == RIDGE_F32 ? 4 : 2;
 
 #pragma omp parallel if (rows > 1 && rows * cols >= 32768)
     {

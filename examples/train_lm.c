@@ -2,7 +2,7 @@
  * MLP, linear cross entropy) on a text file, with AdamW, in float. The norms, the rotation, SwiGLU and the loss with
  * its two gradients are ridge calls; the dense products and the attention are plain loops.
  *
- *     train_lm [FILE [STEPS [DEVICE]]]          default: this library's header, 60 steps, cpu
+ *     train_lm [FILE [STEPS [DEVICE]]]          default: this source, 60 steps, cpu
  *
  * Before the first update the loss and the gradient of every tensor are compared with a float64 forward pass that
  * shares no code with the float one, and its central differences. The exit status says whether they agree, and whether
@@ -561,7 +561,7 @@ int main(int argc, char **argv)
     const int steps = argc > 2 ? atoi(argv[2]) : 60;
     static float first[PARAMETERS], second[PARAMETERS];
     static unsigned char text[16 << 20];
-    FILE *file = fopen(argc > 1 ? argv[1] : TRAIN_LM_TEXT, "rb");
+    FILE *file = fopen(argc > 1 ? argv[1] : __FILE__, "rb");
     const size_t size = file ? fread(text, 1, sizeof text, file) : 0;
     float begin = 0, recent = 0;
     int wrong = 0;

@@ -1,5 +1,4 @@
-/* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API, in one file however long it gets: a user
- * copies and includes one header.
+/* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API, in the one file that a user includes.
  *
  *     ridge_device *dev;                                                  (NULL: the GPU if there is one, else the CPU)
  *     ridge_call call = ridge_swiglu_fwd(rows, cols, RIDGE_BF16, gate, up, out);
@@ -10,7 +9,8 @@
  * A *builder* (ridge_swiglu_fwd) describes a call; ridge_run validates it, picks one kernel of the table and launches
  * it on the caller's stream. Nothing on that path allocates, synchronises, reads the environment or changes the current
  * CUDA device, and every call can be captured into a CUDA graph. A device is immutable and may be used by any number of
- * threads; two calls in flight need two workspaces. The library never prints (unless RIDGE_LOG asks), aborts or exits.
+ * threads; two calls in flight need two workspaces. The library never prints (unless RIDGE_LOG asks), aborts or exits;
+ * OpenMP's runtime, which the CPU kernels use, does where the system refuses it memory or a thread.
  *
  * Environment, read by ridge_open only:
  *     RIDGE_DEVICE   what ridge_open(NULL) opens: see ridge_open
@@ -91,7 +91,7 @@ typedef struct ridge_device_info {
     int64_t memory_bytes; /* of the device; 0 if unknown */
 } ridge_device_info;
 
-/* Errors: RIDGE_ERR_ARG if struct_size is larger than this library knows. */
+/* Errors: RIDGE_ERR_ARG (a pointer is NULL, struct_size is not this library's). */
 RIDGE_API ridge_status ridge_device_query(const ridge_device *device, ridge_device_info *info);
 
 /* ----------------------------------------------------------------------------------------------------------- calls */
@@ -180,7 +180,7 @@ typedef struct ridge_norm_options {
     float mscale; /* rope only: sine and cosine are multiplied by it (YaRN's attention factor), default 1 */
 } ridge_norm_options;
 
-/* Options of linear_ce_*, ce_fwd, ce_bwd and ce_combine. */
+/* Options of linear_ce_*, ce_fwd, ce_bwd; of ce_combine only ignore_index, label_smoothing and lse_square_scale. */
 typedef struct ridge_ce_options {
     int64_t ignore_index;   /* a row with this target is left out, default -100 */
     int64_t vocab_offset;   /* first class of this shard of the vocabulary, default 0 */
@@ -231,11 +231,11 @@ static inline void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, cons
 RIDGE_API ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace,
                                  size_t workspace_bytes, void *stream);
 
-/* The workspace of the kernel that an unlimited workspace would pick. A smaller one is legal where another row can run.
- */
+/* The workspace of the kernel that an unlimited workspace would pick; 0 on error. A smaller one is legal where another
+ * row can run. */
 RIDGE_API ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call, size_t *bytes);
 
-/* The name of the kernel that ridge_run would launch with this workspace size. The string is static. */
+/* The name of the kernel that ridge_run would launch with this workspace; NULL on error. The string is static. */
 RIDGE_API ridge_status ridge_pick(const ridge_device *device, const ridge_call *call, size_t workspace_bytes,
                                   const char **kernel);
 

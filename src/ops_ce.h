@@ -2,7 +2,7 @@
 #ifndef RIDGE_OPS_CE_H
 #define RIDGE_OPS_CE_H
 
-#include "internal.h"
+#include "ops.h"
 
 /* Of linear_ce_eval and ce_fwd; linear_ce_train; linear_ce_backward and ce_bwd; ce_combine. */
 const char *ridge_ce_eval_rule(const ridge_call *call);

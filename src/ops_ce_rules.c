@@ -3,11 +3,6 @@
 
 #include "ops_ce.h"
 
-static bool has(const ridge_call *call, int arg)
-{
-    return call->arg[arg].dtype != RIDGE_NONE && call->arg[arg].data != NULL;
-}
-
 /* Classes of the whole vocabulary. */
 static int64_t total(const ridge_call *call)
 {
@@ -61,15 +56,15 @@ static const char *slice_rule(const ridge_call *call, int loss, int token_loss, 
 {
     const bool slice = is_slice(call), rows = call->dim[0] != 0 || !(call->flags & RIDGE_CE_NONE);
 
-    if (slice && (has(call, loss) || has(call, token_loss)))
+    if (slice && (ridge_has(call, loss) || ridge_has(call, token_loss)))
         return "operands loss and token_loss of a slice of the vocabulary come from ce_combine: they must be absent";
     for (int arg = token_loss + 1; slice && arg <= token_loss + 5; arg++)
-        if (arg != token_loss + 4 && has(call, arg))
+        if (arg != token_loss + 4 && ridge_has(call, arg))
             return "operands lse, target_logit, entropy and accuracy of a slice come from ce_combine: they must be "
                    "absent";
-    if (!has(call, loss) && !(record >= 0 && has(call, record)) && rows)
+    if (!ridge_has(call, loss) && !(record >= 0 && ridge_has(call, record)) && rows)
         return "operand loss is NULL";
-    if ((call->flags & RIDGE_CE_RECORD_SUMS) && !(record >= 0 && has(call, record)) && rows)
+    if ((call->flags & RIDGE_CE_RECORD_SUMS) && !(record >= 0 && ridge_has(call, record)) && rows)
         return "flag RIDGE_CE_RECORD_SUMS goes with operand record";
     return NULL;
 }
@@ -87,7 +82,7 @@ const char *ridge_ce_eval_rule(const ridge_call *call)
 
 static const char *dw_rule(const ridge_call *call, int dw)
 {
-    if (has(call, dw) && call->arg[dw].dtype != RIDGE_F32 && call->arg[dw].dtype != call->arg[0].dtype)
+    if (ridge_has(call, dw) && call->arg[dw].dtype != RIDGE_F32 && call->arg[dw].dtype != call->arg[0].dtype)
         return "operand dw must be f32 or have the dtype of x";
     return NULL;
 }
@@ -103,7 +98,7 @@ const char *ridge_ce_train_rule(const ridge_call *call)
     if (is_slice(call))
         return "options vocab_offset and vocab_total: a slice is trained by linear_ce_eval, ce_combine and "
                "linear_ce_backward";
-    if (!has(call, RIDGE_LINEAR_CE_LOSS))
+    if (!ridge_has(call, RIDGE_LINEAR_CE_LOSS))
         return "operand loss is NULL";
     return dw_rule(call, RIDGE_LINEAR_CE_DW);
 }
@@ -130,26 +125,20 @@ const char *ridge_ce_combine_rule(const ridge_call *call)
         return "dimension shards is above 4096";
     if (call->opt.ce.softcap != 0.0f || call->opt.ce.temperature != 1.0f)
         return "options softcap and temperature belong to the shards: their records are of z";
-    if (!has(call, RIDGE_CE_COMBINE_LOSS) && (rows || !(call->flags & RIDGE_CE_NONE)))
+    if (!ridge_has(call, RIDGE_CE_COMBINE_LOSS) && (rows || !(call->flags & RIDGE_CE_NONE)))
         return "operand loss is NULL";
     if (!sums && rows && call->opt.ce.label_smoothing != 0.0f)
         return "option label_smoothing needs records with RIDGE_CE_RECORD_SUMS";
-    if (!sums && rows && has(call, RIDGE_CE_COMBINE_ENTROPY))
+    if (!sums && rows && ridge_has(call, RIDGE_CE_COMBINE_ENTROPY))
         return "operand entropy needs records with RIDGE_CE_RECORD_SUMS";
-    if (!has(call, RIDGE_CE_COMBINE_SHARD_ARGMAX) &&
-        (has(call, RIDGE_CE_COMBINE_ARGMAX) || has(call, RIDGE_CE_COMBINE_ACCURACY)) && rows)
+    if (!ridge_has(call, RIDGE_CE_COMBINE_SHARD_ARGMAX) &&
+        (ridge_has(call, RIDGE_CE_COMBINE_ARGMAX) || ridge_has(call, RIDGE_CE_COMBINE_ACCURACY)) && rows)
         return "operand shard_argmax is NULL but argmax or accuracy is asked for";
     return NULL;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- extents
  */
-
-static void set_extent(int64_t *rows, int64_t *cols, int64_t r, int64_t c)
-{
-    *rows = r;
-    *cols = c;
-}
 
 static int64_t record_width(const ridge_call *call)
 {
@@ -165,16 +154,16 @@ static void w_extent(const ridge_call *call, int64_t *rows, int64_t *cols)
 {
     const bool hv = (call->flags & RIDGE_CE_W_HV) != 0;
 
-    set_extent(rows, cols, call->dim[hv ? 1 : 2], call->dim[hv ? 2 : 1]);
+    ridge_set_extent(rows, cols, call->dim[hv ? 1 : 2], call->dim[hv ? 2 : 1]);
 }
 
 void ridge_ce_linear_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
     const bool train = call->op == RIDGE_LINEAR_CE_TRAIN;
 
-    set_extent(rows, cols, 1, call->dim[0]); /* one number a token */
+    ridge_set_extent(rows, cols, 1, call->dim[0]); /* one number a token */
     if (arg == RIDGE_LINEAR_CE_X || (train && arg == RIDGE_LINEAR_CE_DX))
-        set_extent(rows, cols, call->dim[0], call->dim[1]);
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[1]);
     else if (arg == RIDGE_LINEAR_CE_W || (train && arg == RIDGE_LINEAR_CE_DW))
         w_extent(call, rows, cols);
     else if (arg == RIDGE_LINEAR_CE_LOSS)
@@ -187,16 +176,16 @@ void ridge_ce_linear_extent(const ridge_call *call, int arg, int64_t *rows, int6
              (train && arg == RIDGE_LINEAR_CE_GRAD_SCALE))
         *cols = 1;
     else if (!train && arg == RIDGE_LINEAR_CE_RECORD)
-        set_extent(rows, cols, call->dim[0], record_width(call));
+        ridge_set_extent(rows, cols, call->dim[0], record_width(call));
 }
 
 void ridge_ce_backward_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    set_extent(rows, cols, 1, call->dim[0]);
+    ridge_set_extent(rows, cols, 1, call->dim[0]);
     switch (arg) {
     case RIDGE_LINEAR_CE_BACKWARD_X:
     case RIDGE_LINEAR_CE_BACKWARD_DX:
-        set_extent(rows, cols, call->dim[0], call->dim[1]);
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[1]);
         break;
     case RIDGE_LINEAR_CE_BACKWARD_W:
     case RIDGE_LINEAR_CE_BACKWARD_DW:
@@ -221,9 +210,9 @@ void ridge_ce_given_extent(const ridge_call *call, int arg, int64_t *rows, int64
 {
     const bool forward = call->op == RIDGE_CE_FWD;
 
-    set_extent(rows, cols, 1, call->dim[0]);
+    ridge_set_extent(rows, cols, 1, call->dim[0]);
     if (arg == 0 || (!forward && arg == RIDGE_CE_BWD_DLOGITS))
-        set_extent(rows, cols, call->dim[0], call->dim[1]);
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[1]);
     else if (arg == (forward ? (int)RIDGE_CE_FWD_LOSS : (int)RIDGE_CE_BWD_DLOSS))
         *cols = loss_length(call);
     else if (arg == (forward ? (int)RIDGE_CE_FWD_CLASS_WEIGHT : (int)RIDGE_CE_BWD_CLASS_WEIGHT))
@@ -231,12 +220,12 @@ void ridge_ce_given_extent(const ridge_call *call, int arg, int64_t *rows, int64
     else if (forward && (arg == RIDGE_CE_FWD_ACCURACY || arg == RIDGE_CE_FWD_ERRORS))
         *cols = 1;
     else if (forward && arg == RIDGE_CE_FWD_RECORD)
-        set_extent(rows, cols, call->dim[0], record_width(call));
+        ridge_set_extent(rows, cols, call->dim[0], record_width(call));
 }
 
 void ridge_ce_combine_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    set_extent(rows, cols, 1, call->dim[0]);
+    ridge_set_extent(rows, cols, 1, call->dim[0]);
     switch (arg) {
     case RIDGE_CE_COMBINE_RECORD: /* both factors are at most 2^40 */
         if (__builtin_mul_overflow(call->dim[2], call->dim[0], rows))
@@ -244,7 +233,7 @@ void ridge_ce_combine_extent(const ridge_call *call, int arg, int64_t *rows, int
         *cols = record_width(call);
         break;
     case RIDGE_CE_COMBINE_SHARD_ARGMAX:
-        set_extent(rows, cols, call->dim[2], call->dim[0]);
+        ridge_set_extent(rows, cols, call->dim[2], call->dim[0]);
         break;
     case RIDGE_CE_COMBINE_OFFSET:
         *cols = call->dim[2];

@@ -2,7 +2,7 @@
  * q8_0_matmul_hc_expand. Operands, problem text, rules. dim[0] is tokens, so that one token is a slice of a call. */
 #include <stdio.h>
 
-#include "internal.h"
+#include "ops.h"
 
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define F32 (1u << RIDGE_F32)
@@ -18,27 +18,16 @@
     {                                                                                  \
         "x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, cols/32], with i8" \
     }
-#define W_ROWS(name, same)                                                                                  \
-    {name, RIDGE_IN, 0, same, RIDGE_MATRIX, W_DTYPES, 0, "[rows, cols/32*34] u8 or [rows, cols] i8"},       \
-    {                                                                                                       \
-        name "_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, 1u << RIDGE_F16, 0, "[rows, cols/32], with i8 planes" \
+#define W_ROWS(name, same, rows)                                                                              \
+    {name, RIDGE_IN, 0, same, RIDGE_MATRIX, W_DTYPES, 0, "[" rows ", cols/32*34] u8 or [" rows ", cols] i8"}, \
+    {                                                                                                         \
+        name "_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, 1u << RIDGE_F16, 0, "[" rows ", cols/32], with i8"      \
     }
-
-static bool has(const ridge_call *call, int arg)
-{
-    return call->arg[arg].dtype != RIDGE_NONE && call->arg[arg].data != NULL;
-}
 
 /* Columns of a weight operand of either form. */
 static int64_t weight_cols(const ridge_call *call, int arg)
 {
     return call->arg[arg].dtype == RIDGE_I8 ? call->dim[1] : call->dim[1] / 32 * 34;
-}
-
-static void set(int64_t *rows, int64_t *cols, int64_t r, int64_t c)
-{
-    *rows = r;
-    *cols = c;
 }
 
 /* What all products ask for. weights: the slots of the matrices, `high` their heights. */
@@ -50,12 +39,12 @@ static const char *matmul_rule(const ridge_call *call, int count, const int *wei
         return "tokens is above 16";
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return NULL;
-    if (call->arg[0].dtype == RIDGE_I8 && !has(call, 1))
+    if (call->arg[0].dtype == RIDGE_I8 && !ridge_has(call, 1))
         return "operand x_scales is NULL, x is i8";
-    if (call->arg[0].dtype != RIDGE_I8 && has(call, 1))
+    if (call->arg[0].dtype != RIDGE_I8 && ridge_has(call, 1))
         return "operand x_scales must be absent, x is not i8";
     for (int i = 0; i < count; i++) {
-        const bool planes = call->arg[weights[i]].dtype == RIDGE_I8, scales = has(call, weights[i] + 1);
+        const bool planes = call->arg[weights[i]].dtype == RIDGE_I8, scales = ridge_has(call, weights[i] + 1);
         const char *name = ridge_op_table[call->op]->arg[weights[i]].name;
 
         if (high[i] && planes != scales) {
@@ -78,7 +67,7 @@ static void settle(ridge_call *call, int count, const int *weights)
 /* x and x_scales: slots 0 and 1 of every op but the quantiser. */
 static void x_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    set(rows, cols, call->dim[0], arg == 0 ? call->dim[1] : call->dim[1] / 32);
+    ridge_set_extent(rows, cols, call->dim[0], arg == 0 ? call->dim[1] : call->dim[1] / 32);
 }
 
 /* ---------------------------------------------------------------------------------------------- q8_0_quantize_rows */
@@ -92,7 +81,8 @@ static const ridge_field quantize_fields[] = {
 
 static void quantize_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    set(rows, cols, call->dim[0], arg == RIDGE_Q8_0_QUANTIZE_ROWS_SCALES ? call->dim[1] / 32 : call->dim[1]);
+    ridge_set_extent(rows, cols, call->dim[0],
+                     arg == RIDGE_Q8_0_QUANTIZE_ROWS_SCALES ? call->dim[1] / 32 : call->dim[1]);
 }
 
 static double quantize_flops(const ridge_problem *problem)
@@ -152,9 +142,10 @@ static void matmul_extent(const ridge_call *call, int arg, int64_t *rows, int64_
     if (arg < RIDGE_Q8_0_MATMUL_W)
         x_extent(call, arg, rows, cols);
     else if (arg == RIDGE_Q8_0_MATMUL_OUT)
-        set(rows, cols, call->dim[0], call->dim[2]);
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[2]);
     else
-        set(rows, cols, call->dim[2], arg == RIDGE_Q8_0_MATMUL_W ? weight_cols(call, arg) : call->dim[1] / 32);
+        ridge_set_extent(rows, cols, call->dim[2],
+                         arg == RIDGE_Q8_0_MATMUL_W ? weight_cols(call, arg) : call->dim[1] / 32);
 }
 
 static void matmul_settle(ridge_call *call)
@@ -180,7 +171,7 @@ const ridge_op_row ridge_op_q8_0_matmul = {
     .dim_name = {"tokens", "cols", "rows"},
     .step = {0, 32, 0},
     .args = 5,
-    .arg = {X_ROWS, W_ROWS("w", -1), {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"}},
+    .arg = {X_ROWS, W_ROWS("w", -1, "rows"), {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"}},
     .fields = matmul_fields,
     .contract = CONTRACT,
     .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
@@ -220,10 +211,11 @@ static void pair_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
     if (arg < RIDGE_Q8_0_PAIR_W0)
         x_extent(call, arg, rows, cols);
     else if (arg >= RIDGE_Q8_0_PAIR_OUT0)
-        set(rows, cols, call->dim[0], high);
+        ridge_set_extent(rows, cols, call->dim[0], high);
     else
-        set(rows, cols, high,
-            arg == RIDGE_Q8_0_PAIR_W0 || arg == RIDGE_Q8_0_PAIR_W1 ? weight_cols(call, arg) : call->dim[1] / 32);
+        ridge_set_extent(rows, cols, high,
+                         arg == RIDGE_Q8_0_PAIR_W0 || arg == RIDGE_Q8_0_PAIR_W1 ? weight_cols(call, arg)
+                                                                                : call->dim[1] / 32);
 }
 
 static void pair_settle(ridge_call *call)
@@ -253,8 +245,8 @@ const ridge_op_row ridge_op_q8_0_pair = {
     .arg =
         {
             X_ROWS,
-            W_ROWS("w0", -1),
-            W_ROWS("w1", RIDGE_Q8_0_PAIR_W0),
+            W_ROWS("w0", -1, "rows0"),
+            W_ROWS("w1", RIDGE_Q8_0_PAIR_W0, "rows1"),
             {"out0", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows0]"},
             {"out1", RIDGE_OUT, 0, RIDGE_Q8_0_PAIR_OUT0, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows1]"},
         },
@@ -271,10 +263,7 @@ const ridge_op_row ridge_op_q8_0_pair = {
 
 /* --------------------------------------------------------------------------------------------- q8_0_gate_up_swiglu */
 
-#define OPTION(field) ((int)offsetof(ridge_swiglu_options, field))
-
 static const int gate_up_weights[] = {RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_UP};
-static const char *const activations[] = {"silu", "gelu_tanh", "gelu_erf", "relu2", NULL};
 
 static const ridge_field gate_up_fields[] = {
     {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
@@ -283,13 +272,9 @@ static const ridge_field gate_up_fields[] = {
     {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_X},
     {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_GATE},
     {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_OUT},
-    {.name = "act", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_ACTIVATION, .choices = activations},
+    RIDGE_ACT_FIELD,
     {.name = "token_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE},
-    {.name = "gate_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(gate_mul), .preset = 1.0f},
-    {.name = "down_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(down_mul), .preset = 1.0f},
-    {.name = "alpha", .kind = RIDGE_FIELD_F32, .index = OPTION(alpha), .preset = 1.0f},
-    {.name = "up_offset", .kind = RIDGE_FIELD_F32, .index = OPTION(up_offset), .preset = 0.0f},
-    {.name = "limit", .kind = RIDGE_FIELD_F32, .index = OPTION(limit), .preset = 0.0f},
+    RIDGE_SWIGLU_FIELDS,
     {.name = NULL},
 };
 
@@ -306,13 +291,14 @@ static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64
     if (arg < RIDGE_Q8_0_GATE_UP_SWIGLU_GATE)
         x_extent(call, arg, rows, cols);
     else if (arg == RIDGE_Q8_0_GATE_UP_SWIGLU_OUT)
-        set(rows, cols, call->dim[0], call->dim[2]);
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[2]);
     else if (arg == RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE)
-        set(rows, cols, 1, call->dim[0]);
+        ridge_set_extent(rows, cols, 1, call->dim[0]);
     else
-        set(rows, cols, call->dim[2],
-            arg == RIDGE_Q8_0_GATE_UP_SWIGLU_GATE || arg == RIDGE_Q8_0_GATE_UP_SWIGLU_UP ? weight_cols(call, arg)
-                                                                                         : call->dim[1] / 32);
+        ridge_set_extent(rows, cols, call->dim[2],
+                         arg == RIDGE_Q8_0_GATE_UP_SWIGLU_GATE || arg == RIDGE_Q8_0_GATE_UP_SWIGLU_UP
+                             ? weight_cols(call, arg)
+                             : call->dim[1] / 32);
 }
 
 static bool gate_up_plain(const ridge_call *call)
@@ -346,8 +332,8 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
     .arg =
         {
             X_ROWS,
-            W_ROWS("gate", -1),
-            W_ROWS("up", RIDGE_Q8_0_GATE_UP_SWIGLU_GATE),
+            W_ROWS("gate", -1, "rows"),
+            W_ROWS("up", RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, "rows"),
             {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"},
             {"token_scale", RIDGE_IN, 1, -1, RIDGE_VECTOR, F32, 0, "[tokens]"},
         },
@@ -391,17 +377,17 @@ static void hc_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *c
 {
     const int64_t n = call->dim[3], high = call->dim[2];
 
-    set(rows, cols, call->dim[0], high);
+    ridge_set_extent(rows, cols, call->dim[0], high);
     switch (arg) {
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_X:
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_X_SCALES:
         x_extent(call, arg, rows, cols);
         break;
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_W:
-        set(rows, cols, high, weight_cols(call, arg));
+        ridge_set_extent(rows, cols, high, weight_cols(call, arg));
         break;
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_W_SCALES:
-        set(rows, cols, high, call->dim[1] / 32);
+        ridge_set_extent(rows, cols, high, call->dim[1] / 32);
         break;
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_POST:
         *cols = n;
@@ -446,7 +432,7 @@ const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {
     .arg =
         {
             X_ROWS,
-            W_ROWS("w", -1),
+            W_ROWS("w", -1, "rows"),
             {"post", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[tokens, n_hc]"},
             {"comb", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[tokens, n_hc*n_hc]"},
             {"res", RIDGE_IN, 0, -1, RIDGE_MATRIX, F32, 0, "[tokens, n_hc*rows]"},

@@ -2,7 +2,7 @@
  * problem text, rules. */
 #include <math.h>
 
-#include "internal.h"
+#include "ops.h"
 
 #define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
 #define SCALES (1u << RIDGE_F32)
@@ -65,24 +65,19 @@ static const ridge_field quantize_fields[] = {
     {.name = NULL},
 };
 
-static bool has(const ridge_call *call, int arg)
-{
-    return call->arg[arg].dtype != RIDGE_NONE && call->arg[arg].data != NULL;
-}
-
 static const char *quantize_rule(const ridge_call *call)
 {
     const uint32_t mode = call->flags & RIDGE_SCALE;
-    const bool given = has(call, RIDGE_QUANTIZE_FP8_GIVEN),
+    const bool given = ridge_has(call, RIDGE_QUANTIZE_FP8_GIVEN),
                whole = mode == RIDGE_SCALE_TENSOR || mode == RIDGE_SCALE_ROW;
 
     if (floor_rule(call->opt.quantize.floor))
         return floor_rule(call->opt.quantize.floor);
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return NULL;
-    if (given && has(call, RIDGE_QUANTIZE_FP8_SCALE))
+    if (given && ridge_has(call, RIDGE_QUANTIZE_FP8_SCALE))
         return "operand scale must be absent when the scales are given";
-    if (!given && !has(call, RIDGE_QUANTIZE_FP8_SCALE))
+    if (!given && !ridge_has(call, RIDGE_QUANTIZE_FP8_SCALE))
         return "operand scale is NULL";
     if (given && !whole)
         return "operand given goes with one scale a tensor or a row";
@@ -90,7 +85,7 @@ static const char *quantize_rule(const ridge_call *call)
         return "option floor has no meaning when the scales are given";
     if (given && (call->flags & RIDGE_POW2))
         return "flag RIDGE_POW2 has no meaning when the scales are given";
-    if (has(call, RIDGE_QUANTIZE_FP8_AMAX) && !whole)
+    if (ridge_has(call, RIDGE_QUANTIZE_FP8_AMAX) && !whole)
         return "operand amax goes with one scale a tensor or a row";
     return NULL;
 }
@@ -234,10 +229,6 @@ const ridge_op_row ridge_op_quantize_fp8_dual = {
     .defaults = dual_defaults,
 };
 
-#define OPTION(field) ((int)offsetof(ridge_swiglu_quantize_options, field))
-
-static const char *const activations[] = {"silu", "gelu_tanh", "gelu_erf", "relu2", NULL};
-
 static const ridge_field swiglu_quantize_fields[] = {
     {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
     {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
@@ -245,22 +236,21 @@ static const ridge_field swiglu_quantize_fields[] = {
     {.name = "format", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_SWIGLU_QUANTIZE_Q},
     {.name = "form", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_DUAL, .choices = dual_forms},
     {.name = "pow2", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_POW2},
-    {.name = "act", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_ACTIVATION, .choices = activations},
+    RIDGE_ACT_FIELD,
     {.name = "round_gate", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROUND_GATE},
     {.name = "interleaved", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_INTERLEAVED},
     {.name = "row_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_QUANTIZE_ROW_SCALE},
-    {.name = "gate_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(swiglu.gate_mul), .preset = 1.0f},
-    {.name = "down_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(swiglu.down_mul), .preset = 1.0f},
-    {.name = "alpha", .kind = RIDGE_FIELD_F32, .index = OPTION(swiglu.alpha), .preset = 1.0f},
-    {.name = "up_offset", .kind = RIDGE_FIELD_F32, .index = OPTION(swiglu.up_offset), .preset = 0.0f},
-    {.name = "limit", .kind = RIDGE_FIELD_F32, .index = OPTION(swiglu.limit), .preset = 0.0f},
-    {.name = "floor", .kind = RIDGE_FIELD_F32, .index = OPTION(floor), .preset = 0.0f},
+    RIDGE_SWIGLU_FIELDS,
+    {.name = "floor",
+     .kind = RIDGE_FIELD_F32,
+     .index = (int)offsetof(ridge_swiglu_quantize_options, floor),
+     .preset = 0.0f},
     {.name = NULL},
 };
 
 static const char *swiglu_quantize_rule(const ridge_call *call)
 {
-    const bool interleaved = (call->flags & RIDGE_INTERLEAVED) != 0, up = has(call, RIDGE_SWIGLU_QUANTIZE_UP);
+    const bool interleaved = (call->flags & RIDGE_INTERLEAVED) != 0, up = ridge_has(call, RIDGE_SWIGLU_QUANTIZE_UP);
     const char *reason = ridge_swiglu_options_rule(&call->opt.swiglu_quantize.swiglu, call->flags);
 
     if (!reason)

@@ -1,27 +1,21 @@
 /* ops_swiglu.c: the op rows of swiglu_fwd and swiglu_bwd: operands, problem text, rules. */
 #include <math.h>
 
-#include "internal.h"
+#include "ops.h"
 
 #define FLOATS RIDGE_FLOATS
 #define SWIGLU_FLAGS (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_ROUND_GATE_BWD | RIDGE_INTERLEAVED)
-#define OPTION(field) ((int)offsetof(ridge_swiglu_options, field))
-
-static const char *const activations[] = {"silu", "gelu_tanh", "gelu_erf", "relu2", NULL};
+const char *const ridge_activations[] = {"silu", "gelu_tanh", "gelu_erf", "relu2", NULL};
 
 static const ridge_field swiglu_fwd_fields[] = {
     {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
     {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
     {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_SWIGLU_FWD_GATE},
-    {.name = "act", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_ACTIVATION, .choices = activations},
+    RIDGE_ACT_FIELD,
     {.name = "round_gate", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROUND_GATE},
     {.name = "interleaved", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_INTERLEAVED},
     {.name = "row_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_FWD_ROW_SCALE},
-    {.name = "gate_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(gate_mul), .preset = 1.0f},
-    {.name = "down_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(down_mul), .preset = 1.0f},
-    {.name = "alpha", .kind = RIDGE_FIELD_F32, .index = OPTION(alpha), .preset = 1.0f},
-    {.name = "up_offset", .kind = RIDGE_FIELD_F32, .index = OPTION(up_offset), .preset = 0.0f},
-    {.name = "limit", .kind = RIDGE_FIELD_F32, .index = OPTION(limit), .preset = 0.0f},
+    RIDGE_SWIGLU_FIELDS,
     {.name = NULL},
 };
 
@@ -29,16 +23,12 @@ static const ridge_field swiglu_bwd_fields[] = {
     {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
     {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
     {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_SWIGLU_BWD_DOUT},
-    {.name = "act", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_ACTIVATION, .choices = activations},
+    RIDGE_ACT_FIELD,
     {.name = "round_gate_bwd", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROUND_GATE_BWD},
     {.name = "interleaved", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_INTERLEAVED},
     {.name = "row_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_BWD_ROW_SCALE},
     {.name = "drow", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_BWD_DROW},
-    {.name = "gate_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(gate_mul), .preset = 1.0f},
-    {.name = "down_mul", .kind = RIDGE_FIELD_F32, .index = OPTION(down_mul), .preset = 1.0f},
-    {.name = "alpha", .kind = RIDGE_FIELD_F32, .index = OPTION(alpha), .preset = 1.0f},
-    {.name = "up_offset", .kind = RIDGE_FIELD_F32, .index = OPTION(up_offset), .preset = 0.0f},
-    {.name = "limit", .kind = RIDGE_FIELD_F32, .index = OPTION(limit), .preset = 0.0f},
+    RIDGE_SWIGLU_FIELDS,
     {.name = NULL},
 };
 
@@ -65,9 +55,8 @@ static const char *swiglu_rule(const ridge_call *call)
     int up = call->op == RIDGE_SWIGLU_FWD ? RIDGE_SWIGLU_FWD_UP : RIDGE_SWIGLU_BWD_UP;
     bool backward = call->op == RIDGE_SWIGLU_BWD;
     bool interleaved = (call->flags & RIDGE_INTERLEAVED) != 0;
-    bool has_up = call->arg[up].dtype != RIDGE_NONE && call->arg[up].data != NULL;
-    bool has_dup =
-        backward && call->arg[RIDGE_SWIGLU_BWD_DUP].dtype != RIDGE_NONE && call->arg[RIDGE_SWIGLU_BWD_DUP].data != NULL;
+    bool has_up = ridge_has(call, up);
+    bool has_dup = backward && ridge_has(call, RIDGE_SWIGLU_BWD_DUP);
 
     if (reason)
         return reason;

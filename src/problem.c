@@ -1,13 +1,16 @@
 /* problem.c: validates a call against its op row and turns it into a problem; prints and parses problem text. */
+#define _POSIX_C_SOURCE 200809L
+
 #include <errno.h>
 #include <inttypes.h>
+#include <locale.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "ops.h"
 
 #define COMMON_FLAGS (RIDGE_STRICT | RIDGE_WEIGHTS_SETTLED)
 
@@ -25,11 +28,6 @@ typedef struct span {
     uintptr_t base;
     int64_t rows, width, pitch;
 } span;
-
-static bool present(const ridge_call *call, int arg)
-{
-    return call->arg[arg].dtype != RIDGE_NONE && call->arg[arg].data != NULL;
-}
 
 static int64_t floor_div(int64_t a, int64_t b)
 {
@@ -117,13 +115,13 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
 static ridge_status check_aliases(const ridge_call *call, const ridge_op_row *op, const span *where)
 {
     for (int out = 0; out < op->args; out++) {
-        if (!(op->arg[out].role & RIDGE_OUT) || !present(call, out))
+        if (!(op->arg[out].role & RIDGE_OUT) || !ridge_has(call, out))
             continue;
         for (int other = 0; other < op->args; other++) {
             const span *a = &where[out], *b = &where[other];
             bool exact;
 
-            if (other == out || !present(call, other) || ((op->arg[other].role & RIDGE_OUT) && other < out))
+            if (other == out || !ridge_has(call, other) || ((op->arg[other].role & RIDGE_OUT) && other < out))
                 continue;
             exact = a->base == b->base && a->pitch == b->pitch && a->width == b->width && a->rows == b->rows &&
                     call->arg[out].dtype == call->arg[other].dtype;
@@ -188,7 +186,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
         }
         if (call->arg[arg].dtype == RIDGE_NONE && call->arg[arg].data)
             return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s has a pointer but no dtype", op->name, op->arg[arg].name);
-        if (!present(call, arg)) {
+        if (!ridge_has(call, arg)) {
             op->extent(call, arg, &rows, &cols);
             if (!op->arg[arg].optional && rows != 0 && cols != 0)
                 return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s is NULL", op->name, op->arg[arg].name);
@@ -300,6 +298,22 @@ static uint32_t first_dtype(uint32_t mask)
     return mask ? (uint32_t)__builtin_ctz(mask) : (uint32_t)RIDGE_NONE;
 }
 
+/* Problem text has a decimal point in whatever locale the program set; the C library allocates nothing for this one. */
+static locale_t enter_c_locale(locale_t *before)
+{
+    const locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+
+    *before = uselocale(c);
+    return c;
+}
+
+static void leave_c_locale(locale_t c, locale_t before)
+{
+    uselocale(before);
+    if (c)
+        freelocale(c);
+}
+
 static float option_of(const ridge_call *call, const ridge_field *field)
 {
     float value;
@@ -314,6 +328,7 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
                         size_t size)
 {
     const uint32_t mask = field->kind == RIDGE_FIELD_HAS ? ridge_op_table[call->op]->arg[field->index].dtypes : 0;
+    locale_t c, before;
     uint32_t dtype, usual;
     int64_t whole;
 
@@ -345,8 +360,11 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
             snprintf(text, size, " %s=%s", field->name, dtype == first_dtype(mask) ? "1" : ridge_dtype_name(dtype));
         break;
     case RIDGE_FIELD_F32:
-        if (option_of(call, field) != field->preset)
-            snprintf(text, size, " %s=%.9g", field->name, (double)option_of(call, field));
+        if (option_of(call, field) == field->preset)
+            break;
+        c = enter_c_locale(&before);
+        snprintf(text, size, " %s=%.9g", field->name, (double)option_of(call, field));
+        leave_c_locale(c, before);
         break;
     case RIDGE_FIELD_I64:
         memcpy(&whole, (const char *)&call->opt + field->index, sizeof whole);
@@ -397,12 +415,15 @@ static bool parse_int(const char *text, size_t length, int64_t low, int64_t high
 static bool parse_float(const char *text, size_t length, float *value)
 {
     char copy[48], *end;
+    locale_t c, before;
 
     if (length == 0 || length >= sizeof copy)
         return false;
     memcpy(copy, text, length);
     copy[length] = 0;
+    c = enter_c_locale(&before);
     *value = strtof(copy, &end);
+    leave_c_locale(c, before);
     return *end == 0 && end != copy && isfinite(*value);
 }
 

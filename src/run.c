@@ -132,8 +132,7 @@ static void log_call(const ridge_device *device, const ridge_call *call, const r
     if (device->ordinal > 0)
         fprintf(stderr, "ridge bench %s --device cuda:%d --kernel %s\n", text, device->ordinal, kernel->name);
     else
-        fprintf(stderr, "ridge bench %s --device %s --kernel %s\n", text,
-                device->backend ? device->backend->name : "model", kernel->name);
+        fprintf(stderr, "ridge bench %s --device %s --kernel %s\n", text, device->backend->name, kernel->name);
 }
 
 /* Scratch memory over an operand would spoil one of them unnoticed. */

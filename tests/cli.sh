@@ -107,6 +107,7 @@ expect 2 "there is no op" "$ridge" tune nosuch rows=1 -o "$dir/t.tsv" --device c
 expect 2 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
+"$ridge" bench --overhead $problem --device cpu --json 2>/dev/null | python3 -c 'import json, sys; json.load(sys.stdin)' || fail "bench: no JSON"
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv" # once more, appended
 [ "$(grep -c '^run,' "$dir/a.csv")" = 1 ] || fail "one header, not $(grep -c '^run,' "$dir/a.csv")"
@@ -128,6 +129,7 @@ expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.ts
 expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" --quiet
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
 expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
+expect 1 "not to standard output" "$ridge" tune $problem --device cpu -o - --quiet
 mkdir "$dir/far" && echo old >"$dir/far/t.tsv" && chmod 640 "$dir/far/t.tsv" && ln -s far/t.tsv "$dir/link.tsv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/link.tsv" --quiet # a link stays one
 { [ -L "$dir/link.tsv" ] && [ "$(ls "$dir/far")" = t.tsv ] && head -1 "$dir/far/t.tsv" | grep -q '^#'; } || fail "not behind the link"
@@ -159,6 +161,7 @@ expect 1 "cannot open" env RIDGE_TUNED="$dir/none" "$ridge" info
 expect 1 "RIDGE_TUNED: cannot read $dir: Is a directory" env RIDGE_TUNED="$dir" "$ridge" info
 expect 1 "RIDGE_DEVICE: unknown device 'tpu'" env RIDGE_DEVICE=tpu "$ridge" explain $problem
 expect 0 "on c" env RIDGE_DEVICE=tpu "$ridge" explain $problem --device cpu:c
+expect 1 "OpenMP would start 100000 threads" env OMP_NUM_THREADS=100000 "$ridge" info
 full() { ( # no file may be larger than 512 bytes (of some shells: 1024)
     trap '' XFSZ
     ulimit -f 1

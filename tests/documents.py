@@ -1,4 +1,5 @@
-"""documents.py ROOT RIDGE: every path and every `make` and `ridge` verb that a document names in backticks exists."""
+"""documents.py ROOT RIDGE: every path and every `make` and `ridge` verb that a document names in backticks exists,
+and the manual page has the options of the verbs."""
 import pathlib
 import re
 import subprocess
@@ -21,5 +22,10 @@ for document in [*root.glob("*.md"), *root.glob("docs/*.md")]:
         if re.fullmatch(r"[\w.]+(/[\w.\-]+)+/?", path) and path.split("/")[0] in folders and not path.startswith("build/"):
             if not (root / path).exists():
                 bad.append(f"{document.name}: there is no {path}")
-print("\n".join(bad) or "documents: every path and verb exists")
+manual = set(re.findall(r"--[a-z-]+[a-z]", (root / "man/ridge.1").read_text().replace("\\-", "-")))
+flags = {flag for verb in verbs - {"help"} for flag in
+         re.findall(r"^ +(?:-\S, +)?(--[a-z-]+)", subprocess.run([ridge, "help", verb], capture_output=True, text=True).stdout, re.M)}
+bad += [f"ridge.1: {flag} is not in it" for flag in flags - manual - {"--usage"}]
+bad += [f"ridge.1: no verb has {flag}" for flag in manual - flags]
+print("\n".join(bad) or "documents: every path, verb and option exists")
 sys.exit(bool(bad))

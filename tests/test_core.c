@@ -1,5 +1,6 @@
 /* test_core.c: what the table driver cannot reach: opening devices, pins, tuning files, picks, workspace, text, and
  * that a call allocates nothing. */
+#include <locale.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -104,6 +105,29 @@ static void pins(void **state)
     assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_ERR_UNSUPPORTED);
     assert_non_null(strstr(ridge_error(), "another backend"));
     ridge_close(device);
+}
+
+/* Problem text has a point where the program's language has a comma. */
+static void decimal_comma(void **state)
+{
+    static const char *const names[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "es_ES.UTF-8", "pt_BR.UTF-8"};
+    const ridge_op_row *op = ridge_op_table[RIDGE_SWIGLU_FWD];
+    ridge_call call;
+    char text[200];
+    int align, packed, found = 0;
+    ridge_status status;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !found; i++)
+        found = setlocale(LC_NUMERIC, names[i]) != NULL;
+    if (!found)
+        skip();
+    status = ridge_problem_parse(op, "rows=1 cols=8 alpha=1.5", &call, &align, &packed);
+    ridge_problem_print(&call, NULL, text, sizeof text);
+    snprintf(text + strlen(text), sizeof text - strlen(text), " %.1f", 0.5); /* the program's own is as it was */
+    setlocale(LC_NUMERIC, "C");
+    assert_int_equal(status, RIDGE_OK);
+    assert_string_equal(text, "swiglu_fwd rows=1 cols=8 dtype=bf16 alpha=1.5 0,5");
 }
 
 /* A tuning file of `lines` lines that all pin the same problem; the first must win. */
@@ -271,6 +295,7 @@ int main(void)
         cmocka_unit_test(query),
         cmocka_unit_test(model_launches_nothing),
         cmocka_unit_test(pins),
+        cmocka_unit_test(decimal_comma),
         cmocka_unit_test(tuning),
         cmocka_unit_test(fallbacks),
         cmocka_unit_test(workspace),

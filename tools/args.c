@@ -8,6 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+void args_parse(const struct argp *parser, int argc, char **argv, void *options)
+{
+    const error_t error = argp_parse(parser, argc, argv, 0, NULL, options);
+
+    if (error) {
+        fprintf(stderr, "%s: %s\n", argv[0], strerror(error));
+        exit(1);
+    }
+}
+
 bool number_whole(const char *text, uint64_t low, uint64_t high, uint64_t *value)
 {
     if (!*text || text[strspn(text, "0123456789")])

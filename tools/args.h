@@ -7,6 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* argp_parse, which ends the program where it fails, memory being short included. */
+void args_parse(const struct argp *parser, int argc, char **argv, void *options);
+
 /* A whole number in decimal digits, nothing around it, within low .. high. */
 bool number_whole(const char *text, uint64_t low, uint64_t high, uint64_t *value);
 

@@ -66,6 +66,8 @@ bool weight_op_verify(const weight_op *op, const weight *w, const image *im, con
                       const unsigned char *got, char *text, size_t size);
 /* Q8_0 planes of the weight in operands arg and arg + 1 of the image. */
 bool weight_planes(const weight *w, const image *im, int arg);
+/* Runs a call of operands in host memory. */
+bool bench_on_cpu(const ridge_call *call);
 
 /* bench_chain.c: the suite o->suite as graphs of all its problems. */
 bool bench_chain(bench *b);

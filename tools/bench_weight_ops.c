@@ -144,8 +144,7 @@ static void expand(const weight_op *op, int64_t n, int64_t k, int64_t tokens, ch
     text[at] = 0;
 }
 
-/* Runs a call of the CPU's on operands of the image. */
-static bool run_on_cpu(const ridge_call *call)
+bool bench_on_cpu(const ridge_call *call)
 {
     ridge_device *cpu;
     bool good = ridge_open("cpu", &cpu) == RIDGE_OK;
@@ -164,7 +163,7 @@ bool weight_planes(const weight *w, const image *im, int arg)
 
     call.arg[RIDGE_Q8_0_REPACK_CODES].stride = im->call.arg[arg].stride ? im->call.arg[arg].stride : w->cols;
     call.arg[RIDGE_Q8_0_REPACK_SCALES].stride = im->call.arg[arg + 1].stride;
-    return run_on_cpu(&call);
+    return bench_on_cpu(&call);
 }
 
 static bool place_weight(const weight_op *op, const weight *w, const weight *up, const image *im)
@@ -184,7 +183,7 @@ static bool place_weight(const weight_op *op, const weight *w, const weight *up,
     case AS_FP8:
         call = ridge_quantize_fp8(w->rows, w->cols, RIDGE_BF16, w->bf16, RIDGE_SCALE_BLK128, RIDGE_E4M3, to,
                                   (float *)(void *)(im->host + im->offset[op->arg + 1]));
-        return run_on_cpu(&call);
+        return bench_on_cpu(&call);
     default:
         return true;
     }

@@ -43,18 +43,17 @@ static void to_bf16(const ridge_tensor *t, const unsigned char *raw, uint16_t *t
 static bool to_q8_0(weight *w, const unsigned char *raw)
 {
     size_t bytes = (size_t)(w->rows * w->cols / 32 * 34);
-    ridge_device *cpu;
     ridge_call call;
-    bool good;
 
     w->q8_0 = malloc(bytes);
-    if (!w->q8_0 || ridge_open("cpu", &cpu) != RIDGE_OK)
-        return false;
+    if (!w->q8_0)
+        return fail(w->t->name, "out of memory");
     call = ridge_q8_0_quantize(w->rows, w->cols, RIDGE_BF16, w->bf16, w->q8_0);
-    good = w->t->type == RIDGE_TYPE_Q8_0 ? memcpy(w->q8_0, raw, bytes) != NULL
-                                         : ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK;
-    ridge_close(cpu);
-    return good;
+    if (w->t->type == RIDGE_TYPE_Q8_0)
+        memcpy(w->q8_0, raw, bytes);
+    else if (!bench_on_cpu(&call))
+        return fail(w->t->name, ridge_error());
+    return true;
 }
 
 bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w)
@@ -71,8 +70,7 @@ bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w)
         good = fail(t->name, ridge_io_error());
     else
         to_bf16(t, raw, w->bf16);
-    if (good && w->cols % 32 == 0 && !to_q8_0(w, raw))
-        good = fail(t->name, "out of memory");
+    good = good && (w->cols % 32 != 0 || to_q8_0(w, raw));
     free(raw);
     return good;
 }

@@ -26,8 +26,10 @@ static void emit(bench *b, const char *problem, const char *kernel, double us, d
         return;
     if (tflops > 0)
         printf("%-28s %-10s %36.1f TFLOP/s\n", problem, kernel, tflops);
+    else if (gbps > 0)
+        printf("%-28s %-10s %10.2f us %10.1f GB/s\n", problem, kernel, us, gbps);
     else
-        printf("%-28s %-10s %10.2f us %10.1f GB/s\n", problem, kernel, us, gbps > 0 ? gbps : 0);
+        printf("%-28s %-10s %10.3f us\n", problem, kernel, us);
 }
 
 typedef enum what { COPY, READ, EMPTY } what;
@@ -172,7 +174,7 @@ bool bench_ceilings(bench *b)
         if (cublaslt_rate(b->device, fp8, 8192, &tflops, why, sizeof why))
             emit(b, fp8 ? "matrix n=8192 e4m3" : "matrix n=8192 bf16", "matmul", -1, -1, tflops);
         else
-            printf("matrix rates: cuBLASLt not measured: %s\n", why);
+            fprintf(stderr, "ridge bench: ceilings: cuBLASLt not measured: %s\n", why);
     }
     return good;
 }
@@ -232,10 +234,6 @@ bool bench_overhead(bench *b)
         empty = host_ns(&o, 0);
     run = host_ns(&o, 1);
     pick = host_ns(&o, 2);
-    printf("builder + ridge_run      %8.0f ns a call (swiglu_fwd rows=1 cols=8)\n", run);
-    printf("builder + ridge_pick     %8.0f ns a call (validate and choose, no launch)\n", pick);
-    if (backend->empty)
-        printf("launch of an empty kernel %7.0f ns; ridge adds %.0f ns to it\n", empty, run - empty);
     emit(b, "host us: builder and pick", "overhead", pick * 1e-3, -1, -1);
     emit(b, "host us: builder and run", "overhead", run * 1e-3, -1, -1);
     if (backend->empty)

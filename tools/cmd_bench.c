@@ -423,7 +423,7 @@ int cmd_bench(int argc, char **argv)
     record first;
     bool good = true;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead && !o.weights) {
         fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --weights FILE | --ceilings |"
                         " --overhead\n");

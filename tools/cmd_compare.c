@@ -38,7 +38,53 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
-static int show(const record_summary *list, int count, bool json)
+/* How fast ridge is beside one provider on one op: log_sum and worst are of the provider's time / ridge's. */
+typedef struct summary {
+    const char *op, *provider, *worst_problem;
+    double log_sum, worst;
+    int count;
+} summary;
+
+static void add(summary *list, int *count, const record *r, double ratio)
+{
+    summary *s = list;
+
+    while (s < list + *count && (strcmp(s->op, r->op) || strcmp(s->provider, r->provider)))
+        s++;
+    if (s == list + *count) {
+        *s = (summary){.op = r->op, .provider = r->provider, .worst = INFINITY};
+        ++*count;
+    }
+    s->log_sum += log(ratio);
+    s->count++;
+    if (ratio < s->worst) {
+        s->worst = ratio;
+        s->worst_problem = r->problem;
+    }
+}
+
+/* Every provider that shares a run and a problem with ridge, in the order of the file; returns their number, -1 with
+ * the reason on stderr if memory is short. The caller frees *list. */
+static int summaries(const record *at, int count, summary **list)
+{
+    int found = 0;
+
+    *list = calloc((size_t)count + 1, sizeof **list);
+    if (!*list) {
+        fprintf(stderr, "ridge compare: out of memory\n");
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        const record *ridge =
+            at[i].us > 0 && strcmp(at[i].provider, "ridge") ? record_of_ridge(at, count, &at[i], false) : NULL;
+
+        if (ridge)
+            add(*list, &found, &at[i], at[i].us / ridge->us);
+    }
+    return found;
+}
+
+static int show(const summary *list, int count, bool json)
 {
     json_t *all = json ? json_array() : NULL;
 
@@ -58,10 +104,10 @@ static int show(const record_summary *list, int count, bool json)
 
 static int compare_providers(const record *at, int count, bool json)
 {
-    record_summary *list = NULL;
-    int found = record_summaries(at, count, &list), bad = show(list, found, json);
+    summary *list = NULL;
+    int found = summaries(at, count, &list), bad = found < 0 || show(list, found, json);
 
-    if (!found)
+    if (found == 0)
         fprintf(stderr, "ridge compare: no provider shares a run and a problem with ridge\n");
     free(list);
     return bad;
@@ -110,7 +156,7 @@ int cmd_compare(int argc, char **argv)
     record *at = NULL;
     int count = 0, first = 0, bad = 0;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (!o.files.count || (o.diff && o.files.count != 2)) {
         fprintf(stderr, "usage: ridge compare FILE... | ridge compare --diff OLD NEW\n");
         return 2;

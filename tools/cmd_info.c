@@ -62,7 +62,7 @@ static void parse(int argc, char **argv, unsigned words, const char *args, const
 
     memset(o, 0, sizeof *o);
     o->words = words;
-    argp_parse(&parser, argc, argv, 0, NULL, o);
+    args_parse(&parser, argc, argv, o);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ info */
@@ -184,7 +184,7 @@ static void op_print(const ridge_op_row *op)
     printf("%s: %s\n  contract %s\n  close means %s\n", op->name, op->summary, contract, op->bound);
     for (int i = 0; i < op->args; i++) {
         dtypes_text(op->arg[i].dtypes, dtypes, sizeof dtypes);
-        printf("  %-10s %s%s  %-14s %s\n", op->arg[i].name, op->arg[i].role & RIDGE_OUT ? "out" : "in ",
+        printf("  %-12s %s%s  %-14s %s\n", op->arg[i].name, op->arg[i].role & RIDGE_OUT ? "out" : "in ",
                op->arg[i].optional ? "?" : " ", dtypes, op->arg[i].shape);
     }
     printf("  fields:");
@@ -248,7 +248,7 @@ int cmd_kernels(int argc, char **argv)
         else if (o.names)
             puts(row->name);
         else
-            printf("%-26s %-6s to %-6s  %s\n", row->name, low, high, contract);
+            printf("%-42s %-6s to %-6s  %s\n", row->name, low, high, contract);
     }
     if (!shown)
         fprintf(stderr, "ridge kernels: nothing matches '%s'\n", o.pattern);
@@ -324,6 +324,8 @@ int cmd_explain(int argc, char **argv)
         return 1;
     good = case_problem(&c, &call, &problem) && ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK;
     text = good ? malloc(length + 1) : NULL;
+    if (good && !text)
+        ridge_fail(RIDGE_ERR_DEVICE, "out of memory");
     good = text && ridge_explain(device, &call, text, length + 1, &length) == RIDGE_OK;
     if (!good)
         fprintf(stderr, "ridge: %s\n", ridge_error());

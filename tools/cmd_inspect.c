@@ -1,11 +1,11 @@
 /* cmd_inspect.c: `ridge inspect`: what a checkpoint holds, as a table and as JSON. The table is for a terminal: text of
  * the file is escaped and cut, arrays are shortened. The JSON has everything but the tensors' data. */
-#include <argp.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "ridge_io.h"
 #include "tools.h"
 
@@ -270,7 +270,7 @@ static void add_up(const options *o, const ridge_file *file, totals *sum)
 
 static void print_tensors(const options *o, const ridge_file *file)
 {
-    int width = 4;
+    int width = (int)strlen("tensor");
     char shape[256];
 
     for (int64_t i = 0; i < ridge_file_tensors(file); i++)
@@ -396,7 +396,7 @@ int cmd_inspect(int argc, char **argv)
     totals sum;
     int bad = 0;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (ridge_file_open(o.file, &file) != RIDGE_OK) {
         fprintf(stderr, "ridge inspect: %s\n", ridge_io_error());
         return 1;

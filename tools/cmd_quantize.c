@@ -1,12 +1,12 @@
 /* cmd_quantize.c: `ridge quantize`: a checkpoint into FP8, Q8_0, bf16 or f16. Options, the plan as a table, the
  * summary; quantize.h lists the parts. */
-#include <argp.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "quantize.h"
 
 volatile sig_atomic_t quantize_stop;
@@ -323,7 +323,7 @@ int cmd_quantize(int argc, char **argv)
     ridge_file *file;
     int status;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (ridge_file_open(o.in, &file) != RIDGE_OK) {
         fprintf(stderr, "ridge quantize: %s\n", ridge_io_error());
         return 1;

@@ -75,12 +75,24 @@ static measured measured_of(const record *at, int count, const record *ridge)
     return m;
 }
 
+/* Zeroed memory; without it the program ends, since a page must not lack a part. */
+static void *list_new(int count, size_t size)
+{
+    void *memory = calloc((size_t)count + 1, size);
+
+    if (!memory) {
+        fprintf(stderr, "ridge report: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
 /* Every problem of ridge on a device, from the run that has most providers (the later one of equals). */
 static measured_list measured_on(const record *at, int count, const char *device)
 {
-    measured_list list = {calloc((size_t)count + 1, sizeof *list.at), 0};
+    measured_list list = {list_new(count, sizeof *list.at), 0};
 
-    for (int i = 0; i < count && list.at; i++) {
+    for (int i = 0; i < count; i++) {
         measured m;
         int j = 0;
 
@@ -101,9 +113,9 @@ static measured_list measured_on(const record *at, int count, const char *device
 /* Those of one op. */
 static measured_list select_op(const measured_list *from, const char *op)
 {
-    measured_list list = {calloc((size_t)from->count + 1, sizeof *list.at), 0};
+    measured_list list = {list_new(from->count, sizeof *list.at), 0};
 
-    for (int i = 0; i < from->count && list.at; i++)
+    for (int i = 0; i < from->count; i++)
         if (strcmp(from->at[i].ridge->op, op) == 0)
             list.at[list.count++] = from->at[i];
     return list;
@@ -170,6 +182,8 @@ static bool figure(FILE *to, char *script, const char *alt)
 {
     char *svg = script ? plot_run(script) : NULL;
 
+    if (!script)
+        fprintf(stderr, "ridge report: out of memory\n");
     free(script);
     if (!svg)
         return false;
@@ -291,18 +305,18 @@ static bool decode(FILE *to, const measured_list *list, const char *axis)
 {
     bool good = true;
     char key[256], other[256], word[48], title[400];
-    bool *done = calloc((size_t)list->count + 1, sizeof *done);
+    bool *done = list_new(list->count, sizeof *done);
 
-    for (int i = 0; i < list->count && done && good; i++) {
+    for (int i = 0; i < list->count && good; i++) {
         measured_list group = {NULL, 0};
         double x = problem_value(list->at[i].ridge->problem, axis);
 
         if (done[i] || x < 1 || x > 64)
             continue;
-        group.at = calloc((size_t)list->count, sizeof *group.at);
+        group.at = list_new(list->count, sizeof *group.at);
         snprintf(word, sizeof word, "%s=%g", axis, x);
         problem_short(list->at[i].ridge->problem, word, key, sizeof key);
-        for (int j = i; j < list->count && group.at; j++) {
+        for (int j = i; j < list->count; j++) {
             double y = problem_value(list->at[j].ridge->problem, axis);
 
             snprintf(word, sizeof word, "%s=%g", axis, y);
@@ -535,7 +549,7 @@ int cmd_report(int argc, char **argv)
     record *at = NULL, *old = NULL;
     int count = 0, olds = 0, bad = 0;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (!o.files.count || !o.out) {
         fprintf(stderr, "usage: ridge report FILE... -o PAGE.html [--baseline OLD]\n");
         return 2;

@@ -1,9 +1,9 @@
 /* cmd_teeth.c: `ridge teeth`: does the test bite? Plants faults in copies of the kernel rows (teeth_faults.c) and
  * demands that test_one fails for every one, and passes without. */
-#include <argp.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "oracle.h"
 #include "teeth.h"
 
@@ -189,7 +189,7 @@ int cmd_teeth(int argc, char **argv)
     tally t = {0};
     int wrong = 0, kinds = 0;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     device = device_open(o.device);
     if (!device || !device->backend) {
         if (device)

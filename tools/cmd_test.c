@@ -313,7 +313,7 @@ int cmd_test(int argc, char **argv)
     ridge_device *device, said;
     bool wanted;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (strpbrk(o.text, args_blanks)) {
         if (!case_parse(o.text, &one))
             return 2;
@@ -326,6 +326,8 @@ int cmd_test(int argc, char **argv)
         return 1;
     wanted = something_wanted(&o, device);
     t.used = calloc((size_t)ridge_kernel_count() + 1, 1);
+    if (!t.used)
+        fprintf(stderr, "ridge test: out of memory\n");
     if (!wanted || !t.used) {
         ridge_close(device);
         free(t.used);

@@ -54,12 +54,11 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 }
 
 /* True if the row gives the reference's bits (or stays within the bound) on a few rows of the problem; also where it
- * does not run on so few. */
-static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel, test_case c)
+ * does not run on so few. Else why. */
+static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel, test_case c, char *why, size_t size)
 {
     const ridge_backend *b = device->backend;
     unsigned char *expected, *got;
-    char text[400];
     void *memory = NULL, *stream = NULL, *workspace = NULL;
     const candidate row = {.kernel = kernel};
     ridge_problem problem;
@@ -76,10 +75,12 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
         c.call.dim[i] = c.call.dim[i] > 2048 ? 1024 + c.call.dim[i] % 1024 : c.call.dim[i];
     if (case_problem(&c, &call, &problem) && ridge_why_not(device, kernel, &problem))
         return true; /* too few tiles to share, for one: `ridge test` has it at sizes of its own */
+    snprintf(why, size, "out of memory");
     if (!image_build(&c, 5, &im))
         return false;
     expected = malloc(im.bytes);
     got = malloc(im.bytes);
+    ridge_fail(RIDGE_ERR_DEVICE, "%s", why);
     good = expected && got && image_reference(&im, expected) == RIDGE_OK &&
            b->alloc(device, im.bytes, &memory) == RIDGE_OK && b->stream_new(device, &stream) == RIDGE_OK &&
            b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
@@ -89,9 +90,12 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     if (good) {
         call.kernel = kernel->name;
         good = ridge_run(device, &call, workspace, bytes, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
-               b->download(device, got, memory, im.bytes) == RIDGE_OK &&
-               image_judge(&im, kernel, expected, got, text, sizeof text);
+               b->download(device, got, memory, im.bytes) == RIDGE_OK;
     }
+    if (good)
+        good = image_judge(&im, kernel, expected, got, why, size);
+    else
+        snprintf(why, size, "%s", ridge_error());
     if (memory)
         b->release(device, memory);
     if (workspace)
@@ -122,14 +126,15 @@ static int candidates(const ridge_device *device, const test_case *c, const ridg
 {
     ridge_problem problem;
     const ridge_kernel *first;
+    char why[400];
     double least;
     int count = 0;
 
     if (ridge_validate(call, &problem) || !(first = untuned(device, call, &problem)))
         return 0;
     least = first->cost ? first->cost(device, first, &problem) : 0;
-    if (!row_is_right(device, first, *c)) {
-        fprintf(stderr, "ridge tune: %s, which is picked, gives wrong results here: nothing is tuned\n", first->name);
+    if (!row_is_right(device, first, *c, why, sizeof why)) {
+        ridge_fail(RIDGE_ERR_DEVICE, "%s, which is picked, fails: %s", first->name, why);
         return 0;
     }
     list[count++].kernel = first;
@@ -140,10 +145,10 @@ static int candidates(const ridge_device *device, const test_case *c, const ridg
             (row->contract & RIDGE_FALLBACK) > (first->contract & RIDGE_FALLBACK) ||
             (row->cost && row->cost(device, row, &problem) > 2 * least))
             continue;
-        if (row_is_right(device, row, *c))
+        if (row_is_right(device, row, *c, why, sizeof why))
             list[count++].kernel = row;
         else
-            fprintf(stderr, "ridge tune: %s gives wrong results here and is left out\n", row->name);
+            fprintf(stderr, "ridge tune: %s is left out: %s\n", row->name, why);
     }
     return count;
 }
@@ -348,7 +353,7 @@ int cmd_tune(int argc, char **argv)
     out_file out;
     bool good;
 
-    argp_parse(&parser, argc, argv, 0, NULL, &o);
+    args_parse(&parser, argc, argv, &o);
     if (o.from ? o.suite || o.text[0] : !o.suite && !o.text[0]) {
         fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
         return 2;

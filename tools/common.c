@@ -17,13 +17,36 @@ ridge_device *device_open(const char *spec)
     return NULL;
 }
 
+/* What has no memory comes back NULL, which json_pack and the lists take: a part would be missing unnoticed. */
+static bool json_lost;
+
+static void *json_memory(size_t size)
+{
+    void *memory = malloc(size);
+
+    json_lost |= !memory;
+    return memory;
+}
+
+void json_watch(void)
+{
+    json_set_alloc_funcs(json_memory, free);
+}
+
+bool json_whole(void)
+{
+    if (json_lost)
+        fprintf(stderr, "ridge: out of memory\n");
+    return !json_lost;
+}
+
 bool print_json(json_t *json)
 {
     const bool good = json_dumpf(json, stdout, JSON_INDENT(1)) == 0;
 
     putchar('\n');
     json_decref(json);
-    return good;
+    return json_whole() && good;
 }
 
 bool name_matches(const char *pattern, const char *name)
@@ -112,7 +135,7 @@ static bool is_row_wise(const ridge_op_row *op, const ridge_call *call)
 
 bool case_parse(const char *text, test_case *c)
 {
-    char *copy, *rest = NULL, problem[1024] = "";
+    char copy[1024], *rest = NULL, problem[1024] = "";
     size_t used = 0, name;
     const ridge_op_row *op;
     int align = 16, packed = 1;
@@ -121,25 +144,26 @@ bool case_parse(const char *text, test_case *c)
     text += strspn(text, args_blanks);
     name = strcspn(text, args_blanks);
     op = ridge_op_find(text, name);
-    copy = strdup(text);
-    good = copy && op;
+    good = op && strlen(text) < sizeof copy;
     memset(c, 0, sizeof *c);
     c->fill = FILL_UNIT;
     if (!op)
         fprintf(stderr, "ridge: there is no op '%.*s' (see `ridge ops`)\n", (int)name, text);
-    for (char *word = good ? strtok_r(copy + name, args_blanks, &rest) : NULL; word;
+    else if (!good)
+        fprintf(stderr, "ridge: %s: the problem is longer than %zu characters\n", op->name, sizeof copy - 1);
+    if (good)
+        memcpy(copy, text, strlen(text) + 1);
+    for (char *word = good ? strtok_r(copy + name, args_blanks, &rest) : NULL; word && good;
          word = strtok_r(NULL, args_blanks, &rest)) {
         if (layout_word(word, c, &bad))
             continue;
-        if (bad || used + strlen(word) + 2 > sizeof problem) {
+        good = !bad && used + strlen(word) + 2 <= sizeof problem;
+        if (good)
+            used += (size_t)snprintf(problem + used, sizeof problem - used, " %s", word);
+        else
             fprintf(stderr, "ridge: %s: %s '%s'\n", op->name, bad ? "bad value in" : "the problem is too long at",
                     word);
-            good = false;
-            break;
-        }
-        used += (size_t)snprintf(problem + used, sizeof problem - used, " %s", word);
     }
-    free(copy);
     if (good && ridge_problem_parse(op, problem, &c->call, &align, &packed)) {
         fprintf(stderr, "ridge: %s\n", ridge_error());
         good = false;

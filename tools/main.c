@@ -68,6 +68,7 @@ int main(int argc, char **argv)
     const char *name = argc < 2 ? NULL : !wants_help ? argv[1] : argc > 2 ? argv[2] : NULL;
 
     atexit(check_output);
+    json_watch();
     argp_err_exit_status = 2; /* as all usage errors */
     if (!name || (wants_help && (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0)))
         return wants_help ? help(stdout) : help(stderr) + 2;

@@ -38,6 +38,14 @@ void oracle_fail(oracle_run *run, const char *why)
     snprintf(run->text, run->size, "%s", why);
 }
 
+void oracle_compare(oracle_run *run, double got, double ref, double bound, const char *what, int64_t row, int64_t col)
+{
+    if (isnan(ref) || isinf(ref))
+        oracle_note(run, (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY, what, row, col);
+    else
+        oracle_note(run, fabs(got - ref) / (bound + 0x1p-140), what, row, col);
+}
+
 double oracle_ratio(double got, double reference, double bound, uint32_t dtype)
 {
     const double ratio = fabs(got - reference) / bound;

@@ -23,6 +23,8 @@ double oracle_out(const oracle_run *run, int arg, int64_t r, int64_t j);
 /* Another error over bound, infinity for NaN. */
 void oracle_note(oracle_run *run, double ratio, const char *what, int64_t row, int64_t col);
 void oracle_fail(oracle_run *run, const char *why);
+/* Notes the error over bound of one number; NaN and infinity must be what the reference is. */
+void oracle_compare(oracle_run *run, double got, double ref, double bound, const char *what, int64_t row, int64_t col);
 
 /* Error over bound of one number of the dtype: NaN and infinity must be where the reference has them, infinity may
  * also be what rounds to it within the bound. */

@@ -4,14 +4,6 @@
 #include "oracle_ce.h"
 
 /* NaN where NaN is due, infinity likewise, else the error over the bound. */
-static void compare(ce_subject *s, double got, double ref, double bound, const char *what, int64_t row, int64_t col)
-{
-    if (isnan(ref) || isinf(ref))
-        oracle_note(s->run, (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY, what, row, col);
-    else
-        oracle_note(s->run, fabs(got - ref) / (bound + 0x1p-140), what, row, col);
-}
-
 /* rms of a tensor's error against the model's; small tensors say nothing. */
 typedef struct rms {
     double got, model, ref, bound, count;
@@ -52,7 +44,7 @@ static void check_dx(ce_subject *s)
                 bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
                          fabs(s->w[c * s->hidden + j]);
             for (int64_t at = b; at < s->rows; at += s->tokens) {
-                compare(s, oracle_out(s->run, s->dx_arg, at, j), ref, bound, "dx", at, j);
+                oracle_compare(s->run, oracle_out(s->run, s->dx_arg, at, j), ref, bound, "dx", at, j);
                 rms_add(&t, oracle_out(s->run, s->dx_arg, at, j), s->model.dx[b * s->hidden + j], ref, bound);
             }
         }
@@ -77,7 +69,7 @@ static void check_dw(ce_subject *s)
                 if (s->y[b] >= 0)
                     bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) *
                              fabs(s->x[b * s->hidden + j]) * copies;
-            compare(s, got, ref, bound, "dw", c, j);
+            oracle_compare(s->run, got, ref, bound, "dw", c, j);
             rms_add(&t, got, s->model.dw[c * s->hidden + j], ref, bound);
         }
         if (oracle_has(s, dbias)) {
@@ -86,7 +78,7 @@ static void check_dw(ce_subject *s)
             for (int64_t b = 0; b < s->tokens; b++)
                 if (s->y[b] >= 0)
                     bound += (s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c])) * copies;
-            compare(s, got, s->ref.dbias[c], bound, "dbias", 0, c);
+            oracle_compare(s->run, got, s->ref.dbias[c], bound, "dbias", 0, c);
             rms_add(&tb, got, s->model.dbias[c], s->ref.dbias[c], bound);
         }
     }
@@ -113,8 +105,8 @@ static void check_dlogits(ce_subject *s)
             const double error = s->y[b] < 0 ? 0 : s->dz_error[b * s->vocab + c] - ldexp(fabs(ref), -s->bits);
 
             for (int64_t at = b; at < s->rows; at = next_copy(s, at))
-                compare(s, oracle_out(s->run, RIDGE_CE_BWD_DLOGITS, at, c), ref, fabs(error) + rounding, "dlogits", at,
-                        c);
+                oracle_compare(s->run, oracle_out(s->run, RIDGE_CE_BWD_DLOGITS, at, c), ref, fabs(error) + rounding,
+                               "dlogits", at, c);
         }
 }
 
@@ -170,8 +162,8 @@ static void check_rows(ce_subject *s, int token_loss)
         for (int64_t at = b; at < s->rows; at += s->tokens) {
             for (int i = 0; i < 4; i++)
                 if (oracle_has(s, token_loss + i))
-                    compare(s, oracle_out(s->run, token_loss + i, 0, at), s->y[b] == -1 ? 0 : ref[i][b], bound[i],
-                            name[i], at, 0);
+                    oracle_compare(s->run, oracle_out(s->run, token_loss + i, 0, at), s->y[b] == -1 ? 0 : ref[i][b],
+                                   bound[i], name[i], at, 0);
             if (oracle_has(s, token_loss + 1) && s->y[b] >= 0)
                 rms_add(&t, oracle_out(s->run, token_loss + 1, 0, at), s->model.lse[b], s->ref.lse[b], bound[1]);
             if (argmax)
@@ -188,8 +180,8 @@ static void check_rows(ce_subject *s, int token_loss)
     }
     rms_check(s, &t, 0x1p-22, "rms of lse");
     if (oracle_has(s, token_loss + 5))
-        compare(s, oracle_out(s->run, token_loss + 5, 0, 0), oracle_over((double)right, s->count),
-                oracle_over((double)doubtful, s->count) + 0x1p-23, "accuracy", 0, 0);
+        oracle_compare(s->run, oracle_out(s->run, token_loss + 5, 0, 0), oracle_over((double)right, s->count),
+                       oracle_over((double)doubtful, s->count) + 0x1p-23, "accuracy", 0, 0);
     if (oracle_has(s, token_loss + 6))
         oracle_note(s->run, oracle_out(s->run, token_loss + 6, 0, 0) == (double)errors ? 0 : INFINITY, "errors", 0, 0);
 }
@@ -202,15 +194,15 @@ static void check_loss(ce_subject *s, int arg)
     for (int64_t b = 0; b < s->tokens; b++) {
         if (reduction == RIDGE_CE_NONE)
             for (int64_t at = b; at < s->rows; at += s->tokens)
-                compare(s, oracle_out(s->run, arg, 0, at), s->y[b] == -1 ? 0 : s->ref.loss[b], loss_bound(s, b), "loss",
-                        0, at);
+                oracle_compare(s->run, oracle_out(s->run, arg, 0, at), s->y[b] == -1 ? 0 : s->ref.loss[b],
+                               loss_bound(s, b), "loss", 0, at);
         bound += s->y[b] >= 0 ? loss_bound(s, b) * s->copies : 0;
     }
     if (reduction != RIDGE_CE_NONE)
-        compare(s, oracle_out(s->run, arg, 0, 0), s->ref.mean,
-                (reduction ? bound : fmax(oracle_over(bound, s->weight), oracle_over(bound, s->count))) +
-                    0x1p-22 * fabs(s->ref.mean),
-                "loss", 0, 0);
+        oracle_compare(s->run, oracle_out(s->run, arg, 0, 0), s->ref.mean,
+                       (reduction ? bound : fmax(oracle_over(bound, s->weight), oracle_over(bound, s->count))) +
+                           0x1p-22 * fabs(s->ref.mean),
+                       "loss", 0, 0);
 }
 
 static void check_record(ce_subject *s, int arg)
@@ -229,22 +221,23 @@ static void check_record(ce_subject *s, int arg)
             weighted += z[c] * s->cw[s->offset + c];
             size += 2 * d + 0x1p-21 * fabs(z[c]);
         }
-        compare(s, oracle_out(s->run, arg, b, 0), max, d + tiny, "record max", b, 0);
+        oracle_compare(s->run, oracle_out(s->run, arg, b, 0), max, d + tiny, "record max", b, 0);
         if (ignored)
-            compare(s, oracle_out(s->run, arg, b, 1), 0, 0, "record sum", b, 1);
+            oracle_compare(s->run, oracle_out(s->run, arg, b, 1), 0, 0, "record sum", b, 1);
         else
-            compare(s, oracle_out(s->run, arg, b, 0) + log(oracle_out(s->run, arg, b, 1)), lse, d + 2 * tiny,
-                    "record sum", b, 1);
-        compare(s, oracle_out(s->run, arg, b, 2), s->y[b] < 0 ? -INFINITY : s->ref.target[b], d + tiny, "record target",
-                b, 2);
+            oracle_compare(s->run, oracle_out(s->run, arg, b, 0) + log(oracle_out(s->run, arg, b, 1)), lse,
+                           d + 2 * tiny, "record sum", b, 1);
+        oracle_compare(s->run, oracle_out(s->run, arg, b, 2), s->y[b] < 0 ? -INFINITY : s->ref.target[b], d + tiny,
+                       "record target", b, 2);
         if (!sums)
             continue;
-        compare(s, oracle_out(s->run, arg, b, 3), sum, size, "record sum z", b, 3);
-        compare(s, oracle_out(s->run, arg, b, 4), weighted, 3 * size, "record sum wz", b, 4);
-        compare(s,
-                ignored ? oracle_out(s->run, arg, b, 5) : oracle_out(s->run, arg, b, 5) / oracle_out(s->run, arg, b, 1),
-                ignored ? 0 : lse - s->ref.entropy[b], ignored ? 0 : d * (2 + 2 * s->far[b]) + 4 * tiny,
-                "record sum ez", b, 5);
+        oracle_compare(s->run, oracle_out(s->run, arg, b, 3), sum, size, "record sum z", b, 3);
+        oracle_compare(s->run, oracle_out(s->run, arg, b, 4), weighted, 3 * size, "record sum wz", b, 4);
+        oracle_compare(s->run,
+                       ignored ? oracle_out(s->run, arg, b, 5)
+                               : oracle_out(s->run, arg, b, 5) / oracle_out(s->run, arg, b, 1),
+                       ignored ? 0 : lse - s->ref.entropy[b], ignored ? 0 : d * (2 + 2 * s->far[b]) + 4 * tiny,
+                       "record sum ez", b, 5);
     }
 }
 

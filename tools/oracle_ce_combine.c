@@ -11,12 +11,7 @@ typedef struct token {
 
 static void compare(oracle_run *s, int arg, int64_t i, double ref, double bound)
 {
-    const double got = oracle_out(s, arg, 0, i);
-    double ratio = fabs(got - ref) / (bound + 0x1p-140);
-
-    if (isnan(ref) || isinf(ref))
-        ratio = (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY;
-    oracle_note(s, ratio, ridge_op_table[s->im->call.op]->arg[arg].name, 0, i);
+    oracle_compare(s, oracle_out(s, arg, 0, i), ref, bound, ridge_op_table[s->im->call.op]->arg[arg].name, 0, i);
 }
 
 static token token_of(const oracle_run *s, int64_t i)

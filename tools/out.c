@@ -19,8 +19,8 @@ static char *place_of(const out_file *out)
     struct stat there;
     char *place;
 
-    if (!*out->path) {
-        say(out, strerror(ENOENT));
+    if (!*out->path || strcmp(out->path, "-") == 0) {
+        say(out, *out->path ? "this goes to a file, not to standard output" : strerror(ENOENT));
         return NULL;
     }
     if (lstat(out->path, &there) != 0 || !S_ISLNK(there.st_mode)) {
@@ -33,6 +33,15 @@ static char *place_of(const out_file *out)
     if (!place)
         say(out, errno == ENOENT ? "it is a link to nothing" : strerror(errno));
     return place;
+}
+
+/* OpenMP's runtime ends the program where it has no memory. */
+static const char *unfinished;
+
+static void drop_unfinished(void)
+{
+    if (unfinished)
+        unlink(unfinished);
 }
 
 bool out_open(out_file *out, const char *verb, const char *path)
@@ -54,6 +63,8 @@ bool out_open(out_file *out, const char *verb, const char *path)
     if (out->to) {
         if (replaces)
             fchmod(fileno(out->to), there.st_mode & 07777); /* as it was; not all file systems can */
+        unfinished = out->part;
+        atexit(drop_unfinished);
         return true;
     }
     free(out->part);
@@ -74,6 +85,7 @@ bool out_close(out_file *out, bool good)
         say(out, strerror(errno));
     if (!good || !written)
         unlink(out->part);
+    unfinished = NULL;
     free(out->part);
     free(out->place);
     return good && written;

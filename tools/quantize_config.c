@@ -11,10 +11,14 @@
 /* New, whole and synced, or not there. */
 static bool write_json(const char *path, json_t *json)
 {
-    FILE *to = fopen(path, "wx");
-    bool good = to && json_dumpf(json, to, JSON_INDENT(2)) == 0 && fputc('\n', to) != EOF && fflush(to) == 0 &&
-                fsync(fileno(to)) == 0;
+    FILE *to;
+    bool good;
 
+    if (!json_whole())
+        return false;
+    to = fopen(path, "wx");
+    good = to && json_dumpf(json, to, JSON_INDENT(2)) == 0 && fputc('\n', to) != EOF && fflush(to) == 0 &&
+           fsync(fileno(to)) == 0;
     if (to && fclose(to) != 0)
         good = false;
     if (!good) {
@@ -94,7 +98,9 @@ static json_t *load_config(const plan *p, bool *broken)
         config = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
         if (!json_is_object(config)) {
             fprintf(stderr, "ridge quantize: %s:%d: %s\n", path, config ? 1 : error.line,
-                    config ? "not an object" : error.text);
+                    config        ? "not an object"
+                    : *error.text ? error.text
+                                  : "out of memory");
             json_decref(config);
             config = NULL;
             *broken = true;
@@ -136,10 +142,12 @@ bool config_beside(const plan *p, const char *out)
 {
     const char *slash = strrchr(out, '/');
     char *folder = slash ? strndup(out, slash == out ? 1 : (size_t)(slash - out)) : strdup(".");
-    char *there = folder ? path_join(folder, "config.json") : NULL, *here = path_join(p->folder, "config.json");
+    char *there = path_join(folder ? folder : p->folder, "config.json"), *here = path_join(p->folder, "config.json");
     struct stat a, b;
-    bool good = there && here;
+    bool good = folder && there && here;
 
+    if (!folder)
+        fprintf(stderr, "ridge quantize: out of memory\n");
     if (good && p->format == RIDGE_SAFETENSORS && stat(p->folder, &a) == 0 && stat(folder, &b) == 0 &&
         (a.st_dev != b.st_dev || a.st_ino != b.st_ino) && access(here, F_OK) == 0) {
         if (access(there, F_OK) != 0)
@@ -158,8 +166,10 @@ bool config_architecture(const plan *p, ridge_writer *w)
     bool broken;
     json_t *config = load_config(p, &broken);
     const char *type = config ? json_string_value(json_object_get(config, "model_type")) : NULL;
-    bool good = !broken && (!type || ridge_writer_meta_string(w, "general.architecture", type) == RIDGE_OK);
+    bool good = !type || ridge_writer_meta_string(w, "general.architecture", type) == RIDGE_OK;
 
+    if (!good)
+        fprintf(stderr, "ridge quantize: %s\n", ridge_io_error());
     json_decref(config);
-    return good;
+    return good && !broken;
 }

@@ -65,9 +65,9 @@ static bool write_metadata(const plan *p, ridge_writer *w)
             ridge_writer_meta(w, m); /* one that is not UTF-8 is left out */
     }
     if (good && to_gguf) {
-        if (!from_gguf)
-            good = config_architecture(p, w);
-        good = good && ridge_writer_meta_u32(w, "general.file_type", 7) == RIDGE_OK && /* mostly Q8_0 */
+        if (!from_gguf && !config_architecture(p, w)) /* which has said why */
+            return false;
+        good = ridge_writer_meta_u32(w, "general.file_type", 7) == RIDGE_OK && /* mostly Q8_0 */
                (ridge_file_meta_find(p->file, "general.quantization_version") ||
                 ridge_writer_meta_u32(w, "general.quantization_version", 2) == RIDGE_OK);
     } else if (good && !ridge_file_meta_find(p->file, "format")) {
@@ -162,11 +162,15 @@ static bool copy_others(const char *from, const char *to)
     bool good = folder != NULL || say(from, "reading the directory");
 
     for (struct dirent *entry; good && !quantize_stop && (entry = readdir(folder)) != NULL;) {
-        char *source = is_copied(entry->d_name) ? path_join(from, entry->d_name) : NULL;
-        char *target = source ? path_join(to, entry->d_name) : NULL;
+        char *source, *target;
         struct stat there;
 
-        if (target && stat(source, &there) == 0 && S_ISREG(there.st_mode)) /* links are followed: caches have them */
+        if (!is_copied(entry->d_name))
+            continue;
+        source = path_join(from, entry->d_name);
+        target = path_join(to, entry->d_name);
+        good = source && target;
+        if (good && stat(source, &there) == 0 && S_ISREG(there.st_mode)) /* links are followed: caches have them */
             good = copy_file(source, target);
         free(source);
         free(target);
@@ -257,6 +261,15 @@ static bool fill_folder(plan *p, converter *c, const char *made)
     return good && copy_others(p->folder, made) && config_write(p, made);
 }
 
+/* OpenMP's runtime, too, ends the program where memory is short. */
+static const char *unfinished;
+
+static void drop_unfinished(void)
+{
+    if (unfinished)
+        remove_flat(unfinished);
+}
+
 static bool write_folder(plan *p, converter *c, const char *out)
 {
     const char *slash = strrchr(out, '/');
@@ -270,11 +283,11 @@ static bool write_folder(plan *p, converter *c, const char *out)
         free(made);
         return false;
     }
-    good = fill_folder(p, c, made) && !quantize_stop;
-    if (!good || !put_folder(made, out)) {
-        remove_flat(made);
-        good = false;
-    }
+    unfinished = made;
+    atexit(drop_unfinished);
+    good = fill_folder(p, c, made) && !quantize_stop && put_folder(made, out);
+    drop_unfinished();
+    unfinished = NULL;
     free(made);
     return good;
 }
@@ -294,6 +307,8 @@ static const char *misnamed(const plan *p)
 {
     const bool gguf = ends_with(p->o->out, ".gguf"), safetensors = ends_with(p->o->out, ".safetensors");
 
+    if (strcmp(p->o->out, "-") == 0)
+        return "is no file's name; nothing is written to standard output";
     if (p->directory && (gguf || safetensors))
         return "is a file's name; the input is a directory, and so is the result";
     if (p->format == RIDGE_GGUF && safetensors)
@@ -329,7 +344,7 @@ bool output_allowed(const plan *p)
 int quantize_write(plan *p, converter *c)
 {
     char *out = strdup(p->o->out);
-    bool good = out != NULL;
+    bool good = out != NULL || refuse(p->o->out, "out of memory");
 
     for (size_t n = out ? strlen(out) : 0; p->directory && n > 1 && out[n - 1] == '/'; n--)
         out[n - 1] = 0;

@@ -123,7 +123,11 @@ static bool scales(plan_tensor *t, bool block)
     t->type = RIDGE_TYPE_F8_E4M3;
     t->scale_shape[0] = block ? (t->in->shape[0] + 127) / 128 : t->in->shape[0];
     t->scale_shape[1] = block ? (t->in->shape[1] + 127) / 128 : 1;
-    return asprintf(&t->scale_name, "%s_scale%s", t->in->name, block ? "_inv" : "") >= 0;
+    if (asprintf(&t->scale_name, "%s_scale%s", t->in->name, block ? "_inv" : "") >= 0)
+        return true;
+    t->scale_name = NULL;
+    fprintf(stderr, "ridge quantize: out of memory\n");
+    return false;
 }
 
 static bool decide(const plan *p, plan_tensor *t)

@@ -280,7 +280,7 @@ bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_
 {
     const cut k = cut_of(c, t);
     error_stats *error = malloc((size_t)(k.count + 1) * sizeof *error);
-    int bad = error == NULL;
+    int bad = error == NULL && !fail(t, "out of memory");
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(c->workers) if (k.count > 1)
     for (int64_t i = 0; i < k.count; i++) {

@@ -194,36 +194,3 @@ const record *record_of_ridge(const record *at, int count, const record *r, bool
             best = &at[i];
     return best;
 }
-
-static void add(record_summary *list, int *count, const record *r, double ratio)
-{
-    record_summary *s = list;
-
-    while (s < list + *count && (strcmp(s->op, r->op) || strcmp(s->provider, r->provider)))
-        s++;
-    if (s == list + *count) {
-        *s = (record_summary){.op = r->op, .provider = r->provider, .worst = INFINITY};
-        ++*count;
-    }
-    s->log_sum += log(ratio);
-    s->count++;
-    if (ratio < s->worst) {
-        s->worst = ratio;
-        s->worst_problem = r->problem;
-    }
-}
-
-int record_summaries(const record *at, int count, record_summary **list)
-{
-    int found = 0;
-
-    *list = calloc((size_t)count + 1, sizeof **list);
-    for (int i = 0; i < count && *list; i++) {
-        const record *ridge =
-            at[i].us > 0 && strcmp(at[i].provider, "ridge") ? record_of_ridge(at, count, &at[i], false) : NULL;
-
-        if (ridge)
-            add(*list, &found, &at[i], at[i].us / ridge->us);
-    }
-    return found;
-}

@@ -28,15 +28,4 @@ bool record_read(const char *file, record **at, int *count);
 /* The fastest row of ridge for r's op and problem; in the same run unless `any`. NULL if there is none. */
 const record *record_of_ridge(const record *at, int count, const record *r, bool any);
 
-/* How fast ridge is beside one provider on one op: log_sum and worst are of the provider's time / ridge's. */
-typedef struct record_summary {
-    const char *op, *provider, *worst_problem;
-    double log_sum, worst;
-    int count;
-} record_summary;
-
-/* Every provider that shares a run and a problem with ridge, in the order of the file; returns their number. The caller
- * frees *list. */
-int record_summaries(const record *at, int count, record_summary **list);
-
 #endif

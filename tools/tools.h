@@ -172,7 +172,11 @@ ridge_device *device_open(const char *spec);
 /* True if name matches a pattern with * and ?, or pattern is NULL. */
 bool name_matches(const char *pattern, const char *name);
 
-/* Prints and frees it; false if that failed. */
+/* From json_watch on, json_whole is false once a part of any JSON was lost for want of memory, which it says on stderr.
+ */
+void json_watch(void);
+bool json_whole(void);
+/* Prints and frees it; false if that failed, or it is not whole. */
 bool print_json(json_t *json);
 /* Turns "op name=value ..." (words of argv) into a case; says what is wrong on stderr and returns false. */
 bool case_parse(const char *text, test_case *c);

@@ -72,14 +72,17 @@ class Call(C.Structure):
 
 def new_call(op, flags=0, options=None, kernel=None):
     """A Call of an op by name, its options at their defaults but for those given."""
+    if op not in A.OPS_BY_NAME:
+        raise ArgumentError(f"there is no op {op!r}")
     call = Call(struct_size=C.sizeof(Call), op=A.OPS_BY_NAME[op], flags=flags)
     call.kernel = kernel.encode() if kernel else None
     kind = OPTIONS.get(op)
+    for name in options or {}:
+        if not kind or name not in kind.defaults:  # ctypes would take it for an attribute
+            raise TypeError(f"{op} has no option {name!r}")
     if kind:
         values = kind(**{**kind.defaults, **(options or {})})
         C.memmove(C.addressof(call.opt), C.addressof(values), C.sizeof(values))
-    elif options:
-        raise TypeError(f"{op} has no options")
     return call
 
 

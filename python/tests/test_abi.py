@@ -74,9 +74,18 @@ def test_missing_library_is_one_clear_sentence(tmp_path):
     package = os.path.join(ROOT, "python", "ridge")
     shutil.copytree(package, tmp_path / "ridge", ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
     done = subprocess.run([sys.executable, "-c", "import ridge"], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": ""})
+                          env={**os.environ, "PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": "", "RIDGE_LIBRARY": ""})
     assert done.returncode and "ImportError: ridge: the library was not found" in done.stderr
     assert "pip install" in done.stderr
+
+
+def test_unknown_names():
+    with pytest.raises(ridge.ArgumentError, match="there is no op 'swiglu'"):
+        ridge.new_call("swiglu")
+    with pytest.raises(TypeError, match="swiglu_fwd has no option 'gain'"):
+        ridge.new_call("swiglu_fwd", options={"gain": 2.0})
+    with pytest.raises(TypeError, match="gemm_fp8 has no option 'gain'"):
+        ridge.new_call("gemm_fp8", options={"gain": 2.0})
 
 
 def test_version_and_device():
