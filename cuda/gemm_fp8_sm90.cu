@@ -311,7 +311,7 @@ static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1280, 940, 1, works
                                     ROW("128x64.down", FEW_TILE + 2, 2000, 0, 27, NULL),
                                     ROW("64x64.down", FEW_TILE + 3, 2000, 0, 17, NULL),
                                     ROW("128x128.few", FEW_TILE + 4, 2000, 0, 38, NULL),
-                                    ROW("128x96", SPAN_TILE, 1095, 0, 0, NULL),
+                                    ROW("128x96", SPAN_TILE, 1105, 0, 0, NULL),
                                     ROW("128x160", SPAN_TILE + 1, 1175, 0, 0, NULL),
                                     ROW("192x96.shared", 3, 0, 1020, 1, workspace),
                                     ROW("192x96", 3, 0, 1020, 0, NULL)};
