@@ -40,7 +40,7 @@ static __device__ __forceinline__ void gemm_land(const gemm_places &at, const ge
     if (threadIdx.x % 32 < T::CM + T::CN - 1)
         ptx_mbarrier_arrive_cluster(at.empty + f.stage * 8);
     if (MODE == SCALE_BLOCK)
-        gemm_promote_block<T::BN>(f.v, acc, fin);
+        gemm_promote_block<T::BN>(f.v, f.v, 128, acc, fin);
     else
 #pragma unroll
         for (int i = 0; i < T::BN / 2; i++)

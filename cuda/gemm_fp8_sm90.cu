@@ -2,12 +2,13 @@
  * tiles: gemm_fp8_tiles.cuh. */
 #include "gemm_fp8_tiles.cuh"
 
-enum { FEW_TILE = 16 };
+enum { FEW_TILE = 16, SPAN_TILE = 32 };
 
 static const gemm_tile *tile_of(const ridge_kernel *kernel)
 {
-    return kernel->param[0] < FEW_TILE ? &ridge_gemm_tiles_large[kernel->param[0]]
-                                       : &ridge_gemm_tiles_few[kernel->param[0] - FEW_TILE];
+    static const gemm_tile *const table[] = {ridge_gemm_tiles_large, ridge_gemm_tiles_few, ridge_gemm_tiles_span};
+
+    return &table[kernel->param[0] / FEW_TILE][kernel->param[0] % FEW_TILE];
 }
 
 static ridge_status prepare_tile(const ridge_device *device, const gemm_tile *tile)
@@ -31,6 +32,8 @@ static ridge_status prepare(const ridge_device *device)
         status = prepare_tile(device, &ridge_gemm_tiles_large[i]);
     for (int i = 0; i < TILES_FEW && !status; i++)
         status = prepare_tile(device, &ridge_gemm_tiles_few[i]);
+    for (int i = 0; i < TILES_SPAN && !status; i++)
+        status = prepare_tile(device, &ridge_gemm_tiles_span[i]);
     return status;
 }
 
@@ -195,8 +198,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, tile->bn % 64 ? 32 : 64, 64,
                                  tile->bn % 64 ? 64 : 128);
     if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32 && tile->few)
-        status = host_tensor_map(device, &p.d_last, p.dtype, p.out, p.n, p.m, p.stride, 64,
-                                 p.high - 64 * (p.groups - 1), 128);
+        status = host_tensor_map(device, &p.d_last, p.dtype, p.out, p.n, p.m, p.stride, tile->bn % 64 ? 32 : 64,
+                                 p.high - 64 * (p.groups - 1), tile->bn % 64 ? 64 : 128);
     if (!status && out == OUT_F32 && mode == SCALE_COLUMN)
         status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 32, 64, 128);
     if (!status && p.scale_tma)
@@ -227,18 +230,21 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     const gemm_tile *tile = tile_of(kernel);
     const bool column = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
     const bool column16 = column && problem->dtype[RIDGE_GEMM_FP8_D] != RIDGE_F32;
+    const bool block = tile->mode[SCALE_BLOCK].memory && !tile->mode[SCALE_LAST].memory; /* for no other */
 
     if (m <= 64)
         return "is for m above 64";
-    if (tile->few && tile->wgs < 3 && m > tile->bm * tile->cm)
+    if (tile->few && block && m > 512)
+        return "is for m of 65 to 512";
+    if (tile->few && !block && tile->wgs < 3 && m > tile->bm * tile->cm)
         return tile->bm * tile->cm == 128 ? "is for m of 65 to 128" : "is for m of 65 to 256";
     if (column && !tile->mode[SCALE_COLUMN].memory)
         return "is not for scales of b by row and 128 of k";
     if (n == 0 || k == 0)
         return "nothing to multiply";
-    if (tile->slices > 1 && (problem->flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_BLK128)
+    if (block && (problem->flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_BLK128)
         return "is for scales of b by 128 x 128";
-    if (!tile->mode[SCALE_LAST].memory && tile->slices == 1 && !column16)
+    if (!tile->mode[SCALE_LAST].memory && !block && !column16)
         return "is for scales of b by row and 128 of k, to 16 bits";
     if (tile->mode[SCALE_LAST].memory && column16)
         return "is not for scales of b by row and 128 of k, to 16 bits";
@@ -247,7 +253,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
         (double)((m + 127) / 128) * (double)((n + 127) / 128) > 2e9)
         return "more than 2^31 tiles";
-    if (clusters_of(device, tile) < 1 || clusters_of(device, tile) >= CUTS)
+    if (clusters_of(device, tile) < 1 || (tile->cm * tile->cn > 1 && clusters_of(device, tile) >= CUTS))
         return "is for 2 to 161 multiprocessors";
     if (kernel->param[3] && !tile->few && items_of(tile, problem->dim) <= clusters_of(device, tile))
         return "too few tiles to share";
@@ -255,7 +261,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 }
 
 /* Few rows: a block of k takes a time of its own, whatever rows there are (192x64 and 128x64: by their number), and all
- * together not less than the weights at a rate below the memory's (docs/measured.md). us. */
+ * together not less than the weights at a rate below the memory's, which wide tiles come nearer to (docs/measured.md).
+ * us. */
 static double few_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                        double blocks, double rate)
 {
@@ -264,7 +271,7 @@ static double few_cost(const ridge_device *device, const ridge_kernel *kernel, c
     const double rows = 64 * (double)groups_of(tile, problem->dim[0]);
     const double multiply = 2 * BK * rows * tile->bn / (rate * 1e6 / device->units), own = kernel->param[3] * 0.01;
     const double loop = 4 + ends * (1 + blocks * (multiply > own ? multiply : own));
-    const double load = 4 + (double)problem->dim[1] * blocks * BK / (860 * device->copy_gbps);
+    const double load = 4 + (double)problem->dim[1] * blocks * BK / ((tile->bn > 128 ? 930 : 860) * device->copy_gbps);
 
     return loop > load ? loop : load;
 }
@@ -304,6 +311,8 @@ static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1280, 940, 1, works
                                     ROW("128x64.down", FEW_TILE + 2, 2000, 0, 27, NULL),
                                     ROW("64x64.down", FEW_TILE + 3, 2000, 0, 17, NULL),
                                     ROW("128x128.few", FEW_TILE + 4, 2000, 0, 38, NULL),
+                                    ROW("128x96", SPAN_TILE, 1105, 0, 0, NULL),
+                                    ROW("128x160", SPAN_TILE + 1, 1175, 0, 0, NULL),
                                     ROW("192x96.shared", 3, 0, 1020, 1, workspace),
                                     ROW("192x96", 3, 0, 1020, 0, NULL)};
 

@@ -65,12 +65,21 @@ typedef struct gemm_piece {
     int row, col, begin, end;
 } gemm_piece;
 
+/* Whether a tile's columns can lie in two blocks of 128, and so have two scales in BLK128. Every GRAIN of them, counted
+ * from the tile's first, lie in one. A warp reads the scales of CHUNK blocks of k at once. */
+template <int BN> struct gemm_span {
+    enum { TWO = BN % 128 && 128 % BN, GRAIN = TWO ? 32 : BN, CHUNK = TWO ? 16 : 32 };
+    static_assert(!TWO || (BN % GRAIN == 0 && BN <= 128 + GRAIN), "two blocks at most");
+};
+
 /* Bytes of the ring of A and B when T::FEW, where a stage has as many rows as the tiles of this call and there are as
  * many stages as fit: all that the rest, less than 1 KB besides what is counted here, leaves. */
 template <class T, int MODE> struct gemm_room {
     enum {
         PITCH = T::BM + (T::FEW && MODE == SCALE_BLOCK ? 32 : 0), /* of the scales of A */
-        SCALES = MODE == SCALE_LAST ? 0 : PITCH * 4 + (MODE == SCALE_COLUMN ? (2 * T::BN + 16) * 4 : 4),
+        SCALES = MODE == SCALE_LAST
+                     ? 0
+                     : PITCH * 4 + (MODE == SCALE_COLUMN ? (2 * T::BN + 16) * 4 : 4 + 4 * gemm_span<T::BN>::TWO),
         RING = (232448 - T::BM * T::BN * 2 - T::MOST * SCALES - T::WGS * T::BN * 8 - 1024) / 1024 * 1024
     };
 };
@@ -84,10 +93,10 @@ template <class T, int MODE> struct gemm_memory {
     uint8_t d[(1 + T::WIDE) * T::BM * T::BN * 2];
     float scale_a[MODE == SCALE_LAST && T::FEW ? 1 : T::MOST]
                  [MODE == SCALE_LAST && T::FEW ? 32 : gemm_room<T, MODE>::PITCH];
-    float scale_b[MODE == SCALE_BLOCK ? T::FEW ? 16 : 8
-                  : MODE == SCALE_LAST && T::FEW
-                      ? T::WGS
-                      : T::MOST][MODE == SCALE_BLOCK ? 1 : T::BN]; /* 8: `bias` is read in pairs */
+    float scale_b[MODE == SCALE_BLOCK            ? T::FEW ? 16 : 8
+                  : MODE == SCALE_LAST && T::FEW ? T::WGS
+                                                 : T::MOST]
+                 [MODE == SCALE_BLOCK ? 1 + (int)gemm_span<T::BN>::TWO : (int)T::BN]; /* 8: `bias` is read in pairs */
     /* rows of eight bf16; memcheck takes 96 for 3072 bytes, so that more must follow them */
     uint8_t cut_a[T::FACTOR ? T::MOST : 1][T::FACTOR ? T::BM * 16 : 16];
     uint8_t cut_b[T::FACTOR ? T::MOST : 1][T::FACTOR ? T::BN * 16 : 16];
@@ -215,104 +224,29 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
     }
 }
 
-/* One warp, where TMA cannot: the scales of every stage that pass through shared memory. As few instructions as can be:
- * while matrix instructions run, all others issue at a third of the clock. */
-template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
-{
-    enum { A = T::BM / 32, B = MODE == SCALE_COLUMN ? T::BN / 32 : 0 };
-    const int64_t step = p.block_a ? 1 : p.ld_a;
-    const int lane = threadIdx.x % 32;
-    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
-    gemm_piece piece;
-
-    ptx_grid_wait();
-    for (int number = 0; piece = gemm_piece_at<T>(p, number), piece.end; number++) {
-        const float *from[A + B]; /* of this lane, block after block */
-
-#pragma unroll
-        for (int i = 0; i < A + B; i++) {
-            const int row = min(piece.row + lane + 32 * i, p.m - 1),
-                      col = min(piece.col + lane + 32 * (i - A), p.n - 1);
-
-            from[i] = i >= A ? p.scale_b + col : p.scale_a + (p.block_a ? row / 128 * p.ld_a : row);
-            from[i] += piece.begin * (i < A ? step : p.ld_b);
-        }
-#pragma unroll 1
-        for (int kb = piece.begin; kb < piece.end; kb++) {
-            ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
-#pragma unroll
-            for (int i = 0; i < A + B; i++) {
-                ptx_copy_async4(i < A ? ptx_shared(&s->scale_a[ring.stage][lane + 32 * i])
-                                      : ptx_shared(&s->scale_b[ring.stage][lane + 32 * (i - A)]),
-                                from[i]);
-                from[i] += i < A ? step : p.ld_b;
-            }
-            ptx_copy_async_arrive(ptx_shared(&s->full[ring.stage]));
-            gemm_advance<T::STAGES>(&ring);
-        }
-    }
-}
-
-/* BLK128: the scales of B of 32 blocks of k, one a lane. */
-static __device__ __forceinline__ float gemm_read_chunk(const gemm_args &p, int col, int kb)
-{
-    return p.scale_b[min(col, p.n - 1) / 128 * p.ld_b + min(kb + (int)threadIdx.x % 32, p.blocks - 1)];
-}
-
-/* BLK128, one warp: the scale of B of every stage. It reads 32 at a time and ahead, in the piece after this one too:
- * the multiplying warps would wait for that at a tile's end. */
-template <class T> static __device__ void gemm_load_column(const gemm_args &p, gemm_memory<T, SCALE_BLOCK> *s)
-{
-    enum { MEETS = T::WGS == 3 && !T::FEW }; /* the tiles that share items */
-    gemm_piece piece = s->piece[0], after = {};
-    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
-    float next;
-
-    ptx_grid_wait();
-    next = gemm_read_chunk(p, piece.col, piece.begin);
-    for (int number = 1; piece.end; number++, piece = after)
-        for (int kb = piece.begin; kb < piece.end; kb += 32) {
-            const float now = next;
-            const int count = min(32, piece.end - kb);
-
-            if (MEETS && kb == 0)
-                gemm_meet<T>(p, number - 1);
-            for (int i = 0; i < count; i++) {
-                const uint32_t full = ptx_shared(&s->full[ring.stage]);
-                const float scale = __shfl_sync(~0u, now, i);
-
-                ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
-                __syncwarp(); /* all have seen this phase before lane 0's arrival lets the next one end */
-                if (threadIdx.x % 32 == 0) {
-                    s->scale_b[ring.stage][0] = scale;
-                    ptx_mbarrier_arrive(full);
-                }
-                if (i == 0 && kb + 32 < piece.end) {
-                    next = gemm_read_chunk(p, piece.col, kb + 32);
-                } else if (i == 0) {
-                    ptx_mbarrier_wait(full, ring.phase ^ 1); /* the next piece is there */
-                    after = s->piece[number % PIECES];
-                    next = gemm_read_chunk(p, after.col, after.begin);
-                }
-                gemm_advance<T::STAGES>(&ring);
-            }
-        }
-    if (MEETS && p.every && threadIdx.x % 32 == 0 && ptx_cluster_rank() == 0)
-        p.progress[blockIdx.x / (T::CM * T::CN)] = 0; /* a graph launches this again with the same nonce */
-}
+#include "gemm_fp8_scales.cuh"
 
 /* Scales of a block: of this thread's two rows; in SCALE_BLOCK their products with the scale of B. */
 typedef struct gemm_scales {
     float upper, lower;
 } gemm_scales;
 
-/* fin = fma(scale, acc, fin) */
+/* fin = fma(scale, acc, fin); from column `border` of the tile on with the scales of the second block of columns. */
 template <int BN>
-static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, const float *acc, float *fin)
+static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, const gemm_scales &second, int border,
+                                                          const float *acc, float *fin)
 {
+    enum { GRAIN = gemm_span<BN>::GRAIN };
+
 #pragma unroll
-    for (int i = 0; i < BN / 2; i++)
-        fin[i] = __fmaf_rn(i & 2 ? v.lower : v.upper, acc[i], fin[i]);
+    for (int col = 0; col < BN; col += GRAIN) {
+        const bool beyond = col >= 128 || (col > 0 && col >= border);
+        const float upper = beyond ? second.upper : v.upper, lower = beyond ? second.lower : v.lower;
+
+#pragma unroll
+        for (int i = col / 2; i < (col + GRAIN) / 2; i++)
+            fin[i] = __fmaf_rn(i & 2 ? lower : upper, acc[i], fin[i]);
+    }
 }
 
 #include "gemm_fp8_column.cuh"
@@ -320,7 +254,7 @@ static __device__ __forceinline__ void gemm_promote_block(const gemm_scales &v, 
 template <int N, int FORMATS>
 static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64_t b, int keep)
 {
-    if constexpr (N <= 96)
+    if constexpr (N != 128)
         wgmma_fp8_narrow<N, FORMATS>(acc, a, b, keep);
     else
         wgmma_fp8<N, FORMATS>(acc, a, b, keep);
@@ -329,21 +263,22 @@ static __device__ __forceinline__ void gemm_wgmma(float *acc, uint64_t a, uint64
 /* A slice of 64 rows, one block of k: four matrix instructions, then the promotion. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const gemm_places &at, uint32_t stage,
-                                                 int slice, uint32_t a, uint32_t b, float column, uint32_t phase,
-                                                 int late, float *fin)
+                                                 int slice, uint32_t a, uint32_t b, float2 column, int border,
+                                                 uint32_t phase, int late, float *fin)
 {
     float acc[T::BN / 2];
     const float *const spread = s->spread[stage] + (MODE == SCALE_COLUMN ? threadIdx.x % 4 * gemm_lane_pitch<T>() : 0);
     float2 first = {};
-    gemm_scales v;
+    gemm_scales v, second = {};
 
     if (MODE != SCALE_LAST) {
         v.upper = s->scale_a[stage][at.row + slice * 64 + late];
         v.lower = s->scale_a[stage][at.row + slice * 64 + late + 8];
     }
     if (MODE == SCALE_BLOCK) {
-        v.upper *= column;
-        v.lower *= column;
+        second = {v.upper * column.y, v.lower * column.y};
+        v.upper *= column.x;
+        v.lower *= column.x;
     }
     if (MODE == SCALE_COLUMN)
         ptx_barrier_sync(at.turn, 256); /* our turn at the tensor cores */
@@ -368,7 +303,7 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
                                         ? ptx_map(ptx_shared(&s->empty[stage]), threadIdx.x % 32)
                                         : at.empty + stage * 8); /* the stage goes back */
     if (MODE == SCALE_BLOCK)
-        gemm_promote_block<T::BN>(v, acc, fin);
+        gemm_promote_block<T::BN>(v, second, border, acc, fin);
     if (MODE == SCALE_LAST)
 #pragma unroll
         for (int i = 0; i < T::BN / 2; i++)
@@ -378,18 +313,18 @@ static __device__ __forceinline__ void gemm_step(gemm_memory<T, MODE> *s, const 
 /* One block of k. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
-                                                  float *fin)
+                                                  int border, float *fin)
 {
     const uint32_t stage = ring->stage, a = at.a + stage * (T::FEW ? at.step : T::BM * BK / 16);
     const uint32_t b = at.b + stage * (T::BN * BK / 16);
-    float column = 0.0f;
+    float2 column = {};
 
     ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
     if (MODE == SCALE_BLOCK)
-        column = s->scale_b[stage][0];
+        column = {s->scale_b[stage][0], s->scale_b[stage][(int)gemm_span<T::BN>::TWO]};
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++)
-        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, ring->phase,
+        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, border, ring->phase,
                                     gemm_flat<T, MODE>() ? ring->late : 0, fin + slice * (T::BN / 2));
     ring->late = (ring->late + at.shift) & 3;
     gemm_advance<T::STAGES>(ring);
@@ -423,7 +358,7 @@ static __device__ __forceinline__ void gemm_multiply(gemm_memory<T, MODE> *s, co
     ring->late = at.from;
 #pragma unroll(MODE == SCALE_COLUMN ? 1 : (MODE == SCALE_BLOCK && !T::FEW ? 8 : 4) / T::SLICES)
     for (int kb = piece.begin; kb < piece.end; kb++)
-        gemm_block<T, MODE, FORMATS>(s, at, ring, fin);
+        gemm_block<T, MODE, FORMATS>(s, at, ring, 128 - piece.col % 128, fin);
 }
 
 #include "gemm_fp8_factor.cuh"
@@ -563,7 +498,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                 if (MODE == SCALE_LAST)
                     gemm_scale_last<T, MODE>(p, s, group, local + slice * 64, row, col, part);
                 if (OUT != OUT_ANY && p.bias)
-                    gemm_add_bias<T>(s->bias[group], group, bias, part);
+                    gemm_add_bias<T, OUT>(p, s->bias[group], group, bias, col, part);
                 if (OUT == OUT_BF16)
                     gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
                 else if (OUT == OUT_F32)

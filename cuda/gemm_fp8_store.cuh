@@ -41,13 +41,17 @@ template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const ge
     return OUT == OUT_BF16 ? gemm_bias<RIDGE_BF16>(p, col) : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col) : 0.0f;
 }
 
-/* Thread t of the warpgroup has the bias of column t of the tile, and needs those of its own columns. */
-template <class T>
-static __device__ __forceinline__ void gemm_add_bias(float *columns, int group, float bias, float *fin)
+/* Thread t of the warpgroup has the bias of column t of the tile, reads that of column 128 + t, and needs those of its
+ * own columns. */
+template <class T, int OUT>
+static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *columns, int group, float bias, int col,
+                                                     float *fin)
 {
-    static_assert(T::BN <= 128, "one column a thread");
+    static_assert(T::BN <= 256, "two columns a thread");
     if (threadIdx.x % 128 < T::BN)
         columns[threadIdx.x % 128] = bias;
+    if (T::BN > 128 && threadIdx.x % 128 < T::BN - 128)
+        columns[128 + threadIdx.x % 128] = gemm_bias_of<OUT>(p, col + 128 + threadIdx.x % 128);
     ptx_barrier_sync(1 + T::WGS + group, 128);
 #pragma unroll
     for (int j = 0; j < T::BN / 8; j++) {

@@ -1,5 +1,5 @@
-/* gemm_fp8_tiles.cuh: tables of tiles: sizes and kernels. gemm_fp8_large_sm90.cu and gemm_fp8_few_sm90.cu have them,
- * gemm_fp8_sm90.cu uses them; nvcc takes minutes for each. */
+/* gemm_fp8_tiles.cuh: tables of tiles: sizes and kernels. gemm_fp8_large_sm90.cu, gemm_fp8_few_sm90.cu and
+ * gemm_fp8_span_sm90.cu have them, gemm_fp8_sm90.cu uses them; nvcc takes minutes for each. */
 #ifndef RIDGE_GEMM_FP8_TILES_CUH
 #define RIDGE_GEMM_FP8_TILES_CUH
 
@@ -34,8 +34,9 @@ typedef struct gemm_tile {
     } mode[3];
 } gemm_tile;
 
-enum { TILES_LARGE = 4, TILES_FEW = 5 };
-extern "C" const gemm_tile ridge_gemm_tiles_large[TILES_LARGE], ridge_gemm_tiles_few[TILES_FEW];
+enum { TILES_LARGE = 4, TILES_FEW = 5, TILES_SPAN = 2 };
+extern "C" const gemm_tile ridge_gemm_tiles_large[TILES_LARGE], ridge_gemm_tiles_few[TILES_FEW],
+    ridge_gemm_tiles_span[TILES_SPAN];
 
 #define BY_FORMATS(T, mode, out)                                    \
     {                                                               \

@@ -26,8 +26,9 @@ template <class T> static __device__ __forceinline__ void gemm_locate(const gemm
  */
 template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(const gemm_args &p, int number)
 {
+    enum { SHARES = T::CM * T::CN > 1 };
     const int clusters = (int)gridDim.x / (T::CM * T::CN), c = (int)blockIdx.x / (T::CM * T::CN);
-    const gemm_cut from = p.cut[c], to = p.cut[c + 1];
+    const gemm_cut from = p.cut[SHARES ? c : 0], to = p.cut[SHARES ? c + 1 : 0];
     const int tail = from.block, head = to.block, own = from.item + (tail > 0), own_end = to.item;
     const int rounds = (p.plain - c + clusters - 1) / clusters, shared = number - rounds - (head > 0);
     gemm_piece piece = {0, 0, 0, p.blocks};

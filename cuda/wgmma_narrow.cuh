@@ -1,5 +1,5 @@
 /* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 48, 64, where
- * the 64 rows are weights and the columns tokens or the other way about, and 96. */
+ * the 64 rows are weights and the columns tokens or the other way about, and 96 and 160. */
 #ifndef RIDGE_WGMMA_NARROW_CUH
 #define RIDGE_WGMMA_NARROW_CUH
 
@@ -49,6 +49,17 @@
     WGMMA_NARROW_OPERANDS_64(d), \
     "+f"((d)[32]), "+f"((d)[33]), "+f"((d)[34]), "+f"((d)[35]), "+f"((d)[36]), "+f"((d)[37]), "+f"((d)[38]), "+f"((d)[39]), \
     "+f"((d)[40]), "+f"((d)[41]), "+f"((d)[42]), "+f"((d)[43]), "+f"((d)[44]), "+f"((d)[45]), "+f"((d)[46]), "+f"((d)[47])
+#define WGMMA_NARROW_REGISTERS_160 "{" \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+    "}"
+#define WGMMA_NARROW_OPERANDS_160(d) \
+    WGMMA_OPERANDS_128(d), \
+    "+f"((d)[64]), "+f"((d)[65]), "+f"((d)[66]), "+f"((d)[67]), "+f"((d)[68]), "+f"((d)[69]), "+f"((d)[70]), "+f"((d)[71]), \
+    "+f"((d)[72]), "+f"((d)[73]), "+f"((d)[74]), "+f"((d)[75]), "+f"((d)[76]), "+f"((d)[77]), "+f"((d)[78]), "+f"((d)[79])
 #define WGMMA_NARROW(n, a_place, b_place, keep_place, types, d, a, b, keep) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " keep_place ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " " WGMMA_NARROW_REGISTERS_##n ", " a_place ", " b_place \
@@ -81,8 +92,10 @@ static __device__ __forceinline__ void wgmma_fp8_narrow(float *d, uint64_t a, ui
         WGMMA_NARROW_FORMATS(48, "%24", "%25", "%26");
     } else if constexpr (N == 64) {
         WGMMA_NARROW_FORMATS(64, "%32", "%33", "%34");
-    } else {
+    } else if constexpr (N == 96) {
         WGMMA_NARROW_FORMATS(96, "%48", "%49", "%50");
+    } else {
+        WGMMA_NARROW_FORMATS(160, "%80", "%81", "%82");
     }
 }
 
