@@ -327,31 +327,6 @@ INLINE void transpose_lines(const char *from, int64_t stride, uint16_t (*to)[G])
     }
 }
 
-/* The largest word of each of 16 vectors, as f32 bits of bf16: three instructions a row, where one by one they are ten.
- */
-INLINE void largest_of_rows(const ints *v, uint32_t *amax)
-{
-    __m128i even, odd;
-    __m256i all;
-    ints a[16];
-
-    UNROLL
-    for (int i = 0; i < 16; i++)
-        a[i] = v[i];
-    UNROLL
-    for (int half = 8; half > 1; half /= 2) /* words of rows i and i + half alternate */
-        UNROLL
-    for (int i = 0; i < half; i++)
-        a[i] = max16(low16(a[i], a[i + half]), high16(a[i], a[i + half]));
-    a[0] = max16(_mm512_shuffle_i32x4(a[0], a[1], 0x44), _mm512_shuffle_i32x4(a[0], a[1], 0xee));
-    a[0] = max16(a[0], _mm512_shuffle_i32x4(a[0], a[0], 0xb1));
-    even = _mm512_castsi512_si128(a[0]);
-    odd = _mm512_extracti32x4_epi32(a[0], 2);
-    all = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd)), _mm_unpackhi_epi16(even, odd),
-                                  1);
-    store(amax, _mm512_slli_epi32(_mm512_cvtepu16_epi32(all), 16));
-}
-
 /* A whole tile of bf16 with a scale for every row and every column. Rows are encoded while they are in L1; columns are
  * read again, whole lines, from L2: no copy of the tile displaces what else should be in L1. */
 static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *x, int64_t stride,
@@ -373,7 +348,7 @@ static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t
             fetch_rows(a, next, i);
             absorb_vectors(RIDGE_BF16, from, w->x + (i - first) * PITCH, w->columns, most + i - first);
         }
-        largest_of_rows(most, w->amax);
+        largest_of_rows(RIDGE_BF16, most, w->amax);
         scales_of(a, CHUNK, w->amax, w->s[0] + first, w->r[0] + first);
         encode_run(a, &g, w->s[0] + first, w->r[0] + first, 1);
         g.q += CHUNK * g.q_step;
