@@ -4,9 +4,8 @@
  * has amax: 127 x / amax is either halfway between two integers or at least 2^-19 of itself away from that. So a
  * reciprocal that is off by 2^-21 decides as the exact one does, except halfway, where what it is off by decides: up,
  * unless d was rounded such that the contract's product falls short. Then it does for every x of the block, as for amax
- * itself, whose product should be 127. That much known, the nearest integer is what one conversion gives. (Tried with
- * all of them: every x below every amax of both types.) Blocks whose d is subnormal are left to the contract's words.
- */
+ * itself, whose product should be 127. That much known, the nearest integer is what one conversion gives
+ * (tests/test_quantize.c tries all of them). Blocks whose d is subnormal are left to the contract's own arithmetic. */
 #ifndef RIDGE_CPU_QUANTIZE_Q8_0_H
 #define RIDGE_CPU_QUANTIZE_Q8_0_H
 

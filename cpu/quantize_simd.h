@@ -4,8 +4,9 @@
  * Everything works on 128 elements at a time, whose amax, scale and codes stay in registers and L1; a group cut short
  * by an edge is padded with zeros, which change no amax. 16-bit elements are compared as the packed integers that they
  * are. Intrinsics through a small vocabulary, because gcc 12 and clang 14 make scalar code or long shuffles of the
- * plain loops. Leaves out: what goes over rows, blocks and tiles (quantize_rows.h, quantize_tile.h, included here),
- * threads (quantize.c, q8_0.c), and the fence after stores that bypass the cache: theirs.
+ * plain loops. Leaves out: Q8_0 and what goes over rows, blocks and tiles (quantize_q8_0.h, quantize_rows.h,
+ * quantize_tile.h, included here), threads (quantize.c, q8_0.c), and the fence after stores that bypass the cache:
+ * theirs.
  *
  * The fp8 encoding of |y|, 2^e <= |y| < 2^(e+1) (or the least normal number's e below it): |y| + 2^(e+20) rounds |y| to
  * units of 2^(e-3), three bits after the leading one, nearest even, and leaves the count of units in the low bits of
