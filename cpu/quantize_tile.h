@@ -64,14 +64,17 @@ static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns
     }
 }
 
-/* Fetches rows [i, i + TOGETHER) of what the next pass over the memory will read into the second-level cache. Of a tile
- * all in the pass that stores no codes, which share the few buffers of a core with it: 0.61 of a copy where 0.54 was
- * reached with codes (16 processors of a Xeon). */
-INLINE void fetch_rows(const quantize_args *a, const char *next, int64_t i)
+/* Fetches the TOGETHER rows that are AHEAD of row i into the second-level cache, of this tile or of the next. Whole
+ * tiles ahead, rows a multiple of 16 KB apart would displace each other. */
+INLINE void fetch_rows(const quantize_args *a, const char *x, const char *next, int64_t i)
 {
+    enum { AHEAD = 12 };
+    const int64_t row = i + AHEAD - (i + AHEAD < G ? 0 : G);
+    const char *from = i + AHEAD < G ? x : next;
+
     for (int k = 0; next && k < TOGETHER; k++)
         for (int z = 0; z < G * a->size; z += 64)
-            __builtin_prefetch(next + (i + k) * a->stride + z, 0, 2);
+            __builtin_prefetch(from + (row + k) * a->stride + z, 0, 2);
 }
 
 /* Copies the elements and takes the amax of rows, columns (in place of widen()) and all. Rows beyond the edge are those
@@ -90,7 +93,7 @@ static uint32_t first_pass(const quantize_args *a, tile_work *w, const char *x, 
         for (int k = 0; k < TOGETHER; k++)
             from[k] =
                 i + k < w->rows ? whole_group(x + (i + k) * stride, w->cols, a->size, to + k * pitch) : to + k * pitch;
-        fetch_rows(a, next, i);
+        fetch_rows(a, x, next, i);
         absorb(a->dtype, from, to, w->columns, w->amax + i);
     }
     for (int64_t i = 0; i < w->rows; i++)
@@ -282,90 +285,88 @@ static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64
 }
 
 #ifdef __AVX512VBMI__
-enum { LINE = 32 /* bf16 columns */ };
+enum { LINE = 32 /* bf16 columns */, PITCH = G * 2 };
 
-/* 32 columns, a line, of 128 rows of bf16: as many rows. */
-INLINE void transpose_lines(const char *from, int64_t stride, uint16_t (*to)[G])
+/* 32 rows of 32 columns of bf16, a line each: as many columns of 32 rows, both PITCH bytes apart. */
+INLINE void transpose_lines(const char *from, char *to)
 {
-    for (int row = 0; row < G; row += LINE) {
-        ints part[4][8];
+    ints part[4][8];
+
+    UNROLL
+    for (int k = 0; k < 4; k++) { /* 8 rows: each lane turns its 8 columns */
+        ints a[8], b[8];
 
         UNROLL
-        for (int k = 0; k < 4; k++) { /* 8 rows: each lane turns its 8 columns */
-            ints a[8], b[8];
-
+        for (int i = 0; i < 8; i++)
+            a[i] = load(from + (8 * k + i) * PITCH);
+        UNROLL
+        for (int step = 0; step < 3; step++) { /* each step interleaves row i with row i + 4 */
             UNROLL
-            for (int i = 0; i < 8; i++)
-                a[i] = load(from + (row + 8 * k + i) * stride);
-            UNROLL
-            for (int step = 0; step < 3; step++) { /* each step interleaves row i with row i + 4 */
-                UNROLL
-                for (int i = 0; i < 4; i++) {
-                    b[2 * i] = low16(a[i], a[i + 4]);
-                    b[2 * i + 1] = high16(a[i], a[i + 4]);
-                }
-                UNROLL
-                for (int i = 0; i < 8; i++)
-                    a[i] = b[i];
+            for (int i = 0; i < 4; i++) {
+                b[2 * i] = low16(a[i], a[i + 4]);
+                b[2 * i + 1] = high16(a[i], a[i + 4]);
             }
             UNROLL
             for (int i = 0; i < 8; i++)
-                part[k][i] = a[i];
+                a[i] = b[i];
         }
         UNROLL
-        for (int i = 0; i < 8; i++) { /* lanes: columns 8 apart become rows 8 apart */
-            const ints even0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0x88);
-            const ints even1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0x88);
-            const ints odd0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0xdd);
-            const ints odd1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0xdd);
+        for (int i = 0; i < 8; i++)
+            part[k][i] = a[i];
+    }
+    UNROLL
+    for (int i = 0; i < 8; i++) { /* lanes: columns 8 apart become rows 8 apart */
+        const ints even0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0x88);
+        const ints even1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0x88);
+        const ints odd0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0xdd);
+        const ints odd1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0xdd);
 
-            store(to[i] + row, _mm512_shuffle_i32x4(even0, even1, 0x88));
-            store(to[8 + i] + row, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
-            store(to[16 + i] + row, _mm512_shuffle_i32x4(even0, even1, 0xdd));
-            store(to[24 + i] + row, _mm512_shuffle_i32x4(odd0, odd1, 0xdd));
-        }
+        store(to + i * PITCH, _mm512_shuffle_i32x4(even0, even1, 0x88));
+        store(to + (8 + i) * PITCH, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
+        store(to + (16 + i) * PITCH, _mm512_shuffle_i32x4(even0, even1, 0xdd));
+        store(to + (24 + i) * PITCH, _mm512_shuffle_i32x4(odd0, odd1, 0xdd));
     }
 }
 
-/* A whole tile of bf16 with a scale for every row and every column. Rows are encoded while they are in L1; columns are
- * read again, whole lines, from L2: no copy of the tile displaces what else should be in L1. */
+/* A whole tile of bf16 with a scale for every row and every column. Its elements are read once: 32 rows at a time are
+ * encoded and turned while they are in L1. (Rows that are a multiple of 8 KB apart, read again, are gone from L2.) */
 static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *x, int64_t stride,
                        const char *next)
 {
-    enum { CHUNK = 16, PITCH = G * 2 };
-    _Alignas(64) uint16_t turned[LINE][G];
-    ints most[CHUNK];
+    _Alignas(64) char chunk[LINE * PITCH];
     uint8_t *q = a->row.q + tr * G * a->row.stride + tc * G;
-    group_run g = {.n = CHUNK, .x = w->x, .x_step = PITCH, .q = q, .q_step = a->row.stride, .stream = a->stream};
+    group_run g = {.n = LINE, .x = chunk, .x_step = PITCH, .q = q, .q_step = a->row.stride, .stream = a->stream};
 
     memset(w->columns, 0, sizeof w->columns);
-    for (int first = 0; first < G; first += CHUNK) {
-        for (int i = first; i < first + CHUNK; i += TOGETHER) {
+    for (int first = 0; first < G; first += LINE) {
+        ints most[LINE];
+
+        for (int i = 0; i < LINE; i += TOGETHER) {
             const char *from[TOGETHER];
 
             for (int k = 0; k < TOGETHER; k++)
-                from[k] = x + (i + k) * stride;
-            fetch_rows(a, next, i);
-            absorb_vectors(RIDGE_BF16, from, w->x + (i - first) * PITCH, w->columns, most + i - first);
+                from[k] = x + (first + i + k) * stride;
+            fetch_rows(a, x, next, first + i);
+            absorb_vectors(RIDGE_BF16, from, chunk + i * PITCH, w->columns, most + i);
         }
         largest_of_rows(RIDGE_BF16, most, w->amax);
-        scales_of(a, CHUNK, w->amax, w->s[0] + first, w->r[0] + first);
+        largest_of_rows(RIDGE_BF16, most + 16, w->amax + 16);
+        scales_of(a, LINE, w->amax, w->s[0] + first, w->r[0] + first);
         encode_run(a, &g, w->s[0] + first, w->r[0] + first, 1);
-        g.q += CHUNK * g.q_step;
+        g.q += LINE * g.q_step;
+        for (int j = 0; j < G; j += LINE)
+            transpose_lines(chunk + j * 2, w->x + j * PITCH + first * 2);
     }
     memcpy(a->row.scale + tc * a->row.ld + tr * G, w->s[0], G * sizeof(float));
     if (a->tile_sums)
         put_sums(a, x, stride, G, a->tile_sums + tr * a->cols + tc * G);
     scale_columns(a, w, true);
     memcpy(a->col.scale + tr * a->col.ld + tc * G, w->s[1], G * sizeof(float));
-    g.n = LINE;
-    g.x = (const char *)turned;
+    g.n = G;
+    g.x = w->x;
+    g.q = a->col.q + tc * G * a->col.stride + tr * G;
     g.q_step = a->col.stride;
-    for (int j = 0; j < G; j += LINE) {
-        transpose_lines(x + j * 2, stride, turned);
-        g.q = a->col.q + (tc * G + j) * a->col.stride + tr * G;
-        encode_run(a, &g, w->s[1] + j, w->r[1] + j, 1);
-    }
+    encode_run(a, &g, w->s[1], w->r[1], 1);
 }
 #endif
 
