@@ -9,7 +9,7 @@
 #ifndef RIDGE_CPU_QUANTIZE_Q8_0_H
 #define RIDGE_CPU_QUANTIZE_Q8_0_H
 
-enum { BLOCK = RIDGE_Q8_0_BLOCK, BLOCKS = G / BLOCK, ROOM = 32 /* groups on their way out, whole lines in all */ };
+enum { BLOCK = RIDGE_Q8_0_BLOCK, BLOCKS = G / BLOCK, ROOM = 8 /* groups on their way out, whole lines in all */ };
 
 /* ridge_q8_0_scale of n blocks, a multiple of LANES: the halves to store, and what the elements are multiplied by. True
  * if a block is not finite or has a subnormal d. */
@@ -128,7 +128,8 @@ static void put_bytes(uint8_t *to, const uint8_t *from, size_t n, bool stream)
     memcpy(to + i, from + i, n - i);
 }
 
-/* As row128: a stretch's scales before its codes. The stretch is put together in L1; the next one is fetched meanwhile.
+/* As row128: a stretch's scales before its codes. The stretch is put together in L1; the second after it is fetched
+ * meanwhile, perhaps of row_after. (With stretches of 4096 elements 0.78 to 0.95 of a copy, with these 0.86 to 0.96.)
  */
 INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *blocks, bool stream, const char *row_after)
 {
@@ -142,14 +143,17 @@ INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *block
 
     for (int64_t begin = 0; begin < cols; begin += ROOM * G) {
         const int64_t n = cols - begin < ROOM * G ? cols - begin : ROOM * G, count = n / BLOCK;
-        const char *from = x + begin * size, *next = begin + ROOM * G < cols ? from + ROOM * wide : row_after;
+        const int64_t ahead = begin + 2 * ROOM * G;
+        const char *from = x + begin * size, *next = x + ahead * size;
         bool odd;
 
+        if (ahead >= cols)
+            next = row_after ? row_after + (ahead - cols) * size : NULL;
         q8_0_amax(dtype, from, count, amax);
         odd = q8_0_scales(dtype, MOST, amax, r, half);
         for (int64_t b = 0; b < count; b += BLOCKS) {
             for (int k = 0; next && k < wide; k += 64)
-                __builtin_prefetch(next + b * BLOCK * size + k, 0, 2);
+                __builtin_prefetch(next + b * BLOCK * size + k);
             q8_0_group(dtype, whole_group(from + b * BLOCK * size, n - b * BLOCK, size, room), r + b, half + b,
                        out + b * RIDGE_Q8_0_BYTES);
         }

@@ -68,7 +68,7 @@ static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns
  * tiles ahead, rows a multiple of 16 KB apart would displace each other. */
 INLINE void fetch_rows(const quantize_args *a, const char *x, const char *next, int64_t i)
 {
-    enum { AHEAD = 12 };
+    enum { AHEAD = 16 };
     const int64_t row = i + AHEAD - (i + AHEAD < G ? 0 : G);
     const char *from = i + AHEAD < G ? x : next;
 
@@ -287,8 +287,8 @@ static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64
 #ifdef __AVX512VBMI__
 enum { LINE = 32 /* bf16 columns */, PITCH = G * 2 };
 
-/* 32 rows of 32 columns of bf16, a line each: as many columns of 32 rows, both PITCH bytes apart. */
-INLINE void transpose_lines(const char *from, char *to)
+/* 32 rows of 32 columns of bf16, a line each: as many columns of 32 rows, PITCH bytes apart. */
+static void transpose_lines(const char *from, int64_t stride, char *to)
 {
     ints part[4][8];
 
@@ -298,7 +298,7 @@ INLINE void transpose_lines(const char *from, char *to)
 
         UNROLL
         for (int i = 0; i < 8; i++)
-            a[i] = load(from + (8 * k + i) * PITCH);
+            a[i] = load(from + (8 * k + i) * stride);
         UNROLL
         for (int step = 0; step < 3; step++) { /* each step interleaves row i with row i + 4 */
             UNROLL
@@ -328,45 +328,53 @@ INLINE void transpose_lines(const char *from, char *to)
     }
 }
 
-/* A whole tile of bf16 with a scale for every row and every column. Its elements are read once: 32 rows at a time are
- * encoded and turned while they are in L1. (Rows that are a multiple of 8 KB apart, read again, are gone from L2.) */
+/* A whole tile of bf16 with a scale for every row and every column. Rows are encoded while they are in L1; columns are
+ * read again, whole lines, from L2, so that little displaces the tables in L1. Rows a multiple of 8 KB apart use so few
+ * sets of L2 that they would not be there: these are turned at once. */
 static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *x, int64_t stride,
                        const char *next)
 {
+    enum { CHUNK = 16 };
+    const bool at_once = stride % 8192 == 0;
     _Alignas(64) char chunk[LINE * PITCH];
+    ints most[CHUNK];
     uint8_t *q = a->row.q + tr * G * a->row.stride + tc * G;
-    group_run g = {.n = LINE, .x = chunk, .x_step = PITCH, .q = q, .q_step = a->row.stride, .stream = a->stream};
+    group_run g = {.n = CHUNK, .x_step = PITCH, .q = q, .q_step = a->row.stride, .stream = a->stream};
 
     memset(w->columns, 0, sizeof w->columns);
-    for (int first = 0; first < G; first += LINE) {
-        ints most[LINE];
+    for (int first = 0; first < G; first += CHUNK) {
+        char *const rows = at_once ? chunk + first % LINE * PITCH : chunk;
 
-        for (int i = 0; i < LINE; i += TOGETHER) {
+        for (int i = 0; i < CHUNK; i += TOGETHER) {
             const char *from[TOGETHER];
 
             for (int k = 0; k < TOGETHER; k++)
                 from[k] = x + (first + i + k) * stride;
             fetch_rows(a, x, next, first + i);
-            absorb_vectors(RIDGE_BF16, from, chunk + i * PITCH, w->columns, most + i);
+            absorb_vectors(RIDGE_BF16, from, rows + i * PITCH, w->columns, most + i);
         }
         largest_of_rows(RIDGE_BF16, most, w->amax);
-        largest_of_rows(RIDGE_BF16, most + 16, w->amax + 16);
-        scales_of(a, LINE, w->amax, w->s[0] + first, w->r[0] + first);
+        scales_of(a, CHUNK, w->amax, w->s[0] + first, w->r[0] + first);
+        g.x = rows;
         encode_run(a, &g, w->s[0] + first, w->r[0] + first, 1);
-        g.q += LINE * g.q_step;
-        for (int j = 0; j < G; j += LINE)
-            transpose_lines(chunk + j * 2, w->x + j * PITCH + first * 2);
+        g.q += CHUNK * g.q_step;
+        for (int j = 0; j < G && at_once && first % LINE; j += LINE)
+            transpose_lines(chunk + j * 2, PITCH, w->x + j * PITCH + first / LINE * LINE * 2);
     }
     memcpy(a->row.scale + tc * a->row.ld + tr * G, w->s[0], G * sizeof(float));
     if (a->tile_sums)
         put_sums(a, x, stride, G, a->tile_sums + tr * a->cols + tc * G);
     scale_columns(a, w, true);
     memcpy(a->col.scale + tr * a->col.ld + tc * G, w->s[1], G * sizeof(float));
-    g.n = G;
-    g.x = w->x;
-    g.q = a->col.q + tc * G * a->col.stride + tr * G;
+    g.n = LINE;
     g.q_step = a->col.stride;
-    encode_run(a, &g, w->s[1], w->r[1], 1);
+    for (int j = 0; j < G; j += LINE) {
+        for (int i = 0; i < G && !at_once; i += LINE)
+            transpose_lines(x + i * stride + j * 2, stride, w->x + i * 2);
+        g.x = at_once ? w->x + j * PITCH : w->x;
+        g.q = a->col.q + (tc * G + j) * a->col.stride + tr * G;
+        encode_run(a, &g, w->s[1] + j, w->r[1] + j, 1);
+    }
 }
 #endif
 
