@@ -269,16 +269,13 @@ static void put_transposed(const quantize_args *a, const tile_work *w, int64_t t
 }
 
 /* The codes of the tile with its one scale; the row form too, if that has it. */
-static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next, float s)
+static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, float s)
 {
     const bool both = a->row.form == QUANTIZE_BLK128;
     const float r = ridge_fp8_reciprocal(s);
     group_run g = tile_rows(a, w, w->codes[0], G);
 
     g.stream = false;
-    g.next = next;
-    g.next_step = a->stride;
-    g.next_bytes = G * a->size;
     encode_run(a, &g, &s, &r, 0);
     for (int64_t i = 0; both && i < w->rows; i++)
         put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
@@ -381,7 +378,6 @@ static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t
 static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *elements, int64_t stride, const void *next)
 {
     tile_work w;
-    const char *late = a->row.form == QUANTIZE_BLK128 ? next : NULL; /* fetched where codes stay in the tile */
     float block;
 
     w.rows = a->rows - tr * G < G ? a->rows - tr * G : G;
@@ -392,7 +388,7 @@ static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *ele
         return;
     }
 #endif
-    block = ridge_fp8_scale(first_pass(a, &w, elements, stride, late ? NULL : next), a->floor, a->e5m2, a->pow2);
+    block = ridge_fp8_scale(first_pass(a, &w, elements, stride, next), a->floor, a->e5m2, a->pow2);
     if (a->tile_sums)
         put_sums(a, w.x, G * a->size, w.cols, a->tile_sums + tr * a->cols + tc * G);
     if (a->row.form == QUANTIZE_BLK128)
@@ -409,7 +405,7 @@ static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *ele
         memcpy(a->col.scale + tr * a->col.ld + tc * G, w.s[1], (size_t)w.cols * sizeof(float));
         encode_columns(a, &w);
     } else {
-        encode_block(a, &w, tr, tc, late, block);
+        encode_block(a, &w, tr, tc, block);
     }
     if (w.rows < G)
         memset(w.codes[w.rows], 0, (size_t)(G - w.rows) * G);
