@@ -1,5 +1,5 @@
 /* q8_0.c: q8_0_quantize, q8_0_repack and q8_0_unpack on the CPU: the C reference, the threads around the SIMD span of
- * quantize_simd.h, and the kernel list. Moving bytes needs no instruction set: repack and unpack have one row. */
+ * quantize_q8_0.h, and the kernel list. Moving bytes needs no instruction set: repack and unpack have one row. */
 #include <string.h>
 
 #include "num.h"
@@ -46,9 +46,9 @@ static float load(uint32_t dtype, const void *x, int64_t i)
     }
 }
 
-static void reference_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream)
+static void reference_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream, const void *next)
 {
-    (void)stream;
+    (void)stream, (void)next;
     for (int64_t col = 0; col < cols; col += RIDGE_Q8_0_BLOCK, blocks += RIDGE_Q8_0_BYTES) {
         uint32_t amax = 0;
         uint16_t half;
@@ -65,7 +65,7 @@ static void reference_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *
     }
 }
 
-typedef void quantize_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream);
+typedef void quantize_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream, const void *next);
 
 static ridge_status quantize(const ridge_device *device, const ridge_call *call, quantize_row *row)
 {
@@ -78,8 +78,11 @@ static ridge_status quantize(const ridge_device *device, const ridge_call *call,
     {
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; r++)
-            row(x->dtype, (const char *)x->data + r * stride, cols, (uint8_t *)b->data + r * out, stream);
+        for (int64_t r = 0; r < rows; r++) {
+            const char *from = (const char *)x->data + r * stride;
+
+            row(x->dtype, from, cols, (uint8_t *)b->data + r * out, stream, r + 1 < rows ? from + stride : NULL);
+        }
         finish(stream, mode);
     }
     return RIDGE_OK;

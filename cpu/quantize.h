@@ -61,8 +61,8 @@ typedef struct quantize_vectors {
     /* All forms of the 128 x 128 tile (tr, tc), whose elements are at x, `stride` bytes a row. `next`: where as many
      * rows are that will be read after it, or NULL. */
     void (*tile)(const quantize_args *args, int64_t tr, int64_t tc, const void *x, int64_t stride, const void *next);
-    /* One row of Q8_0 blocks. */
-    void (*q8_0)(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream);
+    /* One row of Q8_0 blocks. `next`: the row that comes next, or NULL. */
+    void (*q8_0)(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream, const void *next);
 } quantize_vectors;
 
 #if defined(__x86_64__)

@@ -4,8 +4,9 @@
  * Everything works on 128 elements at a time, whose amax, scale and codes stay in registers and L1; a group cut short
  * by an edge is padded with zeros, which change no amax. 16-bit elements are compared as the packed integers that they
  * are. Intrinsics through a small vocabulary, because gcc 12 and clang 14 make scalar code or long shuffles of the
- * plain loops. Leaves out: what goes over rows, blocks and tiles (quantize_rows.h, quantize_tile.h, included here),
- * threads (quantize.c, q8_0.c), and the fence after stores that bypass the cache: theirs.
+ * plain loops. Leaves out: Q8_0 and what goes over rows, blocks and tiles (quantize_q8_0.h, quantize_rows.h,
+ * quantize_tile.h, included here), threads (quantize.c, q8_0.c), and the fence after stores that bypass the cache:
+ * theirs.
  *
  * The fp8 encoding of |y|, 2^e <= |y| < 2^(e+1) (or the least normal number's e below it): |y| + 2^(e+20) rounds |y| to
  * units of 2^(e-3), three bits after the leading one, nearest even, and leaves the count of units in the low bits of
@@ -29,6 +30,7 @@ typedef __m512 floats;
 #define store(to, x) _mm512_storeu_si512((void *)(to), x)
 #define stream_store(to, x) _mm512_stream_si512((void *)(to), x)
 #define load_half(from) _mm256_loadu_si256((const __m256i *)(const void *)(from))
+#define store_half(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), x)
 #define all8(x) _mm512_set1_epi8((char)(x))
 #define all16(x) _mm512_set1_epi16((short)(x))
 #define all32(x) _mm512_set1_epi32((int)(x))
@@ -50,7 +52,9 @@ typedef __m512 floats;
 #define pack_s16(x, y) _mm512_packs_epi16(x, y)
 #define shuffle32(order, x) _mm512_permutexvar_epi32(order, x)
 #define f32_from_f16(x) _mm512_cvtph_ps(x)
+#define f16_from_f32(x) _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)
 #define truncated(x) _mm512_cvttps_epi32(x)
+#define rounded(x) _mm512_cvtps_epi32(x)
 #define mul(x, y) _mm512_mul_ps(x, y)
 #define add(x, y) _mm512_add_ps(x, y)
 #define least(x, y) _mm512_min_ps(x, y)
@@ -66,6 +70,7 @@ typedef __m256 floats;
 #define store(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), x)
 #define stream_store(to, x) _mm256_stream_si256((__m256i *)(void *)(to), x)
 #define load_half(from) _mm_loadu_si128((const __m128i *)(const void *)(from))
+#define store_half(to, x) _mm_storeu_si128((__m128i *)(void *)(to), x)
 #define all8(x) _mm256_set1_epi8((char)(x))
 #define all16(x) _mm256_set1_epi16((short)(x))
 #define all32(x) _mm256_set1_epi32((int)(x))
@@ -87,7 +92,9 @@ typedef __m256 floats;
 #define pack_s16(x, y) _mm256_packs_epi16(x, y)
 #define shuffle32(order, x) _mm256_permutevar8x32_epi32(x, order)
 #define f32_from_f16(x) _mm256_cvtph_ps(x)
+#define f16_from_f32(x) _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)
 #define truncated(x) _mm256_cvttps_epi32(x)
+#define rounded(x) _mm256_cvtps_epi32(x)
 #define mul(x, y) _mm256_mul_ps(x, y)
 #define add(x, y) _mm256_add_ps(x, y)
 #define least(x, y) _mm256_min_ps(x, y)
@@ -191,6 +198,32 @@ INLINE uint32_t amax_of(uint32_t dtype, const char *x, int bytes)
         most = larger(dtype, most, magnitudes(dtype, load(x + i)));
     return magnitude_bits(dtype, largest_lane(dtype, most));
 }
+
+#ifdef __AVX512F__
+/* The largest word of each of 16 vectors, as f32 bits: three instructions a row, where one by one they are ten. */
+INLINE void largest_of_rows(uint32_t dtype, const ints *v, uint32_t *amax)
+{
+    __m128i even, odd;
+    __m256i all;
+    ints a[16];
+
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        a[i] = v[i];
+    UNROLL
+    for (int half = 8; half > 1; half /= 2) /* words of rows i and i + half alternate */
+        UNROLL
+    for (int i = 0; i < half; i++)
+        a[i] = max16(low16(a[i], a[i + half]), high16(a[i], a[i + half]));
+    a[0] = max16(_mm512_shuffle_i32x4(a[0], a[1], 0x44), _mm512_shuffle_i32x4(a[0], a[1], 0xee));
+    a[0] = max16(a[0], _mm512_shuffle_i32x4(a[0], a[0], 0xb1));
+    even = _mm512_castsi512_si128(a[0]);
+    odd = _mm512_extracti32x4_epi32(a[0], 2);
+    all = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd)), _mm_unpackhi_epi16(even, odd),
+                                  1);
+    store(amax, dtype == RIDGE_BF16 ? _mm512_slli_epi32(_mm512_cvtepu16_epi32(all), 16) : as_ints(f32_from_f16(all)));
+}
+#endif
 
 /* The amax of n whole groups side by side. */
 static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax)
@@ -461,126 +494,8 @@ static void encode_edge(const quantize_args *a, const char *x, int64_t n, float 
     }
 }
 
+#include "quantize_q8_0.h"
 #include "quantize_rows.h"
 #include "quantize_tile.h"
-
-/* ------------------------------------------------------------------------------------------------------------ Q8_0 */
-
-enum { BLOCK = RIDGE_Q8_0_BLOCK, BLOCKS = G / BLOCK, ROOM = 32 /* groups on their way out, whole lines in all */ };
-
-/* ridge_q8_0_scale of n blocks, a multiple of four: the halves to store and the reciprocals. */
-INLINE void q8_0_scales(int n, const uint32_t *amax, float *r, uint16_t *half)
-{
-    const __m128 infinity = _mm_castsi128_ps(_mm_set1_epi32(0x7f800000));
-    const __m128 nan = _mm_castsi128_ps(_mm_set1_epi32((int)RIDGE_NAN_F32));
-
-    for (int b = 0; b < n; b += 4) {
-        const __m128 most = _mm_castsi128_ps(_mm_loadu_si128((const __m128i *)(const void *)(amax + b)));
-        const __m128 d = _mm_div_ps(most, _mm_set1_ps(127.0f)), inverse = _mm_div_ps(_mm_set1_ps(1.0f), d);
-        const __m128 finite = _mm_cmplt_ps(most, infinity), good = _mm_cmplt_ps(inverse, infinity);
-
-        _mm_storeu_ps(r + b, _mm_and_ps(inverse, _mm_and_ps(finite, good)));
-        _mm_storel_epi64((__m128i *)(void *)(half + b),
-                         _mm_cvtps_ph(_mm_blendv_ps(nan, d, finite), _MM_FROUND_TO_NEAREST_INT));
-    }
-}
-
-/* The codes of one step. Adding the number below 0.5 and dropping the fraction rounds halves away from zero, and does
- * not lift the number below 0.5 itself. */
-INLINE ints q8_0_codes(uint32_t dtype, const char *x, const float *r)
-{
-    const ints almost = all32(0x3effffff), sign = all32(0x80000000u);
-    floats v[4];
-    ints t[4];
-
-    widen(dtype, x, false, v);
-    UNROLL
-    for (int i = 0; i < 4; i++) {
-        const floats y = mul(v[i], all_f32(r[i * LANES / BLOCK]));
-
-        t[i] = truncated(add(y, as_f32(or_bits(almost, and_bits(as_ints(y), sign)))));
-    }
-    return in_order(dtype, pack_s16(pack_s32(t[0], t[1]), pack_s32(t[2], t[3])));
-}
-
-/* 128 elements become four blocks. */
-INLINE void q8_0_group(uint32_t dtype, const char *x, const float *r, const uint16_t *half, uint8_t *blocks)
-{
-    UNROLL
-    for (int b = 0; b < BLOCKS; b += ELEMENTS / BLOCK, blocks += ELEMENTS / BLOCK * RIDGE_Q8_0_BYTES) {
-        const ints codes = q8_0_codes(dtype, x + b * BLOCK * size_of(dtype), r + b);
-
-        memcpy(blocks, half + b, 2);
-#ifdef __AVX512F__
-        memcpy(blocks + RIDGE_Q8_0_BYTES, half + b + 1, 2);
-        _mm256_storeu_si256((__m256i *)(void *)(blocks + 2), _mm512_castsi512_si256(codes));
-        _mm256_storeu_si256((__m256i *)(void *)(blocks + RIDGE_Q8_0_BYTES + 2), _mm512_extracti64x4_epi64(codes, 1));
-#else
-        store(blocks + 2, codes);
-#endif
-    }
-}
-
-/* Bytes to memory; whole lines may bypass the cache. */
-static void put_bytes(uint8_t *to, const uint8_t *from, size_t n, bool stream)
-{
-    size_t i = -(uintptr_t)to % 64;
-
-    if (!stream || n < i + 64) {
-        memcpy(to, from, n);
-        return;
-    }
-    memcpy(to, from, i);
-    for (; i + 64 <= n; i += 64)
-        for (size_t k = 0; k < 64; k += VECTOR_BYTES)
-            stream_store(to + i + k, load(from + i + k));
-    memcpy(to + i, from + i, n - i);
-}
-
-/* As row128: a stretch's scales before its codes. The stretch is put together in L1. */
-INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *blocks, bool stream)
-{
-    enum { MOST = ROOM * BLOCKS };
-    const int size = size_of(dtype);
-    _Alignas(64) uint8_t out[MOST * RIDGE_Q8_0_BYTES];
-    _Alignas(64) char room[G * 4];
-    uint32_t amax[MOST] = {0};
-    uint16_t half[MOST];
-    float r[MOST];
-
-    for (int64_t begin = 0; begin < cols; begin += ROOM * G) {
-        const int64_t n = cols - begin < ROOM * G ? cols - begin : ROOM * G, count = n / BLOCK;
-        const char *from = x + begin * size;
-        uint32_t most = 0;
-
-        for (int64_t b = 0; b < count; b++) {
-            amax[b] = amax_of(dtype, from + b * BLOCK * size, BLOCK * size);
-            most = amax[b] > most ? amax[b] : most;
-        }
-        q8_0_scales(MOST, amax, r, half);
-        for (int64_t b = 0; b < count; b += BLOCKS)
-            q8_0_group(dtype, whole_group(from + b * BLOCK * size, n - b * BLOCK, size, room), r + b, half + b,
-                       out + b * RIDGE_Q8_0_BYTES);
-        for (int64_t b = 0; b < count && most >= 0x7f800000u; b++) /* what r cannot: NaN has the code 0 */
-            if (amax[b] >= 0x7f800000u)
-                memset(out + b * RIDGE_Q8_0_BYTES + 2, 0, BLOCK);
-        put_bytes(blocks, out, (size_t)count * RIDGE_Q8_0_BYTES, stream);
-        blocks += count * RIDGE_Q8_0_BYTES;
-    }
-}
-
-static void q8_0(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream)
-{
-    switch (dtype) {
-    case RIDGE_BF16:
-        q8_0_row(RIDGE_BF16, x, cols, blocks, stream);
-        break;
-    case RIDGE_F16:
-        q8_0_row(RIDGE_F16, x, cols, blocks, stream);
-        break;
-    default:
-        q8_0_row(RIDGE_F32, x, cols, blocks, stream);
-    }
-}
 
 const quantize_vectors QUANTIZE_VECTORS = {amax_all, encode_all, row128, blocks128, tile, q8_0};

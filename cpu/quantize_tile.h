@@ -64,14 +64,17 @@ static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns
     }
 }
 
-/* Fetches rows [i, i + TOGETHER) of what the next pass over the memory will read into the second-level cache. Of a tile
- * all in the pass that stores no codes, which share the few buffers of a core with it: 0.61 of a copy where 0.54 was
- * reached with codes (16 processors of a Xeon). */
-INLINE void fetch_rows(const quantize_args *a, const char *next, int64_t i)
+/* Fetches the TOGETHER rows that are AHEAD of row i into the second-level cache, of this tile or of the next. Whole
+ * tiles ahead, rows a multiple of 16 KB apart would displace each other. */
+INLINE void fetch_rows(const quantize_args *a, const char *x, const char *next, int64_t i)
 {
+    enum { AHEAD = 16 };
+    const int64_t row = i + AHEAD - (i + AHEAD < G ? 0 : G);
+    const char *from = i + AHEAD < G ? x : next;
+
     for (int k = 0; next && k < TOGETHER; k++)
         for (int z = 0; z < G * a->size; z += 64)
-            __builtin_prefetch(next + (i + k) * a->stride + z, 0, 2);
+            __builtin_prefetch(from + (row + k) * a->stride + z, 0, 2);
 }
 
 /* Copies the elements and takes the amax of rows, columns (in place of widen()) and all. Rows beyond the edge are those
@@ -90,7 +93,7 @@ static uint32_t first_pass(const quantize_args *a, tile_work *w, const char *x, 
         for (int k = 0; k < TOGETHER; k++)
             from[k] =
                 i + k < w->rows ? whole_group(x + (i + k) * stride, w->cols, a->size, to + k * pitch) : to + k * pitch;
-        fetch_rows(a, next, i);
+        fetch_rows(a, x, next, i);
         absorb(a->dtype, from, to, w->columns, w->amax + i);
     }
     for (int64_t i = 0; i < w->rows; i++)
@@ -266,117 +269,94 @@ static void put_transposed(const quantize_args *a, const tile_work *w, int64_t t
 }
 
 /* The codes of the tile with its one scale; the row form too, if that has it. */
-static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *next, float s)
+static void encode_block(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, float s)
 {
     const bool both = a->row.form == QUANTIZE_BLK128;
     const float r = ridge_fp8_reciprocal(s);
     group_run g = tile_rows(a, w, w->codes[0], G);
 
     g.stream = false;
-    g.next = next;
-    g.next_step = a->stride;
-    g.next_bytes = G * a->size;
     encode_run(a, &g, &s, &r, 0);
     for (int64_t i = 0; both && i < w->rows; i++)
         put(a->row.q + (tr * G + i) * a->row.stride + tc * G, w->codes[i], w->cols, a->stream);
 }
 
 #ifdef __AVX512VBMI__
-enum { LINE = 32 /* bf16 columns */ };
+enum { LINE = 32 /* bf16 columns */, PITCH = G * 2 };
 
-/* 32 columns, a line, of 128 rows of bf16: as many rows. */
-INLINE void transpose_lines(const char *from, int64_t stride, uint16_t (*to)[G])
+/* 32 rows of 32 columns of bf16, a line each: as many columns of 32 rows, PITCH bytes apart. */
+static void transpose_lines(const char *from, int64_t stride, char *to)
 {
-    for (int row = 0; row < G; row += LINE) {
-        ints part[4][8];
+    ints part[4][8];
+
+    UNROLL
+    for (int k = 0; k < 4; k++) { /* 8 rows: each lane turns its 8 columns */
+        ints a[8], b[8];
 
         UNROLL
-        for (int k = 0; k < 4; k++) { /* 8 rows: each lane turns its 8 columns */
-            ints a[8], b[8];
-
+        for (int i = 0; i < 8; i++)
+            a[i] = load(from + (8 * k + i) * stride);
+        UNROLL
+        for (int step = 0; step < 3; step++) { /* each step interleaves row i with row i + 4 */
             UNROLL
-            for (int i = 0; i < 8; i++)
-                a[i] = load(from + (row + 8 * k + i) * stride);
-            UNROLL
-            for (int step = 0; step < 3; step++) { /* each step interleaves row i with row i + 4 */
-                UNROLL
-                for (int i = 0; i < 4; i++) {
-                    b[2 * i] = low16(a[i], a[i + 4]);
-                    b[2 * i + 1] = high16(a[i], a[i + 4]);
-                }
-                UNROLL
-                for (int i = 0; i < 8; i++)
-                    a[i] = b[i];
+            for (int i = 0; i < 4; i++) {
+                b[2 * i] = low16(a[i], a[i + 4]);
+                b[2 * i + 1] = high16(a[i], a[i + 4]);
             }
             UNROLL
             for (int i = 0; i < 8; i++)
-                part[k][i] = a[i];
+                a[i] = b[i];
         }
         UNROLL
-        for (int i = 0; i < 8; i++) { /* lanes: columns 8 apart become rows 8 apart */
-            const ints even0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0x88);
-            const ints even1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0x88);
-            const ints odd0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0xdd);
-            const ints odd1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0xdd);
+        for (int i = 0; i < 8; i++)
+            part[k][i] = a[i];
+    }
+    UNROLL
+    for (int i = 0; i < 8; i++) { /* lanes: columns 8 apart become rows 8 apart */
+        const ints even0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0x88);
+        const ints even1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0x88);
+        const ints odd0 = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0xdd);
+        const ints odd1 = _mm512_shuffle_i32x4(part[2][i], part[3][i], 0xdd);
 
-            store(to[i] + row, _mm512_shuffle_i32x4(even0, even1, 0x88));
-            store(to[8 + i] + row, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
-            store(to[16 + i] + row, _mm512_shuffle_i32x4(even0, even1, 0xdd));
-            store(to[24 + i] + row, _mm512_shuffle_i32x4(odd0, odd1, 0xdd));
-        }
+        store(to + i * PITCH, _mm512_shuffle_i32x4(even0, even1, 0x88));
+        store(to + (8 + i) * PITCH, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
+        store(to + (16 + i) * PITCH, _mm512_shuffle_i32x4(even0, even1, 0xdd));
+        store(to + (24 + i) * PITCH, _mm512_shuffle_i32x4(odd0, odd1, 0xdd));
     }
 }
 
-/* The largest word of each of 16 vectors, as f32 bits of bf16: three instructions a row, where one by one they are ten.
- */
-INLINE void largest_of_rows(const ints *v, uint32_t *amax)
-{
-    __m128i even, odd;
-    __m256i all;
-    ints a[16];
-
-    UNROLL
-    for (int i = 0; i < 16; i++)
-        a[i] = v[i];
-    UNROLL
-    for (int half = 8; half > 1; half /= 2) /* words of rows i and i + half alternate */
-        UNROLL
-    for (int i = 0; i < half; i++)
-        a[i] = max16(low16(a[i], a[i + half]), high16(a[i], a[i + half]));
-    a[0] = max16(_mm512_shuffle_i32x4(a[0], a[1], 0x44), _mm512_shuffle_i32x4(a[0], a[1], 0xee));
-    a[0] = max16(a[0], _mm512_shuffle_i32x4(a[0], a[0], 0xb1));
-    even = _mm512_castsi512_si128(a[0]);
-    odd = _mm512_extracti32x4_epi32(a[0], 2);
-    all = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd)), _mm_unpackhi_epi16(even, odd),
-                                  1);
-    store(amax, _mm512_slli_epi32(_mm512_cvtepu16_epi32(all), 16));
-}
-
 /* A whole tile of bf16 with a scale for every row and every column. Rows are encoded while they are in L1; columns are
- * read again, whole lines, from L2: no copy of the tile displaces what else should be in L1. */
+ * read again, whole lines, from L2, so that little displaces the tables in L1. Rows a multiple of 8 KB apart use so few
+ * sets of L2 that they would not be there: these are turned at once. */
 static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *x, int64_t stride,
                        const char *next)
 {
-    enum { CHUNK = 16, PITCH = G * 2 };
-    _Alignas(64) uint16_t turned[LINE][G];
+    enum { CHUNK = 16 };
+    const bool at_once = stride % 8192 == 0;
+    _Alignas(64) char chunk[LINE * PITCH];
     ints most[CHUNK];
     uint8_t *q = a->row.q + tr * G * a->row.stride + tc * G;
-    group_run g = {.n = CHUNK, .x = w->x, .x_step = PITCH, .q = q, .q_step = a->row.stride, .stream = a->stream};
+    group_run g = {.n = CHUNK, .x_step = PITCH, .q = q, .q_step = a->row.stride, .stream = a->stream};
 
     memset(w->columns, 0, sizeof w->columns);
     for (int first = 0; first < G; first += CHUNK) {
-        for (int i = first; i < first + CHUNK; i += TOGETHER) {
+        char *const rows = at_once ? chunk + first % LINE * PITCH : chunk;
+
+        for (int i = 0; i < CHUNK; i += TOGETHER) {
             const char *from[TOGETHER];
 
             for (int k = 0; k < TOGETHER; k++)
-                from[k] = x + (i + k) * stride;
-            fetch_rows(a, next, i);
-            absorb_vectors(RIDGE_BF16, from, w->x + (i - first) * PITCH, w->columns, most + i - first);
+                from[k] = x + (first + i + k) * stride;
+            fetch_rows(a, x, next, first + i);
+            absorb_vectors(RIDGE_BF16, from, rows + i * PITCH, w->columns, most + i);
         }
-        largest_of_rows(most, w->amax);
+        largest_of_rows(RIDGE_BF16, most, w->amax);
         scales_of(a, CHUNK, w->amax, w->s[0] + first, w->r[0] + first);
+        g.x = rows;
         encode_run(a, &g, w->s[0] + first, w->r[0] + first, 1);
         g.q += CHUNK * g.q_step;
+        for (int j = 0; j < G && at_once && first % LINE; j += LINE)
+            transpose_lines(chunk + j * 2, PITCH, w->x + j * PITCH + first / LINE * LINE * 2);
     }
     memcpy(a->row.scale + tc * a->row.ld + tr * G, w->s[0], G * sizeof(float));
     if (a->tile_sums)
@@ -384,10 +364,11 @@ static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t
     scale_columns(a, w, true);
     memcpy(a->col.scale + tr * a->col.ld + tc * G, w->s[1], G * sizeof(float));
     g.n = LINE;
-    g.x = (const char *)turned;
     g.q_step = a->col.stride;
     for (int j = 0; j < G; j += LINE) {
-        transpose_lines(x + j * 2, stride, turned);
+        for (int i = 0; i < G && !at_once; i += LINE)
+            transpose_lines(x + i * stride + j * 2, stride, w->x + i * 2);
+        g.x = at_once ? w->x + j * PITCH : w->x;
         g.q = a->col.q + (tc * G + j) * a->col.stride + tr * G;
         encode_run(a, &g, w->s[1] + j, w->r[1] + j, 1);
     }
@@ -397,7 +378,6 @@ static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t
 static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *elements, int64_t stride, const void *next)
 {
     tile_work w;
-    const char *late = a->row.form == QUANTIZE_BLK128 ? next : NULL; /* fetched where codes stay in the tile */
     float block;
 
     w.rows = a->rows - tr * G < G ? a->rows - tr * G : G;
@@ -408,7 +388,7 @@ static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *ele
         return;
     }
 #endif
-    block = ridge_fp8_scale(first_pass(a, &w, elements, stride, late ? NULL : next), a->floor, a->e5m2, a->pow2);
+    block = ridge_fp8_scale(first_pass(a, &w, elements, stride, next), a->floor, a->e5m2, a->pow2);
     if (a->tile_sums)
         put_sums(a, w.x, G * a->size, w.cols, a->tile_sums + tr * a->cols + tc * G);
     if (a->row.form == QUANTIZE_BLK128)
@@ -425,7 +405,7 @@ static void tile(const quantize_args *a, int64_t tr, int64_t tc, const void *ele
         memcpy(a->col.scale + tr * a->col.ld + tc * G, w.s[1], (size_t)w.cols * sizeof(float));
         encode_columns(a, &w);
     } else {
-        encode_block(a, &w, tr, tc, late, block);
+        encode_block(a, &w, tr, tc, block);
     }
     if (w.rows < G)
         memset(w.codes[w.rows], 0, (size_t)(G - w.rows) * G);

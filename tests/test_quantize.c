@@ -1,6 +1,6 @@
-/* test_quantize.c: the fp8 codes of every bf16 number by many scales, of every 257th f32, and groups of every bf16
- * amax, through every row of the CPU, beside the C reference. What is told apart by a scale's fraction
- * (cpu/quantize_tables.h) needs more scales than the cases of `ridge test` have. */
+/* test_quantize.c: the fp8 codes of every bf16 number by many scales, of every 257th f32, groups of every bf16 amax,
+ * and Q8_0 blocks of every ratio to amax, through every row of the CPU, beside the C reference. What is told apart by a
+ * scale's fraction (cpu/quantize_tables.h) needs more scales than the cases of `ridge test` have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +45,11 @@ static bool run(const ridge_device *device, ridge_call call, const char *set)
     char name[64];
     ridge_status status;
 
-    snprintf(name, sizeof name, "cpu.%s.%s", call.op == RIDGE_QUANTIZE_FP8 ? "quantize_fp8" : "quantize_fp8_dual", set);
+    snprintf(name, sizeof name, "cpu.%s.%s",
+             call.op == RIDGE_Q8_0_QUANTIZE  ? "q8_0_quantize"
+             : call.op == RIDGE_QUANTIZE_FP8 ? "quantize_fp8"
+                                             : "quantize_fp8_dual",
+             set);
     call.kernel = name;
     status = ridge_run(device, &call, NULL, 0, NULL);
     if (status && status != RIDGE_ERR_UNSUPPORTED)
@@ -190,10 +194,56 @@ static void every_amax(void **unused)
     ridge_close(device);
 }
 
+/* For each mantissa of amax a row of blocks with every number of its binade and of the nine below it, above which no
+ * code but 0 is left. cpu/quantize_q8_0.h rests on where their products with the reciprocal lie. */
+static void ratios(const ridge_device *device, ridge_dtype dtype, uint32_t bits, uint32_t exponent)
+{
+    const int64_t rows = INT64_C(1) << bits, blocks = (10 * rows + 30) / 31, cols = blocks * 32;
+    const size_t bytes = (size_t)(rows * blocks * 34);
+    uint16_t *x = malloc((size_t)(rows * cols) * 2);
+    uint8_t *expected = malloc(bytes), *out = malloc(bytes);
+
+    assert_true(x && expected && out);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < cols; i++) {
+            const int64_t amax = (int64_t)exponent << bits | row,
+                          number = amax - i / 32 * 31 - (i % 32 ? i % 32 - 1 : 0);
+
+            x[row * cols + i] = (uint16_t)((number > 0 ? number : 0) | (random32() & 0x8000));
+        }
+    assert_true(run(device, ridge_q8_0_quantize(rows, cols, dtype, x, expected), "c"));
+    for (int i = 0; i < 2; i++) {
+        memset(out, 0xee, bytes);
+        if (has(device, i)) {
+            assert_true(run(device, ridge_q8_0_quantize(rows, cols, dtype, x, out), sets[i]));
+            assert_memory_equal(out, expected, bytes);
+        }
+    }
+    free(x);
+    free(expected);
+    free(out);
+}
+
+static void every_ratio(void **unused)
+{
+    ridge_device *device;
+
+    (void)unused;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    for (uint32_t exponent = 1; exponent < 12; exponent++) /* d becomes subnormal */
+        ratios(device, RIDGE_BF16, 7, exponent);
+    ratios(device, RIDGE_BF16, 7, 127);
+    ratios(device, RIDGE_BF16, 7, 254);
+    ratios(device, RIDGE_F16, 10, 0);
+    ratios(device, RIDGE_F16, 10, 15);
+    ratios(device, RIDGE_F16, 10, 30);
+    ridge_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_number), cmocka_unit_test(every_float),
-                                       cmocka_unit_test(every_amax)};
+                                       cmocka_unit_test(every_amax), cmocka_unit_test(every_ratio)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
