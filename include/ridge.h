@@ -939,7 +939,8 @@ static inline ridge_call ridge_linear_ce_eval(int64_t tokens, int64_t hidden, in
 }
 
 /* The loss as in eval and its gradients, 6BHV FLOP. dx has x's dtype, dw is f32; NULL leaves one out. Reductions: mean
- * and sum. A larger workspace is faster up to what ridge_workspace_bytes says. */
+ * and sum. A workspace larger than ridge_workspace_bytes says is faster too, here and in backward, up to what one chunk
+ * of all tokens needs. */
 static inline ridge_call ridge_linear_ce_train(int64_t tokens, int64_t hidden, int64_t vocab, ridge_dtype dtype,
                                                const void *x, const void *w, ridge_dtype target_dtype,
                                                const void *target, float *loss, void *dx, float *dw)
