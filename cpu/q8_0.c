@@ -70,7 +70,7 @@ typedef void quantize_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *
 static ridge_status quantize(const ridge_device *device, const ridge_call *call, quantize_row *row)
 {
     const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_X], *b = &call->arg[RIDGE_Q8_0_QUANTIZE_BLOCKS];
-    const int64_t rows = call->dim[0], cols = call->dim[1], size = x->dtype == RIDGE_F32 ? 4 : 2;
+    const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, size = x->dtype == RIDGE_F32 ? 4 : 2;
     const int64_t stride = stride_of(x, cols) * size, out = stride_of(b, cols / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES);
     const bool stream = streams(device, call);
 
@@ -169,7 +169,7 @@ static ridge_status launch_planes(const ridge_device *device, const ridge_kernel
 {
     const ridge_operand *arg = call->arg;
     void (*const work)(const planes *) = call->op == RIDGE_Q8_0_REPACK ? repack_row : unpack_row;
-    const int64_t rows = call->dim[0], cols = call->dim[1], blocks = cols / RIDGE_Q8_0_BLOCK;
+    const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, blocks = cols / RIDGE_Q8_0_BLOCK;
     const int64_t raw = stride_of(&arg[RIDGE_Q8_0_REPACK_BLOCKS], blocks * RIDGE_Q8_0_BYTES);
     const int64_t wide = stride_of(&arg[RIDGE_Q8_0_REPACK_CODES], cols);
     const int64_t ld = stride_of(&arg[RIDGE_Q8_0_REPACK_SCALES], blocks);

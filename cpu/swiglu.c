@@ -137,7 +137,8 @@ void ridge_cpu_swiglu_reference(const ridge_call *call)
 {
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const one_row)(const ridge_call *, int64_t) = call->op == RIDGE_SWIGLU_FWD ? fwd_row : bwd_row;
-    const int64_t rows = call->dim[0];
+    const bool work = call->dim[1] || (call->op == RIDGE_SWIGLU_BWD && call->arg[RIDGE_SWIGLU_BWD_DROW].data);
+    const int64_t rows = work ? call->dim[0] : 0;
 
 #pragma omp parallel if (rows > 1 && rows * call->dim[1] >= 4096)
     {
