@@ -33,14 +33,13 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
                         : map_of(j, &g->maps.a[1], p->x, p->hidden, p->tokens, p->x_stride, 1); /* row by row */
 }
 
-/* W, n classes of it class_step apart, as B of the logits. in_turn: for CE_STATS's way, see gemm16_load_b. */
-static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t step, bool in_turn)
+/* W, n classes of it class_step apart, as B of the logits. */
+static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t step)
 {
     const ce_params *p = &j->c.p;
 
-    return p->hv ? map_of(j, &g->maps.b, p->w, n, p->hidden, p->w_stride, in_turn ? G16_K / 2 : G16_K)
-                 : map_of(j, &g->maps.b, p->w, p->hidden, n, p->w_stride * step,
-                          in_turn ? G16_TURN_N / G16_CLUSTER : G16_SHARE);
+    return p->hv ? map_of(j, &g->maps.b, p->w, n, p->hidden, p->w_stride, 64)
+                 : map_of(j, &g->maps.b, p->w, p->hidden, n, p->w_stride * step, G16_SHARE);
 }
 
 /* P^T with its places; lines of `wide` a box. */
@@ -104,7 +103,7 @@ static ridge_status look(linear_job *j, int64_t begin, int64_t rows)
     plain_maps(&g.maps);
     status = x_maps(j, &g);
     if (!status)
-        status = w_map(j, &g, j->c.sample, j->c.sample_step, false);
+        status = w_map(j, &g, j->c.sample, j->c.sample_step);
     status = status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
     return status ? status : step(j, CE_STEP_GUESS);
 }
@@ -126,7 +125,6 @@ static ridge_status logits(linear_job *j, int what, bool sums)
     const ce_params *p = &j->c.p;
     ce_product g = {};
     ridge_status status;
-    bool extra;
 
     g.c = j->c;
     g.n = (int)p->vocab;
@@ -135,14 +133,13 @@ static ridge_status logits(linear_job *j, int what, bool sums)
     g.pieces = 1;
     g.sums = sums;
     g.mixed = (j->c.known || j->c.gated) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
-    extra = has_extra(p) || (what == CE_STATS ? p->full : g.mixed);
     plain_maps(&g.maps);
     status = x_maps(j, &g);
     if (!status)
-        status = w_map(j, &g, p->vocab, 1, what == CE_STATS && !extra);
+        status = w_map(j, &g, p->vocab, 1);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, G16_N / 2);
-    if (extra)
+    if (has_extra(p) || (what == CE_STATS ? p->full : g.mixed))
         what++; /* the variant that knows every option */
     return status ? status : ce_product_launch(j->device, j->name, what, &g, j->stream);
 }

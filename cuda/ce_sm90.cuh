@@ -106,10 +106,6 @@ typedef struct ce_product {
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
-/* CE_STATS of it, whose parts have been chosen: ce_stats_sm90.cu. */
-ridge_status ce_stats_launch(const ridge_device *device, const char *name, ce_product *g, unsigned blocks,
-                             void *stream);
-ridge_status ce_stats_prepare(const ridge_device *device);
 /* Parts of a row, at most: in train they take room from the chunks. */
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 
