@@ -1,6 +1,7 @@
 /* ce_gemm_sm90.cu: the first product of the linear cross entropy on Hopper, logits x W^T, with its epilogue in
- * registers: maximum and sum of exponentials by row and part (CE_STATS), or P^T and the sum of E (CE_PROBS);
- * *_EXTRA: with whatever options and outputs; or u of a sample of the classes (CE_LOOK). */
+ * registers: P^T and the sum of E (CE_PROBS), or the maximum and sum of exponentials by row and part (CE_LISTED;
+ * CE_STATS itself has ce_stats_sm90.cu); *_EXTRA: with whatever options and outputs; or u of a sample of the classes
+ * (CE_LOOK). */
 #include "ce_logits_sm90.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -68,44 +69,6 @@ static __device__ __forceinline__ void put_look(const ce_product &a, const gemm1
     }
 }
 
-/* Rows of A by their numbers, where some are ignored and there is no compact x: each of the loading warps brings EACH
- * of them, a row a box, which TMA swizzles by the address as it does a row of a whole box. One elected lane sends them
- * off, STEP at a time without a branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
-enum { LOADERS = 4, EACH = G16_M / LOADERS };
-
-template <int MN_B, int STEP>
-static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
-                                                   int item, uint32_t *n)
-{
-    const ce_params &p = a.c.p;
-    const int rank = (int)ptx_cluster_rank(), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const uint32_t to = ptx_shared(s->a[0]) + warp * (EACH * 128);
-    const bool one = ptx_elect();
-    int pair, tile_n;
-
-    gemm16_locate(w, item, &pair, &tile_n);
-    const int row = (G16_CLUSTER * pair + rank) * G16_M + threadIdx.x;
-    const int token = row < w.m ? p.list[a.c.begin + row] : (int)p.tokens; /* beyond the last one: zeros */
-
-    for (int kb = 0; kb < w.blocks; kb++, ++*n) {
-        const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
-
-        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
-        if (warp == 0 && one) {
-            ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
-            gemm16_load_b<MN_B>(&a.maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
-                                tile_n * G16_N + rank * G16_SHARE, kb * G16_K, full);
-        }
-#pragma unroll STEP
-        for (int i = 0; i < EACH; i++) {
-            const int at = __shfl_sync(~0u, token, i);
-
-            if (one)
-                ptx_tma_load_2d(to + stage * (G16_M * G16_K * 2) + i * 128, &a.maps.a[1], kb * G16_K, at, full);
-        }
-    }
-}
-
 /* The loading thread. The first CTA's asks for the next item while it loads the last tile of one, and hands it to
  * everybody else; the last ticket of all puts the counter back. */
 template <int MN_B>
@@ -145,18 +108,21 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     constexpr int PROBS = WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA;
     extern __shared__ __align__(1024) uint8_t shared[];
     logits_memory *s = (logits_memory *)shared;
-    constexpr int STATS = WHAT == CE_STATS || WHAT == CE_STATS_EXTRA;
+    constexpr int STATS = WHAT == CE_STATS_EXTRA || WHAT == CE_LISTED;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
 
     if (threadIdx.x == 0)
         ce_items_begin(&s->items, (PROBS ? 10 : 8) * G16_CLUSTER);
-    gemm16_begin(&s->product);
-    if (threadIdx.x == 0)
-        s->plan = plan_of(a, WHAT == CE_LOOK);
+    gemm16_begin(&s->product, 8);
+    const bool gather = STATS && ce_by_number(a.c);
+    if (threadIdx.x == 0) {
+        s->plan = plan_of(a, WHAT == CE_LOOK, G16_N);
+        if (WHAT == CE_LISTED && !gather) /* CE_STATS's */
+            s->plan.items = 0;
+    }
     __syncthreads();
     const logits_plan &g = s->plan;
     const gemm16_work &w = g.tiles;
-    const bool gather = STATS && !a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
     const bool fixed = WHAT == CE_LOOK || gather; /* nobody takes anything: items are assigned beforehand */
 
     if (threadIdx.x < 128) {
@@ -168,8 +134,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                 const logits_item item = item_of(g, i);
 
                 for (int k = 0; k < item.count; k++)
-                    gather_item<MN_B, WHAT == CE_STATS ? EACH : 4>(a, w, &s->product, item.first + k * item.step,
-                                                                   &n); /* more would spill */
+                    gather_item<MN_B, WHAT == CE_LISTED ? EACH : 4>(a, w, &s->product, item.first + k * item.step,
+                                                                    &n); /* more would spill */
             }
         } else if (WHAT == CE_LOOK) {
             for (int i = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && i < g.items; i += clusters)
@@ -197,6 +163,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             const int local = first + thread / 32 * 16 + thread % 32 / 4;
             float acc[G16_N / 2];
             item_rows t = {};
+            item_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
 
             if (WHAT == CE_LOOK) {
                 gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
@@ -213,11 +180,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                 for (int h = 0; h < 2; h++) /* looked at here: else an item's first product would wait for them */
                     asm volatile("" : "+r"(t.target[h]), "+f"(t.exponent[h]));
                 to_logits<EXTRA>(a, w, &s->product, group, col, acc);
-                put_target(a, t, col, acc);
-                if (WHAT == CE_STATS)
+                put_target<G16_N>(a, t, col, acc);
+                if (WHAT == CE_LISTED)
 #pragma unroll
                     for (int h = 0; h < 2; h++)
-                        add_logits(&t, h, acc);
+                        add_logits<G16_N>(&sums, h, acc);
                 if (WHAT == CE_STATS_EXTRA) {
                     share_columns(a, w, &s->product, group, col, true);
 #pragma unroll
@@ -227,8 +194,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                 if (PROBS)
                     put_probs<BF16, EXTRA>(a, w, &s->product, group, &t, col, acc);
             }
-            if (WHAT == CE_STATS)
-                put_stats(a, t, item.part);
+            if (WHAT == CE_LISTED)
+                put_stats(a, w, sums, local, item.part);
             if (PROBS && a.sums)
                 put_sums(a, t, item.part);
         }
@@ -240,11 +207,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By dtype, then: the five with W [V, H], and with W [H, V]. */
-#define LOGITS_OF(bf16, mn_b)                                                                           \
-    (const void *)ce_gemm<bf16, mn_b, CE_STATS>, (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>,     \
-        (const void *)ce_gemm<bf16, mn_b, CE_PROBS>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>, \
-        (const void *)ce_gemm<bf16, mn_b, CE_LOOK>
+/* By dtype, then: the five beside CE_STATS with W [V, H], and with W [H, V]. */
+#define LOGITS_OF(bf16, mn_b)                                                                          \
+    (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS>,    \
+        (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>, (const void *)ce_gemm<bf16, mn_b, CE_LOOK>, \
+        (const void *)ce_gemm<bf16, mn_b, CE_LISTED>
 
 enum { FUNCTIONS = 10 };
 static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
@@ -254,8 +221,11 @@ ridge_status ce_product_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    return host_prepare(device, &functions[0][0], 2 * FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                        (int)sizeof(logits_memory), "linear_ce: loading kernels");
+    const ridge_status status =
+        host_prepare(device, &functions[0][0], 2 * FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                     (int)sizeof(logits_memory), "linear_ce: loading kernels");
+
+    return status ? status : ce_stats_prepare(device);
 }
 
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
@@ -269,19 +239,20 @@ int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
 }
 
 /* How columns of tiles make parts: as narrow ones as there may be that leave single tiles for the end; sums of their
- * own. If there are none such, whatever keeps the clusters busy for the shortest time. */
-static void choose_parts(const ridge_device *device, ce_product *g)
+ * own. If there are none such, whatever keeps all takers (clusters, or both warpgroups of each) busy for the shortest
+ * time. There is always such a choice: the first one leaves at most as many parts as there may be. */
+static void choose_parts(const ridge_device *device, ce_product *g, int width, int takers)
 {
-    const int64_t most = g->c.p.part ? g->c.p.splits : device->units, tiles = ((int64_t)g->n + G16_N - 1) / G16_N;
+    const int64_t most = g->c.p.part ? g->c.p.splits : device->units, tiles = ((int64_t)g->n + width - 1) / width;
     const int64_t pairs = (g->c.rows + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
-    const int64_t clusters = device->units / G16_CLUSTER, least = (tiles + most - 1) / most;
-    const int64_t even = (tiles * pairs + clusters - 1) / clusters;
+    const int64_t least = (tiles + most - 1) / most;
+    const int64_t even = (tiles * pairs + takers - 1) / takers;
     int64_t best = INT64_MAX;
 
     for (int64_t columns = least; columns < least + 32 && best > even; columns++) {
         const int64_t all = (tiles + columns - 1) / columns;
         const int64_t wide = columns == 1 ? 0 : ce_least((tiles - most + columns - 2) / (columns - 1), all);
-        const int64_t time = (wide * pairs + clusters - 1) / clusters * columns;
+        const int64_t time = (wide * pairs + takers - 1) / takers * columns;
 
         if (wide + ce_most(tiles - wide * columns, 0) > most || time >= best)
             continue;
@@ -294,13 +265,15 @@ static void choose_parts(const ridge_device *device, ce_product *g)
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
 {
     const int64_t rows = G16_CLUSTER * G16_M;
-    const int64_t items = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + G16_N - 1) / G16_N) * g->pieces;
-    int64_t blocks = device->units / G16_CLUSTER;
+    const int width = what == CE_STATS ? G16_TURN_N : G16_N, clusters = device->units / G16_CLUSTER;
+    const int64_t items = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + width - 1) / width) * g->pieces;
+    const int64_t blocks = ce_least(items, clusters) * G16_CLUSTER;
 
     if (items == 0)
         return RIDGE_OK;
-    choose_parts(device, g);
-    blocks = (items < blocks ? items : blocks) * G16_CLUSTER;
-    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][what + 5 * g->c.p.hv],
+    choose_parts(device, g, width, what == CE_STATS ? 2 * clusters : clusters);
+    if (what == CE_STATS)
+        return ce_stats_launch(device, name, g, (unsigned)blocks, stream);
+    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][what - 1 + 5 * g->c.p.hv],
                                dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(logits_memory), g, stream);
 }

@@ -28,6 +28,7 @@ static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, in
 
     w.m = m;
     w.n = n;
+    w.width = G16_N;
     w.bundle = bundle;
     gemm16_plan(&w, (k + G16_K - 1) / G16_K, pieces);
     return w;
@@ -404,7 +405,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
 
     if (threadIdx.x == 0)
         ce_items_begin(&s->items, 8 * G16_CLUSTER);
-    gemm16_begin(&s->product);
+    gemm16_begin(&s->product, 8);
     const grad_plan g = plan_of(a);
 
     if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)

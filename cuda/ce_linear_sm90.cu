@@ -33,13 +33,14 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
                         : map_of(j, &g->maps.a[1], p->x, p->hidden, p->tokens, p->x_stride, 1); /* row by row */
 }
 
-/* W, n classes of it class_step apart, as B of the logits. */
-static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t step)
+/* W, n classes of it class_step apart, as B of the logits. in_turn: for CE_STATS's way, see gemm16_load_b. */
+static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t step, bool in_turn)
 {
     const ce_params *p = &j->c.p;
 
-    return p->hv ? map_of(j, &g->maps.b, p->w, n, p->hidden, p->w_stride, 64)
-                 : map_of(j, &g->maps.b, p->w, p->hidden, n, p->w_stride * step, G16_SHARE);
+    return p->hv ? map_of(j, &g->maps.b, p->w, n, p->hidden, p->w_stride, in_turn ? G16_K / 2 : G16_K)
+                 : map_of(j, &g->maps.b, p->w, p->hidden, n, p->w_stride * step,
+                          in_turn ? G16_TURN_N / G16_CLUSTER : G16_SHARE);
 }
 
 /* P^T with its places; lines of `wide` a box. */
@@ -103,7 +104,7 @@ static ridge_status look(linear_job *j, int64_t begin, int64_t rows)
     plain_maps(&g.maps);
     status = x_maps(j, &g);
     if (!status)
-        status = w_map(j, &g, j->c.sample, j->c.sample_step);
+        status = w_map(j, &g, j->c.sample, j->c.sample_step, false);
     status = status ? status : ce_product_launch(j->device, j->name, CE_LOOK, &g, j->stream);
     return status ? status : step(j, CE_STEP_GUESS);
 }
@@ -119,12 +120,18 @@ static ridge_status look_at_all(linear_job *j)
     return status;
 }
 
-/* what: CE_STATS or CE_PROBS. */
+static bool has_extra_sums(const ce_params *p)
+{
+    return has_extra(p) || p->full;
+}
+
+/* what: CE_STATS, CE_LISTED or CE_PROBS. */
 static ridge_status logits(linear_job *j, int what, bool sums)
 {
     const ce_params *p = &j->c.p;
     ce_product g = {};
     ridge_status status;
+    bool extra;
 
     g.c = j->c;
     g.n = (int)p->vocab;
@@ -133,13 +140,14 @@ static ridge_status logits(linear_job *j, int what, bool sums)
     g.pieces = 1;
     g.sums = sums;
     g.mixed = (j->c.known || j->c.gated) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
+    extra = what == CE_PROBS ? has_extra(p) || g.mixed : has_extra_sums(p);
     plain_maps(&g.maps);
     status = x_maps(j, &g);
     if (!status)
-        status = w_map(j, &g, p->vocab, 1);
+        status = w_map(j, &g, p->vocab, 1, what == CE_STATS && !extra);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, G16_N / 2);
-    if (has_extra(p) || (what == CE_STATS ? p->full : g.mixed))
+    if (extra)
         what++; /* the variant that knows every option */
     return status ? status : ce_product_launch(j->device, j->name, what, &g, j->stream);
 }
@@ -213,7 +221,10 @@ static ridge_status gradients(linear_job *j, bool add)
 /* Sums of rows over all classes. */
 static ridge_status stats(linear_job *j)
 {
-    return logits(j, CE_STATS, false);
+    ridge_status status = logits(j, CE_STATS, false);
+
+    /* which of the two has anything to do is known on the device alone */
+    return status || j->c.compact || has_extra_sums(&j->c.p) ? status : logits(j, CE_LISTED, false);
 }
 
 /* P^T from the guessed exponents; and again, on the device's own decision, from lse. */

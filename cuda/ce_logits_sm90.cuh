@@ -1,4 +1,5 @@
-/* ce_logits_sm90.cuh: the logits' product of ce_gemm_sm90.cu: what a cluster takes of it, and the ends of its tiles.
+/* ce_logits_sm90.cuh: the logits' product of ce_gemm_sm90.cu and ce_stats_sm90.cu: what is taken of it at once, and
+ * the ends of its tiles, of N columns where both call it and else of G16_N.
  *
  * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
  * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
@@ -12,9 +13,9 @@
  * or has been read; by warpgroup. */
 enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
 
-/* What a cluster takes: some tiles of a pair of row tiles, column after column, whose sums are one part of each row.
- * Wide ones come first, at last those of one tile, so that all clusters end together. Neither the parts nor the order
- * in one depend on who makes them. */
+/* What a cluster takes, or one of its pairs of warpgroups that go in turn: some tiles of a pair of row tiles, column
+ * after column, whose sums are one part of each row. Wide ones come first, at last those of one tile, so that all end
+ * together. Neither the parts nor the order in one depend on who makes them. */
 typedef struct logits_plan {
     gemm16_work tiles, wide, single;
     int columns; /* of a wide one */
@@ -35,12 +36,17 @@ typedef struct logits_item {
 } logits_item;
 
 /* This thread's two rows of an item: listed row, whether it is there, its target, and for CE_PROBS k_r. They are loaded
- * before the product and looked at after it, so that nobody waits for them. And its own columns' maximum and sum. */
+ * before the product and looked at after it, so that nobody waits for them. And its own columns' sum of E. */
 typedef struct item_rows {
     int row[2], target[2];
     bool live[2];
-    float exponent[2], high[2], sum[2];
+    float exponent[2], sum[2];
 } item_rows;
+
+/* Of the thread's two rows, over an item's tiles: maximum and sum of its own columns. */
+typedef struct item_sums {
+    float high[2], sum[2];
+} item_sums;
 
 static __device__ __forceinline__ ce_part *part_of(const ce_product &a, int row, int part)
 {
@@ -56,14 +62,15 @@ static __device__ __forceinline__ gemm16_work in_columns(gemm16_work w, int colu
     return w;
 }
 
-/* look: every token, whether it is listed or not; pieces of k instead of columns. */
-static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look)
+/* look: every token, whether it is listed or not; pieces of k instead of columns. width: of a tile. */
+static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look, int width)
 {
     logits_plan g = {};
     gemm16_work *w = &g.tiles;
 
     w->m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
     w->n = a.n;
+    w->width = width;
     w->bundle = a.bundle;
     gemm16_plan(w, (a.k + G16_K - 1) / G16_K, a.pieces);
     w->pick = a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
@@ -99,6 +106,44 @@ static __device__ __forceinline__ logits_item item_of(const logits_plan &g, int 
     return {bundle * w.bundle * w.tiles_n + column * step + place, step, count, part};
 }
 
+/* Rows of A by their numbers, see ce_by_number: each of the loading warps brings EACH
+ * of them, a row a box, which TMA swizzles by the address as it does a row of a whole box. One elected lane sends them
+ * off, STEP at a time without a branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
+enum { LOADERS = 4, EACH = G16_M / LOADERS };
+
+template <int MN_B, int STEP, class MEMORY>
+static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, MEMORY *s, int item,
+                                                   uint32_t *n)
+{
+    const ce_params &p = a.c.p;
+    const int rank = (int)ptx_cluster_rank(), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const uint32_t to = ptx_shared(s->a[0]) + warp * (EACH * 128);
+    const bool one = ptx_elect();
+    int pair, tile_n;
+
+    gemm16_locate(w, item, &pair, &tile_n);
+    const int row = (G16_CLUSTER * pair + rank) * G16_M + threadIdx.x;
+    const int token = row < w.m ? p.list[a.c.begin + row] : (int)p.tokens; /* beyond the last one: zeros */
+
+    for (int kb = 0; kb < w.blocks; kb++, ++*n) {
+        const uint32_t stage = *n % MEMORY::S, full = ptx_shared(&s->full[stage]);
+
+        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / MEMORY::S & 1) ^ 1);
+        if (warp == 0 && one) {
+            ptx_mbarrier_expect(full, MEMORY::BYTES);
+            gemm16_load_b<MN_B, MEMORY::N>(&a.maps.b, ptx_shared(s->b[stage]), tile_n * MEMORY::N, kb * G16_K,
+                                           (uint32_t)rank, full);
+        }
+#pragma unroll STEP
+        for (int i = 0; i < EACH; i++) {
+            const int at = __shfl_sync(~0u, token, i);
+
+            if (one)
+                ptx_tma_load_2d(to + stage * (G16_M * G16_K * 2) + i * 128, &a.maps.a[1], kb * G16_K, at, full);
+        }
+    }
+}
+
 template <int PROBS>
 static __device__ __forceinline__ item_rows rows_of(const ce_product &a, const gemm16_work &w, int first)
 {
@@ -111,7 +156,6 @@ static __device__ __forceinline__ item_rows rows_of(const ce_product &a, const g
         t.live[h] = r < w.m;
         t.row[h] = (int)a.c.begin + min(r, w.m - 1);
         t.target[h] = a.c.p.label[t.row[h]];
-        t.high[h] = -CUDART_INF_F;
         if (PROBS)
             t.exponent[h] = a.c.exponent[t.row[h]];
     }
@@ -141,13 +185,25 @@ static __device__ __forceinline__ float2 shared_columns(const gemm16_memory *s, 
     return *(const float2 *)&s->column[group][8 * j + 2 * (threadIdx.x % 4)];
 }
 
+/* -inf beyond the last column. */
+template <int N> static __device__ __forceinline__ void clip_columns(const gemm16_work &w, int first_col, float *acc)
+{
+    const int col = first_col + 2 * (threadIdx.x % 4);
+
+    if (first_col + N > w.n)
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[4 * j + i] = col + 8 * j + i % 2 < w.n ? acc[4 * j + i] : -CUDART_INF_F;
+}
+
 /* u to z in place, -inf beyond the last column. */
 template <int EXTRA>
 static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
                                                  int first_col, float *acc)
 {
     const ce_params &p = a.c.p;
-    const int col = first_col + 2 * (threadIdx.x % 4);
 
     if (EXTRA) {
         const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
@@ -163,22 +219,17 @@ static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm
             acc[4 * j + 3] = ce_logit(p, acc[4 * j + 3] + bias.y, cap_inverse, cool);
         }
     }
-    if (first_col + G16_N > w.n)
-#pragma unroll
-        for (int j = 0; j < G16_N / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[4 * j + i] = col + 8 * j + i % 2 < w.n ? acc[4 * j + i] : -CUDART_INF_F;
+    clip_columns<G16_N>(w, first_col, acc);
 }
 
 /* acc[4 (at / 8) + 2 half + at % 8] of a thread's row: a tree of selects, 16 at a time to save registers. */
-static __device__ __forceinline__ float pick(const float *acc, int half, int at)
+template <int N> static __device__ __forceinline__ float pick(const float *acc, int half, int at)
 {
     const int index = at / 8 * 2 + at % 2;
     float picked = 0.0f;
 
 #pragma unroll
-    for (int g = 0; g < G16_N / 4; g += 16) {
+    for (int g = 0; g < N / 4; g += 16) {
         float v[8];
 
 #pragma unroll
@@ -199,6 +250,7 @@ static __device__ __forceinline__ float pick(const float *acc, int half, int at)
 }
 
 /* The target's logit, from the one thread that holds it. */
+template <int N>
 static __device__ __forceinline__ void put_target(const ce_product &a, const item_rows &t, int first_col,
                                                   const float *acc)
 {
@@ -206,8 +258,8 @@ static __device__ __forceinline__ void put_target(const ce_product &a, const ite
     for (int h = 0; h < 2; h++) {
         const int in_tile = t.target[h] - first_col, at = in_tile - 2 * (int)(threadIdx.x % 4);
 
-        if (t.live[h] && t.target[h] >= 0 && in_tile >= 0 && in_tile < G16_N && at >= 0 && at % 8 < 2)
-            a.c.p.target_z[t.row[h]] = pick(acc, h, at);
+        if (t.live[h] && t.target[h] >= 0 && in_tile >= 0 && in_tile < N && at >= 0 && at % 8 < 2)
+            a.c.p.target_z[t.row[h]] = pick<N>(acc, h, at);
     }
 }
 
@@ -223,28 +275,29 @@ static __device__ __forceinline__ float base_of(float high)
 }
 
 /* This thread's logits of a row to its maximum and sum. */
-static __device__ __forceinline__ void add_logits(item_rows *t, int h, const float *acc)
+template <int N> static __device__ __forceinline__ void add_logits(item_sums *t, int h, const float *acc)
 {
     const float before = t->high[h], old = t->sum[h];
     float high[2] = {before, -CUDART_INF_F}, sum[2] = {0.0f, 0.0f}, base;
 
 #pragma unroll
-    for (int j = 0; j < G16_N / 8; j++)
+    for (int j = 0; j < N / 8; j++)
         high[j % 2] = fmaxf(high[j % 2], fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
     t->high[h] = fmaxf(high[0], high[1]);
     base = base_of(t->high[h]);
     if (old != 0.0f)
         sum[0] = old * ptx_ex2(base_of(before) - base);
 #pragma unroll
-    for (int j = 0; j < G16_N / 8; j++) {
+    for (int j = 0; j < N / 8; j++) {
         sum[0] += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base));
         sum[1] += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h + 1], CE_LOG2E, -base));
     }
     t->sum[h] = sum[0] + sum[1];
 }
 
-/* After an item: maximum and sum of its rows. */
-static __device__ __forceinline__ void put_stats(const ce_product &a, const item_rows &t, int part)
+/* After an item: maximum and sum of its rows. first: this thread's. */
+static __device__ __forceinline__ void put_stats(const ce_product &a, const gemm16_work &w, const item_sums &t,
+                                                 int first, int part)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -255,8 +308,8 @@ static __device__ __forceinline__ void put_stats(const ce_product &a, const item
         if (sum != 0.0f)
             sum *= ptx_ex2(base_of(t.high[h]) - base_of(high));
         sum = quad_sum(sum);
-        if (t.live[h] && threadIdx.x % 4 == 0)
-            *part_of(a, t.row[h], part) = {high, sum};
+        if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
+            *part_of(a, (int)a.c.begin + first + 8 * h, part) = {high, sum};
     }
 }
 

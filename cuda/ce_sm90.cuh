@@ -17,7 +17,9 @@
 #include "gemm16_sm90.cuh"
 
 /* Products with W. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
-enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_LOOK };
+/* CE_LISTED: CE_STATS where some rows are ignored and there is no compact x, so that they are loaded by their numbers.
+ */
+enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_LOOK, CE_LISTED };
 
 /* CE_LOOK: u of a sample of the classes, in pieces of the hidden units, so that all clusters have some of it. */
 enum { CE_SAMPLE = 256 };
@@ -106,6 +108,10 @@ typedef struct ce_product {
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
+/* CE_STATS of it, whose parts have been chosen: ce_stats_sm90.cu. */
+ridge_status ce_stats_launch(const ridge_device *device, const char *name, ce_product *g, unsigned blocks,
+                             void *stream);
+ridge_status ce_stats_prepare(const ridge_device *device);
 /* Parts of a row, at most: in train they take room from the chunks. */
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 
@@ -221,6 +227,12 @@ static __device__ __forceinline__ void ce_split(const float *v, uint4 *high, uin
     }
     *high = make_uint4(h[0], h[1], h[2], h[3]);
     *low = make_uint4(l[0], l[1], l[2], l[3]);
+}
+
+/* Rows are loaded by their numbers: some are ignored, and there is no compact x. */
+static __device__ __forceinline__ bool ce_by_number(const ce_chunk &c)
+{
+    return !c.compact && c.p.totals->rows != c.p.tokens;
 }
 
 static __device__ __forceinline__ bool ce_skipped(const ce_chunk &c)

@@ -3,12 +3,16 @@
  *
  *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
  *
- * A cluster takes a pair of row tiles of one column tile: each CTA loads its own 128 rows of A and half of the 256 rows
- * of B, which it multicasts to both. In a CTA one thread loads, two warpgroups of 64 rows each multiply and then run
- * the epilogue. The second one begins a few stages late, so that the epilogue of one runs beside the matrix
- * instructions of the other. full[s]: stage s has landed (orders TMA's writes before wgmma's reads). empty[s]: all 16
- * multiplying warps of the cluster have finished with stage s (orders their reads before the next writes of either
- * CTA). */
+ * A cluster takes a pair of row tiles of one column tile: each CTA loads its own 128 rows of A and half of the rows of
+ * B, which it multicasts to both. In a CTA one thread loads and two warpgroups multiply and run the epilogues, in one
+ * of two ways:
+ *
+ *     together  a tile of 128 x 256, 64 rows each; the second warpgroup begins a few stages late, so that the epilogue
+ *               of one runs beside the matrix instructions of the other
+ *     in turn   a tile of 128 x 192 each: the end of one's tile runs beside the matrix instructions of the other's
+ *
+ * full[s]: stage s has landed (orders TMA's writes before wgmma's reads). empty[s]: all warps of the cluster that
+ * multiply it, 16 or 8, have finished with stage s (orders their reads before the next writes of either CTA). */
 #ifndef RIDGE_GEMM16_SM90_CUH
 #define RIDGE_GEMM16_SM90_CUH
 
@@ -19,7 +23,8 @@
 enum {
     G16_CLUSTER = 2,
     G16_M = 128,
-    G16_N = 256,
+    G16_N = 256,      /* together */
+    G16_TURN_N = 192, /* in turn */
     G16_K = 64,
     G16_STAGES = 4,
     G16_THREADS = 384,
@@ -39,8 +44,8 @@ typedef struct gemm16_maps {
 
 /* What a launch has to do; some of it is known on the device alone. */
 typedef struct gemm16_work {
-    int m, n, blocks; /* blocks of k */
-    int pairs, tiles_n, items;
+    int m, n, blocks;                               /* blocks of k */
+    int pairs, width, tiles_n, items;               /* width: columns of a tile */
     int pieces, piece;                              /* of k, one after another; blocks of one */
     int first_m;                                    /* added to the rows of A that are loaded */
     int pick;                                       /* of a[], where nothing is split */
@@ -48,13 +53,22 @@ typedef struct gemm16_work {
     uint32_t by_piece, by_bundle, by_pair, by_last; /* reciprocals for gemm16_locate */
 } gemm16_work;
 
+/* N: columns of a tile; S: stages; BYTES: of a stage. */
 typedef struct gemm16_memory {
+    enum { N = G16_N, S = G16_STAGES, BYTES = (G16_M + G16_N) * G16_K * 2 };
     uint8_t a[G16_STAGES][G16_M * G16_K * 2];
     uint8_t b[G16_STAGES][G16_N * G16_K * 2];
     uint8_t d[2][2][G16_PANEL]; /* by warpgroup: two panels of results on their way out */
     float column[2][G16_N];     /* by warpgroup: numbers that an epilogue needs of each column */
     uint64_t full[G16_STAGES], empty[G16_STAGES];
 } gemm16_memory;
+
+typedef struct gemm16_in_turn {
+    enum { N = G16_TURN_N, S = 5, BYTES = (G16_M + G16_TURN_N) * G16_K * 2 };
+    uint8_t a[S][G16_M * G16_K * 2];
+    uint8_t b[S][G16_TURN_N * G16_K * 2];
+    uint64_t full[S], empty[S];
+} gemm16_in_turn;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -90,14 +104,14 @@ static __device__ __forceinline__ int gemm16_divide(int n, int d, uint32_t recip
     return q;
 }
 
-/* The rest of a plan that has m, n and bundle. */
+/* The rest of a plan that has m, n, width and bundle. */
 static __device__ __forceinline__ void gemm16_plan(gemm16_work *w, int blocks, int pieces)
 {
     w->blocks = blocks;
     w->pieces = pieces;
     w->piece = (blocks + pieces - 1) / pieces;
     w->pairs = (w->m + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
-    w->tiles_n = (w->n + G16_N - 1) / G16_N;
+    w->tiles_n = (w->n + w->width - 1) / w->width;
     w->items = w->pairs * w->tiles_n * pieces;
     w->last = w->pairs - (w->pairs - 1) / w->bundle * w->bundle;
     w->by_piece = gemm16_reciprocal(w->pairs * w->tiles_n);
@@ -146,25 +160,38 @@ static __device__ __forceinline__ void gemm16_load_a(const CUtensorMap *map, uin
     }
 }
 
-template <int MN>
-static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uint32_t to, int row, int k, uint32_t full)
+/* This CTA's half of the N rows of B, to both. Boxes: all rows of it where k is contiguous, else 64 rows; and there
+ * half of the block's k, where the half is no whole number of 64 rows. */
+template <int MN, int N>
+static __device__ __forceinline__ void gemm16_load_b(const CUtensorMap *map, uint32_t to, int row, int k, uint32_t rank,
+                                                     uint32_t full)
 {
-    if (!MN) {
-        ptx_tma_load_2d_multicast(to, map, k, row, full, (1 << G16_CLUSTER) - 1);
-    } else {
+    constexpr int SHARE = N / G16_CLUSTER, BOXES = SHARE / (G16_K / 2); /* half boxes */
+
+    if constexpr (MN && SHARE % 64) {
 #pragma unroll
-        for (int i = 0; i < G16_N / 64 / G16_CLUSTER; i++)
-            ptx_tma_load_2d_multicast(to + i * G16_PANEL, map, row + 64 * i, k, full, (1 << G16_CLUSTER) - 1);
+        for (int i = 0; i < BOXES; i++) {
+            const int at = (int)rank * BOXES + i;
+
+            ptx_tma_load_2d_multicast(to + at * (G16_PANEL / 2), map, row + at / 2 * 64, k + at % 2 * (G16_K / 2), full,
+                                      (1 << G16_CLUSTER) - 1);
+        }
+    } else {
+        to += rank * (SHARE * G16_K * 2);
+        row += (int)rank * SHARE;
+#pragma unroll
+        for (int i = 0; i < (MN ? SHARE / 64 : 1); i++)
+            ptx_tma_load_2d_multicast(to + i * G16_PANEL, map, MN ? row + 64 * i : k, MN ? k : row, full,
+                                      (1 << G16_CLUSTER) - 1);
     }
 }
 
 /* Loads all blocks of an item; *n counts the stages. Where items are taken from a counter, the next one is asked for
  * shortly before the end: taken sooner, it would wait here while other clusters have nothing left. */
 enum { G16_ASK = 3 };
-template <int MN_A, int MN_B>
-static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, gemm16_memory *s,
-                                                   int item, uint32_t *n, unsigned long long *taken = NULL,
-                                                   int *next = NULL)
+template <int MN_A, int MN_B, class MEMORY>
+static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, MEMORY *s, int item,
+                                                   uint32_t *n, unsigned long long *taken = NULL, int *next = NULL)
 {
     const uint32_t rank = ptx_cluster_rank();
     int pair, tile_n, first_block;
@@ -173,7 +200,7 @@ static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, cons
     const bool tail_m = row >= maps.tail_m, more_m = row >= maps.more_m;
 
     for (int kb = first_block; kb < first_block + blocks; kb++, ++*n) {
-        const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
+        const uint32_t stage = *n % MEMORY::S, full = ptx_shared(&s->full[stage]);
         const int k = kb * G16_K;
         const bool tail = tail_m || k >= maps.tail_k, later_m = !tail && row >= maps.split_m,
                    later_k = !tail && k >= maps.split_k;
@@ -184,11 +211,10 @@ static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, cons
 
         if (taken && kb == max(first_block + blocks - G16_ASK, first_block))
             *next = (int)atomicAdd(taken, 1ull);
-        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
-        ptx_mbarrier_expect(full, (G16_M + G16_N) * G16_K * 2);
+        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / MEMORY::S & 1) ^ 1);
+        ptx_mbarrier_expect(full, MEMORY::BYTES);
         gemm16_load_a<MN_A>(&maps.a[which], ptx_shared(s->a[stage]), from_row, from_k, full);
-        gemm16_load_b<MN_B>(&maps.b, ptx_shared(s->b[stage] + rank * (G16_SHARE * G16_K * 2)),
-                            tile_n * G16_N + (int)rank * G16_SHARE, k, full);
+        gemm16_load_b<MN_B, MEMORY::N>(&maps.b, ptx_shared(s->b[stage]), tile_n * MEMORY::N, k, rank, full);
     }
 }
 
@@ -225,7 +251,8 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < G16_K / 16; k++)
-            wgmma_16bit<BF16, MN_A, MN_B>(acc, a + k * (MN_A ? 128 : 2), b + k * (MN_B ? 128 : 2), kb > 0 || k > 0);
+            wgmma_16bit<G16_N, BF16, MN_A, MN_B>(acc, a + k * (MN_A ? 128 : 2), b + k * (MN_B ? 128 : 2),
+                                                 kb > 0 || k > 0);
         wgmma_commit();
         if (kb > 0) {
             wgmma_wait_before();
@@ -246,13 +273,96 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
     }
 }
 
-/* Before anything else. */
-static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
+/* In turn: whose turn it is, by named barriers TURN + group, on which the other warpgroup arrives when it has issued
+ * its tile's last instructions: until then its stages are not all there, and the parity of a later one would mislead.
+ */
+enum { G16_TURN = 9 };
+
+/* Where a warpgroup stands: stages that both have consumed so far, and whether the other one has ended. */
+typedef struct gemm16_place {
+    uint32_t n;
+    int group;
+    bool first, alone;
+} gemm16_place;
+
+/* Before a tile, of `blocks` as all others, or at last: false = the other one has ended. */
+static __device__ __forceinline__ void gemm16_take_turn(gemm16_place *t, int blocks, const int *ended)
+{
+    if (t->alone)
+        return;
+    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
+    ptx_barrier_sync(G16_TURN + t->group, 256);
+    t->alone = ((const volatile int *)ended)[1 - t->group] != 0;
+    if (!t->alone && !t->first)
+        t->n += (uint32_t)blocks;
+    t->first = false;
+}
+
+static __device__ __forceinline__ void gemm16_give_turn(const gemm16_place &t)
+{
+    __syncwarp();
+    if (!t.alone)
+        ptx_barrier_arrive(G16_TURN + 1 - t.group, 256);
+}
+
+/* The first warpgroup begins. */
+static __device__ __forceinline__ gemm16_place gemm16_first_turn(int group)
+{
+    if (group == 1)
+        ptx_barrier_arrive(G16_TURN, 256);
+    return {0, group, group == 0, false};
+}
+
+static __device__ __forceinline__ void gemm16_last_turn(gemm16_place *t, int blocks, int *ended)
+{
+    gemm16_take_turn(t, blocks, ended);
+    if (!t->alone && threadIdx.x % 128 == 0)
+        ended[t->group] = 1;
+    gemm16_give_turn(*t);
+}
+
+/* All blocks of k of a tile of this warpgroup's own: acc of its first 64 rows, and of the others. */
+template <int BF16, int MN_B>
+static __device__ __forceinline__ void gemm16_multiply_in_turn(const gemm16_places &at, int blocks, gemm16_place *turn,
+                                                               const int *ended, float *acc)
+{
+    constexpr int HALF = G16_TURN_N / 2;
+    uint32_t before = 0;
+
+    gemm16_take_turn(turn, blocks, ended);
+    for (int kb = 0; kb < blocks; kb++) {
+        const uint32_t stage = turn->n % gemm16_in_turn::S;
+        const uint64_t a = at.a + stage * (G16_M * G16_K * 2 / 16), b = at.b + stage * (G16_TURN_N * G16_K * 2 / 16);
+
+        ptx_mbarrier_wait(at.full + stage * 8, turn->n / gemm16_in_turn::S & 1);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < G16_K / 16; k++) {
+            wgmma_16bit<G16_TURN_N, BF16, 0, MN_B>(acc, a + k * 2, b + k * (MN_B ? 128 : 2), kb > 0 || k > 0);
+            wgmma_16bit<G16_TURN_N, BF16, 0, MN_B>(acc + HALF, a + G16_PANEL / 16 + k * 2, b + k * (MN_B ? 128 : 2),
+                                                   kb > 0 || k > 0);
+        }
+        wgmma_commit();
+        if (kb > 0) {
+            wgmma_wait_before();
+            gemm16_give_back(at, before);
+        }
+        before = stage;
+        turn->n++;
+    }
+    gemm16_give_turn(*turn);
+    wgmma_wait();
+    wgmma_pin<2 * HALF>(acc);
+    gemm16_give_back(at, before);
+}
+
+/* Before anything else. warps: of a CTA, that multiply a stage. */
+template <class MEMORY> static __device__ __forceinline__ void gemm16_begin(MEMORY *s, int warps)
 {
     if (threadIdx.x == 0) {
-        for (int i = 0; i < G16_STAGES; i++) {
+        for (int i = 0; i < MEMORY::S; i++) {
             ptx_mbarrier_init(ptx_shared(&s->full[i]), 1);
-            ptx_mbarrier_init(ptx_shared(&s->empty[i]), 8 * G16_CLUSTER);
+            ptx_mbarrier_init(ptx_shared(&s->empty[i]), (uint32_t)(warps * G16_CLUSTER));
         }
         ptx_mbarrier_fence_init();
     }
@@ -261,8 +371,9 @@ static __device__ __forceinline__ void gemm16_begin(gemm16_memory *s)
     ptx_grid_release();
 }
 
-template <int MN_A, int MN_B>
-static __device__ __forceinline__ gemm16_places gemm16_places_of(gemm16_memory *s, int group)
+/* group: the first of the 64 rows of A's tile that it begins with, by 64. */
+template <int MN_A, int MN_B, class MEMORY>
+static __device__ __forceinline__ gemm16_places gemm16_places_of(MEMORY *s, int group)
 {
     const uint32_t a = ptx_shared(s->a[0] + group * G16_PANEL), b = ptx_shared(s->b[0]);
     gemm16_places at;
