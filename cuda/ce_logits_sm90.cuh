@@ -106,9 +106,9 @@ static __device__ __forceinline__ logits_item item_of(const logits_plan &g, int 
     return {bundle * w.bundle * w.tiles_n + column * step + place, step, count, part};
 }
 
-/* Rows of A by their numbers, see ce_by_number: each of the loading warps brings EACH
- * of them, a row a box, which TMA swizzles by the address as it does a row of a whole box. One elected lane sends them
- * off, STEP at a time without a branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
+/* Rows of A by their numbers, see ce_by_number: each of the loading warps brings EACH of them, a row a box, which TMA
+ * swizzles by the address as it does a row of a whole box. One elected lane sends them off, STEP at a time without a
+ * branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
 enum { LOADERS = 4, EACH = G16_M / LOADERS };
 
 template <int MN_B, int STEP, class MEMORY>

@@ -1,6 +1,6 @@
 /* ce_stats_sm90.cu: the logits' product on Hopper where nothing but the maximum and sum of exponentials by row and part
- * is wanted of it (CE_STATS: eval without options), and the targets' logits. Each warpgroup has tiles of its own, taken
- * in turn: gemm16_sm90.cuh. */
+ * is wanted of it (CE_STATS: eval without options, train where a guess was bad), and the targets' logits. Each
+ * warpgroup has tiles of its own, taken in turn: gemm16_sm90.cuh. */
 #include "ce_logits_sm90.cuh"
 
 /* Of a thread in one half, 64 rows, of its warpgroup's tile. */

@@ -1,5 +1,5 @@
-/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_gemm_sm90.cu puts its epilogues on: TMA, wgmma,
- * warp-specialised, persistent, clusters of two.
+/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_gemm_sm90.cu, ce_stats_sm90.cu and
+ * ce_gradients_sm90.cu put their epilogues on: TMA, wgmma, warp-specialised, persistent, clusters of two.
  *
  *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
  *
@@ -285,7 +285,7 @@ typedef struct gemm16_place {
     bool first, alone;
 } gemm16_place;
 
-/* Before a tile, of `blocks` as all others, or at last: false = the other one has ended. */
+/* Before a tile, of `blocks` as all others, or at last. Then `alone` says whether the other one has ended. */
 static __device__ __forceinline__ void gemm16_take_turn(gemm16_place *t, int blocks, const int *ended)
 {
     if (t->alone)
