@@ -120,11 +120,6 @@ static ridge_status look_at_all(linear_job *j)
     return status;
 }
 
-static bool has_extra_sums(const ce_params *p)
-{
-    return has_extra(p) || p->full;
-}
-
 /* what: CE_STATS, CE_LISTED or CE_PROBS. */
 static ridge_status logits(linear_job *j, int what, bool sums)
 {
@@ -140,7 +135,9 @@ static ridge_status logits(linear_job *j, int what, bool sums)
     g.pieces = 1;
     g.sums = sums;
     g.mixed = (j->c.known || j->c.gated) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
-    extra = what == CE_PROBS ? has_extra(p) || g.mixed : has_extra_sums(p);
+    extra = has_extra(p) || (what == CE_PROBS ? g.mixed : p->full);
+    if (what == CE_LISTED && extra)
+        return RIDGE_OK; /* CE_STATS_EXTRA loads such rows itself */
     plain_maps(&g.maps);
     status = x_maps(j, &g);
     if (!status)
@@ -224,7 +221,7 @@ static ridge_status stats(linear_job *j)
     ridge_status status = logits(j, CE_STATS, false);
 
     /* which of the two has anything to do is known on the device alone */
-    return status || j->c.compact || has_extra_sums(&j->c.p) ? status : logits(j, CE_LISTED, false);
+    return status || j->c.compact ? status : logits(j, CE_LISTED, false);
 }
 
 /* P^T from the guessed exponents; and again, on the device's own decision, from lse. */

@@ -106,44 +106,6 @@ static __device__ __forceinline__ logits_item item_of(const logits_plan &g, int 
     return {bundle * w.bundle * w.tiles_n + column * step + place, step, count, part};
 }
 
-/* Rows of A by their numbers, see ce_by_number: each of the loading warps brings EACH of them, a row a box, which TMA
- * swizzles by the address as it does a row of a whole box. One elected lane sends them off, STEP at a time without a
- * branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
-enum { LOADERS = 4, EACH = G16_M / LOADERS };
-
-template <int MN_B, int STEP, class MEMORY>
-static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, MEMORY *s, int item,
-                                                   uint32_t *n)
-{
-    const ce_params &p = a.c.p;
-    const int rank = (int)ptx_cluster_rank(), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const uint32_t to = ptx_shared(s->a[0]) + warp * (EACH * 128);
-    const bool one = ptx_elect();
-    int pair, tile_n;
-
-    gemm16_locate(w, item, &pair, &tile_n);
-    const int row = (G16_CLUSTER * pair + rank) * G16_M + threadIdx.x;
-    const int token = row < w.m ? p.list[a.c.begin + row] : (int)p.tokens; /* beyond the last one: zeros */
-
-    for (int kb = 0; kb < w.blocks; kb++, ++*n) {
-        const uint32_t stage = *n % MEMORY::S, full = ptx_shared(&s->full[stage]);
-
-        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / MEMORY::S & 1) ^ 1);
-        if (warp == 0 && one) {
-            ptx_mbarrier_expect(full, MEMORY::BYTES);
-            gemm16_load_b<MN_B, MEMORY::N>(&a.maps.b, ptx_shared(s->b[stage]), tile_n * MEMORY::N, kb * G16_K,
-                                           (uint32_t)rank, full);
-        }
-#pragma unroll STEP
-        for (int i = 0; i < EACH; i++) {
-            const int at = __shfl_sync(~0u, token, i);
-
-            if (one)
-                ptx_tma_load_2d(to + stage * (G16_M * G16_K * 2) + i * 128, &a.maps.a[1], kb * G16_K, at, full);
-        }
-    }
-}
-
 template <int PROBS>
 static __device__ __forceinline__ item_rows rows_of(const ce_product &a, const gemm16_work &w, int first)
 {

@@ -1,4 +1,5 @@
-/* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API, in the one file that a user includes.
+/* ridge.h: LLM kernels at the roofline, in plain C. The whole kernel API, in the one file that a user includes and
+ * reads: that is why it is longer than other files may be.
  *
  *     ridge_device *dev;                                                  (NULL: the GPU if there is one, else the CPU)
  *     ridge_call call = ridge_swiglu_fwd(rows, cols, RIDGE_BF16, gate, up, out);
