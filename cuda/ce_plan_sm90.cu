@@ -56,15 +56,15 @@ static int pieces_of(const ridge_device *device, const ridge_problem *problem, i
     return best;
 }
 
-/* Classes of dW whose place holds no P^T: some waves of tiles, which clusters make while others still have dX, and more
- * than a bundle; in no more than half of the area. */
+/* Classes of dW whose place holds no P^T: some waves of tiles, which clusters make while others still have dX, and at
+ * least a bundle; in no more than half of the area. */
 static int ahead_of(bool small, int64_t inside, int64_t room)
 {
-    int64_t pairs = small ? G16_PAIRS : 4 * G16_PAIRS;
+    int64_t classes = small ? CE_BUNDLE : 4 * CE_BUNDLE;
 
-    while (pairs > G16_PAIRS && 2 * pairs * HIGH * inside > room / 2)
-        pairs /= 2;
-    return (int)(pairs * HIGH);
+    while (classes > CE_BUNDLE && 2 * classes * inside > room / 2)
+        classes /= 2;
+    return (int)classes;
 }
 
 /* Bytes of the area for a row of a chunk: n_r x and its share of the sums of common targets. */

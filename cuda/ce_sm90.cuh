@@ -28,8 +28,12 @@ enum { CE_SAMPLE = 256 };
 enum { CE_COMMON = 32 };
 #define CE_SUMS(hidden) ((hidden) / 8 + 1) /* bytes for each row of a chunk: a sum for every 32 rows */
 
+/* Classes of a bundle of dW: a whole number of tiles in every way of cutting it, and of what P^T is stored in. P^T's
+ * place begins at a whole bundle. */
+enum { CE_BUNDLE = 1536 };
+
 /* Numbers of ce_chunk's `turns`. */
-#define CE_TURNS(vocab) (3 + (vocab) / (G16_PAIRS * G16_CLUSTER * G16_M))
+#define CE_TURNS(vocab) (3 + (vocab) / CE_BUNDLE)
 
 enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 
