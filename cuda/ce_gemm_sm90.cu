@@ -1,43 +1,12 @@
 /* ce_gemm_sm90.cu: the first product of the linear cross entropy on Hopper, logits x W^T, with its epilogue in
- * registers: P^T and the sum of E (CE_PROBS), or the maximum and sum of exponentials by row and part (CE_LISTED;
- * CE_STATS itself has ce_stats_sm90.cu); *_EXTRA: with whatever options and outputs; or u of a sample of the classes
- * (CE_LOOK). */
+ * registers: P^T and the sum of E, or the maximum and sum of exponentials by row and part, with whatever options and
+ * outputs (*_EXTRA); those of rows loaded by their numbers (CE_LISTED); or u of a sample of the classes (CE_LOOK).
+ * CE_STATS and CE_PROBS themselves have ce_turns_sm90.cu. */
 #include "ce_logits_sm90.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* The warp that sends what a warpgroup's put_probs leaves in shared memory, so that the warpgroup does not wait. */
-static __device__ __forceinline__ void send_tile(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
-                                                 int tile)
-{
-    const uint32_t panel = ptx_shared(s->d[group][0]);
-    int pair, tile_n;
-
-    gemm16_tile(w, tile, &pair, &tile_n);
-    const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
-    const bool more = row >= a.c.probs.more_at, tail = row >= a.c.probs.tail_at;
-
-    for (int half = 0; half < 2; half++) {
-        const int c = tile_n * G16_N + half * (G16_N / 2);
-        const bool first = c < a.c.probs.split;
-        const int which = more ? 3 : tail ? 2 : !first;
-
-        __syncwarp();
-        ptx_barrier_arrive(FREE + group, STORE_THREADS);
-        ptx_barrier_sync(FILLED + group, STORE_THREADS);
-        if (threadIdx.x % 32)
-            continue;
-        if (c < w.n)
-            ptx_tma_store_2d(&a.store[which],
-                             row - (more   ? a.c.probs.more_at
-                                    : tail ? a.c.probs.tail_at
-                                           : 0),
-                             tail || first ? c : c - a.c.probs.split, panel);
-        ptx_tma_commit();
-        ptx_tma_wait_read();
-    }
-}
-
+/* What the warpgroup's put_probs leaves in shared memory. */
 static __device__ __forceinline__ void send_probs(const ce_product &a, const logits_plan &g, logits_memory *s,
                                                   int group)
 {
@@ -46,8 +15,13 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const log
     for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i = ce_next_item(&ring)) {
         const logits_item item = item_of(g, i);
 
-        for (int k = 0; k < item.count; k++)
-            send_tile(a, g.tiles, &s->product, group, item.first + k * item.step);
+        int pair, tile_n;
+
+        gemm16_tile(g.tiles, item.first, &pair, &tile_n);
+        const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+
+        for (int c = tile_n * G16_N, end = c + item.count * G16_N; c < end; c += G16_N / 2)
+            send_panel(a, g.tiles, ptx_shared(s->product.d[group][0]), group, row, c);
     }
     if (threadIdx.x % 32 == 0)
         ptx_tma_wait();
@@ -107,35 +81,6 @@ static __device__ __forceinline__ void gather_item(const ce_product &a, const ge
     }
 }
 
-/* The loading thread. The first CTA's asks for the next item while it loads the last tile of one, and hands it to
- * everybody else; the last ticket of all puts the counter back. */
-template <int MN_B>
-static __device__ __forceinline__ void load_items(const ce_product &a, const logits_plan &g, logits_memory *s)
-{
-    unsigned long long *taken = &a.c.p.totals->taken;
-    const int clusters = (int)gridDim.x / G16_CLUSTER;
-    ce_ring ring = ce_ring_of(&s->items);
-    uint32_t n = 0;
-
-    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items;) {
-        const logits_item item = item_of(g, i);
-        const bool leads = ptx_cluster_rank() == 0;
-        int ticket = 0;
-
-        for (int k = 0; k < item.count; k++)
-            gemm16_load<0, MN_B>(a.maps, g.tiles, &s->product, item.first + k * item.step, &n,
-                                 leads && k + 1 == item.count ? taken : NULL, &ticket);
-        if (!leads) {
-            i = ce_next_to_load(&ring);
-            continue;
-        }
-        i = clusters + ticket;
-        if (ticket == g.items - 1)
-            *taken = 0;
-        ce_hand_out(&s->items, &ring, i);
-    }
-}
-
 #endif
 
 template <int BF16, int MN_B, int WHAT>
@@ -143,7 +88,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int EXTRA = WHAT == CE_STATS_EXTRA || WHAT == CE_PROBS_EXTRA;
-    constexpr int PROBS = WHAT == CE_PROBS || WHAT == CE_PROBS_EXTRA;
+    constexpr int PROBS = WHAT == CE_PROBS_EXTRA;
     extern __shared__ __align__(1024) uint8_t shared[];
     logits_memory *s = (logits_memory *)shared;
     constexpr int STATS = WHAT == CE_STATS_EXTRA || WHAT == CE_LISTED;
@@ -154,7 +99,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     gemm16_begin(&s->product, 8);
     const bool gather = STATS && ce_by_number(a.c);
     if (threadIdx.x == 0) {
-        s->plan = plan_of(a, WHAT == CE_LOOK, G16_N);
+        s->plan = plan_of(a, WHAT == CE_LOOK, false);
         if (WHAT == CE_LISTED && !gather) /* CE_STATS's */
             s->plan.items = 0;
     }
@@ -179,7 +124,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             for (int i = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && i < g.items; i += clusters)
                 gemm16_load<0, MN_B>(a.maps, w, &s->product, i, &n);
         } else if (threadIdx.x == 0) {
-            load_items<MN_B>(a, g, s);
+            load_items<MN_B>(a, g, &s->product, &s->items);
         }
         if (PROBS && (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2))
             send_probs(a, g, s, (int)threadIdx.x / 32 - 1);
@@ -230,12 +175,13 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
                         put_stats_full(a, w, &s->product, group, t, item.part, h, col, acc);
                 }
                 if (PROBS)
-                    put_probs<BF16, EXTRA>(a, w, &s->product, group, &t, col, acc);
+                    put_probs<BF16, EXTRA, G16_N>(a, w, &s->product, ptx_shared(s->product.d[group][0]), group, &t, col,
+                                                  acc);
             }
             if (WHAT == CE_LISTED)
                 put_stats(a, w, sums, local, item.part);
             if (PROBS && a.sums)
-                put_sums(a, t, item.part);
+                put_sums(a, w, t.sum, local, item.part);
         }
     }
     __syncwarp();       /* one thread alone went through the loading loop, or sent P^T; the barrier is an aligned one */
@@ -245,13 +191,12 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By dtype, then: the five beside CE_STATS with W [V, H], and with W [H, V]. */
-#define LOGITS_OF(bf16, mn_b)                                                                          \
-    (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS>,    \
-        (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>, (const void *)ce_gemm<bf16, mn_b, CE_LOOK>, \
-        (const void *)ce_gemm<bf16, mn_b, CE_LISTED>
+/* By dtype, then: those that are not in turn, from CE_STATS_EXTRA on, with W [V, H], and with W [H, V]. */
+#define LOGITS_OF(bf16, mn_b)                                                                             \
+    (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>, \
+        (const void *)ce_gemm<bf16, mn_b, CE_LOOK>, (const void *)ce_gemm<bf16, mn_b, CE_LISTED>
 
-enum { FUNCTIONS = 10 };
+enum { FUNCTIONS = 8 };
 static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
                                                     {LOGITS_OF(1, 0), LOGITS_OF(1, 1)}};
 
@@ -263,7 +208,7 @@ ridge_status ce_product_prepare(const ridge_device *device)
         host_prepare(device, &functions[0][0], 2 * FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
                      (int)sizeof(logits_memory), "linear_ce: loading kernels");
 
-    return status ? status : ce_stats_prepare(device);
+    return status ? status : ce_turns_prepare(device);
 }
 
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
@@ -273,26 +218,27 @@ int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
     const int64_t most =
         problem->op == RIDGE_LINEAR_CE_EVAL ? ce_most(device->units - 6, 1) : device->units / G16_CLUSTER;
 
-    return (int)ce_least(tiles - tiles / 3, most); /* of few tiles most are in pairs */
+    return (int)ce_least(ce_most(tiles - tiles / 3, 2), most); /* of few tiles most are in pairs */
 }
 
-/* How columns of tiles make parts: as narrow ones as there may be that leave single tiles for the end; sums of their
- * own. If there are none such, whatever keeps all takers (clusters, or both warpgroups of each) busy for the shortest
- * time. There is always such a choice: the first one leaves at most as many parts as there may be. */
-static void choose_parts(const ridge_device *device, ce_product *g, int width, int takers)
+/* How columns of tiles make parts, an item's tiles one or, of warpgroups in turn, two: as narrow ones as there may be
+ * that leave single tiles for the end; sums of their own. If there are none such, whatever keeps all clusters busy for
+ * the shortest time. There is always such a choice: the first or a later one leaves at most as many parts as there may
+ * be. */
+static void choose_parts(const ridge_device *device, ce_product *g, int width, int parts)
 {
     const int64_t most = g->c.p.part ? g->c.p.splits : device->units, tiles = ((int64_t)g->n + width - 1) / width;
     const int64_t pairs = (g->c.rows + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
-    const int64_t least = (tiles + most - 1) / most;
-    const int64_t even = (tiles * pairs + takers - 1) / takers;
+    const int64_t least = (tiles + most - 1) / most, clusters = device->units / G16_CLUSTER;
+    const int64_t even = (tiles * pairs + clusters - 1) / clusters;
     int64_t best = INT64_MAX;
 
-    for (int64_t columns = least; columns < least + 32 && best > even; columns++) {
-        const int64_t all = (tiles + columns - 1) / columns;
-        const int64_t wide = columns == 1 ? 0 : ce_least((tiles - most + columns - 2) / (columns - 1), all);
-        const int64_t time = (wide * pairs + takers - 1) / takers * columns;
+    for (int64_t each = least; each < least + 32 && best > even; each++) { /* tiles of a part of a wide item */
+        const int64_t columns = each * parts, all = (tiles + columns - 1) / columns, saved = columns - parts;
+        const int64_t wide = saved ? ce_least((tiles - most + saved - 1) / saved, all) : 0;
+        const int64_t time = (wide * pairs + clusters - 1) / clusters * columns;
 
-        if (wide + ce_most(tiles - wide * columns, 0) > most || time >= best)
+        if (wide * parts + ce_most(tiles - wide * columns, 0) > most || time >= best)
             continue;
         best = time;
         g->wide = (int)wide;
@@ -302,16 +248,18 @@ static void choose_parts(const ridge_device *device, ce_product *g, int width, i
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
 {
+    const bool in_turn = ce_in_turn(what);
     const int64_t rows = G16_CLUSTER * G16_M;
-    const int width = what == CE_STATS ? G16_TURN_N : G16_N, clusters = device->units / G16_CLUSTER;
+    const int width = in_turn ? G16_TURN_N : G16_N, clusters = device->units / G16_CLUSTER;
     const int64_t items = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + width - 1) / width) * g->pieces;
     const int64_t blocks = ce_least(items, clusters) * G16_CLUSTER;
 
     if (items == 0)
         return RIDGE_OK;
-    choose_parts(device, g, width, what == CE_STATS ? 2 * clusters : clusters);
-    if (what == CE_STATS)
-        return ce_stats_launch(device, name, g, (unsigned)blocks, stream);
-    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][what - 1 + 5 * g->c.p.hv],
+    choose_parts(device, g, width, in_turn ? 2 : 1);
+    if (in_turn)
+        return ce_turns_launch(device, name, what, g, (unsigned)blocks, stream);
+    return host_launch_cluster(device, name,
+                               functions[g->c.p.dtype == RIDGE_BF16][what - CE_STATS_EXTRA + 4 * g->c.p.hv],
                                dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(logits_memory), g, stream);
 }

@@ -33,7 +33,7 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
                         : map_of(j, &g->maps.a[1], p->x, p->hidden, p->tokens, p->x_stride, 1); /* row by row */
 }
 
-/* W, n classes of it class_step apart, as B of the logits. in_turn: for CE_STATS's way, see gemm16_load_b. */
+/* W, n classes of it class_step apart, as B of the logits. in_turn: the warpgroups, see gemm16_load_b. */
 static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t step, bool in_turn)
 {
     const ce_params *p = &j->c.p;
@@ -140,12 +140,12 @@ static ridge_status logits(linear_job *j, int what, bool sums)
         return RIDGE_OK; /* CE_STATS_EXTRA loads such rows itself */
     plain_maps(&g.maps);
     status = x_maps(j, &g);
-    if (!status)
-        status = w_map(j, &g, p->vocab, 1, what == CE_STATS && !extra);
     if (!status && what == CE_PROBS)
-        status = probs_maps(j, g.store, G16_N / 2);
-    if (extra)
-        what++; /* the variant that knows every option */
+        status = probs_maps(j, g.store, extra ? G16_N / 2 : G16_TURN_N / 2);
+    if (extra) /* the variant that knows every option */
+        what = what == CE_PROBS ? CE_PROBS_EXTRA : CE_STATS_EXTRA;
+    if (!status)
+        status = w_map(j, &g, p->vocab, 1, ce_in_turn(what));
     return status ? status : ce_product_launch(j->device, j->name, what, &g, j->stream);
 }
 

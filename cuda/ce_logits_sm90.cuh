@@ -1,4 +1,4 @@
-/* ce_logits_sm90.cuh: the logits' product of ce_gemm_sm90.cu and ce_stats_sm90.cu: what is taken of it at once, and
+/* ce_logits_sm90.cuh: the logits' product of ce_gemm_sm90.cu and ce_turns_sm90.cu: what is taken of it at once, and
  * the ends of its tiles, of N columns where both call it and else of G16_N.
  *
  * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
@@ -13,12 +13,12 @@
  * or has been read; by warpgroup. */
 enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
 
-/* What a cluster takes, or one of its pairs of warpgroups that go in turn: some tiles of a pair of row tiles, column
- * after column, whose sums are one part of each row. Wide ones come first, at last those of one tile, so that all end
- * together. Neither the parts nor the order in one depend on who makes them. */
+/* What a cluster takes: some tiles of a pair of row tiles, column after column, whose sums are one part of each row, or
+ * two where the warpgroups go in turn: every other tile's. Wide ones come first, at last those of one tile, so that all
+ * end together. Neither the parts nor the order in one depend on who makes them. */
 typedef struct logits_plan {
     gemm16_work tiles, wide, single;
-    int columns; /* of a wide one */
+    int columns, parts; /* of a wide one */
     int items;
 } logits_plan;
 
@@ -62,15 +62,15 @@ static __device__ __forceinline__ gemm16_work in_columns(gemm16_work w, int colu
     return w;
 }
 
-/* look: every token, whether it is listed or not; pieces of k instead of columns. width: of a tile. */
-static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look, int width)
+/* look: every token, whether it is listed or not; pieces of k instead of columns. in_turn: the warpgroups. */
+static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look, bool in_turn)
 {
     logits_plan g = {};
     gemm16_work *w = &g.tiles;
 
     w->m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
     w->n = a.n;
-    w->width = width;
+    w->width = in_turn ? G16_TURN_N : G16_N;
     w->bundle = a.bundle;
     gemm16_plan(w, (a.k + G16_K - 1) / G16_K, a.pieces);
     w->pick = a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
@@ -79,6 +79,7 @@ static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool 
     if (look)
         return g;
     g.columns = a.columns;
+    g.parts = in_turn ? 2 : 1;
     g.wide = in_columns(*w, a.wide);
     g.single = in_columns(*w, max(w->tiles_n - a.wide * a.columns, 0));
     g.items = g.wide.items + g.single.items;
@@ -93,17 +94,48 @@ static __device__ __forceinline__ logits_item item_of(const logits_plan &g, int 
     if (index < g.wide.items) {
         gemm16_tile(g.wide, index, &pair, &part);
         column = part * g.columns;
+        part *= g.parts;
         count = min(g.columns, w.tiles_n - column);
     } else {
         gemm16_tile(g.single, index - g.wide.items, &pair, &part);
         column = g.wide.tiles_n * g.columns + part;
-        part += g.wide.tiles_n;
+        part += g.wide.tiles_n * g.parts;
         count = 1;
     }
     const int bundle = gemm16_divide(pair, w.bundle, w.by_pair, &place);
     const int step = (bundle + 1) * w.bundle >= w.pairs ? w.last : w.bundle;
 
     return {bundle * w.bundle * w.tiles_n + column * step + place, step, count, part};
+}
+
+/* The loading thread. The first CTA's asks for the next item while it loads the last tile of one, and hands it to
+ * everybody else; the last ticket of all puts the counter back. */
+template <int MN_B, class MEMORY>
+static __device__ __forceinline__ void load_items(const ce_product &a, const logits_plan &g, MEMORY *product,
+                                                  ce_items *items)
+{
+    unsigned long long *taken = &a.c.p.totals->taken;
+    const int clusters = (int)gridDim.x / G16_CLUSTER;
+    ce_ring ring = ce_ring_of(items);
+    uint32_t n = 0;
+
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items;) {
+        const logits_item item = item_of(g, i);
+        const bool leads = ptx_cluster_rank() == 0;
+        int ticket = 0;
+
+        for (int k = 0; k < item.count; k++)
+            gemm16_load<0, MN_B>(a.maps, g.tiles, product, item.first + k * item.step, &n,
+                                 leads && k + 1 == item.count ? taken : NULL, &ticket);
+        if (!leads) {
+            i = ce_next_to_load(&ring);
+            continue;
+        }
+        i = clusters + ticket;
+        if (ticket == g.items - 1)
+            *taken = 0;
+        ce_hand_out(items, &ring, i);
+    }
 }
 
 template <int PROBS>
@@ -362,10 +394,12 @@ static __device__ __forceinline__ float prob_of(const ce_product &a, float z, fl
     return v;
 }
 
-/* 64 x 256 logits to P^T, 128 classes at a time through shared memory, and the sums of E. */
-template <int BF16, int EXTRA>
-static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
-                                                 item_rows *t, int first_col, const float *acc)
+/* 64 x N logits to P^T, half of the classes at a time through a panel in shared memory, and the sums of E. s: for
+ * EXTRA. */
+template <int BF16, int EXTRA, int N>
+static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
+                                                 uint32_t panel, int group, item_rows *t, int first_col,
+                                                 const float *acc)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
@@ -382,12 +416,11 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         share_columns(a, w, s, group, first_col, true);
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        const uint32_t panel = ptx_shared(s->d[group][0]);
-        uint32_t word[G16_N / 8];
+        uint32_t word[N / 8];
 
 #pragma unroll
-        for (int i = 0; i < G16_N / 8; i++) { /* columns 8 (i / 2) .. of this half, row half i % 2 */
-            const int at = q * (G16_N / 4) + 4 * (i / 2) + 2 * (i % 2);
+        for (int i = 0; i < N / 8; i++) { /* columns 8 (i / 2) .. of this half, row half i % 2 */
+            const int at = q * (N / 4) + 4 * (i / 2) + 2 * (i % 2);
             const float2 weight = EXTRA ? shared_columns(s, group, at / 4) : make_float2(1.0f, 1.0f);
             float e0, e1, v0, v1;
 
@@ -397,30 +430,57 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
             word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
         }
 #pragma unroll
-        for (int i = 0; i < G16_N / 8; i++)
+        for (int i = 0; i < N / 8; i++)
             asm volatile("" : "+r"(word[i])); /* all of them before anybody waits */
+        __syncwarp();                         /* the barriers are aligned ones, and so is the store */
         ptx_barrier_sync(FREE + group, STORE_THREADS);
 #pragma unroll
-        for (int i = 0; i < G16_N / 8; i += 4) {
+        for (int i = 0; i < N / 8; i += 4) {
             const int row = 4 * i + offset;
 
             ptx_store_transposed(panel + row * 128 + ((chunk ^ (row & 7)) * 16), word[i], word[i + 1], word[i + 2],
                                  word[i + 3]);
         }
         ptx_fence_async();
+        __syncwarp();
         ptx_barrier_arrive(FILLED + group, STORE_THREADS);
     }
 }
 
-/* After an item: the sums of E. */
-static __device__ __forceinline__ void put_sums(const ce_product &a, const item_rows &t, int part)
+/* By the warp that sends them to P^T, so that the warpgroup does not wait: such a panel, of 64 rows from `row` on. */
+static __device__ __forceinline__ void send_panel(const ce_product &a, const gemm16_work &w, uint32_t panel, int group,
+                                                  int row, int class_)
+{
+    const ce_probs &q = a.c.probs;
+    const bool more = row >= q.more_at, tail = row >= q.tail_at, rest = !tail && class_ >= q.split;
+
+    __syncwarp();
+    ptx_barrier_arrive(FREE + group, STORE_THREADS);
+    ptx_barrier_sync(FILLED + group, STORE_THREADS);
+    if (threadIdx.x % 32)
+        return;
+    if (class_ < w.n)
+        ptx_tma_store_2d(&a.store[more   ? 3
+                                  : tail ? 2
+                                         : rest],
+                         row - (more   ? q.more_at
+                                : tail ? q.tail_at
+                                       : 0),
+                         class_ - (rest ? q.split : 0), panel);
+    ptx_tma_commit();
+    ptx_tma_wait_read();
+}
+
+/* After an item: the sums of E of this thread's rows. */
+static __device__ __forceinline__ void put_sums(const ce_product &a, const gemm16_work &w, const float *sums, int first,
+                                                int part)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float sum = quad_sum(t.sum[h]);
+        const float sum = quad_sum(sums[h]);
 
-        if (t.live[h] && threadIdx.x % 4 == 0)
-            part_of(a, t.row[h], part)->sum = sum;
+        if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
+            part_of(a, (int)a.c.begin + first + 8 * h, part)->sum = sum;
     }
 }
 

@@ -16,10 +16,10 @@
 #include "ce.cuh"
 #include "gemm16_sm90.cuh"
 
-/* Products with W. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum. */
-/* CE_LISTED: CE_STATS where some rows are ignored and there is no compact x, so that they are loaded by their numbers.
- */
-enum { CE_STATS = 0, CE_STATS_EXTRA, CE_PROBS, CE_PROBS_EXTRA, CE_LOOK, CE_LISTED };
+/* Products with W. The plain ones know no bias, softcap, temperature, no alpha and sigma, and only maximum and sum;
+ * their warpgroups go in turn. CE_LISTED: CE_STATS where some rows are ignored and there is no compact x, so that they
+ * are loaded by their numbers. */
+enum { CE_STATS = 0, CE_PROBS, CE_STATS_EXTRA, CE_PROBS_EXTRA, CE_LOOK, CE_LISTED };
 
 /* CE_LOOK: u of a sample of the classes, in pieces of the hidden units, so that all clusters have some of it. */
 enum { CE_SAMPLE = 256 };
@@ -105,17 +105,22 @@ typedef struct ce_product {
     int n, k;
     int pieces;        /* CE_LOOK */
     int bundle;        /* as in gemm16_work */
-    int wide, columns; /* parts of a row of so many columns of tiles; the others have one */
+    int wide, columns; /* items of so many columns of tiles; the others have one */
     int mixed;         /* alpha and sigma */
     int sums;          /* CE_PROBS: also the sum of E */
 } ce_product;
 
 ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream);
 ridge_status ce_product_prepare(const ridge_device *device);
-/* CE_STATS of it, whose parts have been chosen: ce_stats_sm90.cu. */
-ridge_status ce_stats_launch(const ridge_device *device, const char *name, ce_product *g, unsigned blocks,
+/* CE_STATS and CE_PROBS of it, whose parts have been chosen: ce_turns_sm90.cu. */
+ridge_status ce_turns_launch(const ridge_device *device, const char *name, int what, ce_product *g, unsigned blocks,
                              void *stream);
-ridge_status ce_stats_prepare(const ridge_device *device);
+ridge_status ce_turns_prepare(const ridge_device *device);
+static inline bool ce_in_turn(int what)
+{
+    return what == CE_STATS || what == CE_PROBS;
+}
+
 /* Parts of a row, at most: in train they take room from the chunks. */
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 

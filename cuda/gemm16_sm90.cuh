@@ -1,4 +1,4 @@
-/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_gemm_sm90.cu, ce_stats_sm90.cu and
+/* gemm16_sm90.cuh: the product of 16-bit matrices on Hopper that ce_gemm_sm90.cu, ce_turns_sm90.cu and
  * ce_gradients_sm90.cu put their epilogues on: TMA, wgmma, warp-specialised, persistent, clusters of two.
  *
  *     D [m, n] = A [m, k] B [n, k]^T in f32 registers; either factor may be contiguous along k or along m (n)
@@ -288,9 +288,9 @@ typedef struct gemm16_place {
 /* Before a tile, of `blocks` as all others, or at last. Then `alone` says whether the other one has ended. */
 static __device__ __forceinline__ void gemm16_take_turn(gemm16_place *t, int blocks, const int *ended)
 {
+    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
     if (t->alone)
         return;
-    __syncwarp(); /* the barrier is an .aligned one: lanes that went their own ways must be together */
     ptx_barrier_sync(G16_TURN + t->group, 256);
     t->alone = ((const volatile int *)ended)[1 - t->group] != 0;
     if (!t->alone && !t->first)
