@@ -213,21 +213,22 @@ ridge_status ce_product_prepare(const ridge_device *device)
 
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
 {
-    const int64_t tiles = (problem->dim[2] + G16_N - 1) / G16_N;
+    const int64_t tiles = (problem->dim[2] + G16_N - 1) / G16_N, own = (problem->dim[2] + G16_TURN_N - 1) / G16_TURN_N;
+    const int64_t clusters = device->units / G16_CLUSTER;
     /* Of eval's 8 bytes a token and SM, 48 are for what else it keeps of a token. */
-    const int64_t most =
-        problem->op == RIDGE_LINEAR_CE_EVAL ? ce_most(device->units - 6, 1) : device->units / G16_CLUSTER;
+    const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? ce_most(device->units - 6, 1) : clusters;
 
-    return (int)ce_least(ce_most(tiles - tiles / 3, 2), most); /* of few tiles most are in pairs */
+    /* every tile may be a part until there is one for each cluster; of more tiles most are in pairs */
+    return (int)ce_least(ce_most(tiles - tiles / 3, ce_least(own, ce_most(clusters, 2))), ce_most(most, 2));
 }
 
 /* How columns of tiles make parts, an item's tiles one or, of warpgroups in turn, two: as narrow ones as there may be
  * that leave single tiles for the end; sums of their own. If there are none such, whatever keeps all clusters busy for
- * the shortest time. There is always such a choice: the first or a later one leaves at most as many parts as there may
- * be. */
+ * the shortest time. There is always such a choice: the first one leaves at most as many parts as there may be. */
 static void choose_parts(const ridge_device *device, ce_product *g, int width, int parts)
 {
-    const int64_t most = g->c.p.part ? g->c.p.splits : device->units, tiles = ((int64_t)g->n + width - 1) / width;
+    const int64_t tiles = ((int64_t)g->n + width - 1) / width, room = g->c.p.part ? g->c.p.splits : device->units;
+    const int64_t most = ce_most(room / parts * parts, 1);
     const int64_t pairs = (g->c.rows + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
     const int64_t least = (tiles + most - 1) / most, clusters = device->units / G16_CLUSTER;
     const int64_t even = (tiles * pairs + clusters - 1) / clusters;
