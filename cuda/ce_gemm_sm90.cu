@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
     gemm16_begin(&s->product, 8);
     const bool gather = STATS && ce_by_number(a.c);
     if (threadIdx.x == 0) {
-        s->plan = plan_of(a, WHAT == CE_LOOK, false);
+        s->plan = plan_of(a, WHAT == CE_LOOK, G16_N, 1);
         if (WHAT == CE_LISTED && !gather) /* CE_STATS's */
             s->plan.items = 0;
     }
@@ -181,7 +181,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_co
             if (WHAT == CE_LISTED)
                 put_stats(a, w, sums, local, item.part);
             if (PROBS && a.sums)
-                put_sums(a, w, t.sum, local, item.part);
+                put_sums(a, t, item.part);
         }
     }
     __syncwarp();       /* one thread alone went through the loading loop, or sent P^T; the barrier is an aligned one */
@@ -222,7 +222,7 @@ int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
     return (int)ce_least(ce_most(tiles - tiles / 3, ce_least(own, ce_most(clusters, 2))), ce_most(most, 2));
 }
 
-/* How columns of tiles make parts, an item's tiles one or, of warpgroups in turn, two: as narrow ones as there may be
+/* How columns of tiles make parts, an item's tiles one or two: as narrow ones as there may be
  * that leave single tiles for the end; sums of their own. If there are none such, whatever keeps all clusters busy for
  * the shortest time. There is always such a choice: the first one leaves at most as many parts as there may be. */
 static void choose_parts(const ridge_device *device, ce_product *g, int width, int parts)
@@ -257,7 +257,7 @@ ridge_status ce_product_launch(const ridge_device *device, const char *name, int
 
     if (items == 0)
         return RIDGE_OK;
-    choose_parts(device, g, width, in_turn ? 2 : 1);
+    choose_parts(device, g, width, ce_parts(what));
     if (in_turn)
         return ce_turns_launch(device, name, what, g, (unsigned)blocks, stream);
     return host_launch_cluster(device, name,

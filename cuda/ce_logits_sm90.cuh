@@ -14,8 +14,8 @@
 enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
 
 /* What a cluster takes: some tiles of a pair of row tiles, column after column, whose sums are one part of each row, or
- * two where the warpgroups go in turn: every other tile's. Wide ones come first, at last those of one tile, so that all
- * end together. Neither the parts nor the order in one depend on who makes them. */
+ * two: every other tile's, where the warpgroups go in turn and want more than a sum of E. Wide ones come first, at last
+ * those of one tile, so that all end together. Neither the parts nor the order in one depend on who makes them. */
 typedef struct logits_plan {
     gemm16_work tiles, wide, single;
     int columns, parts; /* of a wide one */
@@ -62,15 +62,16 @@ static __device__ __forceinline__ gemm16_work in_columns(gemm16_work w, int colu
     return w;
 }
 
-/* look: every token, whether it is listed or not; pieces of k instead of columns. in_turn: the warpgroups. */
-static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look, bool in_turn)
+/* look: every token, whether it is listed or not; pieces of k instead of columns. width: of a tile; parts: of an item.
+ */
+static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look, int width, int parts)
 {
     logits_plan g = {};
     gemm16_work *w = &g.tiles;
 
     w->m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
     w->n = a.n;
-    w->width = in_turn ? G16_TURN_N : G16_N;
+    w->width = width;
     w->bundle = a.bundle;
     gemm16_plan(w, (a.k + G16_K - 1) / G16_K, a.pieces);
     w->pick = a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
@@ -79,7 +80,7 @@ static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool 
     if (look)
         return g;
     g.columns = a.columns;
-    g.parts = in_turn ? 2 : 1;
+    g.parts = parts;
     g.wide = in_columns(*w, a.wide);
     g.single = in_columns(*w, max(w->tiles_n - a.wide * a.columns, 0));
     g.items = g.wide.items + g.single.items;
@@ -471,16 +472,15 @@ static __device__ __forceinline__ void send_panel(const ce_product &a, const gem
     ptx_tma_wait_read();
 }
 
-/* After an item: the sums of E of this thread's rows. */
-static __device__ __forceinline__ void put_sums(const ce_product &a, const gemm16_work &w, const float *sums, int first,
-                                                int part)
+/* After an item: the sums of E. */
+static __device__ __forceinline__ void put_sums(const ce_product &a, const item_rows &t, int part)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float sum = quad_sum(sums[h]);
+        const float sum = quad_sum(t.sum[h]);
 
-        if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
-            part_of(a, (int)a.c.begin + first + 8 * h, part)->sum = sum;
+        if (t.live[h] && threadIdx.x % 4 == 0)
+            part_of(a, t.row[h], part)->sum = sum;
     }
 }
 

@@ -121,6 +121,12 @@ static inline bool ce_in_turn(int what)
     return what == CE_STATS || what == CE_PROBS;
 }
 
+/* Parts of a row that an item of several tiles makes. */
+static inline int ce_parts(int what)
+{
+    return what == CE_STATS ? 2 : 1;
+}
+
 /* Parts of a row, at most: in train they take room from the chunks. */
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 

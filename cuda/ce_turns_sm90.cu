@@ -98,6 +98,19 @@ static __device__ __forceinline__ void end_half(const ce_product &a, const gemm1
     }
 }
 
+/* After an item: the sums of E to its part, which is 0 before: of two that are added the order does not matter. */
+static __device__ __forceinline__ void add_sums(const ce_product &a, const gemm16_work &w, const float *sums, int first,
+                                                int part)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float sum = quad_sum(sums[h]);
+
+        if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
+            atomicAdd(&part_of(a, (int)a.c.begin + first + 8 * h, part)->sum, sum);
+    }
+}
+
 /* A warpgroup's tiles of all items. */
 template <int BF16, int MN_B, int PROBS>
 static __device__ __forceinline__ void multiply_items(const ce_product &a, const logits_plan &g, turns_memory *s,
@@ -136,7 +149,7 @@ static __device__ __forceinline__ void multiply_items(const ce_product &a, const
                 if (!PROBS)
                     put_stats(a, w, sums[half], first + 64 * half, item.part + own);
                 else if (a.sums)
-                    put_sums(a, w, sums[half].sum, first + 64 * half, item.part + own);
+                    add_sums(a, w, sums[half].sum, first + 64 * half, item.part);
     }
     end_turns(group, tiles);
 }
@@ -177,7 +190,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_turns(const __grid_c
         ce_items_begin(&s->items, (2 * MULTIPLYING + (PROBS ? 2 : 0)) * G16_CLUSTER);
     gemm16_begin(&s->product, MULTIPLYING);
     if (threadIdx.x == 0) {
-        s->plan = plan_of(a, false, true);
+        s->plan = plan_of(a, false, G16_TURN_N, PROBS ? 1 : 2);
         if (!PROBS && ce_by_number(a.c)) /* CE_LISTED's */
             s->plan.items = 0;
     }
