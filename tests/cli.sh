@@ -54,7 +54,11 @@ for verb in test bench "tune -o $dir/t.tsv"; do
     expect 1 "GB of memory, " "$ridge" $verb swiglu_fwd rows=10000000 cols=1000000 --device cpu
     expect 1 "overflows the address space" "$ridge" $verb gemm_fp8 m=2000000000 n=2000000000 k=2000000000 --device cpu
     expect 1 "2^40 bytes or more" "$ridge" $verb multiply rows=1099511627776 cols=1099511627776 pad=8 --device cpu
+    expect 1 "swiglu_fwd: operand gate is 1099511627776 x 0, empty" timeout 60 "$ridge" $verb swiglu_fwd rows=1099511627776 cols=0 --device cpu
+    expect 1 "linear_ce_train: operand w is 1099511627776 x 0, empty" \
+        timeout 60 "$ridge" $verb linear_ce_train tokens=0 hidden=0 vocab=1099511627776 --device cpu
 done
+expect 0 " passed, 0 failed" "$ridge" test multiply rows=16777216 cols=0 --device cpu --quiet
 # A failure is a command that runs it again. Here memory runs out, so that something fails.
 short() { (
     export OMP_NUM_THREADS=1

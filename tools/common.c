@@ -1,4 +1,5 @@
 /* common.c: what every verb needs: devices, name patterns, cases as text, progress. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -212,6 +213,9 @@ static double free_memory(void)
     return kilobytes * 1024;
 }
 
+/* Operands without a byte are still gone through by rows or columns. */
+enum { EMPTY_MOST = 1 << 24 };
+
 bool case_fits(const ridge_device *device, const test_case *c, int host, int on_device)
 {
     const bool cpu = device->backend_id == RIDGE_CPU;
@@ -223,6 +227,11 @@ bool case_fits(const ridge_device *device, const test_case *c, int host, int on_
         int64_t rows, cols;
 
         op->extent(&c->call, arg, &rows, &cols);
+        if (c->call.arg[arg].dtype != RIDGE_NONE && (rows == 0 || cols == 0) && rows + cols > EMPTY_MOST) {
+            ridge_fail(RIDGE_ERR_ARG, "%s: operand %s is %" PRId64 " x %" PRId64 ", empty ones are run up to %d",
+                       op->name, op->arg[arg].name, rows, cols, EMPTY_MOST);
+            return false;
+        }
         bytes += (double)rows * ((double)cols * (c->fused ? 2 : 1) + c->pad) *
                  (double)ridge_dtype_size(c->call.arg[arg].dtype);
     }

@@ -183,7 +183,8 @@ bool case_parse(const char *text, test_case *c);
 /* The call and the problem of a case, its operands at addresses that nothing follows; false: no device takes it, and
  * ridge_error() says why. */
 bool case_problem(const test_case *c, ridge_call *call, ridge_problem *problem);
-/* False: there is no memory for so many copies of the operands on the host and on the device (ridge_error()). */
+/* False: there is no memory for so many copies of the operands on the host and on the device, or one of them is empty
+ * but of a length that would be gone through for hours (ridge_error()). */
 bool case_fits(const ridge_device *device, const test_case *c, int host, int on_device);
 
 /* A progress line on a terminal, plain lines otherwise; silent if quiet. */
