@@ -118,6 +118,13 @@ expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' 
 echo precious >"$dir/other"
 expect 1 "is no record" "$ridge" bench $problem --device cpu --csv "$dir/other"
 [ "$(cat "$dir/other")" = precious ] || fail "wrote into a file that is no record"
+# A record is not replaced by what is made of records; a closed stream's number goes to no file.
+cp "$dir/a.csv" "$dir/kept.csv"
+expect 1 "kept.csv: it is a record" "$ridge" tune --from "$dir/kept.csv" -o "$dir/kept.csv" --device cpu
+"$ridge" bench $problem --device cpu --csv "$dir/closed.csv" >&- 2>/dev/null && fail "a closed standard output is no failure"
+expect 0 "copy" "$ridge" compare "$dir/closed.csv"
+"$ridge" info <&- >"$dir/out" 2>&1 || fail "needs a standard input"
+cmp -s "$dir/a.csv" "$dir/kept.csv" || fail "a record was replaced"
 expect 0 "copy" "$ridge" compare "$dir/a.csv"
 expect 0 '"geometric_mean"' "$ridge" compare --json "$dir/a.csv"
 expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"

@@ -1,6 +1,7 @@
 /* main.c: `ridge VERB ...`. Each verb is one cmd_<verb>.c. */
 #include <argp.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -60,6 +61,15 @@ static void check_output(void)
     _exit(1);
 }
 
+/* A file that is opened while a standard stream is closed would get its number, and what is printed with it. What holds
+ * the number here refuses what the stream is for. */
+static void hold_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _exit(1);
+}
+
 int main(int argc, char **argv)
 {
     static char help_option[] = "--help";
@@ -67,6 +77,7 @@ int main(int argc, char **argv)
     const bool wants_help = argc > 1 && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0);
     const char *name = argc < 2 ? NULL : !wants_help ? argv[1] : argc > 2 ? argv[2] : NULL;
 
+    hold_streams();
     atexit(check_output);
     json_watch();
     argp_err_exit_status = 2; /* as all usage errors */

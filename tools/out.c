@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "record.h"
+
 static bool say(const out_file *out, const char *why)
 {
     fprintf(stderr, "%s: cannot write %s: %s\n", out->verb, *out->path ? out->path : "a file without a name", why);
@@ -56,6 +58,8 @@ bool out_open(out_file *out, const char *verb, const char *path)
     replaces = stat(out->place, &there) == 0;
     if (replaces && !S_ISREG(there.st_mode))
         say(out, S_ISDIR(there.st_mode) ? strerror(EISDIR) : "it is no regular file");
+    else if (replaces && record_is(out->place)) /* as likely as not the one that was read */
+        say(out, "it is a record");
     else if (asprintf(&out->part, "%s.part%d", out->place, (int)getpid()) < 0)
         say(out, "out of memory");
     else if ((out->to = fopen(out->part, "w")) == NULL)

@@ -12,7 +12,7 @@ typedef struct out_file {
 } out_file;
 
 /* False with the reason on stderr. A path that is there and no file (a device, a folder) is refused: a rename would
- * replace it. Behind a link its target is replaced, and the link stays. */
+ * replace it; so is a record, which these verbs read. Behind a link its target is replaced, and the link stays. */
 bool out_open(out_file *out, const char *verb, const char *path);
 /* Puts it in its place if `good` and everything was written, else drops it; returns whether it is there. */
 bool out_close(out_file *out, bool good);

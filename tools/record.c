@@ -83,6 +83,11 @@ static int header_in(const char *file)
     return strcmp(first, record_header) == 0 ? 1 : -1;
 }
 
+bool record_is(const char *file)
+{
+    return header_in(file) == 1;
+}
+
 FILE *record_open(const char *file)
 {
     const int header = header_in(file);

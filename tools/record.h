@@ -17,6 +17,8 @@ extern const char record_header[];
 /* run (one id per process), date, commit, device and driver; the rest is empty. */
 void record_begin(record *r, const ridge_device *device);
 void record_write(FILE *to, const record *r);
+/* A file that begins as one of these. */
+bool record_is(const char *file);
 /* Opens for appending and writes the header if the file is new; NULL with the reason on stderr (one of which is that
  * the file is there and begins otherwise). */
 FILE *record_open(const char *file);
