@@ -76,6 +76,23 @@ def test_swiglu_twice_and_retained(device):
         y.sum().backward()
 
 
+def test_no_second_derivative(device, needs):
+    """An error, whatever the gradient is made of and however the second one is asked for: never 0 unnoticed."""
+    (x, w), t = leaves(torch.randn(4, 64, device=device), torch.randn(10, 64, device=device)), torch.arange(4, device=device)
+    for function in (lambda: R.swiglu(x, x).sum(), lambda: R.swiglu(x, x).pow(2).sum(), lambda: R.swiglu(x).sum(),
+                     lambda: R.linear_cross_entropy(x, w, t), lambda: R.linear_cross_entropy(x, w, t, reduction="none").sum()):
+        y = needs(function)
+        want, = torch.autograd.grad(y, x, retain_graph=True)
+        g, = torch.autograd.grad(y, x, create_graph=True)
+        assert torch.equal(g, want)
+        with pytest.raises(ridge.UnsupportedError, match="once only"):
+            torch.autograd.grad(y + g.pow(2).sum(), x)
+    x.grad = None
+    R.swiglu(x, x).sum().backward(create_graph=True)
+    torch.optim.SGD([x], 0.1).zero_grad(set_to_none=False)
+    assert not x.grad.any()
+
+
 def test_swiglu_autocast_and_empty(device):
     a, b = leaves(*(torch.randn(4, 64, device=device) for _ in range(2)))
     with torch.autocast(device, torch.bfloat16):

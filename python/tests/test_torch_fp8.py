@@ -187,6 +187,17 @@ def test_q8_0_decode(device, dtype, needs):
     assert torch.equal(layer(x[None, 5:8]), one[None, 5:8])
 
 
+def test_fp8_kept_codes(device, needs):
+    """In inference the weight's codes are kept: a change in place is seen at once, one through .data at the next eval()."""
+    layer, x = R.Fp8Linear(256, 128, bias=False, device=device).eval(), torch.randn(4, 256, device=device)
+    with torch.no_grad():
+        y = needs(lambda: layer(x))
+        layer.weight.mul_(2)
+        assert torch.equal(layer(x), 2 * y)
+        layer.weight.data.mul_(2)
+        assert torch.equal(layer.eval()(x), 4 * y)
+
+
 def test_q8_0(device, needs, tmp_path):
     w, x = torch.randn(96, 256, device=device), torch.randn(5, 256, device=device)
     blocks = R.q8_0_quantize(w)
@@ -199,6 +210,9 @@ def test_q8_0(device, needs, tmp_path):
     y = layer(torch.cat([x] * 7)[None])  # 35 tokens: three calls
     assert y.shape == (1, 35, 96) and rms(y, linear(torch.cat([x] * 7)[None])) < 0.02
     assert torch.equal(y[0, :5], y[0, 30:])
+    other = R.Q8_0Linear.from_linear(torch.nn.Linear(256, 96, device=device))
+    other.load_state_dict(layer.state_dict())  # the bias too
+    assert torch.equal(other(x), layer(x)) and other.to("meta").bias.is_meta
     try:
         path = write_gguf(tmp_path / "m.gguf", R.q8_0_quantize(linear.weight.detach().cpu()).numpy())
         assert torch.equal(R.Q8_0Linear.from_gguf(path, "w", device)(x), R.Q8_0Linear.from_gguf(path, "w").to(device)(x))

@@ -1,9 +1,9 @@
 """_functions.py: gradients in eager mode. The same formulas as the registered ops have, without the dispatcher, and with what
 only eager mode allows: cross entropy hands its gradient tensors over instead of copying them."""
 import torch
-from torch.autograd.function import once_differentiable
 
 from .. import _ops as ops
+from .._core import UnsupportedError
 from . import _library as L
 from ._arrays import NUMBERS, Arrays
 from ._plans import Planned
@@ -11,10 +11,28 @@ from ._plans import Planned
 _on_tensors = Arrays()
 
 
+class _Twice(torch.autograd.Function):
+    """Stands between gradients made with create_graph=True and what they depend on: a second derivative through them would
+    be 0 unnoticed. (once_differentiable looks at the gradient of the output alone, and torch.autograd.grad goes past it.)"""
+
+    @staticmethod
+    def forward(ctx, gradients, *_):
+        return gradients
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise UnsupportedError("ridge.torch's functions can be differentiated once only")
+
+
 def _once(backward):
-    """once_differentiable, whose work is needed where a graph is made of the gradient alone."""
-    guarded = once_differentiable(backward)
-    return lambda ctx, *args: (guarded if torch.is_grad_enabled() else backward)(ctx, *args)
+    """backward without a graph of its own, and with _Twice behind it where one is asked for."""
+    def guarded(ctx, *args):
+        if not torch.is_grad_enabled():
+            return backward(ctx, *args)
+        with torch.no_grad():
+            gradients = backward(ctx, *args)
+        return _Twice.apply(gradients, *args, *ctx.saved_tensors)
+    return guarded
 
 
 def _swiglu(xp, gate, up, activation, options, round_gate, round_gate_bwd, interleaved):

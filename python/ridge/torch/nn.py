@@ -21,6 +21,8 @@ class Fp8Linear(torch.nn.Linear):
     """torch.nn.Linear whose three products (forward, dX, dW) run in FP8, with scales for every 128 of the contraction.
 
     The weight stays as it is (bf16 or f32) and is quantised in each call; each operand is read once for both of its forms.
+    Without a gradient its codes are kept until it changes; a change that autograd does not see (through .data) shows after
+    the next train() or eval().
     gradient_dtype: "e4m3" or "e5m2". wgrad: the input's scales in the weight's gradient, "blk128" (one for 128 tokens of 128
     features) or "row128" (one for 128 tokens of each feature: 0.1 to 0.7 dB more exact, that product a third slower). A weight
     with an attribute main_grad (f32, its shape) gets its gradient added to that, and .grad stays None; eager mode only.
@@ -98,8 +100,7 @@ class Fp8Linear(torch.nn.Linear):
         return fp8_gemm(q, s, *codes, out_dtype=x.dtype, bias=bias).view(*x.shape[:-1], self.out_features)
 
     def train(self, mode=True):
-        if mode:
-            self._codes = None
+        self._codes = None
         return super().train(mode)
 
     def __getstate__(self):
@@ -117,12 +118,12 @@ class Q8_0Linear(torch.nn.Module):
         self.in_features, self.out_features = codes.shape[1], codes.shape[0]
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales.view(torch.int16))  # bits of f16, so that .to(dtype) leaves them alone
-        self.bias = bias
+        self.register_buffer("bias", None if bias is None else bias.detach())
 
     @classmethod
     def from_linear(cls, linear):
         weight = linear.weight.detach()
-        return cls(torch.ops.ridge.q8_0_quantize(weight), None if linear.bias is None else linear.bias.detach())
+        return cls(torch.ops.ridge.q8_0_quantize(weight), linear.bias)
 
     @classmethod
     def from_gguf(cls, path, name, device=None):
