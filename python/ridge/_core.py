@@ -166,6 +166,8 @@ class Device:
     Immutable; any number of threads may use it."""
 
     def __init__(self, spec=None):
+        if spec is not None and not isinstance(spec, str):
+            raise TypeError(f"a device is named by a str, not by a {type(spec).__name__}")
         self.handle = C.c_void_p()
         check(_lib.ridge_open(spec.encode() if spec else None, C.byref(self.handle)))
         self.handle = self.handle.value

@@ -57,7 +57,7 @@ class File:
         self.handle = C.c_void_p()
         self.path = os.fspath(path)
         self.lib = _library()
-        self._check(self.lib.ridge_file_open(self.path.encode(), C.byref(self.handle)))
+        self._check(self.lib.ridge_file_open(os.fsencode(self.path), C.byref(self.handle)))
 
     def _check(self, status):
         if status:

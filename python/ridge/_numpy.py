@@ -54,6 +54,8 @@ class _Numpy:
         number = _NUMBERS.get(t.dtype.name)
         if number is None:
             raise ArgumentError(f"dtype {t.dtype.name} is none of ridge's")
+        if not t.dtype.isnative:
+            raise ArgumentError(f"dtype {t.dtype.str} has another byte order than this machine")
         if number == A.U8 and self.codes:
             number = self.codes
         return t.ctypes.data, stride, number

@@ -94,6 +94,8 @@ def test_version_and_device():
     assert cpu.info["backend"] == "cpu" and cpu.info["units"] > 0
     with pytest.raises(ridge.ArgumentError, match="nonsense"):
         ridge.Device("nonsense")
+    with pytest.raises(TypeError, match="named by a str, not by a int"):
+        ridge.Device(0)
 
 
 def test_model_device_answers_and_does_not_run():

@@ -1,5 +1,6 @@
 """The numpy functions against float64: that every operand, option and layout reaches the library in its place. The kernels'
 own numerics are `ridge test`'s business."""
+import os
 import struct
 
 import numpy as np
@@ -159,6 +160,10 @@ def test_read_gguf(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(head + bytes(-len(head) % 32) + blocks.tobytes())
     assert np.array_equal(_io.read_q8_0(path, "w.weight"), blocks)
+    odd = os.path.join(os.fsencode(tmp_path), b"\xff.gguf")  # a name that is no UTF-8, as bytes and as Python's text
+    os.link(path, odd)
+    assert np.array_equal(_io.read_q8_0(odd, "w.weight"), blocks)
+    assert np.array_equal(_io.read_q8_0(os.fsdecode(odd), "w.weight"), blocks)
     with _io.File(path) as file:
         assert file.names() == ["w.weight"]
     with pytest.raises(ridge.ArgumentError, match="no tensor 'x'"):
@@ -209,6 +214,7 @@ def test_errors():
     a = normal(4, 64)
     wrong = [(lambda: ridge.swiglu(a, a[:2]), "up has shape"), (lambda: ridge.swiglu(a, a.astype(np.float16)), "dtype f16"),
              (lambda: ridge.swiglu(a.astype(np.int64), a), "gate has dtype i64"),
+             (lambda: ridge.swiglu(a, a.astype(a.dtype.newbyteorder())), "another byte order"),
              (lambda: ridge.swiglu(a, a, activation="tanh"), "activation is 'tanh'"),
              (lambda: ridge.swiglu(a, a, limit=-1.0), "limit"), (lambda: ridge.swiglu(normal(4, 63)), "even last dimension"),
              (lambda: ridge.swiglu(a, a, row_scale=a[0]), "row_scale has shape"),
