@@ -55,7 +55,7 @@ typedef enum ridge_status {
  */
 RIDGE_API const char *ridge_error(void);
 
-/* "RIDGE_OK", "RIDGE_ERR_ARG", ... */
+/* "RIDGE_OK", "RIDGE_ERR_ARG", ...; "RIDGE_ERR_UNKNOWN" for any other number. */
 RIDGE_API const char *ridge_status_name(ridge_status status);
 
 /* "0.1.0" */
@@ -69,27 +69,27 @@ typedef struct ridge_device ridge_device;
 /* Opens a device. spec:
  *     NULL or ""     RIDGE_DEVICE if it is set, else "auto"
  *     "auto"         the first CUDA device, else the CPU
- *     "cpu"          the CPU at its best instruction set; "cpu:avx2" and "cpu:c" restrict it
+ *     "cpu"          the CPU at its best instruction set; "cpu:avx512", "cpu:avx2" and "cpu:c" restrict it
  *     "cuda", "cuda:1"
  *     "model:sm100"  a device that answers ridge_explain, ridge_pick and ridge_workspace_bytes as that architecture
  *                    would and launches nothing (any name that `ridge info` lists)
- * Errors: RIDGE_ERR_ARG (unknown spec, unknown pin), RIDGE_ERR_DEVICE (no such device; the text says why),
- * RIDGE_ERR_FILE (the tuning file; the text gives the line). On error *device is NULL. */
+ * Errors: RIDGE_ERR_ARG (unknown spec, unknown pin), RIDGE_ERR_DEVICE (no such device or no such instruction set; no
+ * memory), RIDGE_ERR_FILE (the tuning file; the text gives the line). On error *device is NULL. */
 RIDGE_API ridge_status ridge_open(const char *spec, ridge_device **device);
 
-/* NULL is allowed. */
+/* NULL is allowed. No function may be using the device. */
 RIDGE_API void ridge_close(ridge_device *device);
 
 typedef struct ridge_device_info {
     uint32_t struct_size; /* set by the caller to sizeof(ridge_device_info) */
     int32_t ordinal;      /* CUDA ordinal; -1 for the CPU and for models */
-    char backend[16];     /* "cpu", "cuda" */
+    char backend[16];     /* "cpu", "cuda"; of a model, that of its architecture */
     char arch[16];        /* "c", "avx2", "avx512", "sm80", ... */
     char name[128];       /* as the driver or the processor says */
     int32_t units;        /* streaming multiprocessors, or threads OpenMP would use */
     int32_t tuned_rows;   /* lines of tuning that apply to this device */
     int64_t l2_bytes;     /* last-level cache; 0 if unknown */
-    int64_t memory_bytes; /* of the device; 0 if unknown */
+    int64_t memory_bytes; /* of the device, in all; 0 if unknown, as for models */
 } ridge_device_info;
 
 /* Errors: RIDGE_ERR_ARG (a pointer is NULL, struct_size is not this library's). */
@@ -149,19 +149,19 @@ enum { RIDGE_MAX_DIMS = 6, RIDGE_MAX_ARGS = 24 };
 
 /* An operand: pointer, dtype and row stride in elements (0 = packed: the row's own length). Vectors have one row. */
 typedef struct ridge_operand {
-    void *data;
-    int64_t stride;
+    void *data;     /* a multiple of the element's size; NULL is fine where there are no elements */
+    int64_t stride; /* below 2^40 bytes; 0 for vectors */
     uint32_t dtype;
     uint32_t reserved;
 } ridge_operand;
 
-/* Options of swiglu_fwd and swiglu_bwd. */
+/* Options of swiglu_fwd, swiglu_bwd and q8_0_gate_up_swiglu; all finite. */
 typedef struct ridge_swiglu_options {
-    float gate_mul;  /* g, default 1 */
+    float gate_mul;  /* default 1 */
     float down_mul;  /* default 1 */
     float alpha;     /* sigmoid(alpha a'), SiLU only, default 1 (gpt-oss: 1.702) */
     float up_offset; /* added to the clamped up, default 0 (gpt-oss: 1) */
-    float limit;     /* gate <= limit, up in [-limit, limit]; default 0: no clamp */
+    float limit;     /* gate <= limit, up in [-limit, limit], > 0; default 0: no clamp */
 } ridge_swiglu_options;
 
 /* Options of quantize_fp8 and quantize_fp8_dual. */
@@ -172,13 +172,13 @@ typedef struct ridge_quantize_options {
 /* Options of swiglu_quantize. */
 typedef struct ridge_swiglu_quantize_options {
     ridge_swiglu_options swiglu;
-    float floor;
+    float floor; /* as in ridge_quantize_options */
 } ridge_swiglu_quantize_options;
 
 /* Options of rms_norm and head_rms_norm_rope_tail. */
 typedef struct ridge_norm_options {
     float eps;    /* added to the mean square, finite and >= 0, default 1e-6 */
-    float mscale; /* rope only: sine and cosine are multiplied by it (YaRN's attention factor), default 1 */
+    float mscale; /* rope only (else 1): factor of sine and cosine (YaRN's attention factor), finite, default 1 */
 } ridge_norm_options;
 
 /* Options of linear_ce_*, ce_fwd, ce_bwd; of ce_combine only ignore_index, label_smoothing and lse_square_scale. */
@@ -187,10 +187,10 @@ typedef struct ridge_ce_options {
     int64_t vocab_offset;   /* first class of this shard of the vocabulary, default 0 */
     int64_t vocab_total;    /* classes of all shards, default 0: this call has them all */
     float label_smoothing;  /* eps in [0, 1], default 0 */
-    float softcap;          /* z = softcap tanh(u / softcap), default 0: none */
-    float temperature;      /* z / temperature, > 0, default 1 */
-    float lse_square_scale; /* z-loss: this times lse^2, >= 0, default 0 */
-    float grad_scale;       /* linear_ce_train: gradients are those of grad_scale * loss, default 1 */
+    float softcap;          /* z = softcap tanh(u / softcap), finite and > 0, default 0: none */
+    float temperature;      /* z / temperature, finite and > 0, default 1 */
+    float lse_square_scale; /* z-loss: this times lse^2, finite and >= 0, default 0 */
+    float grad_scale;       /* linear_ce_train: gradients are those of grad_scale * loss, finite, default 1 */
     float reserved;
 } ridge_ce_options;
 
@@ -202,8 +202,8 @@ typedef struct ridge_call {
     uint32_t op;
     uint32_t flags;
     uint32_t reserved;
-    const char *kernel; /* pin: a kernel's name; NULL lets the library pick */
-    int64_t dim[RIDGE_MAX_DIMS];
+    const char *kernel;          /* pin: a kernel's name; NULL lets the library pick */
+    int64_t dim[RIDGE_MAX_DIMS]; /* in the builder's order, 0 .. 2^40; 0 beyond the op's */
     ridge_operand arg[RIDGE_MAX_ARGS];
     union {
         ridge_swiglu_options swiglu;
@@ -224,37 +224,37 @@ static inline void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, cons
     call->arg[slot].dtype = (uint32_t)dtype;
 }
 
-/* Runs a call on `stream` (a cudaStream_t; ignored on the CPU, where the call returns when the work is done).
- * `workspace` is device memory, 256-byte aligned, beside all operands, contents undefined at entry;
- * ridge_workspace_bytes says how much. Of pointers only their numbers are checked: memory of another device ends as the
- * driver or a signal says. Errors leave every output untouched: RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED,
- * RIDGE_ERR_WORKSPACE, RIDGE_ERR_DEVICE. */
+/* Runs a call on `stream` (a cudaStream_t; ignored on the CPU, where the call returns when the work is done): operands
+ * and workspace must stay until then, the struct need not. `workspace` is device memory, 256-byte aligned, beside all
+ * operands, contents undefined at entry; ridge_workspace_bytes says how much. Of pointers only their numbers are
+ * checked: memory of another device ends as the driver or a signal says. Errors leave every output untouched:
+ * RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED, RIDGE_ERR_WORKSPACE, RIDGE_ERR_DEVICE. */
 RIDGE_API ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace,
                                  size_t workspace_bytes, void *stream);
 
-/* The workspace of the kernel that an unlimited workspace would pick; 0 on error. A smaller one is legal where another
- * row can run. */
+/* The workspace, in bytes, of the kernel that an unlimited workspace would pick; 0 on error. A smaller one is legal
+ * where another row can run. Errors, of ridge_pick too: as ridge_run's. */
 RIDGE_API ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call, size_t *bytes);
 
 /* The name of the kernel that ridge_run would launch with this workspace; NULL on error. The string is static. */
 RIDGE_API ridge_status ridge_pick(const ridge_device *device, const ridge_call *call, size_t workspace_bytes,
                                   const char **kernel);
 
-/* Every kernel row of the op for the device's backend with its verdict, a line each, into text (always terminated if
- * size > 0). *length (may be NULL) receives the full length. RIDGE_OK also when no row can run it: the text says why */
+/* Every kernel row of the op for the device's backend with its verdict, a line each, into text (terminated if size >
+ * 0); *length (may be NULL) receives the full length. RIDGE_OK also where no row can run it. Errors: RIDGE_ERR_ARG. */
 RIDGE_API ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, char *text, size_t size,
                                      size_t *length);
 
 /* ---------------------------------------------------------------------------------------------------------- swiglu
  *
- * Gate a, up b [rows, cols]; a' = a * gate_mul.
- *     forward    h = act(a');  out = ((h * (b + up_offset)) * down_mul) * row_scale[row]
+ * Gate and up [rows, cols]; a' = gate * gate_mul, b = up + up_offset, gate and up clamped by `limit` before.
+ *     forward    h = act(a');  out = ((h * b) * down_mul) * row_scale[row]
  *     backward   dy = (dout * down_mul) * row_scale[row];  dup = dy * h;  dgate = ((dy * b) * gate_mul) * act'(a')
- * act: SiLU a' * sigmoid(alpha a'), GELU (tanh form or erf), or max(a', 0)^2. f32 arithmetic in that order, one
- * rounding to the dtype. Contract: exact (the same bits on every backend and kernel), batch-invariant.
- * docs/numerics.md, SwiGLU. Layouts: two tensors; halves of one [rows, 2 cols] (up = gate + cols, both strides 2 cols);
- * RIDGE_INTERLEAVED. An output may be exactly one of the inputs (same pointer, stride and dtype); otherwise operands
- * must not overlap. */
+ * act: SiLU a' * sigmoid(alpha a'), GELU (tanh form or erf), or max(a', 0)^2. A gate or up that was clamped has the
+ * gradient 0. f32 arithmetic in that order, one rounding to the dtype. Contract: exact (the same bits on every backend
+ * and kernel), batch-invariant. docs/numerics.md, SwiGLU. Layouts: two tensors; halves of one [rows, 2 cols] (up = gate
+ * + cols, both strides 2 cols); RIDGE_INTERLEAVED. An output may be exactly one of the inputs (same pointer, stride and
+ * dtype); otherwise operands must not overlap. */
 
 #define RIDGE_SILU 0u
 #define RIDGE_GELU_TANH 0x100u
@@ -273,7 +273,7 @@ enum {
     RIDGE_SWIGLU_FWD_ROW_SCALE /* [rows] f32, optional */
 };
 enum {
-    RIDGE_SWIGLU_BWD_DOUT = 0,  /* [rows, cols] */
+    RIDGE_SWIGLU_BWD_DOUT = 0,  /* [rows, cols] bf16, f16 or f32; the next four have its dtype */
     RIDGE_SWIGLU_BWD_GATE,      /* [rows, cols] */
     RIDGE_SWIGLU_BWD_UP,        /* [rows, cols], absent when interleaved */
     RIDGE_SWIGLU_BWD_DGATE,     /* [rows, cols] */
@@ -314,7 +314,7 @@ static inline ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtyp
     return call;
 }
 
-/* dgate and dup from dout and the saved gate and up, all [rows, cols] and packed. dgate may be gate, dup may be up. */
+/* dgate and dup from dout and the saved gate and up, all [rows, cols] and packed. Each may be gate, up or dout. */
 static inline ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *dout,
                                           const void *gate, const void *up, void *dgate, void *dup)
 {
@@ -372,8 +372,8 @@ enum {
     RIDGE_QUANTIZE_FP8_X = 0, /* [rows, cols] bf16, f16 or f32 */
     RIDGE_QUANTIZE_FP8_Q,     /* [rows, cols] e4m3 or e5m2 */
     RIDGE_QUANTIZE_FP8_SCALE, /* f32, by the mode; absent when GIVEN is there */
-    RIDGE_QUANTIZE_FP8_GIVEN, /* f32 input, optional, TENSOR and ROW: the caller's scales (delayed scaling). One that is
-                                 not finite and positive gives codes 7F, as do NaN and infinity in x */
+    RIDGE_QUANTIZE_FP8_GIVEN, /* f32 input, optional, TENSOR and ROW, no floor, no POW2: the caller's scales (delayed
+                                 scaling). One not finite and positive gives codes 7F, as do NaN and infinity in x */
     RIDGE_QUANTIZE_FP8_AMAX   /* f32 output, optional, TENSOR and ROW: the largest |x|; NaN if any is not finite */
 };
 
@@ -764,7 +764,7 @@ static inline ridge_call ridge_rms_norm(int64_t rows, int64_t cols, ridge_dtype 
     return call;
 }
 
-/* pos is i32; ridge_set its slot for i64. n_rot is even and at most head_dim; 0 leaves the norm of every head. */
+/* pos is i32; ridge_set its slot for i64. head_dim and n_rot are even, n_rot at most head_dim; 0: the norms alone. */
 static inline ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t head_dim, int64_t n_rot,
                                                        ridge_dtype x_dtype, const void *x, ridge_dtype w_dtype,
                                                        const void *w, const int32_t *pos, const double *freqs,
@@ -801,7 +801,7 @@ typedef struct ridge_yarn {
 /* Host helper: the n_rot/2 frequencies base^(-2i/n_rot), through YaRN where yarn is not NULL, and *mscale (may be NULL)
  * = attn_factor * (1 + 0.1 ln(1/freq_scale)), without the second factor where ext_factor is 0, 1 without yarn. Uses
  * the C library's pow and log: make the table once and give every device the same one.
- * Errors: RIDGE_ERR_ARG (n_rot odd or negative, base not above 1 or not finite, a YaRN parameter out of range). */
+ * Errors: RIDGE_ERR_ARG (n_rot odd, negative or above 2^20, freqs NULL, base not above 1, a YaRN parameter wrong). */
 RIDGE_API ridge_status ridge_rope_freqs(int64_t n_rot, double base, const ridge_yarn *yarn, double *freqs,
                                         float *mscale);
 
@@ -818,10 +818,10 @@ RIDGE_API ridge_status ridge_rope_freqs(int64_t n_rot, double base, const ridge_
  * entropy are 0 and its argmax is -1. A target that is neither ignored nor in 0 .. V-1 makes token_loss, target_logit
  * and the loss NaN and its row of dX NaN; it counts in the mean (with weight 1), adds nothing to dW and dbias, and is
  * counted in `errors`. argmax: the lowest index among equals; NaN counts as largest. bias may hold -inf.
- * Contract: stable, close. docs/numerics.md, Cross entropy.
+ * Contract: stable, close. docs/numerics.md, Cross entropy. Errors: RIDGE_ERR_ARG (no class, an option out of range).
  *
- * A vocabulary that is spread over devices: each runs linear_ce_eval on its slice with vocab_offset and vocab_total and
- * asks for `record`; the records of all slices, in any order, go through ce_combine; its lse goes into
+ * A vocabulary that is spread over devices: each runs linear_ce_eval (or ce_fwd) on its slice with vocab_offset and
+ * vocab_total and asks for `record`; the records of all slices, in any order, go through ce_combine; its lse goes into
  * linear_ce_backward on each slice, which gives that slice of dW and a partial dX to be summed. class_weight and target
  * always speak of the whole vocabulary. */
 
@@ -1005,8 +1005,8 @@ static inline ridge_call ridge_ce_bwd(int64_t tokens, int64_t vocab, ridge_dtype
     return call;
 }
 
-/* Records of slices of a vocabulary of `vocab` classes to the loss and lse of the whole. The shards are taken in the
- * order of their offsets, so that any order of arrival gives the same bits. */
+/* Records of 1 to 4096 slices of a vocabulary of `vocab` classes to the loss and lse of the whole. The shards are taken
+ * in the order of their offsets, so that any order of arrival gives the same bits. */
 static inline ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t shards, const float *record,
                                           const int64_t *offset, ridge_dtype target_dtype, const void *target,
                                           float *loss, float *lse)

@@ -20,7 +20,8 @@
 extern "C" {
 #endif
 
-/* This thread's last message of a ridge_io function: file, place, value. */
+/* This thread's last message of a ridge_io function: file, place, value. Empty before the first error. Valid until this
+ * thread's next error. */
 RIDGE_API const char *ridge_io_error(void);
 
 /* ----------------------------------------------------------------------------------------------------------- types */
@@ -176,7 +177,9 @@ typedef struct ridge_writer ridge_writer;
 /* Starts a file: declare metadata and all tensors, ridge_writer_begin, write the data, ridge_writer_finish. The target
  * does not change before ridge_writer_finish succeeds; a symbolic link at path is then replaced, not followed. The
  * directory is the one that path names now, whatever becomes of it or of the working directory. Errors: RIDGE_ERR_ARG,
- * RIDGE_ERR_FILE (no such directory, none that can be read and written, no space; the text says which). */
+ * RIDGE_ERR_FILE (no such directory, none that can be read and written, no space; the text says which). On error
+ * *writer is NULL. The functions that follow fail likewise: RIDGE_ERR_ARG also for another order than this; the writer
+ * is still there then (but after ridge_writer_finish), after RIDGE_ERR_ARG to go on with, else to abort. */
 RIDGE_API ridge_status ridge_writer_open(const char *path, ridge_format format, ridge_writer **writer);
 
 /* Adds metadata; for safetensors only strings. ridge_writer_meta_string is the same for one string. A key that is there

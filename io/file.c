@@ -151,9 +151,10 @@ ridge_status ridge_file_open(const char *path, ridge_file **file)
     ridge_status status;
     ridge_file *f;
 
+    if (file)
+        *file = NULL;
     if (!path || !file)
         return io_fail(RIDGE_ERR_ARG, "ridge_file_open: %s is NULL", path ? "file" : "path");
-    *file = NULL;
     if (!*path)
         return io_fail(RIDGE_ERR_FILE, "ridge_file_open: path is empty");
     f = calloc(1, sizeof *f);

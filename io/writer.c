@@ -134,9 +134,10 @@ ridge_status ridge_writer_open(const char *path, ridge_format format, ridge_writ
     ridge_status status;
     ridge_writer *w;
 
+    if (writer)
+        *writer = NULL;
     if (!path || !writer)
         return io_fail(RIDGE_ERR_ARG, "ridge_writer_open: %s is NULL", path ? "writer" : "path");
-    *writer = NULL;
     if (format != RIDGE_SAFETENSORS && format != RIDGE_GGUF)
         return io_fail(RIDGE_ERR_ARG, "%s: there is no format %d", path, (int)format);
     if (stat(path, &there) == 0 && !S_ISREG(there.st_mode)) /* a rename would replace a device or a pipe */

@@ -211,10 +211,13 @@ static void writer_arguments(void **state)
     const int64_t one = 1, minus = -1, shape[] = {INT64_C(1) << 32, INT64_C(1) << 31, 2};
     uint32_t value = 7;
     ridge_meta meta = {"k", RIDGE_META_U32, RIDGE_META_U32, 1, &value, 4};
-    ridge_writer *w;
+    ridge_writer *w = (ridge_writer *)&value;
+    ridge_file *file = (ridge_file *)&value;
 
     (void)state;
+    assert_int_equal(ridge_file_open(NULL, &file), RIDGE_ERR_ARG);
     assert_int_equal(ridge_writer_open(NULL, RIDGE_GGUF, &w), RIDGE_ERR_ARG);
+    assert_true(!file && !w);
     assert_int_equal(ridge_writer_open(path, (ridge_format)3, &w), RIDGE_ERR_ARG);
     ok(ridge_writer_open(path, RIDGE_SAFETENSORS, &w));
     assert_int_equal(ridge_writer_tensor(w, "", RIDGE_TYPE_U8, 1, &one, NULL), RIDGE_ERR_ARG);
