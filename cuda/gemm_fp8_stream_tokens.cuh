@@ -179,16 +179,25 @@ static __device__ __forceinline__ void tokens_send(const stream_args &p, stream_
     }
 }
 
-/* v becomes the sum of all partial sums of a unit, in ascending k. Of two the order is no matter. */
+/* v becomes the sum of both CTAs' partial sums of a unit, in either order. */
+static __device__ __forceinline__ void tokens_sum_two(const stream_args &p, const stream_memory<64> *s, int slot,
+                                                      int unit, float *v)
+{
+    const float4 x = *(const float4 *)((const uint8_t *)s + tokens_place(p, slot, 0, unit, threadIdx.x % 128));
+
+    v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
+}
+
+/* v becomes the sum of all partial sums of a unit, in ascending k. */
 static __device__ __forceinline__ void tokens_sum(const stream_args &p, const stream_memory<64> *s, int rank, int slot,
                                                   int unit, float *v)
 {
     const uint8_t *at = (const uint8_t *)s + tokens_place(p, slot, 0, unit, threadIdx.x % 128);
     const float own[4] = {v[0], v[1], v[2], v[3]};
-    float4 x = *(const float4 *)at;
+    float4 x;
 
     if (p.shift == 1) {
-        v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
+        tokens_sum_two(p, s, slot, unit, v);
         return;
     }
 #pragma unroll 1
@@ -311,15 +320,6 @@ template <int H> static __device__ __forceinline__ void tokens_down(int units, f
 #pragma unroll
             for (int i = 0; i < 4 * u; i++)
                 fin[i] = fin[i + 4 * u];
-}
-
-/* v becomes the sum of both CTAs' partial sums of a unit, in either order. */
-static __device__ __forceinline__ void tokens_sum_two(const stream_args &p, const stream_memory<64> *s, int slot,
-                                                      int unit, float *v)
-{
-    const float4 x = *(const float4 *)((const uint8_t *)s + tokens_place(p, slot, 0, unit, threadIdx.x % 128));
-
-    v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
 }
 
 /* The units of a slice that are this CTA's own: the others' partial sums are added, the results stored. Two units a
