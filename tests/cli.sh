@@ -118,6 +118,10 @@ expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' 
 echo precious >"$dir/other"
 expect 1 "is no record" "$ridge" bench $problem --device cpu --csv "$dir/other"
 [ "$(cat "$dir/other")" = precious ] || fail "wrote into a file that is no record"
+{ cat "$dir/a.csv" && printf 'r,d,cut'; } >"$dir/cut.csv" # the next run does not go on in that line
+expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --csv "$dir/cut.csv" --kernel '*.c'
+expect 1 "too few columns" "$ridge" compare "$dir/cut.csv"
+sed -i '/^r,d,cut$/d' "$dir/cut.csv" && expect 0 "copy" "$ridge" compare "$dir/cut.csv"
 # A record is not replaced by what is made of records; a closed stream's number goes to no file.
 cp "$dir/a.csv" "$dir/kept.csv"
 expect 1 "kept.csv: it is a record" "$ridge" tune --from "$dir/kept.csv" -o "$dir/kept.csv" --device cpu

@@ -88,9 +88,21 @@ bool record_is(const char *file)
     return header_in(file) == 1;
 }
 
+/* Its last line was cut, by a full disk or a signal. */
+static bool is_cut(const char *file)
+{
+    FILE *from = fopen(file, "r");
+    const bool cut = from && fseek(from, -1, SEEK_END) == 0 && getc(from) != '\n';
+
+    if (from)
+        fclose(from);
+    return cut;
+}
+
 FILE *record_open(const char *file)
 {
     const int header = header_in(file);
+    const bool cut = header == 1 && is_cut(file);
     FILE *to;
 
     if (header < 0) {
@@ -102,6 +114,8 @@ FILE *record_open(const char *file)
         fprintf(stderr, "ridge: cannot write %s: %s\n", file, strerror(errno));
     else if (!header)
         fprintf(to, "%s\n", record_header);
+    else if (cut)
+        fputc('\n', to); /* that line stays lost, but not the next one with it */
     return to;
 }
 
