@@ -1,4 +1,5 @@
 """FP8 and Q8_0 in ridge.torch: codes, products, Fp8Linear, SwiGLU with the layer after it, decoding."""
+import copy
 import struct
 
 import pytest
@@ -196,6 +197,17 @@ def test_fp8_kept_codes(device, needs):
         assert torch.equal(layer(x), 2 * y)
         layer.weight.data.mul_(2)
         assert torch.equal(layer.eval()(x), 4 * y)
+    normed = torch.nn.utils.parametrizations.weight_norm(R.Fp8Linear(256, 128, bias=False, device=device))
+    with torch.no_grad():
+        y = normed(x)
+        normed.parametrizations.weight.original0.mul_(2)  # the weight is a new tensor, at the same place
+        assert torch.equal(normed(x), 2 * y)
+    with torch.inference_mode():
+        layer = R.Fp8Linear(256, 128, bias=False, device=device)
+        y = layer(x)
+        layer.weight.mul_(2)
+        assert torch.equal(layer(x), 2 * y)
+    assert torch.equal(copy.deepcopy(layer)(x), 2 * y)
 
 
 def test_q8_0(device, needs, tmp_path):

@@ -1,5 +1,6 @@
 """nn.py: modules, and what exchanges a model's parts for them."""
 import types
+import weakref
 
 import torch
 
@@ -89,13 +90,15 @@ class Fp8Linear(torch.nn.Linear):
 
     def _infer(self, x, weight, bias, here):
         from . import fp8_gemm, quantize_fp8
-        key = (weight.data_ptr(), weight._version) if here else None
-        if key is None or self._codes is None or self._codes[0] != key:
-            codes = quantize_fp8(weight.detach(), "blk128")
-            if here:
-                self._codes = key, codes
+        # A parametrization's weight is a new tensor in each call, at the old one's place perhaps; one made in inference
+        # mode has no version.
+        state, kept = (weight.data_ptr(), weight._version) if here and not weight.is_inference() else None, self._codes
+        if state and kept and kept[0]() is weight and kept[1] == state:
+            codes = kept[2]
         else:
-            codes = self._codes[1]
+            codes = quantize_fp8(weight.detach(), "blk128")
+            if state:
+                self._codes = weakref.ref(weight), state, codes
         q, s = quantize_fp8(x.reshape(-1, x.shape[-1]))
         return fp8_gemm(q, s, *codes, out_dtype=x.dtype, bias=bias).view(*x.shape[:-1], self.out_features)
 
