@@ -68,8 +68,8 @@ static __device__ __forceinline__ void gather_item(const ce_product &a, const ge
         ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
         if (warp == 0 && one) {
             ptx_mbarrier_expect(full, gemm16_memory::BYTES);
-            gemm16_load_b<MN_B, G16_N>(&a.maps.b, ptx_shared(s->b[stage]), tile_n * G16_N, kb * G16_K, (uint32_t)rank,
-                                       full);
+            gemm16_load_half<MN_B, G16_N>(&a.maps.b, ptx_shared(s->b[stage]), tile_n * G16_N, kb * G16_K,
+                                          (uint32_t)rank, full);
         }
 #pragma unroll STEP
         for (int i = 0; i < EACH; i++) {

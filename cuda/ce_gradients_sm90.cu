@@ -5,16 +5,10 @@
  *
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
  * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
- * tile is found as they run; its bits do not depend on it. */
+ * tile is found as they run; its bits do not depend on it. Warpgroups make dX together, long as its tiles are, and dW
+ * in turn (gemm16_sm90.cuh). */
+#include "ce_dw_sm90.cuh"
 #include "ce_items_sm90.cuh"
-#include "ce_planes_sm90.cuh"
-
-typedef struct grad_memory {
-    gemm16_memory product;
-    ce_items items;
-} grad_memory;
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* Items: tiles of dX, then tiles of dW from the last class on. Clusters take them in this order as they come free. */
 typedef struct grad_plan {
@@ -22,27 +16,53 @@ typedef struct grad_plan {
     int items;
 } grad_plan;
 
-static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, int bundle, int pieces)
+/* dX's stages lie where dW's do, its mbarriers behind those: a cluster has its tiles of dX first. */
+template <class DW> struct dx_memory {
+    enum { M = G16_M, N = G16_N, S = G16_STAGES, BYTES = (M + N) * G16_K * 2, SAME_ROWS = 0 };
+    uint8_t a[S][M * G16_K * 2];
+    uint8_t b[S][N * G16_K * 2];
+    uint8_t beside[sizeof(DW) - S * BYTES];
+    uint64_t full[S], empty[S];
+};
+
+/* How a tile of dW ends: ce_dw_sm90.cuh. */
+enum { FORM_F32 = 0, FORM_ONCE, FORM_SUM, FORMS };
+
+template <int M> struct grad_memory {
+    union {
+        gemm16_tall<M> dw;
+        dx_memory<gemm16_tall<M>> dx;
+    };
+    ce_items items;
+    grad_plan plan;
+    __align__(16) uint8_t panel[8][16 * 128]; /* by warp: results of dW on their way out */
+    dw_target note[8][M / 4];
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, int height, int bundle, int pieces)
 {
     gemm16_work w = {};
 
     w.m = m;
     w.n = n;
-    w.width = G16_N;
+    w.height = height;
+    w.width = G16_N; /* dW: one tile of each CTA */
     w.bundle = bundle;
     gemm16_plan(&w, (k + G16_K - 1) / G16_K, pieces);
     return w;
 }
 
-static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a)
+/* height: of a tile of dW. */
+static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a, int height)
 {
     const ce_params &p = a.c.p;
     const int rows = ce_chunk_rows(a.c), hidden = (int)p.hidden, vocab = (int)p.vocab;
     grad_plan g;
 
-    /* bundles of 1024 rows: 1 to 3 % faster than 2048 */
-    g.dx = product_of(rows, hidden, vocab, G16_PAIRS / 2, a.c.pieces);
-    g.dw = product_of(p.hv ? hidden : vocab, p.hv ? vocab : hidden, rows, CE_BUNDLE / (G16_CLUSTER * G16_M), 1);
+    g.dx = product_of(rows, hidden, vocab, G16_M, G16_PAIRS / 2, a.c.pieces);
+    g.dw = product_of(p.hv ? hidden : vocab, p.hv ? vocab : hidden, rows, height / G16_CLUSTER, CE_BUNDLE / height, 1);
     if (!a.dx)
         g.dx.items = 0;
     if (!a.dw || rows == 0)
@@ -81,7 +101,7 @@ static __device__ __forceinline__ void wait_for_place(const ce_gradients &a, con
     int pair, tile_n;
 
     gemm16_locate(w, tile, &pair, &tile_n);
-    pair += a.c.probs.split / (G16_CLUSTER * G16_M);
+    pair += a.c.probs.split / CE_BUNDLE * w.bundle;
     const int bundle = pair / w.bundle;
 
     if (pair >= w.pairs || bundle == *ready)
@@ -91,10 +111,10 @@ static __device__ __forceinline__ void wait_for_place(const ce_gradients &a, con
     *ready = bundle;
 }
 
-/* This CTA's part of the tile has been read: nothing to publish, so that no fence is needed. */
-static __device__ __forceinline__ void tell(const ce_gradients &a, int which, int group)
+/* This CTA's part of the item has been read: nothing to publish, so that no fence is needed. */
+static __device__ __forceinline__ void tell(const ce_gradients &a, int which)
 {
-    if (overlaid(a) && group == 0 && threadIdx.x % 128 == 0)
+    if (overlaid(a) && threadIdx.x % 128 == 0)
         atomicAdd((unsigned long long *)a.c.turns + which, 1ull);
 }
 
@@ -165,103 +185,10 @@ static __device__ __forceinline__ float scale_back(const ce_params &p)
     return exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
 }
 
-/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order, or the sum made before.
- * (To an f32 dW a step adds it: here it takes longer, since the loads depend on each other.) */
-template <int BF16>
-static __device__ __forceinline__ void add_targets(const ce_gradients &a, const gemm16_work &w, int first,
-                                                   int first_col, float *acc)
+/* Of a power of two. */
+static __device__ __forceinline__ float inverse(float x)
 {
-    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    const int col = first_col + 2 * (threadIdx.x % 4);
-
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int2 same = first + 8 * h < w.m ? a.c.same[first + 8 * h] : make_int2(0, 0);
-        const bool common = same.y > CE_COMMON;
-        int row = same.x;
-        float g = same.y ? a.c.at_target[row] : 0.0f;
-        int64_t at = same.y ? a.c.p.list[row] : 0;
-
-        if (common) {
-            const float *sum = a.c.sums + a.c.next[row] * ce_sum_length(a.c.p.hidden) + col;
-
-#pragma unroll
-            for (int j = 0; j < G16_N / 8; j++)
-                if (col + 8 * j < w.n) {
-                    const float2 v = *(const float2 *)(sum + 8 * j);
-
-                    acc[4 * j + 2 * h] += v.x;
-                    acc[4 * j + 2 * h + 1] += v.y;
-                }
-        }
-        for (int left = common ? 0 : same.y; left > 0; left--) {
-            const uint16_t *line = (const uint16_t *)a.c.p.x + at * a.c.p.x_stride + col;
-            const float factor = g;
-            uint32_t word[G16_N / 8];
-
-#pragma unroll
-            for (int j = 0; j < G16_N / 8; j++)
-                word[j] = col + 8 * j < w.n ? *(const uint32_t *)(line + 8 * j) : 0;
-            if (left > 1) { /* the next row is on its way while this one's words are */
-                row = a.c.next[row];
-                g = a.c.at_target[row];
-                at = a.c.p.list[row];
-            }
-#pragma unroll
-            for (int j = 0; j < G16_N / 8; j++) {
-                float x, y;
-
-                num_unpack2<dtype>(word[j], &x, &y);
-                acc[4 * j + 2 * h] = __fmaf_rn(factor, x, acc[4 * j + 2 * h]);
-                acc[4 * j + 2 * h + 1] = __fmaf_rn(factor, y, acc[4 * j + 2 * h + 1]);
-            }
-        }
-    }
-}
-
-/* A warp's 16 x 256 of dW, 128 bytes of its rows at a time, turned in shared memory so that whole lines are written.
- * (TMA stores from there took longer, with room for two panels.) BYTES: of an element. */
-template <int BF16, int BYTES>
-static __device__ __forceinline__ void put_dw(const ce_gradients &a, const gemm16_work &w, gemm16_memory *s, int group,
-                                              int first_row, int first_col, const float *acc)
-{
-    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    const int lane = threadIdx.x % 32, row = lane / 4, line = lane / 8, piece = lane % 8 * 16;
-    constexpr int COLS = 128 / BYTES, PANEL = 16 * 128, STEP = BYTES == 4 ? 32 : 16, MASK = BYTES == 4 ? 3 : 7;
-    uint8_t *panels = s->d[group][0] + threadIdx.x % 128 / 32 * (2 * PANEL);
-    const int64_t ld = a.dw_at.high_ld;
-    char *to = (char *)a.dw_at.high + ((first_row + line) * ld + first_col) * BYTES + piece;
-
-#pragma unroll
-    for (int q = 0; q < G16_N / COLS; q++) {
-        uint8_t *panel = panels + q % 2 * PANEL;
-
-#pragma unroll
-        for (int i = 0; i < COLS / 8; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int j = q * (COLS / 8) + i, at = (2 * (lane % 4) + 8 * i) * BYTES; /* in a line of 128 bytes */
-                uint8_t *in = panel + (row + 8 * h) * 128 + (at ^ (row & MASK) * STEP);
-
-                if (BYTES == 4)
-                    *(float2 *)in = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
-                else
-                    *(uint32_t *)in = num_pack2<dtype>(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
-            }
-        __syncwarp(); /* all of the panel; the one before has been read */
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float4 v = *(const float4 *)(panel + (line + 4 * k) * 128 + (piece ^ ((line + 4 * k) & MASK) * STEP));
-            char *out = to + 4 * k * ld * BYTES + 128 * q;
-
-            if (first_row + line + 4 * k >= w.m || first_col + q * COLS + piece / BYTES >= w.n)
-                continue;
-            if (BYTES == 4 && a.before != CE_DW_NOTHING)
-                ptx_add_f32x4((float *)out, v);
-            else
-                *(float4 *)out = v;
-        }
-    }
+    return __uint_as_float(0x7f000000u - __float_as_uint(x));
 }
 
 static __device__ __forceinline__ void clear_lines(void *to, int64_t lines, int64_t bytes, int64_t stride)
@@ -297,79 +224,86 @@ static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm
     const int row = first + thread / 32 * 16 + thread % 32 / 4;
 
     gemm16_multiply<BF16, 1, MN_B>(at, gemm16_blocks(w, piece, &first_block), group, turn, acc);
-    tell(a, 1, group);
+    if (group == 0)
+        tell(a, 1);
     if (w.pieces > 1)
         put_partial(a, w, row, piece, tile_n * G16_N, acc);
     else
         put_dx<BF16>(a, w, row, tile_n * G16_N, acc);
 }
 
-template <int BF16, int MN_A, int MN_B>
+/* A warpgroup's tile of dW: both CTAs have its rows. n: stages before it. */
+template <int BF16, int MN_A, int MN_B, int FORM, int M>
 static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
-                                               gemm16_memory *s, int group, int tile, gemm16_turn *turn)
+                                               grad_memory<M> *s, int group, int item, uint32_t n)
 {
-    const int thread = threadIdx.x % 128;
+    constexpr bool TARGETS = FORM != FORM_F32 && !MN_A; /* W [H, V] has 16-bit dW in planes */
+    const int warp = threadIdx.x / 32 - 4;
+    float acc[M / 64 * (G16_TALL_N / 2)];
     int pair, tile_n;
-    float acc[G16_N / 2];
-    dw_old old[4];
 
-    gemm16_locate(w, tile, &pair, &tile_n);
-    int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64 + thread / 32 * 16;
+    gemm16_locate(w, item, &pair, &tile_n);
+    int row = pair * M + warp % 4 * 16;
+    const int col = tile_n * G16_N + (int)ptx_cluster_rank() * G16_TALL_N;
 
-    ask_old(a, w, first, tile_n * G16_N, old);
-    gemm16_multiply<BF16, MN_A, MN_B>(at, w.blocks, group, turn, acc);
-    asm volatile(""
-                 : "+r"(first), "+r"(tile_n)); /* addresses are made again: kept through the product they would spill */
-    tell(a, 2 + pair / w.bundle, group);
-    if (!BF16) {
-        const float scale = scale_back(a.c.p);
+    if (FORM == FORM_SUM)
+        fetch_old<M>(a, w, row, col);
+    if (TARGETS && a.targets)
+        note_targets<M>(a, w, s->note[warp], row, col);
+    gemm16_multiply_turn<BF16, MN_A, MN_B, gemm16_tall<M>>(at, w.blocks, n, group, acc);
+    tell(a, 2 + pair / (CE_BUNDLE / M));
+    const float scale = BF16 ? 1.0f : scale_back(a.c.p);
 
 #pragma unroll
-        for (int i = 0; i < G16_N / 2; i++)
-            acc[i] *= scale;
+    for (int i = 0; i < M / 64; i++, row += 64) {
+        float *part = acc + i * (G16_TALL_N / 2);
+
+        if (TARGETS && a.targets)
+            add_targets<BF16>(a, w, &s->note[warp][16 * i + threadIdx.x % 32 / 4], col, BF16 ? 1.0f : inverse(scale),
+                              part);
+        if (FORM == FORM_F32)
+            put_f32<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
+        if (FORM == FORM_ONCE)
+            put_once<BF16>(a, w, s->panel[warp], row, col, scale, part);
+        if (FORM == FORM_SUM)
+            put_sums<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
     }
-    if (a.before == CE_DW_PLANES) {
-        if (a.after == CE_DW_PLANES)
-            put_planes<BF16, CE_DW_PLANES, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
-        else
-            put_planes<BF16, CE_DW_PLANES, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
-        return;
-    }
-    if (a.targets)
-        add_targets<BF16>(a, w, first + thread % 32 / 4, tile_n * G16_N, acc);
-    if (a.dw_dtype == RIDGE_F32)
-        put_dw<BF16, 4>(a, w, s, group, first, tile_n * G16_N, acc);
-    else if (a.before == CE_DW_ITSELF && a.after == CE_DW_PLANES)
-        put_planes<BF16, CE_DW_ITSELF, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
-    else if (a.before == CE_DW_ITSELF)
-        put_planes<BF16, CE_DW_ITSELF, CE_DW_ITSELF>(a, w, s, group, first, tile_n * G16_N, old, acc);
-    else if (a.after == CE_DW_PLANES)
-        put_planes<BF16, CE_DW_NOTHING, CE_DW_PLANES>(a, w, s, group, first, tile_n * G16_N, old, acc);
-    else
-        put_dw<BF16, 2>(a, w, s, group, first, tile_n * G16_N, acc);
 }
 
-template <int HV>
-static __device__ __forceinline__ void load_item(const ce_gradients &a, const grad_plan &g, gemm16_memory *s, int item,
-                                                 uint32_t *n, int *ready, unsigned long long *taken, int *next)
+/* Where the loading thread stands: stages of dX and of dW. */
+typedef struct grad_loads {
+    uint32_t dx, dw;
+    int ready;
+} grad_loads;
+
+template <int HV, int M>
+static __device__ __forceinline__ void load_item(const ce_gradients &a, const grad_plan &g, grad_memory<M> *s, int item,
+                                                 grad_loads *t, unsigned long long *taken, int *next)
 {
     if (item < g.dx.items) {
-        gemm16_load<1, !HV>(a.dx_maps, g.dx, s, item, n, taken, next);
+        gemm16_load<1, !HV>(a.dx_maps, g.dx, &s->dx, item, &t->dx, taken, next);
         return;
     }
+    const int tile = dw_tile(g, item);
+    int pair, tile_n;
+
+    if (t->dw == 0) /* all of dX's stages have been read */
+        for (uint32_t i = t->dx; i < t->dx + G16_STAGES; i++)
+            ptx_mbarrier_wait(ptx_shared(&s->dx.empty[i % G16_STAGES]), (i / G16_STAGES & 1) ^ 1);
     if (!HV && overlaid(a))
-        wait_for_place(a, g, dw_tile(g, item), ready);
-    gemm16_load<HV, !HV>(a.dw_maps, g.dw, s, dw_tile(g, item), n, taken, next);
+        wait_for_place(a, g, tile, &t->ready);
+    gemm16_locate(g.dw, tile, &pair, &tile_n);
+    gemm16_load_tile<HV, !HV>(a.dw_maps, 0, &s->dw, pair * M, tile_n * G16_N + (int)ptx_cluster_rank() * G16_TALL_N, 0,
+                              g.dw.blocks, &t->dw, taken, next);
 }
 
 /* The loading thread. The first CTA's asks for the next item while it loads one. */
-template <int HV>
-static __device__ __forceinline__ void load_items(const ce_gradients &a, const grad_plan &g, grad_memory *s)
+template <int HV, int M>
+static __device__ __forceinline__ void load_items(const ce_gradients &a, const grad_plan &g, grad_memory<M> *s)
 {
     unsigned long long *taken = (unsigned long long *)a.c.turns;
     ce_ring ring = ce_ring_of(&s->items);
-    uint32_t n = 0;
-    int ready = -1;
+    grad_loads t = {0, 0, -1};
 
     if (ptx_cluster_rank() == 0) {
         int item = (int)atomicAdd(taken, 1ull);
@@ -378,7 +312,7 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
             int next = g.items;
 
             ce_hand_out(&s->items, &ring, item);
-            load_item<HV>(a, g, &s->product, item, &n, &ready, taken, &next);
+            load_item<HV, M>(a, g, s, item, &t, taken, &next);
             item = next;
         }
         ce_hand_out(&s->items, &ring, item);
@@ -388,7 +322,7 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
 
             if (item >= g.items)
                 return;
-            load_item<HV>(a, g, &s->product, item, &n, &ready, NULL, NULL);
+            load_item<HV, M>(a, g, s, item, &t, NULL, NULL);
         }
     }
 }
@@ -396,41 +330,49 @@ static __device__ __forceinline__ void load_items(const ce_gradients &a, const g
 #endif
 
 /* HV: W is [hidden, vocab]. */
-template <int BF16, int HV>
+template <int BF16, int HV, int FORM>
 static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(const __grid_constant__ ce_gradients a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
-    grad_memory *s = (grad_memory *)shared;
+    constexpr int M = FORM == FORM_F32 || BF16 ? 192 : 128; /* as ce_dw_height */
+    grad_memory<M> *s = (grad_memory<M> *)shared;
 
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         ce_items_begin(&s->items, 8 * G16_CLUSTER);
-    gemm16_begin(&s->product, 8);
-    const grad_plan g = plan_of(a);
+        gemm16_ring_begin(&s->dx, 8);
+    }
+    gemm16_begin(&s->dw, 4); /* stages of dW: by one warpgroup */
+    if (threadIdx.x == 0)
+        s->plan = plan_of(a, M);
+    const grad_plan &g = s->plan;
 
     if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)
         clear_dw(a);
-    __syncwarp(); /* setmaxnreg is an .aligned one, and lanes clear different numbers of pieces */
+    __syncthreads(); /* setmaxnreg is an .aligned one, and lanes clear different numbers of pieces */
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)
-            load_items<HV>(a, g, s);
+            load_items<HV, M>(a, g, s);
     } else {
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
-        const gemm16_places dx = gemm16_places_of<1, !HV>(&s->product, group),
-                            dw = gemm16_places_of<HV, !HV>(&s->product, group);
         ce_ring ring = ce_ring_of(&s->items);
         gemm16_turn turn = {0, false};
+        uint32_t tiles = 0;
         int item;
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         item = ce_next_item(&ring);
-        gemm16_stagger(group, item < g.items);
-        for (; item < g.items; item = ce_next_item(&ring))
-            if (item < g.dx.items)
-                tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
-            else
-                tile_dw<BF16, HV, !HV>(a, g.dw, dw, &s->product, group, dw_tile(g, item), &turn);
+        gemm16_stagger(group, item < g.dx.items);
+        const gemm16_places dx = gemm16_places_of<1, !HV>(&s->dx, group);
+        for (; item < g.dx.items; item = ce_next_item(&ring))
+            tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
+        const gemm16_places dw = gemm16_places_of<HV, !HV>(&s->dw, 0);
+        gemm16_begin_turns(group);
+        for (; item < g.items; tiles++, item = ce_next_item(&ring))
+            if (gemm16_first_own(tiles, group) == 0)
+                tile_dw<BF16, HV, !HV, FORM, M>(a, g.dw, dw, s, group, dw_tile(g, item), tiles * g.dw.blocks);
+        gemm16_end_turns(group, tiles);
     }
     __syncwarp(); /* of the loading warp one thread alone went through the loop, and the barrier is an aligned one */
     ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
@@ -439,39 +381,41 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[4] = {
-    (const void *)ce_gradients_kernel<0, 0>,
-    (const void *)ce_gradients_kernel<0, 1>,
-    (const void *)ce_gradients_kernel<1, 0>,
-    (const void *)ce_gradients_kernel<1, 1>,
-};
+/* By dtype, layout of W and form; FORM_ONCE of W [H, V] does not occur. */
+#define OF_LAYOUT(bf16, hv)                                                     \
+    (const void *)ce_gradients_kernel<bf16, hv, FORM_F32>,                      \
+        (const void *)ce_gradients_kernel<bf16, hv, hv ? FORM_SUM : FORM_ONCE>, \
+        (const void *)ce_gradients_kernel<bf16, hv, FORM_SUM>
+
+enum { FUNCTIONS = 4 * FORMS, SHARED = sizeof(grad_memory<192>) };
+static const void *const functions[FUNCTIONS] = {OF_LAYOUT(0, 0), OF_LAYOUT(0, 1), OF_LAYOUT(1, 0), OF_LAYOUT(1, 1)};
 
 ridge_status ce_gradients_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
-    return host_prepare(device, functions, 4, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(grad_memory),
+    return host_prepare(device, functions, FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED,
                         "linear_ce: loading kernels");
 }
 
-static int64_t tiles(int64_t m, int64_t n)
+static int64_t up(int64_t x, int64_t step)
 {
-    const int64_t rows = G16_CLUSTER * G16_M;
-
-    return (m + rows - 1) / rows * ((n + G16_N - 1) / G16_N);
+    return (x + step - 1) / step;
 }
 
 ridge_status ce_gradients_launch(const ridge_device *device, const char *name, ce_gradients *g, void *stream)
 {
     const ce_params *p = &g->c.p;
-    const int64_t dx = g->dx ? tiles(g->c.rows, p->hidden) * g->c.pieces : 0, dw = !g->dw  ? 0
-                                                                                   : p->hv ? tiles(p->hidden, p->vocab)
-                                                                                           : tiles(p->vocab, p->hidden);
-    int64_t blocks = device->units / G16_CLUSTER;
+    const int64_t m = p->hv ? p->hidden : p->vocab, n = p->hv ? p->vocab : p->hidden;
+    const int64_t dx = g->dx ? up(g->c.rows, G16_CLUSTER * G16_M) * up(p->hidden, G16_N) * g->c.pieces : 0;
+    const int64_t dw = g->dw ? up(m, ce_dw_height(p->dtype, g->dw_dtype)) * up(n, G16_N) : 0;
+    const int form = g->dw_dtype == RIDGE_F32                                 ? FORM_F32
+                     : g->before == CE_DW_NOTHING && g->after == CE_DW_ITSELF ? FORM_ONCE
+                                                                              : FORM_SUM;
 
     if (dx + dw == 0)
         return RIDGE_OK;
-    blocks = (dx + dw < blocks ? dx + dw : blocks) * G16_CLUSTER;
-    return host_launch_cluster(device, name, functions[2 * (p->dtype == RIDGE_BF16) + p->hv], dim3((unsigned)blocks),
-                               G16_CLUSTER, G16_THREADS, sizeof(grad_memory), g, stream);
+    return host_launch_cluster(device, name, functions[FORMS * (2 * (p->dtype == RIDGE_BF16) + p->hv) + form],
+                               dim3((unsigned)(ce_least(dx + dw, device->units / G16_CLUSTER) * G16_CLUSTER)),
+                               G16_CLUSTER, G16_THREADS, SHARED, g, stream);
 }

@@ -33,7 +33,7 @@ static ridge_status x_maps(const linear_job *j, ce_product *g)
                         : map_of(j, &g->maps.a[1], p->x, p->hidden, p->tokens, p->x_stride, 1); /* row by row */
 }
 
-/* W, n classes of it class_step apart, as B of the logits. in_turn: the warpgroups, see gemm16_load_b. */
+/* W, n classes of it class_step apart, as B of the logits. in_turn: the warpgroups, see gemm16_load_half. */
 static ridge_status w_map(const linear_job *j, ce_product *g, int64_t n, int64_t step, bool in_turn)
 {
     const ce_params *p = &j->c.p;
@@ -131,7 +131,7 @@ static ridge_status logits(linear_job *j, int what, bool sums)
     g.c = j->c;
     g.n = (int)p->vocab;
     g.k = (int)p->hidden;
-    g.bundle = G16_PAIRS / 2; /* 1024 rows: 1 to 3 % faster than 2048 */
+    g.bundle = G16_PAIRS;
     g.pieces = 1;
     g.sums = sums;
     g.mixed = (j->c.known || j->c.gated) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
@@ -167,14 +167,16 @@ static ridge_status dw_maps(const linear_job *j, gemm16_maps *maps)
 {
     const ce_params *p = &j->c.p;
     const int64_t rows = ce_up(j->c.rows, 128);
-    ridge_status status = map_of(j, p->hv ? &maps->a[0] : &maps->b, j->c.scaled, p->hidden, rows, p->hidden, 64);
+    const int share = ce_dw_height(p->dtype, p->dw_dtype) / G16_CLUSTER;
+    ridge_status status = map_of(j, p->hv ? &maps->a[0] : &maps->b, j->c.scaled, p->hidden, rows, p->hidden,
+                                 p->hv && share % 64 ? G16_K / 2 : G16_K);
 
     if (!status && p->hv)
-        return map_of(j, &maps->b, j->c.probs.first, rows, p->vocab, j->c.probs.first_ld, G16_SHARE);
+        return map_of(j, &maps->b, j->c.probs.first, rows, p->vocab, j->c.probs.first_ld, G16_TALL_N);
     maps->split_m = j->c.probs.split;
     maps->tail_k = j->c.probs.tail_at;
     maps->more_k = j->c.probs.more_at;
-    return status ? status : probs_maps(j, maps->a, 128);
+    return status ? status : probs_maps(j, maps->a, share);
 }
 
 /* dW of 16 bits in one chunk is rounded once and so takes the targets' du in its epilogue; else it is added at last. */

@@ -71,6 +71,7 @@ static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool 
 
     w->m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
     w->n = a.n;
+    w->height = G16_M;
     w->width = width;
     w->bundle = a.bundle;
     gemm16_plan(w, (a.k + G16_K - 1) / G16_K, a.pieces);

@@ -143,6 +143,12 @@ typedef struct ce_gradients {
     int targets; /* dW's epilogue adds those of the chunk */
 } ce_gradients;
 
+/* Rows of a tile of dW. f16 to f16 needs the registers of the other 64. */
+static inline int ce_dw_height(int dtype, int dw_dtype)
+{
+    return dtype == RIDGE_F16 && dw_dtype != RIDGE_F32 ? 128 : 192;
+}
+
 ridge_status ce_gradients_launch(const ridge_device *device, const char *name, ce_gradients *g, void *stream);
 ridge_status ce_gradients_prepare(const ridge_device *device);
 

@@ -15,65 +15,6 @@ typedef struct turns_memory {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* A cluster's tiles go to its warpgroups in turn, whatever item they are of, and both know how many there were: nobody
- * is ever alone. tiles: before an item. Returns the first of the item's that is this warpgroup's: that and every other
- * one from there on. */
-static __device__ __forceinline__ int first_own(uint32_t tiles, int group)
-{
-    return (int)((tiles + (uint32_t)group) & 1);
-}
-
-/* The first warpgroup begins. */
-static __device__ __forceinline__ void begin_turns(int group)
-{
-    __syncwarp(); /* here and below: the barrier is an .aligned one, lanes that went their own ways must be together */
-    if (group == 1)
-        ptx_barrier_arrive(G16_TURN, 256);
-}
-
-/* The last arrival of all belongs to no tile. */
-static __device__ __forceinline__ void end_turns(int group, uint32_t tiles)
-{
-    __syncwarp();
-    if (first_own(tiles, group) == 0)
-        ptx_barrier_sync(G16_TURN + group, 256);
-}
-
-/* All blocks of k of a tile, before which the cluster has n stages: acc of its first 64 rows, and of the others. */
-template <int BF16, int MN_B>
-static __device__ __forceinline__ void multiply_tile(const gemm16_places &at, int blocks, uint32_t n, int group,
-                                                     float *acc)
-{
-    uint32_t before = 0;
-
-    __syncwarp();
-    ptx_barrier_sync(G16_TURN + group, 256);
-    for (int kb = 0; kb < blocks; kb++, n++) {
-        const uint32_t stage = n % gemm16_in_turn::S;
-        const uint64_t a = at.a + stage * (G16_M * G16_K * 2 / 16), b = at.b + stage * (G16_TURN_N * G16_K * 2 / 16);
-
-        ptx_mbarrier_wait(at.full + stage * 8, n / gemm16_in_turn::S & 1);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < G16_K / 16; k++) {
-            wgmma_16bit<G16_TURN_N, BF16, 0, MN_B>(acc, a + k * 2, b + k * (MN_B ? 128 : 2), kb > 0 || k > 0);
-            wgmma_16bit<G16_TURN_N, BF16, 0, MN_B>(acc + LOGITS, a + G16_PANEL / 16 + k * 2, b + k * (MN_B ? 128 : 2),
-                                                   kb > 0 || k > 0);
-        }
-        wgmma_commit();
-        if (kb > 0) {
-            wgmma_wait_before();
-            gemm16_give_back(at, before);
-        }
-        before = stage;
-    }
-    __syncwarp();
-    ptx_barrier_arrive(G16_TURN + 1 - group, 256);
-    wgmma_wait();
-    wgmma_pin<2 * LOGITS>(acc);
-    gemm16_give_back(at, before);
-}
-
 /* The end of a half tile: P^T and the sum of E, or the maximum and sum. */
 template <int BF16, int PROBS>
 static __device__ __forceinline__ void end_half(const ce_product &a, const gemm16_work &w, turns_memory *s, int group,
@@ -122,10 +63,10 @@ static __device__ __forceinline__ void multiply_items(const ce_product &a, const
     ce_ring ring = ce_ring_of(&s->items);
     uint32_t tiles = 0;
 
-    begin_turns(group);
+    gemm16_begin_turns(group);
     for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i = ce_next_item(&ring)) {
         const logits_item item = item_of(g, i);
-        const int own = first_own(tiles, group);
+        const int own = gemm16_first_own(tiles, group);
         int pair, tile_n;
 
         gemm16_tile(w, item.first, &pair, &tile_n);
@@ -136,7 +77,8 @@ static __device__ __forceinline__ void multiply_items(const ce_product &a, const
         for (int k = own; k < item.count; k += 2) {
             float acc[2 * LOGITS];
 
-            multiply_tile<BF16, MN_B>(at, w.blocks, (tiles + (uint32_t)k) * (uint32_t)w.blocks, group, acc);
+            gemm16_multiply_turn<BF16, 0, MN_B, gemm16_in_turn>(at, w.blocks,
+                                                                (tiles + (uint32_t)k) * (uint32_t)w.blocks, group, acc);
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 end_half<BF16, PROBS>(a, w, s, group, first + 64 * half, (tile_n + k) * G16_TURN_N, &sums[half],
@@ -151,7 +93,7 @@ static __device__ __forceinline__ void multiply_items(const ce_product &a, const
                 else if (a.sums)
                     add_sums(a, w, sums[half].sum, first + 64 * half, item.part);
     }
-    end_turns(group, tiles);
+    gemm16_end_turns(group, tiles);
 }
 
 /* A warpgroup's panels of P^T. */
@@ -167,7 +109,7 @@ static __device__ __forceinline__ void send_items(const ce_product &a, const log
         gemm16_tile(g.tiles, item.first, &pair, &tile_n);
         const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M;
 
-        for (int k = first_own(tiles, group); k < item.count; k += 2)
+        for (int k = gemm16_first_own(tiles, group); k < item.count; k += 2)
             for (int at = 0; at < 4; at++)
                 send_panel(a, g.tiles, ptx_shared(s->d[group]), group, row + at / 2 * 64,
                            (tile_n + k) * G16_TURN_N + at % 2 * CLASSES);

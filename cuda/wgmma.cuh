@@ -97,6 +97,11 @@ static __device__ __forceinline__ void wgmma_wait(void)
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n128k32.f32." types " " WGMMA_REGISTERS_128 ", %64, %65, p, 1, 1;\n}" \
                  : WGMMA_OPERANDS_128(d) : "l"(a), "l"(b), "r"(keep))
+#define WGMMA_128_16BIT(types, d, a, b, keep, major_a, major_b) \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." types " " WGMMA_REGISTERS_128 \
+                 ", %64, %65, p, 1, 1, %67, %68;\n}" \
+                 : WGMMA_OPERANDS_128(d) : "l"(a), "l"(b), "r"(keep), "n"(major_a), "n"(major_b))
 #define WGMMA_192(types, d, a, b, keep, major_a, major_b) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n192k16.f32." types " " WGMMA_REGISTERS_192 \
@@ -121,12 +126,16 @@ static __device__ __forceinline__ void wgmma_fp8(float *d, uint64_t a, uint64_t 
         WGMMA_128("e5m2.e4m3", d, a, b, keep);
 }
 
-/* D (64 x N) = A (64 x 16) B (N x 16)^T + (keep ? D : 0), 16-bit elements, N = 192 or 256. MN_A, MN_B: M or N is
+/* D (64 x N) = A (64 x 16) B (N x 16)^T + (keep ? D : 0), 16-bit elements, N = 128, 192 or 256. MN_A, MN_B: M or N is
  * contiguous and the descriptor is wgmma_descriptor_mn's; else K is, + 2 for each step of 16. */
 template <int N, int BF16, int MN_A, int MN_B>
 static __device__ __forceinline__ void wgmma_16bit(float *d, uint64_t a, uint64_t b, int keep)
 {
-    if constexpr (N == 192 && BF16)
+    if constexpr (N == 128 && BF16)
+        WGMMA_128_16BIT("bf16.bf16", d, a, b, keep, MN_A, MN_B);
+    else if constexpr (N == 128)
+        WGMMA_128_16BIT("f16.f16", d, a, b, keep, MN_A, MN_B);
+    else if constexpr (N == 192 && BF16)
         WGMMA_192("bf16.bf16", d, a, b, keep, MN_A, MN_B);
     else if constexpr (N == 192)
         WGMMA_192("f16.f16", d, a, b, keep, MN_A, MN_B);

@@ -1,0 +1,291 @@
+/* ce_dw_sm90.cuh: the ends of a tile of dW in ce_gradients_sm90.cu: a warp's 16 rows of 64, 128 columns.
+ *
+ *     put_f32   f32, stored or added
+ *     put_once  16 bits of one chunk that is not added to: rounded
+ *     put_sums  16 bits that are added to, or whose f32 sum lies in two planes (ce_sm90.cuh)
+ *
+ * The latter two come after add_targets where there is one chunk. Thread t of the warp holds of acc what
+ * ce_logits_sm90.cuh says. All this runs beside the other warpgroup's products; but 192 of 224 registers are acc's, so
+ * that what is made beforehand, or kept for later, spills. */
+#ifndef RIDGE_CE_DW_SM90_CUH
+#define RIDGE_CE_DW_SM90_CUH
+
+#include "ce_sm90.cuh"
+
+/* The first target of a class. count: of the chunk's rows that have it; where their sum was made before, `token` is its
+ * place. */
+typedef struct dw_target {
+    int count, row, token;
+    float du;
+} dw_target;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Before a tile's product: that of each of a warp's classes, 16 of each 64, so that only x is missing afterwards, which
+ * is brought to L2. */
+template <int M>
+static __device__ __forceinline__ void note_targets(const ce_gradients &a, const gemm16_work &w, dw_target *note,
+                                                    int first_row, int first_col)
+{
+    int i = threadIdx.x % 32;
+
+    asm volatile("" : "+r"(i)); /* what is made of it is made here: kept from tile to tile it would spill */
+#pragma unroll 1
+    for (; i < M / 4; i += 32) {
+        const int c = first_row + i / 16 * 64 + i % 16;
+        const int2 same = c < w.m ? a.c.same[c] : make_int2(0, 0);
+        dw_target t = {same.y, same.x, 0, 0.0f};
+
+        if (same.y > CE_COMMON) {
+            t.token = a.c.next[same.x];
+        } else if (same.y > 0) {
+            t.token = a.c.p.list[same.x];
+            t.du = a.c.at_target[same.x];
+            if (first_col < w.n)
+                ptx_prefetch_l2((const uint16_t *)a.c.p.x + t.token * a.c.p.x_stride + first_col);
+            if (first_col + 64 < w.n)
+                ptx_prefetch_l2((const uint16_t *)a.c.p.x + t.token * a.c.p.x_stride + first_col + 64);
+        }
+        note[i] = t;
+    }
+}
+
+/* du_y x of all rows of the chunk whose target is one of this thread's two classes, in order, or the sum made before,
+ * times `scale`. note: of the first one. (To an f32 dW a step adds it.) */
+template <int BF16>
+static __device__ __forceinline__ void add_targets(const ce_gradients &a, const gemm16_work &w, const dw_target *note,
+                                                   int col, float scale, float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+
+    col += 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        dw_target t = note[8 * h];
+
+        if (t.count > CE_COMMON) {
+            const float *sum = a.c.sums + t.token * ce_sum_length(a.c.p.hidden) + col;
+
+            t.count = 0;
+#pragma unroll
+            for (int j = 0; j < G16_TALL_N / 8; j++)
+                if (col + 8 * j < w.n) {
+                    const float2 v = *(const float2 *)(sum + 8 * j);
+
+                    acc[4 * j + 2 * h] += v.x * scale;
+                    acc[4 * j + 2 * h + 1] += v.y * scale;
+                }
+        }
+        for (; t.count > 0; t.count--) {
+            const uint16_t *line = (const uint16_t *)a.c.p.x + t.token * a.c.p.x_stride + col;
+
+            t.du *= scale;
+#pragma unroll
+            for (int j = 0; j < G16_TALL_N / 8; j++) {
+                float x, y;
+
+                if (col + 8 * j >= w.n)
+                    continue;
+                num_unpack2<dtype>(*(const uint32_t *)(line + 8 * j), &x, &y);
+                acc[4 * j + 2 * h] = __fmaf_rn(t.du, x, acc[4 * j + 2 * h]);
+                acc[4 * j + 2 * h + 1] = __fmaf_rn(t.du, y, acc[4 * j + 2 * h + 1]);
+            }
+            if (t.count > 1) {
+                t.row = a.c.next[t.row];
+                t.token = a.c.p.list[t.row];
+                t.du = a.c.at_target[t.row];
+            }
+        }
+    }
+}
+
+/* Threads exchange two columns so that each has four in order. row: the thread's first. */
+template <int BF16>
+static __device__ __forceinline__ void put_f32(const ce_gradients &a, const gemm16_work &w, int row, int col,
+                                               float scale, const float *acc)
+{
+    const bool odd = threadIdx.x % 2;
+
+    col += threadIdx.x % 4 / 2 * 4 + odd * 8;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *to = (float *)a.dw_at.high + (row + 8 * h) * a.dw_at.high_ld + col;
+        const int cols = row + 8 * h < w.m ? w.n - col : 0;
+
+#pragma unroll
+        for (int j = 0; j < G16_TALL_N / 8; j += 2) {
+            const float2 even_one = {acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]},
+                         odd_one = {acc[4 * j + 4 + 2 * h], acc[4 * j + 5 + 2 * h]};
+            const float x = __shfl_xor_sync(~0u, odd ? even_one.x : odd_one.x, 1),
+                        y = __shfl_xor_sync(~0u, odd ? even_one.y : odd_one.y, 1);
+            float4 v = odd ? make_float4(x, y, odd_one.x, odd_one.y) : make_float4(even_one.x, even_one.y, x, y);
+
+            if (!BF16)
+                v = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
+            if (cols <= 8 * j)
+                continue;
+            if (a.before != CE_DW_NOTHING)
+                ptx_add_f32x4(to + 8 * j, v);
+            else
+                *(float4 *)(to + 8 * j) = v;
+        }
+    }
+}
+
+/* 64 columns at a time, turned in shared memory so that whole lines are written. row: the warp's first. */
+template <int BF16>
+static __device__ __forceinline__ void put_once(const ce_gradients &a, const gemm16_work &w, uint8_t *panel, int row,
+                                                int col, float scale, const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    int lane = threadIdx.x % 32;
+
+    asm volatile("" : "+r"(lane)); /* addresses are made here: kept from tile to tile they would spill */
+    const int from = lane % 16, line = lane / 8, piece = lane % 8, rows = w.m - row - line,
+              cols = w.n - col - 8 * piece;
+
+#pragma unroll
+    for (int q = 0; q < G16_TALL_N / 64; q++) {
+        __syncwarp(); /* what was in the panel has been read */
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const float *v = acc + 4 * (8 * q + i);
+            uint32_t word[4];
+
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                word[e] = BF16 ? num_pack2<dtype>(v[2 * e], v[2 * e + 1])
+                               : num_pack2<dtype>(v[2 * e] * scale, v[2 * e + 1] * scale);
+            ptx_store_matrix(ptx_shared(panel) + from * 128 + ((i + lane / 16) ^ (from & 7)) * 16, word[0], word[1],
+                             word[2], word[3]);
+        }
+        __syncwarp(); /* all of the panel */
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint4 v = *(const uint4 *)(panel + (line + 4 * k) * 128 + (piece ^ (line + 4 * k & 7)) * 16);
+
+            if (rows > 4 * k && cols > 64 * q)
+                *(uint4 *)(a.dw_at.high + (row + line + 4 * k) * a.dw_at.high_ld + col + 8 * piece + 64 * q) = v;
+        }
+    }
+}
+
+/* Before a tile's product: what there is of a warp's rows, 16 of each 64, is brought to L2. */
+template <int M>
+static __device__ __forceinline__ void fetch_old(const ce_gradients &a, const gemm16_work &w, int first_row,
+                                                 int first_col)
+{
+    const int col = first_col + threadIdx.x % 2 * 64; /* a line */
+    const ce_planes &d = a.dw_at;
+
+    if (col >= w.n || a.before == CE_DW_NOTHING)
+        return;
+#pragma unroll
+    for (int i = 0; i < M / 64; i++) {
+        const int row = first_row + 64 * i + threadIdx.x % 32 / 2;
+
+        if (row >= w.m)
+            return;
+        ptx_prefetch_l2(d.high + row * d.high_ld + col);
+        if (a.before == CE_DW_PLANES)
+            ptx_prefetch_l2(d.low + row * d.low_ld + col);
+    }
+}
+
+/* A quad has a row of 32 columns: of each 8 a thread has two, by its place. Afterwards each has 8 in order, those of
+ * its place. */
+static __device__ __forceinline__ void turn_quad(const float *acc, int h, float *v)
+{
+    const bool odd = threadIdx.x % 2, late = threadIdx.x % 4 > 1;
+    float half[2][4];
+
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float even_one = acc[8 * i + 2 * h + e], odd_one = acc[8 * i + 4 + 2 * h + e];
+            const float other = __shfl_xor_sync(~0u, odd ? even_one : odd_one, 1);
+
+            half[i][e] = odd ? other : even_one;
+            half[i][2 + e] = odd ? odd_one : other;
+        }
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const float other = __shfl_xor_sync(~0u, late ? half[0][e] : half[1][e], 2);
+
+        v[e] = late ? other : half[0][e];
+        v[4 + e] = late ? half[1][e] : other;
+    }
+}
+
+/* Eight elements of a 16-bit dW in the planes of its sum, or as they are (then `low` is none). */
+typedef struct dw_old {
+    uint4 high, low;
+} dw_old;
+
+static __device__ __forceinline__ dw_old load_old(const ce_gradients &a, const uint16_t *high, const uint16_t *low,
+                                                  bool there)
+{
+    dw_old old = {};
+
+    if (there && a.before != CE_DW_NOTHING)
+        old.high = *(const uint4 *)high;
+    if (there && a.before == CE_DW_PLANES)
+        old.low = *(const uint4 *)low;
+    return old;
+}
+
+/* v, added to what there is: to the planes, or rounded. A bf16 that is there alone is its sum's upper half. */
+template <int BF16>
+static __device__ __forceinline__ void put_sum(const ce_gradients &a, uint16_t *to_high, uint16_t *to_low, bool there,
+                                               const dw_old &old, float *v)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+    uint4 high, low;
+    float sum[8];
+
+    ce_join(old.high, old.low, sum);
+    if (!BF16 && a.before == CE_DW_ITSELF)
+        num_unpack<dtype>(old.high, sum);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        v[e] += sum[e];
+    ce_split(v, &high, &low);
+    if (there && a.after == CE_DW_PLANES) {
+        *(uint4 *)to_low = low;
+        *(uint4 *)to_high = high;
+    }
+    if (there && a.after != CE_DW_PLANES)
+        *(uint4 *)to_high = num_pack<dtype>(v);
+}
+
+/* row: the thread's first. */
+template <int BF16>
+static __device__ __forceinline__ void put_sums(const ce_gradients &a, const gemm16_work &w, int row, int col,
+                                                float scale, const float *acc)
+{
+    const ce_planes &d = a.dw_at;
+
+    col += threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint16_t *high = d.high + (row + 8 * h) * d.high_ld + col, *low = d.low + (row + 8 * h) * d.low_ld + col;
+        const bool live = row + 8 * h < w.m;
+
+#pragma unroll
+        for (int q = 0; q < G16_TALL_N / 32; q++) {
+            const bool there = live && w.n > col + 32 * q;
+            float v[8];
+
+            turn_quad(acc + 16 * q, h, v);
+#pragma unroll
+            for (int e = 0; e < 8 && !BF16; e++)
+                v[e] *= scale;
+            put_sum<BF16>(a, high + 32 * q, low + 32 * q, there, load_old(a, high + 32 * q, low + 32 * q, there), v);
+        }
+    }
+}
+
+#endif
+
+#endif
