@@ -210,8 +210,8 @@ static __device__ __forceinline__ void clear_dw(const ce_gradients &a)
         clear_lines(a.dw_at.low, lines, length * 2, a.dw_at.low_ld * 2);
 }
 
-/* A tile of dX. */
-template <int BF16, int MN_B>
+/* A tile of dX. WIDTH: as in gemm16_multiply. */
+template <int BF16, int MN_B, int WIDTH>
 static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
                                                int group, int item, gemm16_turn *turn)
 {
@@ -223,7 +223,7 @@ static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm
     const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
     const int row = first + thread / 32 * 16 + thread % 32 / 4;
 
-    gemm16_multiply<BF16, 1, MN_B>(at, gemm16_blocks(w, piece, &first_block), group, turn, acc);
+    gemm16_multiply<BF16, 1, MN_B, WIDTH>(at, gemm16_blocks(w, piece, &first_block), group, turn, acc);
     if (group == 0)
         tell(a, 1);
     if (w.pieces > 1)
@@ -336,6 +336,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
     constexpr int M = FORM == FORM_F32 || BF16 ? 192 : 128; /* as ce_dw_height */
+    constexpr int WIDTH = M == 192 ? G16_N : G16_TALL_N;    /* beside two of 128, one of 256 would be serialised */
     grad_memory<M> *s = (grad_memory<M> *)shared;
 
     if (threadIdx.x == 0) {
@@ -366,7 +367,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
         gemm16_stagger(group, item < g.dx.items);
         const gemm16_places dx = gemm16_places_of<1, !HV>(&s->dx, group);
         for (; item < g.dx.items; item = ce_next_item(&ring))
-            tile_dx<BF16, !HV>(a, g.dx, dx, group, item, &turn);
+            tile_dx<BF16, !HV, WIDTH>(a, g.dx, dx, group, item, &turn);
         const gemm16_places dw = gemm16_places_of<HV, !HV>(&s->dw, 0);
         gemm16_begin_turns(group);
         for (; item < g.items; tiles++, item = ce_next_item(&ring))

@@ -266,8 +266,9 @@ static __device__ __forceinline__ void gemm16_stagger(int group, bool any)
 }
 
 /* All blocks of k, at least one, into acc. One stage's instructions stay in flight while the next one's are issued. (A
- * product of no blocks would have to clear acc, and that with 128 selects in front of every tile.) */
-template <int BF16, int MN_A, int MN_B>
+ * product of no blocks would have to clear acc, and that with 128 selects in front of every tile.) WIDTH: columns of an
+ * instruction, 256 or 128. */
+template <int BF16, int MN_A, int MN_B, int WIDTH = G16_N>
 static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, int blocks, int group,
                                                        gemm16_turn *turn, float *acc)
 {
@@ -281,8 +282,11 @@ static __device__ __forceinline__ void gemm16_multiply(const gemm16_places &at, 
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < G16_K / 16; k++)
-            wgmma_16bit<G16_N, BF16, MN_A, MN_B>(acc, a + k * (MN_A ? 128 : 2), b + k * (MN_B ? 128 : 2),
-                                                 kb > 0 || k > 0);
+#pragma unroll
+            for (int i = 0; i < G16_N / WIDTH; i++)
+                wgmma_16bit<WIDTH, BF16, MN_A, MN_B>(acc + i * (WIDTH / 2), a + k * (MN_A ? 128 : 2),
+                                                     b + i * (WIDTH * G16_K * 2 / 16) + k * (MN_B ? 128 : 2),
+                                                     kb > 0 || k > 0);
         wgmma_commit();
         if (kb > 0) {
             wgmma_wait_before();
