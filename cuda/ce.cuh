@@ -25,7 +25,7 @@ typedef struct ce_totals {
     int32_t common;           /* ce_sm90.cuh: targets with many rows */
     uint32_t largest;         /* ce_sm90.cuh: bits of the largest factor of a row */
     int32_t done;             /* ce_tokens.cu: blocks whose rows' losses are there */
-    unsigned long long taken; /* ce_gemm_sm90.cu: items of the logits; 0 between launches */
+    unsigned long long taken; /* Hopper: items of the logits; 0 between launches */
 } ce_totals;
 
 /* Part of a row's softmax sum: over some of the classes. `more` only where it is asked for. */

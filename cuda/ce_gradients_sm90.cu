@@ -29,6 +29,7 @@ template <class DW> struct dx_memory {
 enum { FORM_F32 = 0, FORM_ONCE, FORM_SUM, FORMS };
 
 template <int M> struct grad_memory {
+    static_assert(CE_BUNDLE % M == 0 && CE_BUNDLE % G16_TURN_N == 0 && CE_BUNDLE % G16_K == 0, "tiles across bundles");
     union {
         gemm16_tall<M> dw;
         dx_memory<gemm16_tall<M>> dx;
@@ -48,7 +49,7 @@ static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, in
     w.m = m;
     w.n = n;
     w.height = height;
-    w.width = G16_N; /* dW: one tile of each CTA */
+    w.width = G16_N; /* dW: a tile of each CTA, whose rows both have */
     w.bundle = bundle;
     gemm16_plan(&w, (k + G16_K - 1) / G16_K, pieces);
     return w;
@@ -389,6 +390,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
         (const void *)ce_gradients_kernel<bf16, hv, FORM_SUM>
 
 enum { FUNCTIONS = 4 * FORMS, SHARED = sizeof(grad_memory<192>) };
+static_assert(sizeof(grad_memory<128>) <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
 static const void *const functions[FUNCTIONS] = {OF_LAYOUT(0, 0), OF_LAYOUT(0, 1), OF_LAYOUT(1, 0), OF_LAYOUT(1, 1)};
 
 ridge_status ce_gradients_prepare(const ridge_device *device)
@@ -410,9 +412,8 @@ ridge_status ce_gradients_launch(const ridge_device *device, const char *name, c
     const int64_t m = p->hv ? p->hidden : p->vocab, n = p->hv ? p->vocab : p->hidden;
     const int64_t dx = g->dx ? up(g->c.rows, G16_CLUSTER * G16_M) * up(p->hidden, G16_N) * g->c.pieces : 0;
     const int64_t dw = g->dw ? up(m, ce_dw_height(p->dtype, g->dw_dtype)) * up(n, G16_N) : 0;
-    const int form = g->dw_dtype == RIDGE_F32                                 ? FORM_F32
-                     : g->before == CE_DW_NOTHING && g->after == CE_DW_ITSELF ? FORM_ONCE
-                                                                              : FORM_SUM;
+    const bool once = g->before == CE_DW_NOTHING && g->after == CE_DW_ITSELF;
+    const int form = !g->dw || g->dw_dtype == RIDGE_F32 ? FORM_F32 : once ? FORM_ONCE : FORM_SUM;
 
     if (dx + dw == 0)
         return RIDGE_OK;

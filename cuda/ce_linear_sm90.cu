@@ -15,7 +15,7 @@ typedef struct linear_job {
 
 /* ------------------------------------------------------------------------------------------------- tensor maps */
 
-/* [lines, length] of 16 bits as a factor: along k (boxes 64 x `wide` lines) or not (64 x 64). */
+/* [lines, length] of 16 bits as a factor: along k (boxes 64 x `wide` lines) or not (64 x `wide` of k). */
 static ridge_status map_of(const linear_job *j, CUtensorMap *map, const void *base, int64_t length, int64_t lines,
                            int64_t stride, int wide)
 {
@@ -383,10 +383,10 @@ static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, 
     return (size_t)ce_plan_place(&c, &space, device, problem, &plan, (void *)1024);
 }
 
-/* Of 256 x 256. */
-static double tiles_of(int64_t rows, int64_t cols)
+/* Of 256 rows of a cluster. */
+static double tiles_of(int64_t rows, int64_t cols, int64_t width)
 {
-    return (double)((rows + 255) / 256) * (double)((cols + 255) / 256);
+    return (double)((rows + 255) / 256) * (double)((cols + width - 1) / width);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
@@ -404,7 +404,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "TMA needs rows of x, W, dX and dW that begin at multiples of 16 bytes";
     if (tokens > 0x3fffff00 || hidden > 0x3fffff00 || vocab > 0x3fffff00)
         return "more than 2^30 tokens, hidden units or classes";
-    if (tiles_of(tokens, vocab) > 2e9 || tiles_of(tokens, hidden) > 2e9 || tiles_of(vocab, hidden) > 2e9)
+    if (tiles_of(tokens, vocab, G16_TURN_N) > 2e9 || tiles_of(tokens, hidden, G16_N) > 2e9 ||
+        tiles_of(vocab, hidden, G16_TALL_N) > 2e9) /* dW's: 128 x 256 and more */
         return "more than 2^31 tiles";
     return device->units < 2 ? "is for two multiprocessors and more" : NULL;
 }
@@ -413,7 +414,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : kernel->param[0] ? 3.3 : 3;
-    double waves = tiles_of(problem->dim[0], problem->dim[2]) / (device->units / 2);
+    double waves = tiles_of(problem->dim[0], problem->dim[2], G16_N) / (device->units / 2);
 
     waves = waves < 1 ? 1 : waves;
     return 30 * gemms + gemms * waves * (device->units / 2) * 131072.0 * (double)problem->dim[1] / 640e6;

@@ -35,8 +35,9 @@ typedef struct logits_item {
     int first, step, count, part;
 } logits_item;
 
-/* This thread's two rows of an item: listed row, whether it is there, its target, and for CE_PROBS k_r. They are loaded
- * before the product and looked at after it, so that nobody waits for them. And its own columns' sum of E. */
+/* This thread's two rows of an item: listed row, whether it is there, its target, and for CE_PROBS k_r; and its own
+ * columns' sum of E. Where registers allow it they are loaded before the product and looked at after it, so that nobody
+ * waits for them. */
 typedef struct item_rows {
     int row[2], target[2];
     bool live[2];

@@ -1,6 +1,7 @@
-/* ce_sm90.cuh: the linear cross entropy of Hopper: what its parts share. ce_gemm_sm90.cu has the products and their
- * epilogues, ce_steps_sm90.cu the steps between them (of size B, B H or V B at most once), ce_targets_sm90.cu what the
- * targets add, ce_plan_sm90.cu the plan of a call, ce_linear_sm90.cu the kernel rows.
+/* ce_sm90.cuh: the linear cross entropy of Hopper: what its parts share. ce_turns_sm90.cu and ce_gemm_sm90.cu have the
+ * logits' product, without options and with all, ce_gradients_sm90.cu dX and dW, ce_steps_sm90.cu the steps between (of
+ * size B, B H or V B at most once), ce_targets_sm90.cu what the targets add, ce_plan_sm90.cu the plan of a call,
+ * ce_linear_sm90.cu the kernel rows.
  *
  * A chunk of listed rows: P^T [V, rows] in 16 bits holds dlogits up to a factor for each row:
  *     du = n_r P,   P = (alpha_r E - w_c sigma_r) dz/du,   E = 2^(z log2e - k_r)

@@ -10,7 +10,7 @@
  *     together  a tile of 128 x 256, 64 rows each; the second warpgroup begins a few stages late, so that the epilogue
  *               of one runs beside the matrix instructions of the other
  *     in turn   a tile of their own each, 128 x 192, 192 x 128 or 128 x 128: the end of one's tile runs beside the
- * matrix instructions of the other's
+ *               matrix instructions of the other's
  *
  * full[s]: stage s has landed (orders TMA's writes before wgmma's reads). empty[s]: all warps of the cluster that
  * multiply it, 16 or 8, have finished with stage s (orders their reads before the next writes of either CTA). */
@@ -38,7 +38,8 @@ enum {
 
 /* Loads. a: where a coordinate of A (of its rows, or along k) lies below `split` the first map has it, else the second,
  * from 0 on; and from the other coordinate `tail` on the third has it, whatever `split` says, from `more` on the
- * fourth. Boxes: 64 elements, by 128 rows where k is contiguous, by 64 of k where it is not. */
+ * fourth. Boxes: where k is contiguous 64 of it, by all rows that a CTA loads of the factor; where it is not 64 rows,
+ * by 64 of k, or 32 (gemm16_load_half). */
 typedef struct gemm16_maps {
     CUtensorMap a[4], b;
     int split_m, split_k, tail_m, tail_k, more_m, more_k; /* INT32_MAX = never */
@@ -47,7 +48,7 @@ typedef struct gemm16_maps {
 /* What a launch has to do; some of it is known on the device alone. */
 typedef struct gemm16_work {
     int m, n, blocks;                               /* blocks of k */
-    int pairs, height, width, tiles_n, items;       /* height, width: rows and columns of a tile */
+    int pairs, height, width, tiles_n, items;       /* an item: two times height rows, width columns */
     int pieces, piece;                              /* of k, one after another; blocks of one */
     int first_m;                                    /* added to the rows of A that are loaded */
     int pick;                                       /* of a[], where nothing is split */
@@ -240,6 +241,7 @@ template <int MN_A, int MN_B, class MEMORY>
 static __device__ __forceinline__ void gemm16_load(const gemm16_maps &maps, const gemm16_work &w, MEMORY *s, int item,
                                                    uint32_t *n, unsigned long long *taken = NULL, int *next = NULL)
 {
+    static_assert(!MEMORY::SAME_ROWS, "each CTA has rows of its own");
     int pair, tile_n, first_block;
     const int blocks = gemm16_blocks(w, gemm16_locate(w, item, &pair, &tile_n), &first_block);
     const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * MEMORY::M + w.first_m;

@@ -26,6 +26,7 @@ static const struct {
     {12, 2100, 70, {.fill = FILL_UNIT}},
     /* Several chunks of rows, and more classes than two bundles of Hopper; the CPU's blocks end before. */
     {300, 64, 4360, {.fill = FILL_UNIT, .gpu = true}},
+    {300, 264, 3400, {.fill = FILL_UNIT, .gpu = true}}, /* P^T in dW's memory, two columns of tiles */
     {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID, .pad = 3, .pad_of = PAD_SINGLE_ROWS}},
     {70, 136, 1, {.fill = FILL_UNIT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
     {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_halves */
