@@ -14,7 +14,6 @@ static __device__ __forceinline__ void send_probs(const ce_product &a, const log
 
     for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i = ce_next_item(&ring)) {
         const logits_item item = item_of(g, i);
-
         int pair, tile_n;
 
         gemm16_tile(g.tiles, item.first, &pair, &tile_n);
@@ -222,9 +221,9 @@ int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
     return (int)ce_least(ce_most(tiles - tiles / 3, ce_least(own, ce_most(clusters, 2))), ce_most(most, 2));
 }
 
-/* How columns of tiles make parts, an item's tiles one or two: as narrow ones as there may be
- * that leave single tiles for the end; sums of their own. If there are none such, whatever keeps all clusters busy for
- * the shortest time. There is always such a choice: the first one leaves at most as many parts as there may be. */
+/* How columns of tiles make parts, an item's tiles one or two: as narrow ones as there may be that leave single tiles
+ * for the end; sums of their own. If there are none such, whatever keeps all clusters busy for the shortest time. There
+ * is always such a choice: the first one leaves at most as many parts as there may be. */
 static void choose_parts(const ridge_device *device, ce_product *g, int width, int parts)
 {
     const int64_t tiles = ((int64_t)g->n + width - 1) / width, room = g->c.p.part ? g->c.p.splits : device->units;

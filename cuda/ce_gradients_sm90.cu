@@ -401,17 +401,13 @@ ridge_status ce_gradients_prepare(const ridge_device *device)
                         "linear_ce: loading kernels");
 }
 
-static int64_t up(int64_t x, int64_t step)
-{
-    return (x + step - 1) / step;
-}
-
 ridge_status ce_gradients_launch(const ridge_device *device, const char *name, ce_gradients *g, void *stream)
 {
     const ce_params *p = &g->c.p;
     const int64_t m = p->hv ? p->hidden : p->vocab, n = p->hv ? p->vocab : p->hidden;
-    const int64_t dx = g->dx ? up(g->c.rows, G16_CLUSTER * G16_M) * up(p->hidden, G16_N) * g->c.pieces : 0;
-    const int64_t dw = g->dw ? up(m, ce_dw_height(p->dtype, g->dw_dtype)) * up(n, G16_N) : 0;
+    const int64_t rows = G16_CLUSTER * G16_M, height = ce_dw_height(p->dtype, g->dw_dtype);
+    const int64_t dx = g->dx ? ce_up(g->c.rows, rows) / rows * (ce_up(p->hidden, G16_N) / G16_N) * g->c.pieces : 0;
+    const int64_t dw = g->dw ? ce_up(m, height) / height * (ce_up(n, G16_N) / G16_N) : 0;
     const bool once = g->before == CE_DW_NOTHING && g->after == CE_DW_ITSELF;
     const int form = !g->dw || g->dw_dtype == RIDGE_F32 ? FORM_F32 : once ? FORM_ONCE : FORM_SUM;
 

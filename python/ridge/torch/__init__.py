@@ -2,8 +2,8 @@
 
 They work under torch.compile, CUDA graphs and autocast; inputs may be strided or expanded. In eager mode without a
 subclass, mode or transform a call goes past the dispatcher to the library (a few microseconds); otherwise it is an op of
-torch.ops.ridge. Errors are ridge's exceptions with the library's message. Gradients are autograd's, in
-reverse mode and once: a second derivative is an error, torch.func.grad is PyTorch's error for registered ops, and forward mode
+torch.ops.ridge. Errors are ridge's exceptions with the library's message. Gradients are autograd's, in reverse mode and
+once: a second derivative is an error, torch.func.grad is PyTorch's error for registered ops, and forward mode
 (torch.func.jvp) takes the results for constants.
 """
 import torch
