@@ -7,7 +7,7 @@ product x W^T alone, torch eager, torch.compile, and Liger, Apple CCE and quack 
 beyond the inputs, gradients included. err: of the gradients, relative to float64 by rms over sampled rows of dX and dW, the
 larger of the two. Columns as `ridge bench --csv` writes them. quack imports only from a site-packages or dist-packages.
 """
-import argparse, datetime, os, statistics, sys
+import argparse, copy, datetime, os, statistics, sys
 
 import torch
 import torch.nn.functional as F
@@ -22,15 +22,21 @@ IGNORED = -100
 
 
 class Problem:
-    def __init__(self, tokens, hidden, vocab, half=False):
+    def __init__(self, tokens, hidden, vocab):
         torch.manual_seed(1)
-        self.dims, self.half = (tokens, hidden, vocab), half
+        self.dims = (tokens, hidden, vocab)
         self.x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
         self.w = torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16).mul_(1.5 / hidden**0.5)
         self.y = torch.randint(vocab, (tokens,), device="cuda")
-        if half:
-            self.y[1::2] = IGNORED
-        self.text = f"tokens={tokens} hidden={hidden} vocab={vocab} dtype=bf16" + (" half of the rows ignored" if half else "")
+        self.text = f"tokens={tokens} hidden={hidden} vocab={vocab} dtype=bf16"
+
+    def half(self):
+        """The same x and W."""
+        other = copy.copy(self)
+        other.y = self.y.clone()
+        other.y[1::2] = IGNORED
+        other.text += " half of the rows ignored"
+        return other
 
     def bytes(self, op):
         """Each operand once: x and W, and the gradients (dW in f32)."""
@@ -123,14 +129,12 @@ def rivals(only):
     return {name: loss for name, loss in out.items() if not only or name in only.split(",")}
 
 
-def passes(p, ridge, names):
+def passes(p, ridge, names, leaf):
     """[(op, provider, flops, call, extra bytes or None)]"""
-    leaf = (p.x.detach().requires_grad_(), p.w.detach().requires_grad_())
     out = [("linear_ce_eval", "ridge", p.flops(1), lambda: ridge.run("eval"), ridge.extra("eval")),
            ("linear_ce_train", "ridge", p.flops(3), lambda: ridge.run("train"), ridge.extra("train")),
            ("linear_ce_train", "ridge_dw16", p.flops(3), lambda: ridge.run("train16"), ridge.extra("train16")),
-           ("linear_ce_backward", "ridge", p.flops(3), lambda: ridge.run("backward"), ridge.extra("backward")),
-           ("linear_ce_eval", "cublas x W^T", p.flops(1), lambda: torch.mm(p.x, p.w.T), None)]
+           ("linear_ce_backward", "ridge", p.flops(3), lambda: ridge.run("backward"), ridge.extra("backward"))]
 
     def train(loss):
         leaf[0].grad = leaf[1].grad = None
@@ -143,43 +147,55 @@ def passes(p, ridge, names):
     for name, loss in names.items():
         out.append(("linear_ce_eval", name, p.flops(1), lambda loss=loss: forward(loss), None))
         out.append(("linear_ce_train", name, p.flops(3), lambda loss=loss: train(loss), None))
-    return out, leaf
+    return out
 
 
-def measure(p, lib, names, rounds):
-    ridge = Ridge(lib, p)
-    truth = reference(p)
-    runs, leaf = passes(p, ridge, names)
+def measure(problems, lib, names, rounds):
+    """Problems of one x and W, in the same rounds; the product, which all have, beside the first. Returns
+    [(problem, its Ridge, op, provider, flops, sorted us, extra bytes, error)]"""
+    first = problems[0]
+    leaf = (first.x.detach().requires_grad_(), first.w.detach().requires_grad_())
+    runs = []  # (problem, its Ridge, what passes() has)
     times, once, peak, err = {}, {}, {}, {}
-    for op, name, _, call, extra in runs:
-        try:
-            leaf[0].grad = leaf[1].grad = None
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            call()
-            torch.cuda.synchronize()
-            peak[op, name] = extra if extra is not None else torch.cuda.max_memory_allocated() - before
-            if op != "linear_ce_eval":
-                dx, dw = {"ridge": (ridge.dx, ridge.dw), "ridge_dw16": (ridge.dx, ridge.dw16)}.get(
-                    name, (leaf[0].grad, leaf[1].grad))
-                err[op, name] = error(dx, dw, truth)
-            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            once[op, name] = begin.elapsed_time(end)
-            times[op, name] = []
-        except Exception as problem:
-            print(f"left out: {name} {op} at {p.text}: {str(problem).splitlines()[0][:160]}")
+    for p in problems:
+        ridge = Ridge(lib, p)
+        truth = reference(p)
+        own = passes(p, ridge, names, leaf)
+        if p is first:
+            own.append(("linear_ce_eval", "cublas x W^T", p.flops(1), lambda: torch.mm(first.x, first.w.T), None))
+        for run in own:
+            op, name, _, call, extra = run
+            key = (p.text, op, name)
+            try:
+                leaf[0].grad = leaf[1].grad = None
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                call()
+                torch.cuda.synchronize()
+                peak[key] = extra if extra is not None else torch.cuda.max_memory_allocated() - before
+                if op != "linear_ce_eval":
+                    dx, dw = {"ridge": (ridge.dx, ridge.dw), "ridge_dw16": (ridge.dx, ridge.dw16)}.get(
+                        name, (leaf[0].grad, leaf[1].grad))
+                    err[key] = error(dx, dw, truth)
+                begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+                begin.record()
+                call()
+                end.record()
+                torch.cuda.synchronize()
+                once[key] = begin.elapsed_time(end)
+                times[key] = []
+                runs.append((p, ridge, *run))
+            except Exception as problem:
+                print(f"left out: {name} {op} at {p.text}: {str(problem).splitlines()[0][:160]}")
     for done in range(rounds):
         # in an order of its own, each after a call that is not timed: whoever follows a slow rival, which leaves the matrix units
         # cool, would meet higher clocks. The slowest run twice and without, so that they do not take all of the machine's time.
         for i in torch.randperm(len(runs)).tolist():
-            op, name, _, call, _ = runs[i]
-            slow = (op, name) in once and once[op, name] > 2 * once[op, "ridge"]
-            if (op, name) not in times or (slow and done > 1):
+            p, _, op, name, _, call, _ = runs[i]
+            key = (p.text, op, name)
+            slow = once[key] > 2 * once[p.text, op, "ridge"]
+            if slow and done > 1:
                 continue
             if not slow:
                 call()
@@ -188,10 +204,10 @@ def measure(p, lib, names, rounds):
             call()
             end.record()
             torch.cuda.synchronize()
-            times[op, name].append(begin.elapsed_time(end) * 1e3)
+            times[key].append(begin.elapsed_time(end) * 1e3)
     leaf[0].grad = leaf[1].grad = None
-    return [(op, name, flops, sorted(times[op, name]), peak[op, name], err.get((op, name), ""))
-            for op, name, flops, _, _ in runs if (op, name) in times], ridge
+    return [(p, ridge, op, name, flops, sorted(times[p.text, op, name]), peak[p.text, op, name],
+             err.get((p.text, op, name), "")) for p, ridge, op, name, flops, _, _ in runs]
 
 
 def main():
@@ -201,7 +217,7 @@ def main():
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shapes", default=",".join(str(i) for i in range(len(SHAPES))))
-    parser.add_argument("--half", action="store_true", help="also with half of the rows ignored")
+    parser.add_argument("--half", action="store_true", help="also with half of the rows ignored, in the same rounds")
     parser.add_argument("--alone", action="store_true", help="without rivals but cuBLAS")
     parser.add_argument("--only", help="these rivals, comma-separated: torch, torch.compile, python, liger, cce, cce_exact,"
                         " quack, quack_plain")
@@ -222,25 +238,25 @@ def main():
         if new:
             out.write(",".join(COLUMNS) + "\n")
     for at in (int(s) for s in args.shapes.split(",")):
-        for half in (False, True) if args.half else (False,):
-            torch._dynamo.reset()  # its limit of recompilations is one for all problems
-            p = Problem(*SHAPES[at], half)
-            rows, ridge = measure(p, lib, {} if args.alone else rivals(args.only), args.rounds)
-            for op, name, flops, t, peak, err in rows:
-                us = statistics.median(t)
-                own = {"ridge": op[10:], "ridge_dw16": "train16"}.get(name)
-                kernel = lib.pick(ridge.calls[own]) if own else name
-                row = dict(base, op=op, problem=p.text, provider=name, kernel=kernel, us=us, us_p20=t[len(t) // 5],
-                           us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, gbps=p.bytes(op) / us * 1e-3, err=err, peak_bytes=float(peak))
-                if out:
-                    out.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]).replace(",", " ")
-                                       for c in COLUMNS) + "\n")
-                    out.flush()
-                tail = f" err {err:.2e}" if err != "" else ""
-                print(f"{op:19s} {p.text} {name:13s} {us * 1e-3:8.3f} ms {flops / us * 1e-6:6.0f} TFLOP/s "
-                      f"{peak * 1e-6:8.0f} MB{tail}", flush=True)
-            del p, rows, ridge
-            torch.cuda.empty_cache()
+        torch._dynamo.reset()  # its limit of recompilations is one for all problems
+        p = Problem(*SHAPES[at])
+        for p, ridge, op, name, flops, t, peak, err in measure([p] + [p.half()] * args.half, lib,
+                                                               {} if args.alone else rivals(args.only), args.rounds):
+            us = statistics.median(t)
+            own = {"ridge": op[10:], "ridge_dw16": "train16"}.get(name)
+            kernel = lib.pick(ridge.calls[own]) if own else name
+            row = dict(base, op=op, problem=p.text, provider=name, kernel=kernel, us=us, us_p20=t[len(t) // 5],
+                       us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, gbps=p.bytes(op) / us * 1e-3, err=err,
+                       peak_bytes=float(peak))
+            if out:
+                out.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]).replace(",", " ")
+                                   for c in COLUMNS) + "\n")
+                out.flush()
+            tail = f" err {err:.2e}" if err != "" else ""
+            print(f"{op:19s} {p.text} {name:13s} {us * 1e-3:8.3f} ms {flops / us * 1e-6:6.0f} TFLOP/s "
+                  f"{peak * 1e-6:8.0f} MB{tail}", flush=True)
+        del p, ridge
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
