@@ -42,9 +42,8 @@ static __device__ __forceinline__ void note_targets(const ce_gradients &a, const
             t.token = a.c.p.list[same.x];
             t.du = a.c.at_target[same.x];
             if (first_col < w.n)
-                ptx_prefetch_l2((const uint16_t *)a.c.p.x + t.token * a.c.p.x_stride + first_col);
-            if (first_col + 64 < w.n)
-                ptx_prefetch_l2((const uint16_t *)a.c.p.x + t.token * a.c.p.x_stride + first_col + 64);
+                ptx_prefetch_l2_bulk((const uint16_t *)a.c.p.x + t.token * a.c.p.x_stride + first_col,
+                                     2 * min(G16_TALL_N, w.n - first_col));
         }
         note[i] = t;
     }
@@ -170,25 +169,24 @@ static __device__ __forceinline__ void put_once(const ce_gradients &a, const gem
     }
 }
 
-/* Before a tile's product: what there is of a warp's rows, 16 of each 64, is brought to L2. */
+/* What there is of a warp's rows, 16 of each 64, is brought to L2 while the first of it is waited for. (Asked for
+ * before the product it is 26 MB by all SMs, and a part of it has left L2 again when it is wanted.) */
 template <int M>
 static __device__ __forceinline__ void fetch_old(const ce_gradients &a, const gemm16_work &w, int first_row,
                                                  int first_col)
 {
-    const int col = first_col + threadIdx.x % 2 * 64; /* a line */
+    const int bytes = 2 * min(G16_TALL_N, w.n - first_col);
     const ce_planes &d = a.dw_at;
+    const bool high = threadIdx.x % 32 < 16;
 
-    if (col >= w.n || a.before == CE_DW_NOTHING)
+    if (bytes <= 0 || a.before == CE_DW_NOTHING || (!high && a.before == CE_DW_ITSELF))
         return;
 #pragma unroll
     for (int i = 0; i < M / 64; i++) {
-        const int row = first_row + 64 * i + threadIdx.x % 32 / 2;
+        const int row = first_row + 64 * i + threadIdx.x % 16;
 
-        if (row >= w.m)
-            return;
-        ptx_prefetch_l2(d.high + row * d.high_ld + col);
-        if (a.before == CE_DW_PLANES)
-            ptx_prefetch_l2(d.low + row * d.low_ld + col);
+        if (row < w.m)
+            ptx_prefetch_l2_bulk((high ? d.high + row * d.high_ld : d.low + row * d.low_ld) + first_col, bytes);
     }
 }
 
@@ -259,29 +257,33 @@ static __device__ __forceinline__ void put_sum(const ce_gradients &a, uint16_t *
         *(uint4 *)to_high = num_pack<dtype>(v);
 }
 
-/* row: the thread's first. */
-template <int BF16>
+/* row: the thread's first. DEEP: loads in flight; registers are there when the first part of the tile is done. */
+template <int BF16, int DEEP>
 static __device__ __forceinline__ void put_sums(const ce_gradients &a, const gemm16_work &w, int row, int col,
                                                 float scale, const float *acc)
 {
     const ce_planes &d = a.dw_at;
 
     col += threadIdx.x % 4 * 8;
+    asm volatile("" : "+r"(row), "+r"(col)); /* addresses are made here: kept they would spill */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint16_t *high = d.high + (row + 8 * h) * d.high_ld + col, *low = d.low + (row + 8 * h) * d.low_ld + col;
         const bool live = row + 8 * h < w.m;
+        dw_old old[DEEP];
 
 #pragma unroll
         for (int q = 0; q < G16_TALL_N / 32; q++) {
-            const bool there = live && w.n > col + 32 * q;
             float v[8];
 
+#pragma unroll
+            for (int i = 0; i < DEEP && q % DEEP == 0; i++)
+                old[i] = load_old(a, high + 32 * (q + i), low + 32 * (q + i), live && w.n > col + 32 * (q + i));
             turn_quad(acc + 16 * q, h, v);
 #pragma unroll
             for (int e = 0; e < 8 && !BF16; e++)
                 v[e] *= scale;
-            put_sum<BF16>(a, high + 32 * q, low + 32 * q, there, load_old(a, high + 32 * q, low + 32 * q, there), v);
+            put_sum<BF16>(a, high + 32 * q, low + 32 * q, live && w.n > col + 32 * q, old[q % DEEP], v);
         }
     }
 }

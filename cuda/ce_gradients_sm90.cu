@@ -247,14 +247,18 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
     int row = pair * M + warp % 4 * 16;
     const int col = tile_n * G16_N + (int)ptx_cluster_rank() * G16_TALL_N;
 
-    if (FORM == FORM_SUM)
-        fetch_old<M>(a, w, row, col);
     if (TARGETS && a.targets)
         note_targets<M>(a, w, s->note[warp], row, col);
+    if (FORM == FORM_SUM)
+#pragma unroll
+        for (int i = 0; i < M / 64 * (G16_TALL_N / 2); i++) /* else it would live from the last tile's end to here */
+            asm volatile("mov.b32 %0, 0;" : "=f"(acc[i]));
     gemm16_multiply_turn<BF16, MN_A, MN_B, gemm16_tall<M>>(at, w.blocks, n, group, acc);
     tell(a, 2 + pair / (CE_BUNDLE / M));
     const float scale = BF16 ? 1.0f : scale_back(a.c.p);
 
+    if (FORM == FORM_SUM)
+        fetch_old<M>(a, w, row, col);
 #pragma unroll
     for (int i = 0; i < M / 64; i++, row += 64) {
         float *part = acc + i * (G16_TALL_N / 2);
@@ -266,8 +270,10 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
             put_f32<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
         if (FORM == FORM_ONCE)
             put_once<BF16>(a, w, s->panel[warp], row, col, scale, part);
-        if (FORM == FORM_SUM)
-            put_sums<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
+        if (FORM == FORM_SUM && i == 0)
+            put_sums<BF16, 2>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
+        if (FORM == FORM_SUM && i > 0)
+            put_sums<BF16, 4>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
     }
 }
 

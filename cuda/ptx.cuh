@@ -343,10 +343,17 @@ static __device__ __forceinline__ void ptx_tma_load_3d(uint32_t to, const void *
         : "memory");
 }
 
-/* The line of an address to L2 only, where every kernel's writes meet: right at any time, before a wait too. */
+/* 64 bytes, those around an address, to L2 only, where every kernel's writes meet: right at any time, before a wait
+ * too. */
 static __device__ __forceinline__ void ptx_prefetch_l2(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" : : "l"(p) : "memory");
+}
+
+/* `bytes` of them; both are multiples of 16. From sm_90 on. */
+static __device__ __forceinline__ void ptx_prefetch_l2_bulk(const void *p, int bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes) : "memory");
 }
 
 /* A box to L2 only. */
