@@ -189,9 +189,9 @@ def measure(problems, lib, names, rounds):
             except Exception as problem:
                 print(f"left out: {name} {op} at {p.text}: {str(problem).splitlines()[0][:160]}")
     for done in range(rounds):
-        # in an order of its own, each after 0.15 s of its own calls that are not timed: at the power limit the clock is an average
-        # over longer than a call, and whoever follows one that leaves the matrix units cool would meet higher ones. The slowest run
-        # twice and without, so that they do not take all of the machine's time.
+        # in an order of its own, each after 0.15 s of its own calls that are not timed: whoever follows a slow rival, which leaves
+        # the matrix units cool, would meet higher clocks. The slowest run twice and without, so that they do not take all of the
+        # machine's time.
         for i in torch.randperm(len(runs)).tolist():
             p, _, op, name, _, call, _ = runs[i]
             key = (p.text, op, name)
