@@ -1,10 +1,11 @@
 /* ce_dw_sm90.cuh: the ends of a tile of dW in ce_gradients_sm90.cu: a warp's 16 rows of 64, 128 columns.
  *
- *     put_f32   f32, stored or added
- *     put_once  16 bits of one chunk that is not added to: rounded
- *     put_sums  16 bits that are added to, or whose f32 sum lies in two planes (ce_sm90.cuh)
+ *     put_f32    f32, stored or added
+ *     put_once   16 bits of one chunk, rounded
+ *     put_added  16 bits of one chunk, added to what there is
+ *     put_sums   16 bits of several chunks: the f32 sum of all but the last, which rounds it
  *
- * The latter two come after add_targets where there is one chunk. Thread t of the warp holds of acc what
+ * put_once and put_added come after add_targets. Thread t of the warp holds of acc what
  * ce_logits_sm90.cuh says. All this runs beside the other warpgroup's products; but 192 of 224 registers are acc's, so
  * that what is made beforehand, or kept for later, spills. */
 #ifndef RIDGE_CE_DW_SM90_CUH
@@ -108,7 +109,7 @@ static __device__ __forceinline__ void put_f32(const ce_gradients &a, const gemm
     col += threadIdx.x % 4 / 2 * 4 + odd * 8;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float *to = (float *)a.dw_at.high + (row + 8 * h) * a.dw_at.high_ld + col;
+        float *to = (float *)a.dw_at.own + (row + 8 * h) * a.dw_at.own_ld + col;
         const int cols = row + 8 * h < w.m ? w.n - col : 0;
 
 #pragma unroll
@@ -164,7 +165,7 @@ static __device__ __forceinline__ void put_once(const ce_gradients &a, const gem
             const uint4 v = *(const uint4 *)(panel + (line + 4 * k) * 128 + (piece ^ (line + 4 * k & 7)) * 16);
 
             if (rows > 4 * k && cols > 64 * q)
-                *(uint4 *)(a.dw_at.high + (row + line + 4 * k) * a.dw_at.high_ld + col + 8 * piece + 64 * q) = v;
+                *(uint4 *)(a.dw_at.own + (row + line + 4 * k) * a.dw_at.own_ld + col + 8 * piece + 64 * q) = v;
         }
     }
 }
@@ -176,17 +177,17 @@ static __device__ __forceinline__ void fetch_old(const ce_gradients &a, const ge
                                                  int first_col)
 {
     const int bytes = 2 * min(G16_TALL_N, w.n - first_col);
-    const ce_planes &d = a.dw_at;
-    const bool high = threadIdx.x % 32 < 16;
+    const ce_dw &d = a.dw_at;
+    const bool own = threadIdx.x % 32 < 16;
 
-    if (bytes <= 0 || a.before == CE_DW_NOTHING || (!high && a.before == CE_DW_ITSELF))
+    if (bytes <= 0 || a.before == CE_DW_NOTHING || (!own && a.before == CE_DW_ITSELF))
         return;
 #pragma unroll
     for (int i = 0; i < M / 64; i++) {
         const int row = first_row + 64 * i + threadIdx.x % 16;
 
         if (row < w.m)
-            ptx_prefetch_l2_bulk((high ? d.high + row * d.high_ld : d.low + row * d.low_ld) + first_col, bytes);
+            ptx_prefetch_l2_bulk((own ? d.own + row * d.own_ld : d.rest + row * d.rest_ld) + first_col, bytes);
     }
 }
 
@@ -216,45 +217,80 @@ static __device__ __forceinline__ void turn_quad(const float *acc, int h, float 
     }
 }
 
-/* Eight elements of a 16-bit dW in the planes of its sum, or as they are (then `low` is none). */
+/* row: the thread's first. */
+template <int BF16>
+static __device__ __forceinline__ void put_added(const ce_gradients &a, const gemm16_work &w, int row, int col,
+                                                 float scale, const float *acc)
+{
+    const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
+
+    col += threadIdx.x % 4 * 8;
+    asm volatile("" : "+r"(row), "+r"(col)); /* addresses are made here: kept they would spill */
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint4 *to = (uint4 *)(a.dw_at.own + (row + 8 * h) * a.dw_at.own_ld + col), old[G16_TALL_N / 32];
+        const int cols = row + 8 * h < w.m ? w.n - col : 0;
+
+#pragma unroll
+        for (int q = 0; q < G16_TALL_N / 32; q++)
+            old[q] = cols > 32 * q ? to[4 * q] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int q = 0; q < G16_TALL_N / 32; q++) {
+            float v[8], sum[8];
+
+            turn_quad(acc + 16 * q, h, v);
+            num_unpack<dtype>(old[q], sum);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[e] += BF16 ? v[e] : v[e] * scale;
+            if (cols > 32 * q)
+                to[4 * q] = num_pack<dtype>(sum);
+        }
+    }
+}
+
+/* Eight columns of a 16-bit dW, or of its sum. */
 typedef struct dw_old {
-    uint4 high, low;
+    uint4 own, rest;
 } dw_old;
 
-static __device__ __forceinline__ dw_old load_old(const ce_gradients &a, const uint16_t *high, const uint16_t *low,
+static __device__ __forceinline__ dw_old load_old(const ce_gradients &a, const uint16_t *own, const uint16_t *rest,
                                                   bool there)
 {
     dw_old old = {};
 
     if (there && a.before != CE_DW_NOTHING)
-        old.high = *(const uint4 *)high;
-    if (there && a.before == CE_DW_PLANES)
-        old.low = *(const uint4 *)low;
+        old.own = *(const uint4 *)own;
+    if (there && a.before == CE_DW_SUM)
+        old.rest = *(const uint4 *)rest;
     return old;
 }
 
-/* v, added to what there is: to the planes, or rounded. A bf16 that is there alone is its sum's upper half. */
+/* v, with what there is: rounded, or to the sum. */
 template <int BF16>
-static __device__ __forceinline__ void put_sum(const ce_gradients &a, uint16_t *to_high, uint16_t *to_low, bool there,
+static __device__ __forceinline__ void put_sum(const ce_gradients &a, uint16_t *own, uint16_t *rest, bool there,
                                                const dw_old &old, float *v)
 {
     const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
-    uint4 high, low;
     float sum[8];
 
-    ce_join(old.high, old.low, sum);
-    if (!BF16 && a.before == CE_DW_ITSELF)
-        num_unpack<dtype>(old.high, sum);
+    *(uint4 *)sum = old.own;
+    *(uint4 *)(sum + 4) = old.rest;
+    if (a.before == CE_DW_ITSELF)
+        num_unpack<dtype>(old.own, sum);
 #pragma unroll
     for (int e = 0; e < 8; e++)
         v[e] += sum[e];
-    ce_split(v, &high, &low);
-    if (there && a.after == CE_DW_PLANES) {
-        *(uint4 *)to_low = low;
-        *(uint4 *)to_high = high;
+    if (!there)
+        return;
+    if (a.after == CE_DW_ITSELF) {
+        *(uint4 *)own = num_pack<dtype>(v);
+    } else if (a.after == CE_DW_MORE) {
+        ptx_add_f32x4((float *)own, make_float4(v[0], v[1], v[2], v[3]));
+        ptx_add_f32x4((float *)rest, make_float4(v[4], v[5], v[6], v[7]));
+    } else {
+        ce_store_sum(own, rest, v);
     }
-    if (there && a.after != CE_DW_PLANES)
-        *(uint4 *)to_high = num_pack<dtype>(v);
 }
 
 /* row: the thread's first. DEEP: loads in flight; registers are there when the first part of the tile is done. */
@@ -262,13 +298,13 @@ template <int BF16, int DEEP>
 static __device__ __forceinline__ void put_sums(const ce_gradients &a, const gemm16_work &w, int row, int col,
                                                 float scale, const float *acc)
 {
-    const ce_planes &d = a.dw_at;
+    const ce_dw &d = a.dw_at;
 
     col += threadIdx.x % 4 * 8;
     asm volatile("" : "+r"(row), "+r"(col)); /* addresses are made here: kept they would spill */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        uint16_t *high = d.high + (row + 8 * h) * d.high_ld + col, *low = d.low + (row + 8 * h) * d.low_ld + col;
+        uint16_t *own = d.own + (row + 8 * h) * d.own_ld + col, *rest = d.rest + (row + 8 * h) * d.rest_ld + col;
         const bool live = row + 8 * h < w.m;
         dw_old old[DEEP];
 
@@ -278,12 +314,12 @@ static __device__ __forceinline__ void put_sums(const ce_gradients &a, const gem
 
 #pragma unroll
             for (int i = 0; i < DEEP && q % DEEP == 0; i++)
-                old[i] = load_old(a, high + 32 * (q + i), low + 32 * (q + i), live && w.n > col + 32 * (q + i));
+                old[i] = load_old(a, own + 32 * (q + i), rest + 32 * (q + i), live && w.n > col + 32 * (q + i));
             turn_quad(acc + 16 * q, h, v);
 #pragma unroll
             for (int e = 0; e < 8 && !BF16; e++)
                 v[e] *= scale;
-            put_sum<BF16>(a, high + 32 * q, low + 32 * q, live && w.n > col + 32 * q, old[q % DEEP], v);
+            put_sum<BF16>(a, own + 32 * q, rest + 32 * q, live && w.n > col + 32 * q, old[q % DEEP], v);
         }
     }
 }

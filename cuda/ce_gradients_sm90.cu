@@ -1,7 +1,7 @@
 /* ce_gradients_sm90.cu: the other two products of the linear cross entropy on Hopper, with their epilogues:
  *
  *     dX = n_r (P W)   -> rows of dX by the list, with the targets' du_y W_y
- *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x; or an f32 sum in two planes
+ *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x; or the f32 sum of a 16-bit one
  *
  * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
  * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
@@ -26,7 +26,7 @@ template <class DW> struct dx_memory {
 };
 
 /* How a tile of dW ends: ce_dw_sm90.cuh. */
-enum { FORM_F32 = 0, FORM_ONCE, FORM_SUM, FORMS };
+enum { FORM_F32 = 0, FORM_SUM, FORM_ONCE, FORM_ADDED };
 
 template <int M> struct grad_memory {
     static_assert(CE_BUNDLE % M == 0 && CE_BUNDLE % G16_TURN_N == 0 && CE_BUNDLE % G16_K == 0, "tiles across bundles");
@@ -206,9 +206,9 @@ static __device__ __forceinline__ void clear_dw(const ce_gradients &a)
     const int64_t size = a.dw_dtype == RIDGE_F32 ? 4 : 2, lines = p.hv ? p.hidden : p.vocab;
     const int64_t length = p.hv ? p.vocab : p.hidden;
 
-    clear_lines(a.dw_at.high, lines, length * size, a.dw_at.high_ld * size);
-    if (a.after == CE_DW_PLANES)
-        clear_lines(a.dw_at.low, lines, length * 2, a.dw_at.low_ld * 2);
+    clear_lines(a.dw_at.own, lines, length * size, a.dw_at.own_ld * size);
+    if (a.after == CE_DW_SUM)
+        clear_lines(a.dw_at.rest, lines, length * 2, a.dw_at.rest_ld * 2);
 }
 
 /* A tile of dX. WIDTH: as in gemm16_multiply. */
@@ -238,7 +238,8 @@ template <int BF16, int MN_A, int MN_B, int FORM, int M>
 static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
                                                grad_memory<M> *s, int group, int item, uint32_t n)
 {
-    constexpr bool TARGETS = FORM != FORM_F32 && !MN_A; /* W [H, V] has 16-bit dW in planes */
+    constexpr bool TARGETS = FORM == FORM_ONCE || FORM == FORM_ADDED;
+    constexpr bool READS = FORM == FORM_ADDED || FORM == FORM_SUM; /* what there is of dW */
     const int warp = threadIdx.x / 32 - 4;
     float acc[M / 64 * (G16_TALL_N / 2)];
     int pair, tile_n;
@@ -249,7 +250,7 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
 
     if (TARGETS && a.targets)
         note_targets<M>(a, w, s->note[warp], row, col);
-    if (FORM == FORM_SUM)
+    if (READS)
 #pragma unroll
         for (int i = 0; i < M / 64 * (G16_TALL_N / 2); i++) /* else it would live from the last tile's end to here */
             asm volatile("mov.b32 %0, 0;" : "=f"(acc[i]));
@@ -257,7 +258,7 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
     tell(a, 2 + pair / (CE_BUNDLE / M));
     const float scale = BF16 ? 1.0f : scale_back(a.c.p);
 
-    if (FORM == FORM_SUM)
+    if (READS)
         fetch_old<M>(a, w, row, col);
 #pragma unroll
     for (int i = 0; i < M / 64; i++, row += 64) {
@@ -270,6 +271,8 @@ static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm
             put_f32<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
         if (FORM == FORM_ONCE)
             put_once<BF16>(a, w, s->panel[warp], row, col, scale, part);
+        if (FORM == FORM_ADDED)
+            put_added<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
         if (FORM == FORM_SUM && i == 0)
             put_sums<BF16, 2>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
         if (FORM == FORM_SUM && i > 0)
@@ -355,7 +358,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
         s->plan = plan_of(a, M);
     const grad_plan &g = s->plan;
 
-    if (a.dw && a.before == CE_DW_NOTHING && ce_chunk_rows(a.c) == 0)
+    if (a.dw && a.before == CE_DW_NOTHING && a.after != CE_DW_MORE && ce_chunk_rows(a.c) == 0)
         clear_dw(a);
     __syncthreads(); /* setmaxnreg is an .aligned one, and lanes clear different numbers of pieces */
     if (threadIdx.x < 128) {
@@ -389,15 +392,15 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(con
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By dtype, layout of W and form; FORM_ONCE of W [H, V] does not occur. */
-#define OF_LAYOUT(bf16, hv)                                                     \
-    (const void *)ce_gradients_kernel<bf16, hv, FORM_F32>,                      \
-        (const void *)ce_gradients_kernel<bf16, hv, hv ? FORM_SUM : FORM_ONCE>, \
-        (const void *)ce_gradients_kernel<bf16, hv, FORM_SUM>
+/* By form; the last two are those of W [H, V], where a 16-bit dW is always summed. */
+#define OF_DTYPE(bf16)                                                                                                 \
+    (const void *)ce_gradients_kernel<bf16, 0, FORM_F32>, (const void *)ce_gradients_kernel<bf16, 0, FORM_SUM>,        \
+        (const void *)ce_gradients_kernel<bf16, 0, FORM_ONCE>, (const void *)ce_gradients_kernel<bf16, 0, FORM_ADDED>, \
+        (const void *)ce_gradients_kernel<bf16, 1, FORM_F32>, (const void *)ce_gradients_kernel<bf16, 1, FORM_SUM>
 
-enum { FUNCTIONS = 4 * FORMS, SHARED = sizeof(grad_memory<192>) };
+enum { FORM_HV = FORM_ADDED + 1, FORMS = FORM_HV + 2, FUNCTIONS = 2 * FORMS, SHARED = sizeof(grad_memory<192>) };
 static_assert(sizeof(grad_memory<128>) <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
-static const void *const functions[FUNCTIONS] = {OF_LAYOUT(0, 0), OF_LAYOUT(0, 1), OF_LAYOUT(1, 0), OF_LAYOUT(1, 1)};
+static const void *const functions[FUNCTIONS] = {OF_DTYPE(0), OF_DTYPE(1)};
 
 ridge_status ce_gradients_prepare(const ridge_device *device)
 {
@@ -414,12 +417,15 @@ ridge_status ce_gradients_launch(const ridge_device *device, const char *name, c
     const int64_t rows = G16_CLUSTER * G16_M, height = ce_dw_height(p->dtype, g->dw_dtype);
     const int64_t dx = g->dx ? ce_up(g->c.rows, rows) / rows * (ce_up(p->hidden, G16_N) / G16_N) * g->c.pieces : 0;
     const int64_t dw = g->dw ? ce_up(m, height) / height * (ce_up(n, G16_N) / G16_N) : 0;
-    const bool once = g->before == CE_DW_NOTHING && g->after == CE_DW_ITSELF;
-    const int form = !g->dw || g->dw_dtype == RIDGE_F32 ? FORM_F32 : once ? FORM_ONCE : FORM_SUM;
+    int form = !g->dw || g->dw_dtype == RIDGE_F32 ? FORM_F32 : FORM_SUM;
 
+    if (form == FORM_SUM && g->targets)
+        form = g->before == CE_DW_NOTHING ? FORM_ONCE : FORM_ADDED;
+    if (p->hv)
+        form += FORM_HV;
     if (dx + dw == 0)
         return RIDGE_OK;
-    return host_launch_cluster(device, name, functions[FORMS * (2 * (p->dtype == RIDGE_BF16) + p->hv) + form],
+    return host_launch_cluster(device, name, functions[FORMS * (p->dtype == RIDGE_BF16) + form],
                                dim3((unsigned)(ce_least(dx + dw, device->units / G16_CLUSTER) * G16_CLUSTER)),
                                G16_CLUSTER, G16_THREADS, SHARED, g, stream);
 }

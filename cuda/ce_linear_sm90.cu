@@ -10,7 +10,7 @@ typedef struct linear_job {
     ce_chunk c;
     ce_plan plan;
     ce_area space;
-    ce_planes dw; /* high: dW, whatever its type */
+    ce_dw dw;
 } linear_job;
 
 /* ------------------------------------------------------------------------------------------------- tensor maps */
@@ -179,16 +179,16 @@ static ridge_status dw_maps(const linear_job *j, gemm16_maps *maps)
     return status ? status : probs_maps(j, maps->a, share);
 }
 
-/* dW of 16 bits in one chunk is rounded once and so takes the targets' du in its epilogue; else it is added at last. */
+/* dW of 16 bits in one chunk is rounded at once: the targets' du are added in its epilogue; else at last. */
 static bool late_targets(const linear_job *j)
 {
-    return !j->c.p.dw || j->c.p.dw_dtype == RIDGE_F32 || j->plan.planes;
+    return !j->c.p.dw || j->c.p.dw_dtype == RIDGE_F32 || j->plan.sums;
 }
 
-/* The last chunk of several rounds the planes: all targets have been added before. */
+/* The last chunk of several rounds the sum: all targets have been added before. */
 static bool rounds(const linear_job *j)
 {
-    return j->plan.planes && j->c.begin > 0 && j->c.begin + j->c.rows >= j->c.p.tokens;
+    return j->plan.sums && j->c.begin > 0 && j->c.begin + j->c.rows >= j->c.p.tokens;
 }
 
 /* dX and dW. */
@@ -202,8 +202,16 @@ static ridge_status gradients(linear_job *j, bool add)
     g.dw = j->c.p.dw != NULL;
     g.dw_at = j->dw;
     g.dw_dtype = j->c.p.dw_dtype;
-    g.before = j->plan.planes && j->c.begin > 0 ? CE_DW_PLANES : add ? CE_DW_ITSELF : CE_DW_NOTHING;
-    g.after = j->plan.planes && !rounds(j) ? CE_DW_PLANES : CE_DW_ITSELF;
+    g.before = add ? CE_DW_ITSELF : CE_DW_NOTHING;
+    g.after = CE_DW_ITSELF;
+    if (rounds(j)) {
+        g.before = CE_DW_SUM;
+    } else if (j->plan.sums && j->c.begin > 0) {
+        g.before = CE_DW_NOTHING;
+        g.after = CE_DW_MORE;
+    } else if (j->plan.sums) {
+        g.after = CE_DW_SUM;
+    }
     g.targets = !late_targets(j);
     plain_maps(&g.dx_maps);
     plain_maps(&g.dw_maps);
@@ -254,29 +262,29 @@ static void place_probs(linear_job *j, int64_t rows, bool overlaid)
 {
     ce_probs *q = &j->c.probs;
     const int64_t all = ce_up(rows, 128), inside = overlaid ? ce_least(j->plan.inside, all) : all;
-    const int64_t low = overlaid ? ce_least(j->plan.low, all - inside) : 0;
+    const int64_t beside = overlaid ? ce_least(j->plan.beside, all - inside) : 0;
 
     j->c.scaled = j->c.compact = j->space.area;
     j->c.sums = (float *)((uint16_t *)j->c.scaled + ce_up(rows, 128) * j->c.p.hidden);
     q->first = (uint16_t *)j->c.sums + ce_up(rows, 128) * CE_SUMS(j->c.p.hidden) / 2;
     q->first_ld = inside;
     q->split = overlaid ? j->plan.ahead : INT32_MAX;
-    q->rest = j->dw.high;
-    q->rest_ld = j->dw.high_ld * (j->c.p.dw_dtype == RIDGE_F32 ? 2 : 1);
+    q->rest = j->dw.own;
+    q->rest_ld = j->dw.own_ld * (j->c.p.dw_dtype == RIDGE_F32 ? 2 : 1);
     q->tail_at = inside < rows ? (int)inside : INT32_MAX;
-    q->more_at = overlaid && low && inside + low < rows ? (int)(inside + low) : INT32_MAX;
+    q->more_at = beside && inside + beside < rows ? (int)(inside + beside) : INT32_MAX;
     q->more = q->first + (overlaid ? j->plan.ahead : j->c.p.vocab) * inside;
-    q->more_ld = ce_up(rows, 128) - inside - low;
+    q->more_ld = ce_up(rows, 128) - inside - beside;
     j->c.pieces = j->plan.pieces[overlaid];
     j->c.partial = (float *)(q->more + j->c.p.vocab * q->more_ld);
-    q->tail = low ? j->dw.low - j->plan.ahead * j->dw.low_ld : q->more;
-    q->tail_ld = low ? j->dw.low_ld : q->more_ld;
+    q->tail = beside ? j->dw.rest - j->plan.ahead * j->dw.rest_ld : q->more;
+    q->tail_ld = beside ? j->dw.rest_ld : q->more_ld;
 }
 
 /* What the targets of all rows give to dW and dbias. Their sums lie at the area's end. */
 static ridge_status all_targets(linear_job *j)
 {
-    static const ce_planes none = {};
+    static const ce_dw none = {};
     const ce_params *p = &j->c.p;
     const bool f32 = p->dw_dtype == RIDGE_F32;
     linear_job all = *j;
@@ -290,8 +298,8 @@ static ridge_status all_targets(linear_job *j)
     }
     if (status || !(late_targets(j) || p->dbias))
         return status;
-    return ce_targets_add(j->device, j->name, &all.c, f32 ? (float *)j->dw.high : NULL, j->dw.high_ld,
-                          j->plan.planes ? &j->dw : &none, j->stream);
+    return ce_targets_add(j->device, j->name, &all.c, f32 ? (float *)j->dw.own : NULL, j->dw.own_ld,
+                          j->plan.sums ? &j->dw : &none, j->stream);
 }
 
 static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overlaid)
@@ -315,14 +323,14 @@ static ridge_status chunk(linear_job *j, int64_t begin, int64_t rows, bool overl
     return status ? status : gradients(j, add);
 }
 
-/* After the last chunk. The planes of one chunk (W [H, V]), or of a last one without rows, are not rounded yet. */
+/* After the last chunk. The sum of one chunk (W [H, V]), or of a last one without rows, is not rounded yet. */
 static ridge_status finish_dw(linear_job *j)
 {
     ridge_status status = RIDGE_OK;
 
     if ((j->c.p.dw || j->c.p.dbias) && !rounds(j))
         status = all_targets(j);
-    if (status || !j->plan.planes)
+    if (status || !j->plan.sums)
         return status;
     return ce_step_merge(j->device, j->name, &j->c, &j->dw, !rounds(j), j->stream);
 }
@@ -365,7 +373,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     j.plan = ce_plan_of(device, problem, kernel->param[0], (int64_t)bytes);
     ce_plan_place(&j.c, &j.space, device, problem, &j.plan, workspace);
     j.c.known = p->lse_in || p->full || p->smoothing != 0.0f;
-    j.dw = {(uint16_t *)p->dw, j.space.low, p->dw_stride, p->hv ? p->vocab : p->hidden};
+    j.dw = {(uint16_t *)p->dw, j.space.rest, p->dw_stride, p->hv ? p->vocab : p->hidden};
     status = ce_begin(device, j.name, p, stream);
     if (!status)
         status = call->op == RIDGE_LINEAR_CE_EVAL ? eval(&j) : all_chunks(&j);

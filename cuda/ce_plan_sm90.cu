@@ -4,12 +4,12 @@
  * Every chunk but one reads and writes all of dW, so there should be few. Where dW is [vocab, hidden] and not added to,
  * its own memory holds P^T of the first chunk until it is written: that of 2 hidden tokens (hidden, if dW is of 16
  * bits), and the workspace that of some more. The others are as large as the workspace allows, and of whole tiles. dW
- * of 16 bits is rounded once: from the sums of the only chunk, or from an f32 sum in two planes of 16 bits, dW's own
- * memory and a lower plane in the workspace, each with P^T of hidden tokens at first.
+ * of 16 bits may have as much of the workspace as it takes itself, each with P^T of hidden tokens at first; if there
+ * are several chunks nevertheless, its f32 sum lies in both. So it is rounded once.
  *
  * The workspace: what ce_place needs, numbers of each token and class, an area of which every chunk makes its own use:
- * n_r x, sums of common targets, P^T, dX in pieces; and the lower plane, whose row 0 follows the area's end, so that
- * row v of the first chunk's P^T lies `ahead` rows before row v of the plane. */
+ * n_r x, sums of common targets, P^T, dX in pieces; and as much as dW takes, whose row 0 follows the area's end, so
+ * that row v of the first chunk's P^T lies `ahead` rows before its row v. */
 #include "ce_sm90.cuh"
 
 static int64_t down(int64_t x, int64_t step)
@@ -82,28 +82,29 @@ static int64_t chunk_bytes(const ridge_problem *problem, int64_t rows)
 
 static int64_t overlaid_bytes(const ridge_problem *problem, const ce_plan *plan, int64_t rows)
 {
-    const int64_t all = ce_up(rows, 128), inside = ce_least(all, plan->inside), low = ce_least(all - inside, plan->low);
+    const int64_t all = ce_up(rows, 128), inside = ce_least(all, plan->inside),
+                  beside = ce_least(all - inside, plan->beside);
 
-    return row_bytes(problem) * all + 2 * plan->ahead * (inside + (low > 0 ? problem->dim[1] : 0)) +
-           2 * problem->dim[2] * (all - inside - low);
+    return row_bytes(problem) * all + 2 * plan->ahead * (inside + (beside > 0 ? problem->dim[1] : 0)) +
+           2 * problem->dim[2] * (all - inside - beside);
 }
 
 /* As many rows as such an area has room for. */
 static int64_t overlaid_rows(const ridge_problem *problem, const ce_plan *plan, int64_t room)
 {
-    const int64_t row = row_bytes(problem), inside = plan->inside + plan->low;
+    const int64_t row = row_bytes(problem), inside = plan->inside + plan->beside;
     const int64_t full = overlaid_bytes(problem, plan, inside),
-                  less = plan->low > 0 ? 2 * plan->ahead * problem->dim[1] : 0;
+                  less = plan->beside > 0 ? 2 * plan->ahead * problem->dim[1] : 0;
 
     if (room < full)
         return ce_least(down(ce_most(room - less, 0) / (row + 2 * plan->ahead), 128), inside);
     return inside + down((room - full) / (row + 2 * problem->dim[2]), 128);
 }
 
-/* Beside the last chunk of several there lie sums of common targets of all rows, where dW is summed in planes. */
+/* Beside the last chunk of several there lie sums of common targets of all rows, where it is summed. */
 static int64_t late_bytes(const ridge_problem *problem, const ce_plan *plan)
 {
-    return plan->planes ? CE_SUMS(problem->dim[1]) * ce_up(problem->dim[0], 128) : 0;
+    return plan->beyond ? CE_SUMS(problem->dim[1]) * ce_up(problem->dim[0], 128) : 0;
 }
 
 /* The first chunk in dW's memory, if that leaves fewer chunks; the others as large as there is room for. */
@@ -155,7 +156,7 @@ static int64_t usual_bytes(const ridge_problem *problem)
 }
 
 /* One way to do it. bytes: of the workspace, 0 = as many as are usual. */
-static ce_plan plan_with(const ridge_device *device, const ridge_problem *problem, bool small, bool planes,
+static ce_plan plan_with(const ridge_device *device, const ridge_problem *problem, bool small, bool beyond,
                          int64_t bytes)
 {
     const uint32_t dw = dw_dtype(problem);
@@ -164,14 +165,14 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
     int64_t room;
     bool overlay;
 
-    plan.planes = planes;
+    plan.beyond = beyond;
     plan.pieces[0] = plan.pieces[1] = 1;
     plan.inside = down(dw == RIDGE_F32 ? 2 * hidden : hidden, 128);
-    plan.low = planes ? plan.inside : 0;
+    plan.beside = beyond ? plan.inside : 0;
     room = (bytes ? bytes : usual_bytes(problem)) - fixed_bytes(device, problem, &plan);
-    plan.ahead = ahead_of(small, ce_least(plan.inside + plan.low, ce_up(tokens, 128)), room);
+    plan.ahead = ahead_of(small, ce_least(plan.inside + plan.beside, ce_up(tokens, 128)), room);
     if (small && !bytes)
-        room = ce_most(overlaid_bytes(problem, &plan, ce_least(plan.inside + plan.low + 128, tokens)),
+        room = ce_most(overlaid_bytes(problem, &plan, ce_least(plan.inside + plan.beside + 128, tokens)),
                        chunk_bytes(problem, 128) + late_bytes(problem, &plan));
     overlay = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) && vocab > 2 * plan.ahead &&
               plan.inside > 0;
@@ -205,8 +206,9 @@ static ce_plan choose(const ridge_device *device, const ridge_problem *problem, 
     const bool half = dw != RIDGE_NONE && dw != RIDGE_F32;
     ce_plan plan = plan_with(device, problem, small, half && (problem->flags & RIDGE_CE_W_HV), bytes);
 
-    if (half && !plan.planes && !one_chunk(problem, &plan))
+    if (half && !plan.beyond && !one_chunk(problem, &plan))
         plan = plan_with(device, problem, small, true, bytes);
+    plan.sums = plan.beyond && ((problem->flags & RIDGE_CE_W_HV) || !one_chunk(problem, &plan));
     return plan;
 }
 
@@ -263,7 +265,7 @@ int64_t ce_plan_place(ce_chunk *c, ce_area *space, const ridge_device *device, c
         c->p.splits = 1;
     }
     space->area = take(&at, plan->area);
-    if (plan->planes)
-        space->low = (uint16_t *)take(&at, 2 * vocab * hidden);
+    if (plan->beyond)
+        space->rest = (uint16_t *)take(&at, 2 * vocab * hidden);
     return at - (char *)workspace;
 }

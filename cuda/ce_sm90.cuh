@@ -40,19 +40,21 @@ enum { CE_STEP_THREADS = 256, CE_STEP_WARPS = CE_STEP_THREADS / 32 };
 
 /* P^T: rows (classes) below `split` lie in the workspace, the others, from `split` on, in `rest`: the memory of dW.
  * dW is made from the last class on, so that its row v - split is written after row v of P^T has been read. Columns
- * (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all classes of them; where dW's sum
- * has a lower plane, in that, whose row v - split is row v of `tail`, and columns from `more_at` on in `more`. */
+ * (rows of the chunk) from `tail_at` on, for which dW has no room, lie in `tail`, all classes of them; where there is
+ * as much of the workspace as dW takes, in that, whose row v - split is row v of `tail`, and columns from `more_at` on
+ * in `more`. */
 typedef struct ce_probs {
     uint16_t *first, *rest, *tail, *more;
     int64_t first_ld, rest_ld, tail_ld, more_ld;
     int split, tail_at, more_at;
 } ce_probs;
 
-/* The f32 sum of a 16-bit dW of several chunks, in two planes: the upper halves of its bits lie in dW itself. */
-typedef struct ce_planes {
-    uint16_t *high, *low;
-    int64_t high_ld, low_ld;
-} ce_planes;
+/* dW, and the f32 sum of a 16-bit one of several chunks: of each eight columns the first four lie where dW has these
+ * eight, the other four at the same place of `rest`. Leading dimensions in elements of dW, of 16 bits. */
+typedef struct ce_dw {
+    uint16_t *own, *rest;
+    int64_t own_ld, rest_ld;
+} ce_dw;
 
 /* One chunk on its way through the steps. */
 typedef struct ce_chunk {
@@ -83,16 +85,17 @@ typedef struct ce_chunk {
 /* How a call is cut: ce_plan_sm90.cu. */
 typedef struct ce_plan {
     int64_t chunk, overlaid; /* rows of a chunk; of the first one, if its P^T lies in dW too (else 0) */
-    int64_t inside, low;     /* of those: how many dW has room for, and the lower plane of its sum */
+    int64_t inside, beside;  /* of those: how many dW has room for, and as much of the workspace as dW takes */
     int64_t area;            /* bytes for n_r x, P^T, and dX in pieces */
     int ahead;               /* classes of dW that are made before the first one is whose place P^T had */
     int pieces[2];           /* of dX in a chunk, in the overlaid one */
-    bool planes;             /* dW is summed in two planes, one of them in the workspace */
+    bool beyond;             /* there is as much of the workspace */
+    bool sums;               /* there and in dW a 16-bit dW is summed in f32 */
 } ce_plan;
 
 typedef struct ce_area {
     void *area;
-    uint16_t *low; /* behind the area */
+    uint16_t *rest; /* behind the area: as much as a 16-bit dW takes */
 } ce_area;
 
 ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes);
@@ -131,15 +134,16 @@ static inline int ce_parts(int what)
 /* Parts of a row, at most: in train they take room from the chunks. */
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 
-/* What there is of dW before a chunk, and after it. */
-enum { CE_DW_NOTHING = 0, CE_DW_ITSELF, CE_DW_PLANES };
+/* What a tile of dW reads of it, and what it makes: dW, its sum, or more of the sum that is there, which is not read.
+ */
+enum { CE_DW_NOTHING = 0, CE_DW_ITSELF, CE_DW_SUM, CE_DW_MORE };
 
 /* dX, dW, or both in one launch, whose clusters then have the same amount of work; once a chunk. */
 typedef struct ce_gradients {
     gemm16_maps dx_maps, dw_maps;
     ce_chunk c;
-    ce_planes dw_at; /* `high`: dW itself, whatever its type */
-    int dx, dw;      /* wanted here */
+    ce_dw dw_at;
+    int dx, dw; /* wanted here */
     int dw_dtype, before, after;
     int targets; /* dW's epilogue adds those of the chunk */
 } ce_gradients;
@@ -166,17 +170,17 @@ enum {
 };
 ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream);
 ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream);
-/* dW from the planes of its sum, all of it; unless `always`, where the last chunk turned out to have no rows. */
-ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, ce_planes *dw, int always,
+/* dW from its sum, all of it; unless `always`, where the last chunk turned out to have no rows. */
+ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, const ce_dw *dw, int always,
                            void *stream);
 ridge_status ce_step_prepare(const ridge_device *device);
 
 /* The targets' du, ce_targets_sm90.cu: after CE_STEP_SCALE the rows with the same target are found, of a chunk or of
- * all rows; at last what they give to dW (f32, `ld` from line to line, or its planes; NULL = not there) and dbias is
- * added. */
+ * all rows; at last what they give to dW (f32, `ld` from line to line, or the sum of a 16-bit one; NULL = not there)
+ * and dbias is added. */
 ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_chunk *c, void *stream);
 ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
-                            const ce_planes *planes, void *stream);
+                            const ce_dw *sum, void *stream);
 ridge_status ce_targets_prepare(const ridge_device *device);
 
 static inline int64_t ce_least(int64_t a, int64_t b)
@@ -226,29 +230,17 @@ static __device__ __forceinline__ uint16_t *ce_probs_at(const ce_probs &q, int64
                             : q.rest + (v - q.split) * q.rest_ld + r;
 }
 
-/* Eight f32 of the planes' 16 bytes each, and the way back. */
-static __device__ __forceinline__ void ce_join(uint4 high, uint4 low, float *v)
+/* Eight columns of a sum. */
+static __device__ __forceinline__ void ce_load_sum(const uint16_t *own, const uint16_t *rest, float *v)
 {
-    const uint32_t h[4] = {high.x, high.y, high.z, high.w}, l[4] = {low.x, low.y, low.z, low.w};
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        v[2 * i] = __uint_as_float(__byte_perm(l[i], h[i], 0x5410));
-        v[2 * i + 1] = __uint_as_float(__byte_perm(l[i], h[i], 0x7632));
-    }
+    *(float4 *)v = *(const float4 *)own;
+    *(float4 *)(v + 4) = *(const float4 *)rest;
 }
 
-static __device__ __forceinline__ void ce_split(const float *v, uint4 *high, uint4 *low)
+static __device__ __forceinline__ void ce_store_sum(uint16_t *own, uint16_t *rest, const float *v)
 {
-    uint32_t h[4], l[4];
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        h[i] = __byte_perm(__float_as_uint(v[2 * i]), __float_as_uint(v[2 * i + 1]), 0x7632);
-        l[i] = __byte_perm(__float_as_uint(v[2 * i]), __float_as_uint(v[2 * i + 1]), 0x5410);
-    }
-    *high = make_uint4(h[0], h[1], h[2], h[3]);
-    *low = make_uint4(l[0], l[1], l[2], l[3]);
+    *(float4 *)own = make_float4(v[0], v[1], v[2], v[3]);
+    *(float4 *)rest = make_float4(v[4], v[5], v[6], v[7]);
 }
 
 /* Rows are loaded by their numbers: some are ignored, and there is no compact x. */

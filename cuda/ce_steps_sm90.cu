@@ -323,27 +323,34 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias
 
 typedef struct merge_args {
     ce_chunk c;
-    ce_planes dw;
+    ce_dw dw;
     int always;
 } merge_args;
 
-/* Rounds the planes to dW, in place. A call without rows that adds to dW never made planes of it. */
+/* Rounds the sum to dW, in place, a line a warp. A call without rows that adds to dW never made a sum of it. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_merge(const merge_args a)
 {
     ptx_grid_wait();
+    enum { PARTS = 4 };
     const ce_params &p = a.c.p;
     const int64_t lines = p.hv ? p.hidden : p.vocab, length = p.hv ? p.vocab : p.hidden;
+    const int64_t line = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    uint16_t *own = a.dw.own + line * a.dw.own_ld, *rest = a.dw.rest + line * a.dw.rest_ld;
 
-    if ((!a.always && ce_chunk_rows(a.c) > 0) || ((p.flags & RIDGE_ACCUMULATE) && p.totals->rows == 0))
+    if (line >= lines || (!a.always && ce_chunk_rows(a.c) > 0) || ((p.flags & RIDGE_ACCUMULATE) && p.totals->rows == 0))
         return;
-    for (int64_t i = blockIdx.x; i < lines; i += gridDim.x)
-        for (int64_t at = threadIdx.x * 8; at < length; at += THREADS * 8) {
-            uint4 *high = (uint4 *)(a.dw.high + i * a.dw.high_ld + at);
-            float v[8];
+    for (int64_t at = threadIdx.x % 32 * 8; at < length; at += PARTS * 256) {
+        float v[PARTS][8];
 
-            ce_join(*high, *(const uint4 *)(a.dw.low + i * a.dw.low_ld + at), v);
-            *high = num_pack<DTYPE>(v);
-        }
+#pragma unroll
+        for (int k = 0; k < PARTS; k++)
+            if (at + 256 * k < length)
+                ce_load_sum(own + at + 256 * k, rest + at + 256 * k, v[k]);
+#pragma unroll
+        for (int k = 0; k < PARTS; k++)
+            if (at + 256 * k < length)
+                *(uint4 *)(own + at + 256 * k) = num_pack<DTYPE>(v[k]);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
@@ -392,12 +399,12 @@ ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk
                        dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
 }
 
-ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, ce_planes *dw, int always,
+ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, const ce_dw *dw, int always,
                            void *stream)
 {
     merge_args a = {*c, *dw, always};
     const int64_t lines = c->p.hv ? c->p.hidden : c->p.vocab;
 
     return host_launch(device, name, functions[CE_STEPS + 4 + (c->p.dtype == RIDGE_BF16)],
-                       dim3((unsigned)ce_least(lines, 8 * (int64_t)device->units)), THREADS, &a, stream);
+                       dim3((unsigned)((lines + WARPS - 1) / WARPS)), THREADS, &a, stream);
 }

@@ -157,7 +157,7 @@ typedef struct add_args {
     ce_chunk c;
     float *dw;
     int64_t ld;
-    ce_planes planes; /* high: NULL or a 16-bit dW, whose sum is there */
+    ce_dw sum; /* own: NULL or a 16-bit dW, whose sum is there */
 } add_args;
 
 /* The sum of a class whose rows are few. */
@@ -171,7 +171,7 @@ static __device__ __forceinline__ void sum_rows(const add_args &a, int2 same, in
         float x[8];
 
         *bias += g;
-        if ((a.dw || a.planes.high) && h < p.hidden) {
+        if ((a.dw || a.sum.own) && h < p.hidden) {
             num_unpack<DTYPE>(*(const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride + h), x);
 #pragma unroll
             for (int e = 0; e < 8; e++)
@@ -182,29 +182,26 @@ static __device__ __forceinline__ void sum_rows(const add_args &a, int2 same, in
     }
 }
 
-/* A class's sum for 8 hidden units to the planes. */
-static __device__ __forceinline__ void add_to_planes(const ce_planes &to, int hv, int64_t v, int64_t h,
-                                                     const float *sum)
+/* A class's sum for 8 hidden units to dW's. */
+static __device__ __forceinline__ void add_to_sum(const ce_dw &to, int hv, int64_t v, int64_t h, const float *sum)
 {
     if (!hv) {
-        uint4 *high = (uint4 *)(to.high + v * to.high_ld + h), *low = (uint4 *)(to.low + v * to.low_ld + h);
+        uint16_t *own = to.own + v * to.own_ld + h, *rest = to.rest + v * to.rest_ld + h;
         float old[8];
 
-        ce_join(*high, *low, old);
+        ce_load_sum(own, rest, old);
 #pragma unroll
         for (int e = 0; e < 8; e++)
             old[e] += sum[e];
-        ce_split(old, high, low);
+        ce_store_sum(own, rest, old);
         return;
     }
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        uint16_t *high = to.high + (h + e) * to.high_ld + v, *low = to.low + (h + e) * to.low_ld + v;
-        const uint32_t bits = __float_as_uint(__uint_as_float((uint32_t)*high << 16 | *low) + sum[e]);
+    float *at = (float *)(v % 8 < 4 ? to.own : to.rest) + v / 8 * 4 + v % 4;
+    const int64_t ld = (v % 8 < 4 ? to.own_ld : to.rest_ld) / 2;
 
-        *high = (uint16_t)(bits >> 16);
-        *low = (uint16_t)bits;
-    }
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        at[(h + e) * ld] += sum[e];
 }
 
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) targets_add(const add_args a)
@@ -239,8 +236,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) targets_a
 #pragma unroll
         for (int e = 0; e < 8; e++)
             a.dw[(h + e) * a.ld + v] += sum[e];
-    } else if (a.planes.high && h < p.hidden) {
-        add_to_planes(a.planes, p.hv, v, h, sum);
+    } else if (a.sum.own && h < p.hidden) {
+        add_to_sum(a.sum, p.hv, v, h, sum);
     }
     if (p.dbias && h == 0)
         p.dbias[v] = __uint_as_float(num_canonical_f32(p.dbias[v] + bias));
@@ -272,9 +269,9 @@ ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_ch
 }
 
 ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
-                            const ce_planes *planes, void *stream)
+                            const ce_dw *sum, void *stream)
 {
-    add_args a = {*c, dw, ld, *planes};
+    add_args a = {*c, dw, ld, *sum};
 
     return host_launch(device, name, functions[3 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)c->rows, (unsigned)((c->p.hidden + 8 * THREADS - 1) / (8 * THREADS))), THREADS,

@@ -30,17 +30,18 @@ static const struct {
     {1, 64, 130, {.fill = FILL_UNIT, .variant = CE_VALID, .pad = 3, .pad_of = PAD_SINGLE_ROWS}},
     {70, 136, 1, {.fill = FILL_UNIT, .pad = 5, .pad_of = PAD_SINGLE_ROWS}},
     {140, 136, 4360, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_halves */
-    /* add_planes: several chunks where the workspace is small; of the first two, P^T of the first one lies in dW. */
+    /* add_summed: several chunks where the workspace is small; of the first two, P^T of the first one lies in dW. */
     {400, 136, 4360, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
     {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
+    {130, 16, 17000, {.fill = FILL_UNIT, .gpu = true}}, /* lines of dW longer than a block's threads take at once */
     {300, 584, 1304, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_listed */
     {70000, 8, 8, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}}, /* the list is made by blocks of two rounds each */
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), MANY = SHAPES - 1, LISTED = SHAPES - 2 };
-enum { HALVES = SHAPES - 7, PLANES };
+enum { HALVES = SHAPES - 8, SUMMED };
 
 /* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
  * record. {} stand for what an op does not have. */
@@ -163,9 +164,9 @@ static void add_halves(case_list *list, const ridge_op_row *op)
             add(list, op, HALVES, &of[i], n, "");
 }
 
-/* dW of 16 bits of several chunks, whose f32 sum lies in two planes (Hopper): two, three or four of them, the last ones
- * without rows where half are ignored. n: bf16 or f16, of W [V, H] or [H, V]. */
-static void add_planes(case_list *list, const ridge_op_row *op, case_level level)
+/* dW of 16 bits of several chunks, summed in f32 (Hopper; there any with W [H, V]): two, three or four of them, the
+ * last ones without rows where half are ignored. n: bf16 or f16, of W [V, H] or [H, V]. */
+static void add_summed(case_list *list, const ridge_op_row *op, case_level level)
 {
     static const struct {
         option o;
@@ -180,13 +181,14 @@ static void add_planes(case_list *list, const ridge_op_row *op, case_level level
         {{"", "", "dw=x", CE_NO_ROW}, 2, 7},
         {{"", "", "dw=x accumulate=1", CE_NO_ROW}, 3, 0},
         {{"class_weight=1 label_smoothing=0.1", "", "dw=x accumulate=1 dbias=1", CE_VALID}, 3, 3}, /* also on CPUs */
+        {{"", "", "dw=x accumulate=1", CE_VALID}, 4, 3},
         {{"", "", "dw=x", CE_HALF}, 0, 1}, /* this one and the next take seconds */
         {{"", "", "dw=x", CE_FREQUENT}, 1, 0},
     };
-    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 9 : 11;
+    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 10 : 12;
 
     for (int i = 0; i < count; i++)
-        add(list, op, PLANES + of[i].shape, &of[i].o, of[i].n, "");
+        add(list, op, SUMMED + of[i].shape, &of[i].o, of[i].n, "");
 }
 
 /* Eval loads the listed rows alone (Hopper): more blocks of the hidden units than stages, the last one not full. */
@@ -275,7 +277,7 @@ void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
         }
     add_special(list, op);
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
-        add_halves(list, op), add_planes(list, op, level);
+        add_halves(list, op), add_summed(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL)
         add_listed(list, op);
     if (op->id == RIDGE_CE_FWD)
