@@ -35,13 +35,14 @@ static const struct {
     {520, 136, 4360, {.fill = FILL_UNIT, .gpu = true}},
     {400, 136, 328, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}},
     {300, 72, 201, {.fill = FILL_UNIT, .pad = 8}},
-    {130, 16, 17000, {.fill = FILL_UNIT, .gpu = true}}, /* lines of dW longer than a block's threads take at once */
+    {130, 16, 17000, {.fill = FILL_UNIT, .gpu = true}},               /* lines of dW longer than a warp takes at once */
+    {300, 136, 4360, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}}, /* one chunk, P^T in dW and as much beside it */
     {300, 584, 1304, {.fill = FILL_UNIT, .repeats = 5, .gpu = true}}, /* add_listed */
     {70000, 8, 8, {.fill = FILL_UNIT, .repeats = 2, .gpu = true}}, /* the list is made by blocks of two rounds each */
 };
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), MANY = SHAPES - 1, LISTED = SHAPES - 2 };
-enum { HALVES = SHAPES - 8, SUMMED };
+enum { HALVES = SHAPES - 9, SUMMED };
 
 /* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
  * record. {} stand for what an op does not have. */
@@ -165,7 +166,8 @@ static void add_halves(case_list *list, const ridge_op_row *op)
 }
 
 /* dW of 16 bits of several chunks, summed in f32 (Hopper; there any with W [H, V]): two, three or four of them, the
- * last ones without rows where half are ignored. n: bf16 or f16, of W [V, H] or [H, V]. */
+ * last ones without rows where half are ignored; or of one that takes as much room. n: bf16 or f16, of W [V, H] or [H,
+ * V]. */
 static void add_summed(case_list *list, const ridge_op_row *op, case_level level)
 {
     static const struct {
@@ -182,10 +184,12 @@ static void add_summed(case_list *list, const ridge_op_row *op, case_level level
         {{"", "", "dw=x accumulate=1", CE_NO_ROW}, 3, 0},
         {{"class_weight=1 label_smoothing=0.1", "", "dw=x accumulate=1 dbias=1", CE_VALID}, 3, 3}, /* also on CPUs */
         {{"", "", "dw=x accumulate=1", CE_VALID}, 4, 3},
+        {{"", "", "dw=x", CE_FREQUENT}, 5, 0},
+        {{"class_weight=1", "", "dw=x dbias=1", CE_HALF}, 5, 1},
         {{"", "", "dw=x", CE_HALF}, 0, 1}, /* this one and the next take seconds */
         {{"", "", "dw=x", CE_FREQUENT}, 1, 0},
     };
-    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 10 : 12;
+    const int count = level == CASES_QUICK || op->id == RIDGE_LINEAR_CE_BACKWARD ? 12 : 14;
 
     for (int i = 0; i < count; i++)
         add(list, op, SUMMED + of[i].shape, &of[i].o, of[i].n, "");
