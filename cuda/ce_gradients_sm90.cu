@@ -238,8 +238,8 @@ template <int BF16, int MN_A, int MN_B, int FORM, int M>
 static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
                                                grad_memory<M> *s, int group, int item, uint32_t n)
 {
-    constexpr bool TARGETS = FORM == FORM_ONCE || FORM == FORM_ADDED;
-    constexpr bool READS = FORM == FORM_ADDED || FORM == FORM_SUM; /* what there is of dW */
+    constexpr bool TARGETS = FORM == FORM_ONCE || FORM == FORM_ADDED; /* `targets` is set; not asked for it spills */
+    constexpr bool READS = FORM == FORM_ADDED || FORM == FORM_SUM;    /* what there is of dW */
     const int warp = threadIdx.x / 32 - 4;
     float acc[M / 64 * (G16_TALL_N / 2)];
     int pair, tile_n;

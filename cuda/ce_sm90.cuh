@@ -134,8 +134,7 @@ static inline int ce_parts(int what)
 /* Parts of a row, at most: in train they take room from the chunks. */
 int ce_product_splits(const ridge_device *device, const ridge_problem *problem);
 
-/* What a tile of dW reads of it, and what it makes: dW, its sum, or more of the sum that is there, which is not read.
- */
+/* What a tile of dW reads of it, and what it makes: dW, its sum, or more of that, which it does not read. */
 enum { CE_DW_NOTHING = 0, CE_DW_ITSELF, CE_DW_SUM, CE_DW_MORE };
 
 /* dX, dW, or both in one launch, whose clusters then have the same amount of work; once a chunk. */

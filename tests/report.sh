@@ -29,6 +29,12 @@ python3 "$here/report.py" "$work/page.html" "NVIDIA H200" Roofline Environment "
 } >"$work/bytes.csv"
 "$ridge" report "$work/bytes.csv" -o "$work/bytes.svg" >"$work/out" 2>&1
 { [ ! -s "$work/out" ] && grep -q linear_ce_train "$work/bytes.svg"; } || fail "linear_ce_train is not on the roofline: $(cat "$work/out")"
+# Of two runs the later one is drawn, in whichever order they come.
+sed 's/,10,,,2.5,/,20,,,1.25,/; s/00:00:00Z/01:00:00Z/; s/^r1,/r2,/' "$work/bytes.csv" >"$work/later.csv"
+"$ridge" report "$work/later.csv" -o "$work/one.svg" && "$ridge" report "$work/bytes.csv" "$work/later.csv" -o "$work/ab.svg" &&
+    "$ridge" report "$work/later.csv" "$work/bytes.csv" -o "$work/ba.svg" || fail "no picture of two runs"
+{ cmp "$work/ab.svg" "$work/one.svg" && cmp "$work/ba.svg" "$work/one.svg" && ! cmp -s "$work/bytes.svg" "$work/one.svg"; } ||
+    fail "not the later of two runs"
 head -1 "$work/decode.csv" >"$work/empty.csv"
 echo nonsense >"$work/wrong.csv"
 expect 2 "usage" "$ridge" report "$work/decode.csv"

@@ -166,8 +166,7 @@ static void add_halves(case_list *list, const ridge_op_row *op)
 }
 
 /* dW of 16 bits of several chunks, summed in f32 (Hopper; there any with W [H, V]): two, three or four of them, the
- * last ones without rows where half are ignored; or of one that takes as much room. n: bf16 or f16, of W [V, H] or [H,
- * V]. */
+ * last ones without rows where half are ignored; or of one that takes as much room. n: dtype and layout of W. */
 static void add_summed(case_list *list, const ridge_op_row *op, case_level level)
 {
     static const struct {

@@ -87,7 +87,7 @@ static void *list_new(int count, size_t size)
     return memory;
 }
 
-/* Every problem of ridge on a device, from the run that has most providers (the later one of equals). */
+/* Every problem of ridge on a device, from the run that has most providers (the later one of equals, by its date). */
 static measured_list measured_on(const record *at, int count, const char *device)
 {
     measured_list list = {list_new(count, sizeof *list.at), 0};
@@ -104,7 +104,8 @@ static measured_list measured_on(const record *at, int count, const char *device
             j++;
         if (j == list.count)
             list.at[list.count++] = m;
-        else if (m.count >= list.at[j].count)
+        else if (m.count > list.at[j].count ||
+                 (m.count == list.at[j].count && strcmp(m.ridge->date, list.at[j].ridge->date) >= 0))
             list.at[j] = m;
     }
     return list;
