@@ -22,7 +22,7 @@ all:
 demo: deps all
 	$(RIDGE) info
 	$(BUILD)/examples/swiglu
-	@sh tools/demo.sh $(RIDGE) $(BUILD)/tests/quantize_tool $(BUILD)/demo $(MODEL)
+	@sh examples/demo.sh $(RIDGE) $(BUILD)/tests/quantize_tool $(BUILD)/demo $(MODEL)
 
 ## test: set up, build, and run every test (ctest)
 test: deps all
@@ -69,8 +69,8 @@ memcheck: all
 
 ## teeth: plant faults in copies of the rows, of the CPU and of a GPU where there is one; every one must be caught
 teeth: all
-	$(RIDGE) teeth --device cpu
-	if ! $(RIDGE) info | grep -q '^cuda none'; then $(RIDGE) teeth --device cuda; fi
+	$(BUILD)/tests/teeth --device cpu
+	if ! $(RIDGE) info | grep -q '^cuda none'; then $(BUILD)/tests/teeth --device cuda; fi
 
 ## format: clang-format over the tree
 format:

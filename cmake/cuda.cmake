@@ -1,4 +1,4 @@
-# Finds nvcc and turns cuda/*.cu into RIDGE_CUDA_OBJECTS, linked with the static runtime (RIDGE_CUDA_LIBS): the library then
+# Finds nvcc and turns cuda/*.cu and ops/*/*.cu into RIDGE_CUDA_OBJECTS, linked with the static runtime (RIDGE_CUDA_LIBS): the library then
 # needs libc alone and loads where there is no driver. nvcc is called directly, because CMake's own CUDA support would
 # link libstdc++.
 set(RIDGE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON, OFF")
@@ -39,25 +39,27 @@ function(ridge_gencode archs out)
     set(${out} ${flags} PARENT_SCOPE)
 endfunction()
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu)
-file(GLOB cuda_headers CONFIGURE_DEPENDS cuda/*.cuh src/*.h include/*.h)
+file(GLOB cuda_sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} cuda/*.cu ops/*/*.cu)
 foreach(source ${cuda_sources})
-    cmake_path(GET source STEM name)
-    if(name MATCHES "_sm90$")
-        ridge_gencode("90a" gencode)
+    string(REPLACE ".cu" ".o" object ${CMAKE_CURRENT_BINARY_DIR}/${source})
+    cmake_path(GET object PARENT_PATH folder)
+    # A suffix _smNN names the one architecture (with its 'a' features) of a file.
+    if(source MATCHES "_sm([0-9]+)\\.cu$")
+        ridge_gencode("${CMAKE_MATCH_1}a" gencode)
     else()
         ridge_gencode("${RIDGE_CUDA_ARCHS}" gencode)
     endif()
-    set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
     add_custom_command(
         OUTPUT ${object}
-        COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-        COMMAND ${RIDGE_NVCC} -c ${source} -o ${object} -std=c++17 -O3 -fmad=false ${gencode} -DRIDGE_HAVE_CUDA=1
-                -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}/src -I${CMAKE_CURRENT_SOURCE_DIR}/cuda
+        COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
+        COMMAND ${RIDGE_NVCC} -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object} -MD -MF ${object}.d -std=c++17 -O3
+                -fmad=false ${gencode} --compress-mode=size -DRIDGE_HAVE_CUDA=1
+                -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}
                 -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra
                 -Xptxas=--warn-on-spills,-Werror -t0
-        DEPENDS ${source} ${cuda_headers}
-        COMMENT "nvcc ${name}.cu"
+        DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source}
+        DEPFILE ${object}.d
+        COMMENT "nvcc ${source}"
         VERBATIM)
     list(APPEND RIDGE_CUDA_OBJECTS ${object})
 endforeach()

@@ -13,7 +13,7 @@ file(GLOB io CONFIGURE_DEPENDS io/*.c)
 # As for the CPU kernels: these flags change no result.
 set_source_files_properties(io/dequantize.c PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math")
 add_library(ridge_io_objects OBJECT ${io})
-target_include_directories(ridge_io_objects PUBLIC include PRIVATE io src) # src: cpu/num.h, conversions
+target_include_directories(ridge_io_objects PUBLIC include PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_compile_options(ridge_io_objects PRIVATE ${warnings})
 target_link_libraries(ridge_io_objects PRIVATE PkgConfig::JANSSON)
 add_library(ridge_io_shared SHARED $<TARGET_OBJECTS:ridge_io_objects>)

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "src/internal.h"
 
 #ifdef _OPENMP
 #include <omp.h>

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "exact.h"
+#include "src/math/exact.h"
 
 #if defined(__SSE__)
 #include <xmmintrin.h>

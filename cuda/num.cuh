@@ -3,8 +3,8 @@
 #ifndef RIDGE_NUM_CUH
 #define RIDGE_NUM_CUH
 
-#include "exact.h"
-#include "ptx.cuh"
+#include "src/math/exact.h"
+#include "cuda/ptx/ptx.cuh"
 #include "ridge.h"
 
 /* Two 16-bit elements of a word as f32. */

@@ -1,4 +1,4 @@
-/* swiglu.c: the smallest use of ridge: SwiGLU of one row on the CPU. */
+/* ops/swiglu/cpu.c: the smallest use of ridge: SwiGLU of one row on the CPU. */
 #include <math.h>
 #include <stdio.h>
 

@@ -16,7 +16,7 @@
  * Environment, read by ridge_open only:
  *     RIDGE_DEVICE   what ridge_open(NULL) opens: see ridge_open
  *     RIDGE_KERNEL   pins, "op=kernel" separated by commas
- *     RIDGE_TUNED    a tuning file that `ridge tune` wrote; it outranks the table shipped inside the library
+ *     RIDGE_TUNED    a tuning file that `ridge tune` wrote
  *     RIDGE_LOG      1: one line per call on stderr, itself a `ridge bench` command
  */
 #ifndef RIDGE_H
@@ -119,10 +119,10 @@ typedef enum ridge_op {
     RIDGE_QUANTIZE_FP8,
     RIDGE_QUANTIZE_FP8_DUAL,
     RIDGE_SWIGLU_QUANTIZE,
+    RIDGE_GEMM_FP8,
     RIDGE_Q8_0_QUANTIZE,
     RIDGE_Q8_0_REPACK,
     RIDGE_Q8_0_UNPACK,
-    RIDGE_GEMM_FP8,
     RIDGE_Q8_0_QUANTIZE_ROWS,
     RIDGE_Q8_0_MATMUL,
     RIDGE_Q8_0_PAIR,

@@ -10,7 +10,7 @@
  * Leaves out: the IQ, TQ and FP4 types. */
 #include <string.h>
 
-#include "../cpu/num.h"
+#include "cpu/num.h"
 #include "io.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

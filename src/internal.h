@@ -1,7 +1,7 @@
 /* internal.h: the two tables (ops, kernels), the problem that both speak of, the device, and the backend interface.
  *
  * Data flows one way: ridge_run validates a call against its op row, turns it into a problem, picks a kernel row whose
- * why_not is NULL, and launches it. The driver (tools/) walks the same tables. Owns no code beyond one-line helpers. */
+ * why_not is NULL, and launches it. The driver (check/) walks the same tables. Owns no code beyond one-line helpers. */
 #ifndef RIDGE_INTERNAL_H
 #define RIDGE_INTERNAL_H
 
@@ -146,20 +146,6 @@ typedef struct ridge_op_row {
     void (*defaults)(ridge_call *call);
 } ridge_op_row;
 
-extern const ridge_op_row *const ridge_op_table[RIDGE_OPS]; /* entry 0 is NULL */
-extern const ridge_op_row ridge_op_swiglu_fwd, ridge_op_swiglu_bwd;
-extern const ridge_op_row ridge_op_quantize_fp8, ridge_op_quantize_fp8_dual, ridge_op_swiglu_quantize;
-extern const ridge_op_row ridge_op_q8_0_quantize, ridge_op_q8_0_repack, ridge_op_q8_0_unpack;
-extern const ridge_op_row ridge_op_gemm_fp8;
-extern const ridge_op_row ridge_op_q8_0_quantize_rows, ridge_op_q8_0_matmul, ridge_op_q8_0_pair,
-    ridge_op_q8_0_gate_up_swiglu, ridge_op_q8_0_matmul_hc_expand;
-extern const ridge_op_row ridge_op_rms_norm, ridge_op_head_rms_norm_rope_tail;
-extern const ridge_op_row ridge_op_linear_ce_eval, ridge_op_linear_ce_train, ridge_op_linear_ce_backward;
-extern const ridge_op_row ridge_op_ce_fwd, ridge_op_ce_bwd, ridge_op_ce_combine;
-extern const ridge_op_row ridge_op_multiply;
-/* Rules of SwiGLU's options and layouts, shared with swiglu_quantize. */
-const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags);
-bool ridge_swiglu_options_plain(const ridge_swiglu_options *o);
 /* The scale table of an fp8 matrix [rows, cols], mode RIDGE_SCALE_*. */
 void ridge_scale_extent(uint32_t mode, int64_t rows, int64_t cols, int64_t *table_rows, int64_t *table_cols);
 
@@ -183,7 +169,7 @@ struct ridge_kernel {
                            const ridge_call *call, void *workspace, size_t bytes, void *stream);
 };
 
-/* Rows of one source file; kernels.c concatenates the lists in table order: fast rows first, the C reference last. */
+/* Rows of one source file. A family lists them in table order: fast rows first, the C reference last. */
 typedef struct ridge_kernel_list {
     const ridge_kernel *row;
     int count;
@@ -192,12 +178,17 @@ typedef struct ridge_kernel_list {
     ridge_status (*prepare)(const ridge_device *device);
 } ridge_kernel_list;
 
-extern const ridge_kernel_list ridge_cpu_swiglu, ridge_cpu_quantize, ridge_cpu_q8_0, ridge_cpu_gemm_fp8,
-    ridge_cpu_q8_0_matmul, ridge_cpu_norm, ridge_cpu_ce, ridge_cpu_multiply;
-extern const ridge_kernel_list ridge_cuda_swiglu_fwd, ridge_cuda_swiglu_bwd, ridge_cuda_quantize_tile,
-    ridge_cuda_quantize_whole, ridge_cuda_q8_0, ridge_cuda_gemm_sm90, ridge_cuda_ce_sm90, ridge_cuda_ce_linear,
-    ridge_cuda_ce_rows, ridge_cuda_gemm_stream_sm90, ridge_cuda_q8_0_direct, ridge_cuda_q8_0_stream,
-    ridge_cuda_q8_0_decode, ridge_cuda_norm, ridge_cuda_gemm_sm89, ridge_cuda_gemm_sm80, ridge_cuda_multiply;
+/* What a folder of ops/ registers with the core: its op rows, in the order of enum ridge_op, and the lists of its
+ * kernel rows in table order, CUDA before the CPU. */
+typedef struct ridge_family {
+    const char *name; /* the folder's */
+    uint32_t ops;
+    const ridge_op_row *const *op;
+    const ridge_kernel_list *const *rows; /* ends with NULL */
+} ridge_family;
+
+/* ops/families.c: all of them, in the order of enum ridge_op; ends with NULL. */
+extern const ridge_family *const ridge_families[];
 
 int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);
@@ -271,8 +262,7 @@ struct ridge_backend {
                                 void *stream);
     ridge_status (*empty)(const ridge_device *device, void *stream);
     /* Proof of exact.h and of the fp8 encoding: function 0 rcp, 1 exp_neg, 2 sigmoid, 3 normal_cdf, 4 e4m3 code, 5 e5m2
-     * code of the floats with bits first + i * step, i < count, evaluated on the device; 6: 1 if the guess of SwiGLU
-     * for a bf16 gate (high half) and up (low half) holds. NULL on the CPU. */
+     * code of the floats with bits first + i * step, i < count, evaluated on the device. NULL on the CPU. */
     ridge_status (*exact)(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,
                           float *out);
 };
@@ -291,6 +281,7 @@ bool ridge_cpu_streams(const ridge_device *device, double bytes);
 ridge_status ridge_fail(ridge_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ops.c */
+const ridge_op_row *ridge_op_at(uint32_t id);                       /* NULL if there is none */
 const ridge_op_row *ridge_op_find(const char *name, size_t length); /* NULL if unknown */
 const char *ridge_dtype_name(uint32_t dtype);
 uint32_t ridge_dtype_find(const char *name, size_t length); /* RIDGE_DTYPES if unknown */
@@ -316,9 +307,6 @@ ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, co
 /* tune.c */
 ridge_status ridge_tuned_load(ridge_device *device, const char *user_file);
 const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_problem *problem, size_t bytes);
-
-/* generated from tuned/ by CMake: pairs of device name and file text, ending with NULL */
-extern const char *const ridge_tuned_shipped[];
 
 #ifdef __cplusplus
 }

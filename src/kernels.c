@@ -1,55 +1,36 @@
-/* kernels.c: the kernel table: the lists of cpu/ and cuda/ in table order, fast rows first, the C reference last. */
+/* kernels.c: the kernel table: the rows of all families, in the order in which they are registered. */
 #include <string.h>
 
 #include "internal.h"
 
-static const ridge_kernel_list *const lists[] = {
-#if RIDGE_HAVE_CUDA               // the bare comments keep one list a line
-    &ridge_cuda_swiglu_fwd,       //
-    &ridge_cuda_swiglu_bwd,       //
-    &ridge_cuda_quantize_tile,    //
-    &ridge_cuda_quantize_whole,   //
-    &ridge_cuda_q8_0,             //
-    &ridge_cuda_gemm_sm90,        //
-    &ridge_cuda_ce_sm90,          //
-    &ridge_cuda_ce_linear,        //
-    &ridge_cuda_ce_rows,          //
-    &ridge_cuda_gemm_stream_sm90, //
-    &ridge_cuda_q8_0_direct,      //
-    &ridge_cuda_q8_0_stream,      //
-    &ridge_cuda_q8_0_decode,      //
-    &ridge_cuda_norm,             //
-    &ridge_cuda_gemm_sm89,        //
-    &ridge_cuda_gemm_sm80,        //
-    &ridge_cuda_multiply,         //
-#endif
-    &ridge_cpu_swiglu,      //
-    &ridge_cpu_quantize,    //
-    &ridge_cpu_q8_0,        //
-    &ridge_cpu_gemm_fp8,    //
-    &ridge_cpu_q8_0_matmul, //
-    &ridge_cpu_norm,        //
-    &ridge_cpu_ce,          //
-    &ridge_cpu_multiply,    //
-};
-
-enum { LISTS = (int)(sizeof lists / sizeof lists[0]) };
+/* List `index` over all families; NULL after the last. */
+static const ridge_kernel_list *list_at(int index)
+{
+    for (int f = 0; ridge_families[f]; f++)
+        for (int i = 0; ridge_families[f]->rows[i]; i++)
+            if (index-- == 0)
+                return ridge_families[f]->rows[i];
+    return NULL;
+}
 
 int ridge_kernel_count(void)
 {
+    const ridge_kernel_list *list;
     int count = 0;
 
-    for (int i = 0; i < LISTS; i++)
-        count += lists[i]->count;
+    for (int i = 0; (list = list_at(i)) != NULL; i++)
+        count += list->count;
     return count;
 }
 
 const ridge_kernel *ridge_kernel_at(int index)
 {
-    for (int i = 0; i < LISTS; i++) {
-        if (index < lists[i]->count)
-            return &lists[i]->row[index];
-        index -= lists[i]->count;
+    const ridge_kernel_list *list;
+
+    for (int i = 0; (list = list_at(i)) != NULL; i++) {
+        if (index < list->count)
+            return &list->row[index];
+        index -= list->count;
     }
     return NULL;
 }
@@ -71,11 +52,13 @@ ridge_backend_id ridge_kernel_backend(const ridge_kernel *kernel)
 
 ridge_status ridge_kernels_prepare(const ridge_device *device)
 {
-    for (int i = 0; i < LISTS; i++) {
+    const ridge_kernel_list *list;
+
+    for (int i = 0; (list = list_at(i)) != NULL; i++) {
         ridge_status status = RIDGE_OK;
 
-        if (lists[i]->count && lists[i]->prepare && ridge_kernel_backend(lists[i]->row) == device->backend_id)
-            status = lists[i]->prepare(device);
+        if (list->count && list->prepare && ridge_kernel_backend(list->row) == device->backend_id)
+            status = list->prepare(device);
         if (status)
             return status;
     }

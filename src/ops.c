@@ -1,5 +1,5 @@
-/* ops.c: the op table (its rows are in ops_*.c, one file per family), and the dtype names. What each op computes is in
- * docs/numerics.md; how, in cpu/ and cuda/. */
+/* ops.c: the ops of all families by number and by name, dtype names, the extent of scale tables. What each op computes
+ * is in docs/numerics.md; how, in ops/. */
 #include <string.h>
 
 #include "internal.h"
@@ -33,36 +33,50 @@ uint32_t ridge_dtype_find(const char *name, size_t length)
     return dtype;
 }
 
-const ridge_op_row *const ridge_op_table[RIDGE_OPS] = {
-    [RIDGE_SWIGLU_FWD] = &ridge_op_swiglu_fwd,
-    [RIDGE_SWIGLU_BWD] = &ridge_op_swiglu_bwd,
-    [RIDGE_QUANTIZE_FP8] = &ridge_op_quantize_fp8,
-    [RIDGE_QUANTIZE_FP8_DUAL] = &ridge_op_quantize_fp8_dual,
-    [RIDGE_SWIGLU_QUANTIZE] = &ridge_op_swiglu_quantize,
-    [RIDGE_Q8_0_QUANTIZE] = &ridge_op_q8_0_quantize,
-    [RIDGE_Q8_0_REPACK] = &ridge_op_q8_0_repack,
-    [RIDGE_Q8_0_UNPACK] = &ridge_op_q8_0_unpack,
-    [RIDGE_GEMM_FP8] = &ridge_op_gemm_fp8,
-    [RIDGE_Q8_0_QUANTIZE_ROWS] = &ridge_op_q8_0_quantize_rows,
-    [RIDGE_Q8_0_MATMUL] = &ridge_op_q8_0_matmul,
-    [RIDGE_Q8_0_PAIR] = &ridge_op_q8_0_pair,
-    [RIDGE_Q8_0_GATE_UP_SWIGLU] = &ridge_op_q8_0_gate_up_swiglu,
-    [RIDGE_Q8_0_MATMUL_HC_EXPAND] = &ridge_op_q8_0_matmul_hc_expand,
-    [RIDGE_RMS_NORM] = &ridge_op_rms_norm,
-    [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = &ridge_op_head_rms_norm_rope_tail,
-    [RIDGE_LINEAR_CE_EVAL] = &ridge_op_linear_ce_eval,
-    [RIDGE_LINEAR_CE_TRAIN] = &ridge_op_linear_ce_train,
-    [RIDGE_LINEAR_CE_BACKWARD] = &ridge_op_linear_ce_backward,
-    [RIDGE_CE_FWD] = &ridge_op_ce_fwd,
-    [RIDGE_CE_BWD] = &ridge_op_ce_bwd,
-    [RIDGE_CE_COMBINE] = &ridge_op_ce_combine,
-    [RIDGE_MULTIPLY] = &ridge_op_multiply,
-};
+static int64_t blocks(int64_t n)
+{
+    return (n + 127) / 128;
+}
+
+void ridge_scale_extent(uint32_t mode, int64_t rows, int64_t cols, int64_t *table_rows, int64_t *table_cols)
+{
+    switch (mode) {
+    case RIDGE_SCALE_TENSOR:
+        *table_rows = *table_cols = 1;
+        break;
+    case RIDGE_SCALE_ROW:
+        *table_rows = 1;
+        *table_cols = rows;
+        break;
+    case RIDGE_SCALE_ROW128:
+        *table_rows = blocks(cols);
+        *table_cols = rows;
+        break;
+    default:
+        *table_rows = blocks(rows);
+        *table_cols = blocks(cols);
+        break;
+    }
+}
+
+const ridge_op_row *ridge_op_at(uint32_t id)
+{
+    uint32_t first = RIDGE_OP_NONE + 1;
+
+    for (int i = 0; ridge_families[i]; i++) {
+        if (id - first < ridge_families[i]->ops)
+            return ridge_families[i]->op[id - first];
+        first += ridge_families[i]->ops;
+    }
+    return NULL;
+}
 
 const ridge_op_row *ridge_op_find(const char *name, size_t length)
 {
-    for (int op = 1; op < RIDGE_OPS; op++)
-        if (strlen(ridge_op_table[op]->name) == length && memcmp(ridge_op_table[op]->name, name, length) == 0)
-            return ridge_op_table[op];
+    const ridge_op_row *op;
+
+    for (uint32_t id = RIDGE_OP_NONE + 1; (op = ridge_op_at(id)) != NULL; id++)
+        if (strlen(op->name) == length && memcmp(op->name, name, length) == 0)
+            return op;
     return NULL;
 }

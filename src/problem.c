@@ -64,7 +64,7 @@ static ridge_status fail_with_values(const ridge_call *call, const char *format,
     vsnprintf(what, sizeof what, format, list);
     va_end(list);
     ridge_problem_print(call, NULL, text, sizeof text);
-    return ridge_fail(RIDGE_ERR_ARG, "%s: %s: %s", ridge_op_table[call->op]->name, what, text);
+    return ridge_fail(RIDGE_ERR_ARG, "%s: %s: %s", ridge_op_at(call->op)->name, what, text);
 }
 
 /* Checks one present operand and describes where it lies. */
@@ -146,7 +146,7 @@ static ridge_status check_head(const ridge_call *call, const ridge_op_row **row)
                           call->struct_size, (unsigned)sizeof *call);
     if (call->op == RIDGE_OP_NONE || call->op >= RIDGE_OPS)
         return ridge_fail(RIDGE_ERR_ARG, "call.op is %u, there is no such op", call->op);
-    op = ridge_op_table[call->op];
+    op = ridge_op_at(call->op);
     if (call->flags & ~(op->flags | COMMON_FLAGS))
         return ridge_fail(RIDGE_ERR_ARG, "%s: unknown flags 0x%x", op->name, call->flags & ~(op->flags | COMMON_FLAGS));
     for (int d = 0; d < RIDGE_MAX_DIMS; d++) {
@@ -227,7 +227,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem)
 
 uint8_t ridge_operand_role(const ridge_call *call, int arg)
 {
-    const ridge_op_row *op = ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_at(call->op);
 
     return op->role ? op->role(call, arg) : op->arg[arg].role;
 }
@@ -236,7 +236,7 @@ int64_t ridge_operand_bytes(const ridge_call *call, int arg)
 {
     int64_t rows, cols, stride = call->arg[arg].stride, bytes;
 
-    ridge_op_table[call->op]->extent(call, arg, &rows, &cols);
+    ridge_op_at(call->op)->extent(call, arg, &rows, &cols);
     if (rows == 0 || cols == 0)
         return 0;
     if (__builtin_mul_overflow(rows - 1, stride ? stride : cols, &bytes) ||
@@ -248,7 +248,7 @@ int64_t ridge_operand_bytes(const ridge_call *call, int arg)
 
 double ridge_problem_bytes(const ridge_call *call)
 {
-    const ridge_op_row *op = ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_at(call->op);
     double sum = 0;
 
     for (int arg = 0; arg < op->args; arg++) {
@@ -327,7 +327,7 @@ static float option_of(const ridge_call *call, const ridge_field *field)
 static void print_field(const ridge_call *call, const ridge_call *preset, const ridge_field *field, char *text,
                         size_t size)
 {
-    const uint32_t mask = field->kind == RIDGE_FIELD_HAS ? ridge_op_table[call->op]->arg[field->index].dtypes : 0;
+    const uint32_t mask = field->kind == RIDGE_FIELD_HAS ? ridge_op_at(call->op)->arg[field->index].dtypes : 0;
     locale_t c, before;
     uint32_t dtype, usual;
     int64_t whole;
@@ -355,8 +355,7 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
         if (dtype == RIDGE_NONE && usual != RIDGE_NONE)
             snprintf(text, size, " %s=0", field->name);
         else if (dtype != RIDGE_NONE &&
-                 (usual == RIDGE_NONE ||
-                  (dtype != usual && ridge_op_table[call->op]->arg[field->index].same_dtype < 0)))
+                 (usual == RIDGE_NONE || (dtype != usual && ridge_op_at(call->op)->arg[field->index].same_dtype < 0)))
             snprintf(text, size, " %s=%s", field->name, dtype == first_dtype(mask) ? "1" : ridge_dtype_name(dtype));
         break;
     case RIDGE_FIELD_F32:
@@ -376,7 +375,7 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
 
 int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size)
 {
-    const ridge_op_row *op = ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_at(call->op);
     const ridge_field *const list[] = {op->fields, common_fields};
     size_t used = (size_t)snprintf(text, size, "%s", op->name);
     ridge_call preset;

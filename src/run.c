@@ -17,7 +17,7 @@ const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel
                  ridge_arch_table[kernel->arch_max].name, ridge_arch_table[device->arch].name);
         return text;
     }
-    if (ridge_op_table[problem->op]->contract & RIDGE_INVARIANT)
+    if (ridge_op_at(problem->op)->contract & RIDGE_INVARIANT)
         need = RIDGE_INVARIANT;
     if ((problem->flags & RIDGE_STRICT) && !(kernel->contract & need))
         return "RIDGE_STRICT asks for a batch-invariant row";
@@ -38,17 +38,17 @@ static ridge_status choose_pinned(const ridge_device *device, const ridge_kernel
     const char *why = ridge_why_not(device, kernel, problem);
 
     if (why)
-        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_table[problem->op]->name,
+        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_at(problem->op)->name,
                           kernel->name, why);
     if (need_of(device, kernel, problem) > bytes)
         return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: pinned kernel %s needs %zu bytes of workspace, there are %zu",
-                          ridge_op_table[problem->op]->name, kernel->name, need_of(device, kernel, problem), bytes);
+                          ridge_op_at(problem->op)->name, kernel->name, need_of(device, kernel, problem), bytes);
     return RIDGE_OK;
 }
 
 static ridge_status fail_none(const ridge_device *device, const ridge_problem *problem, size_t bytes, size_t least)
 {
-    const ridge_op_row *op = ridge_op_table[problem->op];
+    const ridge_op_row *op = ridge_op_at(problem->op);
     char text[800] = "";
     size_t used = 0;
     const char *why;
@@ -84,7 +84,7 @@ ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, co
     if (call->kernel) {
         pin = ridge_kernel_find(call->kernel, strlen(call->kernel));
         if (!pin || pin->op != problem->op)
-            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no kernel named '%.100s'", ridge_op_table[problem->op]->name,
+            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no kernel named '%.100s'", ridge_op_at(problem->op)->name,
                               call->kernel);
     }
     if (pin) {
@@ -138,7 +138,7 @@ static void log_call(const ridge_device *device, const ridge_call *call, const r
 /* Scratch memory over an operand would spoil one of them unnoticed. */
 static ridge_status check_workspace(const ridge_call *call, const void *workspace, size_t bytes)
 {
-    const ridge_op_row *op = ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_at(call->op);
     const uintptr_t begin = (uintptr_t)workspace;
 
     if (bytes && !workspace)
@@ -179,7 +179,7 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
     if (status)
         return status;
     if (!device->backend)
-        return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", ridge_op_table[call->op]->name);
+        return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", ridge_op_at(call->op)->name);
     if (device->log)
         log_call(device, call, &problem, kernel);
     return kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);

@@ -16,7 +16,7 @@ enum { MAX_FILE = 16 << 20 };
 /* The problem that a call of this text would have: dtypes, flags and sizes without pointers. */
 static void problem_of(const ridge_call *call, int align, int packed, ridge_problem *problem)
 {
-    const ridge_op_row *op = ridge_op_table[call->op];
+    const ridge_op_row *op = ridge_op_at(call->op);
 
     memset(problem, 0, sizeof *problem);
     problem->op = call->op;
@@ -131,40 +131,6 @@ static ridge_status read_file(ridge_device *device, const char *file)
     return status;
 }
 
-/* "NVIDIA H200" is the table tuned/nvidia-h200.tsv. */
-static bool is_name_of(const char *table, const char *device)
-{
-    for (; *table || *device; table++, device++) {
-        int c = *device;
-
-        if (c >= 'A' && c <= 'Z')
-            c += 'a' - 'A';
-        else if (!((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == 0))
-            c = '-';
-        if (*table != c)
-            return false;
-    }
-    return true;
-}
-
-static ridge_status read_shipped(ridge_device *device)
-{
-    for (int i = 0; ridge_tuned_shipped[i]; i += 2) {
-        char *text;
-        ridge_status status;
-
-        if (!is_name_of(ridge_tuned_shipped[i], device->name))
-            continue;
-        text = strdup(ridge_tuned_shipped[i + 1]);
-        if (!text)
-            return ridge_fail(RIDGE_ERR_FILE, "out of memory");
-        status = read_text(device, ridge_tuned_shipped[i], text);
-        free(text);
-        return status;
-    }
-    return RIDGE_OK;
-}
-
 static int by_hash(const void *a, const void *b)
 {
     const ridge_tuned_row *x = a, *y = b;
@@ -188,13 +154,11 @@ ridge_status ridge_tuned_load(ridge_device *device, const char *user_file)
 
     if (user_file && *user_file)
         status = read_file(device, user_file);
-    if (!status)
-        status = read_shipped(device);
     if (status)
         return status;
     if (device->tuned_count)
         qsort(device->tuned, (size_t)device->tuned_count, sizeof *device->tuned, by_hash);
-    for (int i = 0; i < device->tuned_count; i++) /* the first line of a problem wins: the user's before the shipped */
+    for (int i = 0; i < device->tuned_count; i++) /* the first line of a problem wins */
         if (kept == 0 || device->tuned[kept - 1].hash != device->tuned[i].hash)
             device->tuned[kept++] = device->tuned[i];
     device->tuned_count = kept;

@@ -101,7 +101,7 @@ expect 2 "--rotation takes a whole number" "$ridge" bench $problem --device cpu 
 for number in abc 12x -1 '' 0 nan inf 1e999; do
     expect 2 "--matrix-rate takes a number above 0" "$ridge" bench $problem --device cpu "--matrix-rate=$number"
 done
-for verb in "test" "bench $problem" "teeth" "tune $problem"; do
+for verb in "test" "bench $problem" "tune $problem"; do
     expect 1 "a model device runs nothing" "$ridge" $verb --device model:sm90
 done
 expect 2 "usage" "$ridge" bench

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "src/internal.h"
 #include "ridge_io.h"
 
 enum { MOST_TOKENS = 16, SKIP = 77, NAME = 96 };
@@ -37,7 +37,7 @@ static void *room(size_t bytes)
 
 static void same_outputs(const ridge_call *call, void *const *memory, const char *row, const char *what)
 {
-    for (int arg = 0; arg < ridge_op_table[call->op]->args; arg++) {
+    for (int arg = 0; arg < ridge_op_at(call->op)->args; arg++) {
         const size_t bytes = call->arg[arg].data ? (size_t)ridge_operand_bytes(call, arg) : 0;
         void *got;
 
@@ -58,7 +58,7 @@ static void same_outputs(const ridge_call *call, void *const *memory, const char
 /* The call, whose operands are on the host, on the CPU; then through every row of the GPU. */
 static void run(const ridge_call *call, const char *what)
 {
-    const int args = ridge_op_table[call->op]->args;
+    const int args = ridge_op_at(call->op)->args;
     void *memory[RIDGE_MAX_ARGS] = {NULL}, *workspace = NULL, *stream, *scratch;
     size_t scratch_bytes;
     ridge_problem problem;

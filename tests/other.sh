@@ -14,7 +14,7 @@ clang)
 asan)
     configure -DRIDGE_SANITIZE=address,undefined
     "$dir/ridge" test --quick --device cpu --quiet
-    "$dir/ridge" teeth --device cpu
+    "$dir/tests/teeth" --device cpu
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool"
     "$dir/tests/test_core"
     for name in io gguf gguf_bad dequantize; do # hostile files

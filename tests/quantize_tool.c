@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../cpu/num.h"
+#include "cpu/num.h"
 #include "ridge_io.h"
 
 static void die(const char *what, const char *why)

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "internal.h"
+#include "src/internal.h"
 
 /* Counts allocations of the whole program while armed. A sanitizer brings its own malloc, which stays. */
 static int armed, allocations;
@@ -111,7 +111,7 @@ static void pins(void **state)
 static void decimal_comma(void **state)
 {
     static const char *const names[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "es_ES.UTF-8", "pt_BR.UTF-8"};
-    const ridge_op_row *op = ridge_op_table[RIDGE_SWIGLU_FWD];
+    const ridge_op_row *op = ridge_op_at(RIDGE_SWIGLU_FWD);
     ridge_call call;
     char text[200];
     int align, packed, found = 0;
@@ -272,18 +272,16 @@ static void text_round_trip(void **state)
     int align = 0, packed = 0;
 
     (void)state;
-    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], text + 10, &call, &align, &packed),
-                     RIDGE_OK);
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), text + 10, &call, &align, &packed), RIDGE_OK);
     ridge_problem_print(&call, NULL, printed, sizeof printed);
     assert_string_equal(printed, text);
-    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], "rows=-1", &call, &align, &packed),
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "rows=-1", &call, &align, &packed),
                      RIDGE_ERR_ARG);
-    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], "rows", &call, &align, &packed),
-                     RIDGE_ERR_ARG);
-    assert_int_equal(ridge_problem_parse(ridge_op_table[RIDGE_SWIGLU_BWD], "limit=nan", &call, &align, &packed),
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "rows", &call, &align, &packed), RIDGE_ERR_ARG);
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "limit=nan", &call, &align, &packed),
                      RIDGE_ERR_ARG);
     for (int op = 1; op < RIDGE_OPS; op++) { /* a dimension that is not said is no 0 */
-        assert_int_equal(ridge_problem_parse(ridge_op_table[op], "", &call, &align, &packed), RIDGE_ERR_ARG);
+        assert_int_equal(ridge_problem_parse(ridge_op_at(op), "", &call, &align, &packed), RIDGE_ERR_ARG);
         assert_non_null(strstr(ridge_error(), "= is missing"));
     }
 }

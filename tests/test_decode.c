@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "internal.h"
+#include "src/internal.h"
 
 enum { TOKENS = 16, COLS = 1376, ROWS = 45, HC = 4, BLOCKS = COLS / 32, RAW = BLOCKS * 34 };
 

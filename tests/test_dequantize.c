@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "../cpu/num.h"
+#include "cpu/num.h"
 #include "ridge_io.h"
 
 enum { BLOCKS = 512, ROOM = BLOCKS * 256 };

@@ -11,8 +11,8 @@
 #include <cmocka.h>
 #include <mpfr.h>
 
-#include "exact64.h"
-#include "internal.h"
+#include "src/math/exact64.h"
+#include "src/internal.h"
 
 /* Error of got in units of the last place of f32 at the exact value. */
 static double ulps(float got, mpfr_srcptr exact)

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "io.h"
+#include "io/io.h"
 
 /* A path in this run's own directory; one of a few static buffers. */
 const char *in_directory(const char *name);

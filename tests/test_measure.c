@@ -1,4 +1,4 @@
-/* test_measure.c: tools/measure.c on a backend that fails where it is told to: a stream is never left capturing, no
+/* test_measure.c: check/measure.c on a backend that fails where it is told to: a stream is never left capturing, no
  * graph is lost, no time is made up. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "measure.h"
+#include "check/measure.h"
 
 enum step { NOWHERE, BEGIN, WORK, END, MARK, LAUNCH, SECOND_MARK, SYNC, ELAPSED };
 

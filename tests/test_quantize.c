@@ -1,6 +1,6 @@
 /* test_quantize.c: the fp8 codes of every bf16 number by many scales, of every 257th f32, groups of every bf16 amax,
  * and Q8_0 blocks of every ratio to amax, through every row of the CPU, beside the C reference. What is told apart by a
- * scale's fraction (cpu/quantize_tables.h) needs more scales than the cases of `ridge test` have. */
+ * scale's fraction (ops/quantize_fp8/cpu_tables.h) needs more scales than the cases of `ridge test` have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "internal.h"
+#include "src/internal.h"
 
 enum { NUMBERS = 65536, GROUP = 128, SIDE = 128 * GROUP /* columns: a group for every mantissa of amax */, TALL = 256 };
 
@@ -195,7 +195,7 @@ static void every_amax(void **unused)
 }
 
 /* For each mantissa of amax a row of blocks with every number of its binade and of the nine below it, above which no
- * code but 0 is left. cpu/quantize_q8_0.h rests on where their products with the reciprocal lie. */
+ * code but 0 is left. ops/quantize_fp8/cpu_q8_0.h rests on where their products with the reciprocal lie. */
 static void ratios(const ridge_device *device, ridge_dtype dtype, uint32_t bits, uint32_t exponent)
 {
     const int64_t rows = INT64_C(1) << bits, blocks = (10 * rows + 30) / 31, cols = blocks * 32;

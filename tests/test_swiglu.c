@@ -1,4 +1,4 @@
-/* test_swiglu.c: the guesses of plain SwiGLU of bf16 (cpu/swiglu_guess.h) beside the C reference, bit by bit.
+/* test_swiglu.c: the guesses of plain SwiGLU of bf16 (ops/swiglu/cpu_approx.h) beside the C reference, bit by bit.
  *
  * Where nothing overflows or is subnormal, a result depends on the gate and on the significands that it meets: up's
  * (out), dout's (dup), and those of dout * up, which is exact (dgate). All of out and dup are tried, a sixteenth of
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "internal.h"
+#include "src/internal.h"
 
 /* Bf16 gates below 16 in size, of both signs, and as many others that one step in 64 meets one of. */
 enum { GUESSED = 2 * 0x4180, COLS = GUESSED + GUESSED / 64, ROWS = 64 };

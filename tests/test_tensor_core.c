@@ -1,5 +1,5 @@
-/* test_tensor_core.c: the model of Hopper's matrix instructions (tools/tensor_core.c) against sums made by hand and
- * against what an H200 gave; and that `ridge test` holds the rows that use them to its bits. */
+/* test_tensor_core.c: the model of Hopper's matrix instructions (check/gemm_fp8/tensor_core.c) against sums made by
+ * hand and against what an H200 gave; and that `ridge test` holds the rows that use them to its bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
-#include "../cpu/num.h"
-#include "oracle.h"
-#include "tensor_core.h"
+#include "cpu/num.h"
+#include "check/oracle.h"
+#include "check/gemm_fp8/tensor_core.h"
 
 enum { COUNT = 32 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "args.h"
-#include "tools.h"
+#include "check/check.h"
 
 typedef struct options {
     const char *device, *pattern, *suite;
@@ -204,16 +204,16 @@ int cmd_ops(int argc, char **argv)
 
     parse(argc, argv, 1, "[PATTERN]", "Lists the ops whose name matches.", &o);
     all = json_array();
-    for (int op = 1; op < RIDGE_OPS; op++) {
-        if (!name_matches(o.pattern, ridge_op_table[op]->name))
+    for (uint32_t op = 1; op < RIDGE_OPS; op++) {
+        if (!name_matches(o.pattern, ridge_op_at(op)->name))
             continue;
         shown++;
         if (o.json)
-            json_array_append_new(all, op_json(ridge_op_table[op]));
+            json_array_append_new(all, op_json(ridge_op_at(op)));
         else if (o.names)
-            puts(ridge_op_table[op]->name);
+            puts(ridge_op_at(op)->name);
         else
-            op_print(ridge_op_table[op]);
+            op_print(ridge_op_at(op));
     }
     if (!shown)
         fprintf(stderr, "ridge ops: nothing matches '%s'\n", o.pattern);
@@ -237,13 +237,13 @@ int cmd_kernels(int argc, char **argv)
     for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
         const char *low = ridge_arch_table[row->arch_min].name, *high = ridge_arch_table[row->arch_max].name;
 
-        if (!name_matches(o.pattern, row->name) && !name_matches(o.pattern, ridge_op_table[row->op]->name))
+        if (!name_matches(o.pattern, row->name) && !name_matches(o.pattern, ridge_op_at(row->op)->name))
             continue;
         shown++;
         contract_text(row->contract, contract, sizeof contract);
         if (o.json)
             json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:s}", "name", row->name, "op",
-                                                 ridge_op_table[row->op]->name, "arch_min", low, "arch_max", high,
+                                                 ridge_op_at(row->op)->name, "arch_min", low, "arch_max", high,
                                                  "contract", contract));
         else if (o.names)
             puts(row->name);

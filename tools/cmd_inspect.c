@@ -7,7 +7,7 @@
 
 #include "args.h"
 #include "ridge_io.h"
-#include "tools.h"
+#include "check/check.h"
 
 enum { TEXT_MOST = 96, ARRAY_MOST = 4 };
 

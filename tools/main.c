@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools.h"
+#include "check/check.h"
 
 static const verb verbs[] = {
     {"info", "devices of this machine, and why CUDA is absent if it is", cmd_info},
@@ -14,7 +14,6 @@ static const verb verbs[] = {
     {"kernels", "kernel rows: architectures, contract", cmd_kernels},
     {"explain", "which row a problem gets, and why not the others", cmd_explain},
     {"test", "every case through every row, against the C reference and the contracts", cmd_test},
-    {"teeth", "plant faults in copies of the rows; every one must be caught", cmd_teeth},
     {"bench", "time problems or suites beside the measured floor; --ceilings, --overhead", cmd_bench},
     {"tune", "time every row of a suite and write a tuning file", cmd_tune},
     {"inspect", "a checkpoint: format, metadata, tensors", cmd_inspect},

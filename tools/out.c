@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "record.h"
+#include "tools/bench/record.h"
 
 static bool say(const out_file *out, const char *why)
 {

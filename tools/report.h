@@ -2,7 +2,7 @@
 #ifndef RIDGE_REPORT_H
 #define RIDGE_REPORT_H
 
-#include "record.h"
+#include "tools/bench/record.h"
 
 /* One problem of one op on one device: the fastest row of each provider in the run that has most of them, ridge's
  * first. */

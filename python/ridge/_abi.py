@@ -59,10 +59,10 @@ SWIGLU_BWD = 2
 QUANTIZE_FP8 = 3
 QUANTIZE_FP8_DUAL = 4
 SWIGLU_QUANTIZE = 5
-Q8_0_QUANTIZE = 6
-Q8_0_REPACK = 7
-Q8_0_UNPACK = 8
-GEMM_FP8 = 9
+GEMM_FP8 = 6
+Q8_0_QUANTIZE = 7
+Q8_0_REPACK = 8
+Q8_0_UNPACK = 9
 Q8_0_QUANTIZE_ROWS = 10
 Q8_0_MATMUL = 11
 Q8_0_PAIR = 12
@@ -86,7 +86,7 @@ MAX_HC = 16
 # number of each op; operand slots of each op by name
 OPS_BY_NAME = {
     'swiglu_fwd': 1, 'swiglu_bwd': 2, 'quantize_fp8': 3, 'quantize_fp8_dual': 4, 'swiglu_quantize': 5,
-    'q8_0_quantize': 6, 'q8_0_repack': 7, 'q8_0_unpack': 8, 'gemm_fp8': 9, 'q8_0_quantize_rows': 10,
+    'gemm_fp8': 6, 'q8_0_quantize': 7, 'q8_0_repack': 8, 'q8_0_unpack': 9, 'q8_0_quantize_rows': 10,
     'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'linear_ce_eval': 17, 'linear_ce_train': 18,
     'linear_ce_backward': 19, 'ce_fwd': 20, 'ce_bwd': 21, 'ce_combine': 22, 'multiply': 23,
@@ -107,6 +107,9 @@ SLOTS = {
     'swiglu_quantize': {
         'gate': 0, 'up': 1, 'q': 2, 'scale': 3, 'q_t': 4, 'scale_t': 5, 'row_scale': 6,
     },
+    'gemm_fp8': {
+        'a': 0, 'scale_a': 1, 'b': 2, 'scale_b': 3, 'd': 4, 'bias': 5,
+    },
     'q8_0_quantize': {
         'x': 0, 'blocks': 1,
     },
@@ -115,9 +118,6 @@ SLOTS = {
     },
     'q8_0_unpack': {
         'blocks': 0, 'codes': 1, 'scales': 2,
-    },
-    'gemm_fp8': {
-        'a': 0, 'scale_a': 1, 'b': 2, 'scale_b': 3, 'd': 4, 'bias': 5,
     },
     'q8_0_quantize_rows': {
         'x': 0, 'codes': 1, 'scales': 2,

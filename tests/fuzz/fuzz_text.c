@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "src/internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(text, data, size);
     text[size] = 0;
     for (int op = 1; op < RIDGE_OPS; op++)
-        try_problem(ridge_op_table[op], text);
+        try_problem(ridge_op_at(op), text);
     free(text);
     if (!file[0])
         snprintf(file, sizeof file, "/tmp/ridge_fuzz_%d.tsv", rand());

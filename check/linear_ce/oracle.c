@@ -1,0 +1,363 @@
+/* oracle.c: float64 references and bounds of cross entropy; nothing is shared with the library's arithmetic.
+ *
+ * Two gates. Elementwise: what logits that are off by `delta` (half a unit of x's dtype at the largest of the row) and
+ * gradients of logits rounded to that dtype can do at worst. Per tensor: the rms error is no more than that of a model
+ * that does round so. f32 inputs: 18 bits instead of the dtype's. Given logits are not rounded by the model. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "oracle_ce.h"
+
+static double rounded(double x, int bits)
+{
+    int exponent;
+
+    if (x == 0 || !isfinite(x))
+        return x;
+    frexp(x, &exponent);
+    return ldexp(nearbyint(ldexp(x, bits - exponent)), exponent - bits);
+}
+
+static double input(const ce_subject *s, int arg, int64_t r, int64_t j)
+{
+    return dtype_load(oracle_address(s->im, s->im->host, arg, r, j), s->im->call.arg[arg].dtype);
+}
+
+static double *room(int64_t count)
+{
+    return calloc((size_t)(count > 0 ? count : 1), sizeof(double));
+}
+
+/* ------------------------------------------------------------------------------------------------------ the inputs */
+
+static void slots(ce_subject *s)
+{
+    s->bias_arg = s->weight_arg = s->up_arg = s->lse_arg = s->first_out = s->dx_arg = -1;
+    switch (s->im->call.op) {
+    case RIDGE_LINEAR_CE_BACKWARD:
+        s->bias_arg = RIDGE_LINEAR_CE_BACKWARD_BIAS;
+        s->weight_arg = RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT;
+        s->up_arg = RIDGE_LINEAR_CE_BACKWARD_DLOSS;
+        s->lse_arg = RIDGE_LINEAR_CE_BACKWARD_LSE;
+        s->dx_arg = RIDGE_LINEAR_CE_BACKWARD_DX;
+        break;
+    case RIDGE_CE_BWD:
+        s->weight_arg = RIDGE_CE_BWD_CLASS_WEIGHT;
+        s->up_arg = RIDGE_CE_BWD_DLOSS;
+        s->lse_arg = RIDGE_CE_BWD_LSE;
+        break;
+    case RIDGE_CE_FWD:
+        s->weight_arg = RIDGE_CE_FWD_CLASS_WEIGHT;
+        s->first_out = RIDGE_CE_FWD_LOSS;
+        break;
+    default:
+        s->bias_arg = RIDGE_LINEAR_CE_BIAS;
+        s->weight_arg = RIDGE_LINEAR_CE_CLASS_WEIGHT;
+        s->first_out = RIDGE_LINEAR_CE_LOSS;
+        if (s->im->call.op == RIDGE_LINEAR_CE_TRAIN) {
+            s->up_arg = RIDGE_LINEAR_CE_GRAD_SCALE;
+            s->dx_arg = RIDGE_LINEAR_CE_DX;
+        }
+        break;
+    }
+}
+
+static void read_targets(ce_subject *s)
+{
+    for (int64_t b = 0; b < s->tokens; b++) {
+        const int64_t t = (int64_t)input(s, s->given ? (int)RIDGE_CE_FWD_TARGET : (int)RIDGE_LINEAR_CE_TARGET, 0, b);
+
+        s->y[b] = t == s->o.ignore_index ? -1 : t < 0 || t >= s->total ? -2 : t;
+        s->count += s->y[b] != -1;
+        s->weight += s->y[b] == -1 ? 0 : s->y[b] == -2 || !oracle_has(s, s->weight_arg) ? 1 : s->cw[s->y[b]];
+    }
+    s->count *= s->copies;
+    s->weight *= s->copies;
+}
+
+static void read_inputs(ce_subject *s)
+{
+    for (int64_t c = 0; c < s->total; c++) {
+        s->cw[c] = oracle_has(s, s->weight_arg) ? input(s, s->weight_arg, 0, c) : 1;
+        s->weights += s->cw[c];
+    }
+    read_targets(s);
+    if (s->given) {
+        for (int64_t b = 0; b < s->tokens; b++)
+            for (int64_t c = 0; c < s->vocab; c++)
+                s->dot[b * s->vocab + c] = input(s, 0, b, c);
+        return;
+    }
+    for (int64_t c = 0; c < s->vocab; c++)
+        for (int64_t j = 0; j < s->hidden; j++)
+            s->w[c * s->hidden + j] = s->hv ? input(s, 1, j, c) : input(s, 1, c, j);
+    for (int64_t b = 0; b < s->tokens; b++)
+        for (int64_t j = 0; j < s->hidden; j++)
+            s->x[b * s->hidden + j] = input(s, 0, b, j);
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
+    for (int64_t b = 0; b < s->tokens; b++)
+        for (int64_t c = 0; c < s->vocab; c++) {
+            double sum[4] = {0};
+
+            for (int64_t j = 0; j < s->hidden; j++)
+                sum[j % 4] += s->x[b * s->hidden + j] * s->w[c * s->hidden + j];
+            s->dot[b * s->vocab + c] = sum[0] + sum[1] + sum[2] + sum[3];
+        }
+}
+
+/* -------------------------------------------------------------------------------------------------------- evaluation
+ */
+
+static double bias_at(const ce_subject *s, int64_t c)
+{
+    return oracle_has(s, s->bias_arg) ? input(s, s->bias_arg, 0, c) : 0;
+}
+
+static double cap_of(const ce_subject *s, double u)
+{
+    const double cap = (double)s->o.softcap;
+
+    return (cap > 0 ? cap * tanh(u / cap) : u) / (double)s->o.temperature;
+}
+
+/* Logits, softmax sums and the loss of a row. */
+static void forward_row(const ce_subject *s, ce_result *r, bool model, int64_t b)
+{
+    double *z = r->z + b * s->vocab, max = -INFINITY, sum = 0, pz = 0, smooth = 0, eps = (double)s->o.label_smoothing;
+
+    for (int64_t c = 0; c < s->vocab; c++) {
+        const double dot = s->dot[b * s->vocab + c];
+
+        z[c] = dot + bias_at(s, c);
+        if (model && !s->given) /* the sum with the bias is an f32: twice its error */
+            z[c] = rounded(rounded(dot, s->bits) + bias_at(s, c), 23);
+        z[c] = cap_of(s, z[c]);
+        max = fmax(max, z[c]);
+    }
+    for (int64_t c = 0; c < s->vocab; c++)
+        sum += exp(z[c] - max);
+    r->lse[b] = max + log(sum);
+    for (int64_t c = 0; c < s->vocab; c++) {
+        const double p = exp(z[c] - max) / sum;
+
+        pz += p == 0 ? 0 : p * (z[c] - r->lse[b]);
+        smooth += eps != 0 ? s->cw[s->offset + c] * (r->lse[b] - z[c]) : 0;
+    }
+    r->entropy[b] = -pz;
+    r->target[b] = s->y[b] == -2                                            ? NAN
+                   : s->y[b] < s->offset || s->y[b] >= s->offset + s->vocab ? -INFINITY
+                                                                            : z[s->y[b] - s->offset];
+    if (s->y[b] >= 0)
+        r->loss[b] = (s->cw[s->y[b]] == 0 ? 0 : (1 - eps) * s->cw[s->y[b]] * (r->lse[b] - r->target[b])) +
+                     eps / (double)s->total * smooth;
+}
+
+/* Mean or sum; leaves r->loss with the z-loss added. */
+static void reduce(const ce_subject *s, ce_result *r)
+{
+    const bool mean = (s->im->call.flags & RIDGE_CE_REDUCTION) == RIDGE_CE_MEAN;
+    double ce = 0, square = 0;
+
+    for (int64_t b = 0; b < s->tokens; b++) {
+        const double lse = r->lse[b], add = s->y[b] < 0 ? 0 : (double)s->o.lse_square_scale * lse * lse;
+
+        if (s->y[b] == -1)
+            continue;
+        ce += s->y[b] == -2 ? NAN : r->loss[b] * s->copies;
+        square += add * s->copies;
+        r->loss[b] = s->y[b] == -2 ? NAN : r->loss[b] + add;
+    }
+    r->mean = !mean ? ce + square : isnan(ce) ? NAN : oracle_over(ce, s->weight) + oracle_over(square, s->count);
+}
+
+typedef struct factors {
+    double label, smooth, square;
+} factors;
+
+static factors factors_of(const ce_subject *s, int64_t b)
+{
+    const uint32_t reduction = s->im->call.flags & RIDGE_CE_REDUCTION;
+    const double up = (oracle_has(s, s->up_arg) ? input(s, s->up_arg, 0, reduction == RIDGE_CE_NONE ? b : 0) : 1) *
+                      (double)s->o.grad_scale;
+    const double eps = (double)s->o.label_smoothing, ce = reduction ? up : oracle_over(up, s->weight);
+
+    return (factors){ce * (1 - eps) * s->cw[s->y[b]], ce * eps / (double)s->total,
+                     (reduction ? up : oracle_over(up, s->count)) * 2 * (double)s->o.lse_square_scale};
+}
+
+/* dL/du of a row; for the reference also its error bound. */
+static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
+{
+    const factors f = factors_of(s, b);
+    const double lse = s->lse_arg >= 0 ? input(s, s->lse_arg, 0, b) : r->lse[b], cap = (double)s->o.softcap;
+    const double *z = r->z + b * s->vocab, delta = s->delta[b], fresh = s->lse_arg >= 0 ? 1 : 2;
+
+    for (int64_t c = 0; c < s->vocab; c++) {
+        const bool label = s->offset + c == s->y[b];
+        const double p = exp(z[c] - lse), smooth = f.smooth * s->cw[s->offset + c];
+        const double soft = p * (f.smooth * s->weights + f.square * lse), t = z[c] * (double)s->o.temperature / cap;
+        const double slope = (cap > 0 ? 1 - t * t : 1) / (double)s->o.temperature;
+        const double dz = ((label ? p - 1 : p) * f.label + soft - smooth) * slope;
+        double error = p * fresh * delta * (fabs(f.label) * (label && fresh == 2 ? fabs(1 - p) + 0x1p-20 : 1));
+
+        r->dz[b * s->vocab + c] = model ? rounded(dz, s->bits) : dz;
+        if (model)
+            continue;
+        error += fabs(soft) * fresh * delta + p * fabs(f.square) * delta + 0x1p-20 * (fabs(soft) + fabs(smooth));
+        error += 0x1p-20 * p * fabs(f.label) * (1 + fabs(f.square)) + 0x1p-22 * fabs(f.label) * (label ? 1 : 0);
+        error *= fabs(slope);
+        error += cap > 0 ? fabs(dz) * 4 * (delta + 0x1p-21 * cap) / cap + 0x1p-21 * fabs(dz / slope) : 0;
+        s->dz_error[b * s->vocab + c] = error + ldexp(fabs(dz), -s->bits) + 0x1p-148;
+    }
+}
+
+/* How far each logit of a row may be off: the rounding of the product, and f32 behind it. */
+static void set_delta(ce_subject *s, int64_t b)
+{
+    const double lse = s->lse_arg >= 0 ? input(s, s->lse_arg, 0, b) : s->ref.lse[b];
+    double product = 0, most = 0, far = 0;
+
+    for (int64_t c = 0; c < s->vocab; c++) {
+        const double dot = fabs(s->dot[b * s->vocab + c]), u = fabs(s->dot[b * s->vocab + c] + bias_at(s, c));
+        const double gap = s->ref.z[b * s->vocab + c] - s->ref.lse[b];
+
+        product = fmax(product, s->given ? 0 : dot);
+        most = isfinite(u) ? fmax(most, u) : most;
+        far += isfinite(gap) ? exp(gap) * fabs(gap) : 0;
+    }
+    s->delta[b] = (ldexp(product, -s->bits) + 0x1p-22 * (most + 1 + (double)s->o.softcap)) / (double)s->o.temperature +
+                  (isnan(lse) ? 0 : 0x1p-22 * fabs(lse)); /* beside a NaN, other logits are as good as ever */
+    s->far[b] = far;
+}
+
+static void products(const ce_subject *s, ce_result *r)
+{
+    const bool add = (s->im->call.flags & RIDGE_ACCUMULATE) != 0;
+    const int dw = s->dx_arg + 1;
+
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
+    for (int64_t b = 0; b < s->tokens; b++)
+        for (int64_t c = 0; c < s->vocab && s->y[b] >= 0; c++)
+            for (int64_t j = 0; j < s->hidden; j++)
+                r->dx[b * s->hidden + j] += r->dz[b * s->vocab + c] * s->w[c * s->hidden + j];
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
+    for (int64_t c = 0; c < s->vocab; c++) {
+        double *to = r->dw + c * s->hidden;
+
+        for (int64_t j = 0; j < s->hidden && add && oracle_has(s, dw); j++)
+            to[j] = s->hv ? input(s, dw, j, c) : input(s, dw, c, j);
+        r->dbias[c] = add && oracle_has(s, dw + 1) ? input(s, dw + 1, 0, c) : 0;
+        for (int64_t b = 0; b < s->tokens; b++) {
+            if (s->y[b] < 0)
+                continue;
+            r->dbias[c] += r->dz[b * s->vocab + c] * s->copies;
+            for (int64_t j = 0; j < s->hidden; j++)
+                to[j] += r->dz[b * s->vocab + c] * s->x[b * s->hidden + j] * s->copies;
+        }
+    }
+}
+
+static bool makes_gradients(const ce_subject *s)
+{
+    return s->dx_arg >= 0 || s->im->call.op == RIDGE_CE_BWD;
+}
+
+static void evaluate(ce_subject *s, ce_result *r, bool model)
+{
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
+    for (int64_t b = 0; b < s->tokens; b++) {
+        if (s->y[b] == -1)
+            continue;
+        forward_row(s, r, model, b);
+        if (!model)
+            set_delta(s, b);
+        if (makes_gradients(s) && s->y[b] >= 0)
+            gradient_row(s, r, model, b);
+    }
+    reduce(s, r);
+    if (s->dx_arg >= 0)
+        products(s, r);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- call
+ */
+
+enum { TENSORS = 23 };
+
+static bool allocate(ce_subject *s, double **memory)
+{
+    const int64_t logits = s->tokens * s->vocab, x = s->tokens * s->hidden, w = s->vocab * s->hidden;
+    const int64_t size[TENSORS] = {s->tokens, x,      w,         logits,    s->total,  s->tokens, s->tokens, logits,
+                                   logits,    logits, s->tokens, s->tokens, s->tokens, s->tokens, x,         w,
+                                   s->vocab,  logits, logits,    s->tokens, s->tokens, s->tokens, s->tokens};
+    double **const at[TENSORS] = {NULL,
+                                  &s->x,
+                                  &s->w,
+                                  &s->dot,
+                                  &s->cw,
+                                  &s->delta,
+                                  &s->far,
+                                  &s->dz_error,
+                                  &s->ref.z,
+                                  &s->ref.dz,
+                                  &s->ref.lse,
+                                  &s->ref.target,
+                                  &s->ref.loss,
+                                  &s->ref.entropy,
+                                  &s->ref.dx,
+                                  &s->ref.dw,
+                                  &s->ref.dbias,
+                                  &s->model.z,
+                                  &s->model.dz,
+                                  &s->model.lse,
+                                  &s->model.target,
+                                  &s->model.loss,
+                                  &s->model.entropy};
+    bool good = true;
+
+    for (int i = 0; i < TENSORS; i++) {
+        memory[i] = room(size[i]);
+        good = good && memory[i];
+        if (at[i])
+            *at[i] = memory[i];
+    }
+    s->y = (int64_t *)(void *)memory[0];
+    s->model.dx = room(x);
+    s->model.dw = room(w);
+    s->model.dbias = room(s->vocab);
+    return good && s->model.dx && s->model.dw && s->model.dbias;
+}
+
+void oracle_ce(oracle_run *run)
+{
+    const ridge_call *call = &run->im->call;
+    const uint32_t dtype = call->arg[0].dtype;
+    ce_subject s = {.run = run, .im = run->im, .rows = call->dim[0], .o = call->opt.ce};
+    double *memory[TENSORS] = {0};
+    bool good;
+
+    s.tokens = run->im->fill == FILL_PERIOD && s.rows % IMAGE_PERIOD == 0 ? IMAGE_PERIOD : s.rows;
+    s.copies = s.tokens ? (double)s.rows / (double)s.tokens : 1;
+    s.given = call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
+    s.hidden = s.given ? 0 : call->dim[1];
+    s.vocab = call->dim[s.given ? 1 : 2];
+    s.offset = s.o.vocab_offset;
+    s.total = s.o.vocab_total ? s.o.vocab_total : s.vocab;
+    s.hv = (call->flags & RIDGE_CE_W_HV) != 0;
+    s.bits = dtype == RIDGE_BF16 ? 8 : dtype == RIDGE_F16 ? 11 : 18;
+    slots(&s);
+    good = allocate(&s, memory);
+    if (good) {
+        read_inputs(&s);
+        evaluate(&s, &s.ref, false);
+        evaluate(&s, &s.model, true);
+        oracle_ce_check(&s);
+    } else {
+        oracle_fail(run, "the oracle ran out of memory");
+    }
+    for (int i = 0; i < TENSORS; i++)
+        free(memory[i]);
+    free(s.model.dx);
+    free(s.model.dw);
+    free(s.model.dbias);
+}

@@ -1,0 +1,99 @@
+/* oracle.c: which float64 reference belongs to which op. */
+#include "oracle.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+const void *oracle_address(const image *im, const unsigned char *base, int arg, int64_t r, int64_t j)
+{
+    int64_t rows, cols;
+
+    ridge_op_at(im->call.op)->extent(&im->call, arg, &rows, &cols);
+    return base + im->offset[arg] +
+           (size_t)(r * (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols) + j) *
+               ridge_dtype_size(im->call.arg[arg].dtype);
+}
+
+double oracle_in(const oracle_run *run, int arg, int64_t r, int64_t j)
+{
+    return dtype_load(oracle_address(run->im, run->im->host, arg, r, j), run->im->call.arg[arg].dtype);
+}
+
+double oracle_out(const oracle_run *run, int arg, int64_t r, int64_t j)
+{
+    return dtype_load(oracle_address(run->im, run->got, arg, r, j), run->im->call.arg[arg].dtype);
+}
+
+void oracle_note(oracle_run *run, double ratio, const char *what, int64_t row, int64_t col)
+{
+    if (ratio <= run->worst)
+        return;
+    run->worst = isnan(ratio) ? INFINITY : ratio; /* anything that follows would replace a NaN */
+    snprintf(run->text, run->size, "%s[%" PRId64 ",%" PRId64 "] is off by %.3g of the bound", what, row, col, ratio);
+}
+
+void oracle_fail(oracle_run *run, const char *why)
+{
+    run->worst = INFINITY;
+    snprintf(run->text, run->size, "%s", why);
+}
+
+void oracle_compare(oracle_run *run, double got, double ref, double bound, const char *what, int64_t row, int64_t col)
+{
+    if (isnan(ref) || isinf(ref))
+        oracle_note(run, (isnan(ref) && isnan(got)) || got == ref ? 0 : INFINITY, what, row, col);
+    else
+        oracle_note(run, fabs(got - ref) / (bound + 0x1p-140), what, row, col);
+}
+
+double oracle_ratio(double got, double reference, double bound, uint32_t dtype)
+{
+    const double ratio = fabs(got - reference) / bound;
+    const double most = dtype == RIDGE_F16 ? 65520.0 : dtype == RIDGE_BF16 ? 0x1.ffp127 : 0x1.ffffffp127;
+
+    if (isnan(reference) || isnan(got))
+        return isnan(reference) && isnan(got) ? 0 : INFINITY;
+    if (isinf(reference) || (isinf(got) && fabs(reference) + bound >= most))
+        return isinf(got) && signbit(got) == signbit(reference) ? 0 : INFINITY;
+    return ratio <= INFINITY ? ratio : INFINITY;
+}
+
+double oracle_sigmoid(double x)
+{
+    return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
+}
+
+bool image_close(const image *im, const unsigned char *got, double *worst, char *text, size_t size)
+{
+    static oracle *const of[RIDGE_OPS] = {
+        [RIDGE_SWIGLU_FWD] = oracle_swiglu,
+        [RIDGE_SWIGLU_BWD] = oracle_swiglu,
+        [RIDGE_QUANTIZE_FP8] = oracle_quantize,
+        [RIDGE_QUANTIZE_FP8_DUAL] = oracle_quantize,
+        [RIDGE_SWIGLU_QUANTIZE] = oracle_quantize,
+        [RIDGE_Q8_0_QUANTIZE] = oracle_q8_0,
+        [RIDGE_Q8_0_REPACK] = oracle_q8_0,
+        [RIDGE_Q8_0_UNPACK] = oracle_q8_0,
+        [RIDGE_GEMM_FP8] = oracle_gemm,
+        [RIDGE_Q8_0_QUANTIZE_ROWS] = oracle_quantize_rows,
+        [RIDGE_Q8_0_MATMUL] = oracle_decode,
+        [RIDGE_Q8_0_PAIR] = oracle_decode,
+        [RIDGE_Q8_0_GATE_UP_SWIGLU] = oracle_decode,
+        [RIDGE_Q8_0_MATMUL_HC_EXPAND] = oracle_decode,
+        [RIDGE_RMS_NORM] = oracle_norm,
+        [RIDGE_HEAD_RMS_NORM_ROPE_TAIL] = oracle_norm,
+        [RIDGE_LINEAR_CE_EVAL] = oracle_ce,
+        [RIDGE_LINEAR_CE_TRAIN] = oracle_ce,
+        [RIDGE_LINEAR_CE_BACKWARD] = oracle_ce,
+        [RIDGE_CE_FWD] = oracle_ce,
+        [RIDGE_CE_BWD] = oracle_ce,
+        [RIDGE_CE_COMBINE] = oracle_ce_combine,
+        [RIDGE_MULTIPLY] = oracle_multiply,
+    };
+
+    oracle_run run = {im, got, 0, text, size};
+
+    of[im->call.op](&run);
+    *worst = run.worst;
+    return run.worst <= 1;
+}

@@ -1,0 +1,34 @@
+/* test.h: what `ridge test` and `ridge teeth` share. */
+#ifndef RIDGE_TEST_H
+#define RIDGE_TEST_H
+
+#include "check.h"
+
+/* Stands in for a row's launch: runs it and spoils something. memory is the image's block on the device. */
+typedef ridge_status row_fault(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                               const image *im, const ridge_call *call, void *memory, void *workspace, size_t bytes,
+                               void *stream);
+
+/* A kernel row under test: the row itself, or a copy of it with a planted fault. */
+typedef struct test_row {
+    const ridge_kernel *kernel;
+    row_fault *fault;
+    bool once; /* the eager run alone */
+} test_row;
+
+/* Single runs only: too large for two copies, repeats and the float64 bound. */
+bool test_is_large(const image *im);
+
+/* Runs the row on the image in every way and compares; on failure text says what. */
+bool test_one(const test_row *row, const ridge_device *device, const test_case *c, const image *im,
+              const unsigned char *expected, char *text, size_t size);
+
+/* Bad input of an op: every one must be refused with a message that names the op and the operand or value, and nothing
+ * written. Returns how many were not; *count says how many there are. */
+int test_errors(const ridge_device *device, const ridge_op_row *op, int *count);
+
+/* exact.h and the fp8 encoding on the device give the host's bits: every 257th float (or all) through each function;
+ * the reciprocal over all mantissas of [1, 2). As test_errors. */
+int test_exact(const ridge_device *device, bool all, int *count);
+
+#endif

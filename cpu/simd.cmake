@@ -1,0 +1,37 @@
+# The vector code of a family, ops/<family>/cpu_simd.h, compiled once for each instruction set that its line
+# " * Compiled for: avx2, avx512." names. RIDGE_SIMD(name) in it is name_<level>, and RIDGE_SIMD_<level> is 1. Which one
+# runs is chosen at run time, by rows.
+#
+# These flags change no result: there are no traps to preserve and no errno, and contraction stays off.
+set(cpu_options -O3 -fno-math-errno -fno-trapping-math)
+set(simd_sources)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # 5 to 13 % on the SiLU rows (docs/lessons.md)
+        set(schedule -fschedule-insns -fsched-pressure)
+    endif()
+    set(flags_avx2 -mavx2 -mfma -mf16c)
+    set(flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
+    set(flags_avxvnni ${flags_avx2} -mavxvnni)
+    set(flags_avx512vbmi ${flags_avx512} -mavx512vbmi)
+    set(flags_avx512vnni ${flags_avx512} -mavx512vnni)
+    set(flags_vnni256 ${flags_avx512vnni})
+    file(GLOB headers CONFIGURE_DEPENDS ops/*/cpu_simd.h)
+    foreach(header ${headers})
+        cmake_path(GET header PARENT_PATH family)
+        cmake_path(GET family FILENAME family)
+        file(STRINGS ${header} levels REGEX "Compiled for: ")
+        string(REGEX REPLACE "^.*Compiled for: ([a-z0-9, ]*)[.].*$" "\\1" levels "${levels}")
+        string(REPLACE ", " ";" levels "${levels}")
+        foreach(level ${levels})
+            set(source ${CMAKE_CURRENT_BINARY_DIR}/simd/${family}_${level}.c)
+            file(CONFIGURE OUTPUT ${source} CONTENT
+"#define RIDGE_SIMD(name) name##_${level}
+#define RIDGE_SIMD_${level} 1
+#include \"ops/${family}/cpu_simd.h\"
+")
+            set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
+                                        "${cpu_options};${flags_${level}};${schedule}")
+            list(APPEND simd_sources ${source})
+        endforeach()
+    endforeach()
+endif()

@@ -1,0 +1,315 @@
+/* device.cu: CUDA as a backend: what ridge_open reads from a GPU, and memory, streams, graphs, events and ceilings for
+ * the driver (tools/). The library's call path uses none of it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "launch.cuh"
+#include "num.cuh"
+#include "src/math/exact.h"
+
+#define TRY(call, what)                     \
+    do {                                    \
+        cudaError_t error_ = (call);        \
+        if (error_ != cudaSuccess)          \
+            return host_fail(error_, what); \
+    } while (0)
+
+/* ---------------------------------------------------------------------------------------------------------- devices */
+
+static int cuda_count(char *why_none, size_t size)
+{
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+
+    if (error == cudaSuccess && count > 0)
+        return count;
+    cudaGetLastError(); /* a machine without a driver is no error of the caller's */
+    snprintf(why_none, size, "%s", error == cudaSuccess ? "the driver shows no device" : cudaGetErrorString(error));
+    return 0;
+}
+
+/* The newest table entry that is not newer than the device. */
+static ridge_arch arch_of(int compute)
+{
+    int best = RIDGE_ARCHS;
+
+    for (int arch = RIDGE_ARCH_SM80; arch < RIDGE_ARCHS; arch++)
+        if (ridge_arch_table[arch].compute <= compute)
+            best = arch;
+    return (ridge_arch)best;
+}
+
+static ridge_status cuda_open(ridge_device *device, int ordinal)
+{
+    cudaDeviceProp prop;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    int compute, memory_khz = 0, driver = 0;
+
+    TRY(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
+    compute = prop.major * 10 + prop.minor;
+    device->arch = arch_of(compute);
+    if (device->arch == RIDGE_ARCHS)
+        return ridge_fail(RIDGE_ERR_DEVICE, "CUDA device %d (%s) is sm%d; this build begins at sm80", ordinal,
+                          prop.name, compute);
+    device->ordinal = ordinal;
+    device->units = prop.multiProcessorCount;
+    device->l2_bytes = prop.l2CacheSize;
+    device->memory_bytes = (int64_t)prop.totalGlobalMem;
+    cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, ordinal);
+    /* Two transfers a clock; a copy reaches about 88 % of the pins on HBM. Only the cost model reads this. */
+    device->copy_gbps = 0.88 * 2e-6 * memory_khz * (prop.memoryBusWidth / 8);
+    if (!(device->copy_gbps > 1))
+        device->copy_gbps = ridge_arch_table[device->arch].copy_gbps;
+    cudaDriverGetVersion(&driver);
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &device->tensor_map_encode, 12000, cudaEnableDefault,
+                                         &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        device->tensor_map_encode = NULL;
+    cudaGetLastError();
+    snprintf(device->driver, sizeof device->driver, "CUDA %d.%d", driver / 1000, driver % 1000 / 10);
+    snprintf(device->name, sizeof device->name, "%.*s", (int)sizeof device->name - 1, prop.name);
+    return RIDGE_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------- memory and streams */
+
+static ridge_status select_device(const ridge_device *device)
+{
+    TRY(cudaSetDevice(device->ordinal), "cudaSetDevice");
+    return RIDGE_OK;
+}
+
+static ridge_status cuda_alloc(const ridge_device *device, size_t bytes, void **memory)
+{
+    ridge_status status = select_device(device);
+    cudaError_t error;
+
+    if (status)
+        return status;
+    error = cudaMalloc(memory, bytes ? bytes : 256);
+    if (error == cudaSuccess)
+        return RIDGE_OK;
+    *memory = NULL;
+    cudaGetLastError();
+    return ridge_fail(RIDGE_ERR_DEVICE, "cannot allocate %zu bytes: %s", bytes, cudaGetErrorString(error));
+}
+
+static void cuda_release(const ridge_device *device, void *memory)
+{
+    if (select_device(device) == RIDGE_OK)
+        cudaFree(memory);
+}
+
+static ridge_status cuda_upload(const ridge_device *, void *to, const void *from, size_t bytes)
+{
+    TRY(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "upload");
+    /* A copy from pageable memory may return before it has landed, and a stream that does not wait for the legacy one
+     * would not see it. */
+    TRY(cudaDeviceSynchronize(), "upload");
+    return RIDGE_OK;
+}
+
+static ridge_status cuda_download(const ridge_device *, void *to, const void *from, size_t bytes)
+{
+    TRY(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "download");
+    return RIDGE_OK;
+}
+
+static ridge_status cuda_copy(const ridge_device *, void *to, const void *from, size_t bytes, void *stream)
+{
+    TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)stream), "copy");
+    return RIDGE_OK;
+}
+
+static ridge_status cuda_stream_new(const ridge_device *device, void **stream)
+{
+    ridge_status status = select_device(device);
+
+    if (status)
+        return status;
+    TRY(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    return RIDGE_OK;
+}
+
+static void cuda_stream_free(const ridge_device *, void *stream)
+{
+    cudaStreamDestroy((cudaStream_t)stream);
+}
+
+static ridge_status cuda_sync(const ridge_device *, void *stream)
+{
+    TRY(cudaStreamSynchronize((cudaStream_t)stream), "the GPU");
+    return RIDGE_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------- graphs and events */
+
+static ridge_status cuda_graph_begin(const ridge_device *, void *stream)
+{
+    TRY(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal), "graph capture");
+    return RIDGE_OK;
+}
+
+static ridge_status cuda_graph_end(const ridge_device *, void *stream, void **graph)
+{
+    cudaGraph_t captured = NULL;
+    cudaError_t error;
+
+    TRY(cudaStreamEndCapture((cudaStream_t)stream, &captured), "graph capture");
+    error = cudaGraphInstantiate((cudaGraphExec_t *)graph, captured, 0);
+    cudaGraphDestroy(captured);
+    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "cudaGraphInstantiate");
+}
+
+static ridge_status cuda_graph_launch(const ridge_device *, void *graph, void *stream)
+{
+    TRY(cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream), "graph launch");
+    return RIDGE_OK;
+}
+
+static void cuda_graph_free(const ridge_device *, void *graph)
+{
+    cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+/* The driver is one thread with one device: its marks are that thread's. */
+static thread_local cudaEvent_t marks[64];
+
+static ridge_status cuda_mark(const ridge_device *, int slot, void *stream)
+{
+    if (!marks[slot])
+        TRY(cudaEventCreate(&marks[slot]), "cudaEventCreate");
+    TRY(cudaEventRecord(marks[slot], (cudaStream_t)stream), "cudaEventRecord");
+    return RIDGE_OK;
+}
+
+static ridge_status cuda_elapsed(const ridge_device *, int from, int to, double *us)
+{
+    float ms = 0;
+
+    TRY(cudaEventElapsedTime(&ms, marks[from], marks[to]), "cudaEventElapsedTime");
+    *us = 1e3 * (double)ms;
+    return RIDGE_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- ceilings */
+
+enum { LOADS = 4 };
+
+/* Reads words[0, n) once: blocks of threads x 4 words of 16 bytes, all blocks striding over the memory. */
+static __global__ void read_kernel(const uint4 *words, size_t n, uint32_t *sink)
+{
+    size_t step = (size_t)gridDim.x * blockDim.x * LOADS;
+    uint32_t sum = 0;
+
+    for (size_t i = (size_t)blockIdx.x * blockDim.x * LOADS + threadIdx.x; i < n; i += step) {
+        uint4 v[LOADS];
+
+#pragma unroll
+        for (int u = 0; u < LOADS; u++)
+            v[u] = i + (size_t)u * blockDim.x < n ? ptx_load_once(words + i + (size_t)u * blockDim.x)
+                                                  : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int u = 0; u < LOADS; u++)
+            sum ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
+    }
+    if (sum == 0x9e3779b9u) /* keeps the loads; random data meets it once in 2^32 threads, and then harmlessly */
+        *sink = sum;
+}
+
+/* Copies n words: the flat geometry of swiglu_fwd, one 16-byte word a thread and step. */
+static __global__ void copy_kernel(uint4 *to, const uint4 *from, size_t n)
+{
+    size_t step = (size_t)gridDim.x * blockDim.x * LOADS;
+
+    for (size_t i = (size_t)blockIdx.x * blockDim.x * LOADS + threadIdx.x; i < n; i += step) {
+        uint4 v[LOADS];
+
+#pragma unroll
+        for (int u = 0; u < LOADS; u++)
+            if (i + (size_t)u * blockDim.x < n)
+                v[u] = ptx_load_once(from + i + (size_t)u * blockDim.x);
+#pragma unroll
+        for (int u = 0; u < LOADS; u++)
+            if (i + (size_t)u * blockDim.x < n)
+                ptx_store_once(to + i + (size_t)u * blockDim.x, v[u]);
+    }
+}
+
+static __global__ void empty_kernel(void)
+{
+}
+
+static __device__ uint32_t read_sink;
+
+enum { READ_VARIANTS = 8, COPY_VARIANTS = 3 };
+
+/* Variants: 256 or 512 threads, 1, 2, 4 or 8 blocks a multiprocessor. */
+static ridge_status cuda_stream_read(const ridge_device *device, int variant, const void *memory, size_t bytes,
+                                     void *stream)
+{
+    int threads = variant & 1 ? 512 : 256, blocks = device->units << (variant >> 1);
+    uint32_t *sink;
+
+    TRY(cudaGetSymbolAddress((void **)&sink, read_sink), "stream");
+    read_kernel<<<blocks, threads, 0, (cudaStream_t)stream>>>((const uint4 *)memory, bytes / 16, sink);
+    TRY(cudaGetLastError(), "stream");
+    return RIDGE_OK;
+}
+
+/* Variant 0: the driver's copy. Variant 1: one block for every 16 KiB. Variant 2: 8 blocks a multiprocessor. */
+static ridge_status cuda_stream_copy(const ridge_device *device, int variant, void *to, const void *from, size_t bytes,
+                                     void *stream)
+{
+    size_t blocks = variant == 1 ? (bytes + 16383) / 16384 : (size_t)device->units * 8;
+
+    if (variant == 0)
+        return cuda_copy(device, to, from, bytes, stream);
+    copy_kernel<<<(unsigned)blocks, 256, 0, (cudaStream_t)stream>>>((uint4 *)to, (const uint4 *)from, bytes / 16);
+    TRY(cudaGetLastError(), "copy");
+    return RIDGE_OK;
+}
+
+static ridge_status cuda_empty(const ridge_device *, void *stream)
+{
+    empty_kernel<<<1, 32, 0, (cudaStream_t)stream>>>();
+    TRY(cudaGetLastError(), "empty kernel");
+    return RIDGE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ proof of exact.h */
+
+static __global__ void exact_kernel(int function, uint32_t first, uint32_t step, uint32_t count, float *out)
+{
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    float x = __uint_as_float(first + i * step), bell;
+
+    if (i < count)
+        out[i] = function == 0   ? ridge_rcp(x)
+                 : function == 1 ? ridge_exp_neg(x)
+                 : function == 2 ? ridge_sigmoid(x)
+                 : function == 3 ? ridge_normal_cdf(x, &bell)
+                                 : (float)(num_fp8x2(0.0f, x, function == 5) & 0xff);
+}
+
+static ridge_status cuda_exact(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,
+                               float *out)
+{
+    void *memory = NULL;
+    ridge_status status = cuda_alloc(device, (size_t)count * 4, &memory);
+
+    if (status)
+        return status;
+    exact_kernel<<<(count + 255) / 256, 256>>>(function, first, step, count, (float *)memory);
+    status = cudaGetLastError() == cudaSuccess ? cuda_download(device, out, memory, (size_t)count * 4)
+                                               : ridge_fail(RIDGE_ERR_DEVICE, "exact: the launch failed");
+    cuda_release(device, memory);
+    return status;
+}
+
+extern "C" const ridge_backend ridge_cuda_backend = {
+    "cuda",           cuda_count,        cuda_open,        cuda_alloc,       cuda_release, cuda_upload,
+    cuda_download,    cuda_copy,         cuda_stream_new,  cuda_stream_free, cuda_sync,    cuda_graph_begin,
+    cuda_graph_end,   cuda_graph_launch, cuda_graph_free,  cuda_mark,        cuda_elapsed, READ_VARIANTS,
+    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,       cuda_exact,
+};

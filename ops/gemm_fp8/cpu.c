@@ -1,0 +1,283 @@
+/* cpu.c: gemm_fp8 on the CPU: the C reference, the threads around the SIMD tiles (cpu_simd.h), and the kernel
+ * list.
+ *
+ * The reference is docs/numerics.md in float64: the 128-blocks of k in ascending order, then bias, then D, one
+ * rounding.
+ */
+#include "cpu.h"
+
+#include <math.h>
+
+#include "cpu/num.h"
+
+static int64_t blocks(int64_t n)
+{
+    return (n + GEMM_BLOCK - 1) / GEMM_BLOCK;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static gemm_scale scale_of(const ridge_operand *table, uint32_t mode, int64_t rows, int64_t k)
+{
+    gemm_scale s = {table->data, 0, 0, 0};
+
+    if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
+        s.row = 1;
+    if (mode == RIDGE_SCALE_ROW128)
+        s.block = table->stride ? table->stride : rows;
+    if (mode == RIDGE_SCALE_BLK128) {
+        s.row = table->stride ? table->stride : blocks(k);
+        s.block = 1;
+        s.shift = 7;
+    }
+    return s;
+}
+
+static gemm_args collect(const ridge_call *call)
+{
+    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B],
+                        *d = &call->arg[RIDGE_GEMM_FP8_D], *bias = &call->arg[RIDGE_GEMM_FP8_BIAS];
+    const uint32_t mode = call->flags & RIDGE_SCALE;
+    gemm_args g = {.m = call->dim[0], .n = call->dim[1], .k = call->dim[2]};
+
+    g.a = a->data;
+    g.b = b->data;
+    g.d = d->data;
+    g.lda = a->stride ? a->stride : g.k;
+    g.ldb = b->stride ? b->stride : g.k;
+    g.ldd = d->stride ? d->stride : g.n;
+    g.a_e5m2 = a->dtype == RIDGE_E5M2;
+    g.b_e5m2 = b->dtype == RIDGE_E5M2;
+    g.dtype = d->dtype;
+    g.bias = bias->dtype == RIDGE_NONE ? NULL : bias->data;
+    g.bias_dtype = bias->dtype;
+    g.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode, g.m, g.k);
+    g.scale_b = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4, g.n, g.k);
+    g.whole = mode == RIDGE_SCALE_TENSOR || mode == RIDGE_SCALE_ROW;
+    g.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
+    return g;
+}
+
+/* Nothing to write: an empty D, or a D that k = 0 leaves as it is, to the sign of its zeros. */
+static bool idle(const gemm_args *g)
+{
+    return g->m == 0 || g->n == 0 || (g->k == 0 && g->accumulate && !g->bias);
+}
+
+/* -------------------------------------------------------------------------------------------------------- reference */
+
+static double load(uint32_t dtype, const void *memory, int64_t i)
+{
+    switch (dtype) {
+    case RIDGE_BF16:
+        return (double)ridge_f32_from_bf16(((const uint16_t *)memory)[i]);
+    case RIDGE_F16:
+        return (double)ridge_f32_from_f16(((const uint16_t *)memory)[i]);
+    default:
+        return (double)((const float *)memory)[i];
+    }
+}
+
+/* x in f32, rounded to odd where it does not fit: a second rounding to 16 bits then gives what one would. */
+static float round_to_odd(double x)
+{
+    float f = (float)x;
+    uint32_t u = ridge_bits(f);
+
+    if (!((double)f != x) || x != x)
+        return f;
+    if (fabs((double)f) > fabs(x))
+        u--;
+    return ridge_float(u | 1u);
+}
+
+static void store(uint32_t dtype, void *memory, int64_t i, double x)
+{
+    if (dtype == RIDGE_BF16)
+        ((uint16_t *)memory)[i] = ridge_bf16_from_f32(round_to_odd(x));
+    else if (dtype == RIDGE_F16)
+        ((uint16_t *)memory)[i] = ridge_f16_from_f32(round_to_odd(x));
+    else
+        ((float *)memory)[i] = ridge_f32_canonical((float)x);
+}
+
+static double reference_element(const gemm_args *g, const double value[2][256], int64_t i, int64_t j)
+{
+    const uint8_t *a = g->a + i * g->lda, *b = g->b + j * g->ldb;
+    const double *of_a = value[g->a_e5m2], *of_b = value[g->b_e5m2];
+    double sum = 0;
+
+    for (int64_t block = 0; block < blocks(g->k); block++) {
+        const int64_t end = least(g->k, (block + 1) * GEMM_BLOCK);
+        double part = 0;
+
+        for (int64_t k = block * GEMM_BLOCK; k < end; k++)
+            part += of_a[a[k]] * of_b[b[k]];
+        sum += g->whole ? part
+                        : (double)(gemm_scale_at(&g->scale_a, i, block) * gemm_scale_at(&g->scale_b, j, block)) * part;
+    }
+    if (g->whole && g->k)
+        sum *= (double)(gemm_scale_at(&g->scale_a, i, 0) * gemm_scale_at(&g->scale_b, j, 0));
+    return sum;
+}
+
+static void reference_row(const gemm_args *g, const double value[2][256], int64_t i)
+{
+    unsigned char *d = g->d + i * g->ldd * (g->dtype == RIDGE_F32 ? 4 : 2);
+
+    for (int64_t j = 0; j < g->n; j++) {
+        double sum = reference_element(g, value, i, j);
+
+        if (g->bias)
+            sum += load(g->bias_dtype, g->bias, j);
+        if (g->accumulate)
+            sum += load(g->dtype, d, j);
+        store(g->dtype, d, j, sum);
+    }
+}
+
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
+                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                     size_t bytes, void *stream)
+{
+    /* Through a pointer, so that no arithmetic moves across the change of mode. */
+    void (*volatile const work)(const gemm_args *, const double[2][256], int64_t) = reference_row;
+    const gemm_args g = collect(call);
+    double value[2][256];
+
+    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    if (idle(&g))
+        return RIDGE_OK;
+    for (int i = 0; i < 512; i++)
+        value[i >> 8][i & 255] = (double)ridge_f32_from_fp8((uint8_t)(i & 255), i >> 8);
+#pragma omp parallel
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < g.m; i++)
+            work(&g, (const double(*)[256])value, i);
+        ridge_fp_end(mode);
+    }
+    return RIDGE_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------------- SIMD rows */
+
+#if defined(__x86_64__)
+
+/* How D is cut into tiles. No result depends on it: every element is summed in the same order by any tile. */
+typedef struct cut {
+    int64_t rows, cols, down, across;
+} cut;
+
+static int64_t up_to(int64_t n, int64_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+/* 120 x 256 keeps accumulators and A in a second-level cache; smaller where that leaves threads without work. */
+static cut cut_of(int64_t m, int64_t n, int threads)
+{
+    enum { ROWS = 120, COLS = 256 };
+    cut c = {up_to((m + up_to(m, ROWS) / ROWS - 1) / (up_to(m, ROWS) / ROWS), GEMM_ROWS), COLS, 1, 1};
+
+    while (c.cols > 64 && up_to(m, c.rows) / c.rows * (up_to(n, c.cols) / c.cols) < 4 * (int64_t)threads)
+        c.cols /= 2;
+    while (c.rows > 4 * GEMM_ROWS && up_to(m, c.rows) / c.rows * (up_to(n, c.cols) / c.cols) < 2 * (int64_t)threads)
+        c.rows = up_to(c.rows / 2, GEMM_ROWS);
+    c.rows = least(c.rows, m);
+    c.cols = least(c.cols, up_to(n, GEMM_COLS));
+    c.down = up_to(m, c.rows) / c.rows;
+    c.across = up_to(n, c.cols) / c.cols;
+    return c;
+}
+
+/* Of one thread, in whole pages so that threads share no line. */
+static size_t thread_bytes(const cut *c)
+{
+    return (gemm_work_floats(c->rows, c->cols) * sizeof(float) + 4095) / 4096 * 4096;
+}
+
+static int threads_of(const ridge_device *device, const cut *c)
+{
+    return (int)least(device->units, c->down * c->across);
+}
+
+static size_t workspace_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const int64_t m = problem->dim[0], n = problem->dim[1];
+    cut c;
+
+    (void)kernel;
+    if (m == 0 || n == 0)
+        return 0;
+    c = cut_of(m, n, device->units);
+    return (size_t)threads_of(device, &c) * thread_bytes(&c);
+}
+
+static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                                 const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    gemm_tile_function *const work =
+        kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_gemm_fp8_avx512 : ridge_cpu_gemm_fp8_avx2;
+    const gemm_args g = collect(call);
+    char *slot = workspace;
+    cut c;
+
+    (void)problem, (void)bytes, (void)stream;
+    if (idle(&g))
+        return RIDGE_OK;
+    c = cut_of(g.m, g.n, device->units);
+#pragma omp parallel num_threads(threads_of(device, &c))
+    {
+        unsigned mode = ridge_fp_begin();
+        char *mine;
+#pragma omp atomic capture
+        {
+            mine = slot;
+            slot += thread_bytes(&c);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t t = 0; t < c.down * c.across; t++) {
+            const int64_t row = t % c.down * c.rows, col = t / c.down * c.cols;
+            const gemm_tile tile = {row, least(c.rows, g.m - row), col, least(c.cols, g.n - col),
+                                    (float *)(void *)mine};
+
+            work(&g, &tile);
+        }
+        ridge_fp_end(mode);
+    }
+    return RIDGE_OK;
+}
+
+#endif
+
+/* ------------------------------------------------------------------------------------------------------------- list */
+
+/* param[0]: products a nanosecond and core. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const double products = (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2];
+
+    return products * 1e-3 / kernel->param[0] / (device->units > 0 ? device->units : 1);
+}
+
+#define ROW(arch_name, low, rate, need, launcher)                                                                   \
+    {                                                                                                               \
+        .name = "cpu.gemm_fp8." arch_name, .op = RIDGE_GEMM_FP8, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,    \
+        .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, .param = {rate}, .workspace = need, .cost = cost, \
+        .launch = launcher                                                                                          \
+    }
+
+static const ridge_kernel rows[] = {
+#if defined(__x86_64__)
+    ROW("avx512", RIDGE_ARCH_AVX512, 40, workspace_of, launch_tiles),
+    ROW("avx2", RIDGE_ARCH_AVX2, 25, workspace_of, launch_tiles),
+#endif
+    ROW("c", RIDGE_ARCH_C, 1, NULL, launch_reference),
+};
+
+const ridge_kernel_list ridge_cpu_gemm_fp8 = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

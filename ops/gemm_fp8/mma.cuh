@@ -1,0 +1,573 @@
+/* mma.cuh: gemm_fp8 by mma.sync, any shape, stride and alignment: the kernels of mma_f16.cu (codes
+ * become f16 in registers, so products and sums are as good as f32) and mma_fp8.cu (the fp8 instruction). Host
+ * side: mma_host.cuh.
+ *
+ *     fin = fma(rn(sA sB), P_b, fin) over 128-blocks b of k, ascending; P_b by mma.sync, k ascending within the block
+ *
+ * Two kernels. gemm_large (m above 64): a CTA of four warps has 128 rows of A and 2 WIDTH rows of B, each warp 64 x
+ * WIDTH results; stages of one block of k go through shared memory by cp.async; two or three CTAs share an SM, so that
+ * one copies or scales while another multiplies. gemm_small (m up to 64): a CTA has 32 rows of B and TOKENS rows of A,
+ * and eight parts of k, part b % 8 for block b, a warp a part with its own stages; their sums are added as
+ * ((0+1)+(2+3))+((4+5)+(6+7)), whatever m is. There B is on the instruction's 16-row side.
+ *
+ * Rows of a stage are 128 bytes, 16-byte chunk c of row r at c ^ (r % 8), so that neither cp.async nor ldmatrix meets a
+ * bank twice. Operands that do not begin at multiples of 16 bytes are copied by 4 bytes, or byte by byte. e4m3's NaN
+ * is no NaN as f16: each thread looks for it in the chunks that it copied and marks the row of A or of B, whose results
+ * become NaN at the end. Beyond m, n and k stages hold zeros. */
+#ifndef RIDGE_GEMM_FP8_MMA_CUH
+#define RIDGE_GEMM_FP8_MMA_CUH
+
+#include "cuda/mma.cuh"
+#include "cuda/num.cuh"
+
+/* As f16, decoded by integer instructions or by the conversion of sm_89; or the fp8 instruction of sm_89. */
+enum { KIND_DECODE = 0, KIND_CONVERT, KIND_FP8 };
+enum { BK = 128, LARGE_M = 128, LARGE_THREADS = 128, WARP_M = 64, SMALL_N = 32, PARTS = 8, BUNDLE = 8 };
+enum { SCRATCH_PITCH = 48 + 4 };
+
+/* The scale of row r in block b of k is at[(r >> shift) * row + b * block]. */
+typedef struct mma_scale {
+    const float *at;
+    int64_t row, block;
+    int shift;
+} mma_scale;
+
+typedef struct mma_args {
+    const uint8_t *a, *b;
+    char *d;
+    const void *bias;
+    int64_t lda, ldb, ldd; /* elements */
+    mma_scale scale_a, scale_b;
+    int m, n, k, blocks; /* blocks of k */
+    int tiles_m, tiles_n;
+    int grain_a, grain_b; /* bytes a copy may have at once: 16, 4 or 1 */
+    int stages;
+    int dtype, bias_dtype; /* RIDGE_NONE: no bias */
+    int whole;             /* one scaling at the end */
+    int accumulate;
+    int paired; /* two neighbours of D are one aligned word */
+} mma_args;
+
+static __device__ __forceinline__ float mma_scale_at(const mma_scale &s, int row, int block)
+{
+    return s.at[(row >> s.shift) * s.row + block * s.block];
+}
+
+static __device__ __forceinline__ uint32_t mma_chunk(int row, int chunk)
+{
+    return (uint32_t)(row * BK + ((chunk ^ (row & 7)) << 4));
+}
+
+/* ---------------------------------------------------------------------------------------------------------- copying */
+
+/* The first `bytes` of 16 bytes, in pieces of 4 or 1 where they lie so; the rest become zero. */
+static __device__ __forceinline__ void mma_copy_pieces(uint32_t to, const uint8_t *from, int grain, int bytes)
+{
+    uint32_t w[4] = {0, 0, 0, 0};
+
+    if (grain == 16) {
+        mma_copy16(to, from, bytes);
+        return;
+    }
+    if (grain == 4) {
+        for (int i = 0; i < 4; i++)
+            mma_copy4(to + 4 * i, bytes > 4 * i ? from + 4 * i : from, min(max(bytes - 4 * i, 0), 4));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        if (i < bytes)
+            w[i / 4] |= (uint32_t)from[i] << i % 4 * 8;
+    mma_write16(to, make_uint4(w[0], w[1], w[2], w[3]));
+}
+
+/* THREADS threads, of which this is number `thread`, copy block kb of ROWS rows from `first` on of a matrix of `rows`
+ * rows. */
+template <int ROWS, int THREADS>
+static __device__ __forceinline__ void mma_copy_rows(uint32_t to, const uint8_t *base, int64_t ld, int grain, int first,
+                                                     int rows, int k, int kb, int thread)
+{
+    const int chunk = thread % 8, row = thread / 8, left = rows - first - row, k0 = kb * BK + chunk * 16;
+    const int bytes = min(max(k - k0, 0), 16);
+    const uint8_t *from = base + (first + row) * ld + k0;
+
+    if (grain == 16 && (bytes == 16 || bytes == 0)) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += THREADS / 8, from += THREADS / 8 * ld)
+            mma_copy16_if(to + mma_chunk(row + i, chunk), from, bytes && i < left);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < ROWS; i += THREADS / 8, from += THREADS / 8 * ld) {
+        const bool inside = i < left && bytes;
+
+        mma_copy_pieces(to + mma_chunk(row + i, chunk), inside ? from : base, grain, inside ? bytes : 0);
+    }
+}
+
+/* The scales of ROWS rows in block kb. */
+template <int ROWS, int THREADS>
+static __device__ __forceinline__ void mma_copy_scales(uint32_t to, const mma_scale &s, int first, int rows, int kb,
+                                                       int thread)
+{
+#pragma unroll
+    for (int i = 0; i < ROWS; i += THREADS)
+        if (ROWS % THREADS == 0 || thread + i < ROWS) {
+            const int row = min(first + thread + i, rows - 1);
+
+            mma_copy4(to + 4 * (thread + i), s.at + (row >> s.shift) * s.row + kb * s.block, 4);
+        }
+}
+
+/* Marks the rows in whose chunks of this stage, copied by this thread, e4m3's NaN is. Four chunks at a time are read
+ * before any is looked at: one by one cost a quarter of the time of gemm_large on an H200. */
+template <int ROWS, int THREADS>
+static __device__ __forceinline__ void mma_mark_nan(const uint8_t *stage, int *mark, int thread)
+{
+    const int chunk = thread % 8, row = thread / 8, step = THREADS / 8;
+    uint32_t found = 0;
+
+#pragma unroll
+    for (int i = 0; i < ROWS; i += 4 * step) {
+        uint4 v[4] = {};
+
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (i + j * step < ROWS)
+                v[j] = *(const uint4 *)(stage + mma_chunk(row + i + j * step, chunk));
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            found |= mma_find_nan(v[j]);
+    }
+    if (found & 0x80808080u)
+#pragma unroll 1
+        for (int i = row; i < ROWS; i += step)
+            if (mma_find_nan(*(const uint4 *)(stage + mma_chunk(i, chunk))) & 0x80808080u)
+                mark[i] = 1;
+}
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+template <int KIND, int E5M2> static __device__ __forceinline__ void mma_expand(uint32_t w, uint32_t *x, uint32_t *y)
+{
+#if __CUDA_ARCH__ >= 890
+    if (KIND == KIND_CONVERT) {
+        mma_convert<E5M2>(w, x, y);
+        return;
+    }
+#endif
+    mma_decode<E5M2>(w, x, y);
+}
+
+/* acc (+)= 16 of k (chunk c) of 16 MT x 8 NT results, through f16; a, b as below. */
+template <int KIND, int E5_A, int E5_B, int MT, int NT>
+static __device__ __forceinline__ void mma_chunk_f16(uint32_t a, uint32_t b, int c, float (*acc)[NT][4])
+{
+    uint32_t code_b[NT], y[NT][2];
+
+    mma_load<8 * NT>(code_b, b ^ c << 4);
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+        mma_expand<KIND, E5_B>(code_b[j], &y[j][0], &y[j][1]);
+#pragma unroll
+    for (int i = 0; i < MT; i += 2) { /* two at a time: registers */
+        uint32_t code_a[4];
+
+        mma_load<32>(code_a, (a ^ c << 4) + i * 16 * BK);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t x[4];
+
+            mma_expand<KIND, E5_A>(code_a[2 * h], &x[0], &x[2]);
+            mma_expand<KIND, E5_A>(code_a[2 * h + 1], &x[1], &x[3]);
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                mma_f16(acc[i + h][j], x[0], x[1], x[2], x[3], y[j][0], y[j][1], c > 0);
+        }
+    }
+}
+
+/* The same of 32 of k by the fp8 instruction. */
+template <int E5_A, int E5_B, int MT, int NT>
+static __device__ __forceinline__ void mma_chunk_fp8(uint32_t a, uint32_t b, int c, float (*acc)[NT][4])
+{
+#if __CUDA_ARCH__ >= 890
+    uint32_t x[2][2 * MT], y[2][NT];
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mma_load<16 * MT>(x[h], a ^ (c + h) << 4);
+        mma_load<8 * NT>(y[h], b ^ (c + h) << 4);
+    }
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+            mma_fp8<E5_A, E5_B>(acc[i][j], x[0][2 * i], x[0][2 * i + 1], x[1][2 * i], x[1][2 * i + 1], y[0][j], y[1][j],
+                                c > 0);
+#endif
+}
+
+/* acc = one block of k; a, b: this lane's first row of either side in the stage, at the place of its chunk 0. Unrolled
+ * no further: ptxas then needs more registers than there are. */
+template <int KIND, int E5_A, int E5_B, int MT, int NT>
+static __device__ __forceinline__ void mma_block(uint32_t a, uint32_t b, float (*acc)[NT][4])
+{
+    if constexpr (KIND == KIND_FP8) {
+#pragma unroll 1
+        for (int c = 0; c < BK / 16; c += 2)
+            mma_chunk_fp8<E5_A, E5_B, MT, NT>(a, b, c, acc);
+    } else if constexpr (MT < 4) {
+#pragma unroll
+        for (int c = 0; c < BK / 16; c++)
+            mma_chunk_f16<KIND, E5_A, E5_B, MT, NT>(a, b, c, acc);
+    } else if constexpr (NT == 4) {
+#pragma unroll 4
+        for (int c = 0; c < BK / 16; c++)
+            mma_chunk_f16<KIND, E5_A, E5_B, MT, NT>(a, b, c, acc);
+    } else {
+#pragma unroll 2
+        for (int c = 0; c < BK / 16; c++)
+            mma_chunk_f16<KIND, E5_A, E5_B, MT, NT>(a, b, c, acc);
+    }
+}
+
+/* What the f16 of a decoded product lack: 2^8 for each e4m3. */
+template <int KIND, int E5_A, int E5_B> static __device__ __forceinline__ float mma_unit(void)
+{
+    return KIND != KIND_DECODE ? 1.0f : (E5_A ? 1.0f : 256.0f) * (E5_B ? 1.0f : 256.0f);
+}
+
+/* fin = fma(rn(sA sB), acc * unit, fin); scale_a, scale_b: of the warp's first row and column. */
+template <int MT, int NT>
+static __device__ __forceinline__ void mma_promote(const float *scale_a, const float *scale_b, float unit,
+                                                   float (*acc)[NT][4], float (*fin)[NT][4])
+{
+    const int lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+        const float upper = scale_a[16 * i + lane / 4], lower = scale_a[16 * i + lane / 4 + 8];
+
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            const float2 s = *(const float2 *)&scale_b[8 * j + lane % 4 * 2];
+
+            fin[i][j][0] = __fmaf_rn(upper * s.x, acc[i][j][0] * unit, fin[i][j][0]);
+            fin[i][j][1] = __fmaf_rn(upper * s.y, acc[i][j][1] * unit, fin[i][j][1]);
+            fin[i][j][2] = __fmaf_rn(lower * s.x, acc[i][j][2] * unit, fin[i][j][2]);
+            fin[i][j][3] = __fmaf_rn(lower * s.y, acc[i][j][3] * unit, fin[i][j][3]);
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- epilogue */
+
+static __device__ __forceinline__ float mma_element(int dtype, const void *base, int64_t at)
+{
+    if (dtype == RIDGE_F32)
+        return num_load<RIDGE_F32>(base, at);
+    return dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(base, at) : num_load<RIDGE_F16>(base, at);
+}
+
+/* What is stored: the last scaling, bias, D. */
+static __device__ __forceinline__ float mma_value(const mma_args &p, int row, int col, float x)
+{
+    if (p.whole && p.blocks)
+        x *= mma_scale_at(p.scale_a, row, 0) * mma_scale_at(p.scale_b, col, 0);
+    if (p.bias_dtype != RIDGE_NONE)
+        x += mma_element(p.bias_dtype, p.bias, col);
+    return p.accumulate ? x + mma_element(p.dtype, p.d, row * p.ldd + col) : x;
+}
+
+static __device__ __forceinline__ void mma_store(const mma_args &p, int row, int col, float x)
+{
+    const int64_t at = row * p.ldd + col;
+
+    x = mma_value(p, row, col, x);
+    if (p.dtype == RIDGE_F32)
+        num_store<RIDGE_F32>(p.d, at, x);
+    else if (p.dtype == RIDGE_BF16)
+        num_store<RIDGE_BF16>(p.d, at, x);
+    else
+        num_store<RIDGE_F16>(p.d, at, x);
+}
+
+template <int DTYPE> static __device__ __forceinline__ uint32_t mma_word(float x, float y)
+{
+    const uint32_t w = num_pack2<DTYPE>(x, y);
+
+    return num_canonical<DTYPE>(w & 0xffffu) | num_canonical<DTYPE>(w >> 16) << 16;
+}
+
+/* Columns col and col + 1, col even. */
+static __device__ __forceinline__ void mma_store_two(const mma_args &p, int row, int col, float x, float y)
+{
+    const int64_t at = row * p.ldd + col;
+
+    if (row >= p.m || col >= p.n)
+        return;
+    if (!p.paired || col + 1 == p.n) {
+        mma_store(p, row, col, x);
+        if (col + 1 < p.n)
+            mma_store(p, row, col + 1, y);
+        return;
+    }
+    x = mma_value(p, row, col, x);
+    y = mma_value(p, row, col + 1, y);
+    if (p.dtype == RIDGE_F32)
+        *(uint2 *)(p.d + at * 4) = make_uint2(num_canonical_f32(x), num_canonical_f32(y));
+    else
+        *(uint32_t *)(p.d + at * 2) = p.dtype == RIDGE_BF16 ? mma_word<RIDGE_BF16>(x, y) : mma_word<RIDGE_F16>(x, y);
+}
+
+/* ---------------------------------------------------------------------------------------------------- m above 64 */
+
+template <int WIDE> struct alignas(128) mma_stage {
+    uint8_t a[LARGE_M * BK], b[WIDE * BK];
+    float scale_a[LARGE_M], scale_b[WIDE];
+};
+
+template <int WIDE> struct mma_large_memory {
+    int nan_a[LARGE_M], nan_b[WIDE];
+    mma_stage<WIDE> stage[1]; /* p.stages of them; afterwards 16 x WIDTH results of each warp */
+};
+
+template <int WIDE>
+static __device__ __forceinline__ void mma_load_stage(const mma_args &p, mma_stage<WIDE> *s, int row, int col, int kb)
+{
+    const int thread = threadIdx.x;
+
+    mma_copy_rows<LARGE_M, LARGE_THREADS>(ptx_shared(s->a), p.a, p.lda, p.grain_a, row, p.m, p.k, kb, thread);
+    mma_copy_rows<WIDE, LARGE_THREADS>(ptx_shared(s->b), p.b, p.ldb, p.grain_b, col, p.n, p.k, kb, thread);
+    if (!p.whole) {
+        mma_copy_scales<LARGE_M, LARGE_THREADS>(ptx_shared(s->scale_a), p.scale_a, row, p.m, kb, thread);
+        mma_copy_scales<WIDE, LARGE_THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, thread);
+    }
+}
+
+/* A warp's 64 x WIDTH results: 16 rows at a time through its part of shared memory, so that whole rows are written.
+ * MARKS: rows and columns may be marked as NaN. Results that are only rounded take a short way. */
+template <int WIDTH, bool MARKS>
+static __device__ __forceinline__ void mma_store_warp(const mma_args &p, float *scratch, const int *nan_a,
+                                                      const int *nan_b, int row, int col, float (*fin)[WIDTH / 8][4])
+{
+    const int lane = threadIdx.x % 32;
+    const bool plain = p.paired && !p.whole && !p.accumulate && p.bias_dtype == RIDGE_NONE && p.dtype == RIDGE_BF16 &&
+                       col + WIDTH <= p.n;
+
+#pragma unroll
+    for (int i = 0; i < WARP_M / 16; i++) {
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *(float2 *)&scratch[(lane / 4 + 8 * h) * SCRATCH_PITCH + 8 * j + lane % 4 * 2] =
+                    make_float2(fin[i][j][2 * h], fin[i][j][2 * h + 1]);
+        __syncwarp(); /* 16 rows are there */
+#pragma unroll 1
+        for (int e = lane; e < 16 * WIDTH / 2; e += 32) {
+            const int r = e / (WIDTH / 2), c = e % (WIDTH / 2) * 2, at = row + 16 * i + r;
+            float2 v = *(const float2 *)&scratch[r * SCRATCH_PITCH + c];
+
+            if (MARKS && (nan_a[16 * i + r] | nan_b[c]))
+                v.x = __int_as_float(0x7fc00000);
+            if (MARKS && (nan_a[16 * i + r] | nan_b[c + 1]))
+                v.y = __int_as_float(0x7fc00000);
+            if (!plain)
+                mma_store_two(p, at, col + c, v.x, v.y);
+            else if (at < p.m)
+                *(uint32_t *)(p.d + (at * p.ldd + col + c) * 2) = mma_word<RIDGE_BF16>(v.x, v.y);
+        }
+        __syncwarp(); /* they have been read */
+    }
+}
+
+/* The tile of this CTA: bundles of row tiles, column tiles within, so that what runs at once shares L2. */
+static __device__ __forceinline__ void mma_locate(const mma_args &p, int *tile_m, int *tile_n)
+{
+    const int64_t index = blockIdx.x, per = (int64_t)BUNDLE * p.tiles_n;
+    const int bundle = (int)(index / per), place = (int)(index % per);
+    const int down = min((int)BUNDLE, p.tiles_m - bundle * BUNDLE);
+
+    *tile_m = bundle * BUNDLE + place % down;
+    *tile_n = place / down;
+}
+
+/* Marks start at 0; with one scaling at the end every block's scales are 1. */
+template <int WIDE> static __device__ __forceinline__ void mma_begin(const mma_args &p, mma_large_memory<WIDE> *s)
+{
+    for (int i = threadIdx.x; i < LARGE_M + WIDE; i += LARGE_THREADS) {
+        s->nan_a[i] = 0; /* nan_b follows */
+        for (int stage = 0; stage < p.stages && p.whole; stage++)
+            s->stage[stage].scale_a[i] = 1.0f; /* scale_b follows */
+    }
+    __syncthreads(); /* before marks are set */
+}
+
+/* WIDTH: columns of a warp. CTAS: of an SM. */
+template <int KIND, int E5_A, int E5_B, int WIDTH, int CTAS>
+static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const __grid_constant__ mma_args p)
+{
+    enum { WIDE = 2 * WIDTH };
+    extern __shared__ __align__(128) uint8_t shared[];
+    mma_large_memory<WIDE> *s = (mma_large_memory<WIDE> *)shared;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp % 2 * WARP_M, warp_col = warp / 2 * WIDTH;
+    const int lane_a = warp_row * BK + (int)mma_chunk(lane, 0), lane_b = warp_col * BK + (int)mma_chunk(lane, 0);
+    float fin[WARP_M / 16][WIDTH / 8][4] = {};
+    int tile_m, tile_n, now = 0, next = p.stages - 1;
+
+    mma_locate(p, &tile_m, &tile_n);
+    const int row = tile_m * LARGE_M, col = tile_n * WIDE;
+    mma_begin<WIDE>(p, s);
+    ptx_grid_wait();
+    ptx_grid_release();
+    for (int kb = 0; kb < p.stages - 1; kb++) {
+        if (kb < p.blocks)
+            mma_load_stage<WIDE>(p, &s->stage[kb], row, col, kb);
+        mma_copy_commit();
+    }
+    for (int kb = 0; kb < p.blocks; kb++) {
+        mma_stage<WIDE> *stage = &s->stage[now];
+        float acc[WARP_M / 16][WIDTH / 8][4];
+
+        mma_copy_wait(p.stages);
+        if (KIND == KIND_DECODE && !E5_A)
+            mma_mark_nan<LARGE_M, LARGE_THREADS>(stage->a, s->nan_a, threadIdx.x);
+        if (KIND == KIND_DECODE && !E5_B)
+            mma_mark_nan<WIDE, LARGE_THREADS>(stage->b, s->nan_b, threadIdx.x);
+        __syncthreads(); /* all copies of this stage before any read of it, all reads of the next before its copies */
+        if (kb + p.stages - 1 < p.blocks)
+            mma_load_stage<WIDE>(p, &s->stage[next], row, col, kb + p.stages - 1);
+        mma_copy_commit();
+        mma_block<KIND, E5_A, E5_B, WARP_M / 16, WIDTH / 8>(ptx_shared(stage->a) + lane_a,
+                                                            ptx_shared(stage->b) + lane_b, acc);
+        mma_promote<WARP_M / 16, WIDTH / 8>(stage->scale_a + warp_row, stage->scale_b + warp_col,
+                                            mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+        now = now + 1 == p.stages ? 0 : now + 1;
+        next = next + 1 == p.stages ? 0 : next + 1;
+    }
+    __syncthreads(); /* stages have been read before they hold results; marks are set */
+    mma_store_warp<WIDTH, KIND == KIND_DECODE>(p, (float *)s->stage + warp * 16 * SCRATCH_PITCH, s->nan_a + warp_row,
+                                               s->nan_b + warp_col, row + warp_row, col + warp_col, fin);
+}
+
+/* ------------------------------------------------------------------------------------------------------ m up to 64 */
+
+template <int TOKENS> struct alignas(128) mma_small_stage {
+    uint8_t b[SMALL_N * BK], a[TOKENS * BK];
+    float scale_b[SMALL_N], scale_a[TOKENS];
+};
+
+template <int TOKENS> struct mma_small_memory {
+    int nan_b[SMALL_N], nan_a[TOKENS];
+    /* warps * p.stages of them, then with fewer than eight warps the sums of the parts; a warp with one part leaves its
+     * sum in its first stages */
+    mma_small_stage<TOKENS> stage[1];
+};
+
+template <int TOKENS>
+static __device__ __forceinline__ void mma_load_small(const mma_args &p, mma_small_stage<TOKENS> *s, int row, int col,
+                                                      int kb)
+{
+    const int lane = threadIdx.x % 32;
+
+    mma_copy_rows<SMALL_N, 32>(ptx_shared(s->b), p.b, p.ldb, p.grain_b, col, p.n, p.k, kb, lane);
+    mma_copy_rows<TOKENS, 32>(ptx_shared(s->a), p.a, p.lda, p.grain_a, row, p.m, p.k, kb, lane);
+    if (!p.whole) {
+        mma_copy_scales<SMALL_N, 32>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, lane);
+        mma_copy_scales<TOKENS, 32>(ptx_shared(s->scale_a), p.scale_a, row, p.m, kb, lane);
+    }
+}
+
+/* Where the sum of a part lies. */
+template <int TOKENS>
+static __device__ __forceinline__ float *mma_sum(const mma_args &p, mma_small_memory<TOKENS> *s, int warps, int part)
+{
+    if (warps == PARTS)
+        return (float *)&s->stage[part * p.stages];
+    return (float *)&s->stage[warps * p.stages] + part * TOKENS * SMALL_N;
+}
+
+/* One part of k by one warp, into sum[token][row of B]. */
+template <int KIND, int E5_A, int E5_B, int TOKENS>
+static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_memory<TOKENS> *s,
+                                                mma_small_stage<TOKENS> *stages, int row, int col, int part, float *sum)
+{
+    const int lane = threadIdx.x % 32, count = (p.blocks - part + PARTS - 1) / PARTS;
+    const uint32_t at = mma_chunk(lane, 0);
+    float fin[SMALL_N / 16][TOKENS / 8][4] = {};
+    int now = 0, next = p.stages - 1;
+
+    for (int i = 0; i < p.stages - 1; i++) {
+        if (i < count)
+            mma_load_small<TOKENS>(p, &stages[i], row, col, part + i * PARTS);
+        mma_copy_commit();
+    }
+    for (int i = 0; i < count; i++) {
+        mma_small_stage<TOKENS> *stage = &stages[now];
+        float acc[SMALL_N / 16][TOKENS / 8][4];
+
+        mma_copy_wait(p.stages);
+        if (KIND == KIND_DECODE && !E5_B)
+            mma_mark_nan<SMALL_N, 32>(stage->b, s->nan_b, lane);
+        if (KIND == KIND_DECODE && !E5_A)
+            mma_mark_nan<TOKENS, 32>(stage->a, s->nan_a, lane);
+        __syncwarp(); /* the warp's copies of this stage before reads of it, its reads of the next before copies */
+        if (i + p.stages - 1 < count)
+            mma_load_small<TOKENS>(p, &stages[next], row, col, part + (i + p.stages - 1) * PARTS);
+        mma_copy_commit();
+        mma_block<KIND, E5_B, E5_A, SMALL_N / 16, TOKENS / 8>(ptx_shared(stage->b) + at, ptx_shared(stage->a) + at,
+                                                              acc);
+        mma_promote<SMALL_N / 16, TOKENS / 8>(stage->scale_b, stage->scale_a, mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+        now = now + 1 == p.stages ? 0 : now + 1;
+        next = next + 1 == p.stages ? 0 : next + 1;
+    }
+    __syncwarp(); /* the last stage has been read before the next part's copies */
+#pragma unroll
+    for (int i = 0; i < SMALL_N / 16; i++)
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sum[(8 * j + lane % 4 * 2 + e % 2) * SMALL_N + 16 * i + lane / 4 + e / 2 * 8] = fin[i][j][e];
+}
+
+/* blockDim.x / 32 warps share the eight parts. */
+template <int KIND, int E5_A, int E5_B, int TOKENS>
+static __global__ void __launch_bounds__(256, TOKENS == 16 ? 2 : 1) gemm_small(const __grid_constant__ mma_args p)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    mma_small_memory<TOKENS> *s = (mma_small_memory<TOKENS> *)shared;
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int row = blockIdx.x % p.tiles_m * TOKENS, col = blockIdx.x / p.tiles_m * SMALL_N;
+    mma_small_stage<TOKENS> *mine = &s->stage[warp * p.stages];
+
+    if (threadIdx.x < SMALL_N + TOKENS)
+        s->nan_b[threadIdx.x] = 0; /* nan_a follows */
+    if (p.whole)
+        for (int i = threadIdx.x % 32; i < (SMALL_N + TOKENS) * p.stages; i += 32)
+            mine[i / (SMALL_N + TOKENS)].scale_b[i % (SMALL_N + TOKENS)] = 1.0f; /* scale_a follows */
+    __syncthreads();                                                             /* before marks are set */
+    ptx_grid_wait();
+    ptx_grid_release();
+    for (int part = warp; part < PARTS; part += warps)
+        mma_part<KIND, E5_A, E5_B, TOKENS>(p, s, mine, row, col, part, mma_sum<TOKENS>(p, s, warps, part));
+    __syncthreads(); /* sums and marks are there */
+    for (int e = threadIdx.x; e < TOKENS * SMALL_N; e += blockDim.x) {
+        const int t = e / SMALL_N, c = e % SMALL_N, at = t * SMALL_N + c;
+        float v[PARTS], x;
+
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            v[part] = mma_sum<TOKENS>(p, s, warps, part)[at];
+        x = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        if (s->nan_a[t] | s->nan_b[c])
+            x = __int_as_float(0x7fc00000);
+        if (row + t < p.m && col + c < p.n)
+            mma_store(p, row + t, col + c, x);
+    }
+}
+
+#endif

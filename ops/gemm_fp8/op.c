@@ -1,0 +1,125 @@
+/* op.c: the op row of gemm_fp8: operands, problem text, rules. */
+#include "src/internal.h"
+
+#define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
+#define F32 (1u << RIDGE_F32)
+
+/* The five pairs of scale modes that are legal. */
+static const char *const pair_names[] = {"tensor", "row", "row128_blk128", "row128_row128", "blk128_row128", NULL};
+static const uint32_t pair_bits[] = {
+    RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_TENSOR, RIDGE_SCALE_ROW | RIDGE_SCALE_B_ROW,
+    RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_BLK128, RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_ROW128,
+    RIDGE_SCALE_BLK128 | RIDGE_SCALE_B_ROW128,
+};
+
+static const ridge_field fields[] = {
+    {.name = "m", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "n", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "k", .kind = RIDGE_FIELD_DIM, .index = 2},
+    {.name = "a", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_GEMM_FP8_A},
+    {.name = "b", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_GEMM_FP8_B},
+    {.name = "d", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_GEMM_FP8_D},
+    {.name = "scales",
+     .kind = RIDGE_FIELD_CHOICE,
+     .mask = RIDGE_SCALE | RIDGE_SCALE_B,
+     .choices = pair_names,
+     .bits = pair_bits},
+    {.name = "bias", .kind = RIDGE_FIELD_HAS, .index = RIDGE_GEMM_FP8_BIAS},
+    {.name = "accumulate", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ACCUMULATE},
+    {.name = NULL},
+};
+
+static const char *rule(const ridge_call *call)
+{
+    const uint32_t scales = call->flags & (RIDGE_SCALE | RIDGE_SCALE_B), bias = call->arg[RIDGE_GEMM_FP8_BIAS].dtype;
+    const uint32_t d = call->arg[RIDGE_GEMM_FP8_D].dtype;
+    int pair = 0;
+
+    while (pair_names[pair] && pair_bits[pair] != scales)
+        pair++;
+    if (!pair_names[pair])
+        return "flags RIDGE_SCALE_* and RIDGE_SCALE_B_* are no legal pair (tensor, row, row128 x blk128, "
+               "row128 x row128, blk128 x row128)";
+    if (call->arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2 && call->arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2)
+        return "operands a and b are both e5m2; one must be e4m3";
+    if ((call->flags & RIDGE_ACCUMULATE) && d == RIDGE_F16)
+        return "operand d is f16; RIDGE_ACCUMULATE needs bf16 or f32";
+    if (bias != RIDGE_NONE && bias != RIDGE_F32 && bias != d)
+        return "operand bias has neither dtype f32 nor that of d";
+    if (call->dim[0] > INT32_MAX || call->dim[1] > INT32_MAX || call->dim[2] > INT32_MAX)
+        return "m, n and k must be below 2^31";
+    return NULL;
+}
+
+/* The scales of an empty matrix are not read: they may be NULL. */
+static void scales_extent(uint32_t mode, int64_t rows, int64_t k, int64_t *table_rows, int64_t *table_cols)
+{
+    ridge_scale_extent(mode, rows, k, table_rows, table_cols);
+    if (rows == 0 || k == 0)
+        *table_rows = 0;
+}
+
+static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    const int64_t m = call->dim[0], n = call->dim[1], k = call->dim[2];
+
+    switch (arg) {
+    case RIDGE_GEMM_FP8_SCALE_A:
+        scales_extent(call->flags & RIDGE_SCALE, m, k, rows, cols);
+        break;
+    case RIDGE_GEMM_FP8_SCALE_B:
+        scales_extent((call->flags & RIDGE_SCALE_B) >> 4, n, k, rows, cols);
+        break;
+    default:
+        *rows = arg == RIDGE_GEMM_FP8_BIAS ? 1 : arg == RIDGE_GEMM_FP8_B ? n : m;
+        *cols = arg == RIDGE_GEMM_FP8_A || arg == RIDGE_GEMM_FP8_B ? k : n;
+    }
+}
+
+static uint8_t role(const ridge_call *call, int arg)
+{
+    if (arg != RIDGE_GEMM_FP8_D)
+        return RIDGE_IN;
+    return call->flags & RIDGE_ACCUMULATE ? RIDGE_IN | RIDGE_OUT : RIDGE_OUT;
+}
+
+static double flops(const ridge_problem *problem)
+{
+    return 2.0 * (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2];
+}
+
+static void defaults(ridge_call *call)
+{
+    *call = ridge_gemm_fp8(0, 0, 0, RIDGE_E4M3, NULL, RIDGE_SCALE_ROW128, NULL, RIDGE_E4M3, NULL, RIDGE_SCALE_B_BLK128,
+                           NULL, RIDGE_BF16, NULL);
+}
+
+const ridge_op_row ridge_op_gemm_fp8 = {
+    .id = RIDGE_GEMM_FP8,
+    .name = "gemm_fp8",
+    .summary = "d = a b^T with scales per tensor, row, 1x128 or 128x128",
+    .dims = 3,
+    .dim_name = {"m", "n", "k"},
+    .args = 6,
+    .arg =
+        {
+            {"a", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[m, k]"},
+            {"scale_a", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[1]; [m]; [ceil(k/128), m]; [ceil(m/128), ceil(k/128)]"},
+            {"b", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[n, k]"},
+            {"scale_b", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[1]; [n]; [ceil(k/128), n]; [ceil(n/128), ceil(k/128)]"},
+            {"d", RIDGE_OUT, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[m, n], an input too with accumulate"},
+            {"bias", RIDGE_IN, 1, -1, RIDGE_VECTOR, RIDGE_FLOATS, 0, "[n]"},
+        },
+    .fields = fields,
+    .flags = RIDGE_SCALE | RIDGE_SCALE_B | RIDGE_ACCUMULATE,
+    .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+    .invariant_max = INT64_MAX,
+    .invariant_split = 64,
+    .bound = "2^-10 sqrt(sum over 128-blocks of (scaled sum |a b|)^2) + u |ref|, and (2^-11 + u) of the norm of each "
+             "128 x 128 tile; u is half a unit of d",
+    .rule = rule,
+    .extent = extent,
+    .role = role,
+    .flops = flops,
+    .defaults = defaults,
+};

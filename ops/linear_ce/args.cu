@@ -1,0 +1,178 @@
+/* args.cu: cross entropy on CUDA: a call's operands and options as ce_params, and its part of the workspace. */
+#include "ce.cuh"
+
+static int64_t stride_of(const ridge_operand *x, int64_t packed)
+{
+    return x->stride ? x->stride : packed;
+}
+
+/* class_weight .. errors: eight slots in the same order in every op that has them. */
+static void collect_outputs(ce_params *p, const ridge_operand *arg, int loss, int class_weight)
+{
+    p->loss = (float *)arg[loss].data;
+    p->class_weight = (const float *)arg[class_weight].data;
+    p->token_loss = (float *)arg[class_weight + 1].data;
+    p->lse = (float *)arg[class_weight + 2].data;
+    p->target_logit = (float *)arg[class_weight + 3].data;
+    p->entropy = (float *)arg[class_weight + 4].data;
+    p->argmax = (int64_t *)arg[class_weight + 5].data;
+    p->accuracy = (float *)arg[class_weight + 6].data;
+    p->errors = (int32_t *)arg[class_weight + 7].data;
+}
+
+static void collect_record(ce_params *p, const ridge_operand *record)
+{
+    p->record = (float *)record->data;
+    p->record_stride = stride_of(record, p->flags & RIDGE_CE_RECORD_SUMS ? 6 : 3);
+}
+
+static void collect_gradients(ce_params *p, const ridge_operand *arg, int dx)
+{
+    p->dx = arg[dx].data;
+    p->dx_stride = stride_of(&arg[dx], p->hidden);
+    p->dw = arg[dx + 1].data;
+    p->dw_stride = stride_of(&arg[dx + 1], p->hv ? p->vocab : p->hidden);
+    p->dw_dtype = (int)arg[dx + 1].dtype;
+    p->dbias = (float *)arg[dx + 2].data;
+}
+
+static void collect_linear(ce_params *p, const ridge_call *call)
+{
+    const bool backward = call->op == RIDGE_LINEAR_CE_BACKWARD;
+    const int bias = backward ? (int)RIDGE_LINEAR_CE_BACKWARD_BIAS : (int)RIDGE_LINEAR_CE_BIAS;
+    const ridge_operand *arg = call->arg;
+
+    p->hidden = call->dim[1];
+    p->vocab = call->dim[2];
+    p->hv = (call->flags & RIDGE_CE_W_HV) != 0;
+    p->w = arg[RIDGE_LINEAR_CE_W].data;
+    p->w_stride = stride_of(&arg[RIDGE_LINEAR_CE_W], p->hv ? p->vocab : p->hidden);
+    p->bias = arg[bias].data;
+    p->bias_dtype = (int)arg[bias].dtype;
+    p->target = arg[RIDGE_LINEAR_CE_TARGET].data;
+    p->target64 = arg[RIDGE_LINEAR_CE_TARGET].dtype == RIDGE_I64;
+    if (backward) {
+        p->lse_in = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_LSE].data;
+        p->dloss = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS].data;
+        p->class_weight = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT].data;
+        collect_gradients(p, arg, RIDGE_LINEAR_CE_BACKWARD_DX);
+        return;
+    }
+    collect_outputs(p, arg, RIDGE_LINEAR_CE_LOSS, RIDGE_LINEAR_CE_CLASS_WEIGHT);
+    if (call->op == RIDGE_LINEAR_CE_TRAIN) {
+        p->dloss = (const float *)arg[RIDGE_LINEAR_CE_GRAD_SCALE].data;
+        collect_gradients(p, arg, RIDGE_LINEAR_CE_DX);
+    } else {
+        collect_record(p, &arg[RIDGE_LINEAR_CE_RECORD]);
+    }
+}
+
+static void collect_given(ce_params *p, const ridge_call *call)
+{
+    const ridge_operand *arg = call->arg;
+
+    p->vocab = call->dim[1];
+    p->target = arg[RIDGE_CE_FWD_TARGET].data;
+    p->target64 = arg[RIDGE_CE_FWD_TARGET].dtype == RIDGE_I64;
+    if (call->op == RIDGE_CE_FWD) {
+        collect_outputs(p, arg, RIDGE_CE_FWD_LOSS, RIDGE_CE_FWD_CLASS_WEIGHT);
+        collect_record(p, &arg[RIDGE_CE_FWD_RECORD]);
+        return;
+    }
+    p->lse_in = (const float *)arg[RIDGE_CE_BWD_LSE].data;
+    p->dloss = (const float *)arg[RIDGE_CE_BWD_DLOSS].data;
+    p->class_weight = (const float *)arg[RIDGE_CE_BWD_CLASS_WEIGHT].data;
+    p->dx = arg[RIDGE_CE_BWD_DLOGITS].data;
+    p->dx_stride = stride_of(&arg[RIDGE_CE_BWD_DLOGITS], p->vocab);
+}
+
+static void collect_combine(ce_params *p, const ridge_call *call)
+{
+    const ridge_operand *arg = call->arg;
+
+    p->vocab = call->dim[1];
+    p->shards = call->dim[2];
+    p->target = arg[RIDGE_CE_COMBINE_TARGET].data;
+    p->target64 = arg[RIDGE_CE_COMBINE_TARGET].dtype == RIDGE_I64;
+    p->record_in = (const float *)arg[RIDGE_CE_COMBINE_RECORD].data;
+    p->record_stride = stride_of(&arg[RIDGE_CE_COMBINE_RECORD], p->flags & RIDGE_CE_RECORD_SUMS ? 6 : 3);
+    p->shard_offset = (const int64_t *)arg[RIDGE_CE_COMBINE_OFFSET].data;
+    p->shard_argmax = (const int64_t *)arg[RIDGE_CE_COMBINE_SHARD_ARGMAX].data;
+    p->shard_argmax_stride = stride_of(&arg[RIDGE_CE_COMBINE_SHARD_ARGMAX], p->tokens);
+    collect_outputs(p, arg, RIDGE_CE_COMBINE_LOSS, RIDGE_CE_COMBINE_CLASS_WEIGHT);
+}
+
+ce_params ce_collect(const ridge_call *call)
+{
+    const ridge_ce_options *o = &call->opt.ce;
+    ce_params p = {};
+
+    p.op = call->op;
+    p.flags = call->flags;
+    p.tokens = call->dim[0];
+    p.ignore_index = o->ignore_index;
+    p.smoothing = o->label_smoothing;
+    p.softcap = o->softcap;
+    p.temperature = o->temperature;
+    p.square_scale = o->lse_square_scale;
+    p.grad_scale = o->grad_scale;
+    p.x = call->arg[0].data;
+    p.dtype = (int)call->arg[0].dtype;
+    p.x_stride = stride_of(&call->arg[0], call->dim[1]);
+    if (call->op == RIDGE_CE_COMBINE)
+        collect_combine(&p, call);
+    else if (call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD)
+        collect_given(&p, call);
+    else
+        collect_linear(&p, call);
+    p.offset = o->vocab_offset;
+    p.total = o->vocab_total ? o->vocab_total : p.vocab;
+    p.full = p.entropy || p.argmax || p.accuracy || (p.flags & RIDGE_CE_RECORD_SUMS) || p.smoothing != 0.0f;
+    return p;
+}
+
+/* Hands out pieces of the workspace; from NULL it only counts. */
+static void *take(char **at, int64_t count, size_t size)
+{
+    void *piece = *at;
+
+    *at += ((size_t)count * size + 255) / 256 * 256;
+    return piece;
+}
+
+/* Whether a call of this problem may ask for more than maximum and sum. A problem does not show every option, only
+ * that one of them is set. */
+static bool may_be_full(const ridge_problem *problem)
+{
+    const bool given = problem->op == RIDGE_CE_FWD;
+    const int entropy = given ? (int)RIDGE_CE_FWD_ENTROPY : (int)RIDGE_LINEAR_CE_ENTROPY;
+
+    return !problem->plain || (problem->flags & RIDGE_CE_RECORD_SUMS) || problem->dtype[entropy] != RIDGE_NONE ||
+           problem->dtype[entropy + 1] != RIDGE_NONE || problem->dtype[entropy + 2] != RIDGE_NONE;
+}
+
+char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *workspace)
+{
+    const int64_t tokens = problem->dim[0];
+    const bool combine = problem->op == RIDGE_CE_COMBINE, stats = ce_needs_stats(problem->op);
+    char *at = (char *)workspace;
+
+    p->splits = splits;
+    p->totals = (ce_totals *)take(&at, 1, sizeof(ce_totals));
+    p->list = (int32_t *)take(&at, tokens, sizeof(int32_t));
+    p->place = (int32_t *)take(&at, tokens, sizeof(int32_t));
+    p->order = combine ? (int32_t *)take(&at, problem->dim[2], sizeof(int32_t)) : NULL;
+    p->label = (int32_t *)take(&at, tokens, sizeof(int32_t));
+    p->target_z = combine ? NULL : (float *)take(&at, tokens, sizeof(float));
+    p->losses = stats ? (double *)take(&at, 3 * tokens, sizeof(double)) : NULL;
+    p->part = stats && !combine ? (ce_part *)take(&at, tokens * splits, sizeof(ce_part)) : NULL;
+    p->more = stats && !combine && may_be_full(problem) ? (ce_more *)take(&at, tokens * splits, sizeof(ce_more)) : NULL;
+    return at;
+}
+
+size_t ce_space(const ridge_problem *problem, int splits)
+{
+    ce_params p = {};
+
+    return (size_t)(ce_place(&p, problem, splits, (void *)256) - (char *)256);
+}

@@ -1,0 +1,279 @@
+/* ce.cuh: cross entropy on CUDA: what every row shares. tokens.cu has the work of size B (which rows count, what
+ * the mean divides by, the outputs from the rows' softmax sums), in double as on the CPU, so that its rounding never
+ * counts; softmax_rows.cu the passes over rows of logits; linear_mma.cu and linear_sm90.cuh the products.
+ *
+ * Rows that are not ignored are listed in order: `row` is a place in that list, `token` one in the call. Everything is
+ * found on the device; the host only knows upper bounds. */
+#ifndef RIDGE_CE_CUH
+#define RIDGE_CE_CUH
+
+#include <math_constants.h>
+
+#include "cuda/launch.cuh"
+#include "cuda/num.cuh"
+
+enum { CE_IGNORED = -1, CE_BAD = -2 };
+
+/* What the mean divides by, what smoothing sums, and how many rows are listed. */
+typedef struct ce_totals {
+    double weight;  /* sum of w_y over rows that are not ignored; a target out of range has weight 1 */
+    double weights; /* sum of the class weights of the whole vocabulary */
+    double count;   /* rows that are not ignored */
+    int32_t rows;   /* rows listed: all of `count`, or without those out of range */
+    int32_t errors;
+    int32_t redo;             /* linear_sm90.cuh: a guessed exponent did not fit */
+    int32_t common;           /* linear_sm90.cuh: targets with many rows */
+    uint32_t largest;         /* linear_sm90.cuh: bits of the largest factor of a row */
+    int32_t done;             /* tokens.cu: blocks whose rows' losses are there */
+    unsigned long long taken; /* Hopper: items of the logits; 0 between launches */
+} ce_totals;
+
+/* Part of a row's softmax sum: over some of the classes. `more` only where it is asked for. */
+typedef struct ce_part {
+    float max, sum; /* sum e^(z - max) */
+} ce_part;
+typedef struct ce_more {
+    float spread, z, wz; /* sum e^(z - max) (z - max), sum z, sum w z */
+    int32_t argmax;      /* in this slice; INT32_MAX = none */
+} ce_more;
+
+/* A row's loss: what class weights apply to, the z-loss, and whether argmax = y. */
+typedef struct ce_loss {
+    double ce, square, right;
+} ce_loss;
+
+typedef struct ce_params {
+    uint32_t op, flags;
+    int64_t tokens, hidden, vocab, shards;
+    int64_t offset, total;
+    int64_t ignore_index;
+    float smoothing, softcap, temperature, square_scale, grad_scale;
+    const void *x, *w, *bias; /* x: the logits in ce_fwd and ce_bwd */
+    int64_t x_stride, w_stride;
+    int dtype, bias_dtype, hv, target64, dw_dtype;
+    const void *target;
+    const float *class_weight, *lse_in, *dloss, *record_in;
+    const int64_t *shard_offset, *shard_argmax;
+    int64_t record_stride, shard_argmax_stride;
+    void *dx, *dw; /* dx: dlogits in ce_bwd */
+    int64_t dx_stride, dw_stride;
+    float *dbias;
+    float *loss, *token_loss, *lse, *target_logit, *entropy, *accuracy, *record;
+    int64_t *argmax;
+    int32_t *errors;
+    /* workspace */
+    ce_totals *totals;
+    int32_t *list, *place; /* token of a row; row of a token, -1 = not listed */
+    int32_t *label;        /* by row: the target in this slice, or below 0 */
+    float *target_z;       /* by row: z of the target, -inf if it is not in this slice */
+    double *losses;        /* [3][tokens]: ce_loss of each; what there is no use for is not written */
+    ce_part *part;         /* [rows][splits] */
+    ce_more *more;
+    int32_t *order; /* ce_combine: shards by offset */
+    int splits;
+    int full; /* entropy, argmax, sums: `more` is filled in */
+} ce_params;
+
+/* Host side, args.cu. */
+ce_params ce_collect(const ridge_call *call);
+/* Bytes of the workspace that ce_params itself needs; ce_place sets its pointers and returns what follows. */
+size_t ce_space(const ridge_problem *problem, int splits);
+char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *workspace);
+/* tokens.cu: first, and last, of a call. */
+ridge_status ce_begin(const ridge_device *device, const char *name, ce_params *p, void *stream);
+ridge_status ce_finish(const ridge_device *device, const char *name, ce_params *p, void *stream);
+/* softmax_rows.cu. Rows of dX (dlogits) that no product writes: 0 where ignored, NaN where the target is out of range.
+ */
+ridge_status ce_other_rows(const ridge_device *device, const char *name, ce_params *p, void *stream);
+bool ce_needs_stats(uint32_t op);
+ridge_status ce_tokens_prepare(const ridge_device *device);
+
+/* A block of f32 logits in the workspace: rows [begin, begin + rows) of the list, classes [first, first + count). */
+typedef struct ce_block {
+    ce_params p;
+    float *z;
+    int64_t ld, begin, rows, first, count;
+} ce_block;
+
+/* u to sums (merged into part[row] unless first is 0), u to du. */
+ridge_status ce_block_stats(const ridge_device *device, const char *name, ce_block *b, void *stream);
+ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_block *b, void *stream);
+
+#ifdef __CUDACC__
+
+#define CE_LOG2E 1.4426950408889634f
+
+static __device__ __forceinline__ int64_t ce_target(const ce_params &p, int64_t token)
+{
+    const int64_t t = p.target64 ? ((const int64_t *)p.target)[token] : ((const int32_t *)p.target)[token];
+
+    if (t == p.ignore_index)
+        return CE_IGNORED;
+    return t >= 0 && t < p.total ? t : CE_BAD;
+}
+
+/* dz_c = p_c * all - [c = y] * label - w_c * smooth; all - label apart, so that p_y - 1 is formed first. */
+typedef struct ce_factors {
+    double all, label, smooth;
+} ce_factors;
+
+static __device__ __forceinline__ double ce_inverse(double x)
+{
+    return x > 0 ? 1 / x : 0;
+}
+
+static __device__ __forceinline__ ce_factors ce_factors_of(const ce_params &p, int64_t token, int64_t target,
+                                                           double lse)
+{
+    const bool none = (p.flags & RIDGE_CE_REDUCTION) == RIDGE_CE_NONE;
+    const bool mean = (p.flags & RIDGE_CE_REDUCTION) == RIDGE_CE_MEAN;
+    const double up = (p.dloss ? (double)p.dloss[none ? token : 0] : 1) * (double)p.grad_scale;
+    const double ce = mean ? up * ce_inverse(p.totals->weight) : up;
+    const double square = mean ? up * ce_inverse(p.totals->count) : up;
+    const double eps = (double)p.smoothing, w = p.class_weight ? (double)p.class_weight[target] : 1;
+    ce_factors f;
+
+    f.label = ce * (1 - eps) * w;
+    f.smooth = ce * eps / (double)p.total;
+    f.all = f.label + f.smooth * p.totals->weights + square * 2 * (double)p.square_scale * lse;
+    return f;
+}
+
+static __device__ __forceinline__ float ce_bias(const ce_params &p, int64_t c)
+{
+    if (!p.bias)
+        return 0.0f;
+    return p.bias_dtype == RIDGE_F32    ? ((const float *)p.bias)[c]
+           : p.bias_dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.bias, c)
+                                        : num_load<RIDGE_F16>(p.bias, c);
+}
+
+/* u (with its bias) to z. */
+static __device__ __forceinline__ float ce_logit(const ce_params &p, float u, float cap_inverse, float cool)
+{
+    if (p.softcap > 0.0f)
+        u = p.softcap * ridge_tanh(u * cap_inverse);
+    return u * cool;
+}
+
+/* dz/du from z. */
+static __device__ __forceinline__ float ce_slope(const ce_params &p, float z, float cap_inverse, float cool)
+{
+    const float t = z * p.temperature * cap_inverse;
+
+    return p.softcap > 0.0f ? (1.0f - t * t) * cool : cool;
+}
+
+/* A row's softmax sum, in double. */
+typedef struct ce_sum {
+    double sum, spread, z, wz;
+    float max;
+    int64_t argmax;
+} ce_sum;
+
+static __device__ __forceinline__ ce_sum ce_sum_empty(void)
+{
+    const ce_sum s = {0, 0, 0, 0, -CUDART_INF_F, INT64_MAX};
+
+    return s;
+}
+
+/* Adds what another part has seen. A part whose logits are all -inf adds nothing; NaN counts as largest. */
+static __device__ __forceinline__ void ce_sum_merge(ce_sum *a, const ce_sum &b)
+{
+    const bool nan_a = a->max != a->max, nan_b = b.max != b.max;
+    const bool better = nan_b ? !nan_a || b.argmax < a->argmax
+                              : !nan_a && (b.max > a->max || (b.max == a->max && b.argmax < a->argmax));
+    const float high = better ? b.max : a->max;
+    const double gap_a = (double)a->max - (double)high, gap_b = (double)b.max - (double)high;
+
+    if (a->sum != 0 && gap_a != 0) {
+        const double scale = exp(gap_a);
+
+        a->spread = scale > 0 || scale != scale ? scale * (a->spread + gap_a * a->sum) : 0;
+        a->sum *= scale;
+    }
+    if (b.sum != 0) {
+        const double scale = gap_b != 0 ? exp(gap_b) : 1;
+
+        a->spread += scale > 0 || scale != scale ? scale * (b.spread + (gap_b != 0 ? gap_b * b.sum : 0)) : 0;
+        a->sum += scale * b.sum;
+    }
+    a->z += b.z;
+    a->wz += b.wz;
+    a->argmax = better ? b.argmax : a->argmax;
+    a->max = high;
+}
+
+static __device__ __forceinline__ ce_sum ce_sum_shuffle(const ce_sum &s, int step)
+{
+    ce_sum other;
+
+    other.sum = __shfl_xor_sync(~0u, s.sum, step);
+    other.spread = __shfl_xor_sync(~0u, s.spread, step);
+    other.z = __shfl_xor_sync(~0u, s.z, step);
+    other.wz = __shfl_xor_sync(~0u, s.wz, step);
+    other.max = __shfl_xor_sync(~0u, s.max, step);
+    other.argmax = __shfl_xor_sync(~0u, s.argmax, step);
+    return other;
+}
+
+/* All parts of a row. */
+static __device__ __forceinline__ ce_sum ce_sum_part(const ce_params &p, int64_t row, int split)
+{
+    const ce_part part = p.part[row * p.splits + split];
+    ce_sum s = ce_sum_empty();
+
+    s.max = part.max;
+    s.sum = (double)part.sum;
+    if (p.full) {
+        const ce_more more = p.more[row * p.splits + split];
+
+        s.spread = (double)more.spread;
+        s.z = (double)more.z;
+        s.wz = (double)more.wz;
+        s.argmax = more.argmax == INT32_MAX ? INT64_MAX : p.offset + more.argmax;
+    }
+    return s;
+}
+
+/* Maximum and sum of a row (below 0: none) from all its parts, by LANES lanes of a warp. */
+template <int LANES> static __device__ __forceinline__ ce_sum ce_row_sum(const ce_params &p, int64_t row)
+{
+    const int lane = threadIdx.x % LANES, parts = row < 0 ? 0 : p.splits;
+    ce_sum s = ce_sum_empty();
+
+    for (int first = lane; first < parts; first += 8 * LANES) { /* eight on their way at once */
+        float v[8];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = first + i * LANES < parts ? p.part[row * p.splits + first + i * LANES].max : -CUDART_INF_F;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            s.max = fmaxf(s.max, v[i]);
+    }
+    for (int step = LANES / 2; step > 0; step /= 2)
+        s.max = fmaxf(s.max, __shfl_xor_sync(~0u, s.max, step));
+    for (int k = lane; k < parts; k += LANES) {
+        const ce_part part = p.part[row * p.splits + k];
+
+        if (part.sum != 0.0f)
+            s.sum += (double)(part.max == s.max ? part.sum : part.sum * ptx_ex2((part.max - s.max) * CE_LOG2E));
+    }
+    for (int step = LANES / 2; step > 0; step /= 2)
+        s.sum += __shfl_xor_sync(~0u, s.sum, step);
+    return s;
+}
+
+static __device__ __forceinline__ void ce_sum_store(const ce_params &p, int64_t row, int split, const ce_sum &s)
+{
+    p.part[row * p.splits + split] = {s.max, (float)s.sum};
+    if (p.full)
+        p.more[row * p.splits + split] = {(float)s.spread, (float)s.z, (float)s.wz,
+                                          s.argmax == INT64_MAX ? INT32_MAX : (int32_t)(s.argmax - p.offset)};
+}
+
+#endif
+
+#endif

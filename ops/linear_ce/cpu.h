@@ -1,0 +1,77 @@
+/* cpu.h: cross entropy on the CPU: what the C reference (cpu_reference.c), the fast rows (cpu_fast.c, cpu_simd.h) and
+ * the kernel list (cpu.c) share. A token's softmax is summed up in a ce_stat; cpu.c turns those into every output and
+ * into the factors of the gradient, in double: that is work of size B, and so its rounding never counts. */
+#ifndef RIDGE_CPU_CE_H
+#define RIDGE_CPU_CE_H
+
+#include "src/internal.h"
+
+/* What is known of one token's logits z over the classes seen so far. */
+typedef struct ce_stat {
+    double sum;    /* sum e^(z - max) */
+    double spread; /* sum e^(z - max) (z - max): the entropy without cancellation */
+    double z, wz;  /* sum z, sum w z */
+    double target; /* z of the target class; -inf if it is not among them */
+    float max;
+    int64_t argmax; /* in the whole vocabulary; -1 = none yet */
+} ce_stat;
+
+/* A call of any of the six ops; what an op or a call lacks is NULL or 0. */
+typedef struct ce_args {
+    uint32_t op, flags;
+    int64_t tokens, hidden, vocab, shards;
+    int64_t offset, total; /* this call's slice of the vocabulary begins at offset; classes of the whole */
+    ridge_ce_options o;
+    const unsigned char *x, *w, *bias; /* x: the logits in ce_fwd and ce_bwd */
+    int64_t x_stride, w_stride;        /* elements */
+    uint32_t dtype, bias_dtype;
+    bool hv;
+    const void *target;
+    bool target64;
+    const float *class_weight, *lse_in, *dloss, *record_in;
+    const int64_t *shard_offset, *shard_argmax;
+    int64_t record_stride, shard_argmax_stride;
+    unsigned char *dx, *dw; /* dx: dlogits in ce_bwd */
+    int64_t dx_stride, dw_stride;
+    uint32_t dw_dtype;
+    float *dbias;
+    float *loss, *token_loss, *lse, *target_logit, *entropy, *accuracy, *record;
+    int64_t *argmax;
+    int32_t *errors;
+} ce_args;
+
+/* What the mean divides by, and what smoothing sums. */
+typedef struct ce_totals {
+    double count;   /* rows that are not ignored */
+    double weight;  /* sum of w_y over them; a target out of range has weight 1 */
+    double weights; /* sum of the class weights of the whole vocabulary */
+    int64_t errors;
+} ce_totals;
+
+/* dz_c = p_c * all - [c = y] * label - w_c * smooth; all - label apart, so that p_y - 1 is formed first. */
+typedef struct ce_factors {
+    double all, label, smooth;
+} ce_factors;
+
+enum { CE_IGNORED = -1, CE_BAD = -2 };
+
+ce_args ridge_cpu_ce_collect(const ridge_call *call);
+/* The class of a token, CE_IGNORED, or CE_BAD when it is out of range. */
+int64_t ridge_cpu_ce_target(const ce_args *a, int64_t token);
+ce_totals ridge_cpu_ce_totals(const ce_args *a);
+ce_factors ridge_cpu_ce_factors(const ce_args *a, const ce_totals *t, int64_t token, int64_t target, double lse);
+double ridge_cpu_ce_lse(const ce_stat *s);
+ce_stat ridge_cpu_ce_empty(void);
+/* Adds what is known of later classes. */
+void ridge_cpu_ce_merge(ce_stat *into, const ce_stat *more);
+/* Every output but the gradients, from the stats of all tokens (those of ignored rows are not read). */
+void ridge_cpu_ce_finish(const ce_args *a, const ce_totals *t, const ce_stat *stat);
+
+/* cpu_reference.c */
+ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kernel *kernel,
+                                    const ridge_problem *problem, const ridge_call *call, void *workspace, size_t bytes,
+                                    void *stream);
+size_t ridge_cpu_ce_reference_workspace(const ridge_device *device, const ridge_kernel *kernel,
+                                        const ridge_problem *problem);
+
+#endif

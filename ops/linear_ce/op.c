@@ -1,0 +1,416 @@
+/* op.c: the op rows of linear_ce_eval, linear_ce_train, linear_ce_backward, ce_fwd, ce_bwd and ce_combine:
+ * operands and problem text. */
+#include "op.h"
+
+#define F32 (1u << RIDGE_F32)
+#define INTS (1u << RIDGE_I64 | 1u << RIDGE_I32)
+#define I64 (1u << RIDGE_I64)
+#define CONTRACT (RIDGE_STABLE | RIDGE_CLOSE)
+#define BOUND                                                                                           \
+    "the error of a model whose logits are rounded to x's dtype (f32: to 16 bits), by rms per tensor; " \
+    "elementwise the worst that such logits can do"
+#define OPTION(field) ((int)offsetof(ridge_ce_options, field))
+
+static const char *const reductions[] = {"mean", "sum", "none", NULL};
+static const char *const layouts[] = {"vh", "hv", NULL};
+
+/* ------------------------------------------------------------------------------------------------ the rest of a row */
+
+/* dW and dbias are inputs too when they are added to. */
+static uint8_t gradient_role(const ridge_call *call, int arg)
+{
+    const int dx = call->op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
+
+    if (arg > dx)
+        return call->flags & RIDGE_ACCUMULATE ? RIDGE_IN | RIDGE_OUT : RIDGE_OUT;
+    return ridge_op_at(call->op)->arg[arg].role;
+}
+
+static bool ce_plain(const ridge_call *call)
+{
+    const ridge_ce_options *o = &call->opt.ce;
+
+    return o->label_smoothing == 0.0f && o->softcap == 0.0f && o->temperature == 1.0f && o->lse_square_scale == 0.0f &&
+           o->vocab_offset == 0 && o->vocab_total == 0;
+}
+
+/* dX has x's dtype, whatever "dx=1" took. */
+static void ce_settle(ridge_call *call)
+{
+    const int dx = call->op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
+
+    if (call->arg[dx].dtype != RIDGE_NONE)
+        call->arg[dx].dtype = call->arg[0].dtype;
+}
+
+static double linear_flops(const ridge_problem *p)
+{
+    const double gemm = 2.0 * (double)p->dim[0] * (double)p->dim[1] * (double)p->dim[2];
+    const bool train = p->op == RIDGE_LINEAR_CE_TRAIN;
+    const int dx = train ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
+
+    if (p->op == RIDGE_LINEAR_CE_EVAL)
+        return gemm;
+    return gemm * (1 + (p->dtype[dx] != RIDGE_NONE) + (p->dtype[dx + 1] != RIDGE_NONE));
+}
+
+/* Nominal: exponential, comparison and sum an element. */
+static double ce_flops(const ridge_problem *p)
+{
+    return (double)p->dim[0] * (p->op == RIDGE_CE_COMBINE ? 4.0 * (double)p->dim[2] : 4.0 * (double)p->dim[1]);
+}
+
+static void eval_defaults(ridge_call *call)
+{
+    *call = ridge_linear_ce_eval(0, 0, 1, RIDGE_BF16, NULL, NULL, RIDGE_I64, NULL, NULL);
+}
+
+static void train_defaults(ridge_call *call)
+{
+    *call = ridge_linear_ce_train(0, 0, 1, RIDGE_BF16, NULL, NULL, RIDGE_I64, NULL, NULL, NULL, NULL);
+}
+
+static void backward_defaults(ridge_call *call)
+{
+    *call = ridge_linear_ce_backward(0, 0, 1, RIDGE_BF16, NULL, NULL, RIDGE_I64, NULL, NULL, NULL, NULL, NULL);
+}
+
+static void ce_fwd_defaults(ridge_call *call)
+{
+    *call = ridge_ce_fwd(0, 1, RIDGE_BF16, NULL, RIDGE_I64, NULL, NULL);
+}
+
+static void ce_bwd_defaults(ridge_call *call)
+{
+    *call = ridge_ce_bwd(0, 1, RIDGE_BF16, NULL, RIDGE_I64, NULL, NULL, NULL, NULL);
+}
+
+static void combine_defaults(ridge_call *call)
+{
+    *call = ridge_ce_combine(0, 1, 1, NULL, NULL, RIDGE_I64, NULL, NULL, NULL);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- fields
+ */
+
+#define DIM(text, i)                                             \
+    {                                                            \
+        .name = text, .kind = RIDGE_FIELD_DIM, .index = (int)(i) \
+    }
+#define DTYPE(text, slot)                                             \
+    {                                                                 \
+        .name = text, .kind = RIDGE_FIELD_DTYPE, .index = (int)(slot) \
+    }
+#define HAS(text, slot)                                             \
+    {                                                               \
+        .name = text, .kind = RIDGE_FIELD_HAS, .index = (int)(slot) \
+    }
+#define FLAG(text, bit)                                       \
+    {                                                         \
+        .name = text, .kind = RIDGE_FIELD_FLAG, .mask = (bit) \
+    }
+#define F32_OPTION(field, value)                                                                  \
+    {                                                                                             \
+        .name = #field, .kind = RIDGE_FIELD_F32, .index = OPTION(field), .preset = (float)(value) \
+    }
+#define I64_OPTION(field, value)                                                                  \
+    {                                                                                             \
+        .name = #field, .kind = RIDGE_FIELD_I64, .index = OPTION(field), .preset = (float)(value) \
+    }
+#define REDUCTION                                                                                          \
+    {                                                                                                      \
+        .name = "reduction", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_CE_REDUCTION, .choices = reductions \
+    }
+#define LAYOUT                                                                                  \
+    {                                                                                           \
+        .name = "layout", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_CE_W_HV, .choices = layouts \
+    }
+#define LOSS_OPTIONS I64_OPTION(ignore_index, -100), F32_OPTION(label_smoothing, 0), F32_OPTION(lse_square_scale, 0)
+#define LOGIT_OPTIONS F32_OPTION(softcap, 0), F32_OPTION(temperature, 1)
+#define SLICE_OPTIONS I64_OPTION(vocab_offset, 0), I64_OPTION(vocab_total, 0)
+#define END          \
+    {                \
+        .name = NULL \
+    }
+/* class_weight .. errors, by the slot of class_weight: the same order in every op that has them */
+#define ROW_OUTPUTS(slot)                                                                      \
+    HAS("class_weight", slot), HAS("token_loss", (slot) + 1), HAS("target_logit", (slot) + 3), \
+        HAS("entropy", (slot) + 4), HAS("argmax", (slot) + 5), HAS("accuracy", (slot) + 6), HAS("errors", (slot) + 7)
+
+static const ridge_field eval_fields[] = {
+    DIM("tokens", 0),
+    DIM("hidden", 1),
+    DIM("vocab", 2),
+    DTYPE("dtype", RIDGE_LINEAR_CE_X),
+    DTYPE("target", RIDGE_LINEAR_CE_TARGET),
+    LAYOUT,
+    REDUCTION,
+    HAS("bias", RIDGE_LINEAR_CE_BIAS),
+    ROW_OUTPUTS(RIDGE_LINEAR_CE_CLASS_WEIGHT),
+    HAS("lse", RIDGE_LINEAR_CE_LSE),
+    HAS("loss", RIDGE_LINEAR_CE_LOSS),
+    HAS("record", RIDGE_LINEAR_CE_RECORD),
+    FLAG("sums", RIDGE_CE_RECORD_SUMS),
+    LOSS_OPTIONS,
+    LOGIT_OPTIONS,
+    SLICE_OPTIONS,
+    END,
+};
+
+static const ridge_field train_fields[] = {
+    DIM("tokens", 0),
+    DIM("hidden", 1),
+    DIM("vocab", 2),
+    DTYPE("dtype", RIDGE_LINEAR_CE_X),
+    DTYPE("target", RIDGE_LINEAR_CE_TARGET),
+    LAYOUT,
+    REDUCTION,
+    HAS("bias", RIDGE_LINEAR_CE_BIAS),
+    ROW_OUTPUTS(RIDGE_LINEAR_CE_CLASS_WEIGHT),
+    HAS("lse", RIDGE_LINEAR_CE_LSE),
+    HAS("scale", RIDGE_LINEAR_CE_GRAD_SCALE),
+    HAS("dx", RIDGE_LINEAR_CE_DX),
+    HAS("dw", RIDGE_LINEAR_CE_DW),
+    HAS("dbias", RIDGE_LINEAR_CE_DBIAS),
+    FLAG("accumulate", RIDGE_ACCUMULATE),
+    LOSS_OPTIONS,
+    LOGIT_OPTIONS,
+    F32_OPTION(grad_scale, 1),
+    END,
+};
+
+static const ridge_field backward_fields[] = {
+    DIM("tokens", 0),
+    DIM("hidden", 1),
+    DIM("vocab", 2),
+    DTYPE("dtype", RIDGE_LINEAR_CE_BACKWARD_X),
+    DTYPE("target", RIDGE_LINEAR_CE_BACKWARD_TARGET),
+    LAYOUT,
+    REDUCTION,
+    HAS("dloss", RIDGE_LINEAR_CE_BACKWARD_DLOSS),
+    HAS("bias", RIDGE_LINEAR_CE_BACKWARD_BIAS),
+    HAS("class_weight", RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT),
+    HAS("dx", RIDGE_LINEAR_CE_BACKWARD_DX),
+    HAS("dw", RIDGE_LINEAR_CE_BACKWARD_DW),
+    HAS("dbias", RIDGE_LINEAR_CE_BACKWARD_DBIAS),
+    FLAG("accumulate", RIDGE_ACCUMULATE),
+    LOSS_OPTIONS,
+    LOGIT_OPTIONS,
+    SLICE_OPTIONS,
+    END,
+};
+
+static const ridge_field ce_fwd_fields[] = {
+    DIM("tokens", 0),
+    DIM("vocab", 1),
+    DTYPE("dtype", RIDGE_CE_FWD_LOGITS),
+    DTYPE("target", RIDGE_CE_FWD_TARGET),
+    REDUCTION,
+    ROW_OUTPUTS(RIDGE_CE_FWD_CLASS_WEIGHT),
+    HAS("lse", RIDGE_CE_FWD_LSE),
+    HAS("loss", RIDGE_CE_FWD_LOSS),
+    HAS("record", RIDGE_CE_FWD_RECORD),
+    FLAG("sums", RIDGE_CE_RECORD_SUMS),
+    LOSS_OPTIONS,
+    LOGIT_OPTIONS,
+    SLICE_OPTIONS,
+    END,
+};
+
+static const ridge_field ce_bwd_fields[] = {
+    DIM("tokens", 0),
+    DIM("vocab", 1),
+    DTYPE("dtype", RIDGE_CE_BWD_LOGITS),
+    DTYPE("target", RIDGE_CE_BWD_TARGET),
+    REDUCTION,
+    HAS("dloss", RIDGE_CE_BWD_DLOSS),
+    HAS("class_weight", RIDGE_CE_BWD_CLASS_WEIGHT),
+    LOSS_OPTIONS,
+    LOGIT_OPTIONS,
+    SLICE_OPTIONS,
+    END,
+};
+
+static const ridge_field combine_fields[] = {
+    DIM("tokens", 0),
+    DIM("vocab", 1),
+    DIM("shards", 2),
+    DTYPE("target", RIDGE_CE_COMBINE_TARGET),
+    REDUCTION,
+    FLAG("sums", RIDGE_CE_RECORD_SUMS),
+    ROW_OUTPUTS(RIDGE_CE_COMBINE_CLASS_WEIGHT),
+    HAS("lse", RIDGE_CE_COMBINE_LSE),
+    HAS("shard_argmax", RIDGE_CE_COMBINE_SHARD_ARGMAX),
+    LOSS_OPTIONS,
+    END,
+};
+
+/* --------------------------------------------------------------------------------------------------------------- rows
+ */
+
+#define VECTOR(name, role, optional, dtypes, shape)              \
+    {                                                            \
+        name, role, optional, -1, RIDGE_VECTOR, dtypes, 0, shape \
+    }
+#define CLASS_WEIGHT VECTOR("class_weight", RIDGE_IN, 1, F32, "[vocab_total]")
+#define TARGET VECTOR("target", RIDGE_IN, 0, INTS, "[tokens]")
+#define BIAS VECTOR("bias", RIDGE_IN, 1, RIDGE_FLOATS, "[vocab]")
+#define LSE_IN VECTOR("lse", RIDGE_IN, 0, F32, "[tokens]")
+#define DLOSS VECTOR("dloss", RIDGE_IN, 1, F32, "[1]; [tokens]")
+#define LOSS VECTOR("loss", RIDGE_OUT, 1, F32, "[1]; [tokens]")
+#define ROW_OPERANDS                                                                                             \
+    VECTOR("token_loss", RIDGE_OUT, 1, F32, "[tokens]"), VECTOR("lse", RIDGE_OUT, 1, F32, "[tokens]"),           \
+        VECTOR("target_logit", RIDGE_OUT, 1, F32, "[tokens]"), VECTOR("entropy", RIDGE_OUT, 1, F32, "[tokens]"), \
+        VECTOR("argmax", RIDGE_OUT, 1, I64, "[tokens]"), VECTOR("accuracy", RIDGE_OUT, 1, F32, "[1]"),           \
+        VECTOR("errors", RIDGE_OUT, 1, 1u << RIDGE_I32, "[1]")
+#define RECORD                                                               \
+    {                                                                        \
+        "record", RIDGE_OUT, 1, -1, RIDGE_MATRIX, F32, 0, "[tokens, 3 or 6]" \
+    }
+#define X                                                                       \
+    {                                                                           \
+        "x", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, hidden]" \
+    }
+#define W                                                                                     \
+    {                                                                                         \
+        "w", RIDGE_IN, 0, 0, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[vocab, hidden]; hv: transposed" \
+    }
+#define GRADIENTS                                                               \
+    {"dx", RIDGE_OUT, 1, 0, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, hidden]"}, \
+        {"dw", RIDGE_OUT, 1, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "as w"}, VECTOR("dbias", RIDGE_OUT, 1, F32, "[vocab]")
+
+#define LINEAR_FLAGS (RIDGE_CE_REDUCTION | RIDGE_CE_W_HV)
+
+const ridge_op_row ridge_op_linear_ce_eval = {
+    .id = RIDGE_LINEAR_CE_EVAL,
+    .name = "linear_ce_eval",
+    .summary = "cross entropy of softmax(x W^T), without the logits",
+    .dims = 3,
+    .dim_name = {"tokens", "hidden", "vocab"},
+    .args = 14,
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, RECORD},
+    .fields = eval_fields,
+    .flags = LINEAR_FLAGS | RIDGE_CE_RECORD_SUMS,
+    .contract = CONTRACT,
+    .bound = BOUND,
+    .rule = ridge_ce_eval_rule,
+    .extent = ridge_ce_linear_extent,
+    .plain = ce_plain,
+    .flops = linear_flops,
+    .defaults = eval_defaults,
+};
+
+const ridge_op_row ridge_op_linear_ce_train = {
+    .id = RIDGE_LINEAR_CE_TRAIN,
+    .name = "linear_ce_train",
+    .summary = "the loss of linear_ce_eval and its gradients by x, W and bias",
+    .dims = 3,
+    .dim_name = {"tokens", "hidden", "vocab"},
+    .args = 17,
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]"),
+            GRADIENTS},
+    .fields = train_fields,
+    .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
+    .contract = CONTRACT,
+    .bound = BOUND,
+    .rule = ridge_ce_train_rule,
+    .extent = ridge_ce_linear_extent,
+    .plain = ce_plain,
+    .settle = ce_settle,
+    .role = gradient_role,
+    .flops = linear_flops,
+    .defaults = train_defaults,
+};
+
+const ridge_op_row ridge_op_linear_ce_backward = {
+    .id = RIDGE_LINEAR_CE_BACKWARD,
+    .name = "linear_ce_backward",
+    .summary = "the gradients of linear_ce_eval from lse and the gradient of the loss",
+    .dims = 3,
+    .dim_name = {"tokens", "hidden", "vocab"},
+    .args = 10,
+    .arg = {X, W, TARGET, LSE_IN, DLOSS, BIAS, CLASS_WEIGHT, GRADIENTS},
+    .fields = backward_fields,
+    .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
+    .contract = CONTRACT,
+    .bound = BOUND,
+    .rule = ridge_ce_backward_rule,
+    .extent = ridge_ce_backward_extent,
+    .plain = ce_plain,
+    .settle = ce_settle,
+    .role = gradient_role,
+    .flops = linear_flops,
+    .defaults = backward_defaults,
+};
+
+const ridge_op_row ridge_op_ce_fwd = {
+    .id = RIDGE_CE_FWD,
+    .name = "ce_fwd",
+    .summary = "cross entropy of given logits",
+    .dims = 2,
+    .dim_name = {"tokens", "vocab"},
+    .args = 12,
+    .arg = {{"logits", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, vocab]"},
+            TARGET,
+            LOSS,
+            CLASS_WEIGHT,
+            ROW_OPERANDS,
+            RECORD},
+    .fields = ce_fwd_fields,
+    .flags = RIDGE_CE_REDUCTION | RIDGE_CE_RECORD_SUMS,
+    .contract = CONTRACT,
+    .bound = BOUND,
+    .rule = ridge_ce_eval_rule,
+    .extent = ridge_ce_given_extent,
+    .plain = ce_plain,
+    .flops = ce_flops,
+    .defaults = ce_fwd_defaults,
+};
+
+const ridge_op_row ridge_op_ce_bwd = {
+    .id = RIDGE_CE_BWD,
+    .name = "ce_bwd",
+    .summary = "the gradient of ce_fwd by the logits",
+    .dims = 2,
+    .dim_name = {"tokens", "vocab"},
+    .args = 6,
+    .arg = {{"logits", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, vocab]"},
+            TARGET,
+            LSE_IN,
+            DLOSS,
+            CLASS_WEIGHT,
+            {"dlogits", RIDGE_OUT, 0, 0, RIDGE_MATRIX, RIDGE_FLOATS, 1u << RIDGE_CE_BWD_LOGITS, "[tokens, vocab]"}},
+    .fields = ce_bwd_fields,
+    .flags = RIDGE_CE_REDUCTION,
+    .contract = CONTRACT,
+    .bound = BOUND,
+    .rule = ridge_ce_backward_rule,
+    .extent = ridge_ce_given_extent,
+    .plain = ce_plain,
+    .flops = ce_flops,
+    .defaults = ce_bwd_defaults,
+};
+
+const ridge_op_row ridge_op_ce_combine = {
+    .id = RIDGE_CE_COMBINE,
+    .name = "ce_combine",
+    .summary = "records of slices of the vocabulary to the loss and lse of the whole",
+    .dims = 3,
+    .dim_name = {"tokens", "vocab", "shards"},
+    .args = 13,
+    .arg = {{"record", RIDGE_IN, 0, -1, RIDGE_MATRIX, F32, 0, "[shards * tokens, 3 or 6]"},
+            VECTOR("offset", RIDGE_IN, 0, I64, "[shards]"),
+            TARGET,
+            LOSS,
+            VECTOR("class_weight", RIDGE_IN, 1, F32, "[vocab]"),
+            ROW_OPERANDS,
+            {"shard_argmax", RIDGE_IN, 1, -1, RIDGE_TABLE, I64, 0, "[shards, tokens]"}},
+    .fields = combine_fields,
+    .flags = RIDGE_CE_REDUCTION | RIDGE_CE_RECORD_SUMS,
+    .contract = CONTRACT,
+    .bound = BOUND,
+    .rule = ridge_ce_combine_rule,
+    .extent = ridge_ce_combine_extent,
+    .flops = ce_flops,
+    .defaults = combine_defaults,
+};

@@ -1,0 +1,311 @@
+/* norm.cu: rms_norm and head_rms_norm_rope_tail on CUDA.
+ *
+ * A row (or a head) belongs to a warp or to a block of 256 threads. Column j belongs to partial j % 256 of the
+ * canonical order (src/math/norm.h): a block's thread is one partial; a warp's lane l has the partials l + 32 i. The
+ * tree adds halves onto halves: what lies 32 or more apart in registers or shared memory, the rest by shuffles. x is
+ * read twice, the second time from cache. */
+#include "cuda/launch.cuh"
+#include "src/math/norm.h"
+#include "cuda/num.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32, PARTS = RIDGE_NORM_PARTS };
+
+typedef struct norm_args {
+    const char *x;
+    char *out;
+    const void *w;
+    const void *pos;
+    const double *freqs;
+    int64_t rows, heads, n, n_rot; /* rows: of rms_norm, or tokens; heads: 1 for rms_norm */
+    int64_t stride, out_stride;    /* bytes, of a token */
+    float eps, mscale;
+    int x_bf16, w_bf16, out_bf16, norm, inverse, pos64;
+} norm_args;
+
+static __device__ __forceinline__ float load(const void *base, int64_t i, int bf16)
+{
+    return bf16 ? num_load<RIDGE_BF16>(base, i) : num_load<RIDGE_F32>(base, i);
+}
+
+static __device__ __forceinline__ void store(void *base, int64_t i, float v, int bf16)
+{
+    if (bf16)
+        num_store<RIDGE_BF16>(base, i, v);
+    else
+        num_store<RIDGE_F32>(base, i, v);
+}
+
+/* The last five steps of the tree, s = 16 .. 1: lane 0 has the sum. */
+static __device__ __forceinline__ float warp_tree(float v)
+{
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2)
+        v += __shfl_down_sync(~0u, v, s);
+    return v;
+}
+
+/* The sum of squares by one warp; every lane gets it. */
+static __device__ float sum_warp(const norm_args &p, const char *x)
+{
+    const int lane = threadIdx.x % 32;
+    float part[8] = {};
+
+    for (int64_t j = lane; j < p.n; j += PARTS) {
+        float v[8];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = j + 32 * i < p.n ? load(x, j + 32 * i, p.x_bf16) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            part[i] = ridge_fma(v[i], v[i], part[i]); /* a column that is not there adds +0 to a part that is not -0 */
+    }
+#pragma unroll
+    for (int s = 4; s > 0; s /= 2)
+#pragma unroll
+        for (int i = 0; i < s; i++)
+            part[i] += part[i + s];
+    return __shfl_sync(~0u, warp_tree(part[0]), 0);
+}
+
+enum { HELD = 16 };
+
+/* HELD columns of this thread of a block, from column j on: addresses that differ by constants. */
+template <int DTYPE>
+static __device__ __forceinline__ void load_columns(const void *base, int64_t j, int64_t n, float *v)
+{
+    const char *from = (const char *)base + j * (DTYPE == RIDGE_F32 ? 4 : 2);
+    const int left = (int)min(n - j, (int64_t)(PARTS * HELD));
+
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        v[i] = PARTS * i < left ? num_load<DTYPE>(from, PARTS * i) : 0.0f;
+}
+
+static __device__ __forceinline__ void load_held(const void *base, int64_t j, int64_t n, int bf16, float *v)
+{
+    if (bf16)
+        load_columns<RIDGE_BF16>(base, j, n, v);
+    else
+        load_columns<RIDGE_F32>(base, j, n, v);
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void store_columns(void *base, int64_t j, int64_t n, const float *v)
+{
+    char *to = (char *)base + j * (DTYPE == RIDGE_F32 ? 4 : 2);
+    const int left = (int)min(n - j, (int64_t)(PARTS * HELD));
+
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (PARTS * i < left)
+            num_store<DTYPE>(to, PARTS * i, v[i]);
+}
+
+/* The sum of squares by a block; v receives the first HELD columns of this thread. */
+static __device__ __forceinline__ float sum_block(const norm_args &p, const char *x, float *v)
+{
+    __shared__ float part[PARTS];
+    float sum = 0.0f;
+
+    load_held(x, threadIdx.x, p.n, p.x_bf16, v);
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        sum = ridge_fma(v[i], v[i], sum); /* a column that is not there adds +0 to a part that is not -0 */
+    for (int64_t j = threadIdx.x + PARTS * HELD; j < p.n; j += PARTS * HELD) {
+        float more[HELD];
+
+        load_held(x, j, p.n, p.x_bf16, more);
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            sum = ridge_fma(more[i], more[i], sum);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads(); /* all partials before the first warp reads them */
+    if (threadIdx.x < 32) {
+        float eight[8];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            eight[i] = part[threadIdx.x + 32 * i];
+#pragma unroll
+        for (int s = 4; s > 0; s /= 2)
+#pragma unroll
+            for (int i = 0; i < s; i++)
+                eight[i] += eight[i + s];
+        sum = warp_tree(eight[0]);
+        if (threadIdx.x == 0)
+            part[0] = sum;
+    }
+    __syncthreads(); /* the sum before all read it */
+    return part[0];
+}
+
+static __device__ __forceinline__ float element(const norm_args &p, const char *x, int64_t j, float factor)
+{
+    float y = load(x, j, p.x_bf16);
+
+    y = p.norm ? y * factor : y;
+    return p.w ? y * load(p.w, j, p.w_bf16) : y;
+}
+
+/* rms_norm of one row by a block, with the row and the weights in registers before the sum is known. */
+static __global__ void __launch_bounds__(THREADS, 2) rms_block(const __grid_constant__ norm_args p)
+{
+    const char *x = p.x + blockIdx.x * p.stride;
+    char *out = p.out + blockIdx.x * p.out_stride;
+    float v[HELD], w[HELD], factor;
+
+    ptx_grid_release();
+    ptx_grid_wait();
+    if (p.w)
+        load_held(p.w, threadIdx.x, p.n, p.w_bf16, w);
+    factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
+    for (int64_t j = threadIdx.x;;) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            v[i] = p.w ? v[i] * factor * w[i] : v[i] * factor;
+        if (p.out_bf16)
+            store_columns<RIDGE_BF16>(out, j, p.n, v);
+        else
+            store_columns<RIDGE_F32>(out, j, p.n, v);
+        j += PARTS * HELD;
+        if (j >= p.n)
+            return;
+        load_held(x, j, p.n, p.x_bf16, v);
+        if (p.w)
+            load_held(p.w, j, p.n, p.w_bf16, w);
+    }
+}
+
+/* BLOCK: a block a row, else a warp. */
+template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_rows(const __grid_constant__ norm_args p)
+{
+    const int width = BLOCK ? THREADS : 32, at = threadIdx.x % width;
+    const int64_t index = BLOCK ? blockIdx.x : (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t token = index / p.heads, head = index % p.heads, tail = p.n - p.n_rot;
+    const char *x = p.x + token * p.stride + head * p.n * (p.x_bf16 ? 2 : 4);
+    char *out = p.out + token * p.out_stride + head * p.n * (p.out_bf16 ? 2 : 4);
+    float factor = 1.0f;
+
+    ptx_grid_release();
+    ptx_grid_wait();
+    if (token >= p.rows) /* whole rows leave */
+        return;
+    if (p.norm && BLOCK) {
+        float v[HELD];
+
+        factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
+    } else if (p.norm) {
+        factor = ridge_rms_factor(sum_warp(p, x), p.n, p.eps);
+    }
+    for (int64_t i = at; i < p.n_rot / 2; i += width) {
+        const int64_t j = tail + 2 * i;
+        const int64_t pos = p.pos64 ? ((const int64_t *)p.pos)[token] : ((const int32_t *)p.pos)[token];
+        float c, s, y0, y1;
+
+        ridge_rope_angle(pos, p.freqs[i], p.mscale, p.inverse, &c, &s);
+        ridge_rope_turn(element(p, x, j, factor), element(p, x, j + 1, factor), c, s, &y0, &y1);
+        store(out, j, y0, p.out_bf16);
+        store(out, j + 1, y1, p.out_bf16);
+    }
+    for (int64_t j = at; j < tail; j += width)
+        store(out, j, element(p, x, j, factor), p.out_bf16);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[3] = {(const void *)norm_rows<0>, (const void *)norm_rows<1>,
+                                         (const void *)rms_block};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 3, "norm: loading kernels");
+}
+
+static int64_t stride_of(const ridge_operand *x, int64_t packed)
+{
+    return (x->stride ? x->stride : packed) * (x->dtype == RIDGE_F32 ? 4 : 2);
+}
+
+static norm_args collect(const ridge_call *call)
+{
+    const bool rope = call->op == RIDGE_HEAD_RMS_NORM_ROPE_TAIL;
+    const ridge_operand *x = &call->arg[0],
+                        *w = &call->arg[1], /* slots 0 and 1 in both ops */
+                            *out = &call->arg[rope ? (int)RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT : (int)RIDGE_RMS_NORM_OUT];
+    norm_args p = {};
+
+    p.rows = call->dim[0];
+    p.heads = rope ? call->dim[1] : 1;
+    p.n = call->dim[rope ? 2 : 1];
+    p.x = (const char *)x->data;
+    p.x_bf16 = x->dtype == RIDGE_BF16;
+    p.stride = stride_of(x, p.heads * p.n);
+    p.out = (char *)out->data;
+    p.out_bf16 = out->dtype == RIDGE_BF16;
+    p.out_stride = stride_of(out, p.heads * p.n);
+    p.w = w->dtype == RIDGE_NONE ? NULL : w->data;
+    p.w_bf16 = w->dtype == RIDGE_BF16;
+    p.eps = call->opt.norm.eps;
+    p.norm = 1;
+    if (rope) {
+        const ridge_operand *pos = &call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS];
+
+        p.n_rot = call->dim[3];
+        p.pos = pos->data;
+        p.pos64 = pos->dtype == RIDGE_I64;
+        p.freqs = (const double *)call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS].data;
+        p.mscale = call->opt.norm.mscale;
+        p.inverse = (call->flags & RIDGE_ROPE_INVERSE) != 0;
+        p.norm = !(call->flags & RIDGE_ROPE_ONLY);
+    }
+    return p;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
+                           const ridge_call *call, void *, size_t, void *stream)
+{
+    norm_args p = collect(call);
+    const int64_t rows = p.rows * p.heads, blocks = kernel->param[0] ? rows : (rows + WARPS - 1) / WARPS;
+
+    if (rows == 0 || p.n == 0)
+        return RIDGE_OK;
+    return host_launch(device, kernel->name,
+                       functions[kernel->param[0] && call->op == RIDGE_RMS_NORM ? 2 : kernel->param[0]],
+                       dim3((unsigned)blocks), THREADS, &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    const double heads = problem->op == RIDGE_RMS_NORM ? 1.0 : (double)problem->dim[1];
+
+    return (double)problem->dim[0] * heads > 2147483647.0 ? "more than 2^31 - 1 rows" : NULL;
+}
+
+/* Rounds of 256 columns in a row, at 8 warps or 1 block of them, beside the copy. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const bool rope = problem->op != RIDGE_RMS_NORM;
+    const double n = (double)problem->dim[rope ? 2 : 1],
+                 rows = (double)problem->dim[0] * (rope ? (double)problem->dim[1] : 1);
+    const double chain = kernel->param[0] ? 2.5 + n / 1024 * 0.6 : 1.5 + n / 256 * 0.8;
+
+    return chain + rows * n * 8e-3 / device->copy_gbps * (kernel->param[0] ? 1.2 : 1.0);
+}
+
+#define ROW(op_name, op_id, name, block)                                                                           \
+    {                                                                                                              \
+        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121,                                        \
+            RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {block}, why_not, NULL, \
+            cost, launch                                                                                           \
+    }
+
+static const ridge_kernel rows[] = {
+    ROW("rms_norm", RIDGE_RMS_NORM, "warp", 0),
+    ROW("rms_norm", RIDGE_RMS_NORM, "block", 1),
+    ROW("head_rms_norm_rope_tail", RIDGE_HEAD_RMS_NORM_ROPE_TAIL, "warp", 0),
+    ROW("head_rms_norm_rope_tail", RIDGE_HEAD_RMS_NORM_ROPE_TAIL, "block", 1),
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_norm = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -1,0 +1,179 @@
+/* op.c: the op rows of rms_norm and head_rms_norm_rope_tail: operands, problem text, rules. */
+#include <math.h>
+
+#include "src/internal.h"
+
+#define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+#define X_FLOATS (1u << RIDGE_F32 | 1u << RIDGE_BF16)
+#define OPTION(field) ((int)offsetof(ridge_norm_options, field))
+
+static const char *norm_options_rule(const ridge_norm_options *o)
+{
+    if (!(o->eps >= 0.0f) || isinf(o->eps))
+        return "option eps must be finite and not negative";
+    return isfinite(o->mscale) ? NULL : "option mscale must be finite";
+}
+
+static bool norm_plain(const ridge_call *call)
+{
+    return call->opt.norm.mscale == 1.0f;
+}
+
+/* -------------------------------------------------------------------------------------------------------- rms_norm */
+
+static const ridge_field rms_fields[] = {
+    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_RMS_NORM_X},
+    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_RMS_NORM_W},
+    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_RMS_NORM_OUT},
+    {.name = "eps", .kind = RIDGE_FIELD_F32, .index = OPTION(eps), .preset = 1e-6f},
+    {.name = NULL},
+};
+
+static const char *rms_rule(const ridge_call *call)
+{
+    const char *reason = norm_options_rule(&call->opt.norm);
+
+    if (!reason && call->opt.norm.mscale != 1.0f)
+        reason = "option mscale belongs to head_rms_norm_rope_tail";
+    return reason;
+}
+
+static void rms_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    *rows = arg == RIDGE_RMS_NORM_W ? 1 : call->dim[0];
+    *cols = call->dim[1];
+}
+
+static double rms_flops(const ridge_problem *problem)
+{
+    return 4.0 * (double)problem->dim[0] * (double)problem->dim[1];
+}
+
+static void rms_defaults(ridge_call *call)
+{
+    *call = ridge_rms_norm(0, 0, RIDGE_F32, NULL, RIDGE_F32, NULL, RIDGE_F32, NULL);
+}
+
+const ridge_op_row ridge_op_rms_norm = {
+    .id = RIDGE_RMS_NORM,
+    .name = "rms_norm",
+    .summary = "(x / sqrt(mean(x^2) + eps)) * w",
+    .dims = 2,
+    .dim_name = {"rows", "cols"},
+    .args = 3,
+    .arg =
+        {
+            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[rows, cols]"},
+            {"w", RIDGE_IN, 1, -1, RIDGE_VECTOR, X_FLOATS, 0, "[cols]"},
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 1u << RIDGE_RMS_NORM_X, "[rows, cols]"},
+        },
+    .fields = rms_fields,
+    .contract = CONTRACT,
+    .invariant_max = INT64_MAX,
+    .bound = "(cols/512 + 8) units of 2^-23 of |ref|, and half an ulp of out",
+    .rule = rms_rule,
+    .extent = rms_extent,
+    .plain = norm_plain,
+    .flops = rms_flops,
+    .defaults = rms_defaults,
+};
+
+/* ----------------------------------------------------------------------------------------- head_rms_norm_rope_tail */
+
+static const ridge_field rope_fields[] = {
+    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "heads", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "head_dim", .kind = RIDGE_FIELD_DIM, .index = 2},
+    {.name = "n_rot", .kind = RIDGE_FIELD_DIM, .index = 3},
+    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X},
+    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W},
+    {.name = "pos", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS},
+    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT},
+    {.name = "inverse", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROPE_INVERSE},
+    {.name = "rope_only", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROPE_ONLY},
+    {.name = "eps", .kind = RIDGE_FIELD_F32, .index = OPTION(eps), .preset = 1e-6f},
+    {.name = "mscale", .kind = RIDGE_FIELD_F32, .index = OPTION(mscale), .preset = 1.0f},
+    {.name = NULL},
+};
+
+static const char *rope_rule(const ridge_call *call)
+{
+    const char *reason = norm_options_rule(&call->opt.norm);
+
+    if (!reason && call->dim[3] > call->dim[2])
+        reason = "n_rot is above head_dim";
+    if (!reason && (call->flags & RIDGE_ROPE_ONLY) && call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W].data)
+        reason = "operand w must be absent with RIDGE_ROPE_ONLY";
+    return reason;
+}
+
+static void rope_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    *rows = 1;
+    switch (arg) {
+    case RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W:
+        *cols = call->dim[2];
+        break;
+    case RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS:
+        *cols = call->dim[0];
+        break;
+    case RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS:
+        *cols = call->dim[3] / 2;
+        break;
+    default: /* a product that overflows is refused as a row of 2^62 elements */
+        *rows = call->dim[0];
+        if (__builtin_mul_overflow(call->dim[1], call->dim[2], cols) || *cols < 0)
+            *cols = INT64_C(1) << 62;
+        break;
+    }
+}
+
+static void rope_settle(ridge_call *call)
+{
+    if (call->flags & RIDGE_ROPE_ONLY)
+        call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W].dtype = RIDGE_NONE;
+}
+
+static double rope_flops(const ridge_problem *problem)
+{
+    const double heads = (double)problem->dim[0] * (double)problem->dim[1];
+
+    return heads * (4.0 * (double)problem->dim[2] + 3.0 * (double)problem->dim[3]);
+}
+
+static void rope_defaults(ridge_call *call)
+{
+    *call = ridge_head_rms_norm_rope_tail(0, 0, 0, 0, RIDGE_F32, NULL, RIDGE_F32, NULL, NULL, NULL, RIDGE_F32, NULL);
+}
+
+const ridge_op_row ridge_op_head_rms_norm_rope_tail = {
+    .id = RIDGE_HEAD_RMS_NORM_ROPE_TAIL,
+    .name = "head_rms_norm_rope_tail",
+    .summary = "rms_norm of every head, then RoPE on its last n_rot elements",
+    .dims = 4,
+    .dim_name = {"tokens", "heads", "head_dim", "n_rot"},
+    .step = {0, 0, 2, 2},
+    .args = 5,
+    .arg =
+        {
+            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},
+            {"w", RIDGE_IN, 1, -1, RIDGE_VECTOR, X_FLOATS, 0, "[head_dim]"},
+            {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, 1u << RIDGE_I32 | 1u << RIDGE_I64, 0, "[tokens]"},
+            {"freqs", RIDGE_IN, 0, -1, RIDGE_VECTOR, 1u << RIDGE_F64, 0, "[n_rot/2]"},
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 1u << RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X,
+             "[tokens, heads*head_dim]"},
+        },
+    .fields = rope_fields,
+    .flags = RIDGE_ROPE_INVERSE | RIDGE_ROPE_ONLY,
+    .contract = CONTRACT,
+    .invariant_max = INT64_MAX,
+    .bound = "that of rms_norm with |x0 c| + |x1 s| for |ref|, and 3 units of 2^-24 of that for the rotation",
+    .rule = rope_rule,
+    .extent = rope_extent,
+    .plain = norm_plain,
+    .settle = rope_settle,
+    .flops = rope_flops,
+    .defaults = rope_defaults,
+};

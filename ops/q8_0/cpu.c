@@ -1,0 +1,469 @@
+/* cpu.c: Q8_0 decode on the CPU: the C references, the threads around the SIMD rows (cpu_simd.h), and
+ * the kernel list.
+ *
+ * The references are the oracle of every test. A fused op's is the composition of the unfused ones, through f32
+ * matrices in the workspace; nothing is shared with the fast rows but the formulas of src/math/q8_0.h. */
+#include "cpu.h"
+
+#include <string.h>
+
+#include "cpu/num.h"
+#include "ops/swiglu/cpu.h"
+
+/* -------------------------------------------------------------------------------------------------------- arguments */
+
+static q8_0_weight weight_of(const ridge_call *call, int slot, int64_t rows)
+{
+    const ridge_operand *w = &call->arg[slot], *s = &call->arg[slot + 1];
+    const int64_t blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
+    q8_0_weight m = {.codes = w->data, .rows = rows};
+
+    if (w->dtype == RIDGE_I8) {
+        m.stride = q8_0_stride(w, call->dim[1]);
+        m.step = RIDGE_Q8_0_BLOCK;
+        m.scales = s->data;
+        m.scale_stride = 2 * q8_0_stride(s, blocks);
+        m.scale_step = 2;
+    } else {
+        m.stride = m.scale_stride = q8_0_stride(w, blocks * RIDGE_Q8_0_BYTES);
+        m.step = m.scale_step = RIDGE_Q8_0_BYTES;
+        m.scales = w->data;
+        if (m.codes)
+            m.codes += 2;
+    }
+    return m;
+}
+
+static q8_0_args collect(const ridge_call *call)
+{
+    q8_0_args a = {.call = call, .tokens = call->dim[0], .blocks = call->dim[1] / RIDGE_Q8_0_BLOCK};
+    const int64_t rows = call->dim[2];
+
+    a.weight[0] = weight_of(call, 2, rows);
+    if (call->op == RIDGE_Q8_0_PAIR)
+        a.weight[1] = weight_of(call, 4, call->dim[3]);
+    if (call->op == RIDGE_Q8_0_GATE_UP_SWIGLU) {
+        a.weight[1] = weight_of(call, 4, rows);
+        a.swiglu = ridge_swiglu_resolve(call->opt.swiglu);
+    }
+    return a;
+}
+
+/* -------------------------------------------------------------------------------------------------------- reference */
+
+static float load(uint32_t dtype, const void *x, int64_t i)
+{
+    return dtype == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
+}
+
+static void store(const ridge_operand *x, int64_t i, float value)
+{
+    if (x->dtype == RIDGE_BF16)
+        ((uint16_t *)x->data)[i] = ridge_bf16_from_f32(value);
+    else
+        ((float *)x->data)[i] = ridge_f32_canonical(value);
+}
+
+static void reference_quantize(uint32_t dtype, const void *x, int64_t cols, int8_t *codes, float *scales)
+{
+    for (int64_t b = 0; b < cols / RIDGE_Q8_0_BLOCK; b++) {
+        const int64_t first = b * RIDGE_Q8_0_BLOCK;
+        uint32_t amax = 0;
+        float r;
+
+        for (int64_t i = first; i < first + RIDGE_Q8_0_BLOCK; i++)
+            if (ridge_magnitude(load(dtype, x, i)) > amax)
+                amax = ridge_magnitude(load(dtype, x, i));
+        scales[b] = ridge_q8_0_x_scale(amax, &r);
+        for (int64_t i = first; i < first + RIDGE_Q8_0_BLOCK; i++)
+            codes[i] = (int8_t)ridge_q8_0_x_code(load(dtype, x, i), r);
+    }
+}
+
+/* Activations as codes and scales, row strides in elements. */
+typedef struct quantised {
+    const int8_t *codes;
+    const float *scales;
+    int64_t stride, ld;
+} quantised;
+
+typedef void quantize_row(uint32_t dtype, const void *x, int64_t cols, int8_t *codes, float *scales);
+
+static void quantize_rows(const ridge_call *call, quantize_row *row)
+{
+    const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], *q = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES],
+                        *s = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
+    const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, size = x->dtype == RIDGE_F32 ? 4 : 2;
+
+#pragma omp parallel if (rows > 1 && rows * cols >= 32768)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < rows; r++)
+            row(x->dtype, (const char *)x->data + r * q8_0_stride(x, cols) * size, cols,
+                (int8_t *)q->data + r * q8_0_stride(q, cols),
+                (float *)s->data + r * q8_0_stride(s, cols / RIDGE_Q8_0_BLOCK));
+        ridge_fp_end(mode);
+    }
+}
+
+static ridge_status launch_quantize_reference(const ridge_device *device, const ridge_kernel *kernel,
+                                              const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                              size_t bytes, void *stream)
+{
+    quantize_row *volatile row = reference_quantize; /* no arithmetic moves across the change of mode */
+
+    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    quantize_rows(call, row);
+    return RIDGE_OK;
+}
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* The next part of the workspace. */
+static void *take(char **workspace, size_t bytes)
+{
+    char *part = *workspace;
+
+    *workspace += round_up(bytes);
+    return part;
+}
+
+static quantised reference_x(const ridge_call *call, char **workspace)
+{
+    const ridge_operand *x = &call->arg[0], *s = &call->arg[1];
+    const int64_t tokens = call->dim[0], cols = call->dim[1], blocks = cols / RIDGE_Q8_0_BLOCK;
+    quantize_row *volatile row = reference_quantize;
+    quantised q = {x->data, s->data, q8_0_stride(x, cols), q8_0_stride(s, blocks)};
+    ridge_call inside;
+
+    if (x->dtype == RIDGE_I8)
+        return q;
+    inside =
+        ridge_q8_0_quantize_rows(tokens, cols, (ridge_dtype)x->dtype, x->data, take(workspace, (size_t)(tokens * cols)),
+                                 take(workspace, (size_t)(tokens * blocks) * sizeof(float)));
+    inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_X].stride = x->stride;
+    quantize_rows(&inside, row);
+    q.codes = inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES].data;
+    q.scales = inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES].data;
+    q.stride = cols;
+    q.ld = blocks;
+    return q;
+}
+
+static float reference_dot(const quantised *x, int64_t token, const q8_0_weight *w, int64_t row, int64_t blocks)
+{
+    const int8_t *codes = x->codes + token * x->stride;
+    const float *scales = x->scales + token * x->ld;
+    float acc[RIDGE_Q8_0_PARTS] = {0};
+
+    for (int64_t b = 0; b < blocks; b++) {
+        const int8_t *q = (const int8_t *)w->codes + row * w->stride + b * w->step;
+        float *part = &acc[ridge_q8_0_part(b)];
+        int32_t dot = 0;
+        uint16_t half;
+
+        memcpy(&half, w->scales + row * w->scale_stride + b * w->scale_step, sizeof half);
+        for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+            dot += q[i] * codes[b * RIDGE_Q8_0_BLOCK + i];
+        *part = ridge_q8_0_step(*part, ridge_f32_from_f16(half), scales[b], dot);
+    }
+    return ridge_q8_0_tree(acc);
+}
+
+/* out[t, r] for all tokens and rows of one weight. */
+static void reference_matmul(const quantised *x, const q8_0_args *a, int which, const ridge_operand *out)
+{
+    float (*volatile const dot)(const quantised *, int64_t, const q8_0_weight *, int64_t, int64_t) = reference_dot;
+    const q8_0_weight *w = &a->weight[which];
+    const int64_t stride = q8_0_stride(out, w->rows);
+
+#pragma omp parallel
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < w->rows; r++)
+            for (int64_t t = 0; t < a->tokens; t++)
+                store(out, t * stride + r, dot(x, t, w, r, a->blocks));
+        ridge_fp_end(mode);
+    }
+}
+
+/* A packed f32 matrix [tokens, rows] of the workspace. */
+static ridge_operand scratch(const q8_0_args *a, char **workspace)
+{
+    ridge_operand m = {.dtype = RIDGE_F32};
+
+    m.data = take(workspace, (size_t)(a->tokens * a->weight[0].rows) * sizeof(float));
+    return m;
+}
+
+static void reference_gate_up(const q8_0_args *a, const quantised *x, char *workspace)
+{
+    const ridge_call *call = a->call;
+    const ridge_operand *out = &call->arg[RIDGE_Q8_0_GATE_UP_SWIGLU_OUT];
+    const ridge_operand gate = scratch(a, &workspace), up = scratch(a, &workspace), y = scratch(a, &workspace);
+    const int64_t rows = call->dim[2];
+    ridge_call swiglu = ridge_swiglu_fwd(a->tokens, rows, RIDGE_F32, gate.data, up.data, y.data);
+
+    reference_matmul(x, a, 0, &gate);
+    reference_matmul(x, a, 1, &up);
+    swiglu.flags = call->flags & RIDGE_ACTIVATION;
+    swiglu.opt.swiglu = call->opt.swiglu;
+    swiglu.arg[RIDGE_SWIGLU_FWD_ROW_SCALE] = call->arg[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE];
+    ridge_cpu_swiglu_reference(&swiglu);
+    for (int64_t t = 0; t < a->tokens; t++)
+        for (int64_t r = 0; r < rows; r++)
+            store(out, t * q8_0_stride(out, rows) + r, ((const float *)y.data)[t * rows + r]);
+}
+
+/* One token; v = W x (+ add) in f32. */
+static void reference_expand(const ridge_call *call, int64_t t, const float *v)
+{
+    const ridge_operand *arg = call->arg, *res = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_RES];
+    const ridge_operand *out = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT], *add = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD];
+    const ridge_operand *post = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_POST], *comb = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB];
+    const int64_t rows = call->dim[2], n = call->dim[3];
+    const float *p = (const float *)post->data + t * q8_0_stride(post, n);
+    const float *c = (const float *)comb->data + t * q8_0_stride(comb, n * n);
+    const float *x = (const float *)res->data + t * q8_0_stride(res, n * rows);
+
+    for (int64_t r = 0; r < rows; r++) {
+        const float more = add->data ? ((const float *)add->data)[t * q8_0_stride(add, rows) + r] : 0.0f;
+        const float sum = add->data ? v[r] + more : v[r];
+
+        for (int64_t dst = 0; dst < n; dst++) {
+            float acc = ridge_hc_start(sum, p[dst]);
+
+            for (int64_t src = 0; src < n; src++)
+                acc = ridge_hc_step(acc, c[dst + n * src], x[src * rows + r]);
+            store(out, t * q8_0_stride(out, n * rows) + dst * rows + r, acc);
+        }
+    }
+}
+
+static void reference_hc(const q8_0_args *a, const quantised *x, char *workspace)
+{
+    void (*volatile const expand)(const ridge_call *, int64_t, const float *) = reference_expand;
+    const ridge_operand v = scratch(a, &workspace), *y = &a->call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_Y];
+    const int64_t rows = a->call->dim[2];
+    unsigned mode;
+
+    reference_matmul(x, a, 0, &v);
+    mode = ridge_fp_begin();
+    for (int64_t t = 0; t < a->tokens; t++) {
+        const float *from = (const float *)v.data + t * rows;
+
+        if (y->data)
+            memcpy((float *)y->data + t * q8_0_stride(y, rows), from, (size_t)rows * sizeof *from);
+        expand(a->call, t, from);
+    }
+    ridge_fp_end(mode);
+}
+
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
+                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                     size_t bytes, void *stream)
+{
+    const q8_0_args a = collect(call);
+    char *rest = workspace;
+    quantised x;
+
+    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    if (a.tokens == 0)
+        return RIDGE_OK;
+    x = reference_x(call, &rest);
+    switch (call->op) {
+    case RIDGE_Q8_0_MATMUL:
+        reference_matmul(&x, &a, 0, &call->arg[RIDGE_Q8_0_MATMUL_OUT]);
+        break;
+    case RIDGE_Q8_0_PAIR:
+        reference_matmul(&x, &a, 0, &call->arg[RIDGE_Q8_0_PAIR_OUT0]);
+        reference_matmul(&x, &a, 1, &call->arg[RIDGE_Q8_0_PAIR_OUT1]);
+        break;
+    case RIDGE_Q8_0_GATE_UP_SWIGLU:
+        reference_gate_up(&a, &x, rest);
+        break;
+    default:
+        reference_hc(&a, &x, rest);
+        break;
+    }
+    return RIDGE_OK;
+}
+
+/* Quantised x, and the f32 matrices between the parts of a fused op. */
+static size_t reference_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const size_t tokens = (size_t)problem->dim[0], cols = (size_t)problem->dim[1];
+    const size_t matrix = round_up(tokens * (size_t)problem->dim[2] * sizeof(float));
+    size_t bytes = 0;
+
+    (void)device, (void)kernel;
+    if (problem->dtype[0] != RIDGE_I8)
+        bytes += round_up(tokens * cols) + round_up(tokens * cols / RIDGE_Q8_0_BLOCK * sizeof(float));
+    if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU)
+        bytes += 3 * matrix;
+    if (problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
+        bytes += matrix;
+    return bytes;
+}
+
+/* -------------------------------------------------------------------------------------------------------- SIMD rows */
+
+#if defined(__x86_64__)
+
+/* param[1]: which of them. */
+static const q8_0_vectors *const vectors[] = {&ridge_cpu_q8_0_avx2, &ridge_cpu_q8_0_avxvnni, &ridge_cpu_q8_0_vnni256,
+                                              &ridge_cpu_q8_0_avx512vnni};
+enum { AVX2 = 0, AVXVNNI, VNNI256, AVX512VNNI };
+
+static int64_t groups_of(int64_t cols)
+{
+    return (cols / RIDGE_Q8_0_BLOCK + Q8_0_GROUP - 1) / Q8_0_GROUP;
+}
+
+static int64_t units_of(const q8_0_weight *w)
+{
+    return (w->rows + Q8_0_ROWS - 1) / Q8_0_ROWS;
+}
+
+/* x of the groups [first, last) of all tokens, counted together. */
+static void prepare(const q8_0_vectors *v, const q8_0_args *a, int64_t first, int64_t last)
+{
+    for (int64_t i = first; i < last; i++)
+        v->prepare(a, i % a->tokens, i / a->tokens);
+}
+
+/* Units of Q8_0_ROWS rows, those of the first weight before those of the second (which gate_up_swiglu takes along).
+ * Little x is prepared by the caller alone: a barrier among threads that sleep takes about 30
+ * microseconds. */
+static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
+                                   const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    const q8_0_vectors *v = vectors[kernel->param[1]];
+    q8_0_args a = collect(call);
+    const int64_t groups = groups_of(call->dim[1]), first = units_of(&a.weight[0]);
+    const int64_t units = first + (call->op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
+    const bool shared = a.tokens * call->dim[1] > 16384;
+
+    (void)device, (void)problem, (void)bytes, (void)stream;
+    a.prepared = workspace;
+    if (a.tokens == 0)
+        return RIDGE_OK;
+    if (!shared) {
+        unsigned mode = ridge_fp_begin();
+
+        prepare(v, &a, 0, groups * a.tokens);
+        ridge_fp_end(mode);
+    }
+#pragma omp parallel if (units > 1 && units * Q8_0_ROWS * call->dim[1] >= 65536)
+    {
+        unsigned mode = ridge_fp_begin();
+        if (shared) {
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < groups * a.tokens; i++)
+                prepare(v, &a, i, i + 1);
+        }
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < units; i++) {
+            const int which = i >= first;
+            const int64_t row = (i - (which ? first : 0)) * Q8_0_ROWS, left = a.weight[which].rows - row;
+
+            v->rows(&a, which, row, left < Q8_0_ROWS ? (int)left : Q8_0_ROWS);
+        }
+        ridge_fp_end(mode);
+    }
+    return RIDGE_OK;
+}
+
+static ridge_status launch_quantize_vectors(const ridge_device *device, const ridge_kernel *kernel,
+                                            const ridge_problem *problem, const ridge_call *call, void *workspace,
+                                            size_t bytes, void *stream)
+{
+    (void)device, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    quantize_rows(call, vectors[kernel->param[1]]->quantize);
+    return RIDGE_OK;
+}
+
+static size_t vectors_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)device;
+    return (size_t)problem->dim[0] * (size_t)groups_of(problem->dim[1]) * vectors[kernel->param[1]]->prepared;
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)problem;
+    if (kernel->param[1] == AVXVNNI && !(device->features & RIDGE_HAS_AVX_VNNI))
+        return "this processor has no AVX-VNNI";
+    if (kernel->param[1] >= VNNI256 && !(device->features & RIDGE_HAS_AVX512_VNNI))
+        return "this processor has no AVX512-VNNI";
+    return NULL;
+}
+
+#endif
+
+/* ------------------------------------------------------------------------------------------------------------- list */
+
+/* param[0] is the row's time with one token in percent of the time the memory needs, param[2] what each further token
+ * adds. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    double percent = kernel->param[0] + kernel->param[2] * (double)(problem->dim[0] - 1);
+    double rows = (double)problem->dim[2];
+
+    if (problem->op == RIDGE_Q8_0_QUANTIZE_ROWS) {
+        rows = 5 * (double)problem->dim[0];
+        percent = kernel->param[0];
+    }
+    if (problem->op == RIDGE_Q8_0_PAIR)
+        rows += (double)problem->dim[3];
+    if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU)
+        rows *= 2;
+    return rows * (double)problem->dim[1] * 1e-3 / device->copy_gbps * 0.01 * percent;
+}
+
+#define CONTRACTS (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+
+#define REFERENCE(op_name, op_id, need, launcher)                                                            \
+    {                                                                                                        \
+        .name = "cpu." op_name ".c", .op = op_id, .arch_min = RIDGE_ARCH_C, .arch_max = RIDGE_ARCH_AVX512,   \
+        .contract = CONTRACTS, .param = {5000, 0, 5000}, .workspace = need, .cost = cost, .launch = launcher \
+    }
+
+#define ROW(op_name, op_id, set_name, low, percent, more, set, need, launcher)                                     \
+    {                                                                                                              \
+        .name = "cpu." op_name "." set_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,          \
+        .contract = CONTRACTS, .param = {percent, set, more}, .why_not = why_not, .workspace = need, .cost = cost, \
+        .launch = launcher                                                                                         \
+    }
+
+#if defined(__x86_64__)
+#define ROWS(op_name, op_id)                                                                                      \
+    ROW(op_name, op_id, "avx512vnni", RIDGE_ARCH_AVX512, 240, 18, AVX512VNNI, vectors_workspace, launch_vectors), \
+        ROW(op_name, op_id, "vnni256", RIDGE_ARCH_AVX512, 130, 38, VNNI256, vectors_workspace, launch_vectors),   \
+        ROW(op_name, op_id, "avxvnni", RIDGE_ARCH_AVX2, 135, 40, AVXVNNI, vectors_workspace, launch_vectors),     \
+        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 150, 53, AVX2, vectors_workspace, launch_vectors),           \
+        REFERENCE(op_name, op_id, reference_workspace, launch_reference)
+#else
+#define ROWS(op_name, op_id) REFERENCE(op_name, op_id, reference_workspace, launch_reference)
+#endif
+
+static const ridge_kernel rows[] = {
+#if defined(__x86_64__)
+    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "vnni256", RIDGE_ARCH_AVX512, 120, 0, VNNI256, NULL,
+        launch_quantize_vectors),
+    ROW("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, "avx2", RIDGE_ARCH_AVX2, 140, 0, AVX2, NULL,
+        launch_quantize_vectors),
+#endif
+    REFERENCE("q8_0_quantize_rows", RIDGE_Q8_0_QUANTIZE_ROWS, NULL, launch_quantize_reference),
+    ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
+    ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
+    ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
+};
+
+const ridge_kernel_list ridge_cpu_q8_0_matmul = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

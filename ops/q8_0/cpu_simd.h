@@ -1,0 +1,465 @@
+/* cpu_simd.h: the SIMD rows of Q8_0 decode, once an instruction set.
+ *
+ * A vector has one lane per partition (8), or two rows of them (16, avx512vnni). Blocks 4p + j, p = 0 ..
+ * 7, of a group of 32 are the j-th step of all eight partitions, so the canonical order is eight independent chains in
+ * eight lanes, and no lane is ever added to another before the tree. For a step, the codes of its eight blocks are
+ * turned: vector k has the k-th four codes of each block, the integer dots grow lane by lane without a horizontal sum,
+ * and x, laid out the same way once per call (prepare), is shared by all rows. Weights are read once for all tokens.
+ *
+ * Dots: VNNI multiplies unsigned by signed bytes, so a weight is taken as w + 128 and 128 * (sum of x's block) is
+ * subtracted up front, all exact in int32. Without VNNI, bytes are widened to 16 bits, even and odd ones apart
+ * (pmaddubsw would saturate at -128 * -128 and needs signs). Leaves out: threads, argument checks, references
+ * (cpu.c).
+ * Compiled for: avx2, avxvnni, vnni256, avx512vnni. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "cpu/num.h"
+#include "cpu.h"
+
+enum { PARTS = RIDGE_Q8_0_PARTS, RUN = RIDGE_Q8_0_RUN, WORDS = RIDGE_Q8_0_BLOCK / 4, TOKENS = RIDGE_Q8_0_MAX_TOKENS };
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+enum { VNNI = 1, X_BYTES = 4 * PARTS };
+#else
+enum { VNNI = 0, X_BYTES = 8 * PARTS }; /* two halves of 16-bit codes */
+#endif
+
+/* A token's blocks 32 g .. 32 g + 31. */
+typedef struct group {
+    _Alignas(64) float scale[RUN][PARTS];
+    int32_t start[RUN][PARTS]; /* of the dots: -128 times the sum of the block's codes, 0 without VNNI */
+    uint8_t codes[RUN][WORDS][X_BYTES];
+} group;
+
+/* ------------------------------------------------------------------------------------------------------ vocabulary */
+
+#if RIDGE_SIMD_avx512vnni
+enum { HIGH = 2 }; /* rows of a vector */
+typedef __m512i ivec;
+typedef __m512 fvec;
+#define both_i(from) _mm512_broadcast_i32x8(_mm256_load_si256((const __m256i *)(const void *)(from)))
+#define both_f(from) _mm512_broadcast_f32x8(_mm256_load_ps(from))
+#define zero_f() _mm512_setzero_ps()
+#define mul_f(a, b) _mm512_mul_ps(a, b)
+#define fma_f(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define to_f(a) _mm512_cvtepi32_ps(a)
+#define low32(a, b) _mm512_unpacklo_epi32(a, b)
+#define high32(a, b) _mm512_unpackhi_epi32(a, b)
+#define low64(a, b) _mm512_unpacklo_epi64(a, b)
+#define high64(a, b) _mm512_unpackhi_epi64(a, b)
+#define flip(a) _mm512_xor_si512(a, _mm512_set1_epi32((int)0x80808080u))
+#define dot_bytes(acc, w, x) _mm512_dpbusd_epi32(acc, w, x)
+#define low_half(a) _mm512_castps512_ps256(a)
+#define high_half(a) _mm512_extractf32x8_ps(a, 1)
+#define dot_words(acc, w, x) _mm512_add_epi32(acc, _mm512_madd_epi16(w, x))
+#define even_words(a) _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8)
+#define odd_words(a) _mm512_srai_epi16(a, 8)
+#else
+enum { HIGH = 1 };
+typedef __m256i ivec;
+typedef __m256 fvec;
+#define both_i(from) _mm256_load_si256((const __m256i *)(const void *)(from))
+#define both_f(from) _mm256_load_ps(from)
+#define zero_f() _mm256_setzero_ps()
+#define mul_f(a, b) _mm256_mul_ps(a, b)
+#define fma_f(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define to_f(a) _mm256_cvtepi32_ps(a)
+#define low32(a, b) _mm256_unpacklo_epi32(a, b)
+#define high32(a, b) _mm256_unpackhi_epi32(a, b)
+#define low64(a, b) _mm256_unpacklo_epi64(a, b)
+#define high64(a, b) _mm256_unpackhi_epi64(a, b)
+#define flip(a) _mm256_xor_si256(a, _mm256_set1_epi32((int)0x80808080u))
+#ifdef __AVX512VNNI__
+#define dot_bytes(acc, w, x) _mm256_dpbusd_epi32(acc, w, x)
+#else
+#define dot_bytes(acc, w, x) _mm256_dpbusd_avx_epi32(acc, w, x)
+#endif
+#define low_half(a) (a)
+#define high_half(a) (a)
+#define dot_words(acc, w, x) _mm256_add_epi32(acc, _mm256_madd_epi16(w, x))
+#define even_words(a) _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8)
+#define odd_words(a) _mm256_srai_epi16(a, 8)
+#endif
+
+/* Where the 32 blocks of a group lie, for the rows of a vector. */
+typedef struct place {
+    const uint8_t *codes[HIGH];
+    const uint16_t *scales[HIGH]; /* 32 halves in a row */
+    int64_t step;                 /* bytes from block to block */
+} place;
+
+static inline __m128i load16(const uint8_t *from)
+{
+    return _mm_loadu_si128((const __m128i *)(const void *)from);
+}
+
+/* Half h of blocks 4q + j and 4(q + 4) + j, of every row of the vector. */
+static inline __attribute__((always_inline)) ivec half_blocks(const place *at, int j, int q, int h)
+{
+    const uint8_t *low = at->codes[0] + (RUN * q + j) * at->step + 16 * h, *high = low + 4 * RUN * at->step;
+    __m256i first = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(low)), load16(high), 1);
+#if RIDGE_SIMD_avx512vnni
+    const uint8_t *low1 = at->codes[1] + (RUN * q + j) * at->step + 16 * h, *high1 = low1 + 4 * RUN * at->step;
+    __m256i second = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(low1)), load16(high1), 1);
+
+    return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+#else
+    return first;
+#endif
+}
+
+/* w[k]: in lane p (of each row) codes 4k .. 4k + 3 of block 4p + j. */
+static inline __attribute__((always_inline)) void turn(const place *at, int j, ivec *w)
+{
+    for (int h = 0; h < 2; h++) {
+        const ivec a = half_blocks(at, j, 0, h), b = half_blocks(at, j, 1, h);
+        const ivec c = half_blocks(at, j, 2, h), d = half_blocks(at, j, 3, h);
+        const ivec ab0 = low32(a, b), ab1 = high32(a, b), cd0 = low32(c, d), cd1 = high32(c, d);
+
+        w[4 * h] = low64(ab0, cd0);
+        w[4 * h + 1] = high64(ab0, cd0);
+        w[4 * h + 2] = low64(ab1, cd1);
+        w[4 * h + 3] = high64(ab1, cd1);
+    }
+}
+
+/* d[j]: f32 scales of blocks 4p + j in lane p. */
+static inline __attribute__((always_inline)) void scales_of(const place *at, fvec *d)
+{
+#if RIDGE_SIMD_avx512vnni
+    const __m512i a = _mm512_loadu_si512(at->scales[0]), b = _mm512_loadu_si512(at->scales[1]);
+    const __m512i first =
+        _mm512_set_epi16(60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0, 60, 56, 52, 48, 44, 40, 36, 32,
+                         28, 24, 20, 16, 12, 8, 4, 0); /* 32 and above: the second row */
+
+    for (int j = 0; j < RUN; j++)
+        d[j] = _mm512_cvtph_ps(_mm512_castsi512_si256(
+            _mm512_permutex2var_epi16(a, _mm512_add_epi16(first, _mm512_set1_epi16((short)j)), b)));
+#else
+    __m256 v[4];
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+
+    for (int i = 0; i < 4; i++) /* blocks 8i .. 8i + 7: runs 2i and 2i + 1 */
+        v[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(at->scales[0] + 8 * i)));
+    {
+        const __m256 a = _mm256_unpacklo_ps(v[0], v[1]), b = _mm256_unpackhi_ps(v[0], v[1]);
+        const __m256 c = _mm256_unpacklo_ps(v[2], v[3]), e = _mm256_unpackhi_ps(v[2], v[3]);
+        /* even runs in the low half, odd ones in the high half */
+        const __m256 t[4] = {_mm256_shuffle_ps(a, c, 0x44), _mm256_shuffle_ps(a, c, 0xee),
+                             _mm256_shuffle_ps(b, e, 0x44), _mm256_shuffle_ps(b, e, 0xee)};
+
+        for (int j = 0; j < RUN; j++)
+            d[j] = _mm256_permutevar8x32_ps(t[j], order);
+    }
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------ activations */
+
+/* 32 activations as f32. */
+static void widen(uint32_t dtype, const void *x, float *to)
+{
+    if (dtype == RIDGE_BF16) {
+        uint16_t raw[RIDGE_Q8_0_BLOCK];
+
+        memcpy(raw, x, sizeof raw);
+        for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+            to[i] = ridge_f32_from_bf16(raw[i]);
+    } else {
+        memcpy(to, x, RIDGE_Q8_0_BLOCK * sizeof *to);
+    }
+}
+
+static float quantize_block(uint32_t dtype, const void *x, int8_t *codes)
+{
+    float v[RIDGE_Q8_0_BLOCK], d, r;
+    uint32_t amax = 0;
+
+    widen(dtype, x, v);
+    for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+        amax = ridge_magnitude(v[i]) > amax ? ridge_magnitude(v[i]) : amax;
+    d = ridge_q8_0_x_scale(amax, &r);
+    for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+        codes[i] = (int8_t)ridge_q8_0_x_code(v[i], r);
+    return d;
+}
+
+static void quantize(uint32_t dtype, const void *x, int64_t cols, int8_t *codes, float *scales)
+{
+    const int64_t size = dtype == RIDGE_F32 ? 4 : 2;
+
+    for (int64_t b = 0; b < cols / RIDGE_Q8_0_BLOCK; b++)
+        scales[b] = quantize_block(dtype, (const char *)x + b * RIDGE_Q8_0_BLOCK * size, codes + b * RIDGE_Q8_0_BLOCK);
+}
+
+static void prepare(const q8_0_args *args, int64_t t, int64_t g)
+{
+    const ridge_operand *x = &args->call->arg[0], *s = &args->call->arg[1];
+    const int64_t cols = args->call->dim[1], size = x->dtype == RIDGE_F32 ? 4 : x->dtype == RIDGE_BF16 ? 2 : 1;
+    const char *from = (const char *)x->data + (t * q8_0_stride(x, cols) + g * Q8_0_GROUP * RIDGE_Q8_0_BLOCK) * size;
+    group *to = (group *)args->prepared + g * args->tokens + t;
+
+    for (int b = 0; b < Q8_0_GROUP; b++) {
+        const int p = b / RUN, j = b % RUN;
+        int8_t codes[RIDGE_Q8_0_BLOCK] = {0};
+        float scale = 0;
+        int sum = 0;
+
+        if (g * Q8_0_GROUP + b < args->blocks && x->dtype == RIDGE_I8) {
+            memcpy(codes, from + b * RIDGE_Q8_0_BLOCK, sizeof codes);
+            scale = ((const float *)s->data)[t * q8_0_stride(s, args->blocks) + g * Q8_0_GROUP + b];
+        } else if (g * Q8_0_GROUP + b < args->blocks) {
+            scale = quantize_block(x->dtype, from + b * RIDGE_Q8_0_BLOCK * size, codes);
+        }
+        for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+            sum += codes[i];
+        to->scale[j][p] = scale;
+        to->start[j][p] = VNNI ? -128 * sum : 0;
+        for (int k = 0; k < WORDS; k++) {
+            if (VNNI) {
+                memcpy(&to->codes[j][k][4 * p], codes + 4 * k, 4);
+            } else {
+                const int16_t even[2] = {codes[4 * k], codes[4 * k + 2]}, odd[2] = {codes[4 * k + 1], codes[4 * k + 3]};
+
+                memcpy(&to->codes[j][k][4 * p], even, 4);
+                memcpy(&to->codes[j][k][X_BYTES / 2 + 4 * p], odd, 4);
+            }
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+/* Step j of a group for all tokens: acc[t] = fma(wd * xs, dot, acc[t]) in every partition. */
+static inline __attribute__((always_inline)) void step(const place *at, int j, fvec wd, const group *x, int64_t tokens,
+                                                       fvec *acc)
+{
+    ivec w[WORDS], odd[WORDS];
+
+    turn(at, j, w);
+    for (int k = 0; k < WORDS; k++) {
+        odd[k] = odd_words(w[k]);
+        w[k] = VNNI ? flip(w[k]) : even_words(w[k]);
+    }
+    for (int64_t t = 0; t < tokens; t++) {
+        ivec dot = both_i(x[t].start[j]);
+
+        for (int k = 0; k < WORDS; k++) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+            dot = dot_bytes(dot, w[k], both_i(x[t].codes[j][k]));
+#else
+            dot = dot_words(dot, w[k], both_i(x[t].codes[j][k]));
+            dot = dot_words(dot, odd[k], both_i(x[t].codes[j][k] + X_BYTES / 2));
+#endif
+        }
+        acc[t] = fma_f(mul_f(wd, both_f(x[t].scale[j])), to_f(dot), acc[t]);
+    }
+    (void)odd;
+}
+
+/* Row `row` and, in the second half of a vector, row + far. */
+static inline place place_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, uint16_t (*halves)[Q8_0_GROUP])
+{
+    place at = {.step = w->step};
+
+    for (int i = 0; i < HIGH; i++) {
+        const int64_t r = row + i * far, block = g * Q8_0_GROUP;
+        const uint8_t *scales = w->scales + r * w->scale_stride + block * w->scale_step;
+
+        at.codes[i] = w->codes + r * w->stride + block * w->step;
+        at.scales[i] = (const uint16_t *)(const void *)scales;
+        if (w->scale_step != 2) {
+            for (int b = 0; b < Q8_0_GROUP; b++)
+                memcpy(&halves[i][b], scales + b * w->scale_step, 2);
+            at.scales[i] = halves[i];
+        }
+    }
+    return at;
+}
+
+/* The last, short group, padded with blocks of zeros. */
+typedef struct tail {
+    uint8_t codes[HIGH][Q8_0_GROUP * RIDGE_Q8_0_BLOCK];
+    uint16_t scales[HIGH][Q8_0_GROUP];
+} tail;
+
+static place tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, int64_t blocks, tail *to)
+{
+    place at = {.step = RIDGE_Q8_0_BLOCK};
+
+    memset(to, 0, sizeof *to);
+    for (int i = 0; i < HIGH; i++) {
+        const int64_t r = row + i * far;
+
+        for (int64_t b = g * Q8_0_GROUP; b < blocks; b++) {
+            memcpy(to->codes[i] + b % Q8_0_GROUP * RIDGE_Q8_0_BLOCK, w->codes + r * w->stride + b * w->step,
+                   RIDGE_Q8_0_BLOCK);
+            memcpy(&to->scales[i][b % Q8_0_GROUP], w->scales + r * w->scale_stride + b * w->scale_step, 2);
+        }
+        at.codes[i] = to->codes[i];
+        at.scales[i] = to->scales[i];
+    }
+    return at;
+}
+
+static inline __attribute__((always_inline)) void group_step(const place *at, const group *x, int64_t tokens, fvec *acc)
+{
+    fvec wd[RUN];
+
+    scales_of(at, wd);
+    for (int j = 0; j < RUN; j++)
+        step(at, j, wd[j], x, tokens, acc);
+}
+
+/* The eight partitions of one row. */
+static inline float tree(__m256 a)
+{
+    const __m256 pairs = _mm256_hadd_ps(a, a), fours = _mm256_hadd_ps(pairs, pairs);
+
+    return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
+}
+
+/* The codes of the group after next: the processor's own prefetch alone leaves 16 cores at 0.7 of what this reaches.
+ * (Always inline: gcc takes a function that only prefetches for one without effect and drops its calls.) */
+static inline __attribute__((always_inline)) void fetch(const place *at)
+{
+    for (int i = 0; i < HIGH; i++)
+        for (int64_t b = 0; b < Q8_0_GROUP * at->step; b += 64)
+            _mm_prefetch((const char *)at->codes[i] + 2 * Q8_0_GROUP * at->step + b, _MM_HINT_T0);
+}
+
+static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row,
+                                                           int64_t far, int64_t tokens, fvec *acc)
+{
+    const int64_t whole = args->blocks / Q8_0_GROUP;
+    const group *x = args->prepared;
+    uint16_t halves[HIGH][Q8_0_GROUP];
+    tail rest;
+
+    for (int64_t t = 0; t < tokens; t++)
+        acc[t] = zero_f();
+    for (int64_t g = 0; g < whole; g++, x += tokens) {
+        const place at = place_of(w, row, far, g, halves);
+
+        fetch(&at);
+        group_step(&at, x, tokens, acc);
+    }
+    if (whole * Q8_0_GROUP < args->blocks) {
+        const place at = tail_of(w, row, far, whole, args->blocks, &rest);
+
+        group_step(&at, x, tokens, acc);
+    }
+}
+
+/* y[i][t] of rows row + i, i < count, for all tokens. Rows one after another read memory in a single ascending run,
+ * which a cold read needs more than x needs to stay in the first cache: several rows at a time through the same columns
+ * took twice as long. For the same reason the second half of a vector has its rows from the unit's second half. */
+static void dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float (*y)[TOKENS])
+{
+    const int vectors = (count + HIGH - 1) / HIGH;
+
+    for (int i = 0; i < vectors; i++) {
+        const int far = i + vectors < count ? vectors : 0; /* an odd row out stands twice in its vector */
+        fvec acc[TOKENS];
+
+        if (args->tokens == 1)
+            row_dots(args, w, row + i, far, 1, acc);
+        else
+            row_dots(args, w, row + i, far, args->tokens, acc);
+        for (int64_t t = 0; t < args->tokens; t++) {
+            y[i][t] = tree(low_half(acc[t]));
+            if (HIGH > 1)
+                y[i + far][t] = tree(far ? high_half(acc[t]) : low_half(acc[t]));
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- epilogues */
+
+static inline void put(const ridge_operand *out, int64_t i, float value)
+{
+    if (out->dtype == RIDGE_BF16)
+        ((uint16_t *)out->data)[i] = ridge_bf16_from_f32(value);
+    else
+        ((float *)out->data)[i] = ridge_f32_canonical(value);
+}
+
+static void put_plain(const q8_0_args *args, int slot, int64_t height, int64_t row, int count, float (*y)[TOKENS])
+{
+    const ridge_operand *out = &args->call->arg[slot];
+
+    for (int64_t t = 0; t < args->tokens; t++)
+        for (int i = 0; i < count; i++)
+            put(out, t * q8_0_stride(out, height) + row + i, y[i][t]);
+}
+
+static void put_swiglu(const q8_0_args *args, int64_t row, int count, float (*gate)[TOKENS], float (*up)[TOKENS])
+{
+    const ridge_call *call = args->call;
+    const ridge_operand *out = &call->arg[RIDGE_Q8_0_GATE_UP_SWIGLU_OUT];
+    const float *scale = call->arg[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE].data;
+    const ridge_swiglu_options o = args->swiglu;
+    const uint32_t act = call->flags & RIDGE_ACTIVATION;
+
+    for (int64_t t = 0; t < args->tokens; t++)
+        for (int i = 0; i < count; i++) {
+            const float a = ridge_swiglu_gate(gate[i][t], o), b = ridge_swiglu_up(up[i][t], o);
+            const float h = ridge_act_fwd(act, a, o.alpha);
+
+            put(out, t * q8_0_stride(out, call->dim[2]) + row + i,
+                ridge_swiglu_scale(h * b, scale ? scale[t] : 1.0f, o));
+        }
+}
+
+static void put_streams(const q8_0_args *args, int64_t row, int count, float (*y)[TOKENS])
+{
+    const ridge_operand *arg = args->call->arg, *res = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_RES];
+    const ridge_operand *out = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT], *add = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD];
+    const ridge_operand *post = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_POST], *comb = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB];
+    const int64_t height = args->call->dim[2], n = args->call->dim[3];
+
+    for (int64_t t = 0; t < args->tokens; t++) {
+        const float *p = (const float *)post->data + t * q8_0_stride(post, n);
+        const float *c = (const float *)comb->data + t * q8_0_stride(comb, n * n);
+        const float *x = (const float *)res->data + t * q8_0_stride(res, n * height) + row;
+        const float *more = add->data ? (const float *)add->data + t * q8_0_stride(add, height) + row : NULL;
+        const int64_t first = t * q8_0_stride(out, n * height) + row;
+
+        for (int64_t dst = 0; dst < n; dst++)
+            for (int i = 0; i < count; i++) {
+                float acc = ridge_hc_start(more ? y[i][t] + more[i] : y[i][t], p[dst]);
+
+                for (int64_t src = 0; src < n; src++)
+                    acc = ridge_hc_step(acc, c[dst + n * src], x[src * height + i]);
+                put(out, first + dst * height + i, acc);
+            }
+    }
+}
+
+static void rows(const q8_0_args *args, int which, int64_t row, int count)
+{
+    float y[Q8_0_ROWS][TOKENS], up[Q8_0_ROWS][TOKENS];
+    const q8_0_weight *w = &args->weight[which];
+
+    dots(args, w, row, count, y);
+    switch (args->call->op) {
+    case RIDGE_Q8_0_MATMUL:
+        put_plain(args, RIDGE_Q8_0_MATMUL_OUT, w->rows, row, count, y);
+        break;
+    case RIDGE_Q8_0_PAIR:
+        put_plain(args, RIDGE_Q8_0_PAIR_OUT0 + which, w->rows, row, count, y);
+        break;
+    case RIDGE_Q8_0_GATE_UP_SWIGLU:
+        dots(args, &args->weight[1], row, count, up);
+        put_swiglu(args, row, count, y, up);
+        break;
+    default:
+        if (args->call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_Y].data)
+            put_plain(args, RIDGE_Q8_0_MATMUL_HC_EXPAND_Y, w->rows, row, count, y);
+        put_streams(args, row, count, y);
+        break;
+    }
+}
+
+const q8_0_vectors RIDGE_SIMD(ridge_cpu_q8_0) = {sizeof(group), prepare, rows, quantize};

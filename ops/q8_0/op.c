@@ -1,0 +1,452 @@
+/* op.c: the op rows of Q8_0 decode: q8_0_quantize_rows, q8_0_matmul, q8_0_pair, q8_0_gate_up_swiglu,
+ * q8_0_matmul_hc_expand. Operands, problem text, rules. dim[0] is tokens, so that one token is a slice of a call. */
+#include <stdio.h>
+
+#include "ops/swiglu/op.h"
+
+#define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+#define F32 (1u << RIDGE_F32)
+#define X_FLOATS (1u << RIDGE_F32 | 1u << RIDGE_BF16)
+#define X_DTYPES (X_FLOATS | 1u << RIDGE_I8)
+#define W_DTYPES (1u << RIDGE_U8 | 1u << RIDGE_I8)
+#define BOUND \
+    "(K/32/8 + 13) units of 2^-24 of the sum over blocks of |wd xs dot|, the exact sum being of the quantised x"
+
+/* Operands that several ops have. */
+#define X_ROWS                                                                         \
+    {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, cols] f32, bf16, i8"}, \
+    {                                                                                  \
+        "x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, cols/32], with i8" \
+    }
+#define W_ROWS(name, same, rows)                                                                              \
+    {name, RIDGE_IN, 0, same, RIDGE_MATRIX, W_DTYPES, 0, "[" rows ", cols/32*34] u8 or [" rows ", cols] i8"}, \
+    {                                                                                                         \
+        name "_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, 1u << RIDGE_F16, 0, "[" rows ", cols/32], with i8"      \
+    }
+
+/* Columns of a weight operand of either form. */
+static int64_t weight_cols(const ridge_call *call, int arg)
+{
+    return call->arg[arg].dtype == RIDGE_I8 ? call->dim[1] : call->dim[1] / 32 * 34;
+}
+
+/* What all products ask for. weights: the slots of the matrices, `high` their heights. */
+static const char *matmul_rule(const ridge_call *call, int count, const int *weights, const int64_t *high)
+{
+    static _Thread_local char text[96];
+
+    if (call->dim[0] > RIDGE_Q8_0_MAX_TOKENS)
+        return "tokens is above 16";
+    if (call->dim[0] == 0 || call->dim[1] == 0)
+        return NULL;
+    if (call->arg[0].dtype == RIDGE_I8 && !ridge_has(call, 1))
+        return "operand x_scales is NULL, x is i8";
+    if (call->arg[0].dtype != RIDGE_I8 && ridge_has(call, 1))
+        return "operand x_scales must be absent, x is not i8";
+    for (int i = 0; i < count; i++) {
+        const bool planes = call->arg[weights[i]].dtype == RIDGE_I8, scales = ridge_has(call, weights[i] + 1);
+        const char *name = ridge_op_at(call->op)->arg[weights[i]].name;
+
+        if (high[i] && planes != scales) {
+            snprintf(text, sizeof text, "operand %s_scales %s, %s is %s", name, planes ? "is NULL" : "must be absent",
+                     name, planes ? "a plane of codes" : "in blocks");
+            return text;
+        }
+    }
+    return NULL;
+}
+
+/* After parsing: the scales that the forms imply. */
+static void settle(ridge_call *call, int count, const int *weights)
+{
+    call->arg[1].dtype = call->arg[0].dtype == RIDGE_I8 ? RIDGE_F32 : RIDGE_NONE;
+    for (int i = 0; i < count; i++)
+        call->arg[weights[i] + 1].dtype = call->arg[weights[i]].dtype == RIDGE_I8 ? RIDGE_F16 : RIDGE_NONE;
+}
+
+/* x and x_scales: slots 0 and 1 of every op but the quantiser. */
+static void x_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    ridge_set_extent(rows, cols, call->dim[0], arg == 0 ? call->dim[1] : call->dim[1] / 32);
+}
+
+/* ---------------------------------------------------------------------------------------------- q8_0_quantize_rows */
+
+static const ridge_field quantize_fields[] = {
+    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_QUANTIZE_ROWS_X},
+    {.name = NULL},
+};
+
+static void quantize_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    ridge_set_extent(rows, cols, call->dim[0],
+                     arg == RIDGE_Q8_0_QUANTIZE_ROWS_SCALES ? call->dim[1] / 32 : call->dim[1]);
+}
+
+static double quantize_flops(const ridge_problem *problem)
+{
+    return 3.0 * (double)problem->dim[0] * (double)problem->dim[1];
+}
+
+static void quantize_defaults(ridge_call *call)
+{
+    *call = ridge_q8_0_quantize_rows(0, 0, RIDGE_F32, NULL, NULL, NULL);
+}
+
+const ridge_op_row ridge_op_q8_0_quantize_rows = {
+    .id = RIDGE_Q8_0_QUANTIZE_ROWS,
+    .name = "q8_0_quantize_rows",
+    .summary = "activations to int8 codes and an f32 scale for every 32",
+    .dims = 2,
+    .dim_name = {"rows", "cols"},
+    .step = {0, 32},
+    .args = 3,
+    .arg =
+        {
+            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[rows, cols]"},
+            {"codes", RIDGE_OUT, 0, -1, RIDGE_MATRIX, 1u << RIDGE_I8, 0, "[rows, cols]"},
+            {"scales", RIDGE_OUT, 0, -1, RIDGE_TABLE, F32, 0, "[rows, cols/32]"},
+        },
+    .fields = quantize_fields,
+    .contract = CONTRACT,
+    .invariant_max = INT64_MAX,
+    .bound = "scale within 1 ulp of amax / 127, code within 0.5 + 2^-15 of x / scale",
+    .extent = quantize_extent,
+    .flops = quantize_flops,
+    .defaults = quantize_defaults,
+};
+
+/* ----------------------------------------------------------------------------------------------------- q8_0_matmul */
+
+static const int matmul_weights[] = {RIDGE_Q8_0_MATMUL_W};
+
+static const ridge_field matmul_fields[] = {
+    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 2},
+    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_X},
+    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_W},
+    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_OUT},
+    {.name = NULL},
+};
+
+static const char *single_rule(const ridge_call *call)
+{
+    return matmul_rule(call, 1, matmul_weights, &call->dim[2]);
+}
+
+static void matmul_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    if (arg < RIDGE_Q8_0_MATMUL_W)
+        x_extent(call, arg, rows, cols);
+    else if (arg == RIDGE_Q8_0_MATMUL_OUT)
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[2]);
+    else
+        ridge_set_extent(rows, cols, call->dim[2],
+                         arg == RIDGE_Q8_0_MATMUL_W ? weight_cols(call, arg) : call->dim[1] / 32);
+}
+
+static void matmul_settle(ridge_call *call)
+{
+    settle(call, 1, matmul_weights);
+}
+
+static double matmul_flops(const ridge_problem *problem)
+{
+    return 2.0 * (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2];
+}
+
+static void matmul_defaults(ridge_call *call)
+{
+    *call = ridge_q8_0_matmul(0, 0, 0, RIDGE_F32, NULL, NULL, NULL, NULL, RIDGE_F32, NULL);
+}
+
+const ridge_op_row ridge_op_q8_0_matmul = {
+    .id = RIDGE_Q8_0_MATMUL,
+    .name = "q8_0_matmul",
+    .summary = "Q8_0 weights times 1 to 16 tokens",
+    .dims = 3,
+    .dim_name = {"tokens", "cols", "rows"},
+    .step = {0, 32, 0},
+    .args = 5,
+    .arg = {X_ROWS, W_ROWS("w", -1, "rows"), {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"}},
+    .fields = matmul_fields,
+    .contract = CONTRACT,
+    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .bound = BOUND,
+    .rule = single_rule,
+    .extent = matmul_extent,
+    .settle = matmul_settle,
+    .flops = matmul_flops,
+    .defaults = matmul_defaults,
+};
+
+/* ------------------------------------------------------------------------------------------------------- q8_0_pair */
+
+static const int pair_weights[] = {RIDGE_Q8_0_PAIR_W0, RIDGE_Q8_0_PAIR_W1};
+
+static const ridge_field pair_fields[] = {
+    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "rows0", .kind = RIDGE_FIELD_DIM, .index = 2},
+    {.name = "rows1", .kind = RIDGE_FIELD_DIM, .index = 3},
+    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_PAIR_X},
+    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_PAIR_W0},
+    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_PAIR_OUT0},
+    {.name = NULL},
+};
+
+static const char *pair_rule(const ridge_call *call)
+{
+    return matmul_rule(call, 2, pair_weights, &call->dim[2]);
+}
+
+static void pair_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    const bool second = arg == RIDGE_Q8_0_PAIR_W1 || arg == RIDGE_Q8_0_PAIR_W1_SCALES || arg == RIDGE_Q8_0_PAIR_OUT1;
+    const int64_t high = call->dim[second ? 3 : 2];
+
+    if (arg < RIDGE_Q8_0_PAIR_W0)
+        x_extent(call, arg, rows, cols);
+    else if (arg >= RIDGE_Q8_0_PAIR_OUT0)
+        ridge_set_extent(rows, cols, call->dim[0], high);
+    else
+        ridge_set_extent(rows, cols, high,
+                         arg == RIDGE_Q8_0_PAIR_W0 || arg == RIDGE_Q8_0_PAIR_W1 ? weight_cols(call, arg)
+                                                                                : call->dim[1] / 32);
+}
+
+static void pair_settle(ridge_call *call)
+{
+    settle(call, 2, pair_weights);
+}
+
+static double pair_flops(const ridge_problem *problem)
+{
+    return 2.0 * (double)problem->dim[0] * (double)problem->dim[1] *
+           ((double)problem->dim[2] + (double)problem->dim[3]);
+}
+
+static void pair_defaults(ridge_call *call)
+{
+    *call = ridge_q8_0_pair(0, 0, 0, 0, RIDGE_F32, NULL, NULL, NULL, NULL, NULL, NULL, RIDGE_F32, NULL, NULL);
+}
+
+const ridge_op_row ridge_op_q8_0_pair = {
+    .id = RIDGE_Q8_0_PAIR,
+    .name = "q8_0_pair",
+    .summary = "two q8_0_matmul of one x",
+    .dims = 4,
+    .dim_name = {"tokens", "cols", "rows0", "rows1"},
+    .step = {0, 32, 0, 0},
+    .args = 8,
+    .arg =
+        {
+            X_ROWS,
+            W_ROWS("w0", -1, "rows0"),
+            W_ROWS("w1", RIDGE_Q8_0_PAIR_W0, "rows1"),
+            {"out0", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows0]"},
+            {"out1", RIDGE_OUT, 0, RIDGE_Q8_0_PAIR_OUT0, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows1]"},
+        },
+    .fields = pair_fields,
+    .contract = CONTRACT,
+    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .bound = BOUND,
+    .rule = pair_rule,
+    .extent = pair_extent,
+    .settle = pair_settle,
+    .flops = pair_flops,
+    .defaults = pair_defaults,
+};
+
+/* --------------------------------------------------------------------------------------------- q8_0_gate_up_swiglu */
+
+static const int gate_up_weights[] = {RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_UP};
+
+static const ridge_field gate_up_fields[] = {
+    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 2},
+    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_X},
+    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_GATE},
+    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_OUT},
+    RIDGE_ACT_FIELD,
+    {.name = "token_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE},
+    RIDGE_SWIGLU_FIELDS,
+    {.name = NULL},
+};
+
+static const char *gate_up_rule(const ridge_call *call)
+{
+    const int64_t high[] = {call->dim[2], call->dim[2]};
+    const char *reason = ridge_swiglu_options_rule(&call->opt.swiglu, call->flags);
+
+    return reason ? reason : matmul_rule(call, 2, gate_up_weights, high);
+}
+
+static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    if (arg < RIDGE_Q8_0_GATE_UP_SWIGLU_GATE)
+        x_extent(call, arg, rows, cols);
+    else if (arg == RIDGE_Q8_0_GATE_UP_SWIGLU_OUT)
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[2]);
+    else if (arg == RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE)
+        ridge_set_extent(rows, cols, 1, call->dim[0]);
+    else
+        ridge_set_extent(rows, cols, call->dim[2],
+                         arg == RIDGE_Q8_0_GATE_UP_SWIGLU_GATE || arg == RIDGE_Q8_0_GATE_UP_SWIGLU_UP
+                             ? weight_cols(call, arg)
+                             : call->dim[1] / 32);
+}
+
+static bool gate_up_plain(const ridge_call *call)
+{
+    return ridge_swiglu_options_plain(&call->opt.swiglu);
+}
+
+static void gate_up_settle(ridge_call *call)
+{
+    settle(call, 2, gate_up_weights);
+}
+
+static double gate_up_flops(const ridge_problem *problem)
+{
+    return 2.0 * matmul_flops(problem);
+}
+
+static void gate_up_defaults(ridge_call *call)
+{
+    *call = ridge_q8_0_gate_up_swiglu(0, 0, 0, RIDGE_F32, NULL, NULL, NULL, NULL, NULL, NULL, RIDGE_F32, NULL);
+}
+
+const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
+    .id = RIDGE_Q8_0_GATE_UP_SWIGLU,
+    .name = "q8_0_gate_up_swiglu",
+    .summary = "two q8_0_matmul of one x, then swiglu_fwd",
+    .dims = 3,
+    .dim_name = {"tokens", "cols", "rows"},
+    .step = {0, 32, 0},
+    .args = 8,
+    .arg =
+        {
+            X_ROWS,
+            W_ROWS("gate", -1, "rows"),
+            W_ROWS("up", RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, "rows"),
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"},
+            {"token_scale", RIDGE_IN, 1, -1, RIDGE_VECTOR, F32, 0, "[tokens]"},
+        },
+    .fields = gate_up_fields,
+    .flags = RIDGE_ACTIVATION,
+    .contract = CONTRACT,
+    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .bound = "the bounds of q8_0_matmul for gate and up, then of swiglu_fwd",
+    .rule = gate_up_rule,
+    .extent = gate_up_extent,
+    .plain = gate_up_plain,
+    .settle = gate_up_settle,
+    .flops = gate_up_flops,
+    .defaults = gate_up_defaults,
+};
+
+/* ------------------------------------------------------------------------------------------- q8_0_matmul_hc_expand */
+
+static const int hc_weights[] = {RIDGE_Q8_0_MATMUL_HC_EXPAND_W};
+
+static const ridge_field hc_fields[] = {
+    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
+    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
+    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 2},
+    {.name = "n_hc", .kind = RIDGE_FIELD_DIM, .index = 3},
+    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_X},
+    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_W},
+    {.name = "add", .kind = RIDGE_FIELD_HAS, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD},
+    {.name = "y", .kind = RIDGE_FIELD_HAS, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_Y},
+    {.name = NULL},
+};
+
+static const char *hc_rule(const ridge_call *call)
+{
+    if (call->dim[3] < 1 || call->dim[3] > RIDGE_MAX_HC)
+        return "n_hc is outside 1 .. 16";
+    return matmul_rule(call, 1, hc_weights, &call->dim[2]);
+}
+
+static void hc_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    const int64_t n = call->dim[3], high = call->dim[2];
+
+    ridge_set_extent(rows, cols, call->dim[0], high);
+    switch (arg) {
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_X:
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_X_SCALES:
+        x_extent(call, arg, rows, cols);
+        break;
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_W:
+        ridge_set_extent(rows, cols, high, weight_cols(call, arg));
+        break;
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_W_SCALES:
+        ridge_set_extent(rows, cols, high, call->dim[1] / 32);
+        break;
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_POST:
+        *cols = n;
+        break;
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB: /* dimensions of up to 2^40 come here before the rule sees them */
+        *cols = n > RIDGE_MAX_HC ? n : n * n;
+        break;
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_RES:
+    case RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT:
+        *cols = n > RIDGE_MAX_HC ? high : n * high;
+        break;
+    default:
+        break;
+    }
+}
+
+static void hc_settle(ridge_call *call)
+{
+    settle(call, 1, hc_weights);
+}
+
+static double hc_flops(const ridge_problem *problem)
+{
+    const double n = (double)problem->dim[3];
+
+    return matmul_flops(problem) + (double)problem->dim[0] * (double)problem->dim[2] * n * (1 + 2 * n);
+}
+
+static void hc_defaults(ridge_call *call)
+{
+    *call = ridge_q8_0_matmul_hc_expand(0, 0, 0, 4, RIDGE_F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+}
+
+const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {
+    .id = RIDGE_Q8_0_MATMUL_HC_EXPAND,
+    .name = "q8_0_matmul_hc_expand",
+    .summary = "q8_0_matmul, then hyper-connections",
+    .dims = 4,
+    .dim_name = {"tokens", "cols", "rows", "n_hc"},
+    .step = {0, 32, 0, 0},
+    .args = 10,
+    .arg =
+        {
+            X_ROWS,
+            W_ROWS("w", -1, "rows"),
+            {"post", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[tokens, n_hc]"},
+            {"comb", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[tokens, n_hc*n_hc]"},
+            {"res", RIDGE_IN, 0, -1, RIDGE_MATRIX, F32, 0, "[tokens, n_hc*rows]"},
+            {"add", RIDGE_IN, 1, -1, RIDGE_MATRIX, F32, 0, "[tokens, rows]"},
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, F32, 0, "[tokens, n_hc*rows]"},
+            {"y", RIDGE_OUT, 1, -1, RIDGE_MATRIX, F32, 0, "[tokens, rows]"},
+        },
+    .fields = hc_fields,
+    .contract = CONTRACT,
+    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .bound = "the bound of q8_0_matmul through post, and (n_hc + 2) units of 2^-24 of the sum of |terms|",
+    .rule = hc_rule,
+    .extent = hc_extent,
+    .settle = hc_settle,
+    .flops = hc_flops,
+    .defaults = hc_defaults,
+};

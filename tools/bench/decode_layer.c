@@ -1,0 +1,125 @@
+/* decode_layer.c: `ridge bench --weights FILE --suite decode`: every matrix of a checkpoint as Q8_0 planes, one
+ * q8_0_matmul each in the order of the file as one graph: the time of a token's products beside one read of as many
+ * bytes. Every product is first run alone and compared with the C reference, byte for byte. Activations are random
+ * codes and scales, of each matrix its own. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+
+/* The case's image with the weight's planes in place of random ones. */
+static bool build(const weight *w, int tokens, uint64_t seed, image *im)
+{
+    char text[160];
+    test_case t;
+
+    snprintf(text, sizeof text, "q8_0_matmul tokens=%d cols=%" PRId64 " rows=%" PRId64 " x=i8 w=i8 out=f32", tokens,
+             w->cols, w->rows);
+    memset(im, 0, sizeof *im);
+    return case_parse(text, &t) && image_build(&t, seed, im) && weight_planes(w, im, RIDGE_Q8_0_MATMUL_W);
+}
+
+/* One run of the row that would be picked, alone. */
+static bool same(const bench *b, const image *im, char *text, size_t size)
+{
+    const ridge_backend *backend = b->device->backend;
+    unsigned char *expected = malloc(im->bytes), *got = malloc(im->bytes);
+    void *memory = NULL, *stream = NULL, *workspace = NULL;
+    ridge_call call = image_call(im, im->host);
+    size_t need = 0;
+    bool good = expected && got && image_reference(im, expected) == RIDGE_OK &&
+                ridge_workspace_bytes(b->device, &call, &need) == RIDGE_OK &&
+                backend->alloc(b->device, im->bytes, &memory) == RIDGE_OK &&
+                (!need || backend->alloc(b->device, need, &workspace) == RIDGE_OK) &&
+                backend->stream_new(b->device, &stream) == RIDGE_OK &&
+                backend->upload(b->device, memory, im->host, im->bytes) == RIDGE_OK;
+
+    snprintf(text, size, "%s", good ? "" : expected && got ? ridge_error() : "out of memory");
+    if (good) {
+        call = image_call(im, memory);
+        good = ridge_run(b->device, &call, workspace, need, stream) == RIDGE_OK &&
+               backend->sync(b->device, stream) == RIDGE_OK &&
+               backend->download(b->device, got, memory, im->bytes) == RIDGE_OK;
+        good = good ? image_equal(im, expected, got, text, size) : snprintf(text, size, "%s", ridge_error()) < 0;
+    }
+    if (memory)
+        backend->release(b->device, memory);
+    if (workspace)
+        backend->release(b->device, workspace);
+    if (stream)
+        backend->stream_free(b->device, stream);
+    free(expected);
+    free(got);
+    return good;
+}
+
+static bool add(bench *b, chain *c, const ridge_file *file, const ridge_tensor *t, int tokens)
+{
+    char text[400] = "";
+    weight w;
+    image im = {0};
+    bool good = weight_load(file, t, &w);
+
+    if (good && w.q8_0) {
+        good = build(&w, tokens, b->o->seed + (uint64_t)c->links, &im);
+        if (!good)
+            snprintf(text, sizeof text, "%s", ridge_error());
+        if (good && same(b, &im, text, sizeof text)) {
+            good = chain_add(c, &im);
+        } else {
+            good = false;
+            image_free(&im);
+        }
+    }
+    if (!good)
+        fprintf(stderr, "ridge bench: %s: %s\n", t->name, *text ? text : ridge_error());
+    weight_free(&w);
+    return good;
+}
+
+static bool run(bench *b, const ridge_file *file, int tokens)
+{
+    chain c = {.device = b->device};
+    double us[3], floor_us;
+    bool good = true;
+
+    for (int64_t i = 0; i < ridge_file_tensors(file) && good; i++)
+        if (is_weight(ridge_file_tensor(file, i)))
+            good = add(b, &c, file, ridge_file_tensor(file, i), tokens);
+    if (good && !c.links) {
+        fprintf(stderr, "ridge bench: %s has no matrix with a multiple of 32 columns\n", b->o->weights);
+        good = false;
+    } else if (good) {
+        good = chain_time(b, &c, "decode", tokens, us, &floor_us);
+        if (!good)
+            fprintf(stderr, "ridge bench: decode tokens=%d: %s\n", tokens, ridge_error());
+        else if (!b->json)
+            printf(
+                "decode tokens=%d: %d matrices, each verified against the C reference; %.1f MB in %.2f us, %.2f us a "
+                "token, %.1f %% of one read of as many bytes (%.2f us)\n",
+                tokens, c.links, c.bytes * 1e-6, us[0], us[0] / tokens, 100 * floor_us / us[0], floor_us);
+    }
+    chain_drop(&c);
+    return good;
+}
+
+bool bench_decode(bench *b)
+{
+    static const int tokens[] = {1, 8};
+    ridge_file *file;
+    bool good = true;
+
+    if (!b->device->backend->graph_begin || !b->device->backend->stream_read) {
+        fprintf(stderr, "ridge bench: --weights with --suite decode needs a device with graphs\n");
+        return false;
+    }
+    if (ridge_file_open(b->o->weights, &file) != RIDGE_OK) {
+        fprintf(stderr, "ridge bench: %s\n", ridge_io_error());
+        return false;
+    }
+    for (int i = 0; i < 2 && good; i++)
+        good = run(b, file, tokens[i]);
+    ridge_file_close(file);
+    return good;
+}

@@ -1,0 +1,179 @@
+/* timing.c: how long a call takes when its operands are not in cache. On CUDA a graph holds one call per copy of the
+ * operands and is replayed; on the CPU the calls run one after another. Every round times every candidate once, so that
+ * drifting clocks hit all alike. */
+#include "timing.h"
+
+#include <string.h>
+
+#include "check/measure.h"
+
+enum { USUAL_TIMES = 4, MOST_COPIES = 64, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
+
+static const double long_round = 20e3, very_long_round = 200e3; /* us */
+
+bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r)
+{
+    const ridge_backend *b = device->backend;
+    const bool settled = r->settled;
+    const int times = r->times ? r->times : USUAL_TIMES, most = MOST_COPIES * ((times + USUAL_TIMES - 1) / USUAL_TIMES);
+    size_t cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
+    bool good = true;
+
+    memset(r, 0, sizeof *r);
+    r->times = times;
+    r->device = device;
+    r->settled = settled;
+    r->im = im;
+    r->pitch = (im->bytes + 255) / 256 * 256;
+    r->copies = (int)(cache / r->pitch) + 1;
+    if (r->copies < 2 && r->pitch < 8 * cache) /* larger ones are out of cache anyway when they come round again */
+        r->copies = 2;
+    r->copies = r->copies > most ? most : r->copies;
+    room = (size_t)(0.3 * (double)device->memory_bytes);
+    while (r->copies > 1 && (size_t)r->copies * r->pitch > room)
+        r->copies--;
+    r->workspace_bytes = workspace_bytes;
+    good = b->stream_new(device, &r->stream) == RIDGE_OK &&
+           b->alloc(device, (size_t)r->copies * r->pitch, (void **)&r->memory) == RIDGE_OK &&
+           b->alloc(device, (size_t)r->copies * r->pitch, (void **)&r->scratch) == RIDGE_OK &&
+           (!workspace_bytes || b->alloc(device, workspace_bytes, &r->workspace) == RIDGE_OK) &&
+           image_upload(im, device, r->memory, r->stream);
+    for (int i = 0; i < r->copies && good; i++)
+        good = (i == 0 ||
+                b->copy(device, r->memory + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK) &&
+               b->copy(device, r->scratch + (size_t)i * r->pitch, r->memory, im->bytes, r->stream) == RIDGE_OK;
+    return good && b->sync(device, r->stream) == RIDGE_OK;
+}
+
+void rotation_free(rotation *r)
+{
+    const ridge_backend *b = r->device->backend;
+
+    if (r->memory)
+        b->release(r->device, r->memory);
+    if (r->scratch)
+        b->release(r->device, r->scratch);
+    if (r->workspace)
+        b->release(r->device, r->workspace);
+    if (r->stream)
+        b->stream_free(r->device, r->stream);
+}
+
+static ridge_status call_once(const rotation *r, const candidate *c, int copy)
+{
+    size_t half = (size_t)(ridge_problem_bytes(&r->im->call) / 2) / 16 * 16;
+    unsigned char *scratch = r->scratch + (size_t)copy * r->pitch;
+    ridge_call call;
+
+    if (c->rival) {
+        call = image_call(r->im, r->memory + (size_t)copy * r->pitch);
+        return c->rival->run(c->state, &call, r->stream);
+    }
+    if (!c->kernel && c->read)
+        return r->device->backend->stream_read(r->device, c->variant, scratch,
+                                               (size_t)ridge_problem_bytes(&r->im->call) / 16 * 16, r->stream);
+    if (half > r->pitch / 2) /* an operand that is read and written counts twice but is there once */
+        half = r->pitch / 32 * 16;
+    if (!c->kernel)
+        return r->device->backend->stream_copy(r->device, c->variant, scratch + half, scratch, half, r->stream);
+    call = image_call(r->im, r->memory + (size_t)copy * r->pitch);
+    call.kernel = c->kernel->name;
+    if (r->settled)
+        call.flags |= RIDGE_WEIGHTS_SETTLED;
+    return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
+}
+
+/* One candidate, a call for each copy of the operands. */
+typedef struct round_of {
+    const rotation *r;
+    const candidate *c;
+} round_of;
+
+static ridge_status call_all(const void *state)
+{
+    const round_of *all = state;
+    ridge_status status = RIDGE_OK;
+
+    for (int i = 0; i < all->r->copies && !status; i++)
+        status = call_once(all->r, all->c, i);
+    return status;
+}
+
+/* Microseconds a call. */
+static ridge_status time_once(const rotation *r, const candidate *c, double *us)
+{
+    const round_of all = {r, c};
+    const ridge_status status = measure_once(r->device, r->stream, c->graph, (work){call_all, &all}, us);
+
+    *us /= r->copies;
+    return status;
+}
+
+static void summarise(candidate *c, int rounds)
+{
+    double us[3];
+
+    measure_order(c->round, rounds, us);
+    c->us = us[0];
+    c->us_p20 = us[1];
+    c->us_p80 = us[2];
+}
+
+bool timing_run(rotation *r, candidate *list, int count)
+{
+    const ridge_backend *b = r->device->backend;
+    ridge_status status = RIDGE_OK;
+    double us, all = 0;
+
+    for (int i = 0; i < count; i++) {
+        const round_of calls = {r, &list[i]};
+
+        list[i].graph = NULL;
+        if (!status && b->graph_begin)
+            status = measure_capture(r->device, r->stream, (work){call_all, &calls}, &list[i].graph);
+    }
+    r->rounds = TIMING_ROUNDS;
+    for (int round = -2; round < r->rounds && !status; round++) { /* the first two only warm up */
+        for (int i = 0; i < count && !status; i++) {
+            status = time_once(r, &list[i], &us);
+            if (round >= 0)
+                list[i].round[round] = us;
+            all += round == -2 ? us * r->copies : 0;
+        }
+        if (all > long_round && round == -2) { /* warm enough */
+            r->rounds = all > very_long_round ? LEAST_ROUNDS : FEW_ROUNDS;
+            round = -1;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        summarise(&list[i], status ? 0 : r->rounds);
+        if (list[i].graph)
+            b->graph_free(r->device, list[i].graph);
+    }
+    return status == RIDGE_OK;
+}
+
+void timing_warm(rotation *r, double for_seconds)
+{
+    const candidate copy = {0};
+    double start = seconds(), us;
+
+    while (seconds() - start < for_seconds && time_once(r, &copy, &us) == RIDGE_OK)
+        ;
+}
+
+size_t timing_workspace(const ridge_device *device, const ridge_call *call, const candidate *list, int count)
+{
+    ridge_problem problem;
+    size_t most = 0;
+
+    if (ridge_validate(call, &problem))
+        return 0;
+    for (int i = 0; i < count; i++) {
+        const ridge_kernel *kernel = list[i].kernel;
+        const size_t need = kernel && kernel->workspace ? kernel->workspace(device, kernel, &problem) : 0;
+
+        most = need > most ? need : most;
+    }
+    return most;
+}

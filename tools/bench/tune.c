@@ -1,0 +1,382 @@
+/* tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A
+ * challenger must beat the cost model's choice by more than 1.5 % and more than the noise; ties stay with that default,
+ * so that near-ties do not flip from run to run. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tools/args.h"
+#include "tools/out.h"
+#include "record.h"
+#include "timing.h"
+
+typedef struct options {
+    const char *suite, *device, *out, *from;
+    char text[1024];
+    bool quiet;
+} options;
+
+static const struct argp_option option_table[] = {
+    {"suite", 'S', "NAME", 0, "every problem of a suite", 0},
+    {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
+    {"output", 'o', "FILE", 0, "default: tuned.tsv", 0},
+    {"from", 'f', "RECORD", 0, "times nothing: the rows' times in a record of `ridge bench --kernel`", 0},
+    {"quiet", 'Q', NULL, 0, "no progress", 0},
+    {0}};
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    options *o = state->input;
+
+    switch (key) {
+    case 'S':
+        o->suite = arg;
+        break;
+    case 'd':
+        o->device = arg;
+        break;
+    case 'o':
+        o->out = arg;
+        break;
+    case 'f':
+        o->from = arg;
+        break;
+    case 'Q':
+        o->quiet = true;
+        break;
+    case ARGP_KEY_ARG:
+        args_word(state, arg, o->text, sizeof o->text);
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+/* True if the row gives the reference's bits (or stays within the bound) on a few rows of the problem; also where it
+ * does not run on so few. Else why. */
+static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel, test_case c, char *why, size_t size)
+{
+    const ridge_backend *b = device->backend;
+    unsigned char *expected, *got;
+    void *memory = NULL, *stream = NULL, *workspace = NULL;
+    const candidate row = {.kernel = kernel};
+    ridge_problem problem;
+    ridge_call call;
+    int64_t few;
+    size_t bytes = 0;
+    image im;
+    bool good;
+
+    few = ridge_op_at(c.call.op)->invariant_split;
+    few = few && c.call.dim[0] > few ? few + 4 : 4; /* in the same range of dim[0] */
+    c.call.dim[0] = c.call.dim[0] < few ? c.call.dim[0] : few;
+    for (int i = 1; i < 3 && c.call.op == RIDGE_GEMM_FP8; i++) /* the reference is slow */
+        c.call.dim[i] = c.call.dim[i] > 2048 ? 1024 + c.call.dim[i] % 1024 : c.call.dim[i];
+    if (case_problem(&c, &call, &problem) && ridge_why_not(device, kernel, &problem))
+        return true; /* too few tiles to share, for one: `ridge test` has it at sizes of its own */
+    snprintf(why, size, "out of memory");
+    if (!image_build(&c, 5, &im))
+        return false;
+    expected = malloc(im.bytes);
+    got = malloc(im.bytes);
+    ridge_fail(RIDGE_ERR_DEVICE, "%s", why);
+    good = expected && got && image_reference(&im, expected) == RIDGE_OK &&
+           b->alloc(device, im.bytes, &memory) == RIDGE_OK && b->stream_new(device, &stream) == RIDGE_OK &&
+           b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
+    call = image_call(&im, memory);
+    bytes = timing_workspace(device, &call, &row, 1);
+    good = good && (!bytes || b->alloc(device, bytes, &workspace) == RIDGE_OK);
+    if (good) {
+        call.kernel = kernel->name;
+        good = ridge_run(device, &call, workspace, bytes, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
+               b->download(device, got, memory, im.bytes) == RIDGE_OK;
+    }
+    if (good)
+        good = image_judge(&im, kernel, expected, got, why, size);
+    else
+        snprintf(why, size, "%s", ridge_error());
+    if (memory)
+        b->release(device, memory);
+    if (workspace)
+        b->release(device, workspace);
+    if (stream)
+        b->stream_free(device, stream);
+    free(expected);
+    free(got);
+    image_free(&im);
+    return good;
+}
+
+/* What is picked without tuning files and pins. */
+static const ridge_kernel *untuned(const ridge_device *device, const ridge_call *call, const ridge_problem *problem)
+{
+    ridge_device bare = *device;
+    const ridge_kernel *kernel;
+    const char *because;
+
+    bare.tuned_count = 0;
+    memset(bare.pin, 0, sizeof bare.pin);
+    return ridge_choose(&bare, call, problem, SIZE_MAX, &kernel, &because) ? NULL : kernel;
+}
+
+/* The rows that can run, the cost model's choice first. Not those that it puts beyond twice that, nor fallbacks where
+ * other rows run: a choice must not change a result's bits. */
+static int candidates(const ridge_device *device, const test_case *c, const ridge_call *call, candidate *list)
+{
+    ridge_problem problem;
+    const ridge_kernel *first;
+    char why[400];
+    double least;
+    int count = 0;
+
+    if (ridge_validate(call, &problem) || !(first = untuned(device, call, &problem)))
+        return 0;
+    least = first->cost ? first->cost(device, first, &problem) : 0;
+    if (!row_is_right(device, first, *c, why, sizeof why)) {
+        ridge_fail(RIDGE_ERR_DEVICE, "%s, which is picked, fails: %s", first->name, why);
+        return 0;
+    }
+    list[count++].kernel = first;
+    for (int i = device->first[problem.op]; i < device->first[problem.op + 1] && count < TIMING_CANDIDATES; i++) {
+        const ridge_kernel *row = device->row[i];
+
+        if (row == first || ridge_why_not(device, row, &problem) ||
+            (row->contract & RIDGE_FALLBACK) > (first->contract & RIDGE_FALLBACK) ||
+            (row->cost && row->cost(device, row, &problem) > 2 * least))
+            continue;
+        if (row_is_right(device, row, *c, why, sizeof why))
+            list[count++].kernel = row;
+        else
+            fprintf(stderr, "ridge tune: %s is left out: %s\n", row->name, why);
+    }
+    return count;
+}
+
+/* Writes a line and returns 1 if a challenger wins against list[0], by more than 1.5 % and the noise. */
+static int write_winner(const ridge_call *call, const candidate *list, int count, FILE *to)
+{
+    double noise = 0.5 * (list[0].us_p80 - list[0].us_p20) / list[0].us;
+    ridge_problem problem;
+    char text[320];
+    int best = 0;
+
+    noise = noise > 0.015 ? noise : 0.015;
+    for (int i = 1; i < count; i++)
+        if (list[i].us < list[best].us)
+            best = i;
+    if (!best || list[best].us >= list[0].us * (1 - noise) || ridge_validate(call, &problem))
+        return 0;
+    ridge_problem_print(call, &problem, text, sizeof text);
+    fprintf(to, "%s\t%s\t%.3f\t%s\t%.3f\n", text, list[best].kernel->name, list[best].us, list[0].kernel->name,
+            list[0].us);
+    return 1;
+}
+
+/* Writes one line if a challenger wins. Returns whether it did; -1 on failure, -2 if that was said. */
+static int tune_one(const ridge_device *device, const char *line, FILE *to)
+{
+    candidate list[TIMING_CANDIDATES] = {{0}};
+    test_case c;
+    rotation r = {.device = device};
+    ridge_call call;
+    ridge_problem problem;
+    image im;
+    int count, won = 0;
+    size_t most = 0;
+    bool good;
+
+    if (!case_parse(line, &c)) /* which has said why */
+        return -2;
+    if (c.call.flags & RIDGE_STRICT) {
+        ridge_fail(RIDGE_ERR_ARG, "strict=1 has no place in a tuning file");
+        return -1;
+    }
+    if (!case_problem(&c, &call, &problem) || !case_fits(device, &c, 1, 2))
+        return -1;
+    if (!image_build_to_time(&c, 1, &im)) {
+        ridge_fail(RIDGE_ERR_DEVICE, "no memory for its operands");
+        return -1;
+    }
+    call = image_call(&im, im.host);
+    count = candidates(device, &c, &call, list);
+    if (count > 0 && ridge_validate(&call, &problem) == RIDGE_OK)
+        for (int i = 0; i < count; i++) {
+            const size_t bytes =
+                list[i].kernel->workspace ? list[i].kernel->workspace(device, list[i].kernel, &problem) : 0;
+
+            most = bytes > most ? bytes : most;
+        }
+    good = count > 0 && rotation_build(device, &im, most, &r);
+    if (good) {
+        timing_warm(&r, 0.1);
+        good = timing_run(&r, list, count);
+    }
+    rotation_free(&r);
+    if (good)
+        won = write_winner(&call, list, count, to);
+    image_free(&im);
+    return good ? won : -1;
+}
+
+/* The problem of record `first`, if no later run has it too: its rows in that run, the default first. As tune_one. */
+static int tune_record(const ridge_device *device, const record *at, int first, int count, FILE *to)
+{
+    candidate list[TIMING_CANDIDATES] = {{0}};
+    char line[320];
+    const ridge_kernel *usual;
+    ridge_problem problem;
+    ridge_call call;
+    test_case c;
+    int found = 1;
+
+    for (int i = 0; i < count; i++)
+        if ((i < first) == (strcmp(at[i].run, at[first].run) == 0) && i != first &&
+            strcmp(at[i].op, at[first].op) == 0 && strcmp(at[i].problem, at[first].problem) == 0 &&
+            strcmp(at[i].provider, "ridge") == 0)
+            return 0; /* seen already, or a later run follows */
+    snprintf(line, sizeof line, "%s %s", at[first].op, at[first].problem);
+    if (!case_parse(line, &c)) /* which has said why */
+        return -2;
+    if (!case_problem(&c, &call, &problem) || !(usual = untuned(device, &call, &problem)))
+        return -1;
+    for (int i = first; i < count && found < TIMING_CANDIDATES; i++) {
+        const ridge_kernel *row = ridge_kernel_find(at[i].kernel, strlen(at[i].kernel));
+        candidate *to_fill = row == usual ? &list[0] : &list[found];
+
+        if (!row || strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, at[first].op) != 0 ||
+            strcmp(at[i].problem, at[first].problem) != 0 || strcmp(at[i].run, at[first].run) != 0 ||
+            ridge_why_not(device, row, &problem) ||
+            (row->contract & RIDGE_FALLBACK) > (usual->contract & RIDGE_FALLBACK))
+            continue;
+        *to_fill = (candidate){.kernel = row, .us = at[i].us, .us_p20 = at[i].us_p20, .us_p80 = at[i].us_p80};
+        found += to_fill == &list[found];
+    }
+    return list[0].kernel ? write_winner(&call, list, found, to) : 0; /* the default was not timed: it stays */
+}
+
+static bool tune_from(const options *o, const ridge_device *device, FILE *to)
+{
+    record *at = NULL;
+    int count = 0, won = 0, result = 0;
+    bool good = record_read(o->from, &at, &count);
+
+    for (int i = 0; i < count && good; i++) {
+        if (strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, "chain") == 0 ||
+            strstr(at[i].problem, " settled=1") || strstr(at[i].problem, " strict=1"))
+            continue; /* a tuned line is asked whatever the flags of a call */
+        if (strcmp(at[i].device, device->name) != 0 && strncmp(device->name, "model", 5) != 0) {
+            fprintf(stderr, "ridge tune: %s: measured on %s, this is %s\n", o->from, at[i].device, device->name);
+            free(at);
+            return false;
+        }
+        result = tune_record(device, at, i, count, to);
+        good = result >= 0;
+        won += good ? result : 0;
+    }
+    if (result == -1)
+        fprintf(stderr, "ridge tune: %s: %s\n", o->from, ridge_error());
+    free(at);
+    if (good)
+        printf("%d lines\n", won);
+    return good;
+}
+
+/* Suites name some problems twice: layers of models that are alike. */
+static bool came_before(const char *suite, int index, const char *text)
+{
+    char now[320];
+
+    snprintf(now, sizeof now, "%s", text);
+    for (int i = 0; i < index; i++) {
+        const suite_line s = suite_at(i);
+
+        if (strcmp(s.suite, suite) == 0 && strcmp(s.text, now) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool tune_all(const options *o, const ridge_device *device, FILE *to)
+{
+    progress p;
+    int total = 0, done = 0, won = 0;
+
+    for (int i = 0; suite_at(i).suite; i++)
+        total += o->suite && strcmp(suite_at(i).suite, o->suite) == 0;
+    total += o->text[0] != 0;
+    if (!total) {
+        suite_missing("tune", o->suite ? o->suite : "");
+        return false;
+    }
+    progress_start(&p, total, o->quiet);
+    for (int i = 0; suite_at(i).suite || (o->text[0] && done < total); i++) {
+        const suite_line s = suite_at(i);
+        const char *line = s.suite ? s.text : o->text;
+        int result;
+
+        if (s.suite && !(o->suite && strcmp(s.suite, o->suite) == 0))
+            continue;
+        if (s.suite && came_before(s.suite, i, s.text)) {
+            progress_step(&p, "tune");
+            continue;
+        }
+        result = tune_one(device, s.suite ? suite_at(i).text : line, to);
+        if (result < 0) {
+            if (result == -1)
+                fprintf(stderr, "ridge tune: %s: %s\n", line, ridge_error());
+            return false;
+        }
+        won += result;
+        done++;
+        progress_step(&p, "tune");
+        if (!s.suite)
+            break;
+    }
+    progress_end(&p);
+    fprintf(to, "# %d problems, %d keep the default\n", done, done - won);
+    printf("%d problems, %d keep the cost model's choice\n", done, done - won);
+    return true;
+}
+
+int cmd_tune(int argc, char **argv)
+{
+    static const struct argp parser = {
+        option_table, parse_option, "[OP name=value...]", "Times every row and writes a tuning file.", NULL,
+        NULL,         NULL};
+    options o = {.out = "tuned.tsv"};
+    ridge_device *device;
+    test_case one;
+    char date[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    out_file out;
+    bool good;
+
+    args_parse(&parser, argc, argv, &o);
+    if (o.from ? o.suite || o.text[0] : !o.suite && !o.text[0]) {
+        fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
+        return 2;
+    }
+    if (o.text[0] && !case_parse(o.text, &one)) /* which has said why */
+        return 2;
+    device = device_open(o.device);
+    if (!device || (!device->backend && !o.from)) {
+        if (device)
+            fprintf(stderr, "ridge tune: a model device runs nothing\n");
+        ridge_close(device);
+        return 1;
+    }
+    if (!out_open(&out, "ridge tune", o.out)) {
+        ridge_close(device);
+        return 1;
+    }
+    strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &utc));
+    fprintf(out.to, "# ridge %s, %s, %s, %s\n", ridge_version(), device->name, device->driver, date);
+    fprintf(out.to, "# problem\tkernel\tus\tdefault kernel\tdefault us\n");
+    if (o.from)
+        fprintf(out.to, "# from the times of %s\n", strrchr(o.from, '/') ? strrchr(o.from, '/') + 1 : o.from);
+    good = out_close(&out, o.from ? tune_from(&o, device, out.to) : tune_all(&o, device, out.to));
+    ridge_close(device);
+    return !good;
+}

@@ -1,0 +1,271 @@
+/* weights.c: `ridge bench --weights FILE`: the ops (weight_ops.c) on the tensors of a checkpoint, as bf16,
+ * each result against the C reference. Of tensors of the same shape one is taken; a layer's gate comes with its up; the
+ * output matrix, or the embedding that is tied to it, is the W of linear cross entropy. Activations are N(0,1) from the
+ * seed. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/num.h"
+#include "bench.h"
+
+static bool fail(const char *name, const char *why)
+{
+    fprintf(stderr, "ridge bench: %s: %s\n", name, why);
+    return false;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- loading */
+
+void weight_free(weight *w)
+{
+    free(w->bf16);
+    free(w->q8_0);
+}
+
+static void to_bf16(const ridge_tensor *t, const unsigned char *raw, uint16_t *to)
+{
+    const ridge_type_info *info = ridge_type_query(t->type);
+    enum { SPAN = 4096 };
+
+#pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < t->elements; at += SPAN) {
+        int64_t n = t->elements - at < SPAN ? t->elements - at : SPAN;
+        float f[SPAN];
+
+        ridge_dequantize(t->type, raw + at / info->block * info->bytes, n, f);
+        for (int64_t i = 0; i < n; i++)
+            to[at + i] = ridge_bf16_from_f32(f[i]);
+    }
+}
+
+/* The file's own blocks where it has them. */
+static bool to_q8_0(weight *w, const unsigned char *raw)
+{
+    size_t bytes = (size_t)(w->rows * w->cols / 32 * 34);
+    ridge_call call;
+
+    w->q8_0 = malloc(bytes);
+    if (!w->q8_0)
+        return fail(w->t->name, "out of memory");
+    call = ridge_q8_0_quantize(w->rows, w->cols, RIDGE_BF16, w->bf16, w->q8_0);
+    if (w->t->type == RIDGE_TYPE_Q8_0)
+        memcpy(w->q8_0, raw, bytes);
+    else if (!bench_on_cpu(&call))
+        return fail(w->t->name, ridge_error());
+    return true;
+}
+
+bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w)
+{
+    unsigned char *raw = malloc((size_t)t->bytes);
+    bool good;
+
+    *w = (weight){.t = t, .rows = t->shape[0], .cols = t->shape[1]};
+    w->bf16 = malloc((size_t)t->elements * 2);
+    good = raw && w->bf16;
+    if (!good)
+        fail(t->name, "out of memory");
+    else if (ridge_file_read(file, t, 0, raw, t->bytes) != RIDGE_OK)
+        good = fail(t->name, ridge_io_error());
+    else
+        to_bf16(t, raw, w->bf16);
+    good = good && (w->cols % 32 != 0 || to_q8_0(w, raw));
+    free(raw);
+    return good;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- runs
+ */
+
+typedef struct tally {
+    int ran, failed, skipped;
+} tally;
+
+typedef struct subject {
+    const weight_op *op;
+    const weight *w;
+} subject;
+
+static bool verify(void *state, const image *im, const ridge_kernel *kernel, const unsigned char *got, char *text,
+                   size_t size)
+{
+    const subject *s = state;
+
+    return weight_op_verify(s->op, s->w, im, kernel, got, text, size);
+}
+
+/* False, with the reason on stderr. */
+static bool can_run(const bench *b, const weight_op *op, const test_case *c)
+{
+    const char *name = ridge_op_at(c->call.op)->name;
+
+    if (!weight_op_is_verifiable(op, c))
+        fprintf(stderr, "ridge bench: %s: left out: the C reference would take minutes\n", name);
+    else if (!case_fits(b->device, c, weight_op_images(op), 3)) /* some tens of MB more of a small one */
+        fprintf(stderr, "ridge bench: %s: left out: %s\n", name, ridge_error());
+    else
+        return true;
+    return false;
+}
+
+static void run_op(bench *b, const weight_op *op, const weight *w, const weight *up, tally *sum)
+{
+    subject s = {op, w};
+    test_case c;
+    image im = {0};
+
+    if (!weight_op_case(op, w, &c))
+        return;
+    if (!can_run(b, op, &c)) {
+        sum->skipped++;
+        return;
+    }
+    sum->ran++;
+    if (!weight_op_build(op, w, up, b->o->seed, &c, &im))
+        sum->failed += !fail(ridge_op_at(c.call.op)->name, "out of memory");
+    else
+        sum->failed += !bench_image(b, "weights", &c, &im, verify, &s);
+    image_free(&im);
+}
+
+static bool is_fp8(uint32_t type)
+{
+    return type == RIDGE_TYPE_F8_E4M3 || type == RIDGE_TYPE_F8_E5M2; /* nothing without their scales */
+}
+
+bool is_weight(const ridge_tensor *t)
+{
+    return t->rank == 2 && t->elements > 0 && ridge_type_query(t->type)->dequantize && !is_fp8(t->type) &&
+           !name_matches("*_scale", t->name) && !name_matches("*_scale_inv", t->name);
+}
+
+static bool same_shape(const ridge_tensor *a, const ridge_tensor *b)
+{
+    return a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
+}
+
+/* How many weights have this one's shape; *first: none before it does. */
+static int64_t of_shape(const ridge_file *file, int64_t index, bool *first)
+{
+    int64_t count = 0;
+
+    *first = true;
+    for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
+        const ridge_tensor *t = ridge_file_tensor(file, i);
+
+        if (!is_weight(t) || !same_shape(t, ridge_file_tensor(file, index)))
+            continue;
+        count++;
+        *first = *first && i >= index;
+    }
+    return count;
+}
+
+/* The up of a gate, by the names of Llama-family checkpoints and GGUF; NULL: this is no gate, or there is none. */
+static const ridge_tensor *up_of(const ridge_file *file, const ridge_tensor *gate)
+{
+    static const char *const pair[][2] = {{"ffn_gate.", "ffn_up."}, {"gate_proj.", "up_proj."}};
+    char name[512];
+
+    for (size_t i = 0; i < sizeof pair / sizeof pair[0]; i++) {
+        const char *at = strstr(gate->name, pair[i][0]);
+        const ridge_tensor *up;
+
+        if (!at)
+            continue;
+        snprintf(name, sizeof name, "%.*s%s%s", (int)(at - gate->name), gate->name, pair[i][1],
+                 at + strlen(pair[i][0]));
+        up = ridge_file_find(file, name);
+        if (up && is_weight(up) && same_shape(up, gate))
+            return up;
+    }
+    return NULL;
+}
+
+/* One gate of each shape is enough, --all or not: what it runs on are activations of its width, and its own weights. */
+static bool first_gate(const ridge_file *file, int64_t index)
+{
+    const ridge_tensor *gate = ridge_file_tensor(file, index);
+
+    if (!up_of(file, gate))
+        return false;
+    for (int64_t i = 0; i < index; i++) {
+        const ridge_tensor *t = ridge_file_tensor(file, i);
+
+        if (is_weight(t) && same_shape(t, gate) && up_of(file, t))
+            return false;
+    }
+    return true;
+}
+
+/* The output matrix, or the embedding where none is there. */
+static bool is_head(const ridge_file *file, const ridge_tensor *t)
+{
+    static const char *const name[] = {"output.weight", "lm_head.weight", "token_embd.weight",
+                                       "model.embed_tokens.weight"};
+
+    for (size_t i = 0; i < sizeof name / sizeof name[0]; i++) {
+        const ridge_tensor *head = ridge_file_find(file, name[i]);
+
+        if (head && is_weight(head))
+            return head == t;
+    }
+    return false;
+}
+
+static void run_uses(bench *b, const weight *w, const weight *up, const bool use[], tally *sum)
+{
+    const weight_op *op;
+
+    for (int i = 0; (op = weight_op_at(i)) != NULL; i++)
+        if (use[weight_op_use(op)])
+            run_op(b, op, w, up, sum);
+}
+
+static void run_tensor(bench *b, const ridge_file *file, int64_t index, tally *sum)
+{
+    const ridge_tensor *t = ridge_file_tensor(file, index);
+    weight w = {0}, up = {0};
+    bool first, use[USES];
+    int64_t count = of_shape(file, index, &first);
+
+    use[USE_WEIGHT] = first || b->o->every;
+    use[USE_GATE] = first_gate(file, index);
+    use[USE_HEAD] = is_head(file, t);
+    if (!use[USE_WEIGHT] && !use[USE_GATE] && !use[USE_HEAD])
+        return;
+    if (!weight_load(file, t, &w) || (use[USE_GATE] && !weight_load(file, up_of(file, t), &up))) {
+        sum->ran++;
+        sum->failed++;
+    } else {
+        if (!b->json)
+            printf("%s [%" PRId64 ", %" PRId64 "] %s, %" PRId64 " of this shape%s%s\n", t->name, w.rows, w.cols,
+                   ridge_type_query(t->type)->name, count, use[USE_GATE] ? ", with its up" : "",
+                   use[USE_HEAD] ? ", the output matrix" : "");
+        run_uses(b, &w, &up, use, sum);
+    }
+    weight_free(&w);
+    weight_free(&up);
+}
+
+bool bench_weights(bench *b)
+{
+    ridge_file *file;
+    tally sum = {0};
+
+    if (ridge_file_open(b->o->weights, &file) != RIDGE_OK) {
+        fprintf(stderr, "ridge bench: %s\n", ridge_io_error());
+        return false;
+    }
+    for (int64_t i = 0; i < ridge_file_tensors(file); i++)
+        if (is_weight(ridge_file_tensor(file, i)))
+            run_tensor(b, file, i, &sum);
+    ridge_file_close(file);
+    if (!sum.ran && !sum.skipped)
+        return fail(b->o->weights, "there is no 2-D tensor to run (FP8 ones are left out)");
+    if (!b->json)
+        printf("%d problems: %d verified against the C reference, %d failed, %d left out\n", sum.ran + sum.skipped,
+               sum.ran - sum.failed, sum.failed, sum.skipped);
+    return sum.failed == 0;
+}

@@ -1,0 +1,334 @@
+/* cmd.c: `ridge quantize`: a checkpoint into FP8, Q8_0, bf16 or f16. Options, the plan as a table, the
+ * summary; ops/quantize_fp8/cpu.h lists the parts. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/args.h"
+#include "quantize.h"
+
+volatile sig_atomic_t quantize_stop;
+
+enum { OPT_FORCE = 256, OPT_DRY, OPT_NO_STATS };
+
+static const struct argp_option option_table[] = {
+    {"output", 'o', "OUT", 0, "file, or directory if IN is one", 0},
+    {"to", 't', "FORMAT", 0, "fp8-block128, fp8-row, bf16, f16 (safetensors); q8_0 (GGUF)", 0},
+    {"include", 'i', "PATTERN", 0, "quantise the tensors whose name matches, and no others (repeatable)", 0},
+    {"exclude", 'x', "PATTERN", 0, "keep the tensors whose name matches (repeatable)", 0},
+    {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
+    {"force", OPT_FORCE, NULL, 0, "replace OUT if it is there", 0},
+    {"dry-run", OPT_DRY, NULL, 0, "say what would be done, write nothing", 0},
+    {"no-stats", OPT_NO_STATS, NULL, 0, "do not measure the error", 0},
+    {"json", 'j', NULL, 0, "the summary as JSON", 0},
+    {"verbose", 'v', NULL, 0, "a line for every tensor", 0},
+    {"quiet", 'q', NULL, 0, "no progress", 0},
+    {0}};
+
+static error_t parse_format(quantize_options *o, const char *arg, struct argp_state *state)
+{
+    for (quantize_to to = 0; to < TO_FORMATS; to++)
+        if (strcmp(arg, quantize_to_name(to)) == 0) {
+            o->to = to;
+            return 0;
+        }
+    argp_error(state, "there is no format '%s': fp8-block128, fp8-row, q8_0, bf16 or f16", arg);
+    return EINVAL;
+}
+
+static error_t parse_pattern(const char **list, int *count, char *arg, struct argp_state *state)
+{
+    if (*count == PATTERNS_MOST)
+        argp_error(state, "more than %d patterns", PATTERNS_MOST);
+    else
+        list[(*count)++] = arg;
+    return 0;
+}
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    quantize_options *o = state->input;
+
+    switch (key) {
+    case 'o':
+        o->out = arg;
+        break;
+    case 't':
+        return parse_format(o, arg, state);
+    case 'i':
+        return parse_pattern(o->include, &o->includes, arg, state);
+    case 'x':
+        return parse_pattern(o->exclude, &o->excludes, arg, state);
+    case 'd':
+        o->device = arg;
+        break;
+    case OPT_FORCE:
+        o->force = true;
+        break;
+    case OPT_DRY:
+        o->dry_run = true;
+        break;
+    case OPT_NO_STATS:
+        o->no_stats = true;
+        break;
+    case 'j':
+        o->json = true;
+        break;
+    case 'v':
+        o->verbose = true;
+        break;
+    case 'q':
+        o->quiet = true;
+        break;
+    case ARGP_KEY_ARG:
+        if (o->in)
+            argp_usage(state);
+        o->in = arg;
+        break;
+    case ARGP_KEY_END:
+        if (!o->in || !o->out || o->to == TO_FORMATS)
+            argp_error(state, "IN, -o OUT and --to FORMAT are needed");
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+static void on_signal(int number)
+{
+    (void)number;
+    quantize_stop = 1;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) /* nohup stays nohup */
+        sigaction(SIGHUP, &action, NULL);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- summary
+ */
+
+/* What the errors of the quantised tensors come to. */
+typedef struct overview {
+    double mean; /* of the tensors' SNR in dB, those without error left out */
+    const plan_tensor *worst;
+    int64_t measured, not_finite;
+} overview;
+
+static overview look_over(const plan *p)
+{
+    overview v = {0};
+
+    for (int64_t i = 0; i < p->count; i++) {
+        const plan_tensor *t = &p->at[i];
+        double snr = error_snr(&t->error);
+
+        v.not_finite += t->error.not_finite;
+        if (t->error.worst_at < 0 || t->why || !isfinite(snr))
+            continue;
+        v.mean += snr;
+        v.measured++;
+        if (!v.worst || snr < error_snr(&v.worst->error))
+            v.worst = t;
+    }
+    v.mean = v.measured ? v.mean / (double)v.measured : NAN;
+    return v;
+}
+
+static const char *verdict(const plan_tensor *t)
+{
+    return t->why ? t->why : "";
+}
+
+static void print_tensors(const plan *p)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        const plan_tensor *t = &p->at[i];
+
+        printf("%-48s %-6s -> %-8s %13" PRId64 " -> %12" PRId64 "  ", t->in->name, ridge_type_query(t->in->type)->name,
+               ridge_type_query(t->type)->name, t->in->bytes, t->bytes);
+        if (t->error.worst_at >= 0)
+            printf("%6.2f dB, worst %.3g at [%" PRId64 "] = %.6g  ", error_snr(&t->error), (double)t->error.worst,
+                   t->error.worst_at, (double)t->error.value);
+        printf("%s\n", verdict(t));
+    }
+}
+
+static void print_summary(const plan *p, const ridge_device *device, double spent)
+{
+    overview v = look_over(p);
+
+    printf("%s -> %s: %s%s\n", p->o->in, p->o->out, quantize_to_name(p->o->to), p->o->dry_run ? " (dry run)" : "");
+    printf("  tensors     %" PRId64 " %s, %" PRId64 " stored in a wider type, %" PRId64 " kept\n", p->quantised,
+           p->o->to >= TO_BF16 ? "converted" : "quantised", p->cast, p->kept);
+    printf("  bytes       %" PRId64 " -> %" PRId64 " (%.3f)\n", p->bytes_in, p->bytes_out,
+           p->bytes_in ? (double)p->bytes_out / (double)p->bytes_in : 1.0);
+    if (v.worst)
+        printf("  SNR         mean %.2f dB, worst %.2f dB: %s[%" PRId64 "] = %.6g is off by %.3g\n", v.mean,
+               error_snr(&v.worst->error), v.worst->in->name, v.worst->error.worst_at, (double)v.worst->error.value,
+               (double)v.worst->error.worst);
+    if (v.not_finite)
+        printf("  not finite  %" PRId64 " elements, in the input or after conversion\n", v.not_finite);
+    if (!p->o->dry_run)
+        printf("  time        %.2f s, %.2f GB/s of input, %s %s\n", spent, (double)p->bytes_in / spent * 1e-9,
+               device->backend->name, device->name);
+}
+
+static json_t *number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *tensor_json(const plan_tensor *t)
+{
+    json_t *json = json_pack("{s:s, s:s, s:s, s:b, s:I, s:I}", "name", t->in->name, "from",
+                             ridge_type_query(t->in->type)->name, "to", ridge_type_query(t->type)->name, "quantised",
+                             !t->why, "bytes_in", (json_int_t)t->in->bytes, "bytes_out", (json_int_t)t->bytes);
+
+    if (t->why)
+        json_object_set_new(json, "why", json_string(t->why));
+    if (t->scale_name)
+        json_object_set_new(json, "scale", json_string(t->scale_name));
+    if (t->error.worst_at >= 0) {
+        json_object_set_new(json, "snr_db", number(error_snr(&t->error)));
+        json_object_set_new(json, "worst",
+                            json_pack("{s:I, s:o, s:o}", "index", (json_int_t)t->error.worst_at, "value",
+                                      number((double)t->error.value), "error", number((double)t->error.worst)));
+        json_object_set_new(json, "not_finite", json_integer((json_int_t)t->error.not_finite));
+    }
+    return json;
+}
+
+static int dump_summary(const plan *p, const ridge_device *device, double spent)
+{
+    overview v = look_over(p);
+    json_t *tensors = json_array(), *all;
+
+    for (int64_t i = 0; i < p->count; i++)
+        json_array_append_new(tensors, tensor_json(&p->at[i]));
+    all = json_pack("{s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I}", "in", p->o->in, "out", p->o->out,
+                    "to", quantize_to_name(p->o->to), "dry_run", p->o->dry_run, "quantised", (json_int_t)p->quantised,
+                    "cast", (json_int_t)p->cast, "kept", (json_int_t)p->kept, "bytes_in", (json_int_t)p->bytes_in,
+                    "bytes_out", (json_int_t)p->bytes_out, "snr_mean_db", number(v.mean), "snr_worst_db",
+                    number(v.worst ? error_snr(&v.worst->error) : NAN), "not_finite", (json_int_t)v.not_finite);
+    if (device) {
+        json_object_set_new(all, "device", json_string(device->backend->name));
+        json_object_set_new(all, "seconds", json_real(spent));
+        json_object_set_new(all, "gbps", json_real((double)p->bytes_in / spent * 1e-9));
+    }
+    json_object_set_new(all, "tensors", tensors);
+    return !print_json(all);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- main
+ */
+
+static int convert(plan *p)
+{
+    converter c = {.stats = !p->o->no_stats, .bytes_total = (double)p->bytes_in};
+    ridge_device *device = device_open(p->o->device);
+    double start = seconds(), spent;
+    int status = 1;
+
+    if (!device)
+        return 1;
+    if (!device->backend) {
+        fprintf(stderr, "ridge quantize: a model device runs nothing\n");
+        ridge_close(device);
+        return 1;
+    }
+    c.device = device;
+    if (!converter_start(&c)) {
+        fprintf(stderr, "ridge quantize: out of memory\n");
+        ridge_close(device);
+        return 1;
+    }
+    catch_signals();
+    progress_start(&c.progress, 1, p->o->quiet);
+    status = quantize_write(p, &c);
+    progress_end(&c.progress);
+    spent = seconds() - start;
+    if (status == 0 && p->o->json)
+        status = dump_summary(p, device, spent);
+    else if (status == 0) {
+        if (p->o->verbose)
+            print_tensors(p);
+        print_summary(p, device, spent);
+    }
+    converter_free(&c);
+    ridge_close(device);
+    return status;
+}
+
+/* What the user should know before the result meets other programs. */
+static void advise(const plan *p)
+{
+    int64_t ragged = 0;
+
+    for (int64_t i = 0; i < p->count; i++)
+        ragged += p->at[i].action == ACTION_FP8_BLOCK128 && p->at[i].in->shape[0] % 128 != 0;
+    if (p->quantised == 0 && p->cast == 0)
+        fprintf(stderr, "ridge quantize: no tensor of %s is to be converted\n", p->o->in);
+    if (p->format == RIDGE_GGUF && ridge_file_format(p->file) != RIDGE_GGUF)
+        fprintf(stderr, "ridge quantize: names stay as they are: llama.cpp itself needs its own names and metadata\n");
+    if (ragged)
+        fprintf(stderr,
+                "ridge quantize: %" PRId64
+                " weights have rows that are no multiple of 128: vLLM refuses them in merged "
+                "layers (qkv, gate and up); fp8-row has no such limit\n",
+                ragged);
+}
+
+static int run(const quantize_options *o, const ridge_file *file)
+{
+    plan p;
+    int status = 1;
+
+    if (plan_build(o, file, &p) && output_allowed(&p)) {
+        advise(&p);
+        if (o->dry_run && o->json) {
+            status = dump_summary(&p, NULL, 0);
+        } else if (o->dry_run) {
+            print_tensors(&p);
+            print_summary(&p, NULL, 0);
+            status = 0;
+        } else {
+            status = convert(&p);
+        }
+    }
+    plan_free(&p);
+    return status;
+}
+
+int cmd_quantize(int argc, char **argv)
+{
+    static const struct argp parser = {
+        option_table,
+        parse_option,
+        "IN -o OUT --to FORMAT",
+        "Quantises the weights of a checkpoint (safetensors, GGUF, an index or a directory) tensor by tensor.",
+        NULL,
+        NULL,
+        NULL};
+    quantize_options o = {.to = TO_FORMATS};
+    ridge_file *file;
+    int status;
+
+    args_parse(&parser, argc, argv, &o);
+    if (ridge_file_open(o.in, &file) != RIDGE_OK) {
+        fprintf(stderr, "ridge quantize: %s\n", ridge_io_error());
+        return 1;
+    }
+    status = run(&o, file);
+    ridge_file_close(file);
+    return status;
+}

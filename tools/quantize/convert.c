@@ -1,0 +1,309 @@
+/* convert.c: one tensor through the quantiser in pieces of some rows: read, to f32 if the quantiser does not
+ * take the type as it is, quantise on the device, compare, write. On a CPU every thread takes whole pieces, small
+ * enough for its cache, and meets the others only to write: steps that all threads share would end in a barrier each,
+ * and on a machine with other work a barrier costs a time slice. The pieces do not depend on the number of threads. */
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "cpu/num.h"
+#include "quantize.h"
+
+/* Elements of a piece, about; a cast does not care for rows and takes FLAT as their length. */
+enum { PIECE_CPU = 1 << 18, PIECE_GPU = 32 << 20, FLAT = 4096 };
+
+/* Rows of a tensor that are converted at once. first: index of the first element; of a kept tensor, bytes. */
+typedef struct piece {
+    int64_t first, rows, cols;
+} piece;
+
+static bool fail(const plan_tensor *t, const char *why)
+{
+    fprintf(stderr, "ridge quantize: %s: %s\n", t->in->name, why);
+    return false;
+}
+
+static bool grow(buffer *b, size_t bytes)
+{
+    if (bytes <= b->room)
+        return true;
+    free(b->at);
+    b->room = (bytes + 255) / 256 * 256;
+    b->at = aligned_alloc(256, b->room);
+    b->room = b->at ? b->room : 0;
+    return b->at != NULL;
+}
+
+static bool grow_device(const converter *c, buffer *b, size_t bytes)
+{
+    if (bytes <= b->room)
+        return true;
+    if (b->at)
+        c->device->backend->release(c->device, b->at);
+    b->room = bytes;
+    if (c->device->backend->alloc(c->device, bytes, &b->at) == RIDGE_OK)
+        return true;
+    *b = (buffer){NULL, 0};
+    return false;
+}
+
+static void release_device(const converter *c, buffer *b)
+{
+    if (b->at)
+        c->device->backend->release(c->device, b->at);
+}
+
+bool converter_start(converter *c)
+{
+    c->workers = 1;
+#if defined(_OPENMP)
+    if (c->device->backend_id == RIDGE_CPU)
+        c->workers = omp_get_max_threads();
+#endif
+    c->worker = calloc((size_t)c->workers, sizeof *c->worker);
+    return c->worker != NULL;
+}
+
+void converter_free(converter *c)
+{
+    for (int i = 0; c->worker && i < c->workers; i++) {
+        worker *w = &c->worker[i];
+
+        free(w->raw.at);
+        free(w->floats.at);
+        free(w->codes.at);
+        free(w->scales.at);
+        release_device(c, &w->device_x);
+        release_device(c, &w->device_codes);
+        release_device(c, &w->device_scales);
+        release_device(c, &w->workspace);
+        if (w->stream)
+            c->device->backend->stream_free(c->device, w->stream);
+    }
+    free(c->worker);
+}
+
+static int64_t type_bytes(uint32_t type, int64_t elements)
+{
+    return elements / ridge_type_query(type)->block * ridge_type_query(type)->bytes;
+}
+
+/* --------------------------------------------------------------------------------------------------- reading, casting
+ */
+
+static bool read_bytes(worker *w, const ridge_file *file, const plan_tensor *t, int64_t begin, int64_t bytes)
+{
+    if (!grow(&w->raw, (size_t)bytes))
+        return fail(t, "out of memory");
+    return ridge_file_read(file, t->in, begin, w->raw.at, bytes) == RIDGE_OK || fail(t, ridge_io_error());
+}
+
+static bool to_floats(worker *w, const plan_tensor *t, int64_t elements)
+{
+    if (!grow(&w->floats, (size_t)elements * sizeof(float)))
+        return fail(t, "out of memory");
+    return ridge_dequantize(t->in->type, w->raw.at, elements, w->floats.at) == RIDGE_OK || fail(t, ridge_io_error());
+}
+
+static void cast_floats(const float *from, int64_t elements, uint32_t type, void *to)
+{
+    uint16_t *half = to;
+
+    if (type == RIDGE_TYPE_F32)
+        memcpy(to, from, (size_t)elements * sizeof *from);
+    else if (type == RIDGE_TYPE_BF16)
+        for (int64_t i = 0; i < elements; i++)
+            half[i] = ridge_bf16_from_f32(from[i]);
+    else
+        for (int64_t i = 0; i < elements; i++)
+            half[i] = ridge_f16_from_f32(from[i]);
+}
+
+/* -------------------------------------------------------------------------------------------------------- quantising
+ */
+
+static ridge_dtype dtype_of(uint32_t type)
+{
+    return type == RIDGE_TYPE_F32 ? RIDGE_F32 : type == RIDGE_TYPE_BF16 ? RIDGE_BF16 : RIDGE_F16;
+}
+
+static ridge_call quantise_call(quantize_action action, const piece *p, ridge_dtype dtype, const void *x, void *codes,
+                                float *scales)
+{
+    if (action == ACTION_Q8_0)
+        return ridge_q8_0_quantize(p->rows, p->cols, dtype, x, codes);
+    return ridge_quantize_fp8(p->rows, p->cols, dtype, x,
+                              action == ACTION_FP8_ROW ? RIDGE_SCALE_ROW : RIDGE_SCALE_BLK128, RIDGE_E4M3, codes,
+                              scales);
+}
+
+static ridge_status run_call(const converter *c, worker *w, const ridge_call *call)
+{
+    size_t bytes = 0;
+    ridge_status status = ridge_workspace_bytes(c->device, call, &bytes);
+
+    if (status == RIDGE_OK && !grow_device(c, &w->workspace, bytes))
+        return RIDGE_ERR_DEVICE;
+    return status ? status : ridge_run(c->device, call, w->workspace.at, w->workspace.room, w->stream);
+}
+
+static bool quantise(const converter *c, worker *w, const plan_tensor *t, const piece *p, const void *x, uint32_t type,
+                     size_t codes, size_t scales)
+{
+    const ridge_backend *b = c->device->backend;
+    const size_t bytes = (size_t)type_bytes(type, p->rows * p->cols);
+    ridge_call call;
+    bool good;
+
+    if (c->device->backend_id == RIDGE_CPU) {
+        call = quantise_call(t->action, p, dtype_of(type), x, w->codes.at, w->scales.at);
+        return run_call(c, w, &call) == RIDGE_OK || fail(t, ridge_error());
+    }
+    good = (w->stream || b->stream_new(c->device, &w->stream) == RIDGE_OK) && grow_device(c, &w->device_x, bytes) &&
+           grow_device(c, &w->device_codes, codes) && grow_device(c, &w->device_scales, scales) &&
+           b->upload(c->device, w->device_x.at, x, bytes) == RIDGE_OK;
+    if (good) {
+        call = quantise_call(t->action, p, dtype_of(type), w->device_x.at, w->device_codes.at, w->device_scales.at);
+        good = run_call(c, w, &call) == RIDGE_OK && b->sync(c->device, w->stream) == RIDGE_OK &&
+               b->download(c->device, w->codes.at, w->device_codes.at, codes) == RIDGE_OK &&
+               (!scales || b->download(c->device, w->scales.at, w->device_scales.at, scales) == RIDGE_OK);
+    }
+    return good || fail(t, ridge_error());
+}
+
+/* ------------------------------------------------------------------------------------------------------------ pieces
+ */
+
+/* A piece's bytes in the output, and in its scales. */
+typedef struct extent {
+    size_t codes, scales;
+} extent;
+
+static extent extent_of(const plan_tensor *t, const piece *p)
+{
+    const int64_t scale_rows = t->action == ACTION_FP8_BLOCK128 ? (p->rows + 127) / 128 : p->rows;
+
+    return (extent){(size_t)type_bytes(t->type, p->rows * p->cols),
+                    t->scale_name ? 4 * (size_t)(scale_rows * t->scale_shape[1]) : 0};
+}
+
+static bool convert_piece(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const piece *p,
+                          error_stats *error)
+{
+    const int64_t elements = p->rows * p->cols;
+    const bool ready = t->in->type == RIDGE_TYPE_F32 ||
+                       (t->action != ACTION_CAST && (t->in->type == RIDGE_TYPE_BF16 || t->in->type == RIDGE_TYPE_F16));
+    const uint32_t type = ready ? t->in->type : RIDGE_TYPE_F32;
+    const extent out = extent_of(t, p);
+    const void *x;
+
+    if (!read_bytes(w, file, t, type_bytes(t->in->type, p->first), type_bytes(t->in->type, elements)) ||
+        (!ready && !to_floats(w, t, elements)))
+        return false;
+    if (!grow(&w->codes, out.codes) || !grow(&w->scales, out.scales))
+        return fail(t, "out of memory");
+    x = ready ? w->raw.at : w->floats.at;
+    if (t->action == ACTION_CAST)
+        cast_floats(x, elements, t->type, w->codes.at);
+    else if (!quantise(c, w, t, p, x, type, out.codes, out.scales))
+        return false;
+    if (c->stats) {
+        error_input in = {x,       type,         w->codes.at,
+                          t->type, w->scales.at, t->action == ACTION_FP8_BLOCK128 ? t->scale_shape[1] : 0,
+                          p->rows, p->cols,      p->first};
+
+        error_add(error, &in);
+    }
+    return true;
+}
+
+/* A writer belongs to one thread at a time: the caller sees to that. */
+static bool write_piece(converter *c, const worker *w, const plan_tensor *t, const piece *p, ridge_writer *writer)
+{
+    const bool keep = t->action == ACTION_KEEP;
+    const extent out = keep ? (extent){(size_t)p->cols, 0} : extent_of(t, p);
+    const int64_t row = p->first / p->cols, at = t->action == ACTION_FP8_BLOCK128 ? row / 128 * t->scale_shape[1] : row;
+
+    if (ridge_writer_write(writer, t->index, keep ? p->first : type_bytes(t->type, p->first),
+                           keep ? w->raw.at : w->codes.at, (int64_t)out.codes) != RIDGE_OK ||
+        (out.scales &&
+         ridge_writer_write(writer, t->scale_index, 4 * at, w->scales.at, (int64_t)out.scales) != RIDGE_OK))
+        return fail(t, ridge_io_error());
+    c->bytes_done += keep ? (double)p->cols : (double)type_bytes(t->in->type, p->rows * p->cols);
+    progress_bytes(&c->progress, t->in->name, c->bytes_done, c->bytes_total);
+    return true;
+}
+
+/* How a tensor is cut. The last piece of a cast is what is left after rows of FLAT. */
+typedef struct cut {
+    int64_t rows, cols, step, count, rest;
+} cut;
+
+static cut cut_of(const converter *c, const plan_tensor *t)
+{
+    const int64_t most = c->device->backend_id == RIDGE_CPU ? PIECE_CPU : PIECE_GPU;
+    const bool keep = t->action == ACTION_KEEP, flat = keep || t->action == ACTION_CAST;
+    const int64_t all = keep ? t->in->bytes : t->in->elements;
+    cut k = {.cols = flat ? FLAT : t->in->shape[t->in->rank - 1]};
+
+    k.rows = all / k.cols;
+    k.rest = all % k.cols;
+    k.step = most / k.cols / 128 * 128; /* whole blocks of 128 rows */
+    k.step = flat ? most / FLAT : k.step < 128 ? 128 : k.step;
+    k.count = (k.rows + k.step - 1) / k.step + (k.rest != 0);
+    return k;
+}
+
+static piece piece_of(const plan_tensor *t, const cut *k, int64_t index)
+{
+    const int64_t row = index * k->step;
+    piece p = {row * k->cols, k->rows - row < k->step ? k->rows - row : k->step, k->cols};
+
+    if (row >= k->rows)
+        p = (piece){k->rows * k->cols, 1, k->rest};
+    if (t->action == ACTION_KEEP)
+        p = (piece){p.first, 1, p.rows * p.cols};
+    return p;
+}
+
+static bool take_piece(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const piece *p,
+                       error_stats *error)
+{
+    return t->action == ACTION_KEEP ? read_bytes(w, file, t, p->first, p->cols)
+                                    : convert_piece(c, w, file, t, p, error);
+}
+
+bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_writer *writer)
+{
+    const cut k = cut_of(c, t);
+    error_stats *error = malloc((size_t)(k.count + 1) * sizeof *error);
+    int bad = error == NULL && !fail(t, "out of memory");
+
+#pragma omp parallel for schedule(dynamic, 1) num_threads(c->workers) if (k.count > 1)
+    for (int64_t i = 0; i < k.count; i++) {
+        int number = 0, stop;
+        piece p = piece_of(t, &k, i);
+
+#if defined(_OPENMP)
+        number = omp_get_thread_num();
+#endif
+#pragma omp atomic read
+        stop = bad;
+        if (stop || quantize_stop)
+            continue;
+        error[i] = (error_stats){.worst_at = -1};
+        stop = !take_piece(c, &c->worker[number], file, t, &p, &error[i]);
+#pragma omp critical
+        if (stop || bad || !write_piece(c, &c->worker[number], t, &p, writer)) {
+#pragma omp atomic write
+            bad = 1;
+        }
+    }
+    for (int64_t i = 0; i < k.count && !bad && !quantize_stop; i++)
+        error_merge(&t->error, &error[i]);
+    free(error);
+    return !bad && !quantize_stop;
+}

@@ -1,0 +1,172 @@
+/* error.c: how far the decoded result is from the input. Plain loops over spans of a row, which compilers turn
+ * into packed instructions (this file is built with -O3); it reads what the quantiser has just had in the cache. Sums
+ * go row by row in order, so that they do not depend on the number of threads. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/num.h"
+#include "quantize.h"
+
+enum { SPAN = 128 };
+
+typedef struct row_error {
+    double signal, noise;
+    float worst;
+    int64_t at, not_finite;
+} row_error;
+
+double error_snr(const error_stats *s)
+{
+    return s->noise > 0 ? 10 * log10(s->signal / s->noise) : INFINITY;
+}
+
+/* Up to SPAN elements from column `col` of a row as f32; the rest of the span is 0. */
+static void load_span(float *to, const void *from, uint32_t type, int64_t at, int n)
+{
+    const float *f = (const float *)from + at;
+    const uint16_t *h = (const uint16_t *)from + at;
+
+    if (type == RIDGE_TYPE_F32)
+        memcpy(to, f, (size_t)n * sizeof *to);
+    else if (type == RIDGE_TYPE_BF16)
+        for (int i = 0; i < n; i++)
+            to[i] = ridge_f32_from_bf16(h[i]);
+    else
+        for (int i = 0; i < n; i++)
+            to[i] = ridge_f32_from_f16(h[i]);
+}
+
+/* The bits of an e4m3 code, moved to their places in f32, are the value times 2^-120, subnormals too. 7F decodes to 480
+ * here; its scale is NaN. */
+static void decode_fp8(float *to, const uint8_t *code, float scale, int n)
+{
+    for (int i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)(code[i] & 0x80) << 24 | (uint32_t)(code[i] & 0x7f) << 20;
+
+        to[i] = ridge_float(bits) * 0x1p120f * scale;
+    }
+}
+
+static void decode_q8_0(float *to, const uint8_t *block, int n)
+{
+    for (; n > 0; n -= 32, to += 32, block += 34) {
+        const int8_t *code = (const int8_t *)block + 2;
+        uint16_t half;
+        float d;
+
+        memcpy(&half, block, 2);
+        d = ridge_f32_from_f16(half);
+        for (int i = 0; i < 32; i++)
+            to[i] = d * (float)code[i];
+    }
+}
+
+static void decode_span(float *to, const error_input *in, int64_t row, int64_t col, int n)
+{
+    const uint8_t *y = in->y;
+
+    if (in->y_type == RIDGE_TYPE_F8_E4M3) {
+        int64_t at = in->scale_cols ? row / 128 * in->scale_cols + col / 128 : row;
+
+        decode_fp8(to, y + row * in->cols + col, in->scale[at], n);
+    } else if (in->y_type == RIDGE_TYPE_Q8_0) {
+        decode_q8_0(to, y + (row * in->cols + col) / 32 * 34, n);
+    } else {
+        load_span(to, y, in->y_type, row * in->cols + col, n);
+    }
+}
+
+/* a[0] += a[1] + ... + a[SPAN - 1], halving, so that every step is packed. */
+static float sum_span(float *a)
+{
+    for (int half = SPAN / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a[i] += a[i + half];
+    return a[0];
+}
+
+static float most_of_span(float *a)
+{
+    for (int half = SPAN / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
+    return a[0];
+}
+
+static void add_span(row_error *e, const float *x, const float *y, int64_t first)
+{
+    float signal[SPAN], noise[SPAN], size[SPAN], most;
+    int32_t bad = 0;
+
+    for (int i = 0; i < SPAN; i++) {
+        float d = x[i] - y[i], v;
+        uint32_t finite = fabsf(d) <= FLT_MAX ? 0xffffffffu : 0;
+
+        v = ridge_float(ridge_bits(x[i]) & finite);
+        d = ridge_float(ridge_bits(d) & finite);
+        signal[i] = v * v;
+        noise[i] = d * d;
+        size[i] = fabsf(d);
+        bad += 1 + (int32_t)finite;
+    }
+    e->signal += (double)sum_span(signal);
+    e->noise += (double)sum_span(noise);
+    e->not_finite += bad;
+    most = most_of_span(size);
+    if (most > e->worst || e->at < 0) {
+        int i = 0;
+
+        while (i < SPAN - 1 && !(fabsf(x[i] - y[i]) == most))
+            i++;
+        e->worst = most;
+        e->at = first + i;
+    }
+}
+
+static void add_row(row_error *e, const error_input *in, int64_t row)
+{
+    float x[SPAN], y[SPAN];
+
+    *e = (row_error){.at = -1};
+    for (int64_t col = 0; col < in->cols; col += SPAN) {
+        int n = (int)(in->cols - col < SPAN ? in->cols - col : SPAN);
+
+        if (n < SPAN) {
+            memset(x, 0, sizeof x);
+            memset(y, 0, sizeof y);
+        }
+        load_span(x, in->x, in->x_type, row * in->cols + col, n);
+        decode_span(y, in, row, col, n);
+        add_span(e, x, y, row * in->cols + col);
+    }
+}
+
+void error_merge(error_stats *s, const error_stats *next)
+{
+    s->signal += next->signal;
+    s->noise += next->noise;
+    s->not_finite += next->not_finite;
+    if (next->worst_at >= 0 && (next->worst > s->worst || s->worst_at < 0)) {
+        s->worst = next->worst;
+        s->value = next->value;
+        s->worst_at = next->worst_at;
+    }
+}
+
+void error_add(error_stats *s, const error_input *in)
+{
+    for (int64_t r = 0; r < in->rows; r++) {
+        error_stats row;
+        row_error e;
+
+        add_row(&e, in, r);
+        row = (error_stats){e.signal, e.noise, e.worst, 0, e.at, e.not_finite};
+        if (e.at >= 0) {
+            load_span(&row.value, in->x, in->x_type, e.at, 1);
+            row.worst_at += in->first;
+        }
+        error_merge(s, &row);
+    }
+}
