@@ -191,11 +191,15 @@ bool case_parse(const char *text, test_case *c)
 
 bool case_problem(const test_case *c, ridge_call *call, ridge_problem *problem)
 {
+    ridge_status status;
+    ridge_bound bound;
     image im;
 
     image_place(c, &im);
     *call = image_call(&im, (void *)(uintptr_t)(1u << 20));
-    return ridge_validate(call, problem) == RIDGE_OK;
+    status = ridge_validate(call, &bound);
+    *problem = bound.problem;
+    return status == RIDGE_OK;
 }
 
 /* Of the host, what can still be had; 0: not known. A container's own limit is not looked at: what its cgroup counts as

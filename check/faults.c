@@ -5,10 +5,17 @@
 #include "cpu/num.h"
 #include "faults.h"
 
+/* Runs a call as the problem that another one was. */
 static ridge_status run_row(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                             const ridge_call *call, void *workspace, size_t bytes, void *stream)
 {
-    return kernel->launch(device, kernel, problem, call, workspace, bytes, stream);
+    ridge_bound bound;
+    const ridge_status status = ridge_validate(call, &bound);
+
+    if (status)
+        return status;
+    bound.problem = *problem;
+    return kernel->launch(device, kernel, &bound, workspace, bytes, stream);
 }
 
 static int first_output(const image *im)
@@ -128,14 +135,14 @@ bool teeth_refused;
 
 /* The row can run a call that is not the one asked for. */
 static ridge_status accepts(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
-                            size_t bytes, ridge_problem *problem)
+                            size_t bytes, ridge_bound *bound)
 {
-    ridge_status status = ridge_validate(call, problem);
-    const char *reason = status ? NULL : ridge_why_not(device, kernel, problem);
+    ridge_status status = ridge_validate(call, bound);
+    const char *reason = status ? NULL : ridge_why_not(device, kernel, &bound->problem);
 
     if (reason)
         status = ridge_fail(RIDGE_ERR_UNSUPPORTED, "the row refuses the changed problem: %s", reason);
-    else if (!status && kernel->workspace && kernel->workspace(device, kernel, problem) > bytes)
+    else if (!status && ridge_kernel_workspace(device, kernel, &bound->problem) > bytes)
         status = ridge_fail(RIDGE_ERR_WORKSPACE, "the changed problem needs more workspace");
     return status;
 }
@@ -145,12 +152,12 @@ static ridge_status run_first_of(const ridge_device *device, const ridge_kernel 
                                  int count, void *workspace, size_t bytes, void *stream)
 {
     ridge_status status = RIDGE_OK;
-    ridge_problem problem;
+    ridge_bound bound;
 
     for (int i = 0; i < count; i++) {
-        status = accepts(device, kernel, &list[i], bytes, &problem);
+        status = accepts(device, kernel, &list[i], bytes, &bound);
         if (!status)
-            return kernel->launch(device, kernel, &problem, &list[i], workspace, bytes, stream);
+            return kernel->launch(device, kernel, &bound, workspace, bytes, stream);
     }
     teeth_refused = true;
     return status;

@@ -42,13 +42,13 @@ static size_t workspace_of(const test_row *row, const ridge_device *device, cons
 static ridge_status launch(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes)
 {
     ridge_call call = image_call(im, l->image);
-    ridge_problem problem;
-    ridge_status status = ridge_validate(&call, &problem);
+    ridge_bound bound;
+    ridge_status status = ridge_validate(&call, &bound);
 
     if (status)
         return status;
     if (row && row->fault)
-        return row->fault(device, row->kernel, &problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes,
+        return row->fault(device, row->kernel, &bound.problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes,
                           l->stream);
     call.kernel = row ? row->kernel->name : NULL;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
@@ -207,9 +207,9 @@ static image part_of(const image *im, int64_t begin, int64_t rows)
 static bool refuses(const test_row *row, const ridge_device *device, const image *im)
 {
     ridge_call call = image_call(im, im->host);
-    ridge_problem problem;
+    ridge_bound bound;
 
-    return ridge_validate(&call, &problem) == RIDGE_OK && ridge_why_not(device, row->kernel, &problem) != NULL;
+    return ridge_validate(&call, &bound) == RIDGE_OK && ridge_why_not(device, row->kernel, &bound.problem) != NULL;
 }
 
 /* Rows in parts of `least` give what they gave together; the last part takes the rest where a smaller one would belong
@@ -241,10 +241,11 @@ static bool is_pick(const test_row *row, const ridge_device *device, const image
     ridge_call call = image_call(im, im->host);
     const ridge_kernel *picked;
     const char *because;
-    ridge_problem problem;
+    ridge_bound bound;
 
-    return !row->fault && ridge_validate(&call, &problem) == RIDGE_OK &&
-           ridge_choose(device, &call, &problem, SIZE_MAX, &picked, &because) == RIDGE_OK && picked == row->kernel;
+    return !row->fault && ridge_validate(&call, &bound) == RIDGE_OK &&
+           ridge_choose(device, call.kernel, &bound.problem, SIZE_MAX, &picked, &because) == RIDGE_OK &&
+           picked == row->kernel;
 }
 
 /* Batch-invariance: single rows, or for an op of two ranges parts of several sizes within the range of this call; of
@@ -273,14 +274,14 @@ static bool run_grids(const test_row *row, const ridge_device *device, const ima
     for (int i = 0; i < (cuda ? 2 : 1) && (row->kernel->contract & RIDGE_EXACT); i++) {
         ridge_device small = *device;
         ridge_call call = image_call(im, im->host);
-        ridge_problem problem;
+        ridge_bound bound;
 
         if (cuda)
             small.units = units[i];
         else
             small.l2_bytes = 4;
-        if (ridge_validate(&call, &problem) || ridge_why_not(&small, row->kernel, &problem) ||
-            workspace_of(row, &small, &problem) > bytes)
+        if (ridge_validate(&call, &bound) || ridge_why_not(&small, row->kernel, &bound.problem) ||
+            workspace_of(row, &small, &bound.problem) > bytes)
             continue;
         if (!upload(device, im, l, bytes) || launch(row, &small, im, l, bytes))
             return failed(text, size, where);
@@ -347,17 +348,17 @@ bool test_one(const test_row *row, const ridge_device *device, const test_case *
     const ridge_backend *b = device->backend;
     const bool once = row->once || test_is_large(im);
     unsigned char *got = result_of(im), *again = NULL;
-    ridge_problem problem;
+    ridge_bound bound;
     lane l[2];
     bool good = got != NULL;
     size_t bytes;
 
     memset(l, 0, sizeof l);
-    if (ridge_validate(&call, &problem)) {
+    if (ridge_validate(&call, &bound)) {
         free(got);
         return failed(text, size, "validation");
     }
-    bytes = workspace_of_all(row, device, c, problem);
+    bytes = workspace_of_all(row, device, c, bound.problem);
     if (row->fault) /* it may run a larger problem */
         bytes = 2 * bytes + 65536;
     for (int i = 0; i < (once ? 1 : 2) && good; i++)

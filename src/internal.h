@@ -63,6 +63,14 @@ typedef struct ridge_problem {
     uint8_t reserved[5];
 } ridge_problem;
 
+/* A valid call with everything resolved once; what a row launches. */
+typedef struct ridge_bound {
+    const struct ridge_op_row *op;
+    ridge_problem problem;
+    ridge_call call; /* row strides in elements, never 0 for a present operand with columns; absent ones have no data */
+    int64_t rows[RIDGE_MAX_ARGS], cols[RIDGE_MAX_ARGS]; /* of each operand that is present; 0 otherwise */
+} ridge_bound;
+
 typedef struct ridge_kernel ridge_kernel;
 
 /* --------------------------------------------------------------------------------------------------------- op rows */
@@ -165,8 +173,8 @@ struct ridge_kernel {
     size_t (*workspace)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
     /* Predicted microseconds; only the order matters. */
     double (*cost)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
-    ridge_status (*launch)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t bytes, void *stream);
+    ridge_status (*launch)(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t bytes, void *stream);
 };
 
 /* Rows of one source file. A family lists them in table order: fast rows first, the C reference last. */
@@ -194,6 +202,9 @@ int ridge_kernel_count(void);
 const ridge_kernel *ridge_kernel_at(int index);
 const ridge_kernel *ridge_kernel_find(const char *name, size_t length); /* NULL if unknown */
 ridge_backend_id ridge_kernel_backend(const ridge_kernel *kernel);
+/* NULL if the row can run the problem on the device, else the reason: a static text, or this thread's. */
+const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
+size_t ridge_kernel_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
 ridge_status ridge_kernels_prepare(const ridge_device *device);
 
 /* ---------------------------------------------------------------------------------------------------------- device */
@@ -287,26 +298,28 @@ const char *ridge_dtype_name(uint32_t dtype);
 uint32_t ridge_dtype_find(const char *name, size_t length); /* RIDGE_DTYPES if unknown */
 size_t ridge_dtype_size(uint32_t dtype);
 
-/* problem.c: validation, call -> problem, and problem text. */
-ridge_status ridge_validate(const ridge_call *call, ridge_problem *problem);
-/* "op rows=.. cols=.." of a call without its pointers; returns the length as snprintf does. */
-int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size);
-/* Fills flags, dims, dtypes (of present operands) and options of a call from "rows=.. cols=..". Unset fields take their
- * defaults (a dim without one is an error). `align=` and `packed=` are returned when the text has them, else left. */
-ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed);
+/* problem.c: a call against its op row. */
+ridge_status ridge_validate(const ridge_call *call, ridge_bound *bound);
 uint64_t ridge_problem_hash(const ridge_problem *problem);
 uint8_t ridge_operand_role(const ridge_call *call, int arg);  /* RIDGE_IN, RIDGE_OUT or both */
 int64_t ridge_operand_bytes(const ridge_call *call, int arg); /* last byte + 1 from the first, strides included */
 double ridge_problem_bytes(const ridge_call *call);           /* each operand once, strides not counted */
 
+/* problem_text.c */
+/* "op rows=.. cols=.." of a call without its pointers; returns the length as snprintf does. */
+int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size);
+/* Fills flags, dims, dtypes (of present operands) and options of a call from "rows=.. cols=..". Unset fields take their
+ * defaults (a dim without one is an error). `align=` and `packed=` are returned when the text has them, else left. */
+ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed);
+
 /* run.c */
-const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
-ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,
-                          size_t bytes, const ridge_kernel **kernel, const char **because);
+ridge_status ridge_choose(const ridge_device *device, const char *pinned, const ridge_problem *problem, size_t bytes,
+                          const ridge_kernel **kernel, const char **because);
 
 /* tune.c */
 ridge_status ridge_tuned_load(ridge_device *device, const char *user_file);
-const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_problem *problem, size_t bytes);
+/* The row that the tuning file names for this problem; NULL: none. */
+const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_problem *problem);
 
 #ifdef __cplusplus
 }

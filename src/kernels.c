@@ -1,4 +1,6 @@
-/* kernels.c: the kernel table: the rows of all families, in the order in which they are registered. */
+/* kernels.c: the kernel table: the rows of all families in the order in which they are registered, and which of them
+ * can run a problem. */
+#include <stdio.h>
 #include <string.h>
 
 #include "internal.h"
@@ -48,6 +50,32 @@ const ridge_kernel *ridge_kernel_find(const char *name, size_t length)
 ridge_backend_id ridge_kernel_backend(const ridge_kernel *kernel)
 {
     return ridge_arch_table[kernel->arch_min].backend;
+}
+
+const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    static _Thread_local char text[96];
+    uint32_t need = RIDGE_STABLE;
+
+    if (ridge_kernel_backend(kernel) != device->backend_id)
+        return "belongs to another backend";
+    if ((int)device->arch < kernel->arch_min || (int)device->arch > kernel->arch_max) {
+        snprintf(text, sizeof text, "runs on %s to %s, this is %s", ridge_arch_table[kernel->arch_min].name,
+                 ridge_arch_table[kernel->arch_max].name, ridge_arch_table[device->arch].name);
+        return text;
+    }
+    if (ridge_op_at(problem->op)->contract & RIDGE_INVARIANT)
+        need = RIDGE_INVARIANT;
+    if ((problem->flags & RIDGE_STRICT) && !(kernel->contract & need))
+        return "RIDGE_STRICT asks for a batch-invariant row";
+    if ((problem->flags & RIDGE_STRICT) && (kernel->contract & RIDGE_TYPICAL))
+        return "RIDGE_STRICT asks for a row that keeps the op's bound on every input";
+    return kernel->why_not ? kernel->why_not(device, kernel, problem) : NULL;
+}
+
+size_t ridge_kernel_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    return kernel->workspace ? kernel->workspace(device, kernel, problem) : 0;
 }
 
 ridge_status ridge_kernels_prepare(const ridge_device *device)

@@ -5,32 +5,6 @@
 
 #include "internal.h"
 
-const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    static _Thread_local char text[96];
-    uint32_t need = RIDGE_STABLE;
-
-    if (ridge_kernel_backend(kernel) != device->backend_id)
-        return "belongs to another backend";
-    if ((int)device->arch < kernel->arch_min || (int)device->arch > kernel->arch_max) {
-        snprintf(text, sizeof text, "runs on %s to %s, this is %s", ridge_arch_table[kernel->arch_min].name,
-                 ridge_arch_table[kernel->arch_max].name, ridge_arch_table[device->arch].name);
-        return text;
-    }
-    if (ridge_op_at(problem->op)->contract & RIDGE_INVARIANT)
-        need = RIDGE_INVARIANT;
-    if ((problem->flags & RIDGE_STRICT) && !(kernel->contract & need))
-        return "RIDGE_STRICT asks for a batch-invariant row";
-    if ((problem->flags & RIDGE_STRICT) && (kernel->contract & RIDGE_TYPICAL))
-        return "RIDGE_STRICT asks for a row that keeps the op's bound on every input";
-    return kernel->why_not ? kernel->why_not(device, kernel, problem) : NULL;
-}
-
-static size_t need_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    return kernel->workspace ? kernel->workspace(device, kernel, problem) : 0;
-}
-
 /* A pinned kernel either runs or is an error: it is never replaced silently. */
 static ridge_status choose_pinned(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
                                   size_t bytes)
@@ -40,9 +14,10 @@ static ridge_status choose_pinned(const ridge_device *device, const ridge_kernel
     if (why)
         return ridge_fail(RIDGE_ERR_UNSUPPORTED, "%s: pinned kernel %s: %s", ridge_op_at(problem->op)->name,
                           kernel->name, why);
-    if (need_of(device, kernel, problem) > bytes)
+    if (ridge_kernel_workspace(device, kernel, problem) > bytes)
         return ridge_fail(RIDGE_ERR_WORKSPACE, "%s: pinned kernel %s needs %zu bytes of workspace, there are %zu",
-                          ridge_op_at(problem->op)->name, kernel->name, need_of(device, kernel, problem), bytes);
+                          ridge_op_at(problem->op)->name, kernel->name, ridge_kernel_workspace(device, kernel, problem),
+                          bytes);
     return RIDGE_OK;
 }
 
@@ -74,27 +49,28 @@ static bool goes_before(const ridge_kernel *row, double cost, const ridge_kernel
     return !best || late < best_late || (late == best_late && cost < best_cost);
 }
 
-ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,
-                          size_t bytes, const ridge_kernel **kernel, const char **because)
+ridge_status ridge_choose(const ridge_device *device, const char *pinned, const ridge_problem *problem, size_t bytes,
+                          const ridge_kernel **kernel, const char **because)
 {
     const ridge_kernel *best = NULL, *cheapest = NULL, *pin = device->pin[problem->op];
     size_t least = SIZE_MAX;
     double best_cost = 0, least_cost = 0;
 
-    if (call->kernel) {
-        pin = ridge_kernel_find(call->kernel, strlen(call->kernel));
+    if (pinned) {
+        pin = ridge_kernel_find(pinned, strlen(pinned));
         if (!pin || pin->op != problem->op)
             return ridge_fail(RIDGE_ERR_ARG, "%s: there is no kernel named '%.100s'", ridge_op_at(problem->op)->name,
-                              call->kernel);
+                              pinned);
     }
     if (pin) {
         *kernel = pin;
         *because = "pinned";
         return choose_pinned(device, pin, problem, bytes);
     }
-    *kernel = ridge_tuned_find(device, problem, bytes);
+    *kernel = ridge_tuned_find(device, problem);
     *because = "tuned";
-    if (*kernel)
+    if (*kernel && !ridge_why_not(device, *kernel, problem) &&
+        ridge_kernel_workspace(device, *kernel, problem) <= bytes)
         return RIDGE_OK;
     for (int i = device->first[problem->op]; i < device->first[problem->op + 1]; i++) {
         const ridge_kernel *row = device->row[i];
@@ -103,7 +79,7 @@ ridge_status ridge_choose(const ridge_device *device, const ridge_call *call, co
 
         if (ridge_why_not(device, row, problem))
             continue;
-        need = need_of(device, row, problem);
+        need = ridge_kernel_workspace(device, row, problem);
         if (need > bytes) {
             least = need < least ? need : least;
             continue;
@@ -136,9 +112,9 @@ static void log_call(const ridge_device *device, const ridge_call *call, const r
 }
 
 /* Scratch memory over an operand would spoil one of them unnoticed. */
-static ridge_status check_workspace(const ridge_call *call, const void *workspace, size_t bytes)
+static ridge_status check_workspace(const ridge_bound *bound, const void *workspace, size_t bytes)
 {
-    const ridge_op_row *op = ridge_op_at(call->op);
+    const ridge_op_row *op = bound->op;
     const uintptr_t begin = (uintptr_t)workspace;
 
     if (bytes && !workspace)
@@ -147,15 +123,18 @@ static ridge_status check_workspace(const ridge_call *call, const void *workspac
         return ridge_fail(RIDGE_ERR_ARG, "%s: workspace is misaligned: %p is not a multiple of 256 bytes", op->name,
                           workspace);
     for (int arg = 0; arg < op->args && bytes; arg++) {
-        const uintptr_t at = (uintptr_t)call->arg[arg].data;
-        const uintptr_t size = at && call->arg[arg].dtype != RIDGE_NONE ? (uintptr_t)ridge_operand_bytes(call, arg) : 0;
+        const ridge_operand *operand = &bound->call.arg[arg];
+        const uintptr_t at = (uintptr_t)operand->data;
+        const int64_t elements =
+            bound->rows[arg] && bound->cols[arg] ? (bound->rows[arg] - 1) * operand->stride + bound->cols[arg] : 0;
+        const uintptr_t size = (uintptr_t)elements * ridge_dtype_size(operand->dtype);
 
         if (size && at - begin < bytes)
             return ridge_fail(RIDGE_ERR_ARG, "%s: operand %s at %p lies in the workspace, %zu bytes at %p", op->name,
-                              op->arg[arg].name, call->arg[arg].data, bytes, workspace);
+                              op->arg[arg].name, operand->data, bytes, workspace);
         if (begin - at < size)
             return ridge_fail(RIDGE_ERR_ARG, "%s: the workspace at %p lies in operand %s at %p", op->name, workspace,
-                              op->arg[arg].name, call->arg[arg].data);
+                              op->arg[arg].name, operand->data);
     }
     return RIDGE_OK;
 }
@@ -164,57 +143,59 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
 {
     const ridge_kernel *kernel;
     const char *because;
-    ridge_problem problem;
+    ridge_bound bound;
     ridge_status status;
 
     if (!device)
         return ridge_fail(RIDGE_ERR_ARG, "ridge_run: device is NULL");
-    status = ridge_validate(call, &problem);
-    if (status)
-        return status;
-    status = check_workspace(call, workspace, bytes);
-    if (status)
-        return status;
-    status = ridge_choose(device, call, &problem, bytes, &kernel, &because);
+    status = ridge_validate(call, &bound);
+    if (!status)
+        status = check_workspace(&bound, workspace, bytes);
+    if (!status)
+        status = ridge_choose(device, call->kernel, &bound.problem, bytes, &kernel, &because);
     if (status)
         return status;
     if (!device->backend)
-        return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", ridge_op_at(call->op)->name);
+        return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", bound.op->name);
     if (device->log)
-        log_call(device, call, &problem, kernel);
-    return kernel->launch(device, kernel, &problem, call, workspace, bytes, stream);
+        log_call(device, call, &bound.problem, kernel);
+    return kernel->launch(device, kernel, &bound, workspace, bytes, stream);
 }
 
-static ridge_status prepare(const ridge_device *device, const ridge_call *call, ridge_problem *problem, size_t bytes,
-                            const ridge_kernel **kernel, const char **because)
+/* The row for a call, and the workspace that it needs. */
+static ridge_status pick(const ridge_device *device, const ridge_call *call, size_t bytes, const ridge_kernel **kernel,
+                         size_t *need)
 {
+    const char *because;
+    ridge_bound bound;
     ridge_status status;
 
     if (!device)
         return ridge_fail(RIDGE_ERR_ARG, "the device is NULL");
-    status = ridge_validate(call, problem);
-    return status ? status : ridge_choose(device, call, problem, bytes, kernel, because);
+    status = ridge_validate(call, &bound);
+    if (!status)
+        status = ridge_choose(device, call->kernel, &bound.problem, bytes, kernel, &because);
+    *need = status ? 0 : ridge_kernel_workspace(device, *kernel, &bound.problem);
+    return status;
 }
 
 ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call, size_t *bytes)
 {
     const ridge_kernel *kernel;
-    const char *because;
-    ridge_problem problem;
-    ridge_status status = prepare(device, call, &problem, SIZE_MAX, &kernel, &because);
+    size_t need;
+    ridge_status status = pick(device, call, SIZE_MAX, &kernel, &need);
 
     if (!bytes)
         return ridge_fail(RIDGE_ERR_ARG, "ridge_workspace_bytes: bytes is NULL");
-    *bytes = status ? 0 : need_of(device, kernel, &problem);
+    *bytes = need;
     return status;
 }
 
 ridge_status ridge_pick(const ridge_device *device, const ridge_call *call, size_t workspace_bytes, const char **name)
 {
     const ridge_kernel *kernel;
-    const char *because;
-    ridge_problem problem;
-    ridge_status status = prepare(device, call, &problem, workspace_bytes, &kernel, &because);
+    size_t need;
+    ridge_status status = pick(device, call, workspace_bytes, &kernel, &need);
 
     if (!name)
         return ridge_fail(RIDGE_ERR_ARG, "ridge_pick: kernel is NULL");
@@ -241,36 +222,38 @@ ridge_status ridge_explain(const ridge_device *device, const ridge_call *call, c
     const ridge_kernel *kernel = NULL, *row;
     const char *because = "", *why;
     writer w = {text, size, 0};
-    ridge_problem problem;
+    ridge_bound bound;
     ridge_status status;
     char line[1200];
     int others = 0;
 
     if (!device || (size && !text))
         return ridge_fail(RIDGE_ERR_ARG, "ridge_explain: %s is NULL", device ? "text" : "device");
-    status = ridge_validate(call, &problem);
+    status = ridge_validate(call, &bound);
     if (status)
         return status;
-    ridge_problem_print(call, &problem, line, sizeof line);
+    ridge_problem_print(call, &bound.problem, line, sizeof line);
     put(&w, line);
     snprintf(line, sizeof line, " on %s (%s)\n", ridge_arch_table[device->arch].name, device->name);
     put(&w, line);
-    if (ridge_choose(device, call, &problem, SIZE_MAX, &kernel, &because)) /* no row, or a pin that cannot run */
+    if (ridge_choose(device, call->kernel, &bound.problem, SIZE_MAX, &kernel,
+                     &because)) /* no row, or a pin that cannot run */
         kernel = NULL;
     for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
-        if (row->op != problem.op)
+        if (row->op != bound.problem.op)
             continue;
         if (ridge_kernel_backend(row) != device->backend_id) {
             others++;
             continue;
         }
-        why = ridge_why_not(device, row, &problem);
+        why = ridge_why_not(device, row, &bound.problem);
         if (why)
             snprintf(line, sizeof line, "  %-28s no: %s\n", row->name, why);
         else
             snprintf(line, sizeof line, "%c %-28s can run; predicted %.2f us, workspace %zu bytes%s%s\n",
-                     row == kernel ? '*' : ' ', row->name, row->cost ? row->cost(device, row, &problem) : 0.0,
-                     need_of(device, row, &problem), row == kernel ? "; picked: " : "", row == kernel ? because : "");
+                     row == kernel ? '*' : ' ', row->name, row->cost ? row->cost(device, row, &bound.problem) : 0.0,
+                     ridge_kernel_workspace(device, row, &bound.problem), row == kernel ? "; picked: " : "",
+                     row == kernel ? because : "");
         put(&w, line);
     }
     if (others) {

@@ -165,9 +165,8 @@ ridge_status ridge_tuned_load(ridge_device *device, const char *user_file)
     return RIDGE_OK;
 }
 
-const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_problem *problem, size_t bytes)
+const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_problem *problem)
 {
-    const ridge_kernel *kernel;
     ridge_tuned_row key;
     const ridge_tuned_row *found;
 
@@ -178,8 +177,5 @@ const ridge_kernel *ridge_tuned_find(const ridge_device *device, const ridge_pro
     if (!found || memcmp(found->problem.dim, problem->dim, sizeof problem->dim) != 0 ||
         found->problem.op != problem->op)
         return NULL;
-    kernel = found->kernel;
-    if (ridge_why_not(device, kernel, problem))
-        return NULL;
-    return !kernel->workspace || kernel->workspace(device, kernel, problem) <= bytes ? kernel : NULL;
+    return found->kernel;
 }

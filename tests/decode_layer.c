@@ -61,13 +61,13 @@ static void run(const ridge_call *call, const char *what)
     const int args = ridge_op_at(call->op)->args;
     void *memory[RIDGE_MAX_ARGS] = {NULL}, *workspace = NULL, *stream, *scratch;
     size_t scratch_bytes;
-    ridge_problem problem;
+    ridge_bound bound;
     ridge_call on_gpu = *call;
 
     if (ridge_workspace_bytes(cpu, call, &scratch_bytes))
         stop(what, ridge_error());
     scratch = room(scratch_bytes);
-    if (ridge_run(cpu, call, scratch, scratch_bytes, NULL) || ridge_validate(call, &problem) ||
+    if (ridge_run(cpu, call, scratch, scratch_bytes, NULL) || ridge_validate(call, &bound) ||
         gpu->backend->stream_new(gpu, &stream))
         stop(what, ridge_error());
     free(scratch);
@@ -85,9 +85,9 @@ static void run(const ridge_call *call, const char *what)
         const ridge_kernel *row = gpu->row[i];
         size_t need;
 
-        if (ridge_why_not(gpu, row, &problem))
+        if (ridge_why_not(gpu, row, &bound.problem))
             continue;
-        need = row->workspace ? row->workspace(gpu, row, &problem) : 0;
+        need = row->workspace ? row->workspace(gpu, row, &bound.problem) : 0;
         on_gpu.kernel = row->name;
         if ((need && gpu->backend->alloc(gpu, need, &workspace)) || ridge_run(gpu, &on_gpu, workspace, need, stream) ||
             gpu->backend->sync(gpu, stream))

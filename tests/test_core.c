@@ -170,21 +170,21 @@ static void fallbacks(void **state)
     const ridge_kernel *list[2] = {&row[0], &row[1]}, *picked;
     ridge_device *device;
     ridge_call call = small();
-    ridge_problem problem;
+    ridge_bound bound;
     const char *because;
 
     (void)state;
     assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
-    assert_int_equal(ridge_validate(&call, &problem), RIDGE_OK);
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
     free((void *)device->row);
     device->row = list;
     device->first[RIDGE_SWIGLU_FWD] = 0;
     device->first[RIDGE_SWIGLU_FWD + 1] = 2;
-    assert_int_equal(ridge_choose(device, &call, &problem, 0, &picked, &because), RIDGE_OK);
+    assert_int_equal(ridge_choose(device, call.kernel, &bound.problem, 0, &picked, &because), RIDGE_OK);
     assert_ptr_equal(picked, &row[1]);
     assert_string_equal(because, "lowest cost of the rows that are no fallback");
     row[1].contract = RIDGE_FALLBACK;
-    assert_int_equal(ridge_choose(device, &call, &problem, 0, &picked, &because), RIDGE_OK);
+    assert_int_equal(ridge_choose(device, call.kernel, &bound.problem, 0, &picked, &because), RIDGE_OK);
     assert_string_equal(because, "lowest cost");
     device->row = NULL;
     ridge_close(device);
@@ -246,20 +246,20 @@ static void a_call_allocates_nothing(void **state)
 static void aliasing(void **state)
 {
     static float tensor[4 * 32], result[4 * 16];
-    ridge_problem problem;
+    ridge_bound bound;
     ridge_call call = ridge_swiglu_fwd(4, 16, RIDGE_F32, tensor, tensor + 16, result);
 
     (void)state;
     call.arg[RIDGE_SWIGLU_FWD_GATE].stride = call.arg[RIDGE_SWIGLU_FWD_UP].stride = 32;
-    assert_int_equal(ridge_validate(&call, &problem), RIDGE_OK);
-    assert_int_equal(problem.packed, 0);
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
+    assert_int_equal(bound.problem.packed, 0);
     call.arg[RIDGE_SWIGLU_FWD_OUT] = call.arg[RIDGE_SWIGLU_FWD_UP]; /* exactly the up half */
-    assert_int_equal(ridge_validate(&call, &problem), RIDGE_OK);
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
     call.arg[RIDGE_SWIGLU_FWD_OUT].data = tensor + 17;
-    assert_int_equal(ridge_validate(&call, &problem), RIDGE_ERR_ARG);
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG);
     call.arg[RIDGE_SWIGLU_FWD_OUT].data = tensor + 16;
     call.arg[RIDGE_SWIGLU_FWD_OUT].stride = 16;
-    assert_int_equal(ridge_validate(&call, &problem), RIDGE_ERR_ARG);
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG);
 }
 
 static void text_round_trip(void **state)

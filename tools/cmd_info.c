@@ -279,7 +279,7 @@ static int explain_suite(const options *o)
         if (strcmp(line.suite, o->suite) != 0 || !case_parse(line.text, &c))
             continue;
         lines++;
-        if (!case_problem(&c, &call, &problem) || ridge_choose(device, &call, &problem, SIZE_MAX, &row, &because))
+        if (!case_problem(&c, &call, &problem) || ridge_choose(device, call.kernel, &problem, SIZE_MAX, &row, &because))
             row = NULL;
         us = row && row->cost ? row->cost(device, row, &problem) : 0.0;
         if (o->json)

@@ -139,16 +139,17 @@ static void reference_row(const gemm_args *g, const double value[2][256], int64_
     }
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                     size_t bytes, void *stream)
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                     void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const work)(const gemm_args *, const double[2][256], int64_t) = reference_row;
     const gemm_args g = collect(call);
     double value[2][256];
 
-    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
     if (idle(&g))
         return RIDGE_OK;
     for (int i = 0; i < 512; i++)
@@ -218,16 +219,18 @@ static size_t workspace_of(const ridge_device *device, const ridge_kernel *kerne
     return (size_t)threads_of(device, &c) * thread_bytes(&c);
 }
 
-static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                 const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                 void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     gemm_tile_function *const work =
         kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_gemm_fp8_avx512 : ridge_cpu_gemm_fp8_avx2;
     const gemm_args g = collect(call);
     char *slot = workspace;
     cut c;
 
-    (void)problem, (void)bytes, (void)stream;
+    (void)bytes, (void)stream;
     if (idle(&g))
         return RIDGE_OK;
     c = cut_of(g.m, g.n, device->units);

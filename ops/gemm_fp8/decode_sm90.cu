@@ -334,9 +334,11 @@ static int shape_of(int64_t m, const stream_cut *cut)
     return cut->high <= 32 ? ROWS_32 : cut->high <= 48 ? ROWS_48 : ROWS_64;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
-                           const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     const stream_cut cut = cut_of(device, call->dim[1], call->dim[2]);
     const int shape = shape_of(call->dim[0], &cut), tokens = shape < ROWS_32 ? shape : 3;
     const int mode = (call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_BLK128 ? SCALE_BLOCK : SCALE_LAST;

@@ -11,9 +11,11 @@ static ridge_status prepare(const ridge_device *device)
     return mma_prepare(device, tiles, TILES);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
-                           const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     return mma_launch(device, kernel, &tiles[kernel->param[0]], call, stream);
 }
 

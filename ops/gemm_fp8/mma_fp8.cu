@@ -15,9 +15,11 @@ static ridge_status prepare(const ridge_device *device)
     return device->arch >= RIDGE_ARCH_SM89 ? mma_prepare(device, tiles, TILES) : RIDGE_OK;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
-                           const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     return mma_launch(device, kernel, &tiles[kernel->param[0]], call, stream);
 }
 

@@ -168,9 +168,12 @@ static void share(gemm_args *p, int64_t items, int64_t parts)
     }
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *room, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *room,
+                           size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
     const gemm_tile *tile = tile_of(kernel);
     const uint32_t mode_b = call->flags & RIDGE_SCALE_B;

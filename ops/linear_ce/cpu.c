@@ -360,15 +360,17 @@ static void combine(const ce_args *a, void *workspace)
     ridge_cpu_ce_finish(a, &t, stat);
 }
 
-static ridge_status launch_combine(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                   const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_combine(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                   void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const work)(const ce_args *, void *) = combine;
     const ce_args a = ridge_cpu_ce_collect(call);
     const unsigned mode = ridge_fp_begin();
 
-    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    (void)device, (void)kernel, (void)bytes, (void)stream;
     work(&a, workspace);
     ridge_fp_end(mode);
     return RIDGE_OK;

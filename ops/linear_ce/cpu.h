@@ -68,9 +68,8 @@ void ridge_cpu_ce_merge(ce_stat *into, const ce_stat *more);
 void ridge_cpu_ce_finish(const ce_args *a, const ce_totals *t, const ce_stat *stat);
 
 /* cpu_reference.c */
-ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                    const ridge_problem *problem, const ridge_call *call, void *workspace, size_t bytes,
-                                    void *stream);
+ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                    void *workspace, size_t bytes, void *stream);
 size_t ridge_cpu_ce_reference_workspace(const ridge_device *device, const ridge_kernel *kernel,
                                         const ridge_problem *problem);
 

@@ -412,9 +412,12 @@ static void team(job *j)
         other_rows(j);
 }
 
-ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                               const ridge_call *call, void *workspace, size_t bytes, void *stream)
+ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                               void *workspace, size_t bytes, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     /* Through pointers, so that no arithmetic moves across the change of mode. */
     void (*volatile const first)(job *, unsigned char *) = prepare;
     void (*volatile const work)(job *) = team;

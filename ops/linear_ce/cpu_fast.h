@@ -73,8 +73,8 @@ typedef struct ce_vectors {
 
 extern const ce_vectors ridge_cpu_ce_avx2, ridge_cpu_ce_avx512;
 
-ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                               const ridge_call *call, void *workspace, size_t bytes, void *stream);
+ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                               void *workspace, size_t bytes, void *stream);
 size_t ridge_cpu_ce_fast_workspace(const ridge_device *device, const ridge_kernel *kernel,
                                    const ridge_problem *problem);
 

@@ -242,16 +242,17 @@ static int threads(const ridge_device *device)
     return device->units > 0 ? device->units : 1;
 }
 
-ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                    const ridge_problem *problem, const ridge_call *call, void *workspace, size_t bytes,
-                                    void *stream)
+ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                    void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const all)(const ce_args *, int, void *) = work;
     const ce_args a = ridge_cpu_ce_collect(call);
     const unsigned mode = ridge_fp_begin();
 
-    (void)kernel, (void)problem, (void)bytes, (void)stream;
+    (void)kernel, (void)bytes, (void)stream;
     all(&a, threads(device), workspace);
     ridge_fp_end(mode);
     return RIDGE_OK;

@@ -361,9 +361,12 @@ static ridge_status chunk_gradients(const linear_job *j, int64_t begin, int64_t 
     return status;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     linear_job j = {};
     const bool gradients = call->op != RIDGE_LINEAR_CE_EVAL, stats = ce_needs_stats(call->op);
     ridge_status status;

@@ -359,9 +359,12 @@ static ridge_status all_chunks(linear_job *j)
     return status ? status : finish_dw(j);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t bytes, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     linear_job j = {};
     ce_params *p = &j.c.p;
     ridge_status status;

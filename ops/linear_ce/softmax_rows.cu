@@ -334,9 +334,12 @@ ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_
     return over_rows(device, name, GRADIENT, b, stream);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     ce_block b = {ce_collect(call), NULL, 0, 0, call->dim[0], 0, call->dim[1]};
     ridge_status status;
 

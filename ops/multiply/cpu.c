@@ -58,15 +58,17 @@ static int64_t pitch(const ridge_operand *x, int64_t cols)
     return (x->stride ? x->stride : cols) * (x->dtype == RIDGE_F32 ? 4 : 2);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     void (*volatile const one_block)(const span *, int64_t, int64_t) = block; /* stays behind the change of mode */
     const ridge_operand *x = &call->arg[RIDGE_MULTIPLY_X], *out = &call->arg[RIDGE_MULTIPLY_OUT];
     const int64_t rows = call->dim[0], cols = call->dim[1], blocks = (cols + BLOCK - 1) / BLOCK;
     const float factor = rows && cols ? *(const float *)call->arg[RIDGE_MULTIPLY_FACTOR].data : 1.0f;
 
-    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
     if (rows == 0 || cols == 0 || (factor == 1.0f && x->data == out->data))
         return RIDGE_OK;
 #pragma omp parallel if (rows * cols >= 65536)

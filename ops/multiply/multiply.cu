@@ -90,9 +90,12 @@ static ridge_status prepare(const ridge_device *device)
     return host_load(device, &functions[0][0], 9, "multiply: loading kernels");
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const ridge_operand *x = &call->arg[RIDGE_MULTIPLY_X], *out = &call->arg[RIDGE_MULTIPLY_OUT];
     const int64_t elements = call->dim[0] * call->dim[1], most = (int64_t)device->units * BLOCKS;
     multiply_args p = {};

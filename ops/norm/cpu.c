@@ -132,30 +132,35 @@ static void run(const ridge_call *call, norm_row *row, float *workspace)
     }
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                     size_t bytes, void *stream)
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                     void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     norm_row *volatile row = reference_row; /* no arithmetic moves across the change of mode */
 
-    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    (void)device, (void)kernel, (void)bytes, (void)stream;
     run(call, row, workspace);
     return RIDGE_OK;
 }
 
 #if defined(__x86_64__)
-static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                void *workspace, size_t bytes, void *stream)
 {
-    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    const ridge_call *call = &bound->call;
+
+    (void)device, (void)kernel, (void)bytes, (void)stream;
     run(call, ridge_cpu_norm_avx2, workspace);
     return RIDGE_OK;
 }
 
-static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                  const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t bytes, void *stream)
 {
-    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    const ridge_call *call = &bound->call;
+
+    (void)device, (void)kernel, (void)bytes, (void)stream;
     run(call, ridge_cpu_norm_avx512, workspace);
     return RIDGE_OK;
 }

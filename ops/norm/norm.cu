@@ -263,9 +263,11 @@ static norm_args collect(const ridge_call *call)
     return p;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
-                           const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     norm_args p = collect(call);
     const int64_t rows = p.rows * p.heads, blocks = kernel->param[0] ? rows : (rows + WARPS - 1) / WARPS;
 

@@ -230,9 +230,12 @@ static int64_t pitch(const ridge_operand *x, int64_t packed)
     return (x->stride ? x->stride : packed) * (int64_t)ridge_dtype_size(x->dtype);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const ridge_operand *arg = call->arg;
     const bool quantize = call->op == RIDGE_Q8_0_QUANTIZE;
     const int64_t cols = call->dim[1];

@@ -108,12 +108,13 @@ static void quantize_rows(const ridge_call *call, quantize_row *row)
 }
 
 static ridge_status launch_quantize_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                              const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                              size_t bytes, void *stream)
+                                              const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     quantize_row *volatile row = reference_quantize; /* no arithmetic moves across the change of mode */
 
-    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
     quantize_rows(call, row);
     return RIDGE_OK;
 }
@@ -264,15 +265,16 @@ static void reference_hc(const q8_0_args *a, const quantised *x, char *workspace
     ridge_fp_end(mode);
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                     size_t bytes, void *stream)
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                     void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     const q8_0_args a = collect(call);
     char *rest = workspace;
     quantised x;
 
-    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    (void)device, (void)kernel, (void)bytes, (void)stream;
     if (a.tokens == 0)
         return RIDGE_OK;
     x = reference_x(call, &rest);
@@ -340,16 +342,18 @@ static void prepare(const q8_0_vectors *v, const q8_0_args *a, int64_t first, in
 /* Units of Q8_0_ROWS rows, those of the first weight before those of the second (which gate_up_swiglu takes along).
  * Little x is prepared by the caller alone: a barrier among threads that sleep takes about 30
  * microseconds. */
-static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                   const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                   void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     const q8_0_vectors *v = vectors[kernel->param[1]];
     q8_0_args a = collect(call);
     const int64_t groups = groups_of(call->dim[1]), first = units_of(&a.weight[0]);
     const int64_t units = first + (call->op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
     const bool shared = a.tokens * call->dim[1] > 16384;
 
-    (void)device, (void)problem, (void)bytes, (void)stream;
+    (void)device, (void)bytes, (void)stream;
     a.prepared = workspace;
     if (a.tokens == 0)
         return RIDGE_OK;
@@ -380,10 +384,11 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
 }
 
 static ridge_status launch_quantize_vectors(const ridge_device *device, const ridge_kernel *kernel,
-                                            const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                            size_t bytes, void *stream)
+                                            const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
 {
-    (void)device, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    const ridge_call *call = &bound->call;
+
+    (void)device, (void)workspace, (void)bytes, (void)stream;
     quantize_rows(call, vectors[kernel->param[1]]->quantize);
     return RIDGE_OK;
 }

@@ -90,28 +90,33 @@ static ridge_status quantize(const ridge_device *device, const ridge_call *call,
     return RIDGE_OK;
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                     size_t bytes, void *stream)
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                     void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     quantize_row *volatile row = reference_row; /* no arithmetic moves across the change of mode */
 
-    (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    (void)kernel, (void)workspace, (void)bytes, (void)stream;
     return quantize(device, call, row);
 }
 
 #if defined(__x86_64__)
-static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                void *workspace, size_t bytes, void *stream)
 {
-    (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    const ridge_call *call = &bound->call;
+
+    (void)kernel, (void)workspace, (void)bytes, (void)stream;
     return quantize(device, call, ridge_cpu_quantize_avx2.q8_0);
 }
 
-static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                  const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t bytes, void *stream)
 {
-    (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    const ridge_call *call = &bound->call;
+
+    (void)kernel, (void)workspace, (void)bytes, (void)stream;
     return quantize(device, call, ridge_cpu_quantize_avx512.q8_0);
 }
 #endif
@@ -166,9 +171,11 @@ static void unpack_row(const planes *p)
     }
 }
 
-static ridge_status launch_planes(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                  const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_planes(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     const ridge_operand *arg = call->arg;
     void (*const work)(const planes *) = call->op == RIDGE_Q8_0_REPACK ? repack_row : unpack_row;
     const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, blocks = cols / RIDGE_Q8_0_BLOCK;
@@ -177,7 +184,7 @@ static ridge_status launch_planes(const ridge_device *device, const ridge_kernel
     const int64_t ld = stride_of(&arg[RIDGE_Q8_0_REPACK_SCALES], blocks);
     const bool past_cache = streams(device, call);
 
-    (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    (void)kernel, (void)workspace, (void)bytes, (void)stream;
 #pragma omp parallel if (rows * cols >= ONE_THREAD)
     {
         unsigned mode = ridge_fp_begin();

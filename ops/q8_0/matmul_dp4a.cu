@@ -229,9 +229,11 @@ static ridge_status quantize(const ridge_device *device, const char *name, uint3
                        dim3((unsigned)((p->rows * p->units + THREADS / 32 - 1) / (THREADS / 32))), THREADS, p, stream);
 }
 
-static ridge_status launch_quantize(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
-                                    const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch_quantize(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                    void *, size_t, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], *q = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES],
                         *s = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
     rows_args p = {};
@@ -382,9 +384,11 @@ ridge_status q8_0_launch_portable(const ridge_device *device, const char *name, 
                        stream);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *,
-                           const ridge_call *call, void *workspace, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     q8_0_args p = {};
     const ridge_status status = q8_0_begin(device, kernel, call, true, workspace, stream, &p);
 

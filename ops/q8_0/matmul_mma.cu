@@ -327,9 +327,12 @@ static bool tables_aligned(const q8_0_args *p)
     return bits % (p->blocks % RIDGE_Q8_0_RUN ? 4 : 8) == 0;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *memory, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *memory, size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const int subs = kernel->param[0] / SUB, slots = kernel->param[1], wide = call->dim[0] > 8;
     const bool inside = q8_0_inside(problem);
     direct_args a = {};

@@ -238,9 +238,12 @@ static void set_pace(stream_args *a, int units, int subs, bool half, bool settle
     }
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const int subs = kernel->param[0] / SUB, tokens = call->dim[0] > 8 ? 16 : 8;
     const bool raw = problem->dtype[2] == RIDGE_U8;
     const int64_t cols = call->dim[1];

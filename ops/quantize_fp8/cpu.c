@@ -190,15 +190,16 @@ static void reference(const ridge_call *call, void *workspace)
                 ridge_f32_canonical(reference_sum(&a, col));
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                     size_t bytes, void *stream)
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                     void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const work)(const ridge_call *, void *) = reference;
     unsigned mode;
 
-    (void)device, (void)kernel, (void)problem, (void)bytes, (void)stream;
+    (void)device, (void)kernel, (void)bytes, (void)stream;
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return RIDGE_OK;
     mode = ridge_fp_begin();
@@ -454,14 +455,16 @@ static void add_tile_sums(const quantize_args *a, float *colsum)
     }
 }
 
-static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                               const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                               void *workspace, size_t bytes, void *stream)
 {
+    const ridge_call *call = &bound->call;
+
     const quantize_vectors *v = vectors_of(kernel);
     quantize_args a = collect(call);
     float *colsum = call->op == RIDGE_QUANTIZE_FP8_DUAL ? call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
 
-    (void)problem, (void)bytes, (void)stream;
+    (void)bytes, (void)stream;
     if (a.rows == 0 || a.cols == 0)
         return RIDGE_OK;
     a.stream = streams(device, &a);
@@ -485,9 +488,12 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
     return RIDGE_OK;
 }
 
-static ridge_status launch_swiglu(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                  const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_swiglu(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t bytes, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     quantize_args a = collect(call);
     ridge_call swiglu = ridge_swiglu_fwd(a.rows, a.cols, (ridge_dtype)a.dtype, NULL, NULL, NULL);
     swiglu_args s;

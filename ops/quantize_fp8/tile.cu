@@ -146,9 +146,12 @@ static bool plain_swiglu(const ridge_device *device, const ridge_problem *proble
            !(problem->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED));
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *workspace, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE, single = call->op == RIDGE_QUANTIZE_FP8;
     const int dtype = problem->dtype[0], form = (int)((call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK);
     const int alone = 3 + ((call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128);

@@ -319,9 +319,12 @@ static quantize_args collect(const ridge_call *call)
     return p;
 }
 
-static ridge_status launch_row(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                               const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch_row(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                               size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const int dtype = problem->dtype[0] - RIDGE_F32, held = 8 * HELD(problem->dtype[0]);
     quantize_args p = collect(call);
     int threads = HOLD_LEAST;
@@ -336,9 +339,12 @@ static ridge_status launch_row(const ridge_device *device, const ridge_kernel *k
     return host_launch(device, kernel->name, functions[ROW][dtype], dim3((unsigned)p.rows), THREADS, &p, stream);
 }
 
-static ridge_status launch_tensor(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                  const ridge_call *call, void *workspace, size_t, void *stream)
+static ridge_status launch_tensor(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const int dtype = problem->dtype[0] - RIDGE_F32;
     quantize_args p = collect(call);
     int64_t blocks, units;

@@ -150,11 +150,12 @@ void ridge_cpu_swiglu_reference(const ridge_call *call)
     }
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_problem *problem, const ridge_call *call, void *workspace,
-                                     size_t bytes, void *stream)
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                     void *workspace, size_t bytes, void *stream)
 {
-    (void)device, (void)kernel, (void)problem, (void)workspace, (void)bytes, (void)stream;
+    const ridge_call *call = &bound->call;
+
+    (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
     ridge_cpu_swiglu_reference(call);
     return RIDGE_OK;
 }
@@ -270,16 +271,22 @@ static ridge_status launch_spans(const ridge_device *device, const ridge_problem
     return RIDGE_OK;
 }
 
-static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                void *workspace, size_t bytes, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
     return launch_spans(device, problem, call, ridge_cpu_swiglu_avx2);
 }
 
-static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                                  const ridge_call *call, void *workspace, size_t bytes, void *stream)
+static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t bytes, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
     return launch_spans(device, problem, call, ridge_cpu_swiglu_avx512);
 }

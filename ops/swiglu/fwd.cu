@@ -156,9 +156,12 @@ static ridge_status prepare(const ridge_device *device)
     return swiglu_prepare(device, &functions[0][0][0], 3 * 4 * 5);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                           const ridge_call *call, void *, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
+    const ridge_problem *problem = &bound->problem;
+    const ridge_call *call = &bound->call;
+
     const int dtype = problem->dtype[RIDGE_SWIGLU_FWD_GATE];
     const int64_t cols = call->dim[1];
     const bool plain = swiglu_is_plain(kernel, problem), pairs = (call->flags & RIDGE_INTERLEAVED) != 0;

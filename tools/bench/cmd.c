@@ -132,20 +132,20 @@ static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
 {
     const ridge_kernel *picked = NULL;
     const char *because;
-    ridge_problem problem;
+    ridge_bound bound;
     int count = 0;
 
-    if (ridge_validate(call, &problem))
+    if (ridge_validate(call, &bound))
         return 0;
     if (!b->o->kernel) {
-        if (ridge_choose(b->device, call, &problem, SIZE_MAX, &picked, &because))
+        if (ridge_choose(b->device, call->kernel, &bound.problem, SIZE_MAX, &picked, &because))
             return 0;
         list[count++].kernel = picked;
         return count;
     }
-    for (int i = b->device->first[problem.op]; i < b->device->first[problem.op + 1] && count < 48; i++)
+    for (int i = b->device->first[bound.problem.op]; i < b->device->first[bound.problem.op + 1] && count < 48; i++)
         if (name_matches(b->o->kernel, b->device->row[i]->name) &&
-            !ridge_why_not(b->device, b->device->row[i], &problem))
+            !ridge_why_not(b->device, b->device->row[i], &bound.problem))
             list[count++].kernel = b->device->row[i];
     if (!count)
         ridge_fail(RIDGE_ERR_UNSUPPORTED, "no row matches '%s' and can run this problem", b->o->kernel);
@@ -307,7 +307,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[400];
-    ridge_problem problem;
+    ridge_bound bound;
     bool good, read;
 
     case_print(c, text, sizeof text);
@@ -333,8 +333,8 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     }
     if (check)
         good = verify(b, &r, list, rows, check, state, &err);
-    else if (ridge_problem_bytes(&call) < 16e6 && ridge_validate(&call, &problem) == RIDGE_OK &&
-             ridge_op_at(call.op)->flops(&problem) < 4e9)
+    else if (ridge_problem_bytes(&call) < 16e6 && ridge_validate(&call, &bound) == RIDGE_OK &&
+             ridge_op_at(call.op)->flops(&bound.problem) < 4e9)
         good = verify(b, &r, list, rows, NULL, NULL, &err);
     if (good) {
         timing_warm(&r, b->warm ? 0.05 : 0.4);

@@ -164,14 +164,14 @@ void timing_warm(rotation *r, double for_seconds)
 
 size_t timing_workspace(const ridge_device *device, const ridge_call *call, const candidate *list, int count)
 {
-    ridge_problem problem;
+    ridge_bound bound;
     size_t most = 0;
 
-    if (ridge_validate(call, &problem))
+    if (ridge_validate(call, &bound))
         return 0;
     for (int i = 0; i < count; i++) {
         const ridge_kernel *kernel = list[i].kernel;
-        const size_t need = kernel && kernel->workspace ? kernel->workspace(device, kernel, &problem) : 0;
+        const size_t need = kernel && kernel->workspace ? kernel->workspace(device, kernel, &bound.problem) : 0;
 
         most = need > most ? need : most;
     }

@@ -117,33 +117,34 @@ static const ridge_kernel *untuned(const ridge_device *device, const ridge_call 
 
     bare.tuned_count = 0;
     memset(bare.pin, 0, sizeof bare.pin);
-    return ridge_choose(&bare, call, problem, SIZE_MAX, &kernel, &because) ? NULL : kernel;
+    return ridge_choose(&bare, call->kernel, problem, SIZE_MAX, &kernel, &because) ? NULL : kernel;
 }
 
 /* The rows that can run, the cost model's choice first. Not those that it puts beyond twice that, nor fallbacks where
  * other rows run: a choice must not change a result's bits. */
 static int candidates(const ridge_device *device, const test_case *c, const ridge_call *call, candidate *list)
 {
-    ridge_problem problem;
+    ridge_bound bound;
     const ridge_kernel *first;
     char why[400];
     double least;
     int count = 0;
 
-    if (ridge_validate(call, &problem) || !(first = untuned(device, call, &problem)))
+    if (ridge_validate(call, &bound) || !(first = untuned(device, call, &bound.problem)))
         return 0;
-    least = first->cost ? first->cost(device, first, &problem) : 0;
+    least = first->cost ? first->cost(device, first, &bound.problem) : 0;
     if (!row_is_right(device, first, *c, why, sizeof why)) {
         ridge_fail(RIDGE_ERR_DEVICE, "%s, which is picked, fails: %s", first->name, why);
         return 0;
     }
     list[count++].kernel = first;
-    for (int i = device->first[problem.op]; i < device->first[problem.op + 1] && count < TIMING_CANDIDATES; i++) {
+    for (int i = device->first[bound.problem.op]; i < device->first[bound.problem.op + 1] && count < TIMING_CANDIDATES;
+         i++) {
         const ridge_kernel *row = device->row[i];
 
-        if (row == first || ridge_why_not(device, row, &problem) ||
+        if (row == first || ridge_why_not(device, row, &bound.problem) ||
             (row->contract & RIDGE_FALLBACK) > (first->contract & RIDGE_FALLBACK) ||
-            (row->cost && row->cost(device, row, &problem) > 2 * least))
+            (row->cost && row->cost(device, row, &bound.problem) > 2 * least))
             continue;
         if (row_is_right(device, row, *c, why, sizeof why))
             list[count++].kernel = row;
@@ -157,7 +158,7 @@ static int candidates(const ridge_device *device, const test_case *c, const ridg
 static int write_winner(const ridge_call *call, const candidate *list, int count, FILE *to)
 {
     double noise = 0.5 * (list[0].us_p80 - list[0].us_p20) / list[0].us;
-    ridge_problem problem;
+    ridge_bound bound;
     char text[320];
     int best = 0;
 
@@ -165,9 +166,9 @@ static int write_winner(const ridge_call *call, const candidate *list, int count
     for (int i = 1; i < count; i++)
         if (list[i].us < list[best].us)
             best = i;
-    if (!best || list[best].us >= list[0].us * (1 - noise) || ridge_validate(call, &problem))
+    if (!best || list[best].us >= list[0].us * (1 - noise) || ridge_validate(call, &bound))
         return 0;
-    ridge_problem_print(call, &problem, text, sizeof text);
+    ridge_problem_print(call, &bound.problem, text, sizeof text);
     fprintf(to, "%s\t%s\t%.3f\t%s\t%.3f\n", text, list[best].kernel->name, list[best].us, list[0].kernel->name,
             list[0].us);
     return 1;
@@ -180,7 +181,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     test_case c;
     rotation r = {.device = device};
     ridge_call call;
-    ridge_problem problem;
+    ridge_bound bound;
     image im;
     int count, won = 0;
     size_t most = 0;
@@ -192,7 +193,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
         ridge_fail(RIDGE_ERR_ARG, "strict=1 has no place in a tuning file");
         return -1;
     }
-    if (!case_problem(&c, &call, &problem) || !case_fits(device, &c, 1, 2))
+    if (!case_problem(&c, &call, &bound.problem) || !case_fits(device, &c, 1, 2))
         return -1;
     if (!image_build_to_time(&c, 1, &im)) {
         ridge_fail(RIDGE_ERR_DEVICE, "no memory for its operands");
@@ -200,10 +201,10 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     }
     call = image_call(&im, im.host);
     count = candidates(device, &c, &call, list);
-    if (count > 0 && ridge_validate(&call, &problem) == RIDGE_OK)
+    if (count > 0 && ridge_validate(&call, &bound) == RIDGE_OK)
         for (int i = 0; i < count; i++) {
             const size_t bytes =
-                list[i].kernel->workspace ? list[i].kernel->workspace(device, list[i].kernel, &problem) : 0;
+                list[i].kernel->workspace ? list[i].kernel->workspace(device, list[i].kernel, &bound.problem) : 0;
 
             most = bytes > most ? bytes : most;
         }

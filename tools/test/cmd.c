@@ -83,7 +83,7 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
 {
     char what[512], why[700];
     unsigned char *expected;
-    ridge_problem problem;
+    ridge_bound bound;
     ridge_call call;
     image im;
     double worst = 0;
@@ -100,7 +100,7 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
         return;
     }
     call = image_call(&im, im.host);
-    if (ridge_validate(&call, &problem) || image_reference(&im, expected))
+    if (ridge_validate(&call, &bound) || image_reference(&im, expected))
         fail_line(o, t, NULL, what, ridge_error());
     else if (!test_is_large(&im) && !image_close(&im, expected, &worst, why, sizeof why))
         fail_line(o, t, NULL, what, why);
@@ -109,7 +109,7 @@ static void test_case_rows(const options *o, const ridge_device *device, const t
             test_row row = {.kernel = ridge_kernel_at(i), .once = o->once};
 
             if (row.kernel->op != c->call.op || !kernel_wanted(o, row.kernel) ||
-                ridge_why_not(device, row.kernel, &problem))
+                ridge_why_not(device, row.kernel, &bound.problem))
                 continue;
             t->used[i] = 1;
             if (test_one(&row, device, c, &im, expected, why, sizeof why))
