@@ -8,7 +8,7 @@ override CMAKE_FLAGS += "-DRIDGE_CUDA_ARCHS=$(RIDGE_CUDA_ARCHS)"
 endif
 RIDGE = $(BUILD)/ridge
 PACKAGES = cmake ninja-build gcc g++ clang clang-format pkg-config libjansson-dev libcmocka-dev libmpfr-dev \
-           libclang-rt-14-dev libomp-14-dev python3 python3-venv gnuplot-nox
+           libclang-rt-14-dev libomp-14-dev python3 python3-venv
 
 .PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check install deps clean help
 .DEFAULT_GOAL := all

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "tools/args.h"
-#include "tools/out.h"
+#include "out.h"
 #include "record.h"
 #include "timing.h"
 
