@@ -65,7 +65,7 @@ static void parse(int argc, char **argv, unsigned words, const char *args, const
     args_parse(&parser, argc, argv, o);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ info */
+/* ------------------------------------------------------------------------------------------------------------- info */
 
 static json_t *device_json(const ridge_device *device)
 {
@@ -134,7 +134,7 @@ int cmd_info(int argc, char **argv)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- ops and kernels */
+/* -------------------------------------------------------------------------------------------------- ops and kernels */
 
 static void contract_text(uint32_t contract, char *text, size_t size)
 {
@@ -258,7 +258,7 @@ int cmd_kernels(int argc, char **argv)
     return !shown;
 }
 
-/* --------------------------------------------------------------------------------------------------------- explain */
+/* ---------------------------------------------------------------------------------------------------------- explain */
 
 /* Problem, row, reason and predicted time, a line each. */
 static int explain_suite(const options *o)

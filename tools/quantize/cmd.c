@@ -114,8 +114,7 @@ static void catch_signals(void)
         sigaction(SIGHUP, &action, NULL);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- summary
- */
+/* ---------------------------------------------------------------------------------------------------------- summary */
 
 /* What the errors of the quantised tensors come to. */
 typedef struct overview {
@@ -229,8 +228,7 @@ static int dump_summary(const plan *p, const ridge_device *device, double spent)
     return !print_json(all);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- main
- */
+/* ------------------------------------------------------------------------------------------------------------- main */
 
 static int convert(plan *p)
 {
