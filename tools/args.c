@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check/check.h"
+
 void args_parse(const struct argp *parser, int argc, char **argv, void *options)
 {
     const error_t error = argp_parse(parser, argc, argv, 0, NULL, options);
@@ -16,15 +18,6 @@ void args_parse(const struct argp *parser, int argc, char **argv, void *options)
         fprintf(stderr, "%s: %s\n", argv[0], strerror(error));
         exit(1);
     }
-}
-
-bool number_whole(const char *text, uint64_t low, uint64_t high, uint64_t *value)
-{
-    if (!*text || text[strspn(text, "0123456789")])
-        return false;
-    errno = 0;
-    *value = strtoull(text, NULL, 10);
-    return errno == 0 && *value >= low && *value <= high;
 }
 
 uint64_t args_whole(const struct argp_state *state, const char *option, const char *arg, uint64_t low, uint64_t high)
@@ -46,16 +39,14 @@ double args_positive(const struct argp_state *state, const char *option, const c
     return value;
 }
 
-const char args_blanks[] = " \t\n";
-
 void args_word(const struct argp_state *state, const char *arg, char *text, size_t size)
 {
     const size_t used = strlen(text);
     size_t length;
 
-    arg += strspn(arg, args_blanks);
+    arg += strspn(arg, case_blanks);
     length = strlen(arg);
-    while (length && strchr(args_blanks, arg[length - 1]))
+    while (length && strchr(case_blanks, arg[length - 1]))
         length--;
     if (used + length + 2 > size)
         argp_error(state, "the problem is longer than %zu characters", size - 2);

@@ -10,17 +10,11 @@
 /* argp_parse, which ends the program where it fails, memory being short included. */
 void args_parse(const struct argp *parser, int argc, char **argv, void *options);
 
-/* A whole number in decimal digits, nothing around it, within low .. high. */
-bool number_whole(const char *text, uint64_t low, uint64_t high, uint64_t *value);
-
-/* The value of an option: such a number, or a finite one above 0. */
+/* The value of an option: a whole number within low .. high (check/number.h), or a finite one above 0. */
 uint64_t args_whole(const struct argp_state *state, const char *option, const char *arg, uint64_t low, uint64_t high);
 double args_positive(const struct argp_state *state, const char *option, const char *arg);
 
-/* What separates words of "op name=value ...". */
-extern const char args_blanks[];
-
-/* Appends such words, without the blanks round them. */
+/* Appends words of "op name=value ...", without the blanks round them. */
 void args_word(const struct argp_state *state, const char *arg, char *text, size_t size);
 
 typedef struct args_files {

@@ -7,6 +7,7 @@
 
 #include "args.h"
 #include "check/check.h"
+#include "tools/cli.h"
 
 typedef struct options {
     const char *device, *pattern, *suite;

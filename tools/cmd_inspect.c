@@ -8,6 +8,7 @@
 #include "args.h"
 #include "ridge_io.h"
 #include "check/check.h"
+#include "tools/cli.h"
 
 enum { TEXT_MOST = 96, ARRAY_MOST = 4 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "check/check.h"
+#include "cli.h"
 
 static const verb verbs[] = {
     {"info", "devices of this machine, and why CUDA is absent if it is", cmd_info},

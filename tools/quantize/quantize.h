@@ -7,7 +7,8 @@
 #include <signal.h>
 
 #include "ridge_io.h"
-#include "check/check.h"
+#include "src/internal.h"
+#include "tools/cli.h"
 
 typedef enum quantize_to { TO_FP8_BLOCK128, TO_FP8_ROW, TO_Q8_0, TO_BF16, TO_F16, TO_FORMATS } quantize_to;
 

@@ -1,10 +1,11 @@
 /* cmd.c: `ridge test`: every case, or the one that is asked for, through every row that can run it, against the C
- * reference and the contracts (check/row.c). Faulty rows for `ridge teeth` go the same way (tests/teeth.c). */
+ * reference and the contracts (check/row.c). Copies of rows with planted faults go the same way (tests/teeth.c). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/args.h"
+#include "tools/cli.h"
 #include "check/test.h"
 
 typedef struct options {
@@ -182,7 +183,7 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     progress_end(&p);
     free(list.at);
     if (!o->kernel) {
-        errors = test_errors(device, op, &tried);
+        errors = test_bad_arguments(device, op, &tried);
         if (errors)
             print_command(o, op->name, NULL);
         t->failed += errors;
@@ -313,7 +314,7 @@ int cmd_test(int argc, char **argv)
     bool wanted;
 
     args_parse(&parser, argc, argv, &o);
-    if (strpbrk(o.text, args_blanks)) {
+    if (strpbrk(o.text, case_blanks)) {
         if (!case_parse(o.text, &one))
             return 2;
         o.one = &one;

@@ -1,11 +1,13 @@
-/* oracle.c: the cases of multiply, its factor, and its float64 check. Where out is x and the factor 1, x must
- * be left as it is: the bits of a NaN too, which the reference's bits are the test of. */
+/* family.c: the cases of multiply, its factor (variant=1: it is 1), and its float64 oracle. Where out is x and the
+ * factor 1, x must be left as it is: the bits of a NaN too, which the reference's bits are the test of. */
 #include <math.h>
 #include <string.h>
 
-#include "check/oracle.h"
+#include "check/family.h"
 
-void cases_multiply(const ridge_op_row *op, case_list *list, case_level level)
+extern const ridge_family ridge_family_multiply;
+
+static void multiply_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
     static const struct {
         const char *shape;
@@ -38,17 +40,18 @@ void cases_multiply(const ridge_op_row *op, case_list *list, case_level level)
         }
 }
 
-bool fill_multiply(const test_case *c, const image *im, int arg)
+static bool multiply_fill(const test_case *c, const image *im, int arg, uint64_t seed)
 {
     const float one = 1.0f;
 
-    if (im->call.op != RIDGE_MULTIPLY || arg != RIDGE_MULTIPLY_FACTOR || !c->variant)
+    (void)seed;
+    if (arg != RIDGE_MULTIPLY_FACTOR || !c->variant)
         return false;
     memcpy(im->host + im->offset[arg], &one, sizeof one);
     return true;
 }
 
-void oracle_multiply(oracle_run *run)
+static void multiply_oracle(oracle_run *run)
 {
     const uint32_t out = run->im->call.arg[RIDGE_MULTIPLY_OUT].dtype;
     const double factor = oracle_in(run, RIDGE_MULTIPLY_FACTOR, 0, 0);
@@ -61,3 +64,25 @@ void oracle_multiply(oracle_run *run)
             oracle_note(run, oracle_ratio(oracle_out(run, RIDGE_MULTIPLY_OUT, r, j), ref, bound, out), "out", r, j);
         }
 }
+
+static const suite_row suites[] = {
+    {"multiply", "multiply rows=128256 cols=4096 x=f32 out=bf16"},
+    {"multiply", "multiply rows=128256 cols=4096 x=f32 out=f32"},
+    {"multiply", "multiply rows=8192 cols=4096 x=bf16 out=bf16"},
+    {NULL, NULL},
+};
+
+static const char *const fault_problems[] = {
+    "multiply rows=5 cols=264 x=f32 out=bf16",
+    NULL,
+};
+
+const check_family check_multiply = {
+    .family = &ridge_family_multiply,
+    .cases = multiply_cases,
+    .oracle = multiply_oracle,
+    .fill = multiply_fill,
+    .variants = 1,
+    .suites = suites,
+    .fault_problems = fault_problems,
+};
