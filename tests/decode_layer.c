@@ -115,7 +115,7 @@ typedef struct matrix {
 static float *load(const ridge_file *file, int layer, const char *name, int64_t *rows, int64_t *cols)
 {
     char full[NAME];
-    const ridge_tensor *t;
+    const ridge_file_tensor *t;
     unsigned char *raw;
     float *values;
 

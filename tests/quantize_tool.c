@@ -168,7 +168,7 @@ static void sparse(const char *path, long megabytes)
 
 /* ------------------------------------------------------------------------------------------------------------ check */
 
-static void *load(const ridge_file *file, const ridge_tensor *t)
+static void *load(const ridge_file *file, const ridge_file_tensor *t)
 {
     void *memory = room(t->bytes);
 
@@ -183,11 +183,11 @@ static void same(const char *name, const void *a, const void *b, int64_t bytes)
         die(name, "differs from the reference");
 }
 
-static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridge_tensor *in, const void *floats,
+static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridge_file_tensor *in, const void *floats,
                       const void *codes)
 {
     char name[256];
-    const ridge_tensor *scale;
+    const ridge_file_tensor *scale;
     bool block;
     int64_t rows, cols;
     unsigned char *q = room(in->elements);
@@ -219,8 +219,8 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
 }
 
 /* bf16 and f16 are exact in f32, so that the reference may work on f32 whatever the tool took. */
-static void check_tensor(const ridge_device *cpu, const ridge_file *out, const ridge_tensor *in, const ridge_tensor *t,
-                         const void *raw, const void *got)
+static void check_tensor(const ridge_device *cpu, const ridge_file *out, const ridge_file_tensor *in,
+                         const ridge_file_tensor *t, const void *raw, const void *got)
 {
     float *floats = room(4 * in->elements);
     unsigned char *wanted = room(4 * in->elements);
@@ -259,7 +259,7 @@ static void check(const char *in_path, const char *out_path)
     if (ridge_open("cpu:c", &cpu) != RIDGE_OK)
         die("device", ridge_error());
     for (int64_t i = 0; i < ridge_file_tensors(in); i++) {
-        const ridge_tensor *t = ridge_file_tensor(in, i), *o = ridge_file_find(out, t->name);
+        const ridge_file_tensor *t = ridge_file_tensor(in, i), *o = ridge_file_find(out, t->name);
         void *raw = load(in, t), *got;
 
         if (!o || o->rank != t->rank || memcmp(o->shape, t->shape, sizeof o->shape) != 0)
