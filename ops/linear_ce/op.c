@@ -369,7 +369,8 @@ const ridge_op_row ridge_op_linear_ce_train = {
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
     .args = 18,
-    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, VECTOR("record", RIDGE_OUT, 1, 0, "not of train"),
+    /* no dtype: slot RIDGE_LINEAR_CE_RECORD is linear_ce_eval's */
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, VECTOR("record", RIDGE_OUT, 1, 0, ""),
             VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]"), GRADIENTS},
     .fields = train_fields,
     .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
