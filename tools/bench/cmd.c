@@ -165,7 +165,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         snprintf(r.suite, sizeof r.suite, "%s", suite);
         snprintf(r.op, sizeof r.op, "%s", op->name);
         snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
-                 b->o->settled && !(c->call.flags & RIDGE_WEIGHTS_SETTLED) ? " settled=1" : "");
+                 b->o->weights_const && !(c->call.flags & RIDGE_WEIGHTS_CONST) ? " weights_const=1" : "");
         snprintf(r.provider, sizeof r.provider, "%s", provider_of(&list[i]));
         if (list[i].kernel || list[i].rival)
             snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel ? list[i].kernel->name : list[i].rival->name);
@@ -197,7 +197,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     candidate list[TIMING_CANDIDATES] = {{0}};
     int rows, count, timed;
     double err = -1;
-    rotation r = {.device = b->device, .settled = b->o->settled, .times = (int)b->o->rotation};
+    rotation r = {.device = b->device, .weights_const = b->o->weights_const, .times = (int)b->o->rotation};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[400];
@@ -205,8 +205,8 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     bool good, read;
 
     case_print(c, text, sizeof text);
-    if (b->o->settled)
-        call.flags |= RIDGE_WEIGHTS_SETTLED; /* rows may be picked by it */
+    if (b->o->weights_const)
+        call.flags |= RIDGE_WEIGHTS_CONST; /* rows may be picked by it */
     rows = count = choose_rows(b, &call, list);
     workspace = timing_workspace(b->device, &call, list, rows);
     good = rows > 0;
@@ -327,7 +327,7 @@ int cmd_bench(int argc, char **argv)
          "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
          "graph, the products of a token",
          .text = &o.weights},
-        {"settled", 0, NULL, "calls promise that nothing before them writes the weights", .flag = &o.settled},
+        {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights", .flag = &o.weights_const},
         {"chain", 0, "TIMES",
          "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token. Prints the "
          "gap between kernels too: what the graph takes more than its calls, each in a graph of as many calls of "

@@ -42,7 +42,7 @@ typedef enum quantize_action {
 
 /* One tensor's part of the plan. */
 typedef struct plan_tensor {
-    const ridge_tensor *in;
+    const ridge_entry *in;
     quantize_action action;
     uint32_t type;    /* of the output */
     const char *why;  /* it is not quantised; NULL = it is */
