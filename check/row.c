@@ -60,7 +60,7 @@ static ridge_status launch(const run *t, const ridge_device *device, const image
             &(faulty_run){device, t->row->kernel, &bound.problem, im, &call, l->image, workspace, t->bytes, l->stream});
     call.kernel = picked ? NULL : t->row->kernel->name;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
-        call.flags |= RIDGE_WEIGHTS_SETTLED;
+        call.flags |= RIDGE_WEIGHTS_CONST;
     return ridge_run(device, &call, workspace, t->bytes, l->stream);
 }
 

@@ -45,23 +45,6 @@ typedef struct options {
     const char *device, *kernel;
 } options;
 
-static const struct argp_option option_table[] = {{"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: cpu)", 0},
-                                                  {"kernel", 'k', "PATTERN", 0, "only rows whose name matches", 0},
-                                                  {0}};
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    options *o = state->input;
-
-    if (key == 'd')
-        o->device = arg;
-    else if (key == 'k')
-        o->kernel = arg;
-    else
-        return ARGP_ERR_UNKNOWN;
-    return 0;
-}
-
 typedef struct tally {
     int caught, refused; /* copies of rows with a fault */
 } tally;
@@ -150,15 +133,16 @@ static int plant_somewhere(const ridge_device *device, const ridge_kernel *kerne
 
 int main(int argc, char **argv)
 {
-    static const struct argp parser = {option_table, parse_option, "",  "Plants faults in copies of the rows.",
-                                       NULL,         NULL,         NULL};
     options o = {.device = "cpu"};
+    const args_option list[] = {{"device", 'd', "SPEC", "cpu, cuda:0, ... (default: cpu)", .text = &o.device},
+                                {"kernel", 'k', "PATTERN", "only rows whose name matches", .text = &o.kernel},
+                                {0}};
     const ridge_kernel *kernel;
     ridge_device *device;
     tally t = {0};
     int wrong = 0;
 
-    args_parse(&parser, argc, argv, &o);
+    args_parse(argc, argv, "", "Plants faults in copies of the rows.", list, NULL, 0);
     device = device_open(o.device);
     if (!device || !device->backend) {
         if (device)

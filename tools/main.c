@@ -19,7 +19,6 @@ static const verb verbs[] = {
     {"inspect", "a checkpoint: format, metadata, tensors", cmd_inspect},
     {"quantize", "a checkpoint into FP8, Q8_0, bf16 or f16", cmd_quantize},
     {"compare", "records: ratios to each provider, or old against new", cmd_compare},
-    {"report", "records as one page: rooflines, bars beside rivals, what changed", cmd_report},
 };
 
 enum { VERBS = (int)(sizeof verbs / sizeof verbs[0]) };

@@ -1,6 +1,6 @@
-/* gguf_write.c: the header of a GGUF file, version 3, and where its tensors go: in declared order, each on a multiple
- * of 32, which is the alignment of files that name none. ridge_writer_meta has checked the metadata's values
- * and dropped general.alignment. */
+/* gguf_layout.c: writes the header of a GGUF file, version 3, and decides where its tensors go: in the order in which
+ * they were declared, each at a multiple of 32, the alignment of files that state none. ridge_writer_meta has checked
+ * the metadata's values and dropped general.alignment. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ static bool add(int64_t *sum, int64_t bytes, int64_t align)
     return true;
 }
 
-/* NULL, or why GGUF (or ggml, which everybody reads it with) cannot hold this tensor. */
+/* NULL, or why GGUF (or ggml, the usual reader) cannot hold this tensor. */
 static const char *why_not(const io_out *t)
 {
     const ridge_type_info *info = ridge_type_query(t->type);
@@ -64,7 +64,7 @@ static const char *why_not(const io_out *t)
     return NULL;
 }
 
-/* Offsets of the tensors, and the end of their padded sum: ggml reads the padding of the last one, too. */
+/* Offsets of the tensors, and where the padding of the last one ends: ggml reads that padding too. */
 static ridge_status place(ridge_writer *w)
 {
     int64_t at = 0;

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/bench/record.h"
+#include "record.h"
 
 static bool say(const out_file *out, const char *why)
 {
