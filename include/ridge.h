@@ -59,7 +59,7 @@ extern "C" {
 #endif
 
 typedef struct ridge_device ridge_device; /**< Immutable once opened: backend, architecture, caches, pins, tuning. */
-typedef struct ridge_call ridge_call;
+typedef struct ridge_call ridge_call;     /**< What builders make and ridge_run runs. */
 
 /** What a function answers. */
 typedef enum ridge_status {
@@ -438,7 +438,7 @@ enum {
     RIDGE_Q8_0_MATMUL_HC_EXPAND_X = 0, RIDGE_Q8_0_MATMUL_HC_EXPAND_X_SCALES, /**< as q8_0_matmul */
     RIDGE_Q8_0_MATMUL_HC_EXPAND_W, RIDGE_Q8_0_MATMUL_HC_EXPAND_W_SCALES, /**< as q8_0_matmul */
     RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, /**< [tokens, n_hc], [tokens, n_hc*n_hc] f32 */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, /**< [tokens, n_hc*rows] f32: stream src at columns src*rows .. */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, /**< [tokens, n_hc*rows] f32: stream src from column src*rows on */
     RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, /**< [tokens, rows] f32, optional: added to W x */
     RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT, /**< [tokens, n_hc*rows] f32 */
     RIDGE_Q8_0_MATMUL_HC_EXPAND_Y /**< [tokens, rows] f32 output, optional: W x itself */
