@@ -48,8 +48,8 @@ static ridge_status launch(const test_row *row, const ridge_device *device, cons
     if (status)
         return status;
     if (row && row->fault)
-        return row->fault(device, row->kernel, &bound.problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes,
-                          l->stream);
+        return row->fault(&(faulty_run){device, row->kernel, &bound.problem, im, &call, l->image,
+                                        bytes ? l->workspace : NULL, bytes, l->stream});
     call.kernel = row ? row->kernel->name : NULL;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
         call.flags |= RIDGE_WEIGHTS_CONST;

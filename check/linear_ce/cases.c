@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "check/check.h"
+#include "linear_ce.h"
 
 static const char *const dtypes[] = {"bf16", "f16", "f32"};
 
@@ -260,7 +260,7 @@ static void combine_cases(const ridge_op_row *op, case_list *list)
     }
 }
 
-void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
+void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
 {
     const bool backward = op->id == RIDGE_LINEAR_CE_BACKWARD || op->id == RIDGE_CE_BWD;
     const char *const none = op->id == RIDGE_LINEAR_CE_TRAIN ? "" : "reduction=none";

@@ -9,10 +9,10 @@
 typedef struct bench_options {
     const char *suite, *device, *kernel, *csv, *weights;
     char text[1024];
-    uint64_t seed;
+    uint64_t seed, rotation;
+    uint64_t chain;     /* times that a suite is repeated in a graph; 0: no graph */
     double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
-    bool json, ceilings, overhead, every, weights_const, chain, rivals;
-    int layers, rotation;
+    bool json, ceilings, overhead, every, weights_const, rivals, all_kernels;
 } bench_options;
 
 typedef struct bench {

@@ -197,7 +197,7 @@ static uint32_t flags_of(const bench *b)
 
 static int layers_of(const bench *b)
 {
-    return b->o->layers > 0 ? b->o->layers : 1;
+    return b->o->chain ? (int)b->o->chain : 1;
 }
 
 bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3], double *floor_us)

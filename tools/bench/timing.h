@@ -3,6 +3,7 @@
 #define RIDGE_TIMING_H
 
 #include "check/check.h"
+#include "tools/cli.h"
 
 enum { TIMING_ROUNDS = 11, TIMING_CANDIDATES = 64 };
 

@@ -204,8 +204,7 @@ bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uin
     return image_build(c, seed, im) && place_weight(op, w, up, im);
 }
 
-/* -------------------------------------------------------------------------------------------------------- verification
- */
+/* ----------------------------------------------------------------------------------------------------- verification */
 
 /* The part's elements of an operand, from the image `from` of the whole to that of the part. */
 static void take(const image *im, const unsigned char *from, const image *band, unsigned char *to, int arg, part p,
