@@ -22,8 +22,8 @@
  *
  * mbarriers, at off_bars + 8 i:
  *     full[s]       the bytes of a stage's weights have arrived: orders TMA's writes before the MMA warps' reads
- *     empty[s]      an arrival a MMA warp: its reads of weights (and x) of a stage come before TMA's next writes
- *     sums_full[b]  an arrival a MMA warp: its partial sums in buffer b are written before they are read
+ *     empty[s]      an arrival an MMA warp: its reads of weights (and x) of a stage come before TMA's next writes
+ *     sums_full[b]  an arrival an MMA warp: its partial sums in buffer b are written before they are read
  *     sums_free[b]  an arrival an epilogue warp: it has read them before the next tile's are written
  *     BAR_READY     the barriers but full[] are initialised; the weight producer waits for it before it uses empty[]
  *     BAR_X_FULL    the bytes of x have arrived: by box of 1 << x_shift k steps, or by stage */
@@ -31,6 +31,7 @@
 #define RIDGE_Q8_0_MATMUL_TMA_CUH
 
 #include "args.cuh"
+#include "cuda/sm90/pipeline.cuh"
 
 enum { MAX_STAGES = 16, SUM_BUFFERS = 2 };
 

@@ -8,8 +8,9 @@
 /* A thread of the epilogue warps: it has row r of every tile and the tokens begin, begin + step, ... */
 typedef struct sums_reader {
     const float *from; /* its first partial sum */
-    uint32_t sums_full, sums_free, parity;
-    int buffer, r, begin, step;
+    uint32_t sums_full, sums_free;
+    pipeline_state at;
+    int r, begin, step;
 } sums_reader;
 
 template <int SUBS, int TOKENS>
@@ -21,8 +22,7 @@ static __device__ __forceinline__ sums_reader start_reader(const q8_0_tma_args &
     return {(const float *)(memory + a.off_sums) + begin * SUMS_PITCH(SUBS) + r,
             sums_full,
             sums_full + 8 * SUM_BUFFERS,
-            0,
-            0,
+            PIPELINE_CONSUMER,
             r,
             begin,
             32 * EPILOGUE_WARPS(SUBS, TOKENS) / a.tile_rows};
@@ -32,9 +32,8 @@ static __device__ __forceinline__ void release_sums(sums_reader *f)
 {
     __syncwarp(); /* every lane's reads of the sums come before their release */
     if (threadIdx.x % 32 == 0)
-        ptx_mbarrier_arrive(f->sums_free + 8 * f->buffer);
-    f->buffer ^= 1;
-    f->parity ^= f->buffer == 0;
+        pipeline_release(f->sums_free, f->at.stage);
+    pipeline_advance(&f->at, SUM_BUFFERS);
 }
 
 /* The epilogue warps begin with a tile before the first: they compute on whatever is in shared memory and store
@@ -136,11 +135,11 @@ static __device__ __forceinline__ void epilogue_store(const q8_0_tma_args &a, ch
     for (int tile = warmup_tile(); tile < tiles; tile += gridDim.x) {
         const bool second = tile >= tiles0, valid = tile >= 0;
         const int row = (second ? tile - tiles0 : tile) * (SUBS * SUB) + r;
-        const float *parts = from + f.buffer * (RIDGE_Q8_0_PARTS * PLANE);
+        const float *parts = from + f.at.stage * (RIDGE_Q8_0_PARTS * PLANE);
         float y[4];
 
         if (valid)
-            ptx_mbarrier_wait(f.sums_full + 8 * f.buffer, f.parity);
+            pipeline_wait(f.sums_full, f.at);
         if (mine)
             sum_parts4<PLANE>(parts, y);
         if (valid)
@@ -171,10 +170,10 @@ static __device__ __forceinline__ void epilogue_gate_up(const q8_0_tma_args &a, 
         const bool valid = tile >= 0;
 
         if (valid)
-            ptx_mbarrier_wait(f.sums_full + 8 * f.buffer, f.parity);
+            pipeline_wait(f.sums_full, f.at);
         for (int token = f.begin; token < tokens && row < rows;
              token += 2 * f.step) { /* two at a time hide each other's latency */
-            const float *parts = f.from + f.buffer * (RIDGE_Q8_0_PARTS * PLANE) + (token - f.begin) * PITCH;
+            const float *parts = f.from + f.at.stage * (RIDGE_Q8_0_PARTS * PLANE) + (token - f.begin) * PITCH;
             const int count = token + f.step < tokens ? 2 : 1;
             float y[2] = {}, up[2] = {};
 

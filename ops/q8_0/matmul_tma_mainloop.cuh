@@ -18,12 +18,13 @@ static __device__ __forceinline__ int locate_tile(const q8_0_tma_args &a, int ti
 
 /* The k step to load next: those of all tiles of this CTA, one tile after another. */
 typedef struct load_pos {
-    int tile, k_step, stage;
+    int tile, k_step;
+    pipeline_state at;
 } load_pos;
 
 static __device__ __forceinline__ void next_step(const q8_0_tma_args &a, load_pos *c)
 {
-    c->stage = c->stage + 1 == a.stages ? 0 : c->stage + 1;
+    pipeline_advance(&c->at, a.stages);
     if (++c->k_step == a.k_steps) {
         c->k_step = 0;
         c->tile += gridDim.x;
@@ -36,13 +37,13 @@ static __device__ __forceinline__ void load_rows(const q8_0_tma_args &a, const l
                                                  uint32_t full, int which, int row, int first)
 {
     if (RAW) {
-        ptx_tma_load_2d(shared + c.stage * (SUBS * RAW_BYTES) + first * RAW_PITCH, &a.codes[which],
+        ptx_tma_load_2d(shared + c.at.stage * (SUBS * RAW_BYTES) + first * RAW_PITCH, &a.codes[which],
                         c.k_step * (Q8_0_STEP * RIDGE_Q8_0_BYTES / 8), row, full);
     } else {
-        ptx_tma_load_3d(shared + c.stage * (SUBS * CODE_BYTES) + first * 1024, &a.codes[which], 0, row, c.k_step * 8,
+        ptx_tma_load_3d(shared + c.at.stage * (SUBS * CODE_BYTES) + first * 1024, &a.codes[which], 0, row, c.k_step * 8,
                         full);
-        ptx_tma_load_2d(shared + a.off_scales + c.stage * (SUBS * SCALE_BYTES) + first * SCALE_PITCH, &a.scales[which],
-                        c.k_step * Q8_0_STEP, row, full);
+        ptx_tma_load_2d(shared + a.off_scales + c.at.stage * (SUBS * SCALE_BYTES) + first * SCALE_PITCH,
+                        &a.scales[which], c.k_step * Q8_0_STEP, row, full);
     }
 }
 
@@ -99,10 +100,10 @@ template <int RAW> static __device__ __forceinline__ void prefetch_weights(const
 template <int SUBS, int RAW> static __device__ __forceinline__ void produce(const q8_0_tma_args &a, uint32_t shared)
 {
     const uint32_t full = shared + a.off_bars, empty = full + 8 * MAX_STAGES;
-    load_pos w = {(int)blockIdx.x, 0, 0};
+    load_pos w = {(int)blockIdx.x, 0, PIPELINE_PRODUCER};
     const int trigger = max(0, (a.cta_tiles + ((int)blockIdx.x < a.extra_tiles)) * a.k_steps - a.trigger_left);
-    uint32_t parity = 1, arrived_parity = 0;
-    int arrived = 0, arrived_n = 0;
+    pipeline_state arrived = PIPELINE_CONSUMER;
+    int arrived_n = 0;
 
     for (int n = 0; w.tile < a.tiles; n++, next_step(a, &w)) {
         if (n == trigger) /* the dependent grid may start */
@@ -114,21 +115,18 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
                 prefetch_weights<RAW>(a, next);
             ptx_grid_wait();
         }
-        if (w.stage == 0)
-            parity ^= 1;
         if (n == a.stages)
             ptx_mbarrier_wait(full + BAR_READY, 0);
         if (n >= a.stages)
-            ptx_mbarrier_wait(empty + 8 * w.stage, parity ^ 1);
+            pipeline_acquire(empty, w.at);
         while (arrived_n <= n - (n < a.early_steps ? a.early_window : a.window)) {
-            ptx_mbarrier_wait(full + 8 * arrived, arrived_parity);
-            arrived = arrived + 1 == a.stages ? 0 : arrived + 1;
-            arrived_parity ^= arrived == 0;
+            pipeline_wait(full, arrived);
+            pipeline_advance(&arrived, a.stages);
             arrived_n++;
         }
-        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
+        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.at.stage);
         if (n >= a.stages && !a.x_resident && a.x_dtype == RIDGE_I8)
-            load_x(a, shared, w.k_step, w.stage, w.stage);
+            load_x(a, shared, w.k_step, w.at.stage, w.at.stage);
     }
 }
 
@@ -136,7 +134,7 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
  * is resident, else the x of the ring's first stages; the weight producer goes on from there. */
 static __device__ __forceinline__ void produce_x(const q8_0_tma_args &a, uint32_t shared)
 {
-    load_pos x = {(int)blockIdx.x, 0, 0};
+    load_pos x = {(int)blockIdx.x, 0, PIPELINE_PRODUCER};
 
     if (threadIdx.x % 32 || a.x_dtype != RIDGE_I8)
         return;
@@ -146,7 +144,7 @@ static __device__ __forceinline__ void produce_x(const q8_0_tma_args &a, uint32_
             load_x(a, shared, box << a.x_shift, box << a.x_shift, box);
     else
         for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_step(a, &x))
-            load_x(a, shared, x.k_step, x.stage, x.stage);
+            load_x(a, shared, x.k_step, x.at.stage, x.at.stage);
 }
 
 /* ------------------------------------------------------------------------------------------------------- MMA warps */
@@ -334,26 +332,20 @@ template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_t
     ptx_barrier_sync(1, WIDTH); /* orders the MMA warps' writes of x before their reads */
 }
 
-/* A MMA warp's place in the ring of stages and among the buffers of partial sums. */
-typedef struct mma_pos {
-    int stage, buffer;
-    uint32_t parity, sums_parity;
-} mma_pos;
-
 /* Waits for a k step's weights and x. With x by TMA and resident, each box is waited for once, in the first tile. */
-static __device__ __forceinline__ void wait_step(uint32_t bar, uint32_t full, uint32_t parity, bool wait_x,
+static __device__ __forceinline__ void wait_step(uint32_t bar, uint32_t full, uint32_t phase, bool wait_x,
                                                  int x_resident, int x_shift, int k_step)
 {
-    ptx_mbarrier_wait(bar, parity);
+    ptx_mbarrier_wait(bar, phase);
     if (wait_x)
         ptx_mbarrier_wait(x_resident ? full + BAR_X_FULL + 8 * (k_step >> x_shift) : bar + BAR_X_FULL,
-                          x_resident ? 0 : parity);
+                          x_resident ? 0 : phase);
 }
 
 /* Writes a warp's sums of a tile, [partition][token][row], for the epilogue warps. */
 template <int SUBS, int TOKENS>
 static __device__ __forceinline__ void publish_sums(const q8_0_tma_args &a, char *memory, uint32_t sums_full, int lane,
-                                                    mma_pos *pos, const float (*acc)[4])
+                                                    pipeline_state *sums, const float (*acc)[4])
 {
     enum { BOTH = SUBS > 1, PITCH = SUMS_PITCH(SUBS) };
     int thread = threadIdx.x;
@@ -361,9 +353,9 @@ static __device__ __forceinline__ void publish_sums(const q8_0_tma_args &a, char
 
     asm volatile("" : "+r"(thread)); /* addresses are computed anew every tile: registers are scarce */
     to = (float *)(memory + a.off_sums) +
-         (pos->buffer * RIDGE_Q8_0_PARTS + thread / 32 % RIDGE_Q8_0_PARTS) * (TOKENS * PITCH) + thread % 4 * 2 * PITCH +
+         (sums->stage * RIDGE_Q8_0_PARTS + thread / 32 % RIDGE_Q8_0_PARTS) * (TOKENS * PITCH) + thread % 4 * 2 * PITCH +
          thread % 32 / 4 + thread / (32 * RIDGE_Q8_0_PARTS) * 2 * SUB;
-    ptx_mbarrier_wait(sums_full + 8 * (SUM_BUFFERS + pos->buffer), pos->sums_parity);
+    pipeline_acquire(sums_full + 8 * SUM_BUFFERS, *sums);
 #pragma unroll
     for (int r = 0; r < 1 + BOTH; r++)
 #pragma unroll
@@ -371,9 +363,8 @@ static __device__ __forceinline__ void publish_sums(const q8_0_tma_args &a, char
             to[(t / 2 * 8 + t % 2) * PITCH + r * SUB] = acc[t / 2][r * 2 + t % 2];
     __syncwarp(); /* every lane's sums are written before the warp arrives */
     if (lane == 0)
-        ptx_mbarrier_arrive(sums_full + 8 * pos->buffer);
-    pos->buffer ^= 1;
-    pos->sums_parity ^= pos->buffer == 0;
+        ptx_mbarrier_arrive(sums_full + 8 * sums->stage);
+    pipeline_advance(sums, SUM_BUFFERS);
 }
 
 /* The MMA warps: for each tile, wait for a k step, load its fragments, multiply, release the stage; then publish. */
@@ -387,7 +378,7 @@ static __device__ __forceinline__ void consume(const q8_0_tma_args &a, char *mem
     const bool x_by_tma = a.x_dtype == RIDGE_I8;
     const uint32_t full = shared + a.off_bars, sums_full = full + 16 * MAX_STAGES;
     const lane_addresses<TOKENS> at = find_addresses<SUBS, TOKENS, RAW>(a, shared, part, lane, sub);
-    mma_pos pos = {0, 0, 0, 1};
+    pipeline_state pos = PIPELINE_CONSUMER, sums = PIPELINE_PRODUCER;
     uint32_t x[4][2];
     float xs[2][4];
     int loaded_slot = -1; /* whose x is in registers */
@@ -400,11 +391,11 @@ static __device__ __forceinline__ void consume(const q8_0_tma_args &a, char *mem
 
         for (int k_step = 0; k_step < k_steps; k_step++) {
             const uint32_t bar = full + 8 * pos.stage;
-            const int slot = x_resident ? k_step : pos.stage;
+            const int slot = x_resident ? k_step : (int)pos.stage;
             uint32_t w[4][4];
             float ws[4][2];
 
-            wait_step(bar, full, pos.parity, x_by_tma && (!x_resident || tile == blockIdx.x), x_resident, x_shift,
+            wait_step(bar, full, pos.phase, x_by_tma && (!x_resident || tile == blockIdx.x), x_resident, x_shift,
                       k_step);
             if (TOKENS == 8 && (!x_resident || slot != loaded_slot)) /* with one k step, x stays in registers */
                 load_x_fragments(at.x[0] + slot * x_step, at.x_scales[0][0] + slot * x_scales_step,
@@ -423,11 +414,10 @@ static __device__ __forceinline__ void consume(const q8_0_tma_args &a, char *mem
             loaded_slot = slot;
             __syncwarp(); /* every lane's reads of the stage come before its release */
             if (lane == 0)
-                ptx_mbarrier_arrive(bar + 8 * MAX_STAGES);
-            pos.stage = pos.stage + 1 == stages ? 0 : pos.stage + 1;
-            pos.parity ^= pos.stage == 0;
+                ptx_mbarrier_arrive(bar + 8 * MAX_STAGES); /* empty[stage] */
+            pipeline_advance(&pos, stages);
         }
-        publish_sums<SUBS, TOKENS>(a, memory, sums_full, lane, &pos, acc);
+        publish_sums<SUBS, TOKENS>(a, memory, sums_full, lane, &sums, acc);
     }
 }
 #endif
