@@ -1,4 +1,4 @@
-/* ops/swiglu/cpu.h: the formulas of swiglu_fwd and swiglu_bwd for one element, in their bit-exact order.
+/* swiglu.h: the formulas of swiglu_fwd and swiglu_bwd for one element, in their bit-exact order.
  *
  * One source for the C reference, the SIMD rows and CUDA. Everything is f32; each operation rounds once, and an fma is
  * where ridge_fma is written. `act` is a compile-time constant in every caller, so that only one branch is left.
