@@ -16,7 +16,7 @@ RIDGE = $(BUILD)/ridge
 BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev
 TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libclang-rt-14-dev libomp-14-dev python3 python3-venv
 
-.PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check install deps clean help
+.PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check docs install deps clean help
 .DEFAULT_GOAL := all
 
 ## all: the library and the tool, in build/
@@ -88,6 +88,10 @@ format:
 ## check: formatting, headers, symbols, documents (the quick part of make test)
 check: all
 	ctest --test-dir $(BUILD) --output-on-failure -L check
+
+## docs: HTML and man pages of the public headers, by Doxygen, in build/docs
+docs:
+	@sh tests/docs.sh . $(BUILD)
 
 ## install: headers, libraries, tool, ridge.pc, CMake package, man pages (PREFIX, DESTDIR)
 install: all

@@ -1,16 +1,13 @@
 /** @file ridge.h
  * LLM kernels at the roofline, in plain C: the whole kernel API. A complete program:
- *
  * @code
  * #include <ridge.h>
  * #include <stdio.h>
- *
  * int main(void)
  * {
  *     float gate[8] = {2}, up[8] = {2}, out[8]; // one row of 8
  *     ridge_device *device;
  *     ridge_call call = ridge_swiglu_fwd(1, 8, RIDGE_F32, gate, up, out);
- *
  *     if (ridge_open("cpu", &device) != RIDGE_OK || ridge_run(device, &call, NULL, 0, NULL) != RIDGE_OK)
  *         return puts(ridge_error()), 1;
  *     printf("silu(2) * 2 = %g\n", (double)out[0]);
@@ -40,14 +37,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** @name Version of this header */
-/**@{*/
 #define RIDGE_VERSION_MAJOR 0
 #define RIDGE_VERSION_MINOR 2
 #define RIDGE_VERSION_PATCH 0
-/**@}*/
 
-/** @cond attributes */
 #if defined(__GNUC__)
 #define RIDGE_API __attribute__((visibility("default")))
 #define RIDGE_CHECKED __attribute__((warn_unused_result))
@@ -64,10 +57,9 @@
 #endif
 extern "C" {
 #endif
-/** @endcond */
 
 typedef struct ridge_device ridge_device; /**< Immutable once opened: backend, architecture, caches, pins, tuning. */
-typedef struct ridge_call ridge_call;
+typedef struct ridge_call ridge_call;     /**< What builders make and ridge_run runs. */
 
 /** What a function answers. */
 typedef enum ridge_status {
@@ -149,8 +141,8 @@ RIDGE_API const char *ridge_version(void);
 
 /* --------------------------------------------------------------------------------------------------------- tensors */
 
-/* From here on lines are set by hand: in an enumeration of slots, one for what belongs together. */
 /* clang-format off */
+/* Below, a line of an enumeration holds the slots that belong together. */
 
 /** Element types: RIDGE_NONE marks an absent operand, E4M3 and E5M2 are those of OCP (E4M3FN). */
 typedef enum ridge_dtype {
@@ -180,31 +172,19 @@ typedef struct ridge_tensor {
 } ridge_tensor;
 
 /** A packed matrix without scales. */
-static inline ridge_tensor ridge_matrix(const void *data, ridge_dtype dtype)
-{
-    ridge_tensor tensor = {(void *)(uintptr_t)data, dtype, 0, NULL, RIDGE_SCALING_NONE, 0};
-    return tensor;
-}
+RIDGE_API ridge_tensor ridge_matrix(const void *data, ridge_dtype dtype);
 
 /** A packed matrix of codes with its packed scales. */
-static inline ridge_tensor ridge_scaled(const void *data, ridge_dtype dtype, const void *scale, ridge_scaling scaling)
-{
-    ridge_tensor tensor = {(void *)(uintptr_t)data, dtype, 0, (void *)(uintptr_t)scale, scaling, 0};
-    return tensor;
-}
+RIDGE_API ridge_tensor ridge_scaled(const void *data, ridge_dtype dtype, const void *scale, ridge_scaling scaling);
 
-/** Sets operand `slot` of a call (the enumerations of slots below); `stride` as in ridge_tensor, 0 for vectors. A NULL
+/** Sets operand `slot` of a call (the enumeration at each builder); `stride` as in ridge_tensor, 0 for vectors. A NULL
  * pointer makes an optional operand absent. */
 RIDGE_API RIDGE_NONNULL(1) void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, const void *data,
                                           int64_t stride);
 
-/** @name Flags of every op */
-/**@{*/
-/** Only batch-invariant kernels (ops without that contract: stable ones), and gemm_fp8's bound on every input. */
-#define RIDGE_STRICT 0x1u
-/** The weights are not written by earlier work that may still run on this stream: they may be read before it ends. */
-#define RIDGE_WEIGHTS_CONST 0x2u
-/**@}*/
+/* Flags of every op. */
+#define RIDGE_STRICT 0x1u /**< only batch-invariant kernels (else stable ones); gemm_fp8: its bound on every input */
+#define RIDGE_WEIGHTS_CONST 0x2u /**< weights are not written by earlier work that may still run on this stream */
 
 /** @defgroup swiglu SwiGLU
  * Gate and up [rows, cols]; a' = gate * gate_mul, b = up + up_offset, gate and up clamped by `limit` before:
@@ -225,10 +205,10 @@ RIDGE_API RIDGE_NONNULL(1) void ridge_set(ridge_call *call, int slot, ridge_dtyp
  * status = ridge_run(device, &call, NULL, 0, stream);
  * @endcode
  * @{ */
-#define RIDGE_SILU 0u                                               /**< the default */
-#define RIDGE_GELU_TANH 0x100u                                      /**< GELU, tanh form */
-#define RIDGE_GELU_ERF 0x200u                                       /**< GELU, exact */
-#define RIDGE_RELU2 0x300u                                          /**< max(a', 0)^2 */
+#define RIDGE_SILU 0u          /**< the default */
+#define RIDGE_GELU_TANH 0x100u /**< GELU, tanh form */
+#define RIDGE_GELU_ERF 0x200u  /**< GELU, with erf */
+#define RIDGE_RELU2 0x300u     /**< max(a', 0)^2 */
 #define RIDGE_ROUND_GATE 0x400u /**< forward: round h to the dtype before the product, as PyTorch eager and Liger do */
 #define RIDGE_ROUND_GATE_BWD 0x800u /**< backward: round h and dy * b to the dtype, as PyTorch eager does */
 #define RIDGE_INTERLEAVED 0x1000u /**< gate is [rows, 2 cols]: gate, up, gate, ...; up is absent (dgate and dup too) */
@@ -242,29 +222,24 @@ typedef struct ridge_swiglu_options {
     float limit;     /**< gate <= limit, up in [-limit, limit], > 0; default 0: no clamp */
 } ridge_swiglu_options;
 
-/** Operands of swiglu_fwd. */
+/** out = act(gate) * up, all [rows, cols] and packed. */
+RIDGE_API ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate, const void *up,
+                                      void *out);
 enum {
     RIDGE_SWIGLU_FWD_GATE = 0, RIDGE_SWIGLU_FWD_UP, /**< [rows, cols] bf16, f16 or f32; up is absent when interleaved */
     RIDGE_SWIGLU_FWD_OUT, /**< [rows, cols], dtype of gate */
     RIDGE_SWIGLU_FWD_ROW_SCALE /**< [rows] f32, optional */
 };
 
-/** out = act(gate) * up, all [rows, cols] and packed. */
-RIDGE_API ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate, const void *up,
-                                      void *out);
-
-/** Operands of swiglu_bwd. */
-enum {
-    RIDGE_SWIGLU_BWD_DOUT = 0, RIDGE_SWIGLU_BWD_GATE, RIDGE_SWIGLU_BWD_UP,
-    /**< [rows, cols] bf16, f16 or f32, of one dtype; up is absent when interleaved */
-    RIDGE_SWIGLU_BWD_DGATE, RIDGE_SWIGLU_BWD_DUP, /**< [rows, cols], dtype of dout */
-    RIDGE_SWIGLU_BWD_ROW_SCALE, /**< [rows] f32, optional */
-    RIDGE_SWIGLU_BWD_DROW /**< [rows] f32 output, optional: sum over cols of dout * ((h * b) * down_mul), fixed order */
-};
-
 /** dgate and dup from dout and the saved gate and up, all [rows, cols] and packed. Each may be gate, up or dout. */
 RIDGE_API ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *dout, const void *gate,
                                       const void *up, void *dgate, void *dup);
+enum {
+    RIDGE_SWIGLU_BWD_DOUT = 0, RIDGE_SWIGLU_BWD_GATE, RIDGE_SWIGLU_BWD_UP, /**< as in swiglu_fwd, of one dtype */
+    RIDGE_SWIGLU_BWD_DGATE, RIDGE_SWIGLU_BWD_DUP, /**< [rows, cols], dtype of dout; dup is absent when interleaved */
+    RIDGE_SWIGLU_BWD_ROW_SCALE, /**< [rows] f32, optional */
+    RIDGE_SWIGLU_BWD_DROW /**< [rows] f32 output, optional: sum over cols of dout * ((h * b) * down_mul), fixed order */
+};
 /** @} */
 
 /** @defgroup quantize FP8 quantisers
@@ -278,7 +253,6 @@ RIDGE_API ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dt
  * codes.stride = ridge_ld_fp8(cols); // strides of the fast path
  * codes.scale_stride = ridge_ld_scale(rows);
  * ridge_call call = ridge_quantize_fp8(rows, cols, ridge_matrix(x, RIDGE_BF16), codes);
- * status = ridge_run(device, &call, workspace, bytes, stream);
  * @endcode
  * @{ */
 #define RIDGE_POW2 0x40000u /**< scales are powers of two */
@@ -294,20 +268,20 @@ RIDGE_API int64_t ridge_ld_fp8(int64_t cols);
 /** Row stride of a table RIDGE_SCALING_ROW128 on the fast path: `rows` rounded up to 4. */
 RIDGE_API int64_t ridge_ld_scale(int64_t rows);
 
-/** Operands of quantize_fp8. */
+/** The codes and scales of x: q is e4m3 or e5m2 with scaling TENSOR, ROW, ROW128 or BLK128. */
+RIDGE_API ridge_call ridge_quantize_fp8(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor q);
 enum {
-    RIDGE_QUANTIZE_FP8_X = 0, /**< [rows, cols] bf16, f16 or f32 */
-    RIDGE_QUANTIZE_FP8_Q,     /**< [rows, cols] e4m3 or e5m2 */
+    RIDGE_QUANTIZE_FP8_X = 0, RIDGE_QUANTIZE_FP8_Q, /**< [rows, cols] bf16, f16 or f32; e4m3 or e5m2 */
     RIDGE_QUANTIZE_FP8_SCALE, /**< f32, of q's scaling; absent when GIVEN is there */
     RIDGE_QUANTIZE_FP8_GIVEN, /**< f32 input, optional, TENSOR and ROW, no floor, no POW2: the caller's scales (delayed
                                  scaling). One not finite and positive gives codes 7F, as do NaN and infinity in x */
     RIDGE_QUANTIZE_FP8_AMAX   /**< f32 output, optional, TENSOR and ROW: the largest |x|; NaN if any is not finite */
 };
 
-/** The codes and scales of x: q is e4m3 or e5m2 with scaling TENSOR, ROW, ROW128 or BLK128. */
-RIDGE_API ridge_call ridge_quantize_fp8(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor q);
-
-/** Operands of quantize_fp8_dual. */
+/** x and its transpose in one read: q [rows, cols], q_t [cols, rows], both with their contraction contiguous. Scalings
+ * of q and q_t: ROW128 and ROW128 (activations, gradients), ROW128 and BLK128, BLK128 and BLK128 (weights). */
+RIDGE_API ridge_call ridge_quantize_fp8_dual(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor q,
+                                             ridge_tensor q_t);
 enum {
     RIDGE_QUANTIZE_FP8_DUAL_X = 0, /**< [rows, cols] bf16, f16 or f32 */
     RIDGE_QUANTIZE_FP8_DUAL_Q, RIDGE_QUANTIZE_FP8_DUAL_SCALE, /**< [rows, cols] e4m3 or e5m2, and its scales */
@@ -315,28 +289,21 @@ enum {
     RIDGE_QUANTIZE_FP8_DUAL_COLSUM /**< [cols] f32, optional: sums over rows in a fixed order (a bias gradient) */
 };
 
-/** x and its transpose in one read: q [rows, cols] and q_t [cols, rows], both with their contraction contiguous. Scalings
- * of q and q_t: ROW128 and ROW128 (activations, gradients), ROW128 and BLK128, BLK128 and BLK128 (weights). */
-RIDGE_API ridge_call ridge_quantize_fp8_dual(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor q,
-                                             ridge_tensor q_t);
-
 /** Options of swiglu_quantize. */
 typedef struct ridge_swiglu_quantize_options {
     ridge_swiglu_options swiglu; /**< as of swiglu_fwd */
     float floor;                 /**< as of quantize_fp8 */
 } ridge_swiglu_quantize_options;
 
-/** Operands of swiglu_quantize. */
-enum {
-    RIDGE_SWIGLU_QUANTIZE_GATE = 0, RIDGE_SWIGLU_QUANTIZE_UP, /**< as swiglu_fwd */
-    RIDGE_SWIGLU_QUANTIZE_Q, RIDGE_SWIGLU_QUANTIZE_SCALE, /**< as quantize_fp8_dual of swiglu_fwd's out */
-    RIDGE_SWIGLU_QUANTIZE_Q_T, RIDGE_SWIGLU_QUANTIZE_SCALE_T,
-    RIDGE_SWIGLU_QUANTIZE_ROW_SCALE /**< [rows] f32, optional */
-};
-
 /** swiglu_fwd followed by quantize_fp8_dual, bit for bit, without writing swiglu_fwd's out. Flags of both. */
 RIDGE_API ridge_call ridge_swiglu_quantize(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate,
                                            const void *up, ridge_tensor q, ridge_tensor q_t);
+enum {
+    RIDGE_SWIGLU_QUANTIZE_GATE = 0, RIDGE_SWIGLU_QUANTIZE_UP, /**< as swiglu_fwd */
+    RIDGE_SWIGLU_QUANTIZE_Q, RIDGE_SWIGLU_QUANTIZE_SCALE, /**< as quantize_fp8_dual of swiglu_fwd's out */
+    RIDGE_SWIGLU_QUANTIZE_Q_T, RIDGE_SWIGLU_QUANTIZE_SCALE_T, /**< of the transpose */
+    RIDGE_SWIGLU_QUANTIZE_ROW_SCALE /**< [rows] f32, optional */
+};
 /** @} */
 
 /** @defgroup gemm FP8 GEMM
@@ -357,51 +324,37 @@ RIDGE_API ridge_call ridge_swiglu_quantize(int64_t rows, int64_t cols, ridge_dty
  * ridge_tensor b = ridge_scaled(w, RIDGE_E4M3, w_scale, RIDGE_SCALING_BLK128);  // [n, k]: weights
  * ridge_call call = ridge_gemm_fp8(m, n, k, a, b, ridge_matrix(out, RIDGE_BF16));
  * ridge_set(&call, RIDGE_GEMM_FP8_BIAS, RIDGE_F32, bias, 0);
- * status = ridge_run(device, &call, workspace, bytes, stream);
  * @endcode
  * @{ */
 #define RIDGE_ACCUMULATE 0x400000u /**< D is an input too: the result is added to it (f32 and bf16) */
 
-/** Operands of gemm_fp8. */
-enum {
-    RIDGE_GEMM_FP8_A = 0,   /**< [m, k] e4m3 or e5m2; a row stride that is a multiple of 16 is the fast path */
-    RIDGE_GEMM_FP8_SCALE_A, /**< f32, of A's scaling with rows = m and cols = k */
-    RIDGE_GEMM_FP8_B,       /**< [n, k] e4m3 or e5m2, not e5m2 when A is */
-    RIDGE_GEMM_FP8_SCALE_B, /**< f32, of B's scaling with rows = n and cols = k */
-    RIDGE_GEMM_FP8_D,       /**< [m, n] bf16, f16 or f32; read as well with RIDGE_ACCUMULATE */
-    RIDGE_GEMM_FP8_BIAS     /**< [n] f32 or D's dtype, optional */
-};
-
 /** D [m, n] = A [m, k] B [n, k]^T. Scalings of A and B: TENSOR and TENSOR, ROW and ROW, ROW128 and BLK128 (forward and
  * dgrad), ROW128 and ROW128 (wgrad), BLK128 and ROW128. */
 RIDGE_API ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge_tensor b, ridge_tensor d);
+enum {
+    RIDGE_GEMM_FP8_A = 0, RIDGE_GEMM_FP8_SCALE_A, /**< [m, k] e4m3 or e5m2; a row stride 16 n is the fast path */
+    RIDGE_GEMM_FP8_B, RIDGE_GEMM_FP8_SCALE_B,     /**< [n, k] e4m3 or e5m2, not e5m2 when A is */
+    RIDGE_GEMM_FP8_D,       /**< [m, n] bf16, f16 or f32; read as well with RIDGE_ACCUMULATE */
+    RIDGE_GEMM_FP8_BIAS     /**< [n] f32 or D's dtype, optional */
+};
 /** @} */
 
 /** @defgroup q8_0_blocks Q8_0 blocks and planes
  * GGUF's block of 32 weights in 34 bytes: f16 d, then 32 int8; weight = d * code. On a device two planes are faster:
- * int8 codes [rows, cols] and f16 scales [rows, cols/32] (RIDGE_SCALING_ROW32). cols is a multiple of 32. Contract:
- * exact.
+ * int8 codes [rows, cols] and f16 scales [rows, cols/32] (RIDGE_SCALING_ROW32). cols is 32 n. Contract: exact.
  *
  * @code
  * ridge_tensor planes = ridge_scaled(w, RIDGE_I8, w_scale, RIDGE_SCALING_ROW32);
  * planes.stride = ridge_ld_q8_0(cols);
  * ridge_call call = ridge_q8_0_repack(rows, cols, blocks, planes);
- * status = ridge_run(device, &call, NULL, 0, stream);
  * @endcode
  * @{ */
-/** Operands of q8_0_quantize. */
-enum {
-    RIDGE_Q8_0_QUANTIZE_X = 0, RIDGE_Q8_0_QUANTIZE_BLOCKS /**< [rows, cols] bf16, f16 or f32; [rows, cols/32*34] u8 */
-};
-
 /** The blocks of x, byte for byte ggml's reference on finite input. */
 RIDGE_API ridge_call ridge_q8_0_quantize(int64_t rows, int64_t cols, ridge_tensor x, void *blocks);
+enum { RIDGE_Q8_0_QUANTIZE_X = 0, RIDGE_Q8_0_QUANTIZE_BLOCKS }; /* [rows, cols] bf16, f16, f32; [rows, cols/32*34] u8 */
 
-/** Operands of q8_0_repack and q8_0_unpack. */
-enum {
-    RIDGE_Q8_0_REPACK_BLOCKS = 0, RIDGE_Q8_0_REPACK_CODES, RIDGE_Q8_0_REPACK_SCALES
-    /**< [rows, cols/32*34] u8; the planes */
-};
+/** Operands of q8_0_repack and q8_0_unpack: [rows, cols/32*34] u8; the planes. */
+enum { RIDGE_Q8_0_REPACK_BLOCKS = 0, RIDGE_Q8_0_REPACK_CODES, RIDGE_Q8_0_REPACK_SCALES };
 
 /** Row stride of the plane of codes on the fast path: `cols` rounded up to 128. */
 RIDGE_API int64_t ridge_ld_q8_0(int64_t cols);
@@ -432,36 +385,31 @@ RIDGE_API ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor 
  * ridge_tensor weight = ridge_matrix(blocks, RIDGE_U8);
  * ridge_call call = ridge_q8_0_matmul(1, cols, rows, ridge_matrix(x, RIDGE_F32), weight, ridge_matrix(y, RIDGE_F32));
  * call.flags |= RIDGE_WEIGHTS_CONST;
- * status = ridge_run(device, &call, workspace, bytes, stream);
  * @endcode
  * @{ */
 /** Limits: tokens of a call, streams of hyper-connections. */
 enum { RIDGE_Q8_0_MAX_TOKENS = 16, RIDGE_MAX_HC = 16 };
 
-/** Operands of q8_0_quantize_rows. */
+/** Codes and scales of x, a scale for every 32 columns: scale = amax/127, code = x * (1/scale) to nearest even. A group
+ * that holds a NaN or an infinity gets scale NaN and codes 0; one whose scale would be below 2^-126, zeros. */
+RIDGE_API ridge_call ridge_q8_0_quantize_rows(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor codes);
 enum {
     RIDGE_Q8_0_QUANTIZE_ROWS_X = 0, /**< [rows, cols] f32 or bf16, any number of rows */
     RIDGE_Q8_0_QUANTIZE_ROWS_CODES, RIDGE_Q8_0_QUANTIZE_ROWS_SCALES /**< [rows, cols] i8 and [rows, cols/32] f32 */
 };
 
-/** Codes and scales of x, a scale for every 32 columns: scale = amax/127, code = x * (1/scale) to nearest even. A group
- * that holds a NaN or an infinity gets scale NaN and codes 0; one whose scale would be below 2^-126, zeros. */
-RIDGE_API ridge_call ridge_q8_0_quantize_rows(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor codes);
-
-/** Operands of q8_0_matmul. */
-enum {
-    RIDGE_Q8_0_MATMUL_X = 0, RIDGE_Q8_0_MATMUL_X_SCALES,
-    /**< [tokens, cols] f32, bf16, or i8 with f32 [tokens, cols/32] */
-    RIDGE_Q8_0_MATMUL_W, RIDGE_Q8_0_MATMUL_W_SCALES,
-    /**< [rows, cols/32*34] u8, or [rows, cols] i8 with f16 [rows, cols/32] */
-    RIDGE_Q8_0_MATMUL_OUT /**< [tokens, rows] f32 or bf16 */
-};
-
 /** out[t, r] = sum over cols of w[r, :] * x[t, :]. */
 RIDGE_API ridge_call ridge_q8_0_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x, ridge_tensor w,
                                        ridge_tensor out);
+enum {
+    RIDGE_Q8_0_MATMUL_X = 0, RIDGE_Q8_0_MATMUL_X_SCALES, /**< [tokens, cols] f32, bf16, or i8 with scales */
+    RIDGE_Q8_0_MATMUL_W, RIDGE_Q8_0_MATMUL_W_SCALES, /**< [rows, cols/32*34] u8, or [rows, cols] i8 with scales */
+    RIDGE_Q8_0_MATMUL_OUT /**< [tokens, rows] f32 or bf16 */
+};
 
-/** Operands of q8_0_pair. */
+/** Two q8_0_matmul of one x: w0 [rows0, cols] and w1 [rows1, cols]. */
+RIDGE_API ridge_call ridge_q8_0_pair(int64_t tokens, int64_t cols, int64_t rows0, int64_t rows1, ridge_tensor x,
+                                     ridge_tensor w0, ridge_tensor w1, ridge_tensor out0, ridge_tensor out1);
 enum {
     RIDGE_Q8_0_PAIR_X = 0, RIDGE_Q8_0_PAIR_X_SCALES, /**< as q8_0_matmul */
     RIDGE_Q8_0_PAIR_W0, RIDGE_Q8_0_PAIR_W0_SCALES, /**< [rows0, cols] */
@@ -469,11 +417,10 @@ enum {
     RIDGE_Q8_0_PAIR_OUT0, RIDGE_Q8_0_PAIR_OUT1 /**< [tokens, rows0] and [tokens, rows1], f32 or bf16, of one dtype */
 };
 
-/** Two q8_0_matmul of one x: w0 [rows0, cols] and w1 [rows1, cols]. */
-RIDGE_API ridge_call ridge_q8_0_pair(int64_t tokens, int64_t cols, int64_t rows0, int64_t rows1, ridge_tensor x,
-                                     ridge_tensor w0, ridge_tensor w1, ridge_tensor out0, ridge_tensor out1);
-
-/** Operands of q8_0_gate_up_swiglu. */
+/** swiglu_fwd in f32 of two q8_0_matmul, with its options (opt.swiglu), its activations and token_scale for row_scale;
+ * one rounding to out's dtype at the end. */
+RIDGE_API ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x,
+                                               ridge_tensor gate, ridge_tensor up, ridge_tensor out);
 enum {
     RIDGE_Q8_0_GATE_UP_SWIGLU_X = 0, RIDGE_Q8_0_GATE_UP_SWIGLU_X_SCALES, /**< as q8_0_matmul */
     RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_GATE_SCALES, /**< [rows, cols] */
@@ -482,28 +429,20 @@ enum {
     RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE /**< [tokens] f32, optional: the weight of a mixture's expert */
 };
 
-/** swiglu_fwd in f32 of two q8_0_matmul, with its options (opt.swiglu), its activations and token_scale for row_scale;
- * one rounding to out's dtype at the end. */
-RIDGE_API ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x,
-                                               ridge_tensor gate, ridge_tensor up, ridge_tensor out);
-
-/** Operands of q8_0_matmul_hc_expand. */
-enum {
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_X = 0, RIDGE_Q8_0_MATMUL_HC_EXPAND_X_SCALES, /**< as q8_0_matmul */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_W, RIDGE_Q8_0_MATMUL_HC_EXPAND_W_SCALES, /**< as q8_0_matmul */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, /**< [tokens, n_hc] f32 */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, /**< [tokens, n_hc*n_hc] f32, entry dst + n_hc*src */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, /**< [tokens, n_hc*rows] f32: stream src at columns src*rows .. */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, /**< [tokens, rows] f32, optional: added to W x */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT, /**< [tokens, n_hc*rows] f32 */
-    RIDGE_Q8_0_MATMUL_HC_EXPAND_Y /**< [tokens, rows] f32 output, optional: W x itself */
-};
-
 /** Hyper-connections: v = W x (+ add); out[t, dst*rows + r] = v*post[t, dst] + sum over src of
  * comb[t, dst + n_hc*src] * res[t, src*rows + r], src ascending, each term one fma. n_hc is 1 to 16. */
 RIDGE_API ridge_call ridge_q8_0_matmul_hc_expand(int64_t tokens, int64_t cols, int64_t rows, int64_t n_hc,
                                                  ridge_tensor x, ridge_tensor w, const float *post, const float *comb,
                                                  const float *res, float *out);
+enum {
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_X = 0, RIDGE_Q8_0_MATMUL_HC_EXPAND_X_SCALES, /**< as q8_0_matmul */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_W, RIDGE_Q8_0_MATMUL_HC_EXPAND_W_SCALES, /**< as q8_0_matmul */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, /**< [tokens, n_hc], [tokens, n_hc*n_hc] f32 */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, /**< [tokens, n_hc*rows] f32: stream src from column src*rows on */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, /**< [tokens, rows] f32, optional: added to W x */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT, /**< [tokens, n_hc*rows] f32 */
+    RIDGE_Q8_0_MATMUL_HC_EXPAND_Y /**< [tokens, rows] f32 output, optional: W x itself */
+};
 /** @} */
 
 /** @defgroup norm Norm and RoPE
@@ -519,7 +458,6 @@ RIDGE_API ridge_call ridge_q8_0_matmul_hc_expand(int64_t tokens, int64_t cols, i
  * ridge_call call = ridge_rms_norm(rows, cols, ridge_matrix(x, RIDGE_BF16), ridge_matrix(w, RIDGE_F32),
  *                                  ridge_matrix(out, RIDGE_BF16));
  * call.opt.norm.eps = 1e-5f;
- * status = ridge_run(device, &call, NULL, 0, stream);
  * @endcode
  * @{ */
 #define RIDGE_ROPE_INVERSE 0x100u /**< rotates the other way */
@@ -531,16 +469,14 @@ typedef struct ridge_norm_options {
     float mscale; /**< rope only (else 1): factor of sine and cosine (YaRN's attention factor), finite, default 1 */
 } ridge_norm_options;
 
-/** Operands of rms_norm. */
-enum {
-    RIDGE_RMS_NORM_X = 0, RIDGE_RMS_NORM_W, RIDGE_RMS_NORM_OUT
-    /**< [rows, cols], [cols], [rows, cols], each f32 or bf16; w is optional */
-};
-
 /** out = x / sqrt(mean(x^2) + eps) * w, row by row. */
 RIDGE_API ridge_call ridge_rms_norm(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor w, ridge_tensor out);
+enum { RIDGE_RMS_NORM_X = 0, RIDGE_RMS_NORM_W, RIDGE_RMS_NORM_OUT }; /* each f32 or bf16; w [cols] is optional */
 
-/** Operands of head_rms_norm_rope_tail. */
+/** rms_norm of every head, then RoPE. head_dim and n_rot are even, n_rot at most head_dim; 0: the norms only. */
+RIDGE_API ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t head_dim, int64_t n_rot,
+                                                   ridge_tensor x, ridge_tensor w, ridge_tensor pos,
+                                                   const double *freqs, ridge_tensor out);
 enum {
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X = 0, /**< [tokens, heads*head_dim] f32 or bf16 */
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W,     /**< [head_dim] f32 or bf16, optional: 1 */
@@ -548,11 +484,6 @@ enum {
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, /**< [n_rot/2] f64, radians a position: see ridge_rope_freqs */
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT    /**< [tokens, heads*head_dim] f32 or bf16 */
 };
-
-/** rms_norm of every head, then RoPE. head_dim and n_rot are even, n_rot at most head_dim; 0: the norms only. */
-RIDGE_API ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t head_dim, int64_t n_rot,
-                                                   ridge_tensor x, ridge_tensor w, ridge_tensor pos,
-                                                   const double *freqs, ridge_tensor out);
 
 /** YaRN (Peng et al. 2023), with the parameters that GGUF files carry. */
 typedef struct ridge_yarn {
@@ -602,7 +533,6 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_rope_freqs(int64_t n_rot, double base
  *                                         ridge_matrix(dx, RIDGE_BF16), ridge_matrix(dw, RIDGE_F32));
  * ridge_set(&call, RIDGE_LINEAR_CE_BIAS, RIDGE_F32, bias, 0);
  * call.opt.ce.label_smoothing = 0.1f;
- * status = ridge_run(device, &call, workspace, bytes, stream);
  * @endcode
  * @{ */
 #define RIDGE_CE_MEAN 0u             /**< the default */
@@ -625,31 +555,25 @@ typedef struct ridge_ce_options {
     float reserved;         /**< 0 */
 } ridge_ce_options;
 
-/** Operands of linear_ce_eval and linear_ce_train. */
-enum {
-    RIDGE_LINEAR_CE_X = 0,        /**< [tokens, hidden] bf16, f16 or f32 */
-    RIDGE_LINEAR_CE_W,            /**< [vocab, hidden] or [hidden, vocab], dtype of x */
-    RIDGE_LINEAR_CE_TARGET,       /**< [tokens] i32 or i64 */
-    RIDGE_LINEAR_CE_LOSS,         /**< [1], NONE: [tokens]; f32 as all that follow unless said otherwise */
-    RIDGE_LINEAR_CE_BIAS,         /**< [vocab] f32, bf16 or f16, optional */
-    RIDGE_LINEAR_CE_CLASS_WEIGHT, /**< [vocab_total], optional, >= 0 */
-    RIDGE_LINEAR_CE_TOKEN_LOSS,   /**< [tokens], optional output: the row losses */
-    RIDGE_LINEAR_CE_LSE,          /**< [tokens], optional output */
-    RIDGE_LINEAR_CE_TARGET_LOGIT, /**< [tokens], optional output: z_y */
-    RIDGE_LINEAR_CE_ENTROPY,      /**< [tokens], optional output: of softmax(z), in nats */
-    RIDGE_LINEAR_CE_ARGMAX,       /**< [tokens] i64, optional output: class of the largest z */
-    RIDGE_LINEAR_CE_ACCURACY,     /**< [1], optional output: the fraction of rows not ignored with argmax = y */
-    RIDGE_LINEAR_CE_ERRORS,       /**< [1] i32, optional output: how many targets are out of range */
-    RIDGE_LINEAR_CE_RECORD,       /**< eval: [tokens, 3 or 6], optional output; loss may then be absent */
-    RIDGE_LINEAR_CE_GRAD_SCALE,   /**< train, as all that follow: [1] input, optional, times the option grad_scale */
+/** The mean loss of softmax(x W^T) at the targets, 2BHV FLOP. */
+RIDGE_API ridge_call ridge_linear_ce_eval(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x, ridge_tensor w,
+                                          ridge_tensor target, float *loss);
+enum { /* and linear_ce_train */
+    RIDGE_LINEAR_CE_X = 0, RIDGE_LINEAR_CE_W, /**< [tokens, hidden], [vocab, hidden] or transposed; bf16, f16, f32 */
+    RIDGE_LINEAR_CE_TARGET, /**< [tokens] i32 or i64 */
+    RIDGE_LINEAR_CE_LOSS,   /**< [1], NONE: [tokens]; f32 as all that follow unless said otherwise */
+    RIDGE_LINEAR_CE_BIAS, RIDGE_LINEAR_CE_CLASS_WEIGHT, /**< [vocab] f32, bf16 or f16; [vocab_total] >= 0; optional */
+    RIDGE_LINEAR_CE_TOKEN_LOSS, RIDGE_LINEAR_CE_LSE, RIDGE_LINEAR_CE_TARGET_LOGIT, /**< [tokens], optional outputs */
+    RIDGE_LINEAR_CE_ENTROPY,    /**< [tokens], optional output: of softmax(z), in nats */
+    RIDGE_LINEAR_CE_ARGMAX,     /**< [tokens] i64, optional output: class of the largest z */
+    RIDGE_LINEAR_CE_ACCURACY,   /**< [1], optional output: the fraction of rows not ignored with argmax = y */
+    RIDGE_LINEAR_CE_ERRORS,     /**< [1] i32, optional output: how many targets are out of range */
+    RIDGE_LINEAR_CE_RECORD,     /**< eval: [tokens, 3 or 6], optional output; loss may then be absent */
+    RIDGE_LINEAR_CE_GRAD_SCALE, /**< train, as all that follow: [1] input, optional, times the option grad_scale */
     RIDGE_LINEAR_CE_DX,           /**< [tokens, hidden], dtype of x; absent: x is frozen */
     RIDGE_LINEAR_CE_DW,           /**< as W, f32 or dtype of x (summed in f32, rounded once); absent: W is frozen */
     RIDGE_LINEAR_CE_DBIAS         /**< [vocab], optional output */
 };
-
-/** The mean loss of softmax(x W^T) at the targets, 2BHV FLOP. */
-RIDGE_API ridge_call ridge_linear_ce_eval(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x, ridge_tensor w,
-                                          ridge_tensor target, float *loss);
 
 /** The loss as in eval and its gradients, 6BHV FLOP; dx or dw may be absent. Reductions: mean and sum. A workspace
  * larger than ridge_workspace_bytes says is faster, here and in backward, up to what one chunk of all tokens needs. */
@@ -657,8 +581,11 @@ RIDGE_API ridge_call ridge_linear_ce_train(int64_t tokens, int64_t hidden, int64
                                            ridge_tensor w, ridge_tensor target, float *loss, ridge_tensor dx,
                                            ridge_tensor dw);
 
-/** Operands of linear_ce_backward, as in linear_ce_train unless said otherwise. */
-enum {
+/** The gradients only, from lse: the logits are computed again, 6BHV FLOP. dx or dw may be absent. */
+RIDGE_API ridge_call ridge_linear_ce_backward(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x,
+                                              ridge_tensor w, ridge_tensor target, const float *lse, ridge_tensor dx,
+                                              ridge_tensor dw);
+enum { /* as in linear_ce_train unless said otherwise */
     RIDGE_LINEAR_CE_BACKWARD_X = 0, RIDGE_LINEAR_CE_BACKWARD_W, RIDGE_LINEAR_CE_BACKWARD_TARGET,
     RIDGE_LINEAR_CE_BACKWARD_LSE, /**< [tokens] f32, from eval, train or ce_combine */
     RIDGE_LINEAR_CE_BACKWARD_DLOSS, /**< [1], NONE: [tokens]; f32, optional: gradient of the loss, else 1 */
@@ -667,35 +594,29 @@ enum {
     /**< dx of a slice of the vocabulary: its part of the sum */
 };
 
-/** The gradients only, from lse: the logits are computed again, 6BHV FLOP. dx or dw may be absent. */
-RIDGE_API ridge_call ridge_linear_ce_backward(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x,
-                                              ridge_tensor w, ridge_tensor target, const float *lse, ridge_tensor dx,
-                                              ridge_tensor dw);
-
-/** Operands of ce_fwd; what follows `target` is as in linear_ce_eval. */
-enum {
+/** The mean loss of given logits [tokens, vocab]. */
+RIDGE_API ridge_call ridge_ce_fwd(int64_t tokens, int64_t vocab, ridge_tensor logits, ridge_tensor target, float *loss);
+enum { /* what follows `target` is as in linear_ce_eval */
     RIDGE_CE_FWD_LOGITS = 0, /**< [tokens, vocab] bf16, f16 or f32: u */
     RIDGE_CE_FWD_TARGET, RIDGE_CE_FWD_LOSS, RIDGE_CE_FWD_CLASS_WEIGHT, RIDGE_CE_FWD_TOKEN_LOSS,
     RIDGE_CE_FWD_LSE, RIDGE_CE_FWD_TARGET_LOGIT, RIDGE_CE_FWD_ENTROPY, RIDGE_CE_FWD_ARGMAX,
     RIDGE_CE_FWD_ACCURACY, RIDGE_CE_FWD_ERRORS, RIDGE_CE_FWD_RECORD
 };
 
-/** The mean loss of given logits [tokens, vocab]. */
-RIDGE_API ridge_call ridge_ce_fwd(int64_t tokens, int64_t vocab, ridge_tensor logits, ridge_tensor target, float *loss);
-
-/** Operands of ce_bwd. */
+/** The gradient of ce_fwd's loss by the logits; dlogits has their dtype and may be logits. */
+RIDGE_API ridge_call ridge_ce_bwd(int64_t tokens, int64_t vocab, ridge_tensor logits, ridge_tensor target,
+                                  const float *lse, ridge_tensor dlogits);
 enum {
     RIDGE_CE_BWD_LOGITS = 0, RIDGE_CE_BWD_TARGET, RIDGE_CE_BWD_LSE, /**< as in ce_fwd; [tokens] f32 */
     RIDGE_CE_BWD_DLOSS, RIDGE_CE_BWD_CLASS_WEIGHT, /**< as in linear_ce_backward */
     RIDGE_CE_BWD_DLOGITS /**< [tokens, vocab], dtype of logits; may be logits */
 };
 
-/** The gradient of ce_fwd's loss by the logits; dlogits has their dtype and may be logits. */
-RIDGE_API ridge_call ridge_ce_bwd(int64_t tokens, int64_t vocab, ridge_tensor logits, ridge_tensor target,
-                                  const float *lse, ridge_tensor dlogits);
-
-/** Operands of ce_combine, as in linear_ce_eval unless said otherwise. */
-enum {
+/** Records of 1 to 4096 slices of a vocabulary of `vocab` classes to the loss of the whole. The shards are taken in the
+ * order of their offsets, so that any order of arrival gives the same bits. */
+RIDGE_API ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t shards, const float *record,
+                                      const int64_t *offset, ridge_tensor target, float *loss);
+enum { /* as in linear_ce_eval unless said otherwise */
     RIDGE_CE_COMBINE_RECORD = 0, /**< [shards * tokens, 3 or 6]: the record of shard 0's tokens, then shard 1's, ... */
     RIDGE_CE_COMBINE_OFFSET, /**< [shards] i64: vocab_offset of each; all different */
     RIDGE_CE_COMBINE_TARGET, RIDGE_CE_COMBINE_LOSS, RIDGE_CE_COMBINE_CLASS_WEIGHT, RIDGE_CE_COMBINE_TOKEN_LOSS,
@@ -704,11 +625,6 @@ enum {
     RIDGE_CE_COMBINE_ARGMAX, RIDGE_CE_COMBINE_ACCURACY, RIDGE_CE_COMBINE_ERRORS,
     RIDGE_CE_COMBINE_SHARD_ARGMAX /**< [shards, tokens] i64, what each shard's eval gave; for argmax and accuracy */
 };
-
-/** Records of 1 to 4096 slices of a vocabulary of `vocab` classes to the loss of the whole. The shards are taken in the
- * order of their offsets, so that any order of arrival gives the same bits. */
-RIDGE_API ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t shards, const float *record,
-                                      const int64_t *offset, ridge_tensor target, float *loss);
 /** @} */
 
 /** @defgroup multiply Multiply
@@ -718,16 +634,13 @@ RIDGE_API ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t sha
  *
  * @code
  * ridge_call call = ridge_multiply(rows, cols, ridge_matrix(dx, RIDGE_BF16), factor, ridge_matrix(dx, RIDGE_BF16));
- * status = ridge_run(device, &call, NULL, 0, stream);
  * @endcode
  * @{ */
-/** Operands of multiply. */
+/** out = x * factor[0]. */
+RIDGE_API ridge_call ridge_multiply(int64_t rows, int64_t cols, ridge_tensor x, const float *factor, ridge_tensor out);
 enum {
     RIDGE_MULTIPLY_X = 0, RIDGE_MULTIPLY_FACTOR, RIDGE_MULTIPLY_OUT /**< x, out: [rows, cols]; factor: [1] f32 */
 };
-
-/** out = x * factor[0]. */
-RIDGE_API ridge_call ridge_multiply(int64_t rows, int64_t cols, ridge_tensor x, const float *factor, ridge_tensor out);
 /** @} */
 
 /* -------------------------------------------------------------------------------------------------------- the call */
@@ -774,13 +687,11 @@ struct ridge_call {
     } opt; /**< the op's options, at their defaults */
 };
 
-/** @cond attributes */
 #ifdef __cplusplus
 }
 #if defined(__clang__)
 #pragma clang diagnostic pop
 #endif
 #endif
-/** @endcond */
 
 #endif

@@ -82,7 +82,7 @@ typedef struct ridge_problem {
     uint8_t reserved[5];
 } ridge_problem;
 
-/* A valid call with everything resolved once; what a row launches. */
+/* A valid call with everything resolved once; what a row launches. Slots beyond the op's are not set. */
 typedef struct ridge_bound {
     const struct ridge_op_row *op;
     ridge_problem problem;

@@ -83,6 +83,16 @@ const ridge_op_row *ridge_op_find(const char *name, size_t length)
 
 /* -------------------------------------------------------------------------------------------------------- builders */
 
+ridge_tensor ridge_matrix(const void *data, ridge_dtype dtype)
+{
+    return (ridge_tensor){.data = (void *)(uintptr_t)data, .dtype = dtype};
+}
+
+ridge_tensor ridge_scaled(const void *data, ridge_dtype dtype, const void *scale, ridge_scaling scaling)
+{
+    return (ridge_tensor){(void *)(uintptr_t)data, dtype, 0, (void *)(uintptr_t)scale, scaling, 0};
+}
+
 void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, const void *data, int64_t stride)
 {
     call->arg[slot] = (ridge_operand){(void *)(uintptr_t)data, stride, (uint32_t)dtype, 0};
