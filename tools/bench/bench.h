@@ -18,14 +18,11 @@ typedef struct bench_options {
 typedef struct bench {
     const bench_options *o;
     ridge_device *device;
-    FILE *csv;
-    struct json_t *json;
-    char run[40];
-    bool warm;
+    record_sink sink;
+    bool warm; /* the clocks are up */
 } bench;
 
-/* Adds a record to the CSV file and the JSON array, where there are any. */
-void bench_emit(bench *b, const record *r);
+/* problem.c */
 /* Looks at a result (got, as large as the image); says what is wrong in text and returns false. */
 typedef bool bench_verify(void *state, const image *im, const ridge_kernel *kernel, const unsigned char *got,
                           char *text, size_t size);

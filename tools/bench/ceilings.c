@@ -11,8 +11,7 @@ static void emit(bench *b, const char *problem, const char *kernel, double us, d
 {
     record r;
 
-    record_begin(&r, b->device);
-    memcpy(r.run, b->run, sizeof r.run);
+    record_begin(&b->sink, &r);
     snprintf(r.suite, sizeof r.suite, "ceilings");
     snprintf(r.op, sizeof r.op, "ceiling");
     snprintf(r.problem, sizeof r.problem, "%s", problem);
@@ -21,8 +20,8 @@ static void emit(bench *b, const char *problem, const char *kernel, double us, d
     r.us = us;
     r.gbps = gbps;
     r.tflops = tflops;
-    bench_emit(b, &r);
-    if (b->json)
+    record_emit(&b->sink, &r);
+    if (b->sink.json)
         return;
     if (tflops > 0)
         printf("%-28s %-10s %36.1f TFLOP/s\n", problem, kernel, tflops);

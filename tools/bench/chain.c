@@ -155,8 +155,7 @@ static void emit(bench *b, const chain *c, const char *suite, const char *what, 
 {
     record r;
 
-    record_begin(&r, b->device);
-    memcpy(r.run, b->run, sizeof r.run);
+    record_begin(&b->sink, &r);
     snprintf(r.suite, sizeof r.suite, "%s", suite);
     snprintf(r.op, sizeof r.op, "chain");
     snprintf(r.problem, sizeof r.problem, "%s kernels=%d mb=%.1f%s", what, c->links, c->bytes * 1e-6,
@@ -169,7 +168,7 @@ static void emit(bench *b, const chain *c, const char *suite, const char *what, 
     r.gbps = c->bytes / us[0] * 1e-3;
     r.tflops = c->products / us[0] * 1e-6;
     r.floor_us = floor_us;
-    bench_emit(b, &r);
+    record_emit(&b->sink, &r);
 }
 
 /* Large products: FLOP of the products over the time of all. */
@@ -183,7 +182,7 @@ static bool report_products(bench *b, chain *c, const char *suite, const char *w
         !measure(&(replay){.c = c, .variant = -1, .times = 1}, us))
         return false;
     emit(b, c, suite, what, "ridge", us, b->o->matrix_rate > 0 ? c->products / b->o->matrix_rate * 1e-6 : -1);
-    if (!b->json)
+    if (!b->sink.json)
         printf("%-8s %-32s %d calls %10.2f us %8.1f TFLOP/s\n", suite, what, c->links, us[0],
                c->products / us[0] * 1e-6);
     fflush(stdout);
@@ -270,7 +269,7 @@ static bool report_gap(bench *b, const chain *c, const char *suite, int tokens)
     snprintf(what, sizeof what, "tokens=%d", tokens);
     emit(b, c, suite, what, "ridge:cold", us, -1);
     emit(b, c, suite, what, "ridge:alone", alone, -1);
-    if (!b->json)
+    if (!b->sink.json)
         printf("%s tokens=%d: gap between kernels %.2f us: %.2f us each from a cold cache, %.2f us the calls, each in "
                "a graph of itself\n",
                suite, tokens, (us[0] - alone[0]) / c->links, us[0], alone[0]);
@@ -284,7 +283,7 @@ static bool report(bench *b, chain *c, const char *suite, int tokens)
 
     if (!chain_time(b, c, suite, tokens, us, &floor_us))
         return false;
-    if (!b->json)
+    if (!b->sink.json)
         printf(
             "%s tokens=%d: %d calls, %.1f MB, %d times in a graph: %.2f us each, %.1f GB/s, %.1f %% of one read of as "
             "many bytes; %.2f us a call beyond it\n",

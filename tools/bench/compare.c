@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "tools/args.h"
+#include "tools/cli.h"
 #include "record.h"
-#include "check/check.h"
 
 /* How fast ridge is beside one provider on one op: log_sum and worst are of the provider's time / ridge's. */
 typedef struct summary {

@@ -94,7 +94,7 @@ static bool run(bench *b, const ridge_file *file, int tokens)
         good = chain_time(b, &c, "decode", tokens, us, &floor_us);
         if (!good)
             fprintf(stderr, "ridge bench: decode tokens=%d: %s\n", tokens, ridge_error());
-        else if (!b->json)
+        else if (!b->sink.json)
             printf(
                 "decode tokens=%d: %d matrices, each verified against the C reference; %.1f MB in %.2f us, %.2f us a "
                 "token, %.1f %% of one read of as many bytes (%.2f us)\n",

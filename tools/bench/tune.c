@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "tools/args.h"
+#include "tools/cli.h"
 #include "out.h"
 #include "record.h"
 #include "timing.h"

@@ -238,7 +238,7 @@ static void run_tensor(bench *b, const ridge_file *file, int64_t index, tally *s
         sum->ran++;
         sum->failed++;
     } else {
-        if (!b->json)
+        if (!b->sink.json)
             printf("%s [%" PRId64 ", %" PRId64 "] %s, %" PRId64 " of this shape%s%s\n", t->name, w.rows, w.cols,
                    ridge_type_query(t->type)->name, count, use[USE_GATE] ? ", with its up" : "",
                    use[USE_HEAD] ? ", the output matrix" : "");
@@ -263,7 +263,7 @@ bool bench_weights(bench *b)
     ridge_file_close(file);
     if (!sum.ran && !sum.skipped)
         return fail(b->o->weights, "there is no 2-D tensor to run (FP8 ones are left out)");
-    if (!b->json)
+    if (!b->sink.json)
         printf("%d problems: %d verified against the C reference, %d failed, %d left out\n", sum.ran + sum.skipped,
                sum.ran - sum.failed, sum.failed, sum.skipped);
     return sum.failed == 0;
