@@ -1,10 +1,8 @@
-/* cmd.c: `ridge bench`: problems or suites beside the measured floor, as a table, JSON and CSV records. The other
- * two things it measures, ceilings and the cost of a call, are in ceilings.c. */
-#include <jansson.h>
-#include <stdlib.h>
+/* cmd.c: `ridge bench`: reads the options and runs what they ask for; bench.h lists the parts. */
 #include <string.h>
 
 #include "tools/args.h"
+#include "tools/cli.h"
 #include "bench.h"
 
 static bool bench_one(bench *b, const char *suite, const char *line)

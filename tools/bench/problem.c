@@ -30,7 +30,7 @@ static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
     return count;
 }
 
-/* Weights that are read dwarf what is written: the floor is a read of the same total bytes. */
+/* True where far more is read than written: the floor is then a read of the same total bytes. */
 static bool reads_mostly(const bench *b, const ridge_call *call)
 {
     const ridge_op_row *op = ridge_op_at(call->op);
@@ -46,7 +46,7 @@ static bool reads_mostly(const bench *b, const ridge_call *call)
     return b->device->backend->stream_read && written * 16 < ridge_problem_bytes(call);
 }
 
-/* The matrix rate is given and leaves a copy far behind: no need to time one. */
+/* True where the matrix rate is given and takes far longer than a copy, which then need not be timed. */
 static bool is_bound_by_products(const bench *b, const ridge_call *call)
 {
     ridge_problem problem = {.op = call->op};
@@ -57,8 +57,7 @@ static bool is_bound_by_products(const bench *b, const ridge_call *call)
                3 * ridge_problem_bytes(call) / b->device->copy_gbps * 1e-3;
 }
 
-/* One run of every row, compared by `check`, or with the whole of the C reference: only where that takes well under a
- * second. */
+/* Judges one run of every row by `check`, or against the whole C reference (the caller sees that this is quick). */
 static bool verify(const bench *b, rotation *r, const candidate *list, int count, bench_verify *check, void *state,
                    double *worst)
 {
@@ -90,7 +89,7 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
     return good;
 }
 
-/* The rivals that can do the call of the first copy, after the rows; *count goes up. */
+/* Appends the rivals that can do the call. */
 static void add_rivals(const bench *b, const rotation *r, candidate *list, int *count)
 {
     const ridge_call call = image_call(r->im, r->memory);
@@ -115,8 +114,8 @@ static const char *provider_of(const candidate *c)
     return c->kernel ? "ridge" : c->rival ? c->rival->name : c->read ? "read" : "copy";
 }
 
-/* The least that the call must take, in microseconds: the fastest copy or read (list[rows] on), or FLOP / matrix rate
- * if that is longer; *of names it. -1: not measured. */
+/* The floor of the call in microseconds: the fastest copy or read (list[rows] on), or FLOP / matrix rate if that is
+ * longer; *of names it. -1: not measured. */
 static double floor_of(const bench *b, const ridge_problem *problem, const candidate *list, int rows, int count,
                        const char **of)
 {
@@ -130,7 +129,7 @@ static double floor_of(const bench *b, const ridge_problem *problem, const candi
     return matrix > least ? matrix : least;
 }
 
-/* `rows`: rows and rivals. */
+/* The first `rows` of the list are rows and rivals, the others copies or reads. */
 static void report(bench *b, const char *suite, const test_case *c, candidate *list, int rows, int count, double err)
 {
     const ridge_op_row *op = ridge_op_at(c->call.op);
@@ -189,7 +188,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
 
     case_print(c, text, sizeof text);
     if (b->o->settled)
-        call.flags |= RIDGE_WEIGHTS_SETTLED; /* rows may be picked by it */
+        call.flags |= RIDGE_WEIGHTS_SETTLED; /* the pick may depend on it */
     rows = count = choose_rows(b, &call, list);
     workspace = timing_workspace(b->device, &call, list, rows);
     good = rows > 0;

@@ -21,12 +21,12 @@ static void text_columns(record *r, char *text[TEXTS], size_t size[TEXTS])
 {
     char *const at[TEXTS] = {r->run,   r->date, r->commit,  r->device,   r->driver,
                              r->suite, r->op,   r->problem, r->provider, r->kernel};
-    const size_t room[TEXTS] = {sizeof r->run,      sizeof r->date,  sizeof r->commit, sizeof r->device,
-                                sizeof r->driver,   sizeof r->suite, sizeof r->op,     sizeof r->problem,
-                                sizeof r->provider, sizeof r->kernel};
+    const size_t sizes[TEXTS] = {sizeof r->run,      sizeof r->date,  sizeof r->commit, sizeof r->device,
+                                 sizeof r->driver,   sizeof r->suite, sizeof r->op,     sizeof r->problem,
+                                 sizeof r->provider, sizeof r->kernel};
 
     memcpy(text, at, sizeof at);
-    memcpy(size, room, sizeof room);
+    memcpy(size, sizes, sizeof sizes);
 }
 
 void record_begin(const record_sink *sink, record *r)
