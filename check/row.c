@@ -52,7 +52,7 @@ static ridge_status launch(const test_row *row, const ridge_device *device, cons
                                         bytes ? l->workspace : NULL, bytes, l->stream});
     call.kernel = row ? row->kernel->name : NULL;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
-        call.flags |= RIDGE_WEIGHTS_SETTLED;
+        call.flags |= RIDGE_WEIGHTS_CONST;
     return ridge_run(device, &call, bytes ? l->workspace : NULL, bytes, l->stream);
 }
 

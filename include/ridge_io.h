@@ -2,7 +2,7 @@
  *
  *     ridge_file *file;
  *     if (ridge_file_open("model.safetensors", &file) != RIDGE_OK) puts(ridge_io_error());
- *     const ridge_tensor *t = ridge_file_find(file, "lm_head.weight");
+ *     const ridge_entry *t = ridge_file_find(file, "lm_head.weight");
  *     ridge_file_read(file, t, 0, memory, t->bytes);
  *     ridge_file_close(file);
  *
@@ -105,7 +105,7 @@ typedef enum ridge_format { RIDGE_SAFETENSORS = 1, RIDGE_GGUF } ridge_format;
 
 typedef struct ridge_file ridge_file;
 
-typedef struct ridge_tensor {
+typedef struct ridge_entry {
     const char *name;              /* UTF-8 without NUL bytes */
     uint32_t type;                 /* ridge_type */
     int32_t rank;                  /* 0 = a scalar */
@@ -115,7 +115,7 @@ typedef struct ridge_tensor {
     int64_t offset; /* from the beginning of its file */
     int32_t shard;  /* index of its file; 0 unless sharded */
     int32_t reserved;
-} ridge_tensor;
+} ridge_entry;
 
 /* A metadata entry. safetensors' __metadata__ holds strings only. */
 typedef enum ridge_meta_kind {
@@ -158,8 +158,8 @@ RIDGE_API int64_t ridge_file_bytes(const ridge_file *file, int32_t shard);    /*
 
 /* Tensors in the order of their data (sharded: shard by shard). NULL if out of range or not there. */
 RIDGE_API int64_t ridge_file_tensors(const ridge_file *file);
-RIDGE_API const ridge_tensor *ridge_file_tensor(const ridge_file *file, int64_t index);
-RIDGE_API const ridge_tensor *ridge_file_find(const ridge_file *file, const char *name);
+RIDGE_API const ridge_entry *ridge_file_tensor(const ridge_file *file, int64_t index);
+RIDGE_API const ridge_entry *ridge_file_find(const ridge_file *file, const char *name);
 
 RIDGE_API int64_t ridge_file_metas(const ridge_file *file);
 RIDGE_API const ridge_meta *ridge_file_meta(const ridge_file *file, int64_t index);
@@ -167,7 +167,7 @@ RIDGE_API const ridge_meta *ridge_file_meta_find(const ridge_file *file, const c
 
 /* Copies bytes [begin, begin + bytes) of a tensor's data to memory. Errors: RIDGE_ERR_ARG (range), RIDGE_ERR_FILE (read
  * error, or the file has become shorter). */
-RIDGE_API ridge_status ridge_file_read(const ridge_file *file, const ridge_tensor *tensor, int64_t begin, void *memory,
+RIDGE_API ridge_status ridge_file_read(const ridge_file *file, const ridge_entry *tensor, int64_t begin, void *memory,
                                        int64_t bytes);
 
 /* --------------------------------------------------------------------------------------------------------- writing */

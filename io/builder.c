@@ -26,7 +26,7 @@ void *io_keep(ridge_file *file, size_t bytes)
     return memory;
 }
 
-ridge_status io_add_tensor(ridge_file *file, const ridge_tensor *tensor)
+ridge_status io_add_tensor(ridge_file *file, const ridge_entry *tensor)
 {
     const char *path = file->shard[tensor->shard].path;
     int64_t at;

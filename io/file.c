@@ -102,12 +102,12 @@ int64_t ridge_file_tensors(const ridge_file *file)
     return some(file)->tensors;
 }
 
-const ridge_tensor *ridge_file_tensor(const ridge_file *file, int64_t index)
+const ridge_entry *ridge_file_tensor(const ridge_file *file, int64_t index)
 {
     return index >= 0 && index < some(file)->tensors ? &file->tensor[index] : NULL;
 }
 
-const ridge_tensor *ridge_file_find(const ridge_file *file, const char *name)
+const ridge_entry *ridge_file_find(const ridge_file *file, const char *name)
 {
     return name ? ridge_file_tensor(file, io_names_find(&some(file)->names, name)) : NULL;
 }
@@ -127,7 +127,7 @@ const ridge_meta *ridge_file_meta_find(const ridge_file *file, const char *key)
     return key ? ridge_file_meta(file, io_names_find(&some(file)->keys, key)) : NULL;
 }
 
-ridge_status ridge_file_read(const ridge_file *file, const ridge_tensor *tensor, int64_t begin, void *memory,
+ridge_status ridge_file_read(const ridge_file *file, const ridge_entry *tensor, int64_t begin, void *memory,
                              int64_t bytes)
 {
     if (!file || !tensor || (!memory && bytes != 0))

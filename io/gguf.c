@@ -303,7 +303,7 @@ static int64_t padded(const reader *r, int64_t at)
     return (at + r->alignment - 1) & -r->alignment;
 }
 
-static bool get_shape(reader *r, ridge_tensor *t)
+static bool get_shape(reader *r, ridge_entry *t)
 {
     uint32_t rank;
 
@@ -329,7 +329,7 @@ static bool get_shape(reader *r, ridge_tensor *t)
 
 static bool get_tensor(reader *r, int64_t *next)
 {
-    ridge_tensor t = {.shard = r->index};
+    ridge_entry t = {.shard = r->index};
     const ridge_type_info *info;
     uint64_t offset;
     uint32_t id;
@@ -367,7 +367,7 @@ static bool place_tensors(reader *r, int64_t first)
     int64_t data = padded(r, r->at), end = r->at;
 
     for (int64_t i = first; i < r->file->tensors; i++) {
-        ridge_tensor *t = &r->file->tensor[i];
+        ridge_entry *t = &r->file->tensor[i];
 
         t->offset += data;
         end = t->offset + t->bytes;

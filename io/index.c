@@ -189,7 +189,7 @@ static ridge_status open_shard(ridge_file *file, const char *path, const char *n
 static ridge_status compare(const ridge_file *file, const char *path, const index_map *map)
 {
     for (int64_t i = 0; i < file->tensors; i++) {
-        const ridge_tensor *t = &file->tensor[i];
+        const ridge_entry *t = &file->tensor[i];
         int64_t at = io_names_find(&map->names, t->name);
 
         if (at < 0 || map->sorted[map->weight[at].shard] != t->shard)

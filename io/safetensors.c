@@ -8,7 +8,7 @@
 #include "safetensors.h"
 
 typedef struct entries { /* the tensors of one header, first in its order, then sorted by offset */
-    ridge_tensor *tensor;
+    ridge_entry *tensor;
     int64_t count, capacity;
 } entries;
 
@@ -55,7 +55,7 @@ static ridge_status integer(const tensor_id *at, const char *field, const json_t
     return *number < 0 ? FAIL(at, "%s holds %" PRId64, field, *number) : RIDGE_OK;
 }
 
-static ridge_status parse_shape(const tensor_id *at, const json_t *shape, ridge_tensor *t)
+static ridge_status parse_shape(const tensor_id *at, const json_t *shape, ridge_entry *t)
 {
     ridge_status status = RIDGE_OK;
 
@@ -72,7 +72,7 @@ static ridge_status parse_shape(const tensor_id *at, const json_t *shape, ridge_
 }
 
 /* Offsets stay relative to the data for now. */
-static ridge_status parse_range(const tensor_id *at, const json_t *range, int64_t data, ridge_tensor *t)
+static ridge_status parse_range(const tensor_id *at, const json_t *range, int64_t data, ridge_entry *t)
 {
     int64_t end = 0;
     ridge_status status;
@@ -95,7 +95,7 @@ static ridge_status parse_range(const tensor_id *at, const json_t *range, int64_
 }
 
 /* Other fields of an entry are allowed, as in the reference reader. */
-static ridge_status parse_entry(const tensor_id *at, const json_t *entry, int64_t data, uint32_t last, ridge_tensor *t)
+static ridge_status parse_entry(const tensor_id *at, const json_t *entry, int64_t data, uint32_t last, ridge_entry *t)
 {
     const json_t *dtype = json_object_get(entry, "dtype");
     ridge_status status;
@@ -139,7 +139,7 @@ static bool skip_number(const char **at, int64_t *number)
 
 /* Reads an entry in the form that all writers print, without jansson, which would take two thirds of the time of a
  * million of them. False, with json->at unchanged: the entry has another form or is wrong, and jansson reads it. */
-static bool plain_entry(io_json *json, int64_t data, uint32_t last, ridge_tensor *t)
+static bool plain_entry(io_json *json, int64_t data, uint32_t last, ridge_entry *t)
 {
     const char *at = json->text + json->at;
     char dtype[16] = "";
@@ -218,13 +218,13 @@ static ridge_status parse_tensor(ridge_file *file, io_json *json, const json_t *
 {
     const tensor_id at = {json->path, json_string_value(key)};
     const uint32_t last = list->count ? list->tensor[list->count - 1].type : 0;
-    ridge_tensor t = {0};
+    ridge_entry t = {0};
 
     if (!plain_entry(json, data, last, &t)) {
         json_t *entry = io_json_value(json, "tensor", at.name);
         ridge_status status;
 
-        t = (ridge_tensor){0};
+        t = (ridge_entry){0};
         status = entry ? parse_entry(&at, entry, data, last, &t) : RIDGE_ERR_FILE;
         json_decref(entry);
         if (status != RIDGE_OK)
@@ -242,7 +242,7 @@ static ridge_status parse_tensor(ridge_file *file, io_json *json, const json_t *
 
 static int by_offset(const void *left, const void *right)
 {
-    const ridge_tensor *a = left, *b = right;
+    const ridge_entry *a = left, *b = right;
 
     if (a->offset != b->offset)
         return a->offset < b->offset ? -1 : 1;
@@ -263,7 +263,7 @@ static ridge_status check_tiling(const char *path, const entries *list, int64_t 
     int64_t end = 0;
 
     for (int64_t i = 0; i < list->count; i++) {
-        const ridge_tensor *t = &list->tensor[i];
+        const ridge_entry *t = &list->tensor[i];
         tensor_id at = {path, t->name};
 
         if (t->offset != end)
@@ -347,7 +347,7 @@ ridge_status io_parse_safetensors(ridge_file *file, int32_t index)
     free(text);
     sort(&list);
     for (int64_t i = 0; i < list.count && status == RIDGE_OK; i++) {
-        ridge_tensor placed = list.tensor[i];
+        ridge_entry placed = list.tensor[i];
         placed.offset += 8 + length;
         status = io_add_tensor(file, &placed);
     }

@@ -6,7 +6,7 @@
 
 #include "ops.h"
 
-#define COMMON_FLAGS (RIDGE_STRICT | RIDGE_WEIGHTS_SETTLED)
+#define COMMON_FLAGS (RIDGE_STRICT | RIDGE_WEIGHTS_CONST)
 
 /* Where an operand lies: rows of `width` bytes, `pitch` bytes apart. */
 typedef struct span {
@@ -136,6 +136,8 @@ static ridge_status check_head(const ridge_call *call, const ridge_op_row **row)
     if (call->op == RIDGE_OP_NONE || call->op >= RIDGE_OPS)
         return ridge_fail(RIDGE_ERR_ARG, "call.op is %u, there is no such op", call->op);
     op = ridge_op_at(call->op);
+    if (call->invalid)
+        return ridge_fail(RIDGE_ERR_ARG, "%s: %s", op->name, call->invalid);
     if (call->flags & ~(op->flags | COMMON_FLAGS))
         return ridge_fail(RIDGE_ERR_ARG, "%s: unknown flags 0x%x", op->name, call->flags & ~(op->flags | COMMON_FLAGS));
     for (int d = 0; d < RIDGE_MAX_DIMS; d++) {

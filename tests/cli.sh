@@ -84,7 +84,7 @@ for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 s
     expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
 done
 expect 2 "swiglu_fwd: rows= is there twice" "$ridge" explain $problem rows=9 --device cpu
-expect 0 "scales=row128_blk128 settled=1 on c" "$ridge" explain gemm_fp8 m=8 n=16 k=32 settled=1 --device cpu:c
+expect 0 "scales=row128_blk128 weights_const=1 on c" "$ridge" explain gemm_fp8 m=8 n=16 k=32 weights_const=1 --device cpu:c
 expect 2 "longer than" "$ridge" explain $problem $(seq -f 'pad=%g' 1 200) --device cpu
 expect 0 "strict=1 on c" "$ridge" explain $problem strict=1 --device cpu:c
 expect 1 "no place in a tuning file" "$ridge" tune $problem strict=1 --device cpu -o "$dir/t.tsv" --quiet

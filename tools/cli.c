@@ -16,27 +16,20 @@ ridge_device *device_open(const char *spec)
     return NULL;
 }
 
-/* What has no memory comes back NULL, which json_pack and the lists take: a part would be missing unnoticed. */
-static bool json_lost;
-
+/* Jansson's functions pass NULL on: a part would be missing from the output unnoticed. */
 static void *json_memory(size_t size)
 {
     void *memory = malloc(size);
 
-    json_lost |= !memory;
-    return memory;
+    if (memory || !size)
+        return memory;
+    fprintf(stderr, "ridge: out of memory\n");
+    exit(1);
 }
 
-void json_watch(void)
+void json_start(void)
 {
     json_set_alloc_funcs(json_memory, free);
-}
-
-bool json_whole(void)
-{
-    if (json_lost)
-        fprintf(stderr, "ridge: out of memory\n");
-    return !json_lost;
 }
 
 bool print_json(json_t *json)
@@ -45,7 +38,7 @@ bool print_json(json_t *json)
 
     putchar('\n');
     json_decref(json);
-    return json_whole() && good;
+    return good;
 }
 
 bool name_matches(const char *pattern, const char *name)

@@ -30,12 +30,11 @@ ridge_device *device_open(const char *spec);
 /* True if name matches a pattern with * and ?, or pattern is NULL. */
 bool name_matches(const char *pattern, const char *name);
 
-/* From json_watch on, json_whole is false once a part of any JSON was lost for want of memory, which it says on stderr.
- */
-void json_watch(void);
-bool json_whole(void);
-/* Prints and frees it; false if that failed, or it is not whole. */
+/* From here on JSON that finds no memory ends the program with a message. */
+void json_start(void);
+/* Prints and frees it; false if that failed. */
 bool print_json(json_t *json);
+
 /* A progress line on a terminal, plain lines otherwise; silent if quiet. */
 typedef struct progress {
     bool terminal, quiet;

@@ -12,7 +12,7 @@ static json_t *device_json(const ridge_device *device)
 {
     ridge_device_info info = {.struct_size = sizeof info};
 
-    ridge_device_query(device, &info);
+    (void)!ridge_device_query(device, &info); /* neither pointer is NULL */
     return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:I, s:I, s:s}", "backend", info.backend, "ordinal", info.ordinal,
                      "arch", info.arch, "name", info.name, "units", info.units, "tuned_rows", info.tuned_rows,
                      "l2_bytes", (json_int_t)info.l2_bytes, "memory_bytes", (json_int_t)info.memory_bytes, "driver",
@@ -23,7 +23,7 @@ static void device_line(const ridge_device *device)
 {
     ridge_device_info info = {.struct_size = sizeof info};
 
-    ridge_device_query(device, &info);
+    (void)!ridge_device_query(device, &info);
     printf("%-4s %-7s %s: %d %s, last-level cache %.0f MiB, memory %.0f GiB, %d tuned rows%s%s\n", info.backend,
            info.arch, info.name, info.units, device->backend_id == RIDGE_CPU ? "threads" : "multiprocessors",
            (double)info.l2_bytes / 1048576, (double)info.memory_bytes / 1073741824, info.tuned_rows,
@@ -104,6 +104,8 @@ static json_t *op_json(const ridge_op_row *op)
     for (int i = 0; i < op->args; i++) {
         const ridge_operand_row *arg = &op->arg[i];
 
+        if (!arg->dtypes) /* a slot of another op of the family */
+            continue;
         dtypes_text(arg->dtypes, dtypes, sizeof dtypes);
         json_array_append_new(args, json_pack("{s:s, s:b, s:b, s:b, s:s, s:s}", "name", arg->name, "in",
                                               !!(arg->role & RIDGE_IN), "out", !!(arg->role & RIDGE_OUT), "optional",
@@ -112,7 +114,7 @@ static json_t *op_json(const ridge_op_row *op)
     for (const ridge_field *field = op->fields; field->name; field++)
         json_array_append_new(fields, json_string(field->name));
     json_array_append_new(fields, json_string("strict"));
-    json_array_append_new(fields, json_string("settled"));
+    json_array_append_new(fields, json_string("weights_const"));
     contract_text(op->contract, contract, sizeof contract);
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "name", op->name, "summary", op->summary, "contract", contract,
                      "bound", op->bound, "operands", args, "fields", fields);
@@ -125,6 +127,8 @@ static void op_print(const ridge_op_row *op)
     contract_text(op->contract, contract, sizeof contract);
     printf("%s: %s\n  contract %s\n  close means %s\n", op->name, op->summary, contract, op->bound);
     for (int i = 0; i < op->args; i++) {
+        if (!op->arg[i].dtypes)
+            continue;
         dtypes_text(op->arg[i].dtypes, dtypes, sizeof dtypes);
         printf("  %-12s %s%s  %-14s %s\n", op->arg[i].name, op->arg[i].role & RIDGE_OUT ? "out" : "in ",
                op->arg[i].optional ? "?" : " ", dtypes, op->arg[i].shape);
@@ -135,7 +139,7 @@ static void op_print(const ridge_op_row *op)
         for (int i = 0; field->choices && field->choices[i]; i++)
             printf("%s%s", i ? "|" : "", field->choices[i]);
     }
-    printf(" strict= settled=\n");
+    printf(" strict= weights_const=\n");
 }
 
 typedef struct list_options {

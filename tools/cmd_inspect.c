@@ -200,7 +200,7 @@ static json_t *meta_json(const ridge_meta *meta)
 
 /* ---------------------------------------------------------------------------------------------------------- tensors */
 
-static void shape_print(const ridge_tensor *t, char *text, size_t size)
+static void shape_print(const ridge_entry *t, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "[");
 
@@ -225,7 +225,7 @@ static void add_up(const options *o, const ridge_file *file, totals *sum)
 {
     memset(sum, 0, sizeof *sum);
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
 
         if (!chosen(o, t->name))
             continue;
@@ -251,7 +251,7 @@ static void print_tensors(const options *o, const ridge_file *file)
         }
     printf("\n%-*s  %-8s %-20s %15s\n", width, "tensor", "type", "shape", "bytes");
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         int pad = width - (int)strlen(t->name);
 
         if (!chosen(o, t->name))
@@ -290,7 +290,7 @@ static void print_all(const options *o, const ridge_file *file, const totals *su
 
 /* ------------------------------------------------------------------------------------------------------------- JSON */
 
-static json_t *tensor_json(const ridge_tensor *t)
+static json_t *tensor_json(const ridge_entry *t)
 {
     json_t *shape = json_array();
 

@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 
     hold_streams();
     atexit(check_output);
-    json_watch();
+    json_start();
     argp_err_exit_status = 2; /* as all usage errors */
     if (!name || (wants_help && (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0)))
         return wants_help ? help(stdout) : help(stderr) + 2;

@@ -4,6 +4,8 @@
  * chains for `ridge bench --chain`: `step` (84 times what a layer's training step runs: x, w and the gradient quantised
  * both ways, three products), `step-w` (w is quantised already), `step-f32` (the gradient of w is added to an f32 one).
  */
+#include <string.h>
+
 #include "cpu/num.h"
 #include "gemm.h"
 

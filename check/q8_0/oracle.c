@@ -17,7 +17,8 @@ static bool activations_of(const oracle_run *s, activations *x)
 {
     const image *im = s->im;
     const int64_t tokens = im->call.dim[0], cols = im->call.dim[1];
-    ridge_call call = ridge_q8_0_quantize_rows(tokens, cols, RIDGE_F32, NULL, NULL, NULL);
+    ridge_call call =
+        ridge_q8_0_quantize_rows(tokens, cols, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_I8));
     ridge_device *cpu = NULL;
     bool good;
 

@@ -22,7 +22,7 @@
  * A CTA's first stages of weights are asked into L2 before the previous kernel has ended: that is right whatever that
  * kernel writes, since all writes meet in L2.
  *
- * With RIDGE_WEIGHTS_SETTLED a CTA begins to load weights before the previous kernel has ended: when the previous CTA
+ * With RIDGE_WEIGHTS_CONST a CTA begins to load weights before the previous kernel has ended: when the previous CTA
  * leaves the multiprocessor, or beside it where the work is so small that half of the shared memory will do. The next
  * kernel is let in at the start: later, those of its CTAs that find a multiprocessor empty would come in pairs. */
 #include "decode_tokens_sm90.cuh"
@@ -278,7 +278,7 @@ static stream_args collect(const ridge_call *call)
     p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
     p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
-    p.settled = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    p.settled = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     p.whole = d->dtype != RIDGE_F32 && !p.accumulate && p.stride % 8 == 0 && p.n % 8 == 0 && (uintptr_t)p.out % 16 == 0;
     return p;
 }
@@ -286,7 +286,7 @@ static stream_args collect(const ridge_call *call)
 /* All of the shared memory for a CTA, or half of it, so that the next call's CTAs are there when this one ends? */
 static int takes_all(const ridge_call *call, const stream_cut *cut)
 {
-    return bytes_of(cut) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 300 : 700) * 1000;
+    return bytes_of(cut) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_CONST ? 300 : 700) * 1000;
 }
 
 /* The tensor maps of x, of its scales and of w: by lines, or by blocks where a last block is not whole. */

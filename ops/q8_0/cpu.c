@@ -139,17 +139,19 @@ static quantised reference_x(const ridge_call *call, char **workspace)
     const int64_t tokens = call->dim[0], cols = call->dim[1], blocks = cols / RIDGE_Q8_0_BLOCK;
     quantize_row *volatile row = reference_quantize;
     quantised q = {x->data, s->data, q8_0_stride(x, cols), q8_0_stride(s, blocks)};
+    ridge_tensor codes;
     ridge_call inside;
 
     if (x->dtype == RIDGE_I8)
         return q;
-    inside =
-        ridge_q8_0_quantize_rows(tokens, cols, (ridge_dtype)x->dtype, x->data, take(workspace, (size_t)(tokens * cols)),
-                                 take(workspace, (size_t)(tokens * blocks) * sizeof(float)));
+    codes = ridge_matrix(take(workspace, (size_t)(tokens * cols)), RIDGE_I8);
+    codes.scaling = RIDGE_SCALING_ROW32;
+    codes.scale = take(workspace, (size_t)(tokens * blocks) * sizeof(float));
+    inside = ridge_q8_0_quantize_rows(tokens, cols, ridge_matrix(x->data, (ridge_dtype)x->dtype), codes);
     inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_X].stride = x->stride;
     quantize_rows(&inside, row);
-    q.codes = inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES].data;
-    q.scales = inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES].data;
+    q.codes = codes.data;
+    q.scales = codes.scale;
     q.stride = cols;
     q.ld = blocks;
     return q;

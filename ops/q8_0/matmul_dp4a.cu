@@ -348,7 +348,7 @@ ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, 
     rows_args q = {};
 
     collect(call, p);
-    p->settled = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    p->settled = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     if (x->dtype == RIDGE_I8) {
         p->x = (const int8_t *)x->data;
         p->x_stride = stride_of(x, cols);
@@ -412,7 +412,7 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     if (problem->op == RIDGE_Q8_0_QUANTIZE_ROWS)
         return 2 + 5.0 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
     /* A run of 4 blocks after another: the latency of memory each time. */
-    return (problem->flags & RIDGE_WEIGHTS_SETTLED ? 1.2 : 1.7) + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
+    return (problem->flags & RIDGE_WEIGHTS_CONST ? 1.2 : 1.7) + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
            1.6 * ((double)problem->dim[1] / 1024 > 1 ? (double)problem->dim[1] / 1024 : 0) +
            0.35 * (double)(problem->dim[0] - 1) +
            q8_0_bytes(problem) * (1 + 0.55 * (double)(problem->dim[0] - 1)) * 2.3e-3 / device->copy_gbps;

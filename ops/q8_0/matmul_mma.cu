@@ -348,7 +348,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     a.slots = slots;
-    a.early = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    a.early = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     a.x_dtype = inside ? (int)call->arg[0].dtype : (int)RIDGE_I8;
     a.x = inside ? call->arg[0].data : a.p.x;
     a.x_stride = inside ? (call->arg[0].stride ? call->arg[0].stride : call->dim[1]) * (a.x_dtype == RIDGE_F32 ? 4 : 2)
@@ -393,7 +393,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0));
     const bool few = rows < 16.0 * device->units;
 
-    return (problem->flags & RIDGE_WEIGHTS_SETTLED ? 2.2 : 2.7) +
+    return (problem->flags & RIDGE_WEIGHTS_CONST ? 2.2 : 2.7) +
            45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
            q8_0_bytes(problem) * 1.25e-3 / device->copy_gbps + ((kernel->param[0] == 8) == few ? 0 : 0.5);
 }

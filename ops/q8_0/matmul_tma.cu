@@ -265,7 +265,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = inside ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
         return status ? status : q8_0_launch_portable(device, kernel->name, &a.p, stream);
     }
-    set_pace(&a, device->units, subs, kernel->param[1] < 200, call->flags & RIDGE_WEIGHTS_SETTLED);
+    set_pace(&a, device->units, subs, kernel->param[1] < 200, call->flags & RIDGE_WEIGHTS_CONST);
     if (inside && !a.resident) {
         inside = false;
         status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
@@ -335,7 +335,7 @@ static double fourth(double v)
 static double pace_gain(const ridge_problem *problem, double turns, double share)
 {
     const int64_t tokens = problem->dim[0];
-    const bool settled = problem->flags & RIDGE_WEIGHTS_SETTLED;
+    const bool settled = problem->flags & RIDGE_WEIGHTS_CONST;
 
     if (!settled && share <= 1 && turns <= 4)
         return tokens <= 8 ? 0.46 : 0;
@@ -357,12 +357,12 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     double us = t->start + sqrt(sqrt(fourth(mb / t->rate) + fourth(work)));
 
     us += t->x * more * cols * 1.14e-6 * (tiles < device->units ? tiles : device->units);
-    if (!(problem->flags & RIDGE_WEIGHTS_SETTLED))
+    if (!(problem->flags & RIDGE_WEIGHTS_CONST))
         us += t->waits + t->waits_mb * mb;
     if (half && high == 16)
         us -= pace_gain(problem, turns, share);
     if (!half && share > 1 &&
-        problem->flags & RIDGE_WEIGHTS_SETTLED) /* blocks that end early let the next ones begin */
+        problem->flags & RIDGE_WEIGHTS_CONST) /* blocks that end early let the next ones begin */
         us -= 3.58 * (share * device->units / tiles - 1);
     if (hc && high < 32 && cols <= 2048) /* two finishing warps only: they are late where the product is short */
         us += 0.1 * more;

@@ -14,7 +14,7 @@ typedef struct bench_options {
     uint64_t seed, rotation;
     uint64_t chain;     /* times that a suite is repeated in a graph; 0: no graph */
     double matrix_rate; /* TFLOP/s; 0: every floor is a copy or a read */
-    bool json, ceilings, overhead, every, settled, rivals, all_kernels;
+    bool json, ceilings, overhead, every, weights_const, rivals, all_kernels;
 } bench_options;
 
 typedef struct bench {
@@ -35,13 +35,13 @@ bool bench_weights(bench *b);
 /* A 2-D tensor in memory. weight_load: false, with the reason on stderr, if memory is short or the file unreadable;
  * weight_free in any case. */
 typedef struct weight {
-    const ridge_tensor *t;
+    const ridge_entry *t;
     uint16_t *bf16;
     unsigned char *q8_0; /* NULL if K is not a multiple of 32 */
     int64_t rows, cols;
 } weight;
-bool is_weight(const ridge_tensor *t);
-bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w);
+bool is_weight(const ridge_entry *t);
+bool weight_load(const ridge_file *file, const ridge_entry *t, weight *w);
 void weight_free(weight *w);
 
 /* weight_ops.c: an op that runs on a weight, and which weights it takes: any; a gate with its up; the output matrix. */

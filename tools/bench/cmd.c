@@ -66,49 +66,56 @@ static bool bench_suites(bench *b)
     return good;
 }
 
-int cmd_bench(int argc, char **argv)
+static void parse(int argc, char **argv, bench_options *o)
 {
-    bench_options o = {.seed = 1};
     const args_option list[] = {
-        {"suite", 'S', "NAME", "suites, separated by commas; a name that is none lists them", .text = &o.suite},
-        ARGS_DEVICE(&o.device),
-        {"kernel", 'k', "PATTERN", "rows whose name matches (default: the row that is picked)", .text = &o.kernel},
-        {"all-kernels", 0, NULL, "every row that can run", .flag = &o.all_kernels},
-        {"csv", 'c', "FILE", "append records", .text = &o.csv},
-        {"json", 'j', NULL, "JSON instead of a table", .flag = &o.json},
-        ARGS_SEED(&o.seed),
-        {"rivals", 0, NULL, "other libraries too, in the same rounds (gemm_fp8: cuBLASLt)", .flag = &o.rivals},
-        {"ceilings", 0, NULL, "measure copy, read stream, empty kernel, matrix rates", .flag = &o.ceilings},
+        {"suite", 'S', "NAME", "suites, separated by commas; a name that is none lists them", .text = &o->suite},
+        ARGS_DEVICE(&o->device),
+        {"kernel", 'k', "PATTERN", "rows whose name matches (default: the row that is picked)", .text = &o->kernel},
+        {"all-kernels", 0, NULL, "every row that can run", .flag = &o->all_kernels},
+        {"csv", 'c', "FILE", "append records", .text = &o->csv},
+        {"json", 'j', NULL, "JSON instead of a table", .flag = &o->json},
+        ARGS_SEED(&o->seed),
+        {"rivals", 0, NULL, "other libraries too, in the same rounds (gemm_fp8: cuBLASLt)", .flag = &o->rivals},
+        {"ceilings", 0, NULL, "measure copy, read stream, empty kernel, matrix rates", .flag = &o->ceilings},
         {"matrix-rate", 0, "TFLOPS",
          "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate",
-         .positive = &o.matrix_rate},
-        {"overhead", 0, NULL, "measure the host cost of a call", .flag = &o.overhead},
+         .positive = &o->matrix_rate},
+        {"overhead", 0, NULL, "measure the host cost of a call", .flag = &o->overhead},
         {"weights", 0, "FILE",
          "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
          "graph, the products of a token",
-         .text = &o.weights},
-        {"settled", 0, NULL, "calls promise that nothing before them writes the weights", .flag = &o.settled},
+         .text = &o->weights},
+        {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights",
+         .flag = &o->weights_const},
         {"chain", 0, "TIMES",
          "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token. Prints the "
          "gap between kernels too: what the graph takes more than its calls, each in a graph of as many calls of "
          "nothing but itself, over the number of calls",
-         .whole = &o.chain, .least = 1, .most = 1000, .optional = true},
+         .whole = &o->chain, .least = 1, .most = 1000, .optional = true},
         {"rotation", 0, "TIMES",
          "copies of the operands that a graph goes through, in sizes of the last-level cache (default 4): with more, "
          "the first call of a graph, which overlaps nothing, weighs less",
-         .whole = &o.rotation, .least = 1, .most = 100},
-        {"all", 0, NULL, "--weights: every tensor, not one of each shape", .flag = &o.every},
+         .whole = &o->rotation, .least = 1, .most = 100},
+        {"all", 0, NULL, "--weights: every tensor, not one of each shape", .flag = &o->every},
         {0}};
     args_list words = {0};
+
+    args_parse(argc, argv, "[OP name=value...]", "Times problems beside a copy of the same total bytes.", list, &words,
+               ARGS_MOST);
+    args_join(argv[0], &words, o->text, sizeof o->text);
+    if (o->all_kernels)
+        o->kernel = "*";
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    bench_options o = {.seed = 1};
     bench b = {.o = &o};
     test_case one;
     bool good = true;
 
-    args_parse(argc, argv, "[OP name=value...]", "Times problems beside a copy of the same total bytes.", list, &words,
-               ARGS_MOST);
-    args_join(argv[0], &words, o.text, sizeof o.text);
-    if (o.all_kernels)
-        o.kernel = "*";
+    parse(argc, argv, &o);
     if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead && !o.weights) {
         fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --weights FILE | --ceilings |"
                         " --overhead\n");

@@ -147,7 +147,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         snprintf(r.suite, sizeof r.suite, "%s", suite);
         snprintf(r.op, sizeof r.op, "%s", op->name);
         snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
-                 b->o->settled && !(c->call.flags & RIDGE_WEIGHTS_SETTLED) ? " settled=1" : "");
+                 b->o->weights_const && !(c->call.flags & RIDGE_WEIGHTS_CONST) ? " weights_const=1" : "");
         snprintf(r.provider, sizeof r.provider, "%s", provider_of(&list[i]));
         if (list[i].kernel || list[i].rival)
             snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel ? list[i].kernel->name : list[i].rival->name);
@@ -179,7 +179,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     candidate list[TIMING_CANDIDATES] = {{0}};
     int rows, count, timed;
     double err = -1;
-    rotation r = {.device = b->device, .settled = b->o->settled, .times = (int)b->o->rotation};
+    rotation r = {.device = b->device, .weights_const = b->o->weights_const, .times = (int)b->o->rotation};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[400];
@@ -187,8 +187,8 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     bool good, read;
 
     case_print(c, text, sizeof text);
-    if (b->o->settled)
-        call.flags |= RIDGE_WEIGHTS_SETTLED; /* the pick may depend on it */
+    if (b->o->weights_const)
+        call.flags |= RIDGE_WEIGHTS_CONST; /* the pick may depend on it */
     rows = count = choose_rows(b, &call, list);
     workspace = timing_workspace(b->device, &call, list, rows);
     good = rows > 0;

@@ -160,6 +160,17 @@ bool record_close(record_sink *sink)
     return printed && written;
 }
 
+/* Records from before 0.2 call the field weights_const settled. */
+static void rename_settled(char *problem, size_t size)
+{
+    char *at = strstr(problem, "settled=1"), rest[256];
+
+    if (at && (at == problem || at[-1] == ' ')) {
+        snprintf(rest, sizeof rest, "%s", at + strlen("settled=1"));
+        snprintf(at, size - (size_t)(at - problem), "weights_const=1%s", rest);
+    }
+}
+
 /* Parses one line into r; returns NULL or what is wrong with it. */
 static const char *read_line(char *line, record *r)
 {
@@ -184,6 +195,7 @@ static const char *read_line(char *line, record *r)
         if (isnan(*number[i - TEXTS])) /* some programs write NaN for what they have not measured */
             *number[i - TEXTS] = -1;
     }
+    rename_settled(r->problem, sizeof r->problem);
     return at ? "too many columns" : NULL;
 }
 

@@ -40,9 +40,9 @@ typedef struct rotation {
     void *workspace, *stream;
     size_t workspace_bytes, pitch;
     int copies;
-    int times;    /* bytes of all copies, in sizes of the cache; 0: 4 */
-    int rounds;   /* that are timed: fewer where a round takes long */
-    bool settled; /* calls carry RIDGE_WEIGHTS_SETTLED */
+    int times;          /* bytes of all copies, in sizes of the cache; 0: 4 */
+    int rounds;         /* that are timed: fewer where a round takes long */
+    bool weights_const; /* calls carry RIDGE_WEIGHTS_CONST */
 } rotation;
 
 /* False with ridge_error(); rotation_free in any case. */

@@ -207,7 +207,7 @@ static bool tune_from(const options *o, const ridge_device *device, FILE *to)
 
     for (int i = 0; i < count && good; i++) {
         if (strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, "chain") == 0 ||
-            strstr(at[i].problem, " settled=1") || strstr(at[i].problem, " strict=1"))
+            strstr(at[i].problem, " weights_const=1") || strstr(at[i].problem, " strict=1"))
             continue; /* a tuned line counts for calls with any flags */
         if (strcmp(at[i].device, device->name) != 0 && strncmp(device->name, "model", 5) != 0) {
             fprintf(stderr, "ridge tune: %s: measured on %s, this is %s\n", o->from, at[i].device, device->name);

@@ -135,10 +135,10 @@ static ridge_call quantise_call(quantize_action action, const chunk *p, ridge_dt
                                 float *scales)
 {
     if (action == ACTION_Q8_0)
-        return ridge_q8_0_quantize(p->rows, p->cols, dtype, x, codes);
-    return ridge_quantize_fp8(p->rows, p->cols, dtype, x,
-                              action == ACTION_FP8_ROW ? RIDGE_SCALE_ROW : RIDGE_SCALE_BLK128, RIDGE_E4M3, codes,
-                              scales);
+        return ridge_q8_0_quantize(p->rows, p->cols, ridge_matrix(x, dtype), codes);
+    return ridge_quantize_fp8(
+        p->rows, p->cols, ridge_matrix(x, dtype),
+        ridge_scaled(codes, RIDGE_E4M3, scales, action == ACTION_FP8_ROW ? RIDGE_SCALING_ROW : RIDGE_SCALING_BLK128));
 }
 
 static ridge_status run_call(const converter *c, worker *w, const ridge_call *call)

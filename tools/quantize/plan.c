@@ -76,7 +76,7 @@ static const char *name_reason(const quantize_options *o, const char *name)
 }
 
 /* NULL, or why a tensor of this shape is kept. */
-static const char *shape_reason(quantize_to to, const ridge_tensor *t)
+static const char *shape_reason(quantize_to to, const ridge_entry *t)
 {
     int64_t cols = t->rank ? t->shape[t->rank - 1] : 1;
 

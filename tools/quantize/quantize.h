@@ -43,7 +43,7 @@ typedef enum quantize_action {
 
 /* What happens to one tensor. */
 typedef struct plan_tensor {
-    const ridge_tensor *in;
+    const ridge_entry *in;
     quantize_action action;
     uint32_t type;    /* of the output */
     const char *why;  /* why it is not quantised; NULL: it is */

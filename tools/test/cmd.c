@@ -13,6 +13,7 @@ typedef struct options {
     const char *op;       /* pattern of names; NULL: all */
     const test_case *one; /* instead of the cases of the ops */
     char text[1024];      /* the arguments */
+    bool named;           /* there were some */
     bool once, quick, large, quiet;
     uint64_t seed, units; /* units: multiprocessors that the device is said to have; 0: what it has */
     case_level level;
@@ -242,40 +243,47 @@ static void test_all(const options *o, const ridge_device *device, tally *t)
     list_skipped(o, device, t);
 }
 
-int cmd_test(int argc, char **argv)
+static void parse(int argc, char **argv, options *o)
 {
-    options o = {.seed = 1};
     const args_option list[] = {
-        {"device", 'd', "SPEC", "cpu, cpu:avx2, cuda, cuda:1 (default: auto)", .text = &o.device},
-        {"kernel", 'k', "PATTERN", "only rows whose name matches (* and ?)", .text = &o.kernel},
-        ARGS_SEED(&o.seed),
+        {"device", 'd', "SPEC", "cpu, cpu:avx2, cuda, cuda:1 (default: auto)", .text = &o->device},
+        {"kernel", 'k', "PATTERN", "only rows whose name matches (* and ?)", .text = &o->kernel},
+        ARGS_SEED(&o->seed),
         {"once", 'o', NULL, "one run of a row a case, no replays or repeats: for tools that slow every launch down",
-         .flag = &o.once},
-        {"units", 'u', "N", "as on a GPU of N multiprocessors: small grids, whatever row is tested", .whole = &o.units,
+         .flag = &o->once},
+        {"units", 'u', "N", "as on a GPU of N multiprocessors: small grids, whatever row is tested", .whole = &o->units,
          .least = 1, .most = 1024},
-        {"quick", 'q', NULL, "about a third of the cases", .flag = &o.quick},
+        {"quick", 'q', NULL, "about a third of the cases", .flag = &o->quick},
         {"large", 'l', NULL, "also rows x cols above 2^31 (needs 35 GB on the host, 13 on the device)",
-         .flag = &o.large},
-        {"quiet", 'Q', NULL, "no progress", .flag = &o.quiet},
+         .flag = &o->large},
+        {"quiet", 'Q', NULL, "no progress", .flag = &o->quiet},
         {0}};
     args_list words = {0};
-    tally t = {0};
-    test_case one;
-    ridge_device *device, said;
-    bool wanted;
 
     args_parse(argc, argv, "[OP-PATTERN]\nOP name=value...",
                "Runs every case, or the one of a problem text (that of a failure, say), through every kernel row and "
                "checks its contracts; 'exact' in place of an op: the arithmetic that host and device share.",
                list, &words, ARGS_MOST);
-    args_join(argv[0], &words, o.text, sizeof o.text);
-    o.level = o.large ? CASES_LARGE : o.quick ? CASES_QUICK : CASES_FULL;
+    args_join(argv[0], &words, o->text, sizeof o->text);
+    o->level = o->large ? CASES_LARGE : o->quick ? CASES_QUICK : CASES_FULL;
+    o->named = words.count > 0;
+}
+
+int cmd_test(int argc, char **argv)
+{
+    options o = {.seed = 1};
+    tally t = {0};
+    test_case one;
+    ridge_device *device, said;
+    bool wanted;
+
+    parse(argc, argv, &o);
     if (strpbrk(o.text, case_blanks)) {
         if (!case_parse(o.text, &one))
             return 2;
         o.one = &one;
         o.op = ridge_op_at(one.call.op)->name;
-    } else if (words.count)
+    } else if (o.named)
         o.op = o.text;
     device = device_open(o.device);
     if (!device)
