@@ -69,10 +69,10 @@ struct ridge_file {
 };
 
 /* builder.c: on failure all of these leave a message. */
-void *io_keep(ridge_file *file, size_t bytes);                            /* memory freed with the file */
+void *io_keep(ridge_file *file, size_t bytes);                           /* memory freed with the file */
 ridge_status io_add_tensor(ridge_file *file, const ridge_entry *tensor); /* a duplicate name is an error; O(1) */
-ridge_status io_add_meta(ridge_file *file, const ridge_meta *meta);       /* a duplicate key too */
-ridge_status io_add_shard(ridge_file *file, const char *path);            /* opens it */
+ridge_status io_add_meta(ridge_file *file, const ridge_meta *meta);      /* a duplicate key too */
+ridge_status io_add_shard(ridge_file *file, const char *path);           /* opens it */
 ridge_status io_read_at(const io_shard *shard, int64_t at, void *to, int64_t bytes); /* all of it or an error */
 
 /* check.c */

@@ -361,8 +361,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         us += t->waits + t->waits_mb * mb;
     if (half && high == 16)
         us -= pace_gain(problem, turns, share);
-    if (!half && share > 1 &&
-        problem->flags & RIDGE_WEIGHTS_CONST) /* blocks that end early let the next ones begin */
+    if (!half && share > 1 && problem->flags & RIDGE_WEIGHTS_CONST) /* blocks that end early let the next ones begin */
         us -= 3.58 * (share * device->units / tiles - 1);
     if (hc && high < 32 && cols <= 2048) /* two finishing warps only: they are late where the product is short */
         us += 0.1 * more;

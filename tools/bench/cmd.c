@@ -327,7 +327,8 @@ int cmd_bench(int argc, char **argv)
          "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
          "graph, the products of a token",
          .text = &o.weights},
-        {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights", .flag = &o.weights_const},
+        {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights",
+         .flag = &o.weights_const},
         {"chain", 0, "TIMES",
          "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token. Prints the "
          "gap between kernels too: what the graph takes more than its calls, each in a graph of as many calls of "
