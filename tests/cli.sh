@@ -42,7 +42,7 @@ expect 0 " passed, 0 failed" "$ridge" test $problem fill=edge slices=1 repeats=3
 expect 0 "1 passed, 0 failed" "$ridge" test gemm_fp8 m=5 n=7 k=40 fill=exact --once --kernel '*.c' --device cpu --quiet
 expect 2 "k= is missing" "$ridge" test gemm_fp8 m=5 n=7 --device cpu --quiet
 expect 2 "bad value in 'fill=red'" "$ridge" test $problem fill=red --device cpu --quiet
-expect 2 "fill=exact is for gemm_fp8" "$ridge" test $problem fill=exact --device cpu --quiet
+expect 2 "fill=exact is for ops whose sums are exact" "$ridge" test $problem fill=exact --device cpu --quiet
 expect 1 "no case ran" "$ridge" test $problem --kernel 'cpu.swiglu_fwd.avx2' --device cpu:c --quiet
 expect 0 " passed, 0 failed" "$ridge" test " $problem " --device cpu --quiet
 expect 0 " passed, 0 failed" "$ridge" test 'multiply ' --quick --device cpu --quiet

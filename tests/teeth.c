@@ -113,7 +113,7 @@ static int kinds_of_fault(void)
     return kinds;
 }
 
-/* On the device, or as on a small one, where few tiles are many. */
+/* On the device, or as on one of four multiprocessors, where fewer tiles fill the grid. */
 static int plant_somewhere(const ridge_device *device, const ridge_kernel *kernel, tally *t)
 {
     const bool belongs = device->arch >= kernel->arch_min && device->arch <= kernel->arch_max;

@@ -235,7 +235,7 @@ static void workspace_decides(void **state)
     assert_int_equal(ridge_pick(device, &call, 1000, &name), RIDGE_ERR_WORKSPACE);
 }
 
-/* An address that nobody reads: far from the others, and aligned. */
+/* An address that is never read: far from the others, and aligned. */
 static void *place(int i)
 {
     return (void *)((uintptr_t)(i + 1) << 40);

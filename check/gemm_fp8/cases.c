@@ -33,7 +33,7 @@ static const struct {
 
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]) };
 
-/* Few tokens and weights that wrap rings, split k and take several passes (ops/gemm_fp8/decode_sm90.cu). */
+/* Decoding (ops/gemm_fp8/decode_sm90.cu): weights that wrap the pipeline, split-K, several passes. */
 static const char *const decode_table[] = {"m=1 n=12680 k=1040 d=bf16", "m=33 n=9000 k=144 d=bf16 bias=1",
                                            "m=2 n=34824 k=160 d=f16", "m=9 n=520 k=8208 d=f32",
                                            "m=2 n=3304 k=4096 d=bf16 accumulate=1"};
@@ -84,7 +84,7 @@ static void add_shapes(const ridge_op_row *op, bool quick, case_list *list)
         }
 }
 
-/* Up to 64 rows: weights that wrap rings of stages, and every m, where k is split. */
+/* Up to 64 rows: weights that wrap the pipeline, and every m, where k is split. */
 static void add_decode(const ridge_op_row *op, bool quick, case_list *list)
 {
     char text[160];
@@ -111,7 +111,7 @@ static void add_decode(const ridge_op_row *op, bool quick, case_list *list)
 static void add_clusters(const ridge_op_row *op, bool quick, case_list *list)
 {
     const test_case wide = {.fill = FILL_EXACT, .repeats = 2, .gpu = true};
-    /* rings of many stages that are filled again, tiles that share out the rows */
+    /* pipelines of many stages that are filled again, tiles that share out the rows */
     const test_case rings = {.fill = FILL_EXACT, .pad = 8, .slices = true, .gpu = true};
 
     cases_add(list, op, "m=66 n=17416 k=272 d=bf16", wide);

@@ -1,5 +1,5 @@
 /* cases.c: the test cases of Q8_0: of its quantisers, and of decode every number of tokens by itself and together, both
- * forms of weights and activations, cols from one block over ragged rounds of the partitions to many, hostile scales
+ * forms of weights and activations, columns from one block to many, hostile scales
  * and codes (fill.c). */
 #include <stdio.h>
 
@@ -9,15 +9,16 @@ static const char *const x_forms[] = {"f32", "i8", "bf16"};
 static const char *const w_forms[] = {"u8", "i8"};
 static const char *const out_dtypes[] = {"f32", "bf16"};
 
-/* Columns and rows: one block, less than one turn of the partitions, ragged (by whole blocks, runs of a partition and
- * halves of one), whole turns; fewer rows than a vector has, odd numbers, many. */
+/* Columns and rows. k is shared out over partitions of a row in rounds: one block, less than one round, ragged rounds
+ * (by whole blocks, runs of a partition and halves of one), whole rounds; fewer rows than a vector has, odd numbers,
+ * many. */
 static const struct {
     int cols, rows;
 } shapes[] = {{32, 1},   {96, 3},    {128, 17},   {160, 8},   {992, 5},    {1024, 33},
               {1056, 9}, {2080, 2},  {4096, 100}, {3168, 31}, {14336, 6},  {1024, 300},
               {576, 50}, {1600, 21}, {0, 4},      {64, 0},    {20480, 17}, {140288, 3}};
 
-/* The last two: more turns than a ring of stages has places, and than x may have boxes at one token. */
+/* The last two: more rounds than a pipeline has stages, and more boxes than x may have at one token. */
 enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) - 2 };
 
 static void product_text(const ridge_op_row *op, int tokens, int shape, int form, char *text, size_t size)
@@ -125,7 +126,7 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
 
 void cases_q8_0(const ridge_op_row *op, case_level level, case_list *list)
 {
-    if (op->id >= RIDGE_Q8_0_MATMUL)
+    if (is_product(op->id))
         product_cases(op, level, list);
     else
         block_cases(op, level, list);

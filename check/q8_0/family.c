@@ -9,13 +9,12 @@ static void oracle_q8_0(oracle_run *run)
 
     if (op == RIDGE_Q8_0_QUANTIZE_ROWS)
         oracle_quantize_rows(run);
-    else if (op >= RIDGE_Q8_0_MATMUL)
+    else if (is_product(op))
         oracle_products(run);
     else
         oracle_blocks(run);
 }
 
-/* K -> rows with activations that arrive quantised; one layer whose norms are of another family. */
 static const suite_row suites[] = {
     {"quick", "q8_0_quantize rows=64 cols=1024 dtype=f32"},
     {"quantize", "q8_0_quantize rows=8192 cols=14336 dtype=bf16"},

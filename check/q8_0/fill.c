@@ -101,7 +101,7 @@ bool fill_q8_0(const test_case *c, const image *im, int arg, uint64_t seed)
     unsigned char *base = im->host + im->offset[arg];
     int64_t rows, cols, pitch;
 
-    if (op->id < RIDGE_Q8_0_MATMUL ||
+    if (!is_product(op->id) ||
         (operand->dtype != RIDGE_U8 && operand->dtype != RIDGE_I8 && !strstr(op->arg[arg].name, "_scales")))
         return false;
     op->extent(&im->call, arg, &rows, &cols);

@@ -2,16 +2,15 @@
 #include "src/internal.h"
 
 extern const ridge_op_row ridge_op_gemm_fp8;
-extern const ridge_kernel_list ridge_cuda_gemm_sm90, ridge_cuda_gemm_stream_sm90, ridge_cuda_gemm_sm89,
-    ridge_cuda_gemm_sm80, ridge_cpu_gemm_fp8;
+extern const ridge_kernel_list ridge_cuda_gemm_sm90, ridge_cuda_gemm_decode_sm90, ridge_cuda_gemm_mma,
+    ridge_cpu_gemm_fp8;
 
 static const ridge_op_row *const ops[] = {&ridge_op_gemm_fp8};
 
 static const ridge_kernel_list *const rows[] = {
 #if RIDGE_HAVE_CUDA
-    &ridge_cuda_gemm_sm90, &ridge_cuda_gemm_stream_sm90,
-    &ridge_cuda_gemm_sm89, &ridge_cuda_gemm_sm80,
+    &ridge_cuda_gemm_sm90, &ridge_cuda_gemm_decode_sm90, &ridge_cuda_gemm_mma,
 #endif
-    &ridge_cpu_gemm_fp8,   NULL};
+    &ridge_cpu_gemm_fp8, NULL};
 
 const ridge_family ridge_family_gemm_fp8 = {"gemm_fp8", sizeof ops / sizeof ops[0], ops, rows};

@@ -1,26 +1,25 @@
-/* mma.cuh: gemm_fp8 by mma.sync, any shape, stride and alignment: the kernels of mma_f16.cu (codes
- * become f16 in registers, so products and sums are as good as f32) and mma_fp8.cu (the fp8 instruction). Host
- * side: mma_host.cuh.
+/* mma.cuh: gemm_fp8 by mma.sync, for any shape, stride and alignment. Codes become f16 in registers, so that products
+ * and sums are as good as f32, or go to the fp8 instruction as they are. The host side is in mma_rows.cu.
  *
  *     fin = fma(rn(sA sB), P_b, fin) over 128-blocks b of k, ascending; P_b by mma.sync, k ascending within the block
  *
- * Two kernels. gemm_large (m above 64): a CTA of four warps has 128 rows of A and 2 WIDTH rows of B, each warp 64 x
- * WIDTH results; stages of one block of k go through shared memory by cp.async; two or three CTAs share an SM, so that
- * one copies or scales while another multiplies. gemm_small (m up to 64): a CTA has 32 rows of B and TOKENS rows of A,
- * and eight parts of k, part b % 8 for block b, a warp a part with its own stages; their sums are added as
- * ((0+1)+(2+3))+((4+5)+(6+7)), whatever m is. There B is on the instruction's 16-row side.
+ * There are two kernels. gemm_large (m above 64): a CTA of four warps computes 128 x (2 WIDTH) results, each warp 64 x
+ * WIDTH. cp.async copies stages of one block of k to shared memory. Two or three CTAs share an SM, so that one copies
+ * or scales while another multiplies. gemm_small (m up to 64): a CTA computes TOKENS x 32 results and splits k over its
+ * warps: block b belongs to part b % 8, a warp computes a part with stages of its own, and the parts are added as
+ * ((0+1)+(2+3))+((4+5)+(6+7)), whatever m is. The operands are swapped: B is on the instruction's 16-row side.
  *
- * Rows of a stage are 128 bytes, 16-byte chunk c of row r at c ^ (r % 8), so that neither cp.async nor ldmatrix meets a
- * bank twice. Operands that do not begin at multiples of 16 bytes are copied by 4 bytes, or byte by byte. e4m3's NaN
- * is no NaN as f16: each thread looks for it in the chunks that it copied and marks the row of A or of B, whose results
- * become NaN at the end. Beyond m, n and k stages hold zeros. */
+ * A row of a stage has 128 bytes; the 16-byte chunk c of row r lies at c ^ (r % 8), so that cp.async and ldmatrix have
+ * no bank conflicts. Operands that do not begin at multiples of 16 bytes are copied 4 bytes or one byte at a time. The
+ * integer decoding makes a finite f16 of e4m3's NaN: each thread looks for NaN in the chunks that it copied and marks
+ * the row of A or of B, and the epilogue makes NaN of that row's results. Beyond m, n and k stages hold zeros. */
 #ifndef RIDGE_GEMM_FP8_MMA_CUH
 #define RIDGE_GEMM_FP8_MMA_CUH
 
 #include "cuda/mma.cuh"
 #include "cuda/num.cuh"
 
-/* As f16, decoded by integer instructions or by the conversion of sm_89; or the fp8 instruction of sm_89. */
+/* f16 products, decoded by integer instructions or by the conversion of sm_89; or the fp8 instruction of sm_89. */
 enum { KIND_DECODE = 0, KIND_CONVERT, KIND_FP8 };
 enum { BK = 128, LARGE_M = 128, LARGE_THREADS = 128, WARP_M = 64, SMALL_N = 32, PARTS = 8, BUNDLE = 8 };
 enum { SCRATCH_PITCH = 48 + 4 };
@@ -40,12 +39,12 @@ typedef struct mma_args {
     mma_scale scale_a, scale_b;
     int m, n, k, blocks; /* blocks of k */
     int tiles_m, tiles_n;
-    int grain_a, grain_b; /* bytes a copy may have at once: 16, 4 or 1 */
+    int copy_a, copy_b; /* bytes that one copy may have: 16, 4 or 1 */
     int stages;
     int dtype, bias_dtype; /* RIDGE_NONE: no bias */
-    int whole;             /* one scaling at the end */
+    int scale_last;        /* scales that do not depend on k: the epilogue applies them */
     int accumulate;
-    int paired; /* two neighbours of D are one aligned word */
+    int paired; /* columns 2i and 2i + 1 of D are one aligned word */
 } mma_args;
 
 static __device__ __forceinline__ float mma_scale_at(const mma_scale &s, int row, int block)
@@ -60,16 +59,16 @@ static __device__ __forceinline__ uint32_t mma_chunk(int row, int chunk)
 
 /* ---------------------------------------------------------------------------------------------------------- copying */
 
-/* The first `bytes` of 16 bytes, in pieces of 4 or 1 where they lie so; the rest become zero. */
-static __device__ __forceinline__ void mma_copy_pieces(uint32_t to, const uint8_t *from, int grain, int bytes)
+/* Copies the first `bytes` of 16 bytes, `copy_bytes` at a time, and fills the rest with zeros. */
+static __device__ __forceinline__ void mma_copy_partial(uint32_t to, const uint8_t *from, int copy_bytes, int bytes)
 {
     uint32_t w[4] = {0, 0, 0, 0};
 
-    if (grain == 16) {
+    if (copy_bytes == 16) {
         mma_copy16(to, from, bytes);
         return;
     }
-    if (grain == 4) {
+    if (copy_bytes == 4) {
         for (int i = 0; i < 4; i++)
             mma_copy4(to + 4 * i, bytes > 4 * i ? from + 4 * i : from, min(max(bytes - 4 * i, 0), 4));
         return;
@@ -81,17 +80,17 @@ static __device__ __forceinline__ void mma_copy_pieces(uint32_t to, const uint8_
     mma_write16(to, make_uint4(w[0], w[1], w[2], w[3]));
 }
 
-/* THREADS threads, of which this is number `thread`, copy block kb of ROWS rows from `first` on of a matrix of `rows`
- * rows. */
+/* THREADS threads, of which this is number `thread`, copy block kb of k of the ROWS rows from `first` on. The matrix
+ * has `rows` rows. */
 template <int ROWS, int THREADS>
-static __device__ __forceinline__ void mma_copy_rows(uint32_t to, const uint8_t *base, int64_t ld, int grain, int first,
-                                                     int rows, int k, int kb, int thread)
+static __device__ __forceinline__ void mma_copy_rows(uint32_t to, const uint8_t *base, int64_t ld, int copy_bytes,
+                                                     int first, int rows, int k, int kb, int thread)
 {
     const int chunk = thread % 8, row = thread / 8, left = rows - first - row, k0 = kb * BK + chunk * 16;
     const int bytes = min(max(k - k0, 0), 16);
     const uint8_t *from = base + (first + row) * ld + k0;
 
-    if (grain == 16 && (bytes == 16 || bytes == 0)) {
+    if (copy_bytes == 16 && (bytes == 16 || bytes == 0)) {
 #pragma unroll
         for (int i = 0; i < ROWS; i += THREADS / 8, from += THREADS / 8 * ld)
             mma_copy16_if(to + mma_chunk(row + i, chunk), from, bytes && i < left);
@@ -101,7 +100,7 @@ static __device__ __forceinline__ void mma_copy_rows(uint32_t to, const uint8_t 
     for (int i = 0; i < ROWS; i += THREADS / 8, from += THREADS / 8 * ld) {
         const bool inside = i < left && bytes;
 
-        mma_copy_pieces(to + mma_chunk(row + i, chunk), inside ? from : base, grain, inside ? bytes : 0);
+        mma_copy_partial(to + mma_chunk(row + i, chunk), inside ? from : base, copy_bytes, inside ? bytes : 0);
     }
 }
 
@@ -119,8 +118,8 @@ static __device__ __forceinline__ void mma_copy_scales(uint32_t to, const mma_sc
         }
 }
 
-/* Marks the rows in whose chunks of this stage, copied by this thread, e4m3's NaN is. Four chunks at a time are read
- * before any is looked at: one by one cost a quarter of the time of gemm_large on an H200. */
+/* Marks the rows that have e4m3's NaN in a chunk of this stage that this thread copied. Four chunks are read before the
+ * first is tested: one by one, this took a quarter of gemm_large's time on an H200. */
 template <int ROWS, int THREADS>
 static __device__ __forceinline__ void mma_mark_nan(const uint8_t *stage, int *mark, int thread)
 {
@@ -159,7 +158,7 @@ template <int KIND, int E5M2> static __device__ __forceinline__ void mma_expand(
     mma_decode<E5M2>(w, x, y);
 }
 
-/* acc (+)= 16 of k (chunk c) of 16 MT x 8 NT results, through f16; a, b as below. */
+/* acc (+)= the products of 16 of k (chunk c) for 16 MT x 8 NT results, by f16. a, b: as in mma_block. */
 template <int KIND, int E5_A, int E5_B, int MT, int NT>
 static __device__ __forceinline__ void mma_chunk_f16(uint32_t a, uint32_t b, int c, float (*acc)[NT][4])
 {
@@ -170,7 +169,7 @@ static __device__ __forceinline__ void mma_chunk_f16(uint32_t a, uint32_t b, int
     for (int j = 0; j < NT; j++)
         mma_expand<KIND, E5_B>(code_b[j], &y[j][0], &y[j][1]);
 #pragma unroll
-    for (int i = 0; i < MT; i += 2) { /* two at a time: registers */
+    for (int i = 0; i < MT; i += 2) { /* two at a time, to save registers */
         uint32_t code_a[4];
 
         mma_load<32>(code_a, (a ^ c << 4) + i * 16 * BK);
@@ -187,7 +186,7 @@ static __device__ __forceinline__ void mma_chunk_f16(uint32_t a, uint32_t b, int
     }
 }
 
-/* The same of 32 of k by the fp8 instruction. */
+/* The same for 32 of k by the fp8 instruction. */
 template <int E5_A, int E5_B, int MT, int NT>
 static __device__ __forceinline__ void mma_chunk_fp8(uint32_t a, uint32_t b, int c, float (*acc)[NT][4])
 {
@@ -208,8 +207,8 @@ static __device__ __forceinline__ void mma_chunk_fp8(uint32_t a, uint32_t b, int
 #endif
 }
 
-/* acc = one block of k; a, b: this lane's first row of either side in the stage, at the place of its chunk 0. Unrolled
- * no further: ptxas then needs more registers than there are. */
+/* acc = the products of one block of k. a, b: the address of chunk 0 of the row of A and of B that this lane reads. The
+ * loops are unrolled as far as registers allow; ptxas spills with more. */
 template <int KIND, int E5_A, int E5_B, int MT, int NT>
 static __device__ __forceinline__ void mma_block(uint32_t a, uint32_t b, float (*acc)[NT][4])
 {
@@ -232,13 +231,13 @@ static __device__ __forceinline__ void mma_block(uint32_t a, uint32_t b, float (
     }
 }
 
-/* What the f16 of a decoded product lack: 2^8 for each e4m3. */
+/* The factor that f16 products of decoded codes lack: 2^8 for each e4m3 operand. */
 template <int KIND, int E5_A, int E5_B> static __device__ __forceinline__ float mma_unit(void)
 {
     return KIND != KIND_DECODE ? 1.0f : (E5_A ? 1.0f : 256.0f) * (E5_B ? 1.0f : 256.0f);
 }
 
-/* fin = fma(rn(sA sB), acc * unit, fin); scale_a, scale_b: of the warp's first row and column. */
+/* fin = fma(rn(sA sB), acc * unit, fin). scale_a, scale_b: the scales of the warp's first row and column. */
 template <int MT, int NT>
 static __device__ __forceinline__ void mma_promote(const float *scale_a, const float *scale_b, float unit,
                                                    float (*acc)[NT][4], float (*fin)[NT][4])
@@ -270,10 +269,10 @@ static __device__ __forceinline__ float mma_element(int dtype, const void *base,
     return dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(base, at) : num_load<RIDGE_F16>(base, at);
 }
 
-/* What is stored: the last scaling, bias, D. */
+/* The value to store: scales that do not depend on k, bias, and D where it is added to. */
 static __device__ __forceinline__ float mma_value(const mma_args &p, int row, int col, float x)
 {
-    if (p.whole && p.blocks)
+    if (p.scale_last && p.blocks)
         x *= mma_scale_at(p.scale_a, row, 0) * mma_scale_at(p.scale_b, col, 0);
     if (p.bias_dtype != RIDGE_NONE)
         x += mma_element(p.bias_dtype, p.bias, col);
@@ -323,38 +322,39 @@ static __device__ __forceinline__ void mma_store_two(const mma_args &p, int row,
 
 /* ---------------------------------------------------------------------------------------------------- m above 64 */
 
-template <int WIDE> struct alignas(128) mma_stage {
-    uint8_t a[LARGE_M * BK], b[WIDE * BK];
-    float scale_a[LARGE_M], scale_b[WIDE];
+template <int BLOCK_N> struct alignas(128) mma_stage {
+    uint8_t a[LARGE_M * BK], b[BLOCK_N * BK];
+    float scale_a[LARGE_M], scale_b[BLOCK_N];
 };
 
-template <int WIDE> struct mma_large_memory {
-    int nan_a[LARGE_M], nan_b[WIDE];
-    mma_stage<WIDE> stage[1]; /* p.stages of them; afterwards 16 x WIDTH results of each warp */
+template <int BLOCK_N> struct mma_large_memory {
+    int nan_a[LARGE_M], nan_b[BLOCK_N];
+    mma_stage<BLOCK_N> stage[1]; /* p.stages of them; the epilogue reuses them for 16 x WIDTH results of each warp */
 };
 
-template <int WIDE>
-static __device__ __forceinline__ void mma_load_stage(const mma_args &p, mma_stage<WIDE> *s, int row, int col, int kb)
+template <int BLOCK_N>
+static __device__ __forceinline__ void mma_load_stage(const mma_args &p, mma_stage<BLOCK_N> *s, int row, int col,
+                                                      int kb)
 {
     const int thread = threadIdx.x;
 
-    mma_copy_rows<LARGE_M, LARGE_THREADS>(ptx_shared(s->a), p.a, p.lda, p.grain_a, row, p.m, p.k, kb, thread);
-    mma_copy_rows<WIDE, LARGE_THREADS>(ptx_shared(s->b), p.b, p.ldb, p.grain_b, col, p.n, p.k, kb, thread);
-    if (!p.whole) {
+    mma_copy_rows<LARGE_M, LARGE_THREADS>(ptx_shared(s->a), p.a, p.lda, p.copy_a, row, p.m, p.k, kb, thread);
+    mma_copy_rows<BLOCK_N, LARGE_THREADS>(ptx_shared(s->b), p.b, p.ldb, p.copy_b, col, p.n, p.k, kb, thread);
+    if (!p.scale_last) {
         mma_copy_scales<LARGE_M, LARGE_THREADS>(ptx_shared(s->scale_a), p.scale_a, row, p.m, kb, thread);
-        mma_copy_scales<WIDE, LARGE_THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, thread);
+        mma_copy_scales<BLOCK_N, LARGE_THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, thread);
     }
 }
 
-/* A warp's 64 x WIDTH results: 16 rows at a time through its part of shared memory, so that whole rows are written.
- * MARKS: rows and columns may be marked as NaN. Results that are only rounded take a short way. */
+/* Stores a warp's 64 x WIDTH results, 16 rows at a time through the warp's shared memory, so that it writes whole rows.
+ * MARKS: rows and columns may be marked as NaN. bf16 results that are only rounded take a shorter path. */
 template <int WIDTH, bool MARKS>
 static __device__ __forceinline__ void mma_store_warp(const mma_args &p, float *scratch, const int *nan_a,
                                                       const int *nan_b, int row, int col, float (*fin)[WIDTH / 8][4])
 {
     const int lane = threadIdx.x % 32;
-    const bool plain = p.paired && !p.whole && !p.accumulate && p.bias_dtype == RIDGE_NONE && p.dtype == RIDGE_BF16 &&
-                       col + WIDTH <= p.n;
+    const bool plain = p.paired && !p.scale_last && !p.accumulate && p.bias_dtype == RIDGE_NONE &&
+                       p.dtype == RIDGE_BF16 && col + WIDTH <= p.n;
 
 #pragma unroll
     for (int i = 0; i < WARP_M / 16; i++) {
@@ -364,7 +364,7 @@ static __device__ __forceinline__ void mma_store_warp(const mma_args &p, float *
             for (int h = 0; h < 2; h++)
                 *(float2 *)&scratch[(lane / 4 + 8 * h) * SCRATCH_PITCH + 8 * j + lane % 4 * 2] =
                     make_float2(fin[i][j][2 * h], fin[i][j][2 * h + 1]);
-        __syncwarp(); /* 16 rows are there */
+        __syncwarp(); /* the warp has written 16 rows before it reads them */
 #pragma unroll 1
         for (int e = lane; e < 16 * WIDTH / 2; e += 32) {
             const int r = e / (WIDTH / 2), c = e % (WIDTH / 2) * 2, at = row + 16 * i + r;
@@ -379,39 +379,40 @@ static __device__ __forceinline__ void mma_store_warp(const mma_args &p, float *
             else if (at < p.m)
                 *(uint32_t *)(p.d + (at * p.ldd + col + c) * 2) = mma_word<RIDGE_BF16>(v.x, v.y);
         }
-        __syncwarp(); /* they have been read */
+        __syncwarp(); /* it has read them before it writes the next */
     }
 }
 
-/* The tile of this CTA: bundles of row tiles, column tiles within, so that what runs at once shares L2. */
+/* The tile of this CTA. Raster order: bundles of BUNDLE row tiles, and column by column within a bundle, so that CTAs
+ * that run at the same time share operands in L2. */
 static __device__ __forceinline__ void mma_locate(const mma_args &p, int *tile_m, int *tile_n)
 {
     const int64_t index = blockIdx.x, per = (int64_t)BUNDLE * p.tiles_n;
-    const int bundle = (int)(index / per), place = (int)(index % per);
-    const int down = min((int)BUNDLE, p.tiles_m - bundle * BUNDLE);
+    const int bundle = (int)(index / per), in_bundle = (int)(index % per);
+    const int bundle_m = min((int)BUNDLE, p.tiles_m - bundle * BUNDLE);
 
-    *tile_m = bundle * BUNDLE + place % down;
-    *tile_n = place / down;
+    *tile_m = bundle * BUNDLE + in_bundle % bundle_m;
+    *tile_n = in_bundle / bundle_m;
 }
 
-/* Marks start at 0; with one scaling at the end every block's scales are 1. */
-template <int WIDE> static __device__ __forceinline__ void mma_begin(const mma_args &p, mma_large_memory<WIDE> *s)
+/* Clears the NaN marks. Where the epilogue applies the scales, every block's scales are 1. */
+template <int BLOCK_N> static __device__ __forceinline__ void mma_init(const mma_args &p, mma_large_memory<BLOCK_N> *s)
 {
-    for (int i = threadIdx.x; i < LARGE_M + WIDE; i += LARGE_THREADS) {
+    for (int i = threadIdx.x; i < LARGE_M + BLOCK_N; i += LARGE_THREADS) {
         s->nan_a[i] = 0; /* nan_b follows */
-        for (int stage = 0; stage < p.stages && p.whole; stage++)
+        for (int stage = 0; stage < p.stages && p.scale_last; stage++)
             s->stage[stage].scale_a[i] = 1.0f; /* scale_b follows */
     }
-    __syncthreads(); /* before marks are set */
+    __syncthreads(); /* marks are cleared before a thread sets one */
 }
 
-/* WIDTH: columns of a warp. CTAS: of an SM. */
+/* WIDTH: columns of a warp's results. CTAS: the CTAs of an SM. */
 template <int KIND, int E5_A, int E5_B, int WIDTH, int CTAS>
 static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const __grid_constant__ mma_args p)
 {
-    enum { WIDE = 2 * WIDTH };
+    enum { BLOCK_N = 2 * WIDTH };
     extern __shared__ __align__(128) uint8_t shared[];
-    mma_large_memory<WIDE> *s = (mma_large_memory<WIDE> *)shared;
+    mma_large_memory<BLOCK_N> *s = (mma_large_memory<BLOCK_N> *)shared;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp % 2 * WARP_M, warp_col = warp / 2 * WIDTH;
     const int lane_a = warp_row * BK + (int)mma_chunk(lane, 0), lane_b = warp_col * BK + (int)mma_chunk(lane, 0);
@@ -419,27 +420,28 @@ static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const _
     int tile_m, tile_n, now = 0, next = p.stages - 1;
 
     mma_locate(p, &tile_m, &tile_n);
-    const int row = tile_m * LARGE_M, col = tile_n * WIDE;
-    mma_begin<WIDE>(p, s);
+    const int row = tile_m * LARGE_M, col = tile_n * BLOCK_N;
+    mma_init<BLOCK_N>(p, s);
     ptx_grid_wait();
     ptx_grid_release();
     for (int kb = 0; kb < p.stages - 1; kb++) {
         if (kb < p.blocks)
-            mma_load_stage<WIDE>(p, &s->stage[kb], row, col, kb);
+            mma_load_stage<BLOCK_N>(p, &s->stage[kb], row, col, kb);
         mma_copy_commit();
     }
     for (int kb = 0; kb < p.blocks; kb++) {
-        mma_stage<WIDE> *stage = &s->stage[now];
+        mma_stage<BLOCK_N> *stage = &s->stage[now];
         float acc[WARP_M / 16][WIDTH / 8][4];
 
         mma_copy_wait(p.stages);
         if (KIND == KIND_DECODE && !E5_A)
             mma_mark_nan<LARGE_M, LARGE_THREADS>(stage->a, s->nan_a, threadIdx.x);
         if (KIND == KIND_DECODE && !E5_B)
-            mma_mark_nan<WIDE, LARGE_THREADS>(stage->b, s->nan_b, threadIdx.x);
-        __syncthreads(); /* all copies of this stage before any read of it, all reads of the next before its copies */
+            mma_mark_nan<BLOCK_N, LARGE_THREADS>(stage->b, s->nan_b, threadIdx.x);
+        /* orders all copies of this stage before reads of it, and all reads of stage `next` before its next copies */
+        __syncthreads();
         if (kb + p.stages - 1 < p.blocks)
-            mma_load_stage<WIDE>(p, &s->stage[next], row, col, kb + p.stages - 1);
+            mma_load_stage<BLOCK_N>(p, &s->stage[next], row, col, kb + p.stages - 1);
         mma_copy_commit();
         mma_block<KIND, E5_A, E5_B, WARP_M / 16, WIDTH / 8>(ptx_shared(stage->a) + lane_a,
                                                             ptx_shared(stage->b) + lane_b, acc);
@@ -448,7 +450,7 @@ static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const _
         now = now + 1 == p.stages ? 0 : now + 1;
         next = next + 1 == p.stages ? 0 : next + 1;
     }
-    __syncthreads(); /* stages have been read before they hold results; marks are set */
+    __syncthreads(); /* all reads of stages, and all marks, before the epilogue reuses the stages and reads the marks */
     mma_store_warp<WIDTH, KIND == KIND_DECODE>(p, (float *)s->stage + warp * 16 * SCRATCH_PITCH, s->nan_a + warp_row,
                                                s->nan_b + warp_col, row + warp_row, col + warp_col, fin);
 }
@@ -462,8 +464,8 @@ template <int TOKENS> struct alignas(128) mma_small_stage {
 
 template <int TOKENS> struct mma_small_memory {
     int nan_b[SMALL_N], nan_a[TOKENS];
-    /* warps * p.stages of them, then with fewer than eight warps the sums of the parts; a warp with one part leaves its
-     * sum in its first stages */
+    /* warps * p.stages of them. The sums of the parts follow where there are fewer than eight warps; a warp that has
+     * one part only writes its sum over its first stages */
     mma_small_stage<TOKENS> stage[1];
 };
 
@@ -473,15 +475,15 @@ static __device__ __forceinline__ void mma_load_small(const mma_args &p, mma_sma
 {
     const int lane = threadIdx.x % 32;
 
-    mma_copy_rows<SMALL_N, 32>(ptx_shared(s->b), p.b, p.ldb, p.grain_b, col, p.n, p.k, kb, lane);
-    mma_copy_rows<TOKENS, 32>(ptx_shared(s->a), p.a, p.lda, p.grain_a, row, p.m, p.k, kb, lane);
-    if (!p.whole) {
+    mma_copy_rows<SMALL_N, 32>(ptx_shared(s->b), p.b, p.ldb, p.copy_b, col, p.n, p.k, kb, lane);
+    mma_copy_rows<TOKENS, 32>(ptx_shared(s->a), p.a, p.lda, p.copy_a, row, p.m, p.k, kb, lane);
+    if (!p.scale_last) {
         mma_copy_scales<SMALL_N, 32>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, lane);
         mma_copy_scales<TOKENS, 32>(ptx_shared(s->scale_a), p.scale_a, row, p.m, kb, lane);
     }
 }
 
-/* Where the sum of a part lies. */
+/* The sum of a part, in shared memory. */
 template <int TOKENS>
 static __device__ __forceinline__ float *mma_sum(const mma_args &p, mma_small_memory<TOKENS> *s, int warps, int part)
 {
@@ -490,7 +492,7 @@ static __device__ __forceinline__ float *mma_sum(const mma_args &p, mma_small_me
     return (float *)&s->stage[warps * p.stages] + part * TOKENS * SMALL_N;
 }
 
-/* One part of k by one warp, into sum[token][row of B]. */
+/* A warp computes one part of k into sum[token][row of B]. */
 template <int KIND, int E5_A, int E5_B, int TOKENS>
 static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_memory<TOKENS> *s,
                                                 mma_small_stage<TOKENS> *stages, int row, int col, int part, float *sum)
@@ -514,7 +516,9 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
             mma_mark_nan<SMALL_N, 32>(stage->b, s->nan_b, lane);
         if (KIND == KIND_DECODE && !E5_A)
             mma_mark_nan<TOKENS, 32>(stage->a, s->nan_a, lane);
-        __syncwarp(); /* the warp's copies of this stage before reads of it, its reads of the next before copies */
+        /* orders the warp's copies of this stage before its reads, and its reads of stage `next` before the next copies
+         */
+        __syncwarp();
         if (i + p.stages - 1 < count)
             mma_load_small<TOKENS>(p, &stages[next], row, col, part + (i + p.stages - 1) * PARTS);
         mma_copy_commit();
@@ -524,7 +528,7 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
         now = now + 1 == p.stages ? 0 : now + 1;
         next = next + 1 == p.stages ? 0 : next + 1;
     }
-    __syncwarp(); /* the last stage has been read before the next part's copies */
+    __syncwarp(); /* orders the reads of the last stage before the next part's copies */
 #pragma unroll
     for (int i = 0; i < SMALL_N / 16; i++)
 #pragma unroll
@@ -546,15 +550,15 @@ static __global__ void __launch_bounds__(256, TOKENS == 16 ? 2 : 1) gemm_small(c
 
     if (threadIdx.x < SMALL_N + TOKENS)
         s->nan_b[threadIdx.x] = 0; /* nan_a follows */
-    if (p.whole)
+    if (p.scale_last)
         for (int i = threadIdx.x % 32; i < (SMALL_N + TOKENS) * p.stages; i += 32)
             mine[i / (SMALL_N + TOKENS)].scale_b[i % (SMALL_N + TOKENS)] = 1.0f; /* scale_a follows */
-    __syncthreads();                                                             /* before marks are set */
+    __syncthreads(); /* marks are cleared before a thread sets one */
     ptx_grid_wait();
     ptx_grid_release();
     for (int part = warp; part < PARTS; part += warps)
         mma_part<KIND, E5_A, E5_B, TOKENS>(p, s, mine, row, col, part, mma_sum<TOKENS>(p, s, warps, part));
-    __syncthreads(); /* sums and marks are there */
+    __syncthreads(); /* all sums and marks are written before they are read */
     for (int e = threadIdx.x; e < TOKENS * SMALL_N; e += blockDim.x) {
         const int t = e / SMALL_N, c = e % SMALL_N, at = t * SMALL_N + c;
         float v[PARTS], x;

@@ -1,30 +1,32 @@
-/* args.cuh: what the files of Q8_0 decode on CUDA share: the arguments of the four products, what happens to a
- * finished sum (the epilogues), and the host side that fills the arguments and quantises activations first. */
-#ifndef RIDGE_Q8_0_DECODE_CUH
-#define RIDGE_Q8_0_DECODE_CUH
+/* args.cuh: what the CUDA rows of the four Q8_0 products share: their arguments, the quantisation of activations, the
+ * epilogues (what happens to a finished sum), and the host half (matmul_host.cu). */
+#ifndef RIDGE_Q8_0_ARGS_CUH
+#define RIDGE_Q8_0_ARGS_CUH
 
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
 #include "src/math/q8_0.h"
 #include "src/math/swiglu.h"
+#include "src/util.h"
 
-/* Blocks of one turn through the partitions. */
-enum { Q8_0_TURN = RIDGE_Q8_0_PARTS * RIDGE_Q8_0_RUN };
+/* Blocks of a k step: one run of every partition, 1024 columns. */
+enum { Q8_0_STEP = RIDGE_Q8_0_PARTS * RIDGE_Q8_0_RUN };
 
-/* A weight matrix of either form: block b of row r has its codes at codes + r * stride + b * step and its f16 scale at
- * scales + r * scale_stride + b * scale_step, all in bytes. */
+/* A weight matrix, in blocks or in planes: block b of row r has its codes at codes + r * stride + b * step and its f16
+ * scale at scales + r * scale_stride + b * scale_step, all in bytes. */
 typedef struct q8_0_weight {
     const uint8_t *codes, *scales;
     int64_t rows, stride, step, scale_stride, scale_step;
 } q8_0_weight;
 
-typedef struct q8_0_args {
+typedef struct q8_0_matmul_args {
     q8_0_weight weight[2]; /* the second: of pair and gate_up_swiglu, else rows = 0 */
     const int8_t *x;       /* codes; strides in elements from here on */
     const float *x_scales;
     int64_t x_stride, x_ld;
     int64_t blocks;
-    int tokens, op, settled;
+    int tokens, op;
+    int weights_const; /* the kernel may read weights before the primary grid has ended */
     void *out[2];
     int64_t out_stride[2];
     int bf16;
@@ -37,12 +39,23 @@ typedef struct q8_0_args {
     const float *post, *comb, *res, *add;
     float *y;
     int64_t post_ld, comb_ld, res_stride, add_stride, y_stride;
-} q8_0_args;
+} q8_0_matmul_args;
+
+/* Activations to quantise. */
+typedef struct q8_0_rows_args {
+    const char *x;
+    int8_t *codes;
+    float *scales;
+    int64_t stride, codes_stride, scales_stride; /* bytes, elements, elements */
+    int64_t rows, cols, units;                   /* units: of 256 columns, a row */
+    int vector_x, vector_codes;                  /* aligned for 16-byte loads of x and 8-byte stores of codes */
+} q8_0_rows_args;
 
 /* ------------------------------------------------------------------------------------------------------- activations
  */
 
-/* 8 of 32 activations as codes; the other 24 are with the three neighbours of an aligned group of four lanes. */
+/* Quantises a block of 32 activations by an aligned group of four lanes, each of which has 8 of them: returns this
+ * lane's codes, and the scale of the block. */
 static __device__ __forceinline__ uint2 q8_0_quantise8(const float *x, float *scale)
 {
     const uint32_t four = 0xfu << (threadIdx.x % 32 & 28);
@@ -61,7 +74,7 @@ static __device__ __forceinline__ uint2 q8_0_quantise8(const float *x, float *sc
     return make_uint2(word[0], word[1]);
 }
 
-/* 8 floats of a row that begins at a multiple of 16 bytes. */
+/* Loads 8 floats of a row that begins at a multiple of 16 bytes. */
 static __device__ __forceinline__ void q8_0_load8(const char *row, int64_t column, bool bf16, float *x)
 {
     if (bf16) {
@@ -74,7 +87,7 @@ static __device__ __forceinline__ void q8_0_load8(const char *row, int64_t colum
 
 /* -------------------------------------------------------------------------------------------------------- epilogues */
 
-static __device__ __forceinline__ void q8_0_store(const q8_0_args &p, int which, int64_t row, int token, float y)
+static __device__ __forceinline__ void q8_0_store(const q8_0_matmul_args &p, int which, int64_t row, int token, float y)
 {
     const int64_t at = token * p.out_stride[which] + row;
 
@@ -90,7 +103,7 @@ static __device__ __noinline__ float q8_0_swiglu(unsigned act, float gate, float
     const float a = ridge_swiglu_gate(gate, o), b = ridge_swiglu_up(up, o);
     float h;
 
-    switch (act) { /* constants in the callee: one branch each */
+    switch (act) { /* constants, so that the inlined function has one branch each */
     case RIDGE_GELU_TANH:
         h = ridge_act_fwd(RIDGE_GELU_TANH, a, o.alpha);
         break;
@@ -107,20 +120,21 @@ static __device__ __noinline__ float q8_0_swiglu(unsigned act, float gate, float
     return ridge_swiglu_scale(h * b, scale, o);
 }
 
-/* Row `row` of gate_up_swiglu. */
-static __device__ __forceinline__ void q8_0_finish_gate_up(const q8_0_args &p, int64_t row, int token, float gate,
-                                                           float up)
+/* The epilogue of gate_up_swiglu. */
+static __device__ __forceinline__ void q8_0_epilogue_gate_up(const q8_0_matmul_args &p, int64_t row, int token,
+                                                             float gate, float up)
 {
     q8_0_store(p, 0, row, token, q8_0_swiglu(p.act, gate, up, p.token_scale ? p.token_scale[token] : 1.0f, p.swiglu));
 }
 
-/* What HC expand reads for one element with the usual four streams. */
-typedef struct q8_0_streams {
+/* What HC expand reads for one element, with the usual four residual streams. */
+typedef struct q8_0_hc_inputs {
     float res[4], post[4], comb[16], add;
-} q8_0_streams;
+} q8_0_hc_inputs;
 
-/* The loads of an element that need not wait for its sum. */
-static __device__ __forceinline__ void q8_0_fetch(const q8_0_args &p, int64_t row, int token, q8_0_streams *s)
+/* Loads what does not depend on the element's sum, so that the loads overlap with the product. */
+static __device__ __forceinline__ void q8_0_load_hc(const q8_0_matmul_args &p, int64_t row, int token,
+                                                    q8_0_hc_inputs *s)
 {
     const float *post = p.post + token * p.post_ld, *comb = p.comb + token * p.comb_ld;
 
@@ -137,12 +151,12 @@ static __device__ __forceinline__ void q8_0_fetch(const q8_0_args &p, int64_t ro
     s->add = p.add ? p.add[token * p.add_stride + row] : 0.0f;
 }
 
-/* s: what q8_0_fetch loaded; NULL for kernels without the registers for it. */
-static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_t row, int token, float y,
-                                                      const q8_0_streams *s)
+/* The epilogue of HC expand. s: what q8_0_load_hc loaded; NULL in kernels that lack the registers for it. */
+static __device__ __forceinline__ void q8_0_epilogue_hc(const q8_0_matmul_args &p, int64_t row, int token, float y,
+                                                        const q8_0_hc_inputs *s)
 {
     const float *post = p.post + token * p.post_ld, *comb = p.comb + token * p.comb_ld;
-    const int64_t high = p.weight[0].rows;
+    const int64_t rows = p.weight[0].rows;
     const int n = p.n_hc;
     float v;
 
@@ -157,7 +171,7 @@ static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_
 #pragma unroll
             for (int src = 0; src < 4; src++)
                 acc = ridge_hc_step(acc, s->comb[dst + 4 * src], s->res[src]);
-            num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * high + row, acc);
+            num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * rows + row, acc);
         }
         return;
     }
@@ -165,19 +179,19 @@ static __device__ __forceinline__ void q8_0_finish_hc(const q8_0_args &p, int64_
     for (int dst = 0; dst < n; dst++) {
         float acc = ridge_hc_start(v, post[dst]);
 
-#pragma unroll 2 /* code that is seldom needed is in the way of what is */
+#pragma unroll 2 /* seldom used: a smaller kernel is fetched faster */
         for (int src = 0; src < n; src++)
-            acc = ridge_hc_step(acc, comb[dst + n * src], p.res[token * p.res_stride + src * high + row]);
-        num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * high + row, acc);
+            acc = ridge_hc_step(acc, comb[dst + n * src], p.res[token * p.res_stride + src * rows + row]);
+        num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + dst * rows + row, acc);
     }
 }
 
-/* Row `row` of weight `which`: everything but gate_up_swiglu. */
-static __device__ __forceinline__ void q8_0_finish(const q8_0_args &p, int which, int64_t row, int token, float y,
-                                                   const q8_0_streams *streams)
+/* The epilogue of row `row` of weight `which`, for all ops but gate_up_swiglu. */
+static __device__ __forceinline__ void q8_0_epilogue(const q8_0_matmul_args &p, int which, int64_t row, int token,
+                                                     float y, const q8_0_hc_inputs *hc)
 {
     if (p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
-        q8_0_finish_hc(p, row, token, y, streams);
+        q8_0_epilogue_hc(p, row, token, y, hc);
     else
         q8_0_store(p, which, row, token, y);
 }
@@ -186,24 +200,34 @@ static __device__ __forceinline__ void q8_0_finish(const q8_0_args &p, int which
 
 #define Q8_0_CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 
-/* matmul_dp4a.cu: the arguments of a validated call. Activations that are not quantised yet are quantised into the
- * workspace by a launch of its own in front, unless the row does that itself (quantise is false). */
+/* matmul_host.cu: the arguments of a call. If x is floats and `quantise` is set, launches a kernel that quantises x
+ * into the workspace; rows that quantise x themselves clear it. */
 ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, bool quantise,
-                        void *workspace, void *stream, q8_0_args *p);
-/* The bytes of that. */
+                        void *workspace, void *stream, q8_0_matmul_args *p);
+/* The bytes of that workspace. */
 size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
-/* The products of any call, for rows that find their operands not aligned only when they see the pointers. */
-ridge_status q8_0_launch_portable(const ridge_device *device, const char *name, q8_0_args *p, void *stream);
+/* quantize_rows.cu: quantises p->rows x p->cols of x; the caller has set the outputs and their strides. */
+ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, const ridge_operand *x,
+                                  q8_0_rows_args *p, void *stream);
+/* matmul_dp4a.cu: any product, also for other rows whose tables of scales turn out to be misaligned at launch: their
+ * alignment is not part of a problem. */
+ridge_status q8_0_launch_dp4a(const ridge_device *device, const char *name, q8_0_matmul_args *p, void *stream);
 
-/* Activations that a row quantises itself, once a block: few enough that it takes less than a launch. */
-enum { Q8_0_INSIDE_MOST = 8192 };
+/* Up to so many activations, every CTA quantises all of x itself: that takes less time than a launch. */
+enum { Q8_0_MAX_FUSED_X = 8192 };
 
-static inline bool q8_0_inside(const ridge_problem *problem)
+/* Bytes of a row of a bound operand. */
+static inline int64_t q8_0_row_bytes(const ridge_operand *x)
 {
-    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_INSIDE_MOST;
+    return x->stride * (int64_t)ridge_dtype_size(x->dtype);
 }
 
-/* The sum of an element's partitions, which lie PLANE floats apart. */
+static inline bool q8_0_fuses_x(const ridge_problem *problem)
+{
+    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_MAX_FUSED_X;
+}
+
+/* Adds the partitions of an element, which lie PLANE floats apart. */
 template <int PLANE> static __device__ __forceinline__ float q8_0_sum_parts(const float *from)
 {
     float part[RIDGE_Q8_0_PARTS];
@@ -214,7 +238,7 @@ template <int PLANE> static __device__ __forceinline__ float q8_0_sum_parts(cons
     return ridge_q8_0_tree(part);
 }
 
-/* Bytes of weights. */
+/* Bytes of the weights. */
 static inline double q8_0_bytes(const ridge_problem *problem)
 {
     double rows = (double)problem->dim[2];

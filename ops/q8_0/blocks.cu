@@ -1,15 +1,16 @@
 /* blocks.cu: q8_0_quantize, q8_0_repack and q8_0_unpack on CUDA.
  *
- * A warp works on a group of 4 units of 8 blocks, 1024 columns, all of whose loads are in flight at once. Of a unit
- * each lane has 8 columns, four lanes a block. The raw blocks, 1088 bytes a group, pass through shared memory, so that
- * global memory sees 16-byte accesses where the address allows them and 2-byte ones elsewhere (rows of raw blocks are
- * only 2-byte aligned in general). */
+ * A warp processes a group of 4 units of 8 blocks, 1024 columns, and issues all loads of the group before it uses the
+ * first. Each lane has 8 columns of a unit, four lanes a block. The raw blocks, 1088 bytes a group, go through shared
+ * memory, so that accesses to global memory have 16 bytes where the address allows it and 2 bytes elsewhere (a row of
+ * raw blocks is only 2-byte aligned in general). */
 #include "ops/quantize_fp8/quantize.cuh"
+#include "src/util.h"
 
 enum { THREADS = 128, WARPS = THREADS / 32, UNITS = 4, UNIT_BLOCKS = 8, GROUP_BLOCKS = UNITS * UNIT_BLOCKS };
 enum { UNIT_BYTES = UNIT_BLOCKS * RIDGE_Q8_0_BYTES, GROUP_BYTES = UNITS * UNIT_BYTES };
 
-typedef struct q8_0_args {
+typedef struct q8_0_blocks_args {
     const char *x;
     char *raw, *codes, *scales;
     int64_t stride, raw_stride, codes_stride, scales_stride; /* bytes */
@@ -17,15 +18,15 @@ typedef struct q8_0_args {
     uint32_t groups; /* of a row */
     int64_t blocks;  /* of a row */
     int vector_x;
-} q8_0_args;
+} q8_0_blocks_args;
 
-/* The group of this warp, or false. */
+/* Finds the group of this warp; false if it has none. */
 typedef struct q8_0_group {
     int64_t row, block; /* first block */
     int blocks;         /* at most 32 */
 } q8_0_group;
 
-static __device__ __forceinline__ bool locate(const q8_0_args &p, q8_0_group *g)
+static __device__ __forceinline__ bool locate(const q8_0_blocks_args &p, q8_0_group *g)
 {
     const uint32_t index = blockIdx.x * WARPS + threadIdx.x / 32;
     const uint32_t row = index / p.groups;
@@ -36,7 +37,7 @@ static __device__ __forceinline__ bool locate(const q8_0_args &p, q8_0_group *g)
     return g->row < p.rows;
 }
 
-/* Raw bytes of a group from global to shared memory. */
+/* Copies the raw bytes of a group from global to shared memory. */
 static __device__ __forceinline__ void load_raw(const q8_0_group &g, const char *global, char *shared, int lane)
 {
     const int bytes = g.blocks * RIDGE_Q8_0_BYTES;
@@ -79,25 +80,26 @@ static __device__ __forceinline__ void store_raw(const q8_0_group &g, char *glob
     }
 }
 
-/* 8 codes of this lane in shared memory, whose blocks are 2-byte aligned. */
-static __device__ __forceinline__ void put_codes(char *shared, int lane, uint2 v)
+/* Writes this lane's 8 codes to shared memory, where blocks are 2-byte aligned. */
+static __device__ __forceinline__ void write_codes(char *shared, int lane, uint2 v)
 {
     uint16_t *to = (uint16_t *)(shared + lane / 4 * RIDGE_Q8_0_BYTES + 2 + lane % 4 * 8);
 
     to[0] = (uint16_t)v.x, to[1] = (uint16_t)(v.x >> 16), to[2] = (uint16_t)v.y, to[3] = (uint16_t)(v.y >> 16);
 }
 
-static __device__ __forceinline__ uint2 get_codes(const char *shared, int lane)
+static __device__ __forceinline__ uint2 read_codes(const char *shared, int lane)
 {
     const uint16_t *from = (const uint16_t *)(shared + lane / 4 * RIDGE_Q8_0_BYTES + 2 + lane % 4 * 8);
 
     return make_uint2(from[0] | (uint32_t)from[1] << 16, from[2] | (uint32_t)from[3] << 16);
 }
 
-/* ridge_q8_0_code of four products x * r without conversions; for finite x, where |x * r| < 128. The size and 0.5,
- * added towards zero, have the integer part that is wanted (a sum that is not exact stays below the integer above it),
- * and 2^23 added towards zero leaves it in the low byte. Negative ones are subtracted from 0x80 byte by byte, which
- * borrows from no neighbour; 0x80 off again is their two's complement. */
+/* ridge_q8_0_code of four products x * r without conversion instructions, for finite x, where |x * r| < 128. |x * r| +
+ * 0.5, rounded towards zero, has the integer part of the code's magnitude (an inexact sum stays below the next
+ * integer). Adding 2^23, rounded towards zero, leaves that integer in the low byte. Negative codes: each magnitude is
+ * subtracted from its byte of 0x80808080, which never borrows from the next byte; removing the 0x80 again gives the
+ * two's complement. */
 static __device__ __forceinline__ uint32_t pack_codes(const float *x, float r)
 {
     uint32_t size[4], sign[4], sizes, signs;
@@ -115,7 +117,7 @@ static __device__ __forceinline__ uint32_t pack_codes(const float *x, float r)
 }
 
 template <int DTYPE>
-static __global__ void __launch_bounds__(THREADS) q8_0_quantize(const __grid_constant__ q8_0_args p)
+static __global__ void __launch_bounds__(THREADS) q8_0_quantize(const __grid_constant__ q8_0_blocks_args p)
 {
     __shared__ __align__(16) char raw[WARPS][GROUP_BYTES];
     const int lane = threadIdx.x % 32, size = DTYPE == RIDGE_F32 ? 4 : 2;
@@ -142,17 +144,17 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize(const __grid_con
         amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
         d = ridge_q8_0_scale(amax, &r);
         quantize_unpack<DTYPE>(words[u], x);
-        put_codes(mine + u * UNIT_BYTES, lane,
-                  amax < 0x7f800000u ? make_uint2(pack_codes(x, r), pack_codes(x + 4, r)) : make_uint2(0, 0));
+        write_codes(mine + u * UNIT_BYTES, lane,
+                    amax < 0x7f800000u ? make_uint2(pack_codes(x, r), pack_codes(x + 4, r)) : make_uint2(0, 0));
         if (lane % 4 == 0)
             *(uint16_t *)(mine + u * UNIT_BYTES + lane / 4 * RIDGE_Q8_0_BYTES) =
                 (uint16_t)num_canonical<RIDGE_F16>(num_pack2<RIDGE_F16>(d, 0.0f) & 0xffffu);
     }
-    __syncwarp(); /* all of `mine` before other lanes read it */
+    __syncwarp(); /* orders the writes of `mine` before the reads of other lanes */
     store_raw(g, p.raw + g.row * p.raw_stride + g.block * RIDGE_Q8_0_BYTES, mine, lane);
 }
 
-/* 8 codes at any address. */
+/* Loads 8 codes from any address. */
 static __device__ __forceinline__ uint2 load_codes(const char *from)
 {
     uint2 v = make_uint2(0, 0);
@@ -173,7 +175,8 @@ static __device__ __forceinline__ void store_codes(char *to, uint2 v)
             to[i] = (char)((i < 4 ? v.x : v.y) >> (i % 4 * 8));
 }
 
-template <int REPACK> static __global__ void __launch_bounds__(THREADS) q8_0_planes(const __grid_constant__ q8_0_args p)
+template <int REPACK>
+static __global__ void __launch_bounds__(THREADS) q8_0_planes(const __grid_constant__ q8_0_blocks_args p)
 {
     __shared__ __align__(16) char raw[WARPS][GROUP_BYTES];
     const int lane = threadIdx.x % 32;
@@ -187,14 +190,14 @@ template <int REPACK> static __global__ void __launch_bounds__(THREADS) q8_0_pla
         return;
     global = p.raw + g.row * p.raw_stride + g.block * RIDGE_Q8_0_BYTES;
     codes = p.codes + g.row * p.codes_stride + g.block * RIDGE_Q8_0_BLOCK + lane * 8;
-    scales = (uint16_t *)(p.scales + g.row * p.scales_stride) + g.block; /* a lane one block of the 32 */
+    scales = (uint16_t *)(p.scales + g.row * p.scales_stride) + g.block; /* each lane has one block of the 32 */
     if (REPACK) {
         load_raw(g, global, mine, lane);
-        __syncwarp(); /* all of `mine` before other lanes read it */
+        __syncwarp(); /* orders the writes of `mine` before the reads of other lanes */
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             if (u * UNIT_BLOCKS + lane / 4 < g.blocks)
-                store_codes(codes + u * UNIT_BLOCKS * RIDGE_Q8_0_BLOCK, get_codes(mine + u * UNIT_BYTES, lane));
+                store_codes(codes + u * UNIT_BLOCKS * RIDGE_Q8_0_BLOCK, read_codes(mine + u * UNIT_BYTES, lane));
         if (lane < g.blocks)
             scales[lane] = *(const uint16_t *)(mine + lane * RIDGE_Q8_0_BYTES);
     } else {
@@ -207,9 +210,9 @@ template <int REPACK> static __global__ void __launch_bounds__(THREADS) q8_0_pla
                                                          : make_uint2(0, 0);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            put_codes(mine + u * UNIT_BYTES, lane, v[u]);
+            write_codes(mine + u * UNIT_BYTES, lane, v[u]);
         *(uint16_t *)(mine + lane * RIDGE_Q8_0_BYTES) = scale;
-        __syncwarp(); /* all of `mine` before other lanes read it */
+        __syncwarp(); /* orders the writes of `mine` before the reads of other lanes */
         store_raw(g, global, mine, lane);
     }
 }
@@ -225,43 +228,42 @@ static ridge_status prepare(const ridge_device *device)
     return host_load(device, functions, 5, "q8_0: loading kernels");
 }
 
-static int64_t pitch(const ridge_operand *x, int64_t packed)
+/* Bytes of a row. */
+static int64_t pitch(const ridge_operand *x)
 {
-    return (x->stride ? x->stride : packed) * (int64_t)ridge_dtype_size(x->dtype);
+    return x->stride * (int64_t)ridge_dtype_size(x->dtype);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
     const ridge_call *call = &bound->call;
-
     const ridge_operand *arg = call->arg;
     const bool quantize = call->op == RIDGE_Q8_0_QUANTIZE;
     const int64_t cols = call->dim[1];
     const int raw = quantize ? (int)RIDGE_Q8_0_QUANTIZE_BLOCKS : (int)RIDGE_Q8_0_REPACK_BLOCKS;
     const void *function =
-        quantize ? functions[problem->dtype[0] - RIDGE_F32] : functions[call->op == RIDGE_Q8_0_REPACK ? 3 : 4];
-    q8_0_args p = {};
+        quantize ? functions[arg[0].dtype - RIDGE_F32] : functions[call->op == RIDGE_Q8_0_REPACK ? 3 : 4];
+    q8_0_blocks_args p = {};
 
     if (call->dim[0] == 0 || cols == 0)
         return RIDGE_OK;
     p.rows = call->dim[0];
     p.blocks = cols / RIDGE_Q8_0_BLOCK;
-    p.groups = (uint32_t)((p.blocks + GROUP_BLOCKS - 1) / GROUP_BLOCKS);
+    p.groups = (uint32_t)ridge_ceil_div(p.blocks, GROUP_BLOCKS);
     p.raw = (char *)arg[raw].data;
-    p.raw_stride = pitch(&arg[raw], p.blocks * RIDGE_Q8_0_BYTES);
+    p.raw_stride = pitch(&arg[raw]);
     if (quantize) {
         p.x = (const char *)arg[RIDGE_Q8_0_QUANTIZE_X].data;
-        p.stride = pitch(&arg[RIDGE_Q8_0_QUANTIZE_X], cols);
+        p.stride = pitch(&arg[RIDGE_Q8_0_QUANTIZE_X]);
         p.vector_x = quantize_aligned(p.x, p.stride, 16);
     } else {
         p.codes = (char *)arg[RIDGE_Q8_0_REPACK_CODES].data;
-        p.codes_stride = pitch(&arg[RIDGE_Q8_0_REPACK_CODES], cols);
+        p.codes_stride = pitch(&arg[RIDGE_Q8_0_REPACK_CODES]);
         p.scales = (char *)arg[RIDGE_Q8_0_REPACK_SCALES].data;
-        p.scales_stride = pitch(&arg[RIDGE_Q8_0_REPACK_SCALES], p.blocks);
+        p.scales_stride = pitch(&arg[RIDGE_Q8_0_REPACK_SCALES]);
     }
-    return host_launch(device, kernel->name, function, dim3((unsigned)((p.rows * p.groups + WARPS - 1) / WARPS)),
+    return host_launch(device, kernel->name, function, dim3((unsigned)ridge_ceil_div(p.rows * p.groups, WARPS)),
                        THREADS, &p, stream);
 }
 
@@ -288,4 +290,4 @@ static const ridge_kernel rows[] = {
     ROW("q8_0_unpack", RIDGE_Q8_0_UNPACK),
 };
 
-extern "C" const ridge_kernel_list ridge_cuda_q8_0 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
+extern "C" const ridge_kernel_list ridge_cuda_q8_0_blocks = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

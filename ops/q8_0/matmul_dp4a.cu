@@ -1,59 +1,13 @@
-/* matmul_dp4a.cu: Q8_0 decode on any GPU: q8_0_quantize_rows, the portable rows of the four products, and the host side
- * that every row of theirs shares.
+/* matmul_dp4a.cu: the Q8_0 products on any GPU, with operands of any alignment.
  *
- * Portable product: eight lanes own a row, one a partition of the canonical order (src/math/q8_0.h), so that no sum
- * crosses lanes but the tree at the end. A lane reads the 4 consecutive blocks of its partition, 128 bytes of a turn of
- * 1024, dp4a word by word. Operands of any alignment; the Hopper rows are in matmul_tma.cu. */
+ * Eight lanes own a row of weights, one lane each partition of the canonical order (src/math/q8_0.h), so that no sum
+ * crosses lanes before the tree at the end. Of each k step of 1024 columns a lane reads the 4 consecutive blocks of its
+ * partition, 128 bytes, and multiplies them word by word with dp4a. */
 #include "args.cuh"
-#include "ops/quantize_fp8/quantize.cuh"
 
 enum { THREADS = 128, TOKENS = 4 };
 
-/* --------------------------------------------------------------------------------------------------------- quantise */
-
-typedef struct rows_args {
-    const char *x;
-    int8_t *codes;
-    float *scales;
-    int64_t stride, codes_stride, scales_stride; /* bytes, elements, elements */
-    int64_t rows, cols, units;                   /* of 256 columns, a row */
-    int vector_x, vector_codes;
-} rows_args;
-
-/* A warp quantises 256 columns: a lane 8, four lanes a block. */
-template <int DTYPE>
-static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __grid_constant__ rows_args p)
-{
-    const int64_t index = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    const int64_t row = index / p.units, first = index % p.units * 256 + threadIdx.x % 32 * 8;
-    const int lane = threadIdx.x % 32, size = DTYPE == RIDGE_F32 ? 4 : 2;
-    uint32_t words[QUANTIZE_WORDS(DTYPE)];
-    float x[8], scale;
-    int8_t *codes;
-    uint2 v;
-
-    ptx_grid_release();
-    ptx_grid_wait();
-    if (row >= p.rows) /* whole warps leave */
-        return;
-    quantize_load<DTYPE>(p.x + row * p.stride + first * size, p.cols - first, p.vector_x, words);
-    quantize_unpack<DTYPE>(words, x);
-    v = q8_0_quantise8(x, &scale);
-    if (first >= p.cols)
-        return;
-    codes = p.codes + row * p.codes_stride + first;
-    if (p.vector_codes)
-        *(uint2 *)codes = v;
-    else
-        for (int i = 0; i < 8; i++)
-            codes[i] = (int8_t)((i < 4 ? v.x : v.y) >> (i % 4 * 8));
-    if (lane % 4 == 0)
-        p.scales[row * p.scales_stride + first / RIDGE_Q8_0_BLOCK] = scale;
-}
-
-/* ----------------------------------------------------------------------------------------------------- portable row */
-
-/* 32 codes from any address. */
+/* Loads 32 codes from any address. */
 static __device__ __forceinline__ void load32(const uint8_t *from, uint32_t *w)
 {
     if ((uintptr_t)from % 16 == 0) {
@@ -82,7 +36,7 @@ typedef struct run_regs {
     uint16_t scale[RIDGE_Q8_0_RUN];
 } run_regs;
 
-/* `count` blocks of 32 codes, the others zero; all loads before the first use. */
+/* Loads `count` blocks of 32 codes and clears the others; all loads are issued before the first use. */
 static __device__ __forceinline__ void load_codes(const uint8_t *from, int64_t step, int count, uint32_t (*code)[8])
 {
     const bool vectors = ((uintptr_t)from | (uintptr_t)step) % 16 == 0;
@@ -106,8 +60,8 @@ static __device__ __forceinline__ void load_codes(const uint8_t *from, int64_t s
                 load32(from + i * step, code[i]);
 }
 
-/* The run of `row` that begins at block b. A row that is not there (inside is false) has no blocks. */
-static __device__ __forceinline__ void load_run(const q8_0_args &p, const q8_0_weight &m, int64_t row, int64_t b,
+/* Loads the run of `row` that begins at block b. A row outside of the matrix (inside is false) has no blocks. */
+static __device__ __forceinline__ void load_run(const q8_0_matmul_args &p, const q8_0_weight &m, int64_t row, int64_t b,
                                                 bool inside, run_regs *w)
 {
     const int count = inside ? (int)min((int64_t)RIDGE_Q8_0_RUN, max((int64_t)0, p.blocks - b)) : 0;
@@ -119,17 +73,17 @@ static __device__ __forceinline__ void load_run(const q8_0_args &p, const q8_0_w
         w->scale[i] = i < count ? (uint16_t)(scale[i * m.scale_step] | scale[i * m.scale_step + 1] << 8) : 0;
 }
 
-/* This lane's partition of a row for `count` tokens from `first` on, then the tree over the eight lanes. w: the first
- * run. Blocks behind the last one are zeros, which change no bit. */
+/* Sums this lane's partition of a row for `count` tokens from `first` on, then adds the eight lanes by the tree. w: the
+ * first run. Blocks beyond the last one are zeros, which change no bit. */
 template <int COUNT>
-static __device__ __forceinline__ void sum_row(const q8_0_args &p, const q8_0_weight &m, int64_t row, int first,
+static __device__ __forceinline__ void sum_row(const q8_0_matmul_args &p, const q8_0_weight &m, int64_t row, int first,
                                                int count, bool inside, run_regs *w, float *acc)
 {
 #pragma unroll
     for (int t = 0; t < COUNT; t++)
         acc[t] = 0.0f;
     for (int64_t b = threadIdx.x % RIDGE_Q8_0_PARTS * RIDGE_Q8_0_RUN; inside && b < p.blocks;) {
-        const int there = (int)min((int64_t)RIDGE_Q8_0_RUN, p.blocks - b);
+        const int left = (int)min((int64_t)RIDGE_Q8_0_RUN, p.blocks - b);
 
 #pragma unroll
         for (int t = 0; t < COUNT; t++)
@@ -139,10 +93,10 @@ static __device__ __forceinline__ void sum_row(const q8_0_args &p, const q8_0_we
                 float xs[RIDGE_Q8_0_RUN];
 
                 load_codes((const uint8_t *)p.x + (first + t) * p.x_stride + b * RIDGE_Q8_0_BLOCK, RIDGE_Q8_0_BLOCK,
-                           there, x);
+                           left, x);
 #pragma unroll
                 for (int i = 0; i < RIDGE_Q8_0_RUN; i++)
-                    xs[i] = i < there ? scales[i] : 0.0f;
+                    xs[i] = i < left ? scales[i] : 0.0f;
 #pragma unroll
                 for (int i = 0; i < RIDGE_Q8_0_RUN; i++) {
                     int32_t dot = 0;
@@ -153,7 +107,7 @@ static __device__ __forceinline__ void sum_row(const q8_0_args &p, const q8_0_we
                     acc[t] = ridge_q8_0_step(acc[t], ptx_f32_from_f16(w->scale[i]), xs[i], dot);
                 }
             }
-        b += Q8_0_TURN;
+        b += Q8_0_STEP;
         if (b < p.blocks)
             load_run(p, m, row, b, inside, w);
     }
@@ -165,7 +119,7 @@ static __device__ __forceinline__ void sum_row(const q8_0_args &p, const q8_0_we
 }
 
 template <int GATE_UP, int COUNT>
-static __global__ void __launch_bounds__(THREADS) q8_0_portable(const __grid_constant__ q8_0_args p)
+static __global__ void __launch_bounds__(THREADS) q8_0_dp4a(const __grid_constant__ q8_0_matmul_args p)
 {
     int64_t row = (int64_t)blockIdx.x * (blockDim.x / RIDGE_Q8_0_PARTS) + threadIdx.x / RIDGE_Q8_0_PARTS;
     const int first = (int)blockIdx.y * COUNT, count = min(COUNT, p.tokens - first);
@@ -178,221 +132,66 @@ static __global__ void __launch_bounds__(THREADS) q8_0_portable(const __grid_con
     ptx_grid_release();
     row -= which ? p.weight[0].rows : 0;
     inside = row < m.rows;
-    if (!p.settled)
+    if (!p.weights_const)
         ptx_grid_wait();
     load_run(p, m, row, part * RIDGE_Q8_0_RUN, inside, &w);
     if (GATE_UP)
         load_run(p, p.weight[1], row, part * RIDGE_Q8_0_RUN, inside, &v);
-    if (p.settled)
+    if (p.weights_const)
         ptx_grid_wait();
     sum_row<COUNT>(p, m, row, first, count, inside, &w, acc);
     if (GATE_UP)
         sum_row<COUNT>(p, p.weight[1], row, first, count, inside, &v, up);
 #pragma unroll
-    for (int t = 0; t < COUNT; t++) /* every lane has the sums: they share the tokens */
+    for (int t = 0; t < COUNT; t++) /* every lane has the sums; lane t stores token t */
         if (inside && t < count && t == part) {
             if (GATE_UP) {
-                q8_0_finish_gate_up(p, row, first + t, acc[t], up[t]);
+                q8_0_epilogue_gate_up(p, row, first + t, acc[t], up[t]);
             } else {
-                q8_0_streams streams;
+                q8_0_hc_inputs hc;
 
-                q8_0_fetch(p, row, first + t, &streams);
-                q8_0_finish(p, which, row, first + t, acc[t], &streams);
+                q8_0_load_hc(p, row, first + t, &hc);
+                q8_0_epilogue(p, which, row, first + t, acc[t], &hc);
             }
         }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[6] = {
-    (const void *)q8_0_portable<0, 1>,           (const void *)q8_0_portable<0, TOKENS>,
-    (const void *)q8_0_portable<1, 1>,           (const void *)q8_0_portable<1, TOKENS>,
-    (const void *)q8_0_quantize_rows<RIDGE_F32>, (const void *)q8_0_quantize_rows<RIDGE_BF16>,
+static const void *const functions[4] = {
+    (const void *)q8_0_dp4a<0, 1>,
+    (const void *)q8_0_dp4a<0, TOKENS>,
+    (const void *)q8_0_dp4a<1, 1>,
+    (const void *)q8_0_dp4a<1, TOKENS>,
 };
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 6, "q8_0_decode: loading kernels");
+    return host_load(device, functions, 4, "q8_0_matmul: loading kernels");
 }
 
-static int64_t stride_of(const ridge_operand *x, int64_t packed)
-{
-    return x->stride ? x->stride : packed;
-}
-
-static ridge_status quantize(const ridge_device *device, const char *name, uint32_t dtype, rows_args *p, void *stream)
-{
-    p->units = (p->cols + 255) / 256;
-    p->vector_x = quantize_aligned(p->x, p->stride, 16);
-    p->vector_codes = quantize_aligned(p->codes, p->codes_stride, 8);
-    return host_launch(device, name, functions[dtype == RIDGE_BF16 ? 5 : 4],
-                       dim3((unsigned)((p->rows * p->units + THREADS / 32 - 1) / (THREADS / 32))), THREADS, p, stream);
-}
-
-static ridge_status launch_quantize(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                                    void *, size_t, void *stream)
-{
-    const ridge_call *call = &bound->call;
-
-    const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], *q = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES],
-                        *s = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
-    rows_args p = {};
-
-    p.rows = call->dim[0];
-    p.cols = call->dim[1];
-    if (p.rows == 0 || p.cols == 0)
-        return RIDGE_OK;
-    p.x = (const char *)x->data;
-    p.stride = stride_of(x, p.cols) * (x->dtype == RIDGE_F32 ? 4 : 2);
-    p.codes = (int8_t *)q->data;
-    p.codes_stride = stride_of(q, p.cols);
-    p.scales = (float *)s->data;
-    p.scales_stride = stride_of(s, p.cols / RIDGE_Q8_0_BLOCK);
-    return quantize(device, kernel->name, x->dtype, &p, stream);
-}
-
-static q8_0_weight weight_of(const ridge_call *call, int slot, int64_t rows)
-{
-    const ridge_operand *w = &call->arg[slot], *s = &call->arg[slot + 1];
-    const int64_t blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
-    q8_0_weight m = {};
-
-    m.rows = rows;
-    m.codes = (const uint8_t *)w->data;
-    if (w->dtype == RIDGE_I8) {
-        m.stride = stride_of(w, call->dim[1]);
-        m.step = RIDGE_Q8_0_BLOCK;
-        m.scales = (const uint8_t *)s->data;
-        m.scale_stride = 2 * stride_of(s, blocks);
-        m.scale_step = 2;
-    } else {
-        m.stride = m.scale_stride = stride_of(w, blocks * RIDGE_Q8_0_BYTES);
-        m.step = m.scale_step = RIDGE_Q8_0_BYTES;
-        m.scales = m.codes;
-        m.codes += 2;
-    }
-    return m;
-}
-
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
-size_t q8_0_workspace(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
-{
-    const size_t n = (size_t)problem->dim[0] * (size_t)problem->dim[1];
-
-    return problem->dtype[0] == RIDGE_I8 ? 0 : round_up(n) + round_up(n / RIDGE_Q8_0_BLOCK * sizeof(float));
-}
-
-static void collect_hc(const ridge_call *call, q8_0_args *p)
-{
-    const ridge_operand *arg = call->arg, *add = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD],
-                        *y = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_Y];
-    const int64_t rows = call->dim[2], n = call->dim[3];
-
-    p->n_hc = (int)n;
-    p->post = (const float *)arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_POST].data;
-    p->post_ld = stride_of(&arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_POST], n);
-    p->comb = (const float *)arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB].data;
-    p->comb_ld = stride_of(&arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB], n * n);
-    p->res = (const float *)arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_RES].data;
-    p->res_stride = stride_of(&arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_RES], n * rows);
-    p->add = add->dtype == RIDGE_NONE ? NULL : (const float *)add->data;
-    p->add_stride = stride_of(add, rows);
-    p->y = y->dtype == RIDGE_NONE ? NULL : (float *)y->data;
-    p->y_stride = stride_of(y, rows);
-    p->out[0] = arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT].data;
-    p->out_stride[0] = stride_of(&arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT], n * rows);
-}
-
-static void collect(const ridge_call *call, q8_0_args *p)
-{
-    const ridge_operand *arg = call->arg;
-    const bool pair = call->op == RIDGE_Q8_0_PAIR, gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
-    const int out = pair      ? (int)RIDGE_Q8_0_PAIR_OUT0
-                    : gate_up ? (int)RIDGE_Q8_0_GATE_UP_SWIGLU_OUT
-                              : (int)RIDGE_Q8_0_MATMUL_OUT;
-    const int64_t rows = call->dim[2];
-
-    p->op = (int)call->op;
-    p->tokens = (int)call->dim[0];
-    p->blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
-    p->weight[0] = weight_of(call, 2, rows);
-    if (pair || gate_up)
-        p->weight[1] = weight_of(call, 4, pair ? call->dim[3] : rows);
-    if (call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND) {
-        collect_hc(call, p);
-        return;
-    }
-    p->bf16 = arg[out].dtype == RIDGE_BF16;
-    for (int i = 0; i <= pair; i++) {
-        p->out[i] = arg[out + i].data;
-        p->out_stride[i] = stride_of(&arg[out + i], p->weight[i].rows);
-    }
-    if (gate_up) {
-        const ridge_operand *scale = &arg[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE];
-
-        p->act = call->flags & RIDGE_ACTIVATION;
-        p->token_scale = scale->dtype == RIDGE_NONE ? NULL : (const float *)scale->data;
-        p->swiglu = ridge_swiglu_resolve(call->opt.swiglu);
-    }
-}
-
-ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, bool quantise,
-                        void *workspace, void *stream, q8_0_args *p)
-{
-    const ridge_operand *x = &call->arg[0];
-    const int64_t tokens = call->dim[0], cols = call->dim[1];
-    rows_args q = {};
-
-    collect(call, p);
-    p->settled = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
-    if (x->dtype == RIDGE_I8) {
-        p->x = (const int8_t *)x->data;
-        p->x_stride = stride_of(x, cols);
-        p->x_scales = (const float *)call->arg[1].data;
-        p->x_ld = stride_of(&call->arg[1], p->blocks);
-        return RIDGE_OK;
-    }
-    if (!quantise)
-        return RIDGE_OK;
-    p->x = q.codes = (int8_t *)workspace;
-    p->x_scales = q.scales = (float *)((char *)workspace + round_up((size_t)(tokens * cols)));
-    p->x_stride = q.codes_stride = cols;
-    p->x_ld = q.scales_stride = p->blocks;
-    q.x = (const char *)x->data;
-    q.stride = stride_of(x, cols) * (x->dtype == RIDGE_F32 ? 4 : 2);
-    q.rows = tokens;
-    q.cols = cols;
-    return tokens && cols ? quantize(device, kernel->name, x->dtype, &q, stream) : RIDGE_OK;
-}
-
-ridge_status q8_0_launch_portable(const ridge_device *device, const char *name, q8_0_args *p, void *stream)
+ridge_status q8_0_launch_dp4a(const ridge_device *device, const char *name, q8_0_matmul_args *p, void *stream)
 {
     const bool gate_up = p->op == RIDGE_Q8_0_GATE_UP_SWIGLU, many = p->tokens > 1;
     const int64_t rows = p->weight[0].rows + (p->op == RIDGE_Q8_0_PAIR ? p->weight[1].rows : 0);
-    /* Few rows: a warp a block, so that more multiprocessors load. */
+    /* With few rows a CTA is one warp, so that more SMs load. */
     const int threads = rows * RIDGE_Q8_0_PARTS < (int64_t)device->units * 2 * THREADS ? 32 : THREADS;
-    const int64_t high = threads / RIDGE_Q8_0_PARTS, blocks = (rows + high - 1) / high;
+    const int64_t blocks = ridge_ceil_div(rows, threads / RIDGE_Q8_0_PARTS);
 
     if (rows == 0 || p->tokens == 0)
         return RIDGE_OK;
     return host_launch(device, name, functions[2 * gate_up + many],
-                       dim3((unsigned)blocks, (unsigned)(many ? (p->tokens + TOKENS - 1) / TOKENS : 1)), threads, p,
+                       dim3((unsigned)blocks, (unsigned)(many ? ridge_ceil_div(p->tokens, TOKENS) : 1)), threads, p,
                        stream);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    const ridge_call *call = &bound->call;
+    q8_0_matmul_args p = {};
+    const ridge_status status = q8_0_begin(device, kernel, &bound->call, true, workspace, stream, &p);
 
-    q8_0_args p = {};
-    const ridge_status status = q8_0_begin(device, kernel, call, true, workspace, stream, &p);
-
-    return status ? status : q8_0_launch_portable(device, kernel->name, &p, stream);
+    return status ? status : q8_0_launch_dp4a(device, kernel->name, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -400,18 +199,9 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return (double)problem->dim[2] + (double)problem->dim[3] > 2147483647.0 ? "more than 2^31 - 1 rows" : NULL;
 }
 
-static const char *quantize_why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
-{
-    return (double)problem->dim[0] * ((double)problem->dim[1] / 1024 + 1) > 2147483647.0
-               ? "more than 2^31 - 1 thread blocks"
-               : NULL;
-}
-
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    if (problem->op == RIDGE_Q8_0_QUANTIZE_ROWS)
-        return 2 + 5.0 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
-    /* A run of 4 blocks after another: the latency of memory each time. */
+    /* A lane loads one run of 4 blocks after another, so each k step costs a memory latency (1.6 us a 1024 columns). */
     return (problem->flags & RIDGE_WEIGHTS_CONST ? 1.2 : 1.7) + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
            1.6 * ((double)problem->dim[1] / 1024 > 1 ? (double)problem->dim[1] / 1024 : 0) +
            0.35 * (double)(problem->dim[0] - 1) +
@@ -425,21 +215,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     }
 
 static const ridge_kernel rows[] = {
-    {"cuda.q8_0_quantize_rows.warp8",
-     RIDGE_Q8_0_QUANTIZE_ROWS,
-     RIDGE_ARCH_SM80,
-     RIDGE_ARCH_SM121,
-     Q8_0_CONTRACT,
-     0,
-     {},
-     quantize_why_not,
-     NULL,
-     cost,
-     launch_quantize},
     ROW("q8_0_matmul", RIDGE_Q8_0_MATMUL),
     ROW("q8_0_pair", RIDGE_Q8_0_PAIR),
     ROW("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
     ROW("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
 };
 
-extern "C" const ridge_kernel_list ridge_cuda_q8_0_decode = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
+extern "C" const ridge_kernel_list ridge_cuda_q8_0_dp4a = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -1,267 +1,204 @@
-/* matmul_tma_mainloop.cuh: arguments, loading warp and computing warps of matmul_tma.cu, where the design is told. */
-#ifndef RIDGE_Q8_0_STREAM_CUH
-#define RIDGE_Q8_0_STREAM_CUH
+/* matmul_tma_mainloop.cuh: the TMA producers and the MMA warps of matmul_tma.cuh. */
+#ifndef RIDGE_Q8_0_MATMUL_TMA_MAINLOOP_CUH
+#define RIDGE_Q8_0_MATMUL_TMA_MAINLOOP_CUH
 
-#include "args.cuh"
-
-enum { MOST_STAGES = 16, SUMS = 2 };
-
-/* Large tiles have one block a multiprocessor and much to finish, small ones two and little. Tiles of 32 rows have two
- * groups of computing warps, 16 rows each: a warp alone waits for its own loads and products most of the time. */
-#define LARGE(subs, tokens) ((subs) * (tokens) > 32 || (subs) == 4)
-#define GROUPS(subs) ((subs) == 4 ? 2 : 1)
-#define CONSUMERS(subs) (RIDGE_Q8_0_PARTS * GROUPS(subs))
-#define FINISHERS(subs, tokens) ((subs) == 4 ? 6 : LARGE(subs, tokens) ? 4 : 2)
-#define THREADS(subs, tokens) (32 * (CONSUMERS(subs) + 2 + FINISHERS(subs, tokens)))
-
-/* Shared memory of 8 rows and a turn. Rows of blocks and of scales are 16 bytes longer than needed, so that eight of
- * them begin in different banks. */
-enum {
-    SUB = 8,
-    RAW_PITCH = Q8_0_TURN * RIDGE_Q8_0_BYTES + 16,
-    SCALE_PITCH = 2 * Q8_0_TURN + 16,
-    X_SCALE_PITCH = 4 * Q8_0_TURN + 16,
-    RAW_BYTES = SUB * RAW_PITCH,
-    CODE_BYTES = SUB * 1024,
-    SCALE_BYTES = SUB * SCALE_PITCH,
-    READY = 8 * (2 * MOST_STAGES + 2 * SUMS), /* a barrier */
-    X_FULL = READY + 8,                       /* and those of x, one a stage or a box */
-    BAR_BYTES = X_FULL + 8 * MOST_STAGES
-};
-
-/* Of hyper-connections with the usual four streams: post and comb of a token. */
-enum { HC_STREAMS = 4, HC_FACTORS = HC_STREAMS + HC_STREAMS * HC_STREAMS };
-
-/* Partial sums: rows of every other token begin 8 banks apart. */
-#define SUMS_PITCH(subs) ((subs)*SUB + 4)
-#define SUMS_BYTES(subs, tokens) (4 * RIDGE_Q8_0_PARTS * (tokens)*SUMS_PITCH(subs))
-
-typedef struct stream_args {
-    /* What the loops need, in one line of the constant cache. */
-    int tiles0, tiles; /* of the first weight, and all */
-    int turns, stages, gate_up;
-    int high;         /* rows of a tile: with gate_up half of the stage's */
-    int resident;     /* x stays in shared memory */
-    int early;        /* turns that are loaded before the kernels in front have finished (at most the stages), */
-    int ahead;        /* and that are brought into L2 after them */
-    int window;       /* turns on their way, */
-    int early_window; /* and before the kernels in front have finished */
-    int share, rest;  /* tiles of every block; how many blocks have one more */
-    int late;         /* turns that a block has still to ask for when the next kernel is let in */
-    int tokens, x_scales_slot;
-    int x_shift; /* a box of x has 1 << x_shift turns: 0 where x shares the ring */
-    int x_dtype; /* RIDGE_I8: codes and scales, by TMA; else the computing warps quantise x into its resident place */
-    int two;     /* teams of finishing warps, which take the tiles in turn; else one */
-    uint32_t at_x, at_scales, at_x_scales, at_sums, at_factors, at_bars;
-    CUtensorMap codes[2], scales[2], x, x_scales; /* codes: of raw blocks where there are no planes */
-    const char *x_floats;
-    int64_t x_stride; /* bytes */
-    q8_0_args p;
-} stream_args;
+#include "matmul_tma.cuh"
 
 #if __CUDA_ARCH__ >= 900
-/* The weight of a tile and its first row. */
-static __device__ __forceinline__ int tile_rows(const stream_args &a, int tile, int *row)
+/* The weight of a tile, and the tile's first row. */
+static __device__ __forceinline__ int locate_tile(const q8_0_tma_args &a, int tile, int *row)
 {
     const int which = tile >= a.tiles0;
 
-    *row = (which ? tile - a.tiles0 : tile) * a.high;
+    *row = (which ? tile - a.tiles0 : tile) * a.tile_rows;
     return which;
 }
 
-/* ------------------------------------------------------------------------------------------------- the loading warp */
+/* --------------------------------------------------------------------------------------------------- TMA producers */
 
-/* The turns of all tiles of this block, one after another. */
-typedef struct cursor {
-    int tile, turn, stage;
-} cursor;
+/* The k step to load next: those of all tiles of this CTA, one tile after another. */
+typedef struct load_pos {
+    int tile, k_step;
+    pipeline_state at;
+} load_pos;
 
-static __device__ __forceinline__ void next_turn(const stream_args &a, cursor *c)
+static __device__ __forceinline__ void next_step(const q8_0_tma_args &a, load_pos *c)
 {
-    c->stage = c->stage + 1 == a.stages ? 0 : c->stage + 1;
-    if (++c->turn == a.turns) {
-        c->turn = 0;
+    pipeline_advance(&c->at, a.stages);
+    if (++c->k_step == a.k_steps) {
+        c->k_step = 0;
         c->tile += gridDim.x;
     }
 }
 
-/* The rows of one weight to `rows` rows of the stage from `first` on. */
+/* Issues the loads of one weight's rows, to the rows of the stage from `first` on. */
 template <int SUBS, int RAW>
-static __device__ __forceinline__ void load_rows(const stream_args &a, const cursor &c, uint32_t shared, uint32_t full,
-                                                 int which, int row, int first)
+static __device__ __forceinline__ void load_rows(const q8_0_tma_args &a, const load_pos &c, uint32_t shared,
+                                                 uint32_t full, int which, int row, int first)
 {
     if (RAW) {
-        ptx_tma_load_2d(shared + c.stage * (SUBS * RAW_BYTES) + first * RAW_PITCH, &a.codes[which],
-                        c.turn * (Q8_0_TURN * RIDGE_Q8_0_BYTES / 8), row, full);
+        ptx_tma_load_2d(shared + c.at.stage * (SUBS * RAW_BYTES) + first * RAW_PITCH, &a.codes[which],
+                        c.k_step * (Q8_0_STEP * RIDGE_Q8_0_BYTES / 8), row, full);
     } else {
-        ptx_tma_load_3d(shared + c.stage * (SUBS * CODE_BYTES) + first * 1024, &a.codes[which], 0, row, c.turn * 8,
+        ptx_tma_load_3d(shared + c.at.stage * (SUBS * CODE_BYTES) + first * 1024, &a.codes[which], 0, row, c.k_step * 8,
                         full);
-        ptx_tma_load_2d(shared + a.at_scales + c.stage * (SUBS * SCALE_BYTES) + first * SCALE_PITCH, &a.scales[which],
-                        c.turn * Q8_0_TURN, row, full);
+        ptx_tma_load_2d(shared + a.off_scales + c.at.stage * (SUBS * SCALE_BYTES) + first * SCALE_PITCH,
+                        &a.scales[which], c.k_step * Q8_0_STEP, row, full);
     }
 }
 
 template <int SUBS, int RAW>
-static __device__ __forceinline__ void load_weights(const stream_args &a, const cursor &c, uint32_t shared,
+static __device__ __forceinline__ void load_weights(const q8_0_tma_args &a, const load_pos &c, uint32_t shared,
                                                     uint32_t full)
 {
     int row;
-    const int which = tile_rows(a, c.tile, &row);
+    const int which = locate_tile(a, c.tile, &row);
 
     ptx_mbarrier_expect(full, SUBS * (RAW ? RAW_BYTES : CODE_BYTES + SCALE_BYTES));
     load_rows<SUBS, RAW>(a, c, shared, full, which, row, 0);
     if (a.gate_up)
-        load_rows<SUBS, RAW>(a, c, shared, full, 1, row, a.high);
+        load_rows<SUBS, RAW>(a, c, shared, full, 1, row, a.tile_rows);
 }
 
-/* x of 1 << x_shift turns from `turn` on to their slots, for the barrier with this number. */
-static __device__ __forceinline__ void load_x(const stream_args &a, uint32_t shared, int turn, int slot, int number)
+/* Issues the loads of x for 1 << x_shift k steps from k_step on, to their slots; `number` names the barrier. */
+static __device__ __forceinline__ void load_x(const q8_0_tma_args &a, uint32_t shared, int k_step, int slot, int number)
 {
-    const uint32_t full = shared + a.at_bars + X_FULL + 8 * number;
-    const int scale_bytes = a.tokens == 1 ? 4 * Q8_0_TURN : a.tokens * X_SCALE_PITCH;
-    uint32_t to = shared + a.at_x_scales + slot * a.x_scales_slot;
+    const uint32_t full = shared + a.off_bars + BAR_X_FULL + 8 * number;
+    const int scale_bytes = a.tokens == 1 ? 4 * Q8_0_STEP : a.tokens * X_SCALE_PITCH;
+    uint32_t to = shared + a.off_x_scales + slot * a.x_scales_slot;
 
     ptx_mbarrier_expect(full, (a.tokens * 1024 + scale_bytes) << a.x_shift);
-    ptx_tma_load_3d(shared + a.at_x + slot * a.tokens * 1024, &a.x, 0, 0, turn * 8, full);
-    if (a.tokens == 1) { /* scales of all turns in one row */
-        ptx_tma_load_2d(to, &a.x_scales, turn * Q8_0_TURN, 0, full);
+    ptx_tma_load_3d(shared + a.off_x + slot * a.tokens * 1024, &a.x, 0, 0, k_step * 8, full);
+    if (a.tokens == 1) { /* scales of all k steps in one row */
+        ptx_tma_load_2d(to, &a.x_scales, k_step * Q8_0_STEP, 0, full);
         return;
     }
     for (int i = 0; i < 1 << a.x_shift; i++, to += a.x_scales_slot)
-        ptx_tma_load_2d(to, &a.x_scales, (turn + i) * Q8_0_TURN, 0, full);
+        ptx_tma_load_2d(to, &a.x_scales, (k_step + i) * Q8_0_STEP, 0, full);
 }
 
-/* A turn's weights to L2, where every kernel's writes meet: unlike a load this is right at any time. */
-template <int RAW> static __device__ __forceinline__ void fetch_weights(const stream_args &a, const cursor &c)
+/* Prefetches a k step's weights into L2. Unlike a load, this is correct before the primary grid has ended: its writes
+ * go through L2 too. */
+template <int RAW> static __device__ __forceinline__ void prefetch_weights(const q8_0_tma_args &a, const load_pos &c)
 {
     int row;
-    const int which = tile_rows(a, c.tile, &row);
+    const int which = locate_tile(a, c.tile, &row);
 
     for (int i = which; i <= which + a.gate_up; i++)
         if (RAW) {
-            ptx_tma_prefetch_2d(&a.codes[i], c.turn * (Q8_0_TURN * RIDGE_Q8_0_BYTES / 8), row);
+            ptx_tma_prefetch_2d(&a.codes[i], c.k_step * (Q8_0_STEP * RIDGE_Q8_0_BYTES / 8), row);
         } else {
-            ptx_tma_prefetch_3d(&a.codes[i], 0, row, c.turn * 8);
-            ptx_tma_prefetch_2d(&a.scales[i], c.turn * Q8_0_TURN, row);
+            ptx_tma_prefetch_3d(&a.codes[i], 0, row, c.k_step * 8);
+            ptx_tma_prefetch_2d(&a.scales[i], c.k_step * Q8_0_STEP, row);
         }
 }
 
-/* Turn n of the block has its place in the ring when the turn that was there has been read, and its turn to be asked
- * for when turn n - window has come: more bytes on their way than the memory needs only make what others ask for wait,
- * x and the residuals above all. */
-template <int SUBS, int RAW> static __device__ __forceinline__ void produce(const stream_args &a, uint32_t shared)
+/* The weight producer. K step n may be issued when its stage is free and k step n - window has arrived: bounding the
+ * bytes in flight keeps x and the residuals from queueing behind weights (x takes 1.0 us with 56 KB in flight, 2.4 us
+ * with six stages; H200). The first early_steps do not wait for the primary grid (constant weights); where there are
+ * none, prefetch_steps are prefetched into L2 before that wait. */
+template <int SUBS, int RAW> static __device__ __forceinline__ void produce(const q8_0_tma_args &a, uint32_t shared)
 {
-    const uint32_t full = shared + a.at_bars, empty = full + 8 * MOST_STAGES;
-    cursor w = {(int)blockIdx.x, 0, 0};
-    const int release = max(0, (a.share + ((int)blockIdx.x < a.rest)) * a.turns - a.late);
-    uint32_t parity = 1, come_parity = 0;
-    int come = 0, come_n = 0;
+    const uint32_t full = shared + a.off_bars, empty = full + 8 * MAX_STAGES;
+    load_pos w = {(int)blockIdx.x, 0, PIPELINE_PRODUCER};
+    const int trigger = max(0, (a.cta_tiles + ((int)blockIdx.x < a.extra_tiles)) * a.k_steps - a.trigger_left);
+    pipeline_state arrived = PIPELINE_CONSUMER;
+    int arrived_n = 0;
 
-    for (int n = 0; w.tile < a.tiles; n++, next_turn(a, &w)) {
-        if (n == release)
+    for (int n = 0; w.tile < a.tiles; n++, next_step(a, &w)) {
+        if (n == trigger) /* the dependent grid may start */
             ptx_grid_release();
-        if (n == a.early) {
-            cursor next = w;
+        if (n == a.early_steps) {
+            load_pos next = w;
 
-            for (int i = 0; i < a.ahead && next.tile < a.tiles; i++, next_turn(a, &next))
-                fetch_weights<RAW>(a, next);
+            for (int i = 0; i < a.prefetch_steps && next.tile < a.tiles; i++, next_step(a, &next))
+                prefetch_weights<RAW>(a, next);
             ptx_grid_wait();
         }
-        if (w.stage == 0)
-            parity ^= 1;
         if (n == a.stages)
-            ptx_mbarrier_wait(full + READY, 0);
+            ptx_mbarrier_wait(full + BAR_READY, 0);
         if (n >= a.stages)
-            ptx_mbarrier_wait(empty + 8 * w.stage, parity ^ 1);
-        while (come_n <= n - (n < a.early ? a.early_window : a.window)) {
-            ptx_mbarrier_wait(full + 8 * come, come_parity);
-            come = come + 1 == a.stages ? 0 : come + 1;
-            come_parity ^= come == 0;
-            come_n++;
+            pipeline_acquire(empty, w.at);
+        while (arrived_n <= n - (n < a.early_steps ? a.early_window : a.window)) {
+            pipeline_wait(full, arrived);
+            pipeline_advance(&arrived, a.stages);
+            arrived_n++;
         }
-        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.stage);
-        if (n >= a.stages && !a.resident && a.x_dtype == RIDGE_I8)
-            load_x(a, shared, w.turn, w.stage, w.stage);
+        load_weights<SUBS, RAW>(a, w, shared, full + 8 * w.at.stage);
+        if (n >= a.stages && !a.x_resident && a.x_dtype == RIDGE_I8)
+            load_x(a, shared, w.k_step, w.at.stage, w.at.stage);
     }
 }
 
-/* x, by a warp of its own: the loading one may be waiting for weights. All of it where it stays in shared memory, else
- * of the ring's first round. */
-static __device__ __forceinline__ void send_x(const stream_args &a, uint32_t shared)
+/* The x producer, a warp of its own because the weight producer may be waiting for weights. It loads all of x where x
+ * is resident, else the x of the ring's first stages; the weight producer goes on from there. */
+static __device__ __forceinline__ void produce_x(const q8_0_tma_args &a, uint32_t shared)
 {
-    cursor x = {(int)blockIdx.x, 0, 0};
+    load_pos x = {(int)blockIdx.x, 0, PIPELINE_PRODUCER};
 
     if (threadIdx.x % 32 || a.x_dtype != RIDGE_I8)
         return;
     ptx_grid_wait();
-    if (a.resident)
-        for (int box = 0; box << a.x_shift < a.turns; box++)
+    if (a.x_resident)
+        for (int box = 0; box << a.x_shift < a.k_steps; box++)
             load_x(a, shared, box << a.x_shift, box << a.x_shift, box);
     else
-        for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_turn(a, &x))
-            load_x(a, shared, x.turn, x.stage, x.stage);
+        for (int n = 0; n < a.stages && x.tile < a.tiles; n++, next_step(a, &x))
+            load_x(a, shared, x.k_step, x.at.stage, x.at.stage);
 }
 
-/* --------------------------------------------------------------------------------------------- the computing warps */
+/* ------------------------------------------------------------------------------------------------------- MMA warps */
 
-/* Keeps the compiler from computing a value again in every turn, or reading a kernel parameter, in front of what
- * depends on it. */
-static __device__ __forceinline__ uint32_t kept(uint32_t v)
-{
-    asm volatile("" : "+r"(v));
-    return v;
-}
-
-/* Where a lane reads in shared memory, at stage and slot 0. */
-template <int TOKENS> struct lane_reads {
-    uint32_t codes, scales; /* of the weights; of raw blocks only codes */
+/* The addresses of shared memory that a lane reads, for stage and slot 0. */
+template <int TOKENS> struct lane_addresses {
+    uint32_t codes, scales; /* of the weights; raw blocks have codes only */
     uint32_t x[TOKENS / 8], x_scales[TOKENS / 8][2];
 };
 
-/* Only the tokens that there are lie in shared memory; the others' columns of the instruction hold copies of the last
- * one, whose sums nobody reads. The swizzle is the same in every slot: a slot has a multiple of 8 lines. */
+/* Shared memory holds the call's tokens only; the instruction's other columns read the last token again, and no thread
+ * reads their sums. The swizzle is the same in every slot: a slot has a multiple of 8 lines. */
 template <int SUBS, int TOKENS, int RAW>
-static __device__ __forceinline__ lane_reads<TOKENS> start_reads(const stream_args &a, uint32_t shared, int part,
-                                                                 int lane, int sub)
+static __device__ __forceinline__ lane_addresses<TOKENS> find_addresses(const q8_0_tma_args &a, uint32_t shared,
+                                                                        int part, int lane, int sub)
 {
     enum { BOTH = SUBS > 1 };
-    /* TMA writes [line of 128 columns][row]; with gate_up two boxes, gate's rows and up's. */
+    /* TMA writes [line of 128 columns][row]; with gate_up two boxes, the rows of gate and of up. */
     const uint32_t second = BOTH && lane & 8 ? 1024 + (SUBS == 2 && a.gate_up ? CODE_BYTES - 1024 : 0) : 0;
     const uint32_t chunk = BOTH ? lane / 16 : lane / 8;
-    lane_reads<TOKENS> at;
+    lane_addresses<TOKENS> at;
 
     if (RAW) {
         at.codes = shared + sub * RAW_BYTES + lane / 4 * RAW_PITCH + part * (RIDGE_Q8_0_RUN * RIDGE_Q8_0_BYTES);
         at.scales = 0;
     } else {
-        at.codes = shared + part * a.high * 128 + lane % 8 * 128 + second + sub * 1024 +
+        at.codes = shared + part * a.tile_rows * 128 + lane % 8 * 128 + second + sub * 1024 +
                    (sub && a.gate_up ? sub * (CODE_BYTES - 1024) : 0) + ((chunk ^ (lane % 8)) << 4);
-        at.scales = shared + a.at_scales + sub * SCALE_BYTES + lane / 4 * SCALE_PITCH + part * 8;
+        at.scales = shared + a.off_scales + sub * SCALE_BYTES + lane / 4 * SCALE_PITCH + part * 8;
     }
 #pragma unroll
     for (int n = 0; n < TOKENS / 8; n++) {
         const int line = part * a.tokens + min(8 * n + lane % 8, a.tokens - 1); /* of 128 bytes */
 
-        at.x[n] = shared + a.at_x + line * 128 + (((lane / 8) ^ (line & 7)) << 4);
-        if (TOKENS == 8) /* 16 leave no registers for it */
-            at.x[n] = kept(at.x[n]);
+        at.x[n] = shared + a.off_x + line * 128 + (((lane / 8) ^ (line & 7)) << 4);
+        if (TOKENS == 8) /* with 16 tokens there are no registers for it */
+            at.x[n] = opaque(at.x[n]);
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             at.x_scales[n][t] =
-                shared + a.at_x_scales + part * 16 + min(8 * n + lane % 4 * 2 + t, a.tokens - 1) * X_SCALE_PITCH;
+                shared + a.off_x_scales + part * 16 + min(8 * n + lane % 4 * 2 + t, a.tokens - 1) * X_SCALE_PITCH;
             if (TOKENS == 8)
-                at.x_scales[n][t] = kept(at.x_scales[n][t]);
+                at.x_scales[n][t] = opaque(at.x_scales[n][t]);
         }
     }
-    at.codes = kept(at.codes);
-    at.scales = kept(at.scales);
+    at.codes = opaque(at.codes);
+    at.scales = opaque(at.scales);
     return at;
 }
 
-/* x of this warp's 4 blocks and 8 tokens: the operand b of four matrix instructions, and the scales of this lane's
- * tokens, 2 (lane % 4) and the next. */
-static __device__ __forceinline__ void read_x(uint32_t codes, uint32_t scales, uint32_t next, uint32_t (*code)[2],
-                                              float (*scale)[4])
+/* Loads x of this warp's 4 blocks and 8 tokens: operand b of four instructions, and the scales of this lane's tokens,
+ * 2 (lane % 4) and the next. */
+static __device__ __forceinline__ void load_x_fragments(uint32_t codes, uint32_t scales, uint32_t next,
+                                                        uint32_t (*code)[2], float (*scale)[4])
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -274,10 +211,11 @@ static __device__ __forceinline__ void read_x(uint32_t codes, uint32_t scales, u
     ptx_load_shared4(scale[1], next);
 }
 
-/* The 4 blocks of up to 16 rows, two subs: the operand a, and the scales of rows lane / 4 and that + 8. */
+/* Loads 4 blocks of 16 rows (BOTH: two subtiles) or of 8 from planes: operand a, and the scales of rows lane / 4 and
+ * lane / 4 + 8. */
 template <int BOTH>
-static __device__ __forceinline__ void read_planes(uint32_t codes, uint32_t scales, uint32_t (*code)[4],
-                                                   float (*scale)[2])
+static __device__ __forceinline__ void load_w_planes(uint32_t codes, uint32_t scales, uint32_t (*code)[4],
+                                                     float (*scale)[2])
 {
     if (BOTH) {
 #pragma unroll
@@ -302,9 +240,9 @@ static __device__ __forceinline__ void read_planes(uint32_t codes, uint32_t scal
     }
 }
 
-/* The same from blocks of 34 bytes: the codes of blocks 0 and 2 of a partition begin in the middle of a word. */
+/* The same from raw blocks of 34 bytes: the codes of blocks 0 and 2 of a partition begin in the middle of a word. */
 template <int BOTH>
-static __device__ __forceinline__ void read_raw(uint32_t rows, int lane, uint32_t (*code)[4], float (*scale)[2])
+static __device__ __forceinline__ void load_w_raw(uint32_t rows, int lane, uint32_t (*code)[4], float (*scale)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -326,10 +264,10 @@ static __device__ __forceinline__ void read_raw(uint32_t rows, int lane, uint32_
     }
 }
 
-/* One turn: 4 blocks of 16 rows (BOTH) or 8, and 8 tokens, onto the chains: this lane has rows lane / 4 and that + 8,
+/* Adds a k step to acc: 4 blocks of 16 rows (BOTH) or 8, and 8 tokens. This lane has rows lane / 4 and lane / 4 + 8,
  * tokens 2 (lane % 4) and the next. */
 template <int BOTH>
-static __device__ __forceinline__ void multiply(const uint32_t (*w)[4], const float (*ws)[2], const uint32_t (*x)[2],
+static __device__ __forceinline__ void mma_step(const uint32_t (*w)[4], const float (*ws)[2], const uint32_t (*x)[2],
                                                 const float (*xs)[4], float *acc)
 {
 #pragma unroll
@@ -344,12 +282,12 @@ static __device__ __forceinline__ void multiply(const uint32_t (*w)[4], const fl
     }
 }
 
-/* x of all turns, where TMA would put it, zeros behind the last column: four lanes a block, and the loads of four
- * blocks in flight. */
-template <int WIDTH> static __device__ __forceinline__ void quantise_x(const stream_args &a, char *memory)
+/* Quantises x of all k steps to where TMA would write it, with zeros beyond the last column: four lanes a block. A
+ * thread has the loads of FLIGHT eighths of a row in flight. */
+template <int WIDTH> static __device__ __forceinline__ void quantise_x(const q8_0_tma_args &a, char *memory)
 {
     enum { FLIGHT = 1024 / WIDTH };
-    const int units = a.turns * 128, there = (int)a.p.blocks * 4, all = a.tokens * units; /* of 8 columns */
+    const int units = a.k_steps * 128, filled = (int)a.p.blocks * 4, all = a.tokens * units; /* of 8 columns */
     const bool bf16 = a.x_dtype == RIDGE_BF16;
 
     for (int first = threadIdx.x; first < all; first += FLIGHT * WIDTH) { /* all is a multiple of 32: whole warps */
@@ -362,7 +300,7 @@ template <int WIDTH> static __device__ __forceinline__ void quantise_x(const str
 #pragma unroll
             for (int c = 0; c < 8; c++)
                 x[k][c] = 0.0f;
-            if (i < all && u < there)
+            if (i < all && u < filled)
                 q8_0_load8(a.x_floats + token * a.x_stride, u * 8, bf16, x[k]);
         }
 #pragma unroll
@@ -373,95 +311,113 @@ template <int WIDTH> static __device__ __forceinline__ void quantise_x(const str
 
             if (i >= all)
                 break;
-            *(uint2 *)(memory + a.at_x + line * 128 + ((u / 2 % 8 ^ (line & 7)) << 4) + u % 2 * 8) = codes;
+            *(uint2 *)(memory + a.off_x + line * 128 + ((u / 2 % 8 ^ (line & 7)) << 4) + u % 2 * 8) = codes;
             if (u % 4 == 0)
-                *(float *)(memory + a.at_x_scales + u / 128 * a.x_scales_slot + token * X_SCALE_PITCH +
+                *(float *)(memory + a.off_x_scales + u / 128 * a.x_scales_slot + token * X_SCALE_PITCH +
                            u / 4 % 32 * 4) = scale;
         }
     }
 }
 
-template <int SUBS, int TOKENS, int RAW>
-static __device__ __forceinline__ void consume(const stream_args &a, char *memory, uint32_t shared)
+/* Without x as codes: the MMA warps bring x into L2, wait for the primary grid, which may write it, and quantise it. */
+template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_tma_args &a, char *memory)
 {
-    enum {
-        BOTH = SUBS > 1,
-        PITCH = SUMS_PITCH(SUBS),
-        WIDTH = 32 * CONSUMERS(SUBS),
-        STEP = SUBS * (RAW ? RAW_BYTES : CODE_BYTES)
-    };
+    const int row_bytes = (int)a.p.blocks * RIDGE_Q8_0_BLOCK * (a.x_dtype == RIDGE_F32 ? 4 : 2);
+
+    for (int token = 0; token < a.tokens; token++)
+        for (int at = threadIdx.x * 128; at < row_bytes; at += WIDTH * 128)
+            ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
+    ptx_grid_wait();
+    quantise_x<WIDTH>(a, memory);
+    ptx_barrier_sync(1, WIDTH); /* orders the MMA warps' writes of x before their reads */
+}
+
+/* Waits for a k step's weights and x. With x by TMA and resident, each box is waited for once, in the first tile. */
+static __device__ __forceinline__ void wait_step(uint32_t bar, uint32_t full, uint32_t phase, bool wait_x,
+                                                 int x_resident, int x_shift, int k_step)
+{
+    ptx_mbarrier_wait(bar, phase);
+    if (wait_x)
+        ptx_mbarrier_wait(x_resident ? full + BAR_X_FULL + 8 * (k_step >> x_shift) : bar + BAR_X_FULL,
+                          x_resident ? 0 : phase);
+}
+
+/* Writes a warp's sums of a tile, [partition][token][row], for the epilogue warps. */
+template <int SUBS, int TOKENS>
+static __device__ __forceinline__ void publish_sums(const q8_0_tma_args &a, char *memory, uint32_t sums_full, int lane,
+                                                    pipeline_state *sums, const float (*acc)[4])
+{
+    enum { BOTH = SUBS > 1, PITCH = SUMS_PITCH(SUBS) };
+    int thread = threadIdx.x;
+    float *to;
+
+    asm volatile("" : "+r"(thread)); /* addresses are computed anew every tile: registers are scarce */
+    to = (float *)(memory + a.off_sums) +
+         (sums->stage * RIDGE_Q8_0_PARTS + thread / 32 % RIDGE_Q8_0_PARTS) * (TOKENS * PITCH) + thread % 4 * 2 * PITCH +
+         thread % 32 / 4 + thread / (32 * RIDGE_Q8_0_PARTS) * 2 * SUB;
+    pipeline_acquire(sums_full + 8 * SUM_BUFFERS, *sums);
+#pragma unroll
+    for (int r = 0; r < 1 + BOTH; r++)
+#pragma unroll
+        for (int t = 0; t < TOKENS / 4; t++)
+            to[(t / 2 * 8 + t % 2) * PITCH + r * SUB] = acc[t / 2][r * 2 + t % 2];
+    __syncwarp(); /* every lane's sums are written before the warp arrives */
+    if (lane == 0)
+        ptx_mbarrier_arrive(sums_full + 8 * sums->stage);
+    pipeline_advance(sums, SUM_BUFFERS);
+}
+
+/* The MMA warps: for each tile, wait for a k step, load its fragments, multiply, release the stage; then publish. */
+template <int SUBS, int TOKENS, int RAW>
+static __device__ __forceinline__ void consume(const q8_0_tma_args &a, char *memory, uint32_t shared)
+{
+    enum { BOTH = SUBS > 1, WIDTH = 32 * MMA_WARPS(SUBS), STEP = SUBS * (RAW ? RAW_BYTES : CODE_BYTES) };
     const int warp = threadIdx.x / 32, part = warp % RIDGE_Q8_0_PARTS, lane = threadIdx.x % 32;
-    const int sub = warp / RIDGE_Q8_0_PARTS * 2, tiles = a.tiles, turns = a.turns, stages = a.stages;
-    const int x_step = a.tokens * 1024, x_scales_step = a.x_scales_slot, resident = a.resident, x_shift = a.x_shift;
-    const bool waits = a.x_dtype == RIDGE_I8;
-    const uint32_t full = shared + a.at_bars, summed = full + 16 * MOST_STAGES;
-    const lane_reads<TOKENS> at = start_reads<SUBS, TOKENS, RAW>(a, shared, part, lane, sub);
-    uint32_t x[4][2], parity = 0, sums_parity = 1;
+    const int sub = warp / RIDGE_Q8_0_PARTS * 2, tiles = a.tiles, k_steps = a.k_steps, stages = a.stages;
+    const int x_step = a.tokens * 1024, x_scales_step = a.x_scales_slot, x_resident = a.x_resident, x_shift = a.x_shift;
+    const bool x_by_tma = a.x_dtype == RIDGE_I8;
+    const uint32_t full = shared + a.off_bars, sums_full = full + 16 * MAX_STAGES;
+    const lane_addresses<TOKENS> at = find_addresses<SUBS, TOKENS, RAW>(a, shared, part, lane, sub);
+    pipeline_state pos = PIPELINE_CONSUMER, sums = PIPELINE_PRODUCER;
+    uint32_t x[4][2];
     float xs[2][4];
-    int stage = 0, sums = 0, had = -1;
+    int loaded_slot = -1; /* whose x is in registers */
 
-    if (a.x_dtype != RIDGE_I8) {
-        const int row_bytes = (int)a.p.blocks * RIDGE_Q8_0_BLOCK * (a.x_dtype == RIDGE_F32 ? 4 : 2);
-
-        for (int token = 0; token < a.tokens; token++)
-            for (int at = threadIdx.x * 128; at < row_bytes; at += WIDTH * 128)
-                ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
-        ptx_grid_wait();
-        quantise_x<WIDTH>(a, memory);
-        ptx_barrier_sync(1, WIDTH); /* all of x before any is read */
-    }
+    if (a.x_dtype != RIDGE_I8)
+        stage_x<WIDTH>(a, memory);
     __syncwarp();
-    for (int tile = blockIdx.x; tile < tiles; tile += kept(gridDim.x)) {
-        float acc[TOKENS / 8][4] = {}, *to;
-        int thread = threadIdx.x;
+    for (int tile = blockIdx.x; tile < tiles; tile += opaque(gridDim.x)) {
+        float acc[TOKENS / 8][4] = {};
 
-        for (int turn = 0; turn < turns; turn++) {
-            const uint32_t bar = full + 8 * stage;
-            const int slot = resident ? turn : stage;
+        for (int k_step = 0; k_step < k_steps; k_step++) {
+            const uint32_t bar = full + 8 * pos.stage;
+            const int slot = x_resident ? k_step : (int)pos.stage;
             uint32_t w[4][4];
             float ws[4][2];
 
-            ptx_mbarrier_wait(bar, parity);
-            if (waits && (!resident || tile == blockIdx.x))
-                ptx_mbarrier_wait(resident ? full + X_FULL + 8 * (turn >> x_shift) : bar + X_FULL,
-                                  resident ? 0 : parity);
-            if (TOKENS == 8 && (!resident || slot != had)) /* of one turn, x stays in registers */
-                read_x(at.x[0] + slot * x_step, at.x_scales[0][0] + slot * x_scales_step,
-                       at.x_scales[0][1] + slot * x_scales_step, x, xs);
+            wait_step(bar, full, pos.phase, x_by_tma && (!x_resident || tile == blockIdx.x), x_resident, x_shift,
+                      k_step);
+            if (TOKENS == 8 && (!x_resident || slot != loaded_slot)) /* with one k step, x stays in registers */
+                load_x_fragments(at.x[0] + slot * x_step, at.x_scales[0][0] + slot * x_scales_step,
+                                 at.x_scales[0][1] + slot * x_scales_step, x, xs);
             if (RAW)
-                read_raw<BOTH>(at.codes + stage * STEP, lane, w, ws);
+                load_w_raw<BOTH>(at.codes + pos.stage * STEP, lane, w, ws);
             else
-                read_planes<BOTH>(at.codes + stage * STEP, at.scales + stage * (SUBS * SCALE_BYTES), w, ws);
+                load_w_planes<BOTH>(at.codes + pos.stage * STEP, at.scales + pos.stage * (SUBS * SCALE_BYTES), w, ws);
 #pragma unroll
             for (int n = 0; n < TOKENS / 8; n++) {
                 if (TOKENS > 8)
-                    read_x(at.x[n] + slot * x_step, at.x_scales[n][0] + slot * x_scales_step,
-                           at.x_scales[n][1] + slot * x_scales_step, x, xs);
-                multiply<BOTH>(w, ws, x, xs, acc[n]);
+                    load_x_fragments(at.x[n] + slot * x_step, at.x_scales[n][0] + slot * x_scales_step,
+                                     at.x_scales[n][1] + slot * x_scales_step, x, xs);
+                mma_step<BOTH>(w, ws, x, xs, acc[n]);
             }
-            had = slot;
-            __syncwarp(); /* every lane has read the stage */
+            loaded_slot = slot;
+            __syncwarp(); /* every lane's reads of the stage come before its release */
             if (lane == 0)
-                ptx_mbarrier_arrive(bar + 8 * MOST_STAGES);
-            stage = stage + 1 == stages ? 0 : stage + 1;
-            parity ^= stage == 0;
+                ptx_mbarrier_arrive(bar + 8 * MAX_STAGES); /* empty[stage] */
+            pipeline_advance(&pos, stages);
         }
-        /* [partition][token][row] */
-        asm volatile("" : "+r"(thread)); /* addresses anew every tile: registers are few */
-        to = (float *)(memory + a.at_sums) +
-             (sums * RIDGE_Q8_0_PARTS + thread / 32 % RIDGE_Q8_0_PARTS) * (TOKENS * PITCH) + thread % 4 * 2 * PITCH +
-             thread % 32 / 4 + thread / (32 * RIDGE_Q8_0_PARTS) * 2 * SUB;
-        ptx_mbarrier_wait(summed + 8 * (SUMS + sums), sums_parity);
-#pragma unroll
-        for (int r = 0; r < 1 + BOTH; r++)
-#pragma unroll
-            for (int t = 0; t < TOKENS / 4; t++)
-                to[(t / 2 * 8 + t % 2) * PITCH + r * SUB] = acc[t / 2][r * 2 + t % 2];
-        __syncwarp(); /* every lane has written */
-        if (lane == 0)
-            ptx_mbarrier_arrive(summed + 8 * sums);
-        sums ^= 1;
-        sums_parity ^= sums == 0;
+        publish_sums<SUBS, TOKENS>(a, memory, sums_full, lane, &sums, acc);
     }
 }
 #endif

@@ -1,0 +1,243 @@
+/* mma_rows.cu: the rows of gemm_fp8 by mma.sync and their host side: arguments, stages, launch, cost. They run on
+ * every architecture that has the instruction; the kernels are in mma.cuh.
+ *
+ *     mma_f16     sm_80 up: integer instructions decode codes to f16 (exact), mma.sync adds in f32
+ *     mma_f16cvt  sm_89 up: the same f16 products, decoded by the conversion instruction
+ *     mma_fp8     sm_89 up: the fp8 mma.sync, which on Ada adds with few bits (docs/numerics.md). Hopper has no such
+ *                 instruction: the compiler emulates it by conversions and f16 products */
+#include "cuda/launch.cuh"
+#include "mma.cuh"
+#include "src/util.h"
+
+/* One kernel, for all formats. */
+typedef struct mma_tile {
+    int block_m, block_n, warps;
+    int ctas; /* of an SM, as its registers allow */
+    size_t fixed, stage,
+        sums; /* shared memory: always, a stage (of each warp in gemm_small), sums if there are four warps */
+    const void *function[3]; /* e4m3 e4m3, e4m3 e5m2, e5m2 e4m3 */
+} mma_tile;
+
+#define MMA_FORMATS(kernel, kind, ...)                                                                \
+    {                                                                                                 \
+        (const void *)kernel<kind, 0, 0, __VA_ARGS__>, (const void *)kernel<kind, 0, 1, __VA_ARGS__>, \
+            (const void *)kernel<kind, 1, 0, __VA_ARGS__>                                             \
+    }
+#define MMA_LARGE(kind, width, ctas)                                                                             \
+    {                                                                                                            \
+        LARGE_M, 2 * width, LARGE_THREADS / 32, ctas,                                                            \
+            sizeof(mma_large_memory<2 * width>) - sizeof(mma_stage<2 * width>), sizeof(mma_stage<2 * width>), 0, \
+            MMA_FORMATS(gemm_large, kind, width, ctas)                                                           \
+    }
+#define MMA_SMALL(kind, tokens)                                                                        \
+    {                                                                                                  \
+        tokens, SMALL_N, PARTS, 2, sizeof(mma_small_memory<tokens>) - sizeof(mma_small_stage<tokens>), \
+            sizeof(mma_small_stage<tokens>), sizeof(float) * PARTS *tokens *SMALL_N,                   \
+            MMA_FORMATS(gemm_small, kind, tokens)                                                      \
+    }
+
+/* Those from SM89_TILES on run from sm_89 on only. */
+enum { SM89_TILES = 4 };
+static const mma_tile tiles[] = {
+    MMA_LARGE(KIND_DECODE, 48, 2), MMA_LARGE(KIND_DECODE, 32, 3),  MMA_SMALL(KIND_DECODE, 16),
+    MMA_SMALL(KIND_DECODE, 32),    MMA_LARGE(KIND_CONVERT, 48, 2), MMA_LARGE(KIND_CONVERT, 32, 3),
+    MMA_SMALL(KIND_CONVERT, 16),   MMA_SMALL(KIND_CONVERT, 32),    MMA_LARGE(KIND_FP8, 32, 2)};
+
+enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
+
+/* The fewest stages and warps fit the smallest shared memory, sm_86's. */
+static_assert(sizeof(mma_small_memory<32>) + sizeof(mma_small_stage<32>) * (2 * (PARTS / 2) - 1) +
+                      sizeof(float) * PARTS * 32 * SMALL_N <=
+                  99 << 10,
+              "gemm_small");
+static_assert(sizeof(mma_large_memory<96>) + sizeof(mma_stage<96>) <= 99 << 10, "gemm_large");
+
+static bool is_small(const mma_tile *tile)
+{
+    return tile->block_m < LARGE_M;
+}
+
+/* Shared memory that a CTA may have, and that an SM has for all of its CTAs (CUDA C programming guide, technical
+ * specifications per compute capability). */
+static size_t max_memory(const ridge_device *device)
+{
+    switch (device->arch) {
+    case RIDGE_ARCH_SM80:
+        return 163 << 10;
+    case RIDGE_ARCH_SM90:
+    case RIDGE_ARCH_SM100:
+    case RIDGE_ARCH_SM103:
+        return 227 << 10;
+    default:
+        return 99 << 10;
+    }
+}
+
+static ridge_status prepare(const ridge_device *device)
+{
+    const int count = device->arch >= RIDGE_ARCH_SM89 ? (int)TILES : (int)SM89_TILES;
+    ridge_status status = RIDGE_OK;
+
+    for (int i = 0; i < count && !status; i++)
+        status = host_prepare(device, tiles[i].function, 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              (int)max_memory(device), "gemm_fp8: loading kernels");
+    return status;
+}
+
+static size_t memory_of(const mma_tile *tile, int warps, int stages)
+{
+    return tile->fixed + tile->stage * (size_t)(stages * (is_small(tile) ? warps : 1)) +
+           (warps < tile->warps ? tile->sums : 0);
+}
+
+/* Warps and stages. The SM is shared by as many CTAs as registers allow, unless there are fewer tiles than SMs, or it
+ * would leave less than two stages; at most 4 stages, the most that mma_copy_wait can wait for. */
+static void choose_stages(const ridge_device *device, const mma_tile *tile, int64_t tiles, int *warps, int *stages)
+{
+    const size_t most = max_memory(device);
+    const size_t part = tiles > device->units ? (most + 1024) / (size_t)tile->ctas - 1024 : most;
+
+    *warps = tile->warps;
+    *stages = 4;
+    while (*stages > 2 && memory_of(tile, *warps, *stages) > part)
+        --*stages;
+    if (memory_of(tile, *warps, *stages) <= most)
+        return;
+    *warps = PARTS / 2; /* of gemm_small: each takes two parts of k */
+    while (*stages > 2 && memory_of(tile, *warps, *stages) > most)
+        --*stages;
+}
+
+static mma_scale scale_of(const ridge_operand *table, uint32_t mode)
+{
+    mma_scale s = {(const float *)table->data, 0, 0, 0};
+
+    if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
+        s.row = 1;
+    if (mode == RIDGE_SCALE_ROW128)
+        s.block = table->stride;
+    if (mode == RIDGE_SCALE_BLK128) {
+        s.row = table->stride;
+        s.block = 1;
+        s.shift = 7;
+    }
+    return s;
+}
+
+/* Bytes that one cp.async may copy from a matrix. */
+static int copy_bytes(const ridge_operand *x)
+{
+    const uint64_t both = (uint64_t)(uintptr_t)x->data | (uint64_t)x->stride;
+
+    return both % 16 == 0 ? 16 : both % 4 == 0 ? 4 : 1;
+}
+
+static mma_args args_of(const ridge_call *call, const mma_tile *tile)
+{
+    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B],
+                        *d = &call->arg[RIDGE_GEMM_FP8_D], *bias = &call->arg[RIDGE_GEMM_FP8_BIAS];
+    const uint32_t mode = call->flags & RIDGE_SCALE, size = (uint32_t)ridge_dtype_size(d->dtype);
+    mma_args p = {};
+
+    p.a = (const uint8_t *)a->data;
+    p.b = (const uint8_t *)b->data;
+    p.d = (char *)d->data;
+    p.bias = bias->data;
+    p.lda = a->stride;
+    p.ldb = b->stride;
+    p.ldd = d->stride;
+    p.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode);
+    p.scale_b = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4);
+    p.m = (int)call->dim[0];
+    p.n = (int)call->dim[1];
+    p.k = (int)call->dim[2];
+    p.blocks = (int)ridge_ceil_div(call->dim[2], BK);
+    p.tiles_m = (int)ridge_ceil_div(call->dim[0], tile->block_m);
+    p.tiles_n = (int)ridge_ceil_div(call->dim[1], tile->block_n);
+    p.copy_a = copy_bytes(a);
+    p.copy_b = copy_bytes(b);
+    p.dtype = (int)d->dtype;
+    p.bias_dtype = (int)bias->dtype;
+    p.scale_last = mode == RIDGE_SCALE_TENSOR || mode == RIDGE_SCALE_ROW;
+    p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
+    p.paired = ((uint64_t)(uintptr_t)p.d | (uint64_t)p.ldd * size) % (2 * size) == 0;
+    return p;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    const mma_tile *tile = &tiles[kernel->param[0]];
+    const ridge_operand *arg = bound->call.arg;
+    const int formats = arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2 ? 2 : arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2;
+    mma_args p = args_of(&bound->call, tile);
+    const int64_t count = (int64_t)p.tiles_m * p.tiles_n;
+    int warps;
+
+    /* D + 0 is D, to the sign of its zeros */
+    if (p.m == 0 || p.n == 0 || (p.k == 0 && p.accumulate && p.bias_dtype == RIDGE_NONE))
+        return RIDGE_OK;
+    choose_stages(device, tile, count, &warps, &p.stages);
+    return host_launch_shared(device, kernel->name, tile->function[formats], dim3((unsigned)count), warps * 32,
+                              memory_of(tile, warps, p.stages), &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const bool small = is_small(&tiles[kernel->param[0]]);
+    const int64_t m = problem->dim[0], n = problem->dim[1];
+
+    if (small && m > 64)
+        return "is for m up to 64";
+    if (!small && m <= 64)
+        return "is for m above 64";
+    if (m > 0x7fffff00 || n > 0x7fffff00 || (double)((m + 127) / 128) * (double)((n + 31) / 32) > 2e9)
+        return "more than 2^31 tiles";
+    return NULL;
+}
+
+/* Microseconds. gemm_large: full waves of tiles; param[1] is the multiply-adds a clock (1.7 GHz) that one CTA reaches
+ * when it has an SM to itself, and each further CTA on the SM adds 0.42 of that CTA's time (H200). gemm_small: its
+ * tiles follow one another without waves, and reading the weights from memory is the floor. Operands that are not
+ * copied by 16 bytes take three times as long. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const mma_tile *tile = &tiles[kernel->param[0]];
+    const int64_t tiles_m = ridge_ceil_div(problem->dim[0], tile->block_m),
+                  tiles_n = ridge_ceil_div(problem->dim[1], tile->block_n);
+    const double n = (double)problem->dim[1], k = (double)problem->dim[2], count = (double)tiles_m * (double)tiles_n;
+    const double single = tile->block_m * tile->block_n * (k + 256) / (kernel->param[1] * 1.7e3),
+                 read = n * k / (device->copy_gbps * 0.9e3);
+    const bool slow = problem->align < 4 || (problem->packed && problem->dim[2] % 16);
+    double per_sm = count / device->units, waves, us;
+
+    if (is_small(tile)) {
+        us = per_sm * single > read ? 4 + per_sm * single : 4 + read;
+    } else {
+        per_sm = per_sm > tile->ctas ? tile->ctas : per_sm > 1 ? (double)(int64_t)(per_sm + 0.999) : 1;
+        waves = (double)(int64_t)(count / (per_sm * device->units) + 0.999);
+        us = 4 + (waves > 1 ? waves : 1) * single * (1 + 0.42 * (per_sm - 1));
+    }
+    return slow ? 3 * us : us;
+}
+
+#define ROW(name, arch_min, tile, rate, close)                                                                    \
+    {                                                                                                             \
+        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, RIDGE_ARCH_SM121,                                        \
+            RIDGE_STABLE | RIDGE_INVARIANT | close | RIDGE_FALLBACK, 0, {tile, rate}, why_not, NULL, cost, launch \
+    }
+
+/* param: the tile; multiply-adds a clock of a CTA that has an SM to itself. */
+static const ridge_kernel rows[] = {
+    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 4, 562, RIDGE_CLOSE),
+    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 5, 496, RIDGE_CLOSE),
+    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 6, 330, RIDGE_CLOSE),
+    ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 7, 415, RIDGE_CLOSE),
+    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 8, 395, RIDGE_TYPICAL),
+    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 425, RIDGE_CLOSE),
+    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 340, RIDGE_CLOSE),
+    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 2, 225, RIDGE_CLOSE),
+    ROW("mma_f16.32x32", RIDGE_ARCH_SM80, 3, 300, RIDGE_CLOSE),
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_gemm_mma = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -1,0 +1,127 @@
+/* matmul_host.cu: the host half that every CUDA row of the four Q8_0 products shares: the arguments of a bound call,
+ * and the launch that quantises its activations into the workspace. */
+#include "args.cuh"
+
+/* The codes and scales of quantised activations in a workspace; *at advances behind them. */
+static void take_x(char **at, int64_t tokens, int64_t cols, q8_0_rows_args *x)
+{
+    x->codes = (int8_t *)ridge_take(at, tokens * cols);
+    x->scales = (float *)ridge_take(at, tokens * cols / RIDGE_Q8_0_BLOCK * (int64_t)sizeof(float));
+}
+
+size_t q8_0_workspace(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    q8_0_rows_args x = {};
+    char *at = NULL;
+
+    if (problem->dtype[0] != RIDGE_I8)
+        take_x(&at, problem->dim[0], problem->dim[1], &x);
+    return (size_t)(uintptr_t)at;
+}
+
+static q8_0_weight weight_of(const ridge_call *call, int slot, int64_t rows)
+{
+    const ridge_operand *w = &call->arg[slot], *s = &call->arg[slot + 1];
+    q8_0_weight m = {};
+
+    m.rows = rows;
+    m.codes = (const uint8_t *)w->data;
+    m.stride = w->stride;
+    if (w->dtype == RIDGE_I8) {
+        m.step = RIDGE_Q8_0_BLOCK;
+        m.scales = (const uint8_t *)s->data;
+        m.scale_stride = 2 * s->stride;
+        m.scale_step = 2;
+    } else {
+        m.scale_stride = m.stride;
+        m.step = m.scale_step = RIDGE_Q8_0_BYTES;
+        m.scales = m.codes;
+        m.codes += 2;
+    }
+    return m;
+}
+
+static void collect_hc(const ridge_call *call, q8_0_matmul_args *p)
+{
+    const ridge_operand *post = &call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_POST],
+                        *comb = &call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB],
+                        *res = &call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_RES],
+                        *add = &call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD],
+                        *y = &call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_Y],
+                        *out = &call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT];
+
+    p->n_hc = (int)call->dim[3];
+    p->post = (const float *)post->data;
+    p->post_ld = post->stride;
+    p->comb = (const float *)comb->data;
+    p->comb_ld = comb->stride;
+    p->res = (const float *)res->data;
+    p->res_stride = res->stride;
+    p->add = add->dtype == RIDGE_NONE ? NULL : (const float *)add->data;
+    p->add_stride = add->stride;
+    p->y = y->dtype == RIDGE_NONE ? NULL : (float *)y->data;
+    p->y_stride = y->stride;
+    p->out[0] = out->data;
+    p->out_stride[0] = out->stride;
+}
+
+static void collect(const ridge_call *call, q8_0_matmul_args *p)
+{
+    const ridge_operand *arg = call->arg;
+    const bool pair = call->op == RIDGE_Q8_0_PAIR, gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
+    const int out = pair      ? (int)RIDGE_Q8_0_PAIR_OUT0
+                    : gate_up ? (int)RIDGE_Q8_0_GATE_UP_SWIGLU_OUT
+                              : (int)RIDGE_Q8_0_MATMUL_OUT;
+    const int64_t rows = call->dim[2];
+
+    p->op = (int)call->op;
+    p->tokens = (int)call->dim[0];
+    p->blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
+    p->weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
+    p->weight[0] = weight_of(call, 2, rows);
+    if (pair || gate_up)
+        p->weight[1] = weight_of(call, 4, pair ? call->dim[3] : rows);
+    if (call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND) {
+        collect_hc(call, p);
+        return;
+    }
+    p->bf16 = arg[out].dtype == RIDGE_BF16;
+    for (int i = 0; i <= pair; i++) {
+        p->out[i] = arg[out + i].data;
+        p->out_stride[i] = arg[out + i].stride;
+    }
+    if (gate_up) {
+        const ridge_operand *scale = &arg[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE];
+
+        p->act = call->flags & RIDGE_ACTIVATION;
+        p->token_scale = scale->dtype == RIDGE_NONE ? NULL : (const float *)scale->data;
+        p->swiglu = ridge_swiglu_resolve(call->opt.swiglu);
+    }
+}
+
+ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, bool quantise,
+                        void *workspace, void *stream, q8_0_matmul_args *p)
+{
+    const ridge_operand *x = &call->arg[0];
+    q8_0_rows_args q = {};
+    char *at = (char *)workspace;
+
+    collect(call, p);
+    if (x->dtype == RIDGE_I8) {
+        p->x = (const int8_t *)x->data;
+        p->x_stride = x->stride;
+        p->x_scales = (const float *)call->arg[1].data;
+        p->x_ld = call->arg[1].stride;
+        return RIDGE_OK;
+    }
+    if (!quantise)
+        return RIDGE_OK;
+    q.rows = call->dim[0];
+    q.cols = call->dim[1];
+    take_x(&at, q.rows, q.cols, &q);
+    p->x = q.codes;
+    p->x_scales = q.scales;
+    p->x_stride = q.codes_stride = q.cols;
+    p->x_ld = q.scales_stride = p->blocks;
+    return q8_0_launch_quantize(device, kernel->name, x, &q, stream);
+}

@@ -1,0 +1,104 @@
+/* quantize_rows.cu: q8_0_quantize_rows on CUDA, and the launch that quantises the activations of a product whose row
+ * takes codes only. A warp quantises 256 columns: a lane 8, four lanes a block. */
+#include "args.cuh"
+#include "ops/quantize_fp8/quantize.cuh"
+
+enum { THREADS = 128, WARP_COLS = 256 };
+
+template <int DTYPE>
+static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __grid_constant__ q8_0_rows_args p)
+{
+    const int64_t index = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int64_t row = index / p.units, first = index % p.units * WARP_COLS + threadIdx.x % 32 * 8;
+    const int lane = threadIdx.x % 32, size = DTYPE == RIDGE_F32 ? 4 : 2;
+    uint32_t words[QUANTIZE_WORDS(DTYPE)];
+    float x[8], scale;
+    int8_t *codes;
+    uint2 v;
+
+    ptx_grid_release();
+    ptx_grid_wait();
+    if (row >= p.rows) /* whole warps leave */
+        return;
+    quantize_load<DTYPE>(p.x + row * p.stride + first * size, p.cols - first, p.vector_x, words);
+    quantize_unpack<DTYPE>(words, x);
+    v = q8_0_quantise8(x, &scale);
+    if (first >= p.cols)
+        return;
+    codes = p.codes + row * p.codes_stride + first;
+    if (p.vector_codes)
+        *(uint2 *)codes = v;
+    else
+        for (int i = 0; i < 8; i++)
+            codes[i] = (int8_t)((i < 4 ? v.x : v.y) >> (i % 4 * 8));
+    if (lane % 4 == 0)
+        p.scales[row * p.scales_stride + first / RIDGE_Q8_0_BLOCK] = scale;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[2] = {(const void *)q8_0_quantize_rows<RIDGE_F32>,
+                                         (const void *)q8_0_quantize_rows<RIDGE_BF16>};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 2, "q8_0_quantize_rows: loading kernels");
+}
+
+ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, const ridge_operand *x,
+                                  q8_0_rows_args *p, void *stream)
+{
+    if (p->rows == 0 || p->cols == 0)
+        return RIDGE_OK;
+    p->x = (const char *)x->data;
+    p->stride = q8_0_row_bytes(x);
+    p->units = ridge_ceil_div(p->cols, WARP_COLS);
+    p->vector_x = quantize_aligned(p->x, p->stride, 16);
+    p->vector_codes = quantize_aligned(p->codes, p->codes_stride, 8);
+    return host_launch(device, name, functions[x->dtype == RIDGE_BF16],
+                       dim3((unsigned)ridge_ceil_div(p->rows * p->units, THREADS / 32)), THREADS, p, stream);
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    const ridge_operand *arg = bound->call.arg, *codes = &arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES],
+                        *scales = &arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
+    q8_0_rows_args p = {};
+
+    p.rows = bound->call.dim[0];
+    p.cols = bound->call.dim[1];
+    p.codes = (int8_t *)codes->data;
+    p.codes_stride = codes->stride;
+    p.scales = (float *)scales->data;
+    p.scales_stride = scales->stride;
+    return q8_0_launch_quantize(device, kernel->name, &arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    return (double)problem->dim[0] * ((double)problem->dim[1] / 1024 + 1) > 2147483647.0
+               ? "more than 2^31 - 1 thread blocks"
+               : NULL;
+}
+
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    return 2 + 5.0 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
+}
+
+static const ridge_kernel rows[] = {
+    {"cuda.q8_0_quantize_rows.warp8",
+     RIDGE_Q8_0_QUANTIZE_ROWS,
+     RIDGE_ARCH_SM80,
+     RIDGE_ARCH_SM121,
+     Q8_0_CONTRACT,
+     0,
+     {},
+     why_not,
+     NULL,
+     cost,
+     launch},
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_q8_0_quantize_rows = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
