@@ -17,6 +17,7 @@
 #endif
 
 /* HEADS heads of HEAD elements; CONTEXT tokens a sequence, BATCH sequences a step */
+#define F32(data) ridge_matrix(data, RIDGE_F32)
 enum { VOCAB = 256, DIM = 64, HEADS = 4, HEAD = DIM / HEADS, FFN = 176, LAYERS = 2 };
 enum { CONTEXT = 64, BATCH = 8, TOKENS = BATCH * CONTEXT };
 static const float eps = 1e-5f;
@@ -150,8 +151,7 @@ static void run(const ridge_call *given)
 
 static void norm_forward(const float *x, const float *w, float *y)
 {
-    ridge_call call =
-        ridge_rms_norm(TOKENS, DIM, ridge_matrix(x, RIDGE_F32), ridge_matrix(w, RIDGE_F32), ridge_matrix(y, RIDGE_F32));
+    ridge_call call = ridge_rms_norm(TOKENS, DIM, F32(x), F32(w), F32(y));
 
     call.opt.norm.eps = eps;
     run(&call);
@@ -357,9 +357,8 @@ static void forward(model *m, const params *p, const unsigned char *const text[B
 static float forward_backward(model *m, const params *p, const unsigned char *const text[BATCH], params *g)
 {
     const ridge_call loss =
-        ridge_linear_ce_train(TOKENS, DIM, VOCAB, ridge_matrix(m->normed, RIDGE_F32), ridge_matrix(p->head, RIDGE_F32),
-                              ridge_matrix(m->target, RIDGE_I32), &m->loss, ridge_matrix(m->dnormed, RIDGE_F32),
-                              ridge_matrix(g->head, RIDGE_F32));
+        ridge_linear_ce_train(TOKENS, DIM, VOCAB, F32(m->normed), F32(p->head), ridge_matrix(m->target, RIDGE_I32),
+                              &m->loss, F32(m->dnormed), F32(g->head));
 
     memset(g, 0, sizeof *g);
     forward(m, p, text);

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/** This thread's last message of a ridge_io function: file, place, value. Empty before the first error. Valid until
+/** This thread's last message of a ridge_io function: file, offset, value. Empty before the first error. Valid until
  * this thread's next error. */
 RIDGE_API const char *ridge_io_error(void);
 

@@ -168,7 +168,7 @@ typedef struct ridge_op_row {
     bool (*plain)(const ridge_call *call);
     /* What an operand of this call is (RIDGE_IN, RIDGE_OUT or both), where flags decide; NULL = as its row says. */
     uint8_t (*role)(const ridge_call *call, int arg);
-    void (*settle)(ridge_call *call); /* after parsing: drops operands that the flags make absent; NULL = nothing */
+    void (*derive)(ridge_call *call); /* after parsing: operands that flags and dtypes decide; NULL = none */
     double (*flops)(const ridge_problem *problem);
     void (*defaults)(ridge_call *call);
 } ridge_op_row;
@@ -302,7 +302,7 @@ extern const ridge_backend ridge_cuda_backend;                        /* only wi
 const ridge_backend *ridge_backend_at(int id, const char **why_none); /* NULL and the reason if not built in */
 
 /* Whether so many bytes of output bypass the CPU's caches: more than a quarter of the last one, or than 16 MB of one
- * that strangers share. */
+ * that processes of others share. */
 bool ridge_cpu_streams(const ridge_device *device, double bytes);
 
 /* ------------------------------------------------------------------------------------------------------- functions */

@@ -95,7 +95,10 @@ ridge_tensor ridge_scaled(const void *data, ridge_dtype dtype, const void *scale
 
 void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, const void *data, int64_t stride)
 {
-    call->arg[slot] = (ridge_operand){(void *)(uintptr_t)data, stride, (uint32_t)dtype, 0};
+    if (slot >= 0 && slot < RIDGE_MAX_ARGS)
+        call->arg[slot] = (ridge_operand){(void *)(uintptr_t)data, stride, (uint32_t)dtype, 0};
+    else
+        call->invalid = "ridge_set was given a slot that no op has";
 }
 
 ridge_call ridge_begin(ridge_op op, int64_t dim0, int64_t dim1, int64_t dim2, int64_t dim3)

@@ -9,10 +9,10 @@
 #define COMMON_FLAGS (RIDGE_STRICT | RIDGE_WEIGHTS_CONST)
 
 /* Where an operand lies: rows of `width` bytes, `pitch` bytes apart. */
-typedef struct span {
+typedef struct region {
     uintptr_t base;
     int64_t rows, width, pitch;
-} span;
+} region;
 
 static int64_t floor_div(int64_t a, int64_t b)
 {
@@ -21,7 +21,7 @@ static int64_t floor_div(int64_t a, int64_t b)
 
 /* True if some byte belongs to both. Equal pitches are solved exactly (halves of one tensor do not overlap); with
  * unequal pitches any common address range counts, since no caller needs that case. */
-static bool overlap(const span *a, const span *b)
+static bool overlap(const region *a, const region *b)
 {
     int64_t a_end = (a->rows - 1) * a->pitch + a->width, b_end = (b->rows - 1) * b->pitch + b->width;
     int64_t gap, row;
@@ -53,7 +53,7 @@ static ridge_status fail_with_values(const ridge_call *call, const char *format,
 }
 
 /* Checks one present operand and describes where it lies. */
-static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op, int arg, span *where,
+static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op, int arg, region *where,
                                   ridge_bound *bound)
 {
     const ridge_operand_row *row = &op->arg[arg];
@@ -101,13 +101,13 @@ static ridge_status check_operand(const ridge_call *call, const ridge_op_row *op
     return RIDGE_OK;
 }
 
-static ridge_status check_aliases(const ridge_call *call, const ridge_op_row *op, const span *where)
+static ridge_status check_aliases(const ridge_call *call, const ridge_op_row *op, const region *where)
 {
     for (int out = 0; out < op->args; out++) {
         if (!(op->arg[out].role & RIDGE_OUT) || !ridge_has(call, out))
             continue;
         for (int other = 0; other < op->args; other++) {
-            const span *a = &where[out], *b = &where[other];
+            const region *a = &where[out], *b = &where[other];
             bool exact;
 
             if (other == out || !ridge_has(call, other) || ((op->arg[other].role & RIDGE_OUT) && other < out))
@@ -156,7 +156,7 @@ static ridge_status check_head(const ridge_call *call, const ridge_op_row **row)
 }
 
 /* One operand slot: what is wrong with it, or where it lies. */
-static ridge_status bind_operand(const ridge_call *call, const ridge_op_row *op, int arg, span *where,
+static ridge_status bind_operand(const ridge_call *call, const ridge_op_row *op, int arg, region *where,
                                  ridge_bound *bound)
 {
     const ridge_operand *operand = &call->arg[arg];
@@ -184,7 +184,7 @@ static ridge_status bind_operand(const ridge_call *call, const ridge_op_row *op,
 }
 
 /* log2 of the common alignment (ridge_problem), and whether all matrices are packed. */
-static void bind_alignment(const ridge_call *call, const ridge_op_row *op, const span *where, ridge_problem *problem)
+static void bind_alignment(const ridge_call *call, const ridge_op_row *op, const region *where, ridge_problem *problem)
 {
     uintptr_t bits = 16, packed_bits = 0;
     bool packed = true;
@@ -209,7 +209,7 @@ static void bind_alignment(const ridge_call *call, const ridge_op_row *op, const
 ridge_status ridge_validate(const ridge_call *call, ridge_bound *bound)
 {
     const ridge_op_row *op = NULL;
-    span where[RIDGE_MAX_ARGS];
+    region where[RIDGE_MAX_ARGS];
     const char *reason;
     ridge_status status = check_head(call, &op);
 

@@ -287,7 +287,7 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
     status = check_dims(op, call, given);
     if (status)
         return status;
-    if (op->settle)
-        op->settle(call);
+    if (op->derive)
+        op->derive(call);
     return RIDGE_OK;
 }

@@ -65,9 +65,9 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     if (ridge_why_not(device, kernel, &problem))
         return RIDGE_OK;
     if ((device->tuned_count & (device->tuned_count - 1)) == 0) { /* full at every power of two */
-        size_t room = device->tuned_count ? 2 * (size_t)device->tuned_count : 1;
+        size_t capacity = device->tuned_count ? 2 * (size_t)device->tuned_count : 1;
 
-        grown = realloc(device->tuned, room * sizeof *grown);
+        grown = realloc(device->tuned, capacity * sizeof *grown);
         if (!grown)
             return ridge_fail(RIDGE_ERR_FILE, "%s:%d: out of memory", file, number);
         device->tuned = grown;

@@ -34,7 +34,7 @@ static bool ce_plain(const ridge_call *call)
 }
 
 /* dX has x's dtype, whatever "dx=1" took. */
-static void ce_settle(ridge_call *call)
+static void ce_derive(ridge_call *call)
 {
     const int dx = call->op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
 
@@ -379,7 +379,7 @@ const ridge_op_row ridge_op_linear_ce_train = {
     .rule = ridge_ce_train_rule,
     .extent = ridge_ce_linear_extent,
     .plain = ce_plain,
-    .settle = ce_settle,
+    .derive = ce_derive,
     .role = gradient_role,
     .flops = linear_flops,
     .defaults = train_defaults,
@@ -400,7 +400,7 @@ const ridge_op_row ridge_op_linear_ce_backward = {
     .rule = ridge_ce_backward_rule,
     .extent = ridge_ce_backward_extent,
     .plain = ce_plain,
-    .settle = ce_settle,
+    .derive = ce_derive,
     .role = gradient_role,
     .flops = linear_flops,
     .defaults = backward_defaults,

@@ -150,7 +150,7 @@ static void rope_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
     }
 }
 
-static void rope_settle(ridge_call *call)
+static void rope_derive(ridge_call *call)
 {
     if (call->flags & RIDGE_ROPE_ONLY)
         call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W].dtype = RIDGE_NONE;
@@ -209,7 +209,7 @@ const ridge_op_row ridge_op_head_rms_norm_rope_tail = {
     .rule = rope_rule,
     .extent = rope_extent,
     .plain = norm_plain,
-    .settle = rope_settle,
+    .derive = rope_derive,
     .flops = rope_flops,
     .defaults = rope_defaults,
 };

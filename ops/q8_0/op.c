@@ -34,8 +34,8 @@ static int64_t weight_cols(const ridge_call *call, int arg)
     return call->arg[arg].dtype == RIDGE_I8 ? call->dim[1] : call->dim[1] / 32 * 34;
 }
 
-/* What all products ask for. weights: the slots of the matrices, `high` their heights. */
-static const char *matmul_rule(const ridge_call *call, int count, const int *weights, const int64_t *high)
+/* What all products ask for. weights: the slots of the matrices, `height` their rows. */
+static const char *matmul_rule(const ridge_call *call, int count, const int *weights, const int64_t *height)
 {
     static _Thread_local char text[96];
 
@@ -51,7 +51,7 @@ static const char *matmul_rule(const ridge_call *call, int count, const int *wei
         const bool planes = call->arg[weights[i]].dtype == RIDGE_I8, scales = ridge_has(call, weights[i] + 1);
         const char *name = ridge_op_at(call->op)->arg[weights[i]].name;
 
-        if (high[i] && planes != scales) {
+        if (height[i] && planes != scales) {
             snprintf(text, sizeof text, "operand %s_scales %s, %s is %s", name, planes ? "is NULL" : "must be absent",
                      name, planes ? "a plane of codes" : "in blocks");
             return text;
@@ -61,7 +61,7 @@ static const char *matmul_rule(const ridge_call *call, int count, const int *wei
 }
 
 /* After parsing: the scales that the forms imply. */
-static void settle(ridge_call *call, int count, const int *weights)
+static void derive(ridge_call *call, int count, const int *weights)
 {
     call->arg[1].dtype = call->arg[0].dtype == RIDGE_I8 ? RIDGE_F32 : RIDGE_NONE;
     for (int i = 0; i < count; i++)
@@ -162,9 +162,9 @@ static void matmul_extent(const ridge_call *call, int arg, int64_t *rows, int64_
                          arg == RIDGE_Q8_0_MATMUL_W ? weight_cols(call, arg) : call->dim[1] / 32);
 }
 
-static void matmul_settle(ridge_call *call)
+static void matmul_derive(ridge_call *call)
 {
-    settle(call, 1, matmul_weights);
+    derive(call, 1, matmul_weights);
 }
 
 static double matmul_flops(const ridge_problem *problem)
@@ -209,7 +209,7 @@ const ridge_op_row ridge_op_q8_0_matmul = {
     .bound = BOUND,
     .rule = single_rule,
     .extent = matmul_extent,
-    .settle = matmul_settle,
+    .derive = matmul_derive,
     .flops = matmul_flops,
     .defaults = matmul_defaults,
 };
@@ -237,21 +237,21 @@ static const char *pair_rule(const ridge_call *call)
 static void pair_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
     const bool second = arg == RIDGE_Q8_0_PAIR_W1 || arg == RIDGE_Q8_0_PAIR_W1_SCALES || arg == RIDGE_Q8_0_PAIR_OUT1;
-    const int64_t high = call->dim[second ? 3 : 2];
+    const int64_t height = call->dim[second ? 3 : 2];
 
     if (arg < RIDGE_Q8_0_PAIR_W0)
         x_extent(call, arg, rows, cols);
     else if (arg >= RIDGE_Q8_0_PAIR_OUT0)
-        ridge_set_extent(rows, cols, call->dim[0], high);
+        ridge_set_extent(rows, cols, call->dim[0], height);
     else
-        ridge_set_extent(rows, cols, high,
+        ridge_set_extent(rows, cols, height,
                          arg == RIDGE_Q8_0_PAIR_W0 || arg == RIDGE_Q8_0_PAIR_W1 ? weight_cols(call, arg)
                                                                                 : call->dim[1] / 32);
 }
 
-static void pair_settle(ridge_call *call)
+static void pair_derive(ridge_call *call)
 {
-    settle(call, 2, pair_weights);
+    derive(call, 2, pair_weights);
 }
 
 static double pair_flops(const ridge_problem *problem)
@@ -299,7 +299,7 @@ const ridge_op_row ridge_op_q8_0_pair = {
     .bound = BOUND,
     .rule = pair_rule,
     .extent = pair_extent,
-    .settle = pair_settle,
+    .derive = pair_derive,
     .flops = pair_flops,
     .defaults = pair_defaults,
 };
@@ -323,10 +323,10 @@ static const ridge_field gate_up_fields[] = {
 
 static const char *gate_up_rule(const ridge_call *call)
 {
-    const int64_t high[] = {call->dim[2], call->dim[2]};
+    const int64_t height[] = {call->dim[2], call->dim[2]};
     const char *reason = ridge_swiglu_options_rule(&call->opt.swiglu, call->flags);
 
-    return reason ? reason : matmul_rule(call, 2, gate_up_weights, high);
+    return reason ? reason : matmul_rule(call, 2, gate_up_weights, height);
 }
 
 static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -349,9 +349,9 @@ static bool gate_up_plain(const ridge_call *call)
     return ridge_swiglu_options_plain(&call->opt.swiglu);
 }
 
-static void gate_up_settle(ridge_call *call)
+static void gate_up_derive(ridge_call *call)
 {
-    settle(call, 2, gate_up_weights);
+    derive(call, 2, gate_up_weights);
 }
 
 static double gate_up_flops(const ridge_problem *problem)
@@ -400,7 +400,7 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
     .rule = gate_up_rule,
     .extent = gate_up_extent,
     .plain = gate_up_plain,
-    .settle = gate_up_settle,
+    .derive = gate_up_derive,
     .flops = gate_up_flops,
     .defaults = gate_up_defaults,
 };
@@ -430,19 +430,19 @@ static const char *hc_rule(const ridge_call *call)
 
 static void hc_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    const int64_t n = call->dim[3], high = call->dim[2];
+    const int64_t n = call->dim[3], height = call->dim[2];
 
-    ridge_set_extent(rows, cols, call->dim[0], high);
+    ridge_set_extent(rows, cols, call->dim[0], height);
     switch (arg) {
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_X:
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_X_SCALES:
         x_extent(call, arg, rows, cols);
         break;
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_W:
-        ridge_set_extent(rows, cols, high, weight_cols(call, arg));
+        ridge_set_extent(rows, cols, height, weight_cols(call, arg));
         break;
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_W_SCALES:
-        ridge_set_extent(rows, cols, high, call->dim[1] / 32);
+        ridge_set_extent(rows, cols, height, call->dim[1] / 32);
         break;
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_POST:
         *cols = n;
@@ -452,16 +452,16 @@ static void hc_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *c
         break;
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_RES:
     case RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT:
-        *cols = n > RIDGE_MAX_HC ? high : n * high;
+        *cols = n > RIDGE_MAX_HC ? height : n * height;
         break;
     default:
         break;
     }
 }
 
-static void hc_settle(ridge_call *call)
+static void hc_derive(ridge_call *call)
 {
-    settle(call, 1, hc_weights);
+    derive(call, 1, hc_weights);
 }
 
 static double hc_flops(const ridge_problem *problem)
@@ -515,7 +515,7 @@ const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {
     .bound = "the bound of q8_0_matmul through post, and (n_hc + 2) units of 2^-24 of the sum of |terms|",
     .rule = hc_rule,
     .extent = hc_extent,
-    .settle = hc_settle,
+    .derive = hc_derive,
     .flops = hc_flops,
     .defaults = hc_defaults,
 };

@@ -73,7 +73,7 @@ static void quantize_extent(const ridge_call *call, int arg, int64_t *rows, int6
         ridge_scale_extent(call->flags & RIDGE_SCALE, call->dim[0], call->dim[1], rows, cols);
 }
 
-static void quantize_settle(ridge_call *call)
+static void quantize_derive(ridge_call *call)
 {
     if (call->arg[RIDGE_QUANTIZE_FP8_GIVEN].dtype != RIDGE_NONE)
         call->arg[RIDGE_QUANTIZE_FP8_SCALE].dtype = RIDGE_NONE;
@@ -136,7 +136,7 @@ const ridge_op_row ridge_op_quantize_fp8 = {
     .rule = quantize_rule,
     .extent = quantize_extent,
     .plain = quantize_plain,
-    .settle = quantize_settle,
+    .derive = quantize_derive,
     .flops = quantize_flops,
     .defaults = quantize_defaults,
 };
@@ -301,7 +301,7 @@ static void swiglu_quantize_extent(const ridge_call *call, int arg, int64_t *row
     }
 }
 
-static void swiglu_quantize_settle(ridge_call *call)
+static void swiglu_quantize_derive(ridge_call *call)
 {
     if (call->flags & RIDGE_INTERLEAVED)
         call->arg[RIDGE_SWIGLU_QUANTIZE_UP].dtype = RIDGE_NONE;
@@ -360,7 +360,7 @@ const ridge_op_row ridge_op_swiglu_quantize = {
     .rule = swiglu_quantize_rule,
     .extent = swiglu_quantize_extent,
     .plain = swiglu_quantize_plain,
-    .settle = swiglu_quantize_settle,
+    .derive = swiglu_quantize_derive,
     .flops = swiglu_quantize_flops,
     .defaults = swiglu_quantize_defaults,
 };

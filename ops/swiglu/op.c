@@ -91,7 +91,7 @@ static void swiglu_extent(const ridge_call *call, int arg, int64_t *rows, int64_
         *cols *= 2;
 }
 
-static void swiglu_settle(ridge_call *call)
+static void swiglu_derive(ridge_call *call)
 {
     if (!(call->flags & RIDGE_INTERLEAVED))
         return;
@@ -178,7 +178,7 @@ const ridge_op_row ridge_op_swiglu_fwd = {
     .rule = swiglu_rule,
     .extent = swiglu_extent,
     .plain = swiglu_plain,
-    .settle = swiglu_settle,
+    .derive = swiglu_derive,
     .flops = swiglu_flops,
     .defaults = swiglu_fwd_defaults,
 };
@@ -212,7 +212,7 @@ const ridge_op_row ridge_op_swiglu_bwd = {
     .rule = swiglu_rule,
     .extent = swiglu_extent,
     .plain = swiglu_plain,
-    .settle = swiglu_settle,
+    .derive = swiglu_derive,
     .flops = swiglu_flops,
     .defaults = swiglu_bwd_defaults,
 };

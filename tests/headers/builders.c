@@ -126,6 +126,7 @@ static int multiplies(void)
     ridge_tensor ta = {a, RIDGE_E4M3, 0, &scale_a, RIDGE_SCALING_TENSOR, 0}, tb = ta,
                  td = {NULL, RIDGE_F32, 0, NULL, RIDGE_SCALING_NONE, 0};
     ridge_call (*gemm)(N, N, N, T, T, T);
+    void (*set)(ridge_call *, int, ridge_dtype, const void *, int64_t);
     ridge_call call;
 
     tb.data = b;
@@ -148,6 +149,14 @@ static int multiplies(void)
     call = gemm(1, 1, 16, ta, tb, td);
     if (run(&call) != RIDGE_ERR_ARG || !strstr(error(), "takes none")) {
         printf("d with scales: %s\n", error());
+        return 0;
+    }
+    td.scale = NULL;
+    call = gemm(1, 1, 16, ta, tb, td);
+    *(void **)&set = symbol("ridge_set");
+    set(&call, RIDGE_MAX_ARGS, RIDGE_F32, &d, 0);
+    if (run(&call) != RIDGE_ERR_ARG || !strstr(error(), "slot")) {
+        printf("a slot beyond the last: %s\n", error());
         return 0;
     }
     return 1;
