@@ -6,26 +6,35 @@ CMAKE_FLAGS ?=
 ifdef RIDGE_CUDA_ARCHS
 override CMAKE_FLAGS += "-DRIDGE_CUDA_ARCHS=$(RIDGE_CUDA_ARCHS)"
 endif
+# CUDA=1 builds the CUDA kernels where there is no GPU too, CUDA=0 nowhere; unset: as before, at first where there is a GPU.
+CUDA ?=
+ifneq ($(CUDA),)
+override CMAKE_FLAGS += -DRIDGE_CUDA=$(if $(filter 0,$(CUDA)),OFF,ON)
+endif
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 RIDGE = $(BUILD)/ridge
-PACKAGES = cmake ninja-build gcc g++ clang clang-format pkg-config libjansson-dev libcmocka-dev libmpfr-dev \
-           libclang-rt-14-dev libomp-14-dev python3 python3-venv gnuplot-nox
+BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev
+TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libclang-rt-14-dev libomp-14-dev python3 python3-venv
 
-.PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check install deps clean help
+.PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check docs install deps clean help
 .DEFAULT_GOAL := all
 
 ## all: the library and the tool, in build/
 all:
 	@cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS) | grep -E 'ridge:|rror' || true
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
 
 ## demo: set up, build, and see it run: a real model converted, verified, timed (MODEL=path for another)
-demo: deps all
+demo:
+	@sh tests/deps.sh $(BUILD_PACKAGES) python3 python3-venv
+	@$(MAKE) --no-print-directory all TARGETS="ridge_tool example_swiglu quantize_tool"
 	$(RIDGE) info
 	$(BUILD)/examples/swiglu
 	@sh examples/demo.sh $(RIDGE) $(BUILD)/tests/quantize_tool $(BUILD)/demo $(MODEL)
 
-## test: set up, build, and run every test (ctest)
-test: deps all
+## test: set up, build with the CUDA sources where there is an nvcc, and run every test (ctest)
+test: deps
+	@$(MAKE) --no-print-directory all CUDA=$(or $(CUDA),$(if $(NVCC),1))
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 ## bench: ceilings and the SwiGLU table of docs/measured.md, on this machine; CSV=FILE keeps the record
@@ -80,13 +89,17 @@ format:
 check: all
 	ctest --test-dir $(BUILD) --output-on-failure -L check
 
+## docs: HTML and man pages of the public headers, by Doxygen, in build/docs
+docs:
+	@sh tests/docs.sh . $(BUILD)
+
 ## install: headers, libraries, tool, ridge.pc, CMake package, man pages (PREFIX, DESTDIR)
 install: all
 	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
 
 ## deps: install what Debian packages are missing (as root; else say the command)
 deps:
-	@sh tests/deps.sh $(PACKAGES)
+	@sh tests/deps.sh $(BUILD_PACKAGES) $(TEST_PACKAGES)
 
 ## clean: remove build/
 clean:

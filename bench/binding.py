@@ -14,11 +14,12 @@ def library(path, device="cuda"):
     return _core.device(device)
 
 
-def call(op, dims, operands, flags=0, kernel=None, **options):
-    """A call; operands: {name: packed tensor}."""
+def call(op, dims, operands, flags=0, kernel=None, scaling=None, **options):
+    """A call; operands: {name: packed tensor}; scaling: {name: "ROW128", ...}."""
     from ridge import _abi, _core
     from ridge.torch._arrays import NUMBERS
-    made = _core.new_call(op, flags, options, kernel)
+    scaling = {name: getattr(_abi, f"SCALING_{mode}") for name, mode in (scaling or {}).items()}
+    made = _core.new_call(op, flags, options, kernel, scaling)
     for i, n in enumerate(dims):
         made.dim[i] = n
     for name, t in operands.items():

@@ -12,8 +12,7 @@ import binding
 
 NK = [(8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672), (7168, 2048), (4096, 14336)]
 M = [1, 2, 4, 8, 16, 32, 64]
-MODES = {"tensor": (0, 0), "row": (0x10000, 0x100000), "row128_blk128": (0x20000, 0x300000)}
-SETTLED = 2
+MODES = {"tensor": ("TENSOR", "TENSOR"), "row": ("ROW", "ROW"), "row128_blk128": ("ROW128", "BLK128")}
 BYTES = 280e6  # of weights in a rotation: more than four times the L2 of an H200
 
 
@@ -44,9 +43,10 @@ def optional(name, folder=None):
         return None
 
 
-def ridge_call(m, n, k, mode, a, sa, w, sw, d, settled, kernel=None):
-    flags = MODES[mode][0] | MODES[mode][1] | (SETTLED if settled else 0)
-    return binding.call("gemm_fp8", (m, n, k), dict(a=a, scale_a=sa, b=w, scale_b=sw, d=d), flags, kernel)
+def ridge_call(m, n, k, mode, a, sa, w, sw, d, weights_const, kernel=None):
+    from ridge import _abi
+    return binding.call("gemm_fp8", (m, n, k), dict(a=a, scale_a=sa, b=w, scale_b=sw, d=d),
+                        _abi.WEIGHTS_CONST if weights_const else 0, kernel, dict(zip("ab", MODES[mode])))
 
 
 def scales(mode, m, n, k):
@@ -115,9 +115,9 @@ def decode_suite(lib, all_kernels):
                 d = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
                 run = lambda call: lib.run(call, stream=binding.stream())
                 providers = {}
-                for name, settled in (("ridge", False), ("ridge:settled", True)):
-                    ready = {id(w): ridge_call(m, n, k, mode, a, sa, w, sw, d, settled) for w in sets}
-                    kernel = lib.pick(ready[id(sets[0])]) + (" settled" if settled else "")
+                for name, const in (("ridge", False), ("ridge:weights_const", True)):
+                    ready = {id(w): ridge_call(m, n, k, mode, a, sa, w, sw, d, const) for w in sets}
+                    kernel = lib.pick(ready[id(sets[0])]) + (" weights_const" if const else "")
                     providers[name] = (kernel, lambda w, ready=ready: run(ready[id(w)]))
                 if python:
                     providers["python"] = ("ridge.torch", lambda w: python.fp8_gemm(a, sa, w, sw, scales=mode))

@@ -38,13 +38,13 @@ def host_us(call, sync, calls=200, rounds=25):
     return sorted(times)
 
 
-def form_run(device, name, flags, dims, operands, options=()):
+def form_run(device, name, flags, dims, operands, options=(), scaling=()):
     """The launch alone: a packed struct and ridge_run. operands: in the order of the slots, or {name: tensor}."""
     if isinstance(operands, dict):
         named, operands = operands, [None] * (max(A.SLOTS[name].values()) + 1)
         for slot, t in named.items():
             operands[A.SLOTS[name][slot]] = t
-    form = _core.form(name, flags, options)
+    form = _core.form(name, flags, options, scaling)
     on = _core.device("cpu" if device == "cpu" else "cuda:0")
     stream = None if device == "cpu" else torch.cuda.current_stream().cuda_stream
     values = (*dims, *(0,) * (6 - len(dims)))
@@ -62,9 +62,8 @@ def cases(device):
     a, b = torch.randn(1, 512, **bf16), torch.randn(1, 512, **bf16)
     out = torch.empty_like(a)
     ap, bp = a.clone().requires_grad_(), b.clone().requires_grad_()
-    options = tuple((k, v) for k, v in _core._SWIGLU.items())
     yield "swiglu_fwd", "no gradient", {
-        "ctypes": form_run(device, "swiglu_fwd", A.SILU, (1, 512), (a, b, out, None), options),
+        "ctypes": form_run(device, "swiglu_fwd", A.SILU, (1, 512), (a, b, out, None)),
         "ridge": lambda: R.swiglu(a, b), "torch": lambda: F.silu(a) * b, "torch.add": lambda: a + b,
         "dispatcher": lambda: torch.ops.ridge.swiglu(a, b, None, "silu", [1.0, 1.0, 1.0, 0.0, 0.0], False, False, False)}
     yield "swiglu_fwd", "gradient", {"ridge": lambda: R.swiglu(ap, bp), "torch": lambda: F.silu(ap) * bp, "torch.add": lambda: ap + bp}
@@ -76,22 +75,22 @@ def cases(device):
 
     yield "swiglu_bwd", "as autograd calls it", {
         "ctypes": form_run(device, "swiglu_bwd", A.SILU, (1, 512), {"dout": g, "gate": a, "up": b, "dgate": out,
-                                                                    "dup": torch.empty_like(a)}, options),
+                                                                    "dup": torch.empty_like(a)}),
         "ridge": lambda: R._functions._swiglu_backward(("silu", (1.0, 1.0, 1.0, 0.0, 0.0), False, False, False), g, a, b)}
     yield "swiglu", "forward + backward", {"ridge": lambda: train(R.swiglu), "torch": lambda: train(lambda x, y: F.silu(x) * y)}
     x = torch.randn(128, 256, **bf16)
     q, s = R.quantize_fp8(x)
     w, ws = R.quantize_fp8(torch.randn(256, 256, **bf16), "blk128")
     d = torch.empty(128, 256, **bf16)
-    yield "quantize_fp8", "row128", {"ctypes": form_run(device, "quantize_fp8", A.SCALE_ROW128, (128, 256), (x, q, s, None, None),
-                                                        (("floor", 0.0),)),
+    yield "quantize_fp8", "row128", {"ctypes": form_run(device, "quantize_fp8", 0, (128, 256), (x, q, s, None, None), (),
+                                                        (("q", A.SCALING_ROW128),)),
                                      "ridge": lambda: R.quantize_fp8(x)}
     q2, s2, qt, st = R.quantize_fp8_dual(x)
-    yield "quantize_fp8_dual", "row_row", {"ctypes": form_run(device, "quantize_fp8_dual", A.DUAL_ROW_ROW, (128, 256),
-                                                              (x, q2, s2, qt, st, None), (("floor", 0.0),)),
+    yield "quantize_fp8_dual", "row_row", {"ctypes": form_run(device, "quantize_fp8_dual", 0, (128, 256), (x, q2, s2, qt, st, None), (),
+                                                              (("q", A.SCALING_ROW128), ("q_t", A.SCALING_ROW128))),
                                            "ridge": lambda: R.quantize_fp8_dual(x)}
-    yield "gemm_fp8", "row128_blk128", {"ctypes": form_run(device, "gemm_fp8", A.SCALE_ROW128 | A.SCALE_B_BLK128, (128, 256, 256),
-                                                           (q, s, w, ws, d, None)),
+    yield "gemm_fp8", "row128_blk128", {"ctypes": form_run(device, "gemm_fp8", 0, (128, 256, 256), (q, s, w, ws, d, None), (),
+                                                           (("a", A.SCALING_ROW128), ("b", A.SCALING_BLK128))),
                                         "ridge": lambda: R.fp8_gemm(q, s, w, ws)}
     yield from loss_cases(device)
     codes, scales = R.q8_0_repack(R.q8_0_quantize(torch.randn(256, 256, **bf16)))
@@ -103,7 +102,6 @@ def loss_cases(device):
     t, loss = torch.randint(512, (64,), device=device), torch.zeros((), device=device)
     xp, wp = x.clone().requires_grad_(), w.clone().requires_grad_()
     head = {"x": x, "w": w, "target": t, "loss": loss}
-    options = tuple(_core._ce.defaults.items())
 
     def train(function):
         xp.grad = wp.grad = None
@@ -113,10 +111,10 @@ def loss_cases(device):
         return F.cross_entropy(F.linear(x, w).float(), t)
 
     dims = (64, 256, 512)
-    yield "linear_ce_eval", "no gradient", {"ctypes": form_run(device, "linear_ce_eval", A.CE_MEAN, dims, head, options),
+    yield "linear_ce_eval", "no gradient", {"ctypes": form_run(device, "linear_ce_eval", A.CE_MEAN, dims, head),
                                             "ridge": lambda: R.linear_cross_entropy(x, w, t), "torch": lambda: plain(x, w, t)}
     both = {"dx": torch.empty_like(x), "dw": torch.empty_like(w)}
-    yield "linear_ce_train", "forward", {"ctypes": form_run(device, "linear_ce_train", A.CE_MEAN, dims, {**head, **both}, options),
+    yield "linear_ce_train", "forward", {"ctypes": form_run(device, "linear_ce_train", A.CE_MEAN, dims, {**head, **both}),
                                          "ridge": lambda: R.linear_cross_entropy(xp, wp, t), "torch": lambda: plain(xp, wp, t)}
     yield "linear_ce_train", "forward + backward", {"ridge": lambda: train(R.linear_cross_entropy), "torch": lambda: train(plain)}
 

@@ -4,17 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test.h"
+#include "family.h"
 
-typedef struct bench {
+typedef struct subject {
     const ridge_device *device;
     const ridge_op_row *op;
     ridge_call good;
     int count, failed;
-} bench;
+} subject;
 
 /* Runs a spoiled call; `names` must be in the message. */
-static void refuse(bench *b, const ridge_call *call, const char *what, const char *names, void *workspace, size_t bytes)
+static void refuse(subject *b, const ridge_call *call, const char *what, const char *names, void *workspace,
+                   size_t bytes)
 {
     ridge_status status = ridge_run(b->device, call, workspace, bytes, NULL);
 
@@ -26,7 +27,7 @@ static void refuse(bench *b, const ridge_call *call, const char *what, const cha
            status ? ridge_error() : "", names);
 }
 
-static void spoil_operand(bench *b, int arg)
+static void spoil_operand(subject *b, int arg)
 {
     const ridge_operand_row *row = &b->op->arg[arg];
     size_t size = ridge_dtype_size(b->good.arg[arg].dtype);
@@ -64,7 +65,7 @@ static void spoil_operand(bench *b, int arg)
 }
 
 /* Output on an input, one element off. */
-static void spoil_overlap(bench *b, int out)
+static void spoil_overlap(subject *b, int out)
 {
     for (int in = 0; in < b->op->args; in++) {
         ridge_call call = b->good;
@@ -79,7 +80,7 @@ static void spoil_overlap(bench *b, int out)
     }
 }
 
-static void spoil_numbers(bench *b)
+static void spoil_numbers(subject *b)
 {
     ridge_call call;
 
@@ -104,28 +105,17 @@ static void spoil_numbers(bench *b)
     }
 }
 
-static void spoil_gemm(bench *b)
+static void spoil_as_family(subject *b)
 {
-    ridge_call call = b->good;
+    const check_family *family = check_family_of(b->op->id);
+    bad_call list[BAD_CALLS];
+    const int count = family->bad_calls ? family->bad_calls(&b->good, list) : 0;
 
-    call.flags = RIDGE_SCALE_ROW | RIDGE_SCALE_B_BLK128;
-    refuse(b, &call, "a pair of scale modes that is not legal", "RIDGE_SCALE_B_", NULL, 0);
-    call = b->good;
-    call.arg[RIDGE_GEMM_FP8_A].dtype = call.arg[RIDGE_GEMM_FP8_B].dtype = RIDGE_E5M2;
-    refuse(b, &call, "e5m2 times e5m2", "e5m2", NULL, 0);
-    call = b->good;
-    call.flags |= RIDGE_ACCUMULATE;
-    call.arg[RIDGE_GEMM_FP8_D].dtype = RIDGE_F16;
-    refuse(b, &call, "accumulation into f16", "operand d", NULL, 0);
-    call = b->good;
-    ridge_set(&call, RIDGE_GEMM_FP8_BIAS, RIDGE_F16, call.arg[RIDGE_GEMM_FP8_D].data, 0);
-    refuse(b, &call, "bias of a third dtype", "operand bias", NULL, 0);
-    call = b->good;
-    call.dim[0] = INT64_C(1) << 31;
-    refuse(b, &call, "m of 2^31", "m, n and k", NULL, 0);
+    for (int i = 0; i < count; i++)
+        refuse(b, &list[i].call, list[i].what, list[i].names, NULL, 0);
 }
 
-static void spoil_head(bench *b, void *memory)
+static void spoil_head(subject *b, void *memory)
 {
     ridge_call call = b->good;
 
@@ -154,10 +144,10 @@ static void spoil_head(bench *b, void *memory)
     refuse(b, NULL, "NULL call", "call", NULL, 0);
 }
 
-int test_errors(const ridge_device *device, const ridge_op_row *op, int *count)
+int test_bad_arguments(const ridge_device *device, const ridge_op_row *op, int *count)
 {
     const ridge_backend *backend = device->backend;
-    bench b = {.device = device, .op = op};
+    subject b = {.device = device, .op = op};
     unsigned char *got = NULL;
     void *memory = NULL;
     char text[400];
@@ -178,8 +168,7 @@ int test_errors(const ridge_device *device, const ridge_op_row *op, int *count)
         b.good = image_call(&im, memory);
         spoil_head(&b, memory);
         spoil_numbers(&b);
-        if (op->id == RIDGE_GEMM_FP8)
-            spoil_gemm(&b);
+        spoil_as_family(&b);
         for (int arg = 0; arg < op->args; arg++)
             if (b.good.arg[arg].dtype != RIDGE_NONE) {
                 spoil_operand(&b, arg);

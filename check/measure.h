@@ -1,4 +1,4 @@
-/* measure.h: a piece of work on a stream: captured as a graph, timed, and the order of what was timed. */
+/* measure.h: work on a stream: captured as a graph, timed, and the order of what was timed. */
 #ifndef RIDGE_MEASURE_H
 #define RIDGE_MEASURE_H
 

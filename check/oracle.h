@@ -1,4 +1,4 @@
-/* oracle.h: the float64 references, one file per op family. */
+/* oracle.h: what the float64 oracles of the families (check/<family>/oracle*.c) share. */
 #ifndef RIDGE_ORACLE_H
 #define RIDGE_ORACLE_H
 
@@ -30,15 +30,14 @@ void oracle_compare(oracle_run *run, double got, double ref, double bound, const
  * also be what rounds to it within the bound. */
 double oracle_ratio(double got, double reference, double bound, uint32_t dtype);
 
+/* A value with the largest error that f32 arithmetic may have made. */
+typedef struct estimate {
+    double value, error;
+} estimate;
+
+/* Notes one output against its estimate. Beyond 2^120 an f32 intermediate may be infinite: only a NaN must show. */
+void oracle_estimate(oracle_run *run, int out, int64_t r, int64_t j, estimate e);
+
 double oracle_sigmoid(double x);
-
-typedef void oracle(oracle_run *run);
-oracle oracle_swiglu, oracle_quantize, oracle_q8_0, oracle_gemm, oracle_quantize_rows, oracle_decode, oracle_norm,
-    oracle_ce, oracle_ce_combine, oracle_multiply;
-
-/* The row is one of Hopper's fp8 instructions, of which every bit is known (docs/numerics.md, FP8 GEMM). */
-bool oracle_gemm_has_bits(const ridge_kernel *kernel);
-/* D has the bits that such a row gives; where m is at most 64 for one of the ways that it may split k in. */
-bool oracle_gemm_bits(const image *im, const unsigned char *got, char *text, size_t size);
 
 #endif

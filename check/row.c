@@ -1,10 +1,10 @@
-/* row.c: one case through one row, in every way.
+/* row.c: one case through one row, in every way that its contract speaks of.
  *
- * One run of a row: upload the image (guards, inputs, poisoned outputs), launch, download, compare every byte with the
- * image that the C reference left. Four ways: eager; captured in a graph and replayed twice; two copies on two streams
- * at once; and rows of the reference's bits as on a device of one and of seven multiprocessors. A row that does not
- * promise the reference's bits must be within the op's bound and leave all else alone in its eager run (image_judge);
- * the other runs must then give the bits of that one. */
+ * A run uploads the image (guards, inputs, poisoned outputs) and a poisoned workspace, launches, downloads, and
+ * compares every byte. The eager run is judged by the row's contract (image_judge). The others must give the bits of
+ * that one: captured in a graph and replayed twice; two copies on two streams at once; repeated while a copy keeps the
+ * other stream busy; parts of the rows in calls of their own; and exact rows as on a device of one and of seven
+ * multiprocessors. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,9 +16,22 @@ typedef struct lane {
     unsigned launches;
 } lane;
 
-static bool failed(char *text, size_t size, const char *what)
+/* A row under test on an image. */
+typedef struct run {
+    const test_row *row;
+    const ridge_device *device;
+    const test_case *c;
+    const image *im;
+    size_t bytes;                 /* of the workspaces */
+    lane l[2];                    /* the second one for copies and two streams */
+    unsigned char *first, *again; /* what the eager run left, and what another run did */
+    char *text;                   /* what went wrong */
+    size_t size;
+} run;
+
+static bool failed(const run *t, const char *what)
 {
-    snprintf(text, size, "%s: %s", what, ridge_error());
+    snprintf(t->text, t->size, "%s: %s", what, ridge_error());
     return false;
 }
 
@@ -32,107 +45,111 @@ static unsigned char *result_of(const image *im)
     return memory;
 }
 
-static size_t workspace_of(const test_row *row, const ridge_device *device, const ridge_problem *problem)
+/* Launches the row, or the fault that stands in for it, or where `picked` whatever row dispatch picks. */
+static ridge_status launch(const run *t, const ridge_device *device, const image *im, lane *l, bool picked)
 {
-    return row->kernel->workspace ? row->kernel->workspace(device, row->kernel, problem) : 0;
-}
-
-/* Launches the row (NULL: the one that is picked) itself, so that a fault can stand in for it; the pin path of
- * ridge_run has its own tests. */
-static ridge_status launch(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes)
-{
+    void *const workspace = t->bytes ? l->workspace : NULL;
     ridge_call call = image_call(im, l->image);
     ridge_bound bound;
     ridge_status status = ridge_validate(&call, &bound);
 
     if (status)
         return status;
-    if (row && row->fault)
-        return row->fault(device, row->kernel, &bound.problem, im, &call, l->image, bytes ? l->workspace : NULL, bytes,
-                          l->stream);
-    call.kernel = row ? row->kernel->name : NULL;
+    if (!picked && t->row->fault)
+        return t->row->fault(
+            &(faulty_run){device, t->row->kernel, &bound.problem, im, &call, l->image, workspace, t->bytes, l->stream});
+    call.kernel = picked ? NULL : t->row->kernel->name;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
-        call.flags |= RIDGE_WEIGHTS_SETTLED;
-    return ridge_run(device, &call, bytes ? l->workspace : NULL, bytes, l->stream);
+        call.flags |= RIDGE_WEIGHTS_CONST;
+    return ridge_run(device, &call, workspace, t->bytes, l->stream);
 }
 
-typedef struct launch_of {
-    const test_row *row;
-    const ridge_device *device;
-    const image *im;
-    lane *l;
-    size_t bytes;
-} launch_of;
-
+/* A launch on the first lane, as measure_capture runs it. */
 static ridge_status launch_again(const void *state)
 {
-    const launch_of *what = state;
+    run *const *t = state;
 
-    return launch(what->row, what->device, what->im, what->l, what->bytes);
+    return launch(*t, (*t)->device, (*t)->im, &(*t)->l[0], false);
 }
 
-static bool check(const ridge_device *device, const image *im, const lane *l, const unsigned char *expected,
-                  unsigned char *got, const char *way, char *text, size_t size)
+/* A lane holds the bits of the eager run. */
+static bool same_bits(const run *t, const lane *l, const char *way)
 {
+    const ridge_backend *b = t->device->backend;
     char reason[400];
 
-    if (device->backend->sync(device, l->stream) || device->backend->download(device, got, l->image, im->bytes))
-        return failed(text, size, way);
-    if (image_equal(im, expected, got, reason, sizeof reason))
+    if (b->sync(t->device, l->stream) || b->download(t->device, t->again, l->image, t->im->bytes))
+        return failed(t, way);
+    if (image_equal(t->im, t->first, t->again, reason, sizeof reason))
         return true;
-    snprintf(text, size, "%s: %s", way, reason);
+    snprintf(t->text, t->size, "%s: %s", way, reason);
     return false;
 }
 
-static bool upload(const ridge_device *device, const image *im, lane *l, size_t bytes)
+/* The image and a poisoned workspace. */
+static bool upload(const run *t, lane *l)
 {
-    if (bytes) { /* the workspace is poisoned too */
-        unsigned char *poison = malloc(bytes);
+    const ridge_backend *b = t->device->backend;
+
+    if (t->bytes) {
+        unsigned char *poison = malloc(t->bytes);
         ridge_status status;
 
         if (!poison)
-            return ridge_fail(RIDGE_ERR_DEVICE, "cannot allocate %zu bytes", bytes) == RIDGE_OK;
-        memset(poison, 0xff, bytes);
-        status = device->backend->upload(device, l->workspace, poison, bytes);
+            return ridge_fail(RIDGE_ERR_DEVICE, "cannot allocate %zu bytes", t->bytes) == RIDGE_OK;
+        memset(poison, 0xff, t->bytes);
+        status = b->upload(t->device, l->workspace, poison, t->bytes);
         free(poison);
         if (status)
             return false;
     }
-    return device->backend->upload(device, l->image, im->host, im->bytes) == RIDGE_OK;
+    return b->upload(t->device, l->image, t->im->host, t->im->bytes) == RIDGE_OK;
 }
 
-static bool run_graph(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
-                      const unsigned char *expected, unsigned char *got, char *text, size_t size)
+/* The eager run, judged by the contract. */
+static bool run_first(run *t, const unsigned char *expected)
 {
-    const ridge_backend *b = device->backend;
-    const launch_of what = {row, device, im, l, bytes};
+    const ridge_backend *b = t->device->backend;
+    char reason[400];
+
+    if (!upload(t, &t->l[0]))
+        return failed(t, "upload");
+    if (launch(t, t->device, t->im, &t->l[0], false) || b->sync(t->device, t->l[0].stream) ||
+        b->download(t->device, t->first, t->l[0].image, t->im->bytes))
+        return failed(t, "eager run");
+    if (image_judge(t->im, t->row->kernel, expected, t->first, reason, sizeof reason))
+        return true;
+    snprintf(t->text, t->size, "eager run: %s", reason);
+    return false;
+}
+
+static bool run_graph(run *t)
+{
+    const ridge_backend *b = t->device->backend;
     void *graph = NULL;
     bool good = true;
 
     if (!b->graph_begin)
         return true;
-    if (measure_capture(device, l->stream, (work){launch_again, &what}, &graph))
-        return failed(text, size, "inside a graph capture");
+    if (measure_capture(t->device, t->l[0].stream, (work){launch_again, &t}, &graph))
+        return failed(t, "inside a graph capture");
     for (int replay = 0; replay < 2 && good; replay++) {
-        good = upload(device, im, l, bytes) && b->graph_launch(device, graph, l->stream) == RIDGE_OK;
-        good =
-            good ? check(device, im, l, expected, got, "graph replay", text, size) : failed(text, size, "graph replay");
+        good = upload(t, &t->l[0]) && b->graph_launch(t->device, graph, t->l[0].stream) == RIDGE_OK;
+        good = good ? same_bits(t, &t->l[0], "graph replay") : failed(t, "graph replay");
     }
-    b->graph_free(device, graph);
+    b->graph_free(t->device, graph);
     return good;
 }
 
-static bool run_two(const test_row *row, const ridge_device *device, const image *im, lane l[2], size_t bytes,
-                    const unsigned char *expected, unsigned char *got, char *text, size_t size)
+static bool run_two(run *t)
 {
     for (int i = 0; i < 2; i++)
-        if (!upload(device, im, &l[i], bytes))
-            return failed(text, size, "upload");
+        if (!upload(t, &t->l[i]))
+            return failed(t, "upload");
     for (int i = 0; i < 2; i++)
-        if (launch(row, device, im, &l[i], bytes))
-            return failed(text, size, "on two streams");
-    return check(device, im, &l[0], expected, got, "first of two streams", text, size) &&
-           check(device, im, &l[1], expected, got, "second of two streams", text, size);
+        if (launch(t, t->device, t->im, &t->l[i], false))
+            return failed(t, "on two streams");
+    return same_bits(t, &t->l[0], "first of two streams") && same_bits(t, &t->l[1], "second of two streams");
 }
 
 static bool reads_an_output(const image *im)
@@ -143,8 +160,8 @@ static bool reads_an_output(const image *im)
     return false;
 }
 
-/* Of the C reference, which is slow and made every case's expected bits once already, few: it has no tiles to meet in
- * another order. Not where a fault stands in for it. */
+/* How often a case is repeated. The C reference is slow and made every case's expected bits already; it has no tiles
+ * that could meet in another order, so twice is enough unless a fault stands in for it. */
 static int repeats_of(const test_row *row, const test_case *c)
 {
     const bool reference = row->kernel->arch_max == RIDGE_ARCH_AVX512 && row->kernel->arch_min == RIDGE_ARCH_C;
@@ -153,16 +170,18 @@ static int repeats_of(const test_row *row, const test_case *c)
 }
 
 /* The same bits again and again while a copy keeps the other stream busy. */
-static bool run_repeats(const test_row *row, const ridge_device *device, const test_case *c, const image *im, lane l[2],
-                        size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
+static bool run_repeats(run *t)
 {
-    const bool restore = reads_an_output(im) || c->alias;
+    const bool restore = reads_an_output(t->im) || t->c->alias;
+    lane *l = t->l;
 
-    for (int i = 0; i < repeats_of(row, c); i++) {
-        if (device->backend->copy(device, l[1].image, l[0].image, im->bytes, l[1].stream) ||
-            ((restore || i % 50 == 0) && !upload(device, im, &l[0], bytes)) || launch(row, device, im, &l[0], bytes))
-            return failed(text, size, "repeated run");
-        if (!check(device, im, &l[0], expected, got, "repeated run", text, size))
+    if (t->c->repeats && !upload(t, &l[0]))
+        return failed(t, "upload");
+    for (int i = 0; i < repeats_of(t->row, t->c); i++) {
+        if (t->device->backend->copy(t->device, l[1].image, l[0].image, t->im->bytes, l[1].stream) ||
+            ((restore || i % 50 == 0) && !upload(t, &l[0])) || launch(t, t->device, t->im, &l[0], false))
+            return failed(t, "repeated run");
+        if (!same_bits(t, &l[0], "repeated run"))
             return false;
     }
     return true;
@@ -204,88 +223,89 @@ static image part_of(const image *im, int64_t begin, int64_t rows)
 }
 
 /* The row cannot run the call of an image. */
-static bool refuses(const test_row *row, const ridge_device *device, const image *im)
+static bool refuses(const run *t, const image *im)
 {
     ridge_call call = image_call(im, im->host);
     ridge_bound bound;
 
-    return ridge_validate(&call, &bound) == RIDGE_OK && ridge_why_not(device, row->kernel, &bound.problem) != NULL;
+    return ridge_validate(&call, &bound) == RIDGE_OK && ridge_why_not(t->device, t->row->kernel, &bound.problem);
 }
 
 /* Rows in parts of `least` give what they gave together; the last part takes the rest where a smaller one would belong
  * to the op's other range of dim[0]. Nothing to compare where the row cannot run a part. */
-static bool run_parts(const test_row *row, const ridge_device *device, const image *im, int64_t least, lane *l,
-                      size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
+static bool run_parts(run *t, int64_t least, bool picked)
 {
-    const int64_t all = im->call.dim[0], split = ridge_op_at(im->call.op)->invariant_split;
+    const int64_t all = t->im->call.dim[0], split = ridge_op_at(t->im->call.op)->invariant_split;
     int64_t rows;
 
-    if (!upload(device, im, l, bytes))
-        return failed(text, size, "upload");
-    for (int64_t t = 0; t < all; t += rows) {
+    if (!upload(t, &t->l[0]))
+        return failed(t, "upload");
+    for (int64_t at = 0; at < all; at += rows) {
         image part;
 
-        rows = all - t < least || (least > split && least > 1 && all - t < 2 * least) ? all - t : least;
-        part = part_of(im, t, rows);
-        if (row && refuses(row, device, &part))
+        rows = all - at < least || (least > split && least > 1 && all - at < 2 * least) ? all - at : least;
+        part = part_of(t->im, at, rows);
+        if (!picked && refuses(t, &part))
             return true;
-        if (launch(row, device, &part, l, bytes))
-            return failed(text, size, "part of the rows");
+        if (launch(t, t->device, &part, &t->l[0], picked))
+            return failed(t, "part of the rows");
     }
-    return check(device, im, l, expected, got, least == 1 ? "rows one by one" : "part of the rows", text, size);
+    return same_bits(t, &t->l[0], least == 1 ? "rows one by one" : "part of the rows");
 }
 
-/* Whether a row is what dispatch picks for the whole call. */
-static bool is_pick(const test_row *row, const ridge_device *device, const image *im)
+/* Whether the row is what dispatch picks for the whole call. */
+static bool is_pick(const run *t)
 {
-    ridge_call call = image_call(im, im->host);
+    ridge_call call = image_call(t->im, t->im->host);
     const ridge_kernel *picked;
     const char *because;
     ridge_bound bound;
 
-    return !row->fault && ridge_validate(&call, &bound) == RIDGE_OK &&
-           ridge_choose(device, call.kernel, &bound.problem, SIZE_MAX, &picked, &because) == RIDGE_OK &&
-           picked == row->kernel;
+    return !t->row->fault && ridge_validate(&call, &bound) == RIDGE_OK &&
+           ridge_choose(t->device, call.kernel, &bound.problem, SIZE_MAX, &picked, &because) == RIDGE_OK &&
+           picked == t->row->kernel;
 }
 
 /* Batch-invariance: single rows, or for an op of two ranges parts of several sizes within the range of this call; of
  * the row that is picked for the whole also by whatever rows are picked for the parts. */
-static bool run_slices(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
-                       const unsigned char *expected, unsigned char *got, char *text, size_t size)
+static bool run_slices(run *t)
 {
-    const int64_t split = ridge_op_at(im->call.op)->invariant_split;
-    const int64_t least = split && im->call.dim[0] > split ? split + 1 : 1;
+    const int64_t split = ridge_op_at(t->im->call.op)->invariant_split;
+    const int64_t least = split && t->im->call.dim[0] > split ? split + 1 : 1;
 
-    return run_parts(row, device, im, least, l, bytes, expected, got, text, size) &&
-           (!split || run_parts(row, device, im, least + 7, l, bytes, expected, got, text, size)) &&
-           (!is_pick(row, device, im) || run_parts(NULL, device, im, least, l, bytes, expected, got, text, size));
+    return run_parts(t, least, false) && (!split || run_parts(t, least + 7, false)) &&
+           (!is_pick(t) || run_parts(t, least, true));
+}
+
+static size_t workspace_of(const run *t, const ridge_device *device, const ridge_problem *problem)
+{
+    return ridge_kernel_workspace(device, t->row->kernel, problem);
 }
 
 /* A grid of any size gives the same bits: the row on the same device, said to have few multiprocessors; and stores that
  * bypass a CPU's cache, which is said to be small. Only for rows of the reference's bits; a row with atomics in a fixed
- * place may be stable and still depend on its grid. */
-static bool run_grids(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
-                      const unsigned char *expected, unsigned char *got, char *text, size_t size)
+ * order may be stable and still depend on its grid. */
+static bool run_grids(run *t)
 {
     static const int units[] = {1, 7};
-    const bool cuda = device->backend_id == RIDGE_CUDA;
+    const bool cuda = t->device->backend_id == RIDGE_CUDA;
     const char *where = cuda ? "on few multiprocessors" : "with a small cache";
 
-    for (int i = 0; i < (cuda ? 2 : 1) && (row->kernel->contract & RIDGE_EXACT); i++) {
-        ridge_device small = *device;
-        ridge_call call = image_call(im, im->host);
+    for (int i = 0; i < (cuda ? 2 : 1) && (t->row->kernel->contract & RIDGE_EXACT); i++) {
+        ridge_device small = *t->device;
+        ridge_call call = image_call(t->im, t->im->host);
         ridge_bound bound;
 
         if (cuda)
             small.units = units[i];
         else
             small.l2_bytes = 4;
-        if (ridge_validate(&call, &bound) || ridge_why_not(&small, row->kernel, &bound.problem) ||
-            workspace_of(row, &small, &bound.problem) > bytes)
+        if (ridge_validate(&call, &bound) || ridge_why_not(&small, t->row->kernel, &bound.problem) ||
+            workspace_of(t, &small, &bound.problem) > t->bytes)
             continue;
-        if (!upload(device, im, l, bytes) || launch(row, &small, im, l, bytes))
-            return failed(text, size, where);
-        if (!check(device, im, l, expected, got, where, text, size))
+        if (!upload(t, &t->l[0]) || launch(t, &small, t->im, &t->l[0], false))
+            return failed(t, where);
+        if (!same_bits(t, &t->l[0], where))
             return false;
     }
     return true;
@@ -296,91 +316,66 @@ bool test_is_large(const image *im)
     return im->fill == FILL_PERIOD || im->bytes > (size_t)1 << 31;
 }
 
-/* The eager run: judged by the contract. `got` receives it. */
-static bool run_first(const test_row *row, const ridge_device *device, const image *im, lane *l, size_t bytes,
-                      const unsigned char *expected, unsigned char *got, char *text, size_t size)
-{
-    char reason[400];
-
-    if (!upload(device, im, l, bytes))
-        return failed(text, size, "upload");
-    if (launch(row, device, im, l, bytes) || device->backend->sync(device, l->stream) ||
-        device->backend->download(device, got, l->image, im->bytes))
-        return failed(text, size, "eager run");
-    if (image_judge(im, row->kernel, expected, got, reason, sizeof reason))
-        return true;
-    snprintf(text, size, "eager run: %s", reason);
-    return false;
-}
-
-/* `expected`: the bits of the first run. */
-static bool run_again(const test_row *row, const ridge_device *device, const test_case *c, const image *im, lane l[2],
-                      size_t bytes, const unsigned char *expected, unsigned char *got, char *text, size_t size)
-{
-    if (!run_graph(row, device, im, &l[0], bytes, expected, got, text, size) ||
-        !run_two(row, device, im, l, bytes, expected, got, text, size) ||
-        !run_grids(row, device, im, &l[0], bytes, expected, got, text, size))
-        return false;
-    if (c->slices && !run_slices(row, device, im, &l[0], bytes, expected, got, text, size))
-        return false;
-    return !c->repeats || !upload(device, im, &l[0], bytes) ||
-           run_repeats(row, device, c, im, l, bytes, expected, got, text, size);
-}
-
 /* Enough for the call and for every part of it that run_slices may launch. */
-static size_t workspace_of_all(const test_row *row, const ridge_device *device, const test_case *c,
-                               ridge_problem problem)
+static size_t workspace_of_all(const run *t, ridge_problem problem)
 {
-    size_t most = workspace_of(row, device, &problem), bytes;
+    size_t most = workspace_of(t, t->device, &problem), bytes;
 
-    for (int64_t rows = problem.dim[0]; c->slices && rows > 0; rows--) {
+    for (int64_t rows = problem.dim[0]; t->c->slices && rows > 0; rows--) {
         problem.dim[0] = rows;
-        bytes = workspace_of(row, device, &problem);
+        bytes = workspace_of(t, t->device, &problem);
         most = bytes > most ? bytes : most;
     }
-    return most;
+    return t->row->fault ? 2 * most + 65536 : most; /* a fault may run a larger problem */
+}
+
+static bool allocate(run *t, int lanes)
+{
+    const ridge_backend *b = t->device->backend;
+    bool good = true;
+
+    t->first = result_of(t->im);
+    t->again = lanes > 1 ? result_of(t->im) : NULL;
+    good = t->first && (lanes == 1 || t->again);
+    for (int i = 0; i < lanes && good; i++)
+        good = b->alloc(t->device, t->im->bytes, &t->l[i].image) == RIDGE_OK &&
+               b->stream_new(t->device, &t->l[i].stream) == RIDGE_OK &&
+               (t->bytes == 0 || b->alloc(t->device, t->bytes, &t->l[i].workspace) == RIDGE_OK);
+    return good || failed(t, "allocation");
+}
+
+static void release(run *t)
+{
+    const ridge_backend *b = t->device->backend;
+
+    for (lane *l = t->l; l < t->l + 2; l++) {
+        if (l->image)
+            b->release(t->device, l->image);
+        if (l->workspace)
+            b->release(t->device, l->workspace);
+        if (l->stream)
+            b->stream_free(t->device, l->stream);
+    }
+    free(t->again);
+    free(t->first);
 }
 
 bool test_one(const test_row *row, const ridge_device *device, const test_case *c, const image *im,
               const unsigned char *expected, char *text, size_t size)
 {
-    ridge_call call = image_call(im, im->host);
-    const ridge_backend *b = device->backend;
+    run t = {.row = row, .device = device, .c = c, .im = im, .text = text, .size = size};
     const bool once = row->once || test_is_large(im);
-    unsigned char *got = result_of(im), *again = NULL;
+    ridge_call call = image_call(im, im->host);
     ridge_bound bound;
-    lane l[2];
-    bool good = got != NULL;
-    size_t bytes;
+    bool good;
 
-    memset(l, 0, sizeof l);
-    if (ridge_validate(&call, &bound)) {
-        free(got);
-        return failed(text, size, "validation");
-    }
-    bytes = workspace_of_all(row, device, c, bound.problem);
-    if (row->fault) /* it may run a larger problem */
-        bytes = 2 * bytes + 65536;
-    for (int i = 0; i < (once ? 1 : 2) && good; i++)
-        good = b->alloc(device, im->bytes, &l[i].image) == RIDGE_OK &&
-               b->stream_new(device, &l[i].stream) == RIDGE_OK &&
-               (bytes == 0 || b->alloc(device, bytes, &l[i].workspace) == RIDGE_OK);
-    good =
-        good ? run_first(row, device, im, &l[0], bytes, expected, got, text, size) : failed(text, size, "allocation");
-    if (good && !once) {
-        again = result_of(im);
+    if (ridge_validate(&call, &bound))
+        return failed(&t, "validation");
+    t.bytes = workspace_of_all(&t, bound.problem);
+    good = allocate(&t, once ? 1 : 2) && run_first(&t, expected);
+    if (!once)
         good =
-            again ? run_again(row, device, c, im, l, bytes, got, again, text, size) : failed(text, size, "allocation");
-    }
-    for (int i = 0; i < 2; i++) {
-        if (l[i].image)
-            b->release(device, l[i].image);
-        if (l[i].workspace)
-            b->release(device, l[i].workspace);
-        if (l[i].stream)
-            b->stream_free(device, l[i].stream);
-    }
-    free(again);
-    free(got);
+            good && run_graph(&t) && run_two(&t) && run_grids(&t) && (!c->slices || run_slices(&t)) && run_repeats(&t);
+    release(&t);
     return good;
 }

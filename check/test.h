@@ -1,13 +1,23 @@
-/* test.h: what `ridge test` and `ridge teeth` share. */
+/* test.h: the tests of one row (row.c), of refused calls (bad_arguments.c), of shared arithmetic (exact.c). */
 #ifndef RIDGE_TEST_H
 #define RIDGE_TEST_H
 
 #include "check.h"
 
-/* Stands in for a row's launch: runs it and spoils something. memory is the image's block on the device. */
-typedef ridge_status row_fault(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                               const image *im, const ridge_call *call, void *memory, void *workspace, size_t bytes,
-                               void *stream);
+/* A launch that a fault stands in for. */
+typedef struct faulty_run {
+    const ridge_device *device;
+    const ridge_kernel *kernel;
+    const ridge_problem *problem;
+    const image *im;
+    const ridge_call *call;
+    void *memory; /* the image's block on the device */
+    void *workspace;
+    size_t bytes; /* of the workspace */
+    void *stream;
+} faulty_run;
+
+typedef ridge_status row_fault(const faulty_run *run);
 
 /* A kernel row under test: the row itself, or a copy of it with a planted fault. */
 typedef struct test_row {
@@ -25,10 +35,10 @@ bool test_one(const test_row *row, const ridge_device *device, const test_case *
 
 /* Bad input of an op: every one must be refused with a message that names the op and the operand or value, and nothing
  * written. Returns how many were not; *count says how many there are. */
-int test_errors(const ridge_device *device, const ridge_op_row *op, int *count);
+int test_bad_arguments(const ridge_device *device, const ridge_op_row *op, int *count);
 
-/* exact.h and the fp8 encoding on the device give the host's bits: every 257th float (or all) through each function;
- * the reciprocal over all mantissas of [1, 2). As test_errors. */
+/* exact.h and the fp8 encoding give the host's bits on the device: every 257th float (or all) through each function;
+ * the reciprocal over all mantissas of [1, 2). As test_bad_arguments. */
 int test_exact(const ridge_device *device, bool all, int *count);
 
 #endif

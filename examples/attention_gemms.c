@@ -162,19 +162,19 @@ static void *weights(int64_t rows, int64_t cols, float **scales)
 
 static ridge_call quantise(const model *m, const void *x, int64_t stride)
 {
-    ridge_call call =
-        ridge_quantize_fp8(m->tokens, m->hidden, RIDGE_BF16, x, RIDGE_SCALE_ROW128, RIDGE_E4M3, m->q, m->scale);
+    const ridge_tensor from = {.data = (void *)(uintptr_t)x, .dtype = RIDGE_BF16, .stride = stride};
 
-    call.arg[RIDGE_QUANTIZE_FP8_X].stride = stride;
-    return call;
+    return ridge_quantize_fp8(m->tokens, m->hidden, from,
+                              ridge_scaled(m->q, RIDGE_E4M3, m->scale, RIDGE_SCALING_ROW128));
 }
 
 static ridge_call project(const model *m, int64_t n, const void *w, const float *scales, void *d)
 {
-    ridge_call call = ridge_gemm_fp8(m->tokens, n, m->hidden, RIDGE_E4M3, m->q, RIDGE_SCALE_ROW128, m->scale,
-                                     RIDGE_E4M3, w, RIDGE_SCALE_B_BLK128, scales, RIDGE_BF16, d);
+    ridge_call call =
+        ridge_gemm_fp8(m->tokens, n, m->hidden, ridge_scaled(m->q, RIDGE_E4M3, m->scale, RIDGE_SCALING_ROW128),
+                       ridge_scaled(w, RIDGE_E4M3, scales, RIDGE_SCALING_BLK128), ridge_matrix(d, RIDGE_BF16));
 
-    call.flags |= RIDGE_WEIGHTS_SETTLED; /* written long ago: they may be fetched before the previous kernel ends */
+    call.flags |= RIDGE_WEIGHTS_CONST; /* written long ago: they may be fetched before the previous kernel ends */
     return call;
 }
 

@@ -33,8 +33,9 @@ int main(void)
     static int32_t target[TOKENS];
     float loss = 0, begin = 0, accuracy = 0;
     ridge_device *device = NULL;
-    ridge_call call =
-        ridge_linear_ce_train(TOKENS, HIDDEN, VOCAB, RIDGE_F32, x, w, RIDGE_I32, target, &loss, dx, &dw[0][0]);
+    ridge_call call = ridge_linear_ce_train(TOKENS, HIDDEN, VOCAB, ridge_matrix(x, RIDGE_F32),
+                                            ridge_matrix(w, RIDGE_F32), ridge_matrix(target, RIDGE_I32), &loss,
+                                            ridge_matrix(dx, RIDGE_F32), ridge_matrix(dw, RIDGE_F32));
     void *workspace = NULL;
     size_t bytes = 0;
 

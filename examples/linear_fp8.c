@@ -13,8 +13,7 @@ enum { M = 264, N = 200, K = 328 }; /* tokens, outputs, inputs: none a multiple 
 
 /* An fp8 matrix [rows, cols] and its transpose, with their scales. */
 typedef struct dual {
-    void *q, *q_t;
-    float *scale, *scale_t;
+    ridge_tensor q, q_t;
 } dual;
 
 static ridge_device *device;
@@ -45,34 +44,26 @@ static void run(const ridge_call *call)
     }
 }
 
-/* Row strides that are multiples of 16 bytes are the fast path: ridge_ld_fp8, ridge_ld_scale. */
-static dual quantise(int64_t rows, int64_t cols, const float *x, uint32_t form)
+/* Codes [rows, cols] with room for their scales. Row strides that are multiples of 16 bytes are the fast path. */
+static ridge_tensor codes(int64_t rows, int64_t cols, ridge_scaling scaling)
 {
     const int64_t down = (rows + 127) / 128, across = (cols + 127) / 128;
-    const int block = form == RIDGE_DUAL_BLK_BLK;
-    dual d = {take((size_t)(rows * ridge_ld_fp8(cols))), take((size_t)(cols * ridge_ld_fp8(rows))),
-              take((size_t)(across * ridge_ld_scale(rows)) * 4), take((size_t)(down * ridge_ld_scale(cols)) * 4)};
-    ridge_call call =
-        ridge_quantize_fp8_dual(rows, cols, RIDGE_F32, x, form, RIDGE_E4M3, d.q, d.scale, d.q_t, d.scale_t);
+    const int block = scaling == RIDGE_SCALING_BLK128;
+    ridge_tensor t = {NULL, RIDGE_E4M3, ridge_ld_fp8(cols), NULL, scaling, block ? across : ridge_ld_scale(rows)};
 
-    call.arg[RIDGE_QUANTIZE_FP8_DUAL_Q].stride = ridge_ld_fp8(cols);
-    call.arg[RIDGE_QUANTIZE_FP8_DUAL_Q_T].stride = ridge_ld_fp8(rows);
-    call.arg[RIDGE_QUANTIZE_FP8_DUAL_SCALE].stride = block ? 0 : ridge_ld_scale(rows);
-    call.arg[RIDGE_QUANTIZE_FP8_DUAL_SCALE_T].stride = block ? 0 : ridge_ld_scale(cols);
-    run(&call);
-    return d;
+    t.data = take((size_t)(rows * t.stride));
+    t.scale = take((size_t)((block ? down : across) * t.scale_stride) * 4);
+    return t;
 }
 
-static ridge_call product(int64_t m, int64_t n, int64_t k, const void *a, const float *scale_a, const void *b,
-                          uint32_t mode_b, const float *scale_b, float *d)
+/* The codes of x and of its transpose. */
+static dual quantise(int64_t rows, int64_t cols, const float *x, ridge_scaling scaling)
 {
-    ridge_call call = ridge_gemm_fp8(m, n, k, RIDGE_E4M3, a, RIDGE_SCALE_ROW128, scale_a, RIDGE_E4M3, b, mode_b,
-                                     scale_b, RIDGE_F32, d);
+    const dual d = {codes(rows, cols, scaling), codes(cols, rows, scaling)};
+    const ridge_call call = ridge_quantize_fp8_dual(rows, cols, ridge_matrix(x, RIDGE_F32), d.q, d.q_t);
 
-    call.arg[RIDGE_GEMM_FP8_A].stride = call.arg[RIDGE_GEMM_FP8_B].stride = ridge_ld_fp8(k);
-    call.arg[RIDGE_GEMM_FP8_SCALE_A].stride = ridge_ld_scale(m);
-    call.arg[RIDGE_GEMM_FP8_SCALE_B].stride = mode_b == RIDGE_SCALE_B_BLK128 ? 0 : ridge_ld_scale(n);
-    return call;
+    run(&call);
+    return d;
 }
 
 /* Signal to noise of d[i,j] - start against sum over x of a[i a_row + x a_col] * b[j b_row + x b_col], and the worst
@@ -129,14 +120,14 @@ int main(void)
     }
     for (int i = 0; i < N * K; i++)
         dw[i] = 0.001f; /* what earlier micro-batches left */
-    qx = quantise(M, K, x, RIDGE_DUAL_ROW_ROW);
-    qw = quantise(N, K, w, RIDGE_DUAL_BLK_BLK);
-    qg = quantise(M, N, g, RIDGE_DUAL_ROW_ROW);
-    call = product(M, N, K, qx.q, qx.scale, qw.q, RIDGE_SCALE_B_BLK128, qw.scale, y);
+    qx = quantise(M, K, x, RIDGE_SCALING_ROW128);
+    qw = quantise(N, K, w, RIDGE_SCALING_BLK128);
+    qg = quantise(M, N, g, RIDGE_SCALING_ROW128);
+    call = ridge_gemm_fp8(M, N, K, qx.q, qw.q, ridge_matrix(y, RIDGE_F32));
     run(&call);
-    call = product(M, K, N, qg.q, qg.scale, qw.q_t, RIDGE_SCALE_B_BLK128, qw.scale_t, dx);
+    call = ridge_gemm_fp8(M, K, N, qg.q, qw.q_t, ridge_matrix(dx, RIDGE_F32));
     run(&call);
-    call = product(N, K, M, qg.q_t, qg.scale_t, qx.q_t, RIDGE_SCALE_B_ROW128, qx.scale_t, dw);
+    call = ridge_gemm_fp8(N, K, M, qg.q_t, qx.q_t, ridge_matrix(dw, RIDGE_F32));
     call.flags |= RIDGE_ACCUMULATE;
     run(&call);
     good = check("Y", M, N, K, x, K, 1, w, K, 1, 0, y);

@@ -151,7 +151,8 @@ static void run(const ridge_call *given)
 
 static void norm_forward(const float *x, const float *w, float *y)
 {
-    ridge_call call = ridge_rms_norm(TOKENS, DIM, RIDGE_F32, x, RIDGE_F32, w, RIDGE_F32, y);
+    ridge_call call =
+        ridge_rms_norm(TOKENS, DIM, ridge_matrix(x, RIDGE_F32), ridge_matrix(w, RIDGE_F32), ridge_matrix(y, RIDGE_F32));
 
     call.opt.norm.eps = eps;
     run(&call);
@@ -160,11 +161,10 @@ static void norm_forward(const float *x, const float *w, float *y)
 /* Turns the heads of q and k, which lie side by side in rows of 3 DIM, in place; inverse: back. */
 static void rotate(float *qkv, const int32_t *position, const double *freqs, uint32_t inverse)
 {
-    ridge_call call = ridge_head_rms_norm_rope_tail(TOKENS, 2 * HEADS, HEAD, HEAD, RIDGE_F32, qkv, RIDGE_NONE, NULL,
-                                                    position, freqs, RIDGE_F32, qkv);
+    const ridge_tensor x = {.data = qkv, .dtype = RIDGE_F32, .stride = 3 * DIM}, none = {0};
+    ridge_call call = ridge_head_rms_norm_rope_tail(TOKENS, 2 * HEADS, HEAD, HEAD, x, none,
+                                                    ridge_matrix(position, RIDGE_I32), freqs, x);
 
-    call.arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X].stride = 3 * DIM;
-    call.arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT].stride = 3 * DIM;
     call.flags |= RIDGE_ROPE_ONLY | inverse;
     run(&call);
 }
@@ -357,8 +357,10 @@ static void forward(model *m, const params *p, const unsigned char *const text[B
 /* The loss; g receives the gradients. */
 static float forward_backward(model *m, const params *p, const unsigned char *const text[BATCH], params *g)
 {
-    const ridge_call loss = ridge_linear_ce_train(TOKENS, DIM, VOCAB, RIDGE_F32, m->normed, p->head, RIDGE_I32,
-                                                  m->target, &m->loss, m->dnormed, g->head);
+    const ridge_call loss =
+        ridge_linear_ce_train(TOKENS, DIM, VOCAB, ridge_matrix(m->normed, RIDGE_F32), ridge_matrix(p->head, RIDGE_F32),
+                              ridge_matrix(m->target, RIDGE_I32), &m->loss, ridge_matrix(m->dnormed, RIDGE_F32),
+                              ridge_matrix(g->head, RIDGE_F32));
 
     memset(g, 0, sizeof *g);
     forward(m, p, text);

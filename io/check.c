@@ -1,4 +1,4 @@
-/* check.c: arithmetic on what headers claim, and text. */
+/* check.c: arithmetic that cannot overflow on the sizes that a file claims, growing arrays, and UTF-8. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,13 +9,13 @@ bool io_multiply(int64_t a, int64_t b, int64_t *product)
     return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, product);
 }
 
-/* Room for `need` elements in the array that `array` points to (of any type, hence the copies of the pointer). */
-bool io_grow(void *array, int64_t *room, int64_t need, size_t element)
+/* Grows the array that `array` points to (of any element type, hence the copies of the pointer) to `need` elements. */
+bool io_grow(void *array, int64_t *capacity, int64_t need, size_t element)
 {
-    int64_t more = *room < 8 ? 8 : *room, bytes;
+    int64_t more = *capacity < 8 ? 8 : *capacity, bytes;
     void *memory;
 
-    if (need <= *room)
+    if (need <= *capacity)
         return true;
     while (more < need)
         if (!io_multiply(more, 2, &more))
@@ -27,7 +27,7 @@ bool io_grow(void *array, int64_t *room, int64_t need, size_t element)
     if (!memory)
         return false;
     memcpy(array, &memory, sizeof memory);
-    *room = more;
+    *capacity = more;
     return true;
 }
 
@@ -61,7 +61,7 @@ bool io_utf8(const char *text, size_t length)
     return true;
 }
 
-/* {2^40, 2^40, 0} is refused although it is empty: who computes strides from the shape would overflow. */
+/* {2^40, 2^40, 0} is refused although it is empty: code that computes strides from the shape would overflow. */
 bool io_elements(const int64_t *shape, int32_t rank, int64_t *elements)
 {
     bool empty = false;

@@ -95,7 +95,7 @@ static void unpack_q8_0(const uint8_t *from, unpacked *to)
     memcpy(to->code, from + 2, 32);
 }
 
-/* ------------------------------------------------------------------------- super-blocks of 256: 8 or 16 groups (K) */
+/* -------------------------------------------------------------------------- super-blocks of 256: 8 or 16 groups (K) */
 
 /* 64 bytes of 2-bit codes: each 32 bytes hold 128 elements, 32 of them per bit pair. */
 static void pairs(const uint8_t *from, int8_t *code)

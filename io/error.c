@@ -1,4 +1,4 @@
-/* error.c: this thread's last message of a ridge_io function. */
+/* error.c: the last error message of a ridge_io function on this thread. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@ ridge_status io_fail(ridge_status status, const char *format, ...)
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    /* Names come from files of strangers, and messages go to terminals. */
+    /* Names come from files that are not trusted, and messages go to terminals: no control characters. */
     for (char *c = text; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f)
             *c = '?';

@@ -1,15 +1,15 @@
-/* gguf.c: the header of a GGUF file, versions 2 and 3, little endian.
+/* gguf.c: reads the header of a GGUF file, versions 2 and 3, little endian. gguf_layout.c writes one.
  *
  * Header: "GGUF", u32 version, u64 tensors, u64 entries of metadata; the entries; the descriptions of the tensors;
- * padding; data. A string is a u64 length and its bytes. All of it is read once, front to back, through a buffer of
- * fixed size, and no number is believed before it has been held against the bytes that the file still has: a count of
- * things against the least that each takes, a size before its product is formed, a length before memory is asked for.
+ * padding; data. A string is a u64 length and its bytes. The header is read once, front to back, through a buffer of
+ * fixed size. No number is trusted before it is compared with the bytes that remain in the file: a count with the least
+ * number of bytes that each entry takes, a size before it is multiplied, a length before memory is allocated for it.
  *
- * Stricter than the published format: names and keys are UTF-8 without NUL, 1 to 65535 bytes, and there once; no array
- * of arrays; a bool is 0 or 1; at most 4 dimensions, none of them 0 (older ggml divides by it); general.alignment is a
- * u32, a power of two, at most 2^20; tensors follow one another without gaps but padding, as ggml demands; nothing but
- * padding follows the last one, and that may be missing. Strings of metadata may hold any bytes: tokens do.
- * Leaves out: version 1, big-endian files. */
+ * The reader is stricter than the published format: names and keys are UTF-8 without NUL, of 1 to 65535 bytes, and
+ * unique; no array of arrays; a bool is 0 or 1; at most 4 dimensions, none of them 0 (older ggml divides by it);
+ * general.alignment is a u32, a power of two, at most 2^20; tensors follow one another without gaps but padding, as
+ * ggml demands; nothing but padding follows the last one, and that may be missing. Strings of metadata may hold any
+ * bytes, as tokens do. Not supported: version 1, big-endian files. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 #include "io.h"
 
 enum {
-    CHUNK = 1 << 16,   /* buffered bytes, and the size of a piece of memory for small things */
+    CHUNK = 1 << 16,   /* bytes of the read buffer, and of a block that small allocations are cut from */
     NAME_MOST = 65535, /* bytes of a key or name */
     ALIGNMENT_MOST = 1 << 20,
     DEFAULT_ALIGNMENT = 32,
@@ -34,15 +34,15 @@ typedef struct reader {
     ridge_file *file;
     const io_shard *shard;
     int32_t index;
-    int64_t at; /* place in the file of the next byte */
+    int64_t at; /* offset in the file of the next byte */
     unsigned char *buffer;
-    int64_t begin, end; /* places in the file of what the buffer holds; begin <= at <= end */
-    char *piece;        /* memory for small things, cut from pieces that the file owns */
+    int64_t begin, end; /* offsets in the file of what the buffer holds; begin <= at <= end */
+    char *block;        /* what is left of the block that small allocations are cut from; the file owns it */
     size_t left;
-    char *strings; /* the array of strings at hand, which has no known size before its end */
-    int64_t strings_room;
+    char *strings; /* the array of strings that is being read: its size is not known before its end */
+    int64_t strings_capacity;
     int64_t alignment;
-    const char *what, *name; /* what is being read, for messages; without a name it has a number */
+    const char *what, *name; /* what is being read, for messages; NULL name: its number is printed */
     int64_t number;
 } reader;
 
@@ -80,7 +80,7 @@ static bool available(const reader *r, uint64_t bytes, const char *part)
                 r->at, r->shard->bytes);
 }
 
-/* The next bytes; `part` names them if the file ends before. What is larger than the buffer goes past it. */
+/* Copies the next bytes; `part` names them in the message if the file ends before. Large reads bypass the buffer. */
 static bool get(reader *r, void *to, int64_t bytes, const char *part)
 {
     unsigned char *memory = to;
@@ -123,7 +123,7 @@ static bool get_u64(reader *r, uint64_t *value, const char *part)
     return get(r, value, 8, part);
 }
 
-/* Memory of the file's. The caller has checked that the file has that many bytes. */
+/* Memory that the file owns. The caller has checked that so many bytes remain in the file. */
 static void *keep(reader *r, int64_t bytes)
 {
     size_t size = bytes ? (size_t)bytes : 1;
@@ -133,12 +133,12 @@ static void *keep(reader *r, int64_t bytes)
         memory = io_keep(r->file, size);
     } else {
         if (size > r->left) {
-            r->piece = io_keep(r->file, CHUNK);
-            r->left = r->piece ? CHUNK : 0;
+            r->block = io_keep(r->file, CHUNK);
+            r->left = r->block ? CHUNK : 0;
         }
-        memory = r->piece;
+        memory = r->block;
         if (memory) {
-            r->piece += size;
+            r->block += size;
             r->left -= size;
         }
     }
@@ -147,7 +147,7 @@ static void *keep(reader *r, int64_t bytes)
     return memory;
 }
 
-/* A key or a tensor's name, NUL-terminated; NULL on error. */
+/* Reads a key or a tensor's name, NUL-terminated; NULL on error. */
 static const char *get_name(reader *r, const char *part)
 {
     uint64_t length;
@@ -190,21 +190,21 @@ static bool known_kind(uint32_t kind)
     return kind < sizeof kinds / sizeof kinds[0];
 }
 
-/* Room for `need` gathered bytes, all of which the file has been seen to have. */
+/* Grows `strings` to `need` bytes, which the caller has checked to be in the file. */
 static bool gather(reader *r, int64_t need)
 {
-    int64_t room = r->strings_room < 256 ? 256 : r->strings_room;
+    int64_t capacity = r->strings_capacity < 256 ? 256 : r->strings_capacity;
     char *more;
 
-    if (need <= r->strings_room)
+    if (need <= r->strings_capacity)
         return true;
-    while (room < need)
-        room *= 2;
-    more = realloc(r->strings, (size_t)room);
+    while (capacity < need)
+        capacity *= 2;
+    more = realloc(r->strings, (size_t)capacity);
     if (!more)
-        return fail(r, "no memory for %" PRId64 " bytes", room);
+        return fail(r, "no memory for %" PRId64 " bytes", capacity);
     r->strings = more;
-    r->strings_room = room;
+    r->strings_capacity = capacity;
     return true;
 }
 
@@ -297,13 +297,13 @@ static bool get_meta(reader *r)
 
 /* ---------------------------------------------------------------------------------------------------------- tensors */
 
-/* at + what is missing to a multiple of the alignment. Places in files are far from overflow: see open_reader. */
+/* `at`, rounded up to the alignment. Offsets in a file are far from overflow: see io_parse_gguf. */
 static int64_t padded(const reader *r, int64_t at)
 {
     return (at + r->alignment - 1) & -r->alignment;
 }
 
-static bool get_shape(reader *r, ridge_tensor *t)
+static bool get_shape(reader *r, ridge_entry *t)
 {
     uint32_t rank;
 
@@ -329,7 +329,7 @@ static bool get_shape(reader *r, ridge_tensor *t)
 
 static bool get_tensor(reader *r, int64_t *next)
 {
-    ridge_tensor t = {.shard = r->index};
+    ridge_entry t = {.shard = r->index};
     const ridge_type_info *info;
     uint64_t offset;
     uint32_t id;
@@ -361,13 +361,13 @@ static bool get_tensor(reader *r, int64_t *next)
     return io_add_tensor(r->file, &t) == RIDGE_OK;
 }
 
-/* Offsets become places in the file; all data must be there, and nothing after it. */
+/* Makes offsets absolute; all data must be there, and nothing after it. */
 static bool place_tensors(reader *r, int64_t first)
 {
     int64_t data = padded(r, r->at), end = r->at;
 
     for (int64_t i = first; i < r->file->tensors; i++) {
-        ridge_tensor *t = &r->file->tensor[i];
+        ridge_entry *t = &r->file->tensor[i];
 
         t->offset += data;
         end = t->offset + t->bytes;
@@ -439,7 +439,7 @@ ridge_status io_parse_gguf(ridge_file *file, int32_t index)
     reader r = {.file = file, .shard = &file->shard[index], .index = index, .alignment = DEFAULT_ALIGNMENT};
     bool good;
 
-    if (r.shard->bytes > INT64_MAX / 4) /* so that a place, a size and padding never add up to an overflow */
+    if (r.shard->bytes > INT64_MAX / 4) /* so that an offset, a size and padding never add up to an overflow */
         good = fail(&r, "a file of %" PRId64 " bytes", r.shard->bytes);
     else if (!(r.buffer = malloc(CHUNK)))
         good = fail(&r, "no memory for %d bytes", (int)CHUNK);

@@ -1,5 +1,5 @@
-/* index.c: a sharded checkpoint (model.safetensors.index.json: {"weight_map": {tensor: shard file}}), and what a
- * directory holds. Index and shards must name the same tensors. */
+/* index.c: reads a sharded checkpoint (model.safetensors.index.json: {"weight_map": {tensor: shard file}}), and finds
+ * the checkpoint in a directory. Index and shards must name the same tensors. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -15,11 +15,11 @@ typedef struct weight {
 } weight;
 
 typedef struct index_map {
-    weight *weight; /* in the order of names */
-    int64_t weights, weight_room;
-    char **shard; /* in the order of shards */
-    int64_t shard_count, shard_room;
-    int32_t *place; /* of each shard when they are sorted by name */
+    weight *weight; /* in the order of `names` */
+    int64_t weights, weight_capacity;
+    char **shard; /* in the order of `shards` until sort_shards */
+    int64_t shard_count, shard_capacity;
+    int32_t *sorted; /* the index of each shard once they are sorted by name */
     io_names names, shards;
 } index_map;
 
@@ -31,12 +31,12 @@ static void free_index(index_map *map)
         free(map->shard[i]);
     free(map->weight);
     free(map->shard);
-    free(map->place);
+    free(map->sorted);
     io_names_free(&map->names);
     io_names_free(&map->shards);
 }
 
-/* A file in the index's own directory and nothing else: an index is data from a stranger. */
+/* The name of a file in the index's own directory and nothing else: an index is not trusted. */
 static bool plain_name(const json_t *value)
 {
     const char *name = json_string_value(value);
@@ -52,7 +52,7 @@ static int64_t shard_number(index_map *map, const char *name)
 
     if (at >= 0)
         return at;
-    copy = io_grow(&map->shard, &map->shard_room, map->shard_count + 1, sizeof *map->shard) ? strdup(name) : NULL;
+    copy = io_grow(&map->shard, &map->shard_capacity, map->shard_count + 1, sizeof *map->shard) ? strdup(name) : NULL;
     if (!copy)
         return -1;
     map->shard[map->shard_count++] = copy;
@@ -69,8 +69,9 @@ static ridge_status add_weight(index_map *map, const char *path, const char *nam
                        "%s: weight_map: tensor \"%.200s\": \"%.200s\" is not the name of a file in the same directory",
                        path, name, json_is_string(value) ? json_string_value(value) : "(not a string)");
     shard = shard_number(map, json_string_value(value));
-    copy = shard >= 0 && io_grow(&map->weight, &map->weight_room, map->weights + 1, sizeof *map->weight) ? strdup(name)
-                                                                                                         : NULL;
+    copy = shard >= 0 && io_grow(&map->weight, &map->weight_capacity, map->weights + 1, sizeof *map->weight)
+               ? strdup(name)
+               : NULL;
     if (!copy)
         return io_no_memory(path);
     map->weight[map->weights++] = (weight){copy, (int32_t)shard};
@@ -118,7 +119,7 @@ static ridge_status parse_index(io_json *json, index_map *map)
     return status == RIDGE_OK ? io_json_end(json) : status;
 }
 
-/* The index is read as a shard would be, which checks that it is a file, and is not kept. */
+/* Opens the index as a shard of its own, which checks that it is a regular file, and closes it again. */
 static ridge_status read_index(const char *path, index_map *map)
 {
     ridge_file *file = calloc(1, sizeof *file);
@@ -148,16 +149,16 @@ static int by_name(const void *left, const void *right)
     return strcmp(*a, *b);
 }
 
-/* Shards in the order of their names; map->place maps the order of the index to it. */
+/* Sorts the shards by name; map->sorted maps the order of the index to that order. */
 static bool sort_shards(index_map *map)
 {
-    map->place = calloc((size_t)map->shard_count + 1, sizeof *map->place);
-    if (!map->place)
+    map->sorted = calloc((size_t)map->shard_count + 1, sizeof *map->sorted);
+    if (!map->sorted)
         return false;
-    if (map->shard_count) /* map->shards keeps the pointers in the old order */
+    if (map->shard_count) /* map->shards, the hash table, keeps the pointers in the old order */
         qsort(map->shard, (size_t)map->shard_count, sizeof *map->shard, by_name);
     for (int64_t i = 0; i < map->shard_count; i++)
-        map->place[io_names_find(&map->shards, map->shard[i])] = (int32_t)i;
+        map->sorted[io_names_find(&map->shards, map->shard[i])] = (int32_t)i;
     return true;
 }
 
@@ -183,22 +184,23 @@ static ridge_status open_shard(ridge_file *file, const char *path, const char *n
     return status == RIDGE_OK ? io_parse_safetensors(file, file->shards - 1) : status;
 }
 
-/* Names are distinct on both sides, so that the same number and one direction suffice. */
+/* Checks that index and shards name the same tensors. Names are unique on both sides, so equal counts and one direction
+ * suffice. */
 static ridge_status compare(const ridge_file *file, const char *path, const index_map *map)
 {
     for (int64_t i = 0; i < file->tensors; i++) {
-        const ridge_tensor *t = &file->tensor[i];
+        const ridge_entry *t = &file->tensor[i];
         int64_t at = io_names_find(&map->names, t->name);
 
-        if (at < 0 || map->place[map->weight[at].shard] != t->shard)
+        if (at < 0 || map->sorted[map->weight[at].shard] != t->shard)
             return io_fail(RIDGE_ERR_FILE, "%s: weight_map: tensor \"%.200s\" is in %s, but the index says %s", path,
                            t->name, file->shard[t->shard].path,
-                           at < 0 ? "nothing of it" : map->shard[map->place[map->weight[at].shard]]);
+                           at < 0 ? "nothing of it" : map->shard[map->sorted[map->weight[at].shard]]);
     }
     for (int64_t i = 0; i < map->weights && file->tensors < map->weights; i++)
         if (io_names_find(&file->names, map->weight[i].name) < 0)
             return io_fail(RIDGE_ERR_FILE, "%s: weight_map: tensor \"%.200s\" is not in %s", path, map->weight[i].name,
-                           map->shard[map->place[map->weight[i].shard]]);
+                           map->shard[map->sorted[map->weight[i].shard]]);
     return RIDGE_OK;
 }
 
@@ -220,8 +222,7 @@ ridge_status io_open_index(ridge_file *file, const char *path)
     return status;
 }
 
-/* -------------------------------------------------------------------------------------------------------- directories
- */
+/* ------------------------------------------------------------------------------------------------------ directories */
 
 static char *join(const char *directory, const char *name)
 {
@@ -243,7 +244,7 @@ static bool ends(const char *name, const char *end)
     return a > b && name[0] != '.' && strcmp(name + a - b, end) == 0;
 }
 
-/* The only *.safetensors or *.gguf. */
+/* The one *.safetensors or *.gguf of a directory; several are an error. */
 static ridge_status find_single(const char *directory, char **path)
 {
     DIR *list = opendir(directory);

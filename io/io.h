@@ -1,4 +1,6 @@
-/* io.h: what the files of io/ share: an open file, a writer, and the parser of each format. */
+/* io.h: what the files of io/ share. Reading: file.c opens a checkpoint and hands its ridge_file to a reader
+ * (safetensors.c, index.c, gguf.c), which fills it through builder.c. Writing: writer.c declares and writes, and asks
+ * the format's layout (safetensors_layout.c, gguf_layout.c) for header and offsets. */
 #ifndef RIDGE_IO_INTERNAL_H
 #define RIDGE_IO_INTERNAL_H
 
@@ -35,11 +37,11 @@
 ridge_status io_fail(ridge_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 ridge_status io_no_memory(const char *path);
 
-/* names.c: distinct strings, numbered in the order they came; O(1) whatever they are (a keyed hash). */
+/* names.c: distinct strings, numbered in the order in which they were added; O(1) whatever they are (a keyed hash). */
 typedef struct io_names {
     const char **name; /* not owned */
     uint64_t *slot;    /* a power of two of them, at most half in use; names.c says what is in them */
-    int64_t count, room, slots;
+    int64_t count, capacity, slots;
     uint64_t key[2];
 } io_names;
 
@@ -57,25 +59,25 @@ struct ridge_file {
     ridge_format format;
     io_shard *shard;
     int32_t shards;
-    ridge_tensor *tensor;
-    int64_t tensors, tensor_room;
+    ridge_entry *tensor;
+    int64_t tensors, tensor_capacity;
     ridge_meta *meta;
-    int64_t metas, meta_room;
+    int64_t metas, meta_capacity;
     io_names names, keys; /* of tensor and meta */
     void **block;         /* every other allocation (names, keys, values), freed by ridge_file_close */
-    int64_t blocks, block_room;
+    int64_t blocks, block_capacity;
 };
 
-/* file.c: on failure all of these leave a message. */
+/* builder.c: on failure all of these leave a message. */
 void *io_keep(ridge_file *file, size_t bytes);                            /* memory freed with the file */
-ridge_status io_add_tensor(ridge_file *file, const ridge_tensor *tensor); /* a duplicate name is an error; O(1) */
+ridge_status io_add_tensor(ridge_file *file, const ridge_entry *tensor); /* a duplicate name is an error; O(1) */
 ridge_status io_add_meta(ridge_file *file, const ridge_meta *meta);       /* a duplicate key too */
 ridge_status io_add_shard(ridge_file *file, const char *path);            /* opens it */
 ridge_status io_read_at(const io_shard *shard, int64_t at, void *to, int64_t bytes); /* all of it or an error */
 
 /* check.c */
 bool io_multiply(int64_t a, int64_t b, int64_t *product); /* false on overflow or a negative */
-bool io_grow(void *array, int64_t *room, int64_t need, size_t element);
+bool io_grow(void *array, int64_t *capacity, int64_t need, size_t element);
 bool io_utf8(const char *text, size_t length); /* valid UTF-8 without NUL */
 bool io_elements(const int64_t *shape, int32_t rank,
                  int64_t *elements);                            /* false on overflow, zero sizes left out too */
@@ -88,11 +90,11 @@ ridge_status io_find_in_directory(const char *directory, char **path);
 /* types.c: RIDGE_TYPE_NONE if there is none */
 uint32_t io_type_of_gguf(uint32_t id);
 
-/* safetensors.c, gguf.c: parse shard `index` into the file. */
+/* safetensors.c, gguf.c: parse the header of shard `index` and add its tensors and metadata to the file. */
 ridge_status io_parse_safetensors(ridge_file *file, int32_t index);
 ridge_status io_parse_gguf(ridge_file *file, int32_t index);
 
-/* writer.c. Tests clear io_nameless to have the way of file systems that lack files without a name. */
+/* writer.c. Tests clear io_nameless to take the path of file systems without O_TMPFILE. */
 extern bool io_nameless;
 
 typedef struct io_out {
@@ -111,15 +113,15 @@ struct ridge_writer {
     bool named; /* the file is there as `temporary` */
     bool begun, failed;
     io_out *tensor;
-    int64_t tensors, tensor_room;
+    int64_t tensors, tensor_capacity;
     ridge_meta *meta; /* copies */
-    int64_t metas, meta_room;
+    int64_t metas, meta_capacity;
     io_names names, keys; /* of tensor and meta */
     int64_t data;         /* offset of the data section: the header's bytes */
     int64_t end;          /* bytes of the file; a layout may set it past the last tensor, relative to data */
 };
 
-/* Lays out tensor offsets (relative to data) and gives the header's bytes, padded; the caller frees *header. */
+/* Set the tensors' offsets (relative to data) and return the header, padded; the caller frees *header. */
 ridge_status io_layout_safetensors(ridge_writer *writer, unsigned char **header, int64_t *bytes);
 ridge_status io_layout_gguf(ridge_writer *writer, unsigned char **header, int64_t *bytes);
 

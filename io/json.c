@@ -1,7 +1,6 @@
-/* json.c: a JSON object of a million members is read one member at a time. A tree of the whole would need up to 40
- * bytes of memory for each byte of a hostile text ("[[],[],..."); this way only one value of at most 64 KiB, or one
- * string, is in memory. jansson parses keys and values; only the braces, colons and commas around them are read here.
- */
+/* json.c: reads a JSON object of a million members one member at a time. A tree of the whole would need up to 40 bytes
+ * of memory for each byte of a hostile text ("[[],[],..."); this way only one value of at most 64 KiB, or one string,
+ * is in memory. jansson parses keys and values; this file reads the braces, colons and commas around them. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -12,7 +11,7 @@ static int64_t where(const io_json *json)
     return json->base + (int64_t)json->at;
 }
 
-/* The character here, white space skipped; 0 at the end. */
+/* Skips white space and returns the next character; 0 at the end. */
 static char look(io_json *json)
 {
     while (json->at < json->length && json->text[json->at] && strchr(" \t\n\r", json->text[json->at]))
@@ -33,7 +32,7 @@ ridge_status io_json_enter(io_json *json)
     return expect(json, '{');
 }
 
-/* The string here if it needs no parsing, else NULL: half of what a million names would take. */
+/* Reads a string that has no escapes without jansson, which halves the time of a million names; NULL: it has some. */
 static json_t *plain_string(io_json *json)
 {
     const char *text = json->text + json->at + 1, *end = memchr(text, '"', json->length - json->at - 1);

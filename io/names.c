@@ -1,5 +1,5 @@
-/* names.c: a table of distinct strings. The hash is SipHash-1-3 under a random key: names come from files, and with a
- * known hash a file could choose names that all collide. */
+/* names.c: a hash table of distinct strings. The hash is SipHash-1-3 under a random key: names come from files, and
+ * with a known hash a file could choose names that all collide. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -119,7 +119,7 @@ int64_t io_names_add(io_names *names, const char *name)
     at = seek(names, name, hashed);
     if (names->slot[at])
         return -1;
-    if (!io_grow(&names->name, &names->room, names->count + 1, sizeof *names->name))
+    if (!io_grow(&names->name, &names->capacity, names->count + 1, sizeof *names->name))
         return -2;
     names->name[names->count++] = name;
     names->slot[at] = hashed >> 32 << 32 | (uint64_t)names->count;

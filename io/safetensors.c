@@ -1,5 +1,5 @@
-/* safetensors.c: parsing a safetensors header. The file: the header's length (u64), the header (JSON), the data; the
- * tensors' byte ranges tile the data exactly, so that no two tensors share a byte and no byte is hidden. */
+/* safetensors.c: reads a safetensors header. The file holds the header's length (u64), the header (JSON) and the data.
+ * The tensors' byte ranges must tile the data exactly, so that no two tensors share a byte and no byte is hidden. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,18 +7,18 @@
 #include "json.h"
 #include "safetensors.h"
 
-typedef struct entries { /* the tensors of one header, in its order, then in the data's */
-    ridge_tensor *tensor;
-    int64_t count, room;
+typedef struct entries { /* the tensors of one header, first in its order, then sorted by offset */
+    ridge_entry *tensor;
+    int64_t count, capacity;
 } entries;
 
-/* What one message must name: the file and the tensor. */
-typedef struct place {
+/* What a message names: the file and the tensor. */
+typedef struct tensor_id {
     const char *path, *name;
-} place;
+} tensor_id;
 
-#define FAIL(place, format, ...) \
-    io_fail(RIDGE_ERR_FILE, "%s: tensor \"%.200s\": " format, (place)->path, (place)->name, __VA_ARGS__)
+#define FAIL(at, format, ...) \
+    io_fail(RIDGE_ERR_FILE, "%s: tensor \"%.200s\": " format, (at)->path, (at)->name, __VA_ARGS__)
 
 static bool is_type(uint32_t type, const char *name)
 {
@@ -27,11 +27,11 @@ static bool is_type(uint32_t type, const char *name)
     return info && info->safetensors && strcmp(info->name, name) == 0;
 }
 
-/* Most tensors have the type of the one before. */
-static uint32_t find_type(const char *name, uint32_t guess)
+/* Tries the type of the tensor before first: most tensors share it. */
+static uint32_t find_type(const char *name, uint32_t last)
 {
-    if (is_type(guess, name))
-        return guess;
+    if (is_type(last, name))
+        return last;
     for (uint32_t type = RIDGE_TYPE_NONE + 1; type < RIDGE_TYPES; type++)
         if (is_type(type, name))
             return type;
@@ -47,7 +47,7 @@ static const char *kind(const json_t *value)
     return type < sizeof name / sizeof name[0] ? name[type] : "missing";
 }
 
-static ridge_status integer(const place *at, const char *field, const json_t *value, int64_t *number)
+static ridge_status integer(const tensor_id *at, const char *field, const json_t *value, int64_t *number)
 {
     if (!json_is_integer(value))
         return FAIL(at, "%s holds %s instead of an integer", field, kind(value));
@@ -55,7 +55,7 @@ static ridge_status integer(const place *at, const char *field, const json_t *va
     return *number < 0 ? FAIL(at, "%s holds %" PRId64, field, *number) : RIDGE_OK;
 }
 
-static ridge_status parse_shape(const place *at, const json_t *shape, ridge_tensor *t)
+static ridge_status parse_shape(const tensor_id *at, const json_t *shape, ridge_entry *t)
 {
     ridge_status status = RIDGE_OK;
 
@@ -72,7 +72,7 @@ static ridge_status parse_shape(const place *at, const json_t *shape, ridge_tens
 }
 
 /* Offsets stay relative to the data for now. */
-static ridge_status parse_range(const place *at, const json_t *range, int64_t data, ridge_tensor *t)
+static ridge_status parse_range(const tensor_id *at, const json_t *range, int64_t data, ridge_entry *t)
 {
     int64_t end = 0;
     ridge_status status;
@@ -94,8 +94,8 @@ static ridge_status parse_range(const place *at, const json_t *range, int64_t da
     return RIDGE_OK;
 }
 
-/* Other fields of an entry are allowed, as the reference reader does. */
-static ridge_status parse_entry(const place *at, const json_t *entry, int64_t data, uint32_t guess, ridge_tensor *t)
+/* Other fields of an entry are allowed, as in the reference reader. */
+static ridge_status parse_entry(const tensor_id *at, const json_t *entry, int64_t data, uint32_t last, ridge_entry *t)
 {
     const json_t *dtype = json_object_get(entry, "dtype");
     ridge_status status;
@@ -105,7 +105,7 @@ static ridge_status parse_entry(const place *at, const json_t *entry, int64_t da
     if (!json_is_string(dtype))
         return FAIL(at, "its dtype is %s instead of a string", kind(dtype));
     if (strlen(json_string_value(dtype)) == json_string_length(dtype)) /* no NUL in it */
-        t->type = find_type(json_string_value(dtype), guess);
+        t->type = find_type(json_string_value(dtype), last);
     if (t->type == RIDGE_TYPE_NONE)
         return FAIL(at, "unknown dtype \"%.40s\"", json_string_value(dtype));
     status = parse_shape(at, json_object_get(entry, "shape"), t);
@@ -127,7 +127,7 @@ static bool skip(const char **at, const char *text)
     return true;
 }
 
-/* At most 18 digits, so that nothing overflows; whoever asks finds that more follow. */
+/* Reads at most 18 digits, so that nothing overflows; the caller then finds another digit where it expects more. */
 static bool skip_number(const char **at, int64_t *number)
 {
     const char *const first = *at;
@@ -137,9 +137,9 @@ static bool skip_number(const char **at, int64_t *number)
     return *at > first && (*first != '0' || *at == first + 1);
 }
 
-/* The entry here as all writers print it, without jansson, which needs two thirds of the time that a million of them
- * take. False, and nothing has moved: it is another one or a wrong one, and jansson's. */
-static bool plain_entry(io_json *json, int64_t data, uint32_t guess, ridge_tensor *t)
+/* Reads an entry in the form that all writers print, without jansson, which would take two thirds of the time of a
+ * million of them. False, with json->at unchanged: the entry has another form or is wrong, and jansson reads it. */
+static bool plain_entry(io_json *json, int64_t data, uint32_t last, ridge_entry *t)
 {
     const char *at = json->text + json->at;
     char dtype[16] = "";
@@ -149,7 +149,7 @@ static bool plain_entry(io_json *json, int64_t data, uint32_t guess, ridge_tenso
         return false;
     for (size_t i = 0; i + 1 < sizeof dtype && *at && *at != '"'; i++)
         dtype[i] = *at++;
-    t->type = find_type(dtype, guess);
+    t->type = find_type(dtype, last);
     if (t->type == RIDGE_TYPE_NONE || !skip(&at, "\",\"shape\":["))
         return false;
     while (*at != ']' && t->rank < RIDGE_MAX_RANK && (!t->rank || skip(&at, ",")))
@@ -173,7 +173,7 @@ static char *keep_text(ridge_file *file, const json_t *string)
     return text;
 }
 
-/* A metadata entry holds a string as the interface has it: its length, then its bytes. */
+/* Keeps a metadata entry as ridge_meta holds a string: its length, then its bytes. */
 static ridge_status keep_meta(ridge_file *file, const json_t *key, const json_t *value, int64_t first)
 {
     uint64_t length = json_string_length(value);
@@ -182,7 +182,7 @@ static ridge_status keep_meta(ridge_file *file, const json_t *key, const json_t 
     char *data;
 
     if (there >= 0 && there < first)
-        return RIDGE_OK; /* an earlier shard has said it */
+        return RIDGE_OK; /* an earlier shard has this key: its value counts */
     meta.key = keep_text(file, key);
     data = meta.key ? io_keep(file, (size_t)length + 8) : NULL;
     if (!data)
@@ -216,16 +216,16 @@ static ridge_status parse_metadata(ridge_file *file, io_json *json)
 
 static ridge_status parse_tensor(ridge_file *file, io_json *json, const json_t *key, int64_t data, entries *list)
 {
-    const place at = {json->path, json_string_value(key)};
-    const uint32_t guess = list->count ? list->tensor[list->count - 1].type : 0;
-    ridge_tensor t = {0};
+    const tensor_id at = {json->path, json_string_value(key)};
+    const uint32_t last = list->count ? list->tensor[list->count - 1].type : 0;
+    ridge_entry t = {0};
 
-    if (!plain_entry(json, data, guess, &t)) {
+    if (!plain_entry(json, data, last, &t)) {
         json_t *entry = io_json_value(json, "tensor", at.name);
         ridge_status status;
 
-        t = (ridge_tensor){0};
-        status = entry ? parse_entry(&at, entry, data, guess, &t) : RIDGE_ERR_FILE;
+        t = (ridge_entry){0};
+        status = entry ? parse_entry(&at, entry, data, last, &t) : RIDGE_ERR_FILE;
         json_decref(entry);
         if (status != RIDGE_OK)
             return status;
@@ -234,7 +234,7 @@ static ridge_status parse_tensor(ridge_file *file, io_json *json, const json_t *
     t.name = keep_text(file, key);
     if (!t.name)
         return RIDGE_ERR_FILE;
-    if (!io_grow(&list->tensor, &list->room, list->count + 1, sizeof *list->tensor))
+    if (!io_grow(&list->tensor, &list->capacity, list->count + 1, sizeof *list->tensor))
         return io_no_memory(json->path);
     list->tensor[list->count++] = t;
     return RIDGE_OK;
@@ -242,7 +242,7 @@ static ridge_status parse_tensor(ridge_file *file, io_json *json, const json_t *
 
 static int by_offset(const void *left, const void *right)
 {
-    const ridge_tensor *a = left, *b = right;
+    const ridge_entry *a = left, *b = right;
 
     if (a->offset != b->offset)
         return a->offset < b->offset ? -1 : 1;
@@ -263,8 +263,8 @@ static ridge_status check_tiling(const char *path, const entries *list, int64_t 
     int64_t end = 0;
 
     for (int64_t i = 0; i < list->count; i++) {
-        const ridge_tensor *t = &list->tensor[i];
-        place at = {path, t->name};
+        const ridge_entry *t = &list->tensor[i];
+        tensor_id at = {path, t->name};
 
         if (t->offset != end)
             return FAIL(&at, "its data begins at %" PRId64 ", %s the end of the data before it, %" PRId64, t->offset,
@@ -347,11 +347,11 @@ ridge_status io_parse_safetensors(ridge_file *file, int32_t index)
     free(text);
     sort(&list);
     for (int64_t i = 0; i < list.count && status == RIDGE_OK; i++) {
-        ridge_tensor placed = list.tensor[i];
+        ridge_entry placed = list.tensor[i];
         placed.offset += 8 + length;
         status = io_add_tensor(file, &placed);
     }
-    if (status == RIDGE_OK) /* last: two of a name overlap, too, but that is not what is wrong with them */
+    if (status == RIDGE_OK) /* last: two tensors of one name overlap too, but then the name is the error to report */
         status = check_tiling(shard->path, &list, data);
     free(list.tensor);
     return status;

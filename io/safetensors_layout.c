@@ -1,5 +1,5 @@
-/* safetensors_layout.c: the header of a safetensors file, and where its tensors go. By descending element size each
- * lies on a multiple of its own: the header is padded to 8 bytes, and no element has more. */
+/* safetensors_layout.c: writes the header of a safetensors file and decides where its tensors go. Sorted by descending
+ * element size, each tensor lies at a multiple of its element size: the header is padded to 8 bytes, the largest. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,13 +10,13 @@
 
 typedef struct text {
     char *data;
-    int64_t bytes, room;
+    int64_t bytes, capacity;
     bool failed;
 } text;
 
 static void add(text *to, const char *from, size_t bytes)
 {
-    if (to->failed || !io_grow(&to->data, &to->room, to->bytes + (int64_t)bytes, 1)) {
+    if (to->failed || !io_grow(&to->data, &to->capacity, to->bytes + (int64_t)bytes, 1)) {
         to->failed = true;
         return;
     }
@@ -39,7 +39,7 @@ __attribute__((format(printf, 2, 3))) static void print(text *to, const char *fo
         add(to, line, (size_t)length);
 }
 
-/* A JSON string. What needs no escape stays UTF-8. */
+/* Writes a JSON string; characters that need no escape stay UTF-8. */
 static void quote(text *to, const char *from, size_t length)
 {
     size_t plain = 0;
@@ -82,7 +82,7 @@ static void print_tensor(text *to, const io_out *t)
     print(to, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", t->offset, t->offset + t->bytes);
 }
 
-/* What an element of this type wants its address to be a multiple of; sub-byte types are packed. */
+/* The alignment of an element of this type; types of less than a byte are packed. */
 static int32_t alignment(uint32_t type)
 {
     const ridge_type_info *info = ridge_type_query(type);
@@ -90,7 +90,7 @@ static int32_t alignment(uint32_t type)
     return info->block == 1 ? info->bytes : 1;
 }
 
-/* Order and offsets, one alignment after the other. */
+/* Decides order and offsets, the largest alignment first. */
 static ridge_status place(ridge_writer *w, int64_t *order)
 {
     int64_t count = 0, at = 0;

@@ -1,7 +1,8 @@
-/* writer.c: declaring, writing and putting a file in place, whatever its format. The file has no name until
- * ridge_writer_finish gives it one, so that even SIGKILL leaves nothing before (a moment's empty probe in create aside;
- * a sharded output's directory is the caller's, and has a name all the time). Where that is not to be had it has a
- * random name beside the target; it is created exclusively, so nobody can have planted a link there. */
+/* writer.c: declares the contents of a file of either format, writes them, and puts the file in place. The file has no
+ * name (O_TMPFILE) until ridge_writer_finish gives it one, so that even SIGKILL leaves nothing behind (but for the
+ * empty probe that create makes for a moment; the directory of a sharded output is the caller's and has a name all the
+ * time). On file systems without O_TMPFILE it has a random name beside the target, created exclusively, so that no
+ * planted link is followed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -40,7 +41,7 @@ static int open_directory(const ridge_writer *w)
     return directory;
 }
 
-/* A new random name; 128 bits are not met twice. The functions down to create give -1 and errno. */
+/* Draws a random name; 128 bits do not repeat. The functions from here to create return -1 and set errno. */
 static int choose_name(ridge_writer *w)
 {
     uint64_t number[2];
@@ -51,8 +52,8 @@ static int choose_name(ridge_writer *w)
     return 0;
 }
 
-/* On file systems without ACLs Linux before 6.0 forgets the umask here, and the file is 0666 (mended by its commit
- * ac6800e279a2, which stable series may have). Asking for the umask means setting it, for every thread: not done. */
+/* On file systems without ACLs Linux before 6.0 ignores the umask here, and the file is 0666 (fixed by its commit
+ * ac6800e279a2, which stable series may have). Reading the umask means setting it, for every thread: not done. */
 static int create_nameless(const ridge_writer *w)
 {
 #ifdef O_TMPFILE
@@ -63,7 +64,7 @@ static int create_nameless(const ridge_writer *w)
 #endif
 }
 
-/* A rename needs a name, and a link replaces nothing. */
+/* Gives the file a temporary name: a rename needs one, and a link cannot replace the target. */
 static int link_nameless(ridge_writer *w, int fd)
 {
     char from[64];
@@ -74,7 +75,8 @@ static int link_nameless(ridge_writer *w, int fd)
     return linkat(AT_FDCWD, from, w->directory, w->temporary, AT_SYMLINK_FOLLOW);
 }
 
-/* Tried with an empty file: that /proc is missing, or that a sandbox refuses links, must not show after the work. */
+/* Tries that with an empty file first: a missing /proc, or a sandbox that refuses links, must not show after the work.
+ */
 static bool links_work(ridge_writer *w)
 {
     int fd = create_nameless(w);
@@ -95,7 +97,7 @@ static int create_named(ridge_writer *w)
     return fd;
 }
 
-/* From here on w->directory is open while w->fd is. */
+/* Creates the file; from here on w->directory is open while w->fd is. */
 static ridge_status create(ridge_writer *w)
 {
     ridge_status status = RIDGE_OK;
@@ -163,8 +165,7 @@ static ridge_status too_late(const ridge_writer *w, const char *function)
     return io_fail(RIDGE_ERR_ARG, "%s: %s: the header is written already", w->path, function);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- metadata
- */
+/* --------------------------------------------------------------------------------------------------------- metadata */
 
 static int32_t kind_bytes(uint32_t kind)
 {
@@ -224,7 +225,7 @@ static ridge_status set_meta(ridge_writer *w, const ridge_meta *meta)
     int64_t at = io_names_find(&w->keys, meta->key);
     char *data = malloc(meta->bytes ? (size_t)meta->bytes : 1);
 
-    if (!data || !io_grow(&w->meta, &w->meta_room, w->metas + 1, sizeof *w->meta)) {
+    if (!data || !io_grow(&w->meta, &w->meta_capacity, w->metas + 1, sizeof *w->meta)) {
         free(data);
         return io_no_memory(w->path);
     }
@@ -288,8 +289,7 @@ ridge_status ridge_writer_meta_u32(ridge_writer *writer, const char *key, uint32
     return ridge_writer_meta(writer, &meta);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ tensors
- */
+/* ---------------------------------------------------------------------------------------------------------- tensors */
 
 /* GGUF's limits are ggml's: names below 64 bytes, four dimensions, rows of whole blocks. */
 static const char *check_tensor(const ridge_writer *w, const char *name, io_out *out)
@@ -339,7 +339,7 @@ ridge_status ridge_writer_tensor(ridge_writer *writer, const char *name, uint32_
         return io_fail(RIDGE_ERR_ARG, "%s: tensor \"%.200s\" (type %u, rank %d): %s", writer->path, name,
                        (unsigned)type, (int)rank, wrong);
     out.name = strdup(name);
-    at = out.name && io_grow(&writer->tensor, &writer->tensor_room, writer->tensors + 1, sizeof *writer->tensor)
+    at = out.name && io_grow(&writer->tensor, &writer->tensor_capacity, writer->tensors + 1, sizeof *writer->tensor)
              ? io_names_add(&writer->names, out.name)
              : -2;
     if (at < 0) {
@@ -352,8 +352,7 @@ ridge_status ridge_writer_tensor(ridge_writer *writer, const char *name, uint32_
     return RIDGE_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ writing
- */
+/* ---------------------------------------------------------------------------------------------------------- writing */
 
 static ridge_status write_at(const ridge_writer *w, int64_t at, const void *from, int64_t bytes)
 {
@@ -451,8 +450,7 @@ ridge_status ridge_writer_write(ridge_writer *writer, int64_t index, int64_t beg
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- finishing
- */
+/* -------------------------------------------------------------------------------------------------------- finishing */
 
 static ridge_status check_complete(const ridge_writer *w)
 {

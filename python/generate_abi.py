@@ -1,10 +1,12 @@
-"""generate_abi.py [HEADER]: include/ridge.h's version, numbers and operand slots as Python, for ridge/_abi.py.
+"""generate_abi.py [HEADER]: include/ridge.h's version, numbers, operand slots, builders and options as Python, for
+ridge/_abi.py.
 
     python3 python/generate_abi.py > python/ridge/_abi.py      # after a change of the header; a test compares
 """
 import os
 import re
 import sys
+import textwrap
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -30,6 +32,28 @@ def enums(text):
             known[name] = value
             members.append((name, value))
         yield kind or None, members
+
+
+def builders(text):
+    """{op: [(kind, name)]}: kind is int64, dtype, tensor or pointer."""
+    found = {}
+    for op, arguments in re.findall(r"RIDGE_API ridge_call ridge_(\w+)\((.*?)\);", text, flags=re.S):
+        found[op] = []
+        for argument in arguments.split(","):
+            kind, name = re.fullmatch(r"\s*(.*?)(\w+)\s*", argument, flags=re.S).groups()
+            found[op].append(("pointer" if "*" in kind else kind.strip().removeprefix("ridge_").removesuffix("_t"), name))
+    return found
+
+
+def options(text):
+    """{struct without ridge_ and _options: [(type, field)]}; a struct inside one is spread out."""
+    found = {}
+    for name, body in re.findall(r"typedef struct ridge_(\w+)_options \{(.*?)\}", text, flags=re.S):
+        found[name] = []
+        for kind, field in re.findall(r"(\w+) (\w+);", body):
+            inner = found.get(kind.removeprefix("ridge_").removesuffix("_options"))
+            found[name] += inner if inner else [(kind, field)]
+    return found
 
 
 def generate(header):
@@ -61,7 +85,16 @@ def generate(header):
     out += [f"{name[6:]} = {value}" for name, value in constants.items()]
     out += ["", "# number of each op; operand slots of each op by name", f"OPS_BY_NAME = {wrapped(ops)}", "SLOTS = {"]
     out += [f"    {op!r}: {wrapped(slots[op], 4)}," for op in ops]
+    out += ["}", "", "# arguments of each builder, and fields of each option struct, as \"type name\"", "BUILDERS = {"]
+    out += [f"    {op!r}: {listed(arguments)}," for op, arguments in builders(text).items()]
+    out += ["}", "OPTIONS = {"]
+    out += [f"    {name!r}: {listed(fields)}," for name, fields in options(text).items()]
     return "\n".join(out) + "\n}\n"
+
+
+def listed(pairs):
+    lines = textwrap.wrap(", ".join(f"{kind} {name}" for kind, name in pairs), 110, drop_whitespace=False)
+    return "\n        ".join(repr(line) for line in lines)
 
 
 def wrapped(table, indent=0):

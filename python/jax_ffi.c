@@ -117,7 +117,7 @@ static xla_error *run(const xla_frame *frame, int ordinal, void *stream)
         (int64_t)slots->size != frame->args.count + frame->results.count)
         return fail(frame, RIDGE_ERR_ARG, "ridge: the attributes are not this version's");
     memcpy(&call, bytes->data, sizeof call);
-    call.kernel = NULL;
+    call.kernel = call.invalid = NULL;
     if (!place(&frame->args, slots->data, &call, &workspace) ||
         !place(&frame->results, (const int64_t *)slots->data + frame->args.count, &call, &workspace))
         return fail(frame, RIDGE_ERR_ARG, "ridge: an operand is no buffer, or has no slot");

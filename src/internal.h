@@ -49,6 +49,25 @@ extern const ridge_arch_row ridge_arch_table[RIDGE_ARCHS];
 
 /* ------------------------------------------------------------------------------------------------------- problems */
 
+/* Flags of a problem that the public header does not have: masks of its choices, and the scalings of a call's operands,
+ * which the builders put there. */
+#define RIDGE_ACTIVATION 0x300u   /* RIDGE_SILU .. RIDGE_RELU2 */
+#define RIDGE_CE_REDUCTION 0x300u /* RIDGE_CE_MEAN .. RIDGE_CE_NONE */
+#define RIDGE_SCALE_TENSOR 0u     /* quantize_fp8's q and gemm_fp8's A: ridge_scaling - 1, shifted */
+#define RIDGE_SCALE_ROW 0x10000u
+#define RIDGE_SCALE_ROW128 0x20000u
+#define RIDGE_SCALE_BLK128 0x30000u
+#define RIDGE_SCALE 0x30000u    /* mask */
+#define RIDGE_SCALE_B_TENSOR 0u /* gemm_fp8's B */
+#define RIDGE_SCALE_B_ROW 0x100000u
+#define RIDGE_SCALE_B_ROW128 0x200000u
+#define RIDGE_SCALE_B_BLK128 0x300000u
+#define RIDGE_SCALE_B 0x300000u     /* mask */
+#define RIDGE_DUAL_ROW_ROW 0u       /* quantize_fp8_dual's q and q_t: ROW128 and ROW128 */
+#define RIDGE_DUAL_ROW_BLK 0x10000u /* ROW128 and BLK128 */
+#define RIDGE_DUAL_BLK_BLK 0x20000u /* BLK128 and BLK128 */
+#define RIDGE_DUAL 0x30000u         /* mask */
+
 /* Everything that decides which kernel runs; no pointers. Compared and hashed as bytes: zero it before filling. */
 typedef struct ridge_problem {
     uint32_t op;
@@ -63,7 +82,7 @@ typedef struct ridge_problem {
     uint8_t reserved[5];
 } ridge_problem;
 
-/* A valid call with everything resolved once; what a row launches. */
+/* A valid call with everything resolved once; what a row launches. Slots beyond the op's are not set. */
 typedef struct ridge_bound {
     const struct ridge_op_row *op;
     ridge_problem problem;

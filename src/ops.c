@@ -1,8 +1,8 @@
-/* ops.c: the ops of all families by number and by name, dtype names, the extent of scale tables. What each op computes
- * is in docs/numerics.md; how, in ops/. */
+/* ops.c: the ops of all families by number and by name, dtype names, the extent of scale tables, what builders share.
+ * What each op computes is in docs/numerics.md; how, in ops/. */
 #include <string.h>
 
-#include "internal.h"
+#include "ops.h"
 
 static const struct {
     const char *name;
@@ -79,4 +79,39 @@ const ridge_op_row *ridge_op_find(const char *name, size_t length)
         if (strlen(op->name) == length && memcmp(op->name, name, length) == 0)
             return op;
     return NULL;
+}
+
+/* -------------------------------------------------------------------------------------------------------- builders */
+
+ridge_tensor ridge_matrix(const void *data, ridge_dtype dtype)
+{
+    return (ridge_tensor){.data = (void *)(uintptr_t)data, .dtype = dtype};
+}
+
+ridge_tensor ridge_scaled(const void *data, ridge_dtype dtype, const void *scale, ridge_scaling scaling)
+{
+    return (ridge_tensor){(void *)(uintptr_t)data, dtype, 0, (void *)(uintptr_t)scale, scaling, 0};
+}
+
+void ridge_set(ridge_call *call, int slot, ridge_dtype dtype, const void *data, int64_t stride)
+{
+    call->arg[slot] = (ridge_operand){(void *)(uintptr_t)data, stride, (uint32_t)dtype, 0};
+}
+
+ridge_call ridge_begin(ridge_op op, int64_t dim0, int64_t dim1, int64_t dim2, int64_t dim3)
+{
+    return (ridge_call){.struct_size = sizeof(ridge_call), .op = (uint32_t)op, .dim = {dim0, dim1, dim2, dim3}};
+}
+
+void ridge_put(ridge_call *call, int slot, ridge_tensor tensor)
+{
+    if (tensor.scale || tensor.scaling != RIDGE_SCALING_NONE)
+        call->invalid = "scales are given for an operand that takes none";
+    ridge_set(call, slot, tensor.dtype, tensor.data, tensor.stride);
+}
+
+void ridge_put_scaled(ridge_call *call, int slot, ridge_tensor tensor, ridge_dtype scale_dtype)
+{
+    ridge_set(call, slot, tensor.dtype, tensor.data, tensor.stride);
+    ridge_set(call, slot + 1, scale_dtype, tensor.scale, tensor.scale_stride);
 }

@@ -15,7 +15,7 @@
 /* In the text of every op, after its own fields. */
 static const ridge_field common_fields[] = {
     {.name = "strict", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_STRICT},
-    {.name = "settled", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_WEIGHTS_SETTLED},
+    {.name = "weights_const", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_WEIGHTS_CONST},
     {.name = NULL},
 };
 

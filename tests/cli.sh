@@ -42,7 +42,7 @@ expect 0 " passed, 0 failed" "$ridge" test $problem fill=edge slices=1 repeats=3
 expect 0 "1 passed, 0 failed" "$ridge" test gemm_fp8 m=5 n=7 k=40 fill=exact --once --kernel '*.c' --device cpu --quiet
 expect 2 "k= is missing" "$ridge" test gemm_fp8 m=5 n=7 --device cpu --quiet
 expect 2 "bad value in 'fill=red'" "$ridge" test $problem fill=red --device cpu --quiet
-expect 2 "fill=exact is for gemm_fp8" "$ridge" test $problem fill=exact --device cpu --quiet
+expect 2 "fill=exact is for ops whose sums are exact" "$ridge" test $problem fill=exact --device cpu --quiet
 expect 1 "no case ran" "$ridge" test $problem --kernel 'cpu.swiglu_fwd.avx2' --device cpu:c --quiet
 expect 0 " passed, 0 failed" "$ridge" test " $problem " --device cpu --quiet
 expect 0 " passed, 0 failed" "$ridge" test 'multiply ' --quick --device cpu --quiet
@@ -84,7 +84,7 @@ for word in rows=1e3 rows=99999999999999999999 rows=-1 rows= rows pad=x pad=-1 s
     expect 2 "'$word'" "$ridge" explain $problem $word --device cpu
 done
 expect 2 "swiglu_fwd: rows= is there twice" "$ridge" explain $problem rows=9 --device cpu
-expect 0 "scales=row128_blk128 settled=1 on c" "$ridge" explain gemm_fp8 m=8 n=16 k=32 settled=1 --device cpu:c
+expect 0 "scales=row128_blk128 weights_const=1 on c" "$ridge" explain gemm_fp8 m=8 n=16 k=32 weights_const=1 --device cpu:c
 expect 2 "longer than" "$ridge" explain $problem $(seq -f 'pad=%g' 1 200) --device cpu
 expect 0 "strict=1 on c" "$ridge" explain $problem strict=1 --device cpu:c
 expect 1 "no place in a tuning file" "$ridge" tune $problem strict=1 --device cpu -o "$dir/t.tsv" --quiet

@@ -112,10 +112,21 @@ typedef struct matrix {
     int64_t rows, cols;
 } matrix;
 
+static ridge_tensor f32(const float *data)
+{
+    return ridge_matrix(data, RIDGE_F32);
+}
+
+static ridge_tensor form(const matrix *m, bool planes)
+{
+    return planes ? ridge_scaled(m->codes, RIDGE_I8, m->scales, RIDGE_SCALING_ROW32)
+                  : ridge_matrix(m->blocks, RIDGE_U8);
+}
+
 static float *load(const ridge_file *file, int layer, const char *name, int64_t *rows, int64_t *cols)
 {
     char full[NAME];
-    const ridge_tensor *t;
+    const ridge_entry *t;
     unsigned char *raw;
     float *values;
 
@@ -142,10 +153,9 @@ static matrix load_matrix(const ridge_file *file, int layer, const char *name)
     m.blocks = room((size_t)(m.rows * m.cols / 32 * 34));
     m.codes = room((size_t)(m.rows * ridge_ld_q8_0(m.cols)));
     m.scales = room((size_t)(m.rows * m.cols / 32) * 2);
-    call = ridge_q8_0_quantize(m.rows, m.cols, RIDGE_F32, values, m.blocks);
+    call = ridge_q8_0_quantize(m.rows, m.cols, f32(values), m.blocks);
     run(&call, "q8_0_quantize");
-    call = ridge_q8_0_repack(m.rows, m.cols, m.blocks, m.codes, m.scales);
-    call.arg[RIDGE_Q8_0_REPACK_CODES].stride = m.cols;
+    call = ridge_q8_0_repack(m.rows, m.cols, m.blocks, form(&m, true));
     run(&call, "q8_0_repack");
     free(values);
     return m;
@@ -162,9 +172,7 @@ static void drop(matrix *m)
 
 static void multiply(const matrix *m, int tokens, bool planes, const float *x, float *out, const char *what)
 {
-    const ridge_call call =
-        ridge_q8_0_matmul(tokens, m->cols, m->rows, RIDGE_F32, x, NULL, planes ? (void *)m->codes : (void *)m->blocks,
-                          planes ? m->scales : NULL, RIDGE_F32, out);
+    const ridge_call call = ridge_q8_0_matmul(tokens, m->cols, m->rows, f32(x), form(m, planes), f32(out));
 
     run(&call, what);
 }
@@ -205,12 +213,11 @@ typedef struct layer {
 
 static void rope(const layer *l, int tokens, int64_t heads, const int32_t *pos, float *x)
 {
-    ridge_call call = ridge_head_rms_norm_rope_tail(tokens, heads, l->head_dim, l->head_dim, RIDGE_F32, x, RIDGE_F32,
-                                                    NULL, pos, l->freqs, RIDGE_F32, NULL);
     float *turned = room((size_t)(tokens * heads * l->head_dim) * sizeof *turned);
+    ridge_call call = ridge_head_rms_norm_rope_tail(tokens, heads, l->head_dim, l->head_dim, f32(x), f32(NULL),
+                                                    ridge_matrix(pos, RIDGE_I32), l->freqs, f32(turned));
 
     call.flags |= RIDGE_ROPE_ONLY;
-    call.arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT].data = turned;
     run(&call, "head_rms_norm_rope_tail");
     memcpy(x, turned, (size_t)(tokens * heads * l->head_dim) * sizeof *turned);
     free(turned);
@@ -231,13 +238,11 @@ static void run_layer(const layer *l, int tokens, bool planes, int first)
     }
     for (int t = 0; t < tokens; t++)
         pos[t] = first + t;
-    call = ridge_rms_norm(tokens, hidden, RIDGE_F32, x, RIDGE_F32, l->attn_norm, RIDGE_F32, normed);
+    call = ridge_rms_norm(tokens, hidden, f32(x), f32(l->attn_norm), f32(normed));
     run(&call, "rms_norm");
     multiply(&l->q, tokens, planes, normed, q, "q");
-    call = ridge_q8_0_pair(tokens, hidden, kvs, kvs, RIDGE_F32, normed, NULL,
-                           planes ? (void *)l->k.codes : (void *)l->k.blocks, planes ? l->k.scales : NULL,
-                           planes ? (void *)l->v.codes : (void *)l->v.blocks, planes ? l->v.scales : NULL, RIDGE_F32, k,
-                           v);
+    call = ridge_q8_0_pair(tokens, hidden, kvs, kvs, f32(normed), form(&l->k, planes), form(&l->v, planes), f32(k),
+                           f32(v));
     run(&call, "k and v");
     rope(l, tokens, qs / l->head_dim, pos, q);
     rope(l, tokens, kvs / l->head_dim, pos, k);
@@ -245,12 +250,10 @@ static void run_layer(const layer *l, int tokens, bool planes, int first)
     multiply(&l->out, tokens, planes, normed, y, "attention's output");
     for (int64_t i = 0; i < tokens * hidden; i++)
         x[i] += y[i];
-    call = ridge_rms_norm(tokens, hidden, RIDGE_F32, x, RIDGE_F32, l->ffn_norm, RIDGE_F32, normed);
+    call = ridge_rms_norm(tokens, hidden, f32(x), f32(l->ffn_norm), f32(normed));
     run(&call, "rms_norm");
-    call = ridge_q8_0_gate_up_swiglu(
-        tokens, hidden, wide, RIDGE_F32, normed, NULL, planes ? (void *)l->gate.codes : (void *)l->gate.blocks,
-        planes ? l->gate.scales : NULL, planes ? (void *)l->up.codes : (void *)l->up.blocks,
-        planes ? l->up.scales : NULL, RIDGE_F32, q);
+    call = ridge_q8_0_gate_up_swiglu(tokens, hidden, wide, f32(normed), form(&l->gate, planes), form(&l->up, planes),
+                                     f32(q));
     run(&call, "gate and up");
     multiply(&l->down, tokens, planes, q, y, "down");
     free(x), free(normed), free(q), free(k), free(v), free(y);

@@ -20,7 +20,7 @@ static void hex(const void *data, int64_t bytes)
         printf("%02x", ((const unsigned char *)data)[i]);
 }
 
-static void *load(const ridge_file *file, const ridge_tensor *t)
+static void *load(const ridge_file *file, const ridge_entry *t)
 {
     void *memory = malloc((size_t)t->bytes + 1);
 
@@ -29,7 +29,7 @@ static void *load(const ridge_file *file, const ridge_tensor *t)
     return memory;
 }
 
-static void dump_tensor(const ridge_file *file, const ridge_tensor *t)
+static void dump_tensor(const ridge_file *file, const ridge_entry *t)
 {
     void *data = load(file, t);
     float *floats = malloc((size_t)t->elements * sizeof *floats + 1);
@@ -85,14 +85,14 @@ static void copy(const char *from, const char *to, ridge_format format)
         if (ridge_writer_meta(writer, ridge_file_meta(file, i)) != RIDGE_OK)
             die("metadata");
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         if (ridge_writer_tensor(writer, t->name, t->type, t->rank, t->shape, NULL) != RIDGE_OK)
             die("tensor");
     }
     if (ridge_writer_begin(writer) != RIDGE_OK)
         die("begin");
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         void *data = load(file, t);
         if (ridge_writer_write(writer, i, 0, data, t->bytes) != RIDGE_OK)
             die("write");

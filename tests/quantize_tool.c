@@ -168,7 +168,7 @@ static void sparse(const char *path, long megabytes)
 
 /* ------------------------------------------------------------------------------------------------------------ check */
 
-static void *load(const ridge_file *file, const ridge_tensor *t)
+static void *load(const ridge_file *file, const ridge_entry *t)
 {
     void *memory = room(t->bytes);
 
@@ -183,11 +183,11 @@ static void same(const char *name, const void *a, const void *b, int64_t bytes)
         die(name, "differs from the reference");
 }
 
-static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridge_tensor *in, const void *floats,
+static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridge_entry *in, const void *floats,
                       const void *codes)
 {
     char name[256];
-    const ridge_tensor *scale;
+    const ridge_entry *scale;
     bool block;
     int64_t rows, cols;
     unsigned char *q = room(in->elements);
@@ -207,8 +207,8 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
         die(in->name, "has no scales of the right shape");
     s = room(scale->bytes);
     got = load(out, scale);
-    call = ridge_quantize_fp8(in->shape[0], in->shape[1], RIDGE_F32, floats,
-                              block ? RIDGE_SCALE_BLK128 : RIDGE_SCALE_ROW, RIDGE_E4M3, q, s);
+    call = ridge_quantize_fp8(in->shape[0], in->shape[1], ridge_matrix(floats, RIDGE_F32),
+                              ridge_scaled(q, RIDGE_E4M3, s, block ? RIDGE_SCALING_BLK128 : RIDGE_SCALING_ROW));
     if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
         die(in->name, ridge_error());
     same(in->name, q, codes, in->elements);
@@ -219,7 +219,7 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
 }
 
 /* bf16 and f16 are exact in f32, so that the reference may work on f32 whatever the tool took. */
-static void check_tensor(const ridge_device *cpu, const ridge_file *out, const ridge_tensor *in, const ridge_tensor *t,
+static void check_tensor(const ridge_device *cpu, const ridge_file *out, const ridge_entry *in, const ridge_entry *t,
                          const void *raw, const void *got)
 {
     float *floats = room(4 * in->elements);
@@ -236,7 +236,7 @@ static void check_tensor(const ridge_device *cpu, const ridge_file *out, const r
         check_fp8(cpu, out, in, floats, got);
     } else if (t->type == RIDGE_TYPE_Q8_0) {
         int64_t cols = in->shape[in->rank - 1];
-        ridge_call call = ridge_q8_0_quantize(in->elements / cols, cols, RIDGE_F32, floats, wanted);
+        ridge_call call = ridge_q8_0_quantize(in->elements / cols, cols, ridge_matrix(floats, RIDGE_F32), wanted);
 
         if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
             die(in->name, ridge_error());
@@ -259,7 +259,7 @@ static void check(const char *in_path, const char *out_path)
     if (ridge_open("cpu:c", &cpu) != RIDGE_OK)
         die("device", ridge_error());
     for (int64_t i = 0; i < ridge_file_tensors(in); i++) {
-        const ridge_tensor *t = ridge_file_tensor(in, i), *o = ridge_file_find(out, t->name);
+        const ridge_entry *t = ridge_file_tensor(in, i), *o = ridge_file_find(out, t->name);
         void *raw = load(in, t), *got;
 
         if (!o || o->rank != t->rank || memcmp(o->shape, t->shape, sizeof o->shape) != 0)

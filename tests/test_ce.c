@@ -64,6 +64,11 @@ static int tear_down(void **state)
     return 0;
 }
 
+static ridge_tensor f32(const float *data)
+{
+    return ridge_matrix(data, RIDGE_F32);
+}
+
 static void set_options(ridge_call *call)
 {
     call->opt.ce.label_smoothing = 0.1f;
@@ -81,6 +86,7 @@ static void run_slices(int shards, const int64_t *begin, const int *order, outco
 {
     static float record[MOST * B * 6], part[B * H];
     static int64_t argmax[MOST * B];
+    const ridge_tensor classes = ridge_matrix(target, RIDGE_I64);
     int64_t offset[MOST];
     ridge_call call;
 
@@ -88,7 +94,7 @@ static void run_slices(int shards, const int64_t *begin, const int *order, outco
         const int64_t first = begin[order[i]], count = begin[order[i] + 1] - first;
 
         offset[i] = first;
-        call = ridge_linear_ce_eval(B, H, count, RIDGE_F32, x, w + first * H, RIDGE_I64, target, NULL);
+        call = ridge_linear_ce_eval(B, H, count, f32(x), f32(w + first * H), classes, NULL);
         set_options(&call);
         call.flags |= RIDGE_CE_RECORD_SUMS;
         call.opt.ce.vocab_offset = first;
@@ -98,7 +104,8 @@ static void run_slices(int shards, const int64_t *begin, const int *order, outco
         ridge_set(&call, RIDGE_LINEAR_CE_ARGMAX, RIDGE_I64, argmax + i * B, 0);
         run(&call);
     }
-    call = ridge_ce_combine(B, V, shards, record, offset, RIDGE_I64, target, &o->loss, o->lse);
+    call = ridge_ce_combine(B, V, shards, record, offset, classes, &o->loss);
+    ridge_set(&call, RIDGE_CE_COMBINE_LSE, RIDGE_F32, o->lse, 0);
     set_options(&call);
     call.flags |= RIDGE_CE_RECORD_SUMS;
     ridge_set(&call, RIDGE_CE_COMBINE_CLASS_WEIGHT, RIDGE_F32, weight, 0);
@@ -110,8 +117,8 @@ static void run_slices(int shards, const int64_t *begin, const int *order, outco
     for (int i = 0; i < shards; i++) {
         const int64_t first = begin[i], count = begin[i + 1] - first;
 
-        call = ridge_linear_ce_backward(B, H, count, RIDGE_F32, x, w + first * H, RIDGE_I64, target, o->lse, NULL, part,
-                                        o->dw + first * H);
+        call = ridge_linear_ce_backward(B, H, count, f32(x), f32(w + first * H), classes, o->lse, f32(part),
+                                        f32(o->dw + first * H));
         set_options(&call);
         call.opt.ce.vocab_offset = first;
         call.opt.ce.vocab_total = V;
@@ -124,7 +131,8 @@ static void run_slices(int shards, const int64_t *begin, const int *order, outco
 
 static void run_whole(outcome *o)
 {
-    ridge_call call = ridge_linear_ce_train(B, H, V, RIDGE_F32, x, w, RIDGE_I64, target, &o->loss, o->dx, o->dw);
+    ridge_call call = ridge_linear_ce_train(B, H, V, f32(x), f32(w), ridge_matrix(target, RIDGE_I64), &o->loss,
+                                            f32(o->dx), f32(o->dw));
 
     set_options(&call);
     ridge_set(&call, RIDGE_LINEAR_CE_CLASS_WEIGHT, RIDGE_F32, weight, 0);
@@ -182,8 +190,8 @@ static void threads_and_workspace(void **state)
 
     (void)state;
     for (int i = 0; i < 4; i++) {
-        ridge_call call =
-            ridge_linear_ce_train(B, H, V, RIDGE_F32, x, w, RIDGE_I64, target, &o[i].loss, o[i].dx, o[i].dw);
+        ridge_call call = ridge_linear_ce_train(B, H, V, f32(x), f32(w), ridge_matrix(target, RIDGE_I64), &o[i].loss,
+                                                f32(o[i].dx), f32(o[i].dw));
         const char *name;
 
         call.kernel = rows[i];
@@ -211,7 +219,8 @@ static void threads_and_workspace(void **state)
 static void workspace_decides(void **state)
 {
     float loss;
-    ridge_call call = ridge_linear_ce_train(4096, 64, 50000, RIDGE_F32, x, w, RIDGE_I64, target, &loss, NULL, NULL);
+    ridge_call call = ridge_linear_ce_train(4096, 64, 50000, f32(x), f32(w), ridge_matrix(target, RIDGE_I64), &loss,
+                                            f32(NULL), f32(NULL));
     const char *name;
     size_t bytes;
 
@@ -226,7 +235,7 @@ static void workspace_decides(void **state)
     assert_int_equal(ridge_pick(device, &call, 1000, &name), RIDGE_ERR_WORKSPACE);
 }
 
-/* An address that nobody reads: far from the others, and aligned. */
+/* An address that is never read: far from the others, and aligned. */
 static void *place(int i)
 {
     return (void *)((uintptr_t)(i + 1) << 40);
@@ -248,15 +257,16 @@ static void workspace_is_bounded(void **state)
     for (int i = 0; i < 8 * 2 * 3 * 3; i++) {
         const int64_t *dim = shapes[i % 8], weights = dim[1] * dim[2], more = 2048 * dim[2] + 16000000;
         const ridge_dtype type = types[i / 8 % 2];
-        ridge_call call = ridge_linear_ce_train(dim[0], dim[1], dim[2], RIDGE_BF16, place(0), place(1), RIDGE_I64,
-                                                place(2), place(3), place(4), place(5));
+        ridge_call call =
+            ridge_linear_ce_train(dim[0], dim[1], dim[2], ridge_matrix(place(0), RIDGE_BF16),
+                                  ridge_matrix(place(1), RIDGE_BF16), ridge_matrix(place(2), RIDGE_I64), place(3),
+                                  ridge_matrix(place(4), RIDGE_BF16), ridge_matrix(place(5), type));
         const int64_t most = 4 * weights + (more > 300000000 ? more : 300000000);
         ridge_device *model;
         const char *name;
         ridge_status status;
         size_t bytes;
 
-        call.arg[RIDGE_LINEAR_CE_DW].dtype = type;
         call.flags |= flags[i / 48];
         assert_int_equal(ridge_open(devices[i / 16 % 3], &model), RIDGE_OK);
         status = ridge_pick(model, &call, SIZE_MAX, &name); /* a build without CUDA has no rows for the models */
@@ -282,7 +292,8 @@ static void eval_is_bounded(void **state)
     for (int i = 0; i < 5; i++) {
         const int64_t *dim = shapes[i];
         ridge_call call =
-            ridge_linear_ce_eval(dim[0], dim[1], dim[2], RIDGE_BF16, place(0), place(1), RIDGE_I64, place(2), place(3));
+            ridge_linear_ce_eval(dim[0], dim[1], dim[2], ridge_matrix(place(0), RIDGE_BF16),
+                                 ridge_matrix(place(1), RIDGE_BF16), ridge_matrix(place(2), RIDGE_I64), place(3));
         ridge_device *model;
         const char *name;
         size_t bytes;

@@ -50,6 +50,19 @@ static void run(const ridge_device *device, ridge_call call)
     assert_int_equal(status, RIDGE_OK);
 }
 
+static ridge_tensor f32(const void *data)
+{
+    return ridge_matrix(data, RIDGE_F32);
+}
+
+#define X_CODES ridge_scaled(d.x_codes, RIDGE_I8, d.x_scales, RIDGE_SCALING_ROW32)
+
+static ridge_tensor weights(int which, bool planes)
+{
+    return planes ? ridge_scaled(d.codes[which], RIDGE_I8, d.scales[which], RIDGE_SCALING_ROW32)
+                  : ridge_matrix(d.raw[which], RIDGE_U8);
+}
+
 static void fill(const ridge_device *device)
 {
     static float w[ROWS * COLS];
@@ -57,14 +70,14 @@ static void fill(const ridge_device *device)
 
     for (int i = 0; i < 2; i++) {
         floats(w, ROWS * COLS);
-        run(device, ridge_q8_0_quantize(ROWS, COLS, RIDGE_F32, w, d.raw[i]));
-        run(device, ridge_q8_0_repack(ROWS, COLS, d.raw[i], d.codes[i], d.scales[i]));
+        run(device, ridge_q8_0_quantize(ROWS, COLS, f32(w), d.raw[i]));
+        run(device, ridge_q8_0_repack(ROWS, COLS, d.raw[i], weights(i, true)));
         memset(back, 0xff, sizeof back);
-        run(device, ridge_q8_0_unpack(ROWS, COLS, back, d.codes[i], d.scales[i]));
+        run(device, ridge_q8_0_unpack(ROWS, COLS, weights(i, true), back));
         assert_memory_equal(back, d.raw[i], sizeof back);
     }
     floats(d.x, TOKENS * COLS);
-    run(device, ridge_q8_0_quantize_rows(TOKENS, COLS, RIDGE_F32, d.x, d.x_codes, d.x_scales));
+    run(device, ridge_q8_0_quantize_rows(TOKENS, COLS, f32(d.x), X_CODES));
     floats(d.post, TOKENS * HC);
     floats(d.comb, TOKENS * HC * HC);
     floats(d.res, TOKENS * HC * ROWS);
@@ -74,9 +87,7 @@ static void fill(const ridge_device *device)
 
 static ridge_call product(int tokens, int which, bool planes, bool codes, void *out)
 {
-    return ridge_q8_0_matmul(tokens, COLS, ROWS, codes ? RIDGE_I8 : RIDGE_F32, codes ? (const void *)d.x_codes : d.x,
-                             codes ? d.x_scales : NULL, planes ? (const void *)d.codes[which] : d.raw[which],
-                             planes ? d.scales[which] : NULL, RIDGE_F32, out);
+    return ridge_q8_0_matmul(tokens, COLS, ROWS, codes ? X_CODES : f32(d.x), weights(which, planes), f32(out));
 }
 
 static void forms(const ridge_device *device)
@@ -101,8 +112,8 @@ static void pair(const ridge_device *device)
 
     for (int i = 0; i < 2; i++)
         run(device, product(TOKENS, i, false, true, y[i]));
-    run(device, ridge_q8_0_pair(TOKENS, COLS, ROWS, ROWS, RIDGE_F32, d.x, NULL, d.codes[0], d.scales[0], d.codes[1],
-                                d.scales[1], RIDGE_F32, fused[0], fused[1]));
+    run(device, ridge_q8_0_pair(TOKENS, COLS, ROWS, ROWS, f32(d.x), weights(0, true), weights(1, true), f32(fused[0]),
+                                f32(fused[1])));
     assert_memory_equal(y, fused, sizeof y);
 }
 
@@ -113,8 +124,8 @@ static void gate_up(const ridge_device *device)
 
     for (int i = 0; i < 4; i++) {
         ridge_call parts = ridge_swiglu_fwd(TOKENS, ROWS, RIDGE_F32, gate, up, y);
-        ridge_call whole = ridge_q8_0_gate_up_swiglu(TOKENS, COLS, ROWS, RIDGE_I8, d.x_codes, d.x_scales, d.raw[0],
-                                                     NULL, d.raw[1], NULL, RIDGE_F32, fused);
+        ridge_call whole =
+            ridge_q8_0_gate_up_swiglu(TOKENS, COLS, ROWS, X_CODES, weights(0, false), weights(1, false), f32(fused));
 
         run(device, product(TOKENS, 0, true, false, gate));
         run(device, product(TOKENS, 1, true, false, up));
@@ -131,8 +142,8 @@ static void gate_up(const ridge_device *device)
 static void expand(const ridge_device *device)
 {
     static float v[TOKENS * ROWS], y[TOKENS * ROWS], want[TOKENS * HC * ROWS], fused[TOKENS * HC * ROWS];
-    ridge_call whole = ridge_q8_0_matmul_hc_expand(TOKENS, COLS, ROWS, HC, RIDGE_F32, d.x, NULL, d.codes[0],
-                                                   d.scales[0], d.post, d.comb, d.res, fused);
+    ridge_call whole =
+        ridge_q8_0_matmul_hc_expand(TOKENS, COLS, ROWS, HC, f32(d.x), weights(0, true), d.post, d.comb, d.res, fused);
 
     run(device, product(TOKENS, 0, true, true, v));
     for (int t = 0; t < TOKENS; t++)
@@ -166,10 +177,11 @@ static void rope(const ridge_device *device)
     assert_int_equal(ridge_rope_freqs(ROT, 160000.0, &yarn, freqs, &mscale), RIDGE_OK);
     floats(x, 2 * HEADS * DIM);
     floats(w, DIM);
-    run(device, ridge_rms_norm(2 * HEADS, DIM, RIDGE_F32, x, RIDGE_F32, w, RIDGE_F32, normed));
-    parts = ridge_head_rms_norm_rope_tail(2, HEADS, DIM, ROT, RIDGE_F32, normed, RIDGE_NONE, NULL, pos, freqs,
-                                          RIDGE_F32, y);
-    whole = ridge_head_rms_norm_rope_tail(2, HEADS, DIM, ROT, RIDGE_F32, x, RIDGE_F32, w, pos, freqs, RIDGE_F32, fused);
+    run(device, ridge_rms_norm(2 * HEADS, DIM, f32(x), f32(w), f32(normed)));
+    parts = ridge_head_rms_norm_rope_tail(2, HEADS, DIM, ROT, f32(normed), f32(NULL), ridge_matrix(pos, RIDGE_I32),
+                                          freqs, f32(y));
+    whole = ridge_head_rms_norm_rope_tail(2, HEADS, DIM, ROT, f32(x), f32(w), ridge_matrix(pos, RIDGE_I32), freqs,
+                                          f32(fused));
     parts.flags = RIDGE_ROPE_ONLY;
     parts.opt.norm.mscale = whole.opt.norm.mscale = mscale;
     run(device, parts);
@@ -184,14 +196,15 @@ static void rope(const ridge_device *device)
 /* Rows without columns are no work, however many they are: a loop over them would take an hour. */
 static void empty(const ridge_device *device)
 {
+    const ridge_tensor planes = ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32);
     const int64_t rows = INT64_C(1) << 40;
 
     alarm(60);
-    run(device, ridge_q8_0_quantize(rows, 0, RIDGE_F32, NULL, NULL));
-    run(device, ridge_q8_0_repack(rows, 0, NULL, NULL, NULL));
-    run(device, ridge_q8_0_unpack(rows, 0, NULL, NULL, NULL));
-    run(device, ridge_q8_0_quantize_rows(rows, 0, RIDGE_F32, NULL, NULL, NULL));
-    run(device, ridge_rms_norm(rows, 0, RIDGE_F32, NULL, RIDGE_NONE, NULL, RIDGE_F32, NULL));
+    run(device, ridge_q8_0_quantize(rows, 0, f32(NULL), NULL));
+    run(device, ridge_q8_0_repack(rows, 0, NULL, planes));
+    run(device, ridge_q8_0_unpack(rows, 0, planes, NULL));
+    run(device, ridge_q8_0_quantize_rows(rows, 0, f32(NULL), planes));
+    run(device, ridge_rms_norm(rows, 0, f32(NULL), f32(NULL), f32(NULL)));
     run(device, ridge_swiglu_fwd(rows, 0, RIDGE_F32, NULL, NULL, NULL));
     alarm(0);
 }
@@ -247,8 +260,8 @@ static void refusals(void **unused)
     assert_non_null(strstr(ridge_error(), "w_scales must be absent"));
     call = product(1, 0, true, false, y); /* x is quantised inside: even the reference needs room for that */
     assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_ERR_WORKSPACE);
-    call = ridge_head_rms_norm_rope_tail(1, INT64_C(1) << 40, INT64_C(1) << 40, 2, RIDGE_F32, y, RIDGE_NONE, NULL, NULL,
-                                         NULL, RIDGE_F32, y);
+    call = ridge_head_rms_norm_rope_tail(1, INT64_C(1) << 40, INT64_C(1) << 40, 2, f32(y), f32(NULL),
+                                         ridge_matrix(NULL, RIDGE_I32), NULL, f32(y));
     assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_ERR_ARG);
     ridge_close(device);
 }

@@ -117,7 +117,7 @@ static void quantize(void **state)
         }
     }
     for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
-        const ridge_call call = ridge_q8_0_quantize(1, BLOCKS * 32, RIDGE_F32, x, bytes);
+        const ridge_call call = ridge_q8_0_quantize(1, BLOCKS * 32, ridge_matrix(x, RIDGE_F32), bytes);
         ridge_device *device;
         uint64_t hash;
 

@@ -116,7 +116,7 @@ static void round_trip(void **state)
     assert_int_equal(ridge_file_metas(file), 36);
     assert_null(ridge_file_meta_find(file, "general.alignment"));
     for (int64_t i = 0; i < EXAMPLES; i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         unsigned char data[2048];
 
         assert_string_equal(t->name, examples[i].name);

@@ -175,7 +175,7 @@ static void round_trip(void **state)
     meta_is(file, "empty", "");
     for (int i = 0; i < TYPES; i++) {
         char name[80];
-        const ridge_tensor *t;
+        const ridge_entry *t;
         const ridge_type_info *info = ridge_type_query(types[i]);
         snprintf(name, sizeof name, "%d%s", i, odd);
         t = ridge_file_find(file, name);

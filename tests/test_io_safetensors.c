@@ -186,7 +186,7 @@ static void accepted(void **state)
 static void contents(void **state)
 {
     const char *path = in_directory("contents.safetensors");
-    const ridge_tensor *t;
+    const ridge_entry *t;
     unsigned char byte[6];
     ridge_file *file;
     uint64_t length;

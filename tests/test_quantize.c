@@ -62,8 +62,8 @@ static bool run(const ridge_device *device, ridge_call call, const char *set)
 static void by_scale(const ridge_device *device, const uint16_t *x, ridge_dtype format, float scale)
 {
     static uint8_t expected[NUMBERS], q[NUMBERS];
-    ridge_call call =
-        ridge_quantize_fp8(NUMBERS / GROUP, GROUP, RIDGE_BF16, x, RIDGE_SCALE_TENSOR, format, expected, NULL);
+    ridge_call call = ridge_quantize_fp8(NUMBERS / GROUP, GROUP, ridge_matrix(x, RIDGE_BF16),
+                                         ridge_scaled(expected, format, NULL, RIDGE_SCALING_TENSOR));
 
     ridge_set(&call, RIDGE_QUANTIZE_FP8_SCALE, RIDGE_NONE, NULL, 0);
     ridge_set(&call, RIDGE_QUANTIZE_FP8_GIVEN, RIDGE_F32, &scale, 0);
@@ -118,8 +118,9 @@ static void every_float(void **unused)
         for (uint32_t i = 0; i < NUMBERS; i++)
             x[i] = of_bits((block * NUMBERS + i) * 257);
         for (int format = 0; format < 2; format++) {
-            ridge_call call = ridge_quantize_fp8(NUMBERS / GROUP, GROUP, RIDGE_F32, x, RIDGE_SCALE_TENSOR,
-                                                 format ? RIDGE_E5M2 : RIDGE_E4M3, expected, NULL);
+            ridge_call call = ridge_quantize_fp8(
+                NUMBERS / GROUP, GROUP, ridge_matrix(x, RIDGE_F32),
+                ridge_scaled(expected, format ? RIDGE_E5M2 : RIDGE_E4M3, NULL, RIDGE_SCALING_TENSOR));
 
             ridge_set(&call, RIDGE_QUANTIZE_FP8_SCALE, RIDGE_NONE, NULL, 0);
             ridge_set(&call, RIDGE_QUANTIZE_FP8_GIVEN, RIDGE_F32, &one, 0);
@@ -160,10 +161,12 @@ static void compare(const ridge_device *device, const uint16_t *x, int64_t rows,
     for (int dual = 0; dual < 2; dual++)
         for (int i = -1; i < 3; i++) {
             form *o = i < 0 ? &expected : &got;
-            ridge_call call =
-                dual ? ridge_quantize_fp8_dual(rows, cols, RIDGE_BF16, x, flags, format, o->q, o->s, o->t, o->s_t)
-                     : ridge_quantize_fp8(rows, cols, RIDGE_BF16, x, flags | RIDGE_SCALE_ROW128, format, o->q, o->s);
+            const ridge_tensor q = ridge_scaled(o->q, format, o->s, RIDGE_SCALING_ROW128);
+            const ridge_tensor q_t = ridge_scaled(o->t, format, o->s_t, RIDGE_SCALING_ROW128);
+            ridge_call call = dual ? ridge_quantize_fp8_dual(rows, cols, ridge_matrix(x, RIDGE_BF16), q, q_t)
+                                   : ridge_quantize_fp8(rows, cols, ridge_matrix(x, RIDGE_BF16), q);
 
+            call.flags |= flags;
             call.opt.quantize.floor = floor;
             memset(o, 0xaa, sizeof *o);
             assert_true(run(device, call, i < 0 ? "c" : sets[i]) == (i < 0 || has(device, i)));
@@ -211,11 +214,11 @@ static void ratios(const ridge_device *device, ridge_dtype dtype, uint32_t bits,
 
             x[row * cols + i] = (uint16_t)((number > 0 ? number : 0) | (random32() & 0x8000));
         }
-    assert_true(run(device, ridge_q8_0_quantize(rows, cols, dtype, x, expected), "c"));
+    assert_true(run(device, ridge_q8_0_quantize(rows, cols, ridge_matrix(x, dtype), expected), "c"));
     for (int i = 0; i < 2; i++) {
         memset(out, 0xee, bytes);
         if (has(device, i)) {
-            assert_true(run(device, ridge_q8_0_quantize(rows, cols, dtype, x, out), sets[i]));
+            assert_true(run(device, ridge_q8_0_quantize(rows, cols, ridge_matrix(x, dtype), out), sets[i]));
             assert_memory_equal(out, expected, bytes);
         }
     }

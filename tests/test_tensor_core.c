@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "cpu/num.h"
-#include "check/oracle.h"
+#include "check/gemm_fp8/gemm.h"
 #include "check/gemm_fp8/tensor_core.h"
 
 enum { COUNT = 32 };

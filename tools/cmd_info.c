@@ -1,77 +1,19 @@
 /* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: the tables and the devices, for people and
  * as JSON. */
-#include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
 #include "check/check.h"
+#include "tools/cli.h"
 
-typedef struct options {
-    const char *device, *pattern, *suite;
-    char text[1024];
-    bool json, names;
-    unsigned words; /* so many at most */
-} options;
-
-static const struct argp_option info_options[] = {{"json", 'j', NULL, 0, "JSON", 0}, {0}};
-static const struct argp_option list_options[] = {
-    {"json", 'j', NULL, 0, "JSON", 0}, {"names", 'n', NULL, 0, "the names alone, a line each", 0}, {0}};
-static const struct argp_option explain_options[] = {
-    {"json", 'j', NULL, 0, "JSON", 0},
-    {"device", 'd', "SPEC", 0, "cpu, cuda:0, model:sm100", 0},
-    {"suite", 'S', "NAME", 0, "every problem of a suite: only the row, the reason and the predicted time", 0},
-    {0}};
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    options *o = state->input;
-
-    switch (key) {
-    case 'j':
-        o->json = true;
-        break;
-    case 'n':
-        o->names = true;
-        break;
-    case 'd':
-        o->device = arg;
-        break;
-    case 'S':
-        o->suite = arg;
-        break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num >= o->words)
-            argp_error(state, "too many arguments: '%s'", arg);
-        if (!o->pattern)
-            o->pattern = arg;
-        args_word(state, arg, o->text, sizeof o->text);
-        break;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-    return 0;
-}
-
-/* `words`: how many arguments there may be; args names them. */
-static void parse(int argc, char **argv, unsigned words, const char *args, const char *doc, options *o)
-{
-    const struct argp_option *const table = words > 1 ? explain_options : words ? list_options : info_options;
-    const struct argp parser = {table, parse_option, args, doc, NULL, NULL, NULL};
-
-    memset(o, 0, sizeof *o);
-    o->words = words;
-    args_parse(&parser, argc, argv, o);
-}
-
-/* ------------------------------------------------------------------------------------------------------------ info */
+/* ------------------------------------------------------------------------------------------------------------- info */
 
 static json_t *device_json(const ridge_device *device)
 {
     ridge_device_info info = {.struct_size = sizeof info};
 
-    ridge_device_query(device, &info);
+    (void)!ridge_device_query(device, &info); /* neither pointer is NULL */
     return json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:I, s:I, s:s}", "backend", info.backend, "ordinal", info.ordinal,
                      "arch", info.arch, "name", info.name, "units", info.units, "tuned_rows", info.tuned_rows,
                      "l2_bytes", (json_int_t)info.l2_bytes, "memory_bytes", (json_int_t)info.memory_bytes, "driver",
@@ -82,7 +24,7 @@ static void device_line(const ridge_device *device)
 {
     ridge_device_info info = {.struct_size = sizeof info};
 
-    ridge_device_query(device, &info);
+    (void)!ridge_device_query(device, &info);
     printf("%-4s %-7s %s: %d %s, last-level cache %.0f MiB, memory %.0f GiB, %d tuned rows%s%s\n", info.backend,
            info.arch, info.name, info.units, device->backend_id == RIDGE_CPU ? "threads" : "multiprocessors",
            (double)info.l2_bytes / 1048576, (double)info.memory_bytes / 1073741824, info.tuned_rows,
@@ -91,14 +33,15 @@ static void device_line(const ridge_device *device)
 
 int cmd_info(int argc, char **argv)
 {
-    options o;
+    bool json = false;
+    const args_option list[] = {ARGS_JSON(&json), {0}};
     json_t *devices, *models;
     char reason[256] = "", spec[32];
     const char *why = NULL;
     const ridge_backend *cuda = ridge_backend_at(RIDGE_CUDA, &why);
     int count;
 
-    parse(argc, argv, 0, "", "Lists the devices of this machine.", &o);
+    args_parse(argc, argv, "", "Lists the devices of this machine.", list, NULL, 0);
     devices = json_array();
     models = json_array();
     count = cuda ? cuda->count(reason, sizeof reason) : 0;
@@ -109,7 +52,7 @@ int cmd_info(int argc, char **argv)
         device = device_open(spec);
         if (!device)
             return 1;
-        if (o.json)
+        if (json)
             json_array_append_new(devices, device_json(device));
         else
             device_line(device);
@@ -117,7 +60,7 @@ int cmd_info(int argc, char **argv)
     }
     for (int arch = 0; arch < RIDGE_ARCHS; arch++)
         json_array_append_new(models, json_string(ridge_arch_table[arch].name));
-    if (o.json)
+    if (json)
         return !print_json(json_pack("{s:s, s:o, s:s?, s:o}", "version", ridge_version(), "devices", devices, "no_cuda",
                                      count ? NULL
                                      : why ? why
@@ -134,7 +77,7 @@ int cmd_info(int argc, char **argv)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- ops and kernels */
+/* -------------------------------------------------------------------------------------------------- ops and kernels */
 
 static void contract_text(uint32_t contract, char *text, size_t size)
 {
@@ -162,6 +105,8 @@ static json_t *op_json(const ridge_op_row *op)
     for (int i = 0; i < op->args; i++) {
         const ridge_operand_row *arg = &op->arg[i];
 
+        if (!arg->dtypes) /* a slot of another op of the family */
+            continue;
         dtypes_text(arg->dtypes, dtypes, sizeof dtypes);
         json_array_append_new(args, json_pack("{s:s, s:b, s:b, s:b, s:s, s:s}", "name", arg->name, "in",
                                               !!(arg->role & RIDGE_IN), "out", !!(arg->role & RIDGE_OUT), "optional",
@@ -170,7 +115,7 @@ static json_t *op_json(const ridge_op_row *op)
     for (const ridge_field *field = op->fields; field->name; field++)
         json_array_append_new(fields, json_string(field->name));
     json_array_append_new(fields, json_string("strict"));
-    json_array_append_new(fields, json_string("settled"));
+    json_array_append_new(fields, json_string("weights_const"));
     contract_text(op->contract, contract, sizeof contract);
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "name", op->name, "summary", op->summary, "contract", contract,
                      "bound", op->bound, "operands", args, "fields", fields);
@@ -183,6 +128,8 @@ static void op_print(const ridge_op_row *op)
     contract_text(op->contract, contract, sizeof contract);
     printf("%s: %s\n  contract %s\n  close means %s\n", op->name, op->summary, contract, op->bound);
     for (int i = 0; i < op->args; i++) {
+        if (!op->arg[i].dtypes)
+            continue;
         dtypes_text(op->arg[i].dtypes, dtypes, sizeof dtypes);
         printf("  %-12s %s%s  %-14s %s\n", op->arg[i].name, op->arg[i].role & RIDGE_OUT ? "out" : "in ",
                op->arg[i].optional ? "?" : " ", dtypes, op->arg[i].shape);
@@ -193,17 +140,32 @@ static void op_print(const ridge_op_row *op)
         for (int i = 0; field->choices && field->choices[i]; i++)
             printf("%s%s", i ? "|" : "", field->choices[i]);
     }
-    printf(" strict= settled=\n");
+    printf(" strict= weights_const=\n");
+}
+
+typedef struct list_options {
+    const char *pattern;
+    bool json, names;
+} list_options;
+
+static list_options parse_list(int argc, char **argv, const char *doc)
+{
+    list_options o = {NULL, false, false};
+    const args_option list[] = {
+        ARGS_JSON(&o.json), {"names", 'n', NULL, "the names alone, a line each", .flag = &o.names}, {0}};
+    args_list words = {0};
+
+    args_parse(argc, argv, "[PATTERN]", doc, list, &words, 1);
+    o.pattern = words.at[0];
+    return o;
 }
 
 int cmd_ops(int argc, char **argv)
 {
-    options o;
-    json_t *all;
+    const list_options o = parse_list(argc, argv, "Lists the ops whose name matches.");
+    json_t *all = json_array();
     int shown = 0;
 
-    parse(argc, argv, 1, "[PATTERN]", "Lists the ops whose name matches.", &o);
-    all = json_array();
     for (uint32_t op = 1; op < RIDGE_OPS; op++) {
         if (!name_matches(o.pattern, ridge_op_at(op)->name))
             continue;
@@ -225,15 +187,13 @@ int cmd_ops(int argc, char **argv)
 
 int cmd_kernels(int argc, char **argv)
 {
-    options o;
-    json_t *all;
+    const list_options o =
+        parse_list(argc, argv, "Lists the kernel rows of this build whose name, or whose op's name, matches.");
+    json_t *all = json_array();
     const ridge_kernel *row;
     char contract[96];
     int shown = 0;
 
-    parse(argc, argv, 1, "[PATTERN]", "Lists the kernel rows of this build whose name, or whose op's name, matches.",
-          &o);
-    all = json_array();
     for (int i = 0; (row = ridge_kernel_at(i)) != NULL; i++) {
         const char *low = ridge_arch_table[row->arch_min].name, *high = ridge_arch_table[row->arch_max].name;
 
@@ -258,12 +218,12 @@ int cmd_kernels(int argc, char **argv)
     return !shown;
 }
 
-/* --------------------------------------------------------------------------------------------------------- explain */
+/* ---------------------------------------------------------------------------------------------------------- explain */
 
 /* Problem, row, reason and predicted time, a line each. */
-static int explain_suite(const options *o)
+static int explain_suite(const char *spec, const char *suite, bool json)
 {
-    ridge_device *device = device_open(o->device);
+    ridge_device *device = device_open(spec);
     json_t *all = json_array();
     int lines = 0, bad = 0;
 
@@ -276,13 +236,13 @@ static int explain_suite(const options *o)
         test_case c;
         double us;
 
-        if (strcmp(line.suite, o->suite) != 0 || !case_parse(line.text, &c))
+        if (strcmp(line.suite, suite) != 0 || !case_parse(line.text, &c))
             continue;
         lines++;
         if (!case_problem(&c, &call, &problem) || ridge_choose(device, call.kernel, &problem, SIZE_MAX, &row, &because))
             row = NULL;
         us = row && row->cost ? row->cost(device, row, &problem) : 0.0;
-        if (o->json)
+        if (json)
             json_array_append_new(all, row ? json_pack("{s:s, s:s, s:s, s:f}", "problem", line.text, "kernel",
                                                        row->name, "because", because, "predicted_us", us)
                                            : json_pack("{s:s, s:s}", "problem", line.text, "error", ridge_error()));
@@ -292,9 +252,9 @@ static int explain_suite(const options *o)
             printf("%s\t%s\n", line.text, ridge_error());
     }
     if (device && !lines)
-        suite_missing("explain", o->suite);
+        suite_missing("explain", suite);
     ridge_close(device);
-    if (o->json && lines)
+    if (json && lines)
         bad = !print_json(all);
     else
         json_decref(all);
@@ -303,7 +263,16 @@ static int explain_suite(const options *o)
 
 int cmd_explain(int argc, char **argv)
 {
-    options o;
+    const char *spec = NULL, *suite = NULL;
+    bool json = false;
+    const args_option list[] = {ARGS_JSON(&json),
+                                {"device", 'd', "SPEC", "cpu, cuda:0, model:sm100", .text = &spec},
+                                {"suite", 'S', "NAME",
+                                 "every problem of a suite: only the row, the reason and the predicted time",
+                                 .text = &suite},
+                                {0}};
+    args_list words = {0};
+    char problem_text[1024];
     test_case c;
     ridge_device *device;
     ridge_problem problem;
@@ -312,14 +281,16 @@ int cmd_explain(int argc, char **argv)
     size_t length = 0;
     bool good;
 
-    parse(argc, argv, UINT_MAX, "OP name=value...", "Says which row a problem gets, and why not the others.", &o);
-    if (o.suite && !o.text[0])
-        return explain_suite(&o);
-    if (o.suite || !o.text[0] || !case_parse(o.text, &c)) {
+    args_parse(argc, argv, "OP name=value...", "Says which row a problem gets, and why not the others.", list, &words,
+               ARGS_MOST);
+    args_join(argv[0], &words, problem_text, sizeof problem_text);
+    if (suite && !problem_text[0])
+        return explain_suite(spec, suite, json);
+    if (suite || !problem_text[0] || !case_parse(problem_text, &c)) {
         fprintf(stderr, "usage: ridge explain OP name=value... | --suite NAME (see `ridge ops`)\n");
         return 2;
     }
-    device = device_open(o.device);
+    device = device_open(spec);
     if (!device)
         return 1;
     good = case_problem(&c, &call, &problem) && ridge_explain(device, &call, NULL, 0, &length) == RIDGE_OK;
@@ -329,7 +300,7 @@ int cmd_explain(int argc, char **argv)
     good = text && ridge_explain(device, &call, text, length + 1, &length) == RIDGE_OK;
     if (!good)
         fprintf(stderr, "ridge: %s\n", ridge_error());
-    else if (o.json)
+    else if (json)
         good = print_json(json_pack("{s:s}", "text", text));
     else
         fputs(text, stdout);

@@ -8,6 +8,7 @@
 #include "args.h"
 #include "ridge_io.h"
 #include "check/check.h"
+#include "tools/cli.h"
 
 enum { TEXT_MOST = 96, ARRAY_MOST = 4 };
 
@@ -15,37 +16,6 @@ typedef struct options {
     const char *file, *pattern;
     bool json, meta;
 } options;
-
-static const struct argp_option option_table[] = {
-    {"json", 'j', NULL, 0, "JSON: arrays in full; u64 above 2^63-1 as a string, NaN and infinity as null", 0},
-    {"meta", 'm', NULL, 0, "metadata only; PATTERN then chooses keys", 0},
-    {0}};
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    options *o = state->input;
-
-    switch (key) {
-    case 'j':
-        o->json = true;
-        break;
-    case 'm':
-        o->meta = true;
-        break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 1)
-            argp_usage(state);
-        *(state->arg_num ? &o->pattern : &o->file) = arg;
-        break;
-    case ARGP_KEY_END:
-        if (!o->file)
-            argp_usage(state);
-        break;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-    return 0;
-}
 
 /* --------------------------------------------------------------------------------------------------------- metadata */
 
@@ -230,7 +200,7 @@ static json_t *meta_json(const ridge_meta *meta)
 
 /* ---------------------------------------------------------------------------------------------------------- tensors */
 
-static void shape_print(const ridge_tensor *t, char *text, size_t size)
+static void shape_print(const ridge_entry *t, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "[");
 
@@ -255,7 +225,7 @@ static void add_up(const options *o, const ridge_file *file, totals *sum)
 {
     memset(sum, 0, sizeof *sum);
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
 
         if (!chosen(o, t->name))
             continue;
@@ -281,7 +251,7 @@ static void print_tensors(const options *o, const ridge_file *file)
         }
     printf("\n%-*s  %-8s %-20s %15s\n", width, "tensor", "type", "shape", "bytes");
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         int pad = width - (int)strlen(t->name);
 
         if (!chosen(o, t->name))
@@ -320,7 +290,7 @@ static void print_all(const options *o, const ridge_file *file, const totals *su
 
 /* ------------------------------------------------------------------------------------------------------------- JSON */
 
-static json_t *tensor_json(const ridge_tensor *t)
+static json_t *tensor_json(const ridge_entry *t)
 {
     json_t *shape = json_array();
 
@@ -383,20 +353,27 @@ static bool matches_none(const options *o, const ridge_file *file, const totals 
 
 int cmd_inspect(int argc, char **argv)
 {
-    static const struct argp parser = {option_table,
-                                       parse_option,
-                                       "FILE [PATTERN]",
-                                       "Shows what a checkpoint holds: a safetensors or GGUF file, an index with its "
-                                       "shards, or a directory. PATTERN (with * and ?) chooses tensors.",
-                                       NULL,
-                                       NULL,
-                                       NULL};
     options o = {0};
+    const args_option list[] = {{"json", 'j', NULL,
+                                 "JSON: arrays in full; u64 above 2^63-1 as a string, NaN and infinity as null",
+                                 .flag = &o.json},
+                                {"meta", 'm', NULL, "metadata only; PATTERN then chooses keys", .flag = &o.meta},
+                                {0}};
+    args_list words = {0};
     ridge_file *file;
     totals sum;
     int bad = 0;
 
-    args_parse(&parser, argc, argv, &o);
+    args_parse(argc, argv, "FILE [PATTERN]",
+               "Shows what a checkpoint holds: a safetensors or GGUF file, an index with its shards, or a directory. "
+               "PATTERN (with * and ?) chooses tensors.",
+               list, &words, 2);
+    if (!words.count) {
+        fprintf(stderr, "usage: ridge inspect FILE [PATTERN]\n");
+        return 2;
+    }
+    o.file = words.at[0];
+    o.pattern = words.at[1];
     if (ridge_file_open(o.file, &file) != RIDGE_OK) {
         fprintf(stderr, "ridge inspect: %s\n", ridge_io_error());
         return 1;

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "check/check.h"
+#include "cli.h"
 
 static const verb verbs[] = {
     {"info", "devices of this machine, and why CUDA is absent if it is", cmd_info},
@@ -19,7 +19,6 @@ static const verb verbs[] = {
     {"inspect", "a checkpoint: format, metadata, tensors", cmd_inspect},
     {"quantize", "a checkpoint into FP8, Q8_0, bf16 or f16", cmd_quantize},
     {"compare", "records: ratios to each provider, or old against new", cmd_compare},
-    {"report", "records as one page: rooflines, bars beside rivals, what changed", cmd_report},
 };
 
 enum { VERBS = (int)(sizeof verbs / sizeof verbs[0]) };
@@ -78,7 +77,7 @@ int main(int argc, char **argv)
 
     hold_streams();
     atexit(check_output);
-    json_watch();
+    json_start();
     argp_err_exit_status = 2; /* as all usage errors */
     if (!name || (wants_help && (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0)))
         return wants_help ? help(stdout) : help(stderr) + 2;

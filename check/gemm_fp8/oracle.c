@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "cpu/num.h"
-#include "check/oracle.h"
+#include "gemm.h"
 #include "tensor_core.h"
 
 enum { BLOCK = 128, TILE_LEAST = 1024 /* elements, below which the norm of a tile says little */ };
@@ -200,7 +200,7 @@ enum { SPLITS = 4 /* k in 1, 2, 4 or 8 runs */, QUAD = 4 /* at multiples of so m
 
 bool oracle_gemm_has_bits(const ridge_kernel *kernel)
 {
-    return kernel->op == RIDGE_GEMM_FP8 && (kernel->contract & RIDGE_TYPICAL) && kernel->arch_max == RIDGE_ARCH_SM90;
+    return (kernel->contract & RIDGE_TYPICAL) && kernel->arch_max == RIDGE_ARCH_SM90;
 }
 
 /* All rows of an operand, each with zeros up to whole blocks; values NULL: no memory. */

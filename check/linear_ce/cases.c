@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "check/check.h"
+#include "linear_ce.h"
 
 static const char *const dtypes[] = {"bf16", "f16", "f32"};
 
@@ -44,8 +44,8 @@ static const struct {
 enum { SHAPES = (int)(sizeof shape_table / sizeof shape_table[0]), MANY = SHAPES - 1, LISTED = SHAPES - 2 };
 enum { HALVES = SHAPES - 9, SUMMED };
 
-/* Words of options: L of every op, O of those with row outputs, G of those with gradients of W, R of those with a
- * record. {} stand for what an op does not have. */
+/* Words of options: for every op, for those with outputs of rows, for those with gradients. A word that an op does not
+ * have is left out. */
 typedef struct option {
     const char *every, *outputs, *gradients;
     int variant;
@@ -151,8 +151,8 @@ static void add_slices(case_list *list, const ridge_op_row *op)
         add(list, op, 5, &plain, 1, "record=1 sums=1 token_loss=1");
 }
 
-/* dW of 16 bits that is made in one chunk, whose P^T lies in dW's own memory (Hopper), and dW of f32 likewise; with
- * targets of one row and of many. */
+/* dW of 16 bits from one chunk of rows, whose P^T lies in dW's own memory (Hopper), and dW of f32 likewise; with
+ * classes that are the target of one row and of many. */
 static void add_halves(case_list *list, const ridge_op_row *op)
 {
     static const option of[] = {{"", "lse=1", "dw=x", CE_VALID},
@@ -260,7 +260,7 @@ static void combine_cases(const ridge_op_row *op, case_list *list)
     }
 }
 
-void cases_ce(const ridge_op_row *op, case_list *list, case_level level)
+void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
 {
     const bool backward = op->id == RIDGE_LINEAR_CE_BACKWARD || op->id == RIDGE_CE_BWD;
     const char *const none = op->id == RIDGE_LINEAR_CE_TRAIN ? "" : "reduction=none";

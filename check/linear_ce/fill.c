@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "check/check.h"
+#include "linear_ce.h"
 
 typedef struct filler {
     const test_case *c;
@@ -180,8 +180,6 @@ bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
     filler f = {.c = c, .call = &im->call, .tokens = im->call.dim[0], .seed = seed};
     int64_t rows, cols, stride;
 
-    if (op->id < RIDGE_LINEAR_CE_EVAL || op->id > RIDGE_CE_COMBINE)
-        return false;
     f.vocab = im->call.dim[op->dims == 2 || op->id == RIDGE_CE_COMBINE ? 1 : 2];
     f.total = im->call.opt.ce.vocab_total ? im->call.opt.ce.vocab_total : f.vocab;
     f.shards = op->id == RIDGE_CE_COMBINE ? im->call.dim[2] : 1;

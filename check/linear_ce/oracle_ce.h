@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "check/oracle.h"
+#include "linear_ce.h"
 
 /* One evaluation in float64; `rounds` makes it the model. */
 typedef struct ce_result {

@@ -3,7 +3,6 @@
 
 #include "oracle_ce.h"
 
-/* NaN where NaN is due, infinity likewise, else the error over the bound. */
 /* rms of a tensor's error against the model's; small tensors say nothing. */
 typedef struct rms {
     double got, model, ref, bound, count;

@@ -1,7 +1,7 @@
 /* oracle_combine.c: the float64 reference of ce_combine: straight sums over the shards in the order they came. */
 #include <math.h>
 
-#include "check/oracle.h"
+#include "linear_ce.h"
 
 /* One token of the whole vocabulary. */
 typedef struct token {

@@ -1,23 +1,24 @@
-/* cases.c: the test cases of Q8_0 decode, rms_norm and RoPE: every number of tokens alone and together, both
- * forms of weights and activations, cols from one block over ragged turns of the partitions to many, hostile scales and
- * codes (fill.c). */
+/* cases.c: the test cases of Q8_0: of its quantisers, and of decode every number of tokens by itself and together, both
+ * forms of weights and activations, columns from one block to many, hostile scales
+ * and codes (fill.c). */
 #include <stdio.h>
 
-#include "check/check.h"
+#include "q8_0.h"
 
 static const char *const x_forms[] = {"f32", "i8", "bf16"};
 static const char *const w_forms[] = {"u8", "i8"};
 static const char *const out_dtypes[] = {"f32", "bf16"};
 
-/* Columns and rows: one block, less than one turn of the partitions, ragged (by whole blocks, runs of a partition and
- * halves of one), whole turns; fewer rows than a vector has, odd numbers, many. */
+/* Columns and rows. k is shared out over partitions of a row in rounds: one block, less than one round, ragged rounds
+ * (by whole blocks, runs of a partition and halves of one), whole rounds; fewer rows than a vector has, odd numbers,
+ * many. */
 static const struct {
     int cols, rows;
 } shapes[] = {{32, 1},   {96, 3},    {128, 17},   {160, 8},   {992, 5},    {1024, 33},
               {1056, 9}, {2080, 2},  {4096, 100}, {3168, 31}, {14336, 6},  {1024, 300},
               {576, 50}, {1600, 21}, {0, 4},      {64, 0},    {20480, 17}, {140288, 3}};
 
-/* The last two: more turns than a ring of stages has places, and than x may have boxes at one token. */
+/* The last two: more rounds than a pipeline has stages, and more boxes than x may have at one token. */
 enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) - 2 };
 
 static void product_text(const ridge_op_row *op, int tokens, int shape, int form, char *text, size_t size)
@@ -51,7 +52,7 @@ static void product_text(const ridge_op_row *op, int tokens, int shape, int form
     }
 }
 
-static void product_cases(const ridge_op_row *op, case_list *list, case_level level)
+static void product_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
     static const fill_kind fill[] = {FILL_NORMAL, FILL_GROUPS, FILL_NORMAL, FILL_EDGE};
     char text[256];
@@ -93,49 +94,40 @@ static void product_cases(const ridge_op_row *op, case_list *list, case_level le
                                                             : 500});
 }
 
-static void norm_cases(const ridge_op_row *op, case_list *list, case_level level)
+static void block_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
+    static const char *const dtypes[] = {"bf16", "f16", "f32"}, *const of_rows[] = {"f32", "bf16"};
     static const struct {
-        const char *rms, *rope;
+        const char *shape;
         test_case layout;
     } shape[] = {
-        {"rows=0 cols=64", "tokens=0 heads=2 head_dim=64 n_rot=32", {.fill = FILL_NORMAL}},
-        {"rows=3 cols=0", "tokens=3 heads=0 head_dim=64 n_rot=32", {.fill = FILL_NORMAL}},
-        {"rows=1 cols=1", "tokens=1 heads=1 head_dim=2 n_rot=2", {.fill = FILL_NORMAL}},
-        {"rows=5 cols=4096", "tokens=5 heads=8 head_dim=512 n_rot=64", {.fill = FILL_NORMAL, .slices = true}},
-        {"rows=3 cols=255", "tokens=9 heads=3 head_dim=66 n_rot=18", {.fill = FILL_NORMAL, .pad = 8, .slices = true}},
-        {"rows=4 cols=257", "tokens=2 heads=4 head_dim=128 n_rot=128", {.fill = FILL_EDGE}},
-        {"rows=6 cols=16384", "tokens=3 heads=2 head_dim=514 n_rot=0", {.fill = FILL_NORMAL}},
-        {"rows=6 cols=1031", "tokens=6 heads=5 head_dim=70 n_rot=22", {.fill = FILL_GROUPS, .pad = 3, .shift = 1}},
-        {"rows=4 cols=520", "tokens=4 heads=3 head_dim=192 n_rot=64", {.fill = FILL_NORMAL, .alias = true}},
-        {"rows=33 cols=1536", "tokens=17 heads=4 head_dim=256 n_rot=64", {.fill = FILL_NORMAL, .repeats = 100}},
-        {"rows=300 cols=96", "tokens=300 heads=2 head_dim=48 n_rot=32", {.fill = FILL_NORMAL, .slices = true}},
-        {"rows=2 cols=700", "tokens=2 heads=2 head_dim=2100 n_rot=600", {.fill = FILL_NORMAL}},
+        {"rows=0 cols=64", {.fill = FILL_NORMAL}},
+        {"rows=3 cols=0", {.fill = FILL_NORMAL}},
+        {"rows=1 cols=32", {.fill = FILL_NORMAL}},
+        {"rows=7 cols=96", {.fill = FILL_GROUPS, .slices = true}},
+        {"rows=16 cols=4096", {.fill = FILL_EVERY}},
+        {"rows=33 cols=2048", {.fill = FILL_NORMAL, .slices = true, .repeats = 200}},
+        {"rows=65 cols=4160", {.fill = FILL_GROUPS, .pad = 2}},
+        {"rows=5 cols=1056", {.fill = FILL_EDGE, .pad = 16, .shift = 1}},
+        {"rows=300 cols=128", {.fill = FILL_GROUPS, .shift = 3}},
     };
-    static const char *const more[] = {"", "inverse=1 mscale=1.25", "rope_only=1 pos=i64", "eps=0.001 pos=i64",
-                                       "rope_only=1 inverse=1"};
-    const bool rope = op->id == RIDGE_HEAD_RMS_NORM_ROPE_TAIL;
-    char text[256];
+    const char *const *dtype = op->id == RIDGE_Q8_0_QUANTIZE_ROWS ? of_rows : dtypes;
+    const int forms = op->id == RIDGE_Q8_0_QUANTIZE ? 3 : op->id == RIDGE_Q8_0_QUANTIZE_ROWS ? 2 : 1;
+    char text[128];
 
-    for (int i = 0; i < (int)(sizeof shape / sizeof shape[0]); i++)
-        for (int form = 0; form < 6; form++) {
-            const char *x = out_dtypes[form % 2], *out = out_dtypes[shape[i].layout.alias ? form % 2 : form / 2 % 2];
-
-            if (level == CASES_QUICK && (i + form) % 3)
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (int d = 0; d < forms; d++) {
+            if (level == CASES_QUICK && (i + (size_t)d) % 2)
                 continue;
-            snprintf(text, sizeof text, "%s x=%s out=%s%s%s %s", rope ? shape[i].rope : shape[i].rms, x, out,
-                     form % 3 ? " w=" : "", form % 3 == 0 ? "" : out_dtypes[form % 3 - 1],
-                     rope        ? more[(i + form) % 5]
-                     : form == 4 ? "eps=0"
-                                 : "");
+            snprintf(text, sizeof text, forms > 1 ? "%s dtype=%s" : "%s", shape[i].shape, dtype[d]);
             cases_add(list, op, text, shape[i].layout);
         }
 }
 
-void cases_decode(const ridge_op_row *op, case_list *list, case_level level)
+void cases_q8_0(const ridge_op_row *op, case_level level, case_list *list)
 {
-    if (op->id == RIDGE_RMS_NORM || op->id == RIDGE_HEAD_RMS_NORM_ROPE_TAIL)
-        norm_cases(op, list, level);
+    if (is_product(op->id))
+        product_cases(op, level, list);
     else
-        product_cases(op, list, level);
+        block_cases(op, level, list);
 }

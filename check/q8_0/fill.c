@@ -1,11 +1,11 @@
-/* fill.c: inputs of the decode ops that are no plain numbers: Q8_0 weights in both forms, quantised activations,
- * positions and frequencies. With FILL_GROUPS and FILL_EDGE every row is of a kind of its own: all codes -128,
- * alternating signs, scales 0, subnormal, 65504, one NaN or infinity. */
+/* fill.c: inputs of the matmuls that are no plain numbers: Q8_0 weights in both forms and quantised activations. With
+ * FILL_GROUPS and FILL_EDGE every row is of a kind of its own: all codes -128, alternating signs, scales 0, subnormal,
+ * 65504, one NaN or infinity. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu/num.h"
-#include "check/check.h"
+#include "q8_0.h"
 
 static bool hard(const test_case *c)
 {
@@ -94,55 +94,21 @@ static void fill_weights(const test_case *c, uint32_t dtype, unsigned char *row,
     }
 }
 
-/* Positions near 0, near 2^20, 1,000,000 itself, and in i64 any up to 2^40. */
-static void fill_positions(uint32_t dtype, unsigned char *to, int64_t count, uint64_t state)
-{
-    static const int32_t known[] = {1000000, 0, 1, 4095, 65536, 1048575, 131071, 7};
-
-    for (int64_t i = 0; i < count; i++) {
-        const uint64_t z = random_next(&state);
-        const int32_t small = i < 8 ? known[i] : (int32_t)(z % 1050000);
-        const int64_t wide = z % 4 == 0 ? (int64_t)(z >> 24) : small;
-
-        if (dtype == RIDGE_I64)
-            memcpy(to + 8 * i, &wide, 8);
-        else
-            memcpy(to + 4 * i, &small, 4);
-    }
-}
-
-static void fill_frequencies(const test_case *c, unsigned char *to, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) {
-        double f = pow(10000.0, -(double)i / (double)count);
-
-        if (hard(c) && i == 3)
-            f = 1e300; /* the angle is out of range: NaN */
-        memcpy(to + 8 * i, &f, 8);
-    }
-}
-
-bool fill_decode(const test_case *c, const image *im, int arg, uint64_t seed)
+bool fill_q8_0(const test_case *c, const image *im, int arg, uint64_t seed)
 {
     const ridge_op_row *op = ridge_op_at(im->call.op);
     const ridge_operand *operand = &im->call.arg[arg];
-    const bool product = op->id >= RIDGE_Q8_0_MATMUL && op->id <= RIDGE_Q8_0_MATMUL_HC_EXPAND;
-    const char *name = op->arg[arg].name;
     unsigned char *base = im->host + im->offset[arg];
     int64_t rows, cols, pitch;
 
+    if (!is_product(op->id) ||
+        (operand->dtype != RIDGE_U8 && operand->dtype != RIDGE_I8 && !strstr(op->arg[arg].name, "_scales")))
+        return false;
     op->extent(&im->call, arg, &rows, &cols);
     pitch = (operand->stride ? operand->stride : cols) * (int64_t)ridge_dtype_size(operand->dtype);
-    if (strcmp(name, "pos") == 0)
-        fill_positions(operand->dtype, base, cols, seed + (uint64_t)arg);
-    else if (strcmp(name, "freqs") == 0)
-        fill_frequencies(c, base, cols);
-    else if (product && (operand->dtype == RIDGE_U8 || operand->dtype == RIDGE_I8 || strstr(name, "_scales")))
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
-        for (int64_t r = 0; r < rows; r++)
-            fill_weights(c, operand->dtype, base + r * pitch, cols,
-                         (seed + (uint64_t)arg) ^ (uint64_t)(r + 1) * UINT64_C(0xd1342543de82ef95));
-    else
-        return false;
+    for (int64_t r = 0; r < rows; r++)
+        fill_weights(c, operand->dtype, base + r * pitch, cols,
+                     (seed + (uint64_t)arg) ^ (uint64_t)(r + 1) * UINT64_C(0xd1342543de82ef95));
     return true;
 }

@@ -1,10 +1,10 @@
-/* oracle.c: float64 checks of the FP8 and Q8_0 quantisers. Codes are decoded by definition, from tables built
+/* oracle.c: float64 checks of the FP8 quantisers. Codes are decoded by definition, from tables built
  * here, and compared with the nearest one; nothing is shared with the library's arithmetic. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "check/oracle.h"
+#include "quantize.h"
 
 /* What is under test: x as doubles, packed. */
 typedef struct subject {
@@ -223,60 +223,5 @@ void oracle_quantize(oracle_run *run)
         check_form(&s, q + 2, dual != RIDGE_DUAL_ROW_ROW, true);
     if (im->call.op == RIDGE_QUANTIZE_FP8_DUAL && im->length[RIDGE_QUANTIZE_FP8_DUAL_COLSUM])
         check_colsum(&s);
-    free(s.x);
-}
-
-/* ------------------------------------------------------------------------------------------------------------ Q8_0 */
-
-static void check_q8_0_block(subject *s, int64_t r, int64_t b)
-{
-    const uint8_t *block = oracle_address(s->im, s->got, RIDGE_Q8_0_QUANTIZE_BLOCKS, r, b * 34);
-    double d = dtype_load(block, RIDGE_F16), amax = 0, want;
-    bool finite = true;
-
-    for (int64_t i = r * s->cols + b * 32, end = i + 32; i < end; i++) {
-        finite = finite && isfinite(s->x[i]);
-        amax = fmax(amax, fabs(s->x[i]));
-    }
-    want = amax / 127;
-    if (!finite)
-        oracle_note(s->run, isnan(d) ? 0 : INFINITY, "d of a block that is not finite", r, b);
-    else if (want >= 65520)
-        oracle_note(s->run, isinf(d) ? 0 : INFINITY, "d above the range of f16", r, b);
-    else
-        oracle_note(s->run, fabs(d - want) / (0.5 * dtype_ulp(want, RIDGE_F16) + want * 0x1p-22), "d", r, b);
-    for (int i = 0; i < 32; i++) {
-        int code = (int8_t)block[2 + i];
-        double v = finite && want >= 0x1p-127 ? s->x[r * s->cols + b * 32 + i] / want : code;
-
-        oracle_note(s->run, finite || code == 0 ? fabs(code - v) / (0.5 + 0x1p-16) : INFINITY, "code", r, b * 32 + i);
-    }
-}
-
-void oracle_q8_0(oracle_run *run)
-{
-    const image *im = run->im;
-    subject s = {.run = run, .im = im, .got = run->got, .rows = im->call.dim[0], .cols = im->call.dim[1]};
-
-    s.x = malloc(((size_t)(s.rows * s.cols) + 1) * sizeof *s.x);
-    if (!s.x) {
-        oracle_fail(run, "the oracle ran out of memory");
-        return;
-    }
-    if (im->call.op == RIDGE_Q8_0_QUANTIZE)
-        for (int64_t i = 0; i < s.rows * s.cols; i++)
-            s.x[i] = oracle_in(run, 0, i / s.cols, i % s.cols);
-    for (int64_t r = 0; r < s.rows; r++)
-        for (int64_t b = 0; b < s.cols / 32; b++) {
-            if (im->call.op == RIDGE_Q8_0_QUANTIZE) {
-                check_q8_0_block(&s, r, b);
-                continue;
-            }
-            const uint8_t *raw = oracle_address(im, run->got, RIDGE_Q8_0_REPACK_BLOCKS, r, b * 34);
-            bool equal = memcmp(raw, oracle_address(im, run->got, RIDGE_Q8_0_REPACK_SCALES, r, b), 2) == 0 &&
-                         memcmp(raw + 2, oracle_address(im, run->got, RIDGE_Q8_0_REPACK_CODES, r, b * 32), 32) == 0;
-
-            oracle_note(run, equal ? 0 : INFINITY, "block", r, b);
-        }
     free(s.x);
 }

@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "cpu/num.h"
-#include "check/oracle.h"
+#include "swiglu.h"
 
 /* act(a), act'(a), and the size of the terms whose difference act' is. */
 typedef struct act_value {

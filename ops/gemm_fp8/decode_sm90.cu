@@ -26,7 +26,7 @@
  *                       last pass, since its receiver may have exited
  *
  * Programmatic launch. A CTA prefetches its first stages of weights into L2 before the primary grid has ended, which is
- * correct whatever the primary writes, since its writes go through L2. With RIDGE_WEIGHTS_SETTLED it loads weights
+ * correct whatever the primary writes, since its writes go through L2. With RIDGE_WEIGHTS_CONST it loads weights
  * before that: as soon as the primary's CTA leaves the SM, or beside it where the work is so small that half of the
  * shared memory will do. launch_dependents at entry: triggered later, two CTAs of the dependent grid would land on the
  * same idle SM. */
@@ -280,7 +280,7 @@ static decode_args collect(const ridge_call *call)
     p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
     p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
-    p.weights_const = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    p.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     p.vector_d =
         d->dtype != RIDGE_F32 && !p.accumulate && p.ld_d % 8 == 0 && p.n % 8 == 0 && (uintptr_t)p.out % 16 == 0;
     return p;
@@ -289,7 +289,7 @@ static decode_args collect(const ridge_call *call)
 /* Does a CTA take all of the shared memory? With half, the dependent grid's CTAs are resident when this one ends. */
 static int needs_full_smem(const ridge_call *call, const decode_plan *plan)
 {
-    return cta_weight_bytes(plan) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_SETTLED ? 300 : 700) * 1000;
+    return cta_weight_bytes(plan) > (call->dim[0] > 16 ? 0 : call->flags & RIDGE_WEIGHTS_CONST ? 300 : 700) * 1000;
 }
 
 /* Encodes the tensor maps of x, of its scales, of D and of w. x and w by lines, or by blocks where the last block of k

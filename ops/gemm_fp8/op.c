@@ -1,8 +1,10 @@
-/* op.c: the op row of gemm_fp8: operands, problem text, rules. */
-#include "src/internal.h"
+/* op.c: the op row of gemm_fp8 and its builder: operands, problem text, rules. */
+#include "src/ops.h"
 
 #define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
 #define F32 (1u << RIDGE_F32)
+#define NO_PAIR \
+    "the scalings of a and b are no legal pair (tensor, row, row128 x blk128, row128 x row128, blk128 x row128)"
 
 /* The five pairs of scale modes that are legal. */
 static const char *const pair_names[] = {"tensor", "row", "row128_blk128", "row128_row128", "blk128_row128", NULL};
@@ -13,20 +15,20 @@ static const uint32_t pair_bits[] = {
 };
 
 static const ridge_field fields[] = {
-    {.name = "m", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "n", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "k", .kind = RIDGE_FIELD_DIM, .index = 2},
-    {.name = "a", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_GEMM_FP8_A},
-    {.name = "b", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_GEMM_FP8_B},
-    {.name = "d", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_GEMM_FP8_D},
+    DIM("m", 0),
+    DIM("n", 1),
+    DIM("k", 2),
+    DTYPE("a", RIDGE_GEMM_FP8_A),
+    DTYPE("b", RIDGE_GEMM_FP8_B),
+    DTYPE("d", RIDGE_GEMM_FP8_D),
     {.name = "scales",
      .kind = RIDGE_FIELD_CHOICE,
      .mask = RIDGE_SCALE | RIDGE_SCALE_B,
      .choices = pair_names,
      .bits = pair_bits},
-    {.name = "bias", .kind = RIDGE_FIELD_HAS, .index = RIDGE_GEMM_FP8_BIAS},
-    {.name = "accumulate", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ACCUMULATE},
-    {.name = NULL},
+    HAS("bias", RIDGE_GEMM_FP8_BIAS),
+    FLAG("accumulate", RIDGE_ACCUMULATE),
+    END,
 };
 
 static const char *rule(const ridge_call *call)
@@ -38,8 +40,7 @@ static const char *rule(const ridge_call *call)
     while (pair_names[pair] && pair_bits[pair] != scales)
         pair++;
     if (!pair_names[pair])
-        return "flags RIDGE_SCALE_* and RIDGE_SCALE_B_* are no legal pair (tensor, row, row128 x blk128, "
-               "row128 x row128, blk128 x row128)";
+        return NO_PAIR;
     if (call->arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2 && call->arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2)
         return "operands a and b are both e5m2; one must be e4m3";
     if ((call->flags & RIDGE_ACCUMULATE) && d == RIDGE_F16)
@@ -88,10 +89,29 @@ static double flops(const ridge_problem *problem)
     return 2.0 * (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2];
 }
 
+static bool in_flags(ridge_scaling scaling)
+{
+    return scaling >= RIDGE_SCALING_TENSOR && scaling <= RIDGE_SCALING_BLK128;
+}
+
+ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge_tensor b, ridge_tensor d)
+{
+    ridge_call call = ridge_begin(RIDGE_GEMM_FP8, m, n, k, 0);
+
+    if (in_flags(a.scaling) && in_flags(b.scaling))
+        call.flags = RIDGE_SCALE_ROW * (uint32_t)(a.scaling - 1) | RIDGE_SCALE_B_ROW * (uint32_t)(b.scaling - 1);
+    else
+        call.invalid = NO_PAIR;
+    ridge_put_scaled(&call, RIDGE_GEMM_FP8_A, a, RIDGE_F32);
+    ridge_put_scaled(&call, RIDGE_GEMM_FP8_B, b, RIDGE_F32);
+    ridge_put(&call, RIDGE_GEMM_FP8_D, d);
+    return call;
+}
+
 static void defaults(ridge_call *call)
 {
-    *call = ridge_gemm_fp8(0, 0, 0, RIDGE_E4M3, NULL, RIDGE_SCALE_ROW128, NULL, RIDGE_E4M3, NULL, RIDGE_SCALE_B_BLK128,
-                           NULL, RIDGE_BF16, NULL);
+    *call = ridge_gemm_fp8(0, 0, 0, ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
+                           ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_BLK128), ridge_matrix(NULL, RIDGE_BF16));
 }
 
 const ridge_op_row ridge_op_gemm_fp8 = {

@@ -1,5 +1,5 @@
-/* op.c: the op rows of linear_ce_eval, linear_ce_train, linear_ce_backward, ce_fwd, ce_bwd and ce_combine:
- * operands and problem text. */
+/* op.c: the op rows of linear_ce_eval, linear_ce_train, linear_ce_backward, ce_fwd, ce_bwd and ce_combine, and
+ * their builders: operands and problem text. */
 #include "op.h"
 
 #define F32 (1u << RIDGE_F32)
@@ -9,7 +9,6 @@
 #define BOUND                                                                                           \
     "the error of a model whose logits are rounded to x's dtype (f32: to 16 bits), by rms per tensor; " \
     "elementwise the worst that such logits can do"
-#define OPTION(field) ((int)offsetof(ridge_ce_options, field))
 
 static const char *const reductions[] = {"mean", "sum", "none", NULL};
 static const char *const layouts[] = {"vh", "hv", NULL};
@@ -60,78 +59,141 @@ static double ce_flops(const ridge_problem *p)
     return (double)p->dim[0] * (p->op == RIDGE_CE_COMBINE ? 4.0 * (double)p->dim[2] : 4.0 * (double)p->dim[1]);
 }
 
+/* -------------------------------------------------------------------------------------------------------- builders */
+
+static ridge_call begin(ridge_op op, int64_t dim0, int64_t dim1, int64_t dim2)
+{
+    ridge_call call = ridge_begin(op, dim0, dim1, dim2, 0);
+
+    call.opt.ce.ignore_index = -100;
+    call.opt.ce.temperature = 1.0f;
+    call.opt.ce.grad_scale = 1.0f;
+    return call;
+}
+
+static ridge_call begin_linear(ridge_op op, int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x,
+                               ridge_tensor w, ridge_tensor target)
+{
+    ridge_call call = begin(op, tokens, hidden, vocab);
+
+    ridge_put(&call, RIDGE_LINEAR_CE_X, x); /* the first three slots of linear_ce_backward too */
+    ridge_put(&call, RIDGE_LINEAR_CE_W, w);
+    ridge_put(&call, RIDGE_LINEAR_CE_TARGET, target);
+    return call;
+}
+
+ridge_call ridge_linear_ce_eval(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x, ridge_tensor w,
+                                ridge_tensor target, float *loss)
+{
+    ridge_call call = begin_linear(RIDGE_LINEAR_CE_EVAL, tokens, hidden, vocab, x, w, target);
+
+    ridge_set(&call, RIDGE_LINEAR_CE_LOSS, RIDGE_F32, loss, 0);
+    return call;
+}
+
+ridge_call ridge_linear_ce_train(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x, ridge_tensor w,
+                                 ridge_tensor target, float *loss, ridge_tensor dx, ridge_tensor dw)
+{
+    ridge_call call = begin_linear(RIDGE_LINEAR_CE_TRAIN, tokens, hidden, vocab, x, w, target);
+
+    ridge_set(&call, RIDGE_LINEAR_CE_LOSS, RIDGE_F32, loss, 0);
+    ridge_put(&call, RIDGE_LINEAR_CE_DX, dx);
+    ridge_put(&call, RIDGE_LINEAR_CE_DW, dw);
+    return call;
+}
+
+ridge_call ridge_linear_ce_backward(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x, ridge_tensor w,
+                                    ridge_tensor target, const float *lse, ridge_tensor dx, ridge_tensor dw)
+{
+    ridge_call call = begin_linear(RIDGE_LINEAR_CE_BACKWARD, tokens, hidden, vocab, x, w, target);
+
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_LSE, RIDGE_F32, lse, 0);
+    ridge_put(&call, RIDGE_LINEAR_CE_BACKWARD_DX, dx);
+    ridge_put(&call, RIDGE_LINEAR_CE_BACKWARD_DW, dw);
+    return call;
+}
+
+ridge_call ridge_ce_fwd(int64_t tokens, int64_t vocab, ridge_tensor logits, ridge_tensor target, float *loss)
+{
+    ridge_call call = begin(RIDGE_CE_FWD, tokens, vocab, 0);
+
+    ridge_put(&call, RIDGE_CE_FWD_LOGITS, logits);
+    ridge_put(&call, RIDGE_CE_FWD_TARGET, target);
+    ridge_set(&call, RIDGE_CE_FWD_LOSS, RIDGE_F32, loss, 0);
+    return call;
+}
+
+ridge_call ridge_ce_bwd(int64_t tokens, int64_t vocab, ridge_tensor logits, ridge_tensor target, const float *lse,
+                        ridge_tensor dlogits)
+{
+    ridge_call call = begin(RIDGE_CE_BWD, tokens, vocab, 0);
+
+    ridge_put(&call, RIDGE_CE_BWD_LOGITS, logits);
+    ridge_put(&call, RIDGE_CE_BWD_TARGET, target);
+    ridge_set(&call, RIDGE_CE_BWD_LSE, RIDGE_F32, lse, 0);
+    ridge_put(&call, RIDGE_CE_BWD_DLOGITS, dlogits);
+    return call;
+}
+
+ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t shards, const float *record, const int64_t *offset,
+                            ridge_tensor target, float *loss)
+{
+    ridge_call call = begin(RIDGE_CE_COMBINE, tokens, vocab, shards);
+
+    ridge_set(&call, RIDGE_CE_COMBINE_RECORD, RIDGE_F32, record, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_OFFSET, RIDGE_I64, offset, 0);
+    ridge_put(&call, RIDGE_CE_COMBINE_TARGET, target);
+    ridge_set(&call, RIDGE_CE_COMBINE_LOSS, RIDGE_F32, loss, 0);
+    return call;
+}
+
+/* What problem text begins with: bf16 and, where builders leave an operand to its slot, what tests want by default. */
+#define HALF ridge_matrix(NULL, RIDGE_BF16)
+#define INDEX ridge_matrix(NULL, RIDGE_I64)
+
 static void eval_defaults(ridge_call *call)
 {
-    *call = ridge_linear_ce_eval(0, 0, 1, RIDGE_BF16, NULL, NULL, RIDGE_I64, NULL, NULL);
+    *call = ridge_linear_ce_eval(0, 0, 1, HALF, HALF, INDEX, NULL);
 }
 
 static void train_defaults(ridge_call *call)
 {
-    *call = ridge_linear_ce_train(0, 0, 1, RIDGE_BF16, NULL, NULL, RIDGE_I64, NULL, NULL, NULL, NULL);
+    *call = ridge_linear_ce_train(0, 0, 1, HALF, HALF, INDEX, NULL, HALF, ridge_matrix(NULL, RIDGE_F32));
 }
 
 static void backward_defaults(ridge_call *call)
 {
-    *call = ridge_linear_ce_backward(0, 0, 1, RIDGE_BF16, NULL, NULL, RIDGE_I64, NULL, NULL, NULL, NULL, NULL);
+    *call = ridge_linear_ce_backward(0, 0, 1, HALF, HALF, INDEX, NULL, HALF, ridge_matrix(NULL, RIDGE_F32));
+    call->arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS].dtype = RIDGE_F32;
 }
 
 static void ce_fwd_defaults(ridge_call *call)
 {
-    *call = ridge_ce_fwd(0, 1, RIDGE_BF16, NULL, RIDGE_I64, NULL, NULL);
+    *call = ridge_ce_fwd(0, 1, HALF, INDEX, NULL);
 }
 
 static void ce_bwd_defaults(ridge_call *call)
 {
-    *call = ridge_ce_bwd(0, 1, RIDGE_BF16, NULL, RIDGE_I64, NULL, NULL, NULL, NULL);
+    *call = ridge_ce_bwd(0, 1, HALF, INDEX, NULL, HALF);
+    call->arg[RIDGE_CE_BWD_DLOSS].dtype = RIDGE_F32;
 }
 
 static void combine_defaults(ridge_call *call)
 {
-    *call = ridge_ce_combine(0, 1, 1, NULL, NULL, RIDGE_I64, NULL, NULL, NULL);
+    *call = ridge_ce_combine(0, 1, 1, NULL, NULL, INDEX, NULL);
+    call->arg[RIDGE_CE_COMBINE_LSE].dtype = RIDGE_F32;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- fields
  */
 
-#define DIM(text, i)                                             \
-    {                                                            \
-        .name = text, .kind = RIDGE_FIELD_DIM, .index = (int)(i) \
-    }
-#define DTYPE(text, slot)                                             \
-    {                                                                 \
-        .name = text, .kind = RIDGE_FIELD_DTYPE, .index = (int)(slot) \
-    }
-#define HAS(text, slot)                                             \
-    {                                                               \
-        .name = text, .kind = RIDGE_FIELD_HAS, .index = (int)(slot) \
-    }
-#define FLAG(text, bit)                                       \
-    {                                                         \
-        .name = text, .kind = RIDGE_FIELD_FLAG, .mask = (bit) \
-    }
-#define F32_OPTION(field, value)                                                                  \
-    {                                                                                             \
-        .name = #field, .kind = RIDGE_FIELD_F32, .index = OPTION(field), .preset = (float)(value) \
-    }
-#define I64_OPTION(field, value)                                                                  \
-    {                                                                                             \
-        .name = #field, .kind = RIDGE_FIELD_I64, .index = OPTION(field), .preset = (float)(value) \
-    }
-#define REDUCTION                                                                                          \
-    {                                                                                                      \
-        .name = "reduction", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_CE_REDUCTION, .choices = reductions \
-    }
-#define LAYOUT                                                                                  \
-    {                                                                                           \
-        .name = "layout", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_CE_W_HV, .choices = layouts \
-    }
-#define LOSS_OPTIONS I64_OPTION(ignore_index, -100), F32_OPTION(label_smoothing, 0), F32_OPTION(lse_square_scale, 0)
-#define LOGIT_OPTIONS F32_OPTION(softcap, 0), F32_OPTION(temperature, 1)
-#define SLICE_OPTIONS I64_OPTION(vocab_offset, 0), I64_OPTION(vocab_total, 0)
-#define END          \
-    {                \
-        .name = NULL \
-    }
+#define REDUCTION CHOICE("reduction", RIDGE_CE_REDUCTION, reductions)
+#define LAYOUT CHOICE("layout", RIDGE_CE_W_HV, layouts)
+#define I64_CE(option, value) I64_OPTION(ridge_ce_options, option, value)
+#define F32_CE(option, value) F32_OPTION(ridge_ce_options, option, value)
+#define LOSS_OPTIONS I64_CE(ignore_index, -100), F32_CE(label_smoothing, 0), F32_CE(lse_square_scale, 0)
+#define LOGIT_OPTIONS F32_CE(softcap, 0), F32_CE(temperature, 1)
+#define SLICE_OPTIONS I64_CE(vocab_offset, 0), I64_CE(vocab_total, 0)
 /* class_weight .. errors, by the slot of class_weight: the same order in every op that has them */
 #define ROW_OUTPUTS(slot)                                                                      \
     HAS("class_weight", slot), HAS("token_loss", (slot) + 1), HAS("target_logit", (slot) + 3), \
@@ -175,7 +237,7 @@ static const ridge_field train_fields[] = {
     FLAG("accumulate", RIDGE_ACCUMULATE),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
-    F32_OPTION(grad_scale, 1),
+    F32_CE(grad_scale, 1),
     END,
 };
 
@@ -306,9 +368,10 @@ const ridge_op_row ridge_op_linear_ce_train = {
     .summary = "the loss of linear_ce_eval and its gradients by x, W and bias",
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
-    .args = 17,
-    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]"),
-            GRADIENTS},
+    .args = 18,
+    /* no dtype: slot RIDGE_LINEAR_CE_RECORD is linear_ce_eval's */
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, VECTOR("record", RIDGE_OUT, 1, 0, ""),
+            VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]"), GRADIENTS},
     .fields = train_fields,
     .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
     .contract = CONTRACT,

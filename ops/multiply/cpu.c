@@ -1,26 +1,20 @@
-/* cpu.c: multiply on the CPU: one row for every instruction set, plain loops over blocks that stay in L1. */
+/* cpu.c: multiply on the CPU: one kernel row for every instruction set, plain loops over blocks that stay in L1. */
 #include <string.h>
 
-#include "src/internal.h"
+#include "args.h"
 #include "cpu/num.h"
+#include "src/util.h"
 
 enum { BLOCK = 512 };
 
-typedef struct span {
-    const char *x;
-    char *out;
-    uint32_t x_dtype, out_dtype;
-    float factor;
-} span;
-
-/* Elements [first, first + n), n <= BLOCK. */
-static void widen(const span *s, int64_t first, int64_t n, float *to)
+/* n <= BLOCK elements of a row. */
+static void widen(uint32_t dtype, const char *x, int64_t n, float *to)
 {
-    const uint16_t *half = (const uint16_t *)s->x + first;
+    const uint16_t *half = (const uint16_t *)(const void *)x;
 
-    if (s->x_dtype == RIDGE_F32)
-        memcpy(to, (const float *)s->x + first, (size_t)n * sizeof *to);
-    else if (s->x_dtype == RIDGE_BF16)
+    if (dtype == RIDGE_F32)
+        memcpy(to, x, (size_t)n * sizeof *to);
+    else if (dtype == RIDGE_BF16)
         for (int64_t i = 0; i < n; i++)
             to[i] = ridge_f32_from_bf16(half[i]);
     else
@@ -28,14 +22,14 @@ static void widen(const span *s, int64_t first, int64_t n, float *to)
             to[i] = ridge_f32_from_f16(half[i]);
 }
 
-static void narrow(const span *s, int64_t first, int64_t n, const float *from)
+static void narrow(uint32_t dtype, char *out, int64_t n, const float *from)
 {
-    uint16_t *half = (uint16_t *)s->out + first;
+    uint16_t *half = (uint16_t *)(void *)out;
 
-    if (s->out_dtype == RIDGE_F32)
+    if (dtype == RIDGE_F32)
         for (int64_t i = 0; i < n; i++)
-            ((float *)s->out)[first + i] = ridge_f32_canonical(from[i]);
-    else if (s->out_dtype == RIDGE_BF16)
+            ((float *)(void *)out)[i] = ridge_f32_canonical(from[i]);
+    else if (dtype == RIDGE_BF16)
         for (int64_t i = 0; i < n; i++)
             half[i] = ridge_bf16_from_f32(from[i]);
     else
@@ -43,44 +37,39 @@ static void narrow(const span *s, int64_t first, int64_t n, const float *from)
             half[i] = ridge_f16_from_f32(from[i]);
 }
 
-static void block(const span *s, int64_t first, int64_t n)
+static void block(const ridge_call *call, const char *x, char *out, int64_t n, float factor)
 {
     float v[BLOCK];
 
-    widen(s, first, n, v);
+    widen(call->arg[RIDGE_MULTIPLY_X].dtype, x, n, v);
     for (int64_t i = 0; i < n; i++)
-        v[i] *= s->factor;
-    narrow(s, first, n, v);
-}
-
-static int64_t pitch(const ridge_operand *x, int64_t cols)
-{
-    return (x->stride ? x->stride : cols) * (x->dtype == RIDGE_F32 ? 4 : 2);
+        v[i] *= factor;
+    narrow(call->arg[RIDGE_MULTIPLY_OUT].dtype, out, n, v);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t bytes, void *stream)
 {
+    /* Through a pointer, so that no arithmetic moves across the change of mode. */
+    void (*volatile const one_block)(const ridge_call *, const char *, char *, int64_t, float) = block;
     const ridge_call *call = &bound->call;
-
-    void (*volatile const one_block)(const span *, int64_t, int64_t) = block; /* stays behind the change of mode */
-    const ridge_operand *x = &call->arg[RIDGE_MULTIPLY_X], *out = &call->arg[RIDGE_MULTIPLY_OUT];
-    const int64_t rows = call->dim[0], cols = call->dim[1], blocks = (cols + BLOCK - 1) / BLOCK;
-    const float factor = rows && cols ? *(const float *)call->arg[RIDGE_MULTIPLY_FACTOR].data : 1.0f;
+    const multiply_args p = multiply_args_of(bound);
+    const int64_t x_size = call->arg[RIDGE_MULTIPLY_X].dtype == RIDGE_F32 ? 4 : 2;
+    const int64_t out_size = call->arg[RIDGE_MULTIPLY_OUT].dtype == RIDGE_F32 ? 4 : 2;
+    const int64_t blocks = ridge_ceil_div(p.cols, BLOCK);
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    if (rows == 0 || cols == 0 || (factor == 1.0f && x->data == out->data))
+    if (p.rows == 0 || p.cols == 0 || (*p.factor == 1.0f && p.x == p.out))
         return RIDGE_OK;
-#pragma omp parallel if (rows * cols >= 65536)
+#pragma omp parallel if (p.rows * p.cols >= 65536)
     {
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < rows * blocks; i++) {
-            const int64_t row = i / blocks, first = i % blocks * BLOCK;
-            const span s = {(const char *)x->data + row * pitch(x, cols), (char *)out->data + row * pitch(out, cols),
-                            x->dtype, out->dtype, factor};
+        for (int64_t i = 0; i < p.rows * blocks; i++) {
+            const int64_t row = i / blocks, col = i % blocks * BLOCK;
 
-            one_block(&s, first, cols - first < BLOCK ? cols - first : BLOCK);
+            one_block(call, p.x + (row * p.x_stride + col) * x_size, p.out + (row * p.out_stride + col) * out_size,
+                      ridge_min(BLOCK, p.cols - col), *p.factor);
         }
         ridge_fp_end(mode);
     }

@@ -1,17 +1,11 @@
-/* multiply.cu: multiply: x * factor, the factor read on the device. A fixed number of blocks walks over the matrix, so
- * that a factor of 1 in place costs no more than their launch. */
+/* multiply.cu: multiply on CUDA: x * factor, the factor read on the device. The number of blocks is fixed and each goes
+ * over several parts of the matrix, so that a factor of 1 in place costs no more than their launch. */
+#include "args.h"
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
+#include "src/util.h"
 
-enum { THREADS = 256, GROUP = 8, AHEAD = 4, BLOCKS = 8 }; /* elements of a group, groups in flight, blocks a unit */
-
-typedef struct multiply_args {
-    const char *x;
-    char *out;
-    const float *factor;
-    int64_t rows, cols, x_stride, out_stride; /* elements */
-    int vector;                               /* rows begin at 16 bytes, cols are whole groups */
-} multiply_args;
+enum { THREADS = 256, GROUP = 8, AHEAD = 4, BLOCKS = 8 }; /* elements of a group, groups in flight, blocks an SM */
 
 template <int X, int OUT>
 static __device__ __forceinline__ void one_group(const multiply_args &p, float factor, const uint4 *v, char *to)
@@ -93,31 +87,17 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
-    const ridge_call *call = &bound->call;
-
-    const ridge_operand *x = &call->arg[RIDGE_MULTIPLY_X], *out = &call->arg[RIDGE_MULTIPLY_OUT];
-    const int64_t elements = call->dim[0] * call->dim[1], most = (int64_t)device->units * BLOCKS;
-    multiply_args p = {};
+    const ridge_operand *x = &bound->call.arg[RIDGE_MULTIPLY_X], *out = &bound->call.arg[RIDGE_MULTIPLY_OUT];
+    multiply_args p = multiply_args_of(bound);
+    const int64_t elements = p.rows * p.cols, most = (int64_t)device->units * BLOCKS;
     int64_t blocks;
 
-    p.x = (const char *)x->data;
-    p.out = (char *)out->data;
-    p.factor = (const float *)call->arg[RIDGE_MULTIPLY_FACTOR].data;
-    p.rows = call->dim[0];
-    p.cols = call->dim[1];
-    p.x_stride = x->stride ? x->stride : p.cols;
-    p.out_stride = out->stride ? out->stride : p.cols;
-    if (problem->packed) { /* one long row */
-        p.rows = 1;
-        p.cols = p.x_stride = p.out_stride = elements;
-    }
-    p.vector = problem->align == 4 && p.cols % GROUP == 0;
     if (elements == 0)
         return RIDGE_OK;
-    blocks = (elements / (p.vector ? GROUP : 1) + THREADS - 1) / THREADS;
+    p.vector = bound->problem.align == 4 && p.cols % GROUP == 0;
+    blocks = ridge_min(ridge_ceil_div(p.vector ? elements / GROUP : elements, THREADS), most);
     return host_launch(device, kernel->name, functions[x->dtype - RIDGE_F32][out->dtype - RIDGE_F32],
-                       dim3((unsigned)(blocks < most ? (blocks ? blocks : 1) : most)), THREADS, &p, stream);
+                       dim3((unsigned)blocks), THREADS, &p, stream);
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)

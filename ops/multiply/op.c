@@ -1,12 +1,8 @@
-/* op.c: the op row of multiply: operands, problem text, rules. */
-#include "src/internal.h"
+/* op.c: the op row of multiply and its builder: operands, problem text, rules. */
+#include "src/ops.h"
 
 static const ridge_field fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_MULTIPLY_X},
-    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_MULTIPLY_OUT},
-    {.name = NULL},
+    DIM("rows", 0), DIM("cols", 1), DTYPE("x", RIDGE_MULTIPLY_X), DTYPE("out", RIDGE_MULTIPLY_OUT), END,
 };
 
 static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -20,9 +16,19 @@ static double flops(const ridge_problem *problem)
     return (double)problem->dim[0] * (double)problem->dim[1];
 }
 
+ridge_call ridge_multiply(int64_t rows, int64_t cols, ridge_tensor x, const float *factor, ridge_tensor out)
+{
+    ridge_call call = ridge_begin(RIDGE_MULTIPLY, rows, cols, 0, 0);
+
+    ridge_put(&call, RIDGE_MULTIPLY_X, x);
+    ridge_set(&call, RIDGE_MULTIPLY_FACTOR, RIDGE_F32, factor, 0);
+    ridge_put(&call, RIDGE_MULTIPLY_OUT, out);
+    return call;
+}
+
 static void defaults(ridge_call *call)
 {
-    *call = ridge_multiply(0, 0, RIDGE_F32, NULL, NULL, RIDGE_F32, NULL);
+    *call = ridge_multiply(0, 0, ridge_matrix(NULL, RIDGE_F32), NULL, ridge_matrix(NULL, RIDGE_F32));
 }
 
 const ridge_op_row ridge_op_multiply = {

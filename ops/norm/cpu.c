@@ -1,20 +1,21 @@
-/* cpu.c: rms_norm and head_rms_norm_rope_tail on the CPU: the C reference, the threads, and the kernel list.
+/* cpu.c: rms_norm and head_rms_norm_rope_tail on the CPU: the C reference, the threads, and the kernel list. Leaves
+ * out: the vector code (cpu_simd.h).
  *
- * Both ops are rows of independent norms; RoPE's sines and cosines are computed once a token. */
+ * The rows or heads of both ops are independent; RoPE's sines and cosines are computed once a token. */
 #include "cpu.h"
 
 #include "cpu/num.h"
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
-static float load(uint32_t dtype, const void *x, int64_t i)
+static float load(int bf16, const void *x, int64_t i)
 {
-    return dtype == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
+    return bf16 ? ridge_f32_from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
 }
 
-static void store(uint32_t dtype, void *out, int64_t i, float value)
+static void store(int bf16, void *out, int64_t i, float value)
 {
-    if (dtype == RIDGE_BF16)
+    if (bf16)
         ((uint16_t *)out)[i] = ridge_bf16_from_f32(value);
     else
         ((float *)out)[i] = ridge_f32_canonical(value);
@@ -25,7 +26,7 @@ static float reference_factor(const norm_args *a, const void *x)
     float part[RIDGE_NORM_PARTS] = {0};
 
     for (int64_t j = 0; j < a->n; j++) {
-        const float v = load(a->x_dtype, x, j);
+        const float v = load(a->x_bf16, x, j);
 
         part[j % RIDGE_NORM_PARTS] = ridge_fma(v, v, part[j % RIDGE_NORM_PARTS]);
     }
@@ -37,10 +38,10 @@ static float reference_factor(const norm_args *a, const void *x)
 
 static float reference_element(const norm_args *a, const void *x, int64_t j, float factor)
 {
-    float y = load(a->x_dtype, x, j);
+    float y = load(a->x_bf16, x, j);
 
     y = a->norm ? y * factor : y;
-    return a->w ? y * load(a->w_dtype, a->w, j) : y;
+    return a->w ? y * load(a->w_bf16, a->w, j) : y;
 }
 
 static void reference_row(const norm_args *a, const void *x, const float *c, const float *s, void *out)
@@ -49,120 +50,78 @@ static void reference_row(const norm_args *a, const void *x, const float *c, con
     const int64_t tail = a->n - a->n_rot;
 
     for (int64_t j = 0; j < tail; j++)
-        store(a->out_dtype, out, j, reference_element(a, x, j, factor));
+        store(a->out_bf16, out, j, reference_element(a, x, j, factor));
     for (int64_t i = 0; i < a->n_rot / 2; i++) {
         const int64_t j = tail + 2 * i;
         float y0, y1;
 
-        ridge_rope_turn(reference_element(a, x, j, factor), reference_element(a, x, j + 1, factor), c[i], s[i], &y0,
-                        &y1);
-        store(a->out_dtype, out, j, y0);
-        store(a->out_dtype, out, j + 1, y1);
+        ridge_rope_rotate(reference_element(a, x, j, factor), reference_element(a, x, j + 1, factor), c[i], s[i], &y0,
+                          &y1);
+        store(a->out_bf16, out, j, y0);
+        store(a->out_bf16, out, j + 1, y1);
     }
 }
 
 /* ---------------------------------------------------------------------------------------------------------- threads */
 
-static int64_t stride_of(const ridge_operand *x, int64_t packed)
+static int64_t position(const norm_args *a, int64_t t)
 {
-    return (x->stride ? x->stride : packed) * (x->dtype == RIDGE_F32 ? 4 : 2);
+    return a->pos64 ? ((const int64_t *)a->pos)[t] : ((const int32_t *)a->pos)[t];
 }
 
-static norm_args collect(const ridge_call *call)
+/* Sines and cosines of one token into the workspace, n_rot floats a token, then its heads; of rms_norm its one row. */
+static void token(const norm_args *a, int64_t t, norm_row *row, float *workspace)
 {
-    const bool rope = call->op == RIDGE_HEAD_RMS_NORM_ROPE_TAIL;
-    const int out = rope ? (int)RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT : (int)RIDGE_RMS_NORM_OUT;
-    norm_args a = {.n = call->dim[rope ? 2 : 1], .eps = call->opt.norm.eps};
-
-    a.n_rot = rope ? call->dim[3] : 0;
-    a.x_dtype = call->arg[0].dtype;
-    a.w_dtype = call->arg[1].dtype; /* slot 1 in both ops */
-    a.w = call->arg[1].data;
-    a.out_dtype = call->arg[out].dtype;
-    a.norm = !rope || !(call->flags & RIDGE_ROPE_ONLY);
-    return a;
-}
-
-static int64_t position(const ridge_call *call, int64_t t)
-{
-    const ridge_operand *pos = &call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS];
-
-    return pos->dtype == RIDGE_I64 ? ((const int64_t *)pos->data)[t] : ((const int32_t *)pos->data)[t];
-}
-
-/* Sines and cosines of one token, then its heads. `angles` has room for n_rot floats. */
-static void token(const ridge_call *call, const norm_args *a, int64_t t, norm_row *row, float *angles)
-{
-    const ridge_operand *x = &call->arg[0], *out = &call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT];
-    const double *freqs = call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS].data;
-    const int64_t heads = call->dim[1], pairs = a->n_rot / 2;
-    const int64_t in_size = x->dtype == RIDGE_F32 ? 4 : 2, out_size = out->dtype == RIDGE_F32 ? 4 : 2;
-    const char *from = (const char *)x->data + t * stride_of(x, heads * a->n);
-    char *to = (char *)out->data + t * stride_of(out, heads * a->n);
+    const int64_t pairs = a->n_rot / 2, x_size = a->x_bf16 ? 2 : 4, out_size = a->out_bf16 ? 2 : 4;
+    const char *from = a->x + t * a->stride;
+    char *to = a->out + t * a->out_stride;
+    float *c = pairs ? workspace + t * a->n_rot : NULL, *s = pairs ? c + pairs : NULL;
 
     for (int64_t i = 0; i < pairs; i++)
-        ridge_rope_angle(position(call, t), freqs[i], call->opt.norm.mscale, (call->flags & RIDGE_ROPE_INVERSE) != 0,
-                         &angles[i], &angles[pairs + i]);
-    for (int64_t h = 0; h < heads; h++)
-        row(a, from + h * a->n * in_size, angles, angles + pairs, to + h * a->n * out_size);
+        ridge_rope_angle(position(a, t), a->freqs[i], a->mscale, a->inverse, &c[i], &s[i]);
+    for (int64_t h = 0; h < a->heads; h++)
+        row(a, from + h * a->n * x_size, c, s, to + h * a->n * out_size);
 }
 
-static void run(const ridge_call *call, norm_row *row, float *workspace)
+static ridge_status run(const ridge_bound *bound, norm_row *row, float *workspace)
 {
-    void (*volatile const one_token)(const ridge_call *, const norm_args *, int64_t, norm_row *, float *) = token;
-    const bool rope = call->op == RIDGE_HEAD_RMS_NORM_ROPE_TAIL;
-    const norm_args a = collect(call);
-    const ridge_operand *x = &call->arg[0], *out = &call->arg[RIDGE_RMS_NORM_OUT];
-    const int64_t rows = call->dim[0], width = rope ? call->dim[1] * a.n : a.n;
+    /* Through a pointer, so that no arithmetic moves across the change of mode. */
+    void (*volatile const one_token)(const norm_args *, int64_t, norm_row *, float *) = token;
+    const norm_args a = norm_args_of(&bound->call);
 
-    if (rows == 0 || width == 0)
-        return;
-#pragma omp parallel if (rows > 1 && rows * width >= 32768)
+    if (a.heads == 0 || a.n == 0)
+        return RIDGE_OK;
+#pragma omp parallel if (a.rows > 1 && a.rows * a.heads * a.n >= 32768)
     {
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; r++) {
-            if (rope)
-                one_token(call, &a, r, row, workspace + r * a.n_rot);
-            else
-                row(&a, (const char *)x->data + r * stride_of(x, a.n), NULL, NULL,
-                    (char *)out->data + r * stride_of(out, a.n));
-        }
+        for (int64_t t = 0; t < a.rows; t++)
+            one_token(&a, t, row, workspace);
         ridge_fp_end(mode);
     }
+    return RIDGE_OK;
 }
 
 static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                      void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
-    norm_row *volatile row = reference_row; /* no arithmetic moves across the change of mode */
-
     (void)device, (void)kernel, (void)bytes, (void)stream;
-    run(call, row, workspace);
-    return RIDGE_OK;
+    return run(bound, reference_row, workspace);
 }
 
 #if defined(__x86_64__)
 static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                 void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     (void)device, (void)kernel, (void)bytes, (void)stream;
-    run(call, ridge_cpu_norm_avx2, workspace);
-    return RIDGE_OK;
+    return run(bound, ridge_cpu_norm_avx2, workspace);
 }
 
 static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     (void)device, (void)kernel, (void)bytes, (void)stream;
-    run(call, ridge_cpu_norm_avx512, workspace);
-    return RIDGE_OK;
+    return run(bound, ridge_cpu_norm_avx512, workspace);
 }
 #endif
 

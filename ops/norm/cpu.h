@@ -2,20 +2,7 @@
 #ifndef RIDGE_CPU_NORM_H
 #define RIDGE_CPU_NORM_H
 
-#include <stdbool.h>
-#include <stddef.h>
-
-#include "src/internal.h"
-#include "src/math/norm.h"
-
-/* n elements to be normalised (w NULL: no factor) and then, the last n_rot of them, turned. */
-typedef struct norm_args {
-    int64_t n, n_rot;
-    uint32_t x_dtype, w_dtype, out_dtype;
-    const void *w;
-    bool norm;
-    float eps;
-} norm_args;
+#include "args.h"
 
 /* The work of one instruction set: one row or head; c and s have n_rot/2 entries each. out may be x. */
 typedef void norm_row(const norm_args *args, const void *x, const float *c, const float *s, void *out);

@@ -12,9 +12,9 @@
 enum { PARTS = RIDGE_NORM_PARTS };
 
 /* n <= 256 elements as f32. */
-static void widen(uint32_t dtype, const void *x, int64_t first, int64_t n, float *to)
+static void widen(int bf16, const void *x, int64_t first, int64_t n, float *to)
 {
-    if (dtype == RIDGE_BF16) {
+    if (bf16) {
         uint16_t raw[PARTS];
 
         memcpy(raw, (const uint16_t *)x + first, (size_t)n * sizeof *raw);
@@ -25,9 +25,9 @@ static void widen(uint32_t dtype, const void *x, int64_t first, int64_t n, float
     }
 }
 
-static void narrow(uint32_t dtype, void *out, int64_t first, int64_t n, const float *from)
+static void narrow(int bf16, void *out, int64_t first, int64_t n, const float *from)
 {
-    if (dtype == RIDGE_BF16) {
+    if (bf16) {
         uint16_t raw[PARTS];
 
         for (int64_t i = 0; i < n; i++)
@@ -50,7 +50,7 @@ static float factor_of(const norm_args *a, const void *x)
     for (int64_t j = 0; j < a->n; j += PARTS) {
         const int64_t n = a->n - j < PARTS ? a->n - j : PARTS;
 
-        widen(a->x_dtype, x, j, n, v);
+        widen(a->x_bf16, x, j, n, v);
         for (int64_t i = 0; i < n; i++)
             part[i] = ridge_fma(v[i], v[i], part[i]);
     }
@@ -66,16 +66,16 @@ void RIDGE_SIMD(ridge_cpu_norm)(const norm_args *a, const void *x, const float *
     const int64_t tail = a->n - a->n_rot;
     float v[PARTS], w[PARTS];
 
-    /* Blocks begin and end at even columns of the tail, so that no pair is cut. */
+    /* Blocks begin and end at even columns of the tail, so that no pair is split. */
     for (int64_t j = 0, n; j < a->n; j += n) {
         n = j < tail ? tail - j : a->n - j;
         n = n < PARTS ? n : PARTS;
-        widen(a->x_dtype, x, j, n, v);
+        widen(a->x_bf16, x, j, n, v);
         if (a->norm)
             for (int64_t i = 0; i < n; i++)
                 v[i] *= factor;
         if (a->w) {
-            widen(a->w_dtype, a->w, j, n, w);
+            widen(a->w_bf16, a->w, j, n, w);
             for (int64_t i = 0; i < n; i++)
                 v[i] *= w[i];
         }
@@ -83,8 +83,8 @@ void RIDGE_SIMD(ridge_cpu_norm)(const norm_args *a, const void *x, const float *
             for (int64_t i = 0; i < n; i += 2) {
                 const int64_t pair = (j - tail + i) / 2;
 
-                ridge_rope_turn(v[i], v[i + 1], c[pair], s[pair], &v[i], &v[i + 1]);
+                ridge_rope_rotate(v[i], v[i + 1], c[pair], s[pair], &v[i], &v[i + 1]);
             }
-        narrow(a->out_dtype, out, j, n, v);
+        narrow(a->out_bf16, out, j, n, v);
     }
 }

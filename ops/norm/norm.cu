@@ -1,26 +1,15 @@
 /* norm.cu: rms_norm and head_rms_norm_rope_tail on CUDA.
  *
- * A row (or a head) belongs to a warp or to a block of 256 threads. Column j belongs to partial j % 256 of the
- * canonical order (src/math/norm.h): a block's thread is one partial; a warp's lane l has the partials l + 32 i. The
- * tree adds halves onto halves: what lies 32 or more apart in registers or shared memory, the rest by shuffles. x is
- * read twice, the second time from cache. */
+ * A warp or a block of 256 threads computes a row (or a head). Column j belongs to partial sum j % 256 of the canonical
+ * order (src/math/norm.h): each thread of a block has one partial sum; lane l of a warp has the partial sums l + 32 i.
+ * The tree adds halves onto halves: partial sums 32 or more apart in registers or shared memory, the rest by shuffles.
+ * x is read twice, the second time from cache. */
+#include "args.h"
 #include "cuda/launch.cuh"
-#include "src/math/norm.h"
 #include "cuda/num.cuh"
+#include "src/util.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, PARTS = RIDGE_NORM_PARTS };
-
-typedef struct norm_args {
-    const char *x;
-    char *out;
-    const void *w;
-    const void *pos;
-    const double *freqs;
-    int64_t rows, heads, n, n_rot; /* rows: of rms_norm, or tokens; heads: 1 for rms_norm */
-    int64_t stride, out_stride;    /* bytes, of a token */
-    float eps, mscale;
-    int x_bf16, w_bf16, out_bf16, norm, inverse, pos64;
-} norm_args;
 
 static __device__ __forceinline__ float load(const void *base, int64_t i, int bf16)
 {
@@ -35,7 +24,7 @@ static __device__ __forceinline__ void store(void *base, int64_t i, float v, int
         num_store<RIDGE_F32>(base, i, v);
 }
 
-/* The last five steps of the tree, s = 16 .. 1: lane 0 has the sum. */
+/* The last five steps of the tree, s = 16 .. 1: lane 0 gets the sum. */
 static __device__ __forceinline__ float warp_tree(float v)
 {
 #pragma unroll
@@ -58,7 +47,7 @@ static __device__ float sum_warp(const norm_args &p, const char *x)
             v[i] = j + 32 * i < p.n ? load(x, j + 32 * i, p.x_bf16) : 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            part[i] = ridge_fma(v[i], v[i], part[i]); /* a column that is not there adds +0 to a part that is not -0 */
+            part[i] = ridge_fma(v[i], v[i], part[i]); /* past the row +0 is added to a partial sum that is not -0 */
     }
 #pragma unroll
     for (int s = 4; s > 0; s /= 2)
@@ -111,7 +100,7 @@ static __device__ __forceinline__ float sum_block(const norm_args &p, const char
     load_held(x, threadIdx.x, p.n, p.x_bf16, v);
 #pragma unroll
     for (int i = 0; i < HELD; i++)
-        sum = ridge_fma(v[i], v[i], sum); /* a column that is not there adds +0 to a part that is not -0 */
+        sum = ridge_fma(v[i], v[i], sum); /* past the row +0 is added to a partial sum that is not -0 */
     for (int64_t j = threadIdx.x + PARTS * HELD; j < p.n; j += PARTS * HELD) {
         float more[HELD];
 
@@ -121,7 +110,7 @@ static __device__ __forceinline__ float sum_block(const norm_args &p, const char
             sum = ridge_fma(more[i], more[i], sum);
     }
     part[threadIdx.x] = sum;
-    __syncthreads(); /* all partials before the first warp reads them */
+    __syncthreads(); /* all partial sums are written before the first warp reads them */
     if (threadIdx.x < 32) {
         float eight[8];
 
@@ -137,7 +126,7 @@ static __device__ __forceinline__ float sum_block(const norm_args &p, const char
         if (threadIdx.x == 0)
             part[0] = sum;
     }
-    __syncthreads(); /* the sum before all read it */
+    __syncthreads(); /* the sum is written before all threads read it */
     return part[0];
 }
 
@@ -190,7 +179,7 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
 
     ptx_grid_release();
     ptx_grid_wait();
-    if (token >= p.rows) /* whole rows leave */
+    if (token >= p.rows) /* whole rows: a warp or a block exits together */
         return;
     if (p.norm && BLOCK) {
         float v[HELD];
@@ -205,7 +194,7 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
         float c, s, y0, y1;
 
         ridge_rope_angle(pos, p.freqs[i], p.mscale, p.inverse, &c, &s);
-        ridge_rope_turn(element(p, x, j, factor), element(p, x, j + 1, factor), c, s, &y0, &y1);
+        ridge_rope_rotate(element(p, x, j, factor), element(p, x, j + 1, factor), c, s, &y0, &y1);
         store(out, j, y0, p.out_bf16);
         store(out, j + 1, y1, p.out_bf16);
     }
@@ -223,58 +212,16 @@ static ridge_status prepare(const ridge_device *device)
     return host_load(device, functions, 3, "norm: loading kernels");
 }
 
-static int64_t stride_of(const ridge_operand *x, int64_t packed)
-{
-    return (x->stride ? x->stride : packed) * (x->dtype == RIDGE_F32 ? 4 : 2);
-}
-
-static norm_args collect(const ridge_call *call)
-{
-    const bool rope = call->op == RIDGE_HEAD_RMS_NORM_ROPE_TAIL;
-    const ridge_operand *x = &call->arg[0],
-                        *w = &call->arg[1], /* slots 0 and 1 in both ops */
-                            *out = &call->arg[rope ? (int)RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT : (int)RIDGE_RMS_NORM_OUT];
-    norm_args p = {};
-
-    p.rows = call->dim[0];
-    p.heads = rope ? call->dim[1] : 1;
-    p.n = call->dim[rope ? 2 : 1];
-    p.x = (const char *)x->data;
-    p.x_bf16 = x->dtype == RIDGE_BF16;
-    p.stride = stride_of(x, p.heads * p.n);
-    p.out = (char *)out->data;
-    p.out_bf16 = out->dtype == RIDGE_BF16;
-    p.out_stride = stride_of(out, p.heads * p.n);
-    p.w = w->dtype == RIDGE_NONE ? NULL : w->data;
-    p.w_bf16 = w->dtype == RIDGE_BF16;
-    p.eps = call->opt.norm.eps;
-    p.norm = 1;
-    if (rope) {
-        const ridge_operand *pos = &call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS];
-
-        p.n_rot = call->dim[3];
-        p.pos = pos->data;
-        p.pos64 = pos->dtype == RIDGE_I64;
-        p.freqs = (const double *)call->arg[RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS].data;
-        p.mscale = call->opt.norm.mscale;
-        p.inverse = (call->flags & RIDGE_ROPE_INVERSE) != 0;
-        p.norm = !(call->flags & RIDGE_ROPE_ONLY);
-    }
-    return p;
-}
-
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
-    norm_args p = collect(call);
-    const int64_t rows = p.rows * p.heads, blocks = kernel->param[0] ? rows : (rows + WARPS - 1) / WARPS;
+    norm_args p = norm_args_of(&bound->call);
+    const bool block = kernel->param[0];
+    const int64_t rows = p.rows * p.heads, blocks = block ? rows : ridge_ceil_div(rows, WARPS);
 
     if (rows == 0 || p.n == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name,
-                       functions[kernel->param[0] && call->op == RIDGE_RMS_NORM ? 2 : kernel->param[0]],
+    return host_launch(device, kernel->name, functions[block && bound->problem.op == RIDGE_RMS_NORM ? 2 : block],
                        dim3((unsigned)blocks), THREADS, &p, stream);
 }
 
@@ -285,7 +232,7 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return (double)problem->dim[0] * heads > 2147483647.0 ? "more than 2^31 - 1 rows" : NULL;
 }
 
-/* Rounds of 256 columns in a row, at 8 warps or 1 block of them, beside the copy. */
+/* The latency of the rounds of columns that a warp or a block goes through, plus the bytes' time at the copy rate. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const bool rope = problem->op != RIDGE_RMS_NORM;

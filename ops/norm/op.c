@@ -1,11 +1,10 @@
-/* op.c: the op rows of rms_norm and head_rms_norm_rope_tail: operands, problem text, rules. */
+/* op.c: the op rows of rms_norm and head_rms_norm_rope_tail and their builders: operands, problem text, rules. */
 #include <math.h>
 
-#include "src/internal.h"
+#include "src/ops.h"
 
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define X_FLOATS (1u << RIDGE_F32 | 1u << RIDGE_BF16)
-#define OPTION(field) ((int)offsetof(ridge_norm_options, field))
 
 static const char *norm_options_rule(const ridge_norm_options *o)
 {
@@ -19,16 +18,24 @@ static bool norm_plain(const ridge_call *call)
     return call->opt.norm.mscale == 1.0f;
 }
 
+/* A norm's weight: absent without data, whatever its dtype. */
+static void put_weight(ridge_call *call, int slot, ridge_tensor w)
+{
+    ridge_put(call, slot, w);
+    if (!w.data)
+        call->arg[slot].dtype = RIDGE_NONE;
+}
+
 /* -------------------------------------------------------------------------------------------------------- rms_norm */
 
 static const ridge_field rms_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_RMS_NORM_X},
-    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_RMS_NORM_W},
-    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_RMS_NORM_OUT},
-    {.name = "eps", .kind = RIDGE_FIELD_F32, .index = OPTION(eps), .preset = 1e-6f},
-    {.name = NULL},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("x", RIDGE_RMS_NORM_X),
+    DTYPE("w", RIDGE_RMS_NORM_W),
+    DTYPE("out", RIDGE_RMS_NORM_OUT),
+    F32_OPTION(ridge_norm_options, eps, 1e-6),
+    END,
 };
 
 static const char *rms_rule(const ridge_call *call)
@@ -51,9 +58,22 @@ static double rms_flops(const ridge_problem *problem)
     return 4.0 * (double)problem->dim[0] * (double)problem->dim[1];
 }
 
+ridge_call ridge_rms_norm(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor w, ridge_tensor out)
+{
+    ridge_call call = ridge_begin(RIDGE_RMS_NORM, rows, cols, 0, 0);
+
+    call.opt.norm = (ridge_norm_options){.eps = 1e-6f, .mscale = 1.0f};
+    ridge_put(&call, RIDGE_RMS_NORM_X, x);
+    put_weight(&call, RIDGE_RMS_NORM_W, w);
+    ridge_put(&call, RIDGE_RMS_NORM_OUT, out);
+    return call;
+}
+
 static void rms_defaults(ridge_call *call)
 {
-    *call = ridge_rms_norm(0, 0, RIDGE_F32, NULL, RIDGE_F32, NULL, RIDGE_F32, NULL);
+    const ridge_tensor f32 = ridge_matrix(NULL, RIDGE_F32);
+
+    *call = ridge_rms_norm(0, 0, f32, f32, f32);
 }
 
 const ridge_op_row ridge_op_rms_norm = {
@@ -83,19 +103,19 @@ const ridge_op_row ridge_op_rms_norm = {
 /* ----------------------------------------------------------------------------------------- head_rms_norm_rope_tail */
 
 static const ridge_field rope_fields[] = {
-    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "heads", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "head_dim", .kind = RIDGE_FIELD_DIM, .index = 2},
-    {.name = "n_rot", .kind = RIDGE_FIELD_DIM, .index = 3},
-    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X},
-    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W},
-    {.name = "pos", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS},
-    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT},
-    {.name = "inverse", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROPE_INVERSE},
-    {.name = "rope_only", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROPE_ONLY},
-    {.name = "eps", .kind = RIDGE_FIELD_F32, .index = OPTION(eps), .preset = 1e-6f},
-    {.name = "mscale", .kind = RIDGE_FIELD_F32, .index = OPTION(mscale), .preset = 1.0f},
-    {.name = NULL},
+    DIM("tokens", 0),
+    DIM("heads", 1),
+    DIM("head_dim", 2),
+    DIM("n_rot", 3),
+    DTYPE("x", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X),
+    DTYPE("w", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W),
+    DTYPE("pos", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS),
+    DTYPE("out", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT),
+    FLAG("inverse", RIDGE_ROPE_INVERSE),
+    FLAG("rope_only", RIDGE_ROPE_ONLY),
+    F32_OPTION(ridge_norm_options, eps, 1e-6),
+    F32_OPTION(ridge_norm_options, mscale, 1.0),
+    END,
 };
 
 static const char *rope_rule(const ridge_call *call)
@@ -143,9 +163,25 @@ static double rope_flops(const ridge_problem *problem)
     return heads * (4.0 * (double)problem->dim[2] + 3.0 * (double)problem->dim[3]);
 }
 
+ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t head_dim, int64_t n_rot, ridge_tensor x,
+                                         ridge_tensor w, ridge_tensor pos, const double *freqs, ridge_tensor out)
+{
+    ridge_call call = ridge_begin(RIDGE_HEAD_RMS_NORM_ROPE_TAIL, tokens, heads, head_dim, n_rot);
+
+    call.opt.norm = (ridge_norm_options){.eps = 1e-6f, .mscale = 1.0f};
+    ridge_put(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X, x);
+    put_weight(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W, w);
+    ridge_put(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS, pos);
+    ridge_set(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, RIDGE_F64, freqs, 0);
+    ridge_put(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT, out);
+    return call;
+}
+
 static void rope_defaults(ridge_call *call)
 {
-    *call = ridge_head_rms_norm_rope_tail(0, 0, 0, 0, RIDGE_F32, NULL, RIDGE_F32, NULL, NULL, NULL, RIDGE_F32, NULL);
+    const ridge_tensor f32 = ridge_matrix(NULL, RIDGE_F32);
+
+    *call = ridge_head_rms_norm_rope_tail(0, 0, 0, 0, f32, f32, ridge_matrix(NULL, RIDGE_I32), NULL, f32);
 }
 
 const ridge_op_row ridge_op_head_rms_norm_rope_tail = {

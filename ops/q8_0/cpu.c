@@ -1,31 +1,31 @@
 /* cpu.c: Q8_0 decode on the CPU: the C references, the threads around the SIMD rows (cpu_simd.h), and
  * the kernel list.
  *
- * The references are the oracle of every test. A fused op's is the composition of the unfused ones, through f32
- * matrices in the workspace; nothing is shared with the fast rows but the formulas of src/math/q8_0.h. */
+ * The references are the oracle of every test. A fused op's reference is the composition of the unfused ones, through
+ * f32 matrices in the workspace; nothing is shared with the fast rows but the formulas of src/math/q8_0.h. */
 #include "cpu.h"
 
 #include <string.h>
 
 #include "cpu/num.h"
 #include "ops/swiglu/cpu.h"
+#include "src/util.h"
 
 /* -------------------------------------------------------------------------------------------------------- arguments */
 
 static q8_0_weight weight_of(const ridge_call *call, int slot, int64_t rows)
 {
     const ridge_operand *w = &call->arg[slot], *s = &call->arg[slot + 1];
-    const int64_t blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
     q8_0_weight m = {.codes = w->data, .rows = rows};
 
     if (w->dtype == RIDGE_I8) {
-        m.stride = q8_0_stride(w, call->dim[1]);
+        m.stride = w->stride;
         m.step = RIDGE_Q8_0_BLOCK;
         m.scales = s->data;
-        m.scale_stride = 2 * q8_0_stride(s, blocks);
+        m.scale_stride = 2 * s->stride;
         m.scale_step = 2;
     } else {
-        m.stride = m.scale_stride = q8_0_stride(w, blocks * RIDGE_Q8_0_BYTES);
+        m.stride = m.scale_stride = w->stride;
         m.step = m.scale_step = RIDGE_Q8_0_BYTES;
         m.scales = w->data;
         if (m.codes)
@@ -34,7 +34,7 @@ static q8_0_weight weight_of(const ridge_call *call, int slot, int64_t rows)
     return m;
 }
 
-static q8_0_args collect(const ridge_call *call)
+static q8_0_args args_of(const ridge_call *call)
 {
     q8_0_args a = {.call = call, .tokens = call->dim[0], .blocks = call->dim[1] / RIDGE_Q8_0_BLOCK};
     const int64_t rows = call->dim[2];
@@ -100,9 +100,8 @@ static void quantize_rows(const ridge_call *call, quantize_row *row)
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; r++)
-            row(x->dtype, (const char *)x->data + r * q8_0_stride(x, cols) * size, cols,
-                (int8_t *)q->data + r * q8_0_stride(q, cols),
-                (float *)s->data + r * q8_0_stride(s, cols / RIDGE_Q8_0_BLOCK));
+            row(x->dtype, (const char *)x->data + r * x->stride * size, cols, (int8_t *)q->data + r * q->stride,
+                (float *)s->data + r * s->stride);
         ridge_fp_end(mode);
     }
 }
@@ -110,27 +109,11 @@ static void quantize_rows(const ridge_call *call, quantize_row *row)
 static ridge_status launch_quantize_reference(const ridge_device *device, const ridge_kernel *kernel,
                                               const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     quantize_row *volatile row = reference_quantize; /* no arithmetic moves across the change of mode */
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    quantize_rows(call, row);
+    quantize_rows(&bound->call, row);
     return RIDGE_OK;
-}
-
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
-/* The next part of the workspace. */
-static void *take(char **workspace, size_t bytes)
-{
-    char *part = *workspace;
-
-    *workspace += round_up(bytes);
-    return part;
 }
 
 static quantised reference_x(const ridge_call *call, char **workspace)
@@ -138,21 +121,21 @@ static quantised reference_x(const ridge_call *call, char **workspace)
     const ridge_operand *x = &call->arg[0], *s = &call->arg[1];
     const int64_t tokens = call->dim[0], cols = call->dim[1], blocks = cols / RIDGE_Q8_0_BLOCK;
     quantize_row *volatile row = reference_quantize;
-    quantised q = {x->data, s->data, q8_0_stride(x, cols), q8_0_stride(s, blocks)};
+    quantised q = {x->data, s->data, x->stride, s->stride};
+    ridge_tensor codes;
     ridge_call inside;
 
     if (x->dtype == RIDGE_I8)
         return q;
-    inside =
-        ridge_q8_0_quantize_rows(tokens, cols, (ridge_dtype)x->dtype, x->data, take(workspace, (size_t)(tokens * cols)),
-                                 take(workspace, (size_t)(tokens * blocks) * sizeof(float)));
+    codes = ridge_matrix(ridge_take(workspace, tokens * cols), RIDGE_I8);
+    codes.scaling = RIDGE_SCALING_ROW32;
+    codes.scale = ridge_take(workspace, tokens * blocks * (int64_t)sizeof(float));
+    inside = ridge_q8_0_quantize_rows(tokens, cols, ridge_matrix(x->data, (ridge_dtype)x->dtype), codes);
     inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_X].stride = x->stride;
+    inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES].stride = cols;
+    inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES].stride = blocks;
     quantize_rows(&inside, row);
-    q.codes = inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES].data;
-    q.scales = inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES].data;
-    q.stride = cols;
-    q.ld = blocks;
-    return q;
+    return (quantised){codes.data, codes.scale, cols, blocks};
 }
 
 static float reference_dot(const quantised *x, int64_t token, const q8_0_weight *w, int64_t row, int64_t blocks)
@@ -180,7 +163,6 @@ static void reference_matmul(const quantised *x, const q8_0_args *a, int which, 
 {
     float (*volatile const dot)(const quantised *, int64_t, const q8_0_weight *, int64_t, int64_t) = reference_dot;
     const q8_0_weight *w = &a->weight[which];
-    const int64_t stride = q8_0_stride(out, w->rows);
 
 #pragma omp parallel
     {
@@ -188,7 +170,7 @@ static void reference_matmul(const quantised *x, const q8_0_args *a, int which, 
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < w->rows; r++)
             for (int64_t t = 0; t < a->tokens; t++)
-                store(out, t * stride + r, dot(x, t, w, r, a->blocks));
+                store(out, t * out->stride + r, dot(x, t, w, r, a->blocks));
         ridge_fp_end(mode);
     }
 }
@@ -196,9 +178,9 @@ static void reference_matmul(const quantised *x, const q8_0_args *a, int which, 
 /* A packed f32 matrix [tokens, rows] of the workspace. */
 static ridge_operand scratch(const q8_0_args *a, char **workspace)
 {
-    ridge_operand m = {.dtype = RIDGE_F32};
+    ridge_operand m = {.dtype = RIDGE_F32, .stride = a->weight[0].rows};
 
-    m.data = take(workspace, (size_t)(a->tokens * a->weight[0].rows) * sizeof(float));
+    m.data = ridge_take(workspace, a->tokens * m.stride * (int64_t)sizeof(float));
     return m;
 }
 
@@ -210,6 +192,9 @@ static void reference_gate_up(const q8_0_args *a, const quantised *x, char *work
     const int64_t rows = call->dim[2];
     ridge_call swiglu = ridge_swiglu_fwd(a->tokens, rows, RIDGE_F32, gate.data, up.data, y.data);
 
+    swiglu.arg[RIDGE_SWIGLU_FWD_GATE] = gate;
+    swiglu.arg[RIDGE_SWIGLU_FWD_UP] = up;
+    swiglu.arg[RIDGE_SWIGLU_FWD_OUT] = y;
     reference_matmul(x, a, 0, &gate);
     reference_matmul(x, a, 1, &up);
     swiglu.flags = call->flags & RIDGE_ACTIVATION;
@@ -218,7 +203,7 @@ static void reference_gate_up(const q8_0_args *a, const quantised *x, char *work
     ridge_cpu_swiglu_reference(&swiglu);
     for (int64_t t = 0; t < a->tokens; t++)
         for (int64_t r = 0; r < rows; r++)
-            store(out, t * q8_0_stride(out, rows) + r, ((const float *)y.data)[t * rows + r]);
+            store(out, t * out->stride + r, ((const float *)y.data)[t * rows + r]);
 }
 
 /* One token; v = W x (+ add) in f32. */
@@ -228,12 +213,12 @@ static void reference_expand(const ridge_call *call, int64_t t, const float *v)
     const ridge_operand *out = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT], *add = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD];
     const ridge_operand *post = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_POST], *comb = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB];
     const int64_t rows = call->dim[2], n = call->dim[3];
-    const float *p = (const float *)post->data + t * q8_0_stride(post, n);
-    const float *c = (const float *)comb->data + t * q8_0_stride(comb, n * n);
-    const float *x = (const float *)res->data + t * q8_0_stride(res, n * rows);
+    const float *p = (const float *)post->data + t * post->stride;
+    const float *c = (const float *)comb->data + t * comb->stride;
+    const float *x = (const float *)res->data + t * res->stride;
 
     for (int64_t r = 0; r < rows; r++) {
-        const float more = add->data ? ((const float *)add->data)[t * q8_0_stride(add, rows) + r] : 0.0f;
+        const float more = add->data ? ((const float *)add->data)[t * add->stride + r] : 0.0f;
         const float sum = add->data ? v[r] + more : v[r];
 
         for (int64_t dst = 0; dst < n; dst++) {
@@ -241,7 +226,7 @@ static void reference_expand(const ridge_call *call, int64_t t, const float *v)
 
             for (int64_t src = 0; src < n; src++)
                 acc = ridge_hc_step(acc, c[dst + n * src], x[src * rows + r]);
-            store(out, t * q8_0_stride(out, n * rows) + dst * rows + r, acc);
+            store(out, t * out->stride + dst * rows + r, acc);
         }
     }
 }
@@ -259,7 +244,7 @@ static void reference_hc(const q8_0_args *a, const quantised *x, char *workspace
         const float *from = (const float *)v.data + t * rows;
 
         if (y->data)
-            memcpy((float *)y->data + t * q8_0_stride(y, rows), from, (size_t)rows * sizeof *from);
+            memcpy((float *)y->data + t * y->stride, from, (size_t)rows * sizeof *from);
         expand(a->call, t, from);
     }
     ridge_fp_end(mode);
@@ -269,8 +254,7 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
                                      void *workspace, size_t bytes, void *stream)
 {
     const ridge_call *call = &bound->call;
-
-    const q8_0_args a = collect(call);
+    const q8_0_args a = args_of(call);
     char *rest = workspace;
     quantised x;
 
@@ -299,56 +283,57 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
 /* Quantised x, and the f32 matrices between the parts of a fused op. */
 static size_t reference_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const size_t tokens = (size_t)problem->dim[0], cols = (size_t)problem->dim[1];
-    const size_t matrix = round_up(tokens * (size_t)problem->dim[2] * sizeof(float));
-    size_t bytes = 0;
+    const int64_t elements = problem->dim[0] * problem->dim[1], size = (int64_t)sizeof(float);
+    const int matrices = problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU     ? 3
+                         : problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND ? 1
+                                                                      : 0;
+    char *at = NULL;
 
     (void)device, (void)kernel;
-    if (problem->dtype[0] != RIDGE_I8)
-        bytes += round_up(tokens * cols) + round_up(tokens * cols / RIDGE_Q8_0_BLOCK * sizeof(float));
-    if (problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU)
-        bytes += 3 * matrix;
-    if (problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND)
-        bytes += matrix;
-    return bytes;
+    if (problem->dtype[0] != RIDGE_I8) {
+        ridge_take(&at, elements);
+        ridge_take(&at, elements / RIDGE_Q8_0_BLOCK * size);
+    }
+    for (int i = 0; i < matrices; i++)
+        ridge_take(&at, problem->dim[0] * problem->dim[2] * size);
+    return (size_t)(uintptr_t)at;
 }
 
 /* -------------------------------------------------------------------------------------------------------- SIMD rows */
 
 #if defined(__x86_64__)
 
-/* param[1]: which of them. */
+/* By param[1] of a kernel row. */
 static const q8_0_vectors *const vectors[] = {&ridge_cpu_q8_0_avx2, &ridge_cpu_q8_0_avxvnni, &ridge_cpu_q8_0_vnni256,
                                               &ridge_cpu_q8_0_avx512vnni};
 enum { AVX2 = 0, AVXVNNI, VNNI256, AVX512VNNI };
 
 static int64_t groups_of(int64_t cols)
 {
-    return (cols / RIDGE_Q8_0_BLOCK + Q8_0_GROUP - 1) / Q8_0_GROUP;
+    return ridge_ceil_div(cols / RIDGE_Q8_0_BLOCK, Q8_0_GROUP);
 }
 
 static int64_t units_of(const q8_0_weight *w)
 {
-    return (w->rows + Q8_0_ROWS - 1) / Q8_0_ROWS;
+    return ridge_ceil_div(w->rows, Q8_0_ROWS);
 }
 
-/* x of the groups [first, last) of all tokens, counted together. */
+/* Prepares x: the groups [first, last) of the groups of all tokens. */
 static void prepare(const q8_0_vectors *v, const q8_0_args *a, int64_t first, int64_t last)
 {
     for (int64_t i = first; i < last; i++)
         v->prepare(a, i % a->tokens, i / a->tokens);
 }
 
-/* Units of Q8_0_ROWS rows, those of the first weight before those of the second (which gate_up_swiglu takes along).
- * Little x is prepared by the caller alone: a barrier among threads that sleep takes about 30
- * microseconds. */
+/* The work units are Q8_0_ROWS rows each: those of the first weight, then those of pair's second weight
+ * (gate_up_swiglu computes the same rows of both weights in one unit). A short x is prepared by the calling thread: a
+ * barrier among threads that sleep takes about 30 microseconds. */
 static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                    void *workspace, size_t bytes, void *stream)
 {
     const ridge_call *call = &bound->call;
-
     const q8_0_vectors *v = vectors[kernel->param[1]];
-    q8_0_args a = collect(call);
+    q8_0_args a = args_of(call);
     const int64_t groups = groups_of(call->dim[1]), first = units_of(&a.weight[0]);
     const int64_t units = first + (call->op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
     const bool shared = a.tokens * call->dim[1] > 16384;
@@ -374,9 +359,9 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < units; i++) {
             const int which = i >= first;
-            const int64_t row = (i - (which ? first : 0)) * Q8_0_ROWS, left = a.weight[which].rows - row;
+            const int64_t row = (i - (which ? first : 0)) * Q8_0_ROWS;
 
-            v->rows(&a, which, row, left < Q8_0_ROWS ? (int)left : Q8_0_ROWS);
+            v->rows(&a, which, row, (int)ridge_min(Q8_0_ROWS, a.weight[which].rows - row));
         }
         ridge_fp_end(mode);
     }
@@ -386,10 +371,8 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
 static ridge_status launch_quantize_vectors(const ridge_device *device, const ridge_kernel *kernel,
                                             const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     (void)device, (void)workspace, (void)bytes, (void)stream;
-    quantize_rows(call, vectors[kernel->param[1]]->quantize);
+    quantize_rows(&bound->call, vectors[kernel->param[1]]->quantize);
     return RIDGE_OK;
 }
 

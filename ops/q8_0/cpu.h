@@ -10,7 +10,7 @@
 #include "src/math/q8_0.h"
 #include "src/math/swiglu.h"
 
-/* Blocks of one turn through the partitions. */
+/* Blocks of one pass over all partitions. */
 enum { Q8_0_GROUP = RIDGE_Q8_0_PARTS * RIDGE_Q8_0_RUN };
 
 /* A weight matrix of either form: block b of row r has its codes at codes + r * stride + b * step and its f16 scale at
@@ -20,7 +20,7 @@ typedef struct q8_0_weight {
     int64_t rows, stride, step, scale_stride, scale_step;
 } q8_0_weight;
 
-/* A validated call of one of the four products. */
+/* A bound call of one of the four products. */
 typedef struct q8_0_args {
     const ridge_call *call;
     int64_t tokens, blocks;
@@ -41,11 +41,6 @@ typedef struct q8_0_vectors {
     /* One row of q8_0_quantize_rows. */
     void (*quantize)(uint32_t dtype, const void *x, int64_t cols, int8_t *codes, float *scales);
 } q8_0_vectors;
-
-static inline int64_t q8_0_stride(const ridge_operand *x, int64_t packed)
-{
-    return x->stride ? x->stride : packed;
-}
 
 #if defined(__x86_64__)
 extern const q8_0_vectors ridge_cpu_q8_0_avx2, ridge_cpu_q8_0_avxvnni, ridge_cpu_q8_0_vnni256,

@@ -13,17 +13,13 @@
 
 enum { ONE_THREAD = 32768 };
 
-static int64_t stride_of(const ridge_operand *x, int64_t packed)
-{
-    return x->stride ? x->stride : packed;
-}
-
 static bool streams(const ridge_device *device, const ridge_call *call)
 {
     return ridge_cpu_streams(device, (double)call->dim[0] * (double)call->dim[1]);
 }
 
-/* The end of a thread's work. The fence orders stores that bypassed the cache before what the others do next. */
+/* Ends a thread's work. The fence orders its stores that bypassed the cache before whatever follows the join of the
+ * threads. */
 static void finish(bool stream, unsigned mode)
 {
 #if defined(__x86_64__)
@@ -73,7 +69,7 @@ static ridge_status quantize(const ridge_device *device, const ridge_call *call,
 {
     const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_X], *b = &call->arg[RIDGE_Q8_0_QUANTIZE_BLOCKS];
     const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, size = x->dtype == RIDGE_F32 ? 4 : 2;
-    const int64_t stride = stride_of(x, cols) * size, out = stride_of(b, cols / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES);
+    const int64_t stride = x->stride * size;
     const bool stream = streams(device, call);
 
 #pragma omp parallel if (rows * cols >= ONE_THREAD)
@@ -83,7 +79,7 @@ static ridge_status quantize(const ridge_device *device, const ridge_call *call,
         for (int64_t r = 0; r < rows; r++) {
             const char *from = (const char *)x->data + r * stride;
 
-            row(x->dtype, from, cols, (uint8_t *)b->data + r * out, stream, r + 1 < rows ? from + stride : NULL);
+            row(x->dtype, from, cols, (uint8_t *)b->data + r * b->stride, stream, r + 1 < rows ? from + stride : NULL);
         }
         finish(stream, mode);
     }
@@ -93,31 +89,25 @@ static ridge_status quantize(const ridge_device *device, const ridge_call *call,
 static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                      void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     quantize_row *volatile row = reference_row; /* no arithmetic moves across the change of mode */
 
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    return quantize(device, call, row);
+    return quantize(device, &bound->call, row);
 }
 
 #if defined(__x86_64__)
 static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                 void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    return quantize(device, call, ridge_cpu_quantize_avx2.q8_0);
+    return quantize(device, &bound->call, ridge_cpu_quantize_avx2.q8_0);
 }
 
 static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    return quantize(device, call, ridge_cpu_quantize_avx512.q8_0);
+    return quantize(device, &bound->call, ridge_cpu_quantize_avx512.q8_0);
 }
 #endif
 
@@ -159,8 +149,8 @@ static void repack_row(const planes *p)
     }
 }
 
-/* Blocks straddle lines: putting them together in L1, for stores that bypass the cache, costs more than the reads of
- * lines that it saves (Zen 4, two cores: 40 GB/s instead of 44). */
+/* Blocks straddle cache lines: assembling whole lines in L1, for stores that bypass the cache, costs more than the
+ * reads of lines that it saves (Zen 4, two cores: 40 GB/s instead of 44). */
 static void unpack_row(const planes *p)
 {
     uint8_t *to = p->raw;
@@ -175,13 +165,10 @@ static ridge_status launch_planes(const ridge_device *device, const ridge_kernel
                                   void *workspace, size_t bytes, void *stream)
 {
     const ridge_call *call = &bound->call;
-
-    const ridge_operand *arg = call->arg;
+    const ridge_operand *raw = &call->arg[RIDGE_Q8_0_REPACK_BLOCKS], *codes = &call->arg[RIDGE_Q8_0_REPACK_CODES],
+                        *scales = &call->arg[RIDGE_Q8_0_REPACK_SCALES];
     void (*const work)(const planes *) = call->op == RIDGE_Q8_0_REPACK ? repack_row : unpack_row;
     const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, blocks = cols / RIDGE_Q8_0_BLOCK;
-    const int64_t raw = stride_of(&arg[RIDGE_Q8_0_REPACK_BLOCKS], blocks * RIDGE_Q8_0_BYTES);
-    const int64_t wide = stride_of(&arg[RIDGE_Q8_0_REPACK_CODES], cols);
-    const int64_t ld = stride_of(&arg[RIDGE_Q8_0_REPACK_SCALES], blocks);
     const bool past_cache = streams(device, call);
 
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
@@ -190,9 +177,8 @@ static ridge_status launch_planes(const ridge_device *device, const ridge_kernel
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; r++) {
-            const planes p = {(uint8_t *)arg[RIDGE_Q8_0_REPACK_BLOCKS].data + r * raw,
-                              (uint8_t *)arg[RIDGE_Q8_0_REPACK_CODES].data + r * wide,
-                              (uint16_t *)arg[RIDGE_Q8_0_REPACK_SCALES].data + r * ld, blocks, past_cache};
+            const planes p = {(uint8_t *)raw->data + r * raw->stride, (uint8_t *)codes->data + r * codes->stride,
+                              (uint16_t *)scales->data + r * scales->stride, blocks, past_cache};
 
             work(&p);
         }

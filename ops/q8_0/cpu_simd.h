@@ -1,10 +1,11 @@
 /* cpu_simd.h: the SIMD rows of Q8_0 decode, once an instruction set.
  *
- * A vector has one lane per partition (8), or two rows of them (16, avx512vnni). Blocks 4p + j, p = 0 ..
- * 7, of a group of 32 are the j-th step of all eight partitions, so the canonical order is eight independent chains in
- * eight lanes, and no lane is ever added to another before the tree. For a step, the codes of its eight blocks are
- * turned: vector k has the k-th four codes of each block, the integer dots grow lane by lane without a horizontal sum,
- * and x, laid out the same way once per call (prepare), is shared by all rows. Weights are read once for all tokens.
+ * A vector has one lane for each of the eight partitions, or with avx512vnni two rows of such lanes (16). Blocks 4p +
+ * j, p = 0 .. 7, of a group of 32 are the j-th step of all eight partitions. The canonical order is so eight
+ * independent chains in eight lanes, and no lane is added to another before the tree. For a step, the codes of its
+ * eight blocks are transposed: vector k has the k-th four codes of each block. The integer dots grow lane by lane
+ * without a horizontal sum, and x, laid out the same way once a call (prepare), is shared by all rows. Weights are read
+ * once for all tokens.
  *
  * Dots: VNNI multiplies unsigned by signed bytes, so a weight is taken as w + 128 and 128 * (sum of x's block) is
  * subtracted up front, all exact in int32. Without VNNI, bytes are widened to 16 bits, even and odd ones apart
@@ -14,8 +15,8 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "cpu/num.h"
 #include "cpu.h"
+#include "cpu/num.h"
 
 enum { PARTS = RIDGE_Q8_0_PARTS, RUN = RIDGE_Q8_0_RUN, WORDS = RIDGE_Q8_0_BLOCK / 4, TOKENS = RIDGE_Q8_0_MAX_TOKENS };
 
@@ -32,10 +33,10 @@ typedef struct group {
     uint8_t codes[RUN][WORDS][X_BYTES];
 } group;
 
-/* ------------------------------------------------------------------------------------------------------ vocabulary */
+/* ------------------------------------------------------------------------------------------------------ intrinsics */
 
 #if RIDGE_SIMD_avx512vnni
-enum { HIGH = 2 }; /* rows of a vector */
+enum { VECTOR_ROWS = 2 };
 typedef __m512i ivec;
 typedef __m512 fvec;
 #define both_i(from) _mm512_broadcast_i32x8(_mm256_load_si256((const __m256i *)(const void *)(from)))
@@ -56,7 +57,7 @@ typedef __m512 fvec;
 #define even_words(a) _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8)
 #define odd_words(a) _mm512_srai_epi16(a, 8)
 #else
-enum { HIGH = 1 };
+enum { VECTOR_ROWS = 1 };
 typedef __m256i ivec;
 typedef __m256 fvec;
 #define both_i(from) _mm256_load_si256((const __m256i *)(const void *)(from))
@@ -82,12 +83,12 @@ typedef __m256 fvec;
 #define odd_words(a) _mm256_srai_epi16(a, 8)
 #endif
 
-/* Where the 32 blocks of a group lie, for the rows of a vector. */
-typedef struct place {
-    const uint8_t *codes[HIGH];
-    const uint16_t *scales[HIGH]; /* 32 halves in a row */
-    int64_t step;                 /* bytes from block to block */
-} place;
+/* Where the 32 blocks of a group lie, for the weight rows of a vector. */
+typedef struct source {
+    const uint8_t *codes[VECTOR_ROWS];
+    const uint16_t *scales[VECTOR_ROWS]; /* 32 consecutive halves */
+    int64_t step;                        /* bytes from block to block */
+} source;
 
 static inline __m128i load16(const uint8_t *from)
 {
@@ -95,7 +96,7 @@ static inline __m128i load16(const uint8_t *from)
 }
 
 /* Half h of blocks 4q + j and 4(q + 4) + j, of every row of the vector. */
-static inline __attribute__((always_inline)) ivec half_blocks(const place *at, int j, int q, int h)
+static inline __attribute__((always_inline)) ivec half_blocks(const source *at, int j, int q, int h)
 {
     const uint8_t *low = at->codes[0] + (RUN * q + j) * at->step + 16 * h, *high = low + 4 * RUN * at->step;
     __m256i first = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(low)), load16(high), 1);
@@ -110,7 +111,7 @@ static inline __attribute__((always_inline)) ivec half_blocks(const place *at, i
 }
 
 /* w[k]: in lane p (of each row) codes 4k .. 4k + 3 of block 4p + j. */
-static inline __attribute__((always_inline)) void turn(const place *at, int j, ivec *w)
+static inline __attribute__((always_inline)) void transpose(const source *at, int j, ivec *w)
 {
     for (int h = 0; h < 2; h++) {
         const ivec a = half_blocks(at, j, 0, h), b = half_blocks(at, j, 1, h);
@@ -125,7 +126,7 @@ static inline __attribute__((always_inline)) void turn(const place *at, int j, i
 }
 
 /* d[j]: f32 scales of blocks 4p + j in lane p. */
-static inline __attribute__((always_inline)) void scales_of(const place *at, fvec *d)
+static inline __attribute__((always_inline)) void scales_of(const source *at, fvec *d)
 {
 #if RIDGE_SIMD_avx512vnni
     const __m512i a = _mm512_loadu_si512(at->scales[0]), b = _mm512_loadu_si512(at->scales[1]);
@@ -196,8 +197,8 @@ static void quantize(uint32_t dtype, const void *x, int64_t cols, int8_t *codes,
 static void prepare(const q8_0_args *args, int64_t t, int64_t g)
 {
     const ridge_operand *x = &args->call->arg[0], *s = &args->call->arg[1];
-    const int64_t cols = args->call->dim[1], size = x->dtype == RIDGE_F32 ? 4 : x->dtype == RIDGE_BF16 ? 2 : 1;
-    const char *from = (const char *)x->data + (t * q8_0_stride(x, cols) + g * Q8_0_GROUP * RIDGE_Q8_0_BLOCK) * size;
+    const int64_t size = x->dtype == RIDGE_F32 ? 4 : x->dtype == RIDGE_BF16 ? 2 : 1;
+    const char *from = (const char *)x->data + (t * x->stride + g * Q8_0_GROUP * RIDGE_Q8_0_BLOCK) * size;
     group *to = (group *)args->prepared + g * args->tokens + t;
 
     for (int b = 0; b < Q8_0_GROUP; b++) {
@@ -208,7 +209,7 @@ static void prepare(const q8_0_args *args, int64_t t, int64_t g)
 
         if (g * Q8_0_GROUP + b < args->blocks && x->dtype == RIDGE_I8) {
             memcpy(codes, from + b * RIDGE_Q8_0_BLOCK, sizeof codes);
-            scale = ((const float *)s->data)[t * q8_0_stride(s, args->blocks) + g * Q8_0_GROUP + b];
+            scale = ((const float *)s->data)[t * s->stride + g * Q8_0_GROUP + b];
         } else if (g * Q8_0_GROUP + b < args->blocks) {
             scale = quantize_block(x->dtype, from + b * RIDGE_Q8_0_BLOCK * size, codes);
         }
@@ -232,12 +233,12 @@ static void prepare(const q8_0_args *args, int64_t t, int64_t g)
 /* --------------------------------------------------------------------------------------------------------- products */
 
 /* Step j of a group for all tokens: acc[t] = fma(wd * xs, dot, acc[t]) in every partition. */
-static inline __attribute__((always_inline)) void step(const place *at, int j, fvec wd, const group *x, int64_t tokens,
+static inline __attribute__((always_inline)) void step(const source *at, int j, fvec wd, const group *x, int64_t tokens,
                                                        fvec *acc)
 {
     ivec w[WORDS], odd[WORDS];
 
-    turn(at, j, w);
+    transpose(at, j, w);
     for (int k = 0; k < WORDS; k++) {
         odd[k] = odd_words(w[k]);
         w[k] = VNNI ? flip(w[k]) : even_words(w[k]);
@@ -258,12 +259,13 @@ static inline __attribute__((always_inline)) void step(const place *at, int j, f
     (void)odd;
 }
 
-/* Row `row` and, in the second half of a vector, row + far. */
-static inline place place_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, uint16_t (*halves)[Q8_0_GROUP])
+/* Group g of row `row` and, in the second half of a vector, of row + far. */
+static inline source source_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g,
+                               uint16_t (*halves)[Q8_0_GROUP])
 {
-    place at = {.step = w->step};
+    source at = {.step = w->step};
 
-    for (int i = 0; i < HIGH; i++) {
+    for (int i = 0; i < VECTOR_ROWS; i++) {
         const int64_t r = row + i * far, block = g * Q8_0_GROUP;
         const uint8_t *scales = w->scales + r * w->scale_stride + block * w->scale_step;
 
@@ -280,16 +282,16 @@ static inline place place_of(const q8_0_weight *w, int64_t row, int64_t far, int
 
 /* The last, short group, padded with blocks of zeros. */
 typedef struct tail {
-    uint8_t codes[HIGH][Q8_0_GROUP * RIDGE_Q8_0_BLOCK];
-    uint16_t scales[HIGH][Q8_0_GROUP];
+    uint8_t codes[VECTOR_ROWS][Q8_0_GROUP * RIDGE_Q8_0_BLOCK];
+    uint16_t scales[VECTOR_ROWS][Q8_0_GROUP];
 } tail;
 
-static place tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, int64_t blocks, tail *to)
+static source tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, int64_t blocks, tail *to)
 {
-    place at = {.step = RIDGE_Q8_0_BLOCK};
+    source at = {.step = RIDGE_Q8_0_BLOCK};
 
     memset(to, 0, sizeof *to);
-    for (int i = 0; i < HIGH; i++) {
+    for (int i = 0; i < VECTOR_ROWS; i++) {
         const int64_t r = row + i * far;
 
         for (int64_t b = g * Q8_0_GROUP; b < blocks; b++) {
@@ -303,7 +305,8 @@ static place tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, 
     return at;
 }
 
-static inline __attribute__((always_inline)) void group_step(const place *at, const group *x, int64_t tokens, fvec *acc)
+static inline __attribute__((always_inline)) void group_step(const source *at, const group *x, int64_t tokens,
+                                                             fvec *acc)
 {
     fvec wd[RUN];
 
@@ -320,11 +323,11 @@ static inline float tree(__m256 a)
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 }
 
-/* The codes of the group after next: the processor's own prefetch alone leaves 16 cores at 0.7 of what this reaches.
- * (Always inline: gcc takes a function that only prefetches for one without effect and drops its calls.) */
-static inline __attribute__((always_inline)) void fetch(const place *at)
+/* Prefetches the codes of the group after next: with the processor's own prefetcher alone 16 cores reach 0.7 of this
+ * speed. (Always inline: gcc takes a function that only prefetches for one without effect and drops its calls.) */
+static inline __attribute__((always_inline)) void prefetch(const source *at)
 {
-    for (int i = 0; i < HIGH; i++)
+    for (int i = 0; i < VECTOR_ROWS; i++)
         for (int64_t b = 0; b < Q8_0_GROUP * at->step; b += 64)
             _mm_prefetch((const char *)at->codes[i] + 2 * Q8_0_GROUP * at->step + b, _MM_HINT_T0);
 }
@@ -334,33 +337,34 @@ static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args
 {
     const int64_t whole = args->blocks / Q8_0_GROUP;
     const group *x = args->prepared;
-    uint16_t halves[HIGH][Q8_0_GROUP];
+    uint16_t halves[VECTOR_ROWS][Q8_0_GROUP];
     tail rest;
 
     for (int64_t t = 0; t < tokens; t++)
         acc[t] = zero_f();
     for (int64_t g = 0; g < whole; g++, x += tokens) {
-        const place at = place_of(w, row, far, g, halves);
+        const source at = source_of(w, row, far, g, halves);
 
-        fetch(&at);
+        prefetch(&at);
         group_step(&at, x, tokens, acc);
     }
     if (whole * Q8_0_GROUP < args->blocks) {
-        const place at = tail_of(w, row, far, whole, args->blocks, &rest);
+        const source at = tail_of(w, row, far, whole, args->blocks, &rest);
 
         group_step(&at, x, tokens, acc);
     }
 }
 
-/* y[i][t] of rows row + i, i < count, for all tokens. Rows one after another read memory in a single ascending run,
- * which a cold read needs more than x needs to stay in the first cache: several rows at a time through the same columns
- * took twice as long. For the same reason the second half of a vector has its rows from the unit's second half. */
+/* y[i][t] of rows row + i, i < count, for all tokens. One row after another reads memory in ascending order, and a read
+ * from DRAM needs that more than x needs to stay in L1: several rows at a time through the same columns took twice as
+ * long. For the same reason the second half of a vector takes its rows from the second half of the work unit. */
 static void dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float (*y)[TOKENS])
 {
-    const int vectors = (count + HIGH - 1) / HIGH;
+    const int vectors = (count + VECTOR_ROWS - 1) / VECTOR_ROWS;
 
     for (int i = 0; i < vectors; i++) {
-        const int far = i + vectors < count ? vectors : 0; /* an odd row out stands twice in its vector */
+        const int far =
+            i + vectors < count ? vectors : 0; /* the last of an odd number of rows fills both halves of its vector */
         fvec acc[TOKENS];
 
         if (args->tokens == 1)
@@ -369,7 +373,7 @@ static void dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int c
             row_dots(args, w, row + i, far, args->tokens, acc);
         for (int64_t t = 0; t < args->tokens; t++) {
             y[i][t] = tree(low_half(acc[t]));
-            if (HIGH > 1)
+            if (VECTOR_ROWS > 1)
                 y[i + far][t] = tree(far ? high_half(acc[t]) : low_half(acc[t]));
         }
     }
@@ -385,13 +389,13 @@ static inline void put(const ridge_operand *out, int64_t i, float value)
         ((float *)out->data)[i] = ridge_f32_canonical(value);
 }
 
-static void put_plain(const q8_0_args *args, int slot, int64_t height, int64_t row, int count, float (*y)[TOKENS])
+static void put_plain(const q8_0_args *args, int slot, int64_t row, int count, float (*y)[TOKENS])
 {
     const ridge_operand *out = &args->call->arg[slot];
 
     for (int64_t t = 0; t < args->tokens; t++)
         for (int i = 0; i < count; i++)
-            put(out, t * q8_0_stride(out, height) + row + i, y[i][t]);
+            put(out, t * out->stride + row + i, y[i][t]);
 }
 
 static void put_swiglu(const q8_0_args *args, int64_t row, int count, float (*gate)[TOKENS], float (*up)[TOKENS])
@@ -407,8 +411,7 @@ static void put_swiglu(const q8_0_args *args, int64_t row, int count, float (*ga
             const float a = ridge_swiglu_gate(gate[i][t], o), b = ridge_swiglu_up(up[i][t], o);
             const float h = ridge_act_fwd(act, a, o.alpha);
 
-            put(out, t * q8_0_stride(out, call->dim[2]) + row + i,
-                ridge_swiglu_scale(h * b, scale ? scale[t] : 1.0f, o));
+            put(out, t * out->stride + row + i, ridge_swiglu_scale(h * b, scale ? scale[t] : 1.0f, o));
         }
 }
 
@@ -420,11 +423,11 @@ static void put_streams(const q8_0_args *args, int64_t row, int count, float (*y
     const int64_t height = args->call->dim[2], n = args->call->dim[3];
 
     for (int64_t t = 0; t < args->tokens; t++) {
-        const float *p = (const float *)post->data + t * q8_0_stride(post, n);
-        const float *c = (const float *)comb->data + t * q8_0_stride(comb, n * n);
-        const float *x = (const float *)res->data + t * q8_0_stride(res, n * height) + row;
-        const float *more = add->data ? (const float *)add->data + t * q8_0_stride(add, height) + row : NULL;
-        const int64_t first = t * q8_0_stride(out, n * height) + row;
+        const float *p = (const float *)post->data + t * post->stride;
+        const float *c = (const float *)comb->data + t * comb->stride;
+        const float *x = (const float *)res->data + t * res->stride + row;
+        const float *more = add->data ? (const float *)add->data + t * add->stride + row : NULL;
+        const int64_t first = t * out->stride + row;
 
         for (int64_t dst = 0; dst < n; dst++)
             for (int i = 0; i < count; i++) {
@@ -445,10 +448,10 @@ static void rows(const q8_0_args *args, int which, int64_t row, int count)
     dots(args, w, row, count, y);
     switch (args->call->op) {
     case RIDGE_Q8_0_MATMUL:
-        put_plain(args, RIDGE_Q8_0_MATMUL_OUT, w->rows, row, count, y);
+        put_plain(args, RIDGE_Q8_0_MATMUL_OUT, row, count, y);
         break;
     case RIDGE_Q8_0_PAIR:
-        put_plain(args, RIDGE_Q8_0_PAIR_OUT0 + which, w->rows, row, count, y);
+        put_plain(args, RIDGE_Q8_0_PAIR_OUT0 + which, row, count, y);
         break;
     case RIDGE_Q8_0_GATE_UP_SWIGLU:
         dots(args, &args->weight[1], row, count, up);
@@ -456,7 +459,7 @@ static void rows(const q8_0_args *args, int which, int64_t row, int count)
         break;
     default:
         if (args->call->arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_Y].data)
-            put_plain(args, RIDGE_Q8_0_MATMUL_HC_EXPAND_Y, w->rows, row, count, y);
+            put_plain(args, RIDGE_Q8_0_MATMUL_HC_EXPAND_Y, row, count, y);
         put_streams(args, row, count, y);
         break;
     }

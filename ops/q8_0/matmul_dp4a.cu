@@ -198,7 +198,7 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     /* A lane loads one run of 4 blocks after another, so each k step costs a memory latency (1.6 us a 1024 columns). */
-    return (problem->flags & RIDGE_WEIGHTS_SETTLED ? 1.2 : 1.7) + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
+    return (problem->flags & RIDGE_WEIGHTS_CONST ? 1.2 : 1.7) + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
            1.6 * ((double)problem->dim[1] / 1024 > 1 ? (double)problem->dim[1] / 1024 : 0) +
            0.35 * (double)(problem->dim[0] - 1) +
            q8_0_bytes(problem) * (1 + 0.55 * (double)(problem->dim[0] - 1)) * 2.3e-3 / device->copy_gbps;

@@ -77,7 +77,7 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call)
     p.op = (int)call->op;
     p.tokens = (int)call->dim[0];
     p.blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
-    p.weights_const = (call->flags & RIDGE_WEIGHTS_SETTLED) != 0;
+    p.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     if (arg[0].dtype == RIDGE_I8) {
         p.x = (const int8_t *)arg[0].data;
         p.x_stride = arg[0].stride;

@@ -376,7 +376,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0));
     const bool small = rows < 16.0 * device->units;
 
-    return (problem->flags & RIDGE_WEIGHTS_SETTLED ? 2.2 : 2.7) +
+    return (problem->flags & RIDGE_WEIGHTS_CONST ? 2.2 : 2.7) +
            45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
            q8_0_bytes(problem) * 1.25e-3 / device->copy_gbps + ((kernel->param[0] == 8) == small ? 0 : 0.5);
 }

@@ -330,7 +330,7 @@ static double pow4(double v)
 static double pace_gain(const ridge_problem *problem, double steps, double tiles)
 {
     const int64_t tokens = problem->dim[0];
-    const bool weights_const = problem->flags & RIDGE_WEIGHTS_SETTLED;
+    const bool weights_const = problem->flags & RIDGE_WEIGHTS_CONST;
 
     if (!weights_const && tiles <= 1 && steps <= 4)
         return tokens <= 8 ? GAIN_PREFETCHED : 0;
@@ -343,7 +343,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 {
     const cost_fit *t = &fits[kernel->param[2]];
     const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
-    const bool weights_const = problem->flags & RIDGE_WEIGHTS_SETTLED, floats = problem->dtype[0] != RIDGE_I8;
+    const bool weights_const = problem->flags & RIDGE_WEIGHTS_CONST, floats = problem->dtype[0] != RIDGE_I8;
     const double cols = (double)problem->dim[1], mb = q8_0_bytes(problem) * 1e-6, tile_rows = kernel->param[0];
     const double more = (double)problem->dim[0] - 1; /* tokens */
     const double tiles = (double)(int64_t)((mb * 1e6 / (cols * (34.0 / 32.0)) + tile_rows - 1) / tile_rows);

@@ -1,7 +1,9 @@
-/* op.c: the op rows of Q8_0 decode: q8_0_quantize_rows, q8_0_matmul, q8_0_pair, q8_0_gate_up_swiglu,
- * q8_0_matmul_hc_expand. Operands, problem text, rules. dim[0] is tokens, so that one token is a slice of a call. */
+/* op.c: the op rows of Q8_0 decode and their builders: q8_0_quantize_rows, q8_0_matmul, q8_0_pair,
+ * q8_0_gate_up_swiglu, q8_0_matmul_hc_expand. Operands, problem text, rules. dim[0] is tokens, so that one token is a
+ * slice of a call. */
 #include <stdio.h>
 
+#include "op.h"
 #include "ops/swiglu/op.h"
 
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
@@ -9,6 +11,8 @@
 #define X_FLOATS (1u << RIDGE_F32 | 1u << RIDGE_BF16)
 #define X_DTYPES (X_FLOATS | 1u << RIDGE_I8)
 #define W_DTYPES (1u << RIDGE_U8 | 1u << RIDGE_I8)
+#define FLOATS ridge_matrix(NULL, RIDGE_F32)
+#define BLOCKS ridge_matrix(NULL, RIDGE_U8)
 #define BOUND \
     "(K/32/8 + 13) units of 2^-24 of the sum over blocks of |wd xs dot|, the exact sum being of the quantised x"
 
@@ -73,10 +77,10 @@ static void x_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *co
 /* ---------------------------------------------------------------------------------------------- q8_0_quantize_rows */
 
 static const ridge_field quantize_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_QUANTIZE_ROWS_X},
-    {.name = NULL},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("dtype", RIDGE_Q8_0_QUANTIZE_ROWS_X),
+    END,
 };
 
 static void quantize_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -90,9 +94,19 @@ static double quantize_flops(const ridge_problem *problem)
     return 3.0 * (double)problem->dim[0] * (double)problem->dim[1];
 }
 
+ridge_call ridge_q8_0_quantize_rows(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor codes)
+{
+    ridge_call call = ridge_begin(RIDGE_Q8_0_QUANTIZE_ROWS, rows, cols, 0, 0);
+
+    ridge_put(&call, RIDGE_Q8_0_QUANTIZE_ROWS_X, x);
+    ridge_put_q8_0(&call, RIDGE_Q8_0_QUANTIZE_ROWS_CODES, codes, RIDGE_F32);
+    return call;
+}
+
 static void quantize_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_quantize_rows(0, 0, RIDGE_F32, NULL, NULL, NULL);
+    *call = ridge_q8_0_quantize_rows(0, 0, ridge_matrix(NULL, RIDGE_F32),
+                                     ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32));
 }
 
 const ridge_op_row ridge_op_q8_0_quantize_rows = {
@@ -123,13 +137,13 @@ const ridge_op_row ridge_op_q8_0_quantize_rows = {
 static const int matmul_weights[] = {RIDGE_Q8_0_MATMUL_W};
 
 static const ridge_field matmul_fields[] = {
-    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 2},
-    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_X},
-    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_W},
-    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_OUT},
-    {.name = NULL},
+    DIM("tokens", 0),
+    DIM("cols", 1),
+    DIM("rows", 2),
+    DTYPE("x", RIDGE_Q8_0_MATMUL_X),
+    DTYPE("w", RIDGE_Q8_0_MATMUL_W),
+    DTYPE("out", RIDGE_Q8_0_MATMUL_OUT),
+    END,
 };
 
 static const char *single_rule(const ridge_call *call)
@@ -158,9 +172,26 @@ static double matmul_flops(const ridge_problem *problem)
     return 2.0 * (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2];
 }
 
+/* x and w of every product, in slots 0 and 2. */
+static void put_product(ridge_call *call, ridge_tensor x, ridge_tensor w)
+{
+    ridge_put_q8_0(call, 0, x, RIDGE_F32);
+    ridge_put_q8_0(call, 2, w, RIDGE_F16);
+}
+
+ridge_call ridge_q8_0_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x, ridge_tensor w,
+                             ridge_tensor out)
+{
+    ridge_call call = ridge_begin(RIDGE_Q8_0_MATMUL, tokens, cols, rows, 0);
+
+    put_product(&call, x, w);
+    ridge_put(&call, RIDGE_Q8_0_MATMUL_OUT, out);
+    return call;
+}
+
 static void matmul_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_matmul(0, 0, 0, RIDGE_F32, NULL, NULL, NULL, NULL, RIDGE_F32, NULL);
+    *call = ridge_q8_0_matmul(0, 0, 0, FLOATS, BLOCKS, FLOATS);
 }
 
 const ridge_op_row ridge_op_q8_0_matmul = {
@@ -188,14 +219,14 @@ const ridge_op_row ridge_op_q8_0_matmul = {
 static const int pair_weights[] = {RIDGE_Q8_0_PAIR_W0, RIDGE_Q8_0_PAIR_W1};
 
 static const ridge_field pair_fields[] = {
-    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "rows0", .kind = RIDGE_FIELD_DIM, .index = 2},
-    {.name = "rows1", .kind = RIDGE_FIELD_DIM, .index = 3},
-    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_PAIR_X},
-    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_PAIR_W0},
-    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_PAIR_OUT0},
-    {.name = NULL},
+    DIM("tokens", 0),
+    DIM("cols", 1),
+    DIM("rows0", 2),
+    DIM("rows1", 3),
+    DTYPE("x", RIDGE_Q8_0_PAIR_X),
+    DTYPE("w", RIDGE_Q8_0_PAIR_W0),
+    DTYPE("out", RIDGE_Q8_0_PAIR_OUT0),
+    END,
 };
 
 static const char *pair_rule(const ridge_call *call)
@@ -229,9 +260,21 @@ static double pair_flops(const ridge_problem *problem)
            ((double)problem->dim[2] + (double)problem->dim[3]);
 }
 
+ridge_call ridge_q8_0_pair(int64_t tokens, int64_t cols, int64_t rows0, int64_t rows1, ridge_tensor x, ridge_tensor w0,
+                           ridge_tensor w1, ridge_tensor out0, ridge_tensor out1)
+{
+    ridge_call call = ridge_begin(RIDGE_Q8_0_PAIR, tokens, cols, rows0, rows1);
+
+    put_product(&call, x, w0);
+    ridge_put_q8_0(&call, RIDGE_Q8_0_PAIR_W1, w1, RIDGE_F16);
+    ridge_put(&call, RIDGE_Q8_0_PAIR_OUT0, out0);
+    ridge_put(&call, RIDGE_Q8_0_PAIR_OUT1, out1);
+    return call;
+}
+
 static void pair_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_pair(0, 0, 0, 0, RIDGE_F32, NULL, NULL, NULL, NULL, NULL, NULL, RIDGE_F32, NULL, NULL);
+    *call = ridge_q8_0_pair(0, 0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS, FLOATS);
 }
 
 const ridge_op_row ridge_op_q8_0_pair = {
@@ -266,16 +309,16 @@ const ridge_op_row ridge_op_q8_0_pair = {
 static const int gate_up_weights[] = {RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_UP};
 
 static const ridge_field gate_up_fields[] = {
-    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 2},
-    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_X},
-    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_GATE},
-    {.name = "out", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_OUT},
+    DIM("tokens", 0),
+    DIM("cols", 1),
+    DIM("rows", 2),
+    DTYPE("x", RIDGE_Q8_0_GATE_UP_SWIGLU_X),
+    DTYPE("w", RIDGE_Q8_0_GATE_UP_SWIGLU_GATE),
+    DTYPE("out", RIDGE_Q8_0_GATE_UP_SWIGLU_OUT),
     RIDGE_ACT_FIELD,
-    {.name = "token_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE},
+    HAS("token_scale", RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE),
     RIDGE_SWIGLU_FIELDS,
-    {.name = NULL},
+    END,
 };
 
 static const char *gate_up_rule(const ridge_call *call)
@@ -316,9 +359,21 @@ static double gate_up_flops(const ridge_problem *problem)
     return 2.0 * matmul_flops(problem);
 }
 
+ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x, ridge_tensor gate,
+                                     ridge_tensor up, ridge_tensor out)
+{
+    ridge_call call = ridge_begin(RIDGE_Q8_0_GATE_UP_SWIGLU, tokens, cols, rows, 0);
+
+    call.opt.swiglu = ridge_swiglu_defaults;
+    put_product(&call, x, gate);
+    ridge_put_q8_0(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_UP, up, RIDGE_F16);
+    ridge_put(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_OUT, out);
+    return call;
+}
+
 static void gate_up_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_gate_up_swiglu(0, 0, 0, RIDGE_F32, NULL, NULL, NULL, NULL, NULL, NULL, RIDGE_F32, NULL);
+    *call = ridge_q8_0_gate_up_swiglu(0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS);
 }
 
 const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
@@ -355,15 +410,15 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
 static const int hc_weights[] = {RIDGE_Q8_0_MATMUL_HC_EXPAND_W};
 
 static const ridge_field hc_fields[] = {
-    {.name = "tokens", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 2},
-    {.name = "n_hc", .kind = RIDGE_FIELD_DIM, .index = 3},
-    {.name = "x", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_X},
-    {.name = "w", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_W},
-    {.name = "add", .kind = RIDGE_FIELD_HAS, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD},
-    {.name = "y", .kind = RIDGE_FIELD_HAS, .index = RIDGE_Q8_0_MATMUL_HC_EXPAND_Y},
-    {.name = NULL},
+    DIM("tokens", 0),
+    DIM("cols", 1),
+    DIM("rows", 2),
+    DIM("n_hc", 3),
+    DTYPE("x", RIDGE_Q8_0_MATMUL_HC_EXPAND_X),
+    DTYPE("w", RIDGE_Q8_0_MATMUL_HC_EXPAND_W),
+    HAS("add", RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD),
+    HAS("y", RIDGE_Q8_0_MATMUL_HC_EXPAND_Y),
+    END,
 };
 
 static const char *hc_rule(const ridge_call *call)
@@ -416,9 +471,23 @@ static double hc_flops(const ridge_problem *problem)
     return matmul_flops(problem) + (double)problem->dim[0] * (double)problem->dim[2] * n * (1 + 2 * n);
 }
 
+ridge_call ridge_q8_0_matmul_hc_expand(int64_t tokens, int64_t cols, int64_t rows, int64_t n_hc, ridge_tensor x,
+                                       ridge_tensor w, const float *post, const float *comb, const float *res,
+                                       float *out)
+{
+    ridge_call call = ridge_begin(RIDGE_Q8_0_MATMUL_HC_EXPAND, tokens, cols, rows, n_hc);
+
+    put_product(&call, x, w);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_POST, RIDGE_F32, post, 0);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB, RIDGE_F32, comb, 0);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_RES, RIDGE_F32, res, 0);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT, RIDGE_F32, out, 0);
+    return call;
+}
+
 static void hc_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_matmul_hc_expand(0, 0, 0, 4, RIDGE_F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    *call = ridge_q8_0_matmul_hc_expand(0, 0, 0, 4, FLOATS, BLOCKS, NULL, NULL, NULL, NULL);
 }
 
 const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {

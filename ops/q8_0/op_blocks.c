@@ -1,19 +1,20 @@
-/* op_blocks.c: the op rows of Q8_0 blocks: q8_0_quantize, q8_0_repack, q8_0_unpack. Operands, problem text, rules. */
-#include "src/ops.h"
+/* op_blocks.c: the op rows of Q8_0 blocks and their builders: q8_0_quantize, q8_0_repack, q8_0_unpack. */
+#include "op.h"
+#include "src/util.h"
 
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_CLOSE | RIDGE_INVARIANT)
 
 static const ridge_field q8_0_quantize_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_Q8_0_QUANTIZE_X},
-    {.name = NULL},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("dtype", RIDGE_Q8_0_QUANTIZE_X),
+    END,
 };
 
 static const ridge_field q8_0_planes_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = NULL},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    END,
 };
 
 static void q8_0_quantize_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -42,19 +43,61 @@ static double q8_0_planes_flops(const ridge_problem *problem)
     return 0;
 }
 
+int64_t ridge_ld_q8_0(int64_t cols)
+{
+    return ridge_round_up(cols, 128);
+}
+
+void ridge_put_q8_0(ridge_call *call, int slot, ridge_tensor tensor, ridge_dtype scale_dtype)
+{
+    const bool scaled = tensor.scaling == RIDGE_SCALING_ROW32;
+
+    if (!scaled && (tensor.scaling != RIDGE_SCALING_NONE || tensor.scale))
+        call->invalid = "the scaling of an operand is neither none nor row32";
+    ridge_put_scaled(call, slot, tensor, scaled ? scale_dtype : RIDGE_NONE);
+}
+
+ridge_call ridge_q8_0_quantize(int64_t rows, int64_t cols, ridge_tensor x, void *blocks)
+{
+    ridge_call call = ridge_begin(RIDGE_Q8_0_QUANTIZE, rows, cols, 0, 0);
+
+    ridge_put(&call, RIDGE_Q8_0_QUANTIZE_X, x);
+    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_BLOCKS, RIDGE_U8, blocks, 0);
+    return call;
+}
+
+static ridge_call repack(ridge_op op, int64_t rows, int64_t cols, const void *blocks, ridge_tensor planes)
+{
+    ridge_call call = ridge_begin(op, rows, cols, 0, 0);
+
+    ridge_set(&call, RIDGE_Q8_0_REPACK_BLOCKS, RIDGE_U8, blocks, 0);
+    ridge_put_q8_0(&call, RIDGE_Q8_0_REPACK_CODES, planes, RIDGE_F16);
+    return call;
+}
+
+ridge_call ridge_q8_0_repack(int64_t rows, int64_t cols, const void *blocks, ridge_tensor planes)
+{
+    return repack(RIDGE_Q8_0_REPACK, rows, cols, blocks, planes);
+}
+
+ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor planes, void *blocks)
+{
+    return repack(RIDGE_Q8_0_UNPACK, rows, cols, blocks, planes);
+}
+
 static void q8_0_quantize_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_quantize(0, 0, RIDGE_F32, NULL, NULL);
+    *call = ridge_q8_0_quantize(0, 0, ridge_matrix(NULL, RIDGE_F32), NULL);
 }
 
 static void q8_0_repack_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_repack(0, 0, NULL, NULL, NULL);
+    *call = ridge_q8_0_repack(0, 0, NULL, ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32));
 }
 
 static void q8_0_unpack_defaults(ridge_call *call)
 {
-    *call = ridge_q8_0_unpack(0, 0, NULL, NULL, NULL);
+    *call = ridge_q8_0_unpack(0, 0, ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32), NULL);
 }
 
 const ridge_op_row ridge_op_q8_0_quantize = {

@@ -8,52 +8,58 @@
 
 #include "cpu/num.h"
 #include "ops/swiglu/cpu.h"
+#include "src/util.h"
 
 static int64_t groups(int64_t n)
 {
-    return (n + RIDGE_GROUP - 1) / RIDGE_GROUP;
+    return ridge_ceil_div(n, RIDGE_GROUP);
 }
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static quantize_out output(const ridge_call *call, int q, quantize_form form, int64_t stride, int64_t ld)
+/* Codes in slot q, their scales in the slot after it. */
+static quantize_out output(const ridge_call *call, int q, quantize_form form)
 {
     const ridge_operand *codes = &call->arg[q], *scale = &call->arg[q + 1];
-    quantize_out o = {form, codes->data, scale->data, codes->stride ? codes->stride : stride,
-                      scale->stride ? scale->stride : ld};
 
-    return o;
+    return (quantize_out){form, codes->data, scale->data, codes->stride, scale->stride};
 }
 
 /* The arguments of any of the three ops; the row form of TENSOR and ROW modes is absent. */
-static quantize_args collect(const ridge_call *call)
+static quantize_args args_of(const ridge_call *call)
 {
     const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE, single = call->op == RIDGE_QUANTIZE_FP8;
     const int q = swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q;
-    const int64_t rows = call->dim[0], cols = call->dim[1];
     const uint32_t scale = call->flags & RIDGE_SCALE, dual = call->flags & RIDGE_DUAL;
     const bool block = single ? scale == RIDGE_SCALE_BLK128 : dual == RIDGE_DUAL_BLK_BLK;
-    quantize_args a = {.rows = rows, .cols = cols};
+    quantize_args a = {.rows = call->dim[0], .cols = call->dim[1]};
 
     a.dtype = call->arg[0].dtype;
     a.size = a.dtype == RIDGE_F32 ? 4 : 2;
     a.x = swiglu ? NULL : call->arg[0].data;
-    a.stride = (call->arg[0].stride ? call->arg[0].stride : cols) * a.size;
+    a.stride = call->arg[0].stride * a.size;
     a.e5m2 = call->arg[q].dtype == RIDGE_E5M2;
     a.pow2 = (call->flags & RIDGE_POW2) != 0;
     a.floor = swiglu ? call->opt.swiglu_quantize.floor : call->opt.quantize.floor;
-    a.row = output(call, q, block ? QUANTIZE_BLK128 : QUANTIZE_ROW128, cols, block ? groups(cols) : rows);
+    a.row = output(call, q, block ? QUANTIZE_BLK128 : QUANTIZE_ROW128);
     if (single && scale != RIDGE_SCALE_ROW128 && scale != RIDGE_SCALE_BLK128)
         a.row.form = QUANTIZE_ABSENT;
-    if (!single) {
-        const bool block_t = dual != RIDGE_DUAL_ROW_ROW;
-
-        a.col = output(call, q + 2, block_t ? QUANTIZE_BLK128 : QUANTIZE_ROW128, rows, block_t ? groups(rows) : cols);
-    }
+    if (!single)
+        a.col = output(call, q + 2, dual == RIDGE_DUAL_ROW_ROW ? QUANTIZE_ROW128 : QUANTIZE_BLK128);
     return a;
+}
+
+/* The swiglu_fwd whose result swiglu_quantize quantises, with resolved strides; `out` is packed. */
+static ridge_call swiglu_of(const ridge_call *call, void *out)
+{
+    const int64_t rows = call->dim[0], cols = call->dim[1];
+    ridge_call swiglu = ridge_swiglu_fwd(rows, cols, (ridge_dtype)call->arg[0].dtype, NULL, NULL, out);
+
+    swiglu.arg[RIDGE_SWIGLU_FWD_GATE] = call->arg[RIDGE_SWIGLU_QUANTIZE_GATE];
+    swiglu.arg[RIDGE_SWIGLU_FWD_UP] = call->arg[RIDGE_SWIGLU_QUANTIZE_UP];
+    swiglu.arg[RIDGE_SWIGLU_FWD_OUT].stride = cols;
+    swiglu.arg[RIDGE_SWIGLU_FWD_ROW_SCALE] = call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE];
+    swiglu.flags = call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED);
+    swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
+    return swiglu;
 }
 
 /* -------------------------------------------------------------------------------------------------------- reference */
@@ -101,12 +107,12 @@ static uint8_t code(const quantize_args *a, float x, float reciprocal, bool guar
 /* One form over the whole tensor, `transposed` or not. */
 static void reference_form(const quantize_args *a, const quantize_out *o, bool transposed)
 {
-    const int64_t high = o->form == QUANTIZE_BLK128 || transposed ? RIDGE_GROUP : 1;
-    const int64_t wide = o->form == QUANTIZE_BLK128 || !transposed ? RIDGE_GROUP : 1;
+    const int64_t block_rows = o->form == QUANTIZE_BLK128 || transposed ? RIDGE_GROUP : 1;
+    const int64_t block_cols = o->form == QUANTIZE_BLK128 || !transposed ? RIDGE_GROUP : 1;
 
-    for (int64_t row = 0; row < a->rows; row += high)
-        for (int64_t col = 0; col < a->cols; col += wide) {
-            const block b = {row, least(high, a->rows - row), col, least(wide, a->cols - col)};
+    for (int64_t row = 0; row < a->rows; row += block_rows)
+        for (int64_t col = 0; col < a->cols; col += block_cols) {
+            const block b = {row, ridge_min(block_rows, a->rows - row), col, ridge_min(block_cols, a->cols - col)};
             const float s = block_scale(a, block_amax(a, b)), r = ridge_fp8_reciprocal(s);
 
             if (o->form == QUANTIZE_BLK128)
@@ -161,16 +167,11 @@ static void reference_whole(const quantize_args *a, const ridge_call *call, int6
 
 static void reference(const ridge_call *call, void *workspace)
 {
-    quantize_args a = collect(call);
+    quantize_args a = args_of(call);
 
     if (call->op == RIDGE_SWIGLU_QUANTIZE) {
-        ridge_call swiglu = ridge_swiglu_fwd(a.rows, a.cols, (ridge_dtype)a.dtype, NULL, NULL, workspace);
+        const ridge_call swiglu = swiglu_of(call, workspace);
 
-        swiglu.arg[RIDGE_SWIGLU_FWD_GATE] = call->arg[RIDGE_SWIGLU_QUANTIZE_GATE];
-        swiglu.arg[RIDGE_SWIGLU_FWD_UP] = call->arg[RIDGE_SWIGLU_QUANTIZE_UP];
-        swiglu.arg[RIDGE_SWIGLU_FWD_ROW_SCALE] = call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE];
-        swiglu.flags = call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED);
-        swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
         ridge_cpu_swiglu_reference(&swiglu);
         a.x = workspace;
         a.stride = a.cols * a.size;
@@ -194,7 +195,6 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
                                      void *workspace, size_t bytes, void *stream)
 {
     const ridge_call *call = &bound->call;
-
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const work)(const ridge_call *, void *) = reference;
     unsigned mode;
@@ -237,7 +237,7 @@ static bool streams(const ridge_device *device, const quantize_args *a)
     return ridge_cpu_streams(device, (double)a->rows * (double)a->cols * (a->col.form == QUANTIZE_ABSENT ? 1 : 2));
 }
 
-/* What a thread works with: the arguments with tables of its own, if the row uses tables. */
+/* The arguments of one thread: with tables of its own, if the kernel row uses tables. */
 static quantize_args with_tables(const quantize_args *a, quantize_tables *own)
 {
     quantize_args mine = *a;
@@ -248,7 +248,8 @@ static quantize_args with_tables(const quantize_args *a, quantize_tables *own)
     return mine;
 }
 
-/* The end of a thread's work. The fence orders stores that bypassed the cache before what the others do next. */
+/* Ends a thread's work. The fence orders its stores that bypassed the cache before whatever follows the join of the
+ * threads. */
 static void finish(const quantize_args *a, unsigned mode)
 {
     if (a->stream)
@@ -274,7 +275,7 @@ static float reported_amax(uint32_t amax)
     return ridge_float(amax >= 0x7f800000u ? RIDGE_NAN_F32 : amax);
 }
 
-/* One scale a row, or one for all. What is not given takes the largest magnitudes first, then codes. */
+/* One scale a row, or one for all. Scales that are not given need the largest magnitudes first. */
 static void whole(const quantize_vectors *v, const quantize_args *a, const ridge_call *call)
 {
     const bool one = (call->flags & RIDGE_SCALE) == RIDGE_SCALE_TENSOR;
@@ -320,19 +321,18 @@ static void row_groups(const quantize_vectors *v, const quantize_args *a)
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < a->rows; row += QUANTIZE_ROWS)
-            v->row128(&mine, row, least(QUANTIZE_ROWS, a->rows - row));
+            v->row128(&mine, row, ridge_min(QUANTIZE_ROWS, a->rows - row));
         finish(a, mode);
     }
 }
 
-/* Columns of a strip of 128 rows of swiglu_fwd's out, computed into y: whole blocks of its span. */
-enum { STRIP_BYTES = 512, STRIP_ROOM = RIDGE_GROUP * STRIP_BYTES };
+/* A strip is 128 rows of 512 bytes of swiglu_fwd's out: whole blocks of its vector code. */
+enum { STRIP_BYTES = 512 };
 
-/* The hardware does not foresee short pieces of many rows. (Inline: gcc 12 drops calls of a function that only
- * fetches.)
- */
-static inline __attribute__((always_inline)) void fetch_ahead(const swiglu_args *part, int64_t i, int64_t rows,
-                                                              bool more)
+/* The processor's prefetcher does not predict short parts of many rows. (Inline: gcc 12 drops calls of a function that
+ * only prefetches.) */
+static inline __attribute__((always_inline)) void prefetch_ahead(const swiglu_args *part, int64_t i, int64_t rows,
+                                                                 bool more)
 {
     enum { AHEAD = 6 };
     const int64_t wide = part->flags & RIDGE_INTERLEAVED ? 2 * STRIP_BYTES : STRIP_BYTES;
@@ -341,48 +341,49 @@ static inline __attribute__((always_inline)) void fetch_ahead(const swiglu_args 
     if (row >= rows || (step && !more))
         return;
     for (int64_t k = 0; k < wide; k += 64)
-        __builtin_prefetch(part->gate.data + row * part->gate.stride + step * wide + k, 0, 2);
+        __builtin_prefetch(part->gate.data + row * part->gate.stride * part->size + step * wide + k, 0, 2);
     for (int64_t k = 0; k < STRIP_BYTES && part->up.data; k += 64)
-        __builtin_prefetch(part->up.data + row * part->up.stride + step * STRIP_BYTES + k, 0, 2);
+        __builtin_prefetch(part->up.data + row * part->up.stride * part->size + step * STRIP_BYTES + k, 0, 2);
 }
 
-/* `more`: the strip to the right comes next. */
-static void swiglu_strip(const swiglu_args *s, swiglu_span *span, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                         bool more, void *y)
+/* Computes a strip into y. `more`: the strip to the right comes next. */
+static void swiglu_strip(const swiglu_args *s, swiglu_columns *columns, int64_t row, int64_t rows, int64_t col,
+                         int64_t cols, bool more, void *y)
 {
     const int64_t wide = s->flags & RIDGE_INTERLEAVED ? 2 * col : col;
     swiglu_args part = *s;
 
-    part.gate.data += row * part.gate.stride + wide * part.size;
+    part.gate.data += (row * part.gate.stride + wide) * part.size;
     if (part.up.data)
-        part.up.data += row * part.up.stride + col * part.size;
+        part.up.data += (row * part.up.stride + col) * part.size;
     if (part.row_scale)
         part.row_scale += row;
     part.out.data = y;
-    part.out.stride = STRIP_BYTES;
+    part.out.stride = STRIP_BYTES / part.size;
     part.stream = false;
     for (int64_t i = 0; i < rows; i++) {
-        fetch_ahead(&part, i, rows, more);
-        span(&part, i, 0, cols);
+        prefetch_ahead(&part, i, rows, more);
+        columns(&part, i, 0, cols);
     }
 }
 
-static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, const swiglu_args *s, swiglu_span *span)
+static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, const swiglu_args *s,
+                         swiglu_columns *columns)
 {
-    const int64_t width = STRIP_BYTES / a->size, across = (a->cols + width - 1) / width;
+    const int64_t width = STRIP_BYTES / a->size, across = ridge_ceil_div(a->cols, width);
 
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
-        _Alignas(64) unsigned char y[STRIP_ROOM];
+        _Alignas(64) unsigned char y[RIDGE_GROUP * STRIP_BYTES];
         quantize_tables own;
         const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < groups(a->rows) * across; t++) {
             const int64_t tr = t / across, row = tr * RIDGE_GROUP, col = t % across * width;
-            const int64_t cols = least(width, a->cols - col);
+            const int64_t cols = ridge_min(width, a->cols - col);
 
-            swiglu_strip(s, span, row, least(RIDGE_GROUP, a->rows - row), col, cols, t % across + 1 < across, y);
+            swiglu_strip(s, columns, row, ridge_min(RIDGE_GROUP, a->rows - row), col, cols, t % across + 1 < across, y);
             for (int64_t c = 0; c < cols; c += RIDGE_GROUP)
                 v->tile(&mine, tr, (col + c) / RIDGE_GROUP, y + c * a->size, STRIP_BYTES, NULL);
         }
@@ -390,8 +391,8 @@ static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, cons
     }
 }
 
-/* The elements of the tile that is taken as number t, and its row and column of tiles. Every row of tiles begins at
- * another column: threads side by side would otherwise use the same sets of the caches that they share. */
+/* The elements of the t-th tile to compute, and its row and column of tiles. Every row of tiles begins at another
+ * column: threads side by side would otherwise use the same sets of the caches that they share. */
 static const unsigned char *tile_number(const quantize_args *a, int64_t t, int64_t *tr, int64_t *tc)
 {
     enum { APART = 5 };
@@ -427,7 +428,7 @@ static void tiles(const quantize_vectors *v, const quantize_args *a)
  * not use the same sets of the caches. */
 static void strips(const quantize_vectors *v, const quantize_args *a)
 {
-    const int64_t wide = QUANTIZE_STRIP / a->size, across = (a->cols + wide - 1) / wide;
+    const int64_t wide = QUANTIZE_STRIP / a->size, across = ridge_ceil_div(a->cols, wide);
 
 #pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
     {
@@ -438,7 +439,7 @@ static void strips(const quantize_vectors *v, const quantize_args *a)
         for (int64_t t = 0; t < groups(a->rows) * across; t++) {
             const int64_t tr = t / across, col = (t + tr / 8 * 2) % across * wide;
 
-            v->blocks(&mine, tr, col, least(wide, a->cols - col), col + 2 * wide <= a->cols);
+            v->blocks(&mine, tr, col, ridge_min(wide, a->cols - col), col + 2 * wide <= a->cols);
         }
         finish(a, mode);
     }
@@ -459,9 +460,8 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
                                void *workspace, size_t bytes, void *stream)
 {
     const ridge_call *call = &bound->call;
-
     const quantize_vectors *v = vectors_of(kernel);
-    quantize_args a = collect(call);
+    quantize_args a = args_of(call);
     float *colsum = call->op == RIDGE_QUANTIZE_FP8_DUAL ? call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
 
     (void)bytes, (void)stream;
@@ -491,22 +491,14 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
 static ridge_status launch_swiglu(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t bytes, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
     const ridge_call *call = &bound->call;
-
-    quantize_args a = collect(call);
-    ridge_call swiglu = ridge_swiglu_fwd(a.rows, a.cols, (ridge_dtype)a.dtype, NULL, NULL, NULL);
-    swiglu_args s;
+    const ridge_call swiglu = swiglu_of(call, NULL);
+    const swiglu_args s = ridge_cpu_swiglu_args(&bound->problem, &swiglu);
+    quantize_args a = args_of(call);
 
     (void)workspace, (void)bytes, (void)stream;
     if (a.rows == 0 || a.cols == 0)
         return RIDGE_OK;
-    swiglu.arg[RIDGE_SWIGLU_FWD_GATE] = call->arg[RIDGE_SWIGLU_QUANTIZE_GATE];
-    swiglu.arg[RIDGE_SWIGLU_FWD_UP] = call->arg[RIDGE_SWIGLU_QUANTIZE_UP];
-    swiglu.arg[RIDGE_SWIGLU_FWD_ROW_SCALE] = call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE];
-    swiglu.flags = call->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED);
-    swiglu.opt.swiglu = call->opt.swiglu_quantize.swiglu;
-    s = ridge_cpu_swiglu_collect(device, problem, &swiglu);
     a.stream = streams(device, &a);
     a.by_table = kernel->param[1] == AVX512VBMI && a.dtype == RIDGE_BF16;
     swiglu_tiles(vectors_of(kernel), &a, &s,
@@ -524,7 +516,7 @@ static size_t sums_workspace(const ridge_device *device, const ridge_kernel *ker
     return sums ? (size_t)groups(problem->dim[0]) * (size_t)problem->dim[1] * sizeof(float) : 0;
 }
 
-/* The row with tables is for bf16: of other types they would be long. */
+/* The row with tables is for bf16: tables of other types would be long. */
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     if (kernel->param[1] == AVX512VBMI && !(device->features & RIDGE_HAS_AVX512_VBMI))

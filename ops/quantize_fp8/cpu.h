@@ -19,9 +19,8 @@ typedef struct quantize_out {
     int64_t stride, ld;
 } quantize_out;
 
-/* Codes of bf16 numbers by the fraction of what they are multiplied by (cpu_tables.h). A thread's own; tag 0:
- * none.
- */
+/* Codes of bf16 numbers by the fraction of what they are multiplied by (cpu_tables.h). Each thread has its own. Tag 0:
+ * the slot is empty. */
 typedef struct quantize_tables {
     _Alignas(64) uint8_t code[256][RIDGE_GROUP];
     uint32_t tag[256];
@@ -39,7 +38,7 @@ typedef struct quantize_args {
     float *tile_sums;        /* [ceil(rows/128)][cols], or NULL */
     quantize_tables *tables; /* the thread's, or NULL */
     bool by_table;           /* the row uses tables */
-    bool stream;             /* codes bypass the cache; who ends a thread's work fences */
+    bool stream;             /* codes bypass the cache; cpu.c fences at the end of a thread's work */
 } quantize_args;
 
 enum { QUANTIZE_ROWS = 16, QUANTIZE_STRIP = 1024 /* bytes of a row */ };

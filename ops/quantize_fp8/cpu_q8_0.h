@@ -1,15 +1,18 @@
-/* cpu_q8_0.h: rows of Q8_0 blocks. Part of cpu_simd.h.
+/* cpu_q8_0.h: rows of Q8_0 blocks.
  *
  * The contract is a product rounded to f32, then halves away from zero. Elements of 16 bits have at most 11 bits, as
  * has amax: 127 x / amax is either halfway between two integers or at least 2^-19 of itself away from that. So a
- * reciprocal that is off by 2^-21 decides as the exact one does, except halfway, where what it is off by decides: up,
- * unless d was rounded such that the contract's product falls short. Then it does for every x of the block, as for amax
- * itself, whose product should be 127. That much known, the nearest integer is what one conversion gives
- * (tests/test_quantize.c tries all of them). Blocks whose d is subnormal are left to the contract's own arithmetic. */
+ * reciprocal that is off by 2^-21 decides as the exact one does, except halfway, where the sign of its error decides:
+ * it must be up, unless d was rounded such that the contract's product falls short. If it falls short for one x of the
+ * block, it does for every x, and for amax itself, whose product should be 127. So the product of amax decides the
+ * sign, and one conversion gives the nearest integer (tests/test_quantize.c tries all of them). Blocks whose d is
+ * subnormal are left to the contract's own arithmetic. */
 #ifndef RIDGE_CPU_QUANTIZE_Q8_0_H
 #define RIDGE_CPU_QUANTIZE_Q8_0_H
 
-enum { BLOCK = RIDGE_Q8_0_BLOCK, BLOCKS = G / BLOCK, ROOM = 8 /* groups on their way out, whole lines in all */ };
+#include "cpu_vectors.h"
+
+enum { BLOCK = RIDGE_Q8_0_BLOCK, BLOCKS = G / BLOCK, CHUNK = 8 /* groups between two stores: whole lines in all */ };
 
 /* ridge_q8_0_scale of n blocks, a multiple of LANES: the halves to store, and what the elements are multiplied by. True
  * if a block is not finite or has a subnormal d. */
@@ -18,7 +21,7 @@ INLINE bool q8_0_scales(uint32_t dtype, int n, const uint32_t *restrict amax, fl
 {
     const uint32_t infinity = 0x7f800000u, least = 0x03fe0000u; /* 127 * 2^-126 */
     const float up = dtype == RIDGE_F32 ? 1.0f : 1 + 0x1p-21f, down = dtype == RIDGE_F32 ? 1.0f : 1 - 0x1p-21f;
-    float d[ROOM * BLOCKS];
+    float d[CHUNK * BLOCKS];
     uint32_t odd = 0;
 
     for (int b = 0; b < n; b++) {
@@ -128,12 +131,12 @@ static void put_bytes(uint8_t *to, const uint8_t *from, size_t n, bool stream)
     memcpy(to + i, from + i, n - i);
 }
 
-/* As row128: a stretch's scales before its codes. The stretch is put together in L1; the second after it is fetched
- * meanwhile, perhaps of row_after. (With stretches of 4096 elements 0.78 to 0.95 of a copy, with these 0.86 to 0.96.)
- */
+/* As row128: a chunk's scales before its codes. The chunk is assembled in L1, and the second chunk after it, which may
+ * belong to row_after, is prefetched meanwhile. (Chunks of 4096 elements run at 0.78 to 0.95 of a copy, these of 1024
+ * at 0.86 to 0.96.) */
 INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *blocks, bool stream, const char *row_after)
 {
-    enum { MOST = ROOM * BLOCKS };
+    enum { MOST = CHUNK * BLOCKS };
     const int size = size_of(dtype), wide = G * size;
     _Alignas(64) uint8_t out[MOST * RIDGE_Q8_0_BYTES];
     _Alignas(64) char room[G * 4];
@@ -141,9 +144,9 @@ INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *block
     uint16_t half[MOST];
     float r[MOST];
 
-    for (int64_t begin = 0; begin < cols; begin += ROOM * G) {
-        const int64_t n = cols - begin < ROOM * G ? cols - begin : ROOM * G, count = n / BLOCK;
-        const int64_t ahead = begin + 2 * ROOM * G;
+    for (int64_t begin = 0; begin < cols; begin += CHUNK * G) {
+        const int64_t n = cols - begin < CHUNK * G ? cols - begin : CHUNK * G, count = n / BLOCK;
+        const int64_t ahead = begin + 2 * CHUNK * G;
         const char *from = x + begin * size, *next = x + ahead * size;
         bool odd;
 

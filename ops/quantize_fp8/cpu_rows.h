@@ -1,6 +1,8 @@
-/* cpu_rows.h: fp8 of whole rows, of groups of 128 columns, and of 128 x 128 blocks. Part of cpu_simd.h. */
+/* cpu_rows.h: fp8 of whole rows, of groups of 128 columns, and of 128 x 128 blocks. */
 #ifndef RIDGE_CPU_QUANTIZE_ROWS_H
 #define RIDGE_CPU_QUANTIZE_ROWS_H
+
+#include "cpu_runs.h"
 
 INLINE uint32_t amax_long(uint32_t dtype, const char *x, int64_t n)
 {
@@ -83,7 +85,7 @@ static uint32_t encode_all(const quantize_args *a, const void *x, float reciproc
 
     for (int64_t i = 0; i < a->cols; i += SOME * G) {
         const char *from = (const char *)x + i * a->size;
-        const bool within = !cached && i + SOME * G < a->cols; /* what comes next is in this row */
+        const bool within = !cached && i + SOME * G < a->cols; /* the next groups are in this row */
         const char *ahead = within ? from + SOME * G * a->size : row_after;
         const int64_t n = a->cols - i < SOME * G ? a->cols - i : SOME * G, whole = n / G * G;
         const uint32_t most = guard ? most_of(a, from, n) : 0;
@@ -110,9 +112,9 @@ static uint32_t encode_all(const quantize_args *a, const void *x, float reciproc
     return all;
 }
 
-/* Up to ROWS rows, so that their scales, neighbours in memory, leave as whole lines: one by one they would share few
- * sets of the caches with those of the other groups, a power of two apart. Several groups at a time: the codes of one
- * would wait for its amax and two divisions, and with them the group after it, because the processor looks no further
+/* Up to ROWS rows, so that their scales, neighbours in memory, are stored as whole lines: stored one by one they would
+ * share few sets of the caches with those of the other groups, a power of two apart. Several groups at a time: the
+ * codes of one wait for its amax and two divisions, and so would the next group, because the processor looks no further
  * than one group ahead. */
 static void row128(const quantize_args *a, int64_t row, int64_t rows)
 {
@@ -184,16 +186,16 @@ INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, i
         amax[g] = magnitude_bits(dtype, largest_lane(dtype, most[g]));
 }
 
-/* BLK128 alone: blocks side by side, so that memory is read and written in long stretches. The second pass finds them
- * in the second-level cache, and fetches the strip to the right. */
+/* BLK128 alone: blocks side by side, so that consecutive memory is read and written. The second pass finds them in the
+ * second-level cache, and prefetches the strip to the right. */
 static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t cols, bool more)
 {
     const int64_t rows = a->rows - tr * G < G ? a->rows - tr * G : G, count = (cols + G - 1) / G, whole = cols / G;
     const char *x = (const char *)a->x + tr * G * a->stride + col * a->size;
     const int wide = G * a->size;
-    enum { MOST = QUANTIZE_STRIP / 2 / G, PLACES = MOST < 16 ? 16 : MOST };
-    uint32_t amax[PLACES] = {0};
-    float s[PLACES], r[PLACES];
+    enum { MOST = QUANTIZE_STRIP / 2 / G, SLOTS = MOST < 16 ? 16 : MOST };
+    uint32_t amax[SLOTS] = {0};
+    float s[SLOTS], r[SLOTS];
     uint8_t *q = a->row.q + tr * G * a->row.stride + col;
     const group_run g = {.n = (int)whole,
                          .x = x,
@@ -218,7 +220,7 @@ static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t c
     default:
         amax_blocks(RIDGE_F32, a, x, rows, cols, amax);
     }
-    scales_of(a, PLACES, amax, s, r);
+    scales_of(a, SLOTS, amax, s, r);
     memcpy(a->row.scale + tr * a->row.ld + col / G, s, (size_t)count * sizeof *s);
     encode_run(a, &g, s, r, 1);
     for (int64_t i = 0; whole < count && i < rows; i++)

@@ -1,4 +1,4 @@
-/* cpu_tables.h: fp8 codes of bf16 by table, for processors with AVX512-VBMI. Part of cpu_simd.h.
+/* cpu_tables.h: fp8 codes of bf16 by table, for processors with AVX512-VBMI.
  *
  * x = 2^(E-127) (1 + m/128) times r = 2^(R-127) (1 + f) is rounded to f32 and then to fp8, both times relative to its
  * size while the code is a normal number. So code(x) = code(1 + m/128, at 1 + f) + units (E + R - 254), where a unit is
@@ -13,6 +13,8 @@
 #ifndef RIDGE_CPU_QUANTIZE_TABLES_H
 #define RIDGE_CPU_QUANTIZE_TABLES_H
 
+#include "cpu_vectors.h"
+
 /* What the loop needs of a group: which table, and the largest exponent field whose numbers all have code 0. */
 typedef struct by_table {
     uint32_t tag; /* NO_TABLE: r is not a number, or so large that `least` would be negative */
@@ -21,7 +23,7 @@ typedef struct by_table {
 
 enum { TABLE_USED = 0x800000, NO_TABLE = 1 };
 
-INLINE uint32_t place_of(uint32_t tag)
+INLINE uint32_t slot_of(uint32_t tag)
 {
     return tag >> 15 & 255;
 }
@@ -30,7 +32,7 @@ static void make_table(quantize_tables *tables, int e5m2, uint32_t tag)
 {
     const float one = ridge_float(0x3f800000u | (tag & 0x7fffffu));
     const uint8_t least = e5m2 ? 19 * 4 : 12 * 8; /* exponent fields start there, and not at 254 */
-    uint8_t *code = tables->code[place_of(tag)];
+    uint8_t *code = tables->code[slot_of(tag)];
     uint16_t x[G];
 
     for (int m = 0; m < G; m++)
@@ -38,7 +40,7 @@ static void make_table(quantize_tables *tables, int e5m2, uint32_t tag)
     pick_encoder(RIDGE_BF16, e5m2, ONE)((const char *)x, &one, code);
     for (int m = 0; m < G; m++)
         code[m] = (uint8_t)(code[m] - least);
-    tables->tag[place_of(tag)] = tag;
+    tables->tag[slot_of(tag)] = tag;
 }
 
 /* Makes the table of r unless it is there. It may displace another. */
@@ -49,12 +51,12 @@ INLINE by_table find_table(quantize_tables *tables, int e5m2, float r)
 
     if (exponent - 1 > 253 - below)
         t.tag = NO_TABLE;
-    else if (tables->tag[place_of(t.tag)] != t.tag)
+    else if (tables->tag[slot_of(t.tag)] != t.tag)
         make_table(tables, e5m2, t.tag);
     return t;
 }
 
-/* What does not change from group to group, kept from the compiler, which would make it anew for each. */
+/* What does not change from group to group, hidden from the compiler, which would compute it again for each. */
 typedef struct table_constants {
     __m512i evens, ones, sign, tiny, order;
 } table_constants;
@@ -87,8 +89,8 @@ INLINE __m512i codes_by_table(int e5m2, const table_constants *c, const uint8_t 
     return _mm512_add_epi8(mantissa, _mm512_slli_epi16(*above, e5m2 ? 2 : 3));
 }
 
-/* The codes of a row of a run, but for groups with an element that is neither zero nor surely normal: these are listed.
- */
+/* The codes of a row of a run, without the groups that have an element that is neither zero nor surely normal: `left`
+ * lists these, and their number is returned. */
 INLINE int run_by_table(const quantize_tables *tables, int e5m2, const table_constants *c, group_run g,
                         const by_table *t, uint8_t *left)
 {
@@ -99,14 +101,14 @@ INLINE int run_by_table(const quantize_tables *tables, int e5m2, const table_con
         const __m512i least = _mm512_set1_epi8((char)t[i].least);
         __m512i q[2], high[2], above[2];
 
-        fetch(&g, i);
-        if (tables->tag[place_of(t[i].tag)] != t[i].tag) { /* none, or displaced by that of a later group */
+        prefetch_next(&g, i);
+        if (tables->tag[slot_of(t[i].tag)] != t[i].tag) { /* none, or displaced by that of a later group */
             left[count++] = (uint8_t)i;
             continue;
         }
         UNROLL
         for (int k = 0; k < 2; k++)
-            q[k] = codes_by_table(e5m2, c, tables->code[place_of(t[i].tag)], least, load(x + k * 128),
+            q[k] = codes_by_table(e5m2, c, tables->code[slot_of(t[i].tag)], least, load(x + k * 128),
                                   load(x + k * 128 + 64), &high[k], &above[k]);
         if (_mm512_cmple_epu8_mask(_mm512_min_epu8(above[0], above[1]), c->tiny)) {
             __mmask64 small[2], none[2];
@@ -127,6 +129,25 @@ INLINE int run_by_table(const quantize_tables *tables, int e5m2, const table_con
         put_vectors(g.q + i * g.q_step, q, g.stream);
     }
     return count;
+}
+
+/* The codes of a run, the tables of which are found once for all rows. */
+INLINE void encode_by_table(const quantize_args *a, int e5m2, group_run g, const float *s, const float *r, int step)
+{
+    const table_constants c = table_constants_of(e5m2);
+    int64_t done = 0;
+    by_table t[G];
+
+    for (int i = 0; i < g.n; i++)
+        t[i] = find_table(a->tables, e5m2, r[i * step]);
+    do {
+        uint8_t left[G];
+        const int count = run_by_table(a->tables, e5m2, &c, g, t, left);
+
+        for (int k = 0; k < count; k++)
+            encode_one(pick_encoder(a->dtype, e5m2, ONE), &g, left[k], s[left[k] * step], r + left[k] * step);
+        next_row(&g);
+    } while (++done < g.rows);
 }
 
 #endif

@@ -1,9 +1,11 @@
-/* cpu_tile.h: one 128 x 128 tile in both forms, by rows and transposed. Part of cpu_simd.h. */
+/* cpu_tile.h: one 128 x 128 tile in both forms, by rows and transposed. */
 #ifndef RIDGE_CPU_QUANTIZE_TILE_H
 #define RIDGE_CPU_QUANTIZE_TILE_H
 
-/* What a tile's first pass leaves for the others. The elements are copied: rows a power of two apart share few sets of
- * the caches, from which they would be gone by the second pass. */
+#include "cpu_runs.h"
+
+/* What a tile's first pass leaves for the later ones. The elements are copied: rows a power of two apart share few sets
+ * of the caches, from which they would be evicted before the second pass. */
 typedef struct tile_work {
     _Alignas(64) char x[G * G * 4]; /* rows of 128 elements, zeros beyond the edges */
     char columns[G * 4];            /* amax of the columns, in x's format less its sign */
@@ -15,8 +17,8 @@ typedef struct tile_work {
 
 enum { TOGETHER = 4 };
 
-/* Groups of as many rows: copied to `to`, the largest of each in a lane of most, and the amax of every column brought
- * up to date. */
+/* Groups of TOGETHER rows: copies them to `to`, leaves the largest elements of each, lane by lane, in most, and updates
+ * the amax of every column. */
 INLINE void absorb_vectors(uint32_t dtype, const char *const *x, char *to, char *columns, ints *most)
 {
     const int pitch = G * size_of(dtype);
@@ -39,7 +41,7 @@ INLINE void absorb_vectors(uint32_t dtype, const char *const *x, char *to, char 
     }
 }
 
-/* The same to the amax of the rows. */
+/* The same, reduced to the amax of each row. */
 INLINE void absorb_groups(uint32_t dtype, const char *const *x, char *to, char *columns, uint32_t *amax)
 {
     ints most[TOGETHER];
@@ -64,9 +66,9 @@ static void absorb(uint32_t dtype, const char *const *x, char *to, char *columns
     }
 }
 
-/* Fetches the TOGETHER rows that are AHEAD of row i into the second-level cache, of this tile or of the next. Whole
- * tiles ahead, rows a multiple of 16 KB apart would displace each other. */
-INLINE void fetch_rows(const quantize_args *a, const char *x, const char *next, int64_t i)
+/* Prefetches into the second-level cache TOGETHER rows of this tile or of the next, AHEAD rows after row i. A whole
+ * tile ahead, rows a multiple of 16 KB apart would evict each other. */
+INLINE void prefetch_rows(const quantize_args *a, const char *x, const char *next, int64_t i)
 {
     enum { AHEAD = 16 };
     const int64_t row = i + AHEAD - (i + AHEAD < G ? 0 : G);
@@ -93,7 +95,7 @@ static uint32_t first_pass(const quantize_args *a, tile_work *w, const char *x, 
         for (int k = 0; k < TOGETHER; k++)
             from[k] =
                 i + k < w->rows ? whole_group(x + (i + k) * stride, w->cols, a->size, to + k * pitch) : to + k * pitch;
-        fetch_rows(a, x, next, i);
+        prefetch_rows(a, x, next, i);
         absorb(a->dtype, from, to, w->columns, w->amax + i);
     }
     for (int64_t i = 0; i < w->rows; i++)
@@ -131,7 +133,7 @@ INLINE void sum_columns(uint32_t dtype, const char *from, int64_t stride, float 
     }
 }
 
-/* Place p of an elementwise operand of widen() belongs to this column. */
+/* The column that element p in the order of widen() belongs to. */
 INLINE int column_at(uint32_t dtype, int p)
 {
     const int vector = p / LANES, lane = p % LANES;
@@ -258,13 +260,13 @@ INLINE void transpose(const uint8_t *from, uint8_t *to)
 /* The transposed form from the codes of the tile. */
 static void put_transposed(const quantize_args *a, const tile_work *w, int64_t tr, int64_t tc)
 {
-    _Alignas(64) uint8_t turned[16 * G];
+    _Alignas(64) uint8_t columns[16 * G];
 
     for (int64_t j = 0; j < w->cols; j += 16) {
         for (int i = 0; i < G; i += VECTOR_BYTES)
-            transpose(&w->codes[i][j], turned + i);
+            transpose(&w->codes[i][j], columns + i);
         for (int64_t k = j; k < w->cols && k < j + 16; k++)
-            put(a->col.q + (tc * G + k) * a->col.stride + tr * G, turned + (k - j) * G, w->rows, a->stream);
+            put(a->col.q + (tc * G + k) * a->col.stride + tr * G, columns + (k - j) * G, w->rows, a->stream);
     }
 }
 
@@ -290,7 +292,7 @@ static void transpose_lines(const char *from, int64_t stride, char *to)
     ints part[4][8];
 
     UNROLL
-    for (int k = 0; k < 4; k++) { /* 8 rows: each lane turns its 8 columns */
+    for (int k = 0; k < 4; k++) { /* 8 rows: each lane transposes its 8 columns */
         ints a[8], b[8];
 
         UNROLL
@@ -326,8 +328,8 @@ static void transpose_lines(const char *from, int64_t stride, char *to)
 }
 
 /* A whole tile of bf16 with a scale for every row and every column. Rows are encoded while they are in L1; columns are
- * read again, whole lines, from L2, so that little displaces the tables in L1. Rows a multiple of 8 KB apart use so few
- * sets of L2 that they would not be there: these are turned at once. */
+ * read again, whole lines, from L2, so that little evicts the tables from L1. Rows a multiple of 8 KB apart use so few
+ * sets of L2 that they would not be there: these are transposed at once. */
 static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t tc, const char *x, int64_t stride,
                        const char *next)
 {
@@ -347,7 +349,7 @@ static void whole_tile(const quantize_args *a, tile_work *w, int64_t tr, int64_t
 
             for (int k = 0; k < TOGETHER; k++)
                 from[k] = x + (first + i + k) * stride;
-            fetch_rows(a, x, next, first + i);
+            prefetch_rows(a, x, next, first + i);
             absorb_vectors(RIDGE_BF16, from, rows + i * PITCH, w->columns, most + i);
         }
         largest_of_rows(RIDGE_BF16, most, w->amax);

@@ -1,7 +1,9 @@
-/* op.c: the op rows of quantize_fp8, quantize_fp8_dual and swiglu_quantize: operands, problem text, rules. */
+/* op.c: the op rows of quantize_fp8, quantize_fp8_dual and swiglu_quantize and their builders: operands, problem text,
+ * rules. */
 #include <math.h>
 
 #include "ops/swiglu/op.h"
+#include "src/util.h"
 
 #define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
 #define SCALES (1u << RIDGE_F32)
@@ -26,16 +28,16 @@ static double quantize_flops(const ridge_problem *problem)
 /* ---------------------------------------------------------------------------------------------------- quantize_fp8 */
 
 static const ridge_field quantize_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_QUANTIZE_FP8_X},
-    {.name = "format", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_QUANTIZE_FP8_Q},
-    {.name = "scale", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_SCALE, .choices = scale_modes},
-    {.name = "pow2", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_POW2},
-    {.name = "given", .kind = RIDGE_FIELD_HAS, .index = RIDGE_QUANTIZE_FP8_GIVEN},
-    {.name = "amax", .kind = RIDGE_FIELD_HAS, .index = RIDGE_QUANTIZE_FP8_AMAX},
-    {.name = "floor", .kind = RIDGE_FIELD_F32, .index = offsetof(ridge_quantize_options, floor)},
-    {.name = NULL},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("dtype", RIDGE_QUANTIZE_FP8_X),
+    DTYPE("format", RIDGE_QUANTIZE_FP8_Q),
+    CHOICE("scale", RIDGE_SCALE, scale_modes),
+    FLAG("pow2", RIDGE_POW2),
+    HAS("given", RIDGE_QUANTIZE_FP8_GIVEN),
+    HAS("amax", RIDGE_QUANTIZE_FP8_AMAX),
+    F32_OPTION(ridge_quantize_options, floor, 0),
+    END,
 };
 
 static const char *quantize_rule(const ridge_call *call)
@@ -82,9 +84,33 @@ static bool quantize_plain(const ridge_call *call)
     return call->opt.quantize.floor == 0.0f;
 }
 
+int64_t ridge_ld_fp8(int64_t cols)
+{
+    return ridge_round_up(cols, 16);
+}
+
+int64_t ridge_ld_scale(int64_t rows)
+{
+    return ridge_round_up(rows, 4);
+}
+
+ridge_call ridge_quantize_fp8(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor q)
+{
+    ridge_call call = ridge_begin(RIDGE_QUANTIZE_FP8, rows, cols, 0, 0);
+
+    if (q.scaling >= RIDGE_SCALING_TENSOR && q.scaling <= RIDGE_SCALING_BLK128)
+        call.flags = RIDGE_SCALE_ROW * (uint32_t)(q.scaling - 1);
+    else
+        call.invalid = "the scaling of q is none of tensor, row, row128, blk128";
+    ridge_put(&call, RIDGE_QUANTIZE_FP8_X, x);
+    ridge_put_scaled(&call, RIDGE_QUANTIZE_FP8_Q, q, RIDGE_F32);
+    return call;
+}
+
 static void quantize_defaults(ridge_call *call)
 {
-    *call = ridge_quantize_fp8(0, 0, RIDGE_BF16, NULL, RIDGE_SCALE_ROW128, RIDGE_E4M3, NULL, NULL);
+    *call = ridge_quantize_fp8(0, 0, ridge_matrix(NULL, RIDGE_BF16),
+                               ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128));
 }
 
 const ridge_op_row ridge_op_quantize_fp8 = {
@@ -118,15 +144,15 @@ const ridge_op_row ridge_op_quantize_fp8 = {
 /* ------------------------------------------------------------------------------------------------ dual, and swiglu */
 
 static const ridge_field dual_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_QUANTIZE_FP8_DUAL_X},
-    {.name = "format", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_QUANTIZE_FP8_DUAL_Q},
-    {.name = "form", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_DUAL, .choices = dual_forms},
-    {.name = "pow2", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_POW2},
-    {.name = "colsum", .kind = RIDGE_FIELD_HAS, .index = RIDGE_QUANTIZE_FP8_DUAL_COLSUM},
-    {.name = "floor", .kind = RIDGE_FIELD_F32, .index = offsetof(ridge_quantize_options, floor)},
-    {.name = NULL},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("dtype", RIDGE_QUANTIZE_FP8_DUAL_X),
+    DTYPE("format", RIDGE_QUANTIZE_FP8_DUAL_Q),
+    CHOICE("form", RIDGE_DUAL, dual_forms),
+    FLAG("pow2", RIDGE_POW2),
+    HAS("colsum", RIDGE_QUANTIZE_FP8_DUAL_COLSUM),
+    F32_OPTION(ridge_quantize_options, floor, 0),
+    END,
 };
 
 static const char *form_rule(uint32_t flags)
@@ -165,9 +191,36 @@ static void dual_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
         dual_output_extent(call, arg - RIDGE_QUANTIZE_FP8_DUAL_Q, rows, cols);
 }
 
+/* Sets q and q_t, in slots first and first + 2, with the form that their scalings are. */
+static void put_dual(ridge_call *call, int first, ridge_tensor q, ridge_tensor q_t)
+{
+    if (q.scaling == RIDGE_SCALING_ROW128 && q_t.scaling == RIDGE_SCALING_ROW128)
+        call->flags = RIDGE_DUAL_ROW_ROW;
+    else if (q.scaling == RIDGE_SCALING_ROW128 && q_t.scaling == RIDGE_SCALING_BLK128)
+        call->flags = RIDGE_DUAL_ROW_BLK;
+    else if (q.scaling == RIDGE_SCALING_BLK128 && q_t.scaling == RIDGE_SCALING_BLK128)
+        call->flags = RIDGE_DUAL_BLK_BLK;
+    else
+        call->invalid =
+            "the scalings of q and q_t are no form (row128 and row128, row128 and blk128, blk128 and blk128)";
+    ridge_put_scaled(call, first, q, RIDGE_F32);
+    ridge_put_scaled(call, first + 2, q_t, RIDGE_F32);
+}
+
+ridge_call ridge_quantize_fp8_dual(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor q, ridge_tensor q_t)
+{
+    ridge_call call = ridge_begin(RIDGE_QUANTIZE_FP8_DUAL, rows, cols, 0, 0);
+
+    ridge_put(&call, RIDGE_QUANTIZE_FP8_DUAL_X, x);
+    put_dual(&call, RIDGE_QUANTIZE_FP8_DUAL_Q, q, q_t);
+    return call;
+}
+
 static void dual_defaults(ridge_call *call)
 {
-    *call = ridge_quantize_fp8_dual(0, 0, RIDGE_BF16, NULL, RIDGE_DUAL_ROW_ROW, RIDGE_E4M3, NULL, NULL, NULL, NULL);
+    const ridge_tensor q = ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128);
+
+    *call = ridge_quantize_fp8_dual(0, 0, ridge_matrix(NULL, RIDGE_BF16), q, q);
 }
 
 #define Q_SHAPE "[rows, cols]"
@@ -203,22 +256,19 @@ const ridge_op_row ridge_op_quantize_fp8_dual = {
 };
 
 static const ridge_field swiglu_quantize_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_SWIGLU_QUANTIZE_GATE},
-    {.name = "format", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_SWIGLU_QUANTIZE_Q},
-    {.name = "form", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_DUAL, .choices = dual_forms},
-    {.name = "pow2", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_POW2},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("dtype", RIDGE_SWIGLU_QUANTIZE_GATE),
+    DTYPE("format", RIDGE_SWIGLU_QUANTIZE_Q),
+    CHOICE("form", RIDGE_DUAL, dual_forms),
+    FLAG("pow2", RIDGE_POW2),
     RIDGE_ACT_FIELD,
-    {.name = "round_gate", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROUND_GATE},
-    {.name = "interleaved", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_INTERLEAVED},
-    {.name = "row_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_QUANTIZE_ROW_SCALE},
+    FLAG("round_gate", RIDGE_ROUND_GATE),
+    FLAG("interleaved", RIDGE_INTERLEAVED),
+    HAS("row_scale", RIDGE_SWIGLU_QUANTIZE_ROW_SCALE),
     RIDGE_SWIGLU_FIELDS,
-    {.name = "floor",
-     .kind = RIDGE_FIELD_F32,
-     .index = (int)offsetof(ridge_swiglu_quantize_options, floor),
-     .preset = 0.0f},
-    {.name = NULL},
+    F32_OPTION(ridge_swiglu_quantize_options, floor, 0),
+    END,
 };
 
 static const char *swiglu_quantize_rule(const ridge_call *call)
@@ -267,9 +317,23 @@ static double swiglu_quantize_flops(const ridge_problem *problem)
     return 8.0 * (double)problem->dim[0] * (double)problem->dim[1];
 }
 
+ridge_call ridge_swiglu_quantize(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate, const void *up,
+                                 ridge_tensor q, ridge_tensor q_t)
+{
+    ridge_call call = ridge_begin(RIDGE_SWIGLU_QUANTIZE, rows, cols, 0, 0);
+
+    call.opt.swiglu_quantize.swiglu = ridge_swiglu_defaults;
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_GATE, dtype, gate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_QUANTIZE_UP, dtype, up, 0);
+    put_dual(&call, RIDGE_SWIGLU_QUANTIZE_Q, q, q_t);
+    return call;
+}
+
 static void swiglu_quantize_defaults(ridge_call *call)
 {
-    *call = ridge_swiglu_quantize(0, 0, RIDGE_BF16, NULL, NULL, RIDGE_DUAL_ROW_ROW, RIDGE_E4M3, NULL, NULL, NULL, NULL);
+    const ridge_tensor q = ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128);
+
+    *call = ridge_swiglu_quantize(0, 0, RIDGE_BF16, NULL, NULL, q, q);
 }
 
 const ridge_op_row ridge_op_swiglu_quantize = {

@@ -7,8 +7,11 @@
 #include "cuda/num.cuh"
 #include "src/math/quantize.h"
 #include "src/math/swiglu.h"
+#include "src/util.h"
 
-enum { QUANTIZE_ABSENT = 0, QUANTIZE_ROW128, QUANTIZE_BLK128 };
+/* How a form scales: not at all, one scale for 128 columns of a row, one for a block of 128 x 128; or as the call says.
+ */
+enum { QUANTIZE_ABSENT = 0, QUANTIZE_ROW128, QUANTIZE_BLK128, QUANTIZE_BY_CALL };
 
 /* One form: codes and their scale table, strides in elements. */
 typedef struct quantize_out {
@@ -22,9 +25,9 @@ typedef struct quantize_args {
     int64_t stride, up_stride;
     int64_t rows, cols;
     uint32_t across; /* tiles, or units, a row */
-    uint32_t ahead;  /* tiles from a block's to the one it fetches into L2 */
+    uint32_t ahead;  /* how many tiles ahead of its own a block prefetches one into L2 */
     int e5m2, pow2;
-    int vector_x, vector_row, vector_col; /* wide loads and stores are aligned */
+    int vector_x, vector_row, vector_col; /* 16-byte loads of x and up, 8-byte and 16-byte stores are aligned */
     int whole;                            /* all of them are */
     float floor;
     quantize_out row, col;
@@ -39,8 +42,9 @@ typedef struct quantize_args {
     ridge_swiglu_options o;
 } quantize_args;
 
-/* A grid of few blocks, as of few tokens, lets the next kernel in before it waits for those in front: a product behind
- * it may then fetch its weights early. Of many blocks it takes time, and belongs behind their loads. */
+/* Waits for the preceding kernels. A small grid, as for few tokens, triggers the programmatic launch of its dependent
+ * before it waits: a GEMM after it may then prefetch its weights early. In a large grid the trigger takes time, and the
+ * kernel issues it after its loads. */
 static __device__ __forceinline__ void quantize_wait(void)
 {
     if (gridDim.x <= 128)
@@ -48,7 +52,7 @@ static __device__ __forceinline__ void quantize_wait(void)
     ptx_grid_wait();
 }
 
-/* Words of 8 elements. */
+/* 32-bit words of 8 elements. */
 #define QUANTIZE_WORDS(dtype) ((dtype) == RIDGE_F32 ? 8 : 4)
 
 template <int DTYPE> static __device__ __forceinline__ void quantize_unpack(const uint32_t *raw, float *x)
@@ -84,7 +88,8 @@ static __device__ __forceinline__ void quantize_load(const char *from, int64_t n
     }
 }
 
-/* Magnitudes of a word; the larger of two, per half for 16-bit elements (a NaN wins, as its bits are the largest). */
+/* Magnitudes of a word. quantize_larger: the larger of two, per half for 16-bit elements (a NaN wins, since its bits
+ * are the largest). */
 template <int DTYPE> static __device__ __forceinline__ uint32_t quantize_magnitude(uint32_t word)
 {
     return word & (DTYPE == RIDGE_F32 ? 0x7fffffffu : 0x7fff7fffu);
@@ -122,7 +127,7 @@ static __device__ __forceinline__ float quantize_scale(const quantize_args &p, u
     return ridge_fp8_scale(amax, p.floor, p.e5m2, p.pow2);
 }
 
-/* n codes of 8. */
+/* Stores the first n of 8 codes. */
 static __device__ __forceinline__ void quantize_store8(uint8_t *to, const float *x, int64_t n, bool vector, bool e5m2)
 {
     const uint2 v = make_uint2(num_fp8x4(x[0], x[1], x[2], x[3], e5m2), num_fp8x4(x[4], x[5], x[6], x[7], e5m2));
@@ -141,14 +146,14 @@ static __device__ __forceinline__ void quantize_store8(uint8_t *to, const float 
 
 static inline int64_t quantize_groups(int64_t n)
 {
-    return (n + RIDGE_GROUP - 1) / RIDGE_GROUP;
+    return ridge_ceil_div(n, RIDGE_GROUP);
 }
 
-static inline quantize_out quantize_output(const ridge_call *call, int q, int64_t stride, int64_t ld)
+/* Codes in slot q, their scales in the slot after it. */
+static inline quantize_out quantize_output(const ridge_call *call, int q)
 {
     const ridge_operand *codes = &call->arg[q], *scale = &call->arg[q + 1];
-    quantize_out o = {(uint8_t *)codes->data, (float *)scale->data, codes->stride ? codes->stride : stride,
-                      scale->stride ? scale->stride : ld};
+    const quantize_out o = {(uint8_t *)codes->data, (float *)scale->data, codes->stride, scale->stride};
 
     return o;
 }

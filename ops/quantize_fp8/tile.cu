@@ -1,15 +1,17 @@
-/* tile.cu: quantize_fp8 (ROW128, BLK128), quantize_fp8_dual and swiglu_quantize on CUDA: one block of 256
- * threads a tile of 128 x 128, elements loaded straight into registers. Takes any alignment, layout and option, on any
- * architecture. Bytes: 2 read, 2 written an element for bf16 dual. */
+/* tile.cu: quantize_fp8 (ROW128, BLK128), quantize_fp8_dual and swiglu_quantize on CUDA: the kernel around a tile
+ * (tile.cuh), its instances and the kernel rows. Takes any alignment, layout and option, on any architecture. One block
+ * of 256 threads quantises one tile of 128 x 128 elements, which it loads straight into registers. Moves 2 bytes in and
+ * 2 out an element for bf16 dual. Leaves out: one scale for a row or for the tensor (whole.cu). */
 #include "tile.cuh"
 
-/* Rows of tiles that are taken together before the next column of tiles. One is faster where a block fetches ahead. */
+/* Rows of tiles in a bundle: blocks go down a bundle's column of tiles before they go to its next column. A bundle of
+ * one row is faster where a block prefetches the tile of a later block. */
 #define BUNDLE(col, source) ((source) == FROM_SWIGLU || (col) == QUANTIZE_ABSENT ? 4u : 1u)
 
-/* Fetches half of a tile into L2, the first 64 bytes of each line. Measured on an H200 only: all of it, or a distance
- * too long, makes everything slower. */
+/* Prefetches half of a tile into L2, the first 64 bytes of each line. Measured on an H200 only: all of the tile, or a
+ * longer distance, makes everything slower. */
 template <int DTYPE, int SOURCE>
-static __device__ __forceinline__ void tile_fetch(const quantize_args &p, uint32_t tile)
+static __device__ __forceinline__ void tile_prefetch(const quantize_args &p, uint32_t tile)
 {
 #if __CUDA_ARCH__ == 900
     constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2, LINE = 128;
@@ -28,11 +30,13 @@ static __device__ __forceinline__ void tile_fetch(const quantize_args &p, uint32
 #endif
 }
 
-/* What a multiprocessor holds: three where the registers suffice. */
+/* Blocks that a multiprocessor holds: three where the registers suffice. */
 #define BLOCKS(dtype, col, source) ((dtype) != RIDGE_F32 && (source) == FROM_X && (col) == QUANTIZE_ABSENT ? 3 : 2)
 
-/* E5M2 is 0 or 1, or 2 for "see p.e5m2". */
-template <int DTYPE, int ROW, int COL, int SOURCE, int E5M2>
+/* The template parameters are what decides the registers and the loops over them: the words of an element (DTYPE), what
+ * lies in registers besides the tile (SOURCE), and which scales go through shared memory (ROW, COL). The fp8 format is
+ * an argument, and with FROM_SWIGLU so are the forms: a tile takes one uniform branch for each. */
+template <int DTYPE, int ROW, int COL, int SOURCE>
 static __global__ void __launch_bounds__(TILE_THREADS,
                                          SOURCE == FROM_SILU ? 2 : TILE_BLOCKS(BLOCKS(DTYPE, COL, SOURCE)))
     quantize_tile(const __grid_constant__ quantize_args p)
@@ -40,11 +44,12 @@ static __global__ void __launch_bounds__(TILE_THREADS,
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
     constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2;
     constexpr uint32_t DEEP = BUNDLE(COL, SOURCE);
+    constexpr bool SUMS = SOURCE == FROM_X && COL != QUANTIZE_ABSENT;
     __shared__ __align__(16) tile_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t bundle = blockIdx.x / (DEEP * p.across), place = blockIdx.x % (DEEP * p.across);
+    const uint32_t bundle = blockIdx.x / (DEEP * p.across), index = blockIdx.x % (DEEP * p.across);
     const uint32_t down = min(DEEP, (uint32_t)((p.rows + 127) / 128) - bundle * DEEP);
-    const int tr = (int)(bundle * DEEP + place % down), tc = (int)(place / down);
+    const int tr = (int)(bundle * DEEP + index % down), tc = (int)(index / down);
     const int row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     uint32_t raw[TILE_ROWS][W];
 
@@ -52,24 +57,25 @@ static __global__ void __launch_bounds__(TILE_THREADS,
         quantize_wait();
     else
         ptx_grid_wait();
-    if (SOURCE != FROM_SWIGLU && p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
-        const char *from = p.x + (row * p.stride + col) * SIZE, *with = p.up + (row * p.up_stride + col) * SIZE;
-        uint32_t up[SOURCE == FROM_SILU ? TILE_ROWS : 1][W];
+    if constexpr (SOURCE != FROM_SWIGLU) {
+        if (p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
+            const char *from = p.x + (row * p.stride + col) * SIZE, *with = p.up + (row * p.up_stride + col) * SIZE;
+            uint32_t up[SOURCE == FROM_SILU ? TILE_ROWS : 1][W];
 
 #pragma unroll
-        for (int i = 0; i < TILE_ROWS; i++, from += p.stride * SIZE, with += p.up_stride * SIZE) {
-            quantize_load<DTYPE>(from, 8, true, raw[i]);
+            for (int i = 0; i < TILE_ROWS; i++, from += p.stride * SIZE, with += p.up_stride * SIZE) {
+                quantize_load<DTYPE>(from, 8, true, raw[i]);
+                if constexpr (SOURCE == FROM_SILU)
+                    quantize_load<DTYPE>(with, 8, true, up[i]);
+            }
+            if (COL != QUANTIZE_ABSENT) /* memory would idle while the few blocks compute */
+                tile_prefetch<DTYPE, SOURCE>(p, blockIdx.x + p.ahead);
+            ptx_grid_release(); /* it takes time: after the loads are issued */
             if constexpr (SOURCE == FROM_SILU)
-                quantize_load<DTYPE>(with, 8, true, up[i]);
+                tile_silu<DTYPE>(p, row, col, raw, up);
+            tile_finish<DTYPE, ROW, COL, SUMS>(p, m, raw, tr, tc, true);
+            return;
         }
-        if (COL != QUANTIZE_ABSENT) /* memory would idle while the few blocks compute */
-            tile_fetch<DTYPE, SOURCE>(p, blockIdx.x + p.ahead);
-        ptx_grid_release(); /* takes time: behind the loads */
-        if constexpr (SOURCE == FROM_SILU)
-            tile_silu<DTYPE>(p, row, col, raw, up);
-        tile_finish<DTYPE, ROW, COL, SOURCE == FROM_X && COL != QUANTIZE_ABSENT>(p, m, raw, tr, tc, true,
-                                                                                 E5M2 == 2 ? p.e5m2 : E5M2);
-        return;
     }
 #pragma unroll
     for (int first = 0; first < TILE_ROWS; first += TOGETHER) {
@@ -77,8 +83,8 @@ static __global__ void __launch_bounds__(TILE_THREADS,
 
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++)
-            tile_element_loads<DTYPE, SOURCE>(p, row + first + i, col, row + first + i < p.rows ? p.cols - col : 0,
-                                              raw[first + i], up[i]);
+            tile_load_row<DTYPE, SOURCE>(p, row + first + i, col, row + first + i < p.rows ? p.cols - col : 0,
+                                         raw[first + i], up[i]);
         if (SOURCE != FROM_X)
 #pragma unroll
             for (int i = 0; i < TOGETHER; i++)
@@ -86,11 +92,17 @@ static __global__ void __launch_bounds__(TILE_THREADS,
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
     ptx_grid_release();
-    tile_finish<DTYPE, ROW, COL, SOURCE == FROM_X && COL != QUANTIZE_ABSENT>(p, m, raw, tr, tc, false,
-                                                                             E5M2 == 2 ? p.e5m2 : E5M2);
+    if constexpr (SOURCE != FROM_SWIGLU)
+        tile_finish<DTYPE, ROW, COL, SUMS>(p, m, raw, tr, tc, false);
+    else if ((p.flags & RIDGE_DUAL) == RIDGE_DUAL_ROW_ROW)
+        tile_finish<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, false>(p, m, raw, tr, tc, false);
+    else if ((p.flags & RIDGE_DUAL) == RIDGE_DUAL_ROW_BLK)
+        tile_finish<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, false>(p, m, raw, tr, tc, false);
+    else
+        tile_finish<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, false>(p, m, raw, tr, tc, false);
 }
 
-/* Sums of the tiles to sums of the columns, tiles in order. */
+/* Column sums from the sums of the tiles, in order of the tiles. */
 static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_constant__ quantize_args p)
 {
     const int64_t col = (int64_t)blockIdx.x * 128 + threadIdx.x, tiles = (p.rows + 127) / 128;
@@ -108,27 +120,24 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_FORM(DTYPE, SOURCE, E5M2)                                                        \
-    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE, E5M2>,     \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE, E5M2>, \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE, E5M2>
-#define BY_SINGLE(DTYPE, E5M2)                                                          \
-    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X, E5M2>, \
-        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X, E5M2>
-/* f32 tiles of two tensors do not fit the registers. */
-#define PLAIN(DTYPE) ((DTYPE) == RIDGE_F32 ? FROM_SWIGLU : FROM_SILU)
-#define BY_DTYPE(DTYPE)                                                                                 \
-    {                                                                                                   \
-        BY_FORM(DTYPE, FROM_X, 0), BY_SINGLE(DTYPE, 0), BY_FORM(DTYPE, FROM_X, 1), BY_SINGLE(DTYPE, 1), \
-            BY_FORM(DTYPE, FROM_SWIGLU, 2), BY_FORM(DTYPE, PLAIN(DTYPE), DTYPE == RIDGE_F32 ? 2 : 0),   \
-            BY_FORM(DTYPE, PLAIN(DTYPE), DTYPE == RIDGE_F32 ? 2 : 1)                                    \
-    }
+#define BY_FORM(DTYPE, SOURCE)                                                        \
+    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128, SOURCE>,     \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128, SOURCE>, \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, SOURCE>
+#define ANY(DTYPE) (const void *)quantize_tile<DTYPE, QUANTIZE_BY_CALL, QUANTIZE_BY_CALL, FROM_SWIGLU>
+#define SINGLE(DTYPE)                                                             \
+    (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X>, \
+        (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X>
 
-enum { ANY_SWIGLU = 10, PLAIN_SWIGLU = 13, FUNCTIONS = 19 };
-
-/* [f32, f16, bf16][e5m2 * 5 + form, or 3 and 4 for ROW128 and BLK128 alone; SwiGLU by form; without options by e5m2 * 3
- * + form] */
-static const void *const functions[3][FUNCTIONS] = {BY_DTYPE(RIDGE_F32), BY_DTYPE(RIDGE_F16), BY_DTYPE(RIDGE_BF16)};
+/* [f32, f16, bf16][the three forms of dual; ROW128 and BLK128 alone; swiglu_quantize with any option; the three forms
+ * of swiglu_quantize with SiLU and default options, which f32 lacks: tiles of two f32 tensors do not fit the registers]
+ */
+enum { DUAL_FORMS = 0, SINGLE_FORMS = 3, ANY_SWIGLU = 5, SILU_FORMS = 6, FUNCTIONS = 9 };
+static const void *const functions[3][FUNCTIONS] = {
+    {BY_FORM(RIDGE_F32, FROM_X), SINGLE(RIDGE_F32), ANY(RIDGE_F32), ANY(RIDGE_F32), ANY(RIDGE_F32), ANY(RIDGE_F32)},
+    {BY_FORM(RIDGE_F16, FROM_X), SINGLE(RIDGE_F16), ANY(RIDGE_F16), BY_FORM(RIDGE_F16, FROM_SILU)},
+    {BY_FORM(RIDGE_BF16, FROM_X), SINGLE(RIDGE_BF16), ANY(RIDGE_BF16), BY_FORM(RIDGE_BF16, FROM_SILU)},
+};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -138,28 +147,33 @@ static ridge_status prepare(const ridge_device *device)
     return status ? status : host_load(device, &sums, 1, "quantize: loading kernels");
 }
 
-/* SiLU of two tensors, nothing else, where that kernel's registers leave two blocks a multiprocessor. */
-static bool plain_swiglu(const ridge_device *device, const ridge_problem *problem)
+/* SiLU of two tensors and nothing else, on a device where that kernel's registers leave two blocks a multiprocessor. */
+static bool is_plain_silu(const ridge_device *device, const ridge_problem *problem)
 {
     return device->arch >= RIDGE_ARCH_SM90 && device->arch <= RIDGE_ARCH_SM103 && problem->plain &&
            problem->dtype[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE] == RIDGE_NONE &&
            !(problem->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED));
 }
 
+static const void *function_of(const ridge_device *device, const ridge_problem *problem)
+{
+    const void *const *const of_dtype = functions[problem->dtype[0] - RIDGE_F32];
+    const uint32_t form = (problem->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK;
+
+    if (problem->op == RIDGE_QUANTIZE_FP8)
+        return of_dtype[SINGLE_FORMS + ((problem->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128)];
+    if (problem->op == RIDGE_QUANTIZE_FP8_DUAL)
+        return of_dtype[DUAL_FORMS + form];
+    return of_dtype[is_plain_silu(device, problem) ? SILU_FORMS + form : ANY_SWIGLU];
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
     const ridge_call *call = &bound->call;
-
-    const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE, single = call->op == RIDGE_QUANTIZE_FP8;
-    const int dtype = problem->dtype[0], form = (int)((call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK);
-    const int alone = 3 + ((call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128);
-    quantize_args p = tile_collect(call, swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q);
     float *colsum =
         call->op == RIDGE_QUANTIZE_FP8_DUAL ? (float *)call->arg[RIDGE_QUANTIZE_FP8_DUAL_COLSUM].data : NULL;
-    const int which = swiglu ? plain_swiglu(device, problem) ? PLAIN_SWIGLU + p.e5m2 * 3 + form : ANY_SWIGLU + form
-                             : p.e5m2 * 5 + (single ? alone : form);
+    quantize_args p = tile_args(call);
     ridge_status status;
 
     if (p.rows == 0 || p.cols == 0)
@@ -167,7 +181,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.ahead = (uint32_t)device->units * 3 / 4; /* of twice as many blocks as units; from 1.2 on it is slower */
     p.sums = colsum ? (float *)workspace : NULL;
     p.colsum = colsum;
-    status = host_launch(device, kernel->name, functions[dtype - RIDGE_F32][which],
+    status = host_launch(device, kernel->name, function_of(device, &bound->problem),
                          dim3((unsigned)(quantize_groups(p.rows) * p.across)), TILE_THREADS, &p, stream);
     if (status || !colsum)
         return status;

@@ -1,10 +1,11 @@
-/* tile.cuh: a tile of 128 x 128 of quantize_fp8, quantize_fp8_dual or swiglu_quantize by 256 threads: SwiGLU
- * of elements in registers, and the way from there to codes and scales in memory.
+/* tile.cuh: 256 threads quantise a tile of 128 x 128 elements for quantize_fp8, quantize_fp8_dual or swiglu_quantize:
+ * SwiGLU of elements in registers, and from there the codes and scales in memory. Leaves out: the kernel and its
+ * instances (tile.cu).
  *
  * Thread (warp w, lane l) owns rows 16 w + 8 (l / 16) .. + 7 and columns 8 (l % 16) .. + 7. Row scales: a butterfly
- * over 16 lanes leaves each lane one row's amax. Column scales: through shared memory, thread t < 128 owns column t.
- * The transposed codes of a thread's 8 rows are 8 consecutive bytes of a column; they pass through shared memory,
- * 8-byte chunk q of column c at chunk q ^ (c / 8), which keeps writes and reads free of bank conflicts. */
+ * over 16 lanes leaves each lane the amax of one row. Column scales go through shared memory, where thread t < 128 owns
+ * column t. The transposed codes of a thread's 8 rows are 8 consecutive bytes of a column. They pass through shared
+ * memory, 8-byte chunk q of column c at chunk q ^ (c / 8), so that neither writes nor reads have bank conflicts. */
 #ifndef RIDGE_QUANTIZE_TILE_CUH
 #define RIDGE_QUANTIZE_TILE_CUH
 
@@ -12,17 +13,18 @@
 #include "ops/swiglu/approx.cuh"
 
 enum { TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / 32, TILE_ROWS = 8 };
-/* Blocks that must fit a multiprocessor, which caps the registers: measured on an H200; elsewhere ptxas gets what it
- * wants, so as not to spill. */
+/* Blocks that must fit a multiprocessor, which caps the registers. Measured on an H200; elsewhere ptxas takes as many
+ * registers as it wants, so that nothing spills. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define TILE_BLOCKS(hopper) (hopper)
 #else
 #define TILE_BLOCKS(hopper) 1
 #endif
 
+/* What a tile's elements are: x; SiLU(gate) * up without options; SwiGLU with any option. */
 enum { FROM_X = 0, FROM_SILU, FROM_SWIGLU };
 
-/* 17 KB: what is in flight to L1 shares the SM's 256 KB with it. */
+/* 17 KB a block. It is kept small because L1, where the loads in flight lie, has the rest of the SM's 256 KB. */
 typedef struct tile_memory {
     union {
         struct {
@@ -36,10 +38,11 @@ typedef struct tile_memory {
     uint32_t warp_amax[4];
 } tile_memory;
 
-/* Row `row`, columns col.. of x, or of swiglu_fwd's out; n columns are inside. */
+/* Loads 8 columns of a row from column `col` on: of x into a, or of gate into a and of up into b (with
+ * RIDGE_INTERLEAVED both hold pairs). n columns are inside the tensor. */
 template <int DTYPE, int SOURCE>
-static __device__ __forceinline__ void tile_element_loads(const quantize_args &p, int64_t row, int64_t col, int64_t n,
-                                                          uint32_t *a, uint32_t *b)
+static __device__ __forceinline__ void tile_load_row(const quantize_args &p, int64_t row, int64_t col, int64_t n,
+                                                     uint32_t *a, uint32_t *b)
 {
     const int size = DTYPE == RIDGE_F32 ? 4 : 2;
 
@@ -55,8 +58,8 @@ static __device__ __forceinline__ void tile_element_loads(const quantize_args &p
         quantize_load<DTYPE>(p.up + (row * p.up_stride + col) * size, n, p.vector_x, b);
 }
 
-/* swiglu_fwd of 8 columns, rounded to the dtype as it would be stored; result in a. Columns from n on become 0. A NaN
- * is not made canonical: all codes of its group are 7F whatever its bits. */
+/* swiglu_fwd of 8 columns, rounded to the dtype as swiglu_fwd would store it; the result is in a. Columns from n on
+ * become 0. A NaN is not made canonical: all codes of its group are 7F whatever its bits. */
 template <int DTYPE, int SOURCE>
 static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64_t row, int64_t n, uint32_t *a,
                                                    const uint32_t *b)
@@ -103,24 +106,24 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
     }
 }
 
-/* The exact result of the rows of 8 elements in `doubt`, whose bits are rows of this thread: the warp takes a row of up
- * to four lanes a turn, and a lane an element of one. A tile waits for the warp with the most turns. row, col: this
- * thread's first element. */
-static __device__ __forceinline__ void tile_settle(const quantize_args &p, uint32_t doubt, int row, int col,
-                                                   uint32_t (*raw)[4])
+/* Replaces rows of 8 elements by the exact formula's result. Bit i of `recheck` asks for this thread's row i. In one
+ * step of the loop the warp computes one row for each of up to four lanes, the owners, and every lane computes one
+ * element; a tile waits for the warp with the most steps. row, col: this thread's first element. */
+static __device__ __forceinline__ void tile_recompute(const quantize_args &p, uint32_t recheck, int row, int col,
+                                                      uint32_t (*raw)[4])
 {
     enum { LANES = 8 /* of a row */, OWNERS = 32 / LANES };
     const int lane = threadIdx.x % 32;
 
-    for (uint32_t lanes; (lanes = __ballot_sync(~0u, doubt != 0)) != 0;) {
-        const int place = __popc(lanes & ((1u << lane) - 1)), turn = __ffs((int)doubt) - 1;
-        const bool mine = doubt && place < OWNERS;
+    for (uint32_t lanes; (lanes = __ballot_sync(~0u, recheck != 0)) != 0;) {
+        const int rank = __popc(lanes & ((1u << lane) - 1)), i_row = __ffs((int)recheck) - 1;
+        const bool mine = recheck && rank < OWNERS;
 
 #pragma unroll
-        for (int i = 0; i < OWNERS - 1; i++) /* the lowest bit becomes the owner that this lane works for */
+        for (int i = 0; i < OWNERS - 1; i++) /* the lowest bit left is the owner that this lane computes for */
             lanes &= i < lane / LANES && (lanes & (lanes - 1)) ? lanes - 1 : ~0u;
         const int owner = __ffs((int)lanes) - 1;
-        const int64_t at_row = __shfl_sync(~0u, row + turn, owner);
+        const int64_t at_row = __shfl_sync(~0u, row + i_row, owner);
         const int64_t at_col = __shfl_sync(~0u, col, owner) + lane % LANES;
         const float gate = num_load<RIDGE_BF16>(p.x, at_row * p.stride + at_col);
         const float y =
@@ -130,42 +133,44 @@ static __device__ __forceinline__ void tile_settle(const quantize_args &p, uint3
 
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            exact[k] = __shfl_sync(~0u, word, place % OWNERS * LANES + 2 * k);
-        doubt &= mine ? doubt - 1 : ~0u;
+            exact[k] = __shfl_sync(~0u, word, rank % OWNERS * LANES + 2 * k);
+        recheck &= mine ? recheck - 1 : ~0u;
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++)
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                raw[i][k] = mine && i == turn ? exact[k] : raw[i][k];
+                raw[i][k] = mine && i == i_row ? exact[k] : raw[i][k];
     }
 }
 
-/* swiglu_fwd with default options of this thread's elements, all inside; 16-bit elements. */
+/* swiglu_fwd with SiLU and default options of this thread's 16-bit elements, all of them inside the tensor. bf16 takes
+ * the approximation of ops/swiglu/approx.cuh, and the exact formula for rows that it cannot decide. */
 template <int DTYPE>
 static __device__ __forceinline__ void tile_silu(const quantize_args &p, int row, int col, uint32_t (*raw)[4],
                                                  const uint32_t (*up)[4])
 {
-    uint32_t doubt = 0, range = 0;
+    uint32_t recheck = 0, gates = 0;
 
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; i++) {
-        uint32_t near = ~0u;
+        uint32_t distance = ~0u;
 
-        if (!GUESS || DTYPE != RIDGE_BF16) {
+        if (!APPROX || DTYPE != RIDGE_BF16) {
             tile_swiglu<DTYPE, FROM_SILU>(p, 0, 8, raw[i], up[i]);
             continue;
         }
-        range = guess_range(raw[i][0], raw[i][1], guess_range(raw[i][2], raw[i][3], range));
+        gates = approx_max_gates(raw[i][0], raw[i][1], approx_max_gates(raw[i][2], raw[i][3], gates));
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            raw[i][k] = guess_silu2(raw[i][k], up[i][k], &near);
-        doubt |= guess_near(near) ? 1u << i : 0;
+            raw[i][k] = approx_silu2(raw[i][k], up[i][k], &distance);
+        recheck |= approx_near_boundary(distance) ? 1u << i : 0;
     }
-    if (GUESS && DTYPE == RIDGE_BF16)
-        tile_settle(p, guess_far(range) ? 0xffu : doubt, row, col, raw);
+    if (APPROX && DTYPE == RIDGE_BF16)
+        tile_recompute(p, approx_out_of_range(gates) ? 0xffu : recheck, row, col, raw);
 }
 
-/* 8 values of 16 lanes to one: each lane ends with the largest of value 4 b3 + 2 b2 + b1, b its lane's bits. */
+/* The largest over 16 lanes of each of 8 values: each lane ends with that of value 4 b3 + 2 b2 + b1, b its lane's bits.
+ */
 template <int DTYPE> static __device__ __forceinline__ uint32_t tile_butterfly(uint32_t *v, int lane)
 {
 #pragma unroll
@@ -182,7 +187,7 @@ template <int DTYPE> static __device__ __forceinline__ uint32_t tile_butterfly(u
     return quantize_larger<DTYPE>(v[0], __shfl_xor_sync(~0u, v[0], 1));
 }
 
-/* Element j of 8. */
+/* Element j of the 8 of a row. */
 template <int DTYPE> static __device__ __forceinline__ float tile_element(const uint32_t *raw, int j)
 {
     if (DTYPE == RIDGE_F32)
@@ -192,7 +197,7 @@ template <int DTYPE> static __device__ __forceinline__ float tile_element(const 
     return ptx_f32_from_f16((uint16_t)(raw[j / 2] >> (j & 1) * 16));
 }
 
-/* Amax, and sums, of the columns of this warp's 16 rows to shared memory. */
+/* Writes amax, and the sums if p.sums asks for them, of the columns of this warp's 16 rows to shared memory. */
 template <int DTYPE, bool SUMS>
 static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile_memory &m,
                                                     const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int warp, int lane)
@@ -227,7 +232,7 @@ static __device__ __forceinline__ void tile_columns(const quantize_args &p, tile
     }
 }
 
-/* Thread t < 128: amax of column t as f32 bits, and its sum to global memory. */
+/* Thread t < 128: returns amax of column t as f32 bits, and writes the column's sum to global memory. */
 template <int DTYPE, bool SUMS>
 static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, const tile_memory &m, int t, int tr,
                                                        int col)
@@ -248,11 +253,11 @@ static __device__ __forceinline__ uint32_t tile_column(const quantize_args &p, c
     return quantize_fold<DTYPE>(most);
 }
 
-/* The transposed codes of this thread's 8 x 8 elements to shared memory; own: each column has its reciprocal in m.r,
- * else all have `block`'s. */
+/* Writes the transposed codes of this thread's 8 x 8 elements to shared memory. own: each column has its reciprocal in
+ * m.r, else all have `block`. */
 template <int DTYPE>
-static __device__ __forceinline__ void tile_turn(tile_memory &m, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], bool own,
-                                                 float block, bool e5m2, int warp, int lane)
+static __device__ __forceinline__ void tile_transpose(tile_memory &m, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)],
+                                                      bool own, float block, bool e5m2, int warp, int lane)
 {
     const int x = lane & 15, at = 8 * ((2 * warp + lane / 16) ^ x);
     float r[8] = {block, block, block, block, block, block, block, block};
@@ -274,10 +279,10 @@ static __device__ __forceinline__ void tile_turn(tile_memory &m, const uint32_t 
     }
 }
 
-/* The tile of the transposed codes to global memory: 16 bytes a thread and step, 8 threads a column. `inside`: no edge
- * and no odd address to look after. */
-static __device__ __forceinline__ void tile_store_turned(const quantize_args &p, const tile_memory &m, int row, int col,
-                                                         bool inside)
+/* Copies the transposed codes from shared to global memory: 16 bytes a thread and step, 8 threads a column. `inside`:
+ * the tile has no edge and its stores are aligned. */
+static __device__ __forceinline__ void tile_store_transposed(const quantize_args &p, const tile_memory &m, int row,
+                                                             int col, bool inside)
 {
     enum { STEP = TILE_THREADS / 8 };
     const int first = (int)threadIdx.x >> 3, pair = (int)threadIdx.x & 7, n = (int)p.rows - row - 16 * pair;
@@ -289,23 +294,24 @@ static __device__ __forceinline__ void tile_store_turned(const quantize_args &p,
     for (int k = 0; k < 128 / STEP; k++, to += STEP * p.col.stride) {
         const int c = first + k * STEP;
         const uint4 v = *(const uint4 *)&m.codes[c * 128 + (chunk ^ 2 * k) * 16];
-        const uint4 turned = first & 8 ? make_uint4(v.z, v.w, v.x, v.y) : v;
+        const uint4 codes = first & 8 ? make_uint4(v.z, v.w, v.x, v.y) : v;
 
         if (inside || (p.vector_col && n >= 16 && col + c < p.cols)) {
-            *(uint4 *)to = turned; /* not evict-first: half a percent faster, the line's neighbours come later */
+            *(uint4 *)to = codes; /* not evict-first, which is half a percent slower: other blocks write the rest of the
+                                     line later */
             continue;
         }
 #pragma unroll 1
         for (int i = 0; i < 16 && i < n && col + c < p.cols; i++) {
-            const uint32_t word = i < 4 ? turned.x : i < 8 ? turned.y : i < 12 ? turned.z : turned.w;
+            const uint32_t word = i < 4 ? codes.x : i < 8 ? codes.y : i < 12 ? codes.z : codes.w;
 
             to[i] = (uint8_t)(word >> (i % 4 * 8));
         }
     }
 }
 
-/* Each row's scale, and its codes. `amax` is the butterfly's result; own: each row has its scale, else all have
- * `block`. */
+/* Stores the scales and codes of this thread's rows. `amax` is the butterfly's result. own: each row has its scale,
+ * else all have `block`. */
 template <int DTYPE>
 static __device__ __forceinline__ void tile_rows(const quantize_args &p, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)],
                                                  uint32_t amax, bool own, float block, int tc, int row, int col,
@@ -333,20 +339,34 @@ static __device__ __forceinline__ void tile_rows(const quantize_args &p, const u
     }
 }
 
-/* The threads of a tile. */
+/* The codes that need the scales of the whole tile: rows with the block's one scale, and the transposed form. The
+ * caller branches on the format once, around all of them: a choice at each conversion would cost both formats
+ * instructions. */
+template <int DTYPE, int ROW, int COL, int E5M2>
+static __device__ __forceinline__ void tile_scaled_codes(const quantize_args &p, tile_memory &m,
+                                                         const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], float block,
+                                                         int tc, int row, int col, bool inside, int warp, int lane)
+{
+    if (ROW == QUANTIZE_BLK128)
+        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, inside, E5M2, lane);
+    if (COL != QUANTIZE_ABSENT)
+        tile_transpose<DTYPE>(m, raw, COL == QUANTIZE_ROW128, ridge_fp8_reciprocal(block), E5M2, warp, lane);
+}
+
+/* A barrier of all threads of a tile. */
 static __device__ __forceinline__ void tile_sync(void)
 {
     static_assert(TILE_THREADS == 256, "the barrier counts threads");
     asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-/* Everything after the elements are in `raw`. The caller has seen to it that nobody still reads m. `inside`: the whole
- * tile is inside the tensor and every wide store is aligned; a constant in every caller, as is e5m2 where speed counts.
- * SUMS: p.sums may ask for the sums of columns. */
+/* From the elements in `raw` to codes and scales in memory. No thread may still read m when it is called. `inside`: the
+ * whole tile is inside the tensor and every wide store is aligned; a constant in every caller. SUMS: p.sums may ask for
+ * the sums of columns. */
 template <int DTYPE, int ROW, int COL, bool SUMS>
 static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_memory &m,
                                                    const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], int tr, int tc,
-                                                   bool inside, bool e5m2)
+                                                   bool inside)
 {
     constexpr bool SHARED = ROW == QUANTIZE_BLK128 || COL != QUANTIZE_ABSENT;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -361,7 +381,12 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
 #pragma unroll
         for (int i = 0; i < TILE_ROWS; i++)
             most[i] = quantize_amax8<DTYPE>(raw[i]);
-        tile_rows<DTYPE>(p, raw, tile_butterfly<DTYPE>(most, lane), true, 0.0f, tc, row, col, inside, e5m2, lane);
+        const uint32_t amax = tile_butterfly<DTYPE>(most, lane);
+
+        if (p.e5m2)
+            tile_rows<DTYPE>(p, raw, amax, true, 0.0f, tc, row, col, inside, true, lane);
+        else
+            tile_rows<DTYPE>(p, raw, amax, true, 0.0f, tc, row, col, inside, false, lane);
     }
     if (!SHARED)
         return;
@@ -388,59 +413,57 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
         if (threadIdx.x == 0 && COL == QUANTIZE_BLK128)
             p.col.scale[tc * p.col.ld + tr] = block;
     }
-    if (ROW == QUANTIZE_BLK128)
-        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, inside, e5m2, lane);
+    if (p.e5m2)
+        tile_scaled_codes<DTYPE, ROW, COL, 1>(p, m, raw, block, tc, row, col, inside, warp, lane);
+    else
+        tile_scaled_codes<DTYPE, ROW, COL, 0>(p, m, raw, block, tc, row, col, inside, warp, lane);
     if (COL == QUANTIZE_ABSENT)
         return;
-    tile_turn<DTYPE>(m, raw, COL == QUANTIZE_ROW128, ridge_fp8_reciprocal(block), e5m2, warp, lane);
     tile_sync(); /* m.codes before other warps read them */
-    tile_store_turned(p, m, tr * 128, tc * 128, inside);
+    tile_store_transposed(p, m, tr * 128, tc * 128, inside);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* What swiglu_quantize has besides. */
-static inline void tile_collect_swiglu(const ridge_call *call, quantize_args *p, int size)
+/* What only swiglu_quantize has. */
+static inline void tile_args_swiglu(const ridge_call *call, quantize_args *p, int size)
 {
     const ridge_operand *up = &call->arg[RIDGE_SWIGLU_QUANTIZE_UP];
 
     p->up = (const char *)up->data;
-    p->up_stride = up->stride ? up->stride : p->cols;
-    p->vector_x = p->vector_x && quantize_aligned(p->up, p->up_stride * size, 16);
+    p->up_stride = up->stride;
+    p->vector_x = p->vector_x && (!p->up || quantize_aligned(p->up, p->up_stride * size, 16));
     p->flags = call->flags;
     p->o = ridge_swiglu_resolve(call->opt.swiglu_quantize.swiglu);
     p->floor = call->opt.swiglu_quantize.floor;
     p->row_scale = (const float *)call->arg[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE].data;
 }
 
-static inline quantize_args tile_collect(const ridge_call *call, int q)
+static inline quantize_args tile_args(const ridge_call *call)
 {
-    const bool single = call->op == RIDGE_QUANTIZE_FP8;
-    const bool pairs = call->op == RIDGE_SWIGLU_QUANTIZE && (call->flags & RIDGE_INTERLEAVED);
+    const bool swiglu = call->op == RIDGE_SWIGLU_QUANTIZE, single = call->op == RIDGE_QUANTIZE_FP8;
+    const int q = swiglu ? (int)RIDGE_SWIGLU_QUANTIZE_Q : (int)RIDGE_QUANTIZE_FP8_Q;
     const int size = call->arg[0].dtype == RIDGE_F32 ? 4 : 2;
-    const bool block =
-        single ? (call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128 : (call->flags & RIDGE_DUAL) == RIDGE_DUAL_BLK_BLK;
-    const bool block_t = (call->flags & RIDGE_DUAL) != RIDGE_DUAL_ROW_ROW;
     quantize_args p = {};
 
     p.rows = call->dim[0];
     p.cols = call->dim[1];
     p.x = (const char *)call->arg[0].data;
-    p.stride = call->arg[0].stride ? call->arg[0].stride : pairs ? 2 * p.cols : p.cols;
+    p.stride = call->arg[0].stride;
     p.across = (uint32_t)quantize_groups(p.cols);
     p.e5m2 = call->arg[q].dtype == RIDGE_E5M2;
     p.pow2 = (call->flags & RIDGE_POW2) != 0;
     p.vector_x = quantize_aligned(p.x, p.stride * size, 16);
-    p.row = quantize_output(call, q, p.cols, block ? quantize_groups(p.cols) : p.rows);
+    p.row = quantize_output(call, q);
     p.vector_row = quantize_aligned(p.row.q, p.row.stride, 8);
     if (!single) {
-        p.col = quantize_output(call, q + 2, p.rows, block_t ? quantize_groups(p.rows) : p.cols);
+        p.col = quantize_output(call, q + 2);
         p.vector_col = quantize_aligned(p.col.q, p.col.stride, 16);
     }
     p.whole = p.vector_x && p.vector_row && (single || p.vector_col);
     p.floor = call->opt.quantize.floor;
-    if (call->op == RIDGE_SWIGLU_QUANTIZE)
-        tile_collect_swiglu(call, &p, size);
+    if (swiglu)
+        tile_args_swiglu(call, &p, size);
     return p;
 }
 

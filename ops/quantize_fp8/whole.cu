@@ -1,14 +1,16 @@
-/* whole.cu: quantize_fp8 with one scale for the tensor or one a row, on CUDA.
+/* whole.cu: quantize_fp8 with one scale for the tensor or one a row, on CUDA. Leaves out: scales of 128 columns and of
+ * blocks (tile.cu).
  *
- * TENSOR: one grid leaves the largest magnitude of each of its blocks in the workspace; a second one folds them, and
- * encodes. It walks the tensor backwards, so that what the first read last is still in L2. With given scales there is
- * one grid, and a third only if amax is asked for. ROW: one block a row, which it keeps in registers between its
- * largest magnitude and its codes; a row too long for that, or not aligned, is read twice (the second time from L2).
- * Largest magnitudes are integers: any order gives the same bits. */
+ * TENSOR: one grid leaves the largest magnitude that each of its blocks found in the workspace; a second grid reduces
+ * them and encodes. The second grid goes through the tensor backwards, because what the first one read last is still in
+ * L2. With given scales only the encoding grid runs, and a grid that reduces the magnitudes only if amax is asked for.
+ * ROW: one block a row, which it keeps in registers between its largest magnitude and its codes; a row too long for
+ * that, or not aligned, is read twice (the second time from L2). Magnitudes are compared as integers: any order gives
+ * the same bits. */
 #include "quantize.cuh"
 
-/* TENSOR: a block takes units of FLIGHT groups of 8 columns a thread, all their loads in flight. ROW: a thread keeps up
- * to HELD groups, in 32 registers. */
+/* TENSOR: a block takes work units of FLIGHT groups of 8 columns a thread, all of their loads in flight. ROW: a thread
+ * keeps up to HELD groups, in 32 registers. */
 enum { THREADS = 256, FLIGHT = 4, UNIT = THREADS * 8 * FLIGHT, BLOCKS_PER_SM = 8, MOST_PARTIALS = 32768 };
 enum { HOLD_LEAST = 64, HOLD_MOST = 1024 }; /* threads of a block */
 #define HELD(dtype) ((dtype) == RIDGE_F32 ? 4 : 8)
@@ -21,17 +23,17 @@ static __device__ uint32_t block_largest(uint32_t most)
     uint32_t all;
 
     most = __reduce_max_sync(~0u, most);
-    __syncthreads(); /* everybody has read the previous use */
+    __syncthreads(); /* all threads have read warps[] of the previous call before it is written */
     if (threadIdx.x % 32 == 0)
         warps[threadIdx.x / 32] = most;
-    __syncthreads(); /* warps[] before all threads read it */
+    __syncthreads(); /* warps[] is written before all threads read it */
     all = warps[0];
     for (uint32_t w = 1; w < blockDim.x / 32; w++)
         all = max(all, warps[w]);
     return all;
 }
 
-/* n codes of 8 elements times r; with given scales an infinite element is 7F, as NaN is. */
+/* Stores n codes of 8 elements times r. With given scales an infinite element becomes 7F, as NaN does. */
 template <int DTYPE>
 static __device__ __forceinline__ void encode(const quantize_args &p, uint8_t *to, int64_t n, bool vector,
                                               const uint32_t *raw, float r, bool e5m2)
@@ -53,27 +55,27 @@ static __device__ __forceinline__ float amax_value(uint32_t amax)
     return __uint_as_float(amax >= 0x7f800000u ? 0x7fc00000u : amax);
 }
 
-/* This thread's groups of unit u: the tensor's row, the first column, and how many columns are left from there. */
-typedef struct stretch {
+/* This thread's groups of a work unit. */
+typedef struct unit {
     const char *from;
     uint8_t *to;
-    int64_t left;
-    bool whole; /* every group of every thread is, and loads and stores are wide */
-} stretch;
+    int64_t left; /* columns of the row from here on */
+    bool whole;   /* all groups of all threads are inside the row, and their loads and stores are aligned */
+} unit;
 
-template <int DTYPE> static __device__ __forceinline__ stretch locate(const quantize_args &p, int64_t u)
+template <int DTYPE> static __device__ __forceinline__ unit locate(const quantize_args &p, int64_t u)
 {
     const int64_t row = p.rows == 1 ? 0 : u / p.across, begin = (u - row * p.across) * UNIT;
     const int64_t col = begin + threadIdx.x * 8;
-    const stretch s = {p.x + (row * p.stride + col) * ELEMENT(DTYPE), p.row.q + row * p.row.stride + col, p.cols - col,
-                       p.whole && p.cols - begin >= UNIT};
+    const unit s = {p.x + (row * p.stride + col) * ELEMENT(DTYPE), p.row.q + row * p.row.stride + col, p.cols - col,
+                    p.whole && p.cols - begin >= UNIT};
 
     return s;
 }
 
 /* All groups of a whole unit. */
 template <int DTYPE>
-static __device__ __forceinline__ void load_unit(const stretch &s, uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)])
+static __device__ __forceinline__ void load_unit(const unit &s, uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)])
 {
 #pragma unroll
     for (int g = 0; g < FLIGHT; g++)
@@ -91,9 +93,9 @@ static __device__ __forceinline__ uint32_t largest(const uint32_t (*raw)[QUANTIZ
     return quantize_fold<DTYPE>(most);
 }
 
-/* The largest magnitude of a unit at an edge, a group at a time; ENCODE: and its codes. */
+/* The largest magnitude of a unit at an edge, a group at a time; ENCODE: its codes too. */
 template <int DTYPE, bool ENCODE>
-static __device__ __forceinline__ uint32_t edge_unit(const quantize_args &p, const stretch &s, float r)
+static __device__ __forceinline__ uint32_t edge_unit(const quantize_args &p, const unit &s, float r)
 {
     uint32_t most = 0;
 
@@ -118,7 +120,7 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_amax(const __grid_co
     quantize_wait();
     ptx_grid_release();
     for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
-        const stretch s = locate<DTYPE>(p, u);
+        const unit s = locate<DTYPE>(p, u);
         uint32_t raw[FLIGHT][QUANTIZE_WORDS(DTYPE)];
 
         if (s.whole) {
@@ -133,7 +135,7 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_amax(const __grid_co
         p.partial[blockIdx.x] = most;
 }
 
-/* The scale of the tensor from the partial results of tensor_amax. */
+/* The scale of the tensor from the partial results of tensor_amax; block 0 stores it. */
 static __device__ float tensor_scale(const quantize_args &p)
 {
     uint32_t most = 0;
@@ -162,7 +164,7 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_encode(const __grid_
     quantize_wait();
     r = ridge_fp8_reciprocal(p.given ? *p.given : tensor_scale(p));
     for (int64_t u = units - 1 - blockIdx.x; u >= 0; u -= gridDim.x) {
-        const stretch s = locate<DTYPE>(p, u);
+        const unit s = locate<DTYPE>(p, u);
         uint32_t raw[FLIGHT][QUANTIZE_WORDS(DTYPE)];
 
         if (!s.whole) {
@@ -254,7 +256,7 @@ static __global__ void __launch_bounds__(HOLD_MOST, 1) row_hold(const __grid_con
         if (first + g * step < groups)
             quantize_load<DTYPE>(from + g * step * 8 * ELEMENT(DTYPE), 8, true, raw[g]);
     }
-    ptx_grid_release(); /* takes time: behind the loads */
+    ptx_grid_release(); /* it takes time: after the loads are issued */
     if (!p.given || p.amax)
         most = block_largest(largest<DTYPE, HELD(DTYPE)>(raw));
     r = row_reciprocal(p, row, most);
@@ -291,7 +293,7 @@ static ridge_status prepare(const ridge_device *device)
     return status ? status : host_load(device, &fold, 1, "quantize: loading kernels");
 }
 
-static quantize_args collect(const ridge_call *call)
+static quantize_args args_of(const ridge_call *call)
 {
     const ridge_operand *arg = call->arg;
     const int size = arg[RIDGE_QUANTIZE_FP8_X].dtype == RIDGE_F32 ? 4 : 2;
@@ -300,8 +302,8 @@ static quantize_args collect(const ridge_call *call)
     p.rows = call->dim[0];
     p.cols = call->dim[1];
     p.x = (const char *)arg[RIDGE_QUANTIZE_FP8_X].data;
-    p.stride = arg[RIDGE_QUANTIZE_FP8_X].stride ? arg[RIDGE_QUANTIZE_FP8_X].stride : p.cols;
-    p.row = quantize_output(call, RIDGE_QUANTIZE_FP8_Q, p.cols, p.rows);
+    p.stride = arg[RIDGE_QUANTIZE_FP8_X].stride;
+    p.row = quantize_output(call, RIDGE_QUANTIZE_FP8_Q);
     p.given = (const float *)arg[RIDGE_QUANTIZE_FP8_GIVEN].data;
     p.amax = (float *)arg[RIDGE_QUANTIZE_FP8_AMAX].data;
     p.e5m2 = arg[RIDGE_QUANTIZE_FP8_Q].dtype == RIDGE_E5M2;
@@ -315,18 +317,15 @@ static quantize_args collect(const ridge_call *call)
     p.vector_x = quantize_aligned(p.x, p.rows > 1 ? p.stride * size : 0, 16);
     p.vector_row = quantize_aligned(p.row.q, p.rows > 1 ? p.row.stride : 0, 8);
     p.whole = p.vector_x && p.vector_row;
-    p.across = (uint32_t)((p.cols + UNIT - 1) / UNIT);
+    p.across = (uint32_t)ridge_ceil_div(p.cols, UNIT);
     return p;
 }
 
 static ridge_status launch_row(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                                size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
-    const ridge_call *call = &bound->call;
-
-    const int dtype = problem->dtype[0] - RIDGE_F32, held = 8 * HELD(problem->dtype[0]);
-    quantize_args p = collect(call);
+    const int dtype = bound->problem.dtype[0] - RIDGE_F32, held = 8 * HELD(bound->problem.dtype[0]);
+    quantize_args p = args_of(&bound->call);
     int threads = HOLD_LEAST;
 
     if (p.rows == 0 || p.cols == 0)
@@ -342,20 +341,17 @@ static ridge_status launch_row(const ridge_device *device, const ridge_kernel *k
 static ridge_status launch_tensor(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
-    const ridge_call *call = &bound->call;
-
-    const int dtype = problem->dtype[0] - RIDGE_F32;
-    quantize_args p = collect(call);
+    const int dtype = bound->problem.dtype[0] - RIDGE_F32;
+    quantize_args p = args_of(&bound->call);
     int64_t blocks, units;
     ridge_status status = RIDGE_OK;
 
     if (p.rows == 0 || p.cols == 0)
         return RIDGE_OK;
     units = p.rows * p.across;
-    blocks = p.given ? units : (int64_t)device->units * BLOCKS_PER_SM; /* else every block folds the partial results */
-    blocks = blocks < units ? blocks : units;
-    p.partials = (uint32_t)(blocks < (int64_t)MOST_PARTIALS ? blocks : (int64_t)MOST_PARTIALS);
+    /* without given scales every block reduces all partial results: few blocks */
+    blocks = p.given ? units : ridge_min(units, (int64_t)device->units * BLOCKS_PER_SM);
+    p.partials = (uint32_t)ridge_min(blocks, MOST_PARTIALS);
     p.partial = (uint32_t *)workspace;
     if (!p.given)
         status = host_launch(device, kernel->name, functions[AMAX][dtype], dim3(p.partials), THREADS, &p, stream);
@@ -384,7 +380,7 @@ static const char *why_not_tensor(const ridge_device *, const ridge_kernel *, co
 static size_t workspace_tensor(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
     const bool given = problem->dtype[RIDGE_QUANTIZE_FP8_GIVEN] != RIDGE_NONE;
-    const double units = (double)problem->dim[0] * (double)((problem->dim[1] + UNIT - 1) / UNIT); /* or fewer */
+    const double units = (double)problem->dim[0] * (double)ridge_ceil_div(problem->dim[1], UNIT); /* or fewer */
 
     if (given && problem->dtype[RIDGE_QUANTIZE_FP8_AMAX] == RIDGE_NONE)
         return 0;

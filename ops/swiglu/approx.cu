@@ -1,4 +1,5 @@
-/* approx.cu: proof of approx.cuh on the device: is the approximation right, or doubted, for a pair of gate and up? */
+/* approx.cu: the proof of approx.cuh on the device, for `ridge test exact`: for each pair of gate and up, is the
+ * approximation right or computed again? */
 #include "approx.cuh"
 #include "cuda/launch.cuh"
 #include "op.h"
@@ -8,7 +9,7 @@ static __global__ void approx_kernel(uint32_t first, uint32_t step, uint32_t cou
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
 
     if (i < count)
-        out[i] = (float)guess_holds(first + i * step);
+        out[i] = (float)approx_holds(first + i * step);
 }
 
 extern "C" ridge_status ridge_cuda_swiglu_approx(const ridge_device *device, uint32_t first, uint32_t step,

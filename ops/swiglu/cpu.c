@@ -2,10 +2,12 @@
  * list.
  *
  * The reference is the oracle of every test: one element at a time, nothing shared with the fast rows but the formulas
- * of src/math/swiglu.h. The fast rows cut rows x columns into spans; a span's result depends on nothing but its own
- * operands, so that neither the cut nor the number of threads can be seen. */
-#include "cpu/num.h"
+ * of src/math/swiglu.h. The fast rows divide every row into work tiles; a tile's result depends on nothing but its own
+ * operands, so that neither the division nor the number of threads can be seen. */
 #include "cpu.h"
+
+#include "cpu/num.h"
+#include "src/util.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -13,10 +15,10 @@
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
-/* Element (row, col) of a matrix operand whose packed rows have `packed` elements. */
-static int64_t element(const ridge_operand *x, int64_t row, int64_t col, int64_t packed)
+/* The index of element (row, col). */
+static int64_t element(const ridge_operand *x, int64_t row, int64_t col)
 {
-    return row * (x->stride ? x->stride : packed) + col;
+    return row * x->stride + col;
 }
 
 static float load(const ridge_operand *x, int64_t i)
@@ -67,14 +69,13 @@ static float row_factor(const ridge_operand *x, int64_t row)
 static void load_gate_up(const ridge_call *call, int gate, int64_t row, int64_t col, float *a, float *b)
 {
     const ridge_operand *g = &call->arg[gate], *u = &call->arg[gate + 1];
-    int64_t cols = call->dim[1];
 
     if (call->flags & RIDGE_INTERLEAVED) {
-        *a = load(g, element(g, row, 2 * col, 2 * cols));
-        *b = load(g, element(g, row, 2 * col + 1, 2 * cols));
+        *a = load(g, element(g, row, 2 * col));
+        *b = load(g, element(g, row, 2 * col + 1));
     } else {
-        *a = load(g, element(g, row, col, cols));
-        *b = load(u, element(u, row, col, cols));
+        *a = load(g, element(g, row, col));
+        *b = load(u, element(u, row, col));
     }
 }
 
@@ -92,7 +93,7 @@ static void fwd_row(const ridge_call *call, int64_t row)
         h = ridge_act_fwd(call->flags & RIDGE_ACTIVATION, a, o.alpha);
         if (call->flags & RIDGE_ROUND_GATE)
             h = rounded(out->dtype, h);
-        store(out, element(out, row, col, call->dim[1]), ridge_swiglu_scale(h * b, factor, o));
+        store(out, element(out, row, col), ridge_swiglu_scale(h * b, factor, o));
     }
 }
 
@@ -109,7 +110,7 @@ static void bwd_row(const ridge_call *call, int64_t row)
     for (int64_t col = 0; col < cols; col++) {
         float gate, up, a, b, h, dh, dy, dyp, dyb, db, da;
         load_gate_up(call, RIDGE_SWIGLU_BWD_GATE, row, col, &gate, &up);
-        dy = load(dout, element(dout, row, col, cols));
+        dy = load(dout, element(dout, row, col));
         a = ridge_swiglu_gate(gate, o);
         b = ridge_swiglu_up(up, o);
         h = ridge_act_bwd(call->flags & RIDGE_ACTIVATION, a, o.alpha, &dh);
@@ -119,11 +120,11 @@ static void bwd_row(const ridge_call *call, int64_t row)
         da = ridge_swiglu_dgate(dyb, dh, gate, o);
         part[col / RIDGE_DROW_GROUP % RIDGE_DROW_PARTS] += dy * ridge_swiglu_drow(h, b, o);
         if (call->flags & RIDGE_INTERLEAVED) {
-            store(dgate, element(dgate, row, 2 * col, 2 * cols), da);
-            store(dgate, element(dgate, row, 2 * col + 1, 2 * cols), db);
+            store(dgate, element(dgate, row, 2 * col), da);
+            store(dgate, element(dgate, row, 2 * col + 1), db);
         } else {
-            store(dgate, element(dgate, row, col, cols), da);
-            store(dup, element(dup, row, col, cols), db);
+            store(dgate, element(dgate, row, col), da);
+            store(dup, element(dup, row, col), db);
         }
     }
     for (int s = RIDGE_DROW_PARTS / 2; s > 0; s /= 2)
@@ -153,30 +154,26 @@ void ridge_cpu_swiglu_reference(const ridge_call *call)
 static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                      void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    ridge_cpu_swiglu_reference(call);
+    ridge_cpu_swiglu_reference(&bound->call);
     return RIDGE_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------------- SIMD rows */
 
+swiglu_args ridge_cpu_swiglu_args(const ridge_problem *problem, const ridge_call *call)
+{
+    swiglu_args args = swiglu_args_of(call);
+
+    args.plain = problem->plain && !args.row_scale && !args.drow &&
+                 !(args.flags & (args.backward ? RIDGE_ROUND_GATE_BWD : RIDGE_ROUND_GATE));
+    return args;
+}
+
 #if defined(__x86_64__)
 
-/* Columns of a span: whole blocks, and long enough that its start does not count. */
-enum { SPAN = 4096, ONE_THREAD = 32768 };
-
-static swiglu_matrix matrix(const swiglu_args *args, const ridge_operand *x, int64_t packed)
-{
-    swiglu_matrix m = {0};
-
-    if (x->data) {
-        m.data = x->data;
-        m.stride = (x->stride ? x->stride : packed) * args->size;
-    }
-    return m;
-}
+/* Columns of a work tile: whole blocks, and long enough that its start does not count. */
+enum { TILE = 4096, ONE_THREAD = 32768 };
 
 /* Streaming stores pay when the outputs do not fit the cache and their lines were not just read as inputs. */
 static bool streams(const ridge_device *device, const swiglu_args *args)
@@ -191,78 +188,43 @@ static bool streams(const ridge_device *device, const swiglu_args *args)
     return !alias && ridge_cpu_streams(device, bytes);
 }
 
-swiglu_args ridge_cpu_swiglu_collect(const ridge_device *device, const ridge_problem *problem, const ridge_call *call)
+static bool is_packed(swiglu_matrix m, int64_t cols)
 {
-    swiglu_args args = {.rows = call->dim[0], .cols = call->dim[1], .flags = call->flags};
-    const bool pairs = call->flags & RIDGE_INTERLEAVED;
-    const int64_t cols = args.cols, wide = pairs ? 2 * cols : cols;
-    const ridge_operand *arg = call->arg;
-
-    args.backward = call->op == RIDGE_SWIGLU_BWD;
-    args.dtype = arg[RIDGE_SWIGLU_FWD_GATE].dtype; /* slot 0 either way; all matrices have one dtype */
-    args.size = args.dtype == RIDGE_F32 ? 4 : 2;
-    args.o = ridge_swiglu_resolve(call->opt.swiglu);
-    if (args.backward) {
-        args.dout = matrix(&args, &arg[RIDGE_SWIGLU_BWD_DOUT], cols);
-        args.gate = matrix(&args, &arg[RIDGE_SWIGLU_BWD_GATE], wide);
-        args.up = matrix(&args, &arg[RIDGE_SWIGLU_BWD_UP], cols);
-        args.out = matrix(&args, &arg[RIDGE_SWIGLU_BWD_DGATE], wide);
-        args.second = matrix(&args, &arg[RIDGE_SWIGLU_BWD_DUP], cols);
-        if (arg[RIDGE_SWIGLU_BWD_ROW_SCALE].data)
-            args.row_scale = arg[RIDGE_SWIGLU_BWD_ROW_SCALE].data;
-        if (arg[RIDGE_SWIGLU_BWD_DROW].data)
-            args.drow = arg[RIDGE_SWIGLU_BWD_DROW].data;
-    } else {
-        args.gate = matrix(&args, &arg[RIDGE_SWIGLU_FWD_GATE], wide);
-        args.up = matrix(&args, &arg[RIDGE_SWIGLU_FWD_UP], cols);
-        args.out = matrix(&args, &arg[RIDGE_SWIGLU_FWD_OUT], cols);
-        if (arg[RIDGE_SWIGLU_FWD_ROW_SCALE].data)
-            args.row_scale = arg[RIDGE_SWIGLU_FWD_ROW_SCALE].data;
-    }
-    args.plain = problem->plain && !args.row_scale && !args.drow &&
-                 !(call->flags & (args.backward ? RIDGE_ROUND_GATE_BWD : RIDGE_ROUND_GATE));
-    args.stream = streams(device, &args);
-    return args;
+    return !m.data || m.stride == cols;
 }
 
-static bool is_packed(const swiglu_args *args, swiglu_matrix m, int64_t cols)
-{
-    return !m.data || m.stride == cols * args->size;
-}
-
-/* Elementwise work on packed operands knows no rows: one long row keeps narrow matrices at full speed. */
+/* Elementwise work on packed operands does not depend on the row: as one long row, narrow matrices run at full speed.
+ */
 static void flatten(swiglu_args *args)
 {
     const int64_t wide = args->flags & RIDGE_INTERLEAVED ? 2 * args->cols : args->cols;
     const int64_t wide_out = args->backward ? wide : args->cols;
 
-    if (!args->row_scale && !args->drow && is_packed(args, args->gate, wide) && is_packed(args, args->up, args->cols) &&
-        is_packed(args, args->dout, args->cols) && is_packed(args, args->out, wide_out) &&
-        is_packed(args, args->second, args->cols)) {
+    if (!args->row_scale && !args->drow && is_packed(args->gate, wide) && is_packed(args->up, args->cols) &&
+        is_packed(args->dout, args->cols) && is_packed(args->out, wide_out) && is_packed(args->second, args->cols)) {
         args->cols *= args->rows;
         args->rows = 1;
     }
 }
 
-static ridge_status launch_spans(const ridge_device *device, const ridge_problem *problem, const ridge_call *call,
-                                 swiglu_span *span)
+static ridge_status launch_tiles(const ridge_device *device, const ridge_bound *bound, swiglu_columns *columns)
 {
-    swiglu_args args = ridge_cpu_swiglu_collect(device, problem, call);
-    int64_t length, spans;
+    swiglu_args args = ridge_cpu_swiglu_args(&bound->problem, &bound->call);
 
     if (args.rows == 0 || (args.cols == 0 && !args.drow))
         return RIDGE_OK;
+    args.stream = streams(device, &args);
     flatten(&args);
-    length = args.drow ? args.cols : SPAN; /* drow is one sum over its row */
-    spans = args.drow ? 1 : (args.cols + SPAN - 1) / SPAN;
-#pragma omp parallel if (args.rows * spans > 1 && args.rows * args.cols >= ONE_THREAD)
+    args.tile = args.drow ? args.cols : TILE; /* drow is one sum over its row */
+    args.tiles = args.drow ? 1 : (uint32_t)ridge_ceil_div(args.cols, TILE);
+#pragma omp parallel if (args.rows * args.tiles > 1 && args.rows * args.cols >= ONE_THREAD)
     {
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < args.rows * spans; i++) {
-            int64_t row = i / spans, begin = i % spans * length;
-            int64_t end = args.cols - begin < length ? args.cols : begin + length;
-            span(&args, row, begin, end);
+        for (int64_t i = 0; i < args.rows * args.tiles; i++) {
+            const int64_t row = i / args.tiles, begin = i % args.tiles * args.tile;
+
+            columns(&args, row, begin, ridge_min(args.cols, begin + args.tile));
         }
         if (args.stream)
             _mm_sfence();
@@ -274,32 +236,20 @@ static ridge_status launch_spans(const ridge_device *device, const ridge_problem
 static ridge_status launch_avx2(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                 void *workspace, size_t bytes, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
-    const ridge_call *call = &bound->call;
-
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    return launch_spans(device, problem, call, ridge_cpu_swiglu_avx2);
+    return launch_tiles(device, bound, ridge_cpu_swiglu_avx2);
 }
 
 static ridge_status launch_avx512(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t bytes, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
-    const ridge_call *call = &bound->call;
-
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    return launch_spans(device, problem, call, ridge_cpu_swiglu_avx512);
+    return launch_tiles(device, bound, ridge_cpu_swiglu_avx512);
 }
 
 #endif
 
 /* ------------------------------------------------------------------------------------------------------------- list */
-
-static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    (void)device, (void)kernel, (void)problem;
-    return NULL;
-}
 
 /* param[0] is the row's time in percent of the time the memory needs. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
@@ -315,7 +265,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     {                                                                                                               \
         .name = "cpu." op_name "." arch_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,          \
         .contract = RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, .param = {percent}, \
-        .why_not = why_not, .cost = cost, .launch = launcher                                                        \
+        .cost = cost, .launch = launcher                                                                            \
     }
 
 static const ridge_kernel rows[] = {

@@ -1,16 +1,21 @@
 /* cpu_approx.h: plain SwiGLU of bf16 in about half the instructions, with the bits of the exact formula.
  *
- * Included by cpu_simd.h. A short exponential and an approximate reciprocal give f32 results whose error is a few
- * units in the last place. Rounded to bf16 they are the exact formula's results, unless a boundary between two
- * roundings is that near. Then, and where a result is not finite or a gate far from zero, a whole STEP is computed by
- * the exact formula. tests/test_swiglu.c tries every gate with every significand it can meet.
+ * A short exponential and an approximate reciprocal give f32 results whose error is a few units in the last place.
+ * Rounded to bf16 they are the exact formula's results, unless a rounding boundary is as near as that. Where one is, or
+ * where a result is not finite or a gate far from zero, a whole STEP is computed by the exact formula.
+ * tests/test_swiglu.c tries every gate with every significand it can meet.
  *
  * dgate has no relative bound, since 1 + a (1 - s) crosses zero: the least and the largest result that its error
  * allows must round to the same. */
+#ifndef RIDGE_CPU_SWIGLU_APPROX_H
+#define RIDGE_CPU_SWIGLU_APPROX_H
+
+#include "cpu_lanes.h"
 
 /* Units in the last place of f32 that results may be wrong by (10 at most on a Xeon and a Zen 4; 13.4 by adding up
- * where dgate is subnormal), and the gates from which on none is guessed, as bf16 shifted left: 16. */
-enum { GUESS_NEAR = 14, GUESS_GATES = 2 * 0x4180 };
+ * where dgate is subnormal), and the magnitude of a gate from which on the exact formula is taken, 16, as bf16 shifted
+ * left by one. */
+enum { APPROX_ULPS = 14, APPROX_GATES = 2 * 0x4180 };
 
 typedef uint16_t u16_lanes __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef uint32_t u32_lanes __attribute__((vector_size(VECTOR_BYTES), may_alias));
@@ -20,7 +25,7 @@ enum { POWERS = 32 };
 #define splat(x) _mm512_set1_ps(x)
 #define fma_lanes(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define fnma_lanes(a, b, c) _mm512_fnmadd_ps(a, b, c)
-#define rcp_guess(x) _mm512_rcp14_ps(x)
+#define approx_rcp(x) _mm512_rcp14_ps(x)
 #define load_words(from) ((u32_lanes)_mm512_loadu_si512(from))
 #define store_words(to, x) _mm512_storeu_si512(to, (__m512i)(x))
 #define stream_words(to, x) _mm512_stream_si512((void *)(to), (__m512i)(x))
@@ -32,8 +37,8 @@ enum { POWERS = 32 };
     ((u32_lanes)_mm512_ternarylogic_epi32((__m512i)(mask), (__m512i)(one), (__m512i)(zero), 0xca))
 #define any_bit(x) (_mm512_test_epi32_mask((__m512i)(x), (__m512i)(x)) != 0)
 
-/* 2^(j / 32) for the low five bits j, less j at the place that the index is shifted to. */
-static inline u32_lanes power_guess(f32_lanes j)
+/* 2^(j / 32) for the low five bits j, minus j at the bit that the index is shifted to. */
+static inline u32_lanes approx_power(f32_lanes j)
 {
     const u32_lanes one = {0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a,
                            0x3f79c3d3, 0x3f78f4f0, 0x3f7837f0, 0x3f778d3a, 0x3f76f532, 0x3f767043,
@@ -49,7 +54,7 @@ enum { POWERS = 8 };
 #define splat(x) _mm256_set1_ps(x)
 #define fma_lanes(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define fnma_lanes(a, b, c) _mm256_fnmadd_ps(a, b, c)
-#define rcp_guess(x) _mm256_rcp_ps(x)
+#define approx_rcp(x) _mm256_rcp_ps(x)
 #define load_words(from) ((u32_lanes)_mm256_loadu_si256((const __m256i *)(const void *)(from)))
 #define store_words(to, x) _mm256_storeu_si256((__m256i *)(void *)(to), (__m256i)(x))
 #define stream_words(to, x) _mm256_stream_si256((__m256i *)(void *)(to), (__m256i)(x))
@@ -60,7 +65,7 @@ enum { POWERS = 8 };
 #define bits_by_mask(mask, one, zero) (((mask) & (u32_lanes)(one)) | (~(mask) & (u32_lanes)(zero)))
 #define any_bit(x) (!_mm256_testz_si256((__m256i)(x), (__m256i)(x)))
 
-static inline u32_lanes power_guess(f32_lanes j)
+static inline u32_lanes approx_power(f32_lanes j)
 {
     const u32_lanes power = {0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
                              0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
@@ -69,25 +74,26 @@ static inline u32_lanes power_guess(f32_lanes j)
 }
 #endif
 
-/* The same bits in every word: as a float, which compilers load and do not make in the loop. */
+/* The same bits in every word, as a float constant: compilers load that, where they would compute an integer in the
+ * loop. */
 static inline u32_lanes words(uint32_t bits)
 {
     return (u32_lanes)splat(ridge_float(bits));
 }
 
-/* What has been seen of a step. */
-typedef struct guess_doubt {
+/* What decides whether a step must be computed exactly. */
+typedef struct approx_check {
     u16_lanes gate, finite; /* the largest gates and results, shifted left to lose their signs */
-    u16_lanes near;         /* the least low halves above 8000 - GUESS_NEAR */
+    u16_lanes distance;     /* the least of (low half - (8000 - APPROX_ULPS)) mod 10000, hexadecimal */
     u32_lanes differ;       /* bits in which the two roundings differ */
-} guess_doubt;
+} approx_check;
 
 /* 1 + exp(-a), |a| < 80: exp(-a) = 2^(n / POWERS) 2^r. */
-static inline f32_lanes guess_one_plus_exp(f32_lanes a)
+static inline f32_lanes approx_one_plus_exp(f32_lanes a)
 {
     const f32_lanes log2e = splat(-0x1.715476p+0f), magic = splat(0x1.8p+23f / POWERS), one = splat(1.0f);
     f32_lanes z = fma_lanes(a, log2e, magic), r = fma_lanes(a, log2e, magic - z), p;
-    u32_lanes power = power_guess(z) + ((u32_lanes)z << (POWERS == 32 ? 18 : 20));
+    u32_lanes power = approx_power(z) + ((u32_lanes)z << (POWERS == 32 ? 18 : 20));
 
     if (POWERS == 32) {
         p = fma_lanes(splat(0x1.ebfbe0p-3f), r, splat(0x1.62e584p-1f));
@@ -98,95 +104,96 @@ static inline f32_lanes guess_one_plus_exp(f32_lanes a)
     return fma_lanes(fma_lanes(p, r, one), (f32_lanes)power, one);
 }
 
-/* GUESS_NEAR above the rounding's boundary: the high half is the result if the low half is 2 GUESS_NEAR or more. */
-static inline u32_lanes guess_rounded(f32_lanes x)
+/* x plus half a unit of bf16 plus APPROX_ULPS: its high half is the rounded result if the low half is 2 APPROX_ULPS or
+ * more. */
+static inline u32_lanes approx_rounded(f32_lanes x)
 {
-    return (u32_lanes)x + words(0x8000u + GUESS_NEAR);
+    return (u32_lanes)x + words(0x8000u + APPROX_ULPS);
 }
 
-/* Even and odd columns together, judged. */
-static inline u32_lanes guess_join(f32_lanes even, f32_lanes odd, guess_doubt *d)
+/* Rounds even and odd columns into words of two, and notes how near they were to a boundary. */
+static inline u32_lanes approx_join(f32_lanes even, f32_lanes odd, approx_check *d)
 {
-    u32_lanes e = guess_rounded(even), o = guess_rounded(odd);
+    u32_lanes e = approx_rounded(even), o = approx_rounded(odd);
 
-    d->near = min_halves(d->near, low_and_high(e, o << 16));
+    d->distance = min_halves(d->distance, low_and_high(e, o << 16));
     return low_and_high(e >> 16, o);
 }
 
-static inline u32_lanes guess_finite(u32_lanes x, guess_doubt *d)
+static inline u32_lanes approx_finite(u32_lanes x, approx_check *d)
 {
     d->finite = max_halves(d->finite, (u16_lanes)x + (u16_lanes)x);
     return x;
 }
 
-/* The same of results whose error may be 2 units of `size` more, of the same sign. */
-static inline u32_lanes guess_join_wide(const f32_lanes *x, const f32_lanes *size, guess_doubt *d)
+/* The same for results whose error may be larger by 2 units of `size`, a number of the same sign. */
+static inline u32_lanes approx_join_wide(const f32_lanes *x, const f32_lanes *size, approx_check *d)
 {
     const f32_lanes unit = splat(0x1p-22f);
     u32_lanes most[2], least[2];
 
     for (int i = 0; i < 2; i++) {
-        most[i] = (u32_lanes)fma_lanes(size[i], unit, x[i]) + words(0x8000u + GUESS_NEAR);
-        least[i] = (u32_lanes)fnma_lanes(size[i], unit, x[i]) + words(0x8000u - GUESS_NEAR);
+        most[i] = (u32_lanes)fma_lanes(size[i], unit, x[i]) + words(0x8000u + APPROX_ULPS);
+        least[i] = (u32_lanes)fnma_lanes(size[i], unit, x[i]) + words(0x8000u - APPROX_ULPS);
     }
     most[0] = low_and_high(most[0] >> 16, most[1]);
     d->differ |= most[0] ^ low_and_high(least[0] >> 16, least[1]);
     return most[0];
 }
 
-/* The even columns or the odd ones of words of two. */
-static inline f32_lanes guess_column(u32_lanes word, int odd)
+/* The even or the odd columns of words of two. */
+static inline f32_lanes approx_column(u32_lanes word, int odd)
 {
     if (odd)
         return (f32_lanes)(word & words(0xffff0000u));
     return (f32_lanes)(word << 16);
 }
 
-static inline __attribute__((always_inline)) u32_lanes guess_fwd(u32_lanes gate, u32_lanes up, guess_doubt *d)
+static inline __attribute__((always_inline)) u32_lanes approx_fwd(u32_lanes gate, u32_lanes up, approx_check *d)
 {
     f32_lanes y[2];
 
     d->gate = max_halves(d->gate, (u16_lanes)gate + (u16_lanes)gate);
     for (int i = 0; i < 2; i++) {
-        f32_lanes a = guess_column(gate, i);
-        f32_lanes b = guess_column(up, i);
-        f32_lanes t = guess_one_plus_exp(a), r = rcp_guess(t), h = a * r;
+        f32_lanes a = approx_column(gate, i);
+        f32_lanes b = approx_column(up, i);
+        f32_lanes t = approx_one_plus_exp(a), r = approx_rcp(t), h = a * r;
 
         y[i] = fma_lanes(h, fnma_lanes(t, r, splat(1.0f)), h) * b;
     }
-    return guess_finite(guess_join(y[0], y[1], d), d);
+    return approx_finite(approx_join(y[0], y[1], d), d);
 }
 
-static inline __attribute__((always_inline)) u32_lanes guess_bwd(u32_lanes gate, u32_lanes up, u32_lanes dout,
-                                                                 u32_lanes *dup, guess_doubt *d)
+static inline __attribute__((always_inline)) u32_lanes approx_bwd(u32_lanes gate, u32_lanes up, u32_lanes dout,
+                                                                  u32_lanes *dup, approx_check *d)
 {
     const f32_lanes one = splat(1.0f);
     f32_lanes db[2], da[2], size[2];
 
     d->gate = max_halves(d->gate, (u16_lanes)gate + (u16_lanes)gate);
     for (int i = 0; i < 2; i++) {
-        f32_lanes a = guess_column(gate, i);
-        f32_lanes b = guess_column(up, i);
-        f32_lanes dy = guess_column(dout, i);
-        f32_lanes t = guess_one_plus_exp(a), r = rcp_guess(t), s = fma_lanes(r, fnma_lanes(t, r, one), r);
+        f32_lanes a = approx_column(gate, i);
+        f32_lanes b = approx_column(up, i);
+        f32_lanes dy = approx_column(dout, i);
+        f32_lanes t = approx_one_plus_exp(a), r = approx_rcp(t), s = fma_lanes(r, fnma_lanes(t, r, one), r);
         f32_lanes w = dy * b * s;
 
         db[i] = dy * (a * s);
         da[i] = w * fma_lanes(a, one - s, one);
         size[i] = (f32_lanes)bits_by_mask(words(0x7fffffffu), w, da[i]);
     }
-    *dup = guess_join(db[0], db[1], d);
-    return guess_finite(guess_join_wide(da, size, d), d); /* dup is finite where dgate is */
+    *dup = approx_join(db[0], db[1], d);
+    return approx_finite(approx_join_wide(da, size, d), d); /* dup is finite where dgate is */
 }
 
-static inline bool guess_fails(const guess_doubt *d)
+static inline bool approx_fails(const approx_check *d)
 {
-    return any_bit((d->differ & words(0x7fff7fffu)) | minus_halves(words(2 * GUESS_NEAR * 0x10001u), d->near) |
-                   minus_halves(d->gate, words((GUESS_GATES - 2) * 0x10001u)) |
+    return any_bit((d->differ & words(0x7fff7fffu)) | minus_halves(words(2 * APPROX_ULPS * 0x10001u), d->distance) |
+                   minus_halves(d->gate, words((APPROX_GATES - 2) * 0x10001u)) |
                    minus_halves(d->finite, words((2 * 0x7f80u - 2) * 0x10001u)));
 }
 
-static inline void guess_put(char *to, u32_lanes x, bool stream)
+static inline void approx_put(char *to, u32_lanes x, bool stream)
 {
     if (stream)
         stream_words(to, x);
@@ -194,11 +201,11 @@ static inline void guess_put(char *to, u32_lanes x, bool stream)
         store_words(to, x);
 }
 
-enum { GUESS_WORDS = STEP * 2 / VECTOR_BYTES };
+enum { APPROX_WORDS = STEP * 2 / VECTOR_BYTES };
 
 /* A step by the exact formula: result 0 is out or dgate, result 1 dup. */
-static __attribute__((noinline)) void guess_settle(const char *gate, const char *up, const char *dout,
-                                                   u32_lanes result[2][GUESS_WORDS])
+static __attribute__((noinline)) void exact_step(const char *gate, const char *up, const char *dout,
+                                                 u32_lanes result[2][APPROX_WORDS])
 {
     const char *const from[3] = {gate, up, dout};
     lanes l;
@@ -215,10 +222,10 @@ static __attribute__((noinline)) void guess_settle(const char *gate, const char 
     narrow_split((any_pair *)result[0], l.y0, l.y0 + STEP / 2, STEP);
 }
 
-/* Whole steps of n columns; how many columns that are. Forward has no dout and dup. */
-static inline __attribute__((always_inline)) int64_t guess_steps(const char *gate, const char *up, const char *dout,
-                                                                 char *out, char *dup, int64_t n, bool backward,
-                                                                 bool stream)
+/* Computes the whole steps of n columns; returns how many columns they are. Forward has no dout and dup. */
+static inline __attribute__((always_inline)) int64_t approx_steps(const char *gate, const char *up, const char *dout,
+                                                                  char *out, char *dup, int64_t n, bool backward,
+                                                                  bool stream)
 {
     const bool stream_out = stream && (uintptr_t)out % VECTOR_BYTES == 0;
     const bool stream_dup = stream && (uintptr_t)dup % VECTOR_BYTES == 0;
@@ -226,36 +233,38 @@ static inline __attribute__((always_inline)) int64_t guess_steps(const char *gat
     int64_t j = 0;
 
     for (; j + step <= n; j += step) {
-        guess_doubt d = {.near = (u16_lanes){0} + 0xffffu};
-        u32_lanes y[2 * GUESS_WORDS], z[2 * GUESS_WORDS];
+        approx_check d = {.distance = (u16_lanes){0} + 0xffffu};
+        u32_lanes y[2 * APPROX_WORDS], z[2 * APPROX_WORDS];
 
         for (int i = 0; i < count; i++) {
             const int64_t at = 2 * j + i * VECTOR_BYTES;
             u32_lanes g = load_words(gate + at), u = load_words(up + at);
 
-            fetch_ahead(gate + at, VECTOR_BYTES);
-            fetch_ahead(up + at, VECTOR_BYTES);
+            prefetch_ahead(gate + at, VECTOR_BYTES);
+            prefetch_ahead(up + at, VECTOR_BYTES);
             if (backward)
-                fetch_ahead(dout + at, VECTOR_BYTES);
-            y[i] = backward ? guess_bwd(g, u, load_words(dout + at), &z[i], &d) : guess_fwd(g, u, &d);
+                prefetch_ahead(dout + at, VECTOR_BYTES);
+            y[i] = backward ? approx_bwd(g, u, load_words(dout + at), &z[i], &d) : approx_fwd(g, u, &d);
         }
-        if (__builtin_expect(guess_fails(&d), false))
-            for (int i = 0; i < count; i += GUESS_WORDS) {
+        if (__builtin_expect(approx_fails(&d), false))
+            for (int i = 0; i < count; i += APPROX_WORDS) {
                 const int64_t at = 2 * j + i * VECTOR_BYTES;
-                u32_lanes exact[2][GUESS_WORDS];
+                u32_lanes exact[2][APPROX_WORDS];
 
-                guess_settle(gate + at, up + at, backward ? dout + at : NULL, exact);
-                for (int k = 0; k < GUESS_WORDS; k++) {
+                exact_step(gate + at, up + at, backward ? dout + at : NULL, exact);
+                for (int k = 0; k < APPROX_WORDS; k++) {
                     y[i + k] = exact[0][k];
                     if (backward)
                         z[i + k] = exact[1][k];
                 }
             }
         for (int i = 0; i < count; i++) {
-            guess_put(out + 2 * j + i * VECTOR_BYTES, y[i], stream_out);
+            approx_put(out + 2 * j + i * VECTOR_BYTES, y[i], stream_out);
             if (backward)
-                guess_put(dup + 2 * j + i * VECTOR_BYTES, z[i], stream_dup);
+                approx_put(dup + 2 * j + i * VECTOR_BYTES, z[i], stream_dup);
         }
     }
     return j;
 }
+
+#endif

@@ -1,35 +1,37 @@
-/* op.c: the op rows of swiglu_fwd and swiglu_bwd: operands, problem text, rules. */
+/* op.c: the op rows of swiglu_fwd and swiglu_bwd and their builders: operands, problem text, rules. */
 #include <math.h>
 
 #include "op.h"
 
 #define FLOATS RIDGE_FLOATS
 #define SWIGLU_FLAGS (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_ROUND_GATE_BWD | RIDGE_INTERLEAVED)
+
+const ridge_swiglu_options ridge_swiglu_defaults = {.gate_mul = 1.0f, .down_mul = 1.0f, .alpha = 1.0f};
 const char *const ridge_activations[] = {"silu", "gelu_tanh", "gelu_erf", "relu2", NULL};
 
 static const ridge_field swiglu_fwd_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_SWIGLU_FWD_GATE},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("dtype", RIDGE_SWIGLU_FWD_GATE),
     RIDGE_ACT_FIELD,
-    {.name = "round_gate", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROUND_GATE},
-    {.name = "interleaved", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_INTERLEAVED},
-    {.name = "row_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_FWD_ROW_SCALE},
+    FLAG("round_gate", RIDGE_ROUND_GATE),
+    FLAG("interleaved", RIDGE_INTERLEAVED),
+    HAS("row_scale", RIDGE_SWIGLU_FWD_ROW_SCALE),
     RIDGE_SWIGLU_FIELDS,
-    {.name = NULL},
+    END,
 };
 
 static const ridge_field swiglu_bwd_fields[] = {
-    {.name = "rows", .kind = RIDGE_FIELD_DIM, .index = 0},
-    {.name = "cols", .kind = RIDGE_FIELD_DIM, .index = 1},
-    {.name = "dtype", .kind = RIDGE_FIELD_DTYPE, .index = RIDGE_SWIGLU_BWD_DOUT},
+    DIM("rows", 0),
+    DIM("cols", 1),
+    DTYPE("dtype", RIDGE_SWIGLU_BWD_DOUT),
     RIDGE_ACT_FIELD,
-    {.name = "round_gate_bwd", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_ROUND_GATE_BWD},
-    {.name = "interleaved", .kind = RIDGE_FIELD_FLAG, .mask = RIDGE_INTERLEAVED},
-    {.name = "row_scale", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_BWD_ROW_SCALE},
-    {.name = "drow", .kind = RIDGE_FIELD_HAS, .index = RIDGE_SWIGLU_BWD_DROW},
+    FLAG("round_gate_bwd", RIDGE_ROUND_GATE_BWD),
+    FLAG("interleaved", RIDGE_INTERLEAVED),
+    HAS("row_scale", RIDGE_SWIGLU_BWD_ROW_SCALE),
+    HAS("drow", RIDGE_SWIGLU_BWD_DROW),
     RIDGE_SWIGLU_FIELDS,
-    {.name = NULL},
+    END,
 };
 
 const char *ridge_swiglu_options_rule(const ridge_swiglu_options *o, uint32_t flags)
@@ -112,6 +114,31 @@ static bool swiglu_plain(const ridge_call *call)
 static double swiglu_flops(const ridge_problem *problem)
 {
     return (double)problem->dim[0] * (double)problem->dim[1] * (problem->op == RIDGE_SWIGLU_FWD ? 5.0 : 11.0);
+}
+
+ridge_call ridge_swiglu_fwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *gate, const void *up, void *out)
+{
+    ridge_call call = ridge_begin(RIDGE_SWIGLU_FWD, rows, cols, 0, 0);
+
+    call.opt.swiglu = ridge_swiglu_defaults;
+    ridge_set(&call, RIDGE_SWIGLU_FWD_GATE, dtype, gate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_FWD_UP, dtype, up, 0);
+    ridge_set(&call, RIDGE_SWIGLU_FWD_OUT, dtype, out, 0);
+    return call;
+}
+
+ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const void *dout, const void *gate,
+                            const void *up, void *dgate, void *dup)
+{
+    ridge_call call = ridge_begin(RIDGE_SWIGLU_BWD, rows, cols, 0, 0);
+
+    call.opt.swiglu = ridge_swiglu_defaults;
+    ridge_set(&call, RIDGE_SWIGLU_BWD_DOUT, dtype, dout, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_GATE, dtype, gate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_UP, dtype, up, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_DGATE, dtype, dgate, 0);
+    ridge_set(&call, RIDGE_SWIGLU_BWD_DUP, dtype, dup, 0);
+    return call;
 }
 
 static void swiglu_fwd_defaults(ridge_call *call)

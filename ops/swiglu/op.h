@@ -6,15 +6,9 @@
 
 /* Fields of SwiGLU: the activation, and the options, with which the option struct of every op that has them begins. */
 extern const char *const ridge_activations[];
-#define RIDGE_ACT_FIELD                                                                                   \
-    {                                                                                                     \
-        .name = "act", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_ACTIVATION, .choices = ridge_activations \
-    }
-#define RIDGE_SWIGLU_FIELD(option, value)                                                               \
-    {                                                                                                   \
-        .name = #option, .kind = RIDGE_FIELD_F32, .index = (int)offsetof(ridge_swiglu_options, option), \
-        .preset = (value)                                                                               \
-    }
+extern const ridge_swiglu_options ridge_swiglu_defaults;
+#define RIDGE_ACT_FIELD CHOICE("act", RIDGE_ACTIVATION, ridge_activations)
+#define RIDGE_SWIGLU_FIELD(option, value) F32_OPTION(ridge_swiglu_options, option, value)
 #define RIDGE_SWIGLU_FIELDS                                                                         \
     RIDGE_SWIGLU_FIELD(gate_mul, 1), RIDGE_SWIGLU_FIELD(down_mul, 1), RIDGE_SWIGLU_FIELD(alpha, 1), \
         RIDGE_SWIGLU_FIELD(up_offset, 0), RIDGE_SWIGLU_FIELD(limit, 0)

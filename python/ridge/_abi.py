@@ -1,38 +1,22 @@
 """Made from include/ridge.h by python/generate_abi.py: do not edit."""
-VERSION = (0, 1, 0)
+VERSION = (0, 2, 0)
 
 STRICT = 0x1
-WEIGHTS_SETTLED = 0x2
+WEIGHTS_CONST = 0x2
 SILU = 0x0
 GELU_TANH = 0x100
 GELU_ERF = 0x200
 RELU2 = 0x300
-ACTIVATION = 0x300
 ROUND_GATE = 0x400
 ROUND_GATE_BWD = 0x800
 INTERLEAVED = 0x1000
-SCALE_TENSOR = 0x0
-SCALE_ROW = 0x10000
-SCALE_ROW128 = 0x20000
-SCALE_BLK128 = 0x30000
-SCALE = 0x30000
 POW2 = 0x40000
-DUAL_ROW_ROW = 0x0
-DUAL_ROW_BLK = 0x10000
-DUAL_BLK_BLK = 0x20000
-DUAL = 0x30000
-SCALE_B_TENSOR = 0x0
-SCALE_B_ROW = 0x100000
-SCALE_B_ROW128 = 0x200000
-SCALE_B_BLK128 = 0x300000
-SCALE_B = 0x300000
 ACCUMULATE = 0x400000
 ROPE_INVERSE = 0x100
 ROPE_ONLY = 0x200
 CE_MEAN = 0x0
 CE_SUM = 0x100
 CE_NONE = 0x200
-CE_REDUCTION = 0x300
 CE_W_HV = 0x400
 CE_RECORD_SUMS = 0x1000
 OK = 0
@@ -53,6 +37,14 @@ U8 = 8
 I32 = 9
 I64 = 10
 DTYPES = 11
+SCALING_NONE = 0
+SCALING_TENSOR = 1
+SCALING_ROW = 2
+SCALING_ROW128 = 3
+SCALING_BLK128 = 4
+SCALING_ROW32 = 5
+Q8_0_MAX_TOKENS = 16
+MAX_HC = 16
 OP_NONE = 0
 SWIGLU_FWD = 1
 SWIGLU_BWD = 2
@@ -80,8 +72,6 @@ MULTIPLY = 23
 OPS = 24
 MAX_DIMS = 6
 MAX_ARGS = 24
-Q8_0_MAX_TOKENS = 16
-MAX_HC = 16
 
 # number of each op; operand slots of each op by name
 OPS_BY_NAME = {
@@ -145,12 +135,12 @@ SLOTS = {
     'linear_ce_eval': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
-        'grad_scale': 13, 'dx': 14, 'dw': 15, 'dbias': 16,
+        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17,
     },
     'linear_ce_train': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
-        'grad_scale': 13, 'dx': 14, 'dw': 15, 'dbias': 16,
+        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17,
     },
     'linear_ce_backward': {
         'x': 0, 'w': 1, 'target': 2, 'lse': 3, 'dloss': 4, 'bias': 5, 'class_weight': 6, 'dx': 7, 'dw': 8,
@@ -170,4 +160,41 @@ SLOTS = {
     'multiply': {
         'x': 0, 'factor': 1, 'out': 2,
     },
+}
+
+# arguments of each builder, and fields of each option struct, as "type name"
+BUILDERS = {
+    'swiglu_fwd': 'int64 rows, int64 cols, dtype dtype, pointer gate, pointer up, pointer out',
+    'swiglu_bwd': 'int64 rows, int64 cols, dtype dtype, pointer dout, pointer gate, pointer up, pointer dgate, pointer dup',
+    'quantize_fp8': 'int64 rows, int64 cols, tensor x, tensor q',
+    'quantize_fp8_dual': 'int64 rows, int64 cols, tensor x, tensor q, tensor q_t',
+    'swiglu_quantize': 'int64 rows, int64 cols, dtype dtype, pointer gate, pointer up, tensor q, tensor q_t',
+    'gemm_fp8': 'int64 m, int64 n, int64 k, tensor a, tensor b, tensor d',
+    'q8_0_quantize': 'int64 rows, int64 cols, tensor x, pointer blocks',
+    'q8_0_repack': 'int64 rows, int64 cols, pointer blocks, tensor planes',
+    'q8_0_unpack': 'int64 rows, int64 cols, tensor planes, pointer blocks',
+    'q8_0_quantize_rows': 'int64 rows, int64 cols, tensor x, tensor codes',
+    'q8_0_matmul': 'int64 tokens, int64 cols, int64 rows, tensor x, tensor w, tensor out',
+    'q8_0_pair': 'int64 tokens, int64 cols, int64 rows0, int64 rows1, tensor x, tensor w0, tensor w1, tensor out0, tensor out1',
+    'q8_0_gate_up_swiglu': 'int64 tokens, int64 cols, int64 rows, tensor x, tensor gate, tensor up, tensor out',
+    'q8_0_matmul_hc_expand': 'int64 tokens, int64 cols, int64 rows, int64 n_hc, tensor x, tensor w, pointer post, pointer comb, pointer res,'
+        ' pointer out',
+    'rms_norm': 'int64 rows, int64 cols, tensor x, tensor w, tensor out',
+    'head_rms_norm_rope_tail': 'int64 tokens, int64 heads, int64 head_dim, int64 n_rot, tensor x, tensor w, tensor pos, pointer freqs, tensor '
+        'out',
+    'linear_ce_eval': 'int64 tokens, int64 hidden, int64 vocab, tensor x, tensor w, tensor target, pointer loss',
+    'linear_ce_train': 'int64 tokens, int64 hidden, int64 vocab, tensor x, tensor w, tensor target, pointer loss, tensor dx, tensor dw',
+    'linear_ce_backward': 'int64 tokens, int64 hidden, int64 vocab, tensor x, tensor w, tensor target, pointer lse, tensor dx, tensor dw',
+    'ce_fwd': 'int64 tokens, int64 vocab, tensor logits, tensor target, pointer loss',
+    'ce_bwd': 'int64 tokens, int64 vocab, tensor logits, tensor target, pointer lse, tensor dlogits',
+    'ce_combine': 'int64 tokens, int64 vocab, int64 shards, pointer record, pointer offset, tensor target, pointer loss',
+    'multiply': 'int64 rows, int64 cols, tensor x, pointer factor, tensor out',
+}
+OPTIONS = {
+    'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
+    'quantize': 'float floor',
+    'swiglu_quantize': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit, float floor',
+    'norm': 'float eps, float mscale',
+    'ce': 'int64_t ignore_index, int64_t vocab_offset, int64_t vocab_total, float label_smoothing, float softcap, float '
+        'temperature, float lse_square_scale, float grad_scale, float reserved',
 }

@@ -46,17 +46,22 @@ class Operand(C.Structure):
     _fields_ = [("data", C.c_void_p), ("stride", C.c_int64), ("dtype", C.c_uint32), ("reserved", C.c_uint32)]
 
 
-def _options(**fields):
-    """A ctypes struct with defaults: fields are floats, those whose default is an int are int64."""
-    kind = [(name, C.c_int64 if isinstance(value, int) else C.c_float) for name, value in fields.items()]
-    return type("Options", (C.Structure,), {"_fields_": kind, "defaults": fields})
+class Tensor(C.Structure):
+    """struct ridge_tensor."""
+    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int), ("stride", C.c_int64), ("scale", C.c_void_p), ("scaling", C.c_int),
+                ("scale_stride", C.c_int64)]
 
 
-_SWIGLU = dict(gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0)
-_swiglu, _quantize = _options(**_SWIGLU), _options(floor=0.0)
-_swiglu_quantize, _norm = _options(**_SWIGLU, floor=0.0), _options(eps=1e-6, mscale=1.0)
-_ce = _options(ignore_index=-100, vocab_offset=0, vocab_total=0, label_smoothing=0.0, softcap=0.0, temperature=1.0,
-               lse_square_scale=0.0, grad_scale=1.0, reserved=0.0)
+def _pairs(text):
+    return [item.split() for item in text.split(", ")]
+
+
+def _options(name):
+    fields = [(field, {"float": C.c_float, "int64_t": C.c_int64}[kind]) for kind, field in _pairs(A.OPTIONS[name])]
+    return type("Options", (C.Structure,), {"_fields_": fields})
+
+
+_swiglu, _quantize, _swiglu_quantize, _norm, _ce = map(_options, ("swiglu", "quantize", "swiglu_quantize", "norm", "ce"))
 OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quantize, "quantize_fp8_dual": _quantize,
            "swiglu_quantize": _swiglu_quantize, "rms_norm": _norm, "head_rms_norm_rope_tail": _norm,
            "q8_0_gate_up_swiglu": _swiglu, "linear_ce_eval": _ce, "linear_ce_train": _ce, "linear_ce_backward": _ce,
@@ -66,24 +71,8 @@ OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quanti
 class Call(C.Structure):
     """struct ridge_call; tests/test_abi.py compares its layout with the C compiler's."""
     _fields_ = [("struct_size", C.c_uint32), ("op", C.c_uint32), ("flags", C.c_uint32), ("reserved", C.c_uint32),
-                ("kernel", C.c_char_p), ("dim", C.c_int64 * A.MAX_DIMS), ("arg", Operand * A.MAX_ARGS),
+                ("kernel", C.c_char_p), ("invalid", C.c_char_p), ("dim", C.c_int64 * A.MAX_DIMS), ("arg", Operand * A.MAX_ARGS),
                 ("opt", C.c_double * 16)]
-
-
-def new_call(op, flags=0, options=None, kernel=None):
-    """A Call of an op by name, its options at their defaults but for those given."""
-    if op not in A.OPS_BY_NAME:
-        raise ArgumentError(f"there is no op {op!r}")
-    call = Call(struct_size=C.sizeof(Call), op=A.OPS_BY_NAME[op], flags=flags)
-    call.kernel = kernel.encode() if kernel else None
-    kind = OPTIONS.get(op)
-    for name in options or {}:
-        if not kind or name not in kind.defaults:  # ctypes would take it for an attribute
-            raise TypeError(f"{op} has no option {name!r}")
-    if kind:
-        values = kind(**{**kind.defaults, **(options or {})})
-        C.memmove(C.addressof(call.opt), C.addressof(values), C.sizeof(values))
-    return call
 
 
 # --------------------------------------------------------------------------------------------------------- the library
@@ -136,13 +125,35 @@ _lib.ridge_device_query.argtypes = [C.c_void_p, C.c_void_p]
 _run = _lib.ridge_run
 
 
+def new_call(op, flags=0, options=None, kernel=None, scaling=None):
+    """A Call of an op by name, without operands: its builder's, with these flags and options; scaling: {tensor of the
+    builder: SCALING_*}."""
+    if op not in A.OPS_BY_NAME:
+        raise ArgumentError(f"there is no op {op!r}")
+    scaling = dict(scaling or ())
+    zero = {"int64": lambda name: C.c_int64(0), "dtype": lambda name: C.c_int(0), "pointer": lambda name: C.c_void_p(),
+            "tensor": lambda name: Tensor(scaling=scaling.get(name, 0))}
+    builder = _lib[f"ridge_{op}"]
+    builder.restype = Call
+    call = builder(*(zero[kind](name) for kind, name in _pairs(A.BUILDERS[op])))
+    C.memset(C.addressof(call.arg), 0, C.sizeof(call.arg))
+    call.flags |= flags
+    call.kernel = kernel.encode() if kernel else None
+    fields = OPTIONS[op].from_buffer(call, Call.opt.offset) if op in OPTIONS else None
+    for name, value in (options or {}).items():
+        if name not in (field for field, _ in getattr(fields, "_fields_", ())):  # ctypes would take it for an attribute
+            raise TypeError(f"{op} has no option {name!r}")
+        setattr(fields, name, value)
+    return call
+
+
 def library_function(name):
     """A function of the library whose arguments are ctypes objects, passed as they are; it returns an int."""
     return _lib[name]  # an object of its own: ._lib.name keeps its argtypes
 
 
 def version():
-    """The library's version, "0.1.0"."""
+    """The library's version, "0.2.0"."""
     return _lib.ridge_version().decode()
 
 
@@ -227,12 +238,14 @@ _ABSENT = (0, 0, 0)
 
 
 class Form:
-    """One op with its flags and options. launch packs the rest: values = 6 dimensions, then pointer, stride, dtype of
+    """One op with its flags, options and scalings. launch packs the rest: values = 6 dimensions, then pointer, stride, dtype of
     each operand in the order of its slots."""
 
-    def __init__(self, op, flags=0, options=()):
+    def __init__(self, op, flags=0, options=(), scaling=()):
         self.op = op
-        call = new_call(op, flags, dict(options))
+        call = new_call(op, flags, dict(options), None, scaling)
+        if call.invalid:
+            raise ArgumentError(f"{op}: {call.invalid.decode()}")
         self.image = bytes(call)
         self.slots = max(A.SLOTS[op].values()) + 1
         self.pack = struct.Struct("6q" + _SLOT * self.slots).pack_into
@@ -276,10 +289,11 @@ class Form:
 
 
 @functools.lru_cache(maxsize=4096)
-def _form(op, flags, options, text):
-    return Form(op, flags, options)
+def _form(op, flags, options, scaling, text):
+    return Form(op, flags, options, scaling)
 
 
-def form(op, flags=0, options=()):
-    """The Form of an op; options is a tuple of (name, value). 0.0 and -0.0 have Forms of their own, though they are equal."""
-    return _form(op, flags, options, repr(options) if options else "")
+def form(op, flags=0, options=(), scaling=()):
+    """The Form of an op; options and scaling are tuples of (name, value). 0.0 and -0.0 have Forms of their own, though they
+    are equal."""
+    return _form(op, flags, options, scaling, repr(options) if options else "")

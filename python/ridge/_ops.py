@@ -15,9 +15,9 @@ from . import _abi as A
 from ._core import ArgumentError, form
 
 ACTIVATIONS = {"silu": A.SILU, "gelu_tanh": A.GELU_TANH, "gelu_erf": A.GELU_ERF, "gelu": A.GELU_ERF, "relu2": A.RELU2}
-SCALES = {"tensor": A.SCALE_TENSOR, "row": A.SCALE_ROW, "row128": A.SCALE_ROW128, "blk128": A.SCALE_BLK128}
-DUALS = {"row_row": A.DUAL_ROW_ROW, "row_blk": A.DUAL_ROW_BLK, "blk_blk": A.DUAL_BLK_BLK}
-PAIRS = {f"{a}_{b}": SCALES[a] | SCALES[b] * 16 for a, b in (("tensor", "tensor"), ("row", "row"), ("row128", "blk128"),
+SCALES = {"tensor": A.SCALING_TENSOR, "row": A.SCALING_ROW, "row128": A.SCALING_ROW128, "blk128": A.SCALING_BLK128}
+DUALS = {f"{q}_{q_t}": (SCALES[q + "128"], SCALES[q_t + "128"]) for q, q_t in (("row", "row"), ("row", "blk"), ("blk", "blk"))}
+PAIRS = {f"{a}_{b}": (SCALES[a], SCALES[b]) for a, b in (("tensor", "tensor"), ("row", "row"), ("row128", "blk128"),
                                                             ("row128", "row128"), ("blk128", "row128"))}
 PAIRS |= {"tensor": PAIRS["tensor_tensor"], "row": PAIRS["row_row"]}  # as the command line names them
 REDUCTIONS = {"mean": A.CE_MEAN, "sum": A.CE_SUM, "none": A.CE_NONE}
@@ -192,11 +192,11 @@ def multiply(xp, x, factor, dtype=None):
 
 def scale_shape(mode, rows, cols):
     """(shape, ld) of the scale table of an fp8 matrix [rows, cols]; ld is the row stride on the fast path."""
-    if mode == A.SCALE_TENSOR:
+    if mode == A.SCALING_TENSOR:
         return (1,), None
-    if mode == A.SCALE_ROW:
+    if mode == A.SCALING_ROW:
         return (rows,), None
-    if mode == A.SCALE_ROW128:
+    if mode == A.SCALING_ROW128:
         return (blocks(cols), rows), (rows + 3) // 4 * 4
     return (blocks(rows), blocks(cols)), None
 
@@ -213,17 +213,15 @@ def fp8_empty(xp, like, rows, cols, dtype):
 
 
 @functools.lru_cache(maxsize=256)
-def quantize_form(op, table, name, what, pow2, floor):
-    """(mode, its Form)"""
-    mode = pick(SCALES if table == "scale" else DUALS, name, what)
-    return mode, form(op, mode | (A.POW2 if pow2 else 0), (("floor", float(floor)),))
+def quantize_form(op, scalings, pow2, floor):
+    return form(op, A.POW2 if pow2 else 0, (("floor", float(floor)),), tuple(zip(("q", "q_t"), scalings)))
 
 
 def quantize_fp8(xp, x, scale, dtype, pow2, floor, given, want_amax):
     """(codes, scales, amax)"""
     rows, cols = two_dims("x", x)
-    pick(SCALES, scale, "scale")  # what is no key for the cache either
-    mode, f = quantize_form("quantize_fp8", "scale", scale, "scale", pow2, floor)
+    mode = pick(SCALES, scale, "scale")
+    f = quantize_form("quantize_fp8", (mode,), pow2, floor)
     x, stride = xp.matrix(x)
     q = fp8_empty(xp, x, rows, cols, dtype)
     shape, ld = scale_shape(mode, rows, cols)
@@ -235,7 +233,7 @@ def quantize_fp8(xp, x, scale, dtype, pow2, floor, given, want_amax):
     values = (rows, cols, 0, 0, 0, 0, *xp.operand(x, stride), *xp.operand(q, q_stride(xp, q)))
     for t in (scales, given, amax):
         values += xp.operand(t, ld or 0) if t is not None else ABSENT
-    xp.launch(f, x, values, mode == A.SCALE_TENSOR)
+    xp.launch(f, x, values, mode == A.SCALING_TENSOR)
     return q, scales if given is None else given, amax
 
 
@@ -246,13 +244,12 @@ def q_stride(xp, q):
 def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
     """(codes, scales, codes of the transpose, its scales, column sums)"""
     rows, cols = two_dims("x", x)
-    pick(DUALS, dual, "form")
-    mode, f = quantize_form("quantize_fp8_dual", "form", dual, "form", pow2, floor)
+    mode, mode_t = pick(DUALS, dual, "form")
+    f = quantize_form("quantize_fp8_dual", (mode, mode_t), pow2, floor)
     x, stride = xp.matrix(x)
     q, q_t = fp8_empty(xp, x, rows, cols, dtype), fp8_empty(xp, x, cols, rows, dtype)
-    one, two = dual.split("_")
-    shape, ld = scale_shape(SCALES[one + "128"], rows, cols)
-    shape_t, ld_t = scale_shape(SCALES[two + "128"], cols, rows)
+    shape, ld = scale_shape(mode, rows, cols)
+    shape_t, ld_t = scale_shape(mode_t, cols, rows)
     scale, scale_t = xp.empty(x, shape, A.F32, ld), xp.empty(x, shape_t, A.F32, ld_t)
     colsum = xp.empty(x, (cols,), A.F32) if want_colsum else None
     xp.launch(f, x, (rows, cols, 0, 0, 0, 0, *xp.operand(x, stride), *xp.operand(q, q_stride(xp, q)),
@@ -267,8 +264,9 @@ def swiglu_quantize_form(dual, activation, gate_mul, down_mul, alpha, up_offset,
 
 @functools.lru_cache(maxsize=256)
 def _swiglu_quantize_form(dual, activation, options, interleaved):
-    flags = pick(ACTIVATIONS, activation, "activation") | pick(DUALS, dual, "form") | (A.INTERLEAVED if interleaved else 0)
-    return form("swiglu_quantize", flags, (*zip(OPTIONS, _five.unpack(options)), ("floor", 0.0)))
+    flags = pick(ACTIVATIONS, activation, "activation") | (A.INTERLEAVED if interleaved else 0)
+    scaling = tuple(zip(("q", "q_t"), pick(DUALS, dual, "form")))
+    return form("swiglu_quantize", flags, (*zip(OPTIONS, _five.unpack(options)), ("floor", 0.0)), scaling)
 
 
 def swiglu_quantize(xp, f, dual, gate, up, interleaved, dtype):
@@ -276,8 +274,8 @@ def swiglu_quantize(xp, f, dual, gate, up, interleaved, dtype):
     kept, g, u, cols = gate_and_up(xp, gate, up, interleaved)
     rows = rows_of(gate.shape)
     q, q_t = fp8_empty(xp, gate, rows, cols, dtype), fp8_empty(xp, gate, cols, rows, dtype)
-    one, two = dual.split("_")
-    (shape, ld), (shape_t, ld_t) = scale_shape(SCALES[one + "128"], rows, cols), scale_shape(SCALES[two + "128"], cols, rows)
+    mode, mode_t = DUALS[dual]
+    (shape, ld), (shape_t, ld_t) = scale_shape(mode, rows, cols), scale_shape(mode_t, cols, rows)
     scale, scale_t = xp.empty(gate, shape, A.F32, ld), xp.empty(gate, shape_t, A.F32, ld_t)
     xp.launch(f, gate, (rows, cols, 0, 0, 0, 0, *g, *u, *xp.operand(q, q_stride(xp, q)), *xp.operand(scale, ld or 0),
                         *xp.operand(q_t, q_stride(xp, q_t)), *xp.operand(scale_t, ld_t or 0), *ABSENT), True)
@@ -301,10 +299,10 @@ def gemm_operand(xp, name, t, scale, mode, k):
 
 def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out):
     """a [m, k] times b [n, k] transposed; into `out` by accumulation if there is one."""
-    mode = pick(PAIRS, scales, "scales")
+    mode_a, mode_b = pick(PAIRS, scales, "scales")
     m, k = two_dims("a", a)
-    kept_a, va = gemm_operand(xp, "a", a, scale_a, mode & A.SCALE, k)
-    kept_b, vb = gemm_operand(xp, "b", b, scale_b, mode >> 4 & A.SCALE, k)
+    kept_a, va = gemm_operand(xp, "a", a, scale_a, mode_a, k)
+    kept_b, vb = gemm_operand(xp, "b", b, scale_b, mode_b, k)
     n = b.shape[0]
     stride = 0
     if out is None:
@@ -317,7 +315,7 @@ def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out):
     if bias is not None:
         bias = xp.vector(bias)
         same_shape("bias", bias.shape, (n,))
-    xp.launch(form("gemm_fp8", mode | (A.ACCUMULATE if out is not None else 0)), a,
+    xp.launch(form("gemm_fp8", A.ACCUMULATE if out is not None else 0, (), (("a", mode_a), ("b", mode_b))), a,
               (m, n, k, 0, 0, 0, *va, *vb, *xp.operand(d, stride), *(xp.operand(bias, 0) if bias is not None else ABSENT)),
               True)
     return d
@@ -442,14 +440,14 @@ def linear_ce_eval(p, stats=()):
     values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight)
     for name in CE_STATS:
         values += p.some(out.get(name))
-    p.launch("linear_ce_eval", values + ABSENT * (17 - 11))
+    p.launch("linear_ce_eval", values + ABSENT * (18 - 11))
     return loss, out
 
 
 def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):
     loss = p.loss()
     dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
-    values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight) + ABSENT * 8
+    values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight) + ABSENT * 9
     p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias))
     return loss, dx, dw, dbias
 

@@ -31,7 +31,7 @@ int main(void) {
     %s
     return 0;
 }"""
-STRUCTS = {"ridge_call": (_core.Call, None), "ridge_operand": (_core.Operand, None),
+STRUCTS = {"ridge_call": (_core.Call, None), "ridge_tensor": (_core.Tensor, None), "ridge_operand": (_core.Operand, None),
            "ridge_device_info": (_core._Info, None), "ridge_swiglu_options": (_core._swiglu, None),
            "ridge_quantize_options": (_core._quantize, None), "ridge_norm_options": (_core._norm, None),
            "ridge_swiglu_quantize_options": (_core._swiglu_quantize, "floor"), "ridge_ce_options": (_core._ce, None)}
@@ -53,21 +53,18 @@ def test_layout(tmp_path):
     assert got[:-1] == want
 
 
-@needs_header
-def test_defaults_are_the_builders(tmp_path):
-    """The bytes of a call from C's builder and from new_call are the same."""
-    if not shutil.which("cc"):
-        pytest.skip("no C compiler")
-    builders = {"swiglu_fwd": "ridge_swiglu_fwd(2, 8, RIDGE_F32, 0, 0, 0)",
-                "rms_norm": "ridge_rms_norm(2, 8, RIDGE_F32, 0, RIDGE_F32, 0, RIDGE_F32, 0)",
-                "linear_ce_train": "ridge_linear_ce_train(2, 4, 8, RIDGE_F32, 0, 0, RIDGE_I64, 0, 0, 0, 0)",
-                "quantize_fp8": "ridge_quantize_fp8(2, 8, RIDGE_F32, 0, 0, RIDGE_E4M3, 0, 0)"}
-    body = "\n    ".join(f"{{ ridge_call c = {text}; fwrite(&c.opt, sizeof c.opt, 1, stdout); }}"
-                         for text in builders.values())
-    (tmp_path / "defaults.c").write_text(PROGRAM % body)
-    subprocess.run(["cc", "-I", os.path.dirname(HEADER), "-o", tmp_path / "defaults", tmp_path / "defaults.c"], check=True)
-    got = subprocess.run([tmp_path / "defaults"], capture_output=True, check=True).stdout
-    assert got == b"".join(bytes(_core.new_call(op).opt) for op in builders)
+def test_calls_are_the_builders():
+    """new_call: the builder's number, flags and defaults, every operand absent, what is given on top."""
+    for op, number in _abi.OPS_BY_NAME.items():
+        call = ridge.new_call(op)
+        assert call.op == number and call.struct_size == ctypes.sizeof(call) and not any(a.dtype for a in call.arg)
+    call = ridge.new_call("gemm_fp8", _abi.ACCUMULATE, scaling={"a": _abi.SCALING_ROW128, "b": _abi.SCALING_BLK128})
+    assert not call.invalid and call.flags & _abi.ACCUMULATE and call.flags != _abi.ACCUMULATE
+    assert b"scalings of a and b" in ridge.new_call("gemm_fp8").invalid
+    ce = _core._ce.from_buffer(ridge.new_call("ce_fwd", options={"softcap": 3.0}), _core.Call.opt.offset)
+    assert (ce.ignore_index, ce.temperature, ce.grad_scale, ce.softcap) == (-100, 1.0, 1.0, 3.0)
+    with pytest.raises(ridge.ArgumentError, match="scaling of q is none of"):
+        _core.form("quantize_fp8")
 
 
 def test_missing_library_is_one_clear_sentence(tmp_path):

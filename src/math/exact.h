@@ -57,7 +57,7 @@ RIDGE_FN float ridge_fma(float a, float b, float c)
 }
 
 /* The smaller of x and hi; hi for NaN. */
-RIDGE_FN float ridge_min(float x, float hi)
+RIDGE_FN float ridge_min_f32(float x, float hi)
 {
 #ifdef __CUDA_ARCH__
     return fminf(x, hi);
@@ -160,7 +160,7 @@ RIDGE_FN float ridge_sigmoid(float x)
  * exponential. Beyond |x| = 15 both are 0 or 1. */
 RIDGE_FN float ridge_normal_cdf(float x, float *bell)
 {
-    float a = ridge_min(ridge_float(ridge_bits(x) & 0x7fffffffu), 15.0f);
+    float a = ridge_min_f32(ridge_float(ridge_bits(x) & 0x7fffffffu), 15.0f);
     float sq = a * a;
     float lo = ridge_fma(a, a, -sq);
     float e = ridge_exp_neg(0.5f * sq);

@@ -1,10 +1,10 @@
-/* ops/norm/cpu.h: rms_norm and the rotation of RoPE in their bit-exact order.
+/* norm.h: rms_norm and the rotation of RoPE in their bit-exact order.
  *
  * One source for the C reference, the SIMD rows and CUDA.
  *     sum of squares: column j belongs to partial j % 256; each adds fma(x, x, acc) from +0 in ascending j; then
  *     part[p] += part[p + s] for p < s, s = 128, 64, ..., 1
  *     y = (x * ridge_rms_factor(sum, n, eps)) * w        (no product where w is absent)
- * RoPE: c and s from ridge_rope_angle once per token and pair, whatever the head; ridge_rope_turn for each pair.
+ * RoPE: c and s from ridge_rope_angle once per token and pair, whatever the head; ridge_rope_rotate for each pair.
  * docs/numerics.md, Norm and RoPE. */
 #ifndef RIDGE_NORM_MATH_H
 #define RIDGE_NORM_MATH_H
@@ -39,8 +39,8 @@ RIDGE_FN void ridge_rope_angle(int64_t pos, double freq, float mscale, int inver
     *s = (inverse ? -sine : sine) * mscale;
 }
 
-/* The pair (x0, x1) turned. */
-RIDGE_FN void ridge_rope_turn(float x0, float x1, float c, float s, float *y0, float *y1)
+/* The pair (x0, x1) rotated. */
+RIDGE_FN void ridge_rope_rotate(float x0, float x1, float c, float s, float *y0, float *y1)
 {
     *y0 = ridge_fma(x0, c, -(x1 * s));
     *y1 = ridge_fma(x0, s, x1 * c);

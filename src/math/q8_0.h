@@ -7,7 +7,7 @@
  *     result = ((0+1)+(2+3)) + ((4+5)+(6+7)) of the eight partitions, empty ones included
  * Nothing of it depends on the number of tokens, on the grid or on the form of the operands. A block of zero codes and
  * zero scales changes no bit (acc_p is never -0), so kernels may pad with such blocks; a real one may not be skipped,
- * for its scale may be NaN or infinite. Leaves out: loads, the integer dot, SwiGLU (ops/swiglu/cpu.h).
+ * for its scale may be NaN or infinite. Leaves out: loads, the integer dot, SwiGLU (swiglu.h).
  * docs/numerics.md, Q8_0 decode. */
 #ifndef RIDGE_Q8_0_MATH_H
 #define RIDGE_Q8_0_MATH_H

@@ -1,4 +1,4 @@
-/* ops/quantize_fp8/cpu.h: scales and codes of quantize_fp8 and Q8_0 for one group, in their bit-exact order.
+/* quantize.h: scales and codes of quantize_fp8 and Q8_0 for one group, in their bit-exact order.
  *
  * One source for the C reference, the SIMD rows and CUDA. Leaves out: loads, and the fp8 encoding, which has an
  * instruction on some devices (cpu/num.h, cuda/num.cuh). docs/numerics.md, FP8 and Q8_0. */

@@ -1,4 +1,4 @@
-/* ops/swiglu/cpu.h: the formulas of swiglu_fwd and swiglu_bwd for one element, in their bit-exact order.
+/* swiglu.h: the formulas of swiglu_fwd and swiglu_bwd for one element, in their bit-exact order.
  *
  * One source for the C reference, the SIMD rows and CUDA. Everything is f32; each operation rounds once, and an fma is
  * where ridge_fma is written. `act` is a compile-time constant in every caller, so that only one branch is left.
@@ -100,7 +100,7 @@ RIDGE_FN float ridge_act_bwd(unsigned act, float a, float alpha, float *dh)
         float s = ridge_sigmoid(v);
         float h = a * s;
         /* The bound keeps 0 * infinity away: beyond it h * (1 - s) is 0. */
-        float dv = ridge_fma(0x1.b6676cp-3f, ridge_min(sq, 1e30f), 0x1.988454p+0f);
+        float dv = ridge_fma(0x1.b6676cp-3f, ridge_min_f32(sq, 1e30f), 0x1.988454p+0f);
         *dh = ridge_fma(h * (1.0f - s), dv, s);
         return h;
     }

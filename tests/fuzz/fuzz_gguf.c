@@ -44,7 +44,7 @@ static void use_meta(const ridge_file *file, const ridge_meta *meta)
     demand(meta->element != RIDGE_META_STRING || left == 0);
 }
 
-static void use_tensor(const ridge_file *file, const ridge_tensor *t)
+static void use_tensor(const ridge_file *file, const ridge_entry *t)
 {
     const ridge_type_info *info = ridge_type_query(t->type);
     int64_t elements = 1;
@@ -79,7 +79,7 @@ static void copy(const ridge_file *file)
     for (int64_t i = 0; i < ridge_file_metas(file); i++)
         demand(ridge_writer_meta(writer, ridge_file_meta(file, i)) == RIDGE_OK);
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         if (ridge_writer_tensor(writer, t->name, t->type, t->rank, t->shape, &index) != RIDGE_OK) {
             demand(strlen(t->name) > 63);
             ridge_writer_abort(writer);
@@ -88,7 +88,7 @@ static void copy(const ridge_file *file)
     }
     demand(ridge_writer_begin(writer) == RIDGE_OK);
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         char *memory = malloc((size_t)t->bytes);
         demand(memory && ridge_file_read(file, t, 0, memory, t->bytes) == RIDGE_OK);
         demand(ridge_writer_write(writer, i, 0, memory, t->bytes) == RIDGE_OK);

@@ -45,7 +45,7 @@ static void put(const void *bytes, size_t size, off_t at)
 static void walk(const ridge_file *file)
 {
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         char *memory = malloc((size_t)t->bytes + 1);
 
         check(memory && t->bytes >= 0 && t->offset >= 8 && t->rank >= 0 && t->rank <= RIDGE_MAX_RANK);
@@ -66,7 +66,7 @@ static bool declare(ridge_writer *w, const ridge_file *file)
         if (ridge_writer_meta(w, ridge_file_meta(file, i)) != RIDGE_OK)
             return false;
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
         if (!t->name[0])
             return false;
         check(ridge_writer_tensor(w, t->name, t->type, t->rank, t->shape, NULL) == RIDGE_OK);
@@ -94,7 +94,7 @@ static void again(const ridge_file *file)
         check(ridge_file_open(path, &copy) == RIDGE_OK && ridge_file_tensors(copy) == ridge_file_tensors(file));
         check(ridge_file_metas(copy) == ridge_file_metas(file));
         for (int64_t i = 0; i < w->tensors; i++) {
-            const ridge_tensor *a = ridge_file_tensor(file, i), *b = ridge_file_find(copy, a->name);
+            const ridge_entry *a = ridge_file_tensor(file, i), *b = ridge_file_find(copy, a->name);
             check(b && a->type == b->type && a->rank == b->rank && a->bytes == b->bytes &&
                   memcmp(a->shape, b->shape, sizeof a->shape) == 0 && b->offset == bytes + w->tensor[i].offset);
         }

@@ -16,6 +16,6 @@ int use(ridge_device *device, void *a, void *b, void *c)
 
 int64_t use_io(const ridge_file *file)
 {
-    const ridge_tensor *tensor = ridge_file_find(file, "w");
+    const ridge_entry *tensor = ridge_file_find(file, "w");
     return tensor ? tensor->shape[RIDGE_MAX_RANK - 1] : ridge_file_bytes(file, 0);
 }

@@ -9,10 +9,10 @@
 typedef struct bench_options {
     const char *suite, *device, *kernel, *csv, *weights;
     char text[1024];
-    uint64_t seed;
+    uint64_t seed, rotation;
+    uint64_t chain;     /* times that a suite is repeated in a graph; 0: no graph */
     double matrix_rate; /* TFLOP/s; 0 = floors are copies alone */
-    bool json, ceilings, overhead, every, settled, chain, rivals;
-    int layers, rotation;
+    bool json, ceilings, overhead, every, weights_const, rivals, all_kernels;
 } bench_options;
 
 typedef struct bench {
@@ -36,13 +36,13 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
 bool bench_weights(bench *b);
 /* A 2-D tensor in memory. False: out of memory or not readable, said on stderr; weight_free in any case. */
 typedef struct weight {
-    const ridge_tensor *t;
+    const ridge_entry *t;
     uint16_t *bf16;
     unsigned char *q8_0; /* NULL if K is not a multiple of 32 */
     int64_t rows, cols;
 } weight;
-bool is_weight(const ridge_tensor *t);
-bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w);
+bool is_weight(const ridge_entry *t);
+bool weight_load(const ridge_file *file, const ridge_entry *t, weight *w);
 void weight_free(weight *w);
 
 /* weight_ops.c: an op that runs on a weight. What it needs: any weight; a gate and its up; the output matrix. */

@@ -160,7 +160,7 @@ static void emit(bench *b, const chain *c, const char *suite, const char *what, 
     snprintf(r.suite, sizeof r.suite, "%s", suite);
     snprintf(r.op, sizeof r.op, "chain");
     snprintf(r.problem, sizeof r.problem, "%s kernels=%d mb=%.1f%s", what, c->links, c->bytes * 1e-6,
-             b->o->settled ? " settled=1" : "");
+             b->o->weights_const ? " weights_const=1" : "");
     snprintf(r.provider, sizeof r.provider, "%s", provider);
     snprintf(r.kernel, sizeof r.kernel, "graph");
     r.us = us[0];
@@ -192,12 +192,12 @@ static bool report_products(bench *b, chain *c, const char *suite, const char *w
 
 static uint32_t flags_of(const bench *b)
 {
-    return b->o->settled ? RIDGE_WEIGHTS_SETTLED : 0;
+    return b->o->weights_const ? RIDGE_WEIGHTS_CONST : 0;
 }
 
 static int layers_of(const bench *b)
 {
-    return b->o->layers > 0 ? b->o->layers : 1;
+    return b->o->chain ? (int)b->o->chain : 1;
 }
 
 bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3], double *floor_us)

@@ -7,112 +7,6 @@
 #include "tools/args.h"
 #include "bench.h"
 
-enum {
-    OPT_ALL = 256,
-    OPT_CEILINGS,
-    OPT_OVERHEAD,
-    OPT_MATRIX,
-    OPT_WEIGHTS,
-    OPT_EVERY,
-    OPT_SETTLED,
-    OPT_CHAIN,
-    OPT_RIVALS,
-    OPT_ROTATION
-};
-
-static const struct argp_option option_table[] = {
-    {"suite", 'S', "NAME", 0, "suites, separated by commas; a name that is none lists them", 0},
-    {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
-    {"kernel", 'k', "PATTERN", 0, "rows whose name matches (default: the row that is picked)", 0},
-    {"all-kernels", OPT_ALL, NULL, 0, "every row that can run", 0},
-    {"csv", 'c', "FILE", 0, "append records", 0},
-    {"json", 'j', NULL, 0, "JSON instead of a table", 0},
-    {"seed", 's', "N", 0, "seed of the inputs (default 1)", 0},
-    {"rivals", OPT_RIVALS, NULL, 0, "other libraries too, in the same rounds (gemm_fp8: cuBLASLt)", 0},
-    {"ceilings", OPT_CEILINGS, NULL, 0, "measure copy, read stream, empty kernel, matrix rates", 0},
-    {"matrix-rate", OPT_MATRIX, "TFLOPS", 0,
-     "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate", 0},
-    {"overhead", OPT_OVERHEAD, NULL, 0, "measure the host cost of a call", 0},
-    {"weights", OPT_WEIGHTS, "FILE", 0,
-     "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
-     "graph, the products of a token",
-     0},
-    {"settled", OPT_SETTLED, NULL, 0, "calls promise that nothing before them writes the weights", 0},
-    {"chain", OPT_CHAIN, "TIMES", OPTION_ARG_OPTIONAL,
-     "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token. Prints the gap "
-     "between kernels too: what the graph takes more than its calls, each in a graph of as many calls of nothing but "
-     "itself, over the number of calls",
-     0},
-    {"rotation", OPT_ROTATION, "TIMES", 0,
-     "copies of the operands that a graph goes through, in sizes of the last-level cache (default 4): with more, the "
-     "first call of a graph, which overlaps nothing, weighs less",
-     0},
-    {"all", OPT_EVERY, NULL, 0, "--weights: every tensor, not one of each shape", 0},
-    {0}};
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    bench_options *o = state->input;
-
-    switch (key) {
-    case 'S':
-        o->suite = arg;
-        break;
-    case 'd':
-        o->device = arg;
-        break;
-    case 'k':
-        o->kernel = arg;
-        break;
-    case OPT_ALL:
-        o->kernel = "*";
-        break;
-    case 'c':
-        o->csv = arg;
-        break;
-    case 'j':
-        o->json = true;
-        break;
-    case 's':
-        o->seed = args_whole(state, "--seed", arg, 0, UINT64_MAX);
-        break;
-    case OPT_CEILINGS:
-        o->ceilings = true;
-        break;
-    case OPT_MATRIX:
-        o->matrix_rate = args_positive(state, "--matrix-rate", arg);
-        break;
-    case OPT_OVERHEAD:
-        o->overhead = true;
-        break;
-    case OPT_WEIGHTS:
-        o->weights = arg;
-        break;
-    case OPT_EVERY:
-        o->every = true;
-        break;
-    case OPT_CHAIN:
-        o->chain = true;
-        o->layers = arg ? (int)args_whole(state, "--chain", arg, 1, 1000) : 1;
-        break;
-    case OPT_ROTATION:
-        o->rotation = (int)args_whole(state, "--rotation", arg, 1, 100);
-        break;
-    case OPT_RIVALS:
-        o->rivals = true;
-        break;
-    case OPT_SETTLED:
-        o->settled = true;
-        break;
-    case ARGP_KEY_ARG:
-        args_word(state, arg, o->text, sizeof o->text);
-        break;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-    return 0;
-}
-
 void bench_emit(bench *b, const record *r)
 {
     if (b->csv) {
@@ -271,7 +165,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         snprintf(r.suite, sizeof r.suite, "%s", suite);
         snprintf(r.op, sizeof r.op, "%s", op->name);
         snprintf(r.problem, sizeof r.problem, "%.240s%s", strchr(text, ' ') ? strchr(text, ' ') + 1 : "",
-                 b->o->settled && !(c->call.flags & RIDGE_WEIGHTS_SETTLED) ? " settled=1" : "");
+                 b->o->weights_const && !(c->call.flags & RIDGE_WEIGHTS_CONST) ? " weights_const=1" : "");
         snprintf(r.provider, sizeof r.provider, "%s", provider_of(&list[i]));
         if (list[i].kernel || list[i].rival)
             snprintf(r.kernel, sizeof r.kernel, "%s", list[i].kernel ? list[i].kernel->name : list[i].rival->name);
@@ -303,7 +197,7 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     candidate list[TIMING_CANDIDATES] = {{0}};
     int rows, count, timed;
     double err = -1;
-    rotation r = {.device = b->device, .settled = b->o->settled, .times = b->o->rotation};
+    rotation r = {.device = b->device, .weights_const = b->o->weights_const, .times = (int)b->o->rotation};
     ridge_call call = image_call(im, im->host);
     size_t workspace = 0;
     char text[400];
@@ -311,8 +205,8 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
     bool good, read;
 
     case_print(c, text, sizeof text);
-    if (b->o->settled)
-        call.flags |= RIDGE_WEIGHTS_SETTLED; /* rows may be picked by it */
+    if (b->o->weights_const)
+        call.flags |= RIDGE_WEIGHTS_CONST; /* rows may be picked by it */
     rows = count = choose_rows(b, &call, list);
     workspace = timing_workspace(b->device, &call, list, rows);
     good = rows > 0;
@@ -414,16 +308,48 @@ static bool bench_suites(bench *b)
 
 int cmd_bench(int argc, char **argv)
 {
-    static const struct argp parser = {
-        option_table, parse_option, "[OP name=value...]", "Times problems beside a copy of the same total bytes.", NULL,
-        NULL,         NULL};
     bench_options o = {.seed = 1};
+    const args_option list[] = {
+        {"suite", 'S', "NAME", "suites, separated by commas; a name that is none lists them", .text = &o.suite},
+        ARGS_DEVICE(&o.device),
+        {"kernel", 'k', "PATTERN", "rows whose name matches (default: the row that is picked)", .text = &o.kernel},
+        {"all-kernels", 0, NULL, "every row that can run", .flag = &o.all_kernels},
+        {"csv", 'c', "FILE", "append records", .text = &o.csv},
+        {"json", 'j', NULL, "JSON instead of a table", .flag = &o.json},
+        ARGS_SEED(&o.seed),
+        {"rivals", 0, NULL, "other libraries too, in the same rounds (gemm_fp8: cuBLASLt)", .flag = &o.rivals},
+        {"ceilings", 0, NULL, "measure copy, read stream, empty kernel, matrix rates", .flag = &o.ceilings},
+        {"matrix-rate", 0, "TFLOPS",
+         "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate",
+         .positive = &o.matrix_rate},
+        {"overhead", 0, NULL, "measure the host cost of a call", .flag = &o.overhead},
+        {"weights", 0, "FILE",
+         "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
+         "graph, the products of a token",
+         .text = &o.weights},
+        {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights", .flag = &o.weights_const},
+        {"chain", 0, "TIMES",
+         "--suite as a graph of all its problems in order, that many times (default 1): a layer, a token. Prints the "
+         "gap between kernels too: what the graph takes more than its calls, each in a graph of as many calls of "
+         "nothing but itself, over the number of calls",
+         .whole = &o.chain, .least = 1, .most = 1000, .optional = true},
+        {"rotation", 0, "TIMES",
+         "copies of the operands that a graph goes through, in sizes of the last-level cache (default 4): with more, "
+         "the first call of a graph, which overlaps nothing, weighs less",
+         .whole = &o.rotation, .least = 1, .most = 100},
+        {"all", 0, NULL, "--weights: every tensor, not one of each shape", .flag = &o.every},
+        {0}};
+    args_list words = {0};
     bench b = {.o = &o};
     test_case one;
     record first;
     bool good = true;
 
-    args_parse(&parser, argc, argv, &o);
+    args_parse(argc, argv, "[OP name=value...]", "Times problems beside a copy of the same total bytes.", list, &words,
+               ARGS_MOST);
+    args_join(argv[0], &words, o.text, sizeof o.text);
+    if (o.all_kernels)
+        o.kernel = "*";
     if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead && !o.weights) {
         fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --weights FILE | --ceilings |"
                         " --overhead\n");

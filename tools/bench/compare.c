@@ -8,36 +8,6 @@
 #include "record.h"
 #include "check/check.h"
 
-typedef struct options {
-    args_files files;
-    bool json, diff;
-} options;
-
-static const struct argp_option option_table[] = {
-    {"json", 'j', NULL, 0, "JSON", 0},
-    {"diff", 'd', NULL, 0, "two files: ridge in the first against ridge in the second", 0},
-    {0}};
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    options *o = state->input;
-
-    switch (key) {
-    case 'j':
-        o->json = true;
-        break;
-    case 'd':
-        o->diff = true;
-        break;
-    case ARGP_KEY_ARG:
-        args_file(state, arg, &o->files);
-        break;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-    return 0;
-}
-
 /* How fast ridge is beside one provider on one op: log_sum and worst are of the provider's time / ridge's. */
 typedef struct summary {
     const char *op, *provider, *worst_problem;
@@ -147,27 +117,27 @@ static int compare_files(const record *old, int olds, const record *new, int new
 
 int cmd_compare(int argc, char **argv)
 {
-    static const struct argp parser = {
-        option_table, parse_option,
-        "FILE...",    "Per op and provider: geometric mean and worst ratio to ridge, inside each run.",
-        NULL,         NULL,
-        NULL};
-    options o = {.json = false};
+    bool json = false, diff = false;
+    const args_option list[] = {
+        ARGS_JSON(&json),
+        {"diff", 'd', NULL, "two files: ridge in the first against ridge in the second", .flag = &diff},
+        {0}};
+    args_list files = {0};
     record *at = NULL;
     int count = 0, first = 0, bad = 0;
 
-    args_parse(&parser, argc, argv, &o);
-    if (!o.files.count || (o.diff && o.files.count != 2)) {
+    args_parse(argc, argv, "FILE...", "Per op and provider: geometric mean and worst ratio to ridge, inside each run.",
+               list, &files, ARGS_MOST);
+    if (!files.count || (diff && files.count != 2)) {
         fprintf(stderr, "usage: ridge compare FILE... | ridge compare --diff OLD NEW\n");
         return 2;
     }
-    for (int i = 0; i < o.files.count && !bad; i++) {
-        bad = !record_read(o.files.at[i], &at, &count);
+    for (int i = 0; i < files.count && !bad; i++) {
+        bad = !record_read(files.at[i], &at, &count);
         first = i == 0 ? count : first;
     }
     if (!bad)
-        bad =
-            o.diff ? compare_files(at, first, at + first, count - first, o.json) : compare_providers(at, count, o.json);
+        bad = diff ? compare_files(at, first, at + first, count - first, json) : compare_providers(at, count, json);
     free(at);
     return bad;
 }

@@ -54,7 +54,7 @@ static bool same(const bench *b, const image *im, char *text, size_t size)
     return good;
 }
 
-static bool add(bench *b, chain *c, const ridge_file *file, const ridge_tensor *t, int tokens)
+static bool add(bench *b, chain *c, const ridge_file *file, const ridge_entry *t, int tokens)
 {
     char text[400] = "";
     weight w;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "check/check.h"
+#include "tools/cli.h"
 
 typedef struct record {
     char run[40], date[24], commit[48], device[128], driver[32], suite[48], op[48], problem[256], provider[32],

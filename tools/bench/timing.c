@@ -14,7 +14,7 @@ static const double long_round = 20e3, very_long_round = 200e3; /* us */
 bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r)
 {
     const ridge_backend *b = device->backend;
-    const bool settled = r->settled;
+    const bool weights_const = r->weights_const;
     const int times = r->times ? r->times : USUAL_TIMES, most = MOST_COPIES * ((times + USUAL_TIMES - 1) / USUAL_TIMES);
     size_t cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
     bool good = true;
@@ -22,7 +22,7 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
     memset(r, 0, sizeof *r);
     r->times = times;
     r->device = device;
-    r->settled = settled;
+    r->weights_const = weights_const;
     r->im = im;
     r->pitch = (im->bytes + 255) / 256 * 256;
     r->copies = (int)(cache / r->pitch) + 1;
@@ -78,8 +78,8 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
         return r->device->backend->stream_copy(r->device, c->variant, scratch + half, scratch, half, r->stream);
     call = image_call(r->im, r->memory + (size_t)copy * r->pitch);
     call.kernel = c->kernel->name;
-    if (r->settled)
-        call.flags |= RIDGE_WEIGHTS_SETTLED;
+    if (r->weights_const)
+        call.flags |= RIDGE_WEIGHTS_CONST;
     return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
 }
 

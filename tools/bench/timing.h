@@ -3,6 +3,7 @@
 #define RIDGE_TIMING_H
 
 #include "check/check.h"
+#include "tools/cli.h"
 
 enum { TIMING_ROUNDS = 11, TIMING_CANDIDATES = 64 };
 
@@ -37,9 +38,9 @@ typedef struct rotation {
     void *workspace, *stream;
     size_t workspace_bytes, pitch;
     int copies;
-    int times;    /* their bytes over the cache's; 0: the usual 4 */
-    int rounds;   /* timed: fewer where a round takes long */
-    bool settled; /* calls carry RIDGE_WEIGHTS_SETTLED */
+    int times;          /* their bytes over the cache's; 0: the usual 4 */
+    int rounds;         /* timed: fewer where a round takes long */
+    bool weights_const; /* calls carry RIDGE_WEIGHTS_CONST */
 } rotation;
 
 /* False with ridge_error(); rotation_free in any case. */

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "tools/args.h"
-#include "tools/out.h"
+#include "out.h"
 #include "record.h"
 #include "timing.h"
 
@@ -15,43 +15,6 @@ typedef struct options {
     char text[1024];
     bool quiet;
 } options;
-
-static const struct argp_option option_table[] = {
-    {"suite", 'S', "NAME", 0, "every problem of a suite", 0},
-    {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
-    {"output", 'o', "FILE", 0, "default: tuned.tsv", 0},
-    {"from", 'f', "RECORD", 0, "times nothing: the rows' times in a record of `ridge bench --kernel`", 0},
-    {"quiet", 'Q', NULL, 0, "no progress", 0},
-    {0}};
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    options *o = state->input;
-
-    switch (key) {
-    case 'S':
-        o->suite = arg;
-        break;
-    case 'd':
-        o->device = arg;
-        break;
-    case 'o':
-        o->out = arg;
-        break;
-    case 'f':
-        o->from = arg;
-        break;
-    case 'Q':
-        o->quiet = true;
-        break;
-    case ARGP_KEY_ARG:
-        args_word(state, arg, o->text, sizeof o->text);
-        break;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-    return 0;
-}
 
 /* True if the row gives the reference's bits (or stays within the bound) on a few rows of the problem; also where it
  * does not run on so few. Else why. */
@@ -264,7 +227,7 @@ static bool tune_from(const options *o, const ridge_device *device, FILE *to)
 
     for (int i = 0; i < count && good; i++) {
         if (strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, "chain") == 0 ||
-            strstr(at[i].problem, " settled=1") || strstr(at[i].problem, " strict=1"))
+            strstr(at[i].problem, " weights_const=1") || strstr(at[i].problem, " strict=1"))
             continue; /* a tuned line is asked whatever the flags of a call */
         if (strcmp(at[i].device, device->name) != 0 && strncmp(device->name, "model", 5) != 0) {
             fprintf(stderr, "ridge tune: %s: measured on %s, this is %s\n", o->from, at[i].device, device->name);
@@ -342,10 +305,16 @@ static bool tune_all(const options *o, const ridge_device *device, FILE *to)
 
 int cmd_tune(int argc, char **argv)
 {
-    static const struct argp parser = {
-        option_table, parse_option, "[OP name=value...]", "Times every row and writes a tuning file.", NULL,
-        NULL,         NULL};
     options o = {.out = "tuned.tsv"};
+    const args_option list[] = {{"suite", 'S', "NAME", "every problem of a suite", .text = &o.suite},
+                                ARGS_DEVICE(&o.device),
+                                {"output", 'o', "FILE", "default: tuned.tsv", .text = &o.out},
+                                {"from", 'f', "RECORD",
+                                 "times nothing: the rows' times in a record of `ridge bench --kernel`",
+                                 .text = &o.from},
+                                {"quiet", 'Q', NULL, "no progress", .flag = &o.quiet},
+                                {0}};
+    args_list words = {0};
     ridge_device *device;
     test_case one;
     char date[32];
@@ -354,7 +323,8 @@ int cmd_tune(int argc, char **argv)
     out_file out;
     bool good;
 
-    args_parse(&parser, argc, argv, &o);
+    args_parse(argc, argv, "[OP name=value...]", "Times every row and writes a tuning file.", list, &words, ARGS_MOST);
+    args_join(argv[0], &words, o.text, sizeof o.text);
     if (o.from ? o.suite || o.text[0] : !o.suite && !o.text[0]) {
         fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
         return 2;

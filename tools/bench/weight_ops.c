@@ -158,11 +158,11 @@ bool bench_on_cpu(const ridge_call *call)
 
 bool weight_planes(const weight *w, const image *im, int arg)
 {
-    ridge_call call =
-        ridge_q8_0_repack(w->rows, w->cols, w->q8_0, im->host + im->offset[arg], im->host + im->offset[arg + 1]);
+    const ridge_tensor planes = {im->host + im->offset[arg], RIDGE_I8,
+                                 im->call.arg[arg].stride,   im->host + im->offset[arg + 1],
+                                 RIDGE_SCALING_ROW32,        im->call.arg[arg + 1].stride};
+    const ridge_call call = ridge_q8_0_repack(w->rows, w->cols, w->q8_0, planes);
 
-    call.arg[RIDGE_Q8_0_REPACK_CODES].stride = im->call.arg[arg].stride ? im->call.arg[arg].stride : w->cols;
-    call.arg[RIDGE_Q8_0_REPACK_SCALES].stride = im->call.arg[arg + 1].stride;
     return bench_on_cpu(&call);
 }
 
@@ -181,8 +181,9 @@ static bool place_weight(const weight_op *op, const weight *w, const weight *up,
     case AS_PLANES:
         return weight_planes(w, im, op->arg) && (op->use != USE_GATE || weight_planes(up, im, op->arg + 2));
     case AS_FP8:
-        call = ridge_quantize_fp8(w->rows, w->cols, RIDGE_BF16, w->bf16, RIDGE_SCALE_BLK128, RIDGE_E4M3, to,
-                                  (float *)(void *)(im->host + im->offset[op->arg + 1]));
+        call =
+            ridge_quantize_fp8(w->rows, w->cols, ridge_matrix(w->bf16, RIDGE_BF16),
+                               ridge_scaled(to, RIDGE_E4M3, im->host + im->offset[op->arg + 1], RIDGE_SCALING_BLK128));
         return bench_on_cpu(&call);
     default:
         return true;
@@ -203,8 +204,7 @@ bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uin
     return image_build(c, seed, im) && place_weight(op, w, up, im);
 }
 
-/* -------------------------------------------------------------------------------------------------------- verification
- */
+/* ----------------------------------------------------------------------------------------------------- verification */
 
 /* The part's elements of an operand, from the image `from` of the whole to that of the part. */
 static void take(const image *im, const unsigned char *from, const image *band, unsigned char *to, int arg, part p,

@@ -23,7 +23,7 @@ void weight_free(weight *w)
     free(w->q8_0);
 }
 
-static void to_bf16(const ridge_tensor *t, const unsigned char *raw, uint16_t *to)
+static void to_bf16(const ridge_entry *t, const unsigned char *raw, uint16_t *to)
 {
     const ridge_type_info *info = ridge_type_query(t->type);
     enum { SPAN = 4096 };
@@ -48,7 +48,7 @@ static bool to_q8_0(weight *w, const unsigned char *raw)
     w->q8_0 = malloc(bytes);
     if (!w->q8_0)
         return fail(w->t->name, "out of memory");
-    call = ridge_q8_0_quantize(w->rows, w->cols, RIDGE_BF16, w->bf16, w->q8_0);
+    call = ridge_q8_0_quantize(w->rows, w->cols, ridge_matrix(w->bf16, RIDGE_BF16), w->q8_0);
     if (w->t->type == RIDGE_TYPE_Q8_0)
         memcpy(w->q8_0, raw, bytes);
     else if (!bench_on_cpu(&call))
@@ -56,7 +56,7 @@ static bool to_q8_0(weight *w, const unsigned char *raw)
     return true;
 }
 
-bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w)
+bool weight_load(const ridge_file *file, const ridge_entry *t, weight *w)
 {
     unsigned char *raw = malloc((size_t)t->bytes);
     bool good;
@@ -75,8 +75,7 @@ bool weight_load(const ridge_file *file, const ridge_tensor *t, weight *w)
     return good;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- runs
- */
+/* ------------------------------------------------------------------------------------------------------------- runs */
 
 typedef struct tally {
     int ran, failed, skipped;
@@ -134,13 +133,13 @@ static bool is_fp8(uint32_t type)
     return type == RIDGE_TYPE_F8_E4M3 || type == RIDGE_TYPE_F8_E5M2; /* nothing without their scales */
 }
 
-bool is_weight(const ridge_tensor *t)
+bool is_weight(const ridge_entry *t)
 {
     return t->rank == 2 && t->elements > 0 && ridge_type_query(t->type)->dequantize && !is_fp8(t->type) &&
            !name_matches("*_scale", t->name) && !name_matches("*_scale_inv", t->name);
 }
 
-static bool same_shape(const ridge_tensor *a, const ridge_tensor *b)
+static bool same_shape(const ridge_entry *a, const ridge_entry *b)
 {
     return a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
 }
@@ -152,7 +151,7 @@ static int64_t of_shape(const ridge_file *file, int64_t index, bool *first)
 
     *first = true;
     for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
 
         if (!is_weight(t) || !same_shape(t, ridge_file_tensor(file, index)))
             continue;
@@ -163,14 +162,14 @@ static int64_t of_shape(const ridge_file *file, int64_t index, bool *first)
 }
 
 /* The up of a gate, by the names of Llama-family checkpoints and GGUF; NULL: this is no gate, or there is none. */
-static const ridge_tensor *up_of(const ridge_file *file, const ridge_tensor *gate)
+static const ridge_entry *up_of(const ridge_file *file, const ridge_entry *gate)
 {
     static const char *const pair[][2] = {{"ffn_gate.", "ffn_up."}, {"gate_proj.", "up_proj."}};
     char name[512];
 
     for (size_t i = 0; i < sizeof pair / sizeof pair[0]; i++) {
         const char *at = strstr(gate->name, pair[i][0]);
-        const ridge_tensor *up;
+        const ridge_entry *up;
 
         if (!at)
             continue;
@@ -186,12 +185,12 @@ static const ridge_tensor *up_of(const ridge_file *file, const ridge_tensor *gat
 /* One gate of each shape is enough, --all or not: what it runs on are activations of its width, and its own weights. */
 static bool first_gate(const ridge_file *file, int64_t index)
 {
-    const ridge_tensor *gate = ridge_file_tensor(file, index);
+    const ridge_entry *gate = ridge_file_tensor(file, index);
 
     if (!up_of(file, gate))
         return false;
     for (int64_t i = 0; i < index; i++) {
-        const ridge_tensor *t = ridge_file_tensor(file, i);
+        const ridge_entry *t = ridge_file_tensor(file, i);
 
         if (is_weight(t) && same_shape(t, gate) && up_of(file, t))
             return false;
@@ -200,13 +199,13 @@ static bool first_gate(const ridge_file *file, int64_t index)
 }
 
 /* The output matrix, or the embedding where none is there. */
-static bool is_head(const ridge_file *file, const ridge_tensor *t)
+static bool is_head(const ridge_file *file, const ridge_entry *t)
 {
     static const char *const name[] = {"output.weight", "lm_head.weight", "token_embd.weight",
                                        "model.embed_tokens.weight"};
 
     for (size_t i = 0; i < sizeof name / sizeof name[0]; i++) {
-        const ridge_tensor *head = ridge_file_find(file, name[i]);
+        const ridge_entry *head = ridge_file_find(file, name[i]);
 
         if (head && is_weight(head))
             return head == t;
@@ -225,7 +224,7 @@ static void run_uses(bench *b, const weight *w, const weight *up, const bool use
 
 static void run_tensor(bench *b, const ridge_file *file, int64_t index, tally *sum)
 {
-    const ridge_tensor *t = ridge_file_tensor(file, index);
+    const ridge_entry *t = ridge_file_tensor(file, index);
     weight w = {0}, up = {0};
     bool first, use[USES];
     int64_t count = of_shape(file, index, &first);

@@ -1,6 +1,5 @@
 /* cmd.c: `ridge quantize`: a checkpoint into FP8, Q8_0, bf16 or f16. Options, the plan as a table, the
  * summary; ops/quantize_fp8/cpu.h lists the parts. */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -11,90 +10,14 @@
 
 volatile sig_atomic_t quantize_stop;
 
-enum { OPT_FORCE = 256, OPT_DRY, OPT_NO_STATS };
-
-static const struct argp_option option_table[] = {
-    {"output", 'o', "OUT", 0, "file, or directory if IN is one", 0},
-    {"to", 't', "FORMAT", 0, "fp8-block128, fp8-row, bf16, f16 (safetensors); q8_0 (GGUF)", 0},
-    {"include", 'i', "PATTERN", 0, "quantise the tensors whose name matches, and no others (repeatable)", 0},
-    {"exclude", 'x', "PATTERN", 0, "keep the tensors whose name matches (repeatable)", 0},
-    {"device", 'd', "SPEC", 0, "cpu, cuda:0, ... (default: auto)", 0},
-    {"force", OPT_FORCE, NULL, 0, "replace OUT if it is there", 0},
-    {"dry-run", OPT_DRY, NULL, 0, "say what would be done, write nothing", 0},
-    {"no-stats", OPT_NO_STATS, NULL, 0, "do not measure the error", 0},
-    {"json", 'j', NULL, 0, "the summary as JSON", 0},
-    {"verbose", 'v', NULL, 0, "a line for every tensor", 0},
-    {"quiet", 'q', NULL, 0, "no progress", 0},
-    {0}};
-
-static error_t parse_format(quantize_options *o, const char *arg, struct argp_state *state)
+/* False with the reason on stderr. */
+static bool find_format(const char *name, quantize_to *to)
 {
-    for (quantize_to to = 0; to < TO_FORMATS; to++)
-        if (strcmp(arg, quantize_to_name(to)) == 0) {
-            o->to = to;
-            return 0;
-        }
-    argp_error(state, "there is no format '%s': fp8-block128, fp8-row, q8_0, bf16 or f16", arg);
-    return EINVAL;
-}
-
-static error_t parse_pattern(const char **list, int *count, char *arg, struct argp_state *state)
-{
-    if (*count == PATTERNS_MOST)
-        argp_error(state, "more than %d patterns", PATTERNS_MOST);
-    else
-        list[(*count)++] = arg;
-    return 0;
-}
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    quantize_options *o = state->input;
-
-    switch (key) {
-    case 'o':
-        o->out = arg;
-        break;
-    case 't':
-        return parse_format(o, arg, state);
-    case 'i':
-        return parse_pattern(o->include, &o->includes, arg, state);
-    case 'x':
-        return parse_pattern(o->exclude, &o->excludes, arg, state);
-    case 'd':
-        o->device = arg;
-        break;
-    case OPT_FORCE:
-        o->force = true;
-        break;
-    case OPT_DRY:
-        o->dry_run = true;
-        break;
-    case OPT_NO_STATS:
-        o->no_stats = true;
-        break;
-    case 'j':
-        o->json = true;
-        break;
-    case 'v':
-        o->verbose = true;
-        break;
-    case 'q':
-        o->quiet = true;
-        break;
-    case ARGP_KEY_ARG:
-        if (o->in)
-            argp_usage(state);
-        o->in = arg;
-        break;
-    case ARGP_KEY_END:
-        if (!o->in || !o->out || o->to == TO_FORMATS)
-            argp_error(state, "IN, -o OUT and --to FORMAT are needed");
-        break;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-    return 0;
+    for (*to = 0; *to < TO_FORMATS; ++*to)
+        if (strcmp(name, quantize_to_name(*to)) == 0)
+            return true;
+    fprintf(stderr, "ridge quantize: there is no format '%s': fp8-block128, fp8-row, q8_0, bf16 or f16\n", name);
+    return false;
 }
 
 static void on_signal(int number)
@@ -114,8 +37,7 @@ static void catch_signals(void)
         sigaction(SIGHUP, &action, NULL);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- summary
- */
+/* ---------------------------------------------------------------------------------------------------------- summary */
 
 /* What the errors of the quantised tensors come to. */
 typedef struct overview {
@@ -229,8 +151,7 @@ static int dump_summary(const plan *p, const ridge_device *device, double spent)
     return !print_json(all);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- main
- */
+/* ------------------------------------------------------------------------------------------------------------- main */
 
 static int convert(plan *p)
 {
@@ -311,19 +232,36 @@ static int run(const quantize_options *o, const ridge_file *file)
 
 int cmd_quantize(int argc, char **argv)
 {
-    static const struct argp parser = {
-        option_table,
-        parse_option,
-        "IN -o OUT --to FORMAT",
-        "Quantises the weights of a checkpoint (safetensors, GGUF, an index or a directory) tensor by tensor.",
-        NULL,
-        NULL,
-        NULL};
     quantize_options o = {.to = TO_FORMATS};
+    const char *format = NULL;
+    const args_option list[] = {
+        {"output", 'o', "OUT", "file, or directory if IN is one", .text = &o.out},
+        {"to", 't', "FORMAT", "fp8-block128, fp8-row, bf16, f16 (safetensors); q8_0 (GGUF)", .text = &format},
+        {"include", 'i', "PATTERN", "quantise the tensors whose name matches, and no others (repeatable)",
+         .list = &o.include},
+        {"exclude", 'x', "PATTERN", "keep the tensors whose name matches (repeatable)", .list = &o.exclude},
+        ARGS_DEVICE(&o.device),
+        {"force", 0, NULL, "replace OUT if it is there", .flag = &o.force},
+        {"dry-run", 0, NULL, "say what would be done, write nothing", .flag = &o.dry_run},
+        {"no-stats", 0, NULL, "do not measure the error", .flag = &o.no_stats},
+        {"json", 'j', NULL, "the summary as JSON", .flag = &o.json},
+        {"verbose", 'v', NULL, "a line for every tensor", .flag = &o.verbose},
+        {"quiet", 'q', NULL, "no progress", .flag = &o.quiet},
+        {0}};
+    args_list words = {0};
     ridge_file *file;
     int status;
 
-    args_parse(&parser, argc, argv, &o);
+    args_parse(argc, argv, "IN -o OUT --to FORMAT",
+               "Quantises the weights of a checkpoint (safetensors, GGUF, an index or a directory) tensor by tensor.",
+               list, &words, 1);
+    o.in = words.at[0];
+    if (format && !find_format(format, &o.to))
+        return 2;
+    if (!o.in || !o.out || !format) {
+        fprintf(stderr, "ridge quantize: IN, -o OUT and --to FORMAT are needed\n");
+        return 2;
+    }
     if (ridge_file_open(o.in, &file) != RIDGE_OK) {
         fprintf(stderr, "ridge quantize: %s\n", ridge_io_error());
         return 1;

@@ -11,14 +11,9 @@
 /* New, whole and synced, or not there. */
 static bool write_json(const char *path, json_t *json)
 {
-    FILE *to;
-    bool good;
-
-    if (!json_whole())
-        return false;
-    to = fopen(path, "wx");
-    good = to && json_dumpf(json, to, JSON_INDENT(2)) == 0 && fputc('\n', to) != EOF && fflush(to) == 0 &&
-           fsync(fileno(to)) == 0;
+    FILE *to = fopen(path, "wx");
+    bool good = to && json_dumpf(json, to, JSON_INDENT(2)) == 0 && fputc('\n', to) != EOF && fflush(to) == 0 &&
+                fsync(fileno(to)) == 0;
     if (to && fclose(to) != 0)
         good = false;
     if (!good) {

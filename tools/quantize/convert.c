@@ -91,8 +91,7 @@ static int64_t type_bytes(uint32_t type, int64_t elements)
     return elements / ridge_type_query(type)->block * ridge_type_query(type)->bytes;
 }
 
-/* --------------------------------------------------------------------------------------------------- reading, casting
- */
+/* ------------------------------------------------------------------------------------------------- reading, casting */
 
 static bool read_bytes(worker *w, const ridge_file *file, const plan_tensor *t, int64_t begin, int64_t bytes)
 {
@@ -122,8 +121,7 @@ static void cast_floats(const float *from, int64_t elements, uint32_t type, void
             half[i] = ridge_f16_from_f32(from[i]);
 }
 
-/* -------------------------------------------------------------------------------------------------------- quantising
- */
+/* ------------------------------------------------------------------------------------------------------- quantising */
 
 static ridge_dtype dtype_of(uint32_t type)
 {
@@ -134,10 +132,10 @@ static ridge_call quantise_call(quantize_action action, const piece *p, ridge_dt
                                 float *scales)
 {
     if (action == ACTION_Q8_0)
-        return ridge_q8_0_quantize(p->rows, p->cols, dtype, x, codes);
-    return ridge_quantize_fp8(p->rows, p->cols, dtype, x,
-                              action == ACTION_FP8_ROW ? RIDGE_SCALE_ROW : RIDGE_SCALE_BLK128, RIDGE_E4M3, codes,
-                              scales);
+        return ridge_q8_0_quantize(p->rows, p->cols, ridge_matrix(x, dtype), codes);
+    return ridge_quantize_fp8(
+        p->rows, p->cols, ridge_matrix(x, dtype),
+        ridge_scaled(codes, RIDGE_E4M3, scales, action == ACTION_FP8_ROW ? RIDGE_SCALING_ROW : RIDGE_SCALING_BLK128));
 }
 
 static ridge_status run_call(const converter *c, worker *w, const ridge_call *call)
@@ -174,8 +172,7 @@ static bool quantise(const converter *c, worker *w, const plan_tensor *t, const 
     return good || fail(t, ridge_error());
 }
 
-/* ------------------------------------------------------------------------------------------------------------ pieces
- */
+/* ----------------------------------------------------------------------------------------------------------- pieces */
 
 /* A piece's bytes in the output, and in its scales. */
 typedef struct extent {

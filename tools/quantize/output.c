@@ -42,7 +42,7 @@ static const char *base_name(const char *path)
     return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
 }
 
-/* ------------------------------------------------------------------------------------------------------- one file */
+/* --------------------------------------------------------------------------------------------------------- one file */
 
 static bool writer_fail(void)
 {
@@ -292,8 +292,7 @@ static bool write_folder(plan *p, converter *c, const char *out)
     return good;
 }
 
-/* ----------------------------------------------------------------------------------------------------- what is allowed
- */
+/* -------------------------------------------------------------------------------------------------- what is allowed */
 
 static bool same_file(const char *a, const char *b)
 {

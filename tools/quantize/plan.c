@@ -49,10 +49,10 @@ static const name_rule q8_0_rules[] = {{"*_norm.weight", "norm"},
                                        {"*attn_rel_b*", "positions"},
                                        {NULL, NULL}};
 
-static bool any_matches(const char *const *pattern, int count, const char *name)
+static bool any_matches(const args_list *patterns, const char *name)
 {
-    for (int i = 0; i < count; i++)
-        if (name_matches(pattern[i], name))
+    for (int i = 0; i < patterns->count; i++)
+        if (name_matches(patterns->at[i], name))
             return true;
     return false;
 }
@@ -63,10 +63,10 @@ static const char *name_reason(const quantize_options *o, const char *name)
     const name_rule *rule = o->to == TO_Q8_0 ? q8_0_rules : fp8_rules;
     size_t length = strlen(name);
 
-    if (any_matches(o->exclude, o->excludes, name))
+    if (any_matches(&o->exclude, name))
         return "excluded";
-    if (o->includes)
-        return any_matches(o->include, o->includes, name) ? NULL : "not included";
+    if (o->include.count)
+        return any_matches(&o->include, name) ? NULL : "not included";
     if (o->to == TO_BF16 || o->to == TO_F16)
         return NULL;
     for (; rule->pattern; rule++)
@@ -76,7 +76,7 @@ static const char *name_reason(const quantize_options *o, const char *name)
 }
 
 /* NULL, or why the shape does not allow it. */
-static const char *shape_reason(quantize_to to, const ridge_tensor *t)
+static const char *shape_reason(quantize_to to, const ridge_entry *t)
 {
     int64_t cols = t->rank ? t->shape[t->rank - 1] : 1;
 
@@ -185,15 +185,15 @@ static char *folder_of(const char *path)
 }
 
 /* A pattern that matches nothing is a mistake worth an error. */
-static bool patterns_used(const plan *p, const char *const *pattern, int patterns, const char *option)
+static bool patterns_used(const plan *p, const args_list *patterns, const char *option)
 {
-    for (int i = 0; i < patterns; i++) {
+    for (int i = 0; i < patterns->count; i++) {
         int64_t hits = 0;
 
         for (int64_t k = 0; k < p->count; k++)
-            hits += name_matches(pattern[i], p->at[k].in->name);
+            hits += name_matches(patterns->at[i], p->at[k].in->name);
         if (!hits) {
-            fprintf(stderr, "ridge quantize: --%s: nothing matches '%s'\n", option, pattern[i]);
+            fprintf(stderr, "ridge quantize: --%s: nothing matches '%s'\n", option, patterns->at[i]);
             return false;
         }
     }
@@ -227,7 +227,7 @@ bool plan_build(const quantize_options *o, const ridge_file *file, plan *p)
         t->bytes += t->scale_name ? 4 * t->scale_shape[0] * t->scale_shape[1] : 0;
         count(p, t);
     }
-    return patterns_used(p, o->include, o->includes, "include") && patterns_used(p, o->exclude, o->excludes, "exclude");
+    return patterns_used(p, &o->include, "include") && patterns_used(p, &o->exclude, "exclude");
 }
 
 void plan_free(plan *p)

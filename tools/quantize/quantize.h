@@ -7,17 +7,16 @@
 #include <signal.h>
 
 #include "ridge_io.h"
-#include "check/check.h"
+#include "src/internal.h"
+#include "tools/args.h"
+#include "tools/cli.h"
 
 typedef enum quantize_to { TO_FP8_BLOCK128, TO_FP8_ROW, TO_Q8_0, TO_BF16, TO_F16, TO_FORMATS } quantize_to;
-
-enum { PATTERNS_MOST = 64 };
 
 typedef struct quantize_options {
     const char *in, *out, *device;
     quantize_to to;
-    const char *include[PATTERNS_MOST], *exclude[PATTERNS_MOST];
-    int includes, excludes;
+    args_list include, exclude; /* patterns of names */
     bool force, dry_run, json, no_stats, verbose, quiet;
 } quantize_options;
 
@@ -43,7 +42,7 @@ typedef enum quantize_action {
 
 /* One tensor's part of the plan. */
 typedef struct plan_tensor {
-    const ridge_tensor *in;
+    const ridge_entry *in;
     quantize_action action;
     uint32_t type;    /* of the output */
     const char *why;  /* it is not quantised; NULL = it is */

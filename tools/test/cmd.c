@@ -1,10 +1,11 @@
 /* cmd.c: `ridge test`: every case, or the one that is asked for, through every row that can run it, against the C
- * reference and the contracts (check/row.c). Faulty rows for `ridge teeth` go the same way (tests/teeth.c). */
+ * reference and the contracts (check/row.c). Copies of rows with planted faults go the same way (tests/teeth.c). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/args.h"
+#include "tools/cli.h"
 #include "check/test.h"
 
 typedef struct options {
@@ -12,12 +13,9 @@ typedef struct options {
     const char *op;       /* pattern of names; NULL: all */
     const test_case *one; /* instead of the cases of the ops */
     char text[1024];      /* the arguments */
-    bool named;           /* there were some */
-    bool once;
-    int units; /* multiprocessors that the device is said to have; 0: what it has */
-    uint64_t seed;
+    bool once, quick, large, quiet;
+    uint64_t seed, units; /* units: multiprocessors that the device is said to have; 0: what it has */
     case_level level;
-    bool quiet;
 } options;
 
 typedef struct tally {
@@ -37,7 +35,7 @@ static void print_command(const options *o, const char *what, const char *kernel
     if (kernel)
         printf(" --kernel %s", kernel);
     if (o->units)
-        printf(" --units %d", o->units);
+        printf(" --units %" PRIu64, o->units);
     printf("%s\n", o->once ? " --once" : "");
 }
 
@@ -182,62 +180,12 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     progress_end(&p);
     free(list.at);
     if (!o->kernel) {
-        errors = test_errors(device, op, &tried);
+        errors = test_bad_arguments(device, op, &tried);
         if (errors)
             print_command(o, op->name, NULL);
         t->failed += errors;
         t->passed += tried - errors;
     }
-}
-
-static const struct argp_option option_table[] = {
-    {"device", 'd', "SPEC", 0, "cpu, cpu:avx2, cuda, cuda:1 (default: auto)", 0},
-    {"kernel", 'k', "PATTERN", 0, "only rows whose name matches (* and ?)", 0},
-    {"seed", 's', "N", 0, "seed of the inputs (default 1)", 0},
-    {"once", 'o', NULL, 0, "one run of a row a case, no replays or repeats: for tools that slow every launch down", 0},
-    {"units", 'u', "N", 0, "as on a GPU of N multiprocessors: small grids, whatever row is tested", 0},
-    {"quick", 'q', NULL, 0, "about a third of the cases", 0},
-    {"large", 'l', NULL, 0, "also rows x cols above 2^31 (needs 35 GB on the host, 13 on the device)", 0},
-    {"quiet", 'Q', NULL, 0, "no progress", 0},
-    {0}};
-
-static error_t parse_option(int key, char *arg, struct argp_state *state)
-{
-    options *o = state->input;
-
-    switch (key) {
-    case 'd':
-        o->device = arg;
-        break;
-    case 'k':
-        o->kernel = arg;
-        break;
-    case 's':
-        o->seed = args_whole(state, "--seed", arg, 0, UINT64_MAX);
-        break;
-    case 'o':
-        o->once = true;
-        break;
-    case 'u':
-        o->units = (int)args_whole(state, "--units", arg, 1, 1024);
-        break;
-    case 'q':
-        o->level = CASES_QUICK;
-        break;
-    case 'l':
-        o->level = CASES_LARGE;
-        break;
-    case 'Q':
-        o->quiet = true;
-        break;
-    case ARGP_KEY_ARG:
-        args_word(state, arg, o->text, sizeof o->text);
-        o->named = true;
-        break;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-    return 0;
 }
 
 /* Says what is wrong with what was asked for. */
@@ -296,29 +244,38 @@ static void test_all(const options *o, const ridge_device *device, tally *t)
 
 int cmd_test(int argc, char **argv)
 {
-    static const struct argp parser = {
-        option_table,
-        parse_option,
-        "[OP-PATTERN]\nOP name=value...",
-        "Runs every case, or the one of a problem text (that of a failure, say), through "
-        "every kernel row and checks its contracts; 'exact' in place of an op: the "
-        "arithmetic that host and device share.",
-        NULL,
-        NULL,
-        NULL};
-    options o = {.seed = 1, .level = CASES_FULL};
+    options o = {.seed = 1};
+    const args_option list[] = {
+        {"device", 'd', "SPEC", "cpu, cpu:avx2, cuda, cuda:1 (default: auto)", .text = &o.device},
+        {"kernel", 'k', "PATTERN", "only rows whose name matches (* and ?)", .text = &o.kernel},
+        ARGS_SEED(&o.seed),
+        {"once", 'o', NULL, "one run of a row a case, no replays or repeats: for tools that slow every launch down",
+         .flag = &o.once},
+        {"units", 'u', "N", "as on a GPU of N multiprocessors: small grids, whatever row is tested", .whole = &o.units,
+         .least = 1, .most = 1024},
+        {"quick", 'q', NULL, "about a third of the cases", .flag = &o.quick},
+        {"large", 'l', NULL, "also rows x cols above 2^31 (needs 35 GB on the host, 13 on the device)",
+         .flag = &o.large},
+        {"quiet", 'Q', NULL, "no progress", .flag = &o.quiet},
+        {0}};
+    args_list words = {0};
     tally t = {0};
     test_case one;
     ridge_device *device, said;
     bool wanted;
 
-    args_parse(&parser, argc, argv, &o);
-    if (strpbrk(o.text, args_blanks)) {
+    args_parse(argc, argv, "[OP-PATTERN]\nOP name=value...",
+               "Runs every case, or the one of a problem text (that of a failure, say), through every kernel row and "
+               "checks its contracts; 'exact' in place of an op: the arithmetic that host and device share.",
+               list, &words, ARGS_MOST);
+    args_join(argv[0], &words, o.text, sizeof o.text);
+    o.level = o.large ? CASES_LARGE : o.quick ? CASES_QUICK : CASES_FULL;
+    if (strpbrk(o.text, case_blanks)) {
         if (!case_parse(o.text, &one))
             return 2;
         o.one = &one;
         o.op = ridge_op_at(one.call.op)->name;
-    } else if (o.named)
+    } else if (words.count)
         o.op = o.text;
     device = device_open(o.device);
     if (!device)
@@ -334,7 +291,7 @@ int cmd_test(int argc, char **argv)
     }
     said = *device;
     if (o.units)
-        said.units = o.units;
+        said.units = (int)o.units;
     test_all(&o, &said, &t);
     printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
     printf("worst error of the reference: %.3f of its float64 bound\n", t.worst);

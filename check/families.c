@@ -1,0 +1,77 @@
+/* families.c: every family of checks, in the order of ops/families.c; cases and suites are gathered from them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "family.h"
+
+extern const check_family check_swiglu, check_quantize_fp8, check_gemm_fp8, check_q8_0, check_norm, check_linear_ce,
+    check_multiply;
+
+const check_family *const check_families[] = {
+    &check_swiglu,       //
+    &check_quantize_fp8, //
+    &check_gemm_fp8,     //
+    &check_q8_0,         //
+    &check_norm,         //
+    &check_linear_ce,    //
+    &check_multiply,     //
+    NULL,
+};
+
+/* An op without one is a bug of this program and ends it: it would pass untested. */
+const check_family *check_family_of(uint32_t op)
+{
+    for (const check_family *const *at = check_families; *at; at++)
+        for (uint32_t i = 0; i < (*at)->family->ops; i++)
+            if ((*at)->family->op[i]->id == op)
+                return *at;
+    fprintf(stderr, "ridge: op %u has no family in check/families.c\n", op);
+    exit(1);
+}
+
+bool check_has_bits(const ridge_kernel *kernel)
+{
+    const check_family *family = check_family_of(kernel->op);
+
+    return family->has_bits && family->has_bits(kernel);
+}
+
+void cases_of(const ridge_op_row *op, case_level level, case_list *list)
+{
+    check_family_of(op->id)->cases(op, level, list);
+}
+
+suite_line suite_at(int index)
+{
+    for (const check_family *const *at = check_families; *at; at++) {
+        const check_family *family = *at;
+
+        for (const suite_row *row = family->suites; row && row->suite; row++)
+            if (index-- == 0)
+                return (suite_line){row->suite, row->text, 0};
+        if (index < family->suite_lines)
+            return family->suite(index);
+        index -= family->suite_lines;
+    }
+    return (suite_line){NULL, NULL, 0};
+}
+
+void suite_missing(const char *verb, const char *name)
+{
+    const char *seen[64];
+    int count = 0;
+
+    fprintf(stderr, "ridge %s: there is no suite '%s', but:", verb, name);
+    for (int i = 0; suite_at(i).suite; i++) {
+        const char *suite = suite_at(i).suite;
+        bool old = count == 64;
+
+        for (int j = 0; j < count && !old; j++)
+            old = strcmp(seen[j], suite) == 0;
+        if (!old) {
+            seen[count++] = suite;
+            fprintf(stderr, " %s", suite);
+        }
+    }
+    fprintf(stderr, "\n");
+}

@@ -1,0 +1,63 @@
+/* family.c: the suites of cross entropy, and what it registers. */
+#include "linear_ce.h"
+
+extern const ridge_family ridge_family_linear_ce;
+
+static void oracle(oracle_run *run)
+{
+    if (run->im->call.op == RIDGE_CE_COMBINE)
+        oracle_ce_combine(run);
+    else
+        oracle_ce(run);
+}
+
+static const suite_row suites[] = {
+    {"quick", "linear_ce_eval tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
+    {"quick", "linear_ce_train tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=4096 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=2304 vocab=256000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=8192 hidden=4096 vocab=151936 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_eval tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_backward tokens=16384 hidden=2048 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce", "linear_ce_train tokens=1024 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_eval tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_train tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "linear_ce_backward tokens=512 hidden=1024 vocab=16384 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "ce_fwd tokens=1024 vocab=32000 dtype=bf16 target=i64"},
+    {"linear_ce-cpu", "ce_bwd tokens=1024 vocab=32000 dtype=bf16 target=i64"},
+    {NULL, NULL},
+};
+
+static const char *const fault_problems[] = {
+    "linear_ce_eval tokens=21 hidden=72 vocab=136 dtype=bf16 bias=1 class_weight=1 label_smoothing=0.2 "
+    "lse_square_scale=0.05 softcap=6 temperature=0.8 token_loss=1 lse=1",
+    "linear_ce_train tokens=21 hidden=72 vocab=136 dtype=f16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 "
+    "softcap=6 temperature=0.8 dbias=1",
+    "linear_ce_backward tokens=21 hidden=72 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 "
+    "lse_square_scale=0.05 softcap=6 temperature=0.8 reduction=none",
+    "ce_fwd tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6",
+    "ce_bwd tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6",
+    "ce_combine tokens=21 vocab=136 shards=3 sums=1 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05",
+    NULL,
+};
+
+const check_family check_linear_ce = {
+    .family = &ridge_family_linear_ce,
+    .cases = cases_ce,
+    .oracle = oracle,
+    .fill = fill_ce,
+    .variants = CE_VARIANTS,
+    .suites = suites,
+    .fault_problems = fault_problems,
+    .faults = ce_faults,
+};
