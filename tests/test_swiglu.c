@@ -1,9 +1,10 @@
-/* test_swiglu.c: the guesses of plain SwiGLU of bf16 (ops/swiglu/cpu_approx.h) beside the C reference, bit by bit.
+/* test_swiglu.c: the approximation of plain SwiGLU of bf16 (ops/swiglu/cpu_approx.h) beside the C reference, bit by
+ * bit.
  *
  * Where nothing overflows or is subnormal, a result depends on the gate and on the significands that it meets: up's
  * (out), dout's (dup), and those of dout * up, which is exact (dgate). All of out and dup are tried, a sixteenth of
  * dgate, and other exponents at random. `test_swiglu all`: all pairs of a gate and an up or a dout, and all of dgate.
- * A doubt hides the columns of its step, so each row has the gates in another order. */
+ * Where one column needs the exact formula, all columns of its step get it: each row has the gates in another order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +16,7 @@
 #include "src/internal.h"
 
 /* Bf16 gates below 16 in size, of both signs, and as many others that one step in 64 meets one of. */
-enum { GUESSED = 2 * 0x4180, COLS = GUESSED + GUESSED / 64, ROWS = 64 };
+enum { APPROXIMATED = 2 * 0x4180, COLS = APPROXIMATED + APPROXIMATED / 64, ROWS = 64 };
 
 static uint16_t gate[ROWS * COLS], up[ROWS * COLS], dout[ROWS * COLS], expected[2][ROWS * COLS], got[2][ROWS * COLS];
 static uint64_t state = 3;
@@ -34,12 +35,12 @@ static void fill_row(int row, uint16_t u, uint16_t dy)
     const uint32_t factor = 2 * (random32() % 65) + 1, begin = random32(); /* coprime to 33536 = 2^8 * 131 */
 
     for (uint32_t i = 0; i < COLS; i++) {
-        const uint32_t k = (uint32_t)((begin + (uint64_t)i * factor) % GUESSED);
-        gate[first + i] = (uint16_t)(i < GUESSED ? k / 2 | k << 15 : random32());
+        const uint32_t k = (uint32_t)((begin + (uint64_t)i * factor) % APPROXIMATED);
+        gate[first + i] = (uint16_t)(i < APPROXIMATED ? k / 2 | k << 15 : random32());
         up[first + i] = u;
         dout[first + i] = dy;
     }
-    for (int64_t n = GUESSED, at; n < COLS; n++) { /* what is never guessed, anywhere */
+    for (int64_t n = APPROXIMATED, at; n < COLS; n++) { /* gates that the approximation never takes, anywhere */
         const uint16_t other = gate[first + n];
         at = first + random32() % (uint32_t)n;
         gate[first + n] = gate[at];

@@ -169,7 +169,7 @@ static void given_row(const ce_args *a, const token_row *r, int64_t token)
                                     : 0);
 }
 
-/* Tokens and classes are shared out among at most `units` threads, each with `hidden` doubles of scratch. */
+/* Tokens and classes are divided among at most `units` threads, each with `hidden` doubles of scratch. */
 static void gradients(const ce_args *a, const token_row *rows, double *scratch, int units)
 {
     (void)units; /* without OpenMP */

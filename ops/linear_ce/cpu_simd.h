@@ -3,9 +3,9 @@
  *
  * The product: both factors are converted to f32 and packed into panels, k by k, so that the tile reads both in order.
  * AVX-512: 8 x 48 accumulators (24 registers, 3 of b, 8 broadcasts from memory a k); AVX2: 4 x 24 (12, 3, 4). Each
- * element of d is one chain of fma over a group of CE_KC, then one addition into d: nothing depends on how the blocks
- * are divided among the threads. The row passes are plain loops that the compiler vectorises, with a fixed number of
- * partial sums. Compiled for: avx2, avx512. */
+ * element of d is one chain of fma over a group of CE_KC, then one addition into d, however the blocks are divided
+ * among the threads. The row passes are plain loops that the compiler vectorises, with a fixed number of partial sums.
+ * Compiled for: avx2, avx512. */
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -136,7 +136,7 @@ static inline __attribute__((always_inline)) void pack_across(const ce_matrix *x
     }
 }
 
-/* The last panel of a side: zeros where there is nothing. */
+/* The last panel of a side, padded with zeros. */
 static void pack_ragged(const ce_matrix *x, int64_t first, int64_t count, int64_t k0, int64_t kc, int wide, float *out)
 {
     for (int64_t k = 0; k < kc; k++)
@@ -217,7 +217,7 @@ static void tile(int64_t k, const float *a, const float *b, float *d, int64_t ld
     }
 }
 
-/* A tile at the edge: through a whole one. */
+/* A tile at the edge: computed as a whole one, of which the part inside is stored. */
 static void edge_tile(int64_t k, const float *a, const float *b, float *d, int64_t ld, bool add, int64_t rows,
                       int64_t cols)
 {
@@ -229,7 +229,7 @@ static void edge_tile(int64_t k, const float *a, const float *b, float *d, int64
             d[i * ld + j] = add ? d[i * ld + j] + whole[i * NR + j] : whole[i * NR + j];
 }
 
-/* Likewise, to planes. */
+/* The same, to planes. */
 static void planes_tile(int64_t k, const float *a, const float *b, const ce_planes *d, int64_t row, int64_t col,
                         bool add, int64_t rows, int64_t cols)
 {
@@ -273,7 +273,7 @@ static void block(const ce_gemm *g, int64_t task, int64_t ic, int64_t mc, int64_
 
 static void gemm(const ce_gemm *g)
 {
-    if (g->k == 0 && !g->add && g->d) { /* planes begin with rows there are */
+    if (g->k == 0 && !g->add && g->d) { /* planes begin with a chunk of at least one row */
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < g->m; i++)
             memset(g->d + i * g->ld, 0, (size_t)g->n * sizeof *g->d);
