@@ -9,7 +9,7 @@
 #include "timing.h"
 
 typedef struct bench_options {
-    const char *suite, *device, *kernel, *csv, *weights;
+    const char *suite, *device, *kernel, *csv, *weights, *against;
     char text[1024];
     uint64_t seed, rotation;
     uint64_t chain;     /* times that a suite is repeated in a graph; 0: no graph */
@@ -30,6 +30,9 @@ typedef bool bench_verify(void *state, const image *im, const ridge_kernel *kern
 /* Verifies a case whose image is built (by `check`; NULL: against the C reference if that is quick), times it and
  * reports. False with the reason on stderr. */
 bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state);
+/* against.c: opens the library of another build on the same device; false with the reason on stderr. */
+bool against_load(const char *path, const ridge_device *device);
+extern const rival against;
 /* weights.c: the tensors of o->weights. */
 bool bench_weights(bench *b);
 /* A 2-D tensor in memory. weight_load: false, with the reason on stderr, if memory is short or the file unreadable;

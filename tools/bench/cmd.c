@@ -77,6 +77,7 @@ static void parse(int argc, char **argv, bench_options *o)
         {"json", 'j', NULL, "JSON instead of a table", .flag = &o->json},
         ARGS_SEED(&o->seed),
         {"rivals", 0, NULL, "other libraries too, in the same rounds (gemm_fp8: cuBLASLt)", .flag = &o->rivals},
+        {"against", 0, "LIBRIDGE.SO", "another build of ridge as well, in the same rounds", .text = &o->against},
         {"ceilings", 0, NULL, "measure copy, read stream, empty kernel, matrix rates", .flag = &o->ceilings},
         {"matrix-rate", 0, "TFLOPS",
          "measured rate of products (see --ceilings): the floor of gemm_fp8 is the longer of a copy and FLOP / rate",
@@ -129,7 +130,8 @@ int cmd_bench(int argc, char **argv)
         ridge_close(b.device);
         return 1;
     }
-    if (!b.device || !record_open(&b.sink, b.device, o.csv, o.json)) {
+    if (!b.device || (o.against && !against_load(o.against, b.device)) ||
+        !record_open(&b.sink, b.device, o.csv, o.json)) {
         ridge_close(b.device);
         return 1;
     }

@@ -89,24 +89,32 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
     return good;
 }
 
-/* Appends the rivals that can do the call. */
+/* Appends a rival, if it can do the call. */
+static void add_rival(const rival *rival, const rotation *r, candidate *list, int *count)
+{
+    ridge_call call = image_call(r->im, r->memory);
+    char why[200] = "";
+    void *state;
+
+    if (rival->op != RIDGE_OP_NONE && rival->op != call.op)
+        return;
+    if (r->weights_const)
+        call.flags |= RIDGE_WEIGHTS_CONST;
+    state = rival->open(r->device, &call, r->stream, why, sizeof why);
+    if (!state) {
+        fprintf(stderr, "ridge bench: %s left out: %s\n", rival->name, why);
+        return;
+    }
+    list[*count].rival = rival;
+    list[(*count)++].state = state;
+}
+
 static void add_rivals(const bench *b, const rotation *r, candidate *list, int *count)
 {
-    const ridge_call call = image_call(r->im, r->memory);
-    char why[200] = "";
-
-    for (int i = 0; b->o->rivals && rival_at(i); i++) {
-        if (rival_at(i)->op != call.op)
-            continue;
-        list[*count].rival = rival_at(i);
-        list[*count].state = rival_at(i)->open(b->device, &call, r->stream, why, sizeof why);
-        if (list[*count].state) {
-            ++*count;
-            continue;
-        }
-        list[*count].rival = NULL;
-        fprintf(stderr, "ridge bench: %s left out: %s\n", rival_at(i)->name, why);
-    }
+    if (b->o->against)
+        add_rival(&against, r, list, count);
+    for (int i = 0; b->o->rivals && rival_at(i); i++)
+        add_rival(rival_at(i), r, list, count);
 }
 
 static const char *provider_of(const candidate *c)

@@ -65,21 +65,19 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
     unsigned char *scratch = r->scratch + (size_t)copy * r->pitch;
     ridge_call call;
 
-    if (c->rival) {
-        call = image_call(r->im, r->memory + (size_t)copy * r->pitch);
-        return c->rival->run(c->state, &call, r->stream);
-    }
-    if (!c->kernel && c->read)
+    if (!c->kernel && !c->rival && c->read)
         return r->device->backend->stream_read(r->device, c->variant, scratch,
                                                (size_t)ridge_problem_bytes(&r->im->call) / 16 * 16, r->stream);
     if (half > r->pitch / 2) /* an operand that is read and written counts twice but is stored once */
         half = r->pitch / 32 * 16;
-    if (!c->kernel)
+    if (!c->kernel && !c->rival)
         return r->device->backend->stream_copy(r->device, c->variant, scratch + half, scratch, half, r->stream);
     call = image_call(r->im, r->memory + (size_t)copy * r->pitch);
-    call.kernel = c->kernel->name;
     if (r->weights_const)
         call.flags |= RIDGE_WEIGHTS_CONST;
+    if (c->rival)
+        return c->rival->run(c->state, &call, r->stream);
+    call.kernel = c->kernel->name;
     return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
 }
 

@@ -10,7 +10,7 @@ enum { TIMING_ROUNDS = 11, TIMING_CANDIDATES = 64 };
 /* Another library's way to do the work of a call. */
 typedef struct rival {
     const char *name;
-    uint32_t op;
+    uint32_t op; /* RIDGE_OP_NONE: any */
     /* Returns the state that run and close take; NULL and the reason where it cannot do this call. The operands are on
      * the device. */
     void *(*open)(const ridge_device *device, const ridge_call *call, void *stream, char *why, size_t size);
