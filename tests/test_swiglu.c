@@ -1,10 +1,10 @@
-/* test_swiglu.c: the approximations of plain SwiGLU of bf16 (ops/swiglu/cpu_approx.h) beside the C reference, bit by
+/* test_swiglu.c: the approximation of plain SwiGLU of bf16 (ops/swiglu/cpu_approx.h) beside the C reference, bit by
  * bit.
  *
  * Where nothing overflows or is subnormal, a result depends on the gate and on the significands that it meets: up's
  * (out), dout's (dup), and those of dout * up, which is exact (dgate). All of out and dup are tried, a sixteenth of
  * dgate, and other exponents at random. `test_swiglu all`: all pairs of a gate and an up or a dout, and all of dgate.
- * Where one element is in doubt, its whole vector step is computed exactly: each row has the gates in another order. */
+ * Where one column needs the exact formula, all columns of its step get it: each row has the gates in another order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +40,7 @@ static void fill_row(int row, uint16_t u, uint16_t dy)
         up[first + i] = u;
         dout[first + i] = dy;
     }
-    for (int64_t n = APPROXIMATED, at; n < COLS; n++) { /* those that are never approximated, anywhere */
+    for (int64_t n = APPROXIMATED, at; n < COLS; n++) { /* gates that the approximation never takes, anywhere */
         const uint16_t other = gate[first + n];
         at = first + random32() % (uint32_t)n;
         gate[first + n] = gate[at];

@@ -1,5 +1,4 @@
-/* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: the tables and the devices, for people and
- * as JSON. */
+/* cmd_info.c: `ridge info`, `ridge ops`, `ridge kernels`, `ridge explain`: print devices and tables as text or JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -220,7 +219,7 @@ int cmd_kernels(int argc, char **argv)
 
 /* ---------------------------------------------------------------------------------------------------------- explain */
 
-/* Problem, row, reason and predicted time, a line each. */
+/* Prints problem, row, reason and predicted time, a line for each problem. */
 static int explain_suite(const char *spec, const char *suite, bool json)
 {
     ridge_device *device = device_open(spec);

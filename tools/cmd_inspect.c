@@ -1,5 +1,5 @@
-/* cmd_inspect.c: `ridge inspect`: what a checkpoint holds, as a table and as JSON. The table is for a terminal: text of
- * the file is escaped and cut, arrays are shortened. The JSON has everything but the tensors' data. */
+/* cmd_inspect.c: `ridge inspect`: prints what a checkpoint holds as a table or as JSON. The table is for a terminal:
+ * text from the file is escaped and truncated, arrays are shortened. The JSON has everything but the tensors' data. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static const char *kind_name(uint32_t kind)
     return kind < sizeof name / sizeof name[0] ? name[kind] : "?";
 }
 
-/* The value at *at, which moves on: strings are a u64 length and bytes. The reader has checked that all lies within. */
+/* Reads the value at *at and advances: a string is a u64 length and bytes. The file reader has checked the bounds. */
 typedef struct value {
     uint32_t kind;
     int64_t i;
@@ -81,7 +81,7 @@ static value next_value(const unsigned char **at, uint32_t kind)
     return v;
 }
 
-/* Text of a file never reaches a terminal as it is: it may hold escape sequences. */
+/* Prints text from a file with control characters escaped: it may hold escape sequences of terminals. */
 static void print_text(const char *text, size_t length, size_t most)
 {
     size_t shown = length < most ? length : most;

@@ -1,4 +1,4 @@
-/* main.c: `ridge VERB ...`. Each verb is one cmd_<verb>.c. */
+/* main.c: `ridge VERB ...`: finds the verb, whose function is in cmd_<verb>.c or <verb>/cmd.c, and runs it. */
 #include <argp.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -46,11 +46,11 @@ static int run(const verb *v, int argc, char **argv)
     char name[32];
 
     snprintf(name, sizeof name, "ridge %s", v->name);
-    argv[0] = name; /* what argp calls the program */
+    argv[0] = name; /* argp prints it as the name of the program */
     return v->run(argc, argv);
 }
 
-/* Whatever the verb says: what did not reach standard output (a full disk) is a failure. */
+/* Output that did not reach standard output (a full disk) is a failure, whatever the verb returned. */
 static void check_output(void)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

@@ -1,5 +1,4 @@
-/* cpu.c: gemm_fp8 on the CPU: the C reference, the threads around the SIMD tiles (cpu_simd.h), and the kernel
- * list.
+/* cpu.c: gemm_fp8 on the CPU: the C reference, the threads around the SIMD tiles (cpu_simd.h), and the kernel list.
  *
  * The reference is docs/numerics.md in float64: the 128-blocks of k in ascending order, then bias, then D, one
  * rounding.
@@ -9,34 +8,30 @@
 #include <math.h>
 
 #include "cpu/num.h"
+#include "src/util.h"
 
 static int64_t blocks(int64_t n)
 {
-    return (n + GEMM_BLOCK - 1) / GEMM_BLOCK;
+    return ridge_ceil_div(n, GEMM_BLOCK);
 }
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static gemm_scale scale_of(const ridge_operand *table, uint32_t mode, int64_t rows, int64_t k)
+static gemm_scale scale_of(const ridge_operand *table, uint32_t mode)
 {
     gemm_scale s = {table->data, 0, 0, 0};
 
     if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
         s.row = 1;
     if (mode == RIDGE_SCALE_ROW128)
-        s.block = table->stride ? table->stride : rows;
+        s.block = table->stride;
     if (mode == RIDGE_SCALE_BLK128) {
-        s.row = table->stride ? table->stride : blocks(k);
+        s.row = table->stride;
         s.block = 1;
         s.shift = 7;
     }
     return s;
 }
 
-static gemm_args collect(const ridge_call *call)
+static gemm_args args_of(const ridge_call *call)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B],
                         *d = &call->arg[RIDGE_GEMM_FP8_D], *bias = &call->arg[RIDGE_GEMM_FP8_BIAS];
@@ -46,22 +41,22 @@ static gemm_args collect(const ridge_call *call)
     g.a = a->data;
     g.b = b->data;
     g.d = d->data;
-    g.lda = a->stride ? a->stride : g.k;
-    g.ldb = b->stride ? b->stride : g.k;
-    g.ldd = d->stride ? d->stride : g.n;
+    g.lda = a->stride;
+    g.ldb = b->stride;
+    g.ldd = d->stride;
     g.a_e5m2 = a->dtype == RIDGE_E5M2;
     g.b_e5m2 = b->dtype == RIDGE_E5M2;
     g.dtype = d->dtype;
     g.bias = bias->dtype == RIDGE_NONE ? NULL : bias->data;
     g.bias_dtype = bias->dtype;
-    g.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode, g.m, g.k);
-    g.scale_b = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4, g.n, g.k);
+    g.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode);
+    g.scale_b = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4);
     g.whole = mode == RIDGE_SCALE_TENSOR || mode == RIDGE_SCALE_ROW;
     g.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
     return g;
 }
 
-/* Nothing to write: an empty D, or a D that k = 0 leaves as it is, to the sign of its zeros. */
+/* Nothing to write: an empty D, or a D that k = 0 leaves as it is, down to the sign of its zeros. */
 static bool idle(const gemm_args *g)
 {
     return g->m == 0 || g->n == 0 || (g->k == 0 && g->accumulate && !g->bias);
@@ -111,7 +106,7 @@ static double reference_element(const gemm_args *g, const double value[2][256], 
     double sum = 0;
 
     for (int64_t block = 0; block < blocks(g->k); block++) {
-        const int64_t end = least(g->k, (block + 1) * GEMM_BLOCK);
+        const int64_t end = ridge_min(g->k, (block + 1) * GEMM_BLOCK);
         double part = 0;
 
         for (int64_t k = block * GEMM_BLOCK; k < end; k++)
@@ -142,11 +137,9 @@ static void reference_row(const gemm_args *g, const double value[2][256], int64_
 static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                      void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const work)(const gemm_args *, const double[2][256], int64_t) = reference_row;
-    const gemm_args g = collect(call);
+    const gemm_args g = args_of(&bound->call);
     double value[2][256];
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
@@ -169,71 +162,64 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
 
 #if defined(__x86_64__)
 
-/* How D is cut into tiles. No result depends on it: every element is summed in the same order by any tile. */
-typedef struct cut {
+/* How D is divided into tiles. No result depends on it: every element is summed in the same order by any tile. */
+typedef struct tiling {
     int64_t rows, cols, down, across;
-} cut;
-
-static int64_t up_to(int64_t n, int64_t step)
-{
-    return (n + step - 1) / step * step;
-}
+} tiling;
 
 /* 120 x 256 keeps accumulators and A in a second-level cache; smaller where that leaves threads without work. */
-static cut cut_of(int64_t m, int64_t n, int threads)
+static tiling tiling_of(int64_t m, int64_t n, int threads)
 {
     enum { ROWS = 120, COLS = 256 };
-    cut c = {up_to((m + up_to(m, ROWS) / ROWS - 1) / (up_to(m, ROWS) / ROWS), GEMM_ROWS), COLS, 1, 1};
+    tiling c = {ridge_round_up(ridge_ceil_div(m, ridge_ceil_div(m, ROWS)), GEMM_ROWS), COLS, 1, 1};
 
-    while (c.cols > 64 && up_to(m, c.rows) / c.rows * (up_to(n, c.cols) / c.cols) < 4 * (int64_t)threads)
+    while (c.cols > 64 && ridge_ceil_div(m, c.rows) * ridge_ceil_div(n, c.cols) < 4 * (int64_t)threads)
         c.cols /= 2;
-    while (c.rows > 4 * GEMM_ROWS && up_to(m, c.rows) / c.rows * (up_to(n, c.cols) / c.cols) < 2 * (int64_t)threads)
-        c.rows = up_to(c.rows / 2, GEMM_ROWS);
-    c.rows = least(c.rows, m);
-    c.cols = least(c.cols, up_to(n, GEMM_COLS));
-    c.down = up_to(m, c.rows) / c.rows;
-    c.across = up_to(n, c.cols) / c.cols;
+    while (c.rows > 4 * GEMM_ROWS && ridge_ceil_div(m, c.rows) * ridge_ceil_div(n, c.cols) < 2 * (int64_t)threads)
+        c.rows = ridge_round_up(c.rows / 2, GEMM_ROWS);
+    c.rows = ridge_min(c.rows, m);
+    c.cols = ridge_min(c.cols, ridge_round_up(n, GEMM_COLS));
+    c.down = ridge_ceil_div(m, c.rows);
+    c.across = ridge_ceil_div(n, c.cols);
     return c;
 }
 
-/* Of one thread, in whole pages so that threads share no line. */
-static size_t thread_bytes(const cut *c)
+/* Bytes of one thread's workspace, in whole pages so that threads share no cache line. */
+static size_t thread_bytes(const tiling *c)
 {
-    return (gemm_work_floats(c->rows, c->cols) * sizeof(float) + 4095) / 4096 * 4096;
+    return (size_t)ridge_round_up((int64_t)(gemm_work_floats(c->rows, c->cols) * sizeof(float)), 4096);
 }
 
-static int threads_of(const ridge_device *device, const cut *c)
+static int threads_of(const ridge_device *device, const tiling *c)
 {
-    return (int)least(device->units, c->down * c->across);
+    return (int)ridge_min(device->units, c->down * c->across);
 }
 
 static size_t workspace_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t m = problem->dim[0], n = problem->dim[1];
-    cut c;
+    tiling c;
 
     (void)kernel;
     if (m == 0 || n == 0)
         return 0;
-    c = cut_of(m, n, device->units);
+    c = tiling_of(m, n, device->units);
     return (size_t)threads_of(device, &c) * thread_bytes(&c);
 }
 
 static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                  void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     gemm_tile_function *const work =
         kernel->arch_min == RIDGE_ARCH_AVX512 ? ridge_cpu_gemm_fp8_avx512 : ridge_cpu_gemm_fp8_avx2;
-    const gemm_args g = collect(call);
+    const gemm_args g = args_of(&bound->call);
     char *slot = workspace;
-    cut c;
+    tiling c;
 
     (void)bytes, (void)stream;
     if (idle(&g))
         return RIDGE_OK;
-    c = cut_of(g.m, g.n, device->units);
+    c = tiling_of(g.m, g.n, device->units);
 #pragma omp parallel num_threads(threads_of(device, &c))
     {
         unsigned mode = ridge_fp_begin();
@@ -246,7 +232,7 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel 
 #pragma omp for schedule(dynamic)
         for (int64_t t = 0; t < c.down * c.across; t++) {
             const int64_t row = t % c.down * c.rows, col = t / c.down * c.cols;
-            const gemm_tile tile = {row, least(c.rows, g.m - row), col, least(c.cols, g.n - col),
+            const gemm_tile tile = {row, ridge_min(c.rows, g.m - row), col, ridge_min(c.cols, g.n - col),
                                     (float *)(void *)mine};
 
             work(&g, &tile);

@@ -1,11 +1,11 @@
 /* cpu_simd.h: a tile of gemm_fp8, once an instruction set.
  *
  * For each 128-block of k: the tile's rows of A are decoded to f32 (row after row); then, panel by panel of PANEL
- * columns, B is decoded and transposed to [k][column], 16 KB that stay in the first-level cache while every group of
- * rows of A passes over it; the block's sums live in registers and are added, scaled, to the tile's accumulators. One
- * element is an ordered chain of fma over k within a block and of fma over blocks, whatever the tile, the group of rows
- * or the instruction set: that is the batch-invariance. Codes are read once per tile; beyond m, n and k nothing is
- * read. Leaves out: threads and the cut into tiles (cpu.c).
+ * columns, B is decoded and transposed to [k][column], 16 KB that stay in L1 while all groups of rows of A are
+ * multiplied by them; the block's sums stay in registers and are added, scaled, to the tile's accumulators. One element
+ * is an ordered chain of fma over k within a block and of fma over blocks, whatever the tile, the group of rows or the
+ * instruction set: hence the batch-invariance. Codes are read once a tile; nothing is read beyond m, n and k. Leaves
+ * out: threads and the division into tiles (cpu.c).
  * Compiled for: avx2, avx512. */
 #include <immintrin.h>
 #include <string.h>
@@ -38,7 +38,7 @@ enum { BLOCK = GEMM_BLOCK, PITCH = GEMM_PITCH };
 /* ---------------------------------------------------------------------------------------------------------- decoding
  */
 
-/* 16 codes to f32, exactly. e5m2 is the upper half of an f16; e4m3 shifted into place is an f16 of 2^-8 the value, but
+/* 16 codes to f32, exactly. e5m2 is the upper half of an f16; e4m3, shifted, is an f16 of 2^-8 times the value, except
  * for its NaN. */
 INLINE void decode(__m128i codes, int e5m2, float *to)
 {
@@ -77,7 +77,7 @@ INLINE void decode_row(const uint8_t *codes, int64_t depth, int e5m2, float *to)
         decode(_mm_loadu_si128((const __m128i *)(const void *)(codes + k)), e5m2, to + k);
 }
 
-/* Bytes: row r of x, column c, to row c of y, column r. */
+/* Transposes bytes: row r, column c of x becomes row c, column r of y. */
 INLINE void transpose(__m128i x[16])
 {
     __m128i y[16];
@@ -125,7 +125,8 @@ static __attribute__((noinline)) void pack_panel(const gemm_args *g, int64_t col
             if (part + c >= cols)
                 continue;
             row[c] = from;
-            _mm_prefetch((const char *)(from + BLOCK), _MM_HINT_T0); /* its next block; harmless beyond the end */
+            _mm_prefetch((const char *)(from + BLOCK),
+                         _MM_HINT_T0); /* the row's next block; a prefetch beyond the end does no harm */
             _mm_prefetch((const char *)(from + BLOCK + 64), _MM_HINT_T0);
             if (depth < BLOCK) {
                 memset(padded[c], 0, BLOCK);

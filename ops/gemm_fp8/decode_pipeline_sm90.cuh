@@ -23,8 +23,7 @@ enum { SMEM_HALF = 115712 /* bytes that allow a second CTA on the SM */, SMEM_FU
 /* Scales that do not depend on k are applied by the epilogue, others when a block's products are promoted. */
 enum { SCALE_EPILOGUE = 0, SCALE_BLOCK };
 
-/* Blocks of k of a stage: 4 or 2. One TMA instruction loads a tile's rows of all of them, since issuing one takes 100
- * to 150 ns. */
+/* Blocks of k of a stage: 4 or 2. One TMA instruction, which takes 100 to 150 ns to issue, loads all of a tile's. */
 enum { MAX_STAGE_BLOCKS = 4 };
 /* Blocks whose wgmma are one group: while they are in flight, the warpgroup promotes the group before. */
 #define BATCH(n) ((n) >= 32 ? 1 : 2)
@@ -107,8 +106,8 @@ static __device__ __forceinline__ decode_work assign_work(const decode_args &p)
 /* ------------------------------------------------------------------------------------------------------ producers */
 
 /* Prefetches the first stage of the first tile, or of the first two (prefetch_first; 0: none), into L2 before the
- * primary grid has ended. That is correct whatever the primary writes, since its writes go through L2. More than one
- * stage of a tile is slower. */
+ * primary grid has ended. Correct whatever the primary writes, since its writes go through L2. More stages are slower.
+ */
 static __device__ __forceinline__ void prefetch_weights(const decode_args &p, const decode_work &a)
 {
     for (int g = 0; g < p.prefetch_first && p.k_lines && a.begin < a.end; g++)
@@ -116,11 +115,11 @@ static __device__ __forceinline__ void prefetch_weights(const decode_args &p, co
             ptx_tma_prefetch_3d(&p.w, 0, (a.first + g) * p.block_n, a.begin);
 }
 
-/* The producer of weights, one thread: pass by pass, for each stage's blocks of k the first tile's rows, then the
- * second's,
- * ... Each warpgroup has a ring of its own: stages may be filled out of order, and a warpgroup that does not wait for
- * the other's stages could mistake an older phase of a common barrier for the one it waits for. With constant weights
- * and many tokens the ring is full long before the tokens have arrived; then one stage more is prefetched into L2. */
+/* The producer of weights, one thread. Pass by pass, it goes along k and loads a stage of each of the pass's tiles
+ * before it advances. Each warpgroup has a ring of its own: stages may be filled out of order, and a warpgroup that
+ * does not wait for the other's stages could mistake an older phase of a common barrier for the one it waits for. With
+ * constant weights and many tokens the ring is full long before the tokens have arrived; then one stage more is
+ * prefetched into L2. */
 template <int N> static __device__ void produce_weights(const decode_args &p, decode_smem<N> *s, decode_work a)
 {
     const uint64_t policy = ptx_policy_evict_first();
@@ -163,8 +162,7 @@ template <int N> static __device__ void produce_weights(const decode_args &p, de
     }
 }
 
-/* Copies a stage's block scales of tokens where their alignment excludes TMA. Those of padding tokens stay undefined.
- */
+/* Copies a stage's block scales of tokens where alignment excludes TMA. Those of padding tokens stay undefined. */
 template <int N> static __device__ __forceinline__ void copy_x_scales(const decode_args &p, uint32_t to, int kb)
 {
     for (int t = threadIdx.x % 32; t < p.stage_blocks * N; t += 32)
@@ -253,6 +251,15 @@ static __device__ __forceinline__ void consumer_release(decode_consumer *r)
     if (threadIdx.x % 32 == 0)
         pipeline_release(r->empty, r->w.stage);
     pipeline_advance(&r->w, r->stages);
+}
+
+static __device__ __forceinline__ float load_bias(const decode_args &p, int row)
+{
+    if (!p.bias)
+        return 0.0f;
+    return p.bias_f32              ? ((const float *)p.bias)[row]
+           : p.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.bias, row)
+                                   : num_load<RIDGE_F16>(p.bias, row);
 }
 
 template <int N>

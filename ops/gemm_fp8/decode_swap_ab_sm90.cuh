@@ -99,17 +99,7 @@ static __device__ __forceinline__ void swap_ab_reduce(const decode_args &p, cons
     }
 }
 
-static __device__ __forceinline__ float load_bias(const decode_args &p, int row)
-{
-    if (!p.bias)
-        return 0.0f;
-    return p.bias_f32              ? ((const float *)p.bias)[row]
-           : p.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.bias, row)
-                                   : num_load<RIDGE_F16>(p.bias, row);
-}
-
-/* Scales (SCALE_EPILOGUE), adds bias and stores the first half of fin: row `row` of weights, this thread's N / 4
- * tokens, one by one. */
+/* Scales (SCALE_EPILOGUE), adds bias and stores the first half of fin: row `row` of weights, N / 4 tokens, singly. */
 template <int N, int MODE, int DTYPE>
 static __device__ __forceinline__ void swap_ab_store(const decode_args &p, const decode_smem<N> *s, int row,
                                                      float scale, const float *fin)

@@ -231,10 +231,7 @@ template <int MODE> static __device__ __forceinline__ tokens_row_values tokens_l
 
         if (MODE == SCALE_EPILOGUE)
             v.scale[i] = p.scale_w[p.ld_w ? row : 0];
-        if (p.bias)
-            v.bias[i] = p.bias_f32              ? ((const float *)p.bias)[row]
-                        : p.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.bias, row)
-                                                : num_load<RIDGE_F16>(p.bias, row);
+        v.bias[i] = load_bias(p, row);
     }
     return v;
 }

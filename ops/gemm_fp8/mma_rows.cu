@@ -57,22 +57,6 @@ static bool is_small(const mma_tile *tile)
     return tile->block_m < LARGE_M;
 }
 
-/* Shared memory that a CTA may have, and that an SM has for all of its CTAs (CUDA C programming guide, technical
- * specifications per compute capability). */
-static size_t max_memory(const ridge_device *device)
-{
-    switch (device->arch) {
-    case RIDGE_ARCH_SM80:
-        return 163 << 10;
-    case RIDGE_ARCH_SM90:
-    case RIDGE_ARCH_SM100:
-    case RIDGE_ARCH_SM103:
-        return 227 << 10;
-    default:
-        return 99 << 10;
-    }
-}
-
 static ridge_status prepare(const ridge_device *device)
 {
     const int count = device->arch >= RIDGE_ARCH_SM89 ? (int)TILES : (int)SM89_TILES;
@@ -80,7 +64,7 @@ static ridge_status prepare(const ridge_device *device)
 
     for (int i = 0; i < count && !status; i++)
         status = host_prepare(device, tiles[i].function, 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              (int)max_memory(device), "gemm_fp8: loading kernels");
+                              host_max_shared(device), "gemm_fp8: loading kernels");
     return status;
 }
 
@@ -94,7 +78,7 @@ static size_t memory_of(const mma_tile *tile, int warps, int stages)
  * would leave less than two stages; at most 4 stages, the most that mma_copy_wait can wait for. */
 static void choose_stages(const ridge_device *device, const mma_tile *tile, int64_t tiles, int *warps, int *stages)
 {
-    const size_t most = max_memory(device);
+    const size_t most = (size_t)host_max_shared(device);
     const size_t part = tiles > device->units ? (most + 1024) / (size_t)tile->ctas - 1024 : most;
 
     *warps = tile->warps;

@@ -8,13 +8,8 @@
 #include "cpu_fast.h"
 #include "cpu/num.h"
 
-static int64_t stride_of(const ridge_operand *x, int64_t packed)
-{
-    return x->stride ? x->stride : packed;
-}
-
 /* class_weight .. errors: eight slots in the same order in every op that has them. */
-static void collect_outputs(ce_args *a, const ridge_operand *arg, int loss, int class_weight)
+static void args_outputs(ce_args *a, const ridge_operand *arg, int loss, int class_weight)
 {
     a->loss = arg[loss].data;
     a->class_weight = arg[class_weight].data;
@@ -27,17 +22,17 @@ static void collect_outputs(ce_args *a, const ridge_operand *arg, int loss, int 
     a->errors = arg[class_weight + 7].data;
 }
 
-static void collect_gradients(ce_args *a, const ridge_operand *arg, int dx)
+static void args_gradients(ce_args *a, const ridge_operand *arg, int dx)
 {
     a->dx = arg[dx].data;
-    a->dx_stride = stride_of(&arg[dx], a->hidden);
+    a->dx_stride = arg[dx].stride;
     a->dw = arg[dx + 1].data;
-    a->dw_stride = stride_of(&arg[dx + 1], a->hv ? a->vocab : a->hidden);
+    a->dw_stride = arg[dx + 1].stride;
     a->dw_dtype = arg[dx + 1].dtype;
     a->dbias = arg[dx + 2].data;
 }
 
-static void collect_linear(ce_args *a, const ridge_call *call)
+static void args_linear(ce_args *a, const ridge_call *call)
 {
     const bool backward = call->op == RIDGE_LINEAR_CE_BACKWARD;
     const int bias = backward ? (int)RIDGE_LINEAR_CE_BACKWARD_BIAS : (int)RIDGE_LINEAR_CE_BIAS;
@@ -47,59 +42,59 @@ static void collect_linear(ce_args *a, const ridge_call *call)
     a->vocab = call->dim[2];
     a->hv = (call->flags & RIDGE_CE_W_HV) != 0;
     a->w = arg[RIDGE_LINEAR_CE_W].data;
-    a->w_stride = stride_of(&arg[RIDGE_LINEAR_CE_W], a->hv ? a->vocab : a->hidden);
+    a->w_stride = arg[RIDGE_LINEAR_CE_W].stride;
     a->bias = arg[bias].data;
     a->bias_dtype = arg[bias].dtype;
     if (backward) {
         a->lse_in = arg[RIDGE_LINEAR_CE_BACKWARD_LSE].data;
         a->dloss = arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS].data;
         a->class_weight = arg[RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT].data;
-        collect_gradients(a, arg, RIDGE_LINEAR_CE_BACKWARD_DX);
+        args_gradients(a, arg, RIDGE_LINEAR_CE_BACKWARD_DX);
         return;
     }
-    collect_outputs(a, arg, RIDGE_LINEAR_CE_LOSS, RIDGE_LINEAR_CE_CLASS_WEIGHT);
+    args_outputs(a, arg, RIDGE_LINEAR_CE_LOSS, RIDGE_LINEAR_CE_CLASS_WEIGHT);
     if (call->op == RIDGE_LINEAR_CE_TRAIN) {
         a->dloss = arg[RIDGE_LINEAR_CE_GRAD_SCALE].data;
-        collect_gradients(a, arg, RIDGE_LINEAR_CE_DX);
+        args_gradients(a, arg, RIDGE_LINEAR_CE_DX);
     } else {
         a->record = arg[RIDGE_LINEAR_CE_RECORD].data;
-        a->record_stride = stride_of(&arg[RIDGE_LINEAR_CE_RECORD], call->flags & RIDGE_CE_RECORD_SUMS ? 6 : 3);
+        a->record_stride = arg[RIDGE_LINEAR_CE_RECORD].stride;
     }
 }
 
-static void collect_given(ce_args *a, const ridge_call *call)
+static void args_given(ce_args *a, const ridge_call *call)
 {
     const ridge_operand *arg = call->arg;
 
     a->vocab = call->dim[1];
     if (call->op == RIDGE_CE_FWD) {
-        collect_outputs(a, arg, RIDGE_CE_FWD_LOSS, RIDGE_CE_FWD_CLASS_WEIGHT);
+        args_outputs(a, arg, RIDGE_CE_FWD_LOSS, RIDGE_CE_FWD_CLASS_WEIGHT);
         a->record = arg[RIDGE_CE_FWD_RECORD].data;
-        a->record_stride = stride_of(&arg[RIDGE_CE_FWD_RECORD], call->flags & RIDGE_CE_RECORD_SUMS ? 6 : 3);
+        a->record_stride = arg[RIDGE_CE_FWD_RECORD].stride;
     } else {
         a->lse_in = arg[RIDGE_CE_BWD_LSE].data;
         a->dloss = arg[RIDGE_CE_BWD_DLOSS].data;
         a->class_weight = arg[RIDGE_CE_BWD_CLASS_WEIGHT].data;
         a->dx = arg[RIDGE_CE_BWD_DLOGITS].data;
-        a->dx_stride = stride_of(&arg[RIDGE_CE_BWD_DLOGITS], a->vocab);
+        a->dx_stride = arg[RIDGE_CE_BWD_DLOGITS].stride;
     }
 }
 
-static void collect_combine(ce_args *a, const ridge_call *call)
+static void args_combine(ce_args *a, const ridge_call *call)
 {
     const ridge_operand *arg = call->arg;
 
     a->vocab = call->dim[1];
     a->shards = call->dim[2];
     a->record_in = arg[RIDGE_CE_COMBINE_RECORD].data;
-    a->record_stride = stride_of(&arg[RIDGE_CE_COMBINE_RECORD], call->flags & RIDGE_CE_RECORD_SUMS ? 6 : 3);
+    a->record_stride = arg[RIDGE_CE_COMBINE_RECORD].stride;
     a->shard_offset = arg[RIDGE_CE_COMBINE_OFFSET].data;
     a->shard_argmax = arg[RIDGE_CE_COMBINE_SHARD_ARGMAX].data;
-    a->shard_argmax_stride = stride_of(&arg[RIDGE_CE_COMBINE_SHARD_ARGMAX], a->tokens);
-    collect_outputs(a, arg, RIDGE_CE_COMBINE_LOSS, RIDGE_CE_COMBINE_CLASS_WEIGHT);
+    a->shard_argmax_stride = arg[RIDGE_CE_COMBINE_SHARD_ARGMAX].stride;
+    args_outputs(a, arg, RIDGE_CE_COMBINE_LOSS, RIDGE_CE_COMBINE_CLASS_WEIGHT);
 }
 
-ce_args ridge_cpu_ce_collect(const ridge_call *call)
+ce_args ridge_cpu_ce_args(const ridge_call *call)
 {
     const int target = call->op == RIDGE_CE_COMBINE                           ? (int)RIDGE_CE_COMBINE_TARGET
                        : call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD ? (int)RIDGE_CE_FWD_TARGET
@@ -115,13 +110,13 @@ ce_args ridge_cpu_ce_collect(const ridge_call *call)
     a.dtype = call->arg[0].dtype;
     a.target = call->arg[target].data;
     a.target64 = call->arg[target].dtype == RIDGE_I64;
-    a.x_stride = stride_of(&call->arg[0], call->dim[1]);
+    a.x_stride = call->arg[0].stride;
     if (call->op == RIDGE_CE_COMBINE)
-        collect_combine(&a, call);
+        args_combine(&a, call);
     else if (call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD)
-        collect_given(&a, call);
+        args_given(&a, call);
     else
-        collect_linear(&a, call);
+        args_linear(&a, call);
     a.offset = call->opt.ce.vocab_offset;
     a.total = call->opt.ce.vocab_total ? call->opt.ce.vocab_total : a.vocab;
     return a;
@@ -215,8 +210,7 @@ void ridge_cpu_ce_merge(ce_stat *into, const ce_stat *more)
     into->target = more->target == -INFINITY ? into->target : more->target;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- outputs
- */
+/* ---------------------------------------------------------------------------------------------------------- outputs */
 
 enum { TREE = 256 };
 
@@ -315,8 +309,7 @@ void ridge_cpu_ce_finish(const ce_args *a, const ce_totals *t, const ce_stat *st
         *a->errors = (int32_t)(t->errors < INT32_MAX ? t->errors : INT32_MAX);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- combine
- */
+/* ---------------------------------------------------------------------------------------------------------- combine */
 
 static ce_stat read_record(const ce_args *a, int64_t shard, int64_t token)
 {
@@ -363,11 +356,9 @@ static void combine(const ce_args *a, void *workspace)
 static ridge_status launch_combine(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                    void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const work)(const ce_args *, void *) = combine;
-    const ce_args a = ridge_cpu_ce_collect(call);
+    const ce_args a = ridge_cpu_ce_args(&bound->call);
     const unsigned mode = ridge_fp_begin();
 
     (void)device, (void)kernel, (void)bytes, (void)stream;
@@ -382,8 +373,7 @@ static size_t combine_workspace(const ridge_device *device, const ridge_kernel *
     return (size_t)problem->dim[0] * sizeof(ce_stat) + (size_t)problem->dim[2] * sizeof(int64_t);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- list
- */
+/* ------------------------------------------------------------------------------------------------------------- list */
 
 /* param[0]: GFLOP/s of a core; param[1]: tokens of a chunk; param[2]: the logits of a chunk are kept, not computed
  * again. */

@@ -1,6 +1,6 @@
 /* cpu.h: cross entropy on the CPU: what the C reference (cpu_reference.c), the fast rows (cpu_fast.c, cpu_simd.h) and
- * the kernel list (cpu.c) share. A token's softmax is summed up in a ce_stat; cpu.c turns those into every output and
- * into the factors of the gradient, in double: that is work of size B, and so its rounding never counts. */
+ * the kernel list (cpu.c) share. A token's softmax is summarised in a ce_stat; cpu.c turns these into every output and
+ * into the factors of the gradient, in double: this work is of size B, so its precision costs nothing. */
 #ifndef RIDGE_CPU_CE_H
 #define RIDGE_CPU_CE_H
 
@@ -55,7 +55,8 @@ typedef struct ce_factors {
 
 enum { CE_IGNORED = -1, CE_BAD = -2 };
 
-ce_args ridge_cpu_ce_collect(const ridge_call *call);
+/* Of a bound call: its strides are resolved. */
+ce_args ridge_cpu_ce_args(const ridge_call *call);
 /* The class of a token, CE_IGNORED, or CE_BAD when it is out of range. */
 int64_t ridge_cpu_ce_target(const ce_args *a, int64_t token);
 ce_totals ridge_cpu_ce_totals(const ce_args *a);

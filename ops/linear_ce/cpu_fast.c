@@ -5,16 +5,17 @@
  * matrix product into the workspace, then one pass that keeps maximum, sum of exponentials and target logit. For the
  * gradients the block's logits become dz in place (one more exponential), and two products add dz W to the chunk's dX
  * and dz^T x to dW. Where the chunk's logits of all classes fit the workspace they are kept between the two passes;
- * else they are computed again. All threads walk the same loops; what they share out is cut so that no sum depends on
- * their number. */
+ * else they are computed again. All threads run the same loops; the loops that they share are divided so that no sum
+ * depends on the number of threads. */
 #if defined(__x86_64__)
 #include "cpu_fast.h"
 
 #include <string.h>
 
 #include "cpu/num.h"
+#include "src/util.h"
 
-/* Where things lie in the workspace. */
+/* The layout of the workspace: byte offsets, and their sum. */
 typedef struct plan {
     int64_t chunk, width, ld; /* rows of a chunk; logits kept of a row, and their stride */
     size_t stat, list, row, z, pack_a, pack_b, dx, dw, bytes;
@@ -24,13 +25,8 @@ static size_t take(plan *p, int64_t count, size_t size)
 {
     const size_t at = p->bytes;
 
-    p->bytes += ((size_t)count * size + 63) / 64 * 64;
+    p->bytes += (size_t)ridge_round_up(count * (int64_t)size, 64);
     return at;
-}
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
 }
 
 static plan plan_of(const ridge_kernel *kernel, const ridge_problem *problem)
@@ -42,9 +38,9 @@ static plan plan_of(const ridge_kernel *kernel, const ridge_problem *problem)
     const uint8_t dw = problem->dtype[dx + 1];
     plan p = {0};
 
-    p.chunk = least(kernel->param[1], tokens);
-    p.width = kernel->param[2] ? vocab : least(vocab, CE_BLOCK);
-    p.ld = (p.width + 15) / 16 * 16 + 16; /* not a power of two: rows would fall on the same cache sets */
+    p.chunk = ridge_min(kernel->param[1], tokens);
+    p.width = kernel->param[2] ? vocab : ridge_min(vocab, CE_BLOCK);
+    p.ld = ridge_round_up(p.width, 16) + 16; /* not a power of two: rows would fall on the same cache sets */
     p.stat = take(&p, tokens, sizeof(ce_stat));
     p.list = take(&p, tokens, sizeof(int64_t));
     p.row = take(&p, p.chunk, sizeof(ce_row));
@@ -152,7 +148,7 @@ static void gradient_row(const job *j, const ce_span *s, const ce_row *r)
         memset(s->z, 0, (size_t)s->count * sizeof *s->z);
 }
 
-/* ------------------------------------------------------------------------------------------------ products of a block
+/* ----------------------------------------------------------------------------------------------- products of a block
  */
 
 static ce_matrix x_of(const job *j, int64_t begin, bool along_k)
@@ -219,7 +215,7 @@ static void dw_block(const job *j, int64_t begin, int64_t rows, int64_t first, i
         return;
 #pragma omp for schedule(static)
     for (int64_t c = 0; c < count; c += 64) {
-        const int64_t wide = least(64, count - c);
+        const int64_t wide = ridge_min(64, count - c);
 
         if (!add)
             memset(j->a.dbias + first + c, 0, (size_t)wide * sizeof(float));
@@ -260,7 +256,7 @@ static void linear_chunk(job *j, int64_t begin, int64_t rows)
     const int64_t size = j->a.dtype == RIDGE_F32 ? 4 : 2;
 
     for (int64_t first = 0; first < j->a.vocab && j->stats; first += CE_BLOCK) {
-        const int64_t count = least(CE_BLOCK, j->a.vocab - first);
+        const int64_t count = ridge_min(CE_BLOCK, j->a.vocab - first);
 
         logits_block(j, begin, rows, first, count);
 #pragma omp for schedule(static)
@@ -276,7 +272,7 @@ static void linear_chunk(job *j, int64_t begin, int64_t rows)
     for (int64_t r = 0; r < rows; r++)
         set_row(j, j->list[begin + r], &j->row[r]);
     for (int64_t first = 0; first < j->a.vocab; first += CE_BLOCK)
-        gradient_block(j, begin, rows, first, least(CE_BLOCK, j->a.vocab - first));
+        gradient_block(j, begin, rows, first, ridge_min(CE_BLOCK, j->a.vocab - first));
     if (j->a.dx) {
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; r++)
@@ -293,7 +289,7 @@ static void given_row(job *j, int64_t token, int64_t row)
     if (j->gradients)
         set_row(j, token, &j->row[row]);
     for (int64_t first = 0; first < j->a.vocab; first += CE_BLOCK) {
-        const int64_t count = least(CE_BLOCK, j->a.vocab - first);
+        const int64_t count = ridge_min(CE_BLOCK, j->a.vocab - first);
         const ce_span s = span_of(j, token, row, first, count);
 
         j->v->load(j->a.x + (token * j->a.x_stride + first) * size, j->a.dtype, count, s.z);
@@ -307,37 +303,36 @@ static void given_row(job *j, int64_t token, int64_t row)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------------- the call
- */
+/* --------------------------------------------------------------------------------------------------------- the call */
 
-/* Line i of a 16-bit dW to its planes (what is there, or zeros), or rounded from them, some elements at a time. */
-typedef enum turn { TURN_LOAD, TURN_CLEAR, TURN_ROUND } turn;
+/* Line i of a 16-bit dW: its values or zeros to the planes, or rounded from the planes, 256 elements at a time. */
+typedef enum line_step { LINE_LOAD, LINE_CLEAR, LINE_ROUND } line_step;
 
-static void turn_line(const job *j, int64_t i, turn what)
+static void convert_line(const job *j, int64_t i, line_step step)
 {
     const int64_t length = j->a.hv ? j->a.vocab : j->a.hidden;
     uint16_t *high = j->planes.high + i * j->planes.high_ld, *low = j->planes.low + i * j->planes.low_ld;
     float sum[256] = {0};
 
     for (int64_t at = 0; at < length; at += 256) {
-        const int64_t count = least(256, length - at);
+        const int64_t count = ridge_min(256, length - at);
 
-        if (what == TURN_LOAD)
+        if (step == LINE_LOAD)
             j->v->load(high + at, j->a.dw_dtype, count, sum);
         for (int64_t e = at; e < at + count; e++) {
-            if (what == TURN_ROUND) {
+            if (step == LINE_ROUND) {
                 sum[e - at] = ridge_float((uint32_t)high[e] << 16 | low[e]);
                 continue;
             }
             high[e] = (uint16_t)(ridge_bits(sum[e - at]) >> 16);
             low[e] = (uint16_t)ridge_bits(sum[e - at]);
         }
-        if (what == TURN_ROUND)
+        if (step == LINE_ROUND)
             j->v->store(high + at, j->a.dw_dtype, count, sum);
     }
 }
 
-/* The sum of dW begins with what is there, or with zeros where no chunk will begin it. */
+/* dW's sum begins with the values in dW, or with zeros if no chunk will write it first. */
 static void begin_dw(const job *j)
 {
     const bool add = (j->a.flags & RIDGE_ACCUMULATE) != 0;
@@ -349,7 +344,7 @@ static void begin_dw(const job *j)
             if (j->dw)
                 memset(j->dw + i * j->a.dw_stride, 0, (size_t)(j->a.hv ? j->a.vocab : j->a.hidden) * sizeof(float));
             else
-                turn_line(j, i, add ? TURN_LOAD : TURN_CLEAR);
+                convert_line(j, i, add ? LINE_LOAD : LINE_CLEAR);
     }
     if (j->a.dbias && !add && j->count == 0) {
 #pragma omp single
@@ -363,7 +358,7 @@ static void end_dw(const job *j)
     if (j->a.dw && !j->dw) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < (j->a.hv ? j->a.hidden : j->a.vocab); i++)
-            turn_line(j, i, TURN_ROUND);
+            convert_line(j, i, LINE_ROUND);
     }
 }
 
@@ -383,7 +378,7 @@ static void other_rows(const job *j)
         for (int i = 0; i < 64; i++)
             block[i] = y == CE_BAD ? ridge_float(RIDGE_NAN_F32) : 0.0f;
         for (int64_t c = 0; c < length; c += 64)
-            j->v->store(j->a.dx + (token * j->a.dx_stride + c) * size, j->a.dtype, least(64, length - c), block);
+            j->v->store(j->a.dx + (token * j->a.dx_stride + c) * size, j->a.dtype, ridge_min(64, length - c), block);
     }
 }
 
@@ -394,7 +389,7 @@ static void team(job *j)
     if (j->gradients && !given)
         begin_dw(j);
     for (int64_t begin = 0; begin < j->count; begin += j->p.chunk) {
-        const int64_t rows = least(j->p.chunk, j->count - begin);
+        const int64_t rows = ridge_min(j->p.chunk, j->count - begin);
 
         if (!given) {
             linear_chunk(j, begin, rows);
@@ -415,9 +410,6 @@ static void team(job *j)
 ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                void *workspace, size_t bytes, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
-    const ridge_call *call = &bound->call;
-
     /* Through pointers, so that no arithmetic moves across the change of mode. */
     void (*volatile const first)(job *, unsigned char *) = prepare;
     void (*volatile const work)(job *) = team;
@@ -427,11 +419,11 @@ ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *k
 
     (void)device, (void)bytes, (void)stream;
     memset(&j, 0, sizeof j);
-    j.a = ridge_cpu_ce_collect(call);
-    j.p = plan_of(kernel, problem);
+    j.a = ridge_cpu_ce_args(&bound->call);
+    j.p = plan_of(kernel, &bound->problem);
     j.v = kernel->arch_min == RIDGE_ARCH_AVX512 ? &ridge_cpu_ce_avx512 : &ridge_cpu_ce_avx2;
     first(&j, workspace);
-#pragma omp parallel if (ridge_op_at(call->op)->flops(problem) * (j.a.w ? 1 : 8) >= ONE_THREAD)
+#pragma omp parallel if (bound->op->flops(&bound->problem) * (j.a.w ? 1 : 8) >= ONE_THREAD)
     {
         const unsigned own = ridge_fp_begin();
 

@@ -169,7 +169,7 @@ static void given_row(const ce_args *a, const token_row *r, int64_t token)
                                     : 0);
 }
 
-/* Tokens and classes are shared out among at most `units` threads, each with `hidden` doubles of scratch. */
+/* Tokens and classes are divided among at most `units` threads, each with `hidden` doubles of scratch. */
 static void gradients(const ce_args *a, const token_row *rows, double *scratch, int units)
 {
     (void)units; /* without OpenMP */
@@ -179,7 +179,7 @@ static void gradients(const ce_args *a, const token_row *rows, double *scratch, 
         double *sum;
 #pragma omp critical
         {
-            sum = scratch; /* each thread takes the next piece */
+            sum = scratch; /* each thread takes its own part */
             scratch += a->hidden;
         }
 #pragma omp barrier
@@ -245,11 +245,9 @@ static int threads(const ridge_device *device)
 ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                     void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const all)(const ce_args *, int, void *) = work;
-    const ce_args a = ridge_cpu_ce_collect(call);
+    const ce_args a = ridge_cpu_ce_args(&bound->call);
     const unsigned mode = ridge_fp_begin();
 
     (void)kernel, (void)bytes, (void)stream;

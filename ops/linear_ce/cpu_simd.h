@@ -1,10 +1,10 @@
 /* cpu_simd.h: the vector code of cross entropy, once an instruction set: the f32 matrix product (packing,
- * a register tile, blocks shared out among the threads) and the passes over rows of logits.
+ * a register tile, blocks divided among the threads) and the passes over rows of logits.
  *
  * The product: both factors are converted to f32 and packed into panels, k by k, so that the tile reads both in order.
  * AVX-512: 8 x 48 accumulators (24 registers, 3 of b, 8 broadcasts from memory a k); AVX2: 4 x 24 (12, 3, 4). Each
- * element of d is one chain of fma over a group of CE_KC, then one addition into d: nothing depends on the cut among
- * threads. The row passes are plain loops that the compiler vectorises, with a fixed number of partial sums.
+ * element of d is one chain of fma over a group of CE_KC, then one addition into d, however the blocks are divided
+ * among the threads. The row passes are plain loops that the compiler vectorises, with a fixed number of partial sums.
  * Compiled for: avx2, avx512. */
 #include <immintrin.h>
 #include <math.h>
@@ -12,6 +12,7 @@
 
 #include "cpu_fast.h"
 #include "cpu/num.h"
+#include "src/util.h"
 
 #if defined(__AVX512F__)
 typedef __m512 vec;
@@ -135,7 +136,7 @@ static inline __attribute__((always_inline)) void pack_across(const ce_matrix *x
     }
 }
 
-/* The last panel of a side: zeros where there is nothing. */
+/* The last panel of a side, padded with zeros. */
 static void pack_ragged(const ce_matrix *x, int64_t first, int64_t count, int64_t k0, int64_t kc, int wide, float *out)
 {
     for (int64_t k = 0; k < kc; k++)
@@ -216,7 +217,7 @@ static void tile(int64_t k, const float *a, const float *b, float *d, int64_t ld
     }
 }
 
-/* A tile at the edge: through a whole one. */
+/* A tile at the edge: computed as a whole one, of which the part inside is stored. */
 static void edge_tile(int64_t k, const float *a, const float *b, float *d, int64_t ld, bool add, int64_t rows,
                       int64_t cols)
 {
@@ -228,7 +229,7 @@ static void edge_tile(int64_t k, const float *a, const float *b, float *d, int64
             d[i * ld + j] = add ? d[i * ld + j] + whole[i * NR + j] : whole[i * NR + j];
 }
 
-/* Likewise, to planes. */
+/* The same, to planes. */
 static void planes_tile(int64_t k, const float *a, const float *b, const ce_planes *d, int64_t row, int64_t col,
                         bool add, int64_t rows, int64_t cols)
 {
@@ -249,25 +250,16 @@ static void planes_tile(int64_t k, const float *a, const float *b, const ce_plan
     }
 }
 
-static inline int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static inline int64_t up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* Block `task` of the packed rows [ic, ic + mc) and columns [jc, jc + nc): TILE_M x TILE_N tiles. */
 static void block(const ce_gemm *g, int64_t task, int64_t ic, int64_t mc, int64_t jc, int64_t nc, int64_t kc, bool add)
 {
-    const int64_t across = up(up(nc, NR), TILE_N), i0 = task / across * TILE_M, j0 = task % across * TILE_N;
+    const int64_t across = ridge_ceil_div(ridge_ceil_div(nc, NR), TILE_N), i0 = task / across * TILE_M,
+                  j0 = task % across * TILE_N;
 
     for (int64_t j = j0; j < j0 + TILE_N && j * NR < nc; j++)
         for (int64_t i = i0; i < i0 + TILE_M && i * MR < mc; i++) {
             const float *a = g->pack_a + i * MR * kc, *b = g->pack_b + j * NR * kc;
-            const int64_t rows = least(mc - i * MR, MR), cols = least(nc - j * NR, NR);
+            const int64_t rows = ridge_min(mc - i * MR, MR), cols = ridge_min(nc - j * NR, NR);
             const int64_t row = ic + i * MR, col = jc + j * NR;
 
             if (!g->d)
@@ -281,7 +273,7 @@ static void block(const ce_gemm *g, int64_t task, int64_t ic, int64_t mc, int64_
 
 static void gemm(const ce_gemm *g)
 {
-    if (g->k == 0 && !g->add && g->d) { /* planes begin with rows there are */
+    if (g->k == 0 && !g->add && g->d) { /* planes begin with a chunk of at least one row */
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < g->m; i++)
             memset(g->d + i * g->ld, 0, (size_t)g->n * sizeof *g->d);
@@ -289,17 +281,19 @@ static void gemm(const ce_gemm *g)
     for (int64_t jc = 0; jc < g->n; jc += CE_NB)
         for (int64_t pc = 0; pc < g->k; pc += CE_KC)
             for (int64_t ic = 0; ic < g->m; ic += CE_MB) {
-                const int64_t nc = least(CE_NB, g->n - jc), kc = least(CE_KC, g->k - pc), mc = least(CE_MB, g->m - ic);
-                const int64_t tasks = up(up(nc, NR), TILE_N) * up(up(mc, MR), TILE_M);
+                const int64_t nc = ridge_min(CE_NB, g->n - jc), kc = ridge_min(CE_KC, g->k - pc),
+                              mc = ridge_min(CE_MB, g->m - ic);
+                const int64_t tasks =
+                    ridge_ceil_div(ridge_ceil_div(nc, NR), TILE_N) * ridge_ceil_div(ridge_ceil_div(mc, MR), TILE_M);
 
                 if (ic == 0) {
 #pragma omp for schedule(static) nowait
                     for (int64_t j = 0; j < nc; j += NR)
-                        pack_b(&g->b, jc + j, least(NR, nc - j), pc, kc, g->pack_b + j * kc);
+                        pack_b(&g->b, jc + j, ridge_min(NR, nc - j), pc, kc, g->pack_b + j * kc);
                 }
 #pragma omp for schedule(static)
                 for (int64_t i = 0; i < mc; i += MR)
-                    pack_a(&g->a, ic + i, least(MR, mc - i), pc, kc, g->pack_a + i * kc);
+                    pack_a(&g->a, ic + i, ridge_min(MR, mc - i), pc, kc, g->pack_a + i * kc);
 #pragma omp for schedule(dynamic)
                 for (int64_t task = 0; task < tasks; task++)
                     block(g, task, ic, mc, jc, nc, kc, g->add || pc > 0);
@@ -342,7 +336,7 @@ static void logits(const ce_span *s)
 
     if (s->a->bias)
         for (int64_t c = 0; c < s->count; c += PARTS) {
-            const int64_t count = least(PARTS, s->count - c);
+            const int64_t count = ridge_min(PARTS, s->count - c);
             float bias[PARTS];
 
             load(s->a->bias + (s->first + c) * size, s->a->bias_dtype, count, bias);
@@ -390,7 +384,7 @@ static void plain_sums(const ce_span *s, float shift, ce_stat *part)
     float sum[PARTS] = {0}, weighted[PARTS] = {0}, weights[PARTS] = {0};
 
     for (int64_t c = 0; c < s->count; c += PARTS) {
-        const int64_t count = least(PARTS, s->count - c);
+        const int64_t count = ridge_min(PARTS, s->count - c);
 
         for (int64_t i = 0; i < count; i++) {
             const float v = z[c + i] - shift, k = w ? w[c + i] : 1.0f;
@@ -457,7 +451,7 @@ static void gradient(const ce_span *s, const ce_row *row)
     double p;
 
     for (int64_t c = 0; c < s->count; c += PARTS) {
-        const int64_t count = least(PARTS, s->count - c);
+        const int64_t count = ridge_min(PARTS, s->count - c);
         float slope[PARTS];
 
         if (cap > 0)
@@ -484,7 +478,7 @@ static void gradient(const ce_span *s, const ce_row *row)
 static void columns(const float *z, int64_t ld, int64_t rows, int64_t count, float *sum)
 {
     for (int64_t c = 0; c < count; c += PARTS) {
-        const int64_t wide = least(PARTS, count - c);
+        const int64_t wide = ridge_min(PARTS, count - c);
         float part[PARTS] = {0};
 
         if (wide == PARTS)

@@ -51,8 +51,7 @@ typedef struct q8_0_rows_args {
     int vector_x, vector_codes;                  /* aligned for 16-byte loads of x and 8-byte stores of codes */
 } q8_0_rows_args;
 
-/* ------------------------------------------------------------------------------------------------------- activations
- */
+/* ------------------------------------------------------------------------------------------------------ activations */
 
 /* Quantises a block of 32 activations by an aligned group of four lanes, each of which has 8 of them: returns this
  * lane's codes, and the scale of the block. */
@@ -200,18 +199,32 @@ static __device__ __forceinline__ void q8_0_epilogue(const q8_0_matmul_args &p, 
 
 #define Q8_0_CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 
-/* matmul_host.cu: the arguments of a call. If x is floats and `quantise` is set, launches a kernel that quantises x
- * into the workspace; rows that quantise x themselves clear it. */
-ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, bool quantise,
-                        void *workspace, void *stream, q8_0_matmul_args *p);
+/* matmul_host.cu: the arguments of a call, without x if x is floats. */
+q8_0_matmul_args q8_0_collect(const ridge_call *call);
+/* If x is floats, launches a kernel that quantises x into the workspace, and sets x in the arguments. Rows that
+ * quantise x themselves do not call it. */
+ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                           void *workspace, void *stream, q8_0_matmul_args *p);
 /* The bytes of that workspace. */
 size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
 /* quantize_rows.cu: quantises p->rows x p->cols of x; the caller has set the outputs and their strides. */
 ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, const ridge_operand *x,
                                   q8_0_rows_args *p, void *stream);
-/* matmul_dp4a.cu: any product, also for other rows whose tables of scales turn out to be misaligned at launch: their
+/* matmul_dp4a.cu: launches any product, also for rows whose tables of scales turn out to be misaligned at launch: their
  * alignment is not part of a problem. */
-ridge_status q8_0_launch_dp4a(const ridge_device *device, const char *name, q8_0_matmul_args *p, void *stream);
+ridge_status q8_0_launch_dp4a(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                              void *workspace, size_t bytes, void *stream);
+
+/* Are the scales of the weights' planes aligned to `bytes`? */
+static inline bool q8_0_scales_aligned(const q8_0_matmul_args *p, uintptr_t bytes)
+{
+    uintptr_t bits = 0;
+
+    for (int i = 0; i < 2; i++)
+        if (p->weight[i].rows)
+            bits |= (uintptr_t)p->weight[i].scales | (uintptr_t)p->weight[i].scale_stride;
+    return bits % bytes == 0;
+}
 
 /* Up to so many activations, every CTA quantises all of x itself: that takes less time than a launch. */
 enum { Q8_0_MAX_FUSED_X = 8192 };

@@ -170,28 +170,24 @@ static ridge_status prepare(const ridge_device *device)
     return host_load(device, functions, 4, "q8_0_matmul: loading kernels");
 }
 
-ridge_status q8_0_launch_dp4a(const ridge_device *device, const char *name, q8_0_matmul_args *p, void *stream)
+ridge_status q8_0_launch_dp4a(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                              void *workspace, size_t, void *stream)
 {
-    const bool gate_up = p->op == RIDGE_Q8_0_GATE_UP_SWIGLU, many = p->tokens > 1;
-    const int64_t rows = p->weight[0].rows + (p->op == RIDGE_Q8_0_PAIR ? p->weight[1].rows : 0);
+    q8_0_matmul_args p = q8_0_collect(&bound->call);
+    const bool gate_up = p.op == RIDGE_Q8_0_GATE_UP_SWIGLU, many = p.tokens > 1;
+    const int64_t rows = p.weight[0].rows + (p.op == RIDGE_Q8_0_PAIR ? p.weight[1].rows : 0);
     /* With few rows a CTA is one warp, so that more SMs load. */
     const int threads = rows * RIDGE_Q8_0_PARTS < (int64_t)device->units * 2 * THREADS ? 32 : THREADS;
     const int64_t blocks = ridge_ceil_div(rows, threads / RIDGE_Q8_0_PARTS);
+    ridge_status status = RIDGE_OK;
 
-    if (rows == 0 || p->tokens == 0)
-        return RIDGE_OK;
-    return host_launch(device, name, functions[2 * gate_up + many],
-                       dim3((unsigned)blocks, (unsigned)(many ? ridge_ceil_div(p->tokens, TOKENS) : 1)), threads, p,
+    if (rows && p.tokens)
+        status = q8_0_quantise(device, kernel, &bound->call, workspace, stream, &p);
+    if (status || rows == 0 || p.tokens == 0)
+        return status;
+    return host_launch(device, kernel->name, functions[2 * gate_up + many],
+                       dim3((unsigned)blocks, (unsigned)(many ? ridge_ceil_div(p.tokens, TOKENS) : 1)), threads, &p,
                        stream);
-}
-
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *workspace, size_t, void *stream)
-{
-    q8_0_matmul_args p = {};
-    const ridge_status status = q8_0_begin(device, kernel, &bound->call, true, workspace, stream, &p);
-
-    return status ? status : q8_0_launch_dp4a(device, kernel->name, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -211,7 +207,7 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 #define ROW(op_name, op_id)                                                                               \
     {                                                                                                     \
         "cuda." op_name ".dp4a", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, Q8_0_CONTRACT, 0, {}, why_not, \
-            q8_0_workspace, cost, launch                                                                  \
+            q8_0_workspace, cost, q8_0_launch_dp4a                                                        \
     }
 
 static const ridge_kernel rows[] = {

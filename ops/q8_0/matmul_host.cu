@@ -57,64 +57,60 @@ static void collect_hc(const ridge_call *call, q8_0_matmul_args *p)
     p->comb_ld = comb->stride;
     p->res = (const float *)res->data;
     p->res_stride = res->stride;
-    p->add = add->dtype == RIDGE_NONE ? NULL : (const float *)add->data;
+    p->add = (const float *)add->data;
     p->add_stride = add->stride;
-    p->y = y->dtype == RIDGE_NONE ? NULL : (float *)y->data;
+    p->y = (float *)y->data;
     p->y_stride = y->stride;
     p->out[0] = out->data;
     p->out_stride[0] = out->stride;
 }
 
-static void collect(const ridge_call *call, q8_0_matmul_args *p)
+q8_0_matmul_args q8_0_collect(const ridge_call *call)
 {
     const ridge_operand *arg = call->arg;
     const bool pair = call->op == RIDGE_Q8_0_PAIR, gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     const int out = pair      ? (int)RIDGE_Q8_0_PAIR_OUT0
                     : gate_up ? (int)RIDGE_Q8_0_GATE_UP_SWIGLU_OUT
                               : (int)RIDGE_Q8_0_MATMUL_OUT;
-    const int64_t rows = call->dim[2];
+    q8_0_matmul_args p = {};
 
-    p->op = (int)call->op;
-    p->tokens = (int)call->dim[0];
-    p->blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
-    p->weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
-    p->weight[0] = weight_of(call, 2, rows);
-    if (pair || gate_up)
-        p->weight[1] = weight_of(call, 4, pair ? call->dim[3] : rows);
-    if (call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND) {
-        collect_hc(call, p);
-        return;
+    p.op = (int)call->op;
+    p.tokens = (int)call->dim[0];
+    p.blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
+    p.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
+    if (arg[0].dtype == RIDGE_I8) {
+        p.x = (const int8_t *)arg[0].data;
+        p.x_stride = arg[0].stride;
+        p.x_scales = (const float *)arg[1].data;
+        p.x_ld = arg[1].stride;
     }
-    p->bf16 = arg[out].dtype == RIDGE_BF16;
+    p.weight[0] = weight_of(call, 2, call->dim[2]);
+    if (pair || gate_up)
+        p.weight[1] = weight_of(call, 4, pair ? call->dim[3] : call->dim[2]);
+    if (call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND) {
+        collect_hc(call, &p);
+        return p;
+    }
+    p.bf16 = arg[out].dtype == RIDGE_BF16;
     for (int i = 0; i <= pair; i++) {
-        p->out[i] = arg[out + i].data;
-        p->out_stride[i] = arg[out + i].stride;
+        p.out[i] = arg[out + i].data;
+        p.out_stride[i] = arg[out + i].stride;
     }
     if (gate_up) {
-        const ridge_operand *scale = &arg[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE];
-
-        p->act = call->flags & RIDGE_ACTIVATION;
-        p->token_scale = scale->dtype == RIDGE_NONE ? NULL : (const float *)scale->data;
-        p->swiglu = ridge_swiglu_resolve(call->opt.swiglu);
+        p.act = call->flags & RIDGE_ACTIVATION;
+        p.token_scale = (const float *)arg[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE].data;
+        p.swiglu = ridge_swiglu_resolve(call->opt.swiglu);
     }
+    return p;
 }
 
-ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call, bool quantise,
-                        void *workspace, void *stream, q8_0_matmul_args *p)
+ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                           void *workspace, void *stream, q8_0_matmul_args *p)
 {
-    const ridge_operand *x = &call->arg[0];
     q8_0_rows_args q = {};
     char *at = (char *)workspace;
 
-    collect(call, p);
-    if (x->dtype == RIDGE_I8) {
-        p->x = (const int8_t *)x->data;
-        p->x_stride = x->stride;
-        p->x_scales = (const float *)call->arg[1].data;
-        p->x_ld = call->arg[1].stride;
-        return RIDGE_OK;
-    }
-    if (!quantise)
+    if (call->arg[0].dtype == RIDGE_I8)
         return RIDGE_OK;
     q.rows = call->dim[0];
     q.cols = call->dim[1];
@@ -123,5 +119,5 @@ ridge_status q8_0_begin(const ridge_device *device, const ridge_kernel *kernel, 
     p->x_scales = q.scales;
     p->x_stride = q.codes_stride = q.cols;
     p->x_ld = q.scales_stride = p->blocks;
-    return q8_0_launch_quantize(device, kernel->name, x, &q, stream);
+    return q8_0_launch_quantize(device, kernel->name, &call->arg[0], &q, stream);
 }

@@ -284,29 +284,12 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-enum { MEMORY_SM90 = 227 * 1024, MEMORY_SM86 = 99 * 1024 };
-
 static const void *const functions[4] = {(const void *)q8_0_mma<1, 1>, (const void *)q8_0_mma<1, 2>,
                                          (const void *)q8_0_mma<2, 1>, (const void *)q8_0_mma<2, 2>};
 
-/* Shared memory of a CTA: 163 KB on sm_80, 227 KB on sm_90, sm_100 and sm_103, 99 KB on the others. */
-static int max_memory(const ridge_device *device)
-{
-    switch (device->arch) {
-    case RIDGE_ARCH_SM80:
-        return 163 * 1024;
-    case RIDGE_ARCH_SM90:
-    case RIDGE_ARCH_SM100:
-    case RIDGE_ARCH_SM103:
-        return MEMORY_SM90;
-    default:
-        return MEMORY_SM86;
-    }
-}
-
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_prepare(device, functions, 4, cudaFuncAttributeMaxDynamicSharedMemorySize, max_memory(device),
+    return host_prepare(device, functions, 4, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
                         "q8_0_matmul: loading kernels");
 }
 
@@ -323,47 +306,42 @@ static int64_t lay_out(q8_0_mma_args *a, int64_t tokens, int64_t cols, int subs,
     return a->at_args + (int64_t)sizeof a->p;
 }
 
-static bool tables_aligned(const q8_0_matmul_args *p)
-{
-    uintptr_t bits = 0;
-
-    for (int i = 0; i < 2; i++)
-        if (p->weight[i].rows)
-            bits |= (uintptr_t)p->weight[i].scales | (uintptr_t)p->weight[i].scale_stride;
-    return bits % (p->blocks % RIDGE_Q8_0_RUN ? 4 : 8) == 0;
-}
-
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *memory, size_t, void *stream)
+                           void *workspace, size_t size, void *stream)
 {
     const ridge_call *call = &bound->call;
     const int subs = kernel->param[0] / SUB, teams = kernel->param[1], token_tiles = call->dim[0] > 8 ? 2 : 1;
-    const bool fused = q8_0_fuses_x(&bound->problem);
+    const int64_t most = (int64_t)device->units * (MAX_TEAMS / teams);
     q8_0_mma_args a = {};
-    ridge_status status = q8_0_begin(device, kernel, call, !fused, memory, stream, &a.p);
-    int64_t bytes, most;
+    ridge_status status = RIDGE_OK;
+    int64_t bytes;
 
-    if (status)
-        return status;
+    a.p = q8_0_collect(call);
+    if (!q8_0_scales_aligned(&a.p, a.p.blocks % RIDGE_Q8_0_RUN ? 4 : 8))
+        return q8_0_launch_dp4a(device, kernel, bound, workspace, size, stream);
     for (int i = 0; i < 2; i++)
         a.units[i] = (int)ridge_ceil_div(a.p.weight[i].rows, SUB);
     a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
+    if (!a.tiles)
+        return RIDGE_OK;
     a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);
     a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     a.teams = teams;
     a.weights_const = a.p.weights_const;
-    a.x_dtype = fused ? (int)call->arg[0].dtype : (int)RIDGE_I8;
-    a.x = fused ? call->arg[0].data : a.p.x;
-    a.x_stride = fused ? q8_0_row_bytes(&call->arg[0]) : a.p.x_stride;
-    if (!a.tiles)
-        return RIDGE_OK;
-    if (!tables_aligned(&a.p)) {
-        status = fused ? q8_0_begin(device, kernel, call, true, memory, stream, &a.p) : RIDGE_OK;
-        return status ? status : q8_0_launch_dp4a(device, kernel->name, &a.p, stream);
+    a.x_dtype = (int)RIDGE_I8;
+    if (q8_0_fuses_x(&bound->problem)) {
+        a.x_dtype = (int)call->arg[0].dtype;
+        a.x = call->arg[0].data;
+        a.x_stride = q8_0_row_bytes(&call->arg[0]);
+    } else {
+        status = q8_0_quantise(device, kernel, call, workspace, stream, &a.p);
+        a.x = a.p.x;
+        a.x_stride = a.p.x_stride;
     }
+    if (status)
+        return status;
     bytes = lay_out(&a, call->dim[0], call->dim[1], subs, teams);
-    most = (int64_t)device->units * (MAX_TEAMS / teams);
     return host_launch_shared(device, kernel->name, functions[2 * (subs == 2) + token_tiles - 1],
                               dim3((unsigned)(a.tiles < most ? a.tiles : most)), TEAM * teams, (size_t)bytes, &a,
                               stream);
@@ -385,7 +363,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     if (cols > 0x3fff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
         return "more than 2^30 rows or 2^22 columns";
     if (lay_out(&a, problem->dim[0], cols, kernel->param[0] / SUB, kernel->param[1]) * (MAX_TEAMS / kernel->param[1]) >
-        max_memory(device))
+        host_max_shared(device))
         return "x does not fit in shared memory";
     return NULL;
 }

@@ -112,20 +112,14 @@ static const void *const functions[10] = {BY_FORM(1, 8), BY_TOKENS(2), BY_TOKENS
  * the same with half of the shared memory, where the CTAs begin early and trigger the dependent launch late (4096 ->
  * 1024: 3.60 -> 2.81 us). WINDOW_BYTES: a CTA's weights in flight at a time, two to three stages. With one stage in
  * flight the CTA stalls; with six the memory system is so full that x takes 2.4 us instead of 1.0. */
-enum {
-    MEMORY_SM90 = 227 * 1024,
-    MEMORY_SM120 = 99 * 1024,
-    MAX_PREFETCH = 40 * 1024,
-    MAX_PREFETCH_HALF = 72 * 1024,
-    WINDOW_BYTES = 56 * 1024
-};
+enum { MAX_PREFETCH = 40 * 1024, MAX_PREFETCH_HALF = 72 * 1024, WINDOW_BYTES = 56 * 1024 };
 
 static ridge_status prepare(const ridge_device *device)
 {
     if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM121)
         return RIDGE_OK;
-    return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                        device->arch < RIDGE_ARCH_SM120 ? MEMORY_SM90 : MEMORY_SM120, "q8_0_matmul: loading kernels");
+    return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
+                        "q8_0_matmul: loading kernels");
 }
 
 /* Lays out `budget` bytes of shared memory; the stages take what the rest leaves. False if that is less than two. */
@@ -180,22 +174,21 @@ static ridge_status map_weight(const ridge_device *device, q8_0_tma_args *a, int
     return status;
 }
 
-/* The alignment of tables of scales is not part of a problem, so it is checked at launch. */
-static bool tables_aligned(const q8_0_matmul_args *p, bool raw)
+static ridge_status map_x(const ridge_device *device, q8_0_tma_args *a)
 {
-    uintptr_t bits = (uintptr_t)p->x_scales | (uintptr_t)(p->x_ld * 4);
+    const q8_0_matmul_args *p = &a->p;
+    const ridge_status status = host_tensor_map_lines(device, &a->x, p->x, p->blocks * RIDGE_Q8_0_BLOCK, p->tokens,
+                                                      p->x_stride, p->tokens, 8 << a->x_shift);
 
-    for (int i = 0; i < 2 && !raw; i++)
-        if (p->weight[i].rows)
-            bits |= (uintptr_t)p->weight[i].scales | (uintptr_t)p->weight[i].scale_stride;
-    return bits % 16 == 0;
+    return status ? status
+                  : host_tensor_map(device, &a->x_scales, RIDGE_F32, p->x_scales, p->blocks, p->tokens, p->x_ld,
+                                    p->tokens == 1 ? Q8_0_STEP << a->x_shift : X_SCALE_PITCH / 4, p->tokens, 0);
 }
 
 static_assert((int)RAW_BYTES == (int)CODE_BYTES + (int)SCALE_BYTES, "a stage has one size");
 
 /* Chooses how many bytes are in flight when, and when a CTA triggers the dependent launch, which takes 3 to 4 us to
- * arrive. With half of the shared memory (`half`) the dependent grid's CTAs run beside these and compete for bandwidth.
- */
+ * arrive. With half of the shared memory (`half`) the dependent grid's CTAs run beside these and compete with them. */
 static void set_pace(q8_0_tma_args *a, int units, int subs, bool half, bool weights_const)
 {
     const int grid = a->tiles < units ? a->tiles : units, stage = subs * (CODE_BYTES + SCALE_BYTES);
@@ -222,17 +215,16 @@ static void set_pace(q8_0_tma_args *a, int units, int subs, bool half, bool weig
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *workspace, size_t, void *stream)
+                           void *workspace, size_t size, void *stream)
 {
     const ridge_call *call = &bound->call;
     const int subs = kernel->param[0] / SUB, tokens = call->dim[0] > 8 ? 16 : 8;
     const bool raw = call->arg[2].dtype == RIDGE_U8;
-    const int64_t cols = call->dim[1];
     q8_0_tma_args a = {};
     uint32_t bytes = 0;
-    bool fused = q8_0_fuses_x(&bound->problem);
-    ridge_status status = q8_0_begin(device, kernel, call, !fused, workspace, stream, &a.p);
+    ridge_status status = RIDGE_OK;
 
+    a.p = q8_0_collect(call);
     a.tokens = a.p.tokens;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     a.tile_rows = a.gate_up ? kernel->param[0] / 2 : kernel->param[0];
@@ -240,28 +232,24 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles = a.tiles0 + (a.gate_up ? 0 : (int)ridge_ceil_div(a.p.weight[1].rows, a.tile_rows));
     a.k_steps = (int)ridge_ceil_div(a.p.blocks, Q8_0_STEP);
     a.two_teams = call->op == RIDGE_Q8_0_MATMUL_HC_EXPAND && a.tokens <= 4 && a.k_steps <= 2;
-    if (status || !a.tiles)
-        return status;
-    if (!tables_aligned(&a.p, raw) || !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, &bytes)) {
-        status = fused ? q8_0_begin(device, kernel, call, true, workspace, stream, &a.p) : RIDGE_OK;
-        return status ? status : q8_0_launch_dp4a(device, kernel->name, &a.p, stream);
-    }
+    if (!a.tiles)
+        return RIDGE_OK;
+    if (((uintptr_t)a.p.x_scales | (uintptr_t)(a.p.x_ld * 4)) % 16 || (!raw && !q8_0_scales_aligned(&a.p, 16)) ||
+        !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, &bytes))
+        return q8_0_launch_dp4a(device, kernel, bound, workspace, size, stream);
     set_pace(&a, device->units, subs, kernel->param[1] < 200, a.p.weights_const);
-    if (fused && !a.x_resident) {
-        fused = false;
-        status = q8_0_begin(device, kernel, call, true, workspace, stream, &a.p);
+    a.x_dtype = (int)RIDGE_I8;
+    if (q8_0_fuses_x(&bound->problem) && a.x_resident) {
+        a.x_dtype = (int)call->arg[0].dtype;
+        a.x_floats = (const char *)call->arg[0].data;
+        a.x_stride = q8_0_row_bytes(&call->arg[0]);
+    } else {
+        status = q8_0_quantise(device, kernel, call, workspace, stream, &a.p);
+        status = status ? status : map_x(device, &a);
     }
-    a.x_dtype = fused ? (int)call->arg[0].dtype : (int)RIDGE_I8;
-    a.x_floats = (const char *)call->arg[0].data;
-    a.x_stride = q8_0_row_bytes(&call->arg[0]);
     for (int i = 0; i < 2 && !status; i++)
         if (a.p.weight[i].rows)
             status = map_weight(device, &a, i, raw);
-    if (!status && !fused)
-        status = host_tensor_map_lines(device, &a.x, a.p.x, cols, a.tokens, a.p.x_stride, a.tokens, 8 << a.x_shift);
-    if (!status && !fused)
-        status = host_tensor_map(device, &a.x_scales, RIDGE_F32, a.p.x_scales, a.p.blocks, a.p.tokens, a.p.x_ld,
-                                 a.tokens == 1 ? Q8_0_STEP << a.x_shift : X_SCALE_PITCH / 4, a.tokens, 0);
     if (status)
         return status;
     return host_launch_shared(device, kernel->name,

@@ -90,8 +90,7 @@ typedef struct q8_0_tma_args {
 } q8_0_tma_args;
 
 #if __CUDA_ARCH__ >= 900
-/* Keeps the compiler from computing a value again, or from reading a kernel parameter again, in front of what uses it.
- */
+/* Keeps the compiler from computing a value, or reading a kernel parameter, again in front of what uses it. */
 static __device__ __forceinline__ uint32_t opaque(uint32_t v)
 {
     asm volatile("" : "+r"(v));

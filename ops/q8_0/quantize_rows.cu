@@ -87,18 +87,16 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 2 + 5.0 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
 }
 
-static const ridge_kernel rows[] = {
-    {"cuda.q8_0_quantize_rows.warp8",
-     RIDGE_Q8_0_QUANTIZE_ROWS,
-     RIDGE_ARCH_SM80,
-     RIDGE_ARCH_SM121,
-     Q8_0_CONTRACT,
-     0,
-     {},
-     why_not,
-     NULL,
-     cost,
-     launch},
-};
+static const ridge_kernel row = {"cuda.q8_0_quantize_rows.warp8",
+                                 RIDGE_Q8_0_QUANTIZE_ROWS,
+                                 RIDGE_ARCH_SM80,
+                                 RIDGE_ARCH_SM121,
+                                 Q8_0_CONTRACT,
+                                 0,
+                                 {},
+                                 why_not,
+                                 NULL,
+                                 cost,
+                                 launch};
 
-extern "C" const ridge_kernel_list ridge_cuda_q8_0_quantize_rows = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
+extern "C" const ridge_kernel_list ridge_cuda_q8_0_quantize_rows = {&row, 1, prepare};

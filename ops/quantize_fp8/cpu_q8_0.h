@@ -139,7 +139,7 @@ INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *block
     enum { MOST = CHUNK * BLOCKS };
     const int size = size_of(dtype), wide = G * size;
     _Alignas(64) uint8_t out[MOST * RIDGE_Q8_0_BYTES];
-    _Alignas(64) char room[G * 4];
+    _Alignas(64) char padded[G * 4];
     uint32_t amax[MOST] = {0};
     uint16_t half[MOST];
     float r[MOST];
@@ -157,7 +157,7 @@ INLINE void q8_0_row(uint32_t dtype, const char *x, int64_t cols, uint8_t *block
         for (int64_t b = 0; b < count; b += BLOCKS) {
             for (int k = 0; next && k < wide; k += 64)
                 __builtin_prefetch(next + b * BLOCK * size + k);
-            q8_0_group(dtype, whole_group(from + b * BLOCK * size, n - b * BLOCK, size, room), r + b, half + b,
+            q8_0_group(dtype, whole_group(from + b * BLOCK * size, n - b * BLOCK, size, padded), r + b, half + b,
                        out + b * RIDGE_Q8_0_BYTES);
         }
         if (odd)

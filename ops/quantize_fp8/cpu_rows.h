@@ -51,10 +51,10 @@ static void encode_guarded(const quantize_args *a, const char *x, int64_t n, flo
 {
     encoder *encode = pick_encoder(a->dtype, a->e5m2, CAPPED);
     _Alignas(64) uint8_t codes[G];
-    _Alignas(64) char room[G * 4];
+    _Alignas(64) char padded[G * 4];
 
     for (int64_t i = 0; i < n; i += G) {
-        const char *from = whole_group(x + i * a->size, n - i, a->size, room);
+        const char *from = whole_group(x + i * a->size, n - i, a->size, padded);
 
         encode_scaled(encode, from, r, &r, codes);
         guard_group(a->dtype, from, codes);
@@ -66,11 +66,11 @@ static void encode_guarded(const quantize_args *a, const char *x, int64_t n, flo
 INLINE uint32_t most_of(const quantize_args *a, const char *x, int64_t n)
 {
     uint32_t amax[SOME + 1], most = 0;
-    _Alignas(64) char room[G * 4];
+    _Alignas(64) char padded[G * 4];
 
     amax_groups(a->dtype, x, n / G, amax);
     if (n % G)
-        amax_groups(a->dtype, whole_group(x + n / G * G * a->size, n % G, a->size, room), 1, amax + n / G);
+        amax_groups(a->dtype, whole_group(x + n / G * G * a->size, n % G, a->size, padded), 1, amax + n / G);
     for (int64_t g = 0; g < (n + G - 1) / G; g++)
         most = amax[g] > most ? amax[g] : most;
     return most;
@@ -122,7 +122,7 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
     const int wide = G * a->size;
     float kept[MOST][ROWS], s[SOME], r[SOME];
     uint32_t amax[SOME] = {0};
-    _Alignas(64) char room[G * 4];
+    _Alignas(64) char padded[G * 4];
 
     for (int64_t first = 0; first < a->cols; first += MOST * G) {
         const int64_t last = a->cols - first < MOST * G ? a->cols : first + MOST * G;
@@ -149,7 +149,7 @@ static void row128(const quantize_args *a, int64_t row, int64_t rows)
                     g.next = ahead;
                 amax_groups(a->dtype, from, n, amax);
                 if (edge < end)
-                    amax_groups(a->dtype, whole_group(x + edge * a->size, end - edge, a->size, room), 1, amax + n);
+                    amax_groups(a->dtype, whole_group(x + edge * a->size, end - edge, a->size, padded), 1, amax + n);
                 scales_of(a, SOME, amax, s, r);
                 for (int64_t k = 0; k < n + (edge < end); k++)
                     kept[(begin - first) / G + k][i] = s[k];
@@ -169,14 +169,14 @@ INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, i
 {
     const int wide = G * size_of(dtype);
     const int64_t count = (cols + G - 1) / G;
-    _Alignas(64) char room[G * 4];
+    _Alignas(64) char padded[G * 4];
     ints most[QUANTIZE_STRIP / 2 / G];
 
     for (int64_t g = 0; g < count; g++)
         most[g] = zeros();
     for (int64_t i = 0; i < rows; i++, x += a->stride)
         for (int64_t g = 0; g < count; g++) {
-            const char *from = whole_group(x + g * wide, cols - g * G, size_of(dtype), room);
+            const char *from = whole_group(x + g * wide, cols - g * G, size_of(dtype), padded);
 
             UNROLL
             for (int k = 0; k < wide; k += VECTOR_BYTES)

@@ -35,10 +35,10 @@ static void encode_run(const quantize_args *a, const group_run *g, const float *
 static void encode_edge(const quantize_args *a, const char *x, int64_t n, float s, float r, uint8_t *q)
 {
     _Alignas(64) uint8_t codes[G];
-    _Alignas(64) char room[G * 4];
+    _Alignas(64) char padded[G * 4];
 
     if (n > 0) {
-        encode_scaled(pick_encoder(a->dtype, a->e5m2, ONE), whole_group(x, n, a->size, room), s, &r, codes);
+        encode_scaled(pick_encoder(a->dtype, a->e5m2, ONE), whole_group(x, n, a->size, padded), s, &r, codes);
         put(q, codes, n, a->stream);
     }
 }

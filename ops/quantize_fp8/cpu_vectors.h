@@ -245,14 +245,14 @@ static void amax_groups(uint32_t dtype, const char *x, int64_t n, uint32_t *amax
     }
 }
 
-/* A group of n elements (of the first 128), padded with zeros into `room` if it is short. */
-INLINE const char *whole_group(const char *x, int64_t n, int size, char *room)
+/* A group of n elements (of the first 128), padded with zeros into `padded` if it is short. */
+INLINE const char *whole_group(const char *x, int64_t n, int size, char *padded)
 {
     if (n >= G)
         return x;
-    memset(room, 0, (size_t)(G * size));
-    memcpy(room, x, (size_t)(n * size));
-    return room;
+    memset(padded, 0, (size_t)(G * size));
+    memcpy(padded, x, (size_t)(n * size));
+    return padded;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- encode */

@@ -3,8 +3,9 @@
  * One source for C and CUDA: fixed sequences of correctly rounded add, mul, fma, division and integer operations, so
  * that the same input gives the same bits on every backend. Nothing here calls libm or libdevice. Compile C with
  * -ffp-contract=off and CUDA with -fmad=false: an fma is used exactly where fmaf is written.
- * Leaves out: dtype conversions (cpu/num.h, cuda/num.cuh) and the formulas of the ops (cpu/ and cuda/, one file per
- * op). Coefficients: our own minimax fits in 40-digit arithmetic, rounded to f32; docs/numerics.md states the errors.
+ * Leaves out: dtype conversions (cpu/num.h, cuda/num.cuh) and the formulas of the ops (swiglu.h, norm.h, ... beside
+ * this file). Coefficients: our own minimax fits in 40-digit arithmetic, rounded to f32; docs/numerics.md states the
+ * errors.
  */
 #ifndef RIDGE_EXACT_H
 #define RIDGE_EXACT_H
@@ -67,7 +68,7 @@ RIDGE_FN float ridge_min_f32(float x, float hi)
 }
 
 /* rn(1/d) for d in [2^-126, 2^126]. On a GPU the approximate reciprocal (1 ulp) takes one fused Newton step, which is
- * the correctly rounded quotient for every mantissa: `ridge test` walks all 2^23 of them on the GPU at hand. */
+ * the correctly rounded quotient for every mantissa: `ridge test` tries all 2^23 of them on the present GPU. */
 RIDGE_FN float ridge_rcp(float d)
 {
 #ifdef __CUDA_ARCH__

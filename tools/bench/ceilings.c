@@ -1,4 +1,4 @@
-/* ceilings.c: what this machine can do at most (`ridge bench --ceilings`), and what a call costs on the host
+/* ceilings.c: measures the upper limits of this machine (`ridge bench --ceilings`), and the host time of a call
  * (`ridge bench --overhead`). */
 #include <math.h>
 #include <stdlib.h>
@@ -11,8 +11,7 @@ static void emit(bench *b, const char *problem, const char *kernel, double us, d
 {
     record r;
 
-    record_begin(&r, b->device);
-    memcpy(r.run, b->run, sizeof r.run);
+    record_begin(&b->sink, &r);
     snprintf(r.suite, sizeof r.suite, "ceilings");
     snprintf(r.op, sizeof r.op, "ceiling");
     snprintf(r.problem, sizeof r.problem, "%s", problem);
@@ -21,8 +20,8 @@ static void emit(bench *b, const char *problem, const char *kernel, double us, d
     r.us = us;
     r.gbps = gbps;
     r.tflops = tflops;
-    bench_emit(b, &r);
-    if (b->json)
+    record_emit(&b->sink, &r);
+    if (b->sink.json)
         return;
     if (tflops > 0)
         printf("%-28s %-10s %36.1f TFLOP/s\n", problem, kernel, tflops);
@@ -38,10 +37,10 @@ typedef struct stream_test {
     const ridge_device *device;
     unsigned char *memory;
     void *stream;
-    size_t room;
+    size_t size; /* of memory */
 } stream_test;
 
-/* `calls` of a kind, one after another through the memory. */
+/* `count` calls of a kind, each on the next bytes of the memory. */
 typedef struct calls {
     const stream_test *t;
     what kind;
@@ -53,15 +52,15 @@ static ridge_status once(const calls *c, int index)
 {
     const stream_test *t = c->t;
     const ridge_backend *b = t->device->backend;
-    size_t places = t->room / 2 / c->bytes ? t->room / 2 / c->bytes : 1;
-    unsigned char *at = t->memory + (size_t)index % places * c->bytes;
+    size_t slots = t->size / 2 / c->bytes ? t->size / 2 / c->bytes : 1;
+    unsigned char *at = t->memory + (size_t)index % slots * c->bytes;
 
     if (c->kind == EMPTY)
         return b->empty(t->device, t->stream);
     if (c->kind == READ)
-        return b->stream_read(t->device, c->variant, t->memory + (size_t)index % (2 * places) * c->bytes, c->bytes,
+        return b->stream_read(t->device, c->variant, t->memory + (size_t)index % (2 * slots) * c->bytes, c->bytes,
                               t->stream);
-    return b->stream_copy(t->device, c->variant, at + t->room / 2, at, c->bytes, t->stream);
+    return b->stream_copy(t->device, c->variant, at + t->size / 2, at, c->bytes, t->stream);
 }
 
 static ridge_status run_calls(const void *state)
@@ -74,7 +73,7 @@ static ridge_status run_calls(const void *state)
     return status;
 }
 
-/* Median microseconds of one of the calls, launched back to back (a graph where there are any). */
+/* Median microseconds of one of the calls, launched back to back (in a graph where the device has them). */
 static double median_us(calls c)
 {
     enum { ROUNDS = 9 };
@@ -93,15 +92,15 @@ static double median_us(calls c)
     return status ? INFINITY : us[0] / c.count;
 }
 
-/* The fastest variant; false with ridge_error() if none ran. */
+/* Reports the fastest variant; false with ridge_error() if none ran. */
 static bool sweep(bench *b, const stream_test *t, what kind, double megabytes, int variants)
 {
     size_t bytes = (size_t)(megabytes * 1e6) / 32768 * 32768;
-    int count = (int)(t->room / bytes), best = 0;
+    int count = (int)(t->size / bytes), best = 0;
     double us = INFINITY;
     char problem[64], name[16];
 
-    if (bytes > t->room / 2 || !variants)
+    if (bytes > t->size / 2 || !variants)
         return true;
     count = count > 64 ? 64 : count < 2 ? 2 : count;
     for (int v = 0; v < variants; v++) {
@@ -120,23 +119,23 @@ static bool sweep(bench *b, const stream_test *t, what kind, double megabytes, i
     return true;
 }
 
-static bool start(const ridge_device *device, size_t room, stream_test *t)
+static bool start(const ridge_device *device, size_t size, stream_test *t)
 {
     const ridge_backend *b = device->backend;
-    size_t piece = 64 << 20;
-    uint64_t state = 3, *random = malloc(piece);
+    size_t block = 64 << 20;
+    uint64_t state = 3, *random = malloc(block);
     bool good = random != NULL;
 
     t->device = device;
-    t->room = room;
+    t->size = size;
     t->memory = NULL;
     t->stream = NULL;
-    for (size_t i = 0; random && i < piece / 8; i++)
+    for (size_t i = 0; random && i < block / 8; i++)
         random[i] = random_next(&state);
-    good = good && b->alloc(device, room, (void **)&t->memory) == RIDGE_OK &&
+    good = good && b->alloc(device, size, (void **)&t->memory) == RIDGE_OK &&
            b->stream_new(device, &t->stream) == RIDGE_OK;
-    for (size_t at = 0; at + piece <= room && good; at += piece)
-        good = b->upload(device, t->memory + at, random, piece) == RIDGE_OK;
+    for (size_t at = 0; at + block <= size && good; at += block)
+        good = b->upload(device, t->memory + at, random, block) == RIDGE_OK;
     free(random);
     return good;
 }
@@ -152,7 +151,7 @@ bool bench_ceilings(bench *b)
     bool good = start(b->device, cuda ? (size_t)6 << 30 : (size_t)1 << 30, &t);
 
     for (int i = 0; i < 30 && good; i++)
-        once(&(calls){&t, COPY, 0, 1, t.room / 2}, 0); /* clocks up */
+        once(&(calls){&t, COPY, 0, 1, t.size / 2}, 0); /* so that the clocks rise */
     good = good && sweep(b, &t, COPY, cuda ? 2500 : 400, backend->copy_variants) &&
            sweep(b, &t, COPY, 100, backend->copy_variants);
     for (size_t i = 0; i < sizeof read_mb / sizeof read_mb[0] && good; i++)
@@ -200,7 +199,8 @@ static ridge_status one_call(const overhead *o, int kind)
     return kind == 1 ? ridge_run(o->device, &call, NULL, 0, o->stream) : ridge_pick(o->device, &call, 0, &name);
 }
 
-/* Nanoseconds of host time a call: the shortest stretch between two syncs, since the queue must not fill. */
+/* Nanoseconds of host time a call: the shortest of many runs between two syncs, so that the launch queue does not fill.
+ */
 static double host_ns(const overhead *o, int kind)
 {
     double least = INFINITY;

@@ -1,12 +1,13 @@
-/* chain.c: `ridge bench --chain --suite NAME`: the problems of a suite as one CUDA graph, in the order of the
- * suite, as a layer of a model runs them: what a kernel costs beside the stream of its bytes, launch gaps included.
- * Problems with the same number of tokens (or rows) form one chain; every problem has weights of its own, so that no
- * replay finds them in cache if the chain is larger than that.
+/* chain.c: `ridge bench --chain --suite NAME`: times the problems of a suite as one CUDA graph, in the order of the
+ * suite, as a layer of a model runs them, so that launch gaps count. Problems with the same number of tokens (or rows)
+ * form one chain. Every problem has its own weights, so that a replay does not find them in the cache if the chain is
+ * larger.
  *
- * The gap between kernels is the chain's time, less that of its calls, each in a graph of as many calls of nothing but
- * itself (so that both hold a graph's begin and end equally often), over the number of calls: what a kernel costs more
- * behind another one than behind itself. Kernels overlap, so it may be below zero. No clock is read in the graph, which
- * would keep kernels apart. All of these replays begin with a cold cache. */
+ * The gap between kernels is the time of the chain minus the times of its calls, divided by the number of calls. Each
+ * call is timed in a graph that repeats it as often as the chain has calls, so that both include the begin and end of a
+ * graph equally often. The gap is what a kernel costs more behind another kernel than behind itself; kernels overlap,
+ * so it may be negative. No clock is read inside the graph, since that would separate the kernels. All of these replays
+ * begin with a cold cache. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,22 +16,22 @@
 
 enum { ROUNDS = 15, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
 
-static const double long_round = 30e3, longer_round = 100e3; /* us; then fewer rounds */
+static const double long_round = 30e3, longer_round = 100e3; /* us; beyond these fewer rounds */
 
 static bool grow(chain *c)
 {
-    const int room = c->room ? 2 * c->room : 32;
-    image *link = realloc(c->link, (size_t)room * sizeof *link);
+    const int capacity = c->capacity ? 2 * c->capacity : 32;
+    image *link = realloc(c->link, (size_t)capacity * sizeof *link);
     unsigned char **memory;
 
     if (!link)
         return false;
     c->link = link;
-    memory = realloc(c->memory, (size_t)room * sizeof *memory);
+    memory = realloc(c->memory, (size_t)capacity * sizeof *memory);
     if (!memory)
         return false;
     c->memory = memory;
-    c->room = room;
+    c->capacity = capacity;
     return true;
 }
 
@@ -39,7 +40,7 @@ bool chain_add(chain *c, image *im)
     const ridge_backend *b = c->device->backend;
     ridge_call call = image_call(im, im->host);
     size_t need = 0;
-    bool good = c->links < c->room || grow(c);
+    bool good = c->links < c->capacity || grow(c);
 
     if (!good) {
         image_free(im);
@@ -75,13 +76,13 @@ void chain_drop(chain *c)
     free(c->memory);
 }
 
-/* What a graph holds: all links, or with a variant one read of as many bytes, so many times. Or one link so often, on
- * one copy of its operands after another. */
+/* What a graph holds, `times` times: all links; or, with a variant, one read of as many bytes; or, with copies, one
+ * link, on one copy of its operands after another. */
 typedef struct replay {
     const chain *c;
     uint32_t flags;
     int variant, times;
-    bool cold; /* each replay begins without any operand in cache */
+    bool cold; /* each replay begins with no operand in the cache */
     int link, copies;
     size_t pitch;
     unsigned char *copy;
@@ -155,8 +156,7 @@ static void emit(bench *b, const chain *c, const char *suite, const char *what, 
 {
     record r;
 
-    record_begin(&r, b->device);
-    memcpy(r.run, b->run, sizeof r.run);
+    record_begin(&b->sink, &r);
     snprintf(r.suite, sizeof r.suite, "%s", suite);
     snprintf(r.op, sizeof r.op, "chain");
     snprintf(r.problem, sizeof r.problem, "%s kernels=%d mb=%.1f%s", what, c->links, c->bytes * 1e-6,
@@ -169,10 +169,10 @@ static void emit(bench *b, const chain *c, const char *suite, const char *what, 
     r.gbps = c->bytes / us[0] * 1e-3;
     r.tflops = c->products / us[0] * 1e-6;
     r.floor_us = floor_us;
-    bench_emit(b, &r);
+    record_emit(&b->sink, &r);
 }
 
-/* Large products: FLOP of the products over the time of all. */
+/* Large products: reports their FLOP over the time of the chain. */
 static bool report_products(bench *b, chain *c, const char *suite, const char *what)
 {
     const ridge_backend *backend = b->device->backend;
@@ -183,7 +183,7 @@ static bool report_products(bench *b, chain *c, const char *suite, const char *w
         !measure(&(replay){.c = c, .variant = -1, .times = 1}, us))
         return false;
     emit(b, c, suite, what, "ridge", us, b->o->matrix_rate > 0 ? c->products / b->o->matrix_rate * 1e-6 : -1);
-    if (!b->json)
+    if (!b->sink.json)
         printf("%-8s %-32s %d calls %10.2f us %8.1f TFLOP/s\n", suite, what, c->links, us[0],
                c->products / us[0] * 1e-6);
     fflush(stdout);
@@ -203,7 +203,7 @@ static int layers_of(const bench *b)
 bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3], double *floor_us)
 {
     const ridge_backend *backend = b->device->backend;
-    double best[3] = {-1, -1, -1}, one[3]; /* none yet */
+    double best[3] = {-1, -1, -1}, one[3]; /* not measured yet */
     char what[32];
 
     snprintf(what, sizeof what, "tokens=%d", tokens);
@@ -227,8 +227,8 @@ bool chain_time(bench *b, chain *c, const char *suite, int tokens, double us[3],
     return true;
 }
 
-/* Every link in a graph of nothing but itself, as many calls as the chain's graph has: their times, added up. No copy
- * of the operands comes again before four times the cache went by. The chain once more beside them. */
+/* Adds up the times of the links, each in a graph that repeats it as often as the chain's graph has calls. A copy of
+ * the operands is used again only after four times the cache was read. The chain is timed again beside them. */
 static bool time_alone(bench *b, const chain *c, double us[3], double chain_us[3])
 {
     const ridge_backend *backend = b->device->backend;
@@ -257,7 +257,8 @@ static bool time_alone(bench *b, const chain *c, double us[3], double chain_us[3
     return good;
 }
 
-/* The gap: see above. Not of a chain that finds its operands in cache, where a kernel alone does not. */
+/* Reports the gap (see above), unless the chain fits into the cache: then it finds its operands there, and a repeated
+ * call with rotated copies does not. */
 static bool report_gap(bench *b, const chain *c, const char *suite, int tokens)
 {
     double alone[3], us[3];
@@ -270,21 +271,21 @@ static bool report_gap(bench *b, const chain *c, const char *suite, int tokens)
     snprintf(what, sizeof what, "tokens=%d", tokens);
     emit(b, c, suite, what, "ridge:cold", us, -1);
     emit(b, c, suite, what, "ridge:alone", alone, -1);
-    if (!b->json)
+    if (!b->sink.json)
         printf("%s tokens=%d: gap between kernels %.2f us: %.2f us each from a cold cache, %.2f us the calls, each in "
                "a graph of itself\n",
                suite, tokens, (us[0] - alone[0]) / c->links, us[0], alone[0]);
     return true;
 }
 
-/* The layer, and layers enough for a whole token. */
+/* Reports the time of the chain beside the read. */
 static bool report(bench *b, chain *c, const char *suite, int tokens)
 {
     double us[3], floor_us;
 
     if (!chain_time(b, c, suite, tokens, us, &floor_us))
         return false;
-    if (!b->json)
+    if (!b->sink.json)
         printf(
             "%s tokens=%d: %d calls, %.1f MB, %d times in a graph: %.2f us each, %.1f GB/s, %.1f %% of one read of as "
             "many bytes; %.2f us a call beyond it\n",
@@ -293,7 +294,7 @@ static bool report(bench *b, chain *c, const char *suite, int tokens)
     return report_gap(b, c, suite, tokens);
 }
 
-/* What makes a chain of consecutive lines: their group, or the number after "tokens=" or "rows=". */
+/* Consecutive lines with the same key form a chain: their group, or the number after "tokens=" or "rows=". */
 static int key_of(const suite_line *line)
 {
     const char *at = strstr(line->text, "tokens=");

@@ -1,14 +1,14 @@
-/* compare.c: `ridge compare`: what records say. Providers are compared only inside one run; two records of ridge
- * itself with --diff. */
+/* compare.c: `ridge compare`: compares ridge with the other providers of records, within one run only; with --diff two
+ * records of ridge itself. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/args.h"
+#include "tools/cli.h"
 #include "record.h"
-#include "check/check.h"
 
-/* How fast ridge is beside one provider on one op: log_sum and worst are of the provider's time / ridge's. */
+/* ridge beside one provider on one op: log_sum and worst are of the provider's time over ridge's. */
 typedef struct summary {
     const char *op, *provider, *worst_problem;
     double log_sum, worst;

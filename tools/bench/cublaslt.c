@@ -1,4 +1,5 @@
-/* cublaslt.c: cuBLASLt, opened at run time, for the matrix-rate ceilings. As a rival: cublaslt_gemm.c. */
+/* cublaslt.c: opens cuBLASLt at run time and measures its matrix rates for the ceilings. As a rival: cublaslt_gemm.c.
+ */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,7 +100,7 @@ static bool run(const ridge_device *device, product *p, int n, double *tflops)
     const ridge_backend *b = device->backend;
     double us, best = -1; /* none yet */
 
-    for (int round = 0; round < 12; round++) { /* the first rounds warm the clocks up */
+    for (int round = 0; round < 12; round++) { /* the clocks rise in the first rounds */
         if (b->mark(device, 0, p->stream))
             return false;
         for (int i = 0; i < 10; i++)

@@ -1,7 +1,7 @@
-/* cublaslt.h: the few prototypes and constants of cuBLASLt 12 and 13 that the rivals use, after NVIDIA's public
+/* cublaslt.h: the prototypes and constants of cuBLASLt 12 and 13 that are used here, after NVIDIA's public
  * documentation; no CUDA header is needed. Opened at run time. */
-#ifndef RIDGE_RIVALS_CUBLASLT_H
-#define RIDGE_RIVALS_CUBLASLT_H
+#ifndef RIDGE_CUBLASLT_H
+#define RIDGE_CUBLASLT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* cublaslt_gemm.c: cuBLASLt as a rival of gemm_fp8: the first algorithms that its heuristic names, the fastest of them.
- * Row-major D = A B^T is column-major D^T = B A^T, so that cuBLASLt's A is B here. */
+/* cublaslt_gemm.c: cuBLASLt as a rival of gemm_fp8: the fastest of the first algorithms that its heuristic names.
+ * Row-major D = A B^T is column-major D^T = B A^T, so cuBLASLt's A is B here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ enum { SCALE_SCALAR = 0, SCALE_OUTER = 3, SCALE_VEC128 = 4, SCALE_BLK128X128 = 5
 typedef struct gemm_state {
     const ridge_device *device;
     void *desc, *layout[3]; /* of its A, B and D */
-    void *scale[2];         /* tables of its own where ours do not fit its layout */
+    void *scale[2];         /* tables in its layout where ours have another */
     heuristic algorithm;
 } gemm_state;
 
@@ -57,7 +57,8 @@ static int scale_of(uint32_t mode)
                                         : SCALE_SCALAR;
 }
 
-/* Its tables of 128x128 blocks have rows of a multiple of 4; the values do not matter for the time. */
+/* Allocates a table of scales in its layout, whose rows of 128x128 blocks are a multiple of 4 long. The values do not
+ * affect the time. */
 static bool own_table(gemm_state *s, int which, const ridge_call *call, uint32_t mode)
 {
     const int64_t rows = call->dim[which ? 1 : 0], blocks = (call->dim[2] + 127) / 128;
@@ -109,7 +110,7 @@ static void gemm_close(void *state)
     free(s);
 }
 
-/* The product as cuBLASLt describes it. */
+/* Describes the product to cuBLASLt. */
 static bool describe(gemm_state *s, const ridge_call *call)
 {
     const ridge_operand *arg = call->arg;
@@ -130,7 +131,7 @@ static bool describe(gemm_state *s, const ridge_call *call)
            own_table(s, 0, call, mode_a) && own_table(s, 1, call, mode_b);
 }
 
-/* The algorithms that its heuristic names; returns how many, or -1. */
+/* Asks its heuristic for algorithms; returns how many, or -1. */
 static int ask(const gemm_state *s, heuristic list[ALGORITHMS])
 {
     lt_api *lt = &shared.lt;
@@ -146,7 +147,7 @@ static int ask(const gemm_state *s, heuristic list[ALGORITHMS])
     return good ? found : -1;
 }
 
-/* The fastest of the first algorithms. */
+/* Times the first algorithms and keeps the fastest. */
 static bool choose(gemm_state *s, const ridge_call *call, void *stream)
 {
     const ridge_backend *b = s->device->backend;
@@ -179,7 +180,7 @@ static bool choose(gemm_state *s, const ridge_call *call, void *stream)
     return best >= 0;
 }
 
-/* Padded operands: describe() gives no leading dimensions, and its scale tables have none. */
+/* NULL, or why not: describe() passes no leading dimensions, and scale tables have none, so operands must be packed. */
 static const char *why_not(const ridge_call *call)
 {
     static const int padded[] = {RIDGE_GEMM_FP8_A, RIDGE_GEMM_FP8_B, RIDGE_GEMM_FP8_D, RIDGE_GEMM_FP8_SCALE_A,

@@ -1,14 +1,14 @@
-/* decode_layer.c: `ridge bench --weights FILE --suite decode`: every matrix of a checkpoint as Q8_0 planes, one
- * q8_0_matmul each in the order of the file as one graph: the time of a token's products beside one read of as many
- * bytes. Every product is first run alone and compared with the C reference, byte for byte. Activations are random
- * codes and scales, of each matrix its own. */
+/* decode_layer.c: `ridge bench --weights FILE --suite decode`: times the matrix products of a token: every matrix of a
+ * checkpoint as Q8_0 planes, one q8_0_matmul each, in the order of the file in one graph, beside a read of the same
+ * bytes. Every product is first run by itself and compared with the C reference, byte for byte. Each has random
+ * activations of its own. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
 
-/* The case's image with the weight's planes in place of random ones. */
+/* Builds the case's image with the planes of the weight instead of random ones. */
 static bool build(const weight *w, int tokens, uint64_t seed, image *im)
 {
     char text[160];
@@ -20,35 +20,18 @@ static bool build(const weight *w, int tokens, uint64_t seed, image *im)
     return case_parse(text, &t) && image_build(&t, seed, im) && weight_planes(w, im, RIDGE_Q8_0_MATMUL_W);
 }
 
-/* One run of the row that would be picked, alone. */
-static bool same(const bench *b, const image *im, char *text, size_t size)
+/* Compares one run of the row that is picked with the C reference. */
+static bool verify(const bench *b, const image *im, char *text, size_t size)
 {
-    const ridge_backend *backend = b->device->backend;
     unsigned char *expected = malloc(im->bytes), *got = malloc(im->bytes);
-    void *memory = NULL, *stream = NULL, *workspace = NULL;
-    ridge_call call = image_call(im, im->host);
-    size_t need = 0;
-    bool good = expected && got && image_reference(im, expected) == RIDGE_OK &&
-                ridge_workspace_bytes(b->device, &call, &need) == RIDGE_OK &&
-                backend->alloc(b->device, im->bytes, &memory) == RIDGE_OK &&
-                (!need || backend->alloc(b->device, need, &workspace) == RIDGE_OK) &&
-                backend->stream_new(b->device, &stream) == RIDGE_OK &&
-                backend->upload(b->device, memory, im->host, im->bytes) == RIDGE_OK;
+    bool good = expected && got;
 
-    snprintf(text, size, "%s", good ? "" : expected && got ? ridge_error() : "out of memory");
-    if (good) {
-        call = image_call(im, memory);
-        good = ridge_run(b->device, &call, workspace, need, stream) == RIDGE_OK &&
-               backend->sync(b->device, stream) == RIDGE_OK &&
-               backend->download(b->device, got, memory, im->bytes) == RIDGE_OK;
-        good = good ? image_equal(im, expected, got, text, size) : snprintf(text, size, "%s", ridge_error()) < 0;
-    }
-    if (memory)
-        backend->release(b->device, memory);
-    if (workspace)
-        backend->release(b->device, workspace);
-    if (stream)
-        backend->stream_free(b->device, stream);
+    if (!good)
+        snprintf(text, size, "out of memory");
+    else if (image_reference(im, expected) != RIDGE_OK || !timing_run_once(b->device, im, NULL, got))
+        good = snprintf(text, size, "%s", ridge_error()) < 0;
+    else
+        good = image_equal(im, expected, got, text, size);
     free(expected);
     free(got);
     return good;
@@ -65,7 +48,7 @@ static bool add(bench *b, chain *c, const ridge_file *file, const ridge_entry *t
         good = build(&w, tokens, b->o->seed + (uint64_t)c->links, &im);
         if (!good)
             snprintf(text, sizeof text, "%s", ridge_error());
-        if (good && same(b, &im, text, sizeof text)) {
+        if (good && verify(b, &im, text, sizeof text)) {
             good = chain_add(c, &im);
         } else {
             good = false;
@@ -94,7 +77,7 @@ static bool run(bench *b, const ridge_file *file, int tokens)
         good = chain_time(b, &c, "decode", tokens, us, &floor_us);
         if (!good)
             fprintf(stderr, "ridge bench: decode tokens=%d: %s\n", tokens, ridge_error());
-        else if (!b->json)
+        else if (!b->sink.json)
             printf(
                 "decode tokens=%d: %d matrices, each verified against the C reference; %.1f MB in %.2f us, %.2f us a "
                 "token, %.1f %% of one read of as many bytes (%.2f us)\n",

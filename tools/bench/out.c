@@ -1,4 +1,4 @@
-/* out.c: see out.h. */
+/* out.c: writes a temporary file and renames it. */
 #include "out.h"
 
 #include <errno.h>
@@ -15,29 +15,29 @@ static bool say(const out_file *out, const char *why)
     return false;
 }
 
-/* Where the file really is: behind a link, its target; NULL and a message where there is none to replace. */
-static char *place_of(const out_file *out)
+/* The path with links followed; NULL and a message where a link leads nowhere. */
+static char *target_of(const out_file *out)
 {
     struct stat there;
-    char *place;
+    char *target;
 
     if (!*out->path || strcmp(out->path, "-") == 0) {
         say(out, *out->path ? "this goes to a file, not to standard output" : strerror(ENOENT));
         return NULL;
     }
     if (lstat(out->path, &there) != 0 || !S_ISLNK(there.st_mode)) {
-        place = strdup(out->path);
-        if (!place)
+        target = strdup(out->path);
+        if (!target)
             say(out, "out of memory");
-        return place;
+        return target;
     }
-    place = realpath(out->path, NULL);
-    if (!place)
+    target = realpath(out->path, NULL);
+    if (!target)
         say(out, errno == ENOENT ? "it is a link to nothing" : strerror(errno));
-    return place;
+    return target;
 }
 
-/* OpenMP's runtime ends the program where it has no memory. */
+/* Removed at exit: OpenMP's runtime ends the program when memory is short. */
 static const char *unfinished;
 
 static void drop_unfinished(void)
@@ -52,27 +52,27 @@ bool out_open(out_file *out, const char *verb, const char *path)
     bool replaces;
 
     *out = (out_file){.verb = verb, .path = path};
-    out->place = place_of(out);
-    if (!out->place)
+    out->target = target_of(out);
+    if (!out->target)
         return false;
-    replaces = stat(out->place, &there) == 0;
+    replaces = stat(out->target, &there) == 0;
     if (replaces && !S_ISREG(there.st_mode))
         say(out, S_ISDIR(there.st_mode) ? strerror(EISDIR) : "it is no regular file");
-    else if (replaces && record_is(out->place)) /* as likely as not the one that was read */
+    else if (replaces && record_is(out->target)) /* probably the one that was read */
         say(out, "it is a record");
-    else if (asprintf(&out->part, "%s.part%d", out->place, (int)getpid()) < 0)
+    else if (asprintf(&out->temporary, "%s.part%d", out->target, (int)getpid()) < 0)
         say(out, "out of memory");
-    else if ((out->to = fopen(out->part, "w")) == NULL)
+    else if ((out->to = fopen(out->temporary, "w")) == NULL)
         say(out, strerror(errno));
     if (out->to) {
         if (replaces)
-            fchmod(fileno(out->to), there.st_mode & 07777); /* as it was; not all file systems can */
-        unfinished = out->part;
+            fchmod(fileno(out->to), there.st_mode & 07777); /* keep its mode; not all file systems can */
+        unfinished = out->temporary;
         atexit(drop_unfinished);
         return true;
     }
-    free(out->part);
-    free(out->place);
+    free(out->temporary);
+    free(out->target);
     return false;
 }
 
@@ -83,14 +83,14 @@ bool out_close(out_file *out, bool good)
     errno = 0;
     written = fflush(out->to) == 0 && !ferror(out->to) && fsync(fileno(out->to)) == 0;
     written = fclose(out->to) == 0 && written;
-    if (good && written && rename(out->part, out->place) != 0)
+    if (good && written && rename(out->temporary, out->target) != 0)
         written = false;
     if (!written)
         say(out, strerror(errno));
     if (!good || !written)
-        unlink(out->part);
+        unlink(out->temporary);
     unfinished = NULL;
-    free(out->part);
-    free(out->place);
+    free(out->temporary);
+    free(out->target);
     return good && written;
 }

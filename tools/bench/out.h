@@ -1,4 +1,4 @@
-/* out.h: a file that is there whole or not at all: written beside its place, then renamed. */
+/* out.h: an output file that is complete or does not exist: a temporary file beside the target, renamed at the end. */
 #ifndef RIDGE_OUT_H
 #define RIDGE_OUT_H
 
@@ -6,15 +6,15 @@
 #include <stdio.h>
 
 typedef struct out_file {
-    const char *verb, *path; /* verb: for messages */
-    char *place, *part;      /* path with links followed; the file beside it until it is whole */
+    const char *verb, *path;  /* verb: for messages */
+    char *target, *temporary; /* target: path with links followed */
     FILE *to;
 } out_file;
 
-/* False with the reason on stderr. A path that is there and no file (a device, a folder) is refused: a rename would
- * replace it; so is a record, which these verbs read. Behind a link its target is replaced, and the link stays. */
+/* False with the reason on stderr. A path that exists and is no regular file (a device, a directory) is refused, since
+ * a rename would replace it; so is a record, which the verb reads. Of a link the target is replaced. */
 bool out_open(out_file *out, const char *verb, const char *path);
-/* Puts it in its place if `good` and everything was written, else drops it; returns whether it is there. */
+/* Renames the file to its target if `good` and everything was written, else removes it; true if it is in place. */
 bool out_close(out_file *out, bool good);
 
 #endif

@@ -1,4 +1,4 @@
-/* record.c: CSV records, in and out. */
+/* record.c: writes and reads records. */
 #include "record.h"
 
 #include <errno.h>
@@ -9,7 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-const char record_header[] =
+#include "tools/cli.h"
+
+static const char record_header[] =
     "run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,"
     "floor_us,err,peak_bytes";
 
@@ -19,31 +21,29 @@ static void text_columns(record *r, char *text[TEXTS], size_t size[TEXTS])
 {
     char *const at[TEXTS] = {r->run,   r->date, r->commit,  r->device,   r->driver,
                              r->suite, r->op,   r->problem, r->provider, r->kernel};
-    const size_t room[TEXTS] = {sizeof r->run,      sizeof r->date,  sizeof r->commit, sizeof r->device,
-                                sizeof r->driver,   sizeof r->suite, sizeof r->op,     sizeof r->problem,
-                                sizeof r->provider, sizeof r->kernel};
+    const size_t sizes[TEXTS] = {sizeof r->run,      sizeof r->date,  sizeof r->commit, sizeof r->device,
+                                 sizeof r->driver,   sizeof r->suite, sizeof r->op,     sizeof r->problem,
+                                 sizeof r->provider, sizeof r->kernel};
 
     memcpy(text, at, sizeof at);
-    memcpy(size, room, sizeof room);
+    memcpy(size, sizes, sizeof sizes);
 }
 
-void record_begin(record *r, const ridge_device *device)
+void record_begin(const record_sink *sink, record *r)
 {
     time_t now = time(NULL);
     struct tm utc;
 
     memset(r, 0, sizeof *r);
-    gmtime_r(&now, &utc);
-    strftime(r->date, sizeof r->date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    strftime(r->run, sizeof r->run, "%Y%m%dT%H%M%S", &utc);
-    snprintf(r->run + strlen(r->run), sizeof r->run - strlen(r->run), "-%d", (int)getpid());
+    strftime(r->date, sizeof r->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    snprintf(r->run, sizeof r->run, "%s", sink->run);
     snprintf(r->commit, sizeof r->commit, "%s", RIDGE_COMMIT);
-    snprintf(r->device, sizeof r->device, "%s", device->name);
-    snprintf(r->driver, sizeof r->driver, "%s", device->driver);
+    snprintf(r->device, sizeof r->device, "%s", sink->device->name);
+    snprintf(r->driver, sizeof r->driver, "%s", sink->device->driver);
     r->us = r->us_p20 = r->us_p80 = r->tflops = r->gbps = r->floor_us = r->err = r->peak_bytes = -1;
 }
 
-void record_write(FILE *to, const record *r)
+static void write_line(FILE *to, const record *r)
 {
     record copy = *r;
     const double number[NUMBERS] = {r->us,   r->us_p20,   r->us_p80, r->tflops,
@@ -53,7 +53,7 @@ void record_write(FILE *to, const record *r)
 
     text_columns(&copy, text, size);
     for (int i = 0; i < TEXTS; i++) {
-        for (char *c = text[i]; *c; c++) /* no column may hold what separates columns */
+        for (char *c = text[i]; *c; c++) /* no text may hold a separator of the CSV */
             if (*c == ',' || *c == '\n' || *c == '"')
                 *c = ' ';
         fprintf(to, "%s%s", i ? "," : "", text[i]);
@@ -66,7 +66,7 @@ void record_write(FILE *to, const record *r)
     fputc('\n', to);
 }
 
-/* 0: none yet (or no file that could be looked into), 1: there, -1: something else is. */
+/* 0: no file, an empty one, or no regular file; 1: it begins with the header; -1: with something else. */
 static int header_in(const char *file)
 {
     char first[sizeof record_header] = "";
@@ -88,7 +88,7 @@ bool record_is(const char *file)
     return header_in(file) == 1;
 }
 
-/* Its last line was cut, by a full disk or a signal. */
+/* The last line lacks its end: a full disk or a signal cut it. */
 static bool is_cut(const char *file)
 {
     FILE *from = fopen(file, "r");
@@ -99,7 +99,8 @@ static bool is_cut(const char *file)
     return cut;
 }
 
-FILE *record_open(const char *file)
+/* NULL with the reason on stderr. */
+static FILE *open_csv(const char *file)
 {
     const int header = header_in(file);
     const bool cut = header == 1 && is_cut(file);
@@ -115,21 +116,62 @@ FILE *record_open(const char *file)
     else if (!header)
         fprintf(to, "%s\n", record_header);
     else if (cut)
-        fputc('\n', to); /* that line stays lost, but not the next one with it */
+        fputc('\n', to); /* the cut line stays lost, but the next one does not join it */
     return to;
 }
 
-bool record_close(FILE *to, const char *file)
+bool record_open(record_sink *sink, const ridge_device *device, const char *file, bool json)
 {
-    bool good = fflush(to) == 0 && !ferror(to);
+    time_t now = time(NULL);
+    struct tm utc;
 
-    good = fclose(to) == 0 && good;
-    if (!good)
-        fprintf(stderr, "ridge: cannot write %s: %s\n", file, strerror(errno));
-    return good;
+    *sink = (record_sink){.device = device, .file = file, .json = json ? json_array() : NULL};
+    strftime(sink->run, sizeof sink->run, "%Y%m%dT%H%M%S", gmtime_r(&now, &utc));
+    snprintf(sink->run + strlen(sink->run), sizeof sink->run - strlen(sink->run), "-%d", (int)getpid());
+    sink->csv = file ? open_csv(file) : NULL;
+    return !file || sink->csv;
 }
 
-/* One line into r; returns NULL or what is wrong. */
+void record_emit(record_sink *sink, const record *r)
+{
+    if (sink->csv) {
+        write_line(sink->csv, r);
+        fflush(sink->csv);
+    }
+    if (sink->json)
+        json_array_append_new(sink->json,
+                              json_pack("{s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "suite", r->suite,
+                                        "op", r->op, "problem", r->problem, "provider", r->provider, "kernel",
+                                        r->kernel, "us", r->us, "us_p20", r->us_p20, "us_p80", r->us_p80, "tflops",
+                                        r->tflops, "gbps", r->gbps, "floor_us", r->floor_us));
+}
+
+bool record_close(record_sink *sink)
+{
+    const bool printed = !sink->json || print_json(sink->json);
+    bool written = true;
+
+    if (sink->csv) {
+        written = fflush(sink->csv) == 0 && !ferror(sink->csv);
+        written = fclose(sink->csv) == 0 && written;
+    }
+    if (!written)
+        fprintf(stderr, "ridge: cannot write %s: %s\n", sink->file, strerror(errno));
+    return printed && written;
+}
+
+/* Records from before 0.2 call the field weights_const settled. */
+static void rename_settled(char *problem, size_t size)
+{
+    char *at = strstr(problem, "settled=1"), rest[256];
+
+    if (at && (at == problem || at[-1] == ' ')) {
+        snprintf(rest, sizeof rest, "%s", at + strlen("settled=1"));
+        snprintf(at, size - (size_t)(at - problem), "weights_const=1%s", rest);
+    }
+}
+
+/* Parses one line into r; returns NULL or what is wrong with it. */
 static const char *read_line(char *line, record *r)
 {
     double *const number[NUMBERS] = {&r->us,   &r->us_p20,   &r->us_p80, &r->tflops,
@@ -150,9 +192,10 @@ static const char *read_line(char *line, record *r)
         *number[i - TEXTS] = *column ? strtod(column, &end) : -1;
         if (*column && (*end || isinf(*number[i - TEXTS])))
             return "a figure is not a number";
-        if (isnan(*number[i - TEXTS])) /* as some programs write what they have not measured */
+        if (isnan(*number[i - TEXTS])) /* some programs write NaN for what they have not measured */
             *number[i - TEXTS] = -1;
     }
+    rename_settled(r->problem, sizeof r->problem);
     return at ? "too many columns" : NULL;
 }
 

@@ -1,6 +1,6 @@
-/* timing.c: how long a call takes when its operands are not in cache. On CUDA a graph holds one call per copy of the
- * operands and is replayed; on the CPU the calls run one after another. Every round times every candidate once, so that
- * drifting clocks hit all alike. */
+/* timing.c: measures how long a call takes when its operands are not in the cache. On CUDA a graph holds one call per
+ * copy of the operands and is replayed; on the CPU the calls run one after another. Every round times every candidate
+ * once, so that drifting clocks affect all alike. */
 #include "timing.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
     const ridge_backend *b = device->backend;
     const bool weights_const = r->weights_const;
     const int times = r->times ? r->times : USUAL_TIMES, most = MOST_COPIES * ((times + USUAL_TIMES - 1) / USUAL_TIMES);
-    size_t cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), room;
+    size_t cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), most_bytes;
     bool good = true;
 
     memset(r, 0, sizeof *r);
@@ -26,11 +26,11 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
     r->im = im;
     r->pitch = (im->bytes + 255) / 256 * 256;
     r->copies = (int)(cache / r->pitch) + 1;
-    if (r->copies < 2 && r->pitch < 8 * cache) /* larger ones are out of cache anyway when they come round again */
+    if (r->copies < 2 && r->pitch < 8 * cache) /* one larger copy evicts itself */
         r->copies = 2;
     r->copies = r->copies > most ? most : r->copies;
-    room = (size_t)(0.3 * (double)device->memory_bytes);
-    while (r->copies > 1 && (size_t)r->copies * r->pitch > room)
+    most_bytes = (size_t)(0.3 * (double)device->memory_bytes);
+    while (r->copies > 1 && (size_t)r->copies * r->pitch > most_bytes)
         r->copies--;
     r->workspace_bytes = workspace_bytes;
     good = b->stream_new(device, &r->stream) == RIDGE_OK &&
@@ -72,7 +72,7 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
     if (!c->kernel && c->read)
         return r->device->backend->stream_read(r->device, c->variant, scratch,
                                                (size_t)ridge_problem_bytes(&r->im->call) / 16 * 16, r->stream);
-    if (half > r->pitch / 2) /* an operand that is read and written counts twice but is there once */
+    if (half > r->pitch / 2) /* an operand that is read and written counts twice but is stored once */
         half = r->pitch / 32 * 16;
     if (!c->kernel)
         return r->device->backend->stream_copy(r->device, c->variant, scratch + half, scratch, half, r->stream);
@@ -83,7 +83,7 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
     return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
 }
 
-/* One candidate, a call for each copy of the operands. */
+/* One candidate, to be called once for each copy of the operands. */
 typedef struct round_of {
     const rotation *r;
     const candidate *c;
@@ -160,6 +160,33 @@ void timing_warm(rotation *r, double for_seconds)
 
     while (seconds() - start < for_seconds && time_once(r, &copy, &us) == RIDGE_OK)
         ;
+}
+
+bool timing_run_once(const ridge_device *device, const image *im, const ridge_kernel *kernel, unsigned char *got)
+{
+    const ridge_backend *b = device->backend;
+    const candidate row = {.kernel = kernel};
+    void *memory = NULL, *stream = NULL, *workspace = NULL;
+    ridge_call call = image_call(im, im->host);
+    size_t need = kernel ? timing_workspace(device, &call, &row, 1) : 0;
+    bool good =
+        (kernel || ridge_workspace_bytes(device, &call, &need) == RIDGE_OK) &&
+        b->alloc(device, im->bytes, &memory) == RIDGE_OK && (!need || b->alloc(device, need, &workspace) == RIDGE_OK) &&
+        b->stream_new(device, &stream) == RIDGE_OK && b->upload(device, memory, im->host, im->bytes) == RIDGE_OK;
+
+    if (good) {
+        call = image_call(im, memory);
+        call.kernel = kernel ? kernel->name : NULL;
+        good = ridge_run(device, &call, workspace, need, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
+               b->download(device, got, memory, im->bytes) == RIDGE_OK;
+    }
+    if (memory)
+        b->release(device, memory);
+    if (workspace)
+        b->release(device, workspace);
+    if (stream)
+        b->stream_free(device, stream);
+    return good;
 }
 
 size_t timing_workspace(const ridge_device *device, const ridge_call *call, const candidate *list, int count)

@@ -1,4 +1,4 @@
-/* timing.h: candidates on rotated operands, interleaved. */
+/* timing.h: times candidates, interleaved, on operands that are not in the cache. */
 #ifndef RIDGE_TIMING_H
 #define RIDGE_TIMING_H
 
@@ -11,7 +11,8 @@ enum { TIMING_ROUNDS = 11, TIMING_CANDIDATES = 64 };
 typedef struct rival {
     const char *name;
     uint32_t op;
-    /* What run and close take; NULL and the reason where it cannot do this call. The operands are there. */
+    /* Returns the state that run and close take; NULL and the reason where it cannot do this call. The operands are on
+     * the device. */
     void *(*open)(const ridge_device *device, const ridge_call *call, void *stream, char *why, size_t size);
     ridge_status (*run)(void *state, const ridge_call *call, void *stream); /* can be captured */
     void (*close)(void *state);
@@ -20,7 +21,7 @@ typedef struct rival {
 const rival *rival_at(int index); /* NULL after the last */
 
 typedef struct candidate {
-    const ridge_kernel *kernel; /* NULL: a rival, or a copy, or a read, of the same total bytes */
+    const ridge_kernel *kernel; /* NULL: a rival, or a copy or a read of the same total bytes */
     const rival *rival;
     void *state; /* of the rival */
     int variant; /* of the copy or read */
@@ -30,28 +31,33 @@ typedef struct candidate {
     double us, us_p20, us_p80;
 } candidate;
 
-/* Copies of one image on a device: enough of them that the last-level cache holds none when it is its turn. */
+/* Copies of one image on a device, which the calls use one after another: so many that a copy has left the last-level
+ * cache before it is used again. */
 typedef struct rotation {
     const ridge_device *device;
     const image *im;
-    unsigned char *memory, *scratch; /* scratch: what the copies copy */
+    unsigned char *memory, *scratch; /* scratch: operands of copies and reads */
     void *workspace, *stream;
     size_t workspace_bytes, pitch;
     int copies;
-    int times;          /* their bytes over the cache's; 0: the usual 4 */
-    int rounds;         /* timed: fewer where a round takes long */
+    int times;          /* bytes of all copies, in sizes of the cache; 0: 4 */
+    int rounds;         /* that are timed: fewer where a round takes long */
     bool weights_const; /* calls carry RIDGE_WEIGHTS_CONST */
 } rotation;
 
 /* False with ridge_error(); rotation_free in any case. */
 bool rotation_build(const ridge_device *device, const image *im, size_t workspace_bytes, rotation *r);
 void rotation_free(rotation *r);
-/* Times all candidates, round by round in turn, and sorts out medians and percentiles. False with ridge_error(). */
+/* Times all candidates once in every round and computes median and percentiles. False with ridge_error(). */
 bool timing_run(rotation *r, candidate *list, int count);
-/* Keeps the clocks up for about this long. */
+/* Copies for about this long, so that the clocks rise. */
 void timing_warm(rotation *r, double for_seconds);
 
-/* The workspace of the candidate that wants most; candidates without a kernel (copies) want none. */
+/* Runs a call once on a device copy of the image and downloads that to `got`; kernel NULL: the row that is picked.
+ * False with ridge_error(). */
+bool timing_run_once(const ridge_device *device, const image *im, const ridge_kernel *kernel, unsigned char *got);
+
+/* The largest workspace of the candidates; those without a kernel (copies, reads, rivals) need none. */
 size_t timing_workspace(const ridge_device *device, const ridge_call *call, const candidate *list, int count);
 
 #endif

@@ -1,11 +1,12 @@
-/* tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A
- * challenger must beat the cost model's choice by more than 1.5 % and more than the noise; ties stay with that default,
- * so that near-ties do not flip from run to run. */
+/* tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A challenger
+ * must beat the cost model's pick by more than 1.5 % and by more than the noise, so that near-ties keep the default and
+ * do not flip from run to run. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "tools/args.h"
+#include "tools/cli.h"
 #include "out.h"
 #include "record.h"
 #include "timing.h"
@@ -16,62 +17,49 @@ typedef struct options {
     bool quiet;
 } options;
 
-/* True if the row gives the reference's bits (or stays within the bound) on a few rows of the problem; also where it
- * does not run on so few. Else why. */
-static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel, test_case c, char *why, size_t size)
+/* The case with few rows, in the same range of batch invariance; of gemm_fp8, whose reference is slow, n and k shrink
+ * too. */
+static test_case shrink(test_case c)
 {
-    const ridge_backend *b = device->backend;
+    const int64_t split = ridge_op_at(c.call.op)->invariant_split;
+    const int64_t rows = split && c.call.dim[0] > split ? split + 4 : 4;
+
+    c.call.dim[0] = c.call.dim[0] < rows ? c.call.dim[0] : rows;
+    for (int i = 1; i < 3 && c.call.op == RIDGE_GEMM_FP8; i++)
+        c.call.dim[i] = c.call.dim[i] > 2048 ? 1024 + c.call.dim[i] % 1024 : c.call.dim[i];
+    return c;
+}
+
+/* True if the row keeps its contract on a few rows of the problem, or does not run on so few (too few tiles to split,
+ * say; `ridge test` covers it at other sizes). Else the reason. */
+static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel, const test_case *full, char *why,
+                         size_t size)
+{
+    const test_case c = shrink(*full);
     unsigned char *expected, *got;
-    void *memory = NULL, *stream = NULL, *workspace = NULL;
-    const candidate row = {.kernel = kernel};
     ridge_problem problem;
     ridge_call call;
-    int64_t few;
-    size_t bytes = 0;
     image im;
     bool good;
 
-    few = ridge_op_at(c.call.op)->invariant_split;
-    few = few && c.call.dim[0] > few ? few + 4 : 4; /* in the same range of dim[0] */
-    c.call.dim[0] = c.call.dim[0] < few ? c.call.dim[0] : few;
-    for (int i = 1; i < 3 && c.call.op == RIDGE_GEMM_FP8; i++) /* the reference is slow */
-        c.call.dim[i] = c.call.dim[i] > 2048 ? 1024 + c.call.dim[i] % 1024 : c.call.dim[i];
     if (case_problem(&c, &call, &problem) && ridge_why_not(device, kernel, &problem))
-        return true; /* too few tiles to share, for one: `ridge test` has it at sizes of its own */
+        return true;
     snprintf(why, size, "out of memory");
     if (!image_build(&c, 5, &im))
         return false;
     expected = malloc(im.bytes);
     got = malloc(im.bytes);
-    ridge_fail(RIDGE_ERR_DEVICE, "%s", why);
-    good = expected && got && image_reference(&im, expected) == RIDGE_OK &&
-           b->alloc(device, im.bytes, &memory) == RIDGE_OK && b->stream_new(device, &stream) == RIDGE_OK &&
-           b->upload(device, memory, im.host, im.bytes) == RIDGE_OK;
-    call = image_call(&im, memory);
-    bytes = timing_workspace(device, &call, &row, 1);
-    good = good && (!bytes || b->alloc(device, bytes, &workspace) == RIDGE_OK);
-    if (good) {
-        call.kernel = kernel->name;
-        good = ridge_run(device, &call, workspace, bytes, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
-               b->download(device, got, memory, im.bytes) == RIDGE_OK;
-    }
-    if (good)
-        good = image_judge(&im, kernel, expected, got, why, size);
-    else
-        snprintf(why, size, "%s", ridge_error());
-    if (memory)
-        b->release(device, memory);
-    if (workspace)
-        b->release(device, workspace);
-    if (stream)
-        b->stream_free(device, stream);
+    good = expected && got;
+    if (good && (image_reference(&im, expected) != RIDGE_OK || !timing_run_once(device, &im, kernel, got)))
+        good = snprintf(why, size, "%s", ridge_error()) < 0;
+    good = good && image_judge(&im, kernel, expected, got, why, size);
     free(expected);
     free(got);
     image_free(&im);
     return good;
 }
 
-/* What is picked without tuning files and pins. */
+/* The row that is picked without tuning files and pins. */
 static const ridge_kernel *untuned(const ridge_device *device, const ridge_call *call, const ridge_problem *problem)
 {
     ridge_device bare = *device;
@@ -83,8 +71,8 @@ static const ridge_kernel *untuned(const ridge_device *device, const ridge_call 
     return ridge_choose(&bare, call->kernel, problem, SIZE_MAX, &kernel, &because) ? NULL : kernel;
 }
 
-/* The rows that can run, the cost model's choice first. Not those that it puts beyond twice that, nor fallbacks where
- * other rows run: a choice must not change a result's bits. */
+/* The rows to time, the cost model's pick first. Left out are rows that the model expects to take more than twice as
+ * long, and fallbacks where other rows run: tuning must not change a result's bits. */
 static int candidates(const ridge_device *device, const test_case *c, const ridge_call *call, candidate *list)
 {
     ridge_bound bound;
@@ -96,7 +84,7 @@ static int candidates(const ridge_device *device, const test_case *c, const ridg
     if (ridge_validate(call, &bound) || !(first = untuned(device, call, &bound.problem)))
         return 0;
     least = first->cost ? first->cost(device, first, &bound.problem) : 0;
-    if (!row_is_right(device, first, *c, why, sizeof why)) {
+    if (!row_is_right(device, first, c, why, sizeof why)) {
         ridge_fail(RIDGE_ERR_DEVICE, "%s, which is picked, fails: %s", first->name, why);
         return 0;
     }
@@ -109,7 +97,7 @@ static int candidates(const ridge_device *device, const test_case *c, const ridg
             (row->contract & RIDGE_FALLBACK) > (first->contract & RIDGE_FALLBACK) ||
             (row->cost && row->cost(device, row, &bound.problem) > 2 * least))
             continue;
-        if (row_is_right(device, row, *c, why, sizeof why))
+        if (row_is_right(device, row, c, why, sizeof why))
             list[count++].kernel = row;
         else
             fprintf(stderr, "ridge tune: %s is left out: %s\n", row->name, why);
@@ -143,11 +131,10 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     candidate list[TIMING_CANDIDATES] = {{0}};
     test_case c;
     rotation r = {.device = device};
+    ridge_problem problem;
     ridge_call call;
-    ridge_bound bound;
     image im;
     int count, won = 0;
-    size_t most = 0;
     bool good;
 
     if (!case_parse(line, &c)) /* which has said why */
@@ -156,7 +143,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
         ridge_fail(RIDGE_ERR_ARG, "strict=1 has no place in a tuning file");
         return -1;
     }
-    if (!case_problem(&c, &call, &bound.problem) || !case_fits(device, &c, 1, 2))
+    if (!case_problem(&c, &call, &problem) || !case_fits(device, &c, 1, 2))
         return -1;
     if (!image_build_to_time(&c, 1, &im)) {
         ridge_fail(RIDGE_ERR_DEVICE, "no memory for its operands");
@@ -164,14 +151,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     }
     call = image_call(&im, im.host);
     count = candidates(device, &c, &call, list);
-    if (count > 0 && ridge_validate(&call, &bound) == RIDGE_OK)
-        for (int i = 0; i < count; i++) {
-            const size_t bytes =
-                list[i].kernel->workspace ? list[i].kernel->workspace(device, list[i].kernel, &bound.problem) : 0;
-
-            most = bytes > most ? bytes : most;
-        }
-    good = count > 0 && rotation_build(device, &im, most, &r);
+    good = count > 0 && rotation_build(device, &im, timing_workspace(device, &call, list, count), &r);
     if (good) {
         timing_warm(&r, 0.1);
         good = timing_run(&r, list, count);
@@ -183,7 +163,7 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     return good ? won : -1;
 }
 
-/* The problem of record `first`, if no later run has it too: its rows in that run, the default first. As tune_one. */
+/* The problem of line `first`, unless a later run has it too: its rows in that run, the default first. As tune_one. */
 static int tune_record(const ridge_device *device, const record *at, int first, int count, FILE *to)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
@@ -198,7 +178,7 @@ static int tune_record(const ridge_device *device, const record *at, int first, 
         if ((i < first) == (strcmp(at[i].run, at[first].run) == 0) && i != first &&
             strcmp(at[i].op, at[first].op) == 0 && strcmp(at[i].problem, at[first].problem) == 0 &&
             strcmp(at[i].provider, "ridge") == 0)
-            return 0; /* seen already, or a later run follows */
+            return 0; /* done already, or a later run follows */
     snprintf(line, sizeof line, "%s %s", at[first].op, at[first].problem);
     if (!case_parse(line, &c)) /* which has said why */
         return -2;
@@ -216,7 +196,7 @@ static int tune_record(const ridge_device *device, const record *at, int first, 
         *to_fill = (candidate){.kernel = row, .us = at[i].us, .us_p20 = at[i].us_p20, .us_p80 = at[i].us_p80};
         found += to_fill == &list[found];
     }
-    return list[0].kernel ? write_winner(&call, list, found, to) : 0; /* the default was not timed: it stays */
+    return list[0].kernel ? write_winner(&call, list, found, to) : 0; /* the default was not timed: keep it */
 }
 
 static bool tune_from(const options *o, const ridge_device *device, FILE *to)
@@ -228,7 +208,7 @@ static bool tune_from(const options *o, const ridge_device *device, FILE *to)
     for (int i = 0; i < count && good; i++) {
         if (strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, "chain") == 0 ||
             strstr(at[i].problem, " weights_const=1") || strstr(at[i].problem, " strict=1"))
-            continue; /* a tuned line is asked whatever the flags of a call */
+            continue; /* a tuned line counts for calls with any flags */
         if (strcmp(at[i].device, device->name) != 0 && strncmp(device->name, "model", 5) != 0) {
             fprintf(stderr, "ridge tune: %s: measured on %s, this is %s\n", o->from, at[i].device, device->name);
             free(at);
@@ -246,7 +226,7 @@ static bool tune_from(const options *o, const ridge_device *device, FILE *to)
     return good;
 }
 
-/* Suites name some problems twice: layers of models that are alike. */
+/* Suites list some problems twice: layers that several models share. */
 static bool came_before(const char *suite, int index, const char *text)
 {
     char now[320];

@@ -1,5 +1,5 @@
-/* weight_ops.c: the ops that `ridge bench --weights` runs, as a table: what each takes of a weight, and what a
- * part of the weight's rows, or of the tokens, decides of its result, so that large results are verified by parts. */
+/* weight_ops.c: the ops that `ridge bench --weights` runs, as a table: how each takes a weight, and which part of the
+ * operands belongs to a range of the weight's rows, or of the tokens, so that large results are verified by parts. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,19 +7,19 @@
 #include "bench.h"
 
 enum { BAND = 128, BAND_TOKENS = 4, WHOLE_MOST = 24 << 20 };
-static const double WHOLE_FLOP = 1e9, MOST_FLOP = 8e9; /* of the C reference: about a second, and what is too long */
+static const double WHOLE_FLOP = 1e9, MOST_FLOP = 8e9; /* of the C reference: about a second, and too long */
 
-/* What of an operand belongs to a part of the rows: the same rows or columns, or one for every 128 of them. */
+/* What belongs to a range of rows in an operand: the same rows or columns, or one for every 128 of them. */
 typedef enum part { PART_ALL, PART_ROWS, PART_ROWS_128, PART_COLUMNS, PART_COLUMNS_128 } part;
 
 struct weight_op {
-    const char *problem; /* N x K: the weight */
+    const char *problem; /* N x K is the weight */
     weight_use use;
     enum { AS_BF16, AS_BLOCKS, AS_PLANES, AS_FP8, AS_NOTHING } form;
-    int arg;  /* the operand that the weight goes to; its scales, or planes of scales, to the next one */
+    int arg;  /* the operand that the weight becomes; its scales become the next one */
     int step; /* K is a multiple of this */
     enum { BY_ROWS, BY_TOKENS, WHOLE } verified;
-    part part[RIDGE_MAX_ARGS]; /* PART_ALL of an output: not decided by a part of the rows */
+    part part[RIDGE_MAX_ARGS]; /* PART_ALL of an output: not compared by parts */
 };
 
 #define PART_PLANES(ARG) [ARG] = PART_ROWS, [ARG + 1] = PART_ROWS
@@ -126,7 +126,7 @@ weight_use weight_op_use(const weight_op *op)
     return op->use;
 }
 
-/* The problem's text with n for N and k for K; tokens above 0 in the place of the table's. */
+/* The problem's text with n for N and k for K; tokens, if above 0, replaces the table's. */
 static void expand(const weight_op *op, int64_t n, int64_t k, int64_t tokens, char *text, size_t size)
 {
     size_t at = 0;
@@ -206,7 +206,7 @@ bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uin
 
 /* ----------------------------------------------------------------------------------------------------- verification */
 
-/* The part's elements of an operand, from the image `from` of the whole to that of the part. */
+/* Copies the part's elements of an operand from the image of the whole to that of the part. */
 static void take(const image *im, const unsigned char *from, const image *band, unsigned char *to, int arg, part p,
                  int64_t begin)
 {
@@ -251,7 +251,7 @@ static bool verify_band(const weight_op *op, const image *im, const ridge_kernel
     return good;
 }
 
-/* Rows (or tokens) [begin, begin + rows) alone. */
+/* Verifies rows (or tokens) [begin, begin + rows). */
 static bool verify_part(const weight_op *op, const image *im, const ridge_kernel *kernel, const unsigned char *got,
                         int64_t n, int64_t k, int64_t begin, int64_t rows, char *text, size_t size)
 {

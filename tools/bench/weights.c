@@ -1,7 +1,6 @@
-/* weights.c: `ridge bench --weights FILE`: the ops (weight_ops.c) on the tensors of a checkpoint, as bf16,
- * each result against the C reference. Of tensors of the same shape one is taken; a layer's gate comes with its up; the
- * output matrix, or the embedding that is tied to it, is the W of linear cross entropy. Activations are N(0,1) from the
- * seed. */
+/* weights.c: `ridge bench --weights FILE`: runs the ops of weight_ops.c on the tensors of a checkpoint, as bf16, and
+ * compares each result with the C reference. One tensor of each shape is taken; a layer's gate comes with its up; the
+ * output matrix, or the embedding that is tied to it, is the W of linear cross entropy. Activations are N(0,1). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,12 +25,12 @@ void weight_free(weight *w)
 static void to_bf16(const ridge_entry *t, const unsigned char *raw, uint16_t *to)
 {
     const ridge_type_info *info = ridge_type_query(t->type);
-    enum { SPAN = 4096 };
+    enum { CHUNK = 4096 };
 
 #pragma omp parallel for schedule(static)
-    for (int64_t at = 0; at < t->elements; at += SPAN) {
-        int64_t n = t->elements - at < SPAN ? t->elements - at : SPAN;
-        float f[SPAN];
+    for (int64_t at = 0; at < t->elements; at += CHUNK) {
+        int64_t n = t->elements - at < CHUNK ? t->elements - at : CHUNK;
+        float f[CHUNK];
 
         ridge_dequantize(t->type, raw + at / info->block * info->bytes, n, f);
         for (int64_t i = 0; i < n; i++)
@@ -39,7 +38,7 @@ static void to_bf16(const ridge_entry *t, const unsigned char *raw, uint16_t *to
     }
 }
 
-/* The file's own blocks where it has them. */
+/* Takes the file's own blocks where it has them. */
 static bool to_q8_0(weight *w, const unsigned char *raw)
 {
     size_t bytes = (size_t)(w->rows * w->cols / 32 * 34);
@@ -101,7 +100,7 @@ static bool can_run(const bench *b, const weight_op *op, const test_case *c)
 
     if (!weight_op_is_verifiable(op, c))
         fprintf(stderr, "ridge bench: %s: left out: the C reference would take minutes\n", name);
-    else if (!case_fits(b->device, c, weight_op_images(op), 3)) /* some tens of MB more of a small one */
+    else if (!case_fits(b->device, c, weight_op_images(op), 3)) /* a small one takes some tens of MB more */
         fprintf(stderr, "ridge bench: %s: left out: %s\n", name, ridge_error());
     else
         return true;
@@ -130,7 +129,7 @@ static void run_op(bench *b, const weight_op *op, const weight *w, const weight 
 
 static bool is_fp8(uint32_t type)
 {
-    return type == RIDGE_TYPE_F8_E4M3 || type == RIDGE_TYPE_F8_E5M2; /* nothing without their scales */
+    return type == RIDGE_TYPE_F8_E4M3 || type == RIDGE_TYPE_F8_E5M2; /* meaningless without their scales */
 }
 
 bool is_weight(const ridge_entry *t)
@@ -144,7 +143,7 @@ static bool same_shape(const ridge_entry *a, const ridge_entry *b)
     return a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
 }
 
-/* How many weights have this one's shape; *first: none before it does. */
+/* Counts the weights of this one's shape; *first: none of them comes before it. */
 static int64_t of_shape(const ridge_file *file, int64_t index, bool *first)
 {
     int64_t count = 0;
@@ -161,7 +160,7 @@ static int64_t of_shape(const ridge_file *file, int64_t index, bool *first)
     return count;
 }
 
-/* The up of a gate, by the names of Llama-family checkpoints and GGUF; NULL: this is no gate, or there is none. */
+/* The up of a gate, by the names of Llama-family checkpoints and GGUF; NULL: this is no gate, or it has none. */
 static const ridge_entry *up_of(const ridge_file *file, const ridge_entry *gate)
 {
     static const char *const pair[][2] = {{"ffn_gate.", "ffn_up."}, {"gate_proj.", "up_proj."}};
@@ -182,7 +181,7 @@ static const ridge_entry *up_of(const ridge_file *file, const ridge_entry *gate)
     return NULL;
 }
 
-/* One gate of each shape is enough, --all or not: what it runs on are activations of its width, and its own weights. */
+/* One gate of each shape is enough, also with --all. */
 static bool first_gate(const ridge_file *file, int64_t index)
 {
     const ridge_entry *gate = ridge_file_tensor(file, index);
@@ -198,7 +197,7 @@ static bool first_gate(const ridge_file *file, int64_t index)
     return true;
 }
 
-/* The output matrix, or the embedding where none is there. */
+/* True for the output matrix, or the embedding where the file has none. */
 static bool is_head(const ridge_file *file, const ridge_entry *t)
 {
     static const char *const name[] = {"output.weight", "lm_head.weight", "token_embd.weight",
@@ -238,7 +237,7 @@ static void run_tensor(bench *b, const ridge_file *file, int64_t index, tally *s
         sum->ran++;
         sum->failed++;
     } else {
-        if (!b->json)
+        if (!b->sink.json)
             printf("%s [%" PRId64 ", %" PRId64 "] %s, %" PRId64 " of this shape%s%s\n", t->name, w.rows, w.cols,
                    ridge_type_query(t->type)->name, count, use[USE_GATE] ? ", with its up" : "",
                    use[USE_HEAD] ? ", the output matrix" : "");
@@ -263,7 +262,7 @@ bool bench_weights(bench *b)
     ridge_file_close(file);
     if (!sum.ran && !sum.skipped)
         return fail(b->o->weights, "there is no 2-D tensor to run (FP8 ones are left out)");
-    if (!b->json)
+    if (!b->sink.json)
         printf("%d problems: %d verified against the C reference, %d failed, %d left out\n", sum.ran + sum.skipped,
                sum.ran - sum.failed, sum.failed, sum.skipped);
     return sum.failed == 0;

@@ -1,14 +1,11 @@
-/* cmd.c: `ridge quantize`: a checkpoint into FP8, Q8_0, bf16 or f16. Options, the plan as a table, the
- * summary; ops/quantize_fp8/cpu.h lists the parts. */
+/* cmd.c: `ridge quantize`: converts a checkpoint to FP8, Q8_0, bf16 or f16. Here are the options, signals, and the
+ * summary; quantize.h lists the other parts. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/args.h"
 #include "quantize.h"
-
-volatile sig_atomic_t quantize_stop;
 
 /* False with the reason on stderr. */
 static bool find_format(const char *name, quantize_to *to)
@@ -39,9 +36,9 @@ static void catch_signals(void)
 
 /* ---------------------------------------------------------------------------------------------------------- summary */
 
-/* What the errors of the quantised tensors come to. */
+/* The errors of all quantised tensors. */
 typedef struct overview {
-    double mean; /* of the tensors' SNR in dB, those without error left out */
+    double mean; /* of the tensors' SNR in dB; tensors without any error are left out */
     const plan_tensor *worst;
     int64_t measured, not_finite;
 } overview;
@@ -190,7 +187,7 @@ static int convert(plan *p)
     return status;
 }
 
-/* What the user should know before the result meets other programs. */
+/* Warns of what other programs will make of the result. */
 static void advise(const plan *p)
 {
     int64_t ragged = 0;

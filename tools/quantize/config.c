@@ -1,4 +1,4 @@
-/* config.c: the JSON beside the weights: the index of the shards, and config.json with what loaders need to
+/* config.c: writes the JSON files beside the weights: the index of the shards, and config.json with what loaders must
  * know about the quantisation. */
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +8,17 @@
 
 #include "quantize.h"
 
-/* New, whole and synced, or not there. */
+char *path_join(const char *folder, const char *name)
+{
+    char *path;
+
+    if (asprintf(&path, "%s/%s", folder, name) >= 0)
+        return path;
+    fprintf(stderr, "ridge quantize: out of memory\n");
+    return NULL;
+}
+
+/* Writes a new file, complete and synced, or none. */
 static bool write_json(const char *path, json_t *json)
 {
     FILE *to = fopen(path, "wx");
@@ -45,8 +55,8 @@ bool config_index(const plan *p, const char *folder)
     return good;
 }
 
-/* Names of linear layers that were not quantised, as loaders call modules. The head is named even where it is not in
- * the file: tied to the embedding, it must not be taken for FP8. */
+/* The modules, as loaders name them, of linear layers that were not quantised. The head is listed even where the file
+ * does not have it: tied to the embedding, it must not be taken for FP8. */
 static json_t *kept_modules(const plan *p)
 {
     json_t *list = json_array();
@@ -65,11 +75,11 @@ static json_t *kept_modules(const plan *p)
     return list;
 }
 
-/* fp8-block128: what DeepSeek's checkpoints have. fp8-row: compressed-tensors' description of FP8 weights per output
- * channel with activations quantised per token. */
+/* fp8-block128: the fields of DeepSeek's checkpoints. fp8-row: compressed-tensors' description of FP8 weights with a
+ * scale per output channel and activations quantised per token. */
 static json_t *quantization_config(const plan *p)
 {
-    if (p->o->to == TO_FP8_BLOCK128) /* the layers under both names that loaders have given the list */
+    if (p->o->to == TO_FP8_BLOCK128) /* loaders know the list under two names */
         return json_pack("{s:s, s:s, s:s, s:[i,i], s:o, s:o}", "activation_scheme", "dynamic", "fmt", "e4m3",
                          "quant_method", "fp8", "weight_block_size", 128, 128, "modules_to_not_convert",
                          kept_modules(p), "ignored_layers", kept_modules(p));
@@ -105,7 +115,7 @@ static json_t *load_config(const plan *p, bool *broken)
     return config;
 }
 
-/* Weights in another 16-bit type: the type that loaders take by default follows. */
+/* Changes a dtype that the configuration has: loaders take it as the default for the weights. */
 static void set_dtype(json_t *config, const char *key, const char *name)
 {
     if (json_object_get(config, key))
@@ -131,8 +141,6 @@ bool config_write(const plan *p, const char *folder)
     return good && !broken;
 }
 
-/* A single file in another directory than the input: its configuration goes with it, but replaces nothing that is
- * there. */
 bool config_beside(const plan *p, const char *out)
 {
     const char *slash = strrchr(out, '/');

@@ -1,7 +1,7 @@
-/* convert.c: one tensor through the quantiser in pieces of some rows: read, to f32 if the quantiser does not
- * take the type as it is, quantise on the device, compare, write. On a CPU every thread takes whole pieces, small
- * enough for its cache, and meets the others only to write: steps that all threads share would end in a barrier each,
- * and on a machine with other work a barrier costs a time slice. The pieces do not depend on the number of threads. */
+/* convert.c: converts one tensor in chunks of some rows: read, convert to f32 if the quantiser does not take the type,
+ * quantise on the device, measure the error, write. On a CPU every thread takes whole chunks, small enough for its
+ * cache, and waits for the others only to write: steps that all threads share would each end in a barrier, and on a
+ * busy machine a barrier costs a time slice. The chunks do not depend on the number of threads. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,13 +12,16 @@
 #include "cpu/num.h"
 #include "quantize.h"
 
-/* Elements of a piece, about; a cast does not care for rows and takes FLAT as their length. */
-enum { PIECE_CPU = 1 << 18, PIECE_GPU = 32 << 20, FLAT = 4096 };
+/* Elements of a chunk, about; a cast does not depend on rows and takes FLAT as their length. */
+enum { CHUNK_CPU = 1 << 18, CHUNK_GPU = 32 << 20, FLAT = 4096 };
 
-/* Rows of a tensor that are converted at once. first: index of the first element; of a kept tensor, bytes. */
-typedef struct piece {
+/* Rows of a tensor that are converted at once. first: index of the first element; of a kept tensor, of the first byte.
+ */
+typedef struct chunk {
     int64_t first, rows, cols;
-} piece;
+} chunk;
+
+volatile sig_atomic_t quantize_stop;
 
 static bool fail(const plan_tensor *t, const char *why)
 {
@@ -28,22 +31,22 @@ static bool fail(const plan_tensor *t, const char *why)
 
 static bool grow(buffer *b, size_t bytes)
 {
-    if (bytes <= b->room)
+    if (bytes <= b->capacity)
         return true;
     free(b->at);
-    b->room = (bytes + 255) / 256 * 256;
-    b->at = aligned_alloc(256, b->room);
-    b->room = b->at ? b->room : 0;
+    b->capacity = (bytes + 255) / 256 * 256;
+    b->at = aligned_alloc(256, b->capacity);
+    b->capacity = b->at ? b->capacity : 0;
     return b->at != NULL;
 }
 
 static bool grow_device(const converter *c, buffer *b, size_t bytes)
 {
-    if (bytes <= b->room)
+    if (bytes <= b->capacity)
         return true;
     if (b->at)
         c->device->backend->release(c->device, b->at);
-    b->room = bytes;
+    b->capacity = bytes;
     if (c->device->backend->alloc(c->device, bytes, &b->at) == RIDGE_OK)
         return true;
     *b = (buffer){NULL, 0};
@@ -128,7 +131,7 @@ static ridge_dtype dtype_of(uint32_t type)
     return type == RIDGE_TYPE_F32 ? RIDGE_F32 : type == RIDGE_TYPE_BF16 ? RIDGE_BF16 : RIDGE_F16;
 }
 
-static ridge_call quantise_call(quantize_action action, const piece *p, ridge_dtype dtype, const void *x, void *codes,
+static ridge_call quantise_call(quantize_action action, const chunk *p, ridge_dtype dtype, const void *x, void *codes,
                                 float *scales)
 {
     if (action == ACTION_Q8_0)
@@ -145,10 +148,10 @@ static ridge_status run_call(const converter *c, worker *w, const ridge_call *ca
 
     if (status == RIDGE_OK && !grow_device(c, &w->workspace, bytes))
         return RIDGE_ERR_DEVICE;
-    return status ? status : ridge_run(c->device, call, w->workspace.at, w->workspace.room, w->stream);
+    return status ? status : ridge_run(c->device, call, w->workspace.at, w->workspace.capacity, w->stream);
 }
 
-static bool quantise(const converter *c, worker *w, const plan_tensor *t, const piece *p, const void *x, uint32_t type,
+static bool quantise(const converter *c, worker *w, const plan_tensor *t, const chunk *p, const void *x, uint32_t type,
                      size_t codes, size_t scales)
 {
     const ridge_backend *b = c->device->backend;
@@ -172,14 +175,14 @@ static bool quantise(const converter *c, worker *w, const plan_tensor *t, const 
     return good || fail(t, ridge_error());
 }
 
-/* ----------------------------------------------------------------------------------------------------------- pieces */
+/* ----------------------------------------------------------------------------------------------------------- chunks */
 
-/* A piece's bytes in the output, and in its scales. */
+/* The bytes of a chunk in the output, and of its scales. */
 typedef struct extent {
     size_t codes, scales;
 } extent;
 
-static extent extent_of(const plan_tensor *t, const piece *p)
+static extent extent_of(const plan_tensor *t, const chunk *p)
 {
     const int64_t scale_rows = t->action == ACTION_FP8_BLOCK128 ? (p->rows + 127) / 128 : p->rows;
 
@@ -187,7 +190,7 @@ static extent extent_of(const plan_tensor *t, const piece *p)
                     t->scale_name ? 4 * (size_t)(scale_rows * t->scale_shape[1]) : 0};
 }
 
-static bool convert_piece(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const piece *p,
+static bool convert_chunk(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const chunk *p,
                           error_stats *error)
 {
     const int64_t elements = p->rows * p->cols;
@@ -217,8 +220,8 @@ static bool convert_piece(const converter *c, worker *w, const ridge_file *file,
     return true;
 }
 
-/* A writer belongs to one thread at a time: the caller sees to that. */
-static bool write_piece(converter *c, const worker *w, const plan_tensor *t, const piece *p, ridge_writer *writer)
+/* Only one thread at a time may use the writer: the caller is in a critical section. */
+static bool write_chunk(converter *c, const worker *w, const plan_tensor *t, const chunk *p, ridge_writer *writer)
 {
     const bool keep = t->action == ACTION_KEEP;
     const extent out = keep ? (extent){(size_t)p->cols, 0} : extent_of(t, p);
@@ -234,17 +237,17 @@ static bool write_piece(converter *c, const worker *w, const plan_tensor *t, con
     return true;
 }
 
-/* How a tensor is cut. The last piece of a cast is what is left after rows of FLAT. */
-typedef struct cut {
+/* How a tensor is divided. The last chunk of a cast is the rest after rows of FLAT. */
+typedef struct chunks {
     int64_t rows, cols, step, count, rest;
-} cut;
+} chunks;
 
-static cut cut_of(const converter *c, const plan_tensor *t)
+static chunks chunks_of(const converter *c, const plan_tensor *t)
 {
-    const int64_t most = c->device->backend_id == RIDGE_CPU ? PIECE_CPU : PIECE_GPU;
+    const int64_t most = c->device->backend_id == RIDGE_CPU ? CHUNK_CPU : CHUNK_GPU;
     const bool keep = t->action == ACTION_KEEP, flat = keep || t->action == ACTION_CAST;
     const int64_t all = keep ? t->in->bytes : t->in->elements;
-    cut k = {.cols = flat ? FLAT : t->in->shape[t->in->rank - 1]};
+    chunks k = {.cols = flat ? FLAT : t->in->shape[t->in->rank - 1]};
 
     k.rows = all / k.cols;
     k.rest = all % k.cols;
@@ -254,35 +257,35 @@ static cut cut_of(const converter *c, const plan_tensor *t)
     return k;
 }
 
-static piece piece_of(const plan_tensor *t, const cut *k, int64_t index)
+static chunk chunk_at(const plan_tensor *t, const chunks *k, int64_t index)
 {
     const int64_t row = index * k->step;
-    piece p = {row * k->cols, k->rows - row < k->step ? k->rows - row : k->step, k->cols};
+    chunk p = {row * k->cols, k->rows - row < k->step ? k->rows - row : k->step, k->cols};
 
     if (row >= k->rows)
-        p = (piece){k->rows * k->cols, 1, k->rest};
+        p = (chunk){k->rows * k->cols, 1, k->rest};
     if (t->action == ACTION_KEEP)
-        p = (piece){p.first, 1, p.rows * p.cols};
+        p = (chunk){p.first, 1, p.rows * p.cols};
     return p;
 }
 
-static bool take_piece(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const piece *p,
+static bool read_chunk(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const chunk *p,
                        error_stats *error)
 {
     return t->action == ACTION_KEEP ? read_bytes(w, file, t, p->first, p->cols)
-                                    : convert_piece(c, w, file, t, p, error);
+                                    : convert_chunk(c, w, file, t, p, error);
 }
 
 bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_writer *writer)
 {
-    const cut k = cut_of(c, t);
+    const chunks k = chunks_of(c, t);
     error_stats *error = malloc((size_t)(k.count + 1) * sizeof *error);
     int bad = error == NULL && !fail(t, "out of memory");
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(c->workers) if (k.count > 1)
     for (int64_t i = 0; i < k.count; i++) {
         int number = 0, stop;
-        piece p = piece_of(t, &k, i);
+        chunk p = chunk_at(t, &k, i);
 
 #if defined(_OPENMP)
         number = omp_get_thread_num();
@@ -292,9 +295,9 @@ bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_
         if (stop || quantize_stop)
             continue;
         error[i] = (error_stats){.worst_at = -1};
-        stop = !take_piece(c, &c->worker[number], file, t, &p, &error[i]);
+        stop = !read_chunk(c, &c->worker[number], file, t, &p, &error[i]);
 #pragma omp critical
-        if (stop || bad || !write_piece(c, &c->worker[number], t, &p, writer)) {
+        if (stop || bad || !write_chunk(c, &c->worker[number], t, &p, writer)) {
 #pragma omp atomic write
             bad = 1;
         }

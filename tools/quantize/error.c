@@ -1,6 +1,6 @@
-/* error.c: how far the decoded result is from the input. Plain loops over spans of a row, which compilers turn
- * into packed instructions (this file is built with -O3); it reads what the quantiser has just had in the cache. Sums
- * go row by row in order, so that they do not depend on the number of threads. */
+/* error.c: measures the error of the decoded result. Plain loops over chunks of a row, which compilers vectorise (this
+ * file is built with -O3); the data is still in the cache from quantising. Sums are added row by row in order, so that
+ * they do not depend on the number of threads. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "cpu/num.h"
 #include "quantize.h"
 
-enum { SPAN = 128 };
+enum { CHUNK = 128 };
 
 typedef struct row_error {
     double signal, noise;
@@ -22,8 +22,8 @@ double error_snr(const error_stats *s)
     return s->noise > 0 ? 10 * log10(s->signal / s->noise) : INFINITY;
 }
 
-/* Up to SPAN elements from column `col` of a row as f32; the rest of the span is 0. */
-static void load_span(float *to, const void *from, uint32_t type, int64_t at, int n)
+/* Loads n elements from index `at` as f32. */
+static void load_chunk(float *to, const void *from, uint32_t type, int64_t at, int n)
 {
     const float *f = (const float *)from + at;
     const uint16_t *h = (const uint16_t *)from + at;
@@ -38,8 +38,8 @@ static void load_span(float *to, const void *from, uint32_t type, int64_t at, in
             to[i] = ridge_f32_from_f16(h[i]);
 }
 
-/* The bits of an e4m3 code, moved to their places in f32, are the value times 2^-120, subnormals too. 7F decodes to 480
- * here; its scale is NaN. */
+/* The bits of an e4m3 code, shifted to the fields of f32, are its value times 2^-120, subnormals included. 7F decodes
+ * to 480 here; its scale is NaN. */
 static void decode_fp8(float *to, const uint8_t *code, float scale, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -63,7 +63,7 @@ static void decode_q8_0(float *to, const uint8_t *block, int n)
     }
 }
 
-static void decode_span(float *to, const error_input *in, int64_t row, int64_t col, int n)
+static void decode_chunk(float *to, const error_input *in, int64_t row, int64_t col, int n)
 {
     const uint8_t *y = in->y;
 
@@ -74,33 +74,33 @@ static void decode_span(float *to, const error_input *in, int64_t row, int64_t c
     } else if (in->y_type == RIDGE_TYPE_Q8_0) {
         decode_q8_0(to, y + (row * in->cols + col) / 32 * 34, n);
     } else {
-        load_span(to, y, in->y_type, row * in->cols + col, n);
+        load_chunk(to, y, in->y_type, row * in->cols + col, n);
     }
 }
 
-/* a[0] += a[1] + ... + a[SPAN - 1], halving, so that every step is packed. */
-static float sum_span(float *a)
+/* a[0] += a[1] + ... + a[CHUNK - 1], halving, so that every step vectorises. */
+static float sum_chunk(float *a)
 {
-    for (int half = SPAN / 2; half; half /= 2)
+    for (int half = CHUNK / 2; half; half /= 2)
         for (int i = 0; i < half; i++)
             a[i] += a[i + half];
     return a[0];
 }
 
-static float most_of_span(float *a)
+static float max_of_chunk(float *a)
 {
-    for (int half = SPAN / 2; half; half /= 2)
+    for (int half = CHUNK / 2; half; half /= 2)
         for (int i = 0; i < half; i++)
             a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
     return a[0];
 }
 
-static void add_span(row_error *e, const float *x, const float *y, int64_t first)
+static void add_chunk(row_error *e, const float *x, const float *y, int64_t first)
 {
-    float signal[SPAN], noise[SPAN], size[SPAN], most;
+    float signal[CHUNK], noise[CHUNK], size[CHUNK], most;
     int32_t bad = 0;
 
-    for (int i = 0; i < SPAN; i++) {
+    for (int i = 0; i < CHUNK; i++) {
         float d = x[i] - y[i], v;
         uint32_t finite = fabsf(d) <= FLT_MAX ? 0xffffffffu : 0;
 
@@ -111,14 +111,14 @@ static void add_span(row_error *e, const float *x, const float *y, int64_t first
         size[i] = fabsf(d);
         bad += 1 + (int32_t)finite;
     }
-    e->signal += (double)sum_span(signal);
-    e->noise += (double)sum_span(noise);
+    e->signal += (double)sum_chunk(signal);
+    e->noise += (double)sum_chunk(noise);
     e->not_finite += bad;
-    most = most_of_span(size);
+    most = max_of_chunk(size);
     if (most > e->worst || e->at < 0) {
         int i = 0;
 
-        while (i < SPAN - 1 && !(fabsf(x[i] - y[i]) == most))
+        while (i < CHUNK - 1 && !(fabsf(x[i] - y[i]) == most))
             i++;
         e->worst = most;
         e->at = first + i;
@@ -127,19 +127,19 @@ static void add_span(row_error *e, const float *x, const float *y, int64_t first
 
 static void add_row(row_error *e, const error_input *in, int64_t row)
 {
-    float x[SPAN], y[SPAN];
+    float x[CHUNK], y[CHUNK];
 
     *e = (row_error){.at = -1};
-    for (int64_t col = 0; col < in->cols; col += SPAN) {
-        int n = (int)(in->cols - col < SPAN ? in->cols - col : SPAN);
+    for (int64_t col = 0; col < in->cols; col += CHUNK) {
+        int n = (int)(in->cols - col < CHUNK ? in->cols - col : CHUNK);
 
-        if (n < SPAN) {
+        if (n < CHUNK) {
             memset(x, 0, sizeof x);
             memset(y, 0, sizeof y);
         }
-        load_span(x, in->x, in->x_type, row * in->cols + col, n);
-        decode_span(y, in, row, col, n);
-        add_span(e, x, y, row * in->cols + col);
+        load_chunk(x, in->x, in->x_type, row * in->cols + col, n);
+        decode_chunk(y, in, row, col, n);
+        add_chunk(e, x, y, row * in->cols + col);
     }
 }
 
@@ -164,7 +164,7 @@ void error_add(error_stats *s, const error_input *in)
         add_row(&e, in, r);
         row = (error_stats){e.signal, e.noise, e.worst, 0, e.at, e.not_finite};
         if (e.at >= 0) {
-            load_span(&row.value, in->x, in->x_type, e.at, 1);
+            load_chunk(&row.value, in->x, in->x_type, e.at, 1);
             row.worst_at += in->first;
         }
         error_merge(s, &row);

@@ -1,6 +1,6 @@
-/* output.c: what `ridge quantize` puts on the disk: one file through the library's writer, or a directory that is
- * built beside its target and renamed when it is whole. Nothing is left behind by an error or a signal; files of the
- * input are only ever read. The JSON of configurations is in config.c. */
+/* output.c: writes the output: one file through the library's writer, or a directory that is built beside its target
+ * and renamed when it is complete. An error or a signal leaves nothing behind; files of the input are only read.
+ * config.c writes the JSON files. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,16 +27,6 @@ static bool refuse(const char *path, const char *why)
     return false;
 }
 
-char *path_join(const char *folder, const char *name)
-{
-    char *path;
-
-    if (asprintf(&path, "%s/%s", folder, name) >= 0)
-        return path;
-    fprintf(stderr, "ridge quantize: out of memory\n");
-    return NULL;
-}
-
 static const char *base_name(const char *path)
 {
     return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
@@ -50,7 +40,7 @@ static bool writer_fail(void)
     return false;
 }
 
-/* safetensors holds strings only, and they must be UTF-8: of GGUF's metadata the general.* ones go over. */
+/* safetensors holds strings only, and they must be UTF-8: of GGUF's metadata only general.* is copied to it. */
 static bool write_metadata(const plan *p, ridge_writer *w)
 {
     bool from_gguf = ridge_file_format(p->file) == RIDGE_GGUF, to_gguf = p->format == RIDGE_GGUF;
@@ -65,13 +55,13 @@ static bool write_metadata(const plan *p, ridge_writer *w)
             ridge_writer_meta(w, m); /* one that is not UTF-8 is left out */
     }
     if (good && to_gguf) {
-        if (!from_gguf && !config_architecture(p, w)) /* which has said why */
+        if (!from_gguf && !config_architecture(p, w)) /* it has printed why */
             return false;
         good = ridge_writer_meta_u32(w, "general.file_type", 7) == RIDGE_OK && /* mostly Q8_0 */
                (ridge_file_meta_find(p->file, "general.quantization_version") ||
                 ridge_writer_meta_u32(w, "general.quantization_version", 2) == RIDGE_OK);
     } else if (good && !ridge_file_meta_find(p->file, "format")) {
-        good = ridge_writer_meta_string(w, "format", "pt") == RIDGE_OK; /* loaders ask for it */
+        good = ridge_writer_meta_string(w, "format", "pt") == RIDGE_OK; /* loaders require it */
     }
     return good || writer_fail();
 }
@@ -113,7 +103,7 @@ static bool ends_with(const char *name, const char *end)
     return n >= e && strcmp(name + n - e, end) == 0;
 }
 
-/* Of the input's directory: everything but weights, hidden files and what is written anew. */
+/* True for files of the input's directory that are copied: all but weights, hidden files and what is rewritten. */
 static bool is_copied(const char *name)
 {
     static const char *const weights[] = {".safetensors", ".gguf",    ".bin",  ".pt",        ".pth",
@@ -219,7 +209,7 @@ static void sync_folder(const char *path)
     }
 }
 
-/* The finished directory takes its place; what --force replaces goes the moment before and is removed after. */
+/* Renames the finished directory to the target; with --force the two are exchanged and the old one is then removed. */
 static bool put_folder(const char *made, const char *out)
 {
     mode_t mask = umask(0);
@@ -261,7 +251,7 @@ static bool fill_folder(plan *p, converter *c, const char *made)
     return good && copy_others(p->folder, made) && config_write(p, made);
 }
 
-/* OpenMP's runtime, too, ends the program where memory is short. */
+/* Removed at exit: OpenMP's runtime ends the program when memory is short. */
 static const char *unfinished;
 
 static void drop_unfinished(void)
@@ -301,7 +291,7 @@ static bool same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* A name that promises something else, and what; NULL for all others, since readers look at the content. */
+/* NULL, or what is wrong with the output's name: an ending that belongs to another format. */
 static const char *misnamed(const plan *p)
 {
     const bool gguf = ends_with(p->o->out, ".gguf"), safetensors = ends_with(p->o->out, ".safetensors");

@@ -1,5 +1,5 @@
-/* plan.c: what becomes of each tensor. Shapes and types decide what is possible, names what is wise, and the
- * user's patterns come before names. docs/numerics.md, Checkpoints, has the rules for readers. */
+/* plan.c: decides what happens to each tensor. Shape and type say what is possible, names what is sensible; the user's
+ * patterns come before the names. docs/numerics.md, Checkpoints, has the rules for readers. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,13 +14,13 @@ const char *quantize_to_name(quantize_to to)
     return name[to];
 }
 
-/* Names as Llama-family checkpoints and GGUF have them, and what they say. */
+/* A pattern of names in Llama-family checkpoints and GGUF, and what a tensor of that name is. */
 typedef struct name_rule {
     const char *pattern, *why;
 } name_rule;
 
-/* FP8 loaders quantise linear layers only: norms, embeddings and the output head are other kinds of layer there, and a
- * router's few rows decide too much to be rounded. */
+/* FP8 loaders quantise linear layers only: norms, embeddings and the output head are other kinds of layer for them. A
+ * router has few rows, and rounding them changes which experts run. */
 static const name_rule fp8_rules[] = {{"*norm*", "norm"},
                                       {"*embd*", "embedding"},
                                       {"*embed*", "embedding"},
@@ -36,7 +36,7 @@ static const name_rule fp8_rules[] = {{"*norm*", "norm"},
                                       {"*conv1d*", "convolution"},
                                       {NULL, NULL}};
 
-/* What llama.cpp leaves alone: norms, routers, positions, and the small matrices of state-space models. */
+/* What llama.cpp does not quantise: norms, routers, positions, and the small matrices of state-space models. */
 static const name_rule q8_0_rules[] = {{"*_norm.weight", "norm"},
                                        {"*norm.weight", "norm"},
                                        {"*.gate.weight", "router"},
@@ -57,7 +57,7 @@ static bool any_matches(const args_list *patterns, const char *name)
     return false;
 }
 
-/* NULL, or why the tensor of this name stays as it is. */
+/* NULL, or why a tensor of this name is kept. */
 static const char *name_reason(const quantize_options *o, const char *name)
 {
     const name_rule *rule = o->to == TO_Q8_0 ? q8_0_rules : fp8_rules;
@@ -75,7 +75,7 @@ static const char *name_reason(const quantize_options *o, const char *name)
     return length >= 6 && strcmp(name + length - 6, "weight") == 0 ? NULL : "not a weight";
 }
 
-/* NULL, or why the shape does not allow it. */
+/* NULL, or why a tensor of this shape is kept. */
 static const char *shape_reason(quantize_to to, const ridge_entry *t)
 {
     int64_t cols = t->rank ? t->shape[t->rank - 1] : 1;
@@ -95,7 +95,7 @@ static bool is_fp8(uint32_t type)
            type == RIDGE_TYPE_F8_E5M2FNUZ;
 }
 
-/* A tensor that is not quantised: as it is where the output's format can hold it, else the next wider type. */
+/* A tensor that is not quantised: unchanged where the output's format can hold it, else cast to the next wider type. */
 static bool keep(const plan *p, plan_tensor *t)
 {
     const ridge_type_info *info = ridge_type_query(t->in->type);
@@ -118,7 +118,7 @@ static bool keep(const plan *p, plan_tensor *t)
     return true;
 }
 
-static bool scales(plan_tensor *t, bool block)
+static bool add_scales(plan_tensor *t, bool block)
 {
     t->type = RIDGE_TYPE_F8_E4M3;
     t->scale_shape[0] = block ? (t->in->shape[0] + 127) / 128 : t->in->shape[0];
@@ -152,7 +152,7 @@ static bool decide(const plan *p, plan_tensor *t)
         return keep(p, t);
     if (to <= TO_FP8_ROW) {
         t->action = to == TO_FP8_ROW ? ACTION_FP8_ROW : ACTION_FP8_BLOCK128;
-        return scales(t, to == TO_FP8_BLOCK128);
+        return add_scales(t, to == TO_FP8_BLOCK128);
     }
     t->type = wanted;
     t->action = t->in->type == wanted ? ACTION_KEEP : to == TO_Q8_0 ? ACTION_Q8_0 : ACTION_CAST;

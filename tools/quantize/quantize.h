@@ -1,5 +1,6 @@
-/* ops/quantize_fp8/cpu.h: what the parts of `ridge quantize` share: the plan (plan.c), the conversion of one tensor
- * (convert.c), its error (error.c), and what is written where (output.c). */
+/* quantize.h: what the parts of `ridge quantize` share. cmd.c has plan.c decide about every tensor, then output.c
+ * writes the plan: convert.c converts tensor by tensor, error.c measures the error, config.c writes the JSON beside
+ * them. */
 #ifndef RIDGE_TOOLS_QUANTIZE_H
 #define RIDGE_TOOLS_QUANTIZE_H
 
@@ -20,12 +21,12 @@ typedef struct quantize_options {
     bool force, dry_run, json, no_stats, verbose, quiet;
 } quantize_options;
 
-/* What the decoded result differs by from the input. Elements that are not finite on either side are counted only. */
+/* The error of the decoded result. Elements that are not finite on either side are counted only. */
 typedef struct error_stats {
     double signal, noise; /* sums of squares */
     float worst;          /* largest |error| */
-    float value;          /* and the input there */
-    int64_t worst_at;     /* its index in the tensor, row by row; -1 = none */
+    float value;          /* the input at that element */
+    int64_t worst_at;     /* its index in the tensor, row by row; -1: none yet */
     int64_t not_finite;
 } error_stats;
 
@@ -40,13 +41,13 @@ typedef enum quantize_action {
     ACTION_Q8_0
 } quantize_action;
 
-/* One tensor's part of the plan. */
+/* What happens to one tensor. */
 typedef struct plan_tensor {
     const ridge_entry *in;
     quantize_action action;
     uint32_t type;    /* of the output */
-    const char *why;  /* it is not quantised; NULL = it is */
-    char *scale_name; /* of fp8 */
+    const char *why;  /* why it is not quantised; NULL: it is */
+    char *scale_name; /* of the scales of fp8; NULL: it has none */
     int64_t scale_shape[2];
     int64_t bytes;              /* of the output, with its scales */
     int64_t index, scale_index; /* handles of the writer */
@@ -58,7 +59,7 @@ typedef struct plan {
     const ridge_file *file;
     ridge_format format; /* of the output */
     bool directory;      /* the output is one */
-    char *folder;        /* of the input, to copy from */
+    char *folder;        /* the input's directory, to copy from */
     plan_tensor *at;
     int64_t count;
     int64_t bytes_in, bytes_out, quantised, cast, kept;
@@ -69,21 +70,21 @@ bool plan_build(const quantize_options *o, const ridge_file *file, plan *p);
 void plan_free(plan *p);
 const char *quantize_to_name(quantize_to to);
 
-/* A buffer that grows, on the host or on a device. */
+/* A buffer that grows, in host or device memory. */
 typedef struct buffer {
     void *at;
-    size_t room;
+    size_t capacity;
 } buffer;
 
-/* What one thread needs for a piece of a tensor. */
+/* The buffers of one thread, for one chunk of a tensor. */
 typedef struct worker {
     buffer raw, floats, codes, scales;            /* host: as read, as f32, as written */
-    buffer device_x, device_codes, device_scales; /* of a GPU; the CPU works in the host's */
+    buffer device_x, device_codes, device_scales; /* of a GPU only */
     buffer workspace;                             /* of the device */
     void *stream;
 } worker;
 
-/* The conversion, from tensor to tensor. */
+/* What stays from tensor to tensor. */
 typedef struct converter {
     const ridge_device *device;
     bool stats;
@@ -93,14 +94,15 @@ typedef struct converter {
     double bytes_done, bytes_total;
 } converter;
 
-/* device, stats and bytes_total are set. False if there is no memory. */
+/* The caller has set device, stats and bytes_total. False if memory is short. */
 bool converter_start(converter *c);
-/* Reads, converts and writes one tensor, a piece at a time. False with the reason on stderr, or when interrupted. */
+/* Reads, converts and writes one tensor, a chunk at a time. False with the reason on stderr, or when interrupted. */
 bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_writer *writer);
 void converter_free(converter *c);
 
 /* Adds rows to the error of a tensor: x (rows x cols of type F32, BF16 or F16) against what was written. scale: of fp8,
- * one per row (block = 0) or per 128 x 128 with `scale_cols` a row. first: index of the first element. */
+ * one per 128 x 128 block with `scale_cols` a row of blocks, or one per row (scale_cols = 0). first: index of the first
+ * element. */
 typedef struct error_input {
     const void *x;
     uint32_t x_type;
@@ -112,23 +114,24 @@ typedef struct error_input {
 } error_input;
 
 void error_add(error_stats *s, const error_input *in);
-/* s becomes that of both; pieces come in order. */
+/* Adds `next`, the error of the chunk that follows. */
 void error_merge(error_stats *s, const error_stats *next);
 
-/* output.c. Whether the output may be written; the reason on stderr. */
-bool output_allowed(const plan *p);
-char *path_join(const char *folder, const char *name);
+extern volatile sig_atomic_t quantize_stop; /* a signal asked to stop */
 
-/* config.c: model.safetensors.index.json, config.json in the output's folder, config.json beside a single file
- * in another directory than the input's, general.architecture from config.json's model_type. */
+/* output.c. False, with the reason on stderr, if the output may not be written. */
+bool output_allowed(const plan *p);
+/* Carries the whole plan out. Exit status. */
+int quantize_write(plan *p, converter *c);
+
+/* config.c. NULL, said on stderr: out of memory. */
+char *path_join(const char *folder, const char *name);
+/* model.safetensors.index.json; config.json; config.json beside a single file in another directory than the input's,
+ * where there is none yet; GGUF's general.architecture from config.json's model_type. False with the reason on stderr.
+ */
 bool config_index(const plan *p, const char *folder);
 bool config_write(const plan *p, const char *folder);
 bool config_beside(const plan *p, const char *out);
 bool config_architecture(const plan *p, ridge_writer *w);
-
-/* Runs the whole plan into the output. Exit status. */
-int quantize_write(plan *p, converter *c);
-
-extern volatile sig_atomic_t quantize_stop; /* a signal asked to stop */
 
 #endif

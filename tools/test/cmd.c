@@ -242,6 +242,32 @@ static void test_all(const options *o, const ridge_device *device, tally *t)
     list_skipped(o, device, t);
 }
 
+/* All that is asked for, on the device as it is or said to have other units; whether something passed and nothing
+ * failed.
+ */
+static bool test_device(const options *o, const ridge_device *device)
+{
+    tally t = {.used = calloc((size_t)ridge_kernel_count() + 1, 1)};
+    ridge_device said = *device;
+
+    if (!t.used) {
+        fprintf(stderr, "ridge test: out of memory\n");
+        return false;
+    }
+    if (o->units)
+        said.units = (int)o->units;
+    test_all(o, &said, &t);
+    printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
+    printf("worst error of the reference: %.3f of its float64 bound\n", t.worst);
+    if (t.hidden)
+        printf("%d more failures are not shown\n", t.hidden);
+    printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
+    if (t.passed + t.failed == 0)
+        fprintf(stderr, "ridge test: no case ran\n");
+    free(t.used);
+    return t.passed && !t.failed;
+}
+
 int cmd_test(int argc, char **argv)
 {
     options o = {.seed = 1};
@@ -259,10 +285,9 @@ int cmd_test(int argc, char **argv)
         {"quiet", 'Q', NULL, "no progress", .flag = &o.quiet},
         {0}};
     args_list words = {0};
-    tally t = {0};
     test_case one;
-    ridge_device *device, said;
-    bool wanted;
+    ridge_device *device;
+    bool good;
 
     args_parse(argc, argv, "[OP-PATTERN]\nOP name=value...",
                "Runs every case, or the one of a problem text (that of a failure, say), through every kernel row and "
@@ -280,27 +305,7 @@ int cmd_test(int argc, char **argv)
     device = device_open(o.device);
     if (!device)
         return 1;
-    wanted = something_wanted(&o, device);
-    t.used = calloc((size_t)ridge_kernel_count() + 1, 1);
-    if (!t.used)
-        fprintf(stderr, "ridge test: out of memory\n");
-    if (!wanted || !t.used) {
-        ridge_close(device);
-        free(t.used);
-        return 1;
-    }
-    said = *device;
-    if (o.units)
-        said.units = (int)o.units;
-    test_all(&o, &said, &t);
-    printf("device: %s, %s\n", ridge_arch_table[device->arch].name, device->name);
-    printf("worst error of the reference: %.3f of its float64 bound\n", t.worst);
-    if (t.hidden)
-        printf("%d more failures are not shown\n", t.hidden);
-    printf("%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped);
-    if (t.passed + t.failed == 0)
-        fprintf(stderr, "ridge test: no case ran\n");
-    free(t.used);
+    good = something_wanted(&o, device) && test_device(&o, device);
     ridge_close(device);
-    return t.failed || t.passed == 0;
+    return !good;
 }
