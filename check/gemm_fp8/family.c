@@ -189,7 +189,7 @@ static bool fill_scales(const test_case *c, const image *im, int arg, uint64_t s
 
 static int bad_calls(const ridge_call *good, bad_call *list)
 {
-    list[0] = (bad_call){*good, "a pair of scale modes that is not legal", "RIDGE_SCALE_B_"};
+    list[0] = (bad_call){*good, "a pair of scalings that is not legal", "scalings of a and b"};
     list[0].call.flags = RIDGE_SCALE_ROW | RIDGE_SCALE_B_BLK128;
     list[1] = (bad_call){*good, "e5m2 times e5m2", "e5m2"};
     list[1].call.arg[RIDGE_GEMM_FP8_A].dtype = list[1].call.arg[RIDGE_GEMM_FP8_B].dtype = RIDGE_E5M2;

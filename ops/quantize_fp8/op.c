@@ -8,6 +8,7 @@
 #define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
 #define SCALES (1u << RIDGE_F32)
 #define EXACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_CLOSE)
+#define NO_FORM "the scalings of q and q_t are no form (row128 and row128, row128 and blk128, blk128 and blk128)"
 #define BOUND \
     "scale within 1 ulp of amax / 448 (57344), code one of the two fp8 neighbours of x / scale, the nearer to 2^-20"
 
@@ -157,7 +158,7 @@ static const ridge_field dual_fields[] = {
 
 static const char *form_rule(uint32_t flags)
 {
-    return (flags & RIDGE_DUAL) == RIDGE_DUAL ? "flags 0x30000 name no form (RIDGE_DUAL_*)" : NULL;
+    return (flags & RIDGE_DUAL) == RIDGE_DUAL ? NO_FORM : NULL;
 }
 
 static const char *dual_rule(const ridge_call *call)
