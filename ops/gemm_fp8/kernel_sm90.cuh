@@ -140,12 +140,12 @@ static __device__ __forceinline__ gemm_unit gemm_read_unit(const gemm_unit *from
 /* What a consumer thread of a warpgroup keeps in registers. */
 template <class T, int MODE>
 static __device__ __forceinline__ gemm_addresses gemm_addresses_of(const gemm_args &p, gemm_memory<T, MODE> *s,
-                                                                   int group, int local)
+                                                                   int rank, int group, int local)
 {
     enum { ROWS = 64 * T::SLICES };
     /* Lanes 0 .. CLUSTER_M - 1 release stages to the CTAs of this one's column, the next lanes to the others of its
      * row. */
-    const int rank = (int)ptx_cluster_rank(), lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 128 % 32;
     const int peer = lane < T::CLUSTER_M                      ? rank / T::CLUSTER_M * T::CLUSTER_M + lane
                      : lane < T::CLUSTER_M + T::CLUSTER_N - 1 ? rank ^ T::CLUSTER_M
                                                               : rank;
@@ -243,6 +243,7 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
     static_assert(sizeof(gemm_memory<T, MODE>) <= 232448, "what a CTA can have");
     extern __shared__ __align__(1024) uint8_t shared[];
     gemm_memory<T, MODE> *s = (gemm_memory<T, MODE> *)shared;
+    const int rank = (int)ptx_cluster_rank(); /* here: read by the consumers, ptxas would do so for every block of k */
 
     if (threadIdx.x == 0)
         gemm_init<T, MODE>(p, s);
@@ -270,7 +271,7 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
         enum { ROWS = 64 * T::SLICES, HALF = T::BLOCK_N / 2 };
         const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* of the consumers; in a uniform register */
         const int thread = threadIdx.x % 128, local = group * ROWS + thread / 32 * 16 + thread % 32 / 4;
-        const gemm_addresses at = gemm_addresses_of<T, MODE>(p, s, group, local);
+        const gemm_addresses at = gemm_addresses_of<T, MODE>(p, s, rank, group, local);
         const gemm_split_addresses split = {
             gemm_uniform<MODE>(wgmma_low_rows16(ptx_shared(s->split_a[0]) + group * ROWS * 16)),
             gemm_uniform<MODE>(wgmma_low_rows16(ptx_shared(s->split_b[0])))};
