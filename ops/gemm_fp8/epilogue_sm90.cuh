@@ -12,17 +12,17 @@
 /* SCALE_EPILOGUE: the scales, once. Those of B pass through s->scale_b, which this mode does not use otherwise: 48
  * loads with an address each would spill. */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
                                                            int local, int first_row, int first_col, float *fin)
 {
     const int thread = threadIdx.x % 128;
-    float *columns = s->scale_b[group];
+    float *columns = s->scale_b[warpgroup];
     const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
     const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
 
     for (int i = thread; i < T::BLOCK_N; i += 128)
         columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
-    ptx_barrier_sync(1 + T::WARPGROUPS + group,
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup,
                      128); /* orders the writes of `columns` before the reads of other threads */
 #pragma unroll
     for (int j = 0; j < T::BLOCK_N / 8; j++) {
@@ -33,7 +33,7 @@ static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, g
         fin[4 * j + 2] *= lower * v.x;
         fin[4 * j + 3] *= lower * v.y;
     }
-    ptx_barrier_sync(1 + T::WARPGROUPS + group, 128); /* orders these reads before the next tile's writes */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders these reads before the next tile's writes */
 }
 
 template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
@@ -52,15 +52,15 @@ template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const ge
 /* Thread t of the warpgroup brings the bias of column t of the tile, loads that of column 128 + t, and reads those of
  * its own columns from shared memory. */
 template <class T, int OUT>
-static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *columns, int group, float bias, int col,
-                                                     float *fin)
+static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *columns, int warpgroup, float bias,
+                                                     int col, float *fin)
 {
     static_assert(T::BLOCK_N <= 256, "two columns a thread");
     if (threadIdx.x % 128 < T::BLOCK_N)
         columns[threadIdx.x % 128] = bias;
     if (T::BLOCK_N > 128 && threadIdx.x % 128 < T::BLOCK_N - 128)
         columns[128 + threadIdx.x % 128] = gemm_bias_of<OUT>(p, col + 128 + threadIdx.x % 128);
-    ptx_barrier_sync(1 + T::WARPGROUPS + group, 128);
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128);
 #pragma unroll
     for (int j = 0; j < T::BLOCK_N / 8; j++) {
         const float2 v = *(const float2 *)&columns[8 * j + 2 * (threadIdx.x % 4)];
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *
         fin[4 * j + 2] += v.x;
         fin[4 * j + 3] += v.y;
     }
-    ptx_barrier_sync(1 + T::WARPGROUPS + group, 128); /* orders these reads before the next tile's writes */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders these reads before the next tile's writes */
 }
 
 /* One element from registers, if it lies in D. The tile's rows end before `last`. */
@@ -104,7 +104,7 @@ template <int BLOCK_N, int DTYPE> static __device__ __forceinline__ void gemm_pa
 
 /* Through shared memory to a TMA store, which overlaps the next tile. */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
                                                          int slice, int first_row, int first_col, const uint32_t *words)
 {
     /* panels of COLS columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8), in
@@ -112,22 +112,22 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
     enum { COLS = T::BLOCK_N % 64 ? 32 : 64, CHUNKS = COLS / 8, BYTES = 64 * COLS * 2 };
     const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16;
     const int swizzle = thread % 32 / 16 ^ (COLS == 64 ? row % 8 : row / 2 % 4);
-    const uint32_t panel = ptx_shared(s->d) + (group * T::SLICES + slice) * (T::BLOCK_N / COLS) * BYTES;
+    const uint32_t panel = ptx_shared(s->d) + (warpgroup * T::SLICES + slice) * (T::BLOCK_N / COLS) * BYTES;
     const uint32_t to = panel + row * (COLS * 2);
 
     if (slice == 0) {
         if (thread == 0)
-            ptx_tma_wait_read();                          /* TMA has read the previous tile from the panels, ... */
-        ptx_barrier_sync(1 + T::WARPGROUPS + group, 128); /* ... before any thread writes them */
+            ptx_tma_wait_read();                              /* TMA has read the previous tile from the panels, ... */
+        ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* ... before any thread writes them */
     }
 #pragma unroll
     for (int j = 0; j < T::BLOCK_N / 8; j += 2)
         ptx_store_matrix(to + j / CHUNKS * BYTES + (j % CHUNKS ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
                          words[2 * j + 2], words[2 * j + 3]);
     ptx_fence_async();
-    ptx_barrier_sync(1 + T::WARPGROUPS + group, 128); /* orders all threads' writes before the reads of TMA */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders all threads' writes before the reads of TMA */
     if (thread == 0) {
-        const CUtensorMap *d = T::SMALL_M && group == p.warpgroups - 1 ? &p.d_tail : &p.d;
+        const CUtensorMap *d = T::SMALL_M && warpgroup == p.warpgroups - 1 ? &p.d_tail : &p.d;
 
         for (int c = 0; c < T::BLOCK_N / COLS; c++)
             if (first_col + COLS * c < p.n && first_row < p.m)
@@ -138,13 +138,13 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
 
 /* OUT_BF16 */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
                                                        int slice, int first_row, int first_col, const float *fin)
 {
     uint32_t words[T::BLOCK_N / 4];
 
     gemm_pack<T::BLOCK_N, RIDGE_BF16>(fin, words);
-    gemm_store_panels<T, MODE>(p, s, group, slice, first_row, first_col, words);
+    gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, first_col, words);
 }
 
 /* From registers, 32 bytes of a row at a time. With accumulation all loads of D are in flight at once. */
@@ -212,26 +212,26 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
         if (unit.end < p.k_blocks)
             continue;
         ptx_tma_wait_read(); /* TMA has read the previous results from the panels */
-        for (int group = 0; group < gemm_warpgroups<T>(p); group++) {
-            const uint32_t added = ptx_shared(&s->d_loaded[group]);
-            const int row = unit.row + group * ROWS;
+        for (int warpgroup = 0; warpgroup < gemm_warpgroups<T>(p); warpgroup++) {
+            const uint32_t added = ptx_shared(&s->d_loaded[warpgroup]);
+            const int row = unit.row + warpgroup * ROWS;
             const int tall = max(0, min((p.m - row + 63) / 64, (int)T::SLICES));
             const int across = max(0, min((p.n - unit.col + 31) / 32, (int)ACROSS)); /* 0: the tile lies beyond D */
 
             ptx_mbarrier_expect(added, p.accumulate ? (uint32_t)(tall * across * 64 * 128) : 0);
             for (int i = 0; i < PANELS; i++)
                 if (p.accumulate && i / ACROSS < tall && i % ACROSS < across)
-                    ptx_tma_load_2d_policy(ptx_shared(s->d) + (group * PANELS + i) * 8192, &p.d,
+                    ptx_tma_load_2d_policy(ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, &p.d,
                                            unit.col + i % ACROSS * 32, row + i / ACROSS * 64, added, policy);
         }
-        for (int group = 0; group < gemm_warpgroups<T>(p); group++) {
-            const int row = unit.row + group * ROWS;
+        for (int warpgroup = 0; warpgroup < gemm_warpgroups<T>(p); warpgroup++) {
+            const int row = unit.row + warpgroup * ROWS;
 
-            ptx_mbarrier_wait(ptx_shared(&s->d_written[group]), phase);
+            ptx_mbarrier_wait(ptx_shared(&s->d_written[warpgroup]), phase);
             for (int i = 0; i < PANELS; i++)
                 if (row + i / ACROSS * 64 < p.m && unit.col + i % ACROSS * 32 < p.n)
                     gemm_tma_store(&p.d, unit.col + i % ACROSS * 32, row + i / ACROSS * 64,
-                                   ptx_shared(s->d) + (group * PANELS + i) * 8192, policy);
+                                   ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, policy);
             ptx_tma_commit();
         }
         phase ^= 1;
@@ -242,18 +242,19 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
 /* OUT_F32. parity: of the tiles that this warpgroup has finished. In a row of 128 bytes of a panel, the 16 bytes of
  * columns 4 j lie at chunk j ^ (row % 8). */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
-                                                      int first_row, int last, int first_col, int parity, float *fin)
+static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
+                                                      int slice, int first_row, int last, int first_col, int parity,
+                                                      float *fin)
 {
     const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
-    const int panel = (group * T::SLICES + slice) * (T::BLOCK_N / 32);
+    const int panel = (warpgroup * T::SLICES + slice) * (T::BLOCK_N / 32);
 
     if constexpr (!T::STAGED_F32) {
         gemm_store_f32_plain<T>(p, first_row, last, first_col, fin);
         return;
     }
     if (slice == 0)
-        ptx_mbarrier_wait(ptx_shared(&s->d_loaded[group]), parity);
+        ptx_mbarrier_wait(ptx_shared(&s->d_loaded[warpgroup]), parity);
 #pragma unroll
     for (int j = 0; j < T::BLOCK_N / 8; j++) {
         float2 *upper =
@@ -274,12 +275,12 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_m
     }
     ptx_fence_async();
     if (slice == T::SLICES - 1)
-        ptx_mbarrier_arrive(ptx_shared(&s->d_written[group]));
+        ptx_mbarrier_arrive(ptx_shared(&s->d_written[warpgroup]));
 }
 
 /* OUT_ANY: 64 x BLOCK_N results with their bias, to any dtype and address. */
 template <class T, int MODE, int DTYPE>
-static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
+static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup, int slice,
                                                   int first_row, int last, int first_col, float *fin)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
@@ -300,7 +301,7 @@ static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memor
             uint32_t words[T::BLOCK_N / 4];
 
             gemm_pack<T::BLOCK_N, DTYPE>(fin, words);
-            gemm_store_panels<T, MODE>(p, s, group, slice, first_row, first_col, words);
+            gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, first_col, words);
             return;
         }
 #pragma unroll

@@ -140,7 +140,7 @@ static __device__ __forceinline__ gemm_unit gemm_read_unit(const gemm_unit *from
 /* What a consumer thread of a warpgroup keeps in registers. */
 template <class T, int MODE>
 static __device__ __forceinline__ gemm_addresses gemm_addresses_of(const gemm_args &p, gemm_memory<T, MODE> *s,
-                                                                   int rank, int group, int local)
+                                                                   int rank, int warpgroup, int local)
 {
     enum { ROWS = 64 * T::SLICES };
     /* Lanes 0 .. CLUSTER_M - 1 release stages to the CTAs of this one's column, the next lanes to the others of its
@@ -150,15 +150,15 @@ static __device__ __forceinline__ gemm_addresses gemm_addresses_of(const gemm_ar
                      : lane < T::CLUSTER_M + T::CLUSTER_N - 1 ? rank ^ T::CLUSTER_M
                                                               : rank;
 
-    return {gemm_uniform<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + group * ROWS * BK))),
+    return {gemm_uniform<MODE>((uint32_t)wgmma_descriptor(ptx_shared(s->a[0] + warpgroup * ROWS * BK))),
             gemm_uniform<MODE>(
                 (uint32_t)wgmma_descriptor(ptx_shared(T::SMALL_M ? s->a[0] + p.stages * p.block_m * BK : s->b[0]))),
             ptx_shared(&s->full[0]),
             ptx_shared(&s->ready[0]),
             ptx_map(ptx_shared(&s->empty[0]), (uint32_t)peer),
             local,
-            1 + group,
-            group + 1 == gemm_warpgroups<T>(p) ? 1 : 2 + group,
+            1 + warpgroup,
+            warpgroup + 1 == gemm_warpgroups<T>(p) ? 1 : 2 + warpgroup,
             (uint32_t)gemm_block_m<T>(p) * (BK / 16),
             p.scale_tma ? p.scale_a_skew : 0,
             p.scale_tma ? (int)(p.ld_a & 3) : 0};
@@ -168,9 +168,9 @@ static __device__ __forceinline__ gemm_addresses gemm_addresses_of(const gemm_ar
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_consume(const gemm_args &p, gemm_memory<T, MODE> *s,
                                                     const gemm_addresses &at, const gemm_split_addresses &split,
-                                                    gemm_ring *ring, const gemm_unit &unit, int group, float *fin)
+                                                    gemm_ring *ring, const gemm_unit &unit, int warpgroup, float *fin)
 {
-    gemm_load_partial<T>(p, unit.begin, group, fin);
+    gemm_load_partial<T>(p, unit.begin, warpgroup, fin);
     if constexpr (T::SCALE_OUTER)
         gemm_mainloop_outer<T, MODE, FORMATS>(s, at, split, ring, unit, fin);
     else if constexpr (T::WARPGROUPS == 1)
@@ -184,30 +184,31 @@ static __device__ __forceinline__ void gemm_consume(const gemm_args &p, gemm_mem
 
 /* fin of a tile to D. bias: of this thread's column; parity: of the tiles that the warpgroup has finished. */
 template <class T, int MODE, int OUT>
-static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int local,
-                                                     int row, int last, int col, float bias, int parity, float *fin)
+static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
+                                                     int local, int row, int last, int col, float bias, int parity,
+                                                     float *fin)
 {
     enum { ROWS = 64 * T::SLICES, HALF = T::BLOCK_N / 2 };
 
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++) {
-        const int first_row = row + group * ROWS + slice * 64;
+        const int first_row = row + warpgroup * ROWS + slice * 64;
         float *part = fin + slice * HALF;
 
         if (MODE == SCALE_EPILOGUE)
-            gemm_scale_epilogue<T, MODE>(p, s, group, local + slice * 64, row, col, part);
+            gemm_scale_epilogue<T, MODE>(p, s, warpgroup, local + slice * 64, row, col, part);
         if (OUT != OUT_ANY && p.bias)
-            gemm_add_bias<T, OUT>(p, s->bias[group], group, bias, col, part);
+            gemm_add_bias<T, OUT>(p, s->bias[warpgroup], warpgroup, bias, col, part);
         if (OUT == OUT_BF16)
-            gemm_store_bf16<T, MODE>(p, s, group, slice, first_row, col, part);
+            gemm_store_bf16<T, MODE>(p, s, warpgroup, slice, first_row, col, part);
         else if (OUT == OUT_F32)
-            gemm_store_f32<T, MODE>(p, s, group, slice, first_row, last, col, parity, part);
+            gemm_store_f32<T, MODE>(p, s, warpgroup, slice, first_row, last, col, parity, part);
         else if (p.dtype == RIDGE_BF16)
-            gemm_store<T, MODE, RIDGE_BF16>(p, s, group, slice, first_row, last, col, part);
+            gemm_store<T, MODE, RIDGE_BF16>(p, s, warpgroup, slice, first_row, last, col, part);
         else if (p.dtype == RIDGE_F16)
-            gemm_store<T, MODE, RIDGE_F16>(p, s, group, slice, first_row, last, col, part);
+            gemm_store<T, MODE, RIDGE_F16>(p, s, warpgroup, slice, first_row, last, col, part);
         else
-            gemm_store<T, MODE, RIDGE_F32>(p, s, group, slice, first_row, last, col, part);
+            gemm_store<T, MODE, RIDGE_F32>(p, s, warpgroup, slice, first_row, last, col, part);
     }
 }
 
@@ -269,11 +270,11 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
         gemm_producer<T, MODE>(p, s);
     } else {
         enum { ROWS = 64 * T::SLICES, HALF = T::BLOCK_N / 2 };
-        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* of the consumers; in a uniform register */
-        const int thread = threadIdx.x % 128, local = group * ROWS + thread / 32 * 16 + thread % 32 / 4;
-        const gemm_addresses at = gemm_addresses_of<T, MODE>(p, s, rank, group, local);
+        const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1; /* of the consumers; in a uniform register */
+        const int thread = threadIdx.x % 128, local = warpgroup * ROWS + thread / 32 * 16 + thread % 32 / 4;
+        const gemm_addresses at = gemm_addresses_of<T, MODE>(p, s, rank, warpgroup, local);
         const gemm_split_addresses split = {
-            gemm_uniform<MODE>(wgmma_low_rows16(ptx_shared(s->split_a[0]) + group * ROWS * 16)),
+            gemm_uniform<MODE>(wgmma_low_rows16(ptx_shared(s->split_a[0]) + warpgroup * ROWS * 16)),
             gemm_uniform<MODE>(wgmma_low_rows16(ptx_shared(s->split_b[0])))};
         gemm_ring ring = {PIPELINE_CONSUMER, gemm_stages<T>(p)};
         gemm_unit unit;
@@ -283,11 +284,11 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else if (T::WARPGROUPS == 3)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
-        if (MODE == SCALE_1D1D && !T::SCALE_OUTER && group == gemm_warpgroups<T>(p) - 1)
+        if (MODE == SCALE_1D1D && !T::SCALE_OUTER && warpgroup == gemm_warpgroups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_grid_wait();
         unit = gemm_read_unit(&s->unit[0]);
-        if (T::SMALL_M && group >= p.warpgroups)
+        if (T::SMALL_M && warpgroup >= p.warpgroups)
             unit.end = 0; /* no rows; nor may it wait: `empty` does not count it */
         if (unit.end)     /* without this test ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
@@ -296,17 +297,17 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
             float bias = MODE == SCALE_1D1D ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
-            gemm_consume<T, MODE, FORMATS>(p, s, at, split, &ring, unit, group, fin);
+            gemm_consume<T, MODE, FORMATS>(p, s, at, split, &ring, unit, warpgroup, fin);
             if (MODE == SCALE_1D1D) /* no register for it before */
                 bias = gemm_bias_of<OUT>(p, col + thread);
             unit = gemm_read_unit(&s->unit[++number % UNITS]);
             if (end < p.k_blocks) {
-                gemm_save_partial<T>(p, &s->saved[group], group, fin);
+                gemm_save_partial<T>(p, &s->saved[warpgroup], warpgroup, fin);
                 if (T::SCALE_OUTER)
-                    gemm_signal_own<T>(p, group);
+                    gemm_signal_own<T>(p, warpgroup);
                 continue;
             }
-            gemm_epilogue<T, MODE, OUT>(p, s, group, local, row, last, col, bias, parity, fin);
+            gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row, last, col, bias, parity, fin);
             parity ^= 1;
         }
         if (thread == 0)

@@ -108,12 +108,12 @@ static __device__ __forceinline__ void gemm_mainloop_outer(gemm_memory<T, MODE> 
 
 /* Sets the flag of the partial accumulator that this warpgroup has saved, instead of gemm_signal_saved: here all
  * producer warps split scales. */
-template <class T> static __device__ __forceinline__ void gemm_signal_own(const gemm_args &p, int group)
+template <class T> static __device__ __forceinline__ void gemm_signal_own(const gemm_args &p, int warpgroup)
 {
     __threadfence();
-    ptx_barrier_sync(1 + T::WARPGROUPS + group, 128);
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128);
     if (threadIdx.x % 128 == 0)
-        ptx_store_release(&p.flag[gemm_partial_slot<T>((int)blockIdx.x, group)], p.nonce);
+        ptx_store_release(&p.flag[gemm_partial_slot<T>((int)blockIdx.x, warpgroup)], p.nonce);
 }
 
 #endif

@@ -60,19 +60,19 @@ template <class T> static __device__ void gemm_sync_clusters(const gemm_args &p,
 }
 
 /* Which of the partial accumulators, and of the flags, is that of a warpgroup of a CTA. */
-template <class T> static __device__ __forceinline__ int64_t gemm_partial_slot(int block, int group)
+template <class T> static __device__ __forceinline__ int64_t gemm_partial_slot(int block, int warpgroup)
 {
-    return (int64_t)block * T::WARPGROUPS + group;
+    return (int64_t)block * T::WARPGROUPS + warpgroup;
 }
 
 /* Saves fin of a tile's head for the next cluster. Neighbours are swapped: a 16-byte load puts its four floats into
  * registers from a multiple of 4 on, as the accumulators lie, and an fma whose accumulator and fin are both in even or
  * both in odd registers takes longer. The warpgroup does not wait for its stores: gemm_signal_saved does. */
 template <class T>
-static __device__ __forceinline__ void gemm_save_partial(const gemm_args &p, uint64_t *saved, int group,
+static __device__ __forceinline__ void gemm_save_partial(const gemm_args &p, uint64_t *saved, int warpgroup,
                                                          const float *fin)
 {
-    const int64_t slot = gemm_partial_slot<T>((int)blockIdx.x, group);
+    const int64_t slot = gemm_partial_slot<T>((int)blockIdx.x, warpgroup);
     float4 *to = (float4 *)p.partial + slot * (T::SLICES * T::BLOCK_N / 8 * 128) + threadIdx.x % 128;
 
 #pragma unroll
@@ -89,18 +89,18 @@ template <class T> static __device__ void gemm_signal_saved(const gemm_args &p, 
 
     if (!p.partial || p.cut[cluster + 1].block == 0)
         return;
-    for (int group = 0; group < T::WARPGROUPS; group++) {
-        ptx_mbarrier_wait(ptx_shared(&saved[group]), 0);
+    for (int warpgroup = 0; warpgroup < T::WARPGROUPS; warpgroup++) {
+        ptx_mbarrier_wait(ptx_shared(&saved[warpgroup]), 0);
         __threadfence();
-        ptx_store_release(&p.flag[gemm_partial_slot<T>((int)blockIdx.x, group)], p.nonce);
+        ptx_store_release(&p.flag[gemm_partial_slot<T>((int)blockIdx.x, warpgroup)], p.nonce);
     }
 }
 
 /* fin at the beginning of a unit: zero, or what the cluster before has saved. */
 template <class T>
-static __device__ __forceinline__ void gemm_load_partial(const gemm_args &p, int begin, int group, float *fin)
+static __device__ __forceinline__ void gemm_load_partial(const gemm_args &p, int begin, int warpgroup, float *fin)
 {
-    const int64_t slot = gemm_partial_slot<T>((int)blockIdx.x - T::CLUSTER_M * T::CLUSTER_N, group);
+    const int64_t slot = gemm_partial_slot<T>((int)blockIdx.x - T::CLUSTER_M * T::CLUSTER_N, warpgroup);
     const float4 *from = (const float4 *)p.partial + slot * (T::SLICES * T::BLOCK_N / 8 * 128) + threadIdx.x % 128;
 
     if (begin == 0) {
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void gemm_load_partial(const gemm_args &p, int
             ;
         *(volatile uint64_t *)&p.flag[slot] = 0; /* not read again in this launch: no fence */
     }
-    ptx_barrier_sync(1 + T::WARPGROUPS + group, 128); /* the flag was seen before any thread reads */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* the flag was seen before any thread reads */
 #pragma unroll
     for (int i = 0; i < T::SLICES * T::BLOCK_N / 8; i++) {
         const float4 v = from[i * 128];
