@@ -322,11 +322,13 @@ static ridge_status prepare(const ridge_device *device)
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
     for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++)
-        for (int mode = 0; mode < 3 && !status; mode++)
-            if (variant_of(&rows[row])->mode[mode].memory)
-                status = host_prepare(device, (const void *const *)variant_of(&rows[row])->mode[mode].function[0],
-                                      3 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        for (int mode = 0; mode < 3; mode++)
+            for (int i = 0; i < 9 && !status && variant_of(&rows[row])->mode[mode].memory; i++) {
+                const void *function = (const void *)variant_of(&rows[row])->mode[mode].function[i / 3][i % 3];
+
+                status = host_prepare(device, &function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)variant_of(&rows[row])->mode[mode].memory, "gemm_fp8: loading kernels");
+            }
     return status;
 }
 
