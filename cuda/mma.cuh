@@ -35,7 +35,7 @@ static __device__ __forceinline__ void mma_copy_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `stages` - 2 of this thread's groups are under way: with `stages` - 1 in flight, the oldest one.
+/* Waits until at most `stages` - 2 of this thread's groups are in flight: with `stages` - 1 in flight, the oldest one.
  */
 static __device__ __forceinline__ void mma_copy_wait(int stages)
 {

@@ -1,4 +1,4 @@
-/* num.cuh: groups of elements between memory and f32 registers: bf16, f16, f32, with canonical NaN on the way out.
+/* num.cuh: elements between memory and f32 registers: bf16, f16, f32, with canonical NaN when stored.
  * The counterpart of cpu/num.h; the same bits. */
 #ifndef RIDGE_NUM_CUH
 #define RIDGE_NUM_CUH
@@ -75,8 +75,8 @@ template <int DTYPE> static __device__ __forceinline__ void num_unpack(uint4 v, 
     }
 }
 
-/* The way back, rounded, NaN canonical. The hardware's NaN is 7FFF: one fused multiply-add by zero a word finds out
- * whether any is there, which costs 5 instructions for 8 elements instead of 3 for each. */
+/* f32 to 16 bytes, rounded, NaN canonical. The hardware's NaN is 7FFF: one fused multiply-add by zero a word tests for
+ * any, which costs 5 instructions for 8 elements instead of 3 for each. */
 template <int DTYPE> static __device__ __forceinline__ uint4 num_pack(const float *x)
 {
     uint4 v;

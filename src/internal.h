@@ -182,9 +182,9 @@ struct ridge_kernel {
     const char *name; /* "cuda.swiglu_fwd.tile1024": the key in tuning files */
     uint32_t op;
     uint8_t arch_min, arch_max;
-    uint8_t contract; /* at least its op's contract */
-    uint8_t reserved;
-    int param[4]; /* tile parameters, meaning set by the op's file */
+    uint8_t contract;    /* at least its op's contract */
+    const void *variant; /* what sets this row's kernel apart from its siblings: a struct of the op's file, or NULL */
+    int param[4];        /* the same as numbers, where they need no names */
     /* NULL = can run it on this device, else the reason in words (static text). Architecture is checked by the caller.
      */
     const char *(*why_not)(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);

@@ -56,7 +56,7 @@ static __device__ __forceinline__ void wgmma_wait(void)
 }
 
 /* clang-format off */
-/* In pieces: 0 to 63, 64 to 95, 96 to 127. */
+/* Registers 0 to 63, 64 to 95, 96 to 127. */
 #define WGMMA_REGISTERS_A \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \

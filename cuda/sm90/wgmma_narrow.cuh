@@ -60,23 +60,23 @@
     WGMMA_OPERANDS_128(d), \
     "+f"((d)[64]), "+f"((d)[65]), "+f"((d)[66]), "+f"((d)[67]), "+f"((d)[68]), "+f"((d)[69]), "+f"((d)[70]), "+f"((d)[71]), \
     "+f"((d)[72]), "+f"((d)[73]), "+f"((d)[74]), "+f"((d)[75]), "+f"((d)[76]), "+f"((d)[77]), "+f"((d)[78]), "+f"((d)[79])
-#define WGMMA_NARROW(n, a_place, b_place, keep_place, types, d, a, b, keep) \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " keep_place ", 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " " WGMMA_NARROW_REGISTERS_##n ", " a_place ", " b_place \
+#define WGMMA_NARROW(n, a_index, b_index, keep_index, types, d, a, b, keep) \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " keep_index ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " " WGMMA_NARROW_REGISTERS_##n ", " a_index ", " b_index \
                  ", p, 1, 1;\n}" : WGMMA_NARROW_OPERANDS_##n(d) : "l"(a), "l"(b), "r"(keep))
-#define WGMMA_NARROW_BF16(n, a_place, b_place, d, a, b) \
+#define WGMMA_NARROW_BF16(n, a_index, b_index, d, a, b) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 " WGMMA_NARROW_REGISTERS_##n ", " a_place ", " b_place \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 " WGMMA_NARROW_REGISTERS_##n ", " a_index ", " b_index \
                  ", p, 1, 1, 0, 0;\n}" : WGMMA_NARROW_OPERANDS_##n(d) : "l"(a), "l"(b))
 /* clang-format on */
 
-#define WGMMA_NARROW_FORMATS(n, a_place, b_place, keep_place)                      \
+#define WGMMA_NARROW_FORMATS(n, a_index, b_index, keep_index)                      \
     if (FORMATS == WGMMA_E4M3_E4M3)                                                \
-        WGMMA_NARROW(n, a_place, b_place, keep_place, "e4m3.e4m3", d, a, b, keep); \
+        WGMMA_NARROW(n, a_index, b_index, keep_index, "e4m3.e4m3", d, a, b, keep); \
     if (FORMATS == WGMMA_E4M3_E5M2)                                                \
-        WGMMA_NARROW(n, a_place, b_place, keep_place, "e4m3.e5m2", d, a, b, keep); \
+        WGMMA_NARROW(n, a_index, b_index, keep_index, "e4m3.e5m2", d, a, b, keep); \
     if (FORMATS == WGMMA_E5M2_E4M3)                                                \
-    WGMMA_NARROW(n, a_place, b_place, keep_place, "e5m2.e4m3", d, a, b, keep)
+    WGMMA_NARROW(n, a_index, b_index, keep_index, "e5m2.e4m3", d, a, b, keep)
 
 /* D = A B + (keep ? D : 0) */
 template <int N, int FORMATS>
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void wgmma_fp8_narrow(float *d, uint64_t a, ui
     }
 }
 
-/* Rows of 16 bytes, packed; elements 8 .. 15 of k are 0 .. 7 again. The low word has room for 14 bits of the address:
+/* Rows of 16 bytes, packed; elements 8 .. 15 of k are 0 .. 7 again. The low word holds 14 bits of the address:
  * those above name the CTA. */
 static __device__ __forceinline__ uint32_t wgmma_low_rows16(uint32_t shared)
 {

@@ -1,23 +1,31 @@
-/* epilogue_sm90.cuh: the last part of a tile of gemm_fp8 on Hopper: scales of TENSOR and ROW, bias, accumulation,
- * rounding, and the way out. A warpgroup holds slices of 64 x BN results as wgmma.cuh has them. Included by
- * kernel_sm90.cuh. */
+/* epilogue_sm90.cuh: the epilogue of gemm_fp8 above 64 tokens on Hopper: scales by tensor and by row, bias,
+ * accumulation, rounding, the stores to D. A warpgroup holds slices of 64 x BLOCK_N results, laid out as in
+ * cuda/sm90/wgmma.cuh. */
+#ifndef RIDGE_GEMM_FP8_EPILOGUE_SM90_CUH
+#define RIDGE_GEMM_FP8_EPILOGUE_SM90_CUH
 
-/* TENSOR and ROW: the scales, once. They pass through shared memory, which nothing else uses in this mode: 48 loads
- * with an address each would spill. */
+#include "args_sm90.cuh"
+#include "scheduler_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* SCALE_EPILOGUE: the scales, once. Those of B pass through s->scale_b, which this mode does not use otherwise: 48
+ * loads with an address each would spill. */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
-                                                       int local, int first_row, int first_col, float *fin)
+static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
+                                                           int local, int first_row, int first_col, float *fin)
 {
     const int thread = threadIdx.x % 128;
-    float *columns = s->scale_b[group];
+    float *columns = s->scale_b[warpgroup];
     const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
     const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
 
-    for (int i = thread; i < T::BN; i += 128)
+    for (int i = thread; i < T::BLOCK_N; i += 128)
         columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* columns before others read them */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup,
+                     128); /* orders the writes of `columns` before the reads of other threads */
 #pragma unroll
-    for (int j = 0; j < T::BN / 8; j++) {
+    for (int j = 0; j < T::BLOCK_N / 8; j++) {
         const float2 v = *(const float2 *)&columns[8 * j + 2 * (thread % 4)];
 
         fin[4 * j] *= upper * v.x;
@@ -25,7 +33,7 @@ static __device__ __forceinline__ void gemm_scale_last(const gemm_args &p, gemm_
         fin[4 * j + 2] *= lower * v.x;
         fin[4 * j + 3] *= lower * v.y;
     }
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders these reads before the next tile's writes */
 }
 
 template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
@@ -35,26 +43,26 @@ template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gem
     return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
 }
 
-/* The same by what the kernel writes: a tile's end for anything reads its own. */
+/* The same by what the kernel writes. OUT_ANY: 0, since gemm_store reads its own. */
 template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const gemm_args &p, int col)
 {
     return OUT == OUT_BF16 ? gemm_bias<RIDGE_BF16>(p, col) : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col) : 0.0f;
 }
 
-/* Thread t of the warpgroup has the bias of column t of the tile, reads that of column 128 + t, and needs those of its
- * own columns. */
+/* Thread t of the warpgroup brings the bias of column t of the tile, loads that of column 128 + t, and reads those of
+ * its own columns from shared memory. */
 template <class T, int OUT>
-static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *columns, int group, float bias, int col,
-                                                     float *fin)
+static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *columns, int warpgroup, float bias,
+                                                     int col, float *fin)
 {
-    static_assert(T::BN <= 256, "two columns a thread");
-    if (threadIdx.x % 128 < T::BN)
+    static_assert(T::BLOCK_N <= 256, "two columns a thread");
+    if (threadIdx.x % 128 < T::BLOCK_N)
         columns[threadIdx.x % 128] = bias;
-    if (T::BN > 128 && threadIdx.x % 128 < T::BN - 128)
+    if (T::BLOCK_N > 128 && threadIdx.x % 128 < T::BLOCK_N - 128)
         columns[128 + threadIdx.x % 128] = gemm_bias_of<OUT>(p, col + 128 + threadIdx.x % 128);
-    ptx_barrier_sync(1 + T::WGS + group, 128);
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128);
 #pragma unroll
-    for (int j = 0; j < T::BN / 8; j++) {
+    for (int j = 0; j < T::BLOCK_N / 8; j++) {
         const float2 v = *(const float2 *)&columns[8 * j + 2 * (threadIdx.x % 4)];
 
         fin[4 * j] += v.x;
@@ -62,10 +70,10 @@ static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *
         fin[4 * j + 2] += v.x;
         fin[4 * j + 3] += v.y;
     }
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* read before the next tile's */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders these reads before the next tile's writes */
 }
 
-/* One element from registers. The tile's rows end before `last`. */
+/* One element from registers, if it lies in D. The tile's rows end before `last`. */
 template <int DTYPE>
 static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int row, int last, int col, float x)
 {
@@ -76,13 +84,13 @@ static __device__ __forceinline__ void gemm_store_one(const gemm_args &p, int ro
     num_store<DTYPE>(p.out, at, p.accumulate ? x + num_load<DTYPE>(p.out, at) : x);
 }
 
-/* Results as words of two 16-bit elements, NaN canonical: one look for NaN or infinity a thread. */
-template <int BN, int DTYPE> static __device__ __forceinline__ void gemm_pack(const float *fin, uint32_t *words)
+/* Results as words of two 16-bit elements, NaN canonical: one test a thread says whether any is NaN or infinite. */
+template <int BLOCK_N, int DTYPE> static __device__ __forceinline__ void gemm_pack(const float *fin, uint32_t *words)
 {
     uint32_t tail[4] = {0, 0, 0, 0}, taint;
 
 #pragma unroll
-    for (int i = 0; i < BN / 4; i++) {
+    for (int i = 0; i < BLOCK_N / 4; i++) {
         words[i] = num_pack2<DTYPE>(fin[2 * i], fin[2 * i + 1]);
         tail[i % 4] =
             DTYPE == RIDGE_BF16 ? ptx_taint_bf16x2(words[i], tail[i % 4]) : ptx_taint_f16x2(words[i], tail[i % 4]);
@@ -90,38 +98,38 @@ template <int BN, int DTYPE> static __device__ __forceinline__ void gemm_pack(co
     taint = tail[0] | tail[1] | tail[2] | tail[3];
     if (taint & 0x7fff7fffu) /* rare */
 #pragma unroll
-        for (int i = 0; i < BN / 4; i++)
+        for (int i = 0; i < BLOCK_N / 4; i++)
             words[i] = num_canonical<DTYPE>(words[i] & 0xffffu) | num_canonical<DTYPE>(words[i] >> 16) << 16;
 }
 
 /* Through shared memory to a TMA store, which overlaps the next tile. */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
                                                          int slice, int first_row, int first_col, const uint32_t *words)
 {
     /* panels of COLS columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8), in
      * one of 64 at chunk (j % 4) ^ (row / 2 % 4) */
-    enum { COLS = T::BN % 64 ? 32 : 64, CHUNKS = COLS / 8, BYTES = 64 * COLS * 2 };
+    enum { COLS = T::BLOCK_N % 64 ? 32 : 64, CHUNKS = COLS / 8, BYTES = 64 * COLS * 2 };
     const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 16;
     const int swizzle = thread % 32 / 16 ^ (COLS == 64 ? row % 8 : row / 2 % 4);
-    const uint32_t panel = ptx_shared(s->d) + (group * T::SLICES + slice) * (T::BN / COLS) * BYTES;
+    const uint32_t panel = ptx_shared(s->d) + (warpgroup * T::SLICES + slice) * (T::BLOCK_N / COLS) * BYTES;
     const uint32_t to = panel + row * (COLS * 2);
 
     if (slice == 0) {
         if (thread == 0)
-            ptx_tma_wait_read(); /* the previous tile has left shared memory */
-        ptx_barrier_sync(1 + T::WGS + group, 128);
+            ptx_tma_wait_read();                              /* TMA has read the previous tile from the panels, ... */
+        ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* ... before any thread writes them */
     }
 #pragma unroll
-    for (int j = 0; j < T::BN / 8; j += 2)
+    for (int j = 0; j < T::BLOCK_N / 8; j += 2)
         ptx_store_matrix(to + j / CHUNKS * BYTES + (j % CHUNKS ^ swizzle) * 16, words[2 * j], words[2 * j + 1],
                          words[2 * j + 2], words[2 * j + 3]);
     ptx_fence_async();
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* all of the panels before TMA reads them */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders all threads' writes before the reads of TMA */
     if (thread == 0) {
-        const CUtensorMap *d = T::FEW && group == p.groups - 1 ? &p.d_last : &p.d;
+        const CUtensorMap *d = T::SMALL_M && warpgroup == p.warpgroups - 1 ? &p.d_tail : &p.d;
 
-        for (int c = 0; c < T::BN / COLS; c++)
+        for (int c = 0; c < T::BLOCK_N / COLS; c++)
             if (first_col + COLS * c < p.n && first_row < p.m)
                 ptx_tma_store_2d(d, first_col + COLS * c, first_row, panel + c * BYTES);
         ptx_tma_commit();
@@ -130,16 +138,16 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
 
 /* OUT_BF16 */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int group,
+static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
                                                        int slice, int first_row, int first_col, const float *fin)
 {
-    uint32_t words[T::BN / 4];
+    uint32_t words[T::BLOCK_N / 4];
 
-    gemm_pack<T::BN, RIDGE_BF16>(fin, words);
-    gemm_store_panels<T, MODE>(p, s, group, slice, first_row, first_col, words);
+    gemm_pack<T::BLOCK_N, RIDGE_BF16>(fin, words);
+    gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, first_col, words);
 }
 
-/* From registers, 32 bytes of a row at a time, all of D that is added to in flight at once. */
+/* From registers, 32 bytes of a row at a time. With accumulation all loads of D are in flight at once. */
 template <class T>
 static __device__ __forceinline__ void gemm_store_f32_plain(const gemm_args &p, int first_row, int last, int first_col,
                                                             float *fin)
@@ -147,26 +155,26 @@ static __device__ __forceinline__ void gemm_store_f32_plain(const gemm_args &p, 
     const int thread = threadIdx.x % 128, lane = thread % 32, row = first_row + thread / 32 * 16 + lane / 4;
     const int col = first_col + 2 * (lane % 4);
     float2 *upper = (float2 *)((float *)p.out + row * p.stride + col), *lower = upper + 4 * p.stride;
-    float2 old[T::BN / 4];
+    float2 old[T::BLOCK_N / 4];
 
-    if (first_row + 64 > last || first_col + T::BN > p.n) {
+    if (first_row + 64 > last || first_col + T::BLOCK_N > p.n) {
 #pragma unroll
-        for (int i = 0; i < T::BN / 2; i++)
+        for (int i = 0; i < T::BLOCK_N / 2; i++)
             gemm_store_one<RIDGE_F32>(p, row + i % 4 / 2 * 8, last, col + i / 4 * 8 + i % 2, fin[i]);
         return;
     }
     if (p.accumulate) {
 #pragma unroll
-        for (int j = 0; j < T::BN / 8; j++) {
+        for (int j = 0; j < T::BLOCK_N / 8; j++) {
             old[2 * j] = upper[4 * j];
             old[2 * j + 1] = lower[4 * j];
         }
 #pragma unroll
-        for (int i = 0; i < T::BN / 2; i++)
+        for (int i = 0; i < T::BLOCK_N / 2; i++)
             fin[i] += i % 2 ? old[i / 2].y : old[i / 2].x;
     }
 #pragma unroll
-    for (int j = 0; j < T::BN / 8; j++) {
+    for (int j = 0; j < T::BLOCK_N / 8; j++) {
         upper[4 * j] = make_float2(__uint_as_float(num_canonical_f32(fin[4 * j])),
                                    __uint_as_float(num_canonical_f32(fin[4 * j + 1])));
         lower[4 * j] = make_float2(__uint_as_float(num_canonical_f32(fin[4 * j + 2])),
@@ -183,43 +191,47 @@ static __device__ __forceinline__ void gemm_tma_store(const void *map, int x, in
                  : "memory");
 }
 
-/* T::WIDE, one thread: what D holds into panels of shared memory during the loop over k, and the results from them to D
- * during the next tile's. Nobody reads D soon: it leaves L2 first, and the operands stay. */
-template <class T, int MODE> static __device__ void gemm_carry(const gemm_args &p, gemm_memory<T, MODE> *s)
+/* T::STAGED_F32, one producer thread: loads D into panels of shared memory during a tile's main loop, where D is
+ * accumulated to, and stores the results from there during the next tile's. D is not read again soon: it is evicted
+ * from L2 first, so that the operands stay.
+ *
+ *     d_loaded[g]   the panels of warpgroup g hold D: orders the writes of TMA before the warpgroup's reads
+ *     d_written[g]  they hold its results: orders the warpgroup's writes before the reads of TMA */
+template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
-    enum { ROWS = 64 * T::SLICES, ACROSS = T::BN / 32, PANELS = T::SLICES * ACROSS };
+    enum { ROWS = 64 * T::SLICES, ACROSS = T::BLOCK_N / 32, PANELS = T::SLICES * ACROSS };
     const uint64_t policy = ptx_policy_evict_first();
     uint32_t phase = 0;
 
     ptx_grid_wait();
     for (int number = 0;; number++) {
-        const gemm_piece piece = gemm_piece_at<T>(p, number);
+        const gemm_unit unit = gemm_unit_at<T>(p, number);
 
-        if (!piece.end)
+        if (!unit.end)
             break;
-        if (piece.end < p.blocks)
+        if (unit.end < p.k_blocks)
             continue;
-        ptx_tma_wait_read(); /* the panels are free */
-        for (int group = 0; group < gemm_groups<T>(p); group++) {
-            const uint32_t added = ptx_shared(&s->added[group]);
-            const int row = piece.row + group * ROWS;
-            const int down = max(0, min((p.m - row + 63) / 64, (int)T::SLICES));
-            const int across = max(0, min((p.n - piece.col + 31) / 32, (int)ACROSS)); /* 0: a tile beyond D */
+        ptx_tma_wait_read(); /* TMA has read the previous results from the panels */
+        for (int warpgroup = 0; warpgroup < gemm_warpgroups<T>(p); warpgroup++) {
+            const uint32_t added = ptx_shared(&s->d_loaded[warpgroup]);
+            const int row = unit.row + warpgroup * ROWS;
+            const int tall = max(0, min((p.m - row + 63) / 64, (int)T::SLICES));
+            const int across = max(0, min((p.n - unit.col + 31) / 32, (int)ACROSS)); /* 0: the tile lies beyond D */
 
-            ptx_mbarrier_expect(added, p.accumulate ? (uint32_t)(down * across * 64 * 128) : 0);
+            ptx_mbarrier_expect(added, p.accumulate ? (uint32_t)(tall * across * 64 * 128) : 0);
             for (int i = 0; i < PANELS; i++)
-                if (p.accumulate && i / ACROSS < down && i % ACROSS < across)
-                    ptx_tma_load_2d_policy(ptx_shared(s->d) + (group * PANELS + i) * 8192, &p.d,
-                                           piece.col + i % ACROSS * 32, row + i / ACROSS * 64, added, policy);
+                if (p.accumulate && i / ACROSS < tall && i % ACROSS < across)
+                    ptx_tma_load_2d_policy(ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, &p.d,
+                                           unit.col + i % ACROSS * 32, row + i / ACROSS * 64, added, policy);
         }
-        for (int group = 0; group < gemm_groups<T>(p); group++) {
-            const int row = piece.row + group * ROWS;
+        for (int warpgroup = 0; warpgroup < gemm_warpgroups<T>(p); warpgroup++) {
+            const int row = unit.row + warpgroup * ROWS;
 
-            ptx_mbarrier_wait(ptx_shared(&s->stored[group]), phase);
+            ptx_mbarrier_wait(ptx_shared(&s->d_written[warpgroup]), phase);
             for (int i = 0; i < PANELS; i++)
-                if (row + i / ACROSS * 64 < p.m && piece.col + i % ACROSS * 32 < p.n)
-                    gemm_tma_store(&p.d, piece.col + i % ACROSS * 32, row + i / ACROSS * 64,
-                                   ptx_shared(s->d) + (group * PANELS + i) * 8192, policy);
+                if (row + i / ACROSS * 64 < p.m && unit.col + i % ACROSS * 32 < p.n)
+                    gemm_tma_store(&p.d, unit.col + i % ACROSS * 32, row + i / ACROSS * 64,
+                                   ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, policy);
             ptx_tma_commit();
         }
         phase ^= 1;
@@ -227,23 +239,24 @@ template <class T, int MODE> static __device__ void gemm_carry(const gemm_args &
     ptx_tma_wait();
 }
 
-/* OUT_F32. `done`: parity of the tiles that this warpgroup has finished. In a row of 128 bytes of a panel, the 16 bytes
- * of columns 4 j lie at chunk j ^ (row % 8). */
+/* OUT_F32. parity: of the tiles that this warpgroup has finished. In a row of 128 bytes of a panel, the 16 bytes of
+ * columns 4 j lie at chunk j ^ (row % 8). */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
-                                                      int first_row, int last, int first_col, int done, float *fin)
+static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
+                                                      int slice, int first_row, int last, int first_col, int parity,
+                                                      float *fin)
 {
     const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
-    const int panel = (group * T::SLICES + slice) * (T::BN / 32);
+    const int panel = (warpgroup * T::SLICES + slice) * (T::BLOCK_N / 32);
 
-    if constexpr (!T::WIDE) {
+    if constexpr (!T::STAGED_F32) {
         gemm_store_f32_plain<T>(p, first_row, last, first_col, fin);
         return;
     }
     if (slice == 0)
-        ptx_mbarrier_wait(ptx_shared(&s->added[group]), done);
+        ptx_mbarrier_wait(ptx_shared(&s->d_loaded[warpgroup]), parity);
 #pragma unroll
-    for (int j = 0; j < T::BN / 8; j++) {
+    for (int j = 0; j < T::BLOCK_N / 8; j++) {
         float2 *upper =
             (float2 *)(s->d + (panel + j / 4) * 8192 + row * 128 + ((j % 4 * 2 + q / 2) ^ row % 8) * 16 + q % 2 * 8);
         float2 *lower = upper + 8 * 128 / 8;
@@ -262,19 +275,19 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_m
     }
     ptx_fence_async();
     if (slice == T::SLICES - 1)
-        ptx_mbarrier_arrive(ptx_shared(&s->stored[group]));
+        ptx_mbarrier_arrive(ptx_shared(&s->d_written[warpgroup]));
 }
 
-/* OUT_ANY: 64 x BN results, and their bias. */
+/* OUT_ANY: 64 x BLOCK_N results with their bias, to any dtype and address. */
 template <class T, int MODE, int DTYPE>
-static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int group, int slice,
+static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup, int slice,
                                                   int first_row, int last, int first_col, float *fin)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
 
     if (p.bias)
 #pragma unroll
-        for (int j = 0; j < T::BN / 8; j++) {
+        for (int j = 0; j < T::BLOCK_N / 8; j++) {
             const float x = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair);
             const float y = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair + 1);
 
@@ -285,16 +298,20 @@ static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memor
         }
     if constexpr (DTYPE != RIDGE_F32)
         if (p.aligned && !p.accumulate) {
-            uint32_t words[T::BN / 4];
+            uint32_t words[T::BLOCK_N / 4];
 
-            gemm_pack<T::BN, DTYPE>(fin, words);
-            gemm_store_panels<T, MODE>(p, s, group, slice, first_row, first_col, words);
+            gemm_pack<T::BLOCK_N, DTYPE>(fin, words);
+            gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, first_col, words);
             return;
         }
 #pragma unroll
-    for (int j = 0; j < T::BN / 8; j++)
+    for (int j = 0; j < T::BLOCK_N / 8; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, last, first_col + 8 * j + 2 * pair + i % 2,
                                   fin[4 * j + i]);
 }
+
+#endif
+
+#endif

@@ -1,81 +1,92 @@
-/* mainloop_single_sm90.cuh: the loop over k of gemm_fp8 on Hopper for tiles with one multiplying warpgroup, which has
- * nobody to promote while its matrix instructions run: it has two blocks under way. Included by kernel_sm90.cuh. */
+/* mainloop_single_sm90.cuh: the main loop of gemm_fp8 on Hopper for tiles with a single consumer warpgroup. No other
+ * warpgroup's wgmma run while it promotes, so it keeps two blocks of k in flight. */
+#ifndef RIDGE_GEMM_FP8_MAINLOOP_SINGLE_SM90_CUH
+#define RIDGE_GEMM_FP8_MAINLOOP_SINGLE_SM90_CUH
 
-/* The matrix instructions of one block of k, and what promotes them. */
-typedef struct gemm_flight {
+#include "args_sm90.cuh"
+#include "mainloop_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* A block of k whose wgmma are in flight: its stage, and the scales that will promote it. */
+typedef struct gemm_in_flight {
     uint32_t stage;
     gemm_scales v;
-} gemm_flight;
+} gemm_in_flight;
 
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ gemm_flight gemm_issue(const gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                         gemm_ring *ring, float *acc)
+static __device__ __forceinline__ gemm_in_flight gemm_issue(const gemm_memory<T, MODE> *s, const gemm_addresses &at,
+                                                            gemm_ring *ring, float *acc)
 {
-    const uint32_t stage = ring->at.stage, a = at.a + stage * at.step, b = at.b + stage * (T::BN * BK / 16);
-    gemm_flight f = {stage, {}};
+    const uint32_t stage = ring->at.stage, a = at.a + stage * at.a_step, b = at.b + stage * (T::BLOCK_N * BK / 16);
+    gemm_in_flight f = {stage, {}};
 
     pipeline_wait(at.full, ring->at);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 32; k++)
-        gemm_wgmma<T::BN, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
+        gemm_wgmma<T::BLOCK_N, FORMATS>(acc, wgmma_descriptor_of(a + 2 * k), wgmma_descriptor_of(b + 2 * k), k > 0);
     wgmma_commit();
-    if (MODE == SCALE_BLOCK) {
-        const float column = s->scale_b[stage][0];
+    if (MODE == SCALE_1D2D) {
+        const float scale_b = s->scale_b[stage][0];
 
-        f.v.upper = s->scale_a[stage][at.row + ring->late] * column;
-        f.v.lower = s->scale_a[stage][at.row + ring->late + 8] * column;
+        f.v.upper = s->scale_a[stage][at.row + ring->skew] * scale_b;
+        f.v.lower = s->scale_a[stage][at.row + ring->skew + 8] * scale_b;
     }
-    ring->late = (ring->late + at.shift) & 3;
+    ring->skew = (ring->skew + at.skew_step) & 3;
     gemm_advance<T::STAGES>(ring);
     return f;
 }
 
-/* After the wait: the stage goes back, then the promotion. */
+/* After the wait for its wgmma: releases the stage, then promotes. */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_land(const gemm_places &at, const gemm_flight &f, float *acc, float *fin)
+static __device__ __forceinline__ void gemm_retire(const gemm_addresses &at, const gemm_in_flight &f, float *acc,
+                                                   float *fin)
 {
-    wgmma_pin<T::BN / 2>(acc); /* no use before the wait */
-    __syncwarp();              /* the warp has read its scales */
-    if (threadIdx.x % 32 < T::CM + T::CN - 1)
+    wgmma_pin<T::BLOCK_N / 2>(acc); /* no use of acc moves before the wait */
+    __syncwarp();                   /* all lanes have read their scales before any releases the stage */
+    if (threadIdx.x % 32 < T::CLUSTER_M + T::CLUSTER_N - 1)
         pipeline_release_cluster(at.empty, f.stage);
-    if (MODE == SCALE_BLOCK)
-        gemm_promote_block<T::BN>(f.v, f.v, 128, acc, fin);
+    if (MODE == SCALE_1D2D)
+        gemm_promote_1d2d<T::BLOCK_N>(f.v, f.v, 128, acc, fin);
     else
 #pragma unroll
-        for (int i = 0; i < T::BN / 2; i++)
+        for (int i = 0; i < T::BLOCK_N / 2; i++)
             fin[i] += acc[i];
 }
 
-/* The blocks of a piece into fin by a warpgroup that is alone: while it promotes one, the matrix instructions of the
- * next run. */
+/* All blocks of k of a work unit, added to fin: while one is promoted, the wgmma of the next run. */
 template <class T, int MODE, int FORMATS>
-static __device__ __forceinline__ void gemm_multiply_two(gemm_memory<T, MODE> *s, const gemm_places &at,
-                                                         gemm_ring *ring, const gemm_piece &piece, float *fin)
+static __device__ __forceinline__ void gemm_mainloop_single(gemm_memory<T, MODE> *s, const gemm_addresses &at,
+                                                            gemm_ring *ring, const gemm_unit &unit, float *fin)
 {
-    float even[T::BN / 2], odd[T::BN / 2];
-    gemm_flight first, second;
-    int left = piece.end - piece.begin - 1;
+    float even[T::BLOCK_N / 2], odd[T::BLOCK_N / 2];
+    gemm_in_flight first, second;
+    int left = unit.end - unit.begin - 1;
 
-    ring->late = at.from;
+    ring->skew = at.skew;
     first = gemm_issue<T, MODE, FORMATS>(s, at, ring, even);
 #pragma unroll 1
     for (; left >= 2; left -= 2) {
         second = gemm_issue<T, MODE, FORMATS>(s, at, ring, odd);
         wgmma_wait_before();
-        gemm_land<T, MODE>(at, first, even, fin);
+        gemm_retire<T, MODE>(at, first, even, fin);
         first = gemm_issue<T, MODE, FORMATS>(s, at, ring, even);
         wgmma_wait_before();
-        gemm_land<T, MODE>(at, second, odd, fin);
+        gemm_retire<T, MODE>(at, second, odd, fin);
     }
     if (left) {
         second = gemm_issue<T, MODE, FORMATS>(s, at, ring, odd);
         wgmma_wait_before();
-        gemm_land<T, MODE>(at, first, even, fin);
+        gemm_retire<T, MODE>(at, first, even, fin);
         wgmma_wait();
-        gemm_land<T, MODE>(at, second, odd, fin);
+        gemm_retire<T, MODE>(at, second, odd, fin);
     } else {
         wgmma_wait();
-        gemm_land<T, MODE>(at, first, even, fin);
+        gemm_retire<T, MODE>(at, first, even, fin);
     }
 }
+
+#endif
+
+#endif

@@ -1,80 +1,63 @@
-/* rows_sm90.cu: the rows of gemm_fp8 for m above 64 on Hopper: launch, cost. The kernel: kernel_sm90.cuh; the
- * tiles: tiles_sm90.cuh. */
+/* rows_sm90.cu: the rows of gemm_fp8 for m above 64 on Hopper: what each can run, its cost, its launch. A row's variant
+ * is a tile of tiles_sm90.cuh; a row with a workspace splits its last tiles by stream-K. The kernel: kernel_sm90.cuh.
+ */
+#include <limits.h>
+
+#include "cuda/launch.cuh"
+#include "src/util.h"
 #include "tiles_sm90.cuh"
 
-enum { FEW_TILE = 16, SPAN_TILE = 32 };
-
-static const gemm_tile *tile_of(const ridge_kernel *kernel)
+static const gemm_variant *variant_of(const ridge_kernel *kernel)
 {
-    static const gemm_tile *const table[] = {ridge_gemm_tiles_large, ridge_gemm_tiles_few, ridge_gemm_tiles_span};
-
-    return &table[kernel->param[0] / FEW_TILE][kernel->param[0] % FEW_TILE];
+    return (const gemm_variant *)kernel->variant;
 }
 
-static ridge_status prepare_tile(const ridge_device *device, const gemm_tile *tile)
+static bool is_stream_k(const ridge_kernel *kernel)
 {
-    ridge_status status = RIDGE_OK;
-
-    for (int i = 0; i < 3 && !status; i++)
-        if (tile->mode[i].memory)
-            status = host_prepare(device, tile->mode[i].function[0], 3 * 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)tile->mode[i].memory, "gemm_fp8: loading kernels");
-    return status;
+    return kernel->workspace != NULL;
 }
 
-static ridge_status prepare(const ridge_device *device)
+/* Clusters that run at once, and cluster tiles: what one of them computes at a time. */
+static int64_t clusters_of(const ridge_device *device, const gemm_shape *t)
 {
-    ridge_status status = RIDGE_OK;
-
-    if (device->arch != RIDGE_ARCH_SM90)
-        return RIDGE_OK;
-    for (int i = 0; i < TILES_LARGE && !status; i++)
-        status = prepare_tile(device, &ridge_gemm_tiles_large[i]);
-    for (int i = 0; i < TILES_FEW && !status; i++)
-        status = prepare_tile(device, &ridge_gemm_tiles_few[i]);
-    for (int i = 0; i < TILES_SPAN && !status; i++)
-        status = prepare_tile(device, &ridge_gemm_tiles_span[i]);
-    return status;
+    return device->units / (t->cluster_m * t->cluster_n);
 }
 
-/* Clusters that run at once, and items: what a cluster does at a time. */
-static int64_t clusters_of(const ridge_device *device, const gemm_tile *tile)
+static int64_t tiles_m_of(const gemm_variant *v, int64_t m)
 {
-    return device->units / (tile->cm * tile->cn);
+    return ridge_ceil_div(m, v->block_m * v->shape.cluster_m);
 }
 
-static int64_t items_of(const gemm_tile *tile, const int64_t *dim)
+static int64_t tiles_of(const gemm_variant *v, const int64_t *dim)
 {
-    const int64_t rows = tile->bm * tile->cm, cols = tile->bn * tile->cn;
-
-    return (dim[0] + rows - 1) / rows * ((dim[1] + cols - 1) / cols);
+    return tiles_m_of(v, dim[0]) * ridge_ceil_div(dim[1], v->shape.block_n * v->shape.cluster_n);
 }
 
-/* Rows of a tile: with few they are shared out evenly, in whole swizzles for each CTA that loads a part. */
-static int64_t high_of(const gemm_tile *tile, int64_t m)
+/* Rows of a tile: with small_m they are divided evenly, in whole swizzles for each CTA that loads a part of them. */
+static int64_t block_m_of(const gemm_variant *v, int64_t m)
 {
-    const int64_t tiles = (m + tile->bm * tile->cm - 1) / (tile->bm * tile->cm) * tile->cm;
+    const int64_t tiles = tiles_m_of(v, m) * v->shape.cluster_m;
 
-    return tile->few ? ((m + tiles - 1) / tiles + 8 * tile->cn - 1) / (8 * tile->cn) * (8 * tile->cn) : tile->bm;
+    return v->shape.small_m ? ridge_round_up(ridge_ceil_div(m, tiles), 8 * v->shape.cluster_n) : v->block_m;
 }
 
-/* Warpgroups that have rows. */
-static int64_t groups_of(const gemm_tile *tile, int64_t m)
+/* Consumer warpgroups that have rows. */
+static int64_t warpgroups_of(const gemm_variant *v, int64_t m)
 {
-    return tile->few ? (high_of(tile, m) + 63) / 64 : tile->wgs;
+    return v->shape.small_m ? ridge_ceil_div(block_m_of(v, m), 64) : v->shape.warpgroups;
 }
 
-/* Bytes of `fin` that a warpgroup leaves to the next cluster. */
-static size_t part_bytes(const gemm_tile *tile)
+/* Bytes of the partial accumulators that a warpgroup saves for the next cluster. */
+static size_t partial_bytes(const gemm_shape *t)
 {
-    return (size_t)64 * tile->slices * tile->bn * 4;
+    return (size_t)64 * t->slices * t->block_n * 4;
 }
 
 static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *)
 {
-    const gemm_tile *tile = tile_of(kernel);
+    const gemm_shape *t = &variant_of(kernel)->shape;
 
-    return (size_t)device->units * (tile->wgs * (part_bytes(tile) + sizeof(uint64_t)) + sizeof(uint64_t));
+    return (size_t)device->units * (t->warpgroups * (partial_bytes(t) + sizeof(uint64_t)) + sizeof(uint64_t));
 }
 
 /* A number that no other launch of this process has, and that memory does not hold by chance. */
@@ -89,234 +72,264 @@ static uint64_t new_nonce(void)
     return (z ^ z >> 31) | 1;
 }
 
-static int64_t stride_of(const ridge_operand *x, int64_t packed)
-{
-    return x->stride ? x->stride : packed;
-}
-
-/* The kernels that take the scales of A as one line (gemm_flat), whose elements have 32-bit numbers. */
-static bool is_flat(const gemm_tile *tile, uint32_t mode_b)
-{
-    return tile->few && mode_b == RIDGE_SCALE_B_BLK128;
-}
-
 static bool scales_by_tma(const float *scale, int64_t ld)
 {
     return ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
 }
 
-static ridge_status map_scales_a(const ridge_device *device, const gemm_tile *tile, uint32_t mode_b, gemm_args *p)
-{
-    if (is_flat(tile, mode_b))
-        return host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a - p->from,
-                               p->from + (p->blocks - 1) * p->ld_a + p->m, 1, 0, p->high + 4, 1, 0);
-    return host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a, p->m, p->blocks, p->ld_a, p->high, 1, 0);
-}
-
-/* What the kernel needs besides the tensor maps. */
-static gemm_args collect(const ridge_call *call, const gemm_tile *tile)
+/* The sizes, the scales and D, without the tensor maps. flat: gemm_flat_scales, whose elements have 32-bit numbers. */
+static gemm_args make_args(const ridge_call *call, const gemm_variant *v, bool flat)
 {
     const ridge_operand *arg = call->arg, *d = &arg[RIDGE_GEMM_FP8_D];
     const uint32_t mode_a = call->flags & RIDGE_SCALE, mode_b = call->flags & RIDGE_SCALE_B;
-    const int rows = tile->bm * tile->cm, cols = tile->bn * tile->cn;
     gemm_args p = {};
 
     p.m = (int)call->dim[0];
     p.n = (int)call->dim[1];
-    p.blocks = (int)((call->dim[2] + BK - 1) / BK);
-    p.items_m = (p.m + rows - 1) / rows;
-    p.items_n = (p.n + cols - 1) / cols;
-    p.high = (int)high_of(tile, p.m);
-    p.slice = p.high / tile->cn;
-    p.groups = (int)groups_of(tile, p.m);
+    p.k_blocks = (int)ridge_ceil_div(call->dim[2], BK);
+    p.tiles_m = (int)tiles_m_of(v, p.m);
+    p.tiles_n = (int)ridge_ceil_div(p.n, v->shape.block_n * v->shape.cluster_n);
+    p.block_m = (int)block_m_of(v, p.m);
+    p.a_rows = p.block_m / v->shape.cluster_n;
+    p.warpgroups = (int)warpgroups_of(v, p.m);
     p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
     p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
-    p.block_a = mode_a == RIDGE_SCALE_BLK128;
-    p.ld_a = mode_a == RIDGE_SCALE_TENSOR ? 0 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_A], p.block_a ? p.blocks : p.m);
-    p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR
-                 ? 0
-                 : stride_of(&arg[RIDGE_GEMM_FP8_SCALE_B], mode_b == RIDGE_SCALE_B_BLK128 ? p.blocks : p.n);
-    p.from = (int)((uintptr_t)p.scale_a % 16 / 4);
+    p.scale_a_blk128 = mode_a == RIDGE_SCALE_BLK128;
+    p.ld_a = mode_a == RIDGE_SCALE_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_SCALE_A].stride;
+    p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_SCALE_B].stride;
+    p.scale_a_skew = (int)((uintptr_t)p.scale_a % 16 / 4);
     p.scale_tma = mode_a == RIDGE_SCALE_ROW128 &&
-                  (is_flat(tile, mode_b) ? p.ld_a * p.blocks < 0x7fffff00 : scales_by_tma(p.scale_a, p.ld_a)) &&
+                  (flat ? p.ld_a * p.k_blocks < 0x7fffff00 : scales_by_tma(p.scale_a, p.ld_a)) &&
                   (mode_b != RIDGE_SCALE_B_ROW128 || scales_by_tma(p.scale_b, p.ld_b));
     p.dtype = (int)d->dtype;
     p.out = (char *)d->data;
-    p.stride = stride_of(d, p.n);
+    p.stride = d->stride;
     p.bias = arg[RIDGE_GEMM_FP8_BIAS].data;
     p.bias_f32 = arg[RIDGE_GEMM_FP8_BIAS].dtype == RIDGE_F32;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
-    /* nothing is added twice; the scales of A begin at a multiple of 16 bytes */
-    p.last = p.accumulate || p.m < p.high ? INT_MAX : (p.m - p.high + 3) / 4 * 4;
+    /* with accumulation no row may be computed twice; the scales of A begin at a multiple of 16 bytes */
+    p.last_row = p.accumulate || p.m < p.block_m ? INT_MAX : (int)ridge_round_up(p.m - p.block_m, 4);
     p.aligned = ((uintptr_t)d->data | (uintptr_t)(p.stride * (int64_t)ridge_dtype_size(d->dtype))) % 16 == 0;
     return p;
 }
 
-enum { MEET = 2048 }; /* blocks of k, 1.2 ms, after which clusters wait for each other: some 7 us */
-
-/* Cuts the shared items, laid end to end, into equal parts; not within NEAR blocks of an item's end. */
-static void share(gemm_args *p, int64_t items, int64_t parts)
+static ridge_status map_operands(const ridge_device *device, const ridge_call *call, const gemm_shape *t, gemm_args *p)
 {
-    enum { NEAR = 2 };
+    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
+    const int64_t k = call->dim[2];
+    ridge_status status = host_tensor_map(device, &p->a, RIDGE_E4M3, a->data, k, p->m, a->stride, BK, p->a_rows, 128);
 
-    for (int64_t c = 0; c <= parts; c++) {
-        const int64_t at = items * p->blocks * c / parts, inside = at % p->blocks;
-        const int64_t to = inside < NEAR ? at - inside : p->blocks - inside < NEAR ? at + p->blocks - inside : at;
+    if (!status)
+        status = host_tensor_map_l2(
+            device, &p->b, RIDGE_E4M3, b->data, k, p->n, b->stride, BK, t->block_n / t->cluster_m, 128,
+            t->small_m ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+    return status;
+}
 
-        p->cut[c].item = (int)(to / p->blocks);
-        p->cut[c].block = (int)(to % p->blocks);
-    }
+/* The maps of D where TMA stores it, or, in 1D1D, where f32 passes through shared memory. */
+static ridge_status map_d(const ridge_device *device, const gemm_shape *t, int mode, int out, gemm_args *p)
+{
+    const int cols = t->block_n % 64 ? 32 : 64;
+    ridge_status status = RIDGE_OK;
+
+    if (p->aligned && !p->accumulate && p->dtype != RIDGE_F32)
+        status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, p->m, p->stride, cols, 64, 2 * cols);
+    if (!status && p->aligned && !p->accumulate && p->dtype != RIDGE_F32 && t->small_m)
+        status = host_tensor_map(device, &p->d_tail, p->dtype, p->out, p->n, p->m, p->stride, cols,
+                                 p->block_m - 64 * (p->warpgroups - 1), 2 * cols);
+    if (!status && out == OUT_F32 && mode == SCALE_1D1D)
+        status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, p->m, p->stride, 32, 64, 128);
+    return status;
+}
+
+static ridge_status map_scales(const ridge_device *device, const gemm_shape *t, int mode, bool flat, gemm_args *p)
+{
+    ridge_status status;
+
+    if (!p->scale_tma)
+        return RIDGE_OK;
+    if (flat)
+        status = host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a - p->scale_a_skew,
+                                 p->scale_a_skew + (p->k_blocks - 1) * p->ld_a + p->m, 1, 0, p->block_m + 4, 1, 0);
+    else
+        status = host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a, p->m, p->k_blocks, p->ld_a, p->block_m,
+                                 1, 0);
+    if (!status && mode == SCALE_1D1D)
+        status = host_tensor_map(device, &p->map_scale_b, RIDGE_F32, p->scale_b, p->n, p->k_blocks, p->ld_b, t->block_n,
+                                 1, 0);
+    return status;
+}
+
+enum { SYNC_BLOCKS = 2048 }; /* blocks of k, 1.2 ms, after which clusters wait for each other: some 7 us */
+
+/* Splits the last `clusters` to 2 `clusters` tiles among the clusters. */
+static void split_stream_k(const ridge_device *device, const gemm_shape *t, int64_t tiles, int64_t clusters, void *room,
+                           gemm_args *p)
+{
+    p->data_parallel = (int)((tiles / clusters - 1) * clusters);
+    for (int64_t c = 0; c <= clusters; c++)
+        p->cut[c] = stream_k_cut_at(tiles - p->data_parallel, p->k_blocks, c, clusters);
+    p->partial = (float *)room;
+    p->flag = (uint64_t *)((char *)room + (size_t)device->units * t->warpgroups * partial_bytes(t));
+    p->nonce = new_nonce();
+    p->progress = p->flag + device->units * t->warpgroups;
+    p->sync_every = (int)ridge_ceil_div(SYNC_BLOCKS, p->k_blocks);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *room,
                            size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
     const ridge_call *call = &bound->call;
-
-    const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B];
-    const gemm_tile *tile = tile_of(kernel);
+    const gemm_variant *v = variant_of(kernel);
+    const gemm_shape *t = &v->shape;
     const uint32_t mode_b = call->flags & RIDGE_SCALE_B;
-    const int mode = mode_b == RIDGE_SCALE_B_BLK128   ? SCALE_BLOCK
-                     : mode_b == RIDGE_SCALE_B_ROW128 ? SCALE_COLUMN
-                                                      : SCALE_LAST;
-    const int formats = a->dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
-                        : b->dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
-                                                 : WGMMA_E4M3_E4M3;
-    const int64_t k = call->dim[2], fit = clusters_of(device, tile), items = items_of(tile, problem->dim);
-    gemm_args p = collect(call, tile);
-    const int stages = tile->mode[mode].ring / ((p.high + tile->bn) * BK);
+    const int mode = mode_b == RIDGE_SCALE_B_BLK128   ? SCALE_1D2D
+                     : mode_b == RIDGE_SCALE_B_ROW128 ? SCALE_1D1D
+                                                      : SCALE_EPILOGUE;
+    const int formats = call->arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
+                        : call->arg[RIDGE_GEMM_FP8_B].dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
+                                                                          : WGMMA_E4M3_E4M3;
+    const bool flat = t->small_m && mode == SCALE_1D2D;
+    const int64_t clusters = clusters_of(device, t), tiles = tiles_of(v, call->dim);
+    const int ctas = t->cluster_m * t->cluster_n;
+    gemm_args p = make_args(call, v, flat);
+    const int stages = v->mode[mode].ring / ((p.block_m + t->block_n) * BK);
     const int out = !p.aligned                               ? OUT_ANY
                     : p.dtype == RIDGE_F32                   ? OUT_F32
                     : p.dtype == RIDGE_BF16 && !p.accumulate ? OUT_BF16
                                                              : OUT_ANY;
-    ridge_status status;
+    ridge_status status = map_operands(device, call, t, &p);
 
-    status = host_tensor_map(device, &p.a, RIDGE_E4M3, a->data, k, p.m, stride_of(a, k), BK, p.slice, 128);
     if (!status)
-        status =
-            host_tensor_map_l2(device, &p.b, RIDGE_E4M3, b->data, k, p.n, stride_of(b, k), BK, tile->bn / tile->cm, 128,
-                               tile->few ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
-    if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32)
-        status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, tile->bn % 64 ? 32 : 64, 64,
-                                 tile->bn % 64 ? 64 : 128);
-    if (!status && p.aligned && !p.accumulate && p.dtype != RIDGE_F32 && tile->few)
-        status = host_tensor_map(device, &p.d_last, p.dtype, p.out, p.n, p.m, p.stride, tile->bn % 64 ? 32 : 64,
-                                 p.high - 64 * (p.groups - 1), tile->bn % 64 ? 64 : 128);
-    if (!status && out == OUT_F32 && mode == SCALE_COLUMN)
-        status = host_tensor_map(device, &p.d, p.dtype, p.out, p.n, p.m, p.stride, 32, 64, 128);
-    if (!status && p.scale_tma)
-        status = map_scales_a(device, tile, mode_b, &p);
-    if (!status && p.scale_tma && mode == SCALE_COLUMN)
-        status = host_tensor_map(device, &p.map_scale_b, RIDGE_F32, p.scale_b, p.n, p.blocks, p.ld_b, tile->bn, 1, 0);
+        status = map_d(device, t, mode, out, &p);
+    if (!status)
+        status = map_scales(device, t, mode, flat, &p);
     if (status)
         return status;
-    p.stages = stages < tile->most ? stages : tile->most;
-    p.plain = (int)items;
-    if (kernel->param[3] && !tile->few && fit < CUTS && (mode != SCALE_COLUMN || p.scale_tma)) {
-        p.plain = (int)((items / fit - 1) * fit);
-        share(&p, items - p.plain, fit);
-        p.partial = (float *)room;
-        p.flag = (uint64_t *)((char *)room + (size_t)device->units * tile->wgs * part_bytes(tile));
-        p.nonce = new_nonce();
-        p.progress = p.flag + device->units * tile->wgs;
-        p.every = (MEET + p.blocks - 1) / p.blocks;
-    }
-    return host_launch_cluster(device, kernel->name, tile->mode[mode].function[out][formats],
-                               dim3((unsigned)((items < fit ? items : fit) * tile->cm * tile->cn)), tile->cm * tile->cn,
-                               tile->wgs * 128 + 128, tile->mode[mode].memory, &p, stream);
+    p.stages = (int)ridge_min((int64_t)stages, t->stages);
+    p.data_parallel = (int)tiles;
+    if (is_stream_k(kernel) && clusters < MAX_CUTS && (mode != SCALE_1D1D || p.scale_tma))
+        split_stream_k(device, t, tiles, clusters, room, &p);
+    return host_launch_cluster(device, kernel->name, (const void *)v->mode[mode].function[out][formats],
+                               dim3((unsigned)(ridge_min(tiles, clusters) * ctas)), ctas, t->warpgroups * 128 + 128,
+                               v->mode[mode].memory, &p, stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2];
-    const gemm_tile *tile = tile_of(kernel);
-    const bool column = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
-    const bool column16 = column && problem->dtype[RIDGE_GEMM_FP8_D] != RIDGE_F32;
-    const bool block = tile->mode[SCALE_BLOCK].memory && !tile->mode[SCALE_LAST].memory; /* for no other */
+    const gemm_variant *v = variant_of(kernel);
+    const gemm_shape *t = &v->shape;
+    const int64_t cluster_rows = v->block_m * t->cluster_m, clusters = clusters_of(device, t);
+    const uint32_t mode_b = problem->flags & RIDGE_SCALE_B;
+    const bool is_1d1d = mode_b == RIDGE_SCALE_B_ROW128;
+    const bool is_1d1d_16bit = is_1d1d && problem->dtype[RIDGE_GEMM_FP8_D] != RIDGE_F32;
 
     if (m <= 64)
         return "is for m above 64";
-    if (tile->few && block && m > 512)
+    if (t->small_m && t->modes == MODE_1D2D && m > 512)
         return "is for m of 65 to 512";
-    if (tile->few && !block && tile->wgs < 3 && m > tile->bm * tile->cm)
-        return tile->bm * tile->cm == 128 ? "is for m of 65 to 128" : "is for m of 65 to 256";
-    if (column && !tile->mode[SCALE_COLUMN].memory)
+    if (t->small_m && t->modes != MODE_1D2D && t->warpgroups < 3 && m > cluster_rows)
+        return cluster_rows == 128 ? "is for m of 65 to 128" : "is for m of 65 to 256";
+    if (is_1d1d && !(t->modes & MODE_1D1D))
         return "is not for scales of b by row and 128 of k";
     if (n == 0 || k == 0)
         return "nothing to multiply";
-    if (block && (problem->flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_BLK128)
+    if (t->modes == MODE_1D2D && mode_b != RIDGE_SCALE_B_BLK128)
         return "is for scales of b by 128 x 128";
-    if (!tile->mode[SCALE_LAST].memory && !block && !column16)
+    if (t->modes == MODE_1D1D && !is_1d1d_16bit)
         return "is for scales of b by row and 128 of k, to 16 bits";
-    if (tile->mode[SCALE_LAST].memory && column16)
+    if (t->modes & MODE_EPILOGUE && is_1d1d_16bit)
         return "is not for scales of b by row and 128 of k, to 16 bits";
     if (problem->align < 4 || (problem->packed && k % 16))
         return "TMA needs rows of a and b that begin at multiples of 16 bytes";
     if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
         (double)((m + 127) / 128) * (double)((n + 127) / 128) > 2e9)
         return "more than 2^31 tiles";
-    if (clusters_of(device, tile) < 1 || (tile->cm * tile->cn > 1 && clusters_of(device, tile) >= CUTS))
+    if (clusters < 1 || (t->cluster_m * t->cluster_n > 1 && clusters >= MAX_CUTS))
         return "is for 2 to 161 multiprocessors";
-    if (kernel->param[3] && !tile->few && items_of(tile, problem->dim) <= clusters_of(device, tile))
-        return "too few tiles to share";
+    if (is_stream_k(kernel) && tiles_of(v, problem->dim) <= clusters)
+        return "too few tiles for stream-K";
     return NULL;
 }
 
-/* Few rows: a block of k takes a time of its own, whatever rows there are (192x64 and 128x64: by their number), and all
- * together not less than the weights at a rate below the memory's, which wide tiles come nearer to (docs/measured.md).
- * us. */
-static double few_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem,
-                       double blocks, double rate)
+/* small_m: a block of k takes at least block_us, whatever rows there are (192x64 and 128x64: by their number), and the
+ * whole not less than a read of the weights at a rate below the memory's, which a large block_n comes nearer to
+ * (docs/measured.md). us. */
+static double small_m_cost(const ridge_device *device, const gemm_variant *v, const ridge_problem *problem,
+                           double blocks, double rate)
 {
-    const gemm_tile *tile = tile_of(kernel);
-    const double ends = (double)((items_of(tile, problem->dim) - 1) / clusters_of(device, tile) + 1);
-    const double rows = 64 * (double)groups_of(tile, problem->dim[0]);
-    const double multiply = 2 * BK * rows * tile->bn / (rate * 1e6 / device->units), own = kernel->param[3] * 0.01;
-    const double loop = 4 + ends * (1 + blocks * (multiply > own ? multiply : own));
-    const double load = 4 + (double)problem->dim[1] * blocks * BK / ((tile->bn > 128 ? 930 : 860) * device->copy_gbps);
+    const gemm_shape *t = &v->shape;
+    const double rounds = (double)ridge_ceil_div(tiles_of(v, problem->dim), clusters_of(device, t));
+    const double rows = 64 * (double)warpgroups_of(v, problem->dim[0]);
+    const double multiply = 2 * BK * rows * t->block_n / (rate * 1e6 / device->units);
+    const double loop = 4 + rounds * (1 + blocks * (multiply > t->block_us ? multiply : t->block_us));
+    const double load =
+        4 + (double)problem->dim[1] * blocks * BK / ((t->block_n > 128 ? 930 : 860) * device->copy_gbps);
 
     return loop > load ? loop : load;
 }
 
-/* Rounds of items at the measured rate of the loop over k, or items shared evenly, which takes 10 us more. Fitted to
- * nine forward shapes, m 4096 and 8192, and six of m 257 to 512. */
+/* Rounds of tiles at the measured rate of the main loop, or tiles divided evenly by stream-K, which takes 10 us more.
+ * Fitted to nine forward shapes, m 4096 and 8192, and six of m 257 to 512. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const gemm_tile *tile = tile_of(kernel);
-    const bool column = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
-    const double blocks = (double)((problem->dim[2] + 127) / 128), rate = kernel->param[column ? 2 : 1];
-    const int64_t items = items_of(tile, problem->dim), clusters = clusters_of(device, tile);
-    const double block = (double)(2 * BK * tile->bm * tile->bn) / (rate * 1e6 / device->units);
-    const double item = 0.5 + 0.5 * tile->slices + blocks * block;
+    const gemm_variant *v = variant_of(kernel);
+    const gemm_shape *t = &v->shape;
+    const bool is_1d1d = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
+    const double blocks = (double)ridge_ceil_div(problem->dim[2], BK), rate = is_1d1d ? t->rate_1d1d : t->rate;
+    const int64_t tiles = tiles_of(v, problem->dim), clusters = clusters_of(device, t);
+    const double block = (double)(2 * BK * v->block_m * t->block_n) / (rate * 1e6 / device->units);
+    const double tile = 0.5 + 0.5 * t->slices + blocks * block;
 
-    if (tile->few)
-        return few_cost(device, kernel, problem, blocks, rate);
-    if (kernel->param[3])
-        return 14 + item * (double)items / (double)clusters;
-    return 4 + item * (double)((items + clusters - 1) / clusters);
+    if (t->small_m)
+        return small_m_cost(device, v, problem, blocks, rate);
+    if (is_stream_k(kernel))
+        return 14 + tile * (double)tiles / (double)clusters;
+    return 4 + tile * (double)ridge_ceil_div(tiles, clusters);
 }
 
-#define ROW(name, index, rate, slow, share, room)                                                                      \
-    {                                                                                                                  \
-        "cuda.gemm_fp8.wgmma" name, RIDGE_GEMM_FP8, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90,                                  \
-            RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL, 0, {index, rate, slow, share}, why_not, room, cost, launch \
-    }
+#define ROW_OF(row_name, tile, room)                                \
+    {                                                               \
+        .name = "cuda.gemm_fp8.wgmma" row_name,                     \
+        .op = RIDGE_GEMM_FP8,                                       \
+        .arch_min = RIDGE_ARCH_SM90,                                \
+        .arch_max = RIDGE_ARCH_SM90,                                \
+        .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_TYPICAL, \
+        .variant = &ridge_gemm_##tile,                              \
+        .param = {},                                                \
+        .why_not = why_not,                                         \
+        .workspace = room,                                          \
+        .cost = cost,                                               \
+        .launch = launch,                                           \
+    },
+#define ROW(tile, ...) ROW_OF(#tile, tile, NULL)
 
-/* param: tile, TFLOP/s of the loop with one fma an element and with a product more, whether clusters share items; few
- * rows: what a block takes at least, in 10 ns. */
-static const ridge_kernel rows[] = {ROW("192x128.shared", 0, 1280, 940, 1, workspace),
-                                    ROW("192x128", 0, 1280, 940, 0, NULL),
-                                    ROW("128x128", 1, 1140, 870, 0, NULL),
-                                    ROW("256x128", 2, 1200, 0, 0, NULL),
-                                    ROW("192x64", FEW_TILE, 1100, 850, 30, NULL),
-                                    ROW("128x64", FEW_TILE + 1, 1100, 850, 25, NULL),
-                                    ROW("128x64.down", FEW_TILE + 2, 2000, 0, 27, NULL),
-                                    ROW("64x64.down", FEW_TILE + 3, 2000, 0, 17, NULL),
-                                    ROW("128x128.few", FEW_TILE + 4, 2000, 0, 38, NULL),
-                                    ROW("128x96", SPAN_TILE, 1105, 0, 0, NULL),
-                                    ROW("128x160", SPAN_TILE + 1, 1175, 0, 0, NULL),
-                                    ROW("192x96.shared", 3, 0, 1020, 1, workspace),
-                                    ROW("192x96", 3, 0, 1020, 0, NULL)};
+/* clang-format off */
+static const ridge_kernel rows[] = {
+    ROW_OF("192x128_stream_k", 192x128, workspace)
+    ROW_OF("192x96_stream_k", 192x96, workspace)
+    GEMM_TILES_LARGE(ROW)
+    GEMM_TILES_SMALL_M(ROW)
+    GEMM_TILES_N96_N160(ROW)
+};
+/* clang-format on */
+
+static ridge_status prepare(const ridge_device *device)
+{
+    ridge_status status = RIDGE_OK;
+
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++)
+        for (int mode = 0; mode < 3; mode++)
+            for (int i = 0; i < 9 && !status && variant_of(&rows[row])->mode[mode].memory; i++) {
+                const void *function = (const void *)variant_of(&rows[row])->mode[mode].function[i / 3][i % 3];
+
+                status = host_prepare(device, &function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)variant_of(&rows[row])->mode[mode].memory, "gemm_fp8: loading kernels");
+            }
+    return status;
+}
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -1,30 +1,36 @@
-/* scales_sm90.cuh: the warps of gemm_fp8 on Hopper that bring scales: those that TMA cannot, and those of B that
- * are BLK128. Included by kernel_sm90.cuh. */
+/* scales_sm90.cuh: the producer warps of gemm_fp8 on Hopper that load scales: those that TMA cannot load, and those of
+ * B by 128 x 128. */
+#ifndef RIDGE_GEMM_FP8_SCALES_SM90_CUH
+#define RIDGE_GEMM_FP8_SCALES_SM90_CUH
 
-/* One warp, where TMA cannot: the scales of every stage that pass through shared memory. As few instructions as can be:
- * while matrix instructions run, all others issue at a third of the clock. */
-template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
+#include "args_sm90.cuh"
+#include "scheduler_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* One warp, where TMA cannot load them: the scales of every stage that pass through shared memory, by cp.async. As few
+ * instructions as possible: while wgmma run, all others issue at a third of the clock. */
+template <class T, int MODE> static __device__ void gemm_produce_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
-    enum { A = T::BM / 32, B = MODE == SCALE_COLUMN ? T::BN / 32 : 0 };
-    const int64_t step = p.block_a ? 1 : p.ld_a;
+    enum { A = T::BLOCK_M / 32, B = MODE == SCALE_1D1D ? T::BLOCK_N / 32 : 0 };
+    const int64_t step = p.scale_a_blk128 ? 1 : p.ld_a;
     const int lane = threadIdx.x % 32;
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
-    gemm_piece piece;
+    gemm_unit unit;
 
     ptx_grid_wait();
-    for (int number = 0; piece = gemm_piece_at<T>(p, number), piece.end; number++) {
-        const float *from[A + B]; /* of this lane, block after block */
+    for (int number = 0; unit = gemm_unit_at<T>(p, number), unit.end; number++) {
+        const float *from[A + B]; /* this lane's scales of the next block of k */
 
 #pragma unroll
         for (int i = 0; i < A + B; i++) {
-            const int row = min(piece.row + lane + 32 * i, p.m - 1),
-                      col = min(piece.col + lane + 32 * (i - A), p.n - 1);
+            const int row = min(unit.row + lane + 32 * i, p.m - 1), col = min(unit.col + lane + 32 * (i - A), p.n - 1);
 
-            from[i] = i >= A ? p.scale_b + col : p.scale_a + (p.block_a ? row / 128 * p.ld_a : row);
-            from[i] += piece.begin * (i < A ? step : p.ld_b);
+            from[i] = i >= A ? p.scale_b + col : p.scale_a + (p.scale_a_blk128 ? row / 128 * p.ld_a : row);
+            from[i] += unit.begin * (i < A ? step : p.ld_b);
         }
 #pragma unroll 1
-        for (int kb = piece.begin; kb < piece.end; kb++) {
+        for (int kb = unit.begin; kb < unit.end; kb++) {
             ptx_mbarrier_wait(ptx_shared(&s->empty[ring.at.stage]), ring.at.phase);
 #pragma unroll
             for (int i = 0; i < A + B; i++) {
@@ -39,58 +45,64 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
     }
 }
 
-/* BLK128: the scales of B of CHUNK blocks of k, one a lane; with TWO the upper lanes have those of the last columns. */
-template <int BN> static __device__ __forceinline__ float gemm_read_chunk(const gemm_args &p, int col, int kb)
+/* 1D2D: the scales of B of CHUNK blocks of k, one a lane; with TWO the upper lanes have those of the last columns. */
+template <int BLOCK_N> static __device__ __forceinline__ float gemm_read_scales_b(const gemm_args &p, int col, int kb)
 {
     const int lane = (int)threadIdx.x % 32;
 
-    if (gemm_span<BN>::TWO && lane >= 16)
-        col += BN - 1;
-    return p.scale_b[min(col, p.n - 1) / 128 * p.ld_b + min(kb + lane % gemm_span<BN>::CHUNK, p.blocks - 1)];
+    if (gemm_b_scales<BLOCK_N>::TWO && lane >= 16)
+        col += BLOCK_N - 1;
+    return p.scale_b[min(col, p.n - 1) / 128 * p.ld_b + min(kb + lane % gemm_b_scales<BLOCK_N>::CHUNK, p.k_blocks - 1)];
 }
 
-/* BLK128, one warp: the scales of B of every stage. It reads many at a time and ahead, in the piece after this one too:
- * the multiplying warps would wait for that at a tile's end. */
-template <class T> static __device__ void gemm_load_column(const gemm_args &p, gemm_memory<T, SCALE_BLOCK> *s)
+/* 1D2D, one warp: the scales of B of every stage. It reads CHUNK at a time and ahead, into the next work unit too: the
+ * consumers would otherwise wait for that load at every tile's start. */
+template <class T> static __device__ void gemm_produce_scales_b(const gemm_args &p, gemm_memory<T, SCALE_1D2D> *s)
 {
-    enum { MEETS = T::WGS == 3 && !T::FEW }; /* the tiles that share items */
-    enum { TWO = gemm_span<T::BN>::TWO, CHUNK = gemm_span<T::BN>::CHUNK };
-    gemm_piece piece = s->piece[0], after = {};
+    enum { SYNCS = T::WARPGROUPS == 3 && !T::SMALL_M }; /* the tiles that have stream-K */
+    enum { TWO = gemm_b_scales<T::BLOCK_N>::TWO, CHUNK = gemm_b_scales<T::BLOCK_N>::CHUNK };
+    gemm_unit unit = s->unit[0], after = {};
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     float next;
 
     ptx_grid_wait();
-    next = gemm_read_chunk<T::BN>(p, piece.col, piece.begin);
-    for (int number = 1; piece.end; number++, piece = after)
-        for (int kb = piece.begin; kb < piece.end; kb += CHUNK) {
-            const float now = next;
-            const int count = min((int)CHUNK, piece.end - kb);
+    next = gemm_read_scales_b<T::BLOCK_N>(p, unit.col, unit.begin);
+    for (int number = 1; unit.end; number++, unit = after)
+        for (int kb = unit.begin; kb < unit.end; kb += CHUNK) {
+            const float scales = next;
+            const int count = min((int)CHUNK, unit.end - kb);
 
-            if (MEETS && kb == 0)
-                gemm_meet<T>(p, number - 1);
+            if (SYNCS && kb == 0)
+                gemm_sync_clusters<T>(p, number - 1);
             for (int i = 0; i < count; i++) {
                 const uint32_t full = ptx_shared(&s->full[ring.at.stage]);
-                const float scale = __shfl_sync(~0u, now, i);
-                const float last = TWO ? __shfl_sync(~0u, now, i + CHUNK) : 0.0f;
+                const float scale = __shfl_sync(~0u, scales, i);
+                const float last = TWO ? __shfl_sync(~0u, scales, i + CHUNK) : 0.0f;
 
                 ptx_mbarrier_wait(ptx_shared(&s->empty[ring.at.stage]), ring.at.phase);
-                __syncwarp(); /* all have seen this phase before lane 0's arrival lets the next one end */
+                __syncwarp(); /* all lanes have seen this phase before lane 0's arrival lets the next one complete */
                 if (threadIdx.x % 32 == 0) {
                     s->scale_b[ring.at.stage][0] = scale;
                     if (TWO)
                         s->scale_b[ring.at.stage][TWO] = last;
                     ptx_mbarrier_arrive(full);
                 }
-                if (i == 0 && kb + CHUNK < piece.end) {
-                    next = gemm_read_chunk<T::BN>(p, piece.col, kb + CHUNK);
+                if (i == 0 && kb + CHUNK < unit.end) {
+                    next = gemm_read_scales_b<T::BLOCK_N>(p, unit.col, kb + CHUNK);
                 } else if (i == 0) {
-                    ptx_mbarrier_wait(full, ring.at.phase ^ 1); /* the next piece is there */
-                    after = s->piece[number % PIECES];
-                    next = gemm_read_chunk<T::BN>(p, after.col, after.begin);
+                    ptx_mbarrier_wait(
+                        full, ring.at.phase ^ 1); /* orders the next unit, which the producer wrote, before this read */
+                    after = s->unit[number % UNITS];
+                    next = gemm_read_scales_b<T::BLOCK_N>(p, after.col, after.begin);
                 }
                 gemm_advance<T::STAGES>(&ring);
             }
         }
-    if (MEETS && p.every && threadIdx.x % 32 == 0 && ptx_cluster_rank() == 0)
-        p.progress[blockIdx.x / (T::CM * T::CN)] = 0; /* a graph launches this again with the same nonce */
+    if (SYNCS && p.sync_every && threadIdx.x % 32 == 0 && ptx_cluster_rank() == 0)
+        p.progress[blockIdx.x / (T::CLUSTER_M * T::CLUSTER_N)] =
+            0; /* a graph launches this again with the same nonce */
 }
+
+#endif
+
+#endif

@@ -1,66 +1,50 @@
-/* scheduler_sm90.cuh: which blocks of k of which items a cluster does. Included by kernel_sm90.cuh.
+/* scheduler_sm90.cuh: which work units a cluster of gemm_fp8 above 64 tokens computes, in which order, and the partial
+ * accumulators of the tiles that two clusters share.
  *
- * An item is the tiles of one cluster over all of k. Without `partial` cluster c of C does items c, c + C, ... and in
- * the last round some idle. With it the last C to 2 C items, laid end to end, are cut into C equal pieces: a piece is a
- * head (the first blocks of an item), perhaps a whole item, and a tail (the last blocks of another). Two clusters share
- * an item: the one with its head does that first and leaves `fin` in `partial`; the one with its tail, the next
- * cluster, does that last and goes on from there. So nobody waits for long, and every element is summed in the order of
- * k whatever the cuts are: the same bits. The items before these are done first, while all clusters are at the same
- * block of k and find each other's loads in L2. Clusters begin in order, as blocks are dispatched, so that the cluster
- * whose head is waited for runs. A flag that holds the launch's nonce says that a head is there; its reader clears it.
+ * A cluster tile is the tiles of one cluster over all of k. Without `partial` cluster c of C computes cluster tiles c,
+ * c + C, ..., and some clusters idle in the last round. With it the last C to 2 C cluster tiles are split by stream-K
+ * (stream_k_at): the cluster that has a tile's head computes it first of its share and saves its accumulators in
+ * `partial`; the next cluster has the tail, computes it last, loads them and goes on. So no cluster waits for long, and
+ * every element is summed in ascending order of k wherever the cuts are: the same bits. The data-parallel tiles come
+ * first, while all clusters are at the same block of k and find each other's loads in L2. CTAs are dispatched in
+ * ascending order, so that the cluster whose partial accumulators another one waits for is running. A flag that holds
+ * the launch's nonce says that they have been saved; its reader clears it. */
+#ifndef RIDGE_GEMM_FP8_SCHEDULER_SM90_CUH
+#define RIDGE_GEMM_FP8_SCHEDULER_SM90_CUH
+
+#include "args_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Work unit `number` of this CTA. A tile that would reach beyond A's last row begins earlier instead, since TMA takes
+ * its time over rows outside: some rows are computed twice, in the same order of sums, and the same bits written twice.
  */
-
-/* The first row and column of this CTA's tile of an item: bundles of GROUP_ROWS rows of items, columns within, so that
- * what runs at once shares L2. The last rows' tile begins earlier where it would reach beyond A, since TMA takes its
- * time over rows outside: some rows are computed twice, in the same order of sums, and the same bits written twice. */
-template <class T> static __device__ __forceinline__ void gemm_locate(const gemm_args &p, int item, int *row, int *col)
+template <class T> static __device__ __forceinline__ gemm_unit gemm_unit_at(const gemm_args &p, int number)
 {
-    const int bundle = item / (GROUP_ROWS * p.items_n), place = item % (GROUP_ROWS * p.items_n);
-    const int down = min((int)GROUP_ROWS, p.items_m - bundle * GROUP_ROWS), rank = (int)ptx_cluster_rank();
+    enum { CTAS = T::CLUSTER_M * T::CLUSTER_N, STREAM_K = CTAS > 1 };
+    const int clusters = (int)gridDim.x / CTAS, c = (int)blockIdx.x / CTAS, rank = (int)ptx_cluster_rank();
+    const raster r = {p.tiles_m, p.tiles_n, BUNDLE_M, 0, 0, 0};
+    const stream_k_unit u = stream_k_at(number, c, clusters, p.data_parallel, p.k_blocks, p.cut[STREAM_K ? c : 0],
+                                        p.cut[STREAM_K ? c + 1 : 0]);
+    int tile_m, tile_n;
 
-    *row = min(((bundle * GROUP_ROWS + place % down) * T::CM + rank % T::CM) * gemm_high<T>(p), p.last);
-    *col = (place / down * T::CN + rank / T::CM) * T::BN;
+    raster_tile(r, u.tile, &tile_m, &tile_n);
+    return {min((tile_m * T::CLUSTER_M + rank % T::CLUSTER_M) * gemm_block_m<T>(p), p.last_row),
+            (tile_n * T::CLUSTER_N + rank / T::CLUSTER_M) * T::BLOCK_N, u.begin, u.end};
 }
 
-/* Piece `number` of this CTA, in this order: items c, c + C, .. below `plain`, the head, whole shared items, the tail.
- */
-template <class T> static __device__ __forceinline__ gemm_piece gemm_piece_at(const gemm_args &p, int number)
+/* One warp, when the cluster begins data-parallel round `round`: a soft synchronisation of all clusters every
+ * p.sync_every rounds. When they are far apart in k they do not find each other's loads in L2: at 16384 x 16384 x
+ * 106496 that read three times as much of DRAM. The wait is bounded, since the others need not be running. */
+template <class T> static __device__ void gemm_sync_clusters(const gemm_args &p, int round)
 {
-    enum { SHARES = T::CM * T::CN > 1 };
-    const int clusters = (int)gridDim.x / (T::CM * T::CN), c = (int)blockIdx.x / (T::CM * T::CN);
-    const gemm_cut from = p.cut[SHARES ? c : 0], to = p.cut[SHARES ? c + 1 : 0];
-    const int tail = from.block, head = to.block, own = from.item + (tail > 0), own_end = to.item;
-    const int rounds = (p.plain - c + clusters - 1) / clusters, shared = number - rounds - (head > 0);
-    gemm_piece piece = {0, 0, 0, p.blocks};
-
-    if (number < rounds) {
-        gemm_locate<T>(p, c + number * clusters, &piece.row, &piece.col);
-    } else if (shared < 0) {
-        piece.end = head;
-        gemm_locate<T>(p, p.plain + own_end, &piece.row, &piece.col);
-    } else if (shared < own_end - own) {
-        gemm_locate<T>(p, p.plain + own + shared, &piece.row, &piece.col);
-    } else if (tail && shared == own_end - own) {
-        piece.begin = tail;
-        gemm_locate<T>(p, p.plain + own - 1, &piece.row, &piece.col);
-    } else {
-        piece.end = 0;
-    }
-    return piece;
-}
-
-/* One warp, when the cluster begins plain item `round`: now and then clusters wait for each other. When they are far
- * apart in k they do not find each other's loads in L2: at 16384 x 16384 x 106496 that read three times as much of
- * DRAM. Only for a while: the others need not be running. */
-template <class T> static __device__ void gemm_meet(const gemm_args &p, int round)
-{
-    const int clusters = (int)gridDim.x / (T::CM * T::CN), lane = (int)threadIdx.x % 32;
+    const int clusters = (int)gridDim.x / (T::CLUSTER_M * T::CLUSTER_N), lane = (int)threadIdx.x % 32;
     const uint64_t tag = p.nonce & ~UINT64_C(0xffffff), here = tag | (uint64_t)round;
 
-    if (!p.every || round == 0 || round % p.every || round >= p.plain / clusters)
+    if (!p.sync_every || round == 0 || round % p.sync_every || round >= p.data_parallel / clusters)
         return;
     if (lane == 0 && ptx_cluster_rank() == 0)
-        *(volatile uint64_t *)&p.progress[blockIdx.x / (T::CM * T::CN)] = here;
+        *(volatile uint64_t *)&p.progress[blockIdx.x / (T::CLUSTER_M * T::CLUSTER_N)] = here;
     for (int i = 0; i < 32; i++) {
         bool late = false;
 
@@ -75,62 +59,64 @@ template <class T> static __device__ void gemm_meet(const gemm_args &p, int roun
     }
 }
 
-/* The place of what a warpgroup of a CTA left. */
-template <class T> static __device__ __forceinline__ int64_t gemm_slot(int block, int group)
+/* Which of the partial accumulators, and of the flags, is that of a warpgroup of a CTA. */
+template <class T> static __device__ __forceinline__ int64_t gemm_partial_slot(int block, int warpgroup)
 {
-    return (int64_t)block * T::WGS + group;
+    return (int64_t)block * T::WARPGROUPS + warpgroup;
 }
 
-/* fin of a head, for the next cluster. Neighbours are swapped: four floats of a load lie in registers from a multiple
- * of 4 on, like the accumulators, and an fma whose accumulator and fin are both even or both odd takes longer. The
- * warpgroup does not wait for its stores: gemm_publish does. */
+/* Saves fin of a tile's head for the next cluster. Neighbours are swapped: a 16-byte load puts its four floats into
+ * registers from a multiple of 4 on, as the accumulators lie, and an fma whose accumulator and fin are both in even or
+ * both in odd registers takes longer. The warpgroup does not wait for its stores: gemm_signal_saved does. */
 template <class T>
-static __device__ __forceinline__ void gemm_suspend(const gemm_args &p, uint64_t *left, int group, const float *fin)
+static __device__ __forceinline__ void gemm_save_partial(const gemm_args &p, uint64_t *saved, int warpgroup,
+                                                         const float *fin)
 {
-    const int64_t slot = gemm_slot<T>((int)blockIdx.x, group);
-    float4 *to = (float4 *)p.partial + slot * (T::SLICES * T::BN / 8 * 128) + threadIdx.x % 128;
+    const int64_t slot = gemm_partial_slot<T>((int)blockIdx.x, warpgroup);
+    float4 *to = (float4 *)p.partial + slot * (T::SLICES * T::BLOCK_N / 8 * 128) + threadIdx.x % 128;
 
 #pragma unroll
-    for (int i = 0; i < T::SLICES * T::BN / 8; i++)
+    for (int i = 0; i < T::SLICES * T::BLOCK_N / 8; i++)
         to[i * 128] = make_float4(fin[4 * i + 1], fin[4 * i], fin[4 * i + 3], fin[4 * i + 2]);
-    ptx_mbarrier_arrive(ptx_shared(left)); /* orders them before the flag */
+    ptx_mbarrier_arrive(ptx_shared(saved)); /* orders the stores before the flag */
 }
 
-/* One thread: sets the flags of this CTA's head, if it has one, as the warpgroups leave it. */
-template <class T> static __device__ void gemm_publish(const gemm_args &p, uint64_t *left)
+/* One thread: sets the flags of this CTA's head, if it has one, as each warpgroup has saved its part: the mbarrier and
+ * the fence order the warpgroup's stores before the flag. */
+template <class T> static __device__ void gemm_signal_saved(const gemm_args &p, uint64_t *saved)
 {
-    const uint32_t cluster = blockIdx.x / (T::CM * T::CN);
+    const uint32_t cluster = blockIdx.x / (T::CLUSTER_M * T::CLUSTER_N);
 
     if (!p.partial || p.cut[cluster + 1].block == 0)
         return;
-    for (int group = 0; group < T::WGS; group++) {
-        ptx_mbarrier_wait(ptx_shared(&left[group]), 0);
+    for (int warpgroup = 0; warpgroup < T::WARPGROUPS; warpgroup++) {
+        ptx_mbarrier_wait(ptx_shared(&saved[warpgroup]), 0);
         __threadfence();
-        ptx_store_release(&p.flag[gemm_slot<T>((int)blockIdx.x, group)], p.nonce);
+        ptx_store_release(&p.flag[gemm_partial_slot<T>((int)blockIdx.x, warpgroup)], p.nonce);
     }
 }
 
-/* fin at the beginning of a piece: zero, or what the cluster before left. */
+/* fin at the beginning of a unit: zero, or what the cluster before has saved. */
 template <class T>
-static __device__ __forceinline__ void gemm_resume(const gemm_args &p, int begin, int group, float *fin)
+static __device__ __forceinline__ void gemm_load_partial(const gemm_args &p, int begin, int warpgroup, float *fin)
 {
-    const int64_t slot = gemm_slot<T>((int)blockIdx.x - T::CM * T::CN, group);
-    const float4 *from = (const float4 *)p.partial + slot * (T::SLICES * T::BN / 8 * 128) + threadIdx.x % 128;
+    const int64_t slot = gemm_partial_slot<T>((int)blockIdx.x - T::CLUSTER_M * T::CLUSTER_N, warpgroup);
+    const float4 *from = (const float4 *)p.partial + slot * (T::SLICES * T::BLOCK_N / 8 * 128) + threadIdx.x % 128;
 
     if (begin == 0) {
 #pragma unroll
-        for (int i = 0; i < T::SLICES * T::BN / 2; i++)
+        for (int i = 0; i < T::SLICES * T::BLOCK_N / 2; i++)
             fin[i] = 0.0f;
         return;
     }
     if (threadIdx.x % 128 == 0) {
         while (ptx_load_acquire(&p.flag[slot]) != p.nonce)
             ;
-        *(volatile uint64_t *)&p.flag[slot] = 0; /* nobody reads it before the kernel's end: no fence */
+        *(volatile uint64_t *)&p.flag[slot] = 0; /* not read again in this launch: no fence */
     }
-    ptx_barrier_sync(1 + T::WGS + group, 128); /* the flag was seen before anybody reads */
+    ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* the flag was seen before any thread reads */
 #pragma unroll
-    for (int i = 0; i < T::SLICES * T::BN / 8; i++) {
+    for (int i = 0; i < T::SLICES * T::BLOCK_N / 8; i++) {
         const float4 v = from[i * 128];
 
         fin[4 * i + 1] = v.x;
@@ -139,3 +125,7 @@ static __device__ __forceinline__ void gemm_resume(const gemm_args &p, int begin
         fin[4 * i + 2] = v.w;
     }
 }
+
+#endif
+
+#endif

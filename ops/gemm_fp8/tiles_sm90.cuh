@@ -1,81 +1,149 @@
-/* tiles_sm90.cuh: tables of tiles: sizes and kernels. tiles_large_sm90.cu, tiles_small_m_sm90.cu and
- * tiles_n96_n160_sm90.cu have them, rows_sm90.cu uses them; nvcc takes minutes for each. */
-#ifndef RIDGE_GEMM_FP8_TILES_CUH
-#define RIDGE_GEMM_FP8_TILES_CUH
+/* tiles_sm90.cuh: the tiles of gemm_fp8 above 64 tokens on Hopper, one line each, and their kernels.
+ * tiles_large_sm90.cu, tiles_small_m_sm90.cu and tiles_n96_n160_sm90.cu compile one list each, since nvcc takes minutes
+ * for it; rows_sm90.cu uses them all. */
+#ifndef RIDGE_GEMM_FP8_TILES_SM90_CUH
+#define RIDGE_GEMM_FP8_TILES_SM90_CUH
 
 #include "kernel_sm90.cuh"
 
-/* Warpgroups, slices of 64 rows of each, columns, CTAs of a cluster down and across, stages, whether for few rows (then
- * as many stages as a call leaves room for: STAGES 0, stages at most), whether for f32 through shared memory, whether
- * tensor cores multiply scales. */
-#define TILE(name, wgs, slices, bn, cm, cn, stages, few, wide, factor) \
-    struct name {                                                      \
-        enum {                                                         \
-            WGS = wgs,                                                 \
-            SLICES = slices,                                           \
-            BM = 64 * wgs * slices,                                    \
-            BN = bn,                                                   \
-            CM = cm,                                                   \
-            CN = cn,                                                   \
-            MOST = stages,                                             \
-            STAGES = few ? 0 : stages,                                 \
-            FEW = few,                                                 \
-            WIDE = wide,                                               \
-            FACTOR = factor                                            \
-        };                                                             \
-    }
+/* Bits of gemm_shape.modes. */
+enum { MODE_EPILOGUE = 1 << SCALE_EPILOGUE, MODE_1D2D = 1 << SCALE_1D2D, MODE_1D1D = 1 << SCALE_1D1D };
 
-typedef struct gemm_tile {
-    int bm, bn, cm, cn, wgs, slices, few, most;
+/* What a line says; what it leaves out is 0. */
+typedef struct gemm_shape {
+    int warpgroups = 0, slices = 0; /* consumers, and slices of 64 rows of each: block_m = 64 warpgroups slices */
+    int block_n = 0;
+    int cluster_m = 0, cluster_n = 0; /* CTAs of a cluster, down and across */
+    int stages = 0;                   /* small_m: at most */
+    int stages_f32 = 0;  /* 1D1D: stages of a kernel that writes f32 through shared memory; 0: from registers */
+    int modes = 0;       /* MODE_* */
+    int out_f32 = 0;     /* has a kernel of its own for f32 */
+    int small_m = 0;     /* divides the rows evenly among tiles, and has as many stages as a call leaves room for */
+    int scale_outer = 0; /* 1D1D: tensor cores multiply the scales */
+    /* measured, for the cost model: TFLOP/s of the main loop, in 1D1D, and, with small_m, the least us a block of k */
+    double rate = 0, rate_1d1d = 0, block_us = 0;
+} gemm_shape;
+
+/* Tiles for many rows. 256x128 has registers for one mode only. */
+#define GEMM_TILES_LARGE(TILE)                                                                               \
+    TILE(192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
+         .stages_f32 = 3, .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .rate = 1280,        \
+         .rate_1d1d = 940)                                                                                   \
+    TILE(128x128, .warpgroups = 2, .slices = 1, .block_n = 128, .cluster_m = 2, .cluster_n = 1, .stages = 5, \
+         .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .rate = 1140, .rate_1d1d = 870)       \
+    TILE(256x128, .warpgroups = 2, .slices = 2, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 3, \
+         .modes = MODE_1D2D, .out_f32 = 1, .rate = 1200)                                                     \
+    TILE(192x96, .warpgroups = 3, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 2, .stages = 4,   \
+         .modes = MODE_1D1D, .scale_outer = 1, .rate_1d1d = 1020)
+
+/* Tiles for few rows: m of 65 to some hundreds. _cluster_m: two tiles of different rows share B. */
+#define GEMM_TILES_SMALL_M(TILE)                                                                                      \
+    TILE(192x64, .warpgroups = 3, .slices = 1, .block_n = 64, .cluster_m = 1, .cluster_n = 2, .stages = 7,            \
+         .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .small_m = 1, .rate = 1100, .rate_1d1d = 850,  \
+         .block_us = 0.30)                                                                                            \
+    TILE(128x64, .warpgroups = 2, .slices = 1, .block_n = 64, .cluster_m = 1, .cluster_n = 2, .stages = 12,           \
+         .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .small_m = 1, .rate = 1100, .rate_1d1d = 850,  \
+         .block_us = 0.25)                                                                                            \
+    TILE(128x64_cluster_m, .warpgroups = 2, .slices = 1, .block_n = 64, .cluster_m = 2, .cluster_n = 1, .stages = 12, \
+         .modes = MODE_EPILOGUE | MODE_1D2D, .small_m = 1, .rate = 2000, .block_us = 0.27)                            \
+    TILE(64x64_cluster_m, .warpgroups = 1, .slices = 1, .block_n = 64, .cluster_m = 2, .cluster_n = 1, .stages = 14,  \
+         .modes = MODE_EPILOGUE | MODE_1D2D, .small_m = 1, .rate = 2000, .block_us = 0.17)                            \
+    TILE(128x128_small_m, .warpgroups = 2, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 8,  \
+         .modes = MODE_EPILOGUE | MODE_1D2D, .small_m = 1, .rate = 2000, .block_us = 0.38)
+
+/* Tiles for few rows whose columns can lie in two blocks of 128: for scales of B by 128 x 128, where they leave fewer
+ * multiprocessors idle than others. No cluster: pairs that share loads are up to 3 % slower. */
+#define GEMM_TILES_N96_N160(TILE)                                                                            \
+    TILE(128x96, .warpgroups = 2, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 1, .stages = 7,   \
+         .modes = MODE_1D2D, .small_m = 1, .rate = 1105)                                                     \
+    TILE(128x160, .warpgroups = 2, .slices = 1, .block_n = 160, .cluster_m = 1, .cluster_n = 1, .stages = 5, \
+         .modes = MODE_1D2D, .small_m = 1, .rate = 1175)
+
+typedef void gemm_function(const gemm_args);
+
+/* A tile as a row's variant: its shape, and its kernels. */
+typedef struct gemm_variant {
+    gemm_shape shape;
+    int block_m;
     struct {
-        const void *function[3][3]; /* by output, formats */
-        size_t memory;
-        int ring; /* bytes of it, when few */
+        gemm_function *function[3][3]; /* by OUT_*, by WGMMA_*; NULL: the tile does not have the mode */
+        size_t memory;                 /* bytes of shared memory */
+        int ring;                      /* small_m: bytes of it for the stages of A and B */
     } mode[3];
-} gemm_tile;
+} gemm_variant;
 
-enum { TILES_LARGE = 4, TILES_FEW = 5, TILES_SPAN = 2 };
-extern "C" const gemm_tile ridge_gemm_tiles_large[TILES_LARGE], ridge_gemm_tiles_few[TILES_FEW],
-    ridge_gemm_tiles_span[TILES_SPAN];
+#define GEMM_DECLARE(name, ...) extern const gemm_variant ridge_gemm_##name;
+extern "C" {
+GEMM_TILES_LARGE(GEMM_DECLARE)
+GEMM_TILES_SMALL_M(GEMM_DECLARE)
+GEMM_TILES_N96_N160(GEMM_DECLARE)
+}
 
-#define BY_FORMATS(T, mode, out)                                    \
-    {                                                               \
-        (const void *)gemm_sm90<T, mode, WGMMA_E4M3_E4M3, out>,     \
-            (const void *)gemm_sm90<T, mode, WGMMA_E4M3_E5M2, out>, \
-            (const void *)gemm_sm90<T, mode, WGMMA_E5M2_E4M3, out>  \
-    }
+/* A shape as the constants that the kernel is compiled for. */
+#define GEMM_TILE(name, ...)                                \
+    struct tile_##name {                                    \
+        static constexpr gemm_shape shape = {__VA_ARGS__};  \
+        enum {                                              \
+            WARPGROUPS = shape.warpgroups,                  \
+            SLICES = shape.slices,                          \
+            BLOCK_M = 64 * shape.warpgroups * shape.slices, \
+            BLOCK_N = shape.block_n,                        \
+            CLUSTER_M = shape.cluster_m,                    \
+            CLUSTER_N = shape.cluster_n,                    \
+            MAX_STAGES = shape.stages,                      \
+            STAGES = shape.small_m ? 0 : shape.stages,      \
+            SMALL_M = shape.small_m,                        \
+            STAGED_F32 = 0,                                 \
+            SCALE_OUTER = shape.scale_outer                 \
+        };                                                  \
+    };                                                      \
+    const gemm_variant ridge_gemm_##name = gemm_variant_of<tile_##name>();
 
-template <class T, class F, int MODE> union gemm_memories {
-    gemm_memory<T, MODE> t;
-    gemm_memory<F, MODE> f;
+/* The same tile with f32 through shared memory. */
+template <class T> struct gemm_staged : T {
+    enum { MAX_STAGES = T::shape.stages_f32, STAGES = MAX_STAGES, STAGED_F32 = 1 };
 };
 
-#define BY_OUT(T, mode)                                                                              \
-    {                                                                                                \
-        {BY_FORMATS(T, mode, OUT_BF16), BY_FORMATS(T, mode, OUT_F32), BY_FORMATS(T, mode, OUT_ANY)}, \
-            sizeof(gemm_memory<T, mode>), T::FEW *(int)gemm_room<T, mode>::RING                      \
+template <class T, int MODE, int FORMATS, int OUT> constexpr gemm_function *gemm_kernel(void)
+{
+    if constexpr (!(T::shape.modes >> MODE & 1))
+        return NULL;
+    else if constexpr (MODE == SCALE_1D1D && OUT == OUT_F32 && T::shape.stages_f32 > 0)
+        return gemm_sm90<gemm_staged<T>, MODE, FORMATS, OUT_F32>;
+    else if constexpr (OUT == OUT_F32 && !T::shape.out_f32)
+        return gemm_sm90<T, MODE, FORMATS, OUT_ANY>;
+    else if constexpr (OUT == OUT_BF16 && MODE == SCALE_1D1D && !T::SCALE_OUTER) /* why_not: writes f32 only */
+        return gemm_sm90<T, MODE, FORMATS, OUT_ANY>;
+    else
+        return gemm_sm90<T, MODE, FORMATS, OUT>;
+}
+
+template <class T, int MODE> constexpr size_t gemm_memory_bytes(void)
+{
+    if constexpr (!(T::shape.modes >> MODE & 1))
+        return 0;
+    else if constexpr (MODE == SCALE_1D1D && T::shape.stages_f32 > 0)
+        return sizeof(gemm_memory<T, MODE>) > sizeof(gemm_memory<gemm_staged<T>, MODE>)
+                   ? sizeof(gemm_memory<T, MODE>)
+                   : sizeof(gemm_memory<gemm_staged<T>, MODE>);
+    else
+        return sizeof(gemm_memory<T, MODE>);
+}
+
+#define GEMM_FORMATS(T, mode, out)                                                                  \
+    {                                                                                               \
+        gemm_kernel<T, mode, WGMMA_E4M3_E4M3, out>(), gemm_kernel<T, mode, WGMMA_E4M3_E5M2, out>(), \
+            gemm_kernel<T, mode, WGMMA_E5M2_E4M3, out>()                                            \
     }
-/* No kernel of its own for f32. */
-#define BY_OUT_TWO(T, mode)                                                                          \
-    {                                                                                                \
-        {BY_FORMATS(T, mode, OUT_BF16), BY_FORMATS(T, mode, OUT_ANY), BY_FORMATS(T, mode, OUT_ANY)}, \
-            sizeof(gemm_memory<T, mode>), T::FEW *(int)gemm_room<T, mode>::RING                      \
+#define GEMM_MODE(T, mode)                                                                                         \
+    {                                                                                                              \
+        {GEMM_FORMATS(T, mode, OUT_BF16), GEMM_FORMATS(T, mode, OUT_F32), GEMM_FORMATS(T, mode, OUT_ANY)},         \
+            gemm_memory_bytes<T, mode>(), T::SMALL_M &&T::shape.modes >> mode & 1 ? gemm_layout<T, mode>::RING : 0 \
     }
-/* A scale for each column: f32, by tile F where it is aligned (no kernel for others: the first is never launched) ...
- */
-#define BY_OUT_F32(T, F)                                                                             \
-    {                                                                                                \
-        {BY_FORMATS(T, SCALE_COLUMN, OUT_ANY), BY_FORMATS(F, SCALE_COLUMN, OUT_F32),                 \
-         BY_FORMATS(T, SCALE_COLUMN, OUT_ANY)},                                                      \
-            sizeof(gemm_memories<T, F, SCALE_COLUMN>), T::FEW *(int)gemm_room<T, SCALE_COLUMN>::RING \
-    }
-/* ... and 16 bits. */
-#define BY_OUT_16BIT(T)                                                               \
-    {                                                                                 \
-        {BY_FORMATS(T, SCALE_COLUMN, OUT_BF16), BY_FORMATS(T, SCALE_COLUMN, OUT_ANY), \
-         BY_FORMATS(T, SCALE_COLUMN, OUT_ANY)},                                       \
-            sizeof(gemm_memory<T, SCALE_COLUMN>), 0                                   \
-    }
-#define SIZES(T) T::BM, T::BN, T::CM, T::CN, T::WGS, T::SLICES, T::FEW, T::MOST
+
+template <class T> constexpr gemm_variant gemm_variant_of(void)
+{
+    return {T::shape, T::BLOCK_M, {GEMM_MODE(T, SCALE_EPILOGUE), GEMM_MODE(T, SCALE_1D2D), GEMM_MODE(T, SCALE_1D1D)}};
+}
 
 #endif
