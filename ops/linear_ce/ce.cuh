@@ -75,7 +75,7 @@ typedef struct ce_params {
 } ce_params;
 
 /* Host side, args.cu. */
-ce_params ce_collect(const ridge_call *call);
+ce_params ce_collect(const ridge_bound *bound);
 /* Bytes of the workspace that ce_params itself needs; ce_place sets its pointers and returns what follows. */
 size_t ce_space(const ridge_problem *problem, int splits);
 char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *workspace);

@@ -433,7 +433,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 #define ROW(op_name, variant, op_id, small)                                                                           \
     {                                                                                                                 \
-        "cuda." op_name ".wgmma128x256" variant, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90, RIDGE_STABLE | RIDGE_CLOSE, \
+        "cuda." op_name ".wgmma" variant, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_SM90, RIDGE_STABLE | RIDGE_CLOSE, \
             0, {small}, why_not, workspace, cost, launch                                                              \
     }
 

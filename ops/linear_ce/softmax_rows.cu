@@ -337,13 +337,11 @@ ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
     const ridge_call *call = &bound->call;
-
-    ce_block b = {ce_collect(call), NULL, 0, 0, call->dim[0], 0, call->dim[1]};
+    ce_block b = {ce_collect(bound), NULL, 0, 0, call->dim[0], 0, call->dim[1]};
     ridge_status status;
 
-    ce_place(&b.p, problem, 1, workspace);
+    ce_place(&b.p, &bound->problem, 1, workspace);
     status = ce_begin(device, kernel->name, &b.p, stream);
     if (!status && call->op == RIDGE_CE_FWD)
         status = ce_block_stats(device, kernel->name, &b, stream);
