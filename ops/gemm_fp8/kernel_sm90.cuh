@@ -16,6 +16,7 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/wgmma_narrow.cuh"
 
 enum { BK = 128, GROUP_ROWS = 8, PIECES = 16 };
@@ -119,16 +120,16 @@ typedef struct gemm_places {
     int from, shift;                   /* how far the first block's scales of A begin late, and how much more each */
 } gemm_places;
 
-/* Which stage is next, and its phase; when T::FEW, of how many, and how far its scales of A begin late. */
+/* A position in the pipeline; when T::FEW, of how many stages, and how far this one's scales of A begin late. */
 typedef struct gemm_ring {
-    uint32_t stage, phase, stages;
+    pipeline_state at;
+    uint32_t stages;
     int late;
 } gemm_ring;
 
-template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_ring *at)
+template <int STAGES> static __device__ __forceinline__ void gemm_advance(gemm_ring *ring)
 {
-    at->stage = at->stage + 1 == (STAGES ? STAGES : at->stages) ? 0 : at->stage + 1;
-    at->phase ^= at->stage == 0;
+    pipeline_advance(&ring->at, STAGES ? STAGES : ring->stages);
 }
 
 /* With FEW the rows are shared out evenly to the tiles, which load only what they have, within 16 rows or 8, and
@@ -183,7 +184,7 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
     const uint32_t step_a = gemm_high<T>(p) * BK, to_a = ptx_shared(s->a[0]) + rows * BK;
     const uint32_t to_b = ptx_shared(T::FEW ? s->a[0] + p.stages * p.high * BK : s->b[0]) + cols * BK;
     gemm_piece piece = s->piece[0], ahead = s->piece[1], later = {};
-    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
+    gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
 
     ptx_grid_wait();
     for (int number = 1; piece.end; number++) {
@@ -191,10 +192,10 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
 
         s->piece[number % PIECES] = ahead; /* the next piece; arriving at full publishes it */
         for (int kb = piece.begin; kb < piece.end; kb++) {
-            const uint32_t stage = ring.stage, full = ptx_shared(&s->full[0]) + stage * 8;
+            const uint32_t stage = ring.at.stage, full = ptx_shared(&s->full[0]) + stage * 8;
             const uint32_t a = to_a + stage * step_a, b = to_b + stage * (T::BN * BK);
 
-            ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + stage * 8, ring.phase);
+            pipeline_acquire(ptx_shared(&s->empty[0]), ring.at);
             if (T::CN == 1)
                 ptx_tma_load_2d(a, &p.a, kb * BK, row, full);
             else
@@ -217,9 +218,9 @@ template <class T, int MODE> static __device__ void gemm_load(const gemm_args &p
         piece = ahead;
         ahead = later;
     }
-    for (uint32_t i = 0; i < gemm_stages<T>(p);
-         i++) { /* what other CTAs give back here last: this one is there until then */
-        ptx_mbarrier_wait(ptx_shared(&s->empty[0]) + ring.stage * 8, ring.phase);
+    /* Drain: other CTAs of the cluster arrive at this one's `empty` until then, so it must not exit before. */
+    for (uint32_t i = 0; i < gemm_stages<T>(p); i++) {
+        pipeline_acquire(ptx_shared(&s->empty[0]), ring.at);
         gemm_advance<T::STAGES>(&ring);
     }
 }
@@ -315,16 +316,16 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block(gemm_memory<T, MODE> *s, const gemm_places &at, gemm_ring *ring,
                                                   int border, float *fin)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * (T::FEW ? at.step : T::BM * BK / 16);
+    const uint32_t stage = ring->at.stage, a = at.a + stage * (T::FEW ? at.step : T::BM * BK / 16);
     const uint32_t b = at.b + stage * (T::BN * BK / 16);
     float2 column = {};
 
-    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    pipeline_wait(at.full, ring->at);
     if (MODE == SCALE_BLOCK)
         column = {s->scale_b[stage][0], s->scale_b[stage][(int)gemm_span<T::BN>::TWO]};
 #pragma unroll
     for (int slice = 0; slice < T::SLICES; slice++)
-        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, border, ring->phase,
+        gemm_step<T, MODE, FORMATS>(s, at, stage, slice, a + slice * (64 * BK / 16), b, column, border, ring->at.phase,
                                     gemm_flat<T, MODE>() ? ring->late : 0, fin + slice * (T::BN / 2));
     ring->late = (ring->late + at.shift) & 3;
     gemm_advance<T::STAGES>(ring);
@@ -453,7 +454,7 @@ static __global__ void __launch_bounds__(T::WGS * 128 + 128, 1) gemm_sm90(const 
                                 p.scale_tma ? (int)(p.ld_a & 3) : 0};
         const gemm_cuts cuts = {gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_a[0]) + group * ROWS * 16)),
                                 gemm_hide<MODE>(wgmma_low_rows16(ptx_shared(s->cut_b[0])))};
-        gemm_ring ring = {0, 0, gemm_stages<T>(p)};
+        gemm_ring ring = {PIPELINE_CONSUMER, gemm_stages<T>(p)};
         gemm_piece piece;
         int number = 0, done = 0; /* done: parity of the tiles that are finished */
 

@@ -11,10 +11,10 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ gemm_flight gemm_issue(const gemm_memory<T, MODE> *s, const gemm_places &at,
                                                          gemm_ring *ring, float *acc)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * at.step, b = at.b + stage * (T::BN * BK / 16);
+    const uint32_t stage = ring->at.stage, a = at.a + stage * at.step, b = at.b + stage * (T::BN * BK / 16);
     gemm_flight f = {stage, {}};
 
-    ptx_mbarrier_wait(at.full + stage * 8, ring->phase);
+    pipeline_wait(at.full, ring->at);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 32; k++)
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void gemm_land(const gemm_places &at, const ge
     wgmma_pin<T::BN / 2>(acc); /* no use before the wait */
     __syncwarp();              /* the warp has read its scales */
     if (threadIdx.x % 32 < T::CM + T::CN - 1)
-        ptx_mbarrier_arrive_cluster(at.empty + f.stage * 8);
+        pipeline_release_cluster(at.empty, f.stage);
     if (MODE == SCALE_BLOCK)
         gemm_promote_block<T::BN>(f.v, f.v, 128, acc, fin);
     else

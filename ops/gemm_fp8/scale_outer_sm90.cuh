@@ -41,18 +41,19 @@ template <class T, int MODE, int THREADS> static __device__ void gemm_cut_scales
     piece = s->piece[0];
     for (int number = 1; piece.end; number++) {
         for (int kb = piece.begin; kb < piece.end; kb++) {
-            ptx_mbarrier_wait(ptx_shared(&s->full[ring.stage]), ring.phase);
+            ptx_mbarrier_wait(ptx_shared(&s->full[ring.at.stage]), ring.at.phase);
 #pragma unroll
             for (int i = 0; i < T::BM / THREADS; i++) {
                 const int row = thread + i * THREADS;
 
-                *(uint4 *)&s->cut_a[ring.stage][row * 16] = gemm_cut_scale(s->scale_a[ring.stage][row], true);
+                *(uint4 *)&s->cut_a[ring.at.stage][row * 16] = gemm_cut_scale(s->scale_a[ring.at.stage][row], true);
             }
 #pragma unroll
             for (int row = thread; row < T::BN; row += THREADS)
-                *(uint4 *)&s->cut_b[ring.stage][row * 16] = gemm_cut_scale(0.5f * s->scale_b[ring.stage][row], false);
+                *(uint4 *)&s->cut_b[ring.at.stage][row * 16] =
+                    gemm_cut_scale(0.5f * s->scale_b[ring.at.stage][row], false);
             ptx_fence_async(); /* before the matrix instruction reads them */
-            ptx_mbarrier_arrive(ptx_shared(&s->ready[ring.stage]));
+            ptx_mbarrier_arrive(ptx_shared(&s->ready[ring.at.stage]));
             gemm_advance<T::STAGES>(&ring);
         }
         piece = s->piece[number % PIECES];
@@ -64,10 +65,10 @@ template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_block_factor(gemm_memory<T, MODE> *s, const gemm_places &at,
                                                          const gemm_cuts &cuts, gemm_ring *ring, float *fin)
 {
-    const uint32_t stage = ring->stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
+    const uint32_t stage = ring->at.stage, a = at.a + stage * (T::BM * BK / 16), b = at.b + stage * (T::BN * BK / 16);
     float acc[T::BN / 2], factor[T::BN / 2];
 
-    ptx_mbarrier_wait(at.ready + stage * 8, ring->phase); /* who arrived there had waited for the codes */
+    pipeline_wait(at.ready, ring->at); /* who arrived there had waited for the codes */
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 32; k++)
@@ -77,7 +78,7 @@ static __device__ __forceinline__ void gemm_block_factor(gemm_memory<T, MODE> *s
     wgmma_commit();
     wgmma_wait();
     if (threadIdx.x % 32 < T::CM + T::CN - 1)
-        ptx_mbarrier_arrive_cluster(at.empty + stage * 8); /* the stage goes back */
+        pipeline_release_cluster(at.empty, stage);
 #pragma unroll
     for (int i = 0; i < T::BN / 2; i++)
         fin[i] = __fmaf_rn(factor[i], acc[i], fin[i]);

@@ -20,23 +20,23 @@ template <class T> static __device__ __forceinline__ int gemm_lane_pitch(void)
 template <class T, int MODE> static __device__ void gemm_spread_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     const int lane = threadIdx.x % 32, to = lane % 2 * 2 * gemm_lane_pitch<T>() + lane / 2 * 2;
-    gemm_ring ring = {0, 0, gemm_stages<T>(p)};
+    gemm_ring ring = {PIPELINE_CONSUMER, gemm_stages<T>(p)};
     /* There since the barrier at the beginning. Its place is used again PIECES - 1 pieces later: by then the ring has
      * waited for stages that come back only after these threads arrived at `ready`. */
     gemm_piece piece = s->piece[0];
 
     for (int number = 1; piece.end; number++) {
         for (int kb = piece.begin; kb < piece.end; kb++) {
-            float *spread = s->spread[ring.stage] + to;
+            float *spread = s->spread[ring.at.stage] + to;
 
-            ptx_mbarrier_wait(ptx_shared(&s->full[ring.stage]), ring.phase);
+            ptx_mbarrier_wait(ptx_shared(&s->full[ring.at.stage]), ring.at.phase);
             if (lane < T::BN / 4) {
-                const float4 v = *(const float4 *)&s->scale_b[ring.stage][4 * lane];
+                const float4 v = *(const float4 *)&s->scale_b[ring.at.stage][4 * lane];
 
                 *(float2 *)spread = make_float2(v.x, v.y);
                 *(float2 *)(spread + gemm_lane_pitch<T>()) = make_float2(v.z, v.w);
             }
-            ptx_mbarrier_arrive(ptx_shared(&s->ready[ring.stage]));
+            ptx_mbarrier_arrive(ptx_shared(&s->ready[ring.at.stage]));
             gemm_advance<T::STAGES>(&ring);
         }
         piece = s->piece[number % PIECES];

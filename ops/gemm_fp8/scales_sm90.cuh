@@ -8,7 +8,7 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
     enum { A = T::BM / 32, B = MODE == SCALE_COLUMN ? T::BN / 32 : 0 };
     const int64_t step = p.block_a ? 1 : p.ld_a;
     const int lane = threadIdx.x % 32;
-    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
+    gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     gemm_piece piece;
 
     ptx_grid_wait();
@@ -25,15 +25,15 @@ template <class T, int MODE> static __device__ void gemm_load_scales(const gemm_
         }
 #pragma unroll 1
         for (int kb = piece.begin; kb < piece.end; kb++) {
-            ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
+            ptx_mbarrier_wait(ptx_shared(&s->empty[ring.at.stage]), ring.at.phase);
 #pragma unroll
             for (int i = 0; i < A + B; i++) {
-                ptx_copy_async4(i < A ? ptx_shared(&s->scale_a[ring.stage][lane + 32 * i])
-                                      : ptx_shared(&s->scale_b[ring.stage][lane + 32 * (i - A)]),
+                ptx_copy_async4(i < A ? ptx_shared(&s->scale_a[ring.at.stage][lane + 32 * i])
+                                      : ptx_shared(&s->scale_b[ring.at.stage][lane + 32 * (i - A)]),
                                 from[i]);
                 from[i] += i < A ? step : p.ld_b;
             }
-            ptx_copy_async_arrive(ptx_shared(&s->full[ring.stage]));
+            ptx_copy_async_arrive(ptx_shared(&s->full[ring.at.stage]));
             gemm_advance<T::STAGES>(&ring);
         }
     }
@@ -56,7 +56,7 @@ template <class T> static __device__ void gemm_load_column(const gemm_args &p, g
     enum { MEETS = T::WGS == 3 && !T::FEW }; /* the tiles that share items */
     enum { TWO = gemm_span<T::BN>::TWO, CHUNK = gemm_span<T::BN>::CHUNK };
     gemm_piece piece = s->piece[0], after = {};
-    gemm_ring ring = {0, 1, gemm_stages<T>(p)};
+    gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     float next;
 
     ptx_grid_wait();
@@ -69,22 +69,22 @@ template <class T> static __device__ void gemm_load_column(const gemm_args &p, g
             if (MEETS && kb == 0)
                 gemm_meet<T>(p, number - 1);
             for (int i = 0; i < count; i++) {
-                const uint32_t full = ptx_shared(&s->full[ring.stage]);
+                const uint32_t full = ptx_shared(&s->full[ring.at.stage]);
                 const float scale = __shfl_sync(~0u, now, i);
                 const float last = TWO ? __shfl_sync(~0u, now, i + CHUNK) : 0.0f;
 
-                ptx_mbarrier_wait(ptx_shared(&s->empty[ring.stage]), ring.phase);
+                ptx_mbarrier_wait(ptx_shared(&s->empty[ring.at.stage]), ring.at.phase);
                 __syncwarp(); /* all have seen this phase before lane 0's arrival lets the next one end */
                 if (threadIdx.x % 32 == 0) {
-                    s->scale_b[ring.stage][0] = scale;
+                    s->scale_b[ring.at.stage][0] = scale;
                     if (TWO)
-                        s->scale_b[ring.stage][TWO] = last;
+                        s->scale_b[ring.at.stage][TWO] = last;
                     ptx_mbarrier_arrive(full);
                 }
                 if (i == 0 && kb + CHUNK < piece.end) {
                     next = gemm_read_chunk<T::BN>(p, piece.col, kb + CHUNK);
                 } else if (i == 0) {
-                    ptx_mbarrier_wait(full, ring.phase ^ 1); /* the next piece is there */
+                    ptx_mbarrier_wait(full, ring.at.phase ^ 1); /* the next piece is there */
                     after = s->piece[number % PIECES];
                     next = gemm_read_chunk<T::BN>(p, after.col, after.begin);
                 }
