@@ -139,30 +139,30 @@ static bool may_be_full(const ridge_problem *problem)
            problem->dtype[entropy + 1] != RIDGE_NONE || problem->dtype[entropy + 2] != RIDGE_NONE;
 }
 
-char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *workspace)
+char *ce_layout(ce_params *p, const ridge_problem *problem, int parts, void *workspace)
 {
     const int64_t tokens = problem->dim[0];
     const bool combine = problem->op == RIDGE_CE_COMBINE, stats = ce_needs_stats(problem->op);
     char *at = (char *)workspace;
 
-    p->splits = splits;
+    p->parts = parts;
     p->totals = (ce_totals *)ridge_take(&at, sizeof(ce_totals));
     p->list = (int32_t *)ridge_take(&at, tokens * 4);
-    p->place = (int32_t *)ridge_take(&at, tokens * 4);
+    p->row_of = (int32_t *)ridge_take(&at, tokens * 4);
     p->order = combine ? (int32_t *)ridge_take(&at, problem->dim[2] * 4) : NULL;
     p->label = (int32_t *)ridge_take(&at, tokens * 4);
     p->target_z = combine ? NULL : (float *)ridge_take(&at, tokens * 4);
     p->losses = stats ? (double *)ridge_take(&at, 3 * tokens * 8) : NULL;
-    p->part = stats && !combine ? (ce_part *)ridge_take(&at, tokens * splits * (int64_t)sizeof(ce_part)) : NULL;
+    p->part = stats && !combine ? (ce_part *)ridge_take(&at, tokens * parts * (int64_t)sizeof(ce_part)) : NULL;
     p->more = stats && !combine && may_be_full(problem)
-                  ? (ce_more *)ridge_take(&at, tokens * splits * (int64_t)sizeof(ce_more))
+                  ? (ce_more *)ridge_take(&at, tokens * parts * (int64_t)sizeof(ce_more))
                   : NULL;
     return at;
 }
 
-size_t ce_space(const ridge_problem *problem, int splits)
+size_t ce_workspace_bytes(const ridge_problem *problem, int parts)
 {
     ce_params p = {};
 
-    return (size_t)(uintptr_t)ce_place(&p, problem, splits, NULL);
+    return (size_t)(uintptr_t)ce_layout(&p, problem, parts, NULL);
 }

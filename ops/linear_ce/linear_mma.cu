@@ -1,14 +1,14 @@
 /* linear_mma.cu: linear_ce_eval, linear_ce_train and linear_ce_backward on any device: any alignment, bf16, f16, f32.
  *
- * A chunk of listed rows at a time, a block of classes at a time: the logits in f32 by a product on the matrix units
- * (gemm_mma.cuh), then softmax_rows.cu's pass for the sums. For the gradients once
- * more: logits, dlogits in place, dX += dz W, dW += dz^T x. */
+ * For each chunk of listed rows and each block of classes: the logits in f32 by a product on the matrix units
+ * (gemm_mma.cuh), then softmax_rows.cu's pass for the sums. For the gradients a second time: logits, dlogits in place,
+ * dX += dz W, dW += dz^T x. */
 #include "gemm_mma.cuh"
 #include "src/util.h"
 
 enum { CHUNK = 1024, BLOCK = 8192 }; /* tokens, classes */
 
-/* Rows of f32 to rows of a matrix, by the list. */
+/* Rows of f32 to the listed rows of a matrix. */
 typedef struct linear_rows {
     const float *sum;
     void *out;
@@ -30,14 +30,14 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_co
         num_store<DTYPE>(p.out, to + j, p.sum[r * p.cols + j]);
 }
 
-/* A 16-bit matrix, a row a block, to the two planes of an f32 sum, the upper one in its place; or rounded again. */
+/* A 16-bit matrix, a row a thread block, to the two planes of an f32 sum, the upper one in place; or back, rounded. */
 typedef struct linear_planes {
     linear_sum sum;
     int64_t cols;
     int load;
 } linear_planes;
 
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_turn(const linear_planes p)
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) convert_planes(const linear_planes p)
 {
     uint16_t *high = p.sum.high + blockIdx.x * p.sum.ld, *low = p.sum.low + blockIdx.x * p.sum.low_ld;
 
@@ -53,7 +53,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_tu
         }
 }
 
-/* dbias[c] = (or +=) the chunk's dlogits of a class, row after row. */
+/* dbias[c] = (or +=) the sum of the chunk's dlogits of a class, row after row. */
 typedef struct linear_columns {
     const float *z;
     float *dbias;
@@ -89,8 +89,8 @@ static __global__ void __launch_bounds__(THREADS) linear_bias(const linear_colum
 
 enum { PRODUCT = 0, PRODUCT_DZ, PRODUCT_BY_DZ, COPY, FUNCTIONS };
 static const void *const by_dtype[3][FUNCTIONS] = {BY_TYPE(RIDGE_F32), BY_TYPE(RIDGE_F16), BY_TYPE(RIDGE_BF16)};
-static const void *const other_functions[3] = {(const void *)linear_bias, (const void *)linear_turn<RIDGE_F16>,
-                                               (const void *)linear_turn<RIDGE_BF16>};
+static const void *const other_functions[3] = {(const void *)linear_bias, (const void *)convert_planes<RIDGE_F16>,
+                                               (const void *)convert_planes<RIDGE_BF16>};
 
 static const void *function_of(int what, int dtype)
 {
@@ -111,17 +111,17 @@ typedef struct linear_job {
     void *stream;
     ce_params p;
     float *z, *dx;
-    linear_sum dw; /* the caller's own; the lower plane of a 16-bit one's sum is in the workspace */
+    linear_sum dw; /* the caller's dW; of a 16-bit one the lower plane of the sum is in the workspace */
     int64_t chunk, block, ld;
 } linear_job;
 
 /* Lays out the workspace; from NULL it only counts the bytes. */
-static char *place(linear_job *j, const ridge_problem *problem, void *workspace)
+static char *lay_out(linear_job *j, const ridge_problem *problem, void *workspace)
 {
     const bool train = problem->op == RIDGE_LINEAR_CE_TRAIN, gradients = problem->op != RIDGE_LINEAR_CE_EVAL;
     const int dx = train ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
     const uint8_t dw = problem->dtype[dx + 1];
-    char *at = ce_place(&j->p, problem, 1, workspace);
+    char *at = ce_layout(&j->p, problem, 1, workspace);
 
     j->chunk = ridge_min(problem->dim[0], CHUNK);
     j->block = ridge_min(problem->dim[2], BLOCK);
@@ -247,8 +247,8 @@ static ridge_status copy_rows(const linear_job *j, linear_rows *c)
                        j->stream);
 }
 
-/* The f32 sum of a 16-bit dW: from what is there (load), or to it. */
-static ridge_status turn_dw(const linear_job *j, int load)
+/* The f32 sum of a 16-bit dW: from dW (load), or rounded to it. */
+static ridge_status convert_dw(const linear_job *j, int load)
 {
     linear_planes c = {j->dw, j->p.hv ? j->p.vocab : j->p.hidden, load};
     const int64_t rows = j->p.hv ? j->p.hidden : j->p.vocab;
@@ -288,13 +288,13 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     j.name = kernel->name;
     j.stream = stream;
     j.p = ce_collect(bound);
-    place(&j, &bound->problem, workspace);
+    lay_out(&j, &bound->problem, workspace);
     j.dw = {j.p.dw_dtype == RIDGE_F32 ? (float *)j.p.dw : NULL, (uint16_t *)j.p.dw, j.dw.low, j.p.dw_stride,
             j.p.hv ? j.p.vocab : j.p.hidden};
     status = ce_begin(device, j.name, &j.p, stream);
     if (!status && gradients && (call->flags & RIDGE_ACCUMULATE))
-        status = turn_dw(&j, 1);
-    /* without tokens one empty chunk still writes dW */
+        status = convert_dw(&j, 1);
+    /* a call without tokens has one empty chunk, which writes dW */
     for (int64_t begin = 0; (begin == 0 || begin < j.p.tokens) && !status; begin += CHUNK) {
         const int64_t rows = ridge_min(j.chunk, j.p.tokens - begin);
 
@@ -309,7 +309,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             status = chunk_gradients(&j, begin, rows);
     }
     if (!status && gradients)
-        status = turn_dw(&j, 0);
+        status = convert_dw(&j, 0);
     if (!status && gradients)
         status = ce_other_rows(device, j.name, &j.p, stream);
     return status || !stats ? status : ce_finish(device, j.name, &j.p, stream);
@@ -319,7 +319,7 @@ static size_t workspace(const ridge_device *, const ridge_kernel *, const ridge_
 {
     linear_job j = {};
 
-    return (size_t)(uintptr_t)place(&j, problem, NULL);
+    return (size_t)(uintptr_t)lay_out(&j, problem, NULL);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
