@@ -10,6 +10,11 @@ static inline int64_t ridge_min(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+static inline int64_t ridge_max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 static inline int64_t ridge_ceil_div(int64_t n, int64_t d)
 {
     return (n + d - 1) / d;

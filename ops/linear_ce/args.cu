@@ -1,10 +1,6 @@
 /* args.cu: cross entropy on CUDA: a call's operands and options as ce_params, and its part of the workspace. */
 #include "ce.cuh"
-
-static int64_t stride_of(const ridge_operand *x, int64_t packed)
-{
-    return x->stride ? x->stride : packed;
-}
+#include "src/util.h"
 
 /* class_weight .. errors: eight slots in the same order in every op that has them. */
 static void collect_outputs(ce_params *p, const ridge_operand *arg, int loss, int class_weight)
@@ -23,15 +19,15 @@ static void collect_outputs(ce_params *p, const ridge_operand *arg, int loss, in
 static void collect_record(ce_params *p, const ridge_operand *record)
 {
     p->record = (float *)record->data;
-    p->record_stride = stride_of(record, p->flags & RIDGE_CE_RECORD_SUMS ? 6 : 3);
+    p->record_stride = record->stride;
 }
 
 static void collect_gradients(ce_params *p, const ridge_operand *arg, int dx)
 {
     p->dx = arg[dx].data;
-    p->dx_stride = stride_of(&arg[dx], p->hidden);
+    p->dx_stride = arg[dx].stride;
     p->dw = arg[dx + 1].data;
-    p->dw_stride = stride_of(&arg[dx + 1], p->hv ? p->vocab : p->hidden);
+    p->dw_stride = arg[dx + 1].stride;
     p->dw_dtype = (int)arg[dx + 1].dtype;
     p->dbias = (float *)arg[dx + 2].data;
 }
@@ -46,7 +42,7 @@ static void collect_linear(ce_params *p, const ridge_call *call)
     p->vocab = call->dim[2];
     p->hv = (call->flags & RIDGE_CE_W_HV) != 0;
     p->w = arg[RIDGE_LINEAR_CE_W].data;
-    p->w_stride = stride_of(&arg[RIDGE_LINEAR_CE_W], p->hv ? p->vocab : p->hidden);
+    p->w_stride = arg[RIDGE_LINEAR_CE_W].stride;
     p->bias = arg[bias].data;
     p->bias_dtype = (int)arg[bias].dtype;
     p->target = arg[RIDGE_LINEAR_CE_TARGET].data;
@@ -83,7 +79,7 @@ static void collect_given(ce_params *p, const ridge_call *call)
     p->dloss = (const float *)arg[RIDGE_CE_BWD_DLOSS].data;
     p->class_weight = (const float *)arg[RIDGE_CE_BWD_CLASS_WEIGHT].data;
     p->dx = arg[RIDGE_CE_BWD_DLOGITS].data;
-    p->dx_stride = stride_of(&arg[RIDGE_CE_BWD_DLOGITS], p->vocab);
+    p->dx_stride = arg[RIDGE_CE_BWD_DLOGITS].stride;
 }
 
 static void collect_combine(ce_params *p, const ridge_call *call)
@@ -95,15 +91,16 @@ static void collect_combine(ce_params *p, const ridge_call *call)
     p->target = arg[RIDGE_CE_COMBINE_TARGET].data;
     p->target64 = arg[RIDGE_CE_COMBINE_TARGET].dtype == RIDGE_I64;
     p->record_in = (const float *)arg[RIDGE_CE_COMBINE_RECORD].data;
-    p->record_stride = stride_of(&arg[RIDGE_CE_COMBINE_RECORD], p->flags & RIDGE_CE_RECORD_SUMS ? 6 : 3);
+    p->record_stride = arg[RIDGE_CE_COMBINE_RECORD].stride;
     p->shard_offset = (const int64_t *)arg[RIDGE_CE_COMBINE_OFFSET].data;
     p->shard_argmax = (const int64_t *)arg[RIDGE_CE_COMBINE_SHARD_ARGMAX].data;
-    p->shard_argmax_stride = stride_of(&arg[RIDGE_CE_COMBINE_SHARD_ARGMAX], p->tokens);
+    p->shard_argmax_stride = arg[RIDGE_CE_COMBINE_SHARD_ARGMAX].stride;
     collect_outputs(p, arg, RIDGE_CE_COMBINE_LOSS, RIDGE_CE_COMBINE_CLASS_WEIGHT);
 }
 
-ce_params ce_collect(const ridge_call *call)
+ce_params ce_collect(const ridge_bound *bound)
 {
+    const ridge_call *call = &bound->call;
     const ridge_ce_options *o = &call->opt.ce;
     ce_params p = {};
 
@@ -118,7 +115,7 @@ ce_params ce_collect(const ridge_call *call)
     p.grad_scale = o->grad_scale;
     p.x = call->arg[0].data;
     p.dtype = (int)call->arg[0].dtype;
-    p.x_stride = stride_of(&call->arg[0], call->dim[1]);
+    p.x_stride = call->arg[0].stride;
     if (call->op == RIDGE_CE_COMBINE)
         collect_combine(&p, call);
     else if (call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD)
@@ -129,15 +126,6 @@ ce_params ce_collect(const ridge_call *call)
     p.total = o->vocab_total ? o->vocab_total : p.vocab;
     p.full = p.entropy || p.argmax || p.accuracy || (p.flags & RIDGE_CE_RECORD_SUMS) || p.smoothing != 0.0f;
     return p;
-}
-
-/* Hands out pieces of the workspace; from NULL it only counts. */
-static void *take(char **at, int64_t count, size_t size)
-{
-    void *piece = *at;
-
-    *at += ((size_t)count * size + 255) / 256 * 256;
-    return piece;
 }
 
 /* Whether a call of this problem may ask for more than maximum and sum. A problem does not show every option, only
@@ -151,28 +139,30 @@ static bool may_be_full(const ridge_problem *problem)
            problem->dtype[entropy + 1] != RIDGE_NONE || problem->dtype[entropy + 2] != RIDGE_NONE;
 }
 
-char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *workspace)
+char *ce_layout(ce_params *p, const ridge_problem *problem, int parts, void *workspace)
 {
     const int64_t tokens = problem->dim[0];
     const bool combine = problem->op == RIDGE_CE_COMBINE, stats = ce_needs_stats(problem->op);
     char *at = (char *)workspace;
 
-    p->splits = splits;
-    p->totals = (ce_totals *)take(&at, 1, sizeof(ce_totals));
-    p->list = (int32_t *)take(&at, tokens, sizeof(int32_t));
-    p->place = (int32_t *)take(&at, tokens, sizeof(int32_t));
-    p->order = combine ? (int32_t *)take(&at, problem->dim[2], sizeof(int32_t)) : NULL;
-    p->label = (int32_t *)take(&at, tokens, sizeof(int32_t));
-    p->target_z = combine ? NULL : (float *)take(&at, tokens, sizeof(float));
-    p->losses = stats ? (double *)take(&at, 3 * tokens, sizeof(double)) : NULL;
-    p->part = stats && !combine ? (ce_part *)take(&at, tokens * splits, sizeof(ce_part)) : NULL;
-    p->more = stats && !combine && may_be_full(problem) ? (ce_more *)take(&at, tokens * splits, sizeof(ce_more)) : NULL;
+    p->parts = parts;
+    p->totals = (ce_totals *)ridge_take(&at, sizeof(ce_totals));
+    p->list = (int32_t *)ridge_take(&at, tokens * 4);
+    p->row_of = (int32_t *)ridge_take(&at, tokens * 4);
+    p->order = combine ? (int32_t *)ridge_take(&at, problem->dim[2] * 4) : NULL;
+    p->label = (int32_t *)ridge_take(&at, tokens * 4);
+    p->target_z = combine ? NULL : (float *)ridge_take(&at, tokens * 4);
+    p->losses = stats ? (double *)ridge_take(&at, 3 * tokens * 8) : NULL;
+    p->part = stats && !combine ? (ce_part *)ridge_take(&at, tokens * parts * (int64_t)sizeof(ce_part)) : NULL;
+    p->more = stats && !combine && may_be_full(problem)
+                  ? (ce_more *)ridge_take(&at, tokens * parts * (int64_t)sizeof(ce_more))
+                  : NULL;
     return at;
 }
 
-size_t ce_space(const ridge_problem *problem, int splits)
+size_t ce_workspace_bytes(const ridge_problem *problem, int parts)
 {
     ce_params p = {};
 
-    return (size_t)(ce_place(&p, problem, splits, (void *)256) - (char *)256);
+    return (size_t)(uintptr_t)ce_layout(&p, problem, parts, NULL);
 }

@@ -1,9 +1,9 @@
-/* ce.cuh: cross entropy on CUDA: what every row shares. tokens.cu has the work of size B (which rows count, what
- * the mean divides by, the outputs from the rows' softmax sums), in double as on the CPU, so that its rounding never
+/* ce.cuh: cross entropy on CUDA: what every row shares. tokens.cu has the work of size B (which rows count, what the
+ * mean divides by, the outputs from the rows' softmax sums), in double as on the CPU, so that its rounding never
  * counts; softmax_rows.cu the passes over rows of logits; linear_mma.cu and linear_sm90.cuh the products.
  *
- * Rows that are not ignored are listed in order: `row` is a place in that list, `token` one in the call. Everything is
- * found on the device; the host only knows upper bounds. */
+ * The tokens that are not ignored are listed in order: a `row` is an index into that list, a `token` one into the call.
+ * The device makes the list; the host only knows upper bounds. */
 #ifndef RIDGE_CE_CUH
 #define RIDGE_CE_CUH
 
@@ -21,14 +21,14 @@ typedef struct ce_totals {
     double count;   /* rows that are not ignored */
     int32_t rows;   /* rows listed: all of `count`, or without those out of range */
     int32_t errors;
-    int32_t redo;             /* linear_sm90.cuh: a guessed exponent did not fit */
-    int32_t common;           /* linear_sm90.cuh: targets with many rows */
+    int32_t redo;             /* linear_sm90.cuh: a predicted exponent was bad */
+    int32_t frequent;         /* linear_sm90.cuh: number of frequent targets */
     uint32_t largest;         /* linear_sm90.cuh: bits of the largest factor of a row */
-    int32_t done;             /* tokens.cu: blocks whose rows' losses are there */
-    unsigned long long taken; /* Hopper: items of the logits; 0 between launches */
+    int32_t done;             /* tokens.cu: blocks that have written their tokens' losses */
+    unsigned long long queue; /* Hopper: tickets of the logits' tile scheduler; 0 between launches */
 } ce_totals;
 
-/* Part of a row's softmax sum: over some of the classes. `more` only where it is asked for. */
+/* A part of a row's softmax sum, over some of the classes; `ce_more` only where an output needs it. */
 typedef struct ce_part {
     float max, sum; /* sum e^(z - max) */
 } ce_part;
@@ -63,27 +63,26 @@ typedef struct ce_params {
     int32_t *errors;
     /* workspace */
     ce_totals *totals;
-    int32_t *list, *place; /* token of a row; row of a token, -1 = not listed */
-    int32_t *label;        /* by row: the target in this slice, or below 0 */
-    float *target_z;       /* by row: z of the target, -inf if it is not in this slice */
-    double *losses;        /* [3][tokens]: ce_loss of each; what there is no use for is not written */
-    ce_part *part;         /* [rows][splits] */
+    int32_t *list, *row_of; /* token of a row; row of a token, -1 = not listed */
+    int32_t *label;         /* by row: the target in this slice, or below 0 */
+    float *target_z;        /* by row: z of the target, -inf if it is not in this slice */
+    double *losses;         /* [3][tokens]: the ce_loss of each; members that no output needs are not written */
+    ce_part *part;          /* [rows][parts] */
     ce_more *more;
     int32_t *order; /* ce_combine: shards by offset */
-    int splits;
-    int full; /* entropy, argmax, sums: `more` is filled in */
+    int parts;
+    int full; /* entropy, argmax, sums: `more` is written */
 } ce_params;
 
 /* Host side, args.cu. */
-ce_params ce_collect(const ridge_call *call);
-/* Bytes of the workspace that ce_params itself needs; ce_place sets its pointers and returns what follows. */
-size_t ce_space(const ridge_problem *problem, int splits);
-char *ce_place(ce_params *p, const ridge_problem *problem, int splits, void *workspace);
-/* tokens.cu: first, and last, of a call. */
+ce_params ce_collect(const ridge_bound *bound);
+/* The workspace that ce_params itself needs: its bytes; ce_layout sets the pointers and returns what follows. */
+size_t ce_workspace_bytes(const ridge_problem *problem, int parts);
+char *ce_layout(ce_params *p, const ridge_problem *problem, int parts, void *workspace);
+/* tokens.cu: the first and the last launch of a call. */
 ridge_status ce_begin(const ridge_device *device, const char *name, ce_params *p, void *stream);
 ridge_status ce_finish(const ridge_device *device, const char *name, ce_params *p, void *stream);
-/* softmax_rows.cu. Rows of dX (dlogits) that no product writes: 0 where ignored, NaN where the target is out of range.
- */
+/* softmax_rows.cu: the rows of dX that no product writes: 0 where ignored, NaN where the target is out of range. */
 ridge_status ce_other_rows(const ridge_device *device, const char *name, ce_params *p, void *stream);
 bool ce_needs_stats(uint32_t op);
 ridge_status ce_tokens_prepare(const ridge_device *device);
@@ -95,7 +94,7 @@ typedef struct ce_block {
     int64_t ld, begin, rows, first, count;
 } ce_block;
 
-/* u to sums (merged into part[row] unless first is 0), u to du. */
+/* u to sums (unless first is 0 merged into part[row]); u to du. */
 ridge_status ce_block_stats(const ridge_device *device, const char *name, ce_block *b, void *stream);
 ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_block *b, void *stream);
 
@@ -112,7 +111,7 @@ static __device__ __forceinline__ int64_t ce_target(const ce_params &p, int64_t 
     return t >= 0 && t < p.total ? t : CE_BAD;
 }
 
-/* dz_c = p_c * all - [c = y] * label - w_c * smooth; all - label apart, so that p_y - 1 is formed first. */
+/* dz_c = p_c * all - [c = y] * label - w_c * smooth; all and label are separate so that p_y - 1 is formed first. */
 typedef struct ce_factors {
     double all, label, smooth;
 } ce_factors;
@@ -178,7 +177,7 @@ static __device__ __forceinline__ ce_sum ce_sum_empty(void)
     return s;
 }
 
-/* Adds what another part has seen. A part whose logits are all -inf adds nothing; NaN counts as largest. */
+/* Merges another part. A part whose logits are all -inf adds nothing; NaN counts as largest. */
 static __device__ __forceinline__ void ce_sum_merge(ce_sum *a, const ce_sum &b)
 {
     const bool nan_a = a->max != a->max, nan_b = b.max != b.max;
@@ -218,16 +217,16 @@ static __device__ __forceinline__ ce_sum ce_sum_shuffle(const ce_sum &s, int ste
     return other;
 }
 
-/* All parts of a row. */
-static __device__ __forceinline__ ce_sum ce_sum_part(const ce_params &p, int64_t row, int split)
+/* One part of a row. */
+static __device__ __forceinline__ ce_sum ce_sum_part(const ce_params &p, int64_t row, int index)
 {
-    const ce_part part = p.part[row * p.splits + split];
+    const ce_part part = p.part[row * p.parts + index];
     ce_sum s = ce_sum_empty();
 
     s.max = part.max;
     s.sum = (double)part.sum;
     if (p.full) {
-        const ce_more more = p.more[row * p.splits + split];
+        const ce_more more = p.more[row * p.parts + index];
 
         s.spread = (double)more.spread;
         s.z = (double)more.z;
@@ -240,15 +239,15 @@ static __device__ __forceinline__ ce_sum ce_sum_part(const ce_params &p, int64_t
 /* Maximum and sum of a row (below 0: none) from all its parts, by LANES lanes of a warp. */
 template <int LANES> static __device__ __forceinline__ ce_sum ce_row_sum(const ce_params &p, int64_t row)
 {
-    const int lane = threadIdx.x % LANES, parts = row < 0 ? 0 : p.splits;
+    const int lane = threadIdx.x % LANES, parts = row < 0 ? 0 : p.parts;
     ce_sum s = ce_sum_empty();
 
-    for (int first = lane; first < parts; first += 8 * LANES) { /* eight on their way at once */
+    for (int first = lane; first < parts; first += 8 * LANES) { /* eight loads in flight */
         float v[8];
 
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = first + i * LANES < parts ? p.part[row * p.splits + first + i * LANES].max : -CUDART_INF_F;
+            v[i] = first + i * LANES < parts ? p.part[row * p.parts + first + i * LANES].max : -CUDART_INF_F;
 #pragma unroll
         for (int i = 0; i < 8; i++)
             s.max = fmaxf(s.max, v[i]);
@@ -256,7 +255,7 @@ template <int LANES> static __device__ __forceinline__ ce_sum ce_row_sum(const c
     for (int step = LANES / 2; step > 0; step /= 2)
         s.max = fmaxf(s.max, __shfl_xor_sync(~0u, s.max, step));
     for (int k = lane; k < parts; k += LANES) {
-        const ce_part part = p.part[row * p.splits + k];
+        const ce_part part = p.part[row * p.parts + k];
 
         if (part.sum != 0.0f)
             s.sum += (double)(part.max == s.max ? part.sum : part.sum * ptx_ex2((part.max - s.max) * CE_LOG2E));
@@ -266,12 +265,12 @@ template <int LANES> static __device__ __forceinline__ ce_sum ce_row_sum(const c
     return s;
 }
 
-static __device__ __forceinline__ void ce_sum_store(const ce_params &p, int64_t row, int split, const ce_sum &s)
+static __device__ __forceinline__ void ce_sum_store(const ce_params &p, int64_t row, int index, const ce_sum &s)
 {
-    p.part[row * p.splits + split] = {s.max, (float)s.sum};
+    p.part[row * p.parts + index] = {s.max, (float)s.sum};
     if (p.full)
-        p.more[row * p.splits + split] = {(float)s.spread, (float)s.z, (float)s.wz,
-                                          s.argmax == INT64_MAX ? INT32_MAX : (int32_t)(s.argmax - p.offset)};
+        p.more[row * p.parts + index] = {(float)s.spread, (float)s.z, (float)s.wz,
+                                         s.argmax == INT64_MAX ? INT32_MAX : (int32_t)(s.argmax - p.offset)};
 }
 
 #endif

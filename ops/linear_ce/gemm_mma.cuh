@@ -1,18 +1,19 @@
 /* gemm_mma.cuh: the product of linear_mma.cu on the matrix units of sm_80 and later (mma.sync), any strides.
  *
  * Two factors of 16 bits: m16n8k16, exact products. Where one is f32, tf32 (m16n8k8): a factor of 16 bits is exact
- * there, an f32 one is split into two, of 11 bits each; the product of two lower parts, 2^-22 of the whole, is left
- * out. Two f32 factors: the units cut off what they add, so 16 of k at a time are added up there and the rest in f32.
+ * there, an f32 one is split into two parts of 11 bits each; the product of two lower parts, 2^-22 of the whole, is
+ * omitted. Two f32 factors: the units truncate their sums, so they add up 16 of k at a time and the rest is added in
+ * f32.
  */
-#ifndef RIDGE_CE_LINEAR_MMA_CUH
-#define RIDGE_CE_LINEAR_MMA_CUH
+#ifndef RIDGE_LINEAR_CE_GEMM_MMA_CUH
+#define RIDGE_LINEAR_CE_GEMM_MMA_CUH
 
 #include "ce.cuh"
 #include "cuda/mma.cuh"
 
 enum { THREADS = 256, TILE = 128, WORDS = 16, LINE = WORDS + 4, EACH = TILE * WORDS / THREADS };
 
-/* Element (i, k): data[i * line + k * step], i (or k, by_k) passing through the list first. */
+/* Element (i, k): data[i * line + k * step]. With a list, i (by_k: k) is an index into it. */
 typedef struct linear_view {
     const void *data;
     int64_t line, step;
@@ -20,7 +21,7 @@ typedef struct linear_view {
     int by_k;
 } linear_view;
 
-/* Where a product goes: f32, or f32 in two planes of 16 bits, the upper halves of its bits and the lower ones. */
+/* The output of a product: f32, or f32 in two planes of 16 bits: the upper halves of its bits, and the lower ones. */
 typedef struct linear_sum {
     float *f32;
     uint16_t *high, *low; /* where f32 is NULL */
@@ -43,7 +44,7 @@ static __device__ __forceinline__ int64_t rows_here(const ce_totals *totals, int
     return rows < 0 ? 0 : rows < most ? rows : most;
 }
 
-/* What a block of a product has to do: the tile at (i0, j0), if there is any of it. */
+/* The tile of a thread block, at (i0, j0). any: there is work. */
 typedef struct linear_tile {
     int64_t m, n, k, i0, j0;
     bool any;
@@ -89,7 +90,7 @@ template <int DTYPE> static __device__ __forceinline__ float linear_at(const lin
 
 /* A line of the tile in shared memory is 16 words: 16 elements of tf32, or 32 of 16 bits; each thread has 8 words of a
  * factor, along k where that is contiguous, else along i. */
-static __device__ __forceinline__ void mma_place(const linear_view &v, int e, int *line, int *word)
+static __device__ __forceinline__ void mma_position(const linear_view &v, int e, int *line, int *word)
 {
     const int at = threadIdx.x + THREADS * e;
 
@@ -106,7 +107,7 @@ static __device__ __forceinline__ void mma_fetch(const linear_view &v, int64_t i
     for (int e = 0; e < EACH; e++) {
         int line, word;
 
-        mma_place(v, e, &line, &word);
+        mma_position(v, e, &line, &word);
         const int64_t i = i0 + line, at = k0 + (PAIR ? 2 : 1) * word;
         const bool first = i < lines && at < k, second = PAIR && i < lines && at + 1 < k;
         const float x = first ? linear_at<DTYPE>(v, i, at) : 0.0f;
@@ -133,7 +134,7 @@ static __device__ __forceinline__ void mma_put(const linear_view &v, uint32_t (*
     for (int e = 0; e < EACH; e++) {
         int line, word;
 
-        mma_place(v, e, &line, &word);
+        mma_position(v, e, &line, &word);
         if (SPLIT) {
             const float x = __uint_as_float(from[e]), high = __uint_as_float(mma_tf32(x)), low = x - high;
 
@@ -209,7 +210,7 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
 
         mma_put<SPLIT_A>(p.a, a, next_a);
         mma_put<SPLIT_B>(p.b, b, next_b);
-        __syncthreads(); /* the tile before its use */
+        __syncthreads(); /* orders the writes of the tile before its reads */
         mma_fetch<A, PAIR>(p.a, t.i0, t.m, k0 + DEEP, t.k, next_a);
         mma_fetch<B, PAIR>(p.b, t.j0, t.n, k0 + DEEP, t.k, next_b);
 #pragma unroll
@@ -239,7 +240,7 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
 #pragma unroll
             for (int at = 0; at < 64; at++)
                 (&sum[0][0][0])[at] += (&part[0][0][0])[at];
-        __syncthreads(); /* its use before the next tile */
+        __syncthreads(); /* orders its reads before the writes of the next tile */
     }
 #pragma unroll
     for (int at = 0; at < 64; at++) {

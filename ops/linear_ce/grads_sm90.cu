@@ -1,130 +1,216 @@
 /* grads_sm90.cu: the other two products of the linear cross entropy on Hopper, with their epilogues:
  *
- *     dX = n_r (P W)   -> rows of dX by the list, with the targets' du_y W_y
+ *     dX = n_r (P W)   -> the listed rows of dX, with the targets' du_y W_y; or a partial sum (split-K)
  *     dW = P^T (n_r x) -> f32, stored or added; or 16 bits, with the targets' du_y x; or the f32 sum of a 16-bit one
  *
- * One kernel has both. A tile of dX runs over the whole vocabulary, one of dW over the rows of a chunk alone, and dX
- * may have fewer tiles than there are clusters: those without one make tiles of dW meanwhile. Which cluster makes a
- * tile is found as they run; its bits do not depend on it. Warpgroups make dX together, long as its tiles are, and dW
- * in turn (cuda/sm90/gemm_bf16.cuh). */
+ * One kernel computes both. k of a dX tile is the whole vocabulary, k of a dW tile the rows of the chunk; dX may have
+ * fewer tiles than there are clusters, and those without one compute tiles of dW meanwhile. The queue of
+ * cuda/sm90/scheduler.cuh decides which cluster computes a tile; its bits do not depend on that. dX is cooperative,
+ * cluster 2x1: its main loop is long. dW is pingpong, cluster 1x2 (cuda/sm90/gemm_bf16.cuh).
+ *
+ * Warpgroup 0: thread 0 is the producer. Warpgroups 1 and 2: the consumers. */
 #include "dw_epilogue_sm90.cuh"
-#include "scheduler_sm90.cuh"
 
-/* Items: tiles of dX, then tiles of dW from the last class on. Clusters take them in this order as they come free. */
+/* The work tiles: those of dX, then those of dW from the last class on. Clusters draw them in this order. */
 typedef struct grad_plan {
-    gemm16_work dx, dw;
-    int items;
+    gemm16_plan dx, dw;
+    int count;
 } grad_plan;
 
-/* dX's stages lie where dW's do, its mbarriers behind those: a cluster has its tiles of dX first. */
-template <class DW> struct dx_memory {
-    enum { M = G16_M, N = G16_N, S = G16_STAGES, BYTES = (M + N) * G16_K * 2, SAME_ROWS = 0 };
-    uint8_t a[S][M * G16_K * 2];
-    uint8_t b[S][N * G16_K * 2];
-    uint8_t beside[sizeof(DW) - S * BYTES];
-    uint64_t full[S], empty[S];
+/* dX's stages are aliased with dW's, its mbarriers lie behind those: every cluster computes its tiles of dX first. */
+template <class DW> struct dx_smem {
+    enum { BLOCK_M = G16_BLOCK_M, BLOCK_N = G16_COOP_N, ROWS = 64, STAGES = 4, PINGPONG = 0, MULTICAST_A = 0 };
+    enum { STAGE_BYTES = (BLOCK_M + BLOCK_N) * G16_BLOCK_K * 2 };
+    uint8_t a[STAGES][BLOCK_M * G16_BLOCK_K * 2];
+    uint8_t b[STAGES][BLOCK_N * G16_BLOCK_K * 2];
+    uint8_t rest_of_dw[sizeof(DW) - STAGES * STAGE_BYTES];
+    uint64_t full[STAGES], empty[STAGES];
 };
 
-/* How a tile of dW ends: dw_epilogue_sm90.cuh. */
-enum { FORM_F32 = 0, FORM_SUM, FORM_ONCE, FORM_ADDED };
+/* The epilogue of dW, see dw_epilogue_sm90.cuh. */
+enum { EPI_F32 = 0, EPI_SUM, EPI_16, EPI_ADD_16 };
 
-template <int M> struct grad_memory {
-    static_assert(CE_BUNDLE % M == 0 && CE_BUNDLE % G16_TURN_N == 0 && CE_BUNDLE % G16_K == 0, "tiles across bundles");
+template <int M> struct grad_smem {
+    static_assert(CE_BUNDLE_CLASSES % M == 0 && CE_BUNDLE_CLASSES % G16_PINGPONG_N == 0 &&
+                      CE_BUNDLE_CLASSES % G16_BLOCK_K == 0,
+                  "tiles across bundles");
     union {
-        gemm16_tall<M> dw;
-        dx_memory<gemm16_tall<M>> dx;
+        gemm16_pingpong_1x2<M> dw;
+        dx_smem<gemm16_pingpong_1x2<M>> dx;
     };
-    ce_items items;
+    scheduler_queue queue;
     grad_plan plan;
-    __align__(16) uint8_t panel[8][16 * 128]; /* by warp: results of dW on their way out */
+    __align__(16) uint8_t panel[8][16 * 128]; /* by warp: results of dW to be stored */
     dw_target note[8][M / 4];
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-static __device__ __forceinline__ gemm16_work product_of(int m, int n, int k, int height, int bundle, int pieces)
-{
-    gemm16_work w = {};
-
-    w.m = m;
-    w.n = n;
-    w.height = height;
-    w.width = G16_N; /* dW: a tile of each CTA, whose rows both have */
-    w.bundle = bundle;
-    gemm16_plan(&w, (k + G16_K - 1) / G16_K, pieces);
-    return w;
-}
-
-/* height: of a tile of dW. */
-static __device__ __forceinline__ grad_plan plan_of(const ce_gradients &a, int height)
+static __device__ __forceinline__ grad_plan grad_plan_of(const ce_grads_args &a, int dw_block_m)
 {
     const ce_params &p = a.c.p;
     const int rows = ce_chunk_rows(a.c), hidden = (int)p.hidden, vocab = (int)p.vocab;
     grad_plan g;
 
-    g.dx = product_of(rows, hidden, vocab, G16_M, G16_PAIRS / 2, a.c.pieces);
-    g.dw = product_of(p.hv ? hidden : vocab, p.hv ? vocab : hidden, rows, height / G16_CLUSTER, CE_BUNDLE / height, 1);
+    g.dx = gemm16_plan_of(rows, hidden, vocab, G16_BLOCK_M, G16_COOP_N, G16_BUNDLE / 2, a.c.dx_splits);
+    /* dW: a work tile is block_m rows by a tile of each CTA */
+    g.dw = gemm16_plan_of(p.hv ? hidden : vocab, p.hv ? vocab : hidden, rows, dw_block_m / G16_CLUSTER,
+                          G16_CLUSTER * G16_1X2_N, CE_BUNDLE_CLASSES / dw_block_m, 1);
     if (!a.dx)
-        g.dx.items = 0;
+        g.dx.count = 0;
     if (!a.dw || rows == 0)
-        g.dw.items = 0;
-    g.items = g.dx.items + g.dw.items;
+        g.dw.count = 0;
+    g.count = g.dx.count + g.dw.count;
     return g;
 }
 
-/* Number of a tile of dW as gemm16_locate counts. */
-static __device__ __forceinline__ int dw_tile(const grad_plan &g, int item)
+/* Work tile `work` of the launch as a tile of g.dw. */
+static __device__ __forceinline__ int dw_tile(const grad_plan &g, int work)
 {
-    return g.items - 1 - item;
+    return g.count - 1 - work;
 }
 
-/* ------------------------------------------------------------------------------- P^T that lies in the memory of dW */
+/* --------------------------------------------------------------------------------------- P^T in the memory of dW */
 
-/* Row v of P^T lies in row v - split of dW, which is written when the tiles of dX, all of them, and those of dW of row
- * v have read it. turns: [0] items taken; [1] tiles of dX done, [2 + i] tiles of bundle i of dW done, once by each CTA.
- * All that an item waits for are items before it, and these are with clusters that run: no cluster waits for one that
- * does not. */
-static __device__ __forceinline__ bool overlaid(const ce_gradients &a)
+/* Row v of segment 1 of P^T lies in row v - class1 of dW, which may be written when all tiles of dX, and those tiles of
+ * dW that compute row v, have read it. progress: [0] the queue's counter; [1] tiles of dX read, [2 + i] tiles of bundle
+ * i of dW read, each counted once by each CTA. A work tile waits only for work tiles before it, which clusters that run
+ * have drawn: no cluster waits for one that is not resident. */
+static __device__ __forceinline__ bool probs_in_dw(const ce_grads_args &a)
 {
-    return a.c.probs.split < a.c.p.vocab;
+    return a.c.probs.class1 < a.c.p.vocab;
 }
 
-static __device__ __forceinline__ void wait_for(const uint64_t *turns, int count)
+static __device__ __forceinline__ void wait_progress(const uint64_t *counter, int count)
 {
-    while (ptx_load_acquire(turns) < (uint64_t)(G16_CLUSTER * count))
+    while (ptx_load_acquire(counter) < (uint64_t)(G16_CLUSTER * count))
         __nanosleep(200);
 }
 
-/* *ready: the last bundle that has been waited for. */
-static __device__ __forceinline__ void wait_for_place(const ce_gradients &a, const grad_plan &g, int tile, int *ready)
+/* Before a tile of dW is loaded: waits until the P^T that lies in its memory has been read. *ready: the last bundle
+ * waited for. */
+static __device__ __forceinline__ void wait_until_read(const ce_grads_args &a, const grad_plan &g, int tile, int *ready)
 {
-    const gemm16_work &w = g.dw;
+    const raster &r = g.dw.tiles;
     int pair, tile_n;
 
-    gemm16_locate(w, tile, &pair, &tile_n);
-    pair += a.c.probs.split / CE_BUNDLE * w.bundle;
-    const int bundle = pair / w.bundle;
+    gemm16_locate(g.dw, tile, &pair, &tile_n);
+    pair += a.c.probs.class1 / CE_BUNDLE_CLASSES * r.bundle;
+    const int bundle = pair / r.bundle;
 
-    if (pair >= w.pairs || bundle == *ready)
+    if (pair >= r.tiles_m || bundle == *ready)
         return;
-    wait_for(a.c.turns + 1, g.dx.items);
-    wait_for(a.c.turns + 2 + bundle, min(w.bundle, w.pairs - bundle * w.bundle) * w.tiles_n);
+    wait_progress(a.c.progress + 1, g.dx.count);
+    wait_progress(a.c.progress + 2 + bundle, min(r.bundle, r.tiles_m - bundle * r.bundle) * r.tiles_n);
     *ready = bundle;
 }
 
-/* This CTA's part of the item has been read: nothing to publish, so that no fence is needed. */
-static __device__ __forceinline__ void tell(const ce_gradients &a, int which)
+/* This CTA's main loop over the tile has ended: its P^T has been read. Nothing is published, so no fence is needed. */
+static __device__ __forceinline__ void signal_progress(const ce_grads_args &a, int which)
 {
-    if (overlaid(a) && threadIdx.x % 128 == 0)
-        atomicAdd((unsigned long long *)a.c.turns + which, 1ull);
+    if (probs_in_dw(a) && threadIdx.x % 128 == 0)
+        atomicAdd((unsigned long long *)a.c.progress + which, 1ull);
+}
+
+/* P^T as A: of dX (rows of the chunk by classes), of dW (classes by rows of the chunk). */
+typedef struct dx_source {
+    const CUtensorMap *segment;
+    const ce_probs *probs;
+} dx_source;
+typedef struct dw_source {
+    const CUtensorMap *segment;
+    const ce_probs *probs;
+} dw_source;
+
+static __device__ __forceinline__ gemm16_source gemm16_a_source(const dx_source &a, int row, int k)
+{
+    const ce_segment at = ce_segment_of(*a.probs, k, row);
+
+    return {a.segment + at.index, at.r, at.v};
+}
+
+static __device__ __forceinline__ gemm16_source gemm16_a_source(const dw_source &a, int row, int k)
+{
+    const ce_segment at = ce_segment_of(*a.probs, row, k);
+
+    return {a.segment + at.index, at.v, at.r};
+}
+
+/* -------------------------------------------------------------------------------------------------------- producer */
+
+/* Stages of dX and of dW that the producer has filled. */
+typedef struct grad_producer {
+    uint32_t dx, dw;
+    int ready;
+} grad_producer;
+
+template <int HV, int M>
+static __device__ __forceinline__ void produce_tile(const ce_grads_args &a, const grad_plan &g, grad_smem<M> *s,
+                                                    int work, grad_producer *t, unsigned long long *counter, int *next)
+{
+    if (work < g.dx.count) {
+        gemm16_produce_tile<1, !HV>(dx_source{a.dx_probs, &a.c.probs}, a.dx_w, g.dx, 0, &s->dx, work, &t->dx, counter,
+                                    next);
+        return;
+    }
+    const int tile = dw_tile(g, work);
+    int pair, tile_n;
+
+    if (t->dw == 0) { /* all of dX's stages have been released before the first of dW's is filled */
+        enum { STAGES = dx_smem<gemm16_pingpong_1x2<M>>::STAGES };
+
+        for (uint32_t i = 0; i < STAGES; i++)
+            pipeline_acquire(ptx_shared(&s->dx.empty[0]), pipeline_producer_at<STAGES>(t->dx + i));
+    }
+    if (!HV && probs_in_dw(a))
+        wait_until_read(a, g, tile, &t->ready);
+    gemm16_locate(g.dw, tile, &pair, &tile_n);
+    const int col = tile_n * (G16_CLUSTER * G16_1X2_N) + (int)ptx_cluster_rank() * G16_1X2_N;
+
+    if constexpr (HV)
+        gemm16_produce<1, 0>(a.dw_x_scaled, a.dw_probs[0], &s->dw, pair * M, col, 0, g.dw.k_blocks, &t->dw, counter,
+                             next);
+    else
+        gemm16_produce<0, 1>(dw_source{a.dw_probs, &a.c.probs}, a.dw_x_scaled, &s->dw, pair * M, col, 0, g.dw.k_blocks,
+                             &t->dw, counter, next);
+}
+
+/* The first CTA's producer draws the next work tile while it loads one, and broadcasts it. */
+template <int HV, int M>
+static __device__ __forceinline__ void produce(const ce_grads_args &a, const grad_plan &g, grad_smem<M> *s)
+{
+    unsigned long long *counter = (unsigned long long *)a.c.progress;
+    queue_state queue = queue_begin(&s->queue);
+    grad_producer t = {0, 0, -1};
+
+    if (ptx_cluster_rank() == 0) {
+        int work = (int)atomicAdd(counter, 1ull);
+
+        while (work < g.count) {
+            int next = g.count;
+
+            queue_broadcast<G16_CLUSTER>(&s->queue, &queue, work);
+            produce_tile<HV, M>(a, g, s, work, &t, counter, &next);
+            work = next;
+        }
+        queue_broadcast<G16_CLUSTER>(&s->queue, &queue, work);
+    } else {
+        for (;;) {
+            const int work = queue_next_producer(&queue);
+
+            if (work >= g.count)
+                return;
+            produce_tile<HV, M>(a, g, s, work, &t, NULL, NULL);
+        }
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------- epilogues */
 
-/* dX: rows by the list, each times its factor, and the targets' part. */
+/* dX: the listed rows, each times its factor, with the target's part. */
 template <int BF16>
-static __device__ __forceinline__ void put_dx(const ce_gradients &a, const gemm16_work &w, int first, int first_col,
-                                              const float *acc)
+static __device__ __forceinline__ void store_dx(const ce_grads_args &a, const gemm16_plan &w, int first, int first_col,
+                                                const float *acc)
 {
     const int dtype = BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16;
     const int col = first_col + 2 * (threadIdx.x % 4);
@@ -138,13 +224,13 @@ static __device__ __forceinline__ void put_dx(const ce_gradients &a, const gemm1
             continue;
         const float f = a.c.factor[row];
         const int v = p.label[row];
-        const float g = v >= 0 ? a.c.at_target[row] : 0.0f;
+        const float g = v >= 0 ? a.c.target_du[row] : 0.0f;
         const int64_t step = p.hv ? p.w_stride : 1;
         const uint16_t *line = (const uint16_t *)p.w + (p.hv ? v : v * p.w_stride) + col * step;
         uint16_t *to = (uint16_t *)p.dx + p.list[row] * p.dx_stride + col;
 
 #pragma unroll
-        for (int j = 0; j < G16_N / 8; j++) {
+        for (int j = 0; j < G16_COOP_N / 8; j++) {
             float x = 0.0f, y = 0.0f;
 
             if (col + 8 * j >= w.n)
@@ -159,20 +245,20 @@ static __device__ __forceinline__ void put_dx(const ce_gradients &a, const gemm1
     }
 }
 
-/* One piece of dX, in f32: row_kernels_sm90.cu adds the pieces. */
-static __device__ __forceinline__ void put_partial(const ce_gradients &a, const gemm16_work &w, int first, int piece,
-                                                   int first_col, const float *acc)
+/* A partial sum of dX (split-K) in f32: reduce_dx in row_kernels_sm90.cu adds them. */
+static __device__ __forceinline__ void store_dx_partial(const ce_grads_args &a, const gemm16_plan &w, int first,
+                                                        int split, int first_col, const float *acc)
 {
     const int col = first_col + 2 * (threadIdx.x % 4);
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float *to = a.c.partial + (piece * a.c.rows + first + 8 * h) * (int64_t)w.n + col;
+        float *to = a.c.dx_partial + (split * a.c.rows + first + 8 * h) * (int64_t)w.n + col;
 
         if (first + 8 * h >= w.m)
             continue;
 #pragma unroll
-        for (int j = 0; j < G16_N / 8; j++)
+        for (int j = 0; j < G16_COOP_N / 8; j++)
             if (col + 8 * j < w.n)
                 *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
     }
@@ -186,7 +272,7 @@ static __device__ __forceinline__ float scale_back(const ce_params &p)
     return exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
 }
 
-/* Of a power of two. */
+/* x is a power of two. */
 static __device__ __forceinline__ float inverse(float x)
 {
     return __uint_as_float(0x7f000000u - __float_as_uint(x));
@@ -199,210 +285,181 @@ static __device__ __forceinline__ void clear_lines(void *to, int64_t lines, int6
             *(uint4 *)((char *)to + i * stride + at) = make_uint4(0, 0, 0, 0);
 }
 
-/* dW of no rows. */
-static __device__ __forceinline__ void clear_dw(const ce_gradients &a)
+/* A chunk without rows: dW is 0. */
+static __device__ __forceinline__ void clear_dw(const ce_grads_args &a)
 {
     const ce_params &p = a.c.p;
     const int64_t size = a.dw_dtype == RIDGE_F32 ? 4 : 2, lines = p.hv ? p.hidden : p.vocab;
     const int64_t length = p.hv ? p.vocab : p.hidden;
 
     clear_lines(a.dw_at.own, lines, length * size, a.dw_at.own_ld * size);
-    if (a.after == CE_DW_SUM)
-        clear_lines(a.dw_at.rest, lines, length * 2, a.dw_at.rest_ld * 2);
+    if (a.writes == CE_DW_SUM)
+        clear_lines(a.dw_at.spare, lines, length * 2, a.dw_at.spare_ld * 2);
 }
 
-/* A tile of dX. WIDTH: as in gemm16_multiply. */
-template <int BF16, int MN_B, int WIDTH>
-static __device__ __forceinline__ void tile_dx(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
-                                               int group, int item, gemm16_turn *turn)
+/* -------------------------------------------------------------------------------------------------------- consumer */
+
+/* A tile of dX. WIDTH: of one wgmma. */
+template <int BF16, int MN_B, int WIDTH, class SMEM>
+static __device__ __forceinline__ void consume_dx(const ce_grads_args &a, const gemm16_plan &w, const SMEM *,
+                                                  const gemm16_operands &at, int consumer, int tile,
+                                                  gemm16_state *state)
 {
     const int thread = threadIdx.x % 128;
     int pair, tile_n, first_block;
-    const int piece = gemm16_locate(w, item, &pair, &tile_n);
-    float acc[G16_N / 2];
+    const int split = gemm16_locate(w, tile, &pair, &tile_n);
+    float acc[G16_COOP_N / 2];
 
-    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+    const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M + consumer * 64;
     const int row = first + thread / 32 * 16 + thread % 32 / 4;
 
-    gemm16_multiply<BF16, 1, MN_B, WIDTH>(at, gemm16_blocks(w, piece, &first_block), group, turn, acc);
-    if (group == 0)
-        tell(a, 1);
-    if (w.pieces > 1)
-        put_partial(a, w, row, piece, tile_n * G16_N, acc);
+    gemm16_mainloop<BF16, 1, MN_B, SMEM, WIDTH>(at, gemm16_blocks(w, split, &first_block), consumer, state, acc);
+    if (consumer == 0)
+        signal_progress(a, 1);
+    if (w.splits > 1)
+        store_dx_partial(a, w, row, split, tile_n * G16_COOP_N, acc);
     else
-        put_dx<BF16>(a, w, row, tile_n * G16_N, acc);
+        store_dx<BF16>(a, w, row, tile_n * G16_COOP_N, acc);
 }
 
-/* A warpgroup's tile of dW: both CTAs have its rows. n: stages before it. */
-template <int BF16, int MN_A, int MN_B, int FORM, int M>
-static __device__ __forceinline__ void tile_dw(const ce_gradients &a, const gemm16_work &w, const gemm16_places &at,
-                                               grad_memory<M> *s, int group, int item, uint32_t n)
+/* The first row and column of a warp of dW's tile. */
+template <int M>
+static __device__ __forceinline__ void locate_dw(const gemm16_plan &w, int tile, uint32_t thread, int *row, int *col)
 {
-    constexpr bool TARGETS = FORM == FORM_ONCE || FORM == FORM_ADDED; /* `targets` is set; not asked for it spills */
-    constexpr bool READS = FORM == FORM_ADDED || FORM == FORM_SUM;    /* what there is of dW */
-    const int warp = threadIdx.x / 32 - 4;
-    float acc[M / 64 * (G16_TALL_N / 2)];
     int pair, tile_n;
 
-    gemm16_locate(w, item, &pair, &tile_n);
-    int row = pair * M + warp % 4 * 16;
-    const int col = tile_n * G16_N + (int)ptx_cluster_rank() * G16_TALL_N;
+    gemm16_locate(w, tile, &pair, &tile_n);
+    *row = pair * M + (int)(thread / 32 % 4 * 16);
+    *col = tile_n * (G16_CLUSTER * G16_1X2_N) + (int)ptx_cluster_rank() * G16_1X2_N;
+}
 
+/* A consumer's tile of dW; both CTAs have its rows. n: stages consumed before it. */
+template <int BF16, int MN_A, int MN_B, int EPI, int M>
+static __device__ __forceinline__ void consume_dw(const ce_grads_args &a, const gemm16_plan &w,
+                                                  const gemm16_operands &at, grad_smem<M> *s, int consumer, int tile,
+                                                  uint32_t n)
+{
+    constexpr bool TARGETS = EPI == EPI_16 || EPI == EPI_ADD_16; /* only there: tested at run time it spills */
+    constexpr bool READS = EPI == EPI_ADD_16 || EPI == EPI_SUM;  /* the previous dW */
+    gemm16_state state = {n, false};
+    float acc[M / 64 * (G16_1X2_N / 2)];
+    uint32_t thread = thread_anew();
+    int row, col;
+
+    locate_dw<M>(w, tile, thread, &row, &col);
     if (TARGETS && a.targets)
-        note_targets<M>(a, w, s->note[warp], row, col);
+        prefetch_targets<M>(a, w, s->note[thread / 32], row, col);
     if (READS)
 #pragma unroll
-        for (int i = 0; i < M / 64 * (G16_TALL_N / 2); i++) /* else it would live from the last tile's end to here */
+        for (int i = 0; i < M / 64 * (G16_1X2_N / 2); i++) /* else acc lives on from the last tile's epilogue to here */
             asm volatile("mov.b32 %0, 0;" : "=f"(acc[i]));
-    gemm16_multiply_turn<BF16, MN_A, MN_B, gemm16_tall<M>>(at, w.blocks, n, group, acc);
-    tell(a, 2 + pair / (CE_BUNDLE / M));
+    gemm16_mainloop<BF16, MN_A, MN_B, gemm16_pingpong_1x2<M>>(at, w.k_blocks, consumer, &state, acc);
+    asm volatile("" : "+r"(tile)); /* located anew: row and column, kept over the main loop, would spill */
+    thread = thread_anew();
+    locate_dw<M>(w, tile, thread, &row, &col);
+    signal_progress(a, 2 + row / CE_BUNDLE_CLASSES);
     const float scale = BF16 ? 1.0f : scale_back(a.c.p);
 
     if (READS)
-        fetch_old<M>(a, w, row, col);
+        prefetch_dw<M>(a, w, row, col);
 #pragma unroll
     for (int i = 0; i < M / 64; i++, row += 64) {
-        float *part = acc + i * (G16_TALL_N / 2);
+        float *part = acc + i * (G16_1X2_N / 2);
 
+        thread = thread_anew();
+        asm volatile("" : "+r"(col)); /* else its sign extension stays in a register and spills */
         if (TARGETS && a.targets)
-            add_targets<BF16>(a, w, &s->note[warp][16 * i + threadIdx.x % 32 / 4], col, BF16 ? 1.0f : inverse(scale),
+            add_targets<BF16>(a, w, &s->note[thread / 32][16 * i + thread % 32 / 4], col, BF16 ? 1.0f : inverse(scale),
                               part);
-        if (FORM == FORM_F32)
-            put_f32<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
-        if (FORM == FORM_ONCE)
-            put_once<BF16>(a, w, s->panel[warp], row, col, scale, part);
-        if (FORM == FORM_ADDED)
-            put_added<BF16>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
-        if (FORM == FORM_SUM && i == 0)
-            put_sums<BF16, 2>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
-        if (FORM == FORM_SUM && i > 0)
-            put_sums<BF16, 4>(a, w, row + threadIdx.x % 32 / 4, col, scale, part);
+        if (EPI == EPI_F32)
+            store_f32<BF16>(a, w, row + (int)(thread % 32 / 4), col, scale, part);
+        if (EPI == EPI_16)
+            store_16<BF16>(a, w, s->panel[thread / 32], row, col, scale, part);
+        if (EPI == EPI_ADD_16 && i == 0)
+            add_16<BF16, 2>(a, w, row + (int)(thread % 32 / 4), col, scale, part);
+        if (EPI == EPI_ADD_16 && i > 0)
+            add_16<BF16, 4>(a, w, row + (int)(thread % 32 / 4), col, scale, part);
+        if (EPI == EPI_SUM && i == 0)
+            store_sums<BF16, 2>(a, w, row + (int)(thread % 32 / 4), col, scale, part);
+        if (EPI == EPI_SUM && i > 0)
+            store_sums<BF16, 4>(a, w, row + (int)(thread % 32 / 4), col, scale, part);
     }
 }
 
-/* Where the loading thread stands: stages of dX and of dW. */
-typedef struct grad_loads {
-    uint32_t dx, dw;
-    int ready;
-} grad_loads;
-
-template <int HV, int M>
-static __device__ __forceinline__ void load_item(const ce_gradients &a, const grad_plan &g, grad_memory<M> *s, int item,
-                                                 grad_loads *t, unsigned long long *taken, int *next)
+/* A consumer: its tiles of dX, then its tiles of dW. */
+template <int BF16, int HV, int EPI, int M>
+static __device__ __forceinline__ void consume(const ce_grads_args &a, grad_smem<M> *s, int consumer)
 {
-    if (item < g.dx.items) {
-        gemm16_load<1, !HV>(a.dx_maps, g.dx, &s->dx, item, &t->dx, taken, next);
-        return;
-    }
-    const int tile = dw_tile(g, item);
-    int pair, tile_n;
+    constexpr int WIDTH = M == 192 ? G16_COOP_N : G16_1X2_N; /* beside two of 128, one of 256 would be serialised */
+    const grad_plan &g = s->plan;
+    queue_state queue = queue_begin(&s->queue);
+    gemm16_state state = {0, false};
+    int work = queue_next(&queue);
 
-    if (t->dw == 0) /* all of dX's stages have been read */
-        for (uint32_t i = t->dx; i < t->dx + G16_STAGES; i++)
-            ptx_mbarrier_wait(ptx_shared(&s->dx.empty[i % G16_STAGES]), (i / G16_STAGES & 1) ^ 1);
-    if (!HV && overlaid(a))
-        wait_for_place(a, g, tile, &t->ready);
-    gemm16_locate(g.dw, tile, &pair, &tile_n);
-    gemm16_load_tile<HV, !HV>(a.dw_maps, 0, &s->dw, pair * M, tile_n * G16_N + (int)ptx_cluster_rank() * G16_TALL_N, 0,
-                              g.dw.blocks, &t->dw, taken, next);
-}
+    gemm16_stagger_wait(consumer, work < g.dx.count);
+    const gemm16_operands dx = gemm16_operands_of<1, !HV>(&s->dx, consumer);
+    for (; work < g.dx.count; work = queue_next(&queue))
+        consume_dx<BF16, !HV, WIDTH>(a, g.dx, &s->dx, dx, consumer, work, &state);
+    const gemm16_operands dw = gemm16_operands_of<HV, !HV>(&s->dw, 0);
+    uint32_t tiles = 0; /* of dW so far, of both consumers */
 
-/* The loading thread. The first CTA's asks for the next item while it loads one. */
-template <int HV, int M>
-static __device__ __forceinline__ void load_items(const ce_gradients &a, const grad_plan &g, grad_memory<M> *s)
-{
-    unsigned long long *taken = (unsigned long long *)a.c.turns;
-    ce_ring ring = ce_ring_of(&s->items);
-    grad_loads t = {0, 0, -1};
-
-    if (ptx_cluster_rank() == 0) {
-        int item = (int)atomicAdd(taken, 1ull);
-
-        while (item < g.items) {
-            int next = g.items;
-
-            ce_hand_out(&s->items, &ring, item);
-            load_item<HV, M>(a, g, s, item, &t, taken, &next);
-            item = next;
-        }
-        ce_hand_out(&s->items, &ring, item);
-    } else {
-        for (;;) {
-            const int item = ce_next_to_load(&ring);
-
-            if (item >= g.items)
-                return;
-            load_item<HV, M>(a, g, s, item, &t, NULL, NULL);
-        }
-    }
+    gemm16_order_begin(consumer);
+    for (; work < g.count; tiles++, work = queue_next(&queue))
+        if (gemm16_first_own(tiles, consumer) == 0)
+            consume_dw<BF16, HV, !HV, EPI, M>(a, g.dw, dw, s, consumer, dw_tile(g, work),
+                                              tiles * (uint32_t)g.dw.k_blocks);
+    gemm16_order_end(consumer, tiles);
 }
 
 #endif
 
 /* HV: W is [hidden, vocab]. */
-template <int BF16, int HV, int FORM>
-static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gradients_kernel(const __grid_constant__ ce_gradients a)
+template <int BF16, int HV, int EPI>
+static __global__ void __launch_bounds__(G16_THREADS, 1) ce_grads_kernel(const __grid_constant__ ce_grads_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t shared[];
-    constexpr int M = FORM == FORM_F32 || BF16 ? 192 : 128; /* as ce_dw_height */
-    constexpr int WIDTH = M == 192 ? G16_N : G16_TALL_N;    /* beside two of 128, one of 256 would be serialised */
-    grad_memory<M> *s = (grad_memory<M> *)shared;
+    constexpr int M = EPI == EPI_F32 || BF16 ? 192 : 128; /* as ce_dw_block_m */
+    grad_smem<M> *s = (grad_smem<M> *)shared;
 
     if (threadIdx.x == 0) {
-        ce_items_begin(&s->items, 8 * G16_CLUSTER);
-        gemm16_ring_begin(&s->dx, 8);
+        queue_init<G16_CLUSTER>(&s->queue, 8 * G16_CLUSTER);
+        gemm16_pipeline_init(&s->dx, 8);
     }
-    gemm16_begin(&s->dw, 4); /* stages of dW: by one warpgroup */
+    gemm16_prologue(&s->dw, 4); /* a stage of dW is read by one consumer */
     if (threadIdx.x == 0)
-        s->plan = plan_of(a, M);
-    const grad_plan &g = s->plan;
-
-    if (a.dw && a.before == CE_DW_NOTHING && a.after != CE_DW_MORE && ce_chunk_rows(a.c) == 0)
+        s->plan = grad_plan_of(a, M);
+    if (a.dw && a.reads == CE_DW_NONE && a.writes != CE_DW_SUM_ADD && ce_chunk_rows(a.c) == 0)
         clear_dw(a);
-    __syncthreads(); /* setmaxnreg is an .aligned one, and lanes clear different numbers of pieces */
+    __syncthreads(); /* orders s->plan; and setmaxnreg is .aligned, which lanes leaving clear_dw's loop are not */
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)
-            load_items<HV, M>(a, g, s);
+            produce<HV, M>(a, s->plan, s);
     } else {
-        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
-        ce_ring ring = ce_ring_of(&s->items);
-        gemm16_turn turn = {0, false};
-        uint32_t tiles = 0;
-        int item;
+        const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        item = ce_next_item(&ring);
-        gemm16_stagger(group, item < g.dx.items);
-        const gemm16_places dx = gemm16_places_of<1, !HV>(&s->dx, group);
-        for (; item < g.dx.items; item = ce_next_item(&ring))
-            tile_dx<BF16, !HV, WIDTH>(a, g.dx, dx, group, item, &turn);
-        const gemm16_places dw = gemm16_places_of<HV, !HV>(&s->dw, 0);
-        gemm16_begin_turns(group);
-        for (; item < g.items; tiles++, item = ce_next_item(&ring))
-            if (gemm16_first_own(tiles, group) == 0)
-                tile_dw<BF16, HV, !HV, FORM, M>(a, g.dw, dw, s, group, dw_tile(g, item), tiles * g.dw.blocks);
-        gemm16_end_turns(group, tiles);
+        consume<BF16, HV, EPI, M>(a, s, consumer);
     }
-    __syncwarp(); /* of the loading warp one thread alone went through the loop, and the barrier is an aligned one */
-    ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
+    __syncwarp();       /* the cluster barrier is .aligned; one thread of the producer's warp ran its loop alone */
+    ptx_cluster_sync(); /* a CTA's shared memory must outlive the other CTA's writes and arrivals */
 #endif
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By form; the last two are those of W [H, V], where a 16-bit dW is always summed. */
-#define OF_DTYPE(bf16)                                                                                                 \
-    (const void *)ce_gradients_kernel<bf16, 0, FORM_F32>, (const void *)ce_gradients_kernel<bf16, 0, FORM_SUM>,        \
-        (const void *)ce_gradients_kernel<bf16, 0, FORM_ONCE>, (const void *)ce_gradients_kernel<bf16, 0, FORM_ADDED>, \
-        (const void *)ce_gradients_kernel<bf16, 1, FORM_F32>, (const void *)ce_gradients_kernel<bf16, 1, FORM_SUM>
+/* By epilogue; the last two are those of W [H, V], where a 16-bit dW is always summed in f32. */
+#define OF_DTYPE(bf16)                                                                                      \
+    (const void *)ce_grads_kernel<bf16, 0, EPI_F32>, (const void *)ce_grads_kernel<bf16, 0, EPI_SUM>,       \
+        (const void *)ce_grads_kernel<bf16, 0, EPI_16>, (const void *)ce_grads_kernel<bf16, 0, EPI_ADD_16>, \
+        (const void *)ce_grads_kernel<bf16, 1, EPI_F32>, (const void *)ce_grads_kernel<bf16, 1, EPI_SUM>
 
-enum { FORM_HV = FORM_ADDED + 1, FORMS = FORM_HV + 2, FUNCTIONS = 2 * FORMS, SHARED = sizeof(grad_memory<192>) };
-static_assert(sizeof(grad_memory<128>) <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
+enum { EPI_HV = EPI_ADD_16 + 1, EPILOGUES = EPI_HV + 2, FUNCTIONS = 2 * EPILOGUES, SHARED = sizeof(grad_smem<192>) };
+static_assert(sizeof(grad_smem<128>) <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
 static const void *const functions[FUNCTIONS] = {OF_DTYPE(0), OF_DTYPE(1)};
 
-ridge_status ce_gradients_prepare(const ridge_device *device)
+ridge_status ce_grads_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
@@ -410,22 +467,24 @@ ridge_status ce_gradients_prepare(const ridge_device *device)
                         "linear_ce: loading kernels");
 }
 
-ridge_status ce_gradients_launch(const ridge_device *device, const char *name, ce_gradients *g, void *stream)
+ridge_status ce_grads_launch(const ridge_device *device, const char *name, ce_grads_args *g, void *stream)
 {
     const ce_params *p = &g->c.p;
     const int64_t m = p->hv ? p->hidden : p->vocab, n = p->hv ? p->vocab : p->hidden;
-    const int64_t rows = G16_CLUSTER * G16_M, height = ce_dw_height(p->dtype, g->dw_dtype);
-    const int64_t dx = g->dx ? ce_up(g->c.rows, rows) / rows * (ce_up(p->hidden, G16_N) / G16_N) * g->c.pieces : 0;
-    const int64_t dw = g->dw ? ce_up(m, height) / height * (ce_up(n, G16_N) / G16_N) : 0;
-    int form = !g->dw || g->dw_dtype == RIDGE_F32 ? FORM_F32 : FORM_SUM;
+    const int64_t rows = G16_CLUSTER * G16_BLOCK_M, block_m = ce_dw_block_m(p->dtype, g->dw_dtype);
+    const int64_t dx = g->dx ? ridge_round_up(g->c.rows, rows) / rows *
+                                   (ridge_round_up(p->hidden, G16_COOP_N) / G16_COOP_N) * g->c.dx_splits
+                             : 0;
+    const int64_t dw = g->dw ? ridge_round_up(m, block_m) / block_m * (ridge_round_up(n, G16_COOP_N) / G16_COOP_N) : 0;
+    int epilogue = !g->dw || g->dw_dtype == RIDGE_F32 ? EPI_F32 : EPI_SUM;
 
-    if (form == FORM_SUM && g->targets)
-        form = g->before == CE_DW_NOTHING ? FORM_ONCE : FORM_ADDED;
+    if (epilogue == EPI_SUM && g->targets)
+        epilogue = g->reads == CE_DW_NONE ? EPI_16 : EPI_ADD_16;
     if (p->hv)
-        form += FORM_HV;
+        epilogue += EPI_HV;
     if (dx + dw == 0)
         return RIDGE_OK;
-    return host_launch_cluster(device, name, functions[FORMS * (p->dtype == RIDGE_BF16) + form],
-                               dim3((unsigned)(ce_least(dx + dw, device->units / G16_CLUSTER) * G16_CLUSTER)),
+    return host_launch_cluster(device, name, functions[EPILOGUES * (p->dtype == RIDGE_BF16) + epilogue],
+                               dim3((unsigned)(ridge_min(dx + dw, device->units / G16_CLUSTER) * G16_CLUSTER)),
                                G16_CLUSTER, G16_THREADS, SHARED, g, stream);
 }

@@ -1,82 +1,14 @@
 /* linear_mma.cu: linear_ce_eval, linear_ce_train and linear_ce_backward on any device: any alignment, bf16, f16, f32.
  *
- * A chunk of listed rows at a time, a block of classes at a time: the logits in f32 by a product on the matrix units
- * (gemm_mma.cuh) or in ordinary fused multiply-adds, then softmax_rows.cu's pass for the sums. For the gradients once
- * more: logits, dlogits in place, dX += dz W, dW += dz^T x. */
+ * For each chunk of listed rows and each block of classes: the logits in f32 by a product on the matrix units
+ * (gemm_mma.cuh), then softmax_rows.cu's pass for the sums. For the gradients a second time: logits, dlogits in place,
+ * dX += dz W, dW += dz^T x. */
 #include "gemm_mma.cuh"
+#include "src/util.h"
 
-enum { DEPTH = 16, PITCH = TILE + 4, CHUNK = 1024, BLOCK = 8192 };
+enum { CHUNK = 1024, BLOCK = 8192 }; /* tokens, classes */
 
-/* This thread's 8 of the 128 x 16 elements from (i0, k0): along k where that is contiguous, else along i. */
-template <int DTYPE>
-static __device__ __forceinline__ void linear_fetch(const linear_view &v, int64_t i0, int64_t lines, int64_t k0,
-                                                    int64_t k, float *out)
-{
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const int di = v.step == 1 ? threadIdx.x / 16 + 16 * e : threadIdx.x % 128;
-        const int dk = v.step == 1 ? threadIdx.x % 16 : threadIdx.x / 128 + 2 * e;
-
-        out[e] = i0 + di < lines && k0 + dk < k ? linear_at<DTYPE>(v, i0 + di, k0 + dk) : 0.0f;
-    }
-}
-
-static __device__ __forceinline__ void linear_put(const linear_view &v, float (*to)[PITCH], const float *from)
-{
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const int di = v.step == 1 ? threadIdx.x / 16 + 16 * e : threadIdx.x % 128;
-        const int dk = v.step == 1 ? threadIdx.x % 16 : threadIdx.x / 128 + 2 * e;
-
-        to[dk][di] = from[e];
-    }
-}
-
-/* A 128 x 128 tile a block, 8 x 8 a thread, k in ascending order, in multiply-adds. */
-template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) linear_gemm(const linear_product p)
-{
-    __shared__ __align__(16) float a[DEPTH][PITCH], b[DEPTH][PITCH];
-    const int ty = threadIdx.x / 16 * 8, tx = threadIdx.x % 16 * 8;
-    float sum[8][8] = {}, next_a[8], next_b[8];
-
-    ptx_grid_wait();
-    const linear_tile t = tile_of(p);
-
-    if (!t.any)
-        return;
-    linear_fetch<A>(p.a, t.i0, t.m, 0, t.k, next_a);
-    linear_fetch<B>(p.b, t.j0, t.n, 0, t.k, next_b);
-    for (int64_t k0 = 0; k0 < t.k; k0 += DEPTH) {
-        linear_put(p.a, a, next_a);
-        linear_put(p.b, b, next_b);
-        __syncthreads(); /* the tile before its use */
-        linear_fetch<A>(p.a, t.i0, t.m, k0 + DEPTH, t.k, next_a);
-        linear_fetch<B>(p.b, t.j0, t.n, k0 + DEPTH, t.k, next_b);
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            float x[8], y[8];
-
-#pragma unroll
-            for (int e = 0; e < 8; e += 4) {
-                *(float4 *)(x + e) = *(const float4 *)&a[d][ty + e];
-                *(float4 *)(y + e) = *(const float4 *)&b[d][tx + e];
-            }
-#pragma unroll
-            for (int r = 0; r < 8; r++)
-#pragma unroll
-                for (int c = 0; c < 8; c++)
-                    sum[r][c] = __fmaf_rn(x[r], y[c], sum[r][c]);
-        }
-        __syncthreads(); /* its use before the next tile */
-    }
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-#pragma unroll
-        for (int c = 0; c < 8; c++)
-            put_sum(p, t, t.i0 + ty + r, t.j0 + tx + c, sum[r][c]);
-}
-
-/* Rows of f32 to rows of a matrix, by the list. */
+/* Rows of f32 to the listed rows of a matrix. */
 typedef struct linear_rows {
     const float *sum;
     void *out;
@@ -98,14 +30,14 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_co
         num_store<DTYPE>(p.out, to + j, p.sum[r * p.cols + j]);
 }
 
-/* A 16-bit matrix, a row a block, to the two planes of an f32 sum, the upper one in its place; or rounded again. */
+/* A 16-bit matrix, a row a thread block, to the two planes of an f32 sum, the upper one in place; or back, rounded. */
 typedef struct linear_planes {
     linear_sum sum;
     int64_t cols;
     int load;
 } linear_planes;
 
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_turn(const linear_planes p)
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) convert_planes(const linear_planes p)
 {
     uint16_t *high = p.sum.high + blockIdx.x * p.sum.ld, *low = p.sum.low + blockIdx.x * p.sum.low_ld;
 
@@ -121,7 +53,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_tu
         }
 }
 
-/* dbias[c] = (or +=) the chunk's dlogits of a class, row after row. */
+/* dbias[c] = (or +=) the sum of the chunk's dlogits of a class, row after row. */
 typedef struct linear_columns {
     const float *z;
     float *dbias;
@@ -148,20 +80,17 @@ static __global__ void __launch_bounds__(THREADS) linear_bias(const linear_colum
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define BY_TYPE(d)                                                                          \
-    {                                                                                       \
-        (const void *)linear_gemm<d, d>, (const void *)linear_gemm<RIDGE_F32, d>,           \
-            (const void *)linear_gemm<d, RIDGE_F32>, (const void *)linear_mma<d, d>,        \
-            (const void *)linear_mma<RIDGE_F32, d>, (const void *)linear_mma<d, RIDGE_F32>, \
-            (const void *)linear_copy<d>                                                    \
+/* By dtype (f32, f16, bf16): products of x and W, of dz and x or W, of x and dz; linear_copy. */
+#define BY_TYPE(d)                                                               \
+    {                                                                            \
+        (const void *)linear_mma<d, d>, (const void *)linear_mma<RIDGE_F32, d>,  \
+            (const void *)linear_mma<d, RIDGE_F32>, (const void *)linear_copy<d> \
     }
 
-/* By dtype (f32, f16, bf16): products of x and W, of dz and x or W, of x and dz, the same on the matrix units;
- * linear_copy. */
-enum { PRODUCT = 0, PRODUCT_DZ, PRODUCT_BY_DZ, COPY = 6, FUNCTIONS };
+enum { PRODUCT = 0, PRODUCT_DZ, PRODUCT_BY_DZ, COPY, FUNCTIONS };
 static const void *const by_dtype[3][FUNCTIONS] = {BY_TYPE(RIDGE_F32), BY_TYPE(RIDGE_F16), BY_TYPE(RIDGE_BF16)};
-static const void *const other_functions[3] = {(const void *)linear_bias, (const void *)linear_turn<RIDGE_F16>,
-                                               (const void *)linear_turn<RIDGE_BF16>};
+static const void *const other_functions[3] = {(const void *)linear_bias, (const void *)convert_planes<RIDGE_F16>,
+                                               (const void *)convert_planes<RIDGE_BF16>};
 
 static const void *function_of(int what, int dtype)
 {
@@ -182,40 +111,26 @@ typedef struct linear_job {
     void *stream;
     ce_params p;
     float *z, *dx;
-    linear_sum dw; /* the caller's own; the lower plane of a 16-bit one's sum is in the workspace */
+    linear_sum dw; /* the caller's dW; of a 16-bit one the lower plane of the sum is in the workspace */
     int64_t chunk, block, ld;
-    int mma; /* on the matrix units */
 } linear_job;
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static void *take(char **at, int64_t count)
-{
-    void *piece = *at;
-
-    *at += ((size_t)count * sizeof(float) + 255) / 256 * 256;
-    return piece;
-}
-
-/* What lies where in the workspace; from 256 it only counts. */
-static char *place(linear_job *j, const ridge_problem *problem, void *workspace)
+/* Lays out the workspace; from NULL it only counts the bytes. */
+static char *lay_out(linear_job *j, const ridge_problem *problem, void *workspace)
 {
     const bool train = problem->op == RIDGE_LINEAR_CE_TRAIN, gradients = problem->op != RIDGE_LINEAR_CE_EVAL;
     const int dx = train ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
     const uint8_t dw = problem->dtype[dx + 1];
-    char *at = ce_place(&j->p, problem, 1, workspace);
+    char *at = ce_layout(&j->p, problem, 1, workspace);
 
-    j->chunk = least(problem->dim[0], CHUNK);
-    j->block = least(problem->dim[2], BLOCK);
+    j->chunk = ridge_min(problem->dim[0], CHUNK);
+    j->block = ridge_min(problem->dim[2], BLOCK);
     j->ld = (j->block + 7) / 8 * 8;
-    j->z = (float *)take(&at, j->chunk * j->ld);
+    j->z = (float *)ridge_take(&at, j->chunk * j->ld * 4);
     if (gradients && problem->dtype[dx] != RIDGE_NONE)
-        j->dx = (float *)take(&at, j->chunk * problem->dim[1]);
+        j->dx = (float *)ridge_take(&at, j->chunk * problem->dim[1] * 4);
     if (gradients && dw != RIDGE_NONE && dw != RIDGE_F32)
-        j->dw.low = (uint16_t *)take(&at, (problem->dim[1] * problem->dim[2] + 1) / 2);
+        j->dw.low = (uint16_t *)ridge_take(&at, problem->dim[1] * problem->dim[2] * 2);
     return at;
 }
 
@@ -239,7 +154,7 @@ static ridge_status multiply(const linear_job *j, int what, linear_product *g)
     g->totals = j->p.totals;
     if (g->m == 0 || g->n == 0)
         return RIDGE_OK;
-    return host_launch(j->device, j->name, function_of(what + 3 * j->mma, j->p.dtype), grid, THREADS, g, j->stream);
+    return host_launch(j->device, j->name, function_of(what, j->p.dtype), grid, THREADS, g, j->stream);
 }
 
 static linear_sum sum_of(float *f32, int64_t ld)
@@ -332,8 +247,8 @@ static ridge_status copy_rows(const linear_job *j, linear_rows *c)
                        j->stream);
 }
 
-/* The f32 sum of a 16-bit dW: from what is there (load), or to it. */
-static ridge_status turn_dw(const linear_job *j, int load)
+/* The f32 sum of a 16-bit dW: from dW (load), or rounded to it. */
+static ridge_status convert_dw(const linear_job *j, int load)
 {
     linear_planes c = {j->dw, j->p.hv ? j->p.vocab : j->p.hidden, load};
     const int64_t rows = j->p.hv ? j->p.hidden : j->p.vocab;
@@ -349,7 +264,7 @@ static ridge_status chunk_gradients(const linear_job *j, int64_t begin, int64_t 
     ridge_status status = RIDGE_OK;
 
     for (int64_t first = 0; first < j->p.vocab && !status; first += j->block) {
-        ce_block b = {j->p, j->z, j->ld, begin, rows, first, least(j->block, j->p.vocab - first)};
+        ce_block b = {j->p, j->z, j->ld, begin, rows, first, ridge_min(j->block, j->p.vocab - first)};
 
         status = gradient_block(j, &b);
     }
@@ -364,30 +279,27 @@ static ridge_status chunk_gradients(const linear_job *j, int64_t begin, int64_t 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
     const ridge_call *call = &bound->call;
-
     linear_job j = {};
     const bool gradients = call->op != RIDGE_LINEAR_CE_EVAL, stats = ce_needs_stats(call->op);
     ridge_status status;
 
     j.device = device;
     j.name = kernel->name;
-    j.mma = kernel->param[0];
     j.stream = stream;
-    j.p = ce_collect(call);
-    place(&j, problem, workspace);
+    j.p = ce_collect(bound);
+    lay_out(&j, &bound->problem, workspace);
     j.dw = {j.p.dw_dtype == RIDGE_F32 ? (float *)j.p.dw : NULL, (uint16_t *)j.p.dw, j.dw.low, j.p.dw_stride,
             j.p.hv ? j.p.vocab : j.p.hidden};
     status = ce_begin(device, j.name, &j.p, stream);
     if (!status && gradients && (call->flags & RIDGE_ACCUMULATE))
-        status = turn_dw(&j, 1);
-    /* without tokens one empty chunk still writes dW */
+        status = convert_dw(&j, 1);
+    /* a call without tokens has one empty chunk, which writes dW */
     for (int64_t begin = 0; (begin == 0 || begin < j.p.tokens) && !status; begin += CHUNK) {
-        const int64_t rows = least(j.chunk, j.p.tokens - begin);
+        const int64_t rows = ridge_min(j.chunk, j.p.tokens - begin);
 
         for (int64_t first = 0; first < j.p.vocab && stats && !status; first += j.block) {
-            ce_block b = {j.p, j.z, j.ld, begin, rows, first, least(j.block, j.p.vocab - first)};
+            ce_block b = {j.p, j.z, j.ld, begin, rows, first, ridge_min(j.block, j.p.vocab - first)};
 
             status = logits(&j, &b);
             if (!status)
@@ -397,7 +309,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             status = chunk_gradients(&j, begin, rows);
     }
     if (!status && gradients)
-        status = turn_dw(&j, 0);
+        status = convert_dw(&j, 0);
     if (!status && gradients)
         status = ce_other_rows(device, j.name, &j.p, stream);
     return status || !stats ? status : ce_finish(device, j.name, &j.p, stream);
@@ -407,7 +319,7 @@ static size_t workspace(const ridge_device *, const ridge_kernel *, const ridge_
 {
     linear_job j = {};
 
-    return (size_t)(place(&j, problem, (void *)256) - (char *)256);
+    return (size_t)(uintptr_t)lay_out(&j, problem, NULL);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -418,30 +330,28 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return NULL;
 }
 
-/* Multiply-adds at a quarter of what a processor could issue, 1.5 GHz; the matrix units at some times that. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+/* The matrix units at four times (f32: 1.5 times) a quarter of the fused multiply-adds that an SM could issue, 1.5 GHz.
+ */
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : problem->op == RIDGE_LINEAR_CE_TRAIN ? 4 : 3;
-    double product = gemms / (1.5e3 * 32) / (!kernel->param[0] ? 1 : problem->dtype[0] == RIDGE_F32 ? 1.5 : 4);
+    double product = gemms / (1.5e3 * 32) / (problem->dtype[0] == RIDGE_F32 ? 1.5 : 4);
 
     for (int d = 0; d < 3; d++)
         product *= problem->dim[d] ? (double)problem->dim[d] : 1;
     return 50 + product / (device->units ? device->units : 1);
 }
 
-#define ROW(op_name, op_id, variant, mma)                                                                            \
-    {                                                                                                                \
-        "cuda." op_name "." variant, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {mma}, \
-            why_not, workspace, cost, launch                                                                         \
+#define ROW(op_name, op_id)                                                                                     \
+    {                                                                                                           \
+        "cuda." op_name ".mma128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
+            why_not, workspace, cost, launch                                                                    \
     }
 
 static const ridge_kernel rows[] = {
-    ROW("linear_ce_eval", RIDGE_LINEAR_CE_EVAL, "mma128", 1),
-    ROW("linear_ce_train", RIDGE_LINEAR_CE_TRAIN, "mma128", 1),
-    ROW("linear_ce_backward", RIDGE_LINEAR_CE_BACKWARD, "mma128", 1),
-    ROW("linear_ce_eval", RIDGE_LINEAR_CE_EVAL, "fma128", 0),
-    ROW("linear_ce_train", RIDGE_LINEAR_CE_TRAIN, "fma128", 0),
-    ROW("linear_ce_backward", RIDGE_LINEAR_CE_BACKWARD, "fma128", 0),
+    ROW("linear_ce_eval", RIDGE_LINEAR_CE_EVAL),
+    ROW("linear_ce_train", RIDGE_LINEAR_CE_TRAIN),
+    ROW("linear_ce_backward", RIDGE_LINEAR_CE_BACKWARD),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_ce_linear = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

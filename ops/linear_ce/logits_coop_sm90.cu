@@ -1,265 +1,332 @@
-/* logits_coop_sm90.cu: the first product of the linear cross entropy on Hopper, logits x W^T, with its epilogue in
- * registers: P^T and the sum of E, or the maximum and sum of exponentials by row and part, with whatever options and
- * outputs (*_EXTRA); those of rows loaded by their numbers (CE_LISTED); or u of a sample of the classes (CE_LOOK).
- * CE_STATS and CE_PROBS themselves have logits_pingpong_sm90.cu. */
+/* logits_coop_sm90.cu: the product x W^T on Hopper, tiles of 128 x 256 in the cooperative schedule
+ * (cuda/sm90/gemm_bf16.cuh), where the epilogue needs more registers than two pingpong tiles leave:
+ *
+ *     CE_STATS_OPTIONS  the sums of each row, in parts, with every option and output
+ *     CE_PROBS_OPTIONS  P^T and the sum of E, with every option
+ *     CE_STATS_GATHER   maximum and sum of the listed rows, which the producer warps gather one by one
+ *     CE_SAMPLE         u of a sample of the classes, with split-K
+ *
+ * CE_STATS and CE_PROBS are in logits_pingpong_sm90.cu. */
 #include "logits_epilogue_sm90.cuh"
+
+typedef struct coop_smem {
+    gemm16_coop product;
+    scheduler_queue queue;
+    logits_plan plan;
+} coop_smem;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* What the warpgroup's put_probs leaves in shared memory. */
-static __device__ __forceinline__ void send_probs(const ce_product &a, const logits_plan &g, logits_memory *s,
-                                                  int group)
-{
-    ce_ring ring = ce_ring_of(&s->items);
+/* ------------------------------------------------------------------------------------------------------- producer */
 
-    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i = ce_next_item(&ring)) {
-        const logits_item item = item_of(g, i);
+/* Gathered rows of A (ce_gathers_rows): each of the four warps of the producer warpgroup loads EACH rows of a stage, a
+ * row a box, which TMA swizzles by the address as it does a row of a larger box. One elected lane issues them, STEP at
+ * a time without a branch: issued by 32 lanes, a row each, they would leave 50 clocks apart, which is too slow. */
+enum { PRODUCER_WARPS = 4, EACH = G16_BLOCK_M / PRODUCER_WARPS };
+
+template <int MN_B, int STEP>
+static __device__ __forceinline__ void produce_gathered_tile(const ce_logits_args &a, const gemm16_plan &w,
+                                                             gemm16_coop *s, int tile, uint32_t *n)
+{
+    const ce_params &p = a.c.p;
+    const int rank = (int)ptx_cluster_rank(), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const uint32_t to = ptx_shared(s->a[0]) + warp * (EACH * 128), empty = ptx_shared(&s->empty[0]);
+    const bool elected = ptx_elect();
+    int pair, tile_n;
+
+    gemm16_locate(w, tile, &pair, &tile_n);
+    const int row = (G16_CLUSTER * pair + rank) * G16_BLOCK_M + threadIdx.x;
+    const int token = row < w.m ? p.list[a.c.begin + row] : (int)p.tokens; /* beyond the last one: zeros */
+
+    for (int kb = 0; kb < w.k_blocks; kb++, ++*n) {
+        const pipeline_state at = pipeline_producer_at<gemm16_coop::STAGES>(*n);
+        const uint32_t full = ptx_shared(&s->full[at.stage]);
+
+        pipeline_acquire(empty, at);
+        if (warp == 0 && elected) {
+            ptx_mbarrier_expect(full, gemm16_coop::STAGE_BYTES);
+            gemm16_load_half<MN_B, G16_COOP_N>({&a.w, tile_n * G16_COOP_N, kb * G16_BLOCK_K},
+                                               ptx_shared(s->b[at.stage]), (uint32_t)rank, full);
+        }
+#pragma unroll STEP
+        for (int i = 0; i < EACH; i++) {
+            const int from = __shfl_sync(~0u, token, i);
+
+            if (elected)
+                ptx_tma_load_2d(to + at.stage * (G16_BLOCK_M * G16_BLOCK_K * 2) + i * 128, &a.x[1], kb * G16_BLOCK_K,
+                                from, full);
+        }
+    }
+}
+
+/* Work tiles assigned beforehand: every `clusters`-th. */
+template <int MN_B, int STEP>
+static __device__ __forceinline__ void produce_gathered(const ce_logits_args &a, coop_smem *s, int clusters)
+{
+    const logits_plan &g = s->plan;
+    uint32_t n = 0;
+
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.count; i += clusters) {
+        const logits_tile work = logits_tile_of(g, i);
+
+        for (int k = 0; k < work.count; k++)
+            produce_gathered_tile<MN_B, STEP>(a, g.tiles, &s->product, work.first + k * work.step, &n);
+    }
+}
+
+template <int MN_B>
+static __device__ __forceinline__ void produce_sample(const ce_logits_args &a, coop_smem *s, int clusters)
+{
+    uint32_t n = 0;
+
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < s->plan.count; i += clusters)
+        gemm16_produce_tile<0, MN_B>(a.x[s->plan.compact], a.w, s->plan.tiles, s->plan.first_m, &s->product, i, &n);
+}
+
+/* -------------------------------------------------------------------------------------------------------- consumer */
+
+/* A split of the sample's u. */
+static __device__ __forceinline__ void store_sample(const ce_logits_args &a, const gemm16_plan &w, int first, int split,
+                                                    const float *acc)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *to = a.c.sample_u + (split * a.c.rows + first + 8 * h) * CE_SAMPLE_CLASSES + 2 * (threadIdx.x % 4);
+
+        if (first + 8 * h >= w.m)
+            continue;
+#pragma unroll
+        for (int j = 0; j < G16_COOP_N / 8; j++)
+            *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    }
+}
+
+template <int BF16, int MN_B>
+static __device__ __forceinline__ void consume_sample(const ce_logits_args &a, const gemm16_plan &w,
+                                                      const gemm16_operands &at, int consumer, int clusters)
+{
+    const int thread = threadIdx.x % 128;
+    gemm16_state state = {0, false};
+
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < w.count; i += clusters) {
+        int pair, tile_n, first;
+        const int split = gemm16_locate(w, i, &pair, &tile_n);
+        float acc[G16_COOP_N / 2];
+
+        gemm16_mainloop<BF16, 0, MN_B, gemm16_coop>(at, gemm16_blocks(w, split, &first), consumer, &state, acc);
+        store_sample(a, w,
+                     (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M + consumer * 64 + thread / 32 * 16 +
+                         thread % 32 / 4,
+                     split, acc);
+    }
+}
+
+/* The epilogue of a tile of 64 x 256. */
+template <int BF16, int WHAT>
+static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
+                                                int consumer, int part, int col, row_state *t, row_sums *sums,
+                                                float *acc)
+{
+    constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || WHAT == CE_PROBS_OPTIONS;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) /* first use: else the first main loop would wait for these loads */
+        asm volatile("" : "+r"(t->target[h]), "+f"(t->exponent[h]));
+    to_logits<OPTIONS>(a, w, s, consumer, col, acc);
+    store_target_logit<G16_COOP_N>(a, *t, col, acc);
+    if (WHAT == CE_STATS_GATHER)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            add_logits<G16_COOP_N>(sums, h, acc);
+    if (WHAT == CE_STATS_OPTIONS) {
+        columns_to_shared(a, w, s, consumer, col, true);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            add_stats_options(a, w, s, consumer, *t, part, h, col, acc);
+    }
+    if (WHAT == CE_PROBS_OPTIONS)
+        probs_to_shared<BF16, OPTIONS, G16_COOP_N>(a, w, s, ptx_shared(s->d[consumer][0]), consumer, t, col, acc);
+}
+
+/* gathers: work tiles are assigned beforehand instead of drawn from the queue. */
+template <int BF16, int MN_B, int WHAT>
+static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_smem *s, const gemm16_operands &at,
+                                               int consumer, int clusters, bool gathers)
+{
+    const logits_plan &g = s->plan;
+    const gemm16_plan &w = g.tiles;
+    const int thread = threadIdx.x % 128;
+    gemm16_state state = {0, false};
+    queue_state queue = queue_begin(&s->queue);
+
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.count; i = gathers ? i + clusters : queue_next(&queue)) {
+        const logits_tile work = logits_tile_of(g, i);
         int pair, tile_n;
 
-        gemm16_tile(g.tiles, item.first, &pair, &tile_n);
-        const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
+        gemm16_tile(w.tiles, work.first, &pair, &tile_n);
+        const int local = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M + consumer * 64 +
+                          thread / 32 * 16 + thread % 32 / 4;
+        float acc[G16_COOP_N / 2];
+        row_state t = {};
+        row_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
 
-        for (int c = tile_n * G16_N, end = c + item.count * G16_N; c < end; c += G16_N / 2)
-            send_panel(a, g.tiles, ptx_shared(s->product.d[group][0]), group, row, c);
+        if (WHAT != CE_STATS_OPTIONS) /* there it would spill */
+            t = rows_of<WHAT == CE_PROBS_OPTIONS>(a, w, local);
+        for (int col = tile_n * G16_COOP_N, end = col + work.count * G16_COOP_N; col < end; col += G16_COOP_N) {
+            gemm16_mainloop<BF16, 0, MN_B, gemm16_coop>(at, w.k_blocks, consumer, &state, acc);
+            if (WHAT == CE_STATS_OPTIONS)
+                t = rows_of<0>(a, w, local);
+            epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, acc);
+        }
+        if (WHAT == CE_STATS_GATHER)
+            store_part(a, w, sums, local, work.part);
+        if (WHAT == CE_PROBS_OPTIONS && a.sums)
+            store_sums(a, t, work.part);
+    }
+}
+
+/* The store warp of a consumer. */
+static __device__ __forceinline__ void store_probs(const ce_logits_args &a, coop_smem *s, int consumer)
+{
+    const logits_plan &g = s->plan;
+    queue_state queue = queue_begin(&s->queue);
+
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.count; i = queue_next(&queue)) {
+        const logits_tile work = logits_tile_of(g, i);
+        int pair, tile_n;
+
+        gemm16_tile(g.tiles.tiles, work.first, &pair, &tile_n);
+        const int row = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M + consumer * 64;
+
+        for (int c = tile_n * G16_COOP_N, end = c + work.count * G16_COOP_N; c < end; c += G16_COOP_N / 2)
+            store_panel(a, g.tiles, ptx_shared(s->product.d[consumer][0]), consumer, row, c);
     }
     if (threadIdx.x % 32 == 0)
         ptx_tma_wait();
 }
 
-/* A piece of the sample's u. */
-static __device__ __forceinline__ void put_look(const ce_product &a, const gemm16_work &w, int first, int piece,
-                                                const float *acc)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float *to = a.c.look + (piece * a.c.rows + first + 8 * h) * CE_SAMPLE + 2 * (threadIdx.x % 4);
-
-        if (first + 8 * h >= w.m)
-            continue;
-#pragma unroll
-        for (int j = 0; j < G16_N / 8; j++)
-            *(float2 *)(to + 8 * j) = make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
-    }
-}
-
-/* Rows of A by their numbers, see ce_by_number: each of the loading warps brings EACH of them, a row a box, which TMA
- * swizzles by the address as it does a row of a whole box. One elected lane sends them off, STEP at a time without a
- * branch: 32 lanes with a row each would leave 50 clocks apart, too late. */
-enum { LOADERS = 4, EACH = G16_M / LOADERS };
-
-template <int MN_B, int STEP>
-static __device__ __forceinline__ void gather_item(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
-                                                   int item, uint32_t *n)
-{
-    const ce_params &p = a.c.p;
-    const int rank = (int)ptx_cluster_rank(), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const uint32_t to = ptx_shared(s->a[0]) + warp * (EACH * 128);
-    const bool one = ptx_elect();
-    int pair, tile_n;
-
-    gemm16_locate(w, item, &pair, &tile_n);
-    const int row = (G16_CLUSTER * pair + rank) * G16_M + threadIdx.x;
-    const int token = row < w.m ? p.list[a.c.begin + row] : (int)p.tokens; /* beyond the last one: zeros */
-
-    for (int kb = 0; kb < w.blocks; kb++, ++*n) {
-        const uint32_t stage = *n % G16_STAGES, full = ptx_shared(&s->full[stage]);
-
-        ptx_mbarrier_wait(ptx_shared(&s->empty[stage]), (*n / G16_STAGES & 1) ^ 1);
-        if (warp == 0 && one) {
-            ptx_mbarrier_expect(full, gemm16_memory::BYTES);
-            gemm16_load_half<MN_B, G16_N>(&a.maps.b, ptx_shared(s->b[stage]), tile_n * G16_N, kb * G16_K,
-                                          (uint32_t)rank, full);
-        }
-#pragma unroll STEP
-        for (int i = 0; i < EACH; i++) {
-            const int at = __shfl_sync(~0u, token, i);
-
-            if (one)
-                ptx_tma_load_2d(to + stage * (G16_M * G16_K * 2) + i * 128, &a.maps.a[1], kb * G16_K, at, full);
-        }
-    }
-}
-
 #endif
 
 template <int BF16, int MN_B, int WHAT>
-static __global__ void __launch_bounds__(G16_THREADS, 1) ce_gemm(const __grid_constant__ ce_product a)
+static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __grid_constant__ ce_logits_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    constexpr int EXTRA = WHAT == CE_STATS_EXTRA || WHAT == CE_PROBS_EXTRA;
-    constexpr int PROBS = WHAT == CE_PROBS_EXTRA;
+    constexpr int PROBS = WHAT == CE_PROBS_OPTIONS, STATS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_GATHER;
     extern __shared__ __align__(1024) uint8_t shared[];
-    logits_memory *s = (logits_memory *)shared;
-    constexpr int STATS = WHAT == CE_STATS_EXTRA || WHAT == CE_LISTED;
+    coop_smem *s = (coop_smem *)shared;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
 
     if (threadIdx.x == 0)
-        ce_items_begin(&s->items, (PROBS ? 10 : 8) * G16_CLUSTER);
-    gemm16_begin(&s->product, 8);
-    const bool gather = STATS && ce_by_number(a.c);
+        queue_init<G16_CLUSTER>(&s->queue, (PROBS ? 10 : 8) * G16_CLUSTER);
+    gemm16_prologue(&s->product, 8);
+    const bool gathers = STATS && ce_gathers_rows(a.c);
     if (threadIdx.x == 0) {
-        s->plan = plan_of(a, WHAT == CE_LOOK, G16_N, 1);
-        if (WHAT == CE_LISTED && !gather) /* CE_STATS's */
-            s->plan.items = 0;
+        s->plan = logits_plan_of(a, WHAT == CE_SAMPLE, G16_COOP_N, 1);
+        if (WHAT == CE_STATS_GATHER && !gathers) /* CE_STATS does it */
+            s->plan.count = 0;
     }
     __syncthreads();
-    const logits_plan &g = s->plan;
-    const gemm16_work &w = g.tiles;
-    const bool fixed = WHAT == CE_LOOK || gather; /* nobody takes anything: items are assigned beforehand */
-
     if (threadIdx.x < 128) {
-        uint32_t n = 0;
-
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (gather) {
-            for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i += clusters) {
-                const logits_item item = item_of(g, i);
-
-                for (int k = 0; k < item.count; k++)
-                    gather_item<MN_B, WHAT == CE_LISTED ? EACH : 4>(a, w, &s->product, item.first + k * item.step,
-                                                                    &n); /* more would spill */
-            }
-        } else if (WHAT == CE_LOOK) {
-            for (int i = (int)blockIdx.x / G16_CLUSTER; threadIdx.x == 0 && i < g.items; i += clusters)
-                gemm16_load<0, MN_B>(a.maps, w, &s->product, i, &n);
-        } else if (threadIdx.x == 0) {
-            load_items<MN_B>(a, g, &s->product, &s->items);
-        }
+        if (gathers)
+            produce_gathered<MN_B, WHAT == CE_STATS_GATHER ? EACH : 4>(a, s, clusters); /* more than 4 would spill */
+        else if (WHAT == CE_SAMPLE && threadIdx.x == 0)
+            produce_sample<MN_B>(a, s, clusters);
+        else if (WHAT != CE_SAMPLE && threadIdx.x == 0)
+            produce<MN_B>(a, s);
         if (PROBS && (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2))
-            send_probs(a, g, s, (int)threadIdx.x / 32 - 1);
+            store_probs(a, s, (int)threadIdx.x / 32 - 1);
     } else {
-        const int group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1, thread = threadIdx.x % 128;
-        const gemm16_places at = gemm16_places_of<0, MN_B>(&s->product, group);
-        gemm16_turn turn = {0, false};
-        ce_ring ring = ce_ring_of(&s->items);
+        const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
+        const gemm16_operands at = gemm16_operands_of<0, MN_B>(&s->product, consumer);
 
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        gemm16_stagger(group, (int)blockIdx.x / G16_CLUSTER < g.items);
-        for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items; i = fixed ? i + clusters : ce_next_item(&ring)) {
-            const logits_item item = WHAT == CE_LOOK ? logits_item{i, 0, 1, 0} : item_of(g, i);
-            int pair, tile_n, first_block;
-            const int piece = WHAT == CE_LOOK ? gemm16_locate(w, item.first, &pair, &tile_n)
-                                              : (gemm16_tile(w, item.first, &pair, &tile_n), 0);
-            const int blocks = WHAT == CE_LOOK ? gemm16_blocks(w, piece, &first_block) : w.blocks;
-            const int first = (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_M + group * 64;
-            const int local = first + thread / 32 * 16 + thread % 32 / 4;
-            float acc[G16_N / 2];
-            item_rows t = {};
-            item_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
-
-            if (WHAT == CE_LOOK) {
-                gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
-                put_look(a, w, local, piece, acc);
-                continue;
-            }
-            if (WHAT != CE_STATS_EXTRA) /* there registers would spill */
-                t = rows_of<PROBS>(a, w, local);
-            for (int col = tile_n * G16_N, end = col + item.count * G16_N; col < end; col += G16_N) {
-                gemm16_multiply<BF16, 0, MN_B>(at, blocks, group, &turn, acc);
-                if (WHAT == CE_STATS_EXTRA)
-                    t = rows_of<PROBS>(a, w, local);
-#pragma unroll
-                for (int h = 0; h < 2; h++) /* looked at here: else an item's first product would wait for them */
-                    asm volatile("" : "+r"(t.target[h]), "+f"(t.exponent[h]));
-                to_logits<EXTRA>(a, w, &s->product, group, col, acc);
-                put_target<G16_N>(a, t, col, acc);
-                if (WHAT == CE_LISTED)
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-                        add_logits<G16_N>(&sums, h, acc);
-                if (WHAT == CE_STATS_EXTRA) {
-                    share_columns(a, w, &s->product, group, col, true);
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-                        put_stats_full(a, w, &s->product, group, t, item.part, h, col, acc);
-                }
-                if (PROBS)
-                    put_probs<BF16, EXTRA, G16_N>(a, w, &s->product, ptx_shared(s->product.d[group][0]), group, &t, col,
-                                                  acc);
-            }
-            if (WHAT == CE_LISTED)
-                put_stats(a, w, sums, local, item.part);
-            if (PROBS && a.sums)
-                put_sums(a, t, item.part);
-        }
+        gemm16_stagger_wait(consumer, (int)blockIdx.x / G16_CLUSTER < s->plan.count);
+        if (WHAT == CE_SAMPLE)
+            consume_sample<BF16, MN_B>(a, s->plan.tiles, at, consumer, clusters);
+        else
+            consume<BF16, MN_B, WHAT>(a, s, at, consumer, clusters, gathers);
     }
-    __syncwarp();       /* one thread alone went through the loading loop, or sent P^T; the barrier is an aligned one */
-    ptx_cluster_sync(); /* nobody leaves while the other one may write to it */
+    __syncwarp();       /* the cluster barrier is .aligned; one thread of the producer's warp ran its loop alone */
+    ptx_cluster_sync(); /* a CTA's shared memory must outlive the other CTA's writes and arrivals */
 #endif
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By dtype, then: those that are not in turn, from CE_STATS_EXTRA on, with W [V, H], and with W [H, V]. */
-#define LOGITS_OF(bf16, mn_b)                                                                             \
-    (const void *)ce_gemm<bf16, mn_b, CE_STATS_EXTRA>, (const void *)ce_gemm<bf16, mn_b, CE_PROBS_EXTRA>, \
-        (const void *)ce_gemm<bf16, mn_b, CE_LOOK>, (const void *)ce_gemm<bf16, mn_b, CE_LISTED>
+/* By dtype, and by layout of W, [V, H] or [H, V]: the products from CE_STATS_OPTIONS on. */
+#define LOGITS_OF(bf16, mn_b)                                       \
+    (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_OPTIONS>,     \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS>, \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_SAMPLE>, (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_GATHER>
 
 enum { FUNCTIONS = 8 };
 static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
                                                     {LOGITS_OF(1, 0), LOGITS_OF(1, 1)}};
 
-ridge_status ce_product_prepare(const ridge_device *device)
+ridge_status ce_logits_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
     const ridge_status status =
         host_prepare(device, &functions[0][0], 2 * FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                     (int)sizeof(logits_memory), "linear_ce: loading kernels");
+                     (int)sizeof(coop_smem), "linear_ce: loading kernels");
 
-    return status ? status : ce_turns_prepare(device);
+    return status ? status : ce_pingpong_prepare(device);
 }
 
-int ce_product_splits(const ridge_device *device, const ridge_problem *problem)
+int ce_row_parts(const ridge_device *device, const ridge_problem *problem)
 {
-    const int64_t tiles = (problem->dim[2] + G16_N - 1) / G16_N, own = (problem->dim[2] + G16_TURN_N - 1) / G16_TURN_N;
+    const int64_t tiles = (problem->dim[2] + G16_COOP_N - 1) / G16_COOP_N,
+                  own = (problem->dim[2] + G16_PINGPONG_N - 1) / G16_PINGPONG_N;
     const int64_t clusters = device->units / G16_CLUSTER;
-    /* Of eval's 8 bytes a token and SM, 48 are for what else it keeps of a token. */
-    const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? ce_most(device->units - 6, 1) : clusters;
+    /* Eval has 8 bytes of workspace a token and SM, of which other members take 48 a token. */
+    const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? ridge_max(device->units - 6, 1) : clusters;
 
-    /* every tile may be a part until there is one for each cluster; of more tiles most are in pairs */
-    return (int)ce_least(ce_most(tiles - tiles / 3, ce_least(own, ce_most(clusters, 2))), ce_most(most, 2));
+    /* every tile may be a part until there are as many as clusters; of more tiles most are in pairs */
+    return (int)ridge_min(ridge_max(tiles - tiles / 3, ridge_min(own, ridge_max(clusters, 2))), ridge_max(most, 2));
 }
 
-/* How columns of tiles make parts, an item's tiles one or two: as narrow ones as there may be that leave single tiles
- * for the end; sums of their own. If there are none such, whatever keeps all clusters busy for the shortest time. There
- * is always such a choice: the first one leaves at most as many parts as there may be. */
-static void choose_parts(const ridge_device *device, ce_product *g, int width, int parts)
+/* How the columns of tiles make work tiles, whose sums are `parts` parts of a row's sum if they are wide and one if
+ * they are single: the narrowest wide ones that leave single tiles for the end, within the parts that there is
+ * workspace for. Of choices that leave none, the one whose clusters finish first. There always is a choice: the first
+ * one leaves at most as many parts as allowed. */
+static void choose_parts(const ridge_device *device, ce_logits_args *g, int block_n, int parts)
 {
-    const int64_t tiles = ((int64_t)g->n + width - 1) / width, room = g->c.p.part ? g->c.p.splits : device->units;
-    const int64_t most = ce_most(room / parts * parts, 1);
-    const int64_t pairs = (g->c.rows + G16_CLUSTER * G16_M - 1) / (G16_CLUSTER * G16_M);
+    const int64_t tiles = ((int64_t)g->n + block_n - 1) / block_n, allowed = g->c.p.part ? g->c.p.parts : device->units;
+    const int64_t most = ridge_max(allowed / parts * parts, 1);
+    const int64_t pairs = (g->c.rows + G16_CLUSTER * G16_BLOCK_M - 1) / (G16_CLUSTER * G16_BLOCK_M);
     const int64_t least = (tiles + most - 1) / most, clusters = device->units / G16_CLUSTER;
     const int64_t even = (tiles * pairs + clusters - 1) / clusters;
     int64_t best = INT64_MAX;
 
-    for (int64_t each = least; each < least + 32 && best > even; each++) { /* tiles of a part of a wide item */
+    for (int64_t each = least; each < least + 32 && best > even; each++) { /* tiles of a part of a wide work tile */
         const int64_t columns = each * parts, all = (tiles + columns - 1) / columns, saved = columns - parts;
-        const int64_t wide = saved ? ce_least((tiles - most + saved - 1) / saved, all) : 0;
+        const int64_t wide = saved ? ridge_min((tiles - most + saved - 1) / saved, all) : 0;
         const int64_t time = (wide * pairs + clusters - 1) / clusters * columns;
 
-        if (wide * parts + ce_most(tiles - wide * columns, 0) > most || time >= best)
+        if (wide * parts + ridge_max(tiles - wide * columns, 0) > most || time >= best)
             continue;
         best = time;
         g->wide = (int)wide;
-        g->columns = (int)columns;
+        g->tile_cols = (int)columns;
     }
 }
 
-ridge_status ce_product_launch(const ridge_device *device, const char *name, int what, ce_product *g, void *stream)
+ridge_status ce_logits_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g, void *stream)
 {
-    const bool in_turn = ce_in_turn(what);
-    const int64_t rows = G16_CLUSTER * G16_M;
-    const int width = in_turn ? G16_TURN_N : G16_N, clusters = device->units / G16_CLUSTER;
-    const int64_t items = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + width - 1) / width) * g->pieces;
-    const int64_t blocks = ce_least(items, clusters) * G16_CLUSTER;
+    const bool pingpong = ce_is_pingpong(what);
+    const int64_t rows = G16_CLUSTER * G16_BLOCK_M;
+    const int block_n = pingpong ? G16_PINGPONG_N : G16_COOP_N, clusters = device->units / G16_CLUSTER;
+    const int64_t tiles = (g->c.rows + rows - 1) / rows * (((int64_t)g->n + block_n - 1) / block_n) * g->splits;
+    const int64_t blocks = ridge_min(tiles, clusters) * G16_CLUSTER;
 
-    if (items == 0)
+    if (tiles == 0)
         return RIDGE_OK;
-    choose_parts(device, g, width, ce_parts(what));
-    if (in_turn)
-        return ce_turns_launch(device, name, what, g, (unsigned)blocks, stream);
+    choose_parts(device, g, block_n, ce_parts_of_tile(what));
+    if (pingpong)
+        return ce_pingpong_launch(device, name, what, g, (unsigned)blocks, stream);
     return host_launch_cluster(device, name,
-                               functions[g->c.p.dtype == RIDGE_BF16][what - CE_STATS_EXTRA + 4 * g->c.p.hv],
-                               dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(logits_memory), g, stream);
+                               functions[g->c.p.dtype == RIDGE_BF16][what - CE_STATS_OPTIONS + 4 * g->c.p.hv],
+                               dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(coop_smem), g, stream);
 }

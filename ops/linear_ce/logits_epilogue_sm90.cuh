@@ -1,150 +1,143 @@
-/* logits_epilogue_sm90.cuh: the logits' product of logits_coop_sm90.cu and logits_pingpong_sm90.cu: what is taken of it
- * at once, and the ends of its tiles, of N columns where both call it and else of G16_N.
+/* logits_epilogue_sm90.cuh: what the kernels of the product x W^T share (logits_coop_sm90.cu, logits_pingpong_sm90.cu):
+ * their work tiles, their producer, and the functions of their epilogues. N: columns of a tile where both kernels call
+ * a function, else G16_COOP_N.
  *
- * Thread t of a warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and 8 more, columns 8 j + 2 (t % 4) and the next:
- * acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second. */
-#ifndef RIDGE_CE_LOGITS_SM90_CUH
-#define RIDGE_CE_LOGITS_SM90_CUH
+ * Thread t of a consumer has, of 64 rows, row 16 (t / 32) + (t % 32) / 4 and the row 8 below it, in columns
+ * 8 j + 2 (t % 4) and the next one: acc[4 j], acc[4 j + 1] of the first row, acc[4 j + 2], acc[4 j + 3] of the second.
+ */
+#ifndef RIDGE_LINEAR_CE_LOGITS_SM90_CUH
+#define RIDGE_LINEAR_CE_LOGITS_SM90_CUH
 
-#include "scheduler_sm90.cuh"
 #include "linear_sm90.cuh"
 
-/* Named barriers beside cuda/sm90/gemm_bf16.cuh's 1: the threads of a warpgroup; P^T's place in shared memory has been
- * filled, or has been read; by warpgroup. */
-enum { GROUP = 3, FILLED = 5, FREE = 7, STORE_THREADS = 128 + 32 };
+/* Named barriers beside those of cuda/sm90/gemm_bf16.cuh, each + consumer. CONSUMER: its 128 threads. FULL and EMPTY: a
+ * panel of P^T in shared memory has been filled by the consumer, has been read by TMA (the store warp arrives). */
+enum { BARRIER_CONSUMER = 3, BARRIER_FULL = 5, BARRIER_EMPTY = 7, STORE_THREADS = 128 + 32 };
 
-/* What a cluster takes: some tiles of a pair of row tiles, column after column, whose sums are one part of each row, or
- * two: every other tile's, where the warpgroups go in turn and want more than a sum of E. Wide ones come first, at last
- * those of one tile, so that all end together. Neither the parts nor the order in one depend on who makes them. */
+/* The work tiles of a launch. One is a pair of row tiles by one or more adjacent column tiles, which a cluster computes
+ * one after another. A row's sums over it are one part of the row's sum, kept in registers; or, in the pingpong kernel
+ * of CE_STATS, two parts: each consumer's over every second tile. Wide work tiles come first, single tiles last, so
+ * that all clusters end together. Neither the parts nor the order of the sums in one depend on which cluster computes
+ * it. */
 typedef struct logits_plan {
-    gemm16_work tiles, wide, single;
-    int columns, parts; /* of a wide one */
-    int items;
+    gemm16_plan tiles;
+    raster wide, single;
+    int tile_cols, parts; /* of a wide work tile: its tiles, its parts */
+    int count;            /* work tiles */
+    int first_m;          /* added to rows of A */
+    int compact;          /* A is the compact x */
 } logits_plan;
-
-typedef struct logits_memory {
-    gemm16_memory product;
-    ce_items items;
-    logits_plan plan;
-} logits_memory;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Tiles `first`, `first` + `step`, .. as gemm16_locate counts. */
-typedef struct logits_item {
+/* Tiles `first`, `first` + `step`, ... in the order of gemm16_tile. */
+typedef struct logits_tile {
     int first, step, count, part;
-} logits_item;
+} logits_tile;
 
-/* This thread's two rows of an item: listed row, whether it is there, its target, and for CE_PROBS k_r; and its own
- * columns' sum of E. Where registers allow it they are loaded before the product and looked at after it, so that nobody
- * waits for them. */
-typedef struct item_rows {
+/* A thread's two rows of a work tile: the listed row, whether the chunk has it, its target, for CE_PROBS k_r, and the
+ * sum of E over the thread's own columns. Where there are registers enough, they are loaded before the main loop and
+ * used after it, which hides the latency. */
+typedef struct row_state {
     int row[2], target[2];
     bool live[2];
     float exponent[2], sum[2];
-} item_rows;
+} row_state;
 
-/* Of the thread's two rows, over an item's tiles: maximum and sum of its own columns. */
-typedef struct item_sums {
-    float high[2], sum[2];
-} item_sums;
+/* Of a thread's two rows, over the tiles of a work tile: maximum and sum of its own columns. */
+typedef struct row_sums {
+    float max[2], sum[2];
+} row_sums;
 
-static __device__ __forceinline__ ce_part *part_of(const ce_product &a, int row, int part)
+static __device__ __forceinline__ ce_part *part_of(const ce_logits_args &a, int row, int part)
 {
-    return &a.c.p.part[(int64_t)row * a.c.p.splits + part];
+    return &a.c.p.part[(int64_t)row * a.c.p.parts + part];
 }
 
-/* The same tiles in columns of more than one. */
-static __device__ __forceinline__ gemm16_work in_columns(gemm16_work w, int columns)
+/* sample: every token, whether it is listed or not; split-K, and every tile is a work tile. parts: of a work tile. */
+static __device__ __forceinline__ logits_plan logits_plan_of(const ce_logits_args &a, bool sample, int block_n,
+                                                             int parts)
 {
-    w.tiles_n = columns;
-    w.items = w.pairs * columns;
-    w.by_bundle = gemm16_reciprocal(w.bundle * columns);
-    return w;
-}
-
-/* look: every token, whether it is listed or not; pieces of k instead of columns. width: of a tile; parts: of an item.
- */
-static __device__ __forceinline__ logits_plan plan_of(const ce_product &a, bool look, int width, int parts)
-{
+    const int m = sample ? (int)a.c.rows : ce_skips(a.c) ? 0 : ce_chunk_rows(a.c);
     logits_plan g = {};
-    gemm16_work *w = &g.tiles;
 
-    w->m = look ? (int)a.c.rows : ce_skipped(a.c) ? 0 : ce_chunk_rows(a.c);
-    w->n = a.n;
-    w->height = G16_M;
-    w->width = width;
-    w->bundle = a.bundle;
-    gemm16_plan(w, (a.k + G16_K - 1) / G16_K, a.pieces);
-    w->pick = a.c.compact && a.c.p.totals->rows != a.c.p.tokens;
-    w->first_m = w->pick ? 0 : (int)a.c.begin;
-    g.items = w->items;
-    if (look)
+    g.tiles = gemm16_plan_of(m, a.n, a.k, G16_BLOCK_M, block_n, a.bundle, a.splits);
+    g.compact = a.c.x_compact && a.c.p.totals->rows != a.c.p.tokens;
+    g.first_m = g.compact ? 0 : (int)a.c.begin;
+    g.count = g.tiles.count;
+    if (sample)
         return g;
-    g.columns = a.columns;
+    const raster &r = g.tiles.tiles;
+
+    g.tile_cols = a.tile_cols;
     g.parts = parts;
-    g.wide = in_columns(*w, a.wide);
-    g.single = in_columns(*w, max(w->tiles_n - a.wide * a.columns, 0));
-    g.items = g.wide.items + g.single.items;
+    g.wide = gemm16_raster(r.tiles_m, a.wide, a.bundle);
+    g.single = gemm16_raster(r.tiles_m, max(r.tiles_n - a.wide * a.tile_cols, 0), a.bundle);
+    g.count = r.tiles_m * (g.wide.tiles_n + g.single.tiles_n);
     return g;
 }
 
-static __device__ __forceinline__ logits_item item_of(const logits_plan &g, int index)
+static __device__ __forceinline__ logits_tile logits_tile_of(const logits_plan &g, int index)
 {
-    const gemm16_work &w = g.tiles;
-    int pair, part, place, column, count;
+    const raster &r = g.tiles.tiles;
+    const int wide = r.tiles_m * g.wide.tiles_n;
+    int pair, part, column, count, in_bundle;
 
-    if (index < g.wide.items) {
+    if (index < wide) {
         gemm16_tile(g.wide, index, &pair, &part);
-        column = part * g.columns;
+        column = part * g.tile_cols;
         part *= g.parts;
-        count = min(g.columns, w.tiles_n - column);
+        count = min(g.tile_cols, r.tiles_n - column);
     } else {
-        gemm16_tile(g.single, index - g.wide.items, &pair, &part);
-        column = g.wide.tiles_n * g.columns + part;
+        gemm16_tile(g.single, index - wide, &pair, &part);
+        column = g.wide.tiles_n * g.tile_cols + part;
         part += g.wide.tiles_n * g.parts;
         count = 1;
     }
-    const int bundle = gemm16_divide(pair, w.bundle, w.by_pair, &place);
-    const int step = (bundle + 1) * w.bundle >= w.pairs ? w.last : w.bundle;
+    const uint32_t by_rows = r.by_rows;
 
-    return {bundle * w.bundle * w.tiles_n + column * step + place, step, count, part};
+    __builtin_assume(by_rows != 0);
+    const int bundle = scheduler_divide(pair, r.bundle, by_rows, &in_bundle);
+    const int step = min(r.tiles_m - bundle * r.bundle, r.bundle);
+
+    return {bundle * r.bundle * r.tiles_n + column * step + in_bundle, step, count, part};
 }
 
-/* The loading thread. The first CTA's asks for the next item while it loads the last tile of one, and hands it to
- * everybody else; the last ticket of all puts the counter back. */
-template <int MN_B, class MEMORY>
-static __device__ __forceinline__ void load_items(const ce_product &a, const logits_plan &g, MEMORY *product,
-                                                  ce_items *items)
+/* The producer. Each cluster begins with the work tile of its own number; the first CTA's producer draws the next
+ * ticket while it loads the last tile of a work tile, and broadcasts it. The last ticket of the launch resets the
+ * counter. */
+template <int MN_B, class SMEM> static __device__ __forceinline__ void produce(const ce_logits_args &a, SMEM *s)
 {
-    unsigned long long *taken = &a.c.p.totals->taken;
+    const logits_plan &g = s->plan;
+    unsigned long long *counter = &a.c.p.totals->queue;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
-    ce_ring ring = ce_ring_of(items);
+    queue_state queue = queue_begin(&s->queue);
     uint32_t n = 0;
 
-    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.items;) {
-        const logits_item item = item_of(g, i);
+    for (int i = (int)blockIdx.x / G16_CLUSTER; i < g.count;) {
+        const logits_tile work = logits_tile_of(g, i);
         const bool leads = ptx_cluster_rank() == 0;
         int ticket = 0;
 
-        for (int k = 0; k < item.count; k++)
-            gemm16_load<0, MN_B>(a.maps, g.tiles, product, item.first + k * item.step, &n,
-                                 leads && k + 1 == item.count ? taken : NULL, &ticket);
+        for (int k = 0; k < work.count; k++)
+            gemm16_produce_tile<0, MN_B>(a.x[g.compact], a.w, g.tiles, g.first_m, &s->product,
+                                         work.first + k * work.step, &n, leads && k + 1 == work.count ? counter : NULL,
+                                         &ticket);
         if (!leads) {
-            i = ce_next_to_load(&ring);
+            i = queue_next_producer(&queue);
             continue;
         }
         i = clusters + ticket;
-        if (ticket == g.items - 1)
-            *taken = 0;
-        ce_hand_out(items, &ring, i);
+        if (ticket == g.count - 1)
+            *counter = 0;
+        queue_broadcast<G16_CLUSTER>(&s->queue, &queue, i);
     }
 }
 
 template <int PROBS>
-static __device__ __forceinline__ item_rows rows_of(const ce_product &a, const gemm16_work &w, int first)
+static __device__ __forceinline__ row_state rows_of(const ce_logits_args &a, const gemm16_plan &w, int first)
 {
-    item_rows t = {};
+    row_state t = {};
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -159,31 +152,31 @@ static __device__ __forceinline__ item_rows rows_of(const ce_product &a, const g
     return t;
 }
 
-/* Bias, or class weight, of the tile's columns to shared memory: with an address for each, registers would spill. */
-static __device__ __forceinline__ void share_columns(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
-                                                     int group, int first_col, bool weights)
+/* Bias, or class weight, of the tile's columns to shared memory: an address for each column would spill registers. */
+static __device__ __forceinline__ void columns_to_shared(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
+                                                         int consumer, int first_col, bool weights)
 {
     const ce_params &p = a.c.p;
 
-    ptx_barrier_sync(GROUP + group, 128); /* what was there has been read */
-    for (int i = threadIdx.x % 128; i < G16_N; i += 128) {
+    ptx_barrier_sync(BARRIER_CONSUMER + consumer, 128); /* orders the reads of the values before these writes */
+    for (int i = threadIdx.x % 128; i < G16_COOP_N; i += 128) {
         const int c = first_col + i;
 
         if (weights)
-            s->column[group][i] = p.class_weight && c < w.n ? p.class_weight[p.offset + c] : 1.0f;
+            s->column[consumer][i] = p.class_weight && c < w.n ? p.class_weight[p.offset + c] : 1.0f;
         else
-            s->column[group][i] = c < w.n ? ce_bias(p, c) : 0.0f;
+            s->column[consumer][i] = c < w.n ? ce_bias(p, c) : 0.0f;
     }
-    ptx_barrier_sync(GROUP + group, 128); /* before others read it */
+    ptx_barrier_sync(BARRIER_CONSUMER + consumer, 128); /* orders these writes before the reads of the other threads */
 }
 
-static __device__ __forceinline__ float2 shared_columns(const gemm16_memory *s, int group, int j)
+static __device__ __forceinline__ float2 column_pair(const gemm16_coop *s, int consumer, int j)
 {
-    return *(const float2 *)&s->column[group][8 * j + 2 * (threadIdx.x % 4)];
+    return *(const float2 *)&s->column[consumer][8 * j + 2 * (threadIdx.x % 4)];
 }
 
-/* -inf beyond the last column. */
-template <int N> static __device__ __forceinline__ void clip_columns(const gemm16_work &w, int first_col, float *acc)
+/* -inf in columns beyond the last one. */
+template <int N> static __device__ __forceinline__ void mask_columns(const gemm16_plan &w, int first_col, float *acc)
 {
     const int col = first_col + 2 * (threadIdx.x % 4);
 
@@ -195,20 +188,20 @@ template <int N> static __device__ __forceinline__ void clip_columns(const gemm1
                 acc[4 * j + i] = col + 8 * j + i % 2 < w.n ? acc[4 * j + i] : -CUDART_INF_F;
 }
 
-/* u to z in place, -inf beyond the last column. */
-template <int EXTRA>
-static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm16_work &w, gemm16_memory *s, int group,
-                                                 int first_col, float *acc)
+/* u to z in place, -inf in columns beyond the last one. */
+template <int OPTIONS>
+static __device__ __forceinline__ void to_logits(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
+                                                 int consumer, int first_col, float *acc)
 {
     const ce_params &p = a.c.p;
 
-    if (EXTRA) {
+    if (OPTIONS) {
         const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
 
-        share_columns(a, w, s, group, first_col, false);
+        columns_to_shared(a, w, s, consumer, first_col, false);
 #pragma unroll
-        for (int j = 0; j < G16_N / 8; j++) {
-            const float2 bias = shared_columns(s, group, j);
+        for (int j = 0; j < G16_COOP_N / 8; j++) {
+            const float2 bias = column_pair(s, consumer, j);
 
             acc[4 * j] = ce_logit(p, acc[4 * j] + bias.x, cap_inverse, cool);
             acc[4 * j + 1] = ce_logit(p, acc[4 * j + 1] + bias.y, cap_inverse, cool);
@@ -216,11 +209,11 @@ static __device__ __forceinline__ void to_logits(const ce_product &a, const gemm
             acc[4 * j + 3] = ce_logit(p, acc[4 * j + 3] + bias.y, cap_inverse, cool);
         }
     }
-    clip_columns<G16_N>(w, first_col, acc);
+    mask_columns<G16_COOP_N>(w, first_col, acc);
 }
 
-/* acc[4 (at / 8) + 2 half + at % 8] of a thread's row: a tree of selects, 16 at a time to save registers. */
-template <int N> static __device__ __forceinline__ float pick(const float *acc, int half, int at)
+/* acc[4 (at / 8) + 2 half + at % 8] of a thread's row: a tree of selects over 16 at a time, to save registers. */
+template <int N> static __device__ __forceinline__ float select_column(const float *acc, int half, int at)
 {
     const int index = at / 8 * 2 + at % 2;
     float picked = 0.0f;
@@ -246,17 +239,17 @@ template <int N> static __device__ __forceinline__ float pick(const float *acc, 
     return picked;
 }
 
-/* The target's logit, from the one thread that holds it. */
+/* The target's logit, by the one thread that has it. */
 template <int N>
-static __device__ __forceinline__ void put_target(const ce_product &a, const item_rows &t, int first_col,
-                                                  const float *acc)
+static __device__ __forceinline__ void store_target_logit(const ce_logits_args &a, const row_state &t, int first_col,
+                                                          const float *acc)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int in_tile = t.target[h] - first_col, at = in_tile - 2 * (int)(threadIdx.x % 4);
 
         if (t.live[h] && t.target[h] >= 0 && in_tile >= 0 && in_tile < N && at >= 0 && at % 8 < 2)
-            a.c.p.target_z[t.row[h]] = pick<N>(acc, h, at);
+            a.c.p.target_z[t.row[h]] = select_column<N>(acc, h, at);
     }
 }
 
@@ -266,24 +259,24 @@ static __device__ __forceinline__ float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-static __device__ __forceinline__ float base_of(float high)
+static __device__ __forceinline__ float log2_base(float high)
 {
     return high == -CUDART_INF_F ? 0.0f : high * CE_LOG2E;
 }
 
-/* This thread's logits of a row to its maximum and sum. */
-template <int N> static __device__ __forceinline__ void add_logits(item_sums *t, int h, const float *acc)
+/* Adds a thread's logits of a row to its maximum and sum. */
+template <int N> static __device__ __forceinline__ void add_logits(row_sums *t, int h, const float *acc)
 {
-    const float before = t->high[h], old = t->sum[h];
+    const float before = t->max[h], old = t->sum[h];
     float high[2] = {before, -CUDART_INF_F}, sum[2] = {0.0f, 0.0f}, base;
 
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
         high[j % 2] = fmaxf(high[j % 2], fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
-    t->high[h] = fmaxf(high[0], high[1]);
-    base = base_of(t->high[h]);
+    t->max[h] = fmaxf(high[0], high[1]);
+    base = log2_base(t->max[h]);
     if (old != 0.0f)
-        sum[0] = old * ptx_ex2(base_of(before) - base);
+        sum[0] = old * ptx_ex2(log2_base(before) - base);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
         sum[0] += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base));
@@ -292,26 +285,26 @@ template <int N> static __device__ __forceinline__ void add_logits(item_sums *t,
     t->sum[h] = sum[0] + sum[1];
 }
 
-/* After an item: maximum and sum of its rows. first: this thread's. */
-static __device__ __forceinline__ void put_stats(const ce_product &a, const gemm16_work &w, const item_sums &t,
-                                                 int first, int part)
+/* After a work tile: the maximum and sum of its rows. first: this thread's first row. */
+static __device__ __forceinline__ void store_part(const ce_logits_args &a, const gemm16_plan &w, const row_sums &t,
+                                                  int first, int part)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float high = t.high[h], sum = t.sum[h];
+        float high = t.max[h], sum = t.sum[h];
 
         high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
         high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
         if (sum != 0.0f)
-            sum *= ptx_ex2(base_of(t.high[h]) - base_of(high));
+            sum *= ptx_ex2(log2_base(t.max[h]) - log2_base(high));
         sum = quad_sum(sum);
         if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
             *part_of(a, (int)a.c.begin + first + 8 * h, part) = {high, sum};
     }
 }
 
-/* The larger of two logits, the first of equals; NaN counts as largest. */
-static __device__ __forceinline__ void keep_larger(float *best, int *at, float v, int c)
+/* Argmax: of equal logits the first, NaN counts as largest. */
+static __device__ __forceinline__ void argmax_update(float *best, int *at, float v, int c)
 {
     const bool nan = *best != *best;
 
@@ -321,7 +314,7 @@ static __device__ __forceinline__ void keep_larger(float *best, int *at, float v
     }
 }
 
-/* Adds a tile's sums of a row, whose maximum is `best` of class `at`, to the item's part. */
+/* Merges a tile's sums of a row, whose maximum is `best` at class `at`, into a part of the row's sum. */
 static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t slot, float best, int at, float sum,
                                                   ce_more more)
 {
@@ -330,7 +323,7 @@ static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t sl
     float top = best, scale = 1.0f, scale_old = 0.0f, gap = 0.0f, gap_old = 0.0f;
     int first = at;
 
-    keep_larger(&top, &first, old.max, had.argmax);
+    argmax_update(&top, &first, old.max, had.argmax);
     if (sum != 0.0f && best != top)
         scale = ptx_ex2((gap = best - top) * CE_LOG2E);
     if (old.sum != 0.0f)
@@ -342,10 +335,10 @@ static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t sl
                         more.z + had.z, more.wz + had.wz, first};
 }
 
-/* Everything that can be asked of a row of the tile. */
-static __device__ __forceinline__ void put_stats_full(const ce_product &a, const gemm16_work &w, const gemm16_memory *s,
-                                                      int group, const item_rows &t, int part, int h, int first_col,
-                                                      const float *acc)
+/* Every statistic of a row over the tile: maximum, argmax, sum, and the sums for entropy and label smoothing. */
+static __device__ __forceinline__ void add_stats_options(const ce_logits_args &a, const gemm16_plan &w,
+                                                         const gemm16_coop *s, int consumer, const row_state &t,
+                                                         int part, int h, int first_col, const float *acc)
 {
     const ce_params &p = a.c.p;
     const int col = first_col + 2 * (threadIdx.x % 4);
@@ -354,19 +347,19 @@ static __device__ __forceinline__ void put_stats_full(const ce_product &a, const
     int left = w.n - col;
 
 #pragma unroll
-    for (int i = 0; i < G16_N / 4; i++)
+    for (int i = 0; i < G16_COOP_N / 4; i++)
         if (8 * (i / 2) + i % 2 < left)
-            keep_larger(&best, &more.argmax, acc[4 * (i / 2) + 2 * h + i % 2], col + 8 * (i / 2) + i % 2);
+            argmax_update(&best, &more.argmax, acc[4 * (i / 2) + 2 * h + i % 2], col + 8 * (i / 2) + i % 2);
 #pragma unroll
     for (int step = 1; step < 4; step *= 2)
-        keep_larger(&best, &more.argmax, __shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, more.argmax, step));
+        argmax_update(&best, &more.argmax, __shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, more.argmax, step));
     base = best == -CUDART_INF_F ? 0.0f : best;
 #pragma unroll
-    for (int i = 0; i < G16_N / 4; i++) {
+    for (int i = 0; i < G16_COOP_N / 4; i++) {
         const float v = acc[4 * (i / 2) + 2 * h + i % 2], d = v - base, e = ptx_ex2(d * CE_LOG2E);
-        const float2 weight = shared_columns(s, group, i / 2);
+        const float2 weight = column_pair(s, consumer, i / 2);
 
-        asm volatile("" : "+r"(left)); /* 64 comparisons would be kept in registers */
+        asm volatile("" : "+r"(left)); /* else the results of 64 comparisons stay in registers */
         sum += e;
         more.spread += e > 0.0f ? e * d : 0.0f;
         if (8 * (i / 2) + i % 2 < left) {
@@ -379,30 +372,30 @@ static __device__ __forceinline__ void put_stats_full(const ce_product &a, const
     more.z = quad_sum(more.z);
     more.wz = quad_sum(more.wz);
     if (t.live[h] && threadIdx.x % 4 == 0)
-        merge_part(p, (int64_t)t.row[h] * p.splits + part, best, more.argmax, sum, more);
+        merge_part(p, (int64_t)t.row[h] * p.parts + part, best, more.argmax, sum, more);
 }
 
 /* One element of P from its logit; *e receives E. */
-template <int EXTRA>
-static __device__ __forceinline__ float prob_of(const ce_product &a, float z, float exponent, float2 mix, float weight,
-                                                float *e)
+template <int OPTIONS>
+static __device__ __forceinline__ float prob_of(const ce_logits_args &a, float z, float exponent, float2 mix,
+                                                float weight, float *e)
 {
     const ce_params &p = a.c.p;
     float v = ptx_ex2(__fmaf_rn(z, CE_LOG2E, -exponent));
 
     *e = v;
-    if (EXTRA)
+    if (OPTIONS)
         v = __fmaf_rn(v, mix.x, -weight * mix.y) *
             ce_slope(p, z, p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, 1.0f / p.temperature);
     return v;
 }
 
-/* 64 x N logits to P^T, half of the classes at a time through a panel in shared memory, and the sums of E. s: for
- * EXTRA. */
-template <int BF16, int EXTRA, int N>
-static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm16_work &w, gemm16_memory *s,
-                                                 uint32_t panel, int group, item_rows *t, int first_col,
-                                                 const float *acc)
+/* 64 x N logits to P^T, half of the classes at a time through a panel in shared memory, and the sums of E. s: the
+ * columns' values, for OPTIONS. */
+template <int BF16, int OPTIONS, int N>
+static __device__ __forceinline__ void probs_to_shared(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
+                                                       uint32_t panel, int consumer, row_state *t, int first_col,
+                                                       const float *acc)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
@@ -411,32 +404,32 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        exponent[h] = t->live[h] ? t->exponent[h] : CUDART_INF_F; /* rows that are not there: P is 0 */
-        if (EXTRA && a.mixed)
+        exponent[h] = t->live[h] ? t->exponent[h] : CUDART_INF_F; /* rows beyond the last one: P is 0 */
+        if (OPTIONS && a.mixed)
             mix[h] = t->live[h] ? a.c.mix[t->row[h]] : make_float2(0.0f, 0.0f);
     }
-    if (EXTRA)
-        share_columns(a, w, s, group, first_col, true);
+    if (OPTIONS)
+        columns_to_shared(a, w, s, consumer, first_col, true);
 #pragma unroll
     for (int q = 0; q < 2; q++) {
         uint32_t word[N / 8];
 
 #pragma unroll
-        for (int i = 0; i < N / 8; i++) { /* columns 8 (i / 2) .. of this half, row half i % 2 */
+        for (int i = 0; i < N / 8; i++) { /* columns from 8 (i / 2) on of this half, row i % 2 */
             const int at = q * (N / 4) + 4 * (i / 2) + 2 * (i % 2);
-            const float2 weight = EXTRA ? shared_columns(s, group, at / 4) : make_float2(1.0f, 1.0f);
+            const float2 weight = OPTIONS ? column_pair(s, consumer, at / 4) : make_float2(1.0f, 1.0f);
             float e0, e1, v0, v1;
 
-            v0 = prob_of<EXTRA>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
-            v1 = prob_of<EXTRA>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
+            v0 = prob_of<OPTIONS>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
+            v1 = prob_of<OPTIONS>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
             t->sum[i % 2] += e0 + e1;
             word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
         }
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
-            asm volatile("" : "+r"(word[i])); /* all of them before anybody waits */
-        __syncwarp();                         /* the barriers are aligned ones, and so is the store */
-        ptx_barrier_sync(FREE + group, STORE_THREADS);
+            asm volatile("" : "+r"(word[i])); /* computes all of them before the wait */
+        __syncwarp();                         /* named barriers and stmatrix are .aligned */
+        ptx_barrier_sync(BARRIER_EMPTY + consumer, STORE_THREADS);
 #pragma unroll
         for (int i = 0; i < N / 8; i += 4) {
             const int row = 4 * i + offset;
@@ -446,36 +439,30 @@ static __device__ __forceinline__ void put_probs(const ce_product &a, const gemm
         }
         ptx_fence_async();
         __syncwarp();
-        ptx_barrier_arrive(FILLED + group, STORE_THREADS);
+        ptx_barrier_arrive(BARRIER_FULL + consumer, STORE_THREADS);
     }
 }
 
-/* By the warp that sends them to P^T, so that the warpgroup does not wait: such a panel, of 64 rows from `row` on. */
-static __device__ __forceinline__ void send_panel(const ce_product &a, const gemm16_work &w, uint32_t panel, int group,
-                                                  int row, int class_)
+/* The store warp, so that the consumer does not wait for TMA: a panel of 64 rows from `row` on. BARRIER_EMPTY orders
+ * TMA's reads of the previous panel before the consumer's writes, BARRIER_FULL these before TMA's reads. */
+static __device__ __forceinline__ void store_panel(const ce_logits_args &a, const gemm16_plan &w, uint32_t panel,
+                                                   int consumer, int row, int class_)
 {
-    const ce_probs &q = a.c.probs;
-    const bool more = row >= q.more_at, tail = row >= q.tail_at, rest = !tail && class_ >= q.split;
+    const ce_segment to = ce_segment_of(a.c.probs, class_, row);
 
     __syncwarp();
-    ptx_barrier_arrive(FREE + group, STORE_THREADS);
-    ptx_barrier_sync(FILLED + group, STORE_THREADS);
+    ptx_barrier_arrive(BARRIER_EMPTY + consumer, STORE_THREADS);
+    ptx_barrier_sync(BARRIER_FULL + consumer, STORE_THREADS);
     if (threadIdx.x % 32)
         return;
     if (class_ < w.n)
-        ptx_tma_store_2d(&a.store[more   ? 3
-                                  : tail ? 2
-                                         : rest],
-                         row - (more   ? q.more_at
-                                : tail ? q.tail_at
-                                       : 0),
-                         class_ - (rest ? q.split : 0), panel);
+        ptx_tma_store_2d(&a.store[to.index], to.r, to.v, panel);
     ptx_tma_commit();
     ptx_tma_wait_read();
 }
 
-/* After an item: the sums of E. */
-static __device__ __forceinline__ void put_sums(const ce_product &a, const item_rows &t, int part)
+/* After a work tile: the sums of E. */
+static __device__ __forceinline__ void store_sums(const ce_logits_args &a, const row_state &t, int part)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {

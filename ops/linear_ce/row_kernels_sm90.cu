@@ -1,12 +1,13 @@
-/* row_kernels_sm90.cu: the linear cross entropy on Hopper: the steps between its products (linear_sm90.cuh). */
+/* row_kernels_sm90.cu: the linear cross entropy on Hopper: the kernels between its products, a warp or a block a row
+ * (linear_sm90.cuh; linear_sm90.cu says in which order they run). */
 #include "linear_sm90.cuh"
 
-enum { THREADS = CE_STEP_THREADS, WARPS = CE_STEP_WARPS };
+enum { THREADS = CE_ROW_THREADS, WARPS = CE_ROW_WARPS };
 
 /* In f16, p = 1 is stored as 2^10, so that the least p that matters is still a normal number. */
 #define F16_BITS 10.0
 
-/* Sums of E between these: P holds all of them, and loses nothing that counts. (Nor may the factor do so.) */
+/* Between these sums of E no element of P overflows, and none that matters underflows; nor may the factor. */
 #define BF16_LEAST 0x1p-60
 #define BF16_MOST 0x1p100
 #define F16_LEAST 0x1p5
@@ -17,24 +18,24 @@ static __device__ __forceinline__ int padded_rows(const ce_chunk &c)
     return (ce_chunk_rows(c) + 127) / 128 * 128;
 }
 
-/* What a chunk begins with. */
+/* The first launch of a chunk resets what the others count and link. */
 static __device__ __forceinline__ void clear(const ce_chunk &c)
 {
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
 
-    for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks note their targets there */
-        c.same[i] = make_int2(INT32_MAX, 0);
-    for (int64_t i = at; i < CE_TURNS(c.p.vocab); i += step)
-        c.turns[i] = 0;
+    for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks count their targets there */
+        c.class_rows[i] = make_int2(INT32_MAX, 0);
+    for (int64_t i = at; i < CE_PROGRESS_COUNTERS(c.p.vocab); i += step)
+        c.progress[i] = 0;
     if (at == 0) {
         c.p.totals->redo = 0;
-        c.p.totals->common = 0;
+        c.p.totals->frequent = 0;
         c.p.totals->largest = 0;
     }
 }
 
-/* And x without ignored rows, followed by zeros to a multiple of 128 rows; nothing where no row is ignored. */
-static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
+/* Resets, and gathers x without ignored rows, with zeros to a multiple of 128 rows; no copy where no row is ignored. */
+static __global__ void __launch_bounds__(THREADS) gather_x(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
@@ -45,23 +46,23 @@ static __global__ void __launch_bounds__(THREADS) step_gather(const ce_chunk c)
         return;
     const bool there = r < ce_chunk_rows(c);
     const uint4 *from = (const uint4 *)((const uint16_t *)p.x + (there ? p.list[c.begin + r] * p.x_stride : 0));
-    uint4 *to = (uint4 *)c.compact + r * vectors;
+    uint4 *to = (uint4 *)c.x_compact + r * vectors;
 
     for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
         to[i] = there ? from[i] : make_uint4(0, 0, 0, 0);
 }
 
-/* The target's entry of P^T becomes 0. By class: the first row with that target, how many there are, and all of them,
- * in any order. */
-static __device__ __forceinline__ void note_target(const ce_chunk &c, int64_t row)
+/* Sets the target's entry of P^T to 0, and links the row to the others with its target: first row, count, and a list in
+ * any order. */
+static __device__ __forceinline__ void link_target(const ce_chunk &c, int64_t row)
 {
     const int v = c.p.label[row];
 
     if (v >= 0) {
         *ce_probs_at(c.probs, v, row - c.begin) = 0;
-        atomicMin(&c.same[v].x, (int)row);
-        atomicAdd(&c.same[v].y, 1);
-        c.next[row] = atomicExch(&c.chain[v], (int)row);
+        atomicMin(&c.class_rows[v].x, (int)row);
+        atomicAdd(&c.class_rows[v].y, 1);
+        c.next_row[row] = atomicExch(&c.class_chain[v], (int)row);
     }
 }
 
@@ -76,48 +77,48 @@ static __device__ __forceinline__ double stored_bits(const ce_params &p)
     return p.dtype == RIDGE_F16 ? F16_BITS : 0;
 }
 
-/* The exponent from the sample's sum, as if all classes were like those; empties the parts for the sums to come. */
-static __global__ void __launch_bounds__(THREADS) step_guess(const ce_chunk c)
+/* PREDICT: the exponent from the sample's sum, as if all classes were like the sample; resets the parts of the sums. */
+static __global__ void __launch_bounds__(THREADS) predict_exponent(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
     const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    const int64_t row = in < c.rows ? p.place[c.begin + in] : -1;
+    const int64_t row = in < c.rows ? p.row_of[c.begin + in] : -1;
     const int lane = threadIdx.x % 32;
-    float z[CE_SAMPLE / 32] = {}, high = -CUDART_INF_F, sum = 0.0f;
+    float z[CE_SAMPLE_CLASSES / 32] = {}, max = -CUDART_INF_F, sum = 0.0f;
 
     if (row < 0)
         return;
-    for (int piece = 0; piece < c.look_pieces; piece++) {
-        const float *u = c.look + (piece * c.rows + in) * CE_SAMPLE + lane;
+    for (int split = 0; split < c.sample_splits; split++) {
+        const float *u = c.sample_u + (split * c.rows + in) * CE_SAMPLE_CLASSES + lane;
 
 #pragma unroll
-        for (int i = 0; i < CE_SAMPLE / 32; i++)
+        for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++)
             z[i] += u[32 * i];
     }
 #pragma unroll
-    for (int i = 0; i < CE_SAMPLE / 32; i++) {
+    for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++) {
         const int at = lane + 32 * i;
 
-        z[i] = at < c.sample ? ce_logit(p, z[i] + ce_bias(p, (int64_t)at * c.sample_step), cap_inverse, cool)
-                             : -CUDART_INF_F;
-        high = fmaxf(high, z[i]);
+        z[i] = at < c.sample_classes ? ce_logit(p, z[i] + ce_bias(p, (int64_t)at * c.sample_stride), cap_inverse, cool)
+                                     : -CUDART_INF_F;
+        max = fmaxf(max, z[i]);
     }
     for (int step = 16; step > 0; step /= 2)
-        high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+        max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
 #pragma unroll
-    for (int i = 0; i < CE_SAMPLE / 32; i++)
-        sum += ptx_ex2((z[i] - high) * CE_LOG2E);
+    for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++)
+        sum += ptx_ex2((z[i] - max) * CE_LOG2E);
     for (int step = 16; step > 0; step /= 2)
         sum += __shfl_xor_sync(~0u, sum, step);
-    const double lse = (double)high + log((double)sum * (double)p.vocab / (double)c.sample);
+    const double lse = (double)max + log((double)sum * (double)p.vocab / (double)c.sample_classes);
     double exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
 
     if (!(fabs(exponent) < 1e6))
         exponent = 0;
-    for (int k = lane; k < p.splits; k += 32)
-        p.part[row * p.splits + k] = {(float)(exponent * 0.69314718055994531), 0.0f};
+    for (int k = lane; k < p.parts; k += 32)
+        p.part[row * p.parts + k] = {(float)(exponent * 0.69314718055994531), 0.0f};
     if (lane == 0)
         c.exponent[row] = (float)exponent;
 }
@@ -142,20 +143,20 @@ static __device__ __forceinline__ float target_du(const ce_chunk &c, int64_t row
     return (float)((expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth) * (double)slope);
 }
 
-/* What a row's products need; a row out of range or without weight has factor 0. Where lse was given, the target's
- * logit is not known before P^T is: step_scale has the rest. */
+/* What the products need of a row; a row out of range or without weight has factor 0. If lse was given, the target's
+ * logit is known only after P^T: scale_x computes target_du then. */
 static __device__ __forceinline__ void put_row(const ce_chunk &c, int64_t row, double lse, float factor,
                                                const ce_factors &f)
 {
     c.lse[row] = lse;
     c.factor[row] = factor;
     if (!c.p.lse_in)
-        c.at_target[row] = factor == 0.0f ? 0.0f : target_du(c, row, lse, f);
+        c.target_du[row] = factor == 0.0f ? 0.0f : target_du(c, row, lse, f);
     note_largest(c.p, factor);
 }
 
-/* lse from the sums of E, and the row's factor; or, if the guess was bad, a second round. */
-static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
+/* CHECK: lse from the sums of E, and the row's factor; sets `redo` if the prediction was bad for any row. */
+static __global__ void __launch_bounds__(THREADS) check_exponent(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
@@ -173,20 +174,20 @@ static __global__ void __launch_bounds__(THREADS) step_check(const ce_chunk c)
     if (threadIdx.x % 32)
         return;
     if (!good)
-        p.totals->redo = 1; /* by any number of threads */
+        p.totals->redo = 1; /* any number of threads may write it */
     put_row(c, row, lse, (float)(f.all / s.sum), f);
 }
 
-/* Second round: empties the parts. */
-static __global__ void __launch_bounds__(THREADS) step_reset(const ce_chunk c)
+/* RESET, of the second pass: the parts of the sums. */
+static __global__ void __launch_bounds__(THREADS) reset_parts(const ce_chunk c)
 {
     ptx_grid_wait();
     const int64_t row = ce_warp_row(c);
 
-    if (ce_skipped(c) || row < 0)
+    if (ce_skips(c) || row < 0)
         return;
-    for (int k = threadIdx.x % 32; k < c.p.splits; k += 32)
-        c.p.part[row * c.p.splits + k] = {-CUDART_INF_F, 0.0f};
+    for (int k = threadIdx.x % 32; k < c.p.parts; k += 32)
+        c.p.part[row * c.p.parts + k] = {-CUDART_INF_F, 0.0f};
     if (blockIdx.x == 0 && threadIdx.x == 0)
         c.p.totals->largest = 0;
 }
@@ -198,14 +199,14 @@ static __device__ __forceinline__ double known_lse(const ce_params &p, int64_t r
     return p.lse_in ? (double)p.lse_in[p.list[row]] : (double)s.max + log(s.sum);
 }
 
-/* Exponent, mixture and factor, a power of two, from lse. */
-static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
+/* FROM_LSE: exponent, mixture, and the factor, a power of two. */
+static __global__ void __launch_bounds__(THREADS) exponent_from_lse(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
     const int64_t row = ce_warp_row(c);
 
-    if (ce_skipped(c) || row < 0)
+    if (ce_skips(c) || row < 0)
         return;
     const double lse = known_lse(p, row);
     const ce_factors f = row_factors(c, row, lse);
@@ -221,31 +222,31 @@ static __global__ void __launch_bounds__(THREADS) step_known(const ce_chunk c)
     put_row(c, row, lse, most == most ? (float)factor : CUDART_NAN_F, f);
 }
 
-/* n_r x (f16: times a power of two that keeps it in range) for dW, and the targets. */
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scale(const ce_chunk c)
+/* SCALE: n_r x (f16: times a power of two that keeps it in range) for dW, and the targets. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) scale_x(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
     const int64_t r = blockIdx.x, row = c.begin + r, vectors = p.hidden / 8;
     const uint32_t exponent = p.totals->largest >> 23;
-    uint4 *to = (uint4 *)c.scaled + r * vectors;
+    uint4 *to = (uint4 *)c.x_scaled + r * vectors;
 
     if (r >= padded_rows(c))
         return;
-    if (r >= ce_chunk_rows(c) || c.factor[row] == 0.0f) { /* not there, out of range, or without weight */
+    if (r >= ce_chunk_rows(c) || c.factor[row] == 0.0f) { /* padding, out of range, or without weight */
         for (int64_t i = threadIdx.x; i < vectors; i += THREADS)
             to[i] = make_uint4(0, 0, 0, 0);
         if (p.lse_in && r < ce_chunk_rows(c) && threadIdx.x == 0)
-            c.at_target[row] = 0.0f;
+            c.target_du[row] = 0.0f;
         return;
     }
     const uint4 *from = (const uint4 *)((const uint16_t *)p.x + p.list[row] * p.x_stride);
     float factor = c.factor[row];
 
     if (threadIdx.x == 0)
-        note_target(c, row);
+        link_target(c, row);
     if (p.lse_in && threadIdx.x == 32)
-        c.at_target[row] = target_du(c, row, c.lse[row], row_factors(c, row, c.lse[row]));
+        c.target_du[row] = target_du(c, row, c.lse[row], row_factors(c, row, c.lse[row]));
     if (DTYPE == RIDGE_F16 && exponent != 0 && exponent != 255)
         factor *= __uint_as_float((254u - max(exponent, 27u)) << 23);
     for (int64_t i = threadIdx.x; i < vectors; i += THREADS) {
@@ -260,8 +261,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_scal
     }
 }
 
-/* A row of dX from its pieces, 8 hidden units a thread. */
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_add(const ce_chunk c)
+/* REDUCE_DX: a row of dX from its partial sums, 8 hidden units a thread. */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) reduce_dx(const ce_chunk c)
 {
     ptx_grid_wait();
     const ce_params &p = c.p;
@@ -271,14 +272,14 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_add(
         return;
     const float factor = c.factor[row];
     const int64_t v = p.label[row];
-    const float g = v >= 0 ? c.at_target[row] : 0.0f;
+    const float g = v >= 0 ? c.target_du[row] : 0.0f;
     uint16_t *to = (uint16_t *)p.dx + p.list[row] * p.dx_stride;
 
     for (int64_t h = threadIdx.x * 8; h < p.hidden; h += THREADS * 8) {
         float sum[8] = {};
 
-        for (int piece = 0; piece < c.pieces; piece++) {
-            const float4 *from = (const float4 *)(c.partial + piece * size + blockIdx.x * p.hidden + h);
+        for (int split = 0; split < c.dx_splits; split++) {
+            const float4 *from = (const float4 *)(c.dx_partial + split * size + blockIdx.x * p.hidden + h);
             const float4 a = from[0], b = from[1];
             const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 
@@ -303,7 +304,7 @@ typedef struct bias_args {
 } bias_args;
 
 /* dbias[c] = (or +=) sum_r n_r P^T[c, r], a warp a class. */
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias(const bias_args a)
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) dbias(const bias_args a)
 {
     ptx_grid_wait();
     const ce_chunk &c = a.c;
@@ -321,21 +322,21 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_bias
         c.p.dbias[v] = __uint_as_float(num_canonical_f32(a.add ? c.p.dbias[v] + sum : sum));
 }
 
-typedef struct merge_args {
+typedef struct round_args {
     ce_chunk c;
     ce_dw dw;
     int always;
-} merge_args;
+} round_args;
 
-/* Rounds the sum to dW, in place, a line a warp. A call without rows that adds to dW never made a sum of it. */
-template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_merge(const merge_args a)
+/* Rounds the f32 sum to dW in place, a line a warp. (A call without rows that adds to dW has made no sum.) */
+template <int DTYPE> static __global__ void __launch_bounds__(THREADS) round_dw(const round_args a)
 {
     ptx_grid_wait();
     enum { PARTS = 4 };
     const ce_params &p = a.c.p;
     const int64_t lines = p.hv ? p.hidden : p.vocab, length = p.hv ? p.vocab : p.hidden;
     const int64_t line = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    uint16_t *own = a.dw.own + line * a.dw.own_ld, *rest = a.dw.rest + line * a.dw.rest_ld;
+    uint16_t *own = a.dw.own + line * a.dw.own_ld, *spare = a.dw.spare + line * a.dw.spare_ld;
 
     if (line >= lines || (!a.always && ce_chunk_rows(a.c) > 0) || ((p.flags & RIDGE_ACCUMULATE) && p.totals->rows == 0))
         return;
@@ -345,7 +346,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_merg
 #pragma unroll
         for (int k = 0; k < PARTS; k++)
             if (at + 256 * k < length)
-                ce_load_sum(own + at + 256 * k, rest + at + 256 * k, v[k]);
+                ce_load_sum(own + at + 256 * k, spare + at + 256 * k, v[k]);
 #pragma unroll
         for (int k = 0; k < PARTS; k++)
             if (at + 256 * k < length)
@@ -355,57 +356,50 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) step_merg
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* Steps as in linear_sm90.cuh (the last two of f16), then: those two of bf16; step_bias and step_merge of f16 and bf16.
- */
-enum { FUNCTIONS = CE_STEPS + 6 };
+/* CE_ROW_* in order (the last two for f16), those two for bf16; dbias and round_dw for f16 and bf16. */
+enum { FUNCTIONS = CE_ROW_KERNELS + 6 };
 static const void *const functions[FUNCTIONS] = {
-    (const void *)step_guess,
-    (const void *)step_gather,
-    (const void *)step_check,
-    (const void *)step_reset,
-    (const void *)step_known,
-    (const void *)step_scale<RIDGE_F16>,
-    (const void *)step_add<RIDGE_F16>,
-    (const void *)step_scale<RIDGE_BF16>,
-    (const void *)step_add<RIDGE_BF16>,
-    (const void *)step_bias<RIDGE_F16>,
-    (const void *)step_bias<RIDGE_BF16>,
-    (const void *)step_merge<RIDGE_F16>,
-    (const void *)step_merge<RIDGE_BF16>,
+    (const void *)predict_exponent,      (const void *)gather_x,
+    (const void *)check_exponent,        (const void *)reset_parts,
+    (const void *)exponent_from_lse,     (const void *)scale_x<RIDGE_F16>,
+    (const void *)reduce_dx<RIDGE_F16>,  (const void *)scale_x<RIDGE_BF16>,
+    (const void *)reduce_dx<RIDGE_BF16>, (const void *)dbias<RIDGE_F16>,
+    (const void *)dbias<RIDGE_BF16>,     (const void *)round_dw<RIDGE_F16>,
+    (const void *)round_dw<RIDGE_BF16>,
 };
 
-ridge_status ce_step_prepare(const ridge_device *device)
+ridge_status ce_row_prepare(const ridge_device *device)
 {
     if (device->arch != RIDGE_ARCH_SM90)
         return RIDGE_OK;
     return host_load(device, functions, FUNCTIONS, "linear_ce: loading kernels");
 }
 
-ridge_status ce_step(const ridge_device *device, const char *name, int step, ce_chunk *c, void *stream)
+ridge_status ce_row_launch(const ridge_device *device, const char *name, int which, ce_chunk *c, void *stream)
 {
-    const bool whole = step == CE_STEP_GATHER || step == CE_STEP_SCALE; /* a block a row, padding too */
-    const int64_t blocks = step == CE_STEP_ADD ? c->rows
-                           : whole             ? (c->rows + 127) / 128 * 128
-                                               : (c->rows + WARPS - 1) / WARPS;
+    const bool whole = which == CE_ROW_GATHER || which == CE_ROW_SCALE; /* a block a row, padding rows too */
+    const int64_t blocks = which == CE_ROW_REDUCE_DX ? c->rows
+                           : whole                   ? (c->rows + 127) / 128 * 128
+                                                     : (c->rows + WARPS - 1) / WARPS;
 
-    return host_launch(device, name, functions[step + (step >= CE_STEP_SCALE && c->p.dtype == RIDGE_BF16 ? 2 : 0)],
+    return host_launch(device, name, functions[which + (which >= CE_ROW_SCALE && c->p.dtype == RIDGE_BF16 ? 2 : 0)],
                        dim3((unsigned)(blocks ? blocks : 1)), THREADS, c, stream);
 }
 
-ridge_status ce_step_bias(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream)
+ridge_status ce_dbias_launch(const ridge_device *device, const char *name, ce_chunk *c, int add, void *stream)
 {
     bias_args a = {*c, add};
 
-    return host_launch(device, name, functions[CE_STEPS + 2 + (c->p.dtype == RIDGE_BF16)],
+    return host_launch(device, name, functions[CE_ROW_KERNELS + 2 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)((c->p.vocab + WARPS - 1) / WARPS)), THREADS, &a, stream);
 }
 
-ridge_status ce_step_merge(const ridge_device *device, const char *name, ce_chunk *c, const ce_dw *dw, int always,
-                           void *stream)
+ridge_status ce_round_dw_launch(const ridge_device *device, const char *name, ce_chunk *c, const ce_dw *dw, int always,
+                                void *stream)
 {
-    merge_args a = {*c, *dw, always};
+    round_args a = {*c, *dw, always};
     const int64_t lines = c->p.hv ? c->p.hidden : c->p.vocab;
 
-    return host_launch(device, name, functions[CE_STEPS + 4 + (c->p.dtype == RIDGE_BF16)],
+    return host_launch(device, name, functions[CE_ROW_KERNELS + 4 + (c->p.dtype == RIDGE_BF16)],
                        dim3((unsigned)((lines + WARPS - 1) / WARPS)), THREADS, &a, stream);
 }

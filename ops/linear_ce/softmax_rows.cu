@@ -5,10 +5,9 @@
 
 enum { ROW = 256, GROUP = 8 };
 
-/* ---------------------------------------------------------------------------------------------------- rows of logits
- */
+/* --------------------------------------------------------------------------------------------------- rows of logits */
 
-/* Eight logits from class i of a row, z; -inf beyond the end. `bias`: of the row's first class. */
+/* z of eight logits of a row from class i on; -inf beyond the end. first: the class of the row's first logit. */
 template <int DTYPE>
 static __device__ __forceinline__ void ce_load(const ce_params &p, const char *row, int64_t i, int64_t count,
                                                int64_t first, float *z)
@@ -71,7 +70,7 @@ static __device__ __forceinline__ void ce_add(row_sum *s, const float *z)
     s->sum += sum;
 }
 
-/* The rest, where it is asked for; after ce_add. */
+/* The sums of ce_more; after ce_add. */
 static __device__ __forceinline__ void ce_add_more(const ce_params &p, row_sum *s, const float *z, float before,
                                                    int64_t i, int64_t count, int64_t first)
 {
@@ -107,23 +106,23 @@ static __device__ __forceinline__ ce_sum ce_sum_of(const row_sum &s, const ce_pa
     return r;
 }
 
-/* The sums of all threads, to thread 0. */
+/* Merges the sums of all threads into thread 0's. */
 static __device__ ce_sum ce_merge_block(ce_sum s)
 {
-    __shared__ ce_sum room[ROW / 32];
+    __shared__ ce_sum warp_sum[ROW / 32];
 
     for (int step = 16; step > 0; step /= 2)
         ce_sum_merge(&s, ce_sum_shuffle(s, step));
     if (threadIdx.x % 32 == 0)
-        room[threadIdx.x / 32] = s;
+        warp_sum[threadIdx.x / 32] = s;
     __syncthreads();
     if (threadIdx.x == 0)
         for (int i = 1; i < ROW / 32; i++)
-            ce_sum_merge(&s, room[i]);
+            ce_sum_merge(&s, warp_sum[i]);
     return s;
 }
 
-/* given logits: row of the list; else row of the block. */
+/* A row of the block of logits; or, of given logits, the listed row. */
 template <int DTYPE> static __device__ __forceinline__ const char *ce_row(const ce_block &b, int64_t row)
 {
     return b.z ? (const char *)(b.z + (row - b.begin) * b.ld)
@@ -211,7 +210,7 @@ static __device__ __forceinline__ void ce_store(char *row, int64_t i, int64_t co
             num_store<DTYPE>(row, i + j, v[j]);
 }
 
-/* z to du in eight places. */
+/* z to du, eight at a time. */
 static __device__ __forceinline__ void ce_gradient8(const ce_params &p, const row_gradient &r, int64_t at, int64_t i,
                                                     int64_t count, int64_t first, float *z)
 {
@@ -235,7 +234,7 @@ static __device__ __forceinline__ void ce_gradient8(const ce_params &p, const ro
     }
 }
 
-/* Given logits: block a token, every token. Else: block a row. */
+/* Given logits: a thread block a token, every token. Else: a thread block a row. */
 template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(const ce_block b)
 {
     const ce_params &p = b.p;
@@ -267,7 +266,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(c
     }
 }
 
-/* Rows of dX of tokens that are not in range, a warp a token. */
+/* The rows of dX of tokens that are ignored or out of range, a warp a token. */
 template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_other(const ce_params p)
 {
     const int64_t token = (int64_t)blockIdx.x * (ROW / 32) + threadIdx.x / 32;
@@ -337,13 +336,11 @@ ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    const ridge_problem *problem = &bound->problem;
     const ridge_call *call = &bound->call;
-
-    ce_block b = {ce_collect(call), NULL, 0, 0, call->dim[0], 0, call->dim[1]};
+    ce_block b = {ce_collect(bound), NULL, 0, 0, call->dim[0], 0, call->dim[1]};
     ridge_status status;
 
-    ce_place(&b.p, problem, 1, workspace);
+    ce_layout(&b.p, &bound->problem, 1, workspace);
     status = ce_begin(device, kernel->name, &b.p, stream);
     if (!status && call->op == RIDGE_CE_FWD)
         status = ce_block_stats(device, kernel->name, &b, stream);
@@ -359,7 +356,7 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 
 static size_t workspace(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
-    return ce_space(problem, 1);
+    return ce_workspace_bytes(problem, 1);
 }
 
 /* Bytes at the copy rate (forward: read only), plus the launches. */

@@ -7,8 +7,8 @@ enum { TREE = 256, GROUP = 8, TOKENS = TREE / GROUP, AHEAD = 16 }; /* ce_finish_
 
 /* ------------------------------------------------------------------------------------------- which rows, and totals */
 
-/* Places of this thread's tokens, which are SCAN apart, among the listed ones: mask[i] has those of its warp; counts:
- * room for all warps' numbers. Returns how many are listed. */
+/* The ranks of this thread's tokens, which are SCAN apart, among the listed ones: mask[i] has the listed ones of its
+ * warp; counts: one number for each warp and i. Returns how many tokens are listed. */
 static __device__ int ce_scan(const uint32_t *mask, int *counts, int *at)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -20,7 +20,7 @@ static __device__ int ce_scan(const uint32_t *mask, int *counts, int *at)
             counts[i * WARPS + warp] = __popc(mask[i]);
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < QUAD; k++) { /* a lane has QUAD numbers; of those with this warp's, those before it */
+    for (int k = 0; k < QUAD; k++) { /* a lane has QUAD numbers; `before` are those of earlier warps among them */
         const int count = counts[lane * QUAD + k];
 
         sum += count;
@@ -39,27 +39,27 @@ static __device__ int ce_scan(const uint32_t *mask, int *counts, int *at)
     return __shfl_sync(~0u, all, 31);
 }
 
-/* COUNT sums over the block in a fixed order. room: blockDim.x numbers for each. */
-template <int COUNT> static __device__ void ce_block_sums(double *value, double *room)
+/* COUNT sums over the block in a fixed order. scratch: blockDim.x numbers for each. */
+template <int COUNT> static __device__ void ce_block_sums(double *value, double *scratch)
 {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        room[i * blockDim.x + threadIdx.x] = value[i];
+        scratch[i * blockDim.x + threadIdx.x] = value[i];
     for (int half = blockDim.x / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half)
 #pragma unroll
             for (int i = 0; i < COUNT; i++)
-                room[i * blockDim.x + threadIdx.x] += room[i * blockDim.x + threadIdx.x + half];
+                scratch[i * blockDim.x + threadIdx.x] += scratch[i * blockDim.x + threadIdx.x + half];
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        value[i] = room[i * blockDim.x];
+        value[i] = scratch[i * blockDim.x];
 }
 
-/* EACH tokens of a thread, SCAN apart, all loaded at once; beyond `end` they are ignored ones. */
+/* EACH targets of a thread, SCAN apart, all loads in flight at once; beyond `end` CE_IGNORED. */
 static __device__ __forceinline__ void ce_targets_of(const ce_params &p, int64_t first, int64_t end, int64_t *y)
 {
 #pragma unroll
@@ -72,7 +72,7 @@ static __device__ __forceinline__ bool ce_listed(int64_t y, int list_bad)
     return y >= 0 || (y == CE_BAD && list_bad);
 }
 
-/* How many of the tokens before `end` are listed. counts: room for all warps' numbers. */
+/* How many of the tokens before `end` are listed. counts: one number for each warp. */
 static __device__ int ce_count(const ce_params &p, int list_bad, int64_t end, int *counts)
 {
     int mine = 0, all = 0;
@@ -92,17 +92,17 @@ static __device__ int ce_count(const ce_params &p, int list_bad, int64_t end, in
     __syncthreads();
     for (int i = 0; i < WARPS; i++)
         all += counts[i];
-    __syncthreads(); /* before others are put there */
+    __syncthreads(); /* orders the reads before the next writes */
     return all;
 }
 
-/* The list's rows of tokens [begin, end), in their order. */
+/* Lists the rows of tokens [begin, end), in their order. */
 static __device__ void ce_list(const ce_params &p, int list_bad, int64_t begin, int64_t end)
 {
-    __shared__ int counts[2][EACH * WARPS]; /* in turn, so that one barrier a round is enough */
-    int rows = ce_count(p, list_bad, begin, counts[0]), turn = 0;
+    __shared__ int counts[2][EACH * WARPS]; /* double-buffered, so that one barrier a round is enough */
+    int rows = ce_count(p, list_bad, begin, counts[0]), buffer = 0;
 
-    for (int64_t first = begin + threadIdx.x; first - threadIdx.x < end; first += SCAN * EACH, turn ^= 1) {
+    for (int64_t first = begin + threadIdx.x; first - threadIdx.x < end; first += SCAN * EACH, buffer ^= 1) {
         int64_t y[EACH];
         uint32_t mask[EACH];
         int at[EACH], total;
@@ -111,7 +111,7 @@ static __device__ void ce_list(const ce_params &p, int list_bad, int64_t begin, 
 #pragma unroll
         for (int i = 0; i < EACH; i++)
             mask[i] = __ballot_sync(~0u, ce_listed(y[i], list_bad));
-        total = ce_scan(mask, counts[turn], at);
+        total = ce_scan(mask, counts[buffer], at);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int64_t token = first + i * SCAN;
@@ -119,7 +119,7 @@ static __device__ void ce_list(const ce_params &p, int list_bad, int64_t begin, 
 
             at[i] += rows;
             if (token < end)
-                p.place[token] = here ? at[i] : -1;
+                p.row_of[token] = here ? at[i] : -1;
             if (here) {
                 p.list[at[i]] = (int32_t)token;
                 p.label[at[i]] = y[i] >= p.offset && y[i] < p.offset + p.vocab ? (int32_t)(y[i] - p.offset) : -1;
@@ -131,7 +131,7 @@ static __device__ void ce_list(const ce_params &p, int list_bad, int64_t begin, 
 
 static __device__ void ce_total(const ce_params &p, int list_bad)
 {
-    __shared__ double room[4 * SCAN];
+    __shared__ double scratch[4 * SCAN];
     double sum[4] = {0, 0, 0, 0}; /* weights of the targets, of the classes; rows that are not ignored; errors */
 
     for (int64_t first = threadIdx.x; first - threadIdx.x < p.tokens; first += SCAN * EACH) {
@@ -147,7 +147,7 @@ static __device__ void ce_total(const ce_params &p, int list_bad)
     }
     for (int64_t c = threadIdx.x; c < p.total && p.class_weight; c += SCAN)
         sum[1] += (double)p.class_weight[c];
-    ce_block_sums<4>(sum, room);
+    ce_block_sums<4>(sum, scratch);
     if (threadIdx.x == 0)
         *p.totals = {sum[0],
                      p.class_weight ? sum[1] : (double)p.total,
@@ -161,7 +161,7 @@ static __device__ void ce_total(const ce_params &p, int list_bad)
                      0};
 }
 
-/* Places of the shards when sorted by their offsets. */
+/* The order of the shards by their offsets. */
 static __device__ void ce_order(const ce_params &p)
 {
     for (int64_t i = threadIdx.x; i < p.shards; i += blockDim.x) {
@@ -179,7 +179,8 @@ typedef struct begin_args {
     int64_t share;
 } begin_args;
 
-/* Block 0 finds the totals, the next ones list the rows, the others empty the parts. (1: registers would spill.) */
+/* Block 0 computes the totals, the next `lists` blocks list the rows, the others reset the parts. (More than one block
+ * an SM would spill registers.) */
 static __global__ void __launch_bounds__(SCAN, 1) ce_begin_kernel(const begin_args a)
 {
     const ce_params &p = a.p;
@@ -197,7 +198,7 @@ static __global__ void __launch_bounds__(SCAN, 1) ce_begin_kernel(const begin_ar
         ce_list(p, a.list_bad, list * a.share, min((list + 1) * a.share, p.tokens));
         return;
     }
-    for (int64_t i = first; i < p.tokens * p.splits && p.part; i += step) {
+    for (int64_t i = first; i < p.tokens * p.parts && p.part; i += step) {
         p.part[i] = {-CUDART_INF_F, 0.0f};
         if (p.full)
             p.more[i] = {0.0f, 0.0f, 0.0f, INT32_MAX};
@@ -234,8 +235,8 @@ static __device__ ce_sum ce_read_record(const ce_params &p, int64_t shard, int64
     return s;
 }
 
-/* A token's sums, by GROUP lanes (of a warp whose other lanes have other tokens; row < 0: none): each lane every
- * GROUP-th part, then halves onto halves. */
+/* A token's sums, by GROUP lanes (the other lanes of the warp have other tokens; row < 0: none): each lane merges every
+ * GROUP-th part, then a tree over the lanes. */
 static __device__ ce_sum ce_gather(const ce_params &p, int64_t token, int64_t row, double *target)
 {
     const int lane = threadIdx.x % GROUP;
@@ -249,7 +250,7 @@ static __device__ ce_sum ce_gather(const ce_params &p, int64_t token, int64_t ro
         for (int64_t k = lane; k < p.shards && token < p.tokens; k += GROUP)
             ce_sum_merge(&s, ce_read_record(p, p.order[k], token, target));
     } else {
-        for (int k = lane; k < p.splits && row >= 0; k += GROUP)
+        for (int k = lane; k < p.parts && row >= 0; k += GROUP)
             ce_sum_merge(&s, ce_sum_part(p, row, k));
     }
     for (int step = GROUP / 2; step > 0; step /= 2) {
@@ -277,7 +278,7 @@ static __device__ void ce_put_record(const ce_params &p, int64_t token, const ce
     }
 }
 
-/* One lane: every output of a token but the sums over tokens, for which its loss is left in p.losses. */
+/* One lane: every output of a token. For the sums over tokens it leaves the loss in p.losses. */
 static __device__ void ce_put_token(const ce_params &p, int64_t token, int64_t y, const ce_sum &found, double target)
 {
     const bool ignored = y == CE_IGNORED;
@@ -332,10 +333,10 @@ static __device__ __forceinline__ double ce_own_sum(const double *from, int64_t 
     return sum;
 }
 
-/* Sums over tokens: partial i % 256 in ascending i, then halves onto halves. */
+/* Sums over tokens: 256 partial sums of every 256th token in ascending order, then a tree. */
 static __device__ __forceinline__ void ce_put_loss(const ce_params &p)
 {
-    __shared__ double room[3 * TREE];
+    __shared__ double scratch[3 * TREE];
     const bool mean = (p.flags & RIDGE_CE_REDUCTION) == RIDGE_CE_MEAN;
     double sum[3] = {ce_own_sum(p.losses, p.tokens), 0, 0};
 
@@ -343,7 +344,7 @@ static __device__ __forceinline__ void ce_put_loss(const ce_params &p)
         sum[1] = ce_own_sum(p.losses + p.tokens, p.tokens);
     if (p.accuracy)
         sum[2] = ce_own_sum(p.losses + 2 * p.tokens, p.tokens);
-    ce_block_sums<3>(sum, room);
+    ce_block_sums<3>(sum, scratch);
     double ce = sum[0], square = sum[1];
     if (threadIdx.x)
         return;
@@ -359,7 +360,7 @@ static __device__ __forceinline__ void ce_put_loss(const ce_params &p)
         *p.errors = p.totals->errors;
 }
 
-/* GROUP lanes a token; the block that ends last sums over all of them. */
+/* GROUP lanes a token; the block that finishes last sums over all tokens. */
 static __global__ void __launch_bounds__(TREE) ce_finish_kernel(const ce_params p)
 {
     const int64_t token = (int64_t)blockIdx.x * TOKENS + threadIdx.x / GROUP;
@@ -369,15 +370,15 @@ static __global__ void __launch_bounds__(TREE) ce_finish_kernel(const ce_params 
     ptx_grid_wait();
     const bool here = token < p.tokens;
     const int64_t y = here ? ce_target(p, token) : (int64_t)CE_IGNORED;
-    const ce_sum s = ce_gather(p, token, here ? p.place[token] : -1, &target);
+    const ce_sum s = ce_gather(p, token, here ? p.row_of[token] : -1, &target);
 
     if (here && threadIdx.x % GROUP == 0)
         ce_put_token(p, token, y, s, target);
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence(); /* this block's losses before the count, */
+        __threadfence(); /* orders this block's losses before the count, */
         last = atomicAdd(&p.totals->done, 1) == (int)gridDim.x - 1;
-        __threadfence(); /* and the count before all others' losses */
+        __threadfence(); /* and the count before the reads of the other blocks' losses */
     }
     __syncthreads();
     if (last)
@@ -401,7 +402,7 @@ bool ce_needs_stats(uint32_t op)
 ridge_status ce_begin(const ridge_device *device, const char *name, ce_params *p, void *stream)
 {
     const int64_t round = SCAN * EACH, rounds = (p->tokens + round - 1) / round;
-    const int64_t share = (rounds + LISTS - 1) / LISTS, work = p->tokens * p->splits / SCAN / 4;
+    const int64_t share = (rounds + LISTS - 1) / LISTS, work = p->tokens * p->parts / SCAN / 4;
     begin_args a = {*p, ce_needs_stats(p->op), share ? (int)((rounds + share - 1) / share) : 0, share * round};
 
     return host_launch(device, name, plain[0], dim3((unsigned)(2 + a.lists + (work < 115 ? work : 115))), SCAN, &a,
