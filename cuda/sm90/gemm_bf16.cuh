@@ -110,7 +110,7 @@ static __device__ __forceinline__ gemm16_plan gemm16_plan_of(int m, int n, int k
     return w;
 }
 
-/* A tile of one split. */
+/* A tile of one split. Without the assumptions raster_tile keeps its path for rasters without reciprocals. */
 static __device__ __forceinline__ void gemm16_tile(const raster &r, int index, int *pair, int *tile_n)
 {
     const raster q = r;
