@@ -14,7 +14,7 @@ typedef struct bench_options {
     uint64_t seed, rotation;
     uint64_t chain;     /* times that a suite is repeated in a graph; 0: no graph */
     double matrix_rate; /* TFLOP/s; 0: every floor is a copy or a read */
-    bool json, ceilings, overhead, every, weights_const, rivals, all_kernels;
+    bool json, ceilings, overhead, every, weights_const, rivals;
 } bench_options;
 
 typedef struct bench {
