@@ -18,7 +18,6 @@ static inline void ridge_set_extent(int64_t *rows, int64_t *cols, int64_t r, int
 /* ----------------------------------------------------------------------------------------- fields of problem text */
 
 /* clang-format off */
-#define DIM(text, i) {.name = text, .kind = RIDGE_FIELD_DIM, .index = (int)(i)}
 #define DTYPE(text, slot) {.name = text, .kind = RIDGE_FIELD_DTYPE, .index = (int)(slot)}
 #define HAS(text, slot) {.name = text, .kind = RIDGE_FIELD_HAS, .index = (int)(slot)}
 #define FLAG(text, bit) {.name = text, .kind = RIDGE_FIELD_FLAG, .mask = (bit)}

@@ -15,9 +15,6 @@ static const uint32_t pair_bits[] = {
 };
 
 static const ridge_field fields[] = {
-    DIM("m", 0),
-    DIM("n", 1),
-    DIM("k", 2),
     DTYPE("a", RIDGE_GEMM_FP8_A),
     DTYPE("b", RIDGE_GEMM_FP8_B),
     DTYPE("d", RIDGE_GEMM_FP8_D),

@@ -200,9 +200,6 @@ static void combine_defaults(ridge_call *call)
         HAS("entropy", (slot) + 4), HAS("argmax", (slot) + 5), HAS("accuracy", (slot) + 6), HAS("errors", (slot) + 7)
 
 static const ridge_field eval_fields[] = {
-    DIM("tokens", 0),
-    DIM("hidden", 1),
-    DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_X),
     DTYPE("target", RIDGE_LINEAR_CE_TARGET),
     LAYOUT,
@@ -220,9 +217,6 @@ static const ridge_field eval_fields[] = {
 };
 
 static const ridge_field train_fields[] = {
-    DIM("tokens", 0),
-    DIM("hidden", 1),
-    DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_X),
     DTYPE("target", RIDGE_LINEAR_CE_TARGET),
     LAYOUT,
@@ -242,9 +236,6 @@ static const ridge_field train_fields[] = {
 };
 
 static const ridge_field backward_fields[] = {
-    DIM("tokens", 0),
-    DIM("hidden", 1),
-    DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_BACKWARD_X),
     DTYPE("target", RIDGE_LINEAR_CE_BACKWARD_TARGET),
     LAYOUT,
@@ -263,8 +254,6 @@ static const ridge_field backward_fields[] = {
 };
 
 static const ridge_field ce_fwd_fields[] = {
-    DIM("tokens", 0),
-    DIM("vocab", 1),
     DTYPE("dtype", RIDGE_CE_FWD_LOGITS),
     DTYPE("target", RIDGE_CE_FWD_TARGET),
     REDUCTION,
@@ -280,8 +269,6 @@ static const ridge_field ce_fwd_fields[] = {
 };
 
 static const ridge_field ce_bwd_fields[] = {
-    DIM("tokens", 0),
-    DIM("vocab", 1),
     DTYPE("dtype", RIDGE_CE_BWD_LOGITS),
     DTYPE("target", RIDGE_CE_BWD_TARGET),
     REDUCTION,
@@ -294,9 +281,6 @@ static const ridge_field ce_bwd_fields[] = {
 };
 
 static const ridge_field combine_fields[] = {
-    DIM("tokens", 0),
-    DIM("vocab", 1),
-    DIM("shards", 2),
     DTYPE("target", RIDGE_CE_COMBINE_TARGET),
     REDUCTION,
     FLAG("sums", RIDGE_CE_RECORD_SUMS),

@@ -2,7 +2,9 @@
 #include "src/ops.h"
 
 static const ridge_field fields[] = {
-    DIM("rows", 0), DIM("cols", 1), DTYPE("x", RIDGE_MULTIPLY_X), DTYPE("out", RIDGE_MULTIPLY_OUT), END,
+    DTYPE("x", RIDGE_MULTIPLY_X),
+    DTYPE("out", RIDGE_MULTIPLY_OUT),
+    END,
 };
 
 static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)

@@ -29,8 +29,6 @@ static void put_weight(ridge_call *call, int slot, ridge_tensor w)
 /* -------------------------------------------------------------------------------------------------------- rms_norm */
 
 static const ridge_field rms_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("x", RIDGE_RMS_NORM_X),
     DTYPE("w", RIDGE_RMS_NORM_W),
     DTYPE("out", RIDGE_RMS_NORM_OUT),
@@ -103,10 +101,6 @@ const ridge_op_row ridge_op_rms_norm = {
 /* ----------------------------------------------------------------------------------------- head_rms_norm_rope_tail */
 
 static const ridge_field rope_fields[] = {
-    DIM("tokens", 0),
-    DIM("heads", 1),
-    DIM("head_dim", 2),
-    DIM("n_rot", 3),
     DTYPE("x", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X),
     DTYPE("w", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W),
     DTYPE("pos", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS),

@@ -77,8 +77,6 @@ static void x_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *co
 /* ---------------------------------------------------------------------------------------------- q8_0_quantize_rows */
 
 static const ridge_field quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_Q8_0_QUANTIZE_ROWS_X),
     END,
 };
@@ -137,9 +135,6 @@ const ridge_op_row ridge_op_q8_0_quantize_rows = {
 static const int matmul_weights[] = {RIDGE_Q8_0_MATMUL_W};
 
 static const ridge_field matmul_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows", 2),
     DTYPE("x", RIDGE_Q8_0_MATMUL_X),
     DTYPE("w", RIDGE_Q8_0_MATMUL_W),
     DTYPE("out", RIDGE_Q8_0_MATMUL_OUT),
@@ -219,10 +214,6 @@ const ridge_op_row ridge_op_q8_0_matmul = {
 static const int pair_weights[] = {RIDGE_Q8_0_PAIR_W0, RIDGE_Q8_0_PAIR_W1};
 
 static const ridge_field pair_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows0", 2),
-    DIM("rows1", 3),
     DTYPE("x", RIDGE_Q8_0_PAIR_X),
     DTYPE("w", RIDGE_Q8_0_PAIR_W0),
     DTYPE("out", RIDGE_Q8_0_PAIR_OUT0),
@@ -309,9 +300,6 @@ const ridge_op_row ridge_op_q8_0_pair = {
 static const int gate_up_weights[] = {RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_UP};
 
 static const ridge_field gate_up_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows", 2),
     DTYPE("x", RIDGE_Q8_0_GATE_UP_SWIGLU_X),
     DTYPE("w", RIDGE_Q8_0_GATE_UP_SWIGLU_GATE),
     DTYPE("out", RIDGE_Q8_0_GATE_UP_SWIGLU_OUT),
@@ -410,10 +398,6 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
 static const int hc_weights[] = {RIDGE_Q8_0_MATMUL_HC_EXPAND_W};
 
 static const ridge_field hc_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows", 2),
-    DIM("n_hc", 3),
     DTYPE("x", RIDGE_Q8_0_MATMUL_HC_EXPAND_X),
     DTYPE("w", RIDGE_Q8_0_MATMUL_HC_EXPAND_W),
     HAS("add", RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD),

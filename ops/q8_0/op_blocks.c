@@ -5,15 +5,11 @@
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_CLOSE | RIDGE_INVARIANT)
 
 static const ridge_field q8_0_quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_Q8_0_QUANTIZE_X),
     END,
 };
 
 static const ridge_field q8_0_planes_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     END,
 };
 

@@ -29,16 +29,10 @@ static double quantize_flops(const ridge_problem *problem)
 /* ---------------------------------------------------------------------------------------------------- quantize_fp8 */
 
 static const ridge_field quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
-    DTYPE("dtype", RIDGE_QUANTIZE_FP8_X),
-    DTYPE("format", RIDGE_QUANTIZE_FP8_Q),
-    CHOICE("scale", RIDGE_SCALE, scale_modes),
-    FLAG("pow2", RIDGE_POW2),
-    HAS("given", RIDGE_QUANTIZE_FP8_GIVEN),
-    HAS("amax", RIDGE_QUANTIZE_FP8_AMAX),
-    F32_OPTION(ridge_quantize_options, floor, 0),
-    END,
+    DTYPE("dtype", RIDGE_QUANTIZE_FP8_X),         DTYPE("format", RIDGE_QUANTIZE_FP8_Q),
+    CHOICE("scale", RIDGE_SCALE, scale_modes),    FLAG("pow2", RIDGE_POW2),
+    HAS("given", RIDGE_QUANTIZE_FP8_GIVEN),       HAS("amax", RIDGE_QUANTIZE_FP8_AMAX),
+    F32_OPTION(ridge_quantize_options, floor, 0), END,
 };
 
 static const char *quantize_rule(const ridge_call *call)
@@ -145,8 +139,6 @@ const ridge_op_row ridge_op_quantize_fp8 = {
 /* ------------------------------------------------------------------------------------------------ dual, and swiglu */
 
 static const ridge_field dual_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_QUANTIZE_FP8_DUAL_X),
     DTYPE("format", RIDGE_QUANTIZE_FP8_DUAL_Q),
     CHOICE("form", RIDGE_DUAL, dual_forms),
@@ -257,8 +249,6 @@ const ridge_op_row ridge_op_quantize_fp8_dual = {
 };
 
 static const ridge_field swiglu_quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_SWIGLU_QUANTIZE_GATE),
     DTYPE("format", RIDGE_SWIGLU_QUANTIZE_Q),
     CHOICE("form", RIDGE_DUAL, dual_forms),
