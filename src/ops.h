@@ -27,6 +27,8 @@ static inline void ridge_set_extent(int64_t *rows, int64_t *cols, int64_t r, int
 #define I64_OPTION(type, option, value) \
     {.name = #option, .kind = RIDGE_FIELD_I64, .index = (int)offsetof(type, option), .preset = (float)(value)}
 #define END {.name = NULL}
+/* An op row's `defaults`: what problem text begins with, as a call of the builder. */
+#define RIDGE_DEFAULTS(name, ...) static void name(ridge_call *call) { *call = __VA_ARGS__; }
 /* clang-format on */
 
 /* -------------------------------------------------------------------------------------------------------- builders */

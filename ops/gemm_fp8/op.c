@@ -105,11 +105,9 @@ ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge
     return call;
 }
 
-static void defaults(ridge_call *call)
-{
-    *call = ridge_gemm_fp8(0, 0, 0, ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
-                           ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_BLK128), ridge_matrix(NULL, RIDGE_BF16));
-}
+RIDGE_DEFAULTS(defaults, ridge_gemm_fp8(0, 0, 0, ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
+                                        ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_BLK128),
+                                        ridge_matrix(NULL, RIDGE_BF16)))
 
 const ridge_op_row ridge_op_gemm_fp8 = {
     .id = RIDGE_GEMM_FP8,

@@ -151,15 +151,9 @@ ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t shards, const
 #define HALF ridge_matrix(NULL, RIDGE_BF16)
 #define INDEX ridge_matrix(NULL, RIDGE_I64)
 
-static void eval_defaults(ridge_call *call)
-{
-    *call = ridge_linear_ce_eval(0, 0, 1, HALF, HALF, INDEX, NULL);
-}
-
-static void train_defaults(ridge_call *call)
-{
-    *call = ridge_linear_ce_train(0, 0, 1, HALF, HALF, INDEX, NULL, HALF, ridge_matrix(NULL, RIDGE_F32));
-}
+RIDGE_DEFAULTS(eval_defaults, ridge_linear_ce_eval(0, 0, 1, HALF, HALF, INDEX, NULL))
+RIDGE_DEFAULTS(train_defaults,
+               ridge_linear_ce_train(0, 0, 1, HALF, HALF, INDEX, NULL, HALF, ridge_matrix(NULL, RIDGE_F32)))
 
 static void backward_defaults(ridge_call *call)
 {
@@ -167,10 +161,7 @@ static void backward_defaults(ridge_call *call)
     call->arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS].dtype = RIDGE_F32;
 }
 
-static void ce_fwd_defaults(ridge_call *call)
-{
-    *call = ridge_ce_fwd(0, 1, HALF, INDEX, NULL);
-}
+RIDGE_DEFAULTS(ce_fwd_defaults, ridge_ce_fwd(0, 1, HALF, INDEX, NULL))
 
 static void ce_bwd_defaults(ridge_call *call)
 {

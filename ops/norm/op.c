@@ -67,12 +67,8 @@ ridge_call ridge_rms_norm(int64_t rows, int64_t cols, ridge_tensor x, ridge_tens
     return call;
 }
 
-static void rms_defaults(ridge_call *call)
-{
-    const ridge_tensor f32 = ridge_matrix(NULL, RIDGE_F32);
-
-    *call = ridge_rms_norm(0, 0, f32, f32, f32);
-}
+RIDGE_DEFAULTS(rms_defaults, ridge_rms_norm(0, 0, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F32),
+                                            ridge_matrix(NULL, RIDGE_F32)))
 
 const ridge_op_row ridge_op_rms_norm = {
     .id = RIDGE_RMS_NORM,
@@ -171,12 +167,9 @@ ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t 
     return call;
 }
 
-static void rope_defaults(ridge_call *call)
-{
-    const ridge_tensor f32 = ridge_matrix(NULL, RIDGE_F32);
-
-    *call = ridge_head_rms_norm_rope_tail(0, 0, 0, 0, f32, f32, ridge_matrix(NULL, RIDGE_I32), NULL, f32);
-}
+RIDGE_DEFAULTS(rope_defaults,
+               ridge_head_rms_norm_rope_tail(0, 0, 0, 0, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F32),
+                                             ridge_matrix(NULL, RIDGE_I32), NULL, ridge_matrix(NULL, RIDGE_F32)))
 
 const ridge_op_row ridge_op_head_rms_norm_rope_tail = {
     .id = RIDGE_HEAD_RMS_NORM_ROPE_TAIL,

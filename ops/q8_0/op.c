@@ -101,11 +101,8 @@ ridge_call ridge_q8_0_quantize_rows(int64_t rows, int64_t cols, ridge_tensor x, 
     return call;
 }
 
-static void quantize_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_quantize_rows(0, 0, ridge_matrix(NULL, RIDGE_F32),
-                                     ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32));
-}
+RIDGE_DEFAULTS(quantize_defaults, ridge_q8_0_quantize_rows(0, 0, ridge_matrix(NULL, RIDGE_F32),
+                                                           ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32)))
 
 const ridge_op_row ridge_op_q8_0_quantize_rows = {
     .id = RIDGE_Q8_0_QUANTIZE_ROWS,
@@ -184,10 +181,7 @@ ridge_call ridge_q8_0_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_t
     return call;
 }
 
-static void matmul_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_matmul(0, 0, 0, FLOATS, BLOCKS, FLOATS);
-}
+RIDGE_DEFAULTS(matmul_defaults, ridge_q8_0_matmul(0, 0, 0, FLOATS, BLOCKS, FLOATS))
 
 const ridge_op_row ridge_op_q8_0_matmul = {
     .id = RIDGE_Q8_0_MATMUL,
@@ -263,10 +257,7 @@ ridge_call ridge_q8_0_pair(int64_t tokens, int64_t cols, int64_t rows0, int64_t 
     return call;
 }
 
-static void pair_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_pair(0, 0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS, FLOATS);
-}
+RIDGE_DEFAULTS(pair_defaults, ridge_q8_0_pair(0, 0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS, FLOATS))
 
 const ridge_op_row ridge_op_q8_0_pair = {
     .id = RIDGE_Q8_0_PAIR,
@@ -359,10 +350,7 @@ ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows,
     return call;
 }
 
-static void gate_up_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_gate_up_swiglu(0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS);
-}
+RIDGE_DEFAULTS(gate_up_defaults, ridge_q8_0_gate_up_swiglu(0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS))
 
 const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
     .id = RIDGE_Q8_0_GATE_UP_SWIGLU,
@@ -469,10 +457,7 @@ ridge_call ridge_q8_0_matmul_hc_expand(int64_t tokens, int64_t cols, int64_t row
     return call;
 }
 
-static void hc_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_matmul_hc_expand(0, 0, 0, 4, FLOATS, BLOCKS, NULL, NULL, NULL, NULL);
-}
+RIDGE_DEFAULTS(hc_defaults, ridge_q8_0_matmul_hc_expand(0, 0, 0, 4, FLOATS, BLOCKS, NULL, NULL, NULL, NULL))
 
 const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {
     .id = RIDGE_Q8_0_MATMUL_HC_EXPAND,

@@ -137,15 +137,8 @@ ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const
     return call;
 }
 
-static void swiglu_fwd_defaults(ridge_call *call)
-{
-    *call = ridge_swiglu_fwd(0, 0, RIDGE_BF16, NULL, NULL, NULL);
-}
-
-static void swiglu_bwd_defaults(ridge_call *call)
-{
-    *call = ridge_swiglu_bwd(0, 0, RIDGE_BF16, NULL, NULL, NULL, NULL, NULL);
-}
+RIDGE_DEFAULTS(swiglu_fwd_defaults, ridge_swiglu_fwd(0, 0, RIDGE_BF16, NULL, NULL, NULL))
+RIDGE_DEFAULTS(swiglu_bwd_defaults, ridge_swiglu_bwd(0, 0, RIDGE_BF16, NULL, NULL, NULL, NULL, NULL))
 
 #define ALL_CONTRACTS (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define SWIGLU_BOUND \
