@@ -35,7 +35,6 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
                          size_t size)
 {
     const test_case c = shrink(*full);
-    unsigned char *expected, *got;
     ridge_problem problem;
     ridge_call call;
     image im;
@@ -46,14 +45,7 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     snprintf(why, size, "out of memory");
     if (!image_build(&c, 5, &im))
         return false;
-    expected = malloc(im.bytes);
-    got = malloc(im.bytes);
-    good = expected && got;
-    if (good && (image_reference(&im, expected) != RIDGE_OK || !timing_run_once(device, &im, kernel, got)))
-        good = snprintf(why, size, "%s", ridge_error()) < 0;
-    good = good && image_judge(&im, kernel, expected, got, why, size);
-    free(expected);
-    free(got);
+    good = timing_verify(device, &im, kernel, why, size);
     image_free(&im);
     return good;
 }
