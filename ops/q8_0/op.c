@@ -34,10 +34,17 @@ static int64_t weight_cols(const ridge_call *call, int arg)
     return call->arg[arg].dtype == RIDGE_I8 ? call->dim[1] : call->dim[1] / 32 * 34;
 }
 
-/* What all products ask for. weights: the slots of the matrices, `height` their rows. */
-static const char *matmul_rule(const ridge_call *call, int count, const int *weights, const int64_t *height)
+/* Whether operand `arg` is a weight: blocks, or codes whose scales are the next operand. */
+static bool is_weight(const ridge_op_row *op, int arg)
+{
+    return op->arg[arg].dtypes == W_DTYPES;
+}
+
+/* What all products ask for. */
+static const char *matmul_rule(const ridge_call *call)
 {
     static _Thread_local char text[96];
+    const ridge_op_row *op = ridge_op_at(call->op);
 
     if (call->dim[0] > RIDGE_Q8_0_MAX_TOKENS)
         return "tokens is above 16";
@@ -47,11 +54,15 @@ static const char *matmul_rule(const ridge_call *call, int count, const int *wei
         return "operand x_scales is NULL, x is i8";
     if (call->arg[0].dtype != RIDGE_I8 && ridge_has(call, 1))
         return "operand x_scales must be absent, x is not i8";
-    for (int i = 0; i < count; i++) {
-        const bool planes = call->arg[weights[i]].dtype == RIDGE_I8, scales = ridge_has(call, weights[i] + 1);
-        const char *name = ridge_op_at(call->op)->arg[weights[i]].name;
+    for (int arg = 0; arg < op->args; arg++) {
+        const bool planes = call->arg[arg].dtype == RIDGE_I8;
+        const char *name = op->arg[arg].name;
+        int64_t rows, cols;
 
-        if (height[i] && planes != scales) {
+        if (!is_weight(op, arg) || planes == ridge_has(call, arg + 1))
+            continue;
+        op->extent(call, arg, &rows, &cols);
+        if (rows) {
             snprintf(text, sizeof text, "operand %s_scales %s, %s is %s", name, planes ? "is NULL" : "must be absent",
                      name, planes ? "a plane of codes" : "in blocks");
             return text;
@@ -61,11 +72,14 @@ static const char *matmul_rule(const ridge_call *call, int count, const int *wei
 }
 
 /* After parsing: the scales that the forms imply. */
-static void derive(ridge_call *call, int count, const int *weights)
+static void derive(ridge_call *call)
 {
+    const ridge_op_row *op = ridge_op_at(call->op);
+
     call->arg[1].dtype = call->arg[0].dtype == RIDGE_I8 ? RIDGE_F32 : RIDGE_NONE;
-    for (int i = 0; i < count; i++)
-        call->arg[weights[i] + 1].dtype = call->arg[weights[i]].dtype == RIDGE_I8 ? RIDGE_F16 : RIDGE_NONE;
+    for (int arg = 0; arg < op->args; arg++)
+        if (is_weight(op, arg))
+            call->arg[arg + 1].dtype = call->arg[arg].dtype == RIDGE_I8 ? RIDGE_F16 : RIDGE_NONE;
 }
 
 /* x and x_scales: slots 0 and 1 of every op but the quantiser. */
@@ -129,19 +143,12 @@ const ridge_op_row ridge_op_q8_0_quantize_rows = {
 
 /* ----------------------------------------------------------------------------------------------------- q8_0_matmul */
 
-static const int matmul_weights[] = {RIDGE_Q8_0_MATMUL_W};
-
 static const ridge_field matmul_fields[] = {
     DTYPE("x", RIDGE_Q8_0_MATMUL_X),
     DTYPE("w", RIDGE_Q8_0_MATMUL_W),
     DTYPE("out", RIDGE_Q8_0_MATMUL_OUT),
     END,
 };
-
-static const char *single_rule(const ridge_call *call)
-{
-    return matmul_rule(call, 1, matmul_weights, &call->dim[2]);
-}
 
 static void matmul_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
@@ -152,11 +159,6 @@ static void matmul_extent(const ridge_call *call, int arg, int64_t *rows, int64_
     else
         ridge_set_extent(rows, cols, call->dim[2],
                          arg == RIDGE_Q8_0_MATMUL_W ? weight_cols(call, arg) : call->dim[1] / 32);
-}
-
-static void matmul_derive(ridge_call *call)
-{
-    derive(call, 1, matmul_weights);
 }
 
 static double matmul_flops(const ridge_problem *problem)
@@ -196,16 +198,14 @@ const ridge_op_row ridge_op_q8_0_matmul = {
     .contract = CONTRACT,
     .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
     .bound = BOUND,
-    .rule = single_rule,
+    .rule = matmul_rule,
     .extent = matmul_extent,
-    .derive = matmul_derive,
+    .derive = derive,
     .flops = matmul_flops,
     .defaults = matmul_defaults,
 };
 
 /* ------------------------------------------------------------------------------------------------------- q8_0_pair */
-
-static const int pair_weights[] = {RIDGE_Q8_0_PAIR_W0, RIDGE_Q8_0_PAIR_W1};
 
 static const ridge_field pair_fields[] = {
     DTYPE("x", RIDGE_Q8_0_PAIR_X),
@@ -213,11 +213,6 @@ static const ridge_field pair_fields[] = {
     DTYPE("out", RIDGE_Q8_0_PAIR_OUT0),
     END,
 };
-
-static const char *pair_rule(const ridge_call *call)
-{
-    return matmul_rule(call, 2, pair_weights, &call->dim[2]);
-}
 
 static void pair_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
@@ -232,11 +227,6 @@ static void pair_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
         ridge_set_extent(rows, cols, height,
                          arg == RIDGE_Q8_0_PAIR_W0 || arg == RIDGE_Q8_0_PAIR_W1 ? weight_cols(call, arg)
                                                                                 : call->dim[1] / 32);
-}
-
-static void pair_derive(ridge_call *call)
-{
-    derive(call, 2, pair_weights);
 }
 
 static double pair_flops(const ridge_problem *problem)
@@ -279,16 +269,14 @@ const ridge_op_row ridge_op_q8_0_pair = {
     .contract = CONTRACT,
     .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
     .bound = BOUND,
-    .rule = pair_rule,
+    .rule = matmul_rule,
     .extent = pair_extent,
-    .derive = pair_derive,
+    .derive = derive,
     .flops = pair_flops,
     .defaults = pair_defaults,
 };
 
 /* --------------------------------------------------------------------------------------------- q8_0_gate_up_swiglu */
-
-static const int gate_up_weights[] = {RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_UP};
 
 static const ridge_field gate_up_fields[] = {
     DTYPE("x", RIDGE_Q8_0_GATE_UP_SWIGLU_X),
@@ -302,10 +290,9 @@ static const ridge_field gate_up_fields[] = {
 
 static const char *gate_up_rule(const ridge_call *call)
 {
-    const int64_t height[] = {call->dim[2], call->dim[2]};
     const char *reason = ridge_swiglu_options_rule(&call->opt.swiglu, call->flags);
 
-    return reason ? reason : matmul_rule(call, 2, gate_up_weights, height);
+    return reason ? reason : matmul_rule(call);
 }
 
 static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -326,11 +313,6 @@ static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64
 static bool gate_up_plain(const ridge_call *call)
 {
     return ridge_swiglu_options_plain(&call->opt.swiglu);
-}
-
-static void gate_up_derive(ridge_call *call)
-{
-    derive(call, 2, gate_up_weights);
 }
 
 static double gate_up_flops(const ridge_problem *problem)
@@ -376,14 +358,12 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
     .rule = gate_up_rule,
     .extent = gate_up_extent,
     .plain = gate_up_plain,
-    .derive = gate_up_derive,
+    .derive = derive,
     .flops = gate_up_flops,
     .defaults = gate_up_defaults,
 };
 
 /* ------------------------------------------------------------------------------------------- q8_0_matmul_hc_expand */
-
-static const int hc_weights[] = {RIDGE_Q8_0_MATMUL_HC_EXPAND_W};
 
 static const ridge_field hc_fields[] = {
     DTYPE("x", RIDGE_Q8_0_MATMUL_HC_EXPAND_X),
@@ -397,7 +377,7 @@ static const char *hc_rule(const ridge_call *call)
 {
     if (call->dim[3] < 1 || call->dim[3] > RIDGE_MAX_HC)
         return "n_hc is outside 1 .. 16";
-    return matmul_rule(call, 1, hc_weights, &call->dim[2]);
+    return matmul_rule(call);
 }
 
 static void hc_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -429,11 +409,6 @@ static void hc_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *c
     default:
         break;
     }
-}
-
-static void hc_derive(ridge_call *call)
-{
-    derive(call, 1, hc_weights);
 }
 
 static double hc_flops(const ridge_problem *problem)
@@ -484,7 +459,7 @@ const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {
     .bound = "the bound of q8_0_matmul through post, and (n_hc + 2) units of 2^-24 of the sum of |terms|",
     .rule = hc_rule,
     .extent = hc_extent,
-    .derive = hc_derive,
+    .derive = derive,
     .flops = hc_flops,
     .defaults = hc_defaults,
 };
