@@ -157,8 +157,8 @@ template <class SMEM> static __device__ __forceinline__ void gemm16_prologue(SME
         ptx_mbarrier_fence_init();
     }
     ptx_cluster_sync(); /* orders the initialisation of the mbarriers of both CTAs before their first use */
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
 }
 
 /* -------------------------------------------------------------------------------------------------------- producer */

@@ -242,9 +242,9 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
     run_regs w[DEPTH][SUBS];
     int count = 0, at = 0;
 
-    ptx_grid_release();
+    ptx_launch_dependents();
     if (!a.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     if (c.tile < a.tiles)
         seek_tile<SUBS>(a, &c, part, lane);
 #pragma unroll
@@ -255,7 +255,7 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
     for (int i = threadIdx.x; i < (int)(sizeof a.p / 4); i += blockDim.x)
         ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
     if (a.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     if (a.x_dtype == RIDGE_I8)
         copy_x(a, memory);
     else
