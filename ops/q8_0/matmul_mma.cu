@@ -11,9 +11,9 @@
  * partitions through shared memory. The last run of a row may have two blocks only.
  *
  * Each warp keeps the loads of DEPTH k steps in flight, also from one tile into the next. x and its scales lie in
- * shared memory; a small x is quantised on its way there. Named barrier 1 + team orders the writes of the partial sums
- * before their reads. The sums have two buffers, so that the next tile's barrier also orders these reads before the
- * writes of the tile after it. */
+ * shared memory; a small x is quantised while it is copied there. Named barrier 1 + team orders the writes of the
+ * partial sums before their reads. The sums have two buffers, so that the next tile's barrier also orders these reads
+ * before the writes of the tile after it. */
 #include "args.cuh"
 
 enum { TEAM = 32 * RIDGE_Q8_0_PARTS, MAX_TEAMS = 2, MAX_THREADS = TEAM * MAX_TEAMS, SUB = 8, RUN = 128 };

@@ -145,8 +145,7 @@ static __device__ __forceinline__ void epilogue_store(const q8_0_tma_args &a, ch
         if (valid)
             release_sums(&f);
         else
-            ptx_grid_dependency_wait(); /* the primary grid's accesses come before our first store and our reads of its
-                                           results */
+            ptx_grid_dependency_wait(); /* orders the primary grid before our stores, and its writes before our reads */
         if (mine)
             store4(y, bf16, second ? to.row0[1] : to.row0[0], row, second ? to.rows[1] : to.rows[0],
                    second ? to.vector[1] : to.vector[0], valid);

@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
     (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X>, \
         (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X>
 
-/* [f32, f16, bf16][the three forms of dual; ROW128 and BLK128 alone; swiglu_quantize with any option; the three forms
+/* [f32, f16, bf16][the three forms of dual; only ROW128, only BLK128; swiglu_quantize with any option; the three forms
  * of swiglu_quantize with SiLU and default options, which f32 lacks: tiles of two f32 tensors do not fit the registers]
  */
 enum { DUAL_FORMS = 0, SINGLE_FORMS = 3, ANY_SWIGLU = 5, SILU_FORMS = 6, FUNCTIONS = 9 };
