@@ -23,7 +23,7 @@ static void stop(const char *what, const char *why)
     exit(1);
 }
 
-static void *zeros(size_t bytes)
+static void *room(size_t bytes)
 {
     void *p = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
 
@@ -43,7 +43,7 @@ static void same_outputs(const ridge_call *call, void *const *memory, const char
 
         if (!bytes || !(ridge_operand_role(call, arg) & RIDGE_OUT))
             continue;
-        got = zeros(bytes);
+        got = room(bytes);
         if (gpu->backend->download(gpu, got, memory[arg], bytes))
             stop(row, ridge_error());
         compared++;
@@ -66,7 +66,7 @@ static void run(const ridge_call *call, const char *what)
 
     if (ridge_workspace_bytes(cpu, call, &scratch_bytes))
         stop(what, ridge_error());
-    scratch = zeros(scratch_bytes);
+    scratch = room(scratch_bytes);
     if (ridge_run(cpu, call, scratch, scratch_bytes, NULL) || ridge_validate(call, &bound) ||
         gpu->backend->stream_new(gpu, &stream))
         stop(what, ridge_error());
@@ -134,8 +134,8 @@ static float *load(const ridge_file *file, int layer, const char *name, int64_t 
     t = ridge_file_find(file, full);
     if (!t || t->rank > 2)
         stop(full, "is not there");
-    raw = zeros((size_t)t->bytes);
-    values = zeros((size_t)t->elements * sizeof *values);
+    raw = room((size_t)t->bytes);
+    values = room((size_t)t->elements * sizeof *values);
     if (ridge_file_read(file, t, 0, raw, t->bytes) || ridge_dequantize(t->type, raw, t->elements, values))
         stop(full, ridge_io_error());
     *rows = t->rank == 2 ? t->shape[0] : 1;
@@ -150,9 +150,9 @@ static matrix load_matrix(const ridge_file *file, int layer, const char *name)
     float *values = load(file, layer, name, &m.rows, &m.cols);
     ridge_call call;
 
-    m.blocks = zeros((size_t)(m.rows * m.cols / 32 * 34));
-    m.codes = zeros((size_t)(m.rows * ridge_ld_q8_0(m.cols)));
-    m.scales = zeros((size_t)(m.rows * m.cols / 32) * 2);
+    m.blocks = room((size_t)(m.rows * m.cols / 32 * 34));
+    m.codes = room((size_t)(m.rows * ridge_ld_q8_0(m.cols)));
+    m.scales = room((size_t)(m.rows * m.cols / 32) * 2);
     call = ridge_q8_0_quantize(m.rows, m.cols, f32(values), m.blocks);
     run(&call, "q8_0_quantize");
     call = ridge_q8_0_repack(m.rows, m.cols, m.blocks, form(&m, true));
@@ -213,7 +213,7 @@ typedef struct layer {
 
 static void rope(const layer *l, int tokens, int64_t heads, const int32_t *pos, float *x)
 {
-    float *turned = zeros((size_t)(tokens * heads * l->head_dim) * sizeof *turned);
+    float *turned = room((size_t)(tokens * heads * l->head_dim) * sizeof *turned);
     ridge_call call = ridge_head_rms_norm_rope_tail(tokens, heads, l->head_dim, l->head_dim, f32(x), f32(NULL),
                                                     ridge_matrix(pos, RIDGE_I32), l->freqs, f32(turned));
 
@@ -227,8 +227,7 @@ static void run_layer(const layer *l, int tokens, bool planes, int first)
 {
     const int64_t hidden = l->q.cols, wide = l->gate.rows, qs = l->q.rows, kvs = l->k.rows;
     const size_t size = (size_t)tokens * (size_t)(wide + hidden + qs) * sizeof(float);
-    float *x = zeros(size), *normed = zeros(size), *q = zeros(size), *k = zeros(size), *v = zeros(size),
-          *y = zeros(size);
+    float *x = room(size), *normed = room(size), *q = room(size), *k = room(size), *v = room(size), *y = room(size);
     int32_t pos[MOST_TOKENS];
     uint32_t state = 1;
     ridge_call call;
@@ -288,7 +287,7 @@ int main(int argc, char **argv)
     l.up = load_matrix(file, number, "ffn_up");
     l.down = load_matrix(file, number, "ffn_down");
     l.head_dim = 64;
-    l.freqs = zeros((size_t)l.head_dim * sizeof *l.freqs);
+    l.freqs = room((size_t)l.head_dim * sizeof *l.freqs);
     if (l.q.rows % 64 || l.k.rows % 64 || ridge_rope_freqs(l.head_dim, 100000, NULL, l.freqs, NULL))
         stop("heads", "are not of 64 columns");
     for (int i = 0; i < 3; i++)
