@@ -71,8 +71,8 @@ static inline ridge_status host_load(const ridge_device *device, const void *con
 }
 
 /* Launches a kernel with one struct argument. From sm_90 on with programmatic dependent launch: the kernel calls
- * ptx_grid_wait before it reads or writes global memory that a preceding kernel may write. (It may prefetch to L2
- * before that.) */
+ * ptx_grid_dependency_wait before it reads or writes global memory that a preceding kernel may write. (It may prefetch
+ * to L2 before that.) */
 static inline ridge_status host_launch_cluster(const ridge_device *device, const char *name, const void *function,
                                                dim3 grid, int cluster, int threads, size_t shared, void *argument,
                                                void *stream)

@@ -1,7 +1,7 @@
 /* internal.h: the two tables (ops, kernels), the problem that both speak of, the device, and the backend interface.
  *
  * Data flows one way: ridge_run validates a call against its op row, turns it into a problem, picks a kernel row whose
- * why_not is NULL, and launches it. The driver (check/) walks the same tables. Owns no code beyond one-line helpers. */
+ * why_not is NULL, and launches it. The driver (check/) reads the same tables. Owns no code beyond one-line helpers. */
 #ifndef RIDGE_INTERNAL_H
 #define RIDGE_INTERNAL_H
 

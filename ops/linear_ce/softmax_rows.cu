@@ -135,7 +135,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_stats(cons
     const int64_t row = b.begin + blockIdx.x;
     row_sum s = {-CUDART_INF_F, 0.0f, 0.0f, 0, 0, INT64_MAX, 0};
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (row >= p.totals->rows)
         return;
     const char *from = ce_row<DTYPE>(b, row);
@@ -240,7 +240,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(c
     const ce_params &p = b.p;
     const int64_t row = b.begin + blockIdx.x;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (b.z && row >= p.totals->rows)
         return;
     const int64_t token = b.z ? p.list[row] : row, y = ce_target(p, token), at = y - p.offset - b.first;
@@ -271,7 +271,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_other(cons
 {
     const int64_t token = (int64_t)blockIdx.x * (ROW / 32) + threadIdx.x / 32;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const int64_t y = token < p.tokens ? ce_target(p, token) : 0;
     char *to = (char *)p.dx + token * p.dx_stride * (DTYPE == RIDGE_F32 ? 4 : 2);
     float v[GROUP];

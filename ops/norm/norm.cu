@@ -145,8 +145,8 @@ static __global__ void __launch_bounds__(THREADS, 2) rms_block(const __grid_cons
     char *out = p.out + blockIdx.x * p.out_stride;
     float v[HELD], w[HELD], factor;
 
-    ptx_grid_release();
-    ptx_grid_wait();
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
     if (p.w)
         load_held(p.w, threadIdx.x, p.n, p.w_bf16, w);
     factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
@@ -177,8 +177,8 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
     char *out = p.out + token * p.out_stride + head * p.n * (p.out_bf16 ? 2 : 4);
     float factor = 1.0f;
 
-    ptx_grid_release();
-    ptx_grid_wait();
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
     if (token >= p.rows) /* whole rows: a warp or a block exits together */
         return;
     if (p.norm && BLOCK) {

@@ -129,16 +129,16 @@ static __global__ void __launch_bounds__(THREADS) q8_0_dp4a(const __grid_constan
     run_regs w, v;
     bool inside;
 
-    ptx_grid_release();
+    ptx_launch_dependents();
     row -= which ? p.weight[0].rows : 0;
     inside = row < m.rows;
     if (!p.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     load_run(p, m, row, part * RIDGE_Q8_0_RUN, inside, &w);
     if (GATE_UP)
         load_run(p, p.weight[1], row, part * RIDGE_Q8_0_RUN, inside, &v);
     if (p.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     sum_row<COUNT>(p, m, row, first, count, inside, &w, acc);
     if (GATE_UP)
         sum_row<COUNT>(p, p.weight[1], row, first, count, inside, &v, up);

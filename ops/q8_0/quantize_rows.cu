@@ -16,8 +16,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
     int8_t *codes;
     uint2 v;
 
-    ptx_grid_release();
-    ptx_grid_wait();
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
     if (row >= p.rows) /* whole warps leave */
         return;
     quantize_load<DTYPE>(p.x + row * p.stride + first * size, p.cols - first, p.vector_x, words);

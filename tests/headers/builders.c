@@ -118,7 +118,7 @@ static int declared(const char *path)
     return count;
 }
 
-/* A real call through the symbols alone: out = a b^T of one number, with scales. */
+/* A real call through nothing but the symbols: out = a b^T of one number, with scales. */
 static int multiplies(void)
 {
     static unsigned char a[16] = {0x38}, b[16] = {0x40}; /* 1 and 2 */
