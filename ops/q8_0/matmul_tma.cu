@@ -47,8 +47,6 @@ static __device__ __forceinline__ void start_barriers(const q8_0_tma_args &a, ui
 
 #if __CUDA_ARCH__ >= 1200
 #define CTAS(subs, tokens) 1 /* as an SM's shared memory allows */
-#elif __CUDA_ARCH__ == 1030
-#define CTAS(subs, tokens) (LARGE(subs, tokens) || (tokens) == 16 ? 1 : 2) /* with two, registers would spill */
 #else
 #define CTAS(subs, tokens) (LARGE(subs, tokens) ? 1 : 2)
 #endif
@@ -64,10 +62,6 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), CTAS(SUBS, TOKEN
 
 #if __CUDA_ARCH__ >= 1200
     if (SUBS == 4) /* needs more shared memory than there is; its rows end at sm_103 */
-        return;
-#endif
-#if __CUDA_ARCH__ == 1030
-    if (SUBS == 4 && TOKENS == 16) /* it would spill registers: why_not refuses it */
         return;
 #endif
     if (warp == MMA_WARPS(SUBS)) {
@@ -273,8 +267,6 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "TMA needs rows that begin at multiples of 16 bytes";
     if (cols > 0x3fffff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
         return "more than 2^30 rows or columns";
-    if (problem->dim[0] > 8 && kernel->param[0] == 32 && device->arch == RIDGE_ARCH_SM103)
-        return "more than 8 tokens leave no registers for tiles of 32 rows on sm_103";
     if (problem->dim[0] > 8 && kernel->param[0] < 2 * SUB)
         return "more than 8 tokens need tiles of 16 rows";
     return NULL;
