@@ -216,7 +216,7 @@ typedef struct ridge_family {
     const ridge_kernel_list *const *rows; /* ends with NULL */
 } ridge_family;
 
-/* ops/families.c: all of them, in the order of enum ridge_op; ends with NULL. */
+/* ops/families.h lists them: all of them, in the order of enum ridge_op; ends with NULL. */
 extern const ridge_family *const ridge_families[];
 
 int ridge_kernel_count(void);
