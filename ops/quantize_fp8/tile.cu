@@ -164,7 +164,7 @@ static const void *function_of(const ridge_device *device, const ridge_problem *
         return of_dtype[SINGLE_FORMS + ((problem->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128)];
     if (problem->op == RIDGE_QUANTIZE_FP8_DUAL)
         return of_dtype[DUAL_FORMS + form];
-    return of_dtype[is_plain_silu(device, problem) ? SILU_FORMS + form : ANY_SWIGLU];
+    return of_dtype[is_plain_silu(device, problem) ? SILU_FORMS + form : (uint32_t)ANY_SWIGLU];
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
