@@ -30,20 +30,10 @@ static inline void host_leave(const ridge_device *device, int before)
         cudaSetDevice(before);
 }
 
-/* Shared memory that a CTA may have, and that an SM has for all of its CTAs (CUDA C programming guide, technical
- * specifications per compute capability). */
+/* Bytes of shared memory that a CTA may have. */
 static inline int host_max_shared(const ridge_device *device)
 {
-    switch (device->arch) {
-    case RIDGE_ARCH_SM80:
-        return 163 << 10;
-    case RIDGE_ARCH_SM90:
-    case RIDGE_ARCH_SM100:
-    case RIDGE_ARCH_SM103:
-        return 227 << 10;
-    default:
-        return 99 << 10;
-    }
+    return ridge_arch_table[device->arch].shared_kb << 10;
 }
 
 /* Loads the code of `count` kernels and sets an attribute of theirs, so that nothing is lazy on the call path. */

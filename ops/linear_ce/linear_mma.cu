@@ -342,10 +342,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 50 + product / (device->units ? device->units : 1);
 }
 
-#define ROW(op_name, op_id)                                                                                     \
-    {                                                                                                           \
-        "cuda." op_name ".mma128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
-            why_not, workspace, cost, launch                                                                    \
+#define ROW(op_name, op_id)                                                                                         \
+    {                                                                                                               \
+        "cuda." op_name ".mma128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
+            why_not, workspace, cost, launch                                                                        \
     }
 
 static const ridge_kernel rows[] = {

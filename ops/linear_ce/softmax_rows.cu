@@ -369,10 +369,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 10 + (problem->op == RIDGE_CE_BWD ? 2 : 1) * (double)problem->dim[0] * bytes * 1e-3 / device->copy_gbps;
 }
 
-#define ROW_OF(op_name, variant, op_id)                                                                           \
-    {                                                                                                             \
-        "cuda." op_name "." variant, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
-            why_not, workspace, cost, launch                                                                      \
+#define ROW_OF(op_name, variant, op_id)                                                                               \
+    {                                                                                                                 \
+        "cuda." op_name "." variant, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
+            why_not, workspace, cost, launch                                                                          \
     }
 
 static const ridge_kernel rows[] = {

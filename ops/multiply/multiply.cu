@@ -109,7 +109,7 @@ static const ridge_kernel rows[] = {
     {"cuda.multiply.stream",
      RIDGE_MULTIPLY,
      RIDGE_ARCH_SM80,
-     RIDGE_ARCH_SM121,
+     RIDGE_ARCH_CUDA_LAST,
      RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
      0,
      {},

@@ -245,7 +245,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 #define ROW(op_name, op_id, name, block)                                                                           \
     {                                                                                                              \
-        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121,                                        \
+        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST,                                    \
             RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {block}, why_not, NULL, \
             cost, launch                                                                                           \
     }

@@ -278,10 +278,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 2 + 3.0 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
 }
 
-#define ROW(op_name, op_id)                                                                                         \
-    {                                                                                                               \
-        "cuda." op_name ".warp8", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, QUANTIZE_CONTRACT | RIDGE_INVARIANT, 0, \
-            {}, why_not, NULL, cost, launch                                                                         \
+#define ROW(op_name, op_id)                                                                                          \
+    {                                                                                                                \
+        "cuda." op_name ".warp8", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, QUANTIZE_CONTRACT | RIDGE_INVARIANT, \
+            0, {}, why_not, NULL, cost, launch                                                                       \
     }
 
 static const ridge_kernel rows[] = {

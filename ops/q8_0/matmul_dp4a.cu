@@ -204,10 +204,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
            q8_0_bytes(problem) * (1 + 0.55 * (double)(problem->dim[0] - 1)) * 2.3e-3 / device->copy_gbps;
 }
 
-#define ROW(op_name, op_id)                                                                               \
-    {                                                                                                     \
-        "cuda." op_name ".dp4a", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, Q8_0_CONTRACT, 0, {}, why_not, \
-            q8_0_workspace, cost, q8_0_launch_dp4a                                                        \
+#define ROW(op_name, op_id)                                                                                   \
+    {                                                                                                         \
+        "cuda." op_name ".dp4a", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {}, why_not, \
+            q8_0_workspace, cost, q8_0_launch_dp4a                                                            \
     }
 
 static const ridge_kernel rows[] = {

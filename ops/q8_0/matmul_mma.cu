@@ -381,10 +381,10 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
            q8_0_bytes(problem) * 1.25e-3 / device->copy_gbps + ((kernel->param[0] == 8) == small ? 0 : 0.5);
 }
 
-#define ROW(op_name, op_id, name, rows, teams)                                                                        \
-    {                                                                                                                 \
-        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, Q8_0_CONTRACT, 0, {rows, teams}, why_not, \
-            q8_0_workspace, cost, launch                                                                              \
+#define ROW(op_name, op_id, name, rows, teams)                                                                   \
+    {                                                                                                            \
+        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {rows, teams}, \
+            why_not, q8_0_workspace, cost, launch                                                                \
     }
 #define ROW16(op_name, op_id) ROW(op_name, op_id, "mma16", 16, 2)
 #define ROWS(op_name, op_id) ROW16(op_name, op_id), ROW(op_name, op_id, "mma8", 8, 2)

@@ -90,7 +90,7 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 static const ridge_kernel row = {"cuda.q8_0_quantize_rows.warp8",
                                  RIDGE_Q8_0_QUANTIZE_ROWS,
                                  RIDGE_ARCH_SM80,
-                                 RIDGE_ARCH_SM121,
+                                 RIDGE_ARCH_CUDA_LAST,
                                  Q8_0_CONTRACT,
                                  0,
                                  {},

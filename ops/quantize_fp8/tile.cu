@@ -56,7 +56,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
     if (COL == QUANTIZE_ABSENT)
         quantize_wait();
     else
-        ptx_grid_dependency_wait();
+        ptx_grid_wait();
     if constexpr (SOURCE != FROM_SWIGLU) {
         if (p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
             const char *from = p.x + (row * p.stride + col) * SIZE, *with = p.up + (row * p.up_stride + col) * SIZE;
@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
             }
             if (COL != QUANTIZE_ABSENT) /* memory would idle while the few blocks compute */
                 tile_prefetch<DTYPE, SOURCE>(p, blockIdx.x + p.ahead);
-            ptx_launch_dependents(); /* it takes time: after the loads are issued */
+            ptx_grid_release(); /* it takes time: after the loads are issued */
             if constexpr (SOURCE == FROM_SILU)
                 tile_silu<DTYPE>(p, row, col, raw, up);
             tile_finish<DTYPE, ROW, COL, SUMS>(p, m, raw, tr, tc, true);
@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
                 tile_swiglu<DTYPE, SOURCE>(p, row + first + i < p.rows ? row + first + i : 0,
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
-    ptx_launch_dependents();
+    ptx_grid_release();
     if constexpr (SOURCE != FROM_SWIGLU)
         tile_finish<DTYPE, ROW, COL, SUMS>(p, m, raw, tr, tc, false);
     else if ((p.flags & RIDGE_DUAL) == RIDGE_DUAL_ROW_ROW)
@@ -108,8 +108,8 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
     const int64_t col = (int64_t)blockIdx.x * 128 + threadIdx.x, tiles = (p.rows + 127) / 128;
     float sum = 0;
 
-    ptx_grid_dependency_wait();
-    ptx_launch_dependents();
+    ptx_grid_wait();
+    ptx_grid_release();
     if (col >= p.cols)
         return;
 #pragma unroll 32
@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
     (const void *)quantize_tile<DTYPE, QUANTIZE_ROW128, QUANTIZE_ABSENT, FROM_X>, \
         (const void *)quantize_tile<DTYPE, QUANTIZE_BLK128, QUANTIZE_ABSENT, FROM_X>
 
-/* [f32, f16, bf16][the three forms of dual; only ROW128, only BLK128; swiglu_quantize with any option; the three forms
+/* [f32, f16, bf16][the three forms of dual; ROW128 and BLK128 alone; swiglu_quantize with any option; the three forms
  * of swiglu_quantize with SiLU and default options, which f32 lacks: tiles of two f32 tensors do not fit the registers]
  */
 enum { DUAL_FORMS = 0, SINGLE_FORMS = 3, ANY_SWIGLU = 5, SILU_FORMS = 6, FUNCTIONS = 9 };
@@ -164,7 +164,7 @@ static const void *function_of(const ridge_device *device, const ridge_problem *
         return of_dtype[SINGLE_FORMS + ((problem->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128)];
     if (problem->op == RIDGE_QUANTIZE_FP8_DUAL)
         return of_dtype[DUAL_FORMS + form];
-    return of_dtype[is_plain_silu(device, problem) ? (int)(SILU_FORMS + form) : (int)ANY_SWIGLU];
+    return of_dtype[is_plain_silu(device, problem) ? SILU_FORMS + form : (uint32_t)ANY_SWIGLU];
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
@@ -216,10 +216,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 2 + bytes * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
 }
 
-#define ROW(op_name, op_id)                                                                                      \
-    {                                                                                                            \
-        "cuda." op_name ".tile128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, QUANTIZE_CONTRACT, 0, {}, why_not, \
-            workspace_bytes, cost, launch                                                                        \
+#define ROW(op_name, op_id)                                                                                          \
+    {                                                                                                                \
+        "cuda." op_name ".tile128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, QUANTIZE_CONTRACT, 0, {}, why_not, \
+            workspace_bytes, cost, launch                                                                            \
     }
 
 static const ridge_kernel rows[] = {
