@@ -118,7 +118,6 @@ typedef struct ridge_operand_row {
 
 /* How problem text ("rows=64 cols=14336 dtype=bf16 act=silu") maps to a call. The same rows print and parse. */
 typedef enum ridge_field_kind {
-    RIDGE_FIELD_DIM,    /* index = dim */
     RIDGE_FIELD_DTYPE,  /* index = operand; operands with same_dtype follow it */
     RIDGE_FIELD_FLAG,   /* mask = bit; 0 or 1 */
     RIDGE_FIELD_CHOICE, /* mask = bits, choices = names of values 0, 1, 2, ... */
@@ -157,7 +156,7 @@ typedef struct ridge_op_row {
     int step[RIDGE_MAX_DIMS]; /* the dimension is a multiple of this; 0 = any */
     int args;
     ridge_operand_row arg[RIDGE_MAX_ARGS];
-    const ridge_field *fields; /* ends with a NULL name */
+    const ridge_field *fields; /* after the dimensions; ends with a NULL name */
     uint32_t flags;            /* flags this op knows, besides those of every op */
     uint32_t contract;         /* what every row of the op promises */
     int64_t invariant_max;     /* batch-invariance holds for dim[0] up to this; 0 = the op does not promise it */

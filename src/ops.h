@@ -18,7 +18,6 @@ static inline void ridge_set_extent(int64_t *rows, int64_t *cols, int64_t r, int
 /* ----------------------------------------------------------------------------------------- fields of problem text */
 
 /* clang-format off */
-#define DIM(text, i) {.name = text, .kind = RIDGE_FIELD_DIM, .index = (int)(i)}
 #define DTYPE(text, slot) {.name = text, .kind = RIDGE_FIELD_DTYPE, .index = (int)(slot)}
 #define HAS(text, slot) {.name = text, .kind = RIDGE_FIELD_HAS, .index = (int)(slot)}
 #define FLAG(text, bit) {.name = text, .kind = RIDGE_FIELD_FLAG, .mask = (bit)}
@@ -28,6 +27,8 @@ static inline void ridge_set_extent(int64_t *rows, int64_t *cols, int64_t r, int
 #define I64_OPTION(type, option, value) \
     {.name = #option, .kind = RIDGE_FIELD_I64, .index = (int)offsetof(type, option), .preset = (float)(value)}
 #define END {.name = NULL}
+/* An op row's `defaults`: what problem text begins with, as a call of the builder. */
+#define RIDGE_DEFAULTS(name, ...) static void name(ridge_call *call) { *call = __VA_ARGS__; }
 /* clang-format on */
 
 /* -------------------------------------------------------------------------------------------------------- builders */

@@ -75,9 +75,6 @@ static void print_field(const ridge_call *call, const ridge_call *preset, const 
 
     text[0] = 0;
     switch (field->kind) {
-    case RIDGE_FIELD_DIM:
-        snprintf(text, size, " %s=%" PRId64, field->name, call->dim[field->index]);
-        break;
     case RIDGE_FIELD_DTYPE:
         if (call->arg[field->index].dtype != RIDGE_NONE)
             snprintf(text, size, " %s=%s", field->name, ridge_dtype_name(call->arg[field->index].dtype));
@@ -123,6 +120,9 @@ int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, ch
     char word[96];
 
     op->defaults(&preset);
+    for (int d = 0; d < op->dims; d++)
+        used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, " %s=%" PRId64,
+                                 op->dim_name[d], call->dim[d]);
     for (int i = 0; i < 2; i++)
         for (const ridge_field *field = list[i]; field->name; field++) {
             print_field(call, &preset, field, word, sizeof word);
@@ -186,8 +186,6 @@ static bool parse_field(const ridge_op_row *op, const ridge_field *field, const 
     uint32_t dtype;
 
     switch (field->kind) {
-    case RIDGE_FIELD_DIM:
-        return parse_int(text, length, 0, INT64_C(1) << 40, &call->dim[field->index]);
     case RIDGE_FIELD_DTYPE:
         dtype = ridge_dtype_find(text, length);
         if (dtype >= RIDGE_DTYPES || !(op->arg[field->index].dtypes >> dtype & 1u))
@@ -233,12 +231,22 @@ static const ridge_field *find_field(const ridge_field *field, const char *name,
     return field->name ? field : NULL;
 }
 
+/* The dimension of this name; the number of dimensions if there is none. */
+static int find_dim(const ridge_op_row *op, const char *name, size_t length)
+{
+    int d = 0;
+
+    while (d < op->dims && (strlen(op->dim_name[d]) != length || memcmp(op->dim_name[d], name, length) != 0))
+        d++;
+    return d;
+}
+
 /* A dimension that the text does not name and that no default sets would be 0 unnoticed. */
 static ridge_status check_dims(const ridge_op_row *op, const ridge_call *call, unsigned given)
 {
-    for (const ridge_field *field = op->fields; field->name; field++)
-        if (field->kind == RIDGE_FIELD_DIM && !(given >> field->index & 1u) && call->dim[field->index] == 0)
-            return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is missing", op->name, field->name);
+    for (int d = 0; d < op->dims; d++)
+        if (!(given >> d & 1u) && call->dim[d] == 0)
+            return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is missing", op->name, op->dim_name[d]);
     return RIDGE_OK;
 }
 
@@ -254,6 +262,7 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         const ridge_field *field;
         int64_t number = 0;
         bool good;
+        int dim;
 
         if (length == 0) {
             text++;
@@ -262,9 +271,12 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         if (name >= length)
             return ridge_fail(RIDGE_ERR_ARG, "%s: '%.*s' is not name=value", op->name, (int)(length < 80 ? length : 80),
                               text);
+        dim = find_dim(op, text, name);
         field = find_field(op->fields, text, name);
         field = field ? field : find_field(common_fields, text, name);
-        if (field) {
+        if (dim < op->dims) {
+            good = parse_int(value, length - name - 1, 0, INT64_C(1) << 40, &call->dim[dim]);
+        } else if (field) {
             good = parse_field(op, field, value, length - name - 1, call);
         } else if (name == 5 && memcmp(text, "align", 5) == 0) {
             good = parse_int(value, length - name - 1, 1, 16, &number) && (number & (number - 1)) == 0;
@@ -279,9 +291,9 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         if (!good)
             return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'", op->name, (int)(length < 80 ? length : 80),
                               text);
-        if (field && field->kind == RIDGE_FIELD_DIM && given >> field->index & 1u)
-            return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is there twice", op->name, field->name);
-        given |= field && field->kind == RIDGE_FIELD_DIM ? 1u << field->index : 0;
+        if (given >> dim & 1u)
+            return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is there twice", op->name, op->dim_name[dim]);
+        given |= dim < op->dims ? 1u << dim : 0;
         text += length;
     }
     status = check_dims(op, call, given);

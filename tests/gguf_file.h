@@ -2,17 +2,9 @@
 #ifndef RIDGE_TESTS_GGUF_FILE_H
 #define RIDGE_TESTS_GGUF_FILE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "unit.h"
 #include "ridge_io.h"
 
 /* Not every test uses every function. */

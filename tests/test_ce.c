@@ -1,19 +1,13 @@
 /* test_ce.c: what one call of a cross entropy op cannot show: slices of a vocabulary against the whole, in any order of
  * arrival; train against eval and backward; results that do not depend on the number of threads or the workspace; how
  * much memory a training call asks for. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
+#include "unit.h"
 #include "ridge.h"
 
 enum { B = 170, H = 70, V = 333, MOST = 5 }; /* B: enough work for more than one thread */
@@ -154,13 +148,12 @@ static double apart(const float *a, const float *b, int count)
     return most / size;
 }
 
-static void slices_agree_with_the_whole(void **state)
+TEST(slices_agree_with_the_whole)
 {
     static const int64_t begin[MOST + 1][MOST + 1] = {
         {0}, {0}, {0, 40, V}, {0, 1, 200, V}, {0, 100, 101, 259, V}, {0, 16, 90, 250, 332, V}};
     static outcome whole, first, other;
 
-    (void)state;
     run_whole(&whole);
     for (int shards = 2; shards <= MOST; shards++)
         for (int turn = 0; turn < shards; turn++) {
@@ -182,13 +175,12 @@ static void slices_agree_with_the_whole(void **state)
 }
 
 /* The same bits with any number of threads, and again; close to each other with every workspace. */
-static void threads_and_workspace(void **state)
+TEST(threads_and_workspace)
 {
     static const char *const rows[] = {"cpu.linear_ce_train.c", "cpu.linear_ce_train.avx2",
                                        "cpu.linear_ce_train.avx2.small", "cpu.linear_ce_train.avx2.recompute"};
     static outcome o[5], again;
 
-    (void)state;
     for (int i = 0; i < 4; i++) {
         ridge_call call = ridge_linear_ce_train(B, H, V, f32(x), f32(w), ridge_matrix(target, RIDGE_I64), &o[i].loss,
                                                 f32(o[i].dx), f32(o[i].dw));
@@ -216,7 +208,7 @@ static void threads_and_workspace(void **state)
 }
 
 /* A smaller workspace picks a row that needs less. */
-static void workspace_decides(void **state)
+TEST(workspace_decides)
 {
     float loss;
     ridge_call call = ridge_linear_ce_train(4096, 64, 50000, f32(x), f32(w), ridge_matrix(target, RIDGE_I64), &loss,
@@ -224,7 +216,6 @@ static void workspace_decides(void **state)
     const char *name;
     size_t bytes;
 
-    (void)state;
     assert_int_equal(ridge_workspace_bytes(device, &call, &bytes), RIDGE_OK);
     assert_int_equal(ridge_pick(device, &call, bytes, &name), RIDGE_OK);
     assert_null(strstr(name, "recompute"));
@@ -244,7 +235,7 @@ static void *place(int i)
 /* Beside dX and dW no more than brings all to dX + 4VH bytes + 300 MB (2 KB a class and 16 MB, if that is more),
  * whatever the type of dW and however many rows. The row with the plain loops in C is for looking things up, not for
  * size. */
-static void workspace_is_bounded(void **state)
+TEST(workspace_is_bounded)
 {
     static const int64_t shapes[][3] = {{16384, 2048, 32000},  {32768, 2048, 32000}, {16384, 4096, 128256},
                                         {8192, 4096, 128256},  {8192, 2304, 256000}, {65536, 1024, 32000},
@@ -253,7 +244,6 @@ static void workspace_is_bounded(void **state)
     static const char *const devices[] = {"model:sm90", "model:sm80", "cpu"};
     static const uint32_t flags[] = {0, RIDGE_ACCUMULATE, RIDGE_CE_W_HV};
 
-    (void)state;
     for (int i = 0; i < 8 * 2 * 3 * 3; i++) {
         const int64_t *dim = shapes[i % 8], weights = dim[1] * dim[2], more = 2048 * dim[2] + 16000000;
         const ridge_dtype type = types[i / 8 % 2];
@@ -283,12 +273,11 @@ static void workspace_is_bounded(void **state)
 }
 
 /* The loss alone: 8 bytes a token for each of at most 132 parts of the vocabulary, on Hopper, beside nothing else. */
-static void eval_is_bounded(void **state)
+TEST(eval_is_bounded)
 {
     static const int64_t shapes[][3] = {
         {4096, 4096, 128256}, {8192, 2304, 256000}, {16384, 2048, 32000}, {1024, 4096, 128256}, {65536, 1024, 32000}};
 
-    (void)state;
     for (int i = 0; i < 5; i++) {
         const int64_t *dim = shapes[i];
         ridge_call call =

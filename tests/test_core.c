@@ -1,16 +1,9 @@
 /* test_core.c: what the table driver cannot reach: opening devices, pins, tuning files, picks, workspace, text, and
  * that a call allocates nothing. */
 #include <locale.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "unit.h"
 #include "src/internal.h"
 
 /* Counts allocations of the whole program while armed. A sanitizer brings its own malloc, which stays. */
@@ -31,13 +24,12 @@ static ridge_call small(void)
     return ridge_swiglu_fwd(1, 64, RIDGE_F32, gate, up, out);
 }
 
-static void opening(void **state)
+TEST(opening)
 {
     static const char *const wrong[] = {"tpu",         "cpu:",   "cpu:neon",   "cuda:",  "cuda:x",
                                         "cuda:999999", "model:", "model:sm99", "cuda:99"};
     ridge_device *device = (void *)1;
 
-    (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         int status = (int)ridge_open(wrong[i], &device);
         if (strcmp(wrong[i], "cpu:") == 0 && status == RIDGE_OK) { /* no level is the best level */
@@ -52,12 +44,11 @@ static void opening(void **state)
     ridge_close(NULL);
 }
 
-static void query(void **state)
+TEST(query)
 {
     ridge_device_info info = {.struct_size = sizeof info};
     ridge_device *device;
 
-    (void)state;
     assert_int_equal(ridge_open("model:sm90", &device), RIDGE_OK);
     assert_int_equal(ridge_device_query(device, &info), RIDGE_OK);
     assert_string_equal(info.arch, "sm90");
@@ -69,13 +60,12 @@ static void query(void **state)
     ridge_close(device);
 }
 
-static void model_launches_nothing(void **state)
+TEST(model_launches_nothing)
 {
     ridge_device *device;
     ridge_call call = small();
     const char *kernel = NULL;
 
-    (void)state;
     assert_int_equal(ridge_open("model:avx2", &device), RIDGE_OK);
     out[0] = 5;
     assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_ERR_DEVICE);
@@ -85,13 +75,12 @@ static void model_launches_nothing(void **state)
     ridge_close(device);
 }
 
-static void pins(void **state)
+TEST(pins)
 {
     ridge_device *device;
     ridge_call call = small();
     const char *kernel;
 
-    (void)state;
     setenv("RIDGE_KERNEL", "swiglu_fwd=cpu.swiglu_fwd.c,swiglu_bwd=cpu.swiglu_bwd.c", 1);
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     unsetenv("RIDGE_KERNEL");
@@ -108,7 +97,7 @@ static void pins(void **state)
 }
 
 /* Problem text has a point where the program's language has a comma. */
-static void decimal_comma(void **state)
+TEST(decimal_comma)
 {
     static const char *const names[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "es_ES.UTF-8", "pt_BR.UTF-8"};
     const ridge_op_row *op = ridge_op_at(RIDGE_SWIGLU_FWD);
@@ -117,7 +106,6 @@ static void decimal_comma(void **state)
     int align, packed, found = 0;
     ridge_status status;
 
-    (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !found; i++)
         found = setlocale(LC_NUMERIC, names[i]) != NULL;
     if (!found)
@@ -131,7 +119,7 @@ static void decimal_comma(void **state)
 }
 
 /* A tuning file of `lines` lines that all pin the same problem; the first must win. */
-static void tuning(void **state)
+TEST(tuning)
 {
     static const char text[] = "# comment\r\n\n"
                                "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.c\t1.0\tx\n"
@@ -143,7 +131,6 @@ static void tuning(void **state)
     ridge_call call = small();
     const char *kernel;
 
-    (void)state;
     assert_true(file >= 0 && write(file, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
     close(file);
     setenv("RIDGE_TUNED", name, 1);
@@ -163,7 +150,7 @@ static double cost_of(const ridge_device *device, const ridge_kernel *kernel, co
     return kernel->contract & RIDGE_FALLBACK ? 1 : 2;
 }
 
-static void fallbacks(void **state)
+TEST(fallbacks)
 {
     ridge_kernel row[2] = {{.name = "late", .op = RIDGE_SWIGLU_FWD, .contract = RIDGE_FALLBACK, .cost = cost_of},
                            {.name = "usual", .op = RIDGE_SWIGLU_FWD, .cost = cost_of}};
@@ -173,7 +160,6 @@ static void fallbacks(void **state)
     ridge_bound bound;
     const char *because;
 
-    (void)state;
     assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
     assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
     free((void *)device->row);
@@ -190,13 +176,12 @@ static void fallbacks(void **state)
     ridge_close(device);
 }
 
-static void workspace(void **state)
+TEST(workspace)
 {
     ridge_device *device;
     ridge_call call = small();
     size_t bytes = 77;
 
-    (void)state;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     assert_int_equal(ridge_workspace_bytes(device, &call, &bytes), RIDGE_OK);
     assert_int_equal(bytes, 0);
@@ -205,14 +190,13 @@ static void workspace(void **state)
 }
 
 /* Explains into buffers of every size: never past the end, always terminated, always the same length. */
-static void explain(void **state)
+TEST(explain)
 {
     ridge_device *device;
     ridge_call call = small();
     char text[4096];
     size_t whole = 0, length;
 
-    (void)state;
     assert_int_equal(ridge_open("model:sm100", &device), RIDGE_OK);
     assert_int_equal(ridge_explain(device, &call, NULL, 0, &whole), RIDGE_OK);
     assert_true(whole > 100 && whole < sizeof text);
@@ -226,12 +210,11 @@ static void explain(void **state)
     ridge_close(device);
 }
 
-static void a_call_allocates_nothing(void **state)
+TEST(a_call_allocates_nothing)
 {
     ridge_device *device;
     ridge_call call = small();
 
-    (void)state;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_OK);
     armed = 1;
@@ -243,13 +226,12 @@ static void a_call_allocates_nothing(void **state)
 }
 
 /* Halves of one tensor do not overlap; anything that does is refused. */
-static void aliasing(void **state)
+TEST(aliasing)
 {
     static float tensor[4 * 32], result[4 * 16];
     ridge_bound bound;
     ridge_call call = ridge_swiglu_fwd(4, 16, RIDGE_F32, tensor, tensor + 16, result);
 
-    (void)state;
     call.arg[RIDGE_SWIGLU_FWD_GATE].stride = call.arg[RIDGE_SWIGLU_FWD_UP].stride = 32;
     assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
     assert_int_equal(bound.problem.packed, 0);
@@ -262,7 +244,7 @@ static void aliasing(void **state)
     assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG);
 }
 
-static void text_round_trip(void **state)
+TEST(text_round_trip)
 {
     static const char text[] =
         "swiglu_bwd rows=3 cols=5 dtype=f16 act=gelu_erf round_gate_bwd=1 interleaved=1 row_scale=1 drow=1 "
@@ -271,7 +253,6 @@ static void text_round_trip(void **state)
     ridge_call call;
     int align = 0, packed = 0;
 
-    (void)state;
     assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), text + 10, &call, &align, &packed), RIDGE_OK);
     ridge_problem_print(&call, NULL, printed, sizeof printed);
     assert_string_equal(printed, text);

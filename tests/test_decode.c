@@ -1,16 +1,9 @@
 /* test_decode.c: what holds between the decode ops, on every CPU level there is: both forms of weights and activations
  * give the same bytes, a fused op gives the bytes of its parts run one after another through f32 memory, a token alone
  * those of the token among others, RoPE at position 1,000,000 included. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "unit.h"
 #include "src/internal.h"
 
 enum { TOKENS = 16, COLS = 1376, ROWS = 45, HC = 4, BLOCKS = COLS / 32, RAW = BLOCKS * 34 };
@@ -225,22 +218,20 @@ static void on_level(const char *spec)
     ridge_close(device);
 }
 
-static void levels(void **unused)
+TEST(levels)
 {
-    (void)unused;
     on_level("cpu:c");
     on_level("cpu:avx2");
     on_level("cpu:avx512");
 }
 
 /* Refusals that name what is wrong. */
-static void refusals(void **unused)
+TEST(refusals)
 {
     static float y[TOKENS * ROWS];
     ridge_device *device;
     ridge_call call;
 
-    (void)unused;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     call = product(TOKENS, 0, true, true, y);
     call.dim[0] = 17;

@@ -5,16 +5,8 @@
  * of F16 and BF16) and with the package gguf 0.19.0 (20000 blocks a type): no difference but in the bits of NaNs, which
  * are canonical here. F8 and F64 were compared with the formats' definitions. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
+#include "unit.h"
 #include "cpu/num.h"
 #include "ridge_io.h"
 
@@ -56,9 +48,8 @@ static const struct {
     {RIDGE_TYPE_Q5_K, 0x2f3dbd95771ba2e6ull},    {RIDGE_TYPE_Q6_K, 0x1ab51d83342a1200ull},
 };
 
-static void hashes(void **state)
+TEST(hashes)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         const ridge_type_info *info = ridge_type_query(expected[i].type);
         int64_t count = (int64_t)BLOCKS * info->block;
@@ -77,7 +68,7 @@ static void hashes(void **state)
 }
 
 /* What the hashes would not explain: a value of each kind, by hand. */
-static void by_hand(void **state)
+TEST(by_hand)
 {
     static const uint8_t q8[34] = {0x00, 0x38, 1, 0xff, 0x7f, 0x80}; /* d = 0.5 */
     static const uint8_t e4m3[] = {0x00, 0x80, 0x01, 0x38, 0x7e, 0xfe, 0x7f};
@@ -85,7 +76,6 @@ static void by_hand(void **state)
     static const double f64[] = {1.0, 1e300, -1e-320, 0x1.000001p0, 0x1.000003p0};
     uint8_t q4_1[20] = {0x00, 0x3c, 0x00, 0xc0, 0xf1}; /* d = 1, min = -2 */
 
-    (void)state;
     assert_int_equal(ridge_dequantize(RIDGE_TYPE_Q8_0, q8, 32, values), RIDGE_OK);
     assert_true(values[0] == 0.5f && values[1] == -0.5f && values[2] == 63.5f && values[3] == -64.0f);
     assert_int_equal(ridge_dequantize(RIDGE_TYPE_Q4_1, q4_1, 32, values), RIDGE_OK);
@@ -102,12 +92,11 @@ static void by_hand(void **state)
                 values[4] == 0x1.000004p0f);
 }
 
-static void quantize(void **state)
+TEST(quantize)
 {
     static const char *const spec[] = {"cpu:c", "cpu:avx2", "cpu:avx512"};
     static float x[BLOCKS * 32];
 
-    (void)state;
     seed = 7;
     for (int b = 0; b < BLOCKS; b++) { /* every exponent, subnormals too; every fourth block is full of ties */
         int exponent = (int)(next() % 276) - 148;
@@ -134,9 +123,8 @@ static void quantize(void **state)
     }
 }
 
-static void errors(void **state)
+TEST(errors)
 {
-    (void)state;
     assert_int_equal(ridge_dequantize(RIDGE_TYPE_Q8_0, bytes, 33, values), RIDGE_ERR_ARG);
     assert_int_equal(ridge_dequantize(RIDGE_TYPE_Q4_K, bytes, 128, values), RIDGE_ERR_ARG);
     assert_non_null(strstr(ridge_io_error(), "128"));
@@ -152,11 +140,10 @@ static void errors(void **state)
 
 /* Every type has a name of its own and a sensible size, every GGUF id is there once, and what is dequantized has a
  * hash above. */
-static void table(void **state)
+TEST(table)
 {
     size_t dequantized = 0;
 
-    (void)state;
     assert_null(ridge_type_query(RIDGE_TYPE_NONE));
     assert_null(ridge_type_query(RIDGE_TYPES));
     assert_null(ridge_type_query(~0u));

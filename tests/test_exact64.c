@@ -1,16 +1,10 @@
 /* test_exact64.c: ridge_sincos against MPFR at every distance from a multiple of pi/2 and every size of argument, and
  * ridge_rope_freqs: plain frequencies, YaRN's two ends, refusals. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
 #include <mpfr.h>
 
+#include "unit.h"
 #include "src/math/exact64.h"
 #include "src/internal.h"
 
@@ -75,11 +69,10 @@ static void report(const char *what, const tally *t)
 }
 
 /* Angles of RoPE: integer positions up to 2^20, a frequency in (0, 1]. */
-static void rope_angles(void **unused)
+TEST(rope_angles)
 {
     tally t = {0};
 
-    (void)unused;
     for (int i = 0; i < 100000; i++)
         one(&t, (double)(next() % 1048577) * pow(10000.0, -uniform()));
     one(&t, 1000000.0);
@@ -87,11 +80,10 @@ static void rope_angles(void **unused)
 }
 
 /* Every size up to the limit, either sign. */
-static void every_size(void **unused)
+TEST(every_size)
 {
     tally t = {0};
 
-    (void)unused;
     for (int e = -60; e < 47; e++)
         for (int i = 0; i < 400; i++)
             one(&t, ldexp(1 + uniform(), e) * (i & 1 ? -1 : 1));
@@ -99,12 +91,11 @@ static void every_size(void **unused)
 }
 
 /* The doubles on both sides of n pi/2: where the reduction loses most. */
-static void near_multiples(void **unused)
+TEST(near_multiples)
 {
     tally t = {0};
     mpfr_t pi;
 
-    (void)unused;
     mpfr_init2(pi, 300);
     for (int i = 0; i < 40000; i++) {
         const double n = i < 1000 ? i : floor(ldexp(uniform(), 10 + i % 36));
@@ -121,12 +112,11 @@ static void near_multiples(void **unused)
     report("next to multiples of pi/2", &t);
 }
 
-static void edges(void **unused)
+TEST(edges)
 {
     const double outside[] = {0x1p47, -0x1p47, 1e300, INFINITY, -INFINITY, NAN};
     float s, c;
 
-    (void)unused;
     for (size_t i = 0; i < sizeof outside / sizeof outside[0]; i++) {
         ridge_sincos(outside[i], &s, &c);
         assert_int_equal(ridge_bits(s), 0x7fc00000u);
@@ -139,13 +129,12 @@ static void edges(void **unused)
     assert_true(s == s && c == c);
 }
 
-static void frequencies(void **unused)
+TEST(frequencies)
 {
     ridge_yarn yarn = {sizeof yarn, 0, 1.0 / 16, 65536, 1, 1, 32, 1};
     double plain[32], stretched[32];
     float mscale;
 
-    (void)unused;
     assert_int_equal(ridge_rope_freqs(64, 10000.0, NULL, plain, &mscale), RIDGE_OK);
     assert_true(mscale == 1.0f && plain[0] == 1.0);
     for (int i = 0; i < 32; i++)
@@ -162,12 +151,11 @@ static void frequencies(void **unused)
         assert_true(stretched[i] == plain[i] / 16);
 }
 
-static void refusals(void **unused)
+TEST(refusals)
 {
     ridge_yarn yarn = {sizeof yarn, 0, 1.0 / 16, 65536, 1, 1, 32, 1}, bad;
     double f[32];
 
-    (void)unused;
     assert_int_equal(ridge_rope_freqs(63, 1e4, NULL, f, NULL), RIDGE_ERR_ARG);
     assert_int_equal(ridge_rope_freqs(-2, 1e4, NULL, f, NULL), RIDGE_ERR_ARG);
     assert_int_equal(ridge_rope_freqs(64, 1.0, NULL, f, NULL), RIDGE_ERR_ARG);

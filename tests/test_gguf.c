@@ -103,13 +103,12 @@ static void load(const char *from)
     fclose(stream);
 }
 
-static void round_trip(void **state)
+TEST(round_trip)
 {
     ridge_file *file;
     const ridge_meta *meta;
     size_t bytes;
 
-    (void)state;
     write_examples(path, NULL);
     assert_int_equal(ridge_file_open(path, &file), RIDGE_OK);
     assert_int_equal(ridge_file_tensors(file), EXAMPLES);
@@ -171,12 +170,11 @@ static void set_byte(const char *of, size_t at, unsigned value)
 
 /* Every beginning of a good file, and every bit of its header inverted: an error or not, but never worse. The file is
  * changed in place, since file systems take their time over files that are truncated and written again. */
-static void damage(void **state)
+TEST(damage)
 {
     ridge_file *file;
     size_t bytes, data, end;
 
-    (void)state;
     write_examples(path, NULL);
     load(path);
     bytes = made_bytes;
@@ -203,12 +201,11 @@ static void damage(void **state)
 }
 
 /* Gone bytes are an error of the read, not a signal. */
-static void shrinking(void **state)
+TEST(shrinking)
 {
     unsigned char data[64];
     ridge_file *file;
 
-    (void)state;
     start(3, 1, 0);
     one("t", 64, 24, 0);
     pad(32);
@@ -223,12 +220,11 @@ static void shrinking(void **state)
 /* ------------------------------------------------------------------------------------------------------ unusual but
  * good */
 
-static void unusual(void **state)
+TEST(unusual)
 {
     ridge_file *file;
     uint64_t square[2] = {32, 3};
 
-    (void)state;
     for (uint32_t version = 2; version <= 3; version++) { /* empty, with and without padding */
         start(version, 0, 0);
         ridge_file_close(accept());
@@ -280,12 +276,11 @@ static void unusual(void **state)
 }
 
 /* What the writer must not write. */
-static void not_written(void **state)
+TEST(not_written)
 {
     int64_t shape[5] = {1, 1, 0, 1, 32}, index;
     ridge_writer *writer;
 
-    (void)state;
     remove(other);
     assert_int_equal(ridge_writer_open(other, RIDGE_GGUF, &writer), RIDGE_OK);
     assert_int_not_equal(ridge_writer_tensor(writer, "t", RIDGE_TYPE_F8_E4M3, 1, shape, &index), RIDGE_OK);
@@ -303,7 +298,7 @@ static void not_written(void **state)
 /* -----------------------------------------------------------------------------------------------------------------
  * size */
 
-static void million(void **state)
+TEST(million)
 {
     enum { MANY = 1000000 };
     ridge_file *file;
@@ -311,7 +306,6 @@ static void million(void **state)
     clock_t begin;
     double seconds;
 
-    (void)state;
     start(3, MANY, MANY + 1);
     key("general.alignment", RIDGE_META_U32);
     u32(1);

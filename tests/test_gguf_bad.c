@@ -4,9 +4,8 @@
 
 /* ---------------------------------------------------------------------------------------------------- crafted files */
 
-static void bad_version(void **state)
+TEST(bad_version)
 {
-    (void)state;
     made_bytes = 0;
     put("GGUF", 4);
     refuse("the version", "ends at 4");
@@ -20,13 +19,12 @@ static void bad_version(void **state)
     refuse("big-endian", NULL);
 }
 
-static void large_counts(void **state)
+TEST(large_counts)
 {
     static const uint64_t large[] = {
         3,          1u << 31, 1ull << 32,     1ull << 62,
         1ull << 63, ~0ull,    ~0ull / 25 + 1, ~0ull / 14 + 1}; /* the last two wrap when multiplied by the least size */
 
-    (void)state;
     for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
         char number[32];
         snprintf(number, sizeof number, "%llu", (unsigned long long)large[i]);
@@ -75,9 +73,8 @@ static void entry(const char *name, size_t bytes) /* one bool of value 1 */
     u8(1);
 }
 
-static void bad_metadata(void **state)
+TEST(bad_metadata)
 {
-    (void)state;
     start(3, 0, 2);
     entry("a.key", 5);
     entry("a.key", 5);
@@ -118,11 +115,10 @@ static void bad_metadata(void **state)
     refuse("kind", "no kind 4294967295");
 }
 
-static void bad_alignment(void **state)
+TEST(bad_alignment)
 {
     static const uint32_t wrong[] = {0, 3, 24, 1u << 21, 1u << 31, ~0u};
 
-    (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char number[32];
         start(3, 0, 1);
@@ -143,7 +139,7 @@ static void bad_alignment(void **state)
     }
 }
 
-static void bad_shapes(void **state)
+TEST(bad_shapes)
 {
     static const struct {
         uint32_t rank, id;
@@ -174,7 +170,6 @@ static void bad_shapes(void **state)
         {1, ~0u, {32}, "no type 4294967295"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         start(3, 1, 0);
         tensor("shapely", shapes[i].rank, shapes[i].ne, shapes[i].id, 0);
@@ -193,11 +188,10 @@ static void bad_shapes(void **state)
     }
 }
 
-static void bad_tensors(void **state)
+TEST(bad_tensors)
 {
     static const uint64_t offsets[] = {0, 1, 4, 31, 33, 64, 1ull << 32, 1ull << 63, ~0ull};
 
-    (void)state;
     for (size_t i = 0; i < sizeof offsets / sizeof offsets[0]; i++) { /* 32 is right */
         start(3, 2, 0);
         one("first", 1, 0, 0);

@@ -145,7 +145,7 @@ static void meta_is(const ridge_file *file, const char *key, const char *value)
     assert_memory_equal((const char *)meta->data + 8, value, length);
 }
 
-static void round_trip(void **state)
+TEST(round_trip)
 {
     const char *path = in_directory("round.safetensors");
     unsigned char data[600], back[600];
@@ -153,7 +153,6 @@ static void round_trip(void **state)
     ridge_writer *w;
     ridge_file *file;
 
-    (void)state;
     ok(ridge_writer_open(path, RIDGE_SAFETENSORS, &w));
     declare(w, index);
     ok(ridge_writer_begin(w));
@@ -192,12 +191,11 @@ static void round_trip(void **state)
     ridge_file_close(file);
 }
 
-static void empty(void **state)
+TEST(empty)
 {
     const char *path = in_directory("empty.safetensors");
     ridge_writer *w;
 
-    (void)state;
     ok(ridge_writer_open(path, RIDGE_SAFETENSORS, &w));
     ok(ridge_writer_begin(w));
     ok(ridge_writer_finish(w));
@@ -205,7 +203,7 @@ static void empty(void **state)
 }
 
 /* What the writer must refuse; it stays usable. */
-static void writer_arguments(void **state)
+TEST(writer_arguments)
 {
     const char *path = in_directory("arguments.safetensors");
     const int64_t one = 1, minus = -1, shape[] = {INT64_C(1) << 32, INT64_C(1) << 31, 2};
@@ -214,7 +212,6 @@ static void writer_arguments(void **state)
     ridge_writer *w = (ridge_writer *)&value;
     ridge_file *file = (ridge_file *)&value;
 
-    (void)state;
     assert_int_equal(ridge_file_open(NULL, &file), RIDGE_ERR_ARG);
     assert_int_equal(ridge_writer_open(NULL, RIDGE_GGUF, &w), RIDGE_ERR_ARG);
     assert_true(!file && !w);
@@ -264,13 +261,12 @@ static void put_text(const char *path, const char *text)
     put_file(path, text, strlen(text));
 }
 
-static void sharded(void **state)
+TEST(sharded)
 {
     const char *where = in_directory("sharded"), *index = in_directory("sharded/model.safetensors.index.json");
     char bytes[3];
     ridge_file *file;
 
-    (void)state;
     make_directory(where);
     write_small(in_directory("sharded/b.safetensors"), "one");
     write_small(in_directory("sharded/a.safetensors"), "two");
@@ -289,7 +285,7 @@ static void sharded(void **state)
     }
 }
 
-static void wrong_index(void **state)
+TEST(wrong_index)
 {
     static const struct {
         const char *text, *first, *second;
@@ -320,7 +316,6 @@ static void wrong_index(void **state)
     };
     const char *index = in_directory("wrong/model.safetensors.index.json");
 
-    (void)state;
     make_directory(in_directory("wrong"));
     write_small(in_directory("wrong/b.safetensors"), "one");
     write_small(in_directory("wrong/a.safetensors"), "two");
@@ -337,9 +332,8 @@ static void wrong_index(void **state)
     }
 }
 
-static void directories(void **state)
+TEST(directories)
 {
-    (void)state;
     make_directory(in_directory("files"));
     refused(in_directory("files"), "holds no", "");
     write_small(in_directory("files/x.safetensors"), "x");
@@ -354,14 +348,13 @@ static void directories(void **state)
 
 /* --------------------------------------------------------------------------------------------------------- failures */
 
-static void shrinking(void **state)
+TEST(shrinking)
 {
     const char *path = in_directory("shrinking.safetensors");
     char bytes[1000];
     ridge_writer *w;
     ridge_file *file;
 
-    (void)state;
     memset(bytes, 1, sizeof bytes);
     w = begun(path, "w", sizeof bytes);
     ok(ridge_writer_write(w, 0, 0, bytes, sizeof bytes));
@@ -405,12 +398,11 @@ static void give_up(const char *where, const char *path, int entries)
     ridge_file_close(opened(path));
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
     const char *where = in_directory("interrupted"), *path = in_directory("interrupted/w.safetensors");
     int fd;
 
-    (void)state;
     make_directory(where);
     fd = open(where, O_TMPFILE | O_WRONLY, 0600);
     give_up(where, path, fd < 0 ? 2 : 1); /* not every file system can */
@@ -423,13 +415,12 @@ static void interrupted(void **state)
 }
 
 /* The file goes to the directory that its path meant when it was opened, with the mode that the umask meant. */
-static void moved(void **state)
+TEST(moved)
 {
     int back = open(".", O_RDONLY | O_DIRECTORY);
     mode_t mask = umask(077);
     struct stat there;
 
-    (void)state;
     for (int way = 0; way < 2; way++) {
         ridge_writer *w;
         io_nameless = !way;
@@ -446,11 +437,10 @@ static void moved(void **state)
     close(back);
 }
 
-static void no_file(void **state)
+TEST(no_file)
 {
     ridge_file *file = (void *)1;
 
-    (void)state;
     assert_int_equal(ridge_file_open("", &file), RIDGE_ERR_FILE);
     assert_null(file);
     assert_non_null(strstr(ridge_io_error(), "path is empty"));
@@ -465,7 +455,7 @@ static void no_file(void **state)
 }
 
 /* A limit on the size of files stands for a full disk: both end in a failing fallocate or pwrite. */
-static void no_space(void **state)
+TEST(no_space)
 {
     struct rlimit old, low;
     char *bytes = calloc(1, 1 << 20);
@@ -473,7 +463,6 @@ static void no_space(void **state)
     ridge_writer *w;
     int64_t count = 1 << 20;
 
-    (void)state;
     assert_non_null(bytes);
     make_directory(where);
     signal(SIGXFSZ, SIG_IGN);
@@ -500,12 +489,11 @@ static void no_space(void **state)
     free(bytes);
 }
 
-static void no_place(void **state)
+TEST(no_place)
 {
     uid_t user = geteuid();
     ridge_writer *w = NULL;
 
-    (void)state;
     assert_int_equal(ridge_writer_open(in_directory("nothing/w.safetensors"), RIDGE_SAFETENSORS, &w), RIDGE_ERR_FILE);
     assert_non_null(strstr(ridge_io_error(), "nothing/w.safetensors"));
     assert_non_null(strstr(ridge_io_error(), "No such file"));

@@ -2,16 +2,7 @@
 #ifndef RIDGE_TEST_IO_H
 #define RIDGE_TEST_IO_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "unit.h"
 #include "io/io.h"
 
 /* A path in this run's own directory; one of a few static buffers. */

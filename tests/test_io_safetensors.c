@@ -140,16 +140,15 @@ static void all(const bad *list, size_t count)
     }
 }
 
-static void rules(void **state)
+TEST(rules)
 {
-    (void)state;
     all(entry, sizeof entry / sizeof entry[0]);
     all(size, sizeof size / sizeof size[0]);
     all(tiling, sizeof tiling / sizeof tiling[0]);
     all(json, sizeof json / sizeof json[0]);
 }
 
-static void accepted(void **state)
+TEST(accepted)
 {
     static const struct {
         const char *header;
@@ -176,14 +175,13 @@ static void accepted(void **state)
     };
     const char *path = in_directory("good.safetensors");
 
-    (void)state;
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         put_safetensors(path, good[i].header, good[i].data);
         ridge_file_close(opened(path));
     }
 }
 
-static void contents(void **state)
+TEST(contents)
 {
     const char *path = in_directory("contents.safetensors");
     const ridge_entry *t;
@@ -191,7 +189,6 @@ static void contents(void **state)
     ridge_file *file;
     uint64_t length;
 
-    (void)state;
     put_safetensors(path,
                     "{\"__metadata__\":{\"k\":\"a\\\"\\u00e9\"}," T("b", "U8", "[2]",
                                                                     "[4,6]") "," T("a", "F16", "[1,2]", "[0,4]") "}",
@@ -237,7 +234,7 @@ static void contents(void **state)
 }
 
 /* Every dtype of the format, with its size. */
-static void dtypes(void **state)
+TEST(dtypes)
 {
     static const struct {
         const char *name;
@@ -249,7 +246,6 @@ static void dtypes(void **state)
     const char *path = in_directory("dtype.safetensors");
     char header[200];
 
-    (void)state;
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         size_t bytes = (size_t)list[i].bits * 12 / 8;
         ridge_file *file;
@@ -265,7 +261,7 @@ static void dtypes(void **state)
 }
 
 /* Each prefix of a file is refused, and so is the file with a byte more. */
-static void truncated(void **state)
+TEST(truncated)
 {
     static const char header[] =
         "{\"__metadata__\":{\"k\":\"v\"}," T("a", "F16", "[1,2]", "[0,4]") "," T("b", "U8", "[3]", "[4,7]") "}  ";
@@ -274,7 +270,6 @@ static void truncated(void **state)
     size_t count = 8 + sizeof header - 1 + 7;
     uint64_t length = sizeof header - 1;
 
-    (void)state;
     memset(bytes, 0, sizeof bytes);
     memcpy(bytes, &length, 8);
     memcpy(bytes + 8, header, sizeof header - 1);
@@ -288,14 +283,13 @@ static void truncated(void **state)
     refused(path, "bytes of data", "");
 }
 
-static void header_length(void **state)
+TEST(header_length)
 {
     static const uint64_t wrong[] = {3,         100000000,         100000001,      UINT64_C(1) << 32,
                                      INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 7, UINT64_MAX};
     const char *path = in_directory("length.safetensors");
     char bytes[10] = "........{}";
 
-    (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char number[24];
         memcpy(bytes, &wrong[i], 8);
@@ -306,13 +300,12 @@ static void header_length(void **state)
 }
 
 /* Deep and long values: an error, with bounded stack and memory. */
-static void nested(void **state)
+TEST(nested)
 {
     const char *path = in_directory("nested.safetensors");
     size_t depth = 200000;
     char *header = malloc(depth + 32);
 
-    (void)state;
     assert_non_null(header);
     memcpy(header, "{\"w\":", 5);
     memset(header + 5, '[', depth);
@@ -339,7 +332,7 @@ static double seconds(void)
 }
 
 /* Written backwards, so that the offsets must be sorted; the names share long prefixes. */
-static void million(void **state)
+TEST(million)
 {
     enum { COUNT = 1000000 };
     const char *path = in_directory("million.safetensors");
@@ -353,7 +346,6 @@ static void million(void **state)
     double limit = 1;
 #endif
 
-    (void)state;
     assert_non_null(header);
     for (int i = COUNT - 1; i >= 0; i--)
         to += sprintf(to, "%c\"layer.%07d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}",

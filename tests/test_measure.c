@@ -1,13 +1,6 @@
 /* test_measure.c: check/measure.c on a backend that fails where it is told to: a stream is never left capturing, no
  * graph is lost, no time is made up. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "unit.h"
 #include "check/measure.h"
 
 enum step { NOWHERE, BEGIN, WORK, END, MARK, LAUNCH, SECOND_MARK, SYNC, ELAPSED };
@@ -90,11 +83,10 @@ static ridge_status do_work(const void *state)
 
 static const work job = {do_work, NULL};
 
-static void captures(void **state)
+TEST(captures)
 {
     void *graph;
 
-    (void)state;
     for (fails = NOWHERE; fails <= END; fails++) {
         const ridge_status status = measure_capture(&device, NULL, job, &graph);
 
@@ -109,9 +101,8 @@ static void captures(void **state)
     }
 }
 
-static void times(void **state)
+TEST(times)
 {
-    (void)state;
     for (fails = NOWHERE; fails <= ELAPSED; fails++) {
         double us = 1e30;
         const bool graph = fails != WORK;
@@ -123,11 +114,10 @@ static void times(void **state)
     }
 }
 
-static void orders(void **state)
+TEST(orders)
 {
     double round[] = {5, 1, 4, 2, 3}, us[3] = {9, 9, 9};
 
-    (void)state;
     measure_order(round, 0, us);
     assert_true(us[0] == 0 && us[1] == 0 && us[2] == 0);
     measure_order(round, 5, us);

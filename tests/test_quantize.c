@@ -1,15 +1,7 @@
 /* test_quantize.c: the fp8 codes of every bf16 number by many scales, of every 257th f32, groups of every bf16 amax,
  * and Q8_0 blocks of every ratio to amax, through every row of the CPU, beside the C reference. What is told apart by a
  * scale's fraction (ops/quantize_fp8/cpu_tables.h) needs more scales than the cases of `ridge test` have. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "unit.h"
 #include "src/internal.h"
 
 enum { NUMBERS = 65536, GROUP = 128, SIDE = 128 * GROUP /* columns: a group for every mantissa of amax */, TALL = 256 };
@@ -77,13 +69,12 @@ static void by_scale(const ridge_device *device, const uint16_t *x, ridge_dtype 
     }
 }
 
-static void every_number(void **unused)
+TEST(every_number)
 {
     static const float odd[] = {0x1p-126f, 0x1p126f, 0x1.8p-149f, 0x1.fffffep127f, 0, -1, 1, 448, 0x1p-117f, 0x1p-116f};
     static uint16_t x[2][NUMBERS];
     ridge_device *device;
 
-    (void)unused;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     for (int i = 0; i < NUMBERS; i++) {
         x[0][i] = (uint16_t)i;
@@ -105,14 +96,13 @@ static void every_number(void **unused)
 }
 
 /* Every 257th f32, all exponents and signs among them, as it is. */
-static void every_float(void **unused)
+TEST(every_float)
 {
     static float x[NUMBERS];
     static uint8_t expected[NUMBERS], q[NUMBERS];
     const float one = 1;
     ridge_device *device;
 
-    (void)unused;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     for (uint32_t block = 0; block < 256; block++) {
         for (uint32_t i = 0; i < NUMBERS; i++)
@@ -175,12 +165,11 @@ static void compare(const ridge_device *device, const uint16_t *x, int64_t rows,
         }
 }
 
-static void every_amax(void **unused)
+TEST(every_amax)
 {
     static uint16_t x[TALL * SIDE];
     ridge_device *device;
 
-    (void)unused;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     for (int turned = 0; turned < 2; turned++) {
         const int64_t rows = turned ? SIDE : TALL, cols = turned ? TALL : SIDE;
@@ -227,11 +216,10 @@ static void ratios(const ridge_device *device, ridge_dtype dtype, uint32_t bits,
     free(out);
 }
 
-static void every_ratio(void **unused)
+TEST(every_ratio)
 {
     ridge_device *device;
 
-    (void)unused;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     for (uint32_t exponent = 1; exponent < 12; exponent++) /* d becomes subnormal */
         ratios(device, RIDGE_BF16, 7, exponent);

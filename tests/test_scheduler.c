@@ -1,19 +1,12 @@
 /* test_scheduler.c: cuda/sm90/scheduler.cuh on the host: groups, the raster's reciprocals, the stream-K split. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+#include "unit.h"
 #include "scheduler_check.h"
 
-static void groups(void **unused)
+TEST(groups)
 {
     static work_tile tile[CHECK_TILES];
     uint64_t state = 22;
 
-    (void)unused;
     for (int i = 0; i < CHECK_PROBLEMS; i++) {
         const check_problem p = check_problem_at(&state);
         int count = 0;
@@ -25,24 +18,22 @@ static void groups(void **unused)
 }
 
 /* No tile at all: nothing but empty groups, or no group. */
-static void empty_groups(void **unused)
+TEST(empty_groups)
 {
     const int32_t offset[4] = {5, 5, 5, 5};
     scheduler s = {SCHEDULER_GROUPED_M, offset, 3, 0, 256, 64, 128, 128, 8, 0, 1, 0, 0};
     work_tile tile;
 
-    (void)unused;
     assert_false(scheduler_next(&s, &tile));
     assert_false(scheduler_next(&s, &tile));
     s = (scheduler){SCHEDULER_GROUPED_K, offset, 0, 256, 256, 0, 128, 128, 8, 0, 1, 0, 0};
     assert_false(scheduler_next(&s, &tile));
 }
 
-static void reciprocals(void **unused)
+TEST(reciprocals)
 {
     uint64_t state = 1;
 
-    (void)unused;
     for (int i = 0; i < 1000000; i++) {
         const int n = (int)(check_random(&state) & 0x7fffffff), d = 1 + (int)(check_random(&state) >> i % 31);
         int rest;
@@ -68,11 +59,10 @@ static void reciprocals(void **unused)
 
 /* Every block of k of every tile once and in the order of k; a tile that two workers share begins as the first stream-K
  * unit of one and ends as the last unit of the next one. */
-static void stream_k(void **unused)
+TEST(stream_k)
 {
     uint64_t state = 7;
 
-    (void)unused;
     for (int i = 0; i < CHECK_PROBLEMS; i++) {
         const int workers = 1 + (int)(check_random(&state) % 80), blocks = 1 + (int)(check_random(&state) % 200);
         const int tiles = workers + 1 + (int)(check_random(&state) % 500);

@@ -5,14 +5,7 @@
  * (out), dout's (dup), and those of dout * up, which is exact (dgate). All of out and dup are tried, a sixteenth of
  * dgate, and other exponents at random. `test_swiglu all`: all pairs of a gate and an up or a dout, and all of dgate.
  * Where one column needs the exact formula, all columns of its step get it: each row has the gates in another order. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "unit.h"
 #include "src/internal.h"
 
 /* Bf16 gates below 16 in size, of both signs, and as many others that one step in 64 meets one of. */
@@ -73,12 +66,11 @@ static void compare(const ridge_device *device, bool backward)
 }
 
 /* Every significand of up or dout, `exponents` of them in random order. */
-static void every_pair(void **unused)
+TEST(every_pair)
 {
     const int count = all ? 65536 : 512;
     ridge_device *device;
 
-    (void)unused;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     for (int backward = 0; backward < 2; backward++)
         for (int i = 0; i < count; i++) {
@@ -92,12 +84,11 @@ static void every_pair(void **unused)
     ridge_close(device);
 }
 
-static void every_product(void **unused)
+TEST(every_product)
 {
     ridge_device *device;
     int row = 0;
 
-    (void)unused;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     for (uint32_t a = 0; a < 128; a++)
         for (uint32_t b = a; b < 128; b++) {

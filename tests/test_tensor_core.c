@@ -1,14 +1,6 @@
 /* test_tensor_core.c: the model of Hopper's matrix instructions (check/gemm_fp8/tensor_core.c) against sums made by
  * hand and against what an H200 gave; and that `ridge test` holds the rows that use them to its bits. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "unit.h"
 #include "cpu/num.h"
 #include "check/gemm_fp8/gemm.h"
 #include "check/gemm_fp8/tensor_core.h"
@@ -60,9 +52,8 @@ static void assert_bits(float got, float expected)
 }
 
 /* docs/numerics.md: all of 31 products just below the largest one's 2^-13 are lost. */
-static void small_products_are_lost(void **state)
+TEST(small_products_are_lost)
 {
-    (void)state;
     assert_bits(add_e4m3(one_and(1.0f, 0x1.ep-6f), one_and(1.0f, 0x1p-8f), 0.0f), 1.0f);
     assert_bits(add_e4m3(one_and(-1.0f, 0x1.ep-6f), one_and(1.0f, 0x1p-8f), 0.0f), -1.0f);
     assert_bits(add_e4m3(one_and(1.0f, 0x1p-5f), one_and(1.0f, 0x1p-8f), 0.0f), 1.0f + 31 * 0x1p-13f);
@@ -73,11 +64,10 @@ static void small_products_are_lost(void **state)
 }
 
 /* 31 products of 225/64 and one of 2^-8: 20 bits, of which 14 stay. */
-static void sums_keep_14_bits(void **state)
+TEST(sums_keep_14_bits)
 {
     numbers a = one_and(0x1p-8f, 1.875f), b = one_and(1.0f, 1.875f);
 
-    (void)state;
     assert_bits(add_e4m3(a, b, 0.0f), 31 * 225 / 64.0f);
     b.value[0] = 2;
     assert_bits(add_e4m3(a, b, 0.0f), 31 * 225 / 64.0f + 0x1p-7f);
@@ -90,11 +80,10 @@ static void sums_keep_14_bits(void **state)
 
 /* What counts are the exponents of the codes: not that of a product of 3.5, and of subnormal codes the smallest normal
  * one; a product of zero has none. */
-static void exponents_are_the_codes(void **state)
+TEST(exponents_are_the_codes)
 {
     numbers a = one_and(1.875f, 0.0f), b = one_and(1.875f, 0.0f);
 
-    (void)state;
     a.value[1] = -1.875f, b.value[1] = 1.875f;
     a.value[2] = 0x1p-6f, b.value[2] = 0x1p-7f;
     assert_bits(add_e4m3(a, b, 0.0f), 0x1p-13f);
@@ -108,9 +97,8 @@ static void exponents_are_the_codes(void **state)
     assert_bits(add_e4m3(a, b, 0.0f), 0x1p-12f);
 }
 
-static void what_is_not_finite(void **state)
+TEST(what_is_not_finite)
 {
-    (void)state;
     assert_bits(add_fp8(one_and(INFINITY, 1.0f), one_and(-1.0f, 2.0f), TENSOR_E5M2, TENSOR_E4M3, 1.0f), -INFINITY);
     assert_true(isnan(add_fp8(one_and(INFINITY, 1.0f), one_and(0.0f, 2.0f), TENSOR_E5M2, TENSOR_E4M3, 1.0f)));
     assert_true(isnan(add_fp8(one_and(INFINITY, 1.0f), one_and(1.0f, 2.0f), TENSOR_E5M2, TENSOR_E4M3, -INFINITY)));
@@ -118,11 +106,10 @@ static void what_is_not_finite(void **state)
 }
 
 /* The same of 16 products with 2^-25 and 24 bits. */
-static void bf16_keeps_more(void **state)
+TEST(bf16_keeps_more)
 {
     numbers a = one_and(1.0f, 0.0f), b = one_and(1.0f, 0.0f);
 
-    (void)state;
     a.value[1] = -1.0f, b.value[1] = 1.0f;
     a.value[2] = 0x1p-10f, b.value[2] = 0x1p-15f;
     assert_bits(add_bf16(a, b), 0x1p-25f);
@@ -201,9 +188,8 @@ static numbers of_bf16(const char *text)
     return x;
 }
 
-static void an_h200_agrees(void **state)
+TEST(an_h200_agrees)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof known_fp8 / sizeof known_fp8[0]; i++)
         assert_bits(add_fp8(of_codes(known_fp8[i].a, known_fp8[i].format_a),
                             of_codes(known_fp8[i].b, known_fp8[i].format_b), known_fp8[i].format_a,
@@ -233,7 +219,7 @@ static unsigned char *hopper_result(const char *problem, int64_t row, int64_t co
 }
 
 /* A row of Hopper that gives the bits passes where the float64 bound does not hold, and fails by any other bit. */
-static void the_test_wants_the_bits(void **state)
+TEST(the_test_wants_the_bits)
 {
     const ridge_kernel hopper = {.op = RIDGE_GEMM_FP8, .arch_max = RIDGE_ARCH_SM90, .contract = RIDGE_TYPICAL};
     const ridge_kernel ada = {.op = RIDGE_GEMM_FP8, .arch_max = RIDGE_ARCH_CUDA_LAST, .contract = RIDGE_TYPICAL};
@@ -250,7 +236,6 @@ static void the_test_wants_the_bits(void **state)
         {"a=e4m3 b=e5m2 d=f16 scales=row128_blk128 bias=1", 26, 68, -65.625f},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
         char text[400];
         image im;

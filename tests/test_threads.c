@@ -1,14 +1,8 @@
 /* test_threads.c: one device, many threads: calls, picks and errors at once; each thread has its own message. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
 #include <pthread.h>
 
+#include "unit.h"
 #include "ridge.h"
 
 enum { THREADS = 8, ROUNDS = 200, COLS = 96 };
@@ -39,12 +33,11 @@ static void *work(void *argument)
     return NULL;
 }
 
-static void at_once(void **state)
+TEST(at_once)
 {
     pthread_t thread[THREADS];
     int wrong[THREADS];
 
-    (void)state;
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     for (int i = 0; i < THREADS; i++) {
         wrong[i] = i;
@@ -69,12 +62,11 @@ static void *open_close(void *argument)
     return NULL;
 }
 
-static void opening_at_once(void **state)
+TEST(opening_at_once)
 {
     pthread_t thread[THREADS];
     int wrong[THREADS] = {0};
 
-    (void)state;
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&thread[i], NULL, open_close, &wrong[i]), 0);
     for (int i = 0; i < THREADS; i++) {

@@ -111,6 +111,8 @@ static json_t *op_json(const ridge_op_row *op)
                                               !!(arg->role & RIDGE_IN), "out", !!(arg->role & RIDGE_OUT), "optional",
                                               arg->optional, "dtypes", dtypes, "shape", arg->shape));
     }
+    for (int d = 0; d < op->dims; d++)
+        json_array_append_new(fields, json_string(op->dim_name[d]));
     for (const ridge_field *field = op->fields; field->name; field++)
         json_array_append_new(fields, json_string(field->name));
     json_array_append_new(fields, json_string("strict"));
@@ -134,6 +136,8 @@ static void op_print(const ridge_op_row *op)
                op->arg[i].optional ? "?" : " ", dtypes, op->arg[i].shape);
     }
     printf("  fields:");
+    for (int d = 0; d < op->dims; d++)
+        printf(" %s=", op->dim_name[d]);
     for (const ridge_field *field = op->fields; field->name; field++) {
         printf(" %s=", field->name);
         for (int i = 0; field->choices && field->choices[i]; i++)

@@ -15,9 +15,6 @@ static const uint32_t pair_bits[] = {
 };
 
 static const ridge_field fields[] = {
-    DIM("m", 0),
-    DIM("n", 1),
-    DIM("k", 2),
     DTYPE("a", RIDGE_GEMM_FP8_A),
     DTYPE("b", RIDGE_GEMM_FP8_B),
     DTYPE("d", RIDGE_GEMM_FP8_D),
@@ -108,11 +105,9 @@ ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge
     return call;
 }
 
-static void defaults(ridge_call *call)
-{
-    *call = ridge_gemm_fp8(0, 0, 0, ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
-                           ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_BLK128), ridge_matrix(NULL, RIDGE_BF16));
-}
+RIDGE_DEFAULTS(defaults, ridge_gemm_fp8(0, 0, 0, ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
+                                        ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_BLK128),
+                                        ridge_matrix(NULL, RIDGE_BF16)))
 
 const ridge_op_row ridge_op_gemm_fp8 = {
     .id = RIDGE_GEMM_FP8,

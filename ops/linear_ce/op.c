@@ -151,15 +151,9 @@ ridge_call ridge_ce_combine(int64_t tokens, int64_t vocab, int64_t shards, const
 #define HALF ridge_matrix(NULL, RIDGE_BF16)
 #define INDEX ridge_matrix(NULL, RIDGE_I64)
 
-static void eval_defaults(ridge_call *call)
-{
-    *call = ridge_linear_ce_eval(0, 0, 1, HALF, HALF, INDEX, NULL);
-}
-
-static void train_defaults(ridge_call *call)
-{
-    *call = ridge_linear_ce_train(0, 0, 1, HALF, HALF, INDEX, NULL, HALF, ridge_matrix(NULL, RIDGE_F32));
-}
+RIDGE_DEFAULTS(eval_defaults, ridge_linear_ce_eval(0, 0, 1, HALF, HALF, INDEX, NULL))
+RIDGE_DEFAULTS(train_defaults,
+               ridge_linear_ce_train(0, 0, 1, HALF, HALF, INDEX, NULL, HALF, ridge_matrix(NULL, RIDGE_F32)))
 
 static void backward_defaults(ridge_call *call)
 {
@@ -167,10 +161,7 @@ static void backward_defaults(ridge_call *call)
     call->arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS].dtype = RIDGE_F32;
 }
 
-static void ce_fwd_defaults(ridge_call *call)
-{
-    *call = ridge_ce_fwd(0, 1, HALF, INDEX, NULL);
-}
+RIDGE_DEFAULTS(ce_fwd_defaults, ridge_ce_fwd(0, 1, HALF, INDEX, NULL))
 
 static void ce_bwd_defaults(ridge_call *call)
 {
@@ -200,9 +191,6 @@ static void combine_defaults(ridge_call *call)
         HAS("entropy", (slot) + 4), HAS("argmax", (slot) + 5), HAS("accuracy", (slot) + 6), HAS("errors", (slot) + 7)
 
 static const ridge_field eval_fields[] = {
-    DIM("tokens", 0),
-    DIM("hidden", 1),
-    DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_X),
     DTYPE("target", RIDGE_LINEAR_CE_TARGET),
     LAYOUT,
@@ -220,9 +208,6 @@ static const ridge_field eval_fields[] = {
 };
 
 static const ridge_field train_fields[] = {
-    DIM("tokens", 0),
-    DIM("hidden", 1),
-    DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_X),
     DTYPE("target", RIDGE_LINEAR_CE_TARGET),
     LAYOUT,
@@ -242,9 +227,6 @@ static const ridge_field train_fields[] = {
 };
 
 static const ridge_field backward_fields[] = {
-    DIM("tokens", 0),
-    DIM("hidden", 1),
-    DIM("vocab", 2),
     DTYPE("dtype", RIDGE_LINEAR_CE_BACKWARD_X),
     DTYPE("target", RIDGE_LINEAR_CE_BACKWARD_TARGET),
     LAYOUT,
@@ -263,8 +245,6 @@ static const ridge_field backward_fields[] = {
 };
 
 static const ridge_field ce_fwd_fields[] = {
-    DIM("tokens", 0),
-    DIM("vocab", 1),
     DTYPE("dtype", RIDGE_CE_FWD_LOGITS),
     DTYPE("target", RIDGE_CE_FWD_TARGET),
     REDUCTION,
@@ -280,8 +260,6 @@ static const ridge_field ce_fwd_fields[] = {
 };
 
 static const ridge_field ce_bwd_fields[] = {
-    DIM("tokens", 0),
-    DIM("vocab", 1),
     DTYPE("dtype", RIDGE_CE_BWD_LOGITS),
     DTYPE("target", RIDGE_CE_BWD_TARGET),
     REDUCTION,
@@ -294,9 +272,6 @@ static const ridge_field ce_bwd_fields[] = {
 };
 
 static const ridge_field combine_fields[] = {
-    DIM("tokens", 0),
-    DIM("vocab", 1),
-    DIM("shards", 2),
     DTYPE("target", RIDGE_CE_COMBINE_TARGET),
     REDUCTION,
     FLAG("sums", RIDGE_CE_RECORD_SUMS),

@@ -2,7 +2,9 @@
 #include "src/ops.h"
 
 static const ridge_field fields[] = {
-    DIM("rows", 0), DIM("cols", 1), DTYPE("x", RIDGE_MULTIPLY_X), DTYPE("out", RIDGE_MULTIPLY_OUT), END,
+    DTYPE("x", RIDGE_MULTIPLY_X),
+    DTYPE("out", RIDGE_MULTIPLY_OUT),
+    END,
 };
 
 static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -26,10 +28,7 @@ ridge_call ridge_multiply(int64_t rows, int64_t cols, ridge_tensor x, const floa
     return call;
 }
 
-static void defaults(ridge_call *call)
-{
-    *call = ridge_multiply(0, 0, ridge_matrix(NULL, RIDGE_F32), NULL, ridge_matrix(NULL, RIDGE_F32));
-}
+RIDGE_DEFAULTS(defaults, ridge_multiply(0, 0, ridge_matrix(NULL, RIDGE_F32), NULL, ridge_matrix(NULL, RIDGE_F32)))
 
 const ridge_op_row ridge_op_multiply = {
     .id = RIDGE_MULTIPLY,

@@ -29,8 +29,6 @@ static void put_weight(ridge_call *call, int slot, ridge_tensor w)
 /* -------------------------------------------------------------------------------------------------------- rms_norm */
 
 static const ridge_field rms_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("x", RIDGE_RMS_NORM_X),
     DTYPE("w", RIDGE_RMS_NORM_W),
     DTYPE("out", RIDGE_RMS_NORM_OUT),
@@ -69,12 +67,8 @@ ridge_call ridge_rms_norm(int64_t rows, int64_t cols, ridge_tensor x, ridge_tens
     return call;
 }
 
-static void rms_defaults(ridge_call *call)
-{
-    const ridge_tensor f32 = ridge_matrix(NULL, RIDGE_F32);
-
-    *call = ridge_rms_norm(0, 0, f32, f32, f32);
-}
+RIDGE_DEFAULTS(rms_defaults, ridge_rms_norm(0, 0, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F32),
+                                            ridge_matrix(NULL, RIDGE_F32)))
 
 const ridge_op_row ridge_op_rms_norm = {
     .id = RIDGE_RMS_NORM,
@@ -103,10 +97,6 @@ const ridge_op_row ridge_op_rms_norm = {
 /* ----------------------------------------------------------------------------------------- head_rms_norm_rope_tail */
 
 static const ridge_field rope_fields[] = {
-    DIM("tokens", 0),
-    DIM("heads", 1),
-    DIM("head_dim", 2),
-    DIM("n_rot", 3),
     DTYPE("x", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X),
     DTYPE("w", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W),
     DTYPE("pos", RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS),
@@ -177,12 +167,9 @@ ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t 
     return call;
 }
 
-static void rope_defaults(ridge_call *call)
-{
-    const ridge_tensor f32 = ridge_matrix(NULL, RIDGE_F32);
-
-    *call = ridge_head_rms_norm_rope_tail(0, 0, 0, 0, f32, f32, ridge_matrix(NULL, RIDGE_I32), NULL, f32);
-}
+RIDGE_DEFAULTS(rope_defaults,
+               ridge_head_rms_norm_rope_tail(0, 0, 0, 0, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F32),
+                                             ridge_matrix(NULL, RIDGE_I32), NULL, ridge_matrix(NULL, RIDGE_F32)))
 
 const ridge_op_row ridge_op_head_rms_norm_rope_tail = {
     .id = RIDGE_HEAD_RMS_NORM_ROPE_TAIL,

@@ -77,8 +77,6 @@ static void x_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *co
 /* ---------------------------------------------------------------------------------------------- q8_0_quantize_rows */
 
 static const ridge_field quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_Q8_0_QUANTIZE_ROWS_X),
     END,
 };
@@ -103,11 +101,8 @@ ridge_call ridge_q8_0_quantize_rows(int64_t rows, int64_t cols, ridge_tensor x, 
     return call;
 }
 
-static void quantize_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_quantize_rows(0, 0, ridge_matrix(NULL, RIDGE_F32),
-                                     ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32));
-}
+RIDGE_DEFAULTS(quantize_defaults, ridge_q8_0_quantize_rows(0, 0, ridge_matrix(NULL, RIDGE_F32),
+                                                           ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32)))
 
 const ridge_op_row ridge_op_q8_0_quantize_rows = {
     .id = RIDGE_Q8_0_QUANTIZE_ROWS,
@@ -137,9 +132,6 @@ const ridge_op_row ridge_op_q8_0_quantize_rows = {
 static const int matmul_weights[] = {RIDGE_Q8_0_MATMUL_W};
 
 static const ridge_field matmul_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows", 2),
     DTYPE("x", RIDGE_Q8_0_MATMUL_X),
     DTYPE("w", RIDGE_Q8_0_MATMUL_W),
     DTYPE("out", RIDGE_Q8_0_MATMUL_OUT),
@@ -189,10 +181,7 @@ ridge_call ridge_q8_0_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_t
     return call;
 }
 
-static void matmul_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_matmul(0, 0, 0, FLOATS, BLOCKS, FLOATS);
-}
+RIDGE_DEFAULTS(matmul_defaults, ridge_q8_0_matmul(0, 0, 0, FLOATS, BLOCKS, FLOATS))
 
 const ridge_op_row ridge_op_q8_0_matmul = {
     .id = RIDGE_Q8_0_MATMUL,
@@ -219,10 +208,6 @@ const ridge_op_row ridge_op_q8_0_matmul = {
 static const int pair_weights[] = {RIDGE_Q8_0_PAIR_W0, RIDGE_Q8_0_PAIR_W1};
 
 static const ridge_field pair_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows0", 2),
-    DIM("rows1", 3),
     DTYPE("x", RIDGE_Q8_0_PAIR_X),
     DTYPE("w", RIDGE_Q8_0_PAIR_W0),
     DTYPE("out", RIDGE_Q8_0_PAIR_OUT0),
@@ -272,10 +257,7 @@ ridge_call ridge_q8_0_pair(int64_t tokens, int64_t cols, int64_t rows0, int64_t 
     return call;
 }
 
-static void pair_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_pair(0, 0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS, FLOATS);
-}
+RIDGE_DEFAULTS(pair_defaults, ridge_q8_0_pair(0, 0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS, FLOATS))
 
 const ridge_op_row ridge_op_q8_0_pair = {
     .id = RIDGE_Q8_0_PAIR,
@@ -309,9 +291,6 @@ const ridge_op_row ridge_op_q8_0_pair = {
 static const int gate_up_weights[] = {RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_UP};
 
 static const ridge_field gate_up_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows", 2),
     DTYPE("x", RIDGE_Q8_0_GATE_UP_SWIGLU_X),
     DTYPE("w", RIDGE_Q8_0_GATE_UP_SWIGLU_GATE),
     DTYPE("out", RIDGE_Q8_0_GATE_UP_SWIGLU_OUT),
@@ -371,10 +350,7 @@ ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows,
     return call;
 }
 
-static void gate_up_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_gate_up_swiglu(0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS);
-}
+RIDGE_DEFAULTS(gate_up_defaults, ridge_q8_0_gate_up_swiglu(0, 0, 0, FLOATS, BLOCKS, BLOCKS, FLOATS))
 
 const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
     .id = RIDGE_Q8_0_GATE_UP_SWIGLU,
@@ -410,10 +386,6 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
 static const int hc_weights[] = {RIDGE_Q8_0_MATMUL_HC_EXPAND_W};
 
 static const ridge_field hc_fields[] = {
-    DIM("tokens", 0),
-    DIM("cols", 1),
-    DIM("rows", 2),
-    DIM("n_hc", 3),
     DTYPE("x", RIDGE_Q8_0_MATMUL_HC_EXPAND_X),
     DTYPE("w", RIDGE_Q8_0_MATMUL_HC_EXPAND_W),
     HAS("add", RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD),
@@ -485,10 +457,7 @@ ridge_call ridge_q8_0_matmul_hc_expand(int64_t tokens, int64_t cols, int64_t row
     return call;
 }
 
-static void hc_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_matmul_hc_expand(0, 0, 0, 4, FLOATS, BLOCKS, NULL, NULL, NULL, NULL);
-}
+RIDGE_DEFAULTS(hc_defaults, ridge_q8_0_matmul_hc_expand(0, 0, 0, 4, FLOATS, BLOCKS, NULL, NULL, NULL, NULL))
 
 const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {
     .id = RIDGE_Q8_0_MATMUL_HC_EXPAND,

@@ -5,15 +5,11 @@
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_CLOSE | RIDGE_INVARIANT)
 
 static const ridge_field q8_0_quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_Q8_0_QUANTIZE_X),
     END,
 };
 
 static const ridge_field q8_0_planes_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     END,
 };
 
@@ -85,20 +81,11 @@ ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor planes, vo
     return repack(RIDGE_Q8_0_UNPACK, rows, cols, blocks, planes);
 }
 
-static void q8_0_quantize_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_quantize(0, 0, ridge_matrix(NULL, RIDGE_F32), NULL);
-}
-
-static void q8_0_repack_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_repack(0, 0, NULL, ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32));
-}
-
-static void q8_0_unpack_defaults(ridge_call *call)
-{
-    *call = ridge_q8_0_unpack(0, 0, ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32), NULL);
-}
+RIDGE_DEFAULTS(q8_0_quantize_defaults, ridge_q8_0_quantize(0, 0, ridge_matrix(NULL, RIDGE_F32), NULL))
+RIDGE_DEFAULTS(q8_0_repack_defaults,
+               ridge_q8_0_repack(0, 0, NULL, ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32)))
+RIDGE_DEFAULTS(q8_0_unpack_defaults,
+               ridge_q8_0_unpack(0, 0, ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32), NULL))
 
 const ridge_op_row ridge_op_q8_0_quantize = {
     .id = RIDGE_Q8_0_QUANTIZE,

@@ -29,16 +29,10 @@ static double quantize_flops(const ridge_problem *problem)
 /* ---------------------------------------------------------------------------------------------------- quantize_fp8 */
 
 static const ridge_field quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
-    DTYPE("dtype", RIDGE_QUANTIZE_FP8_X),
-    DTYPE("format", RIDGE_QUANTIZE_FP8_Q),
-    CHOICE("scale", RIDGE_SCALE, scale_modes),
-    FLAG("pow2", RIDGE_POW2),
-    HAS("given", RIDGE_QUANTIZE_FP8_GIVEN),
-    HAS("amax", RIDGE_QUANTIZE_FP8_AMAX),
-    F32_OPTION(ridge_quantize_options, floor, 0),
-    END,
+    DTYPE("dtype", RIDGE_QUANTIZE_FP8_X),         DTYPE("format", RIDGE_QUANTIZE_FP8_Q),
+    CHOICE("scale", RIDGE_SCALE, scale_modes),    FLAG("pow2", RIDGE_POW2),
+    HAS("given", RIDGE_QUANTIZE_FP8_GIVEN),       HAS("amax", RIDGE_QUANTIZE_FP8_AMAX),
+    F32_OPTION(ridge_quantize_options, floor, 0), END,
 };
 
 static const char *quantize_rule(const ridge_call *call)
@@ -108,11 +102,8 @@ ridge_call ridge_quantize_fp8(int64_t rows, int64_t cols, ridge_tensor x, ridge_
     return call;
 }
 
-static void quantize_defaults(ridge_call *call)
-{
-    *call = ridge_quantize_fp8(0, 0, ridge_matrix(NULL, RIDGE_BF16),
-                               ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128));
-}
+RIDGE_DEFAULTS(quantize_defaults, ridge_quantize_fp8(0, 0, ridge_matrix(NULL, RIDGE_BF16),
+                                                     ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128)))
 
 const ridge_op_row ridge_op_quantize_fp8 = {
     .id = RIDGE_QUANTIZE_FP8,
@@ -145,8 +136,6 @@ const ridge_op_row ridge_op_quantize_fp8 = {
 /* ------------------------------------------------------------------------------------------------ dual, and swiglu */
 
 static const ridge_field dual_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_QUANTIZE_FP8_DUAL_X),
     DTYPE("format", RIDGE_QUANTIZE_FP8_DUAL_Q),
     CHOICE("form", RIDGE_DUAL, dual_forms),
@@ -217,12 +206,9 @@ ridge_call ridge_quantize_fp8_dual(int64_t rows, int64_t cols, ridge_tensor x, r
     return call;
 }
 
-static void dual_defaults(ridge_call *call)
-{
-    const ridge_tensor q = ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128);
-
-    *call = ridge_quantize_fp8_dual(0, 0, ridge_matrix(NULL, RIDGE_BF16), q, q);
-}
+RIDGE_DEFAULTS(dual_defaults, ridge_quantize_fp8_dual(0, 0, ridge_matrix(NULL, RIDGE_BF16),
+                                                      ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
+                                                      ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128)))
 
 #define Q_SHAPE "[rows, cols]"
 #define Q_T_SHAPE "[cols, rows]"
@@ -257,8 +243,6 @@ const ridge_op_row ridge_op_quantize_fp8_dual = {
 };
 
 static const ridge_field swiglu_quantize_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_SWIGLU_QUANTIZE_GATE),
     DTYPE("format", RIDGE_SWIGLU_QUANTIZE_Q),
     CHOICE("form", RIDGE_DUAL, dual_forms),
@@ -330,12 +314,10 @@ ridge_call ridge_swiglu_quantize(int64_t rows, int64_t cols, ridge_dtype dtype, 
     return call;
 }
 
-static void swiglu_quantize_defaults(ridge_call *call)
-{
-    const ridge_tensor q = ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128);
-
-    *call = ridge_swiglu_quantize(0, 0, RIDGE_BF16, NULL, NULL, q, q);
-}
+RIDGE_DEFAULTS(swiglu_quantize_defaults,
+               ridge_swiglu_quantize(0, 0, RIDGE_BF16, NULL, NULL,
+                                     ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
+                                     ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128)))
 
 const ridge_op_row ridge_op_swiglu_quantize = {
     .id = RIDGE_SWIGLU_QUANTIZE,

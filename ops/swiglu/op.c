@@ -10,8 +10,6 @@ const ridge_swiglu_options ridge_swiglu_defaults = {.gate_mul = 1.0f, .down_mul 
 const char *const ridge_activations[] = {"silu", "gelu_tanh", "gelu_erf", "relu2", NULL};
 
 static const ridge_field swiglu_fwd_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_SWIGLU_FWD_GATE),
     RIDGE_ACT_FIELD,
     FLAG("round_gate", RIDGE_ROUND_GATE),
@@ -22,8 +20,6 @@ static const ridge_field swiglu_fwd_fields[] = {
 };
 
 static const ridge_field swiglu_bwd_fields[] = {
-    DIM("rows", 0),
-    DIM("cols", 1),
     DTYPE("dtype", RIDGE_SWIGLU_BWD_DOUT),
     RIDGE_ACT_FIELD,
     FLAG("round_gate_bwd", RIDGE_ROUND_GATE_BWD),
@@ -141,15 +137,8 @@ ridge_call ridge_swiglu_bwd(int64_t rows, int64_t cols, ridge_dtype dtype, const
     return call;
 }
 
-static void swiglu_fwd_defaults(ridge_call *call)
-{
-    *call = ridge_swiglu_fwd(0, 0, RIDGE_BF16, NULL, NULL, NULL);
-}
-
-static void swiglu_bwd_defaults(ridge_call *call)
-{
-    *call = ridge_swiglu_bwd(0, 0, RIDGE_BF16, NULL, NULL, NULL, NULL, NULL);
-}
+RIDGE_DEFAULTS(swiglu_fwd_defaults, ridge_swiglu_fwd(0, 0, RIDGE_BF16, NULL, NULL, NULL))
+RIDGE_DEFAULTS(swiglu_bwd_defaults, ridge_swiglu_bwd(0, 0, RIDGE_BF16, NULL, NULL, NULL, NULL, NULL))
 
 #define ALL_CONTRACTS (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define SWIGLU_BOUND \

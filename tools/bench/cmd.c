@@ -21,7 +21,7 @@ static bool bench_one(bench *b, const char *suite, const char *line)
     }
     good = image_build_to_time(&c, b->o->seed, &im);
     if (good)
-        good = bench_image(b, suite, &c, &im, NULL, NULL);
+        good = bench_image(b, suite, &c, &im, false);
     else
         fprintf(stderr, "ridge bench: %s: no memory for its operands\n", line);
     image_free(&im);
@@ -71,8 +71,8 @@ static void parse(int argc, char **argv, bench_options *o)
     const args_option list[] = {
         {"suite", 'S', "NAME", "suites, separated by commas; a name that is none lists them", .text = &o->suite},
         ARGS_DEVICE(&o->device),
-        {"kernel", 'k', "PATTERN", "rows whose name matches (default: the row that is picked)", .text = &o->kernel},
-        {"all-kernels", 0, NULL, "every row that can run", .flag = &o->all_kernels},
+        {"kernel", 'k', "PATTERN", "rows whose name matches, '*' all that can run (default: the row that is picked)",
+         .text = &o->kernel},
         {"csv", 'c', "FILE", "append records", .text = &o->csv},
         {"json", 'j', NULL, "JSON instead of a table", .flag = &o->json},
         ARGS_SEED(&o->seed),
@@ -105,8 +105,6 @@ static void parse(int argc, char **argv, bench_options *o)
     args_parse(argc, argv, "[OP name=value...]", "Times problems beside a copy of the same total bytes.", list, &words,
                ARGS_MOST);
     args_join(argv[0], &words, o->text, sizeof o->text);
-    if (o->all_kernels)
-        o->kernel = "*";
 }
 
 int cmd_bench(int argc, char **argv)

@@ -20,23 +20,6 @@ static bool build(const weight *w, int tokens, uint64_t seed, image *im)
     return case_parse(text, &t) && image_build(&t, seed, im) && weight_planes(w, im, RIDGE_Q8_0_MATMUL_W);
 }
 
-/* Compares one run of the row that is picked with the C reference. */
-static bool verify(const bench *b, const image *im, char *text, size_t size)
-{
-    unsigned char *expected = malloc(im->bytes), *got = malloc(im->bytes);
-    bool good = expected && got;
-
-    if (!good)
-        snprintf(text, size, "out of memory");
-    else if (image_reference(im, expected) != RIDGE_OK || !timing_run_once(b->device, im, NULL, got))
-        good = snprintf(text, size, "%s", ridge_error()) < 0;
-    else
-        good = image_equal(im, expected, got, text, size);
-    free(expected);
-    free(got);
-    return good;
-}
-
 static bool add(bench *b, chain *c, const ridge_file *file, const ridge_entry *t, int tokens)
 {
     char text[400] = "";
@@ -48,7 +31,7 @@ static bool add(bench *b, chain *c, const ridge_file *file, const ridge_entry *t
         good = build(&w, tokens, b->o->seed + (uint64_t)c->links, &im);
         if (!good)
             snprintf(text, sizeof text, "%s", ridge_error());
-        if (good && verify(b, &im, text, sizeof text)) {
+        if (good && timing_verify(b->device, &im, NULL, text, sizeof text)) {
             good = chain_add(c, &im);
         } else {
             good = false;

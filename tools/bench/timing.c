@@ -3,6 +3,7 @@
  * once, so that drifting clocks affect all alike. */
 #include "timing.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "check/measure.h"
@@ -160,7 +161,7 @@ void timing_warm(rotation *r, double for_seconds)
         ;
 }
 
-bool timing_run_once(const ridge_device *device, const image *im, const ridge_kernel *kernel, unsigned char *got)
+static bool run_once(const ridge_device *device, const image *im, const ridge_kernel *kernel, unsigned char *got)
 {
     const ridge_backend *b = device->backend;
     const candidate row = {.kernel = kernel};
@@ -184,6 +185,22 @@ bool timing_run_once(const ridge_device *device, const image *im, const ridge_ke
         b->release(device, workspace);
     if (stream)
         b->stream_free(device, stream);
+    return good;
+}
+
+bool timing_verify(const ridge_device *device, const image *im, const ridge_kernel *kernel, char *text, size_t size)
+{
+    unsigned char *expected = malloc(im->bytes), *got = malloc(im->bytes);
+    bool good = expected && got;
+
+    if (!good)
+        snprintf(text, size, "out of memory");
+    else if (image_reference(im, expected) != RIDGE_OK || !run_once(device, im, kernel, got))
+        good = snprintf(text, size, "%s", ridge_error()) < 0;
+    else
+        good = kernel ? image_judge(im, kernel, expected, got, text, size) : image_equal(im, expected, got, text, size);
+    free(expected);
+    free(got);
     return good;
 }
 

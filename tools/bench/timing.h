@@ -53,9 +53,9 @@ bool timing_run(rotation *r, candidate *list, int count);
 /* Copies for about this long, so that the clocks rise. */
 void timing_warm(rotation *r, double for_seconds);
 
-/* Runs a call once on a device copy of the image and downloads that to `got`; kernel NULL: the row that is picked.
- * False with ridge_error(). */
-bool timing_run_once(const ridge_device *device, const image *im, const ridge_kernel *kernel, unsigned char *got);
+/* Runs a call once on a device copy of the image and judges the result by the row's contract; kernel NULL: the row that
+ * is picked, which must give the C reference's bytes. False with the reason in text. */
+bool timing_verify(const ridge_device *device, const image *im, const ridge_kernel *kernel, char *text, size_t size);
 
 /* The largest workspace of the candidates; those without a kernel (copies, reads, rivals) need none. */
 size_t timing_workspace(const ridge_device *device, const ridge_call *call, const candidate *list, int count);

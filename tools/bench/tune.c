@@ -8,11 +8,10 @@
 #include "tools/args.h"
 #include "tools/cli.h"
 #include "out.h"
-#include "record.h"
 #include "timing.h"
 
 typedef struct options {
-    const char *suite, *device, *out, *from;
+    const char *suite, *device, *out;
     char text[1024];
     bool quiet;
 } options;
@@ -36,7 +35,6 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
                          size_t size)
 {
     const test_case c = shrink(*full);
-    unsigned char *expected, *got;
     ridge_problem problem;
     ridge_call call;
     image im;
@@ -47,14 +45,7 @@ static bool row_is_right(const ridge_device *device, const ridge_kernel *kernel,
     snprintf(why, size, "out of memory");
     if (!image_build(&c, 5, &im))
         return false;
-    expected = malloc(im.bytes);
-    got = malloc(im.bytes);
-    good = expected && got;
-    if (good && (image_reference(&im, expected) != RIDGE_OK || !timing_run_once(device, &im, kernel, got)))
-        good = snprintf(why, size, "%s", ridge_error()) < 0;
-    good = good && image_judge(&im, kernel, expected, got, why, size);
-    free(expected);
-    free(got);
+    good = timing_verify(device, &im, kernel, why, size);
     image_free(&im);
     return good;
 }
@@ -163,69 +154,6 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
     return good ? won : -1;
 }
 
-/* The problem of line `first`, unless a later run has it too: its rows in that run, the default first. As tune_one. */
-static int tune_record(const ridge_device *device, const record *at, int first, int count, FILE *to)
-{
-    candidate list[TIMING_CANDIDATES] = {{0}};
-    char line[320];
-    const ridge_kernel *usual;
-    ridge_problem problem;
-    ridge_call call;
-    test_case c;
-    int found = 1;
-
-    for (int i = 0; i < count; i++)
-        if ((i < first) == (strcmp(at[i].run, at[first].run) == 0) && i != first &&
-            strcmp(at[i].op, at[first].op) == 0 && strcmp(at[i].problem, at[first].problem) == 0 &&
-            strcmp(at[i].provider, "ridge") == 0)
-            return 0; /* done already, or a later run follows */
-    snprintf(line, sizeof line, "%s %s", at[first].op, at[first].problem);
-    if (!case_parse(line, &c)) /* which has said why */
-        return -2;
-    if (!case_problem(&c, &call, &problem) || !(usual = untuned(device, &call, &problem)))
-        return -1;
-    for (int i = first; i < count && found < TIMING_CANDIDATES; i++) {
-        const ridge_kernel *row = ridge_kernel_find(at[i].kernel, strlen(at[i].kernel));
-        candidate *to_fill = row == usual ? &list[0] : &list[found];
-
-        if (!row || strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, at[first].op) != 0 ||
-            strcmp(at[i].problem, at[first].problem) != 0 || strcmp(at[i].run, at[first].run) != 0 ||
-            ridge_why_not(device, row, &problem) ||
-            (row->contract & RIDGE_FALLBACK) > (usual->contract & RIDGE_FALLBACK))
-            continue;
-        *to_fill = (candidate){.kernel = row, .us = at[i].us, .us_p20 = at[i].us_p20, .us_p80 = at[i].us_p80};
-        found += to_fill == &list[found];
-    }
-    return list[0].kernel ? write_winner(&call, list, found, to) : 0; /* the default was not timed: keep it */
-}
-
-static bool tune_from(const options *o, const ridge_device *device, FILE *to)
-{
-    record *at = NULL;
-    int count = 0, won = 0, result = 0;
-    bool good = record_read(o->from, &at, &count);
-
-    for (int i = 0; i < count && good; i++) {
-        if (strcmp(at[i].provider, "ridge") != 0 || strcmp(at[i].op, "chain") == 0 ||
-            strstr(at[i].problem, " weights_const=1") || strstr(at[i].problem, " strict=1"))
-            continue; /* a tuned line counts for calls with any flags */
-        if (strcmp(at[i].device, device->name) != 0 && strncmp(device->name, "model", 5) != 0) {
-            fprintf(stderr, "ridge tune: %s: measured on %s, this is %s\n", o->from, at[i].device, device->name);
-            free(at);
-            return false;
-        }
-        result = tune_record(device, at, i, count, to);
-        good = result >= 0;
-        won += good ? result : 0;
-    }
-    if (result == -1)
-        fprintf(stderr, "ridge tune: %s: %s\n", o->from, ridge_error());
-    free(at);
-    if (good)
-        printf("%d lines\n", won);
-    return good;
-}
-
 /* Suites list some problems twice: layers that several models share. */
 static bool came_before(const char *suite, int index, const char *text)
 {
@@ -289,9 +217,6 @@ int cmd_tune(int argc, char **argv)
     const args_option list[] = {{"suite", 'S', "NAME", "every problem of a suite", .text = &o.suite},
                                 ARGS_DEVICE(&o.device),
                                 {"output", 'o', "FILE", "default: tuned.tsv", .text = &o.out},
-                                {"from", 'f', "RECORD",
-                                 "times nothing: the rows' times in a record of `ridge bench --kernel`",
-                                 .text = &o.from},
                                 {"quiet", 'Q', NULL, "no progress", .flag = &o.quiet},
                                 {0}};
     args_list words = {0};
@@ -305,14 +230,14 @@ int cmd_tune(int argc, char **argv)
 
     args_parse(argc, argv, "[OP name=value...]", "Times every row and writes a tuning file.", list, &words, ARGS_MOST);
     args_join(argv[0], &words, o.text, sizeof o.text);
-    if (o.from ? o.suite || o.text[0] : !o.suite && !o.text[0]) {
-        fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME | --from RECORD [-o FILE]\n");
+    if (!o.suite && !o.text[0]) {
+        fprintf(stderr, "usage: ridge tune OP name=value... | --suite NAME [-o FILE]\n");
         return 2;
     }
     if (o.text[0] && !case_parse(o.text, &one)) /* which has said why */
         return 2;
     device = device_open(o.device);
-    if (!device || (!device->backend && !o.from)) {
+    if (!device || !device->backend) {
         if (device)
             fprintf(stderr, "ridge tune: a model device runs nothing\n");
         ridge_close(device);
@@ -325,9 +250,7 @@ int cmd_tune(int argc, char **argv)
     strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &utc));
     fprintf(out.to, "# ridge %s, %s, %s, %s\n", ridge_version(), device->name, device->driver, date);
     fprintf(out.to, "# problem\tkernel\tus\tdefault kernel\tdefault us\n");
-    if (o.from)
-        fprintf(out.to, "# from the times of %s\n", strrchr(o.from, '/') ? strrchr(o.from, '/') + 1 : o.from);
-    good = out_close(&out, o.from ? tune_from(&o, device, out.to) : tune_all(&o, device, out.to));
+    good = out_close(&out, tune_all(&o, device, out.to));
     ridge_close(device);
     return !good;
 }

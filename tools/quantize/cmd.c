@@ -75,9 +75,6 @@ static void print_tensors(const plan *p)
 
         printf("%-48s %-6s -> %-8s %13" PRId64 " -> %12" PRId64 "  ", t->in->name, ridge_type_query(t->in->type)->name,
                ridge_type_query(t->type)->name, t->in->bytes, t->bytes);
-        if (t->error.worst_at >= 0)
-            printf("%6.2f dB, worst %.3g at [%" PRId64 "] = %.6g  ", error_snr(&t->error), (double)t->error.worst,
-                   t->error.worst_at, (double)t->error.value);
         printf("%s\n", verdict(t));
     }
 }
@@ -177,11 +174,8 @@ static int convert(plan *p)
     spent = seconds() - start;
     if (status == 0 && p->o->json)
         status = dump_summary(p, device, spent);
-    else if (status == 0) {
-        if (p->o->verbose)
-            print_tensors(p);
+    else if (status == 0)
         print_summary(p, device, spent);
-    }
     converter_free(&c);
     ridge_close(device);
     return status;
@@ -242,7 +236,6 @@ int cmd_quantize(int argc, char **argv)
         {"dry-run", 0, NULL, "say what would be done, write nothing", .flag = &o.dry_run},
         {"no-stats", 0, NULL, "do not measure the error", .flag = &o.no_stats},
         {"json", 'j', NULL, "the summary as JSON", .flag = &o.json},
-        {"verbose", 'v', NULL, "a line for every tensor", .flag = &o.verbose},
         {"quiet", 'q', NULL, "no progress", .flag = &o.quiet},
         {0}};
     args_list words = {0};

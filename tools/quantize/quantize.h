@@ -18,7 +18,7 @@ typedef struct quantize_options {
     const char *in, *out, *device;
     quantize_to to;
     args_list include, exclude; /* patterns of names */
-    bool force, dry_run, json, no_stats, verbose, quiet;
+    bool force, dry_run, json, no_stats, quiet;
 } quantize_options;
 
 /* The error of the decoded result. Elements that are not finite on either side are counted only. */
