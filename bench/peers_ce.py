@@ -1,9 +1,9 @@
-"""peers_ce.py: linear cross entropy: ridge beside what people use today, in one process, on the same tensors, in turn.
+"""peers_ce.py: linear cross entropy: ridge beside what people use today, in one process, on the same tensors, one after the other.
 
     python3 bench/peers_ce.py [--lib build/libridge.so] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...] [--only NAMES]
 
 Eval, forward + backward (dW in f32; "ridge_dw16": in 16 bits, as the rivals write it), and backward alone. Rivals: cuBLAS on the
-product x W^T alone, torch eager, torch.compile, and Liger, Apple CCE and quack where they can be imported. peak_bytes: memory
+single product x W^T, torch eager, torch.compile, and Liger, Apple CCE and quack where they can be imported. peak_bytes: memory
 beyond the inputs, gradients included. err: of the gradients, relative to float64 by rms over sampled rows of dX and dW, the
 larger of the two. Columns as `ridge bench --csv` writes them. quack imports only from a site-packages or dist-packages.
 """

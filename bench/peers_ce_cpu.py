@@ -1,5 +1,5 @@
 """peers_ce_cpu.py: linear cross entropy on the CPU beside sgemm of the same dimensions (eval one product, train three), in one
-process, in turn.
+process, one after the other.
 
     LD_PRELOAD=TORCH/lib/libgomp-....so OMP_WAIT_POLICY=active python3 bench/peers_ce_cpu.py [--lib build/libridge.so] [--csv FILE]
         [--commit ID] [--rounds N] [--shapes 2048x1024x32000,...] [--only NAMES]

@@ -1,8 +1,8 @@
 """report.py RECORD... [-o PAGE.html] [--roofline FILE.svg] [--speed FILE.svg]: pictures of bench/records/*.csv.
 
 The page holds, for every device, its roofline and, for every op, bars of each provider beside ridge. --roofline draws
-the roofline of the first device alone, --speed the comparison that README.md shows (SPEED below says of what).
-Providers are compared within one run only. Needs the standard library alone; what it writes loads nothing.
+the roofline of the first device only, --speed the comparison that README.md shows (SPEED below says of what).
+Providers are compared within one run only. Needs only the standard library; what it writes loads nothing.
 """
 import argparse
 import csv

@@ -18,9 +18,9 @@ void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_c
     int align = 16, packed = 1;
 
     must(!ridge_problem_parse(op, text, &layout.call, &align, &packed), text, ridge_error());
-    if (list->count == list->room) {
-        list->room = list->room ? 2 * list->room : 64;
-        list->at = realloc(list->at, (size_t)list->room * sizeof *list->at);
+    if (list->count == list->capacity) {
+        list->capacity = list->capacity ? 2 * list->capacity : 64;
+        list->at = realloc(list->at, (size_t)list->capacity * sizeof *list->at);
         must(list->at, text, "out of memory");
     }
     list->at[list->count++] = layout;
@@ -60,7 +60,7 @@ enum { EMPTY_MOST = 1 << 24 };
 bool case_fits(const ridge_device *device, const test_case *c, int host, int on_device)
 {
     const bool cpu = device->backend_id == RIDGE_CPU;
-    const double room = free_memory(), room_there = (double)device->memory_bytes;
+    const double free_here = free_memory(), free_there = (double)device->memory_bytes;
     const ridge_op_row *op = ridge_op_at(c->call.op);
     double bytes = 0, here, there;
 
@@ -78,11 +78,11 @@ bool case_fits(const ridge_device *device, const test_case *c, int host, int on_
     }
     here = bytes * (host + (cpu ? on_device : 0));
     there = cpu ? 0 : bytes * on_device;
-    if (room > 0 && here > room)
-        ridge_fail(RIDGE_ERR_DEVICE, "it needs %.1f GB of memory, %.1f GB are free", 1e-9 * here, 1e-9 * room);
-    else if (room_there > 0 && there > room_there)
+    if (free_here > 0 && here > free_here)
+        ridge_fail(RIDGE_ERR_DEVICE, "it needs %.1f GB of memory, %.1f GB are free", 1e-9 * here, 1e-9 * free_here);
+    else if (free_there > 0 && there > free_there)
         ridge_fail(RIDGE_ERR_DEVICE, "it needs %.1f GB on the device, which has %.1f GB", 1e-9 * there,
-                   1e-9 * room_there);
+                   1e-9 * free_there);
     else
         return true;
     return false;

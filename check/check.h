@@ -1,4 +1,4 @@
-/* check.h: the test driver. It owns the walk over the two tables: for each op its cases, for each case an image in
+/* check.h: the test driver. It owns the loop over the two tables: for each op its cases, for each case an image in
  * memory, and for each kernel row that can run it the runs and comparisons which its contract asks for (row.c). It
  * knows no op: what depends on one (cases, inputs, the float64 oracle, suites, faults) is in check/<family>/,
  * registered in families.c as a check_family (family.h). `ridge test`, `bench` and `tune` are its users. */
@@ -42,7 +42,7 @@ typedef struct test_case {
 
 typedef struct case_list {
     test_case *at;
-    int count, room;
+    int count, capacity;
 } case_list;
 
 typedef enum case_level { CASES_QUICK, CASES_FULL, CASES_LARGE } case_level;
@@ -119,7 +119,7 @@ bool image_equal(const image *im, const unsigned char *expected, const unsigned 
 bool image_intact(const image *im, const unsigned char *expected, const unsigned char *got, char *text, size_t size);
 
 /* Runs the C reference row on the image; expected (im->bytes) receives the image as it must be afterwards. Of a large
- * image that the oracle alone judges, only what no row may write to. */
+ * image that only the oracle judges, only what no row may write to. */
 ridge_status image_reference(const image *im, unsigned char *expected);
 /* What the row's contract promises of one run: the reference's bits, or the bound and nothing else written; of rows
  * whose bits are known those bits, and the bound only where random data was promised to be within it. */

@@ -1,22 +1,15 @@
-/* families.c: every family of checks, in the order of ops/families.c; cases and suites are gathered from them. */
+/* families.c: every family of checks; cases and suites are gathered from them. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "family.h"
+#include "ops/families.h"
 
-extern const check_family check_swiglu, check_quantize_fp8, check_gemm_fp8, check_q8_0, check_norm, check_linear_ce,
-    check_multiply;
+#define DECLARE(name) extern const check_family check_##name;
+#define ADDRESS(name) &check_##name,
+RIDGE_FAMILIES(DECLARE)
 
-const check_family *const check_families[] = {
-    &check_swiglu,       //
-    &check_quantize_fp8, //
-    &check_gemm_fp8,     //
-    &check_q8_0,         //
-    &check_norm,         //
-    &check_linear_ce,    //
-    &check_multiply,     //
-    NULL,
-};
+const check_family *const check_families[] = {RIDGE_FAMILIES(ADDRESS) NULL};
 
 /* An op without one is a bug of this program and ends it: it would pass untested. */
 const check_family *check_family_of(uint32_t op)
@@ -25,7 +18,7 @@ const check_family *check_family_of(uint32_t op)
         for (uint32_t i = 0; i < (*at)->family->ops; i++)
             if ((*at)->family->op[i]->id == op)
                 return *at;
-    fprintf(stderr, "ridge: op %u has no family in check/families.c\n", op);
+    fprintf(stderr, "ridge: op %u has no family in ops/families.h\n", op);
     exit(1);
 }
 

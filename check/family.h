@@ -49,7 +49,7 @@ typedef struct check_family {
 
 enum { BAD_CALLS = 8 };
 
-/* families.c: all of them, in the order of ops/families.c; ends with NULL. */
+/* families.c: all of them, in the order of ops/families.h; ends with NULL. */
 extern const check_family *const check_families[];
 
 const check_family *check_family_of(uint32_t op);

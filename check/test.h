@@ -23,7 +23,7 @@ typedef ridge_status row_fault(const faulty_run *run);
 typedef struct test_row {
     const ridge_kernel *kernel;
     row_fault *fault;
-    bool once; /* the eager run alone */
+    bool once; /* only the eager run */
 } test_row;
 
 /* Single runs only: too large for two copies, repeats and the float64 bound. */

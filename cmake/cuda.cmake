@@ -1,5 +1,5 @@
 # Finds nvcc and turns cuda/*.cu and ops/*/*.cu into RIDGE_CUDA_OBJECTS, linked with the static runtime (RIDGE_CUDA_LIBS):
-# the library then needs libc alone and loads where there is no driver. nvcc is called directly, because CMake's own CUDA
+# the library then needs only libc and loads where there is no driver. nvcc is called directly, because CMake's own CUDA
 # support would link libstdc++.
 #
 # RIDGE_CUDA        AUTO builds the CUDA kernels where there is an nvcc and a GPU; ON wherever there is an nvcc; OFF never.
@@ -8,7 +8,7 @@
 #                   a GPU, else release.
 #
 # The release list has no 86, 103 and 121: those chips run the cubins of 80, 100 and 120, and no source uses an instruction
-# or takes a branch that theirs would have alone. Each would add a sixth of the compile time.
+# or takes a branch that only theirs would have. Each would add a sixth of the compile time.
 set(RIDGE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON, OFF")
 set(RIDGE_CUDA_ARCHS "" CACHE STRING "native, release, or a list such as 80;90a;90-ptx")
 set(release 80 89 90a 100 120 90-ptx)
@@ -77,7 +77,7 @@ cmake_path(GET nvcc_bin PARENT_PATH cuda_home)
 find_library(RIDGE_CUDART cudart_static REQUIRED HINTS ${cuda_home}/lib64 ${cuda_home}/targets/x86_64-linux/lib
              ${cuda_home}/targets/sbsa-linux/lib /usr/local/cuda/lib64)
 set(RIDGE_CUDA_LIBS ${RIDGE_CUDART} pthread dl rt)
-# Smaller fat binaries where nvcc can (12.9 and later): libridge.so for sm_90a alone 34.5 -> 4.3 MB.
+# Smaller fat binaries where nvcc can (12.9 and later): libridge.so for only sm_90a 34.5 -> 4.3 MB.
 execute_process(COMMAND ${RIDGE_NVCC} --help OUTPUT_VARIABLE nvcc_help ERROR_QUIET)
 set(compress)
 if(nvcc_help MATCHES "--compress-mode")
@@ -100,9 +100,13 @@ file(GLOB cuda_sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} cu
 foreach(source ${cuda_sources})
     string(REPLACE ".cu" ".o" object ${CMAKE_CURRENT_BINARY_DIR}/${source})
     cmake_path(GET object PARENT_PATH folder)
-    # A suffix _smNN: kernels for that architecture alone, with its 'a' features. Without it in the list they are empty.
+    # A suffix _smNN: kernels for only that architecture, with its 'a' features. Without it in the list they are empty.
+    set(mode ${compress})
     if(source MATCHES "_sm([0-9]+)\\.cu$" AND "${CMAKE_MATCH_1}a" IN_LIST archs)
         ridge_gencode("${CMAKE_MATCH_1}a" gencode)
+        if(NOT source MATCHES "/tiles_") # 15 of the 22 MB that such files have
+            set(mode)
+        endif()
     else()
         ridge_gencode("${archs}" gencode)
     endif()
@@ -110,7 +114,7 @@ foreach(source ${cuda_sources})
         OUTPUT ${object}
         COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
         COMMAND ${RIDGE_NVCC} -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object} -MD -MF ${object}.d -std=c++17 -O3
-                -fmad=false ${gencode} ${compress} -DRIDGE_HAVE_CUDA=1
+                -fmad=false ${gencode} ${mode} -DRIDGE_HAVE_CUDA=1
                 -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}
                 -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra
                 -Xptxas=--warn-on-spills,-Werror -t0

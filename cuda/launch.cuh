@@ -30,20 +30,10 @@ static inline void host_leave(const ridge_device *device, int before)
         cudaSetDevice(before);
 }
 
-/* Shared memory that a CTA may have, and that an SM has for all of its CTAs (CUDA C programming guide, technical
- * specifications per compute capability). */
+/* Bytes of shared memory that a CTA may have. */
 static inline int host_max_shared(const ridge_device *device)
 {
-    switch (device->arch) {
-    case RIDGE_ARCH_SM80:
-        return 163 << 10;
-    case RIDGE_ARCH_SM90:
-    case RIDGE_ARCH_SM100:
-    case RIDGE_ARCH_SM103:
-        return 227 << 10;
-    default:
-        return 99 << 10;
-    }
+    return ridge_arch_table[device->arch].shared_kb << 10;
 }
 
 /* Loads the code of `count` kernels and sets an attribute of theirs, so that nothing is lazy on the call path. */
@@ -71,8 +61,8 @@ static inline ridge_status host_load(const ridge_device *device, const void *con
 }
 
 /* Launches a kernel with one struct argument. From sm_90 on with programmatic dependent launch: the kernel calls
- * ptx_grid_wait before it reads or writes global memory that a preceding kernel may write. (It may prefetch to L2
- * before that.) */
+ * ptx_grid_dependency_wait before it reads or writes global memory that a preceding kernel may write. (It may prefetch
+ * to L2 before that.) */
 static inline ridge_status host_launch_cluster(const ridge_device *device, const char *name, const void *function,
                                                dim3 grid, int cluster, int threads, size_t shared, void *argument,
                                                void *stream)

@@ -4,7 +4,7 @@
  * replayed CUDA graph, which must give the same bits. Printed a layer: the time of both; the kernels, each timed in a
  * graph of as many calls of nothing but itself; and the gap, which is the difference over the number of kernels.
  *
- * The CUDA driver is opened at run time: the example links ridge alone. Without a GPU it runs small layers on the CPU.
+ * The CUDA driver is opened at run time: the example links only ridge. Without a GPU it runs small layers on the CPU.
  */
 #include <dlfcn.h>
 #include <math.h>

@@ -379,7 +379,7 @@ RIDGE_API ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor 
  * kernel; a fused op gives the bits of its parts one by one. Errors: RIDGE_ERR_ARG for more than 16 tokens, cols that
  * are no multiple of 32, a form whose scales are missing. 0 tokens or rows write nothing; 0 cols is a sum of 0. Fast
  * kernels want the workspace that ridge_workspace_bytes names (a few KB a token); with less, a slower one runs or
- * RIDGE_ERR_WORKSPACE comes back.
+ * ridge_run returns RIDGE_ERR_WORKSPACE.
  *
  * @code
  * ridge_tensor weight = ridge_matrix(blocks, RIDGE_U8);

@@ -1,16 +1,9 @@
-/* families.c: every family of ops, in the order of enum ridge_op. */
+/* families.c: every family of ops for the core. */
+#include "families.h"
 #include "src/internal.h"
 
-extern const ridge_family ridge_family_swiglu, ridge_family_quantize_fp8, ridge_family_gemm_fp8, ridge_family_q8_0,
-    ridge_family_norm, ridge_family_linear_ce, ridge_family_multiply;
+#define DECLARE(name) extern const ridge_family ridge_family_##name;
+#define ADDRESS(name) &ridge_family_##name,
+RIDGE_FAMILIES(DECLARE)
 
-const ridge_family *const ridge_families[] = {
-    &ridge_family_swiglu,       //
-    &ridge_family_quantize_fp8, //
-    &ridge_family_gemm_fp8,     //
-    &ridge_family_q8_0,         //
-    &ridge_family_norm,         //
-    &ridge_family_linear_ce,    //
-    &ridge_family_multiply,     //
-    NULL,
-};
+const ridge_family *const ridge_families[] = {RIDGE_FAMILIES(ADDRESS) NULL};

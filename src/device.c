@@ -6,19 +6,20 @@
 
 #include "internal.h"
 
-/* Nominal figures of data-centre parts (vendor data sheets) serve model devices only; a real device reports its own. */
+/* Shared memory: CUDA C programming guide, technical specifications per compute capability. The nominal figures of a
+ * chip (vendor data sheets) serve model devices only; a real device reports its own. */
 const ridge_arch_row ridge_arch_table[RIDGE_ARCHS] = {
-    [RIDGE_ARCH_C] = {"c", RIDGE_CPU, 0, "any CPU", 1, 0, 20},
-    [RIDGE_ARCH_AVX2] = {"avx2", RIDGE_CPU, 0, "x86-64-v3", 8, 32 << 20, 40},
-    [RIDGE_ARCH_AVX512] = {"avx512", RIDGE_CPU, 0, "x86-64-v4", 16, 64 << 20, 80},
-    [RIDGE_ARCH_SM80] = {"sm80", RIDGE_CUDA, 80, "A100", 108, 40 << 20, 1800},
-    [RIDGE_ARCH_SM86] = {"sm86", RIDGE_CUDA, 86, "RTX 3090", 82, 6 << 20, 850},
-    [RIDGE_ARCH_SM89] = {"sm89", RIDGE_CUDA, 89, "RTX 4090", 128, 72 << 20, 920},
-    [RIDGE_ARCH_SM90] = {"sm90", RIDGE_CUDA, 90, "H200", 132, 50 << 20, 4250},
-    [RIDGE_ARCH_SM100] = {"sm100", RIDGE_CUDA, 100, "B200", 148, 126 << 20, 7000},
-    [RIDGE_ARCH_SM103] = {"sm103", RIDGE_CUDA, 103, "B300", 148, 126 << 20, 7000},
-    [RIDGE_ARCH_SM120] = {"sm120", RIDGE_CUDA, 120, "RTX 5090", 170, 96 << 20, 1600},
-    [RIDGE_ARCH_SM121] = {"sm121", RIDGE_CUDA, 121, "GB10", 48, 24 << 20, 240},
+    [RIDGE_ARCH_C] = {"c", RIDGE_CPU, 0, 0, "any CPU", 1, 0, 20},
+    [RIDGE_ARCH_AVX2] = {"avx2", RIDGE_CPU, 0, 0, "x86-64-v3", 8, 32 << 20, 40},
+    [RIDGE_ARCH_AVX512] = {"avx512", RIDGE_CPU, 0, 0, "x86-64-v4", 16, 64 << 20, 80},
+    [RIDGE_ARCH_SM80] = {"sm80", RIDGE_CUDA, 80, 163, "A100", 108, 40 << 20, 1800},
+    [RIDGE_ARCH_SM86] = {"sm86", RIDGE_CUDA, 86, 99, "RTX 3090", 82, 6 << 20, 850},
+    [RIDGE_ARCH_SM89] = {"sm89", RIDGE_CUDA, 89, 99, "RTX 4090", 128, 72 << 20, 920},
+    [RIDGE_ARCH_SM90] = {"sm90", RIDGE_CUDA, 90, 227, "H200", 132, 50 << 20, 4250},
+    [RIDGE_ARCH_SM100] = {"sm100", RIDGE_CUDA, 100, 227, "B200", 148, 126 << 20, 7000},
+    [RIDGE_ARCH_SM103] = {"sm103", RIDGE_CUDA, 103, 227, "B300", 148, 126 << 20, 7000},
+    [RIDGE_ARCH_SM120] = {"sm120", RIDGE_CUDA, 120, 99, "RTX 5090", 170, 96 << 20, 1600},
+    [RIDGE_ARCH_SM121] = {"sm121", RIDGE_CUDA, 121, 99, "GB10", 48, 24 << 20, 240},
 };
 
 const ridge_backend *ridge_backend_at(int id, const char **why_none)

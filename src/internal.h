@@ -1,7 +1,7 @@
 /* internal.h: the two tables (ops, kernels), the problem that both speak of, the device, and the backend interface.
  *
  * Data flows one way: ridge_run validates a call against its op row, turns it into a problem, picks a kernel row whose
- * why_not is NULL, and launches it. The driver (check/) walks the same tables. Owns no code beyond one-line helpers. */
+ * why_not is NULL, and launches it. The driver (check/) reads the same tables. Owns no code beyond one-line helpers. */
 #ifndef RIDGE_INTERNAL_H
 #define RIDGE_INTERNAL_H
 
@@ -30,7 +30,8 @@ typedef enum ridge_arch {
     RIDGE_ARCH_SM103,
     RIDGE_ARCH_SM120,
     RIDGE_ARCH_SM121,
-    RIDGE_ARCHS
+    RIDGE_ARCHS,
+    RIDGE_ARCH_CUDA_LAST = RIDGE_ARCHS - 1 /* arch_max of a row that later architectures run as well */
 } ridge_arch;
 
 typedef enum ridge_backend_id { RIDGE_CPU = 0, RIDGE_CUDA, RIDGE_BACKENDS } ridge_backend_id;
@@ -39,6 +40,7 @@ typedef struct ridge_arch_row {
     const char *name; /* "sm90" */
     ridge_backend_id backend;
     int compute;      /* 90 for sm90; 0 on the CPU */
+    int shared_kb;    /* shared memory that a CTA may have; 0 on the CPU */
     const char *chip; /* nominal figures of a model device, for ridge_open("model:...") */
     int units;
     int64_t l2_bytes;
@@ -213,7 +215,7 @@ typedef struct ridge_family {
     const ridge_kernel_list *const *rows; /* ends with NULL */
 } ridge_family;
 
-/* ops/families.c: all of them, in the order of enum ridge_op; ends with NULL. */
+/* ops/families.h lists them: all of them, in the order of enum ridge_op; ends with NULL. */
 extern const ridge_family *const ridge_families[];
 
 int ridge_kernel_count(void);

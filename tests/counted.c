@@ -1,6 +1,6 @@
 /* counted.c: the tool once more, with every ridge_run watched: between a call's builder and its launch nothing is
  * allocated, freed or waited for, whatever the row. The linker's --wrap sends what the library's objects (and a static
- * CUDA runtime) call through here; `ridge test` then walks all rows. The first such call ends the test and is named. */
+ * CUDA runtime) call through here; `ridge test` then runs all rows. The first such call ends the test and is named. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

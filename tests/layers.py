@@ -51,7 +51,7 @@ for path, used in uses.items():
         elif parts in ALLOWED:
             used_pairs.add(parts)
         elif its == mine > 0 and parts[0] != parts[1] and parts[1] != "check":
-            wrong.append(f"{path} includes {other}, which belongs to {parts[1]} alone")
+            wrong.append(f"{path} includes {other}, which belongs to {parts[1]} only")
         if not other.endswith((".h", ".cuh")):
             wrong.append(f"{path} includes {other}, which is a source file")
 

@@ -1,6 +1,6 @@
 /* quantize_tool.c: models for tests/quantize.sh, and the check of what `ridge quantize` made of them.
  *     quantize_tool make FORMAT TYPE FILE [PART PARTS]   a small model, its weights of TYPE; part of a sharded one
- *     quantize_tool sparse FILE MEGABYTES                one large BF16 weight of zeros that takes no room
+ *     quantize_tool sparse FILE MEGABYTES                one large BF16 weight of zeros that takes no space
  *     quantize_tool check IN OUT                         every tensor of OUT is, bit for bit, what the C reference rows
  *                                                        and ridge_dequantize make of IN's */
 #include <stdbool.h>
@@ -18,7 +18,7 @@ static void die(const char *what, const char *why)
     exit(1);
 }
 
-static void *room(int64_t bytes)
+static void *allocate(int64_t bytes)
 {
     void *memory = aligned_alloc(256, ((size_t)bytes + 256) / 256 * 256);
 
@@ -134,7 +134,7 @@ static void make(const char *format, const char *type_name, const char *path, in
                     die(path, ridge_io_error());
             } else {
                 int64_t bytes = elements / ridge_type_query(t)->block * ridge_type_query(t)->bytes;
-                unsigned char *data = room(bytes);
+                unsigned char *data = allocate(bytes);
 
                 fill(t, elements, data, &state);
                 if (ridge_writer_write(w, index[i], 0, data, bytes) != RIDGE_OK)
@@ -170,7 +170,7 @@ static void sparse(const char *path, long megabytes)
 
 static void *load(const ridge_file *file, const ridge_entry *t)
 {
-    void *memory = room(t->bytes);
+    void *memory = allocate(t->bytes);
 
     if (ridge_file_read(file, t, 0, memory, t->bytes) != RIDGE_OK)
         die(t->name, ridge_io_error());
@@ -190,7 +190,7 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
     const ridge_entry *scale;
     bool block;
     int64_t rows, cols;
-    unsigned char *q = room(in->elements);
+    unsigned char *q = allocate(in->elements);
     void *got;
     float *s;
     ridge_call call;
@@ -205,7 +205,7 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
     if (!scale || scale->type != RIDGE_TYPE_F32 || scale->rank != 2 || scale->shape[0] != rows ||
         scale->shape[1] != cols)
         die(in->name, "has no scales of the right shape");
-    s = room(scale->bytes);
+    s = allocate(scale->bytes);
     got = load(out, scale);
     call = ridge_quantize_fp8(in->shape[0], in->shape[1], ridge_matrix(floats, RIDGE_F32),
                               ridge_scaled(q, RIDGE_E4M3, s, block ? RIDGE_SCALING_BLK128 : RIDGE_SCALING_ROW));
@@ -222,8 +222,8 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
 static void check_tensor(const ridge_device *cpu, const ridge_file *out, const ridge_entry *in, const ridge_entry *t,
                          const void *raw, const void *got)
 {
-    float *floats = room(4 * in->elements);
-    unsigned char *wanted = room(4 * in->elements);
+    float *floats = allocate(4 * in->elements);
+    unsigned char *wanted = allocate(4 * in->elements);
 
     if (ridge_dequantize(in->type, raw, in->elements, floats) != RIDGE_OK)
         die(in->name, ridge_io_error());

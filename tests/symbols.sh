@@ -1,6 +1,6 @@
 #!/bin/sh
 # symbols.sh LIBRIDGE.SO LIBRIDGE.A RIDGE.H [LIBRARY]: the shared library exports exactly the header's functions and needs
-# libc (and libm, libgomp, LIBRARY) alone; every global name in the archive begins with ridge_.
+# only libc (and libm, libgomp, LIBRARY); every global name in the archive begins with ridge_.
 set -eu
 want=$(sed -n 's/^RIDGE_API .*[ *]\(ridge_[a-z0-9_]*\)(.*/\1/p' "$3" | sort)
 have=$(nm -D --defined-only "$1" | awk '$2 != "A" {print $3}' | sed 's/@.*//' | sort)

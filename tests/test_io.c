@@ -158,7 +158,7 @@ TEST(round_trip)
     ok(ridge_writer_begin(w));
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (unsigned char)(i * 37);
-    for (int i = TYPES - 1; i >= 0; i--) { /* backwards, in two pieces, the second first */
+    for (int i = TYPES - 1; i >= 0; i--) { /* backwards, in two parts, the second first */
         int64_t bytes = w->tensor[index[i]].bytes;
         ok(ridge_writer_write(w, index[i], 1, data + i + 1, bytes - 1));
         ok(ridge_writer_write(w, index[i], 0, data + i, 1));

@@ -222,7 +222,7 @@ static unsigned char *hopper_result(const char *problem, int64_t row, int64_t co
 TEST(the_test_wants_the_bits)
 {
     const ridge_kernel hopper = {.op = RIDGE_GEMM_FP8, .arch_max = RIDGE_ARCH_SM90, .contract = RIDGE_TYPICAL};
-    const ridge_kernel ada = {.op = RIDGE_GEMM_FP8, .arch_max = RIDGE_ARCH_SM121, .contract = RIDGE_TYPICAL};
+    const ridge_kernel ada = {.op = RIDGE_GEMM_FP8, .arch_max = RIDGE_ARCH_CUDA_LAST, .contract = RIDGE_TYPICAL};
     static const struct {
         const char *problem;
         int row, col;

@@ -155,7 +155,7 @@ static list_options parse_list(int argc, char **argv, const char *doc)
 {
     list_options o = {NULL, false, false};
     const args_option list[] = {
-        ARGS_JSON(&o.json), {"names", 'n', NULL, "the names alone, a line each", .flag = &o.names}, {0}};
+        ARGS_JSON(&o.json), {"names", 'n', NULL, "only the names, a line each", .flag = &o.names}, {0}};
     args_list words = {0};
 
     args_parse(argc, argv, "[PATTERN]", doc, list, &words, 1);

@@ -166,7 +166,7 @@ static void add_halves(case_list *list, const ridge_op_row *op)
 }
 
 /* dW of 16 bits of several chunks, summed in f32 (Hopper; there any with W [H, V]): two, three or four of them, the
- * last ones without rows where half are ignored; or of one that takes as much room. n: dtype and layout of W. */
+ * last ones without rows where half are ignored; or of one that takes as much memory. n: dtype and layout of W. */
 static void add_summed(case_list *list, const ridge_op_row *op, case_level level)
 {
     static const struct {
@@ -194,7 +194,7 @@ static void add_summed(case_list *list, const ridge_op_row *op, case_level level
         add(list, op, SUMMED + of[i].shape, &of[i].o, of[i].n, "");
 }
 
-/* Eval loads the listed rows alone (Hopper): more blocks of the hidden units than stages, the last one not full. */
+/* Eval loads only the listed rows (Hopper): more blocks of the hidden units than stages, the last one not full. */
 static void add_listed(case_list *list, const ridge_op_row *op)
 {
     static const option of[] = {{"", "lse=1", "", CE_HALF},

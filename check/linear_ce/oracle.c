@@ -23,7 +23,7 @@ static double input(const ce_subject *s, int arg, int64_t r, int64_t j)
     return dtype_load(oracle_address(s->im, s->im->host, arg, r, j), s->im->call.arg[arg].dtype);
 }
 
-static double *room(int64_t count)
+static double *zeros(int64_t count)
 {
     return calloc((size_t)(count > 0 ? count : 1), sizeof(double));
 }
@@ -316,15 +316,15 @@ static bool allocate(ce_subject *s, double **memory)
     bool good = true;
 
     for (int i = 0; i < TENSORS; i++) {
-        memory[i] = room(size[i]);
+        memory[i] = zeros(size[i]);
         good = good && memory[i];
         if (at[i])
             *at[i] = memory[i];
     }
     s->y = (int64_t *)(void *)memory[0];
-    s->model.dx = room(x);
-    s->model.dw = room(w);
-    s->model.dbias = room(s->vocab);
+    s->model.dx = zeros(x);
+    s->model.dw = zeros(w);
+    s->model.dbias = zeros(s->vocab);
     return good && s->model.dx && s->model.dw && s->model.dbias;
 }
 

@@ -23,10 +23,10 @@ static void rms_check(ce_subject *s, const rms *t, double unit, const char *what
 {
     /* the least f16, and a sliver of the elementwise bound for tensors that are exactly 0 */
     const double least = unit == 0x1p-11 ? 0x1p-25 * sqrt(t->count) : 0x1p-140;
-    const double room_for = sqrt(t->model) + (unit + 0x1p-22) * sqrt(t->ref) + 0x1p-12 * sqrt(t->bound) + least;
+    const double allowed = sqrt(t->model) + (unit + 0x1p-22) * sqrt(t->ref) + 0x1p-12 * sqrt(t->bound) + least;
 
     if (t->count >= 64)
-        oracle_note(s->run, sqrt(t->got) / room_for, what, -1, -1);
+        oracle_note(s->run, sqrt(t->got) / allowed, what, -1, -1);
 }
 
 static void check_dx(ce_subject *s)

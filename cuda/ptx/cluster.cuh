@@ -7,7 +7,7 @@
 
 /* Programmatic dependent launch, sm_90 up. griddepcontrol.wait: waits until the primary grids have completed and their
  * writes are visible; does nothing in an ordinary launch. */
-static __device__ __forceinline__ void ptx_grid_wait(void)
+static __device__ __forceinline__ void ptx_grid_dependency_wait(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -15,8 +15,8 @@ static __device__ __forceinline__ void ptx_grid_wait(void)
 }
 
 /* griddepcontrol.launch_dependents: the dependent grid may be launched once every CTA has executed this or exited. It
- * orders no write: the dependent's ptx_grid_wait does. */
-static __device__ __forceinline__ void ptx_grid_release(void)
+ * orders no write: the dependent's ptx_grid_dependency_wait does. */
+static __device__ __forceinline__ void ptx_launch_dependents(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

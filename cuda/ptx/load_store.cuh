@@ -97,7 +97,7 @@ static __device__ __forceinline__ uint16_t ptx_load_shared_half(uint32_t shared)
 }
 
 /* The 64 bytes around an address to L2 only, where the writes of all kernels meet: allowed at any time, before
- * ptx_grid_wait too. */
+ * ptx_grid_dependency_wait too. */
 static __device__ __forceinline__ void ptx_prefetch_l2(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" : : "l"(p) : "memory");

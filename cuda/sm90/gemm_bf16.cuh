@@ -71,8 +71,8 @@ template <int M> struct gemm16_pingpong_1x2 {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* The work tiles of a product, computed on the device, which alone knows some of the extents: a cluster computes a tile
- * of 2 block_m x block_n over one split of k. */
+/* The work tiles of a product, computed on the device, since some of the extents are known only there: a cluster
+ * computes a tile of 2 block_m x block_n over one split of k. */
 typedef struct gemm16_plan {
     int m, n, k_blocks;
     int block_m, block_n;
@@ -157,8 +157,8 @@ template <class SMEM> static __device__ __forceinline__ void gemm16_prologue(SME
         ptx_mbarrier_fence_init();
     }
     ptx_cluster_sync(); /* orders the initialisation of the mbarriers of both CTAs before their first use */
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
 }
 
 /* -------------------------------------------------------------------------------------------------------- producer */
@@ -177,7 +177,7 @@ static __device__ __forceinline__ gemm16_source gemm16_a_source(const CUtensorMa
     return {&map, row, k};
 }
 
-/* N rows for this CTA alone: one box, or boxes of 64 rows. */
+/* N rows for this CTA only: one box, or boxes of 64 rows. */
 template <int MN, int N>
 static __device__ __forceinline__ void gemm16_load_own(const gemm16_source &from, uint32_t to, uint32_t full)
 {

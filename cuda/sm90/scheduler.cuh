@@ -2,7 +2,7 @@
  *
  *     raster_tile        tile index -> tile coordinates, in bundles of rows, so that the tiles that run at once share
  * L2 stream_k_at        the work units of a worker: whole tiles, then an equal share of the last ones, cut along k
- *     scheduler_next     the work tiles of a worker over groups, whose offsets are known on the device alone
+ *     scheduler_next     the work tiles of a worker over groups, whose offsets only the device knows
  *     queue_*            dynamic: an atomic counter gives the indices, and an mbarrier ring broadcasts them in a
  * cluster
  *

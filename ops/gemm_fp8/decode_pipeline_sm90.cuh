@@ -142,7 +142,7 @@ template <int N> static __device__ void produce_weights(const decode_args &p, de
                 ptx_mbarrier_wait(empty + 8 * stage, r.phase);
                 pipeline_expect(full, stage, bytes);
                 if (wait_primary) /* as late as here, so that the code that follows is in the instruction cache */
-                    ptx_grid_wait();
+                    ptx_grid_dependency_wait();
                 wait_primary = false;
                 if (p.k_lines)
                     ptx_tma_load_3d_policy(to, &p.w, 0, row, kb, full + 8 * stage, policy);
@@ -193,7 +193,7 @@ template <int N, int MODE> static __device__ void produce_tokens(const decode_ar
             if (lane == 0)
                 ptx_mbarrier_expect(full, (uint32_t)p.stage_blocks * box + x_scales_bytes);
             if (wait_primary)
-                ptx_grid_wait();
+                ptx_grid_dependency_wait();
             if (lane == 0) {
                 if (p.k_lines)
                     ptx_tma_load_3d(to, &p.x, 0, 0, kb, full);

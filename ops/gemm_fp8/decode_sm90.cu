@@ -49,7 +49,7 @@ template <int N, int H, int MODE, int FORMATS> static __device__ __forceinline__
     } else if (threadIdx.x == CONSUMERS + 32) {
         ptx_prefetch_map(&p.x);
     }
-    ptx_grid_release();
+    ptx_launch_dependents();
     __syncwarp();
     /* Orders the initialisation of the mbarriers before their use. The thread that did it goes on at once. */
     if (warp == CONSUMERS / 32)
@@ -60,7 +60,7 @@ template <int N, int H, int MODE, int FORMATS> static __device__ __forceinline__
     if (p.split_shift)
         ptx_cluster_arrive_relaxed();
     if (warp < CONSUMERS / 32)
-        ptx_grid_wait(); /* the producers wait before their first loads */
+        ptx_grid_dependency_wait(); /* the producers wait before their first loads */
     if (warp == CONSUMERS / 32) {
         if (threadIdx.x % 32 == 0)
             produce_weights<N>(p, s, a);

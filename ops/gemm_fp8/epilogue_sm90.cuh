@@ -203,7 +203,7 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
     const uint64_t policy = ptx_policy_evict_first();
     uint32_t phase = 0;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     for (int number = 0;; number++) {
         const gemm_unit unit = gemm_unit_at<T>(p, number);
 

@@ -49,7 +49,7 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
     gemm_unit unit = s->unit[0], next = s->unit[1], after = {};
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     for (int number = 1; unit.end; number++) {
         const int row = unit.row, col = unit.col;
 
@@ -258,10 +258,10 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
     }
     __syncwarp(); /* the next barrier is an .aligned one: lanes that diverged must have converged */
     ptx_cluster_arrive_relaxed();
-    ptx_cluster_wait(); /* orders the initialisation of all CTAs' mbarriers before their first use */
-    __syncthreads();    /* orders the first work units before their readers */
-    ptx_grid_release(); /* here, since every thread that touches global memory waits with ptx_grid_wait, as late as it
-                           can */
+    ptx_cluster_wait();      /* orders the initialisation of all CTAs' mbarriers before their first use */
+    __syncthreads();         /* orders the first work units before their readers */
+    ptx_launch_dependents(); /* here, since every thread that touches global memory waits with ptx_grid_dependency_wait,
+                           as late as it can */
     if (threadIdx.x < 128) {
         if (T::WARPGROUPS == 2)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -286,7 +286,7 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
             asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         if (MODE == SCALE_1D1D && !T::SCALE_OUTER && warpgroup == gemm_warpgroups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
         unit = gemm_read_unit(&s->unit[0]);
         if (T::SMALL_M && warpgroup >= p.warpgroups)
             unit.end = 0; /* no rows; nor may it wait: `empty` does not count it */

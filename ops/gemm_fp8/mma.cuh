@@ -422,8 +422,8 @@ static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const _
     mma_locate(p, &tile_m, &tile_n);
     const int row = tile_m * LARGE_M, col = tile_n * BLOCK_N;
     mma_init<BLOCK_N>(p, s);
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
     for (int kb = 0; kb < p.stages - 1; kb++) {
         if (kb < p.blocks)
             mma_load_stage<BLOCK_N>(p, &s->stage[kb], row, col, kb);
@@ -554,8 +554,8 @@ static __global__ void __launch_bounds__(256, TOKENS == 16 ? 2 : 1) gemm_small(c
         for (int i = threadIdx.x % 32; i < (SMALL_N + TOKENS) * p.stages; i += 32)
             mine[i / (SMALL_N + TOKENS)].scale_b[i % (SMALL_N + TOKENS)] = 1.0f; /* scale_a follows */
     __syncthreads(); /* marks are cleared before a thread sets one */
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
     for (int part = warp; part < PARTS; part += warps)
         mma_part<KIND, E5_A, E5_B, TOKENS>(p, s, mine, row, col, part, mma_sum<TOKENS>(p, s, warps, part));
     __syncthreads(); /* all sums and marks are written before they are read */

@@ -207,7 +207,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 #define ROW(name, arch_min, tile, rate, close)                                                                    \
     {                                                                                                             \
-        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, RIDGE_ARCH_SM121,                                        \
+        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, RIDGE_ARCH_CUDA_LAST,                                    \
             RIDGE_STABLE | RIDGE_INVARIANT | close | RIDGE_FALLBACK, 0, {tile, rate}, why_not, NULL, cost, launch \
     }
 

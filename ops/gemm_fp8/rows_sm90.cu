@@ -53,7 +53,7 @@ static size_t partial_bytes(const gemm_shape *t)
     return (size_t)64 * t->slices * t->block_n * 4;
 }
 
-static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *)
+static size_t workspace_bytes(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *)
 {
     const gemm_shape *t = &variant_of(kernel)->shape;
 
@@ -163,21 +163,21 @@ static ridge_status map_scales(const ridge_device *device, const gemm_shape *t, 
 enum { SYNC_BLOCKS = 2048 }; /* blocks of k, 1.2 ms, after which clusters wait for each other: some 7 us */
 
 /* Splits the last `clusters` to 2 `clusters` tiles among the clusters. */
-static void split_stream_k(const ridge_device *device, const gemm_shape *t, int64_t tiles, int64_t clusters, void *room,
-                           gemm_args *p)
+static void split_stream_k(const ridge_device *device, const gemm_shape *t, int64_t tiles, int64_t clusters,
+                           void *workspace, gemm_args *p)
 {
     p->data_parallel = (int)((tiles / clusters - 1) * clusters);
     for (int64_t c = 0; c <= clusters; c++)
         p->cut[c] = stream_k_cut_at(tiles - p->data_parallel, p->k_blocks, c, clusters);
-    p->partial = (float *)room;
-    p->flag = (uint64_t *)((char *)room + (size_t)device->units * t->warpgroups * partial_bytes(t));
+    p->partial = (float *)workspace;
+    p->flag = (uint64_t *)((char *)workspace + (size_t)device->units * t->warpgroups * partial_bytes(t));
     p->nonce = new_nonce();
     p->progress = p->flag + device->units * t->warpgroups;
     p->sync_every = (int)ridge_ceil_div(SYNC_BLOCKS, p->k_blocks);
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *room,
-                           size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
     const ridge_call *call = &bound->call;
     const gemm_variant *v = variant_of(kernel);
@@ -209,7 +209,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.stages = (int)ridge_min((int64_t)stages, t->stages);
     p.data_parallel = (int)tiles;
     if (is_stream_k(kernel) && clusters < MAX_CUTS && (mode != SCALE_1D1D || p.scale_tma))
-        split_stream_k(device, t, tiles, clusters, room, &p);
+        split_stream_k(device, t, tiles, clusters, workspace, &p);
     return host_launch_cluster(device, kernel->name, (const void *)v->mode[mode].function[out][formats],
                                dim3((unsigned)(ridge_min(tiles, clusters) * ctas)), ctas, t->warpgroups * 128 + 128,
                                v->mode[mode].memory, &p, stream);
@@ -289,7 +289,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return 4 + tile * (double)ridge_ceil_div(tiles, clusters);
 }
 
-#define ROW_OF(row_name, tile, room)                                \
+#define ROW_OF(row_name, tile, workspace_need)                      \
     {                                                               \
         .name = "cuda.gemm_fp8.wgmma" row_name,                     \
         .op = RIDGE_GEMM_FP8,                                       \
@@ -299,7 +299,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         .variant = &ridge_gemm_##tile,                              \
         .param = {},                                                \
         .why_not = why_not,                                         \
-        .workspace = room,                                          \
+        .workspace = workspace_need,                                \
         .cost = cost,                                               \
         .launch = launch,                                           \
     },
@@ -307,8 +307,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 /* clang-format off */
 static const ridge_kernel rows[] = {
-    ROW_OF("192x128_stream_k", 192x128, workspace)
-    ROW_OF("192x96_stream_k", 192x96, workspace)
+    ROW_OF("192x128_stream_k", 192x128, workspace_bytes)
+    ROW_OF("192x96_stream_k", 192x96, workspace_bytes)
     GEMM_TILES_LARGE(ROW)
     GEMM_TILES_SMALL_M(ROW)
     GEMM_TILES_N96_N160(ROW)

@@ -18,7 +18,7 @@ template <class T, int MODE> static __device__ void gemm_produce_scales(const ge
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     gemm_unit unit;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     for (int number = 0; unit = gemm_unit_at<T>(p, number), unit.end; number++) {
         const float *from[A + B]; /* this lane's scales of the next block of k */
 
@@ -65,7 +65,7 @@ template <class T> static __device__ void gemm_produce_scales_b(const gemm_args 
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     float next;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     next = gemm_read_scales_b<T::BLOCK_N>(p, unit.col, unit.begin);
     for (int number = 1; unit.end; number++, unit = after)
         for (int kb = unit.begin; kb < unit.end; kb += CHUNK) {

@@ -36,7 +36,7 @@ typedef struct gemm_shape {
     TILE(192x96, .warpgroups = 3, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 2, .stages = 4,   \
          .modes = MODE_1D1D, .scale_outer = 1, .rate_1d1d = 1020)
 
-/* Tiles for few rows: m of 65 to some hundreds. _cluster_m: two tiles of different rows share B. */
+/* Tiles for small m: 65 to some hundreds. _cluster_m: two tiles of different rows share B. */
 #define GEMM_TILES_SMALL_M(TILE)                                                                                      \
     TILE(192x64, .warpgroups = 3, .slices = 1, .block_n = 64, .cluster_m = 1, .cluster_n = 2, .stages = 7,            \
          .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .small_m = 1, .rate = 1100, .rate_1d1d = 850,  \
@@ -51,7 +51,7 @@ typedef struct gemm_shape {
     TILE(128x128_small_m, .warpgroups = 2, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 8,  \
          .modes = MODE_EPILOGUE | MODE_1D2D, .small_m = 1, .rate = 2000, .block_us = 0.38)
 
-/* Tiles for few rows whose columns can lie in two blocks of 128: for scales of B by 128 x 128, where they leave fewer
+/* Tiles for small m whose columns can lie in two blocks of 128: for scales of B by 128 x 128, where they leave fewer
  * multiprocessors idle than others. No cluster: pairs that share loads are up to 3 % slower. */
 #define GEMM_TILES_N96_N160(TILE)                                                                            \
     TILE(128x96, .warpgroups = 2, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 1, .stages = 7,   \

@@ -198,7 +198,7 @@ template <int A, int B> static __global__ void __launch_bounds__(THREADS, 1) lin
     float sum[4][4][4] = {};
     uint32_t next_a[EACH], next_b[EACH];
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const linear_tile t = tile_of(p);
 
     if (!t.any)

@@ -442,7 +442,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_grads_kernel(const _
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         consume<BF16, HV, EPI, M>(a, s, consumer);
     }
-    __syncwarp();       /* the cluster barrier is .aligned; one thread of the producer's warp ran its loop alone */
+    __syncwarp();       /* the cluster barrier is .aligned; only one thread of the producer's warp ran its loop */
     ptx_cluster_sync(); /* a CTA's shared memory must outlive the other CTA's writes and arrivals */
 #endif
 }

@@ -21,7 +21,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) linear_co
 {
     const int64_t r = blockIdx.x;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (r >= rows_here(p.totals, p.begin, p.rows))
         return;
     const int64_t to = p.list[r] * p.stride;
@@ -41,7 +41,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) convert_p
 {
     uint16_t *high = p.sum.high + blockIdx.x * p.sum.ld, *low = p.sum.low + blockIdx.x * p.sum.low_ld;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     for (int64_t j = threadIdx.x; j < p.cols; j += THREADS)
         if (p.load) {
             const uint32_t bits = __float_as_uint(num_load<DTYPE>(high, j));
@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(THREADS) linear_bias(const linear_colum
     const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     float sum = 0.0f;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const int64_t rows = rows_here(p.totals, p.begin, p.rows);
 
     if (c >= p.count)
@@ -342,10 +342,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 50 + product / (device->units ? device->units : 1);
 }
 
-#define ROW(op_name, op_id)                                                                                     \
-    {                                                                                                           \
-        "cuda." op_name ".mma128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
-            why_not, workspace, cost, launch                                                                    \
+#define ROW(op_name, op_id)                                                                                         \
+    {                                                                                                               \
+        "cuda." op_name ".mma128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
+            why_not, workspace, cost, launch                                                                        \
     }
 
 static const ridge_kernel rows[] = {

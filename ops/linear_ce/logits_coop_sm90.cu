@@ -247,7 +247,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
         else
             consume<BF16, MN_B, WHAT>(a, s, at, consumer, clusters, gathers);
     }
-    __syncwarp();       /* the cluster barrier is .aligned; one thread of the producer's warp ran its loop alone */
+    __syncwarp();       /* the cluster barrier is .aligned; only one thread of the producer's warp ran its loop */
     ptx_cluster_sync(); /* a CTA's shared memory must outlive the other CTA's writes and arrivals */
 #endif
 }

@@ -37,7 +37,7 @@ static __device__ __forceinline__ void clear(const ce_chunk &c)
 /* Resets, and gathers x without ignored rows, with zeros to a multiple of 128 rows; no copy where no row is ignored. */
 static __global__ void __launch_bounds__(THREADS) gather_x(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const int64_t r = blockIdx.x, vectors = p.hidden / 8;
 
@@ -80,7 +80,7 @@ static __device__ __forceinline__ double stored_bits(const ce_params &p)
 /* PREDICT: the exponent from the sample's sum, as if all classes were like the sample; resets the parts of the sums. */
 static __global__ void __launch_bounds__(THREADS) predict_exponent(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
     const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -158,7 +158,7 @@ static __device__ __forceinline__ void put_row(const ce_chunk &c, int64_t row, d
 /* CHECK: lse from the sums of E, and the row's factor; sets `redo` if the prediction was bad for any row. */
 static __global__ void __launch_bounds__(THREADS) check_exponent(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const int64_t row = ce_warp_row(c);
     const bool f16 = p.dtype == RIDGE_F16;
@@ -181,7 +181,7 @@ static __global__ void __launch_bounds__(THREADS) check_exponent(const ce_chunk 
 /* RESET, of the second pass: the parts of the sums. */
 static __global__ void __launch_bounds__(THREADS) reset_parts(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const int64_t row = ce_warp_row(c);
 
     if (ce_skips(c) || row < 0)
@@ -202,7 +202,7 @@ static __device__ __forceinline__ double known_lse(const ce_params &p, int64_t r
 /* FROM_LSE: exponent, mixture, and the factor, a power of two. */
 static __global__ void __launch_bounds__(THREADS) exponent_from_lse(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const int64_t row = ce_warp_row(c);
 
@@ -225,7 +225,7 @@ static __global__ void __launch_bounds__(THREADS) exponent_from_lse(const ce_chu
 /* SCALE: n_r x (f16: times a power of two that keeps it in range) for dW, and the targets. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) scale_x(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const int64_t r = blockIdx.x, row = c.begin + r, vectors = p.hidden / 8;
     const uint32_t exponent = p.totals->largest >> 23;
@@ -264,7 +264,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) scale_x(c
 /* REDUCE_DX: a row of dX from its partial sums, 8 hidden units a thread. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) reduce_dx(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const int64_t row = c.begin + blockIdx.x, size = c.rows * p.hidden;
 
@@ -306,7 +306,7 @@ typedef struct bias_args {
 /* dbias[c] = (or +=) sum_r n_r P^T[c, r], a warp a class. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) dbias(const bias_args a)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_chunk &c = a.c;
     const int64_t v = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int rows = ce_chunk_rows(c);
@@ -331,7 +331,7 @@ typedef struct round_args {
 /* Rounds the f32 sum to dW in place, a line a warp. (A call without rows that adds to dW has made no sum.) */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) round_dw(const round_args a)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     enum { PARTS = 4 };
     const ce_params &p = a.c.p;
     const int64_t lines = p.hv ? p.hidden : p.vocab, length = p.hv ? p.vocab : p.hidden;

@@ -135,7 +135,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_stats(cons
     const int64_t row = b.begin + blockIdx.x;
     row_sum s = {-CUDART_INF_F, 0.0f, 0.0f, 0, 0, INT64_MAX, 0};
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (row >= p.totals->rows)
         return;
     const char *from = ce_row<DTYPE>(b, row);
@@ -240,7 +240,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(c
     const ce_params &p = b.p;
     const int64_t row = b.begin + blockIdx.x;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (b.z && row >= p.totals->rows)
         return;
     const int64_t token = b.z ? p.list[row] : row, y = ce_target(p, token), at = y - p.offset - b.first;
@@ -271,7 +271,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_other(cons
 {
     const int64_t token = (int64_t)blockIdx.x * (ROW / 32) + threadIdx.x / 32;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const int64_t y = token < p.tokens ? ce_target(p, token) : 0;
     char *to = (char *)p.dx + token * p.dx_stride * (DTYPE == RIDGE_F32 ? 4 : 2);
     float v[GROUP];
@@ -369,10 +369,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 10 + (problem->op == RIDGE_CE_BWD ? 2 : 1) * (double)problem->dim[0] * bytes * 1e-3 / device->copy_gbps;
 }
 
-#define ROW_OF(op_name, variant, op_id)                                                                           \
-    {                                                                                                             \
-        "cuda." op_name "." variant, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
-            why_not, workspace, cost, launch                                                                      \
+#define ROW_OF(op_name, variant, op_id)                                                                               \
+    {                                                                                                                 \
+        "cuda." op_name "." variant, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, RIDGE_STABLE | RIDGE_CLOSE, 0, {}, \
+            why_not, workspace, cost, launch                                                                          \
     }
 
 static const ridge_kernel rows[] = {

@@ -9,7 +9,7 @@ enum { THREADS = CE_ROW_THREADS, WARPS = CE_ROW_WARPS, AHEAD = 8, SEGMENT = THRE
 /* Sorts the list of a target by row, by the warp of its first row; a frequent target gets the index of its sum. */
 static __global__ void __launch_bounds__(THREADS) link_targets(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const int64_t row = ce_warp_row(c);
     const int lane = threadIdx.x % 32, v = row < 0 ? -1 : c.p.label[row];
     const int2 same = v < 0 ? make_int2(0, 0) : c.class_rows[v];
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void add_rows(const ce_params &p, const sum_sm
 /* The sum of a frequent target, SLICE hidden units a block; each warp has an eighth of the rows of a segment. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) sum_frequent(const ce_chunk c)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     __shared__ sum_smem s;
     const ce_params &p = c.p;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void add_to_sum(const ce_dw &to, int hv, int64
 /* One class, by the block of its first row; 8 hidden units a thread. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) targets_to_dw(const add_args a)
 {
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const ce_params &p = a.c.p;
     const int64_t h = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * 8, row = a.c.begin + blockIdx.x;
     float sum[8] = {}, bias = 0.0f;

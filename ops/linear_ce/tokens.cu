@@ -187,7 +187,7 @@ static __global__ void __launch_bounds__(SCAN, 1) ce_begin_kernel(const begin_ar
     const int64_t before = 1 + a.lists, list = (int64_t)blockIdx.x - 1;
     const int64_t step = (gridDim.x - before) * SCAN, first = (blockIdx.x - before) * SCAN + threadIdx.x;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (blockIdx.x == 0) {
         ce_total(p, a.list_bad);
         if (p.order)
@@ -367,7 +367,7 @@ static __global__ void __launch_bounds__(TREE) ce_finish_kernel(const ce_params 
     __shared__ bool last;
     double target;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     const bool here = token < p.tokens;
     const int64_t y = here ? ce_target(p, token) : (int64_t)CE_IGNORED;
     const ce_sum s = ce_gather(p, token, here ? p.row_of[token] : -1, &target);

@@ -74,7 +74,7 @@ static int64_t row_bytes(const ridge_problem *problem)
     return 2 * problem->dim[1] + CE_FREQUENT_BYTES(problem->dim[1]);
 }
 
-/* Bytes of the area: of a chunk whose P^T lies in the workspace alone, and of one aliased with dW. */
+/* Bytes of the area: of a chunk whose P^T lies only in the workspace, and of one aliased with dW. */
 static int64_t chunk_bytes(const ridge_problem *problem, int64_t rows)
 {
     return (row_bytes(problem) + ridge_max(2 * problem->dim[2], 4 * CE_SAMPLE_CLASSES)) *

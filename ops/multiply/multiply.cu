@@ -29,8 +29,8 @@ static __global__ void __launch_bounds__(THREADS) multiply(const __grid_constant
     constexpr int X_SIZE = X == RIDGE_F32 ? 4 : 2, OUT_SIZE = OUT == RIDGE_F32 ? 4 : 2;
     const int64_t step = (int64_t)gridDim.x * THREADS, at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
 
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
     const float factor = *p.factor;
 
     if (p.x == p.out && factor == 1.0f)
@@ -109,7 +109,7 @@ static const ridge_kernel rows[] = {
     {"cuda.multiply.stream",
      RIDGE_MULTIPLY,
      RIDGE_ARCH_SM80,
-     RIDGE_ARCH_SM121,
+     RIDGE_ARCH_CUDA_LAST,
      RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
      0,
      {},

@@ -145,8 +145,8 @@ static __global__ void __launch_bounds__(THREADS, 2) rms_block(const __grid_cons
     char *out = p.out + blockIdx.x * p.out_stride;
     float v[HELD], w[HELD], factor;
 
-    ptx_grid_release();
-    ptx_grid_wait();
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
     if (p.w)
         load_held(p.w, threadIdx.x, p.n, p.w_bf16, w);
     factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
@@ -177,8 +177,8 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
     char *out = p.out + token * p.out_stride + head * p.n * (p.out_bf16 ? 2 : 4);
     float factor = 1.0f;
 
-    ptx_grid_release();
-    ptx_grid_wait();
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
     if (token >= p.rows) /* whole rows: a warp or a block exits together */
         return;
     if (p.norm && BLOCK) {
@@ -245,7 +245,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 #define ROW(op_name, op_id, name, block)                                                                           \
     {                                                                                                              \
-        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121,                                        \
+        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST,                                    \
             RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {block}, why_not, NULL, \
             cost, launch                                                                                           \
     }

@@ -126,8 +126,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize(const __grid_con
     const char *from;
     q8_0_group g;
 
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
     if (!locate(p, &g)) /* whole warps leave */
         return;
     from = p.x + g.row * p.stride + (g.block * RIDGE_Q8_0_BLOCK + lane * 8) * size;
@@ -184,8 +184,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_planes(const __grid_const
     uint16_t *scales;
     q8_0_group g;
 
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
     if (!locate(p, &g)) /* whole warps leave */
         return;
     global = p.raw + g.row * p.raw_stride + g.block * RIDGE_Q8_0_BYTES;
@@ -278,10 +278,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 2 + 3.0 * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
 }
 
-#define ROW(op_name, op_id)                                                                                         \
-    {                                                                                                               \
-        "cuda." op_name ".warp8", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, QUANTIZE_CONTRACT | RIDGE_INVARIANT, 0, \
-            {}, why_not, NULL, cost, launch                                                                         \
+#define ROW(op_name, op_id)                                                                                          \
+    {                                                                                                                \
+        "cuda." op_name ".warp8", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, QUANTIZE_CONTRACT | RIDGE_INVARIANT, \
+            0, {}, why_not, NULL, cost, launch                                                                       \
     }
 
 static const ridge_kernel rows[] = {

@@ -1,6 +1,6 @@
 /* cpu_blocks.c: q8_0_quantize, q8_0_repack and q8_0_unpack on the CPU: the C reference, the threads around the SIMD
- * span of ops/quantize_fp8/cpu_q8_0.h, and the kernel list. Moving bytes needs no instruction set: repack and unpack
- * have one row.
+ * function of ops/quantize_fp8/cpu_q8_0.h, and the kernel list. Moving bytes needs no instruction set: repack and
+ * unpack have one row.
  */
 #include <string.h>
 

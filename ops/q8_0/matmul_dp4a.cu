@@ -129,16 +129,16 @@ static __global__ void __launch_bounds__(THREADS) q8_0_dp4a(const __grid_constan
     run_regs w, v;
     bool inside;
 
-    ptx_grid_release();
+    ptx_launch_dependents();
     row -= which ? p.weight[0].rows : 0;
     inside = row < m.rows;
     if (!p.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     load_run(p, m, row, part * RIDGE_Q8_0_RUN, inside, &w);
     if (GATE_UP)
         load_run(p, p.weight[1], row, part * RIDGE_Q8_0_RUN, inside, &v);
     if (p.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     sum_row<COUNT>(p, m, row, first, count, inside, &w, acc);
     if (GATE_UP)
         sum_row<COUNT>(p, p.weight[1], row, first, count, inside, &v, up);
@@ -204,10 +204,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
            q8_0_bytes(problem) * (1 + 0.55 * (double)(problem->dim[0] - 1)) * 2.3e-3 / device->copy_gbps;
 }
 
-#define ROW(op_name, op_id)                                                                               \
-    {                                                                                                     \
-        "cuda." op_name ".dp4a", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, Q8_0_CONTRACT, 0, {}, why_not, \
-            q8_0_workspace, cost, q8_0_launch_dp4a                                                        \
+#define ROW(op_name, op_id)                                                                                   \
+    {                                                                                                         \
+        "cuda." op_name ".dp4a", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {}, why_not, \
+            q8_0_workspace, cost, q8_0_launch_dp4a                                                            \
     }
 
 static const ridge_kernel rows[] = {

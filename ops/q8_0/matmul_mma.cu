@@ -11,9 +11,9 @@
  * partitions through shared memory. The last run of a row may have two blocks only.
  *
  * Each warp keeps the loads of DEPTH k steps in flight, also from one tile into the next. x and its scales lie in
- * shared memory; a small x is quantised on its way there. Named barrier 1 + team orders the writes of the partial sums
- * before their reads. The sums have two buffers, so that the next tile's barrier also orders these reads before the
- * writes of the tile after it. */
+ * shared memory; a small x is quantised while it is copied there. Named barrier 1 + team orders the writes of the
+ * partial sums before their reads. The sums have two buffers, so that the next tile's barrier also orders these reads
+ * before the writes of the tile after it. */
 #include "args.cuh"
 
 enum { TEAM = 32 * RIDGE_Q8_0_PARTS, MAX_TEAMS = 2, MAX_THREADS = TEAM * MAX_TEAMS, SUB = 8, RUN = 128 };
@@ -242,9 +242,9 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
     run_regs w[DEPTH][SUBS];
     int count = 0, at = 0;
 
-    ptx_grid_release();
+    ptx_launch_dependents();
     if (!a.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     if (c.tile < a.tiles)
         seek_tile<SUBS>(a, &c, part, lane);
 #pragma unroll
@@ -255,7 +255,7 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
     for (int i = threadIdx.x; i < (int)(sizeof a.p / 4); i += blockDim.x)
         ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
     if (a.weights_const)
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     if (a.x_dtype == RIDGE_I8)
         copy_x(a, memory);
     else
@@ -381,10 +381,10 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
            q8_0_bytes(problem) * 1.25e-3 / device->copy_gbps + ((kernel->param[0] == 8) == small ? 0 : 0.5);
 }
 
-#define ROW(op_name, op_id, name, rows, teams)                                                                        \
-    {                                                                                                                 \
-        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, Q8_0_CONTRACT, 0, {rows, teams}, why_not, \
-            q8_0_workspace, cost, launch                                                                              \
+#define ROW(op_name, op_id, name, rows, teams)                                                                   \
+    {                                                                                                            \
+        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {rows, teams}, \
+            why_not, q8_0_workspace, cost, launch                                                                \
     }
 #define ROW16(op_name, op_id) ROW(op_name, op_id, "mma16", 16, 2)
 #define ROWS(op_name, op_id) ROW16(op_name, op_id), ROW(op_name, op_id, "mma8", 8, 2)

@@ -47,8 +47,6 @@ static __device__ __forceinline__ void start_barriers(const q8_0_tma_args &a, ui
 
 #if __CUDA_ARCH__ >= 1200
 #define CTAS(subs, tokens) 1 /* as an SM's shared memory allows */
-#elif __CUDA_ARCH__ == 1030
-#define CTAS(subs, tokens) (LARGE(subs, tokens) || (tokens) == 16 ? 1 : 2) /* with two, registers would spill */
 #else
 #define CTAS(subs, tokens) (LARGE(subs, tokens) ? 1 : 2)
 #endif
@@ -63,11 +61,7 @@ static __global__ void __launch_bounds__(THREADS(SUBS, TOKENS), CTAS(SUBS, TOKEN
     const int warp = threadIdx.x / 32;
 
 #if __CUDA_ARCH__ >= 1200
-    if (SUBS == 4) /* needs more shared memory than there is; its rows end at sm_103 */
-        return;
-#endif
-#if __CUDA_ARCH__ == 1030
-    if (SUBS == 4 && TOKENS == 16) /* it would spill registers: why_not refuses it */
+    if (SUBS == 4) /* needs more shared memory than there is: why_not refuses it */
         return;
 #endif
     if (warp == MMA_WARPS(SUBS)) {
@@ -116,7 +110,7 @@ enum { MAX_PREFETCH = 40 * 1024, MAX_PREFETCH_HALF = 72 * 1024, WINDOW_BYTES = 5
 
 static ridge_status prepare(const ridge_device *device)
 {
-    if (device->arch < RIDGE_ARCH_SM90 || device->arch > RIDGE_ARCH_SM121)
+    if (device->arch < RIDGE_ARCH_SM90)
         return RIDGE_OK;
     return host_prepare(device, functions, 10, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
                         "q8_0_matmul: loading kernels");
@@ -265,6 +259,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 {
     const int64_t cols = problem->dim[1], rows = problem->dim[2];
 
+    if (kernel->param[1] << 10 > host_max_shared(device))
+        return "needs more shared memory than a CTA may have here";
     if (problem->dim[0] == 0 || cols == 0)
         return "nothing to multiply";
     if (cols % 256)
@@ -273,8 +269,6 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "TMA needs rows that begin at multiples of 16 bytes";
     if (cols > 0x3fffff00 || rows > 0x3fffff00 || problem->dim[3] > 0x3fffff00)
         return "more than 2^30 rows or columns";
-    if (problem->dim[0] > 8 && kernel->param[0] == 32 && device->arch == RIDGE_ARCH_SM103)
-        return "more than 8 tokens leave no registers for tiles of 32 rows on sm_103";
     if (problem->dim[0] > 8 && kernel->param[0] < 2 * SUB)
         return "more than 8 tokens need tiles of 16 rows";
     return NULL;
@@ -371,18 +365,16 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     return us / (device->copy_gbps / H200_COPY_GBPS);
 }
 
-#define ROW(op_name, op_id, tile_rows, name, budget, fit, arch_max)                                                \
-    {                                                                                                              \
-        "cuda." op_name ".tma" name, op_id, RIDGE_ARCH_SM90, arch_max, Q8_0_CONTRACT, 0, {tile_rows, budget, fit}, \
-            why_not, q8_0_workspace, cost, launch                                                                  \
+#define ROW(op_name, op_id, tile_rows, name, budget, fit)                                            \
+    {                                                                                                \
+        "cuda." op_name ".tma" name, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, \
+            {tile_rows, budget, fit}, why_not, q8_0_workspace, cost, launch                          \
     }
-#define ROWS_16_32(op_name, op_id)                                            \
-    ROW(op_name, op_id, 32, "32", 222, TMA32, RIDGE_ARCH_SM103),              \
-        ROW(op_name, op_id, 16, "16", 222, TMA16, RIDGE_ARCH_SM103),          \
-        ROW(op_name, op_id, 16, "16half", 112, TMA16_HALF, RIDGE_ARCH_SM103), \
-        ROW(op_name, op_id, 16, "16small", 96, TMA16_SMALL, RIDGE_ARCH_SM121) /* what a CTA of sm_120 may have */
-#define ROWS(op_name, op_id) \
-    ROWS_16_32(op_name, op_id), ROW(op_name, op_id, 8, "8half", 112, TMA8_HALF, RIDGE_ARCH_SM103)
+#define ROWS_16_32(op_name, op_id)                                                        \
+    ROW(op_name, op_id, 32, "32", 222, TMA32), ROW(op_name, op_id, 16, "16", 222, TMA16), \
+        ROW(op_name, op_id, 16, "16half", 112, TMA16_HALF),                               \
+        ROW(op_name, op_id, 16, "16small", 96, TMA16_SMALL) /* what a CTA of sm_120 may have */
+#define ROWS(op_name, op_id) ROWS_16_32(op_name, op_id), ROW(op_name, op_id, 8, "8half", 112, TMA8_HALF)
 
 /* param: rows of a tile (gate and up have at least 8 each), KB of shared memory, index of fits. */
 static const ridge_kernel rows[] = {

@@ -145,7 +145,7 @@ static __device__ __forceinline__ void epilogue_store(const q8_0_tma_args &a, ch
         if (valid)
             release_sums(&f);
         else
-            ptx_grid_wait(); /* the primary grid's accesses come before our first store and our reads of its results */
+            ptx_grid_dependency_wait(); /* orders the primary grid before our stores, and its writes before our reads */
         if (mine)
             store4(y, bf16, second ? to.row0[1] : to.row0[0], row, second ? to.rows[1] : to.rows[0],
                    second ? to.vector[1] : to.vector[0], valid);
@@ -201,7 +201,7 @@ static __device__ __forceinline__ void epilogue_gate_up(const q8_0_tma_args &a, 
         if (valid)
             release_sums(&f);
         else
-            ptx_grid_wait(); /* as above */
+            ptx_grid_dependency_wait(); /* as above */
     }
 }
 
@@ -330,7 +330,7 @@ static __device__ __forceinline__ void epilogue_hc(const q8_0_tma_args &a, char 
             parity ^= two | buffer;
             buffer ^= !two;
         } else {
-            ptx_grid_wait(); /* as above */
+            ptx_grid_dependency_wait(); /* as above */
         }
         if (four)
             load_residuals<PER>(a, row + (int64_t)step * ROWS, begin, token_step, streams);

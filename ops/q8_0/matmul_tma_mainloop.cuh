@@ -107,13 +107,13 @@ template <int SUBS, int RAW> static __device__ __forceinline__ void produce(cons
 
     for (int n = 0; w.tile < a.tiles; n++, next_step(a, &w)) {
         if (n == trigger) /* the dependent grid may start */
-            ptx_grid_release();
+            ptx_launch_dependents();
         if (n == a.early_steps) {
             load_pos next = w;
 
             for (int i = 0; i < a.prefetch_steps && next.tile < a.tiles; i++, next_step(a, &next))
                 prefetch_weights<RAW>(a, next);
-            ptx_grid_wait();
+            ptx_grid_dependency_wait();
         }
         if (n == a.stages)
             ptx_mbarrier_wait(full + BAR_READY, 0);
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void produce_x(const q8_0_tma_args &a, uint32_
 
     if (threadIdx.x % 32 || a.x_dtype != RIDGE_I8)
         return;
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (a.x_resident)
         for (int box = 0; box << a.x_shift < a.k_steps; box++)
             load_x(a, shared, box << a.x_shift, box << a.x_shift, box);
@@ -327,7 +327,7 @@ template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_t
     for (int token = 0; token < a.tokens; token++)
         for (int at = threadIdx.x * 128; at < row_bytes; at += WIDTH * 128)
             ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     quantise_x<WIDTH>(a, memory);
     ptx_barrier_sync(1, WIDTH); /* orders the MMA warps' writes of x before their reads */
 }

@@ -16,8 +16,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
     int8_t *codes;
     uint2 v;
 
-    ptx_grid_release();
-    ptx_grid_wait();
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
     if (row >= p.rows) /* whole warps leave */
         return;
     quantize_load<DTYPE>(p.x + row * p.stride + first * size, p.cols - first, p.vector_x, words);
@@ -90,7 +90,7 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 static const ridge_kernel row = {"cuda.q8_0_quantize_rows.warp8",
                                  RIDGE_Q8_0_QUANTIZE_ROWS,
                                  RIDGE_ARCH_SM80,
-                                 RIDGE_ARCH_SM121,
+                                 RIDGE_ARCH_CUDA_LAST,
                                  Q8_0_CONTRACT,
                                  0,
                                  {},

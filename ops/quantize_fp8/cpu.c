@@ -1,5 +1,5 @@
 /* cpu.c: quantize_fp8, quantize_fp8_dual and swiglu_quantize on the CPU: the C reference, the threads around the
- * SIMD spans (cpu_simd.h), and the kernel list.
+ * SIMD functions (cpu_simd.h), and the kernel list.
  *
  * The reference is the oracle of every test: one element at a time, group by group, straight from docs/numerics.md. */
 #include "cpu.h"

@@ -1,4 +1,4 @@
-/* cpu.h: what the files of the FP8 and Q8_0 quantisers on the CPU share: the argument of the spans. */
+/* cpu.h: what the files of the FP8 and Q8_0 quantisers on the CPU share: the argument of the SIMD functions. */
 #ifndef RIDGE_CPU_QUANTIZE_H
 #define RIDGE_CPU_QUANTIZE_H
 
@@ -54,7 +54,7 @@ typedef struct quantize_vectors {
                        const void *next);
     /* Up to QUANTIZE_ROWS rows, a scale for every 128 columns of each. */
     void (*row128)(const quantize_args *args, int64_t row, int64_t rows);
-    /* Blocks side by side, up to QUANTIZE_STRIP bytes of x a row, BLK128 alone. `more`: as many to the right come next.
+    /* Blocks side by side, up to QUANTIZE_STRIP bytes of x a row, only BLK128. `more`: as many to the right come next.
      */
     void (*blocks)(const quantize_args *args, int64_t tr, int64_t col, int64_t cols, bool more);
     /* All forms of the 128 x 128 tile (tr, tc), whose elements are at x, `stride` bytes a row. `next`: where as many

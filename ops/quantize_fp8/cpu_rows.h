@@ -186,7 +186,7 @@ INLINE void amax_blocks(uint32_t dtype, const quantize_args *a, const char *x, i
         amax[g] = magnitude_bits(dtype, largest_lane(dtype, most[g]));
 }
 
-/* BLK128 alone: blocks side by side, so that consecutive memory is read and written. The second pass finds them in the
+/* Only BLK128: blocks side by side, so that consecutive memory is read and written. The second pass finds them in the
  * second-level cache, and prefetches the strip to the right. */
 static void blocks128(const quantize_args *a, int64_t tr, int64_t col, int64_t cols, bool more)
 {

@@ -2,7 +2,7 @@
  *
  * x = 2^(E-127) (1 + m/128) times r = 2^(R-127) (1 + f) is rounded to f32 and then to fp8, both times relative to its
  * size while the code is a normal number. So code(x) = code(1 + m/128, at 1 + f) + units (E + R - 254), where a unit is
- * one in the exponent field: a table of 128 bytes that depends on f alone, and byte arithmetic. Smaller codes follow
+ * one in the exponent field: a table of 128 bytes that depends only on f, and byte arithmetic. Smaller codes follow
  * the table no more; such a group is left to the arithmetic, but for what becomes zero in any case. Groups whose amax
  * is bf16 have 128 different f, which differ in their first eight bits: a thread keeps its tables and finds them by
  * those.

@@ -48,8 +48,8 @@ typedef struct quantize_args {
 static __device__ __forceinline__ void quantize_wait(void)
 {
     if (gridDim.x <= 128)
-        ptx_grid_release();
-    ptx_grid_wait();
+        ptx_launch_dependents();
+    ptx_grid_dependency_wait();
 }
 
 /* 32-bit words of 8 elements. */

@@ -164,7 +164,7 @@ static const void *function_of(const ridge_device *device, const ridge_problem *
         return of_dtype[SINGLE_FORMS + ((problem->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128)];
     if (problem->op == RIDGE_QUANTIZE_FP8_DUAL)
         return of_dtype[DUAL_FORMS + form];
-    return of_dtype[is_plain_silu(device, problem) ? SILU_FORMS + form : ANY_SWIGLU];
+    return of_dtype[is_plain_silu(device, problem) ? SILU_FORMS + form : (uint32_t)ANY_SWIGLU];
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
@@ -216,10 +216,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 2 + bytes * (double)problem->dim[0] * (double)problem->dim[1] * 1e-3 / device->copy_gbps;
 }
 
-#define ROW(op_name, op_id)                                                                                      \
-    {                                                                                                            \
-        "cuda." op_name ".tile128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121, QUANTIZE_CONTRACT, 0, {}, why_not, \
-            workspace_bytes, cost, launch                                                                        \
+#define ROW(op_name, op_id)                                                                                          \
+    {                                                                                                                \
+        "cuda." op_name ".tile128", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, QUANTIZE_CONTRACT, 0, {}, why_not, \
+            workspace_bytes, cost, launch                                                                            \
     }
 
 static const ridge_kernel rows[] = {

@@ -118,7 +118,7 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_amax(const __grid_co
     uint32_t most = 0;
 
     quantize_wait();
-    ptx_grid_release();
+    ptx_launch_dependents();
     for (int64_t u = blockIdx.x; u < units; u += gridDim.x) {
         const unit s = locate<DTYPE>(p, u);
         uint32_t raw[FLIGHT][QUANTIZE_WORDS(DTYPE)];
@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(THREADS, 4) tensor_encode(const __grid_
             continue;
         }
         load_unit<DTYPE>(s, raw);
-        ptx_grid_release();
+        ptx_launch_dependents();
         if (track)
             most = max(most, largest<DTYPE, FLIGHT>(raw));
 #pragma unroll
@@ -191,7 +191,7 @@ static __global__ void __launch_bounds__(HOLD_MOST) tensor_fold(const __grid_con
     uint32_t most = 0;
 
     quantize_wait();
-    ptx_grid_release();
+    ptx_launch_dependents();
     for (uint32_t i = threadIdx.x; i < p.partials; i += HOLD_MOST)
         most = max(most, p.partial[i]);
     most = block_largest(most);
@@ -221,7 +221,7 @@ static __global__ void __launch_bounds__(THREADS, 4) row_encode(const __grid_con
     float r;
 
     quantize_wait();
-    ptx_grid_release();
+    ptx_launch_dependents();
     if (!p.given || p.amax) {
         for (int64_t col = threadIdx.x * 8; col < p.cols; col += step) {
             quantize_load<DTYPE>(from + col * ELEMENT(DTYPE), p.cols - col, p.vector_x, raw);
@@ -256,7 +256,7 @@ static __global__ void __launch_bounds__(HOLD_MOST, 1) row_hold(const __grid_con
         if (first + g * step < groups)
             quantize_load<DTYPE>(from + g * step * 8 * ELEMENT(DTYPE), 8, true, raw[g]);
     }
-    ptx_grid_release(); /* it takes time: after the loads are issued */
+    ptx_launch_dependents(); /* it takes time: after the loads are issued */
     if (!p.given || p.amax)
         most = block_largest(largest<DTYPE, HELD(DTYPE)>(raw));
     r = row_reciprocal(p, row, most);
@@ -396,7 +396,7 @@ static const ridge_kernel rows[] = {
     {"cuda.quantize_fp8.row",
      RIDGE_QUANTIZE_FP8,
      RIDGE_ARCH_SM80,
-     RIDGE_ARCH_SM121,
+     RIDGE_ARCH_CUDA_LAST,
      QUANTIZE_CONTRACT,
      0,
      {},
@@ -407,7 +407,7 @@ static const ridge_kernel rows[] = {
     {"cuda.quantize_fp8.tensor",
      RIDGE_QUANTIZE_FP8,
      RIDGE_ARCH_SM80,
-     RIDGE_ARCH_SM121,
+     RIDGE_ARCH_CUDA_LAST,
      QUANTIZE_CONTRACT,
      0,
      {},

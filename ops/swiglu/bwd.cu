@@ -44,9 +44,9 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
         (tile.end - tile.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the tile */
     int64_t at = 0;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (U > 1)
-        ptx_grid_release();
+        ptx_launch_dependents();
     for (; left > (U - 1) * (int)blockDim.x; left -= U * (int)blockDim.x) {
         uint4 a[U], b[U], dy[U];
 
@@ -57,7 +57,7 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
             dy[u] = ptx_load_once(dout + at + u * step);
         }
         if (U == 1) /* it takes time: after the loads are issued, where registers allow */
-            ptx_grid_release();
+            ptx_launch_dependents();
 #pragma unroll
         for (int u = 0; u < U; u++)
             swiglu_bwd_group<DTYPE, ACT>(dy[u], a[u], b[u], dgate + at + u * step, dup + at + u * step);
@@ -86,12 +86,12 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
 {
     const swiglu_flat at = swiglu_locate_flat<DTYPE>(p);
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (at.group) {
         const uint4 a = ptx_load_once(p.gate.data + at.byte), b = ptx_load_once(p.up.data + at.byte);
         const uint4 dy = ptx_load_once(p.dout.data + at.byte);
 
-        ptx_grid_release(); /* it takes time: after the loads are issued */
+        ptx_launch_dependents(); /* it takes time: after the loads are issued */
         swiglu_bwd_group<DTYPE, ACT>(dy, a, b, p.out.data + at.byte, p.second.data + at.byte);
     } else if (at.element) {
         const float x = num_load<DTYPE>(p.gate.data + at.byte, 0), w = num_load<DTYPE>(p.up.data + at.byte, 0);
@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
     const int64_t step = (int64_t)blockDim.x * SWIGLU_GROUP;
     float a[SWIGLU_GROUP], b[SWIGLU_GROUP], dy[SWIGLU_GROUP], scale, sum = 0.0f;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     scale = p.row_scale ? p.row_scale[tile.row] : 1.0f;
     for (int64_t col = tile.begin + threadIdx.x * SWIGLU_GROUP; col < tile.end; col += step) {
         const int n = tile.end - col < SWIGLU_GROUP ? (int)(tile.end - col) : SWIGLU_GROUP;
@@ -166,7 +166,7 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
             swiglu_load_striped<DTYPE>(swiglu_at<DTYPE>(p.dout, tile.row, striped), dy);
         else
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.dout, tile.row, col), n, p.vectors, dy);
-        ptx_grid_release();
+        ptx_launch_dependents();
 #pragma unroll
         for (int i = 0; i < SWIGLU_GROUP; i++) {
             float term = swiglu_bwd_element<DTYPE, ACT, DEFAULTS>(o, round, scale, dy[i], &a[i], &b[i]);

@@ -34,9 +34,9 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
     int64_t left =
         (tile.end - tile.begin) / V - threadIdx.x; /* groups from this thread's first to the end of the tile */
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (U > 1)
-        ptx_grid_release();
+        ptx_launch_dependents();
     for (; left > (U - 1) * (int)blockDim.x; left -= U * (int)blockDim.x) {
         uint4 a[U], b[U];
 
@@ -46,7 +46,7 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
             b[u] = ptx_load_once(up + u * step);
         }
         if (U == 1) /* it takes time: after the loads are issued, where registers allow */
-            ptx_grid_release();
+            ptx_launch_dependents();
 #pragma unroll
         for (int u = 0; u < U; u++)
             ptx_store_once(out + u * step, swiglu_fwd_group<DTYPE, ACT>(a[u], b[u]));
@@ -77,11 +77,11 @@ static __global__ void __launch_bounds__(SWIGLU_PLAIN_THREADS, SWIGLU_BLOCKS(DTY
 {
     const swiglu_flat at = swiglu_locate_flat<DTYPE>(p);
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     if (at.group) {
         const uint4 a = ptx_load_once(p.gate.data + at.byte), b = ptx_load_once(p.up.data + at.byte);
 
-        ptx_grid_release(); /* it takes time: after the loads are issued */
+        ptx_launch_dependents(); /* it takes time: after the loads are issued */
         ptx_store_once(p.out.data + at.byte, swiglu_fwd_group<DTYPE, ACT>(a, b));
     } else if (at.element) {
         const float x = num_load<DTYPE>(p.gate.data + at.byte, 0), y = num_load<DTYPE>(p.up.data + at.byte, 0);
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
     const ridge_swiglu_options o = swiglu_options<DEFAULTS>(p);
     float a[SWIGLU_GROUP], b[SWIGLU_GROUP], scale;
 
-    ptx_grid_wait();
+    ptx_grid_dependency_wait();
     scale = p.row_scale ? p.row_scale[tile.row] : 1.0f;
     for (int64_t col = tile.begin + threadIdx.x * SWIGLU_GROUP; col < tile.end; col += step) {
         const int n = tile.end - col < SWIGLU_GROUP ? (int)(tile.end - col) : SWIGLU_GROUP;
@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(SWIGLU_THREADS, SWIGLU_GENERAL_BLOCKS(D
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.gate, tile.row, col), n, p.vectors, a);
             swiglu_load<DTYPE>(swiglu_at<DTYPE>(p.up, tile.row, col), n, p.vectors, b);
         }
-        ptx_grid_release();
+        ptx_launch_dependents();
 #pragma unroll
         for (int i = 0; i < SWIGLU_GROUP; i++) {
             float h = ridge_act_fwd(ACT, DEFAULTS ? a[i] : ridge_swiglu_gate(a[i], o), o.alpha);

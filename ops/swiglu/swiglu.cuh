@@ -351,7 +351,7 @@ static inline double swiglu_cost(const ridge_device *device, const ridge_kernel 
  * (measured on H200, docs/measured.md). */
 #define SWIGLU_KERNEL_ROW(op_name, op_id, row_name, tile, threads, groups, percent)        \
     {                                                                                      \
-        "cuda." op_name "." row_name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_SM121,            \
+        "cuda." op_name "." row_name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST,        \
             RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, \
             {tile, threads, groups, percent}, swiglu_why_not, NULL, swiglu_cost, launch    \
     }

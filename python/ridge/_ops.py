@@ -426,11 +426,11 @@ class CeProblem:
         return dx, dw, dbias
 
     def launch(self, op, values):
-        """Beyond 16384 tokens the gradients get room for an eighth of them at a time (P^T): dW is then not read and written
+        """Beyond 16384 tokens the gradients get memory for an eighth of them at a time (P^T): dW is then not read and written
         for every thousand tokens, and a model's activations take far more."""
         tokens, _, vocab = self.dims[:3]
-        room = min(tokens // 8, 8192) * 2 * vocab if tokens > 16384 and op != "linear_ce_eval" else 0
-        self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, room or True)
+        extra = min(tokens // 8, 8192) * 2 * vocab if tokens > 16384 and op != "linear_ce_eval" else 0
+        self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, extra or True)
 
 
 def linear_ce_eval(p, stats=()):

@@ -1,4 +1,4 @@
-/* fuzz_gguf.c: any bytes as a GGUF file. What is accepted must hold together: names found, values walked to their end,
+/* fuzz_gguf.c: any bytes as a GGUF file. What is accepted must hold together: names found, values read to their end,
  * data read to its end, and a copy that the writer makes must be accepted too. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* use.c: the public headers alone, in every language standard they promise. */
+/* use.c: only the public headers, in every language standard they promise. */
 #include "ridge.h"
 #include "ridge_io.h"
 

@@ -183,7 +183,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
 bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bool always)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
-    int rows, count, timed;
+    int rows, count, timed, variants;
     double err = -1;
     rotation r = {.device = b->device, .weights_const = b->o->weights_const, .times = (int)b->o->rotation};
     ridge_call call = image_call(im, im->host);
@@ -204,12 +204,13 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
         return false;
     }
     read = reads_mostly(b, &call);
+    variants = read ? b->device->backend->stream_variants : b->device->backend->copy_variants;
     add_rivals(b, &r, list, &count);
     timed = count;
-    for (int v = 0; v < (is_bound_by_products(b, &call) ? 0
-                         : read                         ? b->device->backend->stream_variants
-                                                        : b->device->backend->copy_variants);
-         v++) {
+    if (b->o->against ||
+        is_bound_by_products(b, &call)) /* --against: each of the two follows the other in every round */
+        variants = 0;
+    for (int v = 0; v < variants; v++) {
         list[count].read = read;
         list[count++].variant = v;
     }

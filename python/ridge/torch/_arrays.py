@@ -93,7 +93,7 @@ def _launch(on, f, like, values, index, more):
 
 
 class Fakes(Arrays):
-    """Shapes, strides and checks alone, for tensors without memory."""
+    """Only shapes, strides and checks, for tensors without memory."""
 
     @staticmethod
     def operand(t, stride):

@@ -13,7 +13,7 @@ _on_tensors = Arrays()
 
 class _Twice(torch.autograd.Function):
     """Stands between gradients made with create_graph=True and what they depend on: a second derivative through them would
-    be 0 unnoticed. (once_differentiable looks at the gradient of the output alone, and torch.autograd.grad goes past it.)"""
+    be 0 unnoticed. (once_differentiable looks only at the gradient of the output, and torch.autograd.grad goes past it.)"""
 
     @staticmethod
     def forward(ctx, gradients, *_):

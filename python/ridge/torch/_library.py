@@ -2,7 +2,7 @@
 functional but for fp8_gemm_, which adds to its output. An absent result is a tensor of no elements.
 
 An op whose results change in shape, stride or dtype between releases gets a new name: torch.compile's caches on disk know an
-op by name and schema alone."""
+op by name and schema only."""
 import torch
 
 from .. import _abi as A
@@ -147,7 +147,7 @@ def _fp8_linear_gradient(ctx, dy, *_):
 torch.library.register_autograd("ridge::fp8_linear", _fp8_linear_gradient, setup_context=_fp8_linear_setup, lib=library)
 
 # ------------------------------------------------------------------------------------------- SwiGLU and the layer after it
-# The gradient needs gate and up alone: what is between is made again, or was kept as FP8 codes.
+# The gradient needs only gate and up: what is between is made again, or was kept as FP8 codes.
 
 BOTH = "Tensor gate, Tensor? up, Tensor weight, Tensor? bias, str activation, float[] options, bool interleaved"
 

@@ -1,0 +1,15 @@
+/* families.h: every family of ops, in the order of enum ridge_op: its folder in ops/, which the core knows as
+ * ridge_family_NAME, and the one in check/, which the driver knows as check_NAME. */
+#ifndef RIDGE_FAMILIES_H
+#define RIDGE_FAMILIES_H
+
+#define RIDGE_FAMILIES(FAMILY) \
+    FAMILY(swiglu)             \
+    FAMILY(quantize_fp8)       \
+    FAMILY(gemm_fp8)           \
+    FAMILY(q8_0)               \
+    FAMILY(norm)               \
+    FAMILY(linear_ce)          \
+    FAMILY(multiply)
+
+#endif
