@@ -56,7 +56,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
     if (COL == QUANTIZE_ABSENT)
         quantize_wait();
     else
-        ptx_grid_wait();
+        ptx_grid_dependency_wait();
     if constexpr (SOURCE != FROM_SWIGLU) {
         if (p.whole && tr * 128 + 128 <= p.rows && tc * 128 + 128 <= p.cols) {
             const char *from = p.x + (row * p.stride + col) * SIZE, *with = p.up + (row * p.up_stride + col) * SIZE;
@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
             }
             if (COL != QUANTIZE_ABSENT) /* memory would idle while the few blocks compute */
                 tile_prefetch<DTYPE, SOURCE>(p, blockIdx.x + p.ahead);
-            ptx_grid_release(); /* it takes time: after the loads are issued */
+            ptx_launch_dependents(); /* it takes time: after the loads are issued */
             if constexpr (SOURCE == FROM_SILU)
                 tile_silu<DTYPE>(p, row, col, raw, up);
             tile_finish<DTYPE, ROW, COL, SUMS>(p, m, raw, tr, tc, true);
@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
                 tile_swiglu<DTYPE, SOURCE>(p, row + first + i < p.rows ? row + first + i : 0,
                                            row + first + i < p.rows ? p.cols - col : 0, raw[first + i], up[i]);
     }
-    ptx_grid_release();
+    ptx_launch_dependents();
     if constexpr (SOURCE != FROM_SWIGLU)
         tile_finish<DTYPE, ROW, COL, SUMS>(p, m, raw, tr, tc, false);
     else if ((p.flags & RIDGE_DUAL) == RIDGE_DUAL_ROW_ROW)
@@ -108,8 +108,8 @@ static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_con
     const int64_t col = (int64_t)blockIdx.x * 128 + threadIdx.x, tiles = (p.rows + 127) / 128;
     float sum = 0;
 
-    ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
     if (col >= p.cols)
         return;
 #pragma unroll 32
