@@ -101,12 +101,8 @@ foreach(source ${cuda_sources})
     string(REPLACE ".cu" ".o" object ${CMAKE_CURRENT_BINARY_DIR}/${source})
     cmake_path(GET object PARENT_PATH folder)
     # A suffix _smNN: kernels for only that architecture, with its 'a' features. Without it in the list they are empty.
-    set(mode ${compress})
     if(source MATCHES "_sm([0-9]+)\\.cu$" AND "${CMAKE_MATCH_1}a" IN_LIST archs)
         ridge_gencode("${CMAKE_MATCH_1}a" gencode)
-        if(NOT source MATCHES "/tiles_") # 15 of the 22 MB that such files have
-            set(mode)
-        endif()
     else()
         ridge_gencode("${archs}" gencode)
     endif()
@@ -114,7 +110,7 @@ foreach(source ${cuda_sources})
         OUTPUT ${object}
         COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
         COMMAND ${RIDGE_NVCC} -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object} -MD -MF ${object}.d -std=c++17 -O3
-                -fmad=false ${gencode} ${mode} -DRIDGE_HAVE_CUDA=1
+                -fmad=false ${gencode} ${compress} -DRIDGE_HAVE_CUDA=1
                 -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}
                 -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra
                 -Xptxas=--warn-on-spills,-Werror -t0
