@@ -1,10 +1,9 @@
 /* scheduler.cuh: which work tiles a worker (a CTA, or a cluster) computes, and in which order.
  *
- *     raster_tile        tile index -> tile coordinates, in bundles of rows, so that the tiles that run at once share
- * L2 stream_k_at        the work units of a worker: whole tiles, then an equal share of the last ones, cut along k
- *     scheduler_next     the work tiles of a worker over groups, whose offsets only the device knows
- *     queue_*            dynamic: an atomic counter gives the indices, and an mbarrier ring broadcasts them in a
- * cluster
+ *     raster_tile      tile index -> tile coordinates, in bundles of rows: tiles that run at once share L2
+ *     stream_k_at      the work units of a worker: whole tiles, then an equal share of the last, cut along k
+ *     scheduler_next   the work tiles of a worker over groups, whose offsets only the device knows
+ *     queue_*          dynamic: an atomic counter gives the indices, an mbarrier ring broadcasts them in a cluster
  *
  * All but the queue is plain C on integers: tests/test_scheduler.c runs it on the host, tests/scheduler.cu on a GPU. */
 #ifndef RIDGE_SCHEDULER_CUH
@@ -20,8 +19,7 @@
 #define SCHEDULER_FN static inline
 #endif
 
-/* ------------------------------------------------------------------------------------------------------------ raster
- */
+/* ----------------------------------------------------------------------------------------------------------- raster */
 
 /* tiles_m x tiles_n tiles. A bundle is `bundle` rows of tiles (the last may have fewer) by all columns. The tiles of a
  * bundle are counted column by column, so that neighbours in the count share columns of B, and bundles one after
@@ -65,8 +63,7 @@ SCHEDULER_FN void raster_tile(raster r, int index, int *tile_m, int *tile_n)
     *tile_m = bundle * r.bundle + in_bundle;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- stream-K
- */
+/* --------------------------------------------------------------------------------------------------------- stream-K */
 
 /* Where a worker's share of the stream-K tiles begins: at block `block` of k of tile `tile`, counted from the first
  * stream-K tile. */
@@ -120,8 +117,7 @@ SCHEDULER_FN stream_k_unit stream_k_at(int number, int worker, int workers, int 
     return unit;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ groups
- */
+/* ----------------------------------------------------------------------------------------------------------- groups */
 
 /* D_g = A_g B_g^T for each group g. Grouped m: A and D have the rows offset[g] to offset[g + 1] of one matrix each, B
  * is a matrix a group. Grouped k: A and B have those elements of k, D is a matrix a group; one without any k has all
@@ -184,8 +180,7 @@ SCHEDULER_FN bool scheduler_next(scheduler *s, work_tile *tile)
     return scheduler_find(s, index, tile);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- queue
- */
+/* ------------------------------------------------------------------------------------------------------------ queue */
 
 #ifdef __CUDACC__
 #include "cuda/sm90/pipeline.cuh"

@@ -35,8 +35,7 @@ typedef __m256 vec;
 
 enum { BLOCK = GEMM_BLOCK, PITCH = GEMM_PITCH };
 
-/* ---------------------------------------------------------------------------------------------------------- decoding
- */
+/* --------------------------------------------------------------------------------------------------------- decoding */
 
 /* 16 codes to f32, exactly. e5m2 is the upper half of an f16; e4m3, shifted, is an f16 of 2^-8 times the value, except
  * for its NaN. */

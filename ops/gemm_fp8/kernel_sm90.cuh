@@ -29,8 +29,7 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---------------------------------------------------------------------------------------------------------- producer
- */
+/* --------------------------------------------------------------------------------------------------------- producer */
 
 /* The TMA producer, one thread: the codes of every stage, and its scales where TMA can load them. Few instructions lie
  * between the acquire and the loads, so that a released stage is filled soon; `expect` comes after them. */
@@ -114,8 +113,7 @@ static __device__ __forceinline__ void gemm_producer(const gemm_args &p, gemm_me
         gemm_permute_scales_b<T, MODE>(p, s);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- consumer
- */
+/* --------------------------------------------------------------------------------------------------------- consumer */
 
 /* A number that is the same in all lanes, hidden from the compiler, which would otherwise compute it anew for every
  * block of k; 1D1D: in a uniform register, since this mode has no other to spare. */
@@ -179,8 +177,7 @@ static __device__ __forceinline__ void gemm_consume(const gemm_args &p, gemm_mem
         gemm_mainloop<T, MODE, FORMATS>(s, at, ring, unit, fin);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- epilogue
- */
+/* --------------------------------------------------------------------------------------------------------- epilogue */
 
 /* fin of a tile to D. bias: of this thread's column; parity: of the tiles that the warpgroup has finished. */
 template <class T, int MODE, int OUT>
@@ -212,8 +209,7 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------ kernel
- */
+/* ----------------------------------------------------------------------------------------------------------- kernel */
 
 /* By one thread: the mbarriers, and the first two work units. */
 template <class T, int MODE>

@@ -148,8 +148,7 @@ static void gradient_row(const job *j, const ce_span *s, const ce_row *r)
         memset(s->z, 0, (size_t)s->count * sizeof *s->z);
 }
 
-/* ----------------------------------------------------------------------------------------------- products of a block
- */
+/* ---------------------------------------------------------------------------------------------- products of a block */
 
 static ce_matrix x_of(const job *j, int64_t begin, bool along_k)
 {

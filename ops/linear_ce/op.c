@@ -175,8 +175,7 @@ static void combine_defaults(ridge_call *call)
     call->arg[RIDGE_CE_COMBINE_LSE].dtype = RIDGE_F32;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- fields
- */
+/* ----------------------------------------------------------------------------------------------------------- fields */
 
 #define REDUCTION CHOICE("reduction", RIDGE_CE_REDUCTION, reductions)
 #define LAYOUT CHOICE("layout", RIDGE_CE_W_HV, layouts)
@@ -282,8 +281,7 @@ static const ridge_field combine_fields[] = {
     END,
 };
 
-/* --------------------------------------------------------------------------------------------------------------- rows
- */
+/* ------------------------------------------------------------------------------------------------------------- rows */
 
 #define VECTOR(name, role, optional, dtypes, shape)              \
     {                                                            \

@@ -207,8 +207,7 @@ static __global__ void __launch_bounds__(SCAN, 1) ce_begin_kernel(const begin_ar
         p.target_z[i] = -CUDART_INF_F;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- outputs
- */
+/* ---------------------------------------------------------------------------------------------------------- outputs */
 
 static __device__ __forceinline__ void ce_put(float *to, int64_t i, double value)
 {
