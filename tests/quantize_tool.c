@@ -50,7 +50,7 @@ static const entry model[] = {
     {"model.odd.weight", "odd.weight", 2, {10, 50}, RIDGE_TYPE_NONE},
     {"model.counter", "counter", 1, {3}, RIDGE_TYPE_I64},
     {"model.norm.weight", "output_norm.weight", 1, {192}, RIDGE_TYPE_BF16},
-    {"lm_head.weight", "output.weight", 2, {5500, 192}, RIDGE_TYPE_NONE},
+    {"lm_head.weight", "output.weight", 2, {5500, 192}, RIDGE_TYPE_NONE}, /* large enough for bench to verify parts */
 };
 
 enum { ENTRIES = (int)(sizeof model / sizeof model[0]) };

@@ -24,9 +24,12 @@ typedef struct bench {
     bool warm; /* the clocks are up */
 } bench;
 
-/* problem.c: verifies a case whose image is built against the C reference (all of it; with `always` false only if that
- * is quick), times it and reports. False with the reason on stderr. */
-bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bool always);
+/* problem.c. Judges a result (got, as large as the image); false with the reason in text. */
+typedef bool bench_verify(void *state, const image *im, const ridge_kernel *kernel, const unsigned char *got,
+                          char *text, size_t size);
+/* Verifies a case whose image is built (by `check`; NULL: against the C reference if that is quick), times it and
+ * reports. False with the reason on stderr. */
+bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state);
 /* against.c: opens the library of another build on the same device; false with the reason on stderr. */
 bool against_load(const char *path, const ridge_device *device);
 extern const rival against;
@@ -43,8 +46,30 @@ typedef struct weight {
 bool is_weight(const ridge_entry *t);
 bool weight_load(const ridge_file *file, const ridge_entry *t, weight *w);
 void weight_free(weight *w);
+
+/* weight_ops.c: an op that runs on a weight, and which weights it takes: any; a gate with its up; the output matrix. */
+typedef enum weight_use { USE_WEIGHT, USE_GATE, USE_HEAD, USES } weight_use;
+typedef struct weight_op weight_op;
+const weight_op *weight_op_at(int index); /* NULL after the last */
+weight_use weight_op_use(const weight_op *op);
+/* The op's problem for this weight; false: the op does not take its shape. */
+bool weight_op_case(const weight_op *op, const weight *w, test_case *c);
+/* False: the whole result would have to be verified, and the C reference takes too long for that. */
+bool weight_op_is_verifiable(const weight_op *op, const test_case *c);
+/* Copies of the operands that the host holds while a result is verified; where tokens are verified, one is W in
+ * double. */
+int weight_op_images(const weight_op *op);
+/* Builds the image with the weight as its operand; false: out of memory. image_free in any case. */
+bool weight_op_build(const weight_op *op, const weight *w, const weight *up, uint64_t seed, const test_case *c,
+                     image *im);
+/* Compares a result of `kernel` with the C reference: all of it, or of a large one the first, middle and last rows of
+ * the weight (or tokens). */
+bool weight_op_verify(const weight_op *op, const weight *w, const image *im, const ridge_kernel *kernel,
+                      const unsigned char *got, char *text, size_t size);
 /* Writes the weight's Q8_0 planes into operands arg and arg + 1 of the image. */
 bool weight_planes(const weight *w, const image *im, int arg);
+/* Runs a call of operands in host memory. */
+bool bench_on_cpu(const ridge_call *call);
 
 /* chain.c: the suite o->suite as graphs of all its problems. */
 bool bench_chain(bench *b);

@@ -21,7 +21,7 @@ static bool bench_one(bench *b, const char *suite, const char *line)
     }
     good = image_build_to_time(&c, b->o->seed, &im);
     if (good)
-        good = bench_image(b, suite, &c, &im, false);
+        good = bench_image(b, suite, &c, &im, NULL, NULL);
     else
         fprintf(stderr, "ridge bench: %s: no memory for its operands\n", line);
     image_free(&im);

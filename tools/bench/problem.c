@@ -57,15 +57,16 @@ static bool is_bound_by_products(const bench *b, const ridge_call *call)
                3 * ridge_problem_bytes(call) / b->device->copy_gbps * 1e-3;
 }
 
-/* Judges one run of every row against the whole C reference; that against the float64 bound, if `worst` is given. */
-static bool verify(const bench *b, rotation *r, const candidate *list, int count, double *worst)
+/* Judges one run of every row by `check`, or against the whole C reference (the caller sees that this is quick). */
+static bool verify(const bench *b, rotation *r, const candidate *list, int count, bench_verify *check, void *state,
+                   double *worst)
 {
     const ridge_backend *backend = b->device->backend;
-    unsigned char *expected = malloc(r->im->bytes), *got = malloc(r->im->bytes);
+    unsigned char *expected = check ? NULL : malloc(r->im->bytes), *got = malloc(r->im->bytes);
     char text[400] = "out of memory";
-    bool good = got && expected && image_reference(r->im, expected) == RIDGE_OK;
+    bool good = got && (check || (expected && image_reference(r->im, expected) == RIDGE_OK));
 
-    if (good && worst)
+    if (good && !check)
         good = image_close(r->im, expected, worst, text, sizeof text);
     for (int i = 0; i < count && good; i++) {
         ridge_call call = image_call(r->im, r->memory);
@@ -78,7 +79,8 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
         if (!good)
             snprintf(text, sizeof text, "%s: %s", list[i].kernel->name, ridge_error());
         else
-            good = image_judge(r->im, list[i].kernel, expected, got, text, sizeof text);
+            good = check ? check(state, r->im, list[i].kernel, got, text, sizeof text)
+                         : image_judge(r->im, list[i].kernel, expected, got, text, sizeof text);
     }
     if (!good)
         fprintf(stderr, "ridge bench: %s: %s\n", ridge_op_at(r->im->call.op)->name, text);
@@ -180,7 +182,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
     fflush(stdout);
 }
 
-bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bool always)
+bool bench_image(bench *b, const char *suite, const test_case *c, const image *im, bench_verify *check, void *state)
 {
     candidate list[TIMING_CANDIDATES] = {{0}};
     int rows, count, timed, variants;
@@ -214,11 +216,11 @@ bool bench_image(bench *b, const char *suite, const test_case *c, const image *i
         list[count].read = read;
         list[count++].variant = v;
     }
-    if (always)
-        good = verify(b, &r, list, rows, NULL);
+    if (check)
+        good = verify(b, &r, list, rows, check, state, &err);
     else if (ridge_problem_bytes(&call) < 16e6 && ridge_validate(&call, &bound) == RIDGE_OK &&
              ridge_op_at(call.op)->flops(&bound.problem) < 4e9)
-        good = verify(b, &r, list, rows, &err);
+        good = verify(b, &r, list, rows, NULL, NULL, &err);
     if (good) {
         timing_warm(&r, b->warm ? 0.05 : 0.4);
         b->warm = true;

@@ -1,4 +1,4 @@
-/* weights.c: `ridge bench --weights FILE`: runs the ops of a table on the tensors of a checkpoint, as bf16, and
+/* weights.c: `ridge bench --weights FILE`: runs the ops of weight_ops.c on the tensors of a checkpoint, as bf16, and
  * compares each result with the C reference. One tensor of each shape is taken; a layer's gate comes with its up; the
  * output matrix, or the embedding that is tied to it, is the W of linear cross entropy. Activations are N(0,1). */
 #include <inttypes.h>
@@ -38,19 +38,6 @@ static void to_bf16(const ridge_entry *t, const unsigned char *raw, uint16_t *to
     }
 }
 
-/* Runs a call of operands in host memory. */
-static bool run_on_cpu(const ridge_call *call)
-{
-    ridge_device *cpu;
-    bool good = ridge_open("cpu", &cpu) == RIDGE_OK;
-
-    if (!good)
-        return false;
-    good = ridge_run(cpu, call, NULL, 0, NULL) == RIDGE_OK;
-    ridge_close(cpu);
-    return good;
-}
-
 /* Takes the file's own blocks where it has them. */
 static bool to_q8_0(weight *w, const unsigned char *raw)
 {
@@ -63,7 +50,7 @@ static bool to_q8_0(weight *w, const unsigned char *raw)
     call = ridge_q8_0_quantize(w->rows, w->cols, ridge_matrix(w->bf16, RIDGE_BF16), w->q8_0);
     if (w->t->type == RIDGE_TYPE_Q8_0)
         memcpy(w->q8_0, raw, bytes);
-    else if (!run_on_cpu(&call))
+    else if (!bench_on_cpu(&call))
         return fail(w->t->name, ridge_error());
     return true;
 }
@@ -87,129 +74,33 @@ bool weight_load(const ridge_file *file, const ridge_entry *t, weight *w)
     return good;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ ops */
-
-/* Which weights an op takes: any; a gate with its up; the output matrix. */
-typedef enum weight_use { USE_WEIGHT, USE_GATE, USE_HEAD, USES } weight_use;
-
-static const double MOST_FLOP = 2e10; /* 20 s of a core: the float64 reference does 1 GFLOP/s */
-
-typedef struct weight_op {
-    const char *problem; /* N x K is the weight */
-    weight_use use;
-    enum { AS_BF16, AS_BLOCKS, AS_PLANES, AS_FP8, AS_NOTHING } form;
-    int arg;  /* the operand that the weight becomes; its scales become the next one */
-    int step; /* K is a multiple of this */
-} weight_op;
-
-static const weight_op op_table[] = {
-    {"quantize_fp8 rows=N cols=K dtype=bf16 scale=blk128", USE_WEIGHT, AS_BF16, RIDGE_QUANTIZE_FP8_X, 1},
-    {"quantize_fp8_dual rows=N cols=K dtype=bf16 form=blk_blk", USE_WEIGHT, AS_BF16, RIDGE_QUANTIZE_FP8_DUAL_X, 1},
-    {"gemm_fp8 m=1 n=N k=K a=e4m3 b=e4m3 d=bf16 scales=row128_blk128", USE_WEIGHT, AS_FP8, RIDGE_GEMM_FP8_B, 1},
-    {"gemm_fp8 m=16 n=N k=K a=e4m3 b=e4m3 d=bf16 scales=row128_blk128", USE_WEIGHT, AS_FP8, RIDGE_GEMM_FP8_B, 1},
-    {"gemm_fp8 m=64 n=N k=K a=e4m3 b=e4m3 d=bf16 scales=row128_blk128", USE_WEIGHT, AS_FP8, RIDGE_GEMM_FP8_B, 1},
-    {"q8_0_quantize rows=N cols=K dtype=bf16", USE_WEIGHT, AS_BF16, RIDGE_Q8_0_QUANTIZE_X, 32},
-    {"q8_0_repack rows=N cols=K", USE_WEIGHT, AS_BLOCKS, RIDGE_Q8_0_REPACK_BLOCKS, 32},
-    {"q8_0_unpack rows=N cols=K", USE_WEIGHT, AS_PLANES, RIDGE_Q8_0_REPACK_CODES, 32},
-    {"q8_0_matmul tokens=1 cols=K rows=N x=f32 w=i8 out=f32", USE_WEIGHT, AS_PLANES, RIDGE_Q8_0_MATMUL_W, 32},
-    {"q8_0_matmul tokens=8 cols=K rows=N x=f32 w=i8 out=f32", USE_WEIGHT, AS_PLANES, RIDGE_Q8_0_MATMUL_W, 32},
-    {"q8_0_pair tokens=1 cols=K rows0=N rows1=N x=f32 w=i8 out=f32", USE_GATE, AS_PLANES, RIDGE_Q8_0_PAIR_W0, 32},
-    {"q8_0_gate_up_swiglu tokens=1 cols=K rows=N x=f32 w=i8 out=f32", USE_GATE, AS_PLANES,
-     RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, 32},
-    {"swiglu_fwd rows=512 cols=N dtype=bf16", USE_GATE, AS_NOTHING, 0, 1},
-    {"swiglu_bwd rows=512 cols=N dtype=bf16", USE_GATE, AS_NOTHING, 0, 1},
-    {"swiglu_quantize rows=512 cols=N dtype=bf16", USE_GATE, AS_NOTHING, 0, 1},
-    {"linear_ce_eval tokens=16 hidden=K vocab=N dtype=bf16 reduction=none lse=1", USE_HEAD, AS_BF16, RIDGE_LINEAR_CE_W,
-     1},
-    {"linear_ce_train tokens=16 hidden=K vocab=N dtype=bf16", USE_HEAD, AS_BF16, RIDGE_LINEAR_CE_W, 1},
-};
-
-/* The problem's text with n for N and k for K. */
-static void expand(const weight_op *op, int64_t n, int64_t k, char *text, size_t size)
-{
-    size_t at = 0;
-
-    for (const char *from = op->problem; *from && at + 24 < size; from++)
-        if (from > op->problem && from[-1] == '=' && (*from == 'N' || *from == 'K'))
-            at += (size_t)snprintf(text + at, size - at, "%" PRId64, *from == 'N' ? n : k);
-        else
-            text[at++] = *from;
-    text[at] = 0;
-}
-
-bool weight_planes(const weight *w, const image *im, int arg)
-{
-    const ridge_tensor planes = {im->host + im->offset[arg], RIDGE_I8,
-                                 im->call.arg[arg].stride,   im->host + im->offset[arg + 1],
-                                 RIDGE_SCALING_ROW32,        im->call.arg[arg + 1].stride};
-    const ridge_call call = ridge_q8_0_repack(w->rows, w->cols, w->q8_0, planes);
-
-    return run_on_cpu(&call);
-}
-
-static bool place_weight(const weight_op *op, const weight *w, const weight *up, const image *im)
-{
-    unsigned char *to = im->host + im->offset[op->arg];
-    ridge_call call;
-
-    switch (op->form) {
-    case AS_BF16:
-        memcpy(to, w->bf16, (size_t)(w->rows * w->cols) * 2);
-        return true;
-    case AS_BLOCKS:
-        memcpy(to, w->q8_0, (size_t)(w->rows * (w->cols / 32 * 34)));
-        return true;
-    case AS_PLANES:
-        return weight_planes(w, im, op->arg) && (op->use != USE_GATE || weight_planes(up, im, op->arg + 2));
-    case AS_FP8:
-        call =
-            ridge_quantize_fp8(w->rows, w->cols, ridge_matrix(w->bf16, RIDGE_BF16),
-                               ridge_scaled(to, RIDGE_E4M3, im->host + im->offset[op->arg + 1], RIDGE_SCALING_BLK128));
-        return run_on_cpu(&call);
-    default:
-        return true;
-    }
-}
-
-/* The op's problem for this weight; false: the op does not take its shape. */
-static bool problem_of(const weight_op *op, const weight *w, test_case *c)
-{
-    char text[256];
-
-    expand(op, w->rows, w->cols, text, sizeof text);
-    return w->cols % op->step == 0 && case_parse(text, c);
-}
-
-/* Builds the image with the weight as its operand. image_free in any case. */
-static bool build(const weight_op *op, const weight *w, const weight *up, uint64_t seed, const test_case *c, image *im)
-{
-    return image_build(c, seed, im) && place_weight(op, w, up, im);
-}
-
-static bool is_quick(const test_case *c)
-{
-    ridge_problem problem = {.op = c->call.op};
-
-    memcpy(problem.dim, c->call.dim, sizeof problem.dim);
-    return ridge_op_at(c->call.op)->flops(&problem) <= MOST_FLOP;
-}
-
 /* ------------------------------------------------------------------------------------------------------------- runs */
-
-enum { IMAGES = 9 }; /* copies of the operands that the host may hold; linear_ce is verified with W in double */
 
 typedef struct tally {
     int ran, failed, skipped;
 } tally;
 
+typedef struct subject {
+    const weight_op *op;
+    const weight *w;
+} subject;
+
+static bool verify(void *state, const image *im, const ridge_kernel *kernel, const unsigned char *got, char *text,
+                   size_t size)
+{
+    const subject *s = state;
+
+    return weight_op_verify(s->op, s->w, im, kernel, got, text, size);
+}
+
 /* False, with the reason on stderr. */
-static bool can_run(const bench *b, const test_case *c)
+static bool can_run(const bench *b, const weight_op *op, const test_case *c)
 {
     const char *name = ridge_op_at(c->call.op)->name;
 
-    if (!is_quick(c))
+    if (!weight_op_is_verifiable(op, c))
         fprintf(stderr, "ridge bench: %s: left out: the C reference would take minutes\n", name);
-    else if (!case_fits(b->device, c, IMAGES, 3)) /* a small one takes some tens of MB more */
+    else if (!case_fits(b->device, c, weight_op_images(op), 3)) /* a small one takes some tens of MB more */
         fprintf(stderr, "ridge bench: %s: left out: %s\n", name, ridge_error());
     else
         return true;
@@ -218,20 +109,21 @@ static bool can_run(const bench *b, const test_case *c)
 
 static void run_op(bench *b, const weight_op *op, const weight *w, const weight *up, tally *sum)
 {
+    subject s = {op, w};
     test_case c;
     image im = {0};
 
-    if (!problem_of(op, w, &c))
+    if (!weight_op_case(op, w, &c))
         return;
-    if (!can_run(b, &c)) {
+    if (!can_run(b, op, &c)) {
         sum->skipped++;
         return;
     }
     sum->ran++;
-    if (!build(op, w, up, b->o->seed, &c, &im))
+    if (!weight_op_build(op, w, up, b->o->seed, &c, &im))
         sum->failed += !fail(ridge_op_at(c.call.op)->name, "out of memory");
     else
-        sum->failed += !bench_image(b, "weights", &c, &im, true);
+        sum->failed += !bench_image(b, "weights", &c, &im, verify, &s);
     image_free(&im);
 }
 
@@ -322,9 +214,11 @@ static bool is_head(const ridge_file *file, const ridge_entry *t)
 
 static void run_uses(bench *b, const weight *w, const weight *up, const bool use[], tally *sum)
 {
-    for (size_t i = 0; i < sizeof op_table / sizeof op_table[0]; i++)
-        if (use[op_table[i].use])
-            run_op(b, &op_table[i], w, up, sum);
+    const weight_op *op;
+
+    for (int i = 0; (op = weight_op_at(i)) != NULL; i++)
+        if (use[weight_op_use(op)])
+            run_op(b, op, w, up, sum);
 }
 
 static void run_tensor(bench *b, const ridge_file *file, int64_t index, tally *sum)
