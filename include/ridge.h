@@ -1,5 +1,5 @@
 /** @file ridge.h
- * LLM kernels at the roofline, in plain C: the whole kernel API. A complete program:
+ * LLM kernels at the roofline, in plain C: the whole kernel API in one file, hence its length. A complete program:
  * @code
  * #include <ridge.h>
  * #include <stdio.h>
