@@ -125,6 +125,16 @@ _lib.ridge_device_query.argtypes = [C.c_void_p, C.c_void_p]
 _run = _lib.ridge_run
 
 
+def encoded(name, text):
+    """text for C, where a NUL would end it: another text than the caller's."""
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"{name} is a {type(text).__name__}, not a str")
+    text = text.encode() if isinstance(text, str) else text
+    if b"\0" in text:
+        raise ArgumentError(f"{name} {text.decode(errors='replace')!r} has a NUL character")
+    return text
+
+
 def new_call(op, flags=0, options=None, kernel=None, scaling=None):
     """A Call of an op by name, without operands: its builder's, with these flags and options; scaling: {tensor of the
     builder: SCALING_*}."""
@@ -138,7 +148,7 @@ def new_call(op, flags=0, options=None, kernel=None, scaling=None):
     call = builder(*(zero[kind](name) for kind, name in _pairs(A.BUILDERS[op])))
     C.memset(C.addressof(call.arg), 0, C.sizeof(call.arg))
     call.flags |= flags
-    call.kernel = kernel.encode() if kernel else None
+    call.kernel = encoded("kernel", kernel) if kernel else None
     fields = OPTIONS[op].from_buffer(call, Call.opt.offset) if op in OPTIONS else None
     for name, value in (options or {}).items():
         if name not in (field for field, _ in getattr(fields, "_fields_", ())):  # ctypes would take it for an attribute
@@ -174,14 +184,25 @@ class _Info(C.Structure):
 
 class Device:
     """An open device: "cpu", "cuda", "cuda:1", "model:sm90", ...; None = the GPU if there is one, else the CPU.
-    Immutable; any number of threads may use it."""
+    Immutable; any number of threads may use it. A copy is the same object; a pickle holds the name, and opens the device
+    of that name where it is loaded."""
 
     def __init__(self, spec=None):
+        self.handle, self.spec = None, spec
         if spec is not None and not isinstance(spec, str):
             raise TypeError(f"a device is named by a str, not by a {type(spec).__name__}")
-        self.handle = C.c_void_p()
-        check(_lib.ridge_open(spec.encode() if spec else None, C.byref(self.handle)))
-        self.handle = self.handle.value
+        handle = C.c_void_p()
+        check(_lib.ridge_open(encoded("the device's name", spec) if spec else None, C.byref(handle)))
+        self.handle = handle.value
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return Device, (self.spec,)
 
     def __del__(self):
         if getattr(self, "handle", None) and _lib is not None:

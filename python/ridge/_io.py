@@ -51,13 +51,31 @@ def _library():
 
 
 class File:
-    """An open checkpoint: a .safetensors or .gguf file, an index of shards, or a directory with one of these."""
+    """An open checkpoint: a .safetensors or .gguf file, an index of shards, or a directory with one of these. A copy or a
+    pickle opens the path again."""
 
     def __init__(self, path):
         self.handle = C.c_void_p()
         self.path = os.fspath(path)
         self.lib = _library()
-        self._check(self.lib.ridge_file_open(os.fsencode(self.path), C.byref(self.handle)))
+        self._check(self.lib.ridge_file_open(_core.encoded("path", os.fsencode(self.path)), C.byref(self.handle)))
+
+    def close(self):
+        if self.handle:
+            self.lib.ridge_file_close(self.handle)
+            self.handle = C.c_void_p()
+
+    def __del__(self):
+        if getattr(self, "lib", None) is not None:
+            self.close()
+
+    def __reduce__(self):
+        return File, (self.path,)
+
+    def _opened(self):
+        if not self.handle:
+            raise ArgumentError(f"{self.path} is closed")
+        return self.handle
 
     def _check(self, status):
         if status:
@@ -67,16 +85,16 @@ class File:
         return self
 
     def __exit__(self, *_):
-        self.lib.ridge_file_close(self.handle)
-        self.handle = C.c_void_p()
+        self.close()
 
     def names(self):
-        return [self.lib.ridge_file_tensor(self.handle, i).contents.name.decode()
-                for i in range(self.lib.ridge_file_tensors(self.handle))]
+        handle = self._opened()
+        return [self.lib.ridge_file_tensor(handle, i).contents.name.decode()
+                for i in range(self.lib.ridge_file_tensors(handle))]
 
     def read(self, name):
         """(type name, shape, the tensor's bytes as uint8)"""
-        found = self.lib.ridge_file_find(self.handle, name.encode())
+        found = self.lib.ridge_file_find(self._opened(), _core.encoded("the tensor's name", name))
         if not found:
             raise ArgumentError(f"{self.path} has no tensor '{name}'")
         tensor = found.contents

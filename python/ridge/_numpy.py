@@ -93,6 +93,9 @@ def _fp8(number):
 
 def _arrays(function, **arguments):
     ops.check_types((np.ndarray, np.generic), "numpy.ndarray", f"ridge.{function}", arguments)
+    for name, t in arguments.items():
+        if isinstance(t[0] if type(t) is tuple else t, np.ma.MaskedArray):
+            raise TypeError(f"ridge.{function}: {name} is a masked array, whose mask would be ignored: pass .filled(value)")
 
 
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,

@@ -1,6 +1,7 @@
 """What the package takes from include/ridge.h: numbers, struct layouts, the version; and how it fails."""
 import ctypes
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,27 @@ def test_version_and_device():
         ridge.Device("nonsense")
     with pytest.raises(TypeError, match="named by a str, not by a int"):
         ridge.Device(0)
+
+
+def test_a_copied_device_is_not_closed_twice():
+    """A copy is the same object, a pickle holds the name only: loaded in another process, an address would be freed there."""
+    done = subprocess.run([sys.executable, "-c", """
+import copy, pickle, numpy as np, ridge
+cpu = ridge.Device("cpu")
+for other in (copy.copy(cpu), copy.deepcopy(cpu), copy.deepcopy([cpu])[0]):
+    assert other is cpu
+loaded = pickle.loads(pickle.dumps(cpu))
+assert loaded is not cpu and loaded.handle != cpu.handle and loaded.spec == "cpu"
+print(pickle.dumps(ridge.Device("model:sm90")).hex())
+del cpu, other, loaded"""], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert not done.returncode, done.stderr
+    assert pickle.loads(bytes.fromhex(done.stdout)).info["arch"] == "sm90"
+
+
+def test_text_is_not_cut_at_a_nul():
+    for call in (lambda: ridge.Device("cpu\0x"), lambda: ridge.new_call("swiglu_fwd", kernel="c\0x")):
+        with pytest.raises(ridge.ArgumentError, match="has a NUL character"):
+            call()
 
 
 def test_model_device_answers_and_does_not_run():

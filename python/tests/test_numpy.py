@@ -1,5 +1,7 @@
 """The numpy functions against float64: that every operand, option and layout reaches the library in its place. The kernels'
 own numerics are `ridge test`'s business."""
+import copy
+import gc
 import os
 import struct
 
@@ -168,6 +170,22 @@ def test_read_gguf(tmp_path):
         assert file.names() == ["w.weight"]
     with pytest.raises(ridge.ArgumentError, match="no tensor 'x'"):
         _io.read_q8_0(path, "x")
+    for wrong, kind, text in ((lambda: _io.read_q8_0(path, "w.weight\0x"), ridge.ArgumentError, "NUL character"),
+                              (lambda: _io.File(f"{path}\0x"), ridge.ArgumentError, "NUL character"),
+                              (lambda: _io.read_q8_0(path, None), TypeError, "the tensor's name is a NoneType, not a str"),
+                              (lambda: file.read("w.weight"), ridge.ArgumentError, "m.gguf is closed"),
+                              (file.names, ridge.ArgumentError, "m.gguf is closed")):
+        with pytest.raises(kind, match=text):
+            wrong()
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        file = _io.File(path)
+        twin = copy.deepcopy(file)
+        file.close()
+        assert twin.names() == ["w.weight"]
+    del file, twin
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == opened  # a file that is dropped is closed
     path.write_bytes(b"GGUF nonsense")
     with pytest.raises(ridge.FileError, match="m.gguf"):
         _io.read_q8_0(path, "w.weight")
@@ -254,6 +272,8 @@ def test_errors():
         ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), ignore_index=value)
     assert np.array_equal(ridge.swiglu(a, interleaved=np.True_), ridge.swiglu(a, interleaved=True))
     for call, text in ((lambda: ridge.swiglu([[1.0]]), "ridge.swiglu: gate is a list, not a numpy.ndarray"),
-                       (lambda: ridge.rms_norm(a, "w"), "weight is a str, not a numpy.ndarray or None")):
+                       (lambda: ridge.rms_norm(a, "w"), "weight is a str, not a numpy.ndarray or None"),
+                       (lambda: ridge.swiglu(a, np.ma.masked_less(a, 0)), "up is a masked array, whose mask would be ignored"),
+                       (lambda: ridge.rms_norm(np.ma.masked_less(a, 0)), "x is a masked array")):
         with pytest.raises(TypeError, match=text):
             call()
