@@ -196,13 +196,14 @@ def samples(device):
         "multiply": (a.detach(), torch.full((), 0.5, device=device), torch.bfloat16),
         "q8_0_quantize": (a.detach(),),
         "q8_0_repack": (blocks,),
-        "q8_0_matmul": (torch.randn(3, 64, device=device), blocks, None, torch.float32),
+        "q8_0_matmul": (torch.randn(3, 64, device=device).requires_grad_(), blocks, None, torch.float32),
+        "q8_0_linear": (torch.randn(20, 64, device=device).requires_grad_(), *R.q8_0_repack(blocks)),
     }
 
 
 NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "quantize_fp8", "quantize_fp8_dual",
          "fp8_gemm", "fp8_linear", "fp8_linear blk128", "swiglu_linear", "fp8_swiglu_linear", "multiply",
-         "q8_0_quantize", "q8_0_repack", "q8_0_matmul"]
+         "q8_0_quantize", "q8_0_repack", "q8_0_matmul", "q8_0_linear"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import ridge  # noqa: E402
 import ridge.torch as R  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from ridge.torch import _library as L  # noqa: E402
 from torch_common import ULP, leaves, near, needs, on_devices, rms, seed, spread, swiglu64  # noqa: E402,F401
 
 pytestmark = on_devices
@@ -232,3 +233,49 @@ def test_q8_0(device, needs, tmp_path):
     except ImportError as error:
         pytest.skip(str(error))
     near(layer.to(torch.bfloat16)(x.bfloat16()), linear(x), 5e-2, 0.2)
+
+
+def test_q8_0_gradient_of_the_input(device, needs):
+    """Through frozen weights, as for an adapter before such a layer: eager, on every form of the weights, and compiled."""
+    linear = torch.nn.Linear(256, 96, device=device)
+    layer = R.Q8_0Linear.from_linear(linear)
+    blocks = R.q8_0_quantize(linear.weight.detach())
+    held = L.q8_0_weight(blocks, None, torch.float64)
+    assert torch.equal(held, L.q8_0_weight(*R.q8_0_repack(blocks), torch.float64))
+    for tokens in (3, 35):
+        x, dy = torch.randn(tokens, 256, device=device), torch.randn(tokens, 96, device=device)
+        with torch.no_grad():
+            want = needs(lambda: layer(x))
+        ways = [lambda x: layer(x[None])[0], torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)]
+        if tokens <= 16:
+            ways += [lambda x: R.q8_0_matmul(x, blocks) + linear.bias.detach(),
+                     lambda x: R.q8_0_matmul(x, *R.q8_0_repack(blocks)) + linear.bias.detach()]
+        for way in ways:
+            for dtype in (torch.float32, torch.bfloat16):
+                leaf, = leaves(x.to(dtype))
+                y = way(leaf)
+                assert rms(y, want) < 2e-2
+                assert rms(torch.autograd.grad(y, leaf, dy.to(y.dtype))[0], dy.double() @ held) < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+def test_what_has_no_gradient_says_so(device, needs):
+    """Asked for one, every function that has none raises, eager and as a registered op; under no_grad it works."""
+    x = torch.randn(128, 128, device=device)
+    leaf, = leaves(x)
+    (q, s), (w, t) = R.quantize_fp8(x), R.quantize_fp8(x, "blk128")
+    bias, target = torch.randn(128, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    calls = {"quantize_fp8": lambda x: R.quantize_fp8(x), "quantize_fp8_dual": lambda x: R.quantize_fp8_dual(x),
+             "q8_0_quantize": lambda x: R.q8_0_quantize(x), "fp8_gemm": lambda x: R.fp8_gemm(q, s, w, t, bias=x[0]),
+             "linear_cross_entropy": lambda x: R.linear_cross_entropy(bias[None], w.float(), target, weight=x[0].abs())}
+    for name, call in calls.items():
+        needs(lambda: call(x))
+        for _ in range(2):  # also where the call is known
+            with pytest.raises(ridge.UnsupportedError, match=f"{name} has no gradient for .*, which requires one"):
+                call(leaf)
+            with torch.no_grad():
+                call(leaf)
+    op = torch.ops.ridge
+    for call in (lambda: op.quantize_fp8(leaf, "row128", "e4m3", False, 0.0)[1], lambda: op.multiply(leaf, bias[:1], torch.float32),
+                 lambda: op.fp8_gemm(q, s.requires_grad_(), w, t, "row128_blk128", torch.float32, None)):
+        with pytest.raises(ridge.UnsupportedError, match="has no gradient"):
+            call().sum().backward()

@@ -12,7 +12,7 @@ from .. import _core  # noqa: F401: a missing library is reported before anythin
 from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
-from ._arrays import Arrays, autocast_dtype, dtype_number, plain, tensors
+from ._arrays import Arrays, autocast_dtype, dtype_number, needs_grad, no_gradient, plain, tensors
 from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
@@ -23,8 +23,12 @@ _op = torch.ops.ridge
 
 
 def _call(function, op, every, args):
-    """A function without a gradient: past the dispatcher if nothing needs it."""
-    return function(_on_tensors, *args) if plain(*every) else op(*args)
+    """Past the dispatcher if nothing needs it."""
+    return function(_on_tensors, *args) if plain(*every) and not needs_grad(*every) else op(*args)
+
+
+def _ordinary(args, *tensors):
+    """For Planned: where a gradient is asked for, the ordinary way has it, or says that there is none."""
 
 
 def _swiglu(xp, gate, up, activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, interleaved):
@@ -62,7 +66,7 @@ def _loss_gradient(args, x, weight, target):
 
 _swiglu = Planned(_swiglu, _swiglu_gradient, signed=lambda args: args[1:4])
 _loss = Planned(_loss, _loss_gradient, usual=_usual_loss)
-_gemm, _quantize, _dual = Planned(_gemm, names=2), Planned(L.quantize_fp8, names=2), Planned(_dual, names=2)
+_gemm, _quantize, _dual = (Planned(f, _ordinary, names=2) for f in (_gemm, L.quantize_fp8, _dual))
 
 
 def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
@@ -146,6 +150,7 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
                      lse_square_scale=lse_square_scale, nan_if_empty=nan_if_empty)
     ignore_index = ops.whole("ignore_index", ignore_index)
     ops.pick(ops.REDUCTIONS, reduction, "reduction")
+    no_gradient("linear_cross_entropy", weight=weight)
     if target.is_floating_point():
         raise ArgumentError("target holds class probabilities; only class indices are supported")
     if not input.dim():
@@ -177,11 +182,12 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
 
 def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     """(codes, scales) of x [rows, cols]: code * scale is x. scale: "tensor" [1], "row" [rows], "row128"
-    [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient."""
+    [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient: an error where x requires one."""
     out = _quantize((scale, dtype, pow2, floor), x)
     if out is not None:
         return out
     tensors("quantize_fp8", x=x)
+    no_gradient("quantize_fp8", x=x)
     ops.numbers_only(pow2=pow2, floor=floor)
     ops.pick(ops.SCALES, scale, "scale")
     ops.pick(L.FORMATS, dtype, "dtype")
@@ -195,6 +201,7 @@ def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0)
     if out is not None:
         return out
     tensors("quantize_fp8_dual", x=x)
+    no_gradient("quantize_fp8_dual", x=x)
     ops.numbers_only(pow2=pow2, floor=floor)
     ops.pick(ops.DUALS, form, "form")
     ops.pick(L.FORMATS, dtype, "dtype")
@@ -209,6 +216,7 @@ def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.
         if d is not None:
             return d
     tensors("fp8_gemm", a=a, scale_a=scale_a, b=b, scale_b=scale_b, bias=(bias, None), out=(out, None))
+    no_gradient("fp8_gemm", a=a, scale_a=scale_a, b=b, scale_b=scale_b, bias=bias, out=out)
     every = (a, scale_a, b, scale_b, bias, out)
     ops.pick(ops.PAIRS, scales, "scales")
     dtype_number(out_dtype)
@@ -225,8 +233,9 @@ def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.
 
 
 def q8_0_quantize(x):
-    """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]."""
+    """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]. No gradient."""
     tensors("q8_0_quantize", x=x)
+    no_gradient("q8_0_quantize", x=x)
     return _call(L.q8_0_quantize, _op.q8_0_quantize, (x,), (x,))
 
 
@@ -238,7 +247,7 @@ def q8_0_repack(blocks):
 
 def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
     """x [1..16 tokens, cols] bf16 or f32 times Q8_0 weights: blocks, or codes with scales. The same bits for a token
-    whatever the number of tokens. No gradient."""
+    whatever the number of tokens. Differentiable in x."""
     if scales is not None:
         out = q8_0_planes((out_dtype,), x, w, scales)
         if out is not None:

@@ -3,7 +3,7 @@ import torch
 
 from .. import _abi as A
 from .. import _ops as ops
-from .._core import ArgumentError, device
+from .._core import ArgumentError, UnsupportedError, device
 
 ops.REAL += torch.SymInt, torch.SymFloat, torch.SymBool
 ops.WHOLE += (torch.SymInt,)
@@ -133,6 +133,19 @@ def plain(*tensors):
         if t is not None and (kind is not torch.Tensor and kind is not torch.nn.Parameter or t.is_meta):
             return False
     return True
+
+
+def needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def no_gradient(function, **arguments):
+    """An error where autograd would want a gradient that there is not: it would be missing unnoticed."""
+    if torch.is_grad_enabled():
+        for name, t in arguments.items():
+            if t is not None and t.requires_grad:
+                raise UnsupportedError(f"{function} has no gradient for {name}, which requires one: pass {name}.detach(), or "
+                                       "call it under torch.no_grad()")
 
 
 def autocast_dtype(t):

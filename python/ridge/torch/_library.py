@@ -7,6 +7,7 @@ import torch
 
 from .. import _abi as A
 from .. import _ops as ops
+from .._core import UnsupportedError
 from ._arrays import Arrays, Fakes, dtype_number, same_device
 
 library = torch.library.Library("ridge", "DEF")
@@ -24,6 +25,14 @@ def _define(schema):
         torch.library.register_fake(f"ridge::{name}", lambda *args: function(fake, *args), lib=library)
         return function
     return register
+
+
+def _no_gradient(name):
+    """Without it PyTorch warns only, and the gradient is missing."""
+    def refuse(ctx, *_):
+        raise UnsupportedError(f"ridge::{name} has no gradient: ridge.torch's functions can be differentiated once only, its "
+                               "quantisers and fp8_gemm not at all")
+    torch.library.register_autograd(f"ridge::{name}", refuse, lib=library)
 
 
 def _none(like, t):
@@ -253,6 +262,38 @@ def q8_0_matmul(xp, x, w, scales, out_dtype):
     return ops.q8_0_matmul(xp, x, w, scales, dtype_number(out_dtype))
 
 
+@_define("q8_0_linear(Tensor x, Tensor codes, Tensor scales) -> Tensor")
+def q8_0_linear(xp, x, codes, scales):
+    """x [any number of tokens, in] in parts of 16, so that a token's result is the same bits in any batch."""
+    same_device(x, codes, scales)
+    if isinstance(xp, Fakes) or not x.shape[0]:
+        return x.new_empty(x.shape[0], codes.shape[0])
+    return torch.cat([ops.q8_0_matmul(xp, part, codes, scales, dtype_number(x.dtype)) for part in x.split(16)])
+
+
+def q8_0_weight(w, scales, dtype):
+    """The matrix that blocks, or codes with scales, stand for: code times scale in f32, rounded once."""
+    if scales is None:
+        blocks = w.unflatten(1, (-1, 34))
+        codes, scales = blocks[..., 2:].view(torch.int8), blocks[..., :2].contiguous().view(torch.float16)
+    else:
+        codes, scales = w.unflatten(1, (-1, 32)), scales[..., None]
+    return (codes * scales.float()).flatten(1).to(dtype)
+
+
+def _q8_0_setup(ctx, inputs, output):
+    ctx.save_for_backward(inputs[1], inputs[2])
+    ctx.dtype, ctx.count = inputs[0].dtype, len(inputs)
+
+
+def _q8_0_gradient(ctx, dout):
+    """Through frozen weights: for adapters before or beside such a layer."""
+    return (dout @ q8_0_weight(*ctx.saved_tensors, dout.dtype)).to(ctx.dtype), *(None,) * (ctx.count - 1)
+
+
+for _name in ("q8_0_matmul", "q8_0_linear"):
+    torch.library.register_autograd(f"ridge::{_name}", _q8_0_gradient, setup_context=_q8_0_setup, lib=library)
+
 # ------------------------------------------------------------------------------------------------------ cross entropy
 # options: label_smoothing, softcap, temperature, lse_square_scale
 
@@ -349,3 +390,6 @@ def _eval_gradient(ctx, dloss, *_):
 
 torch.library.register_autograd("ridge::linear_ce_train", _train_gradient, setup_context=_train_setup, lib=library)
 torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_context=_eval_setup, lib=library)
+for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
+              "linear_ce_backward", "multiply"):
+    _no_gradient(_name)

@@ -7,15 +7,12 @@ import torch
 from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
-from ._arrays import autocast_dtype, plain
+from ._arrays import autocast_dtype, needs_grad, plain
 from ._functions import Fp8LinearFunction, Fp8SwiGLULinearFunction
 from ._plans import Planned
 
-q8_0_planes = Planned(lambda xp, x, w, scales, dtype: L.q8_0_matmul(xp, x, w, scales, dtype or x.dtype))
-
-
-def _needs_grad(*tensors):
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+q8_0_planes = Planned(lambda xp, x, w, scales, dtype: L.q8_0_matmul(xp, x, w, scales, dtype or x.dtype),
+                      lambda args, *tensors: None)  # with a gradient: by the dispatcher
 
 
 class Fp8Linear(torch.nn.Linear):
@@ -51,7 +48,7 @@ class Fp8Linear(torch.nn.Linear):
 
     def forward(self, x):
         (x,), weight, bias, main_grad, here = self._parts(x)
-        if not _needs_grad(x, weight, bias):
+        if not needs_grad(x, weight, bias):
             return self._infer(x, weight, bias, here)
         if here:
             return Fp8LinearFunction.apply(x, weight, bias, self.gradient_dtype, self.wgrad, main_grad)
@@ -67,7 +64,7 @@ class Fp8Linear(torch.nn.Linear):
                          interleaved=interleaved)
         ops.pick(ops.ACTIVATIONS, activation, "activation")
         options = [float(v) for v in (gate_mul, down_mul, alpha, up_offset, limit)]
-        if not _needs_grad(gate, up, weight, bias):
+        if not needs_grad(gate, up, weight, bias):
             from . import swiglu
             return self._infer(swiglu(gate, up, activation=activation, gate_mul=gate_mul, down_mul=down_mul, alpha=alpha,
                                       up_offset=up_offset, limit=limit, interleaved=interleaved), weight, bias, here)
@@ -111,8 +108,9 @@ class Fp8Linear(torch.nn.Linear):
 
 
 class Q8_0Linear(torch.nn.Module):
-    """A linear layer with GGUF's Q8_0 weights, for decoding; no gradient. More than 16 tokens run 16 at a time, so that a
-    token's result is the same bits in any batch."""
+    """A linear layer with GGUF's Q8_0 weights, for decoding, and as the frozen layer of an adapter: the input has a gradient,
+    weights and bias have none. More than 16 tokens run 16 at a time, so that a token's result is the same bits in any batch.
+    """
 
     def __init__(self, blocks, bias=None):
         """blocks: uint8 [out, in/32*34] as in a GGUF file."""
@@ -135,15 +133,11 @@ class Q8_0Linear(torch.nn.Module):
         return cls(torch.from_numpy(read_q8_0(path, name)).to(device or "cpu"))
 
     def forward(self, x):
-        two = x.reshape(-1, x.shape[-1])
-        op, parts, scales = torch.ops.ridge.q8_0_matmul, [], self.scales.view(torch.float16)
-        for at in range(0, two.shape[0], 16):
-            part = two[at:at + 16]
-            out = q8_0_planes((None,), part, self.codes, scales)
-            parts.append(op(part, self.codes, scales, x.dtype) if out is None else out)
-        if not parts:
-            return x.new_empty(*x.shape[:-1], self.out_features)
-        out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], self.out_features)
+        two, scales = x.reshape(-1, x.shape[-1]), self.scales.view(torch.float16)
+        out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= 16 else None
+        if out is None:
+            out = torch.ops.ridge.q8_0_linear(two, self.codes, scales)
+        out = out.view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias.to(x.dtype)
 
     def extra_repr(self):
