@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cpu/team.h"
 #include "src/internal.h"
 
 #ifdef _OPENMP
@@ -109,15 +110,6 @@ static uint32_t read_features(void)
  */
 enum { THREADS_MOST = 4096 };
 
-static int threads(void)
-{
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
 static ridge_status cpu_open(ridge_device *device, int ordinal)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
@@ -128,7 +120,7 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
     device->ordinal = -1;
     device->arch = read_arch();
     device->features = read_features();
-    device->units = threads();
+    device->units = ridge_team_most(device->threads_chosen);
     device->l2_bytes = read_cache();
     device->memory_bytes = pages > 0 && page > 0 ? (int64_t)pages * page : 0;
     device->copy_gbps = ridge_arch_table[device->arch].copy_gbps;
@@ -212,12 +204,19 @@ static void copy_part(int variant, char *to, const char *from, size_t bytes)
         memcpy(to + i, from + i, bytes - i);
 }
 
+static int copy_threads(size_t bytes)
+{
+    return ridge_team_begin(bytes >= 1 << 20 ? (double)bytes * 1e-4 : 0, INT64_MAX)->threads;
+}
+
 /* A copy by all threads. Variant 0: memcpy. Variant 1: stores that bypass the cache, where the processor has them. */
 static ridge_status cpu_stream_copy(const ridge_device *device, int variant, void *to, const void *from, size_t bytes,
                                     void *stream)
 {
-    (void)device, (void)stream;
-#pragma omp parallel if (bytes >= 1 << 20)
+    const int threads = copy_threads(bytes);
+
+    (void)device, (void)stream, (void)threads;
+#pragma omp parallel num_threads(threads)
     {
         size_t end;
         const size_t begin = my_share(bytes, &end);
@@ -249,11 +248,12 @@ static uint64_t read_part(const uint64_t *x, size_t words)
 static ridge_status cpu_stream_read(const ridge_device *device, int variant, const void *memory, size_t bytes,
                                     void *stream)
 {
+    const int threads = copy_threads(bytes);
     uint64_t total = 0;
     volatile uint64_t keep;
 
-    (void)device, (void)variant, (void)stream;
-#pragma omp parallel reduction(+ : total) if (bytes >= 1 << 20)
+    (void)device, (void)variant, (void)stream, (void)threads;
+#pragma omp parallel reduction(+ : total) num_threads(threads)
     {
         size_t end;
         const size_t begin = my_share(bytes, &end);

@@ -24,6 +24,10 @@
  * workspaces. The library never prints (unless RIDGE_LOG asks), aborts or exits; OpenMP's runtime, which the CPU
  * kernels use, does where the system refuses it memory or a thread.
  *
+ * A call on the CPU takes OMP_NUM_THREADS threads at most, or, where that is not set, one for each processor that the
+ * affinity mask and the cgroup quota allow; short calls take fewer. No result depends on it. A process forked after
+ * ridge_open computes with one thread.
+ *
  * Contracts: *exact*: every kernel, on CPU and GPU, gives the C reference's bits. *stable*: the same bits in every run.
  * *batch-invariant*: a row of the result depends on its own inputs only. *close*: within the op's bound of a float64
  * reference. `docs/numerics.md` has formulas and bounds.
@@ -119,7 +123,7 @@ typedef struct ridge_device_info {
     char backend[16];     /**< "cpu", "cuda"; of a model, that of its architecture */
     char arch[16];        /**< "c", "avx2", "avx512", "sm80", ... */
     char name[128];       /**< as the driver or the processor says */
-    int32_t units;        /**< streaming multiprocessors, or threads OpenMP would use */
+    int32_t units;        /**< streaming multiprocessors, or the most threads of a call */
     int32_t tuned_rows;   /**< lines of tuning that apply to this device */
     int64_t l2_bytes;     /**< last-level cache; 0 if unknown */
     int64_t memory_bytes; /**< of the device, in all; 0 if unknown, as for models */

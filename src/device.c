@@ -181,6 +181,7 @@ ridge_status ridge_open(const char *spec, ridge_device **out)
     device = calloc(1, sizeof *device);
     if (!device)
         return ridge_fail(RIDGE_ERR_DEVICE, "out of memory");
+    device->threads_chosen = getenv("OMP_NUM_THREADS") != NULL;
     device->log = log && *log && strcmp(log, "0") != 0;
     status = open_spec(device, spec);
     if (status && named) {

@@ -254,6 +254,7 @@ struct ridge_device {
     char name[128];
     char driver[32]; /* "CUDA 13.0"; empty on the CPU */
     bool log;
+    bool threads_chosen; /* OMP_NUM_THREADS is set */
     const ridge_kernel *pin[RIDGE_OPS];
     const ridge_kernel *
         *row; /* the rows of this backend, op by op; op's are row[first[op]] .. row[first[op + 1] - 1] */

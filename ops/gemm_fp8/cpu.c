@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "cpu/num.h"
+#include "cpu/team.h"
 #include "src/util.h"
 
 static int64_t blocks(int64_t n)
@@ -141,19 +142,22 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
     void (*volatile const work)(const gemm_args *, const double[2][256], int64_t) = reference_row;
     const gemm_args g = args_of(&bound->call);
     double value[2][256];
+    ridge_team *team;
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
     if (idle(&g))
         return RIDGE_OK;
     for (int i = 0; i < 512; i++)
         value[i >> 8][i & 255] = (double)ridge_f32_from_fp8((uint8_t)(i & 255), i >> 8);
-#pragma omp parallel
+    team = ridge_team_begin((double)g.m * (double)g.n * (double)g.k * 1e-3, g.m);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < g.m; i++)
             work(&g, (const double(*)[256])value, i);
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }
@@ -215,12 +219,14 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel 
     const gemm_args g = args_of(&bound->call);
     char *slot = workspace;
     tiling c;
+    ridge_team *team;
 
     (void)bytes, (void)stream;
     if (idle(&g))
         return RIDGE_OK;
     c = tiling_of(g.m, g.n, device->units);
-#pragma omp parallel num_threads(threads_of(device, &c))
+    team = ridge_team_begin((double)g.m * (double)g.n * (double)g.k * 5e-5, threads_of(device, &c));
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
         char *mine;
@@ -229,7 +235,7 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel 
             mine = slot;
             slot += thread_bytes(&c);
         }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
         for (int64_t t = 0; t < c.down * c.across; t++) {
             const int64_t row = t % c.down * c.rows, col = t / c.down * c.cols;
             const gemm_tile tile = {row, ridge_min(c.rows, g.m - row), col, ridge_min(c.cols, g.n - col),
@@ -238,6 +244,7 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel 
             work(&g, &tile);
         }
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }

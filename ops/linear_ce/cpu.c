@@ -7,6 +7,7 @@
 
 #include "cpu_fast.h"
 #include "cpu/num.h"
+#include "cpu/team.h"
 
 /* class_weight .. errors: eight slots in the same order in every op that has them. */
 static void args_outputs(ce_args *a, const ridge_operand *arg, int loss, int class_weight)
@@ -333,6 +334,7 @@ static void combine(const ce_args *a, void *workspace)
     const ce_totals t = ridge_cpu_ce_totals(a);
     ce_stat *stat = workspace;
     int64_t *order = (int64_t *)(stat + a->tokens);
+    ridge_team *team;
 
     for (int64_t i = 0; i < a->shards; i++) {
         int64_t at = i;
@@ -341,7 +343,8 @@ static void combine(const ce_args *a, void *workspace)
             order[at] = order[at - 1];
         order[at] = i;
     }
-#pragma omp parallel for schedule(static) if (a->tokens * a->shards > 4096)
+    team = ridge_team_begin((double)(a->tokens * a->shards) / 256, a->tokens);
+#pragma omp parallel for schedule(static) num_threads(team->threads)
     for (int64_t token = 0; token < a->tokens; token++) {
         stat[token] = ridge_cpu_ce_empty();
         for (int64_t i = 0; i < a->shards; i++) {

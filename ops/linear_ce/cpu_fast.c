@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "cpu/num.h"
+#include "cpu/team.h"
 #include "src/util.h"
 
 /* The layout of the workspace: byte offsets, and their sum. */
@@ -63,7 +64,7 @@ size_t ridge_cpu_ce_fast_workspace(const ridge_device *device, const ridge_kerne
 }
 
 /* Below so many FLOP (a fifth of a millisecond) waking and joining threads costs more than they bring. */
-enum { ONE_THREAD = 20000000 };
+enum { ONE_THREAD = 20000000, PER_US = 100000 };
 
 /* One call. */
 typedef struct job {
@@ -406,6 +407,13 @@ static void team(job *j)
         other_rows(j);
 }
 
+static int threads_of(const ridge_bound *bound, const ce_args *a)
+{
+    const double flops = bound->op->flops(&bound->problem) * (a->w ? 1 : 8);
+
+    return ridge_team_begin(flops >= ONE_THREAD ? flops / PER_US : 0, INT64_MAX)->threads;
+}
+
 ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                void *workspace, size_t bytes, void *stream)
 {
@@ -415,6 +423,7 @@ ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *k
     void (*volatile const last)(const ce_args *, const ce_totals *, const ce_stat *) = ridge_cpu_ce_finish;
     job j;
     unsigned mode = ridge_fp_begin();
+    int threads;
 
     (void)device, (void)bytes, (void)stream;
     memset(&j, 0, sizeof j);
@@ -422,7 +431,8 @@ ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *k
     j.p = plan_of(kernel, &bound->problem);
     j.v = kernel->arch_min == RIDGE_ARCH_AVX512 ? &ridge_cpu_ce_avx512 : &ridge_cpu_ce_avx2;
     first(&j, workspace);
-#pragma omp parallel if (bound->op->flops(&bound->problem) * (j.a.w ? 1 : 8) >= ONE_THREAD)
+    threads = threads_of(bound, &j.a);
+#pragma omp parallel num_threads(threads)
     {
         const unsigned own = ridge_fp_begin();
 

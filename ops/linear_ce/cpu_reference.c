@@ -4,6 +4,7 @@
 
 #include "cpu.h"
 #include "cpu/num.h"
+#include "cpu/team.h"
 
 static double load(const unsigned char *base, int64_t i, uint32_t dtype)
 {
@@ -173,7 +174,7 @@ static void given_row(const ce_args *a, const token_row *r, int64_t token)
 static void gradients(const ce_args *a, const token_row *rows, double *scratch, int units)
 {
     (void)units; /* without OpenMP */
-#pragma omp parallel num_threads(units) if (a->tokens * a->vocab > 20000)
+#pragma omp parallel num_threads(units)
     {
         const unsigned mode = ridge_fp_begin();
         double *sum;
@@ -214,7 +215,7 @@ static void work(const ce_args *a, int units, void *workspace)
     double *scratch = (double *)(rows + a->tokens);
 
     if (!a->lse_in) {
-#pragma omp parallel for schedule(dynamic) num_threads(units) if (a->tokens * a->vocab > 20000)
+#pragma omp parallel for schedule(dynamic) num_threads(units)
         for (int64_t token = 0; token < a->tokens; token++) {
             const int64_t y = ridge_cpu_ce_target(a, token);
 
@@ -249,9 +250,12 @@ ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kern
     void (*volatile const all)(const ce_args *, int, void *) = work;
     const ce_args a = ridge_cpu_ce_args(&bound->call);
     const unsigned mode = ridge_fp_begin();
+    ridge_team *team;
 
     (void)kernel, (void)bytes, (void)stream;
-    all(&a, threads(device), workspace);
+    /* No more than the workspace has parts for. */
+    team = ridge_team_begin((double)(a.tokens * a.vocab) / 1250, threads(device));
+    all(&a, team->threads, workspace);
     ridge_fp_end(mode);
     return RIDGE_OK;
 }

@@ -3,6 +3,7 @@
 
 #include "args.h"
 #include "cpu/num.h"
+#include "cpu/team.h"
 #include "src/util.h"
 
 enum { BLOCK = 512 };
@@ -57,14 +58,16 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const int64_t x_size = call->arg[RIDGE_MULTIPLY_X].dtype == RIDGE_F32 ? 4 : 2;
     const int64_t out_size = call->arg[RIDGE_MULTIPLY_OUT].dtype == RIDGE_F32 ? 4 : 2;
     const int64_t blocks = ridge_ceil_div(p.cols, BLOCK);
+    ridge_team *team;
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
     if (p.rows == 0 || p.cols == 0 || (*p.factor == 1.0f && p.x == p.out))
         return RIDGE_OK;
-#pragma omp parallel if (p.rows * p.cols >= 65536)
+    team = ridge_team_begin((double)(p.rows * p.cols) / 4096, p.rows * blocks);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < p.rows * blocks; i++) {
             const int64_t row = i / blocks, col = i % blocks * BLOCK;
 
@@ -72,6 +75,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                       ridge_min(BLOCK, p.cols - col), *p.factor);
         }
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }

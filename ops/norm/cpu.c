@@ -5,6 +5,7 @@
 #include "cpu.h"
 
 #include "cpu/num.h"
+#include "cpu/team.h"
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
@@ -88,16 +89,19 @@ static ridge_status run(const ridge_bound *bound, norm_row *row, float *workspac
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const one_token)(const norm_args *, int64_t, norm_row *, float *) = token;
     const norm_args a = norm_args_of(&bound->call);
+    ridge_team *team;
 
     if (a.heads == 0 || a.n == 0)
         return RIDGE_OK;
-#pragma omp parallel if (a.rows > 1 && a.rows * a.heads * a.n >= 32768)
+    team = ridge_team_begin((double)(a.rows * a.heads * a.n) / 2048, a.rows);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t t = 0; t < a.rows; t++)
             one_token(&a, t, row, workspace);
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cpu/num.h"
+#include "cpu/team.h"
 #include "ops/swiglu/cpu.h"
 #include "src/util.h"
 
@@ -94,15 +95,17 @@ static void quantize_rows(const ridge_call *call, quantize_row *row)
     const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], *q = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES],
                         *s = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
     const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, size = x->dtype == RIDGE_F32 ? 4 : 2;
+    ridge_team *const team = ridge_team_begin((double)(rows * cols) / 2048, rows);
 
-#pragma omp parallel if (rows > 1 && rows * cols >= 32768)
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t r = 0; r < rows; r++)
             row(x->dtype, (const char *)x->data + r * x->stride * size, cols, (int8_t *)q->data + r * q->stride,
                 (float *)s->data + r * s->stride);
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
 }
 
@@ -163,15 +166,18 @@ static void reference_matmul(const quantised *x, const q8_0_args *a, int which, 
 {
     float (*volatile const dot)(const quantised *, int64_t, const q8_0_weight *, int64_t, int64_t) = reference_dot;
     const q8_0_weight *w = &a->weight[which];
+    ridge_team *const team =
+        ridge_team_begin((double)(a->tokens * w->rows * a->blocks * RIDGE_Q8_0_BLOCK) * 1e-3, w->rows);
 
-#pragma omp parallel
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t r = 0; r < w->rows; r++)
             for (int64_t t = 0; t < a->tokens; t++)
                 store(out, t * out->stride + r, dot(x, t, w, r, a->blocks));
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
 }
 
@@ -337,6 +343,7 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
     const int64_t groups = groups_of(call->dim[1]), first = units_of(&a.weight[0]);
     const int64_t units = first + (call->op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
     const bool shared = a.tokens * call->dim[1] > 16384;
+    ridge_team *team;
 
     (void)device, (void)bytes, (void)stream;
     a.prepared = workspace;
@@ -348,7 +355,8 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
         prepare(v, &a, 0, groups * a.tokens);
         ridge_fp_end(mode);
     }
-#pragma omp parallel if (units > 1 && units * Q8_0_ROWS * call->dim[1] >= 65536)
+    team = ridge_team_begin((double)(units * Q8_0_ROWS * call->dim[1]) / 4096, units);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
         if (shared) {
@@ -364,6 +372,7 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
             v->rows(&a, which, row, (int)ridge_min(Q8_0_ROWS, a.weight[which].rows - row));
         }
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }

@@ -5,13 +5,14 @@
 #include <string.h>
 
 #include "cpu/num.h"
+#include "cpu/team.h"
 #include "ops/quantize_fp8/cpu.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
-enum { ONE_THREAD = 32768 };
+enum { PER_US = 2048 /* elements */ };
 
 static bool streams(const ridge_device *device, const ridge_call *call)
 {
@@ -71,17 +72,20 @@ static ridge_status quantize(const ridge_device *device, const ridge_call *call,
     const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, size = x->dtype == RIDGE_F32 ? 4 : 2;
     const int64_t stride = x->stride * size;
     const bool stream = streams(device, call);
+    ridge_team *team;
 
-#pragma omp parallel if (rows * cols >= ONE_THREAD)
+    team = ridge_team_begin((double)(rows * cols) / PER_US, rows);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t r = 0; r < rows; r++) {
             const char *from = (const char *)x->data + r * stride;
 
             row(x->dtype, from, cols, (uint8_t *)b->data + r * b->stride, stream, r + 1 < rows ? from + stride : NULL);
         }
         finish(stream, mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }
@@ -170,12 +174,14 @@ static ridge_status launch_planes(const ridge_device *device, const ridge_kernel
     void (*const work)(const planes *) = call->op == RIDGE_Q8_0_REPACK ? repack_row : unpack_row;
     const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, blocks = cols / RIDGE_Q8_0_BLOCK;
     const bool past_cache = streams(device, call);
+    ridge_team *team;
 
     (void)kernel, (void)workspace, (void)bytes, (void)stream;
-#pragma omp parallel if (rows * cols >= ONE_THREAD)
+    team = ridge_team_begin((double)(rows * cols) / PER_US, rows);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t r = 0; r < rows; r++) {
             const planes p = {(uint8_t *)raw->data + r * raw->stride, (uint8_t *)codes->data + r * codes->stride,
                               (uint16_t *)scales->data + r * scales->stride, blocks, past_cache};
@@ -183,6 +189,7 @@ static ridge_status launch_planes(const ridge_device *device, const ridge_kernel
             work(&p);
         }
         finish(past_cache, mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }

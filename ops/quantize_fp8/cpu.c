@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cpu/num.h"
+#include "cpu/team.h"
 #include "ops/swiglu/cpu.h"
 #include "src/util.h"
 
@@ -221,7 +222,12 @@ static size_t reference_workspace(const ridge_device *device, const ridge_kernel
 
 #if defined(__x86_64__)
 
-enum { ONE_THREAD = 32768 };
+enum { PER_US = 2048 }; /* elements */
+
+static ridge_team *team_of(const quantize_args *a, int64_t parts)
+{
+    return ridge_team_begin((double)(a->rows * a->cols) / PER_US, parts);
+}
 enum { AVX2 = 0, AVX512, AVX512VBMI }; /* param[1] of the rows */
 
 static const quantize_vectors *vectors_of(const ridge_kernel *kernel)
@@ -261,8 +267,9 @@ static void finish(const quantize_args *a, unsigned mode)
 static uint32_t amax_of_all(const quantize_vectors *v, const quantize_args *a)
 {
     uint32_t all = 0;
+    ridge_team *const team = team_of(a, a->rows);
 
-#pragma omp parallel for schedule(static) reduction(max : all) if (a->rows * a->cols >= ONE_THREAD)
+#pragma omp parallel for schedule(static) num_threads(team->threads) reduction(max : all)
     for (int64_t row = 0; row < a->rows; row++) {
         uint32_t amax = v->amax(a->dtype, a->x + row * a->stride, a->cols);
         all = amax > all ? amax : all;
@@ -283,15 +290,16 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
     float *amax_out = call->arg[RIDGE_QUANTIZE_FP8_AMAX].data;
     uint32_t all = one && !given ? amax_of_all(v, a) : 0;
     const float tensor_scale = one ? given ? *given : block_scale(a, all) : 1;
+    ridge_team *const team = team_of(a, a->rows);
 
     if (one && !given)
         *a->row.scale = tensor_scale;
-#pragma omp parallel reduction(max : all) if (a->rows * a->cols >= ONE_THREAD)
+#pragma omp parallel num_threads(team->threads) reduction(max : all)
     {
         quantize_tables own;
         const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t row = 0; row < a->rows; row++) {
             const unsigned char *x = a->x + row * a->stride;
             uint32_t amax = one || given ? 0 : v->amax(a->dtype, x, a->cols), seen;
@@ -307,6 +315,7 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
                 amax_out[row] = reported_amax(amax);
         }
         finish(a, mode);
+        ridge_team_end(team);
     }
     if (one && amax_out)
         *amax_out = reported_amax(all);
@@ -314,15 +323,18 @@ static void whole(const quantize_vectors *v, const quantize_args *a, const ridge
 
 static void row_groups(const quantize_vectors *v, const quantize_args *a)
 {
-#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+    ridge_team *const team = team_of(a, ridge_ceil_div(a->rows, QUANTIZE_ROWS));
+
+#pragma omp parallel num_threads(team->threads)
     {
         quantize_tables own;
         const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t row = 0; row < a->rows; row += QUANTIZE_ROWS)
             v->row128(&mine, row, ridge_min(QUANTIZE_ROWS, a->rows - row));
         finish(a, mode);
+        ridge_team_end(team);
     }
 }
 
@@ -371,14 +383,15 @@ static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, cons
                          swiglu_columns *columns)
 {
     const int64_t width = STRIP_BYTES / a->size, across = ridge_ceil_div(a->cols, width);
+    ridge_team *const team = team_of(a, groups(a->rows) * across);
 
-#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+#pragma omp parallel num_threads(team->threads)
     {
         _Alignas(64) unsigned char y[RIDGE_GROUP * STRIP_BYTES];
         quantize_tables own;
         const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t t = 0; t < groups(a->rows) * across; t++) {
             const int64_t tr = t / across, row = tr * RIDGE_GROUP, col = t % across * width;
             const int64_t cols = ridge_min(width, a->cols - col);
@@ -388,6 +401,7 @@ static void swiglu_tiles(const quantize_vectors *v, const quantize_args *a, cons
                 v->tile(&mine, tr, (col + c) / RIDGE_GROUP, y + c * a->size, STRIP_BYTES, NULL);
         }
         finish(a, mode);
+        ridge_team_end(team);
     }
 }
 
@@ -406,13 +420,14 @@ static const unsigned char *tile_number(const quantize_args *a, int64_t t, int64
 static void tiles(const quantize_vectors *v, const quantize_args *a)
 {
     const int64_t count = groups(a->rows) * groups(a->cols);
+    ridge_team *const team = team_of(a, count);
 
-#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+#pragma omp parallel num_threads(team->threads)
     {
         quantize_tables own;
         const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t t = 0; t < count; t++) {
             int64_t tr, tc;
             const unsigned char *next = t + 1 < count ? tile_number(a, t + 1, &tr, &tc) : NULL;
@@ -421,6 +436,7 @@ static void tiles(const quantize_vectors *v, const quantize_args *a)
             v->tile(&mine, tr, tc, x, a->stride, next);
         }
         finish(a, mode);
+        ridge_team_end(team);
     }
 }
 
@@ -429,19 +445,21 @@ static void tiles(const quantize_vectors *v, const quantize_args *a)
 static void strips(const quantize_vectors *v, const quantize_args *a)
 {
     const int64_t wide = QUANTIZE_STRIP / a->size, across = ridge_ceil_div(a->cols, wide);
+    ridge_team *const team = team_of(a, groups(a->rows) * across);
 
-#pragma omp parallel if (a->rows * a->cols >= ONE_THREAD)
+#pragma omp parallel num_threads(team->threads)
     {
         quantize_tables own;
         const quantize_args mine = with_tables(a, &own);
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t t = 0; t < groups(a->rows) * across; t++) {
             const int64_t tr = t / across, col = (t + tr / 8 * 2) % across * wide;
 
             v->blocks(&mine, tr, col, ridge_min(wide, a->cols - col), col + 2 * wide <= a->cols);
         }
         finish(a, mode);
+        ridge_team_end(team);
     }
 }
 

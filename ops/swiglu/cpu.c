@@ -7,6 +7,7 @@
 #include "cpu.h"
 
 #include "cpu/num.h"
+#include "cpu/team.h"
 #include "src/util.h"
 
 #ifdef _OPENMP
@@ -140,14 +141,17 @@ void ridge_cpu_swiglu_reference(const ridge_call *call)
     void (*volatile const one_row)(const ridge_call *, int64_t) = call->op == RIDGE_SWIGLU_FWD ? fwd_row : bwd_row;
     const bool work = call->dim[1] || (call->op == RIDGE_SWIGLU_BWD && call->arg[RIDGE_SWIGLU_BWD_DROW].data);
     const int64_t rows = work ? call->dim[0] : 0;
+    ridge_team *team;
 
-#pragma omp parallel if (rows > 1 && rows * call->dim[1] >= 4096)
+    team = ridge_team_begin((double)(rows * call->dim[1]) / 256, rows);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t row = 0; row < rows; row++)
             one_row(call, row);
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
 }
 
@@ -173,7 +177,7 @@ swiglu_args ridge_cpu_swiglu_args(const ridge_problem *problem, const ridge_call
 #if defined(__x86_64__)
 
 /* Columns of a work tile: whole blocks, and long enough that its start does not count. */
-enum { TILE = 4096, ONE_THREAD = 32768 };
+enum { TILE = 4096, PER_US = 2048 /* elements */ };
 
 /* Streaming stores pay when the outputs do not fit the cache and their lines were not just read as inputs. */
 static bool streams(const ridge_device *device, const swiglu_args *args)
@@ -210,6 +214,7 @@ static void flatten(swiglu_args *args)
 static ridge_status launch_tiles(const ridge_device *device, const ridge_bound *bound, swiglu_columns *columns)
 {
     swiglu_args args = ridge_cpu_swiglu_args(&bound->problem, &bound->call);
+    ridge_team *team;
 
     if (args.rows == 0 || (args.cols == 0 && !args.drow))
         return RIDGE_OK;
@@ -217,10 +222,11 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_bound *
     flatten(&args);
     args.tile = args.drow ? args.cols : TILE; /* drow is one sum over its row */
     args.tiles = args.drow ? 1 : (uint32_t)ridge_ceil_div(args.cols, TILE);
-#pragma omp parallel if (args.rows * args.tiles > 1 && args.rows * args.cols >= ONE_THREAD)
+    team = ridge_team_begin((double)(args.rows * args.cols) / PER_US, args.rows * args.tiles);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < args.rows * args.tiles; i++) {
             const int64_t row = i / args.tiles, begin = i % args.tiles * args.tile;
 
@@ -229,6 +235,7 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_bound *
         if (args.stream)
             _mm_sfence();
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }

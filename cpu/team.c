@@ -1,0 +1,220 @@
+/* team.c: how many OpenMP threads a parallel region gets: affinity and cgroup quota, the size of the work, forks, and
+ * processors that others use. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "cpu/team.h"
+#include "src/util.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* ------------------------------------------------------------------------------------------------------ cgroup quota
+ */
+
+/* v2: "200000 100000" or "max 100000" in one file. v1: two files, -1 for no limit. 0: none, or no such file. */
+static int quota_of(const char *folder, bool v2)
+{
+    char path[640];
+    long long quota = 0, period = 0;
+    FILE *file;
+
+    snprintf(path, sizeof path, "%s/%s", folder, v2 ? "cpu.max" : "cpu.cfs_quota_us");
+    file = fopen(path, "r");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%lld %lld", &quota, &period) < (v2 ? 2 : 1))
+        quota = 0;
+    fclose(file);
+    if (!v2) {
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+        file = fopen(path, "r");
+        if (!file || fscanf(file, "%lld", &period) != 1)
+            quota = 0;
+        if (file)
+            fclose(file);
+    }
+    if (quota <= 0 || period <= 0 || quota / period >= 1 << 20)
+        return 0;
+    return (int)((quota + period - 1) / period);
+}
+
+/* The smallest quota of a cgroup and of those above it. Inside a container the path may be the host's: then only the
+ * top, which is the container's own, exists. */
+static int smallest_quota(const char *mount, char *cgroup, bool v2)
+{
+    int least = 0;
+
+    for (;;) {
+        char folder[600], *slash = strrchr(cgroup, '/');
+        int quota;
+
+        snprintf(folder, sizeof folder, "%.300s%.290s", mount, cgroup);
+        quota = quota_of(folder, v2);
+        if (quota && (!least || quota < least))
+            least = quota;
+        if (!slash)
+            return least;
+        *slash = '\0';
+    }
+}
+
+/* Whether "cpu" is one of the names in "cpu,cpuacct". */
+static bool names_cpu(const char *names)
+{
+    while (*names) {
+        const size_t length = strcspn(names, ",");
+
+        if (length == 3 && memcmp(names, "cpu", 3) == 0)
+            return true;
+        names += length + (names[length] == ',');
+    }
+    return false;
+}
+
+int ridge_cgroup_cpus(const char *membership, const char *root)
+{
+    char line[512], mount[300];
+    int least = 0;
+    FILE *file = fopen(membership, "r");
+
+    if (!file)
+        return 0;
+    while (fgets(line, sizeof line, file)) { /* "4:cpu,cpuacct:/user", "0::/user" */
+        char *names = strchr(line, ':'), *cgroup = names ? strchr(names + 1, ':') : NULL;
+        int quota;
+        bool v2;
+
+        if (!cgroup)
+            continue;
+        *cgroup++ = '\0';
+        names++;
+        cgroup[strcspn(cgroup, "\n")] = '\0';
+        v2 = !*names;
+        if (!v2 && !names_cpu(names))
+            continue;
+        snprintf(mount, sizeof mount, "%s%s", root, v2 ? "" : "/cpu");
+        quota = smallest_quota(mount, cgroup, v2);
+        if (quota && (!least || quota < least))
+            least = quota;
+    }
+    fclose(file);
+    return least;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- forks
+ */
+
+static atomic_bool forked;
+
+static void in_child(void)
+{
+    atomic_store(&forked, true);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* OpenMP's default when a device was last opened, and what a region gets instead of it. */
+static atomic_int openmp_most, region_most;
+
+static int openmp_threads(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+int ridge_team_most(bool chosen)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    int most = openmp_threads();
+
+    pthread_once(&once, watch_forks);
+    atomic_store(&openmp_most, most);
+    if (!chosen) {
+        const int quota = ridge_cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
+
+#ifdef _OPENMP
+        most = (int)ridge_min(most, omp_get_num_procs()); /* of the affinity mask */
+#endif
+        most = quota ? (int)ridge_min(most, quota) : most;
+    }
+    atomic_store(&region_most, most);
+    return most;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- teams
+ */
+
+/* A region ends with its last thread. Where other processes compete for the processors, that thread waits for its turn
+ * (3 ms on Linux), and the others spin meanwhile: a call of 0.1 ms takes 4 ms. No figure of the system says so cheaply
+ * enough, but the finishing times do. A region is late if its last thread comes later than LATE after the first one,
+ * and than twice the time that the first one took. After two late ones, or one in eight, short regions get one thread
+ * for PAUSE; short is less than half of what was last waited. docs/lessons.md has the measurement. */
+enum { LATE = 500000 /* ns */, PAUSE = 30 };
+enum { LATE_STEP = 8, LATE_MOST = 16, LATE_AGAIN = 12 };
+
+static _Thread_local ridge_team own_team;
+
+static int64_t now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+ridge_team *ridge_team_begin(double us, int64_t parts)
+{
+    ridge_team *team = &own_team;
+    int most;
+
+    team->threads = 1;
+    if (!(us >= 16) || parts < 2 || atomic_load_explicit(&forked, memory_order_relaxed))
+        return team;
+    most = openmp_threads();
+    if (most == atomic_load_explicit(&openmp_most, memory_order_relaxed))
+        most = atomic_load_explicit(&region_most, memory_order_relaxed);
+    most = (int)ridge_min(most, parts);
+    if (most == 1)
+        return team;
+    team->start = now();
+    if (team->start < team->busy_until && us * 2e3 < (double)team->busy_wait)
+        return team;
+    team->threads = us < 4.0 * most ? (int)(us / 4) : most;
+    atomic_store_explicit(&team->left, team->threads, memory_order_relaxed);
+    atomic_store_explicit(&team->first, 0, memory_order_relaxed);
+    return team;
+}
+
+void ridge_team_end(ridge_team *team)
+{
+    int64_t end, first = 0;
+
+    if (team->threads == 1)
+        return;
+    end = now();
+    if (atomic_compare_exchange_strong(&team->first, &first, end))
+        first = end;
+    if (atomic_fetch_sub(&team->left, 1) != 1)
+        return;
+    if (end - first > LATE && end - first > 2 * (first - team->start)) {
+        team->late += LATE_STEP;
+        team->busy_wait = end - first;
+    } else if (team->late > 0)
+        team->late--;
+    if (team->late >= LATE_MOST) {
+        team->late = LATE_AGAIN;
+        team->busy_until = end + ridge_min(team->busy_wait * PAUSE, 1000000000);
+    }
+}
