@@ -110,8 +110,8 @@ template <class T, int MODE, int FORMATS, int OUT> constexpr gemm_function *gemm
         return NULL;
     else if constexpr (MODE == SCALE_1D1D && OUT == OUT_F32 && T::shape.stages_f32 > 0)
         return gemm_sm90<gemm_staged<T>, MODE, FORMATS, OUT_F32>;
-    else if constexpr (OUT == OUT_F32 && !T::shape.out_f32)
-        return gemm_sm90<T, MODE, FORMATS, OUT_ANY>;
+    else if constexpr (OUT == OUT_F32 && (!T::shape.out_f32 || (MODE != SCALE_1D1D && FORMATS != WGMMA_E4M3_E4M3)))
+        return gemm_sm90<T, MODE, FORMATS, OUT_ANY>; /* gradients, which have E5M2, are f32 in 1D1D only */
     else if constexpr (OUT == OUT_BF16 && MODE == SCALE_1D1D && !T::SCALE_OUTER) /* why_not: writes f32 only */
         return gemm_sm90<T, MODE, FORMATS, OUT_ANY>;
     else
