@@ -16,8 +16,8 @@ from ._arrays import Arrays, autocast_dtype, dtype_number, needs_grad, no_gradie
 from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
-__all__ = ["Fp8Linear", "Q8_0Linear", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul", "q8_0_quantize",
-           "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
+__all__ = ["Fp8Linear", "Q8_0Linear", "apply_ridge_to", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul",
+           "q8_0_quantize", "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
 _op = torch.ops.ridge
 
@@ -76,7 +76,8 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
     up: None: gate holds both, as halves of its last dimension or (interleaved) alternating.
     activation: "silu", "gelu" (erf), "gelu_tanh", "relu2". limit clamps gate from above and up to both sides, alpha and
     up_offset are gpt-oss's, row_scale [..] f32 multiplies rows (a mixture's weights). round_gate rounds act(gate) to the
-    dtype first, forward and backward, as PyTorch's own two kernels do.
+    dtype first, forward and backward, where PyTorch's eager kernels round; act itself stays ridge's, so that the last bit may
+    differ from theirs (and GELU's tail, which they lose).
     """
     if row_scale is None:  # the usual call
         out = _swiglu((activation, gate_mul, down_mul, alpha, up_offset, limit, round_gate, interleaved), gate, up)
@@ -257,4 +258,5 @@ def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
     return _call(L.q8_0_matmul, _op.q8_0_matmul, (x, w, scales), (x, w, scales, out_dtype or x.dtype))
 
 
-from .nn import Fp8Linear, Q8_0Linear, patch_llama, q8_0_planes, swap_linear  # noqa: E402
+from .nn import Fp8Linear, Q8_0Linear, q8_0_planes  # noqa: E402
+from .models import apply_ridge_to, patch_llama, swap_linear  # noqa: E402
