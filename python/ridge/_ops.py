@@ -461,3 +461,46 @@ def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=Non
     p.launch("linear_ce_backward", p.some(lse) + p.some(dloss) + p.some(p.bias) + p.some(p.class_weight) + p.some(dx)
              + p.some(dw) + p.some(dbias))
     return dx, dw, dbias
+
+
+class LogitsProblem:
+    """The operands that ce_fwd and ce_bwd share: logits [.., vocab] that are there already."""
+
+    def __init__(self, xp, logits, target, class_weight, reduction, options):
+        if not len(logits.shape):
+            raise ArgumentError("logits has no dimensions")
+        same_shape("target", target.shape, logits.shape[:-1])
+        if class_weight is not None:
+            same_shape("the class weights", class_weight.shape, logits.shape[-1:])
+        self.xp, self.logits, self.reduction, self.options = xp, logits, reduction, tuple(options)
+        self.rows = logits.shape[:-1]
+        self.dims = (rows_of(logits.shape), logits.shape[-1], 0, 0, 0, 0)
+        (self.two, stride), self.target = xp.matrix(logits), xp.vector(target)
+        self.class_weight = xp.vector(class_weight) if class_weight is not None else None
+        self.head = (*xp.operand(self.two, stride), *xp.operand(self.target, 0))
+
+    def some(self, t):
+        return self.xp.operand(t, 0) if t is not None else ABSENT
+
+    def launch(self, op, values):
+        f = form(op, pick(REDUCTIONS, self.reduction, "reduction"), self.options)
+        self.xp.launch(f, self.logits, self.dims + self.head + values, True)
+
+
+def ce_fwd(p, stats=()):
+    """(loss, {name: statistic})"""
+    loss = p.xp.empty(p.logits, p.rows if p.reduction == "none" else (), A.F32)
+    out = {name: p.xp.empty(p.logits, p.rows, CE_STATS[name]) for name in stats}
+    values = p.some(loss) + p.some(p.class_weight)
+    for name in CE_STATS:
+        values += p.some(out.get(name))
+    p.launch("ce_fwd", values + ABSENT * 3)
+    return loss, out
+
+
+def ce_bwd(p, lse, dloss):
+    same_shape("lse", lse.shape, p.rows)
+    same_shape("dloss", dloss.shape, p.rows if p.reduction == "none" else ())
+    dlogits = p.xp.empty(p.logits, p.logits.shape, p.head[2])
+    p.launch("ce_bwd", p.some(p.xp.vector(lse)) + p.some(p.xp.vector(dloss)) + p.some(p.class_weight) + p.some(dlogits))
+    return dlogits

@@ -186,6 +186,10 @@ def samples(device):
         "swiglu halves": (a, None, None, "gelu", options, True, True, False),
         "linear_ce_train": (x, w, t, None, None, "mean", -100, ce, True, True, False),
         "linear_ce_eval": (x, w, t, None, None, "none", -100, ce, True),
+        "linear_ce_stats": (x.detach(), w.detach(), t, None, None, -100, ce),
+        "ce_fwd": (torch.randn(20, 30, device=device).requires_grad_(), t % 30, None, "mean", -100, ce),
+        "ce_fwd none": (torch.randn(4, 5, 30, device=device).requires_grad_(), t.view(4, 5) % 30, None, "none", -100, ce),
+        "ce_stats": (torch.randn(20, 30, device=device), t % 30, None, -100, ce),
         "quantize_fp8": (a.detach(), "row128", "e4m3", False, 0.0),
         "quantize_fp8_dual": (a.detach(), "row_row", "e4m3", False, 0.0, True),
         "fp8_gemm": (q, s, p, r, "row128_blk128", torch.bfloat16, None),
@@ -201,7 +205,8 @@ def samples(device):
     }
 
 
-NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "quantize_fp8", "quantize_fp8_dual",
+NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "linear_ce_stats", "ce_fwd", "ce_fwd none",
+         "ce_stats", "quantize_fp8", "quantize_fp8_dual",
          "fp8_gemm", "fp8_linear", "fp8_linear blk128", "swiglu_linear", "fp8_swiglu_linear", "multiply",
          "q8_0_quantize", "q8_0_repack", "q8_0_matmul", "q8_0_linear"]
 

@@ -145,3 +145,98 @@ def test_ce_made_again(device, needs):
                 R.linear_cross_entropy(*wrong)
         with pytest.raises(ridge.ArgumentError, match="reduction is"):
             R.linear_cross_entropy(x, w, t, reduction="product")
+
+
+def test_the_signature_of_pytorchs_own(device, needs):
+    """Each call of F.linear_cross_entropy (PyTorch 2.15) is a call of ridge's: names, order, defaults, options."""
+    x, w, t, more = ce_problem(device, torch.float32, {"weight": True, "linear_bias": True}, (40,))
+    t[3] = -100
+    own = getattr(F, "linear_cross_entropy", None)
+    calls = [{}, {"linear_bias": more["linear_bias"]}, {"weight": more["weight"], "reduction": "sum"}, {"ignore_index": None},
+             {"ignore_index": 7, "label_smoothing": 0.1, "reduction": "none"}]
+    if own:
+        import inspect
+        assert set(inspect.signature(own).parameters) <= set(inspect.signature(R.linear_cross_entropy).parameters)
+        calls.append({"options": torch.nn.LinearCrossEntropyOptions()})
+    for call in calls:
+        target = t.clamp(min=0) if call.get("ignore_index") == 7 else t
+        got = needs(lambda: R.linear_cross_entropy(x, w, target, **call))
+        near(got, ce64(x.double(), w.double(), target, **{k: v for k, v in call.items() if k != "options" and v is not None}), 1e-4)
+        if own:
+            near(got, own(x, w, target, **call), 1e-4)
+    with pytest.raises(ridge.ArgumentError, match="options is a dict, not a torch.nn.LinearCrossEntropyOptions"):
+        R.linear_cross_entropy(x, w, t, options={})
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_shift(device, reduction, needs):
+    """Position t predicts target t + n of its own sequence, as with both cut by hand; the same gradients."""
+    x, w, t, _ = ce_problem(device, torch.float32, {})
+    t[0, 4] = -100
+    assert torch.equal(needs(lambda: R.linear_cross_entropy(x, w, t, shift=0, reduction=reduction)),
+                       R.linear_cross_entropy(x, w, t, shift=False, reduction=reduction))
+    for shift, n in ((True, 1), (1, 1), (2, 2), (9, 9)):
+        one, two = leaves(x, w), leaves(x, w)
+        got = R.linear_cross_entropy(*one, t.to(torch.int16 if n == 2 else torch.int64), shift=shift, reduction=reduction, lse_square_scale=1e-2)
+        want = R.linear_cross_entropy(two[0][:, :9 - n], two[1], t[:, n:], reduction=reduction, lse_square_scale=1e-2)
+        assert got.shape == want.shape
+        near(got, want, 1e-6)
+        if n < 9:
+            for g, v in zip(torch.autograd.grad(got.sum(), one), torch.autograd.grad(want.sum(), two)):
+                assert rms(g, v) < 1e-6
+    for shift, text in ((-1, "shift is -1, not within a sequence"), (10, "shift is 10, not within"), (0.5, "shift is 0.5, not a whole"),
+                        ("a", "shift is 'a', not a whole number")):
+        with pytest.raises(ridge.ArgumentError, match=text):
+            R.linear_cross_entropy(x, w, t, shift=shift)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "temperature": 0.7}, {"weight": True, "label_smoothing": 0.2}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_statistics_and_logits_that_are_there(device, dtype, options, needs):
+    """Against float64 of the logits, in one test for both forms; the loss of given logits has a gradient."""
+    x, w, t, options = ce_problem(device, dtype, {**options, "linear_bias": True})
+    bias = options.pop("linear_bias")
+    t[0, 2] = -100
+    logits = (x.double() @ w.double().T + bias.double()).to(dtype)
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    cap = {k: v for k, v in options.items() if k in ("softcap", "temperature")}
+    z = logits.double()
+    z = (cap["softcap"] * torch.tanh(z / cap["softcap"]) if cap else z) / cap.get("temperature", 1.0)
+    kept = t != -100
+    for rows, loose in ((needs(lambda: R.linear_cross_entropy_stats(x, w, t, bias, **options)), tolerance),
+                        (needs(lambda: R.cross_entropy_stats(logits, t, **options)), 1e-4)):
+        near(rows.loss, ce64_of(logits, t, **options, reduction="none"), loose)
+        near(rows.lse, torch.where(kept, z.logsumexp(-1), 0.0), loose)
+        near(rows.target_logit, torch.where(kept, z.gather(-1, t.clamp(min=0)[..., None])[..., 0], 0.0), loose)
+        near(rows.entropy, torch.where(kept, torch.distributions.Categorical(logits=z).entropy(), 0.0), loose)
+        assert torch.equal(rows.argmax[~kept], torch.full_like(rows.argmax[~kept], -1)) and rows.argmax.dtype == torch.int64
+        assert (rows.argmax == z.argmax(-1))[kept].float().mean() > (0.99 if loose < 1e-3 else 0.9)
+        assert all(r.shape == t.shape for r in rows)
+    for reduction in ("mean", "sum", "none"):
+        (one,), (two,) = leaves(logits), leaves(logits.double())
+        got, want = R.cross_entropy(one, t, reduction=reduction, **options), ce64_of(two, t, reduction=reduction, **options)
+        near(got, want, 1e-4)
+        dl = torch.rand_like(got) * 3
+        g, v = torch.autograd.grad(got, one, dl)[0], torch.autograd.grad(want, two, dl.double())[0]
+        assert g.dtype == dtype and rms(g, v) < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def ce64_of(logits, t, **options):
+    eye = torch.eye(logits.shape[-1], dtype=torch.float64, device=logits.device)
+    return ce64(logits.double(), eye, t, **options)
+
+
+def test_statistics_refuse(device):
+    x, w, t, _ = ce_problem(device, torch.float32, {})
+    (leaf,) = leaves(x)
+    for call, text in ((lambda: R.linear_cross_entropy_stats(leaf, w, t), "has no gradient for input"),
+                       (lambda: R.cross_entropy_stats(leaf, t), "has no gradient for logits"),
+                       (lambda: R.cross_entropy(x, t[0]), "target has shape"), (lambda: R.cross_entropy(x, t, softcap=None), "softcap is None"),
+                       (lambda: R.cross_entropy(x, t, reduction="all"), "reduction is 'all'"),
+                       (lambda: R.cross_entropy(x, x), "class probabilities"), (lambda: R.cross_entropy(x, t, w[:, 0]), "class weights has shape")):
+        with pytest.raises(ridge.Error, match=text):
+            call()
+    (z,) = leaves(torch.randn(4, 10, device=device))
+    g, = torch.autograd.grad(R.cross_entropy(z, t[0, :4] % 10), z, create_graph=True)
+    with pytest.raises(ridge.UnsupportedError, match="once only"):
+        torch.autograd.grad(g.pow(2).sum(), z)

@@ -6,6 +6,8 @@ torch.ops.ridge. Errors are ridge's exceptions with the library's message. Gradi
 once: a second derivative is an error, torch.func.grad is PyTorch's error for registered ops, and forward mode
 (torch.func.jvp) takes the results for constants.
 """
+import typing
+
 import torch
 
 from .. import _core  # noqa: F401: a missing library is reported before anything else
@@ -16,8 +18,9 @@ from ._arrays import Arrays, autocast_dtype, dtype_number, needs_grad, no_gradie
 from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
-__all__ = ["Fp8Linear", "Q8_0Linear", "apply_ridge_to", "fp8_gemm", "linear_cross_entropy", "patch_llama", "q8_0_matmul",
-           "q8_0_quantize", "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
+__all__ = ["Fp8Linear", "Q8_0Linear", "RowStatistics", "apply_ridge_to", "cross_entropy", "cross_entropy_stats", "fp8_gemm",
+           "linear_cross_entropy", "linear_cross_entropy_stats", "patch_llama", "q8_0_matmul", "q8_0_quantize", "q8_0_repack",
+           "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
 _op = torch.ops.ridge
 
@@ -127,18 +130,25 @@ def swiglu_linear(gate, up, weight, bias=None, *, activation="silu", gate_mul=1.
 
 
 def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=None, size_average=None, ignore_index=-100,
-                         reduce=None, reduction="mean", label_smoothing=0.0, *, softcap=0.0, temperature=1.0,
-                         lse_square_scale=0.0, nan_if_empty=False):
+                         reduce=None, reduction="mean", label_smoothing=0.0, *, options=None, shift=0, softcap=0.0,
+                         temperature=1.0, lse_square_scale=0.0, nan_if_empty=False):
     """F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...) without the logits.
 
     input [.., hidden], linear_weight [vocab, hidden] of the same dtype (under autocast both are cast to its dtype), target
     [..] of class indices; weight [vocab] are class weights; the rest are torch.nn.functional.cross_entropy's arguments and
-    defaults. softcap s: logits s tanh(logits / s); then / temperature; lse_square_scale adds that times logsumexp^2 (z-loss).
+    defaults. Calls of PyTorch 2.15's F.linear_cross_entropy work as they are: ignore_index None is -100, and options, which
+    says how PyTorch cuts the logits into chunks, is taken and changes nothing.
+    shift n: position t predicts target t + n along the last dimension of target; the last n positions of each sequence predict
+    nothing, and with reduction "none" they are not in the result. softcap s: logits s tanh(logits / s); then / temperature;
+    lse_square_scale adds that times logsumexp^2 (z-loss).
     The loss is f32. With "mean" and "sum" the gradients are made in the forward call; without grad only the loss is.
     Unlike PyTorch, a mean over no rows is 0 (NaN with nan_if_empty), and a target out of range makes the loss NaN instead of an
     assertion.
     """
-    if linear_bias is None and weight is None and size_average is None and reduce is None and not nan_if_empty:
+    if ignore_index is None:
+        ignore_index = -100
+    if linear_bias is None and weight is None and size_average is None and reduce is None and not nan_if_empty and \
+            options is None and type(shift) is int and shift == 0:
         loss = _loss((reduction, ignore_index, label_smoothing, softcap, temperature, lse_square_scale), input, linear_weight,
                      target)  # the usual call
         if loss is not None:
@@ -149,25 +159,16 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
             weight=(weight, None))
     ops.numbers_only(ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, temperature=temperature,
                      lse_square_scale=lse_square_scale, nan_if_empty=nan_if_empty)
-    ignore_index = ops.whole("ignore_index", ignore_index)
     ops.pick(ops.REDUCTIONS, reduction, "reduction")
-    no_gradient("linear_cross_entropy", weight=weight)
-    if target.is_floating_point():
-        raise ArgumentError("target holds class probabilities; only class indices are supported")
-    if not input.dim():
-        raise ArgumentError("input has no dimensions")
-    dtype = autocast_dtype(input)
-    if dtype is not None:
-        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
-    elif input.dtype != linear_weight.dtype:
-        raise ArgumentError(f"input is {input.dtype}, linear_weight {linear_weight.dtype}: the dtypes must be the same")
-    x, t = input.reshape(-1, input.shape[-1]), target.reshape(-1)
-    if input.shape[:-1] != target.shape:
-        raise ArgumentError(f"target has shape {list(target.shape)}, not {list(input.shape[:-1])}")
-    if t.dtype not in (torch.int32, torch.int64):
-        t = t.long()
-    options = [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)]
-    args = (x, linear_weight, t, linear_bias, weight, reduction, ignore_index, options)
+    if options is not None and type(options).__name__ != "LinearCrossEntropyOptions":
+        raise ArgumentError(f"options is a {type(options).__name__}, not a torch.nn.LinearCrossEntropyOptions")
+    input, linear_weight, t = _loss_inputs("linear_cross_entropy", input, linear_weight, target, weight, ignore_index)
+    target, shift = t, _shift(shift, t)
+    if shift:
+        t = torch.nn.functional.pad(t[..., shift:], (0, shift), value=int(ignore_index))
+    x, t = input.reshape(-1, input.shape[-1]), t.reshape(-1)
+    numbers = [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)]
+    args = (x, linear_weight, t, linear_bias, weight, reduction, ops.whole("ignore_index", ignore_index), numbers)
     want = [x.requires_grad, linear_weight.requires_grad, linear_bias is not None and linear_bias.requires_grad]
     here = plain(x, linear_weight, t, linear_bias, weight)
     if not torch.is_grad_enabled() or not any(want):
@@ -178,7 +179,87 @@ def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=
         loss = LinearCE.apply(*args) if here else _op.linear_ce_train(*args, *want)[0]
     if reduction == "mean" and nan_if_empty:
         loss = torch.where((t != ignore_index).any(), loss, float("nan"))
-    return loss.view(target.shape) if reduction == "none" else loss
+    if reduction != "none":
+        return loss
+    loss = loss.view(target.shape)
+    return loss[..., :target.shape[-1] - shift] if shift else loss
+
+
+def _shift(shift, target):
+    n = ops.whole("shift", shift)
+    if n and not (target.dim() and 0 < n <= target.shape[-1]):
+        raise ArgumentError(f"shift is {shift}, not within a sequence of target's shape {list(target.shape)}")
+    return n
+
+
+def _loss_inputs(function, input, linear_weight, target, weight, ignore_index):
+    """(input, linear_weight or None, target), cast where autocast or the library wants it; or an error."""
+    no_gradient(function, weight=weight)
+    name = "input" if linear_weight is not None else "logits"
+    ops.whole("ignore_index", ignore_index)
+    if target.is_floating_point():
+        raise ArgumentError("target holds class probabilities; only class indices are supported")
+    if not input.dim():
+        raise ArgumentError(f"{name} has no dimensions")
+    dtype = autocast_dtype(input) if linear_weight is not None else None
+    if dtype is not None:
+        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
+    elif linear_weight is not None and input.dtype != linear_weight.dtype:
+        raise ArgumentError(f"input is {input.dtype}, linear_weight {linear_weight.dtype}: the dtypes must be the same")
+    if input.shape[:-1] != target.shape:
+        raise ArgumentError(f"target has shape {list(target.shape)}, not {list(input.shape[:-1])}")
+    return input, linear_weight, target if target.dtype in (torch.int32, torch.int64) else target.long()
+
+
+class RowStatistics(typing.NamedTuple):
+    """Of every row of logits z: the loss; lse = log sum e^z; z of the target; the entropy of softmax(z) in nats (f32); the
+    class of the largest z (int64). A row whose target is ignore_index has 0, 0, 0, 0 and -1."""
+    loss: torch.Tensor
+    lse: torch.Tensor
+    target_logit: torch.Tensor
+    entropy: torch.Tensor
+    argmax: torch.Tensor
+
+
+def linear_cross_entropy_stats(input, linear_weight, target, linear_bias=None, weight=None, ignore_index=-100,
+                               label_smoothing=0.0, *, softcap=0.0, temperature=1.0, lse_square_scale=0.0):
+    """RowStatistics of linear_cross_entropy's rows, each of target's shape, without the logits. No gradient."""
+    tensors("linear_cross_entropy_stats", input=input, linear_weight=linear_weight, target=target,
+            linear_bias=(linear_bias, None), weight=(weight, None))
+    ops.numbers_only(label_smoothing=label_smoothing, softcap=softcap, temperature=temperature, lse_square_scale=lse_square_scale)
+    no_gradient("linear_cross_entropy_stats", input=input, linear_weight=linear_weight, linear_bias=linear_bias)
+    ignore_index = -100 if ignore_index is None else ignore_index
+    x, w, t = _loss_inputs("linear_cross_entropy_stats", input, linear_weight, target, weight, ignore_index)
+    rows = _op.linear_ce_stats(x.reshape(-1, x.shape[-1]), w, t.reshape(-1), linear_bias, weight,
+                               ops.whole("ignore_index", ignore_index),
+                               [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)])
+    return RowStatistics(*(t.view(target.shape) for t in rows))
+
+
+def cross_entropy(logits, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, softcap=0.0,
+                  temperature=1.0, lse_square_scale=0.0):
+    """The cross entropy of logits that are there: [.., vocab] bf16, f16 or f32 with the classes last (F.cross_entropy has them
+    second), target [..]. The rest, and the loss, as in linear_cross_entropy. Differentiable in the logits, once."""
+    args = _of_logits("cross_entropy", logits, target, weight, ignore_index, label_smoothing, softcap, temperature, lse_square_scale)
+    ops.pick(ops.REDUCTIONS, reduction, "reduction")
+    return _op.ce_fwd(*args[:3], reduction, *args[3:])[0]
+
+
+def cross_entropy_stats(logits, target, weight=None, ignore_index=-100, label_smoothing=0.0, *, softcap=0.0, temperature=1.0,
+                        lse_square_scale=0.0):
+    """RowStatistics of cross_entropy's rows. No gradient."""
+    tensors("cross_entropy_stats", logits=logits)
+    no_gradient("cross_entropy_stats", logits=logits)
+    return RowStatistics(*_op.ce_stats(*_of_logits("cross_entropy_stats", logits, target, weight, ignore_index, label_smoothing,
+                                                   softcap, temperature, lse_square_scale)))
+
+
+def _of_logits(function, logits, target, weight, ignore_index, *numbers):
+    tensors(function, logits=logits, target=target, weight=(weight, None))
+    ops.numbers_only(**dict(zip(("label_smoothing", "softcap", "temperature", "lse_square_scale"), numbers)))
+    ignore_index = -100 if ignore_index is None else ignore_index
+    logits, _, target = _loss_inputs(function, logits, None, target, weight, ignore_index)
+    return logits, target, weight, ops.whole("ignore_index", ignore_index), [float(v) for v in numbers]
 
 
 def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):

@@ -301,13 +301,16 @@ CE = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight
      "float[] options"
 
 
+def ce_options(ignore_index, options):
+    names = ("label_smoothing", "softcap", "temperature", "lse_square_scale")
+    return (("ignore_index", ops.whole("ignore_index", ignore_index)), *zip(names, options))
+
+
 def problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options):
     same_device(x, weight, target, bias, class_weight)
     if class_weight is not None:
         class_weight = class_weight.to(torch.float32)
-    names = ("label_smoothing", "softcap", "temperature", "lse_square_scale")
-    return ops.CeProblem(xp, x, weight, target, bias, class_weight, reduction, False,
-                         (("ignore_index", ops.whole("ignore_index", ignore_index)), *zip(names, options)))
+    return ops.CeProblem(xp, x, weight, target, bias, class_weight, reduction, False, ce_options(ignore_index, options))
 
 
 @_define(f"linear_ce_eval({CE}, bool lse) -> (Tensor, Tensor)")
@@ -334,6 +337,61 @@ def linear_ce_eager(xp, *args):
 def linear_ce_backward(xp, lse, dloss, *args):
     p = problem(xp, *args[:8])
     return tuple(_none(lse, t) for t in ops.linear_ce_backward(p, lse, dloss.to(torch.float32), *args[8:]))
+
+
+@_define("linear_ce_stats(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, int ignore_index, "
+         "float[] options) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def linear_ce_stats(xp, x, weight, target, bias, class_weight, ignore_index, options):
+    """Of every row: loss, lse, target logit, entropy, argmax."""
+    loss, out = ops.linear_ce_eval(problem(xp, x, weight, target, bias, class_weight, "none", ignore_index, options), STATS)
+    return loss, *(out[name] for name in STATS)
+
+
+STATS = "lse", "target_logit", "entropy", "argmax"
+LOGITS = "Tensor logits, Tensor target, Tensor? class_weight, str reduction, int ignore_index, float[] options"
+
+
+def of_logits(xp, logits, target, class_weight, reduction, ignore_index, options):
+    same_device(logits, target, class_weight)
+    if class_weight is not None:
+        class_weight = class_weight.to(torch.float32)
+    return ops.LogitsProblem(xp, logits, target, class_weight, reduction, ce_options(ignore_index, options))
+
+
+@_define(f"ce_fwd({LOGITS}) -> (Tensor, Tensor)")
+def ce_fwd(xp, *args):
+    """(loss, lse)"""
+    loss, out = ops.ce_fwd(of_logits(xp, *args), ("lse",))
+    return loss, out["lse"]
+
+
+@_define("ce_stats(Tensor logits, Tensor target, Tensor? class_weight, int ignore_index, float[] options) -> "
+         "(Tensor, Tensor, Tensor, Tensor, Tensor)")
+def ce_stats(xp, logits, target, class_weight, ignore_index, options):
+    """linear_ce_stats of logits."""
+    loss, out = ops.ce_fwd(of_logits(xp, logits, target, class_weight, "none", ignore_index, options), STATS)
+    return loss, *(out[name] for name in STATS)
+
+
+@_define(f"ce_bwd(Tensor lse, Tensor dloss, {LOGITS}) -> Tensor")
+def ce_bwd(xp, lse, dloss, *args):
+    return ops.ce_bwd(of_logits(xp, *args), lse, dloss.to(torch.float32))
+
+
+def _ce_setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3], output[1])
+    ctx.rest = inputs[3:]
+    ctx.set_materialize_grads(False)
+
+
+def _ce_gradient(ctx, dloss, *_):
+    if dloss is None:
+        return (None,) * 6
+    *inputs, lse = ctx.saved_tensors
+    return torch.ops.ridge.ce_bwd(lse, dloss, *inputs, *ctx.rest), *(None,) * 5
+
+
+torch.library.register_autograd("ridge::ce_fwd", _ce_gradient, setup_context=_ce_setup, lib=library)
 
 
 @_define("multiply(Tensor x, Tensor factor, ScalarType dtype) -> Tensor")
@@ -391,5 +449,5 @@ def _eval_gradient(ctx, dloss, *_):
 torch.library.register_autograd("ridge::linear_ce_train", _train_gradient, setup_context=_train_setup, lib=library)
 torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_context=_eval_setup, lib=library)
 for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
-              "linear_ce_backward", "multiply"):
+              "linear_ce_backward", "linear_ce_stats", "ce_stats", "ce_bwd", "multiply"):
     _no_gradient(_name)
