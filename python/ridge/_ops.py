@@ -501,6 +501,7 @@ def ce_fwd(p, stats=()):
 def ce_bwd(p, lse, dloss):
     same_shape("lse", lse.shape, p.rows)
     same_shape("dloss", dloss.shape, p.rows if p.reduction == "none" else ())
+    lse, dloss = p.xp.vector(lse), p.xp.vector(dloss)  # copies live until the launch
     dlogits = p.xp.empty(p.logits, p.logits.shape, p.head[2])
-    p.launch("ce_bwd", p.some(p.xp.vector(lse)) + p.some(p.xp.vector(dloss)) + p.some(p.class_weight) + p.some(dlogits))
+    p.launch("ce_bwd", p.some(lse) + p.some(dloss) + p.some(p.class_weight) + p.some(dlogits))
     return dlogits
