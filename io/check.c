@@ -44,21 +44,44 @@ static int follow(unsigned char first, unsigned char *low, unsigned char *high)
     return first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
 }
 
+/* Bytes of the character that text begins with; 0: it is none. */
+static size_t character(const char *text, size_t length)
+{
+    unsigned char low, high;
+    int more = follow((unsigned char)text[0], &low, &high);
+
+    if (more < 0 || (size_t)more > length - 1)
+        return 0;
+    for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf)
+        if ((unsigned char)text[i] < low || (unsigned char)text[i] > high)
+            return 0;
+    return (size_t)more + 1;
+}
+
 bool io_utf8(const char *text, size_t length)
 {
-    for (size_t i = 0; i < length; i++) {
-        unsigned char low, high;
-        int more = follow((unsigned char)text[i], &low, &high);
-
-        if (more < 0 || (size_t)more > length - 1 - i)
+    for (size_t i = 0, bytes; i < length; i += bytes) {
+        bytes = character(text + i, length - i);
+        if (!bytes)
             return false;
-        for (; more > 0; more--, low = 0x80, high = 0xbf) {
-            i++;
-            if ((unsigned char)text[i] < low || (unsigned char)text[i] > high)
-                return false;
-        }
     }
     return true;
+}
+
+size_t io_printable(const char *text, size_t length)
+{
+    static const struct {
+        uint32_t first, last;
+    } hidden[] = {{0, 0x1f}, {0x7f, 0x9f}, {0x200b, 0x200f}, {0x2028, 0x202e}, {0x2060, 0x206f}, {0xfeff, 0xfeff}};
+    size_t bytes = length ? character(text, length) : 0;
+    uint32_t code = bytes ? (unsigned char)text[0] & (bytes == 1 ? 0x7fu : 0x7fu >> bytes) : 0;
+
+    for (size_t i = 1; i < bytes; i++)
+        code = code << 6 | ((unsigned char)text[i] & 0x3fu);
+    for (size_t i = 0; i < sizeof hidden / sizeof hidden[0]; i++)
+        if (code >= hidden[i].first && code <= hidden[i].last)
+            return 0;
+    return bytes;
 }
 
 /* {2^40, 2^40, 0} is refused although it is empty: code that computes strides from the shape would overflow. */

@@ -20,10 +20,14 @@ ridge_status io_fail(ridge_status status, const char *format, ...)
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    /* Names come from files that are not trusted, and messages go to terminals: no control characters. */
-    for (char *c = text; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = '?';
+    /* Names come from files that are not trusted, and messages go to terminals. */
+    for (size_t i = 0, length = strlen(text), bytes; i < length; i += bytes) {
+        bytes = io_printable(text + i, length - i);
+        if (!bytes) {
+            text[i] = '?';
+            bytes = 1;
+        }
+    }
     memcpy(message, text, sizeof message);
     return status;
 }

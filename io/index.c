@@ -116,6 +116,8 @@ static ridge_status parse_index(io_json *json, index_map *map)
     }
     if (status == RIDGE_OK && !maps)
         return io_fail(RIDGE_ERR_FILE, "%s: not an index of safetensors files: it has no weight_map", json->path);
+    if (status == RIDGE_OK && !map->weights)
+        return io_fail(RIDGE_ERR_FILE, "%s: its weight_map names no tensor", json->path);
     return status == RIDGE_OK ? io_json_end(json) : status;
 }
 

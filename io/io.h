@@ -29,6 +29,7 @@
 #define io_open_index ridge_io_open_index
 #define io_parse_gguf ridge_io_parse_gguf
 #define io_parse_safetensors ridge_io_parse_safetensors
+#define io_printable ridge_io_printable
 #define io_read_at ridge_io_read_at
 #define io_type_of_gguf ridge_io_type_of_gguf
 #define io_utf8 ridge_io_utf8
@@ -79,6 +80,9 @@ ridge_status io_read_at(const io_shard *shard, int64_t at, void *to, int64_t byt
 bool io_multiply(int64_t a, int64_t b, int64_t *product); /* false on overflow or a negative */
 bool io_grow(void *array, int64_t *capacity, int64_t need, size_t element);
 bool io_utf8(const char *text, size_t length); /* valid UTF-8 without NUL */
+/* Bytes of the character that text begins with, 0 if a terminal should not get it: no UTF-8, a control character (C0,
+ * DEL, C1), or one that hides or reorders what follows. */
+size_t io_printable(const char *text, size_t length);
 bool io_elements(const int64_t *shape, int32_t rank,
                  int64_t *elements);                            /* false on overflow, zero sizes left out too */
 bool io_bytes(uint32_t type, int64_t elements, int64_t *bytes); /* false on overflow or a broken block */

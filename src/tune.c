@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "file.h"
 #include "internal.h"
 
 enum { MAX_FILE = 16 << 20 };
@@ -103,13 +104,14 @@ static ridge_status read_text(ridge_device *device, const char *file, char *text
 
 static ridge_status read_file(ridge_device *device, const char *file)
 {
-    FILE *stream = fopen(file, "rb");
+    const char *why;
+    FILE *stream = ridge_open_regular(file, &why);
     char *text;
     size_t length;
     ridge_status status;
 
     if (!stream)
-        return ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot open %.200s: %s", file, strerror(errno));
+        return ridge_fail(RIDGE_ERR_FILE, "RIDGE_TUNED: cannot open %.200s: %s", file, why);
     text = malloc(MAX_FILE + 1);
     if (!text) {
         fclose(stream);

@@ -267,6 +267,22 @@ TEST(text_round_trip)
     }
 }
 
+/* Under UBSan: memcpy takes no NULL, not even for nothing. */
+TEST(rows_of_nothing_need_no_workspace)
+{
+    static float scales[1], post[4], comb[16], res[4], out[4], y[4];
+    static int8_t x[32];
+    static uint8_t w[34];
+    ridge_call call = ridge_q8_0_matmul_hc_expand(1, 32, 0, 4, ridge_scaled(x, RIDGE_I8, scales, RIDGE_SCALING_ROW32),
+                                                  ridge_matrix(w, RIDGE_U8), post, comb, res, out);
+    ridge_device *device;
+
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_Y, RIDGE_F32, y, 0);
+    assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
+    assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_OK);
+    ridge_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -282,6 +298,7 @@ int main(void)
         cmocka_unit_test(aliasing),
         cmocka_unit_test(a_call_allocates_nothing),
         cmocka_unit_test(text_round_trip),
+        cmocka_unit_test(rows_of_nothing_need_no_workspace),
     };
 
     unsetenv("RIDGE_KERNEL");

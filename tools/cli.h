@@ -27,6 +27,12 @@ int cmd_quantize(int argc, char **argv);
 
 /* Opens --device or says why not on stderr; NULL on failure. */
 ridge_device *device_open(const char *spec);
+/* Text may come from a file that is not trusted: these are the only functions that print it. What io_printable does not
+ * pass appears as \xNN, so that no name can move the cursor or forge a line. */
+void text_print(FILE *to, const char *text, size_t length);
+/* One line; its end is added. */
+void line_print(FILE *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 /* True if name matches a pattern with * and ?, or pattern is NULL. */
 bool name_matches(const char *pattern, const char *name);
 

@@ -49,16 +49,20 @@ int cmd_info(int argc, char **argv)
 
         snprintf(spec, sizeof spec, i < 0 ? "cpu" : "cuda:%d", i);
         device = device_open(spec);
-        if (!device)
+        if (!device) {
+            json_decref(devices);
+            json_decref(models);
             return 1;
+        }
         if (json)
             json_array_append_new(devices, device_json(device));
         else
             device_line(device);
         ridge_close(device);
     }
-    for (int arch = 0; arch < RIDGE_ARCHS; arch++)
-        json_array_append_new(models, json_string(ridge_arch_table[arch].name));
+    for (int arch = 0; arch < RIDGE_ARCHS; arch++) /* those that this build has rows for */
+        if (cuda || ridge_arch_table[arch].backend != RIDGE_CUDA)
+            json_array_append_new(models, json_string(ridge_arch_table[arch].name));
     if (json)
         return !print_json(json_pack("{s:s, s:o, s:s?, s:o}", "version", ridge_version(), "devices", devices, "no_cuda",
                                      count ? NULL
@@ -68,8 +72,8 @@ int cmd_info(int argc, char **argv)
     if (!count)
         printf("cuda none: %s\n", why ? why : reason);
     printf("models for `ridge explain --device model:NAME`:");
-    for (int arch = 0; arch < RIDGE_ARCHS; arch++)
-        printf(" %s", ridge_arch_table[arch].name);
+    for (size_t i = 0; i < json_array_size(models); i++)
+        printf(" %s", json_string_value(json_array_get(models, i)));
     printf("\nridge %s\n", ridge_version());
     json_decref(devices);
     json_decref(models);

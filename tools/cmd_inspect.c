@@ -1,5 +1,5 @@
 /* cmd_inspect.c: `ridge inspect`: prints what a checkpoint holds as a table or as JSON. The table is for a terminal:
- * text from the file is escaped and truncated, arrays are shortened. The JSON has everything but the tensors' data. */
+ * text from the file is truncated, arrays are shortened. The JSON has everything but the tensors' data. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -81,23 +81,14 @@ static value next_value(const unsigned char **at, uint32_t kind)
     return v;
 }
 
-/* Prints text from a file with control characters escaped: it may hold escape sequences of terminals. */
-static void print_text(const char *text, size_t length, size_t most)
+/* Prints at most `most` bytes of text from a file. */
+static void print_short(const char *text, size_t length, size_t most)
 {
     size_t shown = length < most ? length : most;
 
     while (shown < length && shown && ((unsigned char)text[shown] & 0xc0) == 0x80)
         shown--; /* not within a character */
-    for (size_t i = 0; i < shown; i++) {
-        unsigned char c = (unsigned char)text[i];
-
-        if (c == '\n')
-            fputs("\\n", stdout);
-        else if (c < 32 || c == 127 || (c == 0xc2 && i + 1 < shown && (unsigned char)text[i + 1] < 0xa0))
-            printf("\\x%02x", c);
-        else
-            putchar(c);
-    }
+    text_print(stdout, text, shown);
     if (shown < length)
         printf("... (%zu bytes)", length);
 }
@@ -106,7 +97,7 @@ static void print_value(value v, bool quote)
 {
     if (v.kind == RIDGE_META_STRING) {
         fputs(quote ? "\"" : "", stdout);
-        print_text(v.text, v.length, quote ? 24 : TEXT_MOST);
+        print_short(v.text, v.length, quote ? 24 : TEXT_MOST);
         fputs(quote ? "\"" : "", stdout);
     } else if (v.kind == RIDGE_META_F32 || v.kind == RIDGE_META_F64) {
         printf(v.kind == RIDGE_META_F32 ? "%.7g" : "%.15g", v.f);
@@ -126,7 +117,7 @@ static void print_meta(const ridge_meta *meta)
     bool array = meta->kind == RIDGE_META_ARRAY;
 
     printf("  ");
-    print_text(meta->key, strlen(meta->key), 200);
+    print_short(meta->key, strlen(meta->key), 200);
     printf(" = ");
     if (array)
         printf("%" PRId64 " x %s [", meta->count, kind_name(meta->element));
@@ -257,7 +248,7 @@ static void print_tensors(const options *o, const ridge_file *file)
         if (!chosen(o, t->name))
             continue;
         shape_print(t, shape, sizeof shape);
-        print_text(t->name, strlen(t->name), 400);
+        print_short(t->name, strlen(t->name), 400);
         printf("%*s  %-8s %-20s %15" PRId64 "\n", pad > 0 ? pad : 0, "", ridge_type_query(t->type)->name, shape,
                t->bytes);
     }
@@ -270,7 +261,7 @@ static void print_all(const options *o, const ridge_file *file, const totals *su
     printf("%s, %d %s\n", gguf ? "GGUF" : "safetensors", (int)ridge_file_shards(file),
            ridge_file_shards(file) == 1 ? "file" : "shards");
     for (int32_t i = 0; i < ridge_file_shards(file); i++)
-        printf("  %s: %" PRId64 " bytes\n", ridge_file_path(file, i), ridge_file_bytes(file, i));
+        line_print(stdout, "  %s: %" PRId64 " bytes", ridge_file_path(file, i), ridge_file_bytes(file, i));
     if (!o->pattern || o->meta) {
         printf("\nmetadata: %" PRId64 "\n", ridge_file_metas(file));
         for (int64_t i = 0; i < ridge_file_metas(file); i++)
@@ -375,12 +366,12 @@ int cmd_inspect(int argc, char **argv)
     o.file = words.at[0];
     o.pattern = words.at[1];
     if (ridge_file_open(o.file, &file) != RIDGE_OK) {
-        fprintf(stderr, "ridge inspect: %s\n", ridge_io_error());
+        line_print(stderr, "ridge inspect: %s", ridge_io_error());
         return 1;
     }
     add_up(&o, file, &sum);
     if (matches_none(&o, file, &sum)) {
-        fprintf(stderr, "ridge inspect: nothing matches '%s'\n", o.pattern);
+        line_print(stderr, "ridge inspect: nothing matches '%s'", o.pattern);
         bad = 1;
     } else if (o.json) {
         bad = dump_json(&o, file, &sum);

@@ -41,6 +41,11 @@ static const verb *find(const char *name)
     return NULL;
 }
 
+static bool is_help(const char *word)
+{
+    return strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
 static int run(const verb *v, int argc, char **argv)
 {
     char name[32];
@@ -72,16 +77,16 @@ int main(int argc, char **argv)
 {
     static char help_option[] = "--help";
     char *help_of[] = {NULL, help_option, NULL};
-    const bool wants_help = argc > 1 && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0);
+    const bool wants_help = argc > 1 && is_help(argv[1]);
     const char *name = argc < 2 ? NULL : !wants_help ? argv[1] : argc > 2 ? argv[2] : NULL;
 
     hold_streams();
     atexit(check_output);
     json_start();
     argp_err_exit_status = 2; /* as all usage errors */
-    if (!name || (wants_help && (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0)))
+    if (!name || (wants_help && is_help(name)))
         return wants_help ? help(stdout) : help(stderr) + 2;
-    if (strcmp(name, "--version") == 0)
+    if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0)
         return printf("ridge %s\n", ridge_version()) < 0;
     if (find(name))
         return wants_help ? run(find(name), 2, help_of) : run(find(name), argc - 1, argv + 1);

@@ -155,7 +155,7 @@ static double tile_ratio(const image *im, const unsigned char *got, int64_t row,
             error += e * e;
             norm += reference * reference;
         }
-    if (!isfinite(norm))
+    if (!isfinite(norm) || (norm == 0 && error == 0)) /* products of zeros */
         return 0;
     return isnan(error) ? INFINITY
                         : sqrt(error) / ((0x1p-11 + dtype_unit(im->call.arg[RIDGE_GEMM_FP8_D].dtype)) * sqrt(norm));

@@ -249,7 +249,7 @@ static void reference_hc(const q8_0_args *a, const quantised *x, char *workspace
     for (int64_t t = 0; t < a->tokens; t++) {
         const float *from = (const float *)v.data + t * rows;
 
-        if (y->data)
+        if (y->data && rows > 0)
             memcpy((float *)y->data + t * y->stride, from, (size_t)rows * sizeof *from);
         expand(a->call, t, from);
     }

@@ -66,8 +66,8 @@ static int show(const summary *list, int count, bool json)
                                                  list[i].provider, "problems", list[i].count, "geometric_mean", mean,
                                                  "worst", list[i].worst, "worst_problem", list[i].worst_problem));
         else
-            printf("%-12s %-14s %3d problems: ridge is %.3f x as fast, worst %.3f at %s\n", list[i].op,
-                   list[i].provider, list[i].count, mean, list[i].worst, list[i].worst_problem);
+            line_print(stdout, "%-12s %-14s %3d problems: ridge is %.3f x as fast, worst %.3f at %s", list[i].op,
+                       list[i].provider, list[i].count, mean, list[i].worst, list[i].worst_problem);
     }
     return (json && !print_json(all)) || count == 0;
 }
@@ -100,8 +100,8 @@ static int compare_files(const record *old, int olds, const record *new, int new
                                   json_pack("{s:s, s:s, s:f, s:f, s:f}", "op", old[i].op, "problem", old[i].problem,
                                             "us_before", before->us, "us", after->us, "ratio", before->us / after->us));
         else
-            printf("%-12s %-56s %10.2f -> %10.2f us  %.3f x\n", old[i].op, old[i].problem, before->us, after->us,
-                   before->us / after->us);
+            line_print(stdout, "%-12s %-56s %10.2f -> %10.2f us  %.3f x", old[i].op, old[i].problem, before->us,
+                       after->us, before->us / after->us);
         log_sum += log(before->us / after->us);
         found++;
     }

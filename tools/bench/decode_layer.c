@@ -39,7 +39,7 @@ static bool add(bench *b, chain *c, const ridge_file *file, const ridge_entry *t
         }
     }
     if (!good)
-        fprintf(stderr, "ridge bench: %s: %s\n", t->name, *text ? text : ridge_error());
+        line_print(stderr, "ridge bench: %s: %s", t->name, *text ? text : ridge_error());
     weight_free(&w);
     return good;
 }
@@ -81,7 +81,7 @@ bool bench_decode(bench *b)
         return false;
     }
     if (ridge_file_open(b->o->weights, &file) != RIDGE_OK) {
-        fprintf(stderr, "ridge bench: %s\n", ridge_io_error());
+        line_print(stderr, "ridge bench: %s", ridge_io_error());
         return false;
     }
     for (int i = 0; i < 2 && good; i++)

@@ -2,8 +2,11 @@
 #include "out.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,6 +49,27 @@ static void drop_unfinished(void)
         unlink(unfinished);
 }
 
+/* A name that nobody can foresee, and that must be new: in a directory that others may write to, a link planted under a
+ * known name would be written through. */
+static FILE *create(out_file *out)
+{
+    uint64_t number;
+    int fd = -1;
+    FILE *to;
+
+    if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number ||
+        asprintf(&out->temporary, "%s.part%016" PRIx64, out->target, number) < 0)
+        out->temporary = NULL;
+    else
+        fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    to = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (fd >= 0 && !to) {
+        close(fd);
+        unlink(out->temporary);
+    }
+    return to;
+}
+
 bool out_open(out_file *out, const char *verb, const char *path)
 {
     struct stat there;
@@ -60,9 +84,7 @@ bool out_open(out_file *out, const char *verb, const char *path)
         say(out, S_ISDIR(there.st_mode) ? strerror(EISDIR) : "it is no regular file");
     else if (replaces && record_is(out->target)) /* probably the one that was read */
         say(out, "it is a record");
-    else if (asprintf(&out->temporary, "%s.part%d", out->target, (int)getpid()) < 0)
-        say(out, "out of memory");
-    else if ((out->to = fopen(out->temporary, "w")) == NULL)
+    else if ((out->to = create(out)) == NULL)
         say(out, strerror(errno));
     if (out->to) {
         if (replaces)

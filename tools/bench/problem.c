@@ -177,6 +177,8 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
                r.tflops < 1 ? 1e3 * r.tflops : r.tflops, r.tflops < 1 ? "GFLOP/s" : "TFLOP/s");
         if (floor_us > 0)
             printf(" %6.1f %% of %s", 100 * floor_us / r.us, of);
+        if (record_is_noisy(&r))
+            printf(", noisy: %.2f to %.2f us", r.us_p20, r.us_p80);
         putchar('\n');
     }
     fflush(stdout);

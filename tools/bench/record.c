@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "src/file.h"
 #include "tools/cli.h"
 
 static const char record_header[] =
@@ -70,12 +71,13 @@ static void write_line(FILE *to, const record *r)
 static int header_in(const char *file)
 {
     char first[sizeof record_header] = "";
+    const char *why;
     struct stat is;
     FILE *from;
 
     if (stat(file, &is) != 0 || !S_ISREG(is.st_mode) || is.st_size == 0)
         return 0;
-    from = fopen(file, "r");
+    from = ridge_open_regular(file, &why);
     if (from && !fgets(first, sizeof first, from))
         first[0] = 0;
     if (from)
@@ -91,7 +93,8 @@ bool record_is(const char *file)
 /* The last line lacks its end: a full disk or a signal cut it. */
 static bool is_cut(const char *file)
 {
-    FILE *from = fopen(file, "r");
+    const char *why;
+    FILE *from = ridge_open_regular(file, &why);
     const bool cut = from && fseek(from, -1, SEEK_END) == 0 && getc(from) != '\n';
 
     if (from)
@@ -132,6 +135,11 @@ bool record_open(record_sink *sink, const ridge_device *device, const char *file
     return !file || sink->csv;
 }
 
+bool record_is_noisy(const record *r)
+{
+    return r->us_p20 > 0 && r->us_p80 > 1.5 * r->us_p20;
+}
+
 void record_emit(record_sink *sink, const record *r)
 {
     if (sink->csv) {
@@ -139,11 +147,11 @@ void record_emit(record_sink *sink, const record *r)
         fflush(sink->csv);
     }
     if (sink->json)
-        json_array_append_new(sink->json,
-                              json_pack("{s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "suite", r->suite,
-                                        "op", r->op, "problem", r->problem, "provider", r->provider, "kernel",
-                                        r->kernel, "us", r->us, "us_p20", r->us_p20, "us_p80", r->us_p80, "tflops",
-                                        r->tflops, "gbps", r->gbps, "floor_us", r->floor_us));
+        json_array_append_new(sink->json, json_pack("{s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b}",
+                                                    "suite", r->suite, "op", r->op, "problem", r->problem, "provider",
+                                                    r->provider, "kernel", r->kernel, "us", r->us, "us_p20", r->us_p20,
+                                                    "us_p80", r->us_p80, "tflops", r->tflops, "gbps", r->gbps,
+                                                    "floor_us", r->floor_us, "noisy", record_is_noisy(r)));
 }
 
 bool record_close(record_sink *sink)
@@ -201,15 +209,16 @@ static const char *read_line(char *line, record *r)
 
 bool record_read(const char *file, record **at, int *count)
 {
-    FILE *from = fopen(file, "r");
     char line[4096];
     const char *wrong = NULL;
+    FILE *from = ridge_open_regular(file, &wrong);
     int number = 0;
 
     if (!from) {
-        fprintf(stderr, "ridge: cannot read '%s': %s\n", file, strerror(errno));
+        line_print(stderr, "ridge: cannot read '%s': %s", file, wrong);
         return false;
     }
+    wrong = NULL;
     while (!wrong && fgets(line, sizeof line, from)) {
         const bool whole = strlen(line) + 1 < sizeof line || strchr(line, '\n');
         record *grown;
@@ -238,9 +247,9 @@ bool record_read(const char *file, record **at, int *count)
     else if (number == 0)
         wrong = "it is empty";
     if (wrong && number)
-        fprintf(stderr, "%s:%d: %s\n", file, number, wrong);
+        line_print(stderr, "%s:%d: %s", file, number, wrong);
     else if (wrong)
-        fprintf(stderr, "ridge: cannot read '%s': %s\n", file, wrong);
+        line_print(stderr, "ridge: cannot read '%s': %s", file, wrong);
     fclose(from);
     return !wrong;
 }

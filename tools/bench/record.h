@@ -31,6 +31,8 @@ bool record_close(record_sink *sink);
 /* Fills in run, date, commit, device and driver; everything else is not measured. */
 void record_begin(const record_sink *sink, record *r);
 void record_emit(record_sink *sink, const record *r);
+/* True where the 80th percentile is over 1.5 times the 20th: something else ran, and the median says little. */
+bool record_is_noisy(const record *r);
 
 /* True for a file that begins with the header of a record. */
 bool record_is(const char *file);
