@@ -129,6 +129,8 @@ expect 1 "kept.csv: it is a record" "$ridge" tune $problem -o "$dir/kept.csv" --
 expect 0 "copy" "$ridge" compare "$dir/closed.csv"
 "$ridge" info <&- >"$dir/out" 2>&1 || fail "needs a standard input"
 cmp -s "$dir/a.csv" "$dir/kept.csv" || fail "a record was replaced"
+expect 0 '"noisy"' "$ridge" bench $problem --device cpu --json
+"$ridge" kernels 'cuda.*' >/dev/null 2>&1 || ! "$ridge" info | grep -q 'model.*sm90' || fail "info names models without a row"
 expect 0 "copy" "$ridge" compare "$dir/a.csv"
 expect 0 '"geometric_mean"' "$ridge" compare --json "$dir/a.csv"
 expect 0 "geometric mean of 1" "$ridge" compare --diff "$dir/a.csv" "$dir/a.csv"

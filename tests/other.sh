@@ -16,6 +16,7 @@ asan)
     "$dir/ridge" test --quick --device cpu --quiet
     "$dir/tests/teeth" --device cpu
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool"
+    python3 "$root/tests/quantize_files.py" "$dir/ridge"
     "$dir/tests/test_core"
     for name in io gguf gguf_bad dequantize; do # hostile files
         [ ! -x "$dir/tests/test_$name" ] || "$dir/tests/test_$name" >"$dir.log" 2>&1 || { grep -v OK "$dir.log"; exit 1; }

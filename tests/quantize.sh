@@ -34,6 +34,23 @@ for in in BF16.safetensors F16.safetensors F32.safetensors Q4_1.gguf F16.gguf F3
         expect 0 '"tensors"' "$ridge" inspect --json "$out"
     done
 done
+
+# ---- FP8 back: code * scale, rounded once; nothing of FP8 is left
+for form in fp8-block128 fp8-row; do
+    for in in BF16.safetensors F32.gguf sharded; do
+        for to in bf16 f16 q8_0; do
+            out="$dir/back-$in-$form-$to"
+            expect 0 "scales applied" quantize "$dir/out-$in-$form" -o "$out" --to $to
+            expect 0 "converted" "$tool" check "$dir/out-$in-$form" "$out"
+            "$ridge" inspect "$out" | grep -q "F8_E4M3\|_scale" && fail "$out holds FP8 still"
+        done
+    done
+    grep -q quantization_config "$dir/back-sharded-$form-bf16/config.json" && fail "$form: the configuration says FP8 still"
+    cmp -s "$dir/sharded/tokenizer.json" "$dir/back-sharded-$form-bf16/tokenizer.json" || fail "no tokenizer"
+    expect 1 "would stay FP8 (excluded)" quantize "$dir/out-BF16.safetensors-$form" -o "$dir/none" --to bf16 --exclude '*q_proj.weight'
+    expect 1 "is quantised already" quantize "$dir/out-BF16.safetensors-$form" -o "$dir/none" --to fp8-row --include 'lm_head*'
+    expect 0 "0 quantised" quantize "$dir/out-BF16.safetensors-$form" -o "$dir/none" --to fp8-row --include '*q_proj.bias' --dry-run
+done
 types() { "$ridge" inspect "$1" "$2" | awk '$1 == "type" { on = 1; next } on && $1 != "all" { printf "%s:%s ", $1, $2 }'; }
 is() { [ "$(types "$2" "$3")" = "$1" ] || fail "$2 $3: $(types "$2" "$3"), expected $1"; }
 is "F8_E4M3:4 " "$dir/out-BF16.safetensors-fp8-block128" "*_proj.weight"
@@ -100,9 +117,10 @@ expect 1 "is a file's name" quantize "$dir/sharded" -o "$dir/none.safetensors" -
 [ -n "$(find "$dir" -maxdepth 1 -name 'none*')" ] && fail "a misnamed output was written"
 expect 1 "is a directory" quantize "$dir/F32.gguf" -o "$dir/there" --to q8_0 --force
 expect 1 "not a directory" quantize "$dir/sharded" -o "$dir/i" --to bf16 --force
-expect 1 "holds directories" quantize "$dir/sharded" -o "$dir" --to bf16 --force
+expect 1 "is the input, or holds it" quantize "$dir/sharded" -o "$dir" --to bf16 --force
+mkdir -p "$dir/full/of/precious"
+expect 1 "holds directories" quantize "$dir/sharded" -o "$dir/full" --to bf16 --force
 expect 1 "nothing matches" quantize "$dir/F32.gguf" -o "$dir/none" --to q8_0 --include nosuch
-expect 1 "FP8 already" quantize "$dir/out-BF16.safetensors-fp8-row" -o "$dir/none" --to bf16
 expect 1 "No such file" quantize "$dir/nosuch" -o "$dir/none" --to q8_0
 expect 1 "No such file" quantize "$dir/F32.gguf" -o "$dir/nosuch/none" --to q8_0
 expect 1 "/proc/none" quantize "$dir/F32.gguf" -o /proc/none --to q8_0

@@ -183,50 +183,80 @@ static void same(const char *name, const void *a, const void *b, int64_t bytes)
         die(name, "differs from the reference");
 }
 
-static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridge_entry *in, const void *floats,
-                      const void *codes)
+/* The scales of an FP8 tensor; *block: one for each 128 x 128, else one a row. */
+static const ridge_entry *scales_of(const ridge_file *file, const char *weight, bool *block)
 {
     char name[256];
     const ridge_entry *scale;
-    bool block;
-    int64_t rows, cols;
-    unsigned char *q = allocate(in->elements);
-    void *got;
-    float *s;
-    ridge_call call;
 
-    snprintf(name, sizeof name, "%s_scale_inv", in->name);
-    scale = ridge_file_find(out, name);
-    block = scale != NULL;
-    snprintf(name, sizeof name, "%s_scale", in->name);
-    scale = scale ? scale : ridge_file_find(out, name);
-    rows = block ? (in->shape[0] + 127) / 128 : in->shape[0];
-    cols = block ? (in->shape[1] + 127) / 128 : 1;
-    if (!scale || scale->type != RIDGE_TYPE_F32 || scale->rank != 2 || scale->shape[0] != rows ||
-        scale->shape[1] != cols)
+    snprintf(name, sizeof name, "%s_scale_inv", weight);
+    scale = ridge_file_find(file, name);
+    *block = scale != NULL;
+    snprintf(name, sizeof name, "%s_scale", weight);
+    return scale ? scale : ridge_file_find(file, name);
+}
+
+/* Matrix by matrix: 2-D tensors, and 3-D ones of experts. */
+static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridge_entry *in, const float *floats,
+                      const unsigned char *codes)
+{
+    bool block;
+    const ridge_entry *scale = scales_of(out, in->name, &block);
+    const int64_t rows = in->shape[in->rank - 2], cols = in->shape[in->rank - 1], size = rows * cols;
+    const int64_t down = block ? (rows + 127) / 128 : rows, across = block ? (cols + 127) / 128 : 1;
+    unsigned char *q = allocate(size);
+    float *s = allocate(4 * down * across), *got;
+
+    if (!scale || scale->type != RIDGE_TYPE_F32 || scale->rank != in->rank || scale->shape[in->rank - 2] != down ||
+        scale->shape[in->rank - 1] != across || (in->rank == 3 && scale->shape[0] != in->shape[0]))
         die(in->name, "has no scales of the right shape");
-    s = allocate(scale->bytes);
     got = load(out, scale);
-    call = ridge_quantize_fp8(in->shape[0], in->shape[1], ridge_matrix(floats, RIDGE_F32),
-                              ridge_scaled(q, RIDGE_E4M3, s, block ? RIDGE_SCALING_BLK128 : RIDGE_SCALING_ROW));
-    if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
-        die(in->name, ridge_error());
-    same(in->name, q, codes, in->elements);
-    same(scale->name, s, got, scale->bytes);
+    for (int64_t i = 0; i < in->elements / size; i++) {
+        ridge_call call =
+            ridge_quantize_fp8(rows, cols, ridge_matrix(floats + i * size, RIDGE_F32),
+                               ridge_scaled(q, RIDGE_E4M3, s, block ? RIDGE_SCALING_BLK128 : RIDGE_SCALING_ROW));
+
+        if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
+            die(in->name, ridge_error());
+        same(in->name, q, codes + i * size, size);
+        same(scale->name, s, got + i * down * across, 4 * down * across);
+    }
     free(q);
     free(s);
     free(got);
 }
 
+/* FP8 in: code * scale in f32. */
+static void apply_scales(const ridge_file *in, const ridge_entry *t, float *floats)
+{
+    bool block;
+    const ridge_entry *scale = scales_of(in, t->name, &block);
+    const int64_t rows = t->shape[t->rank - 2], cols = t->shape[t->rank - 1], across = (cols + 127) / 128;
+    float *s;
+
+    if (!scale)
+        die(t->name, "is FP8 without scales");
+    s = load(in, scale);
+    for (int64_t i = 0; i < t->elements; i++) {
+        const int64_t matrix = i / (rows * cols), row = i / cols % rows, col = i % cols;
+
+        floats[i] *=
+            block ? s[(matrix * ((rows + 127) / 128) + row / 128) * across + col / 128] : s[matrix * rows + row];
+    }
+    free(s);
+}
+
 /* bf16 and f16 are exact in f32, so that the reference may work on f32 whatever the tool took. */
-static void check_tensor(const ridge_device *cpu, const ridge_file *out, const ridge_entry *in, const ridge_entry *t,
-                         const void *raw, const void *got)
+static void check_tensor(const ridge_device *cpu, const ridge_file *from, const ridge_file *out, const ridge_entry *in,
+                         const ridge_entry *t, const void *raw, const void *got)
 {
     float *floats = allocate(4 * in->elements);
     unsigned char *wanted = allocate(4 * in->elements);
 
     if (ridge_dequantize(in->type, raw, in->elements, floats) != RIDGE_OK)
         die(in->name, ridge_io_error());
+    if (in->type == RIDGE_TYPE_F8_E4M3)
+        apply_scales(from, in, floats);
     for (int64_t i = 0; i < in->elements; i++) {
         uint16_t half = t->type == RIDGE_TYPE_BF16 ? ridge_bf16_from_f32(floats[i]) : ridge_f16_from_f32(floats[i]);
 
@@ -248,11 +278,22 @@ static void check_tensor(const ridge_device *cpu, const ridge_file *out, const r
     free(wanted);
 }
 
+static bool is_scale_of_fp8(const ridge_file *file, const char *name)
+{
+    const char *end = strstr(name, "_scale");
+    char weight[256];
+    const ridge_entry *t;
+
+    snprintf(weight, sizeof weight, "%.*s", end ? (int)(end - name) : 0, name);
+    t = ridge_file_find(file, weight);
+    return t && t->type == RIDGE_TYPE_F8_E4M3;
+}
+
 static void check(const char *in_path, const char *out_path)
 {
     ridge_file *in, *out;
     ridge_device *cpu;
-    int64_t scales = 0, converted = 0;
+    int64_t scales = 0, applied = 0, converted = 0;
 
     if (ridge_file_open(in_path, &in) != RIDGE_OK || ridge_file_open(out_path, &out) != RIDGE_OK)
         die("open", ridge_io_error());
@@ -260,21 +301,26 @@ static void check(const char *in_path, const char *out_path)
         die("device", ridge_error());
     for (int64_t i = 0; i < ridge_file_tensors(in); i++) {
         const ridge_entry *t = ridge_file_tensor(in, i), *o = ridge_file_find(out, t->name);
-        void *raw = load(in, t), *got;
+        void *raw, *got;
 
+        if (!o && is_scale_of_fp8(in, t->name)) {
+            applied++;
+            continue;
+        }
+        raw = load(in, t);
         if (!o || o->rank != t->rank || memcmp(o->shape, t->shape, sizeof o->shape) != 0)
             die(t->name, "is not there, or of another shape");
         got = load(out, o);
         if (o->type == t->type)
             same(t->name, raw, got, t->bytes);
         else
-            check_tensor(cpu, out, t, o, raw, got);
+            check_tensor(cpu, in, out, t, o, raw, got);
         converted += o->type != t->type;
-        scales += o->type == RIDGE_TYPE_F8_E4M3;
+        scales += o->type == RIDGE_TYPE_F8_E4M3 && t->type != o->type;
         free(raw);
         free(got);
     }
-    if (ridge_file_tensors(out) != ridge_file_tensors(in) + scales)
+    if (ridge_file_tensors(out) != ridge_file_tensors(in) + scales - applied)
         die(out_path, "has tensors too many");
     printf("converted %d of %d\n", (int)converted, (int)ridge_file_tensors(in));
     ridge_close(cpu);

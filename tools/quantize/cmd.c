@@ -13,7 +13,7 @@ static bool find_format(const char *name, quantize_to *to)
     for (*to = 0; *to < TO_FORMATS; ++*to)
         if (strcmp(name, quantize_to_name(*to)) == 0)
             return true;
-    fprintf(stderr, "ridge quantize: there is no format '%s': fp8-block128, fp8-row, q8_0, bf16 or f16\n", name);
+    line_print(stderr, "ridge quantize: there is no format '%s': fp8-block128, fp8-row, q8_0, bf16 or f16", name);
     return false;
 }
 
@@ -23,15 +23,23 @@ static void on_signal(int number)
     quantize_stop = 1;
 }
 
+/* Every signal that ends a program and is no fault of its own. SIGXFSZ becomes an error of write. */
 static void catch_signals(void)
 {
+    static const int list[] = {SIGINT,  SIGTERM, SIGQUIT,   SIGUSR1, SIGUSR2, SIGALRM,
+                               SIGXCPU, SIGPROF, SIGVTALRM, SIGPOLL, SIGPWR,  SIGSTKFLT};
+    static const int unless_ignored[] = {SIGHUP, SIGPIPE}; /* nohup stays nohup */
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) /* nohup stays nohup */
-        sigaction(SIGHUP, &action, NULL);
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        sigaction(list[i], &action, NULL);
+    for (size_t i = 0; i < sizeof unless_ignored / sizeof unless_ignored[0]; i++)
+        if (signal(unless_ignored[i], SIG_IGN) != SIG_IGN)
+            sigaction(unless_ignored[i], &action, NULL);
+    for (int number = SIGRTMIN; number <= SIGRTMAX; number++)
+        sigaction(number, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- summary */
@@ -65,7 +73,7 @@ static overview look_over(const plan *p)
 
 static const char *verdict(const plan_tensor *t)
 {
-    return t->why ? t->why : "";
+    return t->action == ACTION_DROP ? "applied to its weight" : t->why;
 }
 
 static void print_tensors(const plan *p)
@@ -73,9 +81,10 @@ static void print_tensors(const plan *p)
     for (int64_t i = 0; i < p->count; i++) {
         const plan_tensor *t = &p->at[i];
 
-        printf("%-48s %-6s -> %-8s %13" PRId64 " -> %12" PRId64 "  ", t->in->name, ridge_type_query(t->in->type)->name,
-               ridge_type_query(t->type)->name, t->in->bytes, t->bytes);
-        printf("%s\n", verdict(t));
+        line_print(stdout, "%-48s %-6s -> %-8s %13" PRId64 " -> %12" PRId64 "  %s", t->in->name,
+                   ridge_type_query(t->in->type)->name,
+                   t->action == ACTION_DROP ? "none" : ridge_type_query(t->type)->name, t->in->bytes, t->bytes,
+                   verdict(t) ? verdict(t) : "");
     }
 }
 
@@ -83,15 +92,19 @@ static void print_summary(const plan *p, const ridge_device *device, double spen
 {
     overview v = look_over(p);
 
-    printf("%s -> %s: %s%s\n", p->o->in, p->o->out, quantize_to_name(p->o->to), p->o->dry_run ? " (dry run)" : "");
-    printf("  tensors     %" PRId64 " %s, %" PRId64 " stored in a wider type, %" PRId64 " kept\n", p->quantised,
+    line_print(stdout, "%s -> %s: %s%s", p->o->in, p->o->out, quantize_to_name(p->o->to),
+               p->o->dry_run ? " (dry run)" : "");
+    printf("  tensors     %" PRId64 " %s, %" PRId64 " stored in a wider type, %" PRId64 " kept", p->quantised,
            p->o->to >= TO_BF16 ? "converted" : "quantised", p->cast, p->kept);
+    if (p->dropped)
+        printf(", %" PRId64 " of FP8 scales applied", p->dropped);
+    putchar('\n');
     printf("  bytes       %" PRId64 " -> %" PRId64 " (%.3f)\n", p->bytes_in, p->bytes_out,
            p->bytes_in ? (double)p->bytes_out / (double)p->bytes_in : 1.0);
     if (v.worst)
-        printf("  SNR         mean %.2f dB, worst %.2f dB: %s[%" PRId64 "] = %.6g is off by %.3g\n", v.mean,
-               error_snr(&v.worst->error), v.worst->in->name, v.worst->error.worst_at, (double)v.worst->error.value,
-               (double)v.worst->error.worst);
+        line_print(stdout, "  SNR         mean %.2f dB, worst %.2f dB: %s[%" PRId64 "] = %.6g is off by %.3g", v.mean,
+                   error_snr(&v.worst->error), v.worst->in->name, v.worst->error.worst_at, (double)v.worst->error.value,
+                   (double)v.worst->error.worst);
     if (v.not_finite)
         printf("  not finite  %" PRId64 " elements, in the input or after conversion\n", v.not_finite);
     if (!p->o->dry_run)
@@ -106,12 +119,13 @@ static json_t *number(double x)
 
 static json_t *tensor_json(const plan_tensor *t)
 {
-    json_t *json = json_pack("{s:s, s:s, s:s, s:b, s:I, s:I}", "name", t->in->name, "from",
-                             ridge_type_query(t->in->type)->name, "to", ridge_type_query(t->type)->name, "quantised",
-                             !t->why, "bytes_in", (json_int_t)t->in->bytes, "bytes_out", (json_int_t)t->bytes);
+    json_t *json =
+        json_pack("{s:s, s:s, s:s?, s:b, s:I, s:I}", "name", t->in->name, "from", ridge_type_query(t->in->type)->name,
+                  "to", t->action == ACTION_DROP ? NULL : ridge_type_query(t->type)->name, "quantised", !verdict(t),
+                  "bytes_in", (json_int_t)t->in->bytes, "bytes_out", (json_int_t)t->bytes);
 
-    if (t->why)
-        json_object_set_new(json, "why", json_string(t->why));
+    if (verdict(t))
+        json_object_set_new(json, "why", json_string(verdict(t)));
     if (t->scale_name)
         json_object_set_new(json, "scale", json_string(t->scale_name));
     if (t->error.worst_at >= 0) {
@@ -119,9 +133,18 @@ static json_t *tensor_json(const plan_tensor *t)
         json_object_set_new(json, "worst",
                             json_pack("{s:I, s:o, s:o}", "index", (json_int_t)t->error.worst_at, "value",
                                       number((double)t->error.value), "error", number((double)t->error.worst)));
-        json_object_set_new(json, "not_finite", json_integer((json_int_t)t->error.not_finite));
     }
+    if (t->error.worst_at >= 0 || t->error.not_finite)
+        json_object_set_new(json, "not_finite", json_integer((json_int_t)t->error.not_finite));
     return json;
+}
+
+/* A path need not be UTF-8, a JSON string must. */
+static json_t *path_json(const char *path)
+{
+    json_t *json = json_string(path);
+
+    return json ? json : json_null();
 }
 
 static int dump_summary(const plan *p, const ridge_device *device, double spent)
@@ -131,10 +154,11 @@ static int dump_summary(const plan *p, const ridge_device *device, double spent)
 
     for (int64_t i = 0; i < p->count; i++)
         json_array_append_new(tensors, tensor_json(&p->at[i]));
-    all = json_pack("{s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I}", "in", p->o->in, "out", p->o->out,
-                    "to", quantize_to_name(p->o->to), "dry_run", p->o->dry_run, "quantised", (json_int_t)p->quantised,
-                    "cast", (json_int_t)p->cast, "kept", (json_int_t)p->kept, "bytes_in", (json_int_t)p->bytes_in,
-                    "bytes_out", (json_int_t)p->bytes_out, "snr_mean_db", number(v.mean), "snr_worst_db",
+    all = json_pack("{s:o, s:o, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I}", "in", path_json(p->o->in),
+                    "out", path_json(p->o->out), "to", quantize_to_name(p->o->to), "dry_run", p->o->dry_run,
+                    "quantised", (json_int_t)p->quantised, "cast", (json_int_t)p->cast, "kept", (json_int_t)p->kept,
+                    "scales_applied", (json_int_t)p->dropped, "bytes_in", (json_int_t)p->bytes_in, "bytes_out",
+                    (json_int_t)p->bytes_out, "snr_mean_db", number(v.mean), "snr_worst_db",
                     number(v.worst ? error_snr(&v.worst->error) : NAN), "not_finite", (json_int_t)v.not_finite);
     if (device) {
         json_object_set_new(all, "device", json_string(device->backend->name));
@@ -147,23 +171,34 @@ static int dump_summary(const plan *p, const ridge_device *device, double spent)
 
 /* ------------------------------------------------------------------------------------------------------------- main */
 
+bool quantize_report(const plan *p, converter *c)
+{
+    const double spent = seconds() - c->start;
+
+    progress_end(&c->progress);
+    c->progress.quiet = true;
+    if (p->o->json)
+        return dump_summary(p, c->device, spent) == 0 && fflush(stdout) == 0;
+    print_summary(p, c->device, spent);
+    return fflush(stdout) == 0;
+}
+
 static int convert(plan *p)
 {
-    converter c = {.stats = !p->o->no_stats, .bytes_total = (double)p->bytes_in};
+    converter c = {.stats = !p->o->no_stats, .bytes_total = (double)p->bytes_in, .start = seconds()};
     ridge_device *device = device_open(p->o->device);
-    double start = seconds(), spent;
     int status = 1;
 
     if (!device)
         return 1;
     if (!device->backend) {
-        fprintf(stderr, "ridge quantize: a model device runs nothing\n");
+        line_print(stderr, "ridge quantize: a model device runs nothing");
         ridge_close(device);
         return 1;
     }
     c.device = device;
     if (!converter_start(&c)) {
-        fprintf(stderr, "ridge quantize: out of memory\n");
+        line_print(stderr, "ridge quantize: out of memory");
         ridge_close(device);
         return 1;
     }
@@ -171,11 +206,6 @@ static int convert(plan *p)
     progress_start(&c.progress, 1, p->o->quiet);
     status = quantize_write(p, &c);
     progress_end(&c.progress);
-    spent = seconds() - start;
-    if (status == 0 && p->o->json)
-        status = dump_summary(p, device, spent);
-    else if (status == 0)
-        print_summary(p, device, spent);
     converter_free(&c);
     ridge_close(device);
     return status;
@@ -189,15 +219,15 @@ static void advise(const plan *p)
     for (int64_t i = 0; i < p->count; i++)
         ragged += p->at[i].action == ACTION_FP8_BLOCK128 && p->at[i].in->shape[0] % 128 != 0;
     if (p->quantised == 0 && p->cast == 0)
-        fprintf(stderr, "ridge quantize: no tensor of %s is to be converted\n", p->o->in);
+        line_print(stderr, "ridge quantize: no tensor of %s is to be converted", p->o->in);
     if (p->format == RIDGE_GGUF && ridge_file_format(p->file) != RIDGE_GGUF)
-        fprintf(stderr, "ridge quantize: names stay as they are: llama.cpp itself needs its own names and metadata\n");
+        line_print(stderr, "ridge quantize: names stay as they are: llama.cpp itself needs its own names and metadata");
     if (ragged)
-        fprintf(stderr,
-                "ridge quantize: %" PRId64
-                " weights have rows that are no multiple of 128: vLLM refuses them in merged "
-                "layers (qkv, gate and up); fp8-row has no such limit\n",
-                ragged);
+        line_print(stderr,
+                   "ridge quantize: %" PRId64
+                   " weights have rows that are no multiple of 128: vLLM refuses them in merged "
+                   "layers (qkv, gate and up); fp8-row has no such limit",
+                   ragged);
 }
 
 static int run(const quantize_options *o, const ridge_file *file)
@@ -249,11 +279,11 @@ int cmd_quantize(int argc, char **argv)
     if (format && !find_format(format, &o.to))
         return 2;
     if (!o.in || !o.out || !format) {
-        fprintf(stderr, "ridge quantize: IN, -o OUT and --to FORMAT are needed\n");
+        line_print(stderr, "ridge quantize: IN, -o OUT and --to FORMAT are needed");
         return 2;
     }
     if (ridge_file_open(o.in, &file) != RIDGE_OK) {
-        fprintf(stderr, "ridge quantize: %s\n", ridge_io_error());
+        line_print(stderr, "ridge quantize: %s", ridge_io_error());
         return 1;
     }
     status = run(&o, file);

@@ -16,16 +16,16 @@
 enum { CHUNK_CPU = 1 << 18, CHUNK_GPU = 32 << 20, FLAT = 4096 };
 
 /* Rows of a tensor that are converted at once. first: index of the first element; of a kept tensor, of the first byte.
- */
+ * at: of the first scale of the output. */
 typedef struct chunk {
-    int64_t first, rows, cols;
+    int64_t first, rows, cols, at;
 } chunk;
 
 volatile sig_atomic_t quantize_stop;
 
 static bool fail(const plan_tensor *t, const char *why)
 {
-    fprintf(stderr, "ridge quantize: %s: %s\n", t->in->name, why);
+    line_print(stderr, "ridge quantize: %s: %s", t->in->name, why);
     return false;
 }
 
@@ -182,16 +182,21 @@ typedef struct extent {
     size_t codes, scales;
 } extent;
 
+static int64_t scale_cols(const plan_tensor *t)
+{
+    return t->scale_shape[t->in->rank - 1];
+}
+
 static extent extent_of(const plan_tensor *t, const chunk *p)
 {
     const int64_t scale_rows = t->action == ACTION_FP8_BLOCK128 ? (p->rows + 127) / 128 : p->rows;
 
     return (extent){(size_t)type_bytes(t->type, p->rows * p->cols),
-                    t->scale_name ? 4 * (size_t)(scale_rows * t->scale_shape[1]) : 0};
+                    t->scale_name ? 4 * (size_t)(scale_rows * scale_cols(t)) : 0};
 }
 
-static bool convert_chunk(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const chunk *p,
-                          error_stats *error)
+static bool convert_chunk(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t,
+                          const float *scale, const chunk *p, error_stats *error)
 {
     const int64_t elements = p->rows * p->cols;
     const bool ready = t->in->type == RIDGE_TYPE_F32 ||
@@ -203,6 +208,8 @@ static bool convert_chunk(const converter *c, worker *w, const ridge_file *file,
     if (!read_bytes(w, file, t, type_bytes(t->in->type, p->first), type_bytes(t->in->type, elements)) ||
         (!ready && !to_floats(w, t, elements)))
         return false;
+    if (scale)
+        scales_apply(t, scale, p->first, elements, w->floats.at);
     if (!grow(&w->codes, out.codes) || !grow(&w->scales, out.scales))
         return fail(t, "out of memory");
     x = ready ? w->raw.at : w->floats.at;
@@ -212,7 +219,7 @@ static bool convert_chunk(const converter *c, worker *w, const ridge_file *file,
         return false;
     if (c->stats) {
         error_input in = {x,       type,         w->codes.at,
-                          t->type, w->scales.at, t->action == ACTION_FP8_BLOCK128 ? t->scale_shape[1] : 0,
+                          t->type, w->scales.at, t->action == ACTION_FP8_BLOCK128 ? scale_cols(t) : 0,
                           p->rows, p->cols,      p->first};
 
         error_add(error, &in);
@@ -225,62 +232,67 @@ static bool write_chunk(converter *c, const worker *w, const plan_tensor *t, con
 {
     const bool keep = t->action == ACTION_KEEP;
     const extent out = keep ? (extent){(size_t)p->cols, 0} : extent_of(t, p);
-    const int64_t row = p->first / p->cols, at = t->action == ACTION_FP8_BLOCK128 ? row / 128 * t->scale_shape[1] : row;
 
     if (ridge_writer_write(writer, t->index, keep ? p->first : type_bytes(t->type, p->first),
                            keep ? w->raw.at : w->codes.at, (int64_t)out.codes) != RIDGE_OK ||
         (out.scales &&
-         ridge_writer_write(writer, t->scale_index, 4 * at, w->scales.at, (int64_t)out.scales) != RIDGE_OK))
+         ridge_writer_write(writer, t->scale_index, 4 * p->at, w->scales.at, (int64_t)out.scales) != RIDGE_OK))
         return fail(t, ridge_io_error());
     c->bytes_done += keep ? (double)p->cols : (double)type_bytes(t->in->type, p->rows * p->cols);
     progress_bytes(&c->progress, t->in->name, c->bytes_done, c->bytes_total);
     return true;
 }
 
-/* How a tensor is divided. The last chunk of a cast is the rest after rows of FLAT. */
+/* How a tensor is divided: each of its matrices into `per` steps of rows. Where neither rows nor matrices matter the
+ * whole is one matrix of columns of FLAT, and the last chunk the rest after it. */
 typedef struct chunks {
-    int64_t rows, cols, step, count, rest;
+    int64_t rows, cols, step, per, count, rest;
 } chunks;
 
 static chunks chunks_of(const converter *c, const plan_tensor *t)
 {
     const int64_t most = c->device->backend_id == RIDGE_CPU ? CHUNK_CPU : CHUNK_GPU;
-    const bool keep = t->action == ACTION_KEEP, flat = keep || t->action == ACTION_CAST;
+    const bool keep = t->action == ACTION_KEEP, flat = keep || (t->action == ACTION_CAST && !t->scale);
     const int64_t all = keep ? t->in->bytes : t->in->elements;
-    chunks k = {.cols = flat ? FLAT : t->in->shape[t->in->rank - 1]};
+    chunks k = {.cols = flat || !all ? FLAT : matrix_cols(t->in)};
 
-    k.rows = all / k.cols;
+    k.rows = t->action == ACTION_FP8_BLOCK128 ? matrix_rows(t->in) : all / k.cols;
     k.rest = all % k.cols;
     k.step = most / k.cols / 128 * 128; /* whole blocks of 128 rows */
     k.step = flat ? most / FLAT : k.step < 128 ? 128 : k.step;
-    k.count = (k.rows + k.step - 1) / k.step + (k.rest != 0);
+    k.per = (k.rows + k.step - 1) / k.step;
+    k.count = (k.rows ? all / k.cols / k.rows * k.per : 0) + (k.rest != 0);
     return k;
 }
 
 static chunk chunk_at(const plan_tensor *t, const chunks *k, int64_t index)
 {
-    const int64_t row = index * k->step;
-    chunk p = {row * k->cols, k->rows - row < k->step ? k->rows - row : k->step, k->cols};
+    const int64_t matrix = k->per ? index / k->per : 0, row = k->per ? index % k->per * k->step : 0;
+    chunk p = {(matrix * k->rows + row) * k->cols, k->rows - row < k->step ? k->rows - row : k->step, k->cols, 0};
 
-    if (row >= k->rows)
-        p = (chunk){k->rows * k->cols, 1, k->rest};
+    p.at = p.first / k->cols;
+    if (t->action == ACTION_FP8_BLOCK128)
+        p.at = (matrix * ((k->rows + 127) / 128) + row / 128) * scale_cols(t);
+    if (k->rest && index == k->count - 1)
+        p = (chunk){k->rows * k->cols, 1, k->rest, 0};
     if (t->action == ACTION_KEEP)
-        p = (chunk){p.first, 1, p.rows * p.cols};
+        p = (chunk){p.first, 1, p.rows * p.cols, 0};
     return p;
 }
 
-static bool read_chunk(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const chunk *p,
-                       error_stats *error)
+static bool read_chunk(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t, const float *scale,
+                       const chunk *p, error_stats *error)
 {
     return t->action == ACTION_KEEP ? read_bytes(w, file, t, p->first, p->cols)
-                                    : convert_chunk(c, w, file, t, p, error);
+                                    : convert_chunk(c, w, file, t, scale, p, error);
 }
 
 bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_writer *writer)
 {
     const chunks k = chunks_of(c, t);
     error_stats *error = malloc((size_t)(k.count + 1) * sizeof *error);
-    int bad = error == NULL && !fail(t, "out of memory");
+    float *scale = t->scale ? scales_load(file, t) : NULL;
+    int bad = (error == NULL && !fail(t, "out of memory")) || (t->scale && !scale);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(c->workers) if (k.count > 1)
     for (int64_t i = 0; i < k.count; i++) {
@@ -295,7 +307,7 @@ bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_
         if (stop || quantize_stop)
             continue;
         error[i] = (error_stats){.worst_at = -1};
-        stop = !read_chunk(c, &c->worker[number], file, t, &p, &error[i]);
+        stop = !read_chunk(c, &c->worker[number], file, t, scale, &p, &error[i]);
 #pragma omp critical
         if (stop || bad || !write_chunk(c, &c->worker[number], t, &p, writer)) {
 #pragma omp atomic write
@@ -305,5 +317,6 @@ bool convert_tensor(converter *c, const ridge_file *file, plan_tensor *t, ridge_
     for (int64_t i = 0; i < k.count && !bad && !quantize_stop; i++)
         error_merge(&t->error, &error[i]);
     free(error);
+    free(scale);
     return !bad && !quantize_stop;
 }

@@ -95,7 +95,8 @@ static float max_of_chunk(float *a)
     return a[0];
 }
 
-static void add_chunk(row_error *e, const float *x, const float *y, int64_t first)
+/* The n elements of a chunk from index `first` on; what is beyond them is 0 in both. */
+static void add_chunk(row_error *e, const float *x, const float *y, int64_t first, int n)
 {
     float signal[CHUNK], noise[CHUNK], size[CHUNK], most;
     int32_t bad = 0;
@@ -118,8 +119,10 @@ static void add_chunk(row_error *e, const float *x, const float *y, int64_t firs
     if (most > e->worst || e->at < 0) {
         int i = 0;
 
-        while (i < CHUNK - 1 && !(fabsf(x[i] - y[i]) == most))
+        while (i < n && !(fabsf(x[i] - y[i]) == most))
             i++;
+        if (i == n) /* no difference is finite: `most` is the padding's */
+            return;
         e->worst = most;
         e->at = first + i;
     }
@@ -139,7 +142,7 @@ static void add_row(row_error *e, const error_input *in, int64_t row)
         }
         load_chunk(x, in->x, in->x_type, row * in->cols + col, n);
         decode_chunk(y, in, row, col, n);
-        add_chunk(e, x, y, row * in->cols + col);
+        add_chunk(e, x, y, row * in->cols + col, n);
     }
 }
 

@@ -1,9 +1,10 @@
 /* output.c: writes the output: one file through the library's writer, or a directory that is built beside its target
- * and renamed when it is complete. An error or a signal leaves nothing behind; files of the input are only read.
- * config.c writes the JSON files. */
-#include <dirent.h>
+ * and renamed when it is complete. An error or a signal leaves nothing behind; files of the input are only read. All
+ * that can fail comes before the result gets its name, the summary too: exit status 1 means that nothing is in place.
+ */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,13 +18,13 @@
 
 static bool say(const char *path, const char *doing)
 {
-    fprintf(stderr, "ridge quantize: %s: %s: %s\n", path, doing, strerror(errno));
+    line_print(stderr, "ridge quantize: %s: %s: %s", path, doing, strerror(errno));
     return false;
 }
 
 static bool refuse(const char *path, const char *why)
 {
-    fprintf(stderr, "ridge quantize: %s: %s\n", path, why);
+    line_print(stderr, "ridge quantize: %s: %s", path, why);
     return false;
 }
 
@@ -36,7 +37,7 @@ static const char *base_name(const char *path)
 
 static bool writer_fail(void)
 {
-    fprintf(stderr, "ridge quantize: %s\n", ridge_io_error());
+    line_print(stderr, "ridge quantize: %s", ridge_io_error());
     return false;
 }
 
@@ -49,6 +50,8 @@ static bool write_metadata(const plan *p, ridge_writer *w)
     for (int64_t i = 0; i < ridge_file_metas(p->file) && good; i++) {
         const ridge_meta *m = ridge_file_meta(p->file, i);
 
+        if (from_gguf && strncmp(m->key, "split.", 6) == 0)
+            continue; /* the parts of the input are one file now */
         if (from_gguf == to_gguf)
             good = ridge_writer_meta(w, m) == RIDGE_OK;
         else if (from_gguf && strncmp(m->key, "general.", 8) == 0 && m->kind == RIDGE_META_STRING)
@@ -66,148 +69,65 @@ static bool write_metadata(const plan *p, ridge_writer *w)
     return good || writer_fail();
 }
 
+/* Is tensor i of shard `shard` (-1: of any) of the input written? */
+static bool is_written(const plan *p, int64_t i, int32_t shard)
+{
+    return (shard < 0 || p->at[i].in->shard == shard) && p->at[i].action != ACTION_DROP;
+}
+
 static bool declare(plan_tensor *t, ridge_writer *w)
 {
     return (ridge_writer_tensor(w, t->in->name, t->type, t->in->rank, t->in->shape, &t->index) == RIDGE_OK &&
-            (!t->scale_name ||
-             ridge_writer_tensor(w, t->scale_name, RIDGE_TYPE_F32, 2, t->scale_shape, &t->scale_index) == RIDGE_OK)) ||
+            (!t->scale_name || ridge_writer_tensor(w, t->scale_name, RIDGE_TYPE_F32, t->in->rank, t->scale_shape,
+                                                   &t->scale_index) == RIDGE_OK)) ||
            writer_fail();
 }
 
-/* Tensors of one shard of the input, or of all (-1), into one file. */
-static bool write_file(plan *p, converter *c, const char *path, int32_t shard)
+/* Tensors of one shard of the input, or of all (-1), into one file that is not finished; NULL: it failed. */
+static ridge_writer *fill_file(plan *p, converter *c, const char *path, int32_t shard)
 {
     ridge_writer *w = NULL;
     bool good = ridge_writer_open(path, p->format, &w) == RIDGE_OK || writer_fail();
 
     good = good && write_metadata(p, w);
     for (int64_t i = 0; i < p->count && good; i++)
-        if (shard < 0 || p->at[i].in->shard == shard)
+        if (is_written(p, i, shard))
             good = declare(&p->at[i], w);
     good = good && (ridge_writer_begin(w) == RIDGE_OK || writer_fail());
     for (int64_t i = 0; i < p->count && good; i++)
-        if (shard < 0 || p->at[i].in->shard == shard)
+        if (is_written(p, i, shard))
             good = convert_tensor(c, p->file, &p->at[i], w);
     if (good && !quantize_stop)
-        return ridge_writer_finish(w) == RIDGE_OK || writer_fail();
+        return w;
     ridge_writer_abort(w);
-    return false;
+    return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------ a directory */
-
-static bool ends_with(const char *name, const char *end)
+static bool finish(ridge_writer *w)
 {
-    size_t n = strlen(name), e = strlen(end);
-
-    return n >= e && strcmp(name + n - e, end) == 0;
+    return ridge_writer_finish(w) == RIDGE_OK || writer_fail();
 }
 
-/* True for files of the input's directory that are copied: all but weights, hidden files and what is rewritten. */
-static bool is_copied(const char *name)
+static bool write_file(plan *p, converter *c, const char *out)
 {
-    static const char *const weights[] = {".safetensors", ".gguf",    ".bin",  ".pt",        ".pth",
-                                          ".h5",          ".msgpack", ".onnx", ".index.json"};
+    ridge_writer *w = fill_file(p, c, out, -1);
+    char *config = NULL;
+    bool good;
 
-    for (size_t i = 0; i < sizeof weights / sizeof weights[0]; i++)
-        if (ends_with(name, weights[i]))
-            return false;
-    return name[0] != '.' && strcmp(name, "config.json") != 0;
-}
-
-static bool copy_bytes(int from, int to)
-{
-    static char bytes[1 << 18];
-    ssize_t n = 0;
-
-    while (!quantize_stop && (n = read(from, bytes, sizeof bytes)) > 0)
-        for (ssize_t done = 0; done < n;) {
-            ssize_t wrote = write(to, bytes + done, (size_t)(n - done));
-
-            if (wrote < 0)
-                return false;
-            done += wrote;
-        }
-    return n == 0 && !quantize_stop && fsync(to) == 0;
-}
-
-static bool copy_file(const char *from, const char *to)
-{
-    int in = open(from, O_RDONLY | O_CLOEXEC),
-        out = in < 0 ? -1 : open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    bool good = out >= 0 && copy_bytes(in, out);
-
-    if (!good && !quantize_stop)
-        say(in < 0 ? from : to, "copying");
-    if (in >= 0)
-        close(in);
-    if (out >= 0 && close(out) != 0 && good)
-        good = say(to, "closing");
+    if (!w)
+        return false;
+    good = config_beside(p, out, &config) && quantize_report(p, c) && !quantize_stop;
+    if (good)
+        good = finish(w);
+    else
+        ridge_writer_abort(w);
+    if (!good && config)
+        unlink(config);
+    free(config);
     return good;
 }
 
-static bool copy_others(const char *from, const char *to)
-{
-    DIR *folder = opendir(from);
-    bool good = folder != NULL || say(from, "reading the directory");
-
-    for (struct dirent *entry; good && !quantize_stop && (entry = readdir(folder)) != NULL;) {
-        char *source, *target;
-        struct stat there;
-
-        if (!is_copied(entry->d_name))
-            continue;
-        source = path_join(from, entry->d_name);
-        target = path_join(to, entry->d_name);
-        good = source && target;
-        if (good && stat(source, &there) == 0 && S_ISREG(there.st_mode)) /* links are followed: caches have them */
-            good = copy_file(source, target);
-        free(source);
-        free(target);
-    }
-    if (folder)
-        closedir(folder);
-    return good && !quantize_stop;
-}
-
-/* Removes a directory of plain files. */
-static bool remove_flat(const char *path)
-{
-    DIR *folder = opendir(path);
-
-    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;)
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            unlinkat(dirfd(folder), entry->d_name, 0);
-    if (folder)
-        closedir(folder);
-    return rmdir(path) == 0;
-}
-
-static bool has_folders(const char *path)
-{
-    DIR *folder = opendir(path);
-    bool found = false;
-
-    for (struct dirent *entry; folder && !found && (entry = readdir(folder)) != NULL;) {
-        struct stat there;
-
-        found = strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-                (fstatat(dirfd(folder), entry->d_name, &there, AT_SYMLINK_NOFOLLOW) != 0 || S_ISDIR(there.st_mode));
-    }
-    if (folder)
-        closedir(folder);
-    return found;
-}
-
-static void sync_folder(const char *path)
-{
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    if (folder >= 0) {
-        fsync(folder); /* some file systems cannot, and need not */
-        close(folder);
-    }
-}
+/* ------------------------------------------------------------------------------------------------------ a directory */
 
 /* Renames the finished directory to the target; with --force the two are exchanged and the old one is then removed. */
 static bool put_folder(const char *made, const char *out)
@@ -217,7 +137,7 @@ static bool put_folder(const char *made, const char *out)
 
     umask(mask);
     chmod(made, 0777 & ~mask);
-    sync_folder(made);
+    folder_sync(made);
     if (access(out, F_OK) != 0) {
         if (rename(made, out) != 0) {
             free(parent);
@@ -226,29 +146,73 @@ static bool put_folder(const char *made, const char *out)
     } else if (renameat2(AT_FDCWD, made, AT_FDCWD, out, RENAME_EXCHANGE) != 0) {
         free(parent);
         return say(out, "replacing the directory");
-    } else if (!remove_flat(made)) {
+    } else if (!folder_remove(made)) {
         say(made, "is the old directory and could not be removed");
     }
     if (parent)
-        sync_folder(parent);
+        folder_sync(parent);
     free(parent);
     return true;
 }
 
-static bool fill_folder(plan *p, converter *c, const char *made)
+static void free_names(char **name, int32_t count)
 {
-    bool good = true;
+    for (int32_t i = 0; name && i < count; i++)
+        free(name[i]);
+    free(name);
+}
 
-    for (int32_t shard = 0; shard < ridge_file_shards(p->file) && good; shard++) {
-        bool gguf = ridge_file_format(p->file) == RIDGE_GGUF;
-        char *path = path_join(made, gguf ? "model.safetensors" : base_name(ridge_file_path(p->file, shard)));
+/* The file of each shard of the input: its own name; parts of a GGUF are numbered, those without tensors left out
+ * (NULL).
+ */
+static char **name_shards(const plan *p)
+{
+    const int32_t shards = ridge_file_shards(p->file);
+    const bool gguf = ridge_file_format(p->file) == RIDGE_GGUF;
+    char **name = calloc((size_t)shards + 1, sizeof *name);
+    bool *used = calloc((size_t)shards + 1, sizeof *used), good = name && used;
+    int32_t parts = 0, part = 0;
 
-        good = path && write_file(p, c, path, shard);
+    for (int64_t i = 0; i < p->count && good; i++) {
+        parts += !used[p->at[i].in->shard];
+        used[p->at[i].in->shard] = true;
+    }
+    for (int32_t i = 0; i < shards && good; i++) {
+        if (!gguf)
+            name[i] = strdup(base_name(ridge_file_path(p->file, i)));
+        else if (shards == 1)
+            name[i] = strdup("model.safetensors");
+        else if (!used[i])
+            continue;
+        else if (asprintf(&name[i], "model-%05" PRId32 "-of-%05" PRId32 ".safetensors", ++part, parts) < 0)
+            name[i] = NULL;
+        good = name[i] != NULL;
+    }
+    free(used);
+    if (good)
+        return name;
+    free_names(name, shards);
+    refuse(p->o->out, "out of memory");
+    return NULL;
+}
+
+static bool fill_folder(plan *p, converter *c, const char *made, const char *out)
+{
+    const int32_t shards = ridge_file_shards(p->file);
+    char **name = name_shards(p);
+    bool good = name != NULL;
+
+    for (int32_t shard = 0; shard < shards && good; shard++) {
+        char *path = name[shard] ? path_join(made, name[shard]) : NULL;
+        ridge_writer *w = path ? fill_file(p, c, path, shard) : NULL;
+
+        good = name[shard] ? w && finish(w) : true;
         free(path);
     }
-    if (good && ridge_file_shards(p->file) > 1)
-        good = config_index(p, made);
-    return good && copy_others(p->folder, made) && config_write(p, made);
+    if (good && shards > 1)
+        good = config_index(p, made, name);
+    free_names(name, shards);
+    return good && folder_copy(p->folder, made, out) && config_write(p, made);
 }
 
 /* Removed at exit: OpenMP's runtime ends the program when memory is short. */
@@ -257,12 +221,13 @@ static const char *unfinished;
 static void drop_unfinished(void)
 {
     if (unfinished)
-        remove_flat(unfinished);
+        folder_remove(unfinished);
 }
 
 static bool write_folder(plan *p, converter *c, const char *out)
 {
     const char *slash = strrchr(out, '/');
+    static bool registered;
     char *made = NULL;
     bool good;
 
@@ -274,9 +239,12 @@ static bool write_folder(plan *p, converter *c, const char *out)
         return false;
     }
     unfinished = made;
-    atexit(drop_unfinished);
-    good = fill_folder(p, c, made) && !quantize_stop && put_folder(made, out);
-    drop_unfinished();
+    if (!registered)
+        atexit(drop_unfinished);
+    registered = true;
+    good = fill_folder(p, c, made, out) && quantize_report(p, c) && !quantize_stop && put_folder(made, out);
+    if (access(made, F_OK) == 0)
+        drop_unfinished();
     unfinished = NULL;
     free(made);
     return good;
@@ -284,17 +252,10 @@ static bool write_folder(plan *p, converter *c, const char *out)
 
 /* -------------------------------------------------------------------------------------------------- what is allowed */
 
-static bool same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* NULL, or what is wrong with the output's name: an ending that belongs to another format. */
 static const char *misnamed(const plan *p)
 {
-    const bool gguf = ends_with(p->o->out, ".gguf"), safetensors = ends_with(p->o->out, ".safetensors");
+    const bool gguf = path_ends(p->o->out, ".gguf"), safetensors = path_ends(p->o->out, ".safetensors");
 
     if (strcmp(p->o->out, "-") == 0)
         return "is no file's name; nothing is written to standard output";
@@ -307,10 +268,49 @@ static const char *misnamed(const plan *p)
     return NULL;
 }
 
+/* Does `path` lie in `folder`, or is it the same? Both are there. */
+static bool is_within(const char *path, const char *folder)
+{
+    char *a = realpath(path, NULL), *b = realpath(folder, NULL);
+    const size_t length = b ? strlen(b) : 0;
+    const bool within = a && b && strncmp(a, b, length) == 0 && (!a[length] || a[length] == '/' || length == 1);
+
+    free(a);
+    free(b);
+    return within;
+}
+
+/* A file that the input consists of beside its shards: of a directory everything that is no checkpoint. */
+static bool is_of_input(const plan *p, const char *out)
+{
+    char *config = path_join(p->folder, "config.json");
+    const bool is_config = config && same_file(out, config);
+
+    free(config);
+    return is_config || same_file(out, p->o->in) ||
+           (p->many && is_within(out, p->folder) && !path_ends(out, ".gguf") && !path_ends(out, ".safetensors"));
+}
+
+/* What is there may be replaced: NULL, or why not. */
+static const char *irreplaceable(const plan *p, const char *out, const struct stat *there)
+{
+    if (!p->directory && is_of_input(p, out))
+        return "is a file of the input";
+    if (p->directory != (bool)S_ISDIR(there->st_mode))
+        return p->directory ? "is there, and is not a directory" : "is a directory; give a file's name";
+    if (p->directory && is_within(p->folder, out))
+        return "is the input, or holds it";
+    if (p->directory && !folder_resembles(out, p->folder))
+        return "is there and holds directories that the model does not have; it is not replaced";
+    if (!p->o->force && !p->o->dry_run)
+        return "is there already; --force replaces it";
+    return NULL;
+}
+
 bool output_allowed(const plan *p)
 {
-    const char *out = p->o->out;
-    struct stat there;
+    const char *out = p->o->out, *why;
+    struct stat there, link;
 
     for (int32_t i = 0; i < ridge_file_shards(p->file); i++)
         if (same_file(out, ridge_file_path(p->file, i)))
@@ -320,28 +320,37 @@ bool output_allowed(const plan *p)
     if (misnamed(p))
         return refuse(out, misnamed(p));
     if (stat(out, &there) != 0)
-        return true;
-    if (p->directory != (bool)S_ISDIR(there.st_mode))
-        return refuse(out, p->directory ? "is there, and is not a directory" : "is a directory; give a file's name");
-    if (p->directory && has_folders(out))
-        return refuse(out, "is there and holds directories; it is not replaced");
-    if (!p->o->force && !p->o->dry_run)
-        return refuse(out, "is there already; --force replaces it");
-    return true;
+        return !p->directory || lstat(out, &link) != 0 || refuse(out, "is a link to nothing");
+    why = irreplaceable(p, out, &there);
+    return !why || refuse(out, why);
+}
+
+/* The output's path without slashes at its end; of a directory that is a link, what it leads to: the link stays. */
+static char *target_of(const plan *p)
+{
+    char *out = strdup(p->o->out), *real;
+
+    for (size_t n = out ? strlen(out) : 0; p->directory && n > 1 && out[n - 1] == '/'; n--)
+        out[n - 1] = 0;
+    real = out && p->directory ? realpath(out, NULL) : NULL;
+    if (real) {
+        free(out);
+        out = real;
+    }
+    return out;
 }
 
 int quantize_write(plan *p, converter *c)
 {
-    char *out = strdup(p->o->out);
+    char *out = target_of(p);
     bool good = out != NULL || refuse(p->o->out, "out of memory");
 
-    for (size_t n = out ? strlen(out) : 0; p->directory && n > 1 && out[n - 1] == '/'; n--)
-        out[n - 1] = 0;
     if (good)
-        good = p->directory ? write_folder(p, c, out) : write_file(p, c, out, -1) && config_beside(p, out);
+        good = p->directory ? write_folder(p, c, out) : write_file(p, c, out);
     free(out);
     if (!good && quantize_stop) { /* a signal that came after the rename changes nothing */
-        fprintf(stderr, "\nridge quantize: interrupted; nothing was written\n");
+        progress_end(&c->progress);
+        line_print(stderr, "ridge quantize: interrupted; nothing was written");
         return 130;
     }
     return !good;

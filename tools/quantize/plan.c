@@ -33,20 +33,29 @@ static const name_rule fp8_rules[] = {{"*norm*", "norm"},
                                       {"*.gate.weight", "router"},
                                       {"*ffn_gate_inp*", "router"},
                                       {"*router*", "router"},
+                                      {"*shared_expert_gate*", "router"},
                                       {"*conv1d*", "convolution"},
                                       {NULL, NULL}};
 
-/* What llama.cpp does not quantise: norms, routers, positions, and the small matrices of state-space models. */
+/* What llama.cpp does not quantise: norms, routers, positions, token types, and the small matrices of state-space
+ * models; under its own names and under those of transformers. */
 static const name_rule q8_0_rules[] = {{"*_norm.weight", "norm"},
                                        {"*norm.weight", "norm"},
                                        {"*.gate.weight", "router"},
                                        {"*ffn_gate_inp*", "router"},
+                                       {"*router*", "router"},
+                                       {"*shared_expert_gate*", "router"},
                                        {"*position_embd*", "positions"},
                                        {"*pos_embd*", "positions"},
+                                       {"*position_embeddings*", "positions"},
+                                       {"*embed_positions*", "positions"},
+                                       {"*wpe.*", "positions"},
                                        {"*token_types*", "token types"},
+                                       {"*token_type_embeddings*", "token types"},
                                        {"*conv1d*", "convolution"},
                                        {"*time_mix_*", "state space"},
                                        {"*attn_rel_b*", "positions"},
+                                       {"*relative_attention_bias*", "positions"},
                                        {NULL, NULL}};
 
 static bool any_matches(const args_list *patterns, const char *name)
@@ -57,11 +66,22 @@ static bool any_matches(const args_list *patterns, const char *name)
     return false;
 }
 
+/* A mixture's experts in one tensor, which is one matrix after the other. */
+static bool is_experts(const char *name)
+{
+    return name_matches("*expert*", name) || name_matches("*_exps*", name) || name_matches("*_moe.*", name);
+}
+
+/* Fused experts have no .weight in their names. */
+static bool is_weight_name(const char *name)
+{
+    return path_ends(name, "weight") || path_ends(name, "experts.gate_up_proj") || path_ends(name, "experts.down_proj");
+}
+
 /* NULL, or why a tensor of this name is kept. */
 static const char *name_reason(const quantize_options *o, const char *name)
 {
     const name_rule *rule = o->to == TO_Q8_0 ? q8_0_rules : fp8_rules;
-    size_t length = strlen(name);
 
     if (any_matches(&o->exclude, name))
         return "excluded";
@@ -72,7 +92,7 @@ static const char *name_reason(const quantize_options *o, const char *name)
     for (; rule->pattern; rule++)
         if (name_matches(rule->pattern, name))
             return rule->why;
-    return length >= 6 && strcmp(name + length - 6, "weight") == 0 ? NULL : "not a weight";
+    return is_weight_name(name) ? NULL : "not a weight";
 }
 
 /* NULL, or why a tensor of this shape is kept. */
@@ -86,20 +106,36 @@ static const char *shape_reason(quantize_to to, const ridge_entry *t)
         return "empty";
     if (to == TO_Q8_0)
         return t->rank < 2 ? "fewer than 2 dimensions" : cols % 32 ? "K is not a multiple of 32" : NULL;
-    return t->rank != 2 ? "not 2-D" : cols % 16 ? "K is not a multiple of 16" : NULL;
+    if (t->rank != 2 && !(t->rank == 3 && is_experts(t->name)))
+        return "not 2-D";
+    return cols % 16 ? "K is not a multiple of 16" : NULL;
 }
 
-static bool is_fp8(uint32_t type)
+/* Some models store fused experts as [experts, in, out]: there K is not the last dimension, along which all quantisers
+ * work. The shapes of gate_up_proj and down_proj together tell. NULL, or why they are kept. */
+static const char *experts_reason(const ridge_file *file, const ridge_entry *t)
 {
-    return type == RIDGE_TYPE_F8_E4M3 || type == RIDGE_TYPE_F8_E5M2 || type == RIDGE_TYPE_F8_E4M3FNUZ ||
-           type == RIDGE_TYPE_F8_E5M2FNUZ;
+    const bool up = path_ends(t->name, "experts.gate_up_proj"), down = path_ends(t->name, "experts.down_proj");
+    const ridge_entry *other, *gate_up, *back;
+    char name[512];
+
+    if ((!up && !down) || t->rank != 3)
+        return NULL;
+    snprintf(name, sizeof name, "%.*s%s", (int)(strrchr(t->name, '.') - t->name) + 1, t->name,
+             up ? "down_proj" : "gate_up_proj");
+    other = ridge_file_find(file, name);
+    gate_up = up ? t : other;
+    back = up ? other : t;
+    if (other && other->rank == 3 && gate_up->shape[1] == 2 * back->shape[2] && gate_up->shape[2] == back->shape[1])
+        return NULL;
+    return "experts stored [in, out]";
 }
 
 /* A tensor that is not quantised: unchanged where the output's format can hold it, else cast to the next wider type. */
 static bool keep(const plan *p, plan_tensor *t)
 {
     const ridge_type_info *info = ridge_type_query(t->in->type);
-    bool gguf = p->format == RIDGE_GGUF, floating = info->dequantize && !is_fp8(t->in->type);
+    bool gguf = p->format == RIDGE_GGUF, floating = info->dequantize && (!is_fp8(t->in->type) || t->scale);
 
     t->action = ACTION_KEEP;
     t->type = t->in->type;
@@ -110,24 +146,12 @@ static bool keep(const plan *p, plan_tensor *t)
         t->action = ACTION_CAST;
         t->type = t->in->rank < 2 ? RIDGE_TYPE_F32 : RIDGE_TYPE_BF16;
         if (!floating) {
-            fprintf(stderr, "ridge quantize: %s is %s, which %s cannot hold and ridge cannot convert\n", t->in->name,
-                    info->name, gguf ? "GGUF" : "safetensors");
+            line_print(stderr, "ridge quantize: %s is %s, which %s cannot hold and ridge cannot convert", t->in->name,
+                       info->name, gguf ? "GGUF" : "safetensors");
             return false;
         }
     }
     return true;
-}
-
-static bool add_scales(plan_tensor *t, bool block)
-{
-    t->type = RIDGE_TYPE_F8_E4M3;
-    t->scale_shape[0] = block ? (t->in->shape[0] + 127) / 128 : t->in->shape[0];
-    t->scale_shape[1] = block ? (t->in->shape[1] + 127) / 128 : 1;
-    if (asprintf(&t->scale_name, "%s_scale%s", t->in->name, block ? "_inv" : "") >= 0)
-        return true;
-    t->scale_name = NULL;
-    fprintf(stderr, "ridge quantize: out of memory\n");
-    return false;
 }
 
 static bool decide(const plan *p, plan_tensor *t)
@@ -135,24 +159,28 @@ static bool decide(const plan *p, plan_tensor *t)
     const quantize_to to = p->o->to;
     const uint32_t wanted = to == TO_BF16 ? RIDGE_TYPE_BF16 : to == TO_F16 ? RIDGE_TYPE_F16 : RIDGE_TYPE_Q8_0;
 
+    if (t->action == ACTION_DROP)
+        return true;
     t->why = shape_reason(to, t->in);
     if (!t->why)
         t->why = name_reason(p->o, t->in->name);
+    if (!t->why && to != TO_BF16 && to != TO_F16)
+        t->why = experts_reason(p->file, t->in);
     if (!t->why && !ridge_type_query(t->in->type)->dequantize)
         t->why = "not of a floating type that ridge reads";
-    if (!t->why && is_fp8(t->in->type) && to > TO_FP8_ROW) {
-        fprintf(stderr,
-                "ridge quantize: %s is FP8 already: its scales would be lost; convert the original checkpoint\n",
-                t->in->name);
+    if (is_fp8(t->in->type) && to <= TO_FP8_ROW)
+        t->why = "FP8 already";
+    if (is_fp8(t->in->type) && t->why && (to == TO_BF16 || to == TO_F16)) {
+        line_print(stderr, "ridge quantize: %s would stay FP8 (%s), in a model that no longer says so", t->in->name,
+                   t->why);
         return false;
     }
-    if (!t->why && is_fp8(t->in->type))
-        t->why = "FP8 already";
     if (t->why)
         return keep(p, t);
     if (to <= TO_FP8_ROW) {
         t->action = to == TO_FP8_ROW ? ACTION_FP8_ROW : ACTION_FP8_BLOCK128;
-        return add_scales(t, to == TO_FP8_BLOCK128);
+        t->type = RIDGE_TYPE_F8_E4M3;
+        return scales_declare(p, t, to == TO_FP8_BLOCK128);
     }
     t->type = wanted;
     t->action = t->in->type == wanted ? ACTION_KEEP : to == TO_Q8_0 ? ACTION_Q8_0 : ACTION_CAST;
@@ -161,9 +189,18 @@ static bool decide(const plan *p, plan_tensor *t)
     return true;
 }
 
-static void count(plan *p, const plan_tensor *t)
+static void count(plan *p, plan_tensor *t)
 {
     p->bytes_in += t->in->bytes;
+    if (t->action == ACTION_DROP) {
+        p->dropped++;
+        return;
+    }
+    t->bytes = t->in->elements / ridge_type_query(t->type)->block * ridge_type_query(t->type)->bytes;
+    if (t->action == ACTION_KEEP)
+        t->bytes = t->in->bytes; /* types of a fraction of a byte too */
+    if (t->scale_name)
+        t->bytes += 4 * t->scale_shape[0] * t->scale_shape[1] * (t->in->rank == 3 ? t->scale_shape[2] : 1);
     p->bytes_out += t->bytes;
     if (t->action == ACTION_KEEP)
         p->kept++;
@@ -193,41 +230,60 @@ static bool patterns_used(const plan *p, const args_list *patterns, const char *
         for (int64_t k = 0; k < p->count; k++)
             hits += name_matches(patterns->at[i], p->at[k].in->name);
         if (!hits) {
-            fprintf(stderr, "ridge quantize: --%s: nothing matches '%s'\n", option, patterns->at[i]);
+            line_print(stderr, "ridge quantize: --%s: nothing matches '%s'", option, patterns->at[i]);
             return false;
         }
     }
     return true;
 }
 
+/* A checkpoint that is quantised in one way is not quantised in another: config.json has room for one. */
+static bool quantised_once(const plan *p)
+{
+    char *method = config_string(p, "quantization_config", "quant_method");
+    const char *there = method;
+
+    for (int64_t i = 0; i < p->count && !there; i++)
+        if (is_fp8(p->at[i].in->type))
+            there = p->at[i].in->name;
+    if (p->o->to <= TO_FP8_ROW && p->quantised && there)
+        line_print(stderr, "ridge quantize: %s is quantised already (%s): convert it with --to bf16 first", p->o->in,
+                   there);
+    else
+        there = NULL;
+    free(method);
+    return !there;
+}
+
 bool plan_build(const quantize_options *o, const ridge_file *file, plan *p)
 {
     struct stat there;
-    size_t length = strlen(o->in);
-    bool index = length > 5 && strcmp(o->in + length - 5, ".json") == 0;
 
     *p = (plan){.o = o, .file = file, .format = o->to == TO_Q8_0 ? RIDGE_GGUF : RIDGE_SAFETENSORS};
-    p->directory = o->to != TO_Q8_0 && (index || (stat(o->in, &there) == 0 && S_ISDIR(there.st_mode)));
+    p->many = path_ends(o->in, ".json") || (stat(o->in, &there) == 0 && S_ISDIR(there.st_mode));
+    p->directory = o->to != TO_Q8_0 && p->many;
     p->folder = folder_of(o->in);
     p->at = calloc((size_t)ridge_file_tensors(file) + 1, sizeof *p->at);
     if (!p->folder || !p->at) {
-        fprintf(stderr, "ridge quantize: out of memory\n");
+        line_print(stderr, "ridge quantize: out of memory");
         return false;
     }
-    for (; p->count < ridge_file_tensors(file); p->count++) {
-        plan_tensor *t = &p->at[p->count];
-
-        t->in = ridge_file_tensor(file, p->count);
-        t->error.worst_at = -1;
-        if (!decide(p, t))
-            return false;
-        t->bytes = t->in->elements / ridge_type_query(t->type)->block * ridge_type_query(t->type)->bytes;
-        if (t->action == ACTION_KEEP)
-            t->bytes = t->in->bytes; /* types of a fraction of a byte too */
-        t->bytes += t->scale_name ? 4 * t->scale_shape[0] * t->scale_shape[1] : 0;
-        count(p, t);
+    p->count = ridge_file_tensors(file);
+    for (int64_t i = 0; i < p->count; i++) {
+        p->at[i].in = ridge_file_tensor(file, i);
+        p->at[i].error.worst_at = -1;
     }
-    return patterns_used(p, &o->include, "include") && patterns_used(p, &o->exclude, "exclude");
+    if (!config_load(p))
+        return false;
+    for (int64_t i = 0; i < p->count; i++)
+        if (o->to > TO_FP8_ROW && is_fp8(p->at[i].in->type) && !scales_find(p, &p->at[i]))
+            return false;
+    for (int64_t i = 0; i < p->count; i++)
+        if (!decide(p, &p->at[i]))
+            return false;
+    for (int64_t i = 0; i < p->count; i++)
+        count(p, &p->at[i]);
+    return quantised_once(p) && patterns_used(p, &o->include, "include") && patterns_used(p, &o->exclude, "exclude");
 }
 
 void plan_free(plan *p)
@@ -236,4 +292,15 @@ void plan_free(plan *p)
         free(p->at[i].scale_name);
     free(p->at);
     free(p->folder);
+    free(p->config);
+}
+
+int64_t matrix_rows(const ridge_entry *t)
+{
+    return t->rank > 1 ? t->shape[t->rank - 2] : 1;
+}
+
+int64_t matrix_cols(const ridge_entry *t)
+{
+    return t->rank ? t->shape[t->rank - 1] : 1;
 }

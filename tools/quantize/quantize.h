@@ -1,6 +1,6 @@
 /* quantize.h: what the parts of `ridge quantize` share. cmd.c has plan.c decide about every tensor, then output.c
- * writes the plan: convert.c converts tensor by tensor, error.c measures the error, config.c writes the JSON beside
- * them. */
+ * writes the plan: convert.c converts tensor by tensor (scales.c has the scales of FP8), error.c measures the error,
+ * config.c writes the JSON beside them and edit.c changes its text, folder.c copies and removes directories. */
 #ifndef RIDGE_TOOLS_QUANTIZE_H
 #define RIDGE_TOOLS_QUANTIZE_H
 
@@ -38,17 +38,26 @@ typedef enum quantize_action {
     ACTION_CAST,
     ACTION_FP8_BLOCK128,
     ACTION_FP8_ROW,
-    ACTION_Q8_0
+    ACTION_Q8_0,
+    ACTION_DROP /* scales of FP8 input: they are applied to their weight */
 } quantize_action;
+
+/* Which scale an element of an FP8 tensor has: `per_matrix` scales for each matrix of the tensor, `cols` in a row of
+ * them, each for a block of the matrix. */
+typedef struct scale_map {
+    int64_t per_matrix, cols, block_rows, block_cols;
+} scale_map;
 
 /* What happens to one tensor. */
 typedef struct plan_tensor {
     const ridge_entry *in;
     quantize_action action;
-    uint32_t type;    /* of the output */
-    const char *why;  /* why it is not quantised; NULL: it is */
-    char *scale_name; /* of the scales of fp8; NULL: it has none */
-    int64_t scale_shape[2];
+    uint32_t type;            /* of the output */
+    const char *why;          /* why it is not quantised; NULL: it is */
+    const ridge_entry *scale; /* of FP8 input that is dequantised */
+    scale_map map;
+    char *scale_name;           /* of the scales of fp8 output; NULL: it has none */
+    int64_t scale_shape[3];     /* of the tensor's rank, 2 or 3 */
     int64_t bytes;              /* of the output, with its scales */
     int64_t index, scale_index; /* handles of the writer */
     error_stats error;
@@ -59,16 +68,33 @@ typedef struct plan {
     const ridge_file *file;
     ridge_format format; /* of the output */
     bool directory;      /* the output is one */
+    bool many;           /* the input is a directory or an index */
     char *folder;        /* the input's directory, to copy from */
+    char *config;        /* the text of its config.json, a JSON object; NULL: there is none */
     plan_tensor *at;
     int64_t count;
-    int64_t bytes_in, bytes_out, quantised, cast, kept;
+    int64_t bytes_in, bytes_out, quantised, cast, kept, dropped;
 } plan;
 
 /* Decides about every tensor. False with the reason on stderr. */
 bool plan_build(const quantize_options *o, const ridge_file *file, plan *p);
 void plan_free(plan *p);
 const char *quantize_to_name(quantize_to to);
+/* A tensor as matrices: the last two dimensions. */
+int64_t matrix_rows(const ridge_entry *t);
+int64_t matrix_cols(const ridge_entry *t);
+
+/* scales.c. The types of FP8. */
+bool is_fp8(uint32_t type);
+/* Finds the scales of an FP8 tensor of the input; they, and the scale of its activations, become ACTION_DROP. False,
+ * with the reason on stderr, if there are none that ridge knows. */
+bool scales_find(const plan *p, plan_tensor *t);
+/* Reads them as f32; the caller frees them. NULL with the reason on stderr. */
+float *scales_load(const ridge_file *file, const plan_tensor *t);
+/* Multiplies elements from index `first` on, rows of the tensor's, by their scales. */
+void scales_apply(const plan_tensor *t, const float *scale, int64_t first, int64_t elements, float *x);
+/* The name and the shape of the scales of fp8 output. */
+bool scales_declare(const plan *p, plan_tensor *t, bool block);
 
 /* A buffer that grows, in host or device memory. */
 typedef struct buffer {
@@ -87,6 +113,7 @@ typedef struct worker {
 /* What stays from tensor to tensor. */
 typedef struct converter {
     const ridge_device *device;
+    double start; /* seconds() */
     bool stats;
     worker *worker;
     int workers;
@@ -119,19 +146,48 @@ void error_merge(error_stats *s, const error_stats *next);
 
 extern volatile sig_atomic_t quantize_stop; /* a signal asked to stop */
 
+/* cmd.c. Prints the summary of what has been converted, before it gets its name: what cannot be said is not done. False
+ * if standard output did not take it. */
+bool quantize_report(const plan *p, converter *c);
+
 /* output.c. False, with the reason on stderr, if the output may not be written. */
 bool output_allowed(const plan *p);
 /* Carries the whole plan out. Exit status. */
 int quantize_write(plan *p, converter *c);
 
-/* config.c. NULL, said on stderr: out of memory. */
+/* folder.c. NULL, said on stderr: out of memory. */
 char *path_join(const char *folder, const char *name);
-/* model.safetensors.index.json; config.json; config.json beside a single file in another directory than the input's,
- * where there is none yet; GGUF's general.architecture from config.json's model_type. False with the reason on stderr.
- */
-bool config_index(const plan *p, const char *folder);
+bool path_ends(const char *name, const char *end);
+bool same_file(const char *a, const char *b);
+/* What a link in the model's directory leads to must lie in that directory, or in the cache of downloads that it
+ * belongs to. True for what is no link. */
+bool link_stays(const char *folder, const char *path);
+/* True for the files of a model's directory that are copied: all but weights, hidden files and what is rewritten. */
+bool folder_copies(const char *name);
+/* Copies them, directories too, but not `except`. False with the reason on stderr, or when interrupted. */
+bool folder_copy(const char *from, const char *to, const char *except);
+/* False if `path` holds a directory that `model` does not have at the same place. */
+bool folder_resembles(const char *path, const char *model);
+/* Removes a directory with all that is in it; links are removed, not followed. */
+bool folder_remove(const char *path);
+void folder_sync(const char *path);
+
+/* config.c. Reads config.json into the plan. False, with the reason on stderr, if it is there and is no JSON object. */
+bool config_load(plan *p);
+/* model.safetensors.index.json: `shard` names the file of each tensor. */
+bool config_index(const plan *p, const char *folder, char *const *shard);
+/* Writes config.json; none if the input has none. False with the reason on stderr. */
 bool config_write(const plan *p, const char *folder);
-bool config_beside(const plan *p, const char *out);
+/* The same beside a single file, in another directory than the input's, where there is none yet; *made is its path
+ * then, for the caller to free. */
+bool config_beside(const plan *p, const char *out, char **made);
+/* GGUF's general.architecture from config.json's model_type. */
 bool config_architecture(const plan *p, ridge_writer *w);
+/* A string of config.json; NULL: there is none. The caller frees it. */
+char *config_string(const plan *p, const char *key, const char *inner);
+
+/* edit.c. Gives a member of the JSON object in *text another value (JSON text), adds it, or removes it (NULL); every
+ * other byte stays. *text is replaced. False: no memory. */
+bool json_edit(char **text, const char *key, const char *value);
 
 #endif
