@@ -138,8 +138,11 @@ echo broken >"$dir/b.csv"
 expect 1 "b.csv:1: not the header" "$ridge" compare "$dir/b.csv"
 expect 1 "cannot read" "$ridge" compare "$dir/none.csv"
 expect 1 "cannot read ''" "$ridge" compare ''
-expect 1 "it is empty" "$ridge" compare /dev/null
-expect 1 "not the header" "$ridge" compare /dev/zero
+: >"$dir/empty.csv"
+expect 1 "it is empty" "$ridge" compare "$dir/empty.csv"
+head -c 100000 /dev/zero >"$dir/zeros.csv"
+expect 1 "not the header" "$ridge" compare "$dir/zeros.csv"
+expect 1 "not a regular file" "$ridge" compare /dev/zero
 { cat "$dir/a.csv" && head -c 5000 /dev/zero | tr '\0' x; } >"$dir/long.csv"
 expect 1 "the line is too long" "$ridge" compare "$dir/long.csv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/t.tsv" --quiet
@@ -170,7 +173,7 @@ expect 1 "RIDGE_KERNEL" env RIDGE_KERNEL=swiglu_fwd=nosuch "$ridge" explain $pro
 printf 'nonsense\n' >"$dir/pin.tsv"
 expect 1 "pin.tsv:1:" env RIDGE_TUNED="$dir/pin.tsv" "$ridge" explain $problem --device cpu
 expect 1 "cannot open" env RIDGE_TUNED="$dir/none" "$ridge" info
-expect 1 "RIDGE_TUNED: cannot read $dir: Is a directory" env RIDGE_TUNED="$dir" "$ridge" info
+expect 1 "RIDGE_TUNED: cannot open $dir: Is a directory" env RIDGE_TUNED="$dir" "$ridge" info
 expect 1 "RIDGE_DEVICE: unknown device 'tpu'" env RIDGE_DEVICE=tpu "$ridge" explain $problem
 expect 0 "on c" env RIDGE_DEVICE=tpu "$ridge" explain $problem --device cpu:c
 expect 1 "OpenMP would start 100000 threads" env OMP_NUM_THREADS=100000 "$ridge" info
