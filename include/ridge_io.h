@@ -1,5 +1,5 @@
 /** @file ridge_io.h
- * checkpoint files in and out: safetensors (single and sharded) and GGUF. Library: ridge_io.
+ * checkpoint files in and out: safetensors (single and sharded) and GGUF (single and split). Library: ridge_io.
  *
  *     ridge_file *file;
  *     if (ridge_file_open("model.safetensors", &file) != RIDGE_OK) puts(ridge_io_error());
@@ -151,9 +151,11 @@ typedef struct ridge_meta {
 } ridge_meta;
 
 /** Opens a .safetensors file, a .gguf file (told apart by their first bytes), a model.safetensors.index.json with its
- * shards, or a directory that holds one of these (index first, then model.safetensors, then a single *.safetensors or
- * *.gguf). Errors: RIDGE_ERR_ARG (NULL), RIDGE_ERR_FILE (the text names the file, the tensor or key and the value). On
- * error *file is NULL. Every rule of the two formats is enforced: see docs/numerics.md. */
+ * shards, any part of a split GGUF (X-00001-of-00003.gguf: all of them are opened, and must be there), or a directory
+ * that holds one of these (index first, then model.safetensors, then a single *.safetensors or *.gguf). Shards beyond
+ * the first 256 are opened for each read, and must not be replaced meanwhile. Errors: RIDGE_ERR_ARG (NULL),
+ * RIDGE_ERR_FILE (the text names the file, the tensor or key and the value). On error *file is NULL. Every rule of the
+ * two formats is enforced: see docs/numerics.md. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_file_open(const char *path, ridge_file **file);
 
 /** Closes a file; NULL is allowed. */

@@ -1,5 +1,6 @@
 /* file.c: opens a checkpoint (which reader takes it), looks up its tensors and metadata, reads data. The readers,
- * safetensors.c, index.c and gguf.c, fill the ridge_file that they are given through the functions of builder.c. */
+ * safetensors.c, index.c, gguf.c and parts.c, fill the ridge_file that they are given through the functions of
+ * builder.c. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ static ridge_status open_single(ridge_file *file, const char *path)
     if (status != RIDGE_OK)
         return status;
     file->format = memcmp(magic, "GGUF", 4) == 0 ? RIDGE_GGUF : RIDGE_SAFETENSORS;
-    return file->format == RIDGE_GGUF ? io_parse_gguf(file, 0) : io_parse_safetensors(file, 0);
+    return file->format == RIDGE_GGUF ? io_open_gguf(file, path) : io_parse_safetensors(file, 0);
 }
 
 static bool ends(const char *text, const char *end)
@@ -61,6 +62,7 @@ ridge_status ridge_file_open(const char *path, ridge_file **file)
     f = calloc(1, sizeof *f);
     if (!f)
         return io_no_memory(path);
+    f->directory = -1;
     status = open_any(f, path);
     if (status == RIDGE_OK)
         *file = f;

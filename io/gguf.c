@@ -1,4 +1,5 @@
-/* gguf.c: reads the header of a GGUF file, versions 2 and 3, little endian. gguf_layout.c writes one.
+/* gguf.c: reads the header of a GGUF file, versions 2 and 3, little endian. gguf_layout.c writes one, parts.c opens the
+ * parts of a file that was split.
  *
  * Header: "GGUF", u32 version, u64 tensors, u64 entries of metadata; the entries; the descriptions of the tensors;
  * padding; data. A string is a u64 length and its bytes. The header is read once, front to back, through a buffer of
@@ -42,6 +43,8 @@ typedef struct reader {
     char *strings; /* the array of strings that is being read: its size is not known before its end */
     int64_t strings_capacity;
     int64_t alignment;
+    int64_t first_key; /* keys before this one are earlier shards' */
+    io_part *part;
     const char *what, *name; /* what is being read, for messages; NULL name: its number is printed */
     int64_t number;
 } reader;
@@ -263,11 +266,35 @@ static bool check_alignment(reader *r, const ridge_meta *meta)
     return true;
 }
 
+/* split.no, split.count and split.tensors.count, integers of any kind. */
+static bool note_part(reader *r, const ridge_meta *meta)
+{
+    int64_t *const to[] = {&r->part->number, &r->part->count, &r->part->tensors};
+    static const char *const key[] = {"split.no", "split.count", "split.tensors.count"};
+    const bool is_signed = meta->kind == RIDGE_META_I8 || meta->kind == RIDGE_META_I16 ||
+                           meta->kind == RIDGE_META_I32 || meta->kind == RIDGE_META_I64;
+
+    for (int i = 0; i < 3; i++) {
+        uint64_t value = 0;
+
+        if (strcmp(meta->key, key[i]) != 0)
+            continue;
+        if (meta->kind >= sizeof kinds / sizeof kinds[0] || meta->kind == RIDGE_META_F32 ||
+            meta->kind == RIDGE_META_F64 || meta->kind == RIDGE_META_BOOL || !kinds[meta->kind].bytes)
+            return fail(r, "is of kind %s, must be an integer", kinds[meta->kind].name);
+        memcpy(&value, meta->data, (size_t)meta->bytes);
+        if (value > INT32_MAX || (is_signed && value >> (8 * meta->bytes - 1)))
+            return fail(r, "is negative or above 2^31 - 1");
+        *to[i] = (int64_t)value;
+    }
+    return true;
+}
+
 static bool get_meta(reader *r)
 {
     ridge_meta meta = {.count = 1};
     uint64_t count = 1;
-    int64_t least;
+    int64_t least, there;
 
     meta.key = get_name(r, "the key");
     if (!meta.key)
@@ -290,9 +317,10 @@ static bool get_meta(reader *r)
     meta.count = (int64_t)count;
     if (!(meta.element == RIDGE_META_STRING ? get_strings(r, &meta) : get_plain(r, &meta)))
         return false;
-    if (strcmp(meta.key, "general.alignment") == 0 && !check_alignment(r, &meta))
+    if ((strcmp(meta.key, "general.alignment") == 0 && !check_alignment(r, &meta)) || !note_part(r, &meta))
         return false;
-    return io_add_meta(r->file, &meta) == RIDGE_OK;
+    there = io_names_find(&r->file->keys, meta.key);
+    return (there >= 0 && there < r->first_key) || io_add_meta(r->file, &meta) == RIDGE_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- tensors */
@@ -434,10 +462,17 @@ static bool parse(reader *r)
     return place_tensors(r, first);
 }
 
-ridge_status io_parse_gguf(ridge_file *file, int32_t index)
+ridge_status io_parse_gguf(ridge_file *file, int32_t index, io_part *part)
 {
-    reader r = {.file = file, .shard = &file->shard[index], .index = index, .alignment = DEFAULT_ALIGNMENT};
+    reader r = {.file = file,
+                .shard = &file->shard[index],
+                .index = index,
+                .alignment = DEFAULT_ALIGNMENT,
+                .first_key = file->metas,
+                .part = part};
     bool good;
+
+    *part = (io_part){0, 0, -1};
 
     if (r.shard->bytes > INT64_MAX / 4) /* so that an offset, a size and padding never add up to an overflow */
         good = fail(&r, "a file of %" PRId64 " bytes", r.shard->bytes);

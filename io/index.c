@@ -116,9 +116,11 @@ static ridge_status parse_index(io_json *json, index_map *map)
     }
     if (status == RIDGE_OK && !maps)
         return io_fail(RIDGE_ERR_FILE, "%s: not an index of safetensors files: it has no weight_map", json->path);
+    if (status == RIDGE_OK)
+        status = io_json_end(json);
     if (status == RIDGE_OK && !map->weights)
-        return io_fail(RIDGE_ERR_FILE, "%s: its weight_map names no tensor", json->path);
-    return status == RIDGE_OK ? io_json_end(json) : status;
+        status = io_fail(RIDGE_ERR_FILE, "%s: its weight_map names no tensor", json->path);
+    return status;
 }
 
 /* Opens the index as a shard of its own, which checks that it is a regular file, and closes it again. */
@@ -126,7 +128,12 @@ static ridge_status read_index(const char *path, index_map *map)
 {
     ridge_file *file = calloc(1, sizeof *file);
     char *text = NULL;
-    ridge_status status = file ? io_add_shard(file, path) : io_no_memory(path);
+    ridge_status status = file ? RIDGE_OK : io_no_memory(path);
+
+    if (file) {
+        file->directory = -1;
+        status = io_add_shard(file, path);
+    }
 
     if (status == RIDGE_OK && file->shard[0].bytes > 100000000)
         status =
@@ -183,7 +190,9 @@ static ridge_status open_shard(ridge_file *file, const char *path, const char *n
     ridge_status status = full ? io_add_shard(file, full) : io_no_memory(path);
 
     free(full);
-    return status == RIDGE_OK ? io_parse_safetensors(file, file->shards - 1) : status;
+    if (status == RIDGE_OK)
+        status = io_parse_safetensors(file, file->shards - 1);
+    return status == RIDGE_OK ? io_close_shard(file, file->shards - 1) : status;
 }
 
 /* Checks that index and shards name the same tensors. Names are unique on both sides, so equal counts and one direction
@@ -246,7 +255,23 @@ static bool ends(const char *name, const char *end)
     return a > b && name[0] != '.' && strcmp(name + a - b, end) == 0;
 }
 
-/* The one *.safetensors or *.gguf of a directory; several are an error. */
+/* Is it a part of a GGUF whose first part is there too? */
+static bool is_further_part(const char *directory, const char *name)
+{
+    int64_t number, count, length = io_part_name(name, &number, &count);
+    struct stat status;
+    char *first = NULL;
+    bool further = false;
+
+    if (length >= 0 && number > 1 &&
+        asprintf(&first, "%s/%.*s-00001-of-%05d.gguf", directory, (int)length, name, (int)count) >= 0) {
+        further = stat(first, &status) == 0;
+        free(first);
+    }
+    return further;
+}
+
+/* The one *.safetensors or *.gguf of a directory, or the first of the parts that make it; several are an error. */
 static ridge_status find_single(const char *directory, char **path)
 {
     DIR *list = opendir(directory);
@@ -257,6 +282,8 @@ static ridge_status find_single(const char *directory, char **path)
         return io_fail(RIDGE_ERR_FILE, "%s: %s", directory, strerror(errno));
     while (status == RIDGE_OK && (entry = readdir(list))) {
         if (!ends(entry->d_name, ".safetensors") && !ends(entry->d_name, ".gguf"))
+            continue;
+        if (is_further_part(directory, entry->d_name))
             continue;
         if (*path)
             status = io_fail(RIDGE_ERR_FILE, "%s: holds several files: %s and %s/%s; name one", directory, *path,

@@ -1,6 +1,6 @@
 /* io.h: what the files of io/ share. Reading: file.c opens a checkpoint and hands its ridge_file to a reader
- * (safetensors.c, index.c, gguf.c), which fills it through builder.c. Writing: writer.c declares and writes, and asks
- * the format's layout (safetensors_layout.c, gguf_layout.c) for header and offsets. */
+ * (safetensors.c, index.c, gguf.c, parts.c), which fills it through builder.c. Writing: writer.c declares and writes,
+ * and asks the format's layout (safetensors_layout.c, gguf_layout.c) for header and offsets. */
 #ifndef RIDGE_IO_INTERNAL_H
 #define RIDGE_IO_INTERNAL_H
 
@@ -13,6 +13,8 @@
 #define io_add_shard ridge_io_add_shard
 #define io_add_tensor ridge_io_add_tensor
 #define io_bytes ridge_io_bytes
+#define io_clear ridge_io_clear
+#define io_close_shard ridge_io_close_shard
 #define io_elements ridge_io_elements
 #define io_fail ridge_io_fail
 #define io_find_in_directory ridge_io_find_in_directory
@@ -27,7 +29,9 @@
 #define io_names_free ridge_io_names_free
 #define io_no_memory ridge_io_no_memory
 #define io_open_index ridge_io_open_index
+#define io_open_gguf ridge_io_open_gguf
 #define io_parse_gguf ridge_io_parse_gguf
+#define io_part_name ridge_io_part_name
 #define io_parse_safetensors ridge_io_parse_safetensors
 #define io_printable ridge_io_printable
 #define io_read_at ridge_io_read_at
@@ -52,7 +56,9 @@ void io_names_free(io_names *names);
 
 typedef struct io_shard {
     char *path;
-    int fd;
+    int fd;                /* -1: opened for each read, in `directory` */
+    int directory;         /* the file's */
+    uint64_t device, node; /* which file it is */
     int64_t bytes;
 } io_shard;
 
@@ -60,6 +66,7 @@ struct ridge_file {
     ridge_format format;
     io_shard *shard;
     int32_t shards;
+    int directory; /* of shards that are opened for each read; -1: there are none */
     ridge_entry *tensor;
     int64_t tensors, tensor_capacity;
     ridge_meta *meta;
@@ -74,6 +81,8 @@ void *io_keep(ridge_file *file, size_t bytes);                           /* memo
 ridge_status io_add_tensor(ridge_file *file, const ridge_entry *tensor); /* a duplicate name is an error; O(1) */
 ridge_status io_add_meta(ridge_file *file, const ridge_meta *meta);      /* a duplicate key too */
 ridge_status io_add_shard(ridge_file *file, const char *path);           /* opens it */
+ridge_status io_close_shard(ridge_file *file, int32_t index);            /* its header is read; if there are many */
+void io_clear(ridge_file *file);                                         /* as it was before the first shard */
 ridge_status io_read_at(const io_shard *shard, int64_t at, void *to, int64_t bytes); /* all of it or an error */
 
 /* check.c */
@@ -94,9 +103,20 @@ ridge_status io_find_in_directory(const char *directory, char **path);
 /* types.c: RIDGE_TYPE_NONE if there is none */
 uint32_t io_type_of_gguf(uint32_t id);
 
-/* safetensors.c, gguf.c: parse the header of shard `index` and add its tensors and metadata to the file. */
+/* What a GGUF says of itself: part `number` (from 0) of `count`, which have `tensors` together; count 0: nothing. */
+typedef struct io_part {
+    int64_t number, count, tensors;
+} io_part;
+
+/* safetensors.c, gguf.c: parse the header of shard `index` and add its tensors and metadata to the file. Of metadata
+ * that an earlier shard has too the earlier one's counts. */
 ridge_status io_parse_safetensors(ridge_file *file, int32_t index);
-ridge_status io_parse_gguf(ridge_file *file, int32_t index);
+ridge_status io_parse_gguf(ridge_file *file, int32_t index, io_part *part);
+
+/* parts.c: reads a GGUF with all its parts; shard 0 is open. Is name that of a part, X-00002-of-00003.gguf? The length
+ * of X then, else -1. */
+ridge_status io_open_gguf(ridge_file *file, const char *path);
+int64_t io_part_name(const char *name, int64_t *number, int64_t *count);
 
 /* writer.c. Tests clear io_nameless to take the path of file systems without O_TMPFILE. */
 extern bool io_nameless;

@@ -3,6 +3,7 @@ is named by what it proves. Only the standard library."""
 import json
 import os
 import pathlib
+import resource
 import struct
 import subprocess
 import sys
@@ -232,6 +233,103 @@ def an_index_without_tensors_is_refused(d):
     (d / "m" / "model.safetensors.index.json").write_text('{"weight_map":{}}')
     status, _, err = quantize(d / "m", d / "out", "bf16")
     check(status == 1 and "names no tensor" in err and not (d / "out").exists(), err)
+
+
+# ------------------------------------------------------------------------------------------------------- many files
+def gguf(path, metas, tensors):
+    """metas: key -> int (u16) or text; tensors: name -> (rows, cols) of f32."""
+    def text(t):
+        return struct.pack("<Q", len(t)) + t.encode()
+
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metas))
+    for key, value in metas.items():
+        out += text(key) + (struct.pack("<IH", 2, value) if isinstance(value, int) else struct.pack("<I", 8) + text(value))
+    data = b""
+    for i, (name, (rows, cols)) in enumerate(tensors.items()):
+        out += text(name) + struct.pack("<IQQIQ", 2, cols, rows, 0, len(data))
+        data += numbers(rows * cols, len(name) + i)
+        data += bytes(-len(data) % 32)
+    path.write_bytes(out + bytes(-len(out) % 32) + data)
+
+
+def split(folder, parts, **wrong):
+    """parts: tensors of each; wrong: of the second part."""
+    folder.mkdir()
+    total = sum(map(len, parts))
+    for i, tensors in enumerate(parts):
+        metas = {"split.no": i, "split.count": len(parts), "split.tensors.count": total}
+        metas |= {"general.architecture": "llama"} if i == 0 else {}
+        if i == 1:
+            metas |= {f"split.{k.replace('_', '.')}": v for k, v in wrong.items()}
+        gguf(folder / f"x-{i + 1:05}-of-{len(parts):05}.gguf", metas, tensors)
+    return folder
+
+
+PARTS = [{}, {"blk.0.a.weight": (32, 64), "blk.0.b.weight": (16, 64)}, {"blk.1.a.weight": (48, 96)}]
+
+
+@test
+def a_split_gguf_is_read_whole(d):
+    split(d / "m", PARTS)
+    gguf(d / "whole.gguf", {"general.architecture": "llama"}, {**PARTS[1], **PARTS[2]})
+    for name in ("", "x-00001-of-00003.gguf", "x-00002-of-00003.gguf", "x-00003-of-00003.gguf"):
+        status, out, err = run("inspect", d / "m" / name, "--json")
+        check(status == 0 and [t["name"] for t in json.loads(out)["tensors"]] == ["blk.0.a.weight", "blk.0.b.weight", "blk.1.a.weight"], name, err)
+        check([t["shard"] for t in json.loads(out)["tensors"]] == [1, 1, 2], name, out)
+        status, _, err = quantize(d / "m" / name, d / "q.gguf", "q8_0", "--force")
+        status, out, _ = run("inspect", d / "q.gguf", "--json")
+        check("split." not in out and len(json.loads(out)["tensors"]) == 3 and json.loads(out)["metadata"]["general.architecture"] == "llama", name, out)
+    # what the parts hold, bit for bit: the numbers of gguf() depend on a tensor's place in its file
+    status, _, err = quantize(d / "m/x-00001-of-00003.gguf", d / "f.safetensors", "bf16")
+    raw = (d / "f.safetensors").read_bytes()
+    data = raw[8 + struct.unpack("<Q", raw[:8])[0]:]
+    wanted = b"".join((d / "m" / f"x-0000{i}-of-00003.gguf").read_bytes()[-n:] for i, n in ((2, 4 * 48 * 64), (3, 4 * 48 * 96)))
+    def bf16(f):
+        bits = struct.unpack("<I", f)[0]
+        return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+    check(status == 0 and data == b"".join(bf16(wanted[i:i + 4]) for i in range(0, len(wanted), 4)), err)
+    status, _, err = quantize(d / "m", d / "fp8", "fp8-row")
+    check(status == 0 and left(d / "fp8") == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                              "model.safetensors.index.json"], err, left(d))
+    status, out, err = run("inspect", d / "fp8", "--json")
+    check(status == 0 and len(json.loads(out)["tensors"]) == 6, err)
+    status, out, err = run("bench", "--weights", d / "m/x-00002-of-00003.gguf", "--device", "cpu:c")
+    check(status == 0 and "blk.1.a.weight" in out, out, err)
+
+
+@test
+def parts_that_do_not_belong_together_are_refused(d):
+    for i, (wrong, why) in enumerate((({"no": 0}, "part 1 of 3"), ({"count": 4}, "part 2 of 4"), ({"tensors_count": 9}, "of 9"), ({"no": "x"}, "integer"))):
+        source = split(d / str(i), PARTS, **wrong)
+        for what in (source, source / "x-00001-of-00003.gguf", source / "x-00003-of-00003.gguf"):
+            status, _, err = quantize(what, d / "out", "q8_0")
+            check(status == 1 and why in err and not (d / "out").exists(), what, err)
+    source = split(d / "m", PARTS)
+    status, _, err = quantize(source / "x-00001-of-00003.gguf", source / "x-00003-of-00003.gguf", "q8_0", "--force")
+    check(status == 1 and "is the input" in err, err)
+    for gone in (3, 1, 2):  # one alone, too
+        (source / f"x-0000{gone}-of-00003.gguf").unlink()
+        for what in source.iterdir():
+            status, _, err = run("inspect", what)
+            check(status == 1 and "No such file" in err and f"part {gone}" in err or gone != 3 and status == 1, err)
+    split(d / "n", PARTS)
+    (d / "n/x-00002-of-00003.gguf").rename(d / "n/alone.gguf")
+    status, _, err = run("inspect", d / "n/alone.gguf")
+    check(status == 1 and "is part 2 of 3, and its name" in err, err)
+    split(d / "t", [PARTS[1], PARTS[1]])
+    status, _, err = run("inspect", d / "t")
+    check(status == 1 and "two of this name" in err, err)
+
+
+@test
+def a_model_may_have_more_shards_than_a_process_has_descriptors(d):
+    source = sharded(d / "m", {f"{i:04}.safetensors": {f"{i}.weight": ("F32", [1, 32], numbers(32, i))} for i in range(300)})
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (280, 280))
+    status, _, err = quantize(source, d / "out.gguf", "q8_0", preexec_fn=few)
+    check(status == 0, err)
+    status, out, _ = run("inspect", d / "out.gguf")
+    check(status == 0 and "299.weight" in out, out)
 
 
 # ------------------------------------------------------------------------------------------------- what is read and copied
