@@ -15,9 +15,9 @@ static void must(bool good, const char *text, const char *why)
 
 void cases_add(case_list *list, const ridge_op_row *op, const char *text, test_case layout)
 {
-    int align = 16, packed = 1;
+    ridge_problem problem;
 
-    must(!ridge_problem_parse(op, text, &layout.call, &align, &packed), text, ridge_error());
+    must(!ridge_problem_parse(op, text, &layout.call, &problem), text, ridge_error());
     if (list->count == list->capacity) {
         list->capacity = list->capacity ? 2 * list->capacity : 64;
         list->at = realloc(list->at, (size_t)list->capacity * sizeof *list->at);

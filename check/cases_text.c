@@ -79,7 +79,7 @@ bool case_parse(const char *text, test_case *c)
     size_t used = 0, name;
     const check_family *family;
     const ridge_op_row *op;
-    int align = 16, packed = 1;
+    ridge_problem as;
     bool good, bad = false;
 
     text += strspn(text, case_blanks);
@@ -106,13 +106,13 @@ bool case_parse(const char *text, test_case *c)
             fprintf(stderr, "ridge: %s: %s '%s'\n", op->name, bad ? "bad value in" : "the problem is too long at",
                     word);
     }
-    if (good && ridge_problem_parse(op, problem, &c->call, &align, &packed)) {
+    if (good && ridge_problem_parse(op, problem, &c->call, &as)) {
         fprintf(stderr, "ridge: %s\n", ridge_error());
         good = false;
     }
-    if (good && align < (int)smallest_element(&c->call)) {
-        fprintf(stderr, "ridge: %s: no operand is aligned to %d byte%s alone: its elements are %zu\n", op->name, align,
-                align == 1 ? "" : "s", smallest_element(&c->call));
+    if (good && 1u << as.align < smallest_element(&c->call)) {
+        fprintf(stderr, "ridge: %s: no operand is aligned to %d byte%s alone: its elements are %zu\n", op->name,
+                1 << as.align, as.align ? "s" : "", smallest_element(&c->call));
         good = false;
     }
     if (good && c->fill == FILL_EXACT && !family->exact_sums) {
@@ -123,9 +123,13 @@ bool case_parse(const char *text, test_case *c)
         fprintf(stderr, "ridge: %s: slices=1 is for ops whose rows depend on nothing else\n", op->name);
         good = false;
     }
-    if (good && align < 16)
-        c->shift = align / (int)smallest_element(&c->call);
-    if (good && !packed && c->pad == 0 && !c->fused)
+    if (good && as.align < 4 && as.inputs_align == as.align)
+        c->shift = (1 << as.align) / (int)smallest_element(&c->call);
+    if (good && as.inputs_align > as.align && c->pad == 0) {
+        c->pad = (1 << as.align) / (int)smallest_element(&c->call);
+        c->pad_of = PAD_OUTPUTS;
+    }
+    if (good && !as.packed && c->pad == 0 && !c->fused)
         c->pad = 16 / (int)smallest_element(&c->call);
     return good;
 }

@@ -123,10 +123,8 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
     device->units = ridge_team_most(device->threads_chosen);
     device->l2_bytes = read_cache();
     device->memory_bytes = pages > 0 && page > 0 ? (int64_t)pages * page : 0;
-    device->copy_gbps = ridge_arch_table[device->arch].copy_gbps;
-    if (!(device->copy_gbps > 0.0))
-        device->copy_gbps = 20.0;
     read_name(device->name, sizeof device->name);
+    ridge_chip_fill(device);
     if (device->units > THREADS_MOST)
         return ridge_fail(RIDGE_ERR_DEVICE, "OpenMP would start %d threads (OMP_NUM_THREADS?), %d at most",
                           device->units, THREADS_MOST);

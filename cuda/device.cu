@@ -43,7 +43,7 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
 {
     cudaDeviceProp prop;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    int compute, memory_khz = 0, driver = 0;
+    int compute, memory_khz = 0, clock_khz = 0, driver = 0;
 
     TRY(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
     compute = prop.major * 10 + prop.minor;
@@ -56,10 +56,10 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
     device->l2_bytes = prop.l2CacheSize;
     device->memory_bytes = (int64_t)prop.totalGlobalMem;
     cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, ordinal);
+    cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, ordinal);
     /* Two transfers a clock; a copy reaches about 88 % of the pins on HBM. Only the cost model reads this. */
     device->copy_gbps = 0.88 * 2e-6 * memory_khz * (prop.memoryBusWidth / 8);
-    if (!(device->copy_gbps > 1))
-        device->copy_gbps = ridge_arch_table[device->arch].copy_gbps;
+    device->clock_ghz = 1e-6 * clock_khz;
     cudaDriverGetVersion(&driver);
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &device->tensor_map_encode, 12000, cudaEnableDefault,
                                          &found) != cudaSuccess ||
@@ -68,6 +68,7 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
     cudaGetLastError();
     snprintf(device->driver, sizeof device->driver, "CUDA %d.%d", driver / 1000, driver % 1000 / 10);
     snprintf(device->name, sizeof device->name, "%.*s", (int)sizeof device->name - 1, prop.name);
+    ridge_chip_fill(device);
     return RIDGE_OK;
 }
 

@@ -6,20 +6,19 @@
 
 #include "internal.h"
 
-/* Shared memory: CUDA C programming guide, technical specifications per compute capability. The nominal figures of a
- * chip (vendor data sheets) serve model devices only; a real device reports its own. */
+/* Shared memory: CUDA C programming guide, technical specifications per compute capability. */
 const ridge_arch_row ridge_arch_table[RIDGE_ARCHS] = {
-    [RIDGE_ARCH_C] = {"c", RIDGE_CPU, 0, 0, "any CPU", 1, 0, 20},
-    [RIDGE_ARCH_AVX2] = {"avx2", RIDGE_CPU, 0, 0, "x86-64-v3", 8, 32 << 20, 40},
-    [RIDGE_ARCH_AVX512] = {"avx512", RIDGE_CPU, 0, 0, "x86-64-v4", 16, 64 << 20, 80},
-    [RIDGE_ARCH_SM80] = {"sm80", RIDGE_CUDA, 80, 163, "A100", 108, 40 << 20, 1800},
-    [RIDGE_ARCH_SM86] = {"sm86", RIDGE_CUDA, 86, 99, "RTX 3090", 82, 6 << 20, 850},
-    [RIDGE_ARCH_SM89] = {"sm89", RIDGE_CUDA, 89, 99, "RTX 4090", 128, 72 << 20, 920},
-    [RIDGE_ARCH_SM90] = {"sm90", RIDGE_CUDA, 90, 227, "H200", 132, 50 << 20, 4250},
-    [RIDGE_ARCH_SM100] = {"sm100", RIDGE_CUDA, 100, 227, "B200", 148, 126 << 20, 7000},
-    [RIDGE_ARCH_SM103] = {"sm103", RIDGE_CUDA, 103, 227, "B300", 148, 126 << 20, 7000},
-    [RIDGE_ARCH_SM120] = {"sm120", RIDGE_CUDA, 120, 99, "RTX 5090", 170, 96 << 20, 1600},
-    [RIDGE_ARCH_SM121] = {"sm121", RIDGE_CUDA, 121, 99, "GB10", 48, 24 << 20, 240},
+    [RIDGE_ARCH_C] = {"c", RIDGE_CPU, 0, 0},
+    [RIDGE_ARCH_AVX2] = {"avx2", RIDGE_CPU, 0, 0},
+    [RIDGE_ARCH_AVX512] = {"avx512", RIDGE_CPU, 0, 0},
+    [RIDGE_ARCH_SM80] = {"sm80", RIDGE_CUDA, 80, 163},
+    [RIDGE_ARCH_SM86] = {"sm86", RIDGE_CUDA, 86, 99},
+    [RIDGE_ARCH_SM89] = {"sm89", RIDGE_CUDA, 89, 99},
+    [RIDGE_ARCH_SM90] = {"sm90", RIDGE_CUDA, 90, 227},
+    [RIDGE_ARCH_SM100] = {"sm100", RIDGE_CUDA, 100, 227},
+    [RIDGE_ARCH_SM103] = {"sm103", RIDGE_CUDA, 103, 227},
+    [RIDGE_ARCH_SM120] = {"sm120", RIDGE_CUDA, 120, 99},
+    [RIDGE_ARCH_SM121] = {"sm121", RIDGE_CUDA, 121, 99},
 };
 
 const ridge_backend *ridge_backend_at(int id, const char **why_none)
@@ -73,32 +72,6 @@ static ridge_status open_cpu(ridge_device *device, const char *level)
     return ridge_fail(RIDGE_ERR_ARG, "unknown CPU level '%s' (c, avx2, avx512)", level);
 }
 
-static ridge_status open_model(ridge_device *device, const char *name)
-{
-    char names[128] = "";
-    size_t used = 0;
-
-    for (int arch = 0; arch < RIDGE_ARCHS; arch++) {
-        const ridge_arch_row *row = &ridge_arch_table[arch];
-
-        if (strcmp(name, row->name) != 0)
-            continue;
-        device->backend_id = row->backend;
-        device->arch = (ridge_arch)arch;
-        device->ordinal = -1;
-        device->units = row->units;
-        device->l2_bytes = row->l2_bytes;
-        device->copy_gbps = row->copy_gbps;
-        device->features = UINT32_MAX;
-        snprintf(device->name, sizeof device->name, "model of %s", row->chip);
-        return RIDGE_OK;
-    }
-    for (int arch = 0; arch < RIDGE_ARCHS; arch++)
-        used +=
-            (size_t)snprintf(names + used, sizeof names - used, "%s%s", arch ? ", " : "", ridge_arch_table[arch].name);
-    return ridge_fail(RIDGE_ERR_ARG, "unknown model '%.40s' (%s)", name, names);
-}
-
 static ridge_status open_spec(ridge_device *device, const char *spec)
 {
     char reason[256];
@@ -115,7 +88,7 @@ static ridge_status open_spec(ridge_device *device, const char *spec)
     if (strncmp(spec, "cpu:", 4) == 0)
         return open_cpu(device, spec + 4);
     if (strncmp(spec, "model:", 6) == 0)
-        return open_model(device, spec + 6);
+        return ridge_chip_model(device, spec + 6);
     if (strcmp(spec, "cuda") == 0)
         return open_backend(device, RIDGE_CUDA, 0);
     if (strncmp(spec, "cuda:", 5) == 0 && spec[5] >= '0' && spec[5] <= '9' && strspn(spec + 5, "0123456789") < 6 &&

@@ -39,12 +39,8 @@ typedef enum ridge_backend_id { RIDGE_CPU = 0, RIDGE_CUDA, RIDGE_BACKENDS } ridg
 typedef struct ridge_arch_row {
     const char *name; /* "sm90" */
     ridge_backend_id backend;
-    int compute;      /* 90 for sm90; 0 on the CPU */
-    int shared_kb;    /* shared memory that a CTA may have; 0 on the CPU */
-    const char *chip; /* nominal figures of a model device, for ridge_open("model:...") */
-    int units;
-    int64_t l2_bytes;
-    double copy_gbps;
+    int compute;   /* 90 for sm90; 0 on the CPU */
+    int shared_kb; /* shared memory that a CTA may have; 0 on the CPU */
 } ridge_arch_row;
 
 extern const ridge_arch_row ridge_arch_table[RIDGE_ARCHS];
@@ -77,11 +73,12 @@ typedef struct ridge_problem {
     int64_t dim[RIDGE_MAX_DIMS];
     uint8_t dtype[RIDGE_MAX_ARGS]; /* ridge_dtype; RIDGE_NONE = absent */
     /* log2 of the common alignment in bytes, at most 4, of the matrices' pointers and of row strides that are not
-     * packed. Those that are follow from dim; where others are not, those of inputs count as well */
+     * packed. Those that are follow from dim; where any operand's are not, the inputs' count as well */
     uint8_t align;
-    uint8_t packed; /* every matrix operand is packed */
-    uint8_t plain;  /* every option has its default value */
-    uint8_t reserved[5];
+    uint8_t packed;       /* every matrix operand is packed; a single row too has the stride that its call states */
+    uint8_t plain;        /* every option has its default value */
+    uint8_t inputs_align; /* align of the inputs alone */
+    uint8_t reserved[4];
 } ridge_problem;
 
 /* A valid call with everything resolved once; what a row launches. Slots beyond the op's are not set. */
@@ -144,7 +141,13 @@ typedef enum ridge_contract {
     RIDGE_CLOSE = 16,    /* within the op's bound of a float64 reference, whatever the input */
     RIDGE_TYPICAL = 32,  /* instead of RIDGE_CLOSE: within it on random data only, as fp8 tensor cores add
                             (docs/numerics.md, FP8 GEMM, and what is tested). Not picked under RIDGE_STRICT */
-    RIDGE_FALLBACK = 64  /* no promise: picked only where no other row can run, whatever the costs say */
+    RIDGE_FALLBACK = 64, /* no promise: picked only where no other row can run, whatever the costs say */
+    /* No promise either: a number from 0 to 3. Rows of an op with other numbers add in another order or to other
+       precision, and so give other bits. Where results are batch-invariant but not exact, ridge_arithmetic chooses one
+       number for a whole range of dim[0], and the costs decide among its rows only. */
+    RIDGE_ARITHMETIC_1 = 0x100,
+    RIDGE_ARITHMETIC_2 = 0x200,
+    RIDGE_ARITHMETIC = 0x300 /* mask */
 } ridge_contract;
 
 typedef struct ridge_op_row {
@@ -183,7 +186,7 @@ struct ridge_kernel {
     const char *name; /* "cuda.swiglu_fwd.tile1024": the key in tuning files */
     uint32_t op;
     uint8_t arch_min, arch_max;
-    uint8_t contract;    /* at least its op's contract */
+    uint16_t contract;   /* at least its op's contract; RIDGE_FALLBACK, RIDGE_ARITHMETIC */
     const void *variant; /* what sets this row's kernel apart from its siblings: a struct of the op's file, or NULL */
     int param[4];        /* the same as numbers, where they need no names */
     /* NULL = can run it on this device, else the reason in words (static text). Architecture is checked by the caller.
@@ -248,9 +251,11 @@ struct ridge_device {
     int units;
     int64_t l2_bytes;
     int64_t memory_bytes;
-    double copy_gbps;        /* nominal; scales cost models */
-    void *tensor_map_encode; /* cuTensorMapEncodeTiled; NULL if the driver has none */
-    uint32_t features;       /* RIDGE_HAS_*: what a CPU level leaves open; models have all */
+    double copy_gbps, clock_ghz; /* nominal; scale cost models, as these do: */
+    double tensor;               /* share of its architecture's tensor cores that the chip has */
+    double mma_f16, mma_fp8;     /* multiply-adds a clock of an SM by mma.sync; 0: emulated, or a CPU */
+    void *tensor_map_encode;     /* cuTensorMapEncodeTiled; NULL if the driver has none */
+    uint32_t features;           /* RIDGE_HAS_*: what a CPU level leaves open; models have all */
     char name[128];
     char driver[32]; /* "CUDA 13.0"; empty on the CPU */
     bool log;
@@ -309,6 +314,11 @@ bool ridge_cpu_streams(const ridge_device *device, double bytes);
 
 /* ------------------------------------------------------------------------------------------------------- functions */
 
+/* chips.c */
+const char *ridge_chip_name(int index, ridge_backend_id *backend); /* of the models; NULL after the last */
+ridge_status ridge_chip_model(ridge_device *device, const char *name);
+void ridge_chip_fill(ridge_device *device); /* what the driver does not tell; device->name is set */
+
 /* error.c: sets this thread's message and returns the status. */
 ridge_status ridge_fail(ridge_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -330,12 +340,15 @@ double ridge_problem_bytes(const ridge_call *call);           /* each operand on
 /* "op rows=.. cols=.." of a call without its pointers; returns the length as snprintf does. */
 int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, char *text, size_t size);
 /* Fills flags, dims, dtypes (of present operands) and options of a call from "rows=.. cols=..". Unset fields take their
- * defaults (a dim without one is an error). `align=` and `packed=` are returned when the text has them, else left. */
-ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed);
+ * defaults (a dim without one is an error), align, inputs_align and packed of the problem those of aligned and packed
+ * matrices; the rest of the problem is left as it is. */
+ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, ridge_problem *problem);
 
 /* run.c */
 ridge_status ridge_choose(const ridge_device *device, const char *pinned, const ridge_problem *problem, size_t bytes,
                           const ridge_kernel **kernel, const char **because);
+/* RIDGE_FALLBACK and RIDGE_ARITHMETIC of the rows among which the costs decide. */
+unsigned ridge_arithmetic(const ridge_device *device, const ridge_problem *problem);
 
 /* tune.c */
 ridge_status ridge_tuned_load(ridge_device *device, const char *user_file);

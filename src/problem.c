@@ -183,26 +183,34 @@ static ridge_status bind_operand(const ridge_call *call, const ridge_op_row *op,
     return status;
 }
 
-/* log2 of the common alignment (ridge_problem), and whether all matrices are packed. */
+/* log2 of the common alignment (ridge_problem), and whether all matrices are packed. The stride of a single row counts
+ * as in a call with more rows, so that both get the same kernel. */
 static void bind_alignment(const ridge_call *call, const ridge_op_row *op, const region *where, ridge_problem *problem)
 {
-    uintptr_t bits = 16, packed_bits = 0;
+    uintptr_t bits = 16, inputs = 16, packed_bits = 0, own;
     bool packed = true;
 
     for (int arg = 0; arg < op->args; arg++) {
         if (op->arg[arg].kind != RIDGE_MATRIX || !ridge_has(call, arg))
             continue;
         bits |= where[arg].base;
-        if (where[arg].rows > 1 && where[arg].pitch != where[arg].width) {
-            bits |= (uintptr_t)where[arg].pitch;
+        own = where[arg].base;
+        if (where[arg].pitch != where[arg].width) {
+            own |= (uintptr_t)where[arg].pitch;
             packed = false;
-        } else if (where[arg].rows > 1 && !(op->arg[arg].role & RIDGE_OUT)) {
+        } else if (!(op->arg[arg].role & RIDGE_OUT)) {
             packed_bits |= (uintptr_t)where[arg].pitch;
         }
+        bits |= own;
+        if (!(op->arg[arg].role & RIDGE_OUT))
+            inputs |= own;
     }
-    if (!packed)
+    if (!packed) {
         bits |= packed_bits;
+        inputs |= packed_bits;
+    }
     problem->align = (uint8_t)__builtin_ctzll(bits);
+    problem->inputs_align = (uint8_t)__builtin_ctzll(inputs);
     problem->packed = packed;
 }
 

@@ -131,6 +131,9 @@ int ridge_problem_print(const ridge_call *call, const ridge_problem *problem, ch
     if (problem && problem->align < 4)
         used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, " align=%d",
                                  1 << problem->align);
+    if (problem && problem->inputs_align != problem->align)
+        used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, " inputs_align=%d",
+                                 1 << problem->inputs_align);
     if (problem && !problem->packed)
         used += (size_t)snprintf(used < size ? text + used : NULL, used < size ? size - used : 0, " packed=0");
     return (int)used;
@@ -250,17 +253,38 @@ static ridge_status check_dims(const ridge_op_row *op, const ridge_call *call, u
     return RIDGE_OK;
 }
 
-ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, int *align, int *packed)
+/* Applies "align=8", "inputs_align=16" or "packed=0". False: it is none of them; *good: whether its value is right. */
+static bool parse_layout(const char *text, size_t name, size_t length, ridge_problem *problem, bool *good)
+{
+    const bool inputs = name == 12 && memcmp(text, "inputs_align", 12) == 0;
+    int64_t number = 0;
+
+    if (name == 6 && memcmp(text, "packed", 6) == 0) {
+        *good = parse_int(text + name + 1, length - name - 1, 0, 1, &number);
+        problem->packed = (uint8_t)number;
+        return true;
+    }
+    if (!inputs && (name != 5 || memcmp(text, "align", 5) != 0))
+        return false;
+    *good = parse_int(text + name + 1, length - name - 1, 1, 16, &number) && (number & (number - 1)) == 0;
+    if (*good)
+        *(inputs ? &problem->inputs_align : &problem->align) = (uint8_t)__builtin_ctzll((unsigned long long)number);
+    return true;
+}
+
+ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, ridge_problem *problem)
 {
     unsigned given = 0; /* dimensions, a bit each */
     ridge_status status;
 
     op->defaults(call);
+    problem->align = 4;
+    problem->inputs_align = UINT8_MAX; /* not given */
+    problem->packed = 1;
     while (*text) {
         size_t length = strcspn(text, " \t"), name = strcspn(text, "= \t");
         const char *value = text + name + 1;
         const ridge_field *field;
-        int64_t number = 0;
         bool good;
         int dim;
 
@@ -278,13 +302,7 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
             good = parse_int(value, length - name - 1, 0, INT64_C(1) << 40, &call->dim[dim]);
         } else if (field) {
             good = parse_field(op, field, value, length - name - 1, call);
-        } else if (name == 5 && memcmp(text, "align", 5) == 0) {
-            good = parse_int(value, length - name - 1, 1, 16, &number) && (number & (number - 1)) == 0;
-            *align = (int)number;
-        } else if (name == 6 && memcmp(text, "packed", 6) == 0) {
-            good = parse_int(value, length - name - 1, 0, 1, &number);
-            *packed = (int)number;
-        } else {
+        } else if (!parse_layout(text, name, length, problem, &good)) {
             return ridge_fail(RIDGE_ERR_ARG, "%s: there is no field '%.*s'", op->name, (int)(name < 80 ? name : 80),
                               text);
         }
@@ -299,6 +317,8 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
     status = check_dims(op, call, given);
     if (status)
         return status;
+    if (problem->inputs_align < problem->align || problem->inputs_align == UINT8_MAX)
+        problem->inputs_align = problem->align;
     if (op->derive)
         op->derive(call);
     return RIDGE_OK;

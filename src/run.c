@@ -40,21 +40,95 @@ static ridge_status fail_none(const ridge_device *device, const ridge_problem *p
                       ridge_arch_table[device->arch].name, text);
 }
 
-/* Rows of other arithmetic give other bits: a choice between them by cost would change with m and break
- * batch-invariance from call to call. So RIDGE_FALLBACK comes before the cost. */
-static bool goes_before(const ridge_kernel *row, double cost, const ridge_kernel *best, double best_cost)
-{
-    const unsigned late = row->contract & RIDGE_FALLBACK, best_late = best ? best->contract & RIDGE_FALLBACK : 0;
+enum { KIND = RIDGE_FALLBACK | RIDGE_ARITHMETIC };
 
-    return !best || late < best_late || (late == best_late && cost < best_cost);
+/* The architecture first: ridge_why_not would compose a sentence. */
+static bool can_run(const ridge_device *device, const ridge_kernel *row, const ridge_problem *problem)
+{
+    return device->arch >= row->arch_min && device->arch <= row->arch_max && !ridge_why_not(device, row, problem);
+}
+
+/* A choice by cost between rows of other arithmetic would change with dim[0], and break batch-invariance from call to
+ * call. So fallbacks come last whatever they cost, and the arithmetic is chosen by the costs at one dim[0], which
+ * stands for its whole range. */
+unsigned ridge_arithmetic(const ridge_device *device, const ridge_problem *problem)
+{
+    const int64_t split = ridge_op_at(problem->op)->invariant_split;
+    unsigned kind = KIND, runs = 0; /* a bit for each number of RIDGE_ARITHMETIC */
+    bool found = false;
+    double least = 0;
+    ridge_problem one;
+
+    for (int i = device->first[problem->op]; i < device->first[problem->op + 1]; i++) {
+        const unsigned of = device->row[i]->contract & KIND;
+
+        if ((of & RIDGE_FALLBACK) > (kind & RIDGE_FALLBACK) || !can_run(device, device->row[i], problem))
+            continue;
+        runs = (of & RIDGE_FALLBACK) < (kind & RIDGE_FALLBACK) ? 0 : runs;
+        runs |= 1u << of / RIDGE_ARITHMETIC_1;
+        kind = of;
+    }
+    if ((runs & (runs - 1)) == 0)
+        return kind;
+    one = *problem;
+    one.dim[0] = split && problem->dim[0] <= split ? split : 8192;
+    for (int i = device->first[problem->op]; i < device->first[problem->op + 1]; i++) {
+        const ridge_kernel *row = device->row[i];
+        const unsigned of = row->contract & KIND;
+        double cost;
+
+        if ((of & RIDGE_FALLBACK) != (kind & RIDGE_FALLBACK) || !(runs >> of / RIDGE_ARITHMETIC_1 & 1u) ||
+            !can_run(device, row, &one))
+            continue;
+        cost = row->cost ? row->cost(device, row, &one) : 0;
+        if (!found || cost < least) {
+            kind = of;
+            least = cost;
+        }
+        found = true;
+    }
+    return kind;
+}
+
+/* The row of lowest cost among those of one arithmetic, whose workspace is large enough. *least: the smallest need. */
+static const ridge_kernel *cheapest(const ridge_device *device, const ridge_problem *problem, size_t bytes,
+                                    const char **because, size_t *least)
+{
+    const unsigned kind = ridge_arithmetic(device, problem);
+    const ridge_kernel *best = NULL;
+    double best_cost = 0;
+
+    *because = "lowest cost";
+    for (int i = device->first[problem->op]; i < device->first[problem->op + 1]; i++) {
+        const ridge_kernel *row = device->row[i];
+        size_t need;
+        double cost;
+
+        if (!can_run(device, row, problem))
+            continue;
+        if ((row->contract & KIND) != kind) {
+            *because = "lowest cost of the rows of its arithmetic, one for every m of a range";
+            continue;
+        }
+        need = ridge_kernel_workspace(device, row, problem);
+        if (need > bytes) {
+            *least = need < *least ? need : *least;
+            continue;
+        }
+        cost = row->cost ? row->cost(device, row, problem) : 0;
+        if (!best || cost < best_cost) {
+            best = row;
+            best_cost = cost;
+        }
+    }
+    return best;
 }
 
 ridge_status ridge_choose(const ridge_device *device, const char *pinned, const ridge_problem *problem, size_t bytes,
                           const ridge_kernel **kernel, const char **because)
 {
-    const ridge_kernel *best = NULL, *cheapest = NULL, *pin = device->pin[problem->op];
+    const ridge_kernel *pin = device->pin[problem->op];
     size_t least = SIZE_MAX;
-    double best_cost = 0, least_cost = 0;
 
     if (pinned) {
         pin = ridge_kernel_find(pinned, strlen(pinned));
@@ -72,31 +146,8 @@ ridge_status ridge_choose(const ridge_device *device, const char *pinned, const 
     if (*kernel && !ridge_why_not(device, *kernel, problem) &&
         ridge_kernel_workspace(device, *kernel, problem) <= bytes)
         return RIDGE_OK;
-    for (int i = device->first[problem->op]; i < device->first[problem->op + 1]; i++) {
-        const ridge_kernel *row = device->row[i];
-        size_t need;
-        double cost;
-
-        if (ridge_why_not(device, row, problem))
-            continue;
-        need = ridge_kernel_workspace(device, row, problem);
-        if (need > bytes) {
-            least = need < least ? need : least;
-            continue;
-        }
-        cost = row->cost ? row->cost(device, row, problem) : 0;
-        if (goes_before(row, cost, best, best_cost)) {
-            best = row;
-            best_cost = cost;
-        }
-        if (!cheapest || cost < least_cost) {
-            cheapest = row;
-            least_cost = cost;
-        }
-    }
-    *kernel = best;
-    *because = best == cheapest ? "lowest cost" : "lowest cost of the rows that are no fallback";
-    return best ? RIDGE_OK : fail_none(device, problem, bytes, least);
+    *kernel = cheapest(device, problem, bytes, because, &least);
+    return *kernel ? RIDGE_OK : fail_none(device, problem, bytes, least);
 }
 
 static void log_call(const ridge_device *device, const ridge_call *call, const ridge_problem *problem,

@@ -2,8 +2,9 @@
  *
  * A tuning file is lines of tab-separated columns: problem, kernel, then figures that only people read:
  *     swiglu_fwd rows=64 cols=14336 dtype=bf16<TAB>cuda.swiglu_fwd.flat<TAB>3.91<TAB>...
- * '#' begins a comment line. A line names an exact problem; a kernel that cannot run it on this device is passed over.
- */
+ * '#' begins a comment line. A line names an exact problem; it is passed over if its kernel cannot run it on this
+ * device, or would give other bits than the kernels that run the problem otherwise: lines must not break
+ * batch-invariance. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,19 +15,16 @@
 
 enum { MAX_FILE = 16 << 20 };
 
-/* The problem that a call of this text would have: dtypes, flags and sizes without pointers. */
-static void problem_of(const ridge_call *call, int align, int packed, ridge_problem *problem)
+/* Completes the problem that a call of this text would have: dtypes, flags and sizes without pointers. */
+static void problem_of(const ridge_call *call, ridge_problem *problem)
 {
     const ridge_op_row *op = ridge_op_at(call->op);
 
-    memset(problem, 0, sizeof *problem);
     problem->op = call->op;
     problem->flags = call->flags;
     memcpy(problem->dim, call->dim, sizeof problem->dim);
     for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++)
         problem->dtype[arg] = (uint8_t)call->arg[arg].dtype;
-    problem->align = (uint8_t)__builtin_ctz((unsigned)align);
-    problem->packed = (uint8_t)packed;
     problem->plain = !op->plain || op->plain(call);
 }
 
@@ -36,9 +34,9 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     const ridge_kernel *kernel;
     const ridge_op_row *op;
     ridge_tuned_row *grown;
+    unsigned kind;
     ridge_call call;
-    ridge_problem problem;
-    int align = 16, packed = 1;
+    ridge_problem problem = {0};
 
     if (!kernel_name || !problem_text || problem_text > kernel_name)
         return ridge_fail(RIDGE_ERR_FILE, "%s:%d: not 'op name=value ...<TAB>kernel'", file, number);
@@ -48,7 +46,7 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     if (!op)
         return ridge_fail(RIDGE_ERR_FILE, "%s:%d: unknown op '%.*s'", file, number,
                           problem_text - line < 100 ? (int)(problem_text - line) : 100, line);
-    if (ridge_problem_parse(op, problem_text, &call, &align, &packed)) {
+    if (ridge_problem_parse(op, problem_text, &call, &problem)) {
         char reason[256];
 
         snprintf(reason, sizeof reason, "%s", ridge_error());
@@ -62,9 +60,16 @@ static ridge_status read_line(ridge_device *device, const char *file, int number
     if (!kernel || kernel->op != op->id)
         return ridge_fail(RIDGE_ERR_FILE, "%s:%d: %s has no kernel named '%.100s'", file, number, op->name,
                           kernel_name);
-    problem_of(&call, align, packed, &problem);
+    problem_of(&call, &problem);
     if (ridge_why_not(device, kernel, &problem))
         return RIDGE_OK;
+    kind = ridge_arithmetic(device, &problem);
+    if ((kernel->contract & (RIDGE_FALLBACK | RIDGE_ARITHMETIC)) != kind) {
+        if (device->log)
+            fprintf(stderr, "ridge: %s:%d: passed over, since %s would change the bits of results\n", file, number,
+                    kernel->name);
+        return RIDGE_OK;
+    }
     if ((device->tuned_count & (device->tuned_count - 1)) == 0) { /* full at every power of two */
         size_t capacity = device->tuned_count ? 2 * (size_t)device->tuned_count : 1;
 

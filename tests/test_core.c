@@ -103,14 +103,15 @@ TEST(decimal_comma)
     const ridge_op_row *op = ridge_op_at(RIDGE_SWIGLU_FWD);
     ridge_call call;
     char text[200];
-    int align, packed, found = 0;
+    ridge_problem problem;
+    int found = 0;
     ridge_status status;
 
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !found; i++)
         found = setlocale(LC_NUMERIC, names[i]) != NULL;
     if (!found)
         skip();
-    status = ridge_problem_parse(op, "rows=1 cols=8 alpha=1.5", &call, &align, &packed);
+    status = ridge_problem_parse(op, "rows=1 cols=8 alpha=1.5", &call, &problem);
     ridge_problem_print(&call, NULL, text, sizeof text);
     snprintf(text + strlen(text), sizeof text - strlen(text), " %.1f", 0.5); /* the program's own is as it was */
     setlocale(LC_NUMERIC, "C");
@@ -118,29 +119,45 @@ TEST(decimal_comma)
     assert_string_equal(text, "swiglu_fwd rows=1 cols=8 dtype=bf16 alpha=1.5 0,5");
 }
 
-/* A tuning file of `lines` lines that all pin the same problem; the first must win. */
-TEST(tuning)
+/* A device that has read such a tuning file. */
+static ridge_device *tuned_device(const char *spec, const char *text)
 {
-    static const char text[] = "# comment\r\n\n"
-                               "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.c\t1.0\tx\n"
-                               "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.avx2\t1.0\n"
-                               "swiglu_fwd rows=2 cols=64 dtype=f32\tcuda.swiglu_fwd.flat9\t1.0\n";
     char name[] = "/tmp/ridge_test_XXXXXX";
     int file = mkstemp(name);
     ridge_device *device;
-    ridge_call call = small();
-    const char *kernel;
 
-    assert_true(file >= 0 && write(file, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+    assert_true(file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text));
     close(file);
     setenv("RIDGE_TUNED", name, 1);
-    assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
-    assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_OK);
-    assert_string_equal(kernel, "cpu.swiglu_fwd.c");
-    assert_int_equal(device->tuned_count, 1);
-    ridge_close(device);
+    assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
     unsetenv("RIDGE_TUNED");
     remove(name);
+    return device;
+}
+
+/* Of the lines of one problem the first that this device can follow wins: a user's comes before those behind it. */
+TEST(tuning)
+{
+    static const char c_first[] = "# comment\r\n\n"
+                                  "swiglu_fwd rows=2 cols=64 dtype=f32\tcuda.swiglu_fwd.flat9\t1.0\n"
+                                  "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.c\t1.0\tx\n"
+                                  "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.avx2\t1.0\n";
+    static const char avx2_first[] = "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.avx2\t1.0\tx\n"
+                                     "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.c\t1.0\n";
+    static const char *const picks[3][3] = {{"model:avx2", c_first, "cpu.swiglu_fwd.c"},
+                                            {"model:avx2", avx2_first, "cpu.swiglu_fwd.avx2"},
+                                            {"cpu:c", avx2_first, "cpu.swiglu_fwd.c"}};
+
+    for (int i = 0; i < 3; i++) {
+        ridge_device *device = tuned_device(picks[i][0], picks[i][1]);
+        ridge_call call = small();
+        const char *kernel;
+
+        assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_OK);
+        assert_string_equal(kernel, picks[i][2]);
+        assert_int_equal(device->tuned_count, 1);
+        ridge_close(device);
+    }
 }
 
 /* A cheaper row that is a fallback is passed over, and the reason says so. */
@@ -168,12 +185,93 @@ TEST(fallbacks)
     device->first[RIDGE_SWIGLU_FWD + 1] = 2;
     assert_int_equal(ridge_choose(device, call.kernel, &bound.problem, 0, &picked, &because), RIDGE_OK);
     assert_ptr_equal(picked, &row[1]);
-    assert_string_equal(because, "lowest cost of the rows that are no fallback");
+    assert_string_equal(because, "lowest cost of the rows of its arithmetic, one for every m of a range");
     row[1].contract = RIDGE_FALLBACK;
     assert_int_equal(ridge_choose(device, call.kernel, &bound.problem, 0, &picked, &because), RIDGE_OK);
     assert_string_equal(because, "lowest cost");
     device->row = NULL;
     ridge_close(device);
+}
+
+/* Two rows of other arithmetic whose costs cross at 4000 rows: one of them for all numbers of rows. */
+static double crossing_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)device;
+    return kernel->contract & RIDGE_ARITHMETIC ? 4000 : (double)problem->dim[0];
+}
+
+TEST(one_arithmetic_for_all_rows)
+{
+    ridge_kernel row[3] = {
+        {.name = "few", .op = RIDGE_SWIGLU_FWD, .cost = crossing_cost},
+        {.name = "many", .op = RIDGE_SWIGLU_FWD, .contract = RIDGE_ARITHMETIC_1, .cost = crossing_cost},
+        {.name = "late", .op = RIDGE_SWIGLU_FWD, .contract = RIDGE_ARITHMETIC_2 | RIDGE_FALLBACK, .cost = cost_of}};
+    const ridge_kernel *list[3] = {&row[0], &row[1], &row[2]}, *picked;
+    ridge_device *device;
+    ridge_call call = small();
+    ridge_bound bound;
+    const char *because;
+
+    assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
+    free((void *)device->row);
+    device->row = list;
+    device->first[RIDGE_SWIGLU_FWD] = 0;
+    device->first[RIDGE_SWIGLU_FWD + 1] = 3;
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
+    for (int64_t rows = 1; rows < 100000; rows = 2 * rows + 1) {
+        bound.problem.dim[0] = rows;
+        assert_int_equal(ridge_choose(device, NULL, &bound.problem, 0, &picked, &because), RIDGE_OK);
+        assert_ptr_equal(picked, &row[1]);
+    }
+    row[1].contract = RIDGE_FALLBACK; /* then it is no rival of the first */
+    assert_int_equal(ridge_choose(device, NULL, &bound.problem, 0, &picked, &because), RIDGE_OK);
+    assert_ptr_equal(picked, &row[0]);
+    device->row = NULL;
+    ridge_close(device);
+}
+
+/* The stride that a call states for a single row is as good as one for several; and outputs do not count as inputs. */
+TEST(alignment_classes)
+{
+    static _Alignas(16) float x[2][40], y[40], z[40];
+    ridge_call call = ridge_swiglu_fwd(1, 16, RIDGE_F32, x, y, z);
+    ridge_bound bound;
+
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
+    assert_int_equal(bound.problem.align, 4);
+    assert_int_equal(bound.problem.packed, 1);
+    call.arg[RIDGE_SWIGLU_FWD_OUT].stride = 17;
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
+    assert_int_equal(bound.problem.align, 2);
+    assert_int_equal(bound.problem.inputs_align, 4);
+    assert_int_equal(bound.problem.packed, 0);
+    call.arg[RIDGE_SWIGLU_FWD_OUT].stride = 0;
+    call.arg[RIDGE_SWIGLU_FWD_GATE].stride = 18;
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
+    assert_int_equal(bound.problem.align, 3);
+    assert_int_equal(bound.problem.inputs_align, 3);
+}
+
+/* Text names the alignment of the inputs where it is another, and reads it back. */
+TEST(alignment_text)
+{
+    static _Alignas(16) float x[40], y[40], z[40];
+    ridge_call call = ridge_swiglu_fwd(2, 16, RIDGE_F32, x, y, z), again;
+    ridge_problem problem;
+    ridge_bound bound;
+    char text[400];
+
+    call.arg[RIDGE_SWIGLU_FWD_OUT].stride = 17;
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
+    ridge_problem_print(&call, &bound.problem, text, sizeof text);
+    assert_non_null(strstr(text, " align=4 inputs_align=16 packed=0"));
+    assert_int_equal(ridge_problem_parse(bound.op, text + 10, &again, &problem), RIDGE_OK);
+    assert_int_equal(problem.align, 2);
+    assert_int_equal(problem.inputs_align, 4);
+    assert_int_equal(problem.packed, 0);
+    assert_int_equal(ridge_problem_parse(bound.op, "rows=1 cols=1 align=8", &again, &problem), RIDGE_OK);
+    assert_int_equal(problem.inputs_align, 3);
+    assert_int_equal(ridge_problem_parse(bound.op, "rows=1 cols=1 inputs_align=3", &again, &problem), RIDGE_ERR_ARG);
 }
 
 TEST(workspace)
@@ -186,6 +284,23 @@ TEST(workspace)
     assert_int_equal(ridge_workspace_bytes(device, &call, &bytes), RIDGE_OK);
     assert_int_equal(bytes, 0);
     assert_int_equal(ridge_workspace_bytes(device, &call, NULL), RIDGE_ERR_ARG);
+    ridge_close(device);
+}
+
+/* A workspace may lie beside operands, and neither begin in one nor have one in it. */
+TEST(workspace_apart_from_operands)
+{
+    static _Alignas(256) float memory[256];
+    ridge_call call = ridge_swiglu_fwd(1, 64, RIDGE_F32, memory, memory + 64, out);
+    ridge_device *device;
+
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    assert_int_equal(ridge_run(device, &call, memory + 128, 512, NULL), RIDGE_OK);
+    assert_int_equal(ridge_run(device, &call, memory, 256, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "lies in the workspace"));
+    call = ridge_swiglu_fwd(1, 128, RIDGE_F32, memory, memory + 128, memory);
+    assert_int_equal(ridge_run(device, &call, memory + 64, 256, NULL), RIDGE_ERR_ARG); /* begins inside gate */
+    assert_non_null(strstr(ridge_error(), "the workspace at"));
     ridge_close(device);
 }
 
@@ -242,6 +357,17 @@ TEST(aliasing)
     call.arg[RIDGE_SWIGLU_FWD_OUT].data = tensor + 16;
     call.arg[RIDGE_SWIGLU_FWD_OUT].stride = 16;
     assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG);
+    /* gate has columns 0 .. 15 of 32: out's begin in them, or end in those of the next row */
+    call.arg[RIDGE_SWIGLU_FWD_UP].data = result;
+    call.arg[RIDGE_SWIGLU_FWD_UP].stride = 0;
+    call.arg[RIDGE_SWIGLU_FWD_OUT].stride = 32;
+    call.dim[0] = 3;
+    for (int column = 8; column <= 24; column += 16) {
+        call.arg[RIDGE_SWIGLU_FWD_OUT].data = tensor + column;
+        assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG);
+    }
+    call.arg[RIDGE_SWIGLU_FWD_OUT].data = tensor + 16;
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
 }
 
 TEST(text_round_trip)
@@ -251,18 +377,16 @@ TEST(text_round_trip)
         "gate_mul=0.5 limit=7 strict=1 weights_const=1";
     char printed[512];
     ridge_call call;
-    int align = 0, packed = 0;
+    ridge_problem problem;
 
-    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), text + 10, &call, &align, &packed), RIDGE_OK);
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), text + 10, &call, &problem), RIDGE_OK);
     ridge_problem_print(&call, NULL, printed, sizeof printed);
     assert_string_equal(printed, text);
-    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "rows=-1", &call, &align, &packed),
-                     RIDGE_ERR_ARG);
-    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "rows", &call, &align, &packed), RIDGE_ERR_ARG);
-    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "limit=nan", &call, &align, &packed),
-                     RIDGE_ERR_ARG);
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "rows=-1", &call, &problem), RIDGE_ERR_ARG);
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "rows", &call, &problem), RIDGE_ERR_ARG);
+    assert_int_equal(ridge_problem_parse(ridge_op_at(RIDGE_SWIGLU_BWD), "limit=nan", &call, &problem), RIDGE_ERR_ARG);
     for (int op = 1; op < RIDGE_OPS; op++) { /* a dimension that is not said is no 0 */
-        assert_int_equal(ridge_problem_parse(ridge_op_at(op), "", &call, &align, &packed), RIDGE_ERR_ARG);
+        assert_int_equal(ridge_problem_parse(ridge_op_at(op), "", &call, &problem), RIDGE_ERR_ARG);
         assert_non_null(strstr(ridge_error(), "= is missing"));
     }
 }
@@ -293,7 +417,11 @@ int main(void)
         cmocka_unit_test(decimal_comma),
         cmocka_unit_test(tuning),
         cmocka_unit_test(fallbacks),
+        cmocka_unit_test(one_arithmetic_for_all_rows),
+        cmocka_unit_test(alignment_classes),
+        cmocka_unit_test(alignment_text),
         cmocka_unit_test(workspace),
+        cmocka_unit_test(workspace_apart_from_operands),
         cmocka_unit_test(explain),
         cmocka_unit_test(aliasing),
         cmocka_unit_test(a_call_allocates_nothing),

@@ -38,6 +38,7 @@ int cmd_info(int argc, char **argv)
     char reason[256] = "", spec[32];
     const char *why = NULL;
     const ridge_backend *cuda = ridge_backend_at(RIDGE_CUDA, &why);
+    ridge_backend_id backend;
     int count;
 
     args_parse(argc, argv, "", "Lists the devices of this machine.", list, NULL, 0);
@@ -60,9 +61,9 @@ int cmd_info(int argc, char **argv)
             device_line(device);
         ridge_close(device);
     }
-    for (int arch = 0; arch < RIDGE_ARCHS; arch++) /* those that this build has rows for */
-        if (cuda || ridge_arch_table[arch].backend != RIDGE_CUDA)
-            json_array_append_new(models, json_string(ridge_arch_table[arch].name));
+    for (int i = 0; ridge_chip_name(i, &backend); i++) /* those that this build has rows for */
+        if (cuda || backend != RIDGE_CUDA)
+            json_array_append_new(models, json_string(ridge_chip_name(i, &backend)));
     if (json)
         return !print_json(json_pack("{s:s, s:o, s:s?, s:o}", "version", ridge_version(), "devices", devices, "no_cuda",
                                      count ? NULL

@@ -392,7 +392,7 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
         return "nothing to multiply";
     if ((problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128)
         return "does not take scales of b by 1x128";
-    if (problem->align < 4 || (problem->packed && k % 16))
+    if (problem->inputs_align < 4 || (problem->packed && k % 16))
         return "TMA needs rows of a and b that begin at multiples of 16 bytes";
     if (n > 0x7fffff00 || k > 0x7fffff00)
         return "n or k above 2^31 - 256";

@@ -45,6 +45,8 @@ static const mma_tile tiles[] = {
 
 enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
 
+enum { NATIVE_FP8_MACS = 640 }; /* multiply-adds a clock, see cost */
+
 /* The fewest stages and warps fit the smallest shared memory, sm_86's. */
 static_assert(sizeof(mma_small_memory<32>) + sizeof(mma_small_stage<32>) * (2 * (PARTS / 2) - 1) +
                       sizeof(float) * PARTS * 32 * SMALL_N <=
@@ -180,48 +182,60 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
     return NULL;
 }
 
-/* Microseconds. gemm_large: full waves of tiles; param[1] is the multiply-adds a clock (1.7 GHz) that one CTA reaches
- * when it has an SM to itself, and each further CTA on the SM adds 0.42 of that CTA's time (H200). gemm_small: its
- * tiles follow one another without waves, and reading the weights from memory is the floor. Operands that are not
- * copied by 16 bytes take three times as long. */
+/* Microseconds, the longest of
+ * - the multiply-adds at param[1] a clock, what a CTA reaches on an SM of an H200 that it has to itself, where the
+ *   tensor cores are no limit; gemm_large in full waves of tiles, and each further CTA on the SM adds 0.42 of the time
+ *   of one; gemm_small one tile after another. The fp8 instruction, where it is not emulated, 1.5 times those of
+ *   mma_f16cvt.128x64 (assumed: half as many mma.sync and no conversions);
+ * - the multiply-adds at 0.9 of what the chip's mma.sync has, or 0.6 for an emulated fp8 instruction;
+ * - a read of the weights, and for gemm_large of A, B and D.
+ * Operands that are not copied by 16 bytes take three times as long. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const mma_tile *tile = &tiles[kernel->param[0]];
+    const bool is_fp8 = (kernel->contract & RIDGE_ARITHMETIC) == RIDGE_ARITHMETIC_2;
+    const bool fp8 = is_fp8 && device->mma_fp8 > 0, emulated = is_fp8 && !fp8;
     const int64_t tiles_m = ridge_ceil_div(problem->dim[0], tile->block_m),
                   tiles_n = ridge_ceil_div(problem->dim[1], tile->block_n);
-    const double n = (double)problem->dim[1], k = (double)problem->dim[2], count = (double)tiles_m * (double)tiles_n;
-    const double single = tile->block_m * tile->block_n * (k + 256) / (kernel->param[1] * 1.7e3),
-                 read = n * k / (device->copy_gbps * 0.9e3);
-    const bool slow = problem->align < 4 || (problem->packed && problem->dim[2] % 16);
-    double per_sm = count / device->units, waves, us;
+    const double m = (double)problem->dim[0], n = (double)problem->dim[1], k = (double)problem->dim[2],
+                 count = (double)tiles_m * (double)tiles_n, macs = tile->block_m * tile->block_n * (k + 256);
+    const double single = macs / ((fp8 ? NATIVE_FP8_MACS : kernel->param[1]) * 1e3 * device->clock_ghz);
+    const double tensor =
+        (fp8 ? 0.9e3 * device->mma_fp8 : (emulated ? 0.6e3 : 0.9e3) * device->mma_f16) * device->clock_ghz;
+    const double moved = is_small(tile) ? n * k : m * k + n * k + 2 * m * n;
+    const bool slow = problem->inputs_align < 4 || (problem->packed && problem->dim[2] % 16);
+    double per_sm = count / device->units, us = per_sm * single, waves;
 
-    if (is_small(tile)) {
-        us = per_sm * single > read ? 4 + per_sm * single : 4 + read;
-    } else {
+    us = us < per_sm * macs / tensor ? per_sm * macs / tensor : us;
+    if (!is_small(tile)) {
         per_sm = per_sm > tile->ctas ? tile->ctas : per_sm > 1 ? (double)(int64_t)(per_sm + 0.999) : 1;
         waves = (double)(int64_t)(count / (per_sm * device->units) + 0.999);
-        us = 4 + (waves > 1 ? waves : 1) * single * (1 + 0.42 * (per_sm - 1));
+        waves = (waves > 1 ? waves : 1) * single * (1 + 0.42 * (per_sm - 1));
+        us = us < waves ? waves : us;
     }
-    return slow ? 3 * us : us;
+    if (us < moved / (device->copy_gbps * 0.9e3))
+        us = moved / (device->copy_gbps * 0.9e3);
+    return slow ? 3 * (4 + us) : 4 + us;
 }
 
-#define ROW(name, arch_min, tile, rate, close)                                                                    \
-    {                                                                                                             \
-        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, RIDGE_ARCH_CUDA_LAST,                                    \
-            RIDGE_STABLE | RIDGE_INVARIANT | close | RIDGE_FALLBACK, 0, {tile, rate}, why_not, NULL, cost, launch \
+/* Products of f16 numbers add in f32, those of the fp8 instruction do not: other bits, of which one range of m has one.
+ */
+#define F16 RIDGE_CLOSE | RIDGE_ARITHMETIC_1
+#define FP8 RIDGE_TYPICAL | RIDGE_ARITHMETIC_2
+
+#define ROW(name, arch_min, tile, rate, arithmetic)                                                                    \
+    {                                                                                                                  \
+        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, RIDGE_ARCH_CUDA_LAST,                                         \
+            RIDGE_STABLE | RIDGE_INVARIANT | arithmetic | RIDGE_FALLBACK, 0, {tile, rate}, why_not, NULL, cost, launch \
     }
 
-/* param: the tile; multiply-adds a clock of a CTA that has an SM to itself. */
+/* param: the tile; multiply-adds a clock of a CTA that has an SM of an H200 to itself. */
 static const ridge_kernel rows[] = {
-    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 4, 562, RIDGE_CLOSE),
-    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 5, 496, RIDGE_CLOSE),
-    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 6, 330, RIDGE_CLOSE),
-    ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 7, 415, RIDGE_CLOSE),
-    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 8, 395, RIDGE_TYPICAL),
-    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 425, RIDGE_CLOSE),
-    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 340, RIDGE_CLOSE),
-    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 2, 225, RIDGE_CLOSE),
-    ROW("mma_f16.32x32", RIDGE_ARCH_SM80, 3, 300, RIDGE_CLOSE),
+    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 4, 483, F16), ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 5, 426, F16),
+    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 6, 283, F16),  ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 7, 356, F16),
+    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 8, 339, FP8),    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 365, F16),
+    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 292, F16),    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 2, 193, F16),
+    ROW("mma_f16.32x32", RIDGE_ARCH_SM80, 3, 258, F16),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_mma = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -241,7 +241,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "is for scales of b by row and 128 of k, to 16 bits";
     if (t->modes & MODE_EPILOGUE && is_1d1d_16bit)
         return "is not for scales of b by row and 128 of k, to 16 bits";
-    if (problem->align < 4 || (problem->packed && k % 16))
+    if (problem->inputs_align < 4 || (problem->packed && k % 16))
         return "TMA needs rows of a and b that begin at multiples of 16 bytes";
     if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
         (double)((m + 127) / 128) * (double)((n + 127) / 128) > 2e9)
@@ -253,6 +253,12 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
+/* us of a tile's block of k, at a rate in TFLOP/s of an H200's 132 multiprocessors. */
+static double block_us(const ridge_device *device, double rows, double cols, double rate)
+{
+    return 2 * BK * rows * cols / (rate * 1e6 / 132 * host_sm_share(device));
+}
+
 /* small_m: a block of k takes at least block_us, whatever rows there are (192x64 and 128x64: by their number), and the
  * whole not less than a read of the weights at a rate below the memory's, which a large block_n comes nearer to
  * (docs/measured.md). us. */
@@ -262,31 +268,35 @@ static double small_m_cost(const ridge_device *device, const gemm_variant *v, co
     const gemm_shape *t = &v->shape;
     const double rounds = (double)ridge_ceil_div(tiles_of(v, problem->dim), clusters_of(device, t));
     const double rows = 64 * (double)warpgroups_of(v, problem->dim[0]);
-    const double multiply = 2 * BK * rows * t->block_n / (rate * 1e6 / device->units);
-    const double loop = 4 + rounds * (1 + blocks * (multiply > t->block_us ? multiply : t->block_us));
+    const double multiply = block_us(device, rows, t->block_n, rate), least = t->block_us * 1.98 / device->clock_ghz;
+    const double loop = 4 + rounds * (1 + blocks * (multiply > least ? multiply : least));
     const double load =
         4 + (double)problem->dim[1] * blocks * BK / ((t->block_n > 128 ? 930 : 860) * device->copy_gbps);
 
     return loop > load ? loop : load;
 }
 
-/* Rounds of tiles at the measured rate of the main loop, or tiles divided evenly by stream-K, which takes 10 us more.
- * Fitted to nine forward shapes, m 4096 and 8192, and six of m 257 to 512. */
+/* Rounds of tiles at the measured rate of the main loop, or tiles divided evenly by stream-K, which takes 10 us more;
+ * not less than A, B and D take to be moved once. Fitted to nine forward shapes, m 4096 and 8192, and six of m 257 to
+ * 512. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const gemm_variant *v = variant_of(kernel);
     const gemm_shape *t = &v->shape;
     const bool is_1d1d = (problem->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
+    const double m = (double)problem->dim[0], n = (double)problem->dim[1], k = (double)problem->dim[2];
     const double blocks = (double)ridge_ceil_div(problem->dim[2], BK), rate = is_1d1d ? t->rate_1d1d : t->rate;
     const int64_t tiles = tiles_of(v, problem->dim), clusters = clusters_of(device, t);
-    const double block = (double)(2 * BK * v->block_m * t->block_n) / (rate * 1e6 / device->units);
-    const double tile = 0.5 + 0.5 * t->slices + blocks * block;
+    const double tile = 0.5 + 0.5 * t->slices + blocks * block_us(device, v->block_m, t->block_n, rate);
+    const double load = 4 + (m * k + n * k + m * n * (problem->dtype[RIDGE_GEMM_FP8_D] == RIDGE_F32 ? 4 : 2)) /
+                                (860 * device->copy_gbps);
+    double loop;
 
     if (t->small_m)
         return small_m_cost(device, v, problem, blocks, rate);
-    if (is_stream_k(kernel))
-        return 14 + tile * (double)tiles / (double)clusters;
-    return 4 + tile * (double)ridge_ceil_div(tiles, clusters);
+    loop = is_stream_k(kernel) ? 14 + tile * (double)tiles / (double)clusters
+                               : 4 + tile * (double)ridge_ceil_div(tiles, clusters);
+    return loop > load ? loop : load;
 }
 
 #define ROW_OF(row_name, tile, workspace_need)                      \

@@ -12,13 +12,13 @@ static void try_problem(const ridge_op_row *op, const char *text)
 {
     ridge_call call, again;
     char printed[1024];
-    int align = 16, packed = 1;
+    ridge_problem problem;
 
-    if (ridge_problem_parse(op, text, &call, &align, &packed))
+    if (ridge_problem_parse(op, text, &call, &problem))
         return;
     if (ridge_problem_print(&call, NULL, printed, sizeof printed) >= (int)sizeof printed)
         abort();
-    if (ridge_problem_parse(op, printed + strlen(op->name), &again, &align, &packed) ||
+    if (ridge_problem_parse(op, printed + strlen(op->name), &again, &problem) ||
         memcmp(&call, &again, sizeof call) != 0)
         abort();
 }

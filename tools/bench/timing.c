@@ -152,6 +152,23 @@ bool timing_run(rotation *r, candidate *list, int count)
     return status == RIDGE_OK;
 }
 
+int timing_sift(rotation *r, candidate *list, int count)
+{
+    double least = 0;
+    int kept = 1;
+
+    for (int i = 0; i < count; i++) {
+        list[i].graph = NULL;
+        if (call_once(r, &list[i], 0) || time_once(r, &list[i], &list[i].us)) /* the first call is slow */
+            return 0;
+        least = i == 0 || list[i].us < least ? list[i].us : least;
+    }
+    for (int i = 1; i < count; i++)
+        if (list[i].us <= 2 * least)
+            list[kept++] = list[i];
+    return kept;
+}
+
 void timing_warm(rotation *r, double for_seconds)
 {
     const candidate copy = {0};

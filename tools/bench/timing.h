@@ -50,6 +50,9 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
 void rotation_free(rotation *r);
 /* Times all candidates once in every round and computes median and percentiles. False with ridge_error(). */
 bool timing_run(rotation *r, candidate *list, int count);
+/* Times all candidates once and leaves out those that take more than twice as long as the fastest, but not the first.
+ * Returns how many are left; 0 with ridge_error(). */
+int timing_sift(rotation *r, candidate *list, int count);
 /* Copies for about this long, so that the clocks rise. */
 void timing_warm(rotation *r, double for_seconds);
 

@@ -1,6 +1,6 @@
-/* tune.c: `ridge tune`: times every row of each problem and writes the tuning file that src/tune.c reads. A challenger
- * must beat the cost model's pick by more than 1.5 % and by more than the noise, so that near-ties keep the default and
- * do not flip from run to run. */
+/* tune.c: `ridge tune`: times every row that a problem may get and writes the tuning file that src/tune.c reads. A
+ * challenger must beat the cost model's pick by more than 1.5 % and by more than the noise, so that near-ties keep the
+ * default and do not flip from run to run. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -62,38 +62,49 @@ static const ridge_kernel *untuned(const ridge_device *device, const ridge_call 
     return ridge_choose(&bare, call->kernel, problem, SIZE_MAX, &kernel, &because) ? NULL : kernel;
 }
 
-/* The rows to time, the cost model's pick first. Left out are rows that the model expects to take more than twice as
- * long, and fallbacks where other rows run: tuning must not change a result's bits. */
-static int candidates(const ridge_device *device, const test_case *c, const ridge_call *call, candidate *list)
+/* The rows that may be chosen for the problem, the cost model's pick first. Left out are rows of another arithmetic,
+ * since tuning must not change a result's bits, and rows of more than ten times the predicted time, such as the C
+ * reference, of which a call could take minutes. */
+static int candidates(const ridge_device *device, const ridge_call *call, candidate *list)
 {
+    const unsigned kind = RIDGE_FALLBACK | RIDGE_ARITHMETIC;
     ridge_bound bound;
     const ridge_kernel *first;
-    char why[400];
-    double least;
+    double most;
     int count = 0;
 
     if (ridge_validate(call, &bound) || !(first = untuned(device, call, &bound.problem)))
         return 0;
-    least = first->cost ? first->cost(device, first, &bound.problem) : 0;
-    if (!row_is_right(device, first, c, why, sizeof why)) {
-        ridge_fail(RIDGE_ERR_DEVICE, "%s, which is picked, fails: %s", first->name, why);
-        return 0;
-    }
+    most = first->cost ? 10 * first->cost(device, first, &bound.problem) : 0;
     list[count++].kernel = first;
     for (int i = device->first[bound.problem.op]; i < device->first[bound.problem.op + 1] && count < TIMING_CANDIDATES;
          i++) {
         const ridge_kernel *row = device->row[i];
 
-        if (row == first || ridge_why_not(device, row, &bound.problem) ||
-            (row->contract & RIDGE_FALLBACK) > (first->contract & RIDGE_FALLBACK) ||
-            (row->cost && row->cost(device, row, &bound.problem) > 2 * least))
-            continue;
-        if (row_is_right(device, row, c, why, sizeof why))
+        if (row != first && !ridge_why_not(device, row, &bound.problem) &&
+            (row->contract & kind) == (first->contract & kind) &&
+            !(row->cost && row->cost(device, row, &bound.problem) > most))
             list[count++].kernel = row;
-        else
-            fprintf(stderr, "ridge tune: %s is left out: %s\n", row->name, why);
     }
     return count;
+}
+
+/* Leaves out rows that do not keep their contract. 0 if the first does not. */
+static int verified(const ridge_device *device, const test_case *c, candidate *list, int count)
+{
+    char why[400];
+    int kept = 0;
+
+    for (int i = 0; i < count; i++)
+        if (row_is_right(device, list[i].kernel, c, why, sizeof why)) {
+            list[kept++] = list[i];
+        } else if (i == 0) {
+            ridge_fail(RIDGE_ERR_DEVICE, "%s, which is picked, fails: %s", list[0].kernel->name, why);
+            return 0;
+        } else {
+            fprintf(stderr, "ridge tune: %s is left out: %s\n", list[i].kernel->name, why);
+        }
+    return kept;
 }
 
 /* Writes a line and returns 1 if a challenger wins against list[0], by more than 1.5 % and the noise. */
@@ -141,11 +152,13 @@ static int tune_one(const ridge_device *device, const char *line, FILE *to)
         return -1;
     }
     call = image_call(&im, im.host);
-    count = candidates(device, &c, &call, list);
+    count = candidates(device, &call, list);
     good = count > 0 && rotation_build(device, &im, timing_workspace(device, &call, list, count), &r);
     if (good) {
         timing_warm(&r, 0.1);
-        good = timing_run(&r, list, count);
+        count = timing_sift(&r, list, count);
+        count = count > 0 ? verified(device, &c, list, count) : 0;
+        good = count > 0 && timing_run(&r, list, count);
     }
     rotation_free(&r);
     if (good)

@@ -1,0 +1,229 @@
+/* test_picks.c: which rows of gemm_fp8 are picked on the model devices: one arithmetic in a range of m, for every
+ * layout; that of the chip; and none by a tuning file that has another. Needs a build with CUDA rows, but no GPU. */
+#include <unistd.h>
+
+#include "src/internal.h"
+#include "unit.h"
+
+typedef struct layout {
+    const char *name;
+    int64_t pad_a, pad_b, pad_d; /* elements added to the row strides; 0: packed */
+    int shift;                   /* bytes from an aligned address of D */
+} layout;
+
+static const layout layouts[] = {
+    {"packed", 0, 0, 0, 0},     {"D padded by 8", 0, 0, 8, 0},          {"D padded by 1", 0, 0, 1, 0},
+    {"D off by 4", 0, 0, 0, 4}, {"A and B padded by 16", 16, 16, 0, 0}, {"A padded by 8", 8, 0, 0, 0},
+};
+static const int64_t shapes[][2] = {
+    {4096, 4096}, {4100, 4096}, {4096, 4100}, {4096, 4104}, {128, 16384}, {14336, 4096}, {576, 7168},  {57344, 8192},
+    {256, 256},   {64, 64},     {1, 2048},    {2112, 7168}, {8192, 96},   {32768, 512},  {4097, 2048}, {128256, 4096}};
+static const struct {
+    ridge_scaling a, b;
+} scales[] = {{RIDGE_SCALING_TENSOR, RIDGE_SCALING_TENSOR},
+              {RIDGE_SCALING_ROW, RIDGE_SCALING_ROW},
+              {RIDGE_SCALING_ROW128, RIDGE_SCALING_BLK128},
+              {RIDGE_SCALING_ROW128, RIDGE_SCALING_ROW128}};
+static const ridge_dtype dtypes[] = {RIDGE_BF16, RIDGE_F32};
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+/* m = 1, 2, 3, .. 24, then in steps of 1/12, and both sides of the range's border. */
+static int64_t next_m(int64_t m)
+{
+    const int64_t next = m < 24 ? m + 1 : m + m / 12;
+
+    return m < 64 && next > 64 ? 64 : m == 64 ? 65 : next;
+}
+
+/* The addresses are never read: the operands only have to lie apart. */
+static ridge_call gemm(int64_t m, const int64_t *shape, size_t scale, ridge_dtype dtype, const layout *l)
+{
+    const int64_t n = shape[0], k = shape[1];
+    char *at = (char *)((uintptr_t)1 << 50); /* every 2^44 bytes */
+    ridge_tensor a = ridge_scaled(at, RIDGE_E4M3, at + ((uintptr_t)1 << 44), scales[scale].a);
+    ridge_tensor b = ridge_scaled(at + ((uintptr_t)2 << 44), RIDGE_E4M3, at + ((uintptr_t)3 << 44), scales[scale].b);
+    ridge_tensor d = ridge_matrix(at + ((uintptr_t)4 << 44) + l->shift, dtype);
+
+    a.stride = l->pad_a ? k + l->pad_a : 0;
+    b.stride = l->pad_b ? k + l->pad_b : 0;
+    d.stride = l->pad_d ? n + l->pad_d : 0;
+    return ridge_gemm_fp8(m, n, k, a, b, d);
+}
+
+static unsigned arithmetic_of(const char *name)
+{
+    return ridge_kernel_find(name, strlen(name))->contract & (RIDGE_FALLBACK | RIDGE_ARITHMETIC);
+}
+
+/* One problem at every m: the rows of a range add alike. Returns the picks. */
+static int walk(const ridge_device *device, const int64_t *shape, size_t scale, ridge_dtype dtype, const layout *l)
+{
+    unsigned first = 0;
+    int picks = 0;
+
+    for (int64_t m = 1; m < 20000; m = next_m(m), picks++) {
+        const ridge_call call = gemm(m, shape, scale, dtype, l);
+        const char *name;
+
+        if (ridge_pick(device, &call, SIZE_MAX, &name))
+            fail_msg("%s: %s", device->name, ridge_error());
+        if (m == 1 || m == 65)
+            first = arithmetic_of(name);
+        if (arithmetic_of(name) != first)
+            fail_msg("%s, n=%d k=%d, %s, scales %d, dtype %d: at m=%d %s adds in another way than the rows for fewer",
+                     device->name, (int)shape[0], (int)shape[1], l->name, (int)scale, (int)dtype, (int)m, name);
+    }
+    return picks;
+}
+
+TEST(one_arithmetic_in_a_range_of_m)
+{
+    ridge_backend_id backend;
+    const char *name;
+    int picks = 0;
+
+    for (int chip = 0; (name = ridge_chip_name(chip, &backend)) != NULL; chip++) {
+        char spec[64];
+        ridge_device *device;
+
+        if (backend != RIDGE_CUDA)
+            continue;
+        snprintf(spec, sizeof spec, "model:%s", name);
+        assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
+        for (size_t l = 0; l < COUNT(layouts); l++)
+            for (size_t s = 0; s < COUNT(shapes) * COUNT(scales) * COUNT(dtypes); s++)
+                picks += walk(device, shapes[s % COUNT(shapes)], s / COUNT(shapes) % COUNT(scales),
+                              dtypes[s / COUNT(shapes) / COUNT(scales)], &layouts[l]);
+        ridge_close(device);
+    }
+    assert_in_range(picks, 500000, INT32_MAX);
+}
+
+/* A row of its own gets the kernel that it gets in a batch of the same strides. */
+TEST(the_stride_of_a_single_row_counts)
+{
+    ridge_device *device;
+
+    assert_int_equal(ridge_open("model:h200", &device), RIDGE_OK);
+    for (size_t l = 0; l < COUNT(layouts); l++) {
+        const ridge_call one = gemm(1, shapes[0], 2, RIDGE_BF16, &layouts[l]);
+        const ridge_call two = gemm(2, shapes[0], 2, RIDGE_BF16, &layouts[l]);
+        const char *single, *batch;
+
+        assert_int_equal(ridge_pick(device, &one, SIZE_MAX, &single), RIDGE_OK);
+        assert_int_equal(ridge_pick(device, &two, SIZE_MAX, &batch), RIDGE_OK);
+        assert_string_equal(single, batch);
+    }
+    ridge_close(device);
+}
+
+/* Hopper's rows write D element by element where they have to: its stride and address are no reason against them. */
+TEST(hopper_rows_take_any_output)
+{
+    static const int64_t m[] = {1, 64, 512, 4096};
+    ridge_device *device;
+    const char *packed, *name;
+
+    assert_int_equal(ridge_open("model:h200", &device), RIDGE_OK);
+    for (size_t i = 0; i < COUNT(m); i++)
+        for (size_t l = 1; l < 4; l++) {
+            const ridge_call call = gemm(m[i], shapes[0], 2, RIDGE_BF16, &layouts[l]);
+            const ridge_call usual = gemm(m[i], shapes[0], 2, RIDGE_BF16, &layouts[0]);
+
+            assert_int_equal(ridge_pick(device, &usual, SIZE_MAX, &packed), RIDGE_OK);
+            assert_int_equal(ridge_pick(device, &call, SIZE_MAX, &name), RIDGE_OK);
+            assert_string_equal(name, packed);
+        }
+    ridge_close(device);
+}
+
+/* The instruction where the chip has it (sm_89, sm_120), and f16 products where it is emulated. */
+TEST(fp8_instruction_where_it_is_native)
+{
+    static const struct {
+        const char *model, *row;
+    } want[] = {{"rtx4090", ".mma_fp8."}, {"l40s", ".mma_fp8."}, {"rtx5090", ".mma_fp8."}, {"gb10", ".mma_fp8."},
+                {"b200", ".mma_f16cvt."}, {"a100", ".mma_f16."}, {"h200", ".wgmma"},       {"h20", ".wgmma"}};
+
+    for (size_t i = 0; i < COUNT(want); i++) {
+        const ridge_call call = gemm(4096, shapes[0], 2, RIDGE_BF16, &layouts[0]);
+        ridge_device *device;
+        const char *name;
+        char spec[64];
+
+        snprintf(spec, sizeof spec, "model:%s", want[i].model);
+        assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
+        assert_int_equal(ridge_pick(device, &call, SIZE_MAX, &name), RIDGE_OK);
+        if (!strstr(name, want[i].row))
+            fail_msg("%s: %s, not %s", spec, name, want[i].row);
+        ridge_close(device);
+    }
+}
+
+/* No tile of 192 rows for 65 of them, where reading the weights takes longer than multiplying (docs/lessons.md). */
+TEST(memory_counts_for_few_rows)
+{
+    static const char *const models[] = {"h200", "h100-sxm", "h100-pcie", "gh200"};
+    static const int64_t large[2] = {57344, 8192};
+
+    for (size_t i = 0; i < COUNT(models); i++) {
+        const ridge_call call = gemm(65, large, 2, RIDGE_BF16, &layouts[0]);
+        ridge_device *device;
+        const char *name;
+        char spec[64];
+
+        snprintf(spec, sizeof spec, "model:%s", models[i]);
+        assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
+        assert_int_equal(ridge_pick(device, &call, SIZE_MAX, &name), RIDGE_OK);
+        assert_null(strstr(name, "wgmma192x128"));
+        ridge_close(device);
+    }
+}
+
+/* A line of a tuning file decides between rows of one arithmetic, not between two. */
+TEST(tuning_files_do_not_mix_arithmetic)
+{
+    static const char text[] = "gemm_fp8 m=100 n=4096 k=4096\tcuda.gemm_fp8.mma_f16.128x64\t1\n"
+                               "gemm_fp8 m=200 n=4096 k=4096\tcuda.gemm_fp8.mma_fp8.128x64\t1\n";
+    static const struct {
+        const char *model;
+        int m;
+        bool followed;
+    } want[] = {{"model:b200", 100, true},    {"model:b200", 200, false}, {"model:rtx4090", 100, false},
+                {"model:rtx4090", 200, true}, {"model:h200", 100, false}, {"model:h200", 200, false}};
+    char file[] = "/tmp/ridge_test_XXXXXX";
+    const int to = mkstemp(file);
+
+    assert_true(to >= 0 && write(to, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+    close(to);
+    setenv("RIDGE_TUNED", file, 1);
+    for (size_t i = 0; i < COUNT(want); i++) {
+        const ridge_call call = gemm(want[i].m, shapes[0], 2, RIDGE_BF16, &layouts[0]);
+        ridge_device *device;
+        const char *name;
+
+        assert_int_equal(ridge_open(want[i].model, &device), RIDGE_OK);
+        assert_int_equal(ridge_pick(device, &call, SIZE_MAX, &name), RIDGE_OK);
+        assert_int_equal(strstr(text, name) != NULL && ridge_kernel_find(name, strlen(name)) &&
+                             strcmp(name + 14, want[i].m == 100 ? "mma_f16.128x64" : "mma_fp8.128x64") == 0,
+                         want[i].followed);
+        ridge_close(device);
+    }
+    unsetenv("RIDGE_TUNED");
+    remove(file);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_arithmetic_in_a_range_of_m), cmocka_unit_test(the_stride_of_a_single_row_counts),
+        cmocka_unit_test(hopper_rows_take_any_output),    cmocka_unit_test(fp8_instruction_where_it_is_native),
+        cmocka_unit_test(memory_counts_for_few_rows),     cmocka_unit_test(tuning_files_do_not_mix_arithmetic)};
+
+    if (!ridge_kernel_find("cuda.gemm_fp8.decode", 20)) {
+        puts("this build has no CUDA rows");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
