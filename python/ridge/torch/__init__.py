@@ -1,6 +1,8 @@
 """ridge.torch: ridge's kernels as PyTorch functions and modules, with gradients, on the CPU and on CUDA.
 
-They work under torch.compile, CUDA graphs and autocast; inputs may be strided or expanded. In eager mode without a
+They work under torch.compile, CUDA graphs and autocast, and on DTensors (FSDP2, tensor and sequence parallelism: a call runs on
+the shards where its result is then a sharded, replicated or partial one, else on gathered operands: a mean of cross entropy is
+such a case, a sum is not); inputs may be strided or expanded. In eager mode without a
 subclass, mode or transform a call goes past the dispatcher to the library (a few microseconds); otherwise it is an op of
 torch.ops.ridge. Errors are ridge's exceptions with the library's message. Gradients are autograd's, in reverse mode and
 once: a second derivative is an error, torch.func.grad is PyTorch's error for registered ops, and forward mode

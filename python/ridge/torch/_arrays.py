@@ -4,6 +4,7 @@ import torch
 from .. import _abi as A
 from .. import _ops as ops
 from .._core import ArgumentError, UnsupportedError, device
+from ._sharding import register, register_while_compiling
 
 ops.REAL += torch.SymInt, torch.SymFloat, torch.SymBool
 ops.WHOLE += (torch.SymInt,)
@@ -118,6 +119,15 @@ def same_device(first, *others):
 
 def tensors(function, **arguments):
     ops.check_types(torch.Tensor, "torch.Tensor", function, arguments)
+    tell_dtensor()
+
+
+def tell_dtensor():
+    """Before a call that may be one of DTensors: they know the ops from then on."""
+    if compiling():
+        register_while_compiling()
+    else:
+        register()
 
 
 compiling = torch.compiler.is_dynamo_compiling

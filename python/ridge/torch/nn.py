@@ -6,7 +6,7 @@ import torch
 from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
-from ._arrays import autocast_dtype, needs_grad, plain
+from ._arrays import autocast_dtype, needs_grad, plain, tell_dtensor
 from ._functions import Fp8LinearFunction, Fp8SwiGLULinearFunction
 from ._plans import Planned
 
@@ -76,6 +76,7 @@ class Fp8Linear(torch.nn.Linear):
 
     def _parts(self, x, *more):
         """Inputs and bias in the dtype that autocast asks for; whether PyTorch's dispatcher can be gone past."""
+        tell_dtensor()
         inputs, dtype = (x, *more), autocast_dtype(x)
         if dtype is not None:
             inputs = tuple(None if t is None else t.to(dtype) for t in inputs)
@@ -135,6 +136,7 @@ class Q8_0Linear(torch.nn.Module):
         two, scales = x.reshape(-1, x.shape[-1]), self.scales.view(torch.float16)
         out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= 16 else None
         if out is None:
+            tell_dtensor()
             out = torch.ops.ridge.q8_0_linear(two, self.codes, scales)
         out = out.view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias.to(x.dtype)
