@@ -165,7 +165,12 @@ def decode_suite(lib, all_kernels):
     yield from peers_gemm.decode_suite(lib, all_kernels)
 
 
-SUITES = {"swiglu": swiglu_suite, "decode": decode_suite}
+def norm_suite(lib, all_kernels):
+    import peers_norm
+    yield from peers_norm.norm_suite(lib, all_kernels)
+
+
+SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "norm": norm_suite}
 
 
 # --------------------------------------------------------------------------------------------------------------- main

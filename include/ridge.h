@@ -451,12 +451,14 @@ enum {
 
 /** @defgroup norm Norm and RoPE
  * rms_norm: out = (x * (1/sqrt(mean(x^2) + eps))) * w over the columns of each row. head_rms_norm_rope_tail does that
- * for each head of each token, then rotates its last n_rot elements in adjacent pairs by the angle pos * freqs[i]:
+ * for each head of each token, then rotates its last n_rot elements in adjacent pairs by the angle pos * freqs[i]; rope
+ * rotates the first n_rot elements of each head, without a norm:
  *
  *     y0 = x0 c - x1 s;  y1 = x0 s + x1 c
  *
  * Between norm and rotation values stay f32; out is rounded once. The angle is a double, so that position 1,000,000 is
- * as good as position 1. Contract: exact, batch-invariant. out may be exactly x. w absent (data NULL): 1.
+ * as good as position 1. Contract: exact, batch-invariant. An output may be exactly an input of its dtype. w absent
+ * (data NULL): 1.
  *
  * @code
  * ridge_call call = ridge_rms_norm(rows, cols, ridge_matrix(x, RIDGE_BF16), ridge_matrix(w, RIDGE_F32),
@@ -466,8 +468,9 @@ enum {
  * @{ */
 #define RIDGE_ROPE_INVERSE 0x100u /**< rotates the other way */
 #define RIDGE_ROPE_ONLY 0x200u    /**< no norm: w absent, eps unused */
+#define RIDGE_ROPE_HALVES 0x400u  /**< rope: pair i is elements i and i + n_rot/2 (Hugging Face), not 2i and 2i + 1 */
 
-/** Options of rms_norm and head_rms_norm_rope_tail. */
+/** Options of the ops of this group. */
 typedef struct ridge_norm_options {
     float eps;    /**< added to the mean square, finite and >= 0, default 1e-6 */
     float mscale; /**< rope only (else 1): factor of sine and cosine (YaRN's attention factor), finite, default 1 */
@@ -487,6 +490,44 @@ enum {
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS,   /**< [tokens] i32 or i64 */
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, /**< [n_rot/2] f64, radians a position: see ridge_rope_freqs */
     RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT    /**< [tokens, heads*head_dim] f32 or bf16 */
+};
+
+/** sum = x + residual, rounded to residual's dtype; out = rms_norm(sum). Without residual (absent, as sum then is): out
+ * = rms_norm(x). out is a matrix of floats; or e4m3 or e5m2 codes with scaling ROW128, or i8 codes with scaling ROW32:
+ * then the bits of rms_norm to f32 and quantize_fp8 (floor 0; flag RIDGE_POW2) or q8_0_quantize_rows after it. ROW32
+ * takes cols that are a multiple of 32. */
+RIDGE_API ridge_call ridge_add_rms_norm(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor residual,
+                                        ridge_tensor w, ridge_tensor sum, ridge_tensor out);
+enum {
+    RIDGE_ADD_RMS_NORM_X = 0, RIDGE_ADD_RMS_NORM_RESIDUAL, /**< [rows, cols] bf16, f16 or f32 */
+    RIDGE_ADD_RMS_NORM_W,   /**< [cols] bf16, f16 or f32, optional */
+    RIDGE_ADD_RMS_NORM_SUM, /**< [rows, cols], dtype of residual, optional output */
+    RIDGE_ADD_RMS_NORM_OUT, RIDGE_ADD_RMS_NORM_SCALE /**< [rows, cols]; f32, only with codes */
+};
+
+/** The gradients of out = rms_norm(x, w), dout being that of out. With n columns, r = 1/sqrt(mean(x^2) + eps) and
+ * x' = x r: dx = r (dout w - x' mean(dout w x')) + dsum, dw = sum over rows of dout x'. dsum, the gradient of what
+ * else read x, makes it the backward of add_rms_norm: dx is then the gradient of both its x and its residual. A row of
+ * dx depends on nothing but its own inputs; dw is summed over rows in a fixed order. dx or dw may be absent. */
+RIDGE_API ridge_call ridge_rms_norm_bwd(int64_t rows, int64_t cols, ridge_tensor dout, ridge_tensor x, ridge_tensor w,
+                                        ridge_tensor dx, ridge_tensor dw);
+enum {
+    RIDGE_RMS_NORM_BWD_DOUT = 0, RIDGE_RMS_NORM_BWD_X, /**< [rows, cols] bf16, f16 or f32 */
+    RIDGE_RMS_NORM_BWD_W,    /**< [cols] bf16, f16 or f32, optional */
+    RIDGE_RMS_NORM_BWD_DX,   /**< [rows, cols] bf16, f16 or f32, optional output */
+    RIDGE_RMS_NORM_BWD_DW,   /**< [cols] bf16, f16 or f32, optional output */
+    RIDGE_RMS_NORM_BWD_DSUM  /**< [rows, cols] bf16, f16 or f32, optional input */
+};
+
+/** RoPE of the first n_rot elements of every head; the others are copied. head_dim and n_rot are even, n_rot at most
+ * head_dim. The gradient of a rotation is the rotation by the opposite angle: RIDGE_ROPE_INVERSE. */
+RIDGE_API ridge_call ridge_rope(int64_t tokens, int64_t heads, int64_t head_dim, int64_t n_rot, ridge_tensor x,
+                                ridge_tensor pos, const double *freqs, ridge_tensor out);
+enum {
+    RIDGE_ROPE_X = 0, /**< [tokens, heads*head_dim] bf16, f16 or f32 */
+    RIDGE_ROPE_POS,   /**< [tokens] i32 or i64 */
+    RIDGE_ROPE_FREQS, /**< [n_rot/2] f64, radians a position: see ridge_rope_freqs */
+    RIDGE_ROPE_OUT    /**< [tokens, heads*head_dim] bf16, f16 or f32 */
 };
 
 /** YaRN (Peng et al. 2023), with the parameters that GGUF files carry. */
@@ -654,9 +695,9 @@ typedef enum ridge_op {
     RIDGE_OP_NONE = 0, RIDGE_SWIGLU_FWD, RIDGE_SWIGLU_BWD, RIDGE_QUANTIZE_FP8, RIDGE_QUANTIZE_FP8_DUAL,
     RIDGE_SWIGLU_QUANTIZE, RIDGE_GEMM_FP8, RIDGE_Q8_0_QUANTIZE, RIDGE_Q8_0_REPACK, RIDGE_Q8_0_UNPACK,
     RIDGE_Q8_0_QUANTIZE_ROWS, RIDGE_Q8_0_MATMUL, RIDGE_Q8_0_PAIR, RIDGE_Q8_0_GATE_UP_SWIGLU,
-    RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_LINEAR_CE_EVAL,
-    RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD, RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY,
-    RIDGE_OPS
+    RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_ADD_RMS_NORM,
+    RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
+    RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */

@@ -1,9 +1,10 @@
-/* family.c: the cases, inputs and float64 oracle of rms_norm and head_rms_norm_rope_tail. Sums run in doubles, angles
+/* family.c: the cases, inputs and float64 oracle of rms_norm and head_rms_norm_rope_tail; the rest of the family's are
+ * train.c's. Sums run in doubles, angles
  * in long doubles, with none of the library's arithmetic. */
 #include <math.h>
 #include <string.h>
 
-#include "check/family.h"
+#include "norm.h"
 
 extern const ridge_family ridge_family_norm;
 
@@ -32,6 +33,10 @@ static void norm_cases(const ridge_op_row *op, case_level level, case_list *list
     static const char *const dtypes[] = {"f32", "bf16"};
     char text[256];
 
+    if (op->id != RIDGE_RMS_NORM && !rope) {
+        norm_train_cases(op, level, list);
+        return;
+    }
     for (int i = 0; i < (int)(sizeof shape / sizeof shape[0]); i++)
         for (int form = 0; form < 6; form++) {
             const char *x = dtypes[form % 2], *out = dtypes[shape[i].layout.alias ? form % 2 : form / 2 % 2];
@@ -172,15 +177,46 @@ static void norm_oracle(oracle_run *run)
 {
     const int64_t *dim = run->im->call.dim;
 
-    if (run->im->call.op == RIDGE_RMS_NORM)
+    switch (run->im->call.op) {
+    case RIDGE_RMS_NORM:
         check_rows(run, dim[0], 1, dim[1], 0, RIDGE_RMS_NORM_OUT);
-    else
+        break;
+    case RIDGE_HEAD_RMS_NORM_ROPE_TAIL:
         check_rows(run, dim[0], dim[1], dim[2], dim[3], RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT);
+        break;
+    case RIDGE_ADD_RMS_NORM:
+        norm_add_oracle(run);
+        break;
+    case RIDGE_RMS_NORM_BWD:
+        norm_bwd_oracle(run);
+        break;
+    default:
+        norm_rope_oracle(run);
+        break;
+    }
 }
+
+static const suite_row suites[] = {
+    {"quick", "add_rms_norm rows=64 cols=1024"},
+    {"norm", "rms_norm rows=8192 cols=4096 x=bf16 w=bf16 out=bf16"},
+    {"norm", "add_rms_norm rows=8192 cols=4096"},
+    {"norm", "add_rms_norm rows=8192 cols=8192"},
+    {"norm", "add_rms_norm rows=8192 cols=4096 out=e4m3"},
+    {"norm", "rms_norm_bwd rows=8192 cols=4096"},
+    {"norm", "rms_norm_bwd rows=8192 cols=4096 dsum=bf16"},
+    {"norm", "rms_norm_bwd rows=262144 cols=128"},
+    {"norm", "rope tokens=8192 heads=32 head_dim=128 n_rot=128 halves=1"},
+    {"norm", "rope tokens=8192 heads=32 head_dim=128 n_rot=128"},
+    {"norm", "rope tokens=8192 heads=32 head_dim=128 n_rot=64 halves=1"},
+    {NULL, NULL},
+};
 
 static const char *const fault_problems[] = {
     "rms_norm rows=5 cols=264 x=bf16 w=bf16 out=bf16",
     "head_rms_norm_rope_tail tokens=5 heads=9 head_dim=8 n_rot=4 x=f32 w=f32 pos=i32 out=f32",
+    "add_rms_norm rows=5 cols=264 x=bf16 residual=bf16 w=bf16 out=bf16",
+    "rms_norm_bwd rows=37 cols=264 dout=bf16 x=bf16 w=bf16 dx=bf16 dw=0 dsum=bf16",
+    "rope tokens=5 heads=9 head_dim=16 n_rot=16 x=bf16 pos=i32 out=bf16",
     NULL,
 };
 
@@ -189,5 +225,7 @@ const check_family check_norm = {
     .cases = norm_cases,
     .oracle = norm_oracle,
     .fill = norm_fill,
+    .suites = suites,
     .fault_problems = fault_problems,
+    .faults = norm_faults,
 };

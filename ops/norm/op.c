@@ -1,30 +1,7 @@
 /* op.c: the op rows of rms_norm and head_rms_norm_rope_tail and their builders: operands, problem text, rules. */
-#include <math.h>
+#include "op.h"
 
-#include "src/ops.h"
-
-#define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define X_FLOATS (1u << RIDGE_F32 | 1u << RIDGE_BF16)
-
-static const char *norm_options_rule(const ridge_norm_options *o)
-{
-    if (!(o->eps >= 0.0f) || isinf(o->eps))
-        return "option eps must be finite and not negative";
-    return isfinite(o->mscale) ? NULL : "option mscale must be finite";
-}
-
-static bool norm_plain(const ridge_call *call)
-{
-    return call->opt.norm.mscale == 1.0f;
-}
-
-/* A norm's weight: absent without data, whatever its dtype. */
-static void put_weight(ridge_call *call, int slot, ridge_tensor w)
-{
-    ridge_put(call, slot, w);
-    if (!w.data)
-        call->arg[slot].dtype = RIDGE_NONE;
-}
 
 /* -------------------------------------------------------------------------------------------------------- rms_norm */
 
@@ -38,11 +15,7 @@ static const ridge_field rms_fields[] = {
 
 static const char *rms_rule(const ridge_call *call)
 {
-    const char *reason = norm_options_rule(&call->opt.norm);
-
-    if (!reason && call->opt.norm.mscale != 1.0f)
-        reason = "option mscale belongs to head_rms_norm_rope_tail";
-    return reason;
+    return norm_rule(&call->opt.norm);
 }
 
 static void rms_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -62,7 +35,7 @@ ridge_call ridge_rms_norm(int64_t rows, int64_t cols, ridge_tensor x, ridge_tens
 
     call.opt.norm = (ridge_norm_options){.eps = 1e-6f, .mscale = 1.0f};
     ridge_put(&call, RIDGE_RMS_NORM_X, x);
-    put_weight(&call, RIDGE_RMS_NORM_W, w);
+    norm_put_optional(&call, RIDGE_RMS_NORM_W, w);
     ridge_put(&call, RIDGE_RMS_NORM_OUT, out);
     return call;
 }
@@ -84,7 +57,7 @@ const ridge_op_row ridge_op_rms_norm = {
             {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 1u << RIDGE_RMS_NORM_X, "[rows, cols]"},
         },
     .fields = rms_fields,
-    .contract = CONTRACT,
+    .contract = NORM_CONTRACT,
     .invariant_max = INT64_MAX,
     .bound = "(cols/512 + 8) units of 2^-23 of |ref|, and half an ulp of out",
     .rule = rms_rule,
@@ -132,10 +105,9 @@ static void rope_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
     case RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS:
         *cols = call->dim[3] / 2;
         break;
-    default: /* a product that overflows is refused as a row of 2^62 elements */
+    default:
         *rows = call->dim[0];
-        if (__builtin_mul_overflow(call->dim[1], call->dim[2], cols) || *cols < 0)
-            *cols = INT64_C(1) << 62;
+        *cols = norm_head_columns(call);
         break;
     }
 }
@@ -160,7 +132,7 @@ ridge_call ridge_head_rms_norm_rope_tail(int64_t tokens, int64_t heads, int64_t 
 
     call.opt.norm = (ridge_norm_options){.eps = 1e-6f, .mscale = 1.0f};
     ridge_put(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_X, x);
-    put_weight(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W, w);
+    norm_put_optional(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_W, w);
     ridge_put(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS, pos);
     ridge_set(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, RIDGE_F64, freqs, 0);
     ridge_put(&call, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_OUT, out);
@@ -190,7 +162,7 @@ const ridge_op_row ridge_op_head_rms_norm_rope_tail = {
         },
     .fields = rope_fields,
     .flags = RIDGE_ROPE_INVERSE | RIDGE_ROPE_ONLY,
-    .contract = CONTRACT,
+    .contract = NORM_CONTRACT,
     .invariant_max = INT64_MAX,
     .bound = "that of rms_norm with |x0 c| + |x1 s| for |ref|, and 3 units of 2^-24 of that for the rotation",
     .rule = rope_rule,

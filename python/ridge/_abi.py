@@ -14,6 +14,7 @@ POW2 = 0x40000
 ACCUMULATE = 0x400000
 ROPE_INVERSE = 0x100
 ROPE_ONLY = 0x200
+ROPE_HALVES = 0x400
 CE_MEAN = 0x0
 CE_SUM = 0x100
 CE_NONE = 0x200
@@ -62,14 +63,17 @@ Q8_0_GATE_UP_SWIGLU = 13
 Q8_0_MATMUL_HC_EXPAND = 14
 RMS_NORM = 15
 HEAD_RMS_NORM_ROPE_TAIL = 16
-LINEAR_CE_EVAL = 17
-LINEAR_CE_TRAIN = 18
-LINEAR_CE_BACKWARD = 19
-CE_FWD = 20
-CE_BWD = 21
-CE_COMBINE = 22
-MULTIPLY = 23
-OPS = 24
+ADD_RMS_NORM = 17
+RMS_NORM_BWD = 18
+ROPE = 19
+LINEAR_CE_EVAL = 20
+LINEAR_CE_TRAIN = 21
+LINEAR_CE_BACKWARD = 22
+CE_FWD = 23
+CE_BWD = 24
+CE_COMBINE = 25
+MULTIPLY = 26
+OPS = 27
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -78,8 +82,9 @@ OPS_BY_NAME = {
     'swiglu_fwd': 1, 'swiglu_bwd': 2, 'quantize_fp8': 3, 'quantize_fp8_dual': 4, 'swiglu_quantize': 5,
     'gemm_fp8': 6, 'q8_0_quantize': 7, 'q8_0_repack': 8, 'q8_0_unpack': 9, 'q8_0_quantize_rows': 10,
     'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
-    'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'linear_ce_eval': 17, 'linear_ce_train': 18,
-    'linear_ce_backward': 19, 'ce_fwd': 20, 'ce_bwd': 21, 'ce_combine': 22, 'multiply': 23,
+    'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'add_rms_norm': 17, 'rms_norm_bwd': 18, 'rope': 19,
+    'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
+    'ce_combine': 25, 'multiply': 26,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -132,6 +137,15 @@ SLOTS = {
     'head_rms_norm_rope_tail': {
         'x': 0, 'w': 1, 'pos': 2, 'freqs': 3, 'out': 4,
     },
+    'add_rms_norm': {
+        'x': 0, 'residual': 1, 'w': 2, 'sum': 3, 'out': 4, 'scale': 5,
+    },
+    'rms_norm_bwd': {
+        'dout': 0, 'x': 1, 'w': 2, 'dx': 3, 'dw': 4, 'dsum': 5,
+    },
+    'rope': {
+        'x': 0, 'pos': 1, 'freqs': 2, 'out': 3,
+    },
     'linear_ce_eval': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
@@ -182,6 +196,9 @@ BUILDERS = {
     'rms_norm': 'int64 rows, int64 cols, tensor x, tensor w, tensor out',
     'head_rms_norm_rope_tail': 'int64 tokens, int64 heads, int64 head_dim, int64 n_rot, tensor x, tensor w, tensor pos, pointer freqs, tensor '
         'out',
+    'add_rms_norm': 'int64 rows, int64 cols, tensor x, tensor residual, tensor w, tensor sum, tensor out',
+    'rms_norm_bwd': 'int64 rows, int64 cols, tensor dout, tensor x, tensor w, tensor dx, tensor dw',
+    'rope': 'int64 tokens, int64 heads, int64 head_dim, int64 n_rot, tensor x, tensor pos, pointer freqs, tensor out',
     'linear_ce_eval': 'int64 tokens, int64 hidden, int64 vocab, tensor x, tensor w, tensor target, pointer loss',
     'linear_ce_train': 'int64 tokens, int64 hidden, int64 vocab, tensor x, tensor w, tensor target, pointer loss, tensor dx, tensor dw',
     'linear_ce_backward': 'int64 tokens, int64 hidden, int64 vocab, tensor x, tensor w, tensor target, pointer lse, tensor dx, tensor dw',

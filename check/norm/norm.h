@@ -1,0 +1,15 @@
+/* norm.h: what family.c registers of train.c and of rope.c: cases and oracles of the ops that they are about. */
+#ifndef RIDGE_CHECK_NORM_H
+#define RIDGE_CHECK_NORM_H
+
+#include "check/family.h"
+
+/* add_rms_norm, rms_norm_bwd and rope. */
+void norm_train_cases(const ridge_op_row *op, case_level level, case_list *list);
+void norm_add_oracle(oracle_run *run);
+void norm_bwd_oracle(oracle_run *run);
+void norm_rope_oracle(oracle_run *run);
+
+extern const planted_fault norm_faults[];
+
+#endif
