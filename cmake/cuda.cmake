@@ -8,7 +8,8 @@
 #                   a GPU, else release.
 #
 # The release list has no 86, 103 and 121: those chips run the cubins of 80, 100 and 120, and no source uses an instruction
-# or takes a branch that only theirs would have. For the same reason only families of FP8 operands are compiled for 89.
+# or takes a branch that only theirs would have. For the same reason only families of FP8 operands are compiled for 89,
+# and device.cu, which tells the two apart. What this nvcc does not know is left out: before CUDA 12.8 that is 100 and 120.
 # Its PTX is that of 100, for chips after Blackwell: it costs no pass of its own beside the cubin.
 set(RIDGE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON, OFF")
 set(RIDGE_CUDA_ARCHS "" CACHE STRING "native, release, or a list such as 80;90a;100-ptx")
@@ -61,13 +62,32 @@ if(RIDGE_CUDA STREQUAL "AUTO" AND NOT native)
     message(STATUS "ridge: no GPU here, CPU-only build (make CUDA=1, or -DRIDGE_CUDA=ON, compiles the CUDA kernels too)")
     return()
 endif()
-set(archs "${RIDGE_CUDA_ARCHS}")
+string(REPLACE "," ";" archs "${RIDGE_CUDA_ARCHS}")
 if("${archs}" STREQUAL "native" AND NOT native)
     message(FATAL_ERROR "ridge: RIDGE_CUDA_ARCHS=native, but nvidia-smi shows no GPU")
 elseif(native AND "${archs}" MATCHES "^(native)?$")
     set(archs ${native})
 elseif("${archs}" MATCHES "^(release)?$")
     set(archs ${release})
+endif()
+execute_process(COMMAND ${RIDGE_NVCC} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
+set(unknown)
+foreach(arch ${archs})
+    if(NOT arch MATCHES "^([0-9]+)(a|f|-ptx)?$")
+        message(FATAL_ERROR "ridge: RIDGE_CUDA_ARCHS: '${arch}' is not of the form 80, 90a or 100-ptx")
+    elseif(known MATCHES "compute_" AND NOT known MATCHES "compute_${CMAKE_MATCH_1}[^0-9]")
+        list(APPEND unknown ${arch})
+    endif()
+endforeach()
+if(unknown)
+    list(REMOVE_ITEM archs ${unknown})
+    if(NOT archs)
+        message(FATAL_ERROR "ridge: ${RIDGE_NVCC} knows none of the architectures ${unknown}")
+    endif()
+    if(unknown MATCHES "ptx" AND NOT archs MATCHES "ptx") # newer chips still get something
+        list(APPEND archs 90-ptx)
+    endif()
+    message(STATUS "ridge: this nvcc does not know ${unknown}: left out")
 endif()
 message(STATUS "ridge: CUDA kernels for ${archs}")
 
@@ -107,7 +127,7 @@ foreach(source ${cuda_sources})
         ridge_gencode("${CMAKE_MATCH_1}a" gencode)
     else()
         set(of_source ${archs})
-        if("80" IN_LIST archs AND NOT source MATCHES "_fp8/")
+        if("80" IN_LIST archs AND NOT source MATCHES "_fp8/|cuda/device")
             list(REMOVE_ITEM of_source 89)
         endif()
         ridge_gencode("${of_source}" gencode)

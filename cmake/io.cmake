@@ -2,7 +2,7 @@
 set(RIDGE_HAVE_IO OFF)
 find_package(PkgConfig QUIET)
 if(PkgConfig_FOUND)
-    pkg_check_modules(JANSSON QUIET IMPORTED_TARGET "jansson>=2.11")
+    pkg_check_modules(JANSSON QUIET IMPORTED_TARGET GLOBAL "jansson>=2.11")
 endif()
 if(NOT JANSSON_FOUND)
     message(STATUS "ridge: no jansson (Debian: libjansson-dev), ridge_io is left out")
@@ -27,5 +27,7 @@ set_target_properties(ridge_io_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVE
                                                  ${CMAKE_CURRENT_SOURCE_DIR}/io/ridge_io.map)
 target_link_libraries(ridge_io_shared PRIVATE PkgConfig::JANSSON m)
 target_link_libraries(ridge_io_static INTERFACE $<BUILD_INTERFACE:PkgConfig::JANSSON> m)
+add_library(ridge::io ALIAS ridge_io_shared)
+add_library(ridge::io_static ALIAS ridge_io_static)
 target_link_options(ridge_io_shared PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/io/ridge_io.map
                     -Wl,--exclude-libs,ALL -Wl,--as-needed)

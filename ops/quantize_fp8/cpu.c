@@ -11,11 +11,6 @@
 #include "ops/swiglu/cpu.h"
 #include "src/util.h"
 
-static int64_t groups(int64_t n)
-{
-    return ridge_ceil_div(n, RIDGE_GROUP);
-}
-
 /* Codes in slot q, their scales in the slot after it. */
 static quantize_out output(const ridge_call *call, int q, quantize_form form)
 {
@@ -229,6 +224,11 @@ static ridge_team *team_of(const quantize_args *a, int64_t parts)
     return ridge_team_begin((double)(a->rows * a->cols) / PER_US, parts);
 }
 enum { AVX2 = 0, AVX512, AVX512VBMI }; /* param[1] of the rows */
+
+static int64_t groups(int64_t n)
+{
+    return ridge_ceil_div(n, RIDGE_GROUP);
+}
 
 static const quantize_vectors *vectors_of(const ridge_kernel *kernel)
 {
