@@ -4,10 +4,13 @@ A call goes through a Form: the argument struct of one op with its flags and opt
 dimensions, pointers, strides and dtypes are packed into it by one struct.pack_into. Structs in flight are taken from a
 list and put back, so that threads never share one.
 """
+from __future__ import annotations
+
 import ctypes as C
 import functools
 import os
 import struct
+from typing import Any, Optional
 
 from . import _abi as A
 
@@ -136,7 +139,8 @@ def encoded(name, text):
     return text
 
 
-def new_call(op, flags=0, options=None, kernel=None, scaling=None):
+def new_call(op: str, flags: int = 0, options: Optional[dict[str, float]] = None, kernel: Optional[str] = None,
+             scaling: Any = None) -> Call:
     """A Call of an op by name, without operands: its builder's, with these flags and options; scaling: {tensor of the
     builder: SCALING_*}."""
     if op not in A.OPS_BY_NAME:
@@ -163,7 +167,7 @@ def library_function(name):
     return _lib[name]  # an object of its own: ._lib.name keeps its argtypes
 
 
-def version():
+def version() -> str:
     """The library's version, "0.2.0"."""
     return _lib.ridge_version().decode()
 
@@ -188,18 +192,19 @@ class Device:
     Immutable; any number of threads may use it. A copy is the same object; a pickle holds the name, and opens the device
     of that name where it is loaded."""
 
-    def __init__(self, spec=None):
-        self.handle, self.spec = None, spec
+    def __init__(self, spec: Optional[str] = None) -> None:
+        self.handle: Optional[int] = None
+        self.spec = spec
         if spec is not None and not isinstance(spec, str):
             raise TypeError(f"a device is named by a str, not by a {type(spec).__name__}")
         handle = C.c_void_p()
         check(_lib.ridge_open(encoded("the device's name", spec) if spec else None, C.byref(handle)))
         self.handle = handle.value
 
-    def __copy__(self):
+    def __copy__(self) -> Device:
         return self
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> Device:
         return self
 
     def __reduce__(self):
@@ -211,31 +216,31 @@ class Device:
             self.handle = None
 
     @property
-    def info(self):
+    def info(self) -> dict[str, Any]:
         """backend, arch, name, units, tuned_rows, l2_bytes, memory_bytes, ordinal."""
         info = _Info(struct_size=C.sizeof(_Info))
         check(_lib.ridge_device_query(self.handle, C.byref(info)))
         values = {name: getattr(info, name) for name, _ in _Info._fields_[1:]}
         return {name: v.decode(errors="replace") if isinstance(v, bytes) else v for name, v in values.items()}
 
-    def workspace_bytes(self, call):
+    def workspace_bytes(self, call: Call) -> int:
         need = C.c_size_t()
         check(_lib.ridge_workspace_bytes(self.handle, C.addressof(call), C.byref(need)))
         return need.value
 
-    def pick(self, call, workspace_bytes=2**63):
+    def pick(self, call: Call, workspace_bytes: int = 2**63) -> str:
         """The name of the kernel that would run."""
         name = C.c_char_p()
         check(_lib.ridge_pick(self.handle, C.addressof(call), workspace_bytes, C.byref(name)))
         return name.value.decode()
 
-    def explain(self, call):
+    def explain(self, call: Call) -> str:
         """Every kernel of the op with its verdict, as `ridge explain` prints it."""
         text = C.create_string_buffer(1 << 16)
         check(_lib.ridge_explain(self.handle, C.addressof(call), text, len(text), None))
         return text.value.decode()
 
-    def run(self, call, workspace=None, workspace_bytes=0, stream=None):
+    def run(self, call: Call, workspace: Optional[int] = None, workspace_bytes: int = 0, stream: Optional[int] = None) -> None:
         """Launches a call; workspace and stream are addresses. What the operands point to stays the caller's."""
         check(_run(self.handle, C.addressof(call), workspace, workspace_bytes, stream))
 

@@ -1,5 +1,9 @@
 """_numpy.py: the ops on numpy arrays, on the CPU. bfloat16 and fp8 are ml_dtypes' types where that is installed; without
 it bf16 cannot be named and fp8 codes are uint8."""
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
 import numpy as np
 
 from . import _abi as A
@@ -53,7 +57,8 @@ class _Numpy:
     def operand(self, t, stride):
         number = _NUMBERS.get(t.dtype.name)
         if number is None:
-            raise ArgumentError(f"dtype {t.dtype.name} is none of ridge's")
+            raise ArgumentError(f"dtype {t.dtype.name} is none of ridge's (f32, f16, bf16 and, where a function says so, codes and "
+                                "indices)")
         if not t.dtype.isnative:
             raise ArgumentError(f"dtype {t.dtype.str} has another byte order than this machine")
         if number == A.U8 and self.codes:
@@ -80,6 +85,7 @@ class _Numpy:
 
 
 _xp = _Numpy()
+Array = np.ndarray[Any, Any]
 
 
 def _fp8(number):
@@ -98,8 +104,9 @@ def _arrays(function, **arguments):
             raise TypeError(f"ridge.{function}: {name} is a masked array, whose mask would be ignored: pass .filled(value)")
 
 
-def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
-           round_gate=False, row_scale=None, interleaved=False):
+def swiglu(gate: Array, up: Optional[Array] = None, *, activation: str = "silu", gate_mul: float = 1.0, down_mul: float = 1.0,
+           alpha: float = 1.0, up_offset: float = 0.0, limit: float = 0.0, round_gate: bool = False,
+           row_scale: Optional[Array] = None, interleaved: bool = False) -> Array:
     """act(gate) * up over the last dimension. Without `up`, gate holds both: halves, or interleaved."""
     _arrays("swiglu", gate=gate, up=(up, None), row_scale=(row_scale, None))
     ops.numbers_only(round_gate=round_gate, interleaved=interleaved)
@@ -108,8 +115,10 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
     return ops.swiglu_fwd(_xp, f, gate, up, row_scale, interleaved)
 
 
-def swiglu_backward(dout, gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0,
-                    limit=0.0, round_gate=False, row_scale=None, interleaved=False):
+def swiglu_backward(dout: Array, gate: Array, up: Optional[Array] = None, *, activation: str = "silu", gate_mul: float = 1.0,
+                    down_mul: float = 1.0, alpha: float = 1.0, up_offset: float = 0.0, limit: float = 0.0,
+                    round_gate: bool = False, row_scale: Optional[Array] = None,
+                    interleaved: bool = False) -> tuple[Array, Optional[Array]]:
     """(dgate, dup); dup is None where gate holds both. round_gate rounds as PyTorch eager's backward does."""
     _arrays("swiglu_backward", dout=dout, gate=gate, up=(up, None), row_scale=(row_scale, None))
     ops.numbers_only(round_gate=round_gate, interleaved=interleaved)
@@ -118,7 +127,8 @@ def swiglu_backward(dout, gate, up=None, *, activation="silu", gate_mul=1.0, dow
     return ops.swiglu_bwd(_xp, f, dout, gate, up, row_scale, interleaved, False)[:2]
 
 
-def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
+def quantize_fp8(x: Array, scale: str = "row128", dtype: Any = "e4m3", *, pow2: bool = False,
+                 floor: float = 0.0) -> tuple[Array, Array]:
     """(codes, scales) of x [rows, cols]; scale: "tensor", "row", "row128" or "blk128"."""
     _arrays("quantize_fp8", x=x)
     ops.numbers_only(pow2=pow2)
@@ -126,7 +136,8 @@ def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     return ops.quantize_fp8(_fp8(number), x, scale, number, pow2, ops.real("floor", floor), None, False)[:2]
 
 
-def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
+def quantize_fp8_dual(x: Array, form: str = "row_row", dtype: Any = "e4m3", *, pow2: bool = False,
+                      floor: float = 0.0) -> tuple[Array, Array, Array, Array]:
     """(codes, scales, codes of the transpose, its scales): form "row_row", "row_blk" or "blk_blk"."""
     _arrays("quantize_fp8_dual", x=x)
     ops.numbers_only(pow2=pow2)
@@ -134,38 +145,42 @@ def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0)
     return ops.quantize_fp8_dual(_fp8(number), x, form, number, pow2, ops.real("floor", floor), False)[:4]
 
 
-def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype="f32", bias=None, dtype="e4m3"):
+def fp8_gemm(a: Array, scale_a: Array, b: Array, scale_b: Array, *, scales: str = "row128_blk128", out_dtype: Any = "f32",
+             bias: Optional[Array] = None, dtype: Any = "e4m3") -> Array:
     """a [m, k] times the transpose of b [n, k], codes with their scales. `dtype` says what uint8 codes are."""
     _arrays("fp8_gemm", a=a, scale_a=scale_a, b=b, scale_b=scale_b, bias=(bias, None))
     return ops.fp8_gemm(_fp8(_number(dtype)), a, scale_a, b, scale_b, scales, _number(out_dtype), bias, None)
 
 
-def q8_0_quantize(x):
+def q8_0_quantize(x: Array) -> Array:
     """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]."""
     _arrays("q8_0_quantize", x=x)
     return ops.q8_0_quantize(_xp, x)
 
 
-def q8_0_repack(blocks):
+def q8_0_repack(blocks: Array) -> tuple[Array, Array]:
     """Blocks -> (codes int8 [rows, cols], scales float16 [rows, cols/32]), the form that kernels read fastest."""
     _arrays("q8_0_repack", blocks=blocks)
     return ops.q8_0_repack(_xp, blocks)
 
 
-def q8_0_matmul(x, w, scales=None, *, out_dtype="f32"):
+def q8_0_matmul(x: Array, w: Array, scales: Optional[Array] = None, *, out_dtype: Any = "f32") -> Array:
     """x [1..16 tokens, cols] times Q8_0 weights: blocks, or codes with scales."""
     _arrays("q8_0_matmul", x=x, w=w, scales=(scales, None))
     return ops.q8_0_matmul(_xp, x, w, scales, _number(out_dtype))
 
 
-def rms_norm(x, weight=None, eps=1e-6):
+def rms_norm(x: Array, weight: Optional[Array] = None, eps: float = 1e-6) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
     _arrays("rms_norm", x=x, weight=(weight, None))
     return ops.rms_norm(_xp, x, weight, ops.real("eps", eps))
 
 
-def linear_cross_entropy(x, weight, target, *, bias=None, class_weight=None, ignore_index=-100, reduction="mean",
-                         label_smoothing=0.0, softcap=0.0, temperature=1.0, lse_square_scale=0.0, gradients=False):
+def linear_cross_entropy(x: Array, weight: Array, target: Array, *, bias: Optional[Array] = None,
+                         class_weight: Optional[Array] = None, ignore_index: int = -100, reduction: str = "mean",
+                         label_smoothing: float = 0.0, softcap: float = 0.0, temperature: float = 1.0,
+                         lse_square_scale: float = 0.0,
+                         gradients: bool = False) -> Union[Array, tuple[Array, Array, Array]]:
     """The loss of softmax(x weight^T + bias) at the targets; with gradients=True (loss, dx, dweight) of its mean or
     sum. x [tokens, hidden], weight [vocab, hidden], target int32 or int64."""
     _arrays("linear_cross_entropy", x=x, weight=weight, target=target, bias=(bias, None),
@@ -176,5 +191,7 @@ def linear_cross_entropy(x, weight, target, *, bias=None, class_weight=None, ign
     p = ops.CeProblem(_xp, x, weight, target, bias, class_weight, reduction, False, (
         ("ignore_index", ops.whole("ignore_index", ignore_index)), *((name, ops.real(name, v)) for name, v in options.items())))
     if gradients:
+        if reduction == "none":
+            raise ArgumentError("gradients of reduction 'none' are not one pair: each row's loss has its own. Use 'mean' or 'sum'")
         return ops.linear_ce_train(p, True, True, False)[:3]
     return ops.linear_ce_eval(p)[0]

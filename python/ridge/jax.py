@@ -3,11 +3,15 @@ CUDA graphs. Calls go through jax.ffi to one C handler (python/jax_ffi.c); no bu
 
 Shapes, dtypes and options are checked when a function is traced and raise ridge's exceptions.
 """
+from __future__ import annotations
+
 import ctypes
 import functools
 import os
+from typing import Any, Optional
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,6 +25,10 @@ _DTYPES = {A.F32: jnp.float32, A.F16: jnp.float16, A.BF16: jnp.bfloat16, A.I32: 
 _NUMBERS = {jnp.dtype(dtype): number for number, dtype in _DTYPES.items()}
 
 
+# What an exported program names: a call's bytes mean the same in this version of the library only.
+TARGET = f"ridge_call_{'_'.join(map(str, A.VERSION))}"
+
+
 def _register():
     path = os.path.join(os.path.dirname(_core.library_path), "libridge_jax.so")
     try:
@@ -29,7 +37,7 @@ def _register():
         raise ImportError(f"ridge.jax: {path} was not found or does not load ({error}); `pip install .` builds it") from None
     for platform in ("cpu", "CUDA"):
         handler = getattr(lib, f"ridge_jax_{platform.lower()}")
-        jax.ffi.register_ffi_target("ridge_call", jax.ffi.pycapsule(handler), platform=platform)
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform=platform)
     return lib
 
 
@@ -46,6 +54,15 @@ def _cuda():
     for ordinal in range(count):
         _core.check(_lib.ridge_jax_open(ordinal))
     return _core.device("cuda:0")
+
+
+def export(function: Any, **options: Any) -> Any:
+    """jax.export.export(function, ...) of a jitted function that calls ridge's: JAX refuses custom calls that it does not know.
+
+    The exported program runs where this version of ridge.jax is imported, and on the kind of device that was traced for: the
+    workspace of each call is part of it."""
+    checks = [*options.pop("disabled_checks", ()), jax.export.DisabledSafetyCheck.custom_call(TARGET)]
+    return jax.export.export(function, disabled_checks=checks, **options)
 
 
 def _number(t):
@@ -82,7 +99,7 @@ def _call(op, flags, options, dims, operands, results, scratch=False):
         if scratch and need:
             out.append(jax.ShapeDtypeStruct((need + 256,), jnp.uint8))
             at.append(-1)
-        run = jax.ffi.ffi_call("ridge_call", tuple(out), vmap_method="sequential")
+        run = jax.ffi.ffi_call(TARGET, tuple(out), vmap_method="sequential")
         words = np.frombuffer(bytes(template), np.int64)
         return lambda *args: tuple(run(*args, call=words, slots=np.array(at, np.int64))[:len(results)])
 
@@ -99,7 +116,8 @@ def _like(t, shape=None):
 # ------------------------------------------------------------------------------------------------------------- SwiGLU
 
 
-def swiglu(gate, up, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0, round_gate=False):
+def swiglu(gate: jax.Array, up: jax.Array, *, activation: str = "silu", gate_mul: float = 1.0, down_mul: float = 1.0,
+           alpha: float = 1.0, up_offset: float = 0.0, limit: float = 0.0, round_gate: bool = False) -> jax.Array:
     """act(gate) * up, bf16, f16 or f32; both [.., n]. Options as in ridge.torch.swiglu. Differentiable in both."""
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.ndim == 0:
         raise ArgumentError(f"gate is {gate.dtype}{list(gate.shape)}, up {up.dtype}{list(up.shape)}: they must be alike")
@@ -134,8 +152,10 @@ _swiglu.defvjp(_swiglu_fwd, _swiglu_bwd)
 # ------------------------------------------------------------------------------------------------------ cross entropy
 
 
-def linear_softmax_cross_entropy_loss(x, labels, weights, *, reduction="sum", bias=None, ignore_index=-100,
-                                      label_smoothing=0.0, softcap=0.0, temperature=1.0, lse_square_scale=0.0):
+def linear_softmax_cross_entropy_loss(x: jax.Array, labels: jax.Array, weights: jax.Array, *, reduction: str = "sum",
+                                      bias: Optional[jax.Array] = None, ignore_index: int = -100, label_smoothing: float = 0.0,
+                                      softcap: float = 0.0, temperature: float = 1.0,
+                                      lse_square_scale: float = 0.0) -> jax.Array:
     """The cross entropy of softmax(x @ weights + bias) at the labels, without the logits.
 
     x [.., hidden] and weights [hidden, vocab] of one dtype (bf16, f16, f32), labels [..] int32 or int64, bias [vocab];

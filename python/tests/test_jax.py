@@ -173,6 +173,21 @@ def test_command_buffer(place, tmp_path):
     assert "command_buffer" in text, "no command buffer was made"
 
 
+def test_export(place):
+    """A jitted function and its gradient can be exported; JAX by itself refuses custom calls that it does not know."""
+    x, y = normal(4, 64), normal(4, 64)
+    for function in (R.swiglu, jax.grad(lambda a, b: R.swiglu(a, b).sum())):
+        want = needs(lambda: function(x, y))
+        with pytest.raises(ValueError, match="no compatibility guarantees"):
+            jax.export.export(jax.jit(function))(x, y)
+        exported = R.export(jax.jit(function), platforms=[place])(x, y)
+        assert np.array_equal(exported.call(x, y), want)
+        try:
+            assert np.array_equal(jax.export.deserialize(exported.serialize()).call(x, y), want)
+        except ImportError:  # flatbuffers
+            pass
+
+
 def test_errors(place):
     a, t = normal(4, 64), jnp.zeros(4, jnp.int32)
     wrong = [(lambda: R.swiglu(a, a[:2]), "alike"), (lambda: R.swiglu(a, a, activation="tanh"), "activation is 'tanh'"),

@@ -261,6 +261,7 @@ def test_errors():
              (lambda: ridge.quantize_fp8(a, dtype=None), "dtype None is none of ridge's"),
              (lambda: ridge.quantize_fp8(a, floor=None), "floor is None, not a number"),
              (lambda: ridge.quantize_fp8(a, dtype="e9"), "dtype e9 is none of ridge's"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), reduction="none", gradients=True), "gradients of reduction 'none'"),
              (lambda: ridge.rms_norm(a, eps=[1]), "eps is \\[1\\], not a number")]
     for call, text in wrong:
         with pytest.raises(ridge.ArgumentError, match=text):

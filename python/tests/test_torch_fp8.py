@@ -279,3 +279,17 @@ def test_what_has_no_gradient_says_so(device, needs):
                  lambda: op.fp8_gemm(q, s.requires_grad_(), w, t, "row128_blk128", torch.float32, None)):
         with pytest.raises(ridge.UnsupportedError, match="has no gradient"):
             call().sum().backward()
+
+
+def test_messages_name_the_layer(device):
+    x, layer = torch.ones(4, 100, device=device), R.Fp8Linear(256, 128, device=device)
+    q8 = R.Q8_0Linear.from_linear(torch.nn.Linear(64, 32, device=device))
+    for call, text in ((lambda: layer(x), r"this Fp8Linear takes 256 features, not those of an input of shape \[4, 100\]"),
+                       (lambda: layer(x[0, 0]), r"takes 256 features, not those of an input of shape \[\]"),
+                       (lambda: layer.swiglu(x), "takes 256 features"), (lambda: layer.swiglu(x, x), "takes 256 features"),
+                       (lambda: q8(x), "this Q8_0Linear takes bfloat16 or float32 of 64 features"),
+                       (lambda: q8(torch.ones(4, 64, device=device, dtype=torch.float16)), "of 64 features, not torch.float16"),
+                       (lambda: R.swiglu_linear(x, x, layer.weight), r"weight has shape \[128, 256\], not \[.., 100\]"),
+                       (lambda: R.swiglu_linear(x, None, layer.weight), r"not \[.., 50\]")):
+        with pytest.raises(ridge.ArgumentError, match=text):
+            call()

@@ -8,9 +8,13 @@ torch.ops.ridge. Errors are ridge's exceptions with the library's message. Gradi
 once: a second derivative is an error, torch.func.grad is PyTorch's error for registered ops, and forward mode
 (torch.func.jvp) takes the results for constants.
 """
+from __future__ import annotations
+
 import typing
+from typing import Any, Optional
 
 import torch
+from torch import Tensor
 
 from .. import _core  # noqa: F401: a missing library is reported before anything else
 from .._core import ArgumentError
@@ -20,7 +24,7 @@ from ._arrays import Arrays, autocast_dtype, dtype_number, needs_grad, no_gradie
 from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
-__all__ = ["Fp8Linear", "Q8_0Linear", "RowStatistics", "apply_ridge_to", "cross_entropy", "cross_entropy_stats", "fp8_gemm",
+__all__ = ["Fp8Linear", "Patch", "Q8_0Linear", "RowStatistics", "apply_ridge_to", "cross_entropy", "cross_entropy_stats", "fp8_gemm",
            "linear_cross_entropy", "linear_cross_entropy_stats", "patch_llama", "q8_0_matmul", "q8_0_quantize", "q8_0_repack",
            "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
@@ -74,8 +78,9 @@ _loss = Planned(_loss, _loss_gradient, usual=_usual_loss)
 _gemm, _quantize, _dual = (Planned(f, _ordinary, names=2) for f in (_gemm, L.quantize_fp8, _dual))
 
 
-def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
-           round_gate=False, row_scale=None, interleaved=False):
+def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, activation: str = "silu", gate_mul: float = 1.0, down_mul: float = 1.0,
+           alpha: float = 1.0, up_offset: float = 0.0, limit: float = 0.0, round_gate: bool = False,
+           row_scale: Optional[Tensor] = None, interleaved: bool = False) -> Tensor:
     """act(gate) * up over the last dimension; bf16, f16 or f32. Differentiable in gate, up and row_scale.
 
     up: None: gate holds both, as halves of its last dimension or (interleaved) alternating.
@@ -102,8 +107,9 @@ def swiglu(gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alph
     return L.swiglu(_on_tensors, *args)
 
 
-def swiglu_linear(gate, up, weight, bias=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0,
-                  limit=0.0, interleaved=False, recompute=None):
+def swiglu_linear(gate: Tensor, up: Optional[Tensor], weight: Tensor, bias: Optional[Tensor] = None, *, activation: str = "silu",
+                  gate_mul: float = 1.0, down_mul: float = 1.0, alpha: float = 1.0, up_offset: float = 0.0, limit: float = 0.0,
+                  interleaved: bool = False, recompute: Optional[bool] = None) -> Tensor:
     """F.linear(swiglu(gate, up, ...), weight, bias), an MLP's second half. up None: as in swiglu.
 
     recompute: backward makes the activation again instead of keeping it: a third less of an MLP's saved memory for one more
@@ -116,6 +122,9 @@ def swiglu_linear(gate, up, weight, bias=None, *, activation="silu", gate_mul=1.
     for t in every:
         if t is not None and t.device != gate.device:
             raise ArgumentError(f"tensors are on {gate.device} and on {t.device}: move them to one device")
+    features = gate.shape[-1] if gate.dim() and up is not None else gate.shape[-1] // 2 if gate.dim() else 0
+    if weight.dim() != 2 or weight.shape[1] != features:
+        raise ArgumentError(f"weight has shape {list(weight.shape)}, not [.., {features}]: it takes what swiglu of gate gives")
     if dtype is not None:
         every = tuple(None if t is None else t.to(dtype) for t in every)
     options = [float(v) for v in (gate_mul, down_mul, alpha, up_offset, limit)]
@@ -131,9 +140,11 @@ def swiglu_linear(gate, up, weight, bias=None, *, activation="silu", gate_mul=1.
     return _op.swiglu_linear(*every, activation, options, interleaved)
 
 
-def linear_cross_entropy(input, linear_weight, target, linear_bias=None, weight=None, size_average=None, ignore_index=-100,
-                         reduce=None, reduction="mean", label_smoothing=0.0, *, options=None, shift=0, softcap=0.0,
-                         temperature=1.0, lse_square_scale=0.0, nan_if_empty=False):
+def linear_cross_entropy(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Optional[Tensor] = None,
+                         weight: Optional[Tensor] = None, size_average: Optional[bool] = None,
+                         ignore_index: Optional[int] = -100, reduce: Optional[bool] = None, reduction: str = "mean",
+                         label_smoothing: float = 0.0, *, options: Any = None, shift: int = 0, softcap: float = 0.0,
+                         temperature: float = 1.0, lse_square_scale: float = 0.0, nan_if_empty: bool = False) -> Tensor:
     """F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...) without the logits.
 
     input [.., hidden], linear_weight [vocab, hidden] of the same dtype (under autocast both are cast to its dtype), target
@@ -216,15 +227,17 @@ def _loss_inputs(function, input, linear_weight, target, weight, ignore_index):
 class RowStatistics(typing.NamedTuple):
     """Of every row of logits z: the loss; lse = log sum e^z; z of the target; the entropy of softmax(z) in nats (f32); the
     class of the largest z (int64). A row whose target is ignore_index has 0, 0, 0, 0 and -1."""
-    loss: torch.Tensor
-    lse: torch.Tensor
-    target_logit: torch.Tensor
-    entropy: torch.Tensor
-    argmax: torch.Tensor
+    loss: Tensor
+    lse: Tensor
+    target_logit: Tensor
+    entropy: Tensor
+    argmax: Tensor
 
 
-def linear_cross_entropy_stats(input, linear_weight, target, linear_bias=None, weight=None, ignore_index=-100,
-                               label_smoothing=0.0, *, softcap=0.0, temperature=1.0, lse_square_scale=0.0):
+def linear_cross_entropy_stats(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Optional[Tensor] = None,
+                               weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100, label_smoothing: float = 0.0,
+                               *, softcap: float = 0.0, temperature: float = 1.0,
+                               lse_square_scale: float = 0.0) -> RowStatistics:
     """RowStatistics of linear_cross_entropy's rows, each of target's shape, without the logits. No gradient."""
     tensors("linear_cross_entropy_stats", input=input, linear_weight=linear_weight, target=target,
             linear_bias=(linear_bias, None), weight=(weight, None))
@@ -238,8 +251,9 @@ def linear_cross_entropy_stats(input, linear_weight, target, linear_bias=None, w
     return RowStatistics(*(t.view(target.shape) for t in rows))
 
 
-def cross_entropy(logits, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, softcap=0.0,
-                  temperature=1.0, lse_square_scale=0.0):
+def cross_entropy(logits: Tensor, target: Tensor, weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100,
+                  reduction: str = "mean", label_smoothing: float = 0.0, *, softcap: float = 0.0, temperature: float = 1.0,
+                  lse_square_scale: float = 0.0) -> Tensor:
     """The cross entropy of logits that are there: [.., vocab] bf16, f16 or f32 with the classes last (F.cross_entropy has them
     second), target [..]. The rest, and the loss, as in linear_cross_entropy. Differentiable in the logits, once."""
     args = _of_logits("cross_entropy", logits, target, weight, ignore_index, label_smoothing, softcap, temperature, lse_square_scale)
@@ -247,8 +261,9 @@ def cross_entropy(logits, target, weight=None, ignore_index=-100, reduction="mea
     return _op.ce_fwd(*args[:3], reduction, *args[3:])[0]
 
 
-def cross_entropy_stats(logits, target, weight=None, ignore_index=-100, label_smoothing=0.0, *, softcap=0.0, temperature=1.0,
-                        lse_square_scale=0.0):
+def cross_entropy_stats(logits: Tensor, target: Tensor, weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100,
+                        label_smoothing: float = 0.0, *, softcap: float = 0.0, temperature: float = 1.0,
+                        lse_square_scale: float = 0.0) -> RowStatistics:
     """RowStatistics of cross_entropy's rows. No gradient."""
     tensors("cross_entropy_stats", logits=logits)
     no_gradient("cross_entropy_stats", logits=logits)
@@ -264,7 +279,8 @@ def _of_logits(function, logits, target, weight, ignore_index, *numbers):
     return logits, target, weight, ops.whole("ignore_index", ignore_index), [float(v) for v in numbers]
 
 
-def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
+def quantize_fp8(x: Tensor, scale: str = "row128", dtype: str = "e4m3", *, pow2: bool = False,
+                 floor: float = 0.0) -> tuple[Tensor, Tensor]:
     """(codes, scales) of x [rows, cols]: code * scale is x. scale: "tensor" [1], "row" [rows], "row128"
     [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient: an error where x requires one."""
     out = _quantize((scale, dtype, pow2, floor), x)
@@ -278,7 +294,8 @@ def quantize_fp8(x, scale="row128", dtype="e4m3", *, pow2=False, floor=0.0):
     return _call(L.quantize_fp8, _op.quantize_fp8, (x,), (x, scale, dtype, pow2, float(floor)))
 
 
-def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0):
+def quantize_fp8_dual(x: Tensor, form: str = "row_row", dtype: str = "e4m3", *, pow2: bool = False,
+                      floor: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(codes, scales, codes of x transposed, its scales) in one read of x. form: "row_row" (activations and gradients),
     "row_blk" or "blk_blk" (weights). No gradient."""
     out = _dual((form, dtype, pow2, floor), x)
@@ -292,7 +309,8 @@ def quantize_fp8_dual(x, form="row_row", dtype="e4m3", *, pow2=False, floor=0.0)
     return _call(L.quantize_fp8_dual, _op.quantize_fp8_dual, (x,), (x, form, dtype, pow2, float(floor), False))[:4]
 
 
-def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.bfloat16, bias=None, out=None):
+def fp8_gemm(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, *, scales: str = "row128_blk128",
+             out_dtype: torch.dtype = torch.bfloat16, bias: Optional[Tensor] = None, out: Optional[Tensor] = None) -> Tensor:
     """a [m, k] times the transpose of b [n, k], codes with their scales: "tensor", "row", "row128_blk128", "row128_row128"
     or "blk128_row128". With `out` (f32 or bf16) the result is added to it. No gradient."""
     if out is None and bias is None:  # the usual call
@@ -316,20 +334,20 @@ def fp8_gemm(a, scale_a, b, scale_b, *, scales="row128_blk128", out_dtype=torch.
     return out
 
 
-def q8_0_quantize(x):
+def q8_0_quantize(x: Tensor) -> Tensor:
     """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]. No gradient."""
     tensors("q8_0_quantize", x=x)
     no_gradient("q8_0_quantize", x=x)
     return _call(L.q8_0_quantize, _op.q8_0_quantize, (x,), (x,))
 
 
-def q8_0_repack(blocks):
+def q8_0_repack(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks -> (codes int8 [rows, cols], scales float16 [rows, cols/32]), the form that kernels read fastest."""
     tensors("q8_0_repack", blocks=blocks)
     return _call(L.q8_0_repack, _op.q8_0_repack, (blocks,), (blocks,))
 
 
-def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
+def q8_0_matmul(x: Tensor, w: Tensor, scales: Optional[Tensor] = None, *, out_dtype: Optional[torch.dtype] = None) -> Tensor:
     """x [1..16 tokens, cols] bf16 or f32 times Q8_0 weights: blocks, or codes with scales. The same bits for a token
     whatever the number of tokens. Differentiable in x."""
     if scales is not None:
@@ -342,4 +360,4 @@ def q8_0_matmul(x, w, scales=None, *, out_dtype=None):
 
 
 from .nn import Fp8Linear, Q8_0Linear, q8_0_planes  # noqa: E402
-from .models import apply_ridge_to, patch_llama, swap_linear  # noqa: E402
+from .models import Patch, apply_ridge_to, patch_llama, swap_linear  # noqa: E402

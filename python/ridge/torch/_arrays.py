@@ -52,7 +52,8 @@ class Arrays:
         try:
             return t.data_ptr(), stride, NUMBERS[t.dtype]
         except KeyError:
-            raise ArgumentError(f"dtype {t.dtype} is none of ridge's") from None
+            raise ArgumentError(f"dtype {t.dtype} is none of ridge's (float32, float16, bfloat16 and, where a function says so, "
+                                "codes and indices)") from None
 
     @staticmethod
     def empty(like, shape, dtype, ld=None):

@@ -3,10 +3,13 @@
 A module's forward is replaced on the instance, by functools.partial of a function of this file: it is pickled and copied with
 the model, and looks at the model as it is when it is called. Where it finds what it does not know exactly, the model's own
 forward runs."""
+from __future__ import annotations
+
 import functools
 import sys
 import warnings
 import weakref
+from collections.abc import Sequence
 
 import torch
 
@@ -27,28 +30,28 @@ class Patch:
     """What apply_ridge_to and swap_linear did to a model; undo() takes it back. Also a context manager. It may be pickled
     together with the model, as one object."""
 
-    def __init__(self):
-        self.steps = []
+    def __init__(self) -> None:
+        self.steps: list[tuple[torch.nn.Module, str, object]] = []
 
-    def set(self, module, name, value):
+    def set(self, module: torch.nn.Module, name: str, value: object) -> None:
         """An attribute of the instance, or a child module."""
-        table = module._modules if name in module._modules else module.__dict__
+        table: dict = module._modules if name in module._modules else module.__dict__
         self.steps.append((module, name, table.get(name)))
         table[name] = value
 
-    def undo(self):
+    def undo(self) -> None:
         for module, name, before in reversed(self.steps):
-            table = module._modules if name in module._modules else module.__dict__
+            table: dict = module._modules if name in module._modules else module.__dict__
             if before is None:
                 table.pop(name, None)
             else:
                 table[name] = before
         self.steps = []
 
-    def __enter__(self):
+    def __enter__(self) -> Patch:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
 
@@ -233,7 +236,7 @@ def _take(patch, module, function):
     function(patch, module)
 
 
-def apply_ridge_to(model, *, mlp=True, loss=True):
+def apply_ridge_to(model: torch.nn.Module, *, mlp: bool = True, loss: bool = True) -> Patch:
     """Ridge's SwiGLU in the MLPs and its linear cross entropy for the loss of a Hugging Face causal language model, in place,
     by its config's model_type: models.DENSE and models.MOE (of a mixture: shared or dense MLPs, and the loss with the router's;
     the experts stay). Returns a Patch: undo() restores the model.
@@ -268,7 +271,8 @@ def apply_ridge_to(model, *, mlp=True, loss=True):
 patch_llama = apply_ridge_to  # its first name
 
 
-def swap_linear(model, *, exclude=("lm_head",), gradient_dtype="e4m3", wgrad="blk128"):
+def swap_linear(model: torch.nn.Module, *, exclude: Sequence[str] = ("lm_head",), gradient_dtype: str = "e4m3",
+                wgrad: str = "blk128") -> Patch:
     """Every torch.nn.Linear of the model becomes an Fp8Linear with the same parameters, in place, but for those whose
     name ends in one of `exclude`. Returns a Patch."""
     patch = Patch()

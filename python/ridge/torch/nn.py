@@ -1,7 +1,12 @@
 """nn.py: the layers."""
+from __future__ import annotations
+
+import os
 import weakref
+from typing import Optional, Union
 
 import torch
+from torch import Tensor
 
 from .. import _ops as ops
 from .._core import ArgumentError
@@ -25,7 +30,8 @@ class Fp8Linear(torch.nn.Linear):
     with an attribute main_grad (f32, its shape) gets its gradient added to that, and .grad stays None; eager mode only.
     """
 
-    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, gradient_dtype="e4m3", wgrad="blk128"):
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Union[torch.device, str, int, None] = None,
+                 dtype: Optional[torch.dtype] = None, *, gradient_dtype: str = "e4m3", wgrad: str = "blk128") -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self._settle(gradient_dtype, wgrad)
 
@@ -35,7 +41,7 @@ class Fp8Linear(torch.nn.Linear):
         self.gradient_dtype, self.wgrad, self._codes = gradient_dtype, wgrad, None
 
     @classmethod
-    def from_linear(cls, linear, *, gradient_dtype="e4m3", wgrad="blk128"):
+    def from_linear(cls, linear: torch.nn.Linear, *, gradient_dtype: str = "e4m3", wgrad: str = "blk128") -> Fp8Linear:
         """The same parameters (not copies) in an Fp8Linear."""
         self = cls.__new__(cls)
         torch.nn.Module.__init__(self)
@@ -45,7 +51,8 @@ class Fp8Linear(torch.nn.Linear):
         self._settle(gradient_dtype, wgrad)
         return self
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
+        self._takes(x.shape[-1:], x)
         (x,), weight, bias, main_grad, here = self._parts(x)
         if not needs_grad(x, weight, bias):
             return self._infer(x, weight, bias, here)
@@ -55,9 +62,11 @@ class Fp8Linear(torch.nn.Linear):
             raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
         return torch.ops.ridge.fp8_linear(x, weight, bias, self.gradient_dtype, self.wgrad)[0]
 
-    def swiglu(self, gate, up=None, *, activation="silu", gate_mul=1.0, down_mul=1.0, alpha=1.0, up_offset=0.0, limit=0.0,
-               interleaved=False):
+    def swiglu(self, gate: Tensor, up: Optional[Tensor] = None, *, activation: str = "silu", gate_mul: float = 1.0,
+               down_mul: float = 1.0, alpha: float = 1.0, up_offset: float = 0.0, limit: float = 0.0,
+               interleaved: bool = False) -> Tensor:
         """self(swiglu(gate, up, ...)), quantised as it is made: the activation is neither written nor kept in 16 bits."""
+        self._takes(gate.shape[-1:] if up is not None else tuple(n // 2 for n in gate.shape[-1:]), gate)
         (gate, up), weight, bias, main_grad, here = self._parts(gate, up)
         ops.numbers_only(gate_mul=gate_mul, down_mul=down_mul, alpha=alpha, up_offset=up_offset, limit=limit,
                          interleaved=interleaved)
@@ -73,6 +82,10 @@ class Fp8Linear(torch.nn.Linear):
         if main_grad is not None:
             raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
         return torch.ops.ridge.fp8_swiglu_linear(*args)[0]
+
+    def _takes(self, features, x):
+        if tuple(features) != (self.in_features,):
+            raise ArgumentError(f"this Fp8Linear takes {self.in_features} features, not those of an input of shape {list(x.shape)}")
 
     def _parts(self, x, *more):
         """Inputs and bias in the dtype that autocast asks for; whether PyTorch's dispatcher can be gone past."""
@@ -99,7 +112,7 @@ class Fp8Linear(torch.nn.Linear):
         q, s = quantize_fp8(x.reshape(-1, x.shape[-1]))
         return fp8_gemm(q, s, *codes, out_dtype=x.dtype, bias=bias).view(*x.shape[:-1], self.out_features)
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> Fp8Linear:
         self._codes = None
         return super().train(mode)
 
@@ -112,7 +125,11 @@ class Q8_0Linear(torch.nn.Module):
     weights and bias have none. More than 16 tokens run 16 at a time, so that a token's result is the same bits in any batch.
     """
 
-    def __init__(self, blocks, bias=None):
+    codes: Tensor
+    scales: Tensor
+    bias: Optional[Tensor]
+
+    def __init__(self, blocks: Tensor, bias: Optional[Tensor] = None) -> None:
         """blocks: uint8 [out, in/32*34] as in a GGUF file."""
         super().__init__()
         codes, scales = torch.ops.ridge.q8_0_repack(blocks)
@@ -122,17 +139,20 @@ class Q8_0Linear(torch.nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     @classmethod
-    def from_linear(cls, linear):
+    def from_linear(cls, linear: torch.nn.Linear) -> Q8_0Linear:
         weight = linear.weight.detach()
         return cls(torch.ops.ridge.q8_0_quantize(weight), linear.bias)
 
     @classmethod
-    def from_gguf(cls, path, name, device=None):
+    def from_gguf(cls, path: Union[str, os.PathLike[str]], name: str, device: Union[torch.device, str, int, None] = None) -> Q8_0Linear:
         """The Q8_0 tensor of that name in a GGUF file."""
         from .._io import read_q8_0
         return cls(torch.from_numpy(read_q8_0(path, name)).to(device or "cpu"))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype not in (torch.bfloat16, torch.float32) or not x.dim() or x.shape[-1] != self.in_features:
+            raise ArgumentError(f"this Q8_0Linear takes bfloat16 or float32 of {self.in_features} features, not {x.dtype} of shape "
+                                f"{list(x.shape)}")
         two, scales = x.reshape(-1, x.shape[-1]), self.scales.view(torch.float16)
         out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= 16 else None
         if out is None:
@@ -141,5 +161,5 @@ class Q8_0Linear(torch.nn.Module):
         out = out.view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias.to(x.dtype)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
