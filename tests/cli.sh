@@ -111,6 +111,11 @@ expect 2 "there is no op" "$ridge" tune nosuch rows=1 -o "$dir/t.tsv" --device c
 expect 2 "there is no op" "$ridge" bench nosuch rows=1 --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv"
 expect 0 '"us"' "$ridge" bench $problem --device cpu --json
+# work counts the outputs that are asked for: train's loss, dX and dW are three products, eval's loss is one
+"$ridge" bench linear_ce_train tokens=8 hidden=64 vocab=500 --device cpu --json 2>/dev/null | python3 -c '
+import json, sys
+row = next(r for r in json.load(sys.stdin) if r["kernel"].startswith("cpu."))
+assert abs(row["tflops"] * row["us"] * 1e6 / (6 * 8 * 64 * 500) - 1) < 0.05, row' || fail "bench: FLOP of linear_ce_train"
 "$ridge" bench --overhead $problem --device cpu --json 2>/dev/null | python3 -c 'import json, sys; json.load(sys.stdin)' || fail "bench: no JSON"
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv" # once more, appended

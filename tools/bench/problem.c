@@ -46,15 +46,22 @@ static bool reads_mostly(const bench *b, const ridge_call *call)
     return b->device->backend->stream_read && written * 16 < ridge_problem_bytes(call);
 }
 
+/* The work of a call by the op's model, which counts the outputs that are asked for. */
+static double flops_of(const ridge_call *call)
+{
+    ridge_problem problem = {.op = call->op, .flags = call->flags};
+
+    memcpy(problem.dim, call->dim, sizeof problem.dim);
+    for (int arg = 0; arg < ridge_op_at(call->op)->args; arg++)
+        problem.dtype[arg] = (uint8_t)call->arg[arg].dtype;
+    return ridge_op_at(call->op)->flops(&problem);
+}
+
 /* True where the matrix rate is given and takes far longer than a copy, which then need not be timed. */
 static bool is_bound_by_products(const bench *b, const ridge_call *call)
 {
-    ridge_problem problem = {.op = call->op};
-
-    memcpy(problem.dim, call->dim, sizeof problem.dim);
     return b->o->matrix_rate > 0 && call->op == RIDGE_GEMM_FP8 && b->device->copy_gbps > 0 &&
-           ridge_op_at(call->op)->flops(&problem) / b->o->matrix_rate * 1e-6 >
-               3 * ridge_problem_bytes(call) / b->device->copy_gbps * 1e-3;
+           flops_of(call) / b->o->matrix_rate * 1e-6 > 3 * ridge_problem_bytes(call) / b->device->copy_gbps * 1e-3;
 }
 
 /* Judges one run of every row by `check`, or against the whole C reference (the caller sees that this is quick). */
@@ -124,15 +131,15 @@ static const char *provider_of(const candidate *c)
 
 /* The floor of the call in microseconds: the fastest copy or read (list[rows] on), or FLOP / matrix rate if that is
  * longer; *of names it. -1: not measured. */
-static double floor_of(const bench *b, const ridge_problem *problem, const candidate *list, int rows, int count,
+static double floor_of(const bench *b, const ridge_call *call, const candidate *list, int rows, int count,
                        const char **of)
 {
     double least = -1, matrix = -1;
 
     for (int i = rows; i < count; i++)
         least = least < 0 || list[i].us < least ? list[i].us : least;
-    if (b->o->matrix_rate > 0 && problem->op == RIDGE_GEMM_FP8)
-        matrix = ridge_op_at(problem->op)->flops(problem) / b->o->matrix_rate * 1e-6;
+    if (b->o->matrix_rate > 0 && call->op == RIDGE_GEMM_FP8)
+        matrix = flops_of(call) / b->o->matrix_rate * 1e-6;
     *of = matrix > least ? "the matrix rate" : list[count - 1].read ? "a read" : "a copy";
     return matrix > least ? matrix : least;
 }
@@ -141,14 +148,12 @@ static double floor_of(const bench *b, const ridge_problem *problem, const candi
 static void report(bench *b, const char *suite, const test_case *c, candidate *list, int rows, int count, double err)
 {
     const ridge_op_row *op = ridge_op_at(c->call.op);
-    ridge_problem problem = {.op = c->call.op};
     double bytes = ridge_problem_bytes(&c->call), floor_us;
     record r;
     char text[400];
     const char *of;
 
-    memcpy(problem.dim, c->call.dim, sizeof problem.dim);
-    floor_us = floor_of(b, &problem, list, rows, count, &of);
+    floor_us = floor_of(b, &c->call, list, rows, count, &of);
     case_print(c, text, sizeof text);
     for (int i = 0; i < count; i++) {
         record_begin(&b->sink, &r);
@@ -167,7 +172,7 @@ static void report(bench *b, const char *suite, const test_case *c, candidate *l
         r.gbps = bytes / r.us * 1e-3;
         r.floor_us = floor_us;
         if (i < rows)
-            r.tflops = op->flops(&problem) / r.us * 1e-6;
+            r.tflops = flops_of(&c->call) / r.us * 1e-6;
         if (list[i].kernel)
             r.err = err;
         record_emit(&b->sink, &r);
