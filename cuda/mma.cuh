@@ -47,6 +47,11 @@ static __device__ __forceinline__ void mma_copy_wait(int stages)
         asm volatile("cp.async.wait_group 2;" ::: "memory");
 }
 
+template <int PENDING> static __device__ __forceinline__ void mma_copy_wait_for(void)
+{
+    asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
+}
+
 /* 16 bytes of each of ROWS rows, 16 or a multiple of 32; lane l names rows l, l + 32, ..., which are 128 bytes apart.
  * v[i] receives bytes 4 t .. 4 t + 3 of row 8 i + g. */
 template <int ROWS> static __device__ __forceinline__ void mma_load(uint32_t *v, uint32_t shared)
@@ -126,6 +131,21 @@ static __device__ __forceinline__ void mma_f16(float *d, uint32_t a0, uint32_t a
                  : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(keep ? d[0] : 0.0f),
                    "f"(keep ? d[1] : 0.0f), "f"(keep ? d[2] : 0.0f), "f"(keep ? d[3] : 0.0f));
+}
+
+/* d += a b, a 16 x 16, b 16 x 8 of bf16 or f16. */
+template <int BF16> static __device__ __forceinline__ void mma_16(float *d, const uint32_t *a, const uint32_t *b)
+{
+    if (BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 #if __CUDA_ARCH__ >= 890

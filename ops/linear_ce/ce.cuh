@@ -1,6 +1,6 @@
 /* ce.cuh: cross entropy on CUDA: what every row shares. tokens.cu has the work of size B (which rows count, what the
  * mean divides by, the outputs from the rows' softmax sums), in double as on the CPU, so that its rounding never
- * counts; softmax_rows.cu the passes over rows of logits; linear_mma.cu and linear_sm90.cuh the products.
+ * counts; softmax_rows.cu the passes over rows of logits; linear_mma.cu and linear_chunks.cuh the products.
  *
  * The tokens that are not ignored are listed in order: a `row` is an index into that list, a `token` one into the call.
  * The device makes the list; the host only knows upper bounds. */
@@ -21,9 +21,9 @@ typedef struct ce_totals {
     double count;   /* rows that are not ignored */
     int32_t rows;   /* rows listed: all of `count`, or without those out of range */
     int32_t errors;
-    int32_t redo;             /* linear_sm90.cuh: a predicted exponent was bad */
-    int32_t frequent;         /* linear_sm90.cuh: number of frequent targets */
-    uint32_t largest;         /* linear_sm90.cuh: bits of the largest factor of a row */
+    int32_t redo;             /* linear_chunks.cuh: a predicted exponent was bad */
+    int32_t frequent;         /* linear_chunks.cuh: number of frequent targets */
+    uint32_t largest;         /* linear_chunks.cuh: bits of the largest factor of a row */
     int32_t done;             /* tokens.cu: blocks that have written their tokens' losses */
     unsigned long long queue; /* Hopper: tickets of the logits' tile scheduler; 0 between launches */
 } ce_totals;

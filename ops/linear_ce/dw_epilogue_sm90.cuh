@@ -58,7 +58,7 @@ static __device__ __forceinline__ void prefetch_targets(const ce_grads_args &a, 
 }
 
 /* Adds du_y x of all rows of the chunk whose target is one of this thread's two classes, in order, or the sum formed
- * beforehand, times `scale`. note: of the thread's first class. (target_grads_sm90.cu adds them to an f32 dW.) */
+ * beforehand, times `scale`. note: of the thread's first class. (target_grads.cu adds them to an f32 dW.) */
 template <int BF16>
 static __device__ __forceinline__ void add_targets(const ce_grads_args &a, const gemm16_plan &w, const dw_target *note,
                                                    int col, float scale, float *acc)

@@ -245,7 +245,7 @@ static __device__ __forceinline__ void store_dx(const ce_grads_args &a, const ge
     }
 }
 
-/* A partial sum of dX (split-K) in f32: reduce_dx in row_kernels_sm90.cu adds them. */
+/* A partial sum of dX (split-K) in f32: reduce_dx in row_kernels.cu adds them. */
 static __device__ __forceinline__ void store_dx_partial(const ce_grads_args &a, const gemm16_plan &w, int first,
                                                         int split, int first_col, const float *acc)
 {

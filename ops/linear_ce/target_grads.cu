@@ -1,8 +1,8 @@
-/* target_grads_sm90.cu: the linear cross entropy on Hopper: what the targets' own du adds to dW and dbias, in f32,
+/* target_grads.cu: the linear cross entropy in chunks: what the targets' own du adds to dW and dbias, in f32,
  * class by class in the order of the rows. Most classes have a few rows, which are a linked list; but in source text
  * one token may be the target of a quarter of all rows: the sum of such a frequent target is formed beforehand by many
  * threads. */
-#include "linear_sm90.cuh"
+#include "linear_chunks.cuh"
 
 enum { THREADS = CE_ROW_THREADS, WARPS = CE_ROW_WARPS, AHEAD = 8, SEGMENT = THREADS * AHEAD, SLICE = 32 * 8 };
 
@@ -252,8 +252,6 @@ static const void *const functions[5] = {(const void *)link_targets, (const void
 
 ridge_status ce_targets_prepare(const ridge_device *device)
 {
-    if (device->arch != RIDGE_ARCH_SM90)
-        return RIDGE_OK;
     return host_load(device, functions, 5, "linear_ce: loading kernels");
 }
 

@@ -1,23 +1,24 @@
-/* workspace_sm90.cu: how a call of the linear cross entropy on Hopper is cut into chunks, and the layout of its
- * workspace.
+/* workspace.cu: how a call of the linear cross entropy in chunks is cut, and the layout of its workspace.
  *
- * Every chunk but the first reads and writes all of dW, so there should be few. Where dW is [vocab, hidden] and not
- * added to, its own memory holds P^T of rows of the first chunk until dW is written: 2 hidden rows (hidden, if dW has
- * 16 bits); the workspace holds those of more. The other chunks are as large as the workspace allows, in whole tiles.
- * For a dW of 16 bits there may be spare memory of the same size in the workspace, which at first holds P^T of hidden
- * rows too; if there are several chunks nevertheless, the f32 sum of dW lies in both, so that dW is rounded once.
+ * Every chunk but the first reads and writes all of dW, so there should be few. Where dW is [vocab, hidden], not added
+ * to, and made in order (ce_products), its own memory holds P^T of rows of the first chunk until dW is written: 2
+ * hidden rows (hidden, if dW has 16 bits); the workspace holds those of more. The other chunks are as large as the
+ * workspace allows, in whole tiles. For a dW of 16 bits there may be spare memory of the same size in the workspace,
+ * which at first holds P^T of hidden rows too; if there are several chunks nevertheless, the f32 sum of dW lies in
+ * both, so that dW is rounded once.
  *
  * The workspace: what ce_layout needs; arrays by row and class; an area that every chunk uses anew: n_r x, sums of
  * frequent targets, P^T, partial sums of dX; and the spare memory. Its row 0 follows the end of the area directly,
  * since row v of segment 2 of P^T lies `lead_classes` rows before row v of the spare memory. */
-#include "linear_sm90.cuh"
+#include "linear_chunks.cuh"
 
 static int64_t down(int64_t x, int64_t step)
 {
     return x / step * step;
 }
 
-enum { CLUSTER_M = G16_CLUSTER * G16_BLOCK_M, ALIGN = 1024, PARTIAL = 44000000 }; /* bytes for partial sums of dX */
+/* A tile of dX is BLOCK_M rows a CTA by BLOCK_N; chunks are rounded to CHUNK_M rows; bytes for partial sums of dX. */
+enum { BLOCK_M = 128, BLOCK_N = 256, CHUNK_M = 256, ALIGN = 1024, PARTIAL = 44000000 };
 
 static int dx_slot(uint32_t op)
 {
@@ -34,20 +35,21 @@ static int64_t partial_bytes(const ridge_problem *problem, int64_t rows, int spl
     return splits > 1 ? rows * problem->dim[1] * 4 * splits : 0;
 }
 
-/* Split-K of dX: splits of the vocabulary that keep all clusters busy, where dX has few tiles and no dW is computed
+/* Split-K of dX: splits of the vocabulary that keep all CTAs busy, where dX has few tiles and no dW is computed
  * meanwhile: the fewest that come within 7 % of that, and within so many bytes. */
-static int dx_splits_of(const ridge_device *device, const ridge_problem *problem, int64_t rows, int64_t bytes)
+static int dx_splits_of(const ce_products *q, const ridge_device *device, const ridge_problem *problem, int64_t rows,
+                        int64_t bytes)
 {
-    const int64_t clusters = device->units / G16_CLUSTER;
+    const int64_t workers = device->units / q->ctas, block_m = q->ctas * BLOCK_M;
     const int64_t tiles =
-        ridge_round_up(rows, CLUSTER_M) / CLUSTER_M * (ridge_round_up(problem->dim[1], G16_COOP_N) / G16_COOP_N);
+        ridge_round_up(rows, block_m) / block_m * (ridge_round_up(problem->dim[1], BLOCK_N) / BLOCK_N);
     int best = 1;
     double best_use = 0;
 
     if (problem->dtype[dx_slot(problem->op)] == RIDGE_NONE)
         return 1;
     for (int splits = 1; splits <= 8 && problem->dim[2] / splits >= 1024 && best_use < 0.93; splits++) {
-        const double use = (double)(tiles * splits) / (double)ridge_round_up(tiles * splits, clusters);
+        const double use = (double)(tiles * splits) / (double)ridge_round_up(tiles * splits, workers);
 
         if (use > best_use + 0.001 && partial_bytes(problem, rows, splits) <= bytes) {
             best = splits;
@@ -109,7 +111,8 @@ static int64_t all_frequent_bytes(const ridge_problem *problem, const ce_plan *p
 }
 
 /* The first chunk aliased with dW, if that leaves fewer chunks; the others as large as the bytes allow. */
-static void cut(const ridge_device *device, const ridge_problem *problem, ce_plan *plan, bool alias, int64_t bytes_left)
+static void cut(const ce_products *q, const ridge_device *device, const ridge_problem *problem, ce_plan *plan,
+                bool alias, int64_t bytes_left)
 {
     const int64_t tokens = problem->dim[0], others_left = bytes_left - all_frequent_bytes(problem, plan);
     const int64_t rows = ridge_max(down(others_left / chunk_bytes(problem, 1) * 128, 128), 128);
@@ -127,24 +130,25 @@ static void cut(const ridge_device *device, const ridge_problem *problem, ce_pla
         left = tokens - first;
         chunks = (left + rows - 1) / rows;
         plan->chunk = ridge_round_up((left + chunks - 1) / chunks, 128);
-        if (ridge_round_up(plan->chunk, CLUSTER_M) <= rows)
-            plan->chunk = ridge_round_up(plan->chunk, CLUSTER_M);
+        if (ridge_round_up(plan->chunk, CHUNK_M) <= rows)
+            plan->chunk = ridge_round_up(plan->chunk, CHUNK_M);
         plan->aliased = first < 128 ? 0 : ridge_max(tokens - chunks * plan->chunk, 0);
     }
     if (plan->aliased)
         plan->dx_splits[1] =
-            dx_splits_of(device, problem, plan->aliased, bytes_left - aliased_bytes(problem, plan, plan->aliased));
+            dx_splits_of(q, device, problem, plan->aliased, bytes_left - aliased_bytes(problem, plan, plan->aliased));
 }
 
 /* Bytes before the area. */
-static int64_t fixed_bytes(const ridge_device *device, const ridge_problem *problem, const ce_plan *plan)
+static int64_t fixed_bytes(const ce_products *q, const ridge_device *device, const ridge_problem *problem,
+                           const ce_plan *plan)
 {
     ce_chunk c = {};
     ce_area space = {};
     ce_plan none = *plan;
 
     none.area = 0;
-    return ce_plan_layout(&c, &space, device, problem, &none, NULL) + 4 * ALIGN;
+    return ce_plan_layout(q, &c, &space, device, problem, &none, NULL) + 4 * ALIGN;
 }
 
 /* The bytes of a call whose caller passes no workspace size: the workspace targets of linear_ce. */
@@ -157,8 +161,8 @@ static int64_t usual_bytes(const ridge_problem *problem)
 }
 
 /* A plan with or without spare memory. bytes: of the workspace, 0 = the usual ones. */
-static ce_plan plan_with(const ridge_device *device, const ridge_problem *problem, bool small, bool spare,
-                         int64_t bytes)
+static ce_plan plan_with(const ce_products *q, const ridge_device *device, const ridge_problem *problem, bool small,
+                         bool spare, int64_t bytes)
 {
     const uint32_t dw = dw_dtype(problem);
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
@@ -170,22 +174,22 @@ static ce_plan plan_with(const ridge_device *device, const ridge_problem *proble
     plan.dx_splits[0] = plan.dx_splits[1] = 1;
     plan.rows_in_dw = down(dw == RIDGE_F32 ? 2 * hidden : hidden, 128);
     plan.rows_in_spare = spare ? plan.rows_in_dw : 0;
-    bytes_left = (bytes ? bytes : usual_bytes(problem)) - fixed_bytes(device, problem, &plan);
+    bytes_left = (bytes ? bytes : usual_bytes(problem)) - fixed_bytes(q, device, problem, &plan);
     plan.lead_classes = lead_classes_of(
         small, ridge_min(plan.rows_in_dw + plan.rows_in_spare, ridge_round_up(tokens, 128)), bytes_left);
     if (small && !bytes)
         bytes_left =
             ridge_max(aliased_bytes(problem, &plan, ridge_min(plan.rows_in_dw + plan.rows_in_spare + 128, tokens)),
                       chunk_bytes(problem, 128) + all_frequent_bytes(problem, &plan));
-    alias = dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) &&
+    alias = q->ordered && dw != RIDGE_NONE && !(problem->flags & (RIDGE_ACCUMULATE | RIDGE_CE_W_HV)) &&
             vocab > 2 * plan.lead_classes && plan.rows_in_dw > 0;
     if (small && !bytes && !alias)
         bytes_left = chunk_bytes(problem, 128) + all_frequent_bytes(problem, &plan);
     if (dw == RIDGE_NONE && bytes_left > 2 * PARTIAL)
         bytes_left -= PARTIAL;
-    cut(device, problem, &plan, alias, bytes_left);
+    cut(q, device, problem, &plan, alias, bytes_left);
     if (dw == RIDGE_NONE)
-        plan.dx_splits[0] = dx_splits_of(device, problem, plan.chunk, PARTIAL);
+        plan.dx_splits[0] = dx_splits_of(q, device, problem, plan.chunk, PARTIAL);
     plan.area = plan.aliased ? aliased_bytes(problem, &plan, plan.aliased) +
                                    partial_bytes(problem, plan.aliased, plan.dx_splits[1])
                              : 0;
@@ -203,37 +207,40 @@ static bool one_chunk(const ridge_problem *problem, const ce_plan *plan)
 }
 
 /* The usual plan, or that of so many bytes. */
-static ce_plan choose(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes)
+static ce_plan choose(const ce_products *q, const ridge_device *device, const ridge_problem *problem, bool small,
+                      int64_t bytes)
 {
     const uint32_t dw = dw_dtype(problem);
-    const bool half = dw != RIDGE_NONE && dw != RIDGE_F32;
-    ce_plan plan = plan_with(device, problem, small, half && (problem->flags & RIDGE_CE_W_HV), bytes);
+    const bool half = dw != RIDGE_NONE && dw != RIDGE_F32, always = (problem->flags & RIDGE_CE_W_HV) || !q->ordered;
+    ce_plan plan = plan_with(q, device, problem, small, half && always, bytes);
 
     if (half && !plan.spare && !one_chunk(problem, &plan))
-        plan = plan_with(device, problem, small, true, bytes);
-    plan.f32_sum = plan.spare && ((problem->flags & RIDGE_CE_W_HV) || !one_chunk(problem, &plan));
+        plan = plan_with(q, device, problem, small, true, bytes);
+    plan.f32_sum = plan.spare && (always || !one_chunk(problem, &plan));
     return plan;
 }
 
-static int64_t bytes_of(const ridge_device *device, const ridge_problem *problem, const ce_plan *plan)
+static int64_t bytes_of(const ce_products *q, const ridge_device *device, const ridge_problem *problem,
+                        const ce_plan *plan)
 {
     ce_chunk c = {};
     ce_area space = {};
 
-    return ce_plan_layout(&c, &space, device, problem, plan, NULL);
+    return ce_plan_layout(q, &c, &space, device, problem, plan, NULL);
 }
 
-ce_plan ce_plan_of(const ridge_device *device, const ridge_problem *problem, bool small, int64_t bytes)
+ce_plan ce_plan_of(const ce_products *q, const ridge_device *device, const ridge_problem *problem, bool small,
+                   int64_t bytes)
 {
     ce_plan usual = {}, larger;
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return usual;
-    usual = choose(device, problem, small, 0);
-    if (bytes <= ridge_max(bytes_of(device, problem, &usual), small ? 0 : usual_bytes(problem)))
+    usual = choose(q, device, problem, small, 0);
+    if (bytes <= ridge_max(bytes_of(q, device, problem, &usual), small ? 0 : usual_bytes(problem)))
         return usual;
-    larger = choose(device, problem, small, bytes);
-    return bytes_of(device, problem, &larger) <= bytes ? larger : usual;
+    larger = choose(q, device, problem, small, bytes);
+    return bytes_of(q, device, problem, &larger) <= bytes ? larger : usual;
 }
 
 static void *take(char **at, int64_t bytes)
@@ -242,11 +249,11 @@ static void *take(char **at, int64_t bytes)
 }
 
 /* Sets the pointers; from NULL on it only counts. Returns the bytes. */
-int64_t ce_plan_layout(ce_chunk *c, ce_area *space, const ridge_device *device, const ridge_problem *problem,
-                       const ce_plan *plan, void *workspace)
+int64_t ce_plan_layout(const ce_products *q, ce_chunk *c, ce_area *space, const ridge_device *device,
+                       const ridge_problem *problem, const ce_plan *plan, void *workspace)
 {
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
-    char *at = ce_layout(&c->p, problem, ce_row_parts(device, problem), workspace);
+    char *at = ce_layout(&c->p, problem, q->parts(device, problem), workspace);
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return (int64_t)((uintptr_t)at - (uintptr_t)workspace);

@@ -1,6 +1,6 @@
-/* row_kernels_sm90.cu: the linear cross entropy on Hopper: the kernels between its products, a warp or a block a row
- * (linear_sm90.cuh; linear_sm90.cu says in which order they run). */
-#include "linear_sm90.cuh"
+/* row_kernels.cu: the linear cross entropy in chunks: the kernels between its products, a warp or a block a row
+ * (linear_chunks.cuh; linear_chunks.cu says in which order they run). */
+#include "linear_chunks.cuh"
 
 enum { THREADS = CE_ROW_THREADS, WARPS = CE_ROW_WARPS };
 
@@ -370,8 +370,6 @@ static const void *const functions[FUNCTIONS] = {
 
 ridge_status ce_row_prepare(const ridge_device *device)
 {
-    if (device->arch != RIDGE_ARCH_SM90)
-        return RIDGE_OK;
     return host_load(device, functions, FUNCTIONS, "linear_ce: loading kernels");
 }
 
