@@ -2,9 +2,10 @@
 # other.sh ROOT BUILD KIND: a second build, CPU only, with another compiler or a sanitizer, and a short test of it.
 set -eu
 root=$1 dir=$2/other-$3
+target=all
 configure() {
     cmake -S "$root" -B "$dir" -G Ninja -DRIDGE_CUDA=OFF "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; exit 1; }
-    cmake --build "$dir" >"$dir.log" 2>&1 || { tail -40 "$dir.log"; exit 1; }
+    cmake --build "$dir" --target $target >"$dir.log" 2>&1 || { tail -40 "$dir.log"; exit 1; }
 }
 case $3 in
 clang)
@@ -27,8 +28,9 @@ tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSani
     "$dir/tests/test_threads"
     ;;
 fuzz)
-    configure -DCMAKE_C_COMPILER=clang -DRIDGE_OPENMP=OFF -DRIDGE_TOOLS=OFF -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
-    for name in text safetensors gguf; do
+    target=fuzzers
+    configure -DCMAKE_C_COMPILER=clang -DRIDGE_OPENMP=OFF -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
+    for name in text safetensors gguf tool; do
         [ -x "$dir/tests/fuzz_$name" ] || continue
         mkdir -p "$dir/corpus-$name" # what is found goes here, not into the tree
         seeds=$root/tests/fuzz/corpus/$name

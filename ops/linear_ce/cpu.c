@@ -344,6 +344,7 @@ static void combine(const ce_args *a, void *workspace)
         order[at] = i;
     }
     team = ridge_team_begin((double)(a->tokens * a->shards) / 256, a->tokens);
+    (void)team; /* without OpenMP */
 #pragma omp parallel for schedule(static) num_threads(team->threads)
     for (int64_t token = 0; token < a->tokens; token++) {
         stat[token] = ridge_cpu_ce_empty();

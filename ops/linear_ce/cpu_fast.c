@@ -432,6 +432,7 @@ ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *k
     j.v = kernel->arch_min == RIDGE_ARCH_AVX512 ? &ridge_cpu_ce_avx512 : &ridge_cpu_ce_avx2;
     first(&j, workspace);
     threads = threads_of(bound, &j.a);
+    (void)threads; /* without OpenMP */
 #pragma omp parallel num_threads(threads)
     {
         const unsigned own = ridge_fp_begin();

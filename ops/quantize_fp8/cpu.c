@@ -269,6 +269,7 @@ static uint32_t amax_of_all(const quantize_vectors *v, const quantize_args *a)
     uint32_t all = 0;
     ridge_team *const team = team_of(a, a->rows);
 
+    (void)team; /* without OpenMP */
 #pragma omp parallel for schedule(static) num_threads(team->threads) reduction(max : all)
     for (int64_t row = 0; row < a->rows; row++) {
         uint32_t amax = v->amax(a->dtype, a->x + row * a->stride, a->cols);
