@@ -172,6 +172,23 @@ def version() -> str:
     return _lib.ridge_version().decode()
 
 
+class _Yarn(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), *((name, C.c_double) for name in
+                ("freq_scale", "original_context", "ext_factor", "attn_factor", "beta_fast", "beta_slow"))]
+
+
+def rope_freqs(n_rot, base, yarn):
+    """(the n_rot/2 frequencies as a ctypes array of doubles, mscale)"""
+    if yarn is not None:
+        known = {name for name, _ in _Yarn._fields_[2:]}
+        if not isinstance(yarn, dict) or not set(yarn) <= known or not {"freq_scale", "original_context"} <= set(yarn):
+            raise ArgumentError(f"yarn is {yarn!r}, not a dict of {', '.join(sorted(known))} with freq_scale and original_context")
+        yarn = _Yarn(C.sizeof(_Yarn), 0, **{"ext_factor": 1.0, "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, **yarn})
+    freqs, mscale = (C.c_double * max(min(n_rot, 1 << 20) // 2, 1))(), C.c_float()
+    check(_lib.ridge_rope_freqs(C.c_int64(n_rot), C.c_double(base), C.byref(yarn) if yarn is not None else None, freqs, C.byref(mscale)))
+    return freqs, mscale.value
+
+
 def check(status):
     """Raises the library's message as an exception if status is not OK."""
     if status:

@@ -383,6 +383,77 @@ def rms_norm(xp, x, weight, eps):
     return out
 
 
+def weight_of(xp, weight, cols):
+    if weight is None:
+        return None, ABSENT
+    same_shape("weight", weight.shape, (cols,))
+    weight = xp.vector(weight)
+    return weight, xp.operand(weight, 0)
+
+
+def add_rms_norm(xp, x, residual, weight, eps, out_dtype=None):
+    """(rms_norm of x + residual, that sum in residual's dtype); without residual (rms_norm of x, None)."""
+    if not len(x.shape):
+        raise ArgumentError("x has no dimensions")
+    cols = x.shape[-1]
+    kept_w, w = weight_of(xp, weight, cols)
+    x2, stride = xp.matrix(x)
+    v = xp.operand(x2, stride)
+    r, total, summed = ABSENT, ABSENT, None
+    if residual is not None:
+        same_shape("residual", residual.shape, x.shape)
+        residual, stride = xp.matrix(residual)
+        r = xp.operand(residual, stride)
+        summed = xp.empty(x, x.shape, r[2])
+        total = xp.operand(summed, 0)
+    out = xp.empty(x, x.shape, out_dtype or v[2])
+    xp.launch(form("add_rms_norm", 0, (("eps", float(eps)),)), x,
+              (rows_of(x.shape), cols, 0, 0, 0, 0, *v, *r, *w, *total, *xp.operand(out, 0), *ABSENT), True)
+    return out, summed
+
+
+def rms_norm_bwd(xp, dout, x, weight, dsum, eps, want_dx, want_dw):
+    """(dx, dw), each None where it is not wanted; dsum: the gradient of x (or the sum) by what else reads it, or None."""
+    shape, cols = x.shape, x.shape[-1]
+    kept_w, w = weight_of(xp, weight, cols)
+    same_shape("dout", dout.shape, shape)
+    (x, xs), (dout, ds) = xp.matrix(x), xp.matrix(dout)
+    v, more = xp.operand(x, xs), ABSENT
+    if dsum is not None:
+        same_shape("dsum", dsum.shape, shape)
+        dsum, stride = xp.matrix(dsum)
+        more = xp.operand(dsum, stride)
+    dx = xp.empty(x, shape, v[2]) if want_dx else None
+    dw = xp.empty(x, (cols,), w[2]) if want_dw else None
+    xp.launch(form("rms_norm_bwd", 0, (("eps", float(eps)),)), x,
+              (rows_of(shape), cols, 0, 0, 0, 0, *xp.operand(dout, ds), *v, *w,
+               *(xp.operand(dx, 0) if want_dx else ABSENT), *(xp.operand(dw, 0) if want_dw else ABSENT), *more), True)
+    return dx, dw
+
+
+PAIRINGS = {"halves": A.ROPE_HALVES, "adjacent": 0}
+
+
+def rope(xp, x, positions, freqs, pairs, inverse, mscale):
+    """x [.., heads, head_dim]; positions [..] i32 or i64; freqs [n_rot/2] f64."""
+    if len(x.shape) < 2:
+        raise ArgumentError(f"x has shape {list(x.shape)}, not [.., heads, head_dim]")
+    *lead, heads, head_dim = x.shape
+    same_shape("positions", positions.shape, lead)
+    if len(freqs.shape) != 1:
+        raise ArgumentError(f"freqs has shape {list(freqs.shape)}, not one dimension")
+    flags = pick(PAIRINGS, pairs, "pairs") | (A.ROPE_INVERSE if inverse else 0)
+    tokens = rows_of((*lead, 1))
+    x, stride = xp.matrix(x.reshape(tokens, heads * head_dim))
+    positions, freqs = xp.vector(positions), xp.vector(freqs)
+    v = xp.operand(x, stride)
+    out = xp.empty(x, (*lead, heads, head_dim), v[2])
+    xp.launch(form("rope", flags, (("mscale", float(mscale)),)), x,
+              (tokens, heads, head_dim, 2 * freqs.shape[0], 0, 0, *v, *xp.operand(positions, 0), *xp.operand(freqs, 0),
+               *xp.operand(out, 0)))
+    return out
+
+
 CE_STATS = {"token_loss": A.F32, "lse": A.F32, "target_logit": A.F32, "entropy": A.F32, "argmax": A.I64}
 
 

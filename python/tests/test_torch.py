@@ -190,6 +190,10 @@ def samples(device):
         "ce_fwd": (torch.randn(20, 30, device=device).requires_grad_(), t % 30, None, "mean", -100, ce),
         "ce_fwd none": (torch.randn(4, 5, 30, device=device).requires_grad_(), t.view(4, 5) % 30, None, "none", -100, ce),
         "ce_stats": (torch.randn(20, 30, device=device), t % 30, None, -100, ce),
+        "add_rms_norm": (a, None, torch.randn(64, device=device).requires_grad_(), 1e-6, torch.float32),
+        "add_rms_norm sum": (a, b, torch.randn(64, device=device).requires_grad_(), 1e-6, torch.float32),
+        "rope": (torch.randn(6, 2, 64, device=device).requires_grad_(), torch.arange(6, device=device),
+                 R.rope_freqs(32, device=device)[0], "halves", False, 1.0),
         "quantize_fp8": (a.detach(), "row128", "e4m3", False, 0.0),
         "quantize_fp8_dual": (a.detach(), "row_row", "e4m3", False, 0.0, True),
         "fp8_gemm": (q, s, p, r, "row128_blk128", torch.bfloat16, None),
@@ -206,7 +210,7 @@ def samples(device):
 
 
 NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "linear_ce_stats", "ce_fwd", "ce_fwd none",
-         "ce_stats", "quantize_fp8", "quantize_fp8_dual",
+         "ce_stats", "add_rms_norm", "add_rms_norm sum", "rope", "quantize_fp8", "quantize_fp8_dual",
          "fp8_gemm", "fp8_linear", "fp8_linear blk128", "swiglu_linear", "fp8_swiglu_linear", "multiply",
          "q8_0_quantize", "q8_0_repack", "q8_0_matmul", "q8_0_linear"]
 

@@ -72,8 +72,9 @@ def test_the_loss_is_the_models_own(device, kind, needs):
     assert model(**ignored).loss.isnan()
     patch = R.apply_ridge_to(model)
     names = {models._ours(module) for module in model.modules()} - {None}
-    assert names == ({"_head_forward", "_causal_forward"} if kind in ("mixtral", "gpt_oss", "olmoe", "granitemoe") else
-                     {"_head_forward", "_causal_forward", "_mlp_forward"})
+    assert names == ({"_head_forward", "_causal_forward"} |
+                     ({"_mlp_forward"} if kind not in ("mixtral", "gpt_oss", "olmoe", "granitemoe") else set()) |
+                     ({"_norm_forward"} if kind not in ("cohere", "cohere2", "olmo") else set()))  # these have layer norms
     for way, want in zip(ways, wanted):
         got = needs(lambda: trained(model, inputs, **way))
         assert got[0].logits is None
@@ -131,10 +132,12 @@ def test_what_cannot_be_patched_is_refused():
             R.apply_ridge_to(model)
         assert [dict(module.__dict__) for module in model.modules()] == before  # nothing is half done
     model = tiny("llama")
-    patch = R.patch_llama(model, loss=False)
+    patch = R.patch_llama(model, norm=False, loss=False)
     with pytest.raises(ridge.ArgumentError, match="LlamaMLP is patched already"):
         R.apply_ridge_to(model)
-    R.apply_ridge_to(model, mlp=False).undo()
+    R.apply_ridge_to(model, mlp=False, norm=False).undo()
+    with pytest.raises(ridge.ArgumentError, match="LlamaMLP is patched already"):
+        R.apply_ridge_to(model, norm=False)
     patch.undo()
     assert not any("forward" in module.__dict__ for module in model.modules())
 
@@ -255,6 +258,24 @@ def test_checkpointed():
     model.gradient_checkpointing_enable()
     R.apply_ridge_to(model)
     alike(trained(model, inputs), want)
+
+
+@on_devices
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("x", [torch.float32, torch.bfloat16])
+def test_norms_have_the_models_dtypes(device, kind, weight, x):
+    """With weights and activations of different dtypes too, as under autocast; float64 stays the model's own."""
+    norm = tiny(kind, device).model.norm.to(weight)
+    torch.nn.init.normal_(norm.weight)
+    inputs = torch.randn(3, 5, 64, device=device, dtype=x)
+    want = norm(inputs)
+    patch = models.Patch()
+    models._patch_norm(patch, norm)
+    got = norm(inputs)
+    assert got.dtype == want.dtype
+    near(got, want, 2**-7 if torch.bfloat16 in (weight, x) else 1e-5)
+    assert kind != "llama" or norm.double()(inputs.double()).dtype == torch.float64
 
 
 @on_devices

@@ -74,6 +74,10 @@ def samples():
         yield "swiglu_linear", (a, b, torch.randn(32, 64), bias_, "silu", five, False)
     for want in ((True, True), (True, False), (False, True)):
         yield "swiglu_linear_backward", (torch.randn(4, 6, 32), a, b, torch.randn(32, 64), "silu", five, False, *want)
+    for residual in (None, b):
+        yield "add_rms_norm", (a, residual, torch.randn(64), 1e-6, F32)
+        yield "rms_norm_backward", (d, a, torch.randn(64), residual, 1e-6, True, True)
+    yield "rope", (torch.randn(4, 6, 2, 64), torch.randint(0, 99, (4, 6)), R.rope_freqs(32)[0], "halves", False, 1.0)
     for mode in ("tensor", "row", "row128", "blk128"):
         yield "quantize_fp8", (big, mode, "e4m3", False, 0.0)
         yield "quantize_fp8", (torch.randn(6, 200), mode, "e5m2", False, 0.0)

@@ -11,7 +11,7 @@ once: a second derivative is an error, torch.func.grad is PyTorch's error for re
 from __future__ import annotations
 
 import typing
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
 from ._arrays import Arrays, autocast_dtype, dtype_number, needs_grad, no_gradient, plain, tensors
-from ._functions import LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
+from ._functions import AddRMSNorm, LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
-__all__ = ["Fp8Linear", "Patch", "Q8_0Linear", "RowStatistics", "apply_ridge_to", "cross_entropy", "cross_entropy_stats", "fp8_gemm",
-           "linear_cross_entropy", "linear_cross_entropy_stats", "patch_llama", "q8_0_matmul", "q8_0_quantize", "q8_0_repack",
-           "quantize_fp8", "quantize_fp8_dual", "swap_linear", "swiglu", "swiglu_linear"]
+__all__ = ["Fp8Linear", "Patch", "Q8_0Linear", "RowStatistics", "add_rms_norm", "apply_ridge_to", "cross_entropy",
+           "cross_entropy_stats", "fp8_gemm", "linear_cross_entropy", "linear_cross_entropy_stats", "patch_llama", "q8_0_matmul",
+           "q8_0_quantize", "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "rms_norm", "rope", "rope_freqs", "swap_linear",
+           "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
 _op = torch.ops.ridge
 
@@ -277,6 +278,53 @@ def _of_logits(function, logits, target, weight, ignore_index, *numbers):
     ignore_index = -100 if ignore_index is None else ignore_index
     logits, _, target = _loss_inputs(function, logits, None, target, weight, ignore_index)
     return logits, target, weight, ops.whole("ignore_index", ignore_index), [float(v) for v in numbers]
+
+
+def rms_norm(x: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, *, out_dtype: Optional[torch.dtype] = None) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in f32, rounded once to out_dtype (x's own by default); bf16,
+    f16 or f32. Differentiable in x and weight. Gemma's form: weight + 1."""
+    return _add_rms_norm("rms_norm", x, None, weight, eps, out_dtype)[0]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, *,
+                 out_dtype: Optional[torch.dtype] = None) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum, weight, eps), sum) of sum = x + residual, rounded to residual's dtype, in one pass; both are
+    differentiable, in x, residual and weight, by one pass too."""
+    tensors("add_rms_norm", residual=residual)
+    return _add_rms_norm("add_rms_norm", x, residual, weight, eps, out_dtype)
+
+
+def _add_rms_norm(function, x, residual, weight, eps, out_dtype):
+    tensors(function, x=x, weight=(weight, None))
+    ops.numbers_only(eps=eps)
+    args = x, residual, weight, float(eps), out_dtype or x.dtype
+    if not plain(x, residual, weight):
+        return _op.add_rms_norm(*args)
+    if needs_grad(x, residual, weight):
+        return AddRMSNorm.apply(*args)
+    return L.add_rms_norm(_on_tensors, *args)
+
+
+def rope_freqs(n_rot: int, base: float = 10000.0, *, yarn: Optional[dict[str, float]] = None,
+               device: Union[torch.device, str, int, None] = None) -> tuple[Tensor, float]:
+    """(freqs, mscale) for rope: base^(-2i/n_rot), float64 [n_rot/2]; yarn: a dict with freq_scale, original_context and, where
+    they are not 1, 1, 32 and 1, ext_factor, attn_factor, beta_fast and beta_slow. mscale is 1 without yarn."""
+    freqs, mscale = _core.rope_freqs(ops.whole("n_rot", n_rot), ops.real("base", base), yarn)
+    return torch.tensor(list(freqs)[:n_rot // 2], dtype=torch.float64, device=device), mscale
+
+
+def rope(x: Tensor, positions: Tensor, freqs: Tensor, *, pairs: str = "halves", inverse: bool = False, mscale: float = 1.0) -> Tensor:
+    """x [.., heads, head_dim] with the first 2 * len(freqs) elements of each head turned by the angles positions * freqs (in
+    float64), the others copied. positions [..] int32 or int64, freqs float64 in radians a position (rope_freqs).
+
+    pairs: "halves" (elements i and i + n_rot/2, Hugging Face) or "adjacent" (2i and 2i + 1, GGUF's Llama). inverse turns the
+    other way, mscale multiplies sine and cosine (YaRN). Differentiable in x."""
+    tensors("rope", x=x, positions=positions, freqs=freqs)
+    ops.numbers_only(mscale=mscale, inverse=inverse)
+    ops.pick(ops.PAIRINGS, pairs, "pairs")
+    no_gradient("rope", freqs=freqs)
+    args = x, positions, freqs, pairs, bool(inverse), float(mscale)
+    return L.rope(_on_tensors, *args) if plain(x, positions, freqs) and not needs_grad(x) else _op.rope(*args)
 
 
 def quantize_fp8(x: Tensor, scale: str = "row128", dtype: str = "e4m3", *, pow2: bool = False,

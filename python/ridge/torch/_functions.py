@@ -195,3 +195,20 @@ class Fp8SwiGLULinearFunction(torch.autograd.Function):
         dgate, dup, dw, dbias = L.fp8_swiglu_linear_gradient(dy, gate, up, codes, ctx.rest, ctx.needs_input_grad, main_grad)
         return (dgate, dup, None if dw is None else dw.to(weight_dtype), None if dbias is None else dbias.to(bias_dtype),
                 *(None,) * 6)
+
+
+class AddRMSNorm(torch.autograd.Function):
+    """(out, sum): sum is x + residual, or nothing without residual."""
+
+    @staticmethod
+    def forward(ctx, *args):
+        out = L.add_rms_norm(_on_tensors, *args)
+        L._norm_setup(ctx, args, out)
+        if args[1] is None:
+            ctx.mark_non_differentiable(out[1])
+        return out
+
+    @staticmethod
+    @_once
+    def backward(ctx, dout, dsum):
+        return *L.norm_gradient(lambda *args: L.rms_norm_backward(_on_tensors, *args), ctx, dout, dsum), None, None

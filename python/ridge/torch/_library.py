@@ -294,6 +294,77 @@ def _q8_0_gradient(ctx, dout):
 for _name in ("q8_0_matmul", "q8_0_linear"):
     torch.library.register_autograd(f"ridge::{_name}", _q8_0_gradient, setup_context=_q8_0_setup, lib=library)
 
+# ------------------------------------------------------------------------------------------------------- norm and RoPE
+
+
+@_define("add_rms_norm(Tensor x, Tensor? residual, Tensor? weight, float eps, ScalarType out_dtype) -> (Tensor, Tensor)")
+def add_rms_norm(xp, x, residual, weight, eps, out_dtype):
+    """(rms_norm of x + residual, that sum)"""
+    same_device(x, residual, weight)
+    out, total = ops.add_rms_norm(xp, x, residual, weight, eps, dtype_number(out_dtype))
+    return out, _none(x, total)
+
+
+@_define("rms_norm_backward(Tensor dout, Tensor x, Tensor? weight, Tensor? dsum, float eps, bool dx, bool dweight) -> "
+         "(Tensor, Tensor)")
+def rms_norm_backward(xp, dout, x, weight, dsum, eps, want_dx, want_dw):
+    same_device(x, dout, weight, dsum)
+    dx, dw = ops.rms_norm_bwd(xp, dout, x, weight, dsum, eps, want_dx, want_dw)
+    return _none(x, dx), _none(x, dw)
+
+
+def _norm_setup(ctx, inputs, output):
+    x, residual, weight, ctx.eps, _ = inputs
+    ctx.save_for_backward(x if residual is None else output[1], weight)
+    ctx.dtypes = x.dtype, None if residual is None else residual.dtype
+    ctx.set_materialize_grads(False)
+
+
+def norm_gradient(backward, ctx, dout, dsum):
+    """(dx, dresidual, dweight): dx is that of both terms of the sum."""
+    x, weight = ctx.saved_tensors
+    dtype, of_residual = ctx.dtypes
+    if of_residual is None:
+        dsum = None
+    want_x, want_w = ctx.needs_input_grad[0] or ctx.needs_input_grad[1], ctx.needs_input_grad[2]
+    if dout is None:  # only the sum was used
+        dx, dw = dsum, None
+    else:
+        dx, dw = backward(dout, x, weight, dsum, ctx.eps, want_x, want_w)
+        dw = dw if want_w else None
+    if dx is None or not want_x:
+        return None, None, dw
+    return (dx.to(dtype) if ctx.needs_input_grad[0] else None,
+            dx.to(of_residual) if ctx.needs_input_grad[1] else None, dw)
+
+
+def _norm_gradient(ctx, dout, dsum):
+    return *norm_gradient(torch.ops.ridge.rms_norm_backward, ctx, dout, dsum), None, None
+
+
+torch.library.register_autograd("ridge::add_rms_norm", _norm_gradient, setup_context=_norm_setup, lib=library)
+
+
+@_define("rope(Tensor x, Tensor positions, Tensor freqs, str pairs, bool inverse, float mscale) -> Tensor")
+def rope(xp, x, positions, freqs, pairs, inverse, mscale):
+    same_device(x, positions, freqs)
+    return ops.rope(xp, x, positions, freqs, pairs, inverse, mscale)
+
+
+def _rope_setup(ctx, inputs, output):
+    x, positions, freqs, *ctx.rest = inputs
+    ctx.save_for_backward(positions, freqs)
+
+
+def _rope_gradient(ctx, dout):
+    """The rotation by the opposite angle; differentiable itself."""
+    positions, freqs = ctx.saved_tensors
+    pairs, inverse, mscale = ctx.rest
+    return torch.ops.ridge.rope(dout, positions, freqs, pairs, not inverse, mscale), *(None,) * 5
+
+
+torch.library.register_autograd("ridge::rope", _rope_gradient, setup_context=_rope_setup, lib=library)
+
 # ------------------------------------------------------------------------------------------------------ cross entropy
 # options: label_smoothing, softcap, temperature, lse_square_scale
 
@@ -449,5 +520,5 @@ def _eval_gradient(ctx, dloss, *_):
 torch.library.register_autograd("ridge::linear_ce_train", _train_gradient, setup_context=_train_setup, lib=library)
 torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_context=_eval_setup, lib=library)
 for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
-              "linear_ce_backward", "linear_ce_stats", "ce_stats", "ce_bwd", "multiply"):
+              "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "ce_stats", "ce_bwd", "multiply"):
     _no_gradient(_name)

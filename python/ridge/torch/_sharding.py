@@ -188,6 +188,28 @@ def _q8_0_matmul(x, w, scales, *_):
     yield [1], [R, 0, 0]
 
 
+# ------------------------------------------------------------------------------------------------------- norm and RoPE
+
+
+@_rule("add_rms_norm")
+def _add_rms_norm(x, residual, *_):
+    for d in range(x.ndim - 1):
+        yield [d, R if residual is None else d], [d, d, R]
+
+
+@_rule("rms_norm_backward")
+def _rms_norm_backward(dout, x, weight, dsum, eps, dx, dw):
+    for d in range(x.ndim - 1):
+        yield [d if dx else R, P if dw else R], [d, d, R, d]
+
+
+@_rule("rope")
+def _rope(x, *_):
+    for d in range(x.ndim - 2):
+        yield [d], [d, d, R]
+    yield [x.ndim - 2], [x.ndim - 2, R, R]  # heads
+
+
 # ------------------------------------------------------------------------------------------------------ cross entropy
 # Along the tokens. A mean divides by what all of them have: it gets replicated operands.
 

@@ -71,12 +71,14 @@ def _plain(linear, kind=torch.nn.Linear):
             type(linear.weight) in (torch.Tensor, torch.nn.Parameter))
 
 
+def _class_of(module):
+    """The class whose forward it has: not FSDP2's, which it makes of that one."""
+    return next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
+
+
 def _defined_by_transformers(module):
     """The forward of its class is Hugging Face's own: no subclass's, no remote code's."""
-    for cls in type(module).__mro__:
-        if "forward" in vars(cls):
-            return cls.__module__.startswith("transformers.models.")
-    return False
+    return _class_of(module).__module__.startswith("transformers.models.")
 
 
 # ---------------------------------------------------------------------------------------------------------------- MLP
@@ -103,6 +105,31 @@ def _patch_mlp(patch, module):
     if name not in ACTIVATIONS:
         raise ArgumentError(f"the MLPs' activation is {name!r}, not one of {', '.join(ACTIVATIONS)}")
     patch.set(module, "forward", functools.partial(_mlp_forward, module, activation=ACTIVATIONS[name]))
+
+
+# --------------------------------------------------------------------------------------------------------------- norm
+# Hugging Face's three forms, which round before the weight or after it: ridge rounds once, at the end.
+
+
+def _norm_forward(self, x):
+    from . import rms_norm
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return type(self).forward(self, x)
+    if hasattr(self, "eps"):  # Gemma's
+        return rms_norm(x, 1.0 + self.weight.float(), self.eps)
+    kept = _class_of(self).__name__.startswith(("GptOss", "Olmo"))  # the product is rounded to x's dtype
+    return rms_norm(x, self.weight, self.variance_epsilon, out_dtype=x.dtype if kept else torch.promote_types(x.dtype, self.weight.dtype))
+
+
+def _is_norm(module):
+    cls = _class_of(module)
+    return (cls.__name__.endswith("RMSNorm") and isinstance(getattr(module, "weight", None), torch.Tensor) and
+            cls.__module__.startswith("transformers.models.") and
+            (cls.__name__.startswith("Gemma") if hasattr(module, "eps") else hasattr(module, "variance_epsilon")))
+
+
+def _patch_norm(patch, module):
+    patch.set(module, "forward", functools.partial(_norm_forward, module))
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
@@ -176,10 +203,6 @@ def _causal_forward(self, input_ids=None, attention_mask=None, position_ids=None
     return modeling_outputs.MoeCausalLMOutputWithPast(loss=loss, aux_loss=aux_loss, router_logits=out.router_logits, **rest)
 
 
-def _class_of(model):
-    return next(cls for cls in type(model).__mro__ if "forward" in vars(cls))
-
-
 def _loss(model, hidden, labels, num_items_in_batch=None, shift_labels=None, ignore_index=-100, **_):
     """As ForCausalLMLoss: the mean over the labels, NaN where there is none; or the sum over num_items_in_batch."""
     from . import linear_cross_entropy
@@ -236,10 +259,10 @@ def _take(patch, module, function):
     function(patch, module)
 
 
-def apply_ridge_to(model: torch.nn.Module, *, mlp: bool = True, loss: bool = True) -> Patch:
-    """Ridge's SwiGLU in the MLPs and its linear cross entropy for the loss of a Hugging Face causal language model, in place,
-    by its config's model_type: models.DENSE and models.MOE (of a mixture: shared or dense MLPs, and the loss with the router's;
-    the experts stay). Returns a Patch: undo() restores the model.
+def apply_ridge_to(model: torch.nn.Module, *, mlp: bool = True, norm: bool = True, loss: bool = True) -> Patch:
+    """Ridge's SwiGLU in the MLPs, its RMSNorm and its linear cross entropy for the loss of a Hugging Face causal language model,
+    in place, by its config's model_type: models.DENSE and models.MOE (of a mixture: norms, shared or dense MLPs, and the loss
+    with the router's; the experts stay). Returns a Patch: undo() restores the model.
 
     In training with labels the output's logits are then None, and the loss is the model's own: its softcap and scaling, NaN
     where every label is ignored. PEFT adapters and fully_shard may be applied before or after. Whenever lm_head is not
@@ -260,6 +283,8 @@ def apply_ridge_to(model: torch.nn.Module, *, mlp: bool = True, loss: bool = Tru
                 _take(patch, module, _patch_mlp)
             if not found and kind in DENSE:
                 raise ArgumentError(f"{type(model).__name__} has no MLP with gate_proj, up_proj and down_proj")
+        for module in filter(_is_norm, model.modules()) if norm else ():
+            _take(patch, module, _patch_norm)
         if loss:
             _take(patch, model, _patch_loss)
     except ArgumentError:
