@@ -607,7 +607,7 @@ enum { /* and linear_ce_train */
     RIDGE_LINEAR_CE_X = 0, RIDGE_LINEAR_CE_W, /**< [tokens, hidden], [vocab, hidden] or transposed; bf16, f16, f32 */
     RIDGE_LINEAR_CE_TARGET, /**< [tokens] i32 or i64 */
     RIDGE_LINEAR_CE_LOSS,   /**< [1], NONE: [tokens]; f32 as all that follow unless said otherwise */
-    RIDGE_LINEAR_CE_BIAS, RIDGE_LINEAR_CE_CLASS_WEIGHT, /**< [vocab] f32, bf16 or f16; [vocab_total] >= 0; optional */
+    RIDGE_LINEAR_CE_BIAS, RIDGE_LINEAR_CE_CLASS_WEIGHT, /**< [vocab] f32, bf16 or f16; [vocab_total]; optional */
     RIDGE_LINEAR_CE_TOKEN_LOSS, RIDGE_LINEAR_CE_LSE, RIDGE_LINEAR_CE_TARGET_LOGIT, /**< [tokens], optional outputs */
     RIDGE_LINEAR_CE_ENTROPY,    /**< [tokens], optional output: of softmax(z), in nats */
     RIDGE_LINEAR_CE_ARGMAX,     /**< [tokens] i64, optional output: class of the largest z */

@@ -207,19 +207,23 @@ static void add_listed(case_list *list, const ridge_op_row *op)
     add(list, op, LISTED, &of[2], 3, ""); /* bf16, W [H, V], no row ignored */
 }
 
-/* Equal logits and NaN: argmax, and everything that a NaN reaches and does not reach. */
+/* Equal logits and NaN: argmax, and everything that a NaN reaches and does not reach; negative class weights. */
 static void add_special(case_list *list, const ridge_op_row *op)
 {
     static const option of[] = {
         {"", "lse=1 token_loss=1 argmax=1 accuracy=1 entropy=1 target_logit=1 errors=1", "dbias=1", CE_SPECIAL},
         {"label_smoothing=0.1 reduction=sum", "bias=1 argmax=1 token_loss=1", "bias=1 dw=x", CE_SPECIAL | CE_HALF},
         {"softcap=4", "argmax=1 accuracy=1", "", CE_SPECIAL | CE_VALID}};
+    static const option negative = {"class_weight=1 label_smoothing=0.1 lse_square_scale=0.1",
+                                    "lse=1 token_loss=1 accuracy=1", "dbias=1", CE_NEGATIVE};
     static const int shape[] = {5, 7, 8, 12};
 
     for (int i = 0; i < 4; i++)
         for (int o = 0; o < 3; o++)
             if (i < 2 || o == 0) /* the larger ones take a second */
                 add(list, op, shape[i], &of[o], i + o, op->id == RIDGE_LINEAR_CE_TRAIN ? "" : "reduction=none");
+    for (int n = 0; n < 3; n++)
+        add(list, op, shape[n], &negative, n, "");
     if (makes_outputs(op) && op->id != RIDGE_LINEAR_CE_TRAIN)
         add(list, op, 5, &of[0], 1, "record=1 sums=1");
 }

@@ -19,7 +19,8 @@ enum ce_variant {
     CE_NO_WEIGHT = 128, /* all class weights are 0 */
     CE_FREQUENT = 256,  /* two of three rows have the same target */
     CE_SPECIAL = 512,   /* a NaN in every 64th row of x or of the logits; each class twice, V/2 apart */
-    CE_VARIANTS = 1023
+    CE_NEGATIVE = 1024, /* all class weights are negative */
+    CE_VARIANTS = 2047
 };
 
 void cases_ce(const ridge_op_row *op, case_level level, case_list *list);

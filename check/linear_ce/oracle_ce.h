@@ -42,7 +42,7 @@ static inline bool oracle_has(const ce_subject *s, int arg)
 /* a / b, 0 where b is 0. */
 static inline double oracle_over(double a, double b)
 {
-    return b > 0 ? a / b : 0;
+    return b != 0 ? a / b : 0;
 }
 
 /* NaN counts as largest; the first of equals and of NaN wins. */

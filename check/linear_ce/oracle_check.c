@@ -199,7 +199,7 @@ static void check_loss(ce_subject *s, int arg)
     }
     if (reduction != RIDGE_CE_NONE)
         oracle_compare(s->run, oracle_out(s->run, arg, 0, 0), s->ref.mean,
-                       (reduction ? bound : fmax(oracle_over(bound, s->weight), oracle_over(bound, s->count))) +
+                       (reduction ? bound : fmax(oracle_over(bound, fabs(s->weight)), oracle_over(bound, s->count))) +
                            0x1p-22 * fabs(s->ref.mean),
                        "loss", 0, 0);
 }

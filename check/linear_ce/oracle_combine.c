@@ -1,7 +1,7 @@
 /* oracle_combine.c: the float64 reference of ce_combine: straight sums over the shards in the order they came. */
 #include <math.h>
 
-#include "linear_ce.h"
+#include "oracle_ce.h"
 
 /* One token of the whole vocabulary. */
 typedef struct token {
@@ -105,9 +105,9 @@ void oracle_ce_combine(oracle_run *run)
         slack += v.y < 0 ? 0 : bound;
     }
     if (mean) {
-        ce = isnan(ce) ? NAN : weight > 0 ? ce / weight : 0;
+        ce = isnan(ce) ? NAN : oracle_over(ce, weight);
         square = count > 0 ? square / count : 0;
-        slack = count > 0 ? fmax(slack / count, weight > 0 ? slack / weight : 0) : 0;
+        slack = count > 0 ? fmax(slack / count, oracle_over(slack, fabs(weight))) : 0;
     }
     if ((call->flags & RIDGE_CE_REDUCTION) != RIDGE_CE_NONE)
         compare(run, RIDGE_CE_COMBINE_LOSS, 0, ce + square, slack + 0x1p-23 * fabs(ce + square));

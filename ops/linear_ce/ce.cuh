@@ -118,7 +118,7 @@ typedef struct ce_factors {
 
 static __device__ __forceinline__ double ce_inverse(double x)
 {
-    return x > 0 ? 1 / x : 0;
+    return x == 0 ? 0 : 1 / x;
 }
 
 static __device__ __forceinline__ ce_factors ce_factors_of(const ce_params &p, int64_t token, int64_t target,

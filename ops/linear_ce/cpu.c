@@ -156,7 +156,7 @@ ce_totals ridge_cpu_ce_totals(const ce_args *a)
 
 static double inverse(double x)
 {
-    return x > 0 ? 1 / x : 0;
+    return x == 0 ? 0 : 1 / x;
 }
 
 ce_factors ridge_cpu_ce_factors(const ce_args *a, const ce_totals *t, int64_t token, int64_t target, double lse)
@@ -300,7 +300,7 @@ void ridge_cpu_ce_finish(const ce_args *a, const ce_totals *t, const ce_stat *st
         double ce = tree_total(&ce_sum), square = tree_total(&square_sum);
 
         if (mean) {
-            ce = t->weight > 0 ? ce / t->weight : isnan(ce) ? NAN : 0;
+            ce = t->weight != 0 ? ce / t->weight : isnan(ce) ? NAN : 0;
             square *= inverse(t->count);
         }
         put(a->loss, 0, ce + square);

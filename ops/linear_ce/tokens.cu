@@ -349,7 +349,7 @@ static __device__ __forceinline__ void ce_put_loss(const ce_params &p)
         return;
     if ((p.flags & RIDGE_CE_REDUCTION) != RIDGE_CE_NONE) {
         if (mean) {
-            ce = p.totals->weight > 0 ? ce / p.totals->weight : ce != ce ? ce : 0;
+            ce = p.totals->weight != 0 ? ce / p.totals->weight : ce != ce ? ce : 0;
             square *= ce_inverse(p.totals->count);
         }
         ce_put(p.loss, 0, ce + square);
