@@ -5,6 +5,8 @@
  * (out), dout's (dup), and those of dout * up, which is exact (dgate). All of out and dup are tried, a sixteenth of
  * dgate, and other exponents at random. `test_swiglu all`: all pairs of a gate and an up or a dout, and all of dgate.
  * Where one column needs the exact formula, all columns of its step get it: each row has the gates in another order. */
+#include <math.h>
+
 #include "unit.h"
 #include "src/internal.h"
 
@@ -103,9 +105,41 @@ TEST(every_product)
     ridge_close(device);
 }
 
+/* Gates that alpha takes beyond the largest float have the slope of SiLU there, 1 or 0; an infinite gate has none. */
+TEST(alpha_of_large_gates)
+{
+    static const char *const sets[] = {"c", "avx2", "avx512"};
+    static float g[] = {3e38f, 2.1e38f, 1e38f, -3e38f, -2.1e38f, 0.0f, INFINITY, -INFINITY, NAN}, one[9], dgate[9],
+                 dup[9];
+    static const float want[] = {1, 1, 1, 0, 0, 0.5f, NAN, NAN, NAN};
+    ridge_device *device;
+
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    for (int i = 0; i < 9; i++)
+        one[i] = 1;
+    for (int i = 0; i < 3; i++) {
+        ridge_call call = ridge_swiglu_bwd(1, 9, RIDGE_F32, one, g, one, dgate, dup);
+        char name[64];
+        ridge_status status;
+
+        snprintf(name, sizeof name, "cpu.swiglu_bwd.%s", sets[i]);
+        call.kernel = name;
+        call.opt.swiglu.alpha = 1.702f;
+        status = ridge_run(device, &call, NULL, 0, NULL);
+        if (i && status == RIDGE_ERR_UNSUPPORTED)
+            continue;
+        assert_int_equal(status, RIDGE_OK);
+        for (int k = 0; k < 9; k++)
+            if (isnan(want[k]) ? !isnan(dgate[k]) : dgate[k] != want[k])
+                fail_msg("%s: gate %g: %g, not %g", name, (double)g[k], (double)dgate[k], (double)want[k]);
+    }
+    ridge_close(device);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_pair), cmocka_unit_test(every_product)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_pair), cmocka_unit_test(every_product),
+                                       cmocka_unit_test(alpha_of_large_gates)};
 
     all = argc > 1 && strcmp(argv[1], "all") == 0;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -118,6 +118,12 @@ RIDGE_FN float ridge_act_bwd(unsigned act, float a, float alpha, float *dh)
     {
         float x = alpha * a;
         float s = ridge_sigmoid(x);
+        /* Where alpha takes a finite a to infinity, the bound keeps 0 * infinity away; a - a is NaN for an infinite a,
+           whose slope is NaN as in PyTorch, and else 0. */
+        if (alpha != 1.0f) {
+            x = ridge_min_f32(x, 0x1.fffffep+127f);
+            x = (a - a) - ridge_min_f32(-x, 0x1.fffffep+127f);
+        }
         *dh = s * ridge_fma(x, 1.0f - s, 1.0f);
         return a * s;
     }
