@@ -44,7 +44,7 @@ def problems():
     for tokens, k, n, const in Q8_0:
         yield "decode", "*tma*", f"q8_0_matmul tokens={tokens} cols={k} rows={n} x=i8 w=i8 weights_const={const}"
     for op, tokens, hidden, vocab, more in CE:
-        yield "cross entropy", "*wgmma*", f"linear_ce_{op} tokens={tokens} hidden={hidden} vocab={vocab}{more}"
+        yield "cross entropy", "*wgmma*", f"linear_ce_{op} tokens={tokens} hidden={hidden} vocab={vocab} variant=1{more}"
 
 
 def run(command):

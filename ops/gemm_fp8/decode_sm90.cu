@@ -400,12 +400,13 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 }
 
 /* Microseconds: the weights of the CTA that has most, read at its part of 1.08 times the copy rate; 2.5 us for the
- * launch and 0.2 for each CTA that a reduction of partial sums waits for. */
+ * launch, 0.2 for each CTA that a reduction of partial sums waits for, and 2.5 where clusters have four CTAs or more.
+ */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const decode_plan plan = plan_of(device, problem->dim[1], problem->dim[2]);
 
-    return 2.5 + 0.2 * (1 << plan.split_shift) +
+    return 2.5 + 0.2 * (1 << plan.split_shift) + (plan.split_shift > 1 ? 2.5 : 0) +
            (double)cta_weight_bytes(&plan) * device->units * 1e-3 / (1.08 * device->copy_gbps);
 }
 

@@ -253,10 +253,14 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
+/* The rates of the tiles are those of an H200 at its power limit. A call of less than a millisecond is 1.05 to 1.25
+ * times as fast (bench/records/20261123-h200-picks.csv, -h100-). */
+static const double cool = 1.08;
+
 /* us of a tile's block of k, at a rate in TFLOP/s of an H200's 132 multiprocessors. */
 static double block_us(const ridge_device *device, double rows, double cols, double rate)
 {
-    return 2 * BK * rows * cols / (rate * 1e6 / 132 * host_sm_share(device));
+    return 2 * BK * rows * cols / (cool * rate * 1e6 / 132 * host_sm_share(device));
 }
 
 /* small_m: a block of k takes at least block_us, whatever rows there are (192x64 and 128x64: by their number), and the
@@ -276,9 +280,9 @@ static double small_m_cost(const ridge_device *device, const gemm_variant *v, co
     return loop > load ? loop : load;
 }
 
-/* Rounds of tiles at the measured rate of the main loop, or tiles divided evenly by stream-K, which takes 10 us more;
- * not less than A, B and D take to be moved once. Fitted to nine forward shapes, m 4096 and 8192, and six of m 257 to
- * 512. */
+/* Rounds of tiles at the measured rate of the main loop, or tiles divided evenly by stream-K, which takes 5.4 us more
+ * and writes and reads partial sums; not less than A, B and D take to be moved once. Fitted to nine forward shapes, m
+ * 4096 and 8192, and six of m 257 to 512. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const gemm_variant *v = variant_of(kernel);
@@ -290,11 +294,12 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double tile = 0.5 + 0.5 * t->slices + blocks * block_us(device, v->block_m, t->block_n, rate);
     const double load = 4 + (m * k + n * k + m * n * (problem->dtype[RIDGE_GEMM_FP8_D] == RIDGE_F32 ? 4 : 2)) /
                                 (860 * device->copy_gbps);
+    const double partial = (double)device->units * t->warpgroups * (double)partial_bytes(t);
     double loop;
 
     if (t->small_m)
         return small_m_cost(device, v, problem, blocks, rate);
-    loop = is_stream_k(kernel) ? 14 + tile * (double)tiles / (double)clusters
+    loop = is_stream_k(kernel) ? 9.4 + 2e-3 * partial / device->copy_gbps + tile * (double)tiles / (double)clusters
                                : 4 + tile * (double)ridge_ceil_div(tiles, clusters);
     return loop > load ? loop : load;
 }

@@ -195,14 +195,20 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
     return device->units < 2 ? "is for two multiprocessors and more" : NULL;
 }
 
-/* The products at 640 TFLOP/s, and 30 us a product for the kernels between them. */
+/* The products at 680 TFLOP/s of an H200 (train of .small: 1.1 times as long), or as long as W, P^T and dW take to be
+ * moved, and the kernels between them: 40 us, and 210 more with gradients, 165 for .small. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : kernel->param[0] ? 3.3 : 3;
-    double waves = tiles_of(problem->dim[0], problem->dim[2], G16_COOP_N) / (device->units / 2);
+    const bool eval = problem->op == RIDGE_LINEAR_CE_EVAL;
+    const double gemms = eval ? 1 : kernel->param[0] ? 3.3 : 3;
+    const double tokens = (double)problem->dim[0], hidden = (double)problem->dim[1], vocab = (double)problem->dim[2];
+    const double moved = 2 * hidden * (vocab + tokens) + (eval ? 0 : 6 * hidden * vocab + 4 * tokens * vocab);
+    const double rate = 680e6 / 132 * (device->units / 2 * 2) * host_sm_share(device);
+    const double waves = tiles_of(problem->dim[0], problem->dim[2], G16_COOP_N) / (device->units / 2);
+    const double multiply = gemms * (waves < 1 ? 1 : waves) * (device->units / 2) * 131072.0 * hidden / rate;
+    const double load = moved * 1e-3 / device->copy_gbps;
 
-    waves = waves < 1 ? 1 : waves;
-    return 30 * gemms + gemms * waves * (device->units / 2) * 131072.0 * (double)problem->dim[1] / 640e6;
+    return (eval ? 40 : kernel->param[0] ? 205 : 250) + (multiply > load ? multiply : load);
 }
 
 #define ROW(op_name, variant, op_id, small)                                                                       \

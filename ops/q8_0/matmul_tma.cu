@@ -344,12 +344,13 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double cta_tiles = (double)(int64_t)((tiles + device->units - 1) / device->units);
     const double steps = cta_tiles * (double)((problem->dim[1] + 1023) / 1024);
     const double work = steps * (t->step + more * t->step_token) + cta_tiles * (t->tile + more * t->tile_token);
-    double us = t->start + sqrt(sqrt(pow4(mb / t->rate) + pow4(work)));
+    const double bandwidth = device->copy_gbps / H200_COPY_GBPS;
+    double us = t->start + sqrt(sqrt(pow4(mb / (t->rate * bandwidth)) + pow4(work)));
 
     us +=
         t->x_mb * more * cols * 1.14e-6 * (tiles < device->units ? tiles : device->units); /* 36 bytes for 32 columns */
     if (!weights_const)
-        us += t->wait + t->wait_mb * mb;
+        us += t->wait + t->wait_mb * mb / bandwidth;
     if (half && tile_rows == 16)
         us -= pace_gain(problem, steps, cta_tiles);
     if (!half && cta_tiles > 1 && weights_const)
@@ -362,7 +363,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         us += LOSS_X_FLOATS;
     if (half && floats && !q8_0_fuses_x(problem))
         us += LOSS_X_LAUNCH;
-    return us / (device->copy_gbps / H200_COPY_GBPS);
+    return us;
 }
 
 #define ROW(op_name, op_id, tile_rows, name, budget, fit)                                            \
