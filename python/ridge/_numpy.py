@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from . import _abi as A
+from . import _core
 from . import _ops as ops
 from ._core import ArgumentError, device
 
@@ -174,6 +175,21 @@ def rms_norm(x: Array, weight: Optional[Array] = None, eps: float = 1e-6) -> Arr
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
     _arrays("rms_norm", x=x, weight=(weight, None))
     return ops.rms_norm(_xp, x, weight, ops.real("eps", eps))
+
+
+def rope_freqs(n_rot: int, base: float = 10000.0, *, yarn: Optional[dict[str, float]] = None) -> tuple[Array, float]:
+    """(freqs, mscale) for rope: base^(-2i/n_rot), float64 [n_rot/2]; yarn: a dict with freq_scale, original_context and, where
+    they are not 1, 1, 32 and 1, ext_factor, attn_factor, beta_fast and beta_slow. mscale is 1 without yarn."""
+    freqs, mscale = _core.rope_freqs(ops.whole("n_rot", n_rot), ops.real("base", base), yarn)
+    return np.array(freqs[:n_rot // 2]), mscale
+
+
+def rope(x: Array, positions: Array, freqs: Array, *, pairs: str = "halves", inverse: bool = False, mscale: float = 1.0) -> Array:
+    """x [.., heads, head_dim] with the first 2 * len(freqs) elements of each head turned by the angles positions * freqs, the
+    others copied; pairs: "halves" (elements i and i + n_rot/2, Hugging Face) or "adjacent" (2i and 2i + 1)."""
+    _arrays("rope", x=x, positions=positions, freqs=freqs)
+    ops.numbers_only(inverse=inverse)
+    return ops.rope(_xp, x, positions, freqs, pairs, inverse, ops.real("mscale", mscale))
 
 
 def linear_cross_entropy(x: Array, weight: Array, target: Array, *, bias: Optional[Array] = None,

@@ -20,7 +20,7 @@ from . import _core
 from . import _ops as ops
 from ._core import ArgumentError
 
-_DTYPES = {A.F32: jnp.float32, A.F16: jnp.float16, A.BF16: jnp.bfloat16, A.I32: jnp.int32, A.I64: jnp.int64,
+_DTYPES = {A.F32: jnp.float32, A.F64: jnp.float64, A.F16: jnp.float16, A.BF16: jnp.bfloat16, A.I32: jnp.int32, A.I64: jnp.int64,
            A.U8: jnp.uint8}
 _NUMBERS = {jnp.dtype(dtype): number for number, dtype in _DTYPES.items()}
 
@@ -148,6 +148,103 @@ def _swiglu_bwd(how, saved, dout):
 
 
 _swiglu.defvjp(_swiglu_fwd, _swiglu_bwd)
+
+# ------------------------------------------------------------------------------------------------------- norm and RoPE
+
+
+def rms_norm(x: jax.Array, weight: Optional[jax.Array] = None, eps: float = 1e-6) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in f32, rounded once to x's dtype; bf16, f16 or f32.
+    Differentiable in x and weight."""
+    return _norm_of("rms_norm", x, None, weight, eps)[0]
+
+
+def add_rms_norm(x: jax.Array, residual: jax.Array, weight: Optional[jax.Array] = None,
+                 eps: float = 1e-6) -> tuple[jax.Array, jax.Array]:
+    """(rms_norm(sum, weight, eps), sum) of sum = x + residual, rounded to residual's dtype, in one pass. Both are
+    differentiable, in x, residual and weight."""
+    if residual.shape != x.shape:
+        raise ArgumentError(f"residual has shape {list(residual.shape)}, not {list(x.shape)}")
+    return _norm_of("add_rms_norm", x, residual, weight, eps)
+
+
+def _norm_of(function, x, residual, weight, eps):
+    if not x.ndim:
+        raise ArgumentError(f"{function}: x has no dimensions")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ArgumentError(f"weight has shape {list(weight.shape)}, not {list(x.shape[-1:])}")
+    return _norm(_options(eps=ops.real("eps", eps)), x, residual, weight)
+
+
+def _rows(x):
+    return ops.rows_of(x.shape), x.shape[-1]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _norm(options, x, residual, weight):
+    """(out, sum); without residual sum is x."""
+    operands = {"x": x, "residual": residual, "w": weight}
+    results = {"out": _like(x)} if residual is None else {"out": _like(x), "sum": _like(residual)}
+    got = _call("add_rms_norm", 0, options, _rows(x), {name: t for name, t in operands.items() if t is not None}, results, True)
+    return got if residual is not None else (got[0], x)
+
+
+def _norm_fwd(options, x, residual, weight):
+    out, total = _norm(options, x, residual, weight)
+    return (out, total), (total, weight, x[:0], residual if residual is None else residual[:0])  # dtypes of both
+
+
+def _norm_bwd(options, saved, gradients):
+    (total, weight, x, residual), (dout, dsum) = saved, gradients
+    operands = {"dout": dout, "x": total, "dsum": dsum, **({} if weight is None else {"w": weight})}
+    results = {"dx": _like(total), **({} if weight is None else {"dw": _like(weight)})}
+    dx, *dw = _call("rms_norm_bwd", 0, options, _rows(total), operands, results, True)
+    return dx.astype(x.dtype), None if residual is None else dx, dw[0] if dw else None
+
+
+_norm.defvjp(_norm_fwd, _norm_bwd)
+_double = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+
+
+def rope(x: jax.Array, positions: jax.Array, freqs: Any, *, pairs: str = "halves", inverse: bool = False,
+         mscale: float = 1.0) -> jax.Array:
+    """x [.., heads, head_dim] with the first 2 * len(freqs) elements of each head turned by the angles positions * freqs (in
+    float64, whatever jax_enable_x64 is), the others copied. positions [..] int32 or int64; freqs: numbers known when the
+    function is traced (ridge.rope_freqs), in radians a position.
+
+    pairs: "halves" (elements i and i + n_rot/2, Hugging Face) or "adjacent" (2i and 2i + 1). inverse turns the other way,
+    mscale multiplies sine and cosine (YaRN). Differentiable in x."""
+    if x.ndim < 2 or positions.shape != x.shape[:-2]:
+        raise ArgumentError(f"x {list(x.shape)} and positions {list(positions.shape)} do not fit: [.., heads, head_dim] and [..]")
+    if isinstance(freqs, jax.core.Tracer):
+        raise ArgumentError("freqs is traced: it must be numbers that are known when the function is traced")
+    freqs = np.asarray(freqs, np.float64)
+    if freqs.ndim != 1:
+        raise ArgumentError(f"freqs has shape {list(freqs.shape)}, not one dimension")
+    ops.numbers_only(inverse=inverse)
+    how = ops.pick(ops.PAIRINGS, pairs, "pairs"), bool(inverse), _options(mscale=ops.real("mscale", mscale)), freqs.tobytes()
+    return _rope(how, x, positions)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rope(how, x, positions):
+    flags, inverse, options, freqs = how
+    with _double(True):  # else JAX makes them f32
+        freqs = jnp.asarray(np.frombuffer(freqs, np.float64))
+        return _call("rope", flags | (A.ROPE_INVERSE if inverse else 0), options,
+                     (ops.rows_of((*x.shape[:-2], 1)), *x.shape[-2:], 2 * freqs.shape[0]),
+                     {"x": x, "pos": positions, "freqs": freqs}, {"out": _like(x)})[0]
+
+
+def _rope_fwd(how, x, positions):
+    return _rope(how, x, positions), positions
+
+
+def _rope_bwd(how, positions, dout):
+    flags, inverse, *rest = how
+    return _rope((flags, not inverse, *rest), dout, positions), None
+
+
+_rope.defvjp(_rope_fwd, _rope_bwd)
 
 # ------------------------------------------------------------------------------------------------------ cross entropy
 

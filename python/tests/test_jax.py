@@ -173,6 +173,61 @@ def test_command_buffer(place, tmp_path):
     assert "command_buffer" in text, "no command buffer was made"
 
 
+@pytest.mark.parametrize("dtype,limit", [(np.float32, 2e-6), (jnp.bfloat16, 8e-3), (np.float16, 2e-3)])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_norm(place, dtype, limit, weighted):
+    """rms_norm and add_rms_norm: values and gradients against JAX's own in f32, jit and vmap."""
+    x, r, dy, ds = (normal(2, 3, 64, dtype=dtype) for _ in range(4))
+    w = (normal(64, dtype=dtype),) if weighted else ()
+
+    def own(x, w=None):
+        x = x.astype(jnp.float32)
+        y = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+        return y if w is None else y * w.astype(jnp.float32)
+
+    got, back = needs(lambda: jax.vjp(lambda x, *w: R.rms_norm(x, *w, eps=1e-5), x, *w))
+    want, own_back = jax.vjp(own, x, *w)
+    assert got.dtype == x.dtype
+    close(got, want, limit)
+    for g, v in zip(back(dy), own_back(dy.astype(jnp.float32))):
+        assert g.dtype == x.dtype
+        close(g, v, limit)
+
+    def both(x, r, *w):
+        s = (x.astype(jnp.float32) + r.astype(jnp.float32)).astype(dtype)
+        return own(s, *w), s
+
+    got, back = jax.vjp(lambda x, r, *w: R.add_rms_norm(x, r, *w, eps=1e-5), x, r, *w)
+    want, own_back = jax.vjp(both, x, r, *w)
+    assert np.array_equal(got[1], want[1])
+    close(got[0], want[0], limit)
+    for g, v in zip(back((dy, ds)), own_back((dy.astype(jnp.float32), ds))):
+        close(g, v, 2 * limit)
+    assert np.array_equal(jax.jit(jax.vmap(lambda x: R.rms_norm(x, *w)))(x), R.rms_norm(x, *w))
+    for call, text in ((lambda: R.rms_norm(x, x), "weight has shape"),
+                       (lambda: R.add_rms_norm(x, r[:1]), "residual has shape"), (lambda: R.rms_norm(x[0, 0, 0]), "no dimensions")):
+        with pytest.raises(ridge.ArgumentError, match=text):
+            call()
+
+
+@pytest.mark.parametrize("pairs", ["halves", "adjacent"])
+def test_rope(place, pairs):
+    """The bits of numpy's at large positions, with JAX's 32 bits; its gradient is the inverse rotation; jit and vmap."""
+    freqs, _ = ridge.rope_freqs(32)
+    x, dy, at = normal(2, 5, 3, 64), normal(2, 5, 3, 64), jnp.asarray(random.integers(0, 999999, (2, 5)), jnp.int32)
+    want = ridge.rope(np.asarray(x), np.asarray(at), freqs, pairs=pairs)
+    got, back = needs(lambda: jax.vjp(lambda x: R.rope(x, at, freqs, pairs=pairs), x))
+    assert np.array_equal(got, want) and got.dtype == jnp.float32
+    assert np.array_equal(back(dy)[0], ridge.rope(np.asarray(dy), np.asarray(at), freqs, pairs=pairs, inverse=True))
+    assert np.array_equal(jax.jit(lambda x, at: R.rope(x, at, freqs, pairs=pairs))(x, at), want)
+    assert np.array_equal(jax.vmap(lambda x, at: R.rope(x, at, freqs, pairs=pairs))(x, at), want)
+    assert (jnp.ones(3) * 2.5).dtype == jnp.float32  # nothing stays switched on
+    for call, text in ((lambda: R.rope(x, at[0], freqs), "do not fit"), (lambda: R.rope(x, at, freqs, pairs="x"), "pairs is 'x'"),
+                       (lambda: R.rope(x, at, freqs[None]), "one dimension"), (lambda: jax.jit(R.rope)(x, at, freqs), "freqs is traced")):
+        with pytest.raises(ridge.ArgumentError, match=text):
+            call()
+
+
 def test_export(place):
     """A jitted function and its gradient can be exported; JAX by itself refuses custom calls that it does not know."""
     x, y = normal(4, 64), normal(4, 64)

@@ -228,6 +228,21 @@ def test_rms_norm():
     close(ridge.rms_norm(x, w, 1e-5), x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + 1e-5) * w)
 
 
+@pytest.mark.parametrize("pairs", ["halves", "adjacent"])
+def test_rope(pairs):
+    (freqs, mscale), x, at = ridge.rope_freqs(32, 1e4), normal(2, 5, 3, 64), random.integers(0, 99999, (2, 5))
+    assert mscale == 1 and np.allclose(freqs, 1e4 ** (-np.arange(0, 32, 2) / 32)) and freqs.dtype == np.float64
+    c, s = np.cos(at[..., None, None] * freqs), np.sin(at[..., None, None] * freqs)
+    a, b = (x[..., :16], x[..., 16:32]) if pairs == "halves" else (x[..., :32:2], x[..., 1:32:2])
+    got = ridge.rope(x, at, freqs, pairs=pairs)
+    p, q = (got[..., :16], got[..., 16:32]) if pairs == "halves" else (got[..., :32:2], got[..., 1:32:2])
+    close(p, a * c - b * s)
+    close(q, a * s + b * c)
+    assert np.array_equal(got[..., 32:], x[..., 32:])
+    close(ridge.rope(got, at, freqs, pairs=pairs, inverse=True), x)
+    assert ridge.rope_freqs(64, yarn={"freq_scale": 0.25, "original_context": 4096})[1] > 1
+
+
 def test_errors():
     a = normal(4, 64)
     wrong = [(lambda: ridge.swiglu(a, a[:2]), "up has shape"), (lambda: ridge.swiglu(a, a.astype(np.float16)), "dtype f16"),
