@@ -688,6 +688,82 @@ enum {
 };
 /** @} */
 
+/** @defgroup attention Attention with a cache
+ * The two ops of a decoding layer beside its products. The cache of one layer and one sequence is two matrices K and V
+ * [kv_heads, positions*head_dim], f16 or bf16: head by head, a row of head_dim for every position. Their row stride may
+ * be larger than positions*head_dim: a call then sees the first positions of a longer cache. Query head h reads
+ * head h / (heads/kv_heads) of the cache.
+ *
+ * kv_append takes the rows that the product with the weights q|k|v made. It adds `bias`; normalises each head of q and k
+ * as rms_norm does, where q_norm or k_norm is there; turns the first n_rot elements of the heads of q and k as rope does,
+ * in adjacent pairs or with RIDGE_ROPE_HALVES in halves; writes q to `out` and k and v to row pos of the cache, rounded once.
+ * A position outside 0 .. positions-1 writes nothing to the cache.
+ *
+ * attention_decode: out = softmax(scale q K^T) V over the keys 0 .. pos of each query, so that queries of one call are
+ * causal among themselves. Sums run over 128 positions at a time, counted from position 0, in one fixed order.
+ *
+ *     s = scale * (q . k);  s = softcap * tanh(s / softcap);  keys p with pos - window < p <= pos
+ *     out = (sum over keys of e^(s - max) v) / (e^(sink - max) + sum over keys of e^(s - max))
+ *
+ * A query that sees no key gives zeros. Contract of both: exact, batch-invariant: a token's result is the same bits
+ * whatever other tokens are in the call, and however many positions the cache has.
+ *
+ * @code
+ * ridge_call append = ridge_kv_append(tokens, heads, kv_heads, head_dim, positions, ridge_matrix(qkv, RIDGE_F32), pos,
+ *                                     freqs, ridge_matrix(q, RIDGE_F32), ridge_matrix(k, RIDGE_F16),
+ *                                     ridge_matrix(v, RIDGE_F16));
+ * ridge_call attend = ridge_attention_decode(tokens, heads, kv_heads, head_dim, positions, ridge_matrix(q, RIDGE_F32),
+ *                                            ridge_matrix(k, RIDGE_F16), ridge_matrix(v, RIDGE_F16), pos,
+ *                                            ridge_matrix(out, RIDGE_F32));
+ * attend.opt.attention.scale = 0.125f; // 1/sqrt(64)
+ * @endcode
+ * @{ */
+/** The largest head_dim. */
+enum { RIDGE_MAX_HEAD_DIM = 512 };
+
+/** Options of kv_append. */
+typedef struct ridge_kv_append_options {
+    int64_t n_rot; /**< elements of a head that are turned, even, at most head_dim; default 0: head_dim */
+    float eps;     /**< of the norms, finite and >= 0, default 1e-6 */
+    float mscale;  /**< factor of sine and cosine (YaRN's attention factor), finite, default 1 */
+} ridge_kv_append_options;
+
+/** q, k and v of new tokens: bias, norm, RoPE, k and v into the cache. head_dim is a multiple of 16, at
+ * most RIDGE_MAX_HEAD_DIM. */
+RIDGE_API ridge_call ridge_kv_append(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                     int64_t positions, ridge_tensor qkv, const int32_t *pos, const double *freqs,
+                                     ridge_tensor out, ridge_tensor k, ridge_tensor v);
+enum {
+    RIDGE_KV_APPEND_QKV = 0, /**< [tokens, (heads + 2 kv_heads)*head_dim] f32 or bf16 */
+    RIDGE_KV_APPEND_POS,     /**< [tokens] i32, all different */
+    RIDGE_KV_APPEND_FREQS,   /**< [n_rot/2] f64, radians a position: see ridge_rope_freqs */
+    RIDGE_KV_APPEND_OUT,     /**< [tokens, heads*head_dim] f32 or bf16: q */
+    RIDGE_KV_APPEND_K, RIDGE_KV_APPEND_V, /**< [kv_heads, positions*head_dim] f16 or bf16, read and written */
+    RIDGE_KV_APPEND_BIAS,    /**< [(heads + 2 kv_heads)*head_dim] f32, optional */
+    RIDGE_KV_APPEND_Q_NORM, RIDGE_KV_APPEND_K_NORM /**< [head_dim] f32, optional */
+};
+
+/** Options of attention_decode. */
+typedef struct ridge_attention_options {
+    int64_t window; /**< keys that a query sees, itself included, >= 0; default 0: all */
+    float scale;    /**< factor of the dot products, finite, default 1 */
+    float softcap;  /**< finite and >= 0, default 0: none */
+} ridge_attention_options;
+
+/** out = softmax(scale q K^T) V for the queries at positions pos. heads is a multiple of kv_heads; head_dim
+ * as in kv_append. The workspace holds (head_dim + 2) floats for every query, head and 128 positions. */
+RIDGE_API ridge_call ridge_attention_decode(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                            int64_t positions, ridge_tensor q, ridge_tensor k, ridge_tensor v,
+                                            const int32_t *pos, ridge_tensor out);
+enum {
+    RIDGE_ATTENTION_DECODE_Q = 0, /**< [tokens, heads*head_dim] f32 or bf16 */
+    RIDGE_ATTENTION_DECODE_K, RIDGE_ATTENTION_DECODE_V, /**< [kv_heads, positions*head_dim] f16 or bf16 */
+    RIDGE_ATTENTION_DECODE_POS, /**< [tokens] i32; keys beyond the cache are not seen */
+    RIDGE_ATTENTION_DECODE_OUT, /**< [tokens, heads*head_dim] f32 or bf16 */
+    RIDGE_ATTENTION_DECODE_SINKS /**< [heads] f32, optional: a score that has no value */
+};
+/** @} */
+
 /* -------------------------------------------------------------------------------------------------------- the call */
 
 /** The ops, each with the builder of that name; RIDGE_OPS is one more than the last. */
@@ -697,7 +773,8 @@ typedef enum ridge_op {
     RIDGE_Q8_0_QUANTIZE_ROWS, RIDGE_Q8_0_MATMUL, RIDGE_Q8_0_PAIR, RIDGE_Q8_0_GATE_UP_SWIGLU,
     RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_ADD_RMS_NORM,
     RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
-    RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_OPS
+    RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_KV_APPEND,
+    RIDGE_ATTENTION_DECODE, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */
@@ -728,6 +805,8 @@ struct ridge_call {
         ridge_swiglu_quantize_options swiglu_quantize;
         ridge_norm_options norm;
         ridge_ce_options ce;
+        ridge_kv_append_options kv_append;
+        ridge_attention_options attention;
         double space[16];
     } opt; /**< the op's options, at their defaults */
 };

@@ -10,6 +10,7 @@
     FAMILY(q8_0)               \
     FAMILY(norm)               \
     FAMILY(linear_ce)          \
-    FAMILY(multiply)
+    FAMILY(multiply)           \
+    FAMILY(attention)
 
 #endif

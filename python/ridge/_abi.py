@@ -46,6 +46,7 @@ SCALING_BLK128 = 4
 SCALING_ROW32 = 5
 Q8_0_MAX_TOKENS = 16
 MAX_HC = 16
+MAX_HEAD_DIM = 512
 OP_NONE = 0
 SWIGLU_FWD = 1
 SWIGLU_BWD = 2
@@ -73,7 +74,9 @@ CE_FWD = 23
 CE_BWD = 24
 CE_COMBINE = 25
 MULTIPLY = 26
-OPS = 27
+KV_APPEND = 27
+ATTENTION_DECODE = 28
+OPS = 29
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -84,7 +87,7 @@ OPS_BY_NAME = {
     'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'add_rms_norm': 17, 'rms_norm_bwd': 18, 'rope': 19,
     'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
-    'ce_combine': 25, 'multiply': 26,
+    'ce_combine': 25, 'multiply': 26, 'kv_append': 27, 'attention_decode': 28,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -174,6 +177,12 @@ SLOTS = {
     'multiply': {
         'x': 0, 'factor': 1, 'out': 2,
     },
+    'kv_append': {
+        'qkv': 0, 'pos': 1, 'freqs': 2, 'out': 3, 'k': 4, 'v': 5, 'bias': 6, 'q_norm': 7, 'k_norm': 8,
+    },
+    'attention_decode': {
+        'q': 0, 'k': 1, 'v': 2, 'pos': 3, 'out': 4, 'sinks': 5,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -206,6 +215,10 @@ BUILDERS = {
     'ce_bwd': 'int64 tokens, int64 vocab, tensor logits, tensor target, pointer lse, tensor dlogits',
     'ce_combine': 'int64 tokens, int64 vocab, int64 shards, pointer record, pointer offset, tensor target, pointer loss',
     'multiply': 'int64 rows, int64 cols, tensor x, pointer factor, tensor out',
+    'kv_append': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor qkv, pointer pos, pointer '
+        'freqs, tensor out, tensor k, tensor v',
+    'attention_decode': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor q, tensor k, tensor v, '
+        'pointer pos, tensor out',
 }
 OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
@@ -214,4 +227,6 @@ OPTIONS = {
     'norm': 'float eps, float mscale',
     'ce': 'int64_t ignore_index, int64_t vocab_offset, int64_t vocab_total, float label_smoothing, float softcap, float '
         'temperature, float lse_square_scale, float grad_scale, float reserved',
+    'kv_append': 'int64_t n_rot, float eps, float mscale',
+    'attention': 'int64_t window, float scale, float softcap',
 }

@@ -1,0 +1,189 @@
+/* family.c: the cases and inputs of kv_append and attention_decode. */
+#include <math.h>
+#include <string.h>
+
+#include "attention.h"
+
+extern const ridge_family ridge_family_attention;
+
+static void append_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    static const struct {
+        const char *shape;
+        test_case layout;
+    } shape[] = {
+        {"tokens=0 heads=4 kv_heads=2 head_dim=64 positions=8", {.fill = FILL_NORMAL}},
+        {"tokens=2 heads=0 kv_heads=0 head_dim=64 positions=8", {.fill = FILL_NORMAL}},
+        {"tokens=1 heads=2 kv_heads=2 head_dim=64 positions=0", {.fill = FILL_NORMAL}},
+        {"tokens=1 heads=9 kv_heads=3 head_dim=64 positions=40", {.fill = FILL_NORMAL}},
+        {"tokens=5 heads=4 kv_heads=2 head_dim=128 positions=33", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=3 heads=4 kv_heads=1 head_dim=256 positions=20", {.fill = FILL_EDGE, .pad = 8}},
+        {"tokens=16 heads=6 kv_heads=2 head_dim=80 positions=64", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=2 heads=3 kv_heads=1 head_dim=512 positions=9", {.fill = FILL_GROUPS, .pad = 3, .shift = 1}},
+        {"tokens=70 heads=8 kv_heads=4 head_dim=128 positions=90", {.fill = FILL_NORMAL, .repeats = 20}},
+        {"tokens=3 heads=1 kv_heads=1 head_dim=16 positions=5", {.fill = FILL_EDGE}},
+    };
+    static const char *const forms[] = {
+        "qkv=f32 out=f32 kv=f16",
+        "qkv=f32 out=f32 kv=bf16 halves=1 q_norm=1 k_norm=1",
+        "qkv=bf16 out=f32 kv=f16 bias=1 halves=1",
+        "qkv=f32 out=bf16 kv=bf16 bias=1 k_norm=1 mscale=1.25 eps=0.001",
+        "qkv=bf16 out=bf16 kv=f16 n_rot=16 q_norm=1",
+        "qkv=f32 out=f32 kv=f16 n_rot=8 halves=1 bias=1 q_norm=1 k_norm=1",
+    };
+    char text[256];
+
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (size_t form = 0; form < sizeof forms / sizeof forms[0]; form++) {
+            if (level == CASES_QUICK && (i + form) % 3)
+                continue;
+            snprintf(text, sizeof text, "%s %s", shape[i].shape, forms[form]);
+            cases_add(list, op, text, shape[i].layout);
+        }
+}
+
+static void decode_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    static const struct {
+        const char *shape;
+        test_case layout;
+    } shape[] = {
+        {"tokens=0 heads=4 kv_heads=2 head_dim=64 positions=8", {.fill = FILL_UNIT}},
+        {"tokens=2 heads=4 kv_heads=2 head_dim=64 positions=0", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=9 kv_heads=3 head_dim=64 positions=1", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=9 kv_heads=3 head_dim=64 positions=517", {.fill = FILL_UNIT}},
+        {"tokens=5 heads=8 kv_heads=2 head_dim=128 positions=300", {.fill = FILL_UNIT, .slices = true}},
+        {"tokens=16 heads=4 kv_heads=4 head_dim=80 positions=129", {.fill = FILL_UNIT, .slices = true, .pad = 8}},
+        {"tokens=3 heads=8 kv_heads=1 head_dim=256 positions=128", {.fill = FILL_NORMAL}},
+        {"tokens=7 heads=12 kv_heads=2 head_dim=48 positions=260", {.fill = FILL_UNIT, .pad = 3, .shift = 1}},
+        {"tokens=2 heads=3 kv_heads=1 head_dim=512 positions=140", {.fill = FILL_UNIT}},
+        {"tokens=4 heads=4 kv_heads=2 head_dim=64 positions=200", {.fill = FILL_EDGE}},
+        {"tokens=4 heads=6 kv_heads=2 head_dim=32 positions=97", {.fill = FILL_GROUPS}},
+        {"tokens=16 heads=16 kv_heads=4 head_dim=128 positions=1500", {.fill = FILL_UNIT, .repeats = 20}},
+        {"tokens=33 heads=6 kv_heads=2 head_dim=16 positions=400", {.fill = FILL_NORMAL, .slices = true}},
+    };
+    static const char *const forms[] = {
+        "q=f32 kv=f16 out=f32 scale=0.125",
+        "q=f32 kv=bf16 out=f32 scale=0.0625 window=65",
+        "q=bf16 kv=f16 out=bf16 scale=0.2 sinks=1",
+        "q=f32 kv=f16 out=f32 scale=0.125 softcap=3 window=200",
+        "q=bf16 kv=bf16 out=f32 scale=0.1 sinks=1 window=1",
+        "q=f32 kv=bf16 out=bf16 scale=-0.05 softcap=30",
+    };
+    char text[256];
+
+    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+        for (size_t form = 0; form < sizeof forms / sizeof forms[0]; form++) {
+            if (level == CASES_QUICK && (i + form) % 3)
+                continue;
+            snprintf(text, sizeof text, "%s %s", shape[i].shape, forms[form]);
+            cases_add(list, op, text, shape[i].layout);
+        }
+}
+
+static void attention_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    (op->id == RIDGE_KV_APPEND ? append_cases : decode_cases)(op, level, list);
+}
+
+/* kv_append: one after the other, the first or the last now and then outside the cache. attention_decode: any, most in
+ * the upper half, some before the first position and beyond the last. */
+static void fill_positions(const image *im, unsigned char *to, uint64_t state)
+{
+    const int64_t tokens = im->call.dim[0], positions = im->call.dim[4];
+    const uint64_t room = positions > tokens ? (uint64_t)(positions - tokens) : 0;
+    int64_t first = (int64_t)(random_next(&state) % (room + 3)) - 1;
+
+    for (int64_t t = 0; t < tokens; t++) {
+        const uint64_t z = random_next(&state);
+        int32_t pos = (int32_t)(first + t);
+
+        if (im->call.op == RIDGE_ATTENTION_DECODE) {
+            pos = (int32_t)(positions ? (int64_t)(z >> 8) % positions : 0);
+            if (z % 4)
+                pos = (int32_t)(positions - 1 - pos / 2);
+            if (z % 16 == 1)
+                pos = z & 16 ? (int32_t)positions + 5 : -3;
+        }
+        memcpy(to + 4 * t, &pos, 4);
+    }
+}
+
+static bool attention_fill(const test_case *c, const image *im, int arg, uint64_t seed)
+{
+    const ridge_op_row *op = ridge_op_at(im->call.op);
+    unsigned char *base = im->host + im->offset[arg];
+    int64_t rows, cols;
+
+    (void)c;
+    op->extent(&im->call, arg, &rows, &cols);
+    if (strcmp(op->arg[arg].name, "pos") == 0)
+        fill_positions(im, base, seed + (uint64_t)arg);
+    else if (strcmp(op->arg[arg].name, "freqs") == 0)
+        for (int64_t i = 0; i < cols; i++) {
+            const double f = pow(10000.0, -(double)i / (double)cols);
+
+            memcpy(base + 8 * i, &f, 8);
+        }
+    else
+        return false;
+    return true;
+}
+
+static int attention_bad_calls(const ridge_call *good, bad_call *list)
+{
+    int count = 0;
+
+    list[count] = (bad_call){*good, "heads in no whole groups", "kv_heads"};
+    list[count++].call.dim[1] = 3;
+    list[count] = (bad_call){*good, "more positions than an i32 counts", "positions"};
+    list[count].call.dim[4] = INT64_C(1) << 31;
+    for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++) /* rows that are longer than the call's strides are refused first */
+        list[count].call.arg[arg].stride = 0;
+    count++;
+    if (good->op == RIDGE_KV_APPEND) {
+        list[count] = (bad_call){*good, "odd n_rot", "n_rot"};
+        list[count++].call.opt.kv_append.n_rot = 3;
+        list[count] = (bad_call){*good, "n_rot above head_dim", "n_rot"};
+        list[count++].call.opt.kv_append.n_rot = good->dim[3] + 2;
+        list[count] = (bad_call){*good, "negative n_rot", "n_rot"};
+        list[count++].call.opt.kv_append.n_rot = -2;
+        list[count] = (bad_call){*good, "negative eps", "eps"};
+        list[count++].call.opt.kv_append.eps = -1e-6f;
+    } else {
+        list[count] = (bad_call){*good, "negative window", "window"};
+        list[count++].call.opt.attention.window = -1;
+        list[count] = (bad_call){*good, "negative softcap", "softcap"};
+        list[count++].call.opt.attention.softcap = -1.0f;
+    }
+    return count;
+}
+
+/* Llama-3-8B, Qwen3-0.6B and SmolLM2-135M at three depths. */
+static const suite_row suites[] = {
+    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088"},
+    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088"},
+    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=16384 scale=0.088"},
+    {"attention", "attention_decode tokens=8 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088"},
+    {"attention", "attention_decode tokens=16 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088"},
+    {"attention", "attention_decode tokens=1 heads=9 kv_heads=3 head_dim=64 positions=512 scale=0.125"},
+    {"attention", "kv_append tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512"},
+    {"attention", "kv_append tokens=16 heads=9 kv_heads=3 head_dim=64 positions=512"},
+    {NULL, NULL},
+};
+
+static const char *const fault_problems[] = {
+    "kv_append tokens=5 heads=9 kv_heads=1 head_dim=64 positions=40",
+    "attention_decode tokens=5 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
+    NULL,
+};
+
+const check_family check_attention = {
+    .family = &ridge_family_attention,
+    .cases = attention_cases,
+    .oracle = attention_oracle,
+    .fill = attention_fill,
+    .bad_calls = attention_bad_calls,
+    .suites = suites,
+    .fault_problems = fault_problems,
+};

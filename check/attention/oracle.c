@@ -1,0 +1,206 @@
+/* oracle.c: kv_append and attention_decode in float64, with none of the library's arithmetic and in another order. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "attention.h"
+
+/* ------------------------------------------------------------------------------------------------------- kv_append */
+
+/* Element j of head h of a token with its bias, before the norm. */
+static estimate biased(const oracle_run *s, int64_t t, int64_t col)
+{
+    const double x = oracle_in(s, RIDGE_KV_APPEND_QKV, t, col);
+    const double b = s->im->length[RIDGE_KV_APPEND_BIAS] ? oracle_in(s, RIDGE_KV_APPEND_BIAS, 0, col) : 0;
+
+    return (estimate){x + b, b != 0 ? 0x1p-24 * (fabs(x) + fabs(b)) + 0x1p-149 : 0};
+}
+
+/* The head with its norm (weight in slot `norm`, -1: none); false: beyond what f32 holds. */
+static bool normed(const oracle_run *s, int64_t t, int64_t first, int norm, estimate *y)
+{
+    const int64_t n = s->im->call.dim[3];
+    double sum = 0, slack = 0;
+
+    for (int64_t j = 0; j < n; j++) {
+        y[j] = biased(s, t, first + j);
+        sum += y[j].value * y[j].value;
+        slack += 2 * fabs(y[j].value) * y[j].error;
+    }
+    if (!(sum < 0x1p120))
+        return false;
+    if (norm < 0 || !s->im->length[norm])
+        return true;
+    if (sum < (double)n * 0x1p-100)
+        return false;
+    sum = sum / (double)n + (double)s->im->call.opt.kv_append.eps;
+    for (int64_t j = 0; j < n; j++) {
+        const double factor = oracle_in(s, norm, 0, j) / sqrt(sum);
+
+        y[j].value *= factor;
+        y[j].error = y[j].error * fabs(factor) +
+                     fabs(y[j].value) * (((double)n / 512 + 8) * 0x1p-23 + slack / (double)n / sum) + 0x1p-140;
+        if (!(fabs(y[j].value) < 0x1p120))
+            return false;
+    }
+    return true;
+}
+
+static void turned(const oracle_run *s, int64_t t, estimate *y)
+{
+    const ridge_call *call = &s->im->call;
+    const int64_t n_rot = call->opt.kv_append.n_rot ? call->opt.kv_append.n_rot : call->dim[3];
+    const int64_t far = call->flags & RIDGE_ROPE_HALVES ? n_rot / 2 : 1, step = far == 1 ? 2 : 1;
+
+    for (int64_t i = 0; i < n_rot / 2; i++) {
+        const double angle = oracle_in(s, RIDGE_KV_APPEND_POS, 0, t) * oracle_in(s, RIDGE_KV_APPEND_FREQS, 0, i);
+        const double c = (double)cosl((long double)angle) * (double)call->opt.kv_append.mscale;
+        const double sine = (double)sinl((long double)angle) * (double)call->opt.kv_append.mscale;
+        estimate *a = &y[step * i], *b = far == 1 && step == 2 ? a + 1 : a + far;
+        const estimate a0 = *a, b0 = *b;
+        const double error = (a0.error + b0.error) * (fabs(c) + fabs(sine)) +
+                             0x1p-22 * (fabs(a0.value) + fabs(b0.value)) * (fabs(c) + fabs(sine)) + 0x1p-140;
+
+        *a = (estimate){a0.value * c - b0.value * sine, error};
+        *b = (estimate){a0.value * sine + b0.value * c, error};
+    }
+}
+
+/* Row `pos` of a head of the cache: as f16 beyond 65504 only the exact contract is a test. */
+static void check_cache(oracle_run *s, int arg, int64_t head, int64_t pos, const estimate *y)
+{
+    const int64_t n = s->im->call.dim[3];
+    const double most = s->im->call.arg[arg].dtype == RIDGE_F16 ? 65000 : 0x1p120;
+
+    for (int64_t j = 0; j < n; j++)
+        if (fabs(y[j].value) + y[j].error < most)
+            oracle_estimate(s, arg, head, pos * n + j, y[j]);
+}
+
+static void append_oracle(oracle_run *s)
+{
+    const int64_t *dim = s->im->call.dim, n = dim[3];
+    estimate y[RIDGE_MAX_HEAD_DIM];
+
+    for (int64_t t = 0; t < dim[0]; t++) {
+        const int64_t pos = (int64_t)oracle_in(s, RIDGE_KV_APPEND_POS, 0, t);
+        const bool inside = pos >= 0 && pos < dim[4];
+
+        for (int64_t h = 0; h < dim[1] + 2 * dim[2]; h++) {
+            const int64_t kv = h - dim[1];
+            const int norm = kv < 0 ? (int)RIDGE_KV_APPEND_Q_NORM : kv < dim[2] ? (int)RIDGE_KV_APPEND_K_NORM : -1;
+
+            if (!normed(s, t, h * n, norm, y))
+                continue;
+            if (kv < dim[2])
+                turned(s, t, y);
+            if (kv < 0)
+                for (int64_t j = 0; j < n; j++)
+                    oracle_estimate(s, RIDGE_KV_APPEND_OUT, t, h * n + j, y[j]);
+            else if (inside)
+                check_cache(s, kv < dim[2] ? RIDGE_KV_APPEND_K : RIDGE_KV_APPEND_V, kv % dim[2], pos, y);
+        }
+    }
+    for (int64_t p = 0; p < dim[4]; p++) { /* what no token's row is stays as it was */
+        bool written = false;
+
+        for (int64_t t = 0; t < dim[0]; t++)
+            written |= (int64_t)oracle_in(s, RIDGE_KV_APPEND_POS, 0, t) == p;
+        for (int arg = RIDGE_KV_APPEND_K; arg <= RIDGE_KV_APPEND_V && !written; arg++)
+            for (int64_t i = 0; i < dim[2] * n; i++) {
+                const double was = oracle_in(s, arg, i / n, p * n + i % n),
+                             is = oracle_out(s, arg, i / n, p * n + i % n);
+
+                if (was != is && !(isnan(was) && isnan(is)))
+                    oracle_note(s, INFINITY, "a row of the cache that no token has", i / n, p);
+            }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ attention_decode */
+
+/* The score of one key and its error. */
+static estimate score(const oracle_run *s, int64_t t, int64_t h, int64_t kv, int64_t p)
+{
+    const ridge_attention_options *o = &s->im->call.opt.attention;
+    const int64_t n = s->im->call.dim[3];
+    double dot = 0, size = 0;
+    estimate e;
+
+    for (int64_t c = n - 1; c >= 0; c--) {
+        const double x = oracle_in(s, RIDGE_ATTENTION_DECODE_Q, t, h * n + c) *
+                         oracle_in(s, RIDGE_ATTENTION_DECODE_K, kv, p * n + c);
+
+        dot += x;
+        size += fabs(x);
+    }
+    e.value = dot * (double)o->scale;
+    e.error = ((double)n / 16 + 10) * 0x1p-23 * size * fabs((double)o->scale);
+    if (o->softcap > 0) {
+        e.value = (double)o->softcap * tanh(e.value / (double)o->softcap);
+        e.error += 8 * 0x1p-23 * fabs(e.value);
+    }
+    return e;
+}
+
+/* One query and head; keys: room for the weights. */
+static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
+{
+    const ridge_call *call = &s->im->call;
+    const int64_t n = call->dim[3], kv = h / (call->dim[1] / call->dim[2]), window = call->opt.attention.window;
+    const int64_t pos = (int64_t)oracle_in(s, RIDGE_ATTENTION_DECODE_POS, 0, t);
+    const int64_t end = pos + 1 < call->dim[4] ? pos + 1 : call->dim[4],
+                  first = window && pos >= window ? pos + 1 - window : 0;
+    const bool has_sink = s->im->length[RIDGE_ATTENTION_DECODE_SINKS] != 0;
+    double top = has_sink ? oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h) : -INFINITY, sum = 0, error = 0, wide = 0;
+
+    for (int64_t p = first; p < end; p++) {
+        const estimate e = score(s, t, h, kv, p);
+
+        keys[p] = e.value;
+        error = fmax(error, e.error);
+        wide = fmax(wide, fabs(e.value));
+        top = fmax(top, e.value);
+        if (!isfinite(e.value) || fabs(e.value) > 0x1p100)
+            return;
+    }
+    if (!isfinite(top) && first < end)
+        return;
+    if (has_sink) {
+        sum = exp(oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h) - top);
+        wide = fmax(wide, fabs(oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h)));
+    }
+    for (int64_t p = first; p < end; p++)
+        sum += keys[p] = exp(keys[p] - top);
+    error = 2 * error + 4 * wide * 0x1p-23 + ((double)call->dim[4] / 128 + 120) * 0x1p-23;
+    for (int64_t c = 0; c < n; c++) {
+        estimate e = {0, 0};
+
+        for (int64_t p = first; p < end; p++) {
+            const double v = oracle_in(s, RIDGE_ATTENTION_DECODE_V, kv, p * n + c);
+
+            e.value += keys[p] / sum * v;
+            e.error += keys[p] / sum * fabs(v);
+        }
+        e.error = e.error * error + 0x1p-120;
+        if (isfinite(e.value) && isfinite(e.error) && isfinite(sum))
+            oracle_estimate(s, RIDGE_ATTENTION_DECODE_OUT, t, h * n + c, e);
+    }
+}
+
+static void decode_oracle(oracle_run *s)
+{
+    const int64_t *dim = s->im->call.dim;
+    double *keys = malloc((size_t)(dim[4] + 1) * sizeof *keys);
+
+    if (!keys)
+        oracle_fail(s, "out of memory");
+    for (int64_t t = 0; t < dim[0] && keys; t++)
+        for (int64_t h = 0; h < dim[1]; h++)
+            check_query(s, t, h, keys);
+    free(keys);
+}
+
+void attention_oracle(oracle_run *run)
+{
+    (run->im->call.op == RIDGE_KV_APPEND ? append_oracle : decode_oracle)(run);
+}

@@ -1,0 +1,149 @@
+/* kv_append.cu: kv_append on CUDA. A warp computes a head of a token: lane l holds columns l + 32 i, which are the
+ * partial sums of rms_norm's order (src/math/norm.h); the head then lies in shared memory, where either form of pairs
+ * is read. */
+#include "args.h"
+#include "cuda/launch.cuh"
+#include "cuda/num.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32, HELD = RIDGE_MAX_HEAD_DIM / 32 };
+
+static __device__ __forceinline__ void store(void *base, int64_t i, float v, int dtype)
+{
+    if (dtype == RIDGE_F32)
+        num_store<RIDGE_F32>(base, i, v);
+    else if (dtype == RIDGE_BF16)
+        num_store<RIDGE_BF16>(base, i, v);
+    else
+        num_store<RIDGE_F16>(base, i, v);
+}
+
+/* The norm of a head in the registers of a warp. */
+static __device__ __forceinline__ void norm(const append_args &p, const float *w, int lane, float *y)
+{
+    float part[8], factor;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) /* columns past the head are +0 and change no sum */
+        part[i] = ridge_fma(y[i + 8], y[i + 8], ridge_fma(y[i], y[i], 0.0f));
+#pragma unroll
+    for (int s = 4; s > 0; s /= 2)
+#pragma unroll
+        for (int i = 0; i < s; i++)
+            part[i] += part[i + s];
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2)
+        part[0] += __shfl_down_sync(~0u, part[0], s);
+    factor = ridge_rms_factor(__shfl_sync(~0u, part[0], 0), p.n, p.eps);
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (lane + 32 * i < p.n)
+            y[i] = y[i] * factor * w[lane + 32 * i];
+}
+
+static __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ append_args p)
+{
+    __shared__ float rows[WARPS][RIDGE_MAX_HEAD_DIM];
+    const int lane = threadIdx.x % 32, all = (int)(p.heads + 2 * p.kv_heads), n = (int)p.n;
+    const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, t = index / all;
+    const int h = (int)(index % all), kv = h - (int)p.heads;
+    const bool is_v = kv >= p.kv_heads;
+    float *row = rows[threadIdx.x / 32], y[HELD];
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    if (t >= p.tokens) /* warps exit whole */
+        return;
+    const int64_t pos = p.pos[t], first = (int64_t)h * n;
+    const float *w = kv < 0 ? p.q_norm : is_v ? NULL : p.k_norm;
+    const char *x = p.x + t * p.x_stride;
+    char *to = kv < 0 ? p.out + t * p.out_stride + first * (p.out_bf16 ? 2 : 4)
+               : is_v ? p.v + (kv - p.kv_heads) * p.v_stride + pos * n * 2
+                      : p.k + kv * p.k_stride + pos * n * 2;
+    const int dtype = kv < 0 ? (p.out_bf16 ? RIDGE_BF16 : RIDGE_F32) : p.kv_bf16 ? RIDGE_BF16 : RIDGE_F16;
+
+    if (kv >= 0 && (pos < 0 || pos >= p.positions))
+        return;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        const int64_t c = first + lane + 32 * i;
+
+        y[i] = 0.0f;
+        if (lane + 32 * i < n)
+            y[i] = p.x_bf16 ? num_load<RIDGE_BF16>(x, c) : num_load<RIDGE_F32>(x, c);
+    }
+    if (p.bias)
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            if (lane + 32 * i < n)
+                y[i] += p.bias[first + lane + 32 * i];
+    if (w)
+        norm(p, w, lane, y);
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (lane + 32 * i < n)
+            row[lane + 32 * i] = y[i];
+    __syncwarp(); /* the head is written before other lanes read it */
+    const int turned = is_v ? 0 : (int)p.n_rot, far = p.halves ? turned / 2 : 1, step = p.halves ? 1 : 2;
+
+    for (int i = lane; i < turned / 2; i += 32) {
+        float c, s, y0, y1;
+
+        ridge_rope_angle(pos, p.freqs[i], p.mscale, 0, &c, &s);
+        ridge_rope_rotate(row[step * i], row[step * i + far], c, s, &y0, &y1);
+        store(to, step * i, y0, dtype);
+        store(to, step * i + far, y1, dtype);
+    }
+    for (int i = turned + lane; i < n; i += 32)
+        store(to, i, row[i], dtype);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[1] = {(const void *)append};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 1, "kv_append: loading the kernel");
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    append_args p = append_args_of(&bound->call);
+    const int64_t heads = p.tokens * (p.heads + 2 * p.kv_heads);
+
+    if (heads == 0 || p.n == 0)
+        return RIDGE_OK;
+    return host_launch(device, kernel->name, functions[0], dim3((unsigned)ridge_ceil_div(heads, WARPS)), THREADS, &p,
+                       stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    const double heads = (double)problem->dim[1] + 2 * (double)problem->dim[2];
+
+    return (double)problem->dim[0] * heads > 2147483647.0 ? "more than 2^31 - 1 heads of tokens" : NULL;
+}
+
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    const double heads = (double)problem->dim[1] + 2 * (double)problem->dim[2];
+
+    return 3 + heads * (double)problem->dim[0] * (double)problem->dim[3] * 8e-3 / device->copy_gbps;
+}
+
+static const ridge_kernel rows[] = {
+    {"cuda.kv_append.warp",
+     RIDGE_KV_APPEND,
+     RIDGE_ARCH_SM80,
+     RIDGE_ARCH_CUDA_LAST,
+     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+     0,
+     {},
+     why_not,
+     NULL,
+     cost,
+     launch},
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_kv_append = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
