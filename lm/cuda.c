@@ -1,0 +1,251 @@
+/* cuda.c: the memory, the stream and the graphs of a CUDA device, through the driver, which is looked up when a model
+ * is opened on one: the library needs no CUDA to be built or loaded. Kernels are ridge's: they run in the device's
+ * primary context, which is made current here for every call. */
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "lm.h"
+
+typedef uint64_t device_pointer;
+
+/* The driver's functions by the names of its ABI; every one answers 0 for success. */
+typedef struct driver {
+    int (*primary_retain)(void **context, int device);
+    int (*primary_release)(int device);
+    int (*push)(void *context);
+    int (*pop)(void **context);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
+    int (*stream_wait)(void *stream);
+    int (*alloc)(device_pointer *memory, size_t bytes);
+    int (*release)(device_pointer memory);
+    int (*info)(size_t *free_bytes, size_t *total);
+    int (*upload)(device_pointer to, const void *from, size_t bytes, void *stream);
+    int (*download)(void *to, device_pointer from, size_t bytes, void *stream);
+    int (*capture)(void *stream, int mode);
+    int (*end_capture)(void *stream, void **graph);
+    int (*instantiate)(void **exec, void *graph, unsigned long long flags);
+    int (*graph_destroy)(void *graph);
+    int (*graph_launch)(void *exec, void *stream);
+    int (*exec_destroy)(void *exec);
+    int (*error_text)(int error, const char **text);
+} driver;
+
+typedef struct cuda_state {
+    driver f;
+    void *library, *context, *stream;
+    int ordinal;
+} cuda_state;
+
+static ridge_status failed(const cuda_state *s, int error, const char *what)
+{
+    const char *text = NULL;
+
+    if (!error)
+        return RIDGE_OK;
+    if (s->f.error_text(error, &text) || !text)
+        text = "unknown error";
+    return lm_fail(RIDGE_ERR_DEVICE, "cuda: %s: %s", what, text);
+}
+
+/* A driver's call with the context current; what was current before is so again afterwards. */
+#define WITH_CONTEXT(s, error, call)         \
+    do {                                     \
+        void *before_;                       \
+        (error) = (s)->f.push((s)->context); \
+        if (!(error)) {                      \
+            (error) = (call);                \
+            (s)->f.pop(&before_);            \
+        }                                    \
+    } while (0)
+
+static ridge_status look_up(cuda_state *s)
+{
+    const struct {
+        const char *name;
+        void *to;
+    } list[] = {{"cuDevicePrimaryCtxRetain", &s->f.primary_retain},
+                {"cuDevicePrimaryCtxRelease_v2", &s->f.primary_release},
+                {"cuCtxPushCurrent_v2", &s->f.push},
+                {"cuCtxPopCurrent_v2", &s->f.pop},
+                {"cuStreamCreate", &s->f.stream_create},
+                {"cuStreamDestroy_v2", &s->f.stream_destroy},
+                {"cuStreamSynchronize", &s->f.stream_wait},
+                {"cuMemAlloc_v2", &s->f.alloc},
+                {"cuMemFree_v2", &s->f.release},
+                {"cuMemGetInfo_v2", &s->f.info},
+                {"cuMemcpyHtoDAsync_v2", &s->f.upload},
+                {"cuMemcpyDtoHAsync_v2", &s->f.download},
+                {"cuStreamBeginCapture_v2", &s->f.capture},
+                {"cuStreamEndCapture", &s->f.end_capture},
+                {"cuGraphInstantiateWithFlags", &s->f.instantiate},
+                {"cuGraphDestroy", &s->f.graph_destroy},
+                {"cuGraphLaunch", &s->f.graph_launch},
+                {"cuGraphExecDestroy", &s->f.exec_destroy},
+                {"cuGetErrorString", &s->f.error_text}};
+
+    s->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!s->library)
+        return lm_fail(RIDGE_ERR_DEVICE, "cuda: %s", dlerror());
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        void *found = dlsym(s->library, list[i].name);
+
+        if (!found)
+            return lm_fail(RIDGE_ERR_DEVICE, "cuda: the driver has no %s", list[i].name);
+        *(void **)list[i].to = found;
+    }
+    return RIDGE_OK;
+}
+
+static void stop(void *state)
+{
+    cuda_state *s = state;
+    int error = 0;
+
+    if (s->stream)
+        WITH_CONTEXT(s, error, s->f.stream_destroy(s->stream));
+    if (s->context)
+        error = s->f.primary_release(s->ordinal);
+    (void)error; /* nobody is left to hear of it */
+    if (s->library)
+        dlclose(s->library);
+    free(s);
+}
+
+static ridge_status start(const ridge_device *device, void **state)
+{
+    ridge_device_info info = {.struct_size = sizeof info};
+    cuda_state *s = calloc(1, sizeof *s);
+    ridge_status status;
+    int error = 0;
+
+    if (!s)
+        return lm_fail(RIDGE_ERR_DEVICE, "no memory for a device");
+    status = lm_ridge_failed(ridge_device_query(device, &info));
+    s->ordinal = info.ordinal;
+    if (!status)
+        status = look_up(s);
+    if (!status)
+        status = failed(s, s->f.primary_retain(&s->context, s->ordinal), "the device's context");
+    if (!status) {
+        WITH_CONTEXT(s, error, s->f.stream_create(&s->stream, 1)); /* 1: it does not wait for the default stream */
+        status = failed(s, error, "a stream");
+    }
+    if (status)
+        stop(s);
+    else
+        *state = s;
+    return status;
+}
+
+static ridge_status take(void *state, int64_t bytes, void **memory)
+{
+    cuda_state *s = state;
+    device_pointer p = 0;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.alloc(&p, (size_t)bytes));
+    *memory = (void *)(uintptr_t)p;
+    return failed(s, error, "memory");
+}
+
+static void release(void *state, void *memory)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.release((uintptr_t)memory));
+    (void)error;
+}
+
+static ridge_status upload(void *state, void *to, const void *from, int64_t bytes)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.upload((uintptr_t)to, from, (size_t)bytes, s->stream));
+    return failed(s, error, "a copy to the device");
+}
+
+static ridge_status download(void *state, void *to, const void *from, int64_t bytes)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.download(to, (uintptr_t)from, (size_t)bytes, s->stream));
+    if (!error)
+        WITH_CONTEXT(s, error, s->f.stream_wait(s->stream));
+    return failed(s, error, "a copy from the device");
+}
+
+static int64_t free_bytes(void *state)
+{
+    cuda_state *s = state;
+    size_t there = 0, total;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.info(&there, &total));
+    return error ? 0 : (int64_t)there;
+}
+
+static void *stream_of(void *state)
+{
+    return ((cuda_state *)state)->stream;
+}
+
+static ridge_status graph_begin(void *state)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.capture(s->stream, 1)); /* 1: only this thread's calls */
+    return failed(s, error, "the beginning of a graph");
+}
+
+static ridge_status graph_end(void *state, void **graph)
+{
+    cuda_state *s = state;
+    void *captured = NULL;
+    int error;
+
+    *graph = NULL;
+    WITH_CONTEXT(s, error, s->f.end_capture(s->stream, &captured));
+    if (!error)
+        WITH_CONTEXT(s, error, s->f.instantiate(graph, captured, 0));
+    if (captured)
+        s->f.graph_destroy(captured);
+    return failed(s, error, "a graph");
+}
+
+static ridge_status graph_launch(void *state, void *graph)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.graph_launch(graph, s->stream));
+    return failed(s, error, "the launch of a graph");
+}
+
+static void graph_free(void *state, void *graph)
+{
+    cuda_state *s = state;
+
+    if (graph)
+        s->f.exec_destroy(graph);
+}
+
+const lm_backend lm_cuda_backend = {
+    .start = start,
+    .stop = stop,
+    .alloc = take,
+    .release = release,
+    .upload = upload,
+    .download = download,
+    .free_bytes = free_bytes,
+    .stream = stream_of,
+    .graph_begin = graph_begin,
+    .graph_end = graph_end,
+    .graph_launch = graph_launch,
+    .graph_free = graph_free,
+};

@@ -1,0 +1,371 @@
+/* weights.c: a file's matrices as Q8_0 planes on the device, panel by panel, so that memory for one panel is all that
+ * the conversion takes; norms, biases and RoPE's frequencies beside them. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lm.h"
+
+#define TRY(expression)                       \
+    do {                                      \
+        const ridge_status s_ = (expression); \
+        if (s_)                               \
+            return s_;                        \
+    } while (0)
+
+enum { PANEL = 1 << 20 }; /* elements */
+
+/* What loading has seen. */
+typedef struct loader {
+    ridge_lm *lm;
+    void *raw, *blocks;
+    float *values;
+    bool *used; /* tensors, by their number */
+    int64_t matrices[RIDGE_TYPES], file_bytes[RIDGE_TYPES], elements[RIDGE_TYPES];
+} loader;
+
+static int64_t plane_bytes(int64_t rows, int64_t cols)
+{
+    return rows * ridge_ld_q8_0(cols) + rows * (cols / 32) * 2;
+}
+
+/* Device memory that the model owns. */
+static ridge_status take(ridge_lm *lm, int64_t bytes, void **memory)
+{
+    void **more = realloc(lm->owned, (size_t)(lm->owned_count + 1) * sizeof *more);
+
+    if (!more)
+        return lm_fail(RIDGE_ERR_DEVICE, "no memory for a list of %" PRId64 " entries", lm->owned_count + 1);
+    lm->owned = more;
+    TRY(lm->backend->alloc(lm->state, bytes, memory));
+    lm->owned[lm->owned_count++] = *memory;
+    return RIDGE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- tensors */
+
+/* A tensor of this shape (cols 0: a vector of `rows`); a matrix may have more rows with `more`. NULL in *entry where it
+ * is absent and not `needed`. */
+static ridge_status find(loader *l, const char *name, int64_t rows, int64_t cols, bool needed, bool more,
+                         const ridge_entry **entry)
+{
+    const ridge_entry *e = ridge_file_find(l->lm->file, name);
+    const ridge_type_info *type = e ? ridge_type_query(e->type) : NULL;
+    const bool plain = e && (e->type == RIDGE_TYPE_F32 || e->type == RIDGE_TYPE_F16 || e->type == RIDGE_TYPE_BF16);
+
+    *entry = e;
+    if (!e)
+        return needed ? lm_fail(RIDGE_ERR_FILE, "tensor %s is missing", name) : RIDGE_OK;
+    for (int64_t i = 0; i < ridge_file_tensors(l->lm->file); i++)
+        if (ridge_file_tensor(l->lm->file, i) == e)
+            l->used[i] = true;
+    if (e->rank != (cols ? 2 : 1) || (e->shape[0] != rows && !(more && e->shape[0] > rows)) ||
+        (cols && e->shape[1] != cols))
+        return lm_fail(RIDGE_ERR_FILE, "tensor %s has another shape than %" PRId64 " x %" PRId64, name, rows,
+                       cols ? cols : 1);
+    if (!type || !type->dequantize || (!cols && !plain))
+        return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s is of type %s, which has no conversion here", name,
+                       type ? type->name : "(none)");
+    return RIDGE_OK;
+}
+
+static ridge_status load_vector(loader *l, const char *name, int64_t count, bool needed, float *to, bool *found)
+{
+    const ridge_entry *e;
+
+    TRY(find(l, name, count, 0, needed, false, &e));
+    *found = e != NULL;
+    if (!e)
+        return RIDGE_OK;
+    TRY(lm_io_failed(ridge_file_read(l->lm->file, e, 0, l->raw, e->bytes)));
+    return lm_io_failed(ridge_dequantize(e->type, l->raw, count, to));
+}
+
+static ridge_status put_vector(loader *l, const float *from, int64_t count, float **to)
+{
+    void *memory;
+
+    TRY(take(l->lm, count * 4, &memory));
+    *to = memory;
+    l->lm->step_bytes += count * 4;
+    return l->lm->backend->upload(l->lm->state, memory, from, count * 4);
+}
+
+/* A norm's weight, or none. */
+static ridge_status vector(loader *l, const char *name, int64_t count, bool needed, float **to)
+{
+    bool found;
+
+    TRY(load_vector(l, name, count, needed, l->values, &found));
+    return found ? put_vector(l, l->values, count, to) : RIDGE_OK;
+}
+
+/* `count` rows of a tensor from row `first` on become planes. */
+static ridge_status convert_panel(loader *l, const ridge_entry *e, int64_t first, int64_t count, int64_t cols,
+                                  ridge_tensor planes)
+{
+    const int64_t row = e->bytes / e->shape[0];
+    const void *blocks = l->raw;
+    ridge_call call;
+
+    TRY(lm_io_failed(ridge_file_read(l->lm->file, e, first * row, l->raw, count * row)));
+    if (e->type != RIDGE_TYPE_Q8_0) {
+        TRY(lm_io_failed(ridge_dequantize(e->type, l->raw, count * cols, l->values)));
+        call = ridge_q8_0_quantize(count, cols, ridge_matrix(l->values, RIDGE_F32), l->blocks);
+        TRY(lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL)));
+        blocks = l->blocks;
+    }
+    call = ridge_q8_0_repack(count, cols, blocks, planes);
+    return lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL));
+}
+
+/* The planes of some tensors with equally long rows, one after the other. */
+static ridge_status matrix(loader *l, const ridge_entry *const *parts, const int64_t *rows, int count, int64_t cols,
+                           lm_matrix *m)
+{
+    const int64_t ld = ridge_ld_q8_0(cols), panel = PANEL / cols > 0 ? PANEL / cols : 1;
+    char *codes, *scales, *host = NULL;
+    ridge_status status = RIDGE_OK;
+    int64_t at = 0;
+
+    m->cols = cols;
+    m->rows = 0;
+    for (int i = 0; i < count; i++)
+        m->rows += rows[i];
+    TRY(take(l->lm, m->rows * ld, &m->codes));
+    TRY(take(l->lm, m->rows * (cols / 32) * 2, &m->scales));
+    l->lm->step_bytes += plane_bytes(m->rows, cols);
+    if (!l->lm->backend->host && !(host = malloc((size_t)plane_bytes(m->rows, cols))))
+        return lm_fail(RIDGE_ERR_DEVICE, "no memory for %" PRId64 " bytes", plane_bytes(m->rows, cols));
+    codes = host ? host : m->codes;
+    scales = host ? host + m->rows * ld : m->scales;
+    for (int i = 0; i < count && !status; i++) {
+        for (int64_t r = 0; r < rows[i] && !status; r += panel) {
+            const int64_t some = rows[i] - r < panel ? rows[i] - r : panel;
+            ridge_tensor planes =
+                ridge_scaled(codes + (at + r) * ld, RIDGE_I8, scales + (at + r) * (cols / 32) * 2, RIDGE_SCALING_ROW32);
+
+            planes.stride = ld;
+            status = convert_panel(l, parts[i], r, some, cols, planes);
+        }
+        at += rows[i];
+        l->matrices[parts[i]->type]++;
+        l->file_bytes[parts[i]->type] += parts[i]->bytes;
+        l->elements[parts[i]->type] += rows[i] * cols;
+    }
+    if (!status && host)
+        status = l->lm->backend->upload(l->lm->state, m->codes, codes, m->rows * ld);
+    if (!status && host)
+        status = l->lm->backend->upload(l->lm->state, m->scales, scales, m->rows * (cols / 32) * 2);
+    free(host);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- layers */
+
+static const char *in_layer(char *text, size_t size, int64_t layer, const char *name)
+{
+    snprintf(text, size, "blk.%" PRId64 ".%s", layer, name);
+    return text;
+}
+
+static ridge_status layer_matrix(loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, lm_matrix *m)
+{
+    const ridge_entry *e;
+    char full[64];
+
+    TRY(find(l, in_layer(full, sizeof full, i, name), rows, cols, true, false, &e));
+    return matrix(l, &e, &rows, 1, cols, m);
+}
+
+static ridge_status layer_vector(loader *l, int64_t i, const char *name, int64_t count, bool needed, float **to)
+{
+    char full[64];
+
+    return vector(l, in_layer(full, sizeof full, i, name), count, needed, to);
+}
+
+/* q, k and v as one matrix, and their biases as one vector where the file has them. */
+static ridge_status load_qkv(loader *l, int64_t i, lm_layer *to)
+{
+    static const char *const names[] = {"attn_q", "attn_k", "attn_v"};
+    const lm_config *c = &l->lm->config;
+    const int64_t rows[] = {c->heads * c->head_dim, c->kv_heads * c->head_dim, c->kv_heads * c->head_dim};
+    const ridge_entry *parts[3];
+    int64_t at = 0;
+    int biases = 0;
+    char full[64];
+
+    for (int j = 0; j < 3; j++) {
+        bool found;
+
+        snprintf(full, sizeof full, "blk.%" PRId64 ".%s.weight", i, names[j]);
+        TRY(find(l, full, rows[j], c->hidden, true, false, &parts[j]));
+        snprintf(full, sizeof full, "blk.%" PRId64 ".%s.bias", i, names[j]);
+        TRY(load_vector(l, full, rows[j], false, l->values + at, &found));
+        biases += found;
+        at += rows[j];
+    }
+    if (biases % 3)
+        return lm_fail(RIDGE_ERR_FILE, "layer %" PRId64 " has biases for some of q, k and v only", i);
+    if (biases)
+        TRY(put_vector(l, l->values, at, &to->bias));
+    return matrix(l, parts, rows, 3, c->hidden, &to->qkv);
+}
+
+static ridge_status load_layer(loader *l, int64_t i)
+{
+    const lm_config *c = &l->lm->config;
+    const bool local = c->window && c->pattern && i % c->pattern != c->pattern - 1;
+    lm_layer *to = &l->lm->layer[i];
+
+    to->window = local ? c->window : 0;
+    to->freqs = local ? l->lm->local_freqs : l->lm->freqs;
+    to->mscale = local ? 1.0f : l->lm->mscale;
+    TRY(layer_vector(l, i, "attn_norm.weight", c->hidden, true, &to->attn_norm));
+    TRY(load_qkv(l, i, to));
+    TRY(layer_vector(l, i, "attn_q_norm.weight", c->head_dim, c->family->qk_norm, &to->q_norm));
+    TRY(layer_vector(l, i, "attn_k_norm.weight", c->head_dim, c->family->qk_norm, &to->k_norm));
+    TRY(layer_matrix(l, i, "attn_output.weight", c->hidden, c->heads * c->head_dim, &to->out));
+    if (c->family->post_norms) {
+        TRY(layer_vector(l, i, "post_attention_norm.weight", c->hidden, true, &to->post_attn_norm));
+        TRY(layer_vector(l, i, "post_ffw_norm.weight", c->hidden, true, &to->post_ffw_norm));
+    }
+    TRY(layer_vector(l, i, "ffn_norm.weight", c->hidden, true, &to->ffn_norm));
+    TRY(layer_matrix(l, i, "ffn_gate.weight", c->ffn, c->hidden, &to->gate));
+    TRY(layer_matrix(l, i, "ffn_up.weight", c->ffn, c->hidden, &to->up));
+    return layer_matrix(l, i, "ffn_down.weight", c->hidden, c->ffn, &to->down);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- RoPE */
+
+static ridge_status load_freqs(loader *l)
+{
+    ridge_lm *lm = l->lm;
+    const lm_config *c = &lm->config;
+    const ridge_yarn yarn = {
+        sizeof yarn,  0,           1 / c->scale_factor, c->original_context, c->ext_factor, c->attn_factor,
+        c->beta_fast, c->beta_slow};
+    const int64_t pairs = c->n_rot / 2;
+    double freqs[RIDGE_MAX_HEAD_DIM / 2], local[RIDGE_MAX_HEAD_DIM / 2];
+    bool found;
+
+    TRY(lm_ridge_failed(ridge_rope_freqs(c->n_rot, c->base, c->yarn ? &yarn : NULL, freqs, &lm->mscale)));
+    TRY(lm_ridge_failed(ridge_rope_freqs(c->n_rot, c->local_base, NULL, local, NULL)));
+    for (int64_t i = 0; i < pairs && !c->yarn; i++)
+        freqs[i] /= c->scale_factor;
+    TRY(load_vector(l, "rope_freqs.weight", pairs, false, l->values, &found));
+    for (int64_t i = 0; i < pairs && found; i++) {
+        if (!(l->values[i] > 0) || isinf(l->values[i]))
+            return lm_fail(RIDGE_ERR_FILE, "rope_freqs.weight[%" PRId64 "] is %g", i, (double)l->values[i]);
+        freqs[i] /= (double)l->values[i];
+    }
+    TRY(take(lm, pairs * 8, (void **)&lm->freqs));
+    TRY(take(lm, pairs * 8, (void **)&lm->local_freqs));
+    TRY(lm->backend->upload(lm->state, lm->freqs, freqs, pairs * 8));
+    return lm->backend->upload(lm->state, lm->local_freqs, local, pairs * 8);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- all */
+
+/* What all weights take, said and compared with what there is before anything is allocated. */
+static ridge_status check_memory(ridge_lm *lm)
+{
+    const lm_config *c = &lm->config;
+    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const int64_t layer = plane_bytes(q + 2 * kv, c->hidden) + plane_bytes(c->hidden, q) +
+                          2 * plane_bytes(c->ffn, c->hidden) + plane_bytes(c->hidden, c->ffn);
+    const int64_t free_bytes = lm->backend->free_bytes(lm->state);
+    int64_t limit = lm->options.memory_limit ? lm->options.memory_limit : free_bytes;
+
+    lm->weight_bytes = c->layers * layer + plane_bytes(lm->vocab.count, c->hidden);
+    lm_note(lm, "%s, %" PRId64 " layers of %" PRId64 " columns, %d tokens: %.1f MB of weights as Q8_0", c->family->name,
+            c->layers, c->hidden, lm->vocab.count, (double)lm->weight_bytes * 1e-6);
+    if (limit && lm->weight_bytes > limit)
+        return lm_fail(RIDGE_ERR_DEVICE, "the weights take %.1f MB as Q8_0, and there are %.1f MB",
+                       (double)lm->weight_bytes * 1e-6, (double)limit * 1e-6);
+    return RIDGE_OK;
+}
+
+static ridge_status load_all(loader *l)
+{
+    ridge_lm *lm = l->lm;
+    const lm_config *c = &lm->config;
+    const ridge_entry *head;
+    const int64_t rows = lm->vocab.count;
+
+    TRY(find(l, "token_embd.weight", rows, c->hidden, true, true, &lm->embedding));
+    TRY(find(l, "output.weight", rows, c->hidden, false, true, &head));
+    TRY(load_freqs(l));
+    for (int i = 0; i < 16; i++)
+        l->values[i] = 1.0f;
+    TRY(put_vector(l, l->values, 16, &lm->ones));
+    for (int64_t i = 0; i < c->layers; i++)
+        TRY(load_layer(l, i));
+    TRY(vector(l, "output_norm.weight", c->hidden, true, &lm->output_norm));
+    head = head ? head : lm->embedding;
+    TRY(matrix(l, &head, &rows, 1, c->hidden, &lm->head));
+    for (int64_t i = 0; i < ridge_file_tensors(lm->file); i++) /* one that is not known might change the result */
+        if (!l->used[i])
+            return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s is none that %s models have",
+                           ridge_file_tensor(lm->file, i)->name, c->family->name);
+    return RIDGE_OK;
+}
+
+ridge_status lm_weights_load(ridge_lm *lm)
+{
+    const int64_t widest = lm->config.ffn > lm->config.hidden ? lm->config.ffn : lm->config.hidden;
+    const int64_t most = PANEL + 4 * (widest + lm->config.heads * lm->config.head_dim * 3);
+    loader l = {.lm = lm};
+    ridge_status status = check_memory(lm);
+
+    if (status)
+        return status;
+    lm->layer = calloc((size_t)lm->config.layers, sizeof *lm->layer);
+    l.raw = malloc((size_t)most * 8);
+    l.blocks = malloc((size_t)most * 2);
+    l.values = malloc((size_t)most * 4);
+    l.used = calloc((size_t)ridge_file_tensors(lm->file) + 1, sizeof *l.used);
+    status = lm->layer && l.used && l.raw && l.blocks && l.values
+                 ? load_all(&l)
+                 : lm_fail(RIDGE_ERR_DEVICE, "no memory to convert weights");
+    free(l.used);
+    free(l.values);
+    free(l.blocks);
+    free(l.raw);
+    for (uint32_t type = 0; type < RIDGE_TYPES && !status; type++)
+        if (l.matrices[type] && type != RIDGE_TYPE_Q8_0)
+            lm_note(lm, "%" PRId64 " matrices of %s became Q8_0: %.1f MB in the file, %.1f MB here", l.matrices[type],
+                    ridge_type_query(type)->name, (double)l.file_bytes[type] * 1e-6,
+                    (double)l.elements[type] * 34 / 32 * 1e-6);
+    return status;
+}
+
+void lm_weights_free(ridge_lm *lm)
+{
+    for (int64_t i = 0; i < lm->owned_count; i++)
+        lm->backend->release(lm->state, lm->owned[i]);
+    free(lm->owned);
+    free(lm->layer);
+}
+
+ridge_status lm_embed(const ridge_lm *lm, const int32_t *tokens, int64_t count, float *to)
+{
+    const ridge_entry *e = lm->embedding;
+    const int64_t row = e->bytes / e->shape[0], hidden = lm->config.hidden;
+    const float factor = lm->config.family->root_embed ? sqrtf((float)hidden) : 1.0f;
+    void *raw = malloc((size_t)row);
+    ridge_status status = raw ? RIDGE_OK : lm_fail(RIDGE_ERR_DEVICE, "no memory for %" PRId64 " bytes", row);
+
+    for (int64_t t = 0; t < count && !status; t++) {
+        status = lm_io_failed(ridge_file_read(lm->file, e, tokens[t] * row, raw, row));
+        if (!status)
+            status = lm_io_failed(ridge_dequantize(e->type, raw, hidden, to + t * hidden));
+        for (int64_t i = 0; i < hidden && factor != 1.0f; i++)
+            to[t * hidden + i] *= factor;
+    }
+    free(raw);
+    return status;
+}

@@ -1,0 +1,340 @@
+/* lm_model.h: small models with random weights for tests, written with ridge_io: every family, either tokeniser. */
+#ifndef RIDGE_TESTS_LM_MODEL_H
+#define RIDGE_TESTS_LM_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ridge_io.h"
+
+/* What a test changes of a good file; zeros change nothing. */
+typedef struct lm_spoil {
+    const char *key;    /* this metadata key ... */
+    uint32_t kind;      /* ... gets a value of this kind (RIDGE_META_*), or is left out where it is RIDGE_META_ARRAY */
+    double number;      /* its value */
+    const char *text;   /* or text */
+    const char *tensor; /* this tensor is left out, or, where it is none of the model's, added */
+} lm_spoil;
+
+enum { LM_HIDDEN = 64, LM_FFN = 96, LM_HEADS = 4, LM_KV = 2, LM_DIM = 32, LM_MERGES = 40 };
+
+typedef struct lm_writer {
+    ridge_writer *w;
+    const lm_spoil *spoil;
+    const char *arch;
+    char key[128];
+    uint64_t state;
+    struct {
+        char name[64];
+        int64_t index, rows, cols;
+    } tensor[256];
+    int tensors;
+} lm_writer;
+
+static inline void lm_must(bool good, const char *what)
+{
+    if (good)
+        return;
+    fprintf(stderr, "lm_model: %s: %s\n", what, ridge_io_error());
+    exit(1);
+}
+
+/* Uniform in -1 .. 1. */
+static inline float lm_random(uint64_t *state)
+{
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (float)(int32_t)(*state >> 32) * 0x1p-31f;
+}
+
+static inline const char *lm_key(lm_writer *m, const char *key)
+{
+    snprintf(m->key, sizeof m->key, "%s%s", key[0] == '.' ? m->arch : "", key);
+    return m->key;
+}
+
+static inline void lm_meta_value(lm_writer *m, const char *key, uint32_t kind, const void *data, int64_t bytes)
+{
+    const ridge_meta meta = {lm_key(m, key), kind, kind, 1, data, bytes};
+
+    lm_must(ridge_writer_meta(m->w, &meta) == RIDGE_OK, key);
+}
+
+static inline bool lm_spoiled(const lm_writer *m, const char *key)
+{
+    return m->spoil && m->spoil->key && strcmp(m->spoil->key, key) == 0;
+}
+
+static inline void lm_u32(lm_writer *m, const char *key, uint32_t value)
+{
+    if (!lm_spoiled(m, key))
+        lm_meta_value(m, key, RIDGE_META_U32, &value, 4);
+}
+
+static inline void lm_f32(lm_writer *m, const char *key, float value)
+{
+    if (!lm_spoiled(m, key))
+        lm_meta_value(m, key, RIDGE_META_F32, &value, 4);
+}
+
+static inline void lm_text(lm_writer *m, const char *key, const char *value)
+{
+    if (!lm_spoiled(m, key))
+        lm_must(ridge_writer_meta_string(m->w, lm_key(m, key), value) == RIDGE_OK, key);
+}
+
+/* The value that a test wants under its key. */
+static inline void lm_spoil_key(lm_writer *m)
+{
+    const lm_spoil *s = m->spoil;
+    const float f = s ? (float)s->number : 0;
+    const double d = s ? s->number : 0;
+    const int64_t whole = s && d > -9e18 && d < 9e18 ? (int64_t)d : 0;
+
+    if (!s || !s->key || s->kind == RIDGE_META_ARRAY)
+        return;
+    if (s->kind == RIDGE_META_STRING)
+        lm_must(ridge_writer_meta_string(m->w, lm_key(m, s->key), s->text) == RIDGE_OK, s->key);
+    else if (s->kind == RIDGE_META_F32)
+        lm_meta_value(m, s->key, s->kind, &f, 4);
+    else if (s->kind == RIDGE_META_F64)
+        lm_meta_value(m, s->key, s->kind, &d, 8);
+    else
+        lm_meta_value(m, s->key, s->kind, &whole, s->kind == RIDGE_META_U64 || s->kind == RIDGE_META_I64 ? 8 : 4);
+}
+
+/* ------------------------------------------------------------------------------------------------------- tokeniser */
+
+typedef struct lm_array {
+    unsigned char bytes[1 << 16];
+    int64_t size, count;
+} lm_array;
+
+static inline void lm_add(lm_array *a, const char *text)
+{
+    const uint64_t length = strlen(text);
+
+    memcpy(a->bytes + a->size, &length, 8);
+    memcpy(a->bytes + a->size + 8, text, length);
+    a->size += 8 + (int64_t)length;
+    a->count++;
+}
+
+static inline void lm_add_number(lm_array *a, const void *four)
+{
+    memcpy(a->bytes + a->size, four, 4);
+    a->size += 4;
+    a->count++;
+}
+
+static inline void lm_meta_list(lm_writer *m, const char *key, uint32_t element, const lm_array *a)
+{
+    const ridge_meta meta = {key, RIDGE_META_ARRAY, element, a->count, a->bytes, a->size};
+
+    if (!lm_spoiled(m, key))
+        lm_must(ridge_writer_meta(m->w, &meta) == RIDGE_OK, key);
+}
+
+/* The printable character that stands for a byte. */
+static inline void lm_byte_name(unsigned byte, char *to)
+{
+    unsigned code = byte, other = 0;
+
+    if (!((byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae)) {
+        for (unsigned b = 0; b < byte; b++)
+            other += !((b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae);
+        code = 0x100 + other;
+    }
+    if (code < 0x80)
+        snprintf(to, 4, "%c", (char)code);
+    else
+        snprintf(to, 4, "%c%c", (char)(0xc0 | code >> 6), (char)(0x80 | (code & 0x3f)));
+}
+
+static inline void lm_token(lm_array *names, lm_array *types, lm_array *scores, const char *name, int32_t type,
+                            float score)
+{
+    lm_add(names, name);
+    lm_add_number(types, &type);
+    lm_add_number(scores, &score);
+}
+
+/* Bytes, some merges of letters, a token of the user, control tokens. Returns how many. */
+static inline int64_t lm_vocabulary(lm_writer *m, bool spm)
+{
+    static lm_array names, types, scores, merges;
+    static const char *const control[] = {"<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"};
+    char name[32];
+
+    names.size = names.count = types.size = types.count = scores.size = scores.count = merges.size = merges.count = 0;
+    lm_token(&names, &types, &scores, "<unk>", 2, 0);
+    for (int i = 0; i < 5; i++)
+        lm_token(&names, &types, &scores, control[i], 3, 0);
+    lm_token(&names, &types, &scores, "<user>", 4, -1000);
+    for (unsigned b = 0; b < 256; b++) {
+        if (spm)
+            snprintf(name, sizeof name, "<0x%02X>", b);
+        else
+            lm_byte_name(b, name);
+        lm_token(&names, &types, &scores, name, spm ? 6 : 1, 0);
+    }
+    for (int i = 0; i < 26 && spm; i++) {
+        snprintf(name, sizeof name, "%c", 'a' + i);
+        lm_token(&names, &types, &scores, name, 1, -100.0f - (float)i);
+    }
+    if (spm)
+        lm_token(&names, &types, &scores, "\xe2\x96\x81", 1, -99);
+    for (int i = 0; i < LM_MERGES; i++) {
+        const char a = (char)('a' + i * 7 % 26), b = (char)('a' + i * 11 % 25);
+        char pair[8];
+
+        snprintf(name, sizeof name, i % 3 ? "%c%c" : spm ? "\xe2\x96\x81%c%c" : "\xc4\xa0%c%c", a, b);
+        snprintf(pair, sizeof pair, "%c %c", a, b);
+        if (i % 3) {
+            lm_token(&names, &types, &scores, name, 1, -(float)i);
+            lm_add(&merges, pair);
+        }
+    }
+    lm_text(m, "tokenizer.ggml.model", spm ? "llama" : "gpt2");
+    lm_text(m, "tokenizer.ggml.pre", "smollm");
+    lm_meta_list(m, "tokenizer.ggml.tokens", RIDGE_META_STRING, &names);
+    lm_meta_list(m, "tokenizer.ggml.token_type", RIDGE_META_I32, &types);
+    if (spm)
+        lm_meta_list(m, "tokenizer.ggml.scores", RIDGE_META_F32, &scores);
+    else
+        lm_meta_list(m, "tokenizer.ggml.merges", RIDGE_META_STRING, &merges);
+    lm_u32(m, "tokenizer.ggml.bos_token_id", 1);
+    lm_u32(m, "tokenizer.ggml.eos_token_id", 2);
+    lm_u32(m, "tokenizer.ggml.unknown_token_id", 0);
+    lm_text(m, "tokenizer.chat_template", "{{ '<|im_start|>' + message['role'] }}");
+    return names.count;
+}
+
+/* --------------------------------------------------------------------------------------------------------- tensors */
+
+static inline void lm_tensor(lm_writer *m, const char *name, int64_t rows, int64_t cols)
+{
+    const int64_t shape[] = {rows, cols};
+    const bool vector = cols == 0;
+
+    if (m->spoil && m->spoil->tensor && strcmp(m->spoil->tensor, name) == 0)
+        return;
+    snprintf(m->tensor[m->tensors].name, sizeof m->tensor->name, "%s", name);
+    m->tensor[m->tensors].rows = rows;
+    m->tensor[m->tensors].cols = cols;
+    lm_must(ridge_writer_tensor(m->w, name, vector ? RIDGE_TYPE_F32 : RIDGE_TYPE_Q8_0, vector ? 1 : 2, shape,
+                                &m->tensor[m->tensors].index) == RIDGE_OK,
+            name);
+    m->tensors++;
+}
+
+static inline void lm_layer_tensor(lm_writer *m, int layer, const char *name, int64_t rows, int64_t cols)
+{
+    char full[64];
+
+    snprintf(full, sizeof full, "blk.%d.%s", layer, name);
+    lm_tensor(m, full, rows, cols);
+}
+
+static inline void lm_tensors(lm_writer *m, int layers, int64_t vocabulary, bool bias, bool qk, bool post)
+{
+    lm_tensor(m, "token_embd.weight", vocabulary, LM_HIDDEN);
+    lm_tensor(m, "output_norm.weight", LM_HIDDEN, 0);
+    for (int i = 0; i < layers; i++) {
+        static const char *const names[] = {"attn_q", "attn_k", "attn_v"};
+
+        lm_layer_tensor(m, i, "attn_norm.weight", LM_HIDDEN, 0);
+        for (int j = 0; j < 3; j++) {
+            char name[32];
+
+            snprintf(name, sizeof name, "%s.weight", names[j]);
+            lm_layer_tensor(m, i, name, (j ? LM_KV : LM_HEADS) * LM_DIM, LM_HIDDEN);
+            snprintf(name, sizeof name, "%s.bias", names[j]);
+            if (bias)
+                lm_layer_tensor(m, i, name, (j ? LM_KV : LM_HEADS) * LM_DIM, 0);
+        }
+        if (qk) {
+            lm_layer_tensor(m, i, "attn_q_norm.weight", LM_DIM, 0);
+            lm_layer_tensor(m, i, "attn_k_norm.weight", LM_DIM, 0);
+        }
+        if (post) {
+            lm_layer_tensor(m, i, "post_attention_norm.weight", LM_HIDDEN, 0);
+            lm_layer_tensor(m, i, "post_ffw_norm.weight", LM_HIDDEN, 0);
+        }
+        lm_layer_tensor(m, i, "attn_output.weight", LM_HIDDEN, LM_HEADS * LM_DIM);
+        lm_layer_tensor(m, i, "ffn_norm.weight", LM_HIDDEN, 0);
+        lm_layer_tensor(m, i, "ffn_gate.weight", LM_FFN, LM_HIDDEN);
+        lm_layer_tensor(m, i, "ffn_up.weight", LM_FFN, LM_HIDDEN);
+        lm_layer_tensor(m, i, "ffn_down.weight", LM_HIDDEN, LM_FFN);
+    }
+    if (m->spoil && m->spoil->tensor && strncmp(m->spoil->tensor, "extra", 5) == 0)
+        lm_tensor(m, "blk.0.attn_output.bias", LM_HIDDEN, 0);
+}
+
+static inline void lm_fill(lm_writer *m)
+{
+    static float values[1 << 16];
+    static unsigned char blocks[1 << 17];
+    ridge_device *cpu;
+
+    lm_must(ridge_open("cpu", &cpu) == RIDGE_OK, "the CPU");
+    for (int i = 0; i < m->tensors; i++) {
+        const int64_t rows = m->tensor[i].rows, cols = m->tensor[i].cols, count = rows * (cols ? cols : 1);
+        const bool is_norm = strstr(m->tensor[i].name, "norm") != NULL;
+
+        for (int64_t j = 0; j < count; j++)
+            values[j] = lm_random(&m->state) * (cols ? 0.25f : 0.5f) + (is_norm ? 1.0f : 0.0f);
+        if (cols) {
+            const ridge_call call = ridge_q8_0_quantize(rows, cols, ridge_matrix(values, RIDGE_F32), blocks);
+
+            lm_must(ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK, "quantise");
+        }
+        lm_must(ridge_writer_write(m->w, m->tensor[i].index, 0, cols ? (void *)blocks : (void *)values,
+                                   cols ? count / 32 * 34 : count * 4) == RIDGE_OK,
+                "write");
+    }
+    ridge_close(cpu);
+}
+
+/* Writes a model of a family: "llama", "qwen2", "qwen3", "gemma3"; another name is a llama that says so. */
+static inline void lm_model_write(const char *path, const char *family, const lm_spoil *spoil)
+{
+    static lm_writer m;
+    const bool gemma = strcmp(family, "gemma3") == 0, qwen3 = strcmp(family, "qwen3") == 0;
+    const int layers = gemma ? 7 : 2;
+    int64_t vocabulary;
+
+    memset(&m, 0, sizeof m);
+    m.spoil = spoil;
+    m.arch = family;
+    m.state = 1;
+    lm_must(ridge_writer_open(path, RIDGE_GGUF, &m.w) == RIDGE_OK, path);
+    lm_text(&m, "general.architecture", family);
+    lm_text(&m, "general.name", "a small test");
+    lm_u32(&m, ".block_count", (uint32_t)layers);
+    lm_u32(&m, ".context_length", 512);
+    lm_u32(&m, ".embedding_length", LM_HIDDEN);
+    lm_u32(&m, ".feed_forward_length", LM_FFN);
+    lm_u32(&m, ".attention.head_count", LM_HEADS);
+    lm_u32(&m, ".attention.head_count_kv", LM_KV);
+    lm_u32(&m, ".attention.key_length", LM_DIM);
+    lm_u32(&m, ".attention.value_length", LM_DIM);
+    lm_u32(&m, ".rope.dimension_count", LM_DIM);
+    lm_f32(&m, ".attention.layer_norm_rms_epsilon", 1e-5f);
+    lm_f32(&m, ".rope.freq_base", 100000);
+    if (gemma) {
+        lm_u32(&m, ".attention.sliding_window", 8);
+        lm_text(&m, ".rope.scaling.type", "linear");
+        lm_f32(&m, ".rope.scaling.factor", 8);
+    }
+    vocabulary = lm_vocabulary(&m, gemma);
+    lm_spoil_key(&m);
+    lm_tensors(&m, layers, vocabulary, strcmp(family, "qwen2") == 0, gemma || qwen3, gemma);
+    lm_must(ridge_writer_begin(m.w) == RIDGE_OK, "begin");
+    lm_fill(&m);
+    lm_must(ridge_writer_finish(m.w) == RIDGE_OK, "finish");
+}
+
+#endif

@@ -1,0 +1,139 @@
+"""lm_reference.py LM_TOOL WORK [MODEL.gguf TOKEN...]: logits of ridge_lm against a forward pass in float64 that shares
+nothing with it but the file: read and dequantised by the gguf package, computed from the papers' formulas (Llama, RoPE,
+grouped queries, Qwen's biases and norms, Gemma 3's windows and scales). Small models of every family, or a real one.
+
+Weights are what the products read: Q8_0. Products round their activations to 8 bits in groups of 32, so two passes are
+compared: one that does the same, which must agree closely, and an exact one, whose distance is what that rounding costs.
+"""
+import math
+import pathlib
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+
+
+def field(reader, key, default=None):
+    entry = reader.fields.get(key)
+    return default if entry is None else entry.contents()
+
+
+class Model:
+    def __init__(self, path, rounded):
+        reader = gguf.GGUFReader(path)
+        self.rounded = rounded
+        self.arch = field(reader, "general.architecture")
+        get = lambda key, default=None: field(reader, f"{self.arch}.{key}", default)
+        self.layers, self.heads = get("block_count"), get("attention.head_count")
+        self.kv = get("attention.head_count_kv", self.heads)
+        self.hidden = get("embedding_length")
+        self.dim = get("attention.key_length", self.hidden // self.heads)
+        self.eps, self.base = get("attention.layer_norm_rms_epsilon"), get("rope.freq_base", 10000.0)
+        self.factor = get("rope.scaling.factor", 1.0)
+        self.window = get("attention.sliding_window", 0) if self.arch == "gemma3" else 0
+        self.tensors = {}
+        for t in reader.tensors:
+            values = gguf.quants.dequantize(t.data, t.tensor_type)
+            if len(t.shape) == 2 and t.name != "token_embd.weight" and t.tensor_type != gguf.GGMLQuantizationType.Q8_0:
+                codes = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+                values = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType.Q8_0)
+            self.tensors[t.name] = np.asarray(values, dtype=np.float64)
+        self.divisors = self.tensors.get("rope_freqs.weight", np.ones(self.dim // 2))
+
+    def product(self, name, x):
+        """x W^T, with x in 8 bits where the products of ridge have it so."""
+        if self.rounded:
+            groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
+            scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                codes = np.where(scale > 0, np.rint(groups * (np.float32(1) / scale)), 0)
+            x = (codes.astype(np.float64) * scale.astype(np.float64)).reshape(x.shape)
+        return x @ self.tensors[name].T
+
+    def norm(self, name, x):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.tensors[name]
+
+    def rope(self, x, local):
+        """x [tokens, heads, dim]; Llama's files pair neighbours, the others halves."""
+        base, factor = (10000.0, 1.0) if local else (self.base, self.factor)
+        i = np.arange(self.dim // 2)
+        freqs = base ** (-2.0 * i / self.dim) / factor / (1 if local else self.divisors)
+        angle = np.arange(x.shape[0])[:, None, None] * freqs
+        c, s = np.cos(angle), np.sin(angle)
+        first, second = (x[..., 0::2], x[..., 1::2]) if self.arch == "llama" else np.split(x, 2, axis=-1)
+        a, b = first * c - second * s, first * s + second * c
+        return np.stack([a, b], -1).reshape(x.shape) if self.arch == "llama" else np.concatenate([a, b], -1)
+
+    def attention(self, layer, x):
+        n, name = x.shape[0], f"blk.{layer}.attn_"
+        local = self.window > 0 and layer % 6 != 5
+        part = {}
+        for which, heads in (("q", self.heads), ("k", self.kv), ("v", self.kv)):
+            y = self.product(f"{name}{which}.weight", x) + self.tensors.get(f"{name}{which}.bias", 0.0)
+            y = y.reshape(n, heads, self.dim)
+            if f"{name}{which}_norm.weight" in self.tensors:
+                y = self.norm(f"{name}{which}_norm.weight", y)
+            if which != "v":
+                y = self.rope(y, local)
+            if which != "q":
+                y = y.astype(np.float16).astype(np.float64)  # the cache
+            part[which] = y
+        out = np.empty((n, self.heads, self.dim))
+        for h in range(self.heads):
+            g = h // (self.heads // self.kv)
+            scores = part["q"][:, h] @ part["k"][:, g].T / math.sqrt(self.dim)
+            distance = np.arange(n)[:, None] - np.arange(n)[None, :]
+            scores[(distance < 0) | (distance >= self.window if local else False)] = -np.inf
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            out[:, h] = p / p.sum(-1, keepdims=True) @ part["v"][:, g]
+        return self.product(f"{name}output.weight", out.reshape(n, -1))
+
+    def feed_forward(self, layer, x):
+        gate, up = (self.product(f"blk.{layer}.ffn_{which}.weight", x) for which in ("gate", "up"))
+        if self.arch == "gemma3":
+            act = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        else:
+            act = gate / (1 + np.exp(-gate))
+        return self.product(f"blk.{layer}.ffn_down.weight", act * up)
+
+    def logits(self, tokens):
+        x = self.tensors["token_embd.weight"][tokens]
+        if self.arch == "gemma3":
+            x = x * math.sqrt(self.hidden)
+        for layer in range(self.layers):
+            for norm, branch, post in (("attn_norm", self.attention, "post_attention_norm"),
+                                       ("ffn_norm", self.feed_forward, "post_ffw_norm")):
+                y = branch(layer, self.norm(f"blk.{layer}.{norm}.weight", x))
+                post = f"blk.{layer}.{post}.weight"
+                x = x + (self.norm(post, y) if post in self.tensors else y)
+        head = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
+        return self.product(head, self.norm("output_norm.weight", x))
+
+
+def compare(tool, path, tokens, most):
+    got = subprocess.run([tool, "logits", path, "cpu", "7", *map(str, tokens)], check=True, capture_output=True).stdout
+    got = np.frombuffer(got, np.float32).reshape(len(tokens), -1).astype(np.float64)
+    good = True
+    for rounded in (True, False):
+        want = Model(path, rounded).logits(np.array(tokens))[:, :got.shape[1]]
+        off = np.abs(got - want).max() / want.std()
+        same = (got.argmax(-1) == want.argmax(-1)).mean()
+        print(f"{path}: {'8-bit' if rounded else 'exact'} activations: largest error {off:.2e} of the logits' spread, "
+              f"{100 * same:.1f} % of {len(tokens)} likeliest tokens the same")
+        good &= bool(off < most) if rounded else bool(same > 0.8)
+    return good
+
+
+if __name__ == "__main__":
+    tool, work = sys.argv[1], pathlib.Path(sys.argv[2])
+    work.mkdir(parents=True, exist_ok=True)
+    good = True
+    if len(sys.argv) > 3:
+        good = compare(tool, sys.argv[3], [int(t) for t in sys.argv[4:]], 0.6)
+    else:
+        for family in ("llama", "qwen2", "qwen3", "gemma3"):
+            path = str(work / f"{family}.gguf")
+            subprocess.run([tool, "make", family, path], check=True)
+            good &= compare(tool, path, [7 + i * 37 % 250 for i in range(30)], 0.02)
+    sys.exit(not good)

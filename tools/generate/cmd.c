@@ -1,0 +1,311 @@
+/* cmd.c: `ridge generate MODEL.gguf`: text from a model, token by token, or a dialogue; then how fast it was, beside a
+ * read of the weights, which is the floor of a step. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "generate.h"
+#include "tools/args.h"
+#include "tools/cli.h"
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int signal_number)
+{
+    (void)signal_number;
+    interrupted = 1;
+}
+
+typedef struct options {
+    const char *prompt, *device, *system, *temp, *top_p, *min_p;
+    uint64_t most, top_k, seed, positions;
+    bool chat, dialogue, json, quiet;
+} options;
+
+typedef struct generation {
+    const options *o;
+    ridge_device *device;
+    ridge_lm *lm;
+    ridge_lm_session *session;
+    ridge_lm_info info;
+    ridge_lm_sampling sampling;
+    int32_t *tokens;
+    float *logits;
+    int64_t positions, read, written; /* of the cache; tokens of prompts and of answers */
+    double read_time, written_time;
+    const char *stop;
+} generation;
+
+static bool failed(void)
+{
+    fprintf(stderr, "ridge generate: %s\n", ridge_lm_error());
+    return false;
+}
+
+static void note(void *state, const char *line)
+{
+    (void)state;
+    fprintf(stderr, "%s\n", line);
+}
+
+/* A number within low .. high; without text the value stays. */
+static bool number(const char *name, const char *text, double low, double high, float *to)
+{
+    char *end;
+    double value;
+
+    if (!text)
+        return true;
+    errno = 0;
+    value = strtod(text, &end);
+    if (end == text || *end || errno || !(value >= low && value <= high)) {
+        fprintf(stderr, "ridge generate: --%s is '%s', not a number within %g .. %g\n", name, text, low, high);
+        return false;
+    }
+    *to = (float)value;
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- text */
+
+/* Tokens of a prompt, or of a message with what the chat form puts round it. */
+static bool prompt_tokens(generation *g, const char *text, bool more, int64_t *count)
+{
+    const ridge_lm_message list[] = {{"system", g->o->system ? g->o->system : ""}, {"user", text}};
+    const bool system = g->o->system && !more, chat = g->o->chat || g->o->dialogue;
+    const int64_t room = g->positions - ridge_lm_position(g->session);
+
+    if (chat ? ridge_lm_chat(g->lm, system ? list : list + 1, system ? 2 : 1, more, g->tokens, room, count)
+             : ridge_lm_tokenize(g->lm, text, (int64_t)strlen(text), RIDGE_LM_BOS, g->tokens, room, count))
+        return failed();
+    if (*count > 0 && *count < room)
+        return true;
+    fprintf(stderr,
+            "ridge generate: the prompt has %" PRId64 " tokens, the text may have %" PRId64 " more (see --ctx)\n",
+            *count, room);
+    return false;
+}
+
+/* Reads the prompt's tokens, then writes until a token ends the text, or as many as were asked for. */
+static bool answer(generation *g, int64_t count, text_stream *out)
+{
+    double start = seconds();
+    int32_t token;
+
+    if (ridge_lm_decode(g->session, g->tokens, count, 0, g->logits))
+        return failed();
+    g->read += count;
+    g->read_time += seconds() - start;
+    g->stop = "length";
+    start = seconds();
+    for (uint64_t i = 0; i < g->o->most; i++) {
+        const char *bytes;
+        int64_t length;
+
+        g->sampling.counter = (uint64_t)ridge_lm_position(g->session);
+        if (ridge_lm_sample(g->lm, g->logits, &g->sampling, &token))
+            return failed();
+        if (i > 0)
+            g->written++; /* the first one came with the prompt */
+        if (interrupted || ridge_lm_ends(g->lm, token)) {
+            g->stop = interrupted ? "interrupt" : "end";
+            break;
+        }
+        if (ridge_lm_token(g->lm, token, &bytes, &length))
+            return failed();
+        text_put(out, bytes, length);
+        if (ridge_lm_position(g->session) == g->positions) {
+            g->stop = "context";
+            break;
+        }
+        if (i + 1 < g->o->most && ridge_lm_decode(g->session, &token, 1, 0, g->logits))
+            return failed();
+    }
+    text_end(out);
+    g->written_time += seconds() - start;
+    return true;
+}
+
+/* A line of standard input without its end; NULL at the end of the file. */
+static char *read_line(void)
+{
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length = getline(&line, &room, stdin);
+
+    while (length > 0 && (line[length - 1] == '\n' || line[length - 1] == '\r'))
+        line[--length] = '\0';
+    if (length >= 0)
+        return line;
+    free(line);
+    return NULL;
+}
+
+/* Questions from standard input until it ends; an interrupt ends an answer, and at the prompt the dialogue. */
+static bool dialogue(generation *g)
+{
+    const char *text = g->o->prompt;
+    char *line = NULL;
+    bool good = true;
+
+    for (bool more = false; good; more = true) {
+        text_stream out = {.print = true};
+        int64_t count;
+
+        if (!text) {
+            fputs("> ", stdout);
+            fflush(stdout);
+            interrupted = 0;
+            free(line);
+            text = line = read_line();
+        }
+        if (!text || interrupted)
+            break;
+        good = prompt_tokens(g, text, more, &count) && answer(g, count, &out);
+        fputs("\n", stdout);
+        text_free(&out);
+        text = NULL;
+    }
+    free(line);
+    return good;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- report */
+
+static double rate(int64_t count, double time)
+{
+    return time > 0 ? (double)count / time : 0;
+}
+
+static bool report(const generation *g, const text_stream *out)
+{
+    const double text_rate = rate(g->written, g->written_time), prompt_rate = rate(g->read, g->read_time);
+    const double gbps = read_rate(g->device, g->info.step_bytes);
+    /* What a step must read: the weights, and the cache so far. */
+    const double floor_bytes =
+        (double)g->info.step_bytes + (double)g->info.kv_bytes * ((double)g->read + (double)g->written / 2);
+    const double share = gbps > 0 ? text_rate * floor_bytes * 1e-9 / gbps : 0;
+
+    if (g->o->json)
+        return print_json(json_pack("{s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f}", "model", g->info.name, "text",
+                                    out->text ? out->text : "", "stop", g->stop ? g->stop : "", "prompt_tokens",
+                                    (json_int_t)g->read, "text_tokens", (json_int_t)g->written,
+                                    "prompt_tokens_per_second", prompt_rate, "text_tokens_per_second", text_rate,
+                                    "read_gbps", gbps, "share_of_read", share));
+    fprintf(stderr, "prompt: %" PRId64 " tokens, %.1f tokens/s\n", g->read, prompt_rate);
+    if (g->written)
+        fprintf(stderr, "text: %" PRId64 " tokens, %.1f tokens/s: %.0f %% of a read of %.0f MB at %.1f GB/s\n",
+                g->written, text_rate, 100 * share, floor_bytes * 1e-6, gbps);
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- run */
+
+static bool run(generation *g)
+{
+    text_stream out = {.print = !g->o->json};
+    bool good;
+    int64_t count;
+
+    if (g->o->dialogue) {
+        good = dialogue(g);
+    } else {
+        good = prompt_tokens(g, g->o->prompt, false, &count);
+        if (good && !g->o->json && !g->o->chat) /* the text goes on from its prompt */
+            text_put(&out, g->o->prompt, (int64_t)strlen(g->o->prompt));
+        good = good && answer(g, count, &out);
+        if (!g->o->json)
+            puts("");
+    }
+    fflush(stdout);
+    if (good && !(g->o->quiet && !g->o->json))
+        good = report(g, &out);
+    text_free(&out);
+    return good;
+}
+
+static bool open_session(generation *g)
+{
+    int64_t positions = g->info.context < 4096 ? g->info.context : 4096;
+
+    if (g->o->positions)
+        positions = (int64_t)g->o->positions;
+    if (positions > g->info.context)
+        fprintf(stderr, "ridge generate: --ctx %" PRId64 " is more than the %" PRId64 " the model was trained for\n",
+                positions, g->info.context);
+    g->positions = positions;
+    g->tokens = malloc((size_t)positions * sizeof *g->tokens);
+    g->logits = malloc((size_t)g->info.vocabulary * sizeof *g->logits);
+    if (!g->tokens || !g->logits) {
+        fprintf(stderr, "ridge generate: out of memory\n");
+        return false;
+    }
+    return ridge_lm_session_open(g->lm, positions, &g->session) ? failed() : true;
+}
+
+static bool open_model(generation *g, const char *path)
+{
+    const ridge_lm_options options = {.struct_size = sizeof options, .note = g->o->quiet || g->o->json ? NULL : note};
+
+    g->device = device_open(g->o->device);
+    if (!g->device)
+        return false;
+    g->info.struct_size = sizeof g->info;
+    if (ridge_lm_open(path, g->device, &options, &g->lm) || ridge_lm_query(g->lm, &g->info))
+        return failed();
+    if ((g->o->chat || g->o->dialogue) && !g->info.chat[0]) {
+        fprintf(stderr, "ridge generate: %s has no chat template of a known form; without --chat it goes on with -p\n",
+                path);
+        return false;
+    }
+    return true;
+}
+
+int cmd_generate(int argc, char **argv)
+{
+    options o = {.most = 128, .top_k = 40, .seed = 1};
+    const args_option list[] = {
+        {"prompt", 'p', "TEXT", "the text to go on with; with --chat a message", .text = &o.prompt},
+        {"chat", 'c', NULL, "as a message, in the chat form of the model", .flag = &o.chat},
+        {"interactive", 'i', NULL, "a dialogue: messages are lines of standard input", .flag = &o.dialogue},
+        {"system", 0, "TEXT", "the system's message of a chat", .text = &o.system},
+        {"tokens", 'n', "N", "tokens to write at most (default 128)", .whole = &o.most, .least = 1, .most = 1 << 24},
+        {"temp", 't', "T", "temperature (default 0.8); 0: always the likeliest token", .text = &o.temp},
+        {"top-k", 'k', "N", "only the N likeliest tokens (default 40; 0: all)", .whole = &o.top_k, .most = 1 << 24},
+        {"top-p", 0, "P", "only the likeliest tokens that reach P together (default 0.95)", .text = &o.top_p},
+        {"min-p", 0, "P", "only tokens with P times the largest probability (default 0.05)", .text = &o.min_p},
+        {"seed", 's', "N", "of the draws (default 1)", .whole = &o.seed, .most = UINT64_MAX},
+        {"ctx", 0, "N", "tokens of the whole text at most (default 4096, or the model's)", .whole = &o.positions,
+         .least = 1, .most = 1 << 24},
+        ARGS_DEVICE(&o.device),
+        ARGS_JSON(&o.json),
+        {"quiet", 'q', NULL, "nothing but the text", .flag = &o.quiet},
+        {0}};
+    generation g = {
+        .o = &o, .sampling = {.struct_size = sizeof g.sampling, .temperature = 0.8f, .top_p = 0.95f, .min_p = 0.05f}};
+    struct sigaction action = {.sa_handler = on_interrupt};
+    args_list words = {0};
+    bool good;
+
+    args_parse(argc, argv, "MODEL.gguf -p TEXT", "Generates text with a model, on the CPU or a GPU.", list, &words, 1);
+    if (!words.at[0] || (!o.prompt && !o.dialogue) || (o.dialogue && o.json)) {
+        fprintf(stderr, "ridge generate: MODEL.gguf and -p TEXT or -i are needed; -i has no --json\n");
+        return 2;
+    }
+    if (!number("temp", o.temp, 0, 100, &g.sampling.temperature) ||
+        !number("top-p", o.top_p, 1e-6, 1, &g.sampling.top_p) || !number("min-p", o.min_p, 0, 1, &g.sampling.min_p))
+        return 2;
+    g.sampling.top_k = (int32_t)o.top_k;
+    g.sampling.seed = o.seed;
+    sigaction(SIGINT, &action, NULL);
+    good = open_model(&g, words.at[0]) && open_session(&g) && run(&g);
+    ridge_lm_session_close(g.session);
+    ridge_lm_close(g.lm);
+    ridge_close(g.device);
+    free(g.logits);
+    free(g.tokens);
+    return good ? 0 : 1;
+}
