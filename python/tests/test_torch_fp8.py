@@ -288,7 +288,7 @@ def test_messages_name_the_layer(device):
                        (lambda: layer(x[0, 0]), r"takes 256 features, not those of an input of shape \[\]"),
                        (lambda: layer.swiglu(x), "takes 256 features"), (lambda: layer.swiglu(x, x), "takes 256 features"),
                        (lambda: q8(x), "this Q8_0Linear takes bfloat16 or float32 of 64 features"),
-                       (lambda: q8(torch.ones(4, 64, device=device, dtype=torch.float16)), "of 64 features, not torch.float16"),
+                       (lambda: q8(torch.ones(4, 64, device=device, dtype=torch.float16)), "dtype f16|of 64 features, not torch.float16"),
                        (lambda: R.swiglu_linear(x, x, layer.weight), r"weight has shape \[128, 256\], not \[.., 100\]"),
                        (lambda: R.swiglu_linear(x, None, layer.weight), r"not \[.., 50\]")):
         with pytest.raises(ridge.ArgumentError, match=text):

@@ -246,15 +246,15 @@ def patched_models(mesh):
 
     def layers(model):
         for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
 
     def head(model):
-        fully_shard(model.lm_head)
+        fully_shard(model.lm_head, mesh=mesh)
         layers(model)
 
     def norm_and_head(model):
-        fully_shard([model.model.norm, model.lm_head])
+        fully_shard([model.model.norm, model.lm_head], mesh=mesh)
         layers(model)
 
     def swapped(model):

@@ -150,12 +150,12 @@ class Q8_0Linear(torch.nn.Module):
         return cls(torch.from_numpy(read_q8_0(path, name)).to(device or "cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype not in (torch.bfloat16, torch.float32) or not x.dim() or x.shape[-1] != self.in_features:
-            raise ArgumentError(f"this Q8_0Linear takes bfloat16 or float32 of {self.in_features} features, not {x.dtype} of shape "
-                                f"{list(x.shape)}")
-        two, scales = x.reshape(-1, x.shape[-1]), self.scales.view(torch.float16)
+        two, scales = x.reshape(-1, *x.shape[-1:]), self.scales.view(torch.float16)
         out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= 16 else None
         if out is None:
+            if x.dtype not in (torch.bfloat16, torch.float32) or x.shape[-1:] != (self.in_features,):
+                raise ArgumentError(f"this Q8_0Linear takes bfloat16 or float32 of {self.in_features} features, not {x.dtype} of "
+                                    f"shape {list(x.shape)}")
             tell_dtensor()
             out = torch.ops.ridge.q8_0_linear(two, self.codes, scales)
         out = out.view(*x.shape[:-1], self.out_features)
