@@ -15,8 +15,9 @@ enum { ROWS = 16, SIDE = 4 }; /* queries of a CTA, and side by side */
 
 static_assert(CHUNK == 32 && PIECE == WARPS * CHUNK, "a warp has a chunk, a CTA a piece");
 
-/* Shared memory; q [ROWS][n] and o [WARPS][SIDE][n] follow. */
-struct piece_shared {
+/* Shared memory; q [ROWS][n] and o [WARPS][SIDE][n] follow, which are read 16 bytes at a time. */
+struct __align__(16) piece_shared
+{
     float p[ROWS][PIECE]; /* scores, then weights */
     int first[ROWS], end[ROWS], lowest, highest;
 };
