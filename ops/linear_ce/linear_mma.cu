@@ -330,16 +330,17 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return NULL;
 }
 
-/* The matrix units at four times (f32: 1.5 times) a quarter of the fused multiply-adds that an SM could issue, 1.5 GHz.
- */
+/* Multiply-adds a clock and SM as measured on an H200 (docs/measured.md): loads of single elements are the limit, not
+ * the tensor cores; not less than x and W take to be read for each product. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : problem->op == RIDGE_LINEAR_CE_TRAIN ? 4 : 3;
-    double product = gemms / (1.5e3 * 32) / (problem->dtype[0] == RIDGE_F32 ? 1.5 : 4);
+    const bool f32 = problem->dtype[0] == RIDGE_F32;
+    const double tokens = (double)problem->dim[0], hidden = (double)problem->dim[1], vocab = (double)problem->dim[2];
+    const double multiply = tokens * hidden * vocab / ((f32 ? 8.4e3 : 34e3) * device->clock_ghz * device->units);
+    const double load = (tokens + vocab) * hidden * (f32 ? 4e-3 : 2e-3) / device->copy_gbps;
 
-    for (int d = 0; d < 3; d++)
-        product *= problem->dim[d] ? (double)problem->dim[d] : 1;
-    return 50 + product / (device->units ? device->units : 1);
+    return 50 + gemms * (multiply > load ? multiply : load);
 }
 
 #define ROW(op_name, op_id)                                                                                         \
