@@ -108,17 +108,18 @@ def _patch_mlp(patch, module):
 
 
 # --------------------------------------------------------------------------------------------------------------- norm
-# Hugging Face's three forms, which round before the weight or after it: ridge rounds once, at the end.
+# Hugging Face's three forms: weight + 1 ("gemma"); the product rounded to x's dtype ("rounded"); the product in the dtype
+# of both ("llama"). Two of them round before the weight too: ridge rounds once, at the end.
 
 
-def _norm_forward(self, x):
+def _norm_forward(self, x, *, form):
     from . import rms_norm
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return type(self).forward(self, x)
-    if hasattr(self, "eps"):  # Gemma's
+    if form == "gemma":
         return rms_norm(x, 1.0 + self.weight.float(), self.eps)
-    kept = _class_of(self).__name__.startswith(("GptOss", "Olmo"))  # the product is rounded to x's dtype
-    return rms_norm(x, self.weight, self.variance_epsilon, out_dtype=x.dtype if kept else torch.promote_types(x.dtype, self.weight.dtype))
+    out = x.dtype if form == "rounded" else torch.promote_types(x.dtype, self.weight.dtype)
+    return rms_norm(x, self.weight, self.variance_epsilon, out_dtype=out)
 
 
 def _is_norm(module):
@@ -129,7 +130,9 @@ def _is_norm(module):
 
 
 def _patch_norm(patch, module):
-    patch.set(module, "forward", functools.partial(_norm_forward, module))
+    name = _class_of(module).__name__
+    form = "gemma" if hasattr(module, "eps") else "rounded" if name.startswith(("GptOss", "Olmo")) else "llama"
+    patch.set(module, "forward", functools.partial(_norm_forward, module, form=form))
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
