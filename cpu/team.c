@@ -185,16 +185,21 @@ ridge_team *ridge_team_begin(double us, int64_t parts)
     most = openmp_threads();
     if (most == atomic_load_explicit(&openmp_most, memory_order_relaxed))
         most = atomic_load_explicit(&region_most, memory_order_relaxed);
-    most = (int)ridge_min(most, parts);
     if (most == 1)
         return team;
     team->start = now();
     if (team->start < team->busy_until && us * 2e3 < (double)team->busy_wait)
         return team;
-    team->threads = us < 4.0 * most ? (int)(us / 4) : most;
-    atomic_store_explicit(&team->left, team->threads, memory_order_relaxed);
+    team->threads = most;
+    atomic_store_explicit(&team->left, most, memory_order_relaxed);
     atomic_store_explicit(&team->first, 0, memory_order_relaxed);
     return team;
+}
+
+void ridge_team_limit(ridge_team *team, int64_t threads)
+{
+    team->threads = (int)ridge_min(team->threads, threads);
+    atomic_store_explicit(&team->left, team->threads, memory_order_relaxed);
 }
 
 void ridge_team_end(ridge_team *team)

@@ -16,9 +16,13 @@ typedef struct ridge_team {
 } ridge_team;
 
 /* The threads of a region of `parts` independent parts that takes one thread about `us` microseconds: one below 16 us,
- * otherwise one for every 4 us, and at most ridge_team_most. One in a forked child, because fork copies no other
- * thread; and one for a short region while other processes keep the processors busy. */
+ * otherwise ridge_team_most. (Nothing between: libgomp ends the threads that a smaller team leaves out.) One in a
+ * forked child, because fork copies no other thread; and one for a short region while other processes keep the
+ * processors busy. */
 ridge_team *ridge_team_begin(double us, int64_t parts);
+
+/* No more threads than that, before the region. */
+void ridge_team_limit(ridge_team *team, int64_t threads);
 
 /* Each thread of the region calls it when its work is done. */
 void ridge_team_end(ridge_team *team);

@@ -25,7 +25,7 @@
  * kernels use, does where the system refuses it memory or a thread.
  *
  * A call on the CPU takes OMP_NUM_THREADS threads at most, or, where that is not set, one for each processor that the
- * affinity mask and the cgroup quota allow; short calls take fewer. No result depends on it. A process forked after
+ * affinity mask and the cgroup quota allow; short calls take one. No result depends on it. A process forked after
  * ridge_open computes with one thread.
  *
  * Contracts: *exact*: every kernel, on CPU and GPU, gives the C reference's bits. *stable*: the same bits in every run.

@@ -77,13 +77,17 @@ TEST(quota_of_cgroups)
 
 TEST(threads_follow_the_work)
 {
+    ridge_team *team;
+
     ridge_team_most(true);
     omp_set_num_threads(8);
     assert_int_equal(ridge_team_begin(15, 100)->threads, 1);
-    assert_int_equal(ridge_team_begin(16, 100)->threads, 4);
-    assert_int_equal(ridge_team_begin(24, 100)->threads, 6);
+    assert_int_equal(ridge_team_begin(16, 100)->threads, 8);
     assert_int_equal(ridge_team_begin(1e9, 100)->threads, 8);
-    assert_int_equal(ridge_team_begin(1e9, 3)->threads, 3);
+    assert_int_equal(ridge_team_begin(1e9, 2)->threads, 8);
+    team = ridge_team_begin(1e9, 3);
+    ridge_team_limit(team, 3);
+    assert_int_equal(team->threads, 3);
     assert_int_equal(ridge_team_begin(1e9, 1)->threads, 1);
     assert_int_equal(ridge_team_begin(0.0 / 0.0, 100)->threads, 1);
 }

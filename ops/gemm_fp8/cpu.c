@@ -225,7 +225,8 @@ static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel 
     if (idle(&g))
         return RIDGE_OK;
     c = tiling_of(g.m, g.n, device->units);
-    team = ridge_team_begin((double)g.m * (double)g.n * (double)g.k * 5e-5, threads_of(device, &c));
+    team = ridge_team_begin((double)g.m * (double)g.n * (double)g.k * 5e-5, c.down * c.across);
+    ridge_team_limit(team, threads_of(device, &c));
 #pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();

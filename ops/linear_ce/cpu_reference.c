@@ -254,7 +254,8 @@ ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kern
 
     (void)kernel, (void)bytes, (void)stream;
     /* No more than the workspace has parts for. */
-    team = ridge_team_begin((double)(a.tokens * a.vocab) / 1250, threads(device));
+    team = ridge_team_begin((double)(a.tokens * a.vocab) / 1250, a.tokens);
+    ridge_team_limit(team, threads(device));
     all(&a, team->threads, workspace);
     ridge_fp_end(mode);
     return RIDGE_OK;
