@@ -14,6 +14,7 @@
 #define lm_bpe ridge_lm_bpe
 #define lm_chat_form ridge_lm_chat_form
 #define lm_chat_system ridge_lm_chat_system
+#define lm_compose ridge_lm_compose
 #define lm_config_read ridge_lm_config_read
 #define lm_cuda_backend ridge_lm_cuda_backend
 #define lm_cut ridge_lm_cut
@@ -147,6 +148,8 @@ static inline void lm_put(lm_tokens *t, int32_t token)
 /* Text without special tokens. */
 ridge_status lm_bpe(const lm_vocab *v, const char *text, int64_t bytes, lm_tokens *out);
 ridge_status lm_spm(const lm_vocab *v, const char *text, int64_t bytes, bool prefix, lm_tokens *out);
+/* NFC of a text, to be freed. */
+ridge_status lm_compose(const char *text, int64_t bytes, char **to, int64_t *length);
 /* Where the piece that begins at `at` ends. */
 int64_t lm_split(lm_pre pre, const char *text, int64_t bytes, int64_t at);
 /* Text with special tokens: those of the user, and with `control` all of them. */

@@ -1,6 +1,7 @@
 /* tokens.c: text to tokens and back: special tokens are cut out first, what lies between goes through BPE or
  * SentencePiece. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lm.h"
@@ -21,6 +22,24 @@ static int32_t special_at(const lm_vocab *v, const char *text, int64_t bytes, in
     return -1;
 }
 
+/* Text without special tokens. */
+static ridge_status plain(const lm_vocab *v, const char *text, int64_t bytes, bool prefix, lm_tokens *out)
+{
+    char *composed;
+    int64_t length;
+    ridge_status status;
+
+    if (v->spm)
+        return lm_spm(v, text, bytes, prefix, out);
+    if (v->pre != LM_PRE_QWEN2)
+        return lm_bpe(v, text, bytes, out);
+    status = lm_compose(text, bytes, &composed, &length);
+    if (!status)
+        status = lm_bpe(v, composed, length, out);
+    free(composed);
+    return status;
+}
+
 ridge_status lm_cut(const lm_vocab *v, const char *text, int64_t bytes, bool control, bool prefix, lm_tokens *out)
 {
     ridge_status status = RIDGE_OK;
@@ -33,10 +52,8 @@ ridge_status lm_cut(const lm_vocab *v, const char *text, int64_t bytes, bool con
             i++;
             continue;
         }
-        if (i > from && v->spm)
-            status = lm_spm(v, text + from, i - from, prefix, out);
-        else if (i > from)
-            status = lm_bpe(v, text + from, i - from, out);
+        if (i > from)
+            status = plain(v, text + from, i - from, prefix, out);
         if (id < 0)
             break;
         lm_put(out, id);

@@ -1,37 +1,76 @@
-"""lm_tokens.py LM_TOOL WORK MODEL.gguf [LINES]: the tokens of ridge_lm against those of Hugging Face's tokenizers, on random
-texts, for every pre-tokeniser, with the vocabulary of a real model. Exit status 77 (skipped) without the packages or the model."""
+"""lm_tokens.py LM_TOOL WORK [COUNT [MODEL.gguf]]: the tokens of ridge_lm beside those of Hugging Face's tokenizers and of
+SentencePiece. Vocabularies are trained here on random text, written as GGUF and read by both sides; a model's own is
+compared with every pre-tokeniser where it is given. COUNT texts each: words of several scripts and of the vocabulary, numbers,
+spaces of all kinds, contractions, characters at the edges of classes. Exit status 77 where a package is not installed."""
+import io
+import json
 import pathlib
 import random
 import subprocess
 import sys
+import unicodedata
 
 try:
     import gguf
     import numpy as np
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    import sentencepiece
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 except ImportError as error:
     print(f"lm_tokens: skipped, {error}")
     sys.exit(77)
 
-CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+TOOL, WORK = sys.argv[1], pathlib.Path(sys.argv[2])
+COUNT = int(sys.argv[3]) if len(sys.argv) > 3 else 3000
+rng = random.Random(1)
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 PRE = {
     "gpt-2": GPT2,
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
     "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3 % "1,3"), "isolated"), BYTES]),
     "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3 % "1"), "isolated"), BYTES]),
 }
+SPACES = [" ", " ", " ", "  ", "   ", "\n", "\r\n", "\t", "\n\n", " \n", "\x0b", "\x85", "\xa0", "\u1680", "\u2003", "\u2028",
+          "\u202f", "\u205f", "\u3000", "\u180e", "\u200b"]
+ODD = ["'s", "'S", "'\u017f", "'re", "'LL", "'d", "''", "don't", "I'Ve", "\u00bd", "\u0663", "\u2167", "\u4e09", "e\u0301", "\u0130", "\u01c5",
+       "\u02b0", "\u0345", "\u00aa", "\U0001f999", "\U0001f468\u200d\U0001f469", "\ufeff", "\u00ad", "_", "--", "...", "!?\n", "\x7f", "\ud7ff", "\ue000",
+       "\U00010000", "#\r\n\n", "a1b2", "3.14", "1234567", "\u0e01\u0e33", "\u1100\u1161\u11a8", "\u0915\u094d\u0937", "A\u030a", "\u212b",
+       "\ufb01", "\u2126", "q\u0307\u0323"]
+RANGES = [(0x21, 0x7E), (0x61, 0x7A), (0xA1, 0x17F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x45F), (0x5D0, 0x5EA), (0x621, 0x64A),
+          (0x904, 0x939), (0x3041, 0x3096), (0x4E00, 0x4FFF), (0xAC00, 0xAD00), (0x1F600, 0x1F64F), (0x30, 0x39), (1, 0x2FFFF)]
 
 
-def small_model(path, tokens, types, merges, pre):
+def text(words=()):
+    """A random text without NUL bytes, since the tool's input ends a text with one, and without characters that are too
+    new for one of the two Unicode tables."""
+    parts = []
+    for _ in range(rng.randint(1, 9)):
+        kind = rng.random()
+        if kind < 0.3:
+            parts.append(rng.choice(SPACES))
+        elif kind < 0.45:
+            parts.append(rng.choice(ODD))
+        elif kind < 0.7 and words:
+            parts.append(rng.choice(words))
+        else:
+            low, high = rng.choice(RANGES)
+            parts.append("".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 7))))
+    return "".join(c for c in "".join(parts) if unicodedata.category(c) not in ("Cn", "Cs"))
+
+
+def write(path, model, pre, tokens, types, merges=None, scores=None):
     """A file with this vocabulary and a transformer that is as small as one can be."""
     w = gguf.GGUFWriter(path, "llama")
     w.add_block_count(1), w.add_context_length(64), w.add_embedding_length(32), w.add_feed_forward_length(32)
     w.add_head_count(1), w.add_head_count_kv(1), w.add_layer_norm_rms_eps(1e-5), w.add_rope_dimension_count(32)
-    w.add_tokenizer_model("gpt2"), w.add_tokenizer_pre(pre), w.add_token_list(tokens), w.add_token_types(types)
-    w.add_token_merges(merges), w.add_bos_token_id(1), w.add_eos_token_id(2), w.add_unk_token_id(0)
+    w.add_tokenizer_model(model), w.add_token_list(tokens), w.add_token_types(types)
+    w.add_bos_token_id(1), w.add_eos_token_id(2), w.add_unk_token_id(0)
+    if merges is not None:
+        w.add_tokenizer_pre(pre), w.add_token_merges(merges)
+    else:
+        w.add_token_scores(scores), w.add_add_space_prefix(False)
     w.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), np.float16))
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
         w.add_tensor(f"blk.0.{name}.weight", np.zeros((32, 32), np.float16))
@@ -40,68 +79,70 @@ def small_model(path, tokens, types, merges, pre):
     w.write_header_to_file(), w.write_kv_data_to_file(), w.write_tensors_to_file(), w.close()
 
 
-def texts(count, words, rng):
-    """Words of the vocabulary, runs of spaces and digits, contractions, and characters from all of Unicode."""
-    edges = [0x20, 0x09, 0x0A, 0x0D, 0x85, 0xA0, 0x1680, 0x180E, 0x2000, 0x200A, 0x200B, 0x2028, 0x202F, 0x3000, 0x17F, 0x212A,
-             0x660, 0x966, 0x2160, 0xB2, 0x4E00, 0x300, 0x1F999, 0xFFFD, 0xE000, 0x27, 0x61, 0x41, 0xDF, 0x130]
-    parts = ["'s", "'S", "'LL", "'ve", "'\u017f", " 's", "''d", "  ", "   \n", "\r\n", "\n\n \n", " \t ", "12", "1234567", "x1", " 3.14",
-             "<|im_start|>", "_", "...", " -- ", "\u00e9t\u00e9", "na\u00efve", "\u4f60\u597d", "\U0001F600\u200d"]
-    for _ in range(count):
-        out = []
-        for _ in range(rng.randrange(1, 12)):
-            kind = rng.randrange(6)
-            if kind < 2:
-                out.append(rng.choice(words))
-            elif kind == 2:
-                out.append(rng.choice(parts))
-            elif kind == 3:
-                out.append(chr(rng.choice(edges)) * rng.randrange(1, 4))
-            elif kind == 4:
-                code = rng.randrange(0x110000)
-                out.append(" " if 0xD800 <= code < 0xE000 or code == 0 else chr(code))
-            else:
-                out.append("".join(chr(rng.randrange(1, 0x500)) for _ in range(rng.randrange(1, 5))))
-        yield "".join(out)
+def differ(name, path, oracle, words=()):
+    texts = [t for t in (text(words) for _ in range(COUNT)) if t]
+    out = subprocess.run([TOOL, "tokenize", path], input=b"".join(t.encode() + b"\0" for t in texts), check=True,
+                         capture_output=True).stdout.decode().split("\n")
+    wrong = [(t, ids, oracle(t)) for t, ids in zip(texts, out) if oracle(t) != [int(i) for i in ids.split()]]
+    print(f"{name}: {len(texts)} texts, {len(wrong)} differ")
+    for t, ids, want in wrong[:3]:
+        print(f"    {t!r}\n      ridge  {ids}\n      oracle {want}")
+    return len(wrong)
 
 
-def same_but_for_age(pre, text):
-    """Unicode grew between the two libraries' tables: texts with a character that both do not know alike are left out."""
-    import unicodedata
-    return all(unicodedata.category(c) != "Cn" for c in text)
+def hugging_face(pre, vocabulary, merges, unknown=None):
+    t = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe", unk_token=unknown))
+    if pre == "qwen2":
+        t.normalizer = normalizers.NFC()
+    t.pre_tokenizer = PRE[pre]
+    return t
 
 
-def main():
-    tool, work, path = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
-    if not path.exists():
-        print(f"lm_tokens: skipped, there is no {path}")
-        return 77
-    work.mkdir(parents=True, exist_ok=True)
-    count = int(sys.argv[4]) if len(sys.argv) > 4 else 3000
-    fields = gguf.GGUFReader(path).fields
+def trained_bpe(pre, corpus):
+    t = hugging_face(pre, {}, [])
+    t.train_from_iterator(corpus, trainers.BpeTrainer(
+        vocab_size=3000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    model = json.loads(t.to_str())["model"]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    path = WORK / f"trained-{pre}.gguf"
+    write(path, "gpt2", pre, tokens, [1] * len(tokens), merges)
+    oracle = hugging_face(pre, model["vocab"], [tuple(m.split(" ")) for m in merges])
+    return differ(f"byte-level BPE, {pre}", path, lambda s: oracle.encode(s).ids)
+
+
+def trained_spm(corpus):
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus), model_writer=out, vocab_size=5000, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False, minloglevel=2,
+        hard_vocab_limit=False, user_defined_symbols=["\n\n", "<tag>"], character_coverage=0.98)
+    sp = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
+    tokens = [sp.id_to_piece(i) for i in range(sp.get_piece_size())]
+    scores = [sp.get_score(i) for i in range(len(tokens))]
+    types = [6 if sp.is_byte(i) else 3 if sp.is_control(i) else 2 if sp.is_unknown(i)
+             else 4 if tokens[i] in ("\n\n", "<tag>") else 1 for i in range(len(tokens))]
+    path = WORK / "trained-spm.gguf"
+    write(path, "llama", None, tokens, types, scores=scores)
+    return differ("SentencePiece", path, sp.encode, ["<tag>", "\n\n"])
+
+
+def of_model(model):
+    """A model's own vocabulary under every pre-tokeniser."""
+    fields = gguf.GGUFReader(model).fields
     tokens, types, merges = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type", "merges"))
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    decoder, rng, failed = decoders.ByteLevel(), random.Random(1), 0
-    for pre, splitter in PRE.items():
-        hf = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in merges],
-                                  ignore_merges=pre == "llama-bpe", unk_token=tokens[0]))
-        hf.pre_tokenizer = splitter
-        words = [decoder.decode([t]) for t, kind in zip(tokens, types) if kind == 1][::7]
-        small_model(work / f"{pre}.gguf", tokens, types, merges, pre)
-        lines = [t for t in texts(count, words, rng) if same_but_for_age(pre, t)]
-        got = subprocess.run([tool, "tokenize", work / f"{pre}.gguf"], input=b"".join(t.encode() + b"\0" for t in lines),
-                             check=True, capture_output=True).stdout.decode().split("\n")
-        # no special tokens: unk (bytes that the vocabulary lacks) differs in how often it stands
-        wrong = 0
-        for line, ids in zip(lines, got):
-            want, have = hf.encode(line).ids, [int(i) for i in ids.split()]
-            if have != want and [i for i in have if i] != [i for i in want if i]:
-                wrong += 1
-                if wrong <= 3:
-                    print(f"{pre}: {line!r}\n  tokenizers {want}\n  ridge      {have}")
-        print(f"{pre}: {len(lines)} texts, {wrong} differ")
-        failed += wrong
-    return bool(failed)
+    vocabulary, wrong = {token: i for i, token in enumerate(tokens)}, 0
+    words = [t.replace("\u0120", " ") for t, kind in zip(tokens, types) if kind == 1][300::7]
+    for pre in PRE:
+        path = WORK / f"model-{pre}.gguf"
+        write(path, "gpt2", pre, tokens, types, merges)
+        oracle = hugging_face(pre, vocabulary, [tuple(m.split(" ")) for m in merges], tokens[0])
+        wrong += differ(f"{pathlib.Path(model).name}, {pre}", path, lambda s: oracle.encode(s).ids, words)
+    return wrong
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+WORK.mkdir(parents=True, exist_ok=True)
+corpus = [text() for _ in range(3000)]
+failed = sum(trained_bpe(pre, corpus) for pre in PRE) + trained_spm([c for c in corpus if c.strip()])
+failed += sum(of_model(model) for model in sys.argv[4:])
+sys.exit(bool(failed))

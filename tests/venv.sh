@@ -3,7 +3,7 @@
 # missing stays missing, and the tests that need it say so and are skipped.
 set -u
 venv=$1/venv
-need="safetensors==0.8.0 gguf==0.19.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 scikit-build-core==1.1.2 tokenizers==0.23.3"
+need="safetensors==0.8.0 gguf==0.19.0 numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 scikit-build-core==1.1.2 tokenizers==0.23.3 sentencepiece==0.2.3"
 more="jax==0.10.2" # for Python 3.11 and newer: large, and its absence costs its own tests only
 [ "$(cat "$venv/packages" 2>/dev/null)" = "$need $more" ] && exit 0
 rm -rf "$venv"
