@@ -57,12 +57,12 @@ tsan:
 	@cmake --build $(BUILD)/tsan -j $(JOBS)
 	$(BUILD)/tsan/tests/test_threads
 
-## fuzz: problem text with tuning files, safetensors, GGUF, and inspect and quantize, each for a minute (FUZZ_SECONDS=60)
+## fuzz: problem text with tuning files, safetensors, GGUF, models, and inspect and quantize, each for a minute (FUZZ_SECONDS=60)
 fuzz:
 	@cmake -S . -B $(BUILD)/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DRIDGE_CUDA=OFF -DRIDGE_OPENMP=OFF \
 	    -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined >/dev/null
 	@cmake --build $(BUILD)/fuzz -j $(JOBS) --target fuzzers
-	for name in text safetensors gguf tool; do \
+	for name in text safetensors gguf lm tool; do \
 	    mkdir -p $(BUILD)/fuzz/corpus-$$name; \
 	    $(BUILD)/fuzz/tests/fuzz_$$name $(BUILD)/fuzz/corpus-$$name $$(ls -d tests/fuzz/corpus/$$name 2>/dev/null) \
 	        -max_total_time=$(or $(FUZZ_SECONDS),60) -verbosity=0 -print_final_stats=1 || exit 1; done

@@ -19,7 +19,7 @@ asan)
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool"
     python3 "$root/tests/quantize_files.py" "$dir/ridge"
     "$dir/tests/test_core"
-    for name in io gguf gguf_bad dequantize; do # hostile files
+    for name in io gguf gguf_bad dequantize lm; do # hostile files
         [ ! -x "$dir/tests/test_$name" ] || "$dir/tests/test_$name" >"$dir.log" 2>&1 || { grep -v OK "$dir.log"; exit 1; }
     done
     ;;
@@ -30,7 +30,7 @@ tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSani
 fuzz)
     target=fuzzers
     configure -DCMAKE_C_COMPILER=clang -DRIDGE_OPENMP=OFF -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
-    for name in text safetensors gguf tool; do
+    for name in text safetensors gguf lm tool; do
         [ -x "$dir/tests/fuzz_$name" ] || continue
         mkdir -p "$dir/corpus-$name" # what is found goes here, not into the tree
         seeds=$root/tests/fuzz/corpus/$name
