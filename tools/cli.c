@@ -36,9 +36,24 @@ void json_start(void)
     json_set_alloc_funcs(json_memory, free);
 }
 
+/* Jansson leaves DEL, the one control character of ASCII that is a byte of JSON, as it is. */
+static int print_part(const char *text, size_t length, void *to)
+{
+    for (size_t i = 0, run; i < length; i += run) {
+        const char *del = memchr(text + i, 0x7f, length - i);
+
+        run = del ? (size_t)(del - text) - i : length - i;
+        fwrite(text + i, 1, run, to);
+        if (del)
+            fputs("\\u007f", to);
+        run += del != NULL;
+    }
+    return ferror((FILE *)to) ? -1 : 0;
+}
+
 bool print_json(json_t *json)
 {
-    const bool good = json_dumpf(json, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII) == 0;
+    const bool good = json_dump_callback(json, print_part, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII) == 0;
 
     putchar('\n');
     json_decref(json);
