@@ -345,14 +345,19 @@ static void combine(const ce_args *a, void *workspace)
     }
     team = ridge_team_begin((double)(a->tokens * a->shards) / 256, a->tokens);
     (void)team; /* without OpenMP */
-#pragma omp parallel for schedule(static) num_threads(team->threads)
-    for (int64_t token = 0; token < a->tokens; token++) {
-        stat[token] = ridge_cpu_ce_empty();
-        for (int64_t i = 0; i < a->shards; i++) {
-            const ce_stat more = read_record(a, order[i], token);
+#pragma omp parallel num_threads(team->threads)
+    {
+        const unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static)
+        for (int64_t token = 0; token < a->tokens; token++) {
+            stat[token] = ridge_cpu_ce_empty();
+            for (int64_t i = 0; i < a->shards; i++) {
+                const ce_stat more = read_record(a, order[i], token);
 
-            ridge_cpu_ce_merge(&stat[token], &more);
+                ridge_cpu_ce_merge(&stat[token], &more);
+            }
         }
+        ridge_fp_end(mode);
     }
     ridge_cpu_ce_finish(a, &t, stat);
 }

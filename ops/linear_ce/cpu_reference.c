@@ -215,12 +215,17 @@ static void work(const ce_args *a, int units, void *workspace)
     double *scratch = (double *)(rows + a->tokens);
 
     if (!a->lse_in) {
-#pragma omp parallel for schedule(dynamic) num_threads(units)
-        for (int64_t token = 0; token < a->tokens; token++) {
-            const int64_t y = ridge_cpu_ce_target(a, token);
+#pragma omp parallel num_threads(units)
+        {
+            const unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(dynamic)
+            for (int64_t token = 0; token < a->tokens; token++) {
+                const int64_t y = ridge_cpu_ce_target(a, token);
 
-            if (y != CE_IGNORED)
-                stat[token] = stat_of(a, token, y);
+                if (y != CE_IGNORED)
+                    stat[token] = stat_of(a, token, y);
+            }
+            ridge_fp_end(mode);
         }
         ridge_cpu_ce_finish(a, &t, stat);
     }

@@ -489,9 +489,13 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
     a.stream = streams(device, &a);
     a.by_table = kernel->param[1] == AVX512VBMI && a.dtype == RIDGE_BF16;
     a.tile_sums = colsum ? workspace : NULL;
-    if (a.row.form == QUANTIZE_ABSENT)
-        whole(v, &a, call);
-    else if (a.row.form == QUANTIZE_ROW128 && a.col.form == QUANTIZE_ABSENT)
+    if (a.row.form == QUANTIZE_ABSENT) {
+        const unsigned mode = ridge_fp_begin(); /* for the scale of a tensor, which this thread makes */
+        void (*volatile const work)(const quantize_vectors *, const quantize_args *, const ridge_call *) = whole;
+
+        work(v, &a, call);
+        ridge_fp_end(mode);
+    } else if (a.row.form == QUANTIZE_ROW128 && a.col.form == QUANTIZE_ABSENT)
         row_groups(v, &a);
     else if (a.col.form == QUANTIZE_ABSENT)
         strips(v, &a);
