@@ -39,6 +39,15 @@ bool case_problem(const test_case *c, ridge_call *call, ridge_problem *problem)
     return status == RIDGE_OK;
 }
 
+ridge_device case_device(const ridge_device *device, const test_case *c)
+{
+    ridge_device said = *device;
+
+    if (c->units && device->backend_id == RIDGE_CUDA)
+        said.units = c->units;
+    return said;
+}
+
 /* Of the host, what can still be had; 0: not known. A container's own limit is not looked at: what its cgroup counts as
  * used holds the page cache, which would be given up. */
 static double free_memory(void)

@@ -36,6 +36,7 @@ static bool layout_word(const char *word, const check_family *family, test_case 
                 {"alias=", 1, .flag = &c->alias},
                 {"slices=", 1, .flag = &c->slices},
                 {"repeats=", 1000000, .number = &c->repeats},
+                {"units=", 1024, .number = &c->units},
                 {"variant=", (uint64_t)family->variants, .number = &c->variant},
                 {"pad_of=", .choices = pad_names, .choice = &padded},
                 {"fill=", .choices = fill_names, .choice = &fill}};
@@ -137,7 +138,7 @@ bool case_parse(const char *text, test_case *c)
 void case_print(const test_case *c, char *text, size_t size)
 {
     const size_t used = (size_t)ridge_problem_print(&c->call, NULL, text, size);
-    char fill[24] = "", pad[48] = "", shift[24] = "", variant[24] = "", repeats[24] = "";
+    char fill[24] = "", pad[48] = "", shift[24] = "", variant[24] = "", repeats[24] = "", units[24] = "";
 
     if (used >= size)
         return;
@@ -152,6 +153,8 @@ void case_print(const test_case *c, char *text, size_t size)
         snprintf(variant, sizeof variant, " variant=%d", c->variant);
     if (c->repeats)
         snprintf(repeats, sizeof repeats, " repeats=%d", c->repeats);
-    snprintf(text + used, size - used, "%s%s%s%s%s%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "", fill,
-             pad, shift, variant, c->slices ? " slices=1" : "", repeats);
+    if (c->units)
+        snprintf(units, sizeof units, " units=%d", c->units);
+    snprintf(text + used, size - used, "%s%s%s%s%s%s%s%s%s", c->fused ? " fused=1" : "", c->alias ? " alias=1" : "",
+             fill, pad, shift, variant, c->slices ? " slices=1" : "", repeats, units);
 }

@@ -37,6 +37,7 @@ typedef struct test_case {
     int repeats; /* > 0: run so often under load, every result bit for bit the same */
     bool slices; /* compare every row with a call of that row alone */
     int variant; /* which special inputs: the op's family says what the number means (check_family.variants) */
+    int units;   /* as on a GPU of so many multiprocessors, for rows whose plans depend on them; 0: as many as it has */
     bool gpu;    /* on CUDA devices only: no CPU row treats it unlike a smaller one, and its reference is slow */
 } test_case;
 
@@ -58,6 +59,9 @@ bool case_problem(const test_case *c, ridge_call *call, ridge_problem *problem);
 /* False: there is no memory for so many copies of the operands on the host and on the device, or one of them is empty
  * but of a length that would be gone through for hours (ridge_error()). */
 bool case_fits(const ridge_device *device, const test_case *c, int host, int on_device);
+
+/* The device that a case is for: this one, said to have the case's multiprocessors. */
+ridge_device case_device(const ridge_device *device, const test_case *c);
 
 /* Text of a case: "op name=value ...", the words of the problem and of the layout. case_parse reads it back; it says
  * what is wrong on stderr and returns false. */

@@ -296,14 +296,44 @@ TEST(eval_is_bounded)
     }
 }
 
+/* Shards in the order of their offsets, whatever the order of arrival: the lowest class among equals, and the bits of
+ * (1 + 2^-53) + 2^-53 = 1, where the other order gives 1 + 2^-52. */
+TEST(shards_fold_in_the_order_of_offsets)
+{
+    enum { LOW, MIDDLE, HIGH };
+    static const int arrival[][3] = {{LOW, MIDDLE, HIGH}, {HIGH, MIDDLE, LOW}, {MIDDLE, HIGH, LOW}};
+    static const float sum[] = {1, 0x1p-53f, 0x1p-53f};
+    const int32_t zero = 0;
+    float lse, loss;
+    int64_t argmax;
+
+    for (size_t n = 0; n < sizeof arrival / sizeof arrival[0]; n++) {
+        float record[3][3];
+        int64_t offset[3], of_shard[3];
+        ridge_call call = ridge_ce_combine(1, 12, 3, record[0], offset, ridge_matrix(&zero, RIDGE_I32), &loss);
+
+        for (int i = 0; i < 3; i++) {
+            const int shard = arrival[n][i];
+
+            memcpy(record[i], ((const float[]){0, sum[shard], shard == LOW ? 0 : -INFINITY}), sizeof record[i]);
+            offset[i] = 4 * shard;
+            of_shard[i] = 4 * shard + 1;
+        }
+        ridge_set(&call, RIDGE_CE_COMBINE_LSE, RIDGE_F32, &lse, 0);
+        ridge_set(&call, RIDGE_CE_COMBINE_ARGMAX, RIDGE_I64, &argmax, 0);
+        ridge_set(&call, RIDGE_CE_COMBINE_SHARD_ARGMAX, RIDGE_I64, of_shard, 0);
+        run(&call);
+        assert_int_equal(argmax, 1);
+        assert_true(lse == 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slices_agree_with_the_whole),
-        cmocka_unit_test(threads_and_workspace),
-        cmocka_unit_test(workspace_decides),
-        cmocka_unit_test(workspace_is_bounded),
-        cmocka_unit_test(eval_is_bounded),
+        cmocka_unit_test(slices_agree_with_the_whole), cmocka_unit_test(shards_fold_in_the_order_of_offsets),
+        cmocka_unit_test(threads_and_workspace),       cmocka_unit_test(workspace_decides),
+        cmocka_unit_test(workspace_is_bounded),        cmocka_unit_test(eval_is_bounded),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

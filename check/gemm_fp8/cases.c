@@ -107,14 +107,55 @@ static void add_decode(const ridge_op_row *op, bool quick, case_list *list)
     }
 }
 
+/* Grids that plan their work by the number of multiprocessors, as on GPUs with fewer: more tiles than clusters, which
+ * stream-K wants, and few. Of two multiprocessors parts of the rows too, which such a grid still shares out. */
+static void add_units(const ridge_op_row *op, bool quick, case_list *list)
+{
+    static const struct {
+        int units, tiled, tiled_1d1d; /* columns of more tiles than clusters */
+    } grid[] = {{2, 520, 424}, {16, 904, 712}, {60, 3016, 2296}, {78, 3880, 2944}, {114, 5608, 4240}};
+    char text[200];
+
+    for (int i = 0; i < 5; i++) {
+        const test_case layout = {
+            .fill = i == 1 ? FILL_EDGE : FILL_NORMAL, .slices = i == 0, .units = grid[i].units, .gpu = true};
+
+        snprintf(text, sizeof text, "m=389 n=%d k=400 d=bf16 %s", grid[i].tiled, format[i % 3]);
+        cases_add(list, op, text, layout);
+        snprintf(text, sizeof text, "m=389 n=%d k=400 scales=row128_row128 d=bf16 %s", grid[i].tiled_1d1d,
+                 format[(i + 1) % 3]);
+        cases_add(list, op, text, layout);
+        snprintf(text, sizeof text, "m=%d n=520 k=4112 scales=%s %s", 3 + 8 * i, gemm_pairs[i % 4], option[i]);
+        cases_add(list, op, text, layout);
+        snprintf(text, sizeof text, "m=%d n=328 k=%d scales=%s %s", 70 + 67 * i, quick ? 400 : 2064, gemm_pairs[i % 4],
+                 option[i + 2]);
+        cases_add(list, op, text, layout);
+    }
+    for (int i = 0; i < 2; i++) { /* and more blocks of k than a pipeline has stages */
+        const test_case layout = {.fill = FILL_NORMAL, .slices = true, .units = i ? 4 : 2, .gpu = true};
+
+        snprintf(text, sizeof text, "m=193 n=%d k=2064 d=bf16", i ? 1032 : 520);
+        cases_add(list, op, text, layout);
+        snprintf(text, sizeof text, "m=193 n=%d k=2064 scales=row128_row128 d=bf16", i ? 776 : 424);
+        cases_add(list, op, text, layout);
+    }
+    cases_add(list, op, "m=193 n=520 k=5136 d=bf16", (test_case){.fill = FILL_NORMAL, .units = 2, .gpu = true});
+    cases_add(list, op, "m=193 n=424 k=5136 scales=row128_row128 d=bf16",
+              (test_case){.fill = FILL_NORMAL, .units = 2, .gpu = true});
+}
+
 /* Large enough that the clusters of a GPU share tiles. */
 static void add_clusters(const ridge_op_row *op, bool quick, case_list *list)
 {
     const test_case wide = {.fill = FILL_EXACT, .repeats = 2, .gpu = true};
     /* pipelines of many stages that are filled again, tiles that share out the rows */
-    const test_case rings = {.fill = FILL_EXACT, .pad = 8, .slices = true, .gpu = true};
+    const test_case rings = {.fill = FILL_EXACT, .pad = 16, .slices = true, .gpu = true};
+    const test_case random = {.fill = FILL_NORMAL, .pad = 16, .slices = true, .gpu = true};
 
     cases_add(list, op, "m=66 n=17416 k=272 d=bf16", wide);
+    cases_add(list, op, "m=70 n=328 k=4112 d=bf16", random);
+    cases_add(list, op, "m=140 n=328 k=2064 scales=row d=bf16", random);
+    cases_add(list, op, "m=390 n=264 k=2064 scales=row128_row128 d=bf16 a=e5m2", random);
     cases_add(list, op, "m=101 n=456 k=4112 d=bf16", rings);
     cases_add(list, op, "m=203 n=456 k=4112 d=bf16 scales=row", rings);
     /* a last tile of rows that begins early, and unaligned scales of shared tiles */
@@ -137,6 +178,7 @@ void cases_gemm(const ridge_op_row *op, case_level level, case_list *list)
     add_shapes(op, quick, list);
     add_decode(op, quick, list);
     add_clusters(op, quick, list);
+    add_units(op, quick, list);
     if (level == CASES_LARGE) {
         cases_add(list, op, "m=150 n=8200 k=1040", (test_case){.fill = FILL_NORMAL, .repeats = 1000});
         cases_add(list, op, "m=450 n=8200 k=1040", (test_case){.fill = FILL_NORMAL, .repeats = 1000});

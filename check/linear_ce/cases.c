@@ -207,6 +207,33 @@ static void add_listed(case_list *list, const ridge_op_row *op)
     add(list, op, LISTED, &of[2], 3, ""); /* bf16, W [H, V], no row ignored */
 }
 
+/* Grids that plan their work by the number of multiprocessors, as on GPUs with fewer; and more blocks of the hidden
+ * units than a pipeline has stages. */
+static void add_units(case_list *list, const ridge_op_row *op)
+{
+    static const int units[] = {2, 16, 60, 78, 114};
+    static const option of[] = {{"", "lse=1", "dw=x", CE_VALID},
+                                {"class_weight=1", "token_loss=1 entropy=1", "accumulate=1 dbias=1", CE_HALF},
+                                {"label_smoothing=0.1", "target_logit=1", "dbias=1", CE_FREQUENT}};
+
+    for (int i = 0; i < 5; i++)
+        for (int large = 0; large < 2; large++) {
+            add(list, op, large ? HALVES : LISTED, &of[(i + large) % 3], i, "");
+            list->at[list->count - 1].units = units[i];
+            list->at[list->count - 1].gpu = true;
+        }
+}
+
+/* Targets out of range in a mean: they count for nothing in its divisor, which the gradients of the others show. */
+static void add_wrong(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {{"", "lse=1 errors=1", "dbias=1", CE_WRONG},
+                                {"class_weight=1 lse_square_scale=0.01", "lse=1 errors=1", "", CE_WRONG}};
+
+    for (int i = 0; i < 4; i++)
+        add(list, op, i < 2 ? 5 : 7, &of[i % 2], i, "");
+}
+
 /* Equal logits and NaN: argmax, and everything that a NaN reaches and does not reach; negative class weights. */
 static void add_special(case_list *list, const ridge_op_row *op)
 {
@@ -283,10 +310,13 @@ void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
             add(list, op, shape, &option_table[i], n, n % 4 == 1 ? (backward && n % 8 == 1 ? "dloss=0" : none) : "");
         }
     add_special(list, op);
+    add_wrong(list, op);
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_halves(list, op), add_summed(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL)
         add_listed(list, op);
+    if (!is_given(op))
+        add_units(list, op);
     if (op->id == RIDGE_CE_FWD)
         add(list, op, MANY, &option_table[1], 0, "lse=1");
     if (level == CASES_LARGE)

@@ -70,7 +70,7 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
     for (int shape = 0; shape < SHAPES; shape++)
         for (int form = 0; form < 6; form++, n++) {
             static const int some[] = {1, 2, 3, 4, 7, 8, 16, 5};
-            test_case layout = {.fill = fill[n % 4], .slices = form == 1, .pad = n % 3 == 1 ? 64 : 0};
+            test_case layout = {.fill = fill[n % 4], .slices = form % 3 < 2, .pad = n % 3 == 1 ? 64 : 0};
 
             if (level == CASES_QUICK && (form + shape) % 3)
                 continue;
@@ -82,7 +82,7 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
         static const int some[] = {1, 3, 16, 1, 1}, form[] = {4, 4, 4, 1, 4};
 
         product_text(op, some[i], SHAPES + i / 4, form[i], text, sizeof text);
-        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
+        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = some[i] > 1});
     }
     product_text(op, 0, 2, 0, text, sizeof text);
     cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
@@ -117,7 +117,7 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
 
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
         for (int d = 0; d < forms; d++) {
-            if (level == CASES_QUICK && (i + (size_t)d) % 2)
+            if (level == CASES_QUICK && forms > 1 && (i + (size_t)d) % 2)
                 continue;
             snprintf(text, sizeof text, forms > 1 ? "%s dtype=%s" : "%s", shape[i].shape, dtype[d]);
             cases_add(list, op, text, shape[i].layout);

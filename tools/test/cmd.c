@@ -73,12 +73,13 @@ static bool text_is_case(const test_case *c, const char *text)
     return case_parse(text, &again) && memcmp(&c->call, &again.call, sizeof c->call) == 0 && c->fill == again.fill &&
            c->pad == again.pad && (!c->pad || c->pad_of == again.pad_of) && c->shift == again.shift &&
            c->fused == again.fused && c->alias == again.alias && c->repeats == again.repeats &&
-           c->slices == again.slices && c->variant == again.variant;
+           c->slices == again.slices && c->variant == again.variant && c->units == again.units;
 }
 
 /* One case: the reference once, its float64 bound, then every row. */
-static void test_case_rows(const options *o, const ridge_device *device, const test_case *c, tally *t)
+static void test_case_rows(const options *o, const ridge_device *whole, const test_case *c, tally *t)
 {
+    const ridge_device said = case_device(whole, c), *const device = &said;
     char what[512], why[700];
     unsigned char *expected;
     ridge_bound bound;

@@ -1,0 +1,115 @@
+/* test_cases.c: what the quick test cases of the driver reach: every row of the table, on a model of an architecture
+ * that runs it, with random numbers, with parts of the rows where it is batch-invariant, and with a sum longer than its
+ * pipeline. Rows of a backend that is not built in are not looked at. */
+#include "unit.h"
+#include "check/family.h"
+
+/* Of one row. */
+typedef struct reach {
+    int cases, random, edge, slices; /* that it can run; with which fill; with parts of the rows */
+    int64_t longest;                 /* sum of random numbers */
+} reach;
+
+/* The elements of a product's sum; 0: the op has none. */
+static int64_t sum_of(const ridge_call *call)
+{
+    switch (call->op) {
+    case RIDGE_GEMM_FP8:
+        return call->dim[2];
+    case RIDGE_LINEAR_CE_EVAL:
+    case RIDGE_LINEAR_CE_TRAIN:
+    case RIDGE_LINEAR_CE_BACKWARD:
+        return call->dim[1];
+    default:
+        return 0;
+    }
+}
+
+/* More than the stages of any pipeline on Hopper: 14 of 128 codes, 5 of 64 numbers of 16 bits. */
+static int64_t beyond_pipeline(const ridge_kernel *kernel)
+{
+    if (!strstr(kernel->name, ".wgmma") && !strstr(kernel->name, ".decode"))
+        return 0;
+    return kernel->op == RIDGE_GEMM_FP8 ? 15 * 128 : 6 * 64;
+}
+
+static reach reach_of(const ridge_device *device, const ridge_kernel *kernel, const case_list *list)
+{
+    reach r = {0};
+
+    for (int i = 0; i < list->count; i++) {
+        const test_case *c = &list->at[i];
+        const ridge_device said = case_device(device, c);
+        const bool random = c->fill == FILL_NORMAL || c->fill == FILL_UNIT;
+        ridge_problem problem;
+        ridge_call call;
+
+        if ((c->gpu && device->backend_id == RIDGE_CPU) || !case_problem(c, &call, &problem) ||
+            ridge_why_not(&said, kernel, &problem))
+            continue;
+        r.cases++;
+        r.random += random;
+        r.edge += c->fill == FILL_EDGE || c->fill == FILL_GROUPS || c->fill == FILL_EVERY;
+        r.slices += c->slices;
+        r.longest = random && sum_of(&call) > r.longest ? sum_of(&call) : r.longest;
+    }
+    return r;
+}
+
+/* Says what is missing. */
+static bool enough(const ridge_kernel *kernel, reach r)
+{
+    const ridge_op_row *op = ridge_op_at(kernel->op);
+    const bool slices = op->contract & RIDGE_INVARIANT;
+    const bool good = r.cases >= 6 && r.random >= 2 && (!slices || r.slices >= 1) &&
+                      r.longest >= beyond_pipeline(kernel) && (kernel->op != RIDGE_GEMM_FP8 || r.edge >= 1);
+
+    if (!good)
+        printf(
+            "%s: %d cases, %d with random numbers, %d with special ones, %d with parts of the rows, longest sum %lld\n",
+            kernel->name, r.cases, r.random, r.edge, r.slices, (long long)r.longest);
+    return good;
+}
+
+/* A model that runs the row: of Hopper if it does, since there it is tested; of a CPU with every feature. */
+static ridge_device *model_of(const ridge_kernel *kernel)
+{
+    const bool hopper = kernel->arch_min <= RIDGE_ARCH_SM90 && kernel->arch_max >= RIDGE_ARCH_SM90;
+    const int arch = hopper ? RIDGE_ARCH_SM90 : kernel->arch_max < RIDGE_ARCHS ? kernel->arch_max : kernel->arch_min;
+    ridge_device *device;
+    char spec[32];
+
+    snprintf(spec, sizeof spec, "model:%s", ridge_arch_table[arch].name);
+    return ridge_open(spec, &device) == RIDGE_OK ? device : NULL;
+}
+
+TEST(every_row_has_quick_cases_of_every_kind)
+{
+    int wrong = 0;
+
+    for (uint32_t id = 1; id < RIDGE_OPS; id++) {
+        case_list list = {0};
+
+        cases_of(ridge_op_at(id), CASES_QUICK, &list);
+        for (int i = 0; ridge_kernel_at(i); i++) {
+            const ridge_kernel *kernel = ridge_kernel_at(i);
+            ridge_device *device;
+
+            if (kernel->op != id)
+                continue;
+            device = model_of(kernel);
+            assert_non_null(device);
+            wrong += !enough(kernel, reach_of(device, kernel, &list));
+            ridge_close(device);
+        }
+        free(list.at);
+    }
+    assert_int_equal(wrong, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_row_has_quick_cases_of_every_kind)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
