@@ -1,15 +1,20 @@
 /* row.c: one case through one row, in every way that its contract speaks of.
  *
- * A run uploads the image (guards, inputs, poisoned outputs) and a poisoned workspace, launches, downloads, and
- * compares every byte. The eager run is judged by the row's contract (image_judge). The others must give the bits of
- * that one: captured in a graph and replayed twice; two copies on two streams at once; repeated while a copy keeps the
- * other stream busy; parts of the rows in calls of their own; and exact rows as on a device of one and of seven
- * multiprocessors. */
+ * A run uploads the image (guards, inputs, poisoned outputs) and a poisoned workspace with a guard behind it, launches,
+ * downloads, and compares every byte. The eager run is judged by the row's contract (image_judge). The others must give
+ * the bits of that one: behind a kernel that writes the inputs late and in front of one that overwrites them; captured
+ * in a graph and replayed twice; two copies on two streams at once; repeated while a copy keeps the other stream busy;
+ * parts of the rows in calls of their own; exact rows as on a device of one and of seven multiprocessors; and on a CPU
+ * for a caller with another rounding mode. */
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
+#include "faults.h"
 #include "measure.h"
-#include "test.h"
 
 typedef struct lane {
     void *image, *workspace, *stream;
@@ -56,8 +61,8 @@ static ridge_status launch(const run *t, const ridge_device *device, const image
     if (status)
         return status;
     if (!picked && t->row->fault)
-        return t->row->fault(
-            &(faulty_run){device, t->row->kernel, &bound.problem, im, &call, l->image, workspace, t->bytes, l->stream});
+        return t->row->fault->fault(&(faulty_run){t->row->fault, device, t->row->kernel, &bound.problem, im, &call,
+                                                  l->image, workspace, t->bytes, l->stream});
     call.kernel = picked ? NULL : t->row->kernel->name;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
         call.flags |= RIDGE_WEIGHTS_CONST;
@@ -72,6 +77,26 @@ static ridge_status launch_again(const void *state)
     return launch(*t, (*t)->device, (*t)->im, &(*t)->l[0], false);
 }
 
+enum { WORKSPACE_GUARD = 256, GUARD_BYTE = 0xa5 };
+
+/* Nothing wrote behind the workspace. */
+static bool guard_is_intact(const run *t, const lane *l)
+{
+    const ridge_backend *b = t->device->backend;
+    unsigned char guard[WORKSPACE_GUARD];
+
+    if (!t->bytes)
+        return true;
+    if (b->download(t->device, guard, (char *)l->workspace + t->bytes, sizeof guard))
+        return failed(t, "workspace");
+    for (size_t i = 0; i < sizeof guard; i++)
+        if (guard[i] != GUARD_BYTE) {
+            snprintf(t->text, t->size, "workspace: wrote %zu bytes behind the end of %zu", i, t->bytes);
+            return false;
+        }
+    return true;
+}
+
 /* A lane holds the bits of the eager run. */
 static bool same_bits(const run *t, const lane *l, const char *way)
 {
@@ -81,9 +106,24 @@ static bool same_bits(const run *t, const lane *l, const char *way)
     if (b->sync(t->device, l->stream) || b->download(t->device, t->again, l->image, t->im->bytes))
         return failed(t, way);
     if (image_equal(t->im, t->first, t->again, reason, sizeof reason))
-        return true;
+        return guard_is_intact(t, l);
     snprintf(t->text, t->size, "%s: %s", way, reason);
     return false;
+}
+
+/* The operand's rows (or elements, for a vector) follow dim[0]: returns how many bytes one step is, or 0. */
+static int64_t step_of(const image *im, int arg)
+{
+    const ridge_op_row *op = ridge_op_at(im->call.op);
+    ridge_call longer = im->call;
+    int64_t rows, cols, rows1, cols1, size = (int64_t)ridge_dtype_size(im->call.arg[arg].dtype);
+
+    longer.dim[0]++;
+    op->extent(&im->call, arg, &rows, &cols);
+    op->extent(&longer, arg, &rows1, &cols1);
+    if (rows1 != rows)
+        return (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols) * size;
+    return cols1 != cols ? size : 0;
 }
 
 /* The image and a poisoned workspace. */
@@ -92,13 +132,15 @@ static bool upload(const run *t, lane *l)
     const ridge_backend *b = t->device->backend;
 
     if (t->bytes) {
-        unsigned char *poison = malloc(t->bytes);
+        const size_t all = t->bytes + WORKSPACE_GUARD;
+        unsigned char *poison = malloc(all);
         ridge_status status;
 
         if (!poison)
-            return ridge_fail(RIDGE_ERR_DEVICE, "cannot allocate %zu bytes", t->bytes) == RIDGE_OK;
+            return ridge_fail(RIDGE_ERR_DEVICE, "cannot allocate %zu bytes", all) == RIDGE_OK;
         memset(poison, 0xff, t->bytes);
-        status = b->upload(t->device, l->workspace, poison, t->bytes);
+        memset(poison + t->bytes, GUARD_BYTE, WORKSPACE_GUARD);
+        status = b->upload(t->device, l->workspace, poison, all);
         free(poison);
         if (status)
             return false;
@@ -118,7 +160,7 @@ static bool run_first(run *t, const unsigned char *expected)
         b->download(t->device, t->first, t->l[0].image, t->im->bytes))
         return failed(t, "eager run");
     if (image_judge(t->im, t->row->kernel, expected, t->first, reason, sizeof reason))
-        return true;
+        return guard_is_intact(t, &t->l[0]);
     snprintf(t->text, t->size, "eager run: %s", reason);
     return false;
 }
@@ -152,6 +194,143 @@ static bool run_two(run *t)
     return same_bits(t, &t->l[0], "first of two streams") && same_bits(t, &t->l[1], "second of two streams");
 }
 
+/* ---------------------------------------------------------------------------------------------- programmatic launch */
+
+enum { LATE_US = 60 }; /* longer than the host takes to launch a row's kernels */
+
+/* No output lies on any byte of an input. */
+static bool is_input_alone(const image *im, int arg)
+{
+    if (!im->length[arg] || ridge_operand_role(&im->call, arg) != RIDGE_IN)
+        return false;
+    for (int i = 0; i < ridge_op_at(im->call.op)->args; i++)
+        if (im->length[i] && ridge_operand_role(&im->call, i) & RIDGE_OUT &&
+            im->offset[i] < im->offset[arg] + im->length[arg] && im->offset[arg] < im->offset[i] + im->length[i])
+            return false;
+    return true;
+}
+
+/* The writes of the kernel behind: 0xff over inputs and workspace. */
+static int writes_behind(const run *t, ridge_write *list)
+{
+    int count = 0;
+
+    for (int arg = 0; arg < ridge_op_at(t->im->call.op)->args; arg++)
+        if (is_input_alone(t->im, arg))
+            list[count++] = (ridge_write){(char *)t->l[0].image + t->im->offset[arg], NULL, t->im->length[arg]};
+    if (t->bytes)
+        list[count++] = (ridge_write){t->l[0].workspace, NULL, t->bytes};
+    return count;
+}
+
+/* The writes of the kernel in front: everything, from the second lane; of a launch with RIDGE_WEIGHTS_CONST what
+ * follows the rows of the call, since operands that do not may be weights. */
+static int writes_in_front(const run *t, bool weights_const, ridge_write *list)
+{
+    char *const to = t->l[0].image, *const from = t->l[1].image;
+    int count = 0;
+
+    if (!weights_const)
+        list[count++] = (ridge_write){to, from, t->im->bytes};
+    for (int arg = 0; arg < ridge_op_at(t->im->call.op)->args && weights_const; arg++)
+        if (t->im->length[arg] && step_of(t->im, arg))
+            list[count++] = (ridge_write){to + t->im->offset[arg], from + t->im->offset[arg], t->im->length[arg]};
+    if (t->bytes)
+        list[count++] = (ridge_write){t->l[0].workspace, NULL, t->bytes};
+    return count;
+}
+
+/* The row between the two, on the first lane. */
+static ridge_status launch_between(const void *state)
+{
+    const run *const t = *(run *const *)state;
+    const ridge_backend *b = t->device->backend;
+    ridge_write list[RIDGE_MAX_WRITES];
+    int count = writes_in_front(t, t->l[0].launches & 1, list);
+    ridge_status status = b->write_late(t->device, list, count, LATE_US, t->l[0].stream);
+
+    if (!status)
+        status = launch_again(state);
+    count = writes_behind(t, list);
+    return status ? status : b->write_late(t->device, list, count, 0, t->l[0].stream);
+}
+
+/* 0xff in the first lane wherever the kernel in front writes. */
+static bool poison(run *t)
+{
+    ridge_write list[RIDGE_MAX_WRITES];
+    const int count = writes_in_front(t, t->l[0].launches & 1, list);
+
+    if (!upload(t, &t->l[0]))
+        return false;
+    for (int i = 0; i < count; i++)
+        list[i].from = NULL;
+    return t->device->backend->write_late(t->device, list, count, 0, t->l[0].stream) == RIDGE_OK &&
+           t->device->backend->sync(t->device, t->l[0].stream) == RIDGE_OK;
+}
+
+/* The inputs of the first lane are what the kernel behind wrote; all else is as the eager run left it. */
+static bool overwritten_last(run *t, const char *way)
+{
+    const ridge_backend *b = t->device->backend;
+    ridge_write list[RIDGE_MAX_WRITES];
+    const int count = writes_behind(t, list) - (t->bytes != 0);
+    char reason[400];
+
+    if (b->sync(t->device, t->l[0].stream) || b->download(t->device, t->again, t->l[0].image, t->im->bytes))
+        return failed(t, way);
+    for (int i = 0; i < count; i++) /* two halves of a tensor share their rows: compare all, then put back all */
+        for (size_t byte = 0; byte < list[i].bytes; byte++)
+            if (t->again[(size_t)((char *)list[i].to - (char *)t->l[0].image) + byte] != 0xff) {
+                snprintf(t->text, t->size, "%s: the kernel behind wrote before the one in front", way);
+                return false;
+            }
+    for (int i = 0; i < count; i++) {
+        const size_t at = (size_t)((char *)list[i].to - (char *)t->l[0].image);
+
+        memcpy(t->again + at, t->first + at, list[i].bytes);
+    }
+    if (image_equal(t->im, t->first, t->again, reason, sizeof reason))
+        return true;
+    snprintf(t->text, t->size, "%s: %s", way, reason);
+    return false;
+}
+
+/* Behind a kernel that lets the row start at once and writes its inputs late, and in front of one that overwrites
+ * inputs and workspace as soon as it may: the bits of the eager run, or the row reads or writes before its dependency
+ * wait, or a kernel of its chain ends without having waited for the ones before. With and without RIDGE_WEIGHTS_CONST,
+ * eager and as a graph. */
+static bool run_late(run *t)
+{
+    const ridge_backend *b = t->device->backend;
+    void *graph;
+    bool good;
+
+    if (!b->write_late)
+        return true;
+    for (int i = 0; i < 4; i++) {
+        const char *const way = i < 2 ? "between late writes" : "between late writes, as a graph";
+
+        if (!upload(t, &t->l[1]) || !poison(t))
+            return failed(t, way);
+        if (i < 2) {
+            if (launch_between(&t))
+                return failed(t, way);
+        } else if (measure_capture(t->device, t->l[0].stream, (work){launch_between, &t}, &graph))
+            return failed(t, way);
+        else if (b->graph_launch(t->device, graph, t->l[0].stream))
+            return b->graph_free(t->device, graph), failed(t, way);
+        good = overwritten_last(t, way);
+        if (i >= 2)
+            b->graph_free(t->device, graph);
+        if (!good)
+            return false;
+    }
+    return true;
+}
+
+/* ----------------------------------------------------------------------------------------------- repeats and parts */
+
 static bool reads_an_output(const image *im)
 {
     for (int arg = 0; arg < ridge_op_at(im->call.op)->args; arg++)
@@ -169,7 +348,7 @@ static int repeats_of(const test_row *row, const test_case *c)
     return reference && !row->fault && c->repeats > 2 ? 2 : c->repeats;
 }
 
-/* The same bits again and again while a copy keeps the other stream busy. */
+/* The same bits again and again while a copy keeps the other stream busy, in the workspace as the last run left it. */
 static bool run_repeats(run *t)
 {
     const bool restore = reads_an_output(t->im) || t->c->alias;
@@ -179,27 +358,14 @@ static bool run_repeats(run *t)
         return failed(t, "upload");
     for (int i = 0; i < repeats_of(t->row, t->c); i++) {
         if (t->device->backend->copy(t->device, l[1].image, l[0].image, t->im->bytes, l[1].stream) ||
-            ((restore || i % 50 == 0) && !upload(t, &l[0])) || launch(t, t->device, t->im, &l[0], false))
+            ((restore || i % 50 == 0) &&
+             t->device->backend->upload(t->device, l[0].image, t->im->host, t->im->bytes)) ||
+            launch(t, t->device, t->im, &l[0], false))
             return failed(t, "repeated run");
         if (!same_bits(t, &l[0], "repeated run"))
             return false;
     }
     return true;
-}
-
-/* The operand's rows (or elements, for a vector) follow dim[0]: returns how many bytes one step is, or 0. */
-static int64_t step_of(const image *im, int arg)
-{
-    const ridge_op_row *op = ridge_op_at(im->call.op);
-    ridge_call longer = im->call;
-    int64_t rows, cols, rows1, cols1, size = (int64_t)ridge_dtype_size(im->call.arg[arg].dtype);
-
-    longer.dim[0]++;
-    op->extent(&im->call, arg, &rows, &cols);
-    op->extent(&longer, arg, &rows1, &cols1);
-    if (rows1 != rows)
-        return (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols) * size;
-    return cols1 != cols ? size : 0;
 }
 
 /* The call on rows [begin, begin + rows) of dim[0] alone, in place. */
@@ -311,6 +477,44 @@ static bool run_grids(run *t)
     return true;
 }
 
+#ifdef __SSE__
+/* On the CPU: a caller, and threads of its team, that round up and flush subnormals to zero get the same bits, and keep
+ * their mode. */
+static bool run_modes(run *t)
+{
+    enum { FLAGS = 0x3f, UP_AND_FLUSH = 0x1f80 | 0x4000 | 0x8040 };
+    const unsigned before = _mm_getcsr();
+    ridge_status status;
+    int changed = 0;
+
+    if (t->device->backend_id != RIDGE_CPU)
+        return true;
+    if (!upload(t, &t->l[0]))
+        return failed(t, "upload");
+#pragma omp parallel
+    _mm_setcsr(UP_AND_FLUSH);
+    status = launch(t, t->device, t->im, &t->l[0], false);
+#pragma omp parallel reduction(+ : changed)
+    {
+        changed += (_mm_getcsr() & ~(unsigned)FLAGS) != UP_AND_FLUSH;
+        _mm_setcsr(before);
+    }
+    if (status)
+        return failed(t, "in another rounding mode");
+    if (changed) {
+        snprintf(t->text, t->size, "in another rounding mode: %d threads did not get theirs back", changed);
+        return false;
+    }
+    return same_bits(t, &t->l[0], "in another rounding mode");
+}
+#else
+static bool run_modes(run *t)
+{
+    (void)t;
+    return true;
+}
+#endif
+
 bool test_is_large(const image *im)
 {
     return im->fill == FILL_PERIOD || im->bytes > (size_t)1 << 31;
@@ -340,7 +544,7 @@ static bool allocate(run *t, int lanes)
     for (int i = 0; i < lanes && good; i++)
         good = b->alloc(t->device, t->im->bytes, &t->l[i].image) == RIDGE_OK &&
                b->stream_new(t->device, &t->l[i].stream) == RIDGE_OK &&
-               (t->bytes == 0 || b->alloc(t->device, t->bytes, &t->l[i].workspace) == RIDGE_OK);
+               (t->bytes == 0 || b->alloc(t->device, t->bytes + WORKSPACE_GUARD, &t->l[i].workspace) == RIDGE_OK);
     return good || failed(t, "allocation");
 }
 
@@ -374,8 +578,8 @@ bool test_one(const test_row *row, const ridge_device *device, const test_case *
     t.bytes = workspace_of_all(&t, bound.problem);
     good = allocate(&t, once ? 1 : 2) && run_first(&t, expected);
     if (!once)
-        good =
-            good && run_graph(&t) && run_two(&t) && run_grids(&t) && (!c->slices || run_slices(&t)) && run_repeats(&t);
+        good = good && run_late(&t) && run_graph(&t) && run_two(&t) && run_grids(&t) && run_modes(&t) &&
+               (!c->slices || run_slices(&t)) && run_repeats(&t);
     release(&t);
     return good;
 }

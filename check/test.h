@@ -4,8 +4,11 @@
 
 #include "check.h"
 
+struct planted_fault; /* faults.h */
+
 /* A launch that a fault stands in for. */
 typedef struct faulty_run {
+    const struct planted_fault *planted;
     const ridge_device *device;
     const ridge_kernel *kernel;
     const ridge_problem *problem;
@@ -17,12 +20,10 @@ typedef struct faulty_run {
     void *stream;
 } faulty_run;
 
-typedef ridge_status row_fault(const faulty_run *run);
-
 /* A kernel row under test: the row itself, or a copy of it with a planted fault. */
 typedef struct test_row {
     const ridge_kernel *kernel;
-    row_fault *fault;
+    const struct planted_fault *fault;
     bool once; /* only the eager run */
 } test_row;
 

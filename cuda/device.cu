@@ -278,6 +278,62 @@ static ridge_status cuda_empty(const ridge_device *, void *stream)
     return RIDGE_OK;
 }
 
+/* ----------------------------------------------------------------------------------- tests of programmatic launch */
+
+struct write_args {
+    ridge_write list[RIDGE_MAX_WRITES];
+    int count, nanoseconds;
+};
+
+/* Few CTAs, so that those of a dependent find multiprocessors free; they fit beside any others. */
+enum { WRITE_CTAS = 8, WRITE_THREADS = 256 };
+
+static __device__ uint64_t now_ns(void)
+{
+    uint64_t t;
+
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+/* Dependents that wait, as they must, see nothing of this. */
+static __global__ void write_kernel(const write_args p)
+{
+    const size_t thread = blockIdx.x * WRITE_THREADS + threadIdx.x, threads = WRITE_CTAS * WRITE_THREADS;
+    uint64_t begin;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    begin = now_ns();
+    while (now_ns() - begin < (uint64_t)p.nanoseconds)
+        __nanosleep(200);
+    for (int i = 0; i < p.count; i++) {
+        unsigned char *to = (unsigned char *)p.list[i].to;
+        const unsigned char *from = (const unsigned char *)p.list[i].from;
+        const size_t bytes = p.list[i].bytes;
+        const bool words = ((uintptr_t)to | (uintptr_t)from) % 16 == 0;
+        const size_t whole = words ? bytes / 16 : 0;
+
+        for (size_t w = thread; w < whole; w += threads)
+            ((uint4 *)to)[w] = from ? ((const uint4 *)from)[w] : make_uint4(~0u, ~0u, ~0u, ~0u);
+        for (size_t b = whole * 16 + thread; b < bytes; b += threads)
+            to[b] = from ? from[b] : 0xff;
+    }
+}
+
+static ridge_status cuda_write_late(const ridge_device *device, const ridge_write *list, int count, int microseconds,
+                                    void *stream)
+{
+    write_args p = {};
+
+    if (count > RIDGE_MAX_WRITES)
+        return ridge_fail(RIDGE_ERR_ARG, "%d late writes, %d at most", count, RIDGE_MAX_WRITES);
+    memcpy(p.list, list, (size_t)count * sizeof *list);
+    p.count = count;
+    p.nanoseconds = microseconds * 1000;
+    return host_launch(device, "late writes", (const void *)write_kernel, dim3(WRITE_CTAS), WRITE_THREADS, &p, stream);
+}
+
 /* ------------------------------------------------------------------------------------------------ proof of exact.h */
 
 static __global__ void exact_kernel(int function, uint32_t first, uint32_t step, uint32_t count, float *out)
@@ -312,5 +368,5 @@ extern "C" const ridge_backend ridge_cuda_backend = {
     "cuda",           cuda_count,        cuda_open,        cuda_alloc,       cuda_release, cuda_upload,
     cuda_download,    cuda_copy,         cuda_stream_new,  cuda_stream_free, cuda_sync,    cuda_graph_begin,
     cuda_graph_end,   cuda_graph_launch, cuda_graph_free,  cuda_mark,        cuda_elapsed, READ_VARIANTS,
-    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,       cuda_exact,
+    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,       cuda_exact,   cuda_write_late,
 };

@@ -241,6 +241,15 @@ typedef struct ridge_tuned_row {
 
 typedef struct ridge_backend ridge_backend;
 
+/* Bytes that a kernel writes: a copy, or 0xff where `from` is NULL. */
+typedef struct ridge_write {
+    void *to;
+    const void *from;
+    size_t bytes;
+} ridge_write;
+
+enum { RIDGE_MAX_WRITES = RIDGE_MAX_ARGS + 1 }; /* every operand and the workspace */
+
 enum { RIDGE_HAS_AVX_VNNI = 1, RIDGE_HAS_AVX512_VNNI = 2, RIDGE_HAS_AVX512_VBMI = 4 };
 
 struct ridge_device {
@@ -302,6 +311,10 @@ struct ridge_backend {
      * code of the floats with bits first + i * step, i < count, evaluated on the device. NULL on the CPU. */
     ridge_status (*exact)(const ridge_device *device, int function, uint32_t first, uint32_t step, uint32_t count,
                           float *out);
+    /* For tests of programmatic launch: a kernel that lets its dependents start at once, waits for what is before it on
+     * the stream, and after `microseconds` makes the writes, RIDGE_MAX_WRITES at most. NULL on the CPU. */
+    ridge_status (*write_late)(const ridge_device *device, const ridge_write *list, int count, int microseconds,
+                               void *stream);
 };
 
 extern const ridge_backend ridge_cpu_backend;

@@ -45,14 +45,6 @@ static ridge_status reads_beyond_k(const faulty_run *r)
     return fault_run_changed(r, &copy);
 }
 
-static ridge_status forgets_to_accumulate(const faulty_run *r)
-{
-    ridge_call copy = *r->call;
-
-    copy.flags &= ~RIDGE_ACCUMULATE;
-    return fault_run_changed(r, &copy);
-}
-
 static ridge_status accumulates_twice(const faulty_run *r)
 {
     ridge_status status = fault_run(r, r->call);
@@ -60,12 +52,37 @@ static ridge_status accumulates_twice(const faulty_run *r)
     return status ? status : fault_run(r, r->call);
 }
 
-static ridge_status forgets_the_bias(const faulty_run *r)
+static ridge_status reads_the_other_format(const faulty_run *r)
 {
     ridge_call copy = *r->call;
 
-    ridge_set(&copy, RIDGE_GEMM_FP8_BIAS, RIDGE_NONE, NULL, 0);
+    copy.arg[RIDGE_GEMM_FP8_A].dtype = copy.arg[RIDGE_GEMM_FP8_A].dtype == RIDGE_E4M3 ? RIDGE_E5M2 : RIDGE_E4M3;
     return fault_run_changed(r, &copy);
+}
+
+/* A single row in two parts of k, as of another split-K: the sums round elsewhere. */
+static ridge_status splits_k_for_a_single_row(const faulty_run *r)
+{
+    ridge_call part[2] = {fault_with_strides(r->call), fault_with_strides(r->call)};
+    ridge_status status;
+
+    if (r->call->dim[0] != 1 || r->call->dim[2] <= 128)
+        return fault_run(r, r->call);
+    part[0].dim[2] = 128;
+    part[1].dim[2] -= 128;
+    part[1].flags |= RIDGE_ACCUMULATE;
+    ridge_set(&part[1], RIDGE_GEMM_FP8_BIAS, RIDGE_NONE, NULL, 0);
+    part[1].arg[RIDGE_GEMM_FP8_A].data = (char *)part[1].arg[RIDGE_GEMM_FP8_A].data + 128;
+    part[1].arg[RIDGE_GEMM_FP8_B].data = (char *)part[1].arg[RIDGE_GEMM_FP8_B].data + 128;
+    for (int arg = RIDGE_GEMM_FP8_SCALE_A; arg <= RIDGE_GEMM_FP8_SCALE_B; arg++)
+        if (arg == RIDGE_GEMM_FP8_SCALE_A || arg == RIDGE_GEMM_FP8_SCALE_B) {
+            const bool by_row =
+                arg == RIDGE_GEMM_FP8_SCALE_A || (r->call->flags & RIDGE_SCALE_B) == RIDGE_SCALE_B_ROW128;
+
+            part[1].arg[arg].data = (float *)part[1].arg[arg].data + (by_row ? part[1].arg[arg].stride : 1);
+        }
+    status = fault_run_changed(r, &part[0]);
+    return status ? status : fault_run_changed(r, &part[1]);
 }
 
 /* Rows [row, row + rows) and columns [col, col + cols) of D, f32 or bf16, times `factor`. */
@@ -119,16 +136,20 @@ static ridge_status loses_bits_everywhere(const faulty_run *r)
 }
 
 const planted_fault gemm_faults[] = {
-    {"takes the next row's scale of a", takes_the_next_rows_scale_of_a, NULL, false},
-    {"takes the next block's scale of b", takes_the_next_blocks_scale_of_b, NULL, false},
-    {"drops the tail of k", drops_the_tail_of_k, NULL, false},
-    {"drops the last product", drops_the_last_product, NULL, false},
-    {"reads beyond k", reads_beyond_k, NULL, false},
-    {"forgets to accumulate", forgets_to_accumulate, NULL, false},
-    {"accumulates twice", accumulates_twice, NULL, false},
-    {"forgets the bias", forgets_the_bias, NULL, false},
-    {"skips a tile", skips_a_tile, NULL, false},
-    {"gets one element wrong", gets_one_element_wrong, NULL, false},
-    {"loses bits everywhere", loses_bits_everywhere, NULL, false},
-    {NULL, NULL, NULL, false},
+    {.name = "takes the next row's scale of a", .fault = takes_the_next_rows_scale_of_a},
+    {.name = "takes the next block's scale of b", .fault = takes_the_next_blocks_scale_of_b},
+    {.name = "drops the tail of k", .fault = drops_the_tail_of_k},
+    {.name = "drops the last product", .fault = drops_the_last_product},
+    {.name = "reads beyond k", .fault = reads_beyond_k},
+    {.name = "forgets to accumulate", .fault = fault_changes_flags, .flags = RIDGE_ACCUMULATE},
+    {.name = "accumulates twice", .fault = accumulates_twice},
+    {.name = "forgets the bias", .fault = fault_forgets_operand, .operand = "bias"},
+    {.name = "takes the next column's bias", .fault = fault_takes_the_next, .operand = "bias"},
+    {.name = "takes the next row of b", .fault = fault_takes_the_next, .operand = "b"},
+    {.name = "reads the other format", .fault = reads_the_other_format},
+    {.name = "splits k for a single row", .fault = splits_k_for_a_single_row, .cpu = true},
+    {.name = "skips a tile", .fault = skips_a_tile},
+    {.name = "gets one element wrong", .fault = gets_one_element_wrong},
+    {.name = "loses bits everywhere", .fault = loses_bits_everywhere},
+    {0},
 };

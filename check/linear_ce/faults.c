@@ -1,24 +1,5 @@
-/* faults.c: the faults of cross entropy, each a call that is a little different from the one asked for. */
+/* faults.c: the faults of cross entropy: what a call says and a kernel forgets, outputs of rows and of classes. */
 #include "linear_ce.h"
-
-static bool given_logits(const ridge_call *call)
-{
-    return call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
-}
-
-static int class_weight_of(const ridge_call *call)
-{
-    switch (call->op) {
-    case RIDGE_LINEAR_CE_BACKWARD:
-        return RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT;
-    case RIDGE_CE_FWD:
-        return RIDGE_CE_FWD_CLASS_WEIGHT;
-    case RIDGE_CE_BWD:
-        return RIDGE_CE_BWD_CLASS_WEIGHT;
-    default:
-        return call->op == RIDGE_CE_COMBINE ? (int)RIDGE_CE_COMBINE_CLASS_WEIGHT : (int)RIDGE_LINEAR_CE_CLASS_WEIGHT;
-    }
-}
 
 static ridge_status forgets_ignore_index(const faulty_run *r)
 {
@@ -30,68 +11,59 @@ static ridge_status forgets_ignore_index(const faulty_run *r)
 
 static ridge_status drops_a_block_of_classes(const faulty_run *r)
 {
+    const bool given = r->call->op == RIDGE_CE_FWD || r->call->op == RIDGE_CE_BWD || r->call->op == RIDGE_CE_COMBINE;
     ridge_call copy = fault_with_strides(r->call);
-    const int vocab = given_logits(r->call) || r->call->op == RIDGE_CE_COMBINE ? 1 : 2;
 
-    copy.dim[vocab] -= 32;
+    copy.dim[given ? 1 : 2] -= 32;
     return fault_run_changed(r, &copy);
 }
 
-static ridge_status forgets_the_class_weights(const faulty_run *r)
+static ridge_status drops_a_block_of_hidden_units(const faulty_run *r)
 {
-    ridge_call copy = *r->call;
+    ridge_call copy = fault_with_strides(r->call);
 
-    ridge_set(&copy, class_weight_of(r->call), RIDGE_NONE, NULL, 0);
+    copy.dim[1] -= 8;
     return fault_run_changed(r, &copy);
 }
 
-static ridge_status forgets_the_z_loss(const faulty_run *r)
+/* A float of an output times `factor`. */
+static ridge_status scale_number(const faulty_run *r, const char *name, size_t at, float factor)
 {
-    ridge_call copy = *r->call;
-
-    copy.opt.ce.lse_square_scale = 0;
-    return fault_run_changed(r, &copy);
-}
-
-static ridge_status smooths_too_much(const faulty_run *r)
-{
-    ridge_call copy = *r->call;
-
-    copy.opt.ce.label_smoothing *= 1.25f;
-    return fault_run_changed(r, &copy);
-}
-
-static ridge_status is_too_warm(const faulty_run *r)
-{
-    ridge_call copy = *r->call;
-
-    copy.opt.ce.temperature *= 1.01f;
-    return fault_run_changed(r, &copy);
-}
-
-static ridge_status forgets_the_softcap(const faulty_run *r)
-{
-    ridge_call copy = *r->call;
-
-    copy.opt.ce.softcap = 0;
-    return fault_run_changed(r, &copy);
-}
-
-/* The mean over all rows, not over those that are not ignored. */
-static ridge_status divides_by_all_rows(const faulty_run *r)
-{
+    const int arg = fault_slot(r->call, name);
     ridge_status status = fault_run(r, r->call);
-    const int loss =
-        r->call->op == RIDGE_CE_FWD ? (int)RIDGE_CE_FWD_LOSS : (int)RIDGE_LINEAR_CE_LOSS; /* combine's too */
-    char *at = (char *)r->memory + r->im->offset[loss];
     float value = 0;
 
-    if (!status)
-        status = r->device->backend->sync(r->device, r->stream);
-    if (!status)
-        status = r->device->backend->download(r->device, &value, at, sizeof value);
-    value *= 0.8f; /* every fifth row of the case is ignored */
-    return status ? status : r->device->backend->upload(r->device, at, &value, sizeof value);
+    at = r->im->offset[arg] + at * sizeof value;
+    status = status ? status : fault_read(r, at, &value, sizeof value);
+    value *= factor;
+    return status ? status : fault_write(r, at, &value, sizeof value);
+}
+
+/* The mean over all rows, not over those that are not ignored: every fifth row of the case is. */
+static ridge_status divides_by_all_rows(const faulty_run *r)
+{
+    return scale_number(r, "loss", 0, 0.8f);
+}
+
+static ridge_status is_off_in_one_row(const faulty_run *r)
+{
+    return scale_number(r, r->planted->operand, 1, r->planted->value);
+}
+
+static ridge_status accumulates_twice(const faulty_run *r)
+{
+    const ridge_status status = fault_run(r, r->call);
+
+    return status ? status : fault_run(r, r->call);
+}
+
+/* The first of the classes that have no target keeps what dbias held. */
+static ridge_status forgets_a_class_of_dbias(const faulty_run *r)
+{
+    const size_t at = r->im->offset[fault_slot(r->call, "dbias")] + 4 * (size_t)(r->call->dim[2] - 1);
+    const ridge_status status = fault_run(r, r->call);
+
+    return status ? status : fault_write(r, at, r->im->host + at, 4);
 }
 
 static bool has_logits(const ridge_kernel *kernel)
@@ -99,19 +71,57 @@ static bool has_logits(const ridge_kernel *kernel)
     return kernel->op != RIDGE_CE_COMBINE;
 }
 
+static bool makes_logits(const ridge_kernel *kernel)
+{
+    return kernel->op == RIDGE_LINEAR_CE_EVAL || kernel->op == RIDGE_LINEAR_CE_TRAIN ||
+           kernel->op == RIDGE_LINEAR_CE_BACKWARD;
+}
+
 static bool has_a_loss(const ridge_kernel *kernel)
 {
     return kernel->op == RIDGE_LINEAR_CE_EVAL || kernel->op == RIDGE_CE_FWD || kernel->op == RIDGE_CE_COMBINE;
 }
 
+#define OPTION(field) .option = offsetof(ridge_ce_options, field)
+
 const planted_fault ce_faults[] = {
-    {"forgets ignore_index", forgets_ignore_index, NULL, false},
-    {"drops a block of classes", drops_a_block_of_classes, NULL, false},
-    {"forgets the class weights", forgets_the_class_weights, NULL, false},
-    {"forgets the z-loss", forgets_the_z_loss, NULL, false},
-    {"smooths too much", smooths_too_much, NULL, false},
-    {"is too warm", is_too_warm, has_logits, false},
-    {"forgets the softcap", forgets_the_softcap, has_logits, false},
-    {"divides by all rows", divides_by_all_rows, has_a_loss, false},
-    {NULL, NULL, NULL, false},
+    {.name = "forgets ignore_index", .fault = forgets_ignore_index},
+    {.name = "drops a block of classes", .fault = drops_a_block_of_classes},
+    {.name = "drops a block of hidden units", .fault = drops_a_block_of_hidden_units, .applies = makes_logits},
+    {.name = "forgets the class weights", .fault = fault_forgets_operand, .operand = "class_weight"},
+    {.name = "takes the next class's weight", .fault = fault_takes_the_next, .operand = "class_weight"},
+    {.name = "forgets the bias of the logits", .fault = fault_forgets_operand, .operand = "bias"},
+    {.name = "takes the next row's target", .fault = fault_takes_the_next, .operand = "target"},
+    {.name = "takes the next row's lse", .fault = fault_takes_the_next, .op = RIDGE_CE_BWD, .operand = "lse"},
+    {.name = "forgets the gradient of the loss", .fault = fault_forgets_operand, .operand = "dloss"},
+    {.name = "forgets the z-loss", .fault = fault_changes_option, OPTION(lse_square_scale), .value = 0},
+    {.name = "smooths too much", .fault = fault_changes_option, OPTION(label_smoothing), .value = 0.25f},
+    {.name = "is too warm", .fault = fault_changes_option, .applies = has_logits, OPTION(temperature), .value = 0.81f},
+    {.name = "forgets the softcap", .fault = fault_changes_option, .applies = has_logits, OPTION(softcap), .value = 0},
+    {.name = "forgets grad_scale",
+     .fault = fault_changes_option,
+     .op = RIDGE_LINEAR_CE_TRAIN,
+     OPTION(grad_scale),
+     .value = 1},
+    {.name = "forgets the device's grad_scale", .fault = fault_forgets_operand, .operand = "grad_scale"},
+    {.name = "divides by all rows", .fault = divides_by_all_rows, .applies = has_a_loss},
+    {.name = "forgets to add to dw",
+     .fault = fault_changes_flags,
+     .op = RIDGE_LINEAR_CE_TRAIN,
+     .flags = RIDGE_ACCUMULATE},
+    {.name = "adds to dw twice", .fault = accumulates_twice, .op = RIDGE_LINEAR_CE_TRAIN, .by = "eager run"},
+    {.name = "forgets a class of dbias", .fault = forgets_a_class_of_dbias, .operand = "dbias"},
+    {.name = "gets a row's lse wrong",
+     .fault = is_off_in_one_row,
+     .applies = has_a_loss,
+     .operand = "lse",
+     .value = 1.03f},
+    {.name = "gets a row's entropy wrong", .fault = is_off_in_one_row, .operand = "entropy", .value = 1.5f},
+    {.name = "gets a row's target logit wrong", .fault = is_off_in_one_row, .operand = "target_logit", .value = 1.03f},
+    {.name = "gets a row's loss wrong", .fault = is_off_in_one_row, .operand = "token_loss", .value = 1.03f},
+    {.name = "gets a row's argmax wrong", .fault = fault_spoils_an_element, .operand = "argmax"},
+    {.name = "miscounts the right rows", .fault = fault_spoils_an_element, .operand = "accuracy"},
+    {.name = "miscounts the wrong targets", .fault = fault_spoils_an_element, .operand = "errors"},
+    {.name = "never writes dbias", .fault = fault_never_writes, .operand = "dbias"},
+    {0},
 };

@@ -73,8 +73,25 @@ static const suite_row suites[] = {
 };
 
 static const char *const fault_problems[] = {
-    "multiply rows=5 cols=264 x=f32 out=bf16",
+    "multiply rows=5 cols=264 x=f32 out=f32",
     NULL,
+};
+
+static ridge_status multiplies_twice(const faulty_run *r)
+{
+    ridge_call again = *r->call;
+    const ridge_status status = fault_run(r, r->call);
+
+    if (r->call->arg[RIDGE_MULTIPLY_X].dtype != r->call->arg[RIDGE_MULTIPLY_OUT].dtype)
+        return fault_impossible("x and out have other dtypes");
+    again.arg[RIDGE_MULTIPLY_X] = r->call->arg[RIDGE_MULTIPLY_OUT];
+    return status ? status : fault_run_changed(r, &again);
+}
+
+static const planted_fault faults[] = {
+    {.name = "takes what is behind the factor", .fault = fault_takes_the_next, .operand = "factor"},
+    {.name = "multiplies twice", .fault = multiplies_twice},
+    {0},
 };
 
 const check_family check_multiply = {
@@ -85,4 +102,5 @@ const check_family check_multiply = {
     .variants = 1,
     .suites = suites,
     .fault_problems = fault_problems,
+    .faults = faults,
 };

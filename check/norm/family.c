@@ -212,12 +212,41 @@ static const suite_row suites[] = {
 };
 
 static const char *const fault_problems[] = {
-    "rms_norm rows=5 cols=264 x=bf16 w=bf16 out=bf16",
-    "head_rms_norm_rope_tail tokens=5 heads=9 head_dim=8 n_rot=4 x=f32 w=f32 pos=i32 out=f32",
-    "add_rms_norm rows=5 cols=264 x=bf16 residual=bf16 w=bf16 out=bf16",
-    "rms_norm_bwd rows=37 cols=264 dout=bf16 x=bf16 w=bf16 dx=bf16 dw=0 dsum=bf16",
+    "rms_norm rows=5 cols=264 x=bf16 w=bf16 out=bf16 eps=0.01",
+    "head_rms_norm_rope_tail tokens=5 heads=9 head_dim=8 n_rot=4 x=f32 w=f32 pos=i32 out=f32 eps=0.01 mscale=1.25",
+    "add_rms_norm rows=5 cols=264 x=bf16 residual=bf16 w=bf16 out=bf16 eps=0.01",
+    "rms_norm_bwd rows=37 cols=264 dout=bf16 x=bf16 w=bf16 dx=bf16 dw=0 dsum=bf16 eps=0.01",
     "rope tokens=5 heads=9 head_dim=16 n_rot=16 x=bf16 pos=i32 out=bf16",
     NULL,
+};
+
+static bool rotates(const ridge_kernel *kernel)
+{
+    return kernel->op == RIDGE_HEAD_RMS_NORM_ROPE_TAIL || kernel->op == RIDGE_ROPE;
+}
+
+static bool normalises(const ridge_kernel *kernel)
+{
+    return kernel->op != RIDGE_ROPE;
+}
+
+#define OPTION(field) .option = offsetof(ridge_norm_options, field)
+
+static const planted_fault faults[] = {
+    {.name = "forgets the weight", .fault = fault_forgets_operand, .operand = "w"},
+    {.name = "takes the next column's weight", .fault = fault_takes_the_next, .operand = "w"},
+    {.name = "forgets eps", .fault = fault_changes_option, .applies = normalises, OPTION(eps), .value = 0},
+    {.name = "forgets mscale",
+     .fault = fault_changes_option,
+     .op = RIDGE_HEAD_RMS_NORM_ROPE_TAIL,
+     OPTION(mscale),
+     .value = 1},
+    {.name = "turns the other way", .fault = fault_changes_flags, .applies = rotates, .flags = RIDGE_ROPE_INVERSE},
+    {.name = "rotates the other pairs", .fault = fault_changes_flags, .op = RIDGE_ROPE, .flags = RIDGE_ROPE_HALVES},
+    {.name = "forgets the gradient of the sum", .fault = fault_forgets_operand, .operand = "dsum"},
+    {.name = "takes the next token's position", .fault = fault_takes_the_next, .operand = "pos"},
+    {.name = "takes the next pair's frequency", .fault = fault_takes_the_next, .operand = "freqs"},
+    {0},
 };
 
 const check_family check_norm = {
@@ -227,5 +256,5 @@ const check_family check_norm = {
     .fill = norm_fill,
     .suites = suites,
     .fault_problems = fault_problems,
-    .faults = norm_faults,
+    .faults = faults,
 };

@@ -10,6 +10,4 @@ void norm_add_oracle(oracle_run *run);
 void norm_bwd_oracle(oracle_run *run);
 void norm_rope_oracle(oracle_run *run);
 
-extern const planted_fault norm_faults[];
-
 #endif

@@ -83,14 +83,69 @@ static const suite_row suites[] = {
     {NULL, NULL},
 };
 
+static ridge_status drops_the_last_block(const faulty_run *r)
+{
+    ridge_call copy = fault_with_strides(r->call);
+
+    copy.dim[1] -= 32;
+    return fault_run_changed(r, &copy);
+}
+
+static bool is_a_product(const ridge_kernel *kernel)
+{
+    return is_product(kernel->op);
+}
+
+static bool is_a_quantiser(const ridge_kernel *kernel)
+{
+    return kernel->op == RIDGE_Q8_0_QUANTIZE_ROWS || kernel->op == RIDGE_Q8_0_REPACK;
+}
+
+static ridge_status mixes_gate_and_up(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    for (int i = 0; i < 2; i++) {
+        copy.arg[RIDGE_Q8_0_GATE_UP_SWIGLU_GATE + i] = r->call->arg[RIDGE_Q8_0_GATE_UP_SWIGLU_UP + i];
+        copy.arg[RIDGE_Q8_0_GATE_UP_SWIGLU_UP + i] = r->call->arg[RIDGE_Q8_0_GATE_UP_SWIGLU_GATE + i];
+    }
+    return fault_run_changed(r, &copy);
+}
+
+static ridge_status forgets_the_limit(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    copy.opt.swiglu.limit = 0;
+    return fault_run_changed(r, &copy);
+}
+
+static const planted_fault faults[] = {
+    {.name = "drops the last block of a sum", .fault = drops_the_last_block, .applies = is_a_product},
+    {.name = "takes the next row of weights", .fault = fault_takes_the_next, .operand = "w"},
+    {.name = "takes the next row's scales of the weights", .fault = fault_takes_the_next, .operand = "w_scales"},
+    {.name = "takes the next row of the second weights", .fault = fault_takes_the_next, .operand = "w1"},
+    {.name = "takes the next token", .fault = fault_takes_the_next, .applies = is_a_product, .operand = "x"},
+    {.name = "takes the next token's scales", .fault = fault_takes_the_next, .operand = "x_scales"},
+    {.name = "gets a scale wrong", .fault = fault_spoils_an_element, .applies = is_a_quantiser, .operand = "scales"},
+    {.name = "gets a code wrong", .fault = fault_spoils_an_element, .applies = is_a_quantiser, .operand = "codes"},
+    {.name = "mixes gate and up of a token", .fault = mixes_gate_and_up, .op = RIDGE_Q8_0_GATE_UP_SWIGLU},
+    {.name = "forgets the limit", .fault = forgets_the_limit, .op = RIDGE_Q8_0_GATE_UP_SWIGLU},
+    {.name = "forgets the token's scale", .fault = fault_forgets_operand, .operand = "token_scale"},
+    {.name = "forgets what is to be added", .fault = fault_forgets_operand, .operand = "add"},
+    {.name = "takes the next token's mixture", .fault = fault_takes_the_next, .operand = "comb"},
+    {.name = "takes the next token's streams", .fault = fault_takes_the_next, .operand = "res"},
+    {0},
+};
+
 static const char *const fault_problems[] = {
     "q8_0_quantize rows=5 cols=288 dtype=bf16",
     "q8_0_repack rows=5 cols=288",
     "q8_0_unpack rows=5 cols=288",
     "q8_0_quantize_rows rows=5 cols=288 dtype=bf16",
-    "q8_0_matmul tokens=5 cols=288 rows=19 x=bf16 w=u8 out=bf16",
+    "q8_0_matmul tokens=5 cols=288 rows=19 x=bf16 w=i8 out=bf16",
     "q8_0_matmul tokens=5 cols=512 rows=24 x=bf16 w=i8 out=bf16 pad=256",
-    "q8_0_pair tokens=5 cols=288 rows0=19 rows1=9 x=f32 w=i8 out=f32",
+    "q8_0_pair tokens=5 cols=288 rows0=19 rows1=9 x=f32 w=u8 out=f32",
     "q8_0_pair tokens=5 cols=512 rows0=24 rows1=8 x=f32 w=i8 out=f32 pad=256",
     "q8_0_gate_up_swiglu tokens=5 cols=288 rows=19 x=i8 w=i8 out=f32 token_scale=1 limit=10",
     "q8_0_gate_up_swiglu tokens=5 cols=512 rows=24 x=i8 w=i8 out=f32 token_scale=1 limit=10 pad=256",
@@ -106,4 +161,5 @@ const check_family check_q8_0 = {
     .fill = fill_q8_0,
     .suites = suites,
     .fault_problems = fault_problems,
+    .faults = faults,
 };

@@ -126,12 +126,63 @@ static const suite_row suites[] = {
 };
 
 static const char *const fault_problems[] = {
-    "quantize_fp8 rows=5 cols=264 dtype=bf16",
-    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=row",
-    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=tensor",
-    "quantize_fp8_dual rows=133 cols=264 dtype=bf16",
-    "swiglu_quantize rows=133 cols=264 dtype=bf16",
+    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=row pow2=1 floor=0.25 amax=1",
+    "quantize_fp8 rows=5 cols=264 dtype=bf16 pow2=1 floor=0.25",
+    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=tensor floor=1",
+    "quantize_fp8_dual rows=133 cols=264 dtype=bf16 pow2=1 floor=0.25 colsum=1",
+    "swiglu_quantize rows=133 cols=264 dtype=bf16 pow2=1 floor=0.25",
     NULL,
+};
+
+/* One scale of a table, half of what it is. */
+static ridge_status halves_a_scale(const faulty_run *r)
+{
+    const size_t at = r->im->offset[fault_slot(r->call, r->planted->operand)];
+    ridge_status status = fault_run(r, r->call);
+    float scale = 0;
+
+    status = status ? status : fault_read(r, at, &scale, sizeof scale);
+    scale *= 0.5f;
+    return status ? status : fault_write(r, at, &scale, sizeof scale);
+}
+
+static ridge_status swaps_two_scales(const faulty_run *r)
+{
+    const int arg = fault_slot(r->call, "scale");
+    const size_t first = r->im->offset[arg], last = first + r->im->length[arg] - sizeof(float);
+    ridge_status status = fault_run(r, r->call);
+    float scale[2] = {0, 0};
+
+    status = status ? status : fault_read(r, first, &scale[0], sizeof(float));
+    status = status ? status : fault_read(r, last, &scale[1], sizeof(float));
+    if (!status && scale[0] == scale[1])
+        return fault_impossible("the first scale is the last one");
+    status = status ? status : fault_write(r, first, &scale[1], sizeof(float));
+    return status ? status : fault_write(r, last, &scale[0], sizeof(float));
+}
+
+static ridge_status forgets_the_floor(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    if (copy.op == RIDGE_SWIGLU_QUANTIZE)
+        copy.opt.swiglu_quantize.floor = 0;
+    else
+        copy.opt.quantize.floor = 0;
+    return fault_run_changed(r, &copy);
+}
+
+static const planted_fault faults[] = {
+    {.name = "halves a scale", .fault = halves_a_scale, .operand = "scale"},
+    {.name = "halves a scale of the transpose", .fault = halves_a_scale, .operand = "scale_t"},
+    {.name = "swaps two scales", .fault = swaps_two_scales, .operand = "scale"},
+    {.name = "rounds a code to its neighbour", .fault = fault_spoils_an_element, .operand = "q"},
+    {.name = "rounds a code of the transpose to its neighbour", .fault = fault_spoils_an_element, .operand = "q_t"},
+    {.name = "gets an amax wrong", .fault = fault_spoils_an_element, .operand = "amax"},
+    {.name = "gets a sum of a column wrong", .fault = fault_spoils_an_element, .operand = "colsum"},
+    {.name = "forgets the floor", .fault = forgets_the_floor},
+    {.name = "forgets that scales are powers of two", .fault = fault_changes_flags, .flags = RIDGE_POW2},
+    {0},
 };
 
 const check_family check_quantize_fp8 = {
@@ -143,4 +194,5 @@ const check_family check_quantize_fp8 = {
     .row_wise = is_row_wise,
     .suites = suites,
     .fault_problems = fault_problems,
+    .faults = faults,
 };

@@ -149,27 +149,6 @@ static const suite_row suites[] = {
     {NULL, NULL},
 };
 
-static ridge_status takes_the_next_rows_scale(const faulty_run *r)
-{
-    int scale = r->call->op == RIDGE_SWIGLU_FWD ? RIDGE_SWIGLU_FWD_ROW_SCALE : RIDGE_SWIGLU_BWD_ROW_SCALE;
-    ridge_call copy = *r->call;
-
-    if (r->call->arg[scale].dtype == RIDGE_NONE) {
-        fault_refused = true;
-        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "the case has no row_scale");
-    }
-    copy.arg[scale].data = (float *)copy.arg[scale].data + 1;
-    return fault_run_changed(r, &copy);
-}
-
-static ridge_status forgets_the_clamp(const faulty_run *r)
-{
-    ridge_call copy = *r->call;
-
-    copy.opt.swiglu.limit = 0;
-    return fault_run_changed(r, &copy);
-}
-
 static ridge_status mixes_gate_and_up(const faulty_run *r)
 {
     int gate = r->call->op == RIDGE_SWIGLU_FWD ? RIDGE_SWIGLU_FWD_GATE : RIDGE_SWIGLU_BWD_GATE;
@@ -180,17 +159,36 @@ static ridge_status mixes_gate_and_up(const faulty_run *r)
     return fault_run(r, &copy);
 }
 
+static ridge_status takes_another_activation(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    copy.flags ^= RIDGE_GELU_ERF;
+    copy.opt.swiglu.alpha = 1; /* is of SiLU alone */
+    return fault_run_changed(r, &copy);
+}
+
+#define OPTION(field) .option = offsetof(ridge_swiglu_options, field)
+
 static const planted_fault faults[] = {
-    {"takes the next row's scale", takes_the_next_rows_scale, NULL, false},
-    {"forgets the clamp", forgets_the_clamp, NULL, false},
-    {"mixes gate and up", mixes_gate_and_up, NULL, false},
-    {NULL, NULL, NULL, false},
+    {.name = "takes the next row's scale", .fault = fault_takes_the_next, .operand = "row_scale"},
+    {.name = "forgets the row's scale", .fault = fault_forgets_operand, .operand = "row_scale"},
+    {.name = "forgets the clamp", .fault = fault_changes_option, OPTION(limit), .value = 0},
+    {.name = "forgets gate_mul", .fault = fault_changes_option, OPTION(gate_mul), .value = 1},
+    {.name = "forgets up_offset", .fault = fault_changes_option, OPTION(up_offset), .value = 0},
+    {.name = "forgets alpha", .fault = fault_changes_option, OPTION(alpha), .value = 1},
+    {.name = "takes another activation", .fault = takes_another_activation},
+    {.name = "gets a row's gradient wrong", .fault = fault_spoils_an_element, .operand = "drow"},
+    {.name = "mixes gate and up", .fault = mixes_gate_and_up},
+    {0},
 };
 
 /* Ragged, with padded rows: a column too many lands in the padding. */
 static const char *const fault_problems[] = {
+    "swiglu_fwd rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5 gate_mul=0.5 up_offset=1 alpha=1.5",
     "swiglu_fwd rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5",
     "swiglu_fwd rows=5 cols=264 dtype=bf16 limit=0.5 pad=0",
+    "swiglu_bwd rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5 gate_mul=0.5 up_offset=1 alpha=1.5 drow=1",
     "swiglu_bwd rows=5 cols=264 dtype=bf16 row_scale=1 limit=0.5",
     "swiglu_bwd rows=5 cols=264 dtype=bf16 limit=0.5 pad=0",
     NULL,
