@@ -3,7 +3,8 @@
  * the same way here.
  *
  * SwiGLU: |y - ref| <= 1 ulp of the dtype at ref + 2^-24 * (E * |ref| + C), E the roundings of the f32 formula
- * (docs/numerics.md), C the terms that cancel. NaN and infinity must be where float64 has them. */
+ * (docs/numerics.md), C the terms that cancel. NaN and infinity must be where float64 has them; beyond the range of f32
+ * NaN must be where float64 has it that overflows where f32 does. */
 #include <math.h>
 
 #include "cpu/num.h"
@@ -59,11 +60,49 @@ static double rounded(double x, uint32_t dtype)
                               : (double)(dtype == RIDGE_BF16 ? ridge_f32_from_bf16(half) : ridge_f32_from_f16(half));
 }
 
-/* error / bound of one output; > 1 fails. */
-static double ratio_of(double got, double ref, double slack, uint32_t dtype, bool midway)
+/* x as f32 has it if it is too large or too small. */
+static double in_range(double x)
 {
-    if (!isfinite(slack)) /* an f32 intermediate may overflow where float64 does not: nothing to compare */
-        return 0;
+    return fabs(x) > 0x1.fffffep127 ? copysign(INFINITY, x) : fabs(x) < 0x1p-150 ? 0 * x : x;
+}
+
+/* A product in the order in which f32 multiplies; factor `act` is act or act', with the error that it may have. */
+typedef struct product {
+    double factor[4];
+    int count, act;
+    double slack;
+} product;
+
+/* The product in float64 with the range of f32. */
+static double product_in_range(const product *p)
+{
+    double x = in_range(p->factor[0]);
+
+    for (int i = 1; i < p->count; i++)
+        x = in_range(x * in_range(p->factor[i]));
+    return x;
+}
+
+/* Whether NaN is where it must be: 0 times infinity is one. A factor of the size of its own error may be 0, or so much
+ * larger that a product with it is not. */
+static bool nan_fits(double got, const product *p)
+{
+    const double act = p->factor[p->act], error = 0x1p-24 * p->slack;
+    product small = *p, large = *p;
+
+    small.factor[p->act] = 0 * act;
+    large.factor[p->act] = copysign(fabs(act) + error, act);
+    return isnan(got) == isnan(product_in_range(p)) ||
+           (fabs(act) <= error &&
+            (isnan(got) == isnan(product_in_range(&small)) || isnan(got) == isnan(product_in_range(&large))));
+}
+
+/* error / bound of one output; > 1 fails. An f32 intermediate may overflow where float64 does not: slack is infinite
+ * then, and only NaN is compared. */
+static double ratio_of(double got, double ref, double slack, const product *p, uint32_t dtype, bool midway)
+{
+    if (!isfinite(slack))
+        return nan_fits(got, p) ? 0 : INFINITY;
     return oracle_ratio(got, ref, (midway ? 2 : 1) * dtype_ulp(ref, dtype) + 0x1p-24 * slack, dtype);
 }
 
@@ -101,6 +140,7 @@ static double forward_ratio(const image *im, const unsigned char *got, int64_t r
     act_value v = act64(im->call.flags & RIDGE_ACTIVATION, a, (double)o->alpha);
     bool midway = (im->call.flags & RIDGE_ROUND_GATE) != 0;
     double h = midway ? rounded(v.h, dtype) : v.h, ref = h * factor, slack;
+    const double h_slack = v.h_slack + (midway ? 0x1p24 * dtype_ulp(v.h, dtype) : 0);
 
     slack = fabs(factor) * v.h_slack + 6 * fabs(ref);
     if (midway) /* h may round the other way: one more ulp of h */
@@ -109,7 +149,8 @@ static double forward_ratio(const image *im, const unsigned char *got, int64_t r
         slack = INFINITY;
     /* Subnormal intermediates: an absolute error of half a smallest f32, scaled by what follows. */
     slack += 0x1p24 * 0x1p-149 * (fabs(factor) + fabs((double)o->down_mul * e.row) + fabs(e.row) + 1);
-    return ratio_of(dtype_load(oracle_address(im, got, RIDGE_SWIGLU_FWD_OUT, r, j), dtype), ref, slack, dtype, midway);
+    return ratio_of(dtype_load(oracle_address(im, got, RIDGE_SWIGLU_FWD_OUT, r, j), dtype), ref, slack,
+                    &(product){{h, b, (double)o->down_mul, e.row}, 4, 0, h_slack}, dtype, midway);
 }
 
 static double backward_ratio(const image *im, const unsigned char *got, int64_t r, int64_t j)
@@ -127,6 +168,11 @@ static double backward_ratio(const image *im, const unsigned char *got, int64_t 
     double dup = fabs(e.up) > limit ? 0 : dy * h, dgate = e.gate > limit ? 0 : dyb * g * v.dh;
     double dup_slack = fabs(dy) * v.h_slack + 6 * fabs(dup), dgate_slack = fabs(dyb * g) * v.dh_slack + 8 * fabs(dgate);
     double tiny = 0x1p24 * 0x1p-149, worst;
+    const double h_slack = v.h_slack + (midway ? 0x1p24 * dtype_ulp(v.h, dtype) : 0);
+    const double dy32 = product_in_range(&(product){{e.dout, (double)o->down_mul, e.row}, 3, 0, 0});
+    const double dyb32 = midway ? rounded(in_range(dy32 * b), dtype) : in_range(dy32 * b);
+    const product of_dup = {{dy32, h}, 2, 1, h_slack}, of_dgate = {{dyb32, g, v.dh}, 3, 2, v.dh_slack};
+    const product clamped = {{0}, 1, 0, 0};
     const void *at;
 
     if (midway) {
@@ -141,9 +187,10 @@ static double backward_ratio(const image *im, const unsigned char *got, int64_t 
         dgate_slack = INFINITY;
     at = pair ? oracle_address(im, got, RIDGE_SWIGLU_BWD_DGATE, r, 2 * j + 1)
               : oracle_address(im, got, RIDGE_SWIGLU_BWD_DUP, r, j);
-    worst = ratio_of(dtype_load(at, dtype), dup, dup_slack, dtype, midway);
+    worst = ratio_of(dtype_load(at, dtype), dup, dup_slack, fabs(e.up) > limit ? &clamped : &of_dup, dtype, midway);
     at = oracle_address(im, got, RIDGE_SWIGLU_BWD_DGATE, r, pair ? 2 * j : j);
-    return fmax(worst, ratio_of(dtype_load(at, dtype), dgate, dgate_slack, dtype, midway));
+    return fmax(worst, ratio_of(dtype_load(at, dtype), dgate, dgate_slack, e.gate > limit ? &clamped : &of_dgate, dtype,
+                                midway));
 }
 
 /* drow: a sum of cols terms by 256 chains and a tree. */
@@ -151,6 +198,9 @@ static double drow_ratio(const image *im, const unsigned char *got, int64_t r)
 {
     const ridge_swiglu_options *o = &im->call.opt.swiglu;
     double limit = o->limit > 0 ? (double)o->limit : INFINITY, ref = 0, slack = 0, size = 0;
+    double sum[2] = {0, 0}; /* of what is above 0, and below */
+    bool may_be_number = true, may_be_nan = false;
+    const double got32 = dtype_load(oracle_address(im, got, RIDGE_SWIGLU_BWD_DROW, 0, r), RIDGE_F32);
 
     for (int64_t j = 0; j < im->call.dim[1]; j++) {
         element e = element_at(im, r, j);
@@ -158,8 +208,12 @@ static double drow_ratio(const image *im, const unsigned char *got, int64_t r)
         double b = (e.up > limit ? limit : e.up < -limit ? -limit : e.up) + (double)o->up_offset;
         act_value v = act64(im->call.flags & RIDGE_ACTIVATION, a, (double)o->alpha);
         double term = e.dout * v.h * b * (double)o->down_mul;
+        const product p = {{v.h, b, (double)o->down_mul, e.dout}, 4, 0, v.h_slack};
 
         ref += term;
+        may_be_number &= nan_fits(0, &p);
+        may_be_nan |= nan_fits(NAN, &p);
+        sum[term < 0] += fabs(product_in_range(&p));
         size += fabs(term);
         slack += fabs(e.dout * b * (double)o->down_mul) * v.h_slack;
         if (fabs(a) > 1e18 || fabs(v.h * b) > 1e38 || fabs(term) > 1e38)
@@ -168,8 +222,10 @@ static double drow_ratio(const image *im, const unsigned char *got, int64_t r)
     slack += size * (16 + (double)im->call.dim[1] / 256) + 0x1p-100;
     if (size > 1e38)
         slack = INFINITY;
-    return ratio_of(dtype_load(oracle_address(im, got, RIDGE_SWIGLU_BWD_DROW, 0, r), RIDGE_F32), ref, slack, RIDGE_F32,
-                    false);
+    if (isfinite(slack))
+        return oracle_ratio(got32, ref, dtype_ulp(ref, RIDGE_F32) + 0x1p-24 * slack, RIDGE_F32);
+    may_be_nan |= sum[0] > 1e38 && sum[1] > 1e38; /* the difference of two infinite partial sums */
+    return isnan(got32) ? (may_be_nan ? 0 : INFINITY) : may_be_number ? 0 : INFINITY;
 }
 
 void oracle_swiglu(oracle_run *run)
