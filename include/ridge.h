@@ -161,7 +161,8 @@ typedef enum ridge_scaling {
     RIDGE_SCALING_ROW,      /**< [rows]: a row */
     RIDGE_SCALING_ROW128,   /**< [ceil(cols/128)][ld >= rows]: 128 columns of a row */
     RIDGE_SCALING_BLK128,   /**< [ceil(rows/128)][ceil(cols/128)]: a block of 128 x 128 */
-    RIDGE_SCALING_ROW32     /**< [rows][cols/32]: 32 columns of a row (Q8_0) */
+    RIDGE_SCALING_ROW32,    /**< [rows][cols/32]: 32 columns of a row (Q8_0) */
+    RIDGE_SCALING_ROW128_T  /**< [rows][ld >= ceil(cols/128)]: as ROW128, the table transposed (gemm_fp8 alone) */
 } ridge_scaling;
 
 /** A matrix and, where it holds codes, its scales. Zero-initialised: absent. The pointers are not const because a
@@ -320,8 +321,7 @@ enum {
  * f32 accumulation (at least every 128 of k), one rounding to D's dtype, overflow gives infinity. Any m, n, k below
  * 2^31; m = 0 or n = 0 writes nothing; k = 0 writes the bias or zero, or leaves D when accumulating. Nothing beyond m,
  * n and k is read into a result. Contract: stable, close, and batch-invariant for m in 1 .. 64 and for m > 64 (the two
- * ranges need not agree). Errors (RIDGE_ERR_ARG): e5m2 times e5m2, scalings that are none of the five pairs,
- * accumulation into f16.
+ * ranges need not agree). Errors (RIDGE_ERR_ARG): e5m2 times e5m2, scalings that are no pair, accumulation into f16.
  *
  * @code
  * ridge_tensor a = ridge_scaled(q, RIDGE_E4M3, scale, RIDGE_SCALING_ROW128);    // [m, k]: activations
@@ -332,8 +332,9 @@ enum {
  * @{ */
 #define RIDGE_ACCUMULATE 0x400000u /**< D is an input too: the result is added to it (f32 and bf16) */
 
-/** D [m, n] = A [m, k] B [n, k]^T. Scalings of A and B: TENSOR and TENSOR, ROW and ROW, ROW128 and BLK128 (forward and
- * dgrad), ROW128 and ROW128 (wgrad), BLK128 and ROW128. */
+/** D [m, n] = A [m, k] B [n, k]^T. Scalings of A and B: each TENSOR or ROW (a scale for each token, a scale for each
+ * channel); ROW128 and BLK128 (forward and dgrad), ROW128 and ROW128 (wgrad), BLK128 and ROW128. The last three take
+ * ROW128_T in place of every ROW128, with the same bits; on Hopper TMA loads the scales of ROW128 only. */
 RIDGE_API ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge_tensor b, ridge_tensor d);
 enum {
     RIDGE_GEMM_FP8_A = 0, RIDGE_GEMM_FP8_SCALE_A, /**< [m, k] e4m3 or e5m2; a row stride 16 n is the fast path */

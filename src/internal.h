@@ -60,7 +60,9 @@ extern const ridge_arch_row ridge_arch_table[RIDGE_ARCHS];
 #define RIDGE_SCALE_B_ROW 0x100000u
 #define RIDGE_SCALE_B_ROW128 0x200000u
 #define RIDGE_SCALE_B_BLK128 0x300000u
-#define RIDGE_SCALE_B 0x300000u     /* mask */
+#define RIDGE_SCALE_B 0x300000u /* mask */
+#define RIDGE_SCALE_T 0x800000u /* with ROW128: the table is transposed, of A and of B */
+#define RIDGE_SCALE_B_T 0x1000000u
 #define RIDGE_DUAL_ROW_ROW 0u       /* quantize_fp8_dual's q and q_t: ROW128 and ROW128 */
 #define RIDGE_DUAL_ROW_BLK 0x10000u /* ROW128 and BLK128 */
 #define RIDGE_DUAL_BLK_BLK 0x20000u /* BLK128 and BLK128 */

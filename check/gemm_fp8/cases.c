@@ -55,6 +55,13 @@ static const struct {
 
 const char *const gemm_pairs[PAIRS] = {"tensor", "row", "row128_blk128", "row128_row128", "blk128_row128"};
 
+/* Pairs that rows run as they run those above: scales of different kinds meet, tables are read in another order. Each
+ * shape goes with one of them, or with all. */
+static const char *const other_pairs[] = {"row_tensor", "tensor_row", "row128_t_blk128", "row128_t_row128_t",
+                                          "blk128_row128_t"};
+
+enum { OTHER_PAIRS = (int)(sizeof other_pairs / sizeof other_pairs[0]), OTHER_OF_BLOCKS = 4 };
+
 static const char *const format[] = {"a=e4m3 b=e4m3", "a=e5m2 b=e4m3", "a=e4m3 b=e5m2"};
 static const char *const option[] = {"d=bf16", "d=f32 accumulate=1", "d=f16 bias=1", "d=bf16 bias=bf16 accumulate=1",
                                      "d=f32",  "d=f16 bias=f16",     "d=bf16 bias=1"};
@@ -82,6 +89,31 @@ static void add_shapes(const ridge_op_row *op, bool quick, case_list *list)
                      option[((int)i + pair) % 7]);
             cases_add(list, op, text, stride_table[i].layout);
         }
+}
+
+static void add_other_pairs(const ridge_op_row *op, bool quick, case_list *list)
+{
+    char text[160];
+
+    for (int i = 0; i < SHAPES; i++)
+        for (int pair = 0; pair < OTHER_PAIRS; pair++) {
+            test_case layout = shape_table[i].layout;
+
+            if (quick && (i + pair) % OTHER_PAIRS)
+                continue;
+            snprintf(text, sizeof text, "%s %s scales=%s %s", shape_table[i].shape, format[(i + pair) % 3],
+                     other_pairs[pair], option[(i + pair * 3) % 7]);
+            layout.slices = layout.slices && pair != OTHER_OF_BLOCKS;
+            cases_add(list, op, text, layout);
+        }
+    for (int i = 0; i < DECODE_CASES; i++) {
+        snprintf(text, sizeof text, "%s scales=%s", decode_table[i], other_pairs[i % 3]);
+        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = i == 1});
+    }
+    for (int m = 3; m <= 64; m += quick ? 16 : 3) {
+        snprintf(text, sizeof text, "m=%d n=136 k=1168 scales=%s %s", m, other_pairs[m % 3], option[m % 7]);
+        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true});
+    }
 }
 
 /* Up to 64 rows: weights that wrap the pipeline, and every m, where k is split. */
@@ -161,6 +193,9 @@ static void add_clusters(const ridge_op_row *op, bool quick, case_list *list)
     /* a last tile of rows that begins early, and unaligned scales of shared tiles */
     cases_add(list, op, "m=389 n=8456 k=528 d=bf16", wide);
     cases_add(list, op, "m=388 n=456 k=400 scales=row128_row128 d=f32", rings);
+    cases_add(list, op, "m=101 n=456 k=4112 d=bf16 scales=row128_t_blk128", rings);
+    cases_add(list, op, "m=203 n=456 k=2064 d=bf16 scales=row128_t_row128_t", rings);
+    cases_add(list, op, "m=203 n=456 k=2064 d=bf16 scales=row_tensor", rings);
     if (quick)
         return;
     cases_add(list, op, "m=66 n=17416 k=1040", wide);
@@ -176,6 +211,7 @@ void cases_gemm(const ridge_op_row *op, case_level level, case_list *list)
     const bool quick = level == CASES_QUICK;
 
     add_shapes(op, quick, list);
+    add_other_pairs(op, quick, list);
     add_decode(op, quick, list);
     add_clusters(op, quick, list);
     add_units(op, quick, list);

@@ -53,6 +53,8 @@ static double scale(const image *im, int arg, uint32_t mode, int64_t r, int64_t 
     const int64_t row = mode == RIDGE_SCALE_ROW128 ? block : mode == RIDGE_SCALE_BLK128 ? r / BLOCK : 0;
     const int64_t col = mode == RIDGE_SCALE_BLK128 ? block : mode == RIDGE_SCALE_TENSOR ? 0 : r;
 
+    if (im->call.flags & (arg == RIDGE_GEMM_FP8_SCALE_A ? RIDGE_SCALE_T : RIDGE_SCALE_B_T))
+        return dtype_load(oracle_address(im, im->host, arg, col, row), RIDGE_F32);
     return dtype_load(oracle_address(im, im->host, arg, row, col), RIDGE_F32);
 }
 

@@ -27,6 +27,8 @@ typedef struct gemm_args {
     CUtensorMap a, b, d, map_scale_a, map_scale_b;
     const float *scale_a, *scale_b;
     int64_t ld_a, ld_b; /* row strides of the scale tables; 0: one scale for the tensor */
+    /* by 128 of k: the scale of row r in block kb is at (r >> shift_a) * row_a + kb * step_a; shift_b is 0 */
+    int64_t row_a, step_a, row_b, step_b;
     char *out;
     const void *bias;
     int64_t stride;             /* of D, elements */
@@ -41,8 +43,8 @@ typedef struct gemm_args {
     uint64_t *flag, nonce;      /* flag[i] == nonce: partial accumulator i has been saved */
     uint64_t *progress;         /* data-parallel round that each cluster is in, or another launch's */
     int sync_every;             /* rounds after which clusters wait for each other; 0: never */
-    int scale_a_blk128;         /* the scales of A are 128 x 128 */
-    int scale_tma;              /* scales by TMA, else by a warp, 4 bytes at a time */
+    int shift_a;
+    int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
     /* T::SMALL_M: */
     int block_m, stages; /* rows of a tile, and the stages that they leave room for */

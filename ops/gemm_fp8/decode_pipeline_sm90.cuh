@@ -34,7 +34,8 @@ enum { MAX_STAGE_BLOCKS = 4 };
 typedef struct decode_args {
     CUtensorMap w, x, x_scales, d;
     const float *scale_x, *scale_w;
-    int64_t ld_x, ld_w; /* of the tables of scales; 0: one scale for the tensor */
+    int64_t ld_x, ld_w;     /* of the tables of scales; 0: one scale for the tensor */
+    int64_t x_row, x_block; /* by 128 of k: from token to token, from block to block */
     char *out;
     const void *bias;
     int64_t ld_d;       /* elements */
@@ -167,7 +168,8 @@ template <int N> static __device__ __forceinline__ void copy_x_scales(const deco
 {
     for (int t = threadIdx.x % 32; t < p.stage_blocks * N; t += 32)
         if (t % N < p.m)
-            ptx_copy_async4(to + 4 * (uint32_t)t, p.scale_x + min(kb + t / N, p.blocks - 1) * p.ld_x + t % N);
+            ptx_copy_async4(to + 4 * (uint32_t)t,
+                            p.scale_x + min(kb + t / N, p.blocks - 1) * p.x_block + t % N * p.x_row);
 }
 
 /* The producer of tokens and scales, one warp. Block scales of weights: a tile may lie in two blocks of 128 rows, so

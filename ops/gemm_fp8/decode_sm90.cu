@@ -274,6 +274,8 @@ static decode_args collect(const ridge_call *call)
     p.scale_w = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
     p.ld_x = mode_a == RIDGE_SCALE_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_SCALE_A].stride;
     p.ld_w = mode_b == RIDGE_SCALE_B_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_SCALE_B].stride;
+    p.x_row = call->flags & RIDGE_SCALE_T ? p.ld_x : 1;
+    p.x_block = call->flags & RIDGE_SCALE_T ? 1 : p.ld_x;
     p.dtype = (int)d->dtype;
     p.out = (char *)d->data;
     p.ld_d = d->stride;
@@ -365,7 +367,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         !lay_out(&p, &plan, tokens, mode, SMEM_FULL))
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: two stages do not fit into shared memory", kernel->name);
     /* with up to 8 tokens, one cp.async of the warp loads as much */
-    if (mode == SCALE_BLOCK && tokens > TOKENS_8 && ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
+    if (mode == SCALE_BLOCK && tokens > TOKENS_8 && !(call->flags & RIDGE_SCALE_T) &&
+        ((uintptr_t)p.scale_x | (uintptr_t)(p.ld_x * 4)) % 16 == 0)
         p.x_scales_bytes = p.stage_blocks * (8 << tokens) * 4;
     /* measured, by MB of all weights: 3 to 7 % less time at 15, no loss up to 84, 1 to 2 % lost from 235 on */
     p.prefetch_first = cta_weight_bytes(&plan) > SHORT_LOAD ? 0 : p.smem_bytes > SMEM_HALF ? GROUPS : 1;

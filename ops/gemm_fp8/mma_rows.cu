@@ -94,14 +94,14 @@ static void choose_stages(const ridge_device *device, const mma_tile *tile, int6
         --*stages;
 }
 
-static mma_scale scale_of(const ridge_operand *table, uint32_t mode)
+static mma_scale scale_of(const ridge_operand *table, uint32_t mode, bool transposed)
 {
     mma_scale s = {(const float *)table->data, 0, 0, 0};
 
     if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
-        s.row = 1;
+        s.row = transposed ? table->stride : 1;
     if (mode == RIDGE_SCALE_ROW128)
-        s.block = table->stride;
+        s.block = transposed ? 1 : table->stride;
     if (mode == RIDGE_SCALE_BLK128) {
         s.row = table->stride;
         s.block = 1;
@@ -132,8 +132,9 @@ static mma_args args_of(const ridge_call *call, const mma_tile *tile)
     p.lda = a->stride;
     p.ldb = b->stride;
     p.ldd = d->stride;
-    p.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode);
-    p.scale_b = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4);
+    p.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode, call->flags & RIDGE_SCALE_T);
+    p.scale_b =
+        scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T);
     p.m = (int)call->dim[0];
     p.n = (int)call->dim[1];
     p.k = (int)call->dim[2];

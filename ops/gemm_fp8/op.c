@@ -3,26 +3,34 @@
 
 #define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
 #define F32 (1u << RIDGE_F32)
-#define NO_PAIR \
-    "the scalings of a and b are no legal pair (tensor, row, row128 x blk128, row128 x row128, blk128 x row128)"
+#define NO_PAIR                                                                                             \
+    "the scalings of a and b are no legal pair (tensor or row x tensor or row, row128 x blk128 or row128, " \
+    "blk128 x row128; row128_t for all row128)"
+#define SCALES (RIDGE_SCALE | RIDGE_SCALE_B | RIDGE_SCALE_T | RIDGE_SCALE_B_T)
 
-/* The five pairs of scale modes that are legal. */
-static const char *const pair_names[] = {"tensor", "row", "row128_blk128", "row128_row128", "blk128_row128", NULL};
+/* The pairs of scale modes that are legal. */
+static const char *const pair_names[] = {
+    "tensor",     "row",        "row128_blk128",   "row128_row128",     "blk128_row128",
+    "row_tensor", "tensor_row", "row128_t_blk128", "row128_t_row128_t", "blk128_row128_t",
+    NULL};
 static const uint32_t pair_bits[] = {
-    RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_TENSOR, RIDGE_SCALE_ROW | RIDGE_SCALE_B_ROW,
-    RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_BLK128, RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_ROW128,
+    RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_TENSOR,
+    RIDGE_SCALE_ROW | RIDGE_SCALE_B_ROW,
+    RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_BLK128,
+    RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_ROW128,
     RIDGE_SCALE_BLK128 | RIDGE_SCALE_B_ROW128,
+    RIDGE_SCALE_ROW | RIDGE_SCALE_B_TENSOR,
+    RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_ROW,
+    RIDGE_SCALE_ROW128 | RIDGE_SCALE_T | RIDGE_SCALE_B_BLK128,
+    RIDGE_SCALE_ROW128 | RIDGE_SCALE_T | RIDGE_SCALE_B_ROW128 | RIDGE_SCALE_B_T,
+    RIDGE_SCALE_BLK128 | RIDGE_SCALE_B_ROW128 | RIDGE_SCALE_B_T,
 };
 
 static const ridge_field fields[] = {
     DTYPE("a", RIDGE_GEMM_FP8_A),
     DTYPE("b", RIDGE_GEMM_FP8_B),
     DTYPE("d", RIDGE_GEMM_FP8_D),
-    {.name = "scales",
-     .kind = RIDGE_FIELD_CHOICE,
-     .mask = RIDGE_SCALE | RIDGE_SCALE_B,
-     .choices = pair_names,
-     .bits = pair_bits},
+    {.name = "scales", .kind = RIDGE_FIELD_CHOICE, .mask = SCALES, .choices = pair_names, .bits = pair_bits},
     HAS("bias", RIDGE_GEMM_FP8_BIAS),
     FLAG("accumulate", RIDGE_ACCUMULATE),
     END,
@@ -30,7 +38,7 @@ static const ridge_field fields[] = {
 
 static const char *rule(const ridge_call *call)
 {
-    const uint32_t scales = call->flags & (RIDGE_SCALE | RIDGE_SCALE_B), bias = call->arg[RIDGE_GEMM_FP8_BIAS].dtype;
+    const uint32_t scales = call->flags & SCALES, bias = call->arg[RIDGE_GEMM_FP8_BIAS].dtype;
     const uint32_t d = call->arg[RIDGE_GEMM_FP8_D].dtype;
     int pair = 0;
 
@@ -50,9 +58,13 @@ static const char *rule(const ridge_call *call)
 }
 
 /* The scales of an empty matrix are not read: they may be NULL. */
-static void scales_extent(uint32_t mode, int64_t rows, int64_t k, int64_t *table_rows, int64_t *table_cols)
+static void scales_extent(uint32_t mode, bool transposed, int64_t rows, int64_t k, int64_t *table_rows,
+                          int64_t *table_cols)
 {
-    ridge_scale_extent(mode, rows, k, table_rows, table_cols);
+    if (transposed)
+        ridge_scale_extent(mode, rows, k, table_cols, table_rows);
+    else
+        ridge_scale_extent(mode, rows, k, table_rows, table_cols);
     if (rows == 0 || k == 0)
         *table_rows = 0;
 }
@@ -63,10 +75,10 @@ static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols
 
     switch (arg) {
     case RIDGE_GEMM_FP8_SCALE_A:
-        scales_extent(call->flags & RIDGE_SCALE, m, k, rows, cols);
+        scales_extent(call->flags & RIDGE_SCALE, call->flags & RIDGE_SCALE_T, m, k, rows, cols);
         break;
     case RIDGE_GEMM_FP8_SCALE_B:
-        scales_extent((call->flags & RIDGE_SCALE_B) >> 4, n, k, rows, cols);
+        scales_extent((call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T, n, k, rows, cols);
         break;
     default:
         *rows = arg == RIDGE_GEMM_FP8_BIAS ? 1 : arg == RIDGE_GEMM_FP8_B ? n : m;
@@ -86,17 +98,23 @@ static double flops(const ridge_problem *problem)
     return 2.0 * (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2];
 }
 
-static bool in_flags(ridge_scaling scaling)
+/* The scaling as RIDGE_SCALE_*, `t` for a transposed table; false: none that a product takes. */
+static bool in_flags(ridge_scaling scaling, uint32_t t, uint32_t *flags)
 {
-    return scaling >= RIDGE_SCALING_TENSOR && scaling <= RIDGE_SCALING_BLK128;
+    if (scaling == RIDGE_SCALING_ROW128_T)
+        *flags = RIDGE_SCALE_ROW128 | t;
+    else
+        *flags = RIDGE_SCALE_ROW * (uint32_t)(scaling - 1);
+    return scaling == RIDGE_SCALING_ROW128_T || (scaling >= RIDGE_SCALING_TENSOR && scaling <= RIDGE_SCALING_BLK128);
 }
 
 ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge_tensor b, ridge_tensor d)
 {
     ridge_call call = ridge_begin(RIDGE_GEMM_FP8, m, n, k, 0);
+    uint32_t of_a, of_b;
 
-    if (in_flags(a.scaling) && in_flags(b.scaling))
-        call.flags = RIDGE_SCALE_ROW * (uint32_t)(a.scaling - 1) | RIDGE_SCALE_B_ROW * (uint32_t)(b.scaling - 1);
+    if (in_flags(a.scaling, RIDGE_SCALE_T, &of_a) && in_flags(b.scaling, RIDGE_SCALE_B_T >> 4, &of_b))
+        call.flags = of_a | of_b << 4;
     else
         call.invalid = NO_PAIR;
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_A, a, RIDGE_F32);
@@ -119,14 +137,16 @@ const ridge_op_row ridge_op_gemm_fp8 = {
     .arg =
         {
             {"a", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[m, k]"},
-            {"scale_a", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[1]; [m]; [ceil(k/128), m]; [ceil(m/128), ceil(k/128)]"},
+            {"scale_a", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0,
+             "[1]; [m]; [ceil(k/128), m] or its transpose; [ceil(m/128), ceil(k/128)]"},
             {"b", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[n, k]"},
-            {"scale_b", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[1]; [n]; [ceil(k/128), n]; [ceil(n/128), ceil(k/128)]"},
+            {"scale_b", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0,
+             "[1]; [n]; [ceil(k/128), n] or its transpose; [ceil(n/128), ceil(k/128)]"},
             {"d", RIDGE_OUT, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[m, n], an input too with accumulate"},
             {"bias", RIDGE_IN, 1, -1, RIDGE_VECTOR, RIDGE_FLOATS, 0, "[n]"},
         },
     .fields = fields,
-    .flags = RIDGE_SCALE | RIDGE_SCALE_B | RIDGE_ACCUMULATE,
+    .flags = SCALES | RIDGE_ACCUMULATE,
     .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
     .invariant_max = INT64_MAX,
     .invariant_split = 64,

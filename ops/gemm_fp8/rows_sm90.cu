@@ -94,11 +94,15 @@ static gemm_args make_args(const ridge_call *call, const gemm_variant *v, bool f
     p.warpgroups = (int)warpgroups_of(v, p.m);
     p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_SCALE_A].data;
     p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_SCALE_B].data;
-    p.scale_a_blk128 = mode_a == RIDGE_SCALE_BLK128;
+    p.shift_a = mode_a == RIDGE_SCALE_BLK128 ? 7 : 0;
     p.ld_a = mode_a == RIDGE_SCALE_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_SCALE_A].stride;
     p.ld_b = mode_b == RIDGE_SCALE_B_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_SCALE_B].stride;
+    p.row_a = p.shift_a || call->flags & RIDGE_SCALE_T ? p.ld_a : 1;
+    p.step_a = p.shift_a || call->flags & RIDGE_SCALE_T ? 1 : p.ld_a;
+    p.row_b = call->flags & RIDGE_SCALE_B_T ? p.ld_b : 1;
+    p.step_b = call->flags & RIDGE_SCALE_B_T ? 1 : p.ld_b;
     p.scale_a_skew = (int)((uintptr_t)p.scale_a % 16 / 4);
-    p.scale_tma = mode_a == RIDGE_SCALE_ROW128 &&
+    p.scale_tma = mode_a == RIDGE_SCALE_ROW128 && !(call->flags & (RIDGE_SCALE_T | RIDGE_SCALE_B_T)) &&
                   (flat ? p.ld_a * p.k_blocks < 0x7fffff00 : scales_by_tma(p.scale_a, p.ld_a)) &&
                   (mode_b != RIDGE_SCALE_B_ROW128 || scales_by_tma(p.scale_b, p.ld_b));
     p.dtype = (int)d->dtype;

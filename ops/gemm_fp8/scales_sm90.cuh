@@ -13,7 +13,6 @@
 template <class T, int MODE> static __device__ void gemm_produce_scales(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
     enum { A = T::BLOCK_M / 32, B = MODE == SCALE_1D1D ? T::BLOCK_N / 32 : 0 };
-    const int64_t step = p.scale_a_blk128 ? 1 : p.ld_a;
     const int lane = threadIdx.x % 32;
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     gemm_unit unit;
@@ -26,8 +25,8 @@ template <class T, int MODE> static __device__ void gemm_produce_scales(const ge
         for (int i = 0; i < A + B; i++) {
             const int row = min(unit.row + lane + 32 * i, p.m - 1), col = min(unit.col + lane + 32 * (i - A), p.n - 1);
 
-            from[i] = i >= A ? p.scale_b + col : p.scale_a + (p.scale_a_blk128 ? row / 128 * p.ld_a : row);
-            from[i] += unit.begin * (i < A ? step : p.ld_b);
+            from[i] = i >= A ? p.scale_b + col * p.row_b : p.scale_a + (row >> p.shift_a) * p.row_a;
+            from[i] += unit.begin * (i < A ? p.step_a : p.step_b);
         }
 #pragma unroll 1
         for (int kb = unit.begin; kb < unit.end; kb++) {
@@ -37,7 +36,7 @@ template <class T, int MODE> static __device__ void gemm_produce_scales(const ge
                 ptx_copy_async4(i < A ? ptx_shared(&s->scale_a[ring.at.stage][lane + 32 * i])
                                       : ptx_shared(&s->scale_b[ring.at.stage][lane + 32 * (i - A)]),
                                 from[i]);
-                from[i] += i < A ? step : p.ld_b;
+                from[i] += i < A ? p.step_a : p.step_b;
             }
             ptx_copy_async_arrive(ptx_shared(&s->full[ring.at.stage]));
             gemm_advance<T::STAGES>(&ring);

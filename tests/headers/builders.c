@@ -93,9 +93,15 @@ static int multiplies(void)
     }
     tb.scaling = RIDGE_SCALING_ROW;
     call = gemm(1, 1, 16, ta, tb, td);
+    if (run(&call) != RIDGE_OK || d != 30) {
+        printf("tensor x row through dlsym: %g, not 30: %s\n", (double)d, error());
+        return 0;
+    }
+    tb.scaling = RIDGE_SCALING_BLK128;
+    call = gemm(1, 1, 16, ta, tb, td);
     td.scale = &scale_a;
     if (run(&call) != RIDGE_ERR_ARG || !strstr(error(), "no legal pair")) {
-        printf("tensor x row: %s\n", error());
+        printf("tensor x blk128: %s\n", error());
         return 0;
     }
     tb.scaling = RIDGE_SCALING_TENSOR;

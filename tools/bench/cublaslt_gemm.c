@@ -186,6 +186,8 @@ static const char *why_not(const ridge_call *call)
     static const int padded[] = {RIDGE_GEMM_FP8_A, RIDGE_GEMM_FP8_B, RIDGE_GEMM_FP8_D, RIDGE_GEMM_FP8_SCALE_A,
                                  RIDGE_GEMM_FP8_SCALE_B};
 
+    if (call->flags & (RIDGE_SCALE_T | RIDGE_SCALE_B_T))
+        return "tables of scales that are not transposed only";
     if (call->arg[RIDGE_GEMM_FP8_BIAS].dtype != RIDGE_NONE)
         return "no bias";
     if (call->dim[0] % 16 || call->dim[1] % 16 || call->dim[2] % 16)
