@@ -67,7 +67,7 @@ typedef struct add_norm_args {
     float *scale; /* of codes: [ceil(n/128)][ld] with fp8, [rows][ld] with i8 */
     int64_t ld, rows, n;
     float eps;
-    int pow2, vector_w; /* CUDA: the weights are aligned as the matrices are */
+    int pow2;
 } add_norm_args;
 
 typedef struct norm_bwd_args {
@@ -75,7 +75,6 @@ typedef struct norm_bwd_args {
     float *partial; /* [groups][n]: dw of RIDGE_NORM_GROUP rows each */
     int64_t rows, n, groups;
     float eps;
-    int vector_w;
 } norm_bwd_args;
 
 typedef struct rope_args {
@@ -99,12 +98,22 @@ static inline norm_matrix norm_matrix_of(const ridge_operand *operand)
     return m;
 }
 
+/* Of rms_norm too: without residual, sum and codes. */
 static inline add_norm_args add_norm_args_of(const ridge_call *call)
 {
     const ridge_operand *scale = &call->arg[RIDGE_ADD_RMS_NORM_SCALE];
     add_norm_args p;
 
     memset(&p, 0, sizeof p);
+    p.rows = call->dim[0];
+    p.n = call->dim[1];
+    p.eps = call->opt.norm.eps;
+    if (call->op == RIDGE_RMS_NORM) {
+        p.x = norm_matrix_of(&call->arg[RIDGE_RMS_NORM_X]);
+        p.w = norm_matrix_of(&call->arg[RIDGE_RMS_NORM_W]);
+        p.out = norm_matrix_of(&call->arg[RIDGE_RMS_NORM_OUT]);
+        return p;
+    }
     p.x = norm_matrix_of(&call->arg[RIDGE_ADD_RMS_NORM_X]);
     p.residual = norm_matrix_of(&call->arg[RIDGE_ADD_RMS_NORM_RESIDUAL]);
     p.w = norm_matrix_of(&call->arg[RIDGE_ADD_RMS_NORM_W]);
@@ -112,9 +121,6 @@ static inline add_norm_args add_norm_args_of(const ridge_call *call)
     p.out = norm_matrix_of(&call->arg[RIDGE_ADD_RMS_NORM_OUT]);
     p.scale = (float *)scale->data;
     p.ld = scale->stride;
-    p.rows = call->dim[0];
-    p.n = call->dim[1];
-    p.eps = call->opt.norm.eps;
     p.pow2 = (call->flags & RIDGE_POW2) != 0;
     return p;
 }

@@ -22,70 +22,125 @@ static __device__ __forceinline__ void bwd_part(const norm_bwd_args &p, int64_t 
             to[k / V * PARTS + k % V] = dw[k];
 }
 
-/* Operands of one dtype, weights of WEIGHTS. */
+/* One row's columns, raw. */
+template <int WORDS> struct bwd_columns {
+    uint32_t x[WORDS], dout[WORDS], dsum[WORDS];
+};
+
+template <int DTYPE, int V, int HELD>
+static __device__ __forceinline__ void bwd_load(const norm_bwd_args &p, int64_t row, int64_t col, int left,
+                                                bwd_columns<ROWS_WORDS(DTYPE, HELD)> &c)
+{
+    const int64_t at = col * (DTYPE == RIDGE_F32 ? 4 : 2);
+
+    rows_load<DTYPE, V, HELD>(p.x.data + row * p.x.stride + at, left, 0, c.x);
+    rows_load<DTYPE, V, HELD>(p.dout.data + row * p.dout.stride + at, left, 0, c.dout);
+    rows_load<DTYPE, V, HELD>(p.dsum.data + row * p.dsum.stride + at, p.dsum.data ? left : 0, ROWS_NONE(DTYPE), c.dsum);
+}
+
+/* The weights of part `part` of a thread's columns. They are read again for every row, from L1: registers are short. */
+template <int WEIGHTS, int V, int COLUMNS>
+static __device__ __forceinline__ void bwd_weights(const norm_bwd_args &p, int64_t col, int left, int part, uint32_t *w)
+{
+    const int on = part * (COLUMNS / V) * PARTS;
+
+    rows_load<WEIGHTS, V, COLUMNS>(p.w.data + (col + on) * (WEIGHTS == RIDGE_F32 ? 4 : 2), p.w.data ? left - on : 0,
+                                   ROWS_ONE(WEIGHTS), w);
+}
+
+/* dx of one row, and its addition to dw. */
 template <int W, int HELD, int DTYPE, int WEIGHTS>
-static __global__ void __launch_bounds__(FAST_THREADS, DTYPE == RIDGE_F32 ? 4 : 3)
+static __device__ __forceinline__ void bwd_row(const norm_bwd_args &p, int64_t row, int thread, float (*sums)[PARTS],
+                                               bwd_columns<ROWS_WORDS(DTYPE, HELD)> &c, float *dw)
+{
+    constexpr int V = 8 / W, WORDS = ROWS_WORDS(DTYPE, HELD), EACH = HELD / WORDS;
+    constexpr int PART = HELD > 8 ? 8 : HELD; /* columns a part of the weights */
+    const int col = thread * V, left = (int)p.n - col;
+    float squares[V] = {}, dots[V] = {}, r, mean;
+    uint32_t taint = 0;
+
+#pragma unroll
+    for (int part = 0; part < HELD / PART; part++) {
+        uint32_t w[ROWS_WORDS(WEIGHTS, PART)];
+
+        bwd_weights<WEIGHTS, V, PART>(p, col, left, part, w);
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            const int k = part * PART + i;
+            const float x = rows_value<DTYPE>(c.x, k), g = rows_value<DTYPE>(c.dout, k) * rows_value<WEIGHTS>(w, i);
+
+            squares[k % V] = ridge_fma(x, x, squares[k % V]);
+            dots[k % V] = ridge_fma(g, x, dots[k % V]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        sums[0][thread * V + k] = squares[k];
+        sums[1][thread * V + k] = dots[k];
+    }
+    rows_sync<W>(); /* all partial sums are written before they are read; the next row's go elsewhere */
+    r = ridge_rms_factor(rows_tree(sums[0]), p.n, p.eps);
+    mean = ridge_rms_bwd_mean(rows_tree(sums[1]), p.n, r);
+    rows_forget<WORDS>(c.x);
+    rows_forget<WORDS>(c.dout);
+#pragma unroll
+    for (int part = 0; part < HELD / PART; part++) {
+        uint32_t w[ROWS_WORDS(WEIGHTS, PART)];
+
+        bwd_weights<WEIGHTS, V, PART>(p, col, left, part, w);
+#pragma unroll
+        for (int i = 0; i < PART; i += EACH) {
+            float dx[EACH];
+
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const int k = part * PART + i + e;
+                const float x = rows_value<DTYPE>(c.x, k), dout = rows_value<DTYPE>(c.dout, k);
+
+                dw[k] = ridge_fma(dout, x * r, dw[k]);
+                dx[e] = ridge_rms_bwd(dout * rows_value<WEIGHTS>(w, i + e), x, mean, r) + rows_value<DTYPE>(c.dsum, k);
+            }
+            c.x[(part * PART + i) / EACH] = rows_word<DTYPE>(dx, &taint);
+        }
+    }
+    if (!p.dx.data)
+        return;
+    rows_mend<DTYPE, WORDS>(c.x, taint);
+    rows_store<DTYPE, V, HELD>(p.dx.data + row * p.dx.stride + col * (DTYPE == RIDGE_F32 ? 4 : 2), left, c.x);
+}
+
+/* Blocks of a multiprocessor: what the registers allow, by words that a thread holds. */
+#define BWD_BLOCKS(words) ((words) <= 4 ? 8 : (words) <= 8 ? 5 : (words) <= 16 ? 4 : 2)
+
+/* Operands of one dtype, weights of WEIGHTS. Where registers allow, the next row is loaded before this one is worked
+ * on. */
+template <int W, int HELD, int DTYPE, int WEIGHTS>
+static __global__ void __launch_bounds__(FAST_THREADS, BWD_BLOCKS(ROWS_WORDS(DTYPE, HELD)))
     bwd_fast(const __grid_constant__ norm_bwd_args p)
 {
-    constexpr int V = 8 / W, TOGETHER = FAST_THREADS / (32 * W), SIZE = DTYPE == RIDGE_F32 ? 4 : 2;
-    constexpr int WORDS = ROWS_WORDS(DTYPE, HELD);
-    __shared__ float part[TOGETHER][2][2][PARTS];
+    constexpr int V = 8 / W, TOGETHER = FAST_THREADS / (32 * W), WORDS = ROWS_WORDS(DTYPE, HELD);
+    constexpr bool AHEAD = WORDS <= 8;
+    __shared__ float sums[TOGETHER][2][2][PARTS];
     const int at = threadIdx.x / (32 * W), thread = threadIdx.x % (32 * W), col = thread * V, left = (int)p.n - col;
     const int64_t group = (int64_t)blockIdx.x * TOGETHER + at, end = min((group + 1) * GROUP, p.rows);
-    uint32_t w[ROWS_WORDS(WEIGHTS, HELD)];
+    bwd_columns<WORDS> c, next;
     float dw[HELD] = {};
 
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
     if (TOGETHER > 1 && group >= p.groups) /* a whole warp */
         return;
-    rows_load<WEIGHTS, V, HELD>(p.w.data + col * (WEIGHTS == RIDGE_F32 ? 4 : 2), p.w.data ? left : 0, ROWS_ONE(WEIGHTS),
-                                w);
+    if (AHEAD)
+        bwd_load<DTYPE, V, HELD>(p, group * GROUP, col, left, next);
     for (int64_t row = group * GROUP; row < end; row++) {
-        float(*const sums)[PARTS] = part[at][row % 2];
-        float squares[V] = {}, dots[V] = {}, r, mean;
-        uint32_t x[WORDS], dout[WORDS], dsum[WORDS], taint = 0;
-
-        rows_forget<ROWS_WORDS(WEIGHTS, HELD)>(w);
-        rows_load<DTYPE, V, HELD>(p.x.data + row * p.x.stride + col * SIZE, left, 0, x);
-        rows_load<DTYPE, V, HELD>(p.dout.data + row * p.dout.stride + col * SIZE, left, 0, dout);
-        rows_load<DTYPE, V, HELD>(p.dsum.data + row * p.dsum.stride + col * SIZE, p.dsum.data ? left : 0,
-                                  ROWS_NONE(DTYPE), dsum);
-#pragma unroll
-        for (int k = 0; k < HELD; k++) {
-            const float xk = rows_value<DTYPE>(x, k), g = rows_value<DTYPE>(dout, k) * rows_value<WEIGHTS>(w, k);
-
-            squares[k % V] = ridge_fma(xk, xk, squares[k % V]);
-            dots[k % V] = ridge_fma(g, xk, dots[k % V]);
+        if (AHEAD) {
+            c = next;
+            if (row + 1 < end)
+                bwd_load<DTYPE, V, HELD>(p, row + 1, col, left, next);
+        } else {
+            bwd_load<DTYPE, V, HELD>(p, row, col, left, c);
         }
-#pragma unroll
-        for (int k = 0; k < V; k++) {
-            sums[0][thread * V + k] = squares[k];
-            sums[1][thread * V + k] = dots[k];
-        }
-        rows_sync<W>(); /* all partial sums are written before they are read; the next row's go elsewhere */
-        r = ridge_rms_factor(rows_tree(sums[0]), p.n, p.eps);
-        mean = ridge_rms_bwd_mean(rows_tree(sums[1]), p.n, r);
-        rows_forget<WORDS>(x);
-        rows_forget<WORDS>(dout);
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) {
-            float dx[HELD / WORDS];
-
-#pragma unroll
-            for (int e = 0; e < HELD / WORDS; e++) {
-                const int k = HELD / WORDS * i + e;
-                const float xk = rows_value<DTYPE>(x, k), dk = rows_value<DTYPE>(dout, k);
-
-                dw[k] = ridge_fma(dk, xk * r, dw[k]);
-                dx[e] = ridge_rms_bwd(dk * rows_value<WEIGHTS>(w, k), xk, mean, r) + rows_value<DTYPE>(dsum, k);
-            }
-            x[i] = rows_word<DTYPE>(dx, &taint);
-        }
-        if (p.dx.data) {
-            rows_mend<DTYPE, WORDS>(x, taint);
-            rows_store<DTYPE, V, HELD>(p.dx.data + row * p.dx.stride + col * SIZE, left, x);
-        }
+        bwd_row<W, HELD, DTYPE, WEIGHTS>(p, row, thread, sums[at][row % 2], c, dw);
     }
     bwd_part<V, HELD>(p, group, col, dw);
 }
@@ -193,23 +248,32 @@ static __global__ void __launch_bounds__(SUM_THREADS) bwd_sum(const __grid_const
         }                                                              \
     }
 
-static const void *const by_warp[3][2] = BY_DTYPE(1, 32, 16), *const by_warps[3][2] = BY_DTYPE(4, 32, 16),
-                         *const others[2] = {(const void *)bwd_any, (const void *)bwd_sum};
+/* A kernel row: how many warps work on a row, columns that a thread of theirs holds; the functions. */
+typedef struct bwd_form {
+    rows_form rows;
+    int f32_held;
+    const void *function[3][2];
+} bwd_form;
+
+static const bwd_form head = {{1, 8}, 8, BY_DTYPE(1, 8, 8)}, warp = {{1, 32}, 16, BY_DTYPE(1, 32, 16)},
+                      narrow = {{4, 16}, 8, BY_DTYPE(4, 16, 8)}, warps4 = {{4, 32}, 16, BY_DTYPE(4, 32, 16)},
+                      wide = {{4, 64}, 32, BY_DTYPE(4, 64, 32)}, block = {{8, 0}, 0, {}};
+
+static const void *const others[2] = {(const void *)bwd_any, (const void *)bwd_sum};
 
 static ridge_status prepare(const ridge_device *device)
 {
+    static const bwd_form *const forms[] = {&head, &warp, &narrow, &warps4, &wide};
     ridge_status status = host_load(device, others, 2, "rms_norm_bwd: loading kernels");
 
-    if (!status)
-        status = host_load(device, &by_warp[0][0], 6, "rms_norm_bwd: loading kernels");
-    return status ? status : host_load(device, &by_warps[0][0], 6, "rms_norm_bwd: loading kernels");
+    for (int i = 0; i < 5 && !status; i++)
+        status = host_load(device, &forms[i]->function[0][0], 6, "rms_norm_bwd: loading kernels");
+    return status;
 }
 
-static const rows_form warp = {1, 32}, warps4 = {4, 32}, block = {8, 0};
-
-static const rows_form *form_of(const ridge_kernel *kernel)
+static const bwd_form *form_of(const ridge_kernel *kernel)
 {
-    return (const rows_form *)kernel->variant;
+    return (const bwd_form *)kernel->variant;
 }
 
 static size_t workspace(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -222,20 +286,20 @@ static size_t workspace(const ridge_device *, const ridge_kernel *, const ridge_
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *work,
                            size_t, void *stream)
 {
-    const rows_form *form = form_of(kernel);
+    const bwd_form *form = form_of(kernel);
     norm_bwd_args p = norm_bwd_args_of(&bound->call);
-    const void *function =
-        (form == &warp ? by_warp : by_warps)[p.x.dtype - RIDGE_F32][p.w.data && p.w.dtype == RIDGE_F32];
-    const bool fast = form != &block && rows_aligned(p.w, form);
-    const int threads = fast ? (int)FAST_THREADS : (int)ANY_THREADS, together = fast ? threads / (32 * form->warps) : 1;
+    const bool fast = form != &block && rows_aligned(p.w, &form->rows);
+    const void *function = fast ? form->function[p.x.dtype - RIDGE_F32][p.w.data && p.w.dtype == RIDGE_F32] : others[0];
+    const int threads = fast ? (int)FAST_THREADS : (int)ANY_THREADS,
+              together = fast ? threads / (32 * form->rows.warps) : 1;
     ridge_status status = RIDGE_OK;
 
     if (p.n == 0)
         return RIDGE_OK;
     p.partial = (float *)work;
     if (p.rows > 0)
-        status = host_launch(device, kernel->name, fast ? function : others[0],
-                             dim3((unsigned)ridge_ceil_div(p.groups, together)), threads, &p, stream);
+        status = host_launch(device, kernel->name, function, dim3((unsigned)ridge_ceil_div(p.groups, together)),
+                             threads, &p, stream);
     if (status || !p.dw.data)
         return status;
     return host_launch(device, kernel->name, others[1], dim3((unsigned)ridge_ceil_div(p.n, SUM_COLUMNS)), SUM_THREADS,
@@ -244,11 +308,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
 static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const rows_form *form = form_of(kernel);
+    const bwd_form *form = form_of(kernel);
 
-    if (form != &block && problem->dtype[0] == RIDGE_F32 && problem->dim[1] > rows_span(form) / 2)
+    if (form != &block && problem->dtype[0] == RIDGE_F32 && problem->dim[1] > form->f32_held * 32 * form->rows.warps)
         return "a row does not fit the registers of its warps";
-    return rows_why_not(form, problem, RIDGE_RMS_NORM_BWD_W, 1u << RIDGE_RMS_NORM_BWD_DW);
+    return rows_why_not(&form->rows, problem, RIDGE_RMS_NORM_BWD_W, 1u << RIDGE_RMS_NORM_BWD_DW);
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
@@ -266,7 +330,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
             why_not, workspace, cost, launch                                                                       \
     }
 
-static const ridge_kernel rows[] = {ROW("warp", warp, 100, 0), ROW("warps4", warps4, 102, 10),
-                                    ROW("block", block, 180, 30)};
+static const ridge_kernel rows[] = {
+    ROW("head", head, 100, 0),      ROW("warp", warp, 110, 5),  ROW("narrow", narrow, 102, 8),
+    ROW("warps4", warps4, 105, 10), ROW("wide", wide, 115, 20), ROW("block", block, 900, 30),
+};
 
 extern "C" const ridge_kernel_list ridge_cuda_rms_norm_bwd = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
