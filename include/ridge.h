@@ -765,6 +765,59 @@ enum {
 };
 /** @} */
 
+/** @defgroup generate Generation
+ * embed: out[t] = table[ids[t]] * scale, rounded once; a number outside the table gives a row of NaN. The table is a
+ * matrix of floats, or Q8_0: blocks, or planes with scales RIDGE_SCALING_ROW32.
+ *
+ * sample: the next token of each row of logits. Tokens are ordered by logit, then by number. First, a token in the
+ * history has its logit multiplied (if <= 0) or divided by `penalty`; top_k, then top_p, then min_p take away from the
+ * end of the order by the probabilities at temperature 1; one of the rest is drawn at the temperature (the order of
+ * llama.cpp's default chain). Temperature 0: the first token of the order. The draw is a function of seed and counter,
+ * usually the position, through Philox4x32-10, and weights are summed as integers: the same token on every device. A
+ * row that holds a NaN gives -1; one whose largest logit is infinite, the first token of the order.
+ * Contract of both: exact, batch-invariant.
+ *
+ * @code
+ * ridge_call call = ridge_sample(1, vocab, 0, ridge_matrix(logits, RIDGE_F32), seed, position,
+ *                                ridge_matrix(NULL, RIDGE_I32), ridge_matrix(token, RIDGE_I32));
+ * call.opt.sample.top_k = 40;
+ * call.opt.sample.temperature = 0.8f;
+ * @endcode
+ * @{ */
+/** Options of embed. */
+typedef struct ridge_embed_options {
+    float scale; /**< finite, default 1 (Gemma: the square root of cols) */
+} ridge_embed_options;
+
+/** out = rows of table. */
+RIDGE_API ridge_call ridge_embed(int64_t tokens, int64_t cols, int64_t vocab, ridge_tensor table, ridge_tensor ids,
+                                 ridge_tensor out);
+enum {
+    RIDGE_EMBED_TABLE = 0, /**< [vocab, cols] bf16, f16, f32 or i8; [vocab, cols/32*34] u8 */
+    RIDGE_EMBED_TABLE_SCALES, /**< [vocab, cols/32] f16, with i8 */
+    RIDGE_EMBED_IDS, RIDGE_EMBED_OUT /**< [tokens] i32 or i64; [tokens, cols] bf16, f16 or f32 */
+};
+
+/** Options of sample. */
+typedef struct ridge_sample_options {
+    int64_t top_k;     /**< tokens that are left at most; default 0: all */
+    float temperature; /**< >= 0, default 1; 0: no draw */
+    float top_p;       /**< in (0, 1], default 1: the first tokens whose probabilities reach it */
+    float min_p;       /**< in [0, 1], default 0: tokens with at least so much of the largest probability */
+    float penalty;     /**< > 0, default 1: of tokens in the history */
+} ridge_sample_options;
+
+/** One token a row. history: how many numbers of each row `past` holds; 0: it is absent. Needs a workspace with it. */
+RIDGE_API ridge_call ridge_sample(int64_t rows, int64_t vocab, int64_t history, ridge_tensor logits,
+                                  const int64_t *seed, const int64_t *counter, ridge_tensor past, ridge_tensor token);
+enum {
+    RIDGE_SAMPLE_LOGITS = 0, /**< [rows, vocab] f32, vocab up to 2^24 */
+    RIDGE_SAMPLE_SEED, RIDGE_SAMPLE_COUNTER, /**< [rows] i64 */
+    RIDGE_SAMPLE_HISTORY, /**< [rows, history] i32; numbers outside the vocabulary are passed over */
+    RIDGE_SAMPLE_TOKEN    /**< [rows] i32 or i64 */
+};
+/** @} */
+
 /* -------------------------------------------------------------------------------------------------------- the call */
 
 /** The ops, each with the builder of that name; RIDGE_OPS is one more than the last. */
@@ -774,8 +827,8 @@ typedef enum ridge_op {
     RIDGE_Q8_0_QUANTIZE_ROWS, RIDGE_Q8_0_MATMUL, RIDGE_Q8_0_PAIR, RIDGE_Q8_0_GATE_UP_SWIGLU,
     RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_ADD_RMS_NORM,
     RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
-    RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_KV_APPEND,
-    RIDGE_ATTENTION_DECODE, RIDGE_OPS
+    RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
+    RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */
@@ -808,6 +861,8 @@ struct ridge_call {
         ridge_ce_options ce;
         ridge_kv_append_options kv_append;
         ridge_attention_options attention;
+        ridge_embed_options embed;
+        ridge_sample_options sample;
         double space[16];
     } opt; /**< the op's options, at their defaults */
 };

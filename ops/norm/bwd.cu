@@ -109,13 +109,14 @@ static __device__ __forceinline__ void bwd_row(const norm_bwd_args &p, int64_t r
     rows_store<DTYPE, V, HELD>(p.dx.data + row * p.dx.stride + col * (DTYPE == RIDGE_F32 ? 4 : 2), left, c.x);
 }
 
-/* Blocks of a multiprocessor: what the registers allow, by words that a thread holds. */
-#define BWD_BLOCKS(words) ((words) <= 4 ? 8 : (words) <= 8 ? 5 : (words) <= 16 ? 4 : 2)
+/* Blocks of a multiprocessor: what the registers allow, by words that a thread holds and whether weights have the
+ * dtype of the rest. */
+#define BWD_BLOCKS(words, same) ((words) <= 4 ? ((same) ? 8 : 6) : (words) <= 8 ? 5 : (words) > 16 ? 2 : (same) ? 4 : 3)
 
 /* Operands of one dtype, weights of WEIGHTS. Where registers allow, the next row is loaded before this one is worked
  * on. */
 template <int W, int HELD, int DTYPE, int WEIGHTS>
-static __global__ void __launch_bounds__(FAST_THREADS, BWD_BLOCKS(ROWS_WORDS(DTYPE, HELD)))
+static __global__ void __launch_bounds__(FAST_THREADS, BWD_BLOCKS(ROWS_WORDS(DTYPE, HELD), DTYPE == WEIGHTS))
     bwd_fast(const __grid_constant__ norm_bwd_args p)
 {
     constexpr int V = 8 / W, TOGETHER = FAST_THREADS / (32 * W), WORDS = ROWS_WORDS(DTYPE, HELD);

@@ -77,7 +77,9 @@ CE_COMBINE = 25
 MULTIPLY = 26
 KV_APPEND = 27
 ATTENTION_DECODE = 28
-OPS = 29
+EMBED = 29
+SAMPLE = 30
+OPS = 31
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -88,7 +90,7 @@ OPS_BY_NAME = {
     'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'add_rms_norm': 17, 'rms_norm_bwd': 18, 'rope': 19,
     'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
-    'ce_combine': 25, 'multiply': 26, 'kv_append': 27, 'attention_decode': 28,
+    'ce_combine': 25, 'multiply': 26, 'kv_append': 27, 'attention_decode': 28, 'embed': 29, 'sample': 30,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -184,6 +186,12 @@ SLOTS = {
     'attention_decode': {
         'q': 0, 'k': 1, 'v': 2, 'pos': 3, 'out': 4, 'sinks': 5,
     },
+    'embed': {
+        'table': 0, 'table_scales': 1, 'ids': 2, 'out': 3,
+    },
+    'sample': {
+        'logits': 0, 'seed': 1, 'counter': 2, 'history': 3, 'token': 4,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -220,6 +228,9 @@ BUILDERS = {
         'freqs, tensor out, tensor k, tensor v',
     'attention_decode': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor q, tensor k, tensor v, '
         'pointer pos, tensor out',
+    'embed': 'int64 tokens, int64 cols, int64 vocab, tensor table, tensor ids, tensor out',
+    'sample': 'int64 rows, int64 vocab, int64 history, tensor logits, pointer seed, pointer counter, tensor past, tensor '
+        'token',
 }
 OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
@@ -230,4 +241,6 @@ OPTIONS = {
         'temperature, float lse_square_scale, float grad_scale, float reserved',
     'kv_append': 'int64_t n_rot, float eps, float mscale',
     'attention': 'int64_t window, float scale, float softcap',
+    'embed': 'float scale',
+    'sample': 'int64_t top_k, float temperature, float top_p, float min_p, float penalty',
 }

@@ -1,0 +1,264 @@
+/* cpu.c: embed and sample on the CPU, in C. A row of sample is one thread's. The candidates that top_k and top_p leave
+ * are found by their keys (src/math/sample.h) a byte at a time, from the highest on, without sorting. */
+#include "args.h"
+#include "cpu/num.h"
+#include "cpu/team.h"
+#include "src/math/sample.h"
+
+/* ----------------------------------------------------------------------------------------------------------- embed */
+
+static float load(int32_t dtype, const void *from, int64_t i)
+{
+    switch (dtype) {
+    case RIDGE_BF16:
+        return ridge_f32_from_bf16(((const uint16_t *)from)[i]);
+    case RIDGE_F16:
+        return ridge_f32_from_f16(((const uint16_t *)from)[i]);
+    default:
+        return ((const float *)from)[i];
+    }
+}
+
+static void store(int32_t dtype, void *to, int64_t i, float value)
+{
+    switch (dtype) {
+    case RIDGE_BF16:
+        ((uint16_t *)to)[i] = ridge_bf16_from_f32(value);
+        break;
+    case RIDGE_F16:
+        ((uint16_t *)to)[i] = ridge_f16_from_f32(value);
+        break;
+    default:
+        ((float *)to)[i] = ridge_f32_canonical(value);
+        break;
+    }
+}
+
+/* Element j of row `id` of the table. */
+static float weight(const embed_args *a, int64_t id, int64_t j)
+{
+    if (a->table_dtype == RIDGE_U8) {
+        const unsigned char *block = (const unsigned char *)a->table + id * a->stride + j / 32 * 34;
+
+        return ridge_f32_from_f16((uint16_t)(block[0] | block[1] << 8)) * (float)(int8_t)block[2 + j % 32];
+    }
+    if (a->table_dtype == RIDGE_I8)
+        return ridge_f32_from_f16(((const uint16_t *)a->scales)[id * a->scales_stride + j / 32]) *
+               (float)((const int8_t *)a->table)[id * a->stride + j];
+    return load(a->table_dtype, a->table, id * a->stride + j);
+}
+
+static void embed_token(const embed_args *a, int64_t t)
+{
+    const int64_t id = a->ids64 ? ((const int64_t *)a->ids)[t] : ((const int32_t *)a->ids)[t];
+    const bool known = id >= 0 && id < a->vocab;
+
+    for (int64_t j = 0; j < a->cols; j++)
+        store(a->out_dtype, a->out, t * a->out_stride + j,
+              known ? weight(a, id, j) * a->scale : ridge_float(RIDGE_NAN_F32));
+}
+
+static ridge_status launch_embed(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                 void *workspace, size_t bytes, void *stream)
+{
+    /* Through a pointer, so that no arithmetic moves across the change of mode. */
+    void (*volatile const token)(const embed_args *, int64_t) = embed_token;
+    const embed_args a = embed_args_of(&bound->call);
+    ridge_team *team = ridge_team_begin((double)(a.tokens * a.cols) / 512, a.tokens);
+
+    (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
+#pragma omp parallel num_threads(team->threads)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static) nowait
+        for (int64_t t = 0; t < a.tokens; t++)
+            token(&a, t);
+        ridge_fp_end(mode);
+        ridge_team_end(team);
+    }
+    return RIDGE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- sample */
+
+/* Tokens that are left: those with a larger key, and the first `equal` of those with this one. */
+typedef struct sample_cut {
+    uint32_t key;
+    int64_t equal;
+} sample_cut;
+
+/* What a token counts: 1, or its weight. */
+static uint64_t measure(bool by_weight, float logit, float largest)
+{
+    return by_weight ? ridge_sample_weight(ridge_sample_ratio(logit, largest)) : 1;
+}
+
+/* Cuts what `from` leaves after the first tokens, by (key descending, number ascending), whose sum reaches `least`; one
+ * is left at least. */
+static sample_cut cut(const float *logits, int64_t n, float largest, bool by_weight, uint64_t least, sample_cut from)
+{
+    const uint64_t one = measure(by_weight, ridge_sample_logit(from.key), largest);
+    uint64_t above = 0, each, need;
+    sample_cut c = {0, 0};
+
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint64_t sum[256] = {0}, count[256] = {0};
+        int bin = 255;
+
+        for (int64_t i = 0; i < n; i++) {
+            const uint32_t key = ridge_sample_key(logits[i]);
+
+            if (key > from.key && (uint64_t)key >> (shift + 8) == (uint64_t)c.key >> (shift + 8)) {
+                sum[key >> shift & 255] += measure(by_weight, logits[i], largest);
+                count[key >> shift & 255]++;
+            }
+        }
+        if (from.equal && (uint64_t)from.key >> (shift + 8) == (uint64_t)c.key >> (shift + 8)) {
+            sum[from.key >> shift & 255] += one * (uint64_t)from.equal;
+            count[from.key >> shift & 255] += (uint64_t)from.equal;
+        }
+        for (; bin >= 0 && (count[bin] == 0 || above + sum[bin] < least); bin--)
+            above += sum[bin];
+        if (bin < 0) /* all of them are not enough */
+            return from;
+        c.key |= (uint32_t)bin << shift;
+        c.equal = (int64_t)count[bin];
+    }
+    each = measure(by_weight, ridge_sample_logit(c.key), largest);
+    need = each ? (least - above + each - 1) / each : 0;
+    need = need ? need : 1;
+    c.equal = need < (uint64_t)c.equal ? (int64_t)need : c.equal;
+    return c;
+}
+
+/* Is token i left? *equal counts those with the key of the cut. */
+static bool is_left(const sample_args *a, sample_cut c, float logit, float largest, int64_t *equal)
+{
+    const uint32_t key = ridge_sample_key(logit);
+
+    return (key > c.key || (key == c.key && (*equal)++ < c.equal)) && ridge_sample_ratio(logit, largest) >= a->min_p;
+}
+
+static int64_t draw(const sample_args *a, const float *logits, float largest, sample_cut c, uint64_t bits)
+{
+    uint64_t sum = 0, at;
+    int64_t equal = 0, i = 0;
+
+    for (int64_t j = 0; j < a->vocab; j++)
+        if (is_left(a, c, logits[j], largest, &equal))
+            sum += ridge_sample_weight(ridge_exp((logits[j] - largest) / a->temperature));
+    at = ridge_high64(bits, sum);
+    equal = 0;
+    for (uint64_t before = 0; i < a->vocab; i++) {
+        if (is_left(a, c, logits[i], largest, &equal))
+            before += ridge_sample_weight(ridge_exp((logits[i] - largest) / a->temperature));
+        if (before > at)
+            break;
+    }
+    return i;
+}
+
+static int64_t sample_row(const sample_args *a, int64_t row)
+{
+    const float *logits = a->logits + row * a->stride;
+    sample_cut c = {0, 0};
+    int64_t best = 0;
+    float largest;
+
+    if (a->copy) {
+        float *copy = a->copy + row * a->vocab;
+
+        memcpy(copy, logits, (size_t)a->vocab * sizeof *copy);
+        for (int64_t h = 0; h < a->past; h++) {
+            const int32_t id = a->history[row * a->history_stride + h];
+
+            if (id >= 0 && id < a->vocab)
+                copy[id] = ridge_sample_penalised(logits[id], a->penalty);
+        }
+        logits = copy;
+    }
+    for (int64_t i = 0; i < a->vocab; i++) {
+        if (logits[i] != logits[i])
+            return -1;
+        best = ridge_sample_key(logits[i]) > ridge_sample_key(logits[best]) ? i : best;
+    }
+    largest = logits[best];
+    if (a->temperature == 0.0f || largest - largest != 0.0f)
+        return best;
+    if (a->top_k && a->top_k < a->vocab)
+        c = cut(logits, a->vocab, largest, false, (uint64_t)a->top_k, c);
+    if (a->top_p < 1.0f) {
+        uint64_t sum = 0;
+        int64_t equal = 0;
+
+        for (int64_t i = 0; i < a->vocab; i++) {
+            const uint32_t key = ridge_sample_key(logits[i]);
+
+            if (key > c.key || (key == c.key && equal++ < c.equal))
+                sum += measure(true, logits[i], largest);
+        }
+        c = cut(logits, a->vocab, largest, true, ridge_sample_share(a->top_p, sum), c);
+    }
+    return draw(a, logits, largest, c, ridge_philox((uint64_t)a->seed[row], (uint64_t)a->counter[row]));
+}
+
+static void sample_one(const sample_args *a, int64_t row)
+{
+    const int64_t token = sample_row(a, row);
+
+    if (a->token64)
+        ((int64_t *)a->token)[row] = token;
+    else
+        ((int32_t *)a->token)[row] = (int32_t)token;
+}
+
+static ridge_status launch_sample(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t bytes, void *stream)
+{
+    void (*volatile const one)(const sample_args *, int64_t) = sample_one;
+    sample_args a = sample_args_of(&bound->call);
+    ridge_team *team = ridge_team_begin((double)(a.rows * a.vocab) / 64, a.rows);
+
+    (void)device, (void)kernel, (void)bytes, (void)stream;
+    a.copy = a.past ? (float *)workspace : NULL;
+#pragma omp parallel num_threads(team->threads)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static) nowait
+        for (int64_t row = 0; row < a.rows; row++)
+            one(&a, row);
+        ridge_fp_end(mode);
+        ridge_team_end(team);
+    }
+    return RIDGE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- list */
+
+static size_t workspace_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)device;
+    if (kernel->op != RIDGE_SAMPLE || problem->dtype[RIDGE_SAMPLE_HISTORY] == RIDGE_NONE)
+        return 0;
+    return (size_t)problem->dim[0] * (size_t)problem->dim[1] * sizeof(float);
+}
+
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)device, (void)kernel;
+    return (double)problem->dim[0] * (double)problem->dim[1] * 2e-3;
+}
+
+#define ROW(op_name, op_id, launcher)                                                                      \
+    {                                                                                                      \
+        .name = "cpu." op_name ".c", .op = op_id, .arch_min = RIDGE_ARCH_C, .arch_max = RIDGE_ARCH_AVX512, \
+        .contract = RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,            \
+        .workspace = workspace_of, .cost = cost, .launch = launcher                                        \
+    }
+
+static const ridge_kernel rows[] = {
+    ROW("embed", RIDGE_EMBED, launch_embed),
+    ROW("sample", RIDGE_SAMPLE, launch_sample),
+};
+
+const ridge_kernel_list ridge_cpu_generate = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

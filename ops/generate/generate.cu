@@ -1,0 +1,369 @@
+/* generate.cu: embed and sample on CUDA. embed: a block of threads a token. sample: a block a row; the candidates that
+ * top_k and top_p leave are found by their keys (src/math/sample.h) a byte at a time, from the highest on; each pass
+ * reads the row from L2. Sums are integers: atomics in any order give the same bits. */
+#include "args.h"
+#include "cuda/launch.cuh"
+#include "cuda/num.cuh"
+#include "src/math/sample.h"
+#include "src/util.h"
+
+enum { EMBED_THREADS = 256, THREADS = 1024, BINS = 256 };
+
+static __device__ __forceinline__ float element(int32_t dtype, const void *from, int64_t i)
+{
+    return dtype == RIDGE_F32    ? num_load<RIDGE_F32>(from, i)
+           : dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(from, i)
+                                 : num_load<RIDGE_F16>(from, i);
+}
+
+static __device__ __forceinline__ float weight(const embed_args &p, int64_t id, int64_t j)
+{
+    if (p.table_dtype == RIDGE_U8) {
+        const uint16_t *block = (const uint16_t *)(p.table + id * p.stride + j / 32 * 34);
+        const uint8_t *bytes = (const uint8_t *)block;
+
+        return ptx_f32_from_f16((uint16_t)(bytes[0] | bytes[1] << 8)) * (float)(int8_t)bytes[2 + j % 32];
+    }
+    if (p.table_dtype == RIDGE_I8)
+        return num_load<RIDGE_F16>(p.scales, id * p.scales_stride + j / 32) *
+               (float)((const int8_t *)p.table)[id * p.stride + j];
+    return element(p.table_dtype, p.table, id * p.stride + j);
+}
+
+static __global__ void __launch_bounds__(EMBED_THREADS) embed_rows(const __grid_constant__ embed_args p)
+{
+    const int64_t t = blockIdx.x;
+    int64_t id;
+    bool known;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    id = p.ids64 ? ((const int64_t *)p.ids)[t] : ((const int32_t *)p.ids)[t];
+    known = id >= 0 && id < p.vocab;
+#pragma unroll 4
+    for (int64_t j = threadIdx.x; j < p.cols; j += EMBED_THREADS) {
+        const float v = known ? weight(p, id, j) * p.scale : __uint_as_float(0x7fc00000u);
+        const int64_t at = t * p.out_stride + j;
+
+        if (p.out_dtype == RIDGE_F32)
+            num_store<RIDGE_F32>(p.out, at, v);
+        else if (p.out_dtype == RIDGE_BF16)
+            num_store<RIDGE_BF16>(p.out, at, v);
+        else
+            num_store<RIDGE_F16>(p.out, at, v);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- sample */
+
+/* Tokens that are left: those with a larger key, and the first `equal` of those with this one. */
+typedef struct sample_cut {
+    uint32_t key;
+    uint32_t equal;
+} sample_cut;
+
+typedef struct sample_shared {
+    unsigned long long sum[BINS];
+    uint32_t count[BINS];
+    unsigned long long warp[32], above;
+    sample_cut cut;
+    int32_t reached;
+} sample_shared;
+
+/* The sum over the block in every thread, *before: that of the threads before this one. */
+static __device__ uint64_t scan(sample_shared *s, uint64_t v, uint64_t *before)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint64_t sum = v, all = 0;
+
+    for (int d = 1; d < 32; d *= 2) {
+        const uint64_t other = __shfl_up_sync(~0u, sum, d);
+
+        sum += lane >= d ? other : 0;
+    }
+    __syncthreads(); /* what a preceding scan left is read */
+    if (lane == 31)
+        s->warp[warp] = sum;
+    __syncthreads(); /* all warps' sums are written before they are read */
+    *before = sum - v;
+    for (int i = 0; i < THREADS / 32; i++) {
+        *before += i < warp ? s->warp[i] : 0;
+        all += s->warp[i];
+    }
+    return all;
+}
+
+static __device__ __forceinline__ uint64_t measure(bool by_weight, float logit, float largest)
+{
+    return by_weight ? ridge_sample_weight(ridge_sample_ratio(logit, largest)) : 1;
+}
+
+/* One byte of the keys: the sums and counts of the tokens that agree with `c` above it. Counts of one warp go to a bin
+ * together: the keys' first bytes are a few. */
+static __device__ void fill_bins(sample_shared *s, const float *logits, int64_t n, float largest, bool by_weight,
+                                 sample_cut from, uint32_t prefix, int shift)
+{
+    for (int64_t base = 0; base < n; base += THREADS) {
+        const int64_t i = base + threadIdx.x;
+        const float logit = i < n ? logits[i] : 0.0f;
+        const uint32_t key = ridge_sample_key(logit), bin = key >> shift & 255;
+        const bool in = i < n && key > from.key && (uint64_t)key >> (shift + 8) == (uint64_t)prefix >> (shift + 8);
+        const uint32_t mates = __match_any_sync(~0u, in ? bin : BINS);
+
+        if (in && (int)threadIdx.x % 32 == __ffs((int)mates) - 1)
+            atomicAdd(&s->count[bin], (uint32_t)__popc(mates));
+        if (in && by_weight)
+            atomicAdd(&s->sum[bin], (unsigned long long)measure(true, logit, largest));
+    }
+}
+
+/* Walks the bins from the highest on, by one thread: which of them the sum reaches `least` in. */
+static __device__ void choose_bin(sample_shared *s, bool by_weight, uint64_t least, uint64_t from_sum, sample_cut from,
+                                  int shift)
+{
+    uint64_t above = s->above;
+    int bin = BINS - 1;
+
+    if (from.equal && (uint64_t)from.key >> (shift + 8) == (uint64_t)s->cut.key >> (shift + 8)) {
+        s->count[from.key >> shift & 255] += from.equal;
+        s->sum[from.key >> shift & 255] += from_sum;
+    }
+    for (; bin >= 0; bin--) {
+        const uint64_t sum = by_weight ? s->sum[bin] : s->count[bin];
+
+        if (s->count[bin] && above + sum >= least)
+            break;
+        above += sum;
+    }
+    s->reached = bin >= 0;
+    s->above = above;
+    s->cut.key |= bin < 0 ? 0 : (uint32_t)bin << shift;
+    s->cut.equal = bin < 0 ? 0 : s->count[bin];
+}
+
+/* Cuts what `from` leaves after the first tokens whose sum reaches `least`; one is left at least. */
+static __device__ sample_cut cut(sample_shared *s, const float *logits, int64_t n, float largest, bool by_weight,
+                                 uint64_t least, sample_cut from)
+{
+    const uint64_t from_sum = measure(by_weight, ridge_sample_logit(from.key), largest) * from.equal;
+    sample_cut c = {0, 0};
+    uint64_t each, need;
+
+    __syncthreads(); /* a preceding cut has been read */
+    if (threadIdx.x == 0)
+        s->above = 0, s->cut = c;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (int i = threadIdx.x; i < BINS; i += THREADS)
+            s->sum[i] = 0, s->count[i] = 0;
+        __syncthreads(); /* bins are empty before they are filled */
+        fill_bins(s, logits, n, largest, by_weight, from, c.key, shift);
+        __syncthreads(); /* bins are full before they are walked */
+        if (threadIdx.x == 0)
+            choose_bin(s, by_weight, least, from_sum, from, shift);
+        __syncthreads(); /* the choice is written before it is read */
+        c = s->cut;
+        if (!s->reached) /* all of them are not enough */
+            return from;
+    }
+    each = measure(by_weight, ridge_sample_logit(c.key), largest);
+    need = each ? (least - s->above + each - 1) / each : 0;
+    need = need ? need : 1;
+    c.equal = need < c.equal ? (uint32_t)need : c.equal;
+    return c;
+}
+
+/* This thread's part of a row, by number. */
+typedef struct sample_part {
+    int64_t begin, end;
+    uint64_t equal; /* tokens with the key of the cut before it */
+} sample_part;
+
+static __device__ sample_part part_of(sample_shared *s, const float *logits, int64_t n, sample_cut c)
+{
+    const int64_t each = (n + THREADS - 1) / THREADS;
+    sample_part part;
+    uint64_t own = 0;
+
+    part.begin = min((int64_t)threadIdx.x * each, n);
+    part.end = min(part.begin + each, n);
+    for (int64_t i = part.begin; i < part.end; i++)
+        own += ridge_sample_key(logits[i]) == c.key;
+    scan(s, own, &part.equal);
+    return part;
+}
+
+/* The weight of a token that top_k and top_p leave, at temperature 1 or with `draw` as it is drawn; else 0. */
+static __device__ __forceinline__ uint64_t weight_of(const sample_args &p, sample_cut c, float logit, float largest,
+                                                     bool draw, uint64_t *equal)
+{
+    const uint32_t key = ridge_sample_key(logit);
+    const float ratio = ridge_sample_ratio(logit, largest);
+
+    if (!(key > c.key || (key == c.key && (*equal)++ < c.equal)))
+        return 0;
+    if (!draw)
+        return ridge_sample_weight(ratio);
+    return ratio >= p.min_p ? ridge_sample_weight(ridge_exp((logit - largest) / p.temperature)) : 0;
+}
+
+static __device__ uint64_t sum_of(const sample_args &p, const float *logits, sample_part part, sample_cut c,
+                                  float largest, bool draw)
+{
+    uint64_t sum = 0, equal = part.equal;
+
+    for (int64_t i = part.begin; i < part.end; i++)
+        sum += weight_of(p, c, logits[i], largest, draw, &equal);
+    return sum;
+}
+
+static __device__ __forceinline__ void put_token(const sample_args &p, int64_t row, int64_t token)
+{
+    if (p.token64)
+        ((int64_t *)p.token)[row] = token;
+    else
+        ((int32_t *)p.token)[row] = (int32_t)token;
+}
+
+/* The row with the penalty, in the workspace. */
+static __device__ const float *penalise(const sample_args &p, int64_t row, const float *logits)
+{
+    float *copy = p.copy + row * p.vocab;
+
+    for (int64_t i = threadIdx.x; i < p.vocab; i += THREADS)
+        copy[i] = logits[i];
+    __syncthreads(); /* the copy is written before single logits are changed; each of them always to the same */
+    for (int64_t h = threadIdx.x; h < p.past; h += THREADS) {
+        const int32_t id = p.history[row * p.history_stride + h];
+
+        if (id >= 0 && id < p.vocab)
+            copy[id] = ridge_sample_penalised(logits[id], p.penalty);
+    }
+    __syncthreads(); /* and changed before they are read */
+    return copy;
+}
+
+/* The largest key with the lowest number, as key << 32 | ~number; all ones if a logit is NaN. */
+static __device__ uint64_t find_best(sample_shared *s, const float *logits, int64_t n)
+{
+    uint64_t best = 0;
+
+    for (int64_t i = threadIdx.x; i < n; i += THREADS) {
+        const float logit = logits[i];
+        const uint64_t key = (uint64_t)ridge_sample_key(logit) << 32 | (uint32_t) ~(uint32_t)i;
+
+        best = logit != logit ? ~(uint64_t)0 : key > best ? key : best;
+    }
+    for (int d = 16; d > 0; d /= 2) {
+        const uint64_t other = __shfl_xor_sync(~0u, best, d);
+
+        best = other > best ? other : best;
+    }
+    if (threadIdx.x % 32 == 0)
+        s->warp[threadIdx.x / 32] = best;
+    __syncthreads(); /* all warps' best are written before they are read */
+    for (int i = 0; i < THREADS / 32; i++)
+        best = s->warp[i] > best ? s->warp[i] : best;
+    return best;
+}
+
+static __global__ void __launch_bounds__(THREADS) sample_rows(const __grid_constant__ sample_args p)
+{
+    __shared__ sample_shared s;
+    const int64_t row = blockIdx.x, n = p.vocab;
+    const float *logits = p.logits + row * p.stride;
+    sample_cut c = {0, 0};
+    sample_part part;
+    uint64_t best, sum, before, own, at;
+    float largest;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    if (p.past)
+        logits = penalise(p, row, logits);
+    best = find_best(&s, logits, n);
+    largest = ridge_sample_logit((uint32_t)(best >> 32));
+    if (best == ~(uint64_t)0 || p.temperature == 0.0f || largest - largest != 0.0f) {
+        if (threadIdx.x == 0)
+            put_token(p, row, best == ~(uint64_t)0 ? -1 : (int64_t)(uint32_t) ~(uint32_t)best);
+        return;
+    }
+    if (p.top_k && p.top_k < n)
+        c = cut(&s, logits, n, largest, false, (uint64_t)p.top_k, c);
+    if (p.top_p < 1.0f) {
+        part = part_of(&s, logits, n, c);
+        sum = scan(&s, sum_of(p, logits, part, c, largest, false), &before);
+        c = cut(&s, logits, n, largest, true, ridge_sample_share(p.top_p, sum), c);
+    }
+    part = part_of(&s, logits, n, c);
+    own = sum_of(p, logits, part, c, largest, true);
+    sum = scan(&s, own, &before);
+    at = ridge_high64(ridge_philox((uint64_t)p.seed[row], (uint64_t)p.counter[row]), sum);
+    if (before > at || before + own <= at)
+        return;
+    for (int64_t i = part.begin; i < part.end; i++) {
+        before += weight_of(p, c, logits[i], largest, true, &part.equal);
+        if (before > at) {
+            put_token(p, row, i);
+            return;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[2] = {(const void *)embed_rows, (const void *)sample_rows};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 2, "generate: loading kernels");
+}
+
+static ridge_status launch_embed(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                 void *, size_t, void *stream)
+{
+    embed_args p = embed_args_of(&bound->call);
+
+    if (p.tokens == 0 || p.cols == 0)
+        return RIDGE_OK;
+    return host_launch(device, kernel->name, functions[0], dim3((unsigned)p.tokens), EMBED_THREADS, &p, stream);
+}
+
+static ridge_status launch_sample(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t, void *stream)
+{
+    sample_args p = sample_args_of(&bound->call);
+
+    if (p.rows == 0)
+        return RIDGE_OK;
+    p.copy = (float *)workspace;
+    return host_launch(device, kernel->name, functions[1], dim3((unsigned)p.rows), THREADS, &p, stream);
+}
+
+static size_t workspace_of(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    if (kernel->op != RIDGE_SAMPLE || problem->dtype[RIDGE_SAMPLE_HISTORY] == RIDGE_NONE)
+        return 0;
+    return (size_t)problem->dim[0] * (size_t)problem->dim[1] * sizeof(float);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 rows" : NULL;
+}
+
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    return 3 + (double)problem->dim[0] * (double)problem->dim[1] * 8e-3 / device->copy_gbps;
+}
+
+#define ROW(op_name, op_id, launch)                                                                                   \
+    {                                                                                                                 \
+        "cuda." op_name ".block", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST,                                       \
+            RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {}, why_not, workspace_of, \
+            cost, launch                                                                                              \
+    }
+
+static const ridge_kernel rows[] = {ROW("embed", RIDGE_EMBED, launch_embed),
+                                    ROW("sample", RIDGE_SAMPLE, launch_sample)};
+
+extern "C" const ridge_kernel_list ridge_cuda_generate = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
