@@ -110,6 +110,23 @@ TEST(one_arithmetic_in_a_range_of_m)
     assert_true(picks >= (has_cuda_rows() ? 500000 : 100000));
 }
 
+/* Parts of a GPU, and more than any Hopper has: no tile runs at some m of a range alone. */
+TEST(one_arithmetic_on_any_number_of_multiprocessors)
+{
+    static const int units[] = {1, 2, 3, 7, 16, 60, 78, 144, 161, 162, 200};
+    ridge_device *device;
+
+    if (!has_cuda_rows())
+        skip();
+    assert_int_equal(ridge_open("model:h200", &device), RIDGE_OK);
+    for (size_t i = 0; i < COUNT(units); i++) {
+        device->units = units[i];
+        for (size_t s = 0; s < COUNT(shapes) * COUNT(scales); s++)
+            walk(device, shapes[s % COUNT(shapes)], s / COUNT(shapes), RIDGE_BF16, &layouts[0]);
+    }
+    ridge_close(device);
+}
+
 /* A row of its own gets the kernel that it gets in a batch of the same strides. */
 TEST(the_stride_of_a_single_row_counts)
 {
@@ -195,6 +212,39 @@ TEST(memory_counts_for_few_rows)
         assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
         assert_int_equal(ridge_pick(device, &call, SIZE_MAX, &name), RIDGE_OK);
         assert_null(strstr(name, "wgmma192x128"));
+        ridge_close(device);
+    }
+}
+
+/* Cross entropy of 16 bits that TMA can load never leaves Hopper's own rows where the tensor cores are whole. */
+TEST(hopper_keeps_its_cross_entropy)
+{
+    static const char *const models[] = {"h200", "h100-sxm", "h100-pcie"};
+    static const int64_t shape[][2] = {{1024, 32000}, {4096, 128256}, {512, 256000}, {8192, 151936}, {2048, 8}};
+    char *at = (char *)((uintptr_t)1 << 50);
+
+    if (!has_cuda_rows())
+        skip();
+    for (size_t i = 0; i < COUNT(models) * COUNT(shape); i++) {
+        const int64_t *s = shape[i / COUNT(models)];
+        ridge_device *device;
+        char spec[64];
+
+        snprintf(spec, sizeof spec, "model:%s", models[i % COUNT(models)]);
+        assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
+        for (int64_t tokens = 1; tokens < 70000; tokens *= 2) {
+            const ridge_tensor x = ridge_matrix(at, RIDGE_BF16),
+                               w = ridge_matrix(at + ((uintptr_t)1 << 44), RIDGE_BF16);
+            const ridge_call call = ridge_linear_ce_train(
+                tokens, s[0], s[1], x, w, ridge_matrix(at + ((uintptr_t)2 << 44), RIDGE_I64),
+                (float *)(at + ((uintptr_t)3 << 44)), ridge_matrix(at + ((uintptr_t)4 << 44), RIDGE_BF16),
+                ridge_matrix(at + ((uintptr_t)5 << 44), RIDGE_F32));
+            const char *name;
+
+            assert_int_equal(ridge_pick(device, &call, SIZE_MAX, &name), RIDGE_OK);
+            if (!strstr(name, ".wgmma"))
+                fail_msg("%s, %d tokens, %d, %d: %s", spec, (int)tokens, (int)s[0], (int)s[1], name);
+        }
         ridge_close(device);
     }
 }
@@ -327,10 +377,12 @@ TEST(rows_of_one_arithmetic_give_the_same_bits)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(one_arithmetic_in_a_range_of_m),
+                                              cmocka_unit_test(one_arithmetic_on_any_number_of_multiprocessors),
                                               cmocka_unit_test(the_stride_of_a_single_row_counts),
                                               cmocka_unit_test(hopper_rows_take_any_output),
                                               cmocka_unit_test(fp8_instruction_where_it_is_native),
                                               cmocka_unit_test(memory_counts_for_few_rows),
+                                              cmocka_unit_test(hopper_keeps_its_cross_entropy),
                                               cmocka_unit_test(tuning_files_do_not_mix_arithmetic),
                                               cmocka_unit_test(rows_of_one_arithmetic_give_the_same_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -250,7 +250,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     if (m > 0x7fffff00 || n > 0x7fffff00 || k > 0x7fffff00 ||
         (double)((m + 127) / 128) * (double)((n + 127) / 128) > 2e9)
         return "more than 2^31 tiles";
-    if (clusters < 1 || (t->cluster_m * t->cluster_n > 1 && clusters >= MAX_CUTS))
+    if (device->units < 2 || device->units / 2 >= MAX_CUTS) /* of all tiles, so that no m is left to other arithmetic */
         return "is for 2 to 161 multiprocessors";
     if (is_stream_k(kernel) && tiles_of(v, problem->dim) <= clusters)
         return "too few tiles for stream-K";

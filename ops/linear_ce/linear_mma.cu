@@ -336,7 +336,8 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 {
     const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : problem->op == RIDGE_LINEAR_CE_TRAIN ? 4 : 3;
     const bool f32 = problem->dtype[0] == RIDGE_F32;
-    const double tokens = (double)problem->dim[0], hidden = (double)problem->dim[1], vocab = (double)problem->dim[2];
+    const double tokens = 128.0 * (double)ridge_ceil_div(problem->dim[0], 128); /* tiles of 128 */
+    const double hidden = (double)problem->dim[1], vocab = (double)problem->dim[2];
     const double multiply = tokens * hidden * vocab / ((f32 ? 8.4e3 : 34e3) * device->clock_ghz * device->units);
     const double load = (tokens + vocab) * hidden * (f32 ? 4e-3 : 2e-3) / device->copy_gbps;
 

@@ -116,20 +116,25 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return NULL;
 }
 
-/* Three products (eval: one) at 0.79 of what mma.sync reaches from registers (eval on an H200), and 20 us a product for
- * the kernels between them. Every chunk after the first reads and writes dW's sum. */
+/* Three products (eval: one) at 0.79 of what mma.sync reaches from registers (eval on an H200), or as long as W, P^T
+ * and dW take to be moved; and the kernels between them, 60 us, and 390 more with gradients (256 tokens). Every chunk
+ * after the first reads and writes dW's sum. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : 3, cells = (double)problem->dim[1] * problem->dim[2];
+    const bool eval = problem->op == RIDGE_LINEAR_CE_EVAL;
+    const double cells = (double)problem->dim[1] * (double)problem->dim[2];
     const double tiles =
         (double)ridge_ceil_div(problem->dim[0], CE16_BLOCK_M) * (double)ridge_ceil_div(problem->dim[2], CE16_BLOCK_N);
     const double waves = tiles / (device->units ? device->units : 1);
-    const double macs = gemms * (waves < 1 ? 1 : waves) * CE16_BLOCK_M * CE16_BLOCK_N * (double)problem->dim[1];
+    const double macs =
+        (eval ? 1 : 3) * (waves < 1 ? 1 : waves) * CE16_BLOCK_M * CE16_BLOCK_N * (double)problem->dim[1];
+    const double multiply = macs / (0.79e3 * device->mma_f16 * device->clock_ghz);
+    const double moved = (eval ? 2 : 8) * cells + 4 * (double)problem->dim[0] * (double)problem->dim[2];
+    const double load = moved * 1e-3 / device->copy_gbps;
     const ce_plan plan = ce_plan_of(&products, device, problem, false, 0);
     const double sums = plan.chunk > 0 ? (double)ridge_ceil_div(problem->dim[0], plan.chunk) - 1 : 0;
 
-    return 20 * gemms + macs / (0.79e3 * device->mma_f16 * device->clock_ghz) +
-           sums * 8 * cells / (device->copy_gbps * 1e3);
+    return (eval ? 60 : 450) + (multiply > load ? multiply : load) + sums * 8e-3 * cells / device->copy_gbps;
 }
 
 #define ROW(op_name, op_id)                                                                                         \
