@@ -186,7 +186,8 @@ def rope_freqs(n_rot, base, yarn):
             raise ArgumentError(f"yarn is {yarn!r}, not a dict of {', '.join(sorted(known))} with freq_scale and original_context")
         yarn = _Yarn(C.sizeof(_Yarn), 0, **{"ext_factor": 1.0, "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, **yarn})
     freqs, mscale = (C.c_double * max(min(n_rot, 1 << 20) // 2, 1))(), C.c_float()
-    check(_lib.ridge_rope_freqs(C.c_int64(n_rot), C.c_double(base), C.byref(yarn) if yarn is not None else None, freqs, C.byref(mscale)))
+    check(_lib.ridge_rope_freqs(C.c_int64(n_rot), C.c_double(base), C.byref(yarn) if yarn is not None else None, freqs,
+                                C.byref(mscale)))
     return freqs, mscale.value
 
 

@@ -17,8 +17,10 @@ from ._core import ArgumentError, form
 ACTIVATIONS = {"silu": A.SILU, "gelu_tanh": A.GELU_TANH, "gelu_erf": A.GELU_ERF, "gelu": A.GELU_ERF, "relu2": A.RELU2}
 SCALES = {"tensor": A.SCALING_TENSOR, "row": A.SCALING_ROW, "row128": A.SCALING_ROW128, "blk128": A.SCALING_BLK128}
 DUALS = {f"{q}_{q_t}": (SCALES[q + "128"], SCALES[q_t + "128"]) for q, q_t in (("row", "row"), ("row", "blk"), ("blk", "blk"))}
-PAIRS = {f"{a}_{b}": (SCALES[a], SCALES[b]) for a, b in (("tensor", "tensor"), ("row", "row"), ("row128", "blk128"),
-                                                            ("row128", "row128"), ("blk128", "row128"))}
+_OPERANDS = {**SCALES, "row128t": A.SCALING_ROW128_T}  # of fp8_gemm: also the table [rows, ceil(cols/128)] of other quantisers
+PAIRS = {f"{a}_{b}": (_OPERANDS[a], _OPERANDS[b]) for a, b in (
+    ("tensor", "tensor"), ("row", "row"), ("row", "tensor"), ("tensor", "row"), ("row128", "blk128"), ("row128", "row128"),
+    ("blk128", "row128"), ("row128t", "blk128"), ("row128t", "row128t"), ("blk128", "row128t"))}
 PAIRS |= {"tensor": PAIRS["tensor_tensor"], "row": PAIRS["row_row"]}  # as the command line names them
 REDUCTIONS = {"mean": A.CE_MEAN, "sum": A.CE_SUM, "none": A.CE_NONE}
 ABSENT = (0, 0, 0)
@@ -198,6 +200,8 @@ def scale_shape(mode, rows, cols):
         return (rows,), None
     if mode == A.SCALING_ROW128:
         return (blocks(cols), rows), (rows + 3) // 4 * 4
+    if mode == A.SCALING_ROW128_T:
+        return (rows, blocks(cols)), None
     return (blocks(rows), blocks(cols)), None
 
 

@@ -223,7 +223,8 @@ def test_rope(place, pairs):
     assert np.array_equal(jax.vmap(lambda x, at: R.rope(x, at, freqs, pairs=pairs))(x, at), want)
     assert (jnp.ones(3) * 2.5).dtype == jnp.float32  # nothing stays switched on
     for call, text in ((lambda: R.rope(x, at[0], freqs), "do not fit"), (lambda: R.rope(x, at, freqs, pairs="x"), "pairs is 'x'"),
-                       (lambda: R.rope(x, at, freqs[None]), "one dimension"), (lambda: jax.jit(R.rope)(x, at, freqs), "freqs is traced")):
+                       (lambda: R.rope(x, at, freqs[None]), "one dimension"),
+                       (lambda: jax.jit(R.rope)(x, at, freqs), "freqs is traced")):
         with pytest.raises(ridge.ArgumentError, match=text):
             call()
 

@@ -136,6 +136,10 @@ def test_dual_and_gemm():
     p, t = ridge.quantize_fp8(normal(8, 64), "row", "e5m2")
     want = (q.astype(np.float64) * s[:, None]) @ (p.astype(np.float64) * t[:, None]).T
     close(ridge.fp8_gemm(q, s, p, t, scales="row_row"), want)
+    p, t = ridge.quantize_fp8(normal(8, 64), "tensor")
+    close(ridge.fp8_gemm(q, s, p, t, scales="row_tensor"), (q.astype(np.float64) * s[:, None]) @ (p.astype(np.float64) * t).T)
+    close(ridge.fp8_gemm(p, t, q, s, scales="tensor_row"), (p.astype(np.float64) * t) @ (q.astype(np.float64) * s[:, None]).T)
+    assert np.array_equal(ridge.fp8_gemm(xq, xs.T.copy(), wq, ws, scales="row128t_blk128"), ridge.fp8_gemm(xq, xs, wq, ws))
 
 
 def test_q8_0():
@@ -276,7 +280,8 @@ def test_errors():
              (lambda: ridge.quantize_fp8(a, dtype=None), "dtype None is none of ridge's"),
              (lambda: ridge.quantize_fp8(a, floor=None), "floor is None, not a number"),
              (lambda: ridge.quantize_fp8(a, dtype="e9"), "dtype e9 is none of ridge's"),
-             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), reduction="none", gradients=True), "gradients of reduction 'none'"),
+             (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.int64), reduction="none", gradients=True),
+              "gradients of reduction 'none'"),
              (lambda: ridge.rms_norm(a, eps=[1]), "eps is \\[1\\], not a number")]
     for call, text in wrong:
         with pytest.raises(ridge.ArgumentError, match=text):

@@ -177,14 +177,16 @@ def test_shift(device, reduction, needs):
                        R.linear_cross_entropy(x, w, t, shift=False, reduction=reduction))
     for shift, n in ((True, 1), (1, 1), (2, 2), (9, 9)):
         one, two = leaves(x, w), leaves(x, w)
-        got = R.linear_cross_entropy(*one, t.to(torch.int16 if n == 2 else torch.int64), shift=shift, reduction=reduction, lse_square_scale=1e-2)
+        short = t.to(torch.int16 if n == 2 else torch.int64)
+        got = R.linear_cross_entropy(*one, short, shift=shift, reduction=reduction, lse_square_scale=1e-2)
         want = R.linear_cross_entropy(two[0][:, :9 - n], two[1], t[:, n:], reduction=reduction, lse_square_scale=1e-2)
         assert got.shape == want.shape
         near(got, want, 1e-6)
         if n < 9:
             for g, v in zip(torch.autograd.grad(got.sum(), one), torch.autograd.grad(want.sum(), two)):
                 assert rms(g, v) < 1e-6
-    for shift, text in ((-1, "shift is -1, not within a sequence"), (10, "shift is 10, not within"), (0.5, "shift is 0.5, not a whole"),
+    for shift, text in ((-1, "shift is -1, not within a sequence"), (10, "shift is 10, not within"),
+                        (0.5, "shift is 0.5, not a whole"),
                         ("a", "shift is 'a', not a whole number")):
         with pytest.raises(ridge.ArgumentError, match=text):
             R.linear_cross_entropy(x, w, t, shift=shift)
@@ -233,9 +235,11 @@ def test_statistics_refuse(device):
     (leaf,) = leaves(x)
     for call, text in ((lambda: R.linear_cross_entropy_stats(leaf, w, t), "has no gradient for input"),
                        (lambda: R.cross_entropy_stats(leaf, t), "has no gradient for logits"),
-                       (lambda: R.cross_entropy(x, t[0]), "target has shape"), (lambda: R.cross_entropy(x, t, softcap=None), "softcap is None"),
+                       (lambda: R.cross_entropy(x, t[0]), "target has shape"),
+                       (lambda: R.cross_entropy(x, t, softcap=None), "softcap is None"),
                        (lambda: R.cross_entropy(x, t, reduction="all"), "reduction is 'all'"),
-                       (lambda: R.cross_entropy(x, x), "class probabilities"), (lambda: R.cross_entropy(x, t, w[:, 0]), "class weights has shape")):
+                       (lambda: R.cross_entropy(x, x), "class probabilities"),
+                       (lambda: R.cross_entropy(x, t, w[:, 0]), "class weights has shape")):
         with pytest.raises(ridge.Error, match=text):
             call()
     (z,) = leaves(torch.randn(4, 10, device=device))

@@ -1,4 +1,5 @@
-"""Hugging Face models whose parts ridge exchanged: losses and gradients are those of the model itself, whatever else was done to it."""
+"""Hugging Face models whose parts ridge exchanged: losses and gradients are those of the model itself, whatever else was done
+to it."""
 import copy
 import io
 import pickle
@@ -19,7 +20,8 @@ VOCAB = 160
 SMALL = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
 MORE = {"gemma2": {"head_dim": 16, "final_logit_softcapping": 5.0}, "gemma3_text": {"head_dim": 16, "final_logit_softcapping": 4.0},
-        "gemma": {"head_dim": 16}, "ministral": {"head_dim": 16}, "granite": {"logits_scaling": 3.0}, "granitemoe": {"logits_scaling": 3.0, "num_local_experts": 4},
+        "gemma": {"head_dim": 16}, "ministral": {"head_dim": 16}, "granite": {"logits_scaling": 3.0},
+        "granitemoe": {"logits_scaling": 3.0, "num_local_experts": 4},
         "cohere": {"logit_scale": 0.25}, "cohere2": {"logit_scale": 0.25}, "glm": {"head_dim": 16}, "glm4": {"head_dim": 16},
         "mixtral": {"num_local_experts": 4}, "gpt_oss": {"num_local_experts": 4, "head_dim": 16},
         "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0], "head_dim": 16},

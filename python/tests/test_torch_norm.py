@@ -106,7 +106,8 @@ def test_rope(device, dtype, pairs, n_rot, inverse, yarn, needs):
     freqs, mscale = R.rope_freqs(n_rot, 10000.0, yarn=yarn, device=device)
     assert yarn or (mscale == 1 and torch.allclose(freqs.cpu(), 10000.0 ** (-torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot)))
     positions = torch.randint(0, 100000, (2, 5), device=device)
-    for x in (torch.randn(2, 5, 3, 64, device=device, dtype=dtype), torch.randn(2, 3, 5, 64, device=device, dtype=dtype).transpose(1, 2)):
+    for x in (torch.randn(2, 5, 3, 64, device=device, dtype=dtype),
+              torch.randn(2, 3, 5, 64, device=device, dtype=dtype).transpose(1, 2)):
         one, two = leaves(x), leaves(x.double())
         options = {"pairs": pairs, "inverse": inverse, "mscale": mscale}
         got, want = needs(lambda: R.rope(*one, positions, freqs, **options)), rope64(*two, positions, freqs, **options)
@@ -132,7 +133,8 @@ def test_rope_is_hugging_faces(device):
 def test_rope_errors(device):
     x, positions, (freqs, _) = torch.randn(5, 3, 64, device=device), torch.arange(5, device=device), R.rope_freqs(64, device=device)
     for call, text in ((lambda: R.rope(x[0, 0], positions, freqs), r"not \[.., heads, head_dim\]"),
-                       (lambda: R.rope(x, positions[:3], freqs), "positions has shape"), (lambda: R.rope(x, positions, freqs, pairs="x"), "pairs is 'x'"),
+                       (lambda: R.rope(x, positions[:3], freqs), "positions has shape"),
+                       (lambda: R.rope(x, positions, freqs, pairs="x"), "pairs is 'x'"),
                        (lambda: R.rope(x, positions.float(), freqs), "pos"), (lambda: R.rope(x, positions, freqs.float()), "freqs"),
                        (lambda: R.rope(x[..., :32], positions, freqs), "n_rot"), (lambda: R.rope_freqs(63), "n_rot"),
                        (lambda: R.rope_freqs(64, 0.5), "base"), (lambda: R.rope_freqs(64, yarn={"x": 1}), "yarn is"),

@@ -32,8 +32,9 @@ ridge.Device(0)  # wrong
 
 
 def mypy(folder, *arguments):
+    path = os.path.dirname(os.path.abspath(PACKAGE))
     done = subprocess.run([sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(folder / "cache"), *arguments],
-                          capture_output=True, text=True, cwd=folder, env={**os.environ, "MYPYPATH": os.path.dirname(os.path.abspath(PACKAGE))})
+                          capture_output=True, text=True, cwd=folder, env={**os.environ, "MYPYPATH": path})
     return done.stdout + done.stderr
 
 

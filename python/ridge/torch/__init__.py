@@ -330,7 +330,8 @@ def rope(x: Tensor, positions: Tensor, freqs: Tensor, *, pairs: str = "halves", 
 def quantize_fp8(x: Tensor, scale: str = "row128", dtype: str = "e4m3", *, pow2: bool = False,
                  floor: float = 0.0) -> tuple[Tensor, Tensor]:
     """(codes, scales) of x [rows, cols]: code * scale is x. scale: "tensor" [1], "row" [rows], "row128"
-    [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient: an error where x requires one."""
+    [ceil(cols/128), rows] or "blk128" [ceil(rows/128), ceil(cols/128)]; dtype "e4m3" or "e5m2". No gradient: an error
+    where x requires one."""
     out = _quantize((scale, dtype, pow2, floor), x)
     if out is not None:
         return out
@@ -359,8 +360,10 @@ def quantize_fp8_dual(x: Tensor, form: str = "row_row", dtype: str = "e4m3", *, 
 
 def fp8_gemm(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, *, scales: str = "row128_blk128",
              out_dtype: torch.dtype = torch.bfloat16, bias: Optional[Tensor] = None, out: Optional[Tensor] = None) -> Tensor:
-    """a [m, k] times the transpose of b [n, k], codes with their scales: "tensor", "row", "row128_blk128", "row128_row128"
-    or "blk128_row128". With `out` (f32 or bf16) the result is added to it. No gradient."""
+    """a [m, k] times the transpose of b [n, k], codes with their scales: "tensor" and "row" (both operands), "row_tensor",
+    "tensor_row", "row128_blk128", "row128_row128" or "blk128_row128", as quantize_fp8 writes them; "row128t" in place of every
+    "row128": its table is [rows, ceil(k/128)]. With `out` (f32 or bf16) the result is added to it. No gradient.
+    docs/layouts.md says what other programs' scales are."""
     if out is None and bias is None:  # the usual call
         d = _gemm((scales, out_dtype), a, scale_a, b, scale_b)
         if d is not None:

@@ -34,7 +34,7 @@ def _table(mode, dim, n, x):
         return 0 if dim == 0 else R
     if mode == A.SCALING_ROW128:
         return 1 if dim == 0 else 0 if _whole(n, 128, x) else None
-    return dim if _whole(n, 128, x) else None
+    return dim if _whole(n, 128, x) or (mode == A.SCALING_ROW128_T and dim == 0) else None
 
 
 def _flat(x):

@@ -96,7 +96,8 @@ def _mlp_forward(self, x, *, activation):
 
 
 def _is_mlp(module):
-    names = [name for name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj") if isinstance(getattr(module, name, None), torch.nn.Module)]
+    names = [name for name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+             if isinstance(getattr(module, name, None), torch.nn.Module)]
     return names in (["gate_proj", "up_proj", "down_proj"], ["gate_up_proj", "down_proj"]) and hasattr(module, "config")
 
 

@@ -144,7 +144,8 @@ class Q8_0Linear(torch.nn.Module):
         return cls(torch.ops.ridge.q8_0_quantize(weight), linear.bias)
 
     @classmethod
-    def from_gguf(cls, path: Union[str, os.PathLike[str]], name: str, device: Union[torch.device, str, int, None] = None) -> Q8_0Linear:
+    def from_gguf(cls, path: Union[str, os.PathLike[str]], name: str,
+                  device: Union[torch.device, str, int, None] = None) -> Q8_0Linear:
         """The Q8_0 tensor of that name in a GGUF file."""
         from .._io import read_q8_0
         return cls(torch.from_numpy(read_q8_0(path, name)).to(device or "cpu"))
