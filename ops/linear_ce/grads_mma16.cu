@@ -115,7 +115,30 @@ static __device__ __forceinline__ float scale_back(const ce_params &p)
     return p.dtype != RIDGE_F16 || exponent == 0 || exponent == 255 ? 1.0f : __uint_as_float(max(exponent, 27u) << 23);
 }
 
-/* An f32 dW. n: columns. */
+/* What the tile's epilogue reads to L2, all of it at once: registers hold an eighth, and each eighth would wait for
+ * memory. A thread has half a row of an f32 dW, or a row of one of the two halves of a sum. n: columns. */
+static __device__ __forceinline__ void prefetch_dw(const ce_grads &g, int first_row, int first_col, int m, int n)
+{
+    const int64_t row = first_row + threadIdx.x / 2;
+    const bool half = threadIdx.x % 2, reads_sum = g.reads == CE_DW_SUM || g.writes == CE_DW_SUM_ADD;
+    const int bytes = 2 * CE16_BLOCK_N, left = (n - first_col) * (g.dw_dtype == RIDGE_F32 ? 4 : 2);
+    const char *from;
+
+    if (row >= m || (g.reads == CE_DW_NONE && !reads_sum))
+        return;
+    if (g.dw_dtype == RIDGE_F32)
+        from = (const char *)((const float *)g.dw_at.own + row * g.dw_at.own_ld + first_col) + half * bytes;
+    else if (half && !reads_sum)
+        return;
+    else
+        from = (const char *)(half ? g.dw_at.spare + row * g.dw_at.spare_ld : g.dw_at.own + row * g.dw_at.own_ld) +
+               2 * first_col;
+    for (int at = 0; at < bytes; at += 64)
+        if (at + (g.dw_dtype == RIDGE_F32 && half ? bytes : 0) < left)
+            ptx_prefetch_l2(from + at);
+}
+
+/* An f32 dW. */
 static __device__ __forceinline__ void store_dw_f32(const ce_grads &g, const grads_place &at, int m, int n, float scale,
                                                     const g80_acc acc)
 {
@@ -201,6 +224,7 @@ static __device__ __forceinline__ void compute_dw(const ce16_grads &a, int index
         g80_mainloop<BF16, CE16_BLOCK_M, CE16_BLOCK_N, 1, 0>(x, probs, rows, shared, acc);
     else
         g80_mainloop<BF16, CE16_BLOCK_M, CE16_BLOCK_N, 0, 1>(probs, x, rows, shared, acc);
+    prefetch_dw(g, row, col, m, n);
     if (g.dw_dtype == RIDGE_F32)
         store_dw_f32(g, place_of(row, col), m, n, scale_back(c.p), acc);
     else

@@ -3,7 +3,7 @@
  * For each chunk of listed rows and each block of classes: the logits in f32 by a product on the matrix units
  * (gemm_mma.cuh), then softmax_rows.cu's pass for the sums. For the gradients a second time: logits, dlogits in place,
  * dX += dz W, dW += dz^T x. */
-#include "gemm_mma.cuh"
+#include "gemm_tf32.cuh"
 #include "src/util.h"
 
 enum { CHUNK = 1024, BLOCK = 8192 }; /* tokens, classes */
@@ -92,6 +92,10 @@ static const void *const by_dtype[3][FUNCTIONS] = {BY_TYPE(RIDGE_F32), BY_TYPE(R
 static const void *const other_functions[3] = {(const void *)linear_bias, (const void *)convert_planes<RIDGE_F16>,
                                                (const void *)convert_planes<RIDGE_BF16>};
 
+/* Of two f32 matrices whose rows begin at multiples of 16 bytes, by whether A and B are contiguous along their rows. */
+static const void *const aligned_f32[4] = {(const void *)linear_tf32<0, 0>, (const void *)linear_tf32<0, 1>,
+                                           (const void *)linear_tf32<1, 0>, (const void *)linear_tf32<1, 1>};
+
 static const void *function_of(int what, int dtype)
 {
     return by_dtype[dtype == RIDGE_F32 ? 0 : dtype == RIDGE_F16 ? 1 : 2][what];
@@ -101,6 +105,9 @@ static ridge_status prepare(const ridge_device *device)
 {
     ridge_status status = host_load(device, &by_dtype[0][0], 3 * FUNCTIONS, "linear_ce: loading kernels");
 
+    if (!status)
+        status = host_prepare(device, aligned_f32, 4, cudaFuncAttributeMaxDynamicSharedMemorySize, TF32_SHARED,
+                              "linear_ce: loading kernels");
     return status ? status : host_load(device, other_functions, 3, "linear_ce: loading kernels");
 }
 
@@ -147,6 +154,13 @@ static linear_product product_of(linear_view a, linear_view b, linear_sum d, con
     return g;
 }
 
+/* Whether cp.async can copy 16 bytes along the contiguous side of an f32 matrix. */
+static bool is_aligned_f32(const linear_view *v)
+{
+    return (v->step == 1 ? v->line : v->step) % 4 == 0 && (v->step == 1 || v->line == 1) &&
+           (uintptr_t)v->data % 16 == 0;
+}
+
 static ridge_status multiply(const linear_job *j, int what, linear_product *g)
 {
     const dim3 grid((unsigned)((g->n + TILE - 1) / TILE), (unsigned)((g->m + TILE - 1) / TILE));
@@ -154,6 +168,9 @@ static ridge_status multiply(const linear_job *j, int what, linear_product *g)
     g->totals = j->p.totals;
     if (g->m == 0 || g->n == 0)
         return RIDGE_OK;
+    if (j->p.dtype == RIDGE_F32 && is_aligned_f32(&g->a) && is_aligned_f32(&g->b))
+        return host_launch_shared(j->device, j->name, aligned_f32[2 * (g->a.step != 1) + (g->b.step != 1)], grid,
+                                  THREADS, TF32_SHARED, g, j->stream);
     return host_launch(j->device, j->name, function_of(what, j->p.dtype), grid, THREADS, g, j->stream);
 }
 
@@ -335,10 +352,12 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const double gemms = problem->op == RIDGE_LINEAR_CE_EVAL ? 1 : problem->op == RIDGE_LINEAR_CE_TRAIN ? 4 : 3;
-    const bool f32 = problem->dtype[0] == RIDGE_F32;
+    const bool f32 = problem->dtype[0] == RIDGE_F32, hv = (problem->flags & RIDGE_CE_W_HV) != 0;
+    const bool aligned = f32 && problem->align == 4 && problem->dim[1] % 4 == 0 && (!hv || problem->dim[2] % 4 == 0);
     const double tokens = 128.0 * (double)ridge_ceil_div(problem->dim[0], 128); /* tiles of 128 */
     const double hidden = (double)problem->dim[1], vocab = (double)problem->dim[2];
-    const double multiply = tokens * hidden * vocab / ((f32 ? 8.4e3 : 34e3) * device->clock_ghz * device->units);
+    const double macs = aligned ? 80e3 : f32 ? 8.4e3 : 34e3;
+    const double multiply = tokens * hidden * vocab / (macs * device->clock_ghz * device->units);
     const double load = (tokens + vocab) * hidden * (f32 ? 4e-3 : 2e-3) / device->copy_gbps;
 
     return 50 + gemms * (multiply > load ? multiply : load);
