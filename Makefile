@@ -17,7 +17,7 @@ BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev libutf8proc-dev
 TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libomp-dev python3 python3-venv \
     "libclang-rt-18-dev|libclang-rt-14-dev|libclang-common-14-dev"
 
-.PHONY: wheel all demo test bench tune asan tsan fuzz memcheck teeth format check docs install deps clean help
+.PHONY: wheel all demo test bench tune asan tsan fuzz memcheck teeth mutants format check docs install deps clean help
 .DEFAULT_GOAL := all
 
 ## all: the library and the tool, in build/
@@ -79,6 +79,10 @@ memcheck: all
 teeth: all
 	$(BUILD)/tests/teeth --device cpu
 	if ! $(RIDGE) info | grep -q '^cuda none'; then $(BUILD)/tests/teeth --device cuda; fi
+
+## mutants: 200 random one-line changes of the CPU code, each of which a quick test should notice
+mutants:
+	python3 tests/mutants.py --jobs $(JOBS) --seed $(or $(SEED),1) --folder $(BUILD)/mutants --report $(BUILD)/mutants.tsv
 
 ## format: clang-format over the tree
 format:

@@ -65,6 +65,8 @@ void oracle_estimate(oracle_run *run, int out, int64_t r, int64_t j, estimate e)
 
     if (isnan(e.value))
         oracle_note(run, isnan(got) ? 0 : INFINITY, "a number where NaN belongs", r, j);
+    else if (isinf(e.value))
+        oracle_note(run, got == e.value ? 0 : INFINITY, "another number where infinity belongs", r, j);
     else if (fabs(e.value) + e.error < 0x1p120)
         oracle_note(run, fabs(got - e.value) / (e.error + 0.5 * dtype_ulp(e.value, dtype) * (1 + 0x1p-20)),
                     run->im->call.arg[out].dtype == RIDGE_BF16 ? "bf16 result" : "result", r, j);

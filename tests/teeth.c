@@ -60,12 +60,20 @@ static void count_kind(tally *t, const planted_fault *fault)
         t->kind[t->kinds++] = fault;
 }
 
+/* An option that has the fault's value already: nothing would change. */
+static bool is_so_already(const planted_fault *fault, const ridge_call *call)
+{
+    return fault->fault == fault_changes_option &&
+           memcmp((const char *)&call->opt + fault->option, &fault->value, sizeof fault->value) == 0;
+}
+
 /* The fault can be planted into the row's launch of this call. */
 static bool applies(const planted_fault *fault, const ridge_device *device, const ridge_kernel *kernel,
                     const ridge_call *call)
 {
     return !(fault->cpu && device->backend->graph_begin) && !(fault->applies && !fault->applies(kernel)) &&
-           !(fault->op && fault->op != kernel->op) && !(fault->operand && fault_slot(call, fault->operand) < 0);
+           !(fault->op && fault->op != kernel->op) && !(fault->operand && fault_slot(call, fault->operand) < 0) &&
+           !is_so_already(fault, call);
 }
 
 /* One row with each fault of a list: the case must fail. Returns how often it does not. */

@@ -46,7 +46,7 @@ static estimate product(const oracle_run *s, const activations *x, int w, int64_
     const image *im = s->im;
     const bool planes = im->call.arg[w].dtype == RIDGE_I8;
     const int64_t cols = im->call.dim[1], blocks = cols / 32;
-    double sum = 0, size = 0, tiny = 0;
+    double sum = 0, size = 0, tiny = 0, infinite = 0; /* infinite: the sum of the terms that are not finite in f32 */
 
     for (int64_t b = 0; b < blocks; b++) {
         const int8_t *codes = oracle_address(im, im->host, w, r, planes ? 32 * b : 34 * b + 2);
@@ -57,14 +57,18 @@ static estimate product(const oracle_run *s, const activations *x, int w, int64_
 
         for (int i = 0; i < 32; i++)
             dot += (double)codes[i] * (double)x->codes[t * cols + 32 * b + i];
+        if (isnan(wd * xs))
+            return (estimate){NAN, 0};
+        if (isinf((float)(wd * xs))) {
+            infinite += (double)(float)(wd * xs) * dot; /* NaN with a dot of 0, and where both signs meet */
+            continue;
+        }
         sum += wd * xs * dot;
         size += fabs(wd * xs * dot);
         tiny += fabs(dot) * 0x1p-150; /* wd * xs may be subnormal */
-        if (isnan(wd * xs))
-            return (estimate){NAN, 0};
-        if (isinf((float)(wd * xs))) /* infinity, or NaN with a dot of 0: not for a float64 sum to say */
-            return (estimate){0, INFINITY};
     }
+    if (isnan(infinite) || (infinite != 0 && size < 0x1p120))
+        return (estimate){infinite, 0};
     return (estimate){sum, ((double)blocks / 8 + 13) * 0x1p-24 * size + tiny + (size > 0x1p120 ? INFINITY : 0)};
 }
 
@@ -110,7 +114,7 @@ static estimate gate_up(const oracle_run *s, const activations *x, int64_t t, in
 
     if (isnan(g.value) || isnan(u.value))
         return (estimate){NAN, 0};
-    if (!(g.error < 0x1p40 && u.error < 0x1p60 && fabs(g.value) < 0x1p40)) /* cubes of the gate overflow */
+    if (!(g.error < 0x1p40 && u.error < 0x1p60 && fabs(g.value) < 0x1p40 && isfinite(u.value))) /* its cube overflows */
         return (estimate){0, INFINITY};
     centre = swiglu64(call, g.value, u.value, row, &slack);
     for (int i = 0; i < 9; i++)
@@ -141,7 +145,7 @@ static void check_hc(oracle_run *s, const activations *x, int64_t t, int64_t r)
             sum += term;
             size += fabs(term);
         }
-        if (isnan(v.value) || size < 0x1p120)
+        if (isnan(v.value) || size < 0x1p120) /* v may be infinite, and NaN with a post of 0 */
             oracle_estimate(s, RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT, t, dst * rows + r,
                             (estimate){sum, fabs(post) * v.error + ((double)n + 2) * (0x1p-24 * size + 0x1p-149)});
     }

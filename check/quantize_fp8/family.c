@@ -128,7 +128,7 @@ static const suite_row suites[] = {
 static const char *const fault_problems[] = {
     "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=row pow2=1 floor=0.25 amax=1",
     "quantize_fp8 rows=5 cols=264 dtype=bf16 pow2=1 floor=0.25",
-    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=tensor floor=1",
+    "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=tensor floor=1000",
     "quantize_fp8_dual rows=133 cols=264 dtype=bf16 pow2=1 floor=0.25 colsum=1",
     "swiglu_quantize rows=133 cols=264 dtype=bf16 pow2=1 floor=0.25",
     NULL,
