@@ -276,9 +276,35 @@ static const suite_row suites[] = {
 };
 
 static const char *const fault_problems[] = {
-    "embed tokens=5 cols=256 vocab=9 table=bf16 out=bf16",
-    "sample rows=37 vocab=257 history=0",
+    "embed tokens=5 cols=256 vocab=9 table=bf16 out=bf16 scale=3",
+    "sample rows=37 vocab=25 history=4 top_k=9 temperature=0.75 penalty=3",
     NULL,
+};
+
+static ridge_status takes_the_counter_for_the_seed(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    copy.arg[RIDGE_SAMPLE_SEED].data = copy.arg[RIDGE_SAMPLE_COUNTER].data;
+    return fault_run_changed(r, &copy);
+}
+
+static ridge_status forgets_top_k(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    copy.opt.sample.top_k = 0;
+    return fault_run_changed(r, &copy);
+}
+
+#define OPTION(field) .fault = fault_changes_option, .op = RIDGE_SAMPLE, .option = offsetof(ridge_sample_options, field)
+
+static const planted_fault faults[] = {
+    {.name = "takes the counter for the seed", .fault = takes_the_counter_for_the_seed, .op = RIDGE_SAMPLE},
+    {.name = "forgets top_k", .fault = forgets_top_k, .op = RIDGE_SAMPLE},
+    {.name = "draws at another temperature", OPTION(temperature), .value = 1},
+    {.name = "forgets the penalty", OPTION(penalty), .value = 1},
+    {0},
 };
 
 const check_family check_generate = {
@@ -288,4 +314,5 @@ const check_family check_generate = {
     .fill = generate_fill,
     .suites = suites,
     .fault_problems = fault_problems,
+    .faults = faults,
 };
