@@ -65,19 +65,47 @@ static uint32_t philox(uint64_t seed, uint64_t counter)
     return x[0];
 }
 
+/* The largest of the logits, in lanes that the compiler makes vectors of; *number: none is NaN. */
+static float largest(const float *logits, int32_t count, bool *number)
+{
+    enum { LANES = 32 };
+    float most[LANES];
+    uint32_t nan = 0;
+
+    for (int j = 0; j < LANES; j++)
+        most[j] = -INFINITY;
+    for (int32_t i = 0; i + LANES <= count; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            most[j] = logits[i + j] > most[j] ? logits[i + j] : most[j];
+            nan |= logits[i + j] != logits[i + j];
+        }
+    for (int32_t i = count / LANES * LANES; i < count; i++) {
+        most[0] = logits[i] > most[0] ? logits[i] : most[0];
+        nan |= logits[i] != logits[i];
+    }
+    for (int j = 1; j < LANES; j++)
+        most[0] = most[j] > most[0] ? most[j] : most[0];
+    *number = nan == 0;
+    return most[0];
+}
+
 ridge_status ridge_lm_argmax(const ridge_lm *lm, const float *logits, int32_t *token)
 {
-    int32_t best = 0;
+    int32_t i = 0;
+    bool number;
+    float most;
 
     if (!lm || !logits || !token)
         return lm_fail(RIDGE_ERR_ARG, "ridge_lm_argmax: a pointer is NULL");
-    for (int32_t i = 0; i < lm->vocab.count; i++) {
-        if (isnan(logits[i]))
-            return lm_fail(RIDGE_ERR_ARG, "the logit of token %d is NaN", i);
-        if (logits[i] > logits[best])
-            best = i;
+    most = largest(logits, lm->vocab.count, &number);
+    if (!number) {
+        while (!isnan(logits[i]))
+            i++;
+        return lm_fail(RIDGE_ERR_ARG, "the logit of token %d is NaN", i);
     }
-    *token = best;
+    while (logits[i] != most)
+        i++;
+    *token = i;
     return RIDGE_OK;
 }
 

@@ -25,6 +25,7 @@ int cmd_compare(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
+int cmd_perplexity(int argc, char **argv);
 
 /* Opens --device or says why not on stderr; NULL on failure. */
 ridge_device *device_open(const char *spec);

@@ -19,6 +19,7 @@ static const verb verbs[] = {
     {"inspect", "a checkpoint: format, metadata, tensors", cmd_inspect},
     {"quantize", "a checkpoint into FP8, Q8_0, bf16 or f16", cmd_quantize},
     {"generate", "text from a GGUF model: goes on with a prompt, or answers", cmd_generate},
+    {"perplexity", "how well a GGUF model foretells a text", cmd_perplexity},
     {"compare", "records: ratios to each provider, or old against new", cmd_compare},
 };
 
@@ -29,7 +30,7 @@ static int help(FILE *to)
     fprintf(to, "ridge %s: LLM kernels at the roofline, in plain C\n\nusage: ridge VERB [OPTION...]\n\n",
             ridge_version());
     for (int i = 0; i < VERBS; i++)
-        fprintf(to, "  %-8s  %s\n", verbs[i].name, verbs[i].summary);
+        fprintf(to, "  %-10s  %s\n", verbs[i].name, verbs[i].summary);
     fprintf(to, "\n`ridge VERB --help` or `ridge help VERB` says more.\n");
     return 0;
 }

@@ -6,6 +6,8 @@
 #include "src/internal.h"
 #include "tools/cli.h"
 
+enum { LEAST = 64 << 20 }; /* bytes: less would be a read of caches, and of how long threads take to begin */
+
 /* Seconds of the fastest of five reads by all threads. */
 static double read_host(const uint64_t *memory, int64_t words)
 {
@@ -50,6 +52,7 @@ double read_rate(const ridge_device *device, int64_t bytes)
     void *memory = NULL, *stream = NULL;
     double spent = 0;
 
+    bytes = bytes < LEAST ? LEAST : bytes;
     if (device->backend_id == RIDGE_CPU) {
         bytes = bytes / 4096 * 4096;
         memory = bytes ? aligned_alloc(4096, (size_t)bytes) : NULL;

@@ -1,0 +1,31 @@
+#!/bin/sh
+# generate.sh RIDGE LM_TOOL: the verbs generate and perplexity on small models: text, seeds, a dialogue, errors.
+set -u
+ridge=$1 tool=$2
+dir=$(mktemp -d)
+log=$dir/log
+trap 'rm -rf "$dir"' EXIT
+. "$(dirname "$0")/expect.sh"
+
+for family in llama gemma3; do
+    "$tool" make $family "$dir/$family.gguf" || fail "no model of $family"
+done
+model=$dir/llama.gguf
+one=$("$ridge" generate "$model" -p "ab cd" -n 20 --seed 7 --device cpu -q) || fail "generate failed"
+two=$("$ridge" generate "$model" -p "ab cd" -n 20 --seed 7 --device cpu:c -q)
+[ -n "$one" ] && [ "$one" = "$two" ] || fail "the same seed gave '$one' and '$two'"
+[ "$one" != "$("$ridge" generate "$model" -p "ab cd" -n 20 --seed 8 --device cpu -q)" ] || fail "another seed gave the same text"
+expect 0 '"text_tokens": ' "$ridge" generate "$dir/gemma3.gguf" -p "ab" -n 5 --temp 0 --device cpu --json
+expect 0 'tokens/s' "$ridge" generate "$dir/gemma3.gguf" -p "ab" -n 5 --temp 0 --device cpu
+printf 'ab\ncd\n' >"$dir/lines"
+"$ridge" generate "$model" -i -n 5 --device cpu -q <"$dir/lines" >"$dir/out" 2>&1 || fail "a dialogue failed: $(cat "$dir/out")"
+expect 0 "perplexity" "$ridge" perplexity "$model" "$0" --ctx 32 --device cpu -q
+expect 1 "fewer than a window" "$ridge" perplexity "$model" "$dir/lines" --ctx 512 --device cpu
+expect 1 "cannot read" "$ridge" perplexity "$model" "$dir/nothing" --device cpu
+expect 1 "there is room for 4" "$ridge" generate "$model" -p "a b c d e f g h" --ctx 4 --device cpu
+expect 1 "lines" "$ridge" generate "$dir/lines" -p a --device cpu
+expect 2 "are needed" "$ridge" generate "$model"
+expect 2 "top-p" "$ridge" generate "$model" -p a --top-p 2
+expect 2 "temp" "$ridge" generate "$model" -p a --temp nan
+[ $bad = 0 ] && echo "generate: all as expected"
+exit $((bad > 0))
