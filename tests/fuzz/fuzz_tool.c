@@ -125,8 +125,9 @@ static void check_nothing_left(const char *name, bool written)
 /* ------------------------------------------------------------------------------------------------------------- one run
  */
 
-/* Runs a verb with its output in memory; signals are the fuzzer's again afterwards. */
-static int run(int (*verb)(int, char **), char **words)
+/* Runs a verb with its output in memory; signals are the fuzzer's again afterwards. *json: what it printed, if it was
+ * asked for that. */
+static int run(int (*verb)(int, char **), char **words, json_t **json)
 {
     FILE *streams[2] = {stdout, stderr};
     char *text[2];
@@ -149,6 +150,7 @@ static int run(int (*verb)(int, char **), char **words)
     for (int i = 1; i < NSIG; i++)
         if (i != SIGKILL && i != SIGSTOP)
             sigaction(i, &saved[i], NULL);
+    *json = status == 0 ? json_loadb(text[0], length[0], 0, NULL) : NULL;
     for (int i = 0; i < 2; i++) {
         for (size_t at = 0, bytes; at < length[i]; at += bytes) {
             bytes = text[i][at] == '\n' ? 1 : io_printable(text[i] + at, length[i] - at);
@@ -167,15 +169,19 @@ static void inspect(source *s, char *path)
 {
     static char verb[] = "inspect", json[] = "--json", meta[] = "--meta", pattern[] = "*w*";
     char *words[6] = {verb, path};
+    const bool wants_json = pick(s, 2);
     int count = 2, status;
+    json_t *printed;
 
-    if (pick(s, 2))
+    if (wants_json)
         words[count++] = json;
     if (!pick(s, 4))
         words[count++] = meta;
     if (!pick(s, 8))
         words[count++] = pattern;
-    status = run(cmd_inspect, words);
+    status = run(cmd_inspect, words, &printed);
+    demand(status != 0 || !wants_json || printed, "inspect: no JSON");
+    json_decref(printed);
     demand(status == 0 || status == 1, "inspect: another status than 0 or 1");
     inspected++;
     inspected_well += status == 0;
@@ -200,6 +206,29 @@ static void check_output(const char *in, const char *out)
     ridge_file_close(to);
 }
 
+/* The worst element of a tensor is one of its elements. */
+static void check_summary(const char *in, const json_t *summary)
+{
+    const json_t *tensors = json_object_get(summary, "tensors"), *t;
+    ridge_file *from;
+    size_t i;
+
+    demand(ridge_file_open(in, &from) == RIDGE_OK && json_array_size(tensors) == (size_t)ridge_file_tensors(from),
+           "the summary has other tensors");
+    json_array_foreach(tensors, i, t)
+    {
+        const json_t *worst = json_object_get(t, "worst");
+        const ridge_entry *entry = ridge_file_tensor(from, (int64_t)i);
+        const json_int_t at = json_integer_value(json_object_get(worst, "index"));
+
+        demand(strcmp(json_string_value(json_object_get(t, "name")), entry->name) == 0, "the summary has other names");
+        demand(!worst || (at >= 0 && at < entry->elements), "the worst element is not in the tensor");
+        demand(!worst || json_integer_value(json_object_get(t, "not_finite")) < entry->elements,
+               "the worst element of none that is finite");
+    }
+    ridge_file_close(from);
+}
+
 static void quantize(source *s, char *in)
 {
     static char verb[] = "quantize", to[] = "--to", o[] = "-o", quiet[] = "--quiet", device[] = "--device",
@@ -208,9 +237,10 @@ static void quantize(source *s, char *in)
                 exclude[] = "--exclude", include[] = "--include", some[] = "*q_proj*", all[] = "*";
     static char format[5][16] = {"fp8-block128", "fp8-row", "q8_0", "bf16", "f16"};
     char out[160], *words[24] = {verb, in, o, out, to, format[pick(s, 5)], quiet, device, cpu};
-    const bool replace = pick(s, 2), exists = pick(s, 3) == 0, rehearse = pick(s, 8) == 0;
+    const bool wants_json = pick(s, 2), replace = pick(s, 2), exists = pick(s, 3) == 0, rehearse = pick(s, 8) == 0;
     int count = 9, status;
     uint64_t before, old;
+    json_t *summary;
     struct stat there;
 
     snprintf(out, sizeof out, "%s/x", out_folder);
@@ -219,7 +249,7 @@ static void quantize(source *s, char *in)
     } else if (exists) {
         put_file(out, "old", 3);
     }
-    if (pick(s, 2))
+    if (wants_json)
         words[count++] = json;
     if (replace)
         words[count++] = force;
@@ -234,7 +264,11 @@ static void quantize(source *s, char *in)
     before = hash_path(in_folder, 0);
     old = hash_path(out, 0);
     quantize_stop = 0;
-    status = run(cmd_quantize, words);
+    status = run(cmd_quantize, words, &summary);
+    demand(status != 0 || !wants_json || summary, "quantize: no JSON");
+    if (summary)
+        check_summary(in, summary);
+    json_decref(summary);
     demand(status == 0 || status == 1 || (status == 130 && quantize_stop), "quantize: another status than 0 or 1");
     converted += status == 0 && !rehearse;
     refused += status != 0;
