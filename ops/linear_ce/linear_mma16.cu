@@ -117,14 +117,14 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 }
 
 /* Three products (eval: one) at 0.79 of what mma.sync reaches from registers (eval on an H200), or as long as W, P^T
- * and dW take to be moved; and the kernels between them, 60 us, and 390 more with gradients (256 tokens). Every chunk
- * after the first reads and writes dW's sum. */
+ * and dW take to be moved; and the kernels between them, 60 us, and 390 more with gradients (256 tokens; fewer
+ * were not measured and count as 256). Every chunk after the first reads and writes dW's sum. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const bool eval = problem->op == RIDGE_LINEAR_CE_EVAL;
     const double cells = (double)problem->dim[1] * (double)problem->dim[2];
-    const double tiles =
-        (double)ridge_ceil_div(problem->dim[0], CE16_BLOCK_M) * (double)ridge_ceil_div(problem->dim[2], CE16_BLOCK_N);
+    const double tiles = 2 * (double)ridge_ceil_div(problem->dim[0], 2 * CE16_BLOCK_M) *
+                         (double)ridge_ceil_div(problem->dim[2], CE16_BLOCK_N);
     const double waves = tiles / (device->units ? device->units : 1);
     const double macs =
         (eval ? 1 : 3) * (waves < 1 ? 1 : waves) * CE16_BLOCK_M * CE16_BLOCK_N * (double)problem->dim[1];
