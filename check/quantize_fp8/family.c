@@ -75,6 +75,7 @@ static void quantize_cases(const ridge_op_row *op, case_level level, case_list *
  * are those of an amax of 4 to 8. */
 static bool fill_given(const test_case *c, const image *im, int arg, uint64_t seed)
 {
+    static const float extreme[] = {0x1p127f, 0x1.8p126f, 0x1.fffffep127f, 0x1p-127f, 0x1p-140f, 0x1p-149f};
     unsigned char *to = im->host + im->offset[arg];
     int64_t rows, count;
 
@@ -85,7 +86,9 @@ static bool fill_given(const test_case *c, const image *im, int arg, uint64_t se
         uint64_t z = random_next(&seed);
         float value = ridge_float((uint32_t)(z % (40u << 23)) + (107u << 23));
 
-        if (c->fill == FILL_UNIT)
+        if (c->fill == FILL_EDGE && (count == 1 || i % 3 == 1)) /* used within [2^-126, 2^126] */
+            value = extreme[(z >> 40) % 6];
+        else if (c->fill == FILL_UNIT)
             value = (4.0f + (float)(z >> 40) * 0x1p-22f) / 448.0f;
         else if (i > 2 && i == count - 1)
             value = -value;
