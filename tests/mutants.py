@@ -117,7 +117,8 @@ class Worker:
     def __init__(self, base, at):
         self.base, self.root, self.build, self.original = base, os.path.join(at, "tree"), os.path.join(at, "build"), {}
         shutil.rmtree(at, ignore_errors=True)
-        shutil.copytree(base.root, self.root, symlinks=True, ignore=shutil.ignore_patterns("build*", ".git", ".dev"))
+        skipped = lambda folder, names: [n for n in names if folder == base.root and n.startswith(("build", "."))]
+        shutil.copytree(base.root, self.root, symlinks=True, ignore=skipped)
         os.makedirs(self.build)
 
     def compile(self, name):
