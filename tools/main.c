@@ -18,8 +18,10 @@ static const verb verbs[] = {
     {"tune", "time every row of a suite and write a tuning file", cmd_tune},
     {"inspect", "a checkpoint: format, metadata, tensors", cmd_inspect},
     {"quantize", "a checkpoint into FP8, Q8_0, bf16 or f16", cmd_quantize},
+#if RIDGE_HAVE_LM
     {"generate", "text from a GGUF model: goes on with a prompt, or answers", cmd_generate},
     {"perplexity", "how well a GGUF model foretells a text", cmd_perplexity},
+#endif
     {"compare", "records: ratios to each provider, or old against new", cmd_compare},
 };
 
