@@ -18,13 +18,21 @@
 
 static int cuda_count(char *why_none, size_t size)
 {
-    int count = 0;
+    int count = 0, driver = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
 
     if (error == cudaSuccess && count > 0)
         return count;
+    if (error == cudaSuccess || error == cudaErrorNoDevice)
+        snprintf(why_none, size, "the driver shows no device");
+    else if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+        snprintf(why_none, size, "there is no NVIDIA driver (libcuda.so.1)");
+    else
+        snprintf(why_none, size, "%s%s", cudaGetErrorString(error),
+                 error == cudaErrorInitializationError
+                     ? " (a process forked after CUDA had started cannot use it: start processes by spawn)"
+                     : "");
     cudaGetLastError(); /* a machine without a driver is no error of the caller's */
-    snprintf(why_none, size, "%s", error == cudaSuccess ? "the driver shows no device" : cudaGetErrorString(error));
     return 0;
 }
 

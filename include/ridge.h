@@ -80,8 +80,9 @@ typedef enum ridge_status {
 /** Runs a call on `stream` (a cudaStream_t; ignored on the CPU, where the call returns when the work is done). Operands
  * and workspace must stay until then, the struct need not. `workspace` is device memory, 256-byte aligned, apart from
  * all operands, contents undefined at entry; ridge_workspace_bytes says how much. Of pointers only their numbers are
- * checked: memory of another device ends as the driver or a signal says. Errors leave every output untouched:
- * RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED, RIDGE_ERR_WORKSPACE, RIDGE_ERR_DEVICE. */
+ * checked: memory of another device ends as the driver or a signal says. Errors: RIDGE_ERR_ARG, RIDGE_ERR_UNSUPPORTED,
+ * RIDGE_ERR_WORKSPACE, which leave every output untouched, and RIDGE_ERR_DEVICE, after which the kernels launched
+ * before the one that failed have written. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace,
                                                size_t workspace_bytes, void *stream);
 

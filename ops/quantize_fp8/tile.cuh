@@ -15,7 +15,7 @@
 enum { TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / 32, TILE_ROWS = 8 };
 /* Blocks that must fit a multiprocessor, which caps the registers. Measured on an H200; elsewhere ptxas takes as many
  * registers as it wants, so that nothing spills. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TILE_BLOCKS(hopper) (hopper)
 #else
 #define TILE_BLOCKS(hopper) 1

@@ -17,9 +17,9 @@
  * them. */
 enum { APPROX_ULPS = 8 };
 
-/* The errors of the fast functions have been measured on sm_90 only; elsewhere the exact formula computes everything.
- */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+/* The errors of the fast functions have been measured on sm_90 only; elsewhere the exact formula computes everything,
+ * also in PTX for compute_90, which newer chips run. */
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 enum { APPROX = 1 };
 #else
 enum { APPROX = 0 };

@@ -20,7 +20,7 @@ enum { SWIGLU_GROUP = RIDGE_DROW_GROUP, SWIGLU_PLAIN_THREADS = 128, SWIGLU_THREA
 
 /* Blocks of a kernel that must fit a multiprocessor, which caps its registers: `hopper` was measured for SiLU on an
  * H200; elsewhere `other` leaves ptxas enough registers not to spill. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SWIGLU_BLOCKS(dtype, act, hopper, other) ((act) == RIDGE_SILU && (dtype) != RIDGE_F32 ? (hopper) : (other))
 #else
 #define SWIGLU_BLOCKS(dtype, act, hopper, other) (other)
