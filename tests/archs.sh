@@ -20,5 +20,7 @@ expect release 'this nvcc does not know 100;120;100-ptx: left out -- ridge: CUDA
 expect 80,90a 'CUDA kernels for 80;90a '
 expect '90a;120' 'does not know 120: left out -- ridge: CUDA kernels for 90a '
 expect 100 'knows none of the architectures 100 '
+expect '80;80-ptx' 'PTX begins at 90-ptx'
+expect '80;90-ptx' '90-ptx needs 90a beside it'
 expect sm_90 "'sm_90' is not of the form"
-echo "archs: 5 lists"
+echo "archs: 7 lists"
