@@ -356,12 +356,9 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     const bool aligned = f32 && problem->align == 4 && problem->dim[1] % 4 == 0 && (!hv || problem->dim[2] % 4 == 0);
     const double tokens = 128.0 * (double)ridge_ceil_div(problem->dim[0], 128); /* tiles of 128 */
     const double hidden = (double)problem->dim[1], vocab = (double)problem->dim[2];
-    const double all = aligned ? 80e3
-                       : f32   ? 8.4e3
-                               : 34e3,
-                 macs = gemms /
-                        ((gemms - (gemms > 1)) / all + (gemms > 1) / (f32 ? 8.4e3 : 34e3)); /* dW is never aligned */
-    const double multiply = tokens * hidden * vocab / (macs * device->clock_ghz * device->units);
+    const double slow = f32 ? 8.4e3 : 34e3, fast = aligned ? 80e3 : slow, dw = gemms > 1; /* dW is slow in any case */
+    const double clocks = ((gemms - dw) / fast + dw / slow) / gemms;
+    const double multiply = tokens * hidden * vocab * clocks / (device->clock_ghz * device->units);
     const double load = (tokens + vocab) * hidden * (f32 ? 4e-3 : 2e-3) / device->copy_gbps;
 
     return 50 + gemms * (multiply > load ? multiply : load);
