@@ -94,8 +94,9 @@ typedef struct ridge_lm_message {
     const char *text; /**< names of control tokens in it are plain text */
 } ridge_lm_message;
 
-/** The tokens of messages in the model's chat form, and of the beginning of the answer. With `more` they follow a text
- * that ended with an answer. As ridge_lm_tokenize; RIDGE_ERR_UNSUPPORTED: the model has no chat form that is known. */
+/** The tokens of messages in the model's chat form, and of the beginning of the answer. With `more` they follow an
+ * answer, and the token that ends its turn comes first: do not decode that one yourself. As ridge_lm_tokenize;
+ * RIDGE_ERR_UNSUPPORTED: the model has no chat form that is known. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_chat(const ridge_lm *lm, const ridge_lm_message *messages, int64_t number,
                                                    int more, int32_t *tokens, int64_t capacity, int64_t *count);
 

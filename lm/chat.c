@@ -120,8 +120,11 @@ static void write_messages(writer *w, const ridge_lm_message *m, int64_t number,
 
     if (!more && (w->v->add_bos || strcmp(form, "llama3") == 0 || strcmp(form, "gemma") == 0) && w->v->bos >= 0)
         lm_put(w->out, w->v->bos);
-    if (more && strcmp(form, "mistral") != 0)
-        mark(w, strcmp(form, "llama3") == 0 ? "" : "\n"); /* after the token that ended the answer */
+    if (more) /* the answer's turn ends: its last token was not read by the model */
+        mark(w, strcmp(form, "chatml") == 0   ? "<|im_end|>\n"
+                : strcmp(form, "llama3") == 0 ? "<|eot_id|>"
+                : strcmp(form, "gemma") == 0  ? "<end_of_turn>\n"
+                                              : "</s>");
     if (!more && w->v->chat_system && (number == 0 || !is(&m[0], "system")))
         (strcmp(form, "llama3") == 0 ? llama3 : chatml)(w, "system", w->v->chat_system);
     for (int64_t i = 0; i < number; i++) {

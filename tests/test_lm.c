@@ -205,6 +205,9 @@ TEST(a_chat_has_the_tokens_of_its_template)
     }
     assert_int_equal(starts, 2);
     assert_int_equal(ends, 1);
+    assert_int_equal(tokens[0], 3);
+    assert_int_equal(ridge_lm_chat(lm, &hostile, 1, 1, tokens, 4096, &count), RIDGE_OK);
+    assert_int_equal(tokens[0], 4); /* the answer before it ends */
     assert_int_equal(ridge_lm_chat(lm, &bad, 1, 0, tokens, 4096, &count), RIDGE_ERR_ARG);
     ridge_lm_close(lm);
 }
