@@ -47,10 +47,23 @@ static ridge_arch arch_of(int compute)
     return (ridge_arch)best;
 }
 
+/* A function of libcuda by its name of CUDA 12.0; NULL: this driver has none. */
+static void *driver_function(const char *name)
+{
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *entry = NULL;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
+#endif
+
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : NULL;
+}
+
 static ridge_status cuda_open(ridge_device *device, int ordinal)
 {
     cudaDeviceProp prop;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     int compute, memory_khz = 0, clock_khz = 0, driver = 0;
 
     TRY(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
@@ -69,10 +82,7 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
     device->copy_gbps = 0.88 * 2e-6 * memory_khz * (prop.memoryBusWidth / 8);
     device->clock_ghz = 1e-6 * clock_khz;
     cudaDriverGetVersion(&driver);
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &device->tensor_map_encode, 12000, cudaEnableDefault,
-                                         &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        device->tensor_map_encode = NULL;
+    device->tensor_map_encode = driver_function("cuTensorMapEncodeTiled");
     cudaGetLastError();
     snprintf(device->driver, sizeof device->driver, "CUDA %d.%d", driver / 1000, driver % 1000 / 10);
     snprintf(device->name, sizeof device->name, "%.*s", (int)sizeof device->name - 1, prop.name);
