@@ -90,7 +90,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const size_t at = ((size_t)data[i] | (size_t)data[i + 1] << 8 | (size_t)(data[i + 2] & 3) << 16) % head[which];
 
         for (int j = 0; j < 1 + data[i + 2] / 64 && at + (size_t)j < length[which]; j++)
-            copy[at + (size_t)j] = data[i + 3 + (j < 3 ? j : 2)];
+            copy[at + (size_t)j] = data[i + 3 + (size_t)(j < 3 ? j : 2)];
     }
     lm_must(ftruncate(fd, 0) == 0 && pwrite(fd, copy, length[which], 0) == (ssize_t)length[which], "write");
     free(copy);
