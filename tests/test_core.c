@@ -54,10 +54,36 @@ TEST(query)
     assert_string_equal(info.arch, "sm90");
     assert_string_equal(info.backend, "cuda");
     assert_int_equal(info.units, 132);
+    assert_true(info.memory_bytes == 0); /* of a model: not known */
     info.struct_size = 3;
     assert_int_equal(ridge_device_query(device, &info), RIDGE_ERR_ARG);
     assert_int_equal(ridge_device_query(NULL, &info), RIDGE_ERR_ARG);
     ridge_close(device);
+    info.struct_size = sizeof info;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    assert_int_equal(ridge_device_query(device, &info), RIDGE_OK);
+    assert_true(info.memory_bytes > 1 << 20);
+    ridge_close(device);
+}
+
+/* Tables of scales of a matrix of 300 x 200. */
+TEST(scale_tables)
+{
+    static const struct {
+        uint32_t mode;
+        int64_t rows, cols;
+    } table[] = {{RIDGE_SCALE_TENSOR, 1, 1},
+                 {RIDGE_SCALE_ROW, 1, 300},
+                 {RIDGE_SCALE_ROW128, 2, 300},
+                 {RIDGE_SCALE_BLK128, 3, 2}};
+
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        int64_t rows, cols;
+
+        ridge_scale_extent(table[i].mode, 300, 200, &rows, &cols);
+        assert_int_equal(rows, table[i].rows);
+        assert_int_equal(cols, table[i].cols);
+    }
 }
 
 TEST(model_launches_nothing)
@@ -412,6 +438,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opening),
         cmocka_unit_test(query),
+        cmocka_unit_test(scale_tables),
         cmocka_unit_test(model_launches_nothing),
         cmocka_unit_test(pins),
         cmocka_unit_test(decimal_comma),
