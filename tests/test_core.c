@@ -1,9 +1,11 @@
 /* test_core.c: what the table driver cannot reach: opening devices, pins, tuning files, picks, workspace, text, and
  * that a call allocates nothing. */
 #include <locale.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "unit.h"
+#include "cpu/num.h"
 #include "src/internal.h"
 
 /* Counts allocations of the whole program while armed. A sanitizer brings its own malloc, which stays. */
@@ -64,6 +66,28 @@ TEST(query)
     assert_int_equal(ridge_device_query(device, &info), RIDGE_OK);
     assert_true(info.memory_bytes > 1 << 20);
     ridge_close(device);
+}
+
+/* Every code of e4m3 and e5m2, infinity and NaN too. */
+TEST(fp8_codes)
+{
+    for (int code = 0; code < 256; code++)
+        for (int e5m2 = 0; e5m2 < 2; e5m2++) {
+            const int fraction = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, magnitude = code & 0x7f;
+            const int exponent = magnitude >> fraction, low = magnitude & ((1 << fraction) - 1);
+            const float got = ridge_f32_from_fp8((uint8_t)code, e5m2);
+            double want =
+                exponent ? ldexp((1 << fraction) + low, exponent - bias - fraction) : ldexp(low, 1 - bias - fraction);
+
+            if (e5m2 && exponent == 31)
+                want = low ? NAN : INFINITY;
+            if (!e5m2 && magnitude == 0x7f)
+                want = NAN;
+            if (isnan(want))
+                assert_true(isnan(got));
+            else
+                assert_true((double)got == (code & 0x80 ? -want : want) && !signbit(got) == !(code & 0x80));
+        }
 }
 
 /* Tables of scales of a matrix of 300 x 200. */
@@ -439,6 +463,7 @@ int main(void)
         cmocka_unit_test(opening),
         cmocka_unit_test(query),
         cmocka_unit_test(scale_tables),
+        cmocka_unit_test(fp8_codes),
         cmocka_unit_test(model_launches_nothing),
         cmocka_unit_test(pins),
         cmocka_unit_test(decimal_comma),
