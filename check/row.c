@@ -493,12 +493,14 @@ static bool run_modes(run *t)
         return failed(t, "upload");
 #pragma omp parallel
     _mm_setcsr(UP_AND_FLUSH);
+    _mm_setcsr(UP_AND_FLUSH); /* once more for the caller: with LLVM's OpenMP a region ends in the mode it began in */
     status = launch(t, t->device, t->im, &t->l[0], false);
 #pragma omp parallel reduction(+ : changed)
     {
         changed += (_mm_getcsr() & ~(unsigned)FLAGS) != UP_AND_FLUSH;
         _mm_setcsr(before);
     }
+    _mm_setcsr(before);
     if (status)
         return failed(t, "in another rounding mode");
     if (changed) {
