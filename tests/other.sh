@@ -14,7 +14,7 @@ clang)
     ;;
 asan)
     configure -DRIDGE_SANITIZE=address,undefined
-    "$dir/ridge" test --quick --device cpu --quiet
+    "$dir/ridge" test --quick --once --device cpu --quiet
     "$dir/tests/teeth" --device cpu
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool"
     python3 "$root/tests/quantize_files.py" "$dir/ridge"
