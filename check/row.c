@@ -223,7 +223,7 @@ static int writes_behind(const run *t, ridge_write *list)
     return count;
 }
 
-/* The writes of the kernel in front: everything, from the second lane; of a launch with RIDGE_WEIGHTS_CONST what
+/* The writes of the preceding kernel: everything, from the second lane; of a launch with RIDGE_WEIGHTS_CONST what
  * follows the rows of the call, since operands that do not may be weights. */
 static int writes_in_front(const run *t, bool weights_const, ridge_write *list)
 {
@@ -255,7 +255,7 @@ static ridge_status launch_between(const void *state)
     return status ? status : b->write_late(t->device, list, count, 0, t->l[0].stream);
 }
 
-/* 0xff in the first lane wherever the kernel in front writes. */
+/* 0xff in the first lane wherever the preceding kernel writes. */
 static bool poison(run *t)
 {
     ridge_write list[RIDGE_MAX_WRITES];

@@ -1,5 +1,6 @@
 /** @file ridge.h
- * LLM kernels at the roofline, in plain C: the whole kernel API in one file, hence its length. A complete program:
+ * LLM kernels at the roofline, in plain C. Longer than 600 lines because it is the whole kernel API: one header is what
+ * a program includes and what bindings are generated from. A complete program:
  * @code
  * #include <ridge.h>
  * #include <stdio.h>

@@ -34,11 +34,12 @@ typedef struct ridge_lm_session ridge_lm_session; /**< A text: its cache of keys
 
 /** Options of ridge_lm_open. */
 typedef struct ridge_lm_options {
-    uint32_t struct_size;                        /**< set by the caller to sizeof(ridge_lm_options) */
-    uint32_t reserved;                           /**< 0 */
-    int64_t memory_limit;                        /**< bytes that the weights may take; 0: what the device has free */
-    void (*note)(void *state, const char *line); /**< receives what opening does, line by line; NULL: nobody */
-    void *state;                                 /**< of note */
+    uint32_t struct_size; /**< set by the caller to sizeof(ridge_lm_options) */
+    uint32_t reserved;    /**< 0 */
+    int64_t memory_limit; /**< bytes that the weights may take; 0: what the device has free */
+    void (*note)(void *state,
+                 const char *line); /**< receives what opening does, line by line; NULL: it is not reported */
+    void *state;                    /**< of note */
 } ridge_lm_options;
 
 /** Opens a GGUF file; `device` must stay open as long as the model. options may be NULL. Errors: RIDGE_ERR_ARG (NULL,

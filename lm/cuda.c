@@ -107,7 +107,7 @@ static void stop(void *state)
         WITH_CONTEXT(s, error, s->f.stream_destroy(s->stream));
     if (s->context)
         error = s->f.primary_release(s->ordinal);
-    (void)error; /* nobody is left to hear of it */
+    (void)error; /* a session that is being closed has no caller to report to */
     if (s->library)
         dlclose(s->library);
     free(s);

@@ -58,9 +58,9 @@ TEST(quota_of_cgroups)
     write_file("pod/box/cpu.max", "900000 100000\n");
     assert_int_equal(cpus_of("0::/pod/box\n"), 3); /* the smallest on the way up */
     assert_int_equal(cpus_of("0::/path/of/the/host\n"), 3);
-    write_file("cpu.max", "rubbish\n");
+    write_file("cpu.max", "malformed\n");
     assert_int_equal(cpus_of("0::/pod/box\n"), 9);
-    assert_int_equal(cpus_of("0::/\nrubbish\n::\n:\n"), 0);
+    assert_int_equal(cpus_of("0::/\nmalformed\n::\n:\n"), 0);
     write_file("cpu/pod/cpu.cfs_quota_us", "150000\n"); /* v1 */
     write_file("cpu/pod/cpu.cfs_period_us", "100000\n");
     assert_int_equal(cpus_of("5:cpuset:/pod\n4:cpu,cpuacct:/pod\n0::/\n"), 2);

@@ -6,12 +6,29 @@
 
 extern const ridge_family ridge_family_attention;
 
+typedef struct attention_shape {
+    const char *shape;
+    test_case layout;
+} attention_shape;
+
+/* Every shape with every form; quick: each form with a third of the shapes. */
+static void add_forms(const ridge_op_row *op, case_level level, case_list *list, const attention_shape *shape,
+                      size_t shapes, const char *const *form, size_t forms)
+{
+    char text[256];
+
+    for (size_t i = 0; i < shapes; i++)
+        for (size_t f = 0; f < forms; f++) {
+            if (level == CASES_QUICK && (i + f) % 3)
+                continue;
+            snprintf(text, sizeof text, "%s %s", shape[i].shape, form[f]);
+            cases_add(list, op, text, shape[i].layout);
+        }
+}
+
 static void append_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
-    static const struct {
-        const char *shape;
-        test_case layout;
-    } shape[] = {
+    static const attention_shape shape[] = {
         {"tokens=0 heads=4 kv_heads=2 head_dim=64 positions=8", {.fill = FILL_NORMAL}},
         {"tokens=2 heads=0 kv_heads=0 head_dim=64 positions=8", {.fill = FILL_NORMAL}},
         {"tokens=1 heads=2 kv_heads=2 head_dim=64 positions=0", {.fill = FILL_NORMAL}},
@@ -31,23 +48,12 @@ static void append_cases(const ridge_op_row *op, case_level level, case_list *li
         "qkv=bf16 out=bf16 kv=f16 n_rot=16 q_norm=1",
         "qkv=f32 out=f32 kv=f16 n_rot=8 halves=1 bias=1 q_norm=1 k_norm=1",
     };
-    char text[256];
-
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        for (size_t form = 0; form < sizeof forms / sizeof forms[0]; form++) {
-            if (level == CASES_QUICK && (i + form) % 3)
-                continue;
-            snprintf(text, sizeof text, "%s %s", shape[i].shape, forms[form]);
-            cases_add(list, op, text, shape[i].layout);
-        }
+    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], forms, sizeof forms / sizeof forms[0]);
 }
 
 static void decode_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
-    static const struct {
-        const char *shape;
-        test_case layout;
-    } shape[] = {
+    static const attention_shape shape[] = {
         {"tokens=0 heads=4 kv_heads=2 head_dim=64 positions=8", {.fill = FILL_UNIT}},
         {"tokens=2 heads=4 kv_heads=2 head_dim=64 positions=0", {.fill = FILL_UNIT}},
         {"tokens=1 heads=9 kv_heads=3 head_dim=64 positions=1", {.fill = FILL_UNIT}},
@@ -70,15 +76,7 @@ static void decode_cases(const ridge_op_row *op, case_level level, case_list *li
         "q=bf16 kv=bf16 out=f32 scale=0.1 sinks=1 window=1",
         "q=f32 kv=bf16 out=bf16 scale=-0.05 softcap=30",
     };
-    char text[256];
-
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        for (size_t form = 0; form < sizeof forms / sizeof forms[0]; form++) {
-            if (level == CASES_QUICK && (i + form) % 3)
-                continue;
-            snprintf(text, sizeof text, "%s %s", shape[i].shape, forms[form]);
-            cases_add(list, op, text, shape[i].layout);
-        }
+    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], forms, sizeof forms / sizeof forms[0]);
 }
 
 static void attention_cases(const ridge_op_row *op, case_level level, case_list *list)

@@ -49,7 +49,7 @@ static void drop_unfinished(void)
         unlink(unfinished);
 }
 
-/* A name that nobody can foresee, and that must be new: in a directory that others may write to, a link planted under a
+/* An unpredictable name that must be new: in a directory that others may write to, a link planted under a
  * known name would be written through. */
 static FILE *create(out_file *out)
 {

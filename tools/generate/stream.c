@@ -1,4 +1,4 @@
-/* stream.c: what a model writes on its way to a terminal: it may be no UTF-8, and it may hold control sequences. */
+/* stream.c: prints what a model writes to a terminal: it may be no UTF-8, and it may hold control sequences. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

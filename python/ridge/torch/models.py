@@ -254,7 +254,7 @@ def _unwrapped(model):
 
 
 def _take(patch, module, function):
-    """function(patch, module) sets the module's forward, where nobody has."""
+    """function(patch, module) sets the module's forward, unless it is set already."""
     if _ours(module) is not None:
         raise ArgumentError(f"this {type(module).__name__} is patched already: undo() that patch first")
     if "forward" in module.__dict__:
