@@ -1,5 +1,6 @@
 /* cpu.c: embed and sample on the CPU, in C. A row of sample is one thread's. The candidates that top_k and top_p leave
- * are found by their keys (src/math/sample.h) a byte at a time, from the highest on, without sorting. */
+ * are found by their keys (src/math/sample.h) a byte at a time, from the highest on, without sorting; those of a small
+ * top_k by one pass that keeps the best, and the rest of the work is theirs alone. */
 #include "args.h"
 #include "cpu/num.h"
 #include "cpu/team.h"
@@ -81,6 +82,8 @@ static ridge_status launch_embed(const ridge_device *device, const ridge_kernel 
 
 /* ---------------------------------------------------------------------------------------------------------- sample */
 
+enum { FEW = 256 }; /* candidates that a list on the stack holds */
+
 /* Tokens that are left: those with a larger key, and the first `equal` of those with this one. */
 typedef struct sample_cut {
     uint32_t key;
@@ -139,17 +142,17 @@ static bool is_left(const sample_args *a, sample_cut c, float logit, float large
     return (key > c.key || (key == c.key && (*equal)++ < c.equal)) && ridge_sample_ratio(logit, largest) >= a->min_p;
 }
 
-static int64_t draw(const sample_args *a, const float *logits, float largest, sample_cut c, uint64_t bits)
+static int64_t draw(const sample_args *a, const float *logits, int64_t n, float largest, sample_cut c, uint64_t bits)
 {
     uint64_t sum = 0, at;
     int64_t equal = 0, i = 0;
 
-    for (int64_t j = 0; j < a->vocab; j++)
+    for (int64_t j = 0; j < n; j++)
         if (is_left(a, c, logits[j], largest, &equal))
             sum += ridge_sample_weight(ridge_exp((logits[j] - largest) / a->temperature));
     at = ridge_high64(bits, sum);
     equal = 0;
-    for (uint64_t before = 0; i < a->vocab; i++) {
+    for (uint64_t before = 0; i < n; i++) {
         if (is_left(a, c, logits[i], largest, &equal))
             before += ridge_sample_weight(ridge_exp((logits[i] - largest) / a->temperature));
         if (before > at)
@@ -158,12 +161,46 @@ static int64_t draw(const sample_args *a, const float *logits, float largest, sa
     return i;
 }
 
+/* The first `most` tokens, at most FEW, by (key descending, number ascending): their logits and numbers, by number. */
+static void gather(const float *logits, int64_t n, int64_t most, float *kept, int64_t *number)
+{
+    uint32_t best[FEW];
+    int64_t left = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = ridge_sample_key(logits[i]);
+        int64_t at = left < most ? left : most - 1;
+
+        if (left == most && key <= best[at])
+            continue;
+        left += left < most;
+        for (; at > 0 && key > best[at - 1]; at--) {
+            best[at] = best[at - 1];
+            number[at] = number[at - 1];
+        }
+        best[at] = key;
+        number[at] = i;
+    }
+    for (int64_t i = 1; i < left; i++) {
+        const int64_t token = number[i];
+        int64_t at = i;
+
+        for (; at > 0 && number[at - 1] > token; at--)
+            number[at] = number[at - 1];
+        number[at] = token;
+    }
+    for (int64_t i = 0; i < left; i++)
+        kept[i] = logits[number[i]];
+}
+
 static int64_t sample_row(const sample_args *a, int64_t row)
 {
     const float *logits = a->logits + row * a->stride;
+    const bool few = a->top_k && a->top_k < a->vocab && a->top_k <= FEW;
+    int64_t best = 0, n = a->vocab, number[FEW], token;
+    float largest, kept[FEW];
     sample_cut c = {0, 0};
-    int64_t best = 0;
-    float largest;
+    uint32_t key = 0;
 
     if (a->copy) {
         float *copy = a->copy + row * a->vocab;
@@ -180,26 +217,35 @@ static int64_t sample_row(const sample_args *a, int64_t row)
     for (int64_t i = 0; i < a->vocab; i++) {
         if (logits[i] != logits[i])
             return -1;
-        best = ridge_sample_key(logits[i]) > ridge_sample_key(logits[best]) ? i : best;
+        if (ridge_sample_key(logits[i]) > key) {
+            key = ridge_sample_key(logits[i]);
+            best = i;
+        }
     }
     largest = logits[best];
     if (a->temperature == 0.0f || largest - largest != 0.0f)
         return best;
-    if (a->top_k && a->top_k < a->vocab)
+    if (few) {
+        n = a->top_k;
+        gather(logits, a->vocab, n, kept, number);
+        logits = kept;
+    } else if (a->top_k && a->top_k < a->vocab) {
         c = cut(logits, a->vocab, largest, false, (uint64_t)a->top_k, c);
+    }
     if (a->top_p < 1.0f) {
         uint64_t sum = 0;
         int64_t equal = 0;
 
-        for (int64_t i = 0; i < a->vocab; i++) {
+        for (int64_t i = 0; i < n; i++) {
             const uint32_t key = ridge_sample_key(logits[i]);
 
             if (key > c.key || (key == c.key && equal++ < c.equal))
                 sum += measure(true, logits[i], largest);
         }
-        c = cut(logits, a->vocab, largest, true, ridge_sample_share(a->top_p, sum), c);
+        c = cut(logits, n, largest, true, ridge_sample_share(a->top_p, sum), c);
     }
-    return draw(a, logits, largest, c, ridge_philox((uint64_t)a->seed[row], (uint64_t)a->counter[row]));
+    token = draw(a, logits, n, largest, c, ridge_philox((uint64_t)a->seed[row], (uint64_t)a->counter[row]));
+    return few ? number[token] : token;
 }
 
 static void sample_one(const sample_args *a, int64_t row)
