@@ -1,6 +1,7 @@
 """Hugging Face models whose parts ridge exchanged: losses and gradients are those of the model itself, whatever else was done
 to it."""
 import copy
+import dis
 import io
 import pickle
 import subprocess
@@ -258,6 +259,13 @@ def test_compiled():
     alike(trained(torch.compile(model, backend="aot_eager", fullgraph=True), inputs)[:1] + (want[1],), want)
     mlp, x = model.model.layers[0].mlp, torch.randn(3, 64)
     near(torch.compile(mlp, fullgraph=True, backend="aot_eager")(x), mlp(x), 1e-6)
+
+
+def test_nothing_that_is_compiled_imports():
+    """PyTorch 2.11's Dynamo refuses an import of a module that loads lazily, as transformers does: only patching imports."""
+    importing = {name for name, f in vars(models).items() if getattr(f, "__module__", None) == models.__name__ and
+                 hasattr(f, "__code__") and any(i.opname == "IMPORT_NAME" for i in dis.get_instructions(f))}
+    assert importing == {"_patch_loss"}
 
 
 def test_checkpointed():

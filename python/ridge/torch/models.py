@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from . import linear_cross_entropy, rms_norm, swiglu, swiglu_linear
 from .._core import ArgumentError
 from ._arrays import compiling
 from .nn import Fp8Linear
@@ -85,7 +86,6 @@ def _defined_by_transformers(module):
 
 
 def _mlp_forward(self, x, *, activation):
-    from . import swiglu, swiglu_linear
     gate, up = (self.gate_up_proj(x), None) if hasattr(self, "gate_up_proj") else (self.gate_proj(x), self.up_proj(x))
     down = self.down_proj
     if _plain(down, Fp8Linear):
@@ -114,7 +114,6 @@ def _patch_mlp(patch, module):
 
 
 def _norm_forward(self, x, *, form):
-    from . import rms_norm
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return type(self).forward(self, x)
     if form == "gemma":
@@ -150,7 +149,6 @@ def _head_forward(self, input, target=None, **options):
     """A linear layer that can also give the loss, within its own call: there FSDP2 has gathered its weight."""
     if target is None:
         return torch.nn.functional.linear(input, self.weight, self.bias)
-    from . import linear_cross_entropy
     return linear_cross_entropy(input, self.weight, target, self.bias, **options)
 
 
@@ -177,8 +175,9 @@ def _why_own_loss(model):
 
 
 def _causal_forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-                    labels=None, use_cache=None, logits_to_keep=0, **kwargs):
-    """The model's own forward, but with labels in training the loss comes without logits (which are None)."""
+                    labels=None, use_cache=None, logits_to_keep=0, *, output, **kwargs):
+    """The model's own forward, but with labels in training the loss comes without logits (which are None), in an object of
+    the class `output`."""
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
               "past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
     lazy = (self.training and labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0 and
@@ -194,22 +193,20 @@ def _causal_forward(self, input_ids=None, attention_mask=None, position_ids=None
         kwargs["output_router_logits"] = self.config.output_router_logits
     out = self.model(**inputs, **kwargs)
     loss = _loss(self, out.last_hidden_state, labels, **kwargs)
-    from transformers import modeling_outputs
     rest = {"logits": None, "past_key_values": out.past_key_values, "hidden_states": out.hidden_states,
             "attentions": out.attentions}
     if not moe:
-        return modeling_outputs.CausalLMOutputWithPast(loss=loss, **rest)
+        return output(loss=loss, **rest)
     aux_loss = None
     if kwargs["output_router_logits"]:
         balance = sys.modules[_class_of(self).__module__].load_balancing_loss_func
         aux_loss = balance(out.router_logits, self.num_experts, self.num_experts_per_tok, attention_mask)
         loss = loss + self.router_aux_loss_coef * aux_loss.to(loss.device)
-    return modeling_outputs.MoeCausalLMOutputWithPast(loss=loss, aux_loss=aux_loss, router_logits=out.router_logits, **rest)
+    return output(loss=loss, aux_loss=aux_loss, router_logits=out.router_logits, **rest)
 
 
 def _loss(model, hidden, labels, num_items_in_batch=None, shift_labels=None, ignore_index=-100, **_):
     """As ForCausalLMLoss: the mean over the labels, NaN where there is none; or the sum over num_items_in_batch."""
-    from . import linear_cross_entropy
     if shift_labels is None:  # token t predicts token t + 1; the last one of each row predicts nothing
         shift_labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=ignore_index)
     options = {"ignore_index": ignore_index, **_logits(model), "reduction": "mean" if num_items_in_batch is None else "sum",
@@ -234,7 +231,10 @@ def _patch_loss(patch, model):
     head = model.lm_head
     if issubclass(type(head), torch.nn.Linear) and "forward" not in head.__dict__:
         patch.set(head, "forward", functools.partial(_head_forward, head))
-    patch.set(model, "forward", functools.partial(_causal_forward, model))
+    from transformers import modeling_outputs  # here: torch.compile refuses to import a module that loads lazily
+    moe = model.config.model_type in MOE
+    output = modeling_outputs.MoeCausalLMOutputWithPast if moe else modeling_outputs.CausalLMOutputWithPast
+    patch.set(model, "forward", functools.partial(_causal_forward, model, output=output))
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
