@@ -256,6 +256,21 @@ static void add_special(case_list *list, const ridge_op_row *op)
         add(list, op, 5, &of[0], 1, "record=1 sums=1");
 }
 
+/* p near 1 at the target in every dtype: of f32 operands the rounding of lse is most of the gradients' error. And f16
+ * gradients beyond 65504. */
+static void add_peak(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {{"", "bias=1 lse=1", "bias=1 dbias=1", CE_PEAK | CE_VALID},
+                                {"reduction=sum", "", "dw=x", CE_VALID}};
+    static const int peak[] = {1, 3, 5}, far[] = {3, 5};
+
+    for (int i = 0; i < 3; i++)
+        for (int n = 1; n < 3; n++) /* f16, f32; W [V, H] and [H, V] */
+            add(list, op, peak[i], &of[0], n, "");
+    for (int i = 0; i < 2 && op->id == RIDGE_LINEAR_CE_TRAIN; i++)
+        add(list, op, far[i], &of[1], 1, "grad_scale=1e6");
+}
+
 /* More logits than 2^31: given ones, whose index passes it, and made ones. */
 static void add_large(case_list *list, const ridge_op_row *op)
 {
@@ -312,6 +327,7 @@ void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
         }
     add_special(list, op);
     add_wrong(list, op);
+    add_peak(list, op);
     if (op->id == RIDGE_LINEAR_CE_TRAIN || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_halves(list, op), add_summed(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL)

@@ -202,6 +202,9 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
         r->dz[b * s->vocab + c] = model ? rounded(dz, s->bits) : dz;
         if (model)
             continue;
+        if (label && fresh == 2) /* (p - 1) A with a lse that is an f32: docs/numerics.md */
+            s->lse_error[b] = fabs((f.label + f.smooth * s->weights + f.square * lse) * slope) * p *
+                              (isfinite(lse) ? fabs(lse) + 2 : 0) * 0x1p-23;
         error += fabs(soft) * fresh * delta + p * fabs(f.square) * delta + 0x1p-20 * (fabs(soft) + fabs(smooth));
         error += 0x1p-20 * p * fabs(f.label) * (1 + fabs(f.square)) + 0x1p-22 * fabs(f.label) * (label ? 1 : 0);
         error *= fabs(slope);
@@ -280,14 +283,14 @@ static void evaluate(ce_subject *s, ce_result *r, bool model)
 
 /* ------------------------------------------------------------------------------------------------------------- call */
 
-enum { TENSORS = 23 };
+enum { TENSORS = 24 };
 
 static bool allocate(ce_subject *s, double **memory)
 {
     const int64_t logits = s->tokens * s->vocab, x = s->tokens * s->hidden, w = s->vocab * s->hidden;
     const int64_t size[TENSORS] = {s->tokens, x,      w,         logits,    s->total,  s->tokens, s->tokens, logits,
                                    logits,    logits, s->tokens, s->tokens, s->tokens, s->tokens, x,         w,
-                                   s->vocab,  logits, logits,    s->tokens, s->tokens, s->tokens, s->tokens};
+                                   s->vocab,  logits, logits,    s->tokens, s->tokens, s->tokens, s->tokens, s->tokens};
     double **const at[TENSORS] = {NULL,
                                   &s->x,
                                   &s->w,
@@ -310,7 +313,8 @@ static bool allocate(ce_subject *s, double **memory)
                                   &s->model.lse,
                                   &s->model.target,
                                   &s->model.loss,
-                                  &s->model.entropy};
+                                  &s->model.entropy,
+                                  &s->lse_error};
     bool good = true;
 
     for (int i = 0; i < TENSORS; i++) {

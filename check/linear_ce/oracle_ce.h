@@ -31,6 +31,7 @@ typedef struct ce_subject {
     double count, weight, weights;
     double *delta, *far; /* [tokens]: error of a logit; sum p |z - lse| */
     double *dz_error;    /* [tokens, vocab] */
+    double *lse_error;   /* [tokens]: of dL/du at the target, by the rounding of a fresh lse to f32 */
     ce_result ref, model;
 } ce_subject;
 
