@@ -692,7 +692,7 @@ enum {
 /** @} */
 
 /** @defgroup attention Attention with a cache
- * The two ops of a decoding layer beside its products. The cache of one layer and one sequence is two matrices K and V
+ * The ops of a layer beside its products. The cache of one layer and one sequence is two matrices K and V
  * [kv_heads, positions*head_dim], f16 or bf16: head by head, a row of head_dim for every position. Their row stride may
  * be larger than positions*head_dim: a call then sees the first positions of a longer cache. Query head h reads
  * head h / (heads/kv_heads) of the cache.
@@ -708,8 +708,12 @@ enum {
  *     s = scale * (q . k);  s = softcap * tanh(s / softcap);  keys p with pos - window < p <= pos
  *     out = (sum over keys of e^(s - max) v) / (e^(sink - max) + sum over keys of e^(s - max))
  *
- * A query that sees no key gives zeros. Contract of both: exact, batch-invariant: a token's result is the same bits
- * whatever other tokens are in the call, and however many positions the cache has.
+ * A query that sees no key gives zeros. Contract of kv_append and attention_decode: exact, batch-invariant: a token's
+ * result is the same bits whatever other tokens are in the call, and however many positions the cache has.
+ *
+ * attention_prefill is the same function for the many queries of a prompt, with q rounded to the dtype of the cache; on
+ * tensor cores the weights of V are rounded to it too. Contract: close, batch-invariant, but not the bits of
+ * attention_decode. (On a CPU it is exact: attention_decode's bits of the rounded q.)
  *
  * @code
  * ridge_call append = ridge_kv_append(tokens, heads, kv_heads, head_dim, positions, ridge_matrix(qkv, RIDGE_F32), pos,
@@ -746,7 +750,7 @@ enum {
     RIDGE_KV_APPEND_Q_NORM, RIDGE_KV_APPEND_K_NORM /**< [head_dim] f32, optional */
 };
 
-/** Options of attention_decode. */
+/** Options of attention_decode and attention_prefill. */
 typedef struct ridge_attention_options {
     int64_t window; /**< keys that a query sees, itself included, >= 0; default 0: all */
     float scale;    /**< factor of the dot products, finite, default 1 */
@@ -764,6 +768,19 @@ enum {
     RIDGE_ATTENTION_DECODE_POS, /**< [tokens] i32; keys beyond the cache are not seen */
     RIDGE_ATTENTION_DECODE_OUT, /**< [tokens, heads*head_dim] f32 or bf16 */
     RIDGE_ATTENTION_DECODE_SINKS /**< [heads] f32, optional: a score that has no value */
+};
+
+/** attention_decode of many queries, whose cost is products and not the read of the cache. The positions are best
+ * ascending: neighbouring queries share the keys that one of them sees. */
+RIDGE_API ridge_call ridge_attention_prefill(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                             int64_t positions, ridge_tensor q, ridge_tensor k, ridge_tensor v,
+                                             const int32_t *pos, ridge_tensor out);
+enum { /* as those of attention_decode */
+    RIDGE_ATTENTION_PREFILL_Q = 0,
+    RIDGE_ATTENTION_PREFILL_K, RIDGE_ATTENTION_PREFILL_V,
+    RIDGE_ATTENTION_PREFILL_POS,
+    RIDGE_ATTENTION_PREFILL_OUT,
+    RIDGE_ATTENTION_PREFILL_SINKS
 };
 /** @} */
 
@@ -830,7 +847,7 @@ typedef enum ridge_op {
     RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_ADD_RMS_NORM,
     RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
     RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
-    RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_OPS
+    RIDGE_ATTENTION_PREFILL, RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */

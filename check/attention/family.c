@@ -1,10 +1,13 @@
-/* family.c: the cases and inputs of kv_append and attention_decode. */
+/* family.c: the cases and inputs of kv_append, attention_decode and attention_prefill. */
 #include <math.h>
 #include <string.h>
 
 #include "attention.h"
 
 extern const ridge_family ridge_family_attention;
+
+/* The word variant=: the queries are the last tokens of the cache, as when a text is written. */
+enum { LAST_TOKENS = 1 };
 
 typedef struct attention_shape {
     const char *shape;
@@ -51,6 +54,16 @@ static void append_cases(const ridge_op_row *op, case_level level, case_list *li
     add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], forms, sizeof forms / sizeof forms[0]);
 }
 
+static const char *const attention_forms[] = {
+    "q=f32 kv=f16 out=f32 scale=0.125",
+    "q=f32 kv=bf16 out=f32 scale=0.0625 window=65",
+    "q=bf16 kv=f16 out=bf16 scale=0.2 sinks=1",
+    "q=f32 kv=f16 out=f32 scale=0.125 softcap=3 window=200",
+    "q=bf16 kv=bf16 out=f32 scale=0.1 sinks=1 window=1",
+    "q=f32 kv=bf16 out=bf16 scale=-0.05 softcap=30",
+};
+enum { ATTENTION_FORMS = sizeof attention_forms / sizeof attention_forms[0] };
+
 static void decode_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
     static const attention_shape shape[] = {
@@ -67,26 +80,47 @@ static void decode_cases(const ridge_op_row *op, case_level level, case_list *li
         {"tokens=4 heads=6 kv_heads=2 head_dim=32 positions=97", {.fill = FILL_GROUPS}},
         {"tokens=16 heads=16 kv_heads=4 head_dim=128 positions=1500", {.fill = FILL_UNIT, .repeats = 20}},
         {"tokens=33 heads=6 kv_heads=2 head_dim=16 positions=400", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=6 heads=8 kv_heads=1 head_dim=128 positions=1024", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},
+        {"tokens=9 heads=8 kv_heads=2 head_dim=64 positions=1030", {.fill = FILL_UNIT, .repeats = 20}},
+        {"tokens=5 heads=6 kv_heads=2 head_dim=256 positions=700", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},
     };
-    static const char *const forms[] = {
-        "q=f32 kv=f16 out=f32 scale=0.125",
-        "q=f32 kv=bf16 out=f32 scale=0.0625 window=65",
-        "q=bf16 kv=f16 out=bf16 scale=0.2 sinks=1",
-        "q=f32 kv=f16 out=f32 scale=0.125 softcap=3 window=200",
-        "q=bf16 kv=bf16 out=f32 scale=0.1 sinks=1 window=1",
-        "q=f32 kv=bf16 out=bf16 scale=-0.05 softcap=30",
+    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], attention_forms, ATTENTION_FORMS);
+}
+
+static void prefill_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    static const attention_shape shape[] = {
+        {"tokens=0 heads=4 kv_heads=2 head_dim=64 positions=8", {.fill = FILL_UNIT}},
+        {"tokens=2 heads=4 kv_heads=2 head_dim=64 positions=0", {.fill = FILL_UNIT}},
+        {"tokens=17 heads=9 kv_heads=3 head_dim=64 positions=17", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},
+        {"tokens=70 heads=4 kv_heads=1 head_dim=128 positions=300",
+         {.fill = FILL_UNIT, .variant = LAST_TOKENS, .slices = true}},
+        {"tokens=150 heads=3 kv_heads=3 head_dim=64 positions=150", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},
+        {"tokens=40 heads=6 kv_heads=2 head_dim=128 positions=200", {.fill = FILL_NORMAL, .slices = true, .pad = 8}},
+        {"tokens=33 heads=4 kv_heads=2 head_dim=256 positions=130", {.fill = FILL_UNIT, .slices = true}},
+        {"tokens=20 heads=2 kv_heads=1 head_dim=80 positions=70", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},
+        {"tokens=24 heads=5 kv_heads=1 head_dim=96 positions=100", {.fill = FILL_UNIT}},
+        {"tokens=5 heads=20 kv_heads=1 head_dim=48 positions=90", {.fill = FILL_UNIT, .pad = 3, .shift = 1}},
+        {"tokens=20 heads=4 kv_heads=2 head_dim=64 positions=140", {.fill = FILL_EDGE}},
+        {"tokens=20 heads=6 kv_heads=2 head_dim=128 positions=97", {.fill = FILL_GROUPS, .slices = true}},
+        {"tokens=100 heads=8 kv_heads=2 head_dim=128 positions=700",
+         {.fill = FILL_UNIT, .variant = LAST_TOKENS, .repeats = 20}},
+        {"tokens=3 heads=2 kv_heads=1 head_dim=512 positions=140", {.fill = FILL_UNIT}},
     };
-    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], forms, sizeof forms / sizeof forms[0]);
+
+    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], attention_forms, ATTENTION_FORMS);
 }
 
 static void attention_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
-    (op->id == RIDGE_KV_APPEND ? append_cases : decode_cases)(op, level, list);
+    (op->id == RIDGE_KV_APPEND          ? append_cases
+     : op->id == RIDGE_ATTENTION_DECODE ? decode_cases
+                                        : prefill_cases)(op, level, list);
 }
 
-/* kv_append: one after the other, the first or the last now and then outside the cache. attention_decode: any, most in
- * the upper half, some before the first position and beyond the last. */
-static void fill_positions(const image *im, unsigned char *to, uint64_t state)
+/* kv_append: one after the other, the first or the last now and then outside the cache. The others: any, most in
+ * the upper half, some before the first position and beyond the last; or the last tokens of the cache. */
+static void fill_positions(const test_case *c, const image *im, unsigned char *to, uint64_t state)
 {
     const int64_t tokens = im->call.dim[0], positions = im->call.dim[4];
     const uint64_t room = positions > tokens ? (uint64_t)(positions - tokens) : 0;
@@ -96,12 +130,14 @@ static void fill_positions(const image *im, unsigned char *to, uint64_t state)
         const uint64_t z = random_next(&state);
         int32_t pos = (int32_t)(first + t);
 
-        if (im->call.op == RIDGE_ATTENTION_DECODE) {
+        if (im->call.op != RIDGE_KV_APPEND) {
             pos = (int32_t)(positions ? (int64_t)(z >> 8) % positions : 0);
             if (z % 4)
                 pos = (int32_t)(positions - 1 - pos / 2);
             if (z % 16 == 1)
                 pos = z & 16 ? (int32_t)positions + 5 : -3;
+            if (c->variant == LAST_TOKENS)
+                pos = (int32_t)(positions - tokens + t);
         }
         memcpy(to + 4 * t, &pos, 4);
     }
@@ -113,10 +149,9 @@ static bool attention_fill(const test_case *c, const image *im, int arg, uint64_
     unsigned char *base = im->host + im->offset[arg];
     int64_t rows, cols;
 
-    (void)c;
     op->extent(&im->call, arg, &rows, &cols);
     if (strcmp(op->arg[arg].name, "pos") == 0)
-        fill_positions(im, base, seed + (uint64_t)arg);
+        fill_positions(c, im, base, seed + (uint64_t)arg);
     else if (strcmp(op->arg[arg].name, "freqs") == 0)
         for (int64_t i = 0; i < cols; i++) {
             const double f = pow(10000.0, -(double)i / (double)cols);
@@ -159,12 +194,18 @@ static int attention_bad_calls(const ridge_call *good, bad_call *list)
 
 /* Llama-3-8B, Qwen3-0.6B and SmolLM2-135M at three depths. */
 static const suite_row suites[] = {
-    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088"},
-    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088"},
-    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=16384 scale=0.088"},
-    {"attention", "attention_decode tokens=8 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088"},
-    {"attention", "attention_decode tokens=16 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088"},
-    {"attention", "attention_decode tokens=1 heads=9 kv_heads=3 head_dim=64 positions=512 scale=0.125"},
+    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088 variant=1"},
+    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088 variant=1"},
+    {"attention", "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=16384 scale=0.088 variant=1"},
+    {"attention", "attention_decode tokens=8 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088 variant=1"},
+    {"attention", "attention_decode tokens=16 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088 variant=1"},
+    {"attention", "attention_decode tokens=1 heads=9 kv_heads=3 head_dim=64 positions=512 scale=0.125 variant=1"},
+    {"prefill", "attention_prefill tokens=128 heads=32 kv_heads=8 head_dim=128 positions=128 scale=0.088 variant=1"},
+    {"prefill", "attention_prefill tokens=512 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088 variant=1"},
+    {"prefill", "attention_prefill tokens=2048 heads=32 kv_heads=8 head_dim=128 positions=2048 scale=0.088 variant=1"},
+    {"prefill", "attention_prefill tokens=4096 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088 variant=1"},
+    {"prefill", "attention_prefill tokens=512 heads=32 kv_heads=8 head_dim=128 positions=16384 scale=0.088 variant=1"},
+    {"prefill", "attention_prefill tokens=512 heads=9 kv_heads=3 head_dim=64 positions=512 scale=0.125 variant=1"},
     {"attention", "kv_append tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512"},
     {"attention", "kv_append tokens=16 heads=9 kv_heads=3 head_dim=64 positions=512"},
     {NULL, NULL},
@@ -173,6 +214,7 @@ static const suite_row suites[] = {
 static const char *const fault_problems[] = {
     "kv_append tokens=5 heads=9 kv_heads=1 head_dim=64 positions=40",
     "attention_decode tokens=5 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
+    "attention_prefill tokens=20 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
     NULL,
 };
 
@@ -181,6 +223,7 @@ const check_family check_attention = {
     .cases = attention_cases,
     .oracle = attention_oracle,
     .fill = attention_fill,
+    .variants = LAST_TOKENS,
     .bad_calls = attention_bad_calls,
     .suites = suites,
     .fault_problems = fault_problems,

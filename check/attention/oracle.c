@@ -1,4 +1,5 @@
-/* oracle.c: kv_append and attention_decode in float64, with none of the library's arithmetic and in another order. */
+/* oracle.c: kv_append, attention_decode and attention_prefill in float64, with none of the library's arithmetic and in
+ * another order. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -116,9 +117,28 @@ static void append_oracle(oracle_run *s)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ attention_decode */
+/* ------------------------------------------------------------------------------ attention_decode, attention_prefill */
 
-/* The score of one key and its error. */
+static bool is_prefill(const oracle_run *s)
+{
+    return s->im->call.op == RIDGE_ATTENTION_PREFILL;
+}
+
+/* An element of q; attention_prefill rounds it to the cache's dtype. */
+static double query_element(const oracle_run *s, int64_t t, int64_t col)
+{
+    const uint32_t dtype = s->im->call.arg[RIDGE_ATTENTION_DECODE_K].dtype;
+    const double q = oracle_in(s, RIDGE_ATTENTION_DECODE_Q, t, col);
+    uint16_t rounded;
+
+    if (!is_prefill(s))
+        return q;
+    dtype_store(&rounded, dtype, (float)q);
+    return dtype_load(&rounded, dtype);
+}
+
+/* The score of one key and its error. Tensor cores align every product of a sum to the largest and cut it off: 2^-23
+ * of the sum of all for each of n products and n/16 sums. */
 static estimate score(const oracle_run *s, int64_t t, int64_t h, int64_t kv, int64_t p)
 {
     const ridge_attention_options *o = &s->im->call.opt.attention;
@@ -127,14 +147,13 @@ static estimate score(const oracle_run *s, int64_t t, int64_t h, int64_t kv, int
     estimate e;
 
     for (int64_t c = n - 1; c >= 0; c--) {
-        const double x = oracle_in(s, RIDGE_ATTENTION_DECODE_Q, t, h * n + c) *
-                         oracle_in(s, RIDGE_ATTENTION_DECODE_K, kv, p * n + c);
+        const double x = query_element(s, t, h * n + c) * oracle_in(s, RIDGE_ATTENTION_DECODE_K, kv, p * n + c);
 
         dot += x;
         size += fabs(x);
     }
     e.value = dot * (double)o->scale;
-    e.error = ((double)n / 16 + 10) * 0x1p-23 * size * fabs((double)o->scale);
+    e.error = (is_prefill(s) ? 1.0625 * (double)n + 20 : (double)n / 16 + 10) * 0x1p-23 * size * fabs((double)o->scale);
     if (o->softcap > 0) {
         e.value = (double)o->softcap * tanh(e.value / (double)o->softcap);
         e.error += 8 * 0x1p-23 * fabs(e.value);
@@ -142,7 +161,19 @@ static estimate score(const oracle_run *s, int64_t t, int64_t h, int64_t kv, int
     return e;
 }
 
-/* One query and head; keys: room for the weights. */
+/* The relative error of a sum over the keys whose scores have the error `error` and are at most `wide`, in both ops. */
+static double sum_error(const oracle_run *s, double error, double wide)
+{
+    const double positions = (double)s->im->call.dim[4];
+
+    error = 2 * error + 4 * wide * 0x1p-23;
+    if (!is_prefill(s))
+        return error + (positions / 128 + 120) * 0x1p-23;
+    return error + dtype_unit(s->im->call.arg[RIDGE_ATTENTION_DECODE_V].dtype) + (2.25 * positions + 200) * 0x1p-23;
+}
+
+/* One query and head; keys: room for the weights. attention_prefill's weights of V are rounded, f16 below 2^-14 of the
+ * largest to multiples of 2^-24 of it. */
 static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
 {
     const ridge_call *call = &s->im->call;
@@ -152,6 +183,7 @@ static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
                   first = window && pos >= window ? pos + 1 - window : 0;
     const bool has_sink = s->im->length[RIDGE_ATTENTION_DECODE_SINKS] != 0;
     double top = has_sink ? oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h) : -INFINITY, sum = 0, error = 0, wide = 0;
+    double most = 0;
 
     for (int64_t p = first; p < end; p++) {
         const estimate e = score(s, t, h, kv, p);
@@ -169,19 +201,24 @@ static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
         sum = exp(oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h) - top);
         wide = fmax(wide, fabs(oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h)));
     }
-    for (int64_t p = first; p < end; p++)
+    for (int64_t p = first; p < end; p++) {
         sum += keys[p] = exp(keys[p] - top);
-    error = 2 * error + 4 * wide * 0x1p-23 + ((double)call->dim[4] / 128 + 120) * 0x1p-23;
+        most = fmax(most, keys[p]);
+    }
+    error = sum_error(s, error, wide);
+    most *= is_prefill(s) ? 0x1p-25 : 0;
     for (int64_t c = 0; c < n; c++) {
         estimate e = {0, 0};
+        double size = 0;
 
         for (int64_t p = first; p < end; p++) {
             const double v = oracle_in(s, RIDGE_ATTENTION_DECODE_V, kv, p * n + c);
 
             e.value += keys[p] / sum * v;
             e.error += keys[p] / sum * fabs(v);
+            size += fabs(v);
         }
-        e.error = e.error * error + 0x1p-120;
+        e.error = e.error * error + (end > first ? size * most / sum : 0) + 0x1p-120;
         if (isfinite(e.value) && isfinite(e.error) && isfinite(sum))
             oracle_estimate(s, RIDGE_ATTENTION_DECODE_OUT, t, h * n + c, e);
     }

@@ -1,4 +1,5 @@
-/* args.h: a call of kv_append or attention_decode as its CPU and CUDA rows take it. Strides are bytes. */
+/* args.h: a call of kv_append, attention_decode or attention_prefill as its CPU and CUDA rows take it. Strides are
+ * bytes. */
 #ifndef RIDGE_ATTENTION_ARGS_H
 #define RIDGE_ATTENTION_ARGS_H
 
@@ -68,6 +69,7 @@ static inline append_args append_args_of(const ridge_call *call)
     return p;
 }
 
+/* Of attention_decode, or attention_prefill, whose operands have the same numbers. */
 static inline attention_args attention_args_of(const ridge_call *call, void *workspace)
 {
     const ridge_operand *q = &call->arg[RIDGE_ATTENTION_DECODE_Q], *out = &call->arg[RIDGE_ATTENTION_DECODE_OUT];

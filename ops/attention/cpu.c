@@ -81,7 +81,7 @@ static void reference_piece(const attention_args *a, int64_t kv_head, int64_t pi
     }
 }
 
-static const attention_level reference = {append_one_token, reference_piece, merge_pieces};
+const attention_level ridge_cpu_attention_c = {append_one_token, reference_piece, merge_pieces};
 
 /* ---------------------------------------------------------------------------------------------------------- threads */
 
@@ -197,8 +197,8 @@ static const ridge_kernel rows[] = {
     ROW("attention_decode", RIDGE_ATTENTION_DECODE, "avx512", RIDGE_ARCH_AVX512, 120, ridge_cpu_attention_avx512),
     ROW("attention_decode", RIDGE_ATTENTION_DECODE, "avx2", RIDGE_ARCH_AVX2, 130, ridge_cpu_attention_avx2),
 #endif
-    ROW("kv_append", RIDGE_KV_APPEND, "c", RIDGE_ARCH_C, 5000, reference),
-    ROW("attention_decode", RIDGE_ATTENTION_DECODE, "c", RIDGE_ARCH_C, 5000, reference),
+    ROW("kv_append", RIDGE_KV_APPEND, "c", RIDGE_ARCH_C, 5000, ridge_cpu_attention_c),
+    ROW("attention_decode", RIDGE_ATTENTION_DECODE, "c", RIDGE_ARCH_C, 5000, ridge_cpu_attention_c),
 };
 
 const ridge_kernel_list ridge_cpu_attention = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

@@ -23,6 +23,7 @@ typedef struct attention_level {
     attention_merge *merge;
 } attention_level;
 
+extern const attention_level ridge_cpu_attention_c;
 #if defined(__x86_64__)
 extern const attention_level ridge_cpu_attention_avx2, ridge_cpu_attention_avx512;
 #endif

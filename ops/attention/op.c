@@ -1,4 +1,5 @@
-/* op.c: the op rows of kv_append and attention_decode and their builders: operands, problem text, rules. */
+/* op.c: the op rows of kv_append, attention_decode and attention_prefill and their builders: operands, problem text,
+ * rules. */
 #include <math.h>
 
 #include "src/ops.h"
@@ -212,10 +213,10 @@ static double attention_flops(const ridge_problem *problem)
     return 4.0 * (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[3] * (double)problem->dim[4];
 }
 
-ridge_call ridge_attention_decode(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t positions,
-                                  ridge_tensor q, ridge_tensor k, ridge_tensor v, const int32_t *pos, ridge_tensor out)
+static ridge_call attend(ridge_op op, const int64_t *dim, ridge_tensor q, ridge_tensor k, ridge_tensor v,
+                         const int32_t *pos, ridge_tensor out)
 {
-    ridge_call call = begin(RIDGE_ATTENTION_DECODE, tokens, heads, kv_heads, head_dim, positions);
+    ridge_call call = begin(op, dim[0], dim[1], dim[2], dim[3], dim[4]);
 
     call.opt.attention = (ridge_attention_options){.scale = 1.0f};
     ridge_put(&call, RIDGE_ATTENTION_DECODE_Q, q);
@@ -226,9 +227,25 @@ ridge_call ridge_attention_decode(int64_t tokens, int64_t heads, int64_t kv_head
     return call;
 }
 
+ridge_call ridge_attention_decode(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t positions,
+                                  ridge_tensor q, ridge_tensor k, ridge_tensor v, const int32_t *pos, ridge_tensor out)
+{
+    const int64_t dim[5] = {tokens, heads, kv_heads, head_dim, positions};
+
+    return attend(RIDGE_ATTENTION_DECODE, dim, q, k, v, pos, out);
+}
+
 RIDGE_DEFAULTS(attention_defaults,
                ridge_attention_decode(0, 0, 0, 0, 0, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F16),
                                       ridge_matrix(NULL, RIDGE_F16), NULL, ridge_matrix(NULL, RIDGE_F32)))
+
+#define ATTENTION_OPERANDS                                                                                          \
+    {"q", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},                                  \
+        {"k", RIDGE_IN, 0, -1, RIDGE_MATRIX, KV_FLOATS, 0, "[kv_heads, positions*head_dim]"},                       \
+        {"v", RIDGE_IN, 0, RIDGE_ATTENTION_DECODE_K, RIDGE_MATRIX, KV_FLOATS, 0, "[kv_heads, positions*head_dim]"}, \
+        {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_I32), 0, "[tokens]"},                                     \
+        {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},                           \
+        {"sinks", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[heads]"},
 
 const ridge_op_row ridge_op_attention_decode = {
     .id = RIDGE_ATTENTION_DECODE,
@@ -238,15 +255,7 @@ const ridge_op_row ridge_op_attention_decode = {
     .dim_name = {"tokens", "heads", "kv_heads", "head_dim", "positions"},
     .step = {0, 0, 0, 16, 0},
     .args = 6,
-    .arg =
-        {
-            {"q", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},
-            {"k", RIDGE_IN, 0, -1, RIDGE_MATRIX, KV_FLOATS, 0, "[kv_heads, positions*head_dim]"},
-            {"v", RIDGE_IN, 0, RIDGE_ATTENTION_DECODE_K, RIDGE_MATRIX, KV_FLOATS, 0, "[kv_heads, positions*head_dim]"},
-            {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_I32), 0, "[tokens]"},
-            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},
-            {"sinks", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[heads]"},
-        },
+    .arg = {ATTENTION_OPERANDS},
     .fields = attention_fields,
     .contract = CONTRACT,
     .invariant_max = INT64_MAX,
@@ -257,4 +266,50 @@ const ridge_op_row ridge_op_attention_decode = {
     .extent = attention_extent,
     .flops = attention_flops,
     .defaults = attention_defaults,
+};
+
+/* ----------------------------------------------------------------------------------------------- attention_prefill */
+
+/* Of queries that are the last tokens of the cache. */
+static double prefill_flops(const ridge_problem *problem)
+{
+    const double tokens = (double)problem->dim[0], positions = (double)problem->dim[4];
+
+    return 4.0 * (double)problem->dim[1] * (double)problem->dim[3] *
+           (tokens < positions ? tokens * (positions - (tokens - 1) / 2) : positions * (positions + 1) / 2);
+}
+
+ridge_call ridge_attention_prefill(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t positions,
+                                   ridge_tensor q, ridge_tensor k, ridge_tensor v, const int32_t *pos, ridge_tensor out)
+{
+    const int64_t dim[5] = {tokens, heads, kv_heads, head_dim, positions};
+
+    return attend(RIDGE_ATTENTION_PREFILL, dim, q, k, v, pos, out);
+}
+
+RIDGE_DEFAULTS(prefill_defaults,
+               ridge_attention_prefill(0, 0, 0, 0, 0, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F16),
+                                       ridge_matrix(NULL, RIDGE_F16), NULL, ridge_matrix(NULL, RIDGE_F32)))
+
+_Static_assert((int)RIDGE_ATTENTION_PREFILL_SINKS == (int)RIDGE_ATTENTION_DECODE_SINKS, "operands in the same order");
+
+const ridge_op_row ridge_op_attention_prefill = {
+    .id = RIDGE_ATTENTION_PREFILL,
+    .name = "attention_prefill",
+    .summary = "attention_decode of many queries, q rounded to the cache's dtype",
+    .dims = 5,
+    .dim_name = {"tokens", "heads", "kv_heads", "head_dim", "positions"},
+    .step = {0, 0, 0, 16, 0},
+    .args = 6,
+    .arg = {ATTENTION_OPERANDS},
+    .fields = attention_fields,
+    .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+    .invariant_max = INT64_MAX,
+    .bound =
+        "sum of the weights times |v|, times 2 E + u + (2.25 positions + 200) 2^-23, u the cache's 2^-11 or 2^-8; "
+        "2^-25 of the largest weight for every |v|; E: (17/16 head_dim + 20) 2^-23 of the largest scale * sum |q k|",
+    .rule = attention_rule,
+    .extent = attention_extent,
+    .flops = prefill_flops,
+    .defaults = prefill_defaults,
 };

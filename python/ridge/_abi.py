@@ -77,9 +77,10 @@ CE_COMBINE = 25
 MULTIPLY = 26
 KV_APPEND = 27
 ATTENTION_DECODE = 28
-EMBED = 29
-SAMPLE = 30
-OPS = 31
+ATTENTION_PREFILL = 29
+EMBED = 30
+SAMPLE = 31
+OPS = 32
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -90,7 +91,8 @@ OPS_BY_NAME = {
     'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'add_rms_norm': 17, 'rms_norm_bwd': 18, 'rope': 19,
     'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
-    'ce_combine': 25, 'multiply': 26, 'kv_append': 27, 'attention_decode': 28, 'embed': 29, 'sample': 30,
+    'ce_combine': 25, 'multiply': 26, 'kv_append': 27, 'attention_decode': 28, 'attention_prefill': 29,
+    'embed': 30, 'sample': 31,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -186,6 +188,9 @@ SLOTS = {
     'attention_decode': {
         'q': 0, 'k': 1, 'v': 2, 'pos': 3, 'out': 4, 'sinks': 5,
     },
+    'attention_prefill': {
+        'q': 0, 'k': 1, 'v': 2, 'pos': 3, 'out': 4, 'sinks': 5,
+    },
     'embed': {
         'table': 0, 'table_scales': 1, 'ids': 2, 'out': 3,
     },
@@ -227,6 +232,8 @@ BUILDERS = {
     'kv_append': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor qkv, pointer pos, pointer '
         'freqs, tensor out, tensor k, tensor v',
     'attention_decode': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor q, tensor k, tensor v, '
+        'pointer pos, tensor out',
+    'attention_prefill': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor q, tensor k, tensor v, '
         'pointer pos, tensor out',
     'embed': 'int64 tokens, int64 cols, int64 vocab, tensor table, tensor ids, tensor out',
     'sample': 'int64 rows, int64 vocab, int64 history, tensor logits, pointer seed, pointer counter, tensor past, tensor '
