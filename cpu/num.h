@@ -7,7 +7,9 @@
 #define RIDGE_CPU_NUM_H
 
 #include <stdint.h>
+#include <string.h>
 
+#include "ridge.h"
 #include "src/math/exact.h"
 
 #if defined(__SSE__)
@@ -85,6 +87,36 @@ static inline float ridge_f32_from_fp8(uint8_t x, int e5m2)
     if (mag > (e5m2 ? 0x7cu : 0x7eu))
         return ridge_float(RIDGE_NAN_F32);
     return ridge_float(u | sign);
+}
+
+/* n elements of f32, bf16 or f16 to f32, and back. */
+static inline void ridge_widen(uint32_t dtype, const char *x, int64_t n, float *to)
+{
+    const uint16_t *half = (const uint16_t *)(const void *)x;
+
+    if (dtype == RIDGE_F32)
+        memcpy(to, x, (size_t)n * sizeof *to);
+    else if (dtype == RIDGE_BF16)
+        for (int64_t i = 0; i < n; i++)
+            to[i] = ridge_f32_from_bf16(half[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            to[i] = ridge_f32_from_f16(half[i]);
+}
+
+static inline void ridge_narrow(uint32_t dtype, char *out, int64_t n, const float *from)
+{
+    uint16_t *half = (uint16_t *)(void *)out;
+
+    if (dtype == RIDGE_F32)
+        for (int64_t i = 0; i < n; i++)
+            ((float *)(void *)out)[i] = ridge_f32_canonical(from[i]);
+    else if (dtype == RIDGE_BF16)
+        for (int64_t i = 0; i < n; i++)
+            half[i] = ridge_bf16_from_f32(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            half[i] = ridge_f16_from_f32(from[i]);
 }
 
 /* Sets round to nearest, no flush-to-zero, no denormals-are-zero, exceptions masked; returns the caller's mode. The

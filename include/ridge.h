@@ -691,6 +691,21 @@ enum {
 };
 /** @} */
 
+/** @defgroup sum Sum of parts
+ * out = part 0 + part 1 + ... in this order, in f32, rounded once to out's dtype: the partial sums of several devices,
+ * in the order of their ranks, so that the bits depend on no collective's algorithm. Part p is rows p * rows ..
+ * (p + 1) * rows - 1 of x, as an all-gather or an all-to-all leaves them. Contract: exact. Errors: RIDGE_ERR_ARG (parts
+ * not 1 .. 4096).
+ *
+ * @code
+ * ridge_call call = ridge_sum(rows, cols, ranks, ridge_matrix(received, RIDGE_BF16), ridge_matrix(dx, RIDGE_BF16));
+ * @endcode
+ * @{ */
+/** out = the sum of the parts of x. */
+RIDGE_API ridge_call ridge_sum(int64_t rows, int64_t cols, int64_t parts, ridge_tensor x, ridge_tensor out);
+enum { RIDGE_SUM_X = 0, RIDGE_SUM_OUT }; /**< [parts*rows, cols], [rows, cols]; f32, f16, bf16; they do not overlap */
+/** @} */
+
 /** @defgroup attention Attention with a cache
  * The ops of a layer beside its products. The cache of one layer and one sequence is two matrices K and V
  * [kv_heads, positions*head_dim], f16 or bf16: head by head, a row of head_dim for every position. Their row stride may
@@ -846,7 +861,7 @@ typedef enum ridge_op {
     RIDGE_Q8_0_QUANTIZE_ROWS, RIDGE_Q8_0_MATMUL, RIDGE_Q8_0_PAIR, RIDGE_Q8_0_GATE_UP_SWIGLU,
     RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_ADD_RMS_NORM,
     RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
-    RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
+    RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_SUM, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
     RIDGE_ATTENTION_PREFILL, RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_OPS
 } ridge_op;
 

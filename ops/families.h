@@ -11,6 +11,7 @@
     FAMILY(norm)               \
     FAMILY(linear_ce)          \
     FAMILY(multiply)           \
+    FAMILY(sum)                \
     FAMILY(attention)          \
     FAMILY(generate)
 

@@ -1,6 +1,4 @@
 /* cpu.c: multiply on the CPU: one kernel row for every instruction set, plain loops over blocks that stay in L1. */
-#include <string.h>
-
 #include "args.h"
 #include "cpu/num.h"
 #include "cpu/team.h"
@@ -9,43 +7,14 @@
 enum { BLOCK = 512 };
 
 /* n <= BLOCK elements of a row. */
-static void widen(uint32_t dtype, const char *x, int64_t n, float *to)
-{
-    const uint16_t *half = (const uint16_t *)(const void *)x;
-
-    if (dtype == RIDGE_F32)
-        memcpy(to, x, (size_t)n * sizeof *to);
-    else if (dtype == RIDGE_BF16)
-        for (int64_t i = 0; i < n; i++)
-            to[i] = ridge_f32_from_bf16(half[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            to[i] = ridge_f32_from_f16(half[i]);
-}
-
-static void narrow(uint32_t dtype, char *out, int64_t n, const float *from)
-{
-    uint16_t *half = (uint16_t *)(void *)out;
-
-    if (dtype == RIDGE_F32)
-        for (int64_t i = 0; i < n; i++)
-            ((float *)(void *)out)[i] = ridge_f32_canonical(from[i]);
-    else if (dtype == RIDGE_BF16)
-        for (int64_t i = 0; i < n; i++)
-            half[i] = ridge_bf16_from_f32(from[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            half[i] = ridge_f16_from_f32(from[i]);
-}
-
 static void block(const ridge_call *call, const char *x, char *out, int64_t n, float factor)
 {
     float v[BLOCK];
 
-    widen(call->arg[RIDGE_MULTIPLY_X].dtype, x, n, v);
+    ridge_widen(call->arg[RIDGE_MULTIPLY_X].dtype, x, n, v);
     for (int64_t i = 0; i < n; i++)
         v[i] *= factor;
-    narrow(call->arg[RIDGE_MULTIPLY_OUT].dtype, out, n, v);
+    ridge_narrow(call->arg[RIDGE_MULTIPLY_OUT].dtype, out, n, v);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,

@@ -75,12 +75,13 @@ CE_FWD = 23
 CE_BWD = 24
 CE_COMBINE = 25
 MULTIPLY = 26
-KV_APPEND = 27
-ATTENTION_DECODE = 28
-ATTENTION_PREFILL = 29
-EMBED = 30
-SAMPLE = 31
-OPS = 32
+SUM = 27
+KV_APPEND = 28
+ATTENTION_DECODE = 29
+ATTENTION_PREFILL = 30
+EMBED = 31
+SAMPLE = 32
+OPS = 33
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -91,8 +92,8 @@ OPS_BY_NAME = {
     'q8_0_matmul': 11, 'q8_0_pair': 12, 'q8_0_gate_up_swiglu': 13, 'q8_0_matmul_hc_expand': 14,
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'add_rms_norm': 17, 'rms_norm_bwd': 18, 'rope': 19,
     'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
-    'ce_combine': 25, 'multiply': 26, 'kv_append': 27, 'attention_decode': 28, 'attention_prefill': 29,
-    'embed': 30, 'sample': 31,
+    'ce_combine': 25, 'multiply': 26, 'sum': 27, 'kv_append': 28, 'attention_decode': 29,
+    'attention_prefill': 30, 'embed': 31, 'sample': 32,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -182,6 +183,9 @@ SLOTS = {
     'multiply': {
         'x': 0, 'factor': 1, 'out': 2,
     },
+    'sum': {
+        'x': 0, 'out': 1,
+    },
     'kv_append': {
         'qkv': 0, 'pos': 1, 'freqs': 2, 'out': 3, 'k': 4, 'v': 5, 'bias': 6, 'q_norm': 7, 'k_norm': 8,
     },
@@ -229,6 +233,7 @@ BUILDERS = {
     'ce_bwd': 'int64 tokens, int64 vocab, tensor logits, tensor target, pointer lse, tensor dlogits',
     'ce_combine': 'int64 tokens, int64 vocab, int64 shards, pointer record, pointer offset, tensor target, pointer loss',
     'multiply': 'int64 rows, int64 cols, tensor x, pointer factor, tensor out',
+    'sum': 'int64 rows, int64 cols, int64 parts, tensor x, tensor out',
     'kv_append': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor qkv, pointer pos, pointer '
         'freqs, tensor out, tensor k, tensor v',
     'attention_decode': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor q, tensor k, tensor v, '
