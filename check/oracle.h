@@ -40,4 +40,7 @@ void oracle_estimate(oracle_run *run, int out, int64_t r, int64_t j, estimate e)
 
 double oracle_sigmoid(double x);
 
+/* swiglu_fwd in f32 of two results, with the call's activation and options, times `row`. */
+estimate oracle_gated(const ridge_call *call, estimate gate, estimate up, double row);
+
 #endif

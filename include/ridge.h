@@ -150,10 +150,13 @@ RIDGE_API const char *ridge_version(void);
 /* clang-format off */
 /* Below, a line of an enumeration holds the slots that belong together. */
 
-/** Element types: RIDGE_NONE marks an absent operand, E4M3 and E5M2 are those of OCP (E4M3FN). */
+/** Element types: RIDGE_NONE marks an absent operand, E4M3 and E5M2 are those of OCP (E4M3FN). From Q4_0 on they name
+ * formats of GGUF blocks, whose matrices are bytes in tiles (block_repack). */
 typedef enum ridge_dtype {
     RIDGE_NONE = 0, RIDGE_F32, RIDGE_F16, RIDGE_BF16, RIDGE_E4M3, RIDGE_E5M2, RIDGE_F64,
-    RIDGE_I8, RIDGE_U8, RIDGE_I32, RIDGE_I64, RIDGE_DTYPES
+    RIDGE_I8, RIDGE_U8, RIDGE_I32, RIDGE_I64,
+    RIDGE_Q4_0, RIDGE_Q4_1, RIDGE_Q8_0, RIDGE_MXFP4, RIDGE_Q2_K, RIDGE_Q4_K, RIDGE_Q5_K, RIDGE_Q6_K, RIDGE_IQ2_XXS,
+    RIDGE_DTYPES
 } ridge_dtype;
 
 /** What shares a scale in a matrix [rows, cols] of codes, and the table's shape; value = code * scale. */
@@ -220,7 +223,7 @@ RIDGE_API RIDGE_NONNULL(1) void ridge_set(ridge_call *call, int slot, ridge_dtyp
 #define RIDGE_ROUND_GATE_BWD 0x800u /**< backward: round h and dy * b to the dtype, as PyTorch eager does */
 #define RIDGE_INTERLEAVED 0x1000u /**< gate is [rows, 2 cols]: gate, up, gate, ...; up is absent (dgate and dup too) */
 
-/** Options of swiglu_fwd, swiglu_bwd and q8_0_gate_up_swiglu; all finite. */
+/** Options of swiglu_fwd, swiglu_bwd, q8_0_gate_up_swiglu and block_gate_up_swiglu; all finite. */
 typedef struct ridge_swiglu_options {
     float gate_mul;  /**< default 1 */
     float down_mul;  /**< default 1 */
@@ -449,6 +452,72 @@ enum {
     RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, /**< [tokens, rows] f32, optional: added to W x */
     RIDGE_Q8_0_MATMUL_HC_EXPAND_OUT, /**< [tokens, n_hc*rows] f32 */
     RIDGE_Q8_0_MATMUL_HC_EXPAND_Y /**< [tokens, rows] f32 output, optional: W x itself */
+};
+/** @} */
+
+/** @defgroup blocks Weights in GGUF's block formats
+ * Products of weights in any format of ridge_dtype from Q4_0 on with the activations of 1 to 16 tokens: the bytes of a
+ * GGUF file decide the speed. cols, the contraction dimension, is a multiple of 32, of 256 with the K and IQ formats.
+ * block_repack turns a file's rows of blocks into tiles of 16 rows, once; the products read tiles:
+ *
+ *     blocks   u8 [rows, bytes of a row in the file]
+ *     tiles    the format [ceil(rows/16), ridge_block_tile_bytes(format, cols)], in bytes, at multiples of 16
+ *
+ * Tiles take the space of the blocks, rows rounded up to 16 (and up to 6% more where cols is no multiple of 128); a
+ * matrix may be cut between tiles. Activations are those of q8_0_matmul: f32 or bf16 [tokens, cols], quantised inside,
+ * or i8 codes with f32 scales RIDGE_SCALING_ROW32. Products inside a block of 32 are integers and exact; sums over
+ * blocks have one order, that of q8_0_matmul, whose bits RIDGE_Q8_0 has. Contract: exact, batch-invariant. Errors, 0
+ * tokens, rows or cols, and the workspace: as q8_0_matmul.
+ *
+ * @code
+ * ridge_tensor tiles = ridge_matrix(w, RIDGE_Q4_K); // ceil(rows/16) * ridge_block_tile_bytes(RIDGE_Q4_K, cols) bytes
+ * ridge_call load = ridge_block_repack(rows, cols, blocks, tiles);
+ * ridge_call call = ridge_block_matmul(1, cols, rows, ridge_matrix(x, RIDGE_F32), tiles, ridge_matrix(y, RIDGE_F32));
+ * call.flags |= RIDGE_WEIGHTS_CONST;
+ * @endcode
+ * @{ */
+/** Operands of block_repack and block_unpack: [rows, bytes of a row] u8; the tiles. */
+enum { RIDGE_BLOCK_REPACK_BLOCKS = 0, RIDGE_BLOCK_REPACK_TILES };
+
+/** Bytes of a tile of 16 rows; 0 for other dtypes, and for cols that the format cannot have. */
+RIDGE_API int64_t ridge_block_tile_bytes(ridge_dtype format, int64_t cols);
+
+/** Blocks to tiles of the format that tiles.dtype names; every byte of the tiles is written. */
+RIDGE_API ridge_call ridge_block_repack(int64_t rows, int64_t cols, const void *blocks, ridge_tensor tiles);
+
+/** Tiles to blocks, the inverse of block_repack byte for byte. */
+RIDGE_API ridge_call ridge_block_unpack(int64_t rows, int64_t cols, ridge_tensor tiles, void *blocks);
+
+/** out[t, r] = sum over cols of w[r, :] * x[t, :], + bias[r], + residual[t, r]; each addition in f32. */
+RIDGE_API ridge_call ridge_block_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x, ridge_tensor w,
+                                        ridge_tensor out);
+enum {
+    RIDGE_BLOCK_MATMUL_X = 0, RIDGE_BLOCK_MATMUL_X_SCALES, /**< as q8_0_matmul */
+    RIDGE_BLOCK_MATMUL_W,        /**< tiles of [rows, cols] */
+    RIDGE_BLOCK_MATMUL_OUT,      /**< [tokens, rows] f32 or bf16 */
+    RIDGE_BLOCK_MATMUL_BIAS,     /**< [rows] f32, optional */
+    RIDGE_BLOCK_MATMUL_RESIDUAL  /**< [tokens, rows], dtype of out, optional; may be out */
+};
+
+/** Two block_matmul of one x: w0 [rows0, cols] and w1 [rows1, cols], of one format. */
+RIDGE_API ridge_call ridge_block_pair(int64_t tokens, int64_t cols, int64_t rows0, int64_t rows1, ridge_tensor x,
+                                      ridge_tensor w0, ridge_tensor w1, ridge_tensor out0, ridge_tensor out1);
+enum {
+    RIDGE_BLOCK_PAIR_X = 0, RIDGE_BLOCK_PAIR_X_SCALES, /**< as q8_0_matmul */
+    RIDGE_BLOCK_PAIR_W0, RIDGE_BLOCK_PAIR_W1, /**< tiles of [rows0, cols] and [rows1, cols] */
+    RIDGE_BLOCK_PAIR_OUT0, RIDGE_BLOCK_PAIR_OUT1, /**< [tokens, rows0] and [tokens, rows1], f32 or bf16, of one dtype */
+    RIDGE_BLOCK_PAIR_BIAS0, RIDGE_BLOCK_PAIR_BIAS1 /**< [rows0] and [rows1] f32, optional */
+};
+
+/** swiglu_fwd in f32 of two block_matmul with their biases, as q8_0_gate_up_swiglu is of two q8_0_matmul. */
+RIDGE_API ridge_call ridge_block_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x,
+                                                ridge_tensor gate, ridge_tensor up, ridge_tensor out);
+enum {
+    RIDGE_BLOCK_GATE_UP_SWIGLU_X = 0, RIDGE_BLOCK_GATE_UP_SWIGLU_X_SCALES, /**< as q8_0_matmul */
+    RIDGE_BLOCK_GATE_UP_SWIGLU_GATE, RIDGE_BLOCK_GATE_UP_SWIGLU_UP, /**< tiles of [rows, cols], of one format */
+    RIDGE_BLOCK_GATE_UP_SWIGLU_OUT, /**< [tokens, rows] f32 or bf16 */
+    RIDGE_BLOCK_GATE_UP_SWIGLU_GATE_BIAS, RIDGE_BLOCK_GATE_UP_SWIGLU_UP_BIAS, /**< [rows] f32, optional */
+    RIDGE_BLOCK_GATE_UP_SWIGLU_TOKEN_SCALE /**< [tokens] f32, optional: the weight of a mixture's expert */
 };
 /** @} */
 
@@ -862,7 +931,8 @@ typedef enum ridge_op {
     RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_ADD_RMS_NORM,
     RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
     RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_SUM, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
-    RIDGE_ATTENTION_PREFILL, RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_OPS
+    RIDGE_ATTENTION_PREFILL, RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_BLOCK_REPACK, RIDGE_BLOCK_UNPACK, RIDGE_BLOCK_MATMUL,
+    RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */

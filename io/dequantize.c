@@ -7,11 +7,13 @@
  *
  * NaN: F32 is copied; BF16 and F16 keep sign and payload (F16's become quiet), as in ggml. Everywhere else a NaN is the
  * canonical 7FC00000, since what ggml gives depends there on the machine and on the order of an addition's operands.
- * Leaves out: the IQ, TQ and FP4 types. */
+ * Leaves out: IQ types but IQ2_XXS, TQ types, NVFP4. */
 #include <string.h>
 
 #include "cpu/num.h"
 #include "io.h"
+#include "src/math/blocks.h"
+#include "src/math/iq2.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "ridge reads little-endian formats on little-endian machines"
@@ -93,6 +95,16 @@ static void unpack_q8_0(const uint8_t *from, unpacked *to)
     to->scale[0] = half(from);
     to->min[0] = -0.0f;
     memcpy(to->code, from + 2, 32);
+}
+
+/* Half the scale of OCP, and codes of twice E2M1's values. */
+static void unpack_mxfp4(const uint8_t *from, unpacked *to)
+{
+    to->scale[0] = ridge_block_e8m0(from[0]);
+    to->min[0] = -0.0f;
+    nibbles(from + 1, to->code);
+    for (int i = 0; i < 32; i++)
+        to->code[i] = (int8_t)ridge_block_e2m1((unsigned)to->code[i]);
 }
 
 /* -------------------------------------------------------------------------- super-blocks of 256: 8 or 16 groups (K) */
@@ -193,16 +205,37 @@ static void unpack_q6_k(const uint8_t *from, unpacked *to)
     }
 }
 
+/* Eight groups of 8 bytes: four indices of codebook entries, and a word of 7 sign bits for each and 4 bits of scale. */
+static void unpack_iq2_xxs(const uint8_t *from, unpacked *to)
+{
+    float d = half(from);
+
+    for (int group = 0; group < 8; group++) {
+        const uint8_t *index = from + 2 + 8 * group;
+        uint32_t word;
+        memcpy(&word, index + 4, sizeof word);
+        to->scale[group] = d * (0.5f + (float)(word >> 28)) * 0.25f;
+        to->min[group] = -0.0f;
+        for (int i = 0; i < 32; i++) {
+            int size = ridge_iq2_magnitude(ridge_iq2_xxs_grid[index[i / 8]] >> 2 * (i % 8) & 3);
+            bool minus = ridge_iq2_signs(word >> 7 * (i / 8) & 127) >> i % 8 & 1;
+            to->code[32 * group + i] = (int8_t)(minus ? -size : size);
+        }
+    }
+}
+
 typedef struct unpacker {
     void (*unpack)(const uint8_t *from, unpacked *to);
     int group; /* elements that share a scale */
 } unpacker;
 
 static const unpacker unpackers[RIDGE_TYPES] = {
-    [RIDGE_TYPE_Q4_0] = {unpack_q4_0, 32}, [RIDGE_TYPE_Q4_1] = {unpack_q4_1, 32}, [RIDGE_TYPE_Q5_0] = {unpack_q5_0, 32},
-    [RIDGE_TYPE_Q5_1] = {unpack_q5_1, 32}, [RIDGE_TYPE_Q8_0] = {unpack_q8_0, 32}, [RIDGE_TYPE_Q2_K] = {unpack_q2_k, 16},
-    [RIDGE_TYPE_Q3_K] = {unpack_q3_k, 16}, [RIDGE_TYPE_Q4_K] = {unpack_q4_k, 32}, [RIDGE_TYPE_Q5_K] = {unpack_q5_k, 32},
-    [RIDGE_TYPE_Q6_K] = {unpack_q6_k, 16},
+    [RIDGE_TYPE_Q4_0] = {unpack_q4_0, 32},   [RIDGE_TYPE_Q4_1] = {unpack_q4_1, 32},
+    [RIDGE_TYPE_Q5_0] = {unpack_q5_0, 32},   [RIDGE_TYPE_Q5_1] = {unpack_q5_1, 32},
+    [RIDGE_TYPE_Q8_0] = {unpack_q8_0, 32},   [RIDGE_TYPE_Q2_K] = {unpack_q2_k, 16},
+    [RIDGE_TYPE_Q3_K] = {unpack_q3_k, 16},   [RIDGE_TYPE_Q4_K] = {unpack_q4_k, 32},
+    [RIDGE_TYPE_Q5_K] = {unpack_q5_k, 32},   [RIDGE_TYPE_Q6_K] = {unpack_q6_k, 16},
+    [RIDGE_TYPE_MXFP4] = {unpack_mxfp4, 32}, [RIDGE_TYPE_IQ2_XXS] = {unpack_iq2_xxs, 32},
 };
 
 /* Inlined with a constant `group`, so that the inner loop has a known length. */

@@ -13,6 +13,7 @@
     FAMILY(multiply)           \
     FAMILY(sum)                \
     FAMILY(attention)          \
-    FAMILY(generate)
+    FAMILY(generate)           \
+    FAMILY(blocks)
 
 #endif

@@ -65,7 +65,8 @@ def generate(header):
         if kind == "ridge_op":
             ops = {name[6:].lower(): value for name, value in members if name not in ("RIDGE_OP_NONE", "RIDGE_OPS")}
     names = sorted(ops, key=len, reverse=True)  # the longest first: quantize_fp8_dual before quantize_fp8
-    shared = {"linear_ce": ("linear_ce_eval", "linear_ce_train"), "q8_0_repack": ("q8_0_repack", "q8_0_unpack")}
+    shared = {"linear_ce": ("linear_ce_eval", "linear_ce_train"), "q8_0_repack": ("q8_0_repack", "q8_0_unpack"),
+              "block_repack": ("block_repack", "block_unpack")}
     for kind, members in lists:
         if kind:
             constants.update(members)

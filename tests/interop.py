@@ -154,7 +154,7 @@ KINDS = {V.UINT8: ("B", [0, 200]), V.INT8: ("b", [-128, 5]), V.UINT16: ("H", [65
          V.UINT32: ("I", [2**32 - 1, 3]), V.INT32: ("i", [-2**31, 9]), V.FLOAT32: ("f", [1.5, -0.0]), V.BOOL: ("?", [True, False]),
          V.UINT64: ("Q", [2**64 - 1, 1]), V.INT64: ("q", [-2**63, 2]), V.FLOAT64: ("d", [1e300, -2.5])}
 Q = gguf.GGMLQuantizationType
-QUANTS = [Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0]
+QUANTS = [Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.MXFP4]
 PLAIN = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64]
 
 

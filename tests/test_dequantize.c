@@ -3,7 +3,8 @@
  * The hashes were taken when the results had been compared, bit by bit, with ggml's reference in C (the one that
  * llama-cpp-python 0.3.36 carries; 10^6 random blocks of every block type and 10^6 blocks to quantize, all 65536 codes
  * of F16 and BF16) and with the package gguf 0.19.0 (20000 blocks a type): no difference but in the bits of NaNs, which
- * are canonical here. F8 and F64 were compared with the formats' definitions. */
+ * are canonical here. MXFP4 and IQ2_XXS were compared with gguf 0.19.0 alone, 65536 blocks with every scale. F8 and F64
+ * were compared with the formats' definitions. */
 #include <math.h>
 
 #include "unit.h"
@@ -46,6 +47,7 @@ static const struct {
     {RIDGE_TYPE_Q8_0, 0x00c77cfead04eaa5ull},    {RIDGE_TYPE_Q2_K, 0xead09880c0d52bafull},
     {RIDGE_TYPE_Q3_K, 0x053e34c8e2b219caull},    {RIDGE_TYPE_Q4_K, 0x115a67ca3d4cdf51ull},
     {RIDGE_TYPE_Q5_K, 0x2f3dbd95771ba2e6ull},    {RIDGE_TYPE_Q6_K, 0x1ab51d83342a1200ull},
+    {RIDGE_TYPE_MXFP4, 0x8c816f833472a640ull},   {RIDGE_TYPE_IQ2_XXS, 0x4e8817d2b377bc36ull},
 };
 
 TEST(hashes)

@@ -72,55 +72,13 @@ static estimate product(const oracle_run *s, const activations *x, int w, int64_
     return (estimate){sum, ((double)blocks / 8 + 13) * 0x1p-24 * size + tiny + (size > 0x1p120 ? INFINITY : 0)};
 }
 
-/* swiglu_fwd of one element; *slack: what its own f32 arithmetic may add, as in check/swiglu/oracle.c. */
-static double swiglu64(const ridge_call *call, double gate, double up, double row, double *slack)
-{
-    const ridge_swiglu_options *o = &call->opt.swiglu;
-    const double limit = o->limit > 0 ? (double)o->limit : INFINITY;
-    const double a = fmin(gate, limit) * (double)o->gate_mul;
-    const double b = fmax(fmin(up, limit), -limit) + (double)o->up_offset;
-    const double rest = b * (double)o->down_mul * row;
-    double h, v = 0;
-
-    switch (call->flags & RIDGE_ACTIVATION) {
-    case RIDGE_GELU_TANH:
-        v = 2 * sqrt(2 / M_PI) * (a + 0.044715 * a * a * a);
-        h = a * oracle_sigmoid(v);
-        break;
-    case RIDGE_GELU_ERF:
-        h = a * 0.5 * erfc(-a * M_SQRT1_2);
-        break;
-    case RIDGE_RELU2:
-        h = a <= 0 ? 0 : a * a;
-        break;
-    default:
-        v = (double)o->alpha * a;
-        h = a * oracle_sigmoid(v);
-        break;
-    }
-    *slack = 0x1p-24 * (16 + 4 * fmin(fabs(v), 104)) * fabs(h * rest) + 0x1p-146 * (1 + fabs(a)) * (1 + fabs(rest)) +
-             0x1p-24 * fabs(h * (double)o->down_mul * row) * (fabs(up) + fabs((double)o->up_offset));
-    return h * rest;
-}
-
 static estimate gate_up(const oracle_run *s, const activations *x, int64_t t, int64_t r)
 {
-    const ridge_call *call = &s->im->call;
-    const estimate g = product(s, x, RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, t, r);
-    const estimate u = product(s, x, RIDGE_Q8_0_GATE_UP_SWIGLU_UP, t, r);
     const bool scaled = s->im->length[RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE] > 0;
-    const double row = scaled ? oracle_in(s, RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE, 0, t) : 1;
-    double slack, unused, centre, most = 0;
 
-    if (isnan(g.value) || isnan(u.value))
-        return (estimate){NAN, 0};
-    if (!(g.error < 0x1p40 && u.error < 0x1p60 && fabs(g.value) < 0x1p40 && isfinite(u.value))) /* its cube overflows */
-        return (estimate){0, INFINITY};
-    centre = swiglu64(call, g.value, u.value, row, &slack);
-    for (int i = 0; i < 9; i++)
-        most = fmax(most, fabs(centre - swiglu64(call, g.value + (i / 3 - 1) * g.error, u.value + (i % 3 - 1) * u.error,
-                                                 row, &unused)));
-    return (estimate){centre, 1.5 * most + slack};
+    return oracle_gated(&s->im->call, product(s, x, RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, t, r),
+                        product(s, x, RIDGE_Q8_0_GATE_UP_SWIGLU_UP, t, r),
+                        scaled ? oracle_in(s, RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE, 0, t) : 1);
 }
 
 static void check_hc(oracle_run *s, const activations *x, int64_t t, int64_t r)

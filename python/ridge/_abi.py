@@ -37,7 +37,16 @@ I8 = 7
 U8 = 8
 I32 = 9
 I64 = 10
-DTYPES = 11
+Q4_0 = 11
+Q4_1 = 12
+Q8_0 = 13
+MXFP4 = 14
+Q2_K = 15
+Q4_K = 16
+Q5_K = 17
+Q6_K = 18
+IQ2_XXS = 19
+DTYPES = 20
 SCALING_NONE = 0
 SCALING_TENSOR = 1
 SCALING_ROW = 2
@@ -81,7 +90,12 @@ ATTENTION_DECODE = 29
 ATTENTION_PREFILL = 30
 EMBED = 31
 SAMPLE = 32
-OPS = 33
+BLOCK_REPACK = 33
+BLOCK_UNPACK = 34
+BLOCK_MATMUL = 35
+BLOCK_PAIR = 36
+BLOCK_GATE_UP_SWIGLU = 37
+OPS = 38
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -93,7 +107,8 @@ OPS_BY_NAME = {
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'add_rms_norm': 17, 'rms_norm_bwd': 18, 'rope': 19,
     'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
     'ce_combine': 25, 'multiply': 26, 'sum': 27, 'kv_append': 28, 'attention_decode': 29,
-    'attention_prefill': 30, 'embed': 31, 'sample': 32,
+    'attention_prefill': 30, 'embed': 31, 'sample': 32, 'block_repack': 33, 'block_unpack': 34,
+    'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -201,6 +216,21 @@ SLOTS = {
     'sample': {
         'logits': 0, 'seed': 1, 'counter': 2, 'history': 3, 'token': 4,
     },
+    'block_repack': {
+        'blocks': 0, 'tiles': 1,
+    },
+    'block_unpack': {
+        'blocks': 0, 'tiles': 1,
+    },
+    'block_matmul': {
+        'x': 0, 'x_scales': 1, 'w': 2, 'out': 3, 'bias': 4, 'residual': 5,
+    },
+    'block_pair': {
+        'x': 0, 'x_scales': 1, 'w0': 2, 'w1': 3, 'out0': 4, 'out1': 5, 'bias0': 6, 'bias1': 7,
+    },
+    'block_gate_up_swiglu': {
+        'x': 0, 'x_scales': 1, 'gate': 2, 'up': 3, 'out': 4, 'gate_bias': 5, 'up_bias': 6, 'token_scale': 7,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -220,6 +250,11 @@ BUILDERS = {
     'q8_0_gate_up_swiglu': 'int64 tokens, int64 cols, int64 rows, tensor x, tensor gate, tensor up, tensor out',
     'q8_0_matmul_hc_expand': 'int64 tokens, int64 cols, int64 rows, int64 n_hc, tensor x, tensor w, pointer post, pointer comb, pointer res,'
         ' pointer out',
+    'block_repack': 'int64 rows, int64 cols, pointer blocks, tensor tiles',
+    'block_unpack': 'int64 rows, int64 cols, tensor tiles, pointer blocks',
+    'block_matmul': 'int64 tokens, int64 cols, int64 rows, tensor x, tensor w, tensor out',
+    'block_pair': 'int64 tokens, int64 cols, int64 rows0, int64 rows1, tensor x, tensor w0, tensor w1, tensor out0, tensor out1',
+    'block_gate_up_swiglu': 'int64 tokens, int64 cols, int64 rows, tensor x, tensor gate, tensor up, tensor out',
     'rms_norm': 'int64 rows, int64 cols, tensor x, tensor w, tensor out',
     'head_rms_norm_rope_tail': 'int64 tokens, int64 heads, int64 head_dim, int64 n_rot, tensor x, tensor w, tensor pos, pointer freqs, tensor '
         'out',
