@@ -189,6 +189,16 @@ def multiply(xp, x, factor, dtype=None):
     return out
 
 
+def sum_parts(xp, x, dtype=None):
+    """x [parts, ..] -> [..] of that dtype (x's own by default): part 0 + part 1 + .. in f32, rounded once. x is packed."""
+    parts, shape = x.shape[0], x.shape[1:]
+    rows, cols = (rows_of(shape), shape[-1]) if len(shape) else (1, 1)
+    x2 = xp.operand(x, 0)
+    out = xp.empty(x, shape, dtype or x2[2])
+    xp.launch(form("sum"), x, (rows, cols, parts, 0, 0, 0, *x2, *xp.operand(out, 0)))
+    return out
+
+
 # ---------------------------------------------------------------------------------------------------------------- FP8
 
 
@@ -462,9 +472,10 @@ CE_STATS = {"token_loss": A.F32, "lse": A.F32, "target_logit": A.F32, "entropy":
 
 
 class CeProblem:
-    """The operands that linear_ce_eval, _train and _backward share."""
+    """The operands that linear_ce_eval, _train and _backward share. total: the classes of the whole vocabulary, where w has a
+    slice of them."""
 
-    def __init__(self, xp, x, w, target, bias, class_weight, reduction, transposed, options):
+    def __init__(self, xp, x, w, target, bias, class_weight, reduction, transposed, options, total=None):
         self.xp, self.x, self.reduction = xp, x, reduction
         if not len(x.shape):
             raise ArgumentError("input has no dimensions")
@@ -477,7 +488,7 @@ class CeProblem:
         if bias is not None:
             same_shape("bias", bias.shape, (vocab,))
         if class_weight is not None:
-            same_shape("the class weights", class_weight.shape, (vocab,))
+            same_shape("the class weights", class_weight.shape, (vocab if total is None else total,))
         self.dims = (tokens, hidden, vocab, 0, 0, 0)
         self.shape_w = (rows, cols)
         self.flags = pick(REDUCTIONS, reduction, "reduction") | (A.CE_W_HV if transposed else 0)
@@ -517,6 +528,31 @@ def linear_ce_eval(p, stats=()):
         values += p.some(out.get(name))
     p.launch("linear_ce_eval", values + ABSENT * (18 - 11))
     return loss, out
+
+
+def linear_ce_record(p, out, sums):
+    """What each row of a slice of the vocabulary gives to ce_combine, into out [tokens, 6 if sums else 3]."""
+    operands = dict(zip(("x", "w", "target"), (p.head[:3], p.head[3:6], p.head[6:9])), bias=p.some(p.bias),
+                    class_weight=p.some(p.class_weight), record=p.some(out))
+    f = form("linear_ce_eval", p.flags | (A.CE_RECORD_SUMS if sums else 0), p.options)
+    p.xp.launch(f, p.x, p.dims + by_slots("linear_ce_eval", operands), True)
+
+
+def ce_combine(xp, record, offsets, target, class_weight, vocab, reduction, options):
+    """(loss, lse) from the records [slices, tokens, 3 or 6] of slices that begin at `offsets`."""
+    slices, tokens, width = record.shape
+    loss = xp.empty(record, (tokens,) if reduction == "none" else (), A.F32)
+    lse = xp.empty(record, (tokens,), A.F32)
+    flags = pick(REDUCTIONS, reduction, "reduction") | (A.CE_RECORD_SUMS if width == 6 else 0)
+    operands = {name: xp.operand(t, 0) for name, t in (("record", record), ("offset", offsets), ("target", xp.vector(target)),
+                                                       ("loss", loss), ("class_weight", class_weight), ("lse", lse)) if t is not None}
+    xp.launch(form("ce_combine", flags, options), record, (tokens, vocab, slices, 0, 0, 0, *by_slots("ce_combine", operands)), True)
+    return loss, lse
+
+
+def by_slots(op, operands):
+    """The operands of a call, given by name, in the order of its slots."""
+    return sum((operands.get(name, ABSENT) for name in A.SLOTS[op]), ())
 
 
 def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):

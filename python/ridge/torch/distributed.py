@@ -1,0 +1,399 @@
+"""ridge.torch.distributed: the loss of a head whose vocabulary is spread over the ranks of a process group, and sums of FSDP2's
+gradients in the order of the ranks.
+
+Nothing here makes a group. Bytes are moved by the group's all_gather and all_to_all; what is added is added by ridge, in the order
+of the ranks, so that every rank and every run gets the same bits, whatever the engine does. A rank that dies or stops is noticed
+by the group's own timeout (init_process_group(timeout=..), half an hour by default with gloo): the others get a PeerError, or,
+with NCCL, what its watchdog does.
+
+The gradients belong to one loss, that of all ranks' rows: where FSDP2 reduces gradients of such a loss, they are to be summed and
+not averaged (fully_shard's module.set_gradient_divide_factor(1.0)).
+"""
+from __future__ import annotations
+
+import json
+import typing
+import weakref
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _abi as A
+from .. import _ops as ops
+from .._core import ArgumentError, Error
+from . import _library as L
+from . import _loss_inputs
+from ._arrays import Arrays, Fakes, compiling, same_device, tensors
+
+__all__ = ["PeerError", "VocabParallelHead", "linear_cross_entropy", "ordered_reduce"]
+_on_tensors = Arrays()
+_MESSAGE = 2048  # bytes of what a rank says of its call
+
+
+class PeerError(Error):
+    """A collective failed: a rank has died, stopped, or taken another turn. The group is of no use any more."""
+
+
+def _collective(name, group, *args):
+    try:
+        getattr(dist, name)(*args, group=group)
+    except RuntimeError as error:
+        raise PeerError(f"{name} on rank {group.rank()} of {group.size()}: {str(error)[:500]}") from error
+
+
+def _gathered(t, group):
+    """t of every rank, [ranks, ..]."""
+    out = t.new_empty(group.size(), *t.shape)
+    if group.size() == 1:
+        return out.copy_(t)
+    _collective("all_gather_into_tensor", group, out.view(-1), t.contiguous().view(-1))
+    return out
+
+
+def _transposed(parts, group):
+    """parts [ranks, ..]: rank r gets part r of every rank, in their order."""
+    if group.size() == 1:
+        return parts
+    out = torch.empty_like(parts)
+    _collective("all_to_all_single", group, out.view(-1), parts.view(-1))
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------- agreement
+
+
+def _agree(function, group, device, said, error):
+    """What every rank says of its call, in their order. Where one has an error, or says something else than rank 0 of a name that
+    does not begin with "own ", all ranks raise the same ArgumentError."""
+    text = json.dumps({**said, "error": error and error[:_MESSAGE // 4]}).encode()
+    if len(text) > _MESSAGE:
+        raise ArgumentError(f"{function}: what rank {group.rank()} says of its call has {len(text)} bytes, more than {_MESSAGE}")
+    mine = torch.zeros(_MESSAGE, dtype=torch.uint8)
+    mine[:len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    every = [json.loads(bytes(t).rstrip(b"\0")) for t in _gathered(mine.to(device), group).cpu().numpy()]
+    for rank, other in enumerate(every):
+        if other["error"]:
+            raise ArgumentError(f"{function}: rank {rank}: {other['error']}")
+    for rank, other in enumerate(every):
+        for name, value in every[0].items():
+            if not name.startswith("own ") and other.get(name) != value:
+                raise ArgumentError(f"{function}: rank {rank} has {name} {other.get(name)!r}, rank 0 has {value!r}")
+    return every
+
+
+class _Slices(typing.NamedTuple):
+    """How the vocabulary is cut."""
+    first: int  # class of this rank's slice
+    total: int
+    ranks: tuple[int, ...]  # that have classes
+    offsets: Tensor  # of these, on the device
+
+
+def _slices_of(function, every, rank, device):
+    counts, offsets, totals = ([each[f"own {name}"] for each in every] for name in ("classes", "vocab_offset", "vocab_total"))
+    total = sum(counts)
+    for r, offset in enumerate(offsets):
+        begin = sum(counts[:r])
+        if offset >= 0 and counts[r] and offset != begin:
+            raise ArgumentError(f"{function}: rank {r}'s slice begins at vocab_offset {offset}, not at {begin}, where the slices of "
+                                "the ranks before it end")
+        if totals[r] not in (-1, total):
+            raise ArgumentError(f"{function}: rank {r} has vocab_total {totals[r]}, but the slices have {total} classes")
+    if not total:
+        raise ArgumentError(f"{function}: no rank has a class")
+    begins = [sum(counts[:r]) for r in range(len(counts))]
+    ranks = tuple(r for r, count in enumerate(counts) if count)
+    return _Slices(begins[rank], total, ranks, torch.tensor([begins[r] for r in ranks], device=device))
+
+
+_known: Any = weakref.WeakKeyDictionary()  # group -> {what a rank says of a call: _Slices}
+_FUNCTION = "linear_cross_entropy"
+
+
+def _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_index, options, sharded, offset, total, want_dx):
+    """The _Slices of a call on which all ranks agree. On the CPU they are asked each time; with NCCL, where an answer is waited
+    for by the host, once for a problem."""
+    said = {"rows": "sharded" if sharded else "whole", "input.shape": list(x.shape), "input.dtype": str(x.dtype),
+            "target.dtype": str(target.dtype), "weight.dtype": str(weight.dtype), "weight's columns": weight.shape[-1],
+            "reduction": reduction, "ignore_index": ignore_index, "label_smoothing": options[0], "softcap": options[1],
+            "temperature": options[2], "lse_square_scale": options[3], "linear_bias": bias is not None,
+            "class_weight": None if class_weight is None else list(class_weight.shape),
+            "a gradient of input": want_dx, "own classes": weight.shape[0], "own vocab_offset": offset, "own vocab_total": total}
+    known, key = _known.setdefault(group, {}), json.dumps(said)
+    if x.is_cuda and key in known:
+        return known[key]
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ArgumentError(f"{_FUNCTION}: the ranks agree on a problem in its first call, which cannot be captured: call it once "
+                            "before")
+    error = None
+    try:  # a call of no rows and one class, of which the library tells what is wrong with the options
+        same_device(x, weight, target, bias, class_weight)
+        ops.two_dims("weight", weight)
+        none = ops.CeProblem(xp, x[:0], x.new_zeros(1, weight.shape[1]).to(weight.dtype), target[:0], None, None, reduction, False,
+                             L.ce_options(ignore_index, options))
+        ops.linear_ce_eval(none)
+        if bias is not None:
+            ops.same_shape("bias", bias.shape, weight.shape[:1])
+    except Error as e:
+        error = str(e)
+    every = _agree(_FUNCTION, group, x.device, said, error)
+    found = known[key] = _slices_of(_FUNCTION, every, group.rank(), x.device)
+    if class_weight is not None:
+        ops.same_shape("class_weight", class_weight.shape, (found.total,))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ the two ops
+
+_ARGS = "Tensor? bias, Tensor? class_weight, str reduction, int ignore_index, float[] options, str group, bool sharded, " \
+        "int offset, int total, bool want_dx"
+
+
+def _group(name):
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def _problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options, cut):
+    return ops.CeProblem(xp, x, weight, target, bias, class_weight, reduction, False,
+                         (*L.ce_options(ignore_index, options), ("vocab_offset", cut.first), ("vocab_total", cut.total)), cut.total)
+
+
+@L._define(f"linear_ce_sharded(Tensor x, Tensor weight, Tensor target, {_ARGS}) -> (Tensor, Tensor, Tensor, Tensor)")
+def _forward(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options, name, sharded, offset, total, want_dx):
+    """loss, lse of all rows, and, with sharded rows, x and target of all ranks."""
+    group = _group(name)
+    tokens = x.shape[0] * (group.size() if sharded else 1)
+    if isinstance(xp, Fakes):
+        new = x.new_empty
+        return (new(x.shape[0] if reduction == "none" else (), dtype=torch.float32), new(tokens, dtype=torch.float32),
+                new((tokens, x.shape[1]) if sharded else 0), target.new_empty(tokens if sharded else 0))
+    if class_weight is not None:
+        class_weight = class_weight.to(torch.float32).contiguous()
+    cut = _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_index, options, sharded, offset, total, want_dx)
+    rows, targets = (_gathered(t, group).flatten(0, 1) if sharded else t for t in (x, target))
+    width = 6 if options[0] else 3
+    record = x.new_empty(tokens, width, dtype=torch.float32)
+    if weight.shape[0]:
+        p = _problem(xp, rows, weight, targets, bias, class_weight, reduction, ignore_index, options, cut)
+        ops.linear_ce_record(p, record, width == 6)
+    records = _gathered(record, group)
+    if len(cut.ranks) < group.size():  # what the ranks without a class have sent is passed over
+        records = torch.stack([records[r] for r in cut.ranks])
+    loss, lse = ops.ce_combine(xp, records, cut.offsets, targets, class_weight, cut.total, reduction,
+                               tuple(o for o in L.ce_options(ignore_index, options) if o[0] not in ("softcap", "temperature")))
+    if reduction == "none" and sharded:
+        loss = loss.view(group.size(), -1)[group.rank()].clone()
+    empty = x.new_empty(0)
+    return loss, lse, rows if sharded else empty, targets if sharded else empty.to(target.dtype)
+
+
+@L._define(f"linear_ce_sharded_backward(Tensor lse, Tensor dloss, Tensor x, Tensor weight, Tensor target, {_ARGS}, bool dw, "
+           "bool dbias) -> (Tensor, Tensor, Tensor)")
+def _backward(xp, lse, dloss, x, weight, target, bias, class_weight, reduction, ignore_index, options, name, sharded, offset, total,
+              want_dx, want_dw, want_dbias):
+    """x and target of all rows; dx is that of this rank's rows."""
+    group = _group(name)
+    size, tokens = group.size(), x.shape[0]
+    if isinstance(xp, Fakes):
+        return (x.new_empty((tokens // size if sharded else tokens, x.shape[1]) if want_dx else 0),
+                weight.new_empty(weight.shape if want_dw else 0),
+                x.new_empty(weight.shape[:1] if want_dbias else 0, dtype=torch.float32))
+    if class_weight is not None:
+        class_weight = class_weight.to(torch.float32).contiguous()
+    mine = x.view(size, -1, x.shape[1])[0] if sharded else x
+    cut = _slices(xp, group, mine, weight, target[:mine.shape[0]], bias, class_weight, reduction, ignore_index, options, sharded, offset,
+                  total, want_dx)
+    dloss = dloss.to(torch.float32)
+    if reduction == "none" and sharded:
+        dloss = _gathered(dloss, group).flatten()
+    if weight.shape[0]:
+        p = _problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options, cut)
+        dx, dw, dbias = ops.linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias)
+    else:
+        dx, dw, dbias = torch.zeros_like(x), torch.zeros_like(weight), lse.new_zeros(0)
+    if want_dx:
+        rows = -(-tokens // size)
+        if rows * size > tokens:
+            dx = torch.cat((dx, dx.new_zeros(rows * size - tokens, dx.shape[1])))
+        dx = ops.sum_parts(xp, _transposed(dx.view(size, rows, dx.shape[1]), group))
+        if not sharded:
+            dx = _gathered(dx, group).flatten(0, 1)[:tokens]
+    return (dx if want_dx else L._none(x, None), dw if want_dw else L._none(x, None), dbias if want_dbias else L._none(lse, None))
+
+
+def _setup(ctx, inputs, output):
+    x, weight, target, bias, class_weight, *ctx.rest = inputs
+    _, lse, rows, targets = output
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(lse, rows if ctx.rest[4] else x, weight, targets if ctx.rest[4] else target, bias, class_weight)
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, dloss, *_):
+    if dloss is None:
+        return (None,) * 13
+    lse, *inputs = ctx.saved_tensors
+    want = ctx.needs_input_grad
+    dx, dw, dbias = torch.ops.ridge.linear_ce_sharded_backward(lse, dloss, *inputs, *ctx.rest, want[1], want[3])
+    return (dx if want[0] else None, dw if want[1] else None, None, dbias.to(ctx.bias_dtype) if want[3] else None, *(None,) * 9)
+
+
+torch.library.register_autograd("ridge::linear_ce_sharded", _gradient, setup_context=_setup, lib=L.library)
+L._no_gradient("linear_ce_sharded_backward")
+
+# --------------------------------------------------------------------------------------------------------------- the loss
+
+
+def _part(n, ranks, rank):
+    """(first, count) of rank's part of n, cut as torch.chunk and DTensor's Shard do."""
+    size = -(-n // ranks)
+    first = min(n, rank * size)
+    return first, min(n, first + size) - first
+
+
+def _local(name, t, group):
+    """(local tensor, group, offset, total) of a weight or a bias."""
+    from torch.distributed.tensor import DTensor, Shard
+    if not isinstance(t, DTensor):
+        return t, group, -1, -1
+    if t.device_mesh.ndim != 1 or t.placements != (Shard(0),):
+        raise ArgumentError(f"{name} is a DTensor placed {t.placements} on a mesh of {t.device_mesh.ndim} dimensions: it must be "
+                            "Shard(0) on one of 1")
+    of_mesh = t.device_mesh.get_group()
+    if group is not None and group.group_name != of_mesh.group_name:
+        raise ArgumentError(f"group is not that of {name}'s device mesh")
+    first, _ = _part(t.shape[0], of_mesh.size(), of_mesh.rank())
+    return t.to_local(grad_placements=t.placements), of_mesh, first, t.shape[0]
+
+
+def _tell(group, t, error):
+    """Gives an error to the other ranks where they are asking: all raise it then."""
+    if isinstance(group, dist.ProcessGroup) and isinstance(t, Tensor) and not compiling() and (t.is_cpu or not _known.get(group)):
+        _agree(_FUNCTION, group, t.device, {}, str(error))
+
+
+def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor, linear_bias: Optional[Tensor] = None,
+                         class_weight: Optional[Tensor] = None, *, group: Any = None, rows: str = "whole",
+                         vocab_offset: Optional[int] = None, vocab_total: Optional[int] = None, reduction: str = "mean",
+                         ignore_index: int = -100, label_smoothing: float = 0.0, softcap: float = 0.0, temperature: float = 1.0,
+                         lse_square_scale: float = 0.0) -> Tensor:
+    """ridge.torch.linear_cross_entropy of a weight whose rows (classes) are spread over a group: no rank has the others' classes,
+    and none has logits.
+
+    weight [classes of this rank, hidden], 0 classes too, and linear_bias are this rank's slice: plain tensors with their group, the
+    slices in the order of the ranks, or DTensors Shard(0) on a mesh of one dimension, whose group and cuts they are.
+    vocab_offset and vocab_total only check that. target and class_weight [vocab_total] speak of the whole vocabulary.
+
+    rows "whole": every rank has the same input [.., hidden] and target [..] (tensor parallelism), and gets the whole gradient of
+    input: do not reduce it again. "sharded": each has rows of its own, the same number on all ranks (pad with ignore_index, which
+    costs nothing), and gets their gradient; the loss is that of all rows, the divisor of a mean is global, and "none" gives this
+    rank's rows. So the FSDP group can hold the head: its weight then is never gathered.
+
+    The loss is the same bits on every rank. Forward 2BHV FLOP over the ranks, backward 6BHV (the logits are made again). Received
+    by a rank, of n: 12 bytes a row and other rank; of a gradient of input its size times (n-1)/n, with whole rows twice that;
+    sharded rows: x of the others. Gradients of input are added in f32 from parts in its dtype.
+    Ranks that disagree raise one ArgumentError each, which names rank and argument: in each call on the CPU, in the first call of a
+    problem on CUDA. There a call that differs on one rank only after that ends in the group's timeout.
+    """
+    try:
+        tensors(_FUNCTION, input=input, weight=weight, target=target, linear_bias=(linear_bias, None),
+                class_weight=(class_weight, None))
+        ops.numbers_only(label_smoothing=label_smoothing, softcap=softcap, temperature=temperature, lse_square_scale=lse_square_scale)
+        sharded = ops.pick({"whole": False, "sharded": True}, rows, "rows")
+        ops.pick(ops.REDUCTIONS, reduction, "reduction")
+        weight, group, offset, total = _local("weight", weight, group)
+        if linear_bias is not None:
+            linear_bias = _local("linear_bias", linear_bias, group)[0]
+        offset = offset if vocab_offset is None else ops.whole("vocab_offset", vocab_offset)
+        total = total if vocab_total is None else ops.whole("vocab_total", vocab_total)
+        input, weight, t = _loss_inputs(_FUNCTION, input, weight, target, class_weight, ignore_index)
+    except (Error, TypeError) as error:
+        _tell(group, input, error)
+        raise
+    if group is None:
+        raise ArgumentError("weight is a plain tensor: which ranks have the other slices is said by group")
+    x = input.reshape(-1, input.shape[-1])
+    loss = torch.ops.ridge.linear_ce_sharded(
+        x, weight, t.reshape(-1), linear_bias, class_weight, reduction, ops.whole("ignore_index", ignore_index),
+        [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)], group.group_name, sharded, offset, total,
+        torch.is_grad_enabled() and x.requires_grad)[0]
+    return loss.view(target.shape) if reduction == "none" else loss
+
+
+class VocabParallelHead(torch.nn.Module):
+    """A head (torch.nn.Linear from hidden to the vocabulary) of which each rank of a group keeps a slice of the classes: weight and
+    bias are DTensors Shard(0), in state_dict too. Keep it out of fully_shard (ignored_params): it is sharded already."""
+
+    weight: torch.nn.Parameter
+    bias: Optional[torch.nn.Parameter]
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, group: Any, *, model: Optional[torch.nn.Module] = None) -> VocabParallelHead:
+        """The rows of this rank of a layer that every rank has whole. group: a process group or a DeviceMesh of one dimension.
+        model: where it is given, a layer whose weight is also another module's (a tied embedding) is an error: the two would be
+        trained apart."""
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import DTensor, Shard
+        for name, other in model.named_modules() if model is not None else ():
+            if other is not linear and any(p is linear.weight for p in other.parameters(recurse=False)):
+                raise ArgumentError(f"the head's weight is also {name}'s: untie them, or keep the head whole")
+        self = cls()
+        mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(group, linear.weight.device.type)
+        first, count = _part(linear.out_features, mesh.size(), mesh.get_local_rank())
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        for name in ("weight", "bias"):
+            whole = getattr(linear, name)
+            if whole is not None:
+                local = whole.detach()[first:first + count].clone()
+                t = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+                whole = torch.nn.Parameter(t, requires_grad=whole.requires_grad)
+            setattr(self, name, whole)
+        return self
+
+    def loss(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:
+        """linear_cross_entropy of this head; options are its arguments."""
+        return linear_cross_entropy(input, self.weight, target, self.bias, **options)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The logits of all classes, gathered: for generation. input is the same on all ranks."""
+        from torch.distributed.tensor import DTensor, Replicate
+        mesh = self.weight.device_mesh  # type: ignore[attr-defined]
+        x = DTensor.from_local(input, mesh, [Replicate()], run_check=False)
+        return torch.nn.functional.linear(x, self.weight, self.bias).full_tensor()
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+# ------------------------------------------------------------------------------------------------------------------ FSDP2
+
+
+class _OrderedReduceScatter:
+    """FSDP2's reduce-scatter as an all-to-all of the parts and their sum in the order of the ranks."""
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ArgumentError(f"ordered_reduce sums and averages; FSDP2 asks for {op}")
+        parts = _transposed(input_tensor.view(group.size(), -1), group)
+        total = ops.sum_parts(_on_tensors, parts)
+        if op == dist.ReduceOp.AVG:
+            total = total.div_(group.size())
+        output_tensor.view(-1).copy_(total)
+
+
+def ordered_reduce(module: torch.nn.Module) -> None:
+    """Gradients of every fully_shard module in `module` are added in f32 and in the order of the ranks, whatever the dtype that
+    they travel in: the same bits whatever algorithm the engine would choose. As many bytes as a reduce-scatter by a ring.
+    Call it after fully_shard."""
+    from torch.distributed.fsdp import FSDPModule
+    found = [m for m in module.modules() if isinstance(m, FSDPModule)]
+    if not found:
+        raise ArgumentError("ordered_reduce: no module here is fully_shard's")
+    for m in found:
+        m.set_custom_reduce_scatter(_OrderedReduceScatter())
+        m.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,325 @@
+"""ridge.torch.distributed over gloo on the CPU, 2 and 4 ranks. The ranks of a number are started once and run every check below
+whose name begins with "check_"; each is a test."""
+import datetime
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+import ridge  # noqa: E402
+import ridge.torch as R  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch_common import near  # noqa: E402
+
+pytest.importorskip("torch.distributed.tensor.experimental", reason="this PyTorch has no DTensor")
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("no gloo", allow_module_level=True)
+import ridge.torch.distributed as D  # noqa: E402
+
+OPTIONS = {"plain": {}, "all": dict(label_smoothing=0.1, lse_square_scale=1e-3, softcap=20.0, temperature=0.7)}
+
+
+def same_on_all(t):
+    """The bits of t are those of rank 0."""
+    first = t.detach().clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(first, t.detach()), (first, t)
+
+
+def problem(tokens, vocab, hidden=64, dtype=torch.float32):
+    torch.manual_seed(tokens + vocab)
+    x, w, t = torch.randn(tokens, hidden, dtype=dtype), torch.randn(vocab, hidden, dtype=dtype) / 8, torch.randint(0, vocab, (tokens,))
+    t[::5] = -100
+    return x, w, t
+
+
+def mine(t, rank, n):
+    return t.chunk(n)[rank] if rank < len(t.chunk(n)) else t[:0]
+
+
+def against_one(rank, n, x, w, t, bias, class_weight, rows, reduction, tolerance, **options):
+    """Loss and gradients of the slices against those of one process; in two runs, with the same bits."""
+    leaves = [v.clone().requires_grad_() for v in (x, w, bias)]
+    want = R.linear_cross_entropy(leaves[0], leaves[1], t, leaves[2], weight=class_weight, reduction=reduction, **options)
+    dloss = torch.linspace(0.5, 1, want.numel()).view(want.shape)
+    want.backward(dloss)
+    part = (lambda v: mine(v, rank, n)) if rows == "sharded" else (lambda v: v)
+    got = []
+    for _ in range(2):
+        X, W, b = (v.clone().requires_grad_() for v in (part(x), mine(w, rank, n), mine(bias, rank, n)))
+        loss = D.linear_cross_entropy(X, W, part(t), b, class_weight, group=dist.group.WORLD, rows=rows, reduction=reduction, **options)
+        loss.backward(part(dloss) if reduction == "none" else dloss)
+        got.append((loss.detach(), X.grad, W.grad, b.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*got)), "other bits in the second run"
+    loss, dx, dw, db = got[0]
+    near(loss, part(want.detach()) if reduction == "none" else want.detach(), 1e-6)
+    for ours, ref in ((dx, part(leaves[0].grad)), (dw, mine(leaves[1].grad, rank, n)), (db, mine(leaves[2].grad, rank, n))):
+        assert ours.dtype is ref.dtype and ours.shape == ref.shape
+        assert (ours.double() - ref.double()).norm() <= tolerance * ref.double().norm() + 1e-30
+    if rows == "whole":
+        same_on_all(dx)
+    if rows == "whole" or reduction != "none":
+        same_on_all(loss)
+
+
+def check_loss_and_gradients_are_one_process_s(rank, n):
+    for rows, tokens in (("whole", 22), ("sharded", 24)):  # 22 rows, 203 classes: no number of ranks divides them
+        for reduction in ("mean", "sum", "none"):
+            for name, options in OPTIONS.items():
+                x, w, t = problem(tokens, 203)
+                class_weight = torch.rand(203) if name == "all" else None
+                against_one(rank, n, x, w, t, torch.randn(203), class_weight, rows, reduction, 1e-6, **options)
+    for dtype in (torch.bfloat16, torch.float16):
+        x, w, t = problem(24, 203, dtype=dtype)
+        against_one(rank, n, x, w, t, torch.randn(203), None, "sharded", "mean", 8e-3)
+
+
+def check_a_rank_without_a_class_takes_part(rank, n):
+    for vocab in (1, 5, 9):  # of 4 ranks the last have none
+        for rows in ("whole", "sharded"):
+            against_one(rank, n, *problem(4 * n, vocab), torch.randn(vocab), None, rows, "mean", 1e-6, label_smoothing=0.1)
+
+
+def check_the_divisor_of_a_mean_is_that_of_all_ranks(rank, n):
+    x, w, t = problem(8 * n, 50)
+    t[:8] = -100  # rank 0 has nothing to learn from
+    t[8:13] = -100
+    against_one(rank, n, x, w, t, torch.zeros(50), None, "sharded", "mean", 1e-6)
+    t[:] = -100
+    against_one(rank, n, x, w, t, torch.zeros(50), None, "sharded", "mean", 1e-6)
+
+
+def check_a_target_out_of_range_is_nan_on_every_rank(rank, n):
+    x, w, t = problem(2 * n, 50)
+    t[1] = 50
+    for rows in ("whole", "sharded"):
+        part = mine(w, rank, n).clone().requires_grad_()
+        loss = D.linear_cross_entropy(mine(x, rank, n) if rows == "sharded" else x, part,
+                                      mine(t, rank, n) if rows == "sharded" else t, group=dist.group.WORLD, rows=rows)
+        loss.backward()
+        assert loss.isnan() and not part.grad.isnan().any()
+
+
+def mesh_of(n):
+    return torch.distributed.device_mesh.init_device_mesh("cpu", (n,))
+
+
+def check_dtensor_weights_and_the_head(rank, n):
+    from torch.distributed.tensor import DTensor, Shard
+    x, w, t = problem(12, 203)
+    linear = torch.nn.Linear(64, 203)
+    with torch.no_grad():
+        linear.weight.copy_(w)
+        dist.broadcast(linear.bias, 0)
+    head = D.VocabParallelHead.from_linear(linear, mesh_of(n))
+    assert isinstance(head.state_dict()["weight"], DTensor) and head.weight.placements == (Shard(0),)
+    assert torch.equal(head.weight.full_tensor(), w)
+    near(head(x).detach(), linear(x).detach(), 1e-6)
+    X = x.clone().requires_grad_()
+    head.loss(X, t).backward()
+    leaves = x.clone().requires_grad_()
+    R.linear_cross_entropy(leaves, linear.weight, t, linear.bias).backward()
+    near(X.grad, leaves.grad, 1e-5, 1e-7)
+    near(head.weight.grad.full_tensor(), linear.weight.grad, 1e-5, 1e-7)
+    near(head.bias.grad.full_tensor(), linear.bias.grad, 1e-5, 1e-7)
+    other = torch.distributed.tensor.distribute_tensor(w, mesh_of(n), [Shard(1)])
+    with pytest.raises(ridge.ArgumentError, match="must be Shard"):
+        D.linear_cross_entropy(x, other, t)
+    tied = torch.nn.Sequential(torch.nn.Embedding(203, 64), linear)
+    tied[0].weight = linear.weight
+    with pytest.raises(ridge.ArgumentError, match="also 0's"):
+        D.VocabParallelHead.from_linear(linear, mesh_of(n), model=tied)
+
+
+def check_checkpointing_and_compile_give_the_same_bits(rank, n):
+    x, w, t = problem(6 * n, 203)
+    part = mine(w, rank, n)
+
+    def run(function):
+        X, W = x.clone().requires_grad_(), part.clone().requires_grad_()
+        loss = function(X, W)
+        loss.backward()
+        return loss.detach(), X.grad, W.grad
+
+    def plain(X, W):
+        return D.linear_cross_entropy(X * 2, W, t, group=dist.group.WORLD)
+
+    want = run(plain)
+    for other in (lambda X, W: torch.utils.checkpoint.checkpoint(plain, X, W, use_reentrant=False),
+                  torch.compile(plain, fullgraph=True, backend="aot_eager")):
+        assert all(torch.equal(a, b) for a, b in zip(want, run(other)))
+
+
+def check_ranks_that_disagree_get_one_error_each(rank, n):
+    x, w, t = problem(12, 203)
+    part, last = mine(w, rank, n), rank == n - 1
+    cases = [
+        (dict(reduction="sum" if last else "mean"), {}, f"rank {n - 1} has reduction 'sum', rank 0 has 'mean'"),
+        (dict(label_smoothing=0.5 if last else 0.0), {}, f"rank {n - 1} has label_smoothing 0.5, rank 0 has 0.0"),
+        (dict(rows="sharded" if last else "whole"), {}, f"rank {n - 1} has rows 'sharded', rank 0 has 'whole'"),
+        ({}, dict(x=x[:8], t=t[:8]) if last else {}, rf"rank {n - 1} has input.shape \[8, 64\], rank 0 has \[12, 64\]"),
+        ({}, dict(x=x.half(), w=part.half()) if last else {}, f"rank {n - 1} has input.dtype 'torch.float16'"),
+        ({}, dict(w=part[:, :32]) if last else {}, rf"rank {n - 1}: input has 64 columns, the weight's shape is \[1, 32\]"),
+        ({}, dict(t=t[:5]) if last else {}, rf"rank {n - 1}: target has shape \[5\], not \[12\]"),
+        (dict(vocab_offset=7 if last else None), {}, f"rank {n - 1}'s slice begins at vocab_offset 7, not at"),
+        (dict(vocab_total=204), {}, "has vocab_total 204, but the slices have 203 classes"),
+        (dict(label_smoothing=2.0), {}, "rank 0: linear_ce_eval: option label_smoothing must lie in 0 .. 1"),
+        ({}, dict(x=x.clone().requires_grad_()) if last else {}, f"rank {n - 1} has a gradient of input True"),
+        (dict(reduction="max" if last else "mean"), {}, f"rank {n - 1}: reduction is 'max', not one of"),
+    ]
+    for options, tensors, text in cases:
+        a = {"x": x, "w": part, "t": t, **tensors}
+        with pytest.raises(ridge.ArgumentError, match=text):
+            D.linear_cross_entropy(a["x"], a["w"], a["t"], group=dist.group.WORLD, **options)
+    D.linear_cross_entropy(x, part, t, group=dist.group.WORLD)  # the group is as good as before
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Tanh(), torch.nn.Linear(96, 64))
+        self.head = torch.nn.Linear(64, 203, bias=False)
+
+
+def check_the_fsdp_group_can_hold_the_head(rank, n):
+    from torch.distributed.fsdp import fully_shard
+    x, _, t = problem(6 * n, 203)
+    t[:6] = -100
+    one, many = Model(), Model()
+    for p in one.parameters():
+        dist.broadcast(p.data, 0)
+    many.load_state_dict(one.state_dict())
+    mesh = mesh_of(n)
+    many.head = D.VocabParallelHead.from_linear(many.head, mesh, model=many)
+    fully_shard(many.body, mesh=mesh)
+    many.body.set_gradient_divide_factor(1.0)
+    D.ordered_reduce(many.body)
+    want = R.linear_cross_entropy(one.body(x), one.head.weight, t)
+    got = many.head.loss(many.body(mine(x, rank, n)), mine(t, rank, n), rows="sharded")
+    want.backward()
+    got.backward()
+    near(got.detach(), want.detach(), 1e-6)
+    for (name, p), q in zip(one.named_parameters(), many.parameters()):
+        near(q.grad.full_tensor(), p.grad, 1e-4, 1e-6)
+
+
+def check_ordered_reduce_adds_in_the_order_of_the_ranks(rank, n):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    layer = torch.nn.Linear(48, 40)  # 40 rows are no multiple of 64
+    for p in layer.parameters():
+        dist.broadcast(p.data, 0)
+    copies = [torch.nn.Linear(48, 40).bfloat16() for _ in range(n)]
+    for copy in copies:
+        copy.load_state_dict(layer.state_dict())
+    fully_shard(layer, mesh=mesh_of(n), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
+    D.ordered_reduce(layer)
+    torch.manual_seed(3)
+    x = torch.randn(n, 8, 48).bfloat16() * torch.logspace(0, 3, n)[:, None, None].bfloat16()
+    (layer(x[rank]) ** 2).sum().backward()
+    for r, copy in enumerate(copies):
+        (copy(x[r]) ** 2).sum().backward()
+    for name, p in layer.named_parameters():
+        total = copies[0].get_parameter(name).grad.float()
+        for copy in copies[1:]:
+            total = total + copy.get_parameter(name).grad.float()
+        want = (total.bfloat16() / n).to(p.grad.dtype)
+        assert torch.equal(p.grad.full_tensor(), want), name
+    with pytest.raises(ridge.ArgumentError, match="no module here"):
+        D.ordered_reduce(torch.nn.Linear(2, 2))
+
+
+# ------------------------------------------------------------------------------------------------------------- the ranks
+
+CHECKS = [name for name in dir() if name.startswith("check_")]
+
+
+def rank_of(rank, n, port, folder, names, seconds):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    sys.stdout = sys.stderr = open(f"{folder}/{rank}.txt", "w")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=n, timeout=datetime.timedelta(seconds=seconds))
+    for name in names:
+        try:
+            globals()[name](rank, n)
+            text = "passed"
+        except BaseException:
+            text = traceback.format_exc()
+        with open(f"{folder}/{name}.{rank}", "w") as f:
+            f.write(text)
+        if text != "passed":  # the others may wait for this rank now
+            os._exit(1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def start(n, folder, names, seconds=60):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    context = torch.multiprocessing.get_context("forkserver")  # torch is imported once, by a process that has used nothing of it
+    context.set_forkserver_preload(["torch._dynamo", "test_torch_distributed"])
+    ranks = [context.Process(target=rank_of, args=(rank, n, port, str(folder), names, seconds)) for rank in range(n)]
+    for p in ranks:
+        p.start()
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folders = {}
+    for n in (2, 4):
+        folders[n] = tmp_path_factory.mktemp(str(n))
+        ranks = start(n, folders[n], CHECKS)
+        for p in ranks:
+            p.join(200)
+            p.kill()
+    return folders
+
+
+@pytest.mark.parametrize("n", (2, 4))
+@pytest.mark.parametrize("name", CHECKS)
+def test_ranks(results, name, n):
+    for rank in range(n):
+        try:
+            said = (results[n] / f"{name}.{rank}").read_text()
+        except FileNotFoundError:
+            said = "not reached: " + (results[n] / f"{rank}.txt").read_text()
+        assert said == "passed", f"rank {rank}: {said}"
+
+
+def lone(rank, n):
+    """Rank 1 is gone or stopped by then: rank 0 must get an error."""
+    x, w, t = problem(8, 50)
+    D.linear_cross_entropy(x, mine(w, rank, n), t, group=dist.group.WORLD)
+    if rank:
+        os.kill(os.getpid(), WAY)
+    begun = time.monotonic()
+    with pytest.raises(D.PeerError, match="on rank 0 of 2"):
+        D.linear_cross_entropy(x, mine(w, rank, n), t, group=dist.group.WORLD)
+    assert time.monotonic() - begun < 5 + 2
+    open(f"{os.path.dirname(sys.stdout.name)}/found", "w").close()
+    os._exit(0)
+
+
+def lone_after_a_kill(rank, n):
+    globals()["WAY"] = signal.SIGKILL
+    lone(rank, n)
+
+
+def lone_after_a_stop(rank, n):
+    globals()["WAY"] = signal.SIGSTOP
+    lone(rank, n)
+
+
+@pytest.mark.parametrize("how", ("lone_after_a_kill", "lone_after_a_stop"))
+def test_a_peer_that_dies_or_stops_is_an_error_within_the_deadline(how, tmp_path):
+    ranks = start(2, tmp_path, [how], 5)
+    ranks[0].join(60)
+    for p in ranks:
+        p.kill()
+    assert (tmp_path / "found").exists(), (tmp_path / f"{how}.0").read_text()
