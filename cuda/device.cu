@@ -7,17 +7,49 @@
 #include "num.cuh"
 #include "src/math/exact.h"
 
-#define TRY(call, what)                     \
-    do {                                    \
-        cudaError_t error_ = (call);        \
-        if (error_ != cudaSuccess)          \
-            return host_fail(error_, what); \
+#define TRY(call, what)                                      \
+    do {                                                     \
+        cudaError_t error_ = (call);                         \
+        if (error_ != cudaSuccess)                           \
+            return ridge_cuda_fail(NULL, (int)error_, what); \
     } while (0)
+
+/* ----------------------------------------------------------------------------------------------------------- errors */
+
+/* What the driver's own text does not say. */
+static const char *hint_of(const ridge_device *device, int error)
+{
+    unsigned long long id = 0;
+
+    if (error == cudaErrorInitializationError)
+        return " (a process forked after CUDA had started cannot use it: start processes by spawn)";
+    if (error == cudaErrorInsufficientDriver)
+        return CUDART_VERSION >= 13000 ? " (this build needs a driver for CUDA 13)"
+                                       : " (this build needs one for CUDA 12)";
+    if (error == cudaErrorNoKernelImageForDevice)
+        return " (this build has no code for this GPU: RIDGE_CUDA_ARCHS)";
+    if (error == cudaErrorContextIsDestroyed || error == cudaErrorDeviceUninitialized)
+        return " (the context of ridge_open is gone, cudaDeviceReset? open the device again)";
+    if (device && device->context_id && device->entry[HOST_GET_ID] &&
+        (((host_get_id *)device->entry[HOST_GET_ID])((CUcontext)device->context, &id) != CUDA_SUCCESS ||
+         id != device->context_id))
+        return " (the device was reset after ridge_open: open it again)";
+    if (device && error == cudaErrorInvalidResourceHandle)
+        return " (is the stream another device's or context's?)";
+    return "";
+}
+
+extern "C" ridge_status ridge_cuda_fail(const ridge_device *device, int error, const char *what)
+{
+    return ridge_fail(RIDGE_ERR_DEVICE, "%s: %s%s", what, cudaGetErrorString((cudaError_t)error),
+                      hint_of(device, error));
+}
 
 /* ---------------------------------------------------------------------------------------------------------- devices */
 
 static int cuda_count(char *why_none, size_t size)
 {
+    const cudaError_t pending = cudaPeekAtLastError();
     int count = 0, driver = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
 
@@ -28,11 +60,8 @@ static int cuda_count(char *why_none, size_t size)
     else if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
         snprintf(why_none, size, "there is no NVIDIA driver (libcuda.so.1)");
     else
-        snprintf(why_none, size, "%s%s", cudaGetErrorString(error),
-                 error == cudaErrorInitializationError
-                     ? " (a process forked after CUDA had started cannot use it: start processes by spawn)"
-                     : "");
-    cudaGetLastError(); /* a machine without a driver is no error of the caller's */
+        snprintf(why_none, size, "%s%s", cudaGetErrorString(error), hint_of(NULL, (int)error));
+    host_forget(pending); /* a machine without a GPU is no error of the caller's */
     return 0;
 }
 
@@ -47,24 +76,78 @@ static ridge_arch arch_of(int compute)
     return (ridge_arch)best;
 }
 
-/* A function of libcuda by its name of CUDA 12.0; NULL: this driver has none. */
-static void *driver_function(const char *name)
+/* A function of the driver that has been there since CUDA `version`; NULL if there is none. */
+static void *entry_of(const char *name, unsigned version)
 {
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     void *entry = NULL;
-#if CUDART_VERSION >= 12050
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
-#endif
+    cudaError_t error;
 
+#if CUDART_VERSION >= 12050
+    error = cudaGetDriverEntryPointByVersion(name, &entry, version, cudaEnableDefault, &found);
+#else
+    (void)version;
+    error = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
+#endif
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : NULL;
 }
 
-static ridge_status cuda_open(ridge_device *device, int ordinal)
+/* The primary context of the ordinal is current for the time of a call. (cudaSetDevice would make a context on another
+ * GPU when it puts back what was current.) */
+static ridge_status cuda_enter(const ridge_device *device, bool *pushed)
+{
+    CUcontext current = NULL;
+    CUresult error = ((host_get_current *)device->entry[HOST_GET_CURRENT])(&current);
+
+    *pushed = false;
+    if (error == CUDA_SUCCESS && current != (CUcontext)device->context) {
+        error = ((host_push_current *)device->entry[HOST_PUSH_CURRENT])((CUcontext)device->context);
+        *pushed = error == CUDA_SUCCESS;
+    }
+    return error == CUDA_SUCCESS ? RIDGE_OK : ridge_cuda_fail(device, (int)error, "cannot enter the CUDA context");
+}
+
+static void cuda_leave(const ridge_device *device, bool pushed)
+{
+    CUcontext context;
+
+    if (pushed)
+        ((host_pop_current *)device->entry[HOST_POP_CURRENT])(&context);
+}
+
+/* The primary context stays until the process ends, as the runtime's own does: kernels may be in flight, and the
+ * runtime keeps what it has loaded into it. */
+static ridge_status open_context(ridge_device *device)
+{
+    static const struct {
+        const char *name;
+        unsigned version;
+    } functions[HOST_ENTRIES] = {
+        {"cuDevicePrimaryCtxRetain", 7000}, {"cuCtxGetCurrent", 4000}, {"cuCtxPushCurrent", 4000},
+        {"cuCtxPopCurrent", 4000},          {"cuCtxGetId", 12000},     {"cuLaunchKernelEx", 11060}};
+    CUcontext context = NULL;
+    CUresult error;
+
+    for (int i = 0; i < HOST_ENTRIES; i++) {
+        device->entry[i] = entry_of(functions[i].name, functions[i].version);
+        if (!device->entry[i] && i != HOST_GET_ID)
+            return ridge_fail(RIDGE_ERR_DEVICE, "the NVIDIA driver has no %s: it is too old", functions[i].name);
+    }
+    error = ((host_primary_retain *)device->entry[HOST_PRIMARY_RETAIN])(&context, (CUdevice)device->ordinal);
+    if (error != CUDA_SUCCESS)
+        return ridge_cuda_fail(NULL, (int)error, "cuDevicePrimaryCtxRetain");
+    device->context = context;
+    if (device->entry[HOST_GET_ID] &&
+        ((host_get_id *)device->entry[HOST_GET_ID])(context, &device->context_id) != CUDA_SUCCESS)
+        device->context_id = 0;
+    return RIDGE_OK;
+}
+
+static ridge_status open_device(ridge_device *device, int ordinal)
 {
     cudaDeviceProp prop;
     int compute, memory_khz = 0, clock_khz = 0, driver = 0;
+    ridge_status status;
 
     TRY(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties");
     compute = prop.major * 10 + prop.minor;
@@ -73,6 +156,9 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
         return ridge_fail(RIDGE_ERR_DEVICE, "CUDA device %d (%s) is sm%d; this build begins at sm80", ordinal,
                           prop.name, compute);
     device->ordinal = ordinal;
+    status = open_context(device);
+    if (status)
+        return status;
     device->units = prop.multiProcessorCount;
     device->l2_bytes = prop.l2CacheSize;
     device->memory_bytes = (int64_t)prop.totalGlobalMem;
@@ -82,12 +168,21 @@ static ridge_status cuda_open(ridge_device *device, int ordinal)
     device->copy_gbps = 0.88 * 2e-6 * memory_khz * (prop.memoryBusWidth / 8);
     device->clock_ghz = 1e-6 * clock_khz;
     cudaDriverGetVersion(&driver);
-    device->tensor_map_encode = driver_function("cuTensorMapEncodeTiled");
-    cudaGetLastError();
+    device->tensor_map_encode = entry_of("cuTensorMapEncodeTiled", 12000);
     snprintf(device->driver, sizeof device->driver, "CUDA %d.%d", driver / 1000, driver % 1000 / 10);
     snprintf(device->name, sizeof device->name, "%.*s", (int)sizeof device->name - 1, prop.name);
     ridge_chip_fill(device);
     return RIDGE_OK;
+}
+
+static ridge_status cuda_open(ridge_device *device, int ordinal)
+{
+    const cudaError_t pending = cudaPeekAtLastError();
+    const ridge_status status = open_device(device, ordinal);
+
+    if (pending == cudaSuccess)
+        cudaGetLastError(); /* nothing of ridge_open's is left for the caller to find */
+    return status;
 }
 
 /* ----------------------------------------------------------------------------------------------- memory and streams */
@@ -177,7 +272,7 @@ static ridge_status cuda_graph_end(const ridge_device *, void *stream, void **gr
     TRY(cudaStreamEndCapture((cudaStream_t)stream, &captured), "graph capture");
     error = cudaGraphInstantiate((cudaGraphExec_t *)graph, captured, 0);
     cudaGraphDestroy(captured);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "cudaGraphInstantiate");
+    return error == cudaSuccess ? RIDGE_OK : ridge_cuda_fail(NULL, (int)error, "cudaGraphInstantiate");
 }
 
 static ridge_status cuda_graph_launch(const ridge_device *, void *graph, void *stream)
@@ -383,8 +478,9 @@ static ridge_status cuda_exact(const ridge_device *device, int function, uint32_
 }
 
 extern "C" const ridge_backend ridge_cuda_backend = {
-    "cuda",           cuda_count,        cuda_open,        cuda_alloc,       cuda_release, cuda_upload,
-    cuda_download,    cuda_copy,         cuda_stream_new,  cuda_stream_free, cuda_sync,    cuda_graph_begin,
-    cuda_graph_end,   cuda_graph_launch, cuda_graph_free,  cuda_mark,        cuda_elapsed, READ_VARIANTS,
-    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,       cuda_exact,   cuda_write_late,
+    "cuda",       cuda_count,       cuda_open,        cuda_enter,        cuda_leave,       cuda_alloc,
+    cuda_release, cuda_upload,      cuda_download,    cuda_copy,         cuda_stream_new,  cuda_stream_free,
+    cuda_sync,    cuda_graph_begin, cuda_graph_end,   cuda_graph_launch, cuda_graph_free,  cuda_mark,
+    cuda_elapsed, READ_VARIANTS,    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,
+    cuda_exact,   cuda_write_late,
 };

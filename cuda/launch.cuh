@@ -1,33 +1,44 @@
-/* launch.cuh: the host side that every .cu shares: loading and launching kernels on the device's ordinal, cudaError ->
- * ridge_status. */
+/* launch.cuh: the host side that every .cu shares: loading and launching kernels in the device's context, errors ->
+ * ridge_status.
+ *
+ * ridge_run and ridge_open have made the device's context current (device.cu). Kernels are launched through the driver,
+ * so that the runtime's last error stays the caller's. */
 #ifndef RIDGE_LAUNCH_CUH
 #define RIDGE_LAUNCH_CUH
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include "cuda/tensor_map.cuh"
 #include "src/internal.h"
 
-static inline ridge_status host_fail(cudaError_t error, const char *what)
-{
-    return ridge_fail(RIDGE_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(error));
-}
+/* The message of a CUDA error; CUresult and cudaError_t have the same numbers. device may be NULL. In device.cu. */
+extern "C" ridge_status ridge_cuda_fail(const ridge_device *device, int error, const char *what);
 
-/* Makes the device current for the calls that follow; *before receives the device that host_leave makes current again.
- */
-static inline ridge_status host_enter(const ridge_device *device, int *before)
-{
-    cudaError_t error = cudaGetDevice(before);
+/* Functions of the driver, ridge_device.entry; ridge_open looks them up. */
+enum {
+    HOST_PRIMARY_RETAIN,
+    HOST_GET_CURRENT,
+    HOST_PUSH_CURRENT,
+    HOST_POP_CURRENT,
+    HOST_GET_ID, /* NULL before CUDA 12 */
+    HOST_LAUNCH,
+    HOST_ENTRIES
+};
+static_assert((int)HOST_ENTRIES <= (int)RIDGE_ENTRIES, "ridge_device.entry is too short");
 
-    if (error == cudaSuccess && *before != device->ordinal)
-        error = cudaSetDevice(device->ordinal);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, "cannot select the CUDA device");
-}
+typedef CUresult host_primary_retain(CUcontext *, CUdevice);
+typedef CUresult host_get_current(CUcontext *);
+typedef CUresult host_push_current(CUcontext);
+typedef CUresult host_pop_current(CUcontext *);
+typedef CUresult host_get_id(CUcontext, unsigned long long *);
+typedef CUresult host_launch_kernel(const CUlaunchConfig *, CUfunction, void **, void **);
 
-static inline void host_leave(const ridge_device *device, int before)
+/* Takes back the runtime's last error, unless an earlier one was pending. */
+static inline void host_forget(cudaError_t pending)
 {
-    if (before != device->ordinal)
-        cudaSetDevice(before);
+    if (pending == cudaSuccess)
+        cudaGetLastError();
 }
 
 /* Bytes of shared memory that a CTA may have. */
@@ -47,16 +58,15 @@ static inline double host_sm_share(const ridge_device *device)
 static inline ridge_status host_prepare(const ridge_device *device, const void *const *function, int count,
                                         cudaFuncAttribute attribute, int value, const char *what)
 {
+    const cudaError_t pending = cudaPeekAtLastError();
     cudaError_t error = cudaSuccess;
-    int before;
-    ridge_status status = host_enter(device, &before);
 
-    if (status)
-        return status;
     for (int i = 0; i < count && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(function[i], attribute, value);
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, what);
+    if (error == cudaSuccess)
+        return RIDGE_OK;
+    host_forget(pending);
+    return ridge_cuda_fail(device, (int)error, what);
 }
 
 /* The same without an attribute of its own: sets one to its default. */
@@ -74,29 +84,32 @@ static inline ridge_status host_launch_cluster(const ridge_device *device, const
                                                dim3 grid, int cluster, int threads, size_t shared, void *argument,
                                                void *stream)
 {
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute[2];
+    CUlaunchConfig config = {};
+    CUlaunchAttribute attribute[2];
     void *arguments[1] = {argument};
-    cudaError_t error;
-    int before;
-    ridge_status status = host_enter(device, &before);
+    cudaFunction_t code = NULL;
+    int error;
 
-    if (status)
-        return status;
-    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    attribute[1].id = cudaLaunchAttributeClusterDimension;
-    attribute[1].val.clusterDim.x = (unsigned)cluster;
-    attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = (cudaStream_t)stream;
+    attribute[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute[0].value.programmaticStreamSerializationAllowed = 1;
+    attribute[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute[1].value.clusterDim.x = (unsigned)cluster;
+    attribute[1].value.clusterDim.y = attribute[1].value.clusterDim.z = 1;
+    config.gridDimX = grid.x;
+    config.gridDimY = grid.y;
+    config.gridDimZ = grid.z;
+    config.blockDimX = (unsigned)threads;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = (unsigned)shared;
+    config.hStream = (CUstream)stream;
     config.attrs = attribute;
     config.numAttrs = device->arch < RIDGE_ARCH_SM90 ? 0 : cluster > 1 ? 2 : 1;
-    error = cudaLaunchKernelExC(&config, function, arguments);
-    host_leave(device, before);
-    return error == cudaSuccess ? RIDGE_OK : host_fail(error, name);
+    error = (int)cudaGetFuncBySymbol(&code, function);
+    if (error)
+        cudaGetLastError(); /* the kernel is not in this build, which ridge_open has said */
+    else
+        error = (int)((host_launch_kernel *)device->entry[HOST_LAUNCH])(&config, (CUfunction)code, arguments, NULL);
+    return error ? ridge_cuda_fail(device, error, name) : RIDGE_OK;
 }
 
 static inline ridge_status host_launch_shared(const ridge_device *device, const char *name, const void *function,

@@ -29,6 +29,12 @@
  * affinity mask and the cgroup quota allow; short calls take one. No result depends on it. A process forked after
  * ridge_open computes with one thread.
  *
+ * On CUDA a call runs in the primary context of its device, the one that CUDA's runtime and PyTorch use. Whatever is
+ * current in the calling thread stays current, and no context is made on another GPU. Streams and memory belong to the
+ * primary context; a stream of another one is an error. After cudaDeviceReset open the device again. In a process
+ * forked after CUDA had started every call is an error, as all of CUDA is. A failed call leaves nothing in the
+ * runtime's last error.
+ *
  * Contracts: *exact*: every kernel, on CPU and GPU, gives the C reference's bits. *stable*: the same bits in every run.
  * *batch-invariant*: a row of the result depends on its own inputs only. *close*: within the op's bound of a float64
  * reference. `docs/numerics.md` has formulas and bounds.

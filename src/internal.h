@@ -252,6 +252,8 @@ typedef struct ridge_write {
 
 enum { RIDGE_MAX_WRITES = RIDGE_MAX_ARGS + 1 }; /* every operand and the workspace */
 
+enum { RIDGE_ENTRIES = 6 };
+
 enum { RIDGE_HAS_AVX_VNNI = 1, RIDGE_HAS_AVX512_VNNI = 2, RIDGE_HAS_AVX512_VBMI = 4 };
 
 struct ridge_device {
@@ -266,7 +268,10 @@ struct ridge_device {
     double tensor;               /* share of its architecture's tensor cores that the chip has */
     double mma_f16, mma_fp8;     /* multiply-adds a clock of an SM by mma.sync; 0: emulated, or a CPU */
     void *tensor_map_encode;     /* cuTensorMapEncodeTiled; NULL if the driver has none */
-    uint32_t features;           /* RIDGE_HAS_*: what a CPU level leaves open; models have all */
+    void *context;               /* the primary context of the CUDA ordinal, and the number that the driver gave it */
+    unsigned long long context_id;
+    void *entry[RIDGE_ENTRIES]; /* functions of the CUDA driver (cuda/launch.cuh) */
+    uint32_t features;          /* RIDGE_HAS_*: what a CPU level leaves open; models have all */
     char name[128];
     char driver[32]; /* "CUDA 13.0"; empty on the CPU */
     bool log;
@@ -280,11 +285,14 @@ struct ridge_device {
 };
 
 /* What differs between the CPU and CUDA besides kernels. The driver allocates, copies and times through it; the library
- * itself uses only `count` and `open`. Functions return RIDGE_OK or set ridge_error(). */
+ * itself uses only `count`, `open`, `enter` and `leave`. Functions return RIDGE_OK or set ridge_error(). */
 struct ridge_backend {
     const char *name;
     int (*count)(char *why_none, size_t size); /* devices; if 0, why_none says why */
     ridge_status (*open)(ridge_device *device, int ordinal);
+    /* Around the loading and the launches of kernels: the device is current in the calling thread. NULL on the CPU. */
+    ridge_status (*enter)(const ridge_device *device, bool *entered);
+    void (*leave)(const ridge_device *device, bool entered);
     ridge_status (*alloc)(const ridge_device *device, size_t bytes, void **memory);
     void (*release)(const ridge_device *device, void *memory);
     ridge_status (*upload)(const ridge_device *device, void *to, const void *from, size_t bytes);

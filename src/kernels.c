@@ -80,15 +80,17 @@ size_t ridge_kernel_workspace(const ridge_device *device, const ridge_kernel *ke
 
 ridge_status ridge_kernels_prepare(const ridge_device *device)
 {
+    const ridge_backend *backend = device->backend;
     const ridge_kernel_list *list;
+    ridge_status status = RIDGE_OK;
+    bool entered = false;
 
-    for (int i = 0; (list = list_at(i)) != NULL; i++) {
-        ridge_status status = RIDGE_OK;
-
+    if (backend->enter)
+        status = backend->enter(device, &entered);
+    for (int i = 0; !status && (list = list_at(i)) != NULL; i++)
         if (list->count && list->prepare && ridge_kernel_backend(list->row) == device->backend_id)
             status = list->prepare(device);
-        if (status)
-            return status;
-    }
-    return RIDGE_OK;
+    if (backend->leave)
+        backend->leave(device, entered);
+    return status;
 }

@@ -196,6 +196,7 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
     const char *because;
     ridge_bound bound;
     ridge_status status;
+    bool entered;
 
     if (!device)
         return ridge_fail(RIDGE_ERR_ARG, "ridge_run: device is NULL");
@@ -210,7 +211,14 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
         return ridge_fail(RIDGE_ERR_DEVICE, "%s: a model device launches nothing", bound.op->name);
     if (device->log)
         log_call(device, call, &bound.problem, kernel);
-    return kernel->launch(device, kernel, &bound, workspace, bytes, stream);
+    if (device->backend->enter)
+        status = device->backend->enter(device, &entered);
+    if (status)
+        return status;
+    status = kernel->launch(device, kernel, &bound, workspace, bytes, stream);
+    if (device->backend->leave)
+        device->backend->leave(device, entered);
+    return status;
 }
 
 /* The row for a call, and the workspace that it needs. */
