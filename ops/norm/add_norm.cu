@@ -1,4 +1,4 @@
-/* add_norm.cu: add_rms_norm on CUDA: sum, norm and codes of a row in one pass over it
+/* add_norm.cu: add_rms_norm on CUDA, and rms_norm of many rows: sum, norm and codes of a row in one pass over it
  * (rows.cuh). */
 #include "rows.cuh"
 #include "src/math/q8_0.h"
@@ -271,11 +271,12 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
 static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const bool codes = problem->dtype[RIDGE_ADD_RMS_NORM_SCALE] != RIDGE_NONE;
+    const bool add = problem->op == RIDGE_ADD_RMS_NORM;
+    const bool codes = add && problem->dtype[RIDGE_ADD_RMS_NORM_SCALE] != RIDGE_NONE;
 
     if (form_of(kernel) == &warps4_wide && problem->dtype[0] == RIDGE_F32)
         return "operands are f32";
-    return rows_why_not(form_of(kernel), problem, RIDGE_ADD_RMS_NORM_W,
+    return rows_why_not(form_of(kernel), problem, add ? (int)RIDGE_ADD_RMS_NORM_W : (int)RIDGE_RMS_NORM_W,
                         codes ? 1u << RIDGE_ADD_RMS_NORM_OUT | 1u << RIDGE_ADD_RMS_NORM_SCALE : 0);
 }
 
@@ -288,14 +289,23 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
            rows * n * 8e-3 / device->copy_gbps * 0.01 * kernel->param[0];
 }
 
-#define ROW(name, form, percent, latency)                                                                          \
+#define ROW(op_name, op_id, name, form, percent, latency)                                                          \
     {                                                                                                              \
-        "cuda.add_rms_norm." name, RIDGE_ADD_RMS_NORM, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST,                      \
+        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST,                                    \
             RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, &form, {percent, latency}, \
             why_not, NULL, cost, launch                                                                            \
     }
+#define ADD(name, form, percent, latency) ROW("add_rms_norm", RIDGE_ADD_RMS_NORM, name, form, percent, latency)
+#define RMS(name, form, percent, latency) ROW("rms_norm", RIDGE_RMS_NORM, name, form, percent, latency)
 
-static const ridge_kernel rows[] = {ROW("warp", warp, 100, 0), ROW("warps4", warps4, 102, 10),
-                                    ROW("warps4.wide", warps4_wide, 105, 20), ROW("block", block, 300, 30)};
+static const ridge_kernel rows[] = {
+    ADD("warp", warp, 100, 0),
+    ADD("warps4", warps4, 102, 10),
+    ADD("warps4.wide", warps4_wide, 105, 20),
+    ADD("block", block, 300, 30),
+    RMS("warp.vectors", warp, 100, 50), /* beside norm.cu's rows, which are faster for few rows */
+    RMS("warps4.vectors", warps4, 102, 150),
+    RMS("warps4.wide", warps4_wide, 105, 200),
+};
 
 extern "C" const ridge_kernel_list ridge_cuda_add_rms_norm = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -98,6 +98,7 @@ static inline norm_matrix norm_matrix_of(const ridge_operand *operand)
     return m;
 }
 
+/* Of rms_norm too: without residual, sum and codes. */
 static inline add_norm_args add_norm_args_of(const ridge_call *call)
 {
     const ridge_operand *scale = &call->arg[RIDGE_ADD_RMS_NORM_SCALE];
@@ -107,6 +108,12 @@ static inline add_norm_args add_norm_args_of(const ridge_call *call)
     p.rows = call->dim[0];
     p.n = call->dim[1];
     p.eps = call->opt.norm.eps;
+    if (call->op == RIDGE_RMS_NORM) {
+        p.x = norm_matrix_of(&call->arg[RIDGE_RMS_NORM_X]);
+        p.w = norm_matrix_of(&call->arg[RIDGE_RMS_NORM_W]);
+        p.out = norm_matrix_of(&call->arg[RIDGE_RMS_NORM_OUT]);
+        return p;
+    }
     p.x = norm_matrix_of(&call->arg[RIDGE_ADD_RMS_NORM_X]);
     p.residual = norm_matrix_of(&call->arg[RIDGE_ADD_RMS_NORM_RESIDUAL]);
     p.w = norm_matrix_of(&call->arg[RIDGE_ADD_RMS_NORM_W]);
