@@ -1,5 +1,7 @@
 """What ridge.torch does with arguments that hold nothing or are of the wrong kind: tensors without memory (device meta) have
 their results' shapes, and an option that is no number is refused on every way through the library."""
+import warnings
+
 import numpy as np
 import pytest
 
@@ -170,3 +172,42 @@ def test_numpy_bools():
         first = call(np.True_)
         assert torch.equal(first, call(True)) and torch.equal(call(np.True_), first)
     assert R.swiglu(x.to("meta"), interleaved=np.True_).shape == (4, 128)
+
+
+class TestAdvice:
+    """A warning, once, where PyTorch's own path is predicted to be faster."""
+
+    EXPLAINED = "gemm_fp8 m=8192 on sm100 (x)\n  cuda.gemm_fp8.a  no: y\n* cuda.gemm_fp8.b  can run; predicted 3000.00 us, workspace 0 bytes\n"
+
+    def properties(self, **values):
+        import types
+        return types.SimpleNamespace(**{"major": 10, "minor": 0, "name": "NVIDIA B200", "multi_processor_count": 148,
+                                        "clock_rate": 1965000, **values})
+
+    def form(self, op):
+        import types
+        return types.SimpleNamespace(op=op, call=lambda values: values)
+
+    def consider(self, monkeypatch, op, dims, **values):
+        import types
+        from ridge.torch import _advice
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: self.properties(**values))
+        monkeypatch.setattr(_advice, "done", set())
+        device = types.SimpleNamespace(explain=lambda call: self.EXPLAINED)
+        return lambda: _advice.consider(device, self.form(op), dims, 0)
+
+    def test_slower_is_said_once(self, monkeypatch):
+        consider = self.consider(monkeypatch, "gemm_fp8", (8192, 8192, 8192))
+        with pytest.warns(UserWarning, match="gemm_fp8 on NVIDIA B200: predicted 3 ms where PyTorch's products alone take about 0.308 ms"):
+            consider()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            consider()
+
+    @pytest.mark.parametrize("dims, values", [((64, 8192, 8192), {}), ((8192, 8192, 8192), {"major": 7, "minor": 5}),
+                                              ((65536, 8192, 65536), {"major": 8, "minor": 0, "multi_processor_count": 108})])
+    def test_short_unknown_or_faster_is_not(self, monkeypatch, dims, values):
+        consider = self.consider(monkeypatch, "gemm_fp8", dims, **values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            consider()

@@ -4,6 +4,7 @@ import torch
 from .. import _abi as A
 from .. import _ops as ops
 from .._core import ArgumentError, UnsupportedError, device
+from . import _advice
 from ._sharding import register, register_while_compiling
 
 ops.REAL += torch.SymInt, torch.SymFloat, torch.SymBool
@@ -15,6 +16,7 @@ NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _stream = raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _current = current_device = getattr(torch._C, "_cuda_getDevice", None)
 _devices = {}
+_advised = _advice.done
 
 
 def _device(index):
@@ -82,6 +84,8 @@ def _launch(on, f, like, values, index, more):
     """With what workspace the kernel wants, from torch's allocator: it is freed in stream order, and part of a graph's pool
     under capture."""
     pointer, need = None, f.workspace(on, values) + (more if index >= 0 else 0)
+    if index >= 0 and (f.op, index) not in _advised:
+        _advice.consider(on, f, values, index)
     if need:
         memory = torch.empty_strided((need + 256,), (1,), dtype=torch.uint8, device=like.device)
         pointer = memory.data_ptr()
