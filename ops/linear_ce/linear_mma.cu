@@ -92,9 +92,10 @@ static const void *const by_dtype[3][FUNCTIONS] = {BY_TYPE(RIDGE_F32), BY_TYPE(R
 static const void *const other_functions[3] = {(const void *)linear_bias, (const void *)convert_planes<RIDGE_F16>,
                                                (const void *)convert_planes<RIDGE_BF16>};
 
-/* Of two f32 matrices whose rows begin at multiples of 16 bytes, A contiguous along k, by whether B is contiguous along
- * its rows. dW, whose A is not, takes linear_mma: linear_tf32<1, *> has not been run on a GPU yet. */
-static const void *const aligned_f32[2] = {(const void *)linear_tf32<0, 0>, (const void *)linear_tf32<0, 1>};
+/* Of two f32 matrices whose rows begin at multiples of 16 bytes, by how many of them are contiguous along their rows
+ * instead of along k: none or B; both for dW. */
+static const void *const aligned_f32[3] = {(const void *)linear_tf32<0, 0>, (const void *)linear_tf32<0, 1>,
+                                           (const void *)linear_tf32<1, 1>};
 
 static const void *function_of(int what, int dtype)
 {
@@ -106,7 +107,7 @@ static ridge_status prepare(const ridge_device *device)
     ridge_status status = host_load(device, &by_dtype[0][0], 3 * FUNCTIONS, "linear_ce: loading kernels");
 
     if (!status)
-        status = host_prepare(device, aligned_f32, 2, cudaFuncAttributeMaxDynamicSharedMemorySize, TF32_SHARED,
+        status = host_prepare(device, aligned_f32, 3, cudaFuncAttributeMaxDynamicSharedMemorySize, TF32_SHARED,
                               "linear_ce: loading kernels");
     return status ? status : host_load(device, other_functions, 3, "linear_ce: loading kernels");
 }
@@ -164,12 +165,14 @@ static bool is_aligned_f32(const linear_view *v)
 static ridge_status multiply(const linear_job *j, int what, linear_product *g)
 {
     const dim3 grid((unsigned)((g->n + TILE - 1) / TILE), (unsigned)((g->m + TILE - 1) / TILE));
+    const int along_rows = (g->a.step != 1) + (g->b.step != 1);
 
     g->totals = j->p.totals;
     if (g->m == 0 || g->n == 0)
         return RIDGE_OK;
-    if (j->p.dtype == RIDGE_F32 && g->a.step == 1 && is_aligned_f32(&g->a) && is_aligned_f32(&g->b))
-        return host_launch_shared(j->device, j->name, aligned_f32[g->b.step != 1], grid, THREADS, TF32_SHARED, g,
+    if (j->p.dtype == RIDGE_F32 && (g->a.step == 1 || along_rows == 2) && is_aligned_f32(&g->a) &&
+        is_aligned_f32(&g->b))
+        return host_launch_shared(j->device, j->name, aligned_f32[along_rows], grid, THREADS, TF32_SHARED, g,
                                   j->stream);
     return host_launch(j->device, j->name, function_of(what, j->p.dtype), grid, THREADS, g, j->stream);
 }
@@ -356,9 +359,8 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     const bool aligned = f32 && problem->align == 4 && problem->dim[1] % 4 == 0 && (!hv || problem->dim[2] % 4 == 0);
     const double tokens = 128.0 * (double)ridge_ceil_div(problem->dim[0], 128); /* tiles of 128 */
     const double hidden = (double)problem->dim[1], vocab = (double)problem->dim[2];
-    const double slow = f32 ? 8.4e3 : 34e3, fast = aligned ? 80e3 : slow, dw = gemms > 1; /* dW is slow in any case */
-    const double clocks = ((gemms - dw) / fast + dw / slow) / gemms;
-    const double multiply = tokens * hidden * vocab * clocks / (device->clock_ghz * device->units);
+    const double rate = aligned ? 80e3 : f32 ? 8.4e3 : 34e3;
+    const double multiply = tokens * hidden * vocab / (rate * device->clock_ghz * device->units);
     const double load = (tokens + vocab) * hidden * (f32 ? 4e-3 : 2e-3) / device->copy_gbps;
 
     return 50 + gemms * (multiply > load ? multiply : load);
