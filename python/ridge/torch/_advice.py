@@ -47,6 +47,6 @@ def consider(device, form, values, index):
     own = torch_us(operations, form.op == "gemm_fp8", (p.major, p.minor), p.name, p.multi_processor_count,
                    getattr(p, "clock_rate", 1.7e6) * 1e-6)  # kHz; torch before 2.6 has none
     ours = predicted_us(device.explain(form.call(values)))
-    if own and ours and ours > own:
+    if own and ours and ours > 1.1 * own:
         warnings.warn(f"ridge: {form.op} on {p.name}: predicted {ours / 1e3:.3g} ms where PyTorch's products alone take about "
                       f"{own / 1e3:.3g} ms; this GPU's tensor cores are used through mma.sync", stacklevel=6)
