@@ -107,14 +107,37 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_chat(const ridge_lm *lm, const rid
  * RIDGE_ERR_DEVICE (it does not fit; the text says the bytes). On error *session is NULL. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_session_open(ridge_lm *lm, int64_t positions, ridge_lm_session **session);
 
+/** Texts of one ridge_lm_sessions_open, and of one step. */
+enum { RIDGE_LM_MAX_SESSIONS = 16 };
+
+/** Begins `count` empty texts of at most `positions` tokens each, which ridge_lm_step can go on with together. They are
+ * closed one by one; their memory is there until the last is. Two of them may not be used at the same time by two
+ * threads. Errors: as ridge_lm_session_open; RIDGE_ERR_ARG (count outside 1 .. RIDGE_LM_MAX_SESSIONS). On error all of
+ * sessions[count] are NULL. */
+RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_sessions_open(ridge_lm *lm, int64_t positions, int64_t count,
+                                                            ridge_lm_session **sessions);
+
 /** Ends a text; NULL is allowed. */
 RIDGE_API void ridge_lm_session_close(ridge_lm_session *session);
 
 /** Tokens that the text has. */
 RIDGE_API int64_t ridge_lm_position(const ridge_lm_session *session);
 
+/** Its tokens, ridge_lm_position of them; valid until the next call with the session. */
+RIDGE_API const int32_t *ridge_lm_text(const ridge_lm_session *session);
+
 /** Takes back tokens, so that the text has `position` of them. Errors: RIDGE_ERR_ARG (it has fewer). */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_rewind(ridge_lm_session *session, int64_t position);
+
+/** Writes the text to a file: its tokens and its cache, as safetensors. The file at `path` is replaced when all of it
+ * is there. Errors: RIDGE_ERR_ARG (the text is empty), RIDGE_ERR_FILE, RIDGE_ERR_DEVICE. */
+RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_save(const ridge_lm_session *session, const char *path);
+
+/** Replaces the text by one that ridge_lm_save wrote, on any device, from a session of the same model. What follows its
+ * last token is computed by taking that one back and giving it again. Errors, after which the text is as before, or
+ * empty if the file changed while it was read: RIDGE_ERR_ARG, RIDGE_ERR_FILE (no session, one of another model, one
+ * that has more tokens than this session holds, a damaged one), RIDGE_ERR_DEVICE. */
+RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_load(ridge_lm_session *session, const char *path);
 
 #define RIDGE_LM_ALL 1u /**< logits of every token: [count, vocabulary]; else those after the last: [vocabulary] */
 
@@ -138,6 +161,20 @@ typedef struct ridge_lm_sampling {
     uint64_t seed;        /**< the draw is a function of seed and counter alone (Philox4x32-10) */
     uint64_t counter;     /**< usually the position */
 } ridge_lm_sampling;
+
+#define RIDGE_LM_AHEAD 2u /**< on a GPU, the next step begins before this one is answered */
+
+/** Appends a token to each of `count` texts and computes what follows, in one step. The sessions are different ones of
+ * one ridge_lm_sessions_open. logits (host memory, [count, vocabulary]) may be NULL. With sampling[count], which may
+ * differ in seed and counter, next[count] receives a token drawn after each, on the device: logits need not leave it.
+ * RIDGE_LM_AHEAD is for a caller that will go on with these sessions, these tokens and the counters plus one: the
+ * device has then done part of that step already; whatever else is called instead is correct too. A text gets the bits
+ * that ridge_lm_decode and ridge_lm_sample give it alone. Errors, after which the texts are as before: RIDGE_ERR_ARG
+ * (no such token, a text that is full, an option out of range, a logit that is NaN), RIDGE_ERR_FILE, RIDGE_ERR_DEVICE.
+ */
+RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_step(ridge_lm_session *const *sessions, int64_t count,
+                                                   const int32_t *tokens, const ridge_lm_sampling *sampling,
+                                                   uint32_t flags, int32_t *next, float *logits);
 
 /** Draws a token. Errors: RIDGE_ERR_ARG (an option out of range; a logit that is NaN). */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_sample(const ridge_lm *lm, const float *logits,

@@ -20,6 +20,14 @@ static const lm_family families[] = {
             return s_;                        \
     } while (0)
 
+const lm_family *lm_family_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (strcmp(name, families[i].name) == 0)
+            return &families[i];
+    return NULL;
+}
+
 static ridge_status read_sizes(const lm_meta *m, lm_config *c)
 {
     int64_t value_length;
@@ -126,9 +134,7 @@ ridge_status lm_config_read(const lm_meta *m, lm_config *c)
     double softcap = 0;
 
     memset(c, 0, sizeof *c);
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
-        if (strcmp(m->arch, families[i].name) == 0)
-            c->family = &families[i];
+    c->family = lm_family_of(m->arch);
     if (!c->family)
         return lm_fail(RIDGE_ERR_UNSUPPORTED,
                        "general.architecture is '%s': llama, qwen2, qwen3 and gemma3 are "

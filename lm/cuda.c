@@ -29,12 +29,19 @@ typedef struct driver {
     int (*graph_destroy)(void *graph);
     int (*graph_launch)(void *exec, void *stream);
     int (*exec_destroy)(void *exec);
+    int (*copy)(device_pointer to, device_pointer from, size_t bytes, void *stream);
+    int (*host_alloc)(void **memory, size_t bytes, unsigned flags);
+    int (*host_free)(void *memory);
+    int (*event_create)(void **event, unsigned flags);
+    int (*event_destroy)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*event_wait)(void *event);
     int (*error_text)(int error, const char **text);
 } driver;
 
 typedef struct cuda_state {
     driver f;
-    void *library, *context, *stream;
+    void *library, *context, *stream, *mark[2];
     int ordinal;
 } cuda_state;
 
@@ -83,6 +90,13 @@ static ridge_status look_up(cuda_state *s)
                 {"cuGraphDestroy", &s->f.graph_destroy},
                 {"cuGraphLaunch", &s->f.graph_launch},
                 {"cuGraphExecDestroy", &s->f.exec_destroy},
+                {"cuMemcpyDtoDAsync_v2", &s->f.copy},
+                {"cuMemHostAlloc", &s->f.host_alloc},
+                {"cuMemFreeHost", &s->f.host_free},
+                {"cuEventCreate", &s->f.event_create},
+                {"cuEventDestroy_v2", &s->f.event_destroy},
+                {"cuEventRecord", &s->f.event_record},
+                {"cuEventSynchronize", &s->f.event_wait},
                 {"cuGetErrorString", &s->f.error_text}};
 
     s->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -103,6 +117,9 @@ static void stop(void *state)
     cuda_state *s = state;
     int error = 0;
 
+    for (int i = 0; i < 2; i++)
+        if (s->mark[i])
+            WITH_CONTEXT(s, error, s->f.event_destroy(s->mark[i]));
     if (s->stream)
         WITH_CONTEXT(s, error, s->f.stream_destroy(s->stream));
     if (s->context)
@@ -130,6 +147,8 @@ static ridge_status start(const ridge_device *device, void **state)
         status = failed(s, s->f.primary_retain(&s->context, s->ordinal), "the device's context");
     if (!status) {
         WITH_CONTEXT(s, error, s->f.stream_create(&s->stream, 1)); /* 1: it does not wait for the default stream */
+        for (int i = 0; i < 2 && !error; i++)
+            WITH_CONTEXT(s, error, s->f.event_create(&s->mark[i], 2)); /* 2: without a time */
         status = failed(s, error, "a stream");
     }
     if (status)
@@ -165,7 +184,59 @@ static ridge_status upload(void *state, void *to, const void *from, int64_t byte
     int error;
 
     WITH_CONTEXT(s, error, s->f.upload((uintptr_t)to, from, (size_t)bytes, s->stream));
+    if (!error)
+        WITH_CONTEXT(s, error, s->f.stream_wait(s->stream));
     return failed(s, error, "a copy to the device");
+}
+
+static ridge_status host_take(void *state, int64_t bytes, void **memory)
+{
+    cuda_state *s = state;
+    int error;
+
+    *memory = NULL;
+    WITH_CONTEXT(s, error, s->f.host_alloc(memory, (size_t)bytes, 0));
+    return failed(s, error, "host memory");
+}
+
+static void host_release(void *state, void *memory)
+{
+    cuda_state *s = state;
+    int error = 0;
+
+    if (memory)
+        WITH_CONTEXT(s, error, s->f.host_free(memory));
+    (void)error;
+}
+
+static ridge_status send(void *state, void *to, const void *from, int64_t bytes)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.upload((uintptr_t)to, from, (size_t)bytes, s->stream));
+    return failed(s, error, "a copy to the device");
+}
+
+static ridge_status fetch(void *state, void *to, const void *from, int64_t bytes, int mark)
+{
+    cuda_state *s = state;
+    int error = 0;
+
+    if (bytes)
+        WITH_CONTEXT(s, error, s->f.download(to, (uintptr_t)from, (size_t)bytes, s->stream));
+    if (!error)
+        WITH_CONTEXT(s, error, s->f.event_record(s->mark[mark], s->stream));
+    return failed(s, error, "a copy from the device");
+}
+
+static ridge_status wait_mark(void *state, int mark)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.event_wait(s->mark[mark]));
+    return failed(s, error, "a step");
 }
 
 static ridge_status download(void *state, void *to, const void *from, int64_t bytes)
@@ -177,6 +248,15 @@ static ridge_status download(void *state, void *to, const void *from, int64_t by
     if (!error)
         WITH_CONTEXT(s, error, s->f.stream_wait(s->stream));
     return failed(s, error, "a copy from the device");
+}
+
+static ridge_status copy(void *state, void *to, const void *from, int64_t bytes)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.copy((uintptr_t)to, (uintptr_t)from, (size_t)bytes, s->stream));
+    return failed(s, error, "a copy on the device");
 }
 
 static int64_t free_bytes(void *state)
@@ -242,6 +322,12 @@ const lm_backend lm_cuda_backend = {
     .release = release,
     .upload = upload,
     .download = download,
+    .host_alloc = host_take,
+    .host_release = host_release,
+    .send = send,
+    .fetch = fetch,
+    .wait = wait_mark,
+    .copy = copy,
     .free_bytes = free_bytes,
     .stream = stream_of,
     .graph_begin = graph_begin,

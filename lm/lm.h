@@ -11,15 +11,19 @@
 
 /* Every global name in libridge_lm.a begins with ridge_ (tests/symbols.sh); these are short in the source. */
 #define lm_backend_of ridge_lm_backend_of
+#define lm_begin ridge_lm_begin
 #define lm_bpe ridge_lm_bpe
 #define lm_chat_form ridge_lm_chat_form
 #define lm_chat_system ridge_lm_chat_system
+#define lm_check_sampling ridge_lm_check_sampling
 #define lm_compose ridge_lm_compose
 #define lm_config_read ridge_lm_config_read
 #define lm_cuda_backend ridge_lm_cuda_backend
 #define lm_cut ridge_lm_cut
 #define lm_embed ridge_lm_embed
+#define lm_embed_scale ridge_lm_embed_scale
 #define lm_fail ridge_lm_fail
+#define lm_family_of ridge_lm_family_of
 #define lm_find ridge_lm_find
 #define lm_io_failed ridge_lm_io_failed
 #define lm_meta_array ridge_lm_meta_array
@@ -30,9 +34,13 @@
 #define lm_meta_text ridge_lm_meta_text
 #define lm_next_string ridge_lm_next_string
 #define lm_note ridge_lm_note
+#define lm_open_shape ridge_lm_open_shape
+#define lm_planes ridge_lm_planes
 #define lm_ridge_failed ridge_lm_ridge_failed
+#define lm_skip ridge_lm_skip
 #define lm_spm ridge_lm_spm
 #define lm_split ridge_lm_split
+#define lm_take ridge_lm_take
 #define lm_tokens_done ridge_lm_tokens_done
 #define lm_vocab_free ridge_lm_vocab_free
 #define lm_vocab_read ridge_lm_vocab_read
@@ -92,6 +100,7 @@ typedef struct lm_config {
     double attention_scale, final_softcap;
 } lm_config;
 
+const lm_family *lm_family_of(const char *name); /* NULL: none that is known */
 ridge_status lm_config_read(const lm_meta *m, lm_config *c);
 
 /* ------------------------------------------------------------------------------------------------------- vocabulary */
@@ -160,15 +169,24 @@ const char *lm_chat_system(const char *chat_template);
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
-/* A device's memory, and graphs of calls where it has them. Functions return RIDGE_OK or set the message. */
+/* A device's memory, a stream, and graphs of calls where it has them: a state of their own for the model and for every
+ * batch of sessions. Functions return RIDGE_OK or set the message. */
 typedef struct lm_backend {
     ridge_status (*start)(const ridge_device *device, void **state); /* and a stream */
     void (*stop)(void *state);
     ridge_status (*alloc)(void *state, int64_t bytes, void **memory);
     void (*release)(void *state, void *memory);
-    ridge_status (*upload)(void *state, void *to, const void *from, int64_t bytes);   /* after what is on the stream */
-    ridge_status (*download)(void *state, void *to, const void *from, int64_t bytes); /* waits */
-    int64_t (*free_bytes)(void *state);                                               /* 0: not known */
+    ridge_status (*upload)(void *state, void *to, const void *from, int64_t bytes);   /* both come after what is on */
+    ridge_status (*download)(void *state, void *to, const void *from, int64_t bytes); /* the stream, and wait */
+    /* Host memory for copies that the caller does not wait for; `fetch` (of no bytes too) leaves mark 0 or 1 behind it
+     * on the stream, which `wait` waits for; one that was never left, it does not. */
+    ridge_status (*host_alloc)(void *state, int64_t bytes, void **memory);
+    void (*host_release)(void *state, void *memory);
+    ridge_status (*send)(void *state, void *to, const void *from, int64_t bytes);
+    ridge_status (*fetch)(void *state, void *to, const void *from, int64_t bytes, int mark);
+    ridge_status (*wait)(void *state, int mark);
+    ridge_status (*copy)(void *state, void *to, const void *from, int64_t bytes); /* on the device */
+    int64_t (*free_bytes)(void *state);                                           /* 0: not known */
     void *(*stream)(void *state);
     bool host; /* its memory is the host's */
     /* NULL where there are none: calls between begin and end become a graph. */
@@ -215,15 +233,27 @@ struct ridge_lm {
     double *freqs, *local_freqs;
     float mscale;
     lm_matrix head;
+    ridge_tensor table; /* embeddings on the device; of no type: they are read from the file */
     int64_t weight_bytes, step_bytes;
     void **owned; /* device memory */
     int64_t owned_count;
 };
 
 void lm_note(const ridge_lm *lm, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A model without weights on a device. */
+ridge_status lm_begin(const ridge_device *device, const ridge_lm_options *options, ridge_lm **lm);
+/* shape.c: "llama-3-8b:q8_0" and others, with random weights. */
+ridge_status lm_open_shape(const char *name, const ridge_device *device, ridge_lm **lm);
+/* Device memory that the model owns. */
+ridge_status lm_take(ridge_lm *lm, int64_t bytes, void **memory);
+ridge_tensor lm_planes(const lm_matrix *m);
 ridge_status lm_weights_load(ridge_lm *lm);
 void lm_weights_free(ridge_lm *lm);
+/* Gives sessions that were opened together texts of `positions` tokens with random caches: to measure. */
+ridge_status lm_skip(ridge_lm_session *const *s, int64_t count, int64_t positions);
 /* The embeddings of tokens as f32, [count, hidden]. */
 ridge_status lm_embed(const ridge_lm *lm, const int32_t *tokens, int64_t count, float *to);
+float lm_embed_scale(const ridge_lm *lm); /* what embeddings are multiplied by */
+ridge_status lm_check_sampling(const char *function, const ridge_lm_sampling *o);
 
 #endif

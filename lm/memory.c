@@ -38,6 +38,18 @@ static ridge_status copy_to(void *state, void *to, const void *from, int64_t byt
     return RIDGE_OK;
 }
 
+static ridge_status copy_from(void *state, void *to, const void *from, int64_t bytes, int mark)
+{
+    (void)mark;
+    return copy_to(state, to, from, bytes);
+}
+
+static ridge_status no_wait(void *state, int mark)
+{
+    (void)state, (void)mark;
+    return RIDGE_OK;
+}
+
 /* What Linux says can be had without swapping. */
 static int64_t free_bytes(void *state)
 {
@@ -67,6 +79,12 @@ static const lm_backend cpu_backend = {
     .release = release,
     .upload = copy_to,
     .download = copy_to,
+    .host_alloc = take,
+    .host_release = release,
+    .send = copy_to,
+    .fetch = copy_from,
+    .wait = no_wait,
+    .copy = copy_to,
     .free_bytes = free_bytes,
     .stream = no_stream,
     .host = true,

@@ -45,6 +45,22 @@ static ridge_status open_all(ridge_lm *lm, const char *path)
     return status ? status : lm_weights_load(lm);
 }
 
+ridge_status lm_begin(const ridge_device *device, const ridge_lm_options *options, ridge_lm **to)
+{
+    const lm_backend *backend = lm_backend_of(device);
+    ridge_lm *lm = backend ? calloc(1, sizeof *lm) : NULL;
+
+    *to = lm;
+    if (!lm)
+        return backend ? lm_fail(RIDGE_ERR_DEVICE, "no memory for a model")
+                       : lm_fail(RIDGE_ERR_UNSUPPORTED, "a model device runs nothing");
+    lm->device = device;
+    lm->backend = backend;
+    if (options)
+        lm->options = *options;
+    return RIDGE_OK;
+}
+
 ridge_status ridge_lm_open(const char *path, const ridge_device *device, const ridge_lm_options *options, ridge_lm **to)
 {
     ridge_status status;
@@ -56,14 +72,10 @@ ridge_status ridge_lm_open(const char *path, const ridge_device *device, const r
         (options && options->memory_limit < 0))
         return lm_fail(RIDGE_ERR_ARG, "ridge_lm_open: a pointer is NULL, struct_size is not this library's, or "
                                       "memory_limit is negative");
-    lm = calloc(1, sizeof *lm);
-    if (!lm)
-        return lm_fail(RIDGE_ERR_DEVICE, "no memory for a model");
-    lm->device = device;
-    lm->backend = lm_backend_of(device);
-    if (options)
-        lm->options = *options;
-    status = lm->backend ? open_all(lm, path) : lm_fail(RIDGE_ERR_UNSUPPORTED, "a model device runs nothing");
+    status = lm_begin(device, options, &lm);
+    if (status)
+        return status;
+    status = open_all(lm, path);
     if (status)
         ridge_lm_close(lm);
     else

@@ -48,6 +48,17 @@ ridge_status ridge_lm_argmax(const ridge_lm *lm, const float *logits, int32_t *t
     return RIDGE_OK;
 }
 
+ridge_status lm_check_sampling(const char *function, const ridge_lm_sampling *o)
+{
+    if (!o || o->struct_size != sizeof *o)
+        return lm_fail(RIDGE_ERR_ARG, "%s: sampling is NULL or of another size", function);
+    if (!(o->temperature >= 0) || isinf(o->temperature) || o->top_k < 0 || !(o->top_p > 0 && o->top_p <= 1) ||
+        !(o->min_p >= 0 && o->min_p <= 1))
+        return lm_fail(RIDGE_ERR_ARG, "%s: temperature %g, top_k %d, top_p %g or min_p %g is out of range", function,
+                       (double)o->temperature, o->top_k, (double)o->top_p, (double)o->min_p);
+    return RIDGE_OK;
+}
+
 ridge_status ridge_lm_sample(const ridge_lm *lm, const float *logits, const ridge_lm_sampling *o, int32_t *token)
 {
     ridge_status status;
@@ -55,12 +66,9 @@ ridge_status ridge_lm_sample(const ridge_lm *lm, const float *logits, const ridg
 
     if (!lm || !logits || !token)
         return lm_fail(RIDGE_ERR_ARG, "ridge_lm_sample: a pointer is NULL");
-    if (!o || o->struct_size != sizeof *o)
-        return lm_fail(RIDGE_ERR_ARG, "ridge_lm_sample: sampling is NULL or of another size");
-    if (!(o->temperature >= 0) || isinf(o->temperature) || o->top_k < 0 || !(o->top_p > 0 && o->top_p <= 1) ||
-        !(o->min_p >= 0 && o->min_p <= 1))
-        return lm_fail(RIDGE_ERR_ARG, "ridge_lm_sample: temperature %g, top_k %d, top_p %g or min_p %g is out of range",
-                       (double)o->temperature, o->top_k, (double)o->top_p, (double)o->min_p);
+    status = lm_check_sampling("ridge_lm_sample", o);
+    if (status)
+        return status;
     if (o->temperature == 0.0f)
         return ridge_lm_argmax(lm, logits, token);
     call = ridge_sample(1, lm->vocab.count, 0, ridge_matrix(logits, RIDGE_F32), (const int64_t *)&o->seed,

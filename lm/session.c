@@ -1,341 +1,78 @@
-/* session.c: a text: its cache, the calls of a step, and the panels that a prompt goes through in.
- *
- * A step of up to 16 tokens, in each layer: rms_norm, the product with q|k|v, kv_append, attention_decode, the product
- * with the output's weights added to the residual, rms_norm, gate_up_swiglu, the product with down added to the
- * residual. q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual. */
+/* session.c: texts: prompts in panels, steps of several texts, and what may be asked of them. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lm.h"
+#include "session.h"
 
-#define TRY(expression)                       \
-    do {                                      \
-        const ridge_status s_ = (expression); \
-        if (s_)                               \
-            return s_;                        \
-    } while (0)
+/* --------------------------------------------------------------------------------------------------- open and close */
 
-enum { TOKENS = RIDGE_Q8_0_MAX_TOKENS, GRAPHS = 64 };
-
-/* A captured step: of `tokens` tokens with logits of `rows` of them, in a cache of at most `positions`. */
-typedef struct step_graph {
-    void *graph;
-    int64_t tokens, rows, positions;
-} step_graph;
-
-struct ridge_lm_session {
-    ridge_lm *lm;
-    int64_t positions, at;
-    char *k, *v; /* [layers][kv_heads][positions][head_dim] f16 */
-    float *x[2], *normed, *branch, *qkv, *q, *heads, *wide, *logits;
-    int32_t *pos;
-    void *workspace;
-    int64_t workspace_bytes;
-    float *host_x, *host_logits;
-    step_graph graph[GRAPHS];
-    int graphs;
-};
-
-/* ------------------------------------------------------------------------------------------------------------ a step
- */
-
-/* What a step does with its calls: measure the workspace or run them. */
-typedef ridge_status on_call(ridge_lm_session *s, const ridge_call *call);
-
-typedef struct step {
-    ridge_lm_session *s;
-    on_call *each;
-    int64_t n, rows, positions; /* tokens; the last so many get logits; of the cache that attention sees */
-    int now;                    /* which of x holds the residual */
-} step;
-
-static ridge_tensor f32(const float *data)
+static ridge_status open_one(lm_batch *b, int32_t slot, ridge_lm_session **to)
 {
-    return ridge_matrix(data, RIDGE_F32);
-}
+    ridge_lm_session *s = calloc(1, sizeof *s);
 
-static ridge_tensor planes(const lm_matrix *m)
-{
-    ridge_tensor t = ridge_scaled(m->codes, RIDGE_I8, m->scales, RIDGE_SCALING_ROW32);
-
-    t.stride = ridge_ld_q8_0(m->cols);
-    return t;
-}
-
-/* The model's weights are not written while it is open. */
-static ridge_status weights_call(const step *p, ridge_call *call)
-{
-    call->flags |= RIDGE_WEIGHTS_CONST;
-    return p->each(p->s, call);
-}
-
-static ridge_status norm(const step *p, const float *x, const float *w, int64_t rows, float *out)
-{
-    ridge_call call = ridge_rms_norm(rows, p->s->lm->config.hidden, f32(x), f32(w), f32(out));
-
-    call.opt.norm.eps = (float)p->s->lm->config.eps;
-    return p->each(p->s, &call);
-}
-
-static ridge_status product(const step *p, const lm_matrix *m, const float *x, int64_t rows, float *out)
-{
-    ridge_call call = ridge_q8_0_matmul(rows, m->cols, m->rows, f32(x), planes(m), f32(out));
-
-    return weights_call(p, &call);
-}
-
-/* residual += m x, into the other buffer; with a norm between product and sum where the family has one. */
-static ridge_status add_product(step *p, const lm_matrix *m, const float *x, const float *post_norm)
-{
-    ridge_lm_session *s = p->s;
-    const float *ones = s->lm->ones, *residual = s->x[p->now];
-    ridge_call call;
-
-    p->now ^= 1;
-    if (!post_norm) {
-        call = ridge_q8_0_matmul_hc_expand(p->n, m->cols, m->rows, 1, f32(x), planes(m), ones, ones, residual,
-                                           s->x[p->now]);
-        return weights_call(p, &call);
+    *to = s;
+    if (s)
+        s->text = malloc((size_t)b->positions * sizeof *s->text);
+    if (!s || !s->text) {
+        free(s);
+        *to = NULL;
+        return lm_fail(RIDGE_ERR_DEVICE, "no memory for a session");
     }
-    TRY(product(p, m, x, p->n, s->branch));
-    TRY(norm(p, s->branch, post_norm, p->n, s->normed));
-    /* A product of no columns is zero: what is left of the op is the sum of two matrices. */
-    call = ridge_q8_0_matmul_hc_expand(p->n, 0, m->rows, 1, f32(x), planes(m), ones, ones, residual, s->x[p->now]);
-    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, RIDGE_F32, s->normed, 0);
-    return p->each(s, &call);
-}
-
-static ridge_status attention(step *p, int64_t i)
-{
-    ridge_lm_session *s = p->s;
-    const lm_config *c = &s->lm->config;
-    const lm_layer *l = &s->lm->layer[i];
-    const int64_t size = c->kv_heads * s->positions * c->head_dim * 2;
-    ridge_tensor k = ridge_matrix(s->k + i * size, RIDGE_F16), v = ridge_matrix(s->v + i * size, RIDGE_F16);
-    ridge_call call;
-
-    k.stride = v.stride = s->positions * c->head_dim;
-    TRY(norm(p, s->x[p->now], l->attn_norm, p->n, s->normed));
-    TRY(product(p, &l->qkv, s->normed, p->n, s->qkv));
-    call = ridge_kv_append(p->n, c->heads, c->kv_heads, c->head_dim, p->positions, f32(s->qkv), s->pos, l->freqs,
-                           f32(s->q), k, v);
-    call.flags |= c->family->halves ? RIDGE_ROPE_HALVES : 0;
-    call.opt.kv_append.n_rot = c->n_rot;
-    call.opt.kv_append.eps = (float)c->eps;
-    call.opt.kv_append.mscale = l->mscale;
-    ridge_set(&call, RIDGE_KV_APPEND_BIAS, l->bias ? RIDGE_F32 : RIDGE_NONE, l->bias, 0);
-    ridge_set(&call, RIDGE_KV_APPEND_Q_NORM, l->q_norm ? RIDGE_F32 : RIDGE_NONE, l->q_norm, 0);
-    ridge_set(&call, RIDGE_KV_APPEND_K_NORM, l->k_norm ? RIDGE_F32 : RIDGE_NONE, l->k_norm, 0);
-    TRY(p->each(s, &call));
-    call = ridge_attention_decode(p->n, c->heads, c->kv_heads, c->head_dim, p->positions, f32(s->q), k, v, s->pos,
-                                  f32(s->heads));
-    call.opt.attention.scale = (float)c->attention_scale;
-    call.opt.attention.window = l->window;
-    TRY(p->each(s, &call));
-    return add_product(p, &l->out, s->heads, l->post_attn_norm);
-}
-
-static ridge_status feed_forward(step *p, int64_t i)
-{
-    ridge_lm_session *s = p->s;
-    const lm_layer *l = &s->lm->layer[i];
-    ridge_call call;
-
-    TRY(norm(p, s->x[p->now], l->ffn_norm, p->n, s->normed));
-    call = ridge_q8_0_gate_up_swiglu(p->n, l->gate.cols, l->gate.rows, f32(s->normed), planes(&l->gate), planes(&l->up),
-                                     f32(s->wide));
-    call.flags |= s->lm->config.family->gelu ? RIDGE_GELU_TANH : RIDGE_SILU;
-    TRY(weights_call(p, &call));
-    return add_product(p, &l->down, s->wide, l->post_ffw_norm);
-}
-
-static ridge_status all_calls(step *p)
-{
-    ridge_lm_session *s = p->s;
-    const int64_t hidden = s->lm->config.hidden;
-
-    p->now = 0;
-    for (int64_t i = 0; i < s->lm->config.layers; i++) {
-        TRY(attention(p, i));
-        TRY(feed_forward(p, i));
-    }
-    if (!p->rows)
-        return RIDGE_OK;
-    TRY(norm(p, s->x[p->now] + (p->n - p->rows) * hidden, s->lm->output_norm, p->rows, s->normed));
-    return product(p, &s->lm->head, s->normed, p->rows, s->logits);
-}
-
-static ridge_status measure(ridge_lm_session *s, const ridge_call *call)
-{
-    size_t bytes;
-
-    TRY(lm_ridge_failed(ridge_workspace_bytes(s->lm->device, call, &bytes)));
-    s->workspace_bytes = (int64_t)bytes > s->workspace_bytes ? (int64_t)bytes : s->workspace_bytes;
+    s->batch = b;
+    s->slot = slot;
+    b->open++;
     return RIDGE_OK;
 }
 
-static ridge_status run(ridge_lm_session *s, const ridge_call *call)
+ridge_status ridge_lm_sessions_open(ridge_lm *lm, int64_t positions, int64_t count, ridge_lm_session **to)
 {
-    return lm_ridge_failed(
-        ridge_run(s->lm->device, call, s->workspace, (size_t)s->workspace_bytes, s->lm->backend->stream(s->lm->state)));
-}
+    ridge_status status = RIDGE_OK;
+    lm_batch *b;
 
-/* ------------------------------------------------------------------------------------------------------------ graphs
- */
-
-/* Positions that attention is launched for: a power of two, so that a graph serves many steps. */
-static int64_t reach(const ridge_lm_session *s, int64_t end)
-{
-    int64_t positions = 256;
-
-    while (positions < end)
-        positions *= 2;
-    return positions < s->positions ? positions : s->positions;
-}
-
-static void drop_graphs(ridge_lm_session *s)
-{
-    for (int i = 0; i < s->graphs; i++)
-        s->lm->backend->graph_free(s->lm->state, s->graph[i].graph);
-    s->graphs = 0;
-}
-
-static ridge_status run_step(step *p)
-{
-    ridge_lm_session *s = p->s;
-    const lm_backend *b = s->lm->backend;
-    step_graph *g = s->graph;
-    ridge_status status;
-
-    p->each = run;
-    if (!b->graph_begin)
-        return all_calls(p);
-    while (g < s->graph + s->graphs && !(g->tokens == p->n && g->rows == p->rows && g->positions == p->positions))
-        g++;
-    if (g < s->graph + s->graphs)
-        return b->graph_launch(s->lm->state, g->graph);
-    if (s->graphs == GRAPHS)
-        drop_graphs(s);
-    g = &s->graph[s->graphs];
-    TRY(b->graph_begin(s->lm->state));
-    status = all_calls(p);
-    *g = (step_graph){NULL, p->n, p->rows, p->positions};
-    if (status) {
-        void *unused = NULL;
-
-        if (!b->graph_end(s->lm->state, &unused))
-            b->graph_free(s->lm->state, unused);
-        return status;
+    for (int64_t i = 0; to && i < count && count <= RIDGE_LM_MAX_SESSIONS; i++)
+        to[i] = NULL;
+    if (!lm || !to || positions < 1 || positions > 1 << 24 || count < 1 || count > RIDGE_LM_MAX_SESSIONS)
+        return lm_fail(RIDGE_ERR_ARG,
+                       "ridge_lm_sessions_open: a pointer is NULL, positions is %" PRId64
+                       ", outside 1 .. 2^24, or count is %" PRId64 ", outside 1 .. %d",
+                       positions, count, (int)RIDGE_LM_MAX_SESSIONS);
+    LM_TRY(lm_batch_open(lm, positions, count, &b));
+    for (int64_t i = 0; i < count && !status; i++)
+        status = open_one(b, (int32_t)i, &to[i]);
+    if (status && !b->open)
+        lm_batch_close(b);
+    for (int64_t i = 0; i < count && status; i++) {
+        ridge_lm_session_close(to[i]);
+        to[i] = NULL;
     }
-    TRY(b->graph_end(s->lm->state, &g->graph));
-    s->graphs++;
-    return b->graph_launch(s->lm->state, g->graph);
-}
-
-/* --------------------------------------------------------------------------------------------------------- sessions */
-
-typedef struct buffer {
-    void *at; /* address of the pointer */
-    int64_t bytes;
-} buffer;
-
-static int buffers_of(ridge_lm_session *s, buffer *list)
-{
-    const lm_config *c = &s->lm->config;
-    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    const buffer all[] = {{&s->k, c->layers * kv * s->positions * 2},
-                          {&s->v, c->layers * kv * s->positions * 2},
-                          {&s->x[0], TOKENS * c->hidden * 4},
-                          {&s->x[1], TOKENS * c->hidden * 4},
-                          {&s->normed, TOKENS * c->hidden * 4},
-                          {&s->branch, TOKENS * c->hidden * 4},
-                          {&s->qkv, TOKENS * (q + 2 * kv) * 4},
-                          {&s->q, TOKENS * q * 4},
-                          {&s->heads, TOKENS * q * 4},
-                          {&s->wide, TOKENS * c->ffn * 4},
-                          {&s->logits, TOKENS * (int64_t)s->lm->vocab.count * 4},
-                          {&s->pos, TOKENS * 4},
-                          {&s->workspace, s->workspace_bytes}};
-
-    memcpy(list, all, sizeof all);
-    return (int)(sizeof all / sizeof all[0]);
-}
-
-static ridge_status allocate(ridge_lm_session *s)
-{
-    const lm_backend *b = s->lm->backend;
-    const int64_t there = b->free_bytes(s->lm->state);
-    step p = {s, measure, TOKENS, TOKENS, s->positions, 0};
-    int64_t sum = 0;
-    buffer list[16];
-    int count = buffers_of(s, list);
-
-    /* ridge_workspace_bytes looks at alignment only: any address that is no NULL serves to measure. */
-    for (int i = 0; i < count; i++)
-        *(void **)list[i].at = (void *)(uintptr_t)((uint64_t)(i + 1) << 42);
-    TRY(all_calls(&p));
-    p.n = p.rows = 1;
-    TRY(all_calls(&p));
-    count = buffers_of(s, list);
-    for (int i = 0; i < count; i++) {
-        *(void **)list[i].at = NULL;
-        sum += list[i].bytes;
-    }
-    if (there && sum > there)
-        return lm_fail(RIDGE_ERR_DEVICE, "a text of %" PRId64 " positions takes %.1f MB, and there are %.1f MB",
-                       s->positions, (double)sum * 1e-6, (double)there * 1e-6);
-    for (int i = 0; i < count; i++)
-        TRY(b->alloc(s->lm->state, list[i].bytes ? list[i].bytes : 1, list[i].at));
-    s->host_x = malloc((size_t)(TOKENS * s->lm->config.hidden) * sizeof(float));
-    return s->host_x ? RIDGE_OK : lm_fail(RIDGE_ERR_DEVICE, "no memory for a session");
+    return status;
 }
 
 ridge_status ridge_lm_session_open(ridge_lm *lm, int64_t positions, ridge_lm_session **to)
 {
-    ridge_lm_session *s;
-    ridge_status status;
-
-    if (to)
-        *to = NULL;
-    if (!lm || !to || positions < 1 || positions > 1 << 24)
-        return lm_fail(RIDGE_ERR_ARG,
-                       "ridge_lm_session_open: a pointer is NULL, or positions is %" PRId64 ", outside 1 .. 2^24",
-                       positions);
-    s = calloc(1, sizeof *s);
-    if (!s)
-        return lm_fail(RIDGE_ERR_DEVICE, "no memory for a session");
-    s->lm = lm;
-    s->positions = positions;
-    status = allocate(s);
-    if (status)
-        ridge_lm_session_close(s);
-    else
-        *to = s;
-    return status;
+    return ridge_lm_sessions_open(lm, positions, 1, to);
 }
 
 void ridge_lm_session_close(ridge_lm_session *s)
 {
-    buffer list[16];
-    int count;
-
     if (!s)
         return;
-    if (s->lm->backend->graph_free)
-        drop_graphs(s);
-    count = buffers_of(s, list);
-    for (int i = 0; i < count; i++)
-        if (*(void **)list[i].at)
-            s->lm->backend->release(s->lm->state, *(void **)list[i].at);
-    free(s->host_x);
+    if (--s->batch->open == 0)
+        lm_batch_close(s->batch);
+    free(s->text);
     free(s);
 }
 
 int64_t ridge_lm_position(const ridge_lm_session *s)
 {
     return s ? s->at : 0;
+}
+
+const int32_t *ridge_lm_text(const ridge_lm_session *s)
+{
+    return s ? s->text : NULL;
 }
 
 ridge_status ridge_lm_rewind(ridge_lm_session *s, int64_t position)
@@ -346,26 +83,112 @@ ridge_status ridge_lm_rewind(ridge_lm_session *s, int64_t position)
     return RIDGE_OK;
 }
 
+/* Numbers between 1/8 and 2 of either sign, as f16. */
+static ridge_status fill_cache(lm_batch *b, char *to, int64_t bytes)
+{
+    uint16_t panel[4096];
+    const int64_t first = bytes < (int64_t)sizeof panel ? bytes : (int64_t)sizeof panel;
+
+    for (uint32_t i = 0; i < 4096; i++)
+        panel[i] = (uint16_t)(((i * 40503u) & 0x8fff) | 0x3000);
+    LM_TRY(b->lm->backend->upload(b->state, to, panel, first));
+    for (int64_t at = first; at < bytes; at *= 2)
+        LM_TRY(b->lm->backend->copy(b->state, to + at, to, at < bytes - at ? at : bytes - at));
+    return RIDGE_OK;
+}
+
+ridge_status lm_skip(ridge_lm_session *const *s, int64_t count, int64_t positions)
+{
+    lm_batch *b = s[0]->batch;
+    const lm_config *c = &b->lm->config;
+    const int64_t bytes = c->layers * b->slots * c->kv_heads * c->head_dim * b->positions * 2;
+
+    LM_TRY(fill_cache(b, b->k, bytes));
+    LM_TRY(fill_cache(b, b->v, bytes));
+    for (int64_t i = 0; i < count; i++) {
+        s[i]->at = positions;
+        memset(s[i]->text, 0, (size_t)positions * sizeof *s[i]->text);
+    }
+    return RIDGE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ steps */
+
+/* Positions that attention is launched for: a power of two, so that a graph serves many steps. */
+static int64_t reach(const lm_batch *b, int64_t end)
+{
+    int64_t positions = 256;
+
+    while (positions < end)
+        positions *= 2;
+    return positions < b->positions ? positions : b->positions;
+}
+
+static ridge_status check_tokens(const ridge_lm *lm, const char *function, const int32_t *tokens, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= lm->vocab.count)
+            return lm_fail(RIDGE_ERR_ARG, "%s: token %" PRId64 " is %d, outside 0 .. %d", function, i, tokens[i],
+                           lm->vocab.count - 1);
+    return RIDGE_OK;
+}
+
+/* The host's inputs of the next step, free to be written. */
+static ridge_status next_inputs(lm_batch *b, lm_inputs **in)
+{
+    b->turn ^= 1;
+    *in = b->host[b->turn];
+    return b->lm->backend->wait(b->state, b->turn); /* the step that had them before */
+}
+
+/* Runs a step with the inputs of this turn; with `drawn`, it goes on with the tokens that the step before it drew. */
+static ridge_status launch(lm_batch *b, const lm_step *step, bool drawn)
+{
+    const lm_backend *backend = b->lm->backend;
+    const lm_inputs *in = b->host[b->turn];
+
+    LM_TRY(backend->send(b->state, b->inputs, in, (int64_t)(drawn ? offsetof(lm_inputs, token) : sizeof *in)));
+    if (!b->lm->table.dtype) {
+        LM_TRY(lm_embed(b->lm, in->token, step->tokens, b->host_x));
+        LM_TRY(backend->upload(b->state, b->x[0], b->host_x, step->tokens * b->lm->config.hidden * 4));
+    }
+    LM_TRY(lm_run_step(b, step));
+    return step->sampled ? backend->fetch(b->state, b->drawn[b->turn], b->inputs->token, step->rows * 4, b->turn)
+                         : backend->fetch(b->state, b->drawn[b->turn], b->inputs->token, 0, b->turn);
+}
+
+static ridge_status take_logits(lm_batch *b, int64_t rows, float *logits)
+{
+    const float cap = (float)b->lm->config.final_softcap;
+    const int64_t count = rows * b->lm->vocab.count;
+
+    LM_TRY(b->lm->backend->download(b->state, logits, b->logits, count * 4));
+    for (int64_t i = 0; i < count && cap > 0; i++)
+        logits[i] = cap * tanhf(logits[i] / cap);
+    return RIDGE_OK;
+}
+
 /* Up to 16 tokens at position `at`; logits of the last `rows` of them. */
 static ridge_status panel(ridge_lm_session *s, const int32_t *tokens, int64_t n, int64_t at, int64_t rows,
                           float *logits)
 {
-    const lm_backend *b = s->lm->backend;
-    void *state = s->lm->state;
-    step p = {s, run, n, rows, reach(s, at + n), 0};
-    int32_t pos[TOKENS];
+    lm_batch *b = s->batch;
+    lm_inputs *in;
+    lm_step step;
 
-    for (int64_t i = 0; i < n; i++)
-        pos[i] = (int32_t)(at + i);
-    TRY(lm_embed(s->lm, tokens, n, s->host_x));
-    TRY(b->upload(state, s->pos, pos, n * 4));
-    TRY(b->upload(state, s->x[0], s->host_x, n * s->lm->config.hidden * 4));
-    TRY(run_step(&p));
-    if (rows)
-        TRY(b->download(state, logits, s->logits, rows * s->lm->vocab.count * 4));
-    for (int64_t i = 0; i < rows * s->lm->vocab.count && s->lm->config.final_softcap > 0; i++)
-        logits[i] = (float)s->lm->config.final_softcap * tanhf(logits[i] / (float)s->lm->config.final_softcap);
-    return RIDGE_OK;
+    memset(&step, 0, sizeof step);
+    step.tokens = n;
+    step.rows = rows;
+    step.positions = reach(b, at + n);
+    step.runs = 1;
+    step.run[0] = (lm_run){s->slot, (int32_t)n};
+    LM_TRY(next_inputs(b, &in));
+    for (int64_t i = 0; i < n; i++) {
+        in->pos[i] = (int32_t)(at + i);
+        in->token[i] = tokens[i];
+    }
+    LM_TRY(launch(b, &step, false));
+    return rows ? take_logits(b, rows, logits) : RIDGE_OK;
 }
 
 ridge_status ridge_lm_decode(ridge_lm_session *s, const int32_t *tokens, int64_t count, uint32_t flags, float *logits)
@@ -373,20 +196,174 @@ ridge_status ridge_lm_decode(ridge_lm_session *s, const int32_t *tokens, int64_t
     if (!s || !tokens || count < 1 || flags & ~RIDGE_LM_ALL)
         return lm_fail(RIDGE_ERR_ARG, "ridge_lm_decode: a pointer is NULL, count is %" PRId64 ", or a flag is unknown",
                        count);
-    if (count > s->positions - s->at)
+    if (count > s->batch->positions - s->at)
         return lm_fail(RIDGE_ERR_ARG, "ridge_lm_decode: %" PRId64 " tokens at position %" PRId64 " of %" PRId64, count,
-                       s->at, s->positions);
-    for (int64_t i = 0; i < count; i++)
-        if (tokens[i] < 0 || tokens[i] >= s->lm->vocab.count)
-            return lm_fail(RIDGE_ERR_ARG, "ridge_lm_decode: token %" PRId64 " is %d, outside 0 .. %d", i, tokens[i],
-                           s->lm->vocab.count - 1);
+                       s->at, s->batch->positions);
+    LM_TRY(check_tokens(s->batch->lm, "ridge_lm_decode", tokens, count));
+    s->batch->ahead = false;
     for (int64_t i = 0, n; i < count; i += n) {
         const bool all = logits && flags & RIDGE_LM_ALL;
 
-        n = count - i < TOKENS ? count - i : TOKENS;
-        TRY(panel(s, tokens + i, n, s->at + i, all ? n : logits && i + n == count,
-                  all ? logits + i * s->lm->vocab.count : logits));
+        n = count - i < LM_PANEL ? count - i : LM_PANEL;
+        LM_TRY(panel(s, tokens + i, n, s->at + i, all ? n : logits && i + n == count,
+                     all ? logits + i * s->batch->lm->vocab.count : logits));
     }
+    memcpy(s->text + s->at, tokens, (size_t)count * sizeof *tokens);
     s->at += count;
+    return RIDGE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------- several texts */
+
+static ridge_status check_step(ridge_lm_session *const *s, int64_t count, const int32_t *tokens,
+                               const ridge_lm_sampling *sampling, uint32_t flags, const int32_t *next)
+{
+    if (!s || !tokens || count < 1 || count > RIDGE_LM_MAX_SESSIONS || flags & ~RIDGE_LM_AHEAD || !sampling != !next ||
+        (flags && !sampling))
+        return lm_fail(RIDGE_ERR_ARG,
+                       "ridge_lm_step: a pointer is NULL, count is %" PRId64
+                       ", a flag is unknown, or only one of sampling and next is given",
+                       count);
+    for (int64_t i = 0; i < count; i++) {
+        if (!s[i] || s[i]->batch != s[0]->batch)
+            return lm_fail(RIDGE_ERR_ARG, "ridge_lm_step: session %" PRId64 " was not opened together with the first",
+                           i);
+        for (int64_t j = 0; j < i; j++)
+            if (s[j] == s[i])
+                return lm_fail(RIDGE_ERR_ARG, "ridge_lm_step: sessions %" PRId64 " and %" PRId64 " are the same", j, i);
+        if (s[i]->at == s[i]->batch->positions)
+            return lm_fail(RIDGE_ERR_ARG,
+                           "ridge_lm_step: the text of session %" PRId64 " has all its %" PRId64 " positions", i,
+                           s[i]->at);
+        if (sampling && memcmp(&sampling[i], &sampling[0], offsetof(ridge_lm_sampling, seed)) != 0)
+            return lm_fail(RIDGE_ERR_ARG,
+                           "ridge_lm_step: sampling %" PRId64 " differs from the first in more than seed and counter",
+                           i);
+    }
+    if (sampling)
+        LM_TRY(lm_check_sampling("ridge_lm_step", sampling));
+    return check_tokens(s[0]->batch->lm, "ridge_lm_step", tokens, count);
+}
+
+/* A token each of `count` sessions, `later` steps after the one that is asked for. */
+static void describe(ridge_lm_session *const *s, int64_t count, const ridge_lm_sampling *sampling, int64_t later,
+                     lm_step *step)
+{
+    int64_t end = 0;
+
+    memset(step, 0, sizeof *step);
+    step->tokens = step->rows = step->runs = count;
+    for (int64_t i = 0; i < count; i++) {
+        step->run[i] = (lm_run){s[i]->slot, 1};
+        end = s[i]->at + later + 1 > end ? s[i]->at + later + 1 : end;
+    }
+    step->positions = reach(s[0]->batch, end);
+    /* A cap on logits is applied to what the host gets of them, and draws follow it. */
+    if (!sampling || s[0]->batch->lm->config.final_softcap > 0)
+        return;
+    step->sampled = 1;
+    step->sample = (ridge_sample_options){sampling->top_k, sampling->temperature, sampling->top_p, sampling->min_p, 1};
+}
+
+static ridge_status begin_step(ridge_lm_session *const *s, const lm_step *step, const int32_t *tokens,
+                               const ridge_lm_sampling *sampling, int64_t later)
+{
+    lm_inputs *in;
+
+    LM_TRY(next_inputs(s[0]->batch, &in));
+    for (int64_t i = 0; i < step->tokens; i++) {
+        in->seed[i] = sampling ? (int64_t)sampling[i].seed : 0;
+        in->counter[i] = sampling ? (int64_t)(sampling[i].counter + (uint64_t)later) : 0;
+        in->pos[i] = (int32_t)(s[i]->at + later);
+        in->token[i] = tokens ? tokens[i] : -1;
+    }
+    return launch(s[0]->batch, step, !tokens);
+}
+
+/* Whether the step that was begun ahead is the one that is asked for: then its inputs and tokens are those of `turn`.
+ */
+static bool was_begun(ridge_lm_session *const *s, const lm_step *step, const int32_t *tokens,
+                      const ridge_lm_sampling *sampling)
+{
+    const lm_batch *b = s[0]->batch;
+    const lm_inputs *in = b->host[b->turn];
+
+    if (!b->ahead || memcmp(&b->ahead_step, step, sizeof *step) != 0)
+        return false;
+    for (int64_t i = 0; i < step->tokens; i++)
+        if (in->pos[i] != s[i]->at || in->seed[i] != (int64_t)sampling[i].seed ||
+            in->counter[i] != (int64_t)sampling[i].counter || b->drawn[b->turn ^ 1][i] != tokens[i])
+            return false;
+    return true;
+}
+
+/* Begins the step after this one with the tokens that this one draws, where every text has room for them. */
+static ridge_status begin_ahead(ridge_lm_session *const *s, int64_t count, const ridge_lm_sampling *sampling)
+{
+    lm_batch *b = s[0]->batch;
+
+    for (int64_t i = 0; i < count; i++)
+        if (s[i]->at + 1 == b->positions)
+            return RIDGE_OK;
+    describe(s, count, sampling, 1, &b->ahead_step);
+    LM_TRY(begin_step(s, &b->ahead_step, NULL, sampling, 1));
+    b->ahead = true;
+    return RIDGE_OK;
+}
+
+static ridge_status draw_on_host(lm_batch *b, int64_t count, const ridge_lm_sampling *sampling, int32_t *next,
+                                 float *logits)
+{
+    float *own = logits ? NULL : malloc((size_t)(count * b->lm->vocab.count) * sizeof *own);
+    ridge_status status = RIDGE_OK;
+
+    if (!logits && !own)
+        return lm_fail(RIDGE_ERR_DEVICE, "no memory for logits");
+    if (own)
+        status = take_logits(b, count, own);
+    for (int64_t i = 0; i < count && !status; i++)
+        status = ridge_lm_sample(b->lm, (own ? own : logits) + i * b->lm->vocab.count, &sampling[i], &next[i]);
+    free(own);
+    return status;
+}
+
+/* What the step of `turn` drew. */
+static ridge_status take_drawn(lm_batch *b, int turn, int64_t count, int32_t *next)
+{
+    LM_TRY(b->lm->backend->wait(b->state, turn));
+    for (int64_t i = 0; i < count; i++) {
+        if (b->drawn[turn][i] < 0)
+            return lm_fail(RIDGE_ERR_ARG, "ridge_lm_step: a logit of session %" PRId64 " is NaN", i);
+        next[i] = b->drawn[turn][i];
+    }
+    return RIDGE_OK;
+}
+
+ridge_status ridge_lm_step(ridge_lm_session *const *s, int64_t count, const int32_t *tokens,
+                           const ridge_lm_sampling *sampling, uint32_t flags, int32_t *next, float *logits)
+{
+    lm_batch *b;
+    lm_step step;
+    bool begun;
+    int turn;
+
+    LM_TRY(check_step(s, count, tokens, sampling, flags, next));
+    b = s[0]->batch;
+    describe(s, count, sampling, 0, &step);
+    begun = was_begun(s, &step, tokens, sampling);
+    b->ahead = false;
+    if (!begun)
+        LM_TRY(begin_step(s, &step, tokens, sampling, 0));
+    turn = b->turn;
+    if (logits)
+        LM_TRY(take_logits(b, count, logits));
+    if (sampling && !step.sampled)
+        LM_TRY(draw_on_host(b, count, sampling, next, logits));
+    if (step.sampled && flags & RIDGE_LM_AHEAD && !b->lm->backend->host)
+        LM_TRY(begin_ahead(s, count, sampling));
+    if (step.sampled)
+        LM_TRY(take_drawn(b, turn, count, next));
+    for (int64_t i = 0; i < count; i++)
+        s[i]->text[s[i]->at++] = tokens[i];
     return RIDGE_OK;
 }

@@ -31,8 +31,7 @@ static int64_t plane_bytes(int64_t rows, int64_t cols)
     return rows * ridge_ld_q8_0(cols) + rows * (cols / 32) * 2;
 }
 
-/* Device memory that the model owns. */
-static ridge_status take(ridge_lm *lm, int64_t bytes, void **memory)
+ridge_status lm_take(ridge_lm *lm, int64_t bytes, void **memory)
 {
     void **more = realloc(lm->owned, (size_t)(lm->owned_count + 1) * sizeof *more);
 
@@ -87,7 +86,7 @@ static ridge_status put_vector(loader *l, const float *from, int64_t count, floa
 {
     void *memory;
 
-    TRY(take(l->lm, count * 4, &memory));
+    TRY(lm_take(l->lm, count * 4, &memory));
     *to = memory;
     l->lm->step_bytes += count * 4;
     return l->lm->backend->upload(l->lm->state, memory, from, count * 4);
@@ -134,8 +133,8 @@ static ridge_status matrix(loader *l, const ridge_entry *const *parts, const int
     m->rows = 0;
     for (int i = 0; i < count; i++)
         m->rows += rows[i];
-    TRY(take(l->lm, m->rows * ld, &m->codes));
-    TRY(take(l->lm, m->rows * (cols / 32) * 2, &m->scales));
+    TRY(lm_take(l->lm, m->rows * ld, &m->codes));
+    TRY(lm_take(l->lm, m->rows * (cols / 32) * 2, &m->scales));
     l->lm->step_bytes += plane_bytes(m->rows, cols);
     if (!l->lm->backend->host && !(host = malloc((size_t)plane_bytes(m->rows, cols))))
         return lm_fail(RIDGE_ERR_DEVICE, "no memory for %" PRId64 " bytes", plane_bytes(m->rows, cols));
@@ -262,13 +261,41 @@ static ridge_status load_freqs(loader *l)
             return lm_fail(RIDGE_ERR_FILE, "rope_freqs.weight[%" PRId64 "] is %g", i, (double)l->values[i]);
         freqs[i] /= (double)l->values[i];
     }
-    TRY(take(lm, pairs * 8, (void **)&lm->freqs));
-    TRY(take(lm, pairs * 8, (void **)&lm->local_freqs));
+    TRY(lm_take(lm, pairs * 8, (void **)&lm->freqs));
+    TRY(lm_take(lm, pairs * 8, (void **)&lm->local_freqs));
     TRY(lm->backend->upload(lm->state, lm->freqs, freqs, pairs * 8));
     return lm->backend->upload(lm->state, lm->local_freqs, local, pairs * 8);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- all */
+
+/* The embeddings on the device, as exact as in the file: Q8_0, or f32. */
+static ridge_status load_table(loader *l, int64_t rows)
+{
+    ridge_lm *lm = l->lm;
+    const ridge_entry *e = lm->embedding;
+    const int64_t cols = lm->config.hidden, panel = PANEL / cols > 0 ? PANEL / cols : 1, row = e->bytes / e->shape[0];
+    const int64_t step_bytes = lm->step_bytes;
+    lm_matrix planes;
+    void *memory;
+
+    if (e->type == RIDGE_TYPE_Q8_0) {
+        TRY(matrix(l, &e, &rows, 1, cols, &planes));
+        lm->step_bytes = step_bytes; /* a step reads one row */
+        lm->table = lm_planes(&planes);
+        return RIDGE_OK;
+    }
+    TRY(lm_take(lm, rows * cols * 4, &memory));
+    for (int64_t r = 0; r < rows; r += panel) {
+        const int64_t some = rows - r < panel ? rows - r : panel;
+
+        TRY(lm_io_failed(ridge_file_read(lm->file, e, r * row, l->raw, some * row)));
+        TRY(lm_io_failed(ridge_dequantize(e->type, l->raw, some * cols, l->values)));
+        TRY(lm->backend->upload(lm->state, (char *)memory + r * cols * 4, l->values, some * cols * 4));
+    }
+    lm->table = ridge_matrix(memory, RIDGE_F32);
+    return RIDGE_OK;
+}
 
 /* What all weights take, said and compared with what there is before anything is allocated. */
 static ridge_status check_memory(ridge_lm *lm)
@@ -305,13 +332,24 @@ static ridge_status load_all(loader *l)
     for (int64_t i = 0; i < c->layers; i++)
         TRY(load_layer(l, i));
     TRY(vector(l, "output_norm.weight", c->hidden, true, &lm->output_norm));
-    head = head ? head : lm->embedding;
-    TRY(matrix(l, &head, &rows, 1, c->hidden, &lm->head));
+    TRY(matrix(l, head ? &head : &lm->embedding, &rows, 1, c->hidden, &lm->head));
+    if (!head && lm->embedding->type == RIDGE_TYPE_Q8_0)
+        lm->table = lm_planes(&lm->head);
+    else if (!lm->backend->host)
+        TRY(load_table(l, rows));
     for (int64_t i = 0; i < ridge_file_tensors(lm->file); i++) /* one that is not known might change the result */
         if (!l->used[i])
             return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s is none that %s models have",
                            ridge_file_tensor(lm->file, i)->name, c->family->name);
     return RIDGE_OK;
+}
+
+ridge_tensor lm_planes(const lm_matrix *m)
+{
+    ridge_tensor t = ridge_scaled(m->codes, RIDGE_I8, m->scales, RIDGE_SCALING_ROW32);
+
+    t.stride = ridge_ld_q8_0(m->cols);
+    return t;
 }
 
 ridge_status lm_weights_load(ridge_lm *lm)
@@ -351,11 +389,16 @@ void lm_weights_free(ridge_lm *lm)
     free(lm->layer);
 }
 
+float lm_embed_scale(const ridge_lm *lm)
+{
+    return lm->config.family->root_embed ? sqrtf((float)lm->config.hidden) : 1.0f;
+}
+
 ridge_status lm_embed(const ridge_lm *lm, const int32_t *tokens, int64_t count, float *to)
 {
     const ridge_entry *e = lm->embedding;
     const int64_t row = e->bytes / e->shape[0], hidden = lm->config.hidden;
-    const float factor = lm->config.family->root_embed ? sqrtf((float)hidden) : 1.0f;
+    const float factor = lm_embed_scale(lm);
     void *raw = malloc((size_t)row);
     ridge_status status = raw ? RIDGE_OK : lm_fail(RIDGE_ERR_DEVICE, "no memory for %" PRId64 " bytes", row);
 

@@ -30,7 +30,7 @@ tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSani
 fuzz)
     target=fuzzers
     configure -DCMAKE_C_COMPILER=clang -DRIDGE_OPENMP=OFF -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
-    for name in text safetensors gguf lm tool; do
+    for name in text safetensors gguf lm session tool; do
         [ -x "$dir/tests/fuzz_$name" ] || continue
         mkdir -p "$dir/corpus-$name" # what is found goes here, not into the tree
         seeds=$root/tests/fuzz/corpus/$name

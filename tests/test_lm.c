@@ -1,119 +1,6 @@
-/* test_lm.c: ridge_lm on small models of every family: panels against single tokens, the tokenisers, sampling, and
- * files that lie. */
-#include <math.h>
-
-#include "lm_model.h"
-#include "ridge_lm.h"
+/* test_lm.c: ridge_lm on small models of every family: the tokenisers, sampling, and files that lie. */
+#include "test_lm.h"
 #include "tools/generate/generate.h"
-#include "unit.h"
-
-enum { TEXT = 40 };
-
-static ridge_device *cpu;
-static const char *const families[] = {"llama", "qwen2", "qwen3", "gemma3"};
-
-static const char *path_of(const char *family)
-{
-    static char path[128];
-
-    snprintf(path, sizeof path, "test-lm-%s.gguf", family);
-    return path;
-}
-
-static ridge_lm *open_family(const char *family)
-{
-    ridge_lm *lm;
-
-    if (ridge_lm_open(path_of(family), cpu, NULL, &lm))
-        fail_msg("%s", ridge_lm_error());
-    return lm;
-}
-
-static int32_t vocabulary(const ridge_lm *lm)
-{
-    ridge_lm_info info = {.struct_size = sizeof info};
-
-    assert_int_equal(ridge_lm_query(lm, &info), RIDGE_OK);
-    return info.vocabulary;
-}
-
-static int32_t some_token(int i)
-{
-    return (int32_t)(7 + i * 37 % 250);
-}
-
-/* Logits of every token of a text, `panel` tokens a call. */
-static float *text_logits(ridge_lm *lm, int64_t positions, int panel)
-{
-    const int32_t count = vocabulary(lm);
-    float *all = malloc((size_t)(TEXT * count) * sizeof *all);
-    ridge_lm_session *session;
-    int32_t tokens[TEXT];
-
-    for (int i = 0; i < TEXT; i++)
-        tokens[i] = some_token(i);
-    assert_non_null(all);
-    if (ridge_lm_session_open(lm, positions, &session))
-        fail_msg("%s", ridge_lm_error());
-    for (int i = 0, n; i < TEXT; i += n) {
-        n = TEXT - i < panel ? TEXT - i : panel;
-        if (ridge_lm_decode(session, tokens + i, n, RIDGE_LM_ALL, all + i * count))
-            fail_msg("%s", ridge_lm_error());
-    }
-    assert_int_equal(ridge_lm_position(session), TEXT);
-    ridge_lm_session_close(session);
-    return all;
-}
-
-/* The same bits for tokens one by one, for any panels, and for any length of the cache. */
-TEST(panels_give_the_bits_of_single_tokens)
-{
-    static const int panels[] = {2, 7, 16, 17, TEXT};
-
-    for (int f = 0; f < 4; f++) {
-        ridge_lm *lm = open_family(families[f]);
-        const size_t bytes = (size_t)(TEXT * vocabulary(lm)) * sizeof(float);
-        float *single = text_logits(lm, TEXT, 1);
-
-        for (size_t i = 0; i < (size_t)(TEXT * vocabulary(lm)); i++)
-            assert_true(isfinite(single[i]));
-        for (int i = 0; i < 5; i++) {
-            float *other = text_logits(lm, TEXT + 100 * i, panels[i]);
-
-            assert_memory_equal(single, other, bytes);
-            free(other);
-        }
-        free(single);
-        ridge_lm_close(lm);
-    }
-}
-
-TEST(rewinding_takes_tokens_back)
-{
-    ridge_lm *lm = open_family("gemma3");
-    const size_t bytes = (size_t)vocabulary(lm) * sizeof(float);
-    float *first = malloc(bytes), *second = malloc(bytes);
-    const int32_t tokens[] = {10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120};
-    ridge_lm_session *session;
-
-    assert_int_equal(ridge_lm_session_open(lm, 20, &session), RIDGE_OK);
-    assert_int_equal(ridge_lm_decode(session, tokens, 12, 0, first), RIDGE_OK);
-    assert_int_equal(ridge_lm_rewind(session, 3), RIDGE_OK);
-    assert_int_equal(ridge_lm_decode(session, tokens, 9, 0, NULL), RIDGE_OK);
-    assert_int_equal(ridge_lm_rewind(session, 3), RIDGE_OK);
-    assert_int_equal(ridge_lm_decode(session, tokens + 3, 9, 0, second), RIDGE_OK);
-    assert_memory_equal(first, second, bytes);
-    assert_int_equal(ridge_lm_rewind(session, 13), RIDGE_ERR_ARG);
-    assert_int_equal(ridge_lm_decode(session, tokens, 9, 0, second), RIDGE_ERR_ARG); /* 12 and 9 of 20 */
-    assert_int_equal(ridge_lm_position(session), 12);
-    assert_int_equal(ridge_lm_decode(session, (const int32_t[]){-1}, 1, 0, second), RIDGE_ERR_ARG);
-    assert_int_equal(ridge_lm_decode(session, (const int32_t[]){vocabulary(lm)}, 1, 0, second), RIDGE_ERR_ARG);
-    assert_int_equal(ridge_lm_decode(session, tokens, 0, 0, second), RIDGE_ERR_ARG);
-    ridge_lm_session_close(session);
-    ridge_lm_close(lm);
-    free(first);
-    free(second);
-}
 
 /* ------------------------------------------------------------------------------------------------------- tokenisers */
 
@@ -386,8 +273,6 @@ TEST(what_does_not_fit_is_refused_with_its_size)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(panels_give_the_bits_of_single_tokens),
-        cmocka_unit_test(rewinding_takes_tokens_back),
         cmocka_unit_test(tokens_stand_for_the_bytes_of_their_text),
         cmocka_unit_test(control_tokens_are_text_unless_asked_for),
         cmocka_unit_test(a_chat_has_the_tokens_of_its_template),
@@ -397,15 +282,5 @@ int main(void)
         cmocka_unit_test(files_of_another_form_are_refused_by_name),
         cmocka_unit_test(what_does_not_fit_is_refused_with_its_size),
     };
-    int status;
-
-    if (ridge_open("cpu", &cpu) != RIDGE_OK)
-        return 1;
-    for (int i = 0; i < 4; i++)
-        lm_model_write(path_of(families[i]), families[i], NULL);
-    status = cmocka_run_group_tests(tests, NULL, NULL);
-    for (int i = 0; i < 4; i++)
-        remove(path_of(families[i]));
-    ridge_close(cpu);
-    return status;
+    return run_with_models(tests);
 }

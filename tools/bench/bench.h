@@ -1,6 +1,6 @@
 /* bench.h: the parts of `ridge bench`. cmd.c reads the options and calls one of problem.c (a problem), chain.c (a suite
- * as a graph), weights.c (the tensors of a checkpoint), decode_layer.c (their products as a graph) and ceilings.c;
- * these time through timing.h and emit to a record_sink. */
+ * as a graph), weights.c (the tensors of a checkpoint), decode_layer.c (their products as a graph), model.c (a whole
+ * model) and ceilings.c; these time through timing.h and emit to a record_sink. */
 #ifndef RIDGE_BENCH_H
 #define RIDGE_BENCH_H
 
@@ -9,7 +9,7 @@
 #include "timing.h"
 
 typedef struct bench_options {
-    const char *suite, *device, *kernel, *csv, *weights, *against;
+    const char *suite, *device, *kernel, *csv, *weights, *against, *model;
     char text[1024];
     uint64_t seed, rotation;
     uint64_t chain;     /* times that a suite is repeated in a graph; 0: no graph */
@@ -94,6 +94,8 @@ void chain_drop(chain *c);
 bool bench_decode(bench *b);
 bool bench_ceilings(bench *b);
 bool bench_overhead(bench *b);
+/* model.c: tokens per second of the model o->model. */
+bool bench_model(bench *b);
 
 /* tools/bench/cublaslt.c: TFLOP/s of an n x n x n product of random data, bf16 or e4m3 (per-tensor scales), through a
  * cuBLASLt opened at run time; false with the reason. */

@@ -87,6 +87,12 @@ static void parse(int argc, char **argv, bench_options *o)
          "the 2-D tensors of a checkpoint, verified; one of each shape. With --suite decode: every one as Q8_0 in one "
          "graph, the products of a token",
          .text = &o->weights},
+#if RIDGE_HAVE_LM
+        {"model", 'm', "MODEL",
+         "tokens per second of MODEL.gguf, or of a shape with random weights: llama-3-8b:q8_0, qwen3-0.6b:q8_0, "
+         "smollm2-135m:q8_0",
+         .text = &o->model},
+#endif
         {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights",
          .flag = &o->weights_const},
         {"chain", 0, "TIMES",
@@ -99,7 +105,8 @@ static void parse(int argc, char **argv, bench_options *o)
          "the first call of a graph, which overlaps nothing, weighs less",
          .whole = &o->rotation, .least = 1, .most = 100},
         {"all", 0, NULL, "--weights: every tensor, not one of each shape", .flag = &o->every},
-        {0}};
+        {0}
+    };
     args_list words = {0};
 
     args_parse(argc, argv, "[OP name=value...]", "Times problems beside a copy of the same total bytes.", list, &words,
@@ -115,8 +122,9 @@ int cmd_bench(int argc, char **argv)
     bool good = true;
 
     parse(argc, argv, &o);
-    if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead && !o.weights) {
-        fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --weights FILE | --ceilings |"
+    if (!o.suite && !o.text[0] && !o.ceilings && !o.overhead && !o.weights && !o.model) {
+        fprintf(stderr, "usage: ridge bench OP name=value... | --suite NAME | --weights FILE | --model MODEL |"
+                        " --ceilings |"
                         " --overhead\n");
         return 2;
     }
@@ -135,6 +143,10 @@ int cmd_bench(int argc, char **argv)
     }
     if (o.ceilings)
         good = bench_ceilings(&b) && good;
+#if RIDGE_HAVE_LM
+    if (o.model)
+        good = bench_model(&b) && good;
+#endif
     if (o.overhead)
         good = bench_overhead(&b) && good;
     if (o.weights && o.suite && strcmp(o.suite, "decode") == 0) {

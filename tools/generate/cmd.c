@@ -93,9 +93,11 @@ static bool prompt_tokens(generation *g, const char *text, bool more, int64_t *c
 static bool answer(generation *g, int64_t count, text_stream *out)
 {
     double start = seconds();
-    int32_t token;
+    int32_t token, next;
 
-    if (ridge_lm_decode(g->session, g->tokens, count, 0, g->logits))
+    g->sampling.counter = (uint64_t)(ridge_lm_position(g->session) + count);
+    if (ridge_lm_decode(g->session, g->tokens, count, 0, g->logits) ||
+        ridge_lm_sample(g->lm, g->logits, &g->sampling, &next))
         return failed();
     g->read += count;
     g->read_time += seconds() - start;
@@ -105,11 +107,8 @@ static bool answer(generation *g, int64_t count, text_stream *out)
         const char *bytes;
         int64_t length;
 
-        g->sampling.counter = (uint64_t)ridge_lm_position(g->session);
-        if (ridge_lm_sample(g->lm, g->logits, &g->sampling, &token))
-            return failed();
-        if (i > 0)
-            g->written++; /* the first one came with the prompt */
+        token = next;
+        g->written += i > 0; /* the first one came with the prompt */
         if (interrupted || ridge_lm_ends(g->lm, token)) {
             g->stop = interrupted ? "interrupt" : "end";
             break;
@@ -121,7 +120,8 @@ static bool answer(generation *g, int64_t count, text_stream *out)
             g->stop = "context";
             break;
         }
-        if (i + 1 < g->o->most && ridge_lm_decode(g->session, &token, 1, 0, g->logits))
+        g->sampling.counter++;
+        if (i + 1 < g->o->most && ridge_lm_step(&g->session, 1, &token, &g->sampling, RIDGE_LM_AHEAD, &next, NULL))
             return failed();
     }
     text_end(out);

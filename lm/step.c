@@ -1,0 +1,347 @@
+/* step.c: the calls of a step, its memory, and the graphs that it becomes.
+ *
+ * A step of up to 16 tokens: embed; in each layer add_rms_norm to codes, the product with q|k|v, kv_append and
+ * attention_decode for every session, the product with the output's weights added to the residual, add_rms_norm to
+ * codes, gate_up_swiglu, the product with down added to the residual; then add_rms_norm to codes, the head, and sample.
+ * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session.h"
+
+/* What a step does with its calls: measure the workspace or run them. */
+typedef ridge_status on_call(lm_batch *b, const ridge_call *call);
+
+typedef struct work {
+    lm_batch *b;
+    on_call *each;
+    const lm_step *s;
+    int now; /* which of x holds the residual */
+} work;
+
+static ridge_tensor f32(const float *data)
+{
+    return ridge_matrix(data, RIDGE_F32);
+}
+
+/* A norm's output as a product reads it. */
+static ridge_tensor codes(const lm_batch *b)
+{
+    return ridge_scaled(b->codes, RIDGE_I8, b->scales, RIDGE_SCALING_ROW32);
+}
+
+/* The model's weights are not written while it is open. */
+static ridge_status weights_call(const work *w, ridge_call *call)
+{
+    call->flags |= RIDGE_WEIGHTS_CONST;
+    return w->each(w->b, call);
+}
+
+static ridge_status norm(const work *w, const float *x, const float *weight, int64_t rows, ridge_tensor out)
+{
+    ridge_call call = ridge_add_rms_norm(rows, w->b->lm->config.hidden, f32(x), (ridge_tensor){0}, f32(weight),
+                                         (ridge_tensor){0}, out);
+
+    call.opt.norm.eps = (float)w->b->lm->config.eps;
+    return w->each(w->b, &call);
+}
+
+static ridge_status product(const work *w, const lm_matrix *m, ridge_tensor x, int64_t rows, float *out)
+{
+    ridge_call call = ridge_q8_0_matmul(rows, m->cols, m->rows, x, lm_planes(m), f32(out));
+
+    return weights_call(w, &call);
+}
+
+/* residual += m x, into the other buffer; with a norm between product and sum where the family has one. */
+static ridge_status add_product(work *w, const lm_matrix *m, const float *x, const float *post_norm)
+{
+    lm_batch *b = w->b;
+    const int64_t n = w->s->tokens;
+    const float *ones = b->lm->ones, *residual = b->x[w->now];
+    ridge_call call;
+
+    w->now ^= 1;
+    if (!post_norm) {
+        call = ridge_q8_0_matmul_hc_expand(n, m->cols, m->rows, 1, f32(x), lm_planes(m), ones, ones, residual,
+                                           b->x[w->now]);
+        return weights_call(w, &call);
+    }
+    LM_TRY(product(w, m, f32(x), n, b->branch));
+    LM_TRY(norm(w, b->branch, post_norm, n, f32(b->normed)));
+    /* A product of no columns is zero: what is left of the op is the sum of two matrices. */
+    call = ridge_q8_0_matmul_hc_expand(n, 0, m->rows, 1, f32(x), lm_planes(m), ones, ones, residual, b->x[w->now]);
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, RIDGE_F32, b->normed, 0);
+    return w->each(b, &call);
+}
+
+/* kv_append and attention_decode of `count` tokens from `first` on, all of one session. */
+static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t first, int64_t count)
+{
+    lm_batch *b = w->b;
+    const lm_config *c = &b->lm->config;
+    const lm_layer *l = &b->lm->layer[layer];
+    const int64_t q = c->heads * c->head_dim, size = c->kv_heads * b->positions * c->head_dim * 2;
+    const int64_t at = (layer * b->slots + slot) * size;
+    ridge_tensor k = ridge_matrix(b->k + at, RIDGE_F16), v = ridge_matrix(b->v + at, RIDGE_F16);
+    ridge_call call;
+
+    k.stride = v.stride = b->positions * c->head_dim;
+    call = ridge_kv_append(count, c->heads, c->kv_heads, c->head_dim, w->s->positions,
+                           f32(b->qkv + first * (q + 2 * c->kv_heads * c->head_dim)), b->inputs->pos + first, l->freqs,
+                           f32(b->q + first * q), k, v);
+    call.flags |= c->family->halves ? RIDGE_ROPE_HALVES : 0;
+    call.opt.kv_append.n_rot = c->n_rot;
+    call.opt.kv_append.eps = (float)c->eps;
+    call.opt.kv_append.mscale = l->mscale;
+    ridge_set(&call, RIDGE_KV_APPEND_BIAS, l->bias ? RIDGE_F32 : RIDGE_NONE, l->bias, 0);
+    ridge_set(&call, RIDGE_KV_APPEND_Q_NORM, l->q_norm ? RIDGE_F32 : RIDGE_NONE, l->q_norm, 0);
+    ridge_set(&call, RIDGE_KV_APPEND_K_NORM, l->k_norm ? RIDGE_F32 : RIDGE_NONE, l->k_norm, 0);
+    LM_TRY(w->each(b, &call));
+    call = ridge_attention_decode(count, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + first * q), k,
+                                  v, b->inputs->pos + first, f32(b->heads + first * q));
+    call.opt.attention.scale = (float)c->attention_scale;
+    call.opt.attention.window = l->window;
+    return w->each(b, &call);
+}
+
+static ridge_status attention(work *w, int64_t layer)
+{
+    lm_batch *b = w->b;
+    const lm_layer *l = &b->lm->layer[layer];
+    int64_t first = 0;
+
+    LM_TRY(norm(w, b->x[w->now], l->attn_norm, w->s->tokens, codes(b)));
+    LM_TRY(product(w, &l->qkv, codes(b), w->s->tokens, b->qkv));
+    for (int64_t i = 0; i < w->s->runs; i++) {
+        LM_TRY(attend(w, layer, w->s->run[i].slot, first, w->s->run[i].count));
+        first += w->s->run[i].count;
+    }
+    return add_product(w, &l->out, b->heads, l->post_attn_norm);
+}
+
+static ridge_status feed_forward(work *w, int64_t layer)
+{
+    lm_batch *b = w->b;
+    const lm_layer *l = &b->lm->layer[layer];
+    ridge_call call;
+
+    LM_TRY(norm(w, b->x[w->now], l->ffn_norm, w->s->tokens, codes(b)));
+    call = ridge_q8_0_gate_up_swiglu(w->s->tokens, l->gate.cols, l->gate.rows, codes(b), lm_planes(&l->gate),
+                                     lm_planes(&l->up), f32(b->wide));
+    call.flags |= b->lm->config.family->gelu ? RIDGE_GELU_TANH : RIDGE_SILU;
+    LM_TRY(weights_call(w, &call));
+    return add_product(w, &l->down, b->wide, l->post_ffw_norm);
+}
+
+static ridge_status embed(const work *w)
+{
+    const ridge_lm *lm = w->b->lm;
+    ridge_call call = ridge_embed(w->s->tokens, lm->config.hidden, lm->vocab.count, lm->table,
+                                  ridge_matrix(w->b->inputs->token, RIDGE_I32), f32(w->b->x[0]));
+
+    call.opt.embed.scale = lm_embed_scale(lm);
+    return w->each(w->b, &call);
+}
+
+/* Draws take the place of the step's tokens, so that the next step can go on with them. */
+static ridge_status sample(const work *w)
+{
+    lm_inputs *in = w->b->inputs;
+    ridge_call call = ridge_sample(w->s->rows, w->b->lm->vocab.count, 0, f32(w->b->logits), in->seed, in->counter,
+                                   ridge_matrix(NULL, RIDGE_I32), ridge_matrix(in->token, RIDGE_I32));
+
+    call.opt.sample = w->s->sample;
+    return w->each(w->b, &call);
+}
+
+static ridge_status all_calls(work *w)
+{
+    lm_batch *b = w->b;
+    const int64_t first = w->s->tokens - w->s->rows;
+
+    w->now = 0;
+    if (b->lm->table.dtype)
+        LM_TRY(embed(w));
+    for (int64_t i = 0; i < b->lm->config.layers; i++) {
+        LM_TRY(attention(w, i));
+        LM_TRY(feed_forward(w, i));
+    }
+    if (!w->s->rows)
+        return RIDGE_OK;
+    LM_TRY(norm(w, b->x[w->now] + first * b->lm->config.hidden, b->lm->output_norm, w->s->rows, codes(b)));
+    LM_TRY(product(w, &b->lm->head, codes(b), w->s->rows, b->logits));
+    return w->s->sampled ? sample(w) : RIDGE_OK;
+}
+
+static ridge_status measure(lm_batch *b, const ridge_call *call)
+{
+    size_t bytes;
+
+    LM_TRY(lm_ridge_failed(ridge_workspace_bytes(b->lm->device, call, &bytes)));
+    b->workspace_bytes = (int64_t)bytes > b->workspace_bytes ? (int64_t)bytes : b->workspace_bytes;
+    return RIDGE_OK;
+}
+
+static ridge_status run(lm_batch *b, const ridge_call *call)
+{
+    return lm_ridge_failed(
+        ridge_run(b->lm->device, call, b->workspace, (size_t)b->workspace_bytes, b->lm->backend->stream(b->state)));
+}
+
+/* ----------------------------------------------------------------------------------------------------------- graphs */
+
+static void drop_graphs(lm_batch *b)
+{
+    for (int i = 0; i < b->graphs; i++)
+        b->lm->backend->graph_free(b->state, b->graph[i].graph);
+    b->graphs = 0;
+}
+
+ridge_status lm_run_step(lm_batch *b, const lm_step *step)
+{
+    const lm_backend *backend = b->lm->backend;
+    work w = {b, run, step, 0};
+    ridge_status status;
+    lm_graph *g;
+
+    if (!backend->graph_begin)
+        return all_calls(&w);
+    for (int i = 0; i < b->graphs; i++)
+        if (memcmp(&b->graph[i].step, step, sizeof *step) == 0)
+            return backend->graph_launch(b->state, b->graph[i].graph);
+    if (b->graphs == LM_GRAPHS)
+        drop_graphs(b);
+    g = &b->graph[b->graphs];
+    LM_TRY(backend->graph_begin(b->state));
+    status = all_calls(&w);
+    if (status) {
+        void *unused = NULL;
+
+        if (!backend->graph_end(b->state, &unused))
+            backend->graph_free(b->state, unused);
+        return status;
+    }
+    LM_TRY(backend->graph_end(b->state, &g->graph));
+    memcpy(&g->step, step, sizeof *step);
+    b->graphs++;
+    return backend->graph_launch(b->state, g->graph);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- memory */
+
+typedef struct buffer {
+    void *at; /* address of the pointer */
+    int64_t bytes;
+} buffer;
+
+enum { BUFFERS = 15 };
+
+static void buffers_of(lm_batch *b, buffer list[BUFFERS])
+{
+    const lm_config *c = &b->lm->config;
+    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, n = LM_PANEL;
+    const buffer all[BUFFERS] = {{&b->k, c->layers * b->slots * kv * b->positions * 2},
+                                 {&b->v, c->layers * b->slots * kv * b->positions * 2},
+                                 {&b->x[0], n * c->hidden * 4},
+                                 {&b->x[1], n * c->hidden * 4},
+                                 {&b->normed, n * c->hidden * 4},
+                                 {&b->branch, n * c->hidden * 4},
+                                 {&b->qkv, n * (q + 2 * kv) * 4},
+                                 {&b->q, n * q * 4},
+                                 {&b->heads, n * q * 4},
+                                 {&b->wide, n * c->ffn * 4},
+                                 {&b->logits, n * (int64_t)b->lm->vocab.count * 4},
+                                 {&b->codes, n * c->hidden},
+                                 {&b->scales, n * c->hidden / 32 * 4},
+                                 {&b->inputs, sizeof *b->inputs},
+                                 {&b->workspace, b->workspace_bytes}};
+
+    memcpy(list, all, sizeof all);
+}
+
+static ridge_status allocate(lm_batch *b)
+{
+    const lm_backend *backend = b->lm->backend;
+    const int64_t there = backend->free_bytes(b->state);
+    lm_step step = {
+        .positions = b->positions, .runs = 1, .sampled = 1, .sample = {.temperature = 0, .top_p = 1, .penalty = 1}};
+    work w = {b, measure, &step, 0};
+    buffer list[BUFFERS];
+    int64_t sum = 0;
+
+    buffers_of(b, list);
+    /* ridge_workspace_bytes looks at alignment only: any address that is no NULL serves to measure. */
+    for (int i = 0; i < BUFFERS; i++)
+        *(void **)list[i].at = (void *)(uintptr_t)((uint64_t)(i + 1) << 42);
+    for (int64_t n = 1; n <= LM_PANEL; n += LM_PANEL - 1) {
+        step.tokens = step.rows = n;
+        step.run[0].count = (int32_t)n;
+        LM_TRY(all_calls(&w));
+    }
+    buffers_of(b, list);
+    for (int i = 0; i < BUFFERS; i++) {
+        *(void **)list[i].at = NULL;
+        sum += list[i].bytes;
+    }
+    if (there && sum > there)
+        return lm_fail(RIDGE_ERR_DEVICE,
+                       "%" PRId64 " text%s of %" PRId64 " positions take%s %.1f MB, and there are %.1f MB", b->slots,
+                       b->slots > 1 ? "s" : "", b->positions, b->slots > 1 ? "" : "s", (double)sum * 1e-6,
+                       (double)there * 1e-6);
+    for (int i = 0; i < BUFFERS; i++)
+        LM_TRY(backend->alloc(b->state, list[i].bytes ? list[i].bytes : 1, list[i].at));
+    for (int i = 0; i < 2; i++) {
+        LM_TRY(backend->host_alloc(b->state, sizeof *b->host[i], (void **)&b->host[i]));
+        LM_TRY(backend->host_alloc(b->state, LM_PANEL * sizeof *b->drawn[i], (void **)&b->drawn[i]));
+    }
+    b->host_x = malloc((size_t)(LM_PANEL * b->lm->config.hidden) * sizeof *b->host_x);
+    return b->host_x ? RIDGE_OK : lm_fail(RIDGE_ERR_DEVICE, "no memory for a session");
+}
+
+ridge_status lm_batch_open(ridge_lm *lm, int64_t positions, int64_t slots, lm_batch **to)
+{
+    lm_batch *b = calloc(1, sizeof *b);
+    ridge_status status;
+
+    *to = b;
+    if (!b)
+        return lm_fail(RIDGE_ERR_DEVICE, "no memory for a session");
+    b->lm = lm;
+    b->positions = positions;
+    b->slots = slots;
+    status = lm->backend->start(lm->device, &b->state);
+    if (status) {
+        free(b);
+        *to = NULL;
+        return status;
+    }
+    status = allocate(b);
+    if (status) {
+        lm_batch_close(b);
+        *to = NULL;
+    }
+    return status;
+}
+
+void lm_batch_close(lm_batch *b)
+{
+    const lm_backend *backend = b->lm->backend;
+    buffer list[BUFFERS];
+
+    if (backend->graph_free)
+        drop_graphs(b);
+    buffers_of(b, list);
+    for (int i = 0; i < BUFFERS; i++)
+        if (*(void **)list[i].at)
+            backend->release(b->state, *(void **)list[i].at);
+    for (int i = 0; i < 2; i++) {
+        backend->host_release(b->state, b->host[i]);
+        backend->host_release(b->state, b->drawn[i]);
+    }
+    backend->stop(b->state);
+    free(b->host_x);
+    free(b);
+}
