@@ -19,7 +19,8 @@ typedef enum fill_kind {
     FILL_EVERY,  /* 16-bit dtypes: the first input counts through all 65,536 patterns */
     FILL_GROUPS, /* every 128 columns of a kind: zeros, powers of two, subnormal, huge, not finite */
     FILL_PERIOD, /* rows repeat with period 64: for tensors too large for the reference */
-    FILL_EXACT   /* small integers, scales 1/2, 1 and 2: products and sums that f32 holds exactly */
+    FILL_EXACT,  /* small integers, scales 1/2, 1 and 2: products and sums that f32 holds exactly */
+    FILL_SPECIAL /* N(0,1); every other row has an infinity or a NaN, vectors have some */
 } fill_kind;
 
 /* Which operands have padded rows. */

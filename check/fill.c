@@ -45,6 +45,18 @@ static float group_value(uint64_t *state, int64_t j, unsigned *kind, float *scal
     return random_normal(state) * *scale;
 }
 
+/* N(0,1), and where float64 must say what follows from them: +inf, a NaN, both infinities and -inf in rows 1, 3, 5 and
+ * 7 of eight, one of the three in every 96th element of a vector. */
+static float special_value(uint64_t *state, int64_t row, int64_t j, int64_t at, bool vector)
+{
+    const float value = random_normal(state);
+    const int64_t kind = vector ? j / 96 % 3 * 2 + 1 : row % 8;
+
+    if (vector ? j % 96 != 17 : kind % 2 == 0 || (j != at && !(kind == 5 && j == at / 2)))
+        return value;
+    return kind == 3 ? ridge_float(0x7fc00000u) : kind == 1 || (kind == 5 && j == at) ? INFINITY : -INFINITY;
+}
+
 /* An fp8 code: N(0,1), now and then an edge of the format; NaN and infinity only in every eighth row, or every result
  * would be one. */
 static unsigned char fp8_value(const test_case *c, uint64_t *state, int e5m2, int64_t row)
@@ -57,6 +69,8 @@ static unsigned char fp8_value(const test_case *c, uint64_t *state, int e5m2, in
         return 0; /* rows of A and of B, columns of D: nothing but zeros */
     if (c->fill == FILL_EXACT)
         return ridge_fp8_from_f32((float)(random_next(state) % 5) - 2.0f, e5m2);
+    if (c->fill == FILL_SPECIAL && row % 2 && random_next(state) % 128 == 0)
+        return special[row / 2 % (int)sizeof special];
     if (c->fill != FILL_EDGE || ((z = random_next(state)) & 7))
         return ridge_fp8_from_f32(random_normal(state), e5m2);
     if ((z & 0x3f8) == 0 && row % 8 == 5)
@@ -65,10 +79,11 @@ static unsigned char fp8_value(const test_case *c, uint64_t *state, int e5m2, in
 }
 
 static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int64_t cols, int64_t index, uint64_t seed,
-                     bool first)
+                     bool first, bool vector)
 {
     uint64_t state =
         seed ^ (uint64_t)(c->fill == FILL_PERIOD ? index % IMAGE_PERIOD : index) * UINT64_C(0xd1342543de82ef95);
+    const int64_t at = cols * 3 / 7;
     size_t size = ridge_dtype_size(dtype);
     float scale = 1.0f;
     unsigned kind = 0;
@@ -88,6 +103,8 @@ static void fill_row(const test_case *c, uint32_t dtype, unsigned char *row, int
             memcpy(row, &pattern, 2);
         } else if (c->fill == FILL_EDGE || (c->fill == FILL_EVERY && !first)) {
             dtype_store(row, dtype, edge_value(&state));
+        } else if (c->fill == FILL_SPECIAL) {
+            dtype_store(row, dtype, special_value(&state, index, j, at, vector));
         } else if (c->fill == FILL_GROUPS) {
             dtype_store(row, dtype, group_value(&state, j, &kind, &scale));
         } else {
@@ -112,7 +129,8 @@ static void fill_operand(const test_case *c, const image *im, int arg, uint64_t 
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
     for (int64_t r = 0; r < rows; r++) {
         if (c->fill != FILL_PERIOD || r < IMAGE_PERIOD)
-            fill_row(c, operand->dtype, base + r * pitch, cols, r, seed + (uint64_t)arg, first);
+            fill_row(c, operand->dtype, base + r * pitch, cols, r, seed + (uint64_t)arg, first,
+                     op->arg[arg].kind == RIDGE_VECTOR);
     }
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
     for (int64_t r = IMAGE_PERIOD; r < rows; r++)

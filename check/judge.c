@@ -63,5 +63,6 @@ bool image_judge(const image *im, const ridge_kernel *kernel, const unsigned cha
         return image_equal(im, expected, got, text, size);
     if (!check_has_bits(kernel))
         return image_intact(im, expected, got, text, size) && image_close(im, got, &worst, text, size);
-    return family->bits(im, got, text, size) && (im->fill == FILL_EDGE || image_close(im, got, &worst, text, size));
+    return family->bits(im, got, text, size) &&
+           (im->fill == FILL_EDGE || im->fill == FILL_SPECIAL || image_close(im, got, &worst, text, size));
 }

@@ -206,12 +206,28 @@ static void add_clusters(const ridge_op_row *op, bool quick, case_list *list)
               (test_case){.fill = FILL_NORMAL, .repeats = 2, .gpu = true});
 }
 
+/* Infinities and NaN among codes, scales, bias and what is added to: D is NaN exactly where float64 has one. */
+static void add_special(const ridge_op_row *op, case_list *list)
+{
+    static const char *const shape[] = {"m=37 n=136 k=400", "m=3 n=264 k=1040", "m=203 n=328 k=528"};
+    const test_case layout = {.fill = FILL_SPECIAL};
+    char text[160];
+
+    for (int i = 0; i < 3; i++)
+        for (int pair = 0; pair < PAIRS + OTHER_PAIRS; pair++) {
+            snprintf(text, sizeof text, "%s %s scales=%s %s", shape[i], format[(i + pair) % 3],
+                     pair < PAIRS ? gemm_pairs[pair] : other_pairs[pair - PAIRS], option[(i + pair) % 7]);
+            cases_add(list, op, text, layout);
+        }
+}
+
 void cases_gemm(const ridge_op_row *op, case_level level, case_list *list)
 {
     const bool quick = level == CASES_QUICK;
 
     add_shapes(op, quick, list);
     add_other_pairs(op, quick, list);
+    add_special(op, list);
     add_decode(op, quick, list);
     add_clusters(op, quick, list);
     add_units(op, quick, list);

@@ -4,6 +4,7 @@
  * chains for `ridge bench --chain`: `step` (84 times what a layer's training step runs: x, w and the gradient quantised
  * both ways, three products), `step-w` (w is quantised already), `step-f32` (the gradient of w is added to an f32 one).
  */
+#include <math.h>
 #include <string.h>
 
 #include "cpu/num.h"
@@ -156,7 +157,8 @@ static suite_line suite(int index)
 
 /* ----------------------------------------------------------------------------------------------------------- inputs */
 
-/* Scales of fp8 operands: 2^-6 .. 2^6, not powers of two; exact ones 1/2, 1, 2; among edges zeros and NaN. */
+/* Scales of fp8 operands: 2^-6 .. 2^6, not powers of two; exact ones 1/2, 1, 2; among edges zeros and NaN, among
+ * special ones infinity and NaN. */
 static void fill_row(const test_case *c, unsigned char *to, int64_t count, uint64_t seed)
 {
     for (int64_t i = 0; i < count; i++, to += 4) {
@@ -167,6 +169,8 @@ static void fill_row(const test_case *c, unsigned char *to, int64_t count, uint6
             value = ridge_float((uint32_t)(126 + (int)(z & 0xffff) % 3) << 23);
         if (c->fill == FILL_EDGE && (z >> 16 & 63) == 0)
             value = z >> 22 & 1 ? 0.0f : ridge_float(0x7fc00000u);
+        if (c->fill == FILL_SPECIAL && (z >> 16 & 31) == 0)
+            value = z >> 21 & 1 ? INFINITY : ridge_float(0x7fc00000u);
         memcpy(to, &value, 4);
     }
 }

@@ -85,6 +85,7 @@ static void element(const image *im, const double *a, const double *b, int64_t i
 {
     const uint32_t mode_a = im->call.flags & RIDGE_SCALE, mode_b = (im->call.flags & RIDGE_SCALE_B) >> 4;
     const ridge_operand *d = &im->call.arg[RIDGE_GEMM_FP8_D], *bias = &im->call.arg[RIDGE_GEMM_FP8_BIAS];
+    const bool blocks = mode_a == RIDGE_SCALE_ROW128 || mode_a == RIDGE_SCALE_BLK128;
     const int64_t k = im->call.dim[2];
     double sum = 0, mass = 0, size;
 
@@ -95,9 +96,12 @@ static void element(const image *im, const double *a, const double *b, int64_t i
         double part = 0, part_mass = 0;
 
         dot(a + i * k + begin, b + j * k + begin, end - begin, &part, &part_mass);
-        sum += s * part;
+        /* a scale of all blocks multiplies once, at the end: infinity times their sum */
+        sum += blocks ? s * part : part;
         mass += s * part_mass * (s * part_mass);
     }
+    if (!blocks && k)
+        sum *= scale(im, RIDGE_GEMM_FP8_SCALE_A, mode_a, i, 0) * scale(im, RIDGE_GEMM_FP8_SCALE_B, mode_b, j, 0);
     size = fabs(sum);
     if (bias->dtype != RIDGE_NONE) {
         const double x = dtype_load(oracle_address(im, im->host, RIDGE_GEMM_FP8_BIAS, 0, j), bias->dtype);

@@ -254,6 +254,11 @@ static void add_special(case_list *list, const ridge_op_row *op)
         add(list, op, shape[n], &negative, n, "");
     if (makes_outputs(op) && op->id != RIDGE_LINEAR_CE_TRAIN)
         add(list, op, 5, &of[0], 1, "record=1 sums=1");
+    for (int i = 0; i < 3 && op->id != RIDGE_LINEAR_CE_TRAIN; i++) { /* given logits that are infinite too */
+        add(list, op, shape[i], &of[0], i, "reduction=none");
+        list->at[list->count - 1].fill = FILL_SPECIAL;
+        list->at[list->count - 1].variant = i == 1 ? CE_VALID : 0;
+    }
 }
 
 /* p near 1 at the target in every dtype: of f32 operands the rounding of lse is most of the gradients' error. And f16

@@ -124,6 +124,25 @@ static void fill_record(const filler *f, float *r, int64_t row, int64_t width, u
     }
 }
 
+/* A NaN in every eighth row of x or of the logits; of given logits also +inf, -inf beside the target and at it, and
+ * nothing but -inf. */
+static void fill_special(const filler *f, bool logits, uint32_t dtype, unsigned char *row, int64_t r, int64_t cols)
+{
+    const int64_t size = (int64_t)ridge_dtype_size(dtype), y = target_of(f, r) - f->call->opt.ce.vocab_offset;
+    const int64_t label = y >= 0 && y < cols ? y : 0;
+
+    if (r % 8 == 4)
+        dtype_store(row + cols / 3 * size, dtype, NAN);
+    if (logits && r % 8 == 1)
+        dtype_store(row + cols / 3 * size, dtype, INFINITY);
+    if (logits && r % 8 == 2)
+        dtype_store(row + (label + 1) % cols * size, dtype, -INFINITY);
+    if (logits && r % 8 == 5)
+        dtype_store(row + label * size, dtype, -INFINITY);
+    for (int64_t j = 0; logits && r % 8 == 7 && j < cols; j++)
+        dtype_store(row + j * size, dtype, -INFINITY);
+}
+
 static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsigned char *base, int64_t rows,
                         int64_t cols, int64_t pitch)
 {
@@ -153,6 +172,8 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
         }
         if (of_tokens && f->c->variant & CE_SPECIAL && r % 64 == 4 && cols > 0)
             dtype_store(row + cols / 3 * size, dtype, NAN);
+        if (of_tokens && f->c->fill == FILL_SPECIAL && cols > 0)
+            fill_special(f, logits, dtype, row, r, cols);
     }
 #pragma omp parallel for schedule(static)
     for (int64_t r = distinct; r < rows; r++)

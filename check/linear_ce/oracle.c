@@ -134,7 +134,7 @@ static void forward_row(const ce_subject *s, ce_result *r, bool model, int64_t b
         max = fmax(max, z[c]);
     }
     for (int64_t c = 0; c < s->vocab; c++)
-        sum += exp(z[c] - max);
+        sum += max > -INFINITY || isnan(z[c]) ? exp(z[c] - max) : 0;
     r->lse[b] = max + log(sum);
     for (int64_t c = 0; c < s->vocab; c++) {
         const double p = exp(z[c] - max) / sum;
@@ -194,9 +194,10 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
     for (int64_t c = 0; c < s->vocab; c++) {
         const bool label = s->offset + c == s->y[b];
         const double p = exp(z[c] - lse), smooth = f.smooth * s->cw[s->offset + c];
-        const double soft = p * (f.smooth * s->weights + f.square * lse), t = z[c] * (double)s->o.temperature / cap;
+        const double more = f.smooth * s->weights + f.square * lse, soft = isfinite(p) ? p * more : 0,
+                     t = z[c] * (double)s->o.temperature / cap;
         const double slope = (cap > 0 ? 1 - t * t : 1) / (double)s->o.temperature;
-        const double dz = ((label ? p - 1 : p) * f.label + soft - smooth) * slope;
+        const double dz = ((label ? (p - 1) * f.label + soft : p * (f.label + more)) - smooth) * slope;
         double error = p * fresh * delta * (fabs(f.label) * (label && fresh == 2 ? fabs(1 - p) + 0x1p-20 : 1));
 
         r->dz[b * s->vocab + c] = model ? rounded(dz, s->bits) : dz;
@@ -228,7 +229,7 @@ static void set_delta(ce_subject *s, int64_t b)
         far += isfinite(gap) ? exp(gap) * fabs(gap) : 0;
     }
     s->delta[b] = (ldexp(product, -s->bits) + 0x1p-22 * (most + 1 + (double)s->o.softcap)) / (double)s->o.temperature +
-                  (isnan(lse) ? 0 : 0x1p-22 * fabs(lse)); /* beside a NaN, other logits are as good as ever */
+                  (isfinite(lse) ? 0x1p-22 * fabs(lse) : 0); /* beside a NaN, other logits are as good as ever */
     s->far[b] = far;
 }
 

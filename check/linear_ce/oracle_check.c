@@ -137,10 +137,10 @@ static void check_dlogits(ce_subject *s)
         }
 }
 
-/* What a rounding error is relative to; 0 for a NaN, beside which other numbers are as good as ever. */
+/* What a rounding error is relative to; 0 for a NaN and infinity, beside which other numbers are as good as ever. */
 static double size_of(double x)
 {
-    return isnan(x) ? 0 : fabs(x);
+    return isfinite(x) ? fabs(x) : 0;
 }
 
 /* Error of a row's loss. */

@@ -26,6 +26,8 @@ static void norm_cases(const ridge_op_row *op, case_level level, case_list *list
         {"rows=33 cols=1536", "tokens=17 heads=4 head_dim=256 n_rot=64", {.fill = FILL_NORMAL, .repeats = 100}},
         {"rows=300 cols=96", "tokens=300 heads=2 head_dim=48 n_rot=32", {.fill = FILL_NORMAL, .slices = true}},
         {"rows=2 cols=700", "tokens=2 heads=2 head_dim=2100 n_rot=600", {.fill = FILL_NORMAL}},
+        {"rows=17 cols=264", "tokens=17 heads=3 head_dim=64 n_rot=32", {.fill = FILL_SPECIAL, .slices = true}},
+        {"rows=9 cols=1100", "tokens=9 heads=2 head_dim=300 n_rot=160", {.fill = FILL_SPECIAL}},
     };
     static const char *const more[] = {"", "inverse=1 mscale=1.25", "rope_only=1 pos=i64", "eps=0.001 pos=i64",
                                        "rope_only=1 inverse=1"};
@@ -100,44 +102,53 @@ static bool norm_fill(const test_case *c, const image *im, int arg, uint64_t see
 
 /* ---------------------------------------------------------------------------------------------------------- oracle */
 
-/* n elements from (r, first): what they are multiplied by, and its relative error. */
-static estimate factor_of(const oracle_run *s, int64_t r, int64_t first, int64_t n)
+/* What n elements are multiplied by, and its relative error; and what f32 may multiply them by, whose squares overflow
+ * and underflow earlier. */
+typedef struct factor {
+    double value, error, other;
+} factor;
+
+static factor factor_of(const oracle_run *s, int64_t r, int64_t first, int64_t n)
 {
+    const double eps = (double)s->im->call.opt.norm.eps;
     double sum = 0;
+    factor f;
 
     for (int64_t j = 0; j < n; j++)
         sum += oracle_in(s, 0, r, first + j) * oracle_in(s, 0, r, first + j);
-    if (isnan(sum))
-        return (estimate){NAN, 0};
-    if (!(sum < 0x1p120)) /* f32 overflows earlier than float64 */
-        return (estimate){0, INFINITY};
-    if (sum < (double)n * 0x1p-100 && s->im->call.opt.norm.eps == 0.0f) /* squares that underflow */
-        return (estimate){0, INFINITY};
-    sum = sum / (double)n + (double)s->im->call.opt.norm.eps;
-    return (estimate){1 / sqrt(sum), ((double)n / 512 + 7) * 0x1p-23};
+    f = (factor){1 / sqrt(sum / (double)n + eps), ((double)n / 512 + 7) * 0x1p-23, 0};
+    f.other = isfinite(sum) && sum >= 0x1p120                     ? 0
+              : sum > 0 && sum < (double)n * 0x1p-100 && eps == 0 ? INFINITY
+                                                                  : f.value;
+    return f;
 }
 
 /* Element j of the row or head that begins at column first, before the rotation. */
-static estimate normed(const oracle_run *s, int64_t r, int64_t first, int64_t j, estimate factor, bool norm)
+static estimate normed(const oracle_run *s, int64_t r, int64_t first, int64_t j, factor f, bool norm)
 {
     const double w = s->im->length[1] ? oracle_in(s, 1, 0, j) : 1, x = oracle_in(s, 0, r, first + j);
-    estimate e = {x * w, 0};
+    const double value = norm ? x * f.value * w : x * w, other = norm ? x * f.other * w : value;
+    const double error = norm ? fabs(value) * (f.error + 0x1p-23) + 0x1p-148 * (1 + fabs(w))
+                              : (s->im->length[1] ? 0x1p-24 * fabs(value) : 0);
 
-    if (norm) {
-        e.value *= factor.value;
-        e.error = fabs(e.value) * (factor.error + 0x1p-23) + 0x1p-148 * (1 + fabs(w));
-    } else if (s->im->length[1])
-        e.error = 0x1p-24 * fabs(e.value);
-    if (norm && isinf(factor.error))
-        e = (estimate){isnan(x) ? NAN : 0, INFINITY};
-    return e;
+    if (norm && isinf(w) && x != 0 && fabs(x * f.value) < 0x1p-120) /* f32 may have 0 times infinity */
+        return (estimate){0, NAN};
+    if (memcmp(&f.other, &f.value, sizeof f.value) != 0 && !(isnan(value) && isnan(other)))
+        return (estimate){0, isnan(value) || isnan(other) ? NAN : INFINITY};
+    return (estimate){value, error};
 }
 
-static void check_pair(oracle_run *s, int64_t t, int64_t first, int64_t j, int64_t i, estimate factor)
+/* A number that may be infinite in f32. */
+static bool overflows(double x)
+{
+    return isfinite(x) && fabs(x) > 0x1p127;
+}
+
+static void check_pair(oracle_run *s, int64_t t, int64_t first, int64_t j, int64_t i, factor f)
 {
     const ridge_call *call = &s->im->call;
     const bool norm = !(call->flags & RIDGE_ROPE_ONLY);
-    const estimate a = normed(s, t, first, j, factor, norm), b = normed(s, t, first, j + 1, factor, norm);
+    const estimate a = normed(s, t, first, j, f, norm), b = normed(s, t, first, j + 1, f, norm);
     const double angle =
         oracle_in(s, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_POS, 0, t) * oracle_in(s, RIDGE_HEAD_RMS_NORM_ROPE_TAIL_FREQS, 0, i);
     const double c = (double)cosl((long double)angle) * (double)call->opt.norm.mscale;
@@ -152,10 +163,10 @@ static void check_pair(oracle_run *s, int64_t t, int64_t first, int64_t j, int64
     y1 = (estimate){a.value * turn + b.value * c, 0x1p-22 * size1 + 0x1p-148 + error * (fabs(c) + fabs(turn))};
     if (fabs(angle) >= 0x1p47)
         y0.value = y1.value = NAN;
-    if (isinf(a.value) || isinf(b.value) || (isinf(error) && fabs(angle) < 0x1p47))
-        return;
-    oracle_estimate(s, out, t, first + j, y0);
-    oracle_estimate(s, out, t, first + j + 1, y1);
+    else if (isnan(error) || overflows(a.value) || overflows(b.value))
+        y0.error = y1.error = NAN;
+    norm_judge(s, out, t, first + j, y0);
+    norm_judge(s, out, t, first + j + 1, y1);
 }
 
 static void check_rows(oracle_run *s, int64_t rows, int64_t heads, int64_t n, int64_t n_rot, int out)
@@ -164,12 +175,12 @@ static void check_rows(oracle_run *s, int64_t rows, int64_t heads, int64_t n, in
 
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = 0; h < heads; h++) {
-            const estimate factor = factor_of(s, r, h * n, n);
+            const factor f = factor_of(s, r, h * n, n);
 
             for (int64_t j = 0; j < n - n_rot; j++)
-                oracle_estimate(s, out, r, h * n + j, normed(s, r, h * n, j, factor, norm));
+                norm_judge(s, out, r, h * n + j, normed(s, r, h * n, j, f, norm));
             for (int64_t i = 0; i < n_rot / 2; i++)
-                check_pair(s, r, h * n, n - n_rot + 2 * i, i, factor);
+                check_pair(s, r, h * n, n - n_rot + 2 * i, i, f);
         }
 }
 

@@ -28,6 +28,8 @@ static const shape row_shapes[] = {
     {"rows=9 cols=3200", {.fill = FILL_GROUPS, .alias = true}},
     {"rows=2 cols=130", {.fill = FILL_NORMAL, .shift = 1}},
     {"rows=35 cols=2304", {.fill = FILL_NORMAL, .pad = 8}},
+    {"rows=17 cols=288", {.fill = FILL_SPECIAL, .slices = true}},
+    {"rows=9 cols=1120", {.fill = FILL_SPECIAL}},
 };
 
 static const shape rope_shapes[] = {
@@ -45,6 +47,8 @@ static const shape rope_shapes[] = {
     {"tokens=2 heads=2 head_dim=2100 n_rot=600", {.fill = FILL_NORMAL}},
     {"tokens=40 heads=33 head_dim=64 n_rot=64", {.fill = FILL_NORMAL, .alias = true}},
     {"tokens=7 heads=2 head_dim=96 n_rot=80", {.fill = FILL_NORMAL, .pad = 8}},
+    {"tokens=17 heads=3 head_dim=64 n_rot=32", {.fill = FILL_SPECIAL, .slices = true}},
+    {"tokens=9 heads=2 head_dim=300 n_rot=160", {.fill = FILL_SPECIAL}},
 };
 
 /* The first ones are of one dtype, as a call whose outputs lie on its inputs has to be. */
@@ -111,13 +115,16 @@ void norm_train_cases(const ridge_op_row *op, case_level level, case_list *list)
         }
 }
 
-/* As oracle_estimate, but an f16 output may be infinite where the value rounds to infinity. */
-static void judge(oracle_run *s, int out, int64_t r, int64_t j, estimate e)
+void norm_judge(oracle_run *s, int out, int64_t r, int64_t j, estimate e)
 {
     const uint32_t dtype = s->im->call.arg[out].dtype;
     const double bound = e.error + 0.5 * dtype_ulp(e.value, dtype) * (1 + 0x1p-20);
 
-    if (dtype != RIDGE_F16 || isnan(e.value) || !(fabs(e.value) + e.error < 0x1p120))
+    if (isfinite(e.value) && isnan(e.error))
+        return;
+    if (!isnan(e.value) && isnan(oracle_out(s, out, r, j)))
+        oracle_note(s, INFINITY, "NaN where a number belongs", r, j);
+    else if (dtype != RIDGE_F16 || isnan(e.value) || !(fabs(e.value) + e.error < 0x1p120))
         oracle_estimate(s, out, r, j, e);
     else
         oracle_note(s, oracle_ratio(oracle_out(s, out, r, j), e.value, bound, dtype), "f16 result", r, j);
@@ -125,10 +132,10 @@ static void judge(oracle_run *s, int out, int64_t r, int64_t j, estimate e)
 
 /* ---------------------------------------------------------------------------------------------------- add_rms_norm */
 
-/* Beyond these sizes f32 may overflow or lose bits where float64 does not. */
+/* Beyond these sizes f32 may overflow or lose bits where float64 does not; infinity and NaN are the same in both. */
 static bool tame(double v)
 {
-    return v == 0 || (fabs(v) > 0x1p-40 && fabs(v) < 0x1p40);
+    return v == 0 || !isfinite(v) || (fabs(v) > 0x1p-40 && fabs(v) < 0x1p40);
 }
 
 /* What is normed: x, or x + residual rounded as sum is. */
@@ -145,7 +152,7 @@ static double normed_input(const oracle_run *s, int64_t r, int64_t j)
     return dtype_load(&rounded, dtype);
 }
 
-/* The factor of a row and its relative error; infinite where f32 cannot be followed. */
+/* The factor of a row and its relative error; that is NaN where f32 cannot be followed. */
 static estimate factor_of(const double *v, int64_t n, double eps)
 {
     bool good = true;
@@ -155,10 +162,8 @@ static estimate factor_of(const double *v, int64_t n, double eps)
         sum += v[j] * v[j];
         good = good && tame(v[j]);
     }
-    if (isnan(sum))
-        return (estimate){NAN, 0};
-    if (!good || (sum == 0 && eps == 0))
-        return (estimate){0, INFINITY};
+    if (!good && !isnan(sum))
+        return (estimate){0, NAN};
     return (estimate){1 / sqrt(sum / (double)n + eps), ((double)n / 512 + 7) * 0x1p-23};
 }
 
@@ -173,13 +178,11 @@ static void check_codes(oracle_run *s, int64_t r, int64_t first, int64_t n, cons
     double amax = 0, error = 0;
 
     for (int64_t i = 0; i < n; i++) {
-        if (isnan(y[i].value))
-            amax = NAN;
-        amax = isnan(amax) || fabs(y[i].value) <= amax ? amax : fabs(y[i].value);
+        if (isfinite(y[i].value) && isnan(y[i].error))
+            return;
+        amax = isfinite(amax) && isfinite(y[i].value) ? fmax(amax, fabs(y[i].value)) : NAN;
         error = fmax(error, y[i].error);
     }
-    if (isinf(error))
-        return;
     if (isnan(amax)) {
         oracle_note(s, isnan(scale) ? 0 : INFINITY, "a scale where NaN belongs", r, first);
         for (int64_t i = 0; i < n; i++)
@@ -226,10 +229,10 @@ void norm_add_oracle(oracle_run *s)
         for (int64_t j = 0; j < n; j++) {
             v[j] = normed_input(s, r, j);
             if (s->im->length[RIDGE_ADD_RMS_NORM_SUM])
-                judge(s, RIDGE_ADD_RMS_NORM_SUM, r, j,
-                      (estimate){oracle_in(s, RIDGE_ADD_RMS_NORM_X, r, j) +
-                                     oracle_in(s, RIDGE_ADD_RMS_NORM_RESIDUAL, r, j),
-                                 0x1p-24 * fabs(v[j])});
+                norm_judge(s, RIDGE_ADD_RMS_NORM_SUM, r, j,
+                           (estimate){oracle_in(s, RIDGE_ADD_RMS_NORM_X, r, j) +
+                                          oracle_in(s, RIDGE_ADD_RMS_NORM_RESIDUAL, r, j),
+                                      0x1p-24 * fabs(v[j])});
         }
         factor = factor_of(v, n, (double)call->opt.norm.eps);
         for (int64_t j = 0; j < n; j++) {
@@ -237,10 +240,10 @@ void norm_add_oracle(oracle_run *s)
 
             y[j].value = v[j] * factor.value * w;
             y[j].error = fabs(y[j].value) * (factor.error + 0x1p-23) + 0x1p-148 * (1 + fabs(w));
-            if (isinf(factor.error) || !tame(w) || isinf(v[j]))
-                y[j] = (estimate){0, INFINITY};
-            if (!codes && isfinite(y[j].error))
-                judge(s, RIDGE_ADD_RMS_NORM_OUT, r, j, y[j]);
+            if (isnan(factor.error) || !tame(w))
+                y[j] = (estimate){0, NAN};
+            if (!codes)
+                norm_judge(s, RIDGE_ADD_RMS_NORM_OUT, r, j, y[j]);
         }
         for (int64_t j = 0; j < n && codes; j += group)
             check_codes(s, r, j, n - j < group ? n - j : group, y + j);
@@ -280,7 +283,6 @@ static bwd_row look_at(const oracle_run *s, int64_t row)
         b.size += fabs(dout * w * x);
     }
     b.r = 1 / sqrt(squares / (double)n + (double)s->im->call.opt.norm.eps);
-    b.wild = b.wild || isinf(b.r);
     b.mean *= b.r / (double)n;
     b.size *= b.r / (double)n;
     return b;
@@ -296,7 +298,7 @@ void norm_bwd_oracle(oracle_run *s)
     for (int64_t r = 0; r < rows && sum; r++) {
         const bwd_row b = look_at(s, r);
 
-        wild = wild || b.wild || b.nan;
+        wild = wild || b.wild;
         for (int64_t j = 0; j < n; j++) {
             const double x = oracle_in(s, RIDGE_RMS_NORM_BWD_X, r, j) * b.r;
             const double dout = oracle_in(s, RIDGE_RMS_NORM_BWD_DOUT, r, j),
@@ -307,14 +309,14 @@ void norm_bwd_oracle(oracle_run *s)
             size[j] += fabs(dout * x);
             if (!s->im->length[RIDGE_RMS_NORM_BWD_DX] || (b.wild && !b.nan))
                 continue;
-            judge(s, RIDGE_RMS_NORM_BWD_DX, r, j,
-                  (estimate){b.nan ? NAN : dx + more,
-                             b.r * (fabs(g) + fabs(x) * b.size) * unit + 0x1p-24 * (fabs(dx) + fabs(more)) + 0x1p-140});
+            norm_judge(s, RIDGE_RMS_NORM_BWD_DX, r, j,
+                       (estimate){b.nan ? NAN : dx + more, b.r * (fabs(g) + fabs(x) * b.size) * unit +
+                                                               0x1p-24 * (fabs(dx) + fabs(more)) + 0x1p-140});
         }
     }
     for (int64_t j = 0; j < n && s->im->length[RIDGE_RMS_NORM_BWD_DW] && sum && !wild; j++)
-        judge(s, RIDGE_RMS_NORM_BWD_DW, 0, j,
-              (estimate){sum[j], size[j] * (unit + ((double)rows / 2048 + 24) * 0x1p-24) + 0x1p-140});
+        norm_judge(s, RIDGE_RMS_NORM_BWD_DW, 0, j,
+                   (estimate){sum[j], size[j] * (unit + ((double)rows / 2048 + 24) * 0x1p-24) + 0x1p-140});
     if (!sum)
         oracle_fail(s, "out of memory");
     free(sum);
@@ -334,10 +336,8 @@ static void check_pair(oracle_run *s, int64_t t, int64_t j0, int64_t j1, int64_t
 
     if (fabsl(angle) >= 0x1p47L)
         y0.value = y1.value = NAN;
-    if (isinf(x0) || isinf(x1))
-        return;
-    judge(s, RIDGE_ROPE_OUT, t, j0, y0);
-    judge(s, RIDGE_ROPE_OUT, t, j1, y1);
+    norm_judge(s, RIDGE_ROPE_OUT, t, j0, y0);
+    norm_judge(s, RIDGE_ROPE_OUT, t, j1, y1);
 }
 
 void norm_rope_oracle(oracle_run *s)
@@ -351,6 +351,6 @@ void norm_rope_oracle(oracle_run *s)
             for (int64_t i = 0; i < n_rot / 2; i++)
                 check_pair(s, t, first + (halves ? i : 2 * i), first + (halves ? i + n_rot / 2 : 2 * i + 1), i);
             for (int64_t j = first + n_rot; j < first + n; j++)
-                judge(s, RIDGE_ROPE_OUT, t, j, (estimate){oracle_in(s, RIDGE_ROPE_X, t, j), 0});
+                norm_judge(s, RIDGE_ROPE_OUT, t, j, (estimate){oracle_in(s, RIDGE_ROPE_X, t, j), 0});
         }
 }

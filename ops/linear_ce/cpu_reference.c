@@ -89,7 +89,7 @@ static ce_stat stat_of(const ce_args *a, int64_t token, int64_t target)
             s.sum += exp(z - max);
             s.spread += exp(z - max) * (z - max);
         }
-        if (isnan(z))
+        if (isnan(z) || z == INFINITY)
             s.sum = s.spread = NAN;
     }
     if (s.argmax < 0)

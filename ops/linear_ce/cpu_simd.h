@@ -418,12 +418,12 @@ static void stats(const ce_span *s, bool spread, bool sums, ce_stat *into)
     more.sum = total_of(part);
     more.spread = total_of(wide);
     more.argmax = first;
-    for (c = 0; c < s->count && !isnan(more.sum); c++)
+    for (c = 0; c < s->count; c++)
         if (z[c] == most) {
             more.argmax = first + c;
             break;
         }
-    if (isnan(more.sum))
+    if (isnan(more.sum)) /* of a NaN or of +infinity */
         for (c = 0; c < s->count; c++)
             if (isnan(z[c])) {
                 more.argmax = first + c;
