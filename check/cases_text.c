@@ -7,7 +7,8 @@
 const char case_blanks[] = " \t\n";
 
 static const char *const pad_names[] = {"all", "outputs", "single_rows", NULL};
-static const char *const fill_names[] = {"normal", "unit", "edge", "every", "groups", "period", "exact", "special", NULL};
+static const char *const fill_names[] = {"normal", "unit",  "edge",    "every", "groups",
+                                         "period", "exact", "special", NULL};
 
 /* The place of `value` in a list of names. */
 static bool number_of_name(const char *const *names, const char *value, uint64_t *number)

@@ -1,4 +1,5 @@
 /* faults.c: how a fault launches its row: on the call, or on a changed one; and the faults that a line describes. */
+#include <math.h>
 #include <string.h>
 
 #include "faults.h"
@@ -173,4 +174,29 @@ ridge_status fault_spoils_an_element(const faulty_run *r)
     const size_t at = fault_middle(r->im, arg) + (whole ? 0 : size - 1);
 
     return status ? status : fault_edit(r, at, (const unsigned char[]){whole ? 1 : 0x40}, 1);
+}
+
+ridge_status fault_swallows_a_nan(const faulty_run *r)
+{
+    const ridge_op_row *op = ridge_op_at(r->call->op);
+    ridge_status status = fault_run(r, r->call);
+
+    for (int arg = 0; arg < op->args; arg++) {
+        const uint32_t dtype = r->call->arg[arg].dtype;
+        int64_t rows, cols;
+
+        if (!r->im->length[arg] || !(op->arg[arg].role & RIDGE_OUT) ||
+            (dtype != RIDGE_F32 && dtype != RIDGE_F16 && dtype != RIDGE_BF16))
+            continue;
+        op->extent(r->call, arg, &rows, &cols);
+        for (int64_t i = 0; i < rows * cols && !status; i++) {
+            const size_t at = fault_at(r->im, arg, i / cols, i % cols);
+            unsigned char element[4] = {0};
+
+            status = fault_read(r, at, element, ridge_dtype_size(dtype));
+            if (!status && isnan(dtype_load(element, dtype)))
+                return fault_write(r, at, (const unsigned char[4]){0}, ridge_dtype_size(dtype));
+        }
+    }
+    return status ? status : fault_impossible("no result is a NaN");
 }

@@ -14,6 +14,7 @@ typedef struct planted_fault {
     bool (*applies)(const ridge_kernel *kernel); /* NULL: to every row of the family, or to every row */
     uint32_t op;                                 /* 0: of every op of the family */
     bool cpu;                                    /* cannot be captured into a graph */
+    bool special;                                /* of inputs with infinities and NaN (FILL_SPECIAL) */
     const char *by;                              /* how the text of the run that must notice begins; NULL: any */
     const char *operand;                         /* for calls that have it */
     uint32_t flags;                              /* of the call, taken the other way */
@@ -49,8 +50,13 @@ size_t fault_middle(const image *im, int arg);
 ridge_status fault_impossible(const char *why);
 
 /* Faults of a line: leaves the operand out; takes it one row (of a vector one element) on; takes the flags the other
- * way; gives the option another value; never writes the operand; spoils one element in its middle. */
+ * way; gives the option another value; never writes the operand; spoils one element in its middle; puts 0 in place of
+ * the first NaN of its results. */
 row_fault fault_forgets_operand, fault_takes_the_next, fault_changes_flags, fault_changes_option, fault_never_writes,
-    fault_spoils_an_element;
+    fault_spoils_an_element, fault_swallows_a_nan;
+#define FAULT_SWALLOWS_A_NAN                                                     \
+    {                                                                            \
+        .name = "swallows a NaN", .fault = fault_swallows_a_nan, .special = true \
+    }
 
 #endif

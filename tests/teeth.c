@@ -84,7 +84,7 @@ static int plant_each(test_row *row, const planted_fault *fault, const ridge_dev
     int wrong = 0;
 
     for (; fault && fault->name && !wrong; fault++) {
-        if (!applies(fault, device, row->kernel, &c->call))
+        if (fault->special != (c->fill == FILL_SPECIAL) || !applies(fault, device, row->kernel, &c->call))
             continue;
         row->fault = fault;
         fault_refused = false;
@@ -106,8 +106,9 @@ static int plant_each(test_row *row, const planted_fault *fault, const ridge_dev
     return wrong;
 }
 
-/* One row: the case must pass without a fault and fail with each. Returns the number of things that went wrong. */
-static int plant(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, tally *t)
+/* One row on one image: the case must pass without a fault and fail with each. Returns the number of things that went
+ * wrong. */
+static int plant_on(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, tally *t)
 {
     test_row row = {.kernel = kernel};
     unsigned char *expected = NULL;
@@ -130,6 +131,20 @@ static int plant(const ridge_device *device, const ridge_kernel *kernel, const t
     free(expected);
     image_free(&im);
     return wrong;
+}
+
+/* On random numbers, and where the family has faults of special ones on those. */
+static int plant(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, tally *t)
+{
+    const int wrong = plant_on(device, kernel, c, t);
+    test_case special = *c;
+    bool has = false;
+
+    for (const planted_fault *fault = check_family_of(kernel->op)->faults; fault && fault->name; fault++)
+        has = has || (fault->special && applies(fault, device, kernel, &c->call));
+    special.fill = FILL_SPECIAL;
+    special.repeats = 0;
+    return wrong || !has ? wrong : plant_on(device, kernel, &special, t);
 }
 
 /* Faults of a list that no row of the device was spoiled by; GPUs alone can have some. */

@@ -151,5 +151,6 @@ const planted_fault gemm_faults[] = {
     {.name = "skips a tile", .fault = skips_a_tile},
     {.name = "gets one element wrong", .fault = gets_one_element_wrong},
     {.name = "loses bits everywhere", .fault = loses_bits_everywhere},
+    FAULT_SWALLOWS_A_NAN,
     {0},
 };

@@ -123,5 +123,6 @@ const planted_fault ce_faults[] = {
     {.name = "miscounts the right rows", .fault = fault_spoils_an_element, .operand = "accuracy"},
     {.name = "miscounts the wrong targets", .fault = fault_spoils_an_element, .operand = "errors"},
     {.name = "never writes dbias", .fault = fault_never_writes, .operand = "dbias"},
+    FAULT_SWALLOWS_A_NAN,
     {0},
 };

@@ -197,7 +197,8 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
         const double more = f.smooth * s->weights + f.square * lse, soft = isfinite(p) ? p * more : 0,
                      t = z[c] * (double)s->o.temperature / cap;
         const double slope = (cap > 0 ? 1 - t * t : 1) / (double)s->o.temperature;
-        const double dz = ((label ? (p - 1) * f.label + soft : p * (f.label + more)) - smooth) * slope;
+        const double uncapped = (label ? (p - 1) * f.label + soft : p * (f.label + more)) - smooth,
+                     dz = uncapped * slope;
         double error = p * fresh * delta * (fabs(f.label) * (label && fresh == 2 ? fabs(1 - p) + 0x1p-20 : 1));
 
         r->dz[b * s->vocab + c] = model ? rounded(dz, s->bits) : dz;
@@ -209,7 +210,7 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
         error += fabs(soft) * fresh * delta + p * fabs(f.square) * delta + 0x1p-20 * (fabs(soft) + fabs(smooth));
         error += 0x1p-20 * p * fabs(f.label) * (1 + fabs(f.square)) + 0x1p-22 * fabs(f.label) * (label ? 1 : 0);
         error *= fabs(slope);
-        error += cap > 0 ? fabs(dz) * 4 * (delta + 0x1p-21 * cap) / cap + 0x1p-21 * fabs(dz / slope) : 0;
+        error += cap > 0 ? fabs(dz) * 4 * (delta + 0x1p-21 * cap) / cap + 0x1p-21 * fabs(uncapped) : 0;
         s->dz_error[b * s->vocab + c] = error + ldexp(fabs(dz), -s->bits) + 0x1p-148;
     }
 }

@@ -257,6 +257,7 @@ static const planted_fault faults[] = {
     {.name = "forgets the gradient of the sum", .fault = fault_forgets_operand, .operand = "dsum"},
     {.name = "takes the next token's position", .fault = fault_takes_the_next, .operand = "pos"},
     {.name = "takes the next pair's frequency", .fault = fault_takes_the_next, .operand = "freqs"},
+    FAULT_SWALLOWS_A_NAN,
     {0},
 };
 
