@@ -102,9 +102,9 @@ static double vector_value(const filler *f, const char *name, int64_t i, uint64_
         return f->c->variant & CE_NO_WEIGHT || i % 7 == 6
                    ? 0
                    : (f->c->variant & CE_NEGATIVE ? -1 : 1) * (0.25 + (double)(random_next(state) >> 41) * 0x1p-22);
-    if (strcmp(name, "lse") == 0) /* p sums to about 1; a class with a bias of its own has no p far above 1 */
-        return log((double)f->total) + 1.2 + 0.3 * normal(state) + offset_of(f) +
-               (f->c->variant & CE_PEAK ? bias_of(f, 3 % f->total, state) : 0);
+    if (strcmp(name, "lse") == 0) /* p sums to about 1; that of a class with a bias of its own is not far above 1 */
+        return (f->c->variant & CE_PEAK ? bias_of(f, 3 % f->total, state) + 3 : log((double)f->total) + 1.2) +
+               0.3 * normal(state) + offset_of(f);
     return strcmp(name, "grad_scale") == 0 ? 0.75 : normal(state);
 }
 

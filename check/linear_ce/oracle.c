@@ -184,6 +184,13 @@ static factors factors_of(const ce_subject *s, int64_t b)
                      (reduction ? up : oracle_over(up, s->count)) * 2 * (double)s->o.lse_square_scale};
 }
 
+/* A gradient of the logits as the model rounds it; in f16 P lies times 2^10, so `least` is the unit of its subnormals.
+ */
+static double rounded_gradient(const ce_subject *s, double dz, double least)
+{
+    return fabs(dz) < 0x1p10 * least ? nearbyint(dz / least) * least : rounded(dz, s->bits);
+}
+
 /* dL/du of a row; for the reference also its error bound. */
 static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
 {
@@ -201,17 +208,18 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
                      dz = uncapped * slope;
         double error = p * fresh * delta * (fabs(f.label) * (label && fresh == 2 ? fabs(1 - p) + 0x1p-20 : 1));
 
-        r->dz[b * s->vocab + c] = model ? rounded(dz, s->bits) : dz;
+        const double all = fabs((f.label + more) * slope), least = s->bits == 11 && !s->given ? 0x1p-33 * all : 0;
+
+        r->dz[b * s->vocab + c] = model ? rounded_gradient(s, dz, least) : dz;
         if (model)
             continue;
         if (label && fresh == 2) /* (p - 1) A with a lse that is an f32: docs/numerics.md */
-            s->lse_error[b] = fabs((f.label + f.smooth * s->weights + f.square * lse) * slope) * p *
-                              (isfinite(lse) ? fabs(lse) + 2 : 0) * 0x1p-23;
+            s->lse_error[b] = all * p * (isfinite(lse) ? fabs(lse) + 2 : 0) * 0x1p-23;
         error += fabs(soft) * fresh * delta + p * fabs(f.square) * delta + 0x1p-20 * (fabs(soft) + fabs(smooth));
         error += 0x1p-20 * p * fabs(f.label) * (1 + fabs(f.square)) + 0x1p-22 * fabs(f.label) * (label ? 1 : 0);
         error *= fabs(slope);
         error += cap > 0 ? fabs(dz) * 4 * (delta + 0x1p-21 * cap) / cap + 0x1p-21 * fabs(uncapped) : 0;
-        s->dz_error[b * s->vocab + c] = error + ldexp(fabs(dz), -s->bits) + 0x1p-148;
+        s->dz_error[b * s->vocab + c] = error + ldexp(fabs(dz), -s->bits) + least / 2 + 0x1p-148;
     }
 }
 
