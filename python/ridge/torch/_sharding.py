@@ -127,6 +127,13 @@ def _fp8_gemm(a, scale_a, b, scale_b, scales, dtype, bias):
         yield [P], [1, k_a, 1, k_b]
 
 
+@_rule("fp8_gemm_")
+def _fp8_gemm_into(out, a, scale_a, b, scale_b, scales):
+    """The result is added to out, whose placement is taken as it is."""
+    for (how,), four in _fp8_gemm(a, scale_a, b, scale_b, scales, None, None):
+        yield [], [how, *four[:4]]
+
+
 def _fp8_layer(x, columns, weight, wgrad):
     """(how, placements of what fp8_linear keeps for the gradients: codes and scales of x transposed and of the weight's)"""
     from ._library import WGRAD
