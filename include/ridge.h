@@ -229,7 +229,7 @@ RIDGE_API RIDGE_NONNULL(1) void ridge_set(ridge_call *call, int slot, ridge_dtyp
 #define RIDGE_ROUND_GATE_BWD 0x800u /**< backward: round h and dy * b to the dtype, as PyTorch eager does */
 #define RIDGE_INTERLEAVED 0x1000u /**< gate is [rows, 2 cols]: gate, up, gate, ...; up is absent (dgate and dup too) */
 
-/** Options of swiglu_fwd, swiglu_bwd, q8_0_gate_up_swiglu and block_gate_up_swiglu; all finite. */
+/** Options of swiglu_fwd, swiglu_bwd, q8_0_, block_ and moe_gate_up_swiglu; all finite. */
 typedef struct ridge_swiglu_options {
     float gate_mul;  /**< default 1 */
     float down_mul;  /**< default 1 */
@@ -927,6 +927,118 @@ enum {
 };
 /** @} */
 
+/** @defgroup moe Mixtures of experts
+ * moe_route chooses `slots` of the experts for each token. With l = logits + logit_bias, c = score + bias:
+ *
+ *     SOFTMAX         score = softmax(l) over all experts        weight = score
+ *     TOPK_SOFTMAX    score = l                                  weight = softmax(l) over the chosen
+ *     SIGMOID         score = 1 / (1 + exp(-l))                  weight = score
+ *     SQRT_SOFTPLUS   score = sqrt(log(1 + exp(l)))              weight = score
+ *
+ * The experts with the largest c are chosen, the slots in the order of c, equal ones in the order of their numbers. With
+ * `groups` of consecutive experts only those of the `top_groups` best groups can be: a group counts as the sum of its
+ * two largest c, or with ROUTE_GROUP_MAX as the largest. weight = weight * scale, with ROUTE_NORMALISE
+ * weight / (the sum of the chosen + eps) * scale. The ids are always different and within the experts; a NaN is below
+ * every number, and the weights of a row in which any c is NaN are NaN.
+ *
+ *     Mixtral, Qwen3-MoE   SOFTMAX, NORMALISE             DeepSeek-V2   SOFTMAX, groups, GROUP_MAX, scale
+ *     Qwen2-MoE            SOFTMAX                        DeepSeek-V3   SIGMOID, NORMALISE, bias, groups, eps, scale
+ *     gpt-oss              TOPK_SOFTMAX, logit_bias       DeepSeek-V4   SQRT_SOFTPLUS, NORMALISE, bias, eps, scale
+ *
+ * Contract: exact, batch-invariant.
+ *
+ * @code
+ * ridge_call call = ridge_moe_route(tokens, 256, 8, ridge_matrix(logits, RIDGE_F32), ids, weights);
+ * call.flags |= RIDGE_ROUTE_SIGMOID | RIDGE_ROUTE_NORMALISE;
+ * call.opt.moe_route = (ridge_moe_route_options){.groups = 8, .top_groups = 4, .scale = 2.5f, .eps = 1e-20f};
+ * ridge_set(&call, RIDGE_MOE_ROUTE_BIAS, RIDGE_F32, bias, 0);
+ * @endcode
+ * @{ */
+/** Limits of a call. */
+enum { RIDGE_MOE_MAX_EXPERTS = 1024, RIDGE_MOE_MAX_SLOTS = 32 };
+
+#define RIDGE_ROUTE_SOFTMAX 0u           /**< the default */
+#define RIDGE_ROUTE_TOPK_SOFTMAX 0x100u  /**< softmax of the chosen logits */
+#define RIDGE_ROUTE_SIGMOID 0x200u       /**< sigmoid of each logit */
+#define RIDGE_ROUTE_SQRT_SOFTPLUS 0x300u /**< square root of softplus of each logit */
+#define RIDGE_ROUTE_NORMALISE 0x400u     /**< weights over their sum */
+#define RIDGE_ROUTE_GROUP_MAX 0x800u     /**< a group counts as its largest c */
+#define RIDGE_ROUTE_GIVEN 0x1000u /**< ids is an input, weights alone are written; an id outside the experts gets 0 */
+
+/** Options of moe_route. */
+typedef struct ridge_moe_route_options {
+    int64_t groups;     /**< divides experts, 1 to 32, default 1 */
+    int64_t top_groups; /**< 1 to groups, with at least `slots` experts together, default 1 */
+    float scale;        /**< finite, default 1 */
+    float eps;          /**< added to the sum of ROUTE_NORMALISE, finite and >= 0, default 0 */
+} ridge_moe_route_options;
+
+/** ids and weights from logits. slots: 1 to 32, at most experts. */
+RIDGE_API ridge_call ridge_moe_route(int64_t tokens, int64_t experts, int64_t slots, ridge_tensor logits, int32_t *ids,
+                                     float *weights);
+enum {
+    RIDGE_MOE_ROUTE_LOGITS = 0, /**< [tokens, experts] f32 or bf16 */
+    RIDGE_MOE_ROUTE_IDS, RIDGE_MOE_ROUTE_WEIGHTS, /**< [tokens, slots] i32 and f32 */
+    RIDGE_MOE_ROUTE_BIAS,       /**< [experts] f32, optional: decides the choice only */
+    RIDGE_MOE_ROUTE_LOGIT_BIAS  /**< [experts] f32, optional: added to the logits */
+};
+/** @} */
+
+/** @defgroup moe_products Products of experts
+ * Of the weights of all experts and the activations of 1 to 16 tokens, each with the experts that ids names: those of
+ * moe_route. A weight is a matrix [rows, cols] for each expert, an operand [experts, rows*cols] whose stride is that from
+ * expert to expert; fused gate and up are two operands with one stride. cols is a multiple of 32. Its forms, and what
+ * they are multiplied by:
+ *
+ *     i8     codes, f16 scales RIDGE_SCALING_ROW32: planes of Q8_0    x: i8 codes, f32 scales RIDGE_SCALING_ROW32
+ *     bf16   no scales                                                x: f32 or bf16
+ *     e4m3   f32 scales RIDGE_SCALING_BLK128                          x: f32 or bf16
+ *
+ * The scales of an expert are a row of theirs: [experts, rows*cols/32] or [experts, ceil(rows/128)*ceil(cols/128)]. An
+ * expert that several tokens share is read from memory once. An id outside 0 .. experts-1 is passed over: zeros from
+ * moe_gate_up_swiglu, no term in moe_down. A token may name an expert twice. No kernel's grid depends on the ids: a
+ * captured graph may be replayed with any. Contract: exact, batch-invariant; with i8 the sum over cols is that of
+ * q8_0_matmul, bit for bit. 0 tokens or rows write nothing; 0 cols is a sum of 0.
+ *
+ * @code
+ * ridge_tensor gate = ridge_scaled(w, RIDGE_I8, w_scale, RIDGE_SCALING_ROW32); // [experts][rows][cols]
+ * ridge_call call = ridge_moe_gate_up_swiglu(1, 2048, 768, 128, 8, x, gate, up, ids, mid); // mid: codes and scales
+ * ridge_call then = ridge_moe_down(1, 768, 2048, 128, 8, mid, down, ids, weights, ridge_matrix(y, RIDGE_F32));
+ * @endcode
+ * @{ */
+/** The most tokens of a call. */
+enum { RIDGE_MOE_MAX_TOKENS = 16 };
+
+/** out of token t and slot s = act(gate x + gate_bias) * (up x + up_bias) of expert ids[t, s], with the options of
+ * swiglu_fwd (opt.swiglu); f32, bf16, or i8 codes with scales RIDGE_SCALING_ROW32: q8_0_quantize_rows of the f32 result.
+ * Codes take rows that are a multiple of 32. */
+RIDGE_API ridge_call ridge_moe_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, int64_t experts,
+                                              int64_t slots, ridge_tensor x, ridge_tensor gate, ridge_tensor up,
+                                              const int32_t *ids, ridge_tensor out);
+enum {
+    RIDGE_MOE_GATE_UP_SWIGLU_X = 0, RIDGE_MOE_GATE_UP_SWIGLU_X_SCALES, /**< [tokens, cols]; [tokens, cols/32] f32 */
+    RIDGE_MOE_GATE_UP_SWIGLU_GATE, RIDGE_MOE_GATE_UP_SWIGLU_GATE_SCALES, /**< [experts, rows*cols] */
+    RIDGE_MOE_GATE_UP_SWIGLU_UP, RIDGE_MOE_GATE_UP_SWIGLU_UP_SCALES, /**< the same, of the form of gate */
+    RIDGE_MOE_GATE_UP_SWIGLU_IDS, /**< [tokens, slots] i32 */
+    RIDGE_MOE_GATE_UP_SWIGLU_OUT, RIDGE_MOE_GATE_UP_SWIGLU_OUT_SCALES, /**< [tokens, slots*rows], and /32 with i8 */
+    RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS, RIDGE_MOE_GATE_UP_SWIGLU_UP_BIAS /**< [experts, rows] f32, optional */
+};
+
+/** out[t] = residual + (shared + the sum over slots of weights[t, s] (W x[t, s] + bias)), W and bias of expert ids[t, s].
+ * The sum goes through the slots in order, each an fma. */
+RIDGE_API ridge_call ridge_moe_down(int64_t tokens, int64_t cols, int64_t rows, int64_t experts, int64_t slots,
+                                    ridge_tensor x, ridge_tensor w, const int32_t *ids, const float *weights,
+                                    ridge_tensor out);
+enum {
+    RIDGE_MOE_DOWN_X = 0, RIDGE_MOE_DOWN_X_SCALES, /**< [tokens, slots*cols]; [tokens, slots*cols/32] f32 */
+    RIDGE_MOE_DOWN_W, RIDGE_MOE_DOWN_W_SCALES, /**< [experts, rows*cols] */
+    RIDGE_MOE_DOWN_IDS, RIDGE_MOE_DOWN_WEIGHTS, /**< [tokens, slots] i32 and f32 */
+    RIDGE_MOE_DOWN_OUT, /**< [tokens, rows] f32 or bf16 */
+    RIDGE_MOE_DOWN_BIAS, /**< [experts, rows] f32, optional */
+    RIDGE_MOE_DOWN_SHARED, RIDGE_MOE_DOWN_RESIDUAL /**< [tokens, rows] f32 or bf16, optional: the shared expert's rows */
+};
+/** @} */
+
 /* -------------------------------------------------------------------------------------------------------- the call */
 
 /** The ops, each with the builder of that name; RIDGE_OPS is one more than the last. */
@@ -938,7 +1050,8 @@ typedef enum ridge_op {
     RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
     RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_SUM, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
     RIDGE_ATTENTION_PREFILL, RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_BLOCK_REPACK, RIDGE_BLOCK_UNPACK, RIDGE_BLOCK_MATMUL,
-    RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_OPS
+    RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_MOE_ROUTE,
+    RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */
@@ -973,6 +1086,7 @@ struct ridge_call {
         ridge_attention_options attention;
         ridge_embed_options embed;
         ridge_sample_options sample;
+        ridge_moe_route_options moe_route;
         double space[16];
     } opt; /**< the op's options, at their defaults */
 };

@@ -14,6 +14,7 @@
     FAMILY(sum)                \
     FAMILY(attention)          \
     FAMILY(generate)           \
-    FAMILY(blocks)
+    FAMILY(blocks)             \
+    FAMILY(moe)
 
 #endif

@@ -13,6 +13,8 @@ ALLOWED = {
     ("ops/quantize_fp8", "ops/swiglu"),  # swiglu_quantize is swiglu_fwd and quantize_fp8_dual in one kernel
     ("ops/q8_0", "ops/swiglu"),          # q8_0_gate_up_swiglu applies the activation to its two products
     ("ops/blocks", "ops/swiglu"),        # block_gate_up_swiglu likewise
+    ("ops/moe", "ops/swiglu"),           # moe_gate_up_swiglu too
+    ("ops/moe", "ops/q8_0"),             # the products of experts are those of Q8_0
     ("ops/q8_0", "ops/quantize_fp8"),    # Q8_0 blocks are quantised by the same row and column helpers
 }
 root = pathlib.Path(sys.argv[1])

@@ -15,6 +15,7 @@
  * partial sums before their reads. The sums have two buffers, so that the next tile's barrier also orders these reads
  * before the writes of the tile after it. */
 #include "args.cuh"
+#include "mma.cuh"
 
 enum { TEAM = 32 * RIDGE_Q8_0_PARTS, MAX_TEAMS = 2, MAX_THREADS = TEAM * MAX_TEAMS, SUB = 8, RUN = 128 };
 
@@ -77,12 +78,6 @@ static __device__ __forceinline__ void seek_tile(const q8_0_mma_args &a, load_po
     }
 }
 
-/* Four scales, or two and two zeros, whose blocks change no bit. */
-static __device__ __forceinline__ uint2 load_words(const uint8_t *from, bool whole)
-{
-    return make_uint2(*(const uint32_t *)from, whole ? *(const uint32_t *)(from + 4) : 0);
-}
-
 /* Issues the loads of one k step and advances. */
 template <int SUBS>
 static __device__ __forceinline__ void load_step(const q8_0_mma_args &a, load_pos *c, run_regs *to, int part, int lane,
@@ -100,8 +95,8 @@ static __device__ __forceinline__ void load_step(const q8_0_mma_args &a, load_po
             to[s].scale[0] = ptx_load8(c->scale[s]);
             to[s].scale[1] = ptx_load8(c->scale[s] + c->scale_stride[s]);
         } else {
-            to[s].scale[0] = load_words(c->scale[s], whole);
-            to[s].scale[1] = load_words(c->scale[s] + c->scale_stride[s], whole);
+            to[s].scale[0] = q8_0_load_words(c->scale[s], whole);
+            to[s].scale[1] = q8_0_load_words(c->scale[s] + c->scale_stride[s], whole);
         }
         c->code[s] += RUN * RIDGE_Q8_0_PARTS;
         c->scale[s] += 2 * Q8_0_STEP;
@@ -162,27 +157,12 @@ static __device__ __forceinline__ void mma_run(const q8_0_mma_args &a, const cha
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint4 x = valid ? *(const uint4 *)(codes + 8 * i * a.x_pitch + 64 * h) : make_uint4(0, 0, 0, 0);
-            const uint32_t lower[4] = {first ? x.x : 0, first ? 0 : x.x, first ? x.y : 0, first ? 0 : x.y};
-            const uint32_t upper[4] = {first ? x.z : 0, first ? 0 : x.z, first ? x.w : 0, first ? 0 : x.w};
             const float s0 = h ? xs.z : xs.x, s1 = h ? xs.w : xs.y;
 
 #pragma unroll
-            for (int s = 0; s < SUBS; s++) {
-                const uint32_t b0[2] = {w[s].code[h].x, w[s].code[h].y}, b1[2] = {w[s].code[h].z, w[s].code[h].w};
-                int32_t d[4] = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
-
-                ptx_mma_s8(d, lower, b0);
-                ptx_mma_s8(d, upper, b1);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const uint32_t pair = h ? w[s].scale[r].y : w[s].scale[r].x;
-                    float *sum = &acc[s][2 * i + r], w0, w1;
-
-                    num_unpack2<RIDGE_F16>(pair, &w0, &w1);
-                    *sum = __fmaf_rn(__fmul_rn(w0, s0), __fadd_rn(__int_as_float(d[r]), -12582912.0f), *sum);
-                    *sum = __fmaf_rn(__fmul_rn(w1, s1), __fadd_rn(__int_as_float(d[2 + r]), -12582912.0f), *sum);
-                }
-            }
+            for (int s = 0; s < SUBS; s++)
+                q8_0_mma_blocks(x, first, s0, s1, w[s].code[h], h ? w[s].scale[0].y : w[s].scale[0].x,
+                                h ? w[s].scale[1].y : w[s].scale[1].x, &acc[s][2 * i]);
         }
     }
 }

@@ -20,6 +20,13 @@ CE_SUM = 0x100
 CE_NONE = 0x200
 CE_W_HV = 0x400
 CE_RECORD_SUMS = 0x1000
+ROUTE_SOFTMAX = 0x0
+ROUTE_TOPK_SOFTMAX = 0x100
+ROUTE_SIGMOID = 0x200
+ROUTE_SQRT_SOFTPLUS = 0x300
+ROUTE_NORMALISE = 0x400
+ROUTE_GROUP_MAX = 0x800
+ROUTE_GIVEN = 0x1000
 OK = 0
 ERR_ARG = 1
 ERR_UNSUPPORTED = 2
@@ -57,6 +64,9 @@ SCALING_ROW128_T = 6
 Q8_0_MAX_TOKENS = 16
 MAX_HC = 16
 MAX_HEAD_DIM = 512
+MOE_MAX_EXPERTS = 1024
+MOE_MAX_SLOTS = 32
+MOE_MAX_TOKENS = 16
 OP_NONE = 0
 SWIGLU_FWD = 1
 SWIGLU_BWD = 2
@@ -95,7 +105,10 @@ BLOCK_UNPACK = 34
 BLOCK_MATMUL = 35
 BLOCK_PAIR = 36
 BLOCK_GATE_UP_SWIGLU = 37
-OPS = 38
+MOE_ROUTE = 38
+MOE_GATE_UP_SWIGLU = 39
+MOE_DOWN = 40
+OPS = 41
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -108,7 +121,8 @@ OPS_BY_NAME = {
     'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
     'ce_combine': 25, 'multiply': 26, 'sum': 27, 'kv_append': 28, 'attention_decode': 29,
     'attention_prefill': 30, 'embed': 31, 'sample': 32, 'block_repack': 33, 'block_unpack': 34,
-    'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37,
+    'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37, 'moe_route': 38,
+    'moe_gate_up_swiglu': 39, 'moe_down': 40,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -231,6 +245,17 @@ SLOTS = {
     'block_gate_up_swiglu': {
         'x': 0, 'x_scales': 1, 'gate': 2, 'up': 3, 'out': 4, 'gate_bias': 5, 'up_bias': 6, 'token_scale': 7,
     },
+    'moe_route': {
+        'logits': 0, 'ids': 1, 'weights': 2, 'bias': 3, 'logit_bias': 4,
+    },
+    'moe_gate_up_swiglu': {
+        'x': 0, 'x_scales': 1, 'gate': 2, 'gate_scales': 3, 'up': 4, 'up_scales': 5, 'ids': 6, 'out': 7,
+        'out_scales': 8, 'gate_bias': 9, 'up_bias': 10,
+    },
+    'moe_down': {
+        'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'ids': 4, 'weights': 5, 'out': 6, 'bias': 7,
+        'shared': 8, 'residual': 9,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -278,6 +303,11 @@ BUILDERS = {
     'embed': 'int64 tokens, int64 cols, int64 vocab, tensor table, tensor ids, tensor out',
     'sample': 'int64 rows, int64 vocab, int64 history, tensor logits, pointer seed, pointer counter, tensor past, tensor '
         'token',
+    'moe_route': 'int64 tokens, int64 experts, int64 slots, tensor logits, pointer ids, pointer weights',
+    'moe_gate_up_swiglu': 'int64 tokens, int64 cols, int64 rows, int64 experts, int64 slots, tensor x, tensor gate, tensor up, pointer '
+        'ids, tensor out',
+    'moe_down': 'int64 tokens, int64 cols, int64 rows, int64 experts, int64 slots, tensor x, tensor w, pointer ids, pointer '
+        'weights, tensor out',
 }
 OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
@@ -290,4 +320,5 @@ OPTIONS = {
     'attention': 'int64_t window, float scale, float softcap',
     'embed': 'float scale',
     'sample': 'int64_t top_k, float temperature, float top_p, float min_p, float penalty',
+    'moe_route': 'int64_t groups, int64_t top_groups, float scale, float eps',
 }

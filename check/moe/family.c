@@ -1,0 +1,194 @@
+/* family.c: the inputs, suites and planted faults of mixtures of experts, and what the family registers. */
+#include <math.h>
+#include <string.h>
+
+#include "moe.h"
+
+extern const ridge_family ridge_family_moe;
+
+static void moe_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    if (op->id == RIDGE_MOE_ROUTE)
+        cases_moe_route(op, level, list);
+    else
+        cases_moe_products(op, level, list);
+}
+
+static void moe_oracle(oracle_run *run)
+{
+    if (run->im->call.op == RIDGE_MOE_ROUTE)
+        oracle_moe_route(run);
+    else
+        oracle_moe_products(run);
+}
+
+static unsigned char *element(const image *im, int arg, int64_t r, int64_t j)
+{
+    int64_t rows, cols;
+
+    ridge_op_at(im->call.op)->extent(&im->call, arg, &rows, &cols);
+    return im->host + im->offset[arg] +
+           (size_t)(r * (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols) + j) *
+               ridge_dtype_size(im->call.arg[arg].dtype);
+}
+
+/* Numbers of experts, now and then none of them, or one that the token has already. variant: 1 one expert for all, 2
+ * ascending from token to token, 3 none. */
+static void fill_ids(const image *im, int arg, int64_t experts, int variant, uint64_t seed)
+{
+    int64_t rows, cols;
+
+    ridge_op_at(im->call.op)->extent(&im->call, arg, &rows, &cols);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < cols; j++) {
+            static const int32_t none[] = {-1, INT32_MIN, INT32_MAX, 0};
+            const uint64_t z = random_next(&seed);
+            int32_t id = (int32_t)((z >> 8) % (uint64_t)experts);
+
+            if (variant == 1)
+                id = (int32_t)(experts / 2);
+            else if (variant == 2)
+                id = (int32_t)((r * cols + j) % experts);
+            else if (variant == 3 || z % 16 == 3)
+                id = z & 128 ? (int32_t)experts : none[z >> 5 & 3] | (int32_t)experts;
+            memcpy(element(im, arg, r, j), &id, sizeof id);
+        }
+}
+
+static bool moe_fill(const test_case *c, const image *im, int arg, uint64_t seed)
+{
+    const ridge_op_row *op = ridge_op_at(im->call.op);
+    const char *name = op->arg[arg].name;
+    int64_t rows, cols;
+
+    op->extent(&im->call, arg, &rows, &cols);
+    seed += (uint64_t)arg * 977;
+    if (strcmp(name, "ids") == 0) {
+        fill_ids(im, arg, im->call.dim[im->call.op == RIDGE_MOE_ROUTE ? 1 : 3], c->variant, seed);
+        return true;
+    }
+    if (im->call.op != RIDGE_MOE_ROUTE)
+        return false;
+    if (strcmp(name, "logits") && strcmp(name, "bias") && strcmp(name, "logit_bias"))
+        return false;
+    if (arg == 0 && c->fill != FILL_UNIT)
+        return false;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < cols; j++) {
+            const float v = (arg == 0 ? 3.0f : 0.5f) * random_normal(&seed);
+
+            dtype_store(element(im, arg, r, j), im->call.arg[arg].dtype, im->call.dim[0] % 2 ? v : rintf(v));
+        }
+    return true;
+}
+
+static const suite_row suites[] = {
+    {"moe", "moe_route tokens=1 experts=128 slots=8 normalise=1"},
+    {"moe", "moe_route tokens=8 experts=128 slots=8 normalise=1"},
+    {"moe", "moe_route tokens=1 experts=256 slots=8 groups=8 top_groups=4 rule=sigmoid normalise=1 bias=1 scale=2.5"},
+    {"moe", "moe_route tokens=16 experts=256 slots=8 groups=8 top_groups=4 rule=sigmoid normalise=1 bias=1 scale=2.5"},
+    {"moe", "moe_route tokens=1 experts=128 slots=4 rule=topk_softmax logit_bias=1"},
+    {"moe", "moe_route tokens=4096 experts=256 slots=8 rule=sigmoid normalise=1 bias=1"},
+    {NULL, NULL},
+};
+
+static ridge_status takes_another_rule(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    copy.flags ^= RIDGE_ROUTE_TOPK_SOFTMAX;
+    return fault_run_changed(r, &copy);
+}
+
+static ridge_status keeps_all_groups(const faulty_run *r)
+{
+    ridge_call copy = *r->call;
+
+    copy.opt.moe_route.top_groups = copy.opt.moe_route.groups;
+    return fault_run_changed(r, &copy);
+}
+
+static bool is_product(const ridge_kernel *kernel)
+{
+    return kernel->op != RIDGE_MOE_ROUTE;
+}
+
+/* The slots of every token in the opposite order, but not their weights. */
+static ridge_status mixes_the_slots(const faulty_run *r)
+{
+    const int arg = fault_slot(r->call, "ids");
+    const int64_t slots = r->call->dim[4], stride = r->im->call.arg[arg].stride;
+    ridge_status status = RIDGE_OK;
+
+    for (int64_t t = 0; t < r->call->dim[0] && !status; t++)
+        for (int64_t s = 0; s < slots && !status; s++)
+            status = fault_write(r, r->im->offset[arg] + (size_t)(t * (stride ? stride : slots) + s) * 4,
+                                 element(r->im, arg, t, slots - 1 - s), 4);
+    status = status ? status : fault_run(r, r->call);
+    for (int64_t t = 0; t < r->call->dim[0] && !status; t++)
+        status = fault_write(r, r->im->offset[arg] + (size_t)(t * (stride ? stride : slots)) * 4,
+                             element(r->im, arg, t, 0), (size_t)slots * 4);
+    return status;
+}
+
+static ridge_status drops_the_last_slot(const faulty_run *r)
+{
+    ridge_call copy = fault_with_strides(r->call);
+
+    copy.dim[4]--;
+    return fault_run_changed(r, &copy);
+}
+
+#define OPTION(field) \
+    .fault = fault_changes_option, .op = RIDGE_MOE_ROUTE, .option = offsetof(ridge_moe_route_options, field)
+
+static const planted_fault faults[] = {
+    {.name = "takes another rule", .fault = takes_another_rule, .op = RIDGE_MOE_ROUTE},
+    {.name = "keeps all groups", .fault = keeps_all_groups, .op = RIDGE_MOE_ROUTE},
+    {.name = "counts a group as its largest",
+     .fault = fault_changes_flags,
+     .op = RIDGE_MOE_ROUTE,
+     .flags = RIDGE_ROUTE_GROUP_MAX},
+    {.name = "does not normalise", .fault = fault_changes_flags, .op = RIDGE_MOE_ROUTE, .flags = RIDGE_ROUTE_NORMALISE},
+    {.name = "forgets the scale", OPTION(scale), .value = 1},
+    {.name = "forgets the bias of the choice", .fault = fault_forgets_operand, .operand = "bias"},
+    {.name = "forgets the bias of the logits", .fault = fault_forgets_operand, .operand = "logit_bias"},
+    {.name = "takes the next expert", .fault = fault_takes_the_next, .applies = is_product, .operand = "w"},
+    {.name = "takes the next expert of gate", .fault = fault_takes_the_next, .applies = is_product, .operand = "gate"},
+    {.name = "takes the next expert's scales", .fault = fault_takes_the_next, .operand = "w_scales"},
+    {.name = "takes the next expert's scales of up", .fault = fault_takes_the_next, .operand = "up_scales"},
+    {.name = "takes the next token's experts", .fault = fault_takes_the_next, .applies = is_product, .operand = "ids"},
+    {.name = "takes the next token's weights",
+     .fault = fault_takes_the_next,
+     .op = RIDGE_MOE_DOWN,
+     .operand = "weights"},
+    {.name = "takes the next token", .fault = fault_takes_the_next, .applies = is_product, .operand = "x"},
+    {.name = "takes the next token's scales", .fault = fault_takes_the_next, .operand = "x_scales"},
+    {.name = "mixes the slots of a token", .fault = mixes_the_slots, .applies = is_product},
+    {.name = "drops the last slot", .fault = drops_the_last_slot, .op = RIDGE_MOE_DOWN},
+    {.name = "forgets the shared expert", .fault = fault_forgets_operand, .operand = "shared"},
+    {.name = "forgets the residual", .fault = fault_forgets_operand, .operand = "residual"},
+    {.name = "forgets the bias of gate", .fault = fault_forgets_operand, .operand = "gate_bias"},
+    {.name = "forgets the bias of a product", .fault = fault_forgets_operand, .op = RIDGE_MOE_DOWN, .operand = "bias"},
+    {0},
+};
+
+static const char *const fault_problems[] = {
+    "moe_route tokens=37 experts=48 slots=7 groups=6 top_groups=3 rule=sigmoid normalise=1 bias=1 logit_bias=1 scale=3",
+    "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=i8 w=i8 out=f32 limit=10 gate_bias=1 variant=2",
+    "moe_gate_up_swiglu tokens=5 cols=512 rows=64 experts=6 slots=3 x=i8 w=i8 out=i8 pad=64 variant=2",
+    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=i8 w=i8 out=f32 bias=1 shared=f32 residual=f32 variant=2",
+    "moe_down tokens=5 cols=512 rows=40 experts=6 slots=3 x=i8 w=i8 out=f32 shared=f32 residual=f32 pad=64 variant=2",
+    NULL,
+};
+
+const check_family check_moe = {
+    .family = &ridge_family_moe,
+    .cases = moe_cases,
+    .oracle = moe_oracle,
+    .fill = moe_fill,
+    .variants = 3,
+    .suites = suites,
+    .fault_problems = fault_problems,
+    .faults = faults,
+};

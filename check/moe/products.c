@@ -1,0 +1,219 @@
+/* products.c: the cases of moe_gate_up_swiglu and moe_down, and their oracle in float64: sums over plain columns in
+ * doubles, with none of the library's arithmetic. */
+#include <math.h>
+#include <stdio.h>
+
+#include "moe.h"
+
+/* ------------------------------------------------------------------------------------------------------------ cases */
+
+static const char *const gate_up_forms[] = {
+    "x=i8 w=i8 out=i8",
+    "x=i8 w=i8 out=f32 limit=7 alpha=1.702 up_offset=1 gate_bias=1 up_bias=1",
+    "x=i8 w=i8 out=bf16 act=gelu_tanh up_bias=1",
+    "x=f32 w=bf16 out=f32",
+    "x=bf16 w=bf16 out=i8 limit=10 gate_bias=1",
+    "x=bf16 w=e4m3 out=bf16",
+    "x=f32 w=e4m3 out=i8 act=relu2",
+};
+static const char *const down_forms[] = {
+    "x=i8 w=i8 out=f32",
+    "x=i8 w=i8 out=bf16 shared=f32 residual=bf16",
+    "x=i8 w=i8 out=f32 bias=1 residual=f32",
+    "x=f32 w=bf16 out=f32",
+    "x=bf16 w=bf16 out=bf16 shared=bf16",
+    "x=f32 w=e4m3 out=bf16 bias=1 residual=bf16",
+    "x=bf16 w=e4m3 out=f32 shared=f32",
+};
+
+/* Variants of the ids (family.c). */
+enum { ANY_IDS = 0, ONE_EXPERT = 1, ALL_DIFFERENT = 2, NONE = 3 };
+
+void cases_moe_products(const ridge_op_row *op, case_level level, case_list *list)
+{
+    static const struct {
+        const char *dims;
+        test_case layout;
+    } shape[] = {
+        {"tokens=0 cols=64 rows=32 experts=4 slots=2", {.fill = FILL_NORMAL}},
+        {"tokens=2 cols=0 rows=32 experts=4 slots=2", {.fill = FILL_NORMAL}},
+        {"tokens=3 cols=64 rows=0 experts=4 slots=2", {.fill = FILL_NORMAL}},
+        {"tokens=1 cols=32 rows=32 experts=1 slots=1", {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=1 cols=1024 rows=96 experts=16 slots=8", {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=4 cols=288 rows=64 experts=7 slots=3", {.fill = FILL_NORMAL, .slices = true, .pad = 64}},
+        {"tokens=8 cols=768 rows=160 experts=12 slots=8", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=16 cols=1088 rows=32 experts=5 slots=4", {.fill = FILL_NORMAL, .slices = true, .variant = ONE_EXPERT}},
+        {"tokens=16 cols=576 rows=64 experts=40 slots=2", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=5 cols=320 rows=128 experts=3 slots=32", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=2 cols=2112 rows=32 experts=6 slots=4", {.fill = FILL_EDGE}},
+        {"tokens=7 cols=160 rows=96 experts=9 slots=2", {.fill = FILL_GROUPS, .slices = true, .shift = 1, .pad = 32}},
+        {"tokens=3 cols=96 rows=32 experts=2 slots=5", {.fill = FILL_NORMAL, .variant = NONE}},
+        {"tokens=6 cols=512 rows=64 experts=8 slots=4", {.fill = FILL_NORMAL, .repeats = 50}},
+        {"tokens=11 cols=1600 rows=32 experts=9 slots=6", {.fill = FILL_UNIT, .slices = true}},
+    };
+    /* Odd rows, which codes cannot have. */
+    static const char *const odd[] = {"tokens=9 cols=416 rows=37 experts=6 slots=3",
+                                      "tokens=2 cols=4096 rows=1 experts=3 slots=2",
+                                      "tokens=16 cols=128 rows=131 experts=3 slots=2"};
+    const char *const *form = op->id == RIDGE_MOE_DOWN ? down_forms : gate_up_forms;
+    char text[256];
+
+    for (int i = 0; i < (int)(sizeof shape / sizeof shape[0]); i++)
+        for (int f = 0; f < 7; f++) {
+            if (level == CASES_QUICK && (i + f) % 3)
+                continue;
+            snprintf(text, sizeof text, "%s %s", shape[i].dims, form[f]);
+            cases_add(list, op, text, shape[i].layout);
+        }
+    for (int i = 0; i < 3; i++)
+        for (int f = 1; f < 6; f += 2) { /* no codes among them */
+            snprintf(text, sizeof text, "%s %s", odd[i], form[f]);
+            cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true, .pad = i});
+        }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- oracle */
+
+/* Row r of the weight in `arg` of expert e times the columns of x from x0 on. */
+static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int64_t t, int64_t x0)
+{
+    const ridge_call *call = &s->im->call;
+    const uint32_t form = call->arg[arg].dtype;
+    const int64_t cols = call->dim[1], block = form == RIDGE_I8 ? 32 : 128;
+    double sum = 0, size = 0, tiny = 0;
+    bool infinite = false;
+
+    for (int64_t b = 0; b * block < cols; b++) {
+        const int64_t scale = form == RIDGE_I8 ? r * (cols / 32) + b : r / 128 * ((cols + 127) / 128) + b;
+        const double ws = form == RIDGE_BF16 ? 1 : oracle_in(s, arg + 1, e, scale);
+        const double xs = form == RIDGE_I8 ? oracle_in(s, 1, t, x0 / 32 + b) : 1;
+        double dot = 0, all = 0;
+
+        for (int64_t j = b * block; j < cols && j < (b + 1) * block; j++) {
+            const double x = oracle_in(s, 0, t, x0 + j);
+            const double v = oracle_in(s, arg, e, r * cols + j) * (form == RIDGE_E4M3 ? (double)(float)(x * ws) : x);
+
+            dot += v;
+            all += fabs(v);
+        }
+        if (form == RIDGE_I8) {
+            infinite = infinite || isinf((float)(ws * xs));
+            dot *= isinf((float)(ws * xs)) ? (double)(float)(ws * xs) : ws * xs;
+            all = fabs(dot);
+            tiny += 32 * 127 * 127 * 0x1p-150; /* ws * xs may be subnormal */
+        }
+        sum += dot;
+        size += all;
+    }
+    if (isnan(sum) || (infinite && size < INFINITY))
+        return (estimate){NAN, 0};
+    if (isinf(sum))
+        return (estimate){sum, size < INFINITY ? INFINITY : 0};
+    return (estimate){sum, (form == RIDGE_I8 ? (double)cols / 256 + 13 : (double)cols / 256 + 10) * 0x1p-24 * size +
+                               tiny + (double)cols * 0x1p-149 + (size > 0x1p120 ? INFINITY : 0)};
+}
+
+static estimate biased(const oracle_run *s, estimate y, int bias, int64_t e, int64_t r)
+{
+    if (!s->im->length[bias])
+        return y;
+    y.value += oracle_in(s, bias, e, r);
+    y.error += 0x1p-24 * fabs(y.value);
+    return y;
+}
+
+/* 32 results as codes. */
+static void check_codes(oracle_run *s, int64_t t, int64_t at, const estimate *y)
+{
+    const double scale = oracle_out(s, RIDGE_MOE_GATE_UP_SWIGLU_OUT_SCALES, t, at / 32);
+    double amax = 0, error = 0;
+    bool finite = true;
+
+    for (int i = 0; i < 32; i++) {
+        finite = finite && isfinite(y[i].value);
+        amax = fmax(amax, fabs(y[i].value));
+        error = fmax(error, y[i].error);
+    }
+    if (isinf(error) || amax > 0x1p120)
+        return;
+    if (finite)
+        oracle_note(s, fabs(scale * 127 - amax) / (error + 0x1p-22 * amax + 127 * 0x1p-126), "out_scales", t, at / 32);
+    else
+        oracle_note(s, isnan(scale) ? 0 : INFINITY, "scale of what is not finite", t, at / 32);
+    for (int i = 0; i < 32; i++) {
+        const double code = oracle_out(s, RIDGE_MOE_GATE_UP_SWIGLU_OUT, t, at + i);
+
+        oracle_note(s,
+                    finite ? fabs(code * scale - y[i].value) /
+                                 (y[i].error + (0.5 + 0x1p-14) * scale + (scale > 0 ? 0 : 0x1p-118))
+                           : (code == 0 ? 0 : INFINITY),
+                    "code", t, at + i);
+    }
+}
+
+static void check_gate_up(oracle_run *s, int64_t t, int64_t slot)
+{
+    const ridge_call *call = &s->im->call;
+    const int64_t rows = call->dim[2], e = (int64_t)oracle_in(s, RIDGE_MOE_GATE_UP_SWIGLU_IDS, t, slot);
+    const bool known = e >= 0 && e < call->dim[3], codes = call->arg[RIDGE_MOE_GATE_UP_SWIGLU_OUT].dtype == RIDGE_I8;
+    estimate y[32];
+
+    for (int64_t r = 0; r < rows; r++) {
+        estimate v = {0, 0};
+
+        if (known)
+            v = oracle_gated(
+                call,
+                biased(s, product(s, RIDGE_MOE_GATE_UP_SWIGLU_GATE, e, r, t, 0), RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS, e,
+                       r),
+                biased(s, product(s, RIDGE_MOE_GATE_UP_SWIGLU_UP, e, r, t, 0), RIDGE_MOE_GATE_UP_SWIGLU_UP_BIAS, e, r),
+                1);
+        y[r % 32] = v;
+        if (!codes)
+            oracle_estimate(s, RIDGE_MOE_GATE_UP_SWIGLU_OUT, t, slot * rows + r, v);
+        else if (r % 32 == 31)
+            check_codes(s, t, slot * rows + r - 31, y);
+    }
+}
+
+static void check_down(oracle_run *s, int64_t t, int64_t r)
+{
+    const ridge_call *call = &s->im->call;
+    const int more[] = {RIDGE_MOE_DOWN_SHARED, RIDGE_MOE_DOWN_RESIDUAL};
+    estimate sum = {0, 0};
+    double size = 0;
+
+    for (int64_t slot = 0; slot < call->dim[4]; slot++) {
+        const int64_t e = (int64_t)oracle_in(s, RIDGE_MOE_DOWN_IDS, t, slot);
+
+        if (e >= 0 && e < call->dim[3]) {
+            const double w = oracle_in(s, RIDGE_MOE_DOWN_WEIGHTS, t, slot);
+            const estimate y =
+                biased(s, product(s, RIDGE_MOE_DOWN_W, e, r, t, slot * call->dim[1]), RIDGE_MOE_DOWN_BIAS, e, r);
+
+            sum.value += w * y.value;
+            sum.error += y.error > 0 ? fabs(w) * y.error : 0;
+            size += fabs(w * y.value);
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        if (s->im->length[more[i]]) {
+            sum.value += oracle_in(s, more[i], t, r);
+            size += fabs(oracle_in(s, more[i], t, r));
+        }
+    sum.error += ((double)call->dim[4] + 3) * (0x1p-24 * size + 0x1p-149);
+    if (isnan(sum.value) || size < 0x1p120)
+        oracle_estimate(s, RIDGE_MOE_DOWN_OUT, t, r, sum);
+}
+
+void oracle_moe_products(oracle_run *s)
+{
+    const ridge_call *call = &s->im->call;
+
+    for (int64_t t = 0; t < call->dim[0]; t++) {
+        for (int64_t slot = 0; slot < call->dim[4] && call->op != RIDGE_MOE_DOWN; slot++)
+            check_gate_up(s, t, slot);
+        for (int64_t r = 0; r < call->dim[2] && call->op == RIDGE_MOE_DOWN; r++)
+            check_down(s, t, r);
+    }
+}

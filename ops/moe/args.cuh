@@ -1,0 +1,86 @@
+/* args.cuh: what the CUDA rows of moe_gate_up_swiglu and moe_down share: what happens to finished products. */
+#ifndef RIDGE_MOE_ARGS_CUH
+#define RIDGE_MOE_ARGS_CUH
+
+#include "cuda/launch.cuh"
+#include "cuda/num.cuh"
+#include "products.h"
+#include "src/math/q8_0.h"
+
+#define MOE_CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+
+static __device__ __noinline__ float moe_swiglu(unsigned act, float gate, float up, ridge_swiglu_options o)
+{
+    const float a = ridge_swiglu_gate(gate, o), b = ridge_swiglu_up(up, o);
+    float h;
+
+    switch (act) { /* constants, so that the inlined function has one branch each */
+    case RIDGE_GELU_TANH:
+        h = ridge_act_fwd(RIDGE_GELU_TANH, a, o.alpha);
+        break;
+    case RIDGE_GELU_ERF:
+        h = ridge_act_fwd(RIDGE_GELU_ERF, a, o.alpha);
+        break;
+    case RIDGE_RELU2:
+        h = ridge_act_fwd(RIDGE_RELU2, a, o.alpha);
+        break;
+    default:
+        h = ridge_act_fwd(RIDGE_SILU, a, o.alpha);
+        break;
+    }
+    return ridge_swiglu_scale(h * b, 1.0f, o);
+}
+
+/* Adds the bias of expert e to a product. */
+static __device__ __forceinline__ float moe_bias(const moe_weight &w, int e, int64_t row, float y)
+{
+    return w.bias ? y + w.bias[e * w.bias_stride + row] : y;
+}
+
+static __device__ __forceinline__ void moe_store(const moe_args &p, int64_t at, float y)
+{
+    if (p.out_dtype == RIDGE_BF16)
+        num_store<RIDGE_BF16>(p.out, at, y);
+    else
+        num_store<RIDGE_F32>(p.out, at, y);
+}
+
+/* Stores rows [row, row + 32) of a token's slot, of which this lane has row + lane; all lanes of a warp call it. */
+static __device__ __forceinline__ void moe_store_slot(const moe_args &p, int token, int slot, int64_t row, float y)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t at = slot * p.rows + row + lane;
+
+    if (p.out_dtype == RIDGE_I8) {
+        float factor;
+        const float scale = ridge_q8_0_x_scale(__reduce_max_sync(0xffffffffu, ridge_magnitude(y)), &factor);
+
+        ((int8_t *)p.out)[token * p.out_stride + at] = (int8_t)ridge_q8_0_x_code(y, factor);
+        if (lane == 0)
+            p.out_scales[token * p.out_ld + at / 32] = scale;
+    } else if (row + lane < p.rows) {
+        moe_store(p, token * p.out_stride + at, y);
+    }
+}
+
+static __device__ __forceinline__ float moe_load(const void *from, int bf16, int64_t at)
+{
+    return bf16 ? num_load<RIDGE_BF16>(from, at) : num_load<RIDGE_F32>(from, at);
+}
+
+/* Adds the shared expert and the residual to the sum over slots, and stores it. */
+static __device__ __forceinline__ void moe_store_sum(const moe_args &p, int token, int64_t row, float sum)
+{
+    if (p.shared)
+        sum = moe_load(p.shared, p.shared_bf16, token * p.shared_stride + row) + sum;
+    if (p.residual)
+        sum = moe_load(p.residual, p.residual_bf16, token * p.residual_stride + row) + sum;
+    moe_store(p, token * p.out_stride + row, sum);
+}
+
+/* any.cu: launches any call, also for rows whose tables of scales turn out to be misaligned at launch: their alignment
+ * is not part of a problem. */
+ridge_status moe_launch_any(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                            void *workspace, size_t bytes, void *stream);
+
+#endif

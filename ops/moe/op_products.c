@@ -1,0 +1,287 @@
+/* op_products.c: the op rows of moe_gate_up_swiglu and moe_down and their builders: operands, problem text, rules. */
+#include "ops/swiglu/op.h"
+#include "src/util.h"
+
+#define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+#define F32 (1u << RIDGE_F32)
+#define X_DTYPES (1u << RIDGE_F32 | 1u << RIDGE_BF16 | 1u << RIDGE_I8)
+#define W_DTYPES (1u << RIDGE_I8 | 1u << RIDGE_BF16 | 1u << RIDGE_E4M3)
+#define BOUND                                                                                                    \
+    "i8: as q8_0_matmul; bf16, e4m3: (cols/256 + 10) units of 2^-24 of the sum of |terms|, e4m3 with x * scale " \
+    "rounded; "
+
+/* dim: tokens, cols, rows, experts, slots */
+#define W_ROWS(name, same)                                                                                          \
+    {name, RIDGE_IN, 0, same, RIDGE_MATRIX, W_DTYPES, 0, "[experts, rows*cols]"},                                   \
+    {                                                                                                               \
+        name "_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, 1u << RIDGE_F16 | F32, 0, "[experts, a scale for each group]" \
+    }
+
+/* a * b, or what no operand may be as wide as: extents are asked for before the rule has seen the dimensions. */
+static int64_t times(int64_t a, int64_t b)
+{
+    int64_t product;
+
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+/* Columns of the scales of a weight of this dtype: an expert's. */
+static int64_t scale_cols(const ridge_call *call, uint32_t dtype)
+{
+    const int64_t cols = call->dim[1], rows = call->dim[2];
+
+    return dtype == RIDGE_E4M3 ? times(ridge_ceil_div(rows, 128), ridge_ceil_div(cols, 128)) : times(rows, cols / 32);
+}
+
+static uint32_t scale_dtype(uint32_t dtype)
+{
+    return dtype == RIDGE_I8 ? RIDGE_F16 : dtype == RIDGE_E4M3 ? RIDGE_F32 : RIDGE_NONE;
+}
+
+/* Sets the operand in `slot` and its scales in slot + 1: codes with their scaling, floats without. */
+static void put(ridge_call *call, int slot, ridge_tensor tensor, bool weight)
+{
+    const ridge_scaling scaling = tensor.dtype == RIDGE_I8     ? RIDGE_SCALING_ROW32
+                                  : tensor.dtype == RIDGE_E4M3 ? RIDGE_SCALING_BLK128
+                                                               : RIDGE_SCALING_NONE;
+
+    if (tensor.scaling != scaling)
+        call->invalid = "the scaling of an operand is not that of its dtype: row32 of i8, blk128 of e4m3, else none";
+    ridge_put_scaled(call, slot, tensor,
+                     weight                     ? (ridge_dtype)scale_dtype(tensor.dtype)
+                     : tensor.dtype == RIDGE_I8 ? RIDGE_F32
+                                                : RIDGE_NONE);
+}
+
+/* The weights, in slot 2 and for gate_up in slot 4; x is in slot 0. */
+static const char *products_rule(const ridge_call *call)
+{
+    const bool codes = call->arg[2].dtype == RIDGE_I8;
+
+    if (call->dim[0] > RIDGE_MOE_MAX_TOKENS)
+        return "tokens is above 16";
+    if (call->dim[4] < 1 || call->dim[4] > RIDGE_MOE_MAX_SLOTS)
+        return "slots is outside 1 .. 32";
+    if (call->dim[3] < 1 || call->dim[3] > 0x7fffffff)
+        return "experts is outside 1 .. 2^31 - 1";
+    if (codes != (call->arg[0].dtype == RIDGE_I8))
+        return codes ? "operand x must be i8 codes, as the weights are" : "operand x must be f32 or bf16";
+    if (call->dim[0] == 0 || call->dim[1] == 0 || call->dim[2] == 0)
+        return NULL;
+    if (codes != ridge_has(call, 1))
+        return codes ? "operand x_scales is NULL, x is i8" : "operand x_scales must be absent, x is not i8";
+    for (int arg = 2; arg < (call->op == RIDGE_MOE_DOWN ? 3 : 6); arg += 2) {
+        if (call->arg[arg + 1].dtype != scale_dtype(call->arg[arg].dtype))
+            return "the scales of the weights are f16 with i8, f32 with e4m3, and absent with bf16";
+        if (call->arg[arg].dtype != RIDGE_BF16 && !ridge_has(call, arg + 1))
+            return "the scales of the weights are NULL";
+    }
+    return NULL;
+}
+
+/* After parsing: the scales that the dtypes imply. */
+static void products_derive(ridge_call *call)
+{
+    call->arg[1].dtype = call->arg[0].dtype == RIDGE_I8 ? RIDGE_F32 : RIDGE_NONE;
+    for (int arg = 2; arg < (call->op == RIDGE_MOE_DOWN ? 3 : 6); arg += 2)
+        call->arg[arg + 1].dtype = scale_dtype(call->arg[arg].dtype);
+}
+
+static void weight_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    ridge_set_extent(rows, cols, call->dim[3],
+                     arg % 2 ? scale_cols(call, call->arg[arg - 1].dtype) : times(call->dim[2], call->dim[1]));
+}
+
+/* -------------------------------------------------------------------------------------------------- moe_gate_up_swiglu
+ */
+
+static const ridge_field gate_up_fields[] = {
+    DTYPE("x", RIDGE_MOE_GATE_UP_SWIGLU_X),
+    DTYPE("w", RIDGE_MOE_GATE_UP_SWIGLU_GATE),
+    DTYPE("out", RIDGE_MOE_GATE_UP_SWIGLU_OUT),
+    RIDGE_ACT_FIELD,
+    HAS("gate_bias", RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS),
+    HAS("up_bias", RIDGE_MOE_GATE_UP_SWIGLU_UP_BIAS),
+    RIDGE_SWIGLU_FIELDS,
+    END,
+};
+
+static const char *gate_up_rule(const ridge_call *call)
+{
+    const char *reason = ridge_swiglu_options_rule(&call->opt.swiglu, call->flags);
+    const bool codes = call->arg[RIDGE_MOE_GATE_UP_SWIGLU_OUT].dtype == RIDGE_I8;
+
+    if (!reason)
+        reason = products_rule(call);
+    if (reason || call->dim[0] == 0 || call->dim[2] == 0)
+        return reason;
+    if (codes != ridge_has(call, RIDGE_MOE_GATE_UP_SWIGLU_OUT_SCALES))
+        return codes ? "operand out_scales is NULL, out is i8" : "operand out_scales must be absent, out is not i8";
+    return codes && call->dim[2] % 32 ? "out is i8 codes, rows must be a multiple of 32" : NULL;
+}
+
+static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    const int64_t wide = times(call->dim[4], call->dim[2]);
+
+    if (arg <= RIDGE_MOE_GATE_UP_SWIGLU_X_SCALES)
+        ridge_set_extent(rows, cols, call->dim[0], arg ? call->dim[1] / 32 : call->dim[1]);
+    else if (arg <= RIDGE_MOE_GATE_UP_SWIGLU_UP_SCALES)
+        weight_extent(call, arg, rows, cols);
+    else if (arg >= RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS)
+        ridge_set_extent(rows, cols, call->dim[3], call->dim[2]);
+    else
+        ridge_set_extent(rows, cols, call->dim[0],
+                         arg == RIDGE_MOE_GATE_UP_SWIGLU_IDS   ? call->dim[4]
+                         : arg == RIDGE_MOE_GATE_UP_SWIGLU_OUT ? wide
+                                                               : wide / 32);
+}
+
+static bool gate_up_plain(const ridge_call *call)
+{
+    return ridge_swiglu_options_plain(&call->opt.swiglu);
+}
+
+static void gate_up_derive(ridge_call *call)
+{
+    products_derive(call);
+    call->arg[RIDGE_MOE_GATE_UP_SWIGLU_OUT_SCALES].dtype =
+        call->arg[RIDGE_MOE_GATE_UP_SWIGLU_OUT].dtype == RIDGE_I8 ? RIDGE_F32 : RIDGE_NONE;
+}
+
+static double products_flops(const ridge_problem *problem)
+{
+    return (problem->op == RIDGE_MOE_DOWN ? 2.0 : 4.0) * (double)problem->dim[0] * (double)problem->dim[1] *
+           (double)problem->dim[2] * (double)problem->dim[4];
+}
+
+ridge_call ridge_moe_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, int64_t experts, int64_t slots,
+                                    ridge_tensor x, ridge_tensor gate, ridge_tensor up, const int32_t *ids,
+                                    ridge_tensor out)
+{
+    ridge_call call = ridge_begin(RIDGE_MOE_GATE_UP_SWIGLU, tokens, cols, rows, experts);
+
+    call.dim[4] = slots;
+    call.opt.swiglu = ridge_swiglu_defaults;
+    put(&call, RIDGE_MOE_GATE_UP_SWIGLU_X, x, false);
+    put(&call, RIDGE_MOE_GATE_UP_SWIGLU_GATE, gate, true);
+    put(&call, RIDGE_MOE_GATE_UP_SWIGLU_UP, up, true);
+    put(&call, RIDGE_MOE_GATE_UP_SWIGLU_OUT, out, false);
+    ridge_set(&call, RIDGE_MOE_GATE_UP_SWIGLU_IDS, RIDGE_I32, ids, 0);
+    return call;
+}
+
+#define PLANES ridge_scaled(NULL, RIDGE_I8, NULL, RIDGE_SCALING_ROW32)
+
+RIDGE_DEFAULTS(gate_up_defaults,
+               ridge_moe_gate_up_swiglu(0, 0, 0, 0, 0, PLANES, PLANES, PLANES, NULL, ridge_matrix(NULL, RIDGE_F32)))
+
+const ridge_op_row ridge_op_moe_gate_up_swiglu = {
+    .id = RIDGE_MOE_GATE_UP_SWIGLU,
+    .name = "moe_gate_up_swiglu",
+    .summary = "gate and up of each token's experts, then swiglu_fwd",
+    .dims = 5,
+    .dim_name = {"tokens", "cols", "rows", "experts", "slots"},
+    .step = {0, 32, 0, 0, 0},
+    .args = 11,
+    .arg =
+        {
+            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, cols] f32, bf16, i8"},
+            {"x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, cols/32], with i8"},
+            W_ROWS("gate", -1),
+            W_ROWS("up", RIDGE_MOE_GATE_UP_SWIGLU_GATE),
+            {"ids", RIDGE_IN, 0, -1, RIDGE_TABLE, 1u << RIDGE_I32, 0, "[tokens, slots]"},
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, slots*rows] f32, bf16, i8"},
+            {"out_scales", RIDGE_OUT, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, slots*rows/32], with i8"},
+            {"gate_bias", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[experts, rows]"},
+            {"up_bias", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[experts, rows]"},
+        },
+    .fields = gate_up_fields,
+    .flags = RIDGE_ACTIVATION,
+    .contract = CONTRACT,
+    .invariant_max = RIDGE_MOE_MAX_TOKENS,
+    .bound = BOUND "then of swiglu_fwd, and of q8_0_quantize_rows",
+    .rule = gate_up_rule,
+    .extent = gate_up_extent,
+    .plain = gate_up_plain,
+    .derive = gate_up_derive,
+    .flops = products_flops,
+    .defaults = gate_up_defaults,
+};
+
+/* --------------------------------------------------------------------------------------------------------------
+ * moe_down */
+
+static const ridge_field down_fields[] = {
+    DTYPE("x", RIDGE_MOE_DOWN_X),
+    DTYPE("w", RIDGE_MOE_DOWN_W),
+    DTYPE("out", RIDGE_MOE_DOWN_OUT),
+    HAS("bias", RIDGE_MOE_DOWN_BIAS),
+    HAS("shared", RIDGE_MOE_DOWN_SHARED),
+    HAS("residual", RIDGE_MOE_DOWN_RESIDUAL),
+    END,
+};
+
+static void down_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    const int64_t wide = times(call->dim[4], call->dim[1]);
+
+    if (arg <= RIDGE_MOE_DOWN_X_SCALES)
+        ridge_set_extent(rows, cols, call->dim[0], arg ? wide / 32 : wide);
+    else if (arg <= RIDGE_MOE_DOWN_W_SCALES)
+        weight_extent(call, arg, rows, cols);
+    else if (arg == RIDGE_MOE_DOWN_BIAS)
+        ridge_set_extent(rows, cols, call->dim[3], call->dim[2]);
+    else
+        ridge_set_extent(rows, cols, call->dim[0],
+                         arg == RIDGE_MOE_DOWN_IDS || arg == RIDGE_MOE_DOWN_WEIGHTS ? call->dim[4] : call->dim[2]);
+}
+
+ridge_call ridge_moe_down(int64_t tokens, int64_t cols, int64_t rows, int64_t experts, int64_t slots, ridge_tensor x,
+                          ridge_tensor w, const int32_t *ids, const float *weights, ridge_tensor out)
+{
+    ridge_call call = ridge_begin(RIDGE_MOE_DOWN, tokens, cols, rows, experts);
+
+    call.dim[4] = slots;
+    put(&call, RIDGE_MOE_DOWN_X, x, false);
+    put(&call, RIDGE_MOE_DOWN_W, w, true);
+    ridge_set(&call, RIDGE_MOE_DOWN_IDS, RIDGE_I32, ids, 0);
+    ridge_set(&call, RIDGE_MOE_DOWN_WEIGHTS, RIDGE_F32, weights, 0);
+    ridge_put(&call, RIDGE_MOE_DOWN_OUT, out);
+    return call;
+}
+
+RIDGE_DEFAULTS(down_defaults, ridge_moe_down(0, 0, 0, 0, 0, PLANES, PLANES, NULL, NULL, ridge_matrix(NULL, RIDGE_F32)))
+
+const ridge_op_row ridge_op_moe_down = {
+    .id = RIDGE_MOE_DOWN,
+    .name = "moe_down",
+    .summary = "the weighted sum of each token's experts",
+    .dims = 5,
+    .dim_name = {"tokens", "cols", "rows", "experts", "slots"},
+    .step = {0, 32, 0, 0, 0},
+    .args = 10,
+    .arg =
+        {
+            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, slots*cols] f32, bf16, i8"},
+            {"x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, slots*cols/32], with i8"},
+            W_ROWS("w", -1),
+            {"ids", RIDGE_IN, 0, -1, RIDGE_TABLE, 1u << RIDGE_I32, 0, "[tokens, slots]"},
+            {"weights", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[tokens, slots]"},
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, F32 | 1u << RIDGE_BF16,
+             1u << RIDGE_MOE_DOWN_SHARED | 1u << RIDGE_MOE_DOWN_RESIDUAL, "[tokens, rows]"},
+            {"bias", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[experts, rows]"},
+            {"shared", RIDGE_IN, 1, -1, RIDGE_TABLE, F32 | 1u << RIDGE_BF16, 0, "[tokens, rows]"},
+            {"residual", RIDGE_IN, 1, -1, RIDGE_TABLE, F32 | 1u << RIDGE_BF16, 0, "[tokens, rows]"},
+        },
+    .fields = down_fields,
+    .contract = CONTRACT,
+    .invariant_max = RIDGE_MOE_MAX_TOKENS,
+    .bound = BOUND "then (slots + 3) units of the sum of |terms|",
+    .rule = products_rule,
+    .extent = down_extent,
+    .derive = products_derive,
+    .flops = products_flops,
+    .defaults = down_defaults,
+};

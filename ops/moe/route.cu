@@ -1,0 +1,233 @@
+/* route.cu: moe_route on CUDA. A warp a token: lane i has the experts i, i + 32, ...; each slot is one search of the
+ * largest key, first in a lane's registers, then by redux over the warp. Bytes moved: the logits. */
+#include "args.h"
+#include "cuda/launch.cuh"
+#include "cuda/num.cuh"
+#include "src/math/moe.h"
+
+enum { THREADS = 32 };
+#define WARP 0xffffffffu
+
+/* The sum of v over the slots before `slots`, in their order, in every lane. */
+static __device__ __forceinline__ float sum_slots(float v, int slots)
+{
+    float sum = 0.0f;
+
+    for (int s = 0; s < slots; s++)
+        sum += __shfl_sync(WARP, v, s);
+    return sum;
+}
+
+/* The scores of this lane's experts, in place of their logits, and the keys of the choice. Returns whether any choice
+ * of the row is NaN. */
+template <int PER>
+static __device__ __forceinline__ bool score_row(const route_args &p, int64_t t, int lane, float *score, uint32_t *key)
+{
+    float max = __uint_as_float(0xff800000u), sum = 0.0f;
+    bool bad = false;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = lane + 32 * i;
+        const int64_t at = t * p.stride + e;
+
+        score[i] = __uint_as_float(0xff800000u);
+        if (e < p.experts) {
+            score[i] = p.bf16 ? num_load<RIDGE_BF16>(p.logits, at) : num_load<RIDGE_F32>(p.logits, at);
+            score[i] = p.logit_bias ? score[i] + p.logit_bias[e] : score[i];
+        }
+        max = score[i] > max ? score[i] : max;
+    }
+    if (p.rule == RIDGE_ROUTE_SOFTMAX) {
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2) {
+            const float other = __shfl_xor_sync(WARP, max, s);
+
+            max = other > max ? other : max;
+        }
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (lane + 32 * i < p.experts && score[i] == score[i]) {
+                score[i] = ridge_route_exp(score[i], max);
+                sum += score[i];
+            }
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2)
+            sum += __shfl_xor_sync(WARP, sum, s);
+    }
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = lane + 32 * i;
+
+        key[i] = RIDGE_ROUTE_EXCLUDED;
+        if (e < p.experts) {
+            if (score[i] == score[i])
+                score[i] = p.rule == RIDGE_ROUTE_SOFTMAX ? score[i] / sum : ridge_route_score(p.rule, score[i]);
+            key[i] = ridge_route_key(p.bias ? score[i] + p.bias[e] : score[i]);
+        }
+        bad |= key[i] == RIDGE_ROUTE_NAN;
+    }
+    return __any_sync(WARP, bad);
+}
+
+/* Excludes the experts of all groups but the best: lane g has group g. */
+template <int PER>
+static __device__ __forceinline__ void choose_groups(const route_args &p, int lane, uint32_t *shared, uint32_t *key)
+{
+    const int size = p.experts / p.groups;
+    uint32_t first = RIDGE_ROUTE_EXCLUDED, second = RIDGE_ROUTE_EXCLUDED, group = RIDGE_ROUTE_EXCLUDED, kept = 0;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        shared[lane + 32 * i] = key[i];
+    __syncwarp(); /* the keys are written before they are read */
+    if (lane < p.groups) {
+        for (int i = 0; i < size; i++) {
+            const uint32_t k = shared[lane * size + i];
+
+            second = k > first ? first : k > second ? k : second;
+            first = k > first ? k : first;
+        }
+        group =
+            p.group_max || size == 1 ? first : ridge_route_key(ridge_route_value(first) + ridge_route_value(second));
+    }
+    for (int i = 0; i < p.top_groups; i++) {
+        const uint32_t best = __reduce_max_sync(WARP, group);
+        const int owner = __ffs((int)__ballot_sync(WARP, group == best)) - 1;
+
+        kept |= 1u << owner;
+        if (lane == owner)
+            group = RIDGE_ROUTE_EXCLUDED;
+    }
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (!(kept >> ((lane + 32 * i) / size & 31) & 1))
+            key[i] = RIDGE_ROUTE_EXCLUDED;
+    __syncwarp(); /* and read before the scores take their place */
+}
+
+/* The expert with the largest key, the first of equal ones; it is excluded from then on. */
+template <int PER> static __device__ __forceinline__ int take_best(int lane, uint32_t *key)
+{
+    uint32_t most = RIDGE_ROUTE_EXCLUDED, best;
+    int at = 0, id;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (key[i] > most) {
+            most = key[i];
+            at = i;
+        }
+    best = __reduce_max_sync(WARP, most);
+    id = (int)__reduce_min_sync(WARP, most == best ? (unsigned)(lane + 32 * at) : ~0u);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (lane + 32 * i == id)
+            key[i] = RIDGE_ROUTE_EXCLUDED;
+    return id;
+}
+
+/* The weight of this lane's slot from its score w. */
+static __device__ __forceinline__ float weigh(const route_args &p, bool bad, bool valid, float w)
+{
+    if (p.rule == RIDGE_ROUTE_TOPK_SOFTMAX) {
+        float max = valid && w == w ? w : __uint_as_float(0xff800000u);
+
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2) {
+            const float other = __shfl_xor_sync(WARP, max, s);
+
+            max = other > max ? other : max;
+        }
+        w = valid && w == w ? ridge_route_exp(w, max) : 0.0f;
+        w = w / sum_slots(w, p.slots);
+    }
+    if (p.normalise)
+        w = w / (sum_slots(valid ? w : 0.0f, p.slots) + p.eps);
+    w = w * p.scale;
+    return !valid ? 0.0f : bad ? __uint_as_float(0x7fc00000u) : w;
+}
+
+template <int PER> static __global__ void __launch_bounds__(THREADS) moe_route(const __grid_constant__ route_args p)
+{
+    __shared__ uint32_t shared[32 * PER];
+    const int lane = threadIdx.x;
+    const int64_t t = blockIdx.x;
+    uint32_t key[PER];
+    float score[PER], w = 0.0f;
+    int mine = -1;
+    bool bad, valid;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    bad = score_row<PER>(p, t, lane, score, key);
+    if (!p.given && p.groups > 1)
+        choose_groups<PER>(p, lane, shared, key);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        shared[lane + 32 * i] = __float_as_uint(score[i]);
+    __syncwarp(); /* the scores are written before they are read */
+    if (p.given) {
+        mine = lane < p.slots ? p.ids[t * p.ids_stride + lane] : -1;
+    } else {
+        for (int s = 0; s < p.slots; s++) {
+            const int id = take_best<PER>(lane, key);
+
+            mine = lane == s ? id : mine;
+        }
+    }
+    valid = mine >= 0 && mine < p.experts;
+    if (valid)
+        w = __uint_as_float(shared[mine]);
+    w = weigh(p, bad, valid, w);
+    if (lane < p.slots) {
+        num_store<RIDGE_F32>(p.weights, t * p.weights_stride + lane, w);
+        if (!p.given)
+            p.ids[t * p.ids_stride + lane] = mine;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[4] = {(const void *)moe_route<4>, (const void *)moe_route<8>,
+                                         (const void *)moe_route<16>, (const void *)moe_route<32>};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 4, "moe_route: loading kernels");
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    route_args p = route_args_of(&bound->call);
+    const int size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
+
+    if (p.tokens == 0)
+        return RIDGE_OK;
+    return host_launch(device, kernel->name, functions[size], dim3((unsigned)p.tokens), THREADS, &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 tokens" : NULL;
+}
+
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    return 2 + (double)problem->dim[0] * (double)problem->dim[1] * 8e-3 / device->copy_gbps;
+}
+
+static const ridge_kernel rows[] = {{"cuda.moe_route.warp",
+                                     RIDGE_MOE_ROUTE,
+                                     RIDGE_ARCH_SM80,
+                                     RIDGE_ARCH_CUDA_LAST,
+                                     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+                                     0,
+                                     {},
+                                     why_not,
+                                     NULL,
+                                     cost,
+                                     launch}};
+
+extern "C" const ridge_kernel_list ridge_cuda_moe_route = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
