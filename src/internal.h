@@ -177,6 +177,7 @@ typedef struct ridge_op_row {
     uint8_t (*role)(const ridge_call *call, int arg);
     void (*derive)(ridge_call *call); /* after parsing: operands that flags and dtypes decide; NULL = none */
     double (*flops)(const ridge_problem *problem);
+    double (*used)(const ridge_call *call, int arg); /* the share of an operand that a call touches; NULL = all */
     void (*defaults)(ridge_call *call);
 } ridge_op_row;
 
@@ -358,7 +359,7 @@ ridge_status ridge_validate(const ridge_call *call, ridge_bound *bound);
 uint64_t ridge_problem_hash(const ridge_problem *problem);
 uint8_t ridge_operand_role(const ridge_call *call, int arg);  /* RIDGE_IN, RIDGE_OUT or both */
 int64_t ridge_operand_bytes(const ridge_call *call, int arg); /* last byte + 1 from the first, strides included */
-double ridge_problem_bytes(const ridge_call *call);           /* each operand once, strides not counted */
+double ridge_problem_bytes(const ridge_call *call); /* what is used of each operand once, strides not counted */
 
 /* problem_text.c */
 /* "op rows=.. cols=.." of a call without its pointers; returns the length as snprintf does. */

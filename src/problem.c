@@ -280,6 +280,7 @@ double ridge_problem_bytes(const ridge_call *call)
 
         op->extent(call, arg, &rows, &cols);
         once = (double)rows * (double)cols * (double)ridge_dtype_size(call->arg[arg].dtype);
+        once *= op->used ? op->used(call, arg) : 1;
         sum += once * __builtin_popcount(ridge_operand_role(call, arg));
     }
     return sum;

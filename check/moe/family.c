@@ -89,6 +89,38 @@ static const suite_row suites[] = {
     {"moe", "moe_route tokens=16 experts=256 slots=8 groups=8 top_groups=4 rule=sigmoid normalise=1 bias=1 scale=2.5"},
     {"moe", "moe_route tokens=1 experts=128 slots=4 rule=topk_softmax logit_bias=1"},
     {"moe", "moe_route tokens=4096 experts=256 slots=8 rule=sigmoid normalise=1 bias=1"},
+    /* Every slot names another expert (variant=2), as long as there are some. Qwen3-30B-A3B: */
+    {"moe-qwen3", "moe_route tokens=1 experts=128 slots=8 normalise=1"},
+    {"moe-qwen3", "moe_gate_up_swiglu tokens=1 cols=2048 rows=768 experts=128 slots=8 x=i8 w=i8 out=i8 variant=2"},
+    {"moe-qwen3", "moe_down tokens=1 cols=768 rows=2048 experts=128 slots=8 x=i8 w=i8 out=f32 residual=f32 variant=2"},
+    {"moe-qwen3", "moe_gate_up_swiglu tokens=8 cols=2048 rows=768 experts=128 slots=8 x=i8 w=i8 out=i8 variant=2"},
+    {"moe-qwen3", "moe_down tokens=8 cols=768 rows=2048 experts=128 slots=8 x=i8 w=i8 out=f32 residual=f32 variant=2"},
+    {"moe-qwen3", "moe_gate_up_swiglu tokens=8 cols=2048 rows=768 experts=128 slots=8 x=i8 w=i8 out=i8 variant=1"},
+    {"moe-qwen3",
+     "moe_gate_up_swiglu tokens=1 cols=2048 rows=768 experts=128 slots=8 x=bf16 w=bf16 out=bf16 variant=2"},
+    {"moe-qwen3", "moe_down tokens=1 cols=768 rows=2048 experts=128 slots=8 x=bf16 w=bf16 out=f32 variant=2"},
+    {"moe-qwen3",
+     "moe_gate_up_swiglu tokens=1 cols=2048 rows=768 experts=128 slots=8 x=bf16 w=e4m3 out=bf16 variant=2"},
+    {"moe-qwen3", "moe_down tokens=1 cols=768 rows=2048 experts=128 slots=8 x=bf16 w=e4m3 out=f32 variant=2"},
+    {"moe-gpt-oss", "moe_route tokens=1 experts=128 slots=4 rule=topk_softmax logit_bias=1"},
+    {"moe-gpt-oss", "moe_gate_up_swiglu tokens=1 cols=2880 rows=2880 experts=128 slots=4 x=i8 w=i8 out=i8 alpha=1.702 "
+                    "up_offset=1 limit=7 gate_bias=1 up_bias=1 variant=2"},
+    {"moe-gpt-oss", "moe_down tokens=1 cols=2880 rows=2880 experts=128 slots=4 x=i8 w=i8 out=f32 bias=1 variant=2"},
+    {"moe-gpt-oss", "moe_gate_up_swiglu tokens=1 cols=2880 rows=2880 experts=32 slots=4 x=bf16 w=bf16 out=bf16 "
+                    "alpha=1.702 up_offset=1 limit=7 gate_bias=1 up_bias=1 variant=2"},
+    {"moe-gpt-oss", "moe_down tokens=1 cols=2880 rows=2880 experts=32 slots=4 x=bf16 w=bf16 out=f32 bias=1 variant=2"},
+    /* DeepSeek-V3, the experts of one of eight devices */
+    {"moe-deepseek", "moe_route tokens=1 experts=256 slots=8 groups=8 top_groups=4 rule=sigmoid normalise=1 bias=1"},
+    {"moe-deepseek",
+     "moe_gate_up_swiglu tokens=1 cols=7168 rows=2048 experts=32 slots=8 x=bf16 w=e4m3 out=bf16 variant=2"},
+    {"moe-deepseek", "moe_down tokens=1 cols=2048 rows=7168 experts=32 slots=8 x=bf16 w=e4m3 out=bf16 variant=2"},
+    {"moe-deepseek", "moe_gate_up_swiglu tokens=1 cols=7168 rows=2048 experts=32 slots=8 x=i8 w=i8 out=i8 variant=2"},
+    {"moe-deepseek", "moe_down tokens=1 cols=2048 rows=7168 experts=32 slots=8 x=i8 w=i8 out=f32 variant=2"},
+    {"moe-mixtral", "moe_route tokens=1 experts=8 slots=2 normalise=1"},
+    {"moe-mixtral", "moe_gate_up_swiglu tokens=1 cols=4096 rows=14336 experts=8 slots=2 x=i8 w=i8 out=i8 variant=2"},
+    {"moe-mixtral", "moe_down tokens=1 cols=14336 rows=4096 experts=8 slots=2 x=i8 w=i8 out=f32 variant=2"},
+    {"moe-mixtral", "moe_gate_up_swiglu tokens=8 cols=4096 rows=14336 experts=8 slots=2 x=i8 w=i8 out=i8 variant=2"},
+    {"moe-mixtral", "moe_down tokens=8 cols=14336 rows=4096 experts=8 slots=2 x=i8 w=i8 out=f32 variant=2"},
     {NULL, NULL},
 };
 

@@ -93,6 +93,19 @@ static void weight_extent(const ridge_call *call, int arg, int64_t *rows, int64_
                      arg % 2 ? scale_cols(call, call->arg[arg - 1].dtype) : times(call->dim[2], call->dim[1]));
 }
 
+/* Of what experts have, as if every token's slots named others, as long as there are some. */
+static double products_used(const ridge_call *call, int arg)
+{
+    const double pairs = (double)call->dim[0] * (double)call->dim[4], experts = (double)call->dim[3];
+    const bool of_experts =
+        call->op == RIDGE_MOE_DOWN
+            ? arg == RIDGE_MOE_DOWN_W || arg == RIDGE_MOE_DOWN_W_SCALES || arg == RIDGE_MOE_DOWN_BIAS
+            : (arg >= RIDGE_MOE_GATE_UP_SWIGLU_GATE && arg <= RIDGE_MOE_GATE_UP_SWIGLU_UP_SCALES) ||
+                  arg >= RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS;
+
+    return !of_experts || pairs >= experts ? 1 : pairs / experts;
+}
+
 /* -------------------------------------------------------------------------------------------------- moe_gate_up_swiglu
  */
 
@@ -207,6 +220,7 @@ const ridge_op_row ridge_op_moe_gate_up_swiglu = {
     .plain = gate_up_plain,
     .derive = gate_up_derive,
     .flops = products_flops,
+    .used = products_used,
     .defaults = gate_up_defaults,
 };
 
@@ -283,5 +297,6 @@ const ridge_op_row ridge_op_moe_down = {
     .extent = down_extent,
     .derive = products_derive,
     .flops = products_flops,
+    .used = products_used,
     .defaults = down_defaults,
 };

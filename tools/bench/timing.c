@@ -17,7 +17,7 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
     const ridge_backend *b = device->backend;
     const bool weights_const = r->weights_const;
     const int times = r->times ? r->times : USUAL_TIMES, most = MOST_COPIES * ((times + USUAL_TIMES - 1) / USUAL_TIMES);
-    size_t cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), most_bytes;
+    size_t used, cache = (size_t)times * (size_t)(device->l2_bytes > 0 ? device->l2_bytes : 64 << 20), most_bytes;
     bool good = true;
 
     memset(r, 0, sizeof *r);
@@ -26,8 +26,10 @@ bool rotation_build(const ridge_device *device, const image *im, size_t workspac
     r->weights_const = weights_const;
     r->im = im;
     r->pitch = (im->bytes + 255) / 256 * 256;
-    r->copies = (int)(cache / r->pitch) + 1;
-    if (r->copies < 2 && r->pitch < 8 * cache) /* one larger copy evicts itself */
+    used = (size_t)ridge_problem_bytes(&im->call) + 1;
+    used = used < r->pitch ? used : r->pitch;
+    r->copies = (int)(cache / used) + 1;
+    if (r->copies < 2 && used < 8 * cache) /* one larger copy evicts itself */
         r->copies = 2;
     r->copies = r->copies > most ? most : r->copies;
     most_bytes = (size_t)(0.3 * (double)device->memory_bytes);
