@@ -45,7 +45,7 @@ static ridge_status norm(const work *w, const float *x, const float *weight, int
                                          (ridge_tensor){0}, out);
 
     call.opt.norm.eps = (float)w->b->lm->config.eps;
-    return w->each(w->b, &call);
+    return weights_call(w, &call);
 }
 
 static ridge_status product(const work *w, const lm_matrix *m, ridge_tensor x, int64_t rows, float *out)

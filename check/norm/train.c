@@ -65,6 +65,8 @@ static const char *const add_forms[] = {
     "x=f16 residual=0 w=bf16 out=f32",
     "x=bf16 residual=f16 sum=0 w=f16 out=e4m3 pow2=1 eps=0",
     "x=f32 residual=0 w=bf16 out=i8",
+    "x=f32 residual=0 w=f32 out=i8 weights_const=1",
+    "x=f32 residual=f32 sum=0 w=0 out=f32",
     "x=bf16 residual=bf16 sum=0 w=0 out=i8",
     NULL,
 };
