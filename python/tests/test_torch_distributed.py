@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 
 import pytest
 
@@ -231,6 +232,69 @@ def check_ordered_reduce_adds_in_the_order_of_the_ranks(rank, n):
         assert torch.equal(p.grad.full_tensor(), want), name
     with pytest.raises(ridge.ArgumentError, match="no module here"):
         D.ordered_reduce(torch.nn.Linear(2, 2))
+
+
+class Mlp(torch.nn.Module):
+    """Rows that are cut within blocks only in the last layer."""
+
+    def __init__(self, out):
+        super().__init__()
+        self.gate_up = R.Fp8Linear(512, 1024)
+        self.down = R.Fp8Linear(512, 512)
+        self.last = R.Fp8Linear(512, out)
+
+    def forward(self, x):
+        return self.last(self.down.swiglu(self.gate_up(x)))
+
+
+class CountedGather:
+    """FSDP2's all-gather, and the bytes of it."""
+
+    def __init__(self):
+        self.bytes = 0
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        self.bytes += output_tensor.numel() * output_tensor.element_size()
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+def check_weights_gathered_as_codes_give_the_bits_of_gathered_weights(rank, n):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    torch.manual_seed(2)
+    model, runs, count = Mlp(96 * n), [], []
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    x = torch.randn(3, 40, 512).bfloat16()
+    for coded in (False, True):
+        model = Mlp(96 * n)
+        model.load_state_dict(state)
+        if coded:
+            D.gather_fp8(model)
+        mesh, policy = mesh_of(n), MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        gather = CountedGather()
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        model.set_custom_all_gather(gather)
+        optimizer, results = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+        with pytest.warns(UserWarning, match="gathered as it is") if coded else warnings.catch_warnings():
+            for step in range(2):
+                X = x.clone().requires_grad_()
+                y = model(X)
+                (y.float() ** 2).mean().backward()
+                optimizer.step()
+                results += [y.detach(), X.grad, *(p.grad.full_tensor() for p in model.parameters())]
+                optimizer.zero_grad()
+        with torch.no_grad():
+            results.append(model(x))
+        runs.append(results + [p.full_tensor().detach() for p in model.parameters()])
+        count.append(gather.bytes)
+    for i, (a, b) in enumerate(zip(*runs)):
+        assert type(b) is torch.Tensor and torch.equal(a, b), i
+    of_codes = 3 * 512 * 512 / sum(p.numel() for p in model.parameters())
+    assert count[1] <= count[0] * (1 - 0.4998 * of_codes), count
+    with pytest.raises(ridge.ArgumentError, match="no Fp8Linear with a plain weight here"):
+        D.gather_fp8(model)
 
 
 # ------------------------------------------------------------------------------------------------------------- the ranks

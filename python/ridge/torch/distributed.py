@@ -1,5 +1,5 @@
-"""ridge.torch.distributed: the loss of a head whose vocabulary is spread over the ranks of a process group, and sums of FSDP2's
-gradients in the order of the ranks.
+"""ridge.torch.distributed: the loss of a head whose vocabulary is spread over the ranks of a process group; with FSDP2, weights
+that are gathered as FP8 codes, and gradients that are added in the order of the ranks.
 
 Nothing here makes a group. Bytes are moved by the group's all_gather and all_to_all; what is added is added by ridge, in the order
 of the ranks, so that every rank and every run gets the same bits, whatever the engine does. A rank that dies or stops is noticed
@@ -26,8 +26,10 @@ from .._core import ArgumentError, Error
 from . import _library as L
 from . import _loss_inputs
 from ._arrays import Arrays, Fakes, compiling, same_device, tensors
+from ._gathered import ShardWeight
+from .nn import Fp8Linear
 
-__all__ = ["PeerError", "VocabParallelHead", "linear_cross_entropy", "ordered_reduce"]
+__all__ = ["PeerError", "VocabParallelHead", "gather_fp8", "linear_cross_entropy", "ordered_reduce"]
 _on_tensors = Arrays()
 _MESSAGE = 2048  # bytes of what a rank says of its call
 
@@ -328,6 +330,8 @@ class VocabParallelHead(torch.nn.Module):
 
     weight: torch.nn.Parameter
     bias: Optional[torch.nn.Parameter]
+    in_features: int
+    out_features: int
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, group: Any, *, model: Optional[torch.nn.Module] = None) -> VocabParallelHead:
@@ -361,7 +365,7 @@ class VocabParallelHead(torch.nn.Module):
         from torch.distributed.tensor import DTensor, Replicate
         mesh = self.weight.device_mesh  # type: ignore[attr-defined]
         x = DTensor.from_local(input, mesh, [Replicate()], run_check=False)
-        return torch.nn.functional.linear(x, self.weight, self.bias).full_tensor()
+        return torch.nn.functional.linear(x, self.weight, self.bias).full_tensor()  # type: ignore[attr-defined]
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -369,8 +373,33 @@ class VocabParallelHead(torch.nn.Module):
 
 # ------------------------------------------------------------------------------------------------------------------ FSDP2
 
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _REDUCE_SCATTER
+except ImportError:  # an older PyTorch
+    _REDUCE_SCATTER = object  # type: ignore[assignment,misc]
 
-class _OrderedReduceScatter:
+
+def gather_fp8(module: torch.nn.Module) -> None:
+    """Before fully_shard: the weights of the Fp8Linears in `module` are then gathered as FP8 codes with their scales, 1.0003 bytes an
+    element, and not in 16 bits. Results keep their bits: a shard that ends with a block of 128 rows is quantised as the whole
+    weight would be, from param_dtype of fully_shard's mixed precision. Where the rows are no multiple of 128 times the ranks, a
+    weight is gathered as it is, and a warning says so. Eager mode; not with reshard_after_forward to fewer ranks."""
+    new: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for m in module.modules():
+        if isinstance(m, Fp8Linear) and type(m.weight) is torch.nn.Parameter and not isinstance(m.weight.data, ShardWeight):
+            if m.weight.device.type != "meta" and type(m.weight.data) is not Tensor:
+                raise ArgumentError(f"gather_fp8: a weight is a {type(m.weight.data).__name__} already: call it before fully_shard")
+            if m.weight not in new:
+                new[m.weight] = torch.nn.Parameter(ShardWeight(m.weight.data), m.weight.requires_grad)
+            m.weight = new[m.weight]
+    if not new:
+        raise ArgumentError("gather_fp8: no Fp8Linear with a plain weight here: call it before fully_shard")
+    for name, m in module.named_modules():
+        if any(p in new for p in m.parameters(recurse=False)):
+            raise ArgumentError(f"gather_fp8: {name} shares its weight with an Fp8Linear")
+
+
+class _OrderedReduceScatter(_REDUCE_SCATTER):
     """FSDP2's reduce-scatter as an all-to-all of the parts and their sum in the order of the ranks."""
 
     def allocate(self, size, *, dtype, device):

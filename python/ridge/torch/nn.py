@@ -13,6 +13,7 @@ from .._core import ArgumentError
 from . import _library as L
 from ._arrays import autocast_dtype, needs_grad, plain, tell_dtensor
 from ._functions import Fp8LinearFunction, Fp8SwiGLULinearFunction
+from ._gathered import GatheredLinear, GatheredSwiGLULinear, GatheredWeight
 from ._plans import Planned
 
 q8_0_planes = Planned(lambda xp, x, w, scales, dtype: L.q8_0_matmul(xp, x, w, scales, dtype or x.dtype),
@@ -56,8 +57,9 @@ class Fp8Linear(torch.nn.Linear):
         (x,), weight, bias, main_grad, here = self._parts(x)
         if not needs_grad(x, weight, bias):
             return self._infer(x, weight, bias, here)
-        if here:
-            return Fp8LinearFunction.apply(x, weight, bias, self.gradient_dtype, self.wgrad, main_grad)
+        if here or isinstance(weight, GatheredWeight):
+            function = Fp8LinearFunction if here else GatheredLinear
+            return function.apply(x, weight, bias, self.gradient_dtype, self.wgrad, main_grad)
         if main_grad is not None:
             raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
         return torch.ops.ridge.fp8_linear(x, weight, bias, self.gradient_dtype, self.wgrad)[0]
@@ -77,8 +79,8 @@ class Fp8Linear(torch.nn.Linear):
             return self._infer(swiglu(gate, up, activation=activation, gate_mul=gate_mul, down_mul=down_mul, alpha=alpha,
                                       up_offset=up_offset, limit=limit, interleaved=interleaved), weight, bias, here)
         args = gate, up, weight, bias, activation, options, interleaved, self.gradient_dtype, self.wgrad
-        if here:
-            return Fp8SwiGLULinearFunction.apply(*args, main_grad)
+        if here or isinstance(weight, GatheredWeight):
+            return (Fp8SwiGLULinearFunction if here else GatheredSwiGLULinear).apply(*args, main_grad)
         if main_grad is not None:
             raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
         return torch.ops.ridge.fp8_swiglu_linear(*args)[0]
@@ -103,7 +105,9 @@ class Fp8Linear(torch.nn.Linear):
         # A parametrization's weight is a new tensor in each call, at the old one's place perhaps; one made in inference
         # mode has no version.
         state, kept = (weight.data_ptr(), weight._version) if here and not weight.is_inference() else None, self._codes
-        if state and kept and kept[0]() is weight and kept[1] == state:
+        if isinstance(weight, GatheredWeight):
+            codes = weight.codes(), weight.scales
+        elif state and kept and kept[0]() is weight and kept[1] == state:
             codes = kept[2]
         else:
             codes = quantize_fp8(weight.detach(), "blk128")

@@ -1,0 +1,170 @@
+"""_gathered.py: weights of Fp8Linear that FSDP2 gathers as FP8 codes: what the rank's shard is, what the gathered weight is, and
+the products with it."""
+import warnings
+
+import torch
+
+from .. import _abi as A
+from .. import _ops as ops
+from . import _library as L
+from ._arrays import Arrays, dtype_number, same_device
+from ._functions import _once
+
+aten = torch.ops.aten
+_on_tensors = Arrays()
+_KEEPS = {aten.as_strided.default, aten.clone.default, aten.copy_.default, aten.detach.default, aten.empty_like.default,
+          aten.new_empty.default, aten.new_zeros.default, aten.slice.Tensor, aten.split.Tensor, aten.view.default,
+          aten._to_copy.default, aten._pin_memory.default}
+
+
+class ShardWeight(torch.Tensor):
+    """A weight as it is (f32 or 16 bits), which FSDP2 asks for the codes of its shard. Every other op sees the tensor inside."""
+
+    @staticmethod
+    def __new__(cls, t):
+        return torch.Tensor._make_wrapper_subclass(cls, t.size(), strides=t.stride(), storage_offset=t.storage_offset(), dtype=t.dtype,
+                                                   layout=t.layout, device=t.device, requires_grad=t.requires_grad)
+
+    def __init__(self, t):
+        self.inner = t
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, _, size, stride):
+        return ShardWeight(inner["inner"])
+
+    def __repr__(self):
+        return f"ShardWeight({self.inner!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        inner = torch.utils._pytree.tree_map_only(cls, lambda t: t.inner, (args, kwargs or {}))
+        out = func(*inner[0], **inner[1])
+        if func is aten.copy_.default and isinstance(args[0], cls):
+            return args[0]
+        if func not in _KEEPS or not any(isinstance(t, cls) for t in args[:1]):
+            return out
+        return torch.utils._pytree.tree_map_only(torch.Tensor, cls, out)
+
+    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        """(codes, scales) of the shard; the shard itself where it cuts through blocks of 128 rows."""
+        t = self.inner.to(mp_policy.param_dtype or self.inner.dtype)
+        rows = -(-outer_size[0] // mesh.size())
+        if outer_size[0] % (128 * mesh.size()):
+            _say_once(outer_size, mesh.size())
+            if t.shape[0] < rows:  # FSDP2 gathers padded shards
+                t = torch.cat((t, t.new_zeros(rows - t.shape[0], *t.shape[1:])))
+            return (t.contiguous(),), None
+        codes, scales = ops.quantize_fp8(_on_tensors, t, "blk128", A.E4M3, False, 0.0, None, False)[:2]
+        return (codes.view(torch.uint8).contiguous(), scales.contiguous()), tuple(outer_size)
+
+    def fsdp_post_all_gather(self, outputs, size, param_dtype, *, out=None):
+        if out is not None:  # the memory of the first time, which FSDP2 has filled again
+            return None
+        if size is None:
+            return outputs[0], outputs
+        return GatheredWeight(*outputs, param_dtype), outputs
+
+
+_said = set()
+
+
+def _say_once(size, ranks):
+    if (tuple(size), ranks) not in _said:
+        _said.add((tuple(size), ranks))
+        warnings.warn(f"ridge: gather_fp8: a weight of {list(size)} over {ranks} ranks is cut within blocks of 128 rows: it is gathered "
+                      "as it is", stacklevel=2)
+
+
+class GatheredWeight(torch.Tensor):
+    """A whole weight that is there as codes and scales of blocks of 128 x 128 only; Fp8Linear takes them. Any other op sees code
+    times scale."""
+
+    @staticmethod
+    def __new__(cls, codes, scales, dtype):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.size(), strides=codes.stride(), dtype=dtype, device=codes.device)
+
+    def __init__(self, codes, scales, dtype):
+        self.bytes, self.scales = codes, scales
+
+    def __tensor_flatten__(self):
+        return ["bytes", "scales"], self.dtype
+
+    @staticmethod
+    def __tensor_unflatten__(inner, dtype, size, stride):
+        return GatheredWeight(inner["bytes"], inner["scales"], dtype)
+
+    def __repr__(self):
+        return f"GatheredWeight({list(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        t = args[0]
+        if func is aten.detach.default or func is aten.as_strided.default and tuple(args[1]) == tuple(t.shape):
+            return cls(t.bytes, t.scales, t.dtype)
+        args, kwargs = torch.utils._pytree.tree_map_only(cls, cls.plain, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def plain(self):
+        scale = self.scales.repeat_interleave(128, 0)[:self.shape[0]].repeat_interleave(128, 1)[:, :self.shape[1]]
+        return (self.codes().float() * scale).to(self.dtype)
+
+    def codes(self):
+        return self.bytes.view(torch.float8_e4m3fn)
+
+    def transposed(self):
+        """Codes (uint8) and scales of the transpose. Blocks are square: the bits of quantising it."""
+        return self.bytes.t().contiguous(), self.scales.t().contiguous()
+
+
+class GatheredLinear(torch.autograd.Function):
+    """Fp8LinearFunction with a GatheredWeight: its transpose is made in backward, from what is gathered again there."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, gradient_dtype, wgrad, main_grad):
+        same_device(x, weight.bytes, bias)
+        two = x.reshape(-1, x.shape[-1])
+        xq, xs, xtq, xts, _ = ops.quantize_fp8_dual(_on_tensors, two, ops.pick(L.WGRAD, wgrad, "wgrad")[0], A.E4M3, False, 0.0, False)
+        ctx.save_for_backward(xtq.view(torch.uint8), xts)
+        ctx.weight, ctx.rest = weight, (gradient_dtype, wgrad)
+        ctx.more = main_grad, None if bias is None else bias.dtype
+        return _product(xq, xs, weight, bias, x)
+
+    @staticmethod
+    @_once
+    def backward(ctx, dy):
+        main_grad, bias_dtype = ctx.more
+        dx, dw, dbias = L.fp8_linear_gradient(dy, *ctx.saved_tensors, *ctx.weight.transposed(), *ctx.rest, ctx.needs_input_grad, main_grad)
+        return (dx, None if dw is None else dw.to(ctx.weight.dtype), None if dbias is None else dbias.to(bias_dtype), *(None,) * 3)
+
+
+class GatheredSwiGLULinear(torch.autograd.Function):
+    """GatheredLinear of swiglu's result."""
+
+    @staticmethod
+    def forward(ctx, gate, up, weight, bias, activation, options, interleaved, gradient_dtype, wgrad, main_grad):
+        same_device(gate, up, weight.bytes, bias)
+        form = ops.pick(L.WGRAD, wgrad, "wgrad")[0]
+        f = ops.swiglu_quantize_form(form, activation, *options, interleaved)
+        hq, hs, htq, hts = ops.swiglu_quantize(_on_tensors, f, form, gate, up, interleaved, A.E4M3)
+        ctx.save_for_backward(gate, up, htq.view(torch.uint8), hts)
+        ctx.weight, ctx.rest = weight, (activation, options, interleaved, gradient_dtype, wgrad)
+        ctx.more = main_grad, None if bias is None else bias.dtype
+        return _product(hq, hs, weight, bias, gate)
+
+    @staticmethod
+    @_once
+    def backward(ctx, dy):
+        main_grad, bias_dtype = ctx.more
+        gate, up, *codes = ctx.saved_tensors
+        dgate, dup, dw, dbias = L.fp8_swiglu_linear_gradient(dy, gate, up, (*codes, *ctx.weight.transposed()), ctx.rest,
+                                                             ctx.needs_input_grad, main_grad)
+        return (dgate, dup, None if dw is None else dw.to(ctx.weight.dtype), None if dbias is None else dbias.to(bias_dtype),
+                *(None,) * 6)
+
+
+def _product(xq, xs, weight, bias, x):
+    y = ops.fp8_gemm(_on_tensors, xq, xs, weight.codes(), weight.scales, "row128_blk128", dtype_number(x.dtype), bias, None)
+    return y.view(*x.shape[:-1], weight.shape[0])
