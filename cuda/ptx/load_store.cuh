@@ -66,6 +66,15 @@ static __device__ __forceinline__ void ptx_ldmatrix4(uint32_t *v, uint32_t share
                  : "memory");
 }
 
+/* The same matrices, each transposed. */
+static __device__ __forceinline__ void ptx_ldmatrix4_transposed(uint32_t *v, uint32_t shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
 /* 16, 8, 4 and 2 bytes from shared memory. Volatile: they stay behind the wait for the barrier that fills it. */
 static __device__ __forceinline__ void ptx_load_shared4(float *v, uint32_t shared)
 {
