@@ -783,9 +783,11 @@ enum { RIDGE_SUM_X = 0, RIDGE_SUM_OUT }; /**< [parts*rows, cols], [rows, cols]; 
 
 /** @defgroup attention Attention with a cache
  * The ops of a layer beside its products. The cache of one layer and one sequence is two matrices K and V
- * [kv_heads, positions*head_dim], f16 or bf16: head by head, a row of head_dim for every position. Their row stride may
- * be larger than positions*head_dim: a call then sees the first positions of a longer cache. Query head h reads
- * head h / (heads/kv_heads) of the cache.
+ * [kv_heads, positions*head_dim], f16 or bf16: head by head, a row of head_dim for every position. Or u8: a row is
+ * head_dim/32 blocks of GGUF's Q8_0, 34 bytes each (f16 scale, 32 codes; head_dim a multiple of 32; not for
+ * attention_prefill), as q8_0_quantize makes them; an element is code * scale. The row stride of K and V may be larger
+ * than that: a call then sees the first positions of a longer cache. Query head h reads head h / (heads/kv_heads) of
+ * the cache.
  *
  * kv_append takes the rows that the product with the weights q|k|v made. It adds `bias`; normalises each head of q and k
  * as rms_norm does, where q_norm or k_norm is there; turns the first n_rot elements of the heads of q and k as rope does,
@@ -835,7 +837,7 @@ enum {
     RIDGE_KV_APPEND_POS,     /**< [tokens] i32, all different */
     RIDGE_KV_APPEND_FREQS,   /**< [n_rot/2] f64, radians a position: see ridge_rope_freqs */
     RIDGE_KV_APPEND_OUT,     /**< [tokens, heads*head_dim] f32 or bf16: q */
-    RIDGE_KV_APPEND_K, RIDGE_KV_APPEND_V, /**< [kv_heads, positions*head_dim] f16 or bf16, read and written */
+    RIDGE_KV_APPEND_K, RIDGE_KV_APPEND_V, /**< [kv_heads, positions*head_dim] f16, bf16 or Q8_0, read and written */
     RIDGE_KV_APPEND_BIAS,    /**< [(heads + 2 kv_heads)*head_dim] f32, optional */
     RIDGE_KV_APPEND_Q_NORM, RIDGE_KV_APPEND_K_NORM /**< [head_dim] f32, optional */
 };
@@ -854,7 +856,7 @@ RIDGE_API ridge_call ridge_attention_decode(int64_t tokens, int64_t heads, int64
                                             const int32_t *pos, ridge_tensor out);
 enum {
     RIDGE_ATTENTION_DECODE_Q = 0, /**< [tokens, heads*head_dim] f32 or bf16 */
-    RIDGE_ATTENTION_DECODE_K, RIDGE_ATTENTION_DECODE_V, /**< [kv_heads, positions*head_dim] f16 or bf16 */
+    RIDGE_ATTENTION_DECODE_K, RIDGE_ATTENTION_DECODE_V, /**< [kv_heads, positions*head_dim] f16, bf16 or Q8_0 */
     RIDGE_ATTENTION_DECODE_POS, /**< [tokens] i32; keys beyond the cache are not seen */
     RIDGE_ATTENTION_DECODE_OUT, /**< [tokens, heads*head_dim] f32 or bf16 */
     RIDGE_ATTENTION_DECODE_SINKS /**< [heads] f32, optional: a score that has no value */

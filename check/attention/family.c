@@ -1,5 +1,6 @@
 /* family.c: the cases and inputs of kv_append, attention_decode and attention_prefill. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "attention.h"
@@ -14,6 +15,11 @@ typedef struct attention_shape {
     test_case layout;
 } attention_shape;
 
+static int64_t head_dim(const char *shape)
+{
+    return atoll(strstr(shape, "head_dim=") + 9);
+}
+
 /* Every shape with every form; quick: each form with a third of the shapes. */
 static void add_forms(const ridge_op_row *op, case_level level, case_list *list, const attention_shape *shape,
                       size_t shapes, const char *const *form, size_t forms)
@@ -22,7 +28,7 @@ static void add_forms(const ridge_op_row *op, case_level level, case_list *list,
 
     for (size_t i = 0; i < shapes; i++)
         for (size_t f = 0; f < forms; f++) {
-            if (level == CASES_QUICK && (i + f) % 3)
+            if ((level == CASES_QUICK && (i + f) % 3) || (strstr(form[f], "kv=u8") && head_dim(shape[i].shape) % 32))
                 continue;
             snprintf(text, sizeof text, "%s %s", shape[i].shape, form[f]);
             cases_add(list, op, text, shape[i].layout);
@@ -50,6 +56,9 @@ static void append_cases(const ridge_op_row *op, case_level level, case_list *li
         "qkv=f32 out=bf16 kv=bf16 bias=1 k_norm=1 mscale=1.25 eps=0.001",
         "qkv=bf16 out=bf16 kv=f16 n_rot=16 q_norm=1",
         "qkv=f32 out=f32 kv=f16 n_rot=8 halves=1 bias=1 q_norm=1 k_norm=1",
+        "qkv=f32 out=f32 kv=u8 bias=1",
+        "qkv=bf16 out=bf16 kv=u8 halves=1 k_norm=1",
+        "qkv=f32 out=f32 kv=u8 n_rot=8 mscale=1.25",
     };
     add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], forms, sizeof forms / sizeof forms[0]);
 }
@@ -61,8 +70,12 @@ static const char *const attention_forms[] = {
     "q=f32 kv=f16 out=f32 scale=0.125 softcap=3 window=200",
     "q=bf16 kv=bf16 out=f32 scale=0.1 sinks=1 window=1",
     "q=f32 kv=bf16 out=bf16 scale=-0.05 softcap=30",
+    "q=f32 kv=u8 out=f32 scale=0.125",
+    "q=bf16 kv=u8 out=bf16 scale=0.0625 window=65 sinks=1",
+    "q=f32 kv=u8 out=f32 scale=0.1 softcap=30",
 };
-enum { ATTENTION_FORMS = sizeof attention_forms / sizeof attention_forms[0] };
+/* Those of attention_prefill, whose cache is of floats, and all. */
+enum { FLOAT_FORMS = 6, ATTENTION_FORMS = sizeof attention_forms / sizeof attention_forms[0] };
 
 static void decode_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
@@ -108,7 +121,7 @@ static void prefill_cases(const ridge_op_row *op, case_level level, case_list *l
         {"tokens=3 heads=2 kv_heads=1 head_dim=512 positions=140", {.fill = FILL_UNIT}},
     };
 
-    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], attention_forms, ATTENTION_FORMS);
+    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], attention_forms, FLOAT_FORMS);
 }
 
 static void attention_cases(const ridge_op_row *op, case_level level, case_list *list)
@@ -143,6 +156,22 @@ static void fill_positions(const test_case *c, const image *im, unsigned char *t
     }
 }
 
+/* Blocks of Q8_0: scales around 2^-6, random codes; fill=edge: random bytes. */
+static void fill_blocks(const test_case *c, unsigned char *row, int64_t bytes, uint64_t *state)
+{
+    for (int64_t i = 0; i < bytes; i++) {
+        const uint64_t z = random_next(state);
+        const float d = (float)(z >> 40) * 0x1p-30f;
+
+        if (i % 34 == 0 && i + 1 < bytes && c->fill != FILL_EDGE) {
+            dtype_store(row + i, RIDGE_F16, d);
+            i++;
+        } else {
+            row[i] = (unsigned char)(z >> 32);
+        }
+    }
+}
+
 static bool attention_fill(const test_case *c, const image *im, int arg, uint64_t seed)
 {
     const ridge_op_row *op = ridge_op_at(im->call.op);
@@ -157,6 +186,12 @@ static bool attention_fill(const test_case *c, const image *im, int arg, uint64_
             const double f = pow(10000.0, -(double)i / (double)cols);
 
             memcpy(base + 8 * i, &f, 8);
+        }
+    else if (im->call.arg[arg].dtype == RIDGE_U8)
+        for (int64_t r = 0; r < rows; r++) {
+            uint64_t state = seed + (uint64_t)(arg + r * 64);
+
+            fill_blocks(c, base + r * (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols), cols, &state);
         }
     else
         return false;
@@ -174,6 +209,16 @@ static int attention_bad_calls(const ridge_call *good, bad_call *list)
     for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++) /* rows that are longer than the call's strides are refused first */
         list[count].call.arg[arg].stride = 0;
     count++;
+    if (good->op != RIDGE_ATTENTION_PREFILL) {
+        const int k = good->op == RIDGE_KV_APPEND ? (int)RIDGE_KV_APPEND_K : (int)RIDGE_ATTENTION_DECODE_K;
+
+        list[count] = (bad_call){*good, "half a block a row", "head_dim"};
+        list[count].call.dim[3] = 48;
+        for (int arg = 0; arg < RIDGE_MAX_ARGS; arg++)
+            list[count].call.arg[arg].stride = 0;
+        list[count].call.arg[k].dtype = list[count].call.arg[k + 1].dtype = RIDGE_U8;
+        count++;
+    }
     if (good->op == RIDGE_KV_APPEND) {
         list[count] = (bad_call){*good, "odd n_rot", "n_rot"};
         list[count++].call.opt.kv_append.n_rot = 3;
@@ -206,6 +251,10 @@ static const suite_row suites[] = {
     {"prefill", "attention_prefill tokens=4096 heads=32 kv_heads=8 head_dim=128 positions=4096 scale=0.088 variant=1"},
     {"prefill", "attention_prefill tokens=512 heads=32 kv_heads=8 head_dim=128 positions=16384 scale=0.088 variant=1"},
     {"prefill", "attention_prefill tokens=512 heads=9 kv_heads=3 head_dim=64 positions=512 scale=0.125 variant=1"},
+    {"attention",
+     "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088 kv=u8 variant=1"},
+    {"attention",
+     "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=16384 scale=0.088 kv=u8 variant=1"},
     {"attention", "kv_append tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512"},
     {"attention", "kv_append tokens=16 heads=9 kv_heads=3 head_dim=64 positions=512"},
     {NULL, NULL},

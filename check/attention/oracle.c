@@ -5,6 +5,25 @@
 
 #include "attention.h"
 
+/* Element c of row `pos` of a head of the cache, before the run or after it. */
+static double cache_element(const oracle_run *s, const unsigned char *base, int arg, int64_t head, int64_t pos,
+                            int64_t c)
+{
+    const int64_t n = s->im->call.dim[3];
+    const uint32_t dtype = s->im->call.arg[arg].dtype;
+    const unsigned char *block;
+
+    if (dtype != RIDGE_U8)
+        return dtype_load(oracle_address(s->im, base, arg, head, pos * n + c), dtype);
+    block = oracle_address(s->im, base, arg, head, pos * (n / 32 * 34) + c / 32 * 34);
+    return dtype_load(block, RIDGE_F16) * ((const signed char *)block)[2 + c % 32];
+}
+
+static double cache_in(const oracle_run *s, int arg, int64_t head, int64_t pos, int64_t c)
+{
+    return cache_element(s, s->im->host, arg, head, pos, c);
+}
+
 /* ------------------------------------------------------------------------------------------------------- kv_append */
 
 /* Element j of head h of a token with its bias, before the norm. */
@@ -66,11 +85,36 @@ static void turned(const oracle_run *s, int64_t t, estimate *y)
     }
 }
 
+/* A block of Q8_0: its scale d is amax / 127, rounded to f16, and codes are the nearest multiples. */
+static void check_block(oracle_run *s, int arg, int64_t head, int64_t pos, int64_t first, const estimate *y)
+{
+    double amax = 0, error = 0, d;
+
+    for (int64_t j = first; j < first + 32; j++) {
+        amax = fmax(amax, fabs(y[j].value));
+        error = fmax(error, y[j].error);
+    }
+    d = (amax + error) / 127;
+    if (!(d < 65000))
+        return;
+    for (int64_t j = first; j < first + 32; j++) {
+        const double bound = error + 0.501 * d + 128 * (0x1p-11 * d + 0x1p-25);
+
+        oracle_compare(s, cache_element(s, s->got, arg, head, pos, j), y[j].value, bound, "an element of the cache",
+                       head, pos);
+    }
+}
+
 /* Row `pos` of a head of the cache: as f16 beyond 65504 only the exact contract is a test. */
 static void check_cache(oracle_run *s, int arg, int64_t head, int64_t pos, const estimate *y)
 {
     const int64_t n = s->im->call.dim[3];
     const double most = s->im->call.arg[arg].dtype == RIDGE_F16 ? 65000 : 0x1p120;
+
+    for (int64_t j = 0; j < n && s->im->call.arg[arg].dtype == RIDGE_U8; j += 32)
+        check_block(s, arg, head, pos, j, y);
+    if (s->im->call.arg[arg].dtype == RIDGE_U8)
+        return;
 
     for (int64_t j = 0; j < n; j++)
         if (fabs(y[j].value) + y[j].error < most)
@@ -108,8 +152,8 @@ static void append_oracle(oracle_run *s)
             written |= (int64_t)oracle_in(s, RIDGE_KV_APPEND_POS, 0, t) == p;
         for (int arg = RIDGE_KV_APPEND_K; arg <= RIDGE_KV_APPEND_V && !written; arg++)
             for (int64_t i = 0; i < dim[2] * n; i++) {
-                const double was = oracle_in(s, arg, i / n, p * n + i % n),
-                             is = oracle_out(s, arg, i / n, p * n + i % n);
+                const double was = cache_in(s, arg, i / n, p, i % n),
+                             is = cache_element(s, s->got, arg, i / n, p, i % n);
 
                 if (was != is && !(isnan(was) && isnan(is)))
                     oracle_note(s, INFINITY, "a row of the cache that no token has", i / n, p);
@@ -147,7 +191,7 @@ static estimate score(const oracle_run *s, int64_t t, int64_t h, int64_t kv, int
     estimate e;
 
     for (int64_t c = n - 1; c >= 0; c--) {
-        const double x = query_element(s, t, h * n + c) * oracle_in(s, RIDGE_ATTENTION_DECODE_K, kv, p * n + c);
+        const double x = query_element(s, t, h * n + c) * cache_in(s, RIDGE_ATTENTION_DECODE_K, kv, p, c);
 
         dot += x;
         size += fabs(x);
@@ -212,7 +256,7 @@ static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
         double size = 0;
 
         for (int64_t p = first; p < end; p++) {
-            const double v = oracle_in(s, RIDGE_ATTENTION_DECODE_V, kv, p * n + c);
+            const double v = cache_in(s, RIDGE_ATTENTION_DECODE_V, kv, p, c);
 
             e.value += keys[p] / sum * v;
             e.error += keys[p] / sum * fabs(v);

@@ -54,6 +54,14 @@ static __device__ __forceinline__ uint32_t ptx_map(uint32_t shared, uint32_t ran
     return remote;
 }
 
+/* A float of any CTA of the cluster (address: ptx_map). */
+static __device__ __forceinline__ float ptx_load_cluster(uint32_t from)
+{
+    float x;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+    return x;
+}
+
 static __device__ __forceinline__ void ptx_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

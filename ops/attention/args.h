@@ -8,6 +8,7 @@
 #include "src/internal.h"
 #include "src/math/attention.h"
 #include "src/math/norm.h"
+#include "src/math/quantize.h"
 #include "src/util.h"
 
 typedef struct append_args {
@@ -19,7 +20,9 @@ typedef struct append_args {
     int64_t tokens, heads, kv_heads, n, n_rot, positions;
     int64_t x_stride, out_stride, k_stride, v_stride;
     float eps, mscale;
-    int x_bf16, out_bf16, kv_bf16, halves;
+    int x_bf16, out_bf16, halves;
+    uint32_t kv;    /* f16, bf16; u8: blocks of Q8_0 */
+    int64_t kv_row; /* bytes of a position */
 } append_args;
 
 typedef struct attention_args {
@@ -31,8 +34,21 @@ typedef struct attention_args {
     int64_t tokens, heads, kv_heads, group, n, positions, window;
     int64_t q_stride, k_stride, v_stride, out_stride;
     float scale, softcap;
-    int q_bf16, kv_bf16, out_bf16;
+    int q_bf16, out_bf16;
+    uint32_t kv;    /* f16, bf16; u8: blocks of Q8_0 */
+    int64_t kv_row; /* bytes of a position */
 } attention_args;
+
+/* Elements of a row of head_dim elements in the cache, of its dtype. */
+static inline int64_t attention_row_elements(uint32_t kv, int64_t n)
+{
+    return kv == RIDGE_U8 ? n / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES : n;
+}
+
+static inline int64_t attention_row_bytes(uint32_t kv, int64_t n)
+{
+    return attention_row_elements(kv, n) * (int64_t)ridge_dtype_size(kv);
+}
 
 static inline append_args append_args_of(const ridge_call *call)
 {
@@ -58,9 +74,10 @@ static inline append_args append_args_of(const ridge_call *call)
     p.out_stride = out->stride * (p.out_bf16 ? 2 : 4);
     p.k = (char *)k->data;
     p.v = (char *)v->data;
-    p.kv_bf16 = k->dtype == RIDGE_BF16;
-    p.k_stride = k->stride * 2;
-    p.v_stride = v->stride * 2;
+    p.kv = k->dtype;
+    p.kv_row = attention_row_bytes(p.kv, p.n);
+    p.k_stride = k->stride * (int64_t)ridge_dtype_size(k->dtype);
+    p.v_stride = v->stride * (int64_t)ridge_dtype_size(v->dtype);
     p.pos = (const int32_t *)call->arg[RIDGE_KV_APPEND_POS].data;
     p.freqs = (const double *)call->arg[RIDGE_KV_APPEND_FREQS].data;
     p.bias = (const float *)call->arg[RIDGE_KV_APPEND_BIAS].data;
@@ -94,9 +111,10 @@ static inline attention_args attention_args_of(const ridge_call *call, void *wor
     p.out_stride = out->stride * (p.out_bf16 ? 2 : 4);
     p.k = (const char *)k->data;
     p.v = (const char *)v->data;
-    p.kv_bf16 = k->dtype == RIDGE_BF16;
-    p.k_stride = k->stride * 2;
-    p.v_stride = v->stride * 2;
+    p.kv = k->dtype;
+    p.kv_row = attention_row_bytes(p.kv, p.n);
+    p.k_stride = k->stride * (int64_t)ridge_dtype_size(k->dtype);
+    p.v_stride = v->stride * (int64_t)ridge_dtype_size(v->dtype);
     p.pos = (const int32_t *)call->arg[RIDGE_ATTENTION_DECODE_POS].data;
     p.sinks = (const float *)call->arg[RIDGE_ATTENTION_DECODE_SINKS].data;
     p.pieces = (float *)workspace;

@@ -1,14 +1,11 @@
 /* attention.cu: attention_decode on CUDA cores, in the order of src/math/attention.h.
  *
- * One kernel computes o, m and l of the pieces, the next one merges them. A CTA of the first has a piece of 128
- * positions of a KV head and up to 16 queries of its group; a warp has 32 of the positions.
- *   scores    two lanes a key: lane k has columns 0 to 7 of every 16, lane k + 16 columns 8 to 15: the two eights of
- * the partials, which one shuffle adds weights   a warp a query, a lane four keys values    a lane two columns; the
- * warp goes through its 32 positions K and V are read once for every 4 queries, by their first reader from global
- * memory, then from L1. */
-#include "args.h"
-#include "cuda/launch.cuh"
-#include "cuda/num.cuh"
+ * One kernel computes o, m and l of the pieces, the next one (merge.cuh) merges them. A CTA of the first has a piece of
+ * 128 positions of a KV head and up to 16 queries of its group; a warp has 32 of the positions. scores    two lanes a
+ * key: lane k has columns 0 to 7 of every 16, lane k + 16 columns 8 to 15: the two eights of the partials, which one
+ * shuffle adds weights   a warp a query, a lane four keys values    a lane two columns; the warp goes through its 32
+ * positions K and V are read once for every 4 queries, by their first reader from global memory, then from L1. */
+#include "merge.cuh"
 
 enum { WARPS = 4, THREADS = 32 * WARPS, CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE };
 enum { ROWS = 16, SIDE = 4 }; /* queries of a CTA, and side by side */
@@ -30,13 +27,6 @@ static __device__ __forceinline__ float *shared_q(piece_shared *s)
 static __device__ __forceinline__ float *shared_o(const attention_args &p, piece_shared *s)
 {
     return shared_q(s) + ROWS * p.n;
-}
-
-/* Token and head of a query of the CTA. */
-static __device__ __forceinline__ void query(const attention_args &p, int64_t row, int64_t *t, int64_t *head)
-{
-    *t = (uint32_t)row / (uint32_t)p.group; /* at most 2^20 queries of a KV head */
-    *head = blockIdx.y * p.group + (uint32_t)row % (uint32_t)p.group;
 }
 
 /* What every query sees of the piece, and the queries as f32. Returns whether any sees a key. */
@@ -77,30 +67,35 @@ static __device__ bool load_queries(const attention_args &p, piece_shared *s, in
     return s->lowest < s->highest;
 }
 
-/* Eight, and two, elements of the cache; without VECTOR at any address. */
-template <int KV, int VECTOR> static __device__ __forceinline__ void load8(const char *from, float *x)
+/* Eight, and two, elements of a row of the cache from column c on; without VECTOR at any address. */
+template <int KV, int VECTOR> static __device__ __forceinline__ void load8(const char *row, int c, float *x)
 {
-    if (VECTOR)
-        num_unpack<KV>(*(const uint4 *)from, x);
+    if (KV == RIDGE_U8)
+#pragma unroll
+        for (int i = 0; i < 8; i += 2)
+            cache_pair<KV>(row, c + i, x + i);
+    else if (VECTOR)
+        num_unpack<KV>(*(const uint4 *)(row + 2 * c), x);
     else
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            x[i] = num_load<KV>(from, i);
+            x[i] = num_load<KV>(row, c + i);
 }
 
-template <int KV, int VECTOR> static __device__ __forceinline__ void load2(const char *from, float *x)
+template <int KV, int VECTOR> static __device__ __forceinline__ void load2(const char *row, int c, float *x)
 {
-    if (VECTOR) {
-        num_unpack2<KV>(*(const uint32_t *)from, x, x + 1);
+    if (KV == RIDGE_U8 || VECTOR) {
+        cache_pair<KV>(row, c, x);
     } else {
-        x[0] = num_load<KV>(from, 0);
-        x[1] = num_load<KV>(from, 1);
+        x[0] = num_load<KV>(row, c);
+        x[1] = num_load<KV>(row, c + 1);
     }
 }
 
 /* The dot products of SIDE queries with one key of a pair of lanes, which both get them. */
 template <int KV, int VECTOR>
-static __device__ __forceinline__ void dot(const char *k, bool valid, const float *q, int n, int rows, float *out)
+static __device__ __forceinline__ void dot(const char *k, int first, bool valid, const float *q, int n, int rows,
+                                           float *out)
 {
     float part[SIDE][8] = {};
 
@@ -109,7 +104,7 @@ static __device__ __forceinline__ void dot(const char *k, bool valid, const floa
         float x[8] = {};
 
         if (valid)
-            load8<KV, VECTOR>(k + 2 * c, x);
+            load8<KV, VECTOR>(k, first + c, x);
 #pragma unroll
         for (int r = 0; r < SIDE; r++) {
             const float4 a = *(const float4 *)(q + min(r, rows - 1) * n + c);
@@ -148,7 +143,7 @@ static __device__ __forceinline__ void score_rows(const attention_args &p, piece
         const bool valid = at >= s->lowest && at < s->highest;
         float d[SIDE];
 
-        dot<KV, VECTOR>(p.k + blockIdx.y * p.k_stride + (key * n + 8 * half) * 2, valid,
+        dot<KV, VECTOR>(p.k + blockIdx.y * p.k_stride + key * p.kv_row, 8 * half, valid,
                         shared_q(s) + first * n + 8 * half, n, rows, d);
 #pragma unroll
         for (int r = 0; r < SIDE; r++)
@@ -161,7 +156,7 @@ static __device__ __forceinline__ void score_rows(const attention_args &p, piece
 }
 
 /* Scores of one query become weights, by a warp; m and l go to the workspace. */
-static __device__ __forceinline__ void weigh_row(piece_shared *s, int r, float *m_l)
+static __device__ __forceinline__ void weigh_row(piece_shared *s, int r, float2 *ml)
 {
     const int lane = threadIdx.x % 32, first = s->first[r], end = s->end[r];
     float m = -INFINITY, l = 0.0f, x[WARPS];
@@ -187,10 +182,8 @@ static __device__ __forceinline__ void weigh_row(piece_shared *s, int r, float *
             sum += __shfl_down_sync(~0u, sum, h);
         l = c ? l + sum : sum;
     }
-    if (lane == 0) {
-        m_l[0] = m;
-        m_l[1] = l;
-    }
+    if (lane == 0)
+        *ml = make_float2(m, l);
 }
 
 /* Values of the warp's chunk for SIDE queries from row `first` on, two columns a lane, into shared memory. */
@@ -199,7 +192,7 @@ static __device__ __forceinline__ void sum_values(const attention_args &p, piece
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = (int)p.n;
     const int low = max(s->lowest - warp * CHUNK, 0), high = min(s->highest - warp * CHUNK, (int)CHUNK);
-    const char *v = p.v + blockIdx.y * p.v_stride + ((int64_t)blockIdx.x * PIECE + warp * CHUNK) * n * 2;
+    const char *v = p.v + blockIdx.y * p.v_stride + ((int64_t)blockIdx.x * PIECE + warp * CHUNK) * p.kv_row;
     int from[SIDE], to[SIDE];
 
 #pragma unroll
@@ -214,7 +207,7 @@ static __device__ __forceinline__ void sum_values(const attention_args &p, piece
         for (int i = low; i < high; i++) {
             float x[2];
 
-            load2<KV, VECTOR>(v + ((int64_t)i * n + c) * 2, x);
+            load2<KV, VECTOR>(v + i * p.kv_row, c, x);
 #pragma unroll
             for (int r = 0; r < SIDE; r++)
                 if (i >= from[r] && i < to[r]) {
@@ -235,7 +228,7 @@ static __global__ void __launch_bounds__(THREADS) pieces(const __grid_constant__
 {
     extern __shared__ float4 shared[];
     piece_shared *s = (piece_shared *)shared;
-    const int64_t first_row = (int64_t)blockIdx.z * ROWS, step = attention_pieces_of(p.positions) * (p.n + 2);
+    const int64_t first_row = (int64_t)blockIdx.z * ROWS;
     const int rows = (int)min(p.tokens * p.group - first_row, (int64_t)ROWS), n = (int)p.n;
 
     ptx_launch_dependents();
@@ -249,7 +242,7 @@ static __global__ void __launch_bounds__(THREADS) pieces(const __grid_constant__
         int64_t t, head;
 
         query(p, first_row + r, &t, &head);
-        weigh_row(s, r, p.pieces + (t * p.heads + head) * step + (int64_t)blockIdx.x * (n + 2) + n);
+        weigh_row(s, r, piece_ml(p, t, head) + blockIdx.x);
     }
     __syncthreads(); /* all weights are written before they are read */
     for (int r = 0; r < rows; r += SIDE) {
@@ -262,83 +255,20 @@ static __global__ void __launch_bounds__(THREADS) pieces(const __grid_constant__
             int64_t t, head;
 
             query(p, first_row + r + i / n, &t, &head);
-            p.pieces[(t * p.heads + head) * step + (int64_t)blockIdx.x * (n + 2) + i % n] =
+            piece_o(p, t, head)[(int64_t)blockIdx.x * n + i % n] =
                 o[i] + o[SIDE * n + i] + o[2 * SIDE * n + i] + o[3 * SIDE * n + i];
         }
         __syncthreads(); /* they are read before the next queries' overwrite them */
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------- merge */
-
-/* A query and head a CTA; a thread has columns threadIdx.x + 128 i. */
-static __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ attention_args p)
-{
-    __shared__ float weight[THREADS], part[THREADS], most[WARPS];
-    const int64_t t = blockIdx.x / p.heads, head = blockIdx.x % p.heads, width = p.n + 2;
-    const float *piece = p.pieces + (int64_t)blockIdx.x * attention_pieces_of(p.positions) * width;
-    const int n = (int)p.n;
-    float o[RIDGE_MAX_HEAD_DIM / THREADS] = {}, top = -INFINITY, sum = 0.0f;
-    int64_t first, end;
-
-    ptx_launch_dependents();
-    ptx_grid_dependency_wait();
-    attention_range(&p, p.pos[t], &first, &end);
-    const int64_t last = first < end ? attention_pieces_of(end) : 0;
-
-    first /= PIECE;
-    for (int64_t i = first + threadIdx.x; i < last; i += THREADS)
-        top = ridge_attention_max(top, piece[i * width + n]);
-#pragma unroll
-    for (int h = 16; h > 0; h /= 2)
-        top = ridge_attention_max(top, __shfl_xor_sync(~0u, top, h));
-    if (threadIdx.x % 32 == 0)
-        most[threadIdx.x / 32] = top;
-    __syncthreads(); /* the warps' maxima are written before all threads read them */
-#pragma unroll
-    for (int i = 0; i < WARPS; i++)
-        top = ridge_attention_max(top, most[i]);
-    if (p.sinks)
-        top = ridge_attention_max(top, p.sinks[head]);
-    for (int64_t i = first; i < last; i += THREADS) {
-        const int count = (int)min(last - i, (int64_t)THREADS);
-
-        __syncthreads(); /* the weights before are read before these overwrite them */
-        if (threadIdx.x < count) {
-            weight[threadIdx.x] = ridge_exp_neg(top - piece[(i + threadIdx.x) * width + n]);
-            part[threadIdx.x] = piece[(i + threadIdx.x) * width + n + 1];
-        }
-        __syncthreads(); /* the weights are written before all threads read them */
-#pragma unroll 8
-        for (int j = 0; j < count; j++) {
-            sum = ridge_fma(weight[j], part[j], sum);
-#pragma unroll
-            for (int c = 0; c < RIDGE_MAX_HEAD_DIM / THREADS; c++)
-                if (threadIdx.x + THREADS * c < n)
-                    o[c] = ridge_fma(weight[j], piece[(i + j) * width + threadIdx.x + THREADS * c], o[c]);
-        }
-    }
-    if (p.sinks)
-        sum += ridge_attention_weight(top, p.sinks[head]);
-    const float factor = ridge_attention_factor(sum);
-
-#pragma unroll
-    for (int c = 0; c < RIDGE_MAX_HEAD_DIM / THREADS; c++)
-        if (threadIdx.x + THREADS * c < n) {
-            const int64_t at = head * n + threadIdx.x + THREADS * c;
-
-            if (p.out_bf16)
-                num_store<RIDGE_BF16>(p.out + t * p.out_stride, at, o[c] * factor);
-            else
-                num_store<RIDGE_F32>(p.out + t * p.out_stride, at, o[c] * factor);
-        }
-}
-
 /* ------------------------------------------------------------------------------------------------------------ host */
 
 static const void *const functions[5] = {(const void *)pieces<RIDGE_F16, 0>, (const void *)pieces<RIDGE_F16, 1>,
                                          (const void *)pieces<RIDGE_BF16, 0>, (const void *)pieces<RIDGE_BF16, 1>,
-                                         (const void *)merge};
+                                         (const void *)pieces<RIDGE_U8, 0>};
+
+static const void *const merge_function[1] = {(const void *)merge};
 
 static size_t shared_bytes(int64_t n)
 {
@@ -347,10 +277,10 @@ static size_t shared_bytes(int64_t n)
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const ridge_status status = host_prepare(device, functions, 4, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    const ridge_status status = host_prepare(device, functions, 5, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              (int)shared_bytes(RIDGE_MAX_HEAD_DIM), "attention: loading kernels");
 
-    return status ? status : host_load(device, functions + 4, 1, "attention: loading kernels");
+    return status ? status : host_load(device, merge_function, 1, "attention: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
@@ -359,16 +289,15 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     attention_args p = attention_args_of(&bound->call, workspace);
     const dim3 grid((unsigned)attention_pieces_of(p.positions), (unsigned)p.kv_heads,
                     (unsigned)ridge_ceil_div(p.tokens * p.group, ROWS));
+    const int form = p.kv == RIDGE_U8 ? 4 : 2 * (p.kv == RIDGE_BF16) + (bound->problem.align == 4);
     ridge_status status = RIDGE_OK;
 
     if (p.tokens * p.heads * p.n == 0)
         return RIDGE_OK;
     if (p.positions)
-        status = host_launch_shared(device, kernel->name, functions[2 * p.kv_bf16 + (bound->problem.align == 4)], grid,
-                                    THREADS, shared_bytes(p.n), &p, stream);
-    return status ? status
-                  : host_launch(device, kernel->name, functions[4], dim3((unsigned)(p.tokens * p.heads)), THREADS, &p,
-                                stream);
+        status =
+            host_launch_shared(device, kernel->name, functions[form], grid, THREADS, shared_bytes(p.n), &p, stream);
+    return status ? status : merge_launch(device, kernel->name, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -388,8 +317,9 @@ static size_t workspace_bytes(const ridge_device *, const ridge_kernel *, const 
 /* Latency, and the cache's bytes at the copy rate. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return 8 + (problem->align < 4 ? 4.0 : 1.0) * (double)problem->dim[2] * (double)problem->dim[3] *
-                   (double)problem->dim[4] * 4e-3 / device->copy_gbps;
+    return 8 + (problem->align < 4 || problem->dtype[RIDGE_ATTENTION_DECODE_K] == RIDGE_U8 ? 4.0 : 1.0) *
+                   (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 /
+                   device->copy_gbps;
 }
 
 static const ridge_kernel rows[] = {

@@ -6,9 +6,13 @@
 
 static float kv_element(const attention_args *a, const char *head, int64_t position, int64_t i)
 {
-    const uint16_t half = ((const uint16_t *)(const void *)head)[position * a->n + i];
+    const char *row = head + position * a->kv_row, *block = row + i / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES;
+    uint16_t half;
 
-    return a->kv_bf16 ? ridge_f32_from_bf16(half) : ridge_f32_from_f16(half);
+    memcpy(&half, a->kv == RIDGE_U8 ? block : row + 2 * i, 2);
+    if (a->kv == RIDGE_U8)
+        return ridge_f32_from_f16(half) * (float)((const int8_t *)block)[2 + i % RIDGE_Q8_0_BLOCK];
+    return a->kv == RIDGE_BF16 ? ridge_f32_from_bf16(half) : ridge_f32_from_f16(half);
 }
 
 static float reference_dot(const attention_args *a, const float *q, const char *k, int64_t position)

@@ -26,8 +26,8 @@ static void round_queries(const attention_args *a, int64_t t, int64_t first, flo
 {
     row_load(a->q_bf16, a->q + t * a->q_stride + first * a->n * (a->q_bf16 ? 2 : 4), a->group * a->n, q);
     for (int64_t i = 0; i < a->group * a->n; i++)
-        q[i] =
-            a->kv_bf16 ? ridge_f32_from_bf16(ridge_bf16_from_f32(q[i])) : ridge_f32_from_f16(ridge_f16_from_f32(q[i]));
+        q[i] = a->kv == RIDGE_BF16 ? ridge_f32_from_bf16(ridge_bf16_from_f32(q[i]))
+                                   : ridge_f32_from_f16(ridge_f16_from_f32(q[i]));
 }
 
 /* The unit as a call of attention_decode of one KV head. */

@@ -27,9 +27,28 @@ static inline void row_store(int bf16, char *to, int64_t n, const float *from)
             ((float *)(void *)to)[i] = ridge_f32_canonical(from[i]);
 }
 
-static inline void row_store_cache(int bf16, char *to, int64_t n, const float *from)
+/* q8_0_quantize of a row. */
+static inline void row_store_blocks(char *to, int64_t n, const float *from)
 {
-    if (bf16)
+    for (int64_t b = 0; b < n; b += RIDGE_Q8_0_BLOCK, to += RIDGE_Q8_0_BYTES) {
+        uint32_t amax = 0;
+        uint16_t half;
+        float r;
+
+        for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+            amax = ridge_magnitude(from[b + i]) > amax ? ridge_magnitude(from[b + i]) : amax;
+        half = ridge_f16_from_f32(ridge_q8_0_scale(amax, &r));
+        memcpy(to, &half, 2);
+        for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+            to[2 + i] = (char)ridge_q8_0_code(from[b + i] * r);
+    }
+}
+
+static inline void row_store_cache(uint32_t dtype, char *to, int64_t n, const float *from)
+{
+    if (dtype == RIDGE_U8)
+        row_store_blocks(to, n, from);
+    else if (dtype == RIDGE_BF16)
         row_store(1, to, n, from);
     else
         for (int64_t i = 0; i < n; i++)
@@ -94,9 +113,9 @@ static inline void append_one_token(const append_args *a, int64_t t, const float
         if (kv < 0)
             row_store(a->out_bf16, a->out + t * a->out_stride + first * (a->out_bf16 ? 2 : 4), a->n, y);
         else
-            row_store_cache(a->kv_bf16,
-                            (is_v ? a->v + (kv - a->kv_heads) * a->v_stride : a->k + kv * a->k_stride) + pos * a->n * 2,
-                            a->n, y);
+            row_store_cache(
+                a->kv, (is_v ? a->v + (kv - a->kv_heads) * a->v_stride : a->k + kv * a->k_stride) + pos * a->kv_row,
+                a->n, y);
     }
 }
 

@@ -133,15 +133,33 @@ typedef struct piece_work {
     float q[ROWS][RIDGE_MAX_HEAD_DIM], p[ROWS][PIECE], chunk[CHUNK * RIDGE_MAX_HEAD_DIM];
 } piece_work;
 
+/* Codes times their scale, exact. */
+static inline void widen_blocks(const char *from, int64_t n, float *to)
+{
+    for (int64_t b = 0; b < n; b += RIDGE_Q8_0_BLOCK, from += RIDGE_Q8_0_BYTES) {
+        const int8_t *codes = (const int8_t *)from + 2;
+        uint16_t half;
+        float d;
+
+        memcpy(&half, from, 2);
+        d = ridge_f32_from_f16(half);
+        for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
+            to[b + i] = d * (float)codes[i];
+    }
+}
+
 /* Keys or values of positions [first, end) of a chunk as f32. */
 static void widen_chunk(piece_work *w, const char *head, int64_t base, int chunk, int first, int end)
 {
     for (int i = first; i < end; i++) {
-        const uint16_t *from = (const uint16_t *)(const void *)head + (base + chunk + i) * w->n;
+        const char *from = head + (base + chunk + i) * w->a->kv_row;
         float *to = w->chunk + i * w->n;
 
-        for (int64_t c = 0; c < w->n; c += 16)
-            lanes_store(to + c, lanes_widen(w->a->kv_bf16, from + c));
+        if (w->a->kv == RIDGE_U8)
+            widen_blocks(from, w->n, to);
+        else
+            for (int64_t c = 0; c < w->n; c += 16)
+                lanes_store(to + c, lanes_widen(w->a->kv == RIDGE_BF16, (const uint16_t *)(const void *)from + c));
     }
 }
 

@@ -17,6 +17,23 @@ static __device__ __forceinline__ void store(void *base, int64_t i, float v, int
         num_store<RIDGE_F16>(base, i, v);
 }
 
+/* q8_0_quantize of a head by a warp, a block at a time. */
+static __device__ __forceinline__ void store_blocks(char *to, const float *row, int n)
+{
+    const int lane = threadIdx.x % 32;
+
+    for (int b = 0; b < n; b += RIDGE_Q8_0_BLOCK, to += RIDGE_Q8_0_BYTES) {
+        const float x = row[b + lane];
+        const uint32_t amax = __reduce_max_sync(~0u, ridge_magnitude(x));
+        float r;
+        const float d = ridge_q8_0_scale(amax, &r);
+
+        if (lane == 0)
+            num_store<RIDGE_F16>(to, 0, d);
+        to[2 + lane] = (char)ridge_q8_0_code(x * r);
+    }
+}
+
 /* The norm of a head in the registers of a warp. */
 static __device__ __forceinline__ void norm(const append_args &p, const float *w, int lane, float *y)
 {
@@ -57,9 +74,9 @@ static __global__ void __launch_bounds__(THREADS) append(const __grid_constant__
     const float *w = kv < 0 ? p.q_norm : is_v ? NULL : p.k_norm;
     const char *x = p.x + t * p.x_stride;
     char *to = kv < 0 ? p.out + t * p.out_stride + first * (p.out_bf16 ? 2 : 4)
-               : is_v ? p.v + (kv - p.kv_heads) * p.v_stride + pos * n * 2
-                      : p.k + kv * p.k_stride + pos * n * 2;
-    const int dtype = kv < 0 ? (p.out_bf16 ? RIDGE_BF16 : RIDGE_F32) : p.kv_bf16 ? RIDGE_BF16 : RIDGE_F16;
+               : is_v ? p.v + (kv - p.kv_heads) * p.v_stride + pos * p.kv_row
+                      : p.k + kv * p.k_stride + pos * p.kv_row;
+    const int dtype = kv < 0 ? (p.out_bf16 ? (int)RIDGE_BF16 : (int)RIDGE_F32) : (int)p.kv;
 
     if (kv >= 0 && (pos < 0 || pos >= p.positions))
         return;
@@ -90,11 +107,15 @@ static __global__ void __launch_bounds__(THREADS) append(const __grid_constant__
 
         ridge_rope_angle(pos, p.freqs[i], p.mscale, 0, &c, &s);
         ridge_rope_rotate(row[step * i], row[step * i + far], c, s, &y0, &y1);
-        store(to, step * i, y0, dtype);
-        store(to, step * i + far, y1, dtype);
+        row[step * i] = y0;
+        row[step * i + far] = y1;
     }
-    for (int i = turned + lane; i < n; i += 32)
-        store(to, i, row[i], dtype);
+    __syncwarp(); /* the head is turned before other lanes read it */
+    if (dtype == RIDGE_U8)
+        store_blocks(to, row, n);
+    else
+        for (int i = lane; i < n; i += 32)
+            store(to, i, row[i], dtype);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */

@@ -2,11 +2,14 @@
  * rules. */
 #include <math.h>
 
+#include "args.h"
 #include "src/ops.h"
 
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define X_FLOATS (1u << RIDGE_F32 | 1u << RIDGE_BF16)
 #define KV_FLOATS (1u << RIDGE_F16 | 1u << RIDGE_BF16)
+#define KV_DTYPES (KV_FLOATS | 1u << RIDGE_U8)
+#define KV_SHAPE "[kv_heads, positions*head_dim], or positions*head_dim/32*34 u8"
 #define ONLY(type) (1u << (type))
 
 /* rows x (a * b); a product that overflows is refused as a row of 2^62 elements. */
@@ -17,7 +20,8 @@ static void product_extent(int64_t *rows, int64_t *cols, int64_t r, int64_t a, i
         *cols = INT64_C(1) << 62;
 }
 
-static const char *heads_rule(const ridge_call *call)
+/* k: the slot of the cache's keys. */
+static const char *heads_rule(const ridge_call *call, int k)
 {
     const int64_t heads = call->dim[1], kv_heads = call->dim[2];
 
@@ -25,6 +29,8 @@ static const char *heads_rule(const ridge_call *call)
         return "heads is no multiple of kv_heads";
     if (call->dim[3] > RIDGE_MAX_HEAD_DIM)
         return "head_dim is above 512";
+    if (call->arg[k].dtype == RIDGE_U8 && call->dim[3] % RIDGE_Q8_0_BLOCK)
+        return "head_dim is no multiple of 32, the cache is Q8_0";
     return call->dim[4] > INT32_MAX ? "positions is above 2^31 - 1" : NULL;
 }
 
@@ -59,7 +65,7 @@ static const char *append_rule(const ridge_call *call)
         return "option eps must be finite and not negative";
     if (!isfinite(o->mscale))
         return "option mscale must be finite";
-    return heads_rule(call);
+    return heads_rule(call, RIDGE_KV_APPEND_K);
 }
 
 static void append_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -75,7 +81,7 @@ static void append_extent(const ridge_call *call, int arg, int64_t *rows, int64_
         break;
     case RIDGE_KV_APPEND_K:
     case RIDGE_KV_APPEND_V:
-        product_extent(rows, cols, kv_heads, call->dim[4], n);
+        product_extent(rows, cols, kv_heads, call->dim[4], attention_row_elements(call->arg[arg].dtype, n));
         break;
     case RIDGE_KV_APPEND_Q_NORM:
     case RIDGE_KV_APPEND_K_NORM:
@@ -143,9 +149,8 @@ const ridge_op_row ridge_op_kv_append = {
             {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_I32), 0, "[tokens]"},
             {"freqs", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_F64), 0, "[n_rot/2]"},
             {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},
-            {"k", RIDGE_IN | RIDGE_OUT, 0, -1, RIDGE_MATRIX, KV_FLOATS, 0, "[kv_heads, positions*head_dim]"},
-            {"v", RIDGE_IN | RIDGE_OUT, 0, RIDGE_KV_APPEND_K, RIDGE_MATRIX, KV_FLOATS, 0,
-             "[kv_heads, positions*head_dim]"},
+            {"k", RIDGE_IN | RIDGE_OUT, 0, -1, RIDGE_MATRIX, KV_DTYPES, 0, KV_SHAPE},
+            {"v", RIDGE_IN | RIDGE_OUT, 0, RIDGE_KV_APPEND_K, RIDGE_MATRIX, KV_DTYPES, 0, KV_SHAPE},
             {"bias", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[(heads + 2 kv_heads)*head_dim]"},
             {"q_norm", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[head_dim]"},
             {"k_norm", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[head_dim]"},
@@ -185,7 +190,7 @@ static const char *attention_rule(const ridge_call *call)
         return "option scale must be finite";
     if (!(o->softcap >= 0.0f) || isinf(o->softcap))
         return "option softcap must be finite and not negative";
-    return heads_rule(call);
+    return heads_rule(call, RIDGE_ATTENTION_DECODE_K);
 }
 
 static void attention_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -199,7 +204,8 @@ static void attention_extent(const ridge_call *call, int arg, int64_t *rows, int
         break;
     case RIDGE_ATTENTION_DECODE_K:
     case RIDGE_ATTENTION_DECODE_V:
-        product_extent(rows, cols, call->dim[2], call->dim[4], call->dim[3]);
+        product_extent(rows, cols, call->dim[2], call->dim[4],
+                       attention_row_elements(call->arg[arg].dtype, call->dim[3]));
         break;
     default:
         product_extent(rows, cols, call->dim[0], call->dim[1], call->dim[3]);
@@ -239,12 +245,12 @@ RIDGE_DEFAULTS(attention_defaults,
                ridge_attention_decode(0, 0, 0, 0, 0, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F16),
                                       ridge_matrix(NULL, RIDGE_F16), NULL, ridge_matrix(NULL, RIDGE_F32)))
 
-#define ATTENTION_OPERANDS                                                                                          \
-    {"q", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},                                  \
-        {"k", RIDGE_IN, 0, -1, RIDGE_MATRIX, KV_FLOATS, 0, "[kv_heads, positions*head_dim]"},                       \
-        {"v", RIDGE_IN, 0, RIDGE_ATTENTION_DECODE_K, RIDGE_MATRIX, KV_FLOATS, 0, "[kv_heads, positions*head_dim]"}, \
-        {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_I32), 0, "[tokens]"},                                     \
-        {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},                           \
+#define ATTENTION_OPERANDS(KV, SHAPE)                                                     \
+    {"q", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},        \
+        {"k", RIDGE_IN, 0, -1, RIDGE_MATRIX, KV, 0, SHAPE},                               \
+        {"v", RIDGE_IN, 0, RIDGE_ATTENTION_DECODE_K, RIDGE_MATRIX, KV, 0, SHAPE},         \
+        {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_I32), 0, "[tokens]"},           \
+        {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"}, \
         {"sinks", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[heads]"},
 
 const ridge_op_row ridge_op_attention_decode = {
@@ -255,7 +261,7 @@ const ridge_op_row ridge_op_attention_decode = {
     .dim_name = {"tokens", "heads", "kv_heads", "head_dim", "positions"},
     .step = {0, 0, 0, 16, 0},
     .args = 6,
-    .arg = {ATTENTION_OPERANDS},
+    .arg = {ATTENTION_OPERANDS(KV_DTYPES, KV_SHAPE)},
     .fields = attention_fields,
     .contract = CONTRACT,
     .invariant_max = INT64_MAX,
@@ -301,7 +307,7 @@ const ridge_op_row ridge_op_attention_prefill = {
     .dim_name = {"tokens", "heads", "kv_heads", "head_dim", "positions"},
     .step = {0, 0, 0, 16, 0},
     .args = 6,
-    .arg = {ATTENTION_OPERANDS},
+    .arg = {ATTENTION_OPERANDS(KV_FLOATS, "[kv_heads, positions*head_dim]")},
     .fields = attention_fields,
     .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
     .invariant_max = INT64_MAX,
