@@ -81,7 +81,8 @@ def test_the_loss_is_the_models_own(device, kind, needs):
     names = {models._ours(module) for module in model.modules()} - {None}
     assert names == ({"_head_forward", "_causal_forward"} |
                      ({"_mlp_forward"} if kind not in ("mixtral", "gpt_oss", "olmoe", "granitemoe") else set()) |
-                     ({"_norm_forward"} if kind not in ("cohere", "cohere2", "olmo") else set()))  # these have layer norms
+                     ({"_norm_forward"} if kind not in ("cohere", "cohere2", "olmo") else set()) |  # these have layer norms
+                     ({"_rotary_forward"} if kind in models.PAIRS else set()))
     for way, want in zip(ways, wanted):
         got = needs(lambda: trained(model, inputs, **way))
         assert got[0].logits is None
@@ -141,12 +142,12 @@ def test_what_cannot_be_patched_is_refused():
             R.apply_ridge_to(model)
         assert [dict(module.__dict__) for module in model.modules()] == before  # nothing is half done
     model = tiny("llama")
-    patch = R.patch_llama(model, norm=False, loss=False)
+    patch = R.patch_llama(model, norm=False, rope=False, loss=False)
     with pytest.raises(ridge.ArgumentError, match="LlamaMLP is patched already"):
         R.apply_ridge_to(model)
-    R.apply_ridge_to(model, mlp=False, norm=False).undo()
+    R.apply_ridge_to(model, mlp=False, norm=False, rope=False).undo()
     with pytest.raises(ridge.ArgumentError, match="LlamaMLP is patched already"):
-        R.apply_ridge_to(model, norm=False)
+        R.apply_ridge_to(model, norm=False, rope=False)
     patch.undo()
     assert not any("forward" in module.__dict__ for module in model.modules())
 
@@ -292,6 +293,27 @@ def test_norms_have_the_models_dtypes(device, kind, weight, x):
     assert got.dtype == want.dtype
     near(got, want, 2**-7 if torch.bfloat16 in (weight, x) else 1e-5)
     assert kind != "llama" or norm.double()(inputs.double()).dtype == torch.float64
+
+
+@on_devices
+@pytest.mark.parametrize("kind", ["llama", "glm4"])
+def test_rope_of_given_positions(device, kind):
+    """Positions of each sequence, at lengths where f32 still holds the angle; another model of the same Python module keeps its
+    own rotation, and so does one of YaRN."""
+    model, inputs = tiny(kind, device), batch(device)
+    other = tiny(kind, device).eval()
+    inputs["position_ids"] = torch.stack([torch.arange(24), torch.arange(24) * 3 % 50]).to(device)
+    want, untouched = trained(model, inputs), other(**inputs).logits
+    patch = R.apply_ridge_to(model, mlp=False, norm=False, loss=False)
+    assert {models._ours(module) for module in model.modules()} == {"_rotary_forward", None}
+    alike(trained(model, inputs), want)
+    assert torch.equal(other(**inputs).logits, untouched)
+    patch.undo()
+    assert torch.equal(trained(model, inputs)[0].logits, want[0].logits)
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+    model = tiny("llama", device, **{"rope_parameters" if int(transformers.__version__.split(".")[0]) > 4 else "rope_scaling": yarn})
+    R.apply_ridge_to(model, mlp=False, norm=False, loss=False)
+    assert {models._ours(module) for module in model.modules()} == {None}
 
 
 @on_devices

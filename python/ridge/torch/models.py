@@ -6,6 +6,8 @@ forward runs."""
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import sys
 import warnings
 import weakref
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from . import linear_cross_entropy, rms_norm, swiglu, swiglu_linear
+from . import linear_cross_entropy, rms_norm, rope, swiglu, swiglu_linear
 from .._core import ArgumentError
 from ._arrays import compiling
 from .nn import Fp8Linear
@@ -23,6 +25,9 @@ from .nn import Fp8Linear
 DENSE = ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "cohere", "cohere2",
          "olmo", "olmo2", "olmo3", "smollm3", "glm", "glm4", "exaone4")
 MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe")  # plus the router's loss; their experts stay
+# How those pair the elements that RoPE turns; the others have a form of their own.
+PAIRS = {**dict.fromkeys(("cohere", "cohere2", "glm", "glm4"), "adjacent"),
+         **{kind: "halves" for kind in DENSE + MOE if kind not in ("gemma3_text", "gpt_oss", "olmo3", "cohere", "cohere2", "glm", "glm4")}}
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
                "relu2": "relu2"}
 
@@ -133,6 +138,58 @@ def _patch_norm(patch, module):
     name = _class_of(module).__name__
     form = "gemma" if hasattr(module, "eps") else "rounded" if name.startswith(("GptOss", "Olmo")) else "llama"
     patch.set(module, "forward", functools.partial(_norm_forward, module, form=form))
+
+
+# --------------------------------------------------------------------------------------------------------------- RoPE
+# The model's rotary module gives every layer (cos, sin), and the layers' attention calls apply_rotary_pos_emb of its Python
+# module with them. The patched one gives (positions, frequencies) instead, and that function, which is replaced once for all
+# models, takes either.
+
+
+def _rotate(q, k, cos, sin, *more, own, pairs, **options):
+    """apply_rotary_pos_emb: own is Hugging Face's."""
+    if cos.is_floating_point():
+        return own(q, k, cos, sin, *more, **options)
+    turned = []
+    for x in (q, k):  # [batch, heads, tokens, head_dim]
+        x = x.transpose(1, 2)
+        turned.append(rope(x, cos.expand(x.shape[:2]), sin, pairs=pairs).transpose(1, 2))
+    return tuple(turned)
+
+
+class _Rotates:
+    """Holds that the Python module of a model has _rotate; made again where the model is loaded."""
+
+    def __init__(self, name: str, pairs: str) -> None:
+        self.name, self.pairs = name, pairs
+        self.__setstate__(self.__dict__)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        module = importlib.import_module(self.name)
+        own = module.apply_rotary_pos_emb
+        if getattr(own, "func", None) is not _rotate:
+            module.apply_rotary_pos_emb = functools.partial(_rotate, own=own, pairs=self.pairs)
+
+
+def _rotary_forward(self, x, position_ids, *, rotates):
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return type(self).forward(self, x, position_ids)
+    return position_ids, self.inv_freq.double()
+
+
+def _is_rotary(module):
+    """Of a table of frequencies that stays as it is, and without a factor."""
+    cls = type(module)
+    return (cls.__name__.endswith("RotaryEmbedding") and _defined_by_transformers(module) and
+            list(inspect.signature(cls.forward).parameters) == ["self", "x", "position_ids"] and
+            getattr(module, "rope_type", "") in ("default", "linear", "llama3") and module.attention_scaling == 1.0 and
+            hasattr(sys.modules[cls.__module__], "apply_rotary_pos_emb"))
+
+
+def _patch_rope(patch, module, pairs):
+    rotates = _Rotates(type(module).__module__, pairs)
+    patch.set(module, "forward", functools.partial(_rotary_forward, module, rotates=rotates))
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
@@ -263,10 +320,14 @@ def _take(patch, module, function):
     function(patch, module)
 
 
-def apply_ridge_to(model: torch.nn.Module, *, mlp: bool = True, norm: bool = True, loss: bool = True) -> Patch:
-    """Ridge's SwiGLU in the MLPs, its RMSNorm and its linear cross entropy for the loss of a Hugging Face causal language model,
-    in place, by its config's model_type: models.DENSE and models.MOE (of a mixture: norms, shared or dense MLPs, and the loss
-    with the router's; the experts stay). Returns a Patch: undo() restores the model.
+def apply_ridge_to(model: torch.nn.Module, *, mlp: bool = True, norm: bool = True, rope: bool = True,
+                   loss: bool = True) -> Patch:
+    """Ridge's SwiGLU in the MLPs, its RMSNorm, its RoPE and its linear cross entropy for the loss of a Hugging Face causal
+    language model, in place, by its config's model_type: models.DENSE and models.MOE (of a mixture: norms, RoPE, shared or
+    dense MLPs, and the loss with the router's; the experts stay). Returns a Patch: undo() restores the model.
+
+    RoPE's angles are then made in float64 and its rotation in f32, where Hugging Face rounds cos and sin to the activations'
+    dtype. Frequencies that depend on the length, and YaRN's factor, stay the model's own.
 
     In training with labels the output's logits are then None, and the loss is the model's own: its softcap and scaling, NaN
     where every label is ignored. PEFT adapters and fully_shard may be applied before or after. Whenever lm_head is not
@@ -289,6 +350,8 @@ def apply_ridge_to(model: torch.nn.Module, *, mlp: bool = True, norm: bool = Tru
                 raise ArgumentError(f"{type(model).__name__} has no MLP with gate_proj, up_proj and down_proj")
         for module in filter(_is_norm, model.modules()) if norm else ():
             _take(patch, module, _patch_norm)
+        for module in filter(_is_rotary, model.modules()) if rope and kind in PAIRS else ():
+            _take(patch, module, functools.partial(_patch_rope, pairs=PAIRS[kind]))
         if loss:
             _take(patch, model, _patch_loss)
     except ArgumentError:
