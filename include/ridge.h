@@ -157,7 +157,7 @@ RIDGE_API const char *ridge_version(void);
 /* Below, a line of an enumeration holds the slots that belong together. */
 
 /** Element types: RIDGE_NONE marks an absent operand, E4M3 and E5M2 are those of OCP (E4M3FN). From Q4_0 on they name
- * formats of GGUF blocks, whose matrices are bytes in tiles (block_repack). */
+ * formats of GGUF blocks, whose matrices are tiles of 16-byte elements (block_repack). */
 typedef enum ridge_dtype {
     RIDGE_NONE = 0, RIDGE_F32, RIDGE_F16, RIDGE_BF16, RIDGE_E4M3, RIDGE_E5M2, RIDGE_F64,
     RIDGE_I8, RIDGE_U8, RIDGE_I32, RIDGE_I64,
@@ -467,7 +467,7 @@ enum {
  * block_repack turns a file's rows of blocks into tiles of 16 rows, once; the products read tiles:
  *
  *     blocks   u8 [rows, bytes of a row in the file]
- *     tiles    the format [ceil(rows/16), ridge_block_tile_bytes(format, cols)], in bytes, at multiples of 16
+ *     tiles    the format [ceil(rows/16), ridge_block_tile_bytes(format, cols)/16], in elements of 16 bytes
  *
  * Tiles take the space of the blocks, rows rounded up to 16 (and up to 6% more where cols is no multiple of 128); a
  * matrix may be cut between tiles. Activations are those of q8_0_matmul: f32 or bf16 [tokens, cols], quantised inside,

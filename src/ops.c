@@ -8,13 +8,16 @@ static const struct {
     const char *name;
     size_t size;
 } dtype_table[RIDGE_DTYPES] = {
-    [RIDGE_NONE] = {"none", 0}, [RIDGE_F32] = {"f32", 4},         [RIDGE_F16] = {"f16", 2},
-    [RIDGE_BF16] = {"bf16", 2}, [RIDGE_E4M3] = {"e4m3", 1},       [RIDGE_E5M2] = {"e5m2", 1},
-    [RIDGE_F64] = {"f64", 8},   [RIDGE_I8] = {"i8", 1},           [RIDGE_U8] = {"u8", 1},
-    [RIDGE_I32] = {"i32", 4},   [RIDGE_I64] = {"i64", 8},         [RIDGE_Q4_0] = {"q4_0", 1},
-    [RIDGE_Q4_1] = {"q4_1", 1}, [RIDGE_Q8_0] = {"q8_0", 1},       [RIDGE_MXFP4] = {"mxfp4", 1},
-    [RIDGE_Q2_K] = {"q2_k", 1}, [RIDGE_Q4_K] = {"q4_k", 1},       [RIDGE_Q5_K] = {"q5_k", 1},
-    [RIDGE_Q6_K] = {"q6_k", 1}, [RIDGE_IQ2_XXS] = {"iq2_xxs", 1},
+    [RIDGE_NONE] = {"none", 0},    [RIDGE_F32] = {"f32", 4},
+    [RIDGE_F16] = {"f16", 2},      [RIDGE_BF16] = {"bf16", 2},
+    [RIDGE_E4M3] = {"e4m3", 1},    [RIDGE_E5M2] = {"e5m2", 1},
+    [RIDGE_F64] = {"f64", 8},      [RIDGE_I8] = {"i8", 1},
+    [RIDGE_U8] = {"u8", 1},        [RIDGE_I32] = {"i32", 4},
+    [RIDGE_I64] = {"i64", 8},      [RIDGE_Q4_0] = {"q4_0", 16},
+    [RIDGE_Q4_1] = {"q4_1", 16},   [RIDGE_Q8_0] = {"q8_0", 16},
+    [RIDGE_MXFP4] = {"mxfp4", 16}, [RIDGE_Q2_K] = {"q2_k", 16},
+    [RIDGE_Q4_K] = {"q4_k", 16},   [RIDGE_Q5_K] = {"q5_k", 16},
+    [RIDGE_Q6_K] = {"q6_k", 16},   [RIDGE_IQ2_XXS] = {"iq2_xxs", 16},
 };
 
 const char *ridge_dtype_name(uint32_t dtype)

@@ -15,6 +15,7 @@ ALLOWED = {
     ("ops/blocks", "ops/swiglu"),        # block_gate_up_swiglu likewise
     ("ops/moe", "ops/swiglu"),           # moe_gate_up_swiglu too
     ("ops/moe", "ops/q8_0"),             # the products of experts are those of Q8_0
+    ("ops/blocks", "ops/q8_0"),          # its activation codes, made inside a product
     ("ops/q8_0", "ops/quantize_fp8"),    # Q8_0 blocks are quantised by the same row and column helpers
 }
 root = pathlib.Path(sys.argv[1])

@@ -106,6 +106,14 @@ static __device__ __forceinline__ uint32_t ptx_max_f16x2(uint32_t a, uint32_t b)
     return d;
 }
 
+/* Four bytes of a and b (0 .. 7), by the low four nibbles of `select`; 8 + i: the sign of byte i in all bits. */
+static __device__ __forceinline__ uint32_t ptx_prmt(uint32_t a, uint32_t b, uint32_t select)
+{
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(select));
+    return d;
+}
+
 /* d += a b: a 16 x 32 and b 32 x 8 signed bytes, the sum in int32. */
 static __device__ __forceinline__ void ptx_mma_s8(int32_t *d, const uint32_t *a, const uint32_t *b)
 {
@@ -113,6 +121,14 @@ static __device__ __forceinline__ void ptx_mma_s8(int32_t *d, const uint32_t *a,
         "{%0, %1, %2, %3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* The same with 16 columns: a 16 x 16, b 16 x 8. */
+static __device__ __forceinline__ void ptx_mma_s8_k16(int32_t *d, const uint32_t *a, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
 /* d = a b + c in every element; c stays in its register for the next product. */

@@ -12,6 +12,15 @@ static __device__ __forceinline__ void ptx_prefetch_map(const void *map)
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
+/* Contiguous bytes from global to shared memory; addresses and size are multiples of 16. */
+static __device__ __forceinline__ void ptx_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :
+                 : "r"(to), "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+
 /* A box of a tensor map to shared memory; its bytes count towards the mbarrier. */
 static __device__ __forceinline__ void ptx_tma_load_2d(uint32_t to, const void *map, int x, int y, uint32_t bar)
 {

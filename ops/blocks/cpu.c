@@ -27,7 +27,7 @@ static block_args args_of(const ridge_call *call)
 
     for (int i = 0; i < (one ? 1 : 2); i++) {
         a.weight[i].tiles = arg[2 + i].data;
-        a.weight[i].stride = arg[2 + i].stride;
+        a.weight[i].stride = 16 * arg[2 + i].stride;
         a.weight[i].rows = call->dim[call->op == RIDGE_BLOCK_PAIR && i ? 3 : 2];
     }
     if (one) {

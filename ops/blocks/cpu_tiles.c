@@ -25,7 +25,7 @@ static unit_place place_of(const ridge_call *call, block_layout f, int64_t tile,
     const int64_t cols = call->dim[1], left = cols - u * BLOCK_UNIT;
     unit_place p;
 
-    p.unit = (uint8_t *)tiles->data + tile * tiles->stride + u * block_unit_bytes(f, 2);
+    p.unit = (uint8_t *)tiles->data + 16 * tile * tiles->stride + u * block_unit_bytes(f, 2);
     p.blocks =
         (const uint8_t *)blocks->data + tile * BLOCK_ROWS * blocks->stride + u * (BLOCK_UNIT / f.columns) * f.bytes;
     p.rows = (int)ridge_min(BLOCK_ROWS, call->dim[0] - tile * BLOCK_ROWS);

@@ -19,9 +19,9 @@
     {                                                                                                   \
         "x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, cols/32], with i8"                  \
     }
-#define W_ROW(name, same, rows)                                                                   \
-    {                                                                                             \
-        name, RIDGE_IN, 0, same, RIDGE_MATRIX, FORMATS, 0, "[ceil(" rows "/16), bytes of a tile]" \
+#define W_ROW(name, same, rows)                                                                      \
+    {                                                                                                \
+        name, RIDGE_IN, 0, same, RIDGE_MATRIX, FORMATS, 0, "[ceil(" rows "/16), bytes of a tile/16]" \
     }
 #define VECTOR_ROW(name, shape)                            \
     {                                                      \
@@ -43,7 +43,7 @@ int64_t ridge_block_tile_bytes(ridge_dtype format, int64_t cols)
 static void tiles_extent(const ridge_call *call, int arg, int64_t height, int64_t *rows, int64_t *cols)
 {
     ridge_set_extent(rows, cols, tiles(height),
-                     ridge_block_tile_bytes((ridge_dtype)call->arg[arg].dtype, call->dim[1]));
+                     ridge_block_tile_bytes((ridge_dtype)call->arg[arg].dtype, call->dim[1]) / 16);
 }
 
 static const char *cols_rule(const ridge_call *call, int arg)
@@ -103,10 +103,10 @@ ridge_call ridge_block_unpack(int64_t rows, int64_t cols, ridge_tensor tiles, vo
 RIDGE_DEFAULTS(repack_defaults, ridge_block_repack(0, 0, NULL, TILES))
 RIDGE_DEFAULTS(unpack_defaults, ridge_block_unpack(0, 0, TILES, NULL))
 
-#define REPACK_ROWS(blocks_role, tiles_role)                                                            \
-    {                                                                                                   \
-        {"blocks", blocks_role, 0, -1, RIDGE_MATRIX, 1u << RIDGE_U8, 0, "[rows, bytes of a row]"},      \
-            {"tiles", tiles_role, 0, -1, RIDGE_MATRIX, FORMATS, 0, "[ceil(rows/16), bytes of a tile]"}, \
+#define REPACK_ROWS(blocks_role, tiles_role)                                                               \
+    {                                                                                                      \
+        {"blocks", blocks_role, 0, -1, RIDGE_MATRIX, 1u << RIDGE_U8, 0, "[rows, bytes of a row]"},         \
+            {"tiles", tiles_role, 0, -1, RIDGE_MATRIX, FORMATS, 0, "[ceil(rows/16), bytes of a tile/16]"}, \
     }
 
 /* A tile is made of 16 rows: no row of the result is one row's alone, so batch-invariance is not promised. */
@@ -133,6 +133,9 @@ static const char *product_rule(const ridge_call *call)
         return "operand x_scales is NULL, x is i8";
     if (call->arg[0].dtype != RIDGE_I8 && ridge_has(call, 1))
         return "operand x_scales must be absent, x is not i8";
+    if (call->op == RIDGE_BLOCK_MATMUL && ridge_has(call, RIDGE_BLOCK_MATMUL_RESIDUAL) &&
+        call->arg[RIDGE_BLOCK_MATMUL_RESIDUAL].dtype != call->arg[RIDGE_BLOCK_MATMUL_OUT].dtype)
+        return "operand residual has another dtype than out";
     return cols_rule(call, 2); /* the first weight of every product */
 }
 
@@ -212,7 +215,7 @@ const ridge_op_row ridge_op_block_matmul = {
             W_ROW("w", -1, "rows"),
             {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 1u << RIDGE_BLOCK_MATMUL_RESIDUAL, "[tokens, rows]"},
             VECTOR_ROW("bias", "[rows]"),
-            {"residual", RIDGE_IN, 1, RIDGE_BLOCK_MATMUL_OUT, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"},
+            {"residual", RIDGE_IN, 1, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"},
         },
     .fields = matmul_fields,
     .contract = CONTRACT,

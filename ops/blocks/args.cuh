@@ -1,0 +1,76 @@
+/* args.cuh: what the CUDA rows of products with weights in block formats share: arguments, the records in which x lies
+ * in shared memory, the epilogue, and the table of kernels that a format's file fills. */
+#ifndef RIDGE_BLOCKS_ARGS_CUH
+#define RIDGE_BLOCKS_ARGS_CUH
+
+#include "layout.h"
+#include "ops/q8_0/args.cuh"
+#include "src/math/blocks.h"
+
+typedef struct block_weight {
+    const uint8_t *tiles;
+    const float *bias; /* NULL: none */
+    void *out;
+    int64_t stride, out_stride; /* bytes of a tile; elements */
+    int rows;
+} block_weight;
+
+typedef struct block_mma_args {
+    block_weight weight[2]; /* the second: of pair and gate_up_swiglu, else rows = 0 */
+    int units, tail;        /* of 256 columns; the last unit has one run only */
+    int tiles, work;        /* of the first weight; of all, or for gate_up_swiglu pairs of tiles */
+    int gate_up, tokens, blocks, teams, depth, bf16, weights_const;
+    uint32_t at_ring, at_sums, at_bars;
+    /* x: floats, or codes and scales; or records that a kernel has made, in global memory */
+    int x_dtype, vector_x; /* rows begin at multiples of 16 bytes */
+    const void *x;
+    const float *x_scales;
+    int64_t x_stride, x_ld; /* bytes; elements */
+    const char *records;
+    char *records_out; /* of the kernel that makes them */
+    /* epilogue */
+    const void *residual;
+    int64_t residual_stride;
+    unsigned act;
+    const float *token_scale;
+    ridge_swiglu_options swiglu;
+} block_mma_args;
+
+/* The kernels of a format, by tokens (1, up to 8, up to 16), with weights copied by cp.async or by bulk copies. */
+typedef struct block_kernels {
+    const void *mma[2][3];
+    const void *records[3];
+    int unit, tables; /* bytes of a unit and of tables in shared memory */
+    int record[3];    /* bytes of x for 256 columns */
+} block_kernels;
+
+extern const block_kernels block_kernels_q4_0, block_kernels_q4_1, block_kernels_q8_0, block_kernels_mxfp4,
+    block_kernels_q2_k, block_kernels_q4_k, block_kernels_q5_k, block_kernels_q6_k, block_kernels_iq2_xxs;
+
+/* -------------------------------------------------------------------------------------------------------- epilogue */
+
+static __device__ __forceinline__ float block_add_bias(const float *bias, int row, float y)
+{
+    return bias ? y + bias[row] : y;
+}
+
+static __device__ __forceinline__ void block_store(const block_mma_args &a, const block_weight &w, int row, int token,
+                                                   float y)
+{
+    const int64_t at = token * w.out_stride + row;
+
+    if (a.bf16)
+        num_store<RIDGE_BF16>(w.out, at, y);
+    else
+        num_store<RIDGE_F32>(w.out, at, y);
+}
+
+static __device__ __forceinline__ float block_residual(const block_mma_args &a, int row, int token)
+{
+    const int64_t at = token * a.residual_stride + row;
+
+    return a.bf16 ? __uint_as_float((uint32_t)((const uint16_t *)a.residual)[at] << 16)
+                  : ((const float *)a.residual)[at];
+}
+
+#endif

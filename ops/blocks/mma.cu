@@ -1,0 +1,288 @@
+/* mma.cu: the host half of products with weights in block formats: the rows, how shared memory is laid out, and the
+ * launch. The kernels are in a file a format (mma.cuh has their main loop). */
+#include "mma.cuh"
+
+typedef struct block_plan {
+    int form; /* 0: one token, 1: up to 8, 2: up to 16 */
+    int teams, depth;
+    bool records; /* x lies in global memory */
+    uint32_t at_ring, at_sums, at_bars;
+    int64_t bytes;
+} block_plan;
+
+static const block_kernels *kernels_of(uint32_t format)
+{
+    switch (format) {
+    case RIDGE_Q4_0:
+        return &block_kernels_q4_0;
+    case RIDGE_Q4_1:
+        return &block_kernels_q4_1;
+    case RIDGE_Q8_0:
+        return &block_kernels_q8_0;
+    case RIDGE_MXFP4:
+        return &block_kernels_mxfp4;
+    case RIDGE_Q2_K:
+        return &block_kernels_q2_k;
+    case RIDGE_Q4_K:
+        return &block_kernels_q4_k;
+    case RIDGE_Q5_K:
+        return &block_kernels_q5_k;
+    case RIDGE_Q6_K:
+        return &block_kernels_q6_k;
+    default:
+        return &block_kernels_iq2_xxs;
+    }
+}
+
+static ridge_status prepare(const ridge_device *device)
+{
+    ridge_status status = RIDGE_OK;
+
+    for (uint32_t format = RIDGE_Q4_0; format < RIDGE_DTYPES && !status; format++) {
+        const block_kernels *k = kernels_of(format);
+
+        for (int bulk = 0; bulk < (device->arch >= RIDGE_ARCH_SM90 ? 2 : 1) && !status; bulk++)
+            status = host_prepare(device, k->mma[bulk], 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  host_max_shared(device), "block_matmul: loading kernels");
+        if (!status)
+            status = host_load(device, k->records, 3, "block_matmul: loading kernels");
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- plan */
+
+static const int form_tokens[3] = {1, 8, 16};
+
+/* Lays out shared memory for so many teams and stages; returns whether it fits. */
+static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums, int64_t most)
+{
+    const int64_t x = p->records ? 0 : units * k->record[p->form];
+
+    p->at_ring = (uint32_t)ridge_round_up(k->tables + x, 128);
+    p->at_sums = (uint32_t)ridge_round_up(p->at_ring + (int64_t)p->teams * 4 * p->depth * k->unit, 128);
+    p->at_bars = p->at_sums + (uint32_t)(p->teams * sums);
+    p->bytes = p->at_bars + (int64_t)p->teams * 4 * BLOCK_MAX_DEPTH * 8;
+    return k->tables + x < most && p->bytes <= most;
+}
+
+/* As many warps as fit with two stages each, then more stages. Where x leaves no room for two teams, it stays in global
+ * memory. */
+static block_plan plan(const ridge_device *device, const ridge_problem *problem)
+{
+    const block_kernels *k = kernels_of(problem->dtype[2]);
+    const int64_t tokens = problem->dim[0], units = block_units(problem->dim[1]), most = host_max_shared(device);
+    block_plan p = {};
+    const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2;
+    const int sums = (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : 1) * RIDGE_Q8_0_PARTS * form_tokens[form] * 64;
+
+    p.form = form;
+    for (int records = 0; records < 2; records++)
+        for (p.teams = BLOCK_MAX_TEAMS(form_tokens[form]); p.teams >= (records ? 1 : 2); p.teams--) {
+            p.records = records;
+            p.depth = 2;
+            if (!fits(&p, k, units, sums, most))
+                continue;
+            while (p.depth < BLOCK_MAX_DEPTH) {
+                p.depth++;
+                if (!fits(&p, k, units, sums, most)) {
+                    p.depth--;
+                    fits(&p, k, units, sums, most);
+                    break;
+                }
+            }
+            return p;
+        }
+    p.bytes = INT64_MAX;
+    return p;
+}
+
+/* -------------------------------------------------------------------------------------------------------- workspace */
+
+typedef struct block_space {
+    int8_t *codes;
+    float *scales;
+    char *records;
+} block_space;
+
+/* Codes of floats, where not every CTA quantises them itself, and records where shared memory has no room for them. */
+static size_t take(const ridge_device *device, const ridge_problem *problem, char *at, block_space *s)
+{
+    const int64_t elements = problem->dim[0] * problem->dim[1];
+    const block_plan p = plan(device, problem);
+
+    if (problem->dtype[0] != RIDGE_I8 && !q8_0_fuses_x(problem)) {
+        s->codes = (int8_t *)ridge_take(&at, elements);
+        s->scales = (float *)ridge_take(&at, elements / 32 * (int64_t)sizeof(float));
+    }
+    if (p.records)
+        s->records =
+            (char *)ridge_take(&at, block_units(problem->dim[1]) * kernels_of(problem->dtype[2])->record[p.form]);
+    return (size_t)(uintptr_t)at;
+}
+
+static size_t workspace(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    block_space s = {};
+
+    return take(device, problem, NULL, &s);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- launch */
+
+static block_weight weight_of(const ridge_call *call, int w, int out, int bias, int64_t rows)
+{
+    block_weight m = {};
+
+    m.tiles = (const uint8_t *)call->arg[w].data;
+    m.stride = 16 * call->arg[w].stride;
+    m.bias = (const float *)call->arg[bias].data;
+    m.out = call->arg[out].data;
+    m.out_stride = call->arg[out].stride;
+    m.rows = (int)rows;
+    return m;
+}
+
+static block_mma_args collect(const ridge_call *call)
+{
+    const ridge_operand *arg = call->arg;
+    block_mma_args a = {};
+
+    a.tokens = (int)call->dim[0];
+    a.blocks = (int)(call->dim[1] / 32);
+    a.units = (int)block_units(call->dim[1]);
+    a.tail = block_last_runs(call->dim[1]) == 1;
+    a.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
+    if (call->op == RIDGE_BLOCK_MATMUL) {
+        a.weight[0] =
+            weight_of(call, RIDGE_BLOCK_MATMUL_W, RIDGE_BLOCK_MATMUL_OUT, RIDGE_BLOCK_MATMUL_BIAS, call->dim[2]);
+        a.residual = arg[RIDGE_BLOCK_MATMUL_RESIDUAL].data;
+        a.residual_stride = arg[RIDGE_BLOCK_MATMUL_RESIDUAL].stride;
+        a.bf16 = arg[RIDGE_BLOCK_MATMUL_OUT].dtype == RIDGE_BF16;
+    } else if (call->op == RIDGE_BLOCK_PAIR) {
+        for (int i = 0; i < 2; i++)
+            a.weight[i] = weight_of(call, RIDGE_BLOCK_PAIR_W0 + i, RIDGE_BLOCK_PAIR_OUT0 + i,
+                                    RIDGE_BLOCK_PAIR_BIAS0 + i, call->dim[2 + i]);
+        a.bf16 = arg[RIDGE_BLOCK_PAIR_OUT0].dtype == RIDGE_BF16;
+    } else {
+        for (int i = 0; i < 2; i++)
+            a.weight[i] = weight_of(call, RIDGE_BLOCK_GATE_UP_SWIGLU_GATE + i, RIDGE_BLOCK_GATE_UP_SWIGLU_OUT,
+                                    RIDGE_BLOCK_GATE_UP_SWIGLU_GATE_BIAS + i, call->dim[2]);
+        a.gate_up = 1;
+        a.bf16 = arg[RIDGE_BLOCK_GATE_UP_SWIGLU_OUT].dtype == RIDGE_BF16;
+        a.act = call->flags & RIDGE_ACTIVATION;
+        a.token_scale = (const float *)arg[RIDGE_BLOCK_GATE_UP_SWIGLU_TOKEN_SCALE].data;
+        a.swiglu = ridge_swiglu_resolve(call->opt.swiglu);
+    }
+    a.tiles = (int)ridge_ceil_div(a.weight[0].rows, BLOCK_ROWS);
+    a.work = a.tiles + (a.gate_up ? 0 : (int)ridge_ceil_div(a.weight[1].rows, BLOCK_ROWS));
+    return a;
+}
+
+/* x of the arguments: the call's, or its codes made in the workspace. */
+static ridge_status collect_x(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                              const block_space *s, void *stream, block_mma_args *a)
+{
+    const ridge_operand *x = &bound->call.arg[0];
+    ridge_status status = RIDGE_OK;
+
+    a->x_dtype = (int)x->dtype;
+    a->x = x->data;
+    a->x_stride = q8_0_row_bytes(x);
+    a->x_scales = (const float *)bound->call.arg[1].data;
+    a->x_ld = bound->call.arg[1].stride;
+    if (s->codes) {
+        q8_0_rows_args q = {};
+
+        q.rows = bound->call.dim[0];
+        q.cols = bound->call.dim[1];
+        q.codes = s->codes;
+        q.scales = s->scales;
+        q.codes_stride = q.cols;
+        q.scales_stride = q.cols / 32;
+        status = q8_0_launch_quantize(device, kernel->name, x, &q, stream);
+        a->x_dtype = (int)RIDGE_I8;
+        a->x = s->codes;
+        a->x_stride = q.cols;
+        a->x_scales = s->scales;
+        a->x_ld = q.scales_stride;
+    }
+    a->vector_x = ((uintptr_t)a->x | (uintptr_t)a->x_stride) % 16 == 0;
+    return status;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *space, size_t, void *stream)
+{
+    const block_plan p = plan(device, &bound->problem);
+    const block_kernels *k = kernels_of(bound->call.arg[2].dtype);
+    block_mma_args a = collect(&bound->call);
+    block_space s = {};
+    ridge_status status;
+
+    if (a.tokens == 0 || a.work == 0)
+        return RIDGE_OK;
+    take(device, &bound->problem, (char *)space, &s);
+    status = collect_x(device, kernel, bound, &s, stream, &a);
+    if (status)
+        return status;
+    a.teams = p.teams;
+    a.depth = p.depth;
+    a.at_ring = p.at_ring;
+    a.at_sums = p.at_sums;
+    a.at_bars = p.at_bars;
+    if (p.records) {
+        const int64_t threads = (int64_t)a.units * 32 * form_tokens[p.form];
+
+        a.records_out = s.records;
+        status = host_launch(device, kernel->name, k->records[p.form], dim3((unsigned)ridge_ceil_div(threads, 256)),
+                             256, &a, stream);
+        if (status)
+            return status;
+        a.records = s.records;
+    }
+    return host_launch_shared(device, kernel->name, k->mma[kernel->param[0]][p.form],
+                              dim3((unsigned)ridge_min(a.work, device->units)), BLOCK_TEAM * p.teams, (size_t)p.bytes,
+                              &a, stream);
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30 || problem->dim[3] > 1 << 30)
+        return "more than 2^24 columns or 2^30 rows";
+    if (plan(device, problem).bytes == INT64_MAX)
+        return "shared memory is too small";
+    return NULL;
+}
+
+/* Microseconds: a launch, x, and the weights at the rate of a copy. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const block_layout f = block_layout_of(problem->dtype[2]);
+    double rows = (double)problem->dim[2];
+
+    if (problem->op == RIDGE_BLOCK_PAIR)
+        rows += (double)problem->dim[3];
+    if (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU)
+        rows *= 2;
+    return 3 + 45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
+           rows * (double)block_row_bytes(f, problem->dim[1]) * (kernel->param[0] ? 1.0e-3 : 1.1e-3) /
+               device->copy_gbps;
+}
+
+#define ROW(op_name, op_id, name, low, bulk)                                                                      \
+    {                                                                                                             \
+        "cuda." op_name "." name, op_id, low, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {bulk}, why_not, workspace, \
+            cost, launch                                                                                          \
+    }
+#define ROWS(op_name, op_id) \
+    ROW(op_name, op_id, "bulk", RIDGE_ARCH_SM90, 1), ROW(op_name, op_id, "mma", RIDGE_ARCH_SM80, 0)
+
+/* param[0]: weights come by bulk copies. */
+static const ridge_kernel rows[] = {
+    ROWS("block_matmul", RIDGE_BLOCK_MATMUL),
+    ROWS("block_pair", RIDGE_BLOCK_PAIR),
+    ROWS("block_gate_up_swiglu", RIDGE_BLOCK_GATE_UP_SWIGLU),
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_blocks = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -1,0 +1,460 @@
+/* mma.cuh: the main loop of products with weights in block formats, by mma.sync from sm_80 on; one for all formats.
+ *
+ * A team of four warps computes a tile of 16 rows. Warp w has the units w, w + 4, ... of 256 columns, which are the
+ * partitions 2 w and 2 w + 1 of the canonical order. It copies unit after unit, one contiguous piece of memory, into
+ * stages of its own in shared memory, by cp.async (16 bytes a lane) or by one bulk copy, `depth` ahead and from one
+ * tile into the next; no other warp reads them, so there is no barrier but __syncwarp. Lanes read the codes back as A
+ * operands (layout.h).
+ *
+ * x is the B operand. With several tokens its eight columns are tokens: an instruction has a block's sums of 16 rows.
+ * Of one token the columns are the eight blocks of a unit: x of block n is in column n alone, zeros elsewhere, so that
+ * eight instructions onto one accumulator leave the sums of 16 rows and 8 blocks, and no lane computes for nothing.
+ * Lane 4 g + t owns the scales of row g + 8 (t % 2), run t / 2; with one token it adds up that run of that row, after
+ * an exchange with its neighbour, with several it hands the scales to the lanes of its group.
+ *
+ * Where a sum needs no sub-scales, it starts at 0x4b400000, the bits of 12582912.0f, less an offset times the sum of x:
+ * read as a float, less 12582912, it is exactly the integer.
+ *
+ * Named barrier 1 + team orders the writes of a tile's partial sums before their reads, and those before the next
+ * tile's writes. */
+#ifndef RIDGE_BLOCKS_MMA_CUH
+#define RIDGE_BLOCKS_MMA_CUH
+
+#include "cuda/mma.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "parts.cuh"
+#include "records.cuh"
+
+enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
+/* Teams of a CTA, at most: 128 registers a thread, and 255 for the sums of 16 tokens. */
+#define BLOCK_MAX_TEAMS(tokens) ((tokens) > 8 ? 2 : 4)
+
+/* ----------------------------------------------------------------------------------------------------- bulk copies */
+
+#if __CUDA_ARCH__ >= 900
+enum { BLOCK_HAS_BULK = 1 };
+#else /* for kernels that are compiled without a body */
+enum { BLOCK_HAS_BULK = 0 };
+static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t, uint32_t)
+{
+}
+static __device__ __forceinline__ void ptx_mbarrier_fence_init(void)
+{
+}
+static __device__ __forceinline__ void ptx_mbarrier_expect(uint32_t, uint32_t)
+{
+}
+static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t, uint32_t)
+{
+}
+static __device__ __forceinline__ void ptx_bulk_load(uint32_t, const void *, uint32_t, uint32_t)
+{
+}
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------- weights */
+
+/* The next unit to copy. */
+typedef struct block_loader {
+    int work, sub, left;
+    const uint8_t *from;
+} block_loader;
+
+static __device__ __forceinline__ void block_seek(const block_mma_args &a, block_loader *l, int part, int unit_bytes)
+{
+    const bool second = a.gate_up ? l->sub : l->work >= a.tiles;
+    const int tile = !a.gate_up && second ? l->work - a.tiles : l->work;
+
+    l->from = a.weight[second].tiles + tile * a.weight[second].stride + (int64_t)part * unit_bytes;
+}
+
+/* Copies the next unit into a stage and advances. The last unit of a tile may lack its second run: the scales then come
+ * to lie where they always do, and what the stage holds of the second run meets scales of zero. */
+template <class F, int BULK>
+static __device__ __forceinline__ void block_copy(const block_mma_args &a, block_loader *l, uint32_t stage,
+                                                  uint32_t bar, int part, int lane, int mine, int step)
+{
+    if (l->work < a.work) {
+        const bool tail = F::SMALL && a.tail && l->left == 1 && (a.units - 1) % 4 == part;
+        const int codes = tail ? F::CODES / 2 : F::CODES, bytes = codes + F::UNIT - F::CODES;
+
+        if constexpr (BULK) {
+            if (lane == 0) {
+                ptx_mbarrier_expect(bar, (uint32_t)bytes);
+                ptx_bulk_load(stage, l->from, (uint32_t)(tail ? codes : F::UNIT), bar);
+                if (tail)
+                    ptx_bulk_load(stage + F::CODES, l->from + codes, F::UNIT - F::CODES, bar);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < F::UNIT / 16; i += 32) {
+                const int at = (i + lane) * 16;
+
+                if (at < bytes)
+                    mma_copy16(stage + (uint32_t)(at < codes ? at : at + F::CODES - codes), l->from + at, 16);
+            }
+        }
+        l->from += 4 * F::UNIT;
+        if (--l->left == 0) {
+            l->left = mine;
+            l->sub ^= a.gate_up;
+            l->work += l->sub ? 0 : step;
+            if (l->work < a.work)
+                block_seek(a, l, part, F::UNIT);
+        }
+    }
+    if (!BULK)
+        mma_copy_commit();
+}
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+static __device__ __forceinline__ float block_from_start(int32_t sum)
+{
+    return __fadd_rn(__int_as_float(sum), -12582912.0f);
+}
+
+/* Adds one block to its partition, out of its sums (of 16 and 16 columns with sub-scales). */
+template <class F>
+static __device__ __forceinline__ float block_step(float acc, float w, float m, uint32_t sub, const int32_t *sum,
+                                                   float xs, const float *aux)
+{
+    if (F::X == BLOCK_X_START_16) { /* Q6_K */
+        const int32_t i = (int16_t)sub * sum[0] + ((int32_t)sub >> 16) * sum[1];
+
+        return __fmaf_rn(__fmul_rn(w, xs), (float)i, acc);
+    }
+    if (F::X == BLOCK_X_SUM_16) { /* Q2_K */
+        const int32_t i = (int32_t)(sub & 255) * sum[0] + (int32_t)(sub >> 8 & 255) * sum[1];
+
+        acc = __fmaf_rn(__fmul_rn(w, xs), (float)i, acc);
+        acc = __fmaf_rn(-__fmul_rn(m, (float)(sub >> 16 & 255)), aux[0], acc);
+        return __fmaf_rn(-__fmul_rn(m, (float)(sub >> 24)), aux[1], acc);
+    }
+    acc = __fmaf_rn(__fmul_rn(w, xs), block_from_start(sum[0]), acc);
+    return F::X == BLOCK_X_SUM ? __fmaf_rn(m, aux[0], acc) : acc;
+}
+
+template <class F>
+static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uint32_t *a, const uint32_t *b)
+{
+    if (F::X >= BLOCK_X_START_16) {
+        ptx_mma_s8_k16(d[0], a, b[0]);
+        ptx_mma_s8_k16(d[1], a + 2, b[1]);
+    } else {
+        ptx_mma_s8(d[0], a, b);
+    }
+}
+
+/* A unit times one token: adds to the sum of the run that this lane owns. */
+template <class F>
+static __device__ __forceinline__ void block_unit_1(const char *unit, const char *tables, const char *record, int lane,
+                                                    float *acc)
+{
+    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1 };
+    const int g = lane / 4, t = lane % 4, odd = t & 1, run = t >> 1;
+    const uint2 x = *(const uint2 *)(record + lane * 8);
+    const float4 xs = *(const float4 *)(record + 256 + run * 16);
+    const float scale[4] = {xs.x, xs.y, xs.z, xs.w};
+    float aux[4][2] = {};
+    int32_t d[SUMS][4], own[4][SUMS];
+    block_scales s;
+
+#pragma unroll
+    for (int k = 0; k < SUMS; k++) {
+        const int start = F::X == BLOCK_X_START_16 || F::X == BLOCK_X_SUM_16 ? 0 : 0x4b400000;
+        int2 v = make_int2(start, start);
+
+        if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16)
+            v = *(const int2 *)(record + 288 + 32 * k + t * 8);
+        d[k][0] = d[k][2] = v.x;
+        d[k][1] = d[k][3] = v.y;
+    }
+    if (F::X == BLOCK_X_SUM || F::X == BLOCK_X_SUM_16)
+#pragma unroll
+        for (int k = 0; k < SUMS; k++) {
+            const float4 v = *(const float4 *)(record + 288 + 32 * k + run * 16);
+
+            aux[0][k] = v.x, aux[1][k] = v.y, aux[2][k] = v.z, aux[3][k] = v.w;
+        }
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        uint32_t codes[4][4];
+
+        block_codes(F(), unit, tables, lane, q, codes);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t b[2] = {g == 4 * q + j ? x.x : 0, g == 4 * q + j ? x.y : 0};
+
+            block_mma_onto<F>(d, codes[j], b);
+        }
+    }
+    block_own_scales(F(), unit, lane, &s);
+#pragma unroll
+    for (int k = 0; k < SUMS; k++) {
+        const int32_t got0 = __shfl_xor_sync(~0u, odd ? d[k][0] : d[k][2], 1);
+        const int32_t got1 = __shfl_xor_sync(~0u, odd ? d[k][1] : d[k][3], 1);
+
+        own[0][k] = odd ? got0 : d[k][0];
+        own[1][k] = odd ? got1 : d[k][1];
+        own[2][k] = odd ? d[k][2] : got0;
+        own[3][k] = odd ? d[k][3] : got1;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        *acc = block_step<F>(*acc, s.w[j], s.m[j], s.sub[j], own[j], scale[j], aux[j]);
+}
+
+/* The scales of a block for rows g and g + 8, from the lanes that own them. */
+template <class F>
+static __device__ __forceinline__ void block_hand_out(const block_scales *s, int q, int j, int lane, float *w, float *m,
+                                                      uint32_t *sub)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int from = (lane & 28) + 2 * q + h;
+        const bool each = F::X < BLOCK_X_START_16; /* else d and dmin are the same for all blocks of a row */
+
+        w[h] = __shfl_sync(~0u, s->w[each ? j : 0], from);
+        if (F::X == BLOCK_X_SUM || F::X == BLOCK_X_SUM_16)
+            m[h] = __shfl_sync(~0u, s->m[each ? j : 0], from);
+        if (!each)
+            sub[h] = __shfl_sync(~0u, s->sub[j], from);
+    }
+}
+
+/* A unit times 8 TILES tokens: acc[run][4 tile + i] as the D operand has them. */
+template <class F, int TILES>
+static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, const char *record,
+                                                    int64_t tile_stride, int lane, float (*acc)[4 * TILES])
+{
+    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, AUX = BLOCK_AUX(F::X) };
+    const int t = lane % 4;
+    block_scales s;
+
+    block_own_scales(F(), unit, lane, &s);
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        uint32_t codes[4][4];
+
+        block_codes(F(), unit, tables, lane, q, codes);
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+            float w[2][2], m[2][2] = {};
+            uint32_t sub[2][2] = {};
+
+            if (TILES > 1)
+                asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                block_hand_out<F>(&s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++) {
+                const char *at = record + tile * tile_stride;
+                const int which = 2 * q + pair;
+                const uint4 x = *(const uint4 *)(at + which * 512 + lane * 16);
+                const float4 xs = *(const float4 *)(at + 2048 + which * 64 + t * 16);
+                float4 aux[AUX + 1];
+
+#pragma unroll
+                for (int k = 0; k < AUX; k++)
+                    aux[k] = *(const float4 *)(at + 2304 + 256 * k + which * 64 + t * 16);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
+                    int32_t d[SUMS][4];
+
+#pragma unroll
+                    for (int k = 0; k < SUMS; k++) {
+                        d[k][0] = d[k][1] = F::X >= BLOCK_X_START_16 ? 0 : 0x4b400000;
+                        if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16) {
+                            d[k][0] = __float_as_int(i ? aux[k].z : aux[k].x);
+                            d[k][1] = __float_as_int(i ? aux[k].w : aux[k].y);
+                        }
+                        d[k][2] = d[k][0];
+                        d[k][3] = d[k][1];
+                    }
+                    block_mma_onto<F>(d, codes[2 * pair + i], b);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float scale = i ? (e & 1 ? xs.w : xs.z) : (e & 1 ? xs.y : xs.x);
+                        const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
+                        float more[2] = {};
+
+#pragma unroll
+                        for (int k = 0; k < AUX; k++)
+                            more[k] = i ? (e & 1 ? aux[k].w : aux[k].z) : (e & 1 ? aux[k].y : aux[k].x);
+                        acc[q][4 * tile + e] = block_step<F>(acc[q][4 * tile + e], w[i][e >> 1], m[i][e >> 1],
+                                                             sub[i][e >> 1], sum, scale, more);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- epilogue */
+
+/* Partial sums of a tile: [partition][token][row]. */
+template <int TOKENS>
+static __device__ __forceinline__ void block_write_sums(float *sums, int part, int lane,
+                                                        float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
+{
+    const int g = lane / 4, t = lane % 4;
+
+    if constexpr (TOKENS == 1) {
+        sums[(2 * part + (t >> 1)) * 16 + g + 8 * (t & 1)] = acc[0][0];
+    } else {
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+#pragma unroll
+            for (int e = 0; e < TOKENS / 2; e++)
+                sums[((2 * part + q) * TOKENS + 8 * (e / 4) + 2 * t + (e & 1)) * 16 + g + 8 * (e >> 1 & 1)] = acc[q][e];
+    }
+}
+
+template <int TOKENS> static __device__ __forceinline__ float block_read_sum(const float *sums, int token, int r)
+{
+    float part[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        part[i] = sums[(i * TOKENS + token) * 16 + r];
+    return ridge_block_tree(part);
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void block_store_tile(const block_mma_args &a, const float *sums, int work)
+{
+    const bool second = !a.gate_up && work >= a.tiles;
+    const block_weight &w = a.weight[second];
+    const int tile = second ? work - a.tiles : work;
+
+    for (int i = threadIdx.x % BLOCK_TEAM; i < a.tokens * BLOCK_ROWS; i += BLOCK_TEAM) {
+        const int r = i % BLOCK_ROWS, row = tile * BLOCK_ROWS + r, token = i / BLOCK_ROWS;
+        float y;
+
+        if (row >= w.rows)
+            continue;
+        y = block_add_bias(w.bias, row, block_read_sum<TOKENS>(sums, token, r));
+        if (a.gate_up) {
+            const float up = block_add_bias(a.weight[1].bias, row,
+                                            block_read_sum<TOKENS>(sums + RIDGE_Q8_0_PARTS * TOKENS * 16, token, r));
+
+            y = q8_0_swiglu(a.act, y, up, a.token_scale ? a.token_scale[token] : 1.0f, a.swiglu);
+        } else if (a.residual) {
+            y += block_residual(a, row, token);
+        }
+        block_store(a, w, row, token, y);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- kernel */
+
+template <int BULK> static __device__ __forceinline__ void block_wait(uint32_t bar, uint32_t parity, int depth)
+{
+    if constexpr (BULK) {
+        ptx_mbarrier_wait(bar, parity);
+    } else {
+        if (depth == 4)
+            mma_copy_wait_for<3>();
+        else if (depth == 3)
+            mma_copy_wait_for<2>();
+        else if (depth == 2)
+            mma_copy_wait_for<1>();
+        else
+            mma_copy_wait_for<0>();
+        __syncwarp(); /* the lanes' copies are visible to each other */
+    }
+}
+
+template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
+{
+    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
+    extern __shared__ __align__(128) char memory[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
+    const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
+    char *ring = memory + a.at_ring + warp * a.depth * F::UNIT;
+    const uint32_t bars = ptx_shared(memory + a.at_bars) + (uint32_t)(warp * BLOCK_MAX_DEPTH * 8);
+    float *sums = (float *)(memory + a.at_sums) + team * (1 + a.gate_up) * RIDGE_Q8_0_PARTS * TOKENS * 16;
+    const char *records = a.records ? a.records : memory + F::TABLES;
+    block_loader l = {(int)blockIdx.x + team * (int)gridDim.x, 0, mine, NULL};
+    uint32_t parity = 0;
+    int at = 0;
+
+    ptx_launch_dependents();
+    if constexpr (BULK) {
+        if (lane == 0)
+            for (int i = 0; i < a.depth; i++)
+                ptx_mbarrier_init(bars + i * 8, 1);
+        ptx_mbarrier_fence_init();
+        __syncwarp();
+    }
+    if (!a.weights_const)
+        ptx_grid_dependency_wait();
+    if (mine == 0)
+        l.work = a.work;
+    if (l.work < a.work)
+        block_seek(a, &l, part, F::UNIT);
+    for (int i = 0; i < a.depth; i++)
+        block_copy<F, BULK>(a, &l, ptx_shared(ring + i * F::UNIT), bars + i * 8, part, lane, mine, step);
+    block_fill_tables(F(), memory);
+    if (a.weights_const)
+        ptx_grid_dependency_wait();
+    if (!a.records)
+        block_make_records<F, TOKENS>(a, memory + F::TABLES, (int)threadIdx.x, (int)blockDim.x);
+    __syncthreads(); /* orders the writes of x and of tables before their reads */
+    for (int work = (int)blockIdx.x + team * (int)gridDim.x; work < a.work; work += step) {
+        for (int sub = 0; sub <= a.gate_up; sub++) {
+            float acc[2][TOKENS == 1 ? 1 : TOKENS / 2] = {};
+
+            for (int k = 0; k < mine; k++) {
+                const char *unit = ring + at * F::UNIT, *record = records + (int64_t)(part + 4 * k) * RECORD;
+
+                block_wait<BULK>(bars + at * 8, parity, a.depth);
+                if constexpr (TOKENS == 1)
+                    block_unit_1<F>(unit, memory, record, lane, &acc[0][0]);
+                else
+                    block_unit_8<F, TOKENS / 8>(unit, memory, record, (int64_t)a.units * RECORD, lane, acc);
+                __syncwarp(); /* all lanes have read the stage before it is written again */
+                block_copy<F, BULK>(a, &l, ptx_shared(unit), bars + at * 8, part, lane, mine, step);
+                at = at + 1 == a.depth ? 0 : at + 1;
+                parity ^= at == 0;
+            }
+            block_write_sums<TOKENS>(sums + sub * RIDGE_Q8_0_PARTS * TOKENS * 16, part, lane, acc);
+        }
+        ptx_barrier_sync(1 + team, BLOCK_TEAM);
+        block_store_tile<TOKENS>(a, sums, work);
+        ptx_barrier_sync(1 + team, BLOCK_TEAM);
+    }
+}
+
+template <class F, int TOKENS, int BULK>
+static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(TOKENS), 1)
+    block_mma(const __grid_constant__ block_mma_args a)
+{
+    if constexpr (!BULK || BLOCK_HAS_BULK)
+        block_product<F, TOKENS, BULK>(a);
+}
+
+#define BLOCK_KERNELS_OF(F, BULK)                                                                                      \
+    {                                                                                                                  \
+        (const void *)block_mma<F, 1, BULK>, (const void *)block_mma<F, 8, BULK>, (const void *)block_mma<F, 16, BULK> \
+    }
+/* Defines block_kernels_NAME, from struct block_NAME. */
+#define BLOCK_KERNELS(name)                                                                          \
+    extern const block_kernels block_kernels_##name = {                                              \
+        {BLOCK_KERNELS_OF(block_##name, 0), BLOCK_KERNELS_OF(block_##name, 1)},                      \
+        {(const void *)block_records<block_##name, 1>, (const void *)block_records<block_##name, 8>, \
+         (const void *)block_records<block_##name, 16>},                                             \
+        block_##name::UNIT,                                                                          \
+        block_##name::TABLES,                                                                        \
+        {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)}};
+
+/* Formats without tables. */
+template <class F> static __device__ __forceinline__ void block_fill_tables(F, char *)
+{
+}
+
+#endif

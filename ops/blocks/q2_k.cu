@@ -1,0 +1,43 @@
+/* q2_k.cu: Q2_K: two bits, 4-bit sub-scales and minima of 16 columns, f16 d and dmin for 256. */
+#include "mma.cuh"
+
+struct block_q2_k {
+    static const int UNIT = 1344;
+    static const int CODES = 1024;
+    static const int TABLES = 0;
+    static const int SMALL = 0;
+    static const int X = BLOCK_X_SUM_16;
+    static const int OFFSET = 0;
+    static const int PAIRS = 0;
+    static const int MIXED = 0;
+};
+
+static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit, const char *, int lane, int q,
+                                                   uint32_t (*codes)[4])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint2 v = *(const uint2 *)(unit + h * 512 + lane * 16 + q * 8);
+
+#pragma unroll
+        for (int slot = 0; slot < 8; slot++)
+            codes[slot / 2][slot % 2 * 2 + h] = (slot < 4 ? v.x : v.y) >> 2 * (slot & 3) & 0x03030303;
+    }
+}
+
+static __device__ __forceinline__ void block_own_scales(block_q2_k, const char *unit, int lane, block_scales *s)
+{
+    const uint2 v = *(const uint2 *)(unit + 1024 + block_own_row(lane) * 16 + block_own_run(lane) * 8);
+    const uint32_t d = *(const uint32_t *)(unit + 1280 + block_own_row(lane) * 4);
+
+#pragma unroll
+    for (int j = 0; j < 4; j++) { /* scales in the low nibbles of two bytes, minima in the high ones */
+        const uint32_t word = j < 2 ? v.x : v.y, pair = (j & 1 ? word >> 16 : word) & 0xffff;
+
+        s->w[j] = block_low_half(d);
+        s->m[j] = block_high_half(d);
+        s->sub[j] = (pair & 0x0f0f) | (pair & 0xf0f0) << 12;
+    }
+}
+
+BLOCK_KERNELS(q2_k)

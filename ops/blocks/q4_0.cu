@@ -1,0 +1,26 @@
+/* q4_0.cu: Q4_0: nibbles less 8, the -8 through the start of a sum; an f16 scale a block. */
+#include "mma.cuh"
+
+struct block_q4_0 {
+    static const int UNIT = 2304;
+    static const int CODES = 2048;
+    static const int TABLES = 0;
+    static const int SMALL = 1;
+    static const int X = BLOCK_X_START;
+    static const int OFFSET = 8;
+    static const int PAIRS = 0;
+    static const int MIXED = 0;
+};
+
+static __device__ __forceinline__ void block_codes(block_q4_0, const char *unit, const char *, int lane, int q,
+                                                   uint32_t (*codes)[4])
+{
+    block_nibbles(unit, lane, q, codes);
+}
+
+static __device__ __forceinline__ void block_own_scales(block_q4_0, const char *unit, int lane, block_scales *s)
+{
+    block_half_scales(unit + block_q4_0::CODES, lane, s);
+}
+
+BLOCK_KERNELS(q4_0)
