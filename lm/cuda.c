@@ -36,12 +36,14 @@ typedef struct driver {
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);
     int (*event_wait)(void *event);
+    int (*stream_follow)(void *stream, void *event, unsigned flags);
     int (*error_text)(int error, const char **text);
 } driver;
 
 typedef struct cuda_state {
     driver f;
     void *library, *context, *stream, *mark[2];
+    void *branch[RIDGE_LM_MAX_SESSIONS], *forked, *joined[RIDGE_LM_MAX_SESSIONS]; /* streams, events */
     int ordinal;
 } cuda_state;
 
@@ -97,6 +99,7 @@ static ridge_status look_up(cuda_state *s)
                 {"cuEventDestroy_v2", &s->f.event_destroy},
                 {"cuEventRecord", &s->f.event_record},
                 {"cuEventSynchronize", &s->f.event_wait},
+                {"cuStreamWaitEvent", &s->f.stream_follow},
                 {"cuGetErrorString", &s->f.error_text}};
 
     s->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -120,6 +123,14 @@ static void stop(void *state)
     for (int i = 0; i < 2; i++)
         if (s->mark[i])
             WITH_CONTEXT(s, error, s->f.event_destroy(s->mark[i]));
+    if (s->forked)
+        WITH_CONTEXT(s, error, s->f.event_destroy(s->forked));
+    for (int i = 0; i < RIDGE_LM_MAX_SESSIONS; i++) {
+        if (s->joined[i])
+            WITH_CONTEXT(s, error, s->f.event_destroy(s->joined[i]));
+        if (s->branch[i])
+            WITH_CONTEXT(s, error, s->f.stream_destroy(s->branch[i]));
+    }
     if (s->stream)
         WITH_CONTEXT(s, error, s->f.stream_destroy(s->stream));
     if (s->context)
@@ -269,9 +280,49 @@ static int64_t free_bytes(void *state)
     return error ? 0 : (int64_t)there;
 }
 
-static void *stream_of(void *state)
+static void *stream_of(void *state, int branch)
 {
-    return ((cuda_state *)state)->stream;
+    const cuda_state *s = state;
+
+    return branch < 0 ? s->stream : s->branch[branch];
+}
+
+static ridge_status branches(void *state, int count)
+{
+    cuda_state *s = state;
+    int error = 0;
+
+    WITH_CONTEXT(s, error, s->f.event_create(&s->forked, 2));
+    for (int i = 0; i < count && !error; i++) {
+        WITH_CONTEXT(s, error, s->f.stream_create(&s->branch[i], 1));
+        if (!error)
+            WITH_CONTEXT(s, error, s->f.event_create(&s->joined[i], 2));
+    }
+    return failed(s, error, "a stream");
+}
+
+static ridge_status fork_branches(void *state, int count)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.event_record(s->forked, s->stream));
+    for (int i = 0; i < count && !error; i++)
+        WITH_CONTEXT(s, error, s->f.stream_follow(s->branch[i], s->forked, 0));
+    return failed(s, error, "branches of a graph");
+}
+
+static ridge_status join_branches(void *state, int count)
+{
+    cuda_state *s = state;
+    int error = 0;
+
+    for (int i = 0; i < count && !error; i++) {
+        WITH_CONTEXT(s, error, s->f.event_record(s->joined[i], s->branch[i]));
+        if (!error)
+            WITH_CONTEXT(s, error, s->f.stream_follow(s->stream, s->joined[i], 0));
+    }
+    return failed(s, error, "branches of a graph");
 }
 
 static ridge_status graph_begin(void *state)
@@ -334,4 +385,7 @@ const lm_backend lm_cuda_backend = {
     .graph_end = graph_end,
     .graph_launch = graph_launch,
     .graph_free = graph_free,
+    .branches = branches,
+    .fork = fork_branches,
+    .join = join_branches,
 };

@@ -187,13 +187,17 @@ typedef struct lm_backend {
     ridge_status (*wait)(void *state, int mark);
     ridge_status (*copy)(void *state, void *to, const void *from, int64_t bytes); /* on the device */
     int64_t (*free_bytes)(void *state);                                           /* 0: not known */
-    void *(*stream)(void *state);
-    bool host; /* its memory is the host's */
+    void *(*stream)(void *state, int branch); /* -1: the trunk, which is the only one where `fork` is NULL */
+    bool host;                                /* its memory is the host's */
     /* NULL where there are none: calls between begin and end become a graph. */
     ridge_status (*graph_begin)(void *state);
     ridge_status (*graph_end)(void *state, void **graph);
     ridge_status (*graph_launch)(void *state, void *graph);
     void (*graph_free)(void *state, void *graph);
+    /* Within a graph: `count` branches, made before by `branches`, follow the trunk; then the trunk follows them. */
+    ridge_status (*branches)(void *state, int count);
+    ridge_status (*fork)(void *state, int count);
+    ridge_status (*join)(void *state, int count);
 } lm_backend;
 
 extern const lm_backend lm_cuda_backend;

@@ -66,9 +66,9 @@ static int64_t free_bytes(void *state)
     return (int64_t)kb * 1024;
 }
 
-static void *no_stream(void *state)
+static void *no_stream(void *state, int branch)
 {
-    (void)state;
+    (void)state, (void)branch;
     return NULL;
 }
 

@@ -54,12 +54,12 @@ typedef struct lm_batch {
     int8_t *codes; /* of a norm, with scales */
     lm_inputs *inputs;
     void *workspace;
-    int64_t workspace_bytes;
-    float *host_x;      /* embeddings that are not on the device */
-    lm_inputs *host[2]; /* of two steps that may be in flight */
-    int32_t *drawn[2];  /* the tokens that they drew */
-    int turn;           /* which of the two was launched last */
-    bool ahead;         /* and whether a caller has yet to ask for it */
+    int64_t workspace_bytes[2]; /* that a call of one token needs at most, and one of more */
+    float *host_x;              /* embeddings that are not on the device */
+    lm_inputs *host[2];         /* of two steps that may be in flight */
+    int32_t *drawn[2];          /* the tokens that they drew */
+    int turn;                   /* which of the two was launched last */
+    bool ahead;                 /* and whether a caller has yet to ask for it */
     lm_step ahead_step;
     lm_graph graph[LM_GRAPHS];
     int graphs;

@@ -3,6 +3,7 @@
  * A step of up to 16 tokens: embed; in each layer add_rms_norm to codes, the product with q|k|v, kv_append and
  * attention_decode for every session, the product with the output's weights added to the residual, add_rms_norm to
  * codes, gate_up_swiglu, the product with down added to the residual; then add_rms_norm to codes, the head, and sample.
+ * In a graph, kv_append and attention_decode of several sessions are branches that run side by side.
  * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual. */
 #include <inttypes.h>
 #include <math.h>
@@ -11,15 +12,39 @@
 
 #include "session.h"
 
-/* What a step does with its calls: measure the workspace or run them. */
-typedef ridge_status on_call(lm_batch *b, const ridge_call *call);
+typedef struct work work;
 
-typedef struct work {
+/* What a step does with its calls: measure the workspace or run them. */
+typedef ridge_status on_call(const work *w, const ridge_call *call);
+
+struct work {
     lm_batch *b;
     on_call *each;
     const lm_step *s;
-    int now; /* which of x holds the residual */
-} work;
+    int now;  /* which of x holds the residual */
+    int lane; /* the branch of the graph that calls go to; -1: its trunk */
+};
+
+static ridge_status measure(const work *w, const ridge_call *call)
+{
+    int64_t *most = &w->b->workspace_bytes[w->s->tokens > 1];
+    size_t bytes;
+
+    LM_TRY(lm_ridge_failed(ridge_workspace_bytes(w->b->lm->device, call, &bytes)));
+    *most = (int64_t)bytes > *most ? (int64_t)bytes : *most;
+    return RIDGE_OK;
+}
+
+/* Every branch has a stream and a workspace of its own, behind that of the trunk. */
+static ridge_status run(const work *w, const ridge_call *call)
+{
+    const lm_batch *b = w->b;
+    const int64_t trunk = b->workspace_bytes[1], branch = b->workspace_bytes[0];
+    char *workspace = (char *)b->workspace + (w->lane < 0 ? 0 : trunk + w->lane * branch);
+
+    return lm_ridge_failed(ridge_run(b->lm->device, call, workspace, (size_t)(w->lane < 0 ? trunk : branch),
+                                     b->lm->backend->stream(b->state, w->lane)));
+}
 
 static ridge_tensor f32(const float *data)
 {
@@ -36,7 +61,7 @@ static ridge_tensor codes(const lm_batch *b)
 static ridge_status weights_call(const work *w, ridge_call *call)
 {
     call->flags |= RIDGE_WEIGHTS_CONST;
-    return w->each(w->b, call);
+    return w->each(w, call);
 }
 
 static ridge_status norm(const work *w, const float *x, const float *weight, int64_t rows, ridge_tensor out)
@@ -74,7 +99,7 @@ static ridge_status add_product(work *w, const lm_matrix *m, const float *x, con
     /* A product of no columns is zero: what is left of the op is the sum of two matrices. */
     call = ridge_q8_0_matmul_hc_expand(n, 0, m->rows, 1, f32(x), lm_planes(m), ones, ones, residual, b->x[w->now]);
     ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, RIDGE_F32, b->normed, 0);
-    return w->each(b, &call);
+    return w->each(w, &call);
 }
 
 /* kv_append and attention_decode of `count` tokens from `first` on, all of one session. */
@@ -99,26 +124,34 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
     ridge_set(&call, RIDGE_KV_APPEND_BIAS, l->bias ? RIDGE_F32 : RIDGE_NONE, l->bias, 0);
     ridge_set(&call, RIDGE_KV_APPEND_Q_NORM, l->q_norm ? RIDGE_F32 : RIDGE_NONE, l->q_norm, 0);
     ridge_set(&call, RIDGE_KV_APPEND_K_NORM, l->k_norm ? RIDGE_F32 : RIDGE_NONE, l->k_norm, 0);
-    LM_TRY(w->each(b, &call));
+    LM_TRY(w->each(w, &call));
     call = ridge_attention_decode(count, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + first * q), k,
                                   v, b->inputs->pos + first, f32(b->heads + first * q));
     call.opt.attention.scale = (float)c->attention_scale;
     call.opt.attention.window = l->window;
-    return w->each(b, &call);
+    return w->each(w, &call);
 }
 
 static ridge_status attention(work *w, int64_t layer)
 {
     lm_batch *b = w->b;
+    const lm_backend *backend = b->lm->backend;
     const lm_layer *l = &b->lm->layer[layer];
+    const bool branches = backend->fork && w->s->runs > 1 && w->each == run;
     int64_t first = 0;
 
     LM_TRY(norm(w, b->x[w->now], l->attn_norm, w->s->tokens, codes(b)));
     LM_TRY(product(w, &l->qkv, codes(b), w->s->tokens, b->qkv));
+    if (branches)
+        LM_TRY(backend->fork(b->state, (int)w->s->runs));
     for (int64_t i = 0; i < w->s->runs; i++) {
+        w->lane = branches ? (int)i : -1;
         LM_TRY(attend(w, layer, w->s->run[i].slot, first, w->s->run[i].count));
         first += w->s->run[i].count;
     }
+    w->lane = -1;
+    if (branches)
+        LM_TRY(backend->join(b->state, (int)w->s->runs));
     return add_product(w, &l->out, b->heads, l->post_attn_norm);
 }
 
@@ -143,7 +176,7 @@ static ridge_status embed(const work *w)
                                   ridge_matrix(w->b->inputs->token, RIDGE_I32), f32(w->b->x[0]));
 
     call.opt.embed.scale = lm_embed_scale(lm);
-    return w->each(w->b, &call);
+    return w->each(w, &call);
 }
 
 /* Draws take the place of the step's tokens, so that the next step can go on with them. */
@@ -154,7 +187,7 @@ static ridge_status sample(const work *w)
                                    ridge_matrix(NULL, RIDGE_I32), ridge_matrix(in->token, RIDGE_I32));
 
     call.opt.sample = w->s->sample;
-    return w->each(w->b, &call);
+    return w->each(w, &call);
 }
 
 static ridge_status all_calls(work *w)
@@ -176,21 +209,6 @@ static ridge_status all_calls(work *w)
     return w->s->sampled ? sample(w) : RIDGE_OK;
 }
 
-static ridge_status measure(lm_batch *b, const ridge_call *call)
-{
-    size_t bytes;
-
-    LM_TRY(lm_ridge_failed(ridge_workspace_bytes(b->lm->device, call, &bytes)));
-    b->workspace_bytes = (int64_t)bytes > b->workspace_bytes ? (int64_t)bytes : b->workspace_bytes;
-    return RIDGE_OK;
-}
-
-static ridge_status run(lm_batch *b, const ridge_call *call)
-{
-    return lm_ridge_failed(
-        ridge_run(b->lm->device, call, b->workspace, (size_t)b->workspace_bytes, b->lm->backend->stream(b->state)));
-}
-
 /* ----------------------------------------------------------------------------------------------------------- graphs */
 
 static void drop_graphs(lm_batch *b)
@@ -203,7 +221,7 @@ static void drop_graphs(lm_batch *b)
 ridge_status lm_run_step(lm_batch *b, const lm_step *step)
 {
     const lm_backend *backend = b->lm->backend;
-    work w = {b, run, step, 0};
+    work w = {b, run, step, 0, -1};
     ridge_status status;
     lm_graph *g;
 
@@ -257,7 +275,7 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
                                  {&b->codes, n * c->hidden},
                                  {&b->scales, n * c->hidden / 32 * 4},
                                  {&b->inputs, sizeof *b->inputs},
-                                 {&b->workspace, b->workspace_bytes}};
+                                 {&b->workspace, b->workspace_bytes[1] + b->slots * b->workspace_bytes[0]}};
 
     memcpy(list, all, sizeof all);
 }
@@ -268,7 +286,7 @@ static ridge_status allocate(lm_batch *b)
     const int64_t there = backend->free_bytes(b->state);
     lm_step step = {
         .positions = b->positions, .runs = 1, .sampled = 1, .sample = {.temperature = 0, .top_p = 1, .penalty = 1}};
-    work w = {b, measure, &step, 0};
+    work w = {b, measure, &step, 0, -1};
     buffer list[BUFFERS];
     int64_t sum = 0;
 
@@ -281,6 +299,10 @@ static ridge_status allocate(lm_batch *b)
         step.run[0].count = (int32_t)n;
         LM_TRY(all_calls(&w));
     }
+    for (int i = 0; i < 2; i++) /* what is aligned stays so; a single token may need more than several */
+        b->workspace_bytes[i] = (b->workspace_bytes[i] + 255) / 256 * 256;
+    if (b->workspace_bytes[1] < b->workspace_bytes[0])
+        b->workspace_bytes[1] = b->workspace_bytes[0];
     buffers_of(b, list);
     for (int i = 0; i < BUFFERS; i++) {
         *(void **)list[i].at = NULL;
@@ -293,6 +315,8 @@ static ridge_status allocate(lm_batch *b)
                        (double)there * 1e-6);
     for (int i = 0; i < BUFFERS; i++)
         LM_TRY(backend->alloc(b->state, list[i].bytes ? list[i].bytes : 1, list[i].at));
+    if (backend->branches && b->slots > 1)
+        LM_TRY(backend->branches(b->state, (int)b->slots));
     for (int i = 0; i < 2; i++) {
         LM_TRY(backend->host_alloc(b->state, sizeof *b->host[i], (void **)&b->host[i]));
         LM_TRY(backend->host_alloc(b->state, LM_PANEL * sizeof *b->drawn[i], (void **)&b->drawn[i]));
