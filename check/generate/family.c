@@ -24,6 +24,8 @@ static void generate_cases(const ridge_op_row *op, case_level level, case_list *
         {"tokens=6 cols=64 vocab=40", "rows=40 vocab=1000 history=1", {.fill = FILL_NORMAL, .pad = 3, .shift = 1}},
         {"tokens=4 cols=160 vocab=9", "rows=6 vocab=1500 history=0", {.fill = FILL_GROUPS}},
         {"tokens=2 cols=2080 vocab=9", "rows=16 vocab=64 history=4", {.fill = FILL_EXACT}},
+        {"tokens=3 cols=32 vocab=5", "rows=2 vocab=20000 history=0", {.fill = FILL_UNIT}}, /* many equal logits */
+        {"tokens=1 cols=64 vocab=3", "rows=5 vocab=40003 history=0", {.fill = FILL_NORMAL, .repeats = 20}},
     };
     static const char *const embed[] = {"table=f32 out=f32",          "table=bf16 out=bf16 scale=16.5",
                                         "table=f16 out=f32 ids=i64",  "table=u8 out=f32 scale=2.75",

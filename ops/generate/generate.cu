@@ -1,13 +1,15 @@
 /* generate.cu: embed and sample on CUDA. embed: a block of threads a token. sample: a block a row; the candidates that
  * top_k and top_p leave are found by their keys (src/math/sample.h) a byte at a time, from the highest on; each pass
- * reads the row from L2. Sums are integers: atomics in any order give the same bits. */
+ * reads the row from L2, a thread FLIGHT logits at a time. Where top_k leaves few tokens, they are gathered in shared
+ * memory as soon as so many bytes of the keys are known that at most NARROW tokens are left, and what follows goes
+ * through those. Sums are integers: atomics in any order give the same bits. */
 #include "args.h"
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
 #include "src/math/sample.h"
 #include "src/util.h"
 
-enum { EMBED_THREADS = 256, THREADS = 1024, BINS = 256 };
+enum { EMBED_THREADS = 256, THREADS = 1024, BINS = 256, FLIGHT = 8, NARROW = THREADS };
 
 static __device__ __forceinline__ float element(int32_t dtype, const void *from, int64_t i)
 {
@@ -67,8 +69,26 @@ typedef struct sample_shared {
     uint32_t count[BINS];
     unsigned long long warp[32], above;
     sample_cut cut;
-    int32_t reached;
+    int32_t reached, gathered;
+    int32_t found[NARROW], id[NARROW]; /* in any order; by number */
+    float found_logit[NARROW], logit[NARROW];
 } sample_shared;
+
+/* Calls each(i, logit of i, whether there is one) for all tokens; a warp's lanes call it together. */
+template <class each_logit>
+static __device__ __forceinline__ void for_logits(const float *logits, int64_t n, each_logit each)
+{
+    for (int64_t base = threadIdx.x; base - threadIdx.x < n; base += FLIGHT * THREADS) {
+        float logit[FLIGHT];
+
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+            logit[k] = base + k * THREADS < n ? logits[base + k * THREADS] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+            each(base + k * THREADS, logit[k], base + k * THREADS < n);
+    }
+}
 
 /* The sum over the block in every thread, *before: that of the threads before this one. */
 static __device__ uint64_t scan(sample_shared *s, uint64_t v, uint64_t *before)
@@ -103,42 +123,106 @@ static __device__ __forceinline__ uint64_t measure(bool by_weight, float logit, 
 static __device__ void fill_bins(sample_shared *s, const float *logits, int64_t n, float largest, bool by_weight,
                                  sample_cut from, uint32_t prefix, int shift)
 {
-    for (int64_t base = 0; base < n; base += THREADS) {
-        const int64_t i = base + threadIdx.x;
-        const float logit = i < n ? logits[i] : 0.0f;
+    for_logits(logits, n, [&](int64_t, float logit, bool there) {
         const uint32_t key = ridge_sample_key(logit), bin = key >> shift & 255;
-        const bool in = i < n && key > from.key && (uint64_t)key >> (shift + 8) == (uint64_t)prefix >> (shift + 8);
+        const bool in = there && key > from.key && (uint64_t)key >> (shift + 8) == (uint64_t)prefix >> (shift + 8);
         const uint32_t mates = __match_any_sync(~0u, in ? bin : BINS);
 
         if (in && (int)threadIdx.x % 32 == __ffs((int)mates) - 1)
             atomicAdd(&s->count[bin], (uint32_t)__popc(mates));
         if (in && by_weight)
             atomicAdd(&s->sum[bin], (unsigned long long)measure(true, logit, largest));
-    }
+    });
 }
 
-/* Walks the bins from the highest on, by one thread: which of them the sum reaches `least` in. */
+/* In which bin, from the highest on, the sum reaches `least`; by a warp, a lane eight bins. */
 static __device__ void choose_bin(sample_shared *s, bool by_weight, uint64_t least, uint64_t from_sum, sample_cut from,
                                   int shift)
 {
-    uint64_t above = s->above;
-    int bin = BINS - 1;
+    const int lane = threadIdx.x % 32, highest = BINS - 1 - 8 * lane;
+    const bool meets = (uint64_t)from.key >> (shift + 8) == (uint64_t)s->cut.key >> (shift + 8);
+    uint64_t sum = 0, above, others;
+    uint32_t hits;
+    int bin = -1;
 
-    if (from.equal && (uint64_t)from.key >> (shift + 8) == (uint64_t)s->cut.key >> (shift + 8)) {
+    if (lane == 0 && from.equal && meets) {
         s->count[from.key >> shift & 255] += from.equal;
         s->sum[from.key >> shift & 255] += from_sum;
     }
-    for (; bin >= 0; bin--) {
-        const uint64_t sum = by_weight ? s->sum[bin] : s->count[bin];
+    __syncwarp(); /* it is added before the warp reads it */
+    for (int i = 0; i < 8; i++)
+        sum += by_weight ? s->sum[highest - i] : s->count[highest - i];
+    others = sum;
+    for (int d = 1; d < 32; d *= 2) {
+        const uint64_t before = __shfl_up_sync(~0u, others, d);
 
-        if (s->count[bin] && above + sum >= least)
-            break;
-        above += sum;
+        others += lane >= d ? before : 0;
     }
-    s->reached = bin >= 0;
-    s->above = above;
-    s->cut.key |= bin < 0 ? 0 : (uint32_t)bin << shift;
-    s->cut.equal = bin < 0 ? 0 : s->count[bin];
+    above = s->above + others - sum;
+    for (int i = 0; i < 8 && bin < 0; i++) {
+        const uint64_t own = by_weight ? s->sum[highest - i] : s->count[highest - i];
+
+        if (s->count[highest - i] && above + own >= least)
+            bin = highest - i;
+        else
+            above += own;
+    }
+    hits = __ballot_sync(~0u, bin >= 0);
+    if (hits ? lane == __ffs((int)hits) - 1 : lane == 31) { /* without a hit, what the last lane has is all of them */
+        s->reached = bin >= 0;
+        s->above = above;
+        s->cut.key |= bin < 0 ? 0 : (uint32_t)bin << shift;
+        s->cut.equal = bin < 0 ? 0 : s->count[bin];
+    }
+}
+
+static __device__ __forceinline__ void empty_bins(sample_shared *s)
+{
+    for (int i = threadIdx.x; i < BINS; i += THREADS)
+        s->sum[i] = 0, s->count[i] = 0;
+    __syncthreads(); /* bins are empty before they are filled */
+}
+
+/* Gathers tokens among which the `most` largest are, by number, in s->id and s->logit; 0: there are more than NARROW.
+ * The row has more than `most`. */
+static __device__ int narrow(sample_shared *s, const float *logits, int64_t n, int64_t most)
+{
+    const sample_cut all = {0, 0};
+    uint32_t key = 0;
+    int shift = 24, rank = 0;
+
+    if (threadIdx.x == 0)
+        s->above = 0, s->gathered = 0, s->cut = all;
+    for (;; shift -= 8) {
+        empty_bins(s);
+        fill_bins(s, logits, n, 0.0f, false, all, key, shift);
+        __syncthreads(); /* bins are full before they are walked */
+        if (threadIdx.x < 32)
+            choose_bin(s, false, (uint64_t)most, 0, all, shift);
+        __syncthreads(); /* the choice is written before it is read */
+        key = s->cut.key;
+        if (s->above + s->cut.equal <= NARROW)
+            break;
+        if (shift == 0)
+            return 0;
+    }
+    for_logits(logits, n, [&](int64_t i, float logit, bool there) {
+        if (there && ridge_sample_key(logit) >> shift >= key >> shift) {
+            const int at = atomicAdd(&s->gathered, 1);
+
+            s->found[at] = (int32_t)i;
+            s->found_logit[at] = logit;
+        }
+    });
+    __syncthreads(); /* all are gathered before they are counted */
+    if ((int)threadIdx.x < s->gathered) {
+        for (int j = 0; j < s->gathered; j++)
+            rank += s->found[j] < s->found[threadIdx.x];
+        s->id[rank] = s->found[threadIdx.x];
+        s->logit[rank] = s->found_logit[threadIdx.x];
+    }
+    __syncthreads(); /* they are in order before they are read */
+    return s->gathered;
 }
 
 /* Cuts what `from` leaves after the first tokens whose sum reaches `least`; one is left at least. */
@@ -153,12 +237,10 @@ static __device__ sample_cut cut(sample_shared *s, const float *logits, int64_t 
     if (threadIdx.x == 0)
         s->above = 0, s->cut = c;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = threadIdx.x; i < BINS; i += THREADS)
-            s->sum[i] = 0, s->count[i] = 0;
-        __syncthreads(); /* bins are empty before they are filled */
+        empty_bins(s);
         fill_bins(s, logits, n, largest, by_weight, from, c.key, shift);
         __syncthreads(); /* bins are full before they are walked */
-        if (threadIdx.x == 0)
+        if (threadIdx.x < 32)
             choose_bin(s, by_weight, least, from_sum, from, shift);
         __syncthreads(); /* the choice is written before it is read */
         c = s->cut;
@@ -247,12 +329,12 @@ static __device__ uint64_t find_best(sample_shared *s, const float *logits, int6
 {
     uint64_t best = 0;
 
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-        const float logit = logits[i];
+    for_logits(logits, n, [&](int64_t i, float logit, bool there) {
         const uint64_t key = (uint64_t)ridge_sample_key(logit) << 32 | (uint32_t) ~(uint32_t)i;
 
-        best = logit != logit ? ~(uint64_t)0 : key > best ? key : best;
-    }
+        if (there)
+            best = logit != logit ? ~(uint64_t)0 : key > best ? key : best;
+    });
     for (int d = 16; d > 0; d /= 2) {
         const uint64_t other = __shfl_xor_sync(~0u, best, d);
 
@@ -266,15 +348,44 @@ static __device__ uint64_t find_best(sample_shared *s, const float *logits, int6
     return best;
 }
 
+/* Draws among the tokens that top_k and top_p leave of `logits`; ids: their numbers, NULL: they are counted from 0. */
+static __device__ void draw(const sample_args &p, sample_shared *s, int64_t row, const float *logits,
+                            const int32_t *ids, int64_t n, float largest)
+{
+    sample_cut c = {0, 0};
+    sample_part part;
+    uint64_t sum, before, own, at;
+
+    if (p.top_k && p.top_k < n)
+        c = cut(s, logits, n, largest, false, (uint64_t)p.top_k, c);
+    if (p.top_p < 1.0f) {
+        part = part_of(s, logits, n, c);
+        sum = scan(s, sum_of(p, logits, part, c, largest, false), &before);
+        c = cut(s, logits, n, largest, true, ridge_sample_share(p.top_p, sum), c);
+    }
+    part = part_of(s, logits, n, c);
+    own = sum_of(p, logits, part, c, largest, true);
+    sum = scan(s, own, &before);
+    at = ridge_high64(ridge_philox((uint64_t)p.seed[row], (uint64_t)p.counter[row]), sum);
+    if (before > at || before + own <= at)
+        return;
+    for (int64_t i = part.begin; i < part.end; i++) {
+        before += weight_of(p, c, logits[i], largest, true, &part.equal);
+        if (before > at) {
+            put_token(p, row, ids ? ids[i] : i);
+            return;
+        }
+    }
+}
+
 static __global__ void __launch_bounds__(THREADS) sample_rows(const __grid_constant__ sample_args p)
 {
     __shared__ sample_shared s;
     const int64_t row = blockIdx.x, n = p.vocab;
     const float *logits = p.logits + row * p.stride;
-    sample_cut c = {0, 0};
-    sample_part part;
-    uint64_t best, sum, before, own, at;
+    uint64_t best;
     float largest;
+    int few = 0;
 
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
@@ -287,26 +398,12 @@ static __global__ void __launch_bounds__(THREADS) sample_rows(const __grid_const
             put_token(p, row, best == ~(uint64_t)0 ? -1 : (int64_t)(uint32_t) ~(uint32_t)best);
         return;
     }
-    if (p.top_k && p.top_k < n)
-        c = cut(&s, logits, n, largest, false, (uint64_t)p.top_k, c);
-    if (p.top_p < 1.0f) {
-        part = part_of(&s, logits, n, c);
-        sum = scan(&s, sum_of(p, logits, part, c, largest, false), &before);
-        c = cut(&s, logits, n, largest, true, ridge_sample_share(p.top_p, sum), c);
-    }
-    part = part_of(&s, logits, n, c);
-    own = sum_of(p, logits, part, c, largest, true);
-    sum = scan(&s, own, &before);
-    at = ridge_high64(ridge_philox((uint64_t)p.seed[row], (uint64_t)p.counter[row]), sum);
-    if (before > at || before + own <= at)
-        return;
-    for (int64_t i = part.begin; i < part.end; i++) {
-        before += weight_of(p, c, logits[i], largest, true, &part.equal);
-        if (before > at) {
-            put_token(p, row, i);
-            return;
-        }
-    }
+    if (p.top_k && p.top_k < n && p.top_k <= NARROW && n > NARROW)
+        few = narrow(&s, logits, n, p.top_k);
+    if (few)
+        draw(p, &s, row, s.logit, s.id, few, largest);
+    else
+        draw(p, &s, row, logits, NULL, n, largest);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
