@@ -1,4 +1,4 @@
-/* test_core.c: what the table driver cannot reach: opening devices, pins, tuning files, picks, workspace, text, and
+/* test_core.c: what the table driver cannot reach: opening devices, pins, picks, workspace, text, and
  * that a call allocates nothing. */
 #include <locale.h>
 #include <math.h>
@@ -169,45 +169,27 @@ TEST(decimal_comma)
     assert_string_equal(text, "swiglu_fwd rows=1 cols=8 dtype=bf16 alpha=1.5 0,5");
 }
 
-/* A device that has read such a tuning file. */
-static ridge_device *tuned_device(const char *spec, const char *text)
+/* Of tokens with equal logits top_k leaves the first ones, and top_p the first of those. */
+TEST(sample_of_equal_logits)
 {
-    char name[] = "/tmp/ridge_test_XXXXXX";
-    int file = mkstemp(name);
+    enum { VOCAB = 1000, ROWS = 64, TOP_K = 400 };
+    static float logits[ROWS * VOCAB]; /* zeros */
+    int64_t seed[ROWS], counter[ROWS];
+    int32_t token[ROWS], most = 0;
+    ridge_call call = ridge_sample(ROWS, VOCAB, 0, ridge_matrix(logits, RIDGE_F32), seed, counter, (ridge_tensor){0},
+                                   ridge_matrix(token, RIDGE_I32));
     ridge_device *device;
 
-    assert_true(file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text));
-    close(file);
-    setenv("RIDGE_TUNED", name, 1);
-    assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
-    unsetenv("RIDGE_TUNED");
-    remove(name);
-    return device;
-}
-
-/* Of the lines of one problem the first that this device can follow wins: a user's comes before those behind it. */
-TEST(tuning)
-{
-    static const char c_first[] = "# comment\r\n\n"
-                                  "swiglu_fwd rows=2 cols=64 dtype=f32\tcuda.swiglu_fwd.flat9\t1.0\n"
-                                  "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.c\t1.0\tx\n"
-                                  "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.avx2\t1.0\n";
-    static const char avx2_first[] = "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.avx2\t1.0\tx\n"
-                                     "swiglu_fwd rows=1 cols=64 dtype=f32\tcpu.swiglu_fwd.c\t1.0\n";
-    static const char *const picks[3][3] = {{"model:avx2", c_first, "cpu.swiglu_fwd.c"},
-                                            {"model:avx2", avx2_first, "cpu.swiglu_fwd.avx2"},
-                                            {"cpu:c", avx2_first, "cpu.swiglu_fwd.c"}};
-
-    for (int i = 0; i < 3; i++) {
-        ridge_device *device = tuned_device(picks[i][0], picks[i][1]);
-        ridge_call call = small();
-        const char *kernel;
-
-        assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_OK);
-        assert_string_equal(kernel, picks[i][2]);
-        assert_int_equal(device->tuned_count, 1);
-        ridge_close(device);
-    }
+    for (int i = 0; i < ROWS; i++)
+        seed[i] = i, counter[i] = 7;
+    call.opt.sample.top_k = TOP_K;
+    call.opt.sample.top_p = 0.5f;
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    assert_int_equal(ridge_run(device, &call, NULL, 0, NULL), RIDGE_OK);
+    for (int i = 0; i < ROWS; i++)
+        most = token[i] > most ? token[i] : most;
+    assert_in_range(most, TOP_K / 4, TOP_K / 2 - 1);
+    ridge_close(device);
 }
 
 /* A cheaper row that is a fallback is passed over, and the reason says so. */
@@ -375,6 +357,23 @@ TEST(explain)
     ridge_close(device);
 }
 
+/* Every row of the op is listed or counted. */
+TEST(explain_counts_the_other_backends_rows)
+{
+    ridge_device *device;
+    ridge_call call = small();
+    char text[4096], line[64];
+    int others = 0;
+
+    for (int i = 0; ridge_kernel_at(i); i++)
+        others += ridge_kernel_at(i)->op == RIDGE_SWIGLU_FWD && ridge_kernel_backend(ridge_kernel_at(i)) != RIDGE_CPU;
+    assert_int_equal(ridge_open("cpu:c", &device), RIDGE_OK);
+    assert_int_equal(ridge_explain(device, &call, text, sizeof text, NULL), RIDGE_OK);
+    snprintf(line, sizeof line, "  %d rows of the other backend\n", others);
+    assert_true(others ? strstr(text, line) != NULL : strstr(text, "backend") == NULL);
+    ridge_close(device);
+}
+
 TEST(a_call_allocates_nothing)
 {
     ridge_device *device;
@@ -467,7 +466,7 @@ int main(void)
         cmocka_unit_test(model_launches_nothing),
         cmocka_unit_test(pins),
         cmocka_unit_test(decimal_comma),
-        cmocka_unit_test(tuning),
+        cmocka_unit_test(sample_of_equal_logits),
         cmocka_unit_test(fallbacks),
         cmocka_unit_test(one_arithmetic_for_all_rows),
         cmocka_unit_test(alignment_classes),
@@ -475,6 +474,7 @@ int main(void)
         cmocka_unit_test(workspace),
         cmocka_unit_test(workspace_apart_from_operands),
         cmocka_unit_test(explain),
+        cmocka_unit_test(explain_counts_the_other_backends_rows),
         cmocka_unit_test(aliasing),
         cmocka_unit_test(a_call_allocates_nothing),
         cmocka_unit_test(text_round_trip),
