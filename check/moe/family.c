@@ -210,6 +210,8 @@ static const char *const fault_problems[] = {
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=i8 w=i8 out=f32 limit=10 gate_bias=1 variant=2",
     "moe_gate_up_swiglu tokens=5 cols=512 rows=64 experts=6 slots=3 x=i8 w=i8 out=i8 pad=64 variant=2",
     "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=i8 w=i8 out=f32 bias=1 shared=f32 residual=f32 variant=2",
+    "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=bf16 w=e4m3 out=f32 limit=10 up_bias=1 variant=2",
+    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=f32 w=bf16 out=f32 bias=1 residual=f32 variant=2",
     "moe_down tokens=5 cols=512 rows=40 experts=6 slots=3 x=i8 w=i8 out=f32 shared=f32 residual=f32 pad=64 variant=2",
     NULL,
 };

@@ -1,11 +1,12 @@
 /* cpu_products.c: moe_gate_up_swiglu and moe_down on the CPU, in C: the reference of every other row. A thread has some
  * rows of a token: in moe_down through all of its slots. */
+#include "cpu.h"
+
 #include "cpu/num.h"
 #include "cpu/team.h"
-#include "products.h"
 #include "src/math/q8_0.h"
 
-enum { ROWS = 32 }; /* of a part: a block of codes */
+enum { ROWS = MOE_CPU_ROWS };
 
 /* Row r of the weight of expert e times the codes of a token. */
 static float dot_codes(const moe_args *a, const moe_weight *w, int32_t e, int64_t r, const int8_t *x, const float *xs)
@@ -68,12 +69,24 @@ static void put(const moe_args *a, int64_t at, float y)
         ((float *)a->out)[at] = ridge_f32_canonical(y);
 }
 
-/* 32 results as codes. */
-static void put_codes(const moe_args *a, int64_t t, int64_t at, const float *y)
+float ridge_cpu_moe_swiglu(const moe_args *a, float gate, float up)
 {
+    const float x = ridge_swiglu_gate(gate, a->swiglu), b = ridge_swiglu_up(up, a->swiglu);
+
+    return ridge_swiglu_scale(ridge_act_fwd(a->act, x, a->swiglu.alpha) * b, 1.0f, a->swiglu);
+}
+
+void ridge_cpu_moe_store_slot(const moe_args *a, int64_t t, int64_t s, int64_t first, int count, const float *y)
+{
+    const int64_t at = s * a->rows + first;
     uint32_t amax = 0;
     float r;
 
+    if (a->out_dtype != RIDGE_I8) {
+        for (int i = 0; i < count; i++)
+            put(a, t * a->out_stride + at + i, y[i]);
+        return;
+    }
     for (int i = 0; i < ROWS; i++)
         amax = ridge_magnitude(y[i]) > amax ? ridge_magnitude(y[i]) : amax;
     a->out_scales[t * a->out_ld + at / 32] = ridge_q8_0_x_scale(amax, &r);
@@ -81,29 +94,29 @@ static void put_codes(const moe_args *a, int64_t t, int64_t at, const float *y)
         ((int8_t *)a->out)[t * a->out_stride + at + i] = (int8_t)ridge_q8_0_x_code(y[i], r);
 }
 
+static float load(const void *from, bool bf16, int64_t at)
+{
+    return bf16 ? ridge_f32_from_bf16(((const uint16_t *)from)[at]) : ((const float *)from)[at];
+}
+
+void ridge_cpu_moe_store_sum(const moe_args *a, int64_t t, int64_t r, float sum)
+{
+    if (a->shared)
+        sum = load(a->shared, a->shared_bf16, t * a->shared_stride + r) + sum;
+    if (a->residual)
+        sum = load(a->residual, a->residual_bf16, t * a->residual_stride + r) + sum;
+    put(a, t * a->out_stride + r, sum);
+}
+
 /* Rows [first, last) of a token's slot. */
 static void gate_up(const moe_args *a, int64_t t, int64_t s, int64_t first, int64_t last)
 {
     const int32_t e = a->ids[t * a->ids_stride + s];
-    const bool known = e >= 0 && e < a->experts;
-    float y[ROWS];
+    float y[ROWS] = {0};
 
-    for (int64_t r = first; r < last; r++) {
-        const float gate = known ? ridge_swiglu_gate(product(a, 0, e, r, t, s), a->swiglu) : 0.0f;
-        const float up = known ? ridge_swiglu_up(product(a, 1, e, r, t, s), a->swiglu) : 0.0f;
-        const float h = known ? ridge_act_fwd(a->act, gate, a->swiglu.alpha) : 0.0f;
-
-        y[r - first] = known ? ridge_swiglu_scale(h * up, 1.0f, a->swiglu) : 0.0f;
-        if (a->out_dtype != RIDGE_I8)
-            put(a, t * a->out_stride + s * a->rows + r, y[r - first]);
-    }
-    if (a->out_dtype == RIDGE_I8)
-        put_codes(a, t, s * a->rows + first, y);
-}
-
-static float load(const void *from, bool bf16, int64_t at)
-{
-    return bf16 ? ridge_f32_from_bf16(((const uint16_t *)from)[at]) : ((const float *)from)[at];
+    for (int64_t r = first; r < last && e >= 0 && e < a->experts; r++)
+        y[r - first] = ridge_cpu_moe_swiglu(a, product(a, 0, e, r, t, s), product(a, 1, e, r, t, s));
+    ridge_cpu_moe_store_slot(a, t, s, first, (int)(last - first), y);
 }
 
 static void down(const moe_args *a, int64_t t, int64_t first, int64_t last)
@@ -117,11 +130,7 @@ static void down(const moe_args *a, int64_t t, int64_t first, int64_t last)
             if (e >= 0 && e < a->experts)
                 sum = ridge_fma(a->weights[t * a->weights_stride + s], product(a, 0, e, r, t, s), sum);
         }
-        if (a->shared)
-            sum = load(a->shared, a->shared_bf16, t * a->shared_stride + r) + sum;
-        if (a->residual)
-            sum = load(a->residual, a->residual_bf16, t * a->residual_stride + r) + sum;
-        put(a, t * a->out_stride + r, sum);
+        ridge_cpu_moe_store_sum(a, t, r, sum);
     }
 }
 

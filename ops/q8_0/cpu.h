@@ -38,6 +38,9 @@ typedef struct q8_0_vectors {
     void (*prepare)(const q8_0_args *args, int64_t t, int64_t g);
     /* Everything for rows row .. row + count - 1 of weight `which`, count <= Q8_0_ROWS: outputs are written. */
     void (*rows)(const q8_0_args *args, int which, int64_t row, int count);
+    /* y[i][t] of rows row + i, i < count, for all tokens: the products alone. */
+    void (*dots)(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count,
+                 float (*y)[RIDGE_Q8_0_MAX_TOKENS]);
     /* One row of q8_0_quantize_rows. */
     void (*quantize)(uint32_t dtype, const void *x, int64_t cols, int8_t *codes, float *scales);
 } q8_0_vectors;

@@ -465,4 +465,4 @@ static void rows(const q8_0_args *args, int which, int64_t row, int count)
     }
 }
 
-const q8_0_vectors RIDGE_SIMD(ridge_cpu_q8_0) = {sizeof(group), prepare, rows, quantize};
+const q8_0_vectors RIDGE_SIMD(ridge_cpu_q8_0) = {sizeof(group), prepare, rows, dots, quantize};
