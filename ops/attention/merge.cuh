@@ -12,8 +12,8 @@ enum { MERGE_THREADS = 128, MERGE_COLUMNS = 32, MERGE_PANEL = 128 };
 /* Token and head of a query of KV head blockIdx.y. */
 static __device__ __forceinline__ void query(const attention_args &p, int64_t row, int64_t *t, int64_t *head)
 {
-    *t = (uint32_t)row / (uint32_t)p.group; /* at most 2^20 queries of a KV head */
-    *head = blockIdx.y * p.group + (uint32_t)row % (uint32_t)p.group;
+    *t = p.tokens == 1 ? 0 : (uint32_t)row / (uint32_t)p.group; /* at most 2^20 queries of a KV head */
+    *head = blockIdx.y * p.group + row - *t * p.group;
 }
 
 /* Elements c and c + 1 of a row of the cache, c even: 4 bytes, or two codes and their scale. */

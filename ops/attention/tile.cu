@@ -2,7 +2,7 @@
  *
  * A CTA has a piece of 128 positions of a KV head and up to 16 queries of its group. Its keys and values come to shared
  * memory by cp.async, all in flight at once.
- *   scores   a warp four keys at a time, eight lanes a key: lane i has columns 2 i and 2 i + 1 of every 16, which are
+ *   dots     a warp four keys at a time, eight lanes a key: lane i has columns 2 i and 2 i + 1 of every 16, which are
  *            two of the sixteen partials, and the same columns of up to four queries in registers
  *   weights  a warp a query, a lane four keys
  *   values   a warp a chunk of 32 positions, some neighbouring columns a lane, and up to four queries
@@ -37,7 +37,7 @@ template <int N> struct __align__(128) tile_shared
     int first[ROWS], end[ROWS], lowest, highest; /* what a query sees of the piece, and the hull of that */
     int piece_first[ROWS], piece_end[ROWS];      /* the pieces that it sees */
     float m[ROWS], l[ROWS];
-    /* Of every query: its scores, then weights, and its elements. Allocated for as many as there are. */
+    /* Of every query: its dot products, then weights, and its elements. Allocated for as many as there are. */
     __align__(16) float query[ROWS][PIECE + N];
 };
 
@@ -53,16 +53,6 @@ static __device__ __forceinline__ void load_rows(const char *from, char *to, int
     for (int i = low * BYTES / 16 * 16 + threadIdx.x * 16; i < end; i += THREADS * 16)
         mma_copy16(ptx_shared(to + (PITCH == BYTES ? i : i / BYTES * PITCH + i % BYTES)), from + i, min(end - i, 16));
     mma_copy_commit();
-}
-
-/* Keys and values of positions [low, high) of the piece: two groups of cp.async. */
-template <class F>
-static __device__ __forceinline__ void load_tiles(const attention_args &p, tile_shared<F::N> *s, int low, int high)
-{
-    const int64_t base = (int64_t)blockIdx.x * PIECE * F::BYTES;
-
-    load_rows<F::BYTES, F::PITCH, F::THREADS>(p.k + blockIdx.y * p.k_stride + base, s->k, low, high);
-    load_rows<F::BYTES, F::BYTES, F::THREADS>(p.v + blockIdx.y * p.v_stride + base, s->v, low, high);
 }
 
 /* The queries as f32; one group of cp.async. */
@@ -89,6 +79,19 @@ static __device__ __forceinline__ void load_queries(const attention_args &p, til
         }
     }
     mma_copy_commit();
+}
+
+/* Keys of positions [low, high) of the piece, the queries, the values: three groups of cp.async. The keys' addresses
+ * are ready first. */
+template <class F>
+static __device__ __forceinline__ void load_all(const attention_args &p, tile_shared<F::N> *s, int64_t first_row,
+                                                int rows, int low, int high)
+{
+    const int64_t base = (int64_t)blockIdx.x * PIECE * F::BYTES;
+
+    load_rows<F::BYTES, F::PITCH, F::THREADS>(p.k + blockIdx.y * p.k_stride + base, s->k, low, high);
+    load_queries<F>(p, s, first_row, rows);
+    load_rows<F::BYTES, F::BYTES, F::THREADS>(p.v + blockIdx.y * p.v_stride + base, s->v, low, high);
 }
 
 /* What every query sees. */
@@ -150,9 +153,9 @@ template <int HELD> static __device__ __forceinline__ float sum_lanes(const floa
     return sum[0] + __shfl_xor_sync(~0u, sum[0], 4);
 }
 
-/* Scores. The warps divide the queries, HELD each, and then the keys. */
-template <class F>
-static __device__ __forceinline__ void score_rows(const attention_args &p, tile_shared<F::N> *s, int rows)
+/* Dot products with all keys; of those that are not there nobody reads them. The warps divide the queries, HELD each,
+ * and then the keys. */
+template <class F> static __device__ __forceinline__ void multiply_keys(tile_shared<F::N> *s, int rows)
 {
     enum { N = F::N, HELD = F::HELD };
     const int lane = threadIdx.x % 32, pair = lane % 8;
@@ -181,8 +184,6 @@ static __device__ __forceinline__ void score_rows(const attention_args &p, tile_
         const int key = i + lane / 8;
         float part[HELD][2] = {};
 
-        if (i + 4 <= s->lowest || i >= s->highest)
-            continue;
 #pragma unroll
         for (int j = 0; j < N / 16; j++) {
             float x[2];
@@ -197,12 +198,12 @@ static __device__ __forceinline__ void score_rows(const attention_args &p, tile_
         const float dot = sum_lanes<HELD>(part);
 
         if (stores && row < rows)
-            s->query[row][key] = ridge_attention_score(dot, p.scale, p.softcap);
+            s->query[row][key] = dot;
     }
 }
 
-/* Scores of one query become weights, by a warp. */
-template <int N> static __device__ __forceinline__ void weigh_row(tile_shared<N> *s, int r)
+/* Dot products of one query become scores and then weights, by a warp. */
+template <int N> static __device__ __forceinline__ void weigh_row(const attention_args &p, tile_shared<N> *s, int r)
 {
     const int lane = threadIdx.x % 32, first = s->first[r], end = s->end[r];
     float m = -INFINITY, l = 0.0f, x[CHUNKS], sum[CHUNKS];
@@ -211,7 +212,7 @@ template <int N> static __device__ __forceinline__ void weigh_row(tile_shared<N>
     for (int c = 0; c < CHUNKS; c++) {
         const int at = c * CHUNK + lane;
 
-        x[c] = at >= first && at < end ? s->query[r][at] : -INFINITY;
+        x[c] = at >= first && at < end ? ridge_attention_score(s->query[r][at], p.scale, p.softcap) : -INFINITY;
         m = ridge_attention_max(m, x[c]);
     }
 #pragma unroll
@@ -425,24 +426,24 @@ static __global__ void __launch_bounds__(CLUSTERED ? 512 : 256, CLUSTERED || N =
 
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
-    load_queries<form>(p, s, first_row, rows);
     if (early)
-        load_tiles<form>(p, s, 0, (int)max(min(p.positions - (int64_t)blockIdx.x * PIECE, (int64_t)PIECE), (int64_t)0));
+        load_all<form>(p, s, first_row, rows, 0,
+                       (int)max(min(p.positions - (int64_t)blockIdx.x * PIECE, (int64_t)PIECE), (int64_t)0));
     read_ranges(p, s, first_row, rows);
     const bool seen = s->lowest < s->highest;
 
     if (seen) {
         if (!early)
-            load_tiles<form>(p, s, s->lowest, s->highest);
+            load_all<form>(p, s, first_row, rows, s->lowest, s->highest);
         mma_copy_wait_for<1>();
         __syncthreads(); /* queries and keys are written before all threads read them */
-        score_rows<form>(p, s, rows);
+        multiply_keys<form>(s, rows);
     }
     mma_copy_wait_for<0>();
-    __syncthreads(); /* all scores, and the values, are written before they are read; all keys are read */
+    __syncthreads(); /* all dot products, and the values, are written before they are read; all keys are read */
     if (seen) {
         for (int r = threadIdx.x / 32; r < rows; r += form::WARPS)
-            weigh_row(s, r);
+            weigh_row(p, s, r);
         __syncthreads(); /* all weights are written before they are read */
         sum_chunks<form>(s, rows);
         __syncthreads(); /* the sums of all chunks are written before they are added */
