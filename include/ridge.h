@@ -383,7 +383,7 @@ RIDGE_API ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor 
 /** @} */
 
 /** @defgroup q8_0_decode Q8_0 decode
- * Products of Q8_0 weights with the activations of 1 to 16 tokens. cols, the contraction dimension, is a multiple of
+ * Products of Q8_0 weights with the activations of tokens, one or a prompt. cols, the contraction dimension, is a multiple of
  * 32. A weight matrix [rows, cols] comes in one of two forms, which give the same bits:
  *
  *     blocks   u8 [rows, cols/32*34] as in a GGUF file, no scaling
@@ -392,9 +392,9 @@ RIDGE_API ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor 
  * Activations likewise: f32 or bf16 [tokens, cols] without scaling, quantised inside; or i8 with f32 scales
  * RIDGE_SCALING_ROW32, the output of q8_0_quantize_rows. The sum over cols has one fixed order. Contract: exact,
  * batch-invariant: a token's result is the same bits whatever the number of tokens, the form of the operands and the
- * kernel; a fused op gives the bits of its parts one by one. Errors: RIDGE_ERR_ARG for more than 16 tokens, cols that
+ * kernel; a fused op gives the bits of its parts one by one. Errors: RIDGE_ERR_ARG for more than 65536 tokens, cols that
  * are no multiple of 32, a form whose scales are missing. 0 tokens or rows write nothing; 0 cols is a sum of 0. Fast
- * kernels want the workspace that ridge_workspace_bytes names (a few KB a token); with less, a slower one runs or
+ * kernels want the workspace that ridge_workspace_bytes names (a little more than cols bytes a token); with less, a slower one runs or
  * ridge_run returns RIDGE_ERR_WORKSPACE.
  *
  * @code
@@ -404,7 +404,7 @@ RIDGE_API ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor 
  * @endcode
  * @{ */
 /** Limits: tokens of a call, streams of hyper-connections. */
-enum { RIDGE_Q8_0_MAX_TOKENS = 16, RIDGE_MAX_HC = 16 };
+enum { RIDGE_Q8_0_MAX_TOKENS = 65536, RIDGE_MAX_HC = 16 };
 
 /** Codes and scales of x, a scale for every 32 columns: scale = amax/127, code = x * (1/scale) to nearest even. A group
  * that holds a NaN or an infinity gets scale NaN and codes 0; one whose scale would be below 2^-126, zeros. */

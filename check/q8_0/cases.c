@@ -21,10 +21,24 @@ static const struct {
 /* The last two: more rounds than a pipeline has stages, and more boxes than x may have at one token. */
 enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) - 2 };
 
-static void product_text(const ridge_op_row *op, int tokens, int shape, int form, char *text, size_t size)
+/* Prompts: more tokens than a tile of decoding has. Ragged tiles of tokens and of rows, fewer rounds than one, ragged
+ * rounds by runs and by halves of one, rows that are no multiple of anything. slices: compare every token with a call
+ * of its own. */
+static const struct {
+    int tokens, cols, rows, form;
+    bool slices;
+} prompts[] = {
+    {17, 1088, 150, 3, true},  {17, 96, 20, 0, true},     {33, 2112, 70, 5, true},   {64, 4096, 129, 4, true},
+    {100, 576, 257, 4, true},  {100, 1600, 21, 1, false}, {129, 64, 300, 3, false},  {257, 1216, 130, 5, true},
+    {512, 1024, 72, 4, false}, {512, 3200, 33, 3, false}, {1030, 320, 40, 5, false},
+};
+enum { PROMPTS = (int)(sizeof prompts / sizeof prompts[0]) };
+
+/* shape: counts cases, for what varies with them. */
+static void sized_text(const ridge_op_row *op, int tokens, int cols, int rows, int shape, int form, char *text,
+                       size_t size)
 {
     const char *x = x_forms[form % 3], *w = w_forms[form / 3 % 2], *out = out_dtypes[(form + shape) % 2];
-    const int cols = shapes[shape].cols, rows = shapes[shape].rows;
     static const char *const swiglu[] = {"",
                                          "limit=10 token_scale=1",
                                          "act=gelu_tanh up_offset=1",
@@ -52,13 +66,33 @@ static void product_text(const ridge_op_row *op, int tokens, int shape, int form
     }
 }
 
+static void product_text(const ridge_op_row *op, int tokens, int shape, int form, char *text, size_t size)
+{
+    sized_text(op, tokens, shapes[shape].cols, shapes[shape].rows, shape, form, text, size);
+}
+
+static void prompt_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    char text[256];
+
+    for (int i = 0; i < PROMPTS; i++) {
+        test_case layout = {
+            .fill = i % 2 ? FILL_GROUPS : FILL_NORMAL, .slices = prompts[i].slices, .pad = i % 3 == 1 ? 64 : 0};
+
+        if (level == CASES_QUICK && i % 3 == 1)
+            continue;
+        sized_text(op, prompts[i].tokens, prompts[i].cols, prompts[i].rows, i, prompts[i].form, text, sizeof text);
+        cases_add(list, op, text, layout);
+    }
+}
+
 static void product_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
     static const fill_kind fill[] = {FILL_NORMAL, FILL_GROUPS, FILL_NORMAL, FILL_EDGE};
     char text[256];
     int n = 0;
 
-    for (int tokens = 1; tokens <= RIDGE_Q8_0_MAX_TOKENS; tokens++) /* each number, as columns of their own */
+    for (int tokens = 1; tokens <= 16; tokens++) /* each number, as columns of their own */
         for (int form = 0; form < 6; form++, n++) {
             test_case layout = {.fill = fill[n % 4], .slices = true, .pad = n % 5 == 2 ? 34 : 0};
 
@@ -84,6 +118,7 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
         product_text(op, some[i], SHAPES + i / 4, form[i], text, sizeof text);
         cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = some[i] > 1});
     }
+    prompt_cases(op, level, list);
     product_text(op, 0, 2, 0, text, sizeof text);
     cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
     product_text(op, 3, 4, 1, text, sizeof text);

@@ -9,6 +9,9 @@
 #include "src/math/swiglu.h"
 #include "src/util.h"
 
+/* Tokens that the rows of decoding take. */
+enum { Q8_0_DECODE_TOKENS = 16 };
+
 /* Blocks of a k step: one run of every partition, 1024 columns. */
 enum { Q8_0_STEP = RIDGE_Q8_0_PARTS * RIDGE_Q8_0_RUN };
 
@@ -47,6 +50,7 @@ typedef struct q8_0_rows_args {
     int8_t *codes;
     float *scales;
     int64_t stride, codes_stride, scales_stride; /* bytes, elements, elements */
+    int64_t scales_step;                         /* elements from a block's scale to the next one's */
     int64_t rows, cols, units;                   /* units: of 256 columns, a row */
     int vector_x, vector_codes;                  /* aligned for 16-byte loads of x and 8-byte stores of codes */
 } q8_0_rows_args;
@@ -205,6 +209,10 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call);
  * quantise x themselves do not call it. */
 ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                            void *workspace, void *stream, q8_0_matmul_args *p);
+/* The same with the scales as [blocks, tokens], so that neighbouring threads may read neighbouring tokens: x_ld becomes
+ * 1 and *x_step the elements from block to block. Without floats *x_step remains. */
+ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                                    void *workspace, void *stream, q8_0_matmul_args *p, int64_t *x_step);
 /* The bytes of that workspace. */
 size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
 /* quantize_rows.cu: quantises p->rows x p->cols of x; the caller has set the outputs and their strides. */

@@ -369,7 +369,13 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
             const int which = i >= first;
             const int64_t row = (i - (which ? first : 0)) * Q8_0_ROWS;
 
-            v->rows(&a, which, row, (int)ridge_min(Q8_0_ROWS, a.weight[which].rows - row));
+            for (int64_t first = 0; first < a.tokens; first += Q8_0_PANEL) {
+                q8_0_args panel = a;
+
+                panel.first = first;
+                panel.count = ridge_min(Q8_0_PANEL, a.tokens - first);
+                v->rows(&panel, which, row, (int)ridge_min(Q8_0_ROWS, a.weight[which].rows - row));
+            }
         }
         ridge_fp_end(mode);
         ridge_team_end(team);

@@ -24,19 +24,21 @@ typedef struct q8_0_weight {
 typedef struct q8_0_args {
     const ridge_call *call;
     int64_t tokens, blocks;
+    int64_t first, count;        /* of the tokens: the panel that a pass over the weights computes */
     q8_0_weight weight[2];       /* the second: of pair and gate_up_swiglu, else rows = 0 */
     ridge_swiglu_options swiglu; /* resolved */
     void *prepared;              /* x as the instruction set wants it, in the workspace */
 } q8_0_args;
 
-enum { Q8_0_ROWS = 16 }; /* rows of a unit of work */
+enum { Q8_0_ROWS = 16, Q8_0_PANEL = 16 }; /* rows of a unit of work, tokens of a panel */
 
 /* The work of one instruction set. */
 typedef struct q8_0_vectors {
     size_t prepared; /* bytes of a token and a group of 32 blocks */
     /* Quantises (where needed) and lays out token t, blocks 32 g .. 32 g + 31. */
     void (*prepare)(const q8_0_args *args, int64_t t, int64_t g);
-    /* Everything for rows row .. row + count - 1 of weight `which`, count <= Q8_0_ROWS: outputs are written. */
+    /* Everything for the panel's tokens and rows row .. row + count - 1 of weight `which`, count <= Q8_0_ROWS: outputs
+     * are written. */
     void (*rows)(const q8_0_args *args, int which, int64_t row, int count);
     /* y[i][t] of rows row + i, i < count, for all tokens: the products alone. */
     void (*dots)(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count,

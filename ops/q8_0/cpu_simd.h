@@ -18,7 +18,7 @@
 #include "cpu.h"
 #include "cpu/num.h"
 
-enum { PARTS = RIDGE_Q8_0_PARTS, RUN = RIDGE_Q8_0_RUN, WORDS = RIDGE_Q8_0_BLOCK / 4, TOKENS = RIDGE_Q8_0_MAX_TOKENS };
+enum { PARTS = RIDGE_Q8_0_PARTS, RUN = RIDGE_Q8_0_RUN, WORDS = RIDGE_Q8_0_BLOCK / 4, TOKENS = Q8_0_PANEL };
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 enum { VNNI = 1, X_BYTES = 4 * PARTS };
@@ -336,13 +336,13 @@ static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args
                                                            int64_t far, int64_t tokens, fvec *acc)
 {
     const int64_t whole = args->blocks / Q8_0_GROUP;
-    const group *x = args->prepared;
+    const group *x = (const group *)args->prepared + args->first;
     uint16_t halves[VECTOR_ROWS][Q8_0_GROUP];
     tail rest;
 
     for (int64_t t = 0; t < tokens; t++)
         acc[t] = zero_f();
-    for (int64_t g = 0; g < whole; g++, x += tokens) {
+    for (int64_t g = 0; g < whole; g++, x += args->tokens) {
         const source at = source_of(w, row, far, g, halves);
 
         prefetch(&at);
@@ -367,11 +367,11 @@ static void dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int c
             i + vectors < count ? vectors : 0; /* the last of an odd number of rows fills both halves of its vector */
         fvec acc[TOKENS];
 
-        if (args->tokens == 1)
+        if (args->count == 1)
             row_dots(args, w, row + i, far, 1, acc);
         else
-            row_dots(args, w, row + i, far, args->tokens, acc);
-        for (int64_t t = 0; t < args->tokens; t++) {
+            row_dots(args, w, row + i, far, args->count, acc);
+        for (int64_t t = 0; t < args->count; t++) {
             y[i][t] = tree(low_half(acc[t]));
             if (VECTOR_ROWS > 1)
                 y[i + far][t] = tree(far ? high_half(acc[t]) : low_half(acc[t]));
@@ -393,9 +393,9 @@ static void put_plain(const q8_0_args *args, int slot, int64_t row, int count, f
 {
     const ridge_operand *out = &args->call->arg[slot];
 
-    for (int64_t t = 0; t < args->tokens; t++)
+    for (int64_t t = 0; t < args->count; t++)
         for (int i = 0; i < count; i++)
-            put(out, t * out->stride + row + i, y[i][t]);
+            put(out, (args->first + t) * out->stride + row + i, y[i][t]);
 }
 
 static void put_swiglu(const q8_0_args *args, int64_t row, int count, float (*gate)[TOKENS], float (*up)[TOKENS])
@@ -406,12 +406,13 @@ static void put_swiglu(const q8_0_args *args, int64_t row, int count, float (*ga
     const ridge_swiglu_options o = args->swiglu;
     const uint32_t act = call->flags & RIDGE_ACTIVATION;
 
-    for (int64_t t = 0; t < args->tokens; t++)
+    for (int64_t t = 0; t < args->count; t++)
         for (int i = 0; i < count; i++) {
+            const int64_t at = args->first + t;
             const float a = ridge_swiglu_gate(gate[i][t], o), b = ridge_swiglu_up(up[i][t], o);
             const float h = ridge_act_fwd(act, a, o.alpha);
 
-            put(out, t * out->stride + row + i, ridge_swiglu_scale(h * b, scale ? scale[t] : 1.0f, o));
+            put(out, at * out->stride + row + i, ridge_swiglu_scale(h * b, scale ? scale[at] : 1.0f, o));
         }
 }
 
@@ -422,12 +423,12 @@ static void put_streams(const q8_0_args *args, int64_t row, int count, float (*y
     const ridge_operand *post = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_POST], *comb = &arg[RIDGE_Q8_0_MATMUL_HC_EXPAND_COMB];
     const int64_t height = args->call->dim[2], n = args->call->dim[3];
 
-    for (int64_t t = 0; t < args->tokens; t++) {
-        const float *p = (const float *)post->data + t * post->stride;
-        const float *c = (const float *)comb->data + t * comb->stride;
-        const float *x = (const float *)res->data + t * res->stride + row;
-        const float *more = add->data ? (const float *)add->data + t * add->stride + row : NULL;
-        const int64_t first = t * out->stride + row;
+    for (int64_t t = 0; t < args->count; t++) {
+        const int64_t at = args->first + t, first = at * out->stride + row;
+        const float *p = (const float *)post->data + at * post->stride;
+        const float *c = (const float *)comb->data + at * comb->stride;
+        const float *x = (const float *)res->data + at * res->stride + row;
+        const float *more = add->data ? (const float *)add->data + at * add->stride + row : NULL;
 
         for (int64_t dst = 0; dst < n; dst++)
             for (int i = 0; i < count; i++) {

@@ -104,20 +104,38 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call)
     return p;
 }
 
-ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
-                           void *workspace, void *stream, q8_0_matmul_args *p)
+/* Launches the quantisation of x into the workspace and sets x in the arguments. */
+static ridge_status quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                             void *workspace, void *stream, q8_0_matmul_args *p, int64_t scales_stride,
+                             int64_t scales_step)
 {
     q8_0_rows_args q = {};
     char *at = (char *)workspace;
 
-    if (call->arg[0].dtype == RIDGE_I8)
-        return RIDGE_OK;
     q.rows = call->dim[0];
     q.cols = call->dim[1];
     take_x(&at, q.rows, q.cols, &q);
     p->x = q.codes;
     p->x_scales = q.scales;
     p->x_stride = q.codes_stride = q.cols;
-    p->x_ld = q.scales_stride = p->blocks;
+    p->x_ld = q.scales_stride = scales_stride;
+    q.scales_step = scales_step;
     return q8_0_launch_quantize(device, kernel->name, &call->arg[0], &q, stream);
+}
+
+ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                           void *workspace, void *stream, q8_0_matmul_args *p)
+{
+    if (call->arg[0].dtype == RIDGE_I8)
+        return RIDGE_OK;
+    return quantise(device, kernel, call, workspace, stream, p, p->blocks, 1);
+}
+
+ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
+                                    void *workspace, void *stream, q8_0_matmul_args *p, int64_t *x_step)
+{
+    if (call->arg[0].dtype == RIDGE_I8)
+        return RIDGE_OK;
+    *x_step = call->dim[0];
+    return quantise(device, kernel, call, workspace, stream, p, 1, *x_step);
 }

@@ -334,6 +334,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 
     if (problem->dim[0] == 0 || cols == 0)
         return "nothing to multiply";
+    if (problem->dim[0] > Q8_0_DECODE_TOKENS)
+        return "more than 16 tokens";
     if (problem->dtype[2] == RIDGE_U8)
         return "weights are in blocks: planes only";
     if (cols % (RUN / 2))

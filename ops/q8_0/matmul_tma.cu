@@ -263,6 +263,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "needs more shared memory than a CTA may have here";
     if (problem->dim[0] == 0 || cols == 0)
         return "nothing to multiply";
+    if (problem->dim[0] > Q8_0_DECODE_TOKENS)
+        return "more than 16 tokens";
     if (cols % 256)
         return "TMA needs cols that are a multiple of 256";
     if (problem->align < 4)

@@ -47,7 +47,7 @@ static const char *matmul_rule(const ridge_call *call)
     const ridge_op_row *op = ridge_op_at(call->op);
 
     if (call->dim[0] > RIDGE_Q8_0_MAX_TOKENS)
-        return "tokens is above 16";
+        return "tokens is above 65536";
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return NULL;
     if (call->arg[0].dtype == RIDGE_I8 && !ridge_has(call, 1))
@@ -188,7 +188,7 @@ RIDGE_DEFAULTS(matmul_defaults, ridge_q8_0_matmul(0, 0, 0, FLOATS, BLOCKS, FLOAT
 const ridge_op_row ridge_op_q8_0_matmul = {
     .id = RIDGE_Q8_0_MATMUL,
     .name = "q8_0_matmul",
-    .summary = "Q8_0 weights times 1 to 16 tokens",
+    .summary = "Q8_0 weights times the activations of tokens",
     .dims = 3,
     .dim_name = {"tokens", "cols", "rows"},
     .step = {0, 32, 0},
@@ -196,7 +196,7 @@ const ridge_op_row ridge_op_q8_0_matmul = {
     .arg = {X_ROWS, W_ROWS("w", -1, "rows"), {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"}},
     .fields = matmul_fields,
     .contract = CONTRACT,
-    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .invariant_max = INT64_MAX,
     .bound = BOUND,
     .rule = matmul_rule,
     .extent = matmul_extent,
@@ -267,7 +267,7 @@ const ridge_op_row ridge_op_q8_0_pair = {
         },
     .fields = pair_fields,
     .contract = CONTRACT,
-    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .invariant_max = INT64_MAX,
     .bound = BOUND,
     .rule = matmul_rule,
     .extent = pair_extent,
@@ -353,7 +353,7 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
     .fields = gate_up_fields,
     .flags = RIDGE_ACTIVATION,
     .contract = CONTRACT,
-    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .invariant_max = INT64_MAX,
     .bound = "the bounds of q8_0_matmul for gate and up, then of swiglu_fwd",
     .rule = gate_up_rule,
     .extent = gate_up_extent,
@@ -455,7 +455,7 @@ const ridge_op_row ridge_op_q8_0_matmul_hc_expand = {
         },
     .fields = hc_fields,
     .contract = CONTRACT,
-    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .invariant_max = INT64_MAX,
     .bound = "the bound of q8_0_matmul through post, and (n_hc + 2) units of 2^-24 of the sum of |terms|",
     .rule = hc_rule,
     .extent = hc_extent,

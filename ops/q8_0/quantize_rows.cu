@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
         for (int i = 0; i < 8; i++)
             codes[i] = (int8_t)((i < 4 ? v.x : v.y) >> (i % 4 * 8));
     if (lane % 4 == 0)
-        p.scales[row * p.scales_stride + first / RIDGE_Q8_0_BLOCK] = scale;
+        p.scales[row * p.scales_stride + first / RIDGE_Q8_0_BLOCK * p.scales_step] = scale;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
@@ -72,6 +72,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.codes_stride = codes->stride;
     p.scales = (float *)scales->data;
     p.scales_stride = scales->stride;
+    p.scales_step = 1;
     return q8_0_launch_quantize(device, kernel->name, &arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], &p, stream);
 }
 

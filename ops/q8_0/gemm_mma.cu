@@ -1,0 +1,470 @@
+/* gemm_mma.cu: the Q8_0 products of many tokens (prompts) from planes, by mma.sync on int8 tensor cores, sm_80 up.
+ *
+ * A CTA computes a tile of weight rows by tokens. The canonical order (src/math/q8_0.h) is eight sums of an element,
+ * one a partition, which a tree adds. The kernel therefore goes through k partition by partition: all runs of partition
+ * 0, then all of partition 1, and so on. An element so needs one running sum, and the tree at most three sums of
+ * earlier partitions (KEEP), which stay in registers or, where the tile is too large for that, in shared memory.
+ *
+ * A block of 32 columns is one m16n8k32: weights are its 16 rows, tokens its 8 columns. The integer sum starts at
+ * 0x4b400000, the bits of 12582912.0f: read as a float, less 12582912, it is exactly the dot. So an element costs three
+ * FP32 instructions a block: the product of the two scales, the subtraction, the fma. These bound the kernel: at 128
+ * a clock and SM, 32 products of codes an element, an H200 (132 SMs, 1.75 GHz) does at most 630 TOP/s.
+ *
+ * A stage of the pipeline has two blocks (64 columns, half a run) of every row and token, which cp.async copies to
+ * shared memory. One barrier a stage: it orders the copies of all threads before the reads of the next stage, and the
+ * reads of the last stage before the copies that replace it. Chunk c of 16 bytes of line r is at c ^ (r / 2 % 4), so
+ * that the eight addresses of an 8 x 16-byte matrix (ldmatrix) are in eight different groups of banks. */
+#include "args.cuh"
+#include "cuda/mma.cuh"
+
+enum { STAGE_COLS = 64, STAGE_BLOCKS = STAGE_COLS / RIDGE_Q8_0_BLOCK, CHUNKS = STAGE_COLS / 16 };
+
+typedef struct q8_0_gemm_args {
+    int tiles[2];    /* of rows of each weight */
+    int token_tiles; /* neighbouring CTAs have different tokens and the same weights */
+    int stages;      /* of k */
+    int gate_up;
+    int64_t x_step; /* floats from a scale of x to the next block's */
+    q8_0_matmul_args p;
+} q8_0_gemm_args;
+
+/* WARPS_M x WARPS_N warps, each with 16 TM rows and 8 TN tokens; RING stages in shared memory; KEEP_REGS of the KEEP
+ * sums of earlier partitions in registers. */
+template <int WARPS_M_, int WARPS_N_, int TM_, int TN_, int RING_, int KEEP_REGS_, int CTAS_> struct gemm_tile {
+    enum { WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, TM = TM_, TN = TN_, RING = RING_, KEEP_REGS = KEEP_REGS_ };
+    enum { CTAS = CTAS_, THREADS = 32 * WARPS_M * WARPS_N, ELEMENTS = 4 * TM * TN, KEEP = 3 };
+    enum { BM = 16 * TM * WARPS_M, BN = 8 * TN * WARPS_N };
+    /* Of a stage: codes of the weights and of x, scales of the weights [BM][2] and of x [2][BN]. */
+    enum {
+        AT_X = BM * STAGE_COLS,
+        AT_SCALES = AT_X + BN * STAGE_COLS,
+        AT_X_SCALES = AT_SCALES + BM * 2 * STAGE_BLOCKS
+    };
+    enum { STAGE_BYTES = AT_X_SCALES + BN * 4 * STAGE_BLOCKS, RING_BYTES = RING * STAGE_BYTES };
+    enum { SHARED = RING_BYTES + (KEEP * ELEMENTS - KEEP_REGS) * THREADS * 4 };
+    enum { PITCH = BM + 4 }; /* of a token's results in the epilogue: lanes write different banks */
+    static_assert(BN * PITCH * 4 <= SHARED && STAGE_BYTES % 128 == 0, "layout of shared memory");
+};
+
+/* -------------------------------------------------------------------------------------------- position along k */
+
+/* Stage `half` (64 columns) of partition `part`. */
+typedef struct k_pos {
+    int half, part;
+} k_pos;
+
+/* To the next half of the run, else to the partition's next run, else to the next partition. The loop ends by its count
+ * of stages. */
+static __device__ __forceinline__ void k_advance(k_pos *k, int stages)
+{
+    if (k->half % 2 == 0 && k->half + 1 < stages) {
+        k->half++;
+        return;
+    }
+    k->half = (k->half & ~1) + 2 * RIDGE_Q8_0_PARTS;
+    if (k->half >= stages)
+        k->half = 2 * ++k->part;
+}
+
+/* --------------------------------------------------------------------------------------- global to shared memory */
+
+/* What a thread copies in each stage. Rows and tokens beyond the last one are copies of the last one, which the
+ * epilogue does not store. */
+template <class T> struct gemm_copy {
+    enum { STEP = T::THREADS / CHUNKS, ROWS = (T::BM + STEP - 1) / STEP, TOKENS = (T::BN + STEP - 1) / STEP };
+    enum { X_SCALES = (T::BN * STAGE_BLOCKS + T::THREADS - 1) / T::THREADS };
+    const uint8_t *row[ROWS], *token[TOKENS], *scale;
+    const float *x_scale[X_SCALES];
+    uint32_t to; /* of codes, in the stage */
+};
+
+/* Row `i` of the tile: which weight, and its row. With gate_up the first half of a warp's rows are gate's and the
+ * second half the same rows of up, so that the epilogue finds both in the tile. */
+template <class T>
+static __device__ __forceinline__ int gemm_row(const q8_0_gemm_args &a, int tile, int i, int64_t *row)
+{
+    const int which = tile >= a.tiles[0];
+
+    if (a.gate_up) {
+        *row = (int64_t)tile * (T::BM / 2) + i / (16 * T::TM) * (8 * T::TM) + i % (8 * T::TM);
+        return i / (8 * T::TM) % 2;
+    }
+    *row = (int64_t)(which ? tile - a.tiles[0] : tile) * T::BM + i;
+    return which;
+}
+
+template <class T>
+static __device__ __forceinline__ gemm_copy<T> gemm_copy_of(const q8_0_gemm_args &a, int tile, int first_token)
+{
+    using copy = gemm_copy<T>;
+    const int line = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, last_token = a.p.tokens - 1;
+    int64_t row;
+    copy c;
+
+#pragma unroll
+    for (int i = 0; i < copy::ROWS; i++) {
+        const q8_0_weight &m = a.p.weight[gemm_row<T>(a, tile, line + i * copy::STEP, &row)];
+
+        c.row[i] = m.codes + min(row, m.rows - 1) * m.stride + chunk * 16;
+    }
+#pragma unroll
+    for (int i = 0; i < copy::TOKENS; i++)
+        c.token[i] =
+            (const uint8_t *)a.p.x + min(first_token + line + i * copy::STEP, last_token) * a.p.x_stride + chunk * 16;
+    {
+        const q8_0_weight &m = a.p.weight[gemm_row<T>(a, tile, threadIdx.x % T::BM, &row)];
+
+        c.scale = m.scales + min(row, m.rows - 1) * m.scale_stride;
+    }
+#pragma unroll
+    for (int i = 0; i < copy::X_SCALES; i++) {
+        const int at = threadIdx.x + i * T::THREADS;
+
+        c.x_scale[i] = a.p.x_scales + min(first_token + at % T::BN, last_token) * a.p.x_ld + at / T::BN * a.x_step;
+    }
+    c.to = line * STAGE_COLS + (chunk ^ line / 2 % 4) * 16;
+    return c;
+}
+
+template <class T>
+static __device__ __forceinline__ void gemm_copy_stage(const q8_0_gemm_args &a, const gemm_copy<T> &c, uint32_t stage,
+                                                       int half)
+{
+    using copy = gemm_copy<T>;
+    const int64_t column = (int64_t)half * STAGE_COLS;
+    const int line = threadIdx.x / CHUNKS;
+
+#pragma unroll
+    for (int i = 0; i < copy::ROWS; i++)
+        if (T::BM % copy::STEP == 0 || line + i * copy::STEP < T::BM)
+            mma_copy16(stage + c.to + i * copy::STEP * STAGE_COLS, c.row[i] + column, 16);
+#pragma unroll
+    for (int i = 0; i < copy::TOKENS; i++)
+        if (T::BN % copy::STEP == 0 || line + i * copy::STEP < T::BN)
+            mma_copy16(stage + T::AT_X + c.to + i * copy::STEP * STAGE_COLS, c.token[i] + column, 16);
+    if (T::THREADS == T::BM || threadIdx.x < T::BM)
+        mma_copy4(stage + T::AT_SCALES + threadIdx.x * 4, c.scale + half * (2 * STAGE_BLOCKS), 4);
+#pragma unroll
+    for (int i = 0; i < copy::X_SCALES; i++)
+        if (T::BN * STAGE_BLOCKS % T::THREADS == 0 || threadIdx.x + i * T::THREADS < T::BN * STAGE_BLOCKS)
+            mma_copy4(stage + T::AT_X_SCALES + (threadIdx.x + i * T::THREADS) * 4,
+                      c.x_scale[i] + (int64_t)half * STAGE_BLOCKS * a.x_step, 4);
+}
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+/* Adds the two blocks of a stage to the warp's sums. Both at once would take too many registers. */
+template <class T>
+static __device__ __forceinline__ void gemm_multiply(uint32_t stage, int warp_m, int warp_n, float (*acc)[T::TN][4])
+{
+    const int lane = threadIdx.x % 32, swizzle = lane / 2 % 4;
+    const uint32_t rows =
+        stage + (warp_m * 16 * T::TM + lane % 16) * STAGE_COLS + ((uint32_t)(lane / 16) ^ swizzle) * 16;
+    /* x: matrices of the first and second 16 codes of 8 tokens, then those of the next 8 */
+    const uint32_t tokens = stage + T::AT_X + (warp_n * 8 * T::TN + lane % 8 + lane / 16 * 8) * STAGE_COLS +
+                            ((uint32_t)(lane / 8 % 2) ^ swizzle) * 16;
+    const uint32_t scales = stage + T::AT_SCALES + (warp_m * 16 * T::TM + lane / 4) * 4;
+    const uint32_t x_scales = stage + T::AT_X_SCALES + (warp_n * 8 * T::TN + lane % 4 * 2) * 4;
+
+#pragma unroll 1
+    for (int b = 0; b < STAGE_BLOCKS; b++) {
+        uint32_t w[T::TM][4], x[T::TN][2];
+        uint2 xs[T::TN];
+
+#pragma unroll
+        for (int j = 0; j < T::TN; j += 2)
+            ptx_ldmatrix4(x[j], (tokens ^ b * 32) + j * 8 * STAGE_COLS);
+#pragma unroll
+        for (int i = 0; i < T::TM; i++)
+            ptx_ldmatrix4(w[i], (rows ^ b * 32) + i * 16 * STAGE_COLS);
+#pragma unroll
+        for (int j = 0; j < T::TN; j++)
+            xs[j] = ptx_load_shared2(x_scales + (b * T::BN + j * 8) * 4);
+#pragma unroll
+        for (int i = 0; i < T::TM; i++) {
+            const float wd[2] = {ptx_f32_from_f16(ptx_load_shared_half(scales + b * 2 + i * 64)),
+                                 ptx_f32_from_f16(ptx_load_shared_half(scales + b * 2 + i * 64 + 32))};
+
+#pragma unroll
+            for (int j = 0; j < T::TN; j++) {
+                int32_t d[4];
+
+                ptx_mma_s8_onto(d, w[i], x[j], 0x4b400000);
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    const float s = __fmul_rn(wd[q / 2], __uint_as_float(q % 2 ? xs[j].y : xs[j].x));
+
+                    acc[i][j][q] = __fmaf_rn(s, __fadd_rn(__int_as_float(d[q]), -12582912.0f), acc[i][j][q]);
+                }
+            }
+        }
+    }
+}
+
+/* The sums of earlier partitions that the tree still needs: KEEP of each of the thread's elements, the first KEEP_REGS
+ * of all of them in registers. */
+template <class T> struct gemm_kept {
+    float value[T::KEEP_REGS];
+    float *shared; /* this thread's; THREADS apart */
+};
+
+template <class T> static __device__ __forceinline__ void gemm_keep(gemm_kept<T> *kept, int at, const float *v)
+{
+#pragma unroll
+    for (int i = 0; i < T::ELEMENTS; i++) {
+        const int n = at * T::ELEMENTS + i;
+
+        if (n < T::KEEP_REGS)
+            kept->value[n < T::KEEP_REGS ? n : 0] = v[i];
+        else
+            kept->shared[(n - T::KEEP_REGS) * T::THREADS] = v[i];
+    }
+}
+
+template <class T> static __device__ __forceinline__ void gemm_add_kept(const gemm_kept<T> &kept, int at, float *v)
+{
+#pragma unroll
+    for (int i = 0; i < T::ELEMENTS; i++) {
+        const int n = at * T::ELEMENTS + i;
+
+        v[i] = __fadd_rn(n < T::KEEP_REGS ? kept.value[n < T::KEEP_REGS ? n : 0]
+                                          : kept.shared[(n - T::KEEP_REGS) * T::THREADS],
+                         v[i]);
+    }
+}
+
+/* After partition `part`: adds what the tree has complete by now and puts the rest aside, 0 where partition 0, 0 + 1,
+ * (0 + 1) + (2 + 3) lies, 1 for 2, 4 and 4 + 5, 2 for 6. After the last one v is the result. */
+template <class T> static __device__ __forceinline__ void gemm_fold(gemm_kept<T> *kept, int part, float *v)
+{
+    if (part == 7)
+        gemm_add_kept<T>(*kept, 2, v);
+    if (part == 3 || part == 5 || part == 7)
+        gemm_add_kept<T>(*kept, 1, v);
+    if (part == 1 || part == 3 || part == 7)
+        gemm_add_kept<T>(*kept, 0, v);
+    if (part == 7)
+        return;
+    if (part == 6)
+        gemm_keep<T>(kept, 2, v);
+    else if (part == 2 || part >= 4)
+        gemm_keep<T>(kept, 1, v);
+    else
+        gemm_keep<T>(kept, 0, v);
+#pragma unroll
+    for (int i = 0; i < T::ELEMENTS; i++)
+        v[i] = 0.0f;
+}
+
+/* --------------------------------------------------------------------------------------------------------- epilogue */
+
+/* Through shared memory, [token][row], so that neighbouring threads store neighbouring rows. */
+template <class T>
+static __device__ __forceinline__ void gemm_store(const q8_0_gemm_args &a, int tile, int first_token, int warp_m,
+                                                  int warp_n, float *memory, float (*acc)[T::TN][4])
+{
+    const int lane = threadIdx.x % 32;
+
+    __syncthreads(); /* orders the reads of the last stage before these writes */
+#pragma unroll
+    for (int i = 0; i < T::TM; i++)
+#pragma unroll
+        for (int j = 0; j < T::TN; j++)
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                memory[((warp_n * T::TN + j) * 8 + lane % 4 * 2 + q % 2) * T::PITCH + (warp_m * T::TM + i) * 16 +
+                       lane / 4 + q / 2 * 8] = acc[i][j][q];
+    __syncthreads(); /* orders the writes before the reads */
+    for (int i = threadIdx.x; i < T::BM * T::BN; i += T::THREADS) {
+        const int token = first_token + i / T::BM;
+        const float *from = memory + i / T::BM * T::PITCH + i % T::BM;
+        int64_t row;
+        const int which = gemm_row<T>(a, tile, i % T::BM, &row);
+
+        if (token >= a.p.tokens || row >= a.p.weight[which].rows || (a.gate_up && which))
+            continue;
+        if (a.gate_up)
+            q8_0_epilogue_gate_up(a.p, row, token, from[0], from[8 * T::TM]);
+        else
+            q8_0_epilogue(a.p, which, row, token, from[0], NULL);
+    }
+}
+
+template <class T>
+static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __grid_constant__ q8_0_gemm_args a)
+{
+    extern __shared__ __align__(128) char memory[];
+    const int tile = (int)(blockIdx.x / (unsigned)a.token_tiles);
+    const int first_token = (int)(blockIdx.x % (unsigned)a.token_tiles) * T::BN;
+    const int warp_m = threadIdx.x / 32 % T::WARPS_M, warp_n = threadIdx.x / 32 / T::WARPS_M;
+    const uint32_t ring = ptx_shared(memory), end = ring + T::RING_BYTES;
+    uint32_t slot = ring, free_slot = ring;
+    k_pos to_copy = {0, 0}, k = {0, 0};
+    float acc[T::TM][T::TN][4];
+    gemm_kept<T> kept;
+    int part = 0;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    const gemm_copy<T> copy = gemm_copy_of<T>(a, tile, first_token);
+
+    kept.shared = (float *)(memory + T::RING_BYTES) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < T::ELEMENTS; i++)
+        (&acc[0][0][0])[i] = 0.0f;
+    for (int s = 0; s < T::RING - 1; s++) {
+        if (s < a.stages)
+            gemm_copy_stage<T>(a, copy, free_slot, to_copy.half);
+        mma_copy_commit();
+        k_advance(&to_copy, a.stages);
+        free_slot += T::STAGE_BYTES;
+    }
+    for (int s = 0; s < a.stages; s++) {
+        mma_copy_wait_for<T::RING - 2>();
+        __syncthreads(); /* orders the copies before the reads of this stage, the last reads before the next copies */
+        if (s + T::RING - 1 < a.stages) {
+            gemm_copy_stage<T>(a, copy, free_slot, to_copy.half);
+            k_advance(&to_copy, a.stages);
+        }
+        mma_copy_commit();
+        gemm_multiply<T>(slot, warp_m, warp_n, acc);
+        slot = slot + T::STAGE_BYTES == end ? ring : slot + T::STAGE_BYTES;
+        free_slot = free_slot + T::STAGE_BYTES == end ? ring : free_slot + T::STAGE_BYTES;
+        k_advance(&k, a.stages);
+        if (k.part != part)
+            gemm_fold<T>(&kept, part++, &acc[0][0][0]);
+    }
+    for (; part < RIDGE_Q8_0_PARTS; part++) /* partitions without a block */
+        gemm_fold<T>(&kept, part, &acc[0][0][0]);
+    gemm_store<T>(a, tile, first_token, warp_m, warp_n, (float *)memory, acc);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+/* Warps, tiles of a warp, stages, kept sums in registers, CTAs of an SM. */
+typedef gemm_tile<2, 4, 4, 4, 4, 36, 1> tile_128x128; /* 216 KB of shared memory: sm_90, sm_100 */
+typedef gemm_tile<4, 4, 2, 4, 4, 18, 1> tile_128x128w16;
+typedef gemm_tile<4, 2, 2, 4, 4, 96, 1> tile_128x64;
+typedef gemm_tile<2, 2, 2, 2, 4, 48, 3> tile_64x32;
+
+typedef struct gemm_variant {
+    const void *function;
+    int bm, bn, threads, shared, ctas;
+    double stage_us; /* a stage of a CTA on an H200, with as many CTAs on the SM as it takes */
+} gemm_variant;
+
+#define VARIANT(tile, us)                                                                              \
+    {                                                                                                  \
+        (const void *)q8_0_gemm<tile>, tile::BM, tile::BN, tile::THREADS, tile::SHARED, tile::CTAS, us \
+    }
+static const gemm_variant variants[] = {
+    VARIANT(tile_128x128, 0.65),
+    VARIANT(tile_128x128w16, 0.651),
+    VARIANT(tile_128x64, 0.35),
+    VARIANT(tile_64x32, 0.30),
+};
+enum { VARIANTS = (int)(sizeof variants / sizeof variants[0]) };
+
+static ridge_status prepare(const ridge_device *device)
+{
+    ridge_status status = RIDGE_OK;
+
+    for (int i = 0; i < VARIANTS && !status; i++)
+        if (variants[i].shared <= host_max_shared(device))
+            status = host_prepare(device, &variants[i].function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  variants[i].shared, "q8_0_matmul: loading kernels");
+    return status;
+}
+
+/* Rows of a tile that are rows of the result. */
+static int64_t result_rows(const gemm_variant *v, uint32_t op)
+{
+    return op == RIDGE_Q8_0_GATE_UP_SWIGLU ? v->bm / 2 : v->bm;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t size, void *stream)
+{
+    const ridge_call *call = &bound->call;
+    const gemm_variant *v = &variants[kernel->param[0]];
+    const int64_t tile_rows = result_rows(v, call->op);
+    q8_0_gemm_args a = {};
+    ridge_status status;
+
+    a.p = q8_0_collect(call);
+    if (!q8_0_scales_aligned(&a.p, 4))
+        return q8_0_launch_dp4a(device, kernel, bound, workspace, size, stream);
+    a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
+    a.tiles[0] = (int)ridge_ceil_div(a.p.weight[0].rows, tile_rows);
+    a.tiles[1] = a.gate_up ? 0 : (int)ridge_ceil_div(a.p.weight[1].rows, tile_rows);
+    a.token_tiles = (int)ridge_ceil_div(a.p.tokens, v->bn);
+    a.stages = (int)(a.p.blocks / STAGE_BLOCKS);
+    a.x_step = 1;
+    if (a.tiles[0] + a.tiles[1] == 0)
+        return RIDGE_OK;
+    status = q8_0_quantise_by_block(device, kernel, call, workspace, stream, &a.p, &a.x_step);
+    if (status)
+        return status;
+    return host_launch_shared(device, kernel->name, v->function,
+                              dim3((unsigned)((a.tiles[0] + a.tiles[1]) * (int64_t)a.token_tiles)), v->threads,
+                              (size_t)v->shared, &a, stream);
+}
+
+static int64_t tiles_of(const gemm_variant *v, const ridge_problem *problem)
+{
+    const int64_t tile_rows = result_rows(v, problem->op);
+    int64_t tiles = ridge_ceil_div(problem->dim[2], tile_rows);
+
+    if (problem->op == RIDGE_Q8_0_PAIR)
+        tiles += ridge_ceil_div(problem->dim[3], tile_rows);
+    return tiles * ridge_ceil_div(problem->dim[0], v->bn);
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const gemm_variant *v = &variants[kernel->param[0]];
+
+    if (problem->dim[0] == 0 || problem->dim[1] == 0)
+        return "nothing to multiply";
+    if (problem->dtype[2] == RIDGE_U8)
+        return "weights are in blocks: planes only";
+    if (problem->dim[1] % STAGE_COLS)
+        return "needs cols that are a multiple of 64";
+    if (problem->align < 4)
+        return "needs rows that begin at multiples of 16 bytes";
+    if (v->shared > host_max_shared(device))
+        return "needs more shared memory than a CTA may have here";
+    if (problem->dim[1] > 0x3fffff00 || problem->dim[2] > 0x3fffff00 || problem->dim[3] > 0x3fffff00 ||
+        tiles_of(v, problem) > 0x7fffffff)
+        return "more than 2^30 rows or columns, or 2^31 tiles";
+    return NULL;
+}
+
+/* Microseconds on an H200, by whole waves of CTAs. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const gemm_variant *v = &variants[kernel->param[0]];
+    const int64_t waves = ridge_ceil_div(tiles_of(v, problem), (int64_t)device->units * v->ctas);
+
+    return 5 + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
+           (double)waves * (2 + v->stage_us * (double)problem->dim[1] / STAGE_COLS) * 1.98 / device->clock_ghz;
+}
+
+#define ROW(op_name, op_id, name, variant)                                                                       \
+    {                                                                                                            \
+        "cuda." op_name ".gemm" name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {variant}, \
+            why_not, q8_0_workspace, cost, launch                                                                \
+    }
+#define ROWS(op_name, op_id)                                                                                   \
+    ROW(op_name, op_id, "128x128", 0), ROW(op_name, op_id, "128x128w16", 1), ROW(op_name, op_id, "128x64", 2), \
+        ROW(op_name, op_id, "64x32", 3)
+
+/* param: index of variants. */
+static const ridge_kernel rows[] = {
+    ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
+    ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
+    ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_q8_0_gemm = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
