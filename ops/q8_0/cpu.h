@@ -30,7 +30,7 @@ typedef struct q8_0_args {
     void *prepared;              /* x as the instruction set wants it, in the workspace */
 } q8_0_args;
 
-enum { Q8_0_ROWS = 16, Q8_0_PANEL = 16 }; /* rows of a unit of work, tokens of a panel */
+enum { Q8_0_ROWS = 16, Q8_0_PANEL = 64 }; /* rows of a unit of work, tokens of a panel */
 
 /* The work of one instruction set. */
 typedef struct q8_0_vectors {

@@ -344,7 +344,7 @@ static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __
 /* Warps, tiles of a warp, stages, kept sums in registers, CTAs of an SM. */
 typedef gemm_tile<2, 4, 4, 4, 4, 36, 1> tile_128x128; /* 216 KB of shared memory: sm_90, sm_100 */
 typedef gemm_tile<4, 4, 2, 4, 4, 18, 1> tile_128x128w16;
-typedef gemm_tile<4, 2, 2, 4, 4, 96, 1> tile_128x64;
+typedef gemm_tile<4, 2, 2, 4, 4, 80, 1> tile_128x64;
 typedef gemm_tile<2, 2, 2, 2, 4, 48, 3> tile_64x32;
 
 typedef struct gemm_variant {
