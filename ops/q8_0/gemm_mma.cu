@@ -28,12 +28,15 @@ typedef struct q8_0_gemm_args {
     q8_0_matmul_args p;
 } q8_0_gemm_args;
 
-/* WARPS_M x WARPS_N warps, each with 16 TM rows and 8 TN tokens; RING stages in shared memory; KEEP_REGS of the KEEP
- * sums of earlier partitions in registers. */
-template <int WARPS_M_, int WARPS_N_, int TM_, int TN_, int RING_, int KEEP_REGS_, int CTAS_> struct gemm_tile {
-    enum { WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, TM = TM_, TN = TN_, RING = RING_, KEEP_REGS = KEEP_REGS_ };
-    enum { CTAS = CTAS_, THREADS = 32 * WARPS_M * WARPS_N, ELEMENTS = 4 * TM * TN, KEEP = 3 };
-    enum { BM = 16 * TM * WARPS_M, BN = 8 * TN * WARPS_N };
+/* SPLIT groups of WARPS_M x WARPS_N warps, each with 16 TM rows and 8 TN tokens. SPLIT is 1, or 8: then group p has
+ * partition p and a ring of its own. RING stages in shared memory; with SPLIT 1 KEEP_REGS of the sums of earlier
+ * partitions in registers. */
+template <int SPLIT_, int WARPS_M_, int WARPS_N_, int TM_, int TN_, int RING_, int KEEP_REGS_, int CTAS_>
+struct gemm_tile {
+    enum { SPLIT = SPLIT_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, TM = TM_, TN = TN_, RING = RING_ };
+    enum { CTAS = CTAS_, GROUP = 32 * WARPS_M * WARPS_N, THREADS = GROUP * SPLIT };
+    enum { BM = 16 * TM * WARPS_M, BN = 8 * TN * WARPS_N, ELEMENTS = 4 * TM * TN };
+    enum { KEEP = SPLIT == 1 ? 3 * ELEMENTS : KEEP_REGS_, KEEP_REGS = KEEP_REGS_ };
     /* Of a stage: codes of the weights and of x, scales of the weights [BM][2] and of x [2][BN]. */
     enum {
         AT_X = BM * STAGE_COLS,
@@ -41,9 +44,10 @@ template <int WARPS_M_, int WARPS_N_, int TM_, int TN_, int RING_, int KEEP_REGS
         AT_X_SCALES = AT_SCALES + BM * 2 * STAGE_BLOCKS
     };
     enum { STAGE_BYTES = AT_X_SCALES + BN * 4 * STAGE_BLOCKS, RING_BYTES = RING * STAGE_BYTES };
-    enum { SHARED = RING_BYTES + (KEEP * ELEMENTS - KEEP_REGS) * THREADS * 4 };
-    enum { PITCH = BM + 4 }; /* of a token's results in the epilogue: lanes write different banks */
-    static_assert(BN * PITCH * 4 <= SHARED && STAGE_BYTES % 128 == 0, "layout of shared memory");
+    enum { SHARED = SPLIT * RING_BYTES + (KEEP - KEEP_REGS) * THREADS * 4 };
+    enum { PITCH = BM + 4, PLANE = BN * PITCH }; /* of results in the epilogue: lanes write different banks */
+    static_assert(SPLIT * PLANE * 4 <= SHARED && STAGE_BYTES % 128 == 0 && BM <= GROUP, "layout of shared memory");
+    static_assert(SPLIT == 1 || ((int)SPLIT == (int)RIDGE_Q8_0_PARTS && GROUP == 32), "a warp a partition");
 };
 
 /* -------------------------------------------------------------------------------------------- position along k */
@@ -53,7 +57,7 @@ typedef struct k_pos {
     int half, part;
 } k_pos;
 
-/* To the next half of the run, else to the partition's next run, else to the next partition. The loop ends by its count
+/* To the next half of the run, else to the partition's next run, else to the next partition. Loops end by their count
  * of stages. */
 static __device__ __forceinline__ void k_advance(k_pos *k, int stages)
 {
@@ -71,8 +75,8 @@ static __device__ __forceinline__ void k_advance(k_pos *k, int stages)
 /* What a thread copies in each stage. Rows and tokens beyond the last one are copies of the last one, which the
  * epilogue does not store. */
 template <class T> struct gemm_copy {
-    enum { STEP = T::THREADS / CHUNKS, ROWS = (T::BM + STEP - 1) / STEP, TOKENS = (T::BN + STEP - 1) / STEP };
-    enum { X_SCALES = (T::BN * STAGE_BLOCKS + T::THREADS - 1) / T::THREADS };
+    enum { STEP = T::GROUP / CHUNKS, ROWS = (T::BM + STEP - 1) / STEP, TOKENS = (T::BN + STEP - 1) / STEP };
+    enum { X_SCALES = (T::BN * STAGE_BLOCKS + T::GROUP - 1) / T::GROUP };
     const uint8_t *row[ROWS], *token[TOKENS], *scale;
     const float *x_scale[X_SCALES];
     uint32_t to; /* of codes, in the stage */
@@ -96,8 +100,9 @@ static __device__ __forceinline__ int gemm_row(const q8_0_gemm_args &a, int tile
 template <class T>
 static __device__ __forceinline__ gemm_copy<T> gemm_copy_of(const q8_0_gemm_args &a, int tile, int first_token)
 {
+    const int thread = threadIdx.x % T::GROUP;
     using copy = gemm_copy<T>;
-    const int line = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, last_token = a.p.tokens - 1;
+    const int line = thread / CHUNKS, chunk = thread % CHUNKS, last_token = a.p.tokens - 1;
     int64_t row;
     copy c;
 
@@ -112,13 +117,13 @@ static __device__ __forceinline__ gemm_copy<T> gemm_copy_of(const q8_0_gemm_args
         c.token[i] =
             (const uint8_t *)a.p.x + min(first_token + line + i * copy::STEP, last_token) * a.p.x_stride + chunk * 16;
     {
-        const q8_0_weight &m = a.p.weight[gemm_row<T>(a, tile, threadIdx.x % T::BM, &row)];
+        const q8_0_weight &m = a.p.weight[gemm_row<T>(a, tile, thread % T::BM, &row)];
 
         c.scale = m.scales + min(row, m.rows - 1) * m.scale_stride;
     }
 #pragma unroll
     for (int i = 0; i < copy::X_SCALES; i++) {
-        const int at = threadIdx.x + i * T::THREADS;
+        const int at = thread + i * T::GROUP;
 
         c.x_scale[i] = a.p.x_scales + min(first_token + at % T::BN, last_token) * a.p.x_ld + at / T::BN * a.x_step;
     }
@@ -132,7 +137,7 @@ static __device__ __forceinline__ void gemm_copy_stage(const q8_0_gemm_args &a, 
 {
     using copy = gemm_copy<T>;
     const int64_t column = (int64_t)half * STAGE_COLS;
-    const int line = threadIdx.x / CHUNKS;
+    const int thread = threadIdx.x % T::GROUP, line = thread / CHUNKS;
 
 #pragma unroll
     for (int i = 0; i < copy::ROWS; i++)
@@ -142,12 +147,12 @@ static __device__ __forceinline__ void gemm_copy_stage(const q8_0_gemm_args &a, 
     for (int i = 0; i < copy::TOKENS; i++)
         if (T::BN % copy::STEP == 0 || line + i * copy::STEP < T::BN)
             mma_copy16(stage + T::AT_X + c.to + i * copy::STEP * STAGE_COLS, c.token[i] + column, 16);
-    if (T::THREADS == T::BM || threadIdx.x < T::BM)
-        mma_copy4(stage + T::AT_SCALES + threadIdx.x * 4, c.scale + half * (2 * STAGE_BLOCKS), 4);
+    if (T::GROUP == T::BM || thread < T::BM)
+        mma_copy4(stage + T::AT_SCALES + thread * 4, c.scale + half * (2 * STAGE_BLOCKS), 4);
 #pragma unroll
     for (int i = 0; i < copy::X_SCALES; i++)
-        if (T::BN * STAGE_BLOCKS % T::THREADS == 0 || threadIdx.x + i * T::THREADS < T::BN * STAGE_BLOCKS)
-            mma_copy4(stage + T::AT_X_SCALES + (threadIdx.x + i * T::THREADS) * 4,
+        if (T::BN * STAGE_BLOCKS % T::GROUP == 0 || thread + i * T::GROUP < T::BN * STAGE_BLOCKS)
+            mma_copy4(stage + T::AT_X_SCALES + (thread + i * T::GROUP) * 4,
                       c.x_scale[i] + (int64_t)half * STAGE_BLOCKS * a.x_step, 4);
 }
 
@@ -201,8 +206,8 @@ static __device__ __forceinline__ void gemm_multiply(uint32_t stage, int warp_m,
     }
 }
 
-/* The sums of earlier partitions that the tree still needs: KEEP of each of the thread's elements, the first KEEP_REGS
- * of all of them in registers. */
+/* The sums of earlier partitions that the tree still needs: up to three of each of the thread's elements, the first
+ * KEEP_REGS of all of them in registers. */
 template <class T> struct gemm_kept {
     float value[T::KEEP_REGS];
     float *shared; /* this thread's; THREADS apart */
@@ -258,22 +263,29 @@ template <class T> static __device__ __forceinline__ void gemm_fold(gemm_kept<T>
 
 /* --------------------------------------------------------------------------------------------------------- epilogue */
 
-/* Through shared memory, [token][row], so that neighbouring threads store neighbouring rows. */
+/* A result: the sum itself, or the tree over the groups'. */
+template <class T> static __device__ __forceinline__ float gemm_result(const float *from)
+{
+    return T::SPLIT == 1 ? *from : q8_0_sum_parts<T::PLANE>(from);
+}
+
+/* Through shared memory, [group][token][row], so that neighbouring threads store neighbouring rows. */
 template <class T>
-static __device__ __forceinline__ void gemm_store(const q8_0_gemm_args &a, int tile, int first_token, int warp_m,
-                                                  int warp_n, float *memory, float (*acc)[T::TN][4])
+static __device__ __forceinline__ void gemm_store(const q8_0_gemm_args &a, int tile, int first_token, int group,
+                                                  int warp_m, int warp_n, float *memory, float (*acc)[T::TN][4])
 {
     const int lane = threadIdx.x % 32;
+    float *to =
+        memory + group * T::PLANE + (warp_n * T::TN * 8 + lane % 4 * 2) * T::PITCH + warp_m * T::TM * 16 + lane / 4;
 
-    __syncthreads(); /* orders the reads of the last stage before these writes */
+    __syncthreads(); /* orders the reads of the last stages before these writes */
 #pragma unroll
     for (int i = 0; i < T::TM; i++)
 #pragma unroll
         for (int j = 0; j < T::TN; j++)
 #pragma unroll
             for (int q = 0; q < 4; q++)
-                memory[((warp_n * T::TN + j) * 8 + lane % 4 * 2 + q % 2) * T::PITCH + (warp_m * T::TM + i) * 16 +
-                       lane / 4 + q / 2 * 8] = acc[i][j][q];
+                to[(j * 8 + q % 2) * T::PITCH + i * 16 + q / 2 * 8] = acc[i][j][q];
     __syncthreads(); /* orders the writes before the reads */
     for (int i = threadIdx.x; i < T::BM * T::BN; i += T::THREADS) {
         const int token = first_token + i / T::BM;
@@ -284,10 +296,18 @@ static __device__ __forceinline__ void gemm_store(const q8_0_gemm_args &a, int t
         if (token >= a.p.tokens || row >= a.p.weight[which].rows || (a.gate_up && which))
             continue;
         if (a.gate_up)
-            q8_0_epilogue_gate_up(a.p, row, token, from[0], from[8 * T::TM]);
+            q8_0_epilogue_gate_up(a.p, row, token, gemm_result<T>(from), gemm_result<T>(from + 8 * T::TM));
         else
-            q8_0_epilogue(a.p, which, row, token, from[0], NULL);
+            q8_0_epilogue(a.p, which, row, token, gemm_result<T>(from), NULL);
     }
+}
+
+/* Stages of partition `part`: two a run, of the last run perhaps one. */
+static __device__ __forceinline__ int gemm_stages_of(int stages, int part)
+{
+    const int runs = ((stages + 1) / 2 - part + RIDGE_Q8_0_PARTS - 1) / RIDGE_Q8_0_PARTS;
+
+    return max(0, 2 * runs - (stages % 2 && stages / 2 % RIDGE_Q8_0_PARTS == part));
 }
 
 template <class T>
@@ -296,10 +316,12 @@ static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __
     extern __shared__ __align__(128) char memory[];
     const int tile = (int)(blockIdx.x / (unsigned)a.token_tiles);
     const int first_token = (int)(blockIdx.x % (unsigned)a.token_tiles) * T::BN;
-    const int warp_m = threadIdx.x / 32 % T::WARPS_M, warp_n = threadIdx.x / 32 / T::WARPS_M;
-    const uint32_t ring = ptx_shared(memory), end = ring + T::RING_BYTES;
+    const int group = T::SPLIT == 1 ? 0 : threadIdx.x / T::GROUP, warp = threadIdx.x % T::GROUP / 32;
+    const int warp_m = warp % T::WARPS_M, warp_n = warp / T::WARPS_M;
+    const int stages = T::SPLIT == 1 ? a.stages : gemm_stages_of(a.stages, group);
+    const uint32_t ring = ptx_shared(memory) + group * T::RING_BYTES, end = ring + T::RING_BYTES;
     uint32_t slot = ring, free_slot = ring;
-    k_pos to_copy = {0, 0}, k = {0, 0};
+    k_pos to_copy = {2 * group, group}, k = to_copy;
     float acc[T::TM][T::TN][4];
     gemm_kept<T> kept;
     int part = 0;
@@ -313,16 +335,20 @@ static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __
     for (int i = 0; i < T::ELEMENTS; i++)
         (&acc[0][0][0])[i] = 0.0f;
     for (int s = 0; s < T::RING - 1; s++) {
-        if (s < a.stages)
+        if (s < stages)
             gemm_copy_stage<T>(a, copy, free_slot, to_copy.half);
         mma_copy_commit();
         k_advance(&to_copy, a.stages);
         free_slot += T::STAGE_BYTES;
     }
-    for (int s = 0; s < a.stages; s++) {
+    for (int s = 0; s < stages; s++) {
         mma_copy_wait_for<T::RING - 2>();
-        __syncthreads(); /* orders the copies before the reads of this stage, the last reads before the next copies */
-        if (s + T::RING - 1 < a.stages) {
+        /* orders the group's copies before its reads of this stage, its last reads before the next copies */
+        if (T::SPLIT == 1)
+            __syncthreads();
+        else
+            __syncwarp();
+        if (s + T::RING - 1 < stages) {
             gemm_copy_stage<T>(a, copy, free_slot, to_copy.half);
             k_advance(&to_copy, a.stages);
         }
@@ -330,22 +356,25 @@ static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __
         gemm_multiply<T>(slot, warp_m, warp_n, acc);
         slot = slot + T::STAGE_BYTES == end ? ring : slot + T::STAGE_BYTES;
         free_slot = free_slot + T::STAGE_BYTES == end ? ring : free_slot + T::STAGE_BYTES;
-        k_advance(&k, a.stages);
-        if (k.part != part)
-            gemm_fold<T>(&kept, part++, &acc[0][0][0]);
+        if (T::SPLIT == 1) {
+            k_advance(&k, a.stages);
+            if (k.part != part)
+                gemm_fold<T>(&kept, part++, &acc[0][0][0]);
+        }
     }
-    for (; part < RIDGE_Q8_0_PARTS; part++) /* partitions without a block */
+    for (; T::SPLIT == 1 && part < RIDGE_Q8_0_PARTS; part++) /* partitions without a block */
         gemm_fold<T>(&kept, part, &acc[0][0][0]);
-    gemm_store<T>(a, tile, first_token, warp_m, warp_n, (float *)memory, acc);
+    gemm_store<T>(a, tile, first_token, group, warp_m, warp_n, (float *)memory, acc);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* Warps, tiles of a warp, stages, kept sums in registers, CTAs of an SM. */
-typedef gemm_tile<2, 4, 4, 4, 4, 36, 1> tile_128x128; /* 216 KB of shared memory: sm_90, sm_100 */
-typedef gemm_tile<4, 4, 2, 4, 4, 18, 1> tile_128x128w16;
-typedef gemm_tile<4, 2, 2, 4, 4, 80, 1> tile_128x64;
-typedef gemm_tile<2, 2, 2, 2, 4, 48, 3> tile_64x32;
+/* Split, warps, tiles of a warp, stages, kept sums in registers, CTAs of an SM. */
+typedef gemm_tile<1, 2, 4, 4, 4, 4, 36, 1> tile_128x128; /* 216 KB of shared memory: sm_90, sm_100 */
+typedef gemm_tile<1, 4, 4, 2, 4, 4, 18, 1> tile_128x128w16;
+typedef gemm_tile<1, 4, 2, 2, 4, 4, 80, 1> tile_128x64;
+typedef gemm_tile<1, 2, 2, 2, 2, 4, 48, 3> tile_64x32;
+typedef gemm_tile<8, 1, 1, 2, 4, 3, 1, 2> tile_32x32;
 
 typedef struct gemm_variant {
     const void *function;
@@ -358,10 +387,8 @@ typedef struct gemm_variant {
         (const void *)q8_0_gemm<tile>, tile::BM, tile::BN, tile::THREADS, tile::SHARED, tile::CTAS, us \
     }
 static const gemm_variant variants[] = {
-    VARIANT(tile_128x128, 0.65),
-    VARIANT(tile_128x128w16, 0.651),
-    VARIANT(tile_128x64, 0.35),
-    VARIANT(tile_64x32, 0.30),
+    VARIANT(tile_128x128, 0.65), VARIANT(tile_128x128w16, 0.651), VARIANT(tile_128x64, 0.35),
+    VARIANT(tile_64x32, 0.30),   VARIANT(tile_32x32, 0.05),
 };
 enum { VARIANTS = (int)(sizeof variants / sizeof variants[0]) };
 
@@ -457,7 +484,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     }
 #define ROWS(op_name, op_id)                                                                                   \
     ROW(op_name, op_id, "128x128", 0), ROW(op_name, op_id, "128x128w16", 1), ROW(op_name, op_id, "128x64", 2), \
-        ROW(op_name, op_id, "64x32", 3)
+        ROW(op_name, op_id, "64x32", 3), ROW(op_name, op_id, "32x32", 4)
 
 /* param: index of variants. */
 static const ridge_kernel rows[] = {

@@ -166,7 +166,7 @@ def q8_0_repack(blocks: Array) -> tuple[Array, Array]:
 
 
 def q8_0_matmul(x: Array, w: Array, scales: Optional[Array] = None, *, out_dtype: Any = "f32") -> Array:
-    """x [1..16 tokens, cols] times Q8_0 weights: blocks, or codes with scales."""
+    """x [tokens, cols] times Q8_0 weights: blocks, or codes with scales."""
     _arrays("q8_0_matmul", x=x, w=w, scales=(scales, None))
     return ops.q8_0_matmul(_xp, x, w, scales, _number(out_dtype))
 

@@ -399,7 +399,7 @@ def q8_0_repack(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def q8_0_matmul(x: Tensor, w: Tensor, scales: Optional[Tensor] = None, *, out_dtype: Optional[torch.dtype] = None) -> Tensor:
-    """x [1..16 tokens, cols] bf16 or f32 times Q8_0 weights: blocks, or codes with scales. The same bits for a token
+    """x [tokens, cols] bf16 or f32 times Q8_0 weights: blocks, or codes with scales. The same bits for a token
     whatever the number of tokens. Differentiable in x."""
     if scales is not None:
         out = q8_0_planes((out_dtype,), x, w, scales)

@@ -264,11 +264,12 @@ def q8_0_matmul(xp, x, w, scales, out_dtype):
 
 @_define("q8_0_linear(Tensor x, Tensor codes, Tensor scales) -> Tensor")
 def q8_0_linear(xp, x, codes, scales):
-    """x [any number of tokens, in] in parts of 16, so that a token's result is the same bits in any batch."""
+    """x [any number of tokens, in]: a token's result is the same bits in any batch."""
     same_device(x, codes, scales)
     if isinstance(xp, Fakes) or not x.shape[0]:
         return x.new_empty(x.shape[0], codes.shape[0])
-    return torch.cat([ops.q8_0_matmul(xp, part, codes, scales, dtype_number(x.dtype)) for part in x.split(16)])
+    parts = [ops.q8_0_matmul(xp, part, codes, scales, dtype_number(x.dtype)) for part in x.split(A.Q8_0_MAX_TOKENS)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def q8_0_weight(w, scales, dtype):

@@ -8,6 +8,7 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
+from .. import _abi as A
 from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
@@ -125,8 +126,8 @@ class Fp8Linear(torch.nn.Linear):
 
 
 class Q8_0Linear(torch.nn.Module):
-    """A linear layer with GGUF's Q8_0 weights, for decoding, and as the frozen layer of an adapter: the input has a gradient,
-    weights and bias have none. More than 16 tokens run 16 at a time, so that a token's result is the same bits in any batch.
+    """A linear layer with GGUF's Q8_0 weights, for text generation, and as the frozen layer of an adapter: the input has a gradient,
+    weights and bias have none. A token's result is the same bits in any batch.
     """
 
     codes: Tensor
@@ -156,7 +157,7 @@ class Q8_0Linear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         two, scales = x.reshape(-1, *x.shape[-1:]), self.scales.view(torch.float16)
-        out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= 16 else None
+        out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= A.Q8_0_MAX_TOKENS else None
         if out is None:
             if x.dtype not in (torch.bfloat16, torch.float32) or x.shape[-1:] != (self.in_features,):
                 raise ArgumentError(f"this Q8_0Linear takes bfloat16 or float32 of {self.in_features} features, not {x.dtype} of "
