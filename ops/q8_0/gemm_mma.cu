@@ -33,21 +33,34 @@ typedef struct q8_0_gemm_args {
  * partitions in registers. */
 template <int SPLIT_, int WARPS_M_, int WARPS_N_, int TM_, int TN_, int RING_, int KEEP_REGS_, int CTAS_>
 struct gemm_tile {
-    enum { SPLIT = SPLIT_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, TM = TM_, TN = TN_, RING = RING_ };
-    enum { CTAS = CTAS_, GROUP = 32 * WARPS_M * WARPS_N, THREADS = GROUP * SPLIT };
-    enum { BM = 16 * TM * WARPS_M, BN = 8 * TN * WARPS_N, ELEMENTS = 4 * TM * TN };
-    enum { KEEP = SPLIT == 1 ? 3 * ELEMENTS : KEEP_REGS_, KEEP_REGS = KEEP_REGS_ };
-    /* Of a stage: codes of the weights and of x, scales of the weights [BM][2] and of x [2][BN]. */
     enum {
+        SPLIT = SPLIT_,
+        WARPS_M = WARPS_M_,
+        WARPS_N = WARPS_N_,
+        TM = TM_,
+        TN = TN_,
+        RING = RING_,
+        CTAS = CTAS_, /* of an SM */
+        GROUP = 32 * WARPS_M * WARPS_N,
+        THREADS = GROUP * SPLIT,
+        BM = 16 * TM * WARPS_M,
+        BN = 8 * TN * WARPS_N,
+        ELEMENTS = 4 * TM * TN,
+        KEEP_REGS = KEEP_REGS_,
+        KEEP = SPLIT == 1 ? 3 * ELEMENTS : KEEP_REGS,
+        /* Of a stage: codes of the weights and of x, scales of the weights [BM][2] and of x [2][BN]. */
         AT_X = BM * STAGE_COLS,
         AT_SCALES = AT_X + BN * STAGE_COLS,
-        AT_X_SCALES = AT_SCALES + BM * 2 * STAGE_BLOCKS
+        AT_X_SCALES = AT_SCALES + BM * 2 * STAGE_BLOCKS,
+        STAGE_BYTES = AT_X_SCALES + BN * 4 * STAGE_BLOCKS,
+        RING_BYTES = RING * STAGE_BYTES,
+        SHARED = SPLIT * RING_BYTES + (KEEP - KEEP_REGS) * THREADS * 4,
+        /* Of results in the epilogue: lanes write different banks. */
+        PITCH = BM + 4,
+        PLANE = BN * PITCH
     };
-    enum { STAGE_BYTES = AT_X_SCALES + BN * 4 * STAGE_BLOCKS, RING_BYTES = RING * STAGE_BYTES };
-    enum { SHARED = SPLIT * RING_BYTES + (KEEP - KEEP_REGS) * THREADS * 4 };
-    enum { PITCH = BM + 4, PLANE = BN * PITCH }; /* of results in the epilogue: lanes write different banks */
     static_assert(SPLIT * PLANE * 4 <= SHARED && STAGE_BYTES % 128 == 0 && BM <= GROUP, "layout of shared memory");
-    static_assert(SPLIT == 1 || ((int)SPLIT == (int)RIDGE_Q8_0_PARTS && GROUP == 32), "a warp a partition");
+    static_assert(SPLIT == 1 || (SPLIT + 0 == RIDGE_Q8_0_PARTS + 0 && GROUP == 32), "a warp a partition");
 };
 
 /* -------------------------------------------------------------------------------------------- position along k */
