@@ -403,8 +403,8 @@ RIDGE_API ridge_call ridge_q8_0_unpack(int64_t rows, int64_t cols, ridge_tensor 
  * call.flags |= RIDGE_WEIGHTS_CONST;
  * @endcode
  * @{ */
-/** Limits: tokens of a call, streams of hyper-connections. */
-enum { RIDGE_Q8_0_MAX_TOKENS = 65536, RIDGE_MAX_HC = 16 };
+/** Limits: tokens of a call with weights of another format than Q8_0, and of Q8_0; streams of hyper-connections. */
+enum { RIDGE_Q8_0_MAX_TOKENS = 16, RIDGE_Q8_0_MAX_PROMPT = 65536, RIDGE_MAX_HC = 16 };
 
 /** Codes and scales of x, a scale for every 32 columns: scale = amax/127, code = x * (1/scale) to nearest even. A group
  * that holds a NaN or an infinity gets scale NaN and codes 0; one whose scale would be below 2^-126, zeros. */

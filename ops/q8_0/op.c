@@ -46,7 +46,7 @@ static const char *matmul_rule(const ridge_call *call)
     static _Thread_local char text[96];
     const ridge_op_row *op = ridge_op_at(call->op);
 
-    if (call->dim[0] > RIDGE_Q8_0_MAX_TOKENS)
+    if (call->dim[0] > RIDGE_Q8_0_MAX_PROMPT)
         return "tokens is above 65536";
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return NULL;

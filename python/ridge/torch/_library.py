@@ -268,7 +268,7 @@ def q8_0_linear(xp, x, codes, scales):
     same_device(x, codes, scales)
     if isinstance(xp, Fakes) or not x.shape[0]:
         return x.new_empty(x.shape[0], codes.shape[0])
-    parts = [ops.q8_0_matmul(xp, part, codes, scales, dtype_number(x.dtype)) for part in x.split(A.Q8_0_MAX_TOKENS)]
+    parts = [ops.q8_0_matmul(xp, part, codes, scales, dtype_number(x.dtype)) for part in x.split(A.Q8_0_MAX_PROMPT)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -157,7 +157,7 @@ class Q8_0Linear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         two, scales = x.reshape(-1, *x.shape[-1:]), self.scales.view(torch.float16)
-        out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= A.Q8_0_MAX_TOKENS else None
+        out = q8_0_planes((None,), two, self.codes, scales) if two.shape[0] <= A.Q8_0_MAX_PROMPT else None
         if out is None:
             if x.dtype not in (torch.bfloat16, torch.float32) or x.shape[-1:] != (self.in_features,):
                 raise ArgumentError(f"this Q8_0Linear takes bfloat16 or float32 of {self.in_features} features, not {x.dtype} of "
