@@ -210,14 +210,19 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call);
 ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                            void *workspace, void *stream, q8_0_matmul_args *p);
 /* The same with the scales as [blocks, tokens], so that neighbouring threads may read neighbouring tokens: x_ld becomes
- * 1 and *x_step the elements from block to block. Without floats *x_step remains. */
+ * 1 and *x_step the elements from block to block, a multiple of 4. Where x is codes, their scales are transposed. */
 ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                                     void *workspace, void *stream, q8_0_matmul_args *p, int64_t *x_step);
-/* The bytes of that workspace. */
+/* The bytes of its workspace. */
+size_t q8_0_gemm_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
+/* The bytes of the workspace of q8_0_quantise. */
 size_t q8_0_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
 /* quantize_rows.cu: quantises p->rows x p->cols of x; the caller has set the outputs and their strides. */
 ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, const ridge_operand *x,
                                   q8_0_rows_args *p, void *stream);
+/* Transposes the scales x, of p->rows rows and p->cols blocks, to p->scales. */
+ridge_status q8_0_launch_transpose(const ridge_device *device, const char *name, const ridge_operand *x,
+                                   q8_0_rows_args *p, void *stream);
 /* matmul_dp4a.cu: launches any product, also for rows whose tables of scales turn out to be misaligned at launch: their
  * alignment is not part of a problem. */
 ridge_status q8_0_launch_dp4a(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,

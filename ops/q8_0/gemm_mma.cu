@@ -14,19 +14,10 @@
  * shared memory. One barrier a stage: it orders the copies of all threads before the reads of the next stage, and the
  * reads of the last stage before the copies that replace it. Chunk c of 16 bytes of line r is at c ^ (r / 2 % 4), so
  * that the eight addresses of an 8 x 16-byte matrix (ldmatrix) are in eight different groups of banks. */
-#include "args.cuh"
 #include "cuda/mma.cuh"
+#include "gemm.cuh"
 
 enum { STAGE_COLS = 64, STAGE_BLOCKS = STAGE_COLS / RIDGE_Q8_0_BLOCK, CHUNKS = STAGE_COLS / 16 };
-
-typedef struct q8_0_gemm_args {
-    int tiles[2];    /* of rows of each weight */
-    int token_tiles; /* neighbouring CTAs have different tokens and the same weights */
-    int stages;      /* of k */
-    int gate_up;
-    int64_t x_step; /* floats from a scale of x to the next block's */
-    q8_0_matmul_args p;
-} q8_0_gemm_args;
 
 /* SPLIT groups of WARPS_M x WARPS_N warps, each with 16 TM rows and 8 TN tokens. SPLIT is 1, or 8: then group p has
  * partition p and a ring of its own. RING stages in shared memory; with SPLIT 1 KEEP_REGS of the sums of earlier
@@ -94,21 +85,6 @@ template <class T> struct gemm_copy {
     const float *x_scale[X_SCALES];
     uint32_t to; /* of codes, in the stage */
 };
-
-/* Row `i` of the tile: which weight, and its row. With gate_up the first half of a warp's rows are gate's and the
- * second half the same rows of up, so that the epilogue finds both in the tile. */
-template <class T>
-static __device__ __forceinline__ int gemm_row(const q8_0_gemm_args &a, int tile, int i, int64_t *row)
-{
-    const int which = tile >= a.tiles[0];
-
-    if (a.gate_up) {
-        *row = (int64_t)tile * (T::BM / 2) + i / (16 * T::TM) * (8 * T::TM) + i % (8 * T::TM);
-        return i / (8 * T::TM) % 2;
-    }
-    *row = (int64_t)(which ? tile - a.tiles[0] : tile) * T::BM + i;
-    return which;
-}
 
 template <class T>
 static __device__ __forceinline__ gemm_copy<T> gemm_copy_of(const q8_0_gemm_args &a, int tile, int first_token)
@@ -219,102 +195,6 @@ static __device__ __forceinline__ void gemm_multiply(uint32_t stage, int warp_m,
     }
 }
 
-/* The sums of earlier partitions that the tree still needs: up to three of each of the thread's elements, the first
- * KEEP_REGS of all of them in registers. */
-template <class T> struct gemm_kept {
-    float value[T::KEEP_REGS];
-    float *shared; /* this thread's; THREADS apart */
-};
-
-template <class T> static __device__ __forceinline__ void gemm_keep(gemm_kept<T> *kept, int at, const float *v)
-{
-#pragma unroll
-    for (int i = 0; i < T::ELEMENTS; i++) {
-        const int n = at * T::ELEMENTS + i;
-
-        if (n < T::KEEP_REGS)
-            kept->value[n < T::KEEP_REGS ? n : 0] = v[i];
-        else
-            kept->shared[(n - T::KEEP_REGS) * T::THREADS] = v[i];
-    }
-}
-
-template <class T> static __device__ __forceinline__ void gemm_add_kept(const gemm_kept<T> &kept, int at, float *v)
-{
-#pragma unroll
-    for (int i = 0; i < T::ELEMENTS; i++) {
-        const int n = at * T::ELEMENTS + i;
-
-        v[i] = __fadd_rn(n < T::KEEP_REGS ? kept.value[n < T::KEEP_REGS ? n : 0]
-                                          : kept.shared[(n - T::KEEP_REGS) * T::THREADS],
-                         v[i]);
-    }
-}
-
-/* After partition `part`: adds what the tree has complete by now and puts the rest aside, 0 where partition 0, 0 + 1,
- * (0 + 1) + (2 + 3) lies, 1 for 2, 4 and 4 + 5, 2 for 6. After the last one v is the result. */
-template <class T> static __device__ __forceinline__ void gemm_fold(gemm_kept<T> *kept, int part, float *v)
-{
-    if (part == 7)
-        gemm_add_kept<T>(*kept, 2, v);
-    if (part == 3 || part == 5 || part == 7)
-        gemm_add_kept<T>(*kept, 1, v);
-    if (part == 1 || part == 3 || part == 7)
-        gemm_add_kept<T>(*kept, 0, v);
-    if (part == 7)
-        return;
-    if (part == 6)
-        gemm_keep<T>(kept, 2, v);
-    else if (part == 2 || part >= 4)
-        gemm_keep<T>(kept, 1, v);
-    else
-        gemm_keep<T>(kept, 0, v);
-#pragma unroll
-    for (int i = 0; i < T::ELEMENTS; i++)
-        v[i] = 0.0f;
-}
-
-/* --------------------------------------------------------------------------------------------------------- epilogue */
-
-/* A result: the sum itself, or the tree over the groups'. */
-template <class T> static __device__ __forceinline__ float gemm_result(const float *from)
-{
-    return T::SPLIT == 1 ? *from : q8_0_sum_parts<T::PLANE>(from);
-}
-
-/* Through shared memory, [group][token][row], so that neighbouring threads store neighbouring rows. */
-template <class T>
-static __device__ __forceinline__ void gemm_store(const q8_0_gemm_args &a, int tile, int first_token, int group,
-                                                  int warp_m, int warp_n, float *memory, float (*acc)[T::TN][4])
-{
-    const int lane = threadIdx.x % 32;
-    float *to =
-        memory + group * T::PLANE + (warp_n * T::TN * 8 + lane % 4 * 2) * T::PITCH + warp_m * T::TM * 16 + lane / 4;
-
-    __syncthreads(); /* orders the reads of the last stages before these writes */
-#pragma unroll
-    for (int i = 0; i < T::TM; i++)
-#pragma unroll
-        for (int j = 0; j < T::TN; j++)
-#pragma unroll
-            for (int q = 0; q < 4; q++)
-                to[(j * 8 + q % 2) * T::PITCH + i * 16 + q / 2 * 8] = acc[i][j][q];
-    __syncthreads(); /* orders the writes before the reads */
-    for (int i = threadIdx.x; i < T::BM * T::BN; i += T::THREADS) {
-        const int token = first_token + i / T::BM;
-        const float *from = memory + i / T::BM * T::PITCH + i % T::BM;
-        int64_t row;
-        const int which = gemm_row<T>(a, tile, i % T::BM, &row);
-
-        if (token >= a.p.tokens || row >= a.p.weight[which].rows || (a.gate_up && which))
-            continue;
-        if (a.gate_up)
-            q8_0_epilogue_gate_up(a.p, row, token, gemm_result<T>(from), gemm_result<T>(from + 8 * T::TM));
-        else
-            q8_0_epilogue(a.p, which, row, token, gemm_result<T>(from), NULL);
-    }
-}
-
 /* Stages of partition `part`: two a run, of the last run perhaps one. */
 static __device__ __forceinline__ int gemm_stages_of(int stages, int part)
 {
@@ -361,12 +241,12 @@ static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __
             __syncthreads();
         else
             __syncwarp();
-        if (s + T::RING - 1 < stages) {
+        gemm_multiply<T>(slot, warp_m, warp_n, acc);
+        if (s + T::RING - 1 < stages) { /* behind the loads of the products, which would wait for it */
             gemm_copy_stage<T>(a, copy, free_slot, to_copy.half);
             k_advance(&to_copy, a.stages);
         }
         mma_copy_commit();
-        gemm_multiply<T>(slot, warp_m, warp_n, acc);
         slot = slot + T::STAGE_BYTES == end ? ring : slot + T::STAGE_BYTES;
         free_slot = free_slot + T::STAGE_BYTES == end ? ring : free_slot + T::STAGE_BYTES;
         if (T::SPLIT == 1) {
@@ -399,8 +279,10 @@ typedef struct gemm_variant {
         (const void *)q8_0_gemm<tile>, tile::BM, tile::BN, tile::THREADS, tile::SHARED, tile::CTAS, us \
     }
 static const gemm_variant variants[] = {
-    VARIANT(tile_128x128, 1.65), VARIANT(tile_128x128w16, 0.651), VARIANT(tile_128x64, 1.06),
-    VARIANT(tile_64x32, 0.82),   VARIANT(tile_32x32, 0.12),
+    VARIANT(tile_128x128, 1.65),
+    VARIANT(tile_128x64, 1.06),
+    VARIANT(tile_64x32, 0.82),
+    VARIANT(tile_32x32, 0.12),
 };
 enum { VARIANTS = (int)(sizeof variants / sizeof variants[0]) };
 
@@ -421,11 +303,10 @@ static int64_t result_rows(const gemm_variant *v, uint32_t op)
     return op == RIDGE_Q8_0_GATE_UP_SWIGLU ? v->bm / 2 : v->bm;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *workspace, size_t size, void *stream)
+static ridge_status launch_variant(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                   void *workspace, size_t size, void *stream, const gemm_variant *v)
 {
     const ridge_call *call = &bound->call;
-    const gemm_variant *v = &variants[kernel->param[0]];
     const int64_t tile_rows = result_rows(v, call->op);
     q8_0_gemm_args a = {};
     ridge_status status;
@@ -438,7 +319,6 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles[1] = a.gate_up ? 0 : (int)ridge_ceil_div(a.p.weight[1].rows, tile_rows);
     a.token_tiles = (int)ridge_ceil_div(a.p.tokens, v->bn);
     a.stages = (int)(a.p.blocks / STAGE_BLOCKS);
-    a.x_step = 1;
     if (a.tiles[0] + a.tiles[1] == 0)
         return RIDGE_OK;
     status = q8_0_quantise_by_block(device, kernel, call, workspace, stream, &a.p, &a.x_step);
@@ -447,6 +327,18 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     return host_launch_shared(device, kernel->name, v->function,
                               dim3((unsigned)((a.tiles[0] + a.tiles[1]) * (int64_t)a.token_tiles)), v->threads,
                               (size_t)v->shared, &a, stream);
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t size, void *stream)
+{
+    return launch_variant(device, kernel, bound, workspace, size, stream, &variants[kernel->param[0]]);
+}
+
+ridge_status q8_0_launch_gemm(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                              void *workspace, size_t size, void *stream)
+{
+    return launch_variant(device, kernel, bound, workspace, size, stream, &variants[1]);
 }
 
 static int64_t tiles_of(const gemm_variant *v, const ridge_problem *problem)
@@ -492,7 +384,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 #define ROW(op_name, op_id, name, variant)                                                                       \
     {                                                                                                            \
         "cuda." op_name ".gemm" name, op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {variant}, \
-            why_not, q8_0_workspace, cost, launch                                                                \
+            why_not, q8_0_gemm_workspace, cost, launch                                                           \
     }
 #define ROWS(op_name, op_id)                                                                              \
     ROW(op_name, op_id, "128x128", 0), ROW(op_name, op_id, "128x64", 1), ROW(op_name, op_id, "64x32", 2), \

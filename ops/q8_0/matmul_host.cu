@@ -2,11 +2,17 @@
  * and the launch that quantises its activations into the workspace. */
 #include "args.cuh"
 
-/* The codes and scales of quantised activations in a workspace; *at advances behind them. */
+/* The scales of activations in a workspace, by token or by block; *at advances behind them. */
+static float *take_scales(char **at, int64_t tokens, int64_t cols)
+{
+    return (float *)ridge_take(at, ridge_round_up(tokens, 4) * (cols / RIDGE_Q8_0_BLOCK) * (int64_t)sizeof(float));
+}
+
+/* The codes and scales of quantised activations. */
 static void take_x(char **at, int64_t tokens, int64_t cols, q8_0_rows_args *x)
 {
     x->codes = (int8_t *)ridge_take(at, tokens * cols);
-    x->scales = (float *)ridge_take(at, tokens * cols / RIDGE_Q8_0_BLOCK * (int64_t)sizeof(float));
+    x->scales = take_scales(at, tokens, cols);
 }
 
 size_t q8_0_workspace(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -16,6 +22,16 @@ size_t q8_0_workspace(const ridge_device *, const ridge_kernel *, const ridge_pr
 
     if (problem->dtype[0] != RIDGE_I8)
         take_x(&at, problem->dim[0], problem->dim[1], &x);
+    return (size_t)(uintptr_t)at;
+}
+
+size_t q8_0_gemm_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    char *at = NULL;
+
+    if (problem->dtype[0] != RIDGE_I8)
+        return q8_0_workspace(device, kernel, problem);
+    take_scales(&at, problem->dim[0], problem->dim[1]);
     return (size_t)(uintptr_t)at;
 }
 
@@ -134,8 +150,17 @@ ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kerne
 ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                                     void *workspace, void *stream, q8_0_matmul_args *p, int64_t *x_step)
 {
-    if (call->arg[0].dtype == RIDGE_I8)
-        return RIDGE_OK;
-    *x_step = call->dim[0];
-    return quantise(device, kernel, call, workspace, stream, p, 1, *x_step);
+    q8_0_rows_args s = {};
+    char *at = (char *)workspace;
+
+    *x_step = ridge_round_up(call->dim[0], 4);
+    if (call->arg[0].dtype != RIDGE_I8)
+        return quantise(device, kernel, call, workspace, stream, p, 1, *x_step);
+    s.rows = call->dim[0];
+    s.cols = p->blocks;
+    s.scales = take_scales(&at, call->dim[0], call->dim[1]);
+    s.scales_step = *x_step;
+    p->x_scales = s.scales;
+    p->x_ld = 1;
+    return q8_0_launch_transpose(device, kernel->name, &call->arg[1], &s, stream);
 }

@@ -35,14 +35,25 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
         p.scales[row * p.scales_stride + first / RIDGE_Q8_0_BLOCK * p.scales_step] = scale;
 }
 
+/* scales[column, row] = x[row, column] of floats. */
+static __global__ void __launch_bounds__(THREADS) q8_0_transpose(const __grid_constant__ q8_0_rows_args p)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i % p.rows, column = i / p.rows;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    if (column < p.cols)
+        p.scales[column * p.scales_step + row] = *(const float *)(p.x + row * p.stride + column * 4);
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[2] = {(const void *)q8_0_quantize_rows<RIDGE_F32>,
-                                         (const void *)q8_0_quantize_rows<RIDGE_BF16>};
+static const void *const functions[3] = {(const void *)q8_0_quantize_rows<RIDGE_F32>,
+                                         (const void *)q8_0_quantize_rows<RIDGE_BF16>, (const void *)q8_0_transpose};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 2, "q8_0_quantize_rows: loading kernels");
+    return host_load(device, functions, 3, "q8_0_quantize_rows: loading kernels");
 }
 
 ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, const ridge_operand *x,
@@ -57,6 +68,15 @@ ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, 
     p->vector_codes = quantize_aligned(p->codes, p->codes_stride, 8);
     return host_launch(device, name, functions[x->dtype == RIDGE_BF16],
                        dim3((unsigned)ridge_ceil_div(p->rows * p->units, THREADS / 32)), THREADS, p, stream);
+}
+
+ridge_status q8_0_launch_transpose(const ridge_device *device, const char *name, const ridge_operand *x,
+                                   q8_0_rows_args *p, void *stream)
+{
+    p->x = (const char *)x->data;
+    p->stride = q8_0_row_bytes(x);
+    return host_launch(device, name, functions[2], dim3((unsigned)ridge_ceil_div(p->rows * p->cols, THREADS)), THREADS,
+                       p, stream);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
