@@ -50,7 +50,7 @@ typedef struct q8_0_rows_args {
     int8_t *codes;
     float *scales;
     int64_t stride, codes_stride, scales_stride; /* bytes, elements, elements */
-    int64_t scales_step;                         /* elements from a block's scale to the next one's */
+    int64_t scales_step;                         /* elements from a block's scale to the next one's; 0: 1 */
     int64_t rows, cols, units;                   /* units: of 256 columns, a row */
     int vector_x, vector_codes;                  /* aligned for 16-byte loads of x and 8-byte stores of codes */
 } q8_0_rows_args;

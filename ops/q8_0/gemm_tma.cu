@@ -31,8 +31,7 @@ typedef struct gemm_tma_tile {
         KEEP_REGS = 40,
         KEEP = 3 * ELEMENTS,
         RING = 2,
-        /* Of a stage: codes of the weights and of x, scales of the weights
-           [BM][SCALE_BOX] and of x [4][BN]. */
+        /* Of a stage: codes of the weights and of x, scales of the weights [BM][SCALE_BOX] and of x [4][BN]. */
         AT_X = BM * RUN_COLS,
         AT_SCALES = AT_X + BN * RUN_COLS,
         AT_X_SCALES = AT_SCALES + BM * 2 * SCALE_BOX,

@@ -64,6 +64,7 @@ ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, 
     p->x = (const char *)x->data;
     p->stride = q8_0_row_bytes(x);
     p->units = ridge_ceil_div(p->cols, WARP_COLS);
+    p->scales_step = p->scales_step ? p->scales_step : 1;
     p->vector_x = quantize_aligned(p->x, p->stride, 16);
     p->vector_codes = quantize_aligned(p->codes, p->codes_stride, 8);
     return host_launch(device, name, functions[x->dtype == RIDGE_BF16],
@@ -92,7 +93,6 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.codes_stride = codes->stride;
     p.scales = (float *)scales->data;
     p.scales_stride = scales->stride;
-    p.scales_step = 1;
     return q8_0_launch_quantize(device, kernel->name, &arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], &p, stream);
 }
 
