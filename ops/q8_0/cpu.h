@@ -40,7 +40,7 @@ typedef struct q8_0_vectors {
     /* Everything for the panel's tokens and rows row .. row + count - 1 of weight `which`, count <= Q8_0_ROWS: outputs
      * are written. */
     void (*rows)(const q8_0_args *args, int which, int64_t row, int count);
-    /* y[i][t] of rows row + i, i < count, for all tokens: the products alone. */
+    /* y[i][t] of rows row + i, i < count, for all tokens, at most 16: the products alone. */
     void (*dots)(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count,
                  float (*y)[RIDGE_Q8_0_MAX_TOKENS]);
     /* One row of q8_0_quantize_rows. */

@@ -19,7 +19,7 @@
 #include "cpu/num.h"
 
 enum { PARTS = RIDGE_Q8_0_PARTS, RUN = RIDGE_Q8_0_RUN, WORDS = RIDGE_Q8_0_BLOCK / 4, TOKENS = Q8_0_PANEL };
-enum { DECODE_TOKENS = 16 }; /* with more, rows are computed together */
+enum { DECODE_TOKENS = RIDGE_Q8_0_MAX_TOKENS }; /* with more, rows are computed together */
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 enum { VNNI = 1, X_BYTES = 4 * PARTS };
@@ -331,12 +331,12 @@ static inline float tree(__m256 a)
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 }
 
-/* The results of a vector for token t: of row i and, in its second half, of row i + far. */
-static inline void put_tree(fvec acc, float (*y)[TOKENS], int i, int far, int64_t t)
+/* The results of a vector for one token: y of its first row and, `far` floats on, of the row in its second half. */
+static inline void put_tree(fvec acc, float *y, int64_t far)
 {
-    y[i][t] = tree(low_half(acc));
+    *y = tree(low_half(acc));
     if (VECTOR_ROWS > 1)
-        y[i + far][t] = tree(far ? high_half(acc) : low_half(acc));
+        y[far] = tree(far ? high_half(acc) : low_half(acc));
 }
 
 /* Prefetches the codes of the group after next: with the processor's own prefetcher alone 16 cores reach 0.7 of this
@@ -371,10 +371,11 @@ static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args
     }
 }
 
-/* y[i][t] of rows row + i, i < count, for all tokens. One row after another reads memory in ascending order, and a read
- * from DRAM needs that more than x needs to stay in L1: several rows at a time through the same columns took twice as
- * long. For the same reason the second half of a vector takes its rows from the second half of the work unit. */
-static void decode_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float (*y)[TOKENS])
+/* y[i * pitch + t] of rows row + i, i < count, for all tokens. One row after another reads memory in ascending order,
+ * and a read from DRAM needs that more than x needs to stay in L1: several rows at a time through the same columns took
+ * twice as long. For the same reason the second half of a vector takes its rows from the second half of the work unit.
+ */
+static void decode_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float *y, int64_t pitch)
 {
     const int vectors = (count + VECTOR_ROWS - 1) / VECTOR_ROWS;
 
@@ -388,7 +389,7 @@ static void decode_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row
         else
             row_dots(args, w, row + i, far, args->count, acc);
         for (int64_t t = 0; t < args->count; t++)
-            put_tree(acc[t], y, i, far, t);
+            put_tree(acc[t], y + i * pitch + t, far * pitch);
     }
 }
 
@@ -416,12 +417,9 @@ static void transpose_unit(const q8_0_args *args, const q8_0_weight *w, int64_t 
 
             transpose(&at, j, v);
             for (int k = 0; k < WORDS; k++) {
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-                to->codes[i][j][k][0] = flip(v[k]);
-#else
-                to->codes[i][j][k][0] = even_words(v[k]);
-                to->codes[i][j][k][1] = odd_words(v[k]);
-#endif
+                to->codes[i][j][k][0] = VNNI ? flip(v[k]) : even_words(v[k]);
+                if (!VNNI)
+                    to->codes[i][j][k][!VNNI] = odd_words(v[k]);
             }
         }
     }
@@ -492,13 +490,13 @@ static void prompt_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row
     }
     for (int i = 0; i < vectors; i++)
         for (int t = 0; t < tokens; t++)
-            put_tree(acc[i * TOKENS + t], y, i, i + vectors < count ? vectors : 0, t);
+            put_tree(acc[i * TOKENS + t], &y[i][t], i + vectors < count ? vectors * TOKENS : 0);
 }
 
 static void dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float (*y)[TOKENS])
 {
     if (args->count <= DECODE_TOKENS && args->tokens <= DECODE_TOKENS)
-        decode_dots(args, w, row, count, y);
+        decode_dots(args, w, row, count, y[0], TOKENS);
     else
         prompt_dots(args, w, row, count, y);
 }
@@ -590,4 +588,13 @@ static void rows(const q8_0_args *args, int which, int64_t row, int count)
     }
 }
 
-const q8_0_vectors RIDGE_SIMD(ridge_cpu_q8_0) = {sizeof(group), prepare, rows, dots, quantize};
+static void few_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row, int count, float (*y)[DECODE_TOKENS])
+{
+    q8_0_args all = *args;
+
+    all.first = 0;
+    all.count = all.tokens;
+    decode_dots(&all, w, row, count, y[0], DECODE_TOKENS);
+}
+
+const q8_0_vectors RIDGE_SIMD(ridge_cpu_q8_0) = {sizeof(group), prepare, rows, few_dots, quantize};
