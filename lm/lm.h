@@ -220,6 +220,8 @@ typedef struct lm_layer {
     float mscale;
 } lm_layer;
 
+enum { LM_MOST_TOKENS = 512 }; /* of a step */
+
 struct ridge_lm {
     const ridge_device *device;
     ridge_device *cpu; /* makes planes */
@@ -233,7 +235,7 @@ struct ridge_lm {
     char name[96];
     const ridge_entry *embedding;
     lm_layer *layer;
-    float *output_norm, *ones; /* ones: [16], factors of the residual's sum */
+    float *output_norm, *ones; /* ones: [LM_MOST_TOKENS], factors of the residual's sum */
     double *freqs, *local_freqs;
     float mscale;
     lm_matrix head;

@@ -117,7 +117,7 @@ ridge_status lm_skip(ridge_lm_session *const *s, int64_t count, int64_t position
 /* Positions that attention is launched for: a power of two, so that a graph serves many steps. */
 static int64_t reach(const lm_batch *b, int64_t end)
 {
-    int64_t positions = 256;
+    int64_t positions = LM_REACH;
 
     while (positions < end)
         positions *= 2;
@@ -168,7 +168,7 @@ static ridge_status take_logits(lm_batch *b, int64_t rows, float *logits)
     return RIDGE_OK;
 }
 
-/* Up to 16 tokens at position `at`; logits of the last `rows` of them. */
+/* Up to a panel of tokens at position `at`; logits of the last `rows` of them. */
 static ridge_status panel(ridge_lm_session *s, const int32_t *tokens, int64_t n, int64_t at, int64_t rows,
                           float *logits)
 {
@@ -203,8 +203,9 @@ ridge_status ridge_lm_decode(ridge_lm_session *s, const int32_t *tokens, int64_t
     s->batch->ahead = false;
     for (int64_t i = 0, n; i < count; i += n) {
         const bool all = logits && flags & RIDGE_LM_ALL;
+        const int64_t most = all && s->batch->panel > LM_ROWS ? LM_ROWS : s->batch->panel;
 
-        n = count - i < LM_PANEL ? count - i : LM_PANEL;
+        n = count - i < most ? count - i : most;
         LM_TRY(panel(s, tokens + i, n, s->at + i, all ? n : logits && i + n == count,
                      all ? logits + i * s->batch->lm->vocab.count : logits));
     }

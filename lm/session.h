@@ -16,7 +16,12 @@
             return s_;                        \
     } while (0)
 
-enum { LM_PANEL = RIDGE_Q8_0_MAX_TOKENS, LM_GRAPHS = 64 };
+/* Tokens of a step at most, and rows of logits; of a step that becomes a graph: larger ones are launched call by call.
+ */
+enum { LM_PANEL = LM_MOST_TOKENS, LM_ROWS = 64, LM_GRAPH_TOKENS = 16, LM_GRAPHS = 64 };
+enum { LM_REACH = 256 }; /* positions that a step is made for at least */
+/* Bytes of workspace that a call of attention takes at most, where that leaves it 16 tokens. */
+enum { LM_ATTENTION_BYTES = 128 << 20 };
 
 /* Consecutive tokens of a step that belong to one session. */
 typedef struct lm_run {
@@ -27,14 +32,14 @@ typedef struct lm_run {
 typedef struct lm_step {
     int64_t tokens, rows, positions; /* logits of the last `rows` tokens; positions of the cache that attention sees */
     int64_t runs;
-    lm_run run[LM_PANEL];
+    lm_run run[RIDGE_LM_MAX_SESSIONS];
     int64_t sampled; /* rows that a token is drawn for: all or none */
     ridge_sample_options sample;
 } lm_step;
 
 /* What a step reads, on the device and in host memory that the device can read. */
 typedef struct lm_inputs {
-    int64_t seed[LM_PANEL], counter[LM_PANEL];
+    int64_t seed[RIDGE_LM_MAX_SESSIONS], counter[RIDGE_LM_MAX_SESSIONS];
     int32_t pos[LM_PANEL];
     int32_t token[LM_PANEL]; /* last: a step may go on with the tokens that the one before it drew */
 } lm_inputs;
@@ -47,9 +52,9 @@ typedef struct lm_graph {
 /* Sessions that were opened together: their caches, and what one step of them needs. */
 typedef struct lm_batch {
     ridge_lm *lm;
-    void *state; /* of the backend: a stream of its own */
-    int64_t positions, slots, open;
-    char *k, *v; /* [layers][slots][kv_heads][positions][head_dim] f16 */
+    void *state;                           /* of the backend: a stream of its own */
+    int64_t positions, slots, open, panel; /* panel: tokens of a step at most */
+    char *k, *v;                           /* [layers][slots][kv_heads][positions][head_dim] f16 */
     float *x[2], *normed, *branch, *qkv, *q, *heads, *wide, *logits, *scales;
     int8_t *codes; /* of a norm, with scales */
     lm_inputs *inputs;

@@ -92,7 +92,7 @@ static ridge_status fill_all(maker *m, const shape *s)
     TRY(lm_ridge_failed(ridge_rope_freqs(s->head_dim, s->base, NULL, freqs, &lm->mscale)));
     TRY(lm_take(lm, s->head_dim / 2 * 8, (void **)&lm->freqs));
     TRY(lm->backend->upload(lm->state, lm->freqs, freqs, s->head_dim / 2 * 8));
-    TRY(vector(m, 16, &lm->ones));
+    TRY(vector(m, LM_MOST_TOKENS, &lm->ones));
     for (int64_t i = 0; i < s->layers; i++)
         TRY(layer(m, &lm->layer[i]));
     TRY(vector(m, s->hidden, &lm->output_norm));
@@ -110,7 +110,7 @@ static ridge_status fill_all(maker *m, const shape *s)
 
 static ridge_status make(ridge_lm *lm, const shape *s)
 {
-    maker m = {lm, malloc(PANEL), malloc(PANEL), malloc(((size_t)s->hidden + 16) * sizeof *m.ones)};
+    maker m = {lm, malloc(PANEL), malloc(PANEL), malloc(((size_t)s->hidden + LM_MOST_TOKENS) * sizeof *m.ones)};
     uint64_t state = 88172645463325252u;
     ridge_status status = RIDGE_OK;
 
@@ -125,7 +125,7 @@ static ridge_status make(ridge_lm *lm, const shape *s)
         m.scales[i] =
             0x1000100010001000u; /* f16 2^-11: rows of 4096 random codes keep the size of what they are given */
     }
-    for (int64_t i = 0; i < s->hidden + 16 && !status; i++)
+    for (int64_t i = 0; i < s->hidden + LM_MOST_TOKENS && !status; i++)
         m.ones[i] = 1.0f;
     status = status ? status : fill_all(&m, s);
     free(m.ones);

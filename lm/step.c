@@ -1,6 +1,6 @@
 /* step.c: the calls of a step, its memory, and the graphs that it becomes.
  *
- * A step of up to 16 tokens: embed; in each layer add_rms_norm to codes, the product with q|k|v, kv_append and
+ * A step of up to 512 tokens: embed; in each layer add_rms_norm to codes, the product with q|k|v, kv_append and
  * attention_decode for every session, the product with the output's weights added to the residual, add_rms_norm to
  * codes, gate_up_swiglu, the product with down added to the residual; then add_rms_norm to codes, the head, and sample.
  * In a graph, kv_append and attention_decode of several sessions are branches that run side by side.
@@ -102,6 +102,16 @@ static ridge_status add_product(work *w, const lm_matrix *m, const float *x, con
     return w->each(w, &call);
 }
 
+/* Tokens of one call of attention: its workspace grows with them and with the positions. */
+static int64_t attention_tokens(const work *w)
+{
+    const lm_config *c = &w->b->lm->config;
+    const int64_t each = c->heads * ((w->s->positions + 127) / 128) * (c->head_dim + 2) * 4;
+    const int64_t most = LM_ATTENTION_BYTES / each;
+
+    return most > LM_GRAPH_TOKENS ? most : LM_GRAPH_TOKENS;
+}
+
 /* kv_append and attention_decode of `count` tokens from `first` on, all of one session. */
 static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t first, int64_t count)
 {
@@ -109,7 +119,7 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
     const lm_config *c = &b->lm->config;
     const lm_layer *l = &b->lm->layer[layer];
     const int64_t q = c->heads * c->head_dim, size = c->kv_heads * b->positions * c->head_dim * 2;
-    const int64_t at = (layer * b->slots + slot) * size;
+    const int64_t at = (layer * b->slots + slot) * size, most = attention_tokens(w);
     ridge_tensor k = ridge_matrix(b->k + at, RIDGE_F16), v = ridge_matrix(b->v + at, RIDGE_F16);
     ridge_call call;
 
@@ -125,11 +135,15 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
     ridge_set(&call, RIDGE_KV_APPEND_Q_NORM, l->q_norm ? RIDGE_F32 : RIDGE_NONE, l->q_norm, 0);
     ridge_set(&call, RIDGE_KV_APPEND_K_NORM, l->k_norm ? RIDGE_F32 : RIDGE_NONE, l->k_norm, 0);
     LM_TRY(w->each(w, &call));
-    call = ridge_attention_decode(count, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + first * q), k,
-                                  v, b->inputs->pos + first, f32(b->heads + first * q));
-    call.opt.attention.scale = (float)c->attention_scale;
-    call.opt.attention.window = l->window;
-    return w->each(w, &call);
+    for (int64_t i = first, n; i < first + count; i += n) {
+        n = first + count - i < most ? first + count - i : most;
+        call = ridge_attention_decode(n, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + i * q), k, v,
+                                      b->inputs->pos + i, f32(b->heads + i * q));
+        call.opt.attention.scale = (float)c->attention_scale;
+        call.opt.attention.window = l->window;
+        LM_TRY(w->each(w, &call));
+    }
+    return RIDGE_OK;
 }
 
 static ridge_status attention(work *w, int64_t layer)
@@ -225,7 +239,7 @@ ridge_status lm_run_step(lm_batch *b, const lm_step *step)
     ridge_status status;
     lm_graph *g;
 
-    if (!backend->graph_begin)
+    if (!backend->graph_begin || step->tokens > LM_GRAPH_TOKENS)
         return all_calls(&w);
     for (int i = 0; i < b->graphs; i++)
         if (memcmp(&b->graph[i].step, step, sizeof *step) == 0)
@@ -257,10 +271,15 @@ typedef struct buffer {
 
 enum { BUFFERS = 15 };
 
+static int64_t rows_of(int64_t tokens)
+{
+    return tokens < LM_ROWS ? tokens : LM_ROWS;
+}
+
 static void buffers_of(lm_batch *b, buffer list[BUFFERS])
 {
     const lm_config *c = &b->lm->config;
-    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, n = LM_PANEL;
+    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, n = b->panel;
     const buffer all[BUFFERS] = {{&b->k, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->v, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->x[0], n * c->hidden * 4},
@@ -271,7 +290,7 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
                                  {&b->q, n * q * 4},
                                  {&b->heads, n * q * 4},
                                  {&b->wide, n * c->ffn * 4},
-                                 {&b->logits, n * (int64_t)b->lm->vocab.count * 4},
+                                 {&b->logits, rows_of(n) * b->lm->vocab.count * 4},
                                  {&b->codes, n * c->hidden},
                                  {&b->scales, n * c->hidden / 32 * 4},
                                  {&b->inputs, sizeof *b->inputs},
@@ -280,34 +299,49 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
     memcpy(list, all, sizeof all);
 }
 
-static ridge_status allocate(lm_batch *b)
+/* The workspaces, by the calls of one, of 16 and of the most tokens, in caches of all lengths that steps are made for.
+ */
+static ridge_status measure_all(lm_batch *b)
 {
-    const lm_backend *backend = b->lm->backend;
-    const int64_t there = backend->free_bytes(b->state);
-    lm_step step = {
-        .positions = b->positions, .runs = 1, .sampled = 1, .sample = {.temperature = 0, .top_p = 1, .penalty = 1}};
+    const int64_t tokens[] = {1, LM_GRAPH_TOKENS, b->panel};
+    lm_step step = {.runs = 1, .sampled = 1, .sample = {.temperature = 0, .top_p = 1, .penalty = 1}};
     work w = {b, measure, &step, 0, -1};
+    ridge_status status = RIDGE_OK;
     buffer list[BUFFERS];
-    int64_t sum = 0;
 
     buffers_of(b, list);
     /* ridge_workspace_bytes looks at alignment only: any address that is no NULL serves to measure. */
     for (int i = 0; i < BUFFERS; i++)
         *(void **)list[i].at = (void *)(uintptr_t)((uint64_t)(i + 1) << 42);
-    for (int64_t n = 1; n <= LM_PANEL; n += LM_PANEL - 1) {
-        step.tokens = step.rows = n;
-        step.run[0].count = (int32_t)n;
-        LM_TRY(all_calls(&w));
+    for (int64_t positions = LM_REACH; step.positions < b->positions && !status; positions *= 2) {
+        step.positions = positions < b->positions ? positions : b->positions;
+        for (int i = 0; i < 3 && !status; i++) {
+            step.tokens = tokens[i];
+            step.rows = rows_of(tokens[i]);
+            step.run[0].count = (int32_t)tokens[i];
+            status = all_calls(&w);
+        }
     }
+    for (int i = 0; i < BUFFERS; i++)
+        *(void **)list[i].at = NULL;
+    return status;
+}
+
+static ridge_status allocate(lm_batch *b)
+{
+    const lm_backend *backend = b->lm->backend;
+    const int64_t there = backend->free_bytes(b->state);
+    buffer list[BUFFERS];
+    int64_t sum = 0;
+
+    LM_TRY(measure_all(b));
     for (int i = 0; i < 2; i++) /* what is aligned stays so; a single token may need more than several */
         b->workspace_bytes[i] = (b->workspace_bytes[i] + 255) / 256 * 256;
     if (b->workspace_bytes[1] < b->workspace_bytes[0])
         b->workspace_bytes[1] = b->workspace_bytes[0];
     buffers_of(b, list);
-    for (int i = 0; i < BUFFERS; i++) {
-        *(void **)list[i].at = NULL;
+    for (int i = 0; i < BUFFERS; i++)
         sum += list[i].bytes;
-    }
     if (there && sum > there)
         return lm_fail(RIDGE_ERR_DEVICE,
                        "%" PRId64 " text%s of %" PRId64 " positions take%s %.1f MB, and there are %.1f MB", b->slots,
@@ -319,9 +353,9 @@ static ridge_status allocate(lm_batch *b)
         LM_TRY(backend->branches(b->state, (int)b->slots));
     for (int i = 0; i < 2; i++) {
         LM_TRY(backend->host_alloc(b->state, sizeof *b->host[i], (void **)&b->host[i]));
-        LM_TRY(backend->host_alloc(b->state, LM_PANEL * sizeof *b->drawn[i], (void **)&b->drawn[i]));
+        LM_TRY(backend->host_alloc(b->state, RIDGE_LM_MAX_SESSIONS * sizeof *b->drawn[i], (void **)&b->drawn[i]));
     }
-    b->host_x = malloc((size_t)(LM_PANEL * b->lm->config.hidden) * sizeof *b->host_x);
+    b->host_x = malloc((size_t)(b->panel * b->lm->config.hidden) * sizeof *b->host_x);
     return b->host_x ? RIDGE_OK : lm_fail(RIDGE_ERR_DEVICE, "no memory for a session");
 }
 
@@ -336,6 +370,7 @@ ridge_status lm_batch_open(ridge_lm *lm, int64_t positions, int64_t slots, lm_ba
     b->lm = lm;
     b->positions = positions;
     b->slots = slots;
+    b->panel = positions < LM_GRAPH_TOKENS ? LM_GRAPH_TOKENS : positions < LM_PANEL ? positions : LM_PANEL;
     status = lm->backend->start(lm->device, &b->state);
     if (status) {
         free(b);

@@ -326,9 +326,9 @@ static ridge_status load_all(loader *l)
     TRY(find(l, "token_embd.weight", rows, c->hidden, true, true, &lm->embedding));
     TRY(find(l, "output.weight", rows, c->hidden, false, true, &head));
     TRY(load_freqs(l));
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < LM_MOST_TOKENS; i++)
         l->values[i] = 1.0f;
-    TRY(put_vector(l, l->values, 16, &lm->ones));
+    TRY(put_vector(l, l->values, LM_MOST_TOKENS, &lm->ones));
     for (int64_t i = 0; i < c->layers; i++)
         TRY(load_layer(l, i));
     TRY(vector(l, "output_norm.weight", c->hidden, true, &lm->output_norm));
