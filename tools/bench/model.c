@@ -13,7 +13,7 @@
 
 enum { PROMPT = 512, STEPS = 128, WARM = 4, ROUNDS = 5, TEXTS = RIDGE_LM_MAX_SESSIONS };
 
-static const double enough_time = 4; /* seconds; then no further round begins */
+static const double enough_time = 1.5; /* seconds; then no further round begins */
 
 typedef struct model_bench {
     bench *b;
