@@ -14,7 +14,7 @@ endif
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 RIDGE = $(BUILD)/ridge
 BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev libutf8proc-dev
-TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libomp-dev python3 python3-venv \
+TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libopenmpi-dev openmpi-bin libomp-dev python3 python3-venv \
     "libclang-rt-18-dev|libclang-rt-14-dev|libclang-common-14-dev"
 
 .PHONY: wheel all demo test bench tune asan tsan fuzz memcheck teeth mutants format check docs install deps clean help

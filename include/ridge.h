@@ -79,7 +79,8 @@ typedef enum ridge_status {
     RIDGE_ERR_UNSUPPORTED, /**< Valid, but no kernel of this build runs it here; ridge_explain says why, row by row. */
     RIDGE_ERR_WORKSPACE,   /**< The workspace is too small for every kernel that could run it. */
     RIDGE_ERR_DEVICE,      /**< The driver refused, or there is no such device. */
-    RIDGE_ERR_FILE         /**< A file is malformed or cannot be read. */
+    RIDGE_ERR_FILE,        /**< A file is malformed or cannot be read. */
+    RIDGE_ERR_PEER         /**< Of ridge_dist.h only: another rank failed, or did not answer in time. */
 } ridge_status;
 
 /* ----------------------------------------------------------------------------------------------------- run a call */

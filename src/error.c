@@ -24,8 +24,8 @@ ridge_status ridge_fail(ridge_status status, const char *format, ...)
 const char *ridge_status_name(ridge_status status)
 {
     static const char *const name[] = {
-        "RIDGE_OK",         "RIDGE_ERR_ARG", "RIDGE_ERR_UNSUPPORTED", "RIDGE_ERR_WORKSPACE",
-        "RIDGE_ERR_DEVICE", "RIDGE_ERR_FILE"};
+        "RIDGE_OK",         "RIDGE_ERR_ARG",  "RIDGE_ERR_UNSUPPORTED", "RIDGE_ERR_WORKSPACE",
+        "RIDGE_ERR_DEVICE", "RIDGE_ERR_FILE", "RIDGE_ERR_PEER"};
     unsigned index = (unsigned)status;
 
     return index < sizeof name / sizeof name[0] ? name[index] : "RIDGE_ERR_UNKNOWN";

@@ -1,5 +1,6 @@
 /* use.c: only the public headers, in every language standard they promise. */
 #include "ridge.h"
+#include "ridge_dist.h"
 #include "ridge_io.h"
 
 int use(ridge_device *device, void *a, void *b, void *c);

@@ -22,9 +22,11 @@ gcc -Wall -Wextra -Werror "$work/app.c" -o "$work/app" $(pkg-config --cflags --l
 LD_LIBRARY_PATH="$libdir" "$work/app" | grep -q '^silu(2)'
 cmake -S "$here" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$stage" >/dev/null
 cmake --build "$work/cmake" >/dev/null
-for program in c_shared c_static cxx_shared cxx_static; do
+for program in c_shared c_static cxx_shared cxx_static dist_shared dist_static; do
     "$work/cmake/$program"
 done
+gcc "$here/consumer_dist.c" -o "$work/dist" $(pkg-config --cflags --libs ridge_dist)
+LD_LIBRARY_PATH="$libdir" "$work/dist"
 if pkg-config --exists ridge_io; then
     gcc "$here/consumer_io.c" -o "$work/io-shared" $(pkg-config --cflags --libs ridge_io)
     LD_LIBRARY_PATH="$libdir" "$work/io-shared" "$work/io.safetensors"
@@ -36,4 +38,4 @@ if pkg-config --exists ridge_io; then
     done
     echo "install: 5 consumers of ridge_io built and ran"
 fi
-echo "install: 8 consumers built and ran"
+echo "install: 11 consumers built and ran"

@@ -1,0 +1,141 @@
+/** @file ridge_nccl.h
+ * ridge_peers over an NCCL communicator. A header only: it is compiled against the program's own NCCL and CUDA runtime.
+ * The communicator must be nonblocking or blocking as the program likes; ridge_dist_wait asks ncclCommGetAsyncError. */
+#ifndef RIDGE_NCCL_H
+#define RIDGE_NCCL_H
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "ridge_dist.h"
+
+/** What ridge_nccl_peers fills; it must stay as long as the peers. */
+typedef struct ridge_nccl {
+    ncclComm_t comm; /**< the caller's */
+    int size;        /**< ranks */
+    double seconds;  /**< deadline of `exchange` */
+    char text[200];  /**< of the last failure */
+} ridge_nccl;
+
+static inline int ridge_nccl_ok_(ridge_nccl *n, ncclResult_t result, const char *what)
+{
+    if (result == ncclSuccess || result == ncclInProgress)
+        return 1;
+    snprintf(n->text, sizeof n->text, "%s: %s", what, ncclGetErrorString(result));
+    return 0;
+}
+
+static inline int ridge_nccl_cuda_(ridge_nccl *n, cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess)
+        return 1;
+    snprintf(n->text, sizeof n->text, "%s: %s", what, cudaGetErrorString(error));
+    return 0;
+}
+
+static inline int ridge_nccl_all_gather_(void *engine, const void *send, void *recv, size_t bytes, void *stream)
+{
+    ridge_nccl *n = (ridge_nccl *)engine;
+
+    return !ridge_nccl_ok_(n, ncclAllGather(send, recv, bytes, ncclUint8, n->comm, (cudaStream_t)stream),
+                           "ncclAllGather");
+}
+
+static inline int ridge_nccl_all_to_all_(void *engine, const void *send, void *recv, size_t bytes, void *stream)
+{
+    ridge_nccl *n = (ridge_nccl *)engine;
+    int good = ridge_nccl_ok_(n, ncclGroupStart(), "ncclGroupStart");
+
+    for (int r = 0; r < n->size && good; r++)
+        good =
+            ridge_nccl_ok_(
+                n, ncclSend((const char *)send + (size_t)r * bytes, bytes, ncclUint8, r, n->comm, (cudaStream_t)stream),
+                "ncclSend") &&
+            ridge_nccl_ok_(
+                n, ncclRecv((char *)recv + (size_t)r * bytes, bytes, ncclUint8, r, n->comm, (cudaStream_t)stream),
+                "ncclRecv");
+    return !(ridge_nccl_ok_(n, ncclGroupEnd(), "ncclGroupEnd") && good);
+}
+
+static inline int ridge_nccl_progress_(void *engine, void *stream)
+{
+    ridge_nccl *n = (ridge_nccl *)engine;
+    ncclResult_t state = ncclSuccess;
+    cudaError_t done;
+
+    if (!ridge_nccl_ok_(n, ncclCommGetAsyncError(n->comm, &state), "ncclCommGetAsyncError") ||
+        !ridge_nccl_ok_(n, state, "NCCL"))
+        return -1;
+    done = cudaStreamQuery((cudaStream_t)stream);
+    if (done == cudaErrorNotReady)
+        return RIDGE_PEERS_RUNNING;
+    return ridge_nccl_cuda_(n, done, "cudaStreamQuery") ? 0 : -1;
+}
+
+/* By memory and a stream of its own, which are left as they are where a peer does not answer. */
+static inline int ridge_nccl_exchange_(void *engine, const void *send, void *recv, size_t bytes)
+{
+    const struct timespec pause = {0, 100000};
+    ridge_nccl *n = (ridge_nccl *)engine;
+    cudaStream_t stream;
+    char *memory;
+    int state;
+
+    if (!ridge_nccl_cuda_(n, cudaMalloc((void **)&memory, bytes * (size_t)(n->size + 1)), "cudaMalloc"))
+        return -1;
+    if (!ridge_nccl_cuda_(n, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags") ||
+        !ridge_nccl_cuda_(n, cudaMemcpyAsync(memory, send, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync") ||
+        ridge_nccl_all_gather_(n, memory, memory + bytes, bytes, stream))
+        return -1;
+    state = ridge_nccl_progress_(n, stream);
+    for (double waited = 0; state == RIDGE_PEERS_RUNNING && waited < n->seconds; waited += 1e-4) {
+        nanosleep(&pause, NULL);
+        state = ridge_nccl_progress_(n, stream);
+    }
+    if (state == RIDGE_PEERS_RUNNING)
+        snprintf(n->text, sizeof n->text, "not done after %g seconds: a peer has died, stopped or not called",
+                 n->seconds);
+    if (state)
+        return -1;
+    state = !ridge_nccl_cuda_(n, cudaMemcpy(recv, memory + bytes, bytes * (size_t)n->size, cudaMemcpyDeviceToHost),
+                              "cudaMemcpy");
+    cudaStreamDestroy(stream);
+    cudaFree(memory);
+    return state;
+}
+
+static inline const char *ridge_nccl_text_(void *engine)
+{
+    return ((ridge_nccl *)engine)->text;
+}
+
+/** The peers of a communicator on the current device; `seconds` is how long ridge_dist_agree waits. The communicator
+ * stays the caller's; after an error ncclCommAbort ends what is on the stream. */
+static inline ridge_peers ridge_nccl_peers(ridge_nccl *state, ncclComm_t comm, double seconds)
+{
+    ridge_peers peers;
+    int rank = 0, size = 0;
+
+    memset(&peers, 0, sizeof peers);
+    memset(state, 0, sizeof *state);
+    ncclCommUserRank(comm, &rank);
+    ncclCommCount(comm, &size);
+    state->comm = comm;
+    state->size = size;
+    state->seconds = seconds;
+    peers.struct_size = sizeof peers;
+    peers.rank = rank;
+    peers.size = size;
+    peers.engine = state;
+    peers.all_gather = ridge_nccl_all_gather_;
+    peers.all_to_all = ridge_nccl_all_to_all_;
+    peers.exchange = ridge_nccl_exchange_;
+    peers.progress = ridge_nccl_progress_;
+    peers.text = ridge_nccl_text_;
+    return peers;
+}
+
+#endif
