@@ -1,0 +1,343 @@
+/* vocab.c: linear cross entropy over a vocabulary that is cut among the ranks. Of each slice eval makes records, which
+ * all ranks gather and combine: loss and lse are then those of the whole. From lse the backward pass makes this rank's
+ * dW and its part of dX; the parts of a rank's rows go to that rank, which adds them in the order of the ranks. */
+#include <string.h>
+
+#include "dist.h"
+
+#define BASE \
+    ((char *)((uintptr_t)1 << 44)) /* stands for a workspace that is not there yet: only numbers are looked at */
+
+static size_t dtype_bytes(uint32_t dtype)
+{
+    return dtype == RIDGE_I64 ? 8 : dtype == RIDGE_F32 || dtype == RIDGE_I32 ? 4 : 2;
+}
+
+/* The next part of the workspace; NULL where it is not needed. */
+static char *take(char **at, size_t bytes)
+{
+    char *part = *at;
+
+    *at += (bytes + 255) / 256 * 256;
+    return bytes ? part : NULL;
+}
+
+static ridge_tensor tensor_of(const ridge_operand *arg)
+{
+    ridge_tensor t = ridge_matrix(arg->data, (ridge_dtype)arg->dtype);
+
+    t.stride = arg->stride;
+    return t;
+}
+
+static bool present(const ridge_operand *arg)
+{
+    return arg->dtype != RIDGE_NONE && arg->data;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ plan */
+
+static const int token_outputs[] = {RIDGE_LINEAR_CE_TOKEN_LOSS, RIDGE_LINEAR_CE_LSE, RIDGE_LINEAR_CE_TARGET_LOGIT};
+static const int combined_outputs[] = {RIDGE_CE_COMBINE_TOKEN_LOSS, RIDGE_CE_COMBINE_LSE,
+                                       RIDGE_CE_COMBINE_TARGET_LOGIT};
+
+static ridge_status refuse(const ridge_dist *dist, const ridge_call *call, uint32_t how)
+{
+    static const struct {
+        int slot;
+        const char *name;
+    } absent[] = {{RIDGE_LINEAR_CE_ENTROPY, "entropy"},
+                  {RIDGE_LINEAR_CE_ARGMAX, "argmax"},
+                  {RIDGE_LINEAR_CE_ACCURACY, "accuracy"},
+                  {RIDGE_LINEAR_CE_ERRORS, "errors"},
+                  {RIDGE_LINEAR_CE_RECORD, "record"}};
+    static const int rows[] = {RIDGE_LINEAR_CE_X, RIDGE_LINEAR_CE_DX};
+
+    if (!call || call->struct_size != sizeof *call)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist: %s",
+                         call ? "struct_size of the call is not this header's" : "call is NULL");
+    if (call->op != RIDGE_LINEAR_CE_EVAL && call->op != RIDGE_LINEAR_CE_TRAIN)
+        return dist_fail(RIDGE_ERR_UNSUPPORTED, "ridge_dist: op %u is neither linear_ce_eval nor linear_ce_train",
+                         (unsigned)call->op);
+    if (how & ~RIDGE_DIST_ROWS)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist: how is %#x, of which only RIDGE_DIST_ROWS is known",
+                         (unsigned)how);
+    if (call->invalid)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist: %s", call->invalid);
+    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++)
+        if (present(&call->arg[absent[i].slot]))
+            return dist_fail(RIDGE_ERR_UNSUPPORTED, "ridge_dist: operand %s is not supported over several ranks",
+                             absent[i].name);
+    if (call->dim[2] < 1 || call->opt.ce.vocab_total < call->dim[2])
+        return dist_fail(RIDGE_ERR_ARG,
+                         "ridge_dist: a slice of %lld classes of vocab_total %lld: each rank needs one at least",
+                         (long long)call->dim[2], (long long)call->opt.ce.vocab_total);
+    if (call->opt.ce.grad_scale != 1.0f)
+        return dist_fail(RIDGE_ERR_UNSUPPORTED, "ridge_dist: option grad_scale is %g: use the operand",
+                         (double)call->opt.ce.grad_scale);
+    if (call->op == RIDGE_LINEAR_CE_TRAIN && call->flags & RIDGE_CE_NONE)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist: linear_ce_train has no gradient of RIDGE_CE_NONE");
+    if (call->dim[0] < 0 || call->dim[1] < 1 || call->dim[0] > (int64_t)1 << 40 || call->dim[1] > (int64_t)1 << 32)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist: %lld tokens of %lld", (long long)call->dim[0],
+                         (long long)call->dim[1]);
+    if (how & RIDGE_DIST_ROWS && call->dim[0] % dist->peers.size)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist: %lld tokens are no multiple of %d ranks", (long long)call->dim[0],
+                         (int)dist->peers.size);
+    for (int i = 0; i < 2 && how & RIDGE_DIST_ROWS; i++)
+        if (call->arg[rows[i]].stride && call->arg[rows[i]].stride != call->dim[1])
+            return dist_fail(RIDGE_ERR_ARG,
+                             "ridge_dist: %s has a row stride of %lld, with RIDGE_DIST_ROWS it must be packed",
+                             i ? "dx" : "x", (long long)call->arg[rows[i]].stride);
+    return RIDGE_OK;
+}
+
+/* The parts of the workspace, messages first: at the same offsets on every rank. */
+static void lay_out(const ridge_dist *dist, const ridge_call *call, char *base, dist_plan *p)
+{
+    const size_t size = (size_t)dist->peers.size, tokens = (size_t)p->tokens, rows = (size_t)p->rows;
+    const ridge_operand *x = &call->arg[RIDGE_LINEAR_CE_X], *dx = &call->arg[RIDGE_LINEAR_CE_DX];
+    const size_t row_bytes = (size_t)p->hidden * dtype_bytes(x->dtype);
+    char *at = base;
+
+    p->record_bytes = tokens * (call->opt.ce.label_smoothing != 0.0f ? 6 : 3) * 4;
+    p->x_bytes = p->sharded ? rows * row_bytes : 0;
+    p->target_bytes = p->sharded ? rows * dtype_bytes(call->arg[RIDGE_LINEAR_CE_TARGET].dtype) : 0;
+    p->part_bytes = p->wants_dx ? rows * row_bytes : 0;
+    p->direct =
+        p->wants_dx && !p->sharded && p->tokens == p->rows * (int64_t)size && (!dx->stride || dx->stride == p->hidden);
+    p->record = take(&at, p->record_bytes);
+    p->records = take(&at, p->record_bytes * size);
+    p->x = take(&at, p->x_bytes * size);
+    p->target = take(&at, p->target_bytes * size);
+    p->part = take(&at, p->part_bytes * size);
+    p->received = take(&at, p->part_bytes * size);
+    p->mine = take(&at, p->sharded ? 0 : p->part_bytes);
+    p->whole = take(&at, p->sharded || p->direct ? 0 : p->part_bytes * size);
+    p->lse = take(&at, tokens * 4);
+    p->outputs = take(&at, p->sharded ? tokens * 16 : 0); /* loss, token_loss, lse, target_logit of all rows */
+    p->inner = at;
+    p->bytes = (size_t)(at - base);
+}
+
+static ridge_tensor x_of(const dist_plan *p, const ridge_call *call)
+{
+    const ridge_operand *x = &call->arg[RIDGE_LINEAR_CE_X];
+
+    return p->sharded ? ridge_matrix(p->x, (ridge_dtype)x->dtype) : tensor_of(x);
+}
+
+static ridge_tensor target_of(const dist_plan *p, const ridge_call *call)
+{
+    const ridge_operand *target = &call->arg[RIDGE_LINEAR_CE_TARGET];
+
+    return ridge_matrix(p->sharded ? p->target : target->data, (ridge_dtype)target->dtype);
+}
+
+static void plan_eval(const ridge_call *call, dist_plan *p)
+{
+    ridge_call *c = &p->eval;
+
+    *c = ridge_linear_ce_eval(p->tokens, p->hidden, call->dim[2], x_of(p, call),
+                              tensor_of(&call->arg[RIDGE_LINEAR_CE_W]), target_of(p, call), NULL);
+    c->flags = call->flags & ~(uint32_t)RIDGE_ACCUMULATE;
+    c->flags |= call->opt.ce.label_smoothing != 0.0f ? RIDGE_CE_RECORD_SUMS : 0;
+    c->opt.ce = call->opt.ce;
+    c->arg[RIDGE_LINEAR_CE_BIAS] = call->arg[RIDGE_LINEAR_CE_BIAS];
+    c->arg[RIDGE_LINEAR_CE_CLASS_WEIGHT] = call->arg[RIDGE_LINEAR_CE_CLASS_WEIGHT];
+    ridge_set(c, RIDGE_LINEAR_CE_RECORD, RIDGE_F32, p->record, 0);
+}
+
+static void plan_combine(const ridge_dist *dist, const ridge_call *call, const int64_t *offset, dist_plan *p)
+{
+    const bool none = call->flags & RIDGE_CE_NONE;
+    float *loss = (float *)call->arg[RIDGE_LINEAR_CE_LOSS].data;
+    ridge_call *c = &p->combine;
+
+    *c =
+        ridge_ce_combine(p->tokens, call->opt.ce.vocab_total, dist->peers.size, (const float *)(const void *)p->records,
+                         offset, target_of(p, call), none && p->sharded ? (float *)(void *)p->outputs : loss);
+    c->flags = (call->flags & (RIDGE_CE_SUM | RIDGE_CE_NONE)) | (p->eval.flags & RIDGE_CE_RECORD_SUMS);
+    c->opt.ce.ignore_index = call->opt.ce.ignore_index;
+    c->opt.ce.label_smoothing = call->opt.ce.label_smoothing;
+    c->opt.ce.lse_square_scale = call->opt.ce.lse_square_scale;
+    c->arg[RIDGE_CE_COMBINE_CLASS_WEIGHT] = call->arg[RIDGE_LINEAR_CE_CLASS_WEIGHT];
+    for (int i = 0; i < 3; i++)
+        if (present(&call->arg[token_outputs[i]]))
+            ridge_set(c, combined_outputs[i], RIDGE_F32,
+                      p->sharded ? p->outputs + (size_t)p->tokens * 4 * (size_t)(i + 1)
+                                 : call->arg[token_outputs[i]].data,
+                      0);
+    if (present(&c->arg[RIDGE_CE_COMBINE_LSE]))
+        p->lse = (char *)c->arg[RIDGE_CE_COMBINE_LSE].data;
+    else
+        ridge_set(c, RIDGE_CE_COMBINE_LSE, RIDGE_F32, p->lse, 0);
+}
+
+static void plan_backward(const ridge_call *call, dist_plan *p)
+{
+    const ridge_operand *arg = call->arg, *scale = &arg[RIDGE_LINEAR_CE_GRAD_SCALE];
+    const ridge_tensor none = ridge_matrix(NULL, RIDGE_NONE);
+    ridge_call *c = &p->backward;
+
+    *c = ridge_linear_ce_backward(p->tokens, p->hidden, call->dim[2], x_of(p, call), tensor_of(&arg[RIDGE_LINEAR_CE_W]),
+                                  target_of(p, call), (const float *)(const void *)p->lse,
+                                  p->wants_dx ? ridge_matrix(p->part, (ridge_dtype)arg[RIDGE_LINEAR_CE_X].dtype) : none,
+                                  present(&arg[RIDGE_LINEAR_CE_DW]) ? tensor_of(&arg[RIDGE_LINEAR_CE_DW]) : none);
+    c->flags = call->flags;
+    c->opt.ce = call->opt.ce;
+    if (present(scale))
+        c->arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS] = *scale;
+    c->arg[RIDGE_LINEAR_CE_BACKWARD_BIAS] = arg[RIDGE_LINEAR_CE_BIAS];
+    c->arg[RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT] = arg[RIDGE_LINEAR_CE_CLASS_WEIGHT];
+    c->arg[RIDGE_LINEAR_CE_BACKWARD_DBIAS] = arg[RIDGE_LINEAR_CE_DBIAS];
+}
+
+static ridge_status plan_with(const ridge_dist *dist, const ridge_call *call, uint32_t how, const int64_t *offset,
+                              char *base, dist_plan *p)
+{
+    const int64_t size = dist->peers.size;
+    ridge_status status = refuse(dist, call, how);
+
+    if (status)
+        return status;
+    memset(p, 0, sizeof *p);
+    p->train = call->op == RIDGE_LINEAR_CE_TRAIN;
+    p->sharded = (how & RIDGE_DIST_ROWS) != 0;
+    p->wants_dx = p->train && present(&call->arg[RIDGE_LINEAR_CE_DX]);
+    p->tokens = call->dim[0];
+    p->hidden = call->dim[1];
+    p->rows = (p->tokens + size - 1) / size;
+    lay_out(dist, call, base, p);
+    plan_eval(call, p);
+    plan_combine(dist, call, offset, p);
+    plan_backward(call, p);
+    for (int i = 0; i < (p->train ? 3 : 2); i++) {
+        const ridge_call *c = i == 0 ? &p->eval : i == 1 ? &p->combine : &p->backward;
+        size_t need;
+
+        status = ridge_workspace_bytes(dist->device, c, &need);
+        if (status)
+            return dist_local(status);
+        p->inner_bytes = need > p->inner_bytes ? need : p->inner_bytes;
+    }
+    p->bytes += p->inner_bytes;
+    return RIDGE_OK;
+}
+
+ridge_status dist_plan_of(const ridge_dist *dist, const ridge_call *call, uint32_t how, char *base, dist_plan *plan)
+{
+    return plan_with(dist, call, how, (const int64_t *)(const void *)(BASE - 65536), base ? base : BASE, plan);
+}
+
+ridge_status ridge_dist_workspace_bytes(ridge_dist *dist, const ridge_call *call, uint32_t how, size_t *bytes)
+{
+    dist_plan plan;
+    ridge_status status;
+
+    if (!dist || !bytes)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist_workspace_bytes: %s is NULL", dist ? "bytes" : "dist");
+    status = dist_plan_of(dist, call, how, NULL, &plan);
+    *bytes = status ? 0 : plan.bytes;
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- run */
+
+/* One part is a copy. */
+static ridge_status sum(const ridge_dist *dist, int64_t rows, int64_t cols, int64_t parts, ridge_tensor x,
+                        ridge_tensor out, void *stream)
+{
+    const ridge_call call = ridge_sum(rows, cols, parts, x, out);
+
+    return dist_local(ridge_run(dist->device, &call, NULL, 0, stream));
+}
+
+static ridge_status gather(const ridge_dist *dist, const void *send, void *recv, size_t bytes, void *stream)
+{
+    return bytes && dist->peers.all_gather(dist->peers.engine, send, recv, bytes, stream)
+               ? dist_peer(dist, "all_gather")
+               : RIDGE_OK;
+}
+
+/* This rank's rows of what ce_combine gave for all. */
+static ridge_status cut_outputs(const ridge_dist *dist, const ridge_call *call, const dist_plan *p, void *stream)
+{
+    ridge_status status = RIDGE_OK;
+
+    for (int i = 0; i < 4 && !status && p->sharded; i++) {
+        const int slot = i ? token_outputs[i - 1] : RIDGE_LINEAR_CE_LOSS;
+        const ridge_operand *out = &call->arg[slot];
+        char *from = p->outputs + (size_t)p->tokens * 4 * (size_t)i + (size_t)(p->rows * dist->peers.rank) * 4;
+
+        if (present(out) && (i || call->flags & RIDGE_CE_NONE))
+            status =
+                sum(dist, 1, p->rows, 1, ridge_matrix(from, RIDGE_F32), ridge_matrix(out->data, RIDGE_F32), stream);
+    }
+    return status;
+}
+
+/* The parts of dX to the ranks whose rows they are, their sum, and where every rank has all rows that to all. */
+static ridge_status add_dx(const ridge_dist *dist, const ridge_call *call, const dist_plan *p, void *stream)
+{
+    const ridge_operand *dx = &call->arg[RIDGE_LINEAR_CE_DX];
+    const ridge_dtype dtype = (ridge_dtype)dx->dtype;
+    char *mine = p->sharded ? (char *)dx->data : p->mine;
+    ridge_status status;
+
+    if (p->part_bytes && dist->peers.all_to_all(dist->peers.engine, p->part, p->received, p->part_bytes, stream))
+        return dist_peer(dist, "all_to_all");
+    status = sum(dist, p->rows, p->hidden, dist->peers.size, ridge_matrix(p->received, dtype),
+                 ridge_matrix(mine, dtype), stream);
+    if (status || p->sharded)
+        return status;
+    status = gather(dist, mine, p->direct ? dx->data : p->whole, p->part_bytes, stream);
+    if (status || p->direct)
+        return status;
+    return sum(dist, p->tokens, p->hidden, 1, ridge_matrix(p->whole, dtype), tensor_of(dx), stream);
+}
+
+static ridge_status run(const ridge_dist *dist, const ridge_call *call, const dist_plan *p, void *stream)
+{
+    const ridge_device *device = dist->device;
+    ridge_status status = RIDGE_OK;
+
+    if (p->sharded)
+        status = gather(dist, call->arg[RIDGE_LINEAR_CE_X].data, p->x, p->x_bytes, stream);
+    if (!status && p->sharded)
+        status = gather(dist, call->arg[RIDGE_LINEAR_CE_TARGET].data, p->target, p->target_bytes, stream);
+    if (!status)
+        status = dist_local(ridge_run(device, &p->eval, p->inner, p->inner_bytes, stream));
+    if (!status)
+        status = gather(dist, p->record, p->records, p->record_bytes, stream);
+    if (!status)
+        status = dist_local(ridge_run(device, &p->combine, p->inner, p->inner_bytes, stream));
+    if (!status)
+        status = cut_outputs(dist, call, p, stream);
+    if (!status && p->train)
+        status = dist_local(ridge_run(device, &p->backward, p->inner, p->inner_bytes, stream));
+    if (!status && p->wants_dx)
+        status = add_dx(dist, call, p, stream);
+    return status;
+}
+
+ridge_status ridge_dist_run(ridge_dist *dist, const ridge_call *call, uint32_t how, const int64_t *offset,
+                            void *workspace, size_t bytes, void *stream)
+{
+    dist_plan plan;
+    ridge_status status;
+
+    if (!dist || !offset || !workspace)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist_run: %s is NULL",
+                         !dist     ? "dist"
+                         : !offset ? "offset"
+                                   : "workspace");
+    if ((uintptr_t)workspace % 256)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist_run: the workspace is not aligned to 256 bytes");
+    status = plan_with(dist, call, how, offset, (char *)workspace, &plan);
+    if (status)
+        return status;
+    if (bytes < plan.bytes)
+        return dist_fail(RIDGE_ERR_WORKSPACE, "ridge_dist_run: the workspace has %zu bytes, the call needs %zu", bytes,
+                         plan.bytes);
+    return run(dist, call, &plan, stream);
+}
