@@ -170,7 +170,12 @@ def norm_suite(lib, all_kernels):
     yield from peers_norm.norm_suite(lib, all_kernels)
 
 
-SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "norm": norm_suite}
+def attention_suite(lib, all_kernels):
+    import peers_attention
+    yield from peers_attention.attention_suite(lib, all_kernels)
+
+
+SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "norm": norm_suite, "attention": attention_suite}
 
 
 # --------------------------------------------------------------------------------------------------------------- main

@@ -332,13 +332,15 @@ static __device__ __forceinline__ void store_rows(const attention_args &p, const
                 float x[2];
 
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    x[j] = O[slab][c][2 * half + j] * factor + 0.0f;
-                    x[j] = fabsf(O[slab][c][2 * half + j]) < INFINITY ? x[j] : NAN;
-                    if (p.out_bf16)
-                        num_store<RIDGE_BF16>(to, at + j, x[j]);
-                    else
-                        num_store<RIDGE_F32>(to, at + j, x[j]);
+                for (int j = 0; j < 2; j++)
+                    x[j] = fabsf(O[slab][c][2 * half + j]) < INFINITY ? O[slab][c][2 * half + j] * factor + 0.0f : NAN;
+                if (p.out_bf16) {
+                    const uint32_t two = num_pack2<RIDGE_BF16>(x[0], x[1]);
+
+                    *(uint32_t *)(to + 2 * at) =
+                        num_canonical<RIDGE_BF16>(two & 0xffffu) | num_canonical<RIDGE_BF16>(two >> 16) << 16;
+                } else {
+                    *(uint2 *)(to + 4 * at) = make_uint2(num_canonical_f32(x[0]), num_canonical_f32(x[1]));
                 }
             }
         }
