@@ -249,6 +249,136 @@ static size_t reference_workspace(const ridge_device *device, const ridge_kernel
     return (size_t)(uintptr_t)at;
 }
 
+/* -------------------------------------------------------------------------------------------------------- SIMD rows */
+
+#if defined(__x86_64__)
+
+/* By param[1] of a kernel row. */
+static const block_vectors *const vectors[] = {&ridge_cpu_blocks_avx2, &ridge_cpu_blocks_avxvnni,
+                                               &ridge_cpu_blocks_vnni256};
+enum { AVX2 = 0, AVXVNNI, VNNI256 };
+
+/* Blocks [first, last) of all tokens; those beyond the last column are zeros. */
+static void prepare(const block_vectors *v, const block_args *a, int64_t first, int64_t last)
+{
+    const ridge_operand *x = &a->call->arg[0], *s = &a->call->arg[1];
+
+    for (int64_t i = first; i < last; i++) {
+        const int64_t t = i % a->tokens, b = i / a->tokens;
+        int8_t codes[32] = {0};
+        float scale = 0;
+
+        if (b < a->cols / 32 && x->dtype == RIDGE_I8) {
+            memcpy(codes, (const int8_t *)x->data + t * x->stride + 32 * b, sizeof codes);
+            scale = ((const float *)s->data)[t * s->stride + b];
+        } else if (b < a->cols / 32) {
+            quantize_block(x->dtype, x->data, t * x->stride + 32 * b, codes, &scale);
+        }
+        v->prepare(a, codes, scale, t, b);
+    }
+}
+
+/* What follows the sums of a tile: rows `first` .. of a weight, or of gate and up. */
+static void finish(const block_args *a, int which, int64_t first, float (*y)[RIDGE_Q8_0_MAX_TOKENS],
+                   float (*up)[RIDGE_Q8_0_MAX_TOKENS])
+{
+    const ridge_operand *out = &a->weight[which].out;
+    const float *bias = a->weight[which].bias, *up_bias = a->weight[1].bias;
+    const int64_t count = ridge_min(BLOCK_ROWS, a->weight[which].rows - first);
+
+    for (int64_t t = 0; t < a->tokens; t++)
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t r = first + i;
+            float v = bias ? y[i][t] + bias[r] : y[i][t];
+
+            if (a->gate_up) {
+                const float b = ridge_swiglu_up(up_bias ? up[i][t] + up_bias[r] : up[i][t], a->swiglu);
+                const uint32_t act = a->call->flags & RIDGE_ACTIVATION;
+                const float h = ridge_act_fwd(act, ridge_swiglu_gate(v, a->swiglu), a->swiglu.alpha);
+
+                v = ridge_swiglu_scale(h * b, a->token_scale ? a->token_scale[t] : 1.0f, a->swiglu);
+            } else if (a->residual.data) {
+                v += load(a->residual.dtype, a->residual.data, t * a->residual.stride + r);
+            }
+            store(out, t * out->stride + r, v);
+        }
+}
+
+static void one_tile(const block_vectors *v, const block_args *a, int which, int64_t tile)
+{
+    float y[BLOCK_ROWS][RIDGE_Q8_0_MAX_TOKENS], up[BLOCK_ROWS][RIDGE_Q8_0_MAX_TOKENS];
+
+    v->product(a, a->weight[which].tiles + tile * a->weight[which].stride, y);
+    if (a->gate_up)
+        v->product(a, a->weight[1].tiles + tile * a->weight[1].stride, up);
+    finish(a, which, tile * BLOCK_ROWS, y, up);
+}
+
+/* The work units are tiles: those of the first weight, then those of pair's second one. A short x is prepared by the
+ * calling thread: a barrier among threads that sleep takes about 30 microseconds. */
+static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                   void *workspace, size_t bytes, void *stream)
+{
+    const block_vectors *v = vectors[kernel->param[1]];
+    block_args a = args_of(&bound->call);
+    const int64_t blocks = 8 * block_units(a.cols) * a.tokens, first = ridge_ceil_div(a.weight[0].rows, BLOCK_ROWS);
+    const int64_t tiles = first + (a.gate_up ? 0 : ridge_ceil_div(a.weight[1].rows, BLOCK_ROWS));
+    const bool shared = a.tokens * a.cols > 16384;
+    char *at = workspace;
+    ridge_team *team;
+
+    (void)device, (void)bytes, (void)stream;
+    if (a.tokens == 0)
+        return RIDGE_OK;
+    a.tables = ridge_take(&at, (int64_t)v->tables);
+    a.prepared = at;
+    if (a.format == RIDGE_IQ2_XXS)
+        v->fill_tables(a.tables);
+    if (!shared) {
+        unsigned mode = ridge_fp_begin();
+
+        prepare(v, &a, 0, blocks);
+        ridge_fp_end(mode);
+    }
+    team = ridge_team_begin((double)(tiles * BLOCK_ROWS * a.cols) / 2048, tiles);
+#pragma omp parallel num_threads(team->threads)
+    {
+        unsigned mode = ridge_fp_begin();
+        if (shared) {
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < blocks; i++)
+                prepare(v, &a, i, i + 1);
+        }
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < tiles; i++)
+            one_tile(v, &a, i >= first, i - (i >= first ? first : 0));
+        ridge_fp_end(mode);
+        ridge_team_end(team);
+    }
+    return RIDGE_OK;
+}
+
+static size_t vectors_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const block_vectors *v = vectors[kernel->param[1]];
+
+    (void)device;
+    return (size_t)ridge_round_up((int64_t)v->tables, 256) +
+           (size_t)(problem->dim[0] * block_units(problem->dim[1])) * v->prepared;
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    (void)problem;
+    if (kernel->param[1] == AVXVNNI && !(device->features & RIDGE_HAS_AVX_VNNI))
+        return "this processor has no AVX-VNNI";
+    if (kernel->param[1] == VNNI256 && !(device->features & RIDGE_HAS_AVX512_VNNI))
+        return "this processor has no AVX512-VNNI";
+    return NULL;
+}
+
+#endif
+
 /* ------------------------------------------------------------------------------------------------------------- list */
 
 /* param[0] is the row's time with one token in percent of the time the memory needs, param[2] what each further token
@@ -274,10 +404,26 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         .launch = launch_reference                                                                         \
     }
 
+#define ROW(op_name, op_id, set_name, low, percent, more, set)                                                    \
+    {                                                                                                             \
+        .name = "cpu." op_name "." set_name, .op = op_id, .arch_min = low, .arch_max = RIDGE_ARCH_AVX512,         \
+        .contract = CONTRACTS, .param = {percent, set, more}, .why_not = why_not, .workspace = vectors_workspace, \
+        .cost = cost, .launch = launch_vectors                                                                    \
+    }
+
+#if defined(__x86_64__)
+#define ROWS(op_name, op_id)                                               \
+    ROW(op_name, op_id, "vnni256", RIDGE_ARCH_AVX512, 130, 40, VNNI256),   \
+        ROW(op_name, op_id, "avxvnni", RIDGE_ARCH_AVX2, 135, 42, AVXVNNI), \
+        ROW(op_name, op_id, "avx2", RIDGE_ARCH_AVX2, 150, 55, AVX2), REFERENCE(op_name, op_id)
+#else
+#define ROWS(op_name, op_id) REFERENCE(op_name, op_id)
+#endif
+
 static const ridge_kernel rows[] = {
-    REFERENCE("block_matmul", RIDGE_BLOCK_MATMUL),
-    REFERENCE("block_pair", RIDGE_BLOCK_PAIR),
-    REFERENCE("block_gate_up_swiglu", RIDGE_BLOCK_GATE_UP_SWIGLU),
+    ROWS("block_matmul", RIDGE_BLOCK_MATMUL),
+    ROWS("block_pair", RIDGE_BLOCK_PAIR),
+    ROWS("block_gate_up_swiglu", RIDGE_BLOCK_GATE_UP_SWIGLU),
 };
 
 const ridge_kernel_list ridge_cpu_blocks = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

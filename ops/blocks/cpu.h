@@ -45,7 +45,21 @@ typedef struct block_args {
     const float *token_scale;    /* NULL: none */
     ridge_swiglu_options swiglu; /* resolved */
     bool gate_up;
-    void *prepared; /* x as the instruction set wants it, in the workspace */
+    void *prepared, *tables; /* x as the instruction set wants it, and what it looks codes up in: in the workspace */
 } block_args;
+
+/* The work of one instruction set. */
+typedef struct block_vectors {
+    size_t prepared, tables; /* bytes of a token and a unit of x; of the tables, which IQ2_XXS has */
+    void (*fill_tables)(void *tables);
+    /* Lays out a block of a token's activations. */
+    void (*prepare)(const block_args *args, const int8_t *codes, float scale, int64_t token, int64_t block);
+    /* y[r][t] of a tile, for all tokens. */
+    void (*product)(const block_args *args, const uint8_t *tile, float (*y)[RIDGE_Q8_0_MAX_TOKENS]);
+} block_vectors;
+
+#if defined(__x86_64__)
+extern const block_vectors ridge_cpu_blocks_avx2, ridge_cpu_blocks_avxvnni, ridge_cpu_blocks_vnni256;
+#endif
 
 #endif
