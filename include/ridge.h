@@ -651,6 +651,11 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_rope_freqs(int64_t n_rot, double base
  * always speak of the whole vocabulary. A record of a token is max z, sum e^(z - max), target logit (-inf if it is not
  * in this slice); with RIDGE_CE_RECORD_SUMS also sum z, sum w z and sum e^(z - max) z, for label smoothing and entropy.
  *
+ * Log-probabilities of more classes than the target: `ids`, up to 256 a token, in any order, also several times. An id
+ * that is ignore_index has 0 and no gradient; one that is no class of the whole vocabulary has NaN and no gradient. Of a
+ * slice, id_logprob is z instead, -inf for an id of another slice: the largest over all slices minus the combined lse is
+ * what backward takes. Backward takes p of an id from its id_logprob.
+ *
  * @code
  * ridge_call call = ridge_linear_ce_train(tokens, hidden, vocab, ridge_matrix(x, RIDGE_BF16),
  *                                         ridge_matrix(w, RIDGE_BF16), ridge_matrix(target, RIDGE_I64), loss,
@@ -671,6 +676,7 @@ typedef struct ridge_ce_options {
     int64_t ignore_index;   /**< a row with this target is left out, default -100 */
     int64_t vocab_offset;   /**< first class of this shard of the vocabulary, default 0 */
     int64_t vocab_total;    /**< classes of all shards, default 0: this call has them all */
+    int64_t ids;            /**< linear_ce_eval, _backward: ids a token whose log-probabilities are asked for, 0 .. 256 */
     float label_smoothing;  /**< eps in [0, 1], default 0 */
     float softcap;          /**< z = softcap tanh(u / softcap), finite and > 0, default 0: none */
     float temperature;      /**< z / temperature, finite and > 0, default 1 */
@@ -696,7 +702,9 @@ enum { /* and linear_ce_train */
     RIDGE_LINEAR_CE_GRAD_SCALE, /**< train, as all that follow: [1] input, optional, times the option grad_scale */
     RIDGE_LINEAR_CE_DX,           /**< [tokens, hidden], dtype of x; absent: x is frozen */
     RIDGE_LINEAR_CE_DW,           /**< as W, f32 or dtype of x (summed in f32, rounded once); absent: W is frozen */
-    RIDGE_LINEAR_CE_DBIAS         /**< [vocab], optional output */
+    RIDGE_LINEAR_CE_DBIAS,        /**< [vocab], optional output */
+    RIDGE_LINEAR_CE_IDS,          /**< eval, with option ids: [tokens, ids] of target's dtype */
+    RIDGE_LINEAR_CE_ID_LOGPROB    /**< eval, with option ids: [tokens, ids] output: log p of each id, at most 0 */
 };
 
 /** The loss as in eval and its gradients, 6BHV FLOP; dx or dw may be absent. Reductions: mean and sum. A workspace
@@ -714,8 +722,13 @@ enum { /* as in linear_ce_train unless said otherwise */
     RIDGE_LINEAR_CE_BACKWARD_LSE, /**< [tokens] f32, from eval, train or ce_combine */
     RIDGE_LINEAR_CE_BACKWARD_DLOSS, /**< [1], NONE: [tokens]; f32, optional: gradient of the loss, else 1 */
     RIDGE_LINEAR_CE_BACKWARD_BIAS, RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT,
-    RIDGE_LINEAR_CE_BACKWARD_DX, RIDGE_LINEAR_CE_BACKWARD_DW, RIDGE_LINEAR_CE_BACKWARD_DBIAS
+    RIDGE_LINEAR_CE_BACKWARD_DX, RIDGE_LINEAR_CE_BACKWARD_DW, RIDGE_LINEAR_CE_BACKWARD_DBIAS,
     /**< dx of a slice of the vocabulary: its part of the sum */
+    RIDGE_LINEAR_CE_BACKWARD_ENTROPY, /**< [tokens] f32, from eval, train or ce_combine; read only with dentropy */
+    RIDGE_LINEAR_CE_BACKWARD_DENTROPY, /**< [tokens] f32, optional: gradient of each row's entropy, whatever reduction */
+    RIDGE_LINEAR_CE_BACKWARD_IDS,      /**< with option ids, as the next two: [tokens, ids] of target's dtype */
+    RIDGE_LINEAR_CE_BACKWARD_ID_LOGPROB, RIDGE_LINEAR_CE_BACKWARD_DID_LOGPROB
+    /**< [tokens, ids] f32: what eval gave, and the gradient of each, whatever reduction */
 };
 
 /** The mean loss of given logits [tokens, vocab]. */
@@ -733,7 +746,8 @@ RIDGE_API ridge_call ridge_ce_bwd(int64_t tokens, int64_t vocab, ridge_tensor lo
 enum {
     RIDGE_CE_BWD_LOGITS = 0, RIDGE_CE_BWD_TARGET, RIDGE_CE_BWD_LSE, /**< as in ce_fwd; [tokens] f32 */
     RIDGE_CE_BWD_DLOSS, RIDGE_CE_BWD_CLASS_WEIGHT, /**< as in linear_ce_backward */
-    RIDGE_CE_BWD_DLOGITS /**< [tokens, vocab], dtype of logits; may be logits */
+    RIDGE_CE_BWD_DLOGITS, /**< [tokens, vocab], dtype of logits; may be logits */
+    RIDGE_CE_BWD_ENTROPY, RIDGE_CE_BWD_DENTROPY /**< as in linear_ce_backward */
 };
 
 /** Records of 1 to 4096 slices of a vocabulary of `vocab` classes to the loss of the whole. The shards are taken in the

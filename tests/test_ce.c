@@ -328,12 +328,99 @@ TEST(shards_fold_in_the_order_of_offsets)
     }
 }
 
+/* Logits that the entropy's gradient bends: capped, cooled, with a bias. */
+static void set_logit_options(ridge_call *call, int bias_slot)
+{
+    static float bias[V];
+
+    for (int c = 0; c < V; c++)
+        bias[c] = weight[c] - 1.5f;
+    call->opt.ce.softcap = 3;
+    call->opt.ce.temperature = 0.7f;
+    ridge_set(call, bias_slot, RIDGE_F32, bias, 0);
+}
+
+/* lse and entropy of x + h u and W + h v; returns sum_b up_b entropy_b. */
+static double entropy_at(const float *u, const float *v, double h, const float *up, float *lse, float *entropy)
+{
+    static float moved_x[B * H], moved_w[V * H];
+    float losses[B];
+    double sum = 0;
+
+    for (int i = 0; i < B * H; i++)
+        moved_x[i] = x[i] + (float)h * u[i];
+    for (int i = 0; i < V * H; i++)
+        moved_w[i] = w[i] + (float)h * v[i];
+    ridge_call call =
+        ridge_linear_ce_eval(B, H, V, f32(moved_x), f32(moved_w), ridge_matrix(target, RIDGE_I64), losses);
+
+    call.flags |= RIDGE_CE_NONE;
+    set_logit_options(&call, RIDGE_LINEAR_CE_BIAS);
+    ridge_set(&call, RIDGE_LINEAR_CE_LSE, RIDGE_F32, lse, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_ENTROPY, RIDGE_F32, entropy, 0);
+    run(&call);
+    for (int b = 0; b < B; b++)
+        sum += (double)up[b] * (double)entropy[b];
+    return sum;
+}
+
+/* Along a direction (u, v), dX . u + dW . v is the slope of sum_b up_b entropy_b; the loss has no gradient here. */
+TEST(the_gradient_of_the_entropy_is_its_finite_difference)
+{
+    static float u[B * H], v[V * H], dx[B * H], dw[V * H];
+    float up[B], lse[B], entropy[B], zero[B] = {0};
+    const double h = 0x1p-6;
+    double slope, gradient = 0, size = 0;
+    unsigned seed = 11;
+
+    for (int i = 0; i < B * H; i++)
+        u[i] = noise(&seed);
+    for (int i = 0; i < V * H; i++)
+        v[i] = 0.4f * noise(&seed);
+    for (int b = 0; b < B; b++)
+        up[b] = noise(&seed);
+    slope = (entropy_at(u, v, h, up, lse, entropy) - entropy_at(u, v, -h, up, lse, entropy)) / (2 * h);
+    entropy_at(u, v, 0, up, lse, entropy);
+    ridge_call call =
+        ridge_linear_ce_backward(B, H, V, f32(x), f32(w), ridge_matrix(target, RIDGE_I64), lse, f32(dx), f32(dw));
+
+    call.flags |= RIDGE_CE_NONE;
+    set_logit_options(&call, RIDGE_LINEAR_CE_BACKWARD_BIAS);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DLOSS, RIDGE_F32, zero, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_ENTROPY, RIDGE_F32, entropy, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DENTROPY, RIDGE_F32, up, 0);
+    run(&call);
+    for (int i = 0; i < B * H; i++) {
+        gradient += (double)dx[i] * (double)u[i];
+        size += fabs((double)dx[i] * (double)u[i]);
+    }
+    for (int i = 0; i < V * H; i++) {
+        gradient += (double)dw[i] * (double)v[i];
+        size += fabs((double)dw[i] * (double)v[i]);
+    }
+    if (!(fabs(gradient - slope) <= 1e-4 * size))
+        fail_msg("the gradient along a direction is %g, the finite difference %g, the terms sum to %g", gradient, slope,
+                 size);
+    assert_true(fabs(slope) > 1e-3 * size); /* else this shows nothing */
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_ENTROPY, RIDGE_NONE, NULL, 0);
+    size_t bytes = 1 << 24;
+    void *workspace = test_malloc(bytes);
+
+    assert_int_equal(ridge_run(device, &call, workspace, bytes, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "operand entropy is NULL"));
+    test_free(workspace);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slices_agree_with_the_whole), cmocka_unit_test(shards_fold_in_the_order_of_offsets),
-        cmocka_unit_test(threads_and_workspace),       cmocka_unit_test(workspace_decides),
-        cmocka_unit_test(workspace_is_bounded),        cmocka_unit_test(eval_is_bounded),
+        cmocka_unit_test(slices_agree_with_the_whole),
+        cmocka_unit_test(shards_fold_in_the_order_of_offsets),
+        cmocka_unit_test(threads_and_workspace),
+        cmocka_unit_test(workspace_decides),
+        cmocka_unit_test(workspace_is_bounded),
+        cmocka_unit_test(eval_is_bounded),
+        cmocka_unit_test(the_gradient_of_the_entropy_is_its_finite_difference),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -276,6 +276,75 @@ static void add_peak(case_list *list, const ridge_op_row *op)
         add(list, op, far[i], &of[1], 1, "grad_scale=1e6");
 }
 
+/* The gradient of the entropy, beside that of the loss: every option, and what changes p or the row's factor. */
+static void add_entropy(case_list *list, const ridge_op_row *op, case_level level)
+{
+    static const option of[] = {
+        {"", "", "dentropy=1", CE_VALID},
+        {"reduction=none", "", "dentropy=1 dbias=1", 0},
+        {"label_smoothing=0.1 class_weight=1", "", "dentropy=1 dw=x", CE_HALF},
+        {"softcap=4 temperature=0.7 reduction=sum", "", "dentropy=1 bias=1 dbias=1", 0},
+        {"lse_square_scale=0.01", "", "dentropy=1 accumulate=1", CE_WRONG},
+        {"reduction=none", "", "dentropy=1 bias=1 dbias=1", CE_MINUS},
+        {"reduction=none", "", "dentropy=1 bias=1", CE_PEAK},
+        {"reduction=none", "", "dentropy=1 bias=1", CE_UP},
+        {"label_smoothing=0.1", "", "dentropy=1 bias=1 dbias=1", CE_DOWN},
+        {"class_weight=1", "", "dentropy=1 dbias=1", CE_NO_WEIGHT}, /* the loss has no gradient */
+        {"class_weight=1 label_smoothing=0.1", "", "dentropy=1", CE_NEGATIVE},
+        {"reduction=none", "", "dentropy=1 dbias=1 dw=x", CE_SPECIAL},
+        {"class_weight=1", "", "dentropy=1", CE_NO_ROW},
+        {"reduction=none", "", "dentropy=1 dw=x dx=0", CE_VALID | CE_FREQUENT},
+    };
+    static const int shapes[] = {5, 3, 7, 6, 4, 8};
+    const int count = (int)(sizeof of / sizeof of[0]);
+
+    for (int i = 0; i < 6; i++)
+        for (int o = 0; o < count; o++)
+            if (i < 2 || (o + i) % (level == CASES_QUICK ? 7 : 3) == 0)
+                add(list, op, shapes[i], &of[o], o + i, "");
+    add(list, op, 8, &of[1], 0, "vocab_offset=100 vocab_total=1500");
+    add(list, op, 8, &of[0], 1, "vocab_total=1500");
+    if (is_given(op))
+        return;
+    add(list, op, HALVES, &of[13], 0, "");
+    add(list, op, SUMMED, &of[2], 1, "");
+    add(list, op, SUMMED + 2, &of[4], 0, "");
+    add(list, op, SUMMED + 3, &of[3], 3, "");
+}
+
+/* Log-probabilities of given ids and their gradient: the target among them, one class several times, ignored ones, ones
+ * that are no class; beside the gradients of the loss and of the entropy. */
+static void add_ids(case_list *list, const ridge_op_row *op, case_level level)
+{
+    static const option of[] = {
+        {"ids=5 reduction=none", "lse=1", "dbias=1", CE_VALID},
+        {"ids=9 target=i32", "", "dw=x", 0},
+        {"ids=64 softcap=4 temperature=0.7", "bias=1", "bias=1 dbias=1 dentropy=1", CE_WRONG},
+        {"ids=3 label_smoothing=0.1 class_weight=1", "entropy=1", "accumulate=1", CE_HALF},
+        {"ids=1 lse_square_scale=0.01", "", "dentropy=1 dx=0", CE_VALID},
+        {"ids=8 class_weight=1", "", "dbias=1", CE_NO_WEIGHT}, /* the loss has no gradient */
+        {"ids=7 reduction=none", "bias=1", "bias=1 dbias=1", CE_UP},
+        {"ids=256", "", "dw=x dbias=1", CE_VALID | CE_FREQUENT},
+        {"ids=4 reduction=none", "", "dw=0", CE_SPECIAL},
+        {"ids=2", "", "", CE_NO_ROW},
+        {"ids=6 reduction=none", "bias=1", "bias=1", CE_PEAK},
+    };
+    static const option of_slice = {"ids=5 reduction=none", "", "dbias=1", CE_VALID};
+    static const int shapes[] = {5, 3, 7, 6, 4, 8, 2};
+    const int count = (int)(sizeof of / sizeof of[0]);
+
+    for (int i = 0; i < 7; i++)
+        for (int o = 0; o < count; o++)
+            if (i < 2 || (o + i) % (level == CASES_QUICK ? 5 : 3) == 0)
+                add(list, op, shapes[i], &of[o], o + i, "");
+    add(list, op, 8, &of_slice, 0, "vocab_offset=100 vocab_total=1500 loss=0 record=1");
+    add(list, op, 8, &of_slice, 1, "vocab_total=1500 loss=0 record=1 target=i32");
+    add(list, op, HALVES, &of[7], 0, "");
+    add(list, op, SUMMED, &of[1], 1, "");
+    add(list, op, SUMMED + 2, &of[0], 0, "");
+    add(list, op, SUMMED + 3, &of[3], 3, "");
+}
+
 /* More logits than 2^31: given ones, whose index passes it, and made ones. */
 static void add_large(case_list *list, const ridge_op_row *op)
 {
@@ -341,6 +410,10 @@ void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
         add_units(list, op);
     if (op->id == RIDGE_CE_FWD)
         add(list, op, MANY, &option_table[1], 0, "lse=1");
+    if (backward)
+        add_entropy(list, op, level);
+    if (op->id == RIDGE_LINEAR_CE_EVAL || op->id == RIDGE_LINEAR_CE_BACKWARD)
+        add_ids(list, op, level);
     if (level == CASES_LARGE)
         add_large(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)

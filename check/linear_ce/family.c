@@ -41,16 +41,16 @@ static const suite_row suites[] = {
 static const char *const fault_problems[] = {
     "linear_ce_eval tokens=21 hidden=72 vocab=136 dtype=bf16 bias=1 class_weight=1 label_smoothing=0.2 "
     "lse_square_scale=0.05 softcap=6 temperature=0.8 token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 "
-    "errors=1",
+    "errors=1 ids=3",
     "linear_ce_train tokens=21 hidden=72 vocab=136 dtype=f16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 "
     "softcap=6 temperature=0.8 bias=1 dbias=1 accumulate=1 grad_scale=0.5 scale=1",
     "linear_ce_backward tokens=21 hidden=72 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 "
-    "lse_square_scale=0.05 softcap=6 temperature=0.8 reduction=none",
+    "lse_square_scale=0.05 softcap=6 temperature=0.8 reduction=none dentropy=1 ids=4",
     "ce_fwd tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6 "
     "temperature=0.8 "
     "token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 errors=1",
     "ce_bwd tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6 "
-    "temperature=0.8",
+    "temperature=0.8 dentropy=1",
     "ce_combine tokens=21 vocab=136 shards=3 sums=1 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 "
     "token_loss=1 lse=1 target_logit=1 entropy=1 errors=1",
     NULL,

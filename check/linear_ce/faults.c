@@ -82,6 +82,16 @@ static bool has_a_loss(const ridge_kernel *kernel)
     return kernel->op == RIDGE_LINEAR_CE_EVAL || kernel->op == RIDGE_CE_FWD || kernel->op == RIDGE_CE_COMBINE;
 }
 
+static bool bends(const ridge_kernel *kernel)
+{
+    return kernel->op == RIDGE_LINEAR_CE_BACKWARD || kernel->op == RIDGE_CE_BWD;
+}
+
+static bool makes_entropy(const ridge_kernel *kernel)
+{
+    return !bends(kernel);
+}
+
 #define OPTION(field) .option = offsetof(ridge_ce_options, field)
 
 const planted_fault ce_faults[] = {
@@ -94,6 +104,15 @@ const planted_fault ce_faults[] = {
     {.name = "takes the next row's target", .fault = fault_takes_the_next, .operand = "target"},
     {.name = "takes the next row's lse", .fault = fault_takes_the_next, .op = RIDGE_CE_BWD, .operand = "lse"},
     {.name = "forgets the gradient of the loss", .fault = fault_forgets_operand, .operand = "dloss"},
+    {.name = "forgets the gradient of the entropy", .fault = fault_forgets_operand, .operand = "dentropy"},
+    {.name = "takes the next row's entropy", .fault = fault_takes_the_next, .applies = bends, .operand = "entropy"},
+    {.name = "takes the next row's ids", .fault = fault_takes_the_next, .operand = "ids"},
+    {.name = "takes the next row's gradients of ids", .fault = fault_takes_the_next, .operand = "did_logprob"},
+    {.name = "gets an id's log-probability wrong",
+     .fault = is_off_in_one_row,
+     .op = RIDGE_LINEAR_CE_EVAL,
+     .operand = "id_logprob",
+     .value = 1.03f},
     {.name = "forgets the z-loss", .fault = fault_changes_option, OPTION(lse_square_scale), .value = 0},
     {.name = "smooths too much", .fault = fault_changes_option, OPTION(label_smoothing), .value = 0.25f},
     {.name = "is too warm", .fault = fault_changes_option, .applies = has_logits, OPTION(temperature), .value = 0.81f},
@@ -116,7 +135,11 @@ const planted_fault ce_faults[] = {
      .applies = has_a_loss,
      .operand = "lse",
      .value = 1.03f},
-    {.name = "gets a row's entropy wrong", .fault = is_off_in_one_row, .operand = "entropy", .value = 1.5f},
+    {.name = "gets a row's entropy wrong",
+     .fault = is_off_in_one_row,
+     .applies = makes_entropy,
+     .operand = "entropy",
+     .value = 1.5f},
     {.name = "gets a row's target logit wrong", .fault = is_off_in_one_row, .operand = "target_logit", .value = 1.03f},
     {.name = "gets a row's loss wrong", .fault = is_off_in_one_row, .operand = "token_loss", .value = 1.03f},
     {.name = "gets a row's argmax wrong", .fault = fault_spoils_an_element, .operand = "argmax"},

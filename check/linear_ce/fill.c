@@ -68,6 +68,22 @@ static int64_t target_of(const filler *f, int64_t token)
     }
 }
 
+/* Id k of a token: the target, any class, the one before again, none, and where targets may be wrong a wrong one. */
+static int64_t id_of(const filler *f, int64_t token, int64_t k)
+{
+    const int64_t i = token_of(f, token), ignored = f->call->opt.ce.ignore_index;
+    uint64_t state = f->seed + (uint64_t)(i * 300 + (k % 5 == 4 ? k - 1 : k)) * UINT64_C(0x9e3779b97f4a7c15);
+    int64_t id;
+
+    if (k == i % 3)
+        return target_of(f, token);
+    if (k % 7 == 6)
+        return (f->c->variant & CE_TARGETS) == CE_WRONG ? f->total + k : ignored;
+    random_next(&state);
+    id = (int64_t)(random_next(&state) % (uint64_t)f->total);
+    return id == ignored ? (id + 1) % f->total : id;
+}
+
 static bool is_ignored(const filler *f, int64_t i)
 {
     return target_of(f, i) == f->call->opt.ce.ignore_index;
@@ -102,6 +118,8 @@ static double vector_value(const filler *f, const char *name, int64_t i, uint64_
         return f->c->variant & CE_NO_WEIGHT || i % 7 == 6
                    ? 0
                    : (f->c->variant & CE_NEGATIVE ? -1 : 1) * (0.25 + (double)(random_next(state) >> 41) * 0x1p-22);
+    if (strcmp(name, "entropy") == 0)
+        return 0.7 * log((double)f->total) + 0.2 * normal(state);
     if (strcmp(name, "lse") == 0) /* p sums to about 1; that of a class with a bias of its own is not far above 1 */
         return (f->c->variant & CE_PEAK ? bias_of(f, 3 % f->total, state) + 3 : log((double)f->total) + 1.2) +
                0.3 * normal(state) + offset_of(f);
@@ -195,6 +213,26 @@ static void fill_whole(const filler *f, const char *name, uint32_t dtype, unsign
     }
 }
 
+/* ids, id_logprob or did_logprob: a row a token. */
+static void fill_ids(const filler *f, const char *name, uint32_t dtype, unsigned char *base, int64_t cols,
+                     int64_t pitch)
+{
+    for (int64_t b = 0; b < f->tokens; b++)
+        for (int64_t k = 0; k < cols; k++) {
+            uint64_t state =
+                f->seed + (uint64_t)(token_of(f, b) * 300 + k) * 31 + (uint64_t)(unsigned char)name[0] * 977;
+            unsigned char *to = base + b * pitch + k * (int64_t)ridge_dtype_size(dtype);
+
+            random_next(&state);
+            if (dtype == RIDGE_I32)
+                *(int32_t *)(void *)to = (int32_t)id_of(f, b, k);
+            else if (dtype == RIDGE_I64)
+                *(int64_t *)(void *)to = id_of(f, b, k);
+            else
+                *(float *)(void *)to = (float)(name[0] == 'd' ? normal(&state) : -6 * fabs(normal(&state)));
+        }
+}
+
 bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
 {
     const ridge_op_row *op = ridge_op_at(im->call.op);
@@ -209,14 +247,17 @@ bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
     f.shards = op->id == RIDGE_CE_COMBINE ? im->call.dim[2] : 1;
     op->extent(&im->call, arg, &rows, &cols);
     stride = x->stride ? x->stride : cols;
-    if (x->dtype == RIDGE_I32 || x->dtype == RIDGE_I64)
+    if (strcmp(name, "ids") == 0 || strstr(name, "id_logprob"))
+        fill_ids(&f, name, x->dtype, base, cols, stride * (int64_t)ridge_dtype_size(x->dtype));
+    else if (x->dtype == RIDGE_I32 || x->dtype == RIDGE_I64)
         for (int64_t r = 0; r < rows; r++)
             fill_whole(&f, name, x->dtype, base + r * stride * (int64_t)ridge_dtype_size(x->dtype), cols);
     else if (op->arg[arg].kind == RIDGE_MATRIX)
         fill_matrix(&f, name, x->dtype, base, rows, cols, stride * (int64_t)ridge_dtype_size(x->dtype));
     else
         for (int64_t i = 0; i < cols; i++) {
-            const bool of_tokens = strcmp(name, "lse") == 0 || strcmp(name, "dloss") == 0;
+            const bool of_tokens = strcmp(name, "lse") == 0 || strcmp(name, "dloss") == 0 ||
+                                   strcmp(name, "entropy") == 0 || strcmp(name, "dentropy") == 0;
             const int64_t same = strcmp(name, "bias") == 0 ? twin_of(&f, i) : of_tokens ? token_of(&f, i) : i;
             uint64_t state =
                 seed + (uint64_t)same * 31 + (uint64_t)(unsigned char)name[1] * UINT64_C(0x9e3779b97f4a7c15);

@@ -32,7 +32,8 @@ static double *zeros(int64_t count)
 
 static void slots(ce_subject *s)
 {
-    s->bias_arg = s->weight_arg = s->up_arg = s->lse_arg = s->first_out = s->dx_arg = -1;
+    s->bias_arg = s->weight_arg = s->up_arg = s->lse_arg = s->first_out = s->dx_arg = s->bend_arg = -1;
+    s->ids_arg = -1;
     switch (s->im->call.op) {
     case RIDGE_LINEAR_CE_BACKWARD:
         s->bias_arg = RIDGE_LINEAR_CE_BACKWARD_BIAS;
@@ -40,11 +41,14 @@ static void slots(ce_subject *s)
         s->up_arg = RIDGE_LINEAR_CE_BACKWARD_DLOSS;
         s->lse_arg = RIDGE_LINEAR_CE_BACKWARD_LSE;
         s->dx_arg = RIDGE_LINEAR_CE_BACKWARD_DX;
+        s->bend_arg = RIDGE_LINEAR_CE_BACKWARD_DENTROPY;
+        s->ids_arg = RIDGE_LINEAR_CE_BACKWARD_IDS;
         break;
     case RIDGE_CE_BWD:
         s->weight_arg = RIDGE_CE_BWD_CLASS_WEIGHT;
         s->up_arg = RIDGE_CE_BWD_DLOSS;
         s->lse_arg = RIDGE_CE_BWD_LSE;
+        s->bend_arg = RIDGE_CE_BWD_DENTROPY;
         break;
     case RIDGE_CE_FWD:
         s->weight_arg = RIDGE_CE_FWD_CLASS_WEIGHT;
@@ -54,6 +58,7 @@ static void slots(ce_subject *s)
         s->bias_arg = RIDGE_LINEAR_CE_BIAS;
         s->weight_arg = RIDGE_LINEAR_CE_CLASS_WEIGHT;
         s->first_out = RIDGE_LINEAR_CE_LOSS;
+        s->ids_arg = RIDGE_LINEAR_CE_IDS;
         if (s->im->call.op == RIDGE_LINEAR_CE_TRAIN) {
             s->up_arg = RIDGE_LINEAR_CE_GRAD_SCALE;
             s->dx_arg = RIDGE_LINEAR_CE_DX;
@@ -191,24 +196,78 @@ static double rounded_gradient(const ce_subject *s, double dz, double least)
     return fabs(dz) < 0x1p10 * least ? nearbyint(dz / least) * least : rounded(dz, s->bits);
 }
 
+int64_t oracle_ce_id(const ce_subject *s, int64_t b, int64_t k)
+{
+    const int64_t c = (int64_t)input(s, s->ids_arg, b, k);
+
+    return c == s->o.ignore_index ? -1 : c < 0 || c >= s->total ? -2 : c;
+}
+
+/* The ids of a row that are class c of the slice: the log-probability that is given for the first of them, and the sum
+ * of their gradients. */
+static bool ids_of(const ce_subject *s, int64_t b, int64_t c, double *log_p, double *sum)
+{
+    bool found = false;
+
+    *sum = 0;
+    for (int64_t k = 0; k < s->o.ids; k++) {
+        if (oracle_ce_id(s, b, k) != s->offset + c)
+            continue;
+        if (!found)
+            *log_p = input(s, s->ids_arg + 1, b, k);
+        found = true;
+        *sum += input(s, s->ids_arg + 2, b, k);
+    }
+    return found;
+}
+
+/* The sum of the gradients of all ids of a row that are classes, and of their sizes. */
+static double hits_of(const ce_subject *s, int64_t b, double *size)
+{
+    double sum = 0;
+
+    *size = 0;
+    for (int64_t k = 0; k < s->o.ids; k++)
+        if (oracle_ce_id(s, b, k) >= 0) {
+            sum += input(s, s->ids_arg + 2, b, k);
+            *size += fabs(input(s, s->ids_arg + 2, b, k));
+        }
+    return sum;
+}
+
+/* dz/du */
+static double slope_of(const ce_subject *s, double z)
+{
+    const double t = s->o.softcap > 0 ? z * (double)s->o.temperature / (double)s->o.softcap : 0;
+
+    return (1 - t * t) / (double)s->o.temperature;
+}
+
 /* dL/du of a row; for the reference also its error bound. */
 static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
 {
     const factors f = factors_of(s, b);
     const double lse = s->lse_arg >= 0 ? input(s, s->lse_arg, 0, b) : r->lse[b], cap = (double)s->o.softcap;
-    const double *z = r->z + b * s->vocab, delta = s->delta[b], fresh = s->lse_arg >= 0 ? 1 : 2;
+    const double *z = r->z + b * s->vocab, fresh = s->lse_arg >= 0 ? 1 : 2;
+    const double up = oracle_has(s, s->bend_arg) ? input(s, s->bend_arg, 0, b) : 0; /* of the entropy */
+    const double entropy = up != 0 ? input(s, s->bend_arg - 1, 0, b) : 0;
+    double sizes, log_p = 0;
+    const double more = f.smooth * s->weights + f.square * lse - hits_of(s, b, &sizes);
 
     for (int64_t c = 0; c < s->vocab; c++) {
-        const bool label = s->offset + c == s->y[b];
-        const double p = exp(z[c] - lse), smooth = f.smooth * s->cw[s->offset + c];
-        const double more = f.smooth * s->weights + f.square * lse, soft = isfinite(p) ? p * more : 0,
-                     t = z[c] * (double)s->o.temperature / cap;
-        const double slope = (cap > 0 ? 1 - t * t : 1) / (double)s->o.temperature;
-        const double uncapped = (label ? (p - 1) * f.label + soft : p * (f.label + more)) - smooth,
-                     dz = uncapped * slope;
+        double hit;
+        const bool label = s->offset + c == s->y[b], id = ids_of(s, b, c, &log_p, &hit);
+        const double zc = id && !label ? log_p + lse : z[c]; /* p of an id is given */
+        const double delta = id && !label ? 0x1p-21 : s->delta[b];
+        const double p = exp(zc - lse), smooth = f.smooth * s->cw[s->offset + c], soft = isfinite(p) ? p * more : 0;
+        const double slope = slope_of(s, zc), far = up != 0 && p > 0 ? zc - lse + entropy : 0;
+        const double uncapped = (label ? (p - 1) * f.label + soft : p * (f.label + more)) - smooth -
+                                (up != 0 ? up * p * far : 0),
+                     added = id ? hit * slope_of(s, log_p + lse) : 0, dz = uncapped * slope + added;
         double error = p * fresh * delta * (fabs(f.label) * (label && fresh == 2 ? fabs(1 - p) + 0x1p-20 : 1));
 
-        const double all = fabs((f.label + more) * slope), least = s->bits == 11 && !s->given ? 0x1p-33 * all : 0;
+        const double all = fabs((f.label + more) * slope), most = fmax(all, fmax(fabs(up), sizes) * fabs(slope)),
+                     least = s->bits == 11 && !s->given ? 0x1p-33 * most : 0;
 
         r->dz[b * s->vocab + c] = model ? rounded_gradient(s, dz, least) : dz;
         if (model)
@@ -217,9 +276,12 @@ static void gradient_row(ce_subject *s, ce_result *r, bool model, int64_t b)
             s->lse_error[b] = all * p * (isfinite(lse) ? fabs(lse) + 2 : 0) * 0x1p-23;
         error += fabs(soft) * fresh * delta + p * fabs(f.square) * delta + 0x1p-20 * (fabs(soft) + fabs(smooth));
         error += 0x1p-20 * p * fabs(f.label) * (1 + fabs(f.square)) + 0x1p-22 * fabs(f.label) * (label ? 1 : 0);
+        if (up != 0) /* p and log p are off by delta; log p and the entropy may cancel */
+            error += fabs(up) * p * ((fabs(far) + 1) * delta + 0x1p-20 * (fabs(entropy) + fabs(far) + 1));
         error *= fabs(slope);
         error += cap > 0 ? fabs(dz) * 4 * (delta + 0x1p-21 * cap) / cap + 0x1p-21 * fabs(uncapped) : 0;
-        s->dz_error[b * s->vocab + c] = error + ldexp(fabs(dz), -s->bits) + least / 2 + 0x1p-148;
+        s->dz_error[b * s->vocab + c] =
+            error + 0x1p-21 * fabs(added) + ldexp(fabs(dz), -s->bits) + least / 2 + 0x1p-148;
     }
 }
 

@@ -24,8 +24,9 @@ typedef struct ce_subject {
     ridge_ce_options o;
     int bits; /* of a rounded logit's significand */
     bool given, hv;
-    int bias_arg, weight_arg, up_arg, lse_arg, first_out, dx_arg;
-    int64_t *y;          /* -1 ignored, -2 out of range */
+    int bias_arg, weight_arg, up_arg, lse_arg, first_out, dx_arg, bend_arg; /* bend_arg: dentropy, after entropy */
+    int ids_arg;                                                            /* ids; id_logprob and did_logprob follow */
+    int64_t *y;                                                             /* -1 ignored, -2 out of range */
     double *x, *w, *dot; /* [tokens, hidden], [vocab, hidden], [tokens, vocab] */
     double *cw;          /* [total] */
     double count, weight, weights;
@@ -39,6 +40,9 @@ static inline bool oracle_has(const ce_subject *s, int arg)
 {
     return arg >= 0 && s->im->length[arg] > 0;
 }
+
+/* The class of id k of a row; -1 ignored, -2 out of range. */
+int64_t oracle_ce_id(const ce_subject *s, int64_t b, int64_t k);
 
 /* a / b, 0 where b is 0. */
 static inline double oracle_over(double a, double b)

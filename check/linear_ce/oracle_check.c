@@ -213,6 +213,27 @@ static void check_rows(ce_subject *s, int token_loss)
         oracle_note(s->run, oracle_out(s->run, token_loss + 6, 0, 0) == (double)errors ? 0 : INFINITY, "errors", 0, 0);
 }
 
+/* Log-probabilities of the ids, never above 0; of a slice their z. */
+static void check_ids(ce_subject *s)
+{
+    const bool slice = s->offset != 0 || s->total != s->vocab;
+
+    for (int64_t b = 0; b < s->tokens; b++)
+        for (int64_t k = 0; k < s->o.ids; k++) {
+            const int64_t id = oracle_ce_id(s, b, k), c = id - s->offset;
+            const double z = id >= 0 && c >= 0 && c < s->vocab ? s->ref.z[b * s->vocab + c] : -INFINITY;
+            const double ref = s->y[b] == -1 || id == -1 ? 0 : id == -2 ? NAN : slice ? z : z - s->ref.lse[b];
+            const double bound = 2 * s->delta[b] + 0x1p-22 * (size_of(s->ref.lse[b]) + 1);
+
+            for (int64_t at = b; at < s->rows; at += s->tokens) {
+                const double got = oracle_out(s->run, RIDGE_LINEAR_CE_ID_LOGPROB, at, k);
+
+                oracle_compare(s->run, got, ref, bound, "id_logprob", at, k);
+                oracle_note(s->run, !slice && got > 0 ? INFINITY : 0, "id_logprob is above 0", at, k);
+            }
+        }
+}
+
 static void check_loss(ce_subject *s, int arg)
 {
     const uint32_t reduction = s->im->call.flags & RIDGE_CE_REDUCTION;
@@ -283,6 +304,8 @@ void oracle_ce_check(ce_subject *s)
     check_rows(s, s->weight_arg + 1);
     if (s->im->call.op == RIDGE_CE_FWD && oracle_has(s, RIDGE_CE_FWD_RECORD))
         check_record(s, RIDGE_CE_FWD_RECORD);
+    if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && s->o.ids)
+        check_ids(s);
     if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && oracle_has(s, RIDGE_LINEAR_CE_RECORD))
         check_record(s, RIDGE_LINEAR_CE_RECORD);
 }

@@ -32,6 +32,16 @@ static void collect_gradients(ce_params *p, const ridge_operand *arg, int dx)
     p->dbias = (float *)arg[dx + 2].data;
 }
 
+/* ids and id_logprob. */
+static void collect_ids(ce_params *p, const ridge_call *call, int ids)
+{
+    p->k = (int)call->opt.ce.ids;
+    p->ids = call->arg[ids].data;
+    p->ids_stride = call->arg[ids].stride;
+    p->id_logprob = (float *)call->arg[ids + 1].data;
+    p->id_stride = call->arg[ids + 1].stride;
+}
+
 static void collect_linear(ce_params *p, const ridge_call *call)
 {
     const bool backward = call->op == RIDGE_LINEAR_CE_BACKWARD;
@@ -51,6 +61,11 @@ static void collect_linear(ce_params *p, const ridge_call *call)
         p->lse_in = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_LSE].data;
         p->dloss = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS].data;
         p->class_weight = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT].data;
+        p->entropy_in = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_ENTROPY].data;
+        p->dentropy = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_DENTROPY].data;
+        collect_ids(p, call, RIDGE_LINEAR_CE_BACKWARD_IDS);
+        p->did = (const float *)arg[RIDGE_LINEAR_CE_BACKWARD_DID_LOGPROB].data;
+        p->did_stride = arg[RIDGE_LINEAR_CE_BACKWARD_DID_LOGPROB].stride;
         collect_gradients(p, arg, RIDGE_LINEAR_CE_BACKWARD_DX);
         return;
     }
@@ -60,6 +75,7 @@ static void collect_linear(ce_params *p, const ridge_call *call)
         collect_gradients(p, arg, RIDGE_LINEAR_CE_DX);
     } else {
         collect_record(p, &arg[RIDGE_LINEAR_CE_RECORD]);
+        collect_ids(p, call, RIDGE_LINEAR_CE_IDS);
     }
 }
 
@@ -78,6 +94,8 @@ static void collect_given(ce_params *p, const ridge_call *call)
     p->lse_in = (const float *)arg[RIDGE_CE_BWD_LSE].data;
     p->dloss = (const float *)arg[RIDGE_CE_BWD_DLOSS].data;
     p->class_weight = (const float *)arg[RIDGE_CE_BWD_CLASS_WEIGHT].data;
+    p->entropy_in = (const float *)arg[RIDGE_CE_BWD_ENTROPY].data;
+    p->dentropy = (const float *)arg[RIDGE_CE_BWD_DENTROPY].data;
     p->dx = arg[RIDGE_CE_BWD_DLOGITS].data;
     p->dx_stride = arg[RIDGE_CE_BWD_DLOGITS].stride;
 }
@@ -152,6 +170,9 @@ char *ce_layout(ce_params *p, const ridge_problem *problem, int parts, void *wor
     p->order = combine ? (int32_t *)ridge_take(&at, problem->dim[2] * 4) : NULL;
     p->label = (int32_t *)ridge_take(&at, tokens * 4);
     p->target_z = combine ? NULL : (float *)ridge_take(&at, tokens * 4);
+    p->id_sums = problem->op == RIDGE_LINEAR_CE_BACKWARD && problem->dtype[RIDGE_LINEAR_CE_BACKWARD_IDS] != RIDGE_NONE
+                     ? (double2 *)ridge_take(&at, tokens * 16)
+                     : NULL;
     p->losses = stats ? (double *)ridge_take(&at, 3 * tokens * 8) : NULL;
     p->part = stats && !combine ? (ce_part *)ridge_take(&at, tokens * parts * (int64_t)sizeof(ce_part)) : NULL;
     p->more = stats && !combine && may_be_full(problem)

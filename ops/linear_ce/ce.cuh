@@ -72,6 +72,13 @@ typedef struct ce_params {
     int32_t *order; /* ce_combine: shards by offset */
     int parts;
     int full; /* entropy, argmax, sums: `more` is written */
+    const float *entropy_in, *dentropy;
+    const void *ids; /* [tokens, k], of target's dtype */
+    const float *did;
+    float *id_logprob; /* backward: an input */
+    int64_t ids_stride, id_stride, did_stride;
+    double2 *id_sums; /* by token: sum of did, and of its absolute values; NULL without ids */
+    int k;
 } ce_params;
 
 /* Host side, args.cu. */
@@ -98,22 +105,35 @@ typedef struct ce_block {
 ridge_status ce_block_stats(const ridge_device *device, const char *name, ce_block *b, void *stream);
 ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_block *b, void *stream);
 
+/* ids.cu, nothing without ids: the log-probabilities, after the sums; before the first gradient; behind
+ * ce_block_gradient. */
+ridge_status ce_ids_eval(const ridge_device *device, const char *name, ce_params *p, void *stream);
+ridge_status ce_ids_begin(const ridge_device *device, const char *name, ce_params *p, void *stream);
+ridge_status ce_ids_block(const ridge_device *device, const char *name, ce_block *b, void *stream);
+ridge_status ce_ids_prepare(const ridge_device *device);
+
 #ifdef __CUDACC__
 
 #define CE_LOG2E 1.4426950408889634f
 
-static __device__ __forceinline__ int64_t ce_target(const ce_params &p, int64_t token)
+static __device__ __forceinline__ int64_t ce_class(const ce_params &p, const void *from, int64_t i)
 {
-    const int64_t t = p.target64 ? ((const int64_t *)p.target)[token] : ((const int32_t *)p.target)[token];
+    const int64_t t = p.target64 ? ((const int64_t *)from)[i] : ((const int32_t *)from)[i];
 
     if (t == p.ignore_index)
         return CE_IGNORED;
     return t >= 0 && t < p.total ? t : CE_BAD;
 }
 
-/* dz_c = p_c * all - [c = y] * label - w_c * smooth; all and label are separate so that p_y - 1 is formed first. */
+static __device__ __forceinline__ int64_t ce_target(const ce_params &p, int64_t token)
+{
+    return ce_class(p, p.target, token);
+}
+
+/* dz_c = p_c * (all + bend * log p_c) - [c = y] * label - w_c * smooth; all and label are separate so that p_y - 1 is
+ * formed first. bend: minus the gradient of the entropy H, whose -p_c (log p_c + H) is in `all` as to H. */
 typedef struct ce_factors {
-    double all, label, smooth;
+    double all, label, smooth, bend;
 } ce_factors;
 
 static __device__ __forceinline__ double ce_inverse(double x)
@@ -135,6 +155,11 @@ static __device__ __forceinline__ ce_factors ce_factors_of(const ce_params &p, i
     f.label = ce * (1 - eps) * w;
     f.smooth = ce * eps / (double)p.total;
     f.all = f.label + f.smooth * p.totals->weights + square * 2 * (double)p.square_scale * lse;
+    f.bend = p.dentropy ? -(double)p.dentropy[token] : 0;
+    if (f.bend != 0)
+        f.all += f.bend * (double)p.entropy_in[token];
+    if (p.id_sums)
+        f.all -= p.id_sums[token].x;
     return f;
 }
 

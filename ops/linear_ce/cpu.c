@@ -33,6 +33,15 @@ static void args_gradients(ce_args *a, const ridge_operand *arg, int dx)
     a->dbias = arg[dx + 2].data;
 }
 
+/* ids and id_logprob. */
+static void args_ids(ce_args *a, const ridge_operand *ids)
+{
+    a->ids = ids[0].data;
+    a->ids_stride = ids[0].stride;
+    a->id_logprob = ids[1].data;
+    a->id_stride = ids[1].stride;
+}
+
 static void args_linear(ce_args *a, const ridge_call *call)
 {
     const bool backward = call->op == RIDGE_LINEAR_CE_BACKWARD;
@@ -50,6 +59,11 @@ static void args_linear(ce_args *a, const ridge_call *call)
         a->lse_in = arg[RIDGE_LINEAR_CE_BACKWARD_LSE].data;
         a->dloss = arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS].data;
         a->class_weight = arg[RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT].data;
+        a->entropy_in = arg[RIDGE_LINEAR_CE_BACKWARD_ENTROPY].data;
+        a->dentropy = arg[RIDGE_LINEAR_CE_BACKWARD_DENTROPY].data;
+        args_ids(a, &arg[RIDGE_LINEAR_CE_BACKWARD_IDS]);
+        a->did = arg[RIDGE_LINEAR_CE_BACKWARD_DID_LOGPROB].data;
+        a->did_stride = arg[RIDGE_LINEAR_CE_BACKWARD_DID_LOGPROB].stride;
         args_gradients(a, arg, RIDGE_LINEAR_CE_BACKWARD_DX);
         return;
     }
@@ -60,6 +74,7 @@ static void args_linear(ce_args *a, const ridge_call *call)
     } else {
         a->record = arg[RIDGE_LINEAR_CE_RECORD].data;
         a->record_stride = arg[RIDGE_LINEAR_CE_RECORD].stride;
+        args_ids(a, &arg[RIDGE_LINEAR_CE_IDS]);
     }
 }
 
@@ -76,6 +91,8 @@ static void args_given(ce_args *a, const ridge_call *call)
         a->lse_in = arg[RIDGE_CE_BWD_LSE].data;
         a->dloss = arg[RIDGE_CE_BWD_DLOSS].data;
         a->class_weight = arg[RIDGE_CE_BWD_CLASS_WEIGHT].data;
+        a->entropy_in = arg[RIDGE_CE_BWD_ENTROPY].data;
+        a->dentropy = arg[RIDGE_CE_BWD_DENTROPY].data;
         a->dx = arg[RIDGE_CE_BWD_DLOGITS].data;
         a->dx_stride = arg[RIDGE_CE_BWD_DLOGITS].stride;
     }
@@ -123,13 +140,49 @@ ce_args ridge_cpu_ce_args(const ridge_call *call)
     return a;
 }
 
-int64_t ridge_cpu_ce_target(const ce_args *a, int64_t token)
+static int64_t class_at(const ce_args *a, const void *from, int64_t i)
 {
-    const int64_t t = a->target64 ? ((const int64_t *)a->target)[token] : ((const int32_t *)a->target)[token];
+    const int64_t t = a->target64 ? ((const int64_t *)from)[i] : ((const int32_t *)from)[i];
 
     if (t == a->o.ignore_index)
         return CE_IGNORED;
     return t >= 0 && t < a->total ? t : CE_BAD;
+}
+
+int64_t ridge_cpu_ce_target(const ce_args *a, int64_t token)
+{
+    return class_at(a, a->target, token);
+}
+
+int64_t ridge_cpu_ce_id(const ce_args *a, int64_t token, int64_t k)
+{
+    return class_at(a, a->ids, token * a->ids_stride + k);
+}
+
+bool ridge_cpu_ce_hit(const ce_args *a, int64_t token, int64_t k, double *hit)
+{
+    const int64_t c = ridge_cpu_ce_id(a, token, k);
+
+    for (int64_t j = 0; j < k && c >= 0; j++)
+        if (ridge_cpu_ce_id(a, token, j) == c)
+            return false;
+    *hit = 0;
+    for (int64_t j = k; j < a->o.ids && c >= 0; j++)
+        if (ridge_cpu_ce_id(a, token, j) == c)
+            *hit += (double)a->did[token * a->did_stride + j];
+    return c >= 0;
+}
+
+double ridge_cpu_ce_id_du(const ce_args *a, const ce_factors *f, int64_t token, int64_t k, double lse, double hit,
+                          double *slope)
+{
+    const int64_t c = ridge_cpu_ce_id(a, token, k);
+    const double log_p = (double)a->id_logprob[token * a->id_stride + k], p = exp(log_p);
+    const double t = a->o.softcap > 0 ? (log_p + lse) * (double)a->o.temperature / (double)a->o.softcap : 0;
+    const double smooth = f->smooth * (a->class_weight ? (double)a->class_weight[c] : 1);
+
+    *slope = (1 - t * t) / (double)a->o.temperature;
+    return (expm1(log_p) * f->all + (f->all + hit) + (p > 0 ? p * log_p * f->bend : 0) - smooth) * *slope;
 }
 
 ce_totals ridge_cpu_ce_totals(const ce_args *a)
@@ -171,6 +224,11 @@ ce_factors ridge_cpu_ce_factors(const ce_args *a, const ce_totals *t, int64_t to
     f.label = ce * (1 - eps) * w;
     f.smooth = ce * eps / (double)a->total;
     f.all = f.label + f.smooth * t->weights + square * 2 * (double)a->o.lse_square_scale * lse;
+    f.bend = a->dentropy ? -(double)a->dentropy[token] : 0;
+    if (f.bend != 0)
+        f.all += f.bend * (double)a->entropy_in[token];
+    for (int64_t k = 0; k < a->o.ids; k++)
+        f.all -= ridge_cpu_ce_id(a, token, k) >= 0 ? (double)a->did[token * a->did_stride + k] : 0;
     return f;
 }
 
@@ -261,6 +319,24 @@ static void row_loss(const ce_args *a, const ce_totals *t, const ce_stat *s, int
     *square = a->o.lse_square_scale != 0.0f ? (double)a->o.lse_square_scale * lse * lse : 0;
 }
 
+/* z of the ids, which the rows have left there, to their log-probabilities: not above 0, whatever z and sum are rounded
+ * to. A slice leaves z. */
+static void put_ids(const ce_args *a, int64_t token, int64_t y, const ce_stat *s)
+{
+    const bool slice = a->offset != 0 || a->total != a->vocab;
+    float *to = a->id_logprob + token * a->id_stride;
+
+    for (int64_t k = 0; k < a->o.ids; k++) {
+        const int64_t c = ridge_cpu_ce_id(a, token, k);
+        const double log_p = -(log(s->sum) + ((double)s->max - (double)to[k]));
+
+        if (y == CE_IGNORED || c < 0)
+            put(to, k, y == CE_IGNORED || c == CE_IGNORED ? 0 : NAN);
+        else if (!slice)
+            put(to, k, log_p > 0 ? 0 : log_p);
+    }
+}
+
 static void put_row(const ce_args *a, int64_t i, int64_t y, const ce_stat *s, double loss)
 {
     put(a->token_loss, i, loss);
@@ -273,6 +349,8 @@ static void put_row(const ce_args *a, int64_t i, int64_t y, const ce_stat *s, do
         a->argmax[i] = y == CE_IGNORED ? -1 : s->argmax;
     if (a->record)
         put_record(a, i, s);
+    if (a->id_logprob)
+        put_ids(a, i, y, s);
 }
 
 void ridge_cpu_ce_finish(const ce_args *a, const ce_totals *t, const ce_stat *stat)

@@ -28,13 +28,17 @@ typedef struct ce_args {
     bool hv;
     const void *target;
     bool target64;
-    const float *class_weight, *lse_in, *dloss, *record_in;
+    const float *class_weight, *lse_in, *dloss, *entropy_in, *dentropy, *record_in;
     const int64_t *shard_offset, *shard_argmax;
     int64_t record_stride, shard_argmax_stride;
     unsigned char *dx, *dw; /* dx: dlogits in ce_bwd */
     int64_t dx_stride, dw_stride;
     uint32_t dw_dtype;
     float *dbias;
+    const void *ids; /* [tokens, o.ids], of target's dtype */
+    const float *did;
+    float *id_logprob; /* backward: an input */
+    int64_t ids_stride, id_stride, did_stride;
     float *loss, *token_loss, *lse, *target_logit, *entropy, *accuracy, *record;
     int64_t *argmax;
     int32_t *errors;
@@ -48,9 +52,10 @@ typedef struct ce_totals {
     int64_t errors;
 } ce_totals;
 
-/* dz_c = p_c * all - [c = y] * label - w_c * smooth; all - label apart, so that p_y - 1 is formed first. */
+/* dz_c = p_c * (all + bend * log p_c) - [c = y] * label - w_c * smooth; all - label apart, so that p_y - 1 is formed
+ * first. bend: minus the gradient of the entropy H, whose -p_c (log p_c + H) is in `all` as to H. */
 typedef struct ce_factors {
-    double all, label, smooth;
+    double all, label, smooth, bend;
 } ce_factors;
 
 enum { CE_IGNORED = -1, CE_BAD = -2 };
@@ -63,6 +68,13 @@ ce_totals ridge_cpu_ce_totals(const ce_args *a);
 ce_factors ridge_cpu_ce_factors(const ce_args *a, const ce_totals *t, int64_t token, int64_t target, double lse);
 double ridge_cpu_ce_lse(const ce_stat *s);
 ce_stat ridge_cpu_ce_empty(void);
+/* The class of a token's id, CE_IGNORED, or CE_BAD where there is no such class. */
+int64_t ridge_cpu_ce_id(const ce_args *a, int64_t token, int64_t k);
+/* Whether id k of a token is a class and the first of its ids with that class; *hit: the sum of their gradients. */
+bool ridge_cpu_ce_hit(const ce_args *a, int64_t token, int64_t k, double *hit);
+/* du of the class of id k unless it is the target; there *slope * hit is added. */
+double ridge_cpu_ce_id_du(const ce_args *a, const ce_factors *f, int64_t token, int64_t k, double lse, double hit,
+                          double *slope);
 /* Adds what is known of later classes. */
 void ridge_cpu_ce_merge(ce_stat *into, const ce_stat *more);
 /* Every output but the gradients, from the stats of all tokens (those of ignored rows are not read). */

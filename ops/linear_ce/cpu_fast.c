@@ -139,14 +139,52 @@ static void set_row(job *j, int64_t token, ce_row *r)
     r->excess = f.all - f.label;
     r->scale = (float)(f.all * r->inverse_sum);
     r->smooth = (float)f.smooth;
+    r->bend = (float)f.bend;
 }
 
-static void gradient_row(const job *j, const ce_span *s, const ce_row *r)
+/* z of the ids among a span's classes to their output; the first span writes -inf for the others. */
+static void take_ids(const job *j, const ce_span *s, int64_t token)
 {
-    if (r->target >= 0)
+    float *to = j->a.id_logprob + token * j->a.id_stride;
+
+    for (int64_t k = 0; k < j->a.o.ids; k++) {
+        const int64_t at = ridge_cpu_ce_id(&j->a, token, k) - j->a.offset - s->first;
+
+        if (at >= 0 && at < s->count)
+            to[k] = s->z[at];
+        else if (s->first == 0)
+            to[k] = -INFINITY;
+    }
+}
+
+/* du of the ids among a span's classes. */
+static void id_gradients(const job *j, const ce_span *s, int64_t token)
+{
+    const ce_args *a = &j->a;
+    const double lse = (double)a->lse_in[token];
+    const ce_factors f = ridge_cpu_ce_factors(a, &j->totals, token, s->target, lse);
+    double hit, slope;
+
+    for (int64_t k = 0; k < a->o.ids; k++) {
+        const int64_t c = ridge_cpu_ce_id(a, token, k), at = c - a->offset - s->first;
+
+        if (at < 0 || at >= s->count || !ridge_cpu_ce_hit(a, token, k, &hit))
+            continue;
+        const double du = ridge_cpu_ce_id_du(a, &f, token, k, lse, hit, &slope);
+
+        s->z[at] = c == s->target ? (float)((double)s->z[at] + hit * slope) : (float)du;
+    }
+}
+
+static void gradient_row(const job *j, const ce_span *s, const ce_row *r, int64_t token)
+{
+    if (r->target >= 0) {
         j->v->gradient(s, r);
-    else
+        if (j->a.o.ids)
+            id_gradients(j, s, token);
+    } else {
         memset(s->z, 0, (size_t)s->count * sizeof *s->z);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------- products of a block */
@@ -231,7 +269,7 @@ static void gradient_block(const job *j, int64_t begin, int64_t rows, int64_t fi
     for (int64_t r = 0; r < rows; r++) {
         const ce_span s = span_of(j, j->list[begin + r], r, first, count);
 
-        gradient_row(j, &s, &j->row[r]);
+        gradient_row(j, &s, &j->row[r], j->list[begin + r]);
     }
     if (j->a.dx) {
         const ce_gemm g = {rows,
@@ -264,6 +302,7 @@ static void linear_chunk(job *j, int64_t begin, int64_t rows)
             const ce_span s = span_of(j, j->list[begin + r], r, first, count);
 
             j->v->stats(&s, j->spread, j->sums, &j->stat[j->list[begin + r]]);
+            take_ids(j, &s, j->list[begin + r]);
         }
     }
     if (!j->gradients)
@@ -297,7 +336,7 @@ static void given_row(job *j, int64_t token, int64_t row)
         if (j->stats)
             j->v->stats(&s, j->spread, j->sums, &j->stat[token]);
         if (j->gradients) {
-            gradient_row(j, &s, &j->row[row]);
+            gradient_row(j, &s, &j->row[row], token);
             j->v->store(j->a.dx + (token * j->a.dx_stride + first) * size, j->a.dtype, count, s.z);
         }
     }

@@ -49,12 +49,12 @@ typedef struct ce_span {
     int64_t target; /* in the whole vocabulary; below 0: none */
 } ce_span;
 
-/* The gradient's factors of a row in f32: dz = e^(z - shift) * scale - smooth * w_c; at the target `label` is added to
- * (p - 1) * all - smooth * w_c. */
+/* The gradient's factors of a row in f32: dz = e^(z - shift) * (scale + bend * (z - shift)) - smooth * w_c; at the
+ * target (p - 1) * all + excess takes the place of p * all. bend is 0 unless shift is lse. */
 typedef struct ce_row {
     int64_t target;
     double shift, inverse_sum, all, excess; /* p = e^(z - shift) * inverse_sum; excess = all - label */
-    float scale, smooth;
+    float scale, smooth, bend;
 } ce_row;
 
 typedef struct ce_vectors {

@@ -104,6 +104,19 @@ static ce_stat stat_of(const ce_args *a, int64_t token, int64_t target)
     return s;
 }
 
+/* z of the ids, -inf outside this slice. */
+static void id_logits(const ce_args *a, int64_t token)
+{
+    double slope;
+
+    for (int64_t k = 0; k < a->o.ids; k++) {
+        const int64_t c = ridge_cpu_ce_id(a, token, k) - a->offset;
+
+        a->id_logprob[token * a->id_stride + k] =
+            c >= 0 && c < a->vocab ? (float)logit(a, token, c, &slope) : -INFINITY;
+    }
+}
+
 /* What one gradient needs of each token. */
 typedef struct token_row {
     ce_factors f;
@@ -113,14 +126,24 @@ typedef struct token_row {
 
 static double dlogit(const ce_args *a, const token_row *r, int64_t token, int64_t c)
 {
-    double slope, z = logit(a, token, c, &slope), p = exp(z - r->lse), dz;
+    double slope, z = logit(a, token, c, &slope), p = exp(z - r->lse), dz, hit, of_id, target_hit = 0;
+
+    for (int64_t k = 0; k < a->o.ids; k++)
+        if (ridge_cpu_ce_id(a, token, k) == a->offset + c && ridge_cpu_ce_hit(a, token, k, &hit)) {
+            dz = ridge_cpu_ce_id_du(a, &r->f, token, k, r->lse, hit, &of_id);
+            if (a->offset + c != r->target)
+                return dz;
+            target_hit = hit * of_id;
+        }
 
     if (a->offset + c == r->target)
         dz = (p - 1) * r->f.all + (r->f.all - r->f.label);
     else
         dz = p * r->f.all;
+    if (r->f.bend != 0 && !(p <= 0))
+        dz += r->f.bend * p * (z - r->lse);
     dz -= r->f.smooth * (a->class_weight ? (double)a->class_weight[a->offset + c] : 1);
-    return dz * slope;
+    return dz * slope + target_hit;
 }
 
 static void dx_row(const ce_args *a, const token_row *r, int64_t token, double *sum)
@@ -222,8 +245,10 @@ static void work(const ce_args *a, int units, void *workspace)
             for (int64_t token = 0; token < a->tokens; token++) {
                 const int64_t y = ridge_cpu_ce_target(a, token);
 
-                if (y != CE_IGNORED)
+                if (y != CE_IGNORED) {
                     stat[token] = stat_of(a, token, y);
+                    id_logits(a, token);
+                }
             }
             ridge_fp_end(mode);
         }

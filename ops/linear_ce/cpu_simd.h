@@ -440,12 +440,12 @@ static void stats(const ce_span *s, bool spread, bool sums, ce_stat *into)
 static void gradient(const ce_span *s, const ce_row *row)
 {
     const float shift = (float)row->shift, scale = row->scale, smooth = row->smooth, cap = s->a->o.softcap;
+    const float bend = row->bend;
     const float cool = 1.0f / s->a->o.temperature, uncap = s->a->o.temperature / cap;
     const float *w = s->a->class_weight ? s->a->class_weight + s->a->offset + s->first : NULL;
     const int64_t at = row->target - s->a->offset - s->first;
     const bool here = at >= 0 && at < s->count;
     float *z = s->z, label = here ? z[at] : 0;
-    double p;
 
     for (int64_t c = 0; c < s->count; c += PARTS) {
         const int64_t count = ridge_min(PARTS, s->count - c);
@@ -454,14 +454,25 @@ static void gradient(const ce_span *s, const ce_row *row)
         if (cap > 0)
             for (int64_t i = 0; i < count; i++)
                 slope[i] = (1.0f - z[c + i] * uncap * (z[c + i] * uncap)) * cool;
-        for (int64_t i = 0; i < count; i++)
-            z[c + i] = ridge_exp(z[c + i] - shift) * scale;
+        if (bend != 0.0f)
+            for (int64_t i = 0; i < count; i++) { /* e^v v, 0 where v is -inf */
+                const float v = z[c + i] - shift, low = v < -200.0f ? -200.0f : v;
+
+                z[c + i] = ridge_exp(low) * (scale + bend * low);
+            }
+        else
+            for (int64_t i = 0; i < count; i++)
+                z[c + i] = ridge_exp(z[c + i] - shift) * scale;
         if (smooth != 0.0f)
             for (int64_t i = 0; i < count; i++)
                 z[c + i] -= w ? smooth * w[c + i] : smooth;
         if (here && at >= c && at < c + count) {
-            p = exp((double)label - row->shift) * row->inverse_sum;
-            z[at] = (float)((p - 1) * row->all + row->excess - (double)smooth * (w ? (double)w[at] : 1));
+            const double p = exp((double)label - row->shift) * row->inverse_sum;
+            double d = (p - 1) * row->all + row->excess;
+
+            if (bend != 0.0f && p > 0)
+                d += (double)bend * p * log(p);
+            z[at] = (float)(d - (double)smooth * (w ? (double)w[at] : 1));
         }
         if (cap > 0)
             for (int64_t i = 0; i < count; i++)

@@ -22,6 +22,7 @@
  *     logits PROBS               SMs         x, W, exponent, mix      P^T, target_z                  always
  *     -- each chunk, continued
  *     scale_x                    B           x, factor                x_scaled, P^T targets, links   always
+ *     id_probs                   B/8         ids, id_logprob          P^T, target_du                 ids (ids.cu)
  *     link_targets, sum_frequent B/8; *      links, x, target_du      links, frequent_sums           16-bit dW, 1 chunk
  *     dbias                      V/8         P^T, factor              dbias                          dbias is wanted
  *     grads                      SMs         P^T, W, x_scaled, factor dX or partial sums, dW or sum  always
@@ -197,6 +198,8 @@ static ridge_status chunk(ce_job *j, int64_t begin, int64_t rows, bool aliased)
     if (!status)
         status = j->c.lse_known ? probs_from_lse(j) : probs_predicted(j);
     status = status ? status : row_kernel(j, CE_ROW_SCALE);
+    if (!status)
+        status = ce_ids_chunk(j->device, j->name, &j->c, j->stream);
     if (!status && !targets_at_end(j))
         status = ce_targets_find(j->device, j->name, &j->c, j->stream);
     if (!status && j->c.p.dbias)
@@ -223,7 +226,9 @@ static ridge_status finish_dw(ce_job *j)
 static ridge_status eval(ce_job *j)
 {
     j->c.rows = j->c.p.tokens;
-    return j->products->logits(j, CE_STATS, false);
+    const ridge_status status = j->products->logits(j, CE_STATS, false);
+
+    return status ? status : ce_ids_eval(j->device, j->name, &j->c.p, j->stream);
 }
 
 static ridge_status all_chunks(ce_job *j)
@@ -261,6 +266,8 @@ ridge_status ce_chunks_run(const ce_products *products, bool small, const ridge_
     j.c.lse_known = p->lse_in || p->full || p->smoothing != 0.0f;
     j.dw = {(uint16_t *)p->dw, j.space.spare, p->dw_stride, p->hv ? p->vocab : p->hidden};
     status = ce_begin(device, j.name, p, stream);
+    if (!status && p->op == RIDGE_LINEAR_CE_BACKWARD)
+        status = ce_ids_begin(device, j.name, p, stream);
     if (!status)
         status = p->op == RIDGE_LINEAR_CE_EVAL ? eval(&j) : all_chunks(&j);
     if (!status && p->dx)

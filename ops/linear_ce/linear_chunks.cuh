@@ -5,9 +5,10 @@
  *
  * A chunk is a number of listed rows. P^T [V, rows] in 16 bits holds its dlogits up to a factor for each row:
  *
- *     du = n_r P,   P = (alpha_r E - w_c sigma_r) dz/du,   E = 2^(z log2e - k_r)
+ *     du = n_r P,   P = ((alpha_r + beta_r t) E - w_c sigma_r) dz/du,   E = 2^t,   t = z log2e - k_r
  *
- * so that the epilogue of the first product can form P. There are two ways to the exponent k_r:
+ * so that the epilogue of the first product can form P; beta is 0 but for the gradient of the entropy. There are two
+ * ways to the exponent k_r:
  *
  *     predicted  from the logits of a sample of 256 classes. alpha is 1 and sigma 0; the sum of E gives lse, and lse
  *                n_r. CHECK tests the prediction; if it was bad for any row, a second pass over the chunk computes it
@@ -91,6 +92,8 @@ typedef struct ce_chunk {
     int sample_splits, sample_classes, sample_stride; /* the stride: from one class of the sample to the next */
     int lse_known;                                    /* no prediction */
     int if_redo;                                      /* second pass: only if the prediction was bad */
+    float4 *bend;                                     /* by row: k, beta, alpha, sigma; one more of +inf, 0, 0, 0; NULL
+                                                                                             without the gradient of the entropy */
 } ce_chunk;
 
 /* How a call is cut into chunks: workspace.cu. */
@@ -187,6 +190,9 @@ ridge_status ce_targets_find(const ridge_device *device, const char *name, ce_ch
 ridge_status ce_targets_add(const ridge_device *device, const char *name, ce_chunk *c, float *dw, int64_t ld,
                             const ce_dw *sum, void *stream);
 ridge_status ce_targets_prepare(const ridge_device *device);
+
+/* ids.cu: the ids' elements of P^T and targets' du, after CE_ROW_SCALE. */
+ridge_status ce_ids_chunk(const ridge_device *device, const char *name, ce_chunk *c, void *stream);
 
 #ifdef __CUDACC__
 

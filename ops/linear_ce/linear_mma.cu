@@ -109,7 +109,9 @@ static ridge_status prepare(const ridge_device *device)
     if (!status)
         status = host_prepare(device, aligned_f32, 3, cudaFuncAttributeMaxDynamicSharedMemorySize, TF32_SHARED,
                               "linear_ce: loading kernels");
-    return status ? status : host_load(device, other_functions, 3, "linear_ce: loading kernels");
+    if (!status)
+        status = host_load(device, other_functions, 3, "linear_ce: loading kernels");
+    return status ? status : ce_ids_prepare(device);
 }
 
 /* One call. */
@@ -254,6 +256,8 @@ static ridge_status gradient_block(const linear_job *j, ce_block *b)
     g.add = b->first > 0;
     if (!status)
         status = ce_block_gradient(j->device, j->name, b, j->stream);
+    if (!status)
+        status = ce_ids_block(j->device, j->name, b, j->stream);
     if (!status && j->p.dx)
         status = multiply(j, PRODUCT_DZ, &g);
     return status ? status : dw_block(j, b);
@@ -312,6 +316,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     j.dw = {j.p.dw_dtype == RIDGE_F32 ? (float *)j.p.dw : NULL, (uint16_t *)j.p.dw, j.dw.low, j.p.dw_stride,
             j.p.hv ? j.p.vocab : j.p.hidden};
     status = ce_begin(device, j.name, &j.p, stream);
+    if (!status && call->op == RIDGE_LINEAR_CE_BACKWARD)
+        status = ce_ids_begin(device, j.name, &j.p, stream);
     if (!status && gradients && (call->flags & RIDGE_ACCUMULATE))
         status = convert_dw(&j, 1);
     /* a call without tokens has one empty chunk, which writes dW */
@@ -328,6 +334,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         if (gradients && !status)
             status = chunk_gradients(&j, begin, rows);
     }
+    if (!status && call->op == RIDGE_LINEAR_CE_EVAL)
+        status = ce_ids_eval(device, j.name, &j.p, stream);
     if (!status && gradients)
         status = convert_dw(&j, 0);
     if (!status && gradients)

@@ -65,12 +65,12 @@ static ridge_status logits(const ce_job *j, int what, bool sums)
     g.k = (int)p->hidden;
     g.splits = 1;
     g.sums = sums;
-    g.mixed = (j->c.lse_known || j->c.if_redo) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
+    g.mixed = (j->c.lse_known || j->c.if_redo) && (p->smoothing != 0.0f || p->square_scale != 0.0f || p->dentropy);
     options = ce_has_options(p) || (what == CE_PROBS ? g.mixed : p->full);
     choose_strips(j, &g);
     if (what == CE_STATS)
         return ce16_logits_launch(j, options ? CE16_STATS_FULL : CE16_STATS, &g);
-    return ce16_logits_launch(j, options ? CE16_PROBS_OPTIONS : CE16_PROBS, &g);
+    return ce16_logits_launch(j, p->dentropy ? CE16_PROBS_BEND : options ? CE16_PROBS_OPTIONS : CE16_PROBS, &g);
 }
 
 static ridge_status grads(const ce_job *j, ce_grads *g)

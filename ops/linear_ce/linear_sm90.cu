@@ -74,11 +74,18 @@ static ridge_status sample(ce_job *j)
     return status ? status : ce_logits_launch(j->device, j->name, CE_SAMPLE, &g, j->stream);
 }
 
+/* Of all that CE_STATS_OPTIONS gives no more than the entropy. */
+static bool only_entropy(const ce_params *p)
+{
+    return p->entropy && !p->argmax && !p->accuracy && !(p->flags & RIDGE_CE_RECORD_SUMS) && p->smoothing == 0.0f;
+}
+
 /* what: CE_STATS, CE_STATS_GATHER or CE_PROBS. */
 static ridge_status product(const ce_job *j, int what, bool sums)
 {
     const ce_params *p = &j->c.p;
     ce_logits_args g = {};
+    const bool bends = what == CE_PROBS && p->dentropy;
     ridge_status status;
     bool options;
 
@@ -89,14 +96,20 @@ static ridge_status product(const ce_job *j, int what, bool sums)
     g.splits = 1;
     g.sums = sums;
     g.mixed = (j->c.lse_known || j->c.if_redo) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
-    options = ce_has_options(p) || (what == CE_PROBS ? g.mixed : p->full);
-    if (what == CE_STATS_GATHER && options)
+    const bool spread = what != CE_PROBS && only_entropy(p) && !ce_has_options(p);
+    options = ce_has_options(p) || (what == CE_PROBS ? g.mixed : p->full && !(spread && what == CE_STATS));
+    if (what == CE_STATS_GATHER && options && !spread)
         return RIDGE_OK; /* CE_STATS_OPTIONS gathers rows itself */
+    g.only_gathers = what == CE_STATS_GATHER;
     status = x_maps(j, &g);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, options ? G16_COOP_N / 2 : G16_PINGPONG_N / 2);
     if (options)
-        what = what == CE_PROBS ? CE_PROBS_OPTIONS : CE_STATS_OPTIONS;
+        what = bends ? CE_PROBS_OPTIONS_BEND : what == CE_PROBS ? CE_PROBS_OPTIONS : CE_STATS_OPTIONS;
+    else if (bends)
+        what = CE_PROBS_BEND;
+    else if (spread)
+        what = CE_STATS_SPREAD;
     if (!status)
         status = w_map(j, &g, p->vocab, 1, ce_is_pingpong(what));
     return status ? status : ce_logits_launch(j->device, j->name, what, &g, j->stream);

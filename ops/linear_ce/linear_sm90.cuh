@@ -9,8 +9,17 @@
 /* Products x W^T beside CE_STATS and CE_PROBS, which are the pingpong kernels: no bias, softcap or temperature, no
  * alpha and sigma, and of a row only maximum and sum. *_OPTIONS: with any of these. CE_SAMPLE: u of a sample of the
  * classes, with split-K, so that all clusters have work. CE_STATS_GATHER: CE_STATS where rows are ignored and there is
- * no compact x: the producer gathers the listed rows. */
-enum { CE_STATS_OPTIONS = CE_PROBS + 1, CE_PROBS_OPTIONS, CE_SAMPLE, CE_STATS_GATHER };
+ * no compact x: the producer gathers the listed rows. *_BEND: with the gradient of the
+ * entropy; CE_STATS_SPREAD: with the entropy, and no other output of CE_STATS_OPTIONS. */
+enum {
+    CE_STATS_OPTIONS = CE_PROBS + 1,
+    CE_PROBS_OPTIONS,
+    CE_SAMPLE,
+    CE_STATS_GATHER,
+    CE_PROBS_OPTIONS_BEND,
+    CE_PROBS_BEND,
+    CE_STATS_SPREAD
+};
 
 typedef struct ce_logits_args {
     CUtensorMap x[2]; /* all tokens; the compact x or, to be gathered, rows of x one by one */
@@ -23,23 +32,24 @@ typedef struct ce_logits_args {
     int wide, tile_cols; /* the first `wide` columns of work tiles have tile_cols tiles each, the others one */
     int mixed;           /* alpha and sigma */
     int sums;            /* CE_PROBS: also the sum of E */
+    int only_gathers;    /* CE_STATS_OPTIONS: nothing unless rows are gathered */
 } ce_logits_args;
 
 ridge_status ce_logits_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g, void *stream);
 ridge_status ce_logits_prepare(const ridge_device *device);
-/* logits_pingpong_sm90.cu: CE_STATS and CE_PROBS, after ce_logits_launch has chosen the parts. */
+/* logits_pingpong_sm90.cu: the four kinds of ce_is_pingpong, after ce_logits_launch has chosen the parts. */
 ridge_status ce_pingpong_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g,
                                 unsigned blocks, void *stream);
 ridge_status ce_pingpong_prepare(const ridge_device *device);
 static inline bool ce_is_pingpong(int what)
 {
-    return what == CE_STATS || what == CE_PROBS;
+    return what == CE_STATS || what == CE_PROBS || what == CE_PROBS_BEND || what == CE_STATS_SPREAD;
 }
 
 /* Parts of a row's sum that a work tile of several tiles makes. */
 static inline int ce_parts_of_tile(int what)
 {
-    return what == CE_STATS ? 2 : 1;
+    return what == CE_STATS || what == CE_STATS_SPREAD ? 2 : 1;
 }
 
 /* The most parts that a row's sum has: in train they take workspace from the chunks. */

@@ -2,11 +2,11 @@
  * (cuda/sm90/gemm_bf16.cuh), where the epilogue needs more registers than two pingpong tiles leave:
  *
  *     CE_STATS_OPTIONS  the sums of each row, in parts, with every option and output
- *     CE_PROBS_OPTIONS  P^T and the sum of E, with every option
+ *     CE_PROBS_OPTIONS  P^T and the sum of E, with every option; CE_PROBS_OPTIONS_BEND: and the entropy's gradient
  *     CE_STATS_GATHER   maximum and sum of the listed rows, which the producer warps gather one by one
  *     CE_SAMPLE         u of a sample of the classes, with split-K
  *
- * CE_STATS and CE_PROBS are in logits_pingpong_sm90.cu. */
+ * CE_STATS, CE_STATS_SPREAD, CE_PROBS and CE_PROBS_BEND are in logits_pingpong_sm90.cu. */
 #include "logits_epilogue_sm90.cuh"
 
 typedef struct coop_smem {
@@ -14,6 +14,9 @@ typedef struct coop_smem {
     scheduler_queue queue;
     logits_plan plan;
 } coop_smem;
+
+/* The kinds that make P^T. */
+#define PROBS_OF(what) ((what) == CE_PROBS_OPTIONS || (what) == CE_PROBS_OPTIONS_BEND)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -127,7 +130,8 @@ static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const g
                                                 int consumer, int part, int col, row_state *t, row_sums *sums,
                                                 float *acc)
 {
-    constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || WHAT == CE_PROBS_OPTIONS;
+    constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || PROBS_OF(WHAT);
+    constexpr int WITH = PROB_OPTIONS | (WHAT == CE_PROBS_OPTIONS_BEND ? PROB_BEND : 0);
 
 #pragma unroll
     for (int h = 0; h < 2; h++) /* first use: else the first main loop would wait for these loads */
@@ -137,15 +141,15 @@ static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const g
     if (WHAT == CE_STATS_GATHER)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            add_logits<G16_COOP_N>(sums, h, acc);
+            add_logits<G16_COOP_N, 0>(sums, h, acc);
     if (WHAT == CE_STATS_OPTIONS) {
         columns_to_shared(a, w, s, consumer, col, true);
 #pragma unroll
         for (int h = 0; h < 2; h++)
             add_stats_options(a, w, s, consumer, *t, part, h, col, acc);
     }
-    if (WHAT == CE_PROBS_OPTIONS)
-        probs_to_shared<BF16, OPTIONS, G16_COOP_N>(a, w, s, ptx_shared(s->d[consumer][0]), consumer, t, col, acc);
+    if (PROBS_OF(WHAT))
+        probs_to_shared<BF16, WITH, G16_COOP_N>(a, w, s, ptx_shared(s->d[consumer][0]), consumer, t, col, acc);
 }
 
 /* gathers: work tiles are assigned beforehand instead of drawn from the queue. */
@@ -168,10 +172,10 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_sme
                           thread / 32 * 16 + thread % 32 / 4;
         float acc[G16_COOP_N / 2];
         row_state t = {};
-        row_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
+        row_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
 
         if (WHAT != CE_STATS_OPTIONS) /* there it would spill */
-            t = rows_of<WHAT == CE_PROBS_OPTIONS>(a, w, local);
+            t = rows_of<PROBS_OF(WHAT)>(a, w, local);
         for (int col = tile_n * G16_COOP_N, end = col + work.count * G16_COOP_N; col < end; col += G16_COOP_N) {
             gemm16_mainloop<BF16, 0, MN_B, gemm16_coop>(at, w.k_blocks, consumer, &state, acc);
             if (WHAT == CE_STATS_OPTIONS)
@@ -179,8 +183,8 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_sme
             epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, acc);
         }
         if (WHAT == CE_STATS_GATHER)
-            store_part(a, w, sums, local, work.part);
-        if (WHAT == CE_PROBS_OPTIONS && a.sums)
+            store_part<0>(a, w, sums, local, work.part);
+        if (PROBS_OF(WHAT) && a.sums)
             store_sums(a, t, work.part);
     }
 }
@@ -211,7 +215,7 @@ template <int BF16, int MN_B, int WHAT>
 static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __grid_constant__ ce_logits_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    constexpr int PROBS = WHAT == CE_PROBS_OPTIONS, STATS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_GATHER;
+    constexpr int PROBS = PROBS_OF(WHAT), STATS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_GATHER;
     extern __shared__ __align__(1024) uint8_t shared[];
     coop_smem *s = (coop_smem *)shared;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
@@ -222,7 +226,8 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
     const bool gathers = STATS && ce_gathers_rows(a.c);
     if (threadIdx.x == 0) {
         s->plan = logits_plan_of(a, WHAT == CE_SAMPLE, G16_COOP_N, 1);
-        if (WHAT == CE_STATS_GATHER && !gathers) /* CE_STATS does it */
+        if ((WHAT == CE_STATS_GATHER || (WHAT == CE_STATS_OPTIONS && a.only_gathers)) &&
+            !gathers) /* pingpong does it */
             s->plan.count = 0;
     }
     __syncthreads();
@@ -258,9 +263,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
 #define LOGITS_OF(bf16, mn_b)                                       \
     (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_OPTIONS>,     \
         (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS>, \
-        (const void *)ce_logits_coop<bf16, mn_b, CE_SAMPLE>, (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_GATHER>
+        (const void *)ce_logits_coop<bf16, mn_b, CE_SAMPLE>,        \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_GATHER>,  \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS_BEND>
 
-enum { FUNCTIONS = 8 };
+enum { KINDS = CE_PROBS_OPTIONS_BEND - CE_STATS_OPTIONS + 1, FUNCTIONS = 2 * KINDS };
 static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
                                                     {LOGITS_OF(1, 0), LOGITS_OF(1, 1)}};
 
@@ -327,6 +334,6 @@ ridge_status ce_logits_launch(const ridge_device *device, const char *name, int 
     if (pingpong)
         return ce_pingpong_launch(device, name, what, g, (unsigned)blocks, stream);
     return host_launch_cluster(device, name,
-                               functions[g->c.p.dtype == RIDGE_BF16][what - CE_STATS_OPTIONS + 4 * g->c.p.hv],
+                               functions[g->c.p.dtype == RIDGE_BF16][what - CE_STATS_OPTIONS + KINDS * g->c.p.hv],
                                dim3((unsigned)blocks), G16_CLUSTER, G16_THREADS, sizeof(coop_smem), g, stream);
 }

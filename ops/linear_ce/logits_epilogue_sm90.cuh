@@ -44,9 +44,10 @@ typedef struct row_state {
     float exponent[2], sum[2];
 } row_state;
 
-/* Of a thread's two rows, over the tiles of a work tile: maximum and sum of its own columns. */
+/* Of a thread's two rows, over the tiles of a work tile: of its own columns the maximum, the sum, and for the entropy
+ * sum 2^t t, t = (z - max) log2 e. */
 typedef struct row_sums {
-    float max[2], sum[2];
+    float max[2], sum[2], spread[2];
 } row_sums;
 
 static __device__ __forceinline__ ce_part *part_of(const ce_logits_args &a, int row, int part)
@@ -265,9 +266,10 @@ static __device__ __forceinline__ float log2_base(float high)
 }
 
 /* Adds a thread's logits of a row to its maximum and sum. */
-template <int N> static __device__ __forceinline__ void add_logits(row_sums *t, int h, const float *acc)
+template <int N, int SPREAD> static __device__ __forceinline__ void add_logits(row_sums *t, int h, const float *acc)
 {
     const float before = t->max[h], old = t->sum[h];
+    float spread = 0.0f;
     float high[2] = {before, -CUDART_INF_F}, sum[2] = {0.0f, 0.0f}, base;
 
 #pragma unroll
@@ -277,29 +279,56 @@ template <int N> static __device__ __forceinline__ void add_logits(row_sums *t, 
     base = log2_base(t->max[h]);
     if (old != 0.0f)
         sum[0] = old * ptx_ex2(log2_base(before) - base);
+    if (SPREAD && old != 0.0f) {
+        const float gap = log2_base(before) - base;
+
+        spread = ptx_ex2(gap) * __fmaf_rn(fmaxf(gap, -512.0f), old, t->spread[h]);
+    }
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-        sum[0] += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base));
-        sum[1] += ptx_ex2(__fmaf_rn(acc[4 * j + 2 * h + 1], CE_LOG2E, -base));
+        const float t0 = __fmaf_rn(acc[4 * j + 2 * h], CE_LOG2E, -base);
+        const float t1 = __fmaf_rn(acc[4 * j + 2 * h + 1], CE_LOG2E, -base);
+        const float e0 = ptx_ex2(t0), e1 = ptx_ex2(t1);
+
+        sum[0] += e0;
+        sum[1] += e1;
+        if (SPREAD) { /* 2^t is 0 from -150 on; of a NaN it is NaN */
+            spread = __fmaf_rn(e0, fmaxf(t0, -512.0f), spread);
+            spread = __fmaf_rn(e1, fmaxf(t1, -512.0f), spread);
+        }
     }
     t->sum[h] = sum[0] + sum[1];
+    if (SPREAD)
+        t->spread[h] = spread;
 }
 
 /* After a work tile: the maximum and sum of its rows. first: this thread's first row. */
+template <int SPREAD>
 static __device__ __forceinline__ void store_part(const ce_logits_args &a, const gemm16_plan &w, const row_sums &t,
                                                   int first, int part)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float high = t.max[h], sum = t.sum[h];
+        float high = t.max[h], sum = t.sum[h], spread = SPREAD ? t.spread[h] : 0.0f;
 
         high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
         high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+        if (SPREAD && sum != 0.0f) {
+            const float gap = log2_base(t.max[h]) - log2_base(high);
+
+            spread = ptx_ex2(gap) * __fmaf_rn(fmaxf(gap, -512.0f), sum, spread);
+        }
         if (sum != 0.0f)
             sum *= ptx_ex2(log2_base(t.max[h]) - log2_base(high));
         sum = quad_sum(sum);
-        if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
+        if (SPREAD)
+            spread = quad_sum(spread);
+        if (first + 8 * h < w.m && threadIdx.x % 4 == 0) {
             *part_of(a, (int)a.c.begin + first + 8 * h, part) = {high, sum};
+            if (SPREAD)
+                a.c.p.more[((int64_t)a.c.begin + first + 8 * h) * a.c.p.parts + part] = {spread / CE_LOG2E, 0.0f, 0.0f,
+                                                                                         INT32_MAX};
+        }
     }
 }
 
@@ -375,24 +404,33 @@ static __device__ __forceinline__ void add_stats_options(const ce_logits_args &a
         merge_part(p, (int64_t)t.row[h] * p.parts + part, best, more.argmax, sum, more);
 }
 
+/* What P is made of beside E: PROB_OPTIONS: alpha, sigma and dz/du; PROB_BEND: alpha and beta. */
+enum { PROB_OPTIONS = 1, PROB_BEND = 2 };
+
 /* One element of P from its logit; *e receives E. */
-template <int OPTIONS>
+template <int WITH>
 static __device__ __forceinline__ float prob_of(const ce_logits_args &a, float z, float exponent, float2 mix,
-                                                float weight, float *e)
+                                                float bend, float weight, float *e)
 {
     const ce_params &p = a.c.p;
-    float v = ptx_ex2(__fmaf_rn(z, CE_LOG2E, -exponent));
+    const float t = __fmaf_rn(z, CE_LOG2E, -exponent);
+    float v = ptx_ex2(t);
 
     *e = v;
-    if (OPTIONS)
+    if (WITH & PROB_BEND) { /* E is 0 from 2^-150 on; of a NaN it is NaN */
+        mix.x = __fmaf_rn(bend, fmaxf(t, -512.0f), mix.x);
+        if (!(WITH & PROB_OPTIONS))
+            v *= mix.x;
+    }
+    if (WITH & PROB_OPTIONS)
         v = __fmaf_rn(v, mix.x, -weight * mix.y) *
             ce_slope(p, z, p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, 1.0f / p.temperature);
     return v;
 }
 
 /* 64 x N logits to P^T, half of the classes at a time through a panel in shared memory, and the sums of E. s: the
- * columns' values, for OPTIONS. */
-template <int BF16, int OPTIONS, int N>
+ * columns' values, for PROB_OPTIONS. */
+template <int BF16, int WITH, int N>
 static __device__ __forceinline__ void probs_to_shared(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
                                                        uint32_t panel, int consumer, row_state *t, int first_col,
                                                        const float *acc)
@@ -401,14 +439,24 @@ static __device__ __forceinline__ void probs_to_shared(const ce_logits_args &a, 
     const int chunk = 2 * warp + (lane / 8) % 2, offset = lane / 16 * 8 + lane % 8;
     float exponent[2];
     float2 mix[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+    float bend[2] = {0.0f, 0.0f};
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
+        if (WITH & PROB_BEND) { /* the last one is for rows beyond the last one; to select it later would spill */
+            const float4 *r = a.c.bend + (t->live[h] ? t->row[h] : (int)a.c.p.tokens);
+
+            exponent[h] = r->x;
+            bend[h] = r->y;
+            mix[h].x = r->z;
+            mix[h].y = WITH & PROB_OPTIONS ? r->w : 0.0f;
+            continue;
+        }
         exponent[h] = t->live[h] ? t->exponent[h] : CUDART_INF_F; /* rows beyond the last one: P is 0 */
-        if (OPTIONS && a.mixed)
+        if (WITH && a.mixed)
             mix[h] = t->live[h] ? a.c.mix[t->row[h]] : make_float2(0.0f, 0.0f);
     }
-    if (OPTIONS)
+    if (WITH & PROB_OPTIONS)
         columns_to_shared(a, w, s, consumer, first_col, true);
 #pragma unroll
     for (int q = 0; q < 2; q++) {
@@ -417,12 +465,13 @@ static __device__ __forceinline__ void probs_to_shared(const ce_logits_args &a, 
 #pragma unroll
         for (int i = 0; i < N / 8; i++) { /* columns from 8 (i / 2) on of this half, row i % 2 */
             const int at = q * (N / 4) + 4 * (i / 2) + 2 * (i % 2);
-            const float2 weight = OPTIONS ? column_pair(s, consumer, at / 4) : make_float2(1.0f, 1.0f);
+            const float2 weight = WITH & PROB_OPTIONS ? column_pair(s, consumer, at / 4) : make_float2(1.0f, 1.0f);
             float e0, e1, v0, v1;
 
-            v0 = prob_of<OPTIONS>(a, acc[at], exponent[i % 2], mix[i % 2], weight.x, &e0);
-            v1 = prob_of<OPTIONS>(a, acc[at + 1], exponent[i % 2], mix[i % 2], weight.y, &e1);
-            t->sum[i % 2] += e0 + e1;
+            v0 = prob_of<WITH>(a, acc[at], exponent[i % 2], mix[i % 2], bend[i % 2], weight.x, &e0);
+            v1 = prob_of<WITH>(a, acc[at + 1], exponent[i % 2], mix[i % 2], bend[i % 2], weight.y, &e1);
+            if (!(WITH & PROB_BEND)) /* its lse is known */
+                t->sum[i % 2] += e0 + e1;
             word[i] = BF16 ? ptx_bf16x2(v1, v0) : ptx_f16x2(v1, v0);
         }
 #pragma unroll

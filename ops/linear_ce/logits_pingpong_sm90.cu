@@ -1,13 +1,16 @@
 /* logits_pingpong_sm90.cu: the product x W^T on Hopper without options, tiles of 128 x 192 in the pingpong schedule
  * (cuda/sm90/gemm_bf16.cuh), and the targets' logits. CE_STATS (eval; train where a prediction was bad): maximum and
- * sum of exponentials of each row, in parts. CE_PROBS: P^T and the sum of E.
- *
+ * sum of exponentials of each row, in parts. CE_PROBS: P^T and the sum of E. CE_PROBS_BEND: P^T with the gradient of
+ * the entropy. *
  * Warpgroup 0: thread 0 is the producer; warps 1 and 2 (CE_PROBS) store the panels of P^T of one consumer each.
  * Warpgroups 1 and 2: the consumers. docs/design.md has a drawing. */
 #include "logits_epilogue_sm90.cuh"
 
 /* acc of 64 rows; classes of a panel: a tile's P^T leaves in four panels of 96 classes x 64 rows. */
 enum { HALF = G16_PINGPONG_N / 2, PANEL_CLASSES = G16_PINGPONG_N / 2, CONSUMER_WARPS = 4 };
+
+/* The kinds that make P^T. */
+#define IS_PROBS(what) ((what) == CE_PROBS || (what) == CE_PROBS_BEND)
 
 typedef struct pingpong_smem {
     uint8_t d[2][PANEL_CLASSES * 128]; /* by consumer: a panel for TMA to store */
@@ -19,26 +22,28 @@ typedef struct pingpong_smem {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* The epilogue of 64 rows of a tile: P^T and the sum of E, or maximum and sum. */
-template <int BF16, int PROBS>
+template <int BF16, int WHAT>
 static __device__ __forceinline__ void epilogue_half(const ce_logits_args &a, const gemm16_plan &w, pingpong_smem *s,
                                                      int consumer, int first, int col, row_sums *sums, float *acc)
 {
-    row_state t = rows_of<PROBS>(a, w, first); /* loaded once a tile: kept from tile to tile it would spill */
+    row_state t =
+        rows_of<WHAT == CE_PROBS>(a, w, first); /* loaded once a tile: kept from tile to tile it would spill */
 
     mask_columns<G16_PINGPONG_N>(w, col, acc);
     store_target_logit<G16_PINGPONG_N>(a, t, col, acc);
-    if (PROBS) {
+    if (IS_PROBS(WHAT)) {
 #pragma unroll
         for (int h = 0; h < 2; h++)
             t.sum[h] = sums->sum[h];
-        probs_to_shared<BF16, 0, G16_PINGPONG_N>(a, w, NULL, ptx_shared(s->d[consumer]), consumer, &t, col, acc);
+        probs_to_shared<BF16, WHAT == CE_PROBS_BEND ? PROB_BEND : 0, G16_PINGPONG_N>(
+            a, w, NULL, ptx_shared(s->d[consumer]), consumer, &t, col, acc);
 #pragma unroll
         for (int h = 0; h < 2; h++)
             sums->sum[h] = t.sum[h];
     } else {
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            add_logits<G16_PINGPONG_N>(sums, h, acc);
+            add_logits<G16_PINGPONG_N, WHAT == CE_STATS_SPREAD>(sums, h, acc);
     }
 }
 
@@ -57,7 +62,7 @@ static __device__ __forceinline__ void add_row_sums(const ce_logits_args &a, con
 }
 
 /* A consumer: its tiles of all work tiles. */
-template <int BF16, int MN_B, int PROBS>
+template <int BF16, int MN_B, int WHAT>
 static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong_smem *s, int consumer)
 {
     const logits_plan &g = s->plan;
@@ -80,9 +85,9 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
         gemm16_tile(w.tiles, work.first, &pair, &tile_n);
         const int first =
             (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M + thread / 32 * 16 + thread % 32 / 4;
-        const int part = work.part + (PROBS ? 0 : own), end = (tile_n + work.count) * G16_PINGPONG_N;
-        row_sums sums[2] = {{{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}},
-                            {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}}};
+        const int part = work.part + (IS_PROBS(WHAT) ? 0 : own), end = (tile_n + work.count) * G16_PINGPONG_N;
+        row_sums sums[2] = {{{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}},
+                            {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}}};
 
         for (int col = (tile_n + own) * G16_PINGPONG_N; col < end; col += 2 * G16_PINGPONG_N) {
             float acc[2 * HALF];
@@ -91,13 +96,13 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
             state.n += (uint32_t)w.k_blocks; /* the other consumer's tile */
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                epilogue_half<BF16, PROBS>(a, w, s, consumer, first + 64 * half, col, &sums[half], acc + half * HALF);
+                epilogue_half<BF16, WHAT>(a, w, s, consumer, first + 64 * half, col, &sums[half], acc + half * HALF);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            if (!PROBS)
-                store_part(a, w, sums[half], first + 64 * half, part);
-            else if (a.sums)
+            if (!IS_PROBS(WHAT))
+                store_part<WHAT == CE_STATS_SPREAD>(a, w, sums[half], first + 64 * half, part);
+            else if (WHAT == CE_PROBS && a.sums)
                 add_row_sums(a, w, sums[half].sum, first + 64 * half, part);
     }
     gemm16_order_end(consumer, tiles);
@@ -129,7 +134,7 @@ static __device__ __forceinline__ void store_probs(const ce_logits_args &a, ping
 
 #endif
 
-template <int BF16, int MN_B, int PROBS>
+template <int BF16, int MN_B, int WHAT>
 static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(const __grid_constant__ ce_logits_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -137,11 +142,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
     pingpong_smem *s = (pingpong_smem *)shared;
 
     if (threadIdx.x == 0)
-        queue_init<G16_CLUSTER>(&s->queue, (2 * CONSUMER_WARPS + (PROBS ? 2 : 0)) * G16_CLUSTER);
+        queue_init<G16_CLUSTER>(&s->queue, (2 * CONSUMER_WARPS + (IS_PROBS(WHAT) ? 2 : 0)) * G16_CLUSTER);
     gemm16_prologue(&s->product, CONSUMER_WARPS);
     if (threadIdx.x == 0) {
-        s->plan = logits_plan_of(a, false, G16_PINGPONG_N, PROBS ? 1 : 2);
-        if (!PROBS && ce_gathers_rows(a.c)) /* CE_STATS_GATHER does it */
+        s->plan = logits_plan_of(a, false, G16_PINGPONG_N, IS_PROBS(WHAT) ? 1 : 2);
+        if (!IS_PROBS(WHAT) && ce_gathers_rows(a.c)) /* CE_STATS_GATHER does it */
             s->plan.count = 0;
     }
     __syncthreads();
@@ -153,11 +158,11 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)
             produce<MN_B>(a, s);
-        else if (PROBS && (warp == 1 || warp == 2))
+        else if (IS_PROBS(WHAT) && (warp == 1 || warp == 2))
             store_probs(a, s, warp - 1);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consume<BF16, MN_B, PROBS>(a, s, consumer);
+        consume<BF16, MN_B, WHAT>(a, s, consumer);
     }
     __syncwarp();       /* the cluster barrier is .aligned; only one thread of the producer's warp ran its loop */
     ptx_cluster_sync(); /* a CTA's shared memory must outlive the other CTA's writes and arrivals */
@@ -166,13 +171,15 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* By dtype, and by layout of W, [V, H] or [H, V]: CE_STATS, CE_PROBS. */
-#define PINGPONG_OF(bf16)                                                                       \
-    (const void *)ce_logits_pingpong<bf16, 0, 0>, (const void *)ce_logits_pingpong<bf16, 0, 1>, \
-        (const void *)ce_logits_pingpong<bf16, 1, 0>, (const void *)ce_logits_pingpong<bf16, 1, 1>
+/* By dtype, and by layout of W, [V, H] or [H, V]: the kinds. */
+#define PINGPONG_OF(bf16, mn_b)                                                                                     \
+    (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS>, (const void *)ce_logits_pingpong<bf16, mn_b, CE_PROBS>, \
+        (const void *)ce_logits_pingpong<bf16, mn_b, CE_PROBS_BEND>,                                                \
+        (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_SPREAD>
 
-enum { FUNCTIONS = 4 };
-static const void *const functions[2][FUNCTIONS] = {{PINGPONG_OF(0)}, {PINGPONG_OF(1)}};
+enum { KINDS = 4, FUNCTIONS = 2 * KINDS };
+static const void *const functions[2][FUNCTIONS] = {{PINGPONG_OF(0, 0), PINGPONG_OF(0, 1)},
+                                                    {PINGPONG_OF(1, 0), PINGPONG_OF(1, 1)}};
 
 ridge_status ce_pingpong_prepare(const ridge_device *device)
 {
@@ -183,6 +190,8 @@ ridge_status ce_pingpong_prepare(const ridge_device *device)
 ridge_status ce_pingpong_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g,
                                 unsigned blocks, void *stream)
 {
-    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][2 * g->c.p.hv + (what == CE_PROBS)],
+    const int kind = what <= CE_PROBS ? what : 2 + (what == CE_STATS_SPREAD);
+
+    return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][KINDS * g->c.p.hv + kind],
                                dim3(blocks), G16_CLUSTER, G16_THREADS, sizeof(pingpong_smem), g, stream);
 }

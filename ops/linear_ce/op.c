@@ -20,7 +20,7 @@ static uint8_t gradient_role(const ridge_call *call, int arg)
 {
     const int dx = call->op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
 
-    if (arg > dx)
+    if (arg == dx + 1 || arg == dx + 2)
         return call->flags & RIDGE_ACCUMULATE ? RIDGE_IN | RIDGE_OUT : RIDGE_OUT;
     return ridge_op_at(call->op)->arg[arg].role;
 }
@@ -33,13 +33,31 @@ static bool ce_plain(const ridge_call *call)
            o->vocab_offset == 0 && o->vocab_total == 0;
 }
 
-/* dX has x's dtype, whatever "dx=1" took. */
+/* Option ids: `count` operands from `ids` on. */
+static void derive_ids(ridge_call *call, int ids, int count)
+{
+    for (int i = 0; i < count; i++)
+        call->arg[ids + i].dtype = !call->opt.ce.ids ? (uint32_t)RIDGE_NONE
+                                   : i               ? (uint32_t)RIDGE_F32
+                                                     : call->arg[RIDGE_LINEAR_CE_TARGET].dtype;
+}
+
+/* dX has x's dtype, whatever "dx=1" took; dentropy needs entropy. */
 static void ce_derive(ridge_call *call)
 {
     const int dx = call->op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
+    const bool linear = call->op == RIDGE_LINEAR_CE_TRAIN || call->op == RIDGE_LINEAR_CE_BACKWARD;
 
-    if (call->arg[dx].dtype != RIDGE_NONE)
+    if (linear && call->arg[dx].dtype != RIDGE_NONE)
         call->arg[dx].dtype = call->arg[0].dtype;
+    if (call->op == RIDGE_LINEAR_CE_BACKWARD)
+        call->arg[RIDGE_LINEAR_CE_BACKWARD_ENTROPY].dtype = call->arg[RIDGE_LINEAR_CE_BACKWARD_DENTROPY].dtype;
+    if (call->op == RIDGE_LINEAR_CE_EVAL)
+        derive_ids(call, RIDGE_LINEAR_CE_IDS, 2);
+    if (call->op == RIDGE_LINEAR_CE_BACKWARD)
+        derive_ids(call, RIDGE_LINEAR_CE_BACKWARD_IDS, 3);
+    if (call->op == RIDGE_CE_BWD)
+        call->arg[RIDGE_CE_BWD_ENTROPY].dtype = call->arg[RIDGE_CE_BWD_DENTROPY].dtype;
 }
 
 static double linear_flops(const ridge_problem *p)
@@ -200,6 +218,7 @@ static const ridge_field eval_fields[] = {
     HAS("loss", RIDGE_LINEAR_CE_LOSS),
     HAS("record", RIDGE_LINEAR_CE_RECORD),
     FLAG("sums", RIDGE_CE_RECORD_SUMS),
+    I64_CE(ids, 0),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
     SLICE_OPTIONS,
@@ -236,6 +255,8 @@ static const ridge_field backward_fields[] = {
     HAS("dx", RIDGE_LINEAR_CE_BACKWARD_DX),
     HAS("dw", RIDGE_LINEAR_CE_BACKWARD_DW),
     HAS("dbias", RIDGE_LINEAR_CE_BACKWARD_DBIAS),
+    HAS("dentropy", RIDGE_LINEAR_CE_BACKWARD_DENTROPY),
+    I64_CE(ids, 0),
     FLAG("accumulate", RIDGE_ACCUMULATE),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
@@ -264,6 +285,7 @@ static const ridge_field ce_bwd_fields[] = {
     REDUCTION,
     HAS("dloss", RIDGE_CE_BWD_DLOSS),
     HAS("class_weight", RIDGE_CE_BWD_CLASS_WEIGHT),
+    HAS("dentropy", RIDGE_CE_BWD_DENTROPY),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
     SLICE_OPTIONS,
@@ -292,6 +314,7 @@ static const ridge_field combine_fields[] = {
 #define BIAS VECTOR("bias", RIDGE_IN, 1, RIDGE_FLOATS, "[vocab]")
 #define LSE_IN VECTOR("lse", RIDGE_IN, 0, F32, "[tokens]")
 #define DLOSS VECTOR("dloss", RIDGE_IN, 1, F32, "[1]; [tokens]")
+#define DENTROPY VECTOR("entropy", RIDGE_IN, 1, F32, "[tokens]"), VECTOR("dentropy", RIDGE_IN, 1, F32, "[tokens]")
 #define LOSS VECTOR("loss", RIDGE_OUT, 1, F32, "[1]; [tokens]")
 #define ROW_OPERANDS                                                                                             \
     VECTOR("token_loss", RIDGE_OUT, 1, F32, "[tokens]"), VECTOR("lse", RIDGE_OUT, 1, F32, "[tokens]"),           \
@@ -314,6 +337,17 @@ static const ridge_field combine_fields[] = {
     {"dx", RIDGE_OUT, 1, 0, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, hidden]"}, \
         {"dw", RIDGE_OUT, 1, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "as w"}, VECTOR("dbias", RIDGE_OUT, 1, F32, "[vocab]")
 
+#define OF_IDS(name, role)                                      \
+    {                                                           \
+        name, role, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, ids]" \
+    }
+#define IDS                                                                               \
+    {                                                                                     \
+        "ids", RIDGE_IN, 1, RIDGE_LINEAR_CE_TARGET, RIDGE_TABLE, INTS, 0, "[tokens, ids]" \
+    }
+/* a slot that another op with the same slots has */
+#define NO_SLOT(name) VECTOR(name, RIDGE_OUT, 1, 0, "")
+
 #define LINEAR_FLAGS (RIDGE_CE_REDUCTION | RIDGE_CE_W_HV)
 
 const ridge_op_row ridge_op_linear_ce_eval = {
@@ -322,8 +356,9 @@ const ridge_op_row ridge_op_linear_ce_eval = {
     .summary = "cross entropy of softmax(x W^T), without the logits",
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
-    .args = 14,
-    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, RECORD},
+    .args = 20,
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, RECORD, NO_SLOT("grad_scale"), NO_SLOT("dx"),
+            NO_SLOT("dw"), NO_SLOT("dbias"), IDS, OF_IDS("id_logprob", RIDGE_OUT)},
     .fields = eval_fields,
     .flags = LINEAR_FLAGS | RIDGE_CE_RECORD_SUMS,
     .contract = CONTRACT,
@@ -331,6 +366,7 @@ const ridge_op_row ridge_op_linear_ce_eval = {
     .rule = ridge_ce_eval_rule,
     .extent = ridge_ce_linear_extent,
     .plain = ce_plain,
+    .derive = ce_derive,
     .flops = linear_flops,
     .defaults = eval_defaults,
 };
@@ -342,8 +378,7 @@ const ridge_op_row ridge_op_linear_ce_train = {
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
     .args = 18,
-    /* no dtype: slot RIDGE_LINEAR_CE_RECORD is linear_ce_eval's */
-    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, VECTOR("record", RIDGE_OUT, 1, 0, ""),
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, NO_SLOT("record"),
             VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]"), GRADIENTS},
     .fields = train_fields,
     .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
@@ -364,8 +399,9 @@ const ridge_op_row ridge_op_linear_ce_backward = {
     .summary = "the gradients of linear_ce_eval from lse and the gradient of the loss",
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
-    .args = 10,
-    .arg = {X, W, TARGET, LSE_IN, DLOSS, BIAS, CLASS_WEIGHT, GRADIENTS},
+    .args = 15,
+    .arg = {X, W, TARGET, LSE_IN, DLOSS, BIAS, CLASS_WEIGHT, GRADIENTS, DENTROPY, IDS, OF_IDS("id_logprob", RIDGE_IN),
+            OF_IDS("did_logprob", RIDGE_IN)},
     .fields = backward_fields,
     .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
     .contract = CONTRACT,
@@ -409,13 +445,14 @@ const ridge_op_row ridge_op_ce_bwd = {
     .summary = "the gradient of ce_fwd by the logits",
     .dims = 2,
     .dim_name = {"tokens", "vocab"},
-    .args = 6,
+    .args = 8,
     .arg = {{"logits", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, vocab]"},
             TARGET,
             LSE_IN,
             DLOSS,
             CLASS_WEIGHT,
-            {"dlogits", RIDGE_OUT, 0, 0, RIDGE_MATRIX, RIDGE_FLOATS, 1u << RIDGE_CE_BWD_LOGITS, "[tokens, vocab]"}},
+            {"dlogits", RIDGE_OUT, 0, 0, RIDGE_MATRIX, RIDGE_FLOATS, 1u << RIDGE_CE_BWD_LOGITS, "[tokens, vocab]"},
+            DENTROPY},
     .fields = ce_bwd_fields,
     .flags = RIDGE_CE_REDUCTION,
     .contract = CONTRACT,
@@ -423,6 +460,7 @@ const ridge_op_row ridge_op_ce_bwd = {
     .rule = ridge_ce_backward_rule,
     .extent = ridge_ce_given_extent,
     .plain = ce_plain,
+    .derive = ce_derive,
     .flops = ce_flops,
     .defaults = ce_bwd_defaults,
 };

@@ -21,6 +21,26 @@ static bool is_slice(const ridge_call *call)
     return call->op != RIDGE_CE_COMBINE && (o->vocab_offset != 0 || (o->vocab_total != 0 && o->vocab_total != here));
 }
 
+enum { MOST_IDS = 256 };
+
+/* `count` operands from `ids` on go with option ids. */
+static const char *ids_rule(const ridge_call *call, int ids, int count)
+{
+    const int64_t k = call->opt.ce.ids;
+
+    if (k < 0 || k > MOST_IDS)
+        return "option ids must lie in 0 .. 256";
+    for (int i = 0; i < count; i++) {
+        if (k == 0 && ridge_has(call, ids + i))
+            return "operands ids, id_logprob and did_logprob need option ids";
+        if (k > 0 && call->dim[0] != 0 && !ridge_has(call, ids + i))
+            return i == 0   ? "operand ids is NULL, which option ids asks for"
+                   : i == 1 ? "operand id_logprob is NULL, which option ids asks for"
+                            : "operand did_logprob is NULL, which option ids asks for";
+    }
+    return NULL;
+}
+
 static const char *options_rule(const ridge_call *call)
 {
     const ridge_ce_options *o = &call->opt.ce;
@@ -36,6 +56,8 @@ static const char *options_rule(const ridge_call *call)
         return "option lse_square_scale must be finite and not negative";
     if (!isfinite(o->grad_scale))
         return "option grad_scale must be finite";
+    if (o->ids != 0 && call->op != RIDGE_LINEAR_CE_EVAL && call->op != RIDGE_LINEAR_CE_BACKWARD)
+        return "option ids belongs to linear_ce_eval and linear_ce_backward";
     if (o->grad_scale != 1.0f && call->op != RIDGE_LINEAR_CE_TRAIN)
         return "option grad_scale belongs to linear_ce_train; elsewhere it is operand dloss";
     if ((call->flags & RIDGE_CE_REDUCTION) == RIDGE_CE_REDUCTION)
@@ -73,6 +95,8 @@ const char *ridge_ce_eval_rule(const ridge_call *call)
 {
     const char *reason = options_rule(call);
 
+    if (!reason && call->op == RIDGE_LINEAR_CE_EVAL)
+        reason = ids_rule(call, RIDGE_LINEAR_CE_IDS, 2);
     if (reason)
         return reason;
     return call->op == RIDGE_CE_FWD
@@ -106,8 +130,14 @@ const char *ridge_ce_train_rule(const ridge_call *call)
 const char *ridge_ce_backward_rule(const ridge_call *call)
 {
     const char *reason = options_rule(call);
+    const bool given = call->op == RIDGE_CE_BWD;
+    const int entropy = given ? (int)RIDGE_CE_BWD_ENTROPY : (int)RIDGE_LINEAR_CE_BACKWARD_ENTROPY;
 
-    if (reason || call->op == RIDGE_CE_BWD)
+    if (!reason && call->dim[0] != 0 && ridge_has(call, entropy + 1) && !ridge_has(call, entropy))
+        reason = "operand entropy is NULL, which dentropy needs";
+    if (!reason && !given)
+        reason = ids_rule(call, RIDGE_LINEAR_CE_BACKWARD_IDS, 3);
+    if (reason || given)
         return reason;
     return dw_rule(call, RIDGE_LINEAR_CE_BACKWARD_DW);
 }
@@ -174,6 +204,8 @@ void ridge_ce_linear_extent(const ridge_call *call, int arg, int64_t *rows, int6
     else if (arg == RIDGE_LINEAR_CE_ACCURACY || arg == RIDGE_LINEAR_CE_ERRORS ||
              (train && arg == RIDGE_LINEAR_CE_GRAD_SCALE))
         *cols = 1;
+    else if (!train && arg >= RIDGE_LINEAR_CE_IDS)
+        ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.ids);
     else if (!train && arg == RIDGE_LINEAR_CE_RECORD)
         ridge_set_extent(rows, cols, call->dim[0], record_width(call));
 }
@@ -199,6 +231,11 @@ void ridge_ce_backward_extent(const ridge_call *call, int arg, int64_t *rows, in
         break;
     case RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT:
         *cols = total(call);
+        break;
+    case RIDGE_LINEAR_CE_BACKWARD_IDS:
+    case RIDGE_LINEAR_CE_BACKWARD_ID_LOGPROB:
+    case RIDGE_LINEAR_CE_BACKWARD_DID_LOGPROB:
+        ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.ids);
         break;
     default:
         break;

@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(THREADS) predict_exponent(const ce_chun
 static __device__ __forceinline__ ce_factors row_factors(const ce_chunk &c, int64_t row, double lse)
 {
     const int64_t token = c.p.list[row], y = ce_target(c.p, token);
-    const ce_factors none = {0, 0, 0};
+    const ce_factors none = {0, 0, 0, 0};
 
     return y >= 0 ? ce_factors_of(c.p, token, y, lse) : none;
 }
@@ -139,8 +139,12 @@ static __device__ __forceinline__ float target_du(const ce_chunk &c, int64_t row
     const float z = p.target_z[row], cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
     const float slope = ce_slope(p, z, cap_inverse, 1.0f / p.temperature);
     const float w = p.class_weight && v >= 0 ? p.class_weight[p.offset + v] : 1.0f;
+    const double far = (double)z - lse;
+    double dz = expm1(far) * f.all + (f.all - f.label) - (double)w * f.smooth;
 
-    return (float)((expm1((double)z - lse) * f.all + (f.all - f.label) - (double)w * f.smooth) * (double)slope);
+    if (f.bend != 0 && exp(far) != 0)
+        dz += f.bend * exp(far) * far;
+    return (float)(dz * (double)slope);
 }
 
 /* What the products need of a row; a row out of range or without weight has factor 0. If lse was given, the target's
@@ -206,19 +210,33 @@ static __global__ void __launch_bounds__(THREADS) exponent_from_lse(const ce_chu
     const ce_params &p = c.p;
     const int64_t row = ce_warp_row(c);
 
+    if (c.bend && blockIdx.x == 0 && threadIdx.x == 0)
+        c.bend[p.tokens] = make_float4(CUDART_INF_F, 0.0f, 0.0f, 0.0f);
     if (ce_skips(c) || row < 0)
         return;
     const double lse = known_lse(p, row);
     const ce_factors f = row_factors(c, row, lse);
-    const double most = f.all != f.all ? f.all : fmax(fmax(fabs(f.all), fabs(f.label)), fabs(f.smooth));
+    const double most = f.all != f.all
+                            ? f.all
+                            : fmax(fmax(fmax(fabs(f.all), fabs(f.label)), fmax(fabs(f.smooth), fabs(f.bend))),
+                                   p.id_sums ? p.id_sums[p.list[row]].y : 0);
     const double size = f.all < 0 ? -most : most; /* alpha is 1 unless there is smoothing or a z-loss */
     const double power = most > 0 ? exp2(floor(log2(most))) : 0;
     const double factor = copysign(power, size) * exp2(-stored_bits(p));
 
     if (threadIdx.x % 32)
         return;
-    c.exponent[row] = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
-    c.mix[row] = power > 0 ? make_float2((float)(f.all / size), (float)(f.smooth / factor)) : make_float2(0.0f, 0.0f);
+    const float exponent = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
+    const float sigma = power > 0 ? (float)(f.smooth / factor) : 0.0f;
+
+    c.exponent[row] = exponent;
+    c.mix[row] = make_float2(power > 0 ? (float)(f.all / size) : 0.0f, sigma);
+    if (c.bend) { /* log p = t ln 2 + k ln 2 - lse */
+        const double at_0 = f.all + f.bend * ((double)exponent * 0.69314718055994531 - lse);
+
+        c.bend[row] = make_float4(exponent, power > 0 ? (float)(f.bend * 0.69314718055994531 / size) : 0.0f,
+                                  power > 0 ? (float)(at_0 / size) : 0.0f, sigma);
+    }
     put_row(c, row, lse, most == most ? (float)factor : CUDART_NAN_F, f);
 }
 

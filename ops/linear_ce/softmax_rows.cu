@@ -170,8 +170,8 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_stats(cons
 
 /* What a row's gradient needs. */
 typedef struct row_gradient {
-    float max, logsum, scale, smooth; /* p = e^(z - max - logsum) */
-    double all, label, lse;           /* du of the target without its slope */
+    float max, logsum, scale, smooth, bend; /* p = e^(z - max - logsum) */
+    double all, label, lse;                 /* du of the target without its slope */
 } row_gradient;
 
 static __device__ __forceinline__ row_gradient ce_row_gradient(const ce_params &p, int64_t token, int64_t row,
@@ -188,6 +188,7 @@ static __device__ __forceinline__ row_gradient ce_row_gradient(const ce_params &
     r.logsum = (float)logsum;
     r.scale = (float)f.all;
     r.smooth = (float)f.smooth;
+    r.bend = (float)f.bend;
     r.all = f.all;
     r.label = f.label;
     return r;
@@ -210,7 +211,8 @@ static __device__ __forceinline__ void ce_store(char *row, int64_t i, int64_t co
             num_store<DTYPE>(row, i + j, v[j]);
 }
 
-/* z to du, eight at a time. */
+/* z to du, eight at a time. BEND: with the gradient of the entropy. */
+template <int BEND>
 static __device__ __forceinline__ void ce_gradient8(const ce_params &p, const row_gradient &r, int64_t at, int64_t i,
                                                     int64_t count, int64_t first, float *z)
 {
@@ -218,15 +220,19 @@ static __device__ __forceinline__ void ce_gradient8(const ce_params &p, const ro
 
 #pragma unroll
     for (int j = 0; j < GROUP; j++) {
-        const float e = ce_exp(z[j] - r.max - r.logsum);
+        const float v = z[j] - r.max - r.logsum, e = ce_exp(v);
         const float w =
             p.class_weight && r.smooth != 0.0f && i + j < count ? p.class_weight[p.offset + first + i + j] : 1.0f;
         float d = e * r.scale;
 
+        if (BEND)
+            d = e * __fmaf_rn(r.bend, fmaxf(v, -200.0f), r.scale);
         if (at == i + j) { /* p - 1 first */
             const double q = exp((double)z[j] - r.lse);
 
             d = (float)((q - 1) * r.all + (r.all - r.label));
+            if (BEND && q != 0)
+                d += (float)((double)r.bend * q * ((double)z[j] - r.lse));
         }
         if (r.smooth != 0.0f)
             d -= w * r.smooth;
@@ -235,7 +241,7 @@ static __device__ __forceinline__ void ce_gradient8(const ce_params &p, const ro
 }
 
 /* Given logits: a thread block a token, every token. Else: a thread block a row. */
-template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(const ce_block b)
+template <int DTYPE, int BEND> static __global__ void __launch_bounds__(ROW) ce_gradient(const ce_block b)
 {
     const ce_params &p = b.p;
     const int64_t row = b.begin + blockIdx.x;
@@ -256,7 +262,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_gradient(c
 
         if (y >= 0) {
             ce_load<DTYPE>(p, from, i, b.count, b.first, z);
-            ce_gradient8(p, r, at, i, b.count, b.first, z);
+            ce_gradient8<BEND>(p, r, at, i, b.count, b.first, z);
         } else {
 #pragma unroll
             for (int j = 0; j < GROUP; j++)
@@ -293,8 +299,14 @@ template <int DTYPE> static __global__ void __launch_bounds__(ROW) ce_other(cons
         (const void *)name<RIDGE_F32>, (const void *)name<RIDGE_F16>, (const void *)name<RIDGE_BF16> \
     }
 
-enum { STATS = 0, GRADIENT, OTHER };
-static const void *const by_dtype[3][3] = {BY_DTYPE(ce_stats), BY_DTYPE(ce_gradient), BY_DTYPE(ce_other)};
+enum { STATS = 0, GRADIENT, OTHER, BEND_GRADIENT, PASSES };
+static const void *const by_dtype[PASSES][3] = {
+    BY_DTYPE(ce_stats),
+    {(const void *)ce_gradient<RIDGE_F32, 0>, (const void *)ce_gradient<RIDGE_F16, 0>,
+     (const void *)ce_gradient<RIDGE_BF16, 0>},
+    BY_DTYPE(ce_other),
+    {(const void *)ce_gradient<RIDGE_F32, 1>, (const void *)ce_gradient<RIDGE_F16, 1>,
+     (const void *)ce_gradient<RIDGE_BF16, 1>}};
 static const void *function_of(int what, int dtype)
 {
     return by_dtype[what][dtype == RIDGE_F32 ? 0 : dtype == RIDGE_F16 ? 1 : 2];
@@ -302,7 +314,7 @@ static const void *function_of(int what, int dtype)
 
 static ridge_status prepare(const ridge_device *device)
 {
-    ridge_status status = host_load(device, &by_dtype[0][0], 9, "cross entropy: loading kernels");
+    ridge_status status = host_load(device, &by_dtype[0][0], 3 * PASSES, "cross entropy: loading kernels");
 
     return status ? status : ce_tokens_prepare(device);
 }
@@ -330,7 +342,7 @@ ridge_status ce_block_stats(const ridge_device *device, const char *name, ce_blo
 
 ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_block *b, void *stream)
 {
-    return over_rows(device, name, GRADIENT, b, stream);
+    return over_rows(device, name, b->p.dentropy ? BEND_GRADIENT : GRADIENT, b, stream);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,

@@ -267,6 +267,8 @@ int64_t ce_plan_layout(const ce_products *q, ce_chunk *c, ce_area *space, const 
     c->class_rows = (int2 *)take(&at, vocab * 8);
     c->class_chain = (int32_t *)take(&at, vocab * 4);
     c->progress = (uint64_t *)take(&at, CE_PROGRESS_COUNTERS(vocab) * 8);
+    if (problem->op == RIDGE_LINEAR_CE_BACKWARD && problem->dtype[RIDGE_LINEAR_CE_BACKWARD_DENTROPY] != RIDGE_NONE)
+        c->bend = (float4 *)take(&at, (tokens + 1) * 16);
     if (!ce_needs_stats(problem->op)) { /* only ops with sums have parts */
         c->p.part = NULL;
         c->p.parts = 1;

@@ -189,23 +189,24 @@ SLOTS = {
     'linear_ce_eval': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
-        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17,
+        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19,
     },
     'linear_ce_train': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
-        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17,
+        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19,
     },
     'linear_ce_backward': {
         'x': 0, 'w': 1, 'target': 2, 'lse': 3, 'dloss': 4, 'bias': 5, 'class_weight': 6, 'dx': 7, 'dw': 8,
-        'dbias': 9,
+        'dbias': 9, 'entropy': 10, 'dentropy': 11, 'ids': 12, 'id_logprob': 13, 'did_logprob': 14,
     },
     'ce_fwd': {
         'logits': 0, 'target': 1, 'loss': 2, 'class_weight': 3, 'token_loss': 4, 'lse': 5, 'target_logit': 6,
         'entropy': 7, 'argmax': 8, 'accuracy': 9, 'errors': 10, 'record': 11,
     },
     'ce_bwd': {
-        'logits': 0, 'target': 1, 'lse': 2, 'dloss': 3, 'class_weight': 4, 'dlogits': 5,
+        'logits': 0, 'target': 1, 'lse': 2, 'dloss': 3, 'class_weight': 4, 'dlogits': 5, 'entropy': 6,
+        'dentropy': 7,
     },
     'ce_combine': {
         'record': 0, 'offset': 1, 'target': 2, 'loss': 3, 'class_weight': 4, 'token_loss': 5, 'lse': 6,
@@ -316,8 +317,8 @@ OPTIONS = {
     'quantize': 'float floor',
     'swiglu_quantize': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit, float floor',
     'norm': 'float eps, float mscale',
-    'ce': 'int64_t ignore_index, int64_t vocab_offset, int64_t vocab_total, float label_smoothing, float softcap, float '
-        'temperature, float lse_square_scale, float grad_scale, float reserved',
+    'ce': 'int64_t ignore_index, int64_t vocab_offset, int64_t vocab_total, int64_t ids, float label_smoothing, float '
+        'softcap, float temperature, float lse_square_scale, float grad_scale, float reserved',
     'kv_append': 'int64_t n_rot, float eps, float mscale',
     'attention': 'int64_t window, float scale, float softcap',
     'embed': 'float scale',

@@ -563,14 +563,18 @@ def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):
     return loss, dx, dw, dbias
 
 
-def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=None):
+def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=None, entropy=None, dentropy=None):
     dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
     same_shape("lse", lse.shape, p.dims[:1])
     if dloss is not None and (p.reduction == "none" or len(dloss.shape)):
         same_shape("dloss", dloss.shape, p.dims[:1] if p.reduction == "none" else (1,))
-    lse, dloss = p.xp.vector(lse), p.xp.vector(dloss) if dloss is not None else None
-    p.launch("linear_ce_backward", p.some(lse) + p.some(dloss) + p.some(p.bias) + p.some(p.class_weight) + p.some(dx)
-             + p.some(dw) + p.some(dbias))
+    rows = [t if t is None else p.xp.vector(t) for t in (lse, dloss, entropy, dentropy)]  # copies live until the launch
+    for name, t in zip(("entropy", "dentropy"), rows[2:]):
+        if t is not None:
+            same_shape(name, t.shape, p.dims[:1])
+    lse, dloss, entropy, dentropy = map(p.some, rows)
+    p.launch("linear_ce_backward", lse + dloss + p.some(p.bias) + p.some(p.class_weight) + p.some(dx) + p.some(dw)
+             + p.some(dbias) + entropy + dentropy)
     return dx, dw, dbias
 
 
@@ -614,5 +618,5 @@ def ce_bwd(p, lse, dloss):
     same_shape("dloss", dloss.shape, p.rows if p.reduction == "none" else ())
     lse, dloss = p.xp.vector(lse), p.xp.vector(dloss)  # copies live until the launch
     dlogits = p.xp.empty(p.logits, p.logits.shape, p.head[2])
-    p.launch("ce_bwd", p.some(lse) + p.some(dloss) + p.some(p.class_weight) + p.some(dlogits))
+    p.launch("ce_bwd", p.some(lse) + p.some(dloss) + p.some(p.class_weight) + p.some(dlogits) + ABSENT * 2)
     return dlogits

@@ -246,3 +246,58 @@ def test_statistics_refuse(device):
     g, = torch.autograd.grad(R.cross_entropy(z, t[0, :4] % 10), z, create_graph=True)
     with pytest.raises(ridge.UnsupportedError, match="once only"):
         torch.autograd.grad(g.pow(2).sum(), z)
+
+
+def logprobs64(x, w, t, linear_bias=None, softcap=0.0, temperature=1.0, ignore_index=-100):
+    """(log-probability of t, entropy) in float64"""
+    z = x @ w.T + (0 if linear_bias is None else linear_bias)
+    z = (softcap * torch.tanh(z / softcap) if softcap else z) / temperature
+    logp, keep = z.log_softmax(-1), t != ignore_index
+    return logp.gather(-1, t.clamp(min=0)[..., None])[..., 0] * keep, -(logp.exp() * logp).sum(-1) * keep
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"linear_bias": True}, {"softcap": 5.0, "temperature": 0.7}])
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_linear_logprobs_and_entropy(device, dtype, options, way, needs):
+    """Values and gradients of both, together and each alone, with ignored rows."""
+    x, w, t, options = ce_problem(device, dtype, options)
+    t[0, 2] = t[5] = -100
+    one, two = leaves(x, w), leaves(x.double(), w.double())
+    bias = {}
+    if "linear_bias" in options:
+        one, two = one + leaves(options["linear_bias"]), two + leaves(options["linear_bias"].double())
+        options, bias = {**options, "linear_bias": one[2]}, {"linear_bias": two[2]}
+    call = R.linear_logprobs if way == "eager" else torch.compile(R.linear_logprobs, fullgraph=True, backend="aot_eager")
+    got = needs(lambda: call(one[0], one[1], t, entropy=True, **options))
+    want = logprobs64(two[0], two[1], t, **{**options, **bias})
+    tol = 1e-5 if dtype == torch.float32 else 2e-2
+    for g, v in zip(got, want):
+        assert g.dtype == torch.float32 and g.shape == t.shape
+        near(g, v, tol)
+    assert (got[0] <= 0).all()
+    dl, dh = torch.randn_like(got[0]), torch.randn_like(got[1])
+    for a, b in ((dl, dh), (dl, None), (None, dh)):
+        terms = [(g * d).sum() for g, d in zip(got, (a, b)) if d is not None]
+        terms64 = [(g * d.double()).sum() for g, d in zip(want, (a, b)) if d is not None]
+        for g, v, leaf in zip(torch.autograd.grad(sum(terms), one, retain_graph=True),
+                              torch.autograd.grad(sum(terms64), two, retain_graph=True), one):
+            assert g.dtype == leaf.dtype and rms(g, v) < (1e-5 if dtype == torch.float32 else 1e-2)
+    near(R.linear_logprobs(one[0], one[1], t, **options), want[0], tol)
+    with torch.no_grad():
+        near(R.linear_logprobs(one[0], one[1], t, **options), want[0], tol)
+
+
+def test_linear_entropy(device, needs):
+    x, w, t, _ = ce_problem(device, torch.float32, {})
+    one, two = leaves(x, w), leaves(x.double(), w.double())
+    mask = torch.rand_like(t, dtype=torch.float32) < 0.7
+    got = needs(lambda: R.linear_entropy(*one, mask=mask))
+    want = logprobs64(*two, torch.where(mask, 0, -100))[1]
+    near(got, want, 1e-5)
+    up = torch.randn_like(got)
+    for g, v in zip(torch.autograd.grad(got, one, up), torch.autograd.grad(want, two, up.double())):
+        assert rms(g, v) < 1e-5
+    near(R.linear_entropy(x, w), logprobs64(x.double(), w.double(), t)[1], 1e-5)
+    with pytest.raises(ridge.ArgumentError, match="mask is torch.int64"):
+        R.linear_entropy(x, w, mask=t)

@@ -21,11 +21,12 @@ from .._core import ArgumentError
 from .. import _ops as ops
 from . import _library as L
 from ._arrays import Arrays, autocast_dtype, dtype_number, needs_grad, no_gradient, plain, tensors
-from ._functions import AddRMSNorm, LinearCE, LinearCERows, SwiGLU, apply_linear_ce, apply_swiglu
+from ._functions import AddRMSNorm, LinearCE, LinearCERows, LinearLogprobs, SwiGLU, apply_linear_ce, apply_swiglu
 from ._plans import Planned
 
 __all__ = ["Fp8Linear", "Patch", "Q8_0Linear", "RowStatistics", "add_rms_norm", "apply_ridge_to", "cross_entropy",
-           "cross_entropy_stats", "fp8_gemm", "linear_cross_entropy", "linear_cross_entropy_stats", "patch_llama", "q8_0_matmul",
+           "cross_entropy_stats", "fp8_gemm", "linear_cross_entropy", "linear_cross_entropy_stats", "linear_entropy",
+           "linear_logprobs", "patch_llama", "q8_0_matmul",
            "q8_0_quantize", "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "rms_norm", "rope", "rope_freqs", "swap_linear",
            "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
@@ -250,6 +251,52 @@ def linear_cross_entropy_stats(input: Tensor, linear_weight: Tensor, target: Ten
                                ops.whole("ignore_index", ignore_index),
                                [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)])
     return RowStatistics(*(t.view(target.shape) for t in rows))
+
+
+def linear_logprobs(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Optional[Tensor] = None,
+                    ignore_index: Optional[int] = -100, *, entropy: bool = False, softcap: float = 0.0,
+                    temperature: float = 1.0) -> Union[Tensor, tuple[Tensor, Tensor]]:
+    """log softmax(F.linear(input, linear_weight, linear_bias)) at target, without the logits: f32, of target's shape, never
+    above 0. With entropy=True also the entropy of each row's softmax, in nats, from the same pass.
+
+    Both are differentiable in input, linear_weight and linear_bias, with one backward pass for the two, which computes the
+    logits again. Rows whose target is ignore_index have 0 and 0 and no gradient; a target out of range has NaN. softcap and
+    temperature as in linear_cross_entropy.
+    """
+    tensors("linear_logprobs", input=input, linear_weight=linear_weight, target=target, linear_bias=(linear_bias, None))
+    ops.numbers_only(entropy=entropy, softcap=softcap, temperature=temperature)
+    logprob, of_rows = _logprobs("linear_logprobs", input, linear_weight, target, linear_bias, ignore_index, bool(entropy),
+                                 softcap, temperature)
+    return (logprob, of_rows) if entropy else logprob
+
+
+def linear_entropy(input: Tensor, linear_weight: Tensor, linear_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *,
+                   softcap: float = 0.0, temperature: float = 1.0) -> Tensor:
+    """The entropy of each row's softmax(F.linear(input, linear_weight, linear_bias)), in nats, without the logits: f32 [..].
+    Differentiable as linear_logprobs, which gives both. mask [..] bool: False leaves a row out (0, no gradient)."""
+    tensors("linear_entropy", input=input, linear_weight=linear_weight, linear_bias=(linear_bias, None), mask=(mask, None))
+    ops.numbers_only(softcap=softcap, temperature=temperature)
+    if mask is None:
+        target = torch.zeros(input.shape[:-1], dtype=torch.int32, device=input.device)
+    elif mask.dtype != torch.bool or mask.shape != input.shape[:-1]:
+        raise ArgumentError(f"mask is {mask.dtype}{list(mask.shape)}, not torch.bool{list(input.shape[:-1])}")
+    else:
+        target = mask.to(torch.int32) - 1  # 0, or -1 to be ignored
+    return _logprobs("linear_entropy", input, linear_weight, target, linear_bias, -1, True, softcap, temperature)[1]
+
+
+def _logprobs(function, input, linear_weight, target, linear_bias, ignore_index, entropy, softcap, temperature):
+    ignore_index = -100 if ignore_index is None else ignore_index
+    x, w, t = _loss_inputs(function, input, linear_weight, target, None, ignore_index)
+    args = (x.reshape(-1, x.shape[-1]), w, t.reshape(-1), linear_bias, ops.whole("ignore_index", ignore_index),
+            [0.0, float(softcap), float(temperature), 0.0], entropy)
+    if not plain(x, w, t, linear_bias):
+        out = _op.linear_ce_logprobs(*args)
+    elif needs_grad(x, w, linear_bias):
+        out = LinearLogprobs.apply(*args)
+    else:
+        out = L.linear_ce_logprobs(_on_tensors, *args)
+    return out[0].view(target.shape), out[2].view(target.shape) if entropy else None
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100,

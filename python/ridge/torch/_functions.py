@@ -158,6 +158,24 @@ class LinearCERows(torch.autograd.Function):
         return (*L.gradients_of(ctx, *three), *(None,) * 4)
 
 
+class LinearLogprobs(torch.autograd.Function):
+    """(log-probability, lse, entropy) of every row; lse has no gradient."""
+
+    @staticmethod
+    def forward(ctx, *args):
+        out = L.linear_ce_logprobs(_on_tensors, *args)
+        L.logprobs_setup(ctx, args, out)
+        ctx.mark_non_differentiable(out[1], *(() if args[6] else out[2:]))
+        return out
+
+    @staticmethod
+    @_once
+    def backward(ctx, dlogprob, _, dentropy):
+        three = L.logprobs_gradient(lambda *args: L.linear_ce_backward(_on_tensors, *args), ctx, dlogprob,
+                                    dentropy if ctx.rest[2] else None)
+        return *three, None, None, None
+
+
 class Fp8LinearFunction(torch.autograd.Function):
     """With main_grad: the weight's gradient is added to that tensor (f32) and autograd sees none."""
 

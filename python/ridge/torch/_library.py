@@ -404,11 +404,46 @@ def linear_ce_eager(xp, *args):
     return ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], None if args[1].dtype is torch.bfloat16 else A.F32)
 
 
-@_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias) -> "
-         "(Tensor, Tensor, Tensor)")
+@_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias, Tensor? entropy=None, "
+         "Tensor? dentropy=None) -> (Tensor, Tensor, Tensor)")
 def linear_ce_backward(xp, lse, dloss, *args):
-    p = problem(xp, *args[:8])
-    return tuple(_none(lse, t) for t in ops.linear_ce_backward(p, lse, dloss.to(torch.float32), *args[8:]))
+    p, want, (entropy, dentropy) = problem(xp, *args[:8]), args[8:11], args[11:] or (None, None)
+    if dentropy is not None:
+        dentropy = dentropy.to(torch.float32)
+    three = ops.linear_ce_backward(p, lse, dloss.to(torch.float32), *want, None, entropy, dentropy)
+    return tuple(_none(lse, t) for t in three)
+
+
+@_define("linear_ce_logprobs(Tensor x, Tensor weight, Tensor target, Tensor? bias, int ignore_index, float[] options, "
+         "bool entropy) -> (Tensor, Tensor, Tensor)")
+def linear_ce_logprobs(xp, x, weight, target, bias, ignore_index, options, entropy):
+    """Of every row: the target's log-probability, lse, and the entropy where it is wanted."""
+    p = problem(xp, x, weight, target, bias, None, "none", ignore_index, options)
+    loss, out = ops.linear_ce_eval(p, ("lse", "entropy") if entropy else ("lse",))
+    return 0 - loss, out["lse"], _none(loss, out.get("entropy"))
+
+
+def logprobs_setup(ctx, inputs, output):
+    ce_setup(ctx, inputs)
+    ctx.save_for_backward(*inputs[:4], *output[1:])
+    ctx.rest = inputs[4:]
+
+
+def logprobs_gradient(backward, ctx, dlogprob, dentropy):
+    """(dx, dweight, None, dbias), all None where nothing arrived."""
+    if dlogprob is None and dentropy is None:
+        return (None,) * 4
+    x, weight, target, bias, lse, entropy = ctx.saved_tensors
+    ignore_index, options, _ = ctx.rest
+    dloss = torch.zeros_like(lse) if dlogprob is None else 0 - dlogprob
+    want = ctx.needs_input_grad
+    three = backward(lse, dloss, x, weight, target, bias, None, "none", ignore_index, options, want[0], want[1], want[3],
+                     None if dentropy is None else entropy, dentropy)
+    return gradients_of(ctx, *three)
+
+
+def _logprobs_gradient(ctx, dlogprob, _, dentropy):
+    return *logprobs_gradient(torch.ops.ridge.linear_ce_backward, ctx, dlogprob, dentropy), None, None, None
 
 
 @_define("linear_ce_stats(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, int ignore_index, "
@@ -520,6 +555,7 @@ def _eval_gradient(ctx, dloss, *_):
 
 torch.library.register_autograd("ridge::linear_ce_train", _train_gradient, setup_context=_train_setup, lib=library)
 torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_context=_eval_setup, lib=library)
+torch.library.register_autograd("ridge::linear_ce_logprobs", _logprobs_gradient, setup_context=logprobs_setup, lib=library)
 for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
               "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "ce_stats", "ce_bwd", "multiply"):
     _no_gradient(_name)

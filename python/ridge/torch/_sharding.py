@@ -234,10 +234,15 @@ def _linear_ce_train(x, weight, target, bias, class_weight, reduction, ignore_in
 
 
 @_rule("linear_ce_backward")
-def _linear_ce_backward(lse, dloss, x, weight, target, bias, class_weight, reduction, ignore_index, options, dx, dw, dbias):
+def _linear_ce_backward(lse, dloss, x, weight, target, bias, class_weight, reduction, ignore_index, options, dx, dw, dbias, *_):
     if reduction != "mean":
         yield ([0 if dx else R, P if dw else R, P if dbias else R],
-               [0, 0 if reduction == "none" else R, 0, R, 0, R, R])
+               [0, 0 if reduction == "none" else R, 0, R, 0, R, R, 0, 0])
+
+
+@_rule("linear_ce_logprobs")
+def _linear_ce_logprobs(x, weight, target, bias, ignore_index, options, entropy):
+    yield [0, 0, 0 if entropy else R], [0, R, 0, R]
 
 
 @_rule("linear_ce_stats")
