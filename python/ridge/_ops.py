@@ -519,14 +519,26 @@ class CeProblem:
         self.xp.launch(form(op, self.flags, self.options), self.x, self.dims + self.head + values, extra or True)
 
 
-def linear_ce_eval(p, stats=()):
-    """(loss, {name: statistic})"""
+def _ids(p, ids):
+    """ids [tokens, K] as an operand; K becomes an option of the problem."""
+    if ids is None:
+        return ABSENT
+    if len(ids.shape) != 2 or ids.shape[0] != p.dims[0]:
+        raise ArgumentError(f"ids has shape {list(ids.shape)}, not [{p.dims[0]}, K]")
+    p.options += (("ids", ids.shape[1]),)
+    return p.xp.operand(*p.xp.matrix(ids))
+
+
+def linear_ce_eval(p, stats=(), ids=None):
+    """(loss, {name: statistic}); with ids [tokens, K] also "id_logprob" of their shape"""
     loss = p.loss()
     out = {name: p.xp.empty(p.x, p.dims[:1], CE_STATS[name]) for name in stats}
     values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight)
     for name in CE_STATS:
         values += p.some(out.get(name))
-    p.launch("linear_ce_eval", values + ABSENT * (18 - 11))
+    if ids is not None:
+        out["id_logprob"] = p.xp.empty(p.x, ids.shape, A.F32)
+    p.launch("linear_ce_eval", values + ABSENT * (18 - 11) + _ids(p, ids) + p.some(out.get("id_logprob")))
     return loss, out
 
 
@@ -559,11 +571,12 @@ def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):
     loss = p.loss()
     dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
     values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight) + ABSENT * 9
-    p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias))
+    p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias) + ABSENT * 2)
     return loss, dx, dw, dbias
 
 
-def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=None, entropy=None, dentropy=None):
+def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=None, entropy=None, dentropy=None,
+                       ids=None, id_logprob=None, did_logprob=None):
     dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
     same_shape("lse", lse.shape, p.dims[:1])
     if dloss is not None and (p.reduction == "none" or len(dloss.shape)):
@@ -572,9 +585,14 @@ def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=Non
     for name, t in zip(("entropy", "dentropy"), rows[2:]):
         if t is not None:
             same_shape(name, t.shape, p.dims[:1])
+    for name, t in (("id_logprob", id_logprob), ("did_logprob", did_logprob)):
+        if ids is not None:
+            same_shape(name, t.shape, ids.shape)
+    tables = [t if t is None else p.xp.matrix(t) for t in (id_logprob, did_logprob)]
     lse, dloss, entropy, dentropy = map(p.some, rows)
+    id_logprob, did_logprob = (ABSENT if t is None else p.xp.operand(*t) for t in tables)
     p.launch("linear_ce_backward", lse + dloss + p.some(p.bias) + p.some(p.class_weight) + p.some(dx) + p.some(dw)
-             + p.some(dbias) + entropy + dentropy)
+             + p.some(dbias) + entropy + dentropy + _ids(p, ids) + id_logprob + did_logprob)
     return dx, dw, dbias
 
 

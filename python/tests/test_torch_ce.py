@@ -301,3 +301,45 @@ def test_linear_entropy(device, needs):
     near(R.linear_entropy(x, w), logprobs64(x.double(), w.double(), t)[1], 1e-5)
     with pytest.raises(ridge.ArgumentError, match="mask is torch.int64"):
         R.linear_entropy(x, w, mask=t)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"linear_bias": True, "softcap": 5.0, "temperature": 0.7}])
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_linear_logprobs_of_ids(device, dtype, options, way, needs):
+    """K classes a row, some several times, some ignored, with the entropy: values and gradients."""
+    x, w, t, options = ce_problem(device, dtype, options)
+    ids = torch.randint(0, w.shape[0], (*t.shape, 12), device=device)
+    ids[..., 3] = ids[..., 1]
+    ids[0, :, 5] = ids[2, 3] = -100
+    one, two = leaves(x, w), leaves(x.double(), w.double())
+    bias = {}
+    if "linear_bias" in options:
+        one, two = one + leaves(options["linear_bias"]), two + leaves(options["linear_bias"].double())
+        options, bias = {**options, "linear_bias": one[2]}, {"linear_bias": two[2]}
+    call = R.linear_logprobs if way == "eager" else torch.compile(R.linear_logprobs, fullgraph=True, backend="aot_eager")
+    logprob, entropy = needs(lambda: call(one[0], one[1], ids, entropy=True, **options))
+    each = [logprobs64(two[0], two[1], ids[..., k], **{**options, **bias}) for k in range(12)]
+    want = torch.stack([e[0] for e in each], -1)
+    want_entropy = logprobs64(two[0], two[1], torch.where((ids != -100).any(-1), 0, -100), **{**options, **bias})[1]
+    tol = 1e-5 if dtype == torch.float32 else 2e-2
+    assert logprob.shape == ids.shape and entropy.shape == t.shape and (logprob <= 0).all()
+    near(logprob, want, tol)
+    near(entropy, want_entropy, tol)
+    dl, dh = torch.randn_like(logprob), torch.randn_like(entropy)
+    for weights in ((dl, dh), (dl, 0 * dh)):
+        got = torch.autograd.grad((logprob * weights[0]).sum() + (entropy * weights[1]).sum(), one, retain_graph=True)
+        ref = torch.autograd.grad((want * weights[0].double()).sum() + (want_entropy * weights[1].double()).sum(), two,
+                                  retain_graph=True)
+        for g, v, leaf in zip(got, ref, one):
+            assert g.dtype == leaf.dtype and rms(g, v) < (1e-5 if dtype == torch.float32 else 1e-2)
+    near(R.linear_logprobs(x, w, ids, **{k: v.detach() if k == "linear_bias" else v for k, v in options.items()}), want, tol)
+
+
+def test_linear_logprobs_errors(device, needs):
+    x, w, t, _ = ce_problem(device, torch.float32, {})
+    with pytest.raises(ridge.ArgumentError, match="option ids must lie in 0 .. 256"):
+        needs(lambda: R.linear_logprobs(x, w, t[..., None].expand(*t.shape, 257)))
+    with pytest.raises(ridge.ArgumentError, match="target has shape"):
+        R.linear_logprobs(x, w, t[1:])
+    assert R.linear_logprobs(x, w, t[..., None] * 0 + 10000).isnan().all()

@@ -257,16 +257,23 @@ def linear_logprobs(input: Tensor, linear_weight: Tensor, target: Tensor, linear
                     ignore_index: Optional[int] = -100, *, entropy: bool = False, softcap: float = 0.0,
                     temperature: float = 1.0) -> Union[Tensor, tuple[Tensor, Tensor]]:
     """log softmax(F.linear(input, linear_weight, linear_bias)) at target, without the logits: f32, of target's shape, never
-    above 0. With entropy=True also the entropy of each row's softmax, in nats, from the same pass.
+    above 0. With entropy=True also the entropy of each row's softmax [..], in nats, from the same pass.
 
-    Both are differentiable in input, linear_weight and linear_bias, with one backward pass for the two, which computes the
-    logits again. Rows whose target is ignore_index have 0 and 0 and no gradient; a target out of range has NaN. softcap and
-    temperature as in linear_cross_entropy.
+    target: [..], a class a row; or [.., K] with K from 1 to 256, for distillation: K classes a row, in any order.
+    All is differentiable in input, linear_weight and linear_bias, with one backward pass, which computes the logits again.
+    A target that is ignore_index has 0 and no gradient, and a row without another one has entropy 0; a target out of range has
+    NaN. softcap and temperature as in linear_cross_entropy.
     """
     tensors("linear_logprobs", input=input, linear_weight=linear_weight, target=target, linear_bias=(linear_bias, None))
     ops.numbers_only(entropy=entropy, softcap=softcap, temperature=temperature)
-    logprob, of_rows = _logprobs("linear_logprobs", input, linear_weight, target, linear_bias, ignore_index, bool(entropy),
-                                 softcap, temperature)
+    ignore_index = ops.whole("ignore_index", -100 if ignore_index is None else ignore_index)
+    ids = None
+    if target.dim() == input.dim() and target.dim() and target.shape[:-1] == input.shape[:-1]:
+        ids = target if target.dtype in (torch.int32, torch.int64) else target.long()
+        target = torch.where((ids != ignore_index).any(-1), 0 if ignore_index else 1, ignore_index).to(ids.dtype)
+    logprob, of_rows, of_ids = _logprobs("linear_logprobs", input, linear_weight, target, linear_bias, ids, ignore_index,
+                                         bool(entropy), softcap, temperature)
+    logprob = logprob if ids is None else of_ids
     return (logprob, of_rows) if entropy else logprob
 
 
@@ -282,21 +289,22 @@ def linear_entropy(input: Tensor, linear_weight: Tensor, linear_bias: Optional[T
         raise ArgumentError(f"mask is {mask.dtype}{list(mask.shape)}, not torch.bool{list(input.shape[:-1])}")
     else:
         target = mask.to(torch.int32) - 1  # 0, or -1 to be ignored
-    return _logprobs("linear_entropy", input, linear_weight, target, linear_bias, -1, True, softcap, temperature)[1]
+    return _logprobs("linear_entropy", input, linear_weight, target, linear_bias, None, -1, True, softcap, temperature)[1]
 
 
-def _logprobs(function, input, linear_weight, target, linear_bias, ignore_index, entropy, softcap, temperature):
-    ignore_index = -100 if ignore_index is None else ignore_index
+def _logprobs(function, input, linear_weight, target, linear_bias, ids, ignore_index, entropy, softcap, temperature):
+    """(log-probability, entropy or None, log-probabilities of ids or None), shaped as target and ids"""
     x, w, t = _loss_inputs(function, input, linear_weight, target, None, ignore_index)
-    args = (x.reshape(-1, x.shape[-1]), w, t.reshape(-1), linear_bias, ops.whole("ignore_index", ignore_index),
-            [0.0, float(softcap), float(temperature), 0.0], entropy)
-    if not plain(x, w, t, linear_bias):
+    args = (x.reshape(-1, x.shape[-1]), w, t.reshape(-1), linear_bias, None if ids is None else ids.reshape(t.numel(), -1),
+            ignore_index, [0.0, float(softcap), float(temperature), 0.0], entropy)
+    if not plain(x, w, t, linear_bias, ids):
         out = _op.linear_ce_logprobs(*args)
     elif needs_grad(x, w, linear_bias):
         out = LinearLogprobs.apply(*args)
     else:
         out = L.linear_ce_logprobs(_on_tensors, *args)
-    return out[0].view(target.shape), out[2].view(target.shape) if entropy else None
+    return (out[0].view(target.shape), out[2].view(target.shape) if entropy else None,
+            None if ids is None else out[3].view(ids.shape))
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100,

@@ -1,5 +1,7 @@
 """_functions.py: gradients in eager mode. The same formulas as the registered ops have, without the dispatcher, and with what
 only eager mode allows: cross entropy hands its gradient tensors over instead of copying them."""
+import functools
+
 import torch
 
 from .. import _ops as ops
@@ -159,21 +161,20 @@ class LinearCERows(torch.autograd.Function):
 
 
 class LinearLogprobs(torch.autograd.Function):
-    """(log-probability, lse, entropy) of every row; lse has no gradient."""
+    """(log-probability, lse, entropy, log-probabilities of ids) of every row; lse has no gradient."""
 
     @staticmethod
     def forward(ctx, *args):
         out = L.linear_ce_logprobs(_on_tensors, *args)
         L.logprobs_setup(ctx, args, out)
-        ctx.mark_non_differentiable(out[1], *(() if args[6] else out[2:]))
+        ctx.mark_non_differentiable(out[1], *(() if args[7] else out[2:3]), *(() if args[4] is not None else out[3:]))
         return out
 
     @staticmethod
     @_once
-    def backward(ctx, dlogprob, _, dentropy):
-        three = L.logprobs_gradient(lambda *args: L.linear_ce_backward(_on_tensors, *args), ctx, dlogprob,
-                                    dentropy if ctx.rest[2] else None)
-        return *three, None, None, None
+    def backward(ctx, dlogprob, _, dentropy, did):
+        backward = functools.partial(L.linear_ce_backward, _on_tensors)
+        return *L.logprobs_gradient(backward, ctx, dlogprob, dentropy, did), *(None,) * 4
 
 
 class Fp8LinearFunction(torch.autograd.Function):

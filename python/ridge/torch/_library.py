@@ -405,45 +405,46 @@ def linear_ce_eager(xp, *args):
 
 
 @_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias, Tensor? entropy=None, "
-         "Tensor? dentropy=None) -> (Tensor, Tensor, Tensor)")
+         "Tensor? dentropy=None, Tensor? ids=None, Tensor? id_logprob=None, Tensor? did_logprob=None) -> "
+         "(Tensor, Tensor, Tensor)")
 def linear_ce_backward(xp, lse, dloss, *args):
-    p, want, (entropy, dentropy) = problem(xp, *args[:8]), args[8:11], args[11:] or (None, None)
-    if dentropy is not None:
-        dentropy = dentropy.to(torch.float32)
-    three = ops.linear_ce_backward(p, lse, dloss.to(torch.float32), *want, None, entropy, dentropy)
+    more = [t.to(torch.float32) if t is not None and t.is_floating_point() else t for t in args[11:]]
+    three = ops.linear_ce_backward(problem(xp, *args[:8]), lse, dloss.to(torch.float32), *args[8:11], None, *more)
     return tuple(_none(lse, t) for t in three)
 
 
-@_define("linear_ce_logprobs(Tensor x, Tensor weight, Tensor target, Tensor? bias, int ignore_index, float[] options, "
-         "bool entropy) -> (Tensor, Tensor, Tensor)")
-def linear_ce_logprobs(xp, x, weight, target, bias, ignore_index, options, entropy):
-    """Of every row: the target's log-probability, lse, and the entropy where it is wanted."""
+@_define("linear_ce_logprobs(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? ids, int ignore_index, "
+         "float[] options, bool entropy) -> (Tensor, Tensor, Tensor, Tensor)")
+def linear_ce_logprobs(xp, x, weight, target, bias, ids, ignore_index, options, entropy):
+    """Of every row: the target's log-probability, lse, where wanted the entropy, and the ids' log-probabilities."""
     p = problem(xp, x, weight, target, bias, None, "none", ignore_index, options)
-    loss, out = ops.linear_ce_eval(p, ("lse", "entropy") if entropy else ("lse",))
-    return 0 - loss, out["lse"], _none(loss, out.get("entropy"))
+    loss, out = ops.linear_ce_eval(p, ("lse", "entropy") if entropy else ("lse",), ids)
+    return 0 - loss, out["lse"], _none(loss, out.get("entropy")), _none(loss, out.get("id_logprob"))
 
 
 def logprobs_setup(ctx, inputs, output):
     ce_setup(ctx, inputs)
-    ctx.save_for_backward(*inputs[:4], *output[1:])
-    ctx.rest = inputs[4:]
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.rest = inputs[5:]
 
 
-def logprobs_gradient(backward, ctx, dlogprob, dentropy):
+def logprobs_gradient(backward, ctx, dlogprob, dentropy, did):
     """(dx, dweight, None, dbias), all None where nothing arrived."""
-    if dlogprob is None and dentropy is None:
+    x, weight, target, bias, ids, lse, entropy, id_logprob = ctx.saved_tensors
+    ignore_index, options, with_entropy = ctx.rest
+    dentropy, did = dentropy if with_entropy else None, did if ids is not None else None
+    if dlogprob is None and dentropy is None and did is None:
         return (None,) * 4
-    x, weight, target, bias, lse, entropy = ctx.saved_tensors
-    ignore_index, options, _ = ctx.rest
     dloss = torch.zeros_like(lse) if dlogprob is None else 0 - dlogprob
     want = ctx.needs_input_grad
+    more = (None if dentropy is None else entropy, dentropy, *((None,) * 3 if did is None else (ids, id_logprob, did)))
     three = backward(lse, dloss, x, weight, target, bias, None, "none", ignore_index, options, want[0], want[1], want[3],
-                     None if dentropy is None else entropy, dentropy)
+                     *more)
     return gradients_of(ctx, *three)
 
 
-def _logprobs_gradient(ctx, dlogprob, _, dentropy):
-    return *logprobs_gradient(torch.ops.ridge.linear_ce_backward, ctx, dlogprob, dentropy), None, None, None
+def _logprobs_gradient(ctx, dlogprob, _, dentropy, did):
+    return *logprobs_gradient(torch.ops.ridge.linear_ce_backward, ctx, dlogprob, dentropy, did), *(None,) * 4
 
 
 @_define("linear_ce_stats(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, int ignore_index, "

@@ -237,12 +237,12 @@ def _linear_ce_train(x, weight, target, bias, class_weight, reduction, ignore_in
 def _linear_ce_backward(lse, dloss, x, weight, target, bias, class_weight, reduction, ignore_index, options, dx, dw, dbias, *_):
     if reduction != "mean":
         yield ([0 if dx else R, P if dw else R, P if dbias else R],
-               [0, 0 if reduction == "none" else R, 0, R, 0, R, R, 0, 0])
+               [0, 0 if reduction == "none" else R, 0, R, 0, R, R, 0, 0, 0, 0, 0])
 
 
 @_rule("linear_ce_logprobs")
-def _linear_ce_logprobs(x, weight, target, bias, ignore_index, options, entropy):
-    yield [0, 0, 0 if entropy else R], [0, R, 0, R]
+def _linear_ce_logprobs(x, weight, target, bias, ids, ignore_index, options, entropy):
+    yield [0, 0, 0 if entropy else R, R if ids is None else 0], [0, R, 0, R, 0]
 
 
 @_rule("linear_ce_stats")
