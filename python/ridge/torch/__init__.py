@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import _core  # noqa: F401: a missing library is reported before anything else
 from .._core import ArgumentError
 from .. import _ops as ops
+from . import _distill
 from . import _library as L
 from ._arrays import Arrays, autocast_dtype, dtype_number, needs_grad, no_gradient, plain, tensors
 from ._functions import AddRMSNorm, LinearCE, LinearCERows, LinearLogprobs, SwiGLU, apply_linear_ce, apply_swiglu
@@ -26,7 +27,7 @@ from ._plans import Planned
 
 __all__ = ["Fp8Linear", "Patch", "Q8_0Linear", "RowStatistics", "add_rms_norm", "apply_ridge_to", "cross_entropy",
            "cross_entropy_stats", "fp8_gemm", "linear_cross_entropy", "linear_cross_entropy_stats", "linear_entropy",
-           "linear_logprobs", "patch_llama", "q8_0_matmul",
+           "linear_jsd", "linear_kl", "linear_logprobs", "patch_llama", "q8_0_matmul",
            "q8_0_quantize", "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "rms_norm", "rope", "rope_freqs", "swap_linear",
            "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
@@ -305,6 +306,34 @@ def _logprobs(function, input, linear_weight, target, linear_bias, ids, ignore_i
         out = L.linear_ce_logprobs(_on_tensors, *args)
     return (out[0].view(target.shape), out[2].view(target.shape) if entropy else None,
             None if ids is None else out[3].view(ids.shape))
+
+
+def linear_kl(input: Tensor, linear_weight: Tensor, teacher_logprob: Tensor, ids: Tensor, linear_bias: Optional[Tensor] = None,
+              ignore_index: Optional[int] = -100, *, reverse: bool = False, tail: bool = False, softcap: float = 0.0,
+              temperature: float = 1.0) -> Tensor:
+    """The Kullback-Leibler divergence of each row from a teacher that is known at K classes, without the logits: f32 [..].
+
+    ids [.., K] (different ones, K up to 256) and teacher_logprob [.., K], its log-probabilities there, at this temperature.
+    Forward: sum q (log q - log p), q the teacher, p = softmax(F.linear(input, linear_weight, linear_bias)); reverse: sum
+    p (log p - log q). Over the ids alone, or with tail=True over the ids and all other classes taken as one. An id that is
+    ignore_index does not count. Differentiable in input, linear_weight and linear_bias, as linear_logprobs.
+    """
+    ops.numbers_only(reverse=reverse)
+    three = _distill.both("linear_kl", linear_logprobs, input, linear_weight, teacher_logprob, ids, linear_bias, ignore_index,
+                          tail, softcap, temperature)
+    return _distill.kl(*three, bool(reverse))
+
+
+def linear_jsd(input: Tensor, linear_weight: Tensor, teacher_logprob: Tensor, ids: Tensor, linear_bias: Optional[Tensor] = None,
+               ignore_index: Optional[int] = -100, *, beta: float = 0.5, tail: bool = False, softcap: float = 0.0,
+               temperature: float = 1.0) -> Tensor:
+    """The generalised Jensen-Shannon divergence, beta KL(q, m) + (1 - beta) KL(p, m) with m = beta q + (1 - beta) p and beta
+    between 0 and 1: f32 [..]. The rest as in linear_kl."""
+    if not 0 < ops.real("beta", beta) < 1:
+        raise ArgumentError(f"beta is {beta}, not between 0 and 1: the ends are linear_kl's two forms")
+    three = _distill.both("linear_jsd", linear_logprobs, input, linear_weight, teacher_logprob, ids, linear_bias, ignore_index,
+                          tail, softcap, temperature)
+    return _distill.jsd(*three, float(beta))
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100,

@@ -1,0 +1,141 @@
+"""Losses of post-training over ridge's logits-free head, against the same formulas on float64 logits: distillation from a
+teacher's K classes, examples/post_training.py, and a model that is trained by them."""
+import importlib.util
+import pathlib
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+import ridge  # noqa: E402
+import ridge.torch as R  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch_common import ce_problem, leaves, near, needs, on_devices, rms, seed  # noqa: E402,F401
+
+pytestmark = on_devices
+
+
+def logprobs64(hidden, head, ids, entropy=False, ignore_index=-100):
+    logp, keep = (hidden @ head.T).log_softmax(-1), ids != ignore_index
+    logprob = logp.gather(-1, ids.clamp(min=0)[..., None])[..., 0] * keep
+    return (logprob, -(logp.exp() * logp).sum(-1) * keep) if entropy else logprob
+
+
+def teacher_of(x, w, k):
+    """(ids, log-probabilities) of the k likeliest classes"""
+    logp, ids = (x.double() @ w.double().T).log_softmax(-1).topk(k, -1)
+    return ids, logp.float()
+
+
+def distilled64(kind, x, w, logq, ids, tail):
+    logp, logq = (x @ w.T).log_softmax(-1).gather(-1, ids), logq.double()
+    if tail:
+        logp, logq = (torch.cat([t, (1 - t.exp().sum(-1, keepdim=True)).log()], -1) for t in (logp, logq))
+    p, q = logp.exp(), logq.exp()
+    if isinstance(kind, float):
+        m = kind * q + (1 - kind) * p
+        return (kind * q * (logq - m.log()) + (1 - kind) * p * (logp - m.log())).sum(-1)
+    return (q * (logq - logp) if kind == "forward" else p * (logp - logq)).sum(-1)
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse", 0.1, 0.5])
+@pytest.mark.parametrize("tail", [False, True])
+def test_distillation_from_k_classes(device, kind, tail, needs):
+    x, w, _, _ = ce_problem(device, torch.float32, {})
+    ids, logq = teacher_of(torch.randn_like(x), w, 16)
+    one, two = leaves(x, w), leaves(x.double(), w.double())
+
+    def divergence(ids):
+        if isinstance(kind, float):
+            return R.linear_jsd(*one, logq, ids, beta=kind, tail=tail)
+        return R.linear_kl(*one, logq, ids, reverse=kind == "reverse", tail=tail)
+
+    got, want = needs(lambda: divergence(ids)), distilled64(kind, *two, logq, ids, tail)
+    near(got, want, 1e-5)
+    up = torch.rand_like(got)
+    for g, v in zip(torch.autograd.grad(got, one, up), torch.autograd.grad(want, two, up.double())):
+        assert rms(g, v) < 1e-4
+    if tail:
+        assert (got > 0).all()
+    some = ids.clone()
+    some[0, 0] = -100
+    partial = divergence(some)
+    assert partial[0, 0] == 0 and torch.equal(partial[1:], got[1:])
+    assert torch.autograd.grad(partial.sum(), one)[0][0, 0].abs().max() == 0
+
+
+def test_distillation_of_a_teacher_without_mass(device, needs):
+    """-inf of the teacher: nothing in the forward direction, infinity in the reverse one."""
+    x, w, _, _ = ce_problem(device, torch.float32, {})
+    ids, logq = teacher_of(x, w, 4)
+    logq[..., 3] = -torch.inf
+    (x,) = leaves(x)
+    forward = needs(lambda: R.linear_kl(x, w, logq, ids))
+    near(forward, R.linear_kl(x, w, logq[..., :3], ids[..., :3]), 1e-6)
+    assert torch.autograd.grad(forward.sum(), x)[0].isfinite().all()
+    assert R.linear_kl(x, w, logq, ids, reverse=True).isinf().all()
+    with pytest.raises(ridge.ArgumentError, match="beta is 1.0"):
+        R.linear_jsd(x, w, logq, ids, beta=1.0)
+    with pytest.raises(ridge.ArgumentError, match="both must be"):
+        R.linear_kl(x, w, logq, ids[..., :3])
+
+
+def post_training():
+    path = pathlib.Path(__file__).resolve().parents[2] / "examples" / "post_training.py"
+    spec = importlib.util.spec_from_file_location("post_training", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["grpo_loss", "dpo_loss", "orpo_loss"])
+def test_examples_of_losses(device, name, monkeypatch, needs):
+    """examples/post_training.py on ridge's log-probabilities and on those of float64 logits."""
+    x, w, t, _ = ce_problem(device, torch.float32, {}, (6, 9))
+    mask = torch.rand(t.shape, device=device) < 0.7
+    mask[:, 0] = True
+    more = {"grpo_loss": (torch.randn(t.shape, device=device) / 4 - 5, torch.randn(6, device=device), 0.2, 0.01),
+            "dpo_loss": (torch.randn(6, device=device) - 30, 0.1), "orpo_loss": (0.5,)}[name]
+    example, one, two = post_training(), leaves(x, w), leaves(x.double(), w.double())
+    got = needs(lambda: getattr(example, name)(*one, t, mask, *more))
+    monkeypatch.setattr(example, "linear_logprobs", logprobs64)
+    want = getattr(example, name)(*two, t, mask, *(m.double() if isinstance(m, torch.Tensor) else m for m in more))
+    near(got, want, 1e-5)
+    for g, v in zip(torch.autograd.grad(got, one), torch.autograd.grad(want, two)):
+        assert rms(g, v) < 1e-4
+
+
+def trained(device, dtype, seed, loss):
+    """Losses of 60 steps of a two-layer model, from the same weights and data for every dtype and loss."""
+    g = torch.Generator().manual_seed(seed)
+    vocab, width = 97, 32
+    table = torch.randn(vocab, width, generator=g).to(device, dtype)
+    params = [(torch.randn(*shape, generator=g) / shape[1] ** 0.5).to(device, dtype).requires_grad_()
+              for shape in ((width, width), (width, width), (vocab, width))]
+    after = torch.randperm(vocab, generator=g).to(device)
+    optimizer, losses = torch.optim.AdamW(params, lr=1e-2), []
+    for _ in range(60):
+        now = torch.randint(0, vocab, (8, 16), generator=g).to(device)
+        hidden = table[now]
+        hidden = hidden + F.silu(hidden @ params[0].T) @ params[1].T
+        value = loss(hidden, params[2], after[now])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def test_training_converges_as_in_float64(device, needs):
+    """Three seeds: with ridge's f32 head the loss follows the one of float64 logits, far within what seeds make of it."""
+    def objective(logprobs):
+        def loss(hidden, head, target):
+            logprob, entropy = logprobs(hidden, head, target, entropy=True)
+            return -(logprob + 0.01 * entropy).mean()
+        return loss
+
+    ours = torch.stack([needs(lambda: trained(device, torch.float32, s, objective(R.linear_logprobs))) for s in range(3)])
+    reference = torch.stack([trained(device, torch.float64, s, objective(logprobs64)) for s in range(3)])
+    assert (reference[:, -1] < 0.5 * reference[:, 0]).all()
+    spread = (reference[:, -10:].mean(-1).max() - reference[:, -10:].mean(-1).min()).item()
+    off = (ours - reference).abs()
+    assert off[:, :10].max() < 1e-4 and off[:, -10:].mean() < 0.1 * spread
