@@ -142,11 +142,13 @@ static bool prepare(const image *im)
     return a && b && im->memo->reference && im->memo->bound;
 }
 
-/* The norm of the error of one tile over its bound; 0 where the tile is small or holds what is not finite. */
+/* The norm of the error of one tile over its bound; 0 where the tile is small or holds what is not finite. Every
+ * element may be off by half of D's smallest number too. */
 static double tile_ratio(const image *im, const unsigned char *got, int64_t row, int64_t col)
 {
     const int64_t m = im->call.dim[0], n = im->call.dim[1];
     const int64_t rows = m - row < BLOCK ? m - row : BLOCK, cols = n - col < BLOCK ? n - col : BLOCK;
+    const uint32_t dtype = im->call.arg[RIDGE_GEMM_FP8_D].dtype;
     double error = 0, norm = 0;
 
     if (rows * cols < TILE_LEAST)
@@ -154,17 +156,17 @@ static double tile_ratio(const image *im, const unsigned char *got, int64_t row,
     for (int64_t i = row; i < row + rows; i++)
         for (int64_t j = col; j < col + cols; j++) {
             const double reference = im->memo->reference[i * n + j];
-            const double y =
-                dtype_load(oracle_address(im, got, RIDGE_GEMM_FP8_D, i, j), im->call.arg[RIDGE_GEMM_FP8_D].dtype);
+            const double y = dtype_load(oracle_address(im, got, RIDGE_GEMM_FP8_D, i, j), dtype);
             const double e = isinf(y) ? 0 : y - reference; /* an overflow: judged by its own bound */
 
             error += e * e;
             norm += reference * reference;
         }
-    if (!isfinite(norm) || (norm == 0 && error == 0)) /* products of zeros */
+    if (!isfinite(norm))
         return 0;
     return isnan(error) ? INFINITY
-                        : sqrt(error) / ((0x1p-11 + dtype_unit(im->call.arg[RIDGE_GEMM_FP8_D].dtype)) * sqrt(norm));
+                        : sqrt(error) / ((0x1p-11 + dtype_unit(dtype)) * sqrt(norm) +
+                                         0.5 * dtype_ulp(0, dtype) * sqrt((double)(rows * cols)));
 }
 
 void oracle_gemm(oracle_run *run)

@@ -280,14 +280,15 @@ static bool is_within(const char *path, const char *folder)
     return within;
 }
 
-/* A file that the input consists of beside its shards: of a directory everything that is no checkpoint. */
+/* A file that the input consists of beside its shards: of a directory everything that is no checkpoint, of a file the
+ * config.json and the indices beside it. */
 static bool is_of_input(const plan *p, const char *out)
 {
     char *config = path_join(p->folder, "config.json");
     const bool is_config = config && same_file(out, config);
 
     free(config);
-    return is_config || same_file(out, p->o->in) ||
+    return is_config || same_file(out, p->o->in) || (path_ends(out, ".index.json") && is_within(out, p->folder)) ||
            (p->many && is_within(out, p->folder) && !path_ends(out, ".gguf") && !path_ends(out, ".safetensors"));
 }
 
