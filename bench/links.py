@@ -1,6 +1,6 @@
 """links.py: what several GPUs of one host do: their links, the loss of a vocabulary that is spread over them, and FSDP2.
 
-    python3 bench/links.py [--parts links,loss,fsdp] [--ranks N] [--csv FILE] [--commit ID] [--lib FILE] [--small]
+    python3 bench/links.py [--parts links,loss,fsdp,tp] [--ranks N] [--csv FILE] [--commit ID] [--lib FILE] [--small]
 
 As many ranks as the machine has GPUs; on a machine without one, 2 over gloo with small shapes, to try the script. Written are
 records (bench/records) of suite dist: us is the median of the slowest rank. Provider ridge-1 is one device's time for the whole
@@ -9,7 +9,8 @@ problem, taken on every device at once, so that all are as hot as with several. 
 links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 (nccl-8); a bf16 product alone
 and while all-gathers run beside it. loss: linear cross entropy with gradients and without, whole and sharded rows; vocab-parallel
 is logits in bf16 and three all_reduce, in PyTorch. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in bf16 with
-torch.compile; Fp8Linear with weights gathered in bf16 and as codes; gathered bytes in peak_bytes.
+torch.compile; Fp8Linear with weights gathered in bf16 and as codes; gathered bytes in peak_bytes. tp: two Fp8Linears of
+an MLP, cut by columns and by rows, forward and backward.
 NVLink multicast stays off.
 """
 import argparse
@@ -243,6 +244,36 @@ def fsdp(args, n, record):
         del model
 
 
+# --------------------------------------------------------------------------------------------------- tensor parallelism
+
+
+def tp(args, n, record):
+    import ridge.torch as R
+    import ridge.torch.distributed as D
+    from torch.distributed.tensor.parallel import parallelize_module
+    mesh = torch.distributed.device_mesh.init_device_mesh(DEVICE, (n,))
+    for hidden, inner in ((256, 256 * n),) if args.small else ((4096, 14336), (8192, 28672)):
+        tokens = 256 * n if args.small else 8192
+        for provider in ("ridge-1", "ridge"):
+            with torch.device(DEVICE):
+                pair = torch.nn.Sequential(R.Fp8Linear(hidden, inner, bias=False), R.Fp8Linear(inner, hidden, bias=False))
+            pair = pair.to(torch.bfloat16)
+            if provider == "ridge":
+                parallelize_module(pair, mesh, {"0": D.Fp8ColwiseParallel(), "1": D.Fp8RowwiseParallel()})
+            x = torch.randn(tokens // (n if provider == "ridge" else 1), hidden, device=DEVICE).to(torch.bfloat16).requires_grad_()
+            dy = torch.randn_like(x)
+
+            def step():
+                x.grad = None
+                for p in pair.parameters():
+                    p.grad = None
+                pair(x).backward(dy)
+
+            us = timed(step, 3 if args.small else 20)
+            record("fp8_pair", f"tokens={tokens} hidden={hidden} inner={inner} ranks={n if provider == 'ridge' else 1}", provider, us,
+                   tflops=12e-6 * tokens * hidden * inner / us[0])
+
+
 # ------------------------------------------------------------------------------------------------------------------ ranks
 
 
@@ -273,7 +304,7 @@ def main(rank, args, n, port, now):
 
     for part in args.parts.split(","):
         begun = time.monotonic()
-        {"links": links, "loss": loss, "fsdp": fsdp}[part](args, n, record)
+        {"links": links, "loss": loss, "fsdp": fsdp, "tp": tp}[part](args, n, record)
         if rank == 0:
             print(f"{part}: {time.monotonic() - begun:.1f} s", flush=True)
         if CUDA:
@@ -284,7 +315,7 @@ def main(rank, args, n, port, now):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", default="links,loss,fsdp")
+    parser.add_argument("--parts", default="links,loss,fsdp,tp")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="")

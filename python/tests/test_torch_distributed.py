@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import ridge  # noqa: E402
 import ridge.torch as R  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from torch_common import near  # noqa: E402
+from torch_common import near, rms  # noqa: E402
 
 pytest.importorskip("torch.distributed.tensor.experimental", reason="this PyTorch has no DTensor")
 if not dist.is_available() or not dist.is_gloo_available():
@@ -295,6 +295,47 @@ def check_weights_gathered_as_codes_give_the_bits_of_gathered_weights(rank, n):
     assert count[1] <= count[0] * (1 - 0.4998 * of_codes), count
     with pytest.raises(ridge.ArgumentError, match="no Fp8Linear with a plain weight here"):
         D.gather_fp8(model)
+
+
+def check_a_column_and_a_row_give_one_process_s_layers(rank, n):
+    from torch.distributed.tensor.parallel import parallelize_module
+    torch.manual_seed(4)
+    for wgrad, gradient_dtype, batch in (("blk128", "e4m3", (2,)), ("row128", "e5m2", ())):
+        def layers():
+            torch.manual_seed(4)
+            return torch.nn.ModuleDict({"up": R.Fp8Linear(256, 128 * n, wgrad=wgrad, gradient_dtype=gradient_dtype),
+                                        "down": R.Fp8Linear(128 * n, 256, wgrad=wgrad, gradient_dtype=gradient_dtype)})
+        one, many = layers(), layers()
+        parallelize_module(many, mesh_of(n), {"up": D.Fp8ColwiseParallel(), "down": D.Fp8RowwiseParallel()})
+        x, dy = torch.randn(*batch, 128 * n, 256).bfloat16(), torch.randn(*batch, 128 * n, 256).bfloat16()
+        dh = torch.randn(*batch, 128 * n, 128 * n).bfloat16()
+
+        def part(t, dim):
+            return t.chunk(n, dim)[rank].contiguous()
+
+        # The rows of one process in the order in which they are gathered: parts of the sequence of all batches.
+        X, H = (t.movedim(-2, 0).flatten(0, -2).clone().requires_grad_() for t in (x, dh))
+        y, z = one["up"](X), one["down"](H)
+        y.backward(dh.movedim(-2, 0).flatten(0, -2))
+        z.backward(dy.movedim(-2, 0).flatten(0, -2))
+
+        def back(t):
+            return t.view(128 * n, *batch, t.shape[-1]).movedim(0, -2)
+
+        mx, mh = part(x, -2).requires_grad_(), part(dh, -1).requires_grad_()
+        my, mz = many["up"](mx), many["down"](mh)
+        my.backward(part(dh, -1))
+        mz.backward(part(dy, -2))
+        assert torch.equal(my, part(back(y), -1)) and torch.equal(mh.grad, part(back(H.grad), -1))
+        for name in ("up", "down"):
+            assert torch.equal(many[name].weight.grad.full_tensor(), one[name].weight.grad), name
+        near(many["up"].bias.grad.full_tensor(), one["up"].bias.grad, 1e-5)
+        near(many["down"].bias.grad.full_tensor(), one["down"].bias.grad, 1e-2, 1e-1)
+        assert rms(mz, part(back(z), -2)) < 6e-3 and rms(mx.grad, part(back(X.grad), -2)) < 6e-3
+    with pytest.raises(ridge.ArgumentError, match="this rank has 64 tokens"):
+        many["up"](mx[..., :64, :])
+    with pytest.raises(ridge.ArgumentError, match="whole blocks of 128"):
+        parallelize_module(R.Fp8Linear(256, 64), mesh_of(n), D.Fp8ColwiseParallel())
 
 
 # ------------------------------------------------------------------------------------------------------------- the ranks

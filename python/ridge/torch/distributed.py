@@ -1,5 +1,5 @@
 """ridge.torch.distributed: the loss of a head whose vocabulary is spread over the ranks of a process group; with FSDP2, weights
-that are gathered as FP8 codes, and gradients that are added in the order of the ranks.
+that are gathered as FP8 codes, and gradients that are added in the order of the ranks; tensor parallelism of Fp8Linear.
 
 Nothing here makes a group. Bytes are moved by the group's all_gather and all_to_all; what is added is added by ridge, in the order
 of the ranks, so that every rank and every run gets the same bits, whatever the engine does. A rank that dies or stops is noticed
@@ -11,6 +11,7 @@ not averaged (fully_shard's module.set_gradient_divide_factor(1.0)).
 """
 from __future__ import annotations
 
+import functools
 import json
 import typing
 import weakref
@@ -19,6 +20,8 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from .. import _abi as A
 from .. import _ops as ops
@@ -26,41 +29,14 @@ from .._core import ArgumentError, Error
 from . import _library as L
 from . import _loss_inputs
 from ._arrays import Arrays, Fakes, compiling, same_device, tensors
+from ._collectives import PeerError, gathered, transposed
 from ._gathered import ShardWeight
+from ._parallel import Column, Row
 from .nn import Fp8Linear
 
-__all__ = ["PeerError", "VocabParallelHead", "gather_fp8", "linear_cross_entropy", "ordered_reduce"]
+__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "gather_fp8", "linear_cross_entropy", "ordered_reduce"]
 _on_tensors = Arrays()
 _MESSAGE = 2048  # bytes of what a rank says of its call
-
-
-class PeerError(Error):
-    """A collective failed: a rank has died, stopped, or taken another turn. The group is of no use any more."""
-
-
-def _collective(name, group, *args):
-    try:
-        getattr(dist, name)(*args, group=group)
-    except RuntimeError as error:
-        raise PeerError(f"{name} on rank {group.rank()} of {group.size()}: {str(error)[:500]}") from error
-
-
-def _gathered(t, group):
-    """t of every rank, [ranks, ..]."""
-    out = t.new_empty(group.size(), *t.shape)
-    if group.size() == 1:
-        return out.copy_(t)
-    _collective("all_gather_into_tensor", group, out.view(-1), t.contiguous().view(-1))
-    return out
-
-
-def _transposed(parts, group):
-    """parts [ranks, ..]: rank r gets part r of every rank, in their order."""
-    if group.size() == 1:
-        return parts
-    out = torch.empty_like(parts)
-    _collective("all_to_all_single", group, out.view(-1), parts.view(-1))
-    return out
 
 
 # ------------------------------------------------------------------------------------------------------------- agreement
@@ -74,7 +50,7 @@ def _agree(function, group, device, said, error):
         raise ArgumentError(f"{function}: what rank {group.rank()} says of its call has {len(text)} bytes, more than {_MESSAGE}")
     mine = torch.zeros(_MESSAGE, dtype=torch.uint8)
     mine[:len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    every = [json.loads(bytes(t).rstrip(b"\0")) for t in _gathered(mine.to(device), group).cpu().numpy()]
+    every = [json.loads(bytes(t).rstrip(b"\0")) for t in gathered(mine.to(device), group).cpu().numpy()]
     for rank, other in enumerate(every):
         if other["error"]:
             raise ArgumentError(f"{function}: rank {rank}: {other['error']}")
@@ -174,13 +150,13 @@ def _forward(xp, x, weight, target, bias, class_weight, reduction, ignore_index,
     if class_weight is not None:
         class_weight = class_weight.to(torch.float32).contiguous()
     cut = _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_index, options, sharded, offset, total, want_dx)
-    rows, targets = (_gathered(t, group).flatten(0, 1) if sharded else t for t in (x, target))
+    rows, targets = (gathered(t, group).flatten(0, 1) if sharded else t for t in (x, target))
     width = 6 if options[0] else 3
     record = x.new_empty(tokens, width, dtype=torch.float32)
     if weight.shape[0]:
         p = _problem(xp, rows, weight, targets, bias, class_weight, reduction, ignore_index, options, cut)
         ops.linear_ce_record(p, record, width == 6)
-    records = _gathered(record, group)
+    records = gathered(record, group)
     if len(cut.ranks) < group.size():  # what the ranks without a class have sent is passed over
         records = torch.stack([records[r] for r in cut.ranks])
     loss, lse = ops.ce_combine(xp, records, cut.offsets, targets, class_weight, cut.total, reduction,
@@ -209,7 +185,7 @@ def _backward(xp, lse, dloss, x, weight, target, bias, class_weight, reduction, 
                   total, want_dx)
     dloss = dloss.to(torch.float32)
     if reduction == "none" and sharded:
-        dloss = _gathered(dloss, group).flatten()
+        dloss = gathered(dloss, group).flatten()
     if weight.shape[0]:
         p = _problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options, cut)
         dx, dw, dbias = ops.linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias)
@@ -219,9 +195,9 @@ def _backward(xp, lse, dloss, x, weight, target, bias, class_weight, reduction, 
         rows = -(-tokens // size)
         if rows * size > tokens:
             dx = torch.cat((dx, dx.new_zeros(rows * size - tokens, dx.shape[1])))
-        dx = ops.sum_parts(xp, _transposed(dx.view(size, rows, dx.shape[1]), group))
+        dx = ops.sum_parts(xp, transposed(dx.view(size, rows, dx.shape[1]), group))
         if not sharded:
-            dx = _gathered(dx, group).flatten(0, 1)[:tokens]
+            dx = gathered(dx, group).flatten(0, 1)[:tokens]
     return (dx if want_dx else L._none(x, None), dw if want_dw else L._none(x, None), dbias if want_dbias else L._none(lse, None))
 
 
@@ -371,6 +347,61 @@ class VocabParallelHead(torch.nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
+# ----------------------------------------------------------------------------------------------------- tensor parallelism
+
+
+class _Fp8Parallel(ParallelStyle):
+    dim: int  # of the weight that is cut
+    _forward: Any
+
+    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        if not isinstance(module, Fp8Linear):
+            raise ArgumentError(f"{type(self).__name__} takes an Fp8Linear, not a {type(module).__name__}")
+        if module.weight.shape[self.dim] % (128 * device_mesh.size()):
+            raise ArgumentError(f"a weight of {list(module.weight.shape)} cannot be cut along dimension {self.dim} into "
+                                f"{device_mesh.size()} whole blocks of 128")
+        for name, p in list(module.named_parameters(recurse=False)):
+            place = Shard(self.dim) if name == "weight" or self.dim == 0 else Replicate()
+            t = distribute_tensor(p, device_mesh, [place])
+            module.register_parameter(name, torch.nn.Parameter(t, requires_grad=p.requires_grad))
+        module.forward = functools.partial(type(self)._forward, module, device_mesh.get_group())  # type: ignore[method-assign]
+        return module
+
+
+def _here(module, group, x, features):
+    if x.shape[-1] != features or x.dim() < 2:
+        raise ArgumentError(f"this part of an Fp8Linear takes [.., tokens, {features}], not an input of shape {list(x.shape)}")
+    return module.weight.to_local(), (group, module.gradient_dtype, module.wgrad)
+
+
+class Fp8ColwiseParallel(_Fp8Parallel):
+    """For parallelize_module: an Fp8Linear whose outputs are cut among the ranks of a mesh. Its input is this rank's part of the
+    sequence, [.., s/n, in] (sequence parallelism), its output [.., s, out/n]: plain tensors. Activations travel as FP8 codes with
+    their scales, 1.03 bytes an element in each pass; parts of dX as they are, added in f32 in the order of the ranks. y and dW have
+    one device's bits. s/n must be a multiple of 128; eager mode; transfers are not overlapped with products."""
+
+    dim = 0
+
+    @staticmethod
+    def _forward(module, group, x):
+        weight, how = _here(module, group, x, module.in_features)
+        return Column.apply(x, weight, None if module.bias is None else module.bias.to_local(), *how)
+
+
+class Fp8RowwiseParallel(_Fp8Parallel):
+    """The layer after it: inputs are cut. Its input is [.., s, in/n], its output this rank's part of the sequence, [.., s/n, out]:
+    partial sums added in f32 in the order of the ranks. Backward gathers dY as codes; dX and dW have one device's bits."""
+
+    dim = 1
+
+    @staticmethod
+    def _forward(module, group, x):
+        weight, how = _here(module, group, x, module.in_features // group.size())
+        y = Row.apply(x, weight, *how)
+        return y if module.bias is None else y + module.bias.to_local(grad_placements=[Partial()])
+
+
 # ------------------------------------------------------------------------------------------------------------------ FSDP2
 
 try:
@@ -408,7 +439,7 @@ class _OrderedReduceScatter(_REDUCE_SCATTER):
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ArgumentError(f"ordered_reduce sums and averages; FSDP2 asks for {op}")
-        parts = _transposed(input_tensor.view(group.size(), -1), group)
+        parts = transposed(input_tensor.view(group.size(), -1), group)
         total = ops.sum_parts(_on_tensors, parts)
         if op == dist.ReduceOp.AVG:
             total = total.div_(group.size())
