@@ -41,6 +41,31 @@ static const int token_outputs[] = {RIDGE_LINEAR_CE_TOKEN_LOSS, RIDGE_LINEAR_CE_
 static const int combined_outputs[] = {RIDGE_CE_COMBINE_TOKEN_LOSS, RIDGE_CE_COMBINE_LSE,
                                        RIDGE_CE_COMBINE_TARGET_LOGIT};
 
+/* Operands that no call of this rank would miss: they are read or written by messages. */
+static ridge_status refuse_operands(const ridge_call *call, uint32_t how)
+{
+    static const struct {
+        int slot;
+        const char *name;
+    } needed[] = {{RIDGE_LINEAR_CE_X, "x"}, {RIDGE_LINEAR_CE_TARGET, "target"}, {RIDGE_LINEAR_CE_LOSS, "loss"}};
+    const ridge_operand *x = &call->arg[RIDGE_LINEAR_CE_X], *dx = &call->arg[RIDGE_LINEAR_CE_DX];
+
+    for (size_t i = 0; i < 3 && call->dim[0]; i++)
+        if (!present(&call->arg[needed[i].slot]))
+            return dist_fail(RIDGE_ERR_ARG, "ridge_dist: operand %s is NULL", needed[i].name);
+    if (call->op == RIDGE_LINEAR_CE_TRAIN && present(dx) && dx->dtype != x->dtype)
+        return dist_fail(RIDGE_ERR_ARG, "ridge_dist: operand dx has another dtype than x");
+    for (int i = 0; i < 2 && how & RIDGE_DIST_ROWS; i++) {
+        const ridge_operand *arg = i ? dx : x;
+
+        if (arg->stride && arg->stride != call->dim[1])
+            return dist_fail(RIDGE_ERR_ARG,
+                             "ridge_dist: %s has a row stride of %lld, with RIDGE_DIST_ROWS it must be packed",
+                             i ? "dx" : "x", (long long)arg->stride);
+    }
+    return RIDGE_OK;
+}
+
 static ridge_status refuse(const ridge_dist *dist, const ridge_call *call, uint32_t how)
 {
     static const struct {
@@ -51,7 +76,6 @@ static ridge_status refuse(const ridge_dist *dist, const ridge_call *call, uint3
                   {RIDGE_LINEAR_CE_ACCURACY, "accuracy"},
                   {RIDGE_LINEAR_CE_ERRORS, "errors"},
                   {RIDGE_LINEAR_CE_RECORD, "record"}};
-    static const int rows[] = {RIDGE_LINEAR_CE_X, RIDGE_LINEAR_CE_DX};
 
     if (!call || call->struct_size != sizeof *call)
         return dist_fail(RIDGE_ERR_ARG, "ridge_dist: %s",
@@ -83,12 +107,7 @@ static ridge_status refuse(const ridge_dist *dist, const ridge_call *call, uint3
     if (how & RIDGE_DIST_ROWS && call->dim[0] % dist->peers.size)
         return dist_fail(RIDGE_ERR_ARG, "ridge_dist: %lld tokens are no multiple of %d ranks", (long long)call->dim[0],
                          (int)dist->peers.size);
-    for (int i = 0; i < 2 && how & RIDGE_DIST_ROWS; i++)
-        if (call->arg[rows[i]].stride && call->arg[rows[i]].stride != call->dim[1])
-            return dist_fail(RIDGE_ERR_ARG,
-                             "ridge_dist: %s has a row stride of %lld, with RIDGE_DIST_ROWS it must be packed",
-                             i ? "dx" : "x", (long long)call->arg[rows[i]].stride);
-    return RIDGE_OK;
+    return refuse_operands(call, how);
 }
 
 /* The parts of the workspace, messages first: at the same offsets on every rank. */
@@ -192,6 +211,17 @@ static void plan_backward(const ridge_call *call, dist_plan *p)
     c->arg[RIDGE_LINEAR_CE_BACKWARD_DBIAS] = arg[RIDGE_LINEAR_CE_DBIAS];
 }
 
+/* What add_dx writes dx by, before anything is sent. */
+static ridge_status check_dx(const ridge_dist *dist, const ridge_call *call, const dist_plan *p)
+{
+    const ridge_operand *dx = &call->arg[RIDGE_LINEAR_CE_DX];
+    const ridge_tensor from = ridge_matrix(p->part, (ridge_dtype)dx->dtype);
+    const ridge_call copy = ridge_sum(p->sharded ? p->rows : p->tokens, p->hidden, 1, from, tensor_of(dx));
+    size_t need;
+
+    return p->wants_dx ? dist_local(ridge_workspace_bytes(dist->device, &copy, &need)) : RIDGE_OK;
+}
+
 static ridge_status plan_with(const ridge_dist *dist, const ridge_call *call, uint32_t how, const int64_t *offset,
                               char *base, dist_plan *p)
 {
@@ -221,7 +251,7 @@ static ridge_status plan_with(const ridge_dist *dist, const ridge_call *call, ui
         p->inner_bytes = need > p->inner_bytes ? need : p->inner_bytes;
     }
     p->bytes += p->inner_bytes;
-    return RIDGE_OK;
+    return check_dx(dist, call, p);
 }
 
 ridge_status dist_plan_of(const ridge_dist *dist, const ridge_call *call, uint32_t how, char *base, dist_plan *plan)

@@ -338,6 +338,24 @@ static void no_weight(ridge_call *call, int r)
         call->arg[RIDGE_LINEAR_CE_W].data = NULL;
 }
 
+static void no_x(ridge_call *call, int r)
+{
+    if (r == 1)
+        call->arg[RIDGE_LINEAR_CE_X].data = NULL;
+}
+
+static void other_dx(ridge_call *call, int r)
+{
+    if (r == 1)
+        call->arg[RIDGE_LINEAR_CE_DX].dtype = RIDGE_BF16;
+}
+
+static void crooked_dx(ridge_call *call, int r)
+{
+    if (r == 1)
+        call->arg[RIDGE_LINEAR_CE_DX].data = (char *)call->arg[RIDGE_LINEAR_CE_DX].data + 1;
+}
+
 static void a_gap(ridge_call *call, int r)
 {
     call->opt.ce.vocab_offset += r == 1;
@@ -365,13 +383,17 @@ TEST(ranks_that_disagree_get_the_same_error)
         {other_tokens, "rank 1 has tokens 11, rank 0 has 12"},
         {other_smoothing, "rank 1 has label_smoothing 0.5, rank 0 has 0"},
         {no_weight, "rank 1: linear_ce_eval: operand w is NULL"},
+        {no_x, "rank 1: ridge_dist: operand x is NULL"},
+        {other_dx, "rank 1: ridge_dist: operand dx has another dtype than x"},
+        {crooked_dx, "rank 1: sum: operand out"},
         {a_gap, "rank 1 has vocab_offset 69, but the slices before it end at 68"},
         {other_total, "the slices have 203 classes, vocab_total is 204"},
         {entropy, "rank 1: ridge_dist: operand entropy is not supported over several ranks"},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const problem p = {.size = 3, .train = true, .f32 = true, .tokens = TOKENS, .spoil = cases[i].spoil};
+        const problem p = {
+            .size = 3, .train = true, .f32 = true, .sharded = i > 3, .tokens = TOKENS, .spoil = cases[i].spoil};
 
         run_ranks(&p, one);
         for (int r = 0; r < p.size; r++) {
