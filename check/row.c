@@ -2,10 +2,10 @@
  *
  * A run uploads the image (guards, inputs, poisoned outputs) and a poisoned workspace with a guard behind it, launches,
  * downloads, and compares every byte. The eager run is judged by the row's contract (image_judge). The others must give
- * the bits of that one: behind a kernel that writes the inputs late and in front of one that overwrites them; captured
- * in a graph and replayed twice; two copies on two streams at once; repeated while a copy keeps the other stream busy;
- * parts of the rows in calls of their own; exact rows as on a device of one and of seven multiprocessors; and on a CPU
- * for a caller with another rounding mode. */
+ * the bits of that one: behind a kernel that writes the inputs late and in front of one that overwrites them
+ * (row_late.c); captured in a graph and replayed twice; two copies on two streams at once; repeated while a copy keeps
+ * the other stream busy; parts of the rows in calls of their own; exact rows as on a device of one and of seven
+ * multiprocessors; and on a CPU for a caller with another rounding mode. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,28 +13,9 @@
 #include <xmmintrin.h>
 #endif
 
-#include "faults.h"
-#include "measure.h"
+#include "row.h"
 
-typedef struct lane {
-    void *image, *workspace, *stream;
-    unsigned launches;
-} lane;
-
-/* A row under test on an image. */
-typedef struct run {
-    const test_row *row;
-    const ridge_device *device;
-    const test_case *c;
-    const image *im;
-    size_t bytes;                 /* of the workspaces */
-    lane l[2];                    /* the second one for copies and two streams */
-    unsigned char *first, *again; /* what the eager run left, and what another run did */
-    char *text;                   /* what went wrong */
-    size_t size;
-} run;
-
-static bool failed(const run *t, const char *what)
+bool row_failed(const row_run *t, const char *what)
 {
     snprintf(t->text, t->size, "%s: %s", what, ridge_error());
     return false;
@@ -51,7 +32,7 @@ static unsigned char *result_of(const image *im)
 }
 
 /* Launches the row, or the fault that stands in for it, or where `picked` whatever row dispatch picks. */
-static ridge_status launch(const run *t, const ridge_device *device, const image *im, lane *l, bool picked)
+static ridge_status launch(const row_run *t, const ridge_device *device, const image *im, row_lane *l, bool picked)
 {
     void *const workspace = t->bytes ? l->workspace : NULL;
     ridge_call call = image_call(im, l->image);
@@ -70,9 +51,9 @@ static ridge_status launch(const run *t, const ridge_device *device, const image
 }
 
 /* A launch on the first lane, as measure_capture runs it. */
-static ridge_status launch_again(const void *state)
+ridge_status row_launch_again(const void *state)
 {
-    run *const *t = state;
+    row_run *const *t = state;
 
     return launch(*t, (*t)->device, (*t)->im, &(*t)->l[0], false);
 }
@@ -80,7 +61,7 @@ static ridge_status launch_again(const void *state)
 enum { WORKSPACE_GUARD = 256, GUARD_BYTE = 0xa5 };
 
 /* Nothing wrote behind the workspace. */
-static bool guard_is_intact(const run *t, const lane *l)
+static bool guard_is_intact(const row_run *t, const row_lane *l)
 {
     const ridge_backend *b = t->device->backend;
     unsigned char guard[WORKSPACE_GUARD];
@@ -88,7 +69,7 @@ static bool guard_is_intact(const run *t, const lane *l)
     if (!t->bytes)
         return true;
     if (b->download(t->device, guard, (char *)l->workspace + t->bytes, sizeof guard))
-        return failed(t, "workspace");
+        return row_failed(t, "workspace");
     for (size_t i = 0; i < sizeof guard; i++)
         if (guard[i] != GUARD_BYTE) {
             snprintf(t->text, t->size, "workspace: wrote %zu bytes behind the end of %zu", i, t->bytes);
@@ -98,21 +79,20 @@ static bool guard_is_intact(const run *t, const lane *l)
 }
 
 /* A lane holds the bits of the eager run. */
-static bool same_bits(const run *t, const lane *l, const char *way)
+static bool same_bits(const row_run *t, const row_lane *l, const char *way)
 {
     const ridge_backend *b = t->device->backend;
     char reason[400];
 
     if (b->sync(t->device, l->stream) || b->download(t->device, t->again, l->image, t->im->bytes))
-        return failed(t, way);
+        return row_failed(t, way);
     if (image_equal(t->im, t->first, t->again, reason, sizeof reason))
         return guard_is_intact(t, l);
     snprintf(t->text, t->size, "%s: %s", way, reason);
     return false;
 }
 
-/* The operand's rows (or elements, for a vector) follow dim[0]: returns how many bytes one step is, or 0. */
-static int64_t step_of(const image *im, int arg)
+int64_t row_step_of(const image *im, int arg)
 {
     const ridge_op_row *op = ridge_op_at(im->call.op);
     ridge_call longer = im->call;
@@ -126,8 +106,7 @@ static int64_t step_of(const image *im, int arg)
     return cols1 != cols ? size : 0;
 }
 
-/* The image and a poisoned workspace. */
-static bool upload(const run *t, lane *l)
+bool row_upload(const row_run *t, row_lane *l)
 {
     const ridge_backend *b = t->device->backend;
 
@@ -149,23 +128,23 @@ static bool upload(const run *t, lane *l)
 }
 
 /* The eager run, judged by the contract. */
-static bool run_first(run *t, const unsigned char *expected)
+static bool run_first(row_run *t, const unsigned char *expected)
 {
     const ridge_backend *b = t->device->backend;
     char reason[400];
 
-    if (!upload(t, &t->l[0]))
-        return failed(t, "upload");
+    if (!row_upload(t, &t->l[0]))
+        return row_failed(t, "upload");
     if (launch(t, t->device, t->im, &t->l[0], false) || b->sync(t->device, t->l[0].stream) ||
         b->download(t->device, t->first, t->l[0].image, t->im->bytes))
-        return failed(t, "eager run");
+        return row_failed(t, "eager run");
     if (image_judge(t->im, t->row->kernel, expected, t->first, reason, sizeof reason))
         return guard_is_intact(t, &t->l[0]);
     snprintf(t->text, t->size, "eager run: %s", reason);
     return false;
 }
 
-static bool run_graph(run *t)
+static bool run_graph(row_run *t)
 {
     const ridge_backend *b = t->device->backend;
     void *graph = NULL;
@@ -173,160 +152,25 @@ static bool run_graph(run *t)
 
     if (!b->graph_begin)
         return true;
-    if (measure_capture(t->device, t->l[0].stream, (work){launch_again, &t}, &graph))
-        return failed(t, "inside a graph capture");
+    if (measure_capture(t->device, t->l[0].stream, (work){row_launch_again, &t}, &graph))
+        return row_failed(t, "inside a graph capture");
     for (int replay = 0; replay < 2 && good; replay++) {
-        good = upload(t, &t->l[0]) && b->graph_launch(t->device, graph, t->l[0].stream) == RIDGE_OK;
-        good = good ? same_bits(t, &t->l[0], "graph replay") : failed(t, "graph replay");
+        good = row_upload(t, &t->l[0]) && b->graph_launch(t->device, graph, t->l[0].stream) == RIDGE_OK;
+        good = good ? same_bits(t, &t->l[0], "graph replay") : row_failed(t, "graph replay");
     }
     b->graph_free(t->device, graph);
     return good;
 }
 
-static bool run_two(run *t)
+static bool run_two(row_run *t)
 {
     for (int i = 0; i < 2; i++)
-        if (!upload(t, &t->l[i]))
-            return failed(t, "upload");
+        if (!row_upload(t, &t->l[i]))
+            return row_failed(t, "upload");
     for (int i = 0; i < 2; i++)
         if (launch(t, t->device, t->im, &t->l[i], false))
-            return failed(t, "on two streams");
+            return row_failed(t, "on two streams");
     return same_bits(t, &t->l[0], "first of two streams") && same_bits(t, &t->l[1], "second of two streams");
-}
-
-/* ---------------------------------------------------------------------------------------------- programmatic launch */
-
-enum { LATE_US = 60 }; /* longer than the host takes to launch a row's kernels */
-
-/* No output lies on any byte of an input. */
-static bool is_input_alone(const image *im, int arg)
-{
-    if (!im->length[arg] || ridge_operand_role(&im->call, arg) != RIDGE_IN)
-        return false;
-    for (int i = 0; i < ridge_op_at(im->call.op)->args; i++)
-        if (im->length[i] && ridge_operand_role(&im->call, i) & RIDGE_OUT &&
-            im->offset[i] < im->offset[arg] + im->length[arg] && im->offset[arg] < im->offset[i] + im->length[i])
-            return false;
-    return true;
-}
-
-/* The writes of the kernel behind: 0xff over inputs and workspace. */
-static int writes_behind(const run *t, ridge_write *list)
-{
-    int count = 0;
-
-    for (int arg = 0; arg < ridge_op_at(t->im->call.op)->args; arg++)
-        if (is_input_alone(t->im, arg))
-            list[count++] = (ridge_write){(char *)t->l[0].image + t->im->offset[arg], NULL, t->im->length[arg]};
-    if (t->bytes)
-        list[count++] = (ridge_write){t->l[0].workspace, NULL, t->bytes};
-    return count;
-}
-
-/* The writes of the preceding kernel: everything, from the second lane; of a launch with RIDGE_WEIGHTS_CONST what
- * follows the rows of the call, since operands that do not may be weights. */
-static int writes_in_front(const run *t, bool weights_const, ridge_write *list)
-{
-    char *const to = t->l[0].image, *const from = t->l[1].image;
-    int count = 0;
-
-    if (!weights_const)
-        list[count++] = (ridge_write){to, from, t->im->bytes};
-    for (int arg = 0; arg < ridge_op_at(t->im->call.op)->args && weights_const; arg++)
-        if (t->im->length[arg] && step_of(t->im, arg))
-            list[count++] = (ridge_write){to + t->im->offset[arg], from + t->im->offset[arg], t->im->length[arg]};
-    if (t->bytes)
-        list[count++] = (ridge_write){t->l[0].workspace, NULL, t->bytes};
-    return count;
-}
-
-/* The row between the two, on the first lane. */
-static ridge_status launch_between(const void *state)
-{
-    const run *const t = *(run *const *)state;
-    const ridge_backend *b = t->device->backend;
-    ridge_write list[RIDGE_MAX_WRITES];
-    int count = writes_in_front(t, t->l[0].launches & 1, list);
-    ridge_status status = b->write_late(t->device, list, count, LATE_US, t->l[0].stream);
-
-    if (!status)
-        status = launch_again(state);
-    count = writes_behind(t, list);
-    return status ? status : b->write_late(t->device, list, count, 0, t->l[0].stream);
-}
-
-/* 0xff in the first lane wherever the preceding kernel writes. */
-static bool poison(run *t)
-{
-    ridge_write list[RIDGE_MAX_WRITES];
-    const int count = writes_in_front(t, t->l[0].launches & 1, list);
-
-    if (!upload(t, &t->l[0]))
-        return false;
-    for (int i = 0; i < count; i++)
-        list[i].from = NULL;
-    return t->device->backend->write_late(t->device, list, count, 0, t->l[0].stream) == RIDGE_OK &&
-           t->device->backend->sync(t->device, t->l[0].stream) == RIDGE_OK;
-}
-
-/* The inputs of the first lane are what the kernel behind wrote; all else is as the eager run left it. */
-static bool overwritten_last(run *t, const char *way)
-{
-    const ridge_backend *b = t->device->backend;
-    ridge_write list[RIDGE_MAX_WRITES];
-    const int count = writes_behind(t, list) - (t->bytes != 0);
-    char reason[400];
-
-    if (b->sync(t->device, t->l[0].stream) || b->download(t->device, t->again, t->l[0].image, t->im->bytes))
-        return failed(t, way);
-    for (int i = 0; i < count; i++) /* two halves of a tensor share their rows: compare all, then put back all */
-        for (size_t byte = 0; byte < list[i].bytes; byte++)
-            if (t->again[(size_t)((char *)list[i].to - (char *)t->l[0].image) + byte] != 0xff) {
-                snprintf(t->text, t->size, "%s: the kernel behind wrote before the one in front", way);
-                return false;
-            }
-    for (int i = 0; i < count; i++) {
-        const size_t at = (size_t)((char *)list[i].to - (char *)t->l[0].image);
-
-        memcpy(t->again + at, t->first + at, list[i].bytes);
-    }
-    if (image_equal(t->im, t->first, t->again, reason, sizeof reason))
-        return true;
-    snprintf(t->text, t->size, "%s: %s", way, reason);
-    return false;
-}
-
-/* Behind a kernel that lets the row start at once and writes its inputs late, and in front of one that overwrites
- * inputs and workspace as soon as it may: the bits of the eager run, or the row reads or writes before its dependency
- * wait, or a kernel of its chain ends without having waited for the ones before. With and without RIDGE_WEIGHTS_CONST,
- * eager and as a graph. */
-static bool run_late(run *t)
-{
-    const ridge_backend *b = t->device->backend;
-    void *graph;
-    bool good;
-
-    if (!b->write_late)
-        return true;
-    for (int i = 0; i < 4; i++) {
-        const char *const way = i < 2 ? "between late writes" : "between late writes, as a graph";
-
-        if (!upload(t, &t->l[1]) || !poison(t))
-            return failed(t, way);
-        if (i < 2) {
-            if (launch_between(&t))
-                return failed(t, way);
-        } else if (measure_capture(t->device, t->l[0].stream, (work){launch_between, &t}, &graph))
-            return failed(t, way);
-        else if (b->graph_launch(t->device, graph, t->l[0].stream))
-            return b->graph_free(t->device, graph), failed(t, way);
-        good = overwritten_last(t, way);
-        if (i >= 2)
-            b->graph_free(t->device, graph);
-        if (!good)
-            return false;
-    }
-    return true;
 }
 
 /* ----------------------------------------------------------------------------------------------- repeats and parts */
@@ -349,19 +193,19 @@ static int repeats_of(const test_row *row, const test_case *c)
 }
 
 /* The same bits again and again while a copy keeps the other stream busy, in the workspace as the last run left it. */
-static bool run_repeats(run *t)
+static bool run_repeats(row_run *t)
 {
     const bool restore = reads_an_output(t->im) || t->c->alias;
-    lane *l = t->l;
+    row_lane *l = t->l;
 
-    if (t->c->repeats && !upload(t, &l[0]))
-        return failed(t, "upload");
+    if (t->c->repeats && !row_upload(t, &l[0]))
+        return row_failed(t, "upload");
     for (int i = 0; i < repeats_of(t->row, t->c); i++) {
         if (t->device->backend->copy(t->device, l[1].image, l[0].image, t->im->bytes, l[1].stream) ||
             ((restore || i % 50 == 0) &&
              t->device->backend->upload(t->device, l[0].image, t->im->host, t->im->bytes)) ||
             launch(t, t->device, t->im, &l[0], false))
-            return failed(t, "repeated run");
+            return row_failed(t, "repeated run");
         if (!same_bits(t, &l[0], "repeated run"))
             return false;
     }
@@ -381,7 +225,7 @@ static image part_of(const image *im, int64_t begin, int64_t rows)
         if (!im->length[arg])
             continue;
         op->extent(&im->call, arg, &high, &wide);
-        part.offset[arg] = im->offset[arg] + (size_t)(begin * step_of(im, arg));
+        part.offset[arg] = im->offset[arg] + (size_t)(begin * row_step_of(im, arg));
         if (op->arg[arg].kind != RIDGE_VECTOR && im->call.arg[arg].stride == 0)
             part.call.arg[arg].stride = wide;
     }
@@ -389,7 +233,7 @@ static image part_of(const image *im, int64_t begin, int64_t rows)
 }
 
 /* The row cannot run the call of an image. */
-static bool refuses(const run *t, const image *im)
+static bool refuses(const row_run *t, const image *im)
 {
     ridge_call call = image_call(im, im->host);
     ridge_bound bound;
@@ -399,13 +243,13 @@ static bool refuses(const run *t, const image *im)
 
 /* Rows in parts of `least` give what they gave together; the last part takes the rest where a smaller one would belong
  * to the op's other range of dim[0]. Nothing to compare where the row cannot run a part. */
-static bool run_parts(run *t, int64_t least, bool picked)
+static bool run_parts(row_run *t, int64_t least, bool picked)
 {
     const int64_t all = t->im->call.dim[0], split = ridge_op_at(t->im->call.op)->invariant_split;
     int64_t rows;
 
-    if (!upload(t, &t->l[0]))
-        return failed(t, "upload");
+    if (!row_upload(t, &t->l[0]))
+        return row_failed(t, "upload");
     for (int64_t at = 0; at < all; at += rows) {
         image part;
 
@@ -414,13 +258,13 @@ static bool run_parts(run *t, int64_t least, bool picked)
         if (!picked && refuses(t, &part))
             return true;
         if (launch(t, t->device, &part, &t->l[0], picked))
-            return failed(t, "part of the rows");
+            return row_failed(t, "part of the rows");
     }
     return same_bits(t, &t->l[0], least == 1 ? "rows one by one" : "part of the rows");
 }
 
 /* Whether the row is what dispatch picks for the whole call. */
-static bool is_pick(const run *t)
+static bool is_pick(const row_run *t)
 {
     ridge_call call = image_call(t->im, t->im->host);
     const ridge_kernel *picked;
@@ -434,7 +278,7 @@ static bool is_pick(const run *t)
 
 /* Batch-invariance: single rows, or for an op of two ranges parts of several sizes within the range of this call; of
  * the row that is picked for the whole also by whatever rows are picked for the parts. */
-static bool run_slices(run *t)
+static bool run_slices(row_run *t)
 {
     const int64_t split = ridge_op_at(t->im->call.op)->invariant_split;
     const int64_t least = split && t->im->call.dim[0] > split ? split + 1 : 1;
@@ -443,7 +287,7 @@ static bool run_slices(run *t)
            (!is_pick(t) || run_parts(t, least, true));
 }
 
-static size_t workspace_of(const run *t, const ridge_device *device, const ridge_problem *problem)
+static size_t workspace_of(const row_run *t, const ridge_device *device, const ridge_problem *problem)
 {
     return ridge_kernel_workspace(device, t->row->kernel, problem);
 }
@@ -451,7 +295,7 @@ static size_t workspace_of(const run *t, const ridge_device *device, const ridge
 /* A grid of any size gives the same bits: the row on the same device, said to have few multiprocessors; and stores that
  * bypass a CPU's cache, which is said to be small. Only for rows of the reference's bits; a row with atomics in a fixed
  * order may be stable and still depend on its grid. */
-static bool run_grids(run *t)
+static bool run_grids(row_run *t)
 {
     static const int units[] = {1, 7};
     const bool cuda = t->device->backend_id == RIDGE_CUDA;
@@ -469,8 +313,8 @@ static bool run_grids(run *t)
         if (ridge_validate(&call, &bound) || ridge_why_not(&small, t->row->kernel, &bound.problem) ||
             workspace_of(t, &small, &bound.problem) > t->bytes)
             continue;
-        if (!upload(t, &t->l[0]) || launch(t, &small, t->im, &t->l[0], false))
-            return failed(t, where);
+        if (!row_upload(t, &t->l[0]) || launch(t, &small, t->im, &t->l[0], false))
+            return row_failed(t, where);
         if (!same_bits(t, &t->l[0], where))
             return false;
     }
@@ -480,7 +324,7 @@ static bool run_grids(run *t)
 #ifdef __SSE__
 /* On the CPU: a caller, and threads of its team, that round up and flush subnormals to zero get the same bits, and keep
  * their mode. */
-static bool run_modes(run *t)
+static bool run_modes(row_run *t)
 {
     enum { FLAGS = 0x3f, UP_AND_FLUSH = 0x1f80 | 0x4000 | 0x8040 };
     const unsigned before = _mm_getcsr();
@@ -489,8 +333,8 @@ static bool run_modes(run *t)
 
     if (t->device->backend_id != RIDGE_CPU)
         return true;
-    if (!upload(t, &t->l[0]))
-        return failed(t, "upload");
+    if (!row_upload(t, &t->l[0]))
+        return row_failed(t, "upload");
 #pragma omp parallel
     _mm_setcsr(UP_AND_FLUSH);
     _mm_setcsr(UP_AND_FLUSH); /* once more for the caller: with LLVM's OpenMP a region ends in the mode it began in */
@@ -502,7 +346,7 @@ static bool run_modes(run *t)
     }
     _mm_setcsr(before);
     if (status)
-        return failed(t, "in another rounding mode");
+        return row_failed(t, "in another rounding mode");
     if (changed) {
         snprintf(t->text, t->size, "in another rounding mode: %d threads did not get theirs back", changed);
         return false;
@@ -510,7 +354,7 @@ static bool run_modes(run *t)
     return same_bits(t, &t->l[0], "in another rounding mode");
 }
 #else
-static bool run_modes(run *t)
+static bool run_modes(row_run *t)
 {
     (void)t;
     return true;
@@ -523,7 +367,7 @@ bool test_is_large(const image *im)
 }
 
 /* Enough for the call and for every part of it that run_slices may launch. */
-static size_t workspace_of_all(const run *t, ridge_problem problem)
+static size_t workspace_of_all(const row_run *t, ridge_problem problem)
 {
     size_t most = workspace_of(t, t->device, &problem), bytes;
 
@@ -535,7 +379,7 @@ static size_t workspace_of_all(const run *t, ridge_problem problem)
     return t->row->fault ? 2 * most + 65536 : most; /* a fault may run a larger problem */
 }
 
-static bool allocate(run *t, int lanes)
+static bool allocate(row_run *t, int lanes)
 {
     const ridge_backend *b = t->device->backend;
     bool good = true;
@@ -547,14 +391,14 @@ static bool allocate(run *t, int lanes)
         good = b->alloc(t->device, t->im->bytes, &t->l[i].image) == RIDGE_OK &&
                b->stream_new(t->device, &t->l[i].stream) == RIDGE_OK &&
                (t->bytes == 0 || b->alloc(t->device, t->bytes + WORKSPACE_GUARD, &t->l[i].workspace) == RIDGE_OK);
-    return good || failed(t, "allocation");
+    return good || row_failed(t, "allocation");
 }
 
-static void release(run *t)
+static void release(row_run *t)
 {
     const ridge_backend *b = t->device->backend;
 
-    for (lane *l = t->l; l < t->l + 2; l++) {
+    for (row_lane *l = t->l; l < t->l + 2; l++) {
         if (l->image)
             b->release(t->device, l->image);
         if (l->workspace)
@@ -569,18 +413,18 @@ static void release(run *t)
 bool test_one(const test_row *row, const ridge_device *device, const test_case *c, const image *im,
               const unsigned char *expected, char *text, size_t size)
 {
-    run t = {.row = row, .device = device, .c = c, .im = im, .text = text, .size = size};
+    row_run t = {.row = row, .device = device, .c = c, .im = im, .text = text, .size = size};
     const bool once = row->once || test_is_large(im);
     ridge_call call = image_call(im, im->host);
     ridge_bound bound;
     bool good;
 
     if (ridge_validate(&call, &bound))
-        return failed(&t, "validation");
+        return row_failed(&t, "validation");
     t.bytes = workspace_of_all(&t, bound.problem);
     good = allocate(&t, once ? 1 : 2) && run_first(&t, expected);
     if (!once)
-        good = good && run_late(&t) && run_graph(&t) && run_two(&t) && run_grids(&t) && run_modes(&t) &&
+        good = good && row_run_late(&t) && run_graph(&t) && run_two(&t) && run_grids(&t) && run_modes(&t) &&
                (!c->slices || run_slices(&t)) && run_repeats(&t);
     release(&t);
     return good;
