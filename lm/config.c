@@ -7,10 +7,9 @@
 #include "lm.h"
 
 static const lm_family families[] = {
-    {"llama", false, false, false, false, false, 0},
-    {"qwen2", true, false, false, false, false, 0},
-    {"qwen3", true, true, false, false, false, 0},
-    {"gemma3", true, true, true, true, true, 6},
+    {"llama", false, false, false, false, false, 0, false}, {"qwen2", true, false, false, false, false, 0, false},
+    {"qwen3", true, true, false, false, false, 0, false},   {"qwen3moe", true, true, false, false, false, 0, true},
+    {"gemma3", true, true, true, true, true, 6, false},
 };
 
 #define TRY(expression)                       \
@@ -69,6 +68,29 @@ static ridge_status read_sizes(const lm_meta *m, lm_config *c)
     if (c->n_rot % 2)
         return lm_fail(RIDGE_ERR_FILE, "%s.rope.dimension_count is %" PRId64 ", which is odd", m->arch, c->n_rot);
     return RIDGE_OK;
+}
+
+static ridge_status read_experts(const lm_meta *m, lm_config *c)
+{
+    const bool needed = strcmp(c->family->name, "qwen3moe") == 0;
+
+    TRY(lm_meta_integer(m, ".expert_count", 0, RIDGE_MOE_MAX_EXPERTS, &c->experts));
+    if (!c->experts)
+        return needed ? lm_fail(RIDGE_ERR_FILE, "%s.expert_count is missing", m->arch) : RIDGE_OK;
+    if (!c->family->experts)
+        return lm_fail(RIDGE_ERR_UNSUPPORTED,
+                       "%s.expert_count is %" PRId64 ": %s models with experts are not supported", m->arch, c->experts,
+                       m->arch);
+    TRY(lm_meta_integer(m, ".expert_used_count", 1, c->experts < RIDGE_MOE_MAX_SLOTS ? c->experts : RIDGE_MOE_MAX_SLOTS,
+                        &c->used));
+    if (!c->used)
+        return lm_fail(RIDGE_ERR_FILE, "%s.expert_used_count is missing", m->arch);
+    c->expert_ffn = c->ffn;
+    TRY(lm_meta_integer(m, ".expert_feed_forward_length", 32, 1 << 24, &c->expert_ffn));
+    return c->expert_ffn % 32
+               ? lm_fail(RIDGE_ERR_UNSUPPORTED, "%s: experts of %" PRId64 " rows: Q8_0 needs a multiple of 32", m->arch,
+                         c->expert_ffn)
+               : RIDGE_OK;
 }
 
 static ridge_status read_rope(const lm_meta *m, lm_config *c)
@@ -137,10 +159,11 @@ ridge_status lm_config_read(const lm_meta *m, lm_config *c)
     c->family = lm_family_of(m->arch);
     if (!c->family)
         return lm_fail(RIDGE_ERR_UNSUPPORTED,
-                       "general.architecture is '%s': llama, qwen2, qwen3 and gemma3 are "
-                       "supported",
+                       "general.architecture is '%s': llama, qwen2, qwen3, qwen3moe and gemma3 "
+                       "are supported",
                        m->arch);
     TRY(read_sizes(m, c));
+    TRY(read_experts(m, c));
     c->eps = 0;
     TRY(lm_meta_number(m, ".attention.layer_norm_rms_epsilon", 1e-12, 1, &c->eps));
     if (c->eps == 0)

@@ -89,11 +89,13 @@ typedef struct lm_family {
     bool gelu;       /* GELU, tanh form, for SiLU */
     bool root_embed; /* embeddings times sqrt(hidden) */
     int64_t pattern; /* every such layer sees all, the others a window; 0: all of them */
+    bool experts;    /* may have them in the place of gate, up and down */
 } lm_family;
 
 typedef struct lm_config {
     const lm_family *family;
     int64_t layers, context, hidden, ffn, heads, kv_heads, head_dim, n_rot, window, pattern;
+    int64_t experts, used, expert_ffn;          /* experts of a layer, and of a token; 0: none */
     double eps, base, local_base, scale_factor; /* RoPE's bases; how many times the context was stretched */
     double original_context, ext_factor, attn_factor, beta_fast, beta_slow;
     bool yarn;
@@ -214,8 +216,9 @@ typedef struct lm_matrix {
 
 typedef struct lm_layer {
     float *attn_norm, *ffn_norm, *post_attn_norm, *post_ffw_norm, *q_norm, *k_norm, *bias; /* NULL: none */
-    lm_matrix qkv, out, gate, up, down;
-    int64_t window; /* 0: all */
+    lm_matrix qkv, out, gate, up, down; /* of experts: all of them, one after the other, their rows packed */
+    void *router;                       /* bf16 [experts, hidden] */
+    int64_t window;                     /* 0: all */
     double *freqs;
     float mscale;
 } lm_layer;
@@ -236,6 +239,7 @@ struct ridge_lm {
     const ridge_entry *embedding;
     lm_layer *layer;
     float *output_norm, *ones; /* ones: [LM_MOST_TOKENS], factors of the residual's sum */
+    int32_t *zeros;            /* [16], with experts: the router is an only expert's matrix */
     double *freqs, *local_freqs;
     float mscale;
     lm_matrix head;

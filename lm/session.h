@@ -56,7 +56,10 @@ typedef struct lm_batch {
     int64_t positions, slots, open, panel; /* panel: tokens of a step at most */
     char *k, *v;                           /* [layers][slots][kv_heads][positions][head_dim] f16 */
     float *x[2], *normed, *branch, *qkv, *q, *heads, *wide, *logits, *scales;
-    int8_t *codes; /* of a norm, with scales */
+    int8_t *codes;                             /* of a norm, with scales */
+    float *route, *route_weights, *mid_scales; /* of experts: logits, weights, what gate and up make */
+    int32_t *ids;
+    int8_t *mid;
     lm_inputs *inputs;
     void *workspace;
     int64_t workspace_bytes[2]; /* that a call of one token needs at most, and one of more */

@@ -20,12 +20,14 @@ typedef struct shape {
     double base;
     int32_t vocabulary;
     bool tied; /* the output matrix is the embeddings' */
+    int64_t experts, used, expert_ffn;
 } shape;
 
 static const shape shapes[] = {
-    {"llama-3-8b:q8_0", "llama", 32, 4096, 14336, 32, 8, 128, 1 << 17, 5e5, 128256, false},
-    {"qwen3-0.6b:q8_0", "qwen3", 28, 1024, 3072, 16, 8, 128, 1 << 17, 1e6, 151936, true},
-    {"smollm2-135m:q8_0", "llama", 30, 576, 1536, 9, 3, 64, 1 << 17, 1e5, 49152, true},
+    {"llama-3-8b:q8_0", "llama", 32, 4096, 14336, 32, 8, 128, 1 << 17, 5e5, 128256, false, 0, 0, 0},
+    {"qwen3-0.6b:q8_0", "qwen3", 28, 1024, 3072, 16, 8, 128, 1 << 17, 1e6, 151936, true, 0, 0, 0},
+    {"qwen3-30b-a3b:q8_0", "qwen3moe", 48, 2048, 6144, 32, 4, 128, 1 << 17, 1e6, 151936, false, 128, 8, 768},
+    {"smollm2-135m:q8_0", "llama", 30, 576, 1536, 9, 3, 64, 1 << 17, 1e5, 49152, true, 0, 0, 0},
 };
 
 enum { PANEL = 1 << 24 }; /* bytes of random numbers, used again and again */
@@ -33,6 +35,7 @@ enum { PANEL = 1 << 24 }; /* bytes of random numbers, used again and again */
 typedef struct maker {
     ridge_lm *lm;
     uint64_t *random, *scales;
+    uint16_t *router;
     float *ones;
 } maker;
 
@@ -64,6 +67,21 @@ static ridge_status vector(const maker *m, int64_t count, float **to)
     return m->lm->backend->upload(m->lm->state, *to, m->ones, count * 4);
 }
 
+/* Experts, of which a token reads some, and a router. */
+static ridge_status experts(const maker *m, lm_layer *to)
+{
+    const lm_config *c = &m->lm->config;
+    const int64_t before = m->lm->step_bytes, router = 2 * c->experts * c->hidden;
+
+    TRY(matrix(m, c->experts * c->expert_ffn, c->hidden, &to->gate));
+    TRY(matrix(m, c->experts * c->expert_ffn, c->hidden, &to->up));
+    TRY(matrix(m, c->experts * c->hidden, c->expert_ffn, &to->down));
+    m->lm->step_bytes = before + (m->lm->step_bytes - before) / c->experts * c->used + router;
+    m->lm->weight_bytes += router;
+    TRY(lm_take(m->lm, router, &to->router));
+    return m->lm->backend->upload(m->lm->state, to->router, m->router, router);
+}
+
 static ridge_status layer(const maker *m, lm_layer *to)
 {
     const lm_config *c = &m->lm->config;
@@ -79,6 +97,8 @@ static ridge_status layer(const maker *m, lm_layer *to)
     }
     TRY(matrix(m, q + 2 * kv, c->hidden, &to->qkv));
     TRY(matrix(m, c->hidden, q, &to->out));
+    if (c->experts)
+        return experts(m, to);
     TRY(matrix(m, c->ffn, c->hidden, &to->gate));
     TRY(matrix(m, c->ffn, c->hidden, &to->up));
     return matrix(m, c->hidden, c->ffn, &to->down);
@@ -93,6 +113,12 @@ static ridge_status fill_all(maker *m, const shape *s)
     TRY(lm_take(lm, s->head_dim / 2 * 8, (void **)&lm->freqs));
     TRY(lm->backend->upload(lm->state, lm->freqs, freqs, s->head_dim / 2 * 8));
     TRY(vector(m, LM_MOST_TOKENS, &lm->ones));
+    if (s->experts) {
+        const int32_t zeros[RIDGE_MOE_MAX_TOKENS] = {0};
+
+        TRY(lm_take(lm, sizeof zeros, (void **)&lm->zeros));
+        TRY(lm->backend->upload(lm->state, lm->zeros, zeros, sizeof zeros));
+    }
     for (int64_t i = 0; i < s->layers; i++)
         TRY(layer(m, &lm->layer[i]));
     TRY(vector(m, s->hidden, &lm->output_norm));
@@ -110,12 +136,14 @@ static ridge_status fill_all(maker *m, const shape *s)
 
 static ridge_status make(ridge_lm *lm, const shape *s)
 {
-    maker m = {lm, malloc(PANEL), malloc(PANEL), malloc(((size_t)s->hidden + LM_MOST_TOKENS) * sizeof *m.ones)};
+    const int64_t router = s->experts * s->hidden;
+    maker m = {lm, malloc(PANEL), malloc(PANEL), malloc((size_t)router * 2 + 2),
+               malloc(((size_t)s->hidden + LM_MOST_TOKENS) * sizeof *m.ones)};
     uint64_t state = 88172645463325252u;
     ridge_status status = RIDGE_OK;
 
     lm->layer = calloc((size_t)s->layers, sizeof *lm->layer);
-    if (!lm->layer || !m.random || !m.scales || !m.ones)
+    if (!lm->layer || !m.random || !m.scales || !m.router || !m.ones)
         status = lm_fail(RIDGE_ERR_DEVICE, "no memory for a model");
     for (int64_t i = 0; i < PANEL / 8 && !status; i++) {
         state ^= state << 13;
@@ -127,8 +155,11 @@ static ridge_status make(ridge_lm *lm, const shape *s)
     }
     for (int64_t i = 0; i < s->hidden + LM_MOST_TOKENS && !status; i++)
         m.ones[i] = 1.0f;
+    for (int64_t i = 0; i < router && !status; i++) /* bf16 of 2^-7 in size, so that tokens go different ways */
+        m.router[i] = (uint16_t)((m.random[i % (PANEL / 8)] >> 20 & 0x807f) | 0x3c00);
     status = status ? status : fill_all(&m, s);
     free(m.ones);
+    free(m.router);
     free(m.scales);
     free(m.random);
     return status;
@@ -146,8 +177,8 @@ ridge_status lm_open_shape(const char *name, const ridge_device *device, ridge_l
             s = &shapes[i];
     if (!s)
         return lm_fail(RIDGE_ERR_ARG,
-                       "'%s' is no file, and no shape: llama-3-8b:q8_0, qwen3-0.6b:q8_0 and "
-                       "smollm2-135m:q8_0 are",
+                       "'%s' is no file, and no shape: llama-3-8b:q8_0, qwen3-0.6b:q8_0, "
+                       "qwen3-30b-a3b:q8_0 and smollm2-135m:q8_0 are",
                        name);
     status = lm_begin(device, NULL, &lm);
     if (status)
@@ -157,6 +188,9 @@ ridge_status lm_open_shape(const char *name, const ridge_device *device, ridge_l
                              .context = s->context,
                              .hidden = s->hidden,
                              .ffn = s->ffn,
+                             .experts = s->experts,
+                             .used = s->used,
+                             .expert_ffn = s->expert_ffn,
                              .heads = s->heads,
                              .kv_heads = s->kv_heads,
                              .head_dim = s->head_dim,

@@ -169,11 +169,56 @@ static ridge_status attention(work *w, int64_t layer)
     return add_product(w, &l->out, b->heads, l->post_attn_norm);
 }
 
+/* A layer's experts for `n` tokens from `first` on, RIDGE_MOE_MAX_TOKENS at most: their logits, choice and products,
+ * and the weighted sum added to the residual. */
+static ridge_status experts(const work *w, const lm_layer *l, int64_t first, int64_t n)
+{
+    const lm_batch *b = w->b;
+    const lm_config *c = &b->lm->config;
+    const ridge_tensor x =
+        ridge_scaled(b->codes + first * c->hidden, RIDGE_I8, b->scales + first * (c->hidden / 32), RIDGE_SCALING_ROW32);
+    const ridge_tensor mid = ridge_scaled(b->mid, RIDGE_I8, b->mid_scales, RIDGE_SCALING_ROW32);
+    const ridge_tensor gate = ridge_scaled(l->gate.codes, RIDGE_I8, l->gate.scales, RIDGE_SCALING_ROW32);
+    const ridge_tensor up = ridge_scaled(l->up.codes, RIDGE_I8, l->up.scales, RIDGE_SCALING_ROW32);
+    const ridge_tensor down = ridge_scaled(l->down.codes, RIDGE_I8, l->down.scales, RIDGE_SCALING_ROW32);
+    ridge_call call = ridge_moe_down(n, c->hidden, c->experts, 1, 1, f32(b->normed + first * c->hidden),
+                                     ridge_matrix(l->router, RIDGE_BF16), b->lm->zeros, b->lm->ones, f32(b->route));
+
+    LM_TRY(weights_call(w, &call)); /* the router is the matrix of an only expert */
+    call = ridge_moe_route(n, c->experts, c->used, f32(b->route), b->ids, b->route_weights);
+    call.flags |= RIDGE_ROUTE_NORMALISE;
+    LM_TRY(w->each(w, &call));
+    call = ridge_moe_gate_up_swiglu(n, c->hidden, c->expert_ffn, c->experts, c->used, x, gate, up, b->ids, mid);
+    LM_TRY(weights_call(w, &call));
+    call = ridge_moe_down(n, c->expert_ffn, c->hidden, c->experts, c->used, mid, down, b->ids, b->route_weights,
+                          f32(b->x[w->now ^ 1] + first * c->hidden));
+    ridge_set(&call, RIDGE_MOE_DOWN_RESIDUAL, RIDGE_F32, b->x[w->now] + first * c->hidden, 0);
+    return weights_call(w, &call);
+}
+
+static ridge_status mixture(work *w, const lm_layer *l)
+{
+    const lm_batch *b = w->b;
+    const int64_t n = w->s->tokens, most = RIDGE_MOE_MAX_TOKENS;
+    ridge_call call;
+
+    LM_TRY(norm(w, b->x[w->now], l->ffn_norm, n, f32(b->normed)));
+    call = ridge_q8_0_quantize_rows(n, b->lm->config.hidden, f32(b->normed), codes(b));
+    LM_TRY(w->each(w, &call));
+    for (int64_t first = 0; first < n; first += most)
+        LM_TRY(experts(w, l, first, n - first < most ? n - first : most));
+    w->now ^= 1;
+    return RIDGE_OK;
+}
+
 static ridge_status feed_forward(work *w, int64_t layer)
 {
     lm_batch *b = w->b;
     const lm_layer *l = &b->lm->layer[layer];
     ridge_call call;
+
+    if (b->lm->config.experts)
+        return mixture(w, l);
 
     LM_TRY(norm(w, b->x[w->now], l->ffn_norm, w->s->tokens, codes(b)));
     call = ridge_q8_0_gate_up_swiglu(w->s->tokens, l->gate.cols, l->gate.rows, codes(b), lm_planes(&l->gate),
@@ -269,7 +314,7 @@ typedef struct buffer {
     int64_t bytes;
 } buffer;
 
-enum { BUFFERS = 15 };
+enum { BUFFERS = 20 };
 
 static int64_t rows_of(int64_t tokens)
 {
@@ -294,6 +339,11 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
                                  {&b->codes, n * c->hidden},
                                  {&b->scales, n * c->hidden / 32 * 4},
                                  {&b->inputs, sizeof *b->inputs},
+                                 {&b->route, RIDGE_MOE_MAX_TOKENS * c->experts * 4},
+                                 {&b->ids, RIDGE_MOE_MAX_TOKENS * c->used * 4},
+                                 {&b->route_weights, RIDGE_MOE_MAX_TOKENS * c->used * 4},
+                                 {&b->mid, RIDGE_MOE_MAX_TOKENS * c->used * c->expert_ffn},
+                                 {&b->mid_scales, RIDGE_MOE_MAX_TOKENS * c->used * c->expert_ffn / 32 * 4},
                                  {&b->workspace, b->workspace_bytes[1] + b->slots * b->workspace_bytes[0]}};
 
     memcpy(list, all, sizeof all);

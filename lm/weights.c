@@ -26,6 +26,12 @@ typedef struct loader {
     int64_t matrices[RIDGE_TYPES], file_bytes[RIDGE_TYPES], elements[RIDGE_TYPES];
 } loader;
 
+/* All planes of some experts, rows packed. */
+static int64_t expert_bytes(const lm_config *c, int64_t experts)
+{
+    return 3 * experts * c->expert_ffn * c->hidden / 32 * 34;
+}
+
 static int64_t plane_bytes(int64_t rows, int64_t cols)
 {
     return rows * ridge_ld_q8_0(cols) + rows * (cols / 32) * 2;
@@ -45,10 +51,19 @@ ridge_status lm_take(ridge_lm *lm, int64_t bytes, void **memory)
 
 /* ---------------------------------------------------------------------------------------------------------- tensors */
 
-/* A tensor of this shape (cols 0: a vector of `rows`); a matrix may have more rows with `more`. NULL in *entry where it
- * is absent and not `needed`. */
-static ridge_status find(loader *l, const char *name, int64_t rows, int64_t cols, bool needed, bool more,
-                         const ridge_entry **entry)
+/* Is this its shape? cols 0: a vector of `rows`; experts 0: no third dimension. */
+static bool has_shape(const ridge_entry *e, int64_t experts, int64_t rows, int64_t cols, bool more)
+{
+    if (experts)
+        return e->rank == 3 && e->shape[0] == experts && e->shape[1] == rows && e->shape[2] == cols;
+    return e->rank == (cols ? 2 : 1) && (e->shape[0] == rows || (more && e->shape[0] > rows)) &&
+           (!cols || e->shape[1] == cols);
+}
+
+/* A tensor of this shape; a matrix may have more rows with `more`. NULL in *entry where it is absent and not `needed`.
+ */
+static ridge_status find_experts(loader *l, const char *name, int64_t experts, int64_t rows, int64_t cols, bool needed,
+                                 bool more, const ridge_entry **entry)
 {
     const ridge_entry *e = ridge_file_find(l->lm->file, name);
     const ridge_type_info *type = e ? ridge_type_query(e->type) : NULL;
@@ -60,14 +75,19 @@ static ridge_status find(loader *l, const char *name, int64_t rows, int64_t cols
     for (int64_t i = 0; i < ridge_file_tensors(l->lm->file); i++)
         if (ridge_file_tensor(l->lm->file, i) == e)
             l->used[i] = true;
-    if (e->rank != (cols ? 2 : 1) || (e->shape[0] != rows && !(more && e->shape[0] > rows)) ||
-        (cols && e->shape[1] != cols))
+    if (!has_shape(e, experts, rows, cols, more))
         return lm_fail(RIDGE_ERR_FILE, "tensor %s has another shape than %" PRId64 " x %" PRId64, name, rows,
                        cols ? cols : 1);
     if (!type || !type->dequantize || (!cols && !plain))
         return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s is of type %s, which has no conversion here", name,
                        type ? type->name : "(none)");
     return RIDGE_OK;
+}
+
+static ridge_status find(loader *l, const char *name, int64_t rows, int64_t cols, bool needed, bool more,
+                         const ridge_entry **entry)
+{
+    return find_experts(l, name, 0, rows, cols, needed, more, entry);
 }
 
 static ridge_status load_vector(loader *l, const char *name, int64_t count, bool needed, float *to, bool *found)
@@ -105,7 +125,7 @@ static ridge_status vector(loader *l, const char *name, int64_t count, bool need
 static ridge_status convert_panel(loader *l, const ridge_entry *e, int64_t first, int64_t count, int64_t cols,
                                   ridge_tensor planes)
 {
-    const int64_t row = e->bytes / e->shape[0];
+    const int64_t row = e->bytes / (e->rank == 3 ? e->shape[0] * e->shape[1] : e->shape[0]);
     const void *blocks = l->raw;
     ridge_call call;
 
@@ -120,11 +140,11 @@ static ridge_status convert_panel(loader *l, const ridge_entry *e, int64_t first
     return lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL));
 }
 
-/* The planes of some tensors with equally long rows, one after the other. */
-static ridge_status matrix(loader *l, const ridge_entry *const *parts, const int64_t *rows, int count, int64_t cols,
-                           lm_matrix *m)
+/* The planes of some tensors with equally long rows, `ld` apart, one after the other. */
+static ridge_status matrix_apart(loader *l, const ridge_entry *const *parts, const int64_t *rows, int count,
+                                 int64_t cols, int64_t ld, lm_matrix *m)
 {
-    const int64_t ld = ridge_ld_q8_0(cols), panel = PANEL / cols > 0 ? PANEL / cols : 1;
+    const int64_t panel = PANEL / cols > 0 ? PANEL / cols : 1;
     char *codes, *scales, *host = NULL;
     ridge_status status = RIDGE_OK;
     int64_t at = 0;
@@ -160,6 +180,12 @@ static ridge_status matrix(loader *l, const ridge_entry *const *parts, const int
         status = l->lm->backend->upload(l->lm->state, m->scales, scales, m->rows * (cols / 32) * 2);
     free(host);
     return status;
+}
+
+static ridge_status matrix(loader *l, const ridge_entry *const *parts, const int64_t *rows, int count, int64_t cols,
+                           lm_matrix *m)
+{
+    return matrix_apart(l, parts, rows, count, cols, ridge_ld_q8_0(cols), m);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- layers */
@@ -214,6 +240,59 @@ static ridge_status load_qkv(loader *l, int64_t i, lm_layer *to)
     return matrix(l, parts, rows, 3, c->hidden, &to->qkv);
 }
 
+/* One matrix of all experts. */
+static ridge_status expert_matrix(loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, lm_matrix *m)
+{
+    const int64_t experts = l->lm->config.experts, all = experts * rows;
+    const ridge_entry *e;
+    char full[64];
+
+    TRY(find_experts(l, in_layer(full, sizeof full, i, name), experts, rows, cols, true, false, &e));
+    return matrix_apart(l, &e, &all, 1, cols, cols, m);
+}
+
+/* The router's weights as bf16, as which models are trained: a file has them as f32. */
+static ridge_status load_router(loader *l, int64_t i, lm_layer *to)
+{
+    const lm_config *c = &l->lm->config;
+    const int64_t count = c->experts * c->hidden;
+    const float one = 1.0f;
+    const ridge_entry *e;
+    ridge_status status;
+    ridge_call call;
+    char full[64];
+    float *values;
+    void *raw, *bf16;
+
+    TRY(find(l, in_layer(full, sizeof full, i, "ffn_gate_inp.weight"), c->experts, c->hidden, true, false, &e));
+    values = malloc((size_t)(6 * count + e->bytes));
+    if (!values)
+        return lm_fail(RIDGE_ERR_DEVICE, "no memory for %" PRId64 " bytes", 6 * count + e->bytes);
+    bf16 = values + count;
+    raw = (char *)bf16 + 2 * count;
+    status = lm_io_failed(ridge_file_read(l->lm->file, e, 0, raw, e->bytes));
+    status = status ? status : lm_io_failed(ridge_dequantize(e->type, raw, count, values));
+    call = ridge_multiply(c->experts, c->hidden, ridge_matrix(values, RIDGE_F32), &one, ridge_matrix(bf16, RIDGE_BF16));
+    status = status ? status : lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL));
+    status = status ? status : lm_take(l->lm, 2 * count, &to->router);
+    status = status ? status : l->lm->backend->upload(l->lm->state, to->router, bf16, 2 * count);
+    l->lm->step_bytes += 2 * count;
+    free(values);
+    return status;
+}
+
+static ridge_status load_experts(loader *l, int64_t i, lm_layer *to)
+{
+    const lm_config *c = &l->lm->config;
+    const int64_t before = l->lm->step_bytes;
+
+    TRY(expert_matrix(l, i, "ffn_gate_exps.weight", c->expert_ffn, c->hidden, &to->gate));
+    TRY(expert_matrix(l, i, "ffn_up_exps.weight", c->expert_ffn, c->hidden, &to->up));
+    TRY(expert_matrix(l, i, "ffn_down_exps.weight", c->hidden, c->expert_ffn, &to->down));
+    l->lm->step_bytes = before + expert_bytes(c, c->used); /* a step of one token reads those */
+    return load_router(l, i, to);
+}
+
 static ridge_status load_layer(loader *l, int64_t i)
 {
     const lm_config *c = &l->lm->config;
@@ -233,6 +312,8 @@ static ridge_status load_layer(loader *l, int64_t i)
         TRY(layer_vector(l, i, "post_ffw_norm.weight", c->hidden, true, &to->post_ffw_norm));
     }
     TRY(layer_vector(l, i, "ffn_norm.weight", c->hidden, true, &to->ffn_norm));
+    if (c->experts)
+        return load_experts(l, i, to);
     TRY(layer_matrix(l, i, "ffn_gate.weight", c->ffn, c->hidden, &to->gate));
     TRY(layer_matrix(l, i, "ffn_up.weight", c->ffn, c->hidden, &to->up));
     return layer_matrix(l, i, "ffn_down.weight", c->hidden, c->ffn, &to->down);
@@ -302,8 +383,9 @@ static ridge_status check_memory(ridge_lm *lm)
 {
     const lm_config *c = &lm->config;
     const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const int64_t dense = 2 * plane_bytes(c->ffn, c->hidden) + plane_bytes(c->hidden, c->ffn);
     const int64_t layer = plane_bytes(q + 2 * kv, c->hidden) + plane_bytes(c->hidden, q) +
-                          2 * plane_bytes(c->ffn, c->hidden) + plane_bytes(c->hidden, c->ffn);
+                          (c->experts ? expert_bytes(c, c->experts) + 2 * c->experts * c->hidden : dense);
     const int64_t free_bytes = lm->backend->free_bytes(lm->state);
     int64_t limit = lm->options.memory_limit ? lm->options.memory_limit : free_bytes;
 
@@ -329,6 +411,10 @@ static ridge_status load_all(loader *l)
     for (int i = 0; i < LM_MOST_TOKENS; i++)
         l->values[i] = 1.0f;
     TRY(put_vector(l, l->values, LM_MOST_TOKENS, &lm->ones));
+    if (c->experts) {
+        memset(l->values, 0, 16 * sizeof *l->values);
+        TRY(put_vector(l, l->values, 16, (float **)&lm->zeros));
+    }
     for (int64_t i = 0; i < c->layers; i++)
         TRY(load_layer(l, i));
     TRY(vector(l, "output_norm.weight", c->hidden, true, &lm->output_norm));

@@ -20,6 +20,7 @@ typedef struct lm_spoil {
 } lm_spoil;
 
 enum { LM_HIDDEN = 64, LM_FFN = 96, LM_HEADS = 4, LM_KV = 2, LM_DIM = 32, LM_MERGES = 40 };
+enum { LM_EXPERTS = 6, LM_USED = 2, LM_EXPERT_FFN = 32 };
 
 typedef struct lm_writer {
     ridge_writer *w;
@@ -29,7 +30,7 @@ typedef struct lm_writer {
     uint64_t state;
     struct {
         char name[64];
-        int64_t index, rows, cols;
+        int64_t index, rows, cols; /* of experts: all of their rows */
     } tensor[256];
     int tensors;
 } lm_writer;
@@ -214,20 +215,41 @@ static inline int64_t lm_vocabulary(lm_writer *m, bool spm)
 
 /* --------------------------------------------------------------------------------------------------------- tensors */
 
-static inline void lm_tensor(lm_writer *m, const char *name, int64_t rows, int64_t cols)
+static inline void lm_tensor_of(lm_writer *m, const char *name, int64_t experts, int64_t rows, int64_t cols)
 {
-    const int64_t shape[] = {rows, cols};
-    const bool vector = cols == 0;
+    const int64_t shape[] = {experts ? experts : rows, experts ? rows : cols, cols};
+    const bool vector = cols == 0, plain = vector || strstr(name, "gate_inp");
 
     if (m->spoil && m->spoil->tensor && strcmp(m->spoil->tensor, name) == 0)
         return;
     snprintf(m->tensor[m->tensors].name, sizeof m->tensor->name, "%s", name);
-    m->tensor[m->tensors].rows = rows;
-    m->tensor[m->tensors].cols = cols;
-    lm_must(ridge_writer_tensor(m->w, name, vector ? RIDGE_TYPE_F32 : RIDGE_TYPE_Q8_0, vector ? 1 : 2, shape,
-                                &m->tensor[m->tensors].index) == RIDGE_OK,
+    m->tensor[m->tensors].rows = plain && cols ? rows * cols : (experts ? experts * rows : rows);
+    m->tensor[m->tensors].cols = plain ? 0 : cols;
+    lm_must(ridge_writer_tensor(m->w, name, plain ? RIDGE_TYPE_F32 : RIDGE_TYPE_Q8_0,
+                                vector    ? 1
+                                : experts ? 3
+                                          : 2,
+                                shape, &m->tensor[m->tensors].index) == RIDGE_OK,
             name);
     m->tensors++;
+}
+
+static inline void lm_tensor(lm_writer *m, const char *name, int64_t rows, int64_t cols)
+{
+    lm_tensor_of(m, name, 0, rows, cols);
+}
+
+static inline void lm_experts(lm_writer *m, int layer)
+{
+    static const char *const names[] = {"gate", "up", "down"};
+    char full[64];
+
+    snprintf(full, sizeof full, "blk.%d.ffn_gate_inp.weight", layer);
+    lm_tensor(m, full, LM_EXPERTS, LM_HIDDEN);
+    for (int i = 0; i < 3; i++) {
+        snprintf(full, sizeof full, "blk.%d.ffn_%s_exps.weight", layer, names[i]);
+        lm_tensor_of(m, full, LM_EXPERTS, i < 2 ? LM_EXPERT_FFN : LM_HIDDEN, i < 2 ? LM_HIDDEN : LM_EXPERT_FFN);
+    }
 }
 
 static inline void lm_layer_tensor(lm_writer *m, int layer, const char *name, int64_t rows, int64_t cols)
@@ -265,6 +287,10 @@ static inline void lm_tensors(lm_writer *m, int layers, int64_t vocabulary, bool
         }
         lm_layer_tensor(m, i, "attn_output.weight", LM_HIDDEN, LM_HEADS * LM_DIM);
         lm_layer_tensor(m, i, "ffn_norm.weight", LM_HIDDEN, 0);
+        if (strcmp(m->arch, "qwen3moe") == 0) {
+            lm_experts(m, i);
+            continue;
+        }
         lm_layer_tensor(m, i, "ffn_gate.weight", LM_FFN, LM_HIDDEN);
         lm_layer_tensor(m, i, "ffn_up.weight", LM_FFN, LM_HIDDEN);
         lm_layer_tensor(m, i, "ffn_down.weight", LM_HIDDEN, LM_FFN);
@@ -298,11 +324,11 @@ static inline void lm_fill(lm_writer *m)
     ridge_close(cpu);
 }
 
-/* Writes a model of a family: "llama", "qwen2", "qwen3", "gemma3"; another name is a llama that says so. */
+/* Writes a model of a family: "llama", "qwen2", "qwen3", "qwen3moe", "gemma3"; another name is a llama that says so. */
 static inline void lm_model_write(const char *path, const char *family, const lm_spoil *spoil)
 {
     static lm_writer m;
-    const bool gemma = strcmp(family, "gemma3") == 0, qwen3 = strcmp(family, "qwen3") == 0;
+    const bool gemma = strcmp(family, "gemma3") == 0, qwen3 = strncmp(family, "qwen3", 5) == 0;
     const int layers = gemma ? 7 : 2;
     int64_t vocabulary;
 
@@ -324,6 +350,11 @@ static inline void lm_model_write(const char *path, const char *family, const lm
     lm_u32(&m, ".rope.dimension_count", LM_DIM);
     lm_f32(&m, ".attention.layer_norm_rms_epsilon", 1e-5f);
     lm_f32(&m, ".rope.freq_base", 100000);
+    if (strcmp(family, "qwen3moe") == 0) {
+        lm_u32(&m, ".expert_count", LM_EXPERTS);
+        lm_u32(&m, ".expert_used_count", LM_USED);
+        lm_u32(&m, ".expert_feed_forward_length", LM_EXPERT_FFN);
+    }
     if (gemma) {
         lm_u32(&m, ".attention.sliding_window", 8);
         lm_text(&m, ".rope.scaling.type", "linear");

@@ -31,25 +31,30 @@ class Model:
         self.dim = get("attention.key_length", self.hidden // self.heads)
         self.eps, self.base = get("attention.layer_norm_rms_epsilon"), get("rope.freq_base", 10000.0)
         self.factor = get("rope.scaling.factor", 1.0)
+        self.used = get("expert_used_count", 0)
         self.window = get("attention.sliding_window", 0) if self.arch == "gemma3" else 0
         self.tensors = {}
         for t in reader.tensors:
             values = gguf.quants.dequantize(t.data, t.tensor_type)
-            if len(t.shape) == 2 and t.name != "token_embd.weight" and t.tensor_type != gguf.GGMLQuantizationType.Q8_0:
+            if "ffn_gate_inp" in t.name:  # bf16
+                bits = values.astype(np.float32).view(np.uint32)
+                values = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+            elif len(t.shape) == 2 and t.name != "token_embd.weight" and t.tensor_type != gguf.GGMLQuantizationType.Q8_0:
                 codes = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
                 values = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType.Q8_0)
             self.tensors[t.name] = np.asarray(values, dtype=np.float64)
         self.divisors = self.tensors.get("rope_freqs.weight", np.ones(self.dim // 2))
 
-    def product(self, name, x):
+    def product(self, name, x, expert=None):
         """x W^T, with x in 8 bits where the products of ridge have it so."""
+        weight = self.tensors[name] if expert is None else self.tensors[name][expert]
         if self.rounded:
             groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
             scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
             with np.errstate(divide="ignore", invalid="ignore"):
                 codes = np.where(scale > 0, np.rint(groups * (np.float32(1) / scale)), 0)
             x = (codes.astype(np.float64) * scale.astype(np.float64)).reshape(x.shape)
-        return x @ self.tensors[name].T
+        return x @ weight.T
 
     def norm(self, name, x):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.tensors[name]
@@ -89,7 +94,24 @@ class Model:
             out[:, h] = p / p.sum(-1, keepdims=True) @ part["v"][:, g]
         return self.product(f"{name}output.weight", out.reshape(n, -1))
 
+    def experts(self, layer, x):
+        """Softmax over all experts, the largest of them, their weights over their sum."""
+        name = f"blk.{layer}.ffn_"
+        logits = x @ self.tensors[f"{name}gate_inp.weight"].T
+        p = np.exp(logits - logits.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        out = np.zeros_like(x)
+        for t in range(x.shape[0]):
+            best = np.argsort(-p[t], kind="stable")[: self.used]
+            for e in best:
+                gate, up = (self.product(f"{name}{which}_exps.weight", x[t : t + 1], e) for which in ("gate", "up"))
+                down = self.product(f"{name}down_exps.weight", gate / (1 + np.exp(-gate)) * up, e)
+                out[t] += p[t, e] / p[t, best].sum() * down[0]
+        return out
+
     def feed_forward(self, layer, x):
+        if self.used:
+            return self.experts(layer, x)
         gate, up = (self.product(f"blk.{layer}.ffn_{which}.weight", x) for which in ("gate", "up"))
         if self.arch == "gemma3":
             act = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
@@ -132,7 +154,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 3:
         good = compare(tool, sys.argv[3], [int(t) for t in sys.argv[4:]], 0.6)
     else:
-        for family in ("llama", "qwen2", "qwen3", "gemma3"):
+        for family in ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3"):
             path = str(work / f"{family}.gguf")
             subprocess.run([tool, "make", family, path], check=True)
             good &= compare(tool, path, [7 + i * 37 % 250 for i in range(30)], 0.02)

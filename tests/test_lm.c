@@ -18,7 +18,7 @@ TEST(tokens_stand_for_the_bytes_of_their_text)
 {
     uint64_t state = 3;
 
-    for (int f = 0; f < 4; f += 3) { /* llama: BPE; gemma3: SentencePiece */
+    for (int f = 0; f < FAMILIES; f += 3) { /* llama: BPE; gemma3: SentencePiece */
         ridge_lm *lm = open_family(families[f]);
 
         for (int round = 0; round < 300; round++) {

@@ -10,7 +10,8 @@
 #include "unit.h"
 
 static ridge_device *cpu;
-static const char *const families[] = {"llama", "qwen2", "qwen3", "gemma3"};
+static const char *const families[] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe"};
+enum { FAMILIES = sizeof families / sizeof families[0] };
 
 static inline const char *path_of(const char *family)
 {
@@ -49,14 +50,14 @@ static inline int models_write(void)
 {
     if (ridge_open("cpu", &cpu) != RIDGE_OK)
         return 1;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < FAMILIES; i++)
         lm_model_write(path_of(families[i]), families[i], NULL);
     return 0;
 }
 
 static inline int models_remove(int status)
 {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < FAMILIES; i++)
         remove(path_of(families[i]));
     ridge_close(cpu);
     return status;

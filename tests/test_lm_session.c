@@ -32,7 +32,7 @@ TEST(panels_give_the_bits_of_single_tokens)
 {
     static const int panels[] = {2, 7, 16, 17, TEXT};
 
-    for (int f = 0; f < 4; f++) {
+    for (int f = 0; f < FAMILIES; f++) {
         ridge_lm *lm = open_family(families[f]);
         const size_t bytes = (size_t)(TEXT * vocabulary(lm)) * sizeof(float);
         float *single = text_logits(lm, TEXT, 1);
@@ -100,7 +100,7 @@ static void save_text(ridge_lm *lm, float *logits)
 
 TEST(a_saved_text_goes_on_with_the_same_bits)
 {
-    for (int f = 0; f < 4; f += 3) {
+    for (int f = 0; f < FAMILIES; f += 3) {
         ridge_lm *lm = open_family(families[f]);
         const size_t bytes = (size_t)vocabulary(lm) * sizeof(float);
         float *before = malloc(bytes), *after = malloc(bytes);
@@ -208,7 +208,7 @@ static void write_alone(ridge_lm *lm, int text, int32_t *tokens, float *logits)
 /* Texts of different lengths that go on together, in changing order. */
 TEST(texts_that_step_together_get_the_bits_of_each_alone)
 {
-    for (int f = 0; f < 4; f++) {
+    for (int f = 0; f < FAMILIES; f++) {
         ridge_lm *lm = open_family(families[f]);
         const int64_t count = vocabulary(lm);
         float *logits = malloc((size_t)((TEXTS + 1) * count) * sizeof *logits);

@@ -11,7 +11,7 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { FAMILIES = 4, MOST = 1 << 22 };
+enum { FAMILIES = 5, MOST = 1 << 22 };
 
 static unsigned char *model[FAMILIES];
 static size_t length[FAMILIES], head[FAMILIES];
@@ -32,7 +32,7 @@ static size_t read_file(const char *path, unsigned char **to)
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    static const char *const families[FAMILIES] = {"llama", "qwen2", "qwen3", "gemma3"};
+    static const char *const families[FAMILIES] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe"};
     char folder[] = "/tmp/fuzz-lm-XXXXXX", path[64];
     ridge_file *file;
 

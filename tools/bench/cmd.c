@@ -90,7 +90,7 @@ static void parse(int argc, char **argv, bench_options *o)
 #if RIDGE_HAVE_LM
         {"model", 'm', "MODEL",
          "tokens per second of MODEL.gguf, or of a shape with random weights: llama-3-8b:q8_0, qwen3-0.6b:q8_0, "
-         "smollm2-135m:q8_0",
+         "qwen3-30b-a3b:q8_0, smollm2-135m:q8_0",
          .text = &o->model},
 #endif
         {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights",
