@@ -99,6 +99,37 @@ static void forms(const ridge_device *device)
     }
 }
 
+/* block_matmul of the same blocks in tiles; its fused forms, with biases, give the bits of their parts. */
+static void tiles(const ridge_device *device)
+{
+    static _Alignas(16) uint8_t tiled[2][(ROWS + 15) / 16 * 16 * (RAW + 64)];
+    static float y[2][TOKENS * ROWS], other[2][TOKENS * ROWS], act[TOKENS * ROWS], fused[TOKENS * ROWS];
+    ridge_tensor w[2];
+    ridge_call call;
+
+    assert_true((size_t)ridge_block_tile_bytes(RIDGE_Q8_0, COLS) * ((ROWS + 15) / 16) <= sizeof tiled[0]);
+    for (int i = 0; i < 2; i++) {
+        w[i] = ridge_matrix(tiled[i], RIDGE_Q8_0);
+        run(device, ridge_block_repack(ROWS, COLS, d.raw[i], w[i]));
+        run(device, product(TOKENS, i, false, true, y[i]));
+        run(device, ridge_block_matmul(TOKENS, COLS, ROWS, f32(d.x), w[i], f32(other[i])));
+        assert_memory_equal(y[i], other[i], sizeof y[i]);
+    }
+    run(device, ridge_block_pair(TOKENS, COLS, ROWS, ROWS, X_CODES, w[0], w[1], f32(other[0]), f32(other[1])));
+    assert_memory_equal(y, other, sizeof y);
+    for (int i = 0; i < 2; i++) {
+        call = ridge_block_matmul(TOKENS, COLS, ROWS, f32(d.x), w[i], f32(other[i]));
+        ridge_set(&call, RIDGE_BLOCK_MATMUL_BIAS, RIDGE_F32, d.add, 0);
+        run(device, call);
+    }
+    run(device, ridge_swiglu_fwd(TOKENS, ROWS, RIDGE_F32, other[0], other[1], act));
+    call = ridge_block_gate_up_swiglu(TOKENS, COLS, ROWS, X_CODES, w[0], w[1], f32(fused));
+    ridge_set(&call, RIDGE_BLOCK_GATE_UP_SWIGLU_GATE_BIAS, RIDGE_F32, d.add, 0);
+    ridge_set(&call, RIDGE_BLOCK_GATE_UP_SWIGLU_UP_BIAS, RIDGE_F32, d.add, 0);
+    run(device, call);
+    assert_memory_equal(act, fused, sizeof act);
+}
+
 static void pair(const ridge_device *device)
 {
     static float y[2][TOKENS * ROWS], fused[2][TOKENS * ROWS];
@@ -211,6 +242,7 @@ static void on_level(const char *spec)
     fill(device);
     forms(device);
     pair(device);
+    tiles(device);
     gate_up(device);
     expand(device);
     rope(device);
@@ -234,7 +266,7 @@ TEST(refusals)
 
     assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
     call = product(TOKENS, 0, true, true, y);
-    call.dim[0] = 17;
+    call.dim[0] = RIDGE_Q8_0_MAX_PROMPT + 1;
     assert_int_equal(ridge_run(device, &call, workspace, sizeof workspace, NULL), RIDGE_ERR_ARG);
     assert_non_null(strstr(ridge_error(), "tokens"));
     call = product(TOKENS, 0, true, true, y);

@@ -3,13 +3,39 @@
 #include "cpu/team.h"
 #include "src/util.h"
 
-void ridge_block_row_of_unit(uint32_t format, const uint8_t *unit, int runs, int row, int count, uint8_t *blocks)
+/* Calls a function of a format with the format as a constant: the compiler then knows every shift and division of
+ * layout.h, which is two to three times as fast. */
+#define EACH_FORMAT(format, call) \
+    switch (format) {             \
+        ONE(RIDGE_Q4_0, call);    \
+        ONE(RIDGE_Q4_1, call);    \
+        ONE(RIDGE_Q8_0, call);    \
+        ONE(RIDGE_MXFP4, call);   \
+        ONE(RIDGE_Q2_K, call);    \
+        ONE(RIDGE_Q4_K, call);    \
+        ONE(RIDGE_Q5_K, call);    \
+        ONE(RIDGE_Q6_K, call);    \
+        ONE(RIDGE_IQ2_XXS, call); \
+    }
+#define ONE(constant, call)                      \
+    case constant: {                             \
+        static const uint32_t FORMAT = constant; \
+        call;                                    \
+    } break
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void row_of_unit(uint32_t format, const uint8_t *unit, int runs, int row, int count, uint8_t *blocks)
 {
     const block_layout f = block_layout_of(format);
 
     for (int b = 0; b < count; b += f.columns / 32)
         for (int i = 0; i < f.bytes; i++)
             *blocks++ = block_byte(format, f, unit, runs, row, b, i);
+}
+
+void ridge_block_row_of_unit(uint32_t format, const uint8_t *unit, int runs, int row, int count, uint8_t *blocks)
+{
+    EACH_FORMAT(format, row_of_unit(FORMAT, unit, runs, row, count, blocks))
 }
 
 /* One unit: 256 columns of 16 rows, or what there is of them. */
@@ -34,12 +60,18 @@ static unit_place place_of(const ridge_call *call, block_layout f, int64_t tile,
     return p;
 }
 
-static void repack_unit(uint32_t format, block_layout f, unit_place p, int64_t stride)
+INLINE void unit_of_rows(uint32_t format, unit_place p, int64_t stride)
 {
+    const block_layout f = block_layout_of(format);
     const block_source s = {p.blocks, stride, p.rows, p.count};
 
     for (int at = 0; at < block_unit_bytes(f, p.runs); at++)
         p.unit[at] = block_tile_byte(format, f, s, p.runs, at);
+}
+
+static void repack_unit(uint32_t format, unit_place p, int64_t stride)
+{
+    EACH_FORMAT(format, unit_of_rows(FORMAT, p, stride))
 }
 
 static void unpack_unit(uint32_t format, unit_place p, int64_t stride)
@@ -66,7 +98,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             const unit_place p = place_of(call, f, i / units, i % units);
 
             if (call->op == RIDGE_BLOCK_REPACK)
-                repack_unit(format, f, p, stride);
+                repack_unit(format, p, stride);
             else
                 unpack_unit(format, p, stride);
         }
