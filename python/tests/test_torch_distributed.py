@@ -171,6 +171,8 @@ def check_ranks_that_disagree_get_one_error_each(rank, n):
         (dict(vocab_total=204), {}, "has vocab_total 204, but the slices have 203 classes"),
         (dict(label_smoothing=2.0), {}, "rank 0: linear_ce_eval: option label_smoothing must lie in 0 .. 1"),
         ({}, dict(x=x.clone().requires_grad_()) if last else {}, f"rank {n - 1} has a gradient of input True"),
+        ({}, dict(x=x + 1) if last else {}, f"rank {n - 1} has sum of input's bits "),
+        ({}, dict(t=t.clamp(max=100)) if last else {}, f"rank {n - 1} has sum of target "),
         (dict(reduction="max" if last else "mean"), {}, f"rank {n - 1}: reduction is 'max', not one of"),
     ]
     for options, tensors, text in cases:

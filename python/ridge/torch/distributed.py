@@ -114,6 +114,9 @@ def _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_
         ops.linear_ce_eval(none)
         if bias is not None:
             ops.same_shape("bias", bias.shape, weight.shape[:1])
+        if not sharded:  # two sums of bits, by which ranks with other rows are found
+            said["sum of target"] = int(target.sum())
+            said["sum of input's bits"] = int(x.contiguous().view(torch.int32 if x.element_size() == 4 else torch.int16).sum())
     except Error as e:
         error = str(e)
     every = _agree(_FUNCTION, group, x.device, said, error)
@@ -272,8 +275,8 @@ def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor, linear_b
     The loss is the same bits on every rank. Forward 2BHV FLOP over the ranks, backward 6BHV (the logits are made again). Received
     by a rank, of n: 12 bytes a row and other rank; of a gradient of input its size times (n-1)/n, with whole rows twice that;
     sharded rows: x of the others. Gradients of input are added in f32 from parts in its dtype.
-    Ranks that disagree raise one ArgumentError each, which names rank and argument: in each call on the CPU, in the first call of a
-    problem on CUDA. There a call that differs on one rank only after that ends in the group's timeout.
+    Ranks that disagree raise one ArgumentError each, which names rank and argument (whole rows that are not the same ones too): in
+    each call on the CPU, in the first call of a problem on CUDA. There a call that differs on one rank only after that ends in the group's timeout.
     """
     try:
         tensors(_FUNCTION, input=input, weight=weight, target=target, linear_bias=(linear_bias, None),
