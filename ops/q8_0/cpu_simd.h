@@ -15,8 +15,8 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "cpu.h"
 #include "cpu/num.h"
+#include "cpu_source.h"
 
 enum { PARTS = RIDGE_Q8_0_PARTS, RUN = RIDGE_Q8_0_RUN, WORDS = RIDGE_Q8_0_BLOCK / 4, TOKENS = Q8_0_PANEL };
 enum { DECODE_TOKENS = RIDGE_Q8_0_MAX_TOKENS }; /* with more, rows are computed together */
@@ -37,7 +37,6 @@ typedef struct group {
 /* ------------------------------------------------------------------------------------------------------ intrinsics */
 
 #if RIDGE_SIMD_avx512vnni
-enum { VECTOR_ROWS = 2 };
 typedef __m512i ivec;
 typedef __m512 fvec;
 #define both_i(from) _mm512_broadcast_i32x8(_mm256_load_si256((const __m256i *)(const void *)(from)))
@@ -58,7 +57,6 @@ typedef __m512 fvec;
 #define even_words(a) _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8)
 #define odd_words(a) _mm512_srai_epi16(a, 8)
 #else
-enum { VECTOR_ROWS = 1 };
 typedef __m256i ivec;
 typedef __m256 fvec;
 #define both_i(from) _mm256_load_si256((const __m256i *)(const void *)(from))
@@ -90,13 +88,6 @@ enum { TILE_TOKENS = 4 }; /* 32 registers */
 #else
 enum { TILE_TOKENS = 2 };
 #endif
-
-/* Where the 32 blocks of a group lie, for the weight rows of a vector. */
-typedef struct source {
-    const uint8_t *codes[VECTOR_ROWS];
-    const uint16_t *scales[VECTOR_ROWS]; /* 32 consecutive halves */
-    int64_t step;                        /* bytes from block to block */
-} source;
 
 static inline __m128i load16(const uint8_t *from)
 {
@@ -267,52 +258,6 @@ static inline __attribute__((always_inline)) void step(const source *at, int j, 
     (void)odd;
 }
 
-/* Group g of row `row` and, in the second half of a vector, of row + far. */
-static inline source source_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g,
-                               uint16_t (*halves)[Q8_0_GROUP])
-{
-    source at = {.step = w->step};
-
-    for (int i = 0; i < VECTOR_ROWS; i++) {
-        const int64_t r = row + i * far, block = g * Q8_0_GROUP;
-        const uint8_t *scales = w->scales + r * w->scale_stride + block * w->scale_step;
-
-        at.codes[i] = w->codes + r * w->stride + block * w->step;
-        at.scales[i] = (const uint16_t *)(const void *)scales;
-        if (w->scale_step != 2) {
-            for (int b = 0; b < Q8_0_GROUP; b++)
-                memcpy(&halves[i][b], scales + b * w->scale_step, 2);
-            at.scales[i] = halves[i];
-        }
-    }
-    return at;
-}
-
-/* The last, short group, padded with blocks of zeros. */
-typedef struct tail {
-    uint8_t codes[VECTOR_ROWS][Q8_0_GROUP * RIDGE_Q8_0_BLOCK];
-    uint16_t scales[VECTOR_ROWS][Q8_0_GROUP];
-} tail;
-
-static source tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, int64_t blocks, tail *to)
-{
-    source at = {.step = RIDGE_Q8_0_BLOCK};
-
-    memset(to, 0, sizeof *to);
-    for (int i = 0; i < VECTOR_ROWS; i++) {
-        const int64_t r = row + i * far;
-
-        for (int64_t b = g * Q8_0_GROUP; b < blocks; b++) {
-            memcpy(to->codes[i] + b % Q8_0_GROUP * RIDGE_Q8_0_BLOCK, w->codes + r * w->stride + b * w->step,
-                   RIDGE_Q8_0_BLOCK);
-            memcpy(&to->scales[i][b % Q8_0_GROUP], w->scales + r * w->scale_stride + b * w->scale_step, 2);
-        }
-        at.codes[i] = to->codes[i];
-        at.scales[i] = to->scales[i];
-    }
-    return at;
-}
-
 static inline __attribute__((always_inline)) void group_step(const source *at, const group *x, int64_t tokens,
                                                              fvec *acc)
 {
@@ -337,15 +282,6 @@ static inline void put_tree(fvec acc, float *y, int64_t far)
     *y = tree(low_half(acc));
     if (VECTOR_ROWS > 1)
         y[far] = tree(far ? high_half(acc) : low_half(acc));
-}
-
-/* Prefetches the codes of the group after next: with the processor's own prefetcher alone 16 cores reach 0.7 of this
- * speed. (Always inline: gcc takes a function that only prefetches for one without effect and drops its calls.) */
-static inline __attribute__((always_inline)) void prefetch(const source *at)
-{
-    for (int i = 0; i < VECTOR_ROWS; i++)
-        for (int64_t b = 0; b < Q8_0_GROUP * at->step; b += 64)
-            _mm_prefetch((const char *)at->codes[i] + 2 * Q8_0_GROUP * at->step + b, _MM_HINT_T0);
 }
 
 static inline __attribute__((always_inline)) void row_dots(const q8_0_args *args, const q8_0_weight *w, int64_t row,
