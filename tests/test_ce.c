@@ -411,6 +411,105 @@ TEST(the_gradient_of_the_entropy_is_its_finite_difference)
     test_free(workspace);
 }
 
+enum { K = 7 };
+static int64_t ids[B * K];
+
+/* The gradients of sum_b up_b entropy_b + sum_bk g_bk log p(id_bk), without one of the loss, of classes [first, first +
+ * count). */
+static void backward_of_ids(int64_t first, int64_t count, const float *lse, const float *entropy, const float *up,
+                            const float *logprob, const float *g, float *dx, float *dw)
+{
+    static const float zero[B];
+    ridge_call call = ridge_linear_ce_backward(B, H, count, f32(x), f32(w + first * H), ridge_matrix(target, RIDGE_I64),
+                                               lse, f32(dx), f32(dw));
+
+    call.flags |= RIDGE_CE_NONE;
+    call.opt.ce.vocab_offset = first;
+    call.opt.ce.vocab_total = V;
+    call.opt.ce.ids = K;
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DLOSS, RIDGE_F32, zero, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_ENTROPY, RIDGE_F32, entropy, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DENTROPY, RIDGE_F32, up, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_IDS, RIDGE_I64, ids, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_ID_LOGPROB, RIDGE_F32, logprob, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_BACKWARD_DID_LOGPROB, RIDGE_F32, g, 0);
+    run(&call);
+}
+
+/* A slice's record with the sums, and z of the ids; or of the whole vocabulary lse, entropy and log-probabilities. */
+static void eval_of_ids(int64_t first, int64_t count, float *record, float *lse, float *entropy, float *logprob)
+{
+    float losses[B];
+    ridge_call call = ridge_linear_ce_eval(B, H, count, f32(x), f32(w + first * H), ridge_matrix(target, RIDGE_I64),
+                                           record ? NULL : losses);
+
+    call.flags |= RIDGE_CE_NONE | (record ? RIDGE_CE_RECORD_SUMS : 0);
+    call.opt.ce.vocab_offset = first;
+    call.opt.ce.vocab_total = V;
+    call.opt.ce.ids = K;
+    ridge_set(&call, RIDGE_LINEAR_CE_IDS, RIDGE_I64, ids, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_ID_LOGPROB, RIDGE_F32, logprob, 0);
+    if (record) {
+        ridge_set(&call, RIDGE_LINEAR_CE_RECORD, RIDGE_F32, record, 0);
+    } else {
+        ridge_set(&call, RIDGE_LINEAR_CE_LSE, RIDGE_F32, lse, 0);
+        ridge_set(&call, RIDGE_LINEAR_CE_ENTROPY, RIDGE_F32, entropy, 0);
+    }
+    run(&call);
+}
+
+static void assert_all_near(const float *got, const float *want, int count, double most, const char *what)
+{
+    for (int i = 0; i < count; i++)
+        if (!(fabs((double)got[i] - (double)want[i]) <= most))
+            fail_msg("%s %d is %g, not %g", what, i, (double)got[i], (double)want[i]);
+}
+
+/* Three slices: entropy and log-probabilities of ids as of the whole, and their gradients. */
+TEST(slices_agree_on_entropy_and_ids)
+{
+    static const int64_t begin[] = {0, 100, 233, V};
+    static float record[3 * B * 6], z[3][B * K], logprob[B * K], whole[B * K], g[B * K];
+    static float dx[B * H], dw[V * H], part[B * H], sum[B * H], slice_dw[V * H];
+    float lse[B], entropy[B], losses[B], of_whole[2][B], up[B];
+    int64_t offset[3];
+    unsigned seed = 5;
+
+    for (int i = 0; i < B * K; i++) {
+        ids[i] = i % 11 == 3 ? -100 : i % K == 2 ? ids[i - 1] : (int64_t)i * 71 % V;
+        g[i] = noise(&seed);
+    }
+    for (int b = 0; b < B; b++)
+        up[b] = noise(&seed);
+    eval_of_ids(0, V, NULL, of_whole[0], of_whole[1], whole);
+    for (int i = 0; i < 3; i++) {
+        offset[i] = begin[i];
+        eval_of_ids(begin[i], begin[i + 1] - begin[i], record + i * B * 6, NULL, NULL, z[i]);
+    }
+    ridge_call call = ridge_ce_combine(B, V, 3, record, offset, ridge_matrix(target, RIDGE_I64), losses);
+
+    call.flags |= RIDGE_CE_NONE | RIDGE_CE_RECORD_SUMS;
+    ridge_set(&call, RIDGE_CE_COMBINE_LSE, RIDGE_F32, lse, 0);
+    ridge_set(&call, RIDGE_CE_COMBINE_ENTROPY, RIDGE_F32, entropy, 0);
+    run(&call);
+    for (int i = 0; i < B * K; i++) {
+        const int counts = ids[i] != -100 && target[i / K] != -100;
+
+        logprob[i] = counts ? fmaxf(fmaxf(z[0][i], z[1][i]), z[2][i]) - lse[i / K] : 0;
+    }
+    assert_all_near(lse, of_whole[0], B, 1e-5, "lse");
+    assert_all_near(entropy, of_whole[1], B, 1e-5, "entropy");
+    assert_all_near(logprob, whole, B * K, 2e-5, "id_logprob");
+    backward_of_ids(0, V, of_whole[0], of_whole[1], up, whole, g, dx, dw);
+    for (int i = 0; i < 3; i++) {
+        backward_of_ids(begin[i], begin[i + 1] - begin[i], lse, entropy, up, logprob, g, part, slice_dw + begin[i] * H);
+        for (int j = 0; j < B * H; j++)
+            sum[j] = i ? sum[j] + part[j] : part[j];
+    }
+    assert_all_near(sum, dx, B * H, 2e-5, "dx");
+    assert_all_near(slice_dw, dw, V * H, 2e-4, "dw");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -421,6 +520,7 @@ int main(void)
         cmocka_unit_test(workspace_is_bounded),
         cmocka_unit_test(eval_is_bounded),
         cmocka_unit_test(the_gradient_of_the_entropy_is_its_finite_difference),
+        cmocka_unit_test(slices_agree_on_entropy_and_ids),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

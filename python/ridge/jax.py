@@ -259,13 +259,7 @@ def linear_softmax_cross_entropy_loss(x: jax.Array, labels: jax.Array, weights: 
     reduction "sum", "mean" (over labels that are not ignore_index) or "none" ([..]). The loss is f32. Differentiable in x,
     weights and bias.
     """
-    if x.dtype != weights.dtype:
-        raise ArgumentError(f"x is {x.dtype}, weights {weights.dtype}: the dtypes must be the same")
-    if x.ndim < 1 or weights.ndim != 2 or x.shape[-1] != weights.shape[0] or x.shape[:-1] != labels.shape:
-        raise ArgumentError(f"x {list(x.shape)}, labels {list(labels.shape)} and weights {list(weights.shape)} do not fit: "
-                            "[.., hidden], [..], [hidden, vocab]")
-    if bias is not None and bias.shape != weights.shape[1:]:
-        raise ArgumentError(f"bias has shape {list(bias.shape)}, not {[weights.shape[1]]}")
+    _check_head(x, labels.shape, weights, bias)
     four = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature,
             "lse_square_scale": lse_square_scale}
     options = _options(ignore_index=ops.whole("ignore_index", ignore_index),
@@ -273,6 +267,53 @@ def linear_softmax_cross_entropy_loss(x: jax.Array, labels: jax.Array, weights: 
     ops.pick(ops.REDUCTIONS, reduction, "reduction")
     loss = _loss((reduction, options), x.reshape(-1, x.shape[-1]), labels.reshape(-1), weights, bias)
     return loss.reshape(labels.shape) if reduction == "none" else loss
+
+
+def _check_head(x, labels_shape, weights, bias):
+    if x.dtype != weights.dtype:
+        raise ArgumentError(f"x is {x.dtype}, weights {weights.dtype}: the dtypes must be the same")
+    if x.ndim < 1 or weights.ndim != 2 or x.shape[-1] != weights.shape[0] or x.shape[:-1] != labels_shape:
+        raise ArgumentError(f"x {list(x.shape)}, labels {list(labels_shape)} and weights {list(weights.shape)} do not fit: "
+                            "[.., hidden], [..], [hidden, vocab]")
+    if bias is not None and bias.shape != weights.shape[1:]:
+        raise ArgumentError(f"bias has shape {list(bias.shape)}, not {[weights.shape[1]]}")
+
+
+def linear_logprobs(x: jax.Array, labels: jax.Array, weights: jax.Array, *, bias: Optional[jax.Array] = None,
+                    ignore_index: int = -100, softcap: float = 0.0, temperature: float = 1.0) -> tuple[jax.Array, jax.Array]:
+    """(log softmax(x @ weights + bias) at the labels, the entropy of each row's softmax in nats), both f32 [..], without the
+    logits. Differentiable in x, weights and bias, both with one backward pass. Rows whose label is ignore_index have 0 and 0.
+    x [.., hidden] and weights [hidden, vocab] of one dtype (bf16, f16, f32), labels [..] int32 or int64, bias [vocab].
+    """
+    _check_head(x, labels.shape, weights, bias)
+    options = _options(ignore_index=ops.whole("ignore_index", ignore_index), softcap=ops.real("softcap", softcap),
+                       temperature=ops.real("temperature", temperature))
+    two = _logprobs(("none", options), x.reshape(-1, x.shape[-1]), labels.reshape(-1), weights, bias)
+    return two[0].reshape(labels.shape), two[1].reshape(labels.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _logprobs(how, x, labels, weights, bias):
+    return _logprobs_fwd(how, x, labels, weights, bias)[0]
+
+
+def _logprobs_fwd(how, x, labels, weights, bias):
+    of_rows = jax.ShapeDtypeStruct((x.shape[0],), jnp.float32)
+    loss, lse, entropy = _loss_call("linear_ce_eval", how, x, labels, weights, bias, {},
+                                    {"loss": of_rows, "lse": of_rows, "entropy": of_rows})
+    return (0 - loss, entropy), (x, labels, weights, bias, lse, entropy)
+
+
+def _logprobs_bwd(how, saved, gradients):
+    x, labels, weights, bias, lse, entropy = saved
+    dlogprob, dentropy = (g.astype(jnp.float32) for g in gradients)
+    dx, dw, *dbias = _loss_call("linear_ce_backward", how, x, labels, weights, bias,
+                                {"lse": lse, "dloss": 0 - dlogprob, "entropy": entropy, "dentropy": dentropy},
+                                _gradient_shapes(x, weights, bias))
+    return dx, None, dw, dbias[0].astype(bias.dtype) if dbias else None
+
+
+_logprobs.defvjp(_logprobs_fwd, _logprobs_bwd)
 
 
 def _loss_call(op, how, x, labels, weights, bias, operands, results):

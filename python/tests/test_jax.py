@@ -304,3 +304,32 @@ def test_declarations_are_jaxlibs(tmp_path):
     (tmp_path / "layout.c").write_text(LAYOUT)
     subprocess.run(["cc", "-std=c11", "-fsyntax-only", "-I", jax.ffi.include_dir(), "-I", os.path.dirname(header),
                     tmp_path / "layout.c"], check=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "temperature": 0.7}])
+def test_linear_logprobs_and_entropy(options):
+    """Values and gradients of both, with a bias and ignored rows, under jit."""
+    key = jax.random.split(jax.random.PRNGKey(3), 6)
+    x, w = jax.random.normal(key[0], (5, 7, 32)), jax.random.normal(key[1], (32, 50)) / 4
+    bias, labels = jax.random.normal(key[2], (50,)), jax.random.randint(key[3], (5, 7), 0, 50).at[1, 2].set(-100)
+    up = jax.random.normal(key[4], (5, 7)), jax.random.normal(key[5], (5, 7))
+
+    def reference(x, w, bias):
+        z = x @ w + bias
+        z = options["softcap"] * jnp.tanh(z / options["softcap"]) / options["temperature"] if options else z
+        logp, keep = jax.nn.log_softmax(z), labels != -100
+        at = jnp.take_along_axis(logp, jnp.maximum(labels, 0)[..., None], -1)[..., 0]
+        return at * keep, -(jnp.exp(logp) * logp).sum(-1) * keep
+
+    def ours(x, w, bias):
+        return R.linear_logprobs(x, labels, w, bias=bias, **options)
+
+    def summed(f):
+        return lambda *args: sum((u * v).sum() for u, v in zip(up, f(*args)))
+
+    for got, want in zip(jax.jit(ours)(x, w, bias), reference(x, w, bias)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    for got, want in zip(jax.jit(jax.grad(summed(ours), (0, 1, 2)))(x, w, bias), jax.grad(summed(reference), (0, 1, 2))(x, w, bias)):
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-4)
+    with pytest.raises(ridge.ArgumentError, match="do not fit"):
+        R.linear_logprobs(x, labels[1:], w)

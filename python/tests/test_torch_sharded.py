@@ -62,7 +62,7 @@ def samples():
     x, w, t, more = ce_problem("cpu", F32, {"weight": True, "linear_bias": True}, (20,))
     t[3] = -100
     cw, bias, big = more["weight"], more["linear_bias"], torch.randn(256, 256)
-    lse, dl = torch.randn(20) + 5, torch.rand(20)
+    lse, dl, ids, dids = torch.randn(20) + 5, torch.rand(20), torch.randint(0, 200, (20, 4)), torch.rand(20, 4)
     lx, lw, lb = torch.randn(256, 256, dtype=BF16), torch.randn(256, 256, dtype=BF16), torch.randn(256, dtype=BF16)
     blocks, z = R.q8_0_quantize(torch.randn(32, 128)), torch.randn(4, 6, 30)
     zt = torch.randint(0, 30, (4, 6))
@@ -109,9 +109,12 @@ def samples():
         if reduction != "none":
             yield "linear_ce_train", (x, w, t, bias, cw, *some, True, True, True)
             yield "linear_ce_train", (x, w, t, None, None, *some, True, False, False)
-        yield "linear_ce_backward", (lse, scalar, x, w, t, bias, cw, *some, True, True, True)
+        yield "linear_ce_backward", (lse, scalar, x, w, t, bias, cw, *some, True, True, True, *(None,) * 5)
+        yield "linear_ce_backward", (lse, scalar, x, w, t, bias, cw, *some, True, True, True, dl, dl.flip(0), ids, -dids, dids)
         yield "ce_fwd", (z, zt, None, *some)
         yield "ce_bwd", (torch.rand(4, 6) + 4, torch.rand(4, 6) if reduction == "none" else torch.rand(()), z, zt, None, *some)
+    for ids_, entropy in ((None, False), (None, True), (ids, False), (ids, True)):
+        yield "linear_ce_logprobs", (x, w, t, bias, ids_, -100, ce, entropy)
     yield "linear_ce_stats", (x, w, t, bias, cw, -100, ce)
     yield "ce_stats", (z, zt, None, -100, ce)
     yield "multiply", (a, torch.full((), 0.5), BF16)

@@ -404,8 +404,8 @@ def linear_ce_eager(xp, *args):
     return ops.linear_ce_train(problem(xp, *args[:8]), *args[8:], None if args[1].dtype is torch.bfloat16 else A.F32)
 
 
-@_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias, Tensor? entropy=None, "
-         "Tensor? dentropy=None, Tensor? ids=None, Tensor? id_logprob=None, Tensor? did_logprob=None) -> "
+@_define("linear_ce_backward(Tensor lse, Tensor dloss, " + CE + ", bool dx, bool dw, bool dbias, Tensor? entropy, "
+         "Tensor? dentropy, Tensor? ids, Tensor? id_logprob, Tensor? did_logprob) -> "
          "(Tensor, Tensor, Tensor)")
 def linear_ce_backward(xp, lse, dloss, *args):
     more = [t.to(torch.float32) if t is not None and t.is_floating_point() else t for t in args[11:]]
@@ -550,7 +550,7 @@ def _eval_gradient(ctx, dloss, *_):
         return (None,) * 9
     *inputs, lse = ctx.saved_tensors
     want = ctx.needs_input_grad
-    three = torch.ops.ridge.linear_ce_backward(lse, dloss, *inputs, *ctx.rest, want[0], want[1], want[3])
+    three = torch.ops.ridge.linear_ce_backward(lse, dloss, *inputs, *ctx.rest, want[0], want[1], want[3], *(None,) * 5)
     return (*gradients_of(ctx, *three), *(None,) * 5)
 
 
