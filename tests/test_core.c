@@ -389,6 +389,30 @@ TEST(a_call_allocates_nothing)
     ridge_close(device);
 }
 
+/* Every way to copy that the bench has copies, and nothing else. */
+TEST(stream_copy)
+{
+    enum { ROOM = 3 << 20, FIRST = 4096 };
+    unsigned char *from = malloc(ROOM), *to = malloc(ROOM);
+    ridge_device *device;
+
+    assert_true(from && to);
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    for (size_t i = 0; i < ROOM; i++)
+        from[i] = (unsigned char)(i * 31 + (i >> 8));
+    for (int variant = 0; variant < device->backend->copy_variants; variant++)
+        for (size_t bytes = 100; bytes < ROOM - 2 * FIRST; bytes = bytes * 19 + 7) {
+            memset(to, 0xee, ROOM);
+            assert_int_equal(device->backend->stream_copy(device, variant, to + FIRST, from, bytes, NULL), RIDGE_OK);
+            assert_memory_equal(to + FIRST, from, bytes);
+            for (size_t i = 0; i < FIRST; i++)
+                assert_true(to[i] == 0xee && to[FIRST + bytes + i] == 0xee);
+        }
+    ridge_close(device);
+    free(from);
+    free(to);
+}
+
 /* Halves of one tensor do not overlap; anything that does is refused. */
 TEST(aliasing)
 {
@@ -475,6 +499,7 @@ int main(void)
         cmocka_unit_test(workspace_apart_from_operands),
         cmocka_unit_test(explain),
         cmocka_unit_test(explain_counts_the_other_backends_rows),
+        cmocka_unit_test(stream_copy),
         cmocka_unit_test(aliasing),
         cmocka_unit_test(a_call_allocates_nothing),
         cmocka_unit_test(text_round_trip),

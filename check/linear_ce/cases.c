@@ -379,6 +379,8 @@ static void combine_cases(const ridge_op_row *op, case_list *list)
                  shards[i % 6], words[i % 5]);
         cases_add(list, op, text, layout);
     }
+    /* enough for several threads on a CPU */
+    cases_add(list, op, "tokens=3000 vocab=50 shards=4 sums=1 entropy=1", (test_case){.fill = FILL_UNIT});
 }
 
 void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
