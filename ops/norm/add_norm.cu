@@ -1,4 +1,4 @@
-/* add_norm.cu: add_rms_norm on CUDA, and rms_norm of many rows: sum, norm and codes of a row in one pass over it
+/* add_norm.cu: add_rms_norm on CUDA, and rms_norm: sum, norm and codes of a row in one pass over it
  * (rows.cuh). */
 #include "rows.cuh"
 #include "src/math/q8_0.h"
@@ -303,9 +303,9 @@ static const ridge_kernel rows[] = {
     ADD("warps4", warps4, 102, 10),
     ADD("warps4.wide", warps4_wide, 105, 20),
     ADD("block", block, 300, 30),
-    RMS("warp.vectors", warp, 100, 50), /* beside norm.cu's rows, which are faster for few rows */
-    RMS("warps4.vectors", warps4, 102, 150),
-    RMS("warps4.wide", warps4_wide, 105, 200),
+    RMS("warp", warp, 100, 0), /* what they cannot run is norm.cu's */
+    RMS("warps4", warps4, 102, 10),
+    RMS("warps4.wide", warps4_wide, 105, 20),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_add_rms_norm = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

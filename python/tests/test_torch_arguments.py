@@ -204,7 +204,7 @@ class TestAdvice:
             warnings.simplefilter("error")
             consider()
 
-    @pytest.mark.parametrize("dims, values", [((64, 8192, 8192), {}), ((8192, 8192, 8192), {"major": 7, "minor": 5}),
+    @pytest.mark.parametrize("dims, values", [((64, 8192, 8192), {}), ((8192, 8192, 8192), {"major": 9}),
                                               ((65536, 8192, 65536), {"major": 8, "minor": 0, "multi_processor_count": 108})])
     def test_short_unknown_or_faster_is_not(self, monkeypatch, dims, values):
         consider = self.consider(monkeypatch, "gemm_fp8", dims, **values)

@@ -4,7 +4,8 @@ import warnings
 import torch
 
 # Multiply-adds of bf16 a clock of a multiprocessor, dense, with f32 sums, from NVIDIA's white papers; GeForce cards have half.
-RATES = {(8, 0): 1024, (8, 6): 512, (8, 9): 512, (9, 0): 2048, (10, 0): 4096, (10, 3): 4096, (12, 0): 512, (12, 1): 512}
+# Not Hopper: docs/measured.md has what ridge and PyTorch take there.
+RATES = {(8, 0): 1024, (8, 6): 512, (8, 9): 512, (10, 0): 4096, (10, 3): 4096, (12, 0): 512, (12, 1): 512}
 REACHED = 0.75  # of that by cuBLAS in long products; an H200's best is 0.8
 FEW = 1e11  # operations: where less is to do, other costs decide
 done = set()  # (op, device index): asked once
