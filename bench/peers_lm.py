@@ -1,0 +1,156 @@
+"""peers_lm.py LM_TOOL MODEL.gguf TEXT [WINDOWS]: ridge_lm beside llama.cpp (the PyPI wheel xllamacpp, through ctypes) on
+the CPU, and beside transformers where torch and gguf are there: perplexity and logits of the same tokens, the likeliest
+text after a few prompts, and the processor time of a token. A Q8_0 file, so that all of them have the same weights.
+
+The wheel's library exports llama.cpp's C functions. Of its structs only the first fields of llama_context_params are
+touched (n_ctx, n_batch, n_ubatch); the rest is what llama.cpp fills in.
+"""
+import ctypes as C
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import xllamacpp
+
+WINDOW = 512
+PROMPTS = ("The capital of France is", "Once upon a time, there was a", "To make a cup of tea, first", "def fibonacci(n):",
+           "Water boils at")
+
+
+class Params(C.Structure):  # larger than llama.cpp's, which are passed and returned in memory
+    _fields_ = [("word", C.c_uint32 * 256)]
+
+
+class Batch(C.Structure):
+    _fields_ = [("count", C.c_int32), ("token", C.POINTER(C.c_int32)), ("embd", C.c_void_p),
+                ("pos", C.POINTER(C.c_int32)), ("n_seq", C.POINTER(C.c_int32)),
+                ("seq", C.POINTER(C.POINTER(C.c_int32))), ("logits", C.POINTER(C.c_int8))]
+
+
+class Llama:
+    def __init__(self, path, threads):
+        folder = pathlib.Path(xllamacpp.__file__).parent
+        self.library = C.CDLL(str(next(folder.glob("xllamacpp*.so"))), mode=C.RTLD_GLOBAL)
+        call = self.call
+        self.quiet = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)(lambda *_: None)
+        call("llama_log_set", None, C.c_void_p, C.c_void_p)(C.cast(self.quiet, C.c_void_p), None)
+        call("llama_backend_init", None)()
+        params = call("llama_context_default_params", Params)()
+        params.word[0] = params.word[1] = params.word[2] = WINDOW
+        model = call("llama_model_load_from_file", C.c_void_p, C.c_char_p, Params)(
+            path.encode(), call("llama_model_default_params", Params)())
+        self.context = call("llama_init_from_model", C.c_void_p, C.c_void_p, Params)(model, params)
+        assert self.context, path
+        call("llama_set_n_threads", None, C.c_void_p, C.c_int32, C.c_int32)(self.context, threads, threads)
+        vocabulary = call("llama_model_get_vocab", C.c_void_p, C.c_void_p)(model)
+        self.vocabulary = call("llama_vocab_n_tokens", C.c_int32, C.c_void_p)(vocabulary)
+        self.batch = call("llama_batch_init", Batch, C.c_int32, C.c_int32, C.c_int32)(WINDOW, 0, 1)
+        self.run = call("llama_decode", C.c_int32, C.c_void_p, Batch)
+        self.row = call("llama_get_logits_ith", C.POINTER(C.c_float), C.c_void_p, C.c_int32)
+        self.at = 0
+
+    def call(self, name, result, *arguments):
+        function = getattr(self.library, name)
+        function.restype, function.argtypes = result, list(arguments)
+        return function
+
+    def clear(self):
+        memory = self.call("llama_get_memory", C.c_void_p, C.c_void_p)(self.context)
+        self.call("llama_memory_clear", None, C.c_void_p, C.c_bool)(memory, True)
+        self.at = 0
+
+    def decode(self, tokens, every=False):
+        b, last = self.batch, len(tokens) - 1
+        b.count = len(tokens)
+        for i, token in enumerate(tokens):
+            b.token[i], b.pos[i], b.n_seq[i], b.seq[i][0], b.logits[i] = token, self.at + i, 1, 0, every or i == last
+        assert self.run(self.context, b) == 0
+        self.at += len(tokens)
+        return np.stack([np.ctypeslib.as_array(self.row(self.context, i), (self.vocabulary,)).astype(np.float64)
+                         for i in (range(len(tokens)) if every else [last])])
+
+
+def ridge(tool, verb, path, *words, text=None):
+    done = subprocess.run([tool, verb, path, *map(str, words)], input=text, capture_output=True, check=True)
+    return done.stdout
+
+
+def tokens_of(tool, path, text):
+    return [int(t) for t in ridge(tool, "tokenize", path, text=text + b"\0").split()]
+
+
+def transformers_logits(path, windows):
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+        folder, name = os.path.split(os.path.abspath(path))
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    except ImportError as error:
+        print("transformers left out:", error)
+        return None
+    with torch.no_grad():
+        return [model(torch.tensor([w])).logits[0].double().numpy() for w in windows]
+
+
+def perplexity(logits, windows):
+    """e to the mean surprise of the second half of every window, as `ridge perplexity` and llama-perplexity count it."""
+    sum_, count = 0.0, 0
+    for rows, w in zip(logits, windows):
+        for i in range(WINDOW // 2, WINDOW - 1):
+            row = rows[i] - rows[i].max()
+            sum_ += np.log(np.exp(row).sum()) - row[w[i + 1]]
+            count += 1
+    return np.exp(sum_ / count), count
+
+
+def texts(tool, path, llama):
+    for prompt in PROMPTS:
+        tokens = tokens_of(tool, path, prompt.encode())
+        ours = [int(t) for t in ridge(tool, "greedy", path, "cpu", 64, *tokens).split()]
+        llama.clear()
+        row, same = llama.decode(tokens)[0], 0
+        while same < 64:
+            first, second = np.argsort(-row)[:2]
+            if first != ours[same]:
+                break
+            row, same = llama.decode([int(first)])[0], same + 1
+        gap = "" if same == 64 else f"; there llama.cpp's two largest logits are {row[first] - row[second]:.3f} apart"
+        print(f"{prompt!r}: {same} of 64 tokens the same{gap}")
+
+
+def main():
+    tool, path, text = sys.argv[1:4]
+    tokens = tokens_of(tool, path, pathlib.Path(text).read_bytes())
+    count = min(len(tokens) // WINDOW, int(sys.argv[4]) if len(sys.argv) > 4 else 5)
+    windows = [tokens[i * WINDOW:(i + 1) * WINDOW] for i in range(count)]
+    llama, logits = Llama(path, 1), {}
+    logits["ridge"] = [np.frombuffer(ridge(tool, "logits", path, "cpu", 64, *w), np.float32).reshape(WINDOW, -1)
+                       .astype(np.float64) for w in windows]
+    logits["llama.cpp"] = []
+    for w in windows:
+        llama.clear()
+        logits["llama.cpp"].append(llama.decode(w, every=True))
+    exact = transformers_logits(path, windows)
+    if exact:
+        logits["transformers"] = exact
+    for name, rows in logits.items():
+        value, scored = perplexity(rows, windows)
+        off = "" if not exact or rows is exact else ", logits off transformers' by %.3f rms, %.1f %% likeliest the same" % (
+            np.sqrt(np.mean([((a - b)**2).mean() for a, b in zip(rows, exact)])),
+            100 * np.mean([(a.argmax(-1) == b.argmax(-1)).mean() for a, b in zip(rows, exact)]))
+        print(f"{name}: perplexity {value:.4f} over {scored} tokens{off}")
+    texts(tool, path, llama)
+    times = []
+    llama.clear()
+    for i in range(48):
+        start = time.process_time()
+        llama.decode([(i * 7919 + 11) % llama.vocabulary])
+        times.append(time.process_time() - start)
+    print(f"llama.cpp, 1 thread: {1 / np.median(times):.1f} tokens a second of processor time")
+
+
+if __name__ == "__main__":
+    main()
