@@ -282,7 +282,7 @@ static const gemm_variant variants[] = {
     VARIANT(tile_128x128, 1.65),
     VARIANT(tile_128x64, 1.06),
     VARIANT(tile_64x32, 0.82),
-    VARIANT(tile_32x32, 0.12),
+    VARIANT(tile_32x32, 1.00) /* not timed yet: never picked */,
 };
 enum { VARIANTS = (int)(sizeof variants / sizeof variants[0]) };
 

@@ -8,7 +8,6 @@
  * of 128 bytes: chunk c of 16 bytes of line r is at c ^ (r % 8). Outside of the matrices it fills with zeros: blocks of
  * zero codes and zero scales, which change no bit. The fragments of a block are loaded during the products of the block
  * before it. Most of the sums of earlier partitions are in shared memory. */
-#include "cuda/mma.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "gemm.cuh"
 
@@ -70,69 +69,37 @@ static __device__ __forceinline__ void load_frags(gemm_frags *f, uint32_t rows, 
         ptx_ldmatrix4(f->w[i], (rows ^ b * 32) + i * 16 * RUN_COLS);
 }
 
-/* Four codes as f16, exactly: the first two and the last two. */
-static __device__ __forceinline__ void codes_to_f16(uint32_t w, uint32_t *low, uint32_t *high)
-{
-    w ^= 0x80808080u; /* code + 128, behind 0x64: 1152 + code */
-    asm("{\n.reg .b32 v;\nprmt.b32 v, %1, %2, 0x4140;\nsub.f16x2 %0, v, %3;\n}"
-        : "=r"(*low)
-        : "r"(w), "r"(0x64646464u), "r"(0x64806480u));
-    asm("{\n.reg .b32 v;\nprmt.b32 v, %1, %2, 0x4342;\nsub.f16x2 %0, v, %3;\n}"
-        : "=r"(*high)
-        : "r"(w), "r"(0x64646464u), "r"(0x64806480u));
-}
-
-/* One block; scales, x_scales: of this lane's first row and token. F16: with the codes as f16, whose products come as
- * floats: sums of integers below 2^24 are exact there. */
-template <int F16>
+/* One block; scales, x_scales: of this lane's first row and token. */
 static __device__ __forceinline__ void multiply(const gemm_frags &f, uint32_t scales, uint32_t x_scales,
                                                 float (*acc)[T::TN][4])
 {
-    uint32_t x[T::TN][4];
     uint2 xs[T::TN];
 
 #pragma unroll
-    for (int j = 0; j < T::TN; j++) {
+    for (int j = 0; j < T::TN; j++)
         xs[j] = ptx_load_shared2(x_scales + j * 32);
-        if (F16)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                codes_to_f16(f.x[j][h], &x[j][2 * h], &x[j][2 * h + 1]);
-    }
 #pragma unroll
     for (int i = 0; i < T::TM; i++) {
         const float wd[2] = {ptx_f32_from_f16(ptx_load_shared_half(scales + i * 32 * SCALE_BOX)),
                              ptx_f32_from_f16(ptx_load_shared_half(scales + (i * 32 + 16) * SCALE_BOX))};
-        uint32_t w[8];
 
-        if (F16)
-#pragma unroll
-            for (int h = 0; h < 4; h++)
-                codes_to_f16(f.w[i][h], &w[h / 2 * 4 + h % 2], &w[h / 2 * 4 + h % 2 + 2]);
 #pragma unroll
         for (int j = 0; j < T::TN; j++) {
-            float dot[4];
+            int32_t d[4];
 
-            if (F16) {
-                mma_f16(dot, w[0], w[1], w[2], w[3], x[j][0], x[j][1], false);
-                mma_f16(dot, w[4], w[5], w[6], w[7], x[j][2], x[j][3], true);
-            } else {
-                int32_t d[4];
-
-                ptx_mma_s8_onto(d, f.w[i], f.x[j], 0x4b400000);
+            ptx_mma_s8_onto(d, f.w[i], f.x[j], 0x4b400000);
 #pragma unroll
-                for (int q = 0; q < 4; q++)
-                    dot[q] = __fadd_rn(__int_as_float(d[q]), -12582912.0f);
+            for (int q = 0; q < 4; q++) {
+                const float s = __fmul_rn(wd[q / 2], __uint_as_float(q % 2 ? xs[j].y : xs[j].x));
+
+                acc[i][j][q] = __fmaf_rn(s, __fadd_rn(__int_as_float(d[q]), -12582912.0f), acc[i][j][q]);
             }
-#pragma unroll
-            for (int q = 0; q < 4; q++)
-                acc[i][j][q] =
-                    __fmaf_rn(__fmul_rn(wd[q / 2], __uint_as_float(q % 2 ? xs[j].y : xs[j].x)), dot[q], acc[i][j][q]);
         }
     }
 }
 
-/* By one thread: run `run` into the stage. */
+/* By one thread: run `run` into the stage. TMA wants inner coordinates at multiples of 16 bytes (else the GPU reports
+ * an illegal instruction): scales come from the even run on. */
 static __device__ __forceinline__ void load_stage(const q8_0_gemm_tma_args &a, int tile, int first_token, int run,
                                                   uint32_t stage, uint32_t full)
 {
@@ -143,8 +110,8 @@ static __device__ __forceinline__ void load_stage(const q8_0_gemm_tma_args &a, i
         const int which = gemm_row<T>(a.g, tile, i * BOX_ROWS, &row);
 
         ptx_tma_load_2d(stage + i * BOX_ROWS * RUN_COLS, &a.codes[which], run * RUN_COLS, (int)row, full);
-        ptx_tma_load_2d(stage + T::AT_SCALES + i * BOX_ROWS * 2 * SCALE_BOX, &a.scales[which], run * RIDGE_Q8_0_RUN,
-                        (int)row, full);
+        ptx_tma_load_2d(stage + T::AT_SCALES + i * BOX_ROWS * 2 * SCALE_BOX, &a.scales[which],
+                        (run & ~1) * RIDGE_Q8_0_RUN, (int)row, full);
     }
     ptx_tma_load_2d(stage + T::AT_X, &a.x, run * RUN_COLS, first_token, full);
     ptx_tma_load_2d(stage + T::AT_X_SCALES, &a.x_scales, first_token, run * RIDGE_Q8_0_RUN, full);
@@ -159,7 +126,6 @@ static __device__ __forceinline__ void next_run(int *run, int *part, int runs)
 }
 #endif
 
-template <int F16>
 static __global__ void __launch_bounds__(gemm_tma_tile::THREADS, 1)
     q8_0_gemm_tma(const __grid_constant__ q8_0_gemm_tma_args a)
 {
@@ -200,17 +166,17 @@ static __global__ void __launch_bounds__(gemm_tma_tile::THREADS, 1)
         gemm_frags f, g;
 
         ptx_mbarrier_wait(full + slot * 8, s / 2 & 1);
-        if (!F16)
-            load_frags(&f, stage + rows, stage + tokens, 0);
+        load_frags(&f, stage + rows, stage + tokens, 0);
 #pragma unroll 1
-        for (int b = 0; b < RIDGE_Q8_0_RUN; b += F16 ? 1 : 2) {
-            load_frags(F16 ? &f : &g, stage + rows, stage + tokens, F16 ? b : b + 1);
-            multiply<F16>(f, stage + scales + b * 2, stage + x_scales + b * T::BN * 4, acc);
-            if (!F16) { /* with F16 there are no registers for a second block */
-                load_frags(&f, stage + rows, stage + tokens, b + 2 & 3); /* the last one is not used */
-                multiply<F16>(g, stage + scales + b * 2 + 2, stage + x_scales + (b + 1) * T::BN * 4, acc);
-            }
-            if (b == F16 && warp == 0 && s && s + 1 < a.runs) {
+        for (int b = 0; b < RIDGE_Q8_0_RUN; b += 2) {
+            const uint32_t wd = stage + scales + (run % 2 * RIDGE_Q8_0_RUN + b) * 2;
+            const uint32_t xs = stage + x_scales + b * T::BN * 4;
+
+            load_frags(&g, stage + rows, stage + tokens, b + 1);
+            multiply(f, wd, xs, acc);
+            load_frags(&f, stage + rows, stage + tokens, b + 2 & 3); /* the last one is not used */
+            multiply(g, wd + 2, xs + T::BN * 4, acc);
+            if (b == 0 && warp == 0 && s && s + 1 < a.runs) {
                 ptx_mbarrier_wait(empty + other * 8, (s - 1) / 2 & 1);
                 if (ptx_elect())
                     load_stage(a, tile, first_token, load_run, ring + other * T::STAGE_BYTES, full + other * 8);
@@ -232,13 +198,13 @@ static __global__ void __launch_bounds__(gemm_tma_tile::THREADS, 1)
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[2] = {(const void *)q8_0_gemm_tma<0>, (const void *)q8_0_gemm_tma<1>};
+static const void *const functions[1] = {(const void *)q8_0_gemm_tma};
 
 static ridge_status prepare(const ridge_device *device)
 {
     if (gemm_tma_tile::SHARED > host_max_shared(device))
         return RIDGE_OK;
-    return host_prepare(device, functions, 2, cudaFuncAttributeMaxDynamicSharedMemorySize, gemm_tma_tile::SHARED,
+    return host_prepare(device, functions, 1, cudaFuncAttributeMaxDynamicSharedMemorySize, gemm_tma_tile::SHARED,
                         "q8_0_matmul: loading kernels");
 }
 
@@ -294,7 +260,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         status = make_maps(device, &a);
     if (status)
         return status;
-    return host_launch_shared(device, kernel->name, functions[kernel->param[0]],
+    return host_launch_shared(device, kernel->name, functions[0],
                               dim3((unsigned)((a.g.tiles[0] + a.g.tiles[1]) * (int64_t)a.g.token_tiles)),
                               gemm_tma_tile::THREADS, gemm_tma_tile::SHARED, &a, stream);
 }
@@ -327,28 +293,27 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
     return NULL;
 }
 
-/* Microseconds on an H200, by whole waves of CTAs. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+/* Microseconds, by whole waves of CTAs. No GPU has timed this kernel yet: dearer than gemm_mma.cu's of the same tile,
+ * so that it is not picked. */
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const int64_t waves = ridge_ceil_div(tiles_of(problem), (int64_t)device->units);
 
-    return 5 + kernel->param[0] + (problem->dtype[0] == RIDGE_I8 ? 1 : 3) +
-           (double)waves * (2 + 1.8 * (double)problem->dim[1] / RUN_COLS) * 1.98 / device->clock_ghz;
+    return 5 + (problem->dtype[0] == RIDGE_I8 ? 1 : 3) +
+           (double)waves * (2 + 4.0 * (double)problem->dim[1] / RUN_COLS) * 1.98 / device->clock_ghz;
 }
 
-#define ROW(op_name, op_id, name, f16)                                                                            \
+#define ROW(op_name, op_id)                                                                                       \
     {                                                                                                             \
-        "cuda." op_name "." name, op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {f16}, why_not, \
+        "cuda." op_name ".gemm_tma", op_id, RIDGE_ARCH_SM90, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {}, why_not, \
             q8_0_gemm_workspace, cost, launch                                                                     \
     }
-#define ROWS(op_name, op_id) ROW(op_name, op_id, "gemm_tma", 0), ROW(op_name, op_id, "gemm_tma_f16", 1)
 
-/* param: whether the codes become f16. */
 static const ridge_kernel rows[] = {
-    ROWS("q8_0_matmul", RIDGE_Q8_0_MATMUL),
-    ROWS("q8_0_pair", RIDGE_Q8_0_PAIR),
-    ROWS("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
-    ROWS("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
+    ROW("q8_0_matmul", RIDGE_Q8_0_MATMUL),
+    ROW("q8_0_pair", RIDGE_Q8_0_PAIR),
+    ROW("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    ROW("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_q8_0_gemm_tma = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
