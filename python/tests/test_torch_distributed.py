@@ -156,6 +156,30 @@ def check_checkpointing_and_compile_give_the_same_bits(rank, n):
         assert all(torch.equal(a, b) for a, b in zip(want, run(other)))
 
 
+def check_compiled_modules_have_the_bits_of_eager_ones(rank, n):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+    x, runs = torch.randn(128, 512).bfloat16(), []
+    for compiled in (False, True):
+        torch.manual_seed(2)
+        mlp, pair = Mlp(128 * n), torch.nn.Sequential(R.Fp8Linear(512, 128 * n), torch.nn.Tanh(), R.Fp8Linear(128 * n, 512))
+        D.gather_fp8(mlp)
+        if compiled:
+            mlp.compile(backend="aot_eager")
+        fully_shard(mlp, mesh=mesh_of(n))
+        parallelize_module(pair, mesh_of(n), {"0": D.Fp8ColwiseParallel(), "2": D.Fp8RowwiseParallel()})
+        if compiled:
+            pair.compile(backend="aot_eager")
+        got = []
+        for model in (mlp, pair):
+            X = x.clone().requires_grad_()
+            y = model(X)
+            (y.float() ** 2).mean().backward()
+            got += [y.detach(), X.grad, *(p.grad.full_tensor() for p in model.parameters())]
+        runs.append(got)
+    assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
 def check_ranks_that_disagree_get_one_error_each(rank, n):
     x, w, t = problem(12, 203)
     part, last = mine(w, rank, n), rank == n - 1

@@ -168,3 +168,14 @@ class GatheredSwiGLULinear(torch.autograd.Function):
 def _product(xq, xs, weight, bias, x):
     y = ops.fp8_gemm(_on_tensors, xq, xs, weight.codes(), weight.scales, "row128_blk128", dtype_number(x.dtype), bias, None)
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+@torch.compiler.disable
+def gathered_linear(*args):
+    """Under torch.compile these run as they are, between what is compiled."""
+    return GatheredLinear.apply(*args)
+
+
+@torch.compiler.disable
+def gathered_swiglu_linear(*args):
+    return GatheredSwiGLULinear.apply(*args)

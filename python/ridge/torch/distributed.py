@@ -382,11 +382,12 @@ class Fp8ColwiseParallel(_Fp8Parallel):
     """For parallelize_module: an Fp8Linear whose outputs are cut among the ranks of a mesh. Its input is this rank's part of the
     sequence, [.., s/n, in] (sequence parallelism), its output [.., s, out/n]: plain tensors. Activations travel as FP8 codes with
     their scales, 1.03 bytes an element in each pass; parts of dX as they are, added in f32 in the order of the ranks. y and dW have
-    one device's bits. s/n must be a multiple of 128; eager mode; transfers are not overlapped with products."""
+    one device's bits. s/n must be a multiple of 128; torch.compile leaves the layer out; transfers are not overlapped with products."""
 
     dim = 0
 
     @staticmethod
+    @torch.compiler.disable
     def _forward(module, group, x):
         weight, how = _here(module, group, x, module.in_features)
         return Column.apply(x, weight, None if module.bias is None else module.bias.to_local(), *how)
@@ -399,6 +400,7 @@ class Fp8RowwiseParallel(_Fp8Parallel):
     dim = 1
 
     @staticmethod
+    @torch.compiler.disable
     def _forward(module, group, x):
         weight, how = _here(module, group, x, module.in_features // group.size())
         y = Row.apply(x, weight, *how)
@@ -417,7 +419,7 @@ def gather_fp8(module: torch.nn.Module) -> None:
     """Before fully_shard: the weights of the Fp8Linears in `module` are then gathered as FP8 codes with their scales, 1.0003 bytes an
     element, and not in 16 bits. Results keep their bits: a shard that ends with a block of 128 rows is quantised as the whole
     weight would be, from param_dtype of fully_shard's mixed precision. Where the rows are no multiple of 128 times the ranks, a
-    weight is gathered as it is, and a warning says so. Eager mode; not with reshard_after_forward to fewer ranks."""
+    weight is gathered as it is, and a warning says so. torch.compile leaves these layers out. Not with reshard_after_forward to fewer ranks."""
     new: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for m in module.modules():
         if isinstance(m, Fp8Linear) and type(m.weight) is torch.nn.Parameter and not isinstance(m.weight.data, ShardWeight):

@@ -14,7 +14,7 @@ from .._core import ArgumentError
 from . import _library as L
 from ._arrays import autocast_dtype, needs_grad, plain, tell_dtensor
 from ._functions import Fp8LinearFunction, Fp8SwiGLULinearFunction
-from ._gathered import GatheredLinear, GatheredSwiGLULinear, GatheredWeight
+from ._gathered import GatheredWeight, gathered_linear, gathered_swiglu_linear
 from ._plans import Planned
 
 q8_0_planes = Planned(lambda xp, x, w, scales, dtype: L.q8_0_matmul(xp, x, w, scales, dtype or x.dtype),
@@ -59,8 +59,8 @@ class Fp8Linear(torch.nn.Linear):
         if not needs_grad(x, weight, bias):
             return self._infer(x, weight, bias, here)
         if here or isinstance(weight, GatheredWeight):
-            function = Fp8LinearFunction if here else GatheredLinear
-            return function.apply(x, weight, bias, self.gradient_dtype, self.wgrad, main_grad)
+            function = Fp8LinearFunction.apply if here else gathered_linear
+            return function(x, weight, bias, self.gradient_dtype, self.wgrad, main_grad)
         if main_grad is not None:
             raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
         return torch.ops.ridge.fp8_linear(x, weight, bias, self.gradient_dtype, self.wgrad)[0]
@@ -81,7 +81,7 @@ class Fp8Linear(torch.nn.Linear):
                                       up_offset=up_offset, limit=limit, interleaved=interleaved), weight, bias, here)
         args = gate, up, weight, bias, activation, options, interleaved, self.gradient_dtype, self.wgrad
         if here or isinstance(weight, GatheredWeight):
-            return (Fp8SwiGLULinearFunction if here else GatheredSwiGLULinear).apply(*args, main_grad)
+            return (Fp8SwiGLULinearFunction.apply if here else gathered_swiglu_linear)(*args, main_grad)
         if main_grad is not None:
             raise ArgumentError("Fp8Linear with main_grad works in eager mode only")
         return torch.ops.ridge.fp8_swiglu_linear(*args)[0]
