@@ -279,10 +279,8 @@ typedef struct gemm_variant {
         (const void *)q8_0_gemm<tile>, tile::BM, tile::BN, tile::THREADS, tile::SHARED, tile::CTAS, us \
     }
 static const gemm_variant variants[] = {
-    VARIANT(tile_128x128, 1.65),
-    VARIANT(tile_128x64, 1.06),
-    VARIANT(tile_64x32, 0.82),
-    VARIANT(tile_32x32, 1.00) /* not timed yet: never picked */,
+    VARIANT(tile_128x128, 1.65), VARIANT(tile_128x64, 1.06), VARIANT(tile_64x32, 0.82),
+    VARIANT(tile_32x32, 1.00), /* not timed yet: dearer than what was */
 };
 enum { VARIANTS = (int)(sizeof variants / sizeof variants[0]) };
 
