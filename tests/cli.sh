@@ -76,7 +76,7 @@ fi
 expect 1 "'exact' compares a CUDA device" "$ridge" test exact --device cpu
 expect 1 "unknown device" "$ridge" test --device tpu
 expect 1 "option limit must be finite and positive, or 0 for no clamp: $problem limit=-1" "$ridge" explain $problem limit=-1
-expect 1 "tokens is above 16: q8_0_matmul tokens=17" "$ridge" explain q8_0_matmul tokens=17 cols=32 rows=8 x=f32 w=u8 out=f32
+expect 1 "tokens is above 65536: q8_0_matmul tokens=65537" "$ridge" explain q8_0_matmul tokens=65537 cols=32 rows=8 x=f32 w=u8 out=f32
 # Problem text: every dimension is said, every number is one; strict.
 expect 2 "swiglu_fwd: cols= is missing" "$ridge" explain swiglu_fwd rows=8 --device cpu
 expect 2 "gemm_fp8: k= is missing" "$ridge" bench gemm_fp8 m=8 n=16 --device cpu
