@@ -145,6 +145,7 @@ static const char *const fault_problems[] = {
     "q8_0_quantize_rows rows=5 cols=288 dtype=bf16",
     "q8_0_matmul tokens=5 cols=288 rows=19 x=bf16 w=i8 out=bf16",
     "q8_0_matmul tokens=5 cols=512 rows=24 x=bf16 w=i8 out=bf16 pad=256",
+    "q8_0_matmul tokens=70 cols=1600 rows=72 x=bf16 w=i8 out=bf16",
     "q8_0_pair tokens=5 cols=288 rows0=19 rows1=9 x=f32 w=u8 out=f32",
     "q8_0_pair tokens=5 cols=512 rows0=24 rows1=8 x=f32 w=i8 out=f32 pad=256",
     "q8_0_gate_up_swiglu tokens=5 cols=288 rows=19 x=i8 w=i8 out=f32 token_scale=1 limit=10",
