@@ -389,6 +389,21 @@ TEST(a_call_allocates_nothing)
     ridge_close(device);
 }
 
+/* A caller that was told 0 passes NULL. */
+TEST(no_workspace_where_none_is_needed)
+{
+    const ridge_op_row *op = ridge_op_at(RIDGE_ADD_RMS_NORM);
+    ridge_problem problem;
+    ridge_device *device;
+    ridge_call call;
+
+    assert_int_equal(ridge_open("cpu", &device), RIDGE_OK);
+    assert_int_equal(ridge_problem_parse(op, "rows=4 cols=64", &call, &problem), RIDGE_OK);
+    for (int i = device->first[op->id]; i < device->first[op->id + 1]; i++)
+        assert_int_equal(ridge_kernel_workspace(device, device->row[i], &problem), 0);
+    ridge_close(device);
+}
+
 /* Every way to copy that the bench has copies, and nothing else. */
 TEST(stream_copy)
 {
@@ -499,6 +514,7 @@ int main(void)
         cmocka_unit_test(workspace_apart_from_operands),
         cmocka_unit_test(explain),
         cmocka_unit_test(explain_counts_the_other_backends_rows),
+        cmocka_unit_test(no_workspace_where_none_is_needed),
         cmocka_unit_test(stream_copy),
         cmocka_unit_test(aliasing),
         cmocka_unit_test(a_call_allocates_nothing),
