@@ -28,7 +28,7 @@ template <int N> struct __align__(128) prefill_shared
     int lowest, highest;                                /* the hull of that */
     int common_first, common_end;                       /* what all queries see */
     float m[2 * SLABS][THREADS], l[2 * SLABS][THREADS]; /* a thread's own, for the registers are full of O and S */
-    uint32_t bad[TILE / 32][N];                         /* keys of the tile whose value in a column is not finite */
+    uint32_t bad[TILE / 32 * N];                        /* keys of the tile whose value in a column is not finite */
 };
 
 static __device__ __forceinline__ void query(const attention_args &p, int64_t row, int64_t *t, int64_t *head)
@@ -49,7 +49,7 @@ static __device__ __forceinline__ void read_ranges(const attention_args &p, pref
         s->highest = s->common_first = 0;
     }
     for (int i = r; i < TILE / 32 * N; i += THREADS)
-        s->bad[0][i] = 0;
+        s->bad[i] = 0;
     __syncthreads(); /* the limits have their first values before any thread changes them */
     if (r < prefill_shared<N>::ROWS) {
         int64_t t, head, first = 0, end = 0;
@@ -252,7 +252,7 @@ template <int KV, int N> static __device__ __forceinline__ int take_out_bad(pref
 
         for (int h = 0; h < 2; h++)
             if ((two >> 16 * h & exponent) == exponent) {
-                atomicOr(&s->bad[key / 32][c + h], 1u << key % 32);
+                atomicOr(&s->bad[key / 32 * N + c + h], 1u << key % 32);
                 *at &= h ? 0x0000ffffu : 0xffff0000u;
                 found = 1;
             }
@@ -286,13 +286,13 @@ static __device__ __forceinline__ void poison(prefill_shared<N> *s, int base, fl
                 for (int j = 0; j < 2; j++) {
                     const int column = 8 * c + lane % 4 * 2 + j;
 
-                    if ((s->bad[0][column] & sees[0]) | (s->bad[1][column] & sees[1]))
+                    if ((s->bad[column] & sees[0]) | (s->bad[N + column] & sees[1]))
                         O[m][c][2 * half + j] = NAN;
                 }
         }
     __syncthreads(); /* the notes are read before they are cleared */
     for (int i = threadIdx.x; i < TILE / 32 * N; i += THREADS)
-        s->bad[0][i] = 0;
+        s->bad[i] = 0;
 }
 
 /* O / l into out: zeros where no key is seen, NaN for what is not finite. */

@@ -486,8 +486,9 @@ static ridge_status prepare(const ridge_device *device)
     ridge_status status = host_load(device, merge_function, 1, "attention_decode: loading kernels");
 
     for (int i = 0; i < 18 && !status; i++)
-        status = host_prepare(device, &functions[0][0][0] + i, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              (int)shared_bytes(n[i % 3], ROWS), "attention_decode: loading kernels");
+        if (shared_bytes(n[i % 3], ROWS) <= (size_t)host_max_shared(device))
+            status = host_prepare(device, &functions[0][0][0] + i, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)shared_bytes(n[i % 3], ROWS), "attention_decode: loading kernels");
     return status;
 }
 
@@ -522,7 +523,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     return status || clustered ? status : merge_launch(device, kernel->name, &p, stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double queries = (double)problem->dim[0] * (double)problem->dim[1];
     const int64_t n = problem->dim[3];
@@ -531,6 +532,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
         return "head_dim is not 64, 128 or 256";
     if (problem->align < 4)
         return "an operand or row stride is not a multiple of 16 bytes";
+    if (shared_bytes(n, ROWS) > (size_t)host_max_shared(device))
+        return "the tiles do not fit in shared memory";
     if (is_clustered(kernel) && problem->dim[4] > CLUSTER * PIECE)
         return "more than 1024 positions";
     if (problem->dim[2] > 65535 || (problem->dim[2] && queries / (double)problem->dim[2] > 65535.0 * ROWS))
