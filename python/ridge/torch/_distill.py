@@ -43,10 +43,10 @@ def both(function, logprobs, input, linear_weight, teacher_logprob, ids, linear_
     return student, teacher, keep
 
 
-def kl(student: Tensor, teacher: Tensor, keep: Tensor, reverse: bool) -> Tensor:
+def kl(student, teacher, keep, reverse):
     return _divergence(student, teacher, keep) if reverse else _divergence(teacher, student, keep)
 
 
-def jsd(student: Tensor, teacher: Tensor, keep: Tensor, beta: float) -> Tensor:
+def jsd(student, teacher, keep, beta):
     mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
     return beta * _divergence(teacher, mixture, keep) + (1 - beta) * _divergence(student, mixture, keep)
