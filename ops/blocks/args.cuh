@@ -42,6 +42,7 @@ typedef struct block_kernels {
     const void *records[3];
     int unit, tables; /* bytes of a unit and of tables in shared memory */
     int record[3];    /* bytes of x for 256 columns */
+    int teams[2][3];  /* of a CTA, at most, as of mma */
 } block_kernels;
 
 extern const block_kernels block_kernels_q4_0, block_kernels_q4_1, block_kernels_q8_0, block_kernels_mxfp4,

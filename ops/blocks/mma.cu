@@ -68,7 +68,7 @@ static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums,
 
 /* As many warps as fit with two stages each, then more stages. Where x leaves no room for two teams, it stays in global
  * memory. */
-static block_plan plan(const ridge_device *device, const ridge_problem *problem)
+static block_plan plan(const ridge_device *device, const ridge_problem *problem, int bulk)
 {
     const block_kernels *k = kernels_of(problem->dtype[2]);
     const int64_t tokens = problem->dim[0], units = block_units(problem->dim[1]), most = host_max_shared(device);
@@ -78,7 +78,7 @@ static block_plan plan(const ridge_device *device, const ridge_problem *problem)
 
     p.form = form;
     for (int records = 0; records < 2; records++)
-        for (p.teams = BLOCK_MAX_TEAMS(form_tokens[form]); p.teams >= (records ? 1 : 2); p.teams--) {
+        for (p.teams = k->teams[bulk][form]; p.teams >= (records ? 1 : 2); p.teams--) {
             p.records = records;
             p.depth = 2;
             if (!fits(&p, k, units, sums, most))
@@ -106,10 +106,10 @@ typedef struct block_space {
 } block_space;
 
 /* Codes of floats, where not every CTA quantises them itself, and records where shared memory has no room for them. */
-static size_t take(const ridge_device *device, const ridge_problem *problem, char *at, block_space *s)
+static size_t take(const ridge_device *device, const ridge_problem *problem, int bulk, char *at, block_space *s)
 {
     const int64_t elements = problem->dim[0] * problem->dim[1];
-    const block_plan p = plan(device, problem);
+    const block_plan p = plan(device, problem, bulk);
 
     if (problem->dtype[0] != RIDGE_I8 && !q8_0_fuses_x(problem)) {
         s->codes = (int8_t *)ridge_take(&at, elements);
@@ -121,11 +121,11 @@ static size_t take(const ridge_device *device, const ridge_problem *problem, cha
     return (size_t)(uintptr_t)at;
 }
 
-static size_t workspace(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     block_space s = {};
 
-    return take(device, problem, NULL, &s);
+    return take(device, problem, kernel->param[0], NULL, &s);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- launch */
@@ -214,7 +214,7 @@ static ridge_status collect_x(const ridge_device *device, const ridge_kernel *ke
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *space, size_t, void *stream)
 {
-    const block_plan p = plan(device, &bound->problem);
+    const block_plan p = plan(device, &bound->problem, kernel->param[0]);
     const block_kernels *k = kernels_of(bound->call.arg[2].dtype);
     block_mma_args a = collect(&bound->call);
     block_space s = {};
@@ -222,7 +222,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (a.tokens == 0 || a.work == 0)
         return RIDGE_OK;
-    take(device, &bound->problem, (char *)space, &s);
+    take(device, &bound->problem, kernel->param[0], (char *)space, &s);
     status = collect_x(device, kernel, bound, &s, stream, &a);
     if (status)
         return status;
@@ -246,11 +246,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                               &a, stream);
 }
 
-static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30 || problem->dim[3] > 1 << 30)
         return "more than 2^24 columns or 2^30 rows";
-    if (plan(device, problem).bytes == INT64_MAX)
+    if (plan(device, problem, kernel->param[0]).bytes == INT64_MAX)
         return "shared memory is too small";
     return NULL;
 }

@@ -27,8 +27,14 @@
 #include "records.cuh"
 
 enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
-/* Teams of a CTA, at most: 128 registers a thread, and 255 for the sums of 16 tokens. */
-#define BLOCK_MAX_TEAMS(tokens) ((tokens) > 8 ? 2 : 4)
+/* Teams of a CTA, at most. Warps hide latencies; what bounds them is registers: 128 a thread, with one token and bulk
+ * copies 80 (96 with sub-scales), with the sums of 16 tokens 255. */
+#define BLOCK_MAX_TEAMS(x, tokens, bulk) \
+    ((tokens) > 8 ? 2 : (tokens) > 1 || !(bulk) ? 4 : (x) >= BLOCK_X_START_16 ? 5 : 6)
+#define BLOCK_TEAMS_OF(x, bulk)                                                                \
+    {                                                                                          \
+        BLOCK_MAX_TEAMS(x, 1, bulk), BLOCK_MAX_TEAMS(x, 8, bulk), BLOCK_MAX_TEAMS(x, 16, bulk) \
+    }
 
 /* ----------------------------------------------------------------------------------------------------- bulk copies */
 
@@ -158,7 +164,7 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
     const float4 xs = *(const float4 *)(record + 256 + run * 16);
     const float scale[4] = {xs.x, xs.y, xs.z, xs.w};
     float aux[4][2] = {};
-    int32_t d[SUMS][4], own[4][SUMS];
+    int32_t d[2][SUMS][4], own[4][SUMS]; /* even and odd blocks, which are even and odd columns, apart: two chains */
     block_scales s;
 
 #pragma unroll
@@ -168,8 +174,9 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
 
         if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16)
             v = *(const int2 *)(record + 288 + 32 * k + t * 8);
-        d[k][0] = d[k][2] = v.x;
-        d[k][1] = d[k][3] = v.y;
+        d[0][k][0] = d[0][k][2] = v.x;
+        d[1][k][1] = d[1][k][3] = v.y;
+        d[0][k][1] = d[0][k][3] = d[1][k][0] = d[1][k][2] = 0; /* not read */
     }
     if (F::X == BLOCK_X_SUM || F::X == BLOCK_X_SUM_16)
 #pragma unroll
@@ -187,19 +194,19 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
         for (int j = 0; j < 4; j++) {
             const uint32_t b[2] = {g == 4 * q + j ? x.x : 0, g == 4 * q + j ? x.y : 0};
 
-            block_mma_onto<F>(d, codes[j], b);
+            block_mma_onto<F>(d[j & 1], codes[j], b);
         }
     }
     block_own_scales(F(), unit, lane, &s);
 #pragma unroll
     for (int k = 0; k < SUMS; k++) {
-        const int32_t got0 = __shfl_xor_sync(~0u, odd ? d[k][0] : d[k][2], 1);
-        const int32_t got1 = __shfl_xor_sync(~0u, odd ? d[k][1] : d[k][3], 1);
+        const int32_t got0 = __shfl_xor_sync(~0u, odd ? d[0][k][0] : d[0][k][2], 1);
+        const int32_t got1 = __shfl_xor_sync(~0u, odd ? d[1][k][1] : d[1][k][3], 1);
 
-        own[0][k] = odd ? got0 : d[k][0];
-        own[1][k] = odd ? got1 : d[k][1];
-        own[2][k] = odd ? d[k][2] : got0;
-        own[3][k] = odd ? d[k][3] : got1;
+        own[0][k] = odd ? got0 : d[0][k][0];
+        own[1][k] = odd ? got1 : d[1][k][1];
+        own[2][k] = odd ? d[0][k][2] : got0;
+        own[3][k] = odd ? d[1][k][3] : got1;
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -431,7 +438,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
 }
 
 template <class F, int TOKENS, int BULK>
-static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(TOKENS), 1)
+static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(F::X, TOKENS, BULK), 1)
     block_mma(const __grid_constant__ block_mma_args a)
 {
     if constexpr (!BULK || BLOCK_HAS_BULK)
@@ -443,14 +450,15 @@ static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(TOKENS), 1)
         (const void *)block_mma<F, 1, BULK>, (const void *)block_mma<F, 8, BULK>, (const void *)block_mma<F, 16, BULK> \
     }
 /* Defines block_kernels_NAME, from struct block_NAME. */
-#define BLOCK_KERNELS(name)                                                                          \
-    extern const block_kernels block_kernels_##name = {                                              \
-        {BLOCK_KERNELS_OF(block_##name, 0), BLOCK_KERNELS_OF(block_##name, 1)},                      \
-        {(const void *)block_records<block_##name, 1>, (const void *)block_records<block_##name, 8>, \
-         (const void *)block_records<block_##name, 16>},                                             \
-        block_##name::UNIT,                                                                          \
-        block_##name::TABLES,                                                                        \
-        {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)}};
+#define BLOCK_KERNELS(name)                                                                                      \
+    extern const block_kernels block_kernels_##name = {                                                          \
+        {BLOCK_KERNELS_OF(block_##name, 0), BLOCK_KERNELS_OF(block_##name, 1)},                                  \
+        {(const void *)block_records<block_##name, 1>, (const void *)block_records<block_##name, 8>,             \
+         (const void *)block_records<block_##name, 16>},                                                         \
+        block_##name::UNIT,                                                                                      \
+        block_##name::TABLES,                                                                                    \
+        {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)}, \
+        {BLOCK_TEAMS_OF(block_##name::X, 0), BLOCK_TEAMS_OF(block_##name::X, 1)}};
 
 /* Formats without tables. */
 template <class F> static __device__ __forceinline__ void block_fill_tables(F, char *)
