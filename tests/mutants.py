@@ -176,7 +176,7 @@ class Tests:
         for path in glob.glob(os.path.join(base.root, "ops/*/op*.c")):
             text = open(path).read()
             self.families.setdefault(path.split("/")[-2], []).extend(name for name in names if '"%s"' % name in text)
-        for pattern in FILES:
+        for pattern in FILES + ["ops/*/*.h", "src/*.h"]:
             for path in glob.glob(os.path.join(base.root, pattern)):
                 self.includes[os.path.relpath(path, base.root)] = re.findall(r'#include "([^"]+)"', open(path).read())
 
