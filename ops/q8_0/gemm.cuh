@@ -1,5 +1,5 @@
-/* gemm.cuh: what the kernels for prompts share (gemm_mma.cu by cp.async, gemm_tma.cu by TMA): the rows of a tile, the
- * sums of partitions and their tree, the epilogue. T is a struct of a tile's numbers. */
+/* gemm.cuh: parts of the kernel for prompts (gemm_mma.cu) that do not depend on how operands are loaded: the rows of a
+ * tile, the sums of partitions and their tree, the epilogue. T is a struct of a tile's numbers. */
 #ifndef RIDGE_Q8_0_GEMM_CUH
 #define RIDGE_Q8_0_GEMM_CUH
 
@@ -126,11 +126,5 @@ static __device__ __forceinline__ void gemm_store(const q8_0_gemm_args &a, int t
             q8_0_epilogue(a.p, which, row, token, gemm_result<T>(from), NULL);
     }
 }
-
-/* ------------------------------------------------------------------------------------------------------------ host */
-
-/* gemm_mma.cu: launches the row with tiles of 128 x 64, also for scales that TMA cannot read. */
-ridge_status q8_0_launch_gemm(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                              void *workspace, size_t bytes, void *stream);
 
 #endif

@@ -301,9 +301,10 @@ static int64_t result_rows(const gemm_variant *v, uint32_t op)
     return op == RIDGE_Q8_0_GATE_UP_SWIGLU ? v->bm / 2 : v->bm;
 }
 
-static ridge_status launch_variant(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                                   void *workspace, size_t size, void *stream, const gemm_variant *v)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t size, void *stream)
 {
+    const gemm_variant *v = &variants[kernel->param[0]];
     const ridge_call *call = &bound->call;
     const int64_t tile_rows = result_rows(v, call->op);
     q8_0_gemm_args a = {};
@@ -325,18 +326,6 @@ static ridge_status launch_variant(const ridge_device *device, const ridge_kerne
     return host_launch_shared(device, kernel->name, v->function,
                               dim3((unsigned)((a.tiles[0] + a.tiles[1]) * (int64_t)a.token_tiles)), v->threads,
                               (size_t)v->shared, &a, stream);
-}
-
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *workspace, size_t size, void *stream)
-{
-    return launch_variant(device, kernel, bound, workspace, size, stream, &variants[kernel->param[0]]);
-}
-
-ridge_status q8_0_launch_gemm(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                              void *workspace, size_t size, void *stream)
-{
-    return launch_variant(device, kernel, bound, workspace, size, stream, &variants[1]);
 }
 
 static int64_t tiles_of(const gemm_variant *v, const ridge_problem *problem)
