@@ -261,7 +261,6 @@ def test_errors():
              (lambda: ridge.q8_0_matmul(a, *(t[:, :1] for t in ridge.q8_0_repack(ridge.q8_0_quantize(a)))), "columns"),
              (lambda: ridge.q8_0_matmul(a, ridge.q8_0_repack(ridge.q8_0_quantize(a))[0], a[:1, :1]), "scales has shape"),
              (lambda: ridge.quantize_fp8(a, "block"), "scale is 'block'"), (lambda: ridge.quantize_fp8(a[0]), "two dimensions"),
-             (lambda: ridge.q8_0_matmul(normal(17, 64), ridge.q8_0_quantize(a)), "16"),
              (lambda: ridge.q8_0_matmul(a, ridge.q8_0_quantize(normal(4, 96))), "columns"),
              (lambda: ridge.linear_cross_entropy(a, a[:, :32], np.zeros(4, np.int64)), "columns"),
              (lambda: ridge.linear_cross_entropy(a, a, np.zeros(4, np.float32)), "target"),
