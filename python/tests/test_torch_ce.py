@@ -343,3 +343,19 @@ def test_linear_logprobs_errors(device, needs):
     with pytest.raises(ridge.ArgumentError, match="target has shape"):
         R.linear_logprobs(x, w, t[1:])
     assert R.linear_logprobs(x, w, t[..., None] * 0 + 10000).isnan().all()
+
+
+def test_no_gradients_under_no_grad_after_training(device, monkeypatch):
+    """A call of the same tensors under no_grad, after one that trained, is eval."""
+    x, w = leaves(torch.randn(8, 64, device=device), torch.randn(32, 64, device=device))
+    target = torch.randint(32, (8,), device=device)
+    loss = R.linear_cross_entropy(x, w, target)
+    loss.backward()
+
+    def unwanted(*args, **kwargs):
+        raise AssertionError("gradients are computed")
+    monkeypatch.setattr(ridge.torch._functions, "_gradients", unwanted)
+    with torch.no_grad():
+        again = R.linear_cross_entropy(x, w, target)
+    assert not again.requires_grad
+    near(again, loss.detach(), 1e-6)

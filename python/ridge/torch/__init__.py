@@ -72,8 +72,9 @@ def _loss(xp, x, weight, target, reduction, ignore_index, *options):
 
 
 def _loss_gradient(args, x, weight, target):
+    """None under torch.no_grad, which a plan's guards do not see: the ordinary way computes no gradients there."""
     reduction, ignore_index, *options = args
-    return None if reduction == "none" else apply_linear_ce(x, weight, target, None, None, reduction, ignore_index, options)
+    return None if reduction == "none" or not torch.is_grad_enabled() else apply_linear_ce(x, weight, target, None, None, reduction, ignore_index, options)
 
 
 _swiglu = Planned(_swiglu, _swiglu_gradient, signed=lambda args: args[1:4])
