@@ -45,8 +45,9 @@ typedef struct block_kernels {
     int teams[2][3];  /* of a CTA, at most, as of mma */
 } block_kernels;
 
-extern const block_kernels block_kernels_q4_0, block_kernels_q4_1, block_kernels_q8_0, block_kernels_mxfp4,
-    block_kernels_q2_k, block_kernels_q4_k, block_kernels_q5_k, block_kernels_q6_k, block_kernels_iq2_xxs;
+extern const block_kernels ridge_block_kernels_q4_0, ridge_block_kernels_q4_1, ridge_block_kernels_q8_0,
+    ridge_block_kernels_mxfp4, ridge_block_kernels_q2_k, ridge_block_kernels_q4_k, ridge_block_kernels_q5_k,
+    ridge_block_kernels_q6_k, ridge_block_kernels_iq2_xxs;
 
 /* -------------------------------------------------------------------------------------------------------- epilogue */
 

@@ -14,23 +14,23 @@ static const block_kernels *kernels_of(uint32_t format)
 {
     switch (format) {
     case RIDGE_Q4_0:
-        return &block_kernels_q4_0;
+        return &ridge_block_kernels_q4_0;
     case RIDGE_Q4_1:
-        return &block_kernels_q4_1;
+        return &ridge_block_kernels_q4_1;
     case RIDGE_Q8_0:
-        return &block_kernels_q8_0;
+        return &ridge_block_kernels_q8_0;
     case RIDGE_MXFP4:
-        return &block_kernels_mxfp4;
+        return &ridge_block_kernels_mxfp4;
     case RIDGE_Q2_K:
-        return &block_kernels_q2_k;
+        return &ridge_block_kernels_q2_k;
     case RIDGE_Q4_K:
-        return &block_kernels_q4_k;
+        return &ridge_block_kernels_q4_k;
     case RIDGE_Q5_K:
-        return &block_kernels_q5_k;
+        return &ridge_block_kernels_q5_k;
     case RIDGE_Q6_K:
-        return &block_kernels_q6_k;
+        return &ridge_block_kernels_q6_k;
     default:
-        return &block_kernels_iq2_xxs;
+        return &ridge_block_kernels_iq2_xxs;
     }
 }
 

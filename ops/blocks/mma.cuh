@@ -451,7 +451,7 @@ static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(F::X, TOKEN
     }
 /* Defines block_kernels_NAME, from struct block_NAME. */
 #define BLOCK_KERNELS(name)                                                                                      \
-    extern const block_kernels block_kernels_##name = {                                                          \
+    extern const block_kernels ridge_block_kernels_##name = {                                                    \
         {BLOCK_KERNELS_OF(block_##name, 0), BLOCK_KERNELS_OF(block_##name, 1)},                                  \
         {(const void *)block_records<block_##name, 1>, (const void *)block_records<block_##name, 8>,             \
          (const void *)block_records<block_##name, 16>},                                                         \
