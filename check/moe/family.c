@@ -163,6 +163,17 @@ static ridge_status mixes_the_slots(const faulty_run *r)
     return status;
 }
 
+/* Of one expert less, so that the operand ends where it did; the last expert's pairs are passed over. */
+static ridge_status takes_the_next_expert(const faulty_run *r)
+{
+    ridge_call copy = fault_with_strides(r->call);
+    ridge_operand *w = &copy.arg[fault_slot(r->call, r->planted->operand)];
+
+    w->data = (char *)w->data + w->stride * (int64_t)ridge_dtype_size(w->dtype);
+    copy.dim[3]--;
+    return fault_run_changed(r, &copy);
+}
+
 static ridge_status drops_the_last_slot(const faulty_run *r)
 {
     ridge_call copy = fault_with_strides(r->call);
@@ -185,8 +196,8 @@ static const planted_fault faults[] = {
     {.name = "forgets the scale", OPTION(scale), .value = 1},
     {.name = "forgets the bias of the choice", .fault = fault_forgets_operand, .operand = "bias"},
     {.name = "forgets the bias of the logits", .fault = fault_forgets_operand, .operand = "logit_bias"},
-    {.name = "takes the next expert", .fault = fault_takes_the_next, .applies = is_product, .operand = "w"},
-    {.name = "takes the next expert of gate", .fault = fault_takes_the_next, .applies = is_product, .operand = "gate"},
+    {.name = "takes the next expert", .fault = takes_the_next_expert, .applies = is_product, .operand = "w"},
+    {.name = "takes the next expert of gate", .fault = takes_the_next_expert, .applies = is_product, .operand = "gate"},
     {.name = "takes the next expert's scales", .fault = fault_takes_the_next, .operand = "w_scales"},
     {.name = "takes the next expert's scales of up", .fault = fault_takes_the_next, .operand = "up_scales"},
     {.name = "takes the next token's experts", .fault = fault_takes_the_next, .applies = is_product, .operand = "ids"},

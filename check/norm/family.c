@@ -28,6 +28,7 @@ static void norm_cases(const ridge_op_row *op, case_level level, case_list *list
         {"rows=2 cols=700", "tokens=2 heads=2 head_dim=2100 n_rot=600", {.fill = FILL_NORMAL}},
         {"rows=17 cols=264", "tokens=17 heads=3 head_dim=64 n_rot=32", {.fill = FILL_SPECIAL, .slices = true}},
         {"rows=9 cols=1100", "tokens=9 heads=2 head_dim=300 n_rot=160", {.fill = FILL_SPECIAL}},
+        {"rows=7 cols=8192", "tokens=7 heads=2 head_dim=256 n_rot=64", {.fill = FILL_NORMAL, .alias = true}},
     };
     static const char *const more[] = {"", "inverse=1 mscale=1.25", "rope_only=1 pos=i64", "eps=0.001 pos=i64",
                                        "rope_only=1 inverse=1"};
