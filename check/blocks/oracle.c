@@ -93,6 +93,7 @@ static estimate product(const image *im, const operands *o, weight_row row, int6
         ridge_block_decode(format, row.blocks + 32 * b / f.columns * f.bytes, (int)(b % (f.columns / 32)), &v);
         for (int i = 0; i < 32; i++) {
             dot += (double)row.w[32 * b + i] * x[i];
+            infinite = infinite || isinf(row.w[32 * b + i]); /* of a scale whose products with codes may be finite */
             integer += (double)(v.sub[i / 16] * v.code[i] * x[i]);
             x_sum[i / 16] += x[i];
         }
