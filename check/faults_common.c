@@ -142,11 +142,11 @@ static ridge_status stores_the_neighbours_element(const faulty_run *r)
     const size_t size = ridge_dtype_size(r->call->arg[out].dtype);
     const size_t at =
         fault_at(r->im, out, 0, 1) + (cols > 1 ? fault_at(r->im, out, rows / 2, cols - 2) - r->im->offset[out] : 0);
-    unsigned char element[8];
+    unsigned char element[16];
     ridge_status status = fault_run(r, r->call);
 
-    if (rows * cols < 2)
-        return fault_impossible("one element");
+    if (rows * cols < 2 || size > sizeof element)
+        return fault_impossible("one element, or wide ones");
     status = status ? status : fault_read(r, at - size, element, size);
     return status ? status : fault_write(r, at, element, size);
 }
