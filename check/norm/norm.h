@@ -12,7 +12,7 @@ void norm_bwd_oracle(oracle_run *run);
 void norm_rope_oracle(oracle_run *run);
 
 /* Notes an output: NaN exactly where the estimate has one. An error of infinity: any number; one of NaN: anything,
- * where f32 may overflow or underflow on its way and float64 does not. An f16 may be infinite where its value rounds to
+ * where f32 may overflow or underflow in between and float64 does not. An f16 may be infinite where its value rounds to
  * it. */
 void norm_judge(oracle_run *run, int out, int64_t r, int64_t j, estimate e);
 

@@ -52,7 +52,7 @@ static __device__ __forceinline__ void store_out(const attention_args &p, int64_
         num_store<RIDGE_F32>(p.out + t * p.out_stride, column, x);
 }
 
-/* The CTA's columns of up to 128 pieces on their way to shared memory. */
+/* Copies the CTA's columns of up to 128 pieces to shared memory. */
 static __device__ __forceinline__ void copy_panel(const float *o, int n, int columns, int count,
                                                   float (*to)[MERGE_COLUMNS])
 {

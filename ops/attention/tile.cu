@@ -153,7 +153,7 @@ template <int HELD> static __device__ __forceinline__ float sum_lanes(const floa
     return sum[0] + __shfl_xor_sync(~0u, sum[0], 4);
 }
 
-/* Dot products with all keys; of those that are not there nobody reads them. The warps divide the queries, HELD each,
+/* Dot products with all keys; those of keys that are not there are not read. The warps divide the queries, HELD each,
  * and then the keys. */
 template <class F> static __device__ __forceinline__ void multiply_keys(tile_shared<F::N> *s, int rows)
 {

@@ -1,4 +1,5 @@
-"""_ops.py: the ops over any kind of array: shapes, layouts, flags. numpy and torch bring an adapter (`xp`):
+"""_ops.py: the ops over any kind of array: shapes, layouts, flags. Longer than 600 lines because each op is here once, for
+numpy and torch alike. They bring an adapter (`xp`):
 
     xp.matrix(t)                  t whose rows can be addressed by one stride, [.., cols] -> (t or a copy, its stride)
     xp.vector(t)                  t or a contiguous copy
