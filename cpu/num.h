@@ -104,6 +104,24 @@ static inline void ridge_widen(uint32_t dtype, const char *x, int64_t n, float *
             to[i] = ridge_f32_from_f16(half[i]);
 }
 
+/* Element i of a vector of f32, bf16 or f16. */
+static inline float ridge_load_element(uint32_t dtype, const void *x, int64_t i)
+{
+    const uint16_t *half = (const uint16_t *)x;
+
+    if (dtype == RIDGE_F32)
+        return ((const float *)x)[i];
+    return dtype == RIDGE_BF16 ? ridge_f32_from_bf16(half[i]) : ridge_f32_from_f16(half[i]);
+}
+
+static inline void ridge_store_element(const ridge_operand *x, int64_t i, float value)
+{
+    if (x->dtype == RIDGE_F32)
+        ((float *)x->data)[i] = ridge_f32_canonical(value);
+    else
+        ((uint16_t *)x->data)[i] = x->dtype == RIDGE_BF16 ? ridge_bf16_from_f32(value) : ridge_f16_from_f32(value);
+}
+
 static inline void ridge_narrow(uint32_t dtype, char *out, int64_t n, const float *from)
 {
     uint16_t *half = (uint16_t *)(void *)out;

@@ -52,19 +52,6 @@ static block_args args_of(const ridge_call *call)
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
-static float load(uint32_t dtype, const void *x, int64_t i)
-{
-    return dtype == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
-}
-
-static void store(const ridge_operand *x, int64_t i, float value)
-{
-    if (x->dtype == RIDGE_BF16)
-        ((uint16_t *)x->data)[i] = ridge_bf16_from_f32(value);
-    else
-        ((float *)x->data)[i] = ridge_f32_canonical(value);
-}
-
 /* Activations as codes and scales, row strides in elements. */
 typedef struct quantised {
     const int8_t *codes;
@@ -79,11 +66,11 @@ static void quantize_block(uint32_t dtype, const void *x, int64_t first, int8_t 
     float r;
 
     for (int i = 0; i < 32; i++)
-        if (ridge_magnitude(load(dtype, x, first + i)) > amax)
-            amax = ridge_magnitude(load(dtype, x, first + i));
+        if (ridge_magnitude(ridge_load_element(dtype, x, first + i)) > amax)
+            amax = ridge_magnitude(ridge_load_element(dtype, x, first + i));
     *scale = ridge_q8_0_x_scale(amax, &r);
     for (int i = 0; i < 32; i++)
-        codes[i] = (int8_t)ridge_q8_0_x_code(load(dtype, x, first + i), r);
+        codes[i] = (int8_t)ridge_q8_0_x_code(ridge_load_element(dtype, x, first + i), r);
 }
 
 static quantised reference_x(const ridge_call *call, char **workspace)
@@ -175,8 +162,8 @@ static void reference_matmul(const quantised *x, const block_args *a, int which,
                 float v = bias ? y[t] + bias[r] : y[t];
 
                 if (a->residual.data)
-                    v += load(a->residual.dtype, a->residual.data, t * a->residual.stride + r);
-                store(out, t * out->stride + r, v);
+                    v += ridge_load_element(a->residual.dtype, a->residual.data, t * a->residual.stride + r);
+                ridge_store_element(out, t * out->stride + r, v);
             }
         }
         ridge_fp_end(mode);
@@ -212,7 +199,7 @@ static void reference_gate_up(const block_args *a, const quantised *x, char *wor
     ridge_cpu_swiglu_reference(&swiglu);
     for (int64_t t = 0; t < a->tokens; t++)
         for (int64_t r = 0; r < rows; r++)
-            store(out, t * out->stride + r, ((const float *)y.data)[t * rows + r]);
+            ridge_store_element(out, t * out->stride + r, ((const float *)y.data)[t * rows + r]);
 }
 
 static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
@@ -298,9 +285,9 @@ static void finish(const block_args *a, int which, int64_t first, float (*y)[RID
 
                 v = ridge_swiglu_scale(h * b, a->token_scale ? a->token_scale[t] : 1.0f, a->swiglu);
             } else if (a->residual.data) {
-                v += load(a->residual.dtype, a->residual.data, t * a->residual.stride + r);
+                v += ridge_load_element(a->residual.dtype, a->residual.data, t * a->residual.stride + r);
             }
-            store(out, t * out->stride + r, v);
+            ridge_store_element(out, t * out->stride + r, v);
         }
 }
 

@@ -52,19 +52,6 @@ static q8_0_args args_of(const ridge_call *call)
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
-static float load(uint32_t dtype, const void *x, int64_t i)
-{
-    return dtype == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
-}
-
-static void store(const ridge_operand *x, int64_t i, float value)
-{
-    if (x->dtype == RIDGE_BF16)
-        ((uint16_t *)x->data)[i] = ridge_bf16_from_f32(value);
-    else
-        ((float *)x->data)[i] = ridge_f32_canonical(value);
-}
-
 static void reference_quantize(uint32_t dtype, const void *x, int64_t cols, int8_t *codes, float *scales)
 {
     for (int64_t b = 0; b < cols / RIDGE_Q8_0_BLOCK; b++) {
@@ -73,11 +60,11 @@ static void reference_quantize(uint32_t dtype, const void *x, int64_t cols, int8
         float r;
 
         for (int64_t i = first; i < first + RIDGE_Q8_0_BLOCK; i++)
-            if (ridge_magnitude(load(dtype, x, i)) > amax)
-                amax = ridge_magnitude(load(dtype, x, i));
+            if (ridge_magnitude(ridge_load_element(dtype, x, i)) > amax)
+                amax = ridge_magnitude(ridge_load_element(dtype, x, i));
         scales[b] = ridge_q8_0_x_scale(amax, &r);
         for (int64_t i = first; i < first + RIDGE_Q8_0_BLOCK; i++)
-            codes[i] = (int8_t)ridge_q8_0_x_code(load(dtype, x, i), r);
+            codes[i] = (int8_t)ridge_q8_0_x_code(ridge_load_element(dtype, x, i), r);
     }
 }
 
@@ -175,7 +162,7 @@ static void reference_matmul(const quantised *x, const q8_0_args *a, int which, 
 #pragma omp for schedule(static) nowait
         for (int64_t r = 0; r < w->rows; r++)
             for (int64_t t = 0; t < a->tokens; t++)
-                store(out, t * out->stride + r, dot(x, t, w, r, a->blocks));
+                ridge_store_element(out, t * out->stride + r, dot(x, t, w, r, a->blocks));
         ridge_fp_end(mode);
         ridge_team_end(team);
     }
@@ -209,7 +196,7 @@ static void reference_gate_up(const q8_0_args *a, const quantised *x, char *work
     ridge_cpu_swiglu_reference(&swiglu);
     for (int64_t t = 0; t < a->tokens; t++)
         for (int64_t r = 0; r < rows; r++)
-            store(out, t * out->stride + r, ((const float *)y.data)[t * rows + r]);
+            ridge_store_element(out, t * out->stride + r, ((const float *)y.data)[t * rows + r]);
 }
 
 /* One token; v = W x (+ add) in f32. */
@@ -232,7 +219,7 @@ static void reference_expand(const ridge_call *call, int64_t t, const float *v)
 
             for (int64_t src = 0; src < n; src++)
                 acc = ridge_hc_step(acc, c[dst + n * src], x[src * rows + r]);
-            store(out, t * out->stride + dst * rows + r, acc);
+            ridge_store_element(out, t * out->stride + dst * rows + r, acc);
         }
     }
 }

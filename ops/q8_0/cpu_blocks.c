@@ -33,18 +33,6 @@ static void finish(bool stream, unsigned mode)
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
-static float load(uint32_t dtype, const void *x, int64_t i)
-{
-    switch (dtype) {
-    case RIDGE_BF16:
-        return ridge_f32_from_bf16(((const uint16_t *)x)[i]);
-    case RIDGE_F16:
-        return ridge_f32_from_f16(((const uint16_t *)x)[i]);
-    default:
-        return ((const float *)x)[i];
-    }
-}
-
 static void reference_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *blocks, bool stream, const void *next)
 {
     (void)stream, (void)next;
@@ -54,13 +42,13 @@ static void reference_row(uint32_t dtype, const void *x, int64_t cols, uint8_t *
         float r, d;
 
         for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
-            if (ridge_magnitude(load(dtype, x, col + i)) > amax)
-                amax = ridge_magnitude(load(dtype, x, col + i));
+            if (ridge_magnitude(ridge_load_element(dtype, x, col + i)) > amax)
+                amax = ridge_magnitude(ridge_load_element(dtype, x, col + i));
         d = ridge_q8_0_scale(amax, &r);
         half = ridge_f16_from_f32(d);
         memcpy(blocks, &half, 2);
         for (int i = 0; i < RIDGE_Q8_0_BLOCK; i++)
-            blocks[2 + i] = (uint8_t)ridge_q8_0_code(load(dtype, x, col + i) * r);
+            blocks[2 + i] = (uint8_t)ridge_q8_0_code(ridge_load_element(dtype, x, col + i) * r);
     }
 }
 
