@@ -11,7 +11,8 @@ endif()
 set(RIDGE_HAVE_IO ON)
 file(GLOB io CONFIGURE_DEPENDS io/*.c)
 # As for the CPU kernels: these flags change no result.
-set_source_files_properties(io/dequantize.c PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math")
+set_source_files_properties(io/dequantize.c io/quantize.c
+                            PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math;-fopenmp-simd")
 add_library(ridge_io_objects OBJECT ${io})
 target_include_directories(ridge_io_objects PUBLIC include PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_compile_options(ridge_io_objects PRIVATE ${warnings})

@@ -100,6 +100,11 @@ RIDGE_API const ridge_type_info *ridge_type_query(uint32_t type);
  * RIDGE_ERR_ARG (NULL, count), RIDGE_ERR_UNSUPPORTED (type). */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_dequantize(uint32_t type, const void *from, int64_t count, float *to);
 
+/** The reverse, from f32 to blocks: byte for byte what ggml's reference quantisers give for finite input. Types: Q4_0,
+ * Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 (Q8_0: the op q8_0_quantize). A block that holds NaN or infinity decodes to
+ * NaN, of MXFP4 to infinity. `to` needs no alignment. Errors: those of ridge_dequantize. */
+RIDGE_API RIDGE_CHECKED ridge_status ridge_quantize(uint32_t type, const float *from, int64_t count, void *to);
+
 /* --------------------------------------------------------------------------------------------------------- reading */
 
 /** Dimensions of a tensor at most. */

@@ -11,7 +11,7 @@ quantize() { "$ridge" quantize --quiet --device cpu "$@"; }
 
 # ---- inputs
 for type in BF16 F16 F32; do "$tool" make safetensors $type "$dir/$type.safetensors" || exit 1; done
-for type in Q4_1 F16 F32; do "$tool" make gguf $type "$dir/$type.gguf" || exit 1; done
+for type in Q4_1 MXFP4 F16 F32; do "$tool" make gguf $type "$dir/$type.gguf" || exit 1; done
 mkdir "$dir/sharded"
 for part in 0 1 2; do "$tool" make safetensors BF16 "$dir/sharded/model-$part.safetensors" $part 3 || exit 1; done
 {
@@ -26,8 +26,8 @@ printf '{}' >"$dir/sharded/tokenizer.json"
 find "$dir" -type f ! -name log ! -name before -exec sha256sum {} + >"$dir/before"
 
 # ---- every format from every input, against the C reference
-for in in BF16.safetensors F16.safetensors F32.safetensors Q4_1.gguf F16.gguf F32.gguf sharded; do
-    for to in fp8-block128 fp8-row q8_0 bf16 f16; do
+for in in BF16.safetensors F16.safetensors F32.safetensors Q4_1.gguf MXFP4.gguf F16.gguf F32.gguf sharded; do
+    for to in fp8-block128 fp8-row fp8-block32 q8_0 q4_0 q4_k_m q5_k_m q6_k mxfp4 bf16 f16; do
         out="$dir/out-$in-$to"
         expect 0 "GB/s" quantize "$dir/$in" -o "$out" --to $to
         expect 0 "converted" "$tool" check "$dir/$in" "$out"
@@ -36,7 +36,7 @@ for in in BF16.safetensors F16.safetensors F32.safetensors Q4_1.gguf F16.gguf F3
 done
 
 # ---- FP8 back: code * scale, rounded once; nothing of FP8 is left
-for form in fp8-block128 fp8-row; do
+for form in fp8-block128 fp8-row fp8-block32; do
     for in in BF16.safetensors F32.gguf sharded; do
         for to in bf16 f16 q8_0; do
             out="$dir/back-$in-$form-$to"
@@ -53,24 +53,31 @@ for form in fp8-block128 fp8-row; do
 done
 types() { "$ridge" inspect "$1" "$2" | awk '$1 == "type" { on = 1; next } on && $1 != "all" { printf "%s:%s ", $1, $2 }'; }
 is() { [ "$(types "$2" "$3")" = "$1" ] || fail "$2 $3: $(types "$2" "$3"), expected $1"; }
-is "F8_E4M3:4 " "$dir/out-BF16.safetensors-fp8-block128" "*_proj.weight"
-is "F32:4 " "$dir/out-BF16.safetensors-fp8-block128" "*_proj.weight_scale_inv"
-is "F32:4 " "$dir/out-BF16.safetensors-fp8-row" "*_proj.weight_scale"
+is "F8_E4M3:6 " "$dir/out-BF16.safetensors-fp8-block128" "*_proj.weight"
+is "F32:6 " "$dir/out-BF16.safetensors-fp8-block128" "*_proj.weight_scale_inv"
+is "F8_E8M0:6 " "$dir/out-BF16.safetensors-fp8-block32" "*_proj.weight_scale_inv"
+is "F32:6 " "$dir/out-BF16.safetensors-fp8-row" "*_proj.weight_scale"
 is "BF16:1 " "$dir/out-BF16.safetensors-fp8-block128" "lm_head.weight"
 is "BF16:1 " "$dir/out-Q4_1.gguf-fp8-block128" "token_embd.weight"
 is "Q8_0:1 " "$dir/out-Q4_1.gguf-q8_0" "token_embd.weight"
 is "F16:1 " "$dir/out-Q4_1.gguf-q8_0" "blk.0.ffn_down.weight"
+is "Q4_K:1 " "$dir/out-F32.gguf-q4_k_m" "blk.0.attn_k.weight"
+is "Q6_K:1 " "$dir/out-F32.gguf-q4_k_m" "blk.0.attn_v.weight"
+is "MXFP4:1 " "$dir/out-F32.gguf-mxfp4" "blk.0.ffn_up_exps.weight"
 is "F32:1 " "$dir/out-BF16.safetensors-q8_0" "model.norm.weight"
 is "BF16:1 " "$dir/out-F32.safetensors-bf16" "lm_head.weight"
 is "I64:1 " "$dir/out-F32.safetensors-bf16" "model.counter"
 
 # ---- metadata and the files beside
 expect 0 "general.file_type = 7" "$ridge" inspect --meta "$dir/out-Q4_1.gguf-q8_0"
+expect 0 "general.file_type = 15" "$ridge" inspect --meta "$dir/out-Q4_1.gguf-q4_k_m"
+expect 1 "is made on the CPU" "$ridge" quantize "$dir/F32.gguf" -o "$dir/none" --to q6_k --device cuda
 expect 0 "llama.block_count = 1" "$ridge" inspect --meta "$dir/out-Q4_1.gguf-q8_0"
 expect 0 "general.architecture = llama" "$ridge" inspect --meta "$dir/out-sharded-q8_0"
 expect 0 "general.name = small" "$ridge" inspect --meta "$dir/out-Q4_1.gguf-bf16"
 expect 0 "made_by = a test" "$ridge" inspect --meta "$dir/out-BF16.safetensors-fp8-row"
 out="$dir/out-sharded-fp8-block128"
+expect 0 '"scale_fmt": "ue8m0"' cat "$dir/out-sharded-fp8-block32/config.json"
 expect 0 '"weight_block_size"' cat "$out/config.json"
 expect 0 '9007199254740993' cat "$out/config.json"
 expect 0 '"compressed-tensors"' cat "$dir/out-sharded-fp8-row/config.json"

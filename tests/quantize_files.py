@@ -10,8 +10,7 @@ import sys
 import tempfile
 
 ridge = str(pathlib.Path(sys.argv[1]).resolve())
-failed = []
-TESTS = []
+failed, TESTS = [], []
 
 
 def test(function):
@@ -582,15 +581,20 @@ def patterns_take_no_longer_than_their_product(d):
     check(status == 0, err)
 
 
-chosen = [t for t in TESTS if len(sys.argv) < 3 or t.__name__ in sys.argv[2:]]
-for function in chosen:
-    with tempfile.TemporaryDirectory() as folder:
-        before = len(failed)
-        try:
-            function(pathlib.Path(folder))
-        except Exception as error:  # a test that breaks has failed, the others still run
-            check(False, function.__name__, repr(error))
-        if len(failed) > before:
-            print("FAILED", function.__name__)
-print(f"quantize_files: {len(chosen)} tests, {len(failed)} failures")
-sys.exit(bool(failed))
+def run_tests():
+    chosen = [t for t in TESTS if len(sys.argv) < 3 or t.__name__ in sys.argv[2:]]
+    for function in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            before = len(failed)
+            try:
+                function(pathlib.Path(folder))
+            except Exception as error:  # a test that breaks has failed, the others still run
+                check(False, function.__name__, repr(error))
+            if len(failed) > before:
+                print("FAILED", function.__name__)
+    print(f"{pathlib.Path(sys.argv[0]).stem}: {len(chosen)} tests, {len(failed)} failures")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests())

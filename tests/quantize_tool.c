@@ -47,6 +47,8 @@ static const entry model[] = {
     {"model.layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight", 2, {400, 192}, RIDGE_TYPE_NONE},
     {"model.layers.0.mlp.down_proj.weight", "blk.0.ffn_down.weight", 2, {192, 400}, RIDGE_TYPE_NONE},
     {"model.layers.0.experts.weight", "blk.0.ffn_up_exps.weight", 3, {3, 40, 64}, RIDGE_TYPE_NONE},
+    {"model.layers.0.self_attn.k_proj.weight", "blk.0.attn_k.weight", 2, {48, 512}, RIDGE_TYPE_NONE},
+    {"model.layers.0.self_attn.v_proj.weight", "blk.0.attn_v.weight", 2, {48, 512}, RIDGE_TYPE_NONE},
     {"model.odd.weight", "odd.weight", 2, {10, 50}, RIDGE_TYPE_NONE},
     {"model.counter", "counter", 1, {3}, RIDGE_TYPE_I64},
     {"model.norm.weight", "output_norm.weight", 1, {192}, RIDGE_TYPE_BF16},
@@ -92,6 +94,12 @@ static void fill(uint32_t type, int64_t elements, unsigned char *to, uint32_t *s
         else if (type == RIDGE_TYPE_I64)
             memcpy(to + 8 * i, &whole, 8);
     }
+    if (type == RIDGE_TYPE_MXFP4) /* e, 32 nibbles */
+        for (int64_t block = 0; block < elements / 32; block++, to += 17) {
+            to[0] = (unsigned char)(118 + next(state) % 5);
+            for (int i = 1; i < 17; i++)
+                to[i] = (unsigned char)next(state);
+        }
     if (type == RIDGE_TYPE_Q4_1) /* d, m, 32 nibbles */
         for (int64_t block = 0; block < elements / 32; block++, to += 20) {
             uint16_t d = ridge_f16_from_f32(value(state, block * 32)), m = ridge_f16_from_f32(value(state, block));
@@ -196,6 +204,36 @@ static const ridge_entry *scales_of(const ridge_file *file, const char *weight, 
     return scale ? scale : ridge_file_find(file, name);
 }
 
+/* Blocks of 32 x 32, each as a tensor of its own with a scale that is a power of two. */
+static void check_block32(const ridge_device *cpu, const ridge_entry *scale, const ridge_entry *in, const float *floats,
+                          const unsigned char *codes, const unsigned char *got)
+{
+    const int64_t rows = in->shape[in->rank - 2], cols = in->shape[in->rank - 1], size = rows * cols;
+    const int64_t down = (rows + 31) / 32, across = (cols + 31) / 32;
+
+    if (scale->rank != in->rank || scale->shape[in->rank - 2] != down || scale->shape[in->rank - 1] != across)
+        die(in->name, "has no scales of the right shape");
+    for (int64_t b = 0; b < in->elements / size * down * across; b++) {
+        const int64_t row = b / across % down * 32, col = b % across * 32;
+        const int64_t at = b / (down * across) * size + row * cols + col;
+        const int64_t tall = rows - row < 32 ? rows - row : 32, wide = cols - col < 32 ? cols - col : 32;
+        ridge_tensor x = ridge_matrix(floats + at, RIDGE_F32);
+        unsigned char q[32 * 32];
+        ridge_call call;
+        float s;
+
+        x.stride = cols;
+        call = ridge_quantize_fp8(tall, wide, x, ridge_scaled(q, RIDGE_E4M3, &s, RIDGE_SCALING_TENSOR));
+        call.flags |= RIDGE_POW2;
+        if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
+            die(in->name, ridge_error());
+        if (s != ridge_float((uint32_t)got[b] << 23))
+            die(scale->name, "differs from the reference");
+        for (int64_t i = 0; i < tall; i++)
+            same(in->name, q + i * wide, codes + at + i * cols, wide);
+    }
+}
+
 /* Matrix by matrix: 2-D tensors, and 3-D ones of experts. */
 static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridge_entry *in, const float *floats,
                       const unsigned char *codes)
@@ -207,6 +245,14 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
     unsigned char *q = allocate(size);
     float *s = allocate(4 * down * across), *got;
 
+    if (scale && scale->type == RIDGE_TYPE_F8_E8M0) {
+        got = load(out, scale);
+        check_block32(cpu, scale, in, floats, codes, (const unsigned char *)got);
+        free(q);
+        free(s);
+        free(got);
+        return;
+    }
     if (!scale || scale->type != RIDGE_TYPE_F32 || scale->rank != in->rank || scale->shape[in->rank - 2] != down ||
         scale->shape[in->rank - 1] != across || (in->rank == 3 && scale->shape[0] != in->shape[0]))
         die(in->name, "has no scales of the right shape");
@@ -216,6 +262,7 @@ static void check_fp8(const ridge_device *cpu, const ridge_file *out, const ridg
             ridge_quantize_fp8(rows, cols, ridge_matrix(floats + i * size, RIDGE_F32),
                                ridge_scaled(q, RIDGE_E4M3, s, block ? RIDGE_SCALING_BLK128 : RIDGE_SCALING_ROW));
 
+        call.flags |= block && in->type == RIDGE_TYPE_MXFP4 ? RIDGE_POW2 : 0;
         if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
             die(in->name, ridge_error());
         same(in->name, q, codes + i * size, size);
@@ -231,17 +278,27 @@ static void apply_scales(const ridge_file *in, const ridge_entry *t, float *floa
 {
     bool block;
     const ridge_entry *scale = scales_of(in, t->name, &block);
-    const int64_t rows = t->shape[t->rank - 2], cols = t->shape[t->rank - 1], across = (cols + 127) / 128;
+    const bool e8m0 = scale && scale->type == RIDGE_TYPE_F8_E8M0;
+    const int64_t side = e8m0 ? 32 : 128;
+    const int64_t rows = t->shape[t->rank - 2], cols = t->shape[t->rank - 1], across = (cols + side - 1) / side;
     float *s;
 
     if (!scale)
         die(t->name, "is FP8 without scales");
     s = load(in, scale);
+    if (e8m0) {
+        unsigned char *exponents = (unsigned char *)s;
+
+        s = allocate(4 * scale->elements);
+        for (int64_t i = 0; i < scale->elements; i++)
+            s[i] = ridge_float((uint32_t)exponents[i] << 23);
+        free(exponents);
+    }
     for (int64_t i = 0; i < t->elements; i++) {
         const int64_t matrix = i / (rows * cols), row = i / cols % rows, col = i % cols;
 
-        floats[i] *=
-            block ? s[(matrix * ((rows + 127) / 128) + row / 128) * across + col / 128] : s[matrix * rows + row];
+        floats[i] *= block ? s[(matrix * ((rows + side - 1) / side) + row / side) * across + col / side]
+                           : s[matrix * rows + row];
     }
     free(s);
 }
@@ -270,6 +327,10 @@ static void check_tensor(const ridge_device *cpu, const ridge_file *from, const 
 
         if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
             die(in->name, ridge_error());
+        same(in->name, wanted, got, t->bytes);
+    } else if (ridge_type_query(t->type)->block > 1) {
+        if (ridge_quantize(t->type, floats, in->elements, wanted) != RIDGE_OK)
+            die(in->name, ridge_io_error());
         same(in->name, wanted, got, t->bytes);
     } else {
         same(in->name, t->type == RIDGE_TYPE_F32 ? (void *)floats : (void *)wanted, got, t->bytes);

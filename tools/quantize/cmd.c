@@ -1,5 +1,5 @@
-/* cmd.c: `ridge quantize`: converts a checkpoint to FP8, Q8_0, bf16 or f16. Here are the options, signals, and the
- * summary; quantize.h lists the other parts. */
+/* cmd.c: `ridge quantize`: converts a checkpoint to FP8, blocks of GGUF, bf16 or f16. Here are the options, signals,
+ * and the summary; quantize.h lists the other parts. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -7,13 +7,16 @@
 
 #include "quantize.h"
 
+#define FORMATS \
+    "fp8-block128, fp8-row, fp8-block32, bf16, f16 (safetensors); q8_0, q4_0, q4_k_m, q5_k_m, q6_k, mxfp4 (GGUF)"
+
 /* False with the reason on stderr. */
 static bool find_format(const char *name, quantize_to *to)
 {
     for (*to = 0; *to < TO_FORMATS; ++*to)
         if (strcmp(name, quantize_to_name(*to)) == 0)
             return true;
-    line_print(stderr, "ridge quantize: there is no format '%s': fp8-block128, fp8-row, q8_0, bf16 or f16", name);
+    line_print(stderr, "ridge quantize: there is no format '%s': " FORMATS, name);
     return false;
 }
 
@@ -48,7 +51,7 @@ static void catch_signals(void)
 typedef struct overview {
     double mean; /* of the tensors' SNR in dB; tensors without any error are left out */
     const plan_tensor *worst;
-    int64_t measured, not_finite;
+    int64_t measured, not_finite, blocks, inexact;
 } overview;
 
 static overview look_over(const plan *p)
@@ -60,6 +63,8 @@ static overview look_over(const plan *p)
         double snr = error_snr(&t->error);
 
         v.not_finite += t->error.not_finite;
+        v.blocks += t->error.blocks;
+        v.inexact += t->error.inexact;
         if (t->error.worst_at < 0 || t->why || !isfinite(snr))
             continue;
         v.mean += snr;
@@ -95,7 +100,7 @@ static void print_summary(const plan *p, const ridge_device *device, double spen
     line_print(stdout, "%s -> %s: %s%s", p->o->in, p->o->out, quantize_to_name(p->o->to),
                p->o->dry_run ? " (dry run)" : "");
     printf("  tensors     %" PRId64 " %s, %" PRId64 " stored in a wider type, %" PRId64 " kept", p->quantised,
-           p->o->to >= TO_BF16 ? "converted" : "quantised", p->cast, p->kept);
+           p->o->to == TO_BF16 || p->o->to == TO_F16 ? "converted" : "quantised", p->cast, p->kept);
     if (p->dropped)
         printf(", %" PRId64 " of FP8 scales applied", p->dropped);
     putchar('\n');
@@ -105,6 +110,9 @@ static void print_summary(const plan *p, const ridge_device *device, double spen
         line_print(stdout, "  SNR         mean %.2f dB, worst %.2f dB: %s[%" PRId64 "] = %.6g is off by %.3g", v.mean,
                    error_snr(&v.worst->error), v.worst->in->name, v.worst->error.worst_at, (double)v.worst->error.value,
                    (double)v.worst->error.worst);
+    if (v.blocks)
+        printf("  MXFP4       %" PRId64 " of %" PRId64 " blocks of FP8 hold its values exactly\n", v.blocks - v.inexact,
+               v.blocks);
     if (v.not_finite)
         printf("  not finite  %" PRId64 " elements, in the input or after conversion\n", v.not_finite);
     if (!p->o->dry_run)
@@ -133,6 +141,10 @@ static json_t *tensor_json(const plan_tensor *t)
         json_object_set_new(json, "worst",
                             json_pack("{s:I, s:o, s:o}", "index", (json_int_t)t->error.worst_at, "value",
                                       number((double)t->error.value), "error", number((double)t->error.worst)));
+    }
+    if (t->error.blocks) {
+        json_object_set_new(json, "blocks", json_integer((json_int_t)t->error.blocks));
+        json_object_set_new(json, "inexact_blocks", json_integer((json_int_t)t->error.inexact));
     }
     if (t->error.worst_at >= 0 || t->error.not_finite)
         json_object_set_new(json, "not_finite", json_integer((json_int_t)t->error.not_finite));
@@ -183,10 +195,21 @@ bool quantize_report(const plan *p, converter *c)
     return fflush(stdout) == 0;
 }
 
+/* Blocks other than Q8_0's are made by ridge_io, which knows the CPU alone. */
+static ridge_device *choose_device(const quantize_options *o)
+{
+    if (o->to <= TO_Q8_0 && o->to != TO_FP8_BLOCK32)
+        return device_open(o->device);
+    if (!o->device || strncmp(o->device, "cpu", 3) == 0)
+        return device_open(o->device ? o->device : "cpu");
+    line_print(stderr, "ridge quantize: --device %s: %s is made on the CPU", o->device, quantize_to_name(o->to));
+    return NULL;
+}
+
 static int convert(plan *p)
 {
     converter c = {.stats = !p->o->no_stats, .bytes_total = (double)p->bytes_in, .start = seconds()};
-    ridge_device *device = device_open(p->o->device);
+    ridge_device *device = choose_device(p->o);
     int status = 1;
 
     if (!device)
@@ -214,10 +237,17 @@ static int convert(plan *p)
 /* Warns of what other programs will make of the result. */
 static void advise(const plan *p)
 {
-    int64_t ragged = 0;
+    int64_t ragged = 0, mxfp4 = 0;
 
-    for (int64_t i = 0; i < p->count; i++)
+    for (int64_t i = 0; i < p->count; i++) {
+        mxfp4 += p->at[i].type == RIDGE_TYPE_MXFP4;
         ragged += p->at[i].action == ACTION_FP8_BLOCK128 && p->at[i].in->shape[0] % 128 != 0;
+    }
+    if (p->o->to == TO_MXFP4 && !mxfp4)
+        line_print(stderr,
+                   "ridge quantize: %s has no experts: as llama.cpp's, this format makes MXFP4 of them alone, and "
+                   "Q8_0 of the rest; --include chooses other tensors",
+                   p->o->in);
     if (p->quantised == 0 && p->cast == 0)
         line_print(stderr, "ridge quantize: no tensor of %s is to be converted", p->o->in);
     if (p->format == RIDGE_GGUF && ridge_file_format(p->file) != RIDGE_GGUF)
@@ -257,7 +287,7 @@ int cmd_quantize(int argc, char **argv)
     const char *format = NULL;
     const args_option list[] = {
         {"output", 'o', "OUT", "file, or directory if IN is one", .text = &o.out},
-        {"to", 't', "FORMAT", "fp8-block128, fp8-row, bf16, f16 (safetensors); q8_0 (GGUF)", .text = &format},
+        {"to", 't', "FORMAT", FORMATS, .text = &format},
         {"include", 'i', "PATTERN", "quantise the tensors whose name matches, and no others (repeatable)",
          .list = &o.include},
         {"exclude", 'x', "PATTERN", "keep the tensors whose name matches (repeatable)", .list = &o.exclude},

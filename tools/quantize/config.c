@@ -80,6 +80,10 @@ static json_t *kept_modules(const plan *p)
  * scale per output channel and activations quantised per token. */
 static json_t *quantization_config(const plan *p)
 {
+    if (p->o->to == TO_FP8_BLOCK32)
+        return json_pack("{s:s, s:s, s:s, s:s, s:[i,i], s:o, s:o}", "activation_scheme", "dynamic", "fmt", "e4m3",
+                         "scale_fmt", "ue8m0", "quant_method", "fp8", "weight_block_size", 32, 32,
+                         "modules_to_not_convert", kept_modules(p), "ignored_layers", kept_modules(p));
     if (p->o->to == TO_FP8_BLOCK128) /* loaders know the list under two names */
         return json_pack("{s:s, s:s, s:s, s:[i,i], s:o, s:o}", "activation_scheme", "dynamic", "fmt", "e4m3",
                          "quant_method", "fp8", "weight_block_size", 128, 128, "modules_to_not_convert",
@@ -191,13 +195,25 @@ static bool set(char **text, const char *key, json_t *value)
     return good;
 }
 
+static bool has_fp8(const plan *p)
+{
+    for (int64_t i = 0; i < p->count; i++)
+        if (is_fp8(p->at[i].in->type))
+            return true;
+    return false;
+}
+
 /* The dtype is changed where the configuration has one: loaders take it as the default for the weights. */
 static bool edit(const plan *p, char **text)
 {
     static const char *const dtypes[] = {"torch_dtype", "dtype"};
     bool good = true;
 
-    if (p->o->to <= TO_FP8_ROW)
+    if (p->packed && !json_edit(text, "expert_dtype", NULL)) /* DeepSeek-V4: what is no longer true of its experts */
+        return no_memory();
+    if (to_fp8(p->o->to) && p->packed && has_fp8(p))
+        return true; /* the others' description holds for them now */
+    if (to_fp8(p->o->to))
         return !p->quantised || set(text, "quantization_config", quantization_config(p));
     for (int i = 0; i < 2 && good; i++) {
         char *dtype = config_string(p, dtypes[i], NULL);

@@ -79,6 +79,7 @@ void converter_free(converter *c)
         free(w->floats.at);
         free(w->codes.at);
         free(w->scales.at);
+        free(w->decoded.at);
         release_device(c, &w->device_x);
         release_device(c, &w->device_codes);
         release_device(c, &w->device_scales);
@@ -98,8 +99,12 @@ static int64_t type_bytes(uint32_t type, int64_t elements)
 
 static bool read_bytes(worker *w, const ridge_file *file, const plan_tensor *t, int64_t begin, int64_t bytes)
 {
-    if (!grow(&w->raw, (size_t)bytes))
+    const int64_t whole = (bytes + 33) / 17 * 17; /* blocks that hold `bytes`, wherever they begin */
+
+    if (!grow(&w->raw, (size_t)(t->packed ? 2 * whole : bytes)))
         return fail(t, "out of memory");
+    if (t->packed)
+        return packed_read(file, t, begin, bytes, w->raw.at) == RIDGE_OK || fail(t, ridge_io_error());
     return ridge_file_read(file, t->in, begin, w->raw.at, bytes) == RIDGE_OK || fail(t, ridge_io_error());
 }
 
@@ -108,6 +113,24 @@ static bool to_floats(worker *w, const plan_tensor *t, int64_t elements)
     if (!grow(&w->floats, (size_t)elements * sizeof(float)))
         return fail(t, "out of memory");
     return ridge_dequantize(t->in->type, w->raw.at, elements, w->floats.at) == RIDGE_OK || fail(t, ridge_io_error());
+}
+
+/* FP8 of 32 x 32 or blocks of GGUF, and for the error what they decode to. */
+static bool to_blocks(const converter *c, worker *w, const plan_tensor *t, const chunk *p, const float *x)
+{
+    const int64_t elements = p->rows * p->cols;
+
+    if (c->stats && !grow(&w->decoded, (size_t)elements * sizeof(float)))
+        return fail(t, "out of memory");
+    if (t->action == ACTION_FP8_BLOCK32) {
+        block32_quantise(x, p->rows, p->cols, w->codes.at, w->scales.at, c->stats ? w->decoded.at : NULL);
+        return true;
+    }
+    if (ridge_quantize(t->type, x, elements, w->codes.at) != RIDGE_OK)
+        return fail(t, ridge_io_error());
+    if (!c->stats)
+        return true;
+    return ridge_dequantize(t->type, w->codes.at, elements, w->decoded.at) == RIDGE_OK || fail(t, ridge_io_error());
 }
 
 static void cast_floats(const float *from, int64_t elements, uint32_t type, void *to)
@@ -131,14 +154,25 @@ static ridge_dtype dtype_of(uint32_t type)
     return type == RIDGE_TYPE_F32 ? RIDGE_F32 : type == RIDGE_TYPE_BF16 ? RIDGE_BF16 : RIDGE_F16;
 }
 
-static ridge_call quantise_call(quantize_action action, const chunk *p, ridge_dtype dtype, const void *x, void *codes,
+/* Blocks of FP8 from MXFP4 have scales that are powers of two: codes and scales then hold its values exactly, where
+ * the exponents in a block are not too far apart. */
+static bool from_mxfp4(const plan_tensor *t)
+{
+    return t->in->type == RIDGE_TYPE_MXFP4 && fp8_block(t);
+}
+
+static ridge_call quantise_call(const plan_tensor *t, const chunk *p, ridge_dtype dtype, const void *x, void *codes,
                                 float *scales)
 {
-    if (action == ACTION_Q8_0)
+    ridge_call call;
+
+    if (t->action == ACTION_Q8_0)
         return ridge_q8_0_quantize(p->rows, p->cols, ridge_matrix(x, dtype), codes);
-    return ridge_quantize_fp8(
+    call = ridge_quantize_fp8(
         p->rows, p->cols, ridge_matrix(x, dtype),
-        ridge_scaled(codes, RIDGE_E4M3, scales, action == ACTION_FP8_ROW ? RIDGE_SCALING_ROW : RIDGE_SCALING_BLK128));
+        ridge_scaled(codes, RIDGE_E4M3, scales, fp8_block(t) ? RIDGE_SCALING_BLK128 : RIDGE_SCALING_ROW));
+    call.flags |= from_mxfp4(t) ? RIDGE_POW2 : 0;
+    return call;
 }
 
 static ridge_status run_call(const converter *c, worker *w, const ridge_call *call)
@@ -160,14 +194,14 @@ static bool quantise(const converter *c, worker *w, const plan_tensor *t, const 
     bool good;
 
     if (c->device->backend_id == RIDGE_CPU) {
-        call = quantise_call(t->action, p, dtype_of(type), x, w->codes.at, w->scales.at);
+        call = quantise_call(t, p, dtype_of(type), x, w->codes.at, w->scales.at);
         return run_call(c, w, &call) == RIDGE_OK || fail(t, ridge_error());
     }
     good = (w->stream || b->stream_new(c->device, &w->stream) == RIDGE_OK) && grow_device(c, &w->device_x, bytes) &&
            grow_device(c, &w->device_codes, codes) && grow_device(c, &w->device_scales, scales) &&
            b->upload(c->device, w->device_x.at, x, bytes) == RIDGE_OK;
     if (good) {
-        call = quantise_call(t->action, p, dtype_of(type), w->device_x.at, w->device_codes.at, w->device_scales.at);
+        call = quantise_call(t, p, dtype_of(type), w->device_x.at, w->device_codes.at, w->device_scales.at);
         good = run_call(c, w, &call) == RIDGE_OK && b->sync(c->device, w->stream) == RIDGE_OK &&
                b->download(c->device, w->codes.at, w->device_codes.at, codes) == RIDGE_OK &&
                (!scales || b->download(c->device, w->scales.at, w->device_scales.at, scales) == RIDGE_OK);
@@ -177,7 +211,7 @@ static bool quantise(const converter *c, worker *w, const plan_tensor *t, const 
 
 /* ----------------------------------------------------------------------------------------------------------- chunks */
 
-/* The bytes of a chunk in the output, and of its scales. */
+/* The bytes of a chunk's codes, and of its scales as f32. */
 typedef struct extent {
     size_t codes, scales;
 } extent;
@@ -189,18 +223,29 @@ static int64_t scale_cols(const plan_tensor *t)
 
 static extent extent_of(const plan_tensor *t, const chunk *p)
 {
-    const int64_t scale_rows = t->action == ACTION_FP8_BLOCK128 ? (p->rows + 127) / 128 : p->rows;
+    const int64_t side = fp8_block(t), scale_rows = side ? (p->rows + side - 1) / side : p->rows;
 
     return (extent){(size_t)type_bytes(t->type, p->rows * p->cols),
                     t->scale_name ? 4 * (size_t)(scale_rows * scale_cols(t)) : 0};
+}
+
+static bool count_exact(worker *w, const plan_tensor *t, const chunk *p, const float *x, error_stats *error)
+{
+    if (!grow(&w->decoded, (size_t)(p->rows * p->cols) * sizeof(float)))
+        return fail(t, "out of memory");
+    if (t->action == ACTION_FP8_BLOCK128)
+        block128_decode(w->codes.at, w->scales.at, p->rows, p->cols, w->decoded.at);
+    exact_count(x, w->decoded.at, p->rows, p->cols, fp8_block(t), error);
+    return true;
 }
 
 static bool convert_chunk(const converter *c, worker *w, const ridge_file *file, const plan_tensor *t,
                           const float *scale, const chunk *p, error_stats *error)
 {
     const int64_t elements = p->rows * p->cols;
+    const bool cast = t->action == ACTION_CAST, blocks = t->action == ACTION_BLOCKS || t->action == ACTION_FP8_BLOCK32;
     const bool ready = t->in->type == RIDGE_TYPE_F32 ||
-                       (t->action != ACTION_CAST && (t->in->type == RIDGE_TYPE_BF16 || t->in->type == RIDGE_TYPE_F16));
+                       (!cast && !blocks && (t->in->type == RIDGE_TYPE_BF16 || t->in->type == RIDGE_TYPE_F16));
     const uint32_t type = ready ? t->in->type : RIDGE_TYPE_F32;
     const extent out = extent_of(t, p);
     const void *x;
@@ -213,17 +258,28 @@ static bool convert_chunk(const converter *c, worker *w, const ridge_file *file,
     if (!grow(&w->codes, out.codes) || !grow(&w->scales, out.scales))
         return fail(t, "out of memory");
     x = ready ? w->raw.at : w->floats.at;
-    if (t->action == ACTION_CAST)
+    if (cast)
         cast_floats(x, elements, t->type, w->codes.at);
-    else if (!quantise(c, w, t, p, x, type, out.codes, out.scales))
+    else if (!(blocks ? to_blocks(c, w, t, p, x) : quantise(c, w, t, p, x, type, out.codes, out.scales)))
         return false;
     if (c->stats) {
-        error_input in = {x,       type,         w->codes.at,
-                          t->type, w->scales.at, t->action == ACTION_FP8_BLOCK128 ? scale_cols(t) : 0,
-                          p->rows, p->cols,      p->first};
+        error_input in = {x,
+                          type,
+                          blocks ? w->decoded.at : w->codes.at,
+                          blocks ? RIDGE_TYPE_F32 : t->type,
+                          w->scales.at,
+                          t->action == ACTION_FP8_BLOCK128 ? scale_cols(t) : 0,
+                          p->rows,
+                          p->cols,
+                          p->first};
 
         error_add(error, &in);
+        if (from_mxfp4(t) && !count_exact(w, t, p, x, error))
+            return false;
     }
+    if (t->e8m0 && t->action == ACTION_FP8_BLOCK128) /* powers of two, and NaN */
+        for (size_t i = 0; i < out.scales / 4; i++)
+            ((uint8_t *)w->scales.at)[i] = (uint8_t)(ridge_bits(((const float *)w->scales.at)[i]) >> 23);
     return true;
 }
 
@@ -232,11 +288,12 @@ static bool write_chunk(converter *c, const worker *w, const plan_tensor *t, con
 {
     const bool keep = t->action == ACTION_KEEP;
     const extent out = keep ? (extent){(size_t)p->cols, 0} : extent_of(t, p);
+    const int64_t scale = t->e8m0 ? 1 : 4;
 
     if (ridge_writer_write(writer, t->index, keep ? p->first : type_bytes(t->type, p->first),
                            keep ? w->raw.at : w->codes.at, (int64_t)out.codes) != RIDGE_OK ||
-        (out.scales &&
-         ridge_writer_write(writer, t->scale_index, 4 * p->at, w->scales.at, (int64_t)out.scales) != RIDGE_OK))
+        (out.scales && ridge_writer_write(writer, t->scale_index, scale * p->at, w->scales.at,
+                                          (int64_t)out.scales / 4 * scale) != RIDGE_OK))
         return fail(t, ridge_io_error());
     c->bytes_done += keep ? (double)p->cols : (double)type_bytes(t->in->type, p->rows * p->cols);
     progress_bytes(&c->progress, t->in->name, c->bytes_done, c->bytes_total);
@@ -256,7 +313,7 @@ static chunks chunks_of(const converter *c, const plan_tensor *t)
     const int64_t all = keep ? t->in->bytes : t->in->elements;
     chunks k = {.cols = flat || !all ? FLAT : matrix_cols(t->in)};
 
-    k.rows = t->action == ACTION_FP8_BLOCK128 ? matrix_rows(t->in) : all / k.cols;
+    k.rows = fp8_block(t) ? matrix_rows(t->in) : all / k.cols;
     k.rest = all % k.cols;
     k.step = most / k.cols / 128 * 128; /* whole blocks of 128 rows */
     k.step = flat ? most / FLAT : k.step < 128 ? 128 : k.step;
@@ -267,12 +324,13 @@ static chunks chunks_of(const converter *c, const plan_tensor *t)
 
 static chunk chunk_at(const plan_tensor *t, const chunks *k, int64_t index)
 {
-    const int64_t matrix = k->per ? index / k->per : 0, row = k->per ? index % k->per * k->step : 0;
+    const int64_t side = fp8_block(t), matrix = k->per ? index / k->per : 0,
+                  row = k->per ? index % k->per * k->step : 0;
     chunk p = {(matrix * k->rows + row) * k->cols, k->rows - row < k->step ? k->rows - row : k->step, k->cols, 0};
 
     p.at = p.first / k->cols;
-    if (t->action == ACTION_FP8_BLOCK128)
-        p.at = (matrix * ((k->rows + 127) / 128) + row / 128) * scale_cols(t);
+    if (side)
+        p.at = (matrix * ((k->rows + side - 1) / side) + row / side) * scale_cols(t);
     if (k->rest && index == k->count - 1)
         p = (chunk){k->rows * k->cols, 1, k->rest, 0};
     if (t->action == ACTION_KEEP)

@@ -151,6 +151,8 @@ void error_merge(error_stats *s, const error_stats *next)
     s->signal += next->signal;
     s->noise += next->noise;
     s->not_finite += next->not_finite;
+    s->blocks += next->blocks;
+    s->inexact += next->inexact;
     if (next->worst_at >= 0 && (next->worst > s->worst || s->worst_at < 0)) {
         s->worst = next->worst;
         s->value = next->value;
@@ -165,7 +167,7 @@ void error_add(error_stats *s, const error_input *in)
         row_error e;
 
         add_row(&e, in, r);
-        row = (error_stats){e.signal, e.noise, e.worst, 0, e.at, e.not_finite};
+        row = (error_stats){e.signal, e.noise, e.worst, 0, e.at, e.not_finite, 0, 0};
         if (e.at >= 0) {
             load_chunk(&row.value, in->x, in->x_type, e.at, 1);
             row.worst_at += in->first;

@@ -60,7 +60,7 @@ static bool write_metadata(const plan *p, ridge_writer *w)
     if (good && to_gguf) {
         if (!from_gguf && !config_architecture(p, w)) /* it has printed why */
             return false;
-        good = ridge_writer_meta_u32(w, "general.file_type", 7) == RIDGE_OK && /* mostly Q8_0 */
+        good = ridge_writer_meta_u32(w, "general.file_type", quantize_file_type(p->o->to)) == RIDGE_OK &&
                (ridge_file_meta_find(p->file, "general.quantization_version") ||
                 ridge_writer_meta_u32(w, "general.quantization_version", 2) == RIDGE_OK);
     } else if (good && !ridge_file_meta_find(p->file, "format")) {
@@ -78,8 +78,8 @@ static bool is_written(const plan *p, int64_t i, int32_t shard)
 static bool declare(plan_tensor *t, ridge_writer *w)
 {
     return (ridge_writer_tensor(w, t->in->name, t->type, t->in->rank, t->in->shape, &t->index) == RIDGE_OK &&
-            (!t->scale_name || ridge_writer_tensor(w, t->scale_name, RIDGE_TYPE_F32, t->in->rank, t->scale_shape,
-                                                   &t->scale_index) == RIDGE_OK)) ||
+            (!t->scale_name || ridge_writer_tensor(w, t->scale_name, t->e8m0 ? RIDGE_TYPE_F8_E8M0 : RIDGE_TYPE_F32,
+                                                   t->in->rank, t->scale_shape, &t->scale_index) == RIDGE_OK)) ||
            writer_fail();
 }
 

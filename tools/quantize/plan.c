@@ -7,11 +7,31 @@
 
 #include "quantize.h"
 
+static const struct {
+    const char *name;
+    uint32_t file_type; /* GGUF's general.file_type */
+} formats[TO_FORMATS] = {
+    [TO_FP8_BLOCK128] = {"fp8-block128", 0},
+    [TO_FP8_ROW] = {"fp8-row", 0},
+    [TO_FP8_BLOCK32] = {"fp8-block32", 0},
+    [TO_BF16] = {"bf16", 0},
+    [TO_F16] = {"f16", 0},
+    [TO_Q8_0] = {"q8_0", 7},
+    [TO_Q4_0] = {"q4_0", 2},
+    [TO_Q4_K_M] = {"q4_k_m", 15},
+    [TO_Q5_K_M] = {"q5_k_m", 17},
+    [TO_Q6_K] = {"q6_k", 18},
+    [TO_MXFP4] = {"mxfp4", 38},
+};
+
 const char *quantize_to_name(quantize_to to)
 {
-    static const char *const name[TO_FORMATS] = {"fp8-block128", "fp8-row", "q8_0", "bf16", "f16"};
+    return formats[to].name;
+}
 
-    return name[to];
+uint32_t quantize_file_type(quantize_to to)
+{
+    return formats[to].file_type;
 }
 
 /* A pattern of names in Llama-family checkpoints and GGUF, and what a tensor of that name is. */
@@ -39,7 +59,7 @@ static const name_rule fp8_rules[] = {{"*norm*", "norm"},
 
 /* What llama.cpp does not quantise: norms, routers, positions, token types, and the small matrices of state-space
  * models; under its own names and under those of transformers. */
-static const name_rule q8_0_rules[] = {{"*_norm.weight", "norm"},
+static const name_rule gguf_rules[] = {{"*_norm.weight", "norm"},
                                        {"*norm.weight", "norm"},
                                        {"*.gate.weight", "router"},
                                        {"*ffn_gate_inp*", "router"},
@@ -81,7 +101,7 @@ static bool is_weight_name(const char *name)
 /* NULL, or why a tensor of this name is kept. */
 static const char *name_reason(const quantize_options *o, const char *name)
 {
-    const name_rule *rule = o->to == TO_Q8_0 ? q8_0_rules : fp8_rules;
+    const name_rule *rule = to_gguf(o->to) ? gguf_rules : fp8_rules;
 
     if (any_matches(&o->exclude, name))
         return "excluded";
@@ -104,7 +124,7 @@ static const char *shape_reason(quantize_to to, const ridge_entry *t)
         return NULL;
     if (t->elements == 0)
         return "empty";
-    if (to == TO_Q8_0)
+    if (to_gguf(to))
         return t->rank < 2 ? "fewer than 2 dimensions" : cols % 32 ? "K is not a multiple of 32" : NULL;
     if (t->rank != 2 && !(t->rank == 3 && is_experts(t->name)))
         return "not 2-D";
@@ -157,18 +177,19 @@ static bool keep(const plan *p, plan_tensor *t)
 static bool decide(const plan *p, plan_tensor *t)
 {
     const quantize_to to = p->o->to;
-    const uint32_t wanted = to == TO_BF16 ? RIDGE_TYPE_BF16 : to == TO_F16 ? RIDGE_TYPE_F16 : RIDGE_TYPE_Q8_0;
 
     if (t->action == ACTION_DROP)
         return true;
     t->why = shape_reason(to, t->in);
     if (!t->why)
         t->why = name_reason(p->o, t->in->name);
-    if (!t->why && to != TO_BF16 && to != TO_F16)
+    if (!t->why && to != TO_BF16 && to != TO_F16 && !t->packed)
         t->why = experts_reason(p->file, t->in);
+    if (!t->why && to_fp8(to) && p->packed && !t->packed)
+        t->why = "not MXFP4, as others are";
     if (!t->why && !ridge_type_query(t->in->type)->dequantize)
         t->why = "not of a floating type that ridge reads";
-    if (is_fp8(t->in->type) && to <= TO_FP8_ROW)
+    if (is_fp8(t->in->type) && to_fp8(to))
         t->why = "FP8 already";
     if (is_fp8(t->in->type) && t->why && (to == TO_BF16 || to == TO_F16)) {
         line_print(stderr, "ridge quantize: %s would stay FP8 (%s), in a model that no longer says so", t->in->name,
@@ -177,13 +198,16 @@ static bool decide(const plan *p, plan_tensor *t)
     }
     if (t->why)
         return keep(p, t);
-    if (to <= TO_FP8_ROW) {
-        t->action = to == TO_FP8_ROW ? ACTION_FP8_ROW : ACTION_FP8_BLOCK128;
+    if (to_fp8(to)) {
+        t->action = to == TO_FP8_ROW ? ACTION_FP8_ROW : to == TO_FP8_BLOCK32 ? ACTION_FP8_BLOCK32 : ACTION_FP8_BLOCK128;
         t->type = RIDGE_TYPE_F8_E4M3;
-        return scales_declare(p, t, to == TO_FP8_BLOCK128);
+        return scales_declare(p, t);
     }
-    t->type = wanted;
-    t->action = t->in->type == wanted ? ACTION_KEEP : to == TO_Q8_0 ? ACTION_Q8_0 : ACTION_CAST;
+    t->type = to == TO_BF16 ? RIDGE_TYPE_BF16 : to == TO_F16 ? RIDGE_TYPE_F16 : mix_type(p, t->in);
+    t->action = t->in->type == t->type       ? ACTION_KEEP
+                : !to_gguf(to)               ? ACTION_CAST
+                : t->type == RIDGE_TYPE_Q8_0 ? ACTION_Q8_0
+                                             : ACTION_BLOCKS;
     if (t->action == ACTION_KEEP)
         t->why = "of this type already";
     return true;
@@ -200,7 +224,8 @@ static void count(plan *p, plan_tensor *t)
     if (t->action == ACTION_KEEP)
         t->bytes = t->in->bytes; /* types of a fraction of a byte too */
     if (t->scale_name)
-        t->bytes += 4 * t->scale_shape[0] * t->scale_shape[1] * (t->in->rank == 3 ? t->scale_shape[2] : 1);
+        t->bytes +=
+            (t->e8m0 ? 1 : 4) * t->scale_shape[0] * t->scale_shape[1] * (t->in->rank == 3 ? t->scale_shape[2] : 1);
     p->bytes_out += t->bytes;
     if (t->action == ACTION_KEEP)
         p->kept++;
@@ -246,7 +271,7 @@ static bool quantised_once(const plan *p)
     for (int64_t i = 0; i < p->count && !there; i++)
         if (is_fp8(p->at[i].in->type))
             there = p->at[i].in->name;
-    if (p->o->to <= TO_FP8_ROW && p->quantised && there)
+    if (to_fp8(p->o->to) && p->quantised && !p->packed && there)
         line_print(stderr, "ridge quantize: %s is quantised already (%s): convert it with --to bf16 first", p->o->in,
                    there);
     else
@@ -259,9 +284,9 @@ bool plan_build(const quantize_options *o, const ridge_file *file, plan *p)
 {
     struct stat there;
 
-    *p = (plan){.o = o, .file = file, .format = o->to == TO_Q8_0 ? RIDGE_GGUF : RIDGE_SAFETENSORS};
+    *p = (plan){.o = o, .file = file, .format = to_gguf(o->to) ? RIDGE_GGUF : RIDGE_SAFETENSORS};
     p->many = path_ends(o->in, ".json") || (stat(o->in, &there) == 0 && S_ISDIR(there.st_mode));
-    p->directory = o->to != TO_Q8_0 && p->many;
+    p->directory = !to_gguf(o->to) && p->many;
     p->folder = folder_of(o->in);
     p->at = calloc((size_t)ridge_file_tensors(file) + 1, sizeof *p->at);
     if (!p->folder || !p->at) {
@@ -275,8 +300,16 @@ bool plan_build(const quantize_options *o, const ridge_file *file, plan *p)
     }
     if (!config_load(p))
         return false;
+    for (int64_t i = 0; i < p->count; i++) {
+        if (!packed_find(p, &p->at[i]))
+            return false;
+        if (p->at[i].packed) {
+            p->packed++;
+            p->at[p->at[i].exponents - ridge_file_tensor(file, 0)].action = ACTION_DROP;
+        }
+    }
     for (int64_t i = 0; i < p->count; i++)
-        if (o->to > TO_FP8_ROW && is_fp8(p->at[i].in->type) && !scales_find(p, &p->at[i]))
+        if (!to_fp8(o->to) && is_fp8(p->at[i].in->type) && !scales_find(p, &p->at[i]))
             return false;
     for (int64_t i = 0; i < p->count; i++)
         if (!decide(p, &p->at[i]))
@@ -289,7 +322,7 @@ bool plan_build(const quantize_options *o, const ridge_file *file, plan *p)
 void plan_free(plan *p)
 {
     for (int64_t i = 0; p->at && i < p->count; i++)
-        free(p->at[i].scale_name);
+        free(p->at[i].scale_name), free(p->at[i].view_name);
     free(p->at);
     free(p->folder);
     free(p->config);

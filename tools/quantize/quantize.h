@@ -1,6 +1,7 @@
-/* quantize.h: what the parts of `ridge quantize` share. cmd.c has plan.c decide about every tensor, then output.c
- * writes the plan: convert.c converts tensor by tensor (scales.c has the scales of FP8), error.c measures the error,
- * config.c writes the JSON beside them and edit.c changes its text, folder.c copies and removes directories. */
+/* quantize.h: what the parts of `ridge quantize` share. cmd.c has plan.c decide about every tensor (mix.c knows the
+ * types of a mixed GGUF file), then output.c writes the plan: convert.c converts tensor by tensor (scales.c has the
+ * scales of FP8, block32.c makes that of blocks of 32 x 32, packed.c reads MXFP4 in two tensors), error.c measures the
+ * error, config.c writes the JSON beside them and edit.c changes its text, folder.c copies and removes directories. */
 #ifndef RIDGE_TOOLS_QUANTIZE_H
 #define RIDGE_TOOLS_QUANTIZE_H
 
@@ -12,7 +13,30 @@
 #include "tools/args.h"
 #include "tools/cli.h"
 
-typedef enum quantize_to { TO_FP8_BLOCK128, TO_FP8_ROW, TO_Q8_0, TO_BF16, TO_F16, TO_FORMATS } quantize_to;
+typedef enum quantize_to {
+    TO_FP8_BLOCK128,
+    TO_FP8_ROW,
+    TO_FP8_BLOCK32,
+    TO_BF16,
+    TO_F16,
+    TO_Q8_0, /* from here on GGUF */
+    TO_Q4_0,
+    TO_Q4_K_M,
+    TO_Q5_K_M,
+    TO_Q6_K,
+    TO_MXFP4,
+    TO_FORMATS
+} quantize_to;
+
+static inline bool to_fp8(quantize_to to)
+{
+    return to <= TO_FP8_BLOCK32;
+}
+
+static inline bool to_gguf(quantize_to to)
+{
+    return to >= TO_Q8_0;
+}
 
 typedef struct quantize_options {
     const char *in, *out, *device;
@@ -28,6 +52,7 @@ typedef struct error_stats {
     float value;          /* the input at that element */
     int64_t worst_at;     /* its index in the tensor, row by row; -1: none yet */
     int64_t not_finite;
+    int64_t blocks, inexact; /* of FP8 made from MXFP4 */
 } error_stats;
 
 /* SNR in dB; infinity for no error at all. */
@@ -38,8 +63,10 @@ typedef enum quantize_action {
     ACTION_CAST,
     ACTION_FP8_BLOCK128,
     ACTION_FP8_ROW,
+    ACTION_FP8_BLOCK32,
     ACTION_Q8_0,
-    ACTION_DROP /* scales of FP8 input: they are applied to their weight */
+    ACTION_BLOCKS, /* other blocks of GGUF, by ridge_quantize */
+    ACTION_DROP    /* scales of FP8 input: they are applied to their weight */
 } quantize_action;
 
 /* Which scale an element of an FP8 tensor has: `per_matrix` scales for each matrix of the tensor, `cols` in a row of
@@ -56,10 +83,14 @@ typedef struct plan_tensor {
     const char *why;          /* why it is not quantised; NULL: it is */
     const ridge_entry *scale; /* of FP8 input that is dequantised */
     scale_map map;
-    char *scale_name;           /* of the scales of fp8 output; NULL: it has none */
-    int64_t scale_shape[3];     /* of the tensor's rank, 2 or 3 */
-    int64_t bytes;              /* of the output, with its scales */
-    int64_t index, scale_index; /* handles of the writer */
+    char *scale_name;       /* of the scales of fp8 output; NULL: it has none */
+    int64_t scale_shape[3]; /* of the tensor's rank, 2 or 3 */
+    int64_t bytes;          /* of the output, with its scales */
+    bool e8m0;              /* they are of that type */
+    ridge_entry view;       /* MXFP4 of two tensors: `in` then, */
+    char *view_name;
+    const ridge_entry *packed, *exponents; /* and these */
+    int64_t index, scale_index;            /* handles of the writer */
     error_stats error;
 } plan_tensor;
 
@@ -73,13 +104,16 @@ typedef struct plan {
     char *config;        /* the text of its config.json, a JSON object; NULL: there is none */
     plan_tensor *at;
     int64_t count;
-    int64_t bytes_in, bytes_out, quantised, cast, kept, dropped;
+    int64_t bytes_in, bytes_out, quantised, cast, kept, dropped, packed;
 } plan;
 
 /* Decides about every tensor. False with the reason on stderr. */
 bool plan_build(const quantize_options *o, const ridge_file *file, plan *p);
 void plan_free(plan *p);
 const char *quantize_to_name(quantize_to to);
+uint32_t quantize_file_type(quantize_to to); /* GGUF's general.file_type */
+/* mix.c: the type of a weight in a GGUF file of the plan's format. */
+uint32_t mix_type(const plan *p, const ridge_entry *t);
 /* A tensor as matrices: the last two dimensions. */
 int64_t matrix_rows(const ridge_entry *t);
 int64_t matrix_cols(const ridge_entry *t);
@@ -93,8 +127,24 @@ bool scales_find(const plan *p, plan_tensor *t);
 float *scales_load(const ridge_file *file, const plan_tensor *t);
 /* Multiplies elements from index `first` on, rows of the tensor's, by their scales. */
 void scales_apply(const plan_tensor *t, const float *scale, int64_t first, int64_t elements, float *x);
+/* The tensor called as t with its last `cut` characters replaced; NULL: none. */
+const ridge_entry *tensor_beside(const plan *p, const ridge_entry *t, size_t cut, const char *end);
 /* The name and the shape of the scales of fp8 output. */
-bool scales_declare(const plan *p, plan_tensor *t, bool block);
+bool scales_declare(const plan *p, plan_tensor *t);
+
+/* block32.c. The side of a tensor's blocks of FP8: 128, 32, or 0: it has none. */
+int64_t fp8_block(const plan_tensor *t);
+/* decoded: what the codes decode to; or NULL. */
+void block32_quantise(const float *x, int64_t rows, int64_t cols, uint8_t *code, uint8_t *scale, float *decoded);
+void block128_decode(const uint8_t *code, const float *scale, int64_t rows, int64_t cols, float *to);
+/* Counts the blocks, and those in which y is not x. */
+void exact_count(const float *x, const float *y, int64_t rows, int64_t cols, int64_t side, error_stats *s);
+
+/* packed.c. Finds MXFP4 in two tensors. False, said on stderr: out of memory. */
+bool packed_find(const plan *p, plan_tensor *t);
+/* Reads bytes of its blocks; room: for twice the blocks of 17 bytes that hold them. */
+ridge_status packed_read(const ridge_file *file, const plan_tensor *t, int64_t begin, int64_t bytes, uint8_t *room);
+void packed_join(const uint8_t *nibbles, const uint8_t *exponents, int64_t blocks, uint8_t *to);
 
 /* A buffer that grows, in host or device memory. */
 typedef struct buffer {
@@ -104,7 +154,7 @@ typedef struct buffer {
 
 /* The buffers of one thread, for one chunk of a tensor. */
 typedef struct worker {
-    buffer raw, floats, codes, scales;            /* host: as read, as f32, as written */
+    buffer raw, floats, codes, scales, decoded;   /* host: as read, as f32, as written, and that as f32 */
     buffer device_x, device_codes, device_scales; /* of a GPU only */
     buffer workspace;                             /* of the device */
     void *stream;

@@ -1,14 +1,12 @@
 /* scales.c: the scales of FP8 tensors. Of the output: their name and shape. Of the input: a checkpoint keeps them
- * beside the codes, as X_scale_inv (DeepSeek: one for each 128 x 128 block) or X_scale (compressed-tensors: one for
- * each row, or one for all); a weight is code * scale. The shape of the scales tells which. */
+ * beside the codes, as X_scale_inv (DeepSeek: one for each 128 x 128 block, or 32 x 32) or X_scale (compressed-tensors:
+ * one for each row, or one for all); a weight is code * scale. The shape of the scales tells which. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "quantize.h"
-
-enum { BLOCK = 128 };
 
 bool is_fp8(uint32_t type)
 {
@@ -24,18 +22,22 @@ static bool fail(const plan_tensor *t, const char *why)
 
 /* ----------------------------------------------------------------------------------------------------------- output */
 
-bool scales_declare(const plan *p, plan_tensor *t, bool block)
+bool scales_declare(const plan *p, plan_tensor *t)
 {
     const int32_t rank = t->in->rank;
+    const int64_t block = fp8_block(t);
+    const bool v4 = t->packed && t->packed->type == RIDGE_TYPE_I8; /* its scales keep their name and type */
 
     t->scale_shape[0] = t->in->shape[0];
-    t->scale_shape[rank - 2] = block ? (matrix_rows(t->in) + BLOCK - 1) / BLOCK : matrix_rows(t->in);
-    t->scale_shape[rank - 1] = block ? (matrix_cols(t->in) + BLOCK - 1) / BLOCK : 1;
-    if (asprintf(&t->scale_name, "%s_scale%s", t->in->name, block ? "_inv" : "") < 0) {
+    t->scale_shape[rank - 2] = block ? (matrix_rows(t->in) + block - 1) / block : matrix_rows(t->in);
+    t->scale_shape[rank - 1] = block ? (matrix_cols(t->in) + block - 1) / block : 1;
+    t->e8m0 = block == 32 || (v4 && block);
+    if ((v4 ? asprintf(&t->scale_name, "%s", t->exponents->name)
+            : asprintf(&t->scale_name, "%s_scale%s", t->in->name, block ? "_inv" : "")) < 0) {
         t->scale_name = NULL;
         return fail(t, "out of memory");
     }
-    if (ridge_file_find(p->file, t->scale_name)) { /* in another shard even the writer would not notice */
+    if (!v4 && ridge_file_find(p->file, t->scale_name)) { /* in another shard even the writer would not notice */
         line_print(stderr, "ridge quantize: %s: its scales would be %s, and the input has a tensor of that name",
                    t->in->name, t->scale_name);
         return false;
@@ -50,8 +52,7 @@ static plan_tensor *plan_of(const plan *p, const ridge_entry *t)
     return &p->at[t - ridge_file_tensor(p->file, 0)];
 }
 
-/* The tensor called as t with its last `cut` characters replaced. */
-static const ridge_entry *beside(const plan *p, const ridge_entry *t, size_t cut, const char *end)
+const ridge_entry *tensor_beside(const plan *p, const ridge_entry *t, size_t cut, const char *end)
 {
     const size_t length = strlen(t->name);
     const ridge_entry *found = NULL;
@@ -64,11 +65,22 @@ static const ridge_entry *beside(const plan *p, const ridge_entry *t, size_t cut
     return found;
 }
 
+static bool map_blocks(plan_tensor *t, const ridge_entry *scale, int64_t side)
+{
+    const int64_t rows = matrix_rows(t->in), cols = matrix_cols(t->in);
+    const int64_t down = (rows + side - 1) / side, across = (cols + side - 1) / side;
+
+    if (scale->elements * rows * cols != t->in->elements * down * across || matrix_rows(scale) != down ||
+        matrix_cols(scale) != across)
+        return false;
+    t->map = (scale_map){down * across, across, side, side};
+    return true;
+}
+
 static bool map_scales(plan_tensor *t, const ridge_entry *scale)
 {
     const int64_t rows = matrix_rows(t->in), cols = matrix_cols(t->in), all = t->in->elements;
     const int64_t matrices = all ? all / (rows * cols) : 0, n = scale->elements;
-    const int64_t down = (rows + BLOCK - 1) / BLOCK, across = (cols + BLOCK - 1) / BLOCK;
 
     if (n == 1)
         t->map = (scale_map){0, 1, rows, cols};
@@ -76,19 +88,18 @@ static bool map_scales(plan_tensor *t, const ridge_entry *scale)
         t->map = (scale_map){rows, 1, 1, cols};
     else if (n == matrices && t->in->rank > 2)
         t->map = (scale_map){1, 1, rows, cols};
-    else if (n == matrices * down * across && matrix_rows(scale) == down && matrix_cols(scale) == across)
-        t->map = (scale_map){down * across, across, BLOCK, BLOCK};
     else
-        return false;
+        return map_blocks(t, scale, 128) || map_blocks(t, scale, 32);
     return true;
 }
 
 bool scales_find(const plan *p, plan_tensor *t)
 {
     const bool weight = path_ends(t->in->name, "weight");
-    const ridge_entry *scale = beside(p, t->in, 0, "_scale_inv"), *input;
+    const ridge_entry *scale = tensor_beside(p, t->in, 0, "_scale_inv"), *input;
 
-    scale = scale ? scale : beside(p, t->in, 0, "_scale");
+    scale = scale ? scale : tensor_beside(p, t->in, 0, "_scale");
+    scale = scale || !weight ? scale : tensor_beside(p, t->in, strlen("weight"), "scale"); /* DeepSeek-V4 */
     if (!ridge_type_query(t->in->type)->dequantize)
         return fail(t, "is of a type of FP8 that ridge cannot convert");
     if (!scale)
@@ -97,10 +108,10 @@ bool scales_find(const plan *p, plan_tensor *t)
                                                 ridge_type_query(scale->type)->block == 1)))
         return fail(t, "its scales are of a type that ridge cannot apply");
     if (!map_scales(t, scale))
-        return fail(t, "its scales fit neither its rows nor its blocks of 128 x 128");
+        return fail(t, "its scales fit neither its rows nor its blocks of 128 x 128 or 32 x 32");
     t->scale = scale;
     plan_of(p, scale)->action = ACTION_DROP;
-    input = weight ? beside(p, t->in, strlen("weight"), "input_scale") : NULL;
+    input = weight ? tensor_beside(p, t->in, strlen("weight"), "input_scale") : NULL;
     if (input)
         plan_of(p, input)->action = ACTION_DROP;
     return true;
