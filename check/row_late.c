@@ -31,10 +31,11 @@ static int writes_behind(const row_run *t, ridge_write *list)
     return count;
 }
 
-/* The writes of the preceding kernel: everything, from the second lane; of a launch with RIDGE_WEIGHTS_CONST what
- * follows the rows of the call, since operands that do not may be weights. */
-static int writes_in_front(const row_run *t, bool weights_const, ridge_write *list)
+/* The writes of the preceding kernel: everything, from the second lane; if the next launch has RIDGE_WEIGHTS_CONST
+ * what follows the rows of the call, since operands that do not may be weights. */
+static int writes_in_front(const row_run *t, ridge_write *list)
 {
+    const bool weights_const = (t->l[0].launches & 1) || (t->im->call.flags & RIDGE_WEIGHTS_CONST);
     char *const to = t->l[0].image, *const from = t->l[1].image;
     int count = 0;
 
@@ -54,7 +55,7 @@ static ridge_status launch_between(const void *state)
     const row_run *const t = *(row_run *const *)state;
     const ridge_backend *b = t->device->backend;
     ridge_write list[RIDGE_MAX_WRITES];
-    int count = writes_in_front(t, t->l[0].launches & 1, list);
+    int count = writes_in_front(t, list);
     ridge_status status = b->write_late(t->device, list, count, LATE_US, t->l[0].stream);
 
     if (!status)
@@ -67,7 +68,7 @@ static ridge_status launch_between(const void *state)
 static bool poison(row_run *t)
 {
     ridge_write list[RIDGE_MAX_WRITES];
-    const int count = writes_in_front(t, t->l[0].launches & 1, list);
+    const int count = writes_in_front(t, list);
 
     if (!row_upload(t, &t->l[0]))
         return false;

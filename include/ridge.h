@@ -354,6 +354,34 @@ enum {
     RIDGE_GEMM_FP8_D,       /**< [m, n] bf16, f16 or f32; read as well with RIDGE_ACCUMULATE */
     RIDGE_GEMM_FP8_BIAS     /**< [n] f32 or D's dtype, optional */
 };
+
+#define RIDGE_GROUPED_M 0u          /**< the default: A and D have the rows of one group after another */
+#define RIDGE_GROUPED_K 0x100u      /**< A and B have the k of one group after another, D is a matrix a group */
+#define RIDGE_GROUPED_MASKED 0x200u /**< A and D have m rows a group, of which the first count */
+
+/** D_g = A_g B_g^T for each group g (an expert), whose sizes only the device knows: `offsets` is read by the kernels
+ * alone, and the grid follows from the dimensions. Scalings and bits of an element: as gemm_fp8's above 64 rows.
+ *
+ *     RIDGE_GROUPED_M       A [m, k], B [groups * n, k], D [m, n]; group g has the rows offsets[g] .. offsets[g + 1] of
+ *                           A and D, any number of them. ROW128 and BLK128, whose blocks of B begin anew in each group
+ *     RIDGE_GROUPED_K       A [m, k], B [n, k], D [groups * m, n]; group g has the elements offsets[g] .. offsets[g + 1]
+ *                           of k, a multiple of 128 each. ROW128 and ROW128. A group without any: zeros, or with
+ *                           RIDGE_ACCUMULATE D as it was
+ *     RIDGE_GROUPED_MASKED  A [groups * m, k], B [groups * n, k], D [groups * m, n]; the first offsets[g] rows of a
+ *                           group count. ROW128 and BLK128
+ *
+ * What no group has of D is not written. A group is bad if its offsets decrease or reach outside 0 .. m (of k: 0 .. k,
+ * or are no multiple of 128); nothing is written for the first bad group and those after it. groups * m and groups * n
+ * are below 2^31. Contract: stable, close. Errors: as gemm_fp8's; accumulation without RIDGE_GROUPED_K. */
+RIDGE_API ridge_call ridge_gemm_fp8_grouped(int64_t m, int64_t n, int64_t k, int64_t groups, ridge_tensor a,
+                                            ridge_tensor b, ridge_tensor d, ridge_tensor offsets);
+enum {
+    RIDGE_GEMM_FP8_GROUPED_A = 0, RIDGE_GEMM_FP8_GROUPED_SCALE_A, /**< e4m3 or e5m2, rows of a multiple of 16 bytes */
+    RIDGE_GEMM_FP8_GROUPED_B, RIDGE_GEMM_FP8_GROUPED_SCALE_B, /**< e4m3 or e5m2, not e5m2 when A is */
+    RIDGE_GEMM_FP8_GROUPED_D, /**< bf16, f16 or f32; read as well with RIDGE_ACCUMULATE */
+    RIDGE_GEMM_FP8_GROUPED_OFFSETS, /**< [groups + 1], with RIDGE_GROUPED_MASKED [groups], i32 or i64 */
+    RIDGE_GEMM_FP8_GROUPED_BAD /**< [1] i32 output, optional: 0, or 1 + the number of the first bad group */
+};
 /** @} */
 
 /** @defgroup q8_0_blocks Q8_0 blocks and planes
@@ -656,6 +684,10 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_rope_freqs(int64_t n_rot, double base
  * slice, id_logprob is z instead, -inf for an id of another slice: the largest over all slices minus the combined lse is
  * what backward takes. Backward takes p of an id from its id_logprob.
  *
+ * The classes of the `topk` largest z, up to 256 a token: in falling order, of equals the lowest first, NaN as largest.
+ * top_id and top_logprob of an ignored row are -1 and 0. Of a slice, top_id speaks of the whole vocabulary and
+ * top_logprob is z: the largest of all slices' minus the combined lse are those of the whole.
+ *
  * @code
  * ridge_call call = ridge_linear_ce_train(tokens, hidden, vocab, ridge_matrix(x, RIDGE_BF16),
  *                                         ridge_matrix(w, RIDGE_BF16), ridge_matrix(target, RIDGE_I64), loss,
@@ -677,6 +709,7 @@ typedef struct ridge_ce_options {
     int64_t vocab_offset;   /**< first class of this shard of the vocabulary, default 0 */
     int64_t vocab_total;    /**< classes of all shards, default 0: this call has them all */
     int64_t ids;            /**< linear_ce_eval, _backward: ids a token whose log-probabilities are asked for, 0 .. 256 */
+    int64_t topk;           /**< linear_ce_eval: most likely classes a token that are asked for, 0 .. 256, at most vocab */
     float label_smoothing;  /**< eps in [0, 1], default 0 */
     float softcap;          /**< z = softcap tanh(u / softcap), finite and > 0, default 0: none */
     float temperature;      /**< z / temperature, finite and > 0, default 1 */
@@ -704,7 +737,9 @@ enum { /* and linear_ce_train */
     RIDGE_LINEAR_CE_DW,           /**< as W, f32 or dtype of x (summed in f32, rounded once); absent: W is frozen */
     RIDGE_LINEAR_CE_DBIAS,        /**< [vocab], optional output */
     RIDGE_LINEAR_CE_IDS,          /**< eval, with option ids: [tokens, ids] of target's dtype */
-    RIDGE_LINEAR_CE_ID_LOGPROB    /**< eval, with option ids: [tokens, ids] output: log p of each id, at most 0 */
+    RIDGE_LINEAR_CE_ID_LOGPROB,   /**< eval, with option ids: [tokens, ids] output: log p of each id, at most 0 */
+    RIDGE_LINEAR_CE_TOP_ID,       /**< eval, with option topk: [tokens, topk] i64 output */
+    RIDGE_LINEAR_CE_TOP_LOGPROB   /**< eval, with option topk: [tokens, topk] output: their log p, at most 0 */
 };
 
 /** The loss as in eval and its gradients, 6BHV FLOP; dx or dw may be absent. Reductions: mean and sum. A workspace
@@ -1008,14 +1043,14 @@ enum {
  * they are multiplied by:
  *
  *     i8     codes, f16 scales RIDGE_SCALING_ROW32: planes of Q8_0    x: i8 codes, f32 scales RIDGE_SCALING_ROW32
- *     bf16   no scales                                                x: f32 or bf16
- *     e4m3   f32 scales RIDGE_SCALING_BLK128                          x: f32 or bf16
+ *     q4_0 and the other block formats: tiles of block_repack         x: the same
+ *     bf16   no scales; e4m3 f32 scales RIDGE_SCALING_BLK128          x: f32 or bf16
  *
  * The scales of an expert are a row of theirs: [experts, rows*cols/32] or [experts, ceil(rows/128)*ceil(cols/128)]. An
  * expert that several tokens share is read from memory once. An id outside 0 .. experts-1 is passed over: zeros from
  * moe_gate_up_swiglu, no term in moe_down. A token may name an expert twice. No kernel's grid depends on the ids: a
- * captured graph may be replayed with any. Contract: exact, batch-invariant; with i8 the sum over cols is that of
- * q8_0_matmul, bit for bit. 0 tokens or rows write nothing; 0 cols is a sum of 0.
+ * captured graph may be replayed with any. Contract: exact, batch-invariant; with i8 and in block formats the sum over
+ * cols is that of q8_0_matmul and block_matmul. 0 tokens or rows write nothing; 0 cols is a sum of 0.
  *
  * @code
  * ridge_tensor gate = ridge_scaled(w, RIDGE_I8, w_scale, RIDGE_SCALING_ROW32); // [experts][rows][cols]
@@ -1034,7 +1069,7 @@ RIDGE_API ridge_call ridge_moe_gate_up_swiglu(int64_t tokens, int64_t cols, int6
                                               const int32_t *ids, ridge_tensor out);
 enum {
     RIDGE_MOE_GATE_UP_SWIGLU_X = 0, RIDGE_MOE_GATE_UP_SWIGLU_X_SCALES, /**< [tokens, cols]; [tokens, cols/32] f32 */
-    RIDGE_MOE_GATE_UP_SWIGLU_GATE, RIDGE_MOE_GATE_UP_SWIGLU_GATE_SCALES, /**< [experts, rows*cols] */
+    RIDGE_MOE_GATE_UP_SWIGLU_GATE, RIDGE_MOE_GATE_UP_SWIGLU_GATE_SCALES, /**< [experts, rows*cols] or tiles */
     RIDGE_MOE_GATE_UP_SWIGLU_UP, RIDGE_MOE_GATE_UP_SWIGLU_UP_SCALES, /**< the same, of the form of gate */
     RIDGE_MOE_GATE_UP_SWIGLU_IDS, /**< [tokens, slots] i32 */
     RIDGE_MOE_GATE_UP_SWIGLU_OUT, RIDGE_MOE_GATE_UP_SWIGLU_OUT_SCALES, /**< [tokens, slots*rows], and /32 with i8 */
@@ -1056,6 +1091,106 @@ enum {
 };
 /** @} */
 
+/** @defgroup experts Training of experts
+ * What stands around the grouped products of gemm_fp8_grouped. A pair is a token and one of its slots, number
+ * token * slots + slot; there are tokens * slots of them. moe_permute sorts the pairs by expert, those of an expert by
+ * their numbers. The rows of expert e are then offsets[e] .. offsets[e + 1] - 1; pairs with an id outside the experts
+ * are dropped: they have no row, and the rows from offsets[experts] on belong to none.
+ *
+ *     moe_route -> moe_permute -> moe_permute_quantize -> gate and up -> moe_swiglu_quantize -> down -> moe_combine
+ *
+ * A transposed copy has the groups of its columns padded to multiples of 128 by zeros: expert e begins at column
+ * offsets_t[e], and its scales, one for 128 rows of a column of x, at row offsets_t[e] / 128 of their table. Columns and
+ * scales from offsets_t[experts] on are not written; nor are rows of q that belong to no expert. Offsets are read on the
+ * device: one outside 0 .. rows, or below one before it, counts as the nearest that is not.
+ *
+ * Contract: exact. No result depends on the order in which a GPU's threads run. Up to 2^31 - 2^17 pairs.
+ *
+ * @code
+ * int64_t pairs = tokens * 8, padded = ridge_ld_groups(pairs, 128);
+ * ridge_call call = ridge_moe_permute(tokens, 8, 128, ids, offsets, rows, place); // needs a workspace
+ * ridge_tensor q = ridge_scaled(codes, RIDGE_E4M3, scale, RIDGE_SCALING_ROW128);
+ * ridge_tensor q_t = ridge_scaled(codes_t, RIDGE_E4M3, scale_t, RIDGE_SCALING_ROW128); // [cols, padded]
+ * ridge_call then = ridge_moe_permute_quantize(tokens, 8, cols, 128, x, rows, offsets, q, q_t, offsets_t);
+ * @endcode
+ * @{ */
+/** The most columns of a transposed copy with `experts` groups: rows + 127 * experts, or fewer, down to a multiple of 128.
+ */
+RIDGE_API int64_t ridge_ld_groups(int64_t rows, int64_t experts);
+
+/** Sorts the pairs by ids. rows[i] is the pair of row i, -1 from offsets[experts] on; place, its inverse, the row of each
+ * pair, -1 of a dropped one. */
+RIDGE_API ridge_call ridge_moe_permute(int64_t tokens, int64_t slots, int64_t experts, const int32_t *ids,
+                                       int32_t *offsets, int32_t *rows, int32_t *place);
+enum {
+    RIDGE_MOE_PERMUTE_IDS = 0, /**< [tokens, slots] i32; slots 1 to 32, experts 1 to 1024 */
+    RIDGE_MOE_PERMUTE_OFFSETS, RIDGE_MOE_PERMUTE_ROWS, /**< [experts + 1] and [tokens * slots] i32 */
+    RIDGE_MOE_PERMUTE_PLACE /**< [tokens, slots] i32 */
+};
+
+/** Codes and scales of the sorted rows, row i from row rows[i] / slots of x (zeros where rows[i] is no pair), a scale
+ * for every 128 columns (options of quantize_fp8, opt.quantize; flag RIDGE_POW2), and of their transpose. rows NULL, with
+ * slots = 1: x is sorted already. q_t without a dtype: no transpose. */
+RIDGE_API ridge_call ridge_moe_permute_quantize(int64_t tokens, int64_t slots, int64_t cols, int64_t experts,
+                                                ridge_tensor x, const int32_t *rows, const int32_t *offsets,
+                                                ridge_tensor q, ridge_tensor q_t, int32_t *offsets_t);
+enum {
+    RIDGE_MOE_PERMUTE_QUANTIZE_X = 0, /**< [tokens, cols] bf16, f16 or f32 */
+    RIDGE_MOE_PERMUTE_QUANTIZE_ROWS, RIDGE_MOE_PERMUTE_QUANTIZE_OFFSETS, /**< as of moe_permute; rows is optional */
+    RIDGE_MOE_PERMUTE_QUANTIZE_Q, RIDGE_MOE_PERMUTE_QUANTIZE_SCALE, /**< [tokens * slots, cols] e4m3 or e5m2; ROW128 */
+    RIDGE_MOE_PERMUTE_QUANTIZE_Q_T, RIDGE_MOE_PERMUTE_QUANTIZE_SCALE_T, /**< [cols, ld_groups], optional; ROW128 */
+    RIDGE_MOE_PERMUTE_QUANTIZE_OFFSETS_T /**< [experts + 1] i32 output, optional */
+};
+
+/** moe_permute_quantize of swiglu_fwd's out, bit for bit, without writing it; the rows are sorted. Options of
+ * swiglu_quantize, opt.swiglu_quantize; flags of both. */
+RIDGE_API ridge_call ridge_moe_swiglu_quantize(int64_t rows, int64_t cols, int64_t experts, ridge_dtype dtype,
+                                               const void *gate, const void *up, const int32_t *offsets, ridge_tensor q,
+                                               ridge_tensor q_t, int32_t *offsets_t);
+enum {
+    RIDGE_MOE_SWIGLU_QUANTIZE_GATE = 0, RIDGE_MOE_SWIGLU_QUANTIZE_UP, /**< as swiglu_fwd */
+    RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS, /**< [experts + 1] i32 */
+    RIDGE_MOE_SWIGLU_QUANTIZE_Q, RIDGE_MOE_SWIGLU_QUANTIZE_SCALE, /**< as of moe_permute_quantize */
+    RIDGE_MOE_SWIGLU_QUANTIZE_Q_T, RIDGE_MOE_SWIGLU_QUANTIZE_SCALE_T, /**< optional */
+    RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS_T, /**< [experts + 1] i32 output, optional */
+    RIDGE_MOE_SWIGLU_QUANTIZE_ROW_SCALE /**< [rows] f32, optional: the weight of each row's pair */
+};
+
+/** out[t] = residual + (shared + the sum over slots of weights[t, s] * y[place[t, s]]): the slots in order, each an fma in
+ * f32 (a sum without weights), one rounding. A place outside 0 .. tokens * slots - 1 adds nothing. */
+RIDGE_API ridge_call ridge_moe_combine(int64_t tokens, int64_t slots, int64_t cols, ridge_tensor y,
+                                       const int32_t *place, const float *weights, ridge_tensor out);
+enum {
+    RIDGE_MOE_COMBINE_Y = 0, /**< [tokens * slots, cols] bf16, f16 or f32 */
+    RIDGE_MOE_COMBINE_PLACE, RIDGE_MOE_COMBINE_WEIGHTS, /**< [tokens, slots] i32; f32, optional */
+    RIDGE_MOE_COMBINE_OUT, /**< [tokens, cols] bf16, f16 or f32 */
+    RIDGE_MOE_COMBINE_SHARED, RIDGE_MOE_COMBINE_RESIDUAL /**< [tokens, cols] bf16, f16 or f32, optional */
+};
+
+/** dy[place[t, s]] = weights[t, s] * dout[t] and dweights[t, s] = the sum over cols of dout[t] * y[place[t, s]], in a fixed
+ * order; 0 for a pair without a row. Rows that no place names are not written; no two places may be equal. */
+RIDGE_API ridge_call ridge_moe_combine_bwd(int64_t tokens, int64_t slots, int64_t cols, ridge_tensor dout,
+                                           ridge_tensor y, const int32_t *place, const float *weights, ridge_tensor dy,
+                                           float *dweights);
+enum {
+    RIDGE_MOE_COMBINE_BWD_DOUT = 0, RIDGE_MOE_COMBINE_BWD_Y, /**< [tokens, cols]; [tokens * slots, cols], dtype of dout */
+    RIDGE_MOE_COMBINE_BWD_PLACE, RIDGE_MOE_COMBINE_BWD_WEIGHTS, /**< [tokens, slots] i32; f32, optional */
+    RIDGE_MOE_COMBINE_BWD_DY, /**< [tokens * slots, cols], dtype of dout */
+    RIDGE_MOE_COMBINE_BWD_DWEIGHTS /**< [tokens, slots] f32, optional; y may be absent without it */
+};
+
+/** The gradient of the logits from that of moe_route's weights, the choice held: the rule, ROUTE_NORMALISE, scale and eps
+ * of that call. A row with a NaN among its logits gets NaN. */
+RIDGE_API ridge_call ridge_moe_route_bwd(int64_t tokens, int64_t experts, int64_t slots, ridge_tensor logits,
+                                         const int32_t *ids, const float *dweights, ridge_tensor dlogits);
+enum {
+    RIDGE_MOE_ROUTE_BWD_LOGITS = 0, /**< [tokens, experts] f32 or bf16 */
+    RIDGE_MOE_ROUTE_BWD_IDS, RIDGE_MOE_ROUTE_BWD_DWEIGHTS, /**< [tokens, slots] i32; f32 */
+    RIDGE_MOE_ROUTE_BWD_DLOGITS, /**< [tokens, experts], dtype of logits; 0 of experts that the weights do not depend on */
+    RIDGE_MOE_ROUTE_BWD_LOGIT_BIAS /**< [experts] f32, optional: added to the logits */
+};
+/** @} */
+
 /* -------------------------------------------------------------------------------------------------------- the call */
 
 /** The ops, each with the builder of that name; RIDGE_OPS is one more than the last. */
@@ -1068,7 +1203,9 @@ typedef enum ridge_op {
     RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_SUM, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
     RIDGE_ATTENTION_PREFILL, RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_BLOCK_REPACK, RIDGE_BLOCK_UNPACK, RIDGE_BLOCK_MATMUL,
     RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_MOE_ROUTE,
-    RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_OPS
+    RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_GEMM_FP8_GROUPED,
+    RIDGE_MOE_PERMUTE, RIDGE_MOE_PERMUTE_QUANTIZE, RIDGE_MOE_SWIGLU_QUANTIZE, RIDGE_MOE_COMBINE,
+    RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */

@@ -1,5 +1,6 @@
 /* families.h: every family of ops, in the order of enum ridge_op: its folder in ops/, which the core knows as
- * ridge_family_NAME, and the one in check/, which the driver knows as check_NAME. */
+ * ridge_family_NAME, and the one in check/, which the driver knows as check_NAME. gemm_fp8_grouped lies in those of
+ * gemm_fp8. */
 #ifndef RIDGE_FAMILIES_H
 #define RIDGE_FAMILIES_H
 
@@ -15,6 +16,8 @@
     FAMILY(attention)          \
     FAMILY(generate)           \
     FAMILY(blocks)             \
-    FAMILY(moe)
+    FAMILY(moe)                \
+    FAMILY(gemm_fp8_grouped)   \
+    FAMILY(experts)
 
 #endif

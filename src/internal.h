@@ -52,6 +52,7 @@ extern const ridge_arch_row ridge_arch_table[RIDGE_ARCHS];
 #define RIDGE_ACTIVATION 0x300u   /* RIDGE_SILU .. RIDGE_RELU2 */
 #define RIDGE_CE_REDUCTION 0x300u /* RIDGE_CE_MEAN .. RIDGE_CE_NONE */
 #define RIDGE_ROUTE_RULE 0x300u   /* RIDGE_ROUTE_SOFTMAX .. RIDGE_ROUTE_SQRT_SOFTPLUS */
+#define RIDGE_GROUPED 0x300u      /* RIDGE_GROUPED_M .. RIDGE_GROUPED_MASKED */
 #define RIDGE_SCALE_TENSOR 0u     /* quantize_fp8's q and gemm_fp8's A: ridge_scaling - 1, shifted */
 #define RIDGE_SCALE_ROW 0x10000u
 #define RIDGE_SCALE_ROW128 0x20000u

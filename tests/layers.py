@@ -15,6 +15,11 @@ ALLOWED = {
     ("ops/blocks", "ops/swiglu"),        # block_gate_up_swiglu likewise
     ("ops/moe", "ops/swiglu"),           # moe_gate_up_swiglu too
     ("ops/moe", "ops/q8_0"),             # the products of experts are those of Q8_0
+    ("ops/experts", "ops/swiglu"),       # moe_swiglu_quantize is swiglu_fwd and moe_permute_quantize in one kernel
+    ("ops/experts", "ops/quantize_fp8"), # whose tiles its groups consist of
+    ("ops/moe", "ops/blocks"),           # and those of block formats,
+    ("ops/blocks", "ops/moe"),           # whose files compile the experts' kernels beside their own
+    ("check/moe", "check/blocks"),       # weights in block formats, made and taken apart
     ("ops/blocks", "ops/q8_0"),          # its activation codes, made inside a product
     ("ops/q8_0", "ops/quantize_fp8"),    # Q8_0 blocks are quantised by the same row and column helpers
 }

@@ -15,11 +15,14 @@ static int64_t sum_of(const ridge_call *call)
 {
     switch (call->op) {
     case RIDGE_GEMM_FP8:
+    case RIDGE_GEMM_FP8_GROUPED:
         return call->dim[2];
     case RIDGE_LINEAR_CE_EVAL:
     case RIDGE_LINEAR_CE_TRAIN:
     case RIDGE_LINEAR_CE_BACKWARD:
         return call->dim[1];
+    case RIDGE_ATTENTION_PREFILL:
+        return call->dim[4];
     default:
         return 0;
     }
@@ -30,7 +33,7 @@ static int64_t beyond_pipeline(const ridge_kernel *kernel)
 {
     if (!strstr(kernel->name, ".wgmma") && !strstr(kernel->name, ".decode"))
         return 0;
-    return kernel->op == RIDGE_GEMM_FP8 ? 15 * 128 : 6 * 64;
+    return kernel->op == RIDGE_GEMM_FP8 || kernel->op == RIDGE_GEMM_FP8_GROUPED ? 15 * 128 : 6 * 64;
 }
 
 static reach reach_of(const ridge_device *device, const ridge_kernel *kernel, const case_list *list)

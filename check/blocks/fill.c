@@ -60,44 +60,45 @@ static void fill_row(uint32_t format, unsigned kind, uint8_t *row, int64_t cols,
     }
 }
 
-bool fill_blocks(const test_case *c, const image *im, int arg, uint64_t seed)
+bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, bool hard, void *tiles, int64_t stride, uint64_t seed)
 {
-    const ridge_op_row *op = ridge_op_at(im->call.op);
-    const ridge_operand *operand = &im->call.arg[arg];
-    const bool hard = c->fill == FILL_GROUPS || c->fill == FILL_EDGE || c->fill == FILL_EVERY;
-    const block_layout f = block_layout_of(operand->dtype);
-    const int64_t cols = im->call.dim[1], pitch = block_row_bytes(f, cols);
+    const int64_t pitch = block_row_bytes(block_layout_of(format), cols);
+    ridge_tensor to = ridge_matrix(tiles, (ridge_dtype)format);
+    uint8_t *blocks = malloc((size_t)(rows * pitch) + 1);
     ridge_device *cpu = NULL;
-    int64_t tiles, bytes, rows;
-    uint8_t *blocks;
+    ridge_call call;
 
-    if (!is_block_format(operand->dtype))
-        return false;
-    op->extent(&im->call, arg, &tiles, &bytes);
-    tiles = im->periodic && tiles > IMAGE_PERIOD ? IMAGE_PERIOD : tiles;
-    rows = tiles * BLOCK_ROWS;
-    blocks = malloc((size_t)(rows * pitch) + 1);
     if (!blocks || ridge_open("cpu", &cpu) != RIDGE_OK) {
         free(blocks);
         return false;
     }
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
     for (int64_t r = 0; r < rows; r++) {
-        uint64_t state = (seed + (uint64_t)arg) ^ (uint64_t)(r + 1) * UINT64_C(0xd1342543de82ef95);
+        uint64_t state = seed ^ (uint64_t)(r + 1) * UINT64_C(0xd1342543de82ef95);
         const unsigned kind = hard ? (unsigned)(random_next(&state) % KINDS) : KINDS;
 
-        fill_row(operand->dtype, kind, blocks + r * pitch, cols, state);
+        fill_row(format, kind, blocks + r * pitch, cols, state);
     }
-    {
-        ridge_tensor to = ridge_matrix(im->host + im->offset[arg], (ridge_dtype)operand->dtype);
-        ridge_call call;
-
-        to.stride = operand->stride;
-        call = ridge_block_repack(rows, cols, blocks, to);
-        if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
-            fprintf(stderr, "fill: %s\n", ridge_error());
-    }
+    to.stride = stride;
+    call = ridge_block_repack(rows, cols, blocks, to);
+    if (ridge_run(cpu, &call, NULL, 0, NULL) != RIDGE_OK)
+        fprintf(stderr, "fill: %s\n", ridge_error());
     ridge_close(cpu);
     free(blocks);
     return true;
+}
+
+bool fill_blocks(const test_case *c, const image *im, int arg, uint64_t seed)
+{
+    const ridge_op_row *op = ridge_op_at(im->call.op);
+    const ridge_operand *operand = &im->call.arg[arg];
+    const bool hard = c->fill == FILL_GROUPS || c->fill == FILL_EDGE || c->fill == FILL_EVERY;
+    int64_t tiles, bytes;
+
+    if (!is_block_format(operand->dtype))
+        return false;
+    op->extent(&im->call, arg, &tiles, &bytes);
+    tiles = im->periodic && tiles > IMAGE_PERIOD ? IMAGE_PERIOD : tiles;
+    return fill_tiles(operand->dtype, tiles * BLOCK_ROWS, im->call.dim[1], hard, im->host + im->offset[arg],
+                      operand->stride, seed + (uint64_t)arg);
 }

@@ -9,7 +9,7 @@
 #include "ops/blocks/cpu.h"
 #include "ridge_io.h"
 
-static const uint32_t file_types[RIDGE_DTYPES] = {
+const uint32_t block_file_types[RIDGE_DTYPES] = {
     [RIDGE_Q4_0] = RIDGE_TYPE_Q4_0,   [RIDGE_Q4_1] = RIDGE_TYPE_Q4_1, [RIDGE_Q8_0] = RIDGE_TYPE_Q8_0,
     [RIDGE_MXFP4] = RIDGE_TYPE_MXFP4, [RIDGE_Q2_K] = RIDGE_TYPE_Q2_K, [RIDGE_Q4_K] = RIDGE_TYPE_Q4_K,
     [RIDGE_Q5_K] = RIDGE_TYPE_Q5_K,   [RIDGE_Q6_K] = RIDGE_TYPE_Q6_K, [RIDGE_IQ2_XXS] = RIDGE_TYPE_IQ2_XXS,
@@ -74,26 +74,25 @@ static bool unpack(const image *im, ridge_device *cpu, operands *o)
     return true;
 }
 
-/* A row times token t: f32 weights times codes, and how far sums of scales times integers may be off. */
-static estimate product(const image *im, const operands *o, weight_row row, int64_t t)
+estimate oracle_block_product(uint32_t format, int64_t cols, const uint8_t *from, const float *w, const int8_t *codes,
+                              const float *scales)
 {
-    const uint32_t format = im->call.arg[2].dtype;
     const block_layout f = block_layout_of(format);
-    const int64_t cols = im->call.dim[1], blocks = cols / 32;
+    const int64_t blocks = cols / 32;
     double sum = 0, size = 0, tiny = 0;
     const block_minima minima = ridge_block_minima(format);
     bool infinite = false;
 
     for (int64_t b = 0; b < blocks; b++) {
-        const int8_t *x = o->codes + t * cols + 32 * b;
-        const double xs = (double)o->scales[t * blocks + b];
+        const int8_t *x = codes + 32 * b;
+        const double xs = (double)scales[b];
         double dot = 0, x_sum[2] = {0, 0}, integer = 0;
         block_values v;
 
-        ridge_block_decode(format, row.blocks + 32 * b / f.columns * f.bytes, (int)(b % (f.columns / 32)), &v);
+        ridge_block_decode(format, from + 32 * b / f.columns * f.bytes, (int)(b % (f.columns / 32)), &v);
         for (int i = 0; i < 32; i++) {
-            dot += (double)row.w[32 * b + i] * x[i];
-            infinite = infinite || isinf(row.w[32 * b + i]); /* of a scale whose products with codes may be finite */
+            dot += (double)w[32 * b + i] * x[i];
+            infinite = infinite || isinf(w[32 * b + i]); /* of a scale whose products with codes may be finite */
             integer += (double)(v.sub[i / 16] * v.code[i] * x[i]);
             x_sum[i / 16] += x[i];
         }
@@ -109,6 +108,15 @@ static estimate product(const image *im, const operands *o, weight_row row, int6
     if (infinite || size > 0x1p120) /* an intermediate may be infinite, and two of them NaN */
         return (estimate){0, INFINITY};
     return (estimate){sum, ((double)blocks / 2 + 16) * 0x1p-24 * size + tiny};
+}
+
+/* A row times token t. */
+static estimate product(const image *im, const operands *o, weight_row row, int64_t t)
+{
+    const int64_t cols = im->call.dim[1];
+
+    return oracle_block_product(im->call.arg[2].dtype, cols, row.blocks, row.w, o->codes + t * cols,
+                                o->scales + t * (cols / 32));
 }
 
 /* e plus an input, added in f32. */
@@ -169,7 +177,7 @@ static void check_all(oracle_run *run, const operands *o, float *w)
                 if (i != which && !both)
                     continue;
                 row[i].blocks = o->blocks[i] + r * pitch;
-                if (ridge_dequantize(file_types[call->arg[2].dtype], row[i].blocks, cols, row[i].w) != RIDGE_OK)
+                if (ridge_dequantize(block_file_types[call->arg[2].dtype], row[i].blocks, cols, row[i].w) != RIDGE_OK)
                     oracle_fail(run, ridge_error());
             }
             for (int64_t t = 0; t < call->dim[0]; t++)

@@ -175,19 +175,24 @@ static void fill_row(const test_case *c, unsigned char *to, int64_t count, uint6
     }
 }
 
-static bool fill_scales(const test_case *c, const image *im, int arg, uint64_t seed)
+void gemm_fill_scales(const test_case *c, const image *im, int arg, uint64_t seed)
 {
     const ridge_operand *operand = &im->call.arg[arg];
     int64_t rows, cols;
 
-    if (arg != RIDGE_GEMM_FP8_SCALE_A && arg != RIDGE_GEMM_FP8_SCALE_B)
-        return false;
     ridge_op_at(im->call.op)->extent(&im->call, arg, &rows, &cols);
     rows = im->periodic && rows > IMAGE_PERIOD ? IMAGE_PERIOD : rows;
     for (int64_t r = 0; r < rows; r++)
         fill_row(c,
                  im->host + im->offset[arg] + r * (operand->stride ? operand->stride : cols) * (int64_t)sizeof(float),
                  cols, seed + (uint64_t)(arg * 1000003 + r) * 77);
+}
+
+static bool fill_scales(const test_case *c, const image *im, int arg, uint64_t seed)
+{
+    if (arg != RIDGE_GEMM_FP8_SCALE_A && arg != RIDGE_GEMM_FP8_SCALE_B)
+        return false;
+    gemm_fill_scales(c, im, arg, seed);
     return true;
 }
 

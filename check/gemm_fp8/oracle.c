@@ -308,25 +308,36 @@ static float element_bits(const image *im, const tensor_numbers *a, const tensor
     return sum;
 }
 
-/* The image as such a row leaves it. */
-static unsigned char *image_of_bits(const image *im, int shift)
+bool oracle_gemm_store_bits(const image *im, int shift, unsigned char *bits)
 {
     const int64_t m = im->call.dim[0], n = im->call.dim[1];
     const uint32_t dtype = im->call.arg[RIDGE_GEMM_FP8_D].dtype;
     const tensor_numbers a = numbers_of(im, RIDGE_GEMM_FP8_A, m), b = numbers_of(im, RIDGE_GEMM_FP8_B, n);
-    unsigned char *bits = a.value && a.exponent && b.value && b.exponent ? malloc(im->bytes) : NULL;
+    const bool good = a.value && a.exponent && b.value && b.exponent;
 
-    if (bits)
-        memcpy(bits, im->host, im->bytes);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < n && bits; j++)
+        for (int64_t j = 0; j < n && good; j++)
             dtype_store((void *)oracle_address(im, bits, RIDGE_GEMM_FP8_D, i, j), dtype,
                         ridge_f32_canonical(element_bits(im, &a, &b, i, j, shift)));
     free((void *)a.value);
     free((void *)a.exponent);
     free((void *)b.value);
     free((void *)b.exponent);
+    return good;
+}
+
+/* The image as such a row leaves it. */
+static unsigned char *image_of_bits(const image *im, int shift)
+{
+    unsigned char *bits = malloc(im->bytes);
+
+    if (bits)
+        memcpy(bits, im->host, im->bytes);
+    if (bits && !oracle_gemm_store_bits(im, shift, bits)) {
+        free(bits);
+        bits = NULL;
+    }
     return bits;
 }
 

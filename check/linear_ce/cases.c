@@ -345,6 +345,52 @@ static void add_ids(case_list *list, const ridge_op_row *op, case_level level)
     add(list, op, SUMMED + 3, &of[3], 3, "");
 }
 
+/* The top classes: equals, NaN and -infinity among them, more than a step and than a list has room for, lists of
+ * several parts, rows in falling and rising order (the bias), rows that are ignored. */
+static void add_topk(case_list *list, const ridge_op_row *op, case_level level)
+{
+    static const option of[] = {
+        {"topk=5", "lse=1", "", CE_VALID},
+        {"topk=20 reduction=none target=i32", "entropy=1", "", 0},
+        {"topk=1", "argmax=1 accuracy=1", "", CE_HALF},
+        {"topk=33 softcap=4 temperature=0.7", "bias=1 entropy=1", "", CE_WRONG},
+        {"topk=9 label_smoothing=0.1 class_weight=1", "", "", CE_HALF},
+        {"topk=40 reduction=none", "", "", CE_SPECIAL},
+        {"topk=30 reduction=none", "bias=1 lse=1", "", CE_MINUS},
+        {"topk=7 ids=3", "bias=1", "", CE_UP},
+        {"topk=2", "lse=1", "", CE_NO_ROW},
+        {"topk=8 reduction=none", "bias=1 entropy=1", "", CE_DOWN},
+    };
+    static const option large[] = {{"topk=256", "lse=1", "", CE_VALID},
+                                   {"topk=64", "entropy=1", "", CE_HALF},
+                                   {"topk=200 reduction=none", "bias=1", "", CE_SPECIAL}};
+    static const option of_slice = {"topk=50 reduction=none", "", "", CE_VALID};
+    static const int shapes[] = {5, 3, 7, 6, 4}, larger[] = {8, 9, 5};
+    const int count = (int)(sizeof of / sizeof of[0]);
+
+    for (int i = 0; i < 5; i++)
+        for (int o = 0; o < count; o++)
+            if (i < 2 || (o + i) % (level == CASES_QUICK ? 5 : 3) == 0)
+                add(list, op, shapes[i], &of[o], o + i, "");
+    for (int i = 0; i < 3; i++)
+        for (int o = 0; o < 3; o++)
+            if (i < 2 || o == 0)
+                add(list, op, larger[i], &large[o], o + 2 * i, "");
+    add(list, op, 0, &of[8], 0, "");
+    add(list, op, 8, &of_slice, 0, "vocab_offset=100 vocab_total=1500 loss=0 record=1");
+    add(list, op, 8, &of_slice, 1, "vocab_total=1500 loss=0 record=1 sums=1 argmax=1");
+    add(list, op, LISTED, &large[1], 0, ""); /* rows are gathered (Hopper) */
+    add(list, op, LISTED, &large[0], 1, "");
+    add(list, op, LISTED, &of[4], 7, ""); /* two products */
+    add(list, op, HALVES, &large[0], 0, "");
+    add(list, op, HALVES, &large[1], 3, "");
+    for (int units = 2; units < 100; units += 38) {
+        add(list, op, 9, &large[units % 3], units, "");
+        list->at[list->count - 1].units = units;
+        list->at[list->count - 1].gpu = true;
+    }
+}
+
 /* More logits than 2^31: given ones, whose index passes it, and made ones. */
 static void add_large(case_list *list, const ridge_op_row *op)
 {
@@ -416,6 +462,8 @@ void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
         add_entropy(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_ids(list, op, level);
+    if (op->id == RIDGE_LINEAR_CE_EVAL)
+        add_topk(list, op, level);
     if (level == CASES_LARGE)
         add_large(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)

@@ -1,5 +1,7 @@
 /* oracle_check.c: cross entropy's outputs against the float64 evaluation, element by element and by rms. */
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "oracle_ce.h"
 
@@ -234,6 +236,74 @@ static void check_ids(ce_subject *s)
         }
 }
 
+typedef struct ranked {
+    double z;
+    int64_t c;
+} ranked;
+
+/* The largest first, NaN before that, of equals the lowest class. */
+static int by_rank(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+
+    return oracle_larger(x->z, y->z) ? -1 : oracle_larger(y->z, x->z) ? 1 : (x->c > y->c) - (x->c < y->c);
+}
+
+/* Top classes of a row. Each has the rank it is given within the error of the logits, none is there twice, and exact
+ * equals come in their order. rank: of each class; seen: in the order of rank. */
+static void check_top_row(ce_subject *s, const ranked *order, const int64_t *rank, char *seen, int64_t b, int64_t at)
+{
+    const bool slice = s->offset != 0 || s->total != s->vocab;
+    const double bound = 2 * s->delta[b] + 0x1p-22 * (size_of(s->ref.lse[b]) + 1);
+    double before = INFINITY;
+
+    memset(seen, 0, (size_t)s->vocab);
+    for (int64_t k = 0; k < s->o.topk; k++) {
+        const int64_t id = (int64_t)oracle_out(s->run, RIDGE_LINEAR_CE_TOP_ID, at, k), c = id - s->offset;
+        const double got = oracle_out(s->run, RIDGE_LINEAR_CE_TOP_LOGPROB, at, k);
+
+        if (s->y[b] == -1) {
+            oracle_note(s->run, id == -1 && got == 0 ? 0 : INFINITY, "top_id of an ignored row", at, k);
+            continue;
+        }
+        if (c < 0 || c >= s->vocab || seen[rank[c]]) {
+            oracle_note(s->run, INFINITY, "top_id", at, k);
+            return;
+        }
+        const ranked *own = &order[rank[c]];
+
+        seen[rank[c]] = 1;
+        oracle_compare(s->run, own->z, order[k].z, 2 * s->delta[b], "top_id", at, k);
+        if (rank[c] > 0 && (own[-1].z == own->z || (isnan(own[-1].z) && isnan(own->z))))
+            oracle_note(s->run, seen[rank[c] - 1] ? 0 : INFINITY, "top_id of equals", at, k);
+        oracle_compare(s->run, got, slice ? own->z : own->z - s->ref.lse[b], bound, "top_logprob", at, k);
+        oracle_note(s->run, (!slice && got > 0) || got > before ? INFINITY : 0, "order of top_logprob", at, k);
+        before = isnan(got) ? INFINITY : got;
+    }
+}
+
+static void check_top(ce_subject *s)
+{
+    ranked *order = calloc((size_t)s->vocab, sizeof *order);
+    int64_t *rank = calloc((size_t)s->vocab, sizeof *rank);
+    char *seen = calloc((size_t)s->vocab, 1);
+
+    for (int64_t b = 0; b < s->tokens && order && rank && seen; b++) {
+        for (int64_t c = 0; c < s->vocab; c++)
+            order[c] = (ranked){s->ref.z[b * s->vocab + c], c};
+        qsort(order, (size_t)s->vocab, sizeof *order, by_rank);
+        for (int64_t i = 0; i < s->vocab; i++)
+            rank[order[i].c] = i;
+        for (int64_t at = b; at < s->rows; at += s->tokens)
+            check_top_row(s, order, rank, seen, b, at);
+    }
+    if (!order || !rank || !seen)
+        oracle_note(s->run, INFINITY, "no memory for the top classes", 0, 0);
+    free(order);
+    free(rank);
+    free(seen);
+}
+
 static void check_loss(ce_subject *s, int arg)
 {
     const uint32_t reduction = s->im->call.flags & RIDGE_CE_REDUCTION;
@@ -306,6 +376,8 @@ void oracle_ce_check(ce_subject *s)
         check_record(s, RIDGE_CE_FWD_RECORD);
     if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && s->o.ids)
         check_ids(s);
+    if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && s->o.topk)
+        check_top(s);
     if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && oracle_has(s, RIDGE_LINEAR_CE_RECORD))
         check_record(s, RIDGE_LINEAR_CE_RECORD);
 }

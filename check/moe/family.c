@@ -2,7 +2,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "check/blocks/blocks.h"
 #include "moe.h"
+#include "ops/blocks/layout.h"
 
 extern const ridge_family ridge_family_moe;
 
@@ -55,6 +57,22 @@ static void fill_ids(const image *im, int arg, int64_t experts, int variant, uin
         }
 }
 
+/* Weights in a block format: the tiles of each expert. */
+static bool fill_experts(const test_case *c, const image *im, int arg, uint64_t seed)
+{
+    const ridge_operand *w = &im->call.arg[arg];
+    const bool hard = c->fill == FILL_GROUPS || c->fill == FILL_EDGE || c->fill == FILL_EVERY;
+    const int64_t rows = (im->call.dim[2] + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
+    int64_t experts, cols;
+
+    ridge_op_at(im->call.op)->extent(&im->call, arg, &experts, &cols);
+    experts = im->periodic && experts > IMAGE_PERIOD ? IMAGE_PERIOD : experts;
+    for (int64_t e = 0; e < experts; e++)
+        if (!fill_tiles(w->dtype, rows, im->call.dim[1], hard, element(im, arg, e, 0), 0, seed + (uint64_t)(64 * e)))
+            return false;
+    return true;
+}
+
 static bool moe_fill(const test_case *c, const image *im, int arg, uint64_t seed)
 {
     const ridge_op_row *op = ridge_op_at(im->call.op);
@@ -68,7 +86,7 @@ static bool moe_fill(const test_case *c, const image *im, int arg, uint64_t seed
         return true;
     }
     if (im->call.op != RIDGE_MOE_ROUTE)
-        return false;
+        return is_block_format(im->call.arg[arg].dtype) && fill_experts(c, im, arg, seed);
     if (strcmp(name, "logits") && strcmp(name, "bias") && strcmp(name, "logit_bias"))
         return false;
     if (arg == 0 && c->fill != FILL_UNIT)
@@ -102,6 +120,25 @@ static const suite_row suites[] = {
     {"moe-qwen3",
      "moe_gate_up_swiglu tokens=1 cols=2048 rows=768 experts=128 slots=8 x=bf16 w=e4m3 out=bf16 variant=2"},
     {"moe-qwen3", "moe_down tokens=1 cols=768 rows=2048 experts=128 slots=8 x=bf16 w=e4m3 out=f32 variant=2"},
+    {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=2048 rows=768 experts=128 slots=8 x=i8 w=q4_k out=i8 variant=2"},
+    {"moe-blocks",
+     "moe_down tokens=1 cols=768 rows=2048 experts=128 slots=8 x=i8 w=q4_k out=f32 residual=f32 variant=2"},
+    {"moe-blocks",
+     "moe_down tokens=1 cols=768 rows=2048 experts=128 slots=8 x=i8 w=q6_k out=f32 residual=f32 variant=2"},
+    {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=2048 rows=768 experts=128 slots=8 x=i8 w=q8_0 out=i8 variant=2"},
+    {"moe-blocks",
+     "moe_down tokens=1 cols=768 rows=2048 experts=128 slots=8 x=i8 w=q8_0 out=f32 residual=f32 variant=2"},
+    {"moe-blocks", "moe_gate_up_swiglu tokens=8 cols=2048 rows=768 experts=128 slots=8 x=i8 w=q4_k out=i8 variant=2"},
+    {"moe-blocks",
+     "moe_down tokens=8 cols=768 rows=2048 experts=128 slots=8 x=i8 w=q4_k out=f32 residual=f32 variant=2"},
+    /* gpt-oss-120b, and DeepSeek-V4-Flash in IQ2_XXS and Q2_K */
+    {"moe-blocks",
+     "moe_gate_up_swiglu tokens=1 cols=2880 rows=2880 experts=128 slots=4 x=i8 w=mxfp4 out=i8 alpha=1.702 "
+     "up_offset=1 limit=7 gate_bias=1 up_bias=1 variant=2"},
+    {"moe-blocks", "moe_down tokens=1 cols=2880 rows=2880 experts=128 slots=4 x=i8 w=mxfp4 out=f32 bias=1 variant=2"},
+    {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=4096 rows=2048 experts=256 slots=6 x=i8 w=iq2_xxs out=i8 limit=10 "
+                   "variant=2"},
+    {"moe-blocks", "moe_down tokens=1 cols=2048 rows=4096 experts=256 slots=6 x=i8 w=q2_k out=f32 variant=2"},
     {"moe-gpt-oss", "moe_route tokens=1 experts=128 slots=4 rule=topk_softmax logit_bias=1"},
     {"moe-gpt-oss", "moe_gate_up_swiglu tokens=1 cols=2880 rows=2880 experts=128 slots=4 x=i8 w=i8 out=i8 alpha=1.702 "
                     "up_offset=1 limit=7 gate_bias=1 up_bias=1 variant=2"},
@@ -223,6 +260,9 @@ static const char *const fault_problems[] = {
     "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=i8 w=i8 out=f32 bias=1 shared=f32 residual=f32 variant=2",
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=bf16 w=e4m3 out=f32 limit=10 up_bias=1 variant=2",
     "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=f32 w=bf16 out=f32 bias=1 residual=f32 variant=2",
+    "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=i8 w=mxfp4 out=f32 limit=10 gate_bias=1 "
+    "variant=2",
+    "moe_down tokens=5 cols=512 rows=37 experts=6 slots=3 x=i8 w=q4_k out=f32 bias=1 shared=f32 residual=f32 variant=2",
     "moe_down tokens=5 cols=512 rows=40 experts=6 slots=3 x=i8 w=i8 out=f32 shared=f32 residual=f32 pad=64 variant=2",
     NULL,
 };

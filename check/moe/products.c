@@ -2,8 +2,12 @@
  * doubles, with none of the library's arithmetic. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "check/blocks/blocks.h"
 #include "moe.h"
+#include "ops/blocks/cpu.h"
+#include "ridge_io.h"
 
 /* ------------------------------------------------------------------------------------------------------------ cases */
 
@@ -28,6 +32,51 @@ static const char *const down_forms[] = {
 
 /* Variants of the ids (family.c). */
 enum { ANY_IDS = 0, ONE_EXPERT = 1, ALL_DIFFERENT = 2, NONE = 3 };
+
+/* Weights in block formats: every format, one token and several, units and runs that are not whole, rows that do not
+ * fill a tile. */
+static void block_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    static const struct {
+        const char *dims;
+        int cols, small_cols; /* of formats with blocks of 256 and of 32 columns */
+        test_case layout;
+    } shape[] = {
+        {"tokens=1 rows=96 experts=16 slots=8", 1024, 928, {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=1 rows=64 experts=5 slots=3", 2304, 2880, {.fill = FILL_NORMAL, .slices = true, .pad = 32}},
+        {"tokens=1 rows=160 experts=3 slots=6", 256, 32, {.fill = FILL_EDGE}},
+        {"tokens=2 rows=32 experts=4 slots=2", 512, 96, {.fill = FILL_GROUPS, .slices = true, .pad = 64}},
+        {"tokens=5 rows=64 experts=6 slots=4", 768, 1056, {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=8 rows=96 experts=12 slots=8", 512, 640, {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=16 rows=64 experts=3 slots=2", 1280, 288, {.fill = FILL_NORMAL, .variant = ONE_EXPERT}},
+        {"tokens=11 rows=32 experts=40 slots=10", 256, 160, {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=3 rows=32 experts=2 slots=5", 256, 96, {.fill = FILL_NORMAL, .variant = NONE}},
+        {"tokens=6 rows=128 experts=8 slots=4", 512, 512, {.fill = FILL_NORMAL, .repeats = 50}},
+    };
+    static const char *const gate_up[] = {"f32", "i8 limit=10 alpha=1.702 up_offset=1 gate_bias=1 up_bias=1", "bf16"};
+    static const char *const down[] = {"f32 shared=f32 residual=bf16", "f32 bias=1 residual=f32", "bf16 shared=bf16"};
+    int n = 0;
+
+    for (int i = 0; i < (int)(sizeof shape / sizeof shape[0]); i++)
+        for (uint32_t format = RIDGE_Q4_0; format < RIDGE_DTYPES; format++, n++) {
+            const bool small = block_layout_of(format).columns == 32;
+            char text[256];
+
+            if (level == CASES_QUICK && (i + (int)format) % 3)
+                continue;
+            snprintf(text, sizeof text, "%s cols=%d x=i8 w=%s out=%s", shape[i].dims,
+                     small ? shape[i].small_cols : shape[i].cols, ridge_dtype_name(format),
+                     (op->id == RIDGE_MOE_DOWN ? down : gate_up)[n % 3]);
+            cases_add(list, op, text, shape[i].layout);
+        }
+    for (int odd = 1; odd < 48; odd += 15) {
+        char text[256];
+
+        snprintf(text, sizeof text, "tokens=%d cols=512 rows=%d experts=4 slots=3 x=i8 w=q4_k out=f32", odd % 4 + 1,
+                 odd);
+        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true});
+    }
+}
 
 void cases_moe_products(const ridge_op_row *op, case_level level, case_list *list)
 {
@@ -70,9 +119,44 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
             snprintf(text, sizeof text, "%s %s", odd[i], form[f]);
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true, .pad = i});
         }
+    block_cases(op, level, list);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- oracle */
+
+/* The same in a block format: row r goes back to GGUF blocks, and those to floats by the reader of checkpoints. */
+static estimate block_product(const oracle_run *s, int arg, int64_t e, int64_t r, int64_t t, int64_t x0)
+{
+    const ridge_call *call = &s->im->call;
+    const uint32_t format = call->arg[arg].dtype;
+    const block_layout f = block_layout_of(format);
+    const int64_t cols = call->dim[1], pitch = block_row_bytes(f, cols);
+    const uint8_t *unit =
+        (const uint8_t *)oracle_address(s->im, s->im->host, arg, e, 0) + r / BLOCK_ROWS * block_tile_bytes(f, cols);
+    uint8_t *blocks = malloc((size_t)pitch + BLOCK_MAX_ROW_BYTES);
+    float *w = malloc((size_t)cols * sizeof *w), *scales = malloc((size_t)cols / 32 * sizeof *scales);
+    int8_t *codes = malloc((size_t)cols);
+    estimate y = {NAN, 0};
+
+    if (!blocks || !w || !scales || !codes)
+        abort();
+    for (int64_t u = 0; u < block_units(cols); u++)
+        ridge_block_row_of_unit(format, unit + u * block_unit_bytes(f, 2),
+                                u == block_units(cols) - 1 ? block_last_runs(cols) : 2, (int)(r % BLOCK_ROWS),
+                                (int)(cols - 256 * u < 256 ? cols / 32 - 8 * u : 8),
+                                blocks + 256 * u / f.columns * f.bytes);
+    for (int64_t j = 0; j < cols; j++)
+        codes[j] = (int8_t)oracle_in(s, 0, t, x0 + j);
+    for (int64_t b = 0; b < cols / 32; b++)
+        scales[b] = (float)oracle_in(s, 1, t, x0 / 32 + b);
+    if (ridge_dequantize(block_file_types[format], blocks, cols, w) == RIDGE_OK)
+        y = oracle_block_product(format, cols, blocks, w, codes, scales);
+    free(blocks);
+    free(w);
+    free(scales);
+    free(codes);
+    return y;
+}
 
 /* Row r of the weight in `arg` of expert e times the columns of x from x0 on. */
 static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int64_t t, int64_t x0)
@@ -83,6 +167,8 @@ static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int6
     double sum = 0, size = 0, tiny = 0;
     bool infinite = false;
 
+    if (is_block_format(form))
+        return block_product(s, arg, e, r, t, x0);
     for (int64_t b = 0; b * block < cols; b++) {
         const int64_t scale = form == RIDGE_I8 ? r * (cols / 32) + b : r / 128 * ((cols + 127) / 128) + b;
         const double ws = form == RIDGE_BF16 ? 1 : oracle_in(s, arg + 1, e, scale);

@@ -73,7 +73,7 @@ template <int KV, int VECTOR> static __device__ __forceinline__ void load8(const
     if (KV == RIDGE_U8)
 #pragma unroll
         for (int i = 0; i < 8; i += 2)
-            cache_pair<KV>(row, c + i, x + i);
+            cache_pair<KV, VECTOR>(row, c + i, x + i);
     else if (VECTOR)
         num_unpack<KV>(*(const uint4 *)(row + 2 * c), x);
     else
@@ -85,7 +85,7 @@ template <int KV, int VECTOR> static __device__ __forceinline__ void load8(const
 template <int KV, int VECTOR> static __device__ __forceinline__ void load2(const char *row, int c, float *x)
 {
     if (KV == RIDGE_U8 || VECTOR) {
-        cache_pair<KV>(row, c, x);
+        cache_pair<KV, VECTOR>(row, c, x);
     } else {
         x[0] = num_load<KV>(row, c);
         x[1] = num_load<KV>(row, c + 1);

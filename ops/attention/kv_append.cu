@@ -28,8 +28,12 @@ static __device__ __forceinline__ void store_blocks(char *to, const float *row, 
         float r;
         const float d = ridge_q8_0_scale(amax, &r);
 
-        if (lane == 0)
-            num_store<RIDGE_F16>(to, 0, d);
+        if (lane == 0) { /* a block may lie at an odd address */
+            const uint32_t bits = num_canonical<RIDGE_F16>(num_pack2<RIDGE_F16>(d, 0.0f) & 0xffffu);
+
+            to[0] = (char)bits;
+            to[1] = (char)(bits >> 8);
+        }
         to[2 + lane] = (char)ridge_q8_0_code(x * r);
     }
 }

@@ -9,20 +9,34 @@
 
 enum { MERGE_THREADS = 128, MERGE_COLUMNS = 32, MERGE_PANEL = 128 };
 
-/* Token and head of a query of KV head blockIdx.y. */
-static __device__ __forceinline__ void query(const attention_args &p, int64_t row, int64_t *t, int64_t *head)
+/* Token and head of a query of a KV head. */
+static __device__ __forceinline__ void query_of(const attention_args &p, int64_t kv_head, int64_t row, int64_t *t,
+                                                int64_t *head)
 {
     *t = p.tokens == 1 ? 0 : (uint32_t)row / (uint32_t)p.group; /* at most 2^20 queries of a KV head */
-    *head = blockIdx.y * p.group + row - *t * p.group;
+    *head = kv_head * p.group + row - *t * p.group;
+}
+
+static __device__ __forceinline__ void query(const attention_args &p, int64_t row, int64_t *t, int64_t *head)
+{
+    query_of(p, blockIdx.y, row, t, head);
+}
+
+/* Two bytes of a row of the cache. Blocks of Q8_0 may lie at odd addresses; ALIGNED: not here. */
+template <int ALIGNED> static __device__ __forceinline__ uint32_t cache_u16(const char *at)
+{
+    const unsigned char *byte = (const unsigned char *)at;
+
+    return ALIGNED ? *(const uint16_t *)at : (uint32_t)byte[0] | (uint32_t)byte[1] << 8;
 }
 
 /* Elements c and c + 1 of a row of the cache, c even: 4 bytes, or two codes and their scale. */
-template <int KV> static __device__ __forceinline__ void cache_pair(const char *row, int c, float *x)
+template <int KV, int ALIGNED> static __device__ __forceinline__ void cache_pair(const char *row, int c, float *x)
 {
     if (KV == RIDGE_U8) {
         const char *block = row + c / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES;
-        const float d = ptx_f32_from_f16(*(const uint16_t *)block);
-        const uint32_t codes = *(const uint16_t *)(block + 2 + c % RIDGE_Q8_0_BLOCK);
+        const float d = ptx_f32_from_f16((uint16_t)cache_u16<ALIGNED>(block));
+        const uint32_t codes = cache_u16<ALIGNED>(block + 2 + c % RIDGE_Q8_0_BLOCK);
 
         x[0] = d * (float)(int8_t)codes;
         x[1] = d * (float)(int8_t)(codes >> 8);

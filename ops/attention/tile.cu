@@ -188,7 +188,7 @@ template <class F> static __device__ __forceinline__ void multiply_keys(tile_sha
         for (int j = 0; j < N / 16; j++) {
             float x[2];
 
-            cache_pair<F::KV>(s->k + key * F::PITCH, 16 * j + 2 * pair, x);
+            cache_pair<F::KV, 1>(s->k + key * F::PITCH, 16 * j + 2 * pair, x);
 #pragma unroll
             for (int r = 0; r < HELD; r++) {
                 part[r][0] = ridge_fma(q[r][2 * j], x[0], part[r][0]);
@@ -252,7 +252,7 @@ template <int KV, int COUNT> static __device__ __forceinline__ void load_values(
     } else {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 2)
-            cache_pair<KV>(row, c + i, x + i);
+            cache_pair<KV, 1>(row, c + i, x + i);
     }
 }
 
@@ -530,7 +530,9 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 
     if (n != 64 && n != 128 && n != 256)
         return "head_dim is not 64, 128 or 256";
-    if (problem->align < 4)
+    const int64_t head = problem->dim[4] * attention_row_bytes(problem->dtype[RIDGE_ATTENTION_DECODE_K], n);
+
+    if (problem->align < 4 || (problem->packed && head % 16))
         return "an operand or row stride is not a multiple of 16 bytes";
     if (shared_bytes(n, ROWS) > (size_t)host_max_shared(device))
         return "the tiles do not fit in shared memory";

@@ -26,6 +26,9 @@ typedef struct block_mma_args {
     const void *x;
     const float *x_scales;
     int64_t x_stride, x_ld; /* bytes; elements */
+    /* of experts, whose rows of x are tokens' slots: how many a token has (else 1), and how far apart they are */
+    int x_slots;
+    int64_t x_slot, x_slot_ld;
     const char *records;
     char *records_out; /* of the kernel that makes them */
     /* epilogue */
@@ -40,10 +43,14 @@ typedef struct block_mma_args {
 typedef struct block_kernels {
     const void *mma[2][3];
     const void *records[3];
-    int unit, tables; /* bytes of a unit and of tables in shared memory */
-    int record[3];    /* bytes of x for 256 columns */
-    int teams[2][3];  /* of a CTA, at most, as of mma */
+    int unit, tables;       /* bytes of a unit and of tables in shared memory */
+    int record[3];          /* bytes of x for 256 columns */
+    int teams[2][3];        /* of a CTA, at most, as of mma */
+    const void *experts[2]; /* of one token, and of several (experts.cuh) */
 } block_kernels;
+
+/* mma.cu */
+const block_kernels *ridge_block_kernels_of(uint32_t format);
 
 extern const block_kernels ridge_block_kernels_q4_0, ridge_block_kernels_q4_1, ridge_block_kernels_q8_0,
     ridge_block_kernels_mxfp4, ridge_block_kernels_q2_k, ridge_block_kernels_q4_k, ridge_block_kernels_q5_k,

@@ -52,13 +52,6 @@ static block_args args_of(const ridge_call *call)
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
-/* Activations as codes and scales, row strides in elements. */
-typedef struct quantised {
-    const int8_t *codes;
-    const float *scales;
-    int64_t stride, ld;
-} quantised;
-
 /* One block of q8_0_quantize_rows. */
 static void quantize_block(uint32_t dtype, const void *x, int64_t first, int8_t *codes, float *scale)
 {
@@ -73,7 +66,7 @@ static void quantize_block(uint32_t dtype, const void *x, int64_t first, int8_t 
         codes[i] = (int8_t)ridge_q8_0_x_code(ridge_load_element(dtype, x, first + i), r);
 }
 
-static quantised reference_x(const ridge_call *call, char **workspace)
+static block_quantised reference_x(const ridge_call *call, char **workspace)
 {
     void (*volatile const block)(uint32_t, const void *, int64_t, int8_t *, float *) = quantize_block;
     const ridge_operand *x = &call->arg[0], *s = &call->arg[1];
@@ -83,7 +76,7 @@ static quantised reference_x(const ridge_call *call, char **workspace)
     unsigned mode;
 
     if (x->dtype == RIDGE_I8)
-        return (quantised){x->data, s->data, x->stride, s->stride};
+        return (block_quantised){x->data, s->data, x->stride, s->stride};
     codes = ridge_take(workspace, tokens * cols);
     scales = ridge_take(workspace, tokens * (cols / 32) * (int64_t)sizeof(float));
     mode = ridge_fp_begin();
@@ -91,7 +84,7 @@ static quantised reference_x(const ridge_call *call, char **workspace)
         for (int64_t b = 0; b < cols / 32; b++)
             block(x->dtype, x->data, t * x->stride + 32 * b, codes + t * cols + 32 * b, &scales[t * (cols / 32) + b]);
     ridge_fp_end(mode);
-    return (quantised){codes, scales, cols, cols / 32};
+    return (block_quantised){codes, scales, cols, cols / 32};
 }
 
 /* Adds a block to its partition. */
@@ -111,25 +104,24 @@ static float block_step(float acc, const block_values *w, const int8_t *codes, f
     return acc;
 }
 
-/* y[t] of one row, for all tokens. */
-static void reference_row(const block_args *a, const quantised *x, int which, int64_t row, float *y)
+void ridge_block_reference_row(uint32_t format, const uint8_t *tile, int row, int64_t cols, const block_quantised *x,
+                               int64_t tokens, float *y)
 {
-    const block_layout f = block_layout_of(a->format);
-    const block_minima minima = ridge_block_minima(a->format);
-    const uint8_t *unit = a->weight[which].tiles + row / BLOCK_ROWS * a->weight[which].stride;
+    const block_layout f = block_layout_of(format);
+    const block_minima minima = ridge_block_minima(format);
+    const uint8_t *unit = tile;
     float acc[RIDGE_Q8_0_MAX_TOKENS][RIDGE_Q8_0_PARTS] = {{0}};
     uint8_t blocks[BLOCK_MAX_ROW_BYTES];
     block_values w;
 
-    for (int64_t u = 0; u < block_units(a->cols); u++) {
-        const bool last = u == block_units(a->cols) - 1;
-        const int count = (int)ridge_min(8, a->cols / 32 - 8 * u);
+    for (int64_t u = 0; u < block_units(cols); u++) {
+        const bool last = u == block_units(cols) - 1;
+        const int count = (int)ridge_min(8, cols / 32 - 8 * u);
 
-        ridge_block_row_of_unit(a->format, unit, last ? block_last_runs(a->cols) : 2, (int)(row % BLOCK_ROWS), count,
-                                blocks);
+        ridge_block_row_of_unit(format, unit, last ? block_last_runs(cols) : 2, row, count, blocks);
         for (int b = 0; b < count; b++) {
-            ridge_block_decode(a->format, blocks + (f.columns == 32 ? b * f.bytes : 0), f.columns == 32 ? 0 : b, &w);
-            for (int64_t t = 0; t < a->tokens; t++) {
+            ridge_block_decode(format, blocks + (f.columns == 32 ? b * f.bytes : 0), f.columns == 32 ? 0 : b, &w);
+            for (int64_t t = 0; t < tokens; t++) {
                 float *part = &acc[t][ridge_q8_0_part(8 * u + b)];
 
                 *part = block_step(*part, &w, x->codes + t * x->stride + 256 * u + 32 * b,
@@ -138,14 +130,21 @@ static void reference_row(const block_args *a, const quantised *x, int which, in
         }
         unit += block_unit_bytes(f, 2);
     }
-    for (int64_t t = 0; t < a->tokens; t++)
+    for (int64_t t = 0; t < tokens; t++)
         y[t] = ridge_block_tree(acc[t]);
 }
 
-/* out[t, r] for all tokens and rows of one weight, with its bias and residual. */
-static void reference_matmul(const quantised *x, const block_args *a, int which, const ridge_operand *out)
+/* y[t] of one row, for all tokens. */
+static void reference_row(const block_args *a, const block_quantised *x, int which, int64_t row, float *y)
 {
-    void (*volatile const row)(const block_args *, const quantised *, int, int64_t, float *) = reference_row;
+    ridge_block_reference_row(a->format, a->weight[which].tiles + row / BLOCK_ROWS * a->weight[which].stride,
+                              (int)(row % BLOCK_ROWS), a->cols, x, a->tokens, y);
+}
+
+/* out[t, r] for all tokens and rows of one weight, with its bias and residual. */
+static void reference_matmul(const block_quantised *x, const block_args *a, int which, const ridge_operand *out)
+{
+    void (*volatile const row)(const block_args *, const block_quantised *, int, int64_t, float *) = reference_row;
     const int64_t rows = a->weight[which].rows;
     const float *bias = a->weight[which].bias;
     ridge_team *const team = ridge_team_begin((double)(a->tokens * rows * a->cols) * 1e-3, rows);
@@ -180,7 +179,7 @@ static ridge_operand scratch(const block_args *a, char **workspace)
     return m;
 }
 
-static void reference_gate_up(const block_args *a, const quantised *x, char *workspace)
+static void reference_gate_up(const block_args *a, const block_quantised *x, char *workspace)
 {
     const ridge_call *call = a->call;
     const ridge_operand *out = &a->weight[0].out;
@@ -207,7 +206,7 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
 {
     const block_args a = args_of(&bound->call);
     char *rest = workspace;
-    quantised x;
+    block_quantised x;
 
     (void)device, (void)kernel, (void)bytes, (void)stream;
     if (a.tokens == 0)

@@ -30,6 +30,18 @@ void ridge_block_row_of_unit(uint32_t format, const uint8_t *unit, int runs, int
 
 enum { BLOCK_MAX_ROW_BYTES = 8 * 34 }; /* of a unit: the most is Q8_0's */
 
+/* Activations as codes and scales, row strides in elements. */
+typedef struct block_quantised {
+    const int8_t *codes;
+    const float *scales;
+    int64_t stride, ld;
+} block_quantised;
+
+/* cpu.c: row `row` of a tile times each of `tokens` tokens, RIDGE_Q8_0_MAX_TOKENS at most, by the C reference; within
+ * ridge_fp_begin. */
+void ridge_block_reference_row(uint32_t format, const uint8_t *tile, int row, int64_t cols, const block_quantised *x,
+                               int64_t tokens, float *y);
+
 /* A bound call of one of the three products. */
 typedef struct block_args {
     const ridge_call *call;

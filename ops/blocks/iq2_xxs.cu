@@ -3,7 +3,7 @@
  * prmt. Every lane has a copy of the tables in a bank of its own (48 KB in all): one copy would serve 0.6 of the rate
  * at which Hopper's memory delivers codes. Lane t of four has entry t of a block, eight columns in a row (PAIRS). Four
  * bits of scale of each block lie above the signs, of those blocks whose scales the lane owns. */
-#include "mma.cuh"
+#include "experts.cuh"
 #include "src/math/iq2.h"
 
 struct block_iq2_xxs {
@@ -40,25 +40,23 @@ static __device__ __forceinline__ void block_fill_tables(block_iq2_xxs, char *ta
     }
 }
 
-/* 128 times a field of `bits` bits from bit `at` on. */
-static __device__ __forceinline__ uint32_t block_iq2_offset(uint32_t word, int at, int bits)
+/* Where this lane's copy of an entry lies in a table: `bits` bits from bit `at` on are its number. */
+static __device__ __forceinline__ uint32_t block_iq2_offset(uint32_t word, int at, int bits, int lane)
 {
-    return (at < 7 ? word << (7 - at) : word >> (at - 7)) & ((1u << bits) - 1) << 7;
+    return ((at < 7 ? word << (7 - at) : word >> (at - 7)) & ((1u << bits) - 1) << 7) | (uint32_t)lane * 4;
 }
 
 static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *unit, const char *tables, int lane, int q,
                                                    uint32_t (*codes)[4])
 {
-    const char *mine = tables + lane * 4;
-
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const uint2 v = *(const uint2 *)(unit + h * 512 + lane * 16 + q * 8);
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const uint32_t select = *(const uint32_t *)(mine + block_iq2_offset(v.x, 8 * j, 8)) |
-                                    *(const uint32_t *)(mine + 32768 + block_iq2_offset(v.y, 7 * j, 7));
+            const uint32_t select = *(const uint32_t *)(tables + block_iq2_offset(v.x, 8 * j, 8, lane)) |
+                                    *(const uint32_t *)(tables + 32768 + block_iq2_offset(v.y, 7 * j, 7, lane));
 
             codes[j][h] = ptx_prmt(0x002b1908, 0x00d5e7f8, select);
             codes[j][2 + h] = ptx_prmt(0x002b1908, 0x00d5e7f8, select >> 16);

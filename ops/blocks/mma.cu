@@ -10,7 +10,7 @@ typedef struct block_plan {
     int64_t bytes;
 } block_plan;
 
-static const block_kernels *kernels_of(uint32_t format)
+const block_kernels *ridge_block_kernels_of(uint32_t format)
 {
     switch (format) {
     case RIDGE_Q4_0:
@@ -39,9 +39,9 @@ static ridge_status prepare(const ridge_device *device)
     ridge_status status = RIDGE_OK;
 
     for (uint32_t format = RIDGE_Q4_0; format < RIDGE_DTYPES && !status; format++) {
-        const block_kernels *k = kernels_of(format);
+        const block_kernels *k = ridge_block_kernels_of(format);
 
-        for (int bulk = 0; bulk < (device->arch >= RIDGE_ARCH_SM90 ? 2 : 1) && !status; bulk++)
+        for (int bulk = 0; bulk < (device->arch == RIDGE_ARCH_SM90 ? 2 : 1) && !status; bulk++)
             status = host_prepare(device, k->mma[bulk], 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   host_max_shared(device), "block_matmul: loading kernels");
         if (!status)
@@ -70,7 +70,7 @@ static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums,
  * memory. */
 static block_plan plan(const ridge_device *device, const ridge_problem *problem, int bulk)
 {
-    const block_kernels *k = kernels_of(problem->dtype[2]);
+    const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
     const int64_t tokens = problem->dim[0], units = block_units(problem->dim[1]), most = host_max_shared(device);
     block_plan p = {};
     const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2;
@@ -116,8 +116,8 @@ static size_t take(const ridge_device *device, const ridge_problem *problem, int
         s->scales = (float *)ridge_take(&at, elements / 32 * (int64_t)sizeof(float));
     }
     if (p.records)
-        s->records =
-            (char *)ridge_take(&at, block_units(problem->dim[1]) * kernels_of(problem->dtype[2])->record[p.form]);
+        s->records = (char *)ridge_take(&at, block_units(problem->dim[1]) *
+                                                 ridge_block_kernels_of(problem->dtype[2])->record[p.form]);
     return (size_t)(uintptr_t)at;
 }
 
@@ -152,6 +152,7 @@ static block_mma_args collect(const ridge_call *call)
     a.blocks = (int)(call->dim[1] / 32);
     a.units = (int)block_units(call->dim[1]);
     a.tail = block_last_runs(call->dim[1]) == 1;
+    a.x_slots = 1;
     a.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     if (call->op == RIDGE_BLOCK_MATMUL) {
         a.weight[0] =
@@ -215,7 +216,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            void *space, size_t, void *stream)
 {
     const block_plan p = plan(device, &bound->problem, kernel->param[0]);
-    const block_kernels *k = kernels_of(bound->call.arg[2].dtype);
+    const block_kernels *k = ridge_block_kernels_of(bound->call.arg[2].dtype);
     block_mma_args a = collect(&bound->call);
     block_space s = {};
     ridge_status status;
@@ -270,13 +271,13 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
                device->copy_gbps;
 }
 
-#define ROW(op_name, op_id, name, low, bulk)                                                                      \
-    {                                                                                                             \
-        "cuda." op_name "." name, op_id, low, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {bulk}, why_not, workspace, \
-            cost, launch                                                                                          \
+#define ROW(op_name, op_id, name, low, high, bulk)                                                             \
+    {                                                                                                          \
+        "cuda." op_name "." name, op_id, low, high, Q8_0_CONTRACT, 0, {bulk}, why_not, workspace, cost, launch \
     }
-#define ROWS(op_name, op_id) \
-    ROW(op_name, op_id, "bulk", RIDGE_ARCH_SM90, 1), ROW(op_name, op_id, "mma", RIDGE_ARCH_SM80, 0)
+#define ROWS(op_name, op_id)                                          \
+    ROW(op_name, op_id, "bulk", RIDGE_ARCH_SM90, RIDGE_ARCH_SM90, 1), \
+        ROW(op_name, op_id, "mma", RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, 0)
 
 /* param[0]: weights come by bulk copies. */
 static const ridge_kernel rows[] = {

@@ -38,10 +38,12 @@ enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
 
 /* ----------------------------------------------------------------------------------------------------- bulk copies */
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000 /* beyond, Q4_1 spills, and none has been timed */
 enum { BLOCK_HAS_BULK = 1 };
-#else /* for kernels that are compiled without a body */
+#else
 enum { BLOCK_HAS_BULK = 0 };
+#endif
+#if !(__CUDA_ARCH__ >= 900) /* for kernels that are compiled without a body */
 static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t, uint32_t)
 {
 }
@@ -75,32 +77,40 @@ static __device__ __forceinline__ void block_seek(const block_mma_args &a, block
     l->from = a.weight[second].tiles + tile * a.weight[second].stride + (int64_t)part * unit_bytes;
 }
 
-/* Copies the next unit into a stage and advances. The last unit of a tile may lack its second run: the scales then come
- * to lie where they always do, and what the stage holds of the second run meets scales of zero. */
+/* Copies a unit into a stage. The last unit of a tile may lack its second run: the scales then come to lie where they
+ * always do, and what the stage holds of the second run meets scales of zero. */
+template <class F, int BULK>
+static __device__ __forceinline__ void block_copy_unit(const uint8_t *from, bool tail, uint32_t stage, uint32_t bar,
+                                                       int lane)
+{
+    const int codes = tail ? F::CODES / 2 : F::CODES, bytes = codes + F::UNIT - F::CODES;
+
+    if constexpr (BULK) {
+        if (lane == 0) {
+            ptx_mbarrier_expect(bar, (uint32_t)bytes);
+            ptx_bulk_load(stage, from, (uint32_t)(tail ? codes : F::UNIT), bar);
+            if (tail)
+                ptx_bulk_load(stage + F::CODES, from + codes, F::UNIT - F::CODES, bar);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < F::UNIT / 16; i += 32) {
+            const int at = (i + lane) * 16;
+
+            if (at < bytes)
+                mma_copy16(stage + (uint32_t)(at < codes ? at : at + F::CODES - codes), from + at, 16);
+        }
+    }
+}
+
+/* Copies the next unit into a stage and advances. */
 template <class F, int BULK>
 static __device__ __forceinline__ void block_copy(const block_mma_args &a, block_loader *l, uint32_t stage,
                                                   uint32_t bar, int part, int lane, int mine, int step)
 {
     if (l->work < a.work) {
-        const bool tail = F::SMALL && a.tail && l->left == 1 && (a.units - 1) % 4 == part;
-        const int codes = tail ? F::CODES / 2 : F::CODES, bytes = codes + F::UNIT - F::CODES;
-
-        if constexpr (BULK) {
-            if (lane == 0) {
-                ptx_mbarrier_expect(bar, (uint32_t)bytes);
-                ptx_bulk_load(stage, l->from, (uint32_t)(tail ? codes : F::UNIT), bar);
-                if (tail)
-                    ptx_bulk_load(stage + F::CODES, l->from + codes, F::UNIT - F::CODES, bar);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < F::UNIT / 16; i += 32) {
-                const int at = (i + lane) * 16;
-
-                if (at < bytes)
-                    mma_copy16(stage + (uint32_t)(at < codes ? at : at + F::CODES - codes), l->from + at, 16);
-            }
-        }
+        block_copy_unit<F, BULK>(l->from, F::SMALL && a.tail && l->left == 1 && (a.units - 1) % 4 == part, stage, bar,
+                                 lane);
         l->from += 4 * F::UNIT;
         if (--l->left == 0) {
             l->left = mine;
@@ -121,10 +131,16 @@ static __device__ __forceinline__ float block_from_start(int32_t sum)
     return __fadd_rn(__int_as_float(sum), -12582912.0f);
 }
 
-/* Adds one block to its partition, out of its sums (of 16 and 16 columns with sub-scales). */
+/* A byte of a word as a float: that of 2^23 + byte, less 2^23. */
+static __device__ __forceinline__ float block_byte_float(uint32_t word, int byte)
+{
+    return __fadd_rn(__uint_as_float(ptx_prmt(word, 0x4b000000, 0x7440 | (uint32_t)byte)), -8388608.0f);
+}
+
+/* Adds one block to its partition, out of its sums (of 16 and 16 columns with sub-scales). odd: of its number. */
 template <class F>
 static __device__ __forceinline__ float block_step(float acc, float w, float m, uint32_t sub, const int32_t *sum,
-                                                   float xs, const float *aux)
+                                                   float xs, const float *aux, int odd)
 {
     if (F::X == BLOCK_X_START_16) { /* Q6_K */
         const int32_t i = (int16_t)sub * sum[0] + ((int32_t)sub >> 16) * sum[1];
@@ -132,31 +148,42 @@ static __device__ __forceinline__ float block_step(float acc, float w, float m, 
         return __fmaf_rn(__fmul_rn(w, xs), (float)i, acc);
     }
     if (F::X == BLOCK_X_SUM_16) { /* Q2_K */
-        const int32_t i = (int32_t)(sub & 255) * sum[0] + (int32_t)(sub >> 8 & 255) * sum[1];
+        const int32_t i = (int32_t)(sub & 255) * (4 * sum[0]) + (int32_t)(sub >> 8 & 255) * sum[1];
 
-        acc = __fmaf_rn(__fmul_rn(w, xs), (float)i, acc);
-        acc = __fmaf_rn(-__fmul_rn(m, (float)(sub >> 16 & 255)), aux[0], acc);
-        return __fmaf_rn(-__fmul_rn(m, (float)(sub >> 24)), aux[1], acc);
+        acc = __fmaf_rn(__fmul_rn(w, xs), (float)(i >> (odd ? 6 : 2)), acc);
+        acc = __fmaf_rn(-__fmul_rn(m, block_byte_float(sub, 2)), aux[0], acc);
+        return __fmaf_rn(-__fmul_rn(m, block_byte_float(sub, 3)), aux[1], acc);
     }
     acc = __fmaf_rn(__fmul_rn(w, xs), block_from_start(sum[0]), acc);
     return F::X == BLOCK_X_SUM ? __fmaf_rn(m, aux[0], acc) : acc;
 }
 
+/* ptx_mma_s8_k16 with unsigned a. */
+static __device__ __forceinline__ void block_mma_u8_k16(int32_t *d, const uint32_t *a, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
 template <class F>
 static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uint32_t *a, const uint32_t *b)
 {
-    if (F::X >= BLOCK_X_START_16) {
+    if (F::X == BLOCK_X_START_16) {
         ptx_mma_s8_k16(d[0], a, b[0]);
         ptx_mma_s8_k16(d[1], a + 2, b[1]);
+    } else if (F::X == BLOCK_X_SUM_16) {
+        block_mma_u8_k16(d[0], a, b[0]);
+        block_mma_u8_k16(d[1], a + 2, b[1]);
     } else {
         ptx_mma_s8(d[0], a, b);
     }
 }
 
-/* A unit times one token: adds to the sum of the run that this lane owns. */
+/* A unit times one token: adds to the sum of the run that this lane owns. column[j]: 1 if lane / 4 % 4 = j, else 0. */
 template <class F>
 static __device__ __forceinline__ void block_unit_1(const char *unit, const char *tables, const char *record, int lane,
-                                                    float *acc)
+                                                    const uint32_t *column, float *acc)
 {
     enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1 };
     const int g = lane / 4, t = lane % 4, odd = t & 1, run = t >> 1;
@@ -187,12 +214,13 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
         }
 #pragma unroll
     for (int q = 0; q < 2; q++) {
+        const uint2 own = g >> 2 == q ? x : make_uint2(0, 0);
         uint32_t codes[4][4];
 
         block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const uint32_t b[2] = {g == 4 * q + j ? x.x : 0, g == 4 * q + j ? x.y : 0};
+        for (int j = 0; j < 4; j++) { /* products, not selects: those wait for the pipe that unpacks codes */
+            const uint32_t b[2] = {own.x * column[j], own.y * column[j]};
 
             block_mma_onto<F>(d[j & 1], codes[j], b);
         }
@@ -210,7 +238,7 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        *acc = block_step<F>(*acc, s.w[j], s.m[j], s.sub[j], own[j], scale[j], aux[j]);
+        *acc = block_step<F>(*acc, s.w[j], s.m[j], s.sub[j], own[j], scale[j], aux[j], j & 1);
 }
 
 /* The scales of a block for rows g and g + 8, from the lanes that own them. */
@@ -231,9 +259,42 @@ static __device__ __forceinline__ void block_hand_out(const block_scales *s, int
     }
 }
 
-/* A unit times 8 TILES tokens: acc[run][4 tile + i] as the D operand has them. */
-template <class F, int TILES>
-static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, const char *record,
+/* Where a lane finds x of eight tokens: in a record of all of them, or in records of their own, those of token lane / 4
+ * (codes) and of tokens 2 t and 2 t + 1 (numbers). */
+typedef struct block_x_at {
+    const char *codes, *number[2];
+} block_x_at;
+
+/* Codes of blocks 2 which and the next, as B operands. */
+template <int OWN> static __device__ __forceinline__ uint4 block_x_codes(const block_x_at &at, int which, int lane)
+{
+    if constexpr (OWN) {
+        const char *from = at.codes + which * 64 + lane % 4 * 8;
+        const uint2 x = *(const uint2 *)from, y = *(const uint2 *)(from + 32);
+
+        return make_uint4(x.x, x.y, y.x, y.y);
+    } else {
+        return *(const uint4 *)(at.codes + which * 512 + lane * 16);
+    }
+}
+
+/* Scales (k = 0) or the like of tokens 2 t and 2 t + 1: of an even block for both, then of the next. */
+template <int OWN> static __device__ __forceinline__ float4 block_numbers(const block_x_at &at, int k, int which, int t)
+{
+    if constexpr (OWN) {
+        const float2 x = *(const float2 *)(at.number[0] + 256 + 32 * k + 8 * which);
+        const float2 y = *(const float2 *)(at.number[1] + 256 + 32 * k + 8 * which);
+
+        return make_float4(x.x, y.x, x.y, y.y);
+    } else {
+        return *(const float4 *)(at.codes + 2048 + 256 * k + which * 64 + t * 16);
+    }
+}
+
+/* A unit times 8 TILES tokens: acc[run][4 tile + i] as the D operand has them. OWN: each token has records of its own.
+ */
+template <class F, int TILES, int OWN>
+static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, block_x_at record,
                                                     int64_t tile_stride, int lane, float (*acc)[4 * TILES])
 {
     enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, AUX = BLOCK_AUX(F::X) };
@@ -258,15 +319,15 @@ static __device__ __forceinline__ void block_unit_8(const char *unit, const char
                 block_hand_out<F>(&s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
-                const char *at = record + tile * tile_stride;
+                const block_x_at at = {record.codes + tile * tile_stride, {record.number[0], record.number[1]}};
                 const int which = 2 * q + pair;
-                const uint4 x = *(const uint4 *)(at + which * 512 + lane * 16);
-                const float4 xs = *(const float4 *)(at + 2048 + which * 64 + t * 16);
+                const uint4 x = block_x_codes<OWN>(at, which, lane);
+                const float4 xs = block_numbers<OWN>(at, 0, which, t);
                 float4 aux[AUX + 1];
 
 #pragma unroll
                 for (int k = 0; k < AUX; k++)
-                    aux[k] = *(const float4 *)(at + 2304 + 256 * k + which * 64 + t * 16);
+                    aux[k] = block_numbers<OWN>(at, 1 + k, which, t);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
@@ -293,7 +354,7 @@ static __device__ __forceinline__ void block_unit_8(const char *unit, const char
                         for (int k = 0; k < AUX; k++)
                             more[k] = i ? (e & 1 ? aux[k].w : aux[k].z) : (e & 1 ? aux[k].y : aux[k].x);
                         acc[q][4 * tile + e] = block_step<F>(acc[q][4 * tile + e], w[i][e >> 1], m[i][e >> 1],
-                                                             sub[i][e >> 1], sum, scale, more);
+                                                             sub[i][e >> 1], sum, scale, more, i);
                     }
                 }
             }
@@ -376,6 +437,17 @@ template <int BULK> static __device__ __forceinline__ void block_wait(uint32_t b
     }
 }
 
+template <class F, int TOKENS>
+static __device__ __forceinline__ void block_unit(const char *unit, const char *tables, const char *record,
+                                                  int64_t tile_stride, int lane, const uint32_t *column,
+                                                  float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
+{
+    if constexpr (TOKENS == 1)
+        block_unit_1<F>(unit, tables, record, lane, column, &acc[0][0]);
+    else
+        block_unit_8<F, TOKENS / 8, 0>(unit, tables, block_x_at{record, {NULL, NULL}}, tile_stride, lane, acc);
+}
+
 template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
@@ -385,11 +457,15 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     char *ring = memory + a.at_ring + warp * a.depth * F::UNIT;
     const uint32_t bars = ptx_shared(memory + a.at_bars) + (uint32_t)(warp * BLOCK_MAX_DEPTH * 8);
     float *sums = (float *)(memory + a.at_sums) + team * (1 + a.gate_up) * RIDGE_Q8_0_PARTS * TOKENS * 16;
-    const char *records = a.records ? a.records : memory + F::TABLES;
     block_loader l = {(int)blockIdx.x + team * (int)gridDim.x, 0, mine, NULL};
-    uint32_t parity = 0;
+    uint32_t parity = 0, column[4];
     int at = 0;
 
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        column[j] = (lane >> 2 & 3) == j;
+        asm("" : "+r"(column[j])); /* or the compiler makes selects of the products */
+    }
     ptx_launch_dependents();
     if constexpr (BULK) {
         if (lane == 0)
@@ -417,13 +493,14 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
             float acc[2][TOKENS == 1 ? 1 : TOKENS / 2] = {};
 
             for (int k = 0; k < mine; k++) {
-                const char *unit = ring + at * F::UNIT, *record = records + (int64_t)(part + 4 * k) * RECORD;
+                const char *unit = ring + at * F::UNIT;
+                const int64_t tile_stride = (int64_t)a.units * RECORD, record = (int64_t)(part + 4 * k) * RECORD;
 
                 block_wait<BULK>(bars + at * 8, parity, a.depth);
-                if constexpr (TOKENS == 1)
-                    block_unit_1<F>(unit, memory, record, lane, &acc[0][0]);
+                if (a.records) /* two calls, so that each is compiled for its kind of memory */
+                    block_unit<F, TOKENS>(unit, memory, a.records + record, tile_stride, lane, column, acc);
                 else
-                    block_unit_8<F, TOKENS / 8>(unit, memory, record, (int64_t)a.units * RECORD, lane, acc);
+                    block_unit<F, TOKENS>(unit, memory, memory + F::TABLES + record, tile_stride, lane, column, acc);
                 __syncwarp(); /* all lanes have read the stage before it is written again */
                 block_copy<F, BULK>(a, &l, ptx_shared(unit), bars + at * 8, part, lane, mine, step);
                 at = at + 1 == a.depth ? 0 : at + 1;
@@ -444,21 +521,6 @@ static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(F::X, TOKEN
     if constexpr (!BULK || BLOCK_HAS_BULK)
         block_product<F, TOKENS, BULK>(a);
 }
-
-#define BLOCK_KERNELS_OF(F, BULK)                                                                                      \
-    {                                                                                                                  \
-        (const void *)block_mma<F, 1, BULK>, (const void *)block_mma<F, 8, BULK>, (const void *)block_mma<F, 16, BULK> \
-    }
-/* Defines block_kernels_NAME, from struct block_NAME. */
-#define BLOCK_KERNELS(name)                                                                                      \
-    extern const block_kernels ridge_block_kernels_##name = {                                                    \
-        {BLOCK_KERNELS_OF(block_##name, 0), BLOCK_KERNELS_OF(block_##name, 1)},                                  \
-        {(const void *)block_records<block_##name, 1>, (const void *)block_records<block_##name, 8>,             \
-         (const void *)block_records<block_##name, 16>},                                                         \
-        block_##name::UNIT,                                                                                      \
-        block_##name::TABLES,                                                                                    \
-        {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)}, \
-        {BLOCK_TEAMS_OF(block_##name::X, 0), BLOCK_TEAMS_OF(block_##name::X, 1)}};
 
 /* Formats without tables. */
 template <class F> static __device__ __forceinline__ void block_fill_tables(F, char *)

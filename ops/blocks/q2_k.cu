@@ -1,5 +1,7 @@
-/* q2_k.cu: Q2_K: two bits, 4-bit sub-scales and minima of 16 columns, f16 d and dmin for 256. */
-#include "mma.cuh"
+/* q2_k.cu: Q2_K: two bits, 4-bit sub-scales and minima of 16 columns, f16 d and dmin for 256. Codes stay where they lie
+ * in their bytes, as unsigned numbers: those of half h of an even block are 4^h times, of an odd one 16 * 4^h times
+ * what they should be, and so are their sums, which block_step shifts back. */
+#include "experts.cuh"
 
 struct block_q2_k {
     static const int UNIT = 1344;
@@ -21,7 +23,7 @@ static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit,
 
 #pragma unroll
         for (int slot = 0; slot < 8; slot++)
-            codes[slot / 2][slot % 2 * 2 + h] = (slot < 4 ? v.x : v.y) >> 2 * (slot & 3) & 0x03030303;
+            codes[slot / 2][slot % 2 * 2 + h] = (slot < 4 ? v.x : v.y) & 0x03030303u << 2 * (slot & 3);
     }
 }
 
@@ -32,11 +34,11 @@ static __device__ __forceinline__ void block_own_scales(block_q2_k, const char *
 
 #pragma unroll
     for (int j = 0; j < 4; j++) { /* scales in the low nibbles of two bytes, minima in the high ones */
-        const uint32_t word = j < 2 ? v.x : v.y, pair = (j & 1 ? word >> 16 : word) & 0xffff;
+        const uint32_t word = j < 2 ? v.x : v.y;
 
         s->w[j] = block_low_half(d);
         s->m[j] = block_high_half(d);
-        s->sub[j] = (pair & 0x0f0f) | (pair & 0xf0f0) << 12;
+        s->sub[j] = ptx_prmt(word & 0x0f0f0f0f, word >> 4 & 0x0f0f0f0f, j & 1 ? 0x7632 : 0x5410);
     }
 }
 

@@ -1,6 +1,6 @@
 /* records.cuh: x in the form in which the products read it: a record for every 256 columns, with the codes as B
- * operands of mma.m16n8k32, the scales, and what the format's sums need beside them. A record holds one token, whose
- * eight blocks are the columns of the operand, or eight tokens. */
+ * operands of mma.m16n8k32, the scales, and what the format's sums need beside them. A record holds eight tokens, or
+ * one: then its eight blocks are the columns of the operand, or lanes gather eight tokens out of as many records. */
 #ifndef RIDGE_BLOCKS_RECORDS_CUH
 #define RIDGE_BLOCKS_RECORDS_CUH
 
@@ -100,26 +100,28 @@ static __device__ __forceinline__ uint2 block_load_codes(const block_mma_args &a
     return make_uint2(word[0], word[1]);
 }
 
-/* Writes the records of all tokens, those up to TOKENS that there are not and blocks beyond the last one as zeros. The
- * threads `first`, first + step, ... take four lanes a block; all of a warp come. */
+/* Writes the records of all tokens, those up to TOKENS that there are not and blocks beyond the last one as zeros. With
+ * TOKENS = 1 there may be any number of them, whose records come one after another. The threads `first`, first + step,
+ * ... take four lanes a block; all of a warp come. */
 template <class F, int TOKENS>
 static __device__ __forceinline__ void block_make_records(const block_mma_args &a, char *to, int first, int step)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
     const int per_token = a.units * 32; /* of 8 columns */
 
-    for (int i = first; i < per_token * TOKENS; i += step) {
+    for (int i = first; i < per_token * (TOKENS == 1 ? a.tokens : TOKENS); i += step) {
         const int token = i / per_token, u = i % per_token, block = u / 4;
         uint2 codes = make_uint2(0, 0);
         float xs = 0, x[8];
-        char *record = to + ((token >> 3) * a.units + block / 8) * RECORD;
+        char *record = to + ((TOKENS == 1 ? token : token >> 3) * a.units + block / 8) * RECORD;
         const bool there = token < a.tokens && block < a.blocks; /* the same in a block's four lanes */
-        const char *row = (const char *)a.x + token * a.x_stride;
+        const int owner = TOKENS == 1 ? token / a.x_slots : token, slot = TOKENS == 1 ? token % a.x_slots : 0;
+        const char *row = (const char *)a.x + owner * a.x_stride + slot * a.x_slot;
 
         if (a.x_dtype == RIDGE_I8) {
             if (there) {
                 codes = block_load_codes(a, row + u * 8);
-                xs = a.x_scales[token * a.x_ld + block];
+                xs = a.x_scales[owner * a.x_ld + slot * a.x_slot_ld + block];
             }
         } else {
 #pragma unroll

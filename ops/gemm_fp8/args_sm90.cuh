@@ -50,12 +50,32 @@ typedef struct gemm_args {
     int block_m, stages; /* rows of a tile, and the stages that they leave room for */
     int scale_a_skew;    /* elements of map_scale_a before the first scale, see gemm_flat_scales */
     CUtensorMap d_tail;  /* d with boxes of as many rows as the last warpgroup has */
+    /* T::GROUPED: m, rows of all groups of A, with GROUPED_K of one; n and tiles_n of one group; k_blocks of all */
+    const void *offsets; /* in device memory, [groups + 1], of a masked call [groups] */
+    int wide, groups;    /* wide: offsets are 64-bit */
+    int masked;          /* rows of a group of A and D of which the first offsets[group] count; 0: groups follow each
+                            other */
 } gemm_args;
+
+/* T::GROUPED: D of each group, see include/ridge.h. */
+enum { GROUPED_NO = 0, GROUPED_M, GROUPED_K };
 
 /* A work unit of a CTA: blocks begin .. end - 1 of k of the tile at row, col. end = 0: there is no more. */
 typedef struct gemm_unit {
     int row, col, begin, end;
 } gemm_unit;
+
+/* T::GROUPED, of a work unit: its columns are rows of B from b_row on, its rows are rows of D from d_row on and end at
+ * `last`, and its scales of B (1D2D) lie from row scale_b of their table on. */
+typedef struct gemm_group {
+    int b_row, d_row, last, scale_b;
+} gemm_group;
+
+/* T::GROUPED: how far a thread has gone through the groups; `first`: the number of the first cluster tile of `group`.
+ */
+typedef struct gemm_walk {
+    int group, first;
+} gemm_walk;
 
 /* TWO: a tile's columns can lie in two blocks of 128, and so have two scales in 1D2D; then every GRAIN of them, counted
  * from the tile's first, lie in one. A warp reads the scales of CHUNK blocks of k at once. */
@@ -103,6 +123,7 @@ template <class T, int MODE> struct gemm_memory {
     uint64_t saved[T::WARPGROUPS];                              /* a warpgroup has stored its partial accumulator */
     uint64_t d_loaded[T::WARPGROUPS], d_written[T::WARPGROUPS]; /* T::STAGED_F32: `d` holds D; it holds the results */
     gemm_unit unit[UNITS];                                      /* by number */
+    gemm_group group[T::GROUPED != 0 ? (int)UNITS : 1];         /* likewise */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -172,11 +172,10 @@ typedef struct tiling {
     int64_t rows, cols, down, across;
 } tiling;
 
-/* 120 x 256 keeps accumulators and A in a second-level cache; smaller where that leaves threads without work. */
+/* The largest tiles; smaller ones where those leave threads without work. */
 static tiling tiling_of(int64_t m, int64_t n, int threads)
 {
-    enum { ROWS = 120, COLS = 256 };
-    tiling c = {ridge_round_up(ridge_ceil_div(m, ridge_ceil_div(m, ROWS)), GEMM_ROWS), COLS, 1, 1};
+    tiling c = {ridge_round_up(ridge_ceil_div(m, ridge_ceil_div(m, GEMM_TILE_ROWS)), GEMM_ROWS), GEMM_TILE_COLS, 1, 1};
 
     while (c.cols > 64 && ridge_ceil_div(m, c.rows) * ridge_ceil_div(n, c.cols) < 4 * (int64_t)threads)
         c.cols /= 2;

@@ -44,6 +44,8 @@ typedef void gemm_tile_function(const gemm_args *args, const gemm_tile *tile);
 
 /* Rows of a tile are a multiple of GEMM_ROWS, columns of GEMM_COLS, except at the edges. */
 enum { GEMM_ROWS = 12, GEMM_COLS = 32, GEMM_PITCH = GEMM_BLOCK + 16 };
+/* And at most so many: accumulators and A fit in a second-level cache. */
+enum { GEMM_TILE_ROWS = 120, GEMM_TILE_COLS = 256 };
 
 /* What a tile of that many rows and columns needs: accumulators, decoded A, a decoded panel of B, scales of A. */
 static inline size_t gemm_work_floats(int64_t rows, int64_t cols)

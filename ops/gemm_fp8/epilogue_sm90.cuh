@@ -102,10 +102,36 @@ template <int BLOCK_N, int DTYPE> static __device__ __forceinline__ void gemm_pa
             words[i] = num_canonical<DTYPE>(words[i] & 0xffffu) | num_canonical<DTYPE>(words[i] >> 16) << 16;
 }
 
-/* Through shared memory to a TMA store, which overlaps the next tile. */
+/* T::GROUPED: the first `rows` rows of a slice from its panels to D, by all threads of the warpgroup: the rows after
+ * them belong to another group, so that TMA cannot store the panels. */
+template <class T>
+static __device__ void gemm_store_rows(const gemm_args &p, const uint8_t *panel, int first_row, int rows, int first_col)
+{
+    enum { COLS = T::BLOCK_N % 64 ? 32 : 64, CHUNKS = COLS / 8, BYTES = 64 * COLS * 2, ACROSS = T::BLOCK_N / 8 };
+
+#pragma unroll 1
+    for (int i = threadIdx.x % 128; i < rows * ACROSS; i += 128) {
+        const int row = i / ACROSS, j = i % ACROSS, left = p.n - first_col - 8 * j;
+        const int swizzle = COLS == 64 ? row % 8 : row / 2 % 4;
+        const uint4 v = *(const uint4 *)(panel + j / CHUNKS * BYTES + row * (COLS * 2) + (j % CHUNKS ^ swizzle) * 16);
+        uint16_t *to = (uint16_t *)p.out + (first_row + row) * p.stride + first_col + 8 * j;
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+
+        if (left >= 8)
+            *(uint4 *)to = v;
+        else
+#pragma unroll
+            for (int c = 0; c < 8; c++)
+                if (c < left)
+                    to[c] = (uint16_t)(words[c / 2] >> c % 2 * 16);
+    }
+}
+
+/* Through shared memory to a TMA store, which overlaps the next tile. The tile's rows end before `last`. */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
-                                                         int slice, int first_row, int first_col, const uint32_t *words)
+                                                         int slice, int first_row, int last, int first_col,
+                                                         const uint32_t *words)
 {
     /* panels of COLS columns; in a row of 128 bytes, the 16 bytes of columns 8 j lie at chunk (j % 8) ^ (row % 8), in
      * one of 64 at chunk (j % 4) ^ (row / 2 % 4) */
@@ -126,11 +152,16 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
                          words[2 * j + 2], words[2 * j + 3]);
     ptx_fence_async();
     ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders all threads' writes before the reads of TMA */
+    if (T::GROUPED && first_row + 64 > last) {
+        gemm_store_rows<T>(p, s->d + (warpgroup * T::SLICES + slice) * (T::BLOCK_N / COLS) * BYTES, first_row,
+                           last - first_row, first_col);
+        return;
+    }
     if (thread == 0) {
         const CUtensorMap *d = T::SMALL_M && warpgroup == p.warpgroups - 1 ? &p.d_tail : &p.d;
 
         for (int c = 0; c < T::BLOCK_N / COLS; c++)
-            if (first_col + COLS * c < p.n && first_row < p.m)
+            if (first_col + COLS * c < p.n && (T::GROUPED || first_row < p.m))
                 ptx_tma_store_2d(d, first_col + COLS * c, first_row, panel + c * BYTES);
         ptx_tma_commit();
     }
@@ -139,12 +170,13 @@ static __device__ __forceinline__ void gemm_store_panels(const gemm_args &p, gem
 /* OUT_BF16 */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_store_bf16(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
-                                                       int slice, int first_row, int first_col, const float *fin)
+                                                       int slice, int first_row, int last, int first_col,
+                                                       const float *fin)
 {
     uint32_t words[T::BLOCK_N / 4];
 
     gemm_pack<T::BLOCK_N, RIDGE_BF16>(fin, words);
-    gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, first_col, words);
+    gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, last, first_col, words);
 }
 
 /* From registers, 32 bytes of a row at a time. With accumulation all loads of D are in flight at once. */
@@ -202,14 +234,16 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
     enum { ROWS = 64 * T::SLICES, ACROSS = T::BLOCK_N / 32, PANELS = T::SLICES * ACROSS };
     const uint64_t policy = ptx_policy_evict_first();
     uint32_t phase = 0;
+    gemm_walk walk = {};
+    gemm_group group = {};
 
     ptx_grid_dependency_wait();
     for (int number = 0;; number++) {
-        const gemm_unit unit = gemm_unit_at<T>(p, number);
+        const gemm_unit unit = gemm_unit_of<T>(p, number, &walk, &group);
 
         if (!unit.end)
             break;
-        if (unit.end < p.k_blocks)
+        if (!T::GROUPED && unit.end < p.k_blocks)
             continue;
         ptx_tma_wait_read(); /* TMA has read the previous results from the panels */
         for (int warpgroup = 0; warpgroup < gemm_warpgroups<T>(p); warpgroup++) {
@@ -222,7 +256,8 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
             for (int i = 0; i < PANELS; i++)
                 if (p.accumulate && i / ACROSS < tall && i % ACROSS < across)
                     ptx_tma_load_2d_policy(ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, &p.d,
-                                           unit.col + i % ACROSS * 32, row + i / ACROSS * 64, added, policy);
+                                           unit.col + i % ACROSS * 32, group.d_row + row + i / ACROSS * 64, added,
+                                           policy);
         }
         for (int warpgroup = 0; warpgroup < gemm_warpgroups<T>(p); warpgroup++) {
             const int row = unit.row + warpgroup * ROWS;
@@ -230,7 +265,7 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
             ptx_mbarrier_wait(ptx_shared(&s->d_written[warpgroup]), phase);
             for (int i = 0; i < PANELS; i++)
                 if (row + i / ACROSS * 64 < p.m && unit.col + i % ACROSS * 32 < p.n)
-                    gemm_tma_store(&p.d, unit.col + i % ACROSS * 32, row + i / ACROSS * 64,
+                    gemm_tma_store(&p.d, unit.col + i % ACROSS * 32, group.d_row + row + i / ACROSS * 64,
                                    ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, policy);
             ptx_tma_commit();
         }
@@ -301,7 +336,7 @@ static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memor
             uint32_t words[T::BLOCK_N / 4];
 
             gemm_pack<T::BLOCK_N, DTYPE>(fin, words);
-            gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, first_col, words);
+            gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, last, first_col, words);
             return;
         }
 #pragma unroll

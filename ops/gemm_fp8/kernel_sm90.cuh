@@ -46,12 +46,16 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
     const uint32_t step_a = gemm_block_m<T>(p) * BK, to_a = ptx_shared(s->a[0]) + rows * BK;
     const uint32_t to_b = ptx_shared(T::SMALL_M ? s->a[0] + p.stages * p.block_m * BK : s->b[0]) + cols * BK;
     gemm_unit unit = s->unit[0], next = s->unit[1], after = {};
+    gemm_group group = s->group[0], next_group = s->group[T::GROUPED ? 1 : 0], after_group = {};
+    gemm_walk walk = {};
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
 
     ptx_grid_dependency_wait();
     for (int number = 1; unit.end; number++) {
-        const int row = unit.row, col = unit.col;
+        const int row = unit.row, col = unit.col, b_row = T::GROUPED ? group.b_row + col : col;
 
+        if (T::GROUPED)
+            s->group[number % UNITS] = next_group;
         s->unit[number % UNITS] = next; /* the next unit; the arrival at full orders this write before its readers */
         for (int kb = unit.begin; kb < unit.end; kb++) {
             const uint32_t stage = ring.at.stage, full = ptx_shared(&s->full[0]) + stage * 8;
@@ -63,9 +67,9 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
             else
                 ptx_tma_load_2d_multicast(a, &p.a, kb * BK, row + rows, full, same_row);
             if (T::CLUSTER_M == 1)
-                ptx_tma_load_2d(b, &p.b, kb * BK, col, full);
+                ptx_tma_load_2d(b, &p.b, kb * BK, b_row, full);
             else
-                ptx_tma_load_2d_multicast(b, &p.b, kb * BK, col + cols, full, same_col);
+                ptx_tma_load_2d_multicast(b, &p.b, kb * BK, b_row + cols, full, same_col);
             if (MODE != SCALE_EPILOGUE && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_a[0]) + stage * (gemm_layout<T, MODE>::PITCH * 4), &p.map_scale_a,
                                 gemm_flat_scales<T, MODE>() ? (p.scale_a_skew + row + kb * (int)p.ld_a) & ~3 : row,
@@ -75,10 +79,12 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
             ptx_mbarrier_expect(full, bytes);
             gemm_advance<T::STAGES>(&ring);
             if (kb == unit.begin) /* its divisions take long: now, while the stages are full */
-                after = gemm_unit_at<T>(p, number + 1);
+                after = gemm_unit_of<T>(p, number + 1, &walk, &after_group);
         }
         unit = next;
         next = after;
+        group = next_group;
+        next_group = after_group;
     }
     /* Drain: other CTAs of the cluster arrive at this one's `empty` until then, so it must not exit before. */
     for (uint32_t i = 0; i < gemm_stages<T>(p); i++) {
@@ -168,7 +174,7 @@ static __device__ __forceinline__ void gemm_consume(const gemm_args &p, gemm_mem
                                                     const gemm_addresses &at, const gemm_split_addresses &split,
                                                     gemm_ring *ring, const gemm_unit &unit, int warpgroup, float *fin)
 {
-    gemm_load_partial<T>(p, unit.begin, warpgroup, fin);
+    gemm_load_partial<T>(p, T::GROUPED ? 0 : unit.begin, warpgroup, fin);
     if constexpr (T::SCALE_OUTER)
         gemm_mainloop_outer<T, MODE, FORMATS>(s, at, split, ring, unit, fin);
     else if constexpr (T::WARPGROUPS == 1)
@@ -197,7 +203,7 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
         if (OUT != OUT_ANY && p.bias)
             gemm_add_bias<T, OUT>(p, s->bias[warpgroup], warpgroup, bias, col, part);
         if (OUT == OUT_BF16)
-            gemm_store_bf16<T, MODE>(p, s, warpgroup, slice, first_row, col, part);
+            gemm_store_bf16<T, MODE>(p, s, warpgroup, slice, first_row, last, col, part);
         else if (OUT == OUT_F32)
             gemm_store_f32<T, MODE>(p, s, warpgroup, slice, first_row, last, col, parity, part);
         else if (p.dtype == RIDGE_BF16)
@@ -215,6 +221,8 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_init(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
+    gemm_walk walk = {};
+
     for (uint32_t i = 0; i < gemm_stages<T>(p); i++) {
         ptx_mbarrier_init(ptx_shared(&s->full[i]),
                           (MODE == SCALE_EPILOGUE || p.scale_tma ? 1 : 33) + (MODE == SCALE_1D2D));
@@ -227,8 +235,10 @@ static __device__ __forceinline__ void gemm_init(const gemm_args &p, gemm_memory
         ptx_mbarrier_init(ptx_shared(&s->d_written[i]), 128);
     }
     ptx_mbarrier_fence_init();
-    s->unit[0] = gemm_unit_at<T>(p, 0);
-    s->unit[1] = gemm_unit_at<T>(p, 1);
+    if (T::GROUPED) /* an earlier kernel may write the offsets */
+        ptx_grid_dependency_wait();
+    for (int i = 0; i < 2; i++)
+        s->unit[i] = gemm_unit_of<T>(p, i, &walk, &s->group[T::GROUPED ? i : 0]);
 }
 
 #endif
@@ -289,13 +299,23 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
         if (unit.end)     /* without this test ptxas keeps the loops' state in vector registers */
             ptx_mbarrier_wait(at.full, 0);
         while (unit.end) {
-            const int row = unit.row, col = unit.col, end = unit.end, last = gemm_rows_end<T>(p, unit.row);
+            const int row = unit.row, col = unit.col, end = unit.end;
+            const int last = T::GROUPED ? 0 : gemm_rows_end<T>(p, unit.row);
             float bias = MODE == SCALE_1D1D ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
             gemm_consume<T, MODE, FORMATS>(p, s, at, split, &ring, unit, warpgroup, fin);
             if (MODE == SCALE_1D1D) /* no register for it before */
                 bias = gemm_bias_of<OUT>(p, col + thread);
+            if (T::GROUPED) {
+                const gemm_group group = s->group[number % UNITS];
+
+                unit = gemm_read_unit(&s->unit[++number % UNITS]);
+                gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row + group.d_row, group.last + group.d_row, col,
+                                            bias, parity, fin);
+                parity ^= 1;
+                continue;
+            }
             unit = gemm_read_unit(&s->unit[++number % UNITS]);
             if (end < p.k_blocks) {
                 gemm_save_partial<T>(p, &s->saved[warpgroup], warpgroup, fin);

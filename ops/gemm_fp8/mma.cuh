@@ -266,11 +266,11 @@ static __device__ __forceinline__ void mma_store_warp(const mma_args &p, float *
     }
 }
 
-/* The tile of this CTA. Raster order: bundles of BUNDLE row tiles, and column by column within a bundle, so that CTAs
+/* The tile of a CTA. Raster order: bundles of BUNDLE row tiles, and column by column within a bundle, so that CTAs
  * that run at the same time share operands in L2. */
-static __device__ __forceinline__ void mma_locate(const mma_args &p, int *tile_m, int *tile_n)
+static __device__ __forceinline__ void mma_locate(const mma_args &p, int64_t index, int *tile_m, int *tile_n)
 {
-    const int64_t index = blockIdx.x, per = (int64_t)BUNDLE * p.tiles_n;
+    const int64_t per = (int64_t)BUNDLE * p.tiles_n;
     const int bundle = (int)(index / per), in_bundle = (int)(index % per);
     const int bundle_m = min((int)BUNDLE, p.tiles_m - bundle * BUNDLE);
 
@@ -289,12 +289,11 @@ template <int BLOCK_N> static __device__ __forceinline__ void mma_init(const mma
     __syncthreads(); /* marks are cleared before a thread sets one */
 }
 
-/* WIDTH: columns of a warp's results. CTAS: the CTAs of an SM. */
-template <int KIND, int E5_A, int E5_B, int WIDTH, int CTAS>
-static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const __grid_constant__ mma_args p)
+/* Tile `index` of a CTA. WIDTH: columns of a warp's results. */
+template <int KIND, int E5_A, int E5_B, int WIDTH>
+static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t index, uint8_t *shared)
 {
     enum { BLOCK_N = 2 * WIDTH };
-    extern __shared__ __align__(128) uint8_t shared[];
     mma_large_memory<BLOCK_N> *s = (mma_large_memory<BLOCK_N> *)shared;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp % 2 * WARP_M, warp_col = warp / 2 * WIDTH;
@@ -302,7 +301,7 @@ static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const _
     float fin[WARP_M / 16][WIDTH / 8][4] = {};
     int tile_m, tile_n, now = 0, next = p.stages - 1;
 
-    mma_locate(p, &tile_m, &tile_n);
+    mma_locate(p, index, &tile_m, &tile_n);
     const int row = tile_m * LARGE_M, col = tile_n * BLOCK_N;
     mma_init<BLOCK_N>(p, s);
     ptx_grid_dependency_wait();
@@ -336,6 +335,15 @@ static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const _
     __syncthreads(); /* all reads of stages, and all marks, before the epilogue reuses the stages and reads the marks */
     mma_store_warp<WIDTH, KIND == KIND_DECODE>(p, (float *)s->stage + warp * 16 * SCRATCH_PITCH, s->nan_a + warp_row,
                                                s->nan_b + warp_col, row + warp_row, col + warp_col, fin);
+}
+
+/* CTAS: the CTAs of an SM. */
+template <int KIND, int E5_A, int E5_B, int WIDTH, int CTAS>
+static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const __grid_constant__ mma_args p)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+
+    mma_large_tile<KIND, E5_A, E5_B, WIDTH>(p, blockIdx.x, shared);
 }
 
 /* ------------------------------------------------------------------------------------------------------ m up to 64 */

@@ -33,6 +33,67 @@ template <class T> static __device__ __forceinline__ gemm_unit gemm_unit_at(cons
             (tile_n * T::CLUSTER_N + rank / T::CLUSTER_M) * T::BLOCK_N, u.begin, u.end};
 }
 
+/* Where the rows, or the elements of k, of a group begin and end; false: it is bad. */
+template <class T>
+static __device__ __forceinline__ bool gemm_offsets(const gemm_args &p, int group, int64_t *from, int64_t *to)
+{
+    const int64_t *wide = (const int64_t *)p.offsets;
+    const int32_t *narrow = (const int32_t *)p.offsets;
+    const int next = p.masked ? group : group + 1;
+
+    *from = p.masked ? 0 : p.wide ? wide[group] : narrow[group];
+    *to = p.wide ? wide[next] : narrow[next];
+    if (T::GROUPED == GROUPED_K)
+        return *from >= 0 && *to >= *from && *to <= (int64_t)p.k_blocks * BK && (*from | *to) % BK == 0;
+    return *from >= 0 && *to >= *from && *to <= (p.masked ? p.masked : p.m);
+}
+
+/* T::GROUPED: work unit `number` of this CTA, not below that of the call before. The groups' cluster tiles are counted
+ * one group after another and dealt out to the clusters; a bad group ends them. Without any k a group has one block
+ * beyond the last, which TMA reads as zeros; when accumulating it has no tiles. */
+template <class T>
+static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number, gemm_walk *walk, gemm_group *its)
+{
+    const int clusters = (int)gridDim.x / T::CLUSTER_N, rank = (int)ptx_cluster_rank();
+    const int index = (int)blockIdx.x / T::CLUSTER_N + number * clusters;
+    int64_t from, to;
+
+    static_assert(!T::GROUPED || T::CLUSTER_M == 1, "a cluster's tiles have the rows of one group");
+    for (; walk->group < p.groups && gemm_offsets<T>(p, walk->group, &from, &to); walk->group++) {
+        const bool by_k = T::GROUPED == GROUPED_K, empty = by_k && from == to;
+        const int rows = by_k ? p.m : (int)(to - from);
+        const int tiles_m = empty && p.accumulate ? 0 : (rows + T::BLOCK_M - 1) / T::BLOCK_M;
+        const raster r = {tiles_m, p.tiles_n, BUNDLE_M, 0, 0, 0};
+        const int first_row = by_k ? 0 : p.masked ? walk->group * p.masked : (int)from;
+        int tile_m, tile_n;
+
+        if (index - walk->first >= tiles_m * p.tiles_n) {
+            walk->first += tiles_m * p.tiles_n;
+            continue;
+        }
+        raster_tile(r, index - walk->first, &tile_m, &tile_n);
+        *its = {by_k ? 0 : walk->group * p.n, by_k ? walk->group * p.m : 0, first_row + rows,
+                by_k ? 0 : walk->group * ((p.n + 127) / 128)};
+        return {first_row + tile_m * T::BLOCK_M, (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N,
+                by_k ? (empty ? p.k_blocks : (int)(from / BK)) : 0,
+                by_k ? (empty ? p.k_blocks + 1 : (int)(to / BK)) : p.k_blocks};
+    }
+    walk->group = p.groups;
+    *its = {}; /* read by the warp that loads scales ahead */
+    return {};
+}
+
+/* Either. */
+template <class T>
+static __device__ __forceinline__ gemm_unit gemm_unit_of(const gemm_args &p, int number, gemm_walk *walk,
+                                                         gemm_group *its)
+{
+    if constexpr (T::GROUPED)
+        return gemm_grouped_unit_at<T>(p, number, walk, its);
+    else
+        return gemm_unit_at<T>(p, number);
+}
+
 /* One warp, when the cluster begins data-parallel round `round`: a soft synchronisation of all clusters every
  * p.sync_every rounds. When they are far apart in k they do not find each other's loads in L2: at 16384 x 16384 x
  * 106496 that read three times as much of DRAM. The wait is bounded, since the others need not be running. */

@@ -20,6 +20,7 @@ typedef struct gemm_shape {
     int out_f32 = 0;     /* has a kernel of its own for f32 */
     int small_m = 0;     /* divides the rows evenly among tiles, and has as many stages as a call leaves room for */
     int scale_outer = 0; /* 1D1D: tensor cores multiply the scales */
+    int grouped = 0;     /* GROUPED_*: rows of gemm_fp8_grouped */
     /* measured, for the cost model: TFLOP/s of the main loop, in 1D1D, and, with small_m, the least us a block of k */
     double rate = 0, rate_1d1d = 0, block_us = 0;
 } gemm_shape;
@@ -59,6 +60,11 @@ typedef struct gemm_shape {
     TILE(128x160, .warpgroups = 2, .slices = 1, .block_n = 160, .cluster_m = 1, .cluster_n = 1, .stages = 5, \
          .modes = MODE_1D2D, .small_m = 1, .rate = 1175)
 
+/* Tiles of gemm_fp8_grouped: a cluster's CTAs lie side by side, so that they have the rows of one group. */
+#define GEMM_TILES_GROUPED_K(TILE)                                                                            \
+    TILE(k192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
+         .stages_f32 = 3, .modes = MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_K, .rate_1d1d = 940)
+
 typedef void gemm_function(const gemm_args);
 
 /* A tile as a row's variant: its shape, and its kernels. */
@@ -77,6 +83,7 @@ extern "C" {
 GEMM_TILES_LARGE(GEMM_DECLARE)
 GEMM_TILES_SMALL_M(GEMM_DECLARE)
 GEMM_TILES_N96_N160(GEMM_DECLARE)
+GEMM_TILES_GROUPED_K(GEMM_DECLARE)
 }
 
 /* A shape as the constants that the kernel is compiled for. */
@@ -94,7 +101,8 @@ GEMM_TILES_N96_N160(GEMM_DECLARE)
             STAGES = shape.small_m ? 0 : shape.stages,      \
             SMALL_M = shape.small_m,                        \
             STAGED_F32 = 0,                                 \
-            SCALE_OUTER = shape.scale_outer                 \
+            SCALE_OUTER = shape.scale_outer,                \
+            GROUPED = shape.grouped                         \
         };                                                  \
     };                                                      \
     const gemm_variant ridge_gemm_##name = gemm_variant_of<tile_##name>();

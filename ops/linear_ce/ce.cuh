@@ -79,6 +79,12 @@ typedef struct ce_params {
     int64_t ids_stride, id_stride, did_stride;
     double2 *id_sums; /* by token: sum of did, and of its absolute values; NULL without ids */
     int k;
+    int64_t *top_id; /* [tokens, top_k] */
+    float *top_logprob;
+    int64_t top_id_stride, top_stride;
+    uint64_t *top;      /* [CE_TOP_ROWS][parts][CE_TOP_LIST]: the best of a part of a row's classes (top.cuh) */
+    int32_t *top_count; /* [rows][parts]: how many of them there are */
+    int top_k;
 } ce_params;
 
 /* Host side, args.cu. */
@@ -111,6 +117,18 @@ ridge_status ce_ids_eval(const ridge_device *device, const char *name, ce_params
 ridge_status ce_ids_begin(const ridge_device *device, const char *name, ce_params *p, void *stream);
 ridge_status ce_ids_block(const ridge_device *device, const char *name, ce_block *b, void *stream);
 ridge_status ce_ids_prepare(const ridge_device *device);
+
+/* top.cu, nothing without option topk: the best of a block of logits to the list of part 0 of its rows; the outputs of
+ * listed rows [begin, begin + rows) from their lists and sums. rows is at most CE_TOP_ROWS. */
+enum { CE_TOP_ROWS = 4096, CE_TOP_LIST = 384 };
+static inline bool ce_wants_top(const ridge_problem *problem)
+{
+    return problem->op == RIDGE_LINEAR_CE_EVAL && problem->dtype[RIDGE_LINEAR_CE_TOP_ID] != RIDGE_NONE;
+}
+ridge_status ce_top_block(const ridge_device *device, const char *name, ce_block *b, void *stream);
+ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,
+                           void *stream);
+ridge_status ce_top_prepare(const ridge_device *device);
 
 #ifdef __CUDACC__
 

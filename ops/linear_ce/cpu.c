@@ -75,6 +75,10 @@ static void args_linear(ce_args *a, const ridge_call *call)
         a->record = arg[RIDGE_LINEAR_CE_RECORD].data;
         a->record_stride = arg[RIDGE_LINEAR_CE_RECORD].stride;
         args_ids(a, &arg[RIDGE_LINEAR_CE_IDS]);
+        a->top_id = arg[RIDGE_LINEAR_CE_TOP_ID].data;
+        a->top_id_stride = arg[RIDGE_LINEAR_CE_TOP_ID].stride;
+        a->top_logprob = arg[RIDGE_LINEAR_CE_TOP_LOGPROB].data;
+        a->top_stride = arg[RIDGE_LINEAR_CE_TOP_LOGPROB].stride;
     }
 }
 
@@ -183,6 +187,22 @@ double ridge_cpu_ce_id_du(const ce_args *a, const ce_factors *f, int64_t token, 
 
     *slope = (1 - t * t) / (double)a->o.temperature;
     return (expm1(log_p) * f->all + (f->all + hit) + (p > 0 ? p * log_p * f->bend : 0) - smooth) * *slope;
+}
+
+void ridge_cpu_ce_top(const ce_args *a, int64_t token, int64_t c, float z)
+{
+    float *top = a->top_logprob + token * a->top_stride;
+    int64_t *id = a->top_id + token * a->top_id_stride, at = c < a->o.topk ? c : a->o.topk;
+
+    for (; at > 0 && (isnan(z) ? !isnan(top[at - 1]) : z > top[at - 1]); at--)
+        if (at < a->o.topk) {
+            top[at] = top[at - 1];
+            id[at] = id[at - 1];
+        }
+    if (at < a->o.topk) {
+        top[at] = z;
+        id[at] = a->offset + c;
+    }
 }
 
 ce_totals ridge_cpu_ce_totals(const ce_args *a)
@@ -337,6 +357,21 @@ static void put_ids(const ce_args *a, int64_t token, int64_t y, const ce_stat *s
     }
 }
 
+/* z of the top classes, which the rows have left there, likewise. */
+static void put_top(const ce_args *a, int64_t token, int64_t y, const ce_stat *s)
+{
+    const bool slice = a->offset != 0 || a->total != a->vocab;
+    float *to = a->top_logprob + token * a->top_stride;
+
+    for (int64_t k = 0; k < a->o.topk; k++) {
+        const double log_p = slice ? (double)to[k] : -(log(s->sum) + ((double)s->max - (double)to[k]));
+
+        if (y == CE_IGNORED)
+            a->top_id[token * a->top_id_stride + k] = -1;
+        put(to, k, y == CE_IGNORED || (!slice && log_p > 0) ? 0 : log_p);
+    }
+}
+
 static void put_row(const ce_args *a, int64_t i, int64_t y, const ce_stat *s, double loss)
 {
     put(a->token_loss, i, loss);
@@ -351,6 +386,8 @@ static void put_row(const ce_args *a, int64_t i, int64_t y, const ce_stat *s, do
         put_record(a, i, s);
     if (a->id_logprob)
         put_ids(a, i, y, s);
+    if (a->top_id)
+        put_top(a, i, y, s);
 }
 
 void ridge_cpu_ce_finish(const ce_args *a, const ce_totals *t, const ce_stat *stat)

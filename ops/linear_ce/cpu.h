@@ -39,6 +39,9 @@ typedef struct ce_args {
     const float *did;
     float *id_logprob; /* backward: an input */
     int64_t ids_stride, id_stride, did_stride;
+    int64_t *top_id; /* [tokens, o.topk] */
+    float *top_logprob;
+    int64_t top_id_stride, top_stride;
     float *loss, *token_loss, *lse, *target_logit, *entropy, *accuracy, *record;
     int64_t *argmax;
     int32_t *errors;
@@ -75,6 +78,8 @@ bool ridge_cpu_ce_hit(const ce_args *a, int64_t token, int64_t k, double *hit);
 /* du of the class of id k unless it is the target; there *slope * hit is added. */
 double ridge_cpu_ce_id_du(const ce_args *a, const ce_factors *f, int64_t token, int64_t k, double lse, double hit,
                           double *slope);
+/* Puts class c of this slice, after all lower ones, among the token's top ones if it belongs there; they hold z. */
+void ridge_cpu_ce_top(const ce_args *a, int64_t token, int64_t c, float z);
 /* Adds what is known of later classes. */
 void ridge_cpu_ce_merge(ce_stat *into, const ce_stat *more);
 /* Every output but the gradients, from the stats of all tokens (those of ignored rows are not read). */

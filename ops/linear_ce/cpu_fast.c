@@ -157,6 +157,13 @@ static void take_ids(const job *j, const ce_span *s, int64_t token)
     }
 }
 
+/* The span's classes among the token's top ones. */
+static void take_top(const job *j, const ce_span *s, int64_t token)
+{
+    for (int64_t i = 0; i < s->count && j->a.o.topk; i++)
+        ridge_cpu_ce_top(&j->a, token, s->first + i, s->z[i]);
+}
+
 /* du of the ids among a span's classes. */
 static void id_gradients(const job *j, const ce_span *s, int64_t token)
 {
@@ -303,6 +310,7 @@ static void linear_chunk(job *j, int64_t begin, int64_t rows)
 
             j->v->stats(&s, j->spread, j->sums, &j->stat[j->list[begin + r]]);
             take_ids(j, &s, j->list[begin + r]);
+            take_top(j, &s, j->list[begin + r]);
         }
     }
     if (!j->gradients)

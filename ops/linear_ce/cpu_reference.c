@@ -74,6 +74,8 @@ static ce_stat stat_of(const ce_args *a, int64_t token, int64_t target)
     for (int64_t c = 0; c < a->vocab; c++) {
         const double z = logit(a, token, c, &slope);
 
+        if (a->o.topk)
+            ridge_cpu_ce_top(a, token, c, (float)z);
         s.z += z;
         s.wz += (a->class_weight ? (double)a->class_weight[a->offset + c] : 1) * z;
         if (a->offset + c == target)

@@ -222,12 +222,18 @@ static ridge_status finish_dw(ce_job *j)
     return ce_round_dw_launch(j->device, j->name, &j->c, &j->dw, !rounds_sum(j), j->stream);
 }
 
-/* All rows at once. */
+/* All rows at once; where lists of the top classes are kept, so many as there is memory for. */
 static ridge_status eval(ce_job *j)
 {
-    j->c.rows = j->c.p.tokens;
-    const ridge_status status = j->products->logits(j, CE_STATS, false);
+    const int64_t tokens = j->c.p.tokens, most = j->c.p.top_k ? (int64_t)CE_TOP_ROWS : tokens;
+    ridge_status status = RIDGE_OK;
 
+    for (; j->c.begin < tokens && !status; j->c.begin += most) {
+        j->c.rows = ridge_min(most, tokens - j->c.begin);
+        status = j->products->logits(j, CE_STATS, false);
+        if (!status)
+            status = ce_top_finish(j->device, j->name, &j->c.p, j->c.begin, j->c.rows, j->stream);
+    }
     return status ? status : ce_ids_eval(j->device, j->name, &j->c.p, j->stream);
 }
 

@@ -7,10 +7,10 @@
  *
  *     du = n_r P,   P = ((alpha_r + beta_r t) E - w_c sigma_r) dz/du,   E = 2^t,   t = z log2e - k_r
  *
- * so that the epilogue of the first product can form P; beta is 0 but for the gradient of the entropy. There are two
- * ways to the exponent k_r:
+ * so that the epilogue of the first product can form P. Without the gradient of the entropy beta is 0 and alpha 1.
+ * There are two ways to the exponent k_r:
  *
- *     predicted  from the logits of a sample of 256 classes. alpha is 1 and sigma 0; the sum of E gives lse, and lse
+ *     predicted  from the logits of a sample of 256 classes. sigma is 0; the sum of E gives lse, and lse
  *                n_r. CHECK tests the prediction; if it was bad for any row, a second pass over the chunk computes it
  *                the other way (its kernels return at once otherwise)
  *     from lse   lse is known (backward), or a product that only sums came first. k_r, alpha and sigma follow from it,

@@ -111,6 +111,7 @@ static ridge_status prepare(const ridge_device *device)
                               "linear_ce: loading kernels");
     if (!status)
         status = host_load(device, other_functions, 3, "linear_ce: loading kernels");
+    status = status ? status : ce_top_prepare(device);
     return status ? status : ce_ids_prepare(device);
 }
 
@@ -330,7 +331,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             status = logits(&j, &b);
             if (!status)
                 status = ce_block_stats(device, j.name, &b, stream);
+            if (!status)
+                status = ce_top_block(device, j.name, &b, stream);
         }
+        if (!status)
+            status = ce_top_finish(device, j.name, &j.p, begin, rows, stream);
         if (gradients && !status)
             status = chunk_gradients(&j, begin, rows);
     }

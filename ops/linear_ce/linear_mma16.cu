@@ -65,7 +65,7 @@ static ridge_status logits(const ce_job *j, int what, bool sums)
     g.k = (int)p->hidden;
     g.splits = 1;
     g.sums = sums;
-    g.mixed = (j->c.lse_known || j->c.if_redo) && (p->smoothing != 0.0f || p->square_scale != 0.0f || p->dentropy);
+    g.mixed = p->smoothing != 0.0f;
     options = ce_has_options(p) || (what == CE_PROBS ? g.mixed : p->full);
     choose_strips(j, &g);
     if (what == CE_STATS)
@@ -103,6 +103,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 
     if (problem->dtype[0] == RIDGE_F32)
         return "is for bf16 and f16";
+    if (ce_wants_top(problem))
+        return "has no top-k";
     if (tokens == 0 || hidden == 0)
         return "nothing to multiply";
     if (vocab < 8)

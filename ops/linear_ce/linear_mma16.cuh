@@ -16,7 +16,7 @@ typedef struct ce16_logits {
     int n, k;          /* classes, hidden units */
     int strips, each;  /* parts of the classes, and tiles of one: a CTA has the tokens of a tile and a strip */
     int splits, split; /* of the sample: split-K, and k of one */
-    int mixed, sums;   /* alpha and sigma; CE_PROBS: also the sum of E */
+    int mixed, sums;   /* sigma; CE_PROBS: also the sum of E */
 } ce16_logits;
 
 enum { CE16_STATS = 0, CE16_PROBS, CE16_STATS_FULL, CE16_PROBS_OPTIONS, CE16_SAMPLE, CE16_PROBS_BEND, CE16_LOGITS };

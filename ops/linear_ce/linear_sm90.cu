@@ -74,13 +74,13 @@ static ridge_status sample(ce_job *j)
     return status ? status : ce_logits_launch(j->device, j->name, CE_SAMPLE, &g, j->stream);
 }
 
-/* Of all that CE_STATS_OPTIONS gives no more than the entropy. */
-static bool only_entropy(const ce_params *p)
+/* More outputs of CE_STATS_OPTIONS than the entropy. */
+static bool has_more(const ce_params *p)
 {
-    return p->entropy && !p->argmax && !p->accuracy && !(p->flags & RIDGE_CE_RECORD_SUMS) && p->smoothing == 0.0f;
+    return p->argmax || p->accuracy || (p->flags & RIDGE_CE_RECORD_SUMS) || p->smoothing != 0.0f;
 }
 
-/* what: CE_STATS, CE_STATS_GATHER or CE_PROBS. */
+/* what: CE_STATS, CE_STATS_GATHER, CE_STATS_TOP or CE_PROBS. */
 static ridge_status product(const ce_job *j, int what, bool sums)
 {
     const ce_params *p = &j->c.p;
@@ -95,8 +95,9 @@ static ridge_status product(const ce_job *j, int what, bool sums)
     g.bundle = G16_BUNDLE;
     g.splits = 1;
     g.sums = sums;
-    g.mixed = (j->c.lse_known || j->c.if_redo) && (p->smoothing != 0.0f || p->square_scale != 0.0f);
-    const bool spread = what != CE_PROBS && only_entropy(p) && !ce_has_options(p);
+    g.mixed = p->smoothing != 0.0f;
+    g.only_top = has_more(p);
+    const bool spread = what != CE_PROBS && p->entropy && !has_more(p) && !ce_has_options(p);
     options = ce_has_options(p) || (what == CE_PROBS ? g.mixed : p->full && !(spread && what == CE_STATS));
     if (what == CE_STATS_GATHER && options && !spread)
         return RIDGE_OK; /* CE_STATS_OPTIONS gathers rows itself */
@@ -104,21 +105,26 @@ static ridge_status product(const ce_job *j, int what, bool sums)
     status = x_maps(j, &g);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, options ? G16_COOP_N / 2 : G16_PINGPONG_N / 2);
-    if (options)
+    if (options && what != CE_STATS_TOP)
         what = bends ? CE_PROBS_OPTIONS_BEND : what == CE_PROBS ? CE_PROBS_OPTIONS : CE_STATS_OPTIONS;
     else if (bends)
         what = CE_PROBS_BEND;
-    else if (spread)
+    else if (spread && what != CE_STATS_TOP)
         what = CE_STATS_SPREAD;
     if (!status)
         status = w_map(j, &g, p->vocab, 1, ce_is_pingpong(what));
     return status ? status : ce_logits_launch(j->device, j->name, what, &g, j->stream);
 }
 
-/* The sums of rows over all classes, or P^T. */
+/* The sums of rows over all classes, or P^T. CE_STATS_TOP gives all that CE_STATS_SPREAD gives; other outputs are a
+ * product of their own. */
 static ridge_status logits(const ce_job *j, int what, bool sums)
 {
-    ridge_status status = product(j, what, sums);
+    ridge_status status = j->c.p.top_k > 0 ? product(j, CE_STATS_TOP, false) : RIDGE_OK;
+
+    if (status || (j->c.p.top_k > 0 && !has_more(&j->c.p)))
+        return status;
+    status = product(j, what, sums);
 
     /* only the device knows which of the two has work */
     return status || what == CE_PROBS || j->c.x_compact ? status : product(j, CE_STATS_GATHER, false);

@@ -10,13 +10,15 @@
  * alpha and sigma, and of a row only maximum and sum. *_OPTIONS: with any of these. CE_SAMPLE: u of a sample of the
  * classes, with split-K, so that all clusters have work. CE_STATS_GATHER: CE_STATS where rows are ignored and there is
  * no compact x: the producer gathers the listed rows. *_BEND: with the gradient of the
- * entropy; CE_STATS_SPREAD: with the entropy, and no other output of CE_STATS_OPTIONS. */
+ * entropy; CE_STATS_SPREAD: with the entropy, and no other output of CE_STATS_OPTIONS. CE_STATS_TOP: with options,
+ * the entropy and the lists of top.cuh, but no other output of CE_STATS_OPTIONS. */
 enum {
     CE_STATS_OPTIONS = CE_PROBS + 1,
     CE_PROBS_OPTIONS,
     CE_SAMPLE,
     CE_STATS_GATHER,
     CE_PROBS_OPTIONS_BEND,
+    CE_STATS_TOP,
     CE_PROBS_BEND,
     CE_STATS_SPREAD
 };
@@ -30,9 +32,10 @@ typedef struct ce_logits_args {
     int splits;          /* CE_SAMPLE: split-K */
     int bundle;          /* row-tile pairs */
     int wide, tile_cols; /* the first `wide` columns of work tiles have tile_cols tiles each, the others one */
-    int mixed;           /* alpha and sigma */
+    int mixed;           /* sigma */
     int sums;            /* CE_PROBS: also the sum of E */
     int only_gathers;    /* CE_STATS_OPTIONS: nothing unless rows are gathered */
+    int only_top;        /* CE_STATS_TOP: the lists, no sums */
 } ce_logits_args;
 
 ridge_status ce_logits_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g, void *stream);

@@ -5,9 +5,11 @@
  *     CE_PROBS_OPTIONS  P^T and the sum of E, with every option; CE_PROBS_OPTIONS_BEND: and the entropy's gradient
  *     CE_STATS_GATHER   maximum and sum of the listed rows, which the producer warps gather one by one
  *     CE_SAMPLE         u of a sample of the classes, with split-K
+ *     CE_STATS_TOP      maximum, sum and entropy of each row with every option, and the lists of its top classes
  *
  * CE_STATS, CE_STATS_SPREAD, CE_PROBS and CE_PROBS_BEND are in logits_pingpong_sm90.cu. */
 #include "logits_epilogue_sm90.cuh"
+#include "top.cuh"
 
 typedef struct coop_smem {
     gemm16_coop product;
@@ -124,13 +126,98 @@ static __device__ __forceinline__ void consume_sample(const ce_logits_args &a, c
     }
 }
 
+/* The four threads of a quad have two rows: what is known of their lists of this part. */
+typedef struct top_rows {
+    float least[2];
+    int count[2];
+} top_rows;
+
+static __device__ __forceinline__ uint64_t *top_list(const ce_logits_args &a, int row, int part)
+{
+    return a.c.p.top + ((int64_t)(row - (int)a.c.begin) * a.c.p.parts + part) * CE_TOP_LIST;
+}
+
+/* By a warp: cuts the lists of row h of its quads that have no room for another step. */
+static __device__ __forceinline__ void top_make_room(const ce_logits_args &a, const row_state &t, int part, int h,
+                                                     top_rows *top)
+{
+    uint32_t full = __ballot_sync(~0u, top->count[h] > CE_TOP_LIST - CE_TOP_STEP) & 0x11111111;
+
+    while (full) {
+        const int lane = __ffs((int)full) - 1, row = __shfl_sync(~0u, t.row[h], lane);
+        float least;
+        const int count = top_cut(top_list(a, row, part), __shfl_sync(~0u, top->count[h], lane), a.c.p.top_k, &least);
+
+        if ((int)(threadIdx.x % 32) / 4 == lane / 4) {
+            top->least[h] = least;
+            top->count[h] = count;
+        }
+        full &= full - 1;
+    }
+}
+
+/* A tile of 64 x 256 logits to the lists, CE_TOP_STEP classes at a time; most steps have none that belongs there. */
+static __device__ __forceinline__ void add_top(const ce_logits_args &a, const gemm16_plan &w, const row_state &t,
+                                               int part, int col, const float *acc, top_rows *top)
+{
+    enum { EACH = CE_TOP_STEP / 4 };
+    const int own = threadIdx.x % 4, first = col + 2 * own, left = w.n - first;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int step = 0; step < G16_COOP_N; step += CE_TOP_STEP) {
+            uint32_t mask = 0;
+
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int at = step + 8 * (i / 2) + i % 2;
+
+                mask |= (uint32_t)(top_may(acc[at / 8 * 4 + 2 * h + at % 2], top->least[h]) && at < left) << i;
+            }
+            mask = t.live[h] ? mask : 0;
+            if (!__any_sync(~0u, mask != 0))
+                continue;
+            const int mine = __popc(mask);
+            int sum = mine;
+
+#pragma unroll
+            for (int up = 1; up < 4; up *= 2) {
+                const int before = __shfl_up_sync(~0u, sum, up, 4);
+
+                sum += own >= up ? before : 0;
+            }
+            uint64_t *to = top_list(a, t.row[h], part) + top->count[h] + sum - mine;
+
+            top->count[h] += __shfl_sync(~0u, sum, 3, 4);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int at = step + 8 * (i / 2) + i % 2;
+
+                if (mask >> i & 1)
+                    *to++ = top_entry(acc[at / 8 * 4 + 2 * h + at % 2], first + at);
+            }
+            top_make_room(a, t, part, h, top);
+        }
+}
+
+/* After a work tile. */
+static __device__ __forceinline__ void store_counts(const ce_logits_args &a, const row_state &t, int part,
+                                                    const top_rows &top)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (t.live[h] && threadIdx.x % 4 == 0)
+            a.c.p.top_count[(int64_t)t.row[h] * a.c.p.parts + part] = top.count[h];
+}
+
 /* The epilogue of a tile of 64 x 256. */
 template <int BF16, int WHAT>
 static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
                                                 int consumer, int part, int col, row_state *t, row_sums *sums,
-                                                float *acc)
+                                                top_rows *top, float *acc)
 {
-    constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || PROBS_OF(WHAT);
+    constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_TOP || PROBS_OF(WHAT);
     constexpr int WITH = PROB_OPTIONS | (WHAT == CE_PROBS_OPTIONS_BEND ? PROB_BEND : 0);
 
 #pragma unroll
@@ -142,6 +229,12 @@ static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const g
 #pragma unroll
         for (int h = 0; h < 2; h++)
             add_logits<G16_COOP_N, 0>(sums, h, acc);
+    if (WHAT == CE_STATS_TOP) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            add_logits<G16_COOP_N, 1>(sums, h, acc);
+        add_top(a, w, *t, part, col, acc, top);
+    }
     if (WHAT == CE_STATS_OPTIONS) {
         columns_to_shared(a, w, s, consumer, col, true);
 #pragma unroll
@@ -173,17 +266,22 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_sme
         float acc[G16_COOP_N / 2];
         row_state t = {};
         row_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+        top_rows top = {{CUDART_NAN_F, CUDART_NAN_F}, {0, 0}};
 
-        if (WHAT != CE_STATS_OPTIONS) /* there it would spill */
+        if (WHAT != CE_STATS_OPTIONS && WHAT != CE_STATS_TOP) /* there it would spill */
             t = rows_of<PROBS_OF(WHAT)>(a, w, local);
         for (int col = tile_n * G16_COOP_N, end = col + work.count * G16_COOP_N; col < end; col += G16_COOP_N) {
             gemm16_mainloop<BF16, 0, MN_B, gemm16_coop>(at, w.k_blocks, consumer, &state, acc);
-            if (WHAT == CE_STATS_OPTIONS)
+            if (WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_TOP)
                 t = rows_of<0>(a, w, local);
-            epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, acc);
+            epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, &top, acc);
         }
         if (WHAT == CE_STATS_GATHER)
             store_part<0>(a, w, sums, local, work.part);
+        if (WHAT == CE_STATS_TOP && !a.only_top)
+            store_part<1>(a, w, sums, local, work.part);
+        if (WHAT == CE_STATS_TOP)
+            store_counts(a, t, work.part, top);
         if (PROBS_OF(WHAT) && a.sums)
             store_sums(a, t, work.part);
     }
@@ -215,7 +313,8 @@ template <int BF16, int MN_B, int WHAT>
 static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __grid_constant__ ce_logits_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    constexpr int PROBS = PROBS_OF(WHAT), STATS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_GATHER;
+    constexpr int PROBS = PROBS_OF(WHAT),
+                  STATS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_GATHER || WHAT == CE_STATS_TOP;
     extern __shared__ __align__(1024) uint8_t shared[];
     coop_smem *s = (coop_smem *)shared;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
@@ -260,14 +359,15 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
 /* ------------------------------------------------------------------------------------------------------------ host */
 
 /* By dtype, and by layout of W, [V, H] or [H, V]: the products from CE_STATS_OPTIONS on. */
-#define LOGITS_OF(bf16, mn_b)                                       \
-    (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_OPTIONS>,     \
-        (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS>, \
-        (const void *)ce_logits_coop<bf16, mn_b, CE_SAMPLE>,        \
-        (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_GATHER>,  \
-        (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS_BEND>
+#define LOGITS_OF(bf16, mn_b)                                            \
+    (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_OPTIONS>,          \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS>,      \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_SAMPLE>,             \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_GATHER>,       \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS_BEND>, \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_TOP>
 
-enum { KINDS = CE_PROBS_OPTIONS_BEND - CE_STATS_OPTIONS + 1, FUNCTIONS = 2 * KINDS };
+enum { KINDS = CE_STATS_TOP - CE_STATS_OPTIONS + 1, FUNCTIONS = 2 * KINDS };
 static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
                                                     {LOGITS_OF(1, 0), LOGITS_OF(1, 1)}};
 
@@ -290,6 +390,11 @@ int ce_row_parts(const ridge_device *device, const ridge_problem *problem)
     /* Eval has 8 bytes of workspace a token and SM, of which other members take 48 a token. */
     const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? ridge_max(device->units - 6, 1) : clusters;
 
+    if (ce_wants_top(problem)) { /* lists of at most CE_TOP_ROWS rows: 16 parts of so many, more of fewer rows */
+        const int64_t pairs = ridge_ceil_div(ridge_min(problem->dim[0], CE_TOP_ROWS), G16_CLUSTER * G16_BLOCK_M);
+
+        return (int)ridge_min(tiles, ridge_min(clusters, ridge_max(256 / ridge_max(pairs, 1), 16)));
+    }
     /* every tile may be a part until there are as many as clusters; of more tiles most are in pairs */
     return (int)ridge_min(ridge_max(tiles - tiles / 3, ridge_min(own, ridge_max(clusters, 2))), ridge_max(most, 2));
 }

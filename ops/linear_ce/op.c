@@ -52,8 +52,11 @@ static void ce_derive(ridge_call *call)
         call->arg[dx].dtype = call->arg[0].dtype;
     if (call->op == RIDGE_LINEAR_CE_BACKWARD)
         call->arg[RIDGE_LINEAR_CE_BACKWARD_ENTROPY].dtype = call->arg[RIDGE_LINEAR_CE_BACKWARD_DENTROPY].dtype;
-    if (call->op == RIDGE_LINEAR_CE_EVAL)
+    if (call->op == RIDGE_LINEAR_CE_EVAL) {
         derive_ids(call, RIDGE_LINEAR_CE_IDS, 2);
+        call->arg[RIDGE_LINEAR_CE_TOP_ID].dtype = (uint32_t)(call->opt.ce.topk ? RIDGE_I64 : RIDGE_NONE);
+        call->arg[RIDGE_LINEAR_CE_TOP_LOGPROB].dtype = (uint32_t)(call->opt.ce.topk ? RIDGE_F32 : RIDGE_NONE);
+    }
     if (call->op == RIDGE_LINEAR_CE_BACKWARD)
         derive_ids(call, RIDGE_LINEAR_CE_BACKWARD_IDS, 3);
     if (call->op == RIDGE_CE_BWD)
@@ -219,6 +222,7 @@ static const ridge_field eval_fields[] = {
     HAS("record", RIDGE_LINEAR_CE_RECORD),
     FLAG("sums", RIDGE_CE_RECORD_SUMS),
     I64_CE(ids, 0),
+    I64_CE(topk, 0),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
     SLICE_OPTIONS,
@@ -345,6 +349,10 @@ static const ridge_field combine_fields[] = {
     {                                                                                     \
         "ids", RIDGE_IN, 1, RIDGE_LINEAR_CE_TARGET, RIDGE_TABLE, INTS, 0, "[tokens, ids]" \
     }
+#define OF_TOP(name, dtypes)                                             \
+    {                                                                    \
+        name, RIDGE_OUT, 1, -1, RIDGE_TABLE, dtypes, 0, "[tokens, topk]" \
+    }
 /* a slot that another op with the same slots has */
 #define NO_SLOT(name) VECTOR(name, RIDGE_OUT, 1, 0, "")
 
@@ -356,9 +364,10 @@ const ridge_op_row ridge_op_linear_ce_eval = {
     .summary = "cross entropy of softmax(x W^T), without the logits",
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
-    .args = 20,
+    .args = 22,
     .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, RECORD, NO_SLOT("grad_scale"), NO_SLOT("dx"),
-            NO_SLOT("dw"), NO_SLOT("dbias"), IDS, OF_IDS("id_logprob", RIDGE_OUT)},
+            NO_SLOT("dw"), NO_SLOT("dbias"), IDS, OF_IDS("id_logprob", RIDGE_OUT), OF_TOP("top_id", I64),
+            OF_TOP("top_logprob", F32)},
     .fields = eval_fields,
     .flags = LINEAR_FLAGS | RIDGE_CE_RECORD_SUMS,
     .contract = CONTRACT,

@@ -41,6 +41,25 @@ static const char *ids_rule(const ridge_call *call, int ids, int count)
     return NULL;
 }
 
+/* Operands top_id and top_logprob go with option topk. */
+static const char *topk_rule(const ridge_call *call)
+{
+    const int64_t k = call->opt.ce.topk;
+
+    if (k < 0 || k > MOST_IDS)
+        return "option topk must lie in 0 .. 256";
+    if (k > call->dim[2])
+        return "option topk is above vocab";
+    for (int arg = RIDGE_LINEAR_CE_TOP_ID; arg <= (int)RIDGE_LINEAR_CE_TOP_LOGPROB; arg++) {
+        if (k == 0 && ridge_has(call, arg))
+            return "operands top_id and top_logprob need option topk";
+        if (k > 0 && call->dim[0] != 0 && !ridge_has(call, arg))
+            return arg == RIDGE_LINEAR_CE_TOP_ID ? "operand top_id is NULL, which option topk asks for"
+                                                 : "operand top_logprob is NULL, which option topk asks for";
+    }
+    return NULL;
+}
+
 static const char *options_rule(const ridge_call *call)
 {
     const ridge_ce_options *o = &call->opt.ce;
@@ -58,6 +77,8 @@ static const char *options_rule(const ridge_call *call)
         return "option grad_scale must be finite";
     if (o->ids != 0 && call->op != RIDGE_LINEAR_CE_EVAL && call->op != RIDGE_LINEAR_CE_BACKWARD)
         return "option ids belongs to linear_ce_eval and linear_ce_backward";
+    if (o->topk != 0 && call->op != RIDGE_LINEAR_CE_EVAL)
+        return "option topk belongs to linear_ce_eval";
     if (o->grad_scale != 1.0f && call->op != RIDGE_LINEAR_CE_TRAIN)
         return "option grad_scale belongs to linear_ce_train; elsewhere it is operand dloss";
     if ((call->flags & RIDGE_CE_REDUCTION) == RIDGE_CE_REDUCTION)
@@ -97,6 +118,8 @@ const char *ridge_ce_eval_rule(const ridge_call *call)
 
     if (!reason && call->op == RIDGE_LINEAR_CE_EVAL)
         reason = ids_rule(call, RIDGE_LINEAR_CE_IDS, 2);
+    if (!reason && call->op == RIDGE_LINEAR_CE_EVAL)
+        reason = topk_rule(call);
     if (reason)
         return reason;
     return call->op == RIDGE_CE_FWD
@@ -204,6 +227,8 @@ void ridge_ce_linear_extent(const ridge_call *call, int arg, int64_t *rows, int6
     else if (arg == RIDGE_LINEAR_CE_ACCURACY || arg == RIDGE_LINEAR_CE_ERRORS ||
              (train && arg == RIDGE_LINEAR_CE_GRAD_SCALE))
         *cols = 1;
+    else if (!train && arg >= RIDGE_LINEAR_CE_TOP_ID)
+        ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.topk);
     else if (!train && arg >= RIDGE_LINEAR_CE_IDS)
         ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.ids);
     else if (!train && arg == RIDGE_LINEAR_CE_RECORD)

@@ -220,17 +220,19 @@ static __global__ void __launch_bounds__(THREADS) exponent_from_lse(const ce_chu
                             ? f.all
                             : fmax(fmax(fmax(fabs(f.all), fabs(f.label)), fmax(fabs(f.smooth), fabs(f.bend))),
                                    p.id_sums ? p.id_sums[p.list[row]].y : 0);
-    const double size = f.all < 0 ? -most : most; /* alpha is 1 unless there is smoothing or a z-loss */
+    const double size = f.all < 0 ? -most : most;
+    const double in_e = c.bend ? most : fabs(f.all); /* what E is p times, over the factor; else alpha has the rest */
     const double power = most > 0 ? exp2(floor(log2(most))) : 0;
     const double factor = copysign(power, size) * exp2(-stored_bits(p));
 
     if (threadIdx.x % 32)
         return;
-    const float exponent = (float)(lse * 1.4426950408889634 - stored_bits(p) - (power > 0 ? log2(most / power) : 0));
+    const float exponent =
+        power > 0 ? (float)(lse * 1.4426950408889634 - stored_bits(p) - log2(in_e / power)) : CUDART_INF_F;
     const float sigma = power > 0 ? (float)(f.smooth / factor) : 0.0f;
 
     c.exponent[row] = exponent;
-    c.mix[row] = make_float2(power > 0 ? (float)(f.all / size) : 0.0f, sigma);
+    c.mix[row] = make_float2(1.0f, sigma);
     if (c.bend) { /* log p = t ln 2 + k ln 2 - lse */
         const double at_0 = f.all + f.bend * ((double)exponent * 0.69314718055994531 - lse);
 

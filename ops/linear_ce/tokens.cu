@@ -202,6 +202,8 @@ static __global__ void __launch_bounds__(SCAN, 1) ce_begin_kernel(const begin_ar
         p.part[i] = {-CUDART_INF_F, 0.0f};
         if (p.full)
             p.more[i] = {0.0f, 0.0f, 0.0f, INT32_MAX};
+        if (p.top_count)
+            p.top_count[i] = 0;
     }
     for (int64_t i = first; i < p.tokens && p.target_z; i += step)
         p.target_z[i] = -CUDART_INF_F;

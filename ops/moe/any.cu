@@ -272,6 +272,8 @@ ridge_status moe_launch_any(const ridge_device *device, const ridge_kernel *kern
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
+    if (moe_is_tiles(problem->dtype[2]))
+        return "weights are in a block format";
     return problem->dim[2] > 0x7fffffff ? "more than 2^31 - 1 rows" : NULL;
 }
 

@@ -4,6 +4,7 @@
 
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "ops/blocks/cpu.h"
 #include "src/math/q8_0.h"
 
 enum { ROWS = MOE_CPU_ROWS };
@@ -24,6 +25,19 @@ static float dot_codes(const moe_args *a, const moe_weight *w, int32_t e, int64_
         *part = ridge_q8_0_step(*part, ridge_f32_from_f16(scales[b]), xs[b], dot);
     }
     return ridge_q8_0_tree(acc);
+}
+
+/* The same in a block format. */
+static float dot_blocks(const moe_args *a, const moe_weight *w, int32_t e, int64_t r, const int8_t *x, const float *xs)
+{
+    const block_quantised q = {x, xs, 0, 0};
+    const uint8_t *tiles = (const uint8_t *)w->data + e * w->stride;
+    const uint32_t format = (uint32_t)a->form;
+    float y;
+
+    ridge_block_reference_row(format, tiles + r / BLOCK_ROWS * block_tile_bytes(block_layout_of(format), a->cols),
+                              (int)(r % BLOCK_ROWS), a->cols, &q, 1, &y);
+    return y;
 }
 
 /* The same with floats. */
@@ -54,9 +68,11 @@ static float product(const moe_args *a, int which, int32_t e, int64_t r, int64_t
 {
     const moe_weight *w = &a->weight[which];
     const int64_t at = t * a->x_stride + s * a->x_slot;
-    const float y = a->form == RIDGE_I8
-                        ? dot_codes(a, w, e, r, (const int8_t *)a->x + at, a->x_scales + t * a->x_ld + s * a->x_slot_ld)
-                        : dot_floats(a, w, e, r, at);
+    const int8_t *x = (const int8_t *)a->x + at;
+    const float *xs = a->x_scales ? a->x_scales + t * a->x_ld + s * a->x_slot_ld : NULL;
+    const float y = a->form == RIDGE_I8               ? dot_codes(a, w, e, r, x, xs)
+                    : moe_is_tiles((uint32_t)a->form) ? dot_blocks(a, w, e, r, x, xs)
+                                                      : dot_floats(a, w, e, r, at);
 
     return w->bias ? y + w->bias[e * w->bias_stride + r] : y;
 }

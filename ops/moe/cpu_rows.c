@@ -276,6 +276,8 @@ static size_t workspace_of(const ridge_device *device, const ridge_kernel *kerne
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
+    if (moe_is_tiles(problem->dtype[2]))
+        return "weights are in a block format";
     if ((problem->dtype[2] == RIDGE_I8) != (sets[kernel->param[0]].codes != NULL))
         return sets[kernel->param[0]].codes ? "weights are not planes of Q8_0" : "weights are planes of Q8_0";
     if (kernel->param[0] == AVXVNNI && !(device->features & RIDGE_HAS_AVX_VNNI))

@@ -1,6 +1,6 @@
 /* list.cuh: the experts of a call, made by every CTA for itself from the ids (16 * 32 at most), so that nothing of the
- * launch depends on them. An entry is an expert and up to 8 of its (token, slot) pairs, in the order of the pairs; an
- * expert with more has several entries. Ids outside of the experts are in none. */
+ * launch depends on them. An entry is an expert and up to `columns` (8, or 1) of its (token, slot) pairs, in the
+ * order of the pairs; an expert with more has several entries. Ids outside of the experts are in none. */
 #ifndef RIDGE_MOE_LIST_CUH
 #define RIDGE_MOE_LIST_CUH
 
@@ -19,7 +19,7 @@ typedef struct moe_list {
 } moe_list;
 
 /* By all threads of the CTA, MOE_PAIRS of them: thread i has pair i. */
-static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list *list)
+static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list *list, int columns)
 {
     const int i = threadIdx.x, pairs = p.tokens * p.slots, warp = i / 32;
     int id = -1, before = 0, begin = i, entry;
@@ -38,11 +38,11 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
 #pragma unroll
         for (int k = 0; k < 4; k++)
             if (j + k < i && (k == 0 ? other.x : k == 1 ? other.y : k == 2 ? other.z : other.w) == id) {
-                begin = before % MOE_COLUMNS == 0 ? j + k : begin;
+                begin = before % columns == 0 ? j + k : begin;
                 before++;
             }
     }
-    begin = before % MOE_COLUMNS == 0 ? i : begin;
+    begin = before % columns == 0 ? i : begin;
     first = id >= 0 && begin == i;
     ballot = __ballot_sync(0xffffffffu, first);
     if (i % 32 == 0)
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
     __syncthreads(); /* the entries are written before their pairs look for them */
     if (id >= 0) {
         entry = list->entry[begin];
-        list->pair[entry][before % MOE_COLUMNS] = (uint16_t)i;
+        list->pair[entry][before % columns] = (uint16_t)i;
         atomicAdd(&list->count[entry], 1);
     }
     __syncthreads(); /* the list is complete before it is read */

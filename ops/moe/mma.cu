@@ -272,7 +272,7 @@ template <int DOWN> static __global__ void __launch_bounds__(THREADS, 1) moe_mma
 
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
-    moe_make_list(a.p, list);
+    moe_make_list(a.p, list, MOE_COLUMNS);
     tiles = tiles_of<DOWN>(a, list);
     items = items_of<DOWN>(list);
     if (mine <= 0)

@@ -1,18 +1,21 @@
 /* op_products.c: the op rows of moe_gate_up_swiglu and moe_down and their builders: operands, problem text, rules. */
+#include "ops/blocks/layout.h"
 #include "ops/swiglu/op.h"
-#include "src/util.h"
+#include "products.h"
 
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define F32 (1u << RIDGE_F32)
 #define X_DTYPES (1u << RIDGE_F32 | 1u << RIDGE_BF16 | 1u << RIDGE_I8)
-#define W_DTYPES (1u << RIDGE_I8 | 1u << RIDGE_BF16 | 1u << RIDGE_E4M3)
-#define BOUND                                                                                                    \
-    "i8: as q8_0_matmul; bf16, e4m3: (cols/256 + 10) units of 2^-24 of the sum of |terms|, e4m3 with x * scale " \
+#define TILES (((1u << RIDGE_DTYPES) - 1) & ~((1u << RIDGE_Q4_0) - 1))
+#define W_DTYPES (1u << RIDGE_I8 | 1u << RIDGE_BF16 | 1u << RIDGE_E4M3 | TILES)
+#define BOUND                                                                                                       \
+    "i8: as q8_0_matmul; block formats: as block_matmul; bf16, e4m3: (cols/256 + 10) units of 2^-24 of the sum of " \
+    "|terms|, e4m3 with x * scale "                                                                                 \
     "rounded; "
 
 /* dim: tokens, cols, rows, experts, slots */
 #define W_ROWS(name, same)                                                                                          \
-    {name, RIDGE_IN, 0, same, RIDGE_MATRIX, W_DTYPES, 0, "[experts, rows*cols]"},                                   \
+    {name, RIDGE_IN, 0, same, RIDGE_MATRIX, W_DTYPES, 0, "[experts, rows*cols, or ceil(rows/16) tiles]"},           \
     {                                                                                                               \
         name "_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, 1u << RIDGE_F16 | F32, 0, "[experts, a scale for each group]" \
     }
@@ -56,7 +59,8 @@ static void put(ridge_call *call, int slot, ridge_tensor tensor, bool weight)
 /* The weights, in slot 2 and for gate_up in slot 4; x is in slot 0. */
 static const char *products_rule(const ridge_call *call)
 {
-    const bool codes = call->arg[2].dtype == RIDGE_I8;
+    const bool codes = moe_is_codes(call->arg[2].dtype);
+    const block_layout f = block_layout_of(call->arg[2].dtype);
 
     if (call->dim[0] > RIDGE_MOE_MAX_TOKENS)
         return "tokens is above 16";
@@ -66,14 +70,16 @@ static const char *products_rule(const ridge_call *call)
         return "experts is outside 1 .. 2^31 - 1";
     if (codes != (call->arg[0].dtype == RIDGE_I8))
         return codes ? "operand x must be i8 codes, as the weights are" : "operand x must be f32 or bf16";
+    if (f.columns && call->dim[1] % f.columns)
+        return "cols is no multiple of 256, which a block of this format has";
     if (call->dim[0] == 0 || call->dim[1] == 0 || call->dim[2] == 0)
         return NULL;
     if (codes != ridge_has(call, 1))
         return codes ? "operand x_scales is NULL, x is i8" : "operand x_scales must be absent, x is not i8";
     for (int arg = 2; arg < (call->op == RIDGE_MOE_DOWN ? 3 : 6); arg += 2) {
         if (call->arg[arg + 1].dtype != scale_dtype(call->arg[arg].dtype))
-            return "the scales of the weights are f16 with i8, f32 with e4m3, and absent with bf16";
-        if (call->arg[arg].dtype != RIDGE_BF16 && !ridge_has(call, arg + 1))
+            return "the scales of the weights are f16 with i8, f32 with e4m3, and absent with bf16 and block formats";
+        if (scale_dtype(call->arg[arg].dtype) && !ridge_has(call, arg + 1))
             return "the scales of the weights are NULL";
     }
     return NULL;
@@ -89,8 +95,14 @@ static void products_derive(ridge_call *call)
 
 static void weight_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
+    const uint32_t dtype = call->arg[arg - arg % 2].dtype;
+    const int64_t tiles =
+        times(ridge_ceil_div(call->dim[2], BLOCK_ROWS), ridge_block_tile_bytes((ridge_dtype)dtype, call->dim[1]) / 16);
+
     ridge_set_extent(rows, cols, call->dim[3],
-                     arg % 2 ? scale_cols(call, call->arg[arg - 1].dtype) : times(call->dim[2], call->dim[1]));
+                     arg % 2               ? scale_cols(call, dtype)
+                     : moe_is_tiles(dtype) ? tiles
+                                           : times(call->dim[2], call->dim[1]));
 }
 
 /* Of what experts have, as if every token's slots named others, as long as there are some. */

@@ -13,13 +13,26 @@
  * chain[i] += chain[i + s] for i a multiple of 2 s, s = 1, 2, 4, ..., 128. */
 enum { MOE_CHAINS = 256 };
 
-/* A weight of all experts: row r of expert e begins at data + e * stride + r * cols * (its element's size). */
+/* A weight of all experts: row r of expert e begins at data + e * stride + r * cols * (its element's size), or, in
+ * block formats, tile r / 16 at data + e * stride + r / 16 * (a tile's bytes). */
 typedef struct moe_weight {
     const char *data, *scales;
     int64_t stride, scales_stride; /* bytes, from expert to expert */
     const float *bias;             /* NULL: none */
     int64_t bias_stride;
 } moe_weight;
+
+/* A block format: tiles of block_repack. */
+static inline bool moe_is_tiles(uint32_t dtype)
+{
+    return dtype >= RIDGE_Q4_0 && dtype < RIDGE_DTYPES;
+}
+
+/* Weights of codes, whose x is codes too. */
+static inline bool moe_is_codes(uint32_t dtype)
+{
+    return dtype == RIDGE_I8 || moe_is_tiles(dtype);
+}
 
 typedef struct moe_args {
     moe_weight weight[2]; /* gate and up, or down alone */
@@ -50,7 +63,7 @@ static inline moe_weight moe_weight_of(const ridge_call *call, int slot, int bia
     moe_weight m;
 
     m.data = (const char *)w->data;
-    m.stride = w->stride * (w->dtype == RIDGE_BF16 ? 2 : 1);
+    m.stride = w->stride * (int64_t)ridge_dtype_size(w->dtype);
     m.scales = (const char *)s->data;
     m.scales_stride = s->stride * (s->dtype == RIDGE_F16 ? 2 : 4);
     m.bias = (const float *)b->data;

@@ -1,16 +1,14 @@
 /* cpu_simd.h: the SIMD rows of Q8_0 decode, once an instruction set.
  *
  * A vector has one lane for each of the eight partitions, or with avx512vnni two rows of such lanes (16). Blocks 4p +
- * j, p = 0 .. 7, of a group of 32 are the j-th step of all eight partitions. The canonical order is so eight
- * independent chains in eight lanes, and no lane is added to another before the tree. For a step, the codes of its
- * eight blocks are transposed: vector k has the k-th four codes of each block. The integer dots grow lane by lane
- * without a horizontal sum, and x, laid out the same way once a call (prepare), is shared by all rows. Weights are read
- * once for all tokens.
+ * j, p = 0 .. 7, of a group of 32 are the j-th step of all eight: eight independent chains, and no lane is added to
+ * another before the tree. For a step, the codes of its eight blocks are transposed: vector k has the k-th four codes
+ * of each block, and x is laid out so once a call (prepare). Weights are read once for all tokens. With one token and
+ * 256-bit VNNI the integer sums are transposed instead of the codes: 0.8 of the time.
  *
  * Dots: VNNI multiplies unsigned by signed bytes, so a weight is taken as w + 128 and 128 * (sum of x's block) is
  * subtracted up front, all exact in int32. Without VNNI, bytes are widened to 16 bits, even and odd ones apart
- * (pmaddubsw would saturate at -128 * -128 and needs signs). Leaves out: threads, argument checks, references
- * (cpu.c).
+ * (pmaddubsw would saturate at -128 * -128 and needs signs). Leaves out: threads, argument checks, references (cpu.c).
  * Compiled for: avx2, avxvnni, vnni256, avx512vnni. */
 #include <immintrin.h>
 #include <string.h>
@@ -31,7 +29,10 @@ enum { VNNI = 0, X_BYTES = 8 * PARTS }; /* two halves of 16-bit codes */
 typedef struct group {
     _Alignas(64) float scale[RUN][PARTS];
     int32_t start[RUN][PARTS]; /* of the dots: -128 times the sum of the block's codes, 0 without VNNI */
-    uint8_t codes[RUN][WORDS][X_BYTES];
+    union {
+        uint8_t codes[RUN][WORDS][X_BYTES];
+        uint8_t block[RUN][PARTS][X_BYTES]; /* BY_BLOCKS: block 4p + j as it is, in [j][p] */
+    };
 } group;
 
 /* ------------------------------------------------------------------------------------------------------ intrinsics */
@@ -82,6 +83,13 @@ typedef __m256 fvec;
 #define odd_words(a) _mm256_srai_epi16(a, 8)
 #endif
 
+/* x of one token is laid out by blocks, for one_token_step. */
+#if (defined(__AVX512VNNI__) || defined(__AVXVNNI__)) && !RIDGE_SIMD_avx512vnni
+#define BY_BLOCKS(tokens) ((tokens) == 1)
+#else
+#define BY_BLOCKS(tokens) 0
+#endif
+
 enum { UNIT_VECTORS = (Q8_0_ROWS + VECTOR_ROWS - 1) / VECTOR_ROWS };
 #if defined(__AVX512VNNI__)
 enum { TILE_TOKENS = 4 }; /* 32 registers */
@@ -124,11 +132,13 @@ static inline __attribute__((always_inline)) void transpose(const source *at, in
     }
 }
 
-/* d[j]: f32 scales of blocks 4p + j in lane p. */
+/* d[j]: f32 scales of blocks 4p + j in lane p; zeros behind the row's last block, where they may be NaN. */
 static inline __attribute__((always_inline)) void scales_of(const source *at, fvec *d)
 {
 #if RIDGE_SIMD_avx512vnni
-    const __m512i a = _mm512_loadu_si512(at->scales[0]), b = _mm512_loadu_si512(at->scales[1]);
+    const __mmask32 there = (__mmask32)(UINT64_C(0xffffffff) >> (Q8_0_GROUP - at->left));
+    const __m512i a = _mm512_maskz_loadu_epi16(there, at->scales[0]);
+    const __m512i b = _mm512_maskz_loadu_epi16(there, at->scales[1]);
     const __m512i first =
         _mm512_set_epi16(60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0, 60, 56, 52, 48, 44, 40, 36, 32,
                          28, 24, 20, 16, 12, 8, 4, 0); /* 32 and above: the second row */
@@ -140,8 +150,13 @@ static inline __attribute__((always_inline)) void scales_of(const source *at, fv
     __m256 v[4];
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
 
-    for (int i = 0; i < 4; i++) /* blocks 8i .. 8i + 7: runs 2i and 2i + 1 */
-        v[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(at->scales[0] + 8 * i)));
+    for (int i = 0; i < 4; i++) { /* blocks 8i .. 8i + 7: runs 2i and 2i + 1 */
+        const __m128i number = _mm_add_epi16(_mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7), _mm_set1_epi16((short)(8 * i)));
+        const __m128i there = _mm_cmpgt_epi16(_mm_set1_epi16((short)at->left), number);
+        const __m128i halves = _mm_loadu_si128((const __m128i *)(const void *)(at->scales[0] + 8 * i));
+
+        v[i] = _mm256_cvtph_ps(at->left < Q8_0_GROUP ? _mm_and_si128(halves, there) : halves);
+    }
     {
         const __m256 a = _mm256_unpacklo_ps(v[0], v[1]), b = _mm256_unpackhi_ps(v[0], v[1]);
         const __m256 c = _mm256_unpacklo_ps(v[2], v[3]), e = _mm256_unpackhi_ps(v[2], v[3]);
@@ -216,6 +231,10 @@ static void prepare(const q8_0_args *args, int64_t t, int64_t g)
             sum += codes[i];
         to->scale[j][p] = scale;
         to->start[j][p] = VNNI ? -128 * sum : 0;
+        if (BY_BLOCKS(args->tokens)) {
+            memcpy(to->block[j][p], codes, sizeof codes);
+            continue;
+        }
         for (int k = 0; k < WORDS; k++) {
             if (VNNI) {
                 memcpy(&to->codes[j][k][4 * p], codes + 4 * k, 4);
@@ -235,7 +254,7 @@ static void prepare(const q8_0_args *args, int64_t t, int64_t g)
 static inline __attribute__((always_inline)) void step(const source *at, int j, fvec wd, const group *x, int64_t tokens,
                                                        fvec *acc)
 {
-    ivec w[WORDS], odd[WORDS];
+    ivec w[WORDS], odd[WORDS] __attribute__((unused));
 
     transpose(at, j, w);
     for (int k = 0; k < WORDS; k++) {
@@ -255,8 +274,47 @@ static inline __attribute__((always_inline)) void step(const source *at, int j, 
         }
         acc[t] = fma_f(mul_f(wd, both_f(x[t].scale[j])), to_f(dot), acc[t]);
     }
-    (void)odd;
 }
+
+#if BY_BLOCKS(1)
+/* Eight sums of four products each, whose sum is a block's dot. */
+static inline __m256i block_sums(const source *at, int b, const uint8_t *x)
+{
+    const __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(at->codes[0] + b * at->step));
+
+    return dot_bytes(_mm256_setzero_si256(), flip(w), both_i(x));
+}
+
+/* In each half, lane i: the sum of the half of v[i]. */
+static inline __attribute__((always_inline)) __m256i sum_halves(const __m256i *v)
+{
+    const __m256i ab = _mm256_add_epi32(low32(v[0], v[1]), high32(v[0], v[1]));
+    const __m256i cd = _mm256_add_epi32(low32(v[2], v[3]), high32(v[2], v[3]));
+
+    return _mm256_add_epi32(low64(ab, cd), high64(ab, cd));
+}
+
+/* A group of one token; the blocks that a short one lacks are left out. */
+static inline __attribute__((always_inline)) void one_token_step(const source *at, const fvec *wd, const group *x,
+                                                                 fvec *acc)
+{
+    for (int j = 0; j < RUN; j++) {
+        __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, v[PARTS / 2], dot;
+
+        for (int h = 0; h < 2 && Q8_0_GROUP / 2 * h + j < at->left; h++) {
+            for (int p = 0; p < PARTS / 2; p++) {
+                const int part = PARTS / 2 * h + p, b = RUN * part + j;
+
+                v[p] = b < at->left ? block_sums(at, b, x->block[j][part]) : _mm256_setzero_si256();
+            }
+            sum[h] = sum_halves(v);
+        }
+        dot = _mm256_add_epi32(_mm256_permute2x128_si256(sum[0], sum[1], 0x20),
+                               _mm256_permute2x128_si256(sum[0], sum[1], 0x31));
+        *acc = fma_f(mul_f(wd[j], both_f(x->scale[j])), to_f(_mm256_add_epi32(dot, both_i(x->start[j]))), *acc);
+    }
+}
+#endif
 
 static inline __attribute__((always_inline)) void group_step(const source *at, const group *x, int64_t tokens,
                                                              fvec *acc)
@@ -264,6 +322,12 @@ static inline __attribute__((always_inline)) void group_step(const source *at, c
     fvec wd[RUN];
 
     scales_of(at, wd);
+#if BY_BLOCKS(1)
+    if (tokens == 1) {
+        one_token_step(at, wd, x, acc);
+        return;
+    }
+#endif
     for (int j = 0; j < RUN; j++)
         step(at, j, wd[j], x, tokens, acc);
 }

@@ -19,13 +19,14 @@ typedef struct source {
     const uint8_t *codes[VECTOR_ROWS];
     const uint16_t *scales[VECTOR_ROWS]; /* 32 consecutive halves */
     int64_t step;                        /* bytes from block to block */
+    int left;                            /* blocks of the row; the codes and scales behind them are of no meaning */
 } source;
 
 /* Group g of row `row` and, in the second half of a vector, of row + far. */
 static inline source source_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g,
                                uint16_t (*halves)[Q8_0_GROUP])
 {
-    source at = {.step = w->step};
+    source at = {.step = w->step, .left = Q8_0_GROUP};
 
     for (int i = 0; i < VECTOR_ROWS; i++) {
         const int64_t r = row + i * far, block = g * Q8_0_GROUP;
@@ -47,45 +48,40 @@ static inline source source_of(const q8_0_weight *w, int64_t row, int64_t far, i
 static inline __attribute__((always_inline)) void prefetch(const source *at)
 {
     for (int i = 0; i < VECTOR_ROWS; i++)
-        for (int64_t b = 0; b < Q8_0_GROUP * at->step; b += 64)
+        for (int64_t b = 0; b < at->left * at->step; b += 64)
             _mm_prefetch((const char *)at->codes[i] + 2 * Q8_0_GROUP * at->step + b, _MM_HINT_T0);
 }
 
-/* The last, short group: its blocks, and others or zeros behind them. */
+/* The last, short group: its blocks, and zeros behind them. */
 typedef struct tail {
     uint8_t codes[VECTOR_ROWS][Q8_0_GROUP * RIDGE_Q8_0_BLOCK];
     uint16_t scales[VECTOR_ROWS][Q8_0_GROUP];
 } tail;
 
-/* Planes that hold a whole group from here on: codes of the next row are multiplied by x's zeros; scales, which may be
- * NaN, become zero. (Copies of rows of 576 columns took a quarter of a token's time of SmolLM2-135M.) */
-static inline bool tail_in_place(const q8_0_weight *w, int64_t row, int64_t far, int64_t first, int64_t left, tail *to,
-                                 source *at)
+/* Planes that hold a whole group from here on: the codes and scales of the next row serve as those behind this one's.
+ * (Copies of rows of 576 columns took a quarter of a token's time of SmolLM2-135M.) */
+static inline bool tail_in_place(const q8_0_weight *w, int64_t row, int64_t far, int64_t first, source *at)
 {
     const int64_t beyond = w->rows - 1 - (row + (VECTOR_ROWS - 1) * far); /* rows */
+    const int64_t missing = Q8_0_GROUP - at->left;
 
-    if (w->step != RIDGE_Q8_0_BLOCK || w->scale_step != 2 || beyond * w->scale_stride < (Q8_0_GROUP - left) * 2 ||
-        beyond * w->stride < (Q8_0_GROUP - left) * RIDGE_Q8_0_BLOCK)
+    if (w->step != RIDGE_Q8_0_BLOCK || w->scale_step != 2 || beyond * w->scale_stride < missing * 2 ||
+        beyond * w->stride < missing * RIDGE_Q8_0_BLOCK)
         return false;
-    at->step = RIDGE_Q8_0_BLOCK;
     for (int i = 0; i < VECTOR_ROWS; i++) {
-        uint16_t scales[Q8_0_GROUP];
-
-        memcpy(scales, w->scales + (row + i * far) * w->scale_stride + first * 2, sizeof scales);
-        for (int b = 0; b < Q8_0_GROUP; b++)
-            to->scales[i][b] = b < (int)left ? scales[b] : 0;
         at->codes[i] = w->codes + (row + i * far) * w->stride + first * RIDGE_Q8_0_BLOCK;
-        at->scales[i] = to->scales[i];
+        at->scales[i] =
+            (const uint16_t *)(const void *)(w->scales + (row + i * far) * w->scale_stride + first * w->scale_step);
     }
     prefetch(at);
     return true;
 }
 
-static source tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, int64_t blocks, tail *to)
+static inline source tail_of(const q8_0_weight *w, int64_t row, int64_t far, int64_t g, int64_t blocks, tail *to)
 {
-    source at = {.step = RIDGE_Q8_0_BLOCK};
+    source at = {.step = RIDGE_Q8_0_BLOCK, .left = (int)(blocks - g * Q8_0_GROUP)};
 
-    if (tail_in_place(w, row, far, g * Q8_0_GROUP, blocks - g * Q8_0_GROUP, to, &at))
+    if (tail_in_place(w, row, far, g * Q8_0_GROUP, &at))
         return at;
     memset(to, 0, sizeof *to);
     for (int i = 0; i < VECTOR_ROWS; i++) {

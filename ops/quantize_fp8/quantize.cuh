@@ -24,6 +24,7 @@ typedef struct quantize_args {
     const char *x, *up; /* up, row_scale, o: with SwiGLU */
     int64_t stride, up_stride;
     int64_t rows, cols;
+    int64_t rows_t;  /* columns of the transposed codes; `rows`, but for groups */
     uint32_t across; /* tiles, or units, a row */
     uint32_t ahead;  /* how many tiles ahead of its own a block prefetches one into L2 */
     int e5m2, pow2;

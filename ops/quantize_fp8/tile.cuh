@@ -285,7 +285,7 @@ static __device__ __forceinline__ void tile_store_transposed(const quantize_args
                                                              int col, bool inside)
 {
     enum { STEP = TILE_THREADS / 8 };
-    const int first = (int)threadIdx.x >> 3, pair = (int)threadIdx.x & 7, n = (int)p.rows - row - 16 * pair;
+    const int first = (int)threadIdx.x >> 3, pair = (int)threadIdx.x & 7, n = (int)p.rows_t - row - 16 * pair;
     const int chunk = pair ^ first >> 4;
     uint8_t *to = p.col.q + (col + first) * p.col.stride + row + 16 * pair;
 
@@ -446,7 +446,7 @@ static inline quantize_args tile_args(const ridge_call *call)
     const int size = call->arg[0].dtype == RIDGE_F32 ? 4 : 2;
     quantize_args p = {};
 
-    p.rows = call->dim[0];
+    p.rows = p.rows_t = call->dim[0];
     p.cols = call->dim[1];
     p.x = (const char *)call->arg[0].data;
     p.stride = call->arg[0].stride;

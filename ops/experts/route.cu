@@ -1,0 +1,179 @@
+/* route.cu: moe_route_bwd on CUDA. A warp a token: lane i has the experts i, i + 32, ..., and slot i. Bytes moved: the
+ * logits and their gradient. */
+#include "args.h"
+#include "cuda/launch.cuh"
+#include "cuda/num.cuh"
+#include "src/math/experts.h"
+
+enum { THREADS = 32 };
+#define WARP 0xffffffffu
+
+/* The sum of v over the slots, in their order, in every lane. */
+static __device__ __forceinline__ float sum_slots(float v, int slots)
+{
+    float sum = 0.0f;
+
+    for (int s = 0; s < slots; s++)
+        sum += __shfl_sync(WARP, v, s);
+    return sum;
+}
+
+static __device__ __forceinline__ float warp_max(float v)
+{
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2) {
+        const float other = __shfl_xor_sync(WARP, v, s);
+
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+/* The logits of this lane's experts, and their scores. Returns whether any of the row is NaN. */
+template <int PER>
+static __device__ __forceinline__ bool score_row(const route_bwd_args &p, int64_t t, int lane, float *logit,
+                                                 float *score)
+{
+    float max = __uint_as_float(0xff800000u), sum = 0.0f;
+    bool bad = false;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = lane + 32 * i;
+        const int64_t at = t * p.logits.stride + e;
+
+        logit[i] = __uint_as_float(0xff800000u);
+        if (e < p.experts) {
+            logit[i] = p.logits.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(p.logits.data, at)
+                                                    : num_load<RIDGE_F32>(p.logits.data, at);
+            logit[i] = p.logit_bias ? logit[i] + p.logit_bias[e] : logit[i];
+        }
+        bad |= logit[i] != logit[i];
+        max = logit[i] > max ? logit[i] : max;
+        score[i] = 0.0f;
+    }
+    if (p.rule == RIDGE_ROUTE_SOFTMAX) {
+        max = warp_max(max);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (lane + 32 * i < p.experts && logit[i] == logit[i]) {
+                score[i] = ridge_route_exp(logit[i], max);
+                sum += score[i];
+            }
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2)
+            sum += __shfl_xor_sync(WARP, sum, s);
+    }
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (lane + 32 * i < p.experts && logit[i] == logit[i])
+            score[i] = p.rule == RIDGE_ROUTE_SOFTMAX ? score[i] / sum : ridge_route_score(p.rule, logit[i]);
+    return __any_sync(WARP, bad);
+}
+
+template <int PER>
+static __global__ void __launch_bounds__(THREADS) moe_route_bwd(const __grid_constant__ route_bwd_args p)
+{
+    __shared__ float shared[32 * PER];
+    const int lane = threadIdx.x;
+    const int64_t t = blockIdx.x;
+    float logit[PER], score[PER], w, d, g, dot;
+    bool bad, valid;
+    int id;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    bad = score_row<PER>(p, t, lane, logit, score);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        shared[lane + 32 * i] = score[i];
+    __syncwarp(); /* the scores are written before they are read */
+    id = lane < p.slots ? p.ids[t * p.ids_stride + lane] : -1;
+    valid = id >= 0 && id < p.experts;
+    w = valid && !bad ? shared[id] : 0.0f;
+    if (p.rule == RIDGE_ROUTE_TOPK_SOFTMAX) {
+        const float max = warp_max(valid ? w : __uint_as_float(0xff800000u));
+
+        w = valid ? ridge_route_exp(w, max) : 0.0f;
+        w = w / sum_slots(w, p.slots);
+    }
+    d = valid ? p.dweights[t * p.dweights_stride + lane] * p.scale : 0.0f;
+    if (p.normalise) {
+        const float z = sum_slots(valid ? w : 0.0f, p.slots) + p.eps;
+
+        dot = sum_slots(valid ? d * w : 0.0f, p.slots);
+        d = valid ? ridge_route_bwd_normalised(d, dot, z) : 0.0f;
+    }
+    dot = sum_slots(valid ? d * w : 0.0f, p.slots);
+    g = p.rule == RIDGE_ROUTE_TOPK_SOFTMAX ? w * (d - dot) : d;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = lane + 32 * i;
+        float sum = 0.0f;
+        bool chosen = false;
+
+        for (int s = 0; s < p.slots; s++) {
+            const bool its = __shfl_sync(WARP, id, s) == e;
+            const float of_slot = __shfl_sync(WARP, g, s);
+
+            chosen |= its;
+            if (its)
+                sum += p.rule >= RIDGE_ROUTE_SIGMOID ? ridge_route_bwd_score(p.rule, of_slot, score[i], logit[i])
+                                                     : of_slot;
+        }
+        if (p.rule == RIDGE_ROUTE_SOFTMAX)
+            sum = score[i] * (sum - dot);
+        else if (!chosen)
+            sum = 0.0f;
+        sum = bad ? __uint_as_float(0x7fc00000u) : sum;
+        if (e < p.experts && p.dlogits.dtype == RIDGE_BF16)
+            num_store<RIDGE_BF16>(p.dlogits.data, t * p.dlogits.stride + e, sum);
+        else if (e < p.experts)
+            num_store<RIDGE_F32>(p.dlogits.data, t * p.dlogits.stride + e, sum);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[4] = {(const void *)moe_route_bwd<4>, (const void *)moe_route_bwd<8>,
+                                         (const void *)moe_route_bwd<16>, (const void *)moe_route_bwd<32>};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 4, "moe_route_bwd: loading kernels");
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    route_bwd_args p = route_bwd_args_of(&bound->call);
+    const int size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
+
+    if (p.tokens == 0)
+        return RIDGE_OK;
+    return host_launch(device, kernel->name, functions[size], dim3((unsigned)p.tokens), THREADS, &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 tokens" : NULL;
+}
+
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    return 2 + (double)problem->dim[0] * (double)problem->dim[1] * 8e-3 / device->copy_gbps;
+}
+
+static const ridge_kernel rows[] = {{"cuda.moe_route_bwd.warp",
+                                     RIDGE_MOE_ROUTE_BWD,
+                                     RIDGE_ARCH_SM80,
+                                     RIDGE_ARCH_CUDA_LAST,
+                                     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+                                     0,
+                                     {},
+                                     why_not,
+                                     NULL,
+                                     cost,
+                                     launch}};
+
+extern "C" const ridge_kernel_list ridge_cuda_experts_route = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

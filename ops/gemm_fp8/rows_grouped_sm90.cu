@@ -1,0 +1,212 @@
+/* rows_grouped_sm90.cu: the rows of gemm_fp8_grouped on Hopper: what each can run, its cost, its launch. A row's
+ * variant is a tile of tiles_sm90.cuh; the kernel is gemm_fp8's, kernel_sm90.cuh, whose scheduler goes through the
+ * groups. */
+#include "cuda/launch.cuh"
+#include "groups.cuh"
+#include "src/util.h"
+#include "tiles_sm90.cuh"
+
+static const gemm_variant *variant_of(const ridge_kernel *kernel)
+{
+    return (const gemm_variant *)kernel->variant;
+}
+
+/* Clusters of two CTAs that run at once. */
+static int64_t clusters_of(const ridge_device *device)
+{
+    return device->units / 2;
+}
+
+static int64_t tiles_n_of(const gemm_variant *v, int64_t n)
+{
+    return ridge_ceil_div(n, 2 * v->shape.block_n);
+}
+
+/* The most cluster tiles that groups of any sizes can have. */
+static double most_tiles(const gemm_variant *v, uint32_t flags, const int64_t *dim)
+{
+    const double rows = (double)ridge_ceil_div(dim[0], v->block_m), groups = (double)dim[3];
+
+    return (double)tiles_n_of(v, dim[1]) * ((flags & RIDGE_GROUPED) == RIDGE_GROUPED_M ? rows + groups : rows * groups);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- launch */
+
+static bool scales_by_tma(const float *scale, int64_t ld)
+{
+    return ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
+}
+
+/* The sizes, the scales, the offsets and D, without the tensor maps. */
+static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
+{
+    const ridge_call *call = &bound->call;
+    const ridge_operand *arg = call->arg, *d = &arg[RIDGE_GEMM_FP8_GROUPED_D];
+    const uint32_t mode = call->flags & RIDGE_GROUPED;
+    gemm_args p = {};
+
+    p.m = (int)bound->rows[RIDGE_GEMM_FP8_GROUPED_A];
+    p.n = (int)call->dim[1];
+    p.k_blocks = (int)ridge_ceil_div(call->dim[2], BK);
+    p.tiles_n = (int)tiles_n_of(v, p.n);
+    p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A].data;
+    p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B].data;
+    p.ld_a = arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A].stride;
+    p.ld_b = arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B].stride;
+    p.row_a = p.row_b = 1;
+    p.step_a = p.ld_a;
+    p.step_b = p.ld_b;
+    p.scale_tma = scales_by_tma(p.scale_a, p.ld_a) && (mode != RIDGE_GROUPED_K || scales_by_tma(p.scale_b, p.ld_b));
+    p.dtype = (int)d->dtype;
+    p.out = (char *)d->data;
+    p.stride = d->stride;
+    p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
+    p.aligned = ((uintptr_t)d->data | (uintptr_t)(p.stride * (int64_t)ridge_dtype_size(d->dtype))) % 16 == 0;
+    p.offsets = arg[RIDGE_GEMM_FP8_GROUPED_OFFSETS].data;
+    p.wide = arg[RIDGE_GEMM_FP8_GROUPED_OFFSETS].dtype == RIDGE_I64;
+    p.groups = (int)call->dim[3];
+    p.masked = mode == RIDGE_GROUPED_MASKED ? (int)call->dim[0] : 0;
+    return p;
+}
+
+static ridge_status make_maps(const ridge_device *device, const ridge_bound *bound, const gemm_shape *t, int block_m,
+                              int out, gemm_args *p)
+{
+    const ridge_operand *a = &bound->call.arg[RIDGE_GEMM_FP8_GROUPED_A],
+                        *b = &bound->call.arg[RIDGE_GEMM_FP8_GROUPED_B];
+    const int64_t k = bound->call.dim[2], d_rows = bound->rows[RIDGE_GEMM_FP8_GROUPED_D];
+    const bool by_k = t->grouped == GROUPED_K;
+    const int cols = t->block_n % 64 ? 32 : 64;
+    ridge_status status =
+        host_tensor_map(device, &p->a, RIDGE_E4M3, a->data, k, p->m, a->stride, BK, block_m / t->cluster_n, 128);
+
+    if (!status)
+        status = host_tensor_map(device, &p->b, RIDGE_E4M3, b->data, k, bound->rows[RIDGE_GEMM_FP8_GROUPED_B],
+                                 b->stride, BK, t->block_n, 128);
+    if (!status && p->aligned && !p->accumulate && p->dtype != RIDGE_F32)
+        status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, d_rows, p->stride, cols, 64, 2 * cols);
+    if (!status && out == OUT_F32 && by_k)
+        status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, d_rows, p->stride, 32, 64, 128);
+    if (!status && p->scale_tma)
+        status =
+            host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a, p->m, p->k_blocks, p->ld_a, block_m, 1, 0);
+    if (!status && p->scale_tma && by_k)
+        status = host_tensor_map(device, &p->map_scale_b, RIDGE_F32, p->scale_b, p->n, p->k_blocks, p->ld_b, t->block_n,
+                                 1, 0);
+    return status;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    const ridge_call *call = &bound->call;
+    const gemm_variant *v = variant_of(kernel);
+    const gemm_shape *t = &v->shape;
+    const int mode = t->grouped == GROUPED_K ? SCALE_1D1D : SCALE_1D2D;
+    const int formats = call->arg[RIDGE_GEMM_FP8_GROUPED_A].dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
+                        : call->arg[RIDGE_GEMM_FP8_GROUPED_B].dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
+                                                                                  : WGMMA_E4M3_E4M3;
+    const double tiles = most_tiles(v, call->flags, call->dim);
+    gemm_args p = make_args(bound, v);
+    const int out = !p.aligned                               ? OUT_ANY
+                    : p.dtype == RIDGE_F32                   ? OUT_F32
+                    : p.dtype == RIDGE_BF16 && !p.accumulate ? OUT_BF16
+                                                             : OUT_ANY;
+    const int64_t clusters = tiles < (double)clusters_of(device) ? (int64_t)tiles : clusters_of(device);
+    ridge_status status = make_maps(device, bound, t, v->block_m, out, &p);
+
+    if (!status)
+        status = groups_report_bad(device, kernel, bound, stream);
+    if (status)
+        return status;
+    return host_launch_cluster(device, kernel->name, (const void *)v->mode[mode].function[out][formats],
+                               dim3((unsigned)(2 * clusters)), 2, t->warpgroups * 128 + 128, v->mode[mode].memory, &p,
+                               stream);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- rows
+ */
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const int64_t m = problem->dim[0], n = problem->dim[1], k = problem->dim[2], groups = problem->dim[3];
+    const gemm_shape *t = &variant_of(kernel)->shape;
+    const bool by_k = (problem->flags & RIDGE_GROUPED) == RIDGE_GROUPED_K;
+    const bool f32 = problem->dtype[RIDGE_GEMM_FP8_GROUPED_D] == RIDGE_F32;
+
+    if ((t->grouped == GROUPED_K) != by_k)
+        return by_k ? "is for groups of rows" : "is for groups of k";
+    if (by_k && f32 != !t->scale_outer)
+        return f32 ? "is for d of 16 bits" : "is for d of f32";
+    if (m == 0 || n == 0 || k == 0 || groups == 0)
+        return "nothing to multiply";
+    if (by_k && f32 && m % 64) /* TMA stores D in boxes of 64 rows */
+        return "needs m to be a multiple of 64";
+    if (problem->inputs_align < 4 || (problem->packed && k % 16))
+        return "TMA needs rows of a and b that begin at multiples of 16 bytes";
+    if (most_tiles(variant_of(kernel), problem->flags, problem->dim) > 1e9 || k > 0x7fffff00 || m > 0x7fffff00 ||
+        n > 0x7fffff00)
+        return "more than 2^30 tiles";
+    if (device->units < 2)
+        return "is for two multiprocessors or more";
+    return NULL;
+}
+
+/* us: rounds of tiles at the rate of the main loop, in TFLOP/s of an H200's 132 multiprocessors, the groups as if they
+ * were of one size; a block of k takes at least as long as loads of B. */
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const gemm_variant *v = variant_of(kernel);
+    const gemm_shape *t = &v->shape;
+    const uint32_t mode = problem->flags & RIDGE_GROUPED;
+    const double groups = (double)problem->dim[3], rate = t->grouped == GROUPED_K ? t->rate_1d1d : t->rate;
+    const double rows = (double)problem->dim[0] / (mode == RIDGE_GROUPED_M ? groups : 1);
+    const double blocks = (double)ridge_ceil_div(problem->dim[2], BK) / (mode == RIDGE_GROUPED_K ? groups : 1);
+    const double tiles =
+        groups * (double)ridge_ceil_div((int64_t)rows + 1, v->block_m) * (double)tiles_n_of(v, problem->dim[1]);
+    const double multiply = 2 * BK * (double)v->block_m * t->block_n / (rate * 1e6 / 132 * host_sm_share(device));
+    const double least = 0.25 * 1.98 / device->clock_ghz;
+
+    return 4 + tiles / (double)clusters_of(device) * (1 + blocks * (multiply > least ? multiply : least));
+}
+
+#define ROW(tile, ...)                                \
+    {                                                 \
+        .name = "cuda.gemm_fp8_grouped.wgmma_" #tile, \
+        .op = RIDGE_GEMM_FP8_GROUPED,                 \
+        .arch_min = RIDGE_ARCH_SM90,                  \
+        .arch_max = RIDGE_ARCH_SM90,                  \
+        .contract = RIDGE_STABLE | RIDGE_TYPICAL,     \
+        .variant = &ridge_gemm_##tile,                \
+        .param = {},                                  \
+        .why_not = why_not,                           \
+        .workspace = NULL,                            \
+        .cost = cost,                                 \
+        .launch = launch,                             \
+    },
+
+/* clang-format off */
+static const ridge_kernel rows[] = {
+    GEMM_TILES_GROUPED_K(ROW)
+};
+/* clang-format on */
+
+static ridge_status prepare(const ridge_device *device)
+{
+    ridge_status status = RIDGE_OK;
+
+    if (device->arch != RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++)
+        for (int mode = 0; mode < 3; mode++)
+            for (int i = 0; i < 9 && !status && variant_of(&rows[row])->mode[mode].memory; i++) {
+                const void *function = (const void *)variant_of(&rows[row])->mode[mode].function[i / 3][i % 3];
+
+                status =
+                    host_prepare(device, &function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)variant_of(&rows[row])->mode[mode].memory, "gemm_fp8_grouped: loading kernels");
+            }
+    return status ? status : groups_prepare(device);
+}
+
+extern "C" const ridge_kernel_list ridge_cuda_gemm_fp8_grouped = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

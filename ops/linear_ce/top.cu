@@ -1,0 +1,178 @@
+/* top.cu: the top-k classes of rows on CUDA (top.cuh): from blocks of f32 logits, and the outputs from the lists, which
+ * on Hopper the epilogue of the logits fills. */
+#include "top.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32, MOST = 256 };
+
+/* A warp a row: the classes of a block, CE_TOP_STEP at a time, to the list of part 0. */
+static __global__ void __launch_bounds__(THREADS) top_block(const ce_block b)
+{
+    ptx_grid_dependency_wait();
+    const ce_params &p = b.p;
+    const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = b.begin + in;
+    const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
+    const int lane = threadIdx.x % 32;
+
+    if (in >= b.rows || row >= p.totals->rows)
+        return;
+    uint64_t *entry = p.top + in * p.parts * CE_TOP_LIST;
+    float least = CUDART_NAN_F;
+    int count = p.top_count[row * p.parts];
+
+    if (count >= p.top_k)
+        count = top_cut(entry, count, p.top_k, &least);
+    for (int64_t first = 0; first < b.count; first += CE_TOP_STEP) {
+#pragma unroll
+        for (int i = 0; i < CE_TOP_STEP / 32; i++) {
+            const int64_t at = first + i * 32 + lane, v = b.first + at;
+            const bool here = at < b.count;
+            const float z = here ? ce_logit(p, b.z[in * b.ld + at] + ce_bias(p, v), cap_inverse, cool) : -CUDART_INF_F;
+            const bool may = here && top_may(z, least);
+            const uint32_t mask = __ballot_sync(~0u, may);
+
+            if (may)
+                entry[count + __popc(mask & ((1u << lane) - 1))] = top_entry(z, (int32_t)v);
+            count += __popc(mask);
+        }
+        if (count > CE_TOP_LIST - CE_TOP_STEP)
+            count = top_cut(entry, count, p.top_k, &least);
+    }
+    if (lane == 0)
+        p.top_count[row * p.parts] = count;
+}
+
+/* What a block knows of its row. */
+typedef struct finish_smem {
+    uint64_t best[MOST];
+    double log_sum, max;
+    int rank[2], found;
+} finish_smem;
+
+/* By a block: how many of a row's entries are `from` or better. turn: every other call's. */
+static __device__ __forceinline__ int rank_of(const ce_params &p, finish_smem *s, const uint64_t *entry,
+                                              const int32_t *count, uint64_t from, int turn)
+{
+    int mine = 0;
+
+    for (int part = threadIdx.x / 32; part < p.parts; part += WARPS)
+        for (int i = threadIdx.x % 32; i < count[part]; i += 32)
+            mine += entry[part * CE_TOP_LIST + i] >= from;
+    mine = (int)__reduce_add_sync(~0u, (uint32_t)mine);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&s->rank[turn], mine);
+    __syncthreads(); /* orders the sum before its readers, */
+    const int rank = s->rank[turn];
+    if (threadIdx.x == 0)
+        s->rank[!turn] = 0;
+    __syncthreads(); /* and the reset before the next sum */
+    return rank;
+}
+
+/* A block a listed row: the k best of all parts by bisection (as top_cut), in order. */
+static __global__ void __launch_bounds__(THREADS) top_finish(const ce_block b)
+{
+    ptx_grid_dependency_wait();
+    __shared__ finish_smem s;
+    const ce_params &p = b.p;
+    const int64_t row = b.begin + blockIdx.x;
+    const bool slice = p.offset != 0 || p.total != p.vocab;
+
+    if (row >= p.totals->rows)
+        return;
+    const uint64_t *entry = p.top + (int64_t)blockIdx.x * p.parts * CE_TOP_LIST;
+    const int32_t *count = p.top_count + row * p.parts;
+    const int64_t token = p.list[row];
+    uint64_t low = 0, high = ~UINT64_C(0); /* no entry is that large */
+
+    if (threadIdx.x < 32) {
+        const ce_sum sum = ce_row_sum<32>(p, row);
+
+        if (threadIdx.x == 0) {
+            s.log_sum = log(sum.sum);
+            s.max = (double)sum.max;
+            s.rank[0] = s.rank[1] = s.found = 0;
+        }
+    }
+    __syncthreads();
+    for (int turn = 0; high - low > 1; turn ^= 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        const int above = rank_of(p, &s, entry, count, middle, turn);
+
+        if (above >= p.top_k)
+            low = middle;
+        else
+            high = middle;
+        if (above == p.top_k)
+            break;
+    }
+    for (int part = threadIdx.x / 32; part < p.parts; part += WARPS)
+        for (int i = threadIdx.x % 32; i < count[part]; i += 32)
+            if (entry[part * CE_TOP_LIST + i] >= low) {
+                const int to = atomicAdd(&s.found, 1);
+
+                if (to < MOST)
+                    s.best[to] = entry[part * CE_TOP_LIST + i];
+            }
+    __syncthreads();
+    if (threadIdx.x >= p.top_k || threadIdx.x >= s.found)
+        return;
+    const uint64_t own = s.best[threadIdx.x];
+    const double z = (double)top_value(own);
+    double value = slice ? z : -(s.log_sum + (s.max - z));
+    int at = 0;
+
+    for (int i = 0; i < p.top_k; i++)
+        at += s.best[i] > own;
+    value = !slice && value > 0 ? 0 : value;
+    p.top_id[token * p.top_id_stride + at] = p.offset + top_class(own);
+    p.top_logprob[token * p.top_stride + at] = __uint_as_float(num_canonical_f32((float)value));
+}
+
+/* Tokens that are not listed, a warp each. */
+static __global__ void __launch_bounds__(THREADS) top_ignored(const ce_params p)
+{
+    ptx_grid_dependency_wait();
+    const int64_t token = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+
+    if (token >= p.tokens || p.row_of[token] >= 0)
+        return;
+    for (int k = threadIdx.x % 32; k < p.top_k; k += 32) {
+        p.top_id[token * p.top_id_stride + k] = -1;
+        p.top_logprob[token * p.top_stride + k] = 0.0f;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- host */
+
+static const void *const functions[3] = {(const void *)top_block, (const void *)top_finish, (const void *)top_ignored};
+
+ridge_status ce_top_prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 3, "linear_ce: loading kernels");
+}
+
+static unsigned blocks_of(int64_t rows)
+{
+    return (unsigned)((rows + WARPS - 1) / WARPS);
+}
+
+ridge_status ce_top_block(const ridge_device *device, const char *name, ce_block *b, void *stream)
+{
+    if (!b->p.top_k || b->rows == 0)
+        return RIDGE_OK;
+    return host_launch(device, name, functions[0], dim3(blocks_of(b->rows)), THREADS, b, stream);
+}
+
+ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,
+                           void *stream)
+{
+    ce_block b = {*p, NULL, 0, begin, rows, 0, 0};
+    ridge_status status;
+
+    if (!p->top_k || rows == 0)
+        return RIDGE_OK;
+    status = host_launch(device, name, functions[1], dim3((unsigned)rows), THREADS, &b, stream);
+    if (status || begin + rows < p->tokens)
+        return status;
+    return host_launch(device, name, functions[2], dim3(blocks_of(p->tokens)), THREADS, p, stream);
+}

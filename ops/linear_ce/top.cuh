@@ -1,0 +1,99 @@
+/* top.cuh: the top-k classes of a row on CUDA, as every kernel keeps them.
+ *
+ * The classes of a row come in parts, in ascending order within a part. Of a part a warp keeps a list of CE_TOP_LIST
+ * entries at most: what is above `least`, which is NaN at first, so that everything is. A list that has no room for
+ * CE_TOP_STEP more is cut: entries that at least k others exceed go, and `least` becomes the value of the last one that
+ * stays. An entry is one number, the larger the better, and no two are equal: so which ones are the k best does not
+ * depend on the parts or on when a list is cut. */
+#ifndef RIDGE_LINEAR_CE_TOP_CUH
+#define RIDGE_LINEAR_CE_TOP_CUH
+
+#include "ce.cuh"
+
+enum { CE_TOP_STEP = 64 };
+
+#ifdef __CUDACC__
+
+/* z in the upper half, in an order in which NaN is largest and -0 is 0; the lower class is better. */
+static __device__ __forceinline__ uint64_t top_entry(float z, int32_t v)
+{
+    const uint32_t bits = __float_as_uint(z + 0.0f);
+    const uint32_t order = z != z ? 0xfffffffe : bits & 0x80000000 ? ~bits : bits | 0x80000000;
+
+    return (uint64_t)order << 32 | (uint32_t)~v;
+}
+
+static __device__ __forceinline__ float top_value(uint64_t entry)
+{
+    const uint32_t order = (uint32_t)(entry >> 32);
+
+    return __uint_as_float(order & 0x80000000 ? order & 0x7fffffff : ~order);
+}
+
+static __device__ __forceinline__ int32_t top_class(uint64_t entry)
+{
+    return (int32_t) ~(uint32_t)entry;
+}
+
+/* Whether z may belong to the best ones, for any z if least is NaN. */
+static __device__ __forceinline__ bool top_may(float z, float least)
+{
+    return !(z <= least);
+}
+
+/* By a warp: how many of the entries are `from` or better. */
+static __device__ __forceinline__ int top_rank(const uint64_t *entry, int count, uint64_t from)
+{
+    int mine = 0;
+
+    for (int i = threadIdx.x % 32; i < count; i += 32)
+        mine += entry[i] >= from;
+    return (int)__reduce_add_sync(~0u, (uint32_t)mine);
+}
+
+/* By a warp: cuts a list of k entries and more to k .. k + a quarter of what is free then. Bisection: `low` has k
+ * entries and more at or above it, `high` fewer. */
+static __device__ __forceinline__ int top_cut(uint64_t *entry, int count, int k, float *least)
+{
+    const int lane = threadIdx.x % 32, most = k + (CE_TOP_LIST - CE_TOP_STEP - k) / 4;
+    uint64_t low = ~UINT64_C(0), high = 0;
+    int at_low = count, left = 0;
+
+    __syncwarp(); /* orders other lanes' writes before these reads */
+    for (int i = lane; i < count; i += 32) {
+        low = min(low, entry[i]);
+        high = max(high, entry[i]);
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        low = min(low, __shfl_xor_sync(~0u, low, step));
+        high = max(high, __shfl_xor_sync(~0u, high, step));
+    }
+    high += 1;
+    while (at_low > most) {
+        const uint64_t middle = low + (high - low) / 2;
+        const int above = top_rank(entry, count, middle);
+
+        if (above >= k) {
+            low = middle;
+            at_low = above;
+        } else {
+            high = middle;
+        }
+    }
+    for (int first = 0; first < count; first += 32) {
+        const uint64_t e = first + lane < count ? entry[first + lane] : 0;
+        const bool stays = first + lane < count && e >= low;
+        const uint32_t mask = __ballot_sync(~0u, stays); /* orders the reads before the writes */
+
+        if (stays)
+            entry[left + __popc(mask & ((1u << lane) - 1))] = e;
+        left += __popc(mask);
+        __syncwarp();
+    }
+    *least = top_value(low);
+    return left;
+}
+
+#endif
+
+#endif

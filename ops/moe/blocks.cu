@@ -1,0 +1,146 @@
+/* blocks.cu: the host half of moe_gate_up_swiglu and moe_down with weights in block formats: the rows, how shared
+ * memory is laid out, and the launch. The kernels are in ops/blocks/experts.cuh, compiled in a file a format. */
+#include "ops/blocks/experts.cuh"
+
+typedef struct expert_plan {
+    uint32_t at_list, at_ring, at_sums, at_results;
+    int depth, results; /* floats of a buffer of results */
+    bool records;       /* x lies in global memory */
+    int64_t bytes;
+} expert_plan;
+
+static int64_t record_bytes(const ridge_problem *problem)
+{
+    const int64_t rows = problem->dim[0] * (problem->op == RIDGE_MOE_DOWN ? problem->dim[4] : 1);
+
+    return rows * block_units(problem->dim[1]) * ridge_block_kernels_of(problem->dtype[2])->record[0];
+}
+
+/* As many stages as fit; where not even two do, x stays in global memory. */
+static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
+{
+    const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
+    const bool down = problem->op == RIDGE_MOE_DOWN;
+    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS;
+    expert_plan p = {};
+
+    p.results = down ? (int)(problem->dim[0] * problem->dim[4]) * BLOCK_ROWS : columns * 2 * BLOCK_ROWS;
+    for (int records = 0; records < 2; records++)
+        for (p.depth = BLOCK_MAX_DEPTH; p.depth > (records ? 0 : 1); p.depth--) {
+            p.records = records;
+            p.at_list = (uint32_t)ridge_round_up(k->tables + (records ? 0 : record_bytes(problem)), 128);
+            p.at_ring = (uint32_t)ridge_round_up(p.at_list + (int64_t)sizeof(moe_list), 128);
+            p.at_sums = p.at_ring + (uint32_t)(EXPERT_TEAMS * 4 * p.depth * k->unit);
+            p.at_results = p.at_sums + (uint32_t)(EXPERT_TEAMS * 2 * RIDGE_Q8_0_PARTS * columns * BLOCK_ROWS * 4);
+            p.bytes = p.at_results + (int64_t)p.results * 4 * 2 * (down ? 1 : EXPERT_TEAMS / 2);
+            if ((records || record_bytes(problem) < host_max_shared(device)) && p.bytes <= host_max_shared(device))
+                return p;
+        }
+    p.bytes = INT64_MAX;
+    return p;
+}
+
+static size_t workspace(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    return plan(device, problem).records ? (size_t)record_bytes(problem) : 0;
+}
+
+static block_mma_args x_of(const moe_args *p)
+{
+    block_mma_args x = {};
+
+    x.units = (int)block_units(p->cols);
+    x.tail = block_last_runs(p->cols) == 1;
+    x.blocks = (int)(p->cols / 32);
+    x.x_slots = p->down ? p->slots : 1;
+    x.tokens = p->tokens * x.x_slots;
+    x.x_dtype = RIDGE_I8;
+    x.x = p->x;
+    x.x_scales = p->x_scales;
+    x.x_stride = p->x_stride;
+    x.x_ld = p->x_ld;
+    x.x_slot = p->x_slot;
+    x.x_slot_ld = p->x_slot_ld;
+    x.vector_x = ((uintptr_t)x.x | (uintptr_t)x.x_stride | (uintptr_t)x.x_slot) % 16 == 0;
+    return x;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *space, size_t, void *stream)
+{
+    const expert_plan p = plan(device, &bound->problem);
+    const block_kernels *k = ridge_block_kernels_of(bound->problem.dtype[2]);
+    block_expert_args a = {};
+    ridge_status status;
+    int64_t most;
+
+    a.p = moe_args_of(&bound->call);
+    if (a.p.tokens == 0 || a.p.rows == 0)
+        return RIDGE_OK;
+    a.x = x_of(&a.p);
+    a.x.depth = p.depth;
+    a.x.at_ring = p.at_ring;
+    a.x.at_sums = p.at_sums;
+    a.at_list = p.at_list;
+    a.at_results = p.at_results;
+    a.results = p.results;
+    a.tiles = (int)ridge_ceil_div(a.p.rows, BLOCK_ROWS);
+    a.works = (int)(a.p.down ? a.tiles : ridge_ceil_div(a.tiles, 2));
+    a.tile_bytes = block_tile_bytes(block_layout_of(bound->problem.dtype[2]), a.p.cols);
+    most = (int64_t)a.works * (a.p.down ? 1 : ridge_min(a.p.tokens * a.p.slots, MOE_PAIRS));
+    if (p.records) {
+        a.x.records_out = (char *)space;
+        status =
+            host_launch(device, kernel->name, k->records[0],
+                        dim3((unsigned)ridge_ceil_div((int64_t)a.x.units * 32 * a.x.tokens, 256)), 256, &a.x, stream);
+        if (status)
+            return status;
+        a.x.records = (const char *)space;
+    }
+    return host_launch_shared(device, kernel->name, k->experts[a.p.tokens > 1],
+                              dim3((unsigned)ridge_min(most, device->units)), EXPERT_THREADS, (size_t)p.bytes, &a,
+                              stream);
+}
+
+static ridge_status prepare(const ridge_device *device)
+{
+    ridge_status status = RIDGE_OK;
+
+    for (uint32_t format = RIDGE_Q4_0; format < RIDGE_DTYPES && !status; format++)
+        status =
+            host_prepare(device, ridge_block_kernels_of(format)->experts, 2,
+                         cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device), "moe: loading kernels");
+    return status;
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    if (!moe_is_tiles(problem->dtype[2]))
+        return "weights are in no block format";
+    if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30)
+        return "more than 2^24 columns or 2^30 rows";
+    return plan(device, problem).bytes == INT64_MAX ? "shared memory is too small" : NULL;
+}
+
+/* A launch, and the weights of as many experts as the tokens may name. */
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    const double pairs = (double)problem->dim[0] * (double)problem->dim[4], experts = (double)problem->dim[3];
+
+    return 4 + (double)block_row_bytes(block_layout_of(problem->dtype[2]), problem->dim[1]) * (double)problem->dim[2] *
+                   (problem->op == RIDGE_MOE_DOWN ? 1 : 2) * (pairs < experts ? pairs : experts) * 1.3e-3 /
+                   device->copy_gbps;
+}
+
+#define ROW(op_name, op_id)                                                                                    \
+    {                                                                                                          \
+        "cuda." op_name ".blocks", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, MOE_CONTRACT, 0, {}, why_not, \
+            workspace, cost, launch                                                                            \
+    }
+
+static const ridge_kernel rows[] = {
+    ROW("moe_gate_up_swiglu", RIDGE_MOE_GATE_UP_SWIGLU),
+    ROW("moe_down", RIDGE_MOE_DOWN),
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_moe_blocks = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
