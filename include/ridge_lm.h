@@ -9,10 +9,10 @@
  *     while (!ridge_lm_decode(session, tokens, count, 0, logits) && !ridge_lm_argmax(lm, logits, &tokens[0]))
  *         count = 1; // tokens[0] is the next token; ridge_lm_token has its text
  *
- * Families: llama (Llama 1 to 3, Mistral, SmolLM2), qwen2, qwen3, qwen3moe, gemma3; tokenisers: byte-level BPE and
- * SentencePiece. Products read weights in Q8_0; matrices of another type are converted when the file is opened, which
- * the note says. Results are exact: a token's logits are the same bits on the CPU and on a GPU, however the prompt was
- * cut.
+ * Families: llama (Llama 1 to 3, Mistral, SmolLM2), qwen2, qwen3, qwen3moe, gpt-oss, gemma3; tokenisers: byte-level
+ * BPE and SentencePiece. Products read weights in Q8_0; matrices of another type are converted when the file is
+ * opened, which the note says. Results are exact (without RIDGE_LM_FAST): a token's logits are the same bits on the CPU
+ * and on a GPU, however the prompt was cut.
  *
  * Nothing in a file is trusted: whatever it claims is checked, and refused with the key or tensor and the value. The
  * library never prints, aborts or exits. A model may be used by several threads, a session by one at a time. */
@@ -140,9 +140,12 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_save(const ridge_lm_session *sessi
  * that has more tokens than this session holds, a damaged one), RIDGE_ERR_DEVICE. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_load(ridge_lm_session *session, const char *path);
 
-#define RIDGE_LM_ALL 1u /**< logits of every token: [count, vocabulary]; else those after the last: [vocabulary] */
+#define RIDGE_LM_ALL 1u  /**< logits of every token: [count, vocabulary]; else those after the last: [vocabulary] */
+#define RIDGE_LM_FAST 4u /**< attention of these tokens by attention_prefill, faster in long prompts on a GPU */
 
-/** Appends tokens to the text and computes what follows them. logits (host memory, f32) may be NULL. Errors, after
+/** Appends tokens to the text and computes what follows them. logits (host memory, f32) may be NULL. With RIDGE_LM_FAST
+ * bits differ from those without it, and between devices, but not with how a prompt is cut; what a device's
+ * attention_prefill cannot compute is computed without it. Errors, after
  * which the text is as before: RIDGE_ERR_ARG (no token, no such token, more than the session holds), RIDGE_ERR_FILE
  * (the file has become shorter), RIDGE_ERR_DEVICE. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_lm_decode(ridge_lm_session *session, const int32_t *tokens, int64_t count,

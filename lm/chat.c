@@ -12,6 +12,8 @@ const char *lm_chat_form(const char *t)
         return "llama3";
     if (strstr(t, "<start_of_turn>"))
         return "gemma";
+    if (strstr(t, "<|channel|>") && strstr(t, "<|start|>"))
+        return "harmony";
     return strstr(t, "[INST]") && !strstr(t, "[SYSTEM_PROMPT]") ? "mistral" : "";
 }
 
@@ -23,6 +25,9 @@ const char *lm_chat_system(const char *t)
         "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
     };
 
+    if (strcmp(lm_chat_form(t), "harmony") == 0) /* the template has the day's date after the second line */
+        return "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\nReasoning: "
+               "medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.";
     if (strstr(t, "<|start_header_id|>") && strstr(t, "Cutting Knowledge Date: December 2023"))
         return "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024";
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
@@ -82,6 +87,32 @@ static void llama3(writer *w, const char *role, const char *text)
     mark(w, "<|eot_id|>");
 }
 
+/* A caller's system is the developer there; an answer is in the channel of that name. */
+static void harmony(writer *w, const char *role, const char *text)
+{
+    const bool system = strcmp(role, "system") == 0;
+
+    mark(w, "<|start|>");
+    mark(w, system ? "developer" : role);
+    mark(w, strcmp(role, "assistant") == 0 ? "<|channel|>final<|message|>" : "<|message|>");
+    if (system)
+        mark(w, "# Instructions\n\n");
+    plain(w, text, false);
+    mark(w, system ? "\n\n<|end|>" : "<|end|>");
+}
+
+/* What stands before all messages. */
+static void preamble(writer *w, const char *form, const char *text)
+{
+    if (strcmp(form, "harmony") == 0) {
+        mark(w, "<|start|>system<|message|>");
+        mark(w, text);
+        mark(w, "<|end|>");
+    } else {
+        (strcmp(form, "llama3") == 0 ? llama3 : chatml)(w, "system", text);
+    }
+}
+
 /* Gemma and Mistral have no system's turn: it stands before the first user's text. */
 static void gemma(writer *w, const char *system, const ridge_lm_message *m)
 {
@@ -121,17 +152,20 @@ static void write_messages(writer *w, const ridge_lm_message *m, int64_t number,
     if (!more && (w->v->add_bos || strcmp(form, "llama3") == 0 || strcmp(form, "gemma") == 0) && w->v->bos >= 0)
         lm_put(w->out, w->v->bos);
     if (more) /* the answer's turn ends: its last token was not read by the model */
-        mark(w, strcmp(form, "chatml") == 0   ? "<|im_end|>\n"
-                : strcmp(form, "llama3") == 0 ? "<|eot_id|>"
-                : strcmp(form, "gemma") == 0  ? "<end_of_turn>\n"
-                                              : "</s>");
-    if (!more && w->v->chat_system && (number == 0 || !is(&m[0], "system")))
-        (strcmp(form, "llama3") == 0 ? llama3 : chatml)(w, "system", w->v->chat_system);
+        mark(w, strcmp(form, "chatml") == 0    ? "<|im_end|>\n"
+                : strcmp(form, "llama3") == 0  ? "<|eot_id|>"
+                : strcmp(form, "gemma") == 0   ? "<end_of_turn>\n"
+                : strcmp(form, "harmony") == 0 ? "<|end|>"
+                                               : "</s>");
+    if (!more && w->v->chat_system && (number == 0 || !is(&m[0], "system") || strcmp(form, "harmony") == 0))
+        preamble(w, form, w->v->chat_system);
     for (int64_t i = 0; i < number; i++) {
         if (strcmp(form, "chatml") == 0)
             chatml(w, m[i].role, m[i].text);
         else if (strcmp(form, "llama3") == 0)
             llama3(w, m[i].role, m[i].text);
+        else if (strcmp(form, "harmony") == 0)
+            harmony(w, m[i].role, m[i].text);
         else if (is(&m[i], "system"))
             system = m[i].text;
         else
@@ -143,6 +177,8 @@ static void write_messages(writer *w, const ridge_lm_message *m, int64_t number,
         mark(w, "<|start_header_id|>assistant<|end_header_id|>\n\n");
     else if (strcmp(form, "gemma") == 0)
         mark(w, "<start_of_turn>model\n");
+    else if (strcmp(form, "harmony") == 0)
+        mark(w, "<|start|>assistant");
 }
 
 ridge_status ridge_lm_chat(const ridge_lm *lm, const ridge_lm_message *messages, int64_t number, int more,

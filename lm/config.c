@@ -7,9 +7,18 @@
 #include "lm.h"
 
 static const lm_family families[] = {
-    {"llama", false, false, false, false, false, 0, false}, {"qwen2", true, false, false, false, false, 0, false},
-    {"qwen3", true, true, false, false, false, 0, false},   {"qwen3moe", true, true, false, false, false, 0, true},
-    {"gemma3", true, true, true, true, true, 6, false},
+    {.name = "llama"},
+    {.name = "qwen2", .halves = true},
+    {.name = "qwen3", .halves = true, .qk_norm = true},
+    {.name = "qwen3moe", .halves = true, .qk_norm = true, .experts = true},
+    {.name = "gpt-oss", .halves = true, .experts = true, .pattern = 2, .oss = true},
+    {.name = "gemma3",
+     .halves = true,
+     .qk_norm = true,
+     .post_norms = true,
+     .gelu = true,
+     .root_embed = true,
+     .pattern = 6},
 };
 
 #define TRY(expression)                       \
@@ -72,11 +81,9 @@ static ridge_status read_sizes(const lm_meta *m, lm_config *c)
 
 static ridge_status read_experts(const lm_meta *m, lm_config *c)
 {
-    const bool needed = strcmp(c->family->name, "qwen3moe") == 0;
-
     TRY(lm_meta_integer(m, ".expert_count", 0, RIDGE_MOE_MAX_EXPERTS, &c->experts));
     if (!c->experts)
-        return needed ? lm_fail(RIDGE_ERR_FILE, "%s.expert_count is missing", m->arch) : RIDGE_OK;
+        return c->family->experts ? lm_fail(RIDGE_ERR_FILE, "%s.expert_count is missing", m->arch) : RIDGE_OK;
     if (!c->family->experts)
         return lm_fail(RIDGE_ERR_UNSUPPORTED,
                        "%s.expert_count is %" PRId64 ": %s models with experts are not supported", m->arch, c->experts,
@@ -159,8 +166,8 @@ ridge_status lm_config_read(const lm_meta *m, lm_config *c)
     c->family = lm_family_of(m->arch);
     if (!c->family)
         return lm_fail(RIDGE_ERR_UNSUPPORTED,
-                       "general.architecture is '%s': llama, qwen2, qwen3, qwen3moe and gemma3 "
-                       "are supported",
+                       "general.architecture is '%s': llama, qwen2, qwen3, qwen3moe, gpt-oss "
+                       "and gemma3 are supported",
                        m->arch);
     TRY(read_sizes(m, c));
     TRY(read_experts(m, c));

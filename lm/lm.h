@@ -89,7 +89,8 @@ typedef struct lm_family {
     bool gelu;       /* GELU, tanh form, for SiLU */
     bool root_embed; /* embeddings times sqrt(hidden) */
     int64_t pattern; /* every such layer sees all, the others a window; 0: all of them */
-    bool experts;    /* may have them in the place of gate, up and down */
+    bool experts;    /* in the place of gate, up and down */
+    bool oss;        /* gpt-oss: sinks, biases everywhere, a softmax of the chosen experts alone, a clamped SwiGLU */
 } lm_family;
 
 typedef struct lm_config {
@@ -108,7 +109,7 @@ ridge_status lm_config_read(const lm_meta *m, lm_config *c);
 /* ------------------------------------------------------------------------------------------------------- vocabulary */
 
 enum { LM_NORMAL = 1, LM_UNKNOWN, LM_CONTROL, LM_USER, LM_UNUSED, LM_BYTE };
-typedef enum lm_pre { LM_PRE_GPT2, LM_PRE_SMOLLM, LM_PRE_LLAMA3, LM_PRE_QWEN2 } lm_pre;
+typedef enum lm_pre { LM_PRE_GPT2, LM_PRE_SMOLLM, LM_PRE_LLAMA3, LM_PRE_QWEN2, LM_PRE_GPT4O } lm_pre;
 
 /* Open addressing from bytes or pairs to numbers; sizes are powers of two, at most half full. */
 typedef struct lm_pair {
@@ -216,6 +217,7 @@ typedef struct lm_matrix {
 
 typedef struct lm_layer {
     float *attn_norm, *ffn_norm, *post_attn_norm, *post_ffw_norm, *q_norm, *k_norm, *bias; /* NULL: none */
+    float *sinks, *out_bias, *router_bias, *gate_bias, *up_bias, *down_bias;               /* gpt-oss */
     lm_matrix qkv, out, gate, up, down; /* of experts: all of them, one after the other, their rows packed */
     void *router;                       /* bf16 [experts, hidden] */
     int64_t window;                     /* 0: all */

@@ -169,7 +169,7 @@ static ridge_status take_logits(lm_batch *b, int64_t rows, float *logits)
 }
 
 /* Up to a panel of tokens at position `at`; logits of the last `rows` of them. */
-static ridge_status panel(ridge_lm_session *s, const int32_t *tokens, int64_t n, int64_t at, int64_t rows,
+static ridge_status panel(ridge_lm_session *s, const int32_t *tokens, int64_t n, int64_t at, int64_t rows, bool fast,
                           float *logits)
 {
     lm_batch *b = s->batch;
@@ -181,6 +181,7 @@ static ridge_status panel(ridge_lm_session *s, const int32_t *tokens, int64_t n,
     step.rows = rows;
     step.positions = reach(b, at + n);
     step.runs = 1;
+    step.fast = fast && b->prefill;
     step.run[0] = (lm_run){s->slot, (int32_t)n};
     LM_TRY(next_inputs(b, &in));
     for (int64_t i = 0; i < n; i++) {
@@ -193,7 +194,7 @@ static ridge_status panel(ridge_lm_session *s, const int32_t *tokens, int64_t n,
 
 ridge_status ridge_lm_decode(ridge_lm_session *s, const int32_t *tokens, int64_t count, uint32_t flags, float *logits)
 {
-    if (!s || !tokens || count < 1 || flags & ~RIDGE_LM_ALL)
+    if (!s || !tokens || count < 1 || flags & ~(RIDGE_LM_ALL | RIDGE_LM_FAST))
         return lm_fail(RIDGE_ERR_ARG, "ridge_lm_decode: a pointer is NULL, count is %" PRId64 ", or a flag is unknown",
                        count);
     if (count > s->batch->positions - s->at)
@@ -206,7 +207,7 @@ ridge_status ridge_lm_decode(ridge_lm_session *s, const int32_t *tokens, int64_t
         const int64_t most = all && s->batch->panel > LM_ROWS ? LM_ROWS : s->batch->panel;
 
         n = count - i < most ? count - i : most;
-        LM_TRY(panel(s, tokens + i, n, s->at + i, all ? n : logits && i + n == count,
+        LM_TRY(panel(s, tokens + i, n, s->at + i, all ? n : logits && i + n == count, flags & RIDGE_LM_FAST,
                      all ? logits + i * s->batch->lm->vocab.count : logits));
     }
     memcpy(s->text + s->at, tokens, (size_t)count * sizeof *tokens);

@@ -31,7 +31,7 @@ typedef struct lm_run {
 /* What a captured step depends on. Compared byte by byte: zeroed before it is filled in. */
 typedef struct lm_step {
     int64_t tokens, rows, positions; /* logits of the last `rows` tokens; positions of the cache that attention sees */
-    int64_t runs;
+    int64_t runs, fast;              /* fast: attention_prefill in the place of attention_decode */
     lm_run run[RIDGE_LM_MAX_SESSIONS];
     int64_t sampled; /* rows that a token is drawn for: all or none */
     ridge_sample_options sample;
@@ -67,6 +67,7 @@ typedef struct lm_batch {
     lm_inputs *host[2];         /* of two steps that may be in flight */
     int32_t *drawn[2];          /* the tokens that they drew */
     int turn;                   /* which of the two was launched last */
+    bool prefill;               /* the device has attention_prefill for these heads */
     bool ahead;                 /* and whether a caller has yet to ask for it */
     lm_step ahead_step;
     lm_graph graph[LM_GRAPHS];

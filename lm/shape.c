@@ -24,6 +24,8 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {
+    {"gpt-oss-120b:q8_0", "gpt-oss", 36, 2880, 2880, 64, 8, 64, 1 << 17, 15e4, 201088, false, 128, 4, 2880},
+    {"gpt-oss-20b:q8_0", "gpt-oss", 24, 2880, 2880, 64, 8, 64, 1 << 17, 15e4, 201088, false, 32, 4, 2880},
     {"llama-3-8b:q8_0", "llama", 32, 4096, 14336, 32, 8, 128, 1 << 17, 5e5, 128256, false, 0, 0, 0},
     {"qwen3-0.6b:q8_0", "qwen3", 28, 1024, 3072, 16, 8, 128, 1 << 17, 1e6, 151936, true, 0, 0, 0},
     {"qwen3-30b-a3b:q8_0", "qwen3moe", 48, 2048, 6144, 32, 4, 128, 1 << 17, 1e6, 151936, false, 128, 8, 768},
@@ -76,13 +78,19 @@ static ridge_status experts(const maker *m, lm_layer *to)
     TRY(matrix(m, c->experts * c->expert_ffn, c->hidden, &to->gate));
     TRY(matrix(m, c->experts * c->expert_ffn, c->hidden, &to->up));
     TRY(matrix(m, c->experts * c->hidden, c->expert_ffn, &to->down));
+    if (c->family->oss) {
+        TRY(vector(m, c->experts, &to->router_bias));
+        TRY(vector(m, c->experts * c->expert_ffn, &to->gate_bias));
+        TRY(vector(m, c->experts * c->expert_ffn, &to->up_bias));
+        TRY(vector(m, c->experts * c->hidden, &to->down_bias));
+    }
     m->lm->step_bytes = before + (m->lm->step_bytes - before) / c->experts * c->used + router;
     m->lm->weight_bytes += router;
     TRY(lm_take(m->lm, router, &to->router));
     return m->lm->backend->upload(m->lm->state, to->router, m->router, router);
 }
 
-static ridge_status layer(const maker *m, lm_layer *to)
+static ridge_status layer(const maker *m, int64_t i, lm_layer *to)
 {
     const lm_config *c = &m->lm->config;
     const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
@@ -97,6 +105,12 @@ static ridge_status layer(const maker *m, lm_layer *to)
     }
     TRY(matrix(m, q + 2 * kv, c->hidden, &to->qkv));
     TRY(matrix(m, c->hidden, q, &to->out));
+    if (c->family->oss) {
+        TRY(vector(m, c->heads, &to->sinks));
+        TRY(vector(m, c->hidden, &to->out_bias));
+        TRY(vector(m, q + 2 * kv, &to->bias));
+        to->window = i % 2 ? 0 : 128;
+    }
     if (c->experts)
         return experts(m, to);
     TRY(matrix(m, c->ffn, c->hidden, &to->gate));
@@ -120,7 +134,7 @@ static ridge_status fill_all(maker *m, const shape *s)
         TRY(lm->backend->upload(lm->state, lm->zeros, zeros, sizeof zeros));
     }
     for (int64_t i = 0; i < s->layers; i++)
-        TRY(layer(m, &lm->layer[i]));
+        TRY(layer(m, i, &lm->layer[i]));
     TRY(vector(m, s->hidden, &lm->output_norm));
     TRY(matrix(m, s->vocabulary, s->hidden, &lm->head));
     lm->table = lm_planes(&lm->head);
@@ -136,9 +150,9 @@ static ridge_status fill_all(maker *m, const shape *s)
 
 static ridge_status make(ridge_lm *lm, const shape *s)
 {
-    const int64_t router = s->experts * s->hidden;
-    maker m = {lm, malloc(PANEL), malloc(PANEL), malloc((size_t)router * 2 + 2),
-               malloc(((size_t)s->hidden + LM_MOST_TOKENS) * sizeof *m.ones)};
+    const int64_t router = s->experts * s->hidden, biases = s->experts * s->expert_ffn;
+    const int64_t ones = s->hidden + s->heads * s->head_dim * 3 + LM_MOST_TOKENS + (router > biases ? router : biases);
+    maker m = {lm, malloc(PANEL), malloc(PANEL), malloc((size_t)router * 2 + 2), malloc((size_t)ones * sizeof *m.ones)};
     uint64_t state = 88172645463325252u;
     ridge_status status = RIDGE_OK;
 
@@ -153,7 +167,7 @@ static ridge_status make(ridge_lm *lm, const shape *s)
         m.scales[i] =
             0x1000100010001000u; /* f16 2^-11: rows of 4096 random codes keep the size of what they are given */
     }
-    for (int64_t i = 0; i < s->hidden + LM_MOST_TOKENS && !status; i++)
+    for (int64_t i = 0; i < ones && !status; i++)
         m.ones[i] = 1.0f;
     for (int64_t i = 0; i < router && !status; i++) /* bf16 of 2^-7 in size, so that tokens go different ways */
         m.router[i] = (uint16_t)((m.random[i % (PANEL / 8)] >> 20 & 0x807f) | 0x3c00);
@@ -177,8 +191,8 @@ ridge_status lm_open_shape(const char *name, const ridge_device *device, ridge_l
             s = &shapes[i];
     if (!s)
         return lm_fail(RIDGE_ERR_ARG,
-                       "'%s' is no file, and no shape: llama-3-8b:q8_0, qwen3-0.6b:q8_0, "
-                       "qwen3-30b-a3b:q8_0 and smollm2-135m:q8_0 are",
+                       "'%s' is no file, and no shape: gpt-oss-120b:q8_0, gpt-oss-20b:q8_0, llama-3-8b:q8_0, "
+                       "qwen3-0.6b:q8_0, qwen3-30b-a3b:q8_0 and smollm2-135m:q8_0 are",
                        name);
     status = lm_begin(device, NULL, &lm);
     if (status)

@@ -6,6 +6,9 @@
  *     llama-bpe  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
  *                \s*[\r\n]+|\s+(?!\S)|\s+
  *     qwen2      the same with \p{N} for \p{N}{1,3}
+ *     gpt-4o     [^\r\n\p{L}\p{N}]?U*W+C?|[^\r\n\p{L}\p{N}]?U+W*C?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|
+ *                \s*[\r\n]+|\s+(?!\S)|\s+, with U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], W = [\p{Ll}\p{Lm}\p{Lo}\p{M}] and
+ *                C = (?i:'s|'t|'re|'ve|'m|'ll|'d)
  */
 #include <utf8proc.h>
 
@@ -129,19 +132,12 @@ static int64_t split_gpt2(const cursor *c, int64_t i)
     return x.kind == SPACE ? spaces(c, i) : run(c, from, x.kind);
 }
 
-static int64_t split_llama3(const cursor *c, int64_t i, int digits)
+/* Numbers of at most `digits` digits, other characters with line breaks (and `also`) behind them, spaces. */
+static int64_t split_rest(const cursor *c, int64_t i, int digits, int32_t also)
 {
-    const int64_t short_form = contraction(c, i, true);
-    character x = at(c, i), y;
+    character x = at(c, i), y = at(c, x.next);
     int64_t last = i;
 
-    if (short_form > i)
-        return short_form;
-    y = at(c, x.next);
-    if (x.kind == LETTER)
-        return run(c, i, LETTER);
-    if (x.kind != NUMBER && x.code != '\r' && x.code != '\n' && y.kind == LETTER)
-        return run(c, x.next, LETTER);
     if (x.kind == NUMBER) {
         for (int n = 0; n < digits && x.kind == NUMBER; n++) {
             i = x.next;
@@ -151,7 +147,7 @@ static int64_t split_llama3(const cursor *c, int64_t i, int digits)
     }
     if (x.kind == OTHER || (x.code == ' ' && y.kind == OTHER)) {
         i = run(c, x.kind == OTHER ? i : x.next, OTHER);
-        for (x = at(c, i); x.code == '\r' || x.code == '\n'; x = at(c, i))
+        for (x = at(c, i); x.code == '\r' || x.code == '\n' || x.code == also; x = at(c, i))
             i = x.next;
         return i;
     }
@@ -159,6 +155,78 @@ static int64_t split_llama3(const cursor *c, int64_t i, int digits)
         if (x.code == '\r' || x.code == '\n')
             last = x.next;
     return last > i ? last : spaces(c, i);
+}
+
+static int64_t split_llama3(const cursor *c, int64_t i, int digits)
+{
+    const int64_t short_form = contraction(c, i, true);
+    const character x = at(c, i), y = at(c, x.next);
+
+    if (short_form > i)
+        return short_form;
+    if (x.kind == LETTER)
+        return run(c, i, LETTER);
+    if (x.kind != NUMBER && x.code != '\r' && x.code != '\n' && y.kind == LETTER)
+        return run(c, x.next, LETTER);
+    return split_rest(c, i, digits, '\n');
+}
+
+/* What gpt-4o's expression tells apart in words: letters that begin them, letters that go on, and both. */
+enum { BEGINS = 1, GOES_ON = 2 };
+
+static int part_of_word(character x)
+{
+    if (x.code < 0)
+        return 0;
+    switch (utf8proc_category(x.code)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LT:
+        return BEGINS;
+    case UTF8PROC_CATEGORY_LL:
+        return GOES_ON;
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+        return BEGINS | GOES_ON;
+    default:
+        return 0;
+    }
+}
+
+/* U*W+ from i on; i where it does not match. `*capitals` is where U* ends. */
+static int64_t word(const cursor *c, int64_t i, int64_t *capitals)
+{
+    int64_t end = i, last = i;
+    character x = at(c, i);
+
+    for (; part_of_word(x) & BEGINS; x = at(c, end)) {
+        end = x.next;
+        last = part_of_word(x) & GOES_ON ? end : last;
+    }
+    *capitals = end;
+    if (!(part_of_word(x) & GOES_ON))
+        return last; /* U* gives back what follows its last letter that goes on, and that letter */
+    for (; part_of_word(x) & GOES_ON; x = at(c, last))
+        last = x.next;
+    return last;
+}
+
+static int64_t split_gpt4o(const cursor *c, int64_t i)
+{
+    const character x = at(c, i);
+    const bool before = !(x.kind & (LETTER | NUMBER | END)) && x.code != '\r' && x.code != '\n';
+    const int64_t from[] = {before ? x.next : i, i};
+    int64_t end[2], capitals[2];
+
+    for (int k = 0; k < 2; k++)
+        if ((end[k] = word(c, from[k], &capitals[k])) > from[k])
+            return contraction(c, end[k], true);
+    for (int k = 0; k < 2; k++)
+        if (capitals[k] > from[k])
+            return contraction(c, capitals[k], true);
+    return split_rest(c, i, 3, '/');
 }
 
 int64_t lm_split(lm_pre pre, const char *text, int64_t bytes, int64_t from)
@@ -170,6 +238,8 @@ int64_t lm_split(lm_pre pre, const char *text, int64_t bytes, int64_t from)
         return split_llama3(&c, from, 3);
     case LM_PRE_QWEN2:
         return split_llama3(&c, from, 1);
+    case LM_PRE_GPT4O:
+        return split_gpt4o(&c, from);
     case LM_PRE_SMOLLM:
         if (at(&c, from).kind == NUMBER)
             return at(&c, from).next;

@@ -3,6 +3,7 @@
  * A step of up to 512 tokens: embed; in each layer add_rms_norm to codes, the product with q|k|v, kv_append and
  * attention_decode for every session, the product with the output's weights added to the residual, add_rms_norm to
  * codes, gate_up_swiglu, the product with down added to the residual; then add_rms_norm to codes, the head, and sample.
+ * Tokens of a prompt may have attention_prefill instead (RIDGE_LM_FAST).
  * In a graph, kv_append and attention_decode of several sessions are branches that run side by side.
  * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual. */
 #include <inttypes.h>
@@ -102,6 +103,30 @@ static ridge_status add_product(work *w, const lm_matrix *m, const float *x, con
     return w->each(w, &call);
 }
 
+/* residual += m x + bias: the product of an only expert, which takes a bias. */
+static ridge_status add_biased(work *w, const lm_matrix *m, const float *x, const float *bias)
+{
+    lm_batch *b = w->b;
+    const int64_t n = w->s->tokens, most = RIDGE_MOE_MAX_TOKENS;
+    const ridge_tensor planes = ridge_scaled(m->codes, RIDGE_I8, m->scales, RIDGE_SCALING_ROW32);
+    const float *residual = b->x[w->now];
+    ridge_call call = ridge_q8_0_quantize_rows(n, m->cols, f32(x), codes(b));
+
+    LM_TRY(w->each(w, &call));
+    w->now ^= 1;
+    for (int64_t first = 0; first < n; first += most) {
+        const ridge_tensor some =
+            ridge_scaled(b->codes + first * m->cols, RIDGE_I8, b->scales + first * (m->cols / 32), RIDGE_SCALING_ROW32);
+
+        call = ridge_moe_down(n - first < most ? n - first : most, m->cols, m->rows, 1, 1, some, planes, b->lm->zeros,
+                              b->lm->ones, f32(b->x[w->now] + first * m->rows));
+        ridge_set(&call, RIDGE_MOE_DOWN_BIAS, RIDGE_F32, bias, 0);
+        ridge_set(&call, RIDGE_MOE_DOWN_RESIDUAL, RIDGE_F32, residual + first * m->rows, 0);
+        LM_TRY(weights_call(w, &call));
+    }
+    return RIDGE_OK;
+}
+
 /* Tokens of one call of attention: its workspace grows with them and with the positions. */
 static int64_t attention_tokens(const work *w)
 {
@@ -112,7 +137,7 @@ static int64_t attention_tokens(const work *w)
     return most > LM_GRAPH_TOKENS ? most : LM_GRAPH_TOKENS;
 }
 
-/* kv_append and attention_decode of `count` tokens from `first` on, all of one session. */
+/* kv_append and attention of `count` tokens from `first` on, all of one session. */
 static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t first, int64_t count)
 {
     lm_batch *b = w->b;
@@ -136,11 +161,13 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
     ridge_set(&call, RIDGE_KV_APPEND_K_NORM, l->k_norm ? RIDGE_F32 : RIDGE_NONE, l->k_norm, 0);
     LM_TRY(w->each(w, &call));
     for (int64_t i = first, n; i < first + count; i += n) {
-        n = first + count - i < most ? first + count - i : most;
-        call = ridge_attention_decode(n, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + i * q), k, v,
-                                      b->inputs->pos + i, f32(b->heads + i * q));
+        n = first + count - i < most || w->s->fast ? first + count - i : most;
+        call = (w->s->fast ? ridge_attention_prefill : ridge_attention_decode)(
+            n, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + i * q), k, v, b->inputs->pos + i,
+            f32(b->heads + i * q));
         call.opt.attention.scale = (float)c->attention_scale;
         call.opt.attention.window = l->window;
+        ridge_set(&call, RIDGE_ATTENTION_DECODE_SINKS, l->sinks ? RIDGE_F32 : RIDGE_NONE, l->sinks, 0);
         LM_TRY(w->each(w, &call));
     }
     return RIDGE_OK;
@@ -166,7 +193,8 @@ static ridge_status attention(work *w, int64_t layer)
     w->lane = -1;
     if (branches)
         LM_TRY(backend->join(b->state, (int)w->s->runs));
-    return add_product(w, &l->out, b->heads, l->post_attn_norm);
+    return l->out_bias ? add_biased(w, &l->out, b->heads, l->out_bias)
+                       : add_product(w, &l->out, b->heads, l->post_attn_norm);
 }
 
 /* A layer's experts for `n` tokens from `first` on, RIDGE_MOE_MAX_TOKENS at most: their logits, choice and products,
@@ -186,13 +214,22 @@ static ridge_status experts(const work *w, const lm_layer *l, int64_t first, int
 
     LM_TRY(weights_call(w, &call)); /* the router is the matrix of an only expert */
     call = ridge_moe_route(n, c->experts, c->used, f32(b->route), b->ids, b->route_weights);
-    call.flags |= RIDGE_ROUTE_NORMALISE;
+    call.flags |= c->family->oss ? RIDGE_ROUTE_TOPK_SOFTMAX : RIDGE_ROUTE_NORMALISE;
+    ridge_set(&call, RIDGE_MOE_ROUTE_LOGIT_BIAS, l->router_bias ? RIDGE_F32 : RIDGE_NONE, l->router_bias, 0);
     LM_TRY(w->each(w, &call));
     call = ridge_moe_gate_up_swiglu(n, c->hidden, c->expert_ffn, c->experts, c->used, x, gate, up, b->ids, mid);
+    if (c->family->oss) {
+        call.opt.swiglu.alpha = 1.702f;
+        call.opt.swiglu.up_offset = 1.0f;
+        call.opt.swiglu.limit = 7.0f;
+        ridge_set(&call, RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS, RIDGE_F32, l->gate_bias, 0);
+        ridge_set(&call, RIDGE_MOE_GATE_UP_SWIGLU_UP_BIAS, RIDGE_F32, l->up_bias, 0);
+    }
     LM_TRY(weights_call(w, &call));
     call = ridge_moe_down(n, c->expert_ffn, c->hidden, c->experts, c->used, mid, down, b->ids, b->route_weights,
                           f32(b->x[w->now ^ 1] + first * c->hidden));
     ridge_set(&call, RIDGE_MOE_DOWN_RESIDUAL, RIDGE_F32, b->x[w->now] + first * c->hidden, 0);
+    ridge_set(&call, RIDGE_MOE_DOWN_BIAS, l->down_bias ? RIDGE_F32 : RIDGE_NONE, l->down_bias, 0);
     return weights_call(w, &call);
 }
 
@@ -325,6 +362,7 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
 {
     const lm_config *c = &b->lm->config;
     const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, n = b->panel;
+    const int64_t widest = c->family->oss && q > c->hidden ? q : c->hidden;
     const buffer all[BUFFERS] = {{&b->k, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->v, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->x[0], n * c->hidden * 4},
@@ -336,8 +374,8 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
                                  {&b->heads, n * q * 4},
                                  {&b->wide, n * c->ffn * 4},
                                  {&b->logits, rows_of(n) * b->lm->vocab.count * 4},
-                                 {&b->codes, n * c->hidden},
-                                 {&b->scales, n * c->hidden / 32 * 4},
+                                 {&b->codes, n * widest},
+                                 {&b->scales, n * widest / 32 * 4},
                                  {&b->inputs, sizeof *b->inputs},
                                  {&b->route, RIDGE_MOE_MAX_TOKENS * c->experts * 4},
                                  {&b->ids, RIDGE_MOE_MAX_TOKENS * c->used * 4},
@@ -349,29 +387,37 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
     memcpy(list, all, sizeof all);
 }
 
-/* The workspaces, by the calls of one, of 16 and of the most tokens, in caches of all lengths that steps are made for.
+/* The workspaces of the calls of one, of 16 and of the most tokens, in caches of all lengths that steps are made for.
  */
-static ridge_status measure_all(lm_batch *b)
+static ridge_status measure_steps(lm_batch *b, bool fast)
 {
     const int64_t tokens[] = {1, LM_GRAPH_TOKENS, b->panel};
-    lm_step step = {.runs = 1, .sampled = 1, .sample = {.temperature = 0, .top_p = 1, .penalty = 1}};
+    lm_step step = {.runs = 1, .fast = fast, .sampled = 1, .sample = {.temperature = 0, .top_p = 1, .penalty = 1}};
     work w = {b, measure, &step, 0, -1};
-    ridge_status status = RIDGE_OK;
+
+    for (int64_t positions = LM_REACH; step.positions < b->positions; positions *= 2) {
+        step.positions = positions < b->positions ? positions : b->positions;
+        for (int i = 0; i < 3; i++) {
+            step.tokens = tokens[i];
+            step.rows = rows_of(tokens[i]);
+            step.run[0].count = (int32_t)tokens[i];
+            LM_TRY(all_calls(&w));
+        }
+    }
+    return RIDGE_OK;
+}
+
+static ridge_status measure_all(lm_batch *b)
+{
+    ridge_status status;
     buffer list[BUFFERS];
 
     buffers_of(b, list);
     /* ridge_workspace_bytes looks at alignment only: any address that is no NULL serves to measure. */
     for (int i = 0; i < BUFFERS; i++)
         *(void **)list[i].at = (void *)(uintptr_t)((uint64_t)(i + 1) << 42);
-    for (int64_t positions = LM_REACH; step.positions < b->positions && !status; positions *= 2) {
-        step.positions = positions < b->positions ? positions : b->positions;
-        for (int i = 0; i < 3 && !status; i++) {
-            step.tokens = tokens[i];
-            step.rows = rows_of(tokens[i]);
-            step.run[0].count = (int32_t)tokens[i];
-            status = all_calls(&w);
-        }
-    }
+    status = measure_steps(b, false);
+    b->prefill = !status && measure_steps(b, true) == RIDGE_OK;
     for (int i = 0; i < BUFFERS; i++)
         *(void **)list[i].at = NULL;
     return status;

@@ -342,8 +342,10 @@ static ridge_status read_ends(const lm_meta *m, lm_vocab *v)
 {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
-    static const char *const names[] = {"<|eot_id|>", "<|im_end|>", "<end_of_turn>",   "<|endoftext|>", "</s>",
-                                        "<|eom_id|>", "<EOT>",      "<|end_of_text|>", "<eos>",         "<|end|>"};
+    static const char *const names[] = {"<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>",
+                                        "</s>",       "<|eom_id|>", "<EOT>",         "<|end_of_text|>",
+                                        "<eos>",      "<|end|>",    "<|return|>",    "<|call|>"};
+    bool harmony = false;
     int32_t id;
 
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
@@ -354,6 +356,10 @@ static ridge_status read_ends(const lm_meta *m, lm_vocab *v)
     for (id = 0; id < v->count; id++)
         for (size_t i = 0; i < sizeof names / sizeof names[0] && v->type[id] == LM_CONTROL; i++)
             v->ends[id] |= named(v, id, names[i]);
+    for (id = 0; id < v->count; id++)
+        harmony |= v->type[id] == LM_CONTROL && named(v, id, "<|return|>");
+    for (id = 0; id < v->count && harmony; id++) /* there <|end|> ends one message of an answer */
+        v->ends[id] &= !named(v, id, "<|end|>");
     return RIDGE_OK;
 }
 
@@ -370,7 +376,8 @@ static ridge_status read_pre(const lm_meta *m, lm_vocab *v)
                 {"llama3", LM_PRE_LLAMA3},
                 {"llama-v3", LM_PRE_LLAMA3},
                 {"qwen2", LM_PRE_QWEN2},
-                {"deepseek-r1-qwen", LM_PRE_QWEN2}};
+                {"deepseek-r1-qwen", LM_PRE_QWEN2},
+                {"gpt-4o", LM_PRE_GPT4O}};
     char name[64];
     bool found;
 
@@ -382,7 +389,7 @@ static ridge_status read_pre(const lm_meta *m, lm_vocab *v)
             return RIDGE_OK;
         }
     return lm_fail(RIDGE_ERR_UNSUPPORTED,
-                   "tokenizer.ggml.pre is '%s': gpt-2, smollm, llama-bpe and qwen2 are supported",
+                   "tokenizer.ggml.pre is '%s': gpt-2, smollm, llama-bpe, qwen2 and gpt-4o are supported",
                    found ? name : "(missing)");
 }
 

@@ -121,6 +121,24 @@ static ridge_status vector(loader *l, const char *name, int64_t count, bool need
     return found ? put_vector(l, l->values, count, to) : RIDGE_OK;
 }
 
+/* MXFP4 values as Q8_0 blocks without any error: a block's scale is a power of two, and its codes are whole multiples
+ * of half of it up to 12. Only where f16 cannot hold the scale the blocks stay those of q8_0_quantize. */
+static void exact_blocks(const unsigned char *mxfp4, const float *values, int64_t blocks, unsigned char *to)
+{
+    for (int64_t b = 0; b < blocks; b++, mxfp4 += 17, values += 32, to += 34) {
+        const int exponent = mxfp4[0] - 128;
+        const float scale = ldexpf(1.0f, -exponent);
+        uint16_t half;
+
+        if (exponent < -24 || exponent > 15)
+            continue;
+        half = (uint16_t)(exponent < -14 ? 1 << (exponent + 24) : (exponent + 15) << 10);
+        memcpy(to, &half, 2);
+        for (int i = 0; i < 32; i++)
+            to[2 + i] = (unsigned char)(signed char)(values[i] * scale);
+    }
+}
+
 /* `count` rows of a tensor from row `first` on become planes. */
 static ridge_status convert_panel(loader *l, const ridge_entry *e, int64_t first, int64_t count, int64_t cols,
                                   ridge_tensor planes)
@@ -134,6 +152,8 @@ static ridge_status convert_panel(loader *l, const ridge_entry *e, int64_t first
         TRY(lm_io_failed(ridge_dequantize(e->type, l->raw, count * cols, l->values)));
         call = ridge_q8_0_quantize(count, cols, ridge_matrix(l->values, RIDGE_F32), l->blocks);
         TRY(lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL)));
+        if (e->type == RIDGE_TYPE_MXFP4)
+            exact_blocks(l->raw, l->values, count * cols / 32, l->blocks);
         blocks = l->blocks;
     }
     call = ridge_q8_0_repack(count, cols, blocks, planes);
@@ -196,13 +216,15 @@ static const char *in_layer(char *text, size_t size, int64_t layer, const char *
     return text;
 }
 
-static ridge_status layer_matrix(loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, lm_matrix *m)
+/* packed: for products of experts, which take no stride. */
+static ridge_status layer_matrix(loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, bool packed,
+                                 lm_matrix *m)
 {
     const ridge_entry *e;
     char full[64];
 
     TRY(find(l, in_layer(full, sizeof full, i, name), rows, cols, true, false, &e));
-    return matrix(l, &e, &rows, 1, cols, m);
+    return matrix_apart(l, &e, &rows, 1, cols, packed ? cols : ridge_ld_q8_0(cols), m);
 }
 
 static ridge_status layer_vector(loader *l, int64_t i, const char *name, int64_t count, bool needed, float **to)
@@ -249,6 +271,36 @@ static ridge_status expert_matrix(loader *l, int64_t i, const char *name, int64_
 
     TRY(find_experts(l, in_layer(full, sizeof full, i, name), experts, rows, cols, true, false, &e));
     return matrix_apart(l, &e, &all, 1, cols, cols, m);
+}
+
+/* Vectors of all experts, one after the other, that gpt-oss adds to their products. */
+static ridge_status expert_biases(loader *l, int64_t i, const char *name, int64_t rows, float **to)
+{
+    const int64_t experts = l->lm->config.experts, before = l->lm->step_bytes;
+    const ridge_entry *e;
+    char full[64];
+
+    TRY(find(l, in_layer(full, sizeof full, i, name), experts, rows, true, false, &e));
+    if (experts * rows > PANEL)
+        return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s has more than %d elements", full, (int)PANEL);
+    TRY(lm_io_failed(ridge_file_read(l->lm->file, e, 0, l->raw, e->bytes)));
+    TRY(lm_io_failed(ridge_dequantize(e->type, l->raw, experts * rows, l->values)));
+    TRY(put_vector(l, l->values, experts * rows, to));
+    l->lm->step_bytes = before + l->lm->config.used * rows * 4;
+    return RIDGE_OK;
+}
+
+/* What gpt-oss has beside the others' tensors. */
+static ridge_status load_oss(loader *l, int64_t i, lm_layer *to)
+{
+    const lm_config *c = &l->lm->config;
+
+    TRY(layer_vector(l, i, "attn_sinks.weight", c->heads, true, &to->sinks));
+    TRY(layer_vector(l, i, "attn_output.bias", c->hidden, true, &to->out_bias));
+    TRY(layer_vector(l, i, "ffn_gate_inp.bias", c->experts, true, &to->router_bias));
+    TRY(expert_biases(l, i, "ffn_gate_exps.bias", c->expert_ffn, &to->gate_bias));
+    TRY(expert_biases(l, i, "ffn_up_exps.bias", c->expert_ffn, &to->up_bias));
+    return expert_biases(l, i, "ffn_down_exps.bias", c->hidden, &to->down_bias);
 }
 
 /* The router's weights as bf16, as which models are trained: a file has them as f32. */
@@ -300,23 +352,26 @@ static ridge_status load_layer(loader *l, int64_t i)
     lm_layer *to = &l->lm->layer[i];
 
     to->window = local ? c->window : 0;
-    to->freqs = local ? l->lm->local_freqs : l->lm->freqs;
-    to->mscale = local ? 1.0f : l->lm->mscale;
+    to->freqs = local && !c->family->oss ? l->lm->local_freqs : l->lm->freqs;
+    to->mscale = local && !c->family->oss ? 1.0f : l->lm->mscale;
     TRY(layer_vector(l, i, "attn_norm.weight", c->hidden, true, &to->attn_norm));
     TRY(load_qkv(l, i, to));
     TRY(layer_vector(l, i, "attn_q_norm.weight", c->head_dim, c->family->qk_norm, &to->q_norm));
     TRY(layer_vector(l, i, "attn_k_norm.weight", c->head_dim, c->family->qk_norm, &to->k_norm));
-    TRY(layer_matrix(l, i, "attn_output.weight", c->hidden, c->heads * c->head_dim, &to->out));
+    TRY(layer_matrix(l, i, "attn_output.weight", c->hidden, c->heads * c->head_dim, c->family->oss, &to->out));
+    if (c->family->oss)
+        TRY(load_oss(l, i, to));
     if (c->family->post_norms) {
         TRY(layer_vector(l, i, "post_attention_norm.weight", c->hidden, true, &to->post_attn_norm));
         TRY(layer_vector(l, i, "post_ffw_norm.weight", c->hidden, true, &to->post_ffw_norm));
     }
-    TRY(layer_vector(l, i, "ffn_norm.weight", c->hidden, true, &to->ffn_norm));
+    TRY(layer_vector(l, i, c->family->oss ? "post_attention_norm.weight" : "ffn_norm.weight", c->hidden, true,
+                     &to->ffn_norm));
     if (c->experts)
         return load_experts(l, i, to);
-    TRY(layer_matrix(l, i, "ffn_gate.weight", c->ffn, c->hidden, &to->gate));
-    TRY(layer_matrix(l, i, "ffn_up.weight", c->ffn, c->hidden, &to->up));
-    return layer_matrix(l, i, "ffn_down.weight", c->hidden, c->ffn, &to->down);
+    TRY(layer_matrix(l, i, "ffn_gate.weight", c->ffn, c->hidden, false, &to->gate));
+    TRY(layer_matrix(l, i, "ffn_up.weight", c->ffn, c->hidden, false, &to->up));
+    return layer_matrix(l, i, "ffn_down.weight", c->hidden, c->ffn, false, &to->down);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- RoPE */

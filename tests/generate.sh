@@ -17,8 +17,29 @@ two=$("$ridge" generate "$model" -p "ab cd" -n 20 --seed 7 --device cpu:c -q)
 [ "$one" != "$("$ridge" generate "$model" -p "ab cd" -n 20 --seed 8 --device cpu -q)" ] || fail "another seed gave the same text"
 expect 0 '"text_tokens": ' "$ridge" generate "$dir/gemma3.gguf" -p "ab" -n 5 --temp 0 --device cpu --json
 expect 0 'tokens/s' "$ridge" generate "$dir/gemma3.gguf" -p "ab" -n 5 --temp 0 --device cpu
+# A text that was saved goes on as if it had not stopped, on another device too.
+for family in llama gemma3; do
+    set -- "$dir/$family.gguf" --seed 7 --device
+    whole=$("$ridge" generate "$@" cpu -p "ab cd" -n 20 -q --json | grep '"text":')
+    first=$("$ridge" generate "$@" cpu -p "ab cd" -n 9 -q --json --save "$dir/text" | grep '"text":')
+    rest=$("$ridge" generate "$@" cpu:c -n 11 -q --json --load "$dir/text" | grep '"text":')
+    [ -n "$rest" ] && [ "$whole" = "${first%\"*}$(printf "%s\n" "$rest" | sed 's/^ *"text": "//')" ] ||
+        fail "$family: '$whole' was cut into '$first' and '$rest'"
+done
+expect 1 "ridge_lm.model is" "$ridge" generate "$model" --load "$dir/text" --device cpu
+echo text >"$dir/lines"
+expect 1 "lines" "$ridge" generate "$model" --load "$dir/lines" --device cpu
+expect 1 "nothing" "$ridge" generate "$model" --load "$dir/nothing" --device cpu
+expect 1 "outside 1 .. 4" "$ridge" generate "$dir/gemma3.gguf" --load "$dir/text" --ctx 4 --device cpu
+head -c 700 "$dir/text" >"$dir/cut"
+expect 1 "cut" "$ridge" generate "$dir/gemma3.gguf" --load "$dir/cut" --device cpu
+expect 1 "no/such" "$ridge" generate "$model" -p a -n 1 --device cpu --save "$dir/no/such/file"
+expect 0 "" "$ridge" generate "$dir/gemma3.gguf" -p ab -n 3 --device cpu -q --load "$dir/text" --save "$dir/text"
+printf 'ab\n' | "$ridge" generate "$dir/gemma3.gguf" -i -n 3 --device cpu -q --load "$dir/text" >"$log" 2>&1 ||
+    fail "a loaded dialogue failed: $(cat "$log")"
 printf 'ab\ncd\n' >"$dir/lines"
 "$ridge" generate "$model" -i -n 5 --device cpu -q <"$dir/lines" >"$dir/out" 2>&1 || fail "a dialogue failed: $(cat "$dir/out")"
+expect 0 "" "$ridge" generate "$model" -p "ab cd" -n 2 --device cpu -q --fast-prompt
 expect 0 "perplexity" "$ridge" perplexity "$model" "$0" --ctx 32 --device cpu -q
 expect 1 "fewer than a window" "$ridge" perplexity "$model" "$dir/lines" --ctx 512 --device cpu
 expect 1 "cannot read" "$ridge" perplexity "$model" "$dir/nothing" --device cpu

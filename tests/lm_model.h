@@ -215,17 +215,28 @@ static inline int64_t lm_vocabulary(lm_writer *m, bool spm)
 
 /* --------------------------------------------------------------------------------------------------------- tensors */
 
+static inline bool lm_is_oss(const lm_writer *m)
+{
+    return strcmp(m->arch, "gpt-oss") == 0;
+}
+
+/* gpt-oss has its experts in MXFP4. */
+static inline uint32_t lm_type_of(const lm_writer *m, const char *name)
+{
+    return lm_is_oss(m) && strstr(name, "_exps.weight") ? RIDGE_TYPE_MXFP4 : RIDGE_TYPE_Q8_0;
+}
+
 static inline void lm_tensor_of(lm_writer *m, const char *name, int64_t experts, int64_t rows, int64_t cols)
 {
     const int64_t shape[] = {experts ? experts : rows, experts ? rows : cols, cols};
-    const bool vector = cols == 0, plain = vector || strstr(name, "gate_inp");
+    const bool vector = cols == 0, plain = vector || strstr(name, "gate_inp") || strstr(name, "bias");
 
     if (m->spoil && m->spoil->tensor && strcmp(m->spoil->tensor, name) == 0)
         return;
     snprintf(m->tensor[m->tensors].name, sizeof m->tensor->name, "%s", name);
     m->tensor[m->tensors].rows = plain && cols ? rows * cols : (experts ? experts * rows : rows);
     m->tensor[m->tensors].cols = plain ? 0 : cols;
-    lm_must(ridge_writer_tensor(m->w, name, plain ? RIDGE_TYPE_F32 : RIDGE_TYPE_Q8_0,
+    lm_must(ridge_writer_tensor(m->w, name, plain ? RIDGE_TYPE_F32 : lm_type_of(m, name),
                                 vector    ? 1
                                 : experts ? 3
                                           : 2,
@@ -249,6 +260,9 @@ static inline void lm_experts(lm_writer *m, int layer)
     for (int i = 0; i < 3; i++) {
         snprintf(full, sizeof full, "blk.%d.ffn_%s_exps.weight", layer, names[i]);
         lm_tensor_of(m, full, LM_EXPERTS, i < 2 ? LM_EXPERT_FFN : LM_HIDDEN, i < 2 ? LM_HIDDEN : LM_EXPERT_FFN);
+        snprintf(full, sizeof full, "blk.%d.ffn_%s_exps.bias", layer, names[i]);
+        if (lm_is_oss(m))
+            lm_tensor(m, full, LM_EXPERTS, i < 2 ? LM_EXPERT_FFN : LM_HIDDEN);
     }
 }
 
@@ -286,8 +300,13 @@ static inline void lm_tensors(lm_writer *m, int layers, int64_t vocabulary, bool
             lm_layer_tensor(m, i, "post_ffw_norm.weight", LM_HIDDEN, 0);
         }
         lm_layer_tensor(m, i, "attn_output.weight", LM_HIDDEN, LM_HEADS * LM_DIM);
-        lm_layer_tensor(m, i, "ffn_norm.weight", LM_HIDDEN, 0);
-        if (strcmp(m->arch, "qwen3moe") == 0) {
+        lm_layer_tensor(m, i, lm_is_oss(m) ? "post_attention_norm.weight" : "ffn_norm.weight", LM_HIDDEN, 0);
+        if (lm_is_oss(m)) {
+            lm_layer_tensor(m, i, "attn_sinks.weight", LM_HEADS, 0);
+            lm_layer_tensor(m, i, "attn_output.bias", LM_HIDDEN, 0);
+            lm_layer_tensor(m, i, "ffn_gate_inp.bias", LM_EXPERTS, 0);
+        }
+        if (strcmp(m->arch, "qwen3moe") == 0 || lm_is_oss(m)) {
             lm_experts(m, i);
             continue;
         }
@@ -312,24 +331,29 @@ static inline void lm_fill(lm_writer *m)
 
         for (int64_t j = 0; j < count; j++)
             values[j] = lm_random(&m->state) * (cols ? 0.25f : 0.5f) + (is_norm ? 1.0f : 0.0f);
-        if (cols) {
+        if (lm_type_of(m, m->tensor[i].name) == RIDGE_TYPE_MXFP4) {
+            lm_must(ridge_quantize(RIDGE_TYPE_MXFP4, values, count, blocks) == RIDGE_OK, "quantise");
+        } else if (cols) {
             const ridge_call call = ridge_q8_0_quantize(rows, cols, ridge_matrix(values, RIDGE_F32), blocks);
 
             lm_must(ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK, "quantise");
         }
         lm_must(ridge_writer_write(m->w, m->tensor[i].index, 0, cols ? (void *)blocks : (void *)values,
-                                   cols ? count / 32 * 34 : count * 4) == RIDGE_OK,
+                                   cols ? count / 32 * ridge_type_query(lm_type_of(m, m->tensor[i].name))->bytes
+                                        : count * 4) == RIDGE_OK,
                 "write");
     }
     ridge_close(cpu);
 }
 
-/* Writes a model of a family: "llama", "qwen2", "qwen3", "qwen3moe", "gemma3"; another name is a llama that says so. */
+/* Writes a model of a family: "llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "gemma3"; another name is a llama that
+ * says so. */
 static inline void lm_model_write(const char *path, const char *family, const lm_spoil *spoil)
 {
     static lm_writer m;
     const bool gemma = strcmp(family, "gemma3") == 0, qwen3 = strncmp(family, "qwen3", 5) == 0;
-    const int layers = gemma ? 7 : 2;
+    const bool oss = strcmp(family, "gpt-oss") == 0;
+    const int layers = gemma ? 7 : oss ? 4 : 2;
     int64_t vocabulary;
 
     memset(&m, 0, sizeof m);
@@ -350,10 +374,16 @@ static inline void lm_model_write(const char *path, const char *family, const lm
     lm_u32(&m, ".rope.dimension_count", LM_DIM);
     lm_f32(&m, ".attention.layer_norm_rms_epsilon", 1e-5f);
     lm_f32(&m, ".rope.freq_base", 100000);
-    if (strcmp(family, "qwen3moe") == 0) {
+    if (strcmp(family, "qwen3moe") == 0 || oss) {
         lm_u32(&m, ".expert_count", LM_EXPERTS);
         lm_u32(&m, ".expert_used_count", LM_USED);
         lm_u32(&m, ".expert_feed_forward_length", LM_EXPERT_FFN);
+    }
+    if (oss) {
+        lm_u32(&m, ".attention.sliding_window", 8);
+        lm_text(&m, ".rope.scaling.type", "yarn");
+        lm_f32(&m, ".rope.scaling.factor", 4);
+        lm_u32(&m, ".rope.scaling.original_context_length", 64);
     }
     if (gemma) {
         lm_u32(&m, ".attention.sliding_window", 8);
@@ -362,7 +392,7 @@ static inline void lm_model_write(const char *path, const char *family, const lm
     }
     vocabulary = lm_vocabulary(&m, gemma);
     lm_spoil_key(&m);
-    lm_tensors(&m, layers, vocabulary, strcmp(family, "qwen2") == 0, gemma || qwen3, gemma);
+    lm_tensors(&m, layers, vocabulary, strcmp(family, "qwen2") == 0 || oss, gemma || qwen3, gemma);
     lm_must(ridge_writer_begin(m.w) == RIDGE_OK, "begin");
     lm_fill(&m);
     lm_must(ridge_writer_finish(m.w) == RIDGE_OK, "finish");

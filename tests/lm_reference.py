@@ -1,6 +1,6 @@
 """lm_reference.py LM_TOOL WORK [MODEL.gguf TOKEN...]: logits of ridge_lm against a forward pass in float64 that shares
 nothing with it but the file: read and dequantised by the gguf package, computed from the papers' formulas (Llama, RoPE,
-grouped queries, Qwen's biases and norms, Gemma 3's windows and scales). Small models of every family, or a real one.
+grouped queries, Qwen's biases and norms, Gemma 3's windows and scales, gpt-oss's sinks, YaRN, routing and clamps). Small models of every family, or a real one.
 
 Weights are what the products read: Q8_0. Products round their activations to 8 bits in groups of 32, so two passes are
 compared: one that does the same, which must agree closely, and an exact one, whose distance is what that rounding costs.
@@ -32,14 +32,16 @@ class Model:
         self.eps, self.base = get("attention.layer_norm_rms_epsilon"), get("rope.freq_base", 10000.0)
         self.factor = get("rope.scaling.factor", 1.0)
         self.used = get("expert_used_count", 0)
-        self.window = get("attention.sliding_window", 0) if self.arch == "gemma3" else 0
+        self.oss = self.arch == "gpt-oss"
+        self.window = get("attention.sliding_window", 0) if self.arch == "gemma3" or self.oss else 0
+        self.original = get("rope.scaling.original_context_length")
         self.tensors = {}
         for t in reader.tensors:
             values = gguf.quants.dequantize(t.data, t.tensor_type)
-            if "ffn_gate_inp" in t.name:  # bf16
+            if "ffn_gate_inp.weight" in t.name:  # bf16
                 bits = values.astype(np.float32).view(np.uint32)
                 values = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-            elif len(t.shape) == 2 and t.name != "token_embd.weight" and t.tensor_type != gguf.GGMLQuantizationType.Q8_0:
+            elif len(t.shape) == 2 and "bias" not in t.name and t.name != "token_embd.weight" and t.tensor_type != gguf.GGMLQuantizationType.Q8_0:
                 codes = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
                 values = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType.Q8_0)
             self.tensors[t.name] = np.asarray(values, dtype=np.float64)
@@ -63,16 +65,22 @@ class Model:
         """x [tokens, heads, dim]; Llama's files pair neighbours, the others halves."""
         base, factor = (10000.0, 1.0) if local else (self.base, self.factor)
         i = np.arange(self.dim // 2)
-        freqs = base ** (-2.0 * i / self.dim) / factor / (1 if local else self.divisors)
+        plain, size = base ** (-2.0 * i / self.dim), 1.0
+        freqs = plain / factor / (1 if local else self.divisors)
+        if self.oss:  # YaRN: the pairs that turn 32 times in the original context stay, those that turn less than once do not
+            low, high = (self.dim / 2 * math.log(self.original / (turns * 2 * math.pi)) / math.log(base) for turns in (32, 1))
+            low, high = max(math.floor(low), 0), min(math.ceil(high), self.dim - 1)
+            stretched = np.clip((i - low) / max(high - low, 0.001), 0, 1)
+            freqs, size = plain / factor * stretched + plain * (1 - stretched), 1 + 0.1 * math.log(factor)
         angle = np.arange(x.shape[0])[:, None, None] * freqs
-        c, s = np.cos(angle), np.sin(angle)
+        c, s = np.cos(angle) * size, np.sin(angle) * size
         first, second = (x[..., 0::2], x[..., 1::2]) if self.arch == "llama" else np.split(x, 2, axis=-1)
         a, b = first * c - second * s, first * s + second * c
         return np.stack([a, b], -1).reshape(x.shape) if self.arch == "llama" else np.concatenate([a, b], -1)
 
     def attention(self, layer, x):
         n, name = x.shape[0], f"blk.{layer}.attn_"
-        local = self.window > 0 and layer % 6 != 5
+        local = self.window > 0 and (layer % 2 == 0 if self.oss else layer % 6 != 5)
         part = {}
         for which, heads in (("q", self.heads), ("k", self.kv), ("v", self.kv)):
             y = self.product(f"{name}{which}.weight", x) + self.tensors.get(f"{name}{which}.bias", 0.0)
@@ -80,7 +88,7 @@ class Model:
             if f"{name}{which}_norm.weight" in self.tensors:
                 y = self.norm(f"{name}{which}_norm.weight", y)
             if which != "v":
-                y = self.rope(y, local)
+                y = self.rope(y, local and not self.oss)
             if which != "q":
                 y = y.astype(np.float16).astype(np.float64)  # the cache
             part[which] = y
@@ -90,9 +98,11 @@ class Model:
             scores = part["q"][:, h] @ part["k"][:, g].T / math.sqrt(self.dim)
             distance = np.arange(n)[:, None] - np.arange(n)[None, :]
             scores[(distance < 0) | (distance >= self.window if local else False)] = -np.inf
-            p = np.exp(scores - scores.max(-1, keepdims=True))
-            out[:, h] = p / p.sum(-1, keepdims=True) @ part["v"][:, g]
-        return self.product(f"{name}output.weight", out.reshape(n, -1))
+            most = scores.max(-1, keepdims=True)
+            p = np.exp(scores - most)
+            sink = np.exp(self.tensors[f"{name}sinks.weight"][h] - most) if self.oss else 0.0
+            out[:, h] = p / (p.sum(-1, keepdims=True) + sink) @ part["v"][:, g]
+        return self.product(f"{name}output.weight", out.reshape(n, -1)) + self.tensors.get(f"{name}output.bias", 0.0)
 
     def experts(self, layer, x):
         """Softmax over all experts, the largest of them, their weights over their sum."""
@@ -109,7 +119,25 @@ class Model:
                 out[t] += p[t, e] / p[t, best].sum() * down[0]
         return out
 
+    def oss_experts(self, layer, x):
+        """A softmax of the chosen logits alone; gate and up are clamped, and up has 1 added to it."""
+        name = f"blk.{layer}.ffn_"
+        logits = x @ self.tensors[f"{name}gate_inp.weight"].T + self.tensors[f"{name}gate_inp.bias"]
+        out = np.zeros_like(x)
+        for t in range(x.shape[0]):
+            best = np.argsort(-logits[t], kind="stable")[: self.used]
+            p = np.exp(logits[t, best] - logits[t, best].max())
+            for e, share in zip(best, p / p.sum()):
+                gate, up = (self.product(f"{name}{which}_exps.weight", x[t : t + 1], e) + self.tensors[f"{name}{which}_exps.bias"][e]
+                            for which in ("gate", "up"))
+                gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+                down = self.product(f"{name}down_exps.weight", gate / (1 + np.exp(-1.702 * gate)) * (up + 1), e)
+                out[t] += share * (down[0] + self.tensors[f"{name}down_exps.bias"][e])
+        return out
+
     def feed_forward(self, layer, x):
+        if self.oss:
+            return self.oss_experts(layer, x)
         if self.used:
             return self.experts(layer, x)
         gate, up = (self.product(f"blk.{layer}.ffn_{which}.weight", x) for which in ("gate", "up"))
@@ -125,10 +153,10 @@ class Model:
             x = x * math.sqrt(self.hidden)
         for layer in range(self.layers):
             for norm, branch, post in (("attn_norm", self.attention, "post_attention_norm"),
-                                       ("ffn_norm", self.feed_forward, "post_ffw_norm")):
+                                       ("post_attention_norm" if self.oss else "ffn_norm", self.feed_forward, "post_ffw_norm")):
                 y = branch(layer, self.norm(f"blk.{layer}.{norm}.weight", x))
                 post = f"blk.{layer}.{post}.weight"
-                x = x + (self.norm(post, y) if post in self.tensors else y)
+                x = x + (self.norm(post, y) if post in self.tensors and not self.oss else y)
         head = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
         return self.product(head, self.norm("output_norm.weight", x))
 
@@ -154,7 +182,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 3:
         good = compare(tool, sys.argv[3], [int(t) for t in sys.argv[4:]], 0.6)
     else:
-        for family in ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3"):
+        for family in ("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "gemma3"):
             path = str(work / f"{family}.gguf")
             subprocess.run([tool, "make", family, path], check=True)
             good &= compare(tool, path, [7 + i * 37 % 250 for i in range(30)], 0.02)

@@ -24,19 +24,23 @@ COUNT = int(sys.argv[3]) if len(sys.argv) > 3 else 3000
 rng = random.Random(1)
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 PRE = {
     "gpt-2": GPT2,
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
     "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3 % "1,3"), "isolated"), BYTES]),
+    "gpt-4o": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4O), "isolated"), BYTES]),
     "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3 % "1"), "isolated"), BYTES]),
 }
 SPACES = [" ", " ", " ", "  ", "   ", "\n", "\r\n", "\t", "\n\n", " \n", "\x0b", "\x85", "\xa0", "\u1680", "\u2003", "\u2028",
           "\u202f", "\u205f", "\u3000", "\u180e", "\u200b"]
 ODD = ["'s", "'S", "'\u017f", "'re", "'LL", "'d", "''", "don't", "I'Ve", "\u00bd", "\u0663", "\u2167", "\u4e09", "e\u0301", "\u0130", "\u01c5",
        "\u02b0", "\u0345", "\u00aa", "\U0001f999", "\U0001f468\u200d\U0001f469", "\ufeff", "\u00ad", "_", "--", "...", "!?\n", "\x7f", "\ud7ff", "\ue000",
-       "\U00010000", "#\r\n\n", "a1b2", "3.14", "1234567", "\u0e01\u0e33", "\u1100\u1161\u11a8", "\u0915\u094d\u0937", "A\u030a", "\u212b",
+       "\U00010000", "#\r\n\n", "//\n", "HTTPServer'S", "aBC", "a1b2", "3.14", "1234567", "\u0e01\u0e33", "\u1100\u1161\u11a8", "\u0915\u094d\u0937", "A\u030a", "\u212b",
        "\ufb01", "\u2126", "q\u0307\u0323"]
 RANGES = [(0x21, 0x7E), (0x61, 0x7A), (0xA1, 0x17F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x45F), (0x5D0, 0x5EA), (0x621, 0x64A),
           (0x904, 0x939), (0x3041, 0x3096), (0x4E00, 0x4FFF), (0xAC00, 0xAD00), (0x1F600, 0x1F64F), (0x30, 0x39), (1, 0x2FFFF)]

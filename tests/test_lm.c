@@ -99,6 +99,35 @@ TEST(a_chat_has_the_tokens_of_its_template)
     ridge_lm_close(lm);
 }
 
+/* gpt-oss: the system's turn is the template's own, the caller's is the developer's, an answer has its channel. */
+TEST(harmony_names_its_channels)
+{
+    const lm_spoil spoil = {
+        .key = "tokenizer.chat_template", .kind = RIDGE_META_STRING, .text = "<|start|><|channel|>"};
+    const ridge_lm_message talk[] = {{"system", "ab"}, {"user", "cd"}, {"assistant", "ef"}, {"user", "<|end|>"}};
+    const char *const want =
+        "<|start|>developer<|message|># Instructions\n\nab\n\n<|end|><|start|>user<|message|>cd<|end|><|start|>"
+        "assistant<|channel|>final<|message|>ef<|end|><|start|>user<|message|><|end|><|end|><|start|>assistant";
+    char all[8192] = "";
+    int32_t tokens[4096];
+    int64_t count, bytes;
+    const char *text;
+    ridge_lm *lm;
+
+    lm_model_write("test-lm-harmony.gguf", "gpt-oss", &spoil);
+    assert_int_equal(ridge_lm_open("test-lm-harmony.gguf", cpu, NULL, &lm), RIDGE_OK);
+    unlink("test-lm-harmony.gguf");
+    assert_int_equal(ridge_lm_chat(lm, talk, 4, 0, tokens, 4096, &count), RIDGE_OK);
+    for (int64_t i = 0; i < count; i++) {
+        assert_int_equal(ridge_lm_token(lm, tokens[i], &text, &bytes), RIDGE_OK);
+        strncat(all, text, (size_t)bytes);
+    }
+    assert_true(strncmp(all, "<|start|>system<|message|>You are ChatGPT, ", 42) == 0);
+    assert_non_null(strstr(all, want));
+    assert_string_equal(strstr(all, want), want);
+    ridge_lm_close(lm);
+}
+
 /* --------------------------------------------------------------------------------------------------------- sampling */
 
 TEST(draws_follow_the_probabilities_and_the_seed)
@@ -250,6 +279,8 @@ TEST(files_of_another_form_are_refused_by_name)
     expect_refused("llama", (lm_spoil){.tensor = "blk.1.ffn_norm.weight"}, "blk.1.ffn_norm.weight");
     expect_refused("llama", (lm_spoil){.tensor = "token_embd.weight"}, "token_embd.weight");
     expect_refused("qwen2", (lm_spoil){.tensor = "blk.0.attn_k.bias"}, "layer 0 has biases");
+    expect_refused("gpt-oss", (lm_spoil){.tensor = "blk.1.attn_sinks.weight"}, "blk.1.attn_sinks.weight");
+    expect_refused("gpt-oss", (lm_spoil){.tensor = "blk.3.ffn_up_exps.bias"}, "blk.3.ffn_up_exps.bias");
     expect_refused("llama", (lm_spoil){.tensor = "extra"}, "blk.0.attn_output.bias");
     expect_refused("gemma3", (lm_spoil){.key = "tokenizer.ggml.scores", .kind = RIDGE_META_ARRAY}, "scores");
 }
@@ -276,6 +307,7 @@ int main(void)
         cmocka_unit_test(tokens_stand_for_the_bytes_of_their_text),
         cmocka_unit_test(control_tokens_are_text_unless_asked_for),
         cmocka_unit_test(a_chat_has_the_tokens_of_its_template),
+        cmocka_unit_test(harmony_names_its_channels),
         cmocka_unit_test(draws_follow_the_probabilities_and_the_seed),
         cmocka_unit_test(text_on_a_terminal_is_whole_characters_and_no_control_sequences),
         cmocka_unit_test(numbers_that_no_model_has_are_refused_by_key),

@@ -10,7 +10,7 @@
 #include "unit.h"
 
 static ridge_device *cpu;
-static const char *const families[] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe"};
+static const char *const families[] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe", "gpt-oss"};
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 static inline const char *path_of(const char *family)

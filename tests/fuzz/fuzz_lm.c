@@ -32,7 +32,7 @@ static size_t read_file(const char *path, unsigned char **to)
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    static const char *const families[FAMILIES] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe"};
+    static const char *const families[FAMILIES] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe", "gpt-oss"};
     char folder[] = "/tmp/fuzz-lm-XXXXXX", path[64];
     ridge_file *file;
 

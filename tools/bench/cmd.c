@@ -89,7 +89,8 @@ static void parse(int argc, char **argv, bench_options *o)
          .text = &o->weights},
 #if RIDGE_HAVE_LM
         {"model", 'm', "MODEL",
-         "tokens per second of MODEL.gguf, or of a shape with random weights: llama-3-8b:q8_0, qwen3-0.6b:q8_0, "
+         "tokens per second of MODEL.gguf, or of a shape with random weights: gpt-oss-20b:q8_0, gpt-oss-120b:q8_0, "
+         "llama-3-8b:q8_0, qwen3-0.6b:q8_0, "
          "qwen3-30b-a3b:q8_0, smollm2-135m:q8_0",
          .text = &o->model},
 #endif

@@ -63,23 +63,24 @@ static void report(model_bench *m, const char *test, double *time, int rounds, i
     fflush(stdout);
 }
 
-static bool prompts(model_bench *m)
+/* With RIDGE_LM_FAST in `flags`, attention by attention_prefill. */
+static bool prompts(model_bench *m, uint32_t flags)
 {
     double time[ROUNDS], sum = 0;
     int rounds = 0;
 
     if (ridge_lm_session_open(m->lm, PROMPT, &m->session[0]) ||
-        ridge_lm_decode(m->session[0], m->prompt, PROMPT / 8, 0, m->logits))
+        ridge_lm_decode(m->session[0], m->prompt, PROMPT / 8, flags, m->logits))
         return failed();
     for (; rounds < ROUNDS && sum < enough_time; rounds++) {
         const double start = seconds();
 
-        if (ridge_lm_rewind(m->session[0], 0) || ridge_lm_decode(m->session[0], m->prompt, PROMPT, 0, m->logits))
+        if (ridge_lm_rewind(m->session[0], 0) || ridge_lm_decode(m->session[0], m->prompt, PROMPT, flags, m->logits))
             return failed();
         time[rounds] = seconds() - start;
         sum += time[rounds];
     }
-    report(m, "pp512", time, rounds, 1, PROMPT, (double)m->info.step_bytes);
+    report(m, flags ? "pp512 fast" : "pp512", time, rounds, 1, PROMPT, (double)m->info.step_bytes);
     return true;
 }
 
@@ -147,8 +148,10 @@ static void close_sessions(model_bench *m)
 static bool run(model_bench *m)
 {
     static const int64_t depths[] = {0, 4096, 16384}, texts[] = {1, 8, 16};
-    bool good = prompts(m);
+    bool good = prompts(m, 0);
 
+    close_sessions(m);
+    good = good && prompts(m, RIDGE_LM_FAST);
     close_sessions(m);
     for (int i = 0; i < 9 && good; i++)
         if (depths[i / 3] + STEPS < m->info.context) {

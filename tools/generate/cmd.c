@@ -20,9 +20,9 @@ static void on_interrupt(int signal_number)
 }
 
 typedef struct options {
-    const char *prompt, *device, *system, *temp, *top_p, *min_p;
+    const char *prompt, *device, *system, *temp, *top_p, *min_p, *save, *load;
     uint64_t most, top_k, seed, positions;
-    bool chat, dialogue, json, quiet;
+    bool chat, dialogue, fast, json, quiet;
 } options;
 
 typedef struct generation {
@@ -71,15 +71,21 @@ static bool number(const char *name, const char *text, double low, double high, 
 
 /* ------------------------------------------------------------------------------------------------------------- text */
 
-/* Tokens of a prompt, or of a message with what the chat form puts round it. */
+/* Tokens of a prompt, or of a message with what the chat form puts round it; without text the last token that the
+ * session has read, once more, so that it goes on where it was saved. */
 static bool prompt_tokens(generation *g, const char *text, bool more, int64_t *count)
 {
     const ridge_lm_message list[] = {{"system", g->o->system ? g->o->system : ""}, {"user", text}};
     const bool system = g->o->system && !more, chat = g->o->chat || g->o->dialogue;
-    const int64_t room = g->positions - ridge_lm_position(g->session);
+    const int64_t at = ridge_lm_position(g->session), room = g->positions - at;
 
+    if (!text) {
+        *count = 1;
+        g->tokens[0] = ridge_lm_text(g->session)[at - 1];
+        return ridge_lm_rewind(g->session, at - 1) ? failed() : true;
+    }
     if (chat ? ridge_lm_chat(g->lm, system ? list : list + 1, system ? 2 : 1, more, g->tokens, room, count)
-             : ridge_lm_tokenize(g->lm, text, (int64_t)strlen(text), RIDGE_LM_BOS, g->tokens, room, count))
+             : ridge_lm_tokenize(g->lm, text, (int64_t)strlen(text), at ? 0 : RIDGE_LM_BOS, g->tokens, room, count))
         return failed();
     if (*count > 0 && *count < room)
         return true;
@@ -93,10 +99,10 @@ static bool prompt_tokens(generation *g, const char *text, bool more, int64_t *c
 static bool answer(generation *g, int64_t count, text_stream *out)
 {
     double start = seconds();
-    int32_t token, next;
+    int32_t token = 0, next;
 
     g->sampling.counter = (uint64_t)(ridge_lm_position(g->session) + count);
-    if (ridge_lm_decode(g->session, g->tokens, count, 0, g->logits) ||
+    if (ridge_lm_decode(g->session, g->tokens, count, g->o->fast ? RIDGE_LM_FAST : 0, g->logits) ||
         ridge_lm_sample(g->lm, g->logits, &g->sampling, &next))
         return failed();
     g->read += count;
@@ -126,6 +132,10 @@ static bool answer(generation *g, int64_t count, text_stream *out)
     }
     text_end(out);
     g->written_time += seconds() - start;
+    /* What goes on after this answer must have read its last token, which nothing else needs. */
+    if (strcmp(g->stop, "length") == 0 && (g->o->save || g->o->dialogue) &&
+        ridge_lm_decode(g->session, &token, 1, 0, NULL))
+        return failed();
     return true;
 }
 
@@ -151,7 +161,7 @@ static bool dialogue(generation *g)
     char *line = NULL;
     bool good = true;
 
-    for (bool more = false; good; more = true) {
+    for (bool more = ridge_lm_position(g->session) > 0; good; more = true) {
         text_stream out = {.print = true};
         int64_t count;
 
@@ -186,7 +196,8 @@ static bool report(const generation *g, const text_stream *out)
     const double gbps = read_rate(g->device, g->info.step_bytes);
     /* What a step must read: the weights, and the cache so far. */
     const double floor_bytes =
-        (double)g->info.step_bytes + (double)g->info.kv_bytes * ((double)g->read + (double)g->written / 2);
+        (double)g->info.step_bytes +
+        (double)g->info.kv_bytes * ((double)ridge_lm_position(g->session) - (double)g->written / 2);
     const double share = gbps > 0 ? text_rate * floor_bytes * 1e-9 / gbps : 0;
 
     if (g->o->json)
@@ -213,14 +224,16 @@ static bool run(generation *g)
     if (g->o->dialogue) {
         good = dialogue(g);
     } else {
-        good = prompt_tokens(g, g->o->prompt, false, &count);
-        if (good && !g->o->json && !g->o->chat) /* the text goes on from its prompt */
+        good = prompt_tokens(g, g->o->prompt, g->o->load, &count);
+        if (good && !g->o->json && !g->o->chat && g->o->prompt) /* the text goes on from its prompt */
             text_put(&out, g->o->prompt, (int64_t)strlen(g->o->prompt));
         good = good && answer(g, count, &out);
         if (!g->o->json)
             puts("");
     }
     fflush(stdout);
+    if (good && g->o->save && ridge_lm_save(g->session, g->o->save))
+        good = failed();
     if (good && !(g->o->quiet && !g->o->json))
         good = report(g, &out);
     text_free(&out);
@@ -243,7 +256,9 @@ static bool open_session(generation *g)
         fprintf(stderr, "ridge generate: out of memory\n");
         return false;
     }
-    return ridge_lm_session_open(g->lm, positions, &g->session) ? failed() : true;
+    if (ridge_lm_session_open(g->lm, positions, &g->session) || (g->o->load && ridge_lm_load(g->session, g->o->load)))
+        return failed();
+    return true;
 }
 
 static bool open_model(generation *g, const char *path)
@@ -280,6 +295,10 @@ int cmd_generate(int argc, char **argv)
         {"seed", 's', "N", "of the draws (default 1)", .whole = &o.seed, .most = UINT64_MAX},
         {"ctx", 0, "N", "tokens of the whole text at most (default 4096, or the model's)", .whole = &o.positions,
          .least = 1, .most = 1 << 24},
+        {"save", 0, "FILE", "at the end the text and its cache go to FILE", .text = &o.save},
+        {"load", 0, "FILE", "goes on with a text that --save wrote; -p is then optional", .text = &o.load},
+        {"fast-prompt", 0, NULL, "prompts by attention_prefill: faster on a GPU, other bits than on the CPU",
+         .flag = &o.fast},
         ARGS_DEVICE(&o.device),
         ARGS_JSON(&o.json),
         {"quiet", 'q', NULL, "nothing but the text", .flag = &o.quiet},
@@ -291,8 +310,8 @@ int cmd_generate(int argc, char **argv)
     bool good;
 
     args_parse(argc, argv, "MODEL.gguf -p TEXT", "Generates text with a model, on the CPU or a GPU.", list, &words, 1);
-    if (!words.at[0] || (!o.prompt && !o.dialogue) || (o.dialogue && o.json)) {
-        fprintf(stderr, "ridge generate: MODEL.gguf and -p TEXT or -i are needed; -i has no --json\n");
+    if (!words.at[0] || (!o.prompt && !o.dialogue && !o.load) || (o.dialogue && o.json)) {
+        fprintf(stderr, "ridge generate: MODEL.gguf and -p TEXT, -i or --load are needed; -i has no --json\n");
         return 2;
     }
     if (!number("temp", o.temp, 0, 100, &g.sampling.temperature) ||
