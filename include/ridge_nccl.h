@@ -1,6 +1,7 @@
 /** @file ridge_nccl.h
  * ridge_peers over an NCCL communicator. A header only: it is compiled against the program's own NCCL and CUDA runtime.
- * The communicator must be nonblocking or blocking as the program likes; ridge_dist_wait asks ncclCommGetAsyncError. */
+ * It needs nanosleep: with -std=c11 define _POSIX_C_SOURCE as 200809L. The communicator may be blocking or not;
+ * ridge_dist_wait asks ncclCommGetAsyncError. */
 #ifndef RIDGE_NCCL_H
 #define RIDGE_NCCL_H
 
