@@ -12,6 +12,9 @@ ROUND_GATE_BWD = 0x800
 INTERLEAVED = 0x1000
 POW2 = 0x40000
 ACCUMULATE = 0x400000
+GROUPED_M = 0x0
+GROUPED_K = 0x100
+GROUPED_MASKED = 0x200
 ROPE_INVERSE = 0x100
 ROPE_ONLY = 0x200
 ROPE_HALVES = 0x400
@@ -110,7 +113,14 @@ BLOCK_GATE_UP_SWIGLU = 37
 MOE_ROUTE = 38
 MOE_GATE_UP_SWIGLU = 39
 MOE_DOWN = 40
-OPS = 41
+GEMM_FP8_GROUPED = 41
+MOE_PERMUTE = 42
+MOE_PERMUTE_QUANTIZE = 43
+MOE_SWIGLU_QUANTIZE = 44
+MOE_COMBINE = 45
+MOE_COMBINE_BWD = 46
+MOE_ROUTE_BWD = 47
+OPS = 48
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -124,7 +134,9 @@ OPS_BY_NAME = {
     'ce_combine': 25, 'multiply': 26, 'sum': 27, 'kv_append': 28, 'attention_decode': 29,
     'attention_prefill': 30, 'embed': 31, 'sample': 32, 'block_repack': 33, 'block_unpack': 34,
     'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37, 'moe_route': 38,
-    'moe_gate_up_swiglu': 39, 'moe_down': 40,
+    'moe_gate_up_swiglu': 39, 'moe_down': 40, 'gemm_fp8_grouped': 41, 'moe_permute': 42,
+    'moe_permute_quantize': 43, 'moe_swiglu_quantize': 44, 'moe_combine': 45, 'moe_combine_bwd': 46,
+    'moe_route_bwd': 47,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -189,12 +201,14 @@ SLOTS = {
     'linear_ce_eval': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
-        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19,
+        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19, 'top_id': 20,
+        'top_logprob': 21,
     },
     'linear_ce_train': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
-        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19,
+        'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19, 'top_id': 20,
+        'top_logprob': 21,
     },
     'linear_ce_backward': {
         'x': 0, 'w': 1, 'target': 2, 'lse': 3, 'dloss': 4, 'bias': 5, 'class_weight': 6, 'dx': 7, 'dw': 8,
@@ -259,6 +273,28 @@ SLOTS = {
         'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'ids': 4, 'weights': 5, 'out': 6, 'bias': 7,
         'shared': 8, 'residual': 9,
     },
+    'gemm_fp8_grouped': {
+        'a': 0, 'scale_a': 1, 'b': 2, 'scale_b': 3, 'd': 4, 'offsets': 5, 'bad': 6,
+    },
+    'moe_permute': {
+        'ids': 0, 'offsets': 1, 'rows': 2, 'place': 3,
+    },
+    'moe_permute_quantize': {
+        'x': 0, 'rows': 1, 'offsets': 2, 'q': 3, 'scale': 4, 'q_t': 5, 'scale_t': 6, 'offsets_t': 7,
+    },
+    'moe_swiglu_quantize': {
+        'gate': 0, 'up': 1, 'offsets': 2, 'q': 3, 'scale': 4, 'q_t': 5, 'scale_t': 6, 'offsets_t': 7,
+        'row_scale': 8,
+    },
+    'moe_combine': {
+        'y': 0, 'place': 1, 'weights': 2, 'out': 3, 'shared': 4, 'residual': 5,
+    },
+    'moe_combine_bwd': {
+        'dout': 0, 'y': 1, 'place': 2, 'weights': 3, 'dy': 4, 'dweights': 5,
+    },
+    'moe_route_bwd': {
+        'logits': 0, 'ids': 1, 'dweights': 2, 'dlogits': 3, 'logit_bias': 4,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -269,6 +305,7 @@ BUILDERS = {
     'quantize_fp8_dual': 'int64 rows, int64 cols, tensor x, tensor q, tensor q_t',
     'swiglu_quantize': 'int64 rows, int64 cols, dtype dtype, pointer gate, pointer up, tensor q, tensor q_t',
     'gemm_fp8': 'int64 m, int64 n, int64 k, tensor a, tensor b, tensor d',
+    'gemm_fp8_grouped': 'int64 m, int64 n, int64 k, int64 groups, tensor a, tensor b, tensor d, tensor offsets',
     'q8_0_quantize': 'int64 rows, int64 cols, tensor x, pointer blocks',
     'q8_0_repack': 'int64 rows, int64 cols, pointer blocks, tensor planes',
     'q8_0_unpack': 'int64 rows, int64 cols, tensor planes, pointer blocks',
@@ -311,14 +348,23 @@ BUILDERS = {
         'ids, tensor out',
     'moe_down': 'int64 tokens, int64 cols, int64 rows, int64 experts, int64 slots, tensor x, tensor w, pointer ids, pointer '
         'weights, tensor out',
+    'moe_permute': 'int64 tokens, int64 slots, int64 experts, pointer ids, pointer offsets, pointer rows, pointer place',
+    'moe_permute_quantize': 'int64 tokens, int64 slots, int64 cols, int64 experts, tensor x, pointer rows, pointer offsets, tensor q, '
+        'tensor q_t, pointer offsets_t',
+    'moe_swiglu_quantize': 'int64 rows, int64 cols, int64 experts, dtype dtype, pointer gate, pointer up, pointer offsets, tensor q, '
+        'tensor q_t, pointer offsets_t',
+    'moe_combine': 'int64 tokens, int64 slots, int64 cols, tensor y, pointer place, pointer weights, tensor out',
+    'moe_combine_bwd': 'int64 tokens, int64 slots, int64 cols, tensor dout, tensor y, pointer place, pointer weights, tensor dy, '
+        'pointer dweights',
+    'moe_route_bwd': 'int64 tokens, int64 experts, int64 slots, tensor logits, pointer ids, pointer dweights, tensor dlogits',
 }
 OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
     'quantize': 'float floor',
     'swiglu_quantize': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit, float floor',
     'norm': 'float eps, float mscale',
-    'ce': 'int64_t ignore_index, int64_t vocab_offset, int64_t vocab_total, int64_t ids, float label_smoothing, float '
-        'softcap, float temperature, float lse_square_scale, float grad_scale, float reserved',
+    'ce': 'int64_t ignore_index, int64_t vocab_offset, int64_t vocab_total, int64_t ids, int64_t topk, float '
+        'label_smoothing, float softcap, float temperature, float lse_square_scale, float grad_scale, float reserved',
     'kv_append': 'int64_t n_rot, float eps, float mscale',
     'attention': 'int64_t window, float scale, float softcap',
     'embed': 'float scale',

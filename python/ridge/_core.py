@@ -73,7 +73,8 @@ OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quanti
            "q8_0_gate_up_swiglu": _swiglu, "linear_ce_eval": _ce, "linear_ce_train": _ce, "linear_ce_backward": _ce,
            "ce_fwd": _ce, "ce_bwd": _ce, "ce_combine": _ce, "kv_append": _kv_append,
            "attention_decode": _attention, "attention_prefill": _attention, "embed": _embed, "sample": _sample,
-           "moe_route": _moe_route, "moe_gate_up_swiglu": _swiglu}
+           "moe_route": _moe_route, "moe_gate_up_swiglu": _swiglu, "moe_permute_quantize": _quantize,
+           "moe_swiglu_quantize": _swiglu_quantize, "moe_route_bwd": _moe_route}
 
 
 class Call(C.Structure):

@@ -153,6 +153,20 @@ def fp8_gemm(a: Array, scale_a: Array, b: Array, scale_b: Array, *, scales: str 
     return ops.fp8_gemm(_fp8(_number(dtype)), a, scale_a, b, scale_b, scales, _number(out_dtype), bias, None)
 
 
+def gemm_fp8_grouped(a: Array, scale_a: Array, b: Array, scale_b: Array, offsets: Array, *, mode: str = "m",
+                     out_dtype: Any = "f32", out: Optional[Array] = None, dtype: Any = "e4m3") -> Array:
+    """A product a group (an expert). mode "m": a [m, k], b [groups, n, k], d [m, n], group g has the rows offsets[g] ..
+    offsets[g + 1]; "k": a [m, k], b [n, k], d [groups, m, n], group g has those elements of k, multiples of 128, and is
+    added to `out` if there is one; "masked": a [groups, m, k], of which the first offsets[g] rows count. Scales as
+    quantize_fp8 gives them ("row128" of a's rows, "blk128" of each b; mode "k": "row128" of both). What belongs to no group
+    of `out`, or of a result that is made here, is left as it was."""
+    _arrays("gemm_fp8_grouped", a=a, scale_a=scale_a, b=b, scale_b=scale_b, offsets=offsets, out=(out, None))
+    d, bad = ops.gemm_fp8_grouped(_fp8(_number(dtype)), a, scale_a, b, scale_b, offsets, mode, _number(out_dtype), out)
+    if bad[0]:
+        raise ArgumentError(f"offsets of group {bad[0] - 1} decrease, reach outside, or are no multiples of 128 (mode 'k')")
+    return d
+
+
 def q8_0_quantize(x: Array) -> Array:
     """x [rows, cols] -> GGUF's Q8_0 blocks, uint8 [rows, cols/32*34]."""
     _arrays("q8_0_quantize", x=x)

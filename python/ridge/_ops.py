@@ -336,6 +336,40 @@ def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out):
     return d
 
 
+GROUPED = {"m": A.GROUPED_M, "k": A.GROUPED_K, "masked": A.GROUPED_MASKED}
+
+
+def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out):
+    """(d, bad) of a product a group; into `out`, with mode "k" by accumulation, if there is one."""
+    flag, by_k, masked = pick(GROUPED, mode, "mode"), mode == "k", mode == "masked"
+    if len(a.shape) != (3 if masked else 2) or len(b.shape) != (2 if by_k else 3) or len(offsets.shape) != 1:
+        raise ArgumentError(f"mode {mode!r}: a has {len(a.shape)} dimensions, b {len(b.shape)}, offsets {len(offsets.shape)}")
+    m, n, k = a.shape[-2], b.shape[-2], a.shape[-1]
+    groups = offsets.shape[0] - (not masked)
+    if b.shape[-1] != k:
+        raise ArgumentError(f"a has {k} columns, b {b.shape[-1]}: both operands have the contraction last")
+    if groups < 0 or (masked and a.shape[0] != groups) or (not by_k and b.shape[0] != groups):
+        raise ArgumentError(f"offsets are those of {groups} groups, a has shape {list(a.shape)}, b {list(b.shape)}")
+    same_shape("scale_a", scale_a.shape, (blocks(k), groups * m if masked else m))
+    same_shape("scale_b", scale_b.shape, (blocks(k), n) if by_k else (groups, blocks(n), blocks(k)))
+    shape = (m, n) if mode == "m" else (groups, m, n)
+    (a, stride_a), (scale_a, ld_a), (b, stride_b), (scale_b, ld_b) = map(xp.matrix, (a, scale_a, b, scale_b))
+    offsets, stride, d = xp.vector(offsets), 0, out
+    if out is None:
+        d = xp.empty(a, shape, out_dtype)
+    else:
+        same_shape("out", out.shape, shape)
+        d, stride = xp.matrix(out)
+        if d is not out:
+            raise ArgumentError("out must be addressable by rows: its last stride is 1 and rows do not overlap")
+    bad = xp.empty(a, (1,), A.I32)
+    flags = flag | (A.ACCUMULATE if by_k and out is not None else 0)
+    xp.launch(form("gemm_fp8_grouped", flags, (), (("a", SCALES["row128"]), ("b", SCALES["row128" if by_k else "blk128"]))), a,
+              (m, n, k, groups, 0, 0, *xp.operand(a, stride_a), *xp.operand(scale_a, ld_a), *xp.operand(b, stride_b),
+               *xp.operand(scale_b, ld_b), *xp.operand(d, stride), *xp.operand(offsets, 0), *xp.operand(bad, 0)), True)
+    return d, bad
+
+
 # --------------------------------------------------------------------------------------------------------------- Q8_0
 
 
@@ -530,8 +564,8 @@ def _ids(p, ids):
     return p.xp.operand(*p.xp.matrix(ids))
 
 
-def linear_ce_eval(p, stats=(), ids=None):
-    """(loss, {name: statistic}); with ids [tokens, K] also "id_logprob" of their shape"""
+def linear_ce_eval(p, stats=(), ids=None, topk=0):
+    """(loss, {name: statistic}); with ids [tokens, K] also "id_logprob" of their shape; with topk "top_id" and "top_logprob" """
     loss = p.loss()
     out = {name: p.xp.empty(p.x, p.dims[:1], CE_STATS[name]) for name in stats}
     values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight)
@@ -539,7 +573,12 @@ def linear_ce_eval(p, stats=(), ids=None):
         values += p.some(out.get(name))
     if ids is not None:
         out["id_logprob"] = p.xp.empty(p.x, ids.shape, A.F32)
-    p.launch("linear_ce_eval", values + ABSENT * (18 - 11) + _ids(p, ids) + p.some(out.get("id_logprob")))
+    values += ABSENT * (18 - 11) + _ids(p, ids) + p.some(out.get("id_logprob"))
+    if topk:
+        p.options += (("topk", topk),)
+        out["top_id"] = p.xp.empty(p.x, (p.dims[0], topk), A.I64)
+        out["top_logprob"] = p.xp.empty(p.x, (p.dims[0], topk), A.F32)
+    p.launch("linear_ce_eval", values + p.some(out.get("top_id")) + p.some(out.get("top_logprob")))
     return loss, out
 
 
@@ -572,7 +611,7 @@ def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):
     loss = p.loss()
     dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
     values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight) + ABSENT * 9
-    p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias) + ABSENT * 2)
+    p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias) + ABSENT * 4)
     return loss, dx, dw, dbias
 
 

@@ -315,7 +315,7 @@ def test_linear_logprobs_and_entropy(options):
     up = jax.random.normal(key[4], (5, 7)), jax.random.normal(key[5], (5, 7))
 
     def reference(x, w, bias):
-        z = x @ w + bias
+        z = jnp.matmul(x, w, precision="highest") + bias  # a GPU would take tf32 by default
         z = options["softcap"] * jnp.tanh(z / options["softcap"]) / options["temperature"] if options else z
         logp, keep = jax.nn.log_softmax(z), labels != -100
         at = jnp.take_along_axis(logp, jnp.maximum(labels, 0)[..., None], -1)[..., 0]
@@ -333,3 +333,50 @@ def test_linear_logprobs_and_entropy(options):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-4)
     with pytest.raises(ridge.ArgumentError, match="do not fit"):
         R.linear_logprobs(x, labels[1:], w)
+
+
+def trained(seed, dtype, head):
+    """Losses of 60 steps of Adam on a two-layer model: which token follows which; the same weights and data for every dtype."""
+    draw, vocab, width = np.random.default_rng(seed), 97, 32
+    table = jnp.asarray(draw.standard_normal((vocab, width)), dtype)
+    params = [jnp.asarray(draw.standard_normal((width, n)) / width**0.5, dtype) for n in (width, width, vocab)]
+    after = draw.permutation(vocab)
+
+    def loss(params, now, target):
+        x = table[now]
+        x = x + jax.nn.silu(x @ params[0]) @ params[1]
+        logprob, entropy = head(x, target, params[2])
+        return -(logprob + 0.01 * entropy).mean()
+
+    @jax.jit
+    def step(params, one, two, i, now, target):
+        value, gradients = jax.value_and_grad(loss)(params, now, target)
+        one = [0.9 * m + 0.1 * g for m, g in zip(one, gradients)]
+        two = [0.99 * v + 0.01 * g * g for v, g in zip(two, gradients)]
+        params = [p - 1e-2 * (m / (1 - 0.9**i)) / (jnp.sqrt(v / (1 - 0.99**i)) + 1e-8) for p, m, v in zip(params, one, two)]
+        return params, one, two, value
+
+    one = two = [jnp.zeros_like(p) for p in params]
+    losses = []
+    for i in range(1, 61):
+        now = draw.integers(0, vocab, (8, 16))
+        ids = (jnp.asarray(t, jnp.int32) for t in (now, after[now]))
+        params, one, two, value = step(params, one, two, jnp.asarray(i, dtype), *ids)
+        losses.append(float(value))
+    return losses
+
+
+def test_training_converges_as_in_float64(place):
+    """Three seeds: with ridge's f32 head the loss follows the one of float64 logits, far within what seeds make of it."""
+    def logits(x, target, weights):
+        logp = jax.nn.log_softmax(x @ weights)
+        return jnp.take_along_axis(logp, target[..., None], -1)[..., 0], -(jnp.exp(logp) * logp).sum(-1)
+
+    with jax.default_matmul_precision("highest"):
+        ours = np.array([needs(lambda: trained(s, jnp.float32, R.linear_logprobs)) for s in range(3)])
+        with jax.enable_x64(True):
+            reference = np.array([trained(s, jnp.float64, logits) for s in range(3)])
+    assert (reference[:, -1] < 0.5 * reference[:, 0]).all()
+    spread = np.ptp(reference[:, -10:].mean(-1))
+    off = np.abs(ours - reference)
+    assert off[:, :10].max() < 2e-5 and off[:, -10:].mean() < 0.1 * spread, (off.max(), spread)

@@ -142,6 +142,27 @@ def test_dual_and_gemm():
     assert np.array_equal(ridge.fp8_gemm(xq, xs.T.copy(), wq, ws, scales="row128t_blk128"), ridge.fp8_gemm(xq, xs, wq, ws))
 
 
+def test_grouped_gemm():
+    x, w = normal(300, 256), normal(3, 128, 256)
+    (xq, xs), (wq, ws) = ridge.quantize_fp8(x), ridge.quantize_fp8(w.reshape(384, 256), "blk128")
+    wq, ws, offsets = wq.reshape(3, 128, 256), ws.reshape(3, 1, 2), np.array([0, 100, 100, 300])
+    y = ridge.gemm_fp8_grouped(xq, xs, wq, ws, offsets)
+    for g in range(3):
+        rows = slice(offsets[g], offsets[g + 1])
+        assert np.array_equal(y[rows], ridge.fp8_gemm(xq[rows], xs[:, rows].copy(), wq[g], ws[g]))
+    y = ridge.gemm_fp8_grouped(xq.reshape(3, 100, 256), xs, wq, ws, np.array([7, 0, 100], np.int32), mode="masked")
+    assert np.array_equal(y[2], ridge.fp8_gemm(xq[200:], xs[:, 200:].copy(), wq[2], ws[2]))
+    (gq, gs), (tq, ts) = ridge.quantize_fp8(x[:96]), ridge.quantize_fp8(x[96:160])
+    dw = ridge.gemm_fp8_grouped(gq, gs, tq, ts, np.array([0, 128, 128, 256]), mode="k")
+    assert not dw[1].any() and np.array_equal(dw[0], ridge.fp8_gemm(gq[:, :128], gs[:1], tq[:, :128], ts[:1],
+                                                                    scales="row128_row128"))
+    again = ridge.gemm_fp8_grouped(gq, gs, tq, ts, np.array([0, 128, 128, 256]), mode="k", out=dw.copy())
+    assert np.array_equal(again, dw + dw)
+    for wrong in ([0, 200, 100, 300], [-1, 0, 1, 2], [0, 1, 2, 301]):
+        with pytest.raises(ridge.ArgumentError, match="offsets of group"):
+            ridge.gemm_fp8_grouped(xq, xs, wq, ws, np.array(wrong))
+
+
 def test_q8_0():
     x, w = normal(3, 128), normal(40, 128)
     b = ridge.q8_0_quantize(w)

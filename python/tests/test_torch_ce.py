@@ -305,6 +305,29 @@ def test_linear_entropy(device, needs):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"linear_bias": True, "softcap": 5.0, "temperature": 0.7}])
+def test_linear_topk(device, dtype, options, needs):
+    """Values as those of torch.topk of float64 logits, each the log-probability of its class; rows that are left out."""
+    x, w, t, options = ce_problem(device, dtype, options)
+    bias = options.pop("linear_bias", None)
+    mask = torch.rand_like(t, dtype=torch.float32) < 0.7
+    ids, logprob = needs(lambda: R.linear_topk(x, w, 7, bias, mask, **options))
+    z = x.double() @ w.double().T + (0 if bias is None else bias.double())
+    cap = options.get("softcap", 0.0)
+    z = (cap * torch.tanh(z / cap) if cap else z) / options.get("temperature", 1.0)
+    log_p = z.log_softmax(-1)
+    assert ids.shape == logprob.shape == (*t.shape, 7) and ids.dtype == torch.int64
+    assert (ids[~mask] == -1).all() and (logprob[~mask] == 0).all()
+    tol = 1e-5 if dtype == torch.float32 else 2e-2
+    near(logprob[mask], log_p.topk(7).values[mask], tol)
+    near(logprob[mask], log_p.gather(-1, ids.clamp(min=0))[mask], tol)
+    assert (ids.sort().values.diff()[mask] > 0).all()
+    for k in (0, 257):
+        with pytest.raises(ridge.ArgumentError, match=f"k is {k}"):
+            R.linear_topk(x, w, k)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"linear_bias": True, "softcap": 5.0, "temperature": 0.7}])
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_linear_logprobs_of_ids(device, dtype, options, way, needs):
     """K classes a row, some several times, some ignored, with the entropy: values and gradients."""

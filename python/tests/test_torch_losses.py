@@ -14,6 +14,46 @@ from torch_common import ce_problem, leaves, near, needs, on_devices, rms, seed 
 pytestmark = on_devices
 
 
+def divergence64(beta, x, w, b, tx, tw, tb, temperature, keep):
+    logp, logq = (((x @ w.T + b) / temperature).log_softmax(-1), ((tx @ tw.T + tb) / temperature).log_softmax(-1))
+    p, q = logp.exp(), logq.exp()
+    m = (beta * q + (1 - beta) * p).log()
+    rows = beta * (q * (logq - m)) + (1 - beta) * (p * (logp - m))
+    rows = q * (logq - logp) if beta == 0 else p * (logp - logq) if beta == 1 else rows
+    return rows.sum(-1)[keep].mean()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_distillation_from_hidden_states(device, beta, dtype, monkeypatch):
+    """Several chunks, another hidden size, rows that are left out: the loss and its gradients."""
+    import ridge.torch._distill as D
+    monkeypatch.setattr(D, "CHUNK", 3000)
+    x, w, t, _ = ce_problem(device, dtype, {})
+    tx, tw, _, _ = ce_problem(device, dtype, {}, hidden=48)
+    b, tb = (torch.randn(w.shape[0], device=device, dtype=dtype) for _ in range(2))
+    keep = torch.rand(t.shape, device=device) < 0.7
+    one, two = leaves(x, w, b), leaves(x.double(), w.double(), b.double())
+    got = R.linear_distill(*one[:2], tx, tw, one[2], tb, keep, beta=beta, temperature=1.5)
+    want = divergence64(beta, *two, tx.double(), tw.double(), tb.double(), 1.5, keep)
+    near(got, want, 1e-5 if dtype == torch.float32 else 1e-3)
+    for g, v, leaf in zip(torch.autograd.grad(got, one), torch.autograd.grad(want, two), one):
+        assert g.dtype == leaf.dtype and rms(g, v) < (1e-5 if dtype == torch.float32 else 1e-2)
+    near(R.linear_distill(x, w, tx, tw, b, tb, keep, beta=beta, temperature=1.5, reduction="sum"), got * keep.sum(), 1e-5)
+    assert R.linear_distill(x, w, tx, tw, mask=torch.zeros_like(keep), beta=beta) == 0
+    assert R.linear_distill(x, w, x, w, beta=beta).abs() < 1e-5
+
+
+def test_distillation_refuses(device):
+    x, w, _, _ = ce_problem(device, torch.float32, {})
+    for more, text in (({"beta": 1.5}, "beta is 1.5"), ({"temperature": 0.0}, "temperature is 0"),
+                       ({"reduction": "none"}, "reduction is 'none'"), ({"linear_bias": w[0]}, "linear_bias has shape")):
+        with pytest.raises(ridge.ArgumentError, match=text):
+            R.linear_distill(x, w, x, w, **more)
+    with pytest.raises(ridge.ArgumentError, match="teacher_weight has shape"):
+        R.linear_distill(x, w, x, w[1:])
+
+
 def logprobs64(hidden, head, ids, entropy=False, ignore_index=-100):
     logp, keep = (hidden @ head.T).log_softmax(-1), ids != ignore_index
     logprob = logp.gather(-1, ids.clamp(min=0)[..., None])[..., 0] * keep

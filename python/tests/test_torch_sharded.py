@@ -114,8 +114,9 @@ def samples():
         yield "ce_fwd", (z, zt, None, *some)
         yield "ce_bwd", (torch.rand(4, 6) + 4, torch.rand(4, 6) if reduction == "none" else torch.rand(()), z, zt, None, *some)
     for ids_, entropy in ((None, False), (None, True), (ids, False), (ids, True)):
-        yield "linear_ce_logprobs", (x, w, t, bias, ids_, -100, ce, entropy)
+        yield "linear_ce_logprobs", (x, w, t, bias, ids_, -100, ce, entropy, not entropy)
     yield "linear_ce_stats", (x, w, t, bias, cw, -100, ce)
+    yield "linear_ce_topk", (x, w, t, bias, 3, -100, ce)
     yield "ce_stats", (z, zt, None, -100, ce)
     yield "multiply", (a, torch.full((), 0.5), BF16)
 

@@ -27,7 +27,7 @@ from ._plans import Planned
 
 __all__ = ["Fp8Linear", "Patch", "Q8_0Linear", "RowStatistics", "add_rms_norm", "apply_ridge_to", "cross_entropy",
            "cross_entropy_stats", "fp8_gemm", "linear_cross_entropy", "linear_cross_entropy_stats", "linear_entropy",
-           "linear_jsd", "linear_kl", "linear_logprobs", "patch_llama", "q8_0_matmul",
+           "linear_distill", "linear_jsd", "linear_kl", "linear_logprobs", "linear_topk", "patch_llama", "q8_0_matmul",
            "q8_0_quantize", "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "rms_norm", "rope", "rope_freqs", "swap_linear",
            "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
@@ -273,8 +273,8 @@ def linear_logprobs(input: Tensor, linear_weight: Tensor, target: Tensor, linear
     if target.dim() == input.dim() and target.dim() and target.shape[:-1] == input.shape[:-1]:
         ids = target if target.dtype in (torch.int32, torch.int64) else target.long()
         target = torch.where((ids != ignore_index).any(-1), 0 if ignore_index else 1, ignore_index).to(ids.dtype)
-    logprob, of_rows, of_ids = _logprobs("linear_logprobs", input, linear_weight, target, linear_bias, ids, ignore_index,
-                                         bool(entropy), softcap, temperature)
+    logprob, of_rows, of_ids, _ = _logprobs("linear_logprobs", input, linear_weight, target, linear_bias, ids, ignore_index,
+                                            bool(entropy), softcap, temperature)
     logprob = logprob if ids is None else of_ids
     return (logprob, of_rows) if entropy else logprob
 
@@ -285,20 +285,43 @@ def linear_entropy(input: Tensor, linear_weight: Tensor, linear_bias: Optional[T
     Differentiable as linear_logprobs, which gives both. mask [..] bool: False leaves a row out (0, no gradient)."""
     tensors("linear_entropy", input=input, linear_weight=linear_weight, linear_bias=(linear_bias, None), mask=(mask, None))
     ops.numbers_only(softcap=softcap, temperature=temperature)
-    if mask is None:
-        target = torch.zeros(input.shape[:-1], dtype=torch.int32, device=input.device)
-    elif mask.dtype != torch.bool or mask.shape != input.shape[:-1]:
-        raise ArgumentError(f"mask is {mask.dtype}{list(mask.shape)}, not torch.bool{list(input.shape[:-1])}")
-    else:
-        target = mask.to(torch.int32) - 1  # 0, or -1 to be ignored
+    target = _of_mask(input, mask)
     return _logprobs("linear_entropy", input, linear_weight, target, linear_bias, None, -1, True, softcap, temperature)[1]
 
 
-def _logprobs(function, input, linear_weight, target, linear_bias, ids, ignore_index, entropy, softcap, temperature):
-    """(log-probability, entropy or None, log-probabilities of ids or None), shaped as target and ids"""
+def _of_mask(input, mask):
+    """Targets: 0, or -1 for the rows that are left out."""
+    if mask is None:
+        return torch.zeros(input.shape[:-1], dtype=torch.int32, device=input.device)
+    if mask.dtype != torch.bool or mask.shape != input.shape[:-1]:
+        raise ArgumentError(f"mask is {mask.dtype}{list(mask.shape)}, not torch.bool{list(input.shape[:-1])}")
+    return mask.to(torch.int32) - 1
+
+
+def linear_topk(input: Tensor, linear_weight: Tensor, k: int, linear_bias: Optional[Tensor] = None,
+                mask: Optional[Tensor] = None, *, softcap: float = 0.0, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The k most likely classes of each row's softmax(F.linear(input, linear_weight, linear_bias)) and their log-probabilities,
+    without the logits: (i64 [.., k], f32 [.., k]), the most likely first, of equals the lowest class. k is at most 256.
+
+    Not differentiable: linear_logprobs of these classes is. mask [..] bool: False leaves a row out (-1 and 0).
+    """
+    tensors("linear_topk", input=input, linear_weight=linear_weight, linear_bias=(linear_bias, None), mask=(mask, None))
+    ops.numbers_only(softcap=softcap, temperature=temperature)
+    k = ops.whole("k", k)
+    if not 1 <= k <= 256:
+        raise ArgumentError(f"k is {k}, not in 1 .. 256")
+    x, w, t = _loss_inputs("linear_topk", input, linear_weight, _of_mask(input, mask), None, -1)
+    bias = None if linear_bias is None else linear_bias.detach()
+    ids, logprob = _op.linear_ce_topk(x.detach().reshape(-1, x.shape[-1]), w.detach(), t.reshape(-1), bias, k, -1,
+                                      [0.0, float(softcap), float(temperature), 0.0])
+    return ids.view(*t.shape, k), logprob.view(*t.shape, k)
+
+
+def _logprobs(function, input, linear_weight, target, linear_bias, ids, ignore_index, entropy, softcap, temperature, argmax=False):
+    """(log-probability, and None where not wanted: entropy, log-probabilities of ids, argmax), shaped as target and ids"""
     x, w, t = _loss_inputs(function, input, linear_weight, target, None, ignore_index)
     args = (x.reshape(-1, x.shape[-1]), w, t.reshape(-1), linear_bias, None if ids is None else ids.reshape(t.numel(), -1),
-            ignore_index, [0.0, float(softcap), float(temperature), 0.0], entropy)
+            ignore_index, [0.0, float(softcap), float(temperature), 0.0], entropy, argmax)
     if not plain(x, w, t, linear_bias, ids):
         out = _op.linear_ce_logprobs(*args)
     elif needs_grad(x, w, linear_bias):
@@ -306,7 +329,7 @@ def _logprobs(function, input, linear_weight, target, linear_bias, ids, ignore_i
     else:
         out = L.linear_ce_logprobs(_on_tensors, *args)
     return (out[0].view(target.shape), out[2].view(target.shape) if entropy else None,
-            None if ids is None else out[3].view(ids.shape))
+            None if ids is None else out[3].view(ids.shape), out[4].view(target.shape) if argmax else None)
 
 
 def linear_kl(input: Tensor, linear_weight: Tensor, teacher_logprob: Tensor, ids: Tensor, linear_bias: Optional[Tensor] = None,
@@ -335,6 +358,40 @@ def linear_jsd(input: Tensor, linear_weight: Tensor, teacher_logprob: Tensor, id
     three = _distill.both("linear_jsd", linear_logprobs, input, linear_weight, teacher_logprob, ids, linear_bias, ignore_index,
                           tail, softcap, temperature)
     return _distill.jsd(*three, float(beta))
+
+
+def linear_distill(input: Tensor, linear_weight: Tensor, teacher_input: Tensor, teacher_weight: Tensor,
+                   linear_bias: Optional[Tensor] = None, teacher_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *,
+                   beta: float = 0.0, temperature: float = 1.0, reduction: str = "mean") -> Tensor:
+    """The divergence of softmax(F.linear(input, linear_weight, linear_bias) / temperature) from the teacher's, over all classes,
+    in chunks of rows: of neither are all logits in memory at once. f32.
+
+    beta 0: KL(teacher, student); 1: KL(student, teacher); between: linear_jsd's divergence. The hidden sizes may differ, the
+    classes not. mask [..] bool: False leaves a row out. reduction: "mean" over the rows that are not left out, or "sum"; 0 of
+    none. The gradients in input, linear_weight and linear_bias are made with the loss, by PyTorch's products; the teacher has
+    none. There is no factor of temperature squared.
+    """
+    tensors("linear_distill", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight,
+            linear_bias=(linear_bias, None), teacher_bias=(teacher_bias, None), mask=(mask, None))
+    beta, temperature = ops.real("beta", beta), ops.real("temperature", temperature)
+    if not 0 <= beta <= 1:
+        raise ArgumentError(f"beta is {beta}, not in 0 .. 1")
+    if not 0 < temperature < float("inf"):
+        raise ArgumentError(f"temperature is {temperature}, not finite and positive")
+    if reduction not in ("mean", "sum"):
+        raise ArgumentError(f"reduction is {reduction!r}, not 'mean' or 'sum'")
+    vocab = linear_weight.shape[:1]
+    for name, t, shape in (("linear_weight", linear_weight, (*vocab, input.shape[-1])),
+                           ("teacher_input", teacher_input, (*input.shape[:-1], teacher_weight.shape[-1])),
+                           ("teacher_weight", teacher_weight, (*vocab, teacher_input.shape[-1])),
+                           ("linear_bias", linear_bias, vocab), ("teacher_bias", teacher_bias, vocab)):
+        if t is not None and t.shape != shape:
+            raise ArgumentError(f"{name} has shape {list(t.shape)}, not {list(shape)}")
+    keep = (_of_mask(input, mask) >= 0).reshape(-1).to(torch.float32)
+    total = _distill.Distill.apply(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias,
+                                   teacher_input.detach().reshape(keep.numel(), -1), teacher_weight.detach(),
+                                   None if teacher_bias is None else teacher_bias.detach(), keep, beta, temperature)
+    return total if reduction == "sum" else total / keep.sum().clamp(min=1)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100,
@@ -497,3 +554,6 @@ def q8_0_matmul(x: Tensor, w: Tensor, scales: Optional[Tensor] = None, *, out_dt
 
 from .nn import Fp8Linear, Q8_0Linear, q8_0_planes  # noqa: E402
 from .models import Patch, apply_ridge_to, patch_llama, swap_linear  # noqa: E402
+from .experts import MoE, grouped_fp8_linear, moe_experts, moe_route, patch_moe  # noqa: E402
+
+__all__ += ["MoE", "grouped_fp8_linear", "moe_experts", "moe_route", "patch_moe"]

@@ -161,20 +161,20 @@ class LinearCERows(torch.autograd.Function):
 
 
 class LinearLogprobs(torch.autograd.Function):
-    """(log-probability, lse, entropy, log-probabilities of ids) of every row; lse has no gradient."""
+    """(log-probability, lse, entropy, log-probabilities of ids, argmax) of every row; lse has no gradient."""
 
     @staticmethod
     def forward(ctx, *args):
         out = L.linear_ce_logprobs(_on_tensors, *args)
         L.logprobs_setup(ctx, args, out)
-        ctx.mark_non_differentiable(out[1], *(() if args[7] else out[2:3]), *(() if args[4] is not None else out[3:]))
+        ctx.mark_non_differentiable(out[1], out[4], *(() if args[7] else out[2:3]), *(() if args[4] is not None else out[3:4]))
         return out
 
     @staticmethod
     @_once
-    def backward(ctx, dlogprob, _, dentropy, did):
+    def backward(ctx, dlogprob, _, dentropy, did, __):
         backward = functools.partial(L.linear_ce_backward, _on_tensors)
-        return *L.logprobs_gradient(backward, ctx, dlogprob, dentropy, did), *(None,) * 4
+        return *L.logprobs_gradient(backward, ctx, dlogprob, dentropy, did), *(None,) * 5
 
 
 class Fp8LinearFunction(torch.autograd.Function):

@@ -414,24 +414,24 @@ def linear_ce_backward(xp, lse, dloss, *args):
 
 
 @_define("linear_ce_logprobs(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? ids, int ignore_index, "
-         "float[] options, bool entropy) -> (Tensor, Tensor, Tensor, Tensor)")
-def linear_ce_logprobs(xp, x, weight, target, bias, ids, ignore_index, options, entropy):
-    """Of every row: the target's log-probability, lse, where wanted the entropy, and the ids' log-probabilities."""
+         "float[] options, bool entropy, bool argmax) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def linear_ce_logprobs(xp, x, weight, target, bias, ids, ignore_index, options, entropy, argmax):
+    """Of every row: the target's log-probability, lse, and where wanted the entropy, the ids' log-probabilities, the argmax."""
     p = problem(xp, x, weight, target, bias, None, "none", ignore_index, options)
-    loss, out = ops.linear_ce_eval(p, ("lse", "entropy") if entropy else ("lse",), ids)
-    return 0 - loss, out["lse"], _none(loss, out.get("entropy")), _none(loss, out.get("id_logprob"))
+    loss, out = ops.linear_ce_eval(p, ("lse", *("entropy",) * entropy, *("argmax",) * argmax), ids)
+    return 0 - loss, out["lse"], *(_none(loss, out.get(name)) for name in ("entropy", "id_logprob", "argmax"))
 
 
 def logprobs_setup(ctx, inputs, output):
     ce_setup(ctx, inputs)
-    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.save_for_backward(*inputs[:5], *output[1:4])
     ctx.rest = inputs[5:]
 
 
 def logprobs_gradient(backward, ctx, dlogprob, dentropy, did):
     """(dx, dweight, None, dbias), all None where nothing arrived."""
     x, weight, target, bias, ids, lse, entropy, id_logprob = ctx.saved_tensors
-    ignore_index, options, with_entropy = ctx.rest
+    ignore_index, options, with_entropy, _ = ctx.rest
     dentropy, did = dentropy if with_entropy else None, did if ids is not None else None
     if dlogprob is None and dentropy is None and did is None:
         return (None,) * 4
@@ -443,8 +443,8 @@ def logprobs_gradient(backward, ctx, dlogprob, dentropy, did):
     return gradients_of(ctx, *three)
 
 
-def _logprobs_gradient(ctx, dlogprob, _, dentropy, did):
-    return *logprobs_gradient(torch.ops.ridge.linear_ce_backward, ctx, dlogprob, dentropy, did), *(None,) * 4
+def _logprobs_gradient(ctx, dlogprob, _, dentropy, did, __):
+    return *logprobs_gradient(torch.ops.ridge.linear_ce_backward, ctx, dlogprob, dentropy, did), *(None,) * 5
 
 
 @_define("linear_ce_stats(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, int ignore_index, "
@@ -453,6 +453,15 @@ def linear_ce_stats(xp, x, weight, target, bias, class_weight, ignore_index, opt
     """Of every row: loss, lse, target logit, entropy, argmax."""
     loss, out = ops.linear_ce_eval(problem(xp, x, weight, target, bias, class_weight, "none", ignore_index, options), STATS)
     return loss, *(out[name] for name in STATS)
+
+
+@_define("linear_ce_topk(Tensor x, Tensor weight, Tensor target, Tensor? bias, int k, int ignore_index, float[] options) -> "
+         "(Tensor, Tensor)")
+def linear_ce_topk(xp, x, weight, target, bias, k, ignore_index, options):
+    """Of every row: the k most likely classes, and their log-probabilities."""
+    p = problem(xp, x, weight, target, bias, None, "none", ignore_index, options)
+    out = ops.linear_ce_eval(p, (), None, k)[1]
+    return out["top_id"], out["top_logprob"]
 
 
 STATS = "lse", "target_logit", "entropy", "argmax"
@@ -558,5 +567,5 @@ torch.library.register_autograd("ridge::linear_ce_train", _train_gradient, setup
 torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_context=_eval_setup, lib=library)
 torch.library.register_autograd("ridge::linear_ce_logprobs", _logprobs_gradient, setup_context=logprobs_setup, lib=library)
 for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
-              "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "ce_stats", "ce_bwd", "multiply"):
+              "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "linear_ce_topk", "ce_stats", "ce_bwd", "multiply"):
     _no_gradient(_name)

@@ -241,13 +241,18 @@ def _linear_ce_backward(lse, dloss, x, weight, target, bias, class_weight, reduc
 
 
 @_rule("linear_ce_logprobs")
-def _linear_ce_logprobs(x, weight, target, bias, ids, ignore_index, options, entropy):
-    yield [0, 0, 0 if entropy else R, R if ids is None else 0], [0, R, 0, R, 0]
+def _linear_ce_logprobs(x, weight, target, bias, ids, ignore_index, options, entropy, argmax):
+    yield [0, 0, 0 if entropy else R, R if ids is None else 0, 0 if argmax else R], [0, R, 0, R, 0]
 
 
 @_rule("linear_ce_stats")
 def _linear_ce_stats(*_):
     yield [0] * 5, [0, R, 0, R, R]
+
+
+@_rule("linear_ce_topk")
+def _linear_ce_topk(*_):
+    yield [0, 0], [0, R, 0, R]
 
 
 @_rule("ce_fwd")

@@ -12,6 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -32,22 +33,27 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
                "relu2": "relu2"}
 
 
+def _table(module: Any, name: str) -> dict:
+    children = getattr(module, "_modules", {})
+    return children if name in children else module.__dict__
+
+
 class Patch:
     """What apply_ridge_to and swap_linear did to a model; undo() takes it back. Also a context manager. It may be pickled
     together with the model, as one object."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[torch.nn.Module, str, object]] = []
+        self.steps: list[tuple[Any, str, object]] = []
 
-    def set(self, module: torch.nn.Module, name: str, value: object) -> None:
+    def set(self, module: Any, name: str, value: object) -> None:
         """An attribute of the instance, or a child module."""
-        table: dict = module._modules if name in module._modules else module.__dict__
+        table = _table(module, name)
         self.steps.append((module, name, table.get(name)))
         table[name] = value
 
     def undo(self) -> None:
         for module, name, before in reversed(self.steps):
-            table: dict = module._modules if name in module._modules else module.__dict__
+            table = _table(module, name)
             if before is None:
                 table.pop(name, None)
             else:
