@@ -175,7 +175,13 @@ def attention_suite(lib, all_kernels):
     yield from peers_attention.attention_suite(lib, all_kernels)
 
 
-SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "norm": norm_suite, "attention": attention_suite}
+def grouped_suite(lib, all_kernels):
+    import peers_grouped
+    yield from peers_grouped.grouped_suite(lib, all_kernels)
+
+
+SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "norm": norm_suite, "attention": attention_suite,
+          "grouped": grouped_suite}
 
 
 # --------------------------------------------------------------------------------------------------------------- main

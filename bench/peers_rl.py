@@ -1,0 +1,214 @@
+"""peers_rl.py: the loss head of post-training, log-probabilities of given tokens and entropies from the last hidden states: ridge
+beside TRL, verl and Liger, in one process, on the same tensors.
+
+    python3 bench/peers_rl.py [--lib build/libridge.so] [--peers DIR] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...]
+        [--only NAMES] [--ops NAMES] [--limit SECONDS]
+
+ops: logprobs_forward; logprobs_train (forward, and backward of the log-probabilities); logprobs_entropy_train (of the entropies too);
+grpo_train (the clipped objective). Rivals: "torch" (logits, log_softmax, gather), the same by torch.compile, "trl" (TRL 1.16's
+head, in tiles), "trl_logits" (cuBLAS's logits and TRL's Triton kernel on them), "verl" and "verl_triton" (its two backends),
+"liger" (GRPO only; its Hopper kernels for the log-probabilities need nvidia-cutlass-dsl). --peers: a folder with the unpacked
+packages, whose modules are imported without the packages' own imports. peak_bytes: memory beyond the inputs, gradients included.
+err: of the gradients, as in peers_ce.py. Columns as `ridge bench --csv` writes them.
+"""
+import argparse
+import contextlib
+import datetime
+import importlib
+import os
+import statistics
+import sys
+import time
+import types
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import binding
+from peers import COLUMNS
+from peers_ce import Problem, error, reference
+
+SHAPES = [(8192, 4096, 128256), (8192, 4096, 151936), (16384, 2048, 248320)]
+SEQUENCES = 8  # of a GRPO group
+
+
+def module(folder, name):
+    """A module of a package, without the __init__ of the packages around it, which import much more; None where it is not."""
+    parts = name.split(".")
+    root = os.path.join(folder or "", parts[0])
+    if not folder or not os.path.isdir(root):
+        print(f"left out: {name}: no {root}")
+        return None
+    for i in range(1, len(parts)):
+        package = ".".join(parts[:i])
+        if package not in sys.modules:
+            sys.modules[package] = types.ModuleType(package)
+            sys.modules[package].__path__ = [os.path.join(folder, *parts[:i])]
+    try:
+        return importlib.import_module(name)
+    except Exception as problem:
+        print(f"left out: {name}: {str(problem).splitlines()[0][:140]}")
+        return None
+
+
+def by_logits(x, w, y):
+    logp = (x @ w.T).float().log_softmax(-1)
+    return logp.gather(-1, y[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def rivals(folder):
+    """{name: (log-probability, entropy) of (x, w, y)}"""
+    import ridge.torch
+    out = {"ridge": lambda x, w, y: ridge.torch.linear_logprobs(x, w, y, entropy=True), "torch": by_logits,
+           "torch.compile": torch.compile(by_logits, dynamic=False)}
+    tiles, kernel = module(folder, "trl.kernels.chunked_logprob"), module(folder, "trl.kernels.logprob_entropy")
+    if tiles:  # its backward asks for this one; there is nothing to gather
+        utils = sys.modules["trl.trainer.utils"] = types.ModuleType("trl.trainer.utils")
+        utils.maybe_gather_lm_head_ctx = lambda *_: contextlib.nullcontext()
+        out["trl"] = lambda x, w, y: tiles.ChunkedLogProbFunction.apply(x, w, None, y, 1.0, 32768, None, 1.0, ("entropy",))[:2]
+    if kernel:
+        out["trl_logits"] = lambda x, w, y: tuple(t[0] for t in kernel.selective_log_softmax_and_entropy((x @ w.T)[None], y[None]))
+    verl, triton = module(folder, "verl.utils.experimental.torch_functional"), module(folder, "verl.utils.kernel.linear_cross_entropy")
+    if verl:
+        out["verl"] = lambda x, w, y: verl.FusedLinearForPPOFunction.apply(x, w, y, 1.0, 512)
+    if triton:
+        out["verl_triton"] = lambda x, w, y: triton.linear_cross_entropy(x, w, y, 1.0, "none")
+    return out
+
+
+def grpo(logprobs, x, w, y, advantage):
+    logprob, _ = logprobs(x, w, y)
+    ratio = (logprob - logprob.detach()).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+
+
+def liger_grpo(folder):
+    loss = module(folder, "liger_kernel.chunked_loss.grpo_loss")
+    if not loss:
+        return {}
+    head = loss.LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="grpo")
+
+    def call(x, w, y, advantage):
+        of = (SEQUENCES, -1)
+        return head(x.view(*of, x.shape[-1]), w, y.view(of), torch.ones_like(y.view(of)), advantage.view(of)[:, 0].contiguous())[0]
+    return {"liger": call}
+
+
+def passes(p, names, liger, leaf):
+    """[(op, provider, flops, call)]"""
+    advantage = torch.randn(SEQUENCES, device="cuda").repeat_interleave(p.dims[0] // SEQUENCES)
+    each = torch.full((p.dims[0],), -1.0 / p.dims[0], device="cuda")
+
+    def forward(f):
+        with torch.no_grad():
+            f(p.x, p.w, p.y)
+
+    def train(f, entropy):
+        leaf[0].grad = leaf[1].grad = None
+        logprob, of_rows = f(*leaf, p.y)
+        torch.autograd.backward((logprob, of_rows)[:1 + entropy], (each.to(logprob.dtype), each.to(of_rows.dtype))[:1 + entropy])
+
+    def objective(loss):
+        leaf[0].grad = leaf[1].grad = None
+        loss(*leaf, p.y, advantage).backward()
+
+    losses = {name: (lambda *args, f=names[name]: grpo(f, *args)) for name in ("ridge", "trl", "verl") if name in names}
+    out = [("logprobs_forward", name, p.flops(1), lambda f=f: forward(f)) for name, f in names.items()]
+    out += [("logprobs_train", name, p.flops(3), lambda f=f: train(f, 0)) for name, f in names.items()]
+    out += [("logprobs_entropy_train", name, p.flops(3), lambda f=f: train(f, 1)) for name, f in names.items()]
+    return out + [("grpo_train", name, p.flops(3), lambda f=f: objective(f)) for name, f in {**losses, **liger}.items()]
+
+
+def timed(call):
+    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+def measure(p, names, liger, ops, rounds, deadline):
+    """[(op, provider, flops, sorted us, extra bytes, error)]"""
+    leaf = (p.x.detach().requires_grad_(), p.w.detach().requires_grad_())
+    truth, runs, times, peak, err = reference(p), [], {}, {}, {}
+    for run in passes(p, names, liger, leaf):
+        op, name, _, call = run
+        if ops and op not in ops.split(","):
+            continue
+        if time.monotonic() > deadline:
+            print(f"left out: {name} {op} at {p.text}: no time")
+            continue
+        try:
+            call()  # compiles
+            leaf[0].grad = leaf[1].grad = None
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            call()
+            torch.cuda.synchronize()
+            peak[op, name] = torch.cuda.max_memory_allocated() - before
+            if op == "logprobs_train":
+                err[op, name] = error(leaf[0].grad, leaf[1].grad, truth)
+            times[op, name] = []
+            runs.append(run)
+        except Exception as problem:
+            print(f"left out: {name} {op} at {p.text}: {str(problem).splitlines()[0][:160] if str(problem) else type(problem).__name__}")
+    for done in range(rounds):  # in an order of its own, each after a call of its own that is not timed
+        for i in torch.randperm(len(runs)).tolist():
+            op, name, _, call = runs[i]
+            if done and time.monotonic() > deadline:
+                break
+            call()
+            times[op, name].append(timed(call))
+    leaf[0].grad = leaf[1].grad = None
+    return [(op, name, flops, sorted(times[op, name]), peak[op, name], err.get((op, name), "")) for op, name, flops, _ in runs]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lib", help="a libridge.so; else the package's")
+    parser.add_argument("--peers", help="a folder with the unpacked packages trl, verl and liger_kernel")
+    parser.add_argument("--csv")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shapes", default=",".join(str(i) for i in range(len(SHAPES))))
+    parser.add_argument("--only", help="these providers, comma-separated")
+    parser.add_argument("--ops", help="these ops, comma-separated")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which nothing new is begun")
+    args = parser.parse_args()
+    deadline = time.monotonic() + args.limit
+    binding.library(args.lib)
+    names = {name: f for name, f in rivals(args.peers).items() if not args.only or name in args.only.split(",")}
+    liger = liger_grpo(args.peers) if not args.only or "liger" in args.only.split(",") else {}
+    now = datetime.datetime.now(datetime.timezone.utc)
+    base = dict.fromkeys(COLUMNS, "") | dict(
+        run=now.strftime("%Y%m%dT%H%M%S") + f"-rl{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"), commit=args.commit,
+        device=torch.cuda.get_device_name(), suite="rl", driver=f"CUDA {torch.version.cuda} torch {torch.__version__}")
+    warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(300):
+        warm @ warm
+    del warm
+    for at in (int(s) for s in args.shapes.split(",")):
+        torch._dynamo.reset()
+        p = Problem(*SHAPES[at])
+        for op, name, flops, t, peak, err in measure(p, names, liger, args.ops, args.rounds, deadline):
+            if not t:
+                continue
+            us = statistics.median(t)
+            row = dict(base, op=op, problem=p.text, provider=name, kernel=name, us=us, us_p20=t[len(t) // 5], us_p80=t[-1 - len(t) // 5],
+                       tflops=flops / us * 1e-6, err=err, peak_bytes=float(peak))
+            print(f"{op:22s} {p.text} {name:13s} {us * 1e-3:8.3f} ms {flops / us * 1e-6:6.0f} TFLOP/s {peak * 1e-6:8.0f} MB"
+                  + (f" err {err:.2e}" if err != "" else ""), flush=True)
+            if args.csv:
+                new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
+                with open(args.csv, "a") as f:
+                    f.write(",".join(COLUMNS) + "\n" if new else "")
+                    f.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]).replace(",", " ") for c in COLUMNS) + "\n")
+        del p
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
