@@ -1,5 +1,5 @@
 /* combine.cu: moe_combine and moe_combine_bwd on CUDA. Forward: a thread has 8 columns of a token and reads them from
- * the row of each slot, four rows at a time. Backward: a CTA a token, a warp for each of its slots; lane i has the
+ * the row of each slot, eight rows at a time. Backward: a CTA a token, a warp for each of its slots; lane i has the
  * columns of partial i of the sum. Moves every element once (dout comes from L1 for all slots but one). */
 #include "args.h"
 #include "cuda/launch.cuh"
@@ -7,25 +7,50 @@
 #include "src/math/experts.h"
 #include "src/util.h"
 
-enum { THREADS = 256, COLUMNS = RIDGE_EXPERTS_GROUP, AHEAD = 4 };
+enum { THREADS = 256, COLUMNS = RIDGE_EXPERTS_GROUP, AHEAD = 8 };
 
-/* 8 columns of a row from column `col` on; `n` of them are there, the others become 0. */
+/* 8 columns of a row from column `col` on, as they are; `n` of them are there, the others become 0. */
 template <int DTYPE>
-static __device__ __forceinline__ void load8(const experts_matrix &m, int64_t row, int64_t col, int64_t n, bool vector,
-                                             float *x)
+static __device__ __forceinline__ void load8_raw(const experts_matrix &m, int64_t row, int64_t col, int64_t n,
+                                                 bool vector, uint32_t *raw)
 {
     constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2;
     const char *at = m.data + (row * m.stride + col) * SIZE;
 
     if (vector && n >= 8) {
-        num_unpack<DTYPE>(*(const uint4 *)at, x);
-        if (DTYPE == RIDGE_F32)
-            num_unpack<DTYPE>(*(const uint4 *)(at + 16), x + 4);
+#pragma unroll
+        for (int i = 0; i < SIZE / 2; i++) {
+            const uint4 v = ((const uint4 *)at)[i];
+
+            raw[4 * i] = v.x, raw[4 * i + 1] = v.y, raw[4 * i + 2] = v.z, raw[4 * i + 3] = v.w;
+        }
         return;
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        x[i] = i < n ? num_load<DTYPE>(at, i) : 0.0f;
+    for (int i = 0; i < 8; i++) {
+        if (DTYPE == RIDGE_F32)
+            raw[i] = i < n ? ((const uint32_t *)at)[i] : 0;
+        else if (i % 2 == 0)
+            raw[i / 2] = (i < n ? ((const uint16_t *)at)[i] : 0u) | (i + 1 < n ? ((const uint16_t *)at)[i + 1] : 0u)
+                                                                        << 16;
+    }
+}
+
+template <int DTYPE> static __device__ __forceinline__ void unpack8(const uint32_t *raw, float *x)
+{
+    num_unpack<DTYPE>(make_uint4(raw[0], raw[1], raw[2], raw[3]), x);
+    if (DTYPE == RIDGE_F32)
+        num_unpack<DTYPE>(make_uint4(raw[4], raw[5], raw[6], raw[7]), x + 4);
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void load8(const experts_matrix &m, int64_t row, int64_t col, int64_t n, bool vector,
+                                             float *x)
+{
+    uint32_t raw[DTYPE == RIDGE_F32 ? 8 : 4];
+
+    load8_raw<DTYPE>(m, row, col, n, vector, raw);
+    unpack8<DTYPE>(raw, x);
 }
 
 template <int DTYPE>
@@ -76,7 +101,8 @@ static __global__ void __launch_bounds__(THREADS) moe_combine(const __grid_const
     if (t >= p.tokens)
         return;
     for (int first = 0; first < p.slots; first += AHEAD) {
-        float y[AHEAD][COLUMNS], w[AHEAD];
+        uint32_t raw[AHEAD][DTYPE == RIDGE_F32 ? 8 : 4];
+        float w[AHEAD];
         int row[AHEAD];
 
 #pragma unroll
@@ -89,13 +115,16 @@ static __global__ void __launch_bounds__(THREADS) moe_combine(const __grid_const
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
             if (has_row(p, row[i]))
-                load8<DTYPE>(p.y, row[i], col, n, p.vector, y[i]);
+                load8_raw<DTYPE>(p.y, row[i], col, n, p.vector, raw[i]);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (has_row(p, row[i]))
+        for (int i = 0; i < AHEAD; i++) {
+            float y[COLUMNS];
+
+            unpack8<DTYPE>(raw[i], y);
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) /* times 1 is exact: without weights this is a sum */
-                    sum[j] = ridge_fma(w[i], y[i][j], sum[j]);
+            for (int j = 0; j < COLUMNS; j++) /* times 1 is exact: without weights this is a sum */
+                sum[j] = has_row(p, row[i]) ? ridge_fma(w[i], y[j], sum[j]) : sum[j];
+        }
     }
     if (p.shared.data) {
         float x[COLUMNS];

@@ -207,6 +207,11 @@ static void swiglu_derive(ridge_call *call)
     derive_outputs(call, RIDGE_MOE_SWIGLU_QUANTIZE_Q);
 }
 
+static bool swiglu_plain(const ridge_call *call)
+{
+    return ridge_swiglu_options_plain(&call->opt.swiglu_quantize.swiglu) && call->opt.swiglu_quantize.floor == 0.0f;
+}
+
 static double swiglu_flops(const ridge_problem *problem)
 {
     return 8.0 * (double)problem->dim[0] * (double)problem->dim[1];
@@ -253,6 +258,7 @@ const ridge_op_row ridge_op_moe_swiglu_quantize = {
     .rule = swiglu_rule,
     .extent = swiglu_extent,
     .derive = swiglu_derive,
+    .plain = swiglu_plain,
     .flops = swiglu_flops,
     .defaults = swiglu_defaults,
 };

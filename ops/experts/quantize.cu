@@ -94,6 +94,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_til
     const int mine = warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     quantize_args q = p.q;
     uint32_t raw[TILE_ROWS][W];
+    bool whole;
     int2 tile;
 
     ptx_grid_dependency_wait();
@@ -101,10 +102,23 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_til
     ptx_launch_dependents();
     if (tile.y == 0)
         return;
+    whole = q.whole && tile.y == 128 && tc * 128 + 128 <= q.cols;
     /* As if row tr * 128 of the outputs were the tile's first. */
     q.rows = (int64_t)tr * 128 + tile.y;
     q.row.q += (tile.x - (int64_t)tr * 128) * q.row.stride;
     q.row.scale += tile.x - (int64_t)tr * 128;
+    if constexpr (SOURCE == FROM_SILU) {
+        if (whole && q.vector_x) {
+            uint32_t up[TILE_ROWS][W];
+
+#pragma unroll
+            for (int i = 0; i < TILE_ROWS; i++)
+                tile_load_row<DTYPE, SOURCE>(q, tile.x + mine + i, col, 8, raw[i], up[i]);
+            tile_silu<DTYPE, true>(q, tile.x + mine, col, raw, up);
+            tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, raw, tr, tc, true);
+            return;
+        }
+    }
 #pragma unroll
     for (int first = 0; first < TILE_ROWS; first += TOGETHER) {
         uint32_t up[TOGETHER][W];
@@ -131,7 +145,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_til
                                            raw[first + i], up[i]);
             }
     }
-    if (q.whole && tile.y == 128 && tc * 128 + 128 <= q.cols)
+    if (whole)
         tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, raw, tr, tc, true);
     else
         tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, raw, tr, tc, false);
@@ -142,13 +156,22 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_til
 #define BY_SOURCE(DTYPE)                                                                           \
     (const void *)group_tile<DTYPE, FROM_X, false>, (const void *)group_tile<DTYPE, FROM_X, true>, \
         (const void *)group_tile<DTYPE, FROM_SWIGLU, false>, (const void *)group_tile<DTYPE, FROM_SWIGLU, true>
+#define OF_SILU(DTYPE) \
+    (const void *)group_tile<DTYPE, FROM_SILU, false>, (const void *)group_tile<DTYPE, FROM_SILU, true>
 
-static const void *const functions[3][4] = {{BY_SOURCE(RIDGE_F32)}, {BY_SOURCE(RIDGE_F16)}, {BY_SOURCE(RIDGE_BF16)}};
+/* [f32, f16, bf16][of x, SwiGLU with any option, SiLU with default options][without, with the transposed codes]. f32
+ * has no kernel for SiLU: tiles of two f32 tensors do not fit the registers. */
+enum { OF_X = 0, OF_SWIGLU = 2, OF_PLAIN = 4, FUNCTIONS = 6 };
+static const void *const functions[3][FUNCTIONS] = {{BY_SOURCE(RIDGE_F32),
+                                                     (const void *)group_tile<RIDGE_F32, FROM_SWIGLU, false>,
+                                                     (const void *)group_tile<RIDGE_F32, FROM_SWIGLU, true>},
+                                                    {BY_SOURCE(RIDGE_F16), OF_SILU(RIDGE_F16)},
+                                                    {BY_SOURCE(RIDGE_BF16), OF_SILU(RIDGE_BF16)}};
 
 static ridge_status prepare(const ridge_device *device)
 {
     const void *const plan = (const void *)group_plan;
-    ridge_status status = host_load(device, &functions[0][0], 12, "moe_permute_quantize: loading kernels");
+    ridge_status status = host_load(device, &functions[0][0], 3 * FUNCTIONS, "moe_permute_quantize: loading kernels");
 
     return status ? status : host_load(device, &plan, 1, "moe_permute_quantize: loading kernels");
 }
@@ -213,10 +236,20 @@ static group_args args_of(const ridge_call *call)
     return p;
 }
 
+/* As swiglu_quantize's: two tensors, SiLU, default options but the rows' scales, where the registers leave two CTAs. */
+static int source_of(const ridge_device *device, const ridge_bound *bound)
+{
+    if (bound->call.op != RIDGE_MOE_SWIGLU_QUANTIZE)
+        return OF_X;
+    return device->arch >= RIDGE_ARCH_SM90 && device->arch <= RIDGE_ARCH_SM103 && bound->problem.plain &&
+                   !(bound->call.flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED))
+               ? OF_PLAIN
+               : OF_SWIGLU;
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    const bool swiglu = kernel->op == RIDGE_MOE_SWIGLU_QUANTIZE;
     group_args p = args_of(&bound->call);
     ridge_status status;
 
@@ -227,7 +260,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (status || p.tiles == 0 || p.q.cols == 0)
         return status;
     return host_launch(device, kernel->name,
-                       functions[bound->call.arg[0].dtype - RIDGE_F32][2 * swiglu + (p.q.col.q != NULL)],
+                       functions[bound->call.arg[0].dtype - RIDGE_F32][source_of(device, bound) + (p.q.col.q != NULL)],
                        dim3((unsigned)p.tiles * p.q.across), TILE_THREADS, &p, stream);
 }
 

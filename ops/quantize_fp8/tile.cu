@@ -72,7 +72,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
                 tile_prefetch<DTYPE, SOURCE>(p, blockIdx.x + p.ahead);
             ptx_launch_dependents(); /* it takes time: after the loads are issued */
             if constexpr (SOURCE == FROM_SILU)
-                tile_silu<DTYPE>(p, row, col, raw, up);
+                tile_silu<DTYPE, false>(p, row, col, raw, up);
             tile_finish<DTYPE, ROW, COL, SUMS>(p, m, raw, tr, tc, true);
             return;
         }

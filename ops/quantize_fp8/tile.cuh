@@ -21,7 +21,7 @@ enum { TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / 32, TILE_ROWS = 8 };
 #define TILE_BLOCKS(hopper) 1
 #endif
 
-/* What a tile's elements are: x; SiLU(gate) * up without options; SwiGLU with any option. */
+/* What a tile's elements are: x; SiLU(gate) * up, times a row's scale where there are some; SwiGLU with any option. */
 enum { FROM_X = 0, FROM_SILU, FROM_SWIGLU };
 
 /* 17 KB a block. It is kept small because L1, where the loads in flight lie, has the rest of the SM's 256 KB. */
@@ -58,12 +58,18 @@ static __device__ __forceinline__ void tile_load_row(const quantize_args &p, int
         quantize_load<DTYPE>(p.up + (row * p.up_stride + col) * size, n, p.vector_x, b);
 }
 
+static __device__ __forceinline__ float tile_row_scale(const quantize_args &p, int64_t row)
+{
+    return p.row_scale ? p.row_scale[row] : 1.0f;
+}
+
 /* swiglu_fwd of 8 columns, rounded to the dtype as swiglu_fwd would store it; the result is in a. Columns from n on
  * become 0. A NaN is not made canonical: all codes of its group are 7F whatever its bits. */
 template <int DTYPE, int SOURCE>
 static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64_t row, int64_t n, uint32_t *a,
                                                    const uint32_t *b)
 {
+    const float scale = tile_row_scale(p, row);
     float g[8], u[8];
 
     quantize_unpack<DTYPE>(a, g);
@@ -71,10 +77,9 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
     if (SOURCE == FROM_SILU) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            g[i] = ridge_act_fwd(RIDGE_SILU, g[i], 1.0f) * u[i];
+            g[i] = i < n ? ridge_act_fwd(RIDGE_SILU, g[i], 1.0f) * u[i] * scale : 0.0f;
     } else {
         const uint32_t act = p.flags & RIDGE_ACTIVATION;
-        const float scale = p.row_scale ? p.row_scale[row] : 1.0f;
 
         if (p.flags & RIDGE_INTERLEAVED) {
             float x[16];
@@ -109,6 +114,7 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
 /* Replaces rows of 8 elements by the exact formula's result. Bit i of `recheck` asks for this thread's row i. In one
  * step of the loop the warp computes one row for each of up to four lanes, the owners, and every lane computes one
  * element; a tile waits for the warp with the most steps. row, col: this thread's first element. */
+template <bool SCALED>
 static __device__ __forceinline__ void tile_recompute(const quantize_args &p, uint32_t recheck, int row, int col,
                                                       uint32_t (*raw)[4])
 {
@@ -123,11 +129,12 @@ static __device__ __forceinline__ void tile_recompute(const quantize_args &p, ui
         for (int i = 0; i < OWNERS - 1; i++) /* the lowest bit left is the owner that this lane computes for */
             lanes &= i < lane / LANES && (lanes & (lanes - 1)) ? lanes - 1 : ~0u;
         const int owner = __ffs((int)lanes) - 1;
-        const int64_t at_row = __shfl_sync(~0u, row + i_row, owner);
+        const int64_t at_row = (int64_t)__shfl_sync(~0u, row + i_row, owner);
         const int64_t at_col = __shfl_sync(~0u, col, owner) + lane % LANES;
         const float gate = num_load<RIDGE_BF16>(p.x, at_row * p.stride + at_col);
-        const float y =
-            ridge_act_fwd(RIDGE_SILU, gate, 1.0f) * num_load<RIDGE_BF16>(p.up, at_row * p.up_stride + at_col);
+        const float y = ridge_act_fwd(RIDGE_SILU, gate, 1.0f) *
+                        num_load<RIDGE_BF16>(p.up, at_row * p.up_stride + at_col) *
+                        (SCALED ? tile_row_scale(p, at_row) : 1.0f);
         const uint32_t word = ptx_bf16x2(__shfl_down_sync(~0u, y, 1), y);
         uint32_t exact[4];
 
@@ -143,9 +150,10 @@ static __device__ __forceinline__ void tile_recompute(const quantize_args &p, ui
     }
 }
 
-/* swiglu_fwd with SiLU and default options of this thread's 16-bit elements, all of them inside the tensor. bf16 takes
- * the approximation of ops/swiglu/approx.cuh, and the exact formula for rows that it cannot decide. */
-template <int DTYPE>
+/* swiglu_fwd with SiLU and default options, with SCALED row scales, of this thread's 16-bit elements, all of them
+ * inside the tensor. bf16 takes the approximation of ops/swiglu/approx.cuh, and the exact formula for rows that it
+ * cannot decide. */
+template <int DTYPE, bool SCALED>
 static __device__ __forceinline__ void tile_silu(const quantize_args &p, int row, int col, uint32_t (*raw)[4],
                                                  const uint32_t (*up)[4])
 {
@@ -153,20 +161,21 @@ static __device__ __forceinline__ void tile_silu(const quantize_args &p, int row
 
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; i++) {
+        const float scale = SCALED ? tile_row_scale(p, row + i) : 1.0f;
         uint32_t distance = ~0u;
 
         if (!APPROX || DTYPE != RIDGE_BF16) {
-            tile_swiglu<DTYPE, FROM_SILU>(p, 0, 8, raw[i], up[i]);
+            tile_swiglu<DTYPE, FROM_SILU>(p, row + i, 8, raw[i], up[i]);
             continue;
         }
         gates = approx_max_gates(raw[i][0], raw[i][1], approx_max_gates(raw[i][2], raw[i][3], gates));
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            raw[i][k] = approx_silu2(raw[i][k], up[i][k], &distance);
-        recheck |= approx_near_boundary(distance) ? 1u << i : 0;
+            raw[i][k] = approx_silu2<SCALED>(raw[i][k], up[i][k], scale, &distance);
+        recheck |= approx_near_boundary<SCALED>(distance) || (SCALED && !(fabsf(scale) <= APPROX_SCALE)) ? 1u << i : 0;
     }
     if (APPROX && DTYPE == RIDGE_BF16)
-        tile_recompute(p, approx_out_of_range(gates) ? 0xffu : recheck, row, col, raw);
+        tile_recompute<SCALED>(p, approx_out_of_range(gates) ? 0xffu : recheck, row, col, raw);
 }
 
 /* The largest over 16 lanes of each of 8 values: each lane ends with that of value 4 b3 + 2 b2 + b1, b its lane's bits.

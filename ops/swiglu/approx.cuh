@@ -17,6 +17,11 @@
  * them. */
 enum { APPROX_ULPS = 8 };
 
+/* The same where the result is multiplied by a row's scale of at most APPROX_SCALE: 7 units become 14 where the product
+ * has a mantissa near 2, two roundings add 1, and 7 units of a subnormal become 28. */
+enum { APPROX_SCALED_ULPS = 32 };
+#define APPROX_SCALE 4.0f
+
 /* The errors of the fast functions have been measured on sm_90 only; elsewhere the exact formula computes everything,
  * also in PTX for compute_90, which newer chips run. */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -41,25 +46,31 @@ static __device__ __forceinline__ float approx_silu(float a, float up)
     return a * approx_rcp(__fmaf_rn(t, w, 1.0f)) * up;
 }
 
-/* Two elements. Each half of *distance becomes the least so far of (low half - (8000 - APPROX_ULPS)) mod 10000, all
- * hexadecimal: below 2 APPROX_ULPS the low half is near the boundary. */
-static __device__ __forceinline__ uint32_t approx_silu2(uint32_t gate, uint32_t up, uint32_t *distance)
+/* Two elements, of SCALED times `scale`. Each half of *distance becomes the least so far of (low half - (8000 - ULPS))
+ * mod 10000, all hexadecimal, ULPS being APPROX_ULPS or APPROX_SCALED_ULPS: below 2 ULPS the low half is near the
+ * boundary. */
+template <bool SCALED>
+static __device__ __forceinline__ uint32_t approx_silu2(uint32_t gate, uint32_t up, float scale, uint32_t *distance)
 {
-    const uint32_t above = (0x8000u + APPROX_ULPS) * 0x10001u;
+    const uint32_t above = (0x8000u + (SCALED ? APPROX_SCALED_ULPS : APPROX_ULPS)) * 0x10001u;
     float g[2], u[2], lo, hi;
 
     num_unpack2<RIDGE_BF16>(gate, g, g + 1);
     num_unpack2<RIDGE_BF16>(up, u, u + 1);
     lo = approx_silu(g[0], u[0]);
     hi = approx_silu(g[1], u[1]);
+    if (SCALED)
+        lo *= scale, hi *= scale;
     *distance = __viaddmin_u16x2(__byte_perm(__float_as_uint(lo), __float_as_uint(hi), 0x5410), above, *distance);
     return ptx_bf16x2(hi, lo);
 }
 
 /* A result of approx_silu2 was too near a rounding boundary. */
-static __device__ __forceinline__ bool approx_near_boundary(uint32_t distance)
+template <bool SCALED> static __device__ __forceinline__ bool approx_near_boundary(uint32_t distance)
 {
-    return distance < 2u * APPROX_ULPS << 16 || distance << 16 < 2u * APPROX_ULPS << 16;
+    const uint32_t near = 2u * (SCALED ? APPROX_SCALED_ULPS : APPROX_ULPS) << 16;
+
+    return distance < near || distance << 16 < near;
 }
 
 /* The largest bits, per half, of two words of gates and of `most`. As unsigned integers the largest bf16 are the most
@@ -79,14 +90,24 @@ static __device__ __forceinline__ bool approx_out_of_range(uint32_t most)
 
 /* For the gate in the high half and the up in the low half: the approximation is the exact formula's result, or it
  * would be computed again, or both results are not finite, which makes all codes of a group the same. */
-static __device__ __forceinline__ bool approx_holds(uint32_t pair)
+template <bool SCALED> static __device__ __forceinline__ bool approx_holds_scaled(uint32_t pair, float scale)
 {
     const float gate = __uint_as_float(pair & 0xffff0000u), up = __uint_as_float(pair << 16);
-    const uint32_t exact = ptx_bf16x2(0.0f, ridge_act_fwd(RIDGE_SILU, gate, 1.0f) * up);
-    uint32_t distance = ~0u, approx = approx_silu2(pair >> 16, pair & 0xffffu, &distance);
+    const float y = ridge_act_fwd(RIDGE_SILU, gate, 1.0f) * up;
+    const uint32_t exact = ptx_bf16x2(0.0f, SCALED ? y * scale : y);
+    uint32_t distance = ~0u, approx = approx_silu2<SCALED>(pair >> 16, pair & 0xffffu, scale, &distance);
 
-    return !APPROX || approx_near_boundary(distance) || approx_out_of_range(pair >> 16) ||
+    return approx_near_boundary<SCALED>(distance) || approx_out_of_range(pair >> 16) ||
            (approx & 0xffffu) == (exact & 0xffffu) || ((approx & 0x7f80u) == 0x7f80u && (exact & 0x7f80u) == 0x7f80u);
+}
+
+/* Without a scale, and with one that the pair decides: of either sign, from 2^-30 to APPROX_SCALE. */
+static __device__ __forceinline__ bool approx_holds(uint32_t pair)
+{
+    const uint32_t bits = pair * 0x9e3779b9u; /* an odd constant: as many scales as pairs */
+    const float scale = __uint_as_float((bits & 0x80000000u) | (97 + (bits >> 8 & 31)) << 23 | (bits >> 3 & 0x7fffff));
+
+    return !APPROX || (approx_holds_scaled<false>(pair, 1.0f) && approx_holds_scaled<true>(pair, scale));
 }
 
 #endif
