@@ -68,12 +68,13 @@ DOWN = {"ridge": down_ridge, "ridge-fp8": down_fp8, "ridge-fp8-row": down_fp8}
 class Block(nn.Module):
     """Pre-norm attention (grouped heads, rotary positions) and SwiGLU, projections fused as engines fuse them."""
 
-    def __init__(self, hidden, inner, heads, kv, tail):
+    def __init__(self, args, tail):
         super().__init__()
-        self.heads, self.kv, self.size, self.tail = heads, kv, hidden // heads, tail
+        hidden, inner, heads, kv = args.hidden, args.inner, args.heads, args.kv
+        self.heads, self.kv, self.size, self.tail = heads, kv, args.head, tail
         self.norm1, self.norm2 = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
         self.qkv = nn.Linear(hidden, (heads + 2 * kv) * self.size, bias=False)
-        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.out = nn.Linear(heads * self.size, hidden, bias=False)
         self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
 
@@ -91,10 +92,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, args, tail):
+    def __init__(self, args, block):
         super().__init__()
         self.embed = nn.Embedding(args.vocab, args.hidden)
-        self.blocks = nn.ModuleList(Block(args.hidden, args.inner, args.heads, args.kv, tail) for _ in range(args.layers))
+        self.blocks = nn.ModuleList(block() for _ in range(args.layers))
         self.norm = nn.RMSNorm(args.hidden, eps=1e-5)
         self.head = nn.Linear(args.hidden, args.vocab, bias=False)
         for p in self.parameters():
@@ -113,8 +114,7 @@ def loss_torch(x, weight, target):
 
 
 def rotary(args, device, dtype):
-    size = args.hidden // args.heads
-    angle = torch.arange(args.sequence)[:, None] * (5e5 ** (-torch.arange(0, size, 2) / size))[None]
+    angle = torch.arange(args.sequence)[:, None] * (5e5 ** (-torch.arange(0, args.head, 2) / args.head))[None]
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
@@ -125,9 +125,8 @@ class Trainee:
         self.provider, self.args, self.own = provider, args, provider.startswith("ridge")
         torch.manual_seed(0)
         with torch.device(args.device):
-            self.model = Model(args, DOWN.get(provider, down_torch)).to(torch.bfloat16)
-        if provider.startswith("ridge-fp8"):
-            R.swap_linear(self.model, exclude=("head",), wgrad="row128" if provider.endswith("row") else "blk128")
+            self.model = self.build().to(torch.bfloat16)
+        self.change()
         compile_ = (lambda f: f) if args.eager else torch.compile
         for block in self.model.blocks:
             block.forward = compile_(block.forward)
@@ -135,6 +134,14 @@ class Trainee:
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, weight_decay=0.0, fused=args.device == "cuda")
         self.held = sum(p.numel() * p.element_size() for p in self.model.parameters())
         self.losses, self.marks, self.peak = [], [], 0
+
+    def build(self):
+        return Model(self.args, lambda: Block(self.args, DOWN.get(self.provider, down_torch)))
+
+    def change(self):
+        """What a provider does to the model once it has its weights."""
+        if self.provider.startswith("ridge-fp8"):
+            R.swap_linear(self.model, exclude=("head",), wgrad="row128" if self.provider.endswith("row") else "blk128")
 
     def mark(self):
         if self.args.device == "cuda":
@@ -177,12 +184,12 @@ def profile_step(trainee, *rest):
     print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=24, max_name_column_width=70))
 
 
-def train(args, tokens):
+def train(args, tokens, kind):
     """The providers step by step in turn, so that all meet the same clocks; in an order of its own every step, because whoever
     follows a lighter step finds higher ones."""
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 64
-    trainees = [Trainee(provider, args) for provider in args.providers.split(",")]
+    trainees = [kind(provider, args) for provider in args.providers.split(",")]
     cos, sin = rotary(args, args.device, torch.bfloat16)
     order = torch.Generator().manual_seed(1)
     for number in range(args.steps):
@@ -197,47 +204,64 @@ def train(args, tokens):
     return measured
 
 
-def main():
+def arguments(providers, **sizes):
     parser = argparse.ArgumentParser()
     integer = functools.partial(parser.add_argument, type=int)
-    for name, default in (("steps", 50), ("tokens", 8192), ("sequence", 4096), ("layers", 2), ("hidden", 4096), ("inner", 14336),
-                          ("heads", 32), ("kv", 8), ("vocab", 128256)):
+    for name, default in sizes.items():
         integer(f"--{name}", default=default)
     parser.add_argument("--lr", type=float, default=1e-4)
     integer("--warmup", default=20, help="steps over which the learning rate rises to its value")
     parser.add_argument("--profile", action="store_true", help="the kernels of one more step of each")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    parser.add_argument("--providers", default="torch,torch-again,ridge,ridge-fp8")
+    parser.add_argument("--providers", default=providers)
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="unknown")
-    args = parser.parse_args()
-    tokens = text_tokens(args.steps * args.tokens + 1, args.vocab).to(args.device)
+    return parser
+
+
+def write(args, suite, rows):
+    """Appends the rows to the record args.csv, if there is one."""
+    if not args.csv:
+        return
     now = datetime.datetime.now(datetime.timezone.utc)
     base = dict.fromkeys(COLUMNS, "") | dict(
         run=now.strftime("%Y%m%dT%H%M%S") + f"-train{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"), commit=args.commit,
-        device=torch.cuda.get_device_name() if args.device == "cuda" else "CPU", suite="train",
+        device=torch.cuda.get_device_name() if args.device == "cuda" else "CPU", suite=suite,
         driver=f"CUDA {torch.version.cuda} torch {torch.__version__}")
-    problem = f"tokens={args.tokens} layers={args.layers} hidden={args.hidden} vocab={args.vocab}"
+    new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
+    with open(args.csv, "a") as f:
+        f.write(",".join(COLUMNS) + "\n" if new else "")
+        for row in rows:
+            row = base | row
+            f.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]) for c in COLUMNS) + "\n")
+
+
+def run(args, kind, **more):
+    """Trains all providers, prints a line of each and writes the record; `more` joins the problem."""
+    tokens = text_tokens(args.steps * args.tokens + 1, args.vocab).to(args.device)
+    names = {"tokens": args.tokens, "layers": args.layers, "hidden": args.hidden, "vocab": args.vocab} | more
+    problem = " ".join(f"{name}={value}" for name, value in names.items())
     rows, first = [], None
-    for provider, losses, times, peak in train(args, tokens):
+    for provider, losses, times, peak in train(args, tokens, kind):
         last = sorted(times[max(3, len(times) * 2 // 5):] or times)
         ms = statistics.median(last)
-        rows.append(dict(base, op="train_step", problem=problem, provider=provider, kernel="compiled" if not args.eager else "eager",
+        rows.append(dict(op="train_step", problem=problem, provider=provider, kernel="compiled" if not args.eager else "eager",
                          us=ms * 1e3, us_p20=last[len(last) // 5] * 1e3, us_p80=last[-1 - len(last) // 5] * 1e3, peak_bytes=peak))
-        rows += [dict(base, op="train_loss", problem=f"step={i} {problem}", provider=provider, kernel="", err=v)
+        rows += [dict(op="train_loss", problem=f"step={i} {problem}", provider=provider, kernel="", err=v)
                  for i, v in enumerate(losses)]
         first = first or (ms, losses, peak)
         off = [abs(a - b) / b for a, b in zip(losses, first[1])]
         print(f"{provider:12s} {ms:8.2f} ms a step ({first[0] / ms:.3f} x), peak {peak / 2**20:8.0f} MiB beyond the model "
               f"({peak / max(first[2], 1):.3f}), loss {losses[0]:.4f} -> {losses[-1]:.4f}, from the first's at most {max(off):.2%}, "
               f"{statistics.mean(off[len(off) // 2:]):.2%} in the mean of the second half, {off[-1]:.2%} at the end", flush=True)
-    if args.csv:
-        new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
-        with open(args.csv, "a") as f:
-            f.write(",".join(COLUMNS) + "\n" if new else "")
-            for row in rows:
-                f.write(",".join(f"{row[c]:.6g}" if isinstance(row[c], float) else str(row[c]) for c in COLUMNS) + "\n")
+    write(args, "train", rows)
+
+
+def main():
+    parser = arguments("torch,torch-again,ridge,ridge-fp8", steps=50, tokens=8192, sequence=4096, layers=2, hidden=4096,
+                       inner=14336, heads=32, kv=8, head=128, vocab=128256)
+    run(parser.parse_args(), Trainee)
 
 
 if __name__ == "__main__":
