@@ -6,7 +6,7 @@ loss side by side. Attention, norms, router and embeddings are PyTorch's for all
     python3 bench/train_moe.py --layer 32768 [--csv FILE]      # one block of experts, forward and backward, alone
 
 Text, order of the providers and records are those of train_llama.py. The loss head is ridge's for "ridge" and PyTorch's for
-"torch"; "ridge-e5m2" quantises gradients to e5m2. Records of --layer: op moe_layer, with the FLOP of the three products of
+"torch"; "ridge-e5m2" quantises gradients to e5m2; "liger" has Liger-Kernel's experts in bf16. Records of --layer: op moe_layer, with the FLOP of the three products of
 each pair of a token and an expert, forward and backward, and peak_bytes beyond weights, input and their gradients.
 """
 import statistics
@@ -37,6 +37,11 @@ def experts_torch(x, ids, weights, gate_up, down):
     return y[place].view(tokens, slots, -1).sum(1)
 
 
+def experts_liger(x, ids, weights, gate_up, down):
+    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+    return LigerFusedMoEFunction.apply(x, gate_up, down, ids, weights.to(x.dtype))
+
+
 class Experts(nn.Module):
     """Softmax over all experts, the best `slots` of them normalised."""
 
@@ -57,7 +62,8 @@ class Experts(nn.Module):
             out = E.moe_experts(two, ids, weights, self.gate_up, self.down, gradient_dtype=GRADIENTS[self.provider])
         else:
             weights, ids = logits.softmax(-1).topk(self.slots, -1)
-            out = experts_torch(two, ids, weights / weights.sum(-1, keepdim=True), self.gate_up, self.down)
+            experts = experts_liger if self.provider == "liger" else experts_torch
+            out = experts(two, ids, weights / weights.sum(-1, keepdim=True), self.gate_up, self.down)
         return out.view(x.shape)
 
 
