@@ -39,7 +39,7 @@ def experts_torch(x, ids, weights, gate_up, down):
 
 def experts_liger(x, ids, weights, gate_up, down):
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
-    return LigerFusedMoEFunction.apply(x, gate_up, down, ids, weights.to(x.dtype))
+    return LigerFusedMoEFunction.apply(x, gate_up, down, ids.to(torch.int32), weights.to(x.dtype))
 
 
 class Experts(nn.Module):
