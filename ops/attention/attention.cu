@@ -231,8 +231,8 @@ static __global__ void __launch_bounds__(THREADS) pieces(const __grid_constant__
     const int64_t first_row = (int64_t)blockIdx.z * ROWS;
     const int rows = (int)min(p.tokens * p.group - first_row, (int64_t)ROWS), n = (int)p.n;
 
-    ptx_launch_dependents();
     ptx_grid_dependency_wait();
+    ptx_launch_dependents(); /* after the wait: merge reads positions before its own */
     if (!load_queries(p, s, first_row, rows))
         return;
     for (int r = 0; r < rows; r += SIDE)

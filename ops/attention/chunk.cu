@@ -16,7 +16,7 @@
 #include "cache_map.cuh"
 #include "merge.cuh"
 
-enum { CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE, ROWS = 16 /* queries of a CTA */ };
+enum { CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE, ROWS = 8 /* queries of a CTA */ };
 enum { SIDE = 4 /* queries at a time */, HALF = 16 /* positions of a stage */, STAGES = CHUNK / HALF };
 enum { GROUP_WARPS = PIECE / CHUNK, GROUP_THREADS = 32 * GROUP_WARPS };
 enum { PANEL = HALF * 128 /* bytes: 64 columns of a stage of floats */ };
@@ -28,6 +28,7 @@ template <int KV_, int N_, int SLABS_> struct chunk_form {
     enum { KV = KV_, N = N_, SLABS = SLABS_, QUERIES = SIDE * SLABS, COLUMNS = N / 32 };
     enum { BYTES = KV == RIDGE_U8 ? N / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES : 2 * N }; /* of a row of the cache */
     enum { GROUPS = SLABS == 1 ? 4 : 3, WARPS = GROUPS * GROUP_WARPS, THREADS = 32 * WARPS };
+    enum { QUERY_WORDS = (QUERIES * N + 4 * GROUP_THREADS - 1) / (4 * GROUP_THREADS) }; /* 16 bytes of a thread */
     enum { PART = SIDE * N > CHUNK *QUERIES ? SIDE *N : CHUNK *QUERIES };
 };
 
@@ -97,18 +98,20 @@ template <class S> static __device__ __forceinline__ chunk_work work_of(const S 
     return w;
 }
 
-/* How many items the warpgroup has: a range of the pieces of KV head 0, then of 1, .... */
+/* How many items the warpgroup has: a range of the pieces of KV head 0, then of 1, .... Warpgroups 0 of all CTAs have
+ * those that are too many for even shares. */
 template <int GROUPS>
 static __device__ __forceinline__ int items_of(const attention_args &p, chunk_work w, chunk_item *first)
 {
-    const int64_t share = (int64_t)blockIdx.x * GROUPS + threadIdx.x / GROUP_THREADS, shares = gridDim.x * GROUPS;
-    const int64_t begin = w.count * p.kv_heads * share / shares, end = w.count * p.kv_heads * (share + 1) / shares;
+    const uint32_t share = threadIdx.x / GROUP_THREADS * gridDim.x + blockIdx.x, shares = gridDim.x * GROUPS;
+    const uint32_t all = (uint32_t)w.count * (uint32_t)p.kv_heads, each = all / shares, more = all - each * shares;
+    const uint32_t begin = share * each + min(share, more);
 
-    if (begin < end) {
-        first->head = (int)(begin / w.count);
-        first->piece = (int)(begin % w.count);
+    if (all) {
+        first->head = (int)(begin / (uint32_t)w.count);
+        first->piece = (int)(begin - (uint32_t)first->head * (uint32_t)w.count);
     }
-    return (int)(end - begin);
+    return (int)(each + (share < more));
 }
 
 static __device__ __forceinline__ chunk_item item_after(chunk_work w, chunk_item at)
@@ -168,32 +171,41 @@ static __device__ __forceinline__ void load_values(const chunk_args &a, chunk_sh
                  &s->full[warp][half]);
 }
 
-/* The queries of a KV head as f32, for the warpgroup; zeros for missing ones. */
+/* The warpgroup's queries of a KV head as f32, 16 bytes a thread; zeros for missing ones. */
 template <class F>
-static __device__ __forceinline__ void load_queries(const attention_args &p, float (*query)[F::N], int64_t kv_head,
-                                                    int64_t first_row, int rows)
+static __device__ __forceinline__ void fetch_queries(const attention_args &p, int64_t kv_head, int64_t first_row,
+                                                     int rows, float4 *x)
 {
-    enum { N = F::N };
-
-    for (int i = threadIdx.x % GROUP_THREADS * 4; i < F::QUERIES * N; i += GROUP_THREADS * 4) {
-        float4 x = {};
+#pragma unroll
+    for (int i = 0; i < F::QUERIES * F::N; i += GROUP_THREADS * 4) {
+        const int r = (i + threadIdx.x % GROUP_THREADS * 4) / F::N, c = (i + threadIdx.x % GROUP_THREADS * 4) % F::N;
+        float4 *to = x + i / (GROUP_THREADS * 4);
         int64_t t, head;
 
-        if (i / N < rows) {
-            query_of(p, kv_head, first_row + i / N, &t, &head);
-            const int64_t at = head * N + i % N;
+        *to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (r >= rows)
+            continue;
+        query_of(p, kv_head, first_row + r, &t, &head);
+        if (p.q_bf16) {
+            const uint2 two = ptx_load8(p.q + t * p.q_stride + 2 * (head * F::N + c));
 
-            if (p.q_bf16) {
-                const uint2 two = ptx_load8(p.q + t * p.q_stride + 2 * at);
-
-                num_unpack2<RIDGE_BF16>(two.x, &x.x, &x.y);
-                num_unpack2<RIDGE_BF16>(two.y, &x.z, &x.w);
-            } else {
-                x = *(const float4 *)(p.q + t * p.q_stride + 4 * at);
-            }
+            num_unpack2<RIDGE_BF16>(two.x, &to->x, &to->y);
+            num_unpack2<RIDGE_BF16>(two.y, &to->z, &to->w);
+        } else {
+            *to = *(const float4 *)(p.q + t * p.q_stride + 4 * (head * F::N + c));
         }
-        *(float4 *)&query[i / N][i % N] = x;
     }
+}
+
+template <class F> static __device__ __forceinline__ void put_queries(chunk_shared<F> *s, const float4 *x)
+{
+    float4 *to = (float4 *)s->query[threadIdx.x / GROUP_THREADS];
+
+#pragma unroll
+    for (int i = 0; i < F::QUERY_WORDS; i++)
+        if ((i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 4 < F::QUERIES * F::N)
+            to[i * GROUP_THREADS + threadIdx.x % GROUP_THREADS] = x[i];
+    ptx_barrier_sync(1 + threadIdx.x / GROUP_THREADS, GROUP_THREADS); /* they are written before they are read */
 }
 
 /* ------------------------------------------------------------------------------------------------------------- dots */
@@ -532,29 +544,34 @@ static __global__ void __launch_bounds__((chunk_form<KV, N, SLABS>::THREADS), 1)
     chunk_shared<form> *s = (chunk_shared<form> *)memory;
     const int64_t first_row = (int64_t)blockIdx.y * ROWS;
     const int rows = (int)min(a.p.tokens * a.p.group - first_row, (int64_t)ROWS);
-    const int warp = threadIdx.x / 32, group = threadIdx.x / GROUP_THREADS;
-    chunk_item at;
+    const int warp = threadIdx.x / 32;
+    float4 query[form::QUERY_WORDS];
+    chunk_item at = {};
 
     if (threadIdx.x % 32 == 0) {
         for (int i = 0; i < STAGES; i++)
             ptx_mbarrier_init(ptx_shared(&s->full[warp][i]), 1);
         ptx_mbarrier_fence_init();
     }
-    ptx_launch_dependents();
     ptx_grid_dependency_wait();
+    ptx_launch_dependents(); /* after the wait: merge reads positions before its own */
     if (threadIdx.x < 32)
         read_ranges(a.p, s, first_row, rows, form::QUERIES);
     __syncthreads(); /* barriers are initialised and ranges written before all threads use them */
     const chunk_work w = work_of(s);
     const int items = items_of<form::GROUPS>(a.p, w, &at);
 
-    if (items && threadIdx.x % 32 == 0)
+    if (items == 0)
+        return;
+    fetch_queries<form>(a.p, at.head, first_row, rows, query); /* before keys, behind which they would come late */
+    if (threadIdx.x % 32 == 0)
         for (int half = 0; half < 2; half++)
             load_keys<form>(a, s, w, at, half);
+    put_queries<form>(s, query);
     for (int i = 0; i < items; i++) {
-        if (i == 0 || at.piece == 0) {
-            load_queries<form>(a.p, s->query[group], at.head, first_row, rows);
-            ptx_barrier_sync(1 + group, GROUP_THREADS); /* the queries are written before all threads read them */
+        if (i && at.piece == 0) {
+            fetch_queries<form>(a.p, at.head, first_row, rows, query);
+            put_queries<form>(s, query);
         }
         compute_item<form>(a, s, w, first_row, rows, at, i & 1, i + 1 < items);
         at = item_after(w, at);
@@ -574,23 +591,23 @@ typedef struct chunk_kernel {
         (const void *)chunk<kv, n, slabs>, (int)sizeof(chunk_shared<chunk_form<kv, n, slabs>>), \
             chunk_form<kv, n, slabs>::THREADS                                                   \
     }
-#define FORMS(kv)                                                \
-    {                                                            \
-        {FORM(kv, 64, 1), FORM(kv, 64, 2), FORM(kv, 64, 4)},     \
-        {                                                        \
-            FORM(kv, 128, 1), FORM(kv, 128, 2), FORM(kv, 128, 4) \
-        }                                                        \
+#define FORMS(kv)                              \
+    {                                          \
+        {FORM(kv, 64, 1), FORM(kv, 64, 2)},    \
+        {                                      \
+            FORM(kv, 128, 1), FORM(kv, 128, 2) \
+        }                                      \
     }
 
-/* By the cache's dtype, head_dim 64 or 128, and up to 4, 8 or 16 queries a CTA. */
-static const chunk_kernel forms[3][2][3] = {FORMS(RIDGE_F16), FORMS(RIDGE_BF16), FORMS(RIDGE_U8)};
+/* By the cache's dtype, head_dim 64 or 128, and up to 4 or 8 queries. */
+static const chunk_kernel forms[3][2][2] = {FORMS(RIDGE_F16), FORMS(RIDGE_BF16), FORMS(RIDGE_U8)};
 static const void *const merge_function[1] = {(const void *)merge};
 
 static ridge_status prepare(const ridge_device *device)
 {
     ridge_status status = host_load(device, merge_function, 1, "attention_decode: loading kernels");
 
-    for (int i = 0; i < 18 && !status; i++) {
+    for (int i = 0; i < 12 && !status; i++) {
         const chunk_kernel *f = &forms[0][0][0] + i;
 
         if (f->shared <= host_max_shared(device))
@@ -634,7 +651,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "an operand or row stride is not a multiple of 16 bytes";
     if (problem->dim[4] * attention_row_bytes(problem->dtype[RIDGE_ATTENTION_DECODE_K], n) % 16)
         return "a head of the cache is no multiple of 16 bytes";
-    if (forms[0][n == 128][2].shared > host_max_shared(device))
+    if (forms[0][n == 128][1].shared > host_max_shared(device))
         return "the chunks do not fit in shared memory";
     if (problem->dim[2] > 0 && queries / (double)problem->dim[2] > 65535.0 * ROWS)
         return "more than 2^20 queries of a KV head";

@@ -79,7 +79,9 @@ static __device__ __forceinline__ void copy_panel(const float *o, int n, int col
     mma_copy_commit();
 }
 
-/* blockIdx.x: a query and head; blockIdx.y: 32 of its columns, each a thread of the first warp. */
+/* blockIdx.x: a query and head; blockIdx.y: 32 of its columns, each a thread of the first warp. Positions are read
+ * before the wait: the kernel of the pieces lets this one begin when all its CTAs have passed theirs, so that whatever
+ * wrote the positions has ended. */
 static __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_constant__ attention_args p)
 {
     __shared__ __align__(16) float part[MERGE_PANEL][MERGE_COLUMNS];
@@ -92,10 +94,11 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_const
     float x = 0.0f, top = -INFINITY, sum = 0.0f;
     int64_t first, end;
 
-    ptx_launch_dependents();
-    ptx_grid_dependency_wait();
     attention_range(&p, p.pos[t], &first, &end);
     const int64_t last = first < end ? attention_pieces_of(end) : 0;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
 
     first /= RIDGE_ATTENTION_PIECE;
     copy_panel(o + first * n, n, columns, (int)max(min(last - first, (int64_t)MERGE_PANEL), (int64_t)0), part);

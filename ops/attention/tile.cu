@@ -424,8 +424,8 @@ static __global__ void __launch_bounds__(CLUSTERED ? 512 : 256, CLUSTERED || N =
     const int rows = (int)min(p.tokens * p.group - first_row, (int64_t)ROWS);
     const bool early = p.window == 0 && p.positions <= EARLY;
 
-    ptx_launch_dependents();
     ptx_grid_dependency_wait();
+    ptx_launch_dependents(); /* after the wait: merge reads positions before its own */
     if (early)
         load_all<form>(p, s, first_row, rows, 0,
                        (int)max(min(p.positions - (int64_t)blockIdx.x * PIECE, (int64_t)PIECE), (int64_t)0));
