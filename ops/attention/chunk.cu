@@ -1,12 +1,11 @@
 /* chunk.cu: attention_decode of long caches, in the order of src/math/attention.h, sm_90 up.
  *
- * A CTA has an SM: four warpgroups, or three where more than four queries take more registers. Each has a range of the
- * pieces of all KV heads and up to 8 queries of a group, a warp one of the four chunks of 32 positions of a piece
- * (chunk.cuh). Keys, then values, of the chunk come in two stages of 16 positions: a warp requests the values in place
- * of the keys that it has read and the next piece's keys in place of the values, so that memory is busy while it
- * computes. What comes next is brought to L2 one step earlier, when there is no stage for it yet.
- * Barriers of the warpgroup: the warps' maxima are known, the warps' o are. o, m and l of a piece go to the workspace;
- * a second kernel merges the pieces (merge.cuh). */
+ * A CTA of four warpgroups has an SM. Each has a range of the pieces of all KV heads and up to four queries of one, a
+ * warp one of the four chunks of 32 positions of a piece (chunk.cuh). Keys, then values, of the chunk come in two
+ * stages of 16 positions: a warp requests the values in place of the keys that it has read and the next piece's keys in
+ * place of the values, so that memory is busy while it computes. What comes next is brought to L2 one step earlier,
+ * when there is no stage for it yet. Barriers of the warpgroup: the warps' maxima are known, the warps' o are. o, m and
+ * l of a piece go to the workspace; a second kernel merges the pieces (merge.cuh). */
 #include "cache_map.cuh"
 #include "chunk.cuh"
 
@@ -28,20 +27,18 @@ typedef struct chunk_item {
 } chunk_item;
 
 /* By the first warp. Missing queries see what the last one does. */
-template <class S>
-static __device__ __forceinline__ void read_ranges(const attention_args &p, S *s, int64_t first_row, int rows,
-                                                   int queries)
+template <class S> static __device__ __forceinline__ void read_ranges(const attention_args &p, S *s, int rows)
 {
     int64_t t, head, first, end;
 
-    query_of(p, 0, first_row + min((int)threadIdx.x, rows - 1), &t, &head);
+    query_of(p, 0, min((int)threadIdx.x, rows - 1), &t, &head);
     attention_range(&p, p.pos[t], &first, &end);
     const int low = (int)min(first, (int64_t)0x7fffffff), high = (int)end;
     const int lowest = __reduce_min_sync(~0u, low < high ? low : 0x7fffffff);
     const int highest = __reduce_max_sync(~0u, low < high ? high : 0);
     const int common_first = __reduce_max_sync(~0u, low), common_end = __reduce_min_sync(~0u, high);
 
-    if (threadIdx.x < queries)
+    if (threadIdx.x < QUERIES)
         s->range[threadIdx.x] = make_int2(low, high);
     if (threadIdx.x == 0) {
         s->lowest = lowest;
@@ -64,7 +61,6 @@ template <class S> static __device__ __forceinline__ chunk_work work_of(const S 
 
 /* How many items the warpgroup has: a range of the pieces of KV head 0, then of 1, .... Warpgroups 0 of all CTAs have
  * those that are too many for even shares. */
-template <int GROUPS>
 static __device__ __forceinline__ int items_of(const attention_args &p, chunk_work w, chunk_item *first)
 {
     const uint32_t share = threadIdx.x / GROUP_THREADS * gridDim.x + blockIdx.x, shares = gridDim.x * GROUPS;
@@ -145,182 +141,151 @@ static __device__ __forceinline__ void load_values(const chunk_args &a, chunk_sh
                  &s->full[warp][half]);
 }
 
-/* The warpgroup's queries of a KV head as f32, 16 bytes a thread; zeros for missing ones. */
+/* A thread's share of the warpgroup's queries of a KV head as f32; zeros for missing ones. */
 template <class F>
-static __device__ __forceinline__ void fetch_queries(const attention_args &p, int64_t kv_head, int64_t first_row,
-                                                     int rows, float4 *x)
+static __device__ __forceinline__ float4 fetch_queries(const attention_args &p, int64_t kv_head, int rows)
 {
-#pragma unroll
-    for (int i = 0; i < F::QUERIES * F::N; i += GROUP_THREADS * 4) {
-        const int r = (i + threadIdx.x % GROUP_THREADS * 4) / F::N, c = (i + threadIdx.x % GROUP_THREADS * 4) % F::N;
-        float4 *to = x + i / (GROUP_THREADS * 4);
-        int64_t t, head;
+    const int i = threadIdx.x % GROUP_THREADS * 4, r = i / F::N, c = i % F::N;
+    float4 x = {};
+    int64_t t, head;
 
-        *to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (r >= rows)
-            continue;
-        query_of(p, kv_head, first_row + r, &t, &head);
-        if (p.q_bf16) {
-            const uint2 two = ptx_load8(p.q + t * p.q_stride + 2 * (head * F::N + c));
+    if (r >= rows)
+        return x;
+    query_of(p, kv_head, r, &t, &head);
+    if (p.q_bf16) {
+        const uint2 two = ptx_load8(p.q + t * p.q_stride + 2 * (head * F::N + c));
 
-            num_unpack2<RIDGE_BF16>(two.x, &to->x, &to->y);
-            num_unpack2<RIDGE_BF16>(two.y, &to->z, &to->w);
-        } else {
-            *to = *(const float4 *)(p.q + t * p.q_stride + 4 * (head * F::N + c));
-        }
+        num_unpack2<RIDGE_BF16>(two.x, &x.x, &x.y);
+        num_unpack2<RIDGE_BF16>(two.y, &x.z, &x.w);
+        return x;
     }
+    return *(const float4 *)(p.q + t * p.q_stride + 4 * (head * F::N + c));
 }
 
-template <class F> static __device__ __forceinline__ void put_queries(chunk_shared<F> *s, const float4 *x)
+template <class F> static __device__ __forceinline__ void put_queries(chunk_shared<F> *s, float4 x)
 {
-    float4 *to = (float4 *)s->query[threadIdx.x / GROUP_THREADS];
+    const int thread = threadIdx.x % GROUP_THREADS;
 
-#pragma unroll
-    for (int i = 0; i < F::QUERY_WORDS; i++)
-        if ((i * GROUP_THREADS + threadIdx.x % GROUP_THREADS) * 4 < F::QUERIES * F::N)
-            to[i * GROUP_THREADS + threadIdx.x % GROUP_THREADS] = x[i];
+    if (thread * 4 < QUERIES * F::N)
+        ((float4 *)s->query[threadIdx.x / GROUP_THREADS])[thread] = x;
     ptx_barrier_sync(1 + threadIdx.x / GROUP_THREADS, GROUP_THREADS); /* they are written before they are read */
 }
 
-/* o of the chunks added, of a slab: a warp one of its queries. */
+/* o of the chunks added, to the workspace: a warp one of the queries. */
 template <class F>
-static __device__ __forceinline__ void store_slab(const attention_args &p, chunk_shared<F> *s, int64_t kv_head,
-                                                  int64_t first_row, int rows, int piece, int slab,
-                                                  const float (*o)[F::COLUMNS])
+static __device__ __forceinline__ void store_values(const attention_args &p, chunk_shared<F> *s, int64_t kv_head,
+                                                    int rows, int piece, const float (*o)[F::COLUMNS])
 {
     const int warp = threadIdx.x / 32, r = warp % GROUP_WARPS, c = threadIdx.x % 32 * F::COLUMNS;
     float sum[F::COLUMNS];
     int64_t t, head;
 
 #pragma unroll
-    for (int i = 0; i < SIDE; i++)
+    for (int i = 0; i < QUERIES; i++)
 #pragma unroll
         for (int j = 0; j < F::COLUMNS; j += 2)
             *(float2 *)(s->part[warp] + i * F::N + c + j) = make_float2(o[i][j], o[i][j + 1]);
     ptx_barrier_sync(1 + threadIdx.x / GROUP_THREADS,
                      GROUP_THREADS); /* the warps' o are written before they are added */
-    if (slab * SIDE + r < rows) {
+    if (r >= rows)
+        return;
 #pragma unroll
-        for (int i = 0; i < GROUP_WARPS; i++)
+    for (int i = 0; i < GROUP_WARPS; i++)
 #pragma unroll
-            for (int j = 0; j < F::COLUMNS; j++) {
-                const float x = s->part[warp - r + i][r * F::N + c + j];
+        for (int j = 0; j < F::COLUMNS; j++) {
+            const float x = s->part[warp - r + i][r * F::N + c + j];
 
-                sum[j] = i ? sum[j] + x : x;
-            }
-        query_of(p, kv_head, first_row + slab * SIDE + r, &t, &head);
+            sum[j] = i ? sum[j] + x : x;
+        }
+    query_of(p, kv_head, r, &t, &head);
 #pragma unroll
-        for (int j = 0; j < F::COLUMNS; j += 2)
-            *(float2 *)(piece_o(p, t, head) + (int64_t)piece * F::N + c + j) = make_float2(sum[j], sum[j + 1]);
-    }
+    for (int j = 0; j < F::COLUMNS; j += 2)
+        *(float2 *)(piece_o(p, t, head) + (int64_t)piece * F::N + c + j) = make_float2(sum[j], sum[j + 1]);
 }
 
 /* m and l of the piece to the workspace, by the first threads of the warpgroup. */
 template <class F>
 static __device__ __forceinline__ void store_sums(const attention_args &p, const chunk_shared<F> *s, int64_t kv_head,
-                                                  int64_t first_row, int rows, int piece, int parity)
+                                                  int rows, int piece, int parity)
 {
     const int r = threadIdx.x % GROUP_THREADS;
-    const float(*l)[F::QUERIES] = &s->l[threadIdx.x / 32 / GROUP_WARPS * GROUP_WARPS];
+    const float(*l)[QUERIES] = &s->l[threadIdx.x / 32 / GROUP_WARPS * GROUP_WARPS];
 
     if (r < rows) {
         int64_t t, head;
 
-        query_of(p, kv_head, first_row + r, &t, &head);
+        query_of(p, kv_head, r, &t, &head);
         piece_ml(p, t, head)[piece] = make_float2(piece_max(s, parity, r), l[0][r] + l[1][r] + l[2][r] + l[3][r]);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ piece */
 
-/* Keys of the warp's chunk become scores; values are requested in their place. */
+/* Keys of the warp's chunk become scores of the lane's query and keys; values are requested in their place. */
 template <class F>
 static __device__ __forceinline__ void keys_of_item(const chunk_args &a, chunk_shared<F> *s, chunk_work w,
-                                                    chunk_item at, int parity, float (*x)[4])
+                                                    chunk_item at, int parity, float *x)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int position = chunk_base(w, at) + lane / 8 + (lane & 4);
-    float q[SIDE][F::N / 8];
+    float q[QUERIES][F::N / 8];
 
-#pragma unroll(F::SLABS == 1 ? 2 : 1)
+#pragma unroll
     for (int half = 0; half < 2; half++) {
         ptx_mbarrier_wait(ptx_shared(&s->full[warp][half]), 0);
-        if (half == 0 && lane == 0)
-            prefetch_rows<F>(a.p, a.p.v + at.head * a.p.v_stride, chunk_base(w, at));
-#pragma unroll
-        for (int i = 0; i < F::SLABS; i++) {
-            float dot[2];
-
-            if (F::SLABS > 1 || half == 0)
-                hold_queries<F::N>(s->query[threadIdx.x / GROUP_THREADS] + i * SIDE, q);
-            dot[0] = multiply_keys<F>(s->stage[warp][half], 0, q);
-            if (F::SLABS > 1)
-                __syncwarp(); /* keeps loads of the second eight keys behind the first, for want of registers */
-            dot[1] = multiply_keys<F>(s->stage[warp][half], 8, q);
-            x[i][0] = half ? x[i][0] : dot[0];
-            x[i][1] = half ? x[i][1] : dot[1];
-            x[i][2] = half ? dot[0] : 0.0f;
-            x[i][3] = half ? dot[1] : 0.0f;
+        if (half == 0) {
+            if (lane == 0)
+                prefetch_rows<F>(a.p, a.p.v + at.head * a.p.v_stride, chunk_base(w, at));
+            hold_queries<F::N>(s->query[threadIdx.x / GROUP_THREADS], q);
         }
+        x[2 * half] = multiply_keys<F>(s->stage[warp][half], 0, q);
+        x[2 * half + 1] = multiply_keys<F>(s->stage[warp][half], 8, q);
         __syncwarp(); /* all lanes have read the stage */
         if (lane == 0)
             load_values<F>(a, s, w, at, half);
     }
-#pragma unroll
-    for (int i = 0; i < F::SLABS; i++)
-        score_keys<F>(a.p, s, parity, i, position, x[i]);
+    score_keys<F>(a.p, s, parity, chunk_base(w, at) + lane / 8 + (lane & 4), x);
 }
 
 /* An item, and requests the next one's keys. */
 template <class F>
-static __device__ __forceinline__ void compute_item(const chunk_args &a, chunk_shared<F> *s, chunk_work w,
-                                                    int64_t first_row, int rows, chunk_item at, int parity, bool more)
+static __device__ __forceinline__ void compute_item(const chunk_args &a, chunk_shared<F> *s, chunk_work w, int rows,
+                                                    chunk_item at, int parity, bool more)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = chunk_base(w, at);
-    const int piece = w.first + at.piece, group = 1 + threadIdx.x / GROUP_THREADS;
     const chunk_item next = item_after(w, at);
     const bool all = s->common_first <= base && s->common_end >= base + CHUNK;
-    float x[F::SLABS][4], o[F::QUERIES][F::COLUMNS] = {};
+    float x[4], o[QUERIES][F::COLUMNS] = {};
 
     keys_of_item<F>(a, s, w, at, parity, x);
-    ptx_barrier_sync(group, GROUP_THREADS); /* the warps' maxima are written, and o of the last piece is read */
-#pragma unroll
-    for (int i = 0; i < F::SLABS; i++)
-        weigh_keys<F>(s, parity, i, base + lane / 8 + (lane & 4), x[i]);
+    /* The warps' maxima are written, and o of the last piece is read. */
+    ptx_barrier_sync(1 + threadIdx.x / GROUP_THREADS, GROUP_THREADS);
+    weigh_keys<F>(s, parity, base + lane / 8 + (lane & 4), x);
     __syncwarp(); /* the weights are written before all lanes read them */
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
         ptx_mbarrier_wait(ptx_shared(&s->full[warp][half]), 1);
         if (more && half == 0 && lane == 0)
             prefetch_rows<F>(a.p, a.p.k + next.head * a.p.k_stride, chunk_base(w, next));
-        add_values<F>(s, s->stage[warp][half], s->part[warp] + half * HALF * F::QUERIES, base + half * HALF, all, o);
+        add_values<F>(s, s->stage[warp][half], s->part[warp] + half * HALF * QUERIES, base + half * HALF, all, o);
         __syncwarp(); /* all lanes have read the stage, and its weights */
         if (more && lane == 0)
             load_keys<F>(a, s, w, next, half);
     }
-#pragma unroll
-    for (int i = 0; i < F::SLABS; i++) {
-        if (i)
-            ptx_barrier_sync(group, GROUP_THREADS); /* the last slab's o are read */
-        store_slab<F>(a.p, s, at.head, first_row, rows, piece, i, o + i * SIDE);
-    }
-    store_sums<F>(a.p, s, at.head, first_row, rows, piece, parity);
+    store_values<F>(a.p, s, at.head, rows, w.first + at.piece, o);
+    store_sums<F>(a.p, s, at.head, rows, w.first + at.piece, parity);
 }
 #endif
 
-template <int KV, int N, int SLABS>
-static __global__ void __launch_bounds__((chunk_form<KV, N, SLABS>::THREADS), 1)
-    chunk(const __grid_constant__ chunk_args a)
+template <int KV, int N>
+static __global__ void __launch_bounds__(THREADS, 1) chunk(const __grid_constant__ chunk_args a)
 {
 #if __CUDA_ARCH__ >= 900
-    typedef chunk_form<KV, N, SLABS> form;
+    typedef chunk_form<KV, N> form;
     extern __shared__ __align__(1024) char memory[];
     chunk_shared<form> *s = (chunk_shared<form> *)memory;
-    const int64_t first_row = (int64_t)blockIdx.y * ROWS;
-    const int rows = (int)min(a.p.tokens * a.p.group - first_row, (int64_t)ROWS);
-    const int warp = threadIdx.x / 32;
-    float4 query[form::QUERY_WORDS];
+    const int rows = (int)(a.p.tokens * a.p.group), warp = threadIdx.x / 32;
     chunk_item at = {};
+    float4 query;
 
     if (threadIdx.x % 32 == 0) {
         for (int i = 0; i < STAGES; i++)
@@ -330,24 +295,22 @@ static __global__ void __launch_bounds__((chunk_form<KV, N, SLABS>::THREADS), 1)
     ptx_grid_dependency_wait();
     ptx_launch_dependents(); /* after the wait: merge reads positions before its own */
     if (threadIdx.x < 32)
-        read_ranges(a.p, s, first_row, rows, form::QUERIES);
+        read_ranges(a.p, s, rows);
     __syncthreads(); /* barriers are initialised and ranges written before all threads use them */
     const chunk_work w = work_of(s);
-    const int items = items_of<form::GROUPS>(a.p, w, &at);
+    const int items = items_of(a.p, w, &at);
 
     if (items == 0)
         return;
-    fetch_queries<form>(a.p, at.head, first_row, rows, query); /* before keys, behind which they would come late */
+    query = fetch_queries<form>(a.p, at.head, rows); /* before keys, behind which they would come late */
     if (threadIdx.x % 32 == 0)
         for (int half = 0; half < 2; half++)
             load_keys<form>(a, s, w, at, half);
     put_queries<form>(s, query);
     for (int i = 0; i < items; i++) {
-        if (i && at.piece == 0) {
-            fetch_queries<form>(a.p, at.head, first_row, rows, query);
-            put_queries<form>(s, query);
-        }
-        compute_item<form>(a, s, w, first_row, rows, at, i & 1, i + 1 < items);
+        if (i && at.piece == 0)
+            put_queries<form>(s, fetch_queries<form>(a.p, at.head, rows));
+        compute_item<form>(a, s, w, rows, at, i & 1, i + 1 < items);
         at = item_after(w, at);
     }
 #endif
@@ -355,39 +318,28 @@ static __global__ void __launch_bounds__((chunk_form<KV, N, SLABS>::THREADS), 1)
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-typedef struct chunk_kernel {
-    const void *function;
-    int shared, threads;
-} chunk_kernel;
-
-#define FORM(kv, n, slabs)                                                                      \
-    {                                                                                           \
-        (const void *)chunk<kv, n, slabs>, (int)sizeof(chunk_shared<chunk_form<kv, n, slabs>>), \
-            chunk_form<kv, n, slabs>::THREADS                                                   \
+#define FORMS(kv)                                                  \
+    {                                                              \
+        (const void *)chunk<kv, 64>, (const void *)chunk<kv, 128>, \
     }
-#define FORMS(kv)                              \
-    {                                          \
-        {FORM(kv, 64, 1), FORM(kv, 64, 2)},    \
-        {                                      \
-            FORM(kv, 128, 1), FORM(kv, 128, 2) \
-        }                                      \
+#define BYTES(kv)                                                                            \
+    {                                                                                        \
+        sizeof(chunk_shared<chunk_form<kv, 64>>), sizeof(chunk_shared<chunk_form<kv, 128>>), \
     }
 
-/* By the cache's dtype, head_dim 64 or 128, and up to 4 or 8 queries. */
-static const chunk_kernel forms[3][2][2] = {FORMS(RIDGE_F16), FORMS(RIDGE_BF16), FORMS(RIDGE_U8)};
+/* By the cache's dtype, and head_dim 64 or 128. */
+static const void *const functions[3][2] = {FORMS(RIDGE_F16), FORMS(RIDGE_BF16), FORMS(RIDGE_U8)};
+static const size_t shared_of[3][2] = {BYTES(RIDGE_F16), BYTES(RIDGE_BF16), BYTES(RIDGE_U8)};
 static const void *const merge_function[1] = {(const void *)merge};
 
 static ridge_status prepare(const ridge_device *device)
 {
     ridge_status status = host_load(device, merge_function, 1, "attention_decode: loading kernels");
 
-    for (int i = 0; i < 12 && !status; i++) {
-        const chunk_kernel *f = &forms[0][0][0] + i;
-
-        if (f->shared <= host_max_shared(device))
-            status = host_prepare(device, &f->function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize, f->shared,
-                                  "attention_decode: loading kernels");
-    }
+    for (int i = 0; i < 6 && !status; i++)
+        if (shared_of[i / 2][i % 2] <= (size_t)host_max_shared(device))
+            status = host_prepare(device, &functions[i / 2][i % 2], 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)shared_of[i / 2][i % 2], "attention_decode: loading kernels");
     return status;
 }
 
@@ -395,11 +347,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            void *workspace, size_t, void *stream)
 {
     chunk_args a = {{}, attention_args_of(&bound->call, workspace)};
-    const int64_t queries = a.p.tokens * a.p.group, blocks = ridge_ceil_div(queries, (int64_t)ROWS);
     const int64_t most = a.p.kv_heads * attention_pieces_of(a.p.positions);
-    const chunk_kernel *f = &forms[a.p.kv == RIDGE_U8 ? 2 : a.p.kv == RIDGE_BF16][a.p.n == 128][queries <= 4   ? 0
-                                                                                                : queries <= 8 ? 1
-                                                                                                               : 2];
+    const int kv = a.p.kv == RIDGE_U8 ? 2 : a.p.kv == RIDGE_BF16, wide = a.p.n == 128;
     ridge_status status = RIDGE_OK;
 
     if (a.p.tokens * a.p.heads == 0)
@@ -407,10 +356,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (a.p.kv != RIDGE_U8)
         status = cache_map(device, &a.k, &a.p, a.p.k, a.p.k_stride, HALF);
     if (most && !status)
-        status = host_launch_shared(
-            device, kernel->name, f->function,
-            dim3((unsigned)ridge_min(ridge_ceil_div((int64_t)device->units, blocks), most), (unsigned)blocks),
-            f->threads, (size_t)f->shared, &a, stream);
+        status = host_launch_shared(device, kernel->name, functions[kv][wide],
+                                    dim3((unsigned)ridge_min((int64_t)device->units, most)), THREADS,
+                                    shared_of[kv][wide], &a, stream);
     return status ? status : merge_launch(device, kernel->name, &a.p, stream);
 }
 
@@ -425,10 +373,10 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "an operand or row stride is not a multiple of 16 bytes";
     if (problem->dim[4] * attention_row_bytes(problem->dtype[RIDGE_ATTENTION_DECODE_K], n) % 16)
         return "a head of the cache is no multiple of 16 bytes";
-    if (forms[0][n == 128][1].shared > host_max_shared(device))
+    if (shared_of[0][n == 128] > (size_t)host_max_shared(device))
         return "the chunks do not fit in shared memory";
-    if (problem->dim[2] > 0 && queries / (double)problem->dim[2] > 65535.0 * ROWS)
-        return "more than 2^20 queries of a KV head";
+    if (queries > (double)QUERIES * (double)problem->dim[2])
+        return "more than four queries of a KV head";
     if ((double)problem->dim[2] * (double)problem->dim[4] > 2147480000.0 * PIECE)
         return "more than 2^31 pieces";
     return queries > 2147483647.0 ? "more than 2^31 - 1 queries" : NULL;
@@ -439,11 +387,11 @@ static size_t workspace_bytes(const ridge_device *, const ridge_kernel *, const 
     return attention_workspace(problem);
 }
 
-/* Not picked yet: dearer than the others. */
+/* Latency, and the cache's bytes: less of both than tile's. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return 1000 +
-           (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-2 / device->copy_gbps;
+    return 5.9 +
+           0.7 * (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 / device->copy_gbps;
 }
 
 static const ridge_kernel rows[] = {

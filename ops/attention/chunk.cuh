@@ -14,32 +14,29 @@
 
 #include "merge.cuh"
 
-enum { CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE, ROWS = 8 /* queries of a CTA */ };
-enum { SIDE = 4 /* queries at a time */, HALF = 16 /* positions of a stage */, STAGES = CHUNK / HALF };
+enum { CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE };
+enum { QUERIES = 4 /* of a CTA, missing ones too */, HALF = 16 /* positions of a stage */, STAGES = CHUNK / HALF };
 enum { GROUP_WARPS = PIECE / CHUNK, GROUP_THREADS = 32 * GROUP_WARPS };
+enum { GROUPS = 4, WARPS = GROUPS * GROUP_WARPS, THREADS = 32 * WARPS };
 enum { PANEL = HALF * 128 /* bytes: 64 columns of a stage of floats */ };
 
 static_assert(CHUNK == 32 && STAGES == 2, "a chunk is four times eight keys in two stages");
 
-/* What a kernel is compiled for: the cache's dtype, head_dim, slabs of SIDE queries. */
-template <int KV_, int N_, int SLABS_> struct chunk_form {
-    enum { KV = KV_, N = N_, SLABS = SLABS_, QUERIES = SIDE * SLABS, COLUMNS = N / 32 };
+/* What a kernel is compiled for: the cache's dtype and head_dim. */
+template <int KV_, int N_> struct chunk_form {
+    enum { KV = KV_, N = N_, COLUMNS = N / 32 };
     enum { BYTES = KV == RIDGE_U8 ? N / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES : 2 * N }; /* of a row of the cache */
-    enum { GROUPS = SLABS == 1 ? 4 : 3, WARPS = GROUPS * GROUP_WARPS, THREADS = 32 * WARPS };
-    enum { QUERY_WORDS = (QUERIES * N + 4 * GROUP_THREADS - 1) / (4 * GROUP_THREADS) }; /* 16 bytes of a thread */
-    enum { PART = SIDE * N > CHUNK *QUERIES ? SIDE *N : CHUNK *QUERIES };
 };
 
 template <class F> struct __align__(1024) chunk_shared
 {
-    enum { WARPS = F::WARPS };
     char stage[WARPS][STAGES][HALF * F::BYTES];
-    float query[F::GROUPS][F::QUERIES][F::N];
-    __align__(16) float part[WARPS][F::PART]; /* weights [CHUNK][QUERIES], then o of SIDE queries, [SIDE][N] */
-    float m[2][WARPS][F::QUERIES];            /* by the parity of an item */
-    float l[WARPS][F::QUERIES];
+    float query[GROUPS][QUERIES][F::N];
+    __align__(16) float part[WARPS][QUERIES * F::N]; /* weights [CHUNK][QUERIES], then o [QUERIES][N] */
+    float m[2][WARPS][QUERIES];                      /* by the parity of an item */
+    float l[WARPS][QUERIES];
     uint64_t full[WARPS][STAGES]; /* the bytes of a stage have arrived: keys in even phases, values in odd ones */
-    int2 range[F::QUERIES];       /* the positions that a query sees: [x, y) */
+    int2 range[QUERIES];          /* the positions that a query sees: [x, y) */
     int lowest, highest;          /* the hull of that */
     int common_first, common_end; /* what all queries see */
 };
@@ -73,13 +70,13 @@ template <class F> static __device__ __forceinline__ void load_pair(const char *
     }
 }
 
-/* The lane's columns of a slab of queries. */
+/* The lane's columns of the queries. */
 template <int N> static __device__ __forceinline__ void hold_queries(const float (*query)[N], float (*q)[N / 8])
 {
     const int lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int r = 0; r < SIDE; r++)
+    for (int r = 0; r < QUERIES; r++)
 #pragma unroll
         for (int j = 0; j < N / 16; j++) {
             const float2 x = *(const float2 *)(query[r ^ lane % 4] + 16 * j + 2 * (lane % 8));
@@ -95,7 +92,7 @@ template <class F>
 static __device__ __forceinline__ float multiply_keys(const char *stage, int first, const float (*q)[F::N / 8])
 {
     const int lane = threadIdx.x % 32, row = first + lane / 8 + (lane & 4);
-    float part[2][SIDE][2] = {}, dot[2];
+    float part[2][QUERIES][2] = {}, dot[2];
 
 #pragma unroll
     for (int j = 0; j < F::N / 16; j++) {
@@ -106,7 +103,7 @@ static __device__ __forceinline__ float multiply_keys(const char *stage, int fir
 #pragma unroll
         for (int k = 0; k < 2; k++)
 #pragma unroll
-            for (int r = 0; r < SIDE; r++) {
+            for (int r = 0; r < QUERIES; r++) {
                 part[k][r][0] = ridge_fma(q[r][2 * j], x[k][0], part[k][r][0]);
                 part[k][r][1] = ridge_fma(q[r][2 * j + 1], x[k][1], part[k][r][1]);
             }
@@ -114,7 +111,7 @@ static __device__ __forceinline__ float multiply_keys(const char *stage, int fir
 #pragma unroll
     for (int k = 0; k < 2; k++) {
 #pragma unroll
-        for (int r = 0; r < SIDE / 2; r++)
+        for (int r = 0; r < QUERIES / 2; r++)
 #pragma unroll
             for (int b = 0; b < 2; b++)
                 part[k][r][b] += __shfl_xor_sync(~0u, part[k][r + 2][b], 2);
@@ -128,12 +125,12 @@ static __device__ __forceinline__ float multiply_keys(const char *stage, int fir
 
 /* ---------------------------------------------------------------------------------------------------------- weights */
 
-/* Scores of the lane's query of a slab and its four keys, in place of its dot products; the largest of the chunk. */
+/* Scores of the lane's query and its four keys, in place of its dot products; the largest of the chunk. */
 template <class F>
-static __device__ __forceinline__ void score_keys(const attention_args &p, chunk_shared<F> *s, int parity, int slab,
-                                                  int position, float *x)
+static __device__ __forceinline__ void score_keys(const attention_args &p, chunk_shared<F> *s, int parity, int position,
+                                                  float *x)
 {
-    const int lane = threadIdx.x % 32, r = slab * SIDE + lane % 4;
+    const int lane = threadIdx.x % 32, r = lane % 4;
     const int2 range = s->range[r];
     float m = -INFINITY;
 
@@ -147,40 +144,39 @@ static __device__ __forceinline__ void score_keys(const attention_args &p, chunk
 #pragma unroll
     for (int h = 16; h > 2; h /= 2)
         m = fmaxf(m, __shfl_xor_sync(~0u, m, h));
-    if (lane < SIDE)
+    if (lane < QUERIES)
         s->m[parity][threadIdx.x / 32][r] = m;
 }
 
 /* The largest score of a query in the piece. */
 template <class F> static __device__ __forceinline__ float piece_max(const chunk_shared<F> *s, int parity, int r)
 {
-    const float(*m)[F::QUERIES] = &s->m[parity][threadIdx.x / 32 / GROUP_WARPS * GROUP_WARPS];
+    const float(*m)[QUERIES] = &s->m[parity][threadIdx.x / 32 / GROUP_WARPS * GROUP_WARPS];
 
     return fmaxf(fmaxf(m[0][r], m[1][r]), fmaxf(m[2][r], m[3][r]));
 }
 
 /* Weights of the lane's query and keys, and their sum over the chunk. x: the scores. */
 template <class F>
-static __device__ __forceinline__ void weigh_keys(chunk_shared<F> *s, int parity, int slab, int position,
-                                                  const float *x)
+static __device__ __forceinline__ void weigh_keys(chunk_shared<F> *s, int parity, int position, const float *x)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = slab * SIDE + lane % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane % 4;
     const int2 range = s->range[r];
     const float m = piece_max(s, parity, r);
-    float *to = s->part[warp] + (lane / 8 + (lane & 4)) * F::QUERIES + r, w[4], l;
+    float *to = s->part[warp] + (lane / 8 + (lane & 4)) * QUERIES + r, w[4], l;
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int at = position + 8 * i;
 
         w[i] = at >= range.x && at < range.y ? ridge_attention_weight(m, x[i]) : 0.0f;
-        to[8 * i * F::QUERIES] = w[i];
+        to[8 * i * QUERIES] = w[i];
     }
     l = w[0] + w[2] + (w[1] + w[3]);
     l += __shfl_xor_sync(~0u, l, 4);
     l += __shfl_xor_sync(~0u, l, 16);
     l += __shfl_xor_sync(~0u, l, 8);
-    if (lane < SIDE)
+    if (lane < QUERIES)
         s->l[warp][r] = l;
 }
 
@@ -215,22 +211,19 @@ static __device__ __forceinline__ void add_values(const chunk_shared<F> *s, cons
                                                   int base, bool all, float (*o)[F::COLUMNS])
 {
     if (all) {
-#pragma unroll(F::SLABS == 1 ? 8 : 2)
+#pragma unroll 8
         for (int i = 0; i < HALF; i++) {
             float x[F::COLUMNS];
 
             load_columns<F>(stage + i * F::BYTES, x);
-#pragma unroll
-            for (int r = 0; r < F::QUERIES; r += 4) {
-                const float4 w = *(const float4 *)(weight + i * F::QUERIES + r);
+            const float4 w = *(const float4 *)(weight + i * QUERIES);
 
 #pragma unroll
-                for (int c = 0; c < F::COLUMNS; c++) {
-                    o[r][c] = ridge_fma(w.x, x[c], o[r][c]);
-                    o[r + 1][c] = ridge_fma(w.y, x[c], o[r + 1][c]);
-                    o[r + 2][c] = ridge_fma(w.z, x[c], o[r + 2][c]);
-                    o[r + 3][c] = ridge_fma(w.w, x[c], o[r + 3][c]);
-                }
+            for (int c = 0; c < F::COLUMNS; c++) {
+                o[0][c] = ridge_fma(w.x, x[c], o[0][c]);
+                o[1][c] = ridge_fma(w.y, x[c], o[1][c]);
+                o[2][c] = ridge_fma(w.z, x[c], o[2][c]);
+                o[3][c] = ridge_fma(w.w, x[c], o[3][c]);
             }
         }
     } else {
@@ -242,11 +235,11 @@ static __device__ __forceinline__ void add_values(const chunk_shared<F> *s, cons
 
             load_columns<F>(stage + i * F::BYTES, x);
 #pragma unroll
-            for (int r = 0; r < F::QUERIES; r++)
+            for (int r = 0; r < QUERIES; r++)
                 if (base + i >= s->range[r].x && base + i < s->range[r].y)
 #pragma unroll
                     for (int c = 0; c < F::COLUMNS; c++)
-                        o[r][c] = ridge_fma(weight[i * F::QUERIES + r], x[c], o[r][c]);
+                        o[r][c] = ridge_fma(weight[i * QUERIES + r], x[c], o[r][c]);
         }
     }
 }

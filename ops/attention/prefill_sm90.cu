@@ -12,7 +12,8 @@
  * P = 0. So a query's bits depend on its keys alone. For that a V that is not finite must not meet P = 0: it is taken
  * out of tiles that a query sees in part, and a query that sees it gets NaN.
  * Barriers: `full` of a stage orders TMA's writes before the consumers' reads, `empty` those before the next writes;
- * TURN + i: the other consumer's products are issued before those of consumer i; BOTH: the consumers' own. */
+ * TURN + i: the other consumer's products are issued before those of consumer i; BOTH: the consumers' own; GROUP: the
+ * first warpgroup's; ALL: what the consumers need to begin. */
 #include <math.h>
 
 #include "cache_map.cuh"
@@ -21,7 +22,7 @@
 #include "cuda/sm90/wgmma_registers.cuh"
 
 enum { TILE = 128, ROWS = 128, HALF = 64, CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS), STAGES = 2 };
-enum { PANEL = 128 * 128 /* bytes: 64 columns of a tile or of the queries */, TURN = 1, BOTH = 3 };
+enum { PANEL = 128 * 128 /* bytes: 64 columns of a tile or of the queries */, TURN = 1, BOTH = 3, ALL = 4, GROUP = 5 };
 static_assert(TILE == ROWS, "as many notes of a tile as of the queries");
 enum { CONSUMER_THREADS = 128 * CONSUMERS, CONSUMER_WARPS = 4 * CONSUMERS };
 
@@ -90,6 +91,12 @@ static __device__ __forceinline__ int4 whole_hull(const int4 *hull)
     return h;
 }
 
+/* The tile behind the last one that a query sees. */
+static __device__ __forceinline__ int tiles_of(int4 hull)
+{
+    return (int)(((int64_t)hull.y + TILE - 1) / TILE);
+}
+
 /* -------------------------------------------------------------------------------------------------------- producer */
 
 template <int N>
@@ -126,45 +133,40 @@ template <int KV> static __device__ __forceinline__ uint4 pack_queries(float *x,
     return num_pack<KV>(x);
 }
 
-/* The queries, rounded to the cache's dtype; zeros for missing ones. All loads of four rows are in flight at once. */
+/* The queries, rounded to the cache's dtype; zeros for missing ones. A thread's loads are all in flight at once. */
 template <int KV, int N, int Q_BF16>
 static __device__ __forceinline__ void load_queries(const attention_args &p, wgmma_shared<N> *s, int64_t first_row,
                                                     int rows, float sign)
 {
-    enum { PIECES = N / 8, STEP = CONSUMER_THREADS / PIECES, BATCH = 4, WORDS = Q_BF16 ? 1 : 2 };
-    const int thread = threadIdx.x - 128, c = thread % PIECES;
-
-#pragma unroll 1
-    for (int first = thread / PIECES; first < ROWS; first += BATCH * STEP) {
-        uint4 v[BATCH][WORDS] = {};
+    enum { PIECES = N / 8, STEP = CONSUMER_THREADS / PIECES, COUNT = ROWS / STEP, WORDS = Q_BF16 ? 1 : 2 };
+    const int thread = threadIdx.x - 128, c = thread % PIECES, first = thread / PIECES;
+    uint4 v[COUNT][WORDS] = {};
 
 #pragma unroll
-        for (int i = 0; i < BATCH; i++)
-            if (first + i * STEP < rows) {
-                int64_t t, head;
+    for (int i = 0; i < COUNT; i++)
+        if (first + i * STEP < rows) {
+            int64_t t, head;
 
-                query(p, first_row + first + i * STEP, &t, &head);
-                const uint4 *from = (const uint4 *)(p.q + t * p.q_stride + (head * N + 8 * c) * (Q_BF16 ? 2 : 4));
+            query(p, first_row + first + i * STEP, &t, &head);
+            const uint4 *from = (const uint4 *)(p.q + t * p.q_stride + (head * N + 8 * c) * (Q_BF16 ? 2 : 4));
 #pragma unroll
-                for (int j = 0; j < WORDS; j++)
-                    v[i][j] = from[j];
-            }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int r = first + i * STEP;
-            float x[8];
-
-            if (Q_BF16) {
-                num_unpack<RIDGE_BF16>(v[i][0], x);
-            } else {
-                num_unpack<RIDGE_F32>(v[i][0], x);
-                num_unpack<RIDGE_F32>(v[i][WORDS - 1], x + 4);
-            }
-            *(uint4 *)(s->q[c / 8] + r * 128 + (c % 8 ^ r % 8) * 16) = pack_queries<KV>(x, sign);
+            for (int j = 0; j < WORDS; j++)
+                v[i][j] = from[j];
         }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const int r = first + i * STEP;
+        float x[8];
+
+        if (Q_BF16) {
+            num_unpack<RIDGE_BF16>(v[i][0], x);
+        } else {
+            num_unpack<RIDGE_F32>(v[i][0], x);
+            num_unpack<RIDGE_F32>(v[i][WORDS - 1], x + 4);
+        }
+        *(uint4 *)(s->q[c / 8] + r * 128 + (c % 8 ^ r % 8) * 16) = pack_queries<KV>(x, sign);
     }
     ptx_fence_async(); /* the stores are visible to wgmma */
-    ptx_barrier_sync(BOTH, CONSUMER_THREADS);
 }
 
 /* --------------------------------------------------------------------------------------------------------- weights */
@@ -445,8 +447,7 @@ static __device__ __forceinline__ void consume_tiles(const attention_args &p, wg
 }
 
 template <int KV, int N, int CAP>
-static __device__ __forceinline__ void consume(const attention_args &p, wgmma_shared<N> *s, int64_t first_row, int rows,
-                                               int4 hull, int begin, int tiles)
+static __device__ __forceinline__ void consume(const attention_args &p, wgmma_shared<N> *s, int64_t first_row, int rows)
 {
     const int first = (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
     const float log2e = 0x1.715476p+0f, sign = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
@@ -454,10 +455,6 @@ static __device__ __forceinline__ void consume(const attention_args &p, wgmma_sh
     float O[N / 2] = {};
     row_pair of = {{}, {}, {-INFINITY, -INFINITY}, {0.0f, 0.0f}};
 
-    if (p.q_bf16)
-        load_queries<KV, N, 1>(p, s, first_row, rows, sign);
-    else
-        load_queries<KV, N, 0>(p, s, first_row, rows, sign);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int2 range = range_of(p, first_row, rows, first + 8 * h);
@@ -465,6 +462,14 @@ static __device__ __forceinline__ void consume(const attention_args &p, wgmma_sh
         of.first[h] = range.x;
         of.end[h] = range.y;
     }
+    if (p.q_bf16)
+        load_queries<KV, N, 1>(p, s, first_row, rows, sign);
+    else
+        load_queries<KV, N, 0>(p, s, first_row, rows, sign);
+    ptx_barrier_sync(ALL, THREADS); /* the queries and the hull are written before consumers read them */
+    const int4 hull = whole_hull(s->hull);
+    const int begin = hull.x / TILE, tiles = tiles_of(hull);
+
     if (begin < tiles)
         consume_tiles<KV, N, CAP>(p, s, first_row, rows, hull, begin, tiles, c, &of, O);
     ptx_launch_dependents();
@@ -482,6 +487,8 @@ static __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma(const __grid_
     const int rows = (int)min(a.p.tokens * a.p.group - first_row, (int64_t)ROWS);
 
     if (threadIdx.x == 0) {
+        ptx_prefetch_map(&a.k);
+        ptx_prefetch_map(&a.v);
         pipeline_init(ptx_shared(s->k_full), ptx_shared(s->k_empty), STAGES, 1, CONSUMER_WARPS);
         pipeline_init(ptx_shared(s->v_full), ptx_shared(s->v_empty), STAGES, 1, CONSUMER_WARPS);
         ptx_mbarrier_fence_init();
@@ -489,20 +496,21 @@ static __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma(const __grid_
     }
     for (int i = threadIdx.x; i < TILE / 32 * N; i += THREADS)
         (&s->bad[0][0])[i] = (&s->nan[0][0])[i] = 0;
+    __syncthreads(); /* barriers are initialised and notes cleared before threads use them */
     ptx_grid_dependency_wait();
-    if (threadIdx.x < 128)
-        read_hull(a.p, s->hull, first_row, rows);
-    __syncthreads(); /* barriers, notes and the hull are written before all threads use them */
-    const int4 hull = whole_hull(s->hull);
-    const int begin = hull.x / TILE, tiles = (int)(((int64_t)hull.y + TILE - 1) / TILE);
-
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 0)
-            produce<N>(a, s, begin, tiles);
+        read_hull(a.p, s->hull, first_row, rows);
+        ptx_barrier_sync(GROUP, 128); /* the warps' hulls are written before all are read */
+        ptx_barrier_arrive(ALL, THREADS);
+        if (threadIdx.x == 0) {
+            const int4 hull = whole_hull(s->hull);
+
+            produce<N>(a, s, hull.x / TILE, tiles_of(hull));
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume<KV, N, CAP>(a.p, s, first_row, rows, hull, begin, tiles);
+        consume<KV, N, CAP>(a.p, s, first_row, rows);
     }
 #endif
 }

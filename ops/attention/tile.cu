@@ -126,12 +126,11 @@ static __device__ __forceinline__ void read_ranges(const attention_args &p, tile
     __syncthreads(); /* the ranges are written before all threads read them */
 }
 
-/* The sums over the eight lanes of a key, for each query; a lane gets that of one of them. Partials four apart are two
- * lanes apart: each of the two keeps half of the queries. Then those two apart, then a lane's own two, then the two
- * eights. */
+/* The sums over the eight lanes of a key, for each query; a lane gets that of its first one. Partials four apart are
+ * two lanes apart: each of the two keeps the half of the queries that it has first, which is the other's second one.
+ * Then those two apart, then a lane's own two, then the two eights. */
 template <int HELD> static __device__ __forceinline__ float sum_lanes(const float (*part)[2])
 {
-    const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
     float sum[2];
 
 #pragma unroll
@@ -139,15 +138,9 @@ template <int HELD> static __device__ __forceinline__ float sum_lanes(const floa
         float half[HELD / 2];
 
 #pragma unroll
-        for (int r = 0; r < HELD / 2; r++) {
-            const float keep = upper ? part[HELD / 2 + r][b] : part[r][b];
-
-            half[r] = keep + __shfl_xor_sync(~0u, upper ? part[r][b] : part[HELD / 2 + r][b], 2);
-        }
-        if (HELD == 2)
-            sum[b] = half[0] + __shfl_xor_sync(~0u, half[0], 1);
-        else
-            sum[b] = (odd ? half[HELD / 2 - 1] : half[0]) + __shfl_xor_sync(~0u, odd ? half[0] : half[HELD / 2 - 1], 1);
+        for (int r = 0; r < HELD / 2; r++)
+            half[r] = part[r][b] + __shfl_xor_sync(~0u, part[HELD / 2 + r][b], 2);
+        sum[b] = half[0] + __shfl_xor_sync(~0u, half[HELD / 2 - 1], 1);
     }
     sum[0] += sum[1];
     return sum[0] + __shfl_xor_sync(~0u, sum[0], 4);
@@ -164,7 +157,7 @@ template <class F> static __device__ __forceinline__ void multiply_keys(tile_sha
     while (groups * HELD < rows)
         groups *= 2;
     const int first = threadIdx.x / 32 % groups * HELD, step = F::WARPS / groups * 4;
-    const int row = first + (HELD == 2 ? pair / 2 : pair);
+    const int own = HELD == 2 ? pair / 2 % 2 : pair % 4, row = first + own; /* the query that the lane has first */
     const bool stores = HELD == 2 ? pair == 0 || pair == 2 : pair < 4;
     float q[HELD][N / 8];
 
@@ -174,7 +167,7 @@ template <class F> static __device__ __forceinline__ void multiply_keys(tile_sha
     for (int r = 0; r < HELD; r++)
 #pragma unroll
         for (int j = 0; j < N / 16; j++) {
-            const float2 x = *(const float2 *)(s->query[min(first + r, rows - 1)] + PIECE + 16 * j + 2 * pair);
+            const float2 x = *(const float2 *)(s->query[min(first + (r ^ own), rows - 1)] + PIECE + 16 * j + 2 * pair);
 
             q[r][2 * j] = x.x;
             q[r][2 * j + 1] = x.y;
