@@ -298,7 +298,7 @@ static __global__ void __launch_bounds__(THREADS, 1) chunk(const __grid_constant
         read_ranges(a.p, s, rows);
     __syncthreads(); /* barriers are initialised and ranges written before all threads use them */
     const chunk_work w = work_of(s);
-    const int items = items_of(a.p, w, &at);
+    int items = items_of(a.p, w, &at);
 
     if (items == 0)
         return;
@@ -307,11 +307,11 @@ static __global__ void __launch_bounds__(THREADS, 1) chunk(const __grid_constant
         for (int half = 0; half < 2; half++)
             load_keys<form>(a, s, w, at, half);
     put_queries<form>(s, query);
-    for (int i = 0; i < items; i++) {
-        if (i && at.piece == 0)
-            put_queries<form>(s, fetch_queries<form>(a.p, at.head, rows));
-        compute_item<form>(a, s, w, rows, at, i & 1, i + 1 < items);
+    for (; items > 0; items--) {
+        compute_item<form>(a, s, w, rows, at, items & 1, items > 1);
         at = item_after(w, at);
+        if (at.piece == 0 && items > 1)
+            put_queries<form>(s, fetch_queries<form>(a.p, at.head, rows));
     }
 #endif
 }
