@@ -27,6 +27,11 @@ def call(op, dims, operands, flags=0, kernel=None, scaling=None, **options):
     return made
 
 
+def constant(name):
+    from ridge import _abi
+    return getattr(_abi, name)
+
+
 def stream():
     return torch.cuda.current_stream().cuda_stream
 

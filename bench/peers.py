@@ -175,13 +175,16 @@ def attention_suite(lib, all_kernels):
     yield from peers_attention.attention_suite(lib, all_kernels)
 
 
-def grouped_suite(lib, all_kernels):
-    import peers_grouped
-    yield from peers_grouped.grouped_suite(lib, all_kernels)
+def grouped_suite(name):
+    def suite(lib, all_kernels):
+        import peers_grouped
+        yield from getattr(peers_grouped, name)(lib, all_kernels)
+    return suite
 
 
 SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "norm": norm_suite, "attention": attention_suite,
-          "grouped": grouped_suite}
+          "grouped": grouped_suite("grouped_suite"), "grouped_k": grouped_suite("k_suite"),
+          "grouped_masked": grouped_suite("masked_suite")}
 
 
 # --------------------------------------------------------------------------------------------------------------- main

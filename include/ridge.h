@@ -360,15 +360,17 @@ enum {
 #define RIDGE_GROUPED_MASKED 0x200u /**< A and D have m rows a group, of which the first count */
 
 /** D_g = A_g B_g^T for each group g (an expert), whose sizes only the device knows: `offsets` is read by the kernels
- * alone, and the grid follows from the dimensions. Scalings and bits of an element: as gemm_fp8's above 64 rows.
+ * alone, and the grid follows from the dimensions. Bits of an element: as gemm_fp8's above 64 rows. Scalings of groups
+ * of rows: ROW128 or ROW128_T and BLK128, whose blocks of B begin anew in each group; or each TENSOR (of A one scale, of B
+ * one a group) or ROW. Of groups of k: ROW128 and ROW128.
  *
  *     RIDGE_GROUPED_M       A [m, k], B [groups * n, k], D [m, n]; group g has the rows offsets[g] .. offsets[g + 1] of
- *                           A and D, any number of them. ROW128 and BLK128, whose blocks of B begin anew in each group
+ *                           A and D, any number of them
  *     RIDGE_GROUPED_K       A [m, k], B [n, k], D [groups * m, n]; group g has the elements offsets[g] .. offsets[g + 1]
- *                           of k, a multiple of 128 each. ROW128 and ROW128. A group without any: zeros, or with
- *                           RIDGE_ACCUMULATE D as it was
+ *                           of k, a multiple of 128 each. A group without any: zeros, or with RIDGE_ACCUMULATE D as it
+ *                           was
  *     RIDGE_GROUPED_MASKED  A [groups * m, k], B [groups * n, k], D [groups * m, n]; the first offsets[g] rows of a
- *                           group count. ROW128 and BLK128
+ *                           group count
  *
  * What no group has of D is not written. A group is bad if its offsets decrease or reach outside 0 .. m (of k: 0 .. k,
  * or are no multiple of 128); nothing is written for the first bad group and those after it. groups * m and groups * n

@@ -154,6 +154,7 @@ static bool part_of(const image *im, int64_t g, image *part)
 {
     const int64_t m = im->call.dim[0], n = im->call.dim[1], k = im->call.dim[2];
     const bool by_k = mode_of(im) == RIDGE_GROUPED_K, masked = mode_of(im) == RIDGE_GROUPED_MASKED;
+    const uint32_t of_a = im->call.flags & RIDGE_SCALE, of_b = im->call.flags & RIDGE_SCALE_B;
     int64_t from, to, row;
 
     if (!group_of(im, g, &from, &to) || (by_k && from == to && (im->call.flags & RIDGE_ACCUMULATE)))
@@ -167,10 +168,20 @@ static bool part_of(const image *im, int64_t g, image *part)
     part->call.dim[1] = n;
     part->call.dim[2] = by_k ? to - from : k;
     place(im, RIDGE_GEMM_FP8_GROUPED_A, by_k ? 0 : row, by_k ? from : 0, part, RIDGE_GEMM_FP8_A);
-    place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_A, by_k ? from / BLOCK : 0, by_k ? 0 : row, part, RIDGE_GEMM_FP8_SCALE_A);
+    if (of_a == RIDGE_SCALE_TENSOR)
+        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_A, 0, 0, part, RIDGE_GEMM_FP8_SCALE_A);
+    else if (im->call.flags & RIDGE_SCALE_T)
+        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_A, row, 0, part, RIDGE_GEMM_FP8_SCALE_A);
+    else
+        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_A, by_k ? from / BLOCK : 0, by_k ? 0 : row, part,
+              RIDGE_GEMM_FP8_SCALE_A);
     place(im, RIDGE_GEMM_FP8_GROUPED_B, by_k ? 0 : g * n, by_k ? from : 0, part, RIDGE_GEMM_FP8_B);
-    place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_B, by_k ? from / BLOCK : g * ((n + BLOCK - 1) / BLOCK), 0, part,
-          RIDGE_GEMM_FP8_SCALE_B);
+    if (of_b == RIDGE_SCALE_B_TENSOR || of_b == RIDGE_SCALE_B_ROW)
+        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_B, 0, of_b == RIDGE_SCALE_B_ROW ? g * n : g, part,
+              RIDGE_GEMM_FP8_SCALE_B);
+    else
+        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_B, by_k ? from / BLOCK : g * ((n + BLOCK - 1) / BLOCK), 0, part,
+              RIDGE_GEMM_FP8_SCALE_B);
     place(im, RIDGE_GEMM_FP8_GROUPED_D, row, 0, part, RIDGE_GEMM_FP8_D);
     return part->call.dim[0] && n;
 }
@@ -281,6 +292,14 @@ static void cases(const ridge_op_row *op, case_level level, case_list *list)
         {"m=530 n=256 k=256 groups=3", {.fill = FILL_SPECIAL}},
         {"m=131 n=257 k=391 groups=4", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
         {"m=140 n=136 k=2064 groups=3", {.fill = FILL_NORMAL, .pad = 16}},
+        {"m=560 n=8 k=16 groups=520", {.fill = FILL_NORMAL}},
+        {"m=420 n=264 k=400 groups=4", {.fill = FILL_NORMAL, .repeats = 20}},
+        {"m=330 n=264 k=400 groups=6 scales=row", {.fill = FILL_NORMAL}},
+        {"m=150 n=136 k=272 groups=5 scales=tensor", {.fill = FILL_EXACT, .pad = 16}},
+        {"m=270 n=72 k=528 groups=3 scales=row_tensor", {.fill = FILL_EDGE, .pad = 16}},
+        {"m=85 n=77 k=391 groups=4 scales=tensor_row", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
+        {"m=250 n=200 k=400 groups=4 scales=row128_t_blk128", {.fill = FILL_NORMAL}},
+        {"mode=masked m=70 n=264 k=400 groups=5 scales=row", {.fill = FILL_NORMAL}},
         {"mode=masked m=0 n=24 k=64 groups=3", {.fill = FILL_NORMAL}},
         {"mode=masked m=9 n=24 k=64 groups=0", {.fill = FILL_NORMAL}},
         {"mode=masked m=9 n=40 k=272 groups=4", {.fill = FILL_NORMAL}},
@@ -327,35 +346,54 @@ static const suite_row suites[] = {
     {NULL, NULL},
 };
 
-/* Groups, n and k of a layer's products; of DeepSeek-V3 and Qwen3-30B-A3B the experts of one of eight devices. */
+/* Groups, n and k of a layer's two products, of the experts of one of eight devices: DeepSeek-V3, Kimi K2,
+ * Qwen3-30B-A3B, Qwen3-235B-A22B, gpt-oss-120b; all of Mixtral's. */
 static const struct {
     int groups, n, k;
-} models[] = {{32, 4096, 7168}, {32, 7168, 2048}, {16, 1536, 2048},
-              {16, 2048, 768},  {8, 28672, 4096}, {8, 4096, 14336}};
+} products[] = {{32, 4096, 7168}, {32, 7168, 2048}, {48, 4096, 7168}, {48, 7168, 2048},
+                {16, 1536, 2048}, {16, 2048, 768},  {16, 3072, 4096}, {16, 4096, 1536},
+                {16, 5760, 2880}, {16, 2880, 2880}, {8, 28672, 4096}, {8, 4096, 14336}};
 
-enum { MODELS = (int)(sizeof models / sizeof models[0]), ROWS = 4, WAYS = 3, LINES = MODELS * (ROWS * WAYS + 2) };
+/* Groups of rows, the problems of bench/peers_grouped.py: a product, and rows a group in the mean. */
+static const struct {
+    int product, rows, variant;
+} problems[] = {{0, 64, EQUAL},   {0, 256, EQUAL},      {0, 1024, ZIPF},      {0, 4096, EQUAL}, {1, 128, ZIPF},
+                {1, 512, EQUAL},  {1, 2048, ONE_GROUP}, {2, 64, ZIPF},        {2, 512, EQUAL},  {3, 256, EQUAL},
+                {3, 1024, ZIPF},  {4, 256, EQUAL},      {4, 2048, ZIPF},      {4, 8192, EQUAL}, {5, 512, ZIPF},
+                {5, 2048, EQUAL}, {6, 128, EQUAL},      {6, 1024, EQUAL},     {7, 4096, ZIPF},  {8, 256, ZIPF},
+                {8, 1024, EQUAL}, {9, 2048, ZIPF},      {10, 512, ONE_GROUP}, {11, 2048, EQUAL}};
 
-/* Suite `grouped`: 64 to 4096 rows a group in the mean, of one size, by Zipf's law, or all in one group; then the
- * gradients of the weights, to bf16 and added to f32. */
+enum {
+    PRODUCTS = (int)(sizeof products / sizeof products[0]),
+    BY_ROWS = (int)(sizeof problems / sizeof problems[0]),
+    FEW = 3,
+    LINES = BY_ROWS + PRODUCTS * (FEW + 2)
+};
+
+/* Suites `grouped`; `grouped_masked`, 8 to 64 rows of each group; and `grouped_k`, the gradients of the weights from
+ * 2048 rows a group, to bf16 and added to f32. */
 static suite_line suite(int index)
 {
-    static const int variant[WAYS] = {EQUAL, ZIPF, ONE_GROUP};
     static char text[128];
-    const int i = index / (ROWS * WAYS + 2), way = index % (ROWS * WAYS + 2), groups = models[i].groups;
+    const int i = index < BY_ROWS ? problems[index].product : (index - BY_ROWS) / (FEW + 2);
+    const int way = (index - BY_ROWS) % (FEW + 2), groups = products[i].groups, n = products[i].n, k = products[i].k;
 
-    if (way >= ROWS * WAYS)
-        snprintf(text, sizeof text, "gemm_fp8_grouped mode=k m=%d n=%d k=%d groups=%d %s variant=%d", models[i].n,
-                 models[i].k, 1024 * groups, groups, way % 2 ? "d=f32 accumulate=1" : "d=bf16", EQUAL);
-    else
+    if (index < BY_ROWS)
         snprintf(text, sizeof text, "gemm_fp8_grouped m=%d n=%d k=%d groups=%d variant=%d",
-                 groups * (64 << way / WAYS * 2), models[i].n, models[i].k, groups, variant[way % WAYS]);
-    return (suite_line){"grouped", text, 0};
+                 groups * problems[index].rows, n, k, groups, problems[index].variant);
+    else if (way < FEW)
+        snprintf(text, sizeof text, "gemm_fp8_grouped mode=masked m=%d n=%d k=%d groups=%d variant=%d",
+                 way == 0 ? 8 : 32 * way, n, k, groups, EQUAL);
+    else
+        snprintf(text, sizeof text, "gemm_fp8_grouped mode=k m=%d n=%d k=%d groups=%d %s variant=%d", n, k,
+                 2048 * groups, groups, way == FEW ? "d=bf16" : "d=f32 accumulate=1", EQUAL);
+    return (suite_line){index < BY_ROWS ? "grouped" : way < FEW ? "grouped_masked" : "grouped_k", text, 0};
 }
 
 static int bad_calls(const ridge_call *good, bad_call *list)
 {
     list[0] = (bad_call){*good, "a pair of scalings that is not legal", "scalings of a and b"};
-    list[0].call.flags ^= RIDGE_SCALE_B_BLK128 ^ RIDGE_SCALE_B_ROW128;
+    list[0].call.flags = (good->flags & RIDGE_GROUPED) | RIDGE_SCALE_ROW | RIDGE_SCALE_B_BLK128;
     list[1] = (bad_call){*good, "e5m2 times e5m2", "e5m2"};
     list[1].call.arg[RIDGE_GEMM_FP8_GROUPED_A].dtype = list[1].call.arg[RIDGE_GEMM_FP8_GROUPED_B].dtype = RIDGE_E5M2;
     list[2] = (bad_call){*good, "two modes", "exclude each other"};

@@ -42,17 +42,22 @@ static void part_of(const ridge_call *call, int64_t group, int64_t from, int64_t
     const int64_t a_row = by_k ? 0 : mode == RIDGE_GROUPED_M ? from : group * m, b_row = by_k ? 0 : group * n;
     const int64_t d_row = mode == RIDGE_GROUPED_M ? from : group * m;
     const int64_t a_k = by_k ? from : 0, block = a_k / GEMM_BLOCK;
-    const ridge_operand *arg = call->arg;
+    const uint32_t of_a = call->flags & RIDGE_SCALE, of_b = call->flags & RIDGE_SCALE_B;
+    const ridge_operand *arg = call->arg, *scale_a = &arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A],
+                        *scale_b = &arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B];
 
     *part = (ridge_call){.op = RIDGE_GEMM_FP8, .flags = call->flags & ~RIDGE_GROUPED};
     part->dim[0] = by_k ? m : to - from;
     part->dim[1] = n;
     part->dim[2] = by_k ? to - from : k;
     part->arg[RIDGE_GEMM_FP8_A] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_A], a_row, a_k);
-    part->arg[RIDGE_GEMM_FP8_SCALE_A] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A], block, a_row);
+    part->arg[RIDGE_GEMM_FP8_SCALE_A] = of_a == RIDGE_SCALE_TENSOR    ? *scale_a
+                                        : call->flags & RIDGE_SCALE_T ? operand_at(scale_a, a_row, block)
+                                                                      : operand_at(scale_a, block, a_row);
     part->arg[RIDGE_GEMM_FP8_B] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_B], b_row, a_k);
-    part->arg[RIDGE_GEMM_FP8_SCALE_B] =
-        operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B], by_k ? block : group * ridge_ceil_div(n, GEMM_BLOCK), 0);
+    part->arg[RIDGE_GEMM_FP8_SCALE_B] = of_b == RIDGE_SCALE_B_BLK128
+                                            ? operand_at(scale_b, group * ridge_ceil_div(n, GEMM_BLOCK), 0)
+                                            : operand_at(scale_b, block, of_b == RIDGE_SCALE_B_TENSOR ? group : b_row);
     part->arg[RIDGE_GEMM_FP8_D] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_D], d_row, 0);
 }
 

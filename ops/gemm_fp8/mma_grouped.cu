@@ -11,7 +11,8 @@ enum { WIDTH = 32, BLOCK_N = 2 * WIDTH, CTAS = 2 };
 typedef struct grouped_args {
     mma_args p;
     group_args groups;
-    int by_k, size; /* size: bytes of an element of D */
+    int64_t scale_step; /* from the scales of B of a group to those of the next */
+    int by_k, size;     /* size: bytes of an element of D */
 } grouped_args;
 
 /* The arguments of a group. */
@@ -31,9 +32,9 @@ static __device__ __forceinline__ mma_args args_of_group(const grouped_args &g, 
         return p;
     }
     p.a += row * p.lda;
-    p.scale_a.at += row;
+    p.scale_a.at += row * p.scale_a.row;
     p.b += (int64_t)group * p.n * p.ldb;
-    p.scale_b.at += (int64_t)group * ((p.n + BK - 1) / BK) * p.scale_b.row;
+    p.scale_b.at += group * g.scale_step;
     p.m = (int)(to - from);
     p.tiles_m = (p.m + LARGE_M - 1) / LARGE_M;
     return p;
@@ -86,6 +87,8 @@ static grouped_args args_of(const ridge_call *call)
                         *d = &call->arg[RIDGE_GEMM_FP8_GROUPED_D],
                         *scale_a = &call->arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A],
                         *scale_b = &call->arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B];
+    const uint32_t of_a = call->flags & RIDGE_SCALE, of_b = call->flags & RIDGE_SCALE_B;
+    const bool transposed = call->flags & RIDGE_SCALE_T, by_row = of_b == RIDGE_SCALE_B_ROW;
     grouped_args g = {};
     mma_args *p = &g.p;
 
@@ -98,9 +101,21 @@ static grouped_args args_of(const ridge_call *call)
     p->lda = a->stride;
     p->ldb = b->stride;
     p->ldd = d->stride;
-    p->scale_a = {(const float *)scale_a->data, 1, scale_a->stride, 0};
-    p->scale_b = {(const float *)scale_b->data, g.by_k ? 1 : scale_b->stride, g.by_k ? scale_b->stride : 1,
-                  g.by_k ? 0 : 7};
+    p->scale_last = of_a == RIDGE_SCALE_TENSOR || of_a == RIDGE_SCALE_ROW;
+    p->scale_a = {(const float *)scale_a->data,
+                  of_a == RIDGE_SCALE_TENSOR ? 0
+                  : transposed               ? scale_a->stride
+                                             : 1,
+                  p->scale_last ? 0
+                  : transposed  ? 1
+                                : scale_a->stride,
+                  0};
+    p->scale_b = {(const float *)scale_b->data, by_row || g.by_k, g.by_k ? scale_b->stride : 0, 0};
+    g.scale_step = by_row ? call->dim[1] : 1;
+    if (of_b == RIDGE_SCALE_B_BLK128) {
+        p->scale_b = {(const float *)scale_b->data, scale_b->stride, 1, 7};
+        g.scale_step = ridge_ceil_div(call->dim[1], BK) * scale_b->stride;
+    }
     p->m = (int)call->dim[0];
     p->n = (int)call->dim[1];
     p->k = (int)call->dim[2];

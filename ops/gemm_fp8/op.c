@@ -1,12 +1,11 @@
 /* op.c: the op row of gemm_fp8 and its builder: operands, problem text, rules. */
-#include "src/ops.h"
+#include "op.h"
 
 #define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
 #define F32 (1u << RIDGE_F32)
 #define NO_PAIR                                                                                             \
     "the scalings of a and b are no legal pair (tensor or row x tensor or row, row128 x blk128 or row128, " \
     "blk128 x row128; row128_t for all row128)"
-#define SCALES (RIDGE_SCALE | RIDGE_SCALE_B | RIDGE_SCALE_T | RIDGE_SCALE_B_T)
 
 /* The pairs of scale modes that are legal. */
 static const char *const pair_names[] = {
@@ -30,7 +29,7 @@ static const ridge_field fields[] = {
     DTYPE("a", RIDGE_GEMM_FP8_A),
     DTYPE("b", RIDGE_GEMM_FP8_B),
     DTYPE("d", RIDGE_GEMM_FP8_D),
-    {.name = "scales", .kind = RIDGE_FIELD_CHOICE, .mask = SCALES, .choices = pair_names, .bits = pair_bits},
+    {.name = "scales", .kind = RIDGE_FIELD_CHOICE, .mask = GEMM_SCALES, .choices = pair_names, .bits = pair_bits},
     HAS("bias", RIDGE_GEMM_FP8_BIAS),
     FLAG("accumulate", RIDGE_ACCUMULATE),
     END,
@@ -38,7 +37,7 @@ static const ridge_field fields[] = {
 
 static const char *rule(const ridge_call *call)
 {
-    const uint32_t scales = call->flags & SCALES, bias = call->arg[RIDGE_GEMM_FP8_BIAS].dtype;
+    const uint32_t scales = call->flags & GEMM_SCALES, bias = call->arg[RIDGE_GEMM_FP8_BIAS].dtype;
     const uint32_t d = call->arg[RIDGE_GEMM_FP8_D].dtype;
     int pair = 0;
 
@@ -57,9 +56,8 @@ static const char *rule(const ridge_call *call)
     return NULL;
 }
 
-/* The scales of an empty matrix are not read: they may be NULL. */
-static void scales_extent(uint32_t mode, bool transposed, int64_t rows, int64_t k, int64_t *table_rows,
-                          int64_t *table_cols)
+void gemm_scales_extent(uint32_t mode, bool transposed, int64_t rows, int64_t k, int64_t *table_rows,
+                        int64_t *table_cols)
 {
     if (transposed)
         ridge_scale_extent(mode, rows, k, table_cols, table_rows);
@@ -75,10 +73,10 @@ static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols
 
     switch (arg) {
     case RIDGE_GEMM_FP8_SCALE_A:
-        scales_extent(call->flags & RIDGE_SCALE, call->flags & RIDGE_SCALE_T, m, k, rows, cols);
+        gemm_scales_extent(call->flags & RIDGE_SCALE, call->flags & RIDGE_SCALE_T, m, k, rows, cols);
         break;
     case RIDGE_GEMM_FP8_SCALE_B:
-        scales_extent((call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T, n, k, rows, cols);
+        gemm_scales_extent((call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T, n, k, rows, cols);
         break;
     default:
         *rows = arg == RIDGE_GEMM_FP8_BIAS ? 1 : arg == RIDGE_GEMM_FP8_B ? n : m;
@@ -108,14 +106,21 @@ static bool in_flags(ridge_scaling scaling, uint32_t t, uint32_t *flags)
     return scaling == RIDGE_SCALING_ROW128_T || (scaling >= RIDGE_SCALING_TENSOR && scaling <= RIDGE_SCALING_BLK128);
 }
 
+bool gemm_scale_flags(ridge_scaling a, ridge_scaling b, uint32_t *flags)
+{
+    uint32_t of_a, of_b;
+
+    if (!in_flags(a, RIDGE_SCALE_T, &of_a) || !in_flags(b, RIDGE_SCALE_B_T >> 4, &of_b))
+        return false;
+    *flags = of_a | of_b << 4;
+    return true;
+}
+
 ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge_tensor b, ridge_tensor d)
 {
     ridge_call call = ridge_begin(RIDGE_GEMM_FP8, m, n, k, 0);
-    uint32_t of_a, of_b;
 
-    if (in_flags(a.scaling, RIDGE_SCALE_T, &of_a) && in_flags(b.scaling, RIDGE_SCALE_B_T >> 4, &of_b))
-        call.flags = of_a | of_b << 4;
-    else
+    if (!gemm_scale_flags(a.scaling, b.scaling, &call.flags))
         call.invalid = NO_PAIR;
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_A, a, RIDGE_F32);
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_B, b, RIDGE_F32);
@@ -146,7 +151,7 @@ const ridge_op_row ridge_op_gemm_fp8 = {
             {"bias", RIDGE_IN, 1, -1, RIDGE_VECTOR, RIDGE_FLOATS, 0, "[n]"},
         },
     .fields = fields,
-    .flags = SCALES | RIDGE_ACCUMULATE,
+    .flags = GEMM_SCALES | RIDGE_ACCUMULATE,
     .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
     .invariant_max = INT64_MAX,
     .invariant_split = 64,

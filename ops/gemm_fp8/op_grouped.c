@@ -1,12 +1,24 @@
 /* op_grouped.c: the op row of gemm_fp8_grouped and its builder: operands, problem text, rules. */
-#include "src/ops.h"
+#include "op.h"
 
 #define FP8 (1u << RIDGE_E4M3 | 1u << RIDGE_E5M2)
 #define F32 (1u << RIDGE_F32)
-#define SCALES (RIDGE_SCALE | RIDGE_SCALE_B)
 #define BY_M (RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_BLK128)
 #define BY_K (RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_ROW128)
-#define NO_PAIR "the scalings of a and b must be row128 and blk128, or row128 both with RIDGE_GROUPED_K"
+#define NO_PAIR                                                                                                   \
+    "the scalings of a and b must be row128 or row128_t and blk128, or tensor or row each; with RIDGE_GROUPED_K " \
+    "row128 both"
+
+/* The pairs of scale modes that are legal, the last with RIDGE_GROUPED_K alone. */
+static const char *const pair_names[] = {"row128_blk128", "tensor",          "row",           "row_tensor",
+                                         "tensor_row",    "row128_t_blk128", "row128_row128", NULL};
+static const uint32_t pair_bits[] = {BY_M,
+                                     RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_TENSOR,
+                                     RIDGE_SCALE_ROW | RIDGE_SCALE_B_ROW,
+                                     RIDGE_SCALE_ROW | RIDGE_SCALE_B_TENSOR,
+                                     RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_ROW,
+                                     RIDGE_SCALE_ROW128 | RIDGE_SCALE_T | RIDGE_SCALE_B_BLK128,
+                                     BY_K};
 
 static const char *const mode_names[] = {"m", "k", "masked", NULL};
 
@@ -15,26 +27,31 @@ static const ridge_field fields[] = {
     DTYPE("b", RIDGE_GEMM_FP8_GROUPED_B),
     DTYPE("d", RIDGE_GEMM_FP8_GROUPED_D),
     CHOICE("mode", RIDGE_GROUPED, mode_names),
+    {.name = "scales", .kind = RIDGE_FIELD_CHOICE, .mask = GEMM_SCALES, .choices = pair_names, .bits = pair_bits},
     DTYPE("offsets", RIDGE_GEMM_FP8_GROUPED_OFFSETS),
     HAS("bad", RIDGE_GEMM_FP8_GROUPED_BAD),
     FLAG("accumulate", RIDGE_ACCUMULATE),
     END,
 };
 
-/* Problem text names the mode; the scalings follow. */
+/* A problem text with mode=k need not name its one pair of scalings. */
 static void derive(ridge_call *call)
 {
-    call->flags = (call->flags & ~SCALES) | ((call->flags & RIDGE_GROUPED) == RIDGE_GROUPED_K ? BY_K : BY_M);
+    if ((call->flags & RIDGE_GROUPED) == RIDGE_GROUPED_K && (call->flags & GEMM_SCALES) == BY_M)
+        call->flags = (call->flags & ~GEMM_SCALES) | BY_K;
 }
 
 static const char *rule(const ridge_call *call)
 {
     const uint32_t mode = call->flags & RIDGE_GROUPED, d = call->arg[RIDGE_GEMM_FP8_GROUPED_D].dtype;
     const int64_t m = call->dim[0], n = call->dim[1], k = call->dim[2], groups = call->dim[3];
+    int pair = 0;
 
     if (mode == RIDGE_GROUPED)
         return "RIDGE_GROUPED_K and RIDGE_GROUPED_MASKED exclude each other";
-    if ((call->flags & SCALES) != (mode == RIDGE_GROUPED_K ? BY_K : BY_M))
+    while (pair_names[pair] && pair_bits[pair] != (call->flags & GEMM_SCALES))
+        pair++;
+    if (!pair_names[pair] || (mode == RIDGE_GROUPED_K) != (pair_bits[pair] == BY_K))
         return NO_PAIR;
     if (call->arg[RIDGE_GEMM_FP8_GROUPED_A].dtype == RIDGE_E5M2 &&
         call->arg[RIDGE_GEMM_FP8_GROUPED_B].dtype == RIDGE_E5M2)
@@ -55,23 +72,24 @@ static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols
     const int64_t n = call->dim[1], k = call->dim[2], groups = call->dim[3];
     const int64_t a_rows = mode == RIDGE_GROUPED_MASKED ? groups * call->dim[0] : call->dim[0];
     const int64_t b_rows = mode == RIDGE_GROUPED_K ? n : groups * n;
-    const int64_t blocks = (k + 127) / 128;
+    const uint32_t mode_a = call->flags & RIDGE_SCALE, mode_b = (call->flags & RIDGE_SCALE_B) >> 4;
 
     switch (arg) {
     case RIDGE_GEMM_FP8_GROUPED_A:
         ridge_set_extent(rows, cols, a_rows, k);
         break;
     case RIDGE_GEMM_FP8_GROUPED_SCALE_A:
-        ridge_set_extent(rows, cols, a_rows ? blocks : 0, a_rows);
+        gemm_scales_extent(mode_a, call->flags & RIDGE_SCALE_T, a_rows, k, rows, cols);
         break;
     case RIDGE_GEMM_FP8_GROUPED_B:
         ridge_set_extent(rows, cols, b_rows, k);
         break;
     case RIDGE_GEMM_FP8_GROUPED_SCALE_B:
-        if (mode == RIDGE_GROUPED_K)
-            ridge_set_extent(rows, cols, n ? blocks : 0, n);
-        else
-            ridge_set_extent(rows, cols, k ? groups * ((n + 127) / 128) : 0, blocks);
+        gemm_scales_extent(mode_b, false, mode_b == RIDGE_SCALE_BLK128 ? n : b_rows, k, rows, cols);
+        if (mode_b == RIDGE_SCALE_BLK128) /* the blocks begin anew in each group */
+            *rows *= groups;
+        if (mode_b == RIDGE_SCALE_TENSOR)
+            *cols = groups;
         break;
     case RIDGE_GEMM_FP8_GROUPED_D:
         ridge_set_extent(rows, cols, mode == RIDGE_GROUPED_M ? call->dim[0] : groups * call->dim[0], n);
@@ -105,11 +123,7 @@ ridge_call ridge_gemm_fp8_grouped(int64_t m, int64_t n, int64_t k, int64_t group
 {
     ridge_call call = ridge_begin(RIDGE_GEMM_FP8_GROUPED, m, n, k, groups);
 
-    if (a.scaling == RIDGE_SCALING_ROW128 && b.scaling == RIDGE_SCALING_BLK128)
-        call.flags = BY_M;
-    else if (a.scaling == RIDGE_SCALING_ROW128 && b.scaling == RIDGE_SCALING_ROW128)
-        call.flags = BY_K;
-    else
+    if (!gemm_scale_flags(a.scaling, b.scaling, &call.flags))
         call.invalid = NO_PAIR;
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_GROUPED_A, a, RIDGE_F32);
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_GROUPED_B, b, RIDGE_F32);
@@ -132,10 +146,11 @@ const ridge_op_row ridge_op_gemm_fp8_grouped = {
     .arg =
         {
             {"a", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[m, k]; mode=masked: [groups * m, k]"},
-            {"scale_a", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[ceil(k/128), rows of a]"},
+            {"scale_a", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0,
+             "[1]; [rows of a]; [ceil(k/128), rows of a] or its transpose"},
             {"b", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[groups * n, k]; mode=k: [n, k]"},
             {"scale_b", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0,
-             "[groups * ceil(n/128), ceil(k/128)]; mode=k: [ceil(k/128), n]"},
+             "[groups]; [groups * n]; [groups * ceil(n/128), ceil(k/128)]; mode=k: [ceil(k/128), n]"},
             {"d", RIDGE_OUT, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0,
              "[m, n], else [groups * m, n]; an input too with accumulate"},
             {"offsets", RIDGE_IN, 0, -1, RIDGE_VECTOR, 1u << RIDGE_I32 | 1u << RIDGE_I64, 0,
@@ -143,7 +158,7 @@ const ridge_op_row ridge_op_gemm_fp8_grouped = {
             {"bad", RIDGE_OUT, 1, -1, RIDGE_VECTOR, 1u << RIDGE_I32, 0, "[1]"},
         },
     .fields = fields,
-    .flags = SCALES | RIDGE_GROUPED | RIDGE_ACCUMULATE,
+    .flags = GEMM_SCALES | RIDGE_GROUPED | RIDGE_ACCUMULATE,
     .contract = RIDGE_STABLE | RIDGE_CLOSE,
     .bound = "of each group as gemm_fp8's; nothing else of d is written",
     .rule = rule,
