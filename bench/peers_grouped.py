@@ -84,11 +84,12 @@ def ridge_providers(lib, all_kernels, sets, make):
     names = {"ridge": None}
     if all_kernels:
         names |= {f"ridge:{row}": row for row in binding.runnable(lib, make(sets[0], None)) if row != picked and ".mma" not in row}
-    providers = {}
+    space, providers = torch.zeros(1 << 16, device="cuda", dtype=torch.uint8), {}
     for provider, kernel in names.items():
         ready = {id(w): make(w, kernel) for w in sets}
         # `make` keeps the tensors that the calls point to
-        providers[provider] = (kernel or picked, lambda w, ready=ready, make=make: lib.run(ready[id(w)], stream=binding.stream()))
+        providers[provider] = (kernel or picked, lambda w, ready=ready, make=make: lib.run(
+            ready[id(w)], space.data_ptr(), space.numel(), binding.stream()))
     return providers
 
 
@@ -147,7 +148,7 @@ def masked_problem(lib, all_kernels, deep, name, groups, n, k, rows):
     if deep:
         scale = tma_aligned(deep, sa.t().reshape(groups, most, blocks(k)))
         out = torch.empty_like(d)
-        providers["deepgemm"] = ("m_grouped_fp8_gemm_nt_masked", lambda w: deep.m_grouped_fp8_gemm_nt_masked(
+        providers["deepgemm"] = ("fp8_m_grouped_gemm_nt_masked", lambda w: deep.fp8_m_grouped_gemm_nt_masked(
             (a, scale), (w, sw), out, counts, rows))
 
     def error(w):

@@ -275,59 +275,60 @@ static void add(const ridge_op_row *op, case_list *list, const char *shape, int 
     cases_add(list, op, text, layout);
 }
 
+static const struct {
+    const char *shape;
+    test_case layout;
+} shapes[] = {
+    {"m=0 n=24 k=64 groups=3", {.fill = FILL_NORMAL}},
+    {"m=5 n=0 k=64 groups=3", {.fill = FILL_NORMAL}},
+    {"m=5 n=24 k=0 groups=3", {.fill = FILL_EXACT}},
+    {"m=5 n=24 k=64 groups=0", {.fill = FILL_NORMAL}},
+    {"m=40 n=33 k=127 groups=1", {.fill = FILL_EXACT}},
+    {"m=77 n=72 k=272 groups=5", {.fill = FILL_NORMAL, .pad = 16}},
+    {"m=300 n=264 k=400 groups=7", {.fill = FILL_EDGE, .repeats = 50}},
+    {"m=203 n=136 k=400 groups=33", {.fill = FILL_EXACT, .pad = 16}},
+    {"m=530 n=256 k=256 groups=3", {.fill = FILL_SPECIAL}},
+    {"m=131 n=257 k=391 groups=4", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
+    {"m=140 n=136 k=2064 groups=3", {.fill = FILL_NORMAL, .pad = 16}},
+    {"m=560 n=8 k=16 groups=520", {.fill = FILL_NORMAL}},
+    {"m=420 n=264 k=400 groups=4", {.fill = FILL_NORMAL, .repeats = 20}},
+    {"m=330 n=264 k=400 groups=6 scales=row", {.fill = FILL_NORMAL}},
+    {"m=150 n=136 k=272 groups=5 scales=tensor", {.fill = FILL_EXACT, .pad = 16}},
+    {"m=270 n=72 k=528 groups=3 scales=row_tensor", {.fill = FILL_EDGE, .pad = 16}},
+    {"m=85 n=77 k=391 groups=4 scales=tensor_row", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
+    {"m=250 n=200 k=400 groups=4 scales=row128_t_blk128", {.fill = FILL_NORMAL}},
+    {"mode=masked m=70 n=264 k=400 groups=5 scales=row", {.fill = FILL_NORMAL}},
+    {"mode=masked m=0 n=24 k=64 groups=3", {.fill = FILL_NORMAL}},
+    {"mode=masked m=9 n=24 k=64 groups=0", {.fill = FILL_NORMAL}},
+    {"mode=masked m=9 n=40 k=272 groups=4", {.fill = FILL_NORMAL}},
+    {"mode=masked m=72 n=264 k=400 groups=5", {.fill = FILL_EXACT, .pad = 16}},
+    {"mode=masked m=200 n=136 k=2064 groups=3", {.fill = FILL_NORMAL, .repeats = 20}},
+    {"mode=masked m=33 n=95 k=500 groups=3", {.fill = FILL_EDGE, .shift = 3}},
+    {"mode=k m=24 n=40 k=0 groups=3", {.fill = FILL_EXACT}},
+    {"mode=k m=0 n=40 k=128 groups=2", {.fill = FILL_NORMAL}},
+    {"mode=k m=24 n=40 k=256 groups=0", {.fill = FILL_NORMAL}},
+    {"mode=k m=64 n=72 k=640 groups=3", {.fill = FILL_NORMAL, .pad = 16}},
+    {"mode=k m=128 n=264 k=1152 groups=5", {.fill = FILL_EXACT, .repeats = 20}},
+    {"mode=k m=192 n=200 k=2048 groups=4", {.fill = FILL_EDGE, .pad = 16}},
+    {"mode=k m=320 n=136 k=1024 groups=9", {.fill = FILL_SPECIAL}},
+    {"mode=k m=131 n=57 k=512 groups=3", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
+    {"mode=k m=128 n=136 k=2304 groups=2", {.fill = FILL_NORMAL}},
+};
+
 static void cases(const ridge_op_row *op, case_level level, case_list *list)
 {
-    static const struct {
-        const char *shape;
-        test_case layout;
-    } table[] = {
-        {"m=0 n=24 k=64 groups=3", {.fill = FILL_NORMAL}},
-        {"m=5 n=0 k=64 groups=3", {.fill = FILL_NORMAL}},
-        {"m=5 n=24 k=0 groups=3", {.fill = FILL_EXACT}},
-        {"m=5 n=24 k=64 groups=0", {.fill = FILL_NORMAL}},
-        {"m=40 n=33 k=127 groups=1", {.fill = FILL_EXACT}},
-        {"m=77 n=72 k=272 groups=5", {.fill = FILL_NORMAL, .pad = 16}},
-        {"m=300 n=264 k=400 groups=7", {.fill = FILL_EDGE, .repeats = 50}},
-        {"m=203 n=136 k=400 groups=33", {.fill = FILL_EXACT, .pad = 16}},
-        {"m=530 n=256 k=256 groups=3", {.fill = FILL_SPECIAL}},
-        {"m=131 n=257 k=391 groups=4", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
-        {"m=140 n=136 k=2064 groups=3", {.fill = FILL_NORMAL, .pad = 16}},
-        {"m=560 n=8 k=16 groups=520", {.fill = FILL_NORMAL}},
-        {"m=420 n=264 k=400 groups=4", {.fill = FILL_NORMAL, .repeats = 20}},
-        {"m=330 n=264 k=400 groups=6 scales=row", {.fill = FILL_NORMAL}},
-        {"m=150 n=136 k=272 groups=5 scales=tensor", {.fill = FILL_EXACT, .pad = 16}},
-        {"m=270 n=72 k=528 groups=3 scales=row_tensor", {.fill = FILL_EDGE, .pad = 16}},
-        {"m=85 n=77 k=391 groups=4 scales=tensor_row", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
-        {"m=250 n=200 k=400 groups=4 scales=row128_t_blk128", {.fill = FILL_NORMAL}},
-        {"mode=masked m=70 n=264 k=400 groups=5 scales=row", {.fill = FILL_NORMAL}},
-        {"mode=masked m=0 n=24 k=64 groups=3", {.fill = FILL_NORMAL}},
-        {"mode=masked m=9 n=24 k=64 groups=0", {.fill = FILL_NORMAL}},
-        {"mode=masked m=9 n=40 k=272 groups=4", {.fill = FILL_NORMAL}},
-        {"mode=masked m=72 n=264 k=400 groups=5", {.fill = FILL_EXACT, .pad = 16}},
-        {"mode=masked m=200 n=136 k=2064 groups=3", {.fill = FILL_NORMAL, .repeats = 20}},
-        {"mode=masked m=33 n=95 k=500 groups=3", {.fill = FILL_EDGE, .shift = 3}},
-        {"mode=k m=24 n=40 k=0 groups=3", {.fill = FILL_EXACT}},
-        {"mode=k m=0 n=40 k=128 groups=2", {.fill = FILL_NORMAL}},
-        {"mode=k m=24 n=40 k=256 groups=0", {.fill = FILL_NORMAL}},
-        {"mode=k m=64 n=72 k=640 groups=3", {.fill = FILL_NORMAL, .pad = 16}},
-        {"mode=k m=128 n=264 k=1152 groups=5", {.fill = FILL_EXACT, .repeats = 20}},
-        {"mode=k m=192 n=200 k=2048 groups=4", {.fill = FILL_EDGE, .pad = 16}},
-        {"mode=k m=320 n=136 k=1024 groups=9", {.fill = FILL_SPECIAL}},
-        {"mode=k m=131 n=57 k=512 groups=3", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
-        {"mode=k m=128 n=136 k=2304 groups=2", {.fill = FILL_NORMAL}},
-    };
-    enum { SHAPES = (int)(sizeof table / sizeof table[0]) };
+    enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) };
 
     for (int i = 0; i < SHAPES; i++)
         for (int variant = 0; variant < VARIANTS; variant++) {
-            test_case layout = table[i].layout;
+            test_case layout = shapes[i].layout;
 
             layout.variant = variant;
             if (level == CASES_QUICK && variant != i % VARIANTS && variant != (i + 4) % VARIANTS && variant != RAGGED)
                 continue;
-            add(op, list, table[i].shape, i + variant, layout);
+            add(op, list, shapes[i].shape, i + variant, layout);
             if (variant == RAGGED)
-                add(op, list, table[i].shape, i + variant + 1, layout);
+                add(op, list, shapes[i].shape, i + variant + 1, layout);
         }
     if (level == CASES_LARGE)
         for (int i = 0; i < 3; i++)

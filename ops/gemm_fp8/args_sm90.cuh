@@ -47,33 +47,41 @@ typedef struct gemm_args {
     int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
     /* T::SMALL_M: */
-    int block_m, stages; /* rows of a tile, and the stages that they leave room for */
-    int scale_a_skew;    /* elements of map_scale_a before the first scale, see gemm_flat_scales */
-    CUtensorMap d_tail;  /* d with boxes of as many rows as the last warpgroup has */
+    int block_m, stages;   /* rows of a tile, and the stages that they leave room for */
+    int scale_a_skew;      /* gemm_flat_scales: elements of map_scale_a before the first scale */
+    CUtensorMap d_tail;    /* d with boxes of as many rows as the last warpgroup has */
+    CUtensorMap a_part[2]; /* GROUPED_M: a with boxes for one and for two units of a tile's rows */
     /* T::GROUPED: m, rows of all groups of A, with GROUPED_K of one; n and tiles_n of one group; k_blocks of all */
     const void *offsets; /* in device memory, [groups + 1], of a masked call [groups] */
     int wide, groups;    /* wide: offsets are 64-bit */
+    int scale_step;      /* of the scales of B, from a group to the next: rows of their table, or scales */
     int masked;          /* rows of a group of A and D of which the first offsets[group] count; 0: groups follow each
                             other */
 } gemm_args;
 
 /* T::GROUPED: D of each group, see include/ridge.h. */
 enum { GROUPED_NO = 0, GROUPED_M, GROUPED_K };
+enum { GROUPED_TABLE = 512 }; /* offsets that a CTA keeps in shared memory */
+
+/* GROUPED_M: a tile loads as many units of A as it has rows in. */
+#define GROUPED_UNIT(block_m) ((block_m) > 64 ? 64 : 32)
 
 /* A work unit of a CTA: blocks begin .. end - 1 of k of the tile at row, col. end = 0: there is no more. */
 typedef struct gemm_unit {
     int row, col, begin, end;
 } gemm_unit;
 
-/* T::GROUPED, of a work unit: its columns are rows of B from b_row on, its rows are rows of D from d_row on and end at
- * `last`, and its scales of B (1D2D) lie from row scale_b of their table on. */
+/* T::GROUPED, of a work unit: its columns are rows of B from b_row on, its rows are rows of D from d_row on, of which
+ * the tile ends at `last`, and its scales of B lie from row scale_b of their table on (SCALE_EPILOGUE: from that scale
+ * on). */
 typedef struct gemm_group {
     int b_row, d_row, last, scale_b;
 } gemm_group;
 
-/* T::GROUPED: how far a thread has gone through the groups; `first`: the number of the first cluster tile of `group`.
- */
+/* T::GROUPED: how far a thread has gone through the groups; `first`: the number of the first cluster tile of `group`;
+ * `offset`: of gemm_memory. */
 typedef struct gemm_walk {
+    const int *offset;
     int group, first;
 } gemm_walk;
 
@@ -89,7 +97,8 @@ template <int BLOCK_N> struct gemm_b_scales {
  * than 1 KB is not counted here. */
 template <class T, int MODE> struct gemm_layout {
     enum {
-        PITCH = T::BLOCK_M + (T::SMALL_M && MODE == SCALE_1D2D ? 32 : 0),
+        FLAT = MODE == SCALE_1D2D && (T::SMALL_M || T::GROUPED == (int)GROUPED_M), /* gemm_flat_scales */
+        PITCH = T::BLOCK_M + (FLAT ? 32 : 0),
         SCALES = MODE == SCALE_EPILOGUE ? 0
                                         : PITCH * 4 + (MODE == SCALE_1D1D ? (2 * T::BLOCK_N + 16) * 4
                                                                           : 4 + 4 * gemm_b_scales<T::BLOCK_N>::TWO),
@@ -108,9 +117,9 @@ template <class T, int MODE> struct gemm_memory {
     float scale_a[MODE == SCALE_EPILOGUE && T::SMALL_M ? 1 : T::MAX_STAGES]
                  [MODE == SCALE_EPILOGUE && T::SMALL_M ? 32 : gemm_layout<T, MODE>::PITCH];
     /* 8: `bias` is read in pairs */
-    float scale_b[MODE == SCALE_1D2D                     ? T::SMALL_M ? 16 : 8
-                  : MODE == SCALE_EPILOGUE && T::SMALL_M ? (int)T::WARPGROUPS
-                                                         : (int)T::MAX_STAGES]
+    float scale_b[MODE == SCALE_1D2D                    ? T::MAX_STAGES > 8 ? 16 : 8
+                  : MODE == SCALE_EPILOGUE &&T::SMALL_M ? (int)T::WARPGROUPS
+                                                        : (int)T::MAX_STAGES]
                  [MODE == SCALE_1D2D ? 1 + (int)gemm_b_scales<T::BLOCK_N>::TWO : (int)T::BLOCK_N];
     /* T::SCALE_OUTER: scales as rows of eight bf16. compute-sanitizer takes 96 such rows for 3072 bytes: more must
      * follow them */
@@ -124,6 +133,7 @@ template <class T, int MODE> struct gemm_memory {
     uint64_t d_loaded[T::WARPGROUPS], d_written[T::WARPGROUPS]; /* T::STAGED_F32: `d` holds D; it holds the results */
     gemm_unit unit[UNITS];                                      /* by number */
     gemm_group group[T::GROUPED != 0 ? (int)UNITS : 1];         /* likewise */
+    int offset[T::GROUPED != 0 ? (int)GROUPED_TABLE + 1 : 1];   /* the first offsets; -1: it is bad */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -135,7 +145,9 @@ typedef struct gemm_addresses {
     int row;                       /* of A, in the tile */
     int mma_barrier, next_barrier; /* 1D1D: named barriers of this warpgroup and of the one after it */
     uint32_t a_step;               /* T::SMALL_M: from a stage of A to the next, in low words */
-    int skew, skew_step;           /* see gemm_flat_scales: of the first block of k; from one to the next, mod 4 */
+    /* see gemm_flat_scales: of the first block of k, besides the bits of the tile's first row that skew_row has; from
+     * one block to the next, mod 4 */
+    int skew, skew_row, skew_step;
 } gemm_addresses;
 
 /* The scales of A of this thread's two rows for a block of k; in 1D2D their products with the scale of B. */
@@ -187,7 +199,7 @@ template <class T> static __device__ __forceinline__ int gemm_warpgroups(const g
  * `skew` elements, 0 to 3, later. */
 template <class T, int MODE> static __device__ __forceinline__ constexpr bool gemm_flat_scales(void)
 {
-    return T::SMALL_M && MODE == SCALE_1D2D;
+    return gemm_layout<T, MODE>::FLAT;
 }
 
 #endif

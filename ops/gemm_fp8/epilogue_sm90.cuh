@@ -13,7 +13,8 @@
  * loads with an address each would spill. */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
-                                                           int local, int first_row, int first_col, float *fin)
+                                                           int local, int first_row, int first_col, int scale_b,
+                                                           float *fin)
 {
     const int thread = threadIdx.x % 128;
     float *columns = s->scale_b[warpgroup];
@@ -21,7 +22,7 @@ static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, g
     const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
 
     for (int i = thread; i < T::BLOCK_N; i += 128)
-        columns[i] = p.scale_b[p.ld_b ? min(first_col + i, p.n - 1) : 0];
+        columns[i] = p.scale_b[scale_b + (p.ld_b ? min(first_col + i, p.n - 1) : 0)];
     ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup,
                      128); /* orders the writes of `columns` before the reads of other threads */
 #pragma unroll
@@ -234,7 +235,7 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
     enum { ROWS = 64 * T::SLICES, ACROSS = T::BLOCK_N / 32, PANELS = T::SLICES * ACROSS };
     const uint64_t policy = ptx_policy_evict_first();
     uint32_t phase = 0;
-    gemm_walk walk = {};
+    gemm_walk walk = {s->offset};
     gemm_group group = {};
 
     ptx_grid_dependency_wait();

@@ -35,24 +35,30 @@
  * between the acquire and the loads, so that a released stage is filled soon; `expect` comes after them. */
 template <class T, int MODE> static __device__ void gemm_produce(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
+    enum { UNIT = GROUPED_UNIT(T::BLOCK_M) };
     const int rank = (int)ptx_cluster_rank(), rank_m = rank % T::CLUSTER_M, rank_n = rank / T::CLUSTER_M;
-    const int a_rows = gemm_a_rows<T>(p), rows = rank_n * a_rows, cols = rank_m * (T::BLOCK_N / T::CLUSTER_M);
-    const uint32_t bytes = a_rows * T::CLUSTER_N * BK + T::BLOCK_N * BK +
-                           (p.scale_tma ? (a_rows * T::CLUSTER_N + (gemm_flat_scales<T, MODE>() ? 4 : 0)) * 4 +
-                                              (MODE == SCALE_1D1D ? T::BLOCK_N * 4 : 0)
-                                        : 0);
+    const int all_rows = gemm_a_rows<T>(p), cols = rank_m * (T::BLOCK_N / T::CLUSTER_M);
+    const uint32_t scale_bytes = p.scale_tma ? (all_rows * T::CLUSTER_N + (gemm_flat_scales<T, MODE>() ? 4 : 0)) * 4 +
+                                                   (MODE == SCALE_1D1D ? T::BLOCK_N * 4 : 0)
+                                             : 0;
     const uint16_t same_row = (uint16_t)((T::CLUSTER_N == 1 ? 1 : 1 | 1 << T::CLUSTER_M) << rank_m);
     const uint16_t same_col = (uint16_t)(((1 << T::CLUSTER_M) - 1) << rank_n * T::CLUSTER_M);
-    const uint32_t step_a = gemm_block_m<T>(p) * BK, to_a = ptx_shared(s->a[0]) + rows * BK;
+    const uint32_t step_a = gemm_block_m<T>(p) * BK;
     const uint32_t to_b = ptx_shared(T::SMALL_M ? s->a[0] + p.stages * p.block_m * BK : s->b[0]) + cols * BK;
     gemm_unit unit = s->unit[0], next = s->unit[1], after = {};
     gemm_group group = s->group[0], next_group = s->group[T::GROUPED ? 1 : 0], after_group = {};
-    gemm_walk walk = {};
+    gemm_walk walk = {s->offset};
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
 
     ptx_grid_dependency_wait();
     for (int number = 1; unit.end; number++) {
         const int row = unit.row, col = unit.col, b_row = T::GROUPED ? group.b_row + col : col;
+        const int units = min((group.last - row + UNIT - 1) / UNIT, T::BLOCK_M / UNIT);
+        const bool part = T::GROUPED == GROUPED_M && units < T::BLOCK_M / UNIT;
+        const int a_rows = part ? units * UNIT / T::CLUSTER_N : all_rows, rows = rank_n * a_rows;
+        const uint32_t bytes = a_rows * T::CLUSTER_N * BK + T::BLOCK_N * BK + scale_bytes;
+        const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK;
+        const CUtensorMap *map_a = part ? &p.a_part[units - 1] : &p.a;
 
         if (T::GROUPED)
             s->group[number % UNITS] = next_group;
@@ -63,9 +69,9 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
 
             pipeline_acquire(ptx_shared(&s->empty[0]), ring.at);
             if (T::CLUSTER_N == 1)
-                ptx_tma_load_2d(a, &p.a, kb * BK, row, full);
+                ptx_tma_load_2d(a, map_a, kb * BK, row, full);
             else
-                ptx_tma_load_2d_multicast(a, &p.a, kb * BK, row + rows, full, same_row);
+                ptx_tma_load_2d_multicast(a, map_a, kb * BK, row + rows, full, same_row);
             if (T::CLUSTER_M == 1)
                 ptx_tma_load_2d(b, &p.b, kb * BK, b_row, full);
             else
@@ -165,7 +171,22 @@ static __device__ __forceinline__ gemm_addresses gemm_addresses_of(const gemm_ar
             warpgroup + 1 == gemm_warpgroups<T>(p) ? 1 : 2 + warpgroup,
             (uint32_t)gemm_block_m<T>(p) * (BK / 16),
             p.scale_tma ? p.scale_a_skew : 0,
+            p.scale_tma ? 3 : 0,
             p.scale_tma ? (int)(p.ld_a & 3) : 0};
+}
+
+/* T::GROUPED, a work unit of whose rows this warpgroup has none. */
+template <class T>
+static __device__ __forceinline__ void gemm_skip(const gemm_addresses &at, gemm_ring *ring, const gemm_unit &unit)
+{
+#pragma unroll 1
+    for (int kb = unit.begin; kb < unit.end; kb++) {
+        pipeline_wait(at.full, ring->at);
+        __syncwarp(); /* all lanes have seen this phase before the release lets the next one complete */
+        if (threadIdx.x % 32 < T::CLUSTER_M + T::CLUSTER_N - 1)
+            pipeline_release_cluster(at.empty, ring->at.stage);
+        gemm_advance<T::STAGES>(ring);
+    }
 }
 
 /* A work unit: fin = the sums over its blocks of k, on top of the partial accumulators of the tile, if it has any. */
@@ -185,11 +206,12 @@ static __device__ __forceinline__ void gemm_consume(const gemm_args &p, gemm_mem
 
 /* --------------------------------------------------------------------------------------------------------- epilogue */
 
-/* fin of a tile to D. bias: of this thread's column; parity: of the tiles that the warpgroup has finished. */
+/* fin of a tile to D. bias: of this thread's column; parity: of the tiles that the warpgroup has finished; scale_b: the
+ * first scale of B of the tile's group. */
 template <class T, int MODE, int OUT>
 static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
-                                                     int local, int row, int last, int col, float bias, int parity,
-                                                     float *fin)
+                                                     int local, int row, int last, int col, int scale_b, float bias,
+                                                     int parity, float *fin)
 {
     enum { ROWS = 64 * T::SLICES, HALF = T::BLOCK_N / 2 };
 
@@ -199,7 +221,7 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
         float *part = fin + slice * HALF;
 
         if (MODE == SCALE_EPILOGUE)
-            gemm_scale_epilogue<T, MODE>(p, s, warpgroup, local + slice * 64, row, col, part);
+            gemm_scale_epilogue<T, MODE>(p, s, warpgroup, local + slice * 64, row, col, scale_b, part);
         if (OUT != OUT_ANY && p.bias)
             gemm_add_bias<T, OUT>(p, s->bias[warpgroup], warpgroup, bias, col, part);
         if (OUT == OUT_BF16)
@@ -217,12 +239,10 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-/* By one thread: the mbarriers, and the first two work units. */
+/* By one thread: the mbarriers. */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_init(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
-    gemm_walk walk = {};
-
     for (uint32_t i = 0; i < gemm_stages<T>(p); i++) {
         ptx_mbarrier_init(ptx_shared(&s->full[i]),
                           (MODE == SCALE_EPILOGUE || p.scale_tma ? 1 : 33) + (MODE == SCALE_1D2D));
@@ -235,8 +255,14 @@ static __device__ __forceinline__ void gemm_init(const gemm_args &p, gemm_memory
         ptx_mbarrier_init(ptx_shared(&s->d_written[i]), 128);
     }
     ptx_mbarrier_fence_init();
-    if (T::GROUPED) /* an earlier kernel may write the offsets */
-        ptx_grid_dependency_wait();
+}
+
+/* By the same thread: the first two work units. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_first_units(const gemm_args &p, gemm_memory<T, MODE> *s)
+{
+    gemm_walk walk = {s->offset};
+
     for (int i = 0; i < 2; i++)
         s->unit[i] = gemm_unit_of<T>(p, i, &walk, &s->group[T::GROUPED ? i : 0]);
 }
@@ -254,6 +280,13 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
 
     if (threadIdx.x == 0)
         gemm_init<T, MODE>(p, s);
+    if (T::GROUPED) {
+        ptx_grid_dependency_wait(); /* an earlier kernel may write the offsets */
+        gemm_load_offsets<T>(p, s->offset);
+        __syncthreads(); /* orders the offsets before the first work units */
+    }
+    if (threadIdx.x == 0)
+        gemm_first_units<T, MODE>(p, s);
     if (threadIdx.x == 32) {
         ptx_prefetch_map(&p.a);
         ptx_prefetch_map(&p.b);
@@ -304,6 +337,12 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
             float bias = MODE == SCALE_1D1D ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
             float fin[T::SLICES * HALF];
 
+            if (T::GROUPED == GROUPED_M && T::WARPGROUPS > 1 &&
+                row + warpgroup * ROWS >= s->group[number % UNITS].last) {
+                gemm_skip<T>(at, &ring, unit);
+                unit = gemm_read_unit(&s->unit[++number % UNITS]);
+                continue;
+            }
             gemm_consume<T, MODE, FORMATS>(p, s, at, split, &ring, unit, warpgroup, fin);
             if (MODE == SCALE_1D1D) /* no register for it before */
                 bias = gemm_bias_of<OUT>(p, col + thread);
@@ -312,7 +351,7 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
 
                 unit = gemm_read_unit(&s->unit[++number % UNITS]);
                 gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row + group.d_row, group.last + group.d_row, col,
-                                            bias, parity, fin);
+                                            group.scale_b, bias, parity, fin);
                 parity ^= 1;
                 continue;
             }
@@ -323,7 +362,7 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
                     gemm_signal_own<T>(p, warpgroup);
                 continue;
             }
-            gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row, last, col, bias, parity, fin);
+            gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row, last, col, 0, bias, parity, fin);
             parity ^= 1;
         }
         if (thread == 0)

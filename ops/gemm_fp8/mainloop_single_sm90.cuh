@@ -64,7 +64,7 @@ static __device__ __forceinline__ void gemm_mainloop_single(gemm_memory<T, MODE>
     gemm_in_flight first, second;
     int left = unit.end - unit.begin - 1;
 
-    ring->skew = at.skew;
+    ring->skew = gemm_first_skew<T>(at, unit);
     first = gemm_issue<T, MODE, FORMATS>(s, at, ring, even);
 #pragma unroll 1
     for (; left >= 2; left -= 2) {

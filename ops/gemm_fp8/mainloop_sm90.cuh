@@ -109,12 +109,19 @@ static __device__ __forceinline__ void gemm_k_block(gemm_memory<T, MODE> *s, con
     gemm_advance<T::STAGES>(ring);
 }
 
+/* gemm_flat_scales: the skew of a work unit's first block of k. */
+template <class T>
+static __device__ __forceinline__ int gemm_first_skew(const gemm_addresses &at, const gemm_unit &unit)
+{
+    return T::GROUPED ? (at.skew + (unit.row & at.skew_row)) & 3 : at.skew;
+}
+
 /* All blocks of k of a work unit, added to fin. */
 template <class T, int MODE, int FORMATS>
 static __device__ __forceinline__ void gemm_mainloop(gemm_memory<T, MODE> *s, const gemm_addresses &at, gemm_ring *ring,
                                                      const gemm_unit &unit, float *fin)
 {
-    ring->skew = at.skew;
+    ring->skew = gemm_first_skew<T>(at, unit);
 #pragma unroll(MODE == SCALE_1D1D ? 1 : (MODE == SCALE_1D2D && !T::SMALL_M ? 8 : 4) / T::SLICES)
     for (int kb = unit.begin; kb < unit.end; kb++)
         gemm_k_block<T, MODE, FORMATS>(s, at, ring, 128 - unit.col % 128, fin);

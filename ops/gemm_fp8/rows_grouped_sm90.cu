@@ -1,8 +1,12 @@
 /* rows_grouped_sm90.cu: the rows of gemm_fp8_grouped on Hopper: what each can run, its cost, its launch. A row's
  * variant is a tile of tiles_sm90.cuh; the kernel is gemm_fp8's, kernel_sm90.cuh, whose scheduler goes through the
  * groups. */
+#include <limits.h>
+#include <math.h>
+
 #include "cuda/launch.cuh"
 #include "groups.cuh"
+#include "nonce.h"
 #include "src/util.h"
 #include "tiles_sm90.cuh"
 
@@ -11,15 +15,15 @@ static const gemm_variant *variant_of(const ridge_kernel *kernel)
     return (const gemm_variant *)kernel->variant;
 }
 
-/* Clusters of two CTAs that run at once. */
-static int64_t clusters_of(const ridge_device *device)
+/* Clusters that run at once. */
+static int64_t clusters_of(const ridge_device *device, const gemm_shape *t)
 {
-    return device->units / 2;
+    return device->units / t->cluster_n;
 }
 
 static int64_t tiles_n_of(const gemm_variant *v, int64_t n)
 {
-    return ridge_ceil_div(n, 2 * v->shape.block_n);
+    return ridge_ceil_div(n, v->shape.cluster_n * v->shape.block_n);
 }
 
 /* The most cluster tiles that groups of any sizes can have. */
@@ -42,7 +46,9 @@ static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
 {
     const ridge_call *call = &bound->call;
     const ridge_operand *arg = call->arg, *d = &arg[RIDGE_GEMM_FP8_GROUPED_D];
-    const uint32_t mode = call->flags & RIDGE_GROUPED;
+    const uint32_t mode = call->flags & RIDGE_GROUPED, of_a = call->flags & RIDGE_SCALE,
+                   of_b = call->flags & RIDGE_SCALE_B;
+    const bool transposed = call->flags & RIDGE_SCALE_T;
     gemm_args p = {};
 
     p.m = (int)bound->rows[RIDGE_GEMM_FP8_GROUPED_A];
@@ -51,12 +57,18 @@ static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
     p.tiles_n = (int)tiles_n_of(v, p.n);
     p.scale_a = (const float *)arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A].data;
     p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B].data;
-    p.ld_a = arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A].stride;
-    p.ld_b = arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B].stride;
-    p.row_a = p.row_b = 1;
-    p.step_a = p.ld_a;
+    p.ld_a = of_a == RIDGE_SCALE_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A].stride;
+    p.ld_b = of_b == RIDGE_SCALE_B_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B].stride;
+    p.scale_step = of_b == RIDGE_SCALE_B_BLK128 ? (int)ridge_ceil_div(p.n, 128) : of_b == RIDGE_SCALE_B_ROW ? p.n : 1;
+    p.row_a = transposed ? p.ld_a : 1;
+    p.step_a = transposed ? 1 : p.ld_a;
+    p.row_b = 1;
     p.step_b = p.ld_b;
-    p.scale_tma = scales_by_tma(p.scale_a, p.ld_a) && (mode != RIDGE_GROUPED_K || scales_by_tma(p.scale_b, p.ld_b));
+    p.scale_a_skew = (int)((uintptr_t)p.scale_a % 16 / 4);
+    if (mode == RIDGE_GROUPED_K)
+        p.scale_tma = scales_by_tma(p.scale_a, p.ld_a) && scales_by_tma(p.scale_b, p.ld_b);
+    else /* gemm_flat_scales */
+        p.scale_tma = of_a == RIDGE_SCALE_ROW128 && !transposed && p.ld_a * p.k_blocks < 0x7fffff00;
     p.dtype = (int)d->dtype;
     p.out = (char *)d->data;
     p.stride = d->stride;
@@ -80,6 +92,9 @@ static ridge_status make_maps(const ridge_device *device, const ridge_bound *bou
     ridge_status status =
         host_tensor_map(device, &p->a, RIDGE_E4M3, a->data, k, p->m, a->stride, BK, block_m / t->cluster_n, 128);
 
+    for (int units = 1; units * GROUPED_UNIT(block_m) < block_m && !status && !by_k; units++)
+        status = host_tensor_map(device, &p->a_part[units - 1], RIDGE_E4M3, a->data, k, p->m, a->stride, BK,
+                                 units * GROUPED_UNIT(block_m) / t->cluster_n, 128);
     if (!status)
         status = host_tensor_map(device, &p->b, RIDGE_E4M3, b->data, k, bound->rows[RIDGE_GEMM_FP8_GROUPED_B],
                                  b->stride, BK, t->block_n, 128);
@@ -87,22 +102,33 @@ static ridge_status make_maps(const ridge_device *device, const ridge_bound *bou
         status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, d_rows, p->stride, cols, 64, 2 * cols);
     if (!status && out == OUT_F32 && by_k)
         status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, d_rows, p->stride, 32, 64, 128);
-    if (!status && p->scale_tma)
+    if (!status && p->scale_tma && by_k)
         status =
             host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a, p->m, p->k_blocks, p->ld_a, block_m, 1, 0);
+    if (!status && p->scale_tma && !by_k)
+        status = host_tensor_map(device, &p->map_scale_a, RIDGE_F32, p->scale_a - p->scale_a_skew,
+                                 p->scale_a_skew + (p->k_blocks - 1) * p->ld_a + p->m, 1, 0, block_m + 4, 1, 0);
     if (!status && p->scale_tma && by_k)
         status = host_tensor_map(device, &p->map_scale_b, RIDGE_F32, p->scale_b, p->n, p->k_blocks, p->ld_b, t->block_n,
                                  1, 0);
     return status;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
-                           size_t, void *stream)
+enum { SYNC_BLOCKS = 448 }; /* blocks of k after which clusters wait for each other */
+
+static size_t workspace_bytes(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *)
+{
+    return (size_t)clusters_of(device, &variant_of(kernel)->shape) * sizeof(uint64_t);
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
     const ridge_call *call = &bound->call;
     const gemm_variant *v = variant_of(kernel);
     const gemm_shape *t = &v->shape;
-    const int mode = t->grouped == GROUPED_K ? SCALE_1D1D : SCALE_1D2D;
+    const uint32_t of_b = call->flags & RIDGE_SCALE_B;
+    const int mode = t->grouped == GROUPED_K ? SCALE_1D1D : of_b == RIDGE_SCALE_B_BLK128 ? SCALE_1D2D : SCALE_EPILOGUE;
     const int formats = call->arg[RIDGE_GEMM_FP8_GROUPED_A].dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
                         : call->arg[RIDGE_GEMM_FP8_GROUPED_B].dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
                                                                                   : WGMMA_E4M3_E4M3;
@@ -112,16 +138,22 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                     : p.dtype == RIDGE_F32                   ? OUT_F32
                     : p.dtype == RIDGE_BF16 && !p.accumulate ? OUT_BF16
                                                              : OUT_ANY;
-    const int64_t clusters = tiles < (double)clusters_of(device) ? (int64_t)tiles : clusters_of(device);
+    const int64_t most = clusters_of(device, t), clusters = tiles < (double)most ? (int64_t)tiles : most;
     ridge_status status = make_maps(device, bound, t, v->block_m, out, &p);
 
+    if (kernel->workspace) {
+        p.progress = (uint64_t *)workspace;
+        p.nonce = gemm_new_nonce();
+        p.data_parallel = INT_MAX;
+        p.sync_every = (int)ridge_ceil_div(SYNC_BLOCKS, p.k_blocks);
+    }
     if (!status)
         status = groups_report_bad(device, kernel, bound, stream);
     if (status)
         return status;
     return host_launch_cluster(device, kernel->name, (const void *)v->mode[mode].function[out][formats],
-                               dim3((unsigned)(2 * clusters)), 2, t->warpgroups * 128 + 128, v->mode[mode].memory, &p,
-                               stream);
+                               dim3((unsigned)(clusters * t->cluster_n)), t->cluster_n, t->warpgroups * 128 + 128,
+                               v->mode[mode].memory, &p, stream);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- rows
@@ -138,6 +170,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return by_k ? "is for groups of rows" : "is for groups of k";
     if (by_k && f32 != !t->scale_outer)
         return f32 ? "is for d of 16 bits" : "is for d of f32";
+    if (kernel->workspace && (problem->flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_BLK128)
+        return "is for scales of b by 128 x 128";
     if (m == 0 || n == 0 || k == 0 || groups == 0)
         return "nothing to multiply";
     if (by_k && f32 && m % 64) /* TMA stores D in boxes of 64 rows */
@@ -152,41 +186,53 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
-/* us: rounds of tiles at the rate of the main loop, in TFLOP/s of an H200's 132 multiprocessors, the groups as if they
- * were of one size; a block of k takes at least as long as loads of B. */
+/* us: rounds of tiles at the rate of the main loop, in TFLOP/s of an H200's 132 multiprocessors, as if the groups were
+ * of one size. A tile's time follows the warpgroups that have rows, and a block of k takes at least block_us. Not less
+ * than A, B and D take to be moved once. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const gemm_variant *v = variant_of(kernel);
     const gemm_shape *t = &v->shape;
     const uint32_t mode = problem->flags & RIDGE_GROUPED;
-    const double groups = (double)problem->dim[3], rate = t->grouped == GROUPED_K ? t->rate_1d1d : t->rate;
+    const double groups = (double)problem->dim[3], k = (double)problem->dim[2], n = (double)problem->dim[1];
     const double rows = (double)problem->dim[0] / (mode == RIDGE_GROUPED_M ? groups : 1);
-    const double blocks = (double)ridge_ceil_div(problem->dim[2], BK) / (mode == RIDGE_GROUPED_K ? groups : 1);
-    const double tiles =
-        groups * (double)ridge_ceil_div((int64_t)rows + 1, v->block_m) * (double)tiles_n_of(v, problem->dim[1]);
-    const double multiply = 2 * BK * (double)v->block_m * t->block_n / (rate * 1e6 / 132 * host_sm_share(device));
-    const double least = 0.25 * 1.98 / device->clock_ghz;
+    const double blocks = ceil(k / BK) / (mode == RIDGE_GROUPED_K ? groups : 1);
+    const double slices = rows <= 64 ? 1 : ceil(rows / 64), tiles_m = ceil(slices / t->warpgroups);
+    const double tiles = groups * tiles_m * (double)tiles_n_of(v, problem->dim[1]);
+    const double rate = (t->grouped == GROUPED_K ? t->rate_1d1d : t->rate) * 1e6 / 132 * host_sm_share(device);
+    const double multiply = 2 * BK * 64 * slices / tiles_m * t->block_n / rate;
+    const double least = t->block_us * 1.98 / device->clock_ghz;
+    const double loop = 4 + ceil(tiles / (double)clusters_of(device, t)) * (0.5 + blocks * fmax(multiply, least));
+    const double d_bytes = problem->dtype[RIDGE_GEMM_FP8_GROUPED_D] == RIDGE_F32 ? 4 : 2;
+    const double move = mode == RIDGE_GROUPED_K ? (rows + n) * k + d_bytes * groups * rows * n
+                                                : groups * (n * k + rows * (k + d_bytes * n));
 
-    return 4 + tiles / (double)clusters_of(device) * (1 + blocks * (multiply > least ? multiply : least));
+    /* with clusters that wait for each other, fewer reads of DRAM; some 7 us where they do it the last time */
+    return fmax(kernel->workspace ? 7 + 0.98 * loop : loop, 4 + move / (900 * device->copy_gbps)) + 1e-3 * loop;
 }
 
-#define ROW(tile, ...)                                \
-    {                                                 \
-        .name = "cuda.gemm_fp8_grouped.wgmma_" #tile, \
-        .op = RIDGE_GEMM_FP8_GROUPED,                 \
-        .arch_min = RIDGE_ARCH_SM90,                  \
-        .arch_max = RIDGE_ARCH_SM90,                  \
-        .contract = RIDGE_STABLE | RIDGE_TYPICAL,     \
-        .variant = &ridge_gemm_##tile,                \
-        .param = {},                                  \
-        .why_not = why_not,                           \
-        .workspace = NULL,                            \
-        .cost = cost,                                 \
-        .launch = launch,                             \
+#define ROW_OF(row_name, tile, workspace_need)           \
+    {                                                    \
+        .name = "cuda.gemm_fp8_grouped.wgmma_" row_name, \
+        .op = RIDGE_GEMM_FP8_GROUPED,                    \
+        .arch_min = RIDGE_ARCH_SM90,                     \
+        .arch_max = RIDGE_ARCH_SM90,                     \
+        .contract = RIDGE_STABLE | RIDGE_TYPICAL,        \
+        .variant = &ridge_gemm_##tile,                   \
+        .param = {},                                     \
+        .why_not = why_not,                              \
+        .workspace = workspace_need,                     \
+        .cost = cost,                                    \
+        .launch = launch,                                \
     },
+
+#define ROW(tile, ...) ROW_OF(#tile, tile, NULL)
 
 /* clang-format off */
 static const ridge_kernel rows[] = {
+    ROW_OF("m192x128_sync", m192x128, workspace_bytes)
+    GEMM_TILES_GROUPED_M(ROW)
+    GEMM_TILES_GROUPED_FEW(ROW)
     GEMM_TILES_GROUPED_K(ROW)
 };
 /* clang-format on */

@@ -33,19 +33,45 @@ template <class T> static __device__ __forceinline__ gemm_unit gemm_unit_at(cons
             (tile_n * T::CLUSTER_N + rank / T::CLUSTER_M) * T::BLOCK_N, u.begin, u.end};
 }
 
+/* T::GROUPED: an offset, or -1 if it is bad. */
+template <class T> static __device__ __forceinline__ int gemm_read_offset(const gemm_args &p, int i)
+{
+    const int64_t at = p.wide ? ((const int64_t *)p.offsets)[i] : ((const int32_t *)p.offsets)[i];
+    const int64_t most = T::GROUPED == GROUPED_K ? (int64_t)p.k_blocks * BK : p.masked ? p.masked : p.m;
+
+    return at < 0 || at > most || (T::GROUPED == GROUPED_K && at % BK) ? -1 : (int)at;
+}
+
+/* T::GROUPED, all threads: the first offsets to shared memory: the way through the groups is one of loads that wait for
+ * each other. */
+template <class T> static __device__ __forceinline__ void gemm_load_offsets(const gemm_args &p, int *offset)
+{
+    const int count = p.groups + !p.masked;
+
+    for (int i = (int)threadIdx.x; i < count && i <= GROUPED_TABLE; i += (int)blockDim.x)
+        offset[i] = gemm_read_offset<T>(p, i);
+}
+
 /* Where the rows, or the elements of k, of a group begin and end; false: it is bad. */
 template <class T>
-static __device__ __forceinline__ bool gemm_offsets(const gemm_args &p, int group, int64_t *from, int64_t *to)
+static __device__ __forceinline__ bool gemm_offsets(const gemm_args &p, const gemm_walk *walk, int *from, int *to)
 {
-    const int64_t *wide = (const int64_t *)p.offsets;
-    const int32_t *narrow = (const int32_t *)p.offsets;
-    const int next = p.masked ? group : group + 1;
+    const int next = p.masked ? walk->group : walk->group + 1;
 
-    *from = p.masked ? 0 : p.wide ? wide[group] : narrow[group];
-    *to = p.wide ? wide[next] : narrow[next];
-    if (T::GROUPED == GROUPED_K)
-        return *from >= 0 && *to >= *from && *to <= (int64_t)p.k_blocks * BK && (*from | *to) % BK == 0;
-    return *from >= 0 && *to >= *from && *to <= (p.masked ? p.masked : p.m);
+    *to = next <= GROUPED_TABLE ? walk->offset[next] : gemm_read_offset<T>(p, next);
+    *from = p.masked ? 0 : next <= GROUPED_TABLE ? walk->offset[next - 1] : gemm_read_offset<T>(p, next - 1);
+    return *from >= 0 && *to >= *from;
+}
+
+/* GROUPED_M: where a tile's rows begin, of a group of `slices` times 64 rows, the last perhaps fewer. Its tiles have as
+ * many slices each as there are warpgroups, and the last ones, where these do not come out even, one less: two tiles of
+ * 128 rows take 0.93 us a block of k, one of 192 and one of 64 1.25 us, since the four stages are few for so few rows.
+ */
+template <class T> static __device__ __forceinline__ int gemm_first_slice(int slices, int tiles_m, int tile_m)
+{
+    const int tall = tiles_m - (tiles_m * T::WARPGROUPS - slices);
+
+    return tile_m * T::WARPGROUPS - max(tile_m - max(tall, 0), 0);
 }
 
 /* T::GROUPED: work unit `number` of this CTA, not below that of the call before. The groups' cluster tiles are counted
@@ -56,15 +82,15 @@ static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number,
 {
     const int clusters = (int)gridDim.x / T::CLUSTER_N, rank = (int)ptx_cluster_rank();
     const int index = (int)blockIdx.x / T::CLUSTER_N + number * clusters;
-    int64_t from, to;
+    int from, to;
 
     static_assert(!T::GROUPED || T::CLUSTER_M == 1, "a cluster's tiles have the rows of one group");
-    for (; walk->group < p.groups && gemm_offsets<T>(p, walk->group, &from, &to); walk->group++) {
+    for (; walk->group < p.groups && gemm_offsets<T>(p, walk, &from, &to); walk->group++) {
         const bool by_k = T::GROUPED == GROUPED_K, empty = by_k && from == to;
-        const int rows = by_k ? p.m : (int)(to - from);
+        const int rows = by_k ? p.m : to - from;
         const int tiles_m = empty && p.accumulate ? 0 : (rows + T::BLOCK_M - 1) / T::BLOCK_M;
         const raster r = {tiles_m, p.tiles_n, BUNDLE_M, 0, 0, 0};
-        const int first_row = by_k ? 0 : p.masked ? walk->group * p.masked : (int)from;
+        const int first_row = p.masked ? walk->group * p.masked : from;
         int tile_m, tile_n;
 
         if (index - walk->first >= tiles_m * p.tiles_n) {
@@ -72,11 +98,16 @@ static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number,
             continue;
         }
         raster_tile(r, index - walk->first, &tile_m, &tile_n);
-        *its = {by_k ? 0 : walk->group * p.n, by_k ? walk->group * p.m : 0, first_row + rows,
-                by_k ? 0 : walk->group * ((p.n + 127) / 128)};
-        return {first_row + tile_m * T::BLOCK_M, (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N,
-                by_k ? (empty ? p.k_blocks : (int)(from / BK)) : 0,
-                by_k ? (empty ? p.k_blocks + 1 : (int)(to / BK)) : p.k_blocks};
+        if (by_k) {
+            *its = {0, walk->group * p.m, rows, 0};
+            return {tile_m * T::BLOCK_M, (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, empty ? p.k_blocks : from / BK,
+                    empty ? p.k_blocks + 1 : to / BK};
+        }
+        *its = {walk->group * p.n, 0,
+                first_row + min(rows, 64 * gemm_first_slice<T>((rows + 63) / 64, tiles_m, tile_m + 1)),
+                walk->group * p.scale_step};
+        return {first_row + 64 * gemm_first_slice<T>((rows + 63) / 64, tiles_m, tile_m),
+                (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, 0, p.k_blocks};
     }
     walk->group = p.groups;
     *its = {}; /* read by the warp that loads scales ahead */

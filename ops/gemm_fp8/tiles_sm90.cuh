@@ -21,7 +21,8 @@ typedef struct gemm_shape {
     int small_m = 0;     /* divides the rows evenly among tiles, and has as many stages as a call leaves room for */
     int scale_outer = 0; /* 1D1D: tensor cores multiply the scales */
     int grouped = 0;     /* GROUPED_*: rows of gemm_fp8_grouped */
-    /* measured, for the cost model: TFLOP/s of the main loop, in 1D1D, and, with small_m, the least us a block of k */
+    /* measured, for the cost model: TFLOP/s of the main loop, in 1D1D, and, with small_m or grouped, the least us a
+     * block of k */
     double rate = 0, rate_1d1d = 0, block_us = 0;
 } gemm_shape;
 
@@ -63,7 +64,22 @@ typedef struct gemm_shape {
 /* Tiles of gemm_fp8_grouped: a cluster's CTAs lie side by side, so that they have the rows of one group. */
 #define GEMM_TILES_GROUPED_K(TILE)                                                                            \
     TILE(k192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
-         .stages_f32 = 3, .modes = MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_K, .rate_1d1d = 940)
+         .stages_f32 = 3, .modes = MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_K, .rate_1d1d = 940)           \
+    TILE(k192x96, .warpgroups = 3, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 2, .stages = 4,   \
+         .modes = MODE_1D1D, .scale_outer = 1, .grouped = GROUPED_K, .rate_1d1d = 1020)
+
+#define GEMM_TILES_GROUPED_M(TILE)                                                                              \
+    TILE(m192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4,   \
+         .modes = MODE_EPILOGUE | MODE_1D2D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1300, .block_us = 0.5) \
+    TILE(m128x128, .warpgroups = 2, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 5,   \
+         .modes = MODE_EPILOGUE | MODE_1D2D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1270, .block_us = 0.4)
+
+/* For groups of few rows; no cluster. */
+#define GEMM_TILES_GROUPED_FEW(TILE)                                                                         \
+    TILE(m64x128, .warpgroups = 1, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 1, .stages = 8, \
+         .modes = MODE_EPILOGUE | MODE_1D2D, .grouped = GROUPED_M, .rate = 1100, .block_us = 0.27)           \
+    TILE(m64x64, .warpgroups = 1, .slices = 1, .block_n = 64, .cluster_m = 1, .cluster_n = 1, .stages = 12,  \
+         .modes = MODE_EPILOGUE | MODE_1D2D, .grouped = GROUPED_M, .rate = 1100, .block_us = 0.22)
 
 typedef void gemm_function(const gemm_args);
 
@@ -84,6 +100,8 @@ GEMM_TILES_LARGE(GEMM_DECLARE)
 GEMM_TILES_SMALL_M(GEMM_DECLARE)
 GEMM_TILES_N96_N160(GEMM_DECLARE)
 GEMM_TILES_GROUPED_K(GEMM_DECLARE)
+GEMM_TILES_GROUPED_M(GEMM_DECLARE)
+GEMM_TILES_GROUPED_FEW(GEMM_DECLARE)
 }
 
 /* A shape as the constants that the kernel is compiled for. */
