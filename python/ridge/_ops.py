@@ -339,9 +339,10 @@ def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out):
 GROUPED = {"m": A.GROUPED_M, "k": A.GROUPED_K, "masked": A.GROUPED_MASKED}
 
 
-def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out):
+def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, scales="row128_blk128"):
     """(d, bad) of a product a group; into `out`, with mode "k" by accumulation, if there is one."""
     flag, by_k, masked = pick(GROUPED, mode, "mode"), mode == "k", mode == "masked"
+    mode_a, mode_b = PAIRS["row128_row128"] if by_k else pick(PAIRS, scales, "scales")
     if len(a.shape) != (3 if masked else 2) or len(b.shape) != (2 if by_k else 3) or len(offsets.shape) != 1:
         raise ArgumentError(f"mode {mode!r}: a has {len(a.shape)} dimensions, b {len(b.shape)}, offsets {len(offsets.shape)}")
     m, n, k = a.shape[-2], b.shape[-2], a.shape[-1]
@@ -350,10 +351,15 @@ def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out):
         raise ArgumentError(f"a has {k} columns, b {b.shape[-1]}: both operands have the contraction last")
     if groups < 0 or (masked and a.shape[0] != groups) or (not by_k and b.shape[0] != groups):
         raise ArgumentError(f"offsets are those of {groups} groups, a has shape {list(a.shape)}, b {list(b.shape)}")
-    same_shape("scale_a", scale_a.shape, (blocks(k), groups * m if masked else m))
-    same_shape("scale_b", scale_b.shape, (blocks(k), n) if by_k else (groups, blocks(n), blocks(k)))
+    shape_a = scale_shape(mode_a, groups * m if masked else m, k)[0]
+    shape_b = (blocks(k), n) if by_k else {A.SCALING_TENSOR: (groups,), A.SCALING_ROW: (groups, n)}.get(
+        mode_b, (groups, blocks(n), blocks(k)))
+    same_shape("scale_a", scale_a.shape if len(scale_a.shape) else (1,), shape_a)
+    same_shape("scale_b", scale_b.shape, shape_b)
     shape = (m, n) if mode == "m" else (groups, m, n)
-    (a, stride_a), (scale_a, ld_a), (b, stride_b), (scale_b, ld_b) = map(xp.matrix, (a, scale_a, b, scale_b))
+    (a, stride_a), (b, stride_b) = map(xp.matrix, (a, b))
+    scale_a, ld_a = xp.matrix(scale_a) if len(shape_a) == 2 else (xp.vector(scale_a), 0)
+    scale_b, ld_b = (xp.vector(scale_b.reshape(-1)), 0) if mode_b in (A.SCALING_TENSOR, A.SCALING_ROW) else xp.matrix(scale_b)
     offsets, stride, d = xp.vector(offsets), 0, out
     if out is None:
         d = xp.empty(a, shape, out_dtype)
@@ -364,7 +370,7 @@ def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out):
             raise ArgumentError("out must be addressable by rows: its last stride is 1 and rows do not overlap")
     bad = xp.empty(a, (1,), A.I32)
     flags = flag | (A.ACCUMULATE if by_k and out is not None else 0)
-    xp.launch(form("gemm_fp8_grouped", flags, (), (("a", SCALES["row128"]), ("b", SCALES["row128" if by_k else "blk128"]))), a,
+    xp.launch(form("gemm_fp8_grouped", flags, (), (("a", mode_a), ("b", mode_b))), a,
               (m, n, k, groups, 0, 0, *xp.operand(a, stride_a), *xp.operand(scale_a, ld_a), *xp.operand(b, stride_b),
                *xp.operand(scale_b, ld_b), *xp.operand(d, stride), *xp.operand(offsets, 0), *xp.operand(bad, 0)), True)
     return d, bad

@@ -152,6 +152,11 @@ def test_grouped_gemm():
         assert np.array_equal(y[rows], ridge.fp8_gemm(xq[rows], xs[:, rows].copy(), wq[g], ws[g]))
     y = ridge.gemm_fp8_grouped(xq.reshape(3, 100, 256), xs, wq, ws, np.array([7, 0, 100], np.int32), mode="masked")
     assert np.array_equal(y[2], ridge.fp8_gemm(xq[200:], xs[:, 200:].copy(), wq[2], ws[2]))
+    (rq, rs), (vq, vs) = ridge.quantize_fp8(x, "row"), ridge.quantize_fp8(w.reshape(384, 256), "row")
+    y = ridge.gemm_fp8_grouped(rq, rs, vq.reshape(3, 128, 256), vs.reshape(3, 128), offsets, scales="row")
+    assert np.array_equal(y[100:], ridge.fp8_gemm(rq[100:], rs[100:], vq[256:], vs[256:], scales="row"))
+    y = ridge.gemm_fp8_grouped(rq, rs, vq.reshape(3, 128, 256), vs[:3].copy(), offsets, scales="row_tensor")
+    assert np.array_equal(y[100:], ridge.fp8_gemm(rq[100:], rs[100:], vq[256:], vs[2:3].copy(), scales="row_tensor"))
     (gq, gs), (tq, ts) = ridge.quantize_fp8(x[:96]), ridge.quantize_fp8(x[96:160])
     dw = ridge.gemm_fp8_grouped(gq, gs, tq, ts, np.array([0, 128, 128, 256]), mode="k")
     assert not dw[1].any() and np.array_equal(dw[0], ridge.fp8_gemm(gq[:, :128], gs[:1], tq[:, :128], ts[:1],
