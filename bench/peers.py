@@ -165,6 +165,11 @@ def decode_suite(lib, all_kernels):
     yield from peers_gemm.decode_suite(lib, all_kernels)
 
 
+def train_suite(lib, all_kernels):
+    import peers_gemm
+    yield from peers_gemm.train_suite(lib, all_kernels)
+
+
 def norm_suite(lib, all_kernels):
     import peers_norm
     yield from peers_norm.norm_suite(lib, all_kernels)
@@ -182,8 +187,8 @@ def grouped_suite(name):
     return suite
 
 
-SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "norm": norm_suite, "attention": attention_suite,
-          "grouped": grouped_suite("grouped_suite"), "grouped_k": grouped_suite("k_suite"),
+SUITES = {"swiglu": swiglu_suite, "decode": decode_suite, "train": train_suite, "norm": norm_suite,
+          "attention": attention_suite, "grouped": grouped_suite("grouped_suite"), "grouped_k": grouped_suite("k_suite"),
           "grouped_masked": grouped_suite("masked_suite")}
 
 

@@ -1,7 +1,12 @@
-"""peers_gemm.py: the suite `decode` of peers.py: gemm_fp8 for few tokens beside cuBLASLt, cuBLAS in bf16 and, where they can
-be imported, DeepGEMM and TK-GEMM (TK_GEMM_DIR: the folder of splitk_gemm_fp8.py). The floor is a read of the weights.
+"""peers_gemm.py: the suites `decode` and `train` of peers.py.
 
-DECODE_M and DECODE_NK in the environment narrow it: DECODE_M=1,64 DECODE_NK=8192x8192."""
+decode: gemm_fp8 for few tokens beside cuBLASLt, cuBLAS in bf16 and, where they can be imported, DeepGEMM and TK-GEMM
+(TK_GEMM_DIR: the folder of splitk_gemm_fp8.py). The floor is a read of the weights. DECODE_M and DECODE_NK in the environment
+narrow it: DECODE_M=1,64 DECODE_NK=8192x8192.
+
+train: the products that the linear layers of seven models train with, beside cuBLASLt (the algorithm that PyTorch gets from
+it) and DeepGEMM, each checked against float64 before it is timed. TRAIN_EVERY=3 in the environment: every third problem of
+each kind, by size."""
 import importlib, os, sys
 
 import torch
@@ -141,4 +146,98 @@ def decode_suite(lib, all_kernels):
                 yield dict(op="gemm_fp8", problem=f"m={m} n={n} k={k} scales={mode}", bytes=n * k + m * k + 2 * m * n,
                            flops=2 * m * n * k, sets=sets, providers=providers, error=error)
         del sets, wide, pair
+        torch.cuda.empty_cache()
+
+
+# name: (tokens of a sequence, hidden, inner, heads, heads of keys and values)
+MODELS = {"llama-2-7b": (4096, 4096, 11008, 32, 32), "llama-2-70b": (4096, 8192, 28672, 64, 8),
+          "llama-3.1-8b": (8192, 4096, 14336, 32, 8), "llama-3.1-405b": (8192, 16384, 53248, 128, 8),
+          "qwen2.5-7b": (8192, 3584, 18944, 28, 4), "qwen2.5-72b": (8192, 8192, 29568, 64, 8),
+          "mistral-7b": (4096, 4096, 14336, 32, 8)}
+
+
+def train_problems(every):
+    """(m, n, k, scales of A and B): forward and dgrad, then dW; of each the distinct ones by FLOP."""
+    products, weights = set(), set()
+    for sequence, hidden, inner, heads, kv in MODELS.values():
+        for m in (sequence, 2 * sequence, 4 * sequence):
+            for n, k in (((heads + 2 * kv) * 128, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)):
+                products |= {(m, n, k), (m, k, n)}
+                weights.add((n, k, m))
+    for problems, modes in ((products, ("ROW128", "BLK128")), (weights, ("ROW128", "ROW128"))):
+        for dims in sorted(problems, key=lambda d: (d[0] * d[1] * d[2], d))[every // 2::every]:
+            yield *dims, modes
+
+
+def train_scales(mode, rows, k):
+    return torch.rand((rows // 128, k // 128) if mode == "BLK128" else (k // 128, rows), device="cuda") + 0.5
+
+
+def wide(x, scale, mode, rows):
+    """The first rows of a matrix in float64."""
+    if mode == "BLK128":
+        return x[:rows].double() * scale[:rows // 128].double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return x[:rows].double() * scale[:, :rows].double().t().repeat_interleave(128, 1)
+
+
+def train_rivals(deep, m, n, k, modes, sa, sb):
+    """{name: (kernel, call(a, b, d), type of d, whether it adds to d)}"""
+    from torch.nn.functional import ScalingType, scaled_mm
+    one = torch.ones((), device="cuda")
+    if modes[1] == "BLK128":
+        table = torch.ones(n // 128, (k // 128 + 3) // 4 * 4, device="cuda")
+        table[:, :k // 128] = sb
+        recipe = (ScalingType.BlockWise1x128, table.t(), ScalingType.BlockWise128x128)
+    else:
+        recipe = (ScalingType.BlockWise1x128, sb, ScalingType.BlockWise1x128)
+    out = {"cublaslt": ("blockwise", lambda a, b, d: scaled_mm(
+               a, b.t(), sa.t(), recipe[0], recipe[1], recipe[2], output_dtype=torch.bfloat16), torch.bfloat16, False),
+           "cublaslt-tensor": ("per tensor", lambda a, b, d: torch._scaled_mm(
+               a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True), torch.bfloat16, False)}
+    if deep:
+        tables = [deep.get_mn_major_tma_aligned_tensor(s.t().contiguous()) if mode == "ROW128" else s
+                  for s, mode in zip((sa, sb), modes)]
+        if modes[1] == "BLK128":
+            out["deepgemm"] = ("1d2d", lambda a, b, d: deep.fp8_gemm_nt((a, tables[0]), (b, tables[1]), d), torch.bfloat16, False)
+        else:
+            out["deepgemm"] = ("1d1d", lambda a, b, d: deep.fp8_gemm_nt((a, tables[0]), (b, tables[1]), d, c=d, recipe=(1, 1, 128)),
+                               torch.float32, True)
+    return out
+
+
+def train_suite(lib, all_kernels):
+    deep = optional("deep_gemm")
+    for m, n, k, modes in train_problems(int(os.environ.get("TRAIN_EVERY", "1"))):
+        sets = []
+        for _ in range(int(BYTES // (m * k + n * k + 2 * m * n)) + 1):
+            sets.append([torch.randn(rows, k, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn) for rows in (m, n)]
+                        + [torch.empty(m, n, device="cuda", dtype=torch.bfloat16)])
+        sa, sb = (train_scales(mode, rows, k) for mode, rows in zip(modes, (m, n)))
+        make = lambda t, kernel=None: binding.call("gemm_fp8", (m, n, k), dict(
+            a=t[0], scale_a=sa, b=t[1], scale_b=sb, d=t[2]), 0, kernel, dict(zip("ab", modes)))
+        run = lambda call: lib.run(call, stream=binding.stream())
+        picked, providers = lib.pick(make(sets[0])), {}
+        names = {"ridge": picked}
+        if all_kernels:
+            names |= {f"ridge:{row}": row for row in binding.runnable(lib, make(sets[0])) if row != picked}
+        for provider, kernel in names.items():
+            ready = {id(t): make(t, kernel) for t in sets}
+            providers[provider] = (kernel, lambda t, ready=ready: run(ready[id(t)]))
+        rows = min(m, 256)
+        want = wide(sets[0][0], sa, modes[0], rows) @ wide(sets[0][1], sb, modes[1], 128).t()
+        off = lambda d: ((d[:rows, :128].double() - want).norm() / want.norm()).item()
+        for name, (kernel, call, kind, adds) in train_rivals(deep, m, n, k, modes, sa, sb).items():
+            outs = {id(t): t[2] if kind == torch.bfloat16 else torch.zeros(m, n, device="cuda", dtype=kind) for t in sets}
+            try:
+                got = call(sets[0][0], sets[0][1], outs[id(sets[0])])
+                wrong = off(outs[id(sets[0])] if got is None else got)
+                if name == "cublaslt-tensor" or wrong < 0.01:
+                    providers[name] = (kernel, lambda t, call=call, outs=outs: call(t[0], t[1], outs[id(t)]))
+                else:
+                    print(f"left out: {name} at m={m} n={n} k={k}: wrong by {wrong:.3g}")
+            except Exception as error:
+                print(f"left out: {name} at m={m} n={n} k={k}: {str(error).splitlines()[0][:160]}")
+        yield dict(op="gemm_fp8", problem=f"m={m} n={n} k={k} scales={'_'.join(modes).lower()}",
+                   bytes=m * k + n * k + 2 * m * n, flops=2 * m * n * k, sets=sets, providers=providers, error=lambda t: off(t[2]))
+        del sets, providers
         torch.cuda.empty_cache()

@@ -7,7 +7,8 @@ The text is the Python standard library's sources, one token for each word, run 
 providers see the same tokens and the same initial weights, and take their steps in turn, in a new order every step. Step times
 are medians over the last 60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond
 parameters, gradients and optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a
-second time: its own run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"). The text is cut into pieces of 1024 tokens
+second time: its own run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"); "torchao-tensorwise" and "torchao-rowwise"
+are torchao's float8 training, by the recipe of that name, of the layers that Fp8Linear takes, under torch.compile. The text is cut into pieces of 1024 tokens
 that come in a random order, the same for all.
 """
 import argparse
@@ -142,6 +143,9 @@ class Trainee:
         """What a provider does to the model once it has its weights."""
         if self.provider.startswith("ridge-fp8"):
             R.swap_linear(self.model, exclude=("head",), wgrad="row128" if self.provider.endswith("row") else "blk128")
+        elif self.provider.startswith("torchao-"):
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+            convert_to_float8_training(self.model.blocks, config=Float8LinearConfig.from_recipe_name(self.provider[8:]))
 
     def mark(self):
         if self.args.device == "cuda":
