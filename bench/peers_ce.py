@@ -2,10 +2,11 @@
 
     python3 bench/peers_ce.py [--lib build/libridge.so] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...] [--only NAMES]
 
-Eval, forward + backward (dW in f32; "ridge_dw16": in 16 bits, as the rivals write it), and backward alone. Rivals: cuBLAS on the
-single product x W^T, torch eager, torch.compile, and Liger, Apple CCE and quack where they can be imported. peak_bytes: memory
-beyond the inputs, gradients included. err: of the gradients, relative to float64 by rms over sampled rows of dX and dW, the
-larger of the two. Columns as `ridge bench --csv` writes them. quack imports only from a site-packages or dist-packages.
+Eval, forward + backward (dW in f32; "ridge_dw16": in 16 bits, as the rivals write it), and backward alone. Rivals: cuBLAS on
+the single product x W^T, torch eager, torch.compile, PyTorch's chunked loss where it has one (2.13 up), and Liger, Apple CCE
+and quack where they can be imported. peak_bytes: memory beyond the inputs, gradients included. err: of the gradients, relative
+to float64 by rms over sampled rows of dX and dW, the larger of the two. Columns as `ridge bench --csv` writes them. quack
+imports only from a site-packages or dist-packages.
 """
 import argparse, copy, datetime, os, statistics, sys
 
@@ -106,6 +107,9 @@ def torch_loss(x, w, y):
 def rivals(only):
     """{name: loss(x, w, y)}"""
     out = {"torch": torch_loss, "torch.compile": torch.compile(torch_loss, dynamic=False)}
+    if hasattr(torch.nn, "LinearCrossEntropyOptions"):  # PyTorch's own in chunks of tokens, from 2.13 on
+        out["torch.chunked"] = lambda x, w, y: F.linear_cross_entropy(x, w, y, ignore_index=IGNORED,
+                                                                      options=torch.nn.LinearCrossEntropyOptions())
     python = optional("ridge.torch")  # ridge's own kernels through its PyTorch function, gradients scaled and cast
     if python:
         out["python"] = lambda x, w, y: python.linear_cross_entropy(x, w, y, ignore_index=IGNORED)
@@ -220,8 +224,8 @@ def main():
     parser.add_argument("--shapes", default=",".join(str(i) for i in range(len(SHAPES))))
     parser.add_argument("--half", action="store_true", help="also with half of the rows ignored, in the same rounds")
     parser.add_argument("--alone", action="store_true", help="without rivals but cuBLAS")
-    parser.add_argument("--only", help="these rivals, comma-separated: torch, torch.compile, python, liger, cce, cce_exact,"
-                        " quack, quack_plain")
+    parser.add_argument("--only", help="these rivals, comma-separated: torch, torch.compile, torch.chunked, python, liger,"
+                        " cce, cce_exact, quack, quack_plain")
     args = parser.parse_args()
     lib = binding.library(args.lib)
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -6,7 +6,7 @@ narrow it: DECODE_M=1,64 DECODE_NK=8192x8192.
 
 train: the products that the linear layers of seven models train with, beside cuBLASLt (the algorithm that PyTorch gets from
 it) and DeepGEMM, each checked against float64 before it is timed. TRAIN_EVERY=3 in the environment: every third problem of
-each kind, by size."""
+each kind, by size; TRAIN_MOST=40: none of more than 40 TFLOP."""
 import importlib, os, sys
 
 import torch
@@ -164,8 +164,10 @@ def train_problems(every):
             for n, k in (((heads + 2 * kv) * 128, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)):
                 products |= {(m, n, k), (m, k, n)}
                 weights.add((n, k, m))
+    most = 0.5e12 * float(os.environ.get("TRAIN_MOST", "inf"))
     for problems, modes in ((products, ("ROW128", "BLK128")), (weights, ("ROW128", "ROW128"))):
-        for dims in sorted(problems, key=lambda d: (d[0] * d[1] * d[2], d))[every // 2::every]:
+        for dims in sorted((d for d in problems if d[0] * d[1] * d[2] <= most),
+                           key=lambda d: (d[0] * d[1] * d[2], d))[every // 2::every]:
             yield *dims, modes
 
 

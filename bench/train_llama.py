@@ -8,8 +8,8 @@ providers see the same tokens and the same initial weights, and take their steps
 are medians over the last 60 % of the steps. Written are records (bench/records): op train_step with us and peak_bytes (beyond
 parameters, gradients and optimiser state), and op train_loss with the loss of every step in `err`. "torch-again" is PyTorch a
 second time: its own run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"); "torchao-tensorwise" and "torchao-rowwise"
-are torchao's float8 training, by the recipe of that name, of the layers that Fp8Linear takes, under torch.compile. The text is cut into pieces of 1024 tokens
-that come in a random order, the same for all.
+are torchao's float8 training, by the recipe of that name, of the layers that Fp8Linear takes, under torch.compile. The text is
+cut into pieces of 1024 tokens that come in a random order, the same for all.
 """
 import argparse
 import collections
