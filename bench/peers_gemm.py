@@ -217,8 +217,9 @@ def train_suite(lib, all_kernels):
         sa, sb = (train_scales(mode, rows, k) for mode, rows in zip(modes, (m, n)))
         make = lambda t, kernel=None: binding.call("gemm_fp8", (m, n, k), dict(
             a=t[0], scale_a=sa, b=t[1], scale_b=sb, d=t[2]), 0, kernel, dict(zip("ab", modes)))
-        run = lambda call: lib.run(call, stream=binding.stream())
-        picked, providers = lib.pick(make(sets[0])), {}
+        space = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)  # stream-K rows need some
+        run = lambda call: lib.run(call, space.data_ptr(), space.numel(), binding.stream())
+        picked, providers = lib.pick(make(sets[0]), space.numel()), {}
         names = {"ridge": picked}
         if all_kernels:
             names |= {f"ridge:{row}": row for row in binding.runnable(lib, make(sets[0])) if row != picked}

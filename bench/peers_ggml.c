@@ -233,11 +233,11 @@ int main(int argc, char **argv)
 {
     static const int64_t tokens[] = {1, 8, 512};
 
-    if (argc != 2 || !ggml_backend_load(argv[1]))
-        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO\n"), 2;
-    ggml_backend_t backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_GPU, NULL);
-    if (!backend)
-        return fprintf(stderr, "peers_ggml: there is no GPU\n"), 1;
+    ggml_backend_reg_t library = argc == 2 ? ggml_backend_load(argv[1]) : NULL;
+    if (!library || ggml_backend_reg_dev_count(library) == 0)
+        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO, on a machine with a GPU\n"), 2;
+    ggml_backend_t backend = must(ggml_backend_dev_init(ggml_backend_reg_dev_get(library, 0), NULL));
+
     for (size_t i = 0; i < sizeof(dense) / sizeof(*dense); i++)
         for (int j = 0; j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
             measure(backend, &dense[i], tokens[j]);
