@@ -1,5 +1,6 @@
 /* family.c: the bench suites, scales and refused calls of gemm_fp8. Its suites are `train84` (84 layers of seven
- * models, three passes each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), `decode` and
+ * models, three passes each), `train84-fwd`, `train84-dgrad` and `train84-wgrad` (one of them), `train135` (the same
+ * with the heads and two more models, 135 layers), `decode` and
  * `decode-models` (six weight matrices, those of the models, m up to 64), `sweep-m` (four of the six, m up to 512), and
  * chains for `ridge bench --chain`: `step` (84 times what a layer's training step runs: x, w and the gradient quantised
  * both ways, three products), `step-w` (w is quantised already), `step-f32` (the gradient of w is added to an f32 one).
@@ -19,34 +20,41 @@ static const suite_row suites[] = {
 };
 
 static const struct {
-    int seq, hidden, inner, heads, kv;
+    int seq, hidden, inner, heads, kv, vocab;
 } models[] = {
-    {4096, 4096, 11008, 32, 32},  /* Llama-2-7B */
-    {4096, 8192, 28672, 64, 8},   /* Llama-2-70B */
-    {8192, 4096, 14336, 32, 8},   /* Llama-3.1-8B */
-    {8192, 16384, 53248, 128, 8}, /* Llama-3.1-405B */
-    {8192, 3584, 18944, 28, 4},   /* Qwen2.5-7B */
-    {8192, 8192, 29568, 64, 8},   /* Qwen2.5-72B */
-    {4096, 4096, 14336, 32, 8},   /* Mistral-7B */
+    {4096, 4096, 11008, 32, 32, 32000},   /* Llama-2-7B */
+    {4096, 8192, 28672, 64, 8, 32000},    /* Llama-2-70B */
+    {8192, 4096, 14336, 32, 8, 128256},   /* Llama-3.1-8B */
+    {8192, 16384, 53248, 128, 8, 128256}, /* Llama-3.1-405B */
+    {8192, 3584, 18944, 28, 4, 152064},   /* Qwen2.5-7B */
+    {8192, 8192, 29568, 64, 8, 152064},   /* Qwen2.5-72B */
+    {4096, 4096, 14336, 32, 8, 32000},    /* Mistral-7B */
+    {4096, 5120, 16384, 40, 8, 202048},   /* Llama-4-Scout and, below, -Maverick: 202048 is no multiple of 128 */
+    {4096, 5120, 16384, 40, 8, 202048},
 };
 
 enum {
-    MODELS = (int)(sizeof models / sizeof models[0]),
+    ALL_MODELS = (int)(sizeof models / sizeof models[0]),
+    MODELS = ALL_MODELS - 2,
+    TRAIN_HEADS = ALL_MODELS * 3 * 5 * 3,
     TRAIN = MODELS * 3 * 4 * 3,
     DECODE = 6 * 7 * 3,
     SWEEP = 4 * 18,
     STEP = 6,
     LAYERS = TRAIN / 3,
     DECODE_MODELS = MODELS * 4 * 7 * 3,
-    LINES = 2 * TRAIN + DECODE + DECODE_MODELS + SWEEP + LAYERS * (3 * STEP - 1)
+    LINES = 2 * TRAIN + TRAIN_HEADS + DECODE + DECODE_MODELS + SWEEP + LAYERS * (3 * STEP - 1)
 };
 
-/* The weights [n, k] of layer qkv, out, gate_up, down of a model. */
+/* The weights [n, k] of layer qkv, out, gate_up, down, head of a model. */
 static void layer_shape(int model, int layer, int *n, int *k)
 {
     const int h = models[model].hidden, f = models[model].inner;
 
-    *n = layer == 0 ? (models[model].heads + 2 * models[model].kv) * 128 : layer == 2 ? 2 * f : h;
+    *n = layer == 0   ? (models[model].heads + 2 * models[model].kv) * 128
+         : layer == 2 ? 2 * f
+         : layer == 4 ? models[model].vocab
+                      : h;
     *k = layer == 3 ? f : h;
 }
 
@@ -58,17 +66,32 @@ static void train_shape(int index, int *m, int *n, int *k)
 }
 
 /* In pass forward, dgrad, wgrad. */
+static void pass_line(int pass, int m, int n, int k, const char *option, char *text, size_t size)
+{
+    if (pass == 0)
+        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, n, k);
+    else if (pass == 1)
+        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, k, n);
+    else
+        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=row128_row128%s", n, k, m, option);
+}
+
 static void train_line(int index, const char *option, char *text, size_t size)
 {
     int m, n, k;
 
     train_shape(index / 3, &m, &n, &k);
-    if (index % 3 == 0)
-        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, n, k);
-    else if (index % 3 == 1)
-        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d", m, k, n);
-    else
-        snprintf(text, size, "gemm_fp8 m=%d n=%d k=%d scales=row128_row128%s", n, k, m, option);
+    pass_line(index % 3, m, n, k, option, text, size);
+}
+
+/* As train_line, of all models and with their heads: the list of Primus-Turbo's benchmark since July 2026. */
+static void heads_line(int index, char *text, size_t size)
+{
+    const int model = index / 45;
+    int n, k;
+
+    layer_shape(model, index / 3 % 5, &n, &k);
+    pass_line(index % 3, models[model].seq * (1 << index / 15 % 3), n, k, "", text, size);
 }
 
 /* Part 0 to 5 of a step: quantise w, x, the gradient of y; the products. */
@@ -124,6 +147,12 @@ static suite_line suite(int index)
         return line;
     }
     index -= 2 * TRAIN;
+    if (index < TRAIN_HEADS) {
+        line.suite = "train135";
+        heads_line(index, text, sizeof text);
+        return line;
+    }
+    index -= TRAIN_HEADS;
     if (index < DECODE) {
         line.suite = "decode";
         decode_line(index, text, sizeof text);
