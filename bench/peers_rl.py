@@ -5,7 +5,9 @@ beside TRL, verl and Liger, in one process, on the same tensors.
         [--only NAMES] [--ops NAMES] [--limit SECONDS]
 
 ops: logprobs_forward; logprobs_train (forward, and backward of the log-probabilities); logprobs_entropy_train (of the entropies too);
-grpo_train (the clipped objective). Rivals: "torch" (logits, log_softmax, gather), the same by torch.compile, "trl" (TRL 1.16's
+grpo_train (the clipped objective); weighted_train (gradients of the log-probabilities known beforehand) and distill_train (a JSD
+from a teacher of the same sizes), ridge alone. "cublas" is the product x W^T alone, "liger_cute"
+liger-cute-kernels as a team of one. Other rivals: "torch" (logits, log_softmax, gather), the same by torch.compile, "trl" (TRL 1.16's
 head, in tiles), "trl_logits" (cuBLAS's logits and TRL's Triton kernel on them), "verl" and "verl_triton" (its two backends),
 "liger" (GRPO only; its Hopper kernels for the log-probabilities need nvidia-cutlass-dsl). --peers: a folder with the unpacked
 packages, whose modules are imported without the packages' own imports. peak_bytes: memory beyond the inputs, gradients included.
@@ -28,7 +30,8 @@ import binding
 from peers import COLUMNS
 from peers_ce import Problem, error, reference
 
-SHAPES = [(8192, 4096, 128256), (8192, 4096, 151936), (16384, 2048, 248320)]
+SHAPES = [(8192, 4096, 128256), (8192, 4096, 151936), (16384, 2048, 248320), (8192, 2880, 201088), (4096, 3840, 262144),
+          (4096, 7168, 129280), (8192, 2304, 256000), (8192, 5120, 152064)]
 SEQUENCES = 8  # of a GRPO group
 
 
@@ -73,7 +76,40 @@ def rivals(folder):
         out["verl"] = lambda x, w, y: verl.FusedLinearForPPOFunction.apply(x, w, y, 1.0, 512)
     if triton:
         out["verl_triton"] = lambda x, w, y: triton.linear_cross_entropy(x, w, y, 1.0, "none")
-    return out
+    return out | liger_cute()
+
+
+class LigerCute(torch.autograd.Function):
+    """(log-probability, entropy) by liger-cute-kernels' tensor-parallel kernels on one rank."""
+    native = team = None
+
+    @staticmethod
+    def forward(ctx, x, w, y):
+        f = LigerCute.native
+        f.fused_linear_scaled_cross_entropy_configure_backward(len(x), x.shape[1], len(w), 1, LigerCute.team)
+        f.fused_linear_scaled_cross_entropy_configure_forward(len(x), len(w), LigerCute.team)
+        nll, lse, entropy = f.fused_linear_scaled_cross_entropy_forward(x, w, y, 0, -100, 1.0, LigerCute.team, True)
+        ctx.save_for_backward(x, w, y, lse, entropy)
+        return -nll, entropy
+
+    @staticmethod
+    def backward(ctx, dlogprob, dentropy):
+        dentropy = torch.zeros_like(dlogprob) if dentropy is None else dentropy
+        return *LigerCute.native.fused_linear_scaled_cross_entropy_backward(-dlogprob, dentropy, *ctx.saved_tensors, 0, -100, 1.0,
+                                                                            LigerCute.team, 1, True), None
+
+
+def liger_cute():
+    try:
+        from liger_cute_kernels import tvm_ffi as native
+        of_one = torch.empty(native.uniqueid_nbytes(), dtype=torch.uint8)
+        native.get_uniqueid(of_one.data_ptr())
+        native.init_with_uniqueid(0, 1, of_one.data_ptr())
+        LigerCute.native, LigerCute.team = native, native.team_world()
+        return {"liger_cute": LigerCute.apply}
+    except Exception as problem:
+        print(f"left out: liger_cute: {str(problem).splitlines()[0][:140] if str(problem) else type(problem).__name__}")
+        return {}
 
 
 def grpo(logprobs, x, w, y, advantage):
@@ -116,6 +152,15 @@ def passes(p, names, liger, leaf):
     out = [("logprobs_forward", name, p.flops(1), lambda f=f: forward(f)) for name, f in names.items()]
     out += [("logprobs_train", name, p.flops(3), lambda f=f: train(f, 0)) for name, f in names.items()]
     out += [("logprobs_entropy_train", name, p.flops(3), lambda f=f: train(f, 1)) for name, f in names.items()]
+    if "ridge" in names:
+        import ridge.torch as R
+        teacher = torch.randn_like(p.x), torch.randn_like(p.w) * p.w.std()
+        out += [("logprobs_forward", "cublas", p.flops(1), lambda: p.x @ p.w.T),
+                ("ce_train", "ridge", p.flops(3), lambda: objective(lambda x, w, y, _: R.linear_cross_entropy(x, w, y))),
+                ("weighted_train", "ridge", p.flops(3),
+                 lambda: objective(lambda x, w, y, a: R.linear_weighted_nll(x, w, y, a / len(y))[0])),
+                ("distill_train", "ridge", p.flops(4),
+                 lambda: objective(lambda x, w, y, _: R.linear_distill(x, w, *teacher, beta=0.5)))]
     return out + [("grpo_train", name, p.flops(3), lambda f=f: objective(f)) for name, f in {**losses, **liger}.items()]
 
 

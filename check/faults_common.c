@@ -73,12 +73,15 @@ static ridge_status never_writes_a_middle_output(const faulty_run *r)
 static ridge_status spoils_a_middle_output(const faulty_run *r)
 {
     const int out = middle_output(r->im);
-    const size_t size = ridge_dtype_size(r->call->arg[out].dtype);
-    const ridge_status status = fault_run(r, r->call);
+    const size_t size = ridge_dtype_size(r->call->arg[out].dtype), at = fault_middle(r->im, out);
+    ridge_status status = fault_run(r, r->call);
+    uint32_t number = 0;
 
-    return status
-               ? status
-               : fault_edit(r, fault_middle(r->im, out) + (size == 4 ? 2 : size - 1), (const unsigned char[]){0x44}, 1);
+    if (!status && size == 4)
+        status = fault_read(r, at, &number, sizeof number);
+    if (status) /* of 0 the highest byte: an f32 would stay as good as 0 */
+        return status;
+    return fault_edit(r, at + (size == 4 && number ? 2 : size - 1), (const unsigned char[]){0x44}, 1);
 }
 
 /* A number in the middle of the first output. */

@@ -5,7 +5,7 @@ then the rejected ones in the same order."""
 import torch
 import torch.nn.functional as F
 
-from ridge.torch import linear_logprobs
+from ridge.torch import linear_logprobs, linear_weighted_nll
 
 
 def grpo_loss(hidden, head, ids, mask, old_logprob, advantage, clip=0.2, entropy_bonus=0.0):
@@ -14,6 +14,13 @@ def grpo_loss(hidden, head, ids, mask, old_logprob, advantage, clip=0.2, entropy
     ratio, advantage = (logprob - old_logprob).exp(), advantage[:, None]
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
     return -((gain + entropy_bonus * entropy) * mask).sum() / mask.sum()
+
+
+def on_policy_loss(hidden, head, ids, mask, advantage):
+    """grpo_loss where this policy sampled the tokens itself, in one step on each batch: its ratio is 1, so that the gradients are
+    known beforehand and three products make them instead of four. The value is another one, the gradients are the same."""
+    weight = advantage[:, None] * mask / mask.sum()
+    return linear_weighted_nll(hidden, head, ids.masked_fill(~mask, -100), weight)[0]
 
 
 def dpo_loss(hidden, head, ids, mask, reference, beta=0.1):

@@ -690,6 +690,11 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_rope_freqs(int64_t n_rot, double base
  * top_id and top_logprob of an ignored row are -1 and 0. Of a slice, top_id speaks of the whole vocabulary and
  * top_logprob is z: the largest of all slices' minus the combined lse are those of the whole.
  *
+ * A class drawn from softmax(z): sample_id, of ignored rows -1. The draw is a function of z, the row's seed and its
+ * counter alone: the same beside other rows, in slices, and on every device where z is the same. Of a slice, whose
+ * vocab_offset is a multiple of 16, sample_logprob is z: the slice with the largest sample_score (of equals the one with
+ * the lowest id) has the draw of the whole.
+ *
  * @code
  * ridge_call call = ridge_linear_ce_train(tokens, hidden, vocab, ridge_matrix(x, RIDGE_BF16),
  *                                         ridge_matrix(w, RIDGE_BF16), ridge_matrix(target, RIDGE_I64), loss,
@@ -734,17 +739,24 @@ enum { /* and linear_ce_train */
     RIDGE_LINEAR_CE_ACCURACY,   /**< [1], optional output: the fraction of rows not ignored with argmax = y */
     RIDGE_LINEAR_CE_ERRORS,     /**< [1] i32, optional output: how many targets are out of range */
     RIDGE_LINEAR_CE_RECORD,     /**< eval: [tokens, 3 or 6], optional output; loss may then be absent */
-    RIDGE_LINEAR_CE_GRAD_SCALE, /**< train, as all that follow: [1] input, optional, times the option grad_scale */
+    RIDGE_LINEAR_CE_GRAD_SCALE, /**< train, as all that follow: [1], NONE: [tokens], input, times the option grad_scale */
     RIDGE_LINEAR_CE_DX,           /**< [tokens, hidden], dtype of x; absent: x is frozen */
     RIDGE_LINEAR_CE_DW,           /**< as W, f32 or dtype of x (summed in f32, rounded once); absent: W is frozen */
     RIDGE_LINEAR_CE_DBIAS,        /**< [vocab], optional output */
     RIDGE_LINEAR_CE_IDS,          /**< eval, with option ids: [tokens, ids] of target's dtype */
     RIDGE_LINEAR_CE_ID_LOGPROB,   /**< eval, with option ids: [tokens, ids] output: log p of each id, at most 0 */
     RIDGE_LINEAR_CE_TOP_ID,       /**< eval, with option topk: [tokens, topk] i64 output */
-    RIDGE_LINEAR_CE_TOP_LOGPROB   /**< eval, with option topk: [tokens, topk] output: their log p, at most 0 */
+    RIDGE_LINEAR_CE_TOP_LOGPROB,  /**< eval, with option topk: [tokens, topk] output: their log p, at most 0 */
+    RIDGE_LINEAR_CE_SAMPLE_ID,    /**< eval: [tokens] i64, optional output: a class drawn from softmax(z) */
+    RIDGE_LINEAR_CE_SAMPLE_LOGPROB, /**< eval, with sample_id: [tokens] output: its log p, at most 0 */
+    /* eval has these where train has gradients */
+    RIDGE_LINEAR_CE_SEED = RIDGE_LINEAR_CE_GRAD_SCALE, /**< eval, with sample_id: [tokens] i64 */
+    RIDGE_LINEAR_CE_COUNTER = RIDGE_LINEAR_CE_DX,      /**< eval, with sample_id: [tokens] i64 */
+    RIDGE_LINEAR_CE_SAMPLE_SCORE = RIDGE_LINEAR_CE_DW  /**< eval, optional, with sample_id: [tokens] output: its score */
 };
 
-/** The loss as in eval and its gradients, 6BHV FLOP; dx or dw may be absent. Reductions: mean and sum. A workspace
+/** The loss as in eval and its gradients, 6BHV FLOP; dx or dw may be absent. With NONE, grad_scale is the gradient of
+ * each row's loss, known beforehand (weights of tokens; advantages, where the policy is the one that sampled). A workspace
  * larger than ridge_workspace_bytes says is faster, here and in backward, up to what one chunk of all tokens needs. */
 RIDGE_API ridge_call ridge_linear_ce_train(int64_t tokens, int64_t hidden, int64_t vocab, ridge_tensor x,
                                            ridge_tensor w, ridge_tensor target, float *loss, ridge_tensor dx,

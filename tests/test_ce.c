@@ -510,6 +510,77 @@ TEST(slices_agree_on_entropy_and_ids)
     assert_all_near(slice_dw, dw, V * H, 2e-4, "dw");
 }
 
+/* Draws of rows [row, row + rows) from classes [first, first + count). */
+static void draw(int64_t row, int64_t rows, int64_t first, int64_t count, int64_t *id, float *logprob, float *score)
+{
+    static float losses[B], record[B * 3];
+    static int64_t seed[B], counter[B];
+    ridge_call call = ridge_linear_ce_eval(rows, H, count, f32(x + row * H), f32(w + first * H),
+                                           ridge_matrix(target + row, RIDGE_I64), count < V ? NULL : losses);
+
+    for (int64_t i = 0; i < rows; i++) {
+        seed[i] = (row + i) / 50 - 1;
+        counter[i] = (row + i) % 50;
+    }
+    call.flags |= RIDGE_CE_NONE;
+    call.opt.ce.vocab_offset = first;
+    call.opt.ce.vocab_total = V;
+    ridge_set(&call, RIDGE_LINEAR_CE_RECORD, RIDGE_F32, record, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_SEED, RIDGE_I64, seed, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_COUNTER, RIDGE_I64, counter, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_SAMPLE_ID, RIDGE_I64, id, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_SAMPLE_LOGPROB, RIDGE_F32, logprob, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_SAMPLE_SCORE, RIDGE_F32, score, 0);
+    run(&call);
+}
+
+/* The same class beside other rows, alone, and by the largest score of slices; not the same for every row. */
+TEST(a_draw_is_the_same_in_slices_and_alone)
+{
+    static const int64_t begin[] = {0, 96, 240, V};
+    static int64_t id[3][B], whole[B], alone;
+    static float logprob[3][B], score[3][B], of_whole[B], best[B], one, own, differ;
+
+    draw(0, B, 0, V, whole, of_whole, best);
+    for (int i = 0; i < 3; i++)
+        draw(0, B, begin[i], begin[i + 1] - begin[i], id[i], logprob[i], score[i]);
+    for (int b = 0; b < B; b++) {
+        const int i = score[1][b] > score[0][b]   ? (score[2][b] > score[1][b] ? 2 : 1)
+                      : score[2][b] > score[0][b] ? 2
+                                                  : 0;
+
+        assert_int_equal(id[i][b], whole[b]);
+        assert_true(score[i][b] == best[b]);
+        draw(b, 1, 0, V, &alone, &one, &own);
+        assert_int_equal(alone, whole[b]);
+        assert_true(one == of_whole[b] && own == best[b]);
+        assert_true(target[b] == -100 ? whole[b] == -1 && one == 0 : one < 0);
+        differ += (float)(whole[b] != whole[0]);
+    }
+    assert_true(differ > B / 2.0f);
+}
+
+TEST(refuses_half_a_draw)
+{
+    static float losses[B], logprob[B];
+    static int64_t id[B], seed[B];
+    ridge_call call = ridge_linear_ce_eval(B, H, V, f32(x), f32(w), ridge_matrix(target, RIDGE_I64), losses);
+    void *workspace = test_malloc(1 << 24);
+
+    call.flags |= RIDGE_CE_NONE;
+    ridge_set(&call, RIDGE_LINEAR_CE_SEED, RIDGE_I64, seed, 0);
+    assert_int_equal(ridge_run(device, &call, workspace, 1 << 24, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "operand seed needs sample_id"));
+    ridge_set(&call, RIDGE_LINEAR_CE_SAMPLE_ID, RIDGE_I64, id, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_SAMPLE_LOGPROB, RIDGE_F32, logprob, 0);
+    ridge_set(&call, RIDGE_LINEAR_CE_COUNTER, RIDGE_I64, seed, 0);
+    call.opt.ce.vocab_offset = 8;
+    call.opt.ce.vocab_total = V + 8;
+    assert_int_equal(ridge_run(device, &call, workspace, 1 << 24, NULL), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "multiple of 16"));
+    test_free(workspace);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -521,6 +592,8 @@ int main(void)
         cmocka_unit_test(eval_is_bounded),
         cmocka_unit_test(the_gradient_of_the_entropy_is_its_finite_difference),
         cmocka_unit_test(slices_agree_on_entropy_and_ids),
+        cmocka_unit_test(a_draw_is_the_same_in_slices_and_alone),
+        cmocka_unit_test(refuses_half_a_draw),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -1,11 +1,12 @@
-/* test_exact64.c: ridge_sincos against MPFR at every distance from a multiple of pi/2 and every size of argument, and
- * ridge_rope_freqs: plain frequencies, YaRN's two ends, refusals. */
+/* test_exact64.c: ridge_sincos against MPFR at every distance from a multiple of pi/2 and every size of argument;
+ * ridge_log64 against MPFR, and the words of Philox against published ones; ridge_rope_freqs: plain frequencies, YaRN's
+ * two ends, refusals. */
 #include <math.h>
 
 #include <mpfr.h>
 
 #include "unit.h"
-#include "src/math/exact64.h"
+#include "src/math/sample.h"
 #include "src/internal.h"
 
 /* Error of got in units of the last place of f32 at the exact value. */
@@ -129,6 +130,39 @@ TEST(edges)
     assert_true(s == s && c == c);
 }
 
+/* Every size, and next to 1, where the result is small. */
+TEST(logarithm)
+{
+    double worst = 0;
+    mpfr_t a;
+
+    mpfr_init2(a, 300);
+    for (int i = 0; i < 200000; i++) {
+        const double x = i % 2 ? ldexp(1 + uniform(), i % 2000 - 1000) : 1 + ldexp(uniform() - 0.5, -(i / 2 % 52));
+        double error;
+
+        mpfr_set_d(a, x, MPFR_RNDN);
+        mpfr_log(a, a, MPFR_RNDN);
+        mpfr_sub_d(a, a, ridge_log64(x), MPFR_RNDN);
+        error = fabs(mpfr_get_d(a, MPFR_RNDN));
+        worst = fmax(worst, x == 1 ? error * 1e300 : error / fabs(log(x)));
+    }
+    mpfr_clear(a);
+    printf("logarithm: 2^%.1f of the result\n", log2(worst));
+    assert_true(worst <= 0x1p-46);
+}
+
+/* The vectors that come with the paper's library (Random123, philox4x32, 10 rounds). */
+TEST(philox)
+{
+    uint32_t word[4];
+
+    ridge_philox4(0, 0, 0, word);
+    assert_true(word[0] == 0x6627e8d5 && word[1] == 0xe169c58d && word[2] == 0xbc57ac4c && word[3] == 0x9b00dbd8);
+    ridge_philox4(UINT64_MAX, UINT64_MAX, UINT64_MAX, word);
+    assert_true(word[0] == 0x408f276d && word[1] == 0x41c83b0e && word[2] == 0xa20bc7c6 && word[3] == 0x6d5451fd);
+}
+
 TEST(frequencies)
 {
     ridge_yarn yarn = {sizeof yarn, 0, 1.0 / 16, 65536, 1, 1, 32, 1};
@@ -182,8 +216,9 @@ TEST(refusals)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rope_angles), cmocka_unit_test(every_size),  cmocka_unit_test(near_multiples),
-        cmocka_unit_test(edges),       cmocka_unit_test(frequencies), cmocka_unit_test(refusals),
+        cmocka_unit_test(rope_angles), cmocka_unit_test(every_size), cmocka_unit_test(near_multiples),
+        cmocka_unit_test(edges),       cmocka_unit_test(logarithm),  cmocka_unit_test(philox),
+        cmocka_unit_test(frequencies), cmocka_unit_test(refusals),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -391,6 +391,45 @@ static void add_topk(case_list *list, const ridge_op_row *op, case_level level)
     }
 }
 
+/* A class drawn: beside every other output, of rows that are ignored, equal, NaN or -infinity, and of slices. */
+static void add_sample(case_list *list, const ridge_op_row *op, case_level level)
+{
+    static const option of[] = {
+        {"sample=1", "lse=1", "", CE_VALID},
+        {"sample=1 sample_score=1 reduction=none target=i32", "entropy=1", "", 0},
+        {"sample=1 topk=6", "argmax=1 accuracy=1", "", CE_HALF},
+        {"sample=1 softcap=4 temperature=0.7", "bias=1", "", CE_WRONG},
+        {"sample=1 ids=3 label_smoothing=0.1 class_weight=1", "", "", CE_HALF},
+        {"sample=1 sample_score=1 reduction=none", "", "", CE_SPECIAL},
+        {"sample=1 temperature=0.05 reduction=none", "bias=1 lse=1", "", CE_MINUS},
+        {"sample=1 sample_score=1", "bias=1", "", CE_UP},
+        {"sample=1", "lse=1", "", CE_NO_ROW},
+        {"sample=1 reduction=none", "bias=1 entropy=1", "", CE_DOWN},
+        {"sample=1 sample_score=1", "bias=1", "", CE_PEAK},
+    };
+    static const option of_slice = {"sample=1 sample_score=1 reduction=none", "", "", CE_VALID};
+    static const int shapes[] = {5, 3, 7, 6, 4, 2, 8, 9};
+    const int count = (int)(sizeof of / sizeof of[0]);
+
+    for (int i = 0; i < 8; i++)
+        for (int o = 0; o < count; o++)
+            if (i < 2 || (o + i) % (level == CASES_QUICK ? 5 : 3) == 0)
+                add(list, op, shapes[i], &of[o], o + i, "");
+    add(list, op, 0, &of[0], 0, "");
+    add(list, op, 8, &of_slice, 0, "vocab_offset=96 vocab_total=1500 loss=0 record=1");
+    add(list, op, 8, &of_slice, 1, "vocab_total=1500 loss=0 record=1 sums=1 argmax=1");
+    add(list, op, LISTED, &of[2], 0, ""); /* rows are gathered (Hopper) */
+    add(list, op, LISTED, &of[0], 1, "");
+    add(list, op, LISTED, &of[4], 7, ""); /* two products */
+    add(list, op, HALVES, &of[0], 0, "");
+    add(list, op, HALVES, &of[1], 3, "");
+    for (int units = 2; units < 100; units += 38) {
+        add(list, op, 9, &of[units % 3], units, "");
+        list->at[list->count - 1].units = units;
+        list->at[list->count - 1].gpu = true;
+    }
+}
+
 /* More logits than 2^31: given ones, whose index passes it, and made ones. */
 static void add_large(case_list *list, const ridge_op_row *op)
 {
@@ -403,6 +442,25 @@ static void add_large(case_list *list, const ridge_op_row *op)
 
     snprintf(all, sizeof all, "tokens=65664 vocab=32776 %s %s", text, rows);
     cases_add(list, op, all, (test_case){.fill = FILL_PERIOD, .alias = op->id == RIDGE_CE_BWD, .gpu = true});
+}
+
+/* A gradient of each row, known beforehand. */
+static void add_known(case_list *list, const ridge_op_row *op)
+{
+    static const option of[] = {
+        {"", "lse=1", "", CE_VALID},
+        {"class_weight=1", "token_loss=1", "dw=x dbias=1", CE_WRONG},
+        {"label_smoothing=0.1 softcap=4", "", "bias=1 dbias=1 accumulate=1", 0},
+        {"lse_square_scale=0.01 temperature=0.7", "", "dx=0", CE_HALF},
+        {"", "", "bias=1", CE_PEAK},
+        {"", "", "dw=0", CE_SPECIAL},
+    };
+    static const int shapes[] = {5, 3, 7, 8, HALVES, SUMMED + 2};
+
+    for (int i = 0; i < 6; i++)
+        for (int o = 0; o < 6; o++)
+            if (i < 2 || o == i || (i > 3 && o < 2))
+                add(list, op, shapes[i], &of[o], o + i, "reduction=none scale=1");
 }
 
 static void combine_cases(const ridge_op_row *op, case_list *list)
@@ -463,11 +521,11 @@ void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
     if (op->id == RIDGE_LINEAR_CE_EVAL || op->id == RIDGE_LINEAR_CE_BACKWARD)
         add_ids(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL)
-        add_topk(list, op, level);
+        add_topk(list, op, level), add_sample(list, op, level);
     if (level == CASES_LARGE)
         add_large(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)
         add_slices(list, op);
     else
-        add(list, op, 5, &option_table[0], 0, "grad_scale=0.5 scale=1");
+        add(list, op, 5, &option_table[0], 0, "grad_scale=0.5 scale=1"), add_known(list, op);
 }

@@ -38,7 +38,11 @@ static const suite_row suites[] = {
      "linear_ce_eval tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64 reduction=none lse=1 topk=64"},
     {"losses",
      "linear_ce_eval tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64 reduction=none lse=1 topk=256"},
+    {"losses",
+     "linear_ce_eval tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64 reduction=none lse=1 sample=1"},
     {"losses", "linear_ce_backward tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64 reduction=none"},
+    {"losses", "linear_ce_train tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64"},
+    {"losses", "linear_ce_train tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64 reduction=none scale=1"},
     {"losses",
      "linear_ce_backward tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64 reduction=none dentropy=1"},
     {"losses", "linear_ce_backward tokens=8192 hidden=4096 vocab=128256 dtype=bf16 target=i64 reduction=none ids=64"},
@@ -89,7 +93,7 @@ static const suite_row suites[] = {
 static const char *const fault_problems[] = {
     "linear_ce_eval tokens=21 hidden=72 vocab=136 dtype=bf16 bias=1 class_weight=1 label_smoothing=0.2 "
     "lse_square_scale=0.05 softcap=6 temperature=0.8 token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 "
-    "errors=1 ids=3 topk=5",
+    "errors=1 ids=3 topk=5 sample=1 sample_score=1",
     "linear_ce_train tokens=21 hidden=72 vocab=136 dtype=f16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 "
     "softcap=6 temperature=0.8 bias=1 dbias=1 accumulate=1 grad_scale=0.5 scale=1",
     "linear_ce_backward tokens=21 hidden=72 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 "

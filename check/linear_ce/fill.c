@@ -123,7 +123,7 @@ static double vector_value(const filler *f, const char *name, int64_t i, uint64_
     if (strcmp(name, "lse") == 0) /* p sums to about 1; that of a class with a bias of its own is not far above 1 */
         return (f->c->variant & CE_PEAK ? bias_of(f, 3 % f->total, state) + 3 : log((double)f->total) + 1.2) +
                0.3 * normal(state) + offset_of(f);
-    return strcmp(name, "grad_scale") == 0 ? 0.75 : normal(state);
+    return strcmp(name, "grad_scale") == 0 && !(f->call->flags & RIDGE_CE_NONE) ? 0.75 : normal(state);
 }
 
 static void fill_record(const filler *f, float *r, int64_t row, int64_t width, uint64_t *state)
@@ -200,7 +200,16 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
 
 static void fill_whole(const filler *f, const char *name, uint32_t dtype, unsigned char *base, int64_t cols)
 {
+    const bool draws = strcmp(name, "seed") == 0 || strcmp(name, "counter") == 0;
+
     for (int64_t i = 0; i < cols; i++) {
+        uint64_t state = f->seed + (uint64_t)token_of(f, i) * 31 + (uint64_t)(unsigned char)name[0] * 977;
+
+        if (draws) { /* any 64 bits, and small ones */
+            random_next(&state);
+            ((uint64_t *)(void *)base)[i] = token_of(f, i) % 3 ? random_next(&state) : (uint64_t)token_of(f, i);
+            continue;
+        }
         const int64_t shard = i / (f->tokens ? f->tokens : 1);
         const int64_t value = strcmp(name, "target") == 0   ? target_of(f, i)
                               : strcmp(name, "offset") == 0 ? shard_begin(f, i)
@@ -257,7 +266,8 @@ bool fill_ce(const test_case *c, const image *im, int arg, uint64_t seed)
     else
         for (int64_t i = 0; i < cols; i++) {
             const bool of_tokens = strcmp(name, "lse") == 0 || strcmp(name, "dloss") == 0 ||
-                                   strcmp(name, "entropy") == 0 || strcmp(name, "dentropy") == 0;
+                                   strcmp(name, "entropy") == 0 || strcmp(name, "dentropy") == 0 ||
+                                   strcmp(name, "grad_scale") == 0;
             const int64_t same = strcmp(name, "bias") == 0 ? twin_of(&f, i) : of_tokens ? token_of(&f, i) : i;
             uint64_t state =
                 seed + (uint64_t)same * 31 + (uint64_t)(unsigned char)name[1] * UINT64_C(0x9e3779b97f4a7c15);

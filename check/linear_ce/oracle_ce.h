@@ -56,7 +56,8 @@ static inline bool oracle_larger(double z, double best)
     return z > best || (isnan(z) && !isnan(best));
 }
 
-/* Holds every output of the call against s->ref. */
+/* Holds every output of the call against s->ref. oracle_draw.c: the class that was drawn. */
 void oracle_ce_check(ce_subject *s);
+void oracle_ce_check_draw(ce_subject *s);
 
 #endif

@@ -378,6 +378,8 @@ void oracle_ce_check(ce_subject *s)
         check_ids(s);
     if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && s->o.topk)
         check_top(s);
+    if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && oracle_has(s, RIDGE_LINEAR_CE_SAMPLE_ID))
+        oracle_ce_check_draw(s);
     if (s->im->call.op == RIDGE_LINEAR_CE_EVAL && oracle_has(s, RIDGE_LINEAR_CE_RECORD))
         check_record(s, RIDGE_LINEAR_CE_RECORD);
 }

@@ -81,6 +81,11 @@ static void collect_linear(ce_params *p, const ridge_call *call)
         p->top_id_stride = arg[RIDGE_LINEAR_CE_TOP_ID].stride;
         p->top_logprob = (float *)arg[RIDGE_LINEAR_CE_TOP_LOGPROB].data;
         p->top_stride = arg[RIDGE_LINEAR_CE_TOP_LOGPROB].stride;
+        p->seed = (const int64_t *)arg[RIDGE_LINEAR_CE_SEED].data;
+        p->counter = (const int64_t *)arg[RIDGE_LINEAR_CE_COUNTER].data;
+        p->sample_id = (int64_t *)arg[RIDGE_LINEAR_CE_SAMPLE_ID].data;
+        p->sample_logprob = (float *)arg[RIDGE_LINEAR_CE_SAMPLE_LOGPROB].data;
+        p->sample_score = (float *)arg[RIDGE_LINEAR_CE_SAMPLE_SCORE].data;
     }
 }
 
@@ -147,8 +152,8 @@ ce_params ce_collect(const ridge_bound *bound)
         collect_linear(&p, call);
     p.offset = o->vocab_offset;
     p.total = o->vocab_total ? o->vocab_total : p.vocab;
-    p.full =
-        p.entropy || p.argmax || p.accuracy || (p.flags & RIDGE_CE_RECORD_SUMS) || p.smoothing != 0.0f || p.top_k > 0;
+    p.full = p.entropy || p.argmax || p.accuracy || (p.flags & RIDGE_CE_RECORD_SUMS) || p.smoothing != 0.0f ||
+             p.top_k > 0 || p.sample_id;
     return p;
 }
 
@@ -159,9 +164,9 @@ static bool may_be_full(const ridge_problem *problem)
     const bool given = problem->op == RIDGE_CE_FWD;
     const int entropy = given ? (int)RIDGE_CE_FWD_ENTROPY : (int)RIDGE_LINEAR_CE_ENTROPY;
 
-    return !problem->plain || ce_wants_top(problem) || (problem->flags & RIDGE_CE_RECORD_SUMS) ||
-           problem->dtype[entropy] != RIDGE_NONE || problem->dtype[entropy + 1] != RIDGE_NONE ||
-           problem->dtype[entropy + 2] != RIDGE_NONE;
+    return !problem->plain || ce_wants_top(problem) || ce_wants_sample(problem) ||
+           (problem->flags & RIDGE_CE_RECORD_SUMS) || problem->dtype[entropy] != RIDGE_NONE ||
+           problem->dtype[entropy + 1] != RIDGE_NONE || problem->dtype[entropy + 2] != RIDGE_NONE;
 }
 
 char *ce_layout(ce_params *p, const ridge_problem *problem, int parts, void *workspace)
@@ -185,6 +190,7 @@ char *ce_layout(ce_params *p, const ridge_problem *problem, int parts, void *wor
     p->more = stats && !combine && may_be_full(problem)
                   ? (ce_more *)ridge_take(&at, tokens * parts * (int64_t)sizeof(ce_more))
                   : NULL;
+    p->draw = ce_wants_sample(problem) ? (uint64_t *)ridge_take(&at, tokens * 8) : NULL;
     if (ce_wants_top(problem)) {
         p->top_count = (int32_t *)ridge_take(&at, tokens * parts * 4);
         p->top = (uint64_t *)ridge_take(&at, ridge_min(tokens, CE_TOP_ROWS) * parts * CE_TOP_LIST * 8);

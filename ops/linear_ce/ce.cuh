@@ -85,6 +85,10 @@ typedef struct ce_params {
     uint64_t *top;      /* [CE_TOP_ROWS][parts][CE_TOP_LIST]: the best of a part of a row's classes (top.cuh) */
     int32_t *top_count; /* [rows][parts]: how many of them there are */
     int top_k;
+    const int64_t *seed, *counter;
+    int64_t *sample_id; /* [tokens]: a class drawn, with two more outputs */
+    float *sample_logprob, *sample_score;
+    uint64_t *draw; /* by row: the entry of the largest score (top.cuh), 0 at first */
 } ce_params;
 
 /* Host side, args.cu. */
@@ -111,19 +115,24 @@ typedef struct ce_block {
 ridge_status ce_block_stats(const ridge_device *device, const char *name, ce_block *b, void *stream);
 ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_block *b, void *stream);
 
-/* ids.cu, nothing without ids: the log-probabilities, after the sums; before the first gradient; behind
- * ce_block_gradient. */
+/* ids.cu, nothing without ids: the log-probabilities, also of a class that was drawn, after the sums; before the first
+ * gradient; behind ce_block_gradient. */
 ridge_status ce_ids_eval(const ridge_device *device, const char *name, ce_params *p, void *stream);
 ridge_status ce_ids_begin(const ridge_device *device, const char *name, ce_params *p, void *stream);
 ridge_status ce_ids_block(const ridge_device *device, const char *name, ce_block *b, void *stream);
 ridge_status ce_ids_prepare(const ridge_device *device);
 
-/* top.cu, nothing without option topk: the best of a block of logits to the list of part 0 of its rows; the outputs of
- * listed rows [begin, begin + rows) from their lists and sums. rows is at most CE_TOP_ROWS. */
+/* top.cu, nothing without option topk or sample_id: the best of a block of logits to the list of part 0 of its rows,
+ * and to their draw; the outputs of option topk of listed rows [begin, begin + rows) from their lists and sums. rows is
+ * at most CE_TOP_ROWS. */
 enum { CE_TOP_ROWS = 4096, CE_TOP_LIST = 384 };
 static inline bool ce_wants_top(const ridge_problem *problem)
 {
     return problem->op == RIDGE_LINEAR_CE_EVAL && problem->dtype[RIDGE_LINEAR_CE_TOP_ID] != RIDGE_NONE;
+}
+static inline bool ce_wants_sample(const ridge_problem *problem)
+{
+    return problem->op == RIDGE_LINEAR_CE_EVAL && problem->dtype[RIDGE_LINEAR_CE_SAMPLE_ID] != RIDGE_NONE;
 }
 ridge_status ce_top_block(const ridge_device *device, const char *name, ce_block *b, void *stream);
 ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,

@@ -79,6 +79,11 @@ static void args_linear(ce_args *a, const ridge_call *call)
         a->top_id_stride = arg[RIDGE_LINEAR_CE_TOP_ID].stride;
         a->top_logprob = arg[RIDGE_LINEAR_CE_TOP_LOGPROB].data;
         a->top_stride = arg[RIDGE_LINEAR_CE_TOP_LOGPROB].stride;
+        a->seed = arg[RIDGE_LINEAR_CE_SEED].data;
+        a->counter = arg[RIDGE_LINEAR_CE_COUNTER].data;
+        a->sample_id = arg[RIDGE_LINEAR_CE_SAMPLE_ID].data;
+        a->sample_logprob = arg[RIDGE_LINEAR_CE_SAMPLE_LOGPROB].data;
+        a->sample_score = arg[RIDGE_LINEAR_CE_SAMPLE_SCORE].data;
     }
 }
 
@@ -372,6 +377,19 @@ static void put_top(const ce_args *a, int64_t token, int64_t y, const ce_stat *s
     }
 }
 
+/* z of the class that was drawn likewise, and its score. */
+static void put_sample(const ce_args *a, int64_t token, int64_t y, const ce_stat *s)
+{
+    const bool slice = a->offset != 0 || a->total != a->vocab;
+    const float z = a->sample_logprob[token];
+    const double log_p = slice ? (double)z : -(log(s->sum) + ((double)s->max - (double)z));
+
+    put(a->sample_score, token, y == CE_IGNORED ? 0 : (double)ridge_cpu_ce_score(a, token, a->sample_id[token], z));
+    if (y == CE_IGNORED)
+        a->sample_id[token] = -1;
+    put(a->sample_logprob, token, y == CE_IGNORED || (!slice && log_p > 0) ? 0 : log_p);
+}
+
 static void put_row(const ce_args *a, int64_t i, int64_t y, const ce_stat *s, double loss)
 {
     put(a->token_loss, i, loss);
@@ -388,6 +406,8 @@ static void put_row(const ce_args *a, int64_t i, int64_t y, const ce_stat *s, do
         put_ids(a, i, y, s);
     if (a->top_id)
         put_top(a, i, y, s);
+    if (a->sample_id)
+        put_sample(a, i, y, s);
 }
 
 void ridge_cpu_ce_finish(const ce_args *a, const ce_totals *t, const ce_stat *stat)

@@ -42,6 +42,9 @@ typedef struct ce_args {
     int64_t *top_id; /* [tokens, o.topk] */
     float *top_logprob;
     int64_t top_id_stride, top_stride;
+    const int64_t *seed, *counter;
+    int64_t *sample_id; /* drawn, with sample_logprob, which holds its z at first */
+    float *sample_logprob, *sample_score;
     float *loss, *token_loss, *lse, *target_logit, *entropy, *accuracy, *record;
     int64_t *argmax;
     int32_t *errors;
@@ -80,6 +83,10 @@ double ridge_cpu_ce_id_du(const ce_args *a, const ce_factors *f, int64_t token, 
                           double *slope);
 /* Puts class c of this slice, after all lower ones, among the token's top ones if it belongs there; they hold z. */
 void ridge_cpu_ce_top(const ce_args *a, int64_t token, int64_t c, float z);
+/* Classes [first, first + count) of this slice, after all lower ones: keeps the one with the largest score. */
+void ridge_cpu_ce_draw(const ce_args *a, int64_t token, int64_t first, int64_t count, const float *z);
+/* The score of a class of the whole vocabulary. */
+float ridge_cpu_ce_score(const ce_args *a, int64_t token, int64_t class_, float z);
 /* Adds what is known of later classes. */
 void ridge_cpu_ce_merge(ce_stat *into, const ce_stat *more);
 /* Every output but the gradients, from the stats of all tokens (those of ignored rows are not read). */

@@ -311,6 +311,8 @@ static void linear_chunk(job *j, int64_t begin, int64_t rows)
             j->v->stats(&s, j->spread, j->sums, &j->stat[j->list[begin + r]]);
             take_ids(j, &s, j->list[begin + r]);
             take_top(j, &s, j->list[begin + r]);
+            if (j->a.sample_id)
+                ridge_cpu_ce_draw(&j->a, j->list[begin + r], s.first, s.count, s.z);
         }
     }
     if (!j->gradients)

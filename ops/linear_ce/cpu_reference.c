@@ -76,6 +76,8 @@ static ce_stat stat_of(const ce_args *a, int64_t token, int64_t target)
 
         if (a->o.topk)
             ridge_cpu_ce_top(a, token, c, (float)z);
+        if (a->sample_id)
+            ridge_cpu_ce_draw(a, token, c, 1, &(float){(float)z});
         s.z += z;
         s.wz += (a->class_weight ? (double)a->class_weight[a->offset + c] : 1) * z;
         if (a->offset + c == target)

@@ -8,6 +8,7 @@
  * place of K elements of P^T or of the block of dlogits, rounded once as those are. An id that is the target adds to
  * the target's du. The ids of a row may repeat: the first of a class has the sum, so that no order counts. */
 #include "linear_chunks.cuh"
+#include "top.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, MOST_IDS = 256, AHEAD = 4 };
 
@@ -57,8 +58,8 @@ template <int DTYPE> static __device__ __forceinline__ float dot(const ce_params
     return sum;
 }
 
-/* A block a token, a warp an id: z, and from the row's sum its log-probability, which is not above 0, whatever the
- * roundings of z and of the sum are. A slice leaves z. */
+/* A block a token, a warp an id, the last one the class that was drawn: z, and from the row's sum its log-probability,
+ * which is not above 0, whatever the roundings of z and of the sum are. A slice leaves z. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) id_logprobs(const ce_params p)
 {
     ptx_grid_dependency_wait();
@@ -66,10 +67,11 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) id_logpro
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
     const bool slice = p.offset != 0 || p.total != p.vocab;
     const ce_sum s = ce_row_sum<32>(p, row);
-    float *to = p.id_logprob + token * p.id_stride;
+    const uint64_t draw = p.draw && row >= 0 ? p.draw[row] : 0;
 
-    for (int k = threadIdx.x / 32; k < p.k; k += WARPS) {
-        const int64_t c = id_class(p, token, k), v = c - p.offset;
+    for (int k = threadIdx.x / 32; k < p.k + (p.draw != NULL); k += WARPS) {
+        const bool drawn = k == p.k;
+        const int64_t c = drawn ? p.offset + top_class(draw) : id_class(p, token, k), v = c - p.offset;
         double value = y == CE_IGNORED || c == CE_IGNORED ? 0 : CUDART_NAN;
 
         if (y != CE_IGNORED && c >= 0) {
@@ -81,7 +83,12 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) id_logpro
             value = !slice && value > 0 ? 0 : value;
         }
         if (threadIdx.x % 32 == 0)
-            to[k] = __uint_as_float(num_canonical_f32((float)value));
+            *(drawn ? p.sample_logprob + token : p.id_logprob + token * p.id_stride + k) =
+                __uint_as_float(num_canonical_f32((float)value));
+        if (threadIdx.x % 32 == 0 && drawn)
+            p.sample_id[token] = y == CE_IGNORED ? -1 : c;
+        if (threadIdx.x % 32 == 0 && drawn && p.sample_score)
+            p.sample_score[token] = y == CE_IGNORED ? 0.0f : __uint_as_float(num_canonical_f32(top_value(draw)));
     }
 }
 
@@ -242,7 +249,7 @@ ridge_status ce_ids_eval(const ridge_device *device, const char *name, ce_params
 {
     const int kind = p->dtype == RIDGE_F32 ? 0 : p->dtype == RIDGE_F16 ? 1 : 2;
 
-    if (!p->k || p->tokens == 0)
+    if ((!p->k && !p->draw) || p->tokens == 0)
         return RIDGE_OK;
     return host_launch(device, name, functions[LOGPROBS + kind], dim3((unsigned)p->tokens), THREADS, p, stream);
 }

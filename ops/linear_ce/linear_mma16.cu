@@ -105,6 +105,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
         return "is for bf16 and f16";
     if (ce_wants_top(problem))
         return "has no top-k";
+    if (ce_wants_sample(problem))
+        return "draws no classes";
     if (tokens == 0 || hidden == 0)
         return "nothing to multiply";
     if (vocab < 8)

@@ -80,10 +80,11 @@ static bool has_more(const ce_params *p)
     return p->argmax || p->accuracy || (p->flags & RIDGE_CE_RECORD_SUMS) || p->smoothing != 0.0f;
 }
 
-/* what: CE_STATS, CE_STATS_GATHER, CE_STATS_TOP or CE_PROBS. */
+/* what: CE_STATS, CE_STATS_GATHER, CE_STATS_TOP, CE_STATS_DRAW or CE_PROBS. */
 static ridge_status product(const ce_job *j, int what, bool sums)
 {
     const ce_params *p = &j->c.p;
+    const bool picks = what == CE_STATS_TOP || what == CE_STATS_DRAW;
     ce_logits_args g = {};
     const bool bends = what == CE_PROBS && p->dentropy;
     ridge_status status;
@@ -96,33 +97,39 @@ static ridge_status product(const ce_job *j, int what, bool sums)
     g.splits = 1;
     g.sums = sums;
     g.mixed = p->smoothing != 0.0f;
-    g.only_top = has_more(p);
-    const bool spread = what != CE_PROBS && p->entropy && !has_more(p) && !ce_has_options(p);
+    g.only_top = has_more(p) || (what == CE_STATS_DRAW && p->top_k > 0); /* the sums come from another product */
+    const bool spread = what != CE_PROBS && p->full && !has_more(p) && !ce_has_options(p);
     options = ce_has_options(p) || (what == CE_PROBS ? g.mixed : p->full && !(spread && what == CE_STATS));
     if (what == CE_STATS_GATHER && options && !spread)
-        return RIDGE_OK; /* CE_STATS_OPTIONS gathers rows itself */
+        return RIDGE_OK; /* the kernels with options gather rows themselves */
     g.only_gathers = what == CE_STATS_GATHER;
     status = x_maps(j, &g);
     if (!status && what == CE_PROBS)
         status = probs_maps(j, g.store, options ? G16_COOP_N / 2 : G16_PINGPONG_N / 2);
-    if (options && what != CE_STATS_TOP)
-        what = bends ? CE_PROBS_OPTIONS_BEND : what == CE_PROBS ? CE_PROBS_OPTIONS : CE_STATS_OPTIONS;
+    if (options && !picks)
+        what = bends              ? CE_PROBS_OPTIONS_BEND
+               : what == CE_PROBS ? CE_PROBS_OPTIONS
+               : has_more(p)      ? CE_STATS_OPTIONS
+                                  : CE_STATS_TOP;
     else if (bends)
         what = CE_PROBS_BEND;
-    else if (spread && what != CE_STATS_TOP)
+    else if (spread && !picks)
         what = CE_STATS_SPREAD;
     if (!status)
         status = w_map(j, &g, p->vocab, 1, ce_is_pingpong(what));
     return status ? status : ce_logits_launch(j->device, j->name, what, &g, j->stream);
 }
 
-/* The sums of rows over all classes, or P^T. CE_STATS_TOP gives all that CE_STATS_SPREAD gives; other outputs are a
- * product of their own. */
+/* The sums of rows over all classes, or P^T. CE_STATS_TOP and CE_STATS_DRAW give all that CE_STATS_SPREAD gives; other
+ * outputs are a product of their own. */
 static ridge_status logits(const ce_job *j, int what, bool sums)
 {
-    ridge_status status = j->c.p.top_k > 0 ? product(j, CE_STATS_TOP, false) : RIDGE_OK;
+    const bool top = j->c.p.top_k > 0, draw = j->c.p.draw != NULL;
+    ridge_status status = top ? product(j, CE_STATS_TOP, false) : RIDGE_OK;
 
-    if (status || (j->c.p.top_k > 0 && !has_more(&j->c.p)))
+    if (!status && draw)
+        status = product(j, CE_STATS_DRAW, false);
+    if (status || ((top || draw) && !has_more(&j->c.p)))
         return status;
     status = product(j, what, sums);
 

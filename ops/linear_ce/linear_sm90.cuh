@@ -10,8 +10,9 @@
  * alpha and sigma, and of a row only maximum and sum. *_OPTIONS: with any of these. CE_SAMPLE: u of a sample of the
  * classes, with split-K, so that all clusters have work. CE_STATS_GATHER: CE_STATS where rows are ignored and there is
  * no compact x: the producer gathers the listed rows. *_BEND: with the gradient of the
- * entropy; CE_STATS_SPREAD: with the entropy, and no other output of CE_STATS_OPTIONS. CE_STATS_TOP: with options,
- * the entropy and the lists of top.cuh, but no other output of CE_STATS_OPTIONS. */
+ * entropy; CE_STATS_SPREAD: with the entropy, and no other output of CE_STATS_OPTIONS. CE_STATS_TOP and
+ * CE_STATS_DRAW: with options, the entropy, and the lists or the draws of top.cuh, but no other output of
+ * CE_STATS_OPTIONS. */
 enum {
     CE_STATS_OPTIONS = CE_PROBS + 1,
     CE_PROBS_OPTIONS,
@@ -19,6 +20,7 @@ enum {
     CE_STATS_GATHER,
     CE_PROBS_OPTIONS_BEND,
     CE_STATS_TOP,
+    CE_STATS_DRAW,
     CE_PROBS_BEND,
     CE_STATS_SPREAD
 };
@@ -34,8 +36,8 @@ typedef struct ce_logits_args {
     int wide, tile_cols; /* the first `wide` columns of work tiles have tile_cols tiles each, the others one */
     int mixed;           /* sigma */
     int sums;            /* CE_PROBS: also the sum of E */
-    int only_gathers;    /* CE_STATS_OPTIONS: nothing unless rows are gathered */
-    int only_top;        /* CE_STATS_TOP: the lists, no sums */
+    int only_gathers;    /* CE_STATS_TOP: nothing unless rows are gathered */
+    int only_top;        /* CE_STATS_TOP, CE_STATS_DRAW: the lists or draws, no sums */
 } ce_logits_args;
 
 ridge_status ce_logits_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g, void *stream);

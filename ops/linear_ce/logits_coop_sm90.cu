@@ -6,6 +6,7 @@
  *     CE_STATS_GATHER   maximum and sum of the listed rows, which the producer warps gather one by one
  *     CE_SAMPLE         u of a sample of the classes, with split-K
  *     CE_STATS_TOP      maximum, sum and entropy of each row with every option, and the lists of its top classes
+ *     CE_STATS_DRAW     the same, and the class that is drawn
  *
  * CE_STATS, CE_STATS_SPREAD, CE_PROBS and CE_PROBS_BEND are in logits_pingpong_sm90.cu. */
 #include "logits_epilogue_sm90.cuh"
@@ -19,6 +20,8 @@ typedef struct coop_smem {
 
 /* The kinds that make P^T. */
 #define PROBS_OF(what) ((what) == CE_PROBS_OPTIONS || (what) == CE_PROBS_OPTIONS_BEND)
+/* Those that pick classes. */
+#define PICKS_OF(what) ((what) == CE_STATS_TOP || (what) == CE_STATS_DRAW)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -156,24 +159,26 @@ static __device__ __forceinline__ void top_make_room(const ce_logits_args &a, co
     }
 }
 
-/* A tile of 64 x 256 logits to the lists, CE_TOP_STEP classes at a time; most steps have none that belongs there. */
+/* A tile of 64 x 256 logits to the lists; most groups have none that belongs there. */
 static __device__ __forceinline__ void add_top(const ce_logits_args &a, const gemm16_plan &w, const row_state &t,
                                                int part, int col, const float *acc, top_rows *top)
 {
-    enum { EACH = CE_TOP_STEP / 4 };
     const int own = threadIdx.x % 4, first = col + 2 * own, left = w.n - first;
 
+#pragma unroll 1
+    for (int g = 0; g < GROUPS; g++) {
+        float v[GROUP];
+
+        take_group(acc, g, v);
 #pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int step = 0; step < G16_COOP_N; step += CE_TOP_STEP) {
+        for (int h = 0; h < 2; h++) {
             uint32_t mask = 0;
 
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const int at = step + 8 * (i / 2) + i % 2;
+            for (int i = 0; i < GROUP / 2; i++) {
+                const int at = g * GROUP_COLUMNS + 8 * (i / 2) + i % 2;
 
-                mask |= (uint32_t)(top_may(acc[at / 8 * 4 + 2 * h + at % 2], top->least[h]) && at < left) << i;
+                mask |= (uint32_t)(top_may(v[i / 2 * 4 + 2 * h + i % 2], top->least[h]) && at < left) << i;
             }
             mask = t.live[h] ? mask : 0;
             if (!__any_sync(~0u, mask != 0))
@@ -191,14 +196,105 @@ static __device__ __forceinline__ void add_top(const ce_logits_args &a, const ge
 
             top->count[h] += __shfl_sync(~0u, sum, 3, 4);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const int at = step + 8 * (i / 2) + i % 2;
-
+            for (int i = 0; i < GROUP / 2; i++)
                 if (mask >> i & 1)
-                    *to++ = top_entry(acc[at / 8 * 4 + 2 * h + at % 2], first + at);
-            }
+                    *to++ = top_entry(v[i / 2 * 4 + 2 * h + i % 2], first + g * GROUP_COLUMNS + 8 * (i / 2) + i % 2);
             top_make_room(a, t, part, h, top);
         }
+    }
+}
+
+/* A thread's two rows: the best entries of its draws, and their tokens. */
+typedef struct draw_rows {
+    uint64_t best[2];
+    int token[2];
+} draw_rows;
+
+static __device__ __forceinline__ uint64_t quad_max(uint64_t x)
+{
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+/* Before a work tile. Whichever entry of other work tiles is there already: it only spares scores. */
+static __device__ __forceinline__ draw_rows draw_rows_of(const ce_logits_args &a, const gemm16_plan &w, int first)
+{
+    const ce_params &p = a.c.p;
+    draw_rows d = {};
+
+#pragma unroll
+    for (int h = 0; h < 2 && p.draw; h++) {
+        const int row = (int)a.c.begin + min(first + 8 * h, w.m - 1);
+
+        d.best[h] = __ldcg((const unsigned long long *)p.draw + row);
+        d.token[h] = p.list[row];
+    }
+    return d;
+}
+
+/* A tile of 64 x 256 logits to the draws; after the first tiles few groups have one that may be drawn. */
+static __device__ __forceinline__ void add_draw(const ce_logits_args &a, const gemm16_plan &w, int col,
+                                                const float *acc, draw_rows *d)
+{
+    enum { EACH = GROUP / 2 }; /* of a row: 4 of each of two blocks of 16 classes */
+    const int own = threadIdx.x % 4, first = col + 2 * own, left = w.n - first;
+    const ce_params &p = a.c.p;
+    const int64_t block = (p.offset + col) / 16;
+    uint64_t seed[2], counter[2];
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        seed[h] = (uint64_t)p.seed[d->token[h]];
+        counter[h] = (uint64_t)p.counter[d->token[h]];
+        d->best[h] = quad_max(d->best[h]);
+    }
+#pragma unroll 1
+    for (int g = 0; g < GROUPS; g++) {
+        float v[GROUP];
+
+        take_group(acc, g, v);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float bound = draw_bound(d->best[h]);
+            uint32_t word[EACH], mask = 0;
+
+            ridge_draw_words(seed[h], counter[h], block + 2 * g, own, word);
+            ridge_draw_words(seed[h], counter[h], block + 2 * g + 1, own, word + 4);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int at = g * GROUP_COLUMNS + 8 * (i / 2) + i % 2;
+
+                mask |= (uint32_t)(draw_may(v[i / 2 * 4 + 2 * h + i % 2], word[i], bound) && at < left) << i;
+            }
+#pragma unroll 1
+            for (; mask; mask &= mask - 1) {
+                const int k = __ffs((int)mask) - 1;
+                float z = 0.0f;
+                uint32_t of_class = 0;
+
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    z = i == k ? v[i / 2 * 4 + 2 * h + i % 2] : z;
+                    of_class = i == k ? word[i] : of_class;
+                }
+                d->best[h] = max(d->best[h], top_entry(ridge_draw_score(z, of_class),
+                                                       first + g * GROUP_COLUMNS + 8 * (k / 2) + k % 2));
+            }
+            __syncwarp();
+        }
+    }
+}
+
+/* After a work tile. */
+static __device__ __forceinline__ void store_draws(const ce_logits_args &a, const row_state &t, const draw_rows &d)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint64_t best = quad_max(d.best[h]);
+
+        if (t.live[h] && threadIdx.x % 4 == 0)
+            atomicMax((unsigned long long *)a.c.p.draw + t.row[h], (unsigned long long)best);
+    }
 }
 
 /* After a work tile. */
@@ -215,9 +311,9 @@ static __device__ __forceinline__ void store_counts(const ce_logits_args &a, con
 template <int BF16, int WHAT>
 static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
                                                 int consumer, int part, int col, row_state *t, row_sums *sums,
-                                                top_rows *top, float *acc)
+                                                top_rows *top, draw_rows *draws, float *acc)
 {
-    constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_TOP || PROBS_OF(WHAT);
+    constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || PICKS_OF(WHAT) || PROBS_OF(WHAT);
     constexpr int WITH = PROB_OPTIONS | (WHAT == CE_PROBS_OPTIONS_BEND ? PROB_BEND : 0);
 
 #pragma unroll
@@ -233,13 +329,18 @@ static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const g
 #pragma unroll
         for (int h = 0; h < 2; h++)
             add_logits<G16_COOP_N, 1>(sums, h, acc);
-        add_top(a, w, *t, part, col, acc, top);
+        if (a.c.p.top_k)
+            add_top(a, w, *t, part, col, acc, top);
+    }
+    if (WHAT == CE_STATS_DRAW) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            add_logits<G16_COOP_N, 1>(sums, h, acc);
+        add_draw(a, w, col, acc, draws);
     }
     if (WHAT == CE_STATS_OPTIONS) {
         columns_to_shared(a, w, s, consumer, col, true);
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            add_stats_options(a, w, s, consumer, *t, part, h, col, acc);
+        add_stats_options(a, w, s, consumer, *t, part, col, acc);
     }
     if (PROBS_OF(WHAT))
         probs_to_shared<BF16, WITH, G16_COOP_N>(a, w, s, ptx_shared(s->d[consumer][0]), consumer, t, col, acc);
@@ -267,21 +368,28 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_sme
         row_state t = {};
         row_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
         top_rows top = {{CUDART_NAN_F, CUDART_NAN_F}, {0, 0}};
+        draw_rows draws = {};
 
-        if (WHAT != CE_STATS_OPTIONS && WHAT != CE_STATS_TOP) /* there it would spill */
+        if (WHAT == CE_STATS_DRAW)
+            draws = draw_rows_of(a, w, local);
+        if (WHAT != CE_STATS_OPTIONS && !PICKS_OF(WHAT)) /* there it would spill */
             t = rows_of<PROBS_OF(WHAT)>(a, w, local);
         for (int col = tile_n * G16_COOP_N, end = col + work.count * G16_COOP_N; col < end; col += G16_COOP_N) {
             gemm16_mainloop<BF16, 0, MN_B, gemm16_coop>(at, w.k_blocks, consumer, &state, acc);
-            if (WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_TOP)
+            if (WHAT == CE_STATS_OPTIONS || PICKS_OF(WHAT))
                 t = rows_of<0>(a, w, local);
-            epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, &top, acc);
+            epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, &top, &draws, acc);
         }
         if (WHAT == CE_STATS_GATHER)
             store_part<0>(a, w, sums, local, work.part);
-        if (WHAT == CE_STATS_TOP && !a.only_top)
+        if (PICKS_OF(WHAT) && !a.only_top && a.c.p.full)
             store_part<1>(a, w, sums, local, work.part);
-        if (WHAT == CE_STATS_TOP)
+        if (PICKS_OF(WHAT) && !a.only_top && !a.c.p.full)
+            store_part<0>(a, w, sums, local, work.part);
+        if (WHAT == CE_STATS_TOP && a.c.p.top_k)
             store_counts(a, t, work.part, top);
+        if (WHAT == CE_STATS_DRAW)
+            store_draws(a, t, draws);
         if (PROBS_OF(WHAT) && a.sums)
             store_sums(a, t, work.part);
     }
@@ -313,8 +421,7 @@ template <int BF16, int MN_B, int WHAT>
 static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __grid_constant__ ce_logits_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    constexpr int PROBS = PROBS_OF(WHAT),
-                  STATS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_GATHER || WHAT == CE_STATS_TOP;
+    constexpr int PROBS = PROBS_OF(WHAT), STATS = WHAT == CE_STATS_OPTIONS || WHAT == CE_STATS_GATHER || PICKS_OF(WHAT);
     extern __shared__ __align__(1024) uint8_t shared[];
     coop_smem *s = (coop_smem *)shared;
     const int clusters = (int)gridDim.x / G16_CLUSTER;
@@ -325,8 +432,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
     const bool gathers = STATS && ce_gathers_rows(a.c);
     if (threadIdx.x == 0) {
         s->plan = logits_plan_of(a, WHAT == CE_SAMPLE, G16_COOP_N, 1);
-        if ((WHAT == CE_STATS_GATHER || (WHAT == CE_STATS_OPTIONS && a.only_gathers)) &&
-            !gathers) /* pingpong does it */
+        if ((WHAT == CE_STATS_GATHER || (WHAT == CE_STATS_TOP && a.only_gathers)) && !gathers) /* pingpong does it */
             s->plan.count = 0;
     }
     __syncthreads();
@@ -365,9 +471,10 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
         (const void *)ce_logits_coop<bf16, mn_b, CE_SAMPLE>,             \
         (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_GATHER>,       \
         (const void *)ce_logits_coop<bf16, mn_b, CE_PROBS_OPTIONS_BEND>, \
-        (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_TOP>
+        (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_TOP>,          \
+        (const void *)ce_logits_coop<bf16, mn_b, CE_STATS_DRAW>
 
-enum { KINDS = CE_STATS_TOP - CE_STATS_OPTIONS + 1, FUNCTIONS = 2 * KINDS };
+enum { KINDS = CE_STATS_DRAW - CE_STATS_OPTIONS + 1, FUNCTIONS = 2 * KINDS };
 static const void *const functions[2][FUNCTIONS] = {{LOGITS_OF(0, 0), LOGITS_OF(0, 1)},
                                                     {LOGITS_OF(1, 0), LOGITS_OF(1, 1)}};
 

@@ -189,6 +189,31 @@ template <int N> static __device__ __forceinline__ void mask_columns(const gemm1
                 acc[4 * j + i] = col + 8 * j + i % 2 < w.n ? acc[4 * j + i] : -CUDART_INF_F;
 }
 
+/* A loop over groups of 16 of a thread's logits, 32 columns of its two rows: v[4 j + 2 h + i] is of row h, column 8 j +
+ * i of the group. The epilogues with options are such loops: unrolled over all 128 logits their code had 230 to 350 KB,
+ * more than the instruction caches, and a tile took 2.2 to 2.7 times as long. */
+enum { GROUP = 16, GROUP_COLUMNS = 32, GROUPS = G16_COOP_N / GROUP_COLUMNS };
+
+static __device__ __forceinline__ void take_group(const float *acc, int group, float *v)
+{
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+        if (g == group)
+#pragma unroll
+            for (int i = 0; i < GROUP; i++)
+                v[i] = acc[GROUP * g + i];
+}
+
+static __device__ __forceinline__ void put_group(float *acc, int group, const float *v)
+{
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+        if (g == group)
+#pragma unroll
+            for (int i = 0; i < GROUP; i++)
+                acc[GROUP * g + i] = v[i];
+}
+
 /* u to z in place, -inf in columns beyond the last one. */
 template <int OPTIONS>
 static __device__ __forceinline__ void to_logits(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
@@ -204,11 +229,25 @@ static __device__ __forceinline__ void to_logits(const ce_logits_args &a, const 
         for (int j = 0; j < G16_COOP_N / 8; j++) {
             const float2 bias = column_pair(s, consumer, j);
 
-            acc[4 * j] = ce_logit(p, acc[4 * j] + bias.x, cap_inverse, cool);
-            acc[4 * j + 1] = ce_logit(p, acc[4 * j + 1] + bias.y, cap_inverse, cool);
-            acc[4 * j + 2] = ce_logit(p, acc[4 * j + 2] + bias.x, cap_inverse, cool);
-            acc[4 * j + 3] = ce_logit(p, acc[4 * j + 3] + bias.y, cap_inverse, cool);
+            acc[4 * j] += bias.x;
+            acc[4 * j + 1] += bias.y;
+            acc[4 * j + 2] += bias.x;
+            acc[4 * j + 3] += bias.y;
         }
+        if (p.softcap > 0.0f)
+#pragma unroll 1
+            for (int g = 0; g < GROUPS; g++) {
+                float v[GROUP];
+
+                take_group(acc, g, v);
+#pragma unroll
+                for (int i = 0; i < GROUP; i++)
+                    v[i] = p.softcap * ridge_tanh(v[i] * cap_inverse);
+                put_group(acc, g, v);
+            }
+#pragma unroll
+        for (int i = 0; i < G16_COOP_N / 2; i++)
+            acc[i] *= cool;
     }
     mask_columns<G16_COOP_N>(w, first_col, acc);
 }
@@ -364,44 +403,62 @@ static __device__ __forceinline__ void merge_part(const ce_params &p, int64_t sl
                         more.z + had.z, more.wz + had.wz, first};
 }
 
-/* Every statistic of a row over the tile: maximum, argmax, sum, and the sums for entropy and label smoothing. */
+/* Every statistic of a thread's rows over the tile: maximum, argmax, sum, and the sums for entropy and label smoothing.
+ */
 static __device__ __forceinline__ void add_stats_options(const ce_logits_args &a, const gemm16_plan &w,
                                                          const gemm16_coop *s, int consumer, const row_state &t,
-                                                         int part, int h, int first_col, const float *acc)
+                                                         int part, int first_col, const float *acc)
 {
     const ce_params &p = a.c.p;
-    const int col = first_col + 2 * (threadIdx.x % 4);
-    float best = -CUDART_INF_F, base, sum = 0.0f;
-    ce_more more = {0.0f, 0.0f, 0.0f, INT32_MAX};
-    int left = w.n - col;
+    const int col = first_col + 2 * (threadIdx.x % 4), left = w.n - col;
+    float best[2] = {-CUDART_INF_F, -CUDART_INF_F}, base[2], sum[2] = {0.0f, 0.0f}, v[GROUP];
+    ce_more more[2] = {{0.0f, 0.0f, 0.0f, INT32_MAX}, {0.0f, 0.0f, 0.0f, INT32_MAX}};
 
+#pragma unroll 1
+    for (int g = 0; g < GROUPS; g++) {
+        take_group(acc, g, v);
 #pragma unroll
-    for (int i = 0; i < G16_COOP_N / 4; i++)
-        if (8 * (i / 2) + i % 2 < left)
-            argmax_update(&best, &more.argmax, acc[4 * (i / 2) + 2 * h + i % 2], col + 8 * (i / 2) + i % 2);
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2)
-        argmax_update(&best, &more.argmax, __shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, more.argmax, step));
-    base = best == -CUDART_INF_F ? 0.0f : best;
-#pragma unroll
-    for (int i = 0; i < G16_COOP_N / 4; i++) {
-        const float v = acc[4 * (i / 2) + 2 * h + i % 2], d = v - base, e = ptx_ex2(d * CE_LOG2E);
-        const float2 weight = column_pair(s, consumer, i / 2);
+        for (int i = 0; i < GROUP; i++) {
+            const int at = g * GROUP_COLUMNS + i / 4 * 8 + i % 2, h = i / 2 % 2;
 
-        asm volatile("" : "+r"(left)); /* else the results of 64 comparisons stay in registers */
-        sum += e;
-        more.spread += e > 0.0f ? e * d : 0.0f;
-        if (8 * (i / 2) + i % 2 < left) {
-            more.z += v;
-            more.wz += (i % 2 ? weight.y : weight.x) * v;
+            if (at < left)
+                argmax_update(&best[h], &more[h].argmax, v[i], col + at);
         }
     }
-    sum = quad_sum(sum);
-    more.spread = quad_sum(more.spread);
-    more.z = quad_sum(more.z);
-    more.wz = quad_sum(more.wz);
-    if (t.live[h] && threadIdx.x % 4 == 0)
-        merge_part(p, (int64_t)t.row[h] * p.parts + part, best, more.argmax, sum, more);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2)
+            argmax_update(&best[h], &more[h].argmax, __shfl_xor_sync(~0u, best[h], step),
+                          __shfl_xor_sync(~0u, more[h].argmax, step));
+        base[h] = best[h] == -CUDART_INF_F ? 0.0f : best[h];
+    }
+#pragma unroll 1
+    for (int g = 0; g < GROUPS; g++) {
+        take_group(acc, g, v);
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            const int at = g * GROUP_COLUMNS + i / 4 * 8 + i % 2, h = i / 2 % 2;
+            const float d = v[i] - base[h], e = ptx_ex2(d * CE_LOG2E);
+            const float2 weight = column_pair(s, consumer, at / 8);
+
+            sum[h] += e;
+            more[h].spread += e > 0.0f ? e * d : 0.0f;
+            if (at < left) {
+                more[h].z += v[i];
+                more[h].wz += (i % 2 ? weight.y : weight.x) * v[i];
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] = quad_sum(sum[h]);
+        more[h].spread = quad_sum(more[h].spread);
+        more[h].z = quad_sum(more[h].z);
+        more[h].wz = quad_sum(more[h].wz);
+        if (t.live[h] && threadIdx.x % 4 == 0)
+            merge_part(p, (int64_t)t.row[h] * p.parts + part, best[h], more[h].argmax, sum[h], more[h]);
+    }
 }
 
 /* What P is made of beside E: PROB_OPTIONS: alpha, sigma and dz/du; PROB_BEND: alpha and beta. */

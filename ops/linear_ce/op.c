@@ -56,6 +56,10 @@ static void ce_derive(ridge_call *call)
         derive_ids(call, RIDGE_LINEAR_CE_IDS, 2);
         call->arg[RIDGE_LINEAR_CE_TOP_ID].dtype = (uint32_t)(call->opt.ce.topk ? RIDGE_I64 : RIDGE_NONE);
         call->arg[RIDGE_LINEAR_CE_TOP_LOGPROB].dtype = (uint32_t)(call->opt.ce.topk ? RIDGE_F32 : RIDGE_NONE);
+        call->arg[RIDGE_LINEAR_CE_SEED].dtype = call->arg[RIDGE_LINEAR_CE_SAMPLE_ID].dtype;
+        call->arg[RIDGE_LINEAR_CE_COUNTER].dtype = call->arg[RIDGE_LINEAR_CE_SAMPLE_ID].dtype;
+        call->arg[RIDGE_LINEAR_CE_SAMPLE_LOGPROB].dtype =
+            (uint32_t)(call->arg[RIDGE_LINEAR_CE_SAMPLE_ID].dtype != RIDGE_NONE ? RIDGE_F32 : RIDGE_NONE);
     }
     if (call->op == RIDGE_LINEAR_CE_BACKWARD)
         derive_ids(call, RIDGE_LINEAR_CE_BACKWARD_IDS, 3);
@@ -223,6 +227,8 @@ static const ridge_field eval_fields[] = {
     FLAG("sums", RIDGE_CE_RECORD_SUMS),
     I64_CE(ids, 0),
     I64_CE(topk, 0),
+    HAS("sample", RIDGE_LINEAR_CE_SAMPLE_ID),
+    HAS("sample_score", RIDGE_LINEAR_CE_SAMPLE_SCORE),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
     SLICE_OPTIONS,
@@ -364,10 +370,12 @@ const ridge_op_row ridge_op_linear_ce_eval = {
     .summary = "cross entropy of softmax(x W^T), without the logits",
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
-    .args = 22,
-    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, RECORD, NO_SLOT("grad_scale"), NO_SLOT("dx"),
-            NO_SLOT("dw"), NO_SLOT("dbias"), IDS, OF_IDS("id_logprob", RIDGE_OUT), OF_TOP("top_id", I64),
-            OF_TOP("top_logprob", F32)},
+    .args = 24,
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, RECORD, VECTOR("seed", RIDGE_IN, 1, I64, "[tokens]"),
+            VECTOR("counter", RIDGE_IN, 1, I64, "[tokens]"), VECTOR("sample_score", RIDGE_OUT, 1, F32, "[tokens]"),
+            NO_SLOT("dbias"), IDS, OF_IDS("id_logprob", RIDGE_OUT), OF_TOP("top_id", I64), OF_TOP("top_logprob", F32),
+            VECTOR("sample_id", RIDGE_OUT, 1, I64, "[tokens]"),
+            VECTOR("sample_logprob", RIDGE_OUT, 1, F32, "[tokens]")},
     .fields = eval_fields,
     .flags = LINEAR_FLAGS | RIDGE_CE_RECORD_SUMS,
     .contract = CONTRACT,
@@ -388,7 +396,7 @@ const ridge_op_row ridge_op_linear_ce_train = {
     .dim_name = {"tokens", "hidden", "vocab"},
     .args = 18,
     .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, NO_SLOT("record"),
-            VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]"), GRADIENTS},
+            VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]; [tokens]"), GRADIENTS},
     .fields = train_fields,
     .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
     .contract = CONTRACT,

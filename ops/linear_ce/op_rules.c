@@ -60,6 +60,32 @@ static const char *topk_rule(const ridge_call *call)
     return NULL;
 }
 
+/* Operands seed, counter and sample_logprob go with sample_id. */
+static const char *sample_rule(const ridge_call *call)
+{
+    static const struct {
+        int arg;
+        const char *without, *missing;
+    } with[] = {
+        {RIDGE_LINEAR_CE_SEED, "operand seed needs sample_id", "operand seed is NULL, which sample_id needs"},
+        {RIDGE_LINEAR_CE_COUNTER, "operand counter needs sample_id", "operand counter is NULL, which sample_id needs"},
+        {RIDGE_LINEAR_CE_SAMPLE_LOGPROB, "operand sample_logprob needs sample_id",
+         "operand sample_logprob is NULL, which sample_id needs"},
+        {RIDGE_LINEAR_CE_SAMPLE_SCORE, "operand sample_score needs sample_id", NULL},
+    };
+    const bool draws = ridge_has(call, RIDGE_LINEAR_CE_SAMPLE_ID);
+
+    for (int i = 0; i < 4 && call->dim[0] != 0; i++) {
+        if (!draws && ridge_has(call, with[i].arg))
+            return with[i].without;
+        if (draws && with[i].missing && !ridge_has(call, with[i].arg))
+            return with[i].missing;
+    }
+    if (draws && call->opt.ce.vocab_offset % 16)
+        return "option vocab_offset must be a multiple of 16 where a class is drawn";
+    return NULL;
+}
+
 static const char *options_rule(const ridge_call *call)
 {
     const ridge_ce_options *o = &call->opt.ce;
@@ -120,6 +146,8 @@ const char *ridge_ce_eval_rule(const ridge_call *call)
         reason = ids_rule(call, RIDGE_LINEAR_CE_IDS, 2);
     if (!reason && call->op == RIDGE_LINEAR_CE_EVAL)
         reason = topk_rule(call);
+    if (!reason && call->op == RIDGE_LINEAR_CE_EVAL)
+        reason = sample_rule(call);
     if (reason)
         return reason;
     return call->op == RIDGE_CE_FWD
@@ -140,8 +168,11 @@ const char *ridge_ce_train_rule(const ridge_call *call)
 
     if (reason)
         return reason;
-    if ((call->flags & RIDGE_CE_REDUCTION) == RIDGE_CE_NONE)
-        return "flag RIDGE_CE_NONE has no one gradient: run linear_ce_eval, then linear_ce_backward";
+    if ((call->flags & RIDGE_CE_REDUCTION) == RIDGE_CE_NONE && call->dim[0] &&
+        !ridge_has(call, RIDGE_LINEAR_CE_GRAD_SCALE))
+        return "flag RIDGE_CE_NONE needs operand grad_scale, each row's gradient: where it is known only after the "
+               "loss, run "
+               "linear_ce_eval, then linear_ce_backward";
     if (is_slice(call))
         return "options vocab_offset and vocab_total: a slice is trained by linear_ce_eval, ce_combine and "
                "linear_ce_backward";
@@ -218,18 +249,17 @@ void ridge_ce_linear_extent(const ridge_call *call, int arg, int64_t *rows, int6
         ridge_set_extent(rows, cols, call->dim[0], call->dim[1]);
     else if (arg == RIDGE_LINEAR_CE_W || (train && arg == RIDGE_LINEAR_CE_DW))
         w_extent(call, rows, cols);
-    else if (arg == RIDGE_LINEAR_CE_LOSS)
+    else if (arg == RIDGE_LINEAR_CE_LOSS || (train && arg == RIDGE_LINEAR_CE_GRAD_SCALE))
         *cols = loss_length(call);
     else if (arg == RIDGE_LINEAR_CE_BIAS || (train && arg == RIDGE_LINEAR_CE_DBIAS))
         *cols = call->dim[2];
     else if (arg == RIDGE_LINEAR_CE_CLASS_WEIGHT)
         *cols = total(call);
-    else if (arg == RIDGE_LINEAR_CE_ACCURACY || arg == RIDGE_LINEAR_CE_ERRORS ||
-             (train && arg == RIDGE_LINEAR_CE_GRAD_SCALE))
+    else if (arg == RIDGE_LINEAR_CE_ACCURACY || arg == RIDGE_LINEAR_CE_ERRORS)
         *cols = 1;
-    else if (!train && arg >= RIDGE_LINEAR_CE_TOP_ID)
+    else if (!train && (arg == RIDGE_LINEAR_CE_TOP_ID || arg == RIDGE_LINEAR_CE_TOP_LOGPROB))
         ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.topk);
-    else if (!train && arg >= RIDGE_LINEAR_CE_IDS)
+    else if (!train && (arg == RIDGE_LINEAR_CE_IDS || arg == RIDGE_LINEAR_CE_ID_LOGPROB))
         ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.ids);
     else if (!train && arg == RIDGE_LINEAR_CE_RECORD)
         ridge_set_extent(rows, cols, call->dim[0], record_width(call));

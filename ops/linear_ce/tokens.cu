@@ -207,6 +207,8 @@ static __global__ void __launch_bounds__(SCAN, 1) ce_begin_kernel(const begin_ar
     }
     for (int64_t i = first; i < p.tokens && p.target_z; i += step)
         p.target_z[i] = -CUDART_INF_F;
+    for (int64_t i = first; i < p.tokens && p.draw; i += step)
+        p.draw[i] = 0;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- outputs */

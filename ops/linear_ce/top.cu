@@ -1,5 +1,5 @@
-/* top.cu: the top-k classes of rows on CUDA (top.cuh): from blocks of f32 logits, and the outputs from the lists, which
- * on Hopper the epilogue of the logits fills. */
+/* top.cu: the top-k classes of rows on CUDA (top.cuh), and draws, from blocks of f32 logits; and the outputs from the
+ * lists, which on Hopper the epilogue of the logits fills. */
 #include "top.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, MOST = 256 };
@@ -39,6 +39,43 @@ static __global__ void __launch_bounds__(THREADS) top_block(const ce_block b)
     }
     if (lane == 0)
         p.top_count[row * p.parts] = count;
+}
+
+/* A warp a row: the classes of a block to its draw, a lane four at a time. */
+static __global__ void __launch_bounds__(THREADS) draw_block(const ce_block b)
+{
+    ptx_grid_dependency_wait();
+    const ce_params &p = b.p;
+    const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = b.begin + in;
+    const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
+
+    if (in >= b.rows || row >= p.totals->rows)
+        return;
+    const int64_t token = p.list[row];
+    uint64_t best = p.draw[row];
+
+    for (int64_t unit = threadIdx.x % 32; unit / 4 * 16 < b.count; unit += 32) {
+        const int64_t from = unit / 4 * 16 + unit % 4 * 2;
+        uint32_t word[4];
+
+        ridge_draw_words((uint64_t)p.seed[token], (uint64_t)p.counter[token], (p.offset + b.first + from) / 16,
+                         (int)(unit % 4), word);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int64_t at = from + 8 * (i / 2) + i % 2, v = b.first + at;
+
+            if (at >= b.count)
+                continue;
+            const float z = ce_logit(p, b.z[in * b.ld + at] + ce_bias(p, v), cap_inverse, cool);
+
+            if (draw_may(z, word[i], draw_bound(best)))
+                best = max(best, top_entry(ridge_draw_score(z, word[i]), (int32_t)v));
+        }
+    }
+    for (int step = 16; step > 0; step /= 2)
+        best = max(best, __shfl_xor_sync(~0u, best, step));
+    if (threadIdx.x % 32 == 0)
+        p.draw[row] = best;
 }
 
 /* What a block knows of its row. */
@@ -144,11 +181,12 @@ static __global__ void __launch_bounds__(THREADS) top_ignored(const ce_params p)
 
 /* ------------------------------------------------------------------------------------------------------------- host */
 
-static const void *const functions[3] = {(const void *)top_block, (const void *)top_finish, (const void *)top_ignored};
+static const void *const functions[4] = {(const void *)top_block, (const void *)top_finish, (const void *)top_ignored,
+                                         (const void *)draw_block};
 
 ridge_status ce_top_prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 3, "linear_ce: loading kernels");
+    return host_load(device, functions, 4, "linear_ce: loading kernels");
 }
 
 static unsigned blocks_of(int64_t rows)
@@ -158,9 +196,13 @@ static unsigned blocks_of(int64_t rows)
 
 ridge_status ce_top_block(const ridge_device *device, const char *name, ce_block *b, void *stream)
 {
-    if (!b->p.top_k || b->rows == 0)
-        return RIDGE_OK;
-    return host_launch(device, name, functions[0], dim3(blocks_of(b->rows)), THREADS, b, stream);
+    ridge_status status = RIDGE_OK;
+
+    if (b->p.top_k && b->rows > 0)
+        status = host_launch(device, name, functions[0], dim3(blocks_of(b->rows)), THREADS, b, stream);
+    if (!status && b->p.draw && b->rows > 0)
+        status = host_launch(device, name, functions[3], dim3(blocks_of(b->rows)), THREADS, b, stream);
+    return status;
 }
 
 ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,

@@ -1,14 +1,19 @@
-/* top.cuh: the top-k classes of a row on CUDA, as every kernel keeps them.
+/* top.cuh: the top-k classes of a row on CUDA, and the class that is drawn, as every kernel keeps them.
  *
  * The classes of a row come in parts, in ascending order within a part. Of a part a warp keeps a list of CE_TOP_LIST
  * entries at most: what is above `least`, which is NaN at first, so that everything is. A list that has no room for
  * CE_TOP_STEP more is cut: entries that at least k others exceed go, and `least` becomes the value of the last one that
  * stays. An entry is one number, the larger the better, and no two are equal: so which ones are the k best does not
- * depend on the parts or on when a list is cut. */
+ * depend on the parts or on when a list is cut.
+ *
+ * The class that is drawn is that of the largest score (src/math/sample.h), an entry too, so that the parts of a row
+ * meet by atomicMax in any order. Few classes can have it: a score takes two logarithms in double, its bound one
+ * exponential. */
 #ifndef RIDGE_LINEAR_CE_TOP_CUH
 #define RIDGE_LINEAR_CE_TOP_CUH
 
 #include "ce.cuh"
+#include "src/math/sample.h"
 
 enum { CE_TOP_STEP = 64 };
 
@@ -39,6 +44,22 @@ static __device__ __forceinline__ int32_t top_class(uint64_t entry)
 static __device__ __forceinline__ bool top_may(float z, float least)
 {
     return !(z <= least);
+}
+
+/* What draw_may takes of the best entry so far: its score in base 2, less what rounding does to it and to z. Of no
+ * entry it is NaN. */
+static __device__ __forceinline__ float draw_bound(uint64_t best)
+{
+    const float score = top_value(best) * CE_LOG2E;
+
+    return score - __fmaf_rn(fabsf(score), 0x1p-21f, 0x1p-13f);
+}
+
+/* Whether the score of z may reach that of the best: -log(-log(1 - v)) is at most -log v, so v at most e^(z - best). v
+ * is the word as a fraction, cut to 23 bits. */
+static __device__ __forceinline__ bool draw_may(float z, uint32_t word, float bound)
+{
+    return !(__uint_as_float(word >> 9 | 0x3f800000) - 1.0f > ptx_ex2(__fmaf_rn(z, CE_LOG2E, -bound)));
 }
 
 /* By a warp: how many of the entries are `from` or better. */

@@ -202,13 +202,15 @@ SLOTS = {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
         'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19, 'top_id': 20,
-        'top_logprob': 21,
+        'top_logprob': 21, 'sample_id': 22, 'sample_logprob': 23, 'seed': 14, 'counter': 15,
+        'sample_score': 16,
     },
     'linear_ce_train': {
         'x': 0, 'w': 1, 'target': 2, 'loss': 3, 'bias': 4, 'class_weight': 5, 'token_loss': 6, 'lse': 7,
         'target_logit': 8, 'entropy': 9, 'argmax': 10, 'accuracy': 11, 'errors': 12, 'record': 13,
         'grad_scale': 14, 'dx': 15, 'dw': 16, 'dbias': 17, 'ids': 18, 'id_logprob': 19, 'top_id': 20,
-        'top_logprob': 21,
+        'top_logprob': 21, 'sample_id': 22, 'sample_logprob': 23, 'seed': 14, 'counter': 15,
+        'sample_score': 16,
     },
     'linear_ce_backward': {
         'x': 0, 'w': 1, 'target': 2, 'lse': 3, 'dloss': 4, 'bias': 5, 'class_weight': 6, 'dx': 7, 'dw': 8,

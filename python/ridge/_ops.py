@@ -570,8 +570,9 @@ def _ids(p, ids):
     return p.xp.operand(*p.xp.matrix(ids))
 
 
-def linear_ce_eval(p, stats=(), ids=None, topk=0):
-    """(loss, {name: statistic}); with ids [tokens, K] also "id_logprob" of their shape; with topk "top_id" and "top_logprob" """
+def linear_ce_eval(p, stats=(), ids=None, topk=0, draw=None):
+    """(loss, {name: statistic}); with ids [tokens, K] also "id_logprob" of their shape; with topk "top_id" and "top_logprob";
+    with draw (seed, counter: i64 [tokens] each) "sample_id" and "sample_logprob" """
     loss = p.loss()
     out = {name: p.xp.empty(p.x, p.dims[:1], CE_STATS[name]) for name in stats}
     values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight)
@@ -579,45 +580,70 @@ def linear_ce_eval(p, stats=(), ids=None, topk=0):
         values += p.some(out.get(name))
     if ids is not None:
         out["id_logprob"] = p.xp.empty(p.x, ids.shape, A.F32)
-    values += ABSENT * (18 - 11) + _ids(p, ids) + p.some(out.get("id_logprob"))
+    values += ABSENT * (14 - 11)
+    for t in draw or (None, None):
+        values += p.some(None if t is None else p.xp.vector(t))
+    values += ABSENT * (18 - 16) + _ids(p, ids) + p.some(out.get("id_logprob"))
+    if draw:
+        out["sample_id"] = p.xp.empty(p.x, p.dims[:1], A.I64)
+        out["sample_logprob"] = p.xp.empty(p.x, p.dims[:1], A.F32)
     if topk:
         p.options += (("topk", topk),)
         out["top_id"] = p.xp.empty(p.x, (p.dims[0], topk), A.I64)
         out["top_logprob"] = p.xp.empty(p.x, (p.dims[0], topk), A.F32)
-    p.launch("linear_ce_eval", values + p.some(out.get("top_id")) + p.some(out.get("top_logprob")))
+    for name in ("top_id", "top_logprob", "sample_id", "sample_logprob"):
+        values += p.some(out.get(name))
+    p.launch("linear_ce_eval", values)
     return loss, out
 
 
-def linear_ce_record(p, out, sums):
-    """What each row of a slice of the vocabulary gives to ce_combine, into out [tokens, 6 if sums else 3]."""
+def linear_ce_record(p, out, sums, found=None, ids=None, topk=0, draw=None):
+    """What each row of a slice of the vocabulary gives to ce_combine, into out [tokens, 6 if sums else 3]; and into found, by the
+    operand's name, what linear_ce_eval gives of ids, topk and draw, where tables may have more columns than topk."""
     operands = dict(zip(("x", "w", "target"), (p.head[:3], p.head[3:6], p.head[6:9])), bias=p.some(p.bias),
-                    class_weight=p.some(p.class_weight), record=p.some(out))
+                    class_weight=p.some(p.class_weight), record=p.some(out), ids=_ids(p, ids))
+    if topk:
+        p.options += (("topk", topk),)
+    for name, t in zip(("seed", "counter"), draw or ()):
+        operands[name] = p.some(p.xp.vector(t))
+    for name, t in (found or {}).items():
+        operands[name] = p.some(t) if len(t.shape) == 1 else p.xp.operand(*p.xp.matrix(t[:, :topk] if topk else t))
     f = form("linear_ce_eval", p.flags | (A.CE_RECORD_SUMS if sums else 0), p.options)
     p.xp.launch(f, p.x, p.dims + by_slots("linear_ce_eval", operands), True)
 
 
-def ce_combine(xp, record, offsets, target, class_weight, vocab, reduction, options):
-    """(loss, lse) from the records [slices, tokens, 3 or 6] of slices that begin at `offsets`."""
+def ce_combine(xp, record, offsets, target, class_weight, vocab, reduction, options, entropy=False):
+    """(loss, lse, entropy or None) from the records [slices, tokens, 3 or 6] of slices that begin at `offsets`."""
     slices, tokens, width = record.shape
     loss = xp.empty(record, (tokens,) if reduction == "none" else (), A.F32)
     lse = xp.empty(record, (tokens,), A.F32)
+    entropy = xp.empty(record, (tokens,), A.F32) if entropy else None
     flags = pick(REDUCTIONS, reduction, "reduction") | (A.CE_RECORD_SUMS if width == 6 else 0)
     operands = {name: xp.operand(t, 0) for name, t in (("record", record), ("offset", offsets), ("target", xp.vector(target)),
-                                                       ("loss", loss), ("class_weight", class_weight), ("lse", lse)) if t is not None}
+                                                       ("loss", loss), ("class_weight", class_weight), ("lse", lse),
+                                                       ("entropy", entropy)) if t is not None}
     xp.launch(form("ce_combine", flags, options), record, (tokens, vocab, slices, 0, 0, 0, *by_slots("ce_combine", operands)), True)
-    return loss, lse
+    return loss, lse, entropy
 
 
 def by_slots(op, operands):
     """The operands of a call, given by name, in the order of its slots."""
-    return sum((operands.get(name, ABSENT) for name in A.SLOTS[op]), ())
+    slots = A.SLOTS[op]
+    values = [ABSENT] * (max(slots.values()) + 1)
+    for name, operand in operands.items():
+        values[slots[name]] = operand
+    return sum(values, ())
 
 
-def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None):
+def linear_ce_train(p, want_dx, want_dw, want_dbias, dw_dtype=None, row_weight=None):
+    """row_weight [tokens], with reduction none: the gradient of each row's loss"""
     loss = p.loss()
     dx, dw, dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
-    values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight) + ABSENT * 9
-    p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias) + ABSENT * 4)
+    if row_weight is not None:
+        same_shape("row_weight", row_weight.shape, p.dims[:1])
+        row_weight = p.xp.vector(row_weight)
+    values = p.some(loss) + p.some(p.bias) + p.some(p.class_weight) + ABSENT * 8 + p.some(row_weight)
+    p.launch("linear_ce_train", values + p.some(dx) + p.some(dw) + p.some(dbias) + ABSENT * 6)
     return loss, dx, dw, dbias
 
 

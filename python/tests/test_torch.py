@@ -188,6 +188,8 @@ def samples(device):
         "linear_ce_eval": (x, w, t, None, None, "none", -100, ce, True),
         "linear_ce_stats": (x.detach(), w.detach(), t, None, None, -100, ce),
         "linear_ce_topk": (x.detach(), w.detach(), t, None, 3, -100, ce),
+        "linear_ce_weighted": (x, w, t, None, torch.rand(20, device=device), -100, ce, True, True, False),
+        "linear_ce_sample": (x.detach(), w.detach(), t, torch.arange(20, device=device), torch.arange(20, device=device), None, -100, ce),
         "ce_fwd": (torch.randn(20, 30, device=device).requires_grad_(), t % 30, None, "mean", -100, ce),
         "ce_fwd none": (torch.randn(4, 5, 30, device=device).requires_grad_(), t.view(4, 5) % 30, None, "none", -100, ce),
         "ce_stats": (torch.randn(20, 30, device=device), t % 30, None, -100, ce),
@@ -211,6 +213,7 @@ def samples(device):
 
 
 NAMES = ["swiglu", "swiglu strided", "swiglu halves", "linear_ce_train", "linear_ce_eval", "linear_ce_stats", "linear_ce_topk",
+         "linear_ce_sample", "linear_ce_weighted",
          "ce_fwd", "ce_fwd none", "ce_stats", "add_rms_norm", "add_rms_norm sum", "rope", "quantize_fp8", "quantize_fp8_dual",
          "fp8_gemm", "fp8_linear", "fp8_linear blk128", "swiglu_linear", "fp8_swiglu_linear", "multiply",
          "q8_0_quantize", "q8_0_repack", "q8_0_matmul", "q8_0_linear"]

@@ -327,6 +327,54 @@ def test_linear_topk(device, dtype, options, needs):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_linear_weighted_nll(device, dtype, way, needs):
+    """As linear_logprobs times the weights, values and gradients; a second backward; without gradients."""
+    x, w, t, _ = ce_problem(device, dtype, {})
+    t[0] = -100
+    row_weight, bias = torch.randn(t.shape, device=device), torch.randn(w.shape[0], device=device)
+    one, two = leaves(x, w, bias), leaves(x, w, bias)
+    call = R.linear_weighted_nll
+    call = call if way == "eager" else torch.compile(call, fullgraph=True, backend="aot_eager")
+    loss, logprob = needs(lambda: call(one[0], one[1], t, row_weight, one[2], temperature=0.8))
+    want = R.linear_logprobs(two[0], two[1], t, two[2], temperature=0.8)
+    assert not logprob.requires_grad
+    near(logprob, want, 1e-6)
+    near(loss, -(want * row_weight).sum(), 1e-5)
+    expected = torch.autograd.grad(-(want * row_weight).sum() * 0.5, two)
+    for retain in (True, False):
+        for g, v, leaf in zip(torch.autograd.grad(loss * 0.5, one, retain_graph=retain), expected, one):
+            assert g.dtype == leaf.dtype and rms(g, v.double()) < (1e-5 if dtype == torch.float32 else 1e-2)
+    with torch.no_grad():
+        near(R.linear_weighted_nll(x, w, t, row_weight, bias, temperature=0.8)[0], loss, 1e-6)
+    with pytest.raises(ridge.ArgumentError, match="row_weight has shape"):
+        R.linear_weighted_nll(x, w, t, row_weight[0])
+
+
+def test_linear_sample(device, needs):
+    """As often as softmax says (chi-squared, 39 degrees of freedom), the same rows again alone, rows that are left out."""
+    x, w = torch.randn(1, 24, device=device), torch.randn(40, 24, device=device) * 0.4
+    many = 4000
+    seed, counter = torch.arange(many, device=device), torch.full((1,), 7, device=device)
+    ids, logprob = needs(lambda: R.linear_sample(x.expand(many, -1), w, seed, counter, temperature=1.3))
+    log_p = (x.double() @ w.double().T / 1.3).log_softmax(-1)[0]
+    near(logprob, log_p[ids], 1e-5)
+    expected = log_p.exp() * many
+    assert ((torch.bincount(ids, minlength=40) - expected) ** 2 / expected).sum() < 80
+    for at in (0, 1, many - 1):
+        assert R.linear_sample(x, w, seed[at:at + 1], counter, temperature=1.3)[0] == ids[at]
+    other = R.linear_sample(x.expand(many, -1), w, seed, counter + 1, temperature=1.3)[0]
+    assert (other != ids).float().mean() > 0.5
+    mask = seed % 3 != 0
+    ids_, logprob_ = R.linear_sample(x.expand(many, -1), w, seed, counter, mask=mask, temperature=1.3)
+    assert torch.equal(ids_[mask], ids[mask]) and (ids_[~mask] == -1).all() and (logprob_[~mask] == 0).all()
+    with pytest.raises(ridge.ArgumentError, match="seed is torch.float32"):
+        R.linear_sample(x, w, x[:, 0])
+    with pytest.raises(ridge.ArgumentError, match="counter is torch.int64"):
+        R.linear_sample(x, w, seed[:1], seed[:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"linear_bias": True, "softcap": 5.0, "temperature": 0.7}])
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_linear_logprobs_of_ids(device, dtype, options, way, needs):

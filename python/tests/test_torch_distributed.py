@@ -106,6 +106,47 @@ def check_a_target_out_of_range_is_nan_on_every_rank(rank, n):
         assert loss.isnan() and not part.grad.isnan().any()
 
 
+def check_logprobs_are_one_process_s(rank, n):
+    """Of the target and of K classes, with the entropy, and their gradients; ranks without a class."""
+    for vocab, k in ((203, 0), (203, 5), (5, 2)):
+        x, w, t = problem(22, vocab)
+        bias = torch.randn(vocab)
+        if k:
+            t = torch.randint(0, vocab, (22, k))
+            t[::5] = t[3, 1] = -100
+        one = [v.clone().requires_grad_() for v in (x, w, bias)]
+        two = [v.clone().requires_grad_() for v in (x, mine(w, rank, n), mine(bias, rank, n))]
+        want = R.linear_logprobs(one[0], one[1], t, one[2], entropy=True, temperature=0.8)
+        got = D.linear_logprobs(two[0], two[1], t, two[2], group=dist.group.WORLD, entropy=True, temperature=0.8)
+        up = [torch.randn(v.shape) for v in want]
+        torch.autograd.backward(want, up)
+        torch.autograd.backward(got, up)
+        for ours, ref in zip(got, want):
+            near(ours.detach(), ref.detach(), 2e-6)
+            same_on_all(ours)
+        near(two[0].grad, one[0].grad, 1e-5)
+        same_on_all(two[0].grad)
+        for ours, ref in zip(two[1:], one[1:]):
+            near(ours.grad, mine(ref.grad, rank, n), 1e-5)
+        alone = two[0].detach().requires_grad_()
+        D.linear_logprobs(alone, two[1].detach(), t, group=dist.group.WORLD).sum().backward()
+
+
+def check_topk_and_draws_are_one_process_s(rank, n):
+    for vocab, k in ((128, 9), (64, 33)):  # k is more than a rank has
+        x, w, t = problem(22, vocab)
+        mask, part, seed = t != -100, w.chunk(n)[rank], torch.arange(22) + 5
+        ids, logprob = R.linear_topk(x, w, k, mask=mask)
+        for ours, ref in zip(D.linear_topk(x, part, k, mask=mask, group=dist.group.WORLD), (ids, logprob)):
+            near(ours.double(), ref.double(), 2e-6)
+            same_on_all(ours)
+        want = R.linear_sample(x, w, seed, seed[:1], mask=mask, temperature=1.3)
+        got = D.linear_sample(x, part, seed, seed[:1], mask=mask, temperature=1.3, group=dist.group.WORLD)
+        assert torch.equal(got[0], want[0])
+        near(got[1], want[1], 2e-6)
+        same_on_all(got[1])
+
+
 def mesh_of(n):
     return torch.distributed.device_mesh.init_device_mesh("cpu", (n,))
 

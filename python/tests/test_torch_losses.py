@@ -127,6 +127,18 @@ def post_training():
     return module
 
 
+def test_the_gradients_of_a_policy_that_sampled_itself(device, needs):
+    """on_policy_loss and grpo_loss, whose ratio is 1."""
+    x, w, t, _ = ce_problem(device, torch.float32, {})
+    example, one, two = post_training(), leaves(x, w), leaves(x, w)
+    mask, advantage = torch.rand(t.shape, device=device) < 0.7, torch.randn(t.shape[0], device=device)
+    old = R.linear_logprobs(x, w, t)
+    needs(lambda: example.on_policy_loss(*one, t, mask, advantage)).backward()
+    example.grpo_loss(*two, t, mask, old, advantage).backward()
+    for a, b in zip(one, two):
+        assert rms(a.grad, b.grad.double()) < 1e-5
+
+
 @pytest.mark.parametrize("name", ["grpo_loss", "dpo_loss", "orpo_loss"])
 def test_examples_of_losses(device, name, monkeypatch, needs):
     """examples/post_training.py on ridge's log-probabilities and on those of float64 logits."""

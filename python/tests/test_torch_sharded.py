@@ -117,6 +117,9 @@ def samples():
         yield "linear_ce_logprobs", (x, w, t, bias, ids_, -100, ce, entropy, not entropy)
     yield "linear_ce_stats", (x, w, t, bias, cw, -100, ce)
     yield "linear_ce_topk", (x, w, t, bias, 3, -100, ce)
+    for wanted in (True, False):
+        yield "linear_ce_weighted", (x, w, t, bias if wanted else None, dl, -100, ce, True, wanted, wanted)
+    yield "linear_ce_sample", (x, w, t, torch.arange(len(t)), torch.arange(len(t)) * 3, bias, -100, ce)
     yield "ce_stats", (z, zt, None, -100, ce)
     yield "multiply", (a, torch.full((), 0.5), BF16)
 

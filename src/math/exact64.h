@@ -1,4 +1,4 @@
-/* exact64.h: sine and cosine of a double for ops that promise `exact`.
+/* exact64.h: logarithm, sine and cosine of a double for ops that promise `exact`.
  *
  * As exact.h: one source for C and CUDA, fixed sequences of correctly rounded f64 operations, fma only where written,
  * no libm, no libdevice. Results are f32. Coefficients: our own fits (Chebyshev nodes, 60-digit arithmetic) rounded to
@@ -29,6 +29,39 @@ RIDGE_FN uint64_t ridge_bits64(double x)
     v.d = x;
     return v.u;
 #endif
+}
+
+RIDGE_FN double ridge_double64(uint64_t u)
+{
+#ifdef __CUDA_ARCH__
+    return __longlong_as_double((long long)u);
+#else
+    union {
+        double d;
+        uint64_t u;
+    } v;
+    v.u = u;
+    return v.d;
+#endif
+}
+
+/* log x of a normal positive x, to 2^-46 of itself also near 1: x = 2^k m, m - 1 is exact, and with s = (m - 1) / (m +
+ * 1) of at most 0.172 log m = 2 atanh s by its series. */
+RIDGE_FN double ridge_log64(double x)
+{
+    const uint64_t bits = ridge_bits64(x);
+    const int64_t k = (int64_t)(bits - UINT64_C(0x3fe6a09e667f3bcd)) >> 52; /* m from sqrt(1/2) on */
+    const double f = ridge_double64(bits - ((uint64_t)k << 52)) - 1, s = f / (2 + f), q = s * s;
+    double p = 2.0 / 17;
+
+    p = ridge_fma64(p, q, 2.0 / 15);
+    p = ridge_fma64(p, q, 2.0 / 13);
+    p = ridge_fma64(p, q, 2.0 / 11);
+    p = ridge_fma64(p, q, 2.0 / 9);
+    p = ridge_fma64(p, q, 2.0 / 7);
+    p = ridge_fma64(p, q, 2.0 / 5);
+    p = ridge_fma64(p, q, 2.0 / 3);
+    return ridge_fma64((double)k, 0.69314718055994530942, ridge_fma64(s * q, p, 2 * s));
 }
 
 /* *s = sin(x), *c = cos(x), to f32; both canonical NaN where |x| is 2^47 or more, infinite or NaN.

@@ -27,7 +27,7 @@ from ._plans import Planned
 
 __all__ = ["Fp8Linear", "Patch", "Q8_0Linear", "RowStatistics", "add_rms_norm", "apply_ridge_to", "cross_entropy",
            "cross_entropy_stats", "fp8_gemm", "linear_cross_entropy", "linear_cross_entropy_stats", "linear_entropy",
-           "linear_distill", "linear_jsd", "linear_kl", "linear_logprobs", "linear_topk", "patch_llama", "q8_0_matmul",
+           "linear_distill", "linear_jsd", "linear_kl", "linear_logprobs", "linear_sample", "linear_topk", "linear_weighted_nll", "patch_llama", "q8_0_matmul",
            "q8_0_quantize", "q8_0_repack", "quantize_fp8", "quantize_fp8_dual", "rms_norm", "rope", "rope_freqs", "swap_linear",
            "swiglu", "swiglu_linear"]
 _on_tensors = Arrays()
@@ -279,6 +279,35 @@ def linear_logprobs(input: Tensor, linear_weight: Tensor, target: Tensor, linear
     return (logprob, of_rows) if entropy else logprob
 
 
+def linear_weighted_nll(input: Tensor, linear_weight: Tensor, target: Tensor, row_weight: Tensor,
+                        linear_bias: Optional[Tensor] = None, ignore_index: Optional[int] = -100, *, softcap: float = 0.0,
+                        temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(sum over rows of row_weight * -log p(target), log p(target) of each row), without the logits.
+
+    The sum is differentiable, its gradients are made in the forward call: three products, where linear_logprobs, whose gradient is
+    known only in backward, takes four. row_weight, of target's shape and without a gradient, are weights of tokens, or advantages
+    over a number of tokens: the policy gradient of a policy that sampled these tokens itself (its ratio is 1). Rows whose target is
+    ignore_index have 0. softcap and temperature as in linear_cross_entropy.
+    """
+    tensors("linear_weighted_nll", input=input, linear_weight=linear_weight, target=target, row_weight=row_weight,
+            linear_bias=(linear_bias, None))
+    ops.numbers_only(softcap=softcap, temperature=temperature)
+    no_gradient("linear_weighted_nll", row_weight=row_weight)
+    ignore_index = ops.whole("ignore_index", -100 if ignore_index is None else ignore_index)
+    if row_weight.shape != target.shape:
+        raise ArgumentError(f"row_weight has shape {list(row_weight.shape)}, not target's {list(target.shape)}")
+    x, w, t = _loss_inputs("linear_weighted_nll", input, linear_weight, target, None, ignore_index)
+    want = [torch.is_grad_enabled() and s is not None and s.requires_grad for s in (x, w, linear_bias)]
+    numbers = [0.0, float(softcap), float(temperature), 0.0]
+    x, t, row_weight = x.reshape(-1, x.shape[-1]), t.reshape(-1), row_weight.reshape(-1)
+    if any(want):
+        loss, rows = _op.linear_ce_weighted(x, w, t, linear_bias, row_weight, ignore_index, numbers, *want)[:2]
+    else:
+        rows = _op.linear_ce_eval(x, w, t, linear_bias, None, "none", ignore_index, numbers, False)[0]
+        loss = (rows * row_weight.to(torch.float32)).sum()
+    return loss, 0 - rows.detach().view(target.shape)
+
+
 def linear_entropy(input: Tensor, linear_weight: Tensor, linear_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *,
                    softcap: float = 0.0, temperature: float = 1.0) -> Tensor:
     """The entropy of each row's softmax(F.linear(input, linear_weight, linear_bias)), in nats, without the logits: f32 [..].
@@ -315,6 +344,37 @@ def linear_topk(input: Tensor, linear_weight: Tensor, k: int, linear_bias: Optio
     ids, logprob = _op.linear_ce_topk(x.detach().reshape(-1, x.shape[-1]), w.detach(), t.reshape(-1), bias, k, -1,
                                       [0.0, float(softcap), float(temperature), 0.0])
     return ids.view(*t.shape, k), logprob.view(*t.shape, k)
+
+
+def linear_sample(input: Tensor, linear_weight: Tensor, seed: Tensor, counter: Optional[Tensor] = None,
+                  linear_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *, softcap: float = 0.0,
+                  temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """A class drawn from each row's softmax(F.linear(input, linear_weight, linear_bias) / temperature) and its log-probability
+    there, without the logits: (i64 [..], f32 [..]).
+
+    seed and counter: i64 [..] or of one element; counter is 0 where it is not given. A draw is a function of the row's logits,
+    seed and counter alone: give each row a pair of its own (a seed a sequence, its position as the counter), and it is drawn again
+    whatever rows are beside it. Not differentiable: linear_logprobs of these classes is. mask [..] bool: False leaves a row out
+    (-1 and 0).
+    """
+    tensors("linear_sample", input=input, linear_weight=linear_weight, seed=seed, counter=(counter, None),
+            linear_bias=(linear_bias, None), mask=(mask, None))
+    ops.numbers_only(softcap=softcap, temperature=temperature)
+    x, w, t = _loss_inputs("linear_sample", input, linear_weight, _of_mask(input, mask), None, -1)
+    bias = None if linear_bias is None else linear_bias.detach()
+    ids, logprob = _op.linear_ce_sample(x.detach().reshape(-1, x.shape[-1]), w.detach(), t.reshape(-1), *_pair(t.shape, seed, counter),
+                                        bias, -1, [0.0, float(softcap), float(temperature), 0.0])
+    return ids.view(t.shape), logprob.view(t.shape)
+
+
+def _pair(shape, seed, counter):
+    """seed and counter of each row."""
+    pair = []
+    for name, t in (("seed", seed), ("counter", torch.zeros_like(seed) if counter is None else counter)):
+        if t.dtype != torch.int64 or t.numel() != 1 and t.shape != shape:
+            raise ArgumentError(f"{name} is {t.dtype}{list(t.shape)}, not torch.int64{list(shape)} or of one element")
+        pair.append((t.reshape(()).expand(shape.numel()) if t.numel() == 1 else t.reshape(-1)).contiguous())
+    return pair
 
 
 def _logprobs(function, input, linear_weight, target, linear_bias, ids, ignore_index, entropy, softcap, temperature, argmax=False):

@@ -398,6 +398,17 @@ def linear_ce_train(xp, *args):
     return (loss, *(_none(loss, t) for t in gradients))
 
 
+@_define("linear_ce_weighted(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor row_weight, int ignore_index, "
+         "float[] options, bool dx, bool dw, bool dbias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def linear_ce_weighted(xp, x, weight, target, bias, row_weight, ignore_index, options, *want):
+    """The sum of the rows' losses times row_weight, the rows' losses, and the gradients of the sum."""
+    p = problem(xp, x, weight, target, bias, None, "none", ignore_index, options)
+    same_device(x, row_weight)
+    row_weight = row_weight.to(torch.float32)
+    rows, *gradients = ops.linear_ce_train(p, *want, A.F32, row_weight)
+    return ((rows * row_weight).sum(), rows, *(_none(rows, t) for t in gradients))
+
+
 def linear_ce_eager(xp, *args):
     """As linear_ce_train, but dW of a bf16 weight is made in bf16, rounded once: nothing is left to do then in backward, for a
     loss whose gradient is 1. f16 stays f32 until it is scaled, or it would underflow."""
@@ -462,6 +473,15 @@ def linear_ce_topk(xp, x, weight, target, bias, k, ignore_index, options):
     p = problem(xp, x, weight, target, bias, None, "none", ignore_index, options)
     out = ops.linear_ce_eval(p, (), None, k)[1]
     return out["top_id"], out["top_logprob"]
+
+
+@_define("linear_ce_sample(Tensor x, Tensor weight, Tensor target, Tensor seed, Tensor counter, Tensor? bias, int ignore_index, "
+         "float[] options) -> (Tensor, Tensor)")
+def linear_ce_sample(xp, x, weight, target, seed, counter, bias, ignore_index, options):
+    """Of every row: a class drawn, and its log-probability."""
+    p = problem(xp, x, weight, target, bias, None, "none", ignore_index, options)
+    out = ops.linear_ce_eval(p, (), None, 0, (seed, counter))[1]
+    return out["sample_id"], out["sample_logprob"]
 
 
 STATS = "lse", "target_logit", "entropy", "argmax"
@@ -548,6 +568,17 @@ def _train_gradient(ctx, dloss, *_):
     return (*gradients_of(ctx, *ctx.saved_tensors, dloss), *(None,) * 7)
 
 
+def _weighted_setup(ctx, inputs, output):
+    ce_setup(ctx, inputs)
+    ctx.save_for_backward(*output[2:])
+
+
+def _weighted_gradient(ctx, dloss, *_):
+    if dloss is None:
+        return (None,) * 10
+    return (*gradients_of(ctx, *ctx.saved_tensors, dloss), *(None,) * 6)
+
+
 def _eval_setup(ctx, inputs, output):
     ce_setup(ctx, inputs)
     ctx.save_for_backward(*inputs[:5], output[1])
@@ -564,8 +595,10 @@ def _eval_gradient(ctx, dloss, *_):
 
 
 torch.library.register_autograd("ridge::linear_ce_train", _train_gradient, setup_context=_train_setup, lib=library)
+torch.library.register_autograd("ridge::linear_ce_weighted", _weighted_gradient, setup_context=_weighted_setup, lib=library)
 torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_context=_eval_setup, lib=library)
 torch.library.register_autograd("ridge::linear_ce_logprobs", _logprobs_gradient, setup_context=logprobs_setup, lib=library)
 for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
-              "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "linear_ce_topk", "ce_stats", "ce_bwd", "multiply"):
+              "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "linear_ce_topk", "linear_ce_sample", "ce_stats",
+              "ce_bwd", "multiply"):
     _no_gradient(_name)

@@ -233,6 +233,11 @@ def _linear_ce_train(x, weight, target, bias, class_weight, reduction, ignore_in
         yield [P, 0 if dx else R, P if dw else R, P if dbias else R], [0, R, 0, R, R]
 
 
+@_rule("linear_ce_weighted")
+def _linear_ce_weighted(x, weight, target, bias, row_weight, ignore_index, options, dx, dw, dbias):
+    yield [P, 0, 0 if dx else R, P if dw else R, P if dbias else R], [0, R, 0, R, 0]
+
+
 @_rule("linear_ce_backward")
 def _linear_ce_backward(lse, dloss, x, weight, target, bias, class_weight, reduction, ignore_index, options, dx, dw, dbias, *_):
     if reduction != "mean":
@@ -253,6 +258,11 @@ def _linear_ce_stats(*_):
 @_rule("linear_ce_topk")
 def _linear_ce_topk(*_):
     yield [0, 0], [0, R, 0, R]
+
+
+@_rule("linear_ce_sample")
+def _linear_ce_sample(*_):
+    yield [0, 0], [0, R, 0, 0, 0, R]
 
 
 @_rule("ce_fwd")

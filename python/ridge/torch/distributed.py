@@ -27,14 +27,18 @@ from .. import _abi as A
 from .. import _ops as ops
 from .._core import ArgumentError, Error
 from . import _library as L
-from . import _loss_inputs
+from . import _loss_inputs, _of_mask, _pair
 from ._arrays import Arrays, Fakes, compiling, same_device, tensors
 from ._collectives import PeerError, gathered, transposed
 from ._gathered import ShardWeight
 from ._parallel import Column, Row
+from ._sliced import Head, Logprobs, sum_of_ranks
+from ._sliced import sample as sample_of_slices
+from ._sliced import topk as top_of_slices
 from .nn import Fp8Linear
 
-__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "gather_fp8", "linear_cross_entropy", "ordered_reduce"]
+__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "gather_fp8", "linear_cross_entropy", "linear_logprobs",
+           "linear_sample", "linear_topk", "ordered_reduce"]
 _on_tensors = Arrays()
 _MESSAGE = 2048  # bytes of what a rank says of its call
 
@@ -162,7 +166,7 @@ def _forward(xp, x, weight, target, bias, class_weight, reduction, ignore_index,
     records = gathered(record, group)
     if len(cut.ranks) < group.size():  # what the ranks without a class have sent is passed over
         records = torch.stack([records[r] for r in cut.ranks])
-    loss, lse = ops.ce_combine(xp, records, cut.offsets, targets, class_weight, cut.total, reduction,
+    loss, lse, _ = ops.ce_combine(xp, records, cut.offsets, targets, class_weight, cut.total, reduction,
                                tuple(o for o in L.ce_options(ignore_index, options) if o[0] not in ("softcap", "temperature")))
     if reduction == "none" and sharded:
         loss = loss.view(group.size(), -1)[group.rank()].clone()
@@ -194,13 +198,8 @@ def _backward(xp, lse, dloss, x, weight, target, bias, class_weight, reduction, 
         dx, dw, dbias = ops.linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias)
     else:
         dx, dw, dbias = torch.zeros_like(x), torch.zeros_like(weight), lse.new_zeros(0)
-    if want_dx:
-        rows = -(-tokens // size)
-        if rows * size > tokens:
-            dx = torch.cat((dx, dx.new_zeros(rows * size - tokens, dx.shape[1])))
-        dx = ops.sum_parts(xp, transposed(dx.view(size, rows, dx.shape[1]), group))
-        if not sharded:
-            dx = gathered(dx, group).flatten(0, 1)[:tokens]
+    if want_dx:  # sharded rows are as many on every rank
+        dx = ops.sum_parts(xp, transposed(dx.view(size, -1, dx.shape[1]), group)) if sharded else sum_of_ranks(dx, group)
     return (dx if want_dx else L._none(x, None), dw if want_dw else L._none(x, None), dbias if want_dbias else L._none(lse, None))
 
 
@@ -301,6 +300,72 @@ def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor, linear_b
         [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)], group.group_name, sharded, offset, total,
         torch.is_grad_enabled() and x.requires_grad)[0]
     return loss.view(target.shape) if reduction == "none" else loss
+
+
+def _head(function, input, weight, target, linear_bias, group, ignore_index, softcap, temperature):
+    """A Head of whole rows on which all ranks agree."""
+    try:
+        tensors(function, input=input, weight=weight, target=target, linear_bias=(linear_bias, None))
+        ops.numbers_only(softcap=softcap, temperature=temperature)
+        weight, group, offset, total = _local("weight", weight, group)
+        linear_bias = None if linear_bias is None else _local("linear_bias", linear_bias, group)[0]
+        input, weight, t = _loss_inputs(function, input, weight, target, None, ignore_index)
+    except (Error, TypeError) as error:
+        _tell(group, input, error)
+        raise
+    if group is None:
+        raise ArgumentError("weight is a plain tensor: which ranks have the other slices is said by group")
+    x, t = input.reshape(-1, input.shape[-1]), t.reshape(-1)
+    grad = torch.is_grad_enabled() and x.requires_grad
+    cut = _slices(_on_tensors, group, x.detach(), weight.detach(), t, linear_bias, None, "none", ignore_index,
+                  [0.0, float(softcap), float(temperature), 0.0], False, offset, total, grad)
+    return Head(group, cut, x, weight, t, linear_bias, ignore_index, (float(softcap), float(temperature)))
+
+
+@torch.compiler.disable
+def linear_logprobs(input: Tensor, weight: Tensor, target: Tensor, linear_bias: Optional[Tensor] = None, ignore_index: int = -100, *,
+                    group: Any = None, entropy: bool = False, softcap: float = 0.0,
+                    temperature: float = 1.0) -> Any:
+    """ridge.torch.linear_logprobs of a weight whose classes are spread over a group as in linear_cross_entropy; every rank has the
+    same rows and gets the same bits, and the whole gradient of input. target [..] or [.., K]. Sent by a rank: 24 bytes a row and 4
+    a row and K; in backward the gradient of input. Not within torch.compile."""
+    ops.numbers_only(entropy=entropy)
+    ids, of_rows = None, target
+    if target.dim() == input.dim() and target.shape[:-1] == input.shape[:-1]:
+        ids = (target if target.dtype in (torch.int32, torch.int64) else target.long()).reshape(-1, target.shape[-1])
+        of_rows = torch.where((target != ignore_index).any(-1), 0 if ignore_index else 1, ignore_index).to(ids.dtype)
+    head = _head("linear_logprobs", input, weight, of_rows, linear_bias, group, ops.whole("ignore_index", ignore_index), softcap,
+                 temperature)
+    logprob, of_entropy, of_ids = Logprobs.apply(head.x, head.weight, head.bias, head.target, ids, head)
+    logprob = (logprob if ids is None else of_ids).view(target.shape)
+    return (logprob, of_entropy.view(of_rows.shape)) if entropy else logprob
+
+
+def _kept(input, mask):
+    return _of_mask(input, mask) if isinstance(input, Tensor) else mask
+
+
+@torch.compiler.disable
+def linear_topk(input: Tensor, weight: Tensor, k: int, linear_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *,
+                group: Any = None, softcap: float = 0.0, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """ridge.torch.linear_topk of such a weight: the same on every rank. Not differentiable."""
+    k = ops.whole("k", k)
+    with torch.no_grad():
+        head = _head("linear_topk", input, weight, _kept(input, mask), linear_bias, group, -1, softcap, temperature)
+        if not 1 <= k <= min(256, head.cut.total):
+            raise ArgumentError(f"k is {k}, not in 1 .. {min(256, head.cut.total)}")
+        return tuple(t.view(*input.shape[:-1], k) for t in top_of_slices(head, k))
+
+
+@torch.compiler.disable
+def linear_sample(input: Tensor, weight: Tensor, seed: Tensor, counter: Optional[Tensor] = None,
+                  linear_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *, group: Any = None, softcap: float = 0.0,
+                  temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """ridge.torch.linear_sample of such a weight, whose slices begin at multiples of 16 classes: the same on every rank, and the
+    draw of one process that has the same logits. Not differentiable."""
+    with torch.no_grad():
+        head = _head("linear_sample", input, weight, _kept(input, mask), linear_bias, group, -1, softcap, temperature)
+        return tuple(t.view(input.shape[:-1]) for t in sample_of_slices(head, *_pair(input.shape[:-1], seed, counter)))
 
 
 class VocabParallelHead(torch.nn.Module):
