@@ -1,11 +1,14 @@
 /* kv_append.cu: kv_append on CUDA. A warp computes a head of a token: lane l holds columns l + 32 i, which are the
  * partial sums of rms_norm's order (src/math/norm.h); the head then lies in shared memory, where either form of pairs
- * is read. */
+ * is read. In decoding the time is that of one load after another, so position, head, bias, weights and frequencies are
+ * requested together, and the angles are computed while the head arrives. */
 #include "args.h"
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, HELD = RIDGE_MAX_HEAD_DIM / 32 };
+enum { THREADS = 128, WARPS = THREADS / 32 };
+enum { FEW = 128 / 32, MANY = RIDGE_MAX_HEAD_DIM / 32 }; /* columns that a lane holds */
+enum { AHEAD = FEW / 2 }; /* pairs of a lane whose angles are computed before the head arrives */
 
 static __device__ __forceinline__ void store(void *base, int64_t i, float v, int dtype)
 {
@@ -38,14 +41,17 @@ static __device__ __forceinline__ void store_blocks(char *to, const float *row, 
     }
 }
 
-/* The norm of a head in the registers of a warp. */
-static __device__ __forceinline__ void norm(const append_args &p, const float *w, int lane, float *y)
+/* The norm of a head in the registers of a warp, as its weights are. */
+template <int HELD> static __device__ __forceinline__ void norm(const append_args &p, const float *w, float *y)
 {
     float part[8], factor;
 
 #pragma unroll
-    for (int i = 0; i < 8; i++) /* columns past the head are +0 and change no sum */
-        part[i] = ridge_fma(y[i + 8], y[i + 8], ridge_fma(y[i], y[i], 0.0f));
+    for (int i = 0; i < 8; i++) { /* columns past the head are +0 and change no sum */
+        part[i] = i < HELD ? ridge_fma(y[i % HELD], y[i % HELD], 0.0f) : 0.0f;
+        if (HELD > 8)
+            part[i] = ridge_fma(y[(i + 8) % HELD], y[(i + 8) % HELD], part[i]);
+    }
 #pragma unroll
     for (int s = 4; s > 0; s /= 2)
 #pragma unroll
@@ -57,13 +63,22 @@ static __device__ __forceinline__ void norm(const append_args &p, const float *w
     factor = ridge_rms_factor(__shfl_sync(~0u, part[0], 0), p.n, p.eps);
 #pragma unroll
     for (int i = 0; i < HELD; i++)
-        if (lane + 32 * i < p.n)
-            y[i] = y[i] * factor * w[lane + 32 * i];
+        y[i] = y[i] * factor * w[i];
 }
 
-static __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ append_args p)
+/* Turns the pair of `row` and the element `far` behind it. */
+static __device__ __forceinline__ void turn(float *row, int far, float c, float s)
 {
-    __shared__ float rows[WARPS][RIDGE_MAX_HEAD_DIM];
+    float y0, y1;
+
+    ridge_rope_rotate(row[0], row[far], c, s, &y0, &y1);
+    row[0] = y0;
+    row[far] = y1;
+}
+
+template <int HELD> static __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ append_args p)
+{
+    __shared__ float rows[WARPS][32 * HELD];
     const int lane = threadIdx.x % 32, all = (int)(p.heads + 2 * p.kv_heads), n = (int)p.n;
     const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, t = index / all;
     const int h = (int)(index % all), kv = h - (int)p.heads;
@@ -74,47 +89,63 @@ static __global__ void __launch_bounds__(THREADS) append(const __grid_constant__
     ptx_grid_dependency_wait();
     if (t >= p.tokens) /* warps exit whole */
         return;
-    const int64_t pos = p.pos[t], first = (int64_t)h * n;
-    const float *w = kv < 0 ? p.q_norm : is_v ? NULL : p.k_norm;
+    const bool is_q = kv < 0;
+    const int64_t first = (int64_t)h * n;
+    const float *w = is_q ? p.q_norm : is_v ? NULL : p.k_norm;
     const char *x = p.x + t * p.x_stride;
-    char *to = kv < 0 ? p.out + t * p.out_stride + first * (p.out_bf16 ? 2 : 4)
-               : is_v ? p.v + (kv - p.kv_heads) * p.v_stride + pos * p.kv_row
-                      : p.k + kv * p.k_stride + pos * p.kv_row;
-    const int dtype = kv < 0 ? (p.out_bf16 ? (int)RIDGE_BF16 : (int)RIDGE_F32) : (int)p.kv;
+    const int dtype = is_q ? (p.out_bf16 ? (int)RIDGE_BF16 : (int)RIDGE_F32) : (int)p.kv;
+    const int turned = is_v ? 0 : (int)p.n_rot, far = p.halves ? turned / 2 : 1, step = p.halves ? 1 : 2;
+    const int64_t pos = p.pos[t];
+    double freq[AHEAD];
+    float bias[HELD], weight[HELD], c[AHEAD], s[AHEAD];
 
-    if (kv >= 0 && (pos < 0 || pos >= p.positions))
-        return;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        freq[i] = lane + 32 * i < turned / 2 ? p.freqs[lane + 32 * i] : 0.0;
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
-        const int64_t c = first + lane + 32 * i;
+        const int64_t at = first + lane + 32 * i;
 
-        y[i] = 0.0f;
-        if (lane + 32 * i < n)
-            y[i] = p.x_bf16 ? num_load<RIDGE_BF16>(x, c) : num_load<RIDGE_F32>(x, c);
+        y[i] = bias[i] = weight[i] = 0.0f;
+        if (lane + 32 * i < n) {
+            y[i] = p.x_bf16 ? num_load<RIDGE_BF16>(x, at) : num_load<RIDGE_F32>(x, at);
+            if (p.bias)
+                bias[i] = p.bias[at];
+            if (w)
+                weight[i] = w[lane + 32 * i];
+        }
     }
+    if (!is_q && (pos < 0 || pos >= p.positions))
+        return;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (32 * i < turned / 2)
+            ridge_rope_angle(pos, freq[i], p.mscale, 0, &c[i], &s[i]);
     if (p.bias)
 #pragma unroll
         for (int i = 0; i < HELD; i++)
             if (lane + 32 * i < n)
-                y[i] += p.bias[first + lane + 32 * i];
+                y[i] += bias[i];
     if (w)
-        norm(p, w, lane, y);
+        norm<HELD>(p, weight, y);
 #pragma unroll
     for (int i = 0; i < HELD; i++)
         if (lane + 32 * i < n)
             row[lane + 32 * i] = y[i];
     __syncwarp(); /* the head is written before other lanes read it */
-    const int turned = is_v ? 0 : (int)p.n_rot, far = p.halves ? turned / 2 : 1, step = p.halves ? 1 : 2;
-
-    for (int i = lane; i < turned / 2; i += 32) {
-        float c, s, y0, y1;
-
-        ridge_rope_angle(pos, p.freqs[i], p.mscale, 0, &c, &s);
-        ridge_rope_rotate(row[step * i], row[step * i + far], c, s, &y0, &y1);
-        row[step * i] = y0;
-        row[step * i + far] = y1;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (lane + 32 * i < turned / 2)
+            turn(row + step * (lane + 32 * i), far, c[i], s[i]);
+    for (int i = lane + 32 * AHEAD; i < turned / 2; i += 32) {
+        ridge_rope_angle(pos, p.freqs[i], p.mscale, 0, &c[0], &s[0]);
+        turn(row + step * i, far, c[0], s[0]);
     }
     __syncwarp(); /* the head is turned before other lanes read it */
+    char *to = is_q   ? p.out + t * p.out_stride + first * (p.out_bf16 ? 2 : 4)
+               : is_v ? p.v + (kv - p.kv_heads) * p.v_stride + pos * p.kv_row
+                      : p.k + kv * p.k_stride + pos * p.kv_row;
+
     if (dtype == RIDGE_U8)
         store_blocks(to, row, n);
     else
@@ -124,11 +155,11 @@ static __global__ void __launch_bounds__(THREADS) append(const __grid_constant__
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[1] = {(const void *)append};
+static const void *const functions[2] = {(const void *)append<FEW>, (const void *)append<MANY>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 1, "kv_append: loading the kernel");
+    return host_load(device, functions, 2, "kv_append: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
@@ -139,8 +170,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (heads == 0 || p.n == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[0], dim3((unsigned)ridge_ceil_div(heads, WARPS)), THREADS, &p,
-                       stream);
+    return host_launch(device, kernel->name, functions[p.n > 32 * FEW], dim3((unsigned)ridge_ceil_div(heads, WARPS)),
+                       THREADS, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
