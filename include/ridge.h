@@ -445,13 +445,21 @@ enum {
     RIDGE_Q8_0_QUANTIZE_ROWS_CODES, RIDGE_Q8_0_QUANTIZE_ROWS_SCALES /**< [rows, cols] i8 and [rows, cols/32] f32 */
 };
 
-/** out[t, r] = sum over cols of w[r, :] * x[t, :]. */
+/** Options of q8_0_matmul, which has no use for `swiglu`, and of q8_0_gate_up_swiglu. */
+typedef struct ridge_q8_0_options {
+    ridge_swiglu_options swiglu; /**< as of swiglu_fwd */
+    float eps;                   /**< of `norm`, finite and >= 0, default 1e-6 */
+} ridge_q8_0_options;
+
+/** out[t, r] = sum over cols of w[r, :] * x[t, :]. With `norm` x is floats, and its codes are those that add_rms_norm
+ * makes of them with norm for its w: a layer's norm without a kernel of its own. */
 RIDGE_API ridge_call ridge_q8_0_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x, ridge_tensor w,
                                        ridge_tensor out);
 enum {
     RIDGE_Q8_0_MATMUL_X = 0, RIDGE_Q8_0_MATMUL_X_SCALES, /**< [tokens, cols] f32, bf16, or i8 with scales */
     RIDGE_Q8_0_MATMUL_W, RIDGE_Q8_0_MATMUL_W_SCALES, /**< [rows, cols/32*34] u8, or [rows, cols] i8 with scales */
-    RIDGE_Q8_0_MATMUL_OUT /**< [tokens, rows] f32 or bf16 */
+    RIDGE_Q8_0_MATMUL_OUT, /**< [tokens, rows] f32 or bf16 */
+    RIDGE_Q8_0_MATMUL_NORM /**< [cols] f32, optional */
 };
 
 /** Two q8_0_matmul of one x: w0 [rows0, cols] and w1 [rows1, cols]. */
@@ -464,8 +472,8 @@ enum {
     RIDGE_Q8_0_PAIR_OUT0, RIDGE_Q8_0_PAIR_OUT1 /**< [tokens, rows0] and [tokens, rows1], f32 or bf16, of one dtype */
 };
 
-/** swiglu_fwd in f32 of two q8_0_matmul, with its options (opt.swiglu), its activations and token_scale for row_scale;
- * one rounding to out's dtype at the end. */
+/** swiglu_fwd in f32 of two q8_0_matmul, with its options (opt.swiglu, or opt.q8_0), its activations and token_scale for
+ * row_scale; one rounding to out's dtype at the end. `norm`: as of q8_0_matmul. */
 RIDGE_API ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows, ridge_tensor x,
                                                ridge_tensor gate, ridge_tensor up, ridge_tensor out);
 enum {
@@ -473,7 +481,8 @@ enum {
     RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, RIDGE_Q8_0_GATE_UP_SWIGLU_GATE_SCALES, /**< [rows, cols] */
     RIDGE_Q8_0_GATE_UP_SWIGLU_UP, RIDGE_Q8_0_GATE_UP_SWIGLU_UP_SCALES, /**< [rows, cols], of the form of gate */
     RIDGE_Q8_0_GATE_UP_SWIGLU_OUT, /**< [tokens, rows] f32 or bf16 */
-    RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE /**< [tokens] f32, optional: the weight of a mixture's expert */
+    RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE, /**< [tokens] f32, optional: the weight of a mixture's expert */
+    RIDGE_Q8_0_GATE_UP_SWIGLU_NORM /**< [cols] f32, optional */
 };
 
 /** Hyper-connections: v = W x (+ add); out[t, dst*rows + r] = v*post[t, dst] + sum over src of
@@ -1248,6 +1257,7 @@ struct ridge_call {
         ridge_swiglu_options swiglu;
         ridge_quantize_options quantize;
         ridge_swiglu_quantize_options swiglu_quantize;
+        ridge_q8_0_options q8_0;
         ridge_norm_options norm;
         ridge_ce_options ce;
         ridge_kv_append_options kv_append;

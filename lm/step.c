@@ -1,8 +1,8 @@
 /* step.c: the calls of a step, its memory, and the graphs that it becomes.
  *
- * A step of up to 512 tokens: embed; in each layer add_rms_norm to codes, the product with q|k|v, kv_append and
- * attention_decode for every session, the product with the output's weights added to the residual, add_rms_norm to
- * codes, gate_up_swiglu, the product with down added to the residual; then add_rms_norm to codes, the head, and sample.
+ * A step of up to 512 tokens: embed; in each layer the norm and the product with q|k|v in one call, kv_append and
+ * attention_decode for every session, the product with the output's weights added to the residual, the norm and
+ * gate_up_swiglu, the product with down added to the residual; then the norm and the head, and sample.
  * Tokens of a prompt may have attention_prefill instead (RIDGE_LM_FAST).
  * In a graph, kv_append and attention_decode of several sessions are branches that run side by side.
  * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual. */
@@ -52,7 +52,7 @@ static ridge_tensor f32(const float *data)
     return ridge_matrix(data, RIDGE_F32);
 }
 
-/* A norm's output as a product reads it. */
+/* Quantised activations of experts. */
 static ridge_tensor codes(const lm_batch *b)
 {
     return ridge_scaled(b->codes, RIDGE_I8, b->scales, RIDGE_SCALING_ROW32);
@@ -74,10 +74,14 @@ static ridge_status norm(const work *w, const float *x, const float *weight, int
     return weights_call(w, &call);
 }
 
-static ridge_status product(const work *w, const lm_matrix *m, ridge_tensor x, int64_t rows, float *out)
+/* norm: of x; NULL: none. */
+static ridge_status product(const work *w, const lm_matrix *m, const float *x, const float *norm, int64_t rows,
+                            float *out)
 {
-    ridge_call call = ridge_q8_0_matmul(rows, m->cols, m->rows, x, lm_planes(m), f32(out));
+    ridge_call call = ridge_q8_0_matmul(rows, m->cols, m->rows, f32(x), lm_planes(m), f32(out));
 
+    call.opt.q8_0.eps = (float)w->b->lm->config.eps;
+    ridge_set(&call, RIDGE_Q8_0_MATMUL_NORM, norm ? RIDGE_F32 : RIDGE_NONE, norm, 0);
     return weights_call(w, &call);
 }
 
@@ -95,7 +99,7 @@ static ridge_status add_product(work *w, const lm_matrix *m, const float *x, con
                                            b->x[w->now]);
         return weights_call(w, &call);
     }
-    LM_TRY(product(w, m, f32(x), n, b->branch));
+    LM_TRY(product(w, m, x, NULL, n, b->branch));
     LM_TRY(norm(w, b->branch, post_norm, n, f32(b->normed)));
     /* A product of no columns is zero: what is left of the op is the sum of two matrices. */
     call = ridge_q8_0_matmul_hc_expand(n, 0, m->rows, 1, f32(x), lm_planes(m), ones, ones, residual, b->x[w->now]);
@@ -181,8 +185,7 @@ static ridge_status attention(work *w, int64_t layer)
     const bool branches = backend->fork && w->s->runs > 1 && w->each == run;
     int64_t first = 0;
 
-    LM_TRY(norm(w, b->x[w->now], l->attn_norm, w->s->tokens, codes(b)));
-    LM_TRY(product(w, &l->qkv, codes(b), w->s->tokens, b->qkv));
+    LM_TRY(product(w, &l->qkv, b->x[w->now], l->attn_norm, w->s->tokens, b->qkv));
     if (branches)
         LM_TRY(backend->fork(b->state, (int)w->s->runs));
     for (int64_t i = 0; i < w->s->runs; i++) {
@@ -257,9 +260,10 @@ static ridge_status feed_forward(work *w, int64_t layer)
     if (b->lm->config.experts)
         return mixture(w, l);
 
-    LM_TRY(norm(w, b->x[w->now], l->ffn_norm, w->s->tokens, codes(b)));
-    call = ridge_q8_0_gate_up_swiglu(w->s->tokens, l->gate.cols, l->gate.rows, codes(b), lm_planes(&l->gate),
+    call = ridge_q8_0_gate_up_swiglu(w->s->tokens, l->gate.cols, l->gate.rows, f32(b->x[w->now]), lm_planes(&l->gate),
                                      lm_planes(&l->up), f32(b->wide));
+    call.opt.q8_0.eps = (float)b->lm->config.eps;
+    ridge_set(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_NORM, RIDGE_F32, l->ffn_norm, 0);
     call.flags |= b->lm->config.family->gelu ? RIDGE_GELU_TANH : RIDGE_SILU;
     LM_TRY(weights_call(w, &call));
     return add_product(w, &l->down, b->wide, l->post_ffw_norm);
@@ -300,8 +304,8 @@ static ridge_status all_calls(work *w)
     }
     if (!w->s->rows)
         return RIDGE_OK;
-    LM_TRY(norm(w, b->x[w->now] + first * b->lm->config.hidden, b->lm->output_norm, w->s->rows, codes(b)));
-    LM_TRY(product(w, &b->lm->head, codes(b), w->s->rows, b->logits));
+    LM_TRY(product(w, &b->lm->head, b->x[w->now] + first * b->lm->config.hidden, b->lm->output_norm, w->s->rows,
+                   b->logits));
     return w->s->sampled ? sample(w) : RIDGE_OK;
 }
 
@@ -363,6 +367,7 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
     const lm_config *c = &b->lm->config;
     const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, n = b->panel;
     const int64_t widest = c->family->oss && q > c->hidden ? q : c->hidden;
+    const int64_t quantised = c->family->oss || c->experts ? n * widest : 0;
     const buffer all[BUFFERS] = {{&b->k, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->v, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->x[0], n * c->hidden * 4},
@@ -374,8 +379,8 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
                                  {&b->heads, n * q * 4},
                                  {&b->wide, n * c->ffn * 4},
                                  {&b->logits, rows_of(n) * b->lm->vocab.count * 4},
-                                 {&b->codes, n * widest},
-                                 {&b->scales, n * widest / 32 * 4},
+                                 {&b->codes, quantised},
+                                 {&b->scales, quantised / 32 * 4},
                                  {&b->inputs, sizeof *b->inputs},
                                  {&b->route, RIDGE_MOE_MAX_TOKENS * c->experts * 4},
                                  {&b->ids, RIDGE_MOE_MAX_TOKENS * c->used * 4},

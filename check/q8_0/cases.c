@@ -45,19 +45,21 @@ static void sized_text(const ridge_op_row *op, int tokens, int cols, int rows, i
                                          "act=gelu_erf",
                                          "alpha=1.702 limit=7 gate_mul=0.5",
                                          "act=relu2 down_mul=2 token_scale=1"};
+    static const char *const norm[] = {"", " norm=1", " norm=1 eps=0.01"};
+    const char *normed = x[0] == 'i' ? "" : norm[(shape + tokens + form / 3) % 3];
     static const char *const hc[] = {"n_hc=4", "n_hc=4 add=1", "n_hc=4 y=1", "n_hc=1 add=1 y=1", "n_hc=3", "n_hc=16"};
 
     switch (op->id) {
     case RIDGE_Q8_0_MATMUL:
-        snprintf(text, size, "tokens=%d cols=%d rows=%d x=%s w=%s out=%s", tokens, cols, rows, x, w, out);
+        snprintf(text, size, "tokens=%d cols=%d rows=%d x=%s w=%s out=%s%s", tokens, cols, rows, x, w, out, normed);
         break;
     case RIDGE_Q8_0_PAIR:
         snprintf(text, size, "tokens=%d cols=%d rows0=%d rows1=%d x=%s w=%s out=%s", tokens, cols, rows,
                  form % 4 == 3 ? 0 : rows / 2 + 1, x, w, out);
         break;
     case RIDGE_Q8_0_GATE_UP_SWIGLU:
-        snprintf(text, size, "tokens=%d cols=%d rows=%d x=%s w=%s out=%s %s", tokens, cols, rows, x, w, out,
-                 swiglu[(shape + form) % 6]);
+        snprintf(text, size, "tokens=%d cols=%d rows=%d x=%s w=%s out=%s %s%s", tokens, cols, rows, x, w, out,
+                 swiglu[(shape + form) % 6], normed);
         break;
     default:
         snprintf(text, size, "tokens=%d cols=%d rows=%d x=%s w=%s %s", tokens, cols, rows, x, w,

@@ -1,6 +1,6 @@
 /* oracle.c: float64 checks of the Q8_0 matmuls. Sums run over plain blocks in doubles, with none of the library's
- * arithmetic, except that codes which a product makes inside are taken from the C reference of q8_0_quantize_rows,
- * which has a check of its own (oracle_codes.c). */
+ * arithmetic, except that codes which a product makes inside are taken from the C reference of q8_0_quantize_rows, or,
+ * with a norm, of add_rms_norm, which have checks of their own (oracle_codes.c, check/norm). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +17,9 @@ static bool activations_of(const oracle_run *s, activations *x)
 {
     const image *im = s->im;
     const int64_t tokens = im->call.dim[0], cols = im->call.dim[1];
+    const int norm = im->call.op == RIDGE_Q8_0_MATMUL           ? (int)RIDGE_Q8_0_MATMUL_NORM
+                     : im->call.op == RIDGE_Q8_0_GATE_UP_SWIGLU ? (int)RIDGE_Q8_0_GATE_UP_SWIGLU_NORM
+                                                                : -1;
     ridge_call call =
         ridge_q8_0_quantize_rows(tokens, cols, ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_I8));
     ridge_device *cpu = NULL;
@@ -33,8 +36,16 @@ static bool activations_of(const oracle_run *s, activations *x)
         return true;
     }
     call.arg[0] = image_call(im, im->host).arg[0];
-    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_ROWS_CODES, RIDGE_I8, x->codes, 0);
-    ridge_set(&call, RIDGE_Q8_0_QUANTIZE_ROWS_SCALES, RIDGE_F32, x->scales, 0);
+    if (norm >= 0 && im->length[norm]) {
+        call = ridge_add_rms_norm(tokens, cols, ridge_matrix(NULL, RIDGE_F32), (ridge_tensor){0},
+                                  ridge_matrix(oracle_address(im, im->host, norm, 0, 0), RIDGE_F32), (ridge_tensor){0},
+                                  ridge_scaled(x->codes, RIDGE_I8, x->scales, RIDGE_SCALING_ROW32));
+        call.opt.norm.eps = im->call.opt.q8_0.eps;
+        call.arg[0] = image_call(im, im->host).arg[0];
+    } else {
+        ridge_set(&call, RIDGE_Q8_0_QUANTIZE_ROWS_CODES, RIDGE_I8, x->codes, 0);
+        ridge_set(&call, RIDGE_Q8_0_QUANTIZE_ROWS_SCALES, RIDGE_F32, x->scales, 0);
+    }
     good = good && ridge_open("cpu:c", &cpu) == RIDGE_OK && ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK;
     ridge_close(cpu);
     return good;

@@ -5,6 +5,7 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
+#include "op.h"
 #include "src/math/q8_0.h"
 #include "src/math/swiglu.h"
 #include "src/util.h"
@@ -30,6 +31,8 @@ typedef struct q8_0_matmul_args {
     int64_t blocks;
     int tokens, op;
     int weights_const; /* the kernel may read weights before the primary grid has ended */
+    const float *norm; /* NULL: none */
+    float eps;
     void *out[2];
     int64_t out_stride[2];
     int bf16;
@@ -189,6 +192,31 @@ static __device__ __forceinline__ void q8_0_epilogue_hc(const q8_0_matmul_args &
     }
 }
 
+/* The same of a single stream: a product that is added to a residual. */
+typedef struct q8_0_hc1_inputs {
+    float res, post, comb, add;
+} q8_0_hc1_inputs;
+
+static __device__ __forceinline__ void q8_0_load_hc1(const q8_0_matmul_args &p, int64_t row, int token,
+                                                     q8_0_hc1_inputs *s)
+{
+    s->res = p.res[token * p.res_stride + row];
+    s->post = p.post[token * p.post_ld];
+    s->comb = p.comb[token * p.comb_ld];
+    s->add = p.add ? p.add[token * p.add_stride + row] : 0.0f;
+}
+
+static __device__ __forceinline__ void q8_0_epilogue_hc1(const q8_0_matmul_args &p, int64_t row, int token, float y,
+                                                         const q8_0_hc1_inputs &s)
+{
+    const float v = p.add ? y + s.add : y;
+
+    if (p.y)
+        num_store<RIDGE_F32>(p.y, token * p.y_stride + row, y);
+    num_store<RIDGE_F32>(p.out[0], token * p.out_stride[0] + row,
+                         ridge_hc_step(ridge_hc_start(v, s.post), s.comb, s.res));
+}
+
 /* The epilogue of row `row` of weight `which`, for all ops but gate_up_swiglu. */
 static __device__ __forceinline__ void q8_0_epilogue(const q8_0_matmul_args &p, int which, int64_t row, int token,
                                                      float y, const q8_0_hc_inputs *hc)
@@ -205,8 +233,8 @@ static __device__ __forceinline__ void q8_0_epilogue(const q8_0_matmul_args &p, 
 
 /* matmul_host.cu: the arguments of a call, without x if x is floats. */
 q8_0_matmul_args q8_0_collect(const ridge_call *call);
-/* If x is floats, launches a kernel that quantises x into the workspace, and sets x in the arguments. Rows that
- * quantise x themselves do not call it. */
+/* If x is floats, launches a kernel that quantises x (with its norm) into the workspace, and sets x in the arguments.
+ * Rows that quantise x themselves do not call it. */
 ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                            void *workspace, void *stream, q8_0_matmul_args *p);
 /* The same with the scales as [blocks, tokens], so that neighbouring threads may read neighbouring tokens: x_ld becomes
@@ -239,8 +267,9 @@ static inline bool q8_0_scales_aligned(const q8_0_matmul_args *p, uintptr_t byte
     return bits % bytes == 0;
 }
 
-/* Up to so many activations, every CTA quantises all of x itself: that takes less time than a launch. */
-enum { Q8_0_MAX_FUSED_X = 8192 };
+/* Up to so many activations, every CTA quantises all of x itself: that takes less time than a launch. With a norm, up
+ * to so many tokens. */
+enum { Q8_0_MAX_FUSED_X = 8192, Q8_0_MAX_FUSED_NORMS = 4 };
 
 /* Bytes of a row of a bound operand. */
 static inline int64_t q8_0_row_bytes(const ridge_operand *x)
@@ -248,9 +277,17 @@ static inline int64_t q8_0_row_bytes(const ridge_operand *x)
     return x->stride * (int64_t)ridge_dtype_size(x->dtype);
 }
 
+static inline bool q8_0_has_norm(const ridge_problem *problem)
+{
+    const int slot = ridge_q8_0_norm_slot(problem->op);
+
+    return slot >= 0 && problem->dtype[slot] != RIDGE_NONE;
+}
+
 static inline bool q8_0_fuses_x(const ridge_problem *problem)
 {
-    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_MAX_FUSED_X;
+    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_MAX_FUSED_X &&
+           (!q8_0_has_norm(problem) || problem->dim[0] <= Q8_0_MAX_FUSED_NORMS);
 }
 
 /* Adds the partitions of an element, which lie PLANE floats apart. */

@@ -9,6 +9,7 @@
 
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "ops/q8_0/op.h"
 #include "ops/swiglu/cpu.h"
 #include "src/util.h"
 
@@ -48,6 +49,39 @@ static q8_0_args args_of(const ridge_call *call)
         a.swiglu = ridge_swiglu_resolve(call->opt.swiglu);
     }
     return a;
+}
+
+/* With a norm: makes the codes of x in the workspace, which then stand for x. kernel: the row of add_rms_norm; NULL:
+ * the fastest. */
+static ridge_status normalise(const ridge_device *device, const char *kernel, ridge_call *call, char **workspace)
+{
+    const int slot = ridge_q8_0_norm_slot(call->op);
+    const int64_t tokens = call->dim[0], blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
+    ridge_tensor codes;
+    ridge_call norm;
+
+    if (slot < 0 || !ridge_has(call, slot) || tokens * blocks == 0)
+        return RIDGE_OK;
+    codes = ridge_matrix(ridge_take(workspace, tokens * call->dim[1]), RIDGE_I8);
+    codes.scaling = RIDGE_SCALING_ROW32;
+    codes.scale = ridge_take(workspace, tokens * blocks * (int64_t)sizeof(float));
+    norm = ridge_q8_0_norm_call(call, codes);
+    norm.kernel = kernel;
+    call->arg[0] = (ridge_operand){.data = codes.data, .dtype = RIDGE_I8, .stride = call->dim[1]};
+    call->arg[1] = (ridge_operand){.data = codes.scale, .dtype = RIDGE_F32, .stride = blocks};
+    return ridge_run(device, &norm, NULL, 0, NULL);
+}
+
+/* The bytes that it takes. */
+static void normalise_workspace(const ridge_problem *problem, char **at)
+{
+    const int slot = ridge_q8_0_norm_slot(problem->op);
+    const int64_t elements = problem->dim[0] * problem->dim[1];
+
+    if (slot < 0 || problem->dtype[slot] == RIDGE_NONE)
+        return;
+    ridge_take(at, elements);
+    ridge_take(at, elements / RIDGE_Q8_0_BLOCK * (int64_t)sizeof(float));
 }
 
 /* -------------------------------------------------------------------------------------------------------- reference */
@@ -246,22 +280,26 @@ static void reference_hc(const q8_0_args *a, const quantised *x, char *workspace
 static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                      void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
-    const q8_0_args a = args_of(call);
+    ridge_call call = bound->call;
+    const q8_0_args a = args_of(&call);
     char *rest = workspace;
+    ridge_status status;
     quantised x;
 
-    (void)device, (void)kernel, (void)bytes, (void)stream;
+    (void)kernel, (void)bytes, (void)stream;
     if (a.tokens == 0)
         return RIDGE_OK;
-    x = reference_x(call, &rest);
-    switch (call->op) {
+    status = normalise(device, "cpu.add_rms_norm.c", &call, &rest);
+    if (status)
+        return status;
+    x = reference_x(&call, &rest);
+    switch (call.op) {
     case RIDGE_Q8_0_MATMUL:
-        reference_matmul(&x, &a, 0, &call->arg[RIDGE_Q8_0_MATMUL_OUT]);
+        reference_matmul(&x, &a, 0, &call.arg[RIDGE_Q8_0_MATMUL_OUT]);
         break;
     case RIDGE_Q8_0_PAIR:
-        reference_matmul(&x, &a, 0, &call->arg[RIDGE_Q8_0_PAIR_OUT0]);
-        reference_matmul(&x, &a, 1, &call->arg[RIDGE_Q8_0_PAIR_OUT1]);
+        reference_matmul(&x, &a, 0, &call.arg[RIDGE_Q8_0_PAIR_OUT0]);
+        reference_matmul(&x, &a, 1, &call.arg[RIDGE_Q8_0_PAIR_OUT1]);
         break;
     case RIDGE_Q8_0_GATE_UP_SWIGLU:
         reference_gate_up(&a, &x, rest);
@@ -283,7 +321,8 @@ static size_t reference_workspace(const ridge_device *device, const ridge_kernel
     char *at = NULL;
 
     (void)device, (void)kernel;
-    if (problem->dtype[0] != RIDGE_I8) {
+    normalise_workspace(problem, &at);
+    if (!at && problem->dtype[0] != RIDGE_I8) {
         ridge_take(&at, elements);
         ridge_take(&at, elements / RIDGE_Q8_0_BLOCK * size);
     }
@@ -324,25 +363,30 @@ static void prepare(const q8_0_vectors *v, const q8_0_args *a, int64_t first, in
 static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                    void *workspace, size_t bytes, void *stream)
 {
-    const ridge_call *call = &bound->call;
+    ridge_call call = bound->call;
     const q8_0_vectors *v = vectors[kernel->param[1]];
-    q8_0_args a = args_of(call);
-    const int64_t groups = groups_of(call->dim[1]), first = units_of(&a.weight[0]);
-    const int64_t units = first + (call->op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
-    const bool shared = a.tokens * call->dim[1] > 16384;
+    q8_0_args a = args_of(&call);
+    const int64_t groups = groups_of(call.dim[1]), first = units_of(&a.weight[0]);
+    const int64_t units = first + (call.op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
+    const bool shared = a.tokens * call.dim[1] > 16384;
+    char *rest = workspace;
     ridge_team *team;
+    ridge_status status;
 
-    (void)device, (void)bytes, (void)stream;
-    a.prepared = workspace;
+    (void)bytes, (void)stream;
+    a.prepared = ridge_take(&rest, a.tokens * groups * (int64_t)v->prepared);
     if (a.tokens == 0)
         return RIDGE_OK;
+    status = normalise(device, NULL, &call, &rest);
+    if (status)
+        return status;
     if (!shared) {
         unsigned mode = ridge_fp_begin();
 
         prepare(v, &a, 0, groups * a.tokens);
         ridge_fp_end(mode);
     }
-    team = ridge_team_begin((double)(units * Q8_0_ROWS * call->dim[1]) / 4096, units);
+    team = ridge_team_begin((double)(units * Q8_0_ROWS * call.dim[1]) / 4096, units);
 #pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
@@ -380,8 +424,12 @@ static ridge_status launch_quantize_vectors(const ridge_device *device, const ri
 
 static size_t vectors_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
+    char *at = NULL;
+
     (void)device;
-    return (size_t)problem->dim[0] * (size_t)groups_of(problem->dim[1]) * vectors[kernel->param[1]]->prepared;
+    ridge_take(&at, problem->dim[0] * groups_of(problem->dim[1]) * (int64_t)vectors[kernel->param[1]]->prepared);
+    normalise_workspace(problem, &at);
+    return (size_t)(uintptr_t)at;
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)

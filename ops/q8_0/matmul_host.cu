@@ -29,8 +29,9 @@ size_t q8_0_gemm_workspace(const ridge_device *device, const ridge_kernel *kerne
 {
     char *at = NULL;
 
-    if (problem->dtype[0] != RIDGE_I8)
+    if (problem->dtype[0] != RIDGE_I8 && !q8_0_has_norm(problem))
         return q8_0_workspace(device, kernel, problem);
+    at = (char *)(uintptr_t)q8_0_workspace(device, kernel, problem); /* of the codes that the norm makes */
     take_scales(&at, problem->dim[0], problem->dim[1]);
     return (size_t)(uintptr_t)at;
 }
@@ -85,6 +86,7 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call)
 {
     const ridge_operand *arg = call->arg;
     const bool pair = call->op == RIDGE_Q8_0_PAIR, gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
+    const int norm = ridge_q8_0_norm_slot(call->op);
     const int out = pair      ? (int)RIDGE_Q8_0_PAIR_OUT0
                     : gate_up ? (int)RIDGE_Q8_0_GATE_UP_SWIGLU_OUT
                               : (int)RIDGE_Q8_0_MATMUL_OUT;
@@ -94,6 +96,10 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call)
     p.tokens = (int)call->dim[0];
     p.blocks = call->dim[1] / RIDGE_Q8_0_BLOCK;
     p.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
+    if (norm >= 0) {
+        p.norm = (const float *)arg[norm].data;
+        p.eps = call->opt.q8_0.eps;
+    }
     if (arg[0].dtype == RIDGE_I8) {
         p.x = (const int8_t *)arg[0].data;
         p.x_stride = arg[0].stride;
@@ -139,28 +145,66 @@ static ridge_status quantise(const ridge_device *device, const ridge_kernel *ker
     return q8_0_launch_quantize(device, kernel->name, &call->arg[0], &q, stream);
 }
 
+/* The same of x with a norm; the scales are by token. *rest: the workspace, then what is left of it. */
+static ridge_status normalise(const ridge_device *device, const ridge_call *call, char **rest, void *stream,
+                              q8_0_matmul_args *p)
+{
+    q8_0_rows_args q = {};
+    ridge_call norm;
+
+    take_x(rest, call->dim[0], call->dim[1], &q);
+    norm = ridge_q8_0_norm_call(call, ridge_scaled(q.codes, RIDGE_I8, q.scales, RIDGE_SCALING_ROW32));
+    p->x = q.codes;
+    p->x_scales = q.scales;
+    p->x_stride = call->dim[1];
+    p->x_ld = p->blocks;
+    return ridge_run(device, &norm, NULL, 0, stream);
+}
+
+/* Transposes scales by token into the workspace. */
+static ridge_status transpose(const ridge_device *device, const ridge_kernel *kernel, const ridge_operand *scales,
+                              char *workspace, void *stream, q8_0_matmul_args *p, int64_t step)
+{
+    q8_0_rows_args s = {};
+
+    s.rows = p->tokens;
+    s.cols = p->blocks;
+    s.scales = take_scales(&workspace, p->tokens, p->blocks * RIDGE_Q8_0_BLOCK);
+    s.scales_step = step;
+    p->x_scales = s.scales;
+    p->x_ld = 1;
+    return q8_0_launch_transpose(device, kernel->name, scales, &s, stream);
+}
+
 ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                            void *workspace, void *stream, q8_0_matmul_args *p)
 {
+    char *rest = (char *)workspace;
+
     if (call->arg[0].dtype == RIDGE_I8)
         return RIDGE_OK;
+    if (p->norm)
+        return normalise(device, call, &rest, stream, p);
     return quantise(device, kernel, call, workspace, stream, p, p->blocks, 1);
 }
 
 ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                                     void *workspace, void *stream, q8_0_matmul_args *p, int64_t *x_step)
 {
-    q8_0_rows_args s = {};
-    char *at = (char *)workspace;
+    char *rest = (char *)workspace;
+    ridge_operand scales = call->arg[1];
+    ridge_status status;
 
     *x_step = ridge_round_up(call->dim[0], 4);
-    if (call->arg[0].dtype != RIDGE_I8)
+    if (call->arg[0].dtype != RIDGE_I8 && !p->norm)
         return quantise(device, kernel, call, workspace, stream, p, 1, *x_step);
-    s.rows = call->dim[0];
-    s.cols = p->blocks;
-    s.scales = take_scales(&at, call->dim[0], call->dim[1]);
-    s.scales_step = *x_step;
-    p->x_scales = s.scales;
-    p->x_ld = 1;
-    return q8_0_launch_transpose(device, kernel->name, &call->arg[1], &s, stream);
+    if (p->norm) {
+        status = normalise(device, call, &rest, stream, p);
+        if (status)
+            return status;
+        scales.data = (void *)p->x_scales;
+        scales.dtype = RIDGE_F32;
+        scales.stride = p->x_ld;
+    }
+    return transpose(device, kernel, &scales, rest, stream, p, *x_step);
 }

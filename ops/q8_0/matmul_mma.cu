@@ -16,8 +16,10 @@
  * before the writes of the tile after it. */
 #include "args.cuh"
 #include "mma.cuh"
+#include "norm.cuh"
 
 enum { TEAM = 32 * RIDGE_Q8_0_PARTS, MAX_TEAMS = 2, MAX_THREADS = TEAM * MAX_TEAMS, SUB = 8, RUN = 128 };
+enum { MAX_X_OF_A_TEAM = 2048 };
 
 typedef struct q8_0_mma_args {
     int units[2]; /* of 8 rows */
@@ -127,6 +129,39 @@ static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *
     }
 }
 
+/* The same with a norm. part: 256 floats a token. */
+static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory, float *part)
+{
+    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK, thread = threadIdx.x % PARTS;
+    const int token0 = threadIdx.x / PARTS, step = blockDim.x / PARTS;
+    const bool bf16 = a.x_dtype == RIDGE_BF16;
+
+    for (int t = token0; t < a.p.tokens; t += step)
+        part[t * PARTS + thread] = q8_0_norm_partial((const char *)a.x + t * a.x_stride, n, bf16);
+    __syncthreads(); /* all partial sums are written before they are read */
+    for (int t = token0; t < a.p.tokens; t += step) {
+        const float factor = ridge_rms_factor(rows_tree(part + t * PARTS), n, a.p.eps);
+
+        for (int first = thread; first - thread < n; first += PARTS * Q8_0_NORM_FLIGHT) {
+            float v[Q8_0_NORM_FLIGHT], w[Q8_0_NORM_FLIGHT];
+
+            q8_0_norm_load((const char *)a.x + t * a.x_stride, first, n, bf16, v);
+            q8_0_norm_load((const char *)a.p.norm, first, n, false, w);
+#pragma unroll
+            for (int k = 0; k < Q8_0_NORM_FLIGHT; k++) {
+                const int j = first + PARTS * k;
+                float scale;
+
+                if (j >= n) /* whole warps */
+                    break;
+                memory[t * a.x_pitch + j] = (char)q8_0_norm_code(v[k], factor, w[k], true, &scale);
+                if (j % RIDGE_Q8_0_BLOCK == 0)
+                    ((float *)(memory + a.at_scales))[t * a.scale_pitch + j / RIDGE_Q8_0_BLOCK] = scale;
+            }
+        }
+    }
+}
+
 static __device__ __forceinline__ void copy_x(const q8_0_mma_args &a, char *memory)
 {
     const int words = (int)a.p.blocks * 2, scales = (int)a.p.blocks;
@@ -172,13 +207,33 @@ static __device__ __forceinline__ void mma_run(const q8_0_mma_args &a, const cha
 #define ROWS_PITCH(subs) ((subs) == 1 ? SUB : (subs)*SUB + 8) /* eight tokens begin in different banks */
 #define SUMS_BYTES(subs, token_tiles) (4 * RIDGE_Q8_0_PARTS * 8 * (token_tiles)*ROWS_PITCH(subs))
 
-/* Writes the partial sums as [partition][token][row], then each thread adds and stores one element at a time. A tile
- * has few elements: `rotation` starts with another warp every tile. */
+/* The element of a tile that a thread finishes. A tile has few elements: `rotation` starts with another warp every
+ * tile. */
+static __device__ __forceinline__ int own_element(int rotation)
+{
+    return (threadIdx.x + rotation * 32) % TEAM;
+}
+
+/* Loads what HC expand of one stream reads for that element, beside the product. */
+template <int SUBS>
+static __device__ __forceinline__ void load_hc1(const q8_0_mma_args &a, int tile, int rotation, q8_0_hc1_inputs *s)
+{
+    enum { ROWS = SUBS * SUB };
+    const int i = own_element(rotation), row = tile * ROWS + i % ROWS;
+
+    if (a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND && a.p.n_hc == 1 && i < ROWS * a.p.tokens && row < a.p.weight[0].rows)
+        q8_0_load_hc1(a.p, row, i / ROWS, s);
+}
+
+/* Writes the partial sums as [partition][token][row], then each thread adds and stores an element. */
 template <int SUBS, int TOKEN_TILES>
 static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const q8_0_matmul_args &p, float *sums,
-                                                  int tile, int team, int rotation, float (*acc)[2 * TOKEN_TILES])
+                                                  int tile, int team, int rotation, const q8_0_hc1_inputs &hc1,
+                                                  float (*acc)[2 * TOKEN_TILES])
 {
     enum { ROWS = SUBS * SUB, PITCH = ROWS_PITCH(SUBS), PLANE = 8 * TOKEN_TILES * PITCH };
+    static_assert(ROWS * 8 * TOKEN_TILES <= TEAM, "an element a thread");
+    static_assert(2 * SUMS_BYTES(SUBS, TOKEN_TILES) >= 4 * PARTS * Q8_0_MAX_FUSED_NORMS, "normalise_x has them first");
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % RIDGE_Q8_0_PARTS;
 
 #pragma unroll
@@ -187,22 +242,24 @@ static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const 
         for (int i = 0; i < TOKEN_TILES; i++)
             *(float2 *)&sums[part * PLANE + (lane / 4 + 8 * i) * PITCH + s * SUB + lane % 4 * 2] =
                 make_float2(acc[s][2 * i], acc[s][2 * i + 1]);
-    ptx_barrier_sync(1 + team, TEAM);
-    for (int i = (threadIdx.x + rotation * 32) % TEAM; i < ROWS * p.tokens; i += TEAM) {
-        const int token = i / ROWS, r = i % ROWS;
-        const float *from = sums + token * PITCH + r;
-        int row;
-        const int which = sub_rows(a, tile, SUBS, r / SUB, &row);
+    if (team) /* by constants: a barrier that is computed would reserve all sixteen */
+        ptx_barrier_sync(2, TEAM);
+    else
+        ptx_barrier_sync(1, TEAM);
+    const int i = own_element(rotation), token = i / ROWS, r = i % ROWS;
+    const float *from = sums + token * PITCH + r;
+    int row;
+    const int which = sub_rows(a, tile, SUBS, r / SUB, &row);
 
-        row += r % SUB;
-        if (row >= p.weight[which].rows || (a.gate_up && which))
-            continue;
-        if (a.gate_up) {
-            q8_0_epilogue_gate_up(p, row, token, q8_0_sum_parts<PLANE>(from), q8_0_sum_parts<PLANE>(from + SUB));
-        } else {
-            q8_0_epilogue(p, which, row, token, q8_0_sum_parts<PLANE>(from), NULL);
-        }
-    }
+    row += r % SUB;
+    if (i >= ROWS * p.tokens || row >= p.weight[which].rows || (a.gate_up && which))
+        return;
+    if (a.gate_up)
+        q8_0_epilogue_gate_up(p, row, token, q8_0_sum_parts<PLANE>(from), q8_0_sum_parts<PLANE>(from + SUB));
+    else if (p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND && p.n_hc == 1)
+        q8_0_epilogue_hc1(p, row, token, q8_0_sum_parts<PLANE>(from), hc1);
+    else
+        q8_0_epilogue(p, which, row, token, q8_0_sum_parts<PLANE>(from), NULL);
 }
 
 template <int SUBS, int TOKEN_TILES>
@@ -220,6 +277,7 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
     const char *scales = memory + a.at_scales + (token * a.scale_pitch + part * RIDGE_Q8_0_RUN) * 4;
     load_pos c = {mine > 0 ? begin : a.tiles, mine, mine};
     run_regs w[DEPTH][SUBS];
+    q8_0_hc1_inputs hc1;
     int count = 0, at = 0;
 
     ptx_launch_dependents();
@@ -234,10 +292,14 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
      * they would come one after another. */
     for (int i = threadIdx.x; i < (int)(sizeof a.p / 4); i += blockDim.x)
         ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
+    q8_0_prefetch_norm(a.p, threadIdx.x, blockDim.x);
     if (a.weights_const)
         ptx_grid_dependency_wait();
+    load_hc1<SUBS>(a, begin, 0, &hc1);
     if (a.x_dtype == RIDGE_I8)
         copy_x(a, memory);
+    else if (a.p.norm)
+        normalise_x(a, memory, (float *)(memory + a.at_sums));
     else
         quantise_x(a, memory);
     /* scales of the two blocks that the last run lacks */
@@ -258,7 +320,8 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
             at = at + 1 == DEPTH ? 0 : at + 1;
         }
         store_tile<SUBS, TOKEN_TILES>(a, p, sums + (count & 1) * (SUMS_BYTES(SUBS, TOKEN_TILES) / 4), tile, team, count,
-                                      acc);
+                                      hc1, acc);
+        load_hc1<SUBS>(a, tile + tile_step, count + 1, &hc1);
     }
 }
 
@@ -290,8 +353,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            void *workspace, size_t size, void *stream)
 {
     const ridge_call *call = &bound->call;
-    const int subs = kernel->param[0] / SUB, teams = kernel->param[1], token_tiles = call->dim[0] > 8 ? 2 : 1;
-    const int64_t most = (int64_t)device->units * (MAX_TEAMS / teams);
+    const int subs = kernel->param[0] / SUB, token_tiles = call->dim[0] > 8 ? 2 : 1;
+    int teams = kernel->param[1];
+    int64_t most;
     q8_0_mma_args a = {};
     ridge_status status = RIDGE_OK;
     int64_t bytes;
@@ -304,6 +368,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
     if (!a.tiles)
         return RIDGE_OK;
+    /* A second team would have no tile, and the next kernel's CTAs less room; but it helps to quantise a large x. */
+    if (a.tiles <= device->units && call->dim[0] * call->dim[1] <= MAX_X_OF_A_TEAM)
+        teams = 1;
+    most = (int64_t)device->units * (MAX_TEAMS / teams);
     a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);
     a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;

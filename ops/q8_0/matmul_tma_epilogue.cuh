@@ -205,11 +205,12 @@ static __device__ __forceinline__ void epilogue_gate_up(const q8_0_tma_args &a, 
     }
 }
 
-/* HC expand. With short tiles and up to four tokens, two teams of epilogue warps alternate between tiles, so that one
- * team's residuals are in flight while the other stores: a thread has row r and every token_step-th token of its team's
- * tiles. With 8 k steps a tile, two teams are slower than all warps on one tile. */
+/* HC expand of four streams, or of one, which is a sum with a residual. With short tiles and up to four tokens, two
+ * teams of epilogue warps alternate between tiles, so that one team's residuals are in flight while the other stores: a
+ * thread has row r and every token_step-th token of its team's tiles. With 8 k steps a tile, two teams are slower than
+ * all warps on one tile. */
 
-/* Loads the four residuals of each element of a thread in a tile (tokens t, t + step, ...), and what is added. */
+/* Loads the residuals of each element of a thread in a tile (tokens t, t + step, ...), and what is added. */
 template <int PER>
 static __device__ __forceinline__ void load_residuals(const q8_0_tma_args &a, int64_t row, int t, int step,
                                                       float (*v)[HC_STREAMS + 1])
@@ -224,7 +225,8 @@ static __device__ __forceinline__ void load_residuals(const q8_0_tma_args &a, in
             return;
 #pragma unroll
         for (int s = 0; s < HC_STREAMS; s++)
-            v[i][s] = res[s * rows];
+            if (s < a.p.n_hc)
+                v[i][s] = res[s * rows];
         v[i][HC_STREAMS] = a.p.add ? a.p.add[t * a.p.add_stride + row] : 0.0f;
     }
 }
@@ -235,7 +237,7 @@ static __device__ __forceinline__ void prefetch_residuals(const q8_0_tma_args &a
     const int64_t rows = a.p.weight[0].rows;
 
     for (; t < a.tokens && row < rows; t += step) {
-        for (int s = 0; s < HC_STREAMS; s++)
+        for (int s = 0; s < a.p.n_hc; s++)
             ptx_prefetch_l2(&a.p.res[t * a.p.res_stride + s * rows + row]);
         if (a.p.add)
             ptx_prefetch_l2(&a.p.add[t * a.p.add_stride + row]);
@@ -243,8 +245,8 @@ static __device__ __forceinline__ void prefetch_residuals(const q8_0_tma_args &a
 }
 
 /* Computes and stores one element. factors: post and comb of its token. */
-static __device__ __forceinline__ void store_hc4(const q8_0_tma_args &a, int64_t row, int token, float y,
-                                                 const float *streams, const float *factors, bool valid)
+static __device__ __forceinline__ void store_hc(const q8_0_tma_args &a, int64_t row, int token, float y,
+                                                const float *streams, const float *factors, bool valid)
 {
     const float v = a.p.add ? y + streams[HC_STREAMS] : y;
     float *const out = (float *)a.p.out[0] + token * a.p.out_stride[0] + row;
@@ -255,23 +257,27 @@ static __device__ __forceinline__ void store_hc4(const q8_0_tma_args &a, int64_t
     for (int dst = 0; dst < HC_STREAMS; dst++) {
         float acc = ridge_hc_start(v, factors[dst]);
 
+        if (dst >= a.p.n_hc)
+            break;
 #pragma unroll
         for (int src = 0; src < HC_STREAMS; src++)
-            acc = ridge_hc_step(acc, factors[HC_STREAMS + dst + HC_STREAMS * src], streams[src]);
+            if (src < a.p.n_hc)
+                acc = ridge_hc_step(acc, factors[HC_STREAMS + dst + HC_STREAMS * src], streams[src]);
         acc = keep(acc);
         if (valid)
             num_store<RIDGE_F32>(out, dst * a.p.weight[0].rows, acc);
     }
 }
 
-/* Loads post and comb of all tokens, by all epilogue warps. */
+/* Loads post and comb of all tokens, by all epilogue warps; of one stream, their first elements. */
 template <int WIDTH>
 static __device__ __forceinline__ void load_factors(const q8_0_tma_args &a, int thread, float *factors)
 {
     for (int i = thread; i < a.tokens * HC_FACTORS; i += WIDTH) {
         const int t = i / HC_FACTORS, k = i % HC_FACTORS;
 
-        factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
+        if (k < HC_STREAMS ? k < a.p.n_hc : k - HC_STREAMS < a.p.n_hc * a.p.n_hc)
+            factors[i] = k < HC_STREAMS ? a.p.post[t * a.p.post_ld + k] : a.p.comb[t * a.p.comb_ld + k - HC_STREAMS];
     }
 }
 
@@ -292,17 +298,17 @@ static __device__ __forceinline__ void epilogue_hc(const q8_0_tma_args &a, char 
     const uint32_t sums_full = shared + a.off_bars + 8 * 2 * MAX_STAGES;
     const float *const from = (const float *)(memory + a.off_sums) + begin * SUMS_PITCH(SUBS) + r;
     float *const factors = (float *)(memory + a.off_factors);
-    const bool four = a.p.n_hc == HC_STREAMS;
+    const bool ahead = a.p.n_hc == HC_STREAMS || a.p.n_hc == 1; /* what is read beside the product */
     float streams[PER][HC_STREAMS + 1] = {};
     uint32_t parity = 0;
     int buffer = team; /* of the sums: with two teams, each has a buffer of its own */
 
-    for (int i = 0; four && i < 2 - two; i++)
+    for (int i = 0; ahead && i < 2 - two; i++)
         prefetch_residuals(a, ((int64_t)first + i * (int)gridDim.x) * ROWS + r, begin, token_step);
-    for (int t = thread; four && t < a.tokens; t += WIDTH) {
+    for (int t = thread; ahead && t < a.tokens; t += WIDTH) {
         ptx_prefetch_l2(a.p.post + t * a.p.post_ld);
         ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld);
-        ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld + HC_STREAMS * HC_STREAMS - 1);
+        ptx_prefetch_l2(a.p.comb + t * a.p.comb_ld + a.p.n_hc * a.p.n_hc - 1);
     }
     for (int tile = first - step; tile < a.tiles; tile += step) { /* see warmup_tile */
         const int64_t row = (int64_t)tile * ROWS + r;
@@ -318,8 +324,8 @@ static __device__ __forceinline__ void epilogue_hc(const q8_0_tma_args &a, char 
             if (t >= a.tokens || row >= a.p.weight[0].rows)
                 continue;
             y = q8_0_sum_parts<PLANE>(from + buffer * (RIDGE_Q8_0_PARTS * PLANE) + i * token_step * SUMS_PITCH(SUBS));
-            if (four)
-                store_hc4(a, row, t, y, streams[i], factors + t * HC_FACTORS, valid);
+            if (ahead)
+                store_hc(a, row, t, y, streams[i], factors + t * HC_FACTORS, valid);
             else if (valid)
                 q8_0_epilogue_hc(a.p, row, t, y, NULL);
         }
@@ -332,9 +338,9 @@ static __device__ __forceinline__ void epilogue_hc(const q8_0_tma_args &a, char 
         } else {
             ptx_grid_dependency_wait(); /* as above */
         }
-        if (four)
+        if (ahead)
             load_residuals<PER>(a, row + (int64_t)step * ROWS, begin, token_step, streams);
-        if (four && !valid) {
+        if (ahead && !valid) {
             load_factors<WIDTH>(a, thread, factors);
             ptx_barrier_sync(2, WIDTH);
         }

@@ -3,6 +3,7 @@
 #define RIDGE_Q8_0_MATMUL_TMA_MAINLOOP_CUH
 
 #include "matmul_tma.cuh"
+#include "norm.cuh"
 
 #if __CUDA_ARCH__ >= 900
 /* The weight of a tile, and the tile's first row. */
@@ -319,6 +320,41 @@ template <int WIDTH> static __device__ __forceinline__ void quantise_x(const q8_
     }
 }
 
+/* The same with a norm; the partial sums lie where those of the products will. */
+template <int WIDTH> static __device__ __forceinline__ void normalise_x(const q8_0_tma_args &a, char *memory)
+{
+    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK, all = a.k_steps * 1024, thread = threadIdx.x % PARTS;
+    const bool bf16 = a.x_dtype == RIDGE_BF16;
+    float *const part = (float *)(memory + a.off_sums);
+
+    for (int t = threadIdx.x / PARTS; t < a.tokens; t += WIDTH / PARTS)
+        part[t * PARTS + thread] = q8_0_norm_partial(a.x_floats + t * a.x_stride, n, bf16);
+    ptx_barrier_sync(1, WIDTH); /* all partial sums are written before they are read */
+    for (int t = threadIdx.x / PARTS; t < a.tokens; t += WIDTH / PARTS) {
+        const float factor = ridge_rms_factor(rows_tree(part + t * PARTS), n, a.p.eps);
+
+        for (int first = thread; first - thread < all; first += PARTS * Q8_0_NORM_FLIGHT) {
+            float v[Q8_0_NORM_FLIGHT], w[Q8_0_NORM_FLIGHT];
+
+            q8_0_norm_load(a.x_floats + t * a.x_stride, first, n, bf16, v);
+            q8_0_norm_load((const char *)a.p.norm, first, n, false, w);
+#pragma unroll
+            for (int k = 0; k < Q8_0_NORM_FLIGHT; k++) {
+                const int j = first + PARTS * k, line = j / 128 * a.tokens + t;
+                float scale;
+
+                if (j >= all) /* whole warps */
+                    break;
+                memory[a.off_x + line * 128 + ((j / 16 % 8 ^ (line & 7)) << 4) + j % 16] =
+                    (char)q8_0_norm_code(v[k], factor, w[k], j < n, &scale);
+                if (j % RIDGE_Q8_0_BLOCK == 0)
+                    *(float *)(memory + a.off_x_scales + j / 1024 * a.x_scales_slot + t * X_SCALE_PITCH +
+                               j / RIDGE_Q8_0_BLOCK % 32 * 4) = scale;
+            }
+        }
+    }
+}
+
 /* Without x as codes: the MMA warps bring x into L2, wait for the primary grid, which may write it, and quantise it. */
 template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_tma_args &a, char *memory)
 {
@@ -327,8 +363,12 @@ template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_t
     for (int token = 0; token < a.tokens; token++)
         for (int at = threadIdx.x * 128; at < row_bytes; at += WIDTH * 128)
             ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
+    q8_0_prefetch_norm(a.p, threadIdx.x, WIDTH);
     ptx_grid_dependency_wait();
-    quantise_x<WIDTH>(a, memory);
+    if (a.p.norm)
+        normalise_x<WIDTH>(a, memory);
+    else
+        quantise_x<WIDTH>(a, memory);
     ptx_barrier_sync(1, WIDTH); /* orders the MMA warps' writes of x before their reads */
 }
 

@@ -1,6 +1,7 @@
 /* op.c: the op rows of Q8_0 decode and their builders: q8_0_quantize_rows, q8_0_matmul, q8_0_pair,
  * q8_0_gate_up_swiglu, q8_0_matmul_hc_expand. Operands, problem text, rules. dim[0] is tokens, so that one token is a
  * slice of a call. */
+#include <math.h>
 #include <stdio.h>
 
 #include "op.h"
@@ -28,6 +29,12 @@
         name "_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, 1u << RIDGE_F16, 0, "[" rows ", cols/32], with i8"      \
     }
 
+#define NORM_ROW                                                \
+    {                                                           \
+        "norm", RIDGE_IN, 1, -1, RIDGE_VECTOR, F32, 0, "[cols]" \
+    }
+#define DEFAULT_EPS 1e-6f
+
 /* Columns of a weight operand of either form. */
 static int64_t weight_cols(const ridge_call *call, int arg)
 {
@@ -40,11 +47,27 @@ static bool is_weight(const ridge_op_row *op, int arg)
     return op->arg[arg].dtypes == W_DTYPES;
 }
 
+/* Of the operand `norm` and its option. */
+static const char *norm_rule(const ridge_call *call)
+{
+    const int norm = ridge_q8_0_norm_slot(call->op);
+
+    if (norm < 0)
+        return NULL;
+    if (!(call->opt.q8_0.eps >= 0.0f) || isinf(call->opt.q8_0.eps))
+        return "option eps must be finite and not negative";
+    return ridge_has(call, norm) && call->arg[0].dtype == RIDGE_I8 ? "operand norm must be absent, x is i8" : NULL;
+}
+
 /* What all products ask for. */
 static const char *matmul_rule(const ridge_call *call)
 {
     static _Thread_local char text[96];
     const ridge_op_row *op = ridge_op_at(call->op);
+    const char *reason = norm_rule(call);
+
+    if (reason)
+        return reason;
 
     if (call->dim[0] > RIDGE_Q8_0_MAX_PROMPT)
         return "tokens is above 65536";
@@ -144,21 +167,26 @@ const ridge_op_row ridge_op_q8_0_quantize_rows = {
 /* ----------------------------------------------------------------------------------------------------- q8_0_matmul */
 
 static const ridge_field matmul_fields[] = {
-    DTYPE("x", RIDGE_Q8_0_MATMUL_X),
-    DTYPE("w", RIDGE_Q8_0_MATMUL_W),
-    DTYPE("out", RIDGE_Q8_0_MATMUL_OUT),
-    END,
+    DTYPE("x", RIDGE_Q8_0_MATMUL_X),     DTYPE("w", RIDGE_Q8_0_MATMUL_W),           DTYPE("out", RIDGE_Q8_0_MATMUL_OUT),
+    HAS("norm", RIDGE_Q8_0_MATMUL_NORM), F32_OPTION(ridge_q8_0_options, eps, 1e-6), END,
 };
 
 static void matmul_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
     if (arg < RIDGE_Q8_0_MATMUL_W)
         x_extent(call, arg, rows, cols);
+    else if (arg == RIDGE_Q8_0_MATMUL_NORM)
+        ridge_set_extent(rows, cols, 1, call->dim[1]);
     else if (arg == RIDGE_Q8_0_MATMUL_OUT)
         ridge_set_extent(rows, cols, call->dim[0], call->dim[2]);
     else
         ridge_set_extent(rows, cols, call->dim[2],
                          arg == RIDGE_Q8_0_MATMUL_W ? weight_cols(call, arg) : call->dim[1] / 32);
+}
+
+static bool matmul_plain(const ridge_call *call)
+{
+    return call->opt.q8_0.eps == DEFAULT_EPS;
 }
 
 static double matmul_flops(const ridge_problem *problem)
@@ -178,6 +206,7 @@ ridge_call ridge_q8_0_matmul(int64_t tokens, int64_t cols, int64_t rows, ridge_t
 {
     ridge_call call = ridge_begin(RIDGE_Q8_0_MATMUL, tokens, cols, rows, 0);
 
+    call.opt.q8_0.eps = DEFAULT_EPS;
     put_product(&call, x, w);
     ridge_put(&call, RIDGE_Q8_0_MATMUL_OUT, out);
     return call;
@@ -192,14 +221,18 @@ const ridge_op_row ridge_op_q8_0_matmul = {
     .dims = 3,
     .dim_name = {"tokens", "cols", "rows"},
     .step = {0, 32, 0},
-    .args = 5,
-    .arg = {X_ROWS, W_ROWS("w", -1, "rows"), {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"}},
+    .args = 6,
+    .arg = {X_ROWS,
+            W_ROWS("w", -1, "rows"),
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"},
+            NORM_ROW},
     .fields = matmul_fields,
     .contract = CONTRACT,
     .invariant_max = INT64_MAX,
     .bound = BOUND,
     .rule = matmul_rule,
     .extent = matmul_extent,
+    .plain = matmul_plain,
     .derive = derive,
     .flops = matmul_flops,
     .defaults = matmul_defaults,
@@ -285,6 +318,8 @@ static const ridge_field gate_up_fields[] = {
     RIDGE_ACT_FIELD,
     HAS("token_scale", RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE),
     RIDGE_SWIGLU_FIELDS,
+    HAS("norm", RIDGE_Q8_0_GATE_UP_SWIGLU_NORM),
+    F32_OPTION(ridge_q8_0_options, eps, 1e-6),
     END,
 };
 
@@ -303,6 +338,8 @@ static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64
         ridge_set_extent(rows, cols, call->dim[0], call->dim[2]);
     else if (arg == RIDGE_Q8_0_GATE_UP_SWIGLU_TOKEN_SCALE)
         ridge_set_extent(rows, cols, 1, call->dim[0]);
+    else if (arg == RIDGE_Q8_0_GATE_UP_SWIGLU_NORM)
+        ridge_set_extent(rows, cols, 1, call->dim[1]);
     else
         ridge_set_extent(rows, cols, call->dim[2],
                          arg == RIDGE_Q8_0_GATE_UP_SWIGLU_GATE || arg == RIDGE_Q8_0_GATE_UP_SWIGLU_UP
@@ -312,7 +349,7 @@ static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64
 
 static bool gate_up_plain(const ridge_call *call)
 {
-    return ridge_swiglu_options_plain(&call->opt.swiglu);
+    return matmul_plain(call) && ridge_swiglu_options_plain(&call->opt.swiglu);
 }
 
 static double gate_up_flops(const ridge_problem *problem)
@@ -325,7 +362,7 @@ ridge_call ridge_q8_0_gate_up_swiglu(int64_t tokens, int64_t cols, int64_t rows,
 {
     ridge_call call = ridge_begin(RIDGE_Q8_0_GATE_UP_SWIGLU, tokens, cols, rows, 0);
 
-    call.opt.swiglu = ridge_swiglu_defaults;
+    call.opt.q8_0 = (ridge_q8_0_options){ridge_swiglu_defaults, DEFAULT_EPS};
     put_product(&call, x, gate);
     ridge_put_q8_0(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_UP, up, RIDGE_F16);
     ridge_put(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_OUT, out);
@@ -341,7 +378,7 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
     .dims = 3,
     .dim_name = {"tokens", "cols", "rows"},
     .step = {0, 32, 0},
-    .args = 8,
+    .args = 9,
     .arg =
         {
             X_ROWS,
@@ -349,6 +386,7 @@ const ridge_op_row ridge_op_q8_0_gate_up_swiglu = {
             W_ROWS("up", RIDGE_Q8_0_GATE_UP_SWIGLU_GATE, "rows"),
             {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, rows]"},
             {"token_scale", RIDGE_IN, 1, -1, RIDGE_VECTOR, F32, 0, "[tokens]"},
+            NORM_ROW,
         },
     .fields = gate_up_fields,
     .flags = RIDGE_ACTIVATION,

@@ -170,14 +170,14 @@ SLOTS = {
         'x': 0, 'codes': 1, 'scales': 2,
     },
     'q8_0_matmul': {
-        'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'out': 4,
+        'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'out': 4, 'norm': 5,
     },
     'q8_0_pair': {
         'x': 0, 'x_scales': 1, 'w0': 2, 'w0_scales': 3, 'w1': 4, 'w1_scales': 5, 'out0': 6, 'out1': 7,
     },
     'q8_0_gate_up_swiglu': {
         'x': 0, 'x_scales': 1, 'gate': 2, 'gate_scales': 3, 'up': 4, 'up_scales': 5, 'out': 6,
-        'token_scale': 7,
+        'token_scale': 7, 'norm': 8,
     },
     'q8_0_matmul_hc_expand': {
         'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'post': 4, 'comb': 5, 'res': 6, 'add': 7, 'out': 8,
@@ -364,6 +364,7 @@ OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
     'quantize': 'float floor',
     'swiglu_quantize': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit, float floor',
+    'q8_0': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit, float eps',
     'norm': 'float eps, float mscale',
     'ce': 'int64_t ignore_index, int64_t vocab_offset, int64_t vocab_total, int64_t ids, int64_t topk, float '
         'label_smoothing, float softcap, float temperature, float lse_square_scale, float grad_scale, float reserved',

@@ -416,7 +416,7 @@ def q8_0_matmul(xp, x, w, scales, out_dtype):
         scales, scale_stride = xp.matrix(scales)
         s = xp.operand(scales, scale_stride)
     xp.launch(form("q8_0_matmul"), x, (tokens, cols, rows, 0, 0, 0, *xp.operand(x, x_stride), *ABSENT,
-                                       *xp.operand(w, stride), *s, *xp.operand(out, 0)), True)
+                                       *xp.operand(w, stride), *s, *xp.operand(out, 0), *ABSENT), True)
     return out
 
 
