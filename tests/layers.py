@@ -21,6 +21,7 @@ ALLOWED = {
     ("ops/blocks", "ops/moe"),           # whose files compile the experts' kernels beside their own
     ("check/moe", "check/blocks"),       # weights in block formats, made and taken apart
     ("ops/blocks", "ops/q8_0"),          # its activation codes, made inside a product
+    ("ops/q8_0", "ops/norm"),            # products with a norm quantise what rms_norm makes of x
     ("ops/q8_0", "ops/quantize_fp8"),    # Q8_0 blocks are quantised by the same row and column helpers
 }
 root = pathlib.Path(sys.argv[1])

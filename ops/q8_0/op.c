@@ -184,11 +184,6 @@ static void matmul_extent(const ridge_call *call, int arg, int64_t *rows, int64_
                          arg == RIDGE_Q8_0_MATMUL_W ? weight_cols(call, arg) : call->dim[1] / 32);
 }
 
-static bool matmul_plain(const ridge_call *call)
-{
-    return call->opt.q8_0.eps == DEFAULT_EPS;
-}
-
 static double matmul_flops(const ridge_problem *problem)
 {
     return 2.0 * (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2];
@@ -232,7 +227,6 @@ const ridge_op_row ridge_op_q8_0_matmul = {
     .bound = BOUND,
     .rule = matmul_rule,
     .extent = matmul_extent,
-    .plain = matmul_plain,
     .derive = derive,
     .flops = matmul_flops,
     .defaults = matmul_defaults,
@@ -349,7 +343,7 @@ static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64
 
 static bool gate_up_plain(const ridge_call *call)
 {
-    return matmul_plain(call) && ridge_swiglu_options_plain(&call->opt.swiglu);
+    return ridge_swiglu_options_plain(&call->opt.swiglu);
 }
 
 static double gate_up_flops(const ridge_problem *problem)
