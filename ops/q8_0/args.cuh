@@ -267,9 +267,9 @@ static inline bool q8_0_scales_aligned(const q8_0_matmul_args *p, uintptr_t byte
     return bits % bytes == 0;
 }
 
-/* Up to so many activations, every CTA quantises all of x itself: that takes less time than a launch. With a norm, up
- * to so many tokens. */
-enum { Q8_0_MAX_FUSED_X = 8192, Q8_0_MAX_FUSED_NORMS = 4 };
+/* Up to so many activations, every CTA quantises all of x itself: that takes less time than a launch. With a norm: so
+ * many columns of one token. */
+enum { Q8_0_MAX_FUSED_X = 8192, Q8_0_MAX_FUSED_NORM = 2048 };
 
 /* Bytes of a row of a bound operand. */
 static inline int64_t q8_0_row_bytes(const ridge_operand *x)
@@ -286,8 +286,9 @@ static inline bool q8_0_has_norm(const ridge_problem *problem)
 
 static inline bool q8_0_fuses_x(const ridge_problem *problem)
 {
-    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_MAX_FUSED_X &&
-           (!q8_0_has_norm(problem) || problem->dim[0] <= Q8_0_MAX_FUSED_NORMS);
+    if (q8_0_has_norm(problem))
+        return problem->dim[0] == 1 && problem->dim[1] <= Q8_0_MAX_FUSED_NORM;
+    return problem->dtype[0] != RIDGE_I8 && problem->dim[0] * problem->dim[1] <= Q8_0_MAX_FUSED_X;
 }
 
 /* Adds the partitions of an element, which lie PLANE floats apart. */

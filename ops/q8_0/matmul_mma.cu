@@ -19,6 +19,8 @@
 #include "norm.cuh"
 
 enum { TEAM = 32 * RIDGE_Q8_0_PARTS, MAX_TEAMS = 2, MAX_THREADS = TEAM * MAX_TEAMS, SUB = 8, RUN = 128 };
+/* Up to so many activations a CTA is one team: then CTAs of this kernel and of the next one share a multiprocessor, and
+ * the next one's weights are in its registers when this one ends. A larger x is copied and quantised by two. */
 enum { MAX_X_OF_A_TEAM = 2048 };
 
 typedef struct q8_0_mma_args {
@@ -129,36 +131,30 @@ static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *
     }
 }
 
-/* The same with a norm. part: 256 floats a token. */
-static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory, float *part)
+/* The same of one token with a norm, by the first 256 threads; w: their weights. part: 256 floats. */
+static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory, float *part, const float *w)
 {
-    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK, thread = threadIdx.x % PARTS;
-    const int token0 = threadIdx.x / PARTS, step = blockDim.x / PARTS;
-    const bool bf16 = a.x_dtype == RIDGE_BF16;
+    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK;
+    float v[Q8_0_NORM_HELD], factor;
 
-    for (int t = token0; t < a.p.tokens; t += step)
-        part[t * PARTS + thread] = q8_0_norm_partial((const char *)a.x + t * a.x_stride, n, bf16);
+    if (threadIdx.x < PARTS) {
+        q8_0_norm_load((const char *)a.x, n, a.x_dtype == RIDGE_BF16, v);
+        part[threadIdx.x] = q8_0_norm_partial(v);
+    }
     __syncthreads(); /* all partial sums are written before they are read */
-    for (int t = token0; t < a.p.tokens; t += step) {
-        const float factor = ridge_rms_factor(rows_tree(part + t * PARTS), n, a.p.eps);
-
-        for (int first = thread; first - thread < n; first += PARTS * Q8_0_NORM_FLIGHT) {
-            float v[Q8_0_NORM_FLIGHT], w[Q8_0_NORM_FLIGHT];
-
-            q8_0_norm_load((const char *)a.x + t * a.x_stride, first, n, bf16, v);
-            q8_0_norm_load((const char *)a.p.norm, first, n, false, w);
+    if (threadIdx.x >= PARTS)
+        return;
+    factor = ridge_rms_factor(rows_tree(part), n, a.p.eps);
 #pragma unroll
-            for (int k = 0; k < Q8_0_NORM_FLIGHT; k++) {
-                const int j = first + PARTS * k;
-                float scale;
+    for (int k = 0; k < Q8_0_NORM_HELD; k++) {
+        const int j = (int)threadIdx.x + PARTS * k;
+        float scale;
 
-                if (j >= n) /* whole warps */
-                    break;
-                memory[t * a.x_pitch + j] = (char)q8_0_norm_code(v[k], factor, w[k], true, &scale);
-                if (j % RIDGE_Q8_0_BLOCK == 0)
-                    ((float *)(memory + a.at_scales))[t * a.scale_pitch + j / RIDGE_Q8_0_BLOCK] = scale;
-            }
-        }
+        if (j >= n) /* whole warps */
+            break;
+        memory[j] = (char)q8_0_norm_code(v[k], factor, w[k], true, &scale);
+        if (j % RIDGE_Q8_0_BLOCK == 0)
+            ((float *)(memory + a.at_scales))[j / RIDGE_Q8_0_BLOCK] = scale;
     }
 }
 
@@ -233,7 +229,7 @@ static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const 
 {
     enum { ROWS = SUBS * SUB, PITCH = ROWS_PITCH(SUBS), PLANE = 8 * TOKEN_TILES * PITCH };
     static_assert(ROWS * 8 * TOKEN_TILES <= TEAM, "an element a thread");
-    static_assert(2 * SUMS_BYTES(SUBS, TOKEN_TILES) >= 4 * PARTS * Q8_0_MAX_FUSED_NORMS, "normalise_x has them first");
+    static_assert(2 * SUMS_BYTES(SUBS, TOKEN_TILES) >= 4 * PARTS, "normalise_x has them first");
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % RIDGE_Q8_0_PARTS;
 
 #pragma unroll
@@ -278,6 +274,7 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
     load_pos c = {mine > 0 ? begin : a.tiles, mine, mine};
     run_regs w[DEPTH][SUBS];
     q8_0_hc1_inputs hc1;
+    float norm[Q8_0_NORM_HELD];
     int count = 0, at = 0;
 
     ptx_launch_dependents();
@@ -292,14 +289,15 @@ static __global__ void __launch_bounds__(MAX_THREADS, 1) q8_0_mma(const __grid_c
      * they would come one after another. */
     for (int i = threadIdx.x; i < (int)(sizeof a.p / 4); i += blockDim.x)
         ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
-    q8_0_prefetch_norm(a.p, threadIdx.x, blockDim.x);
+    if (a.p.norm && threadIdx.x < PARTS) /* the weights may be read by now */
+        q8_0_norm_load((const char *)a.p.norm, (int)a.p.blocks * RIDGE_Q8_0_BLOCK, false, norm);
     if (a.weights_const)
         ptx_grid_dependency_wait();
     load_hc1<SUBS>(a, begin, 0, &hc1);
     if (a.x_dtype == RIDGE_I8)
         copy_x(a, memory);
     else if (a.p.norm)
-        normalise_x(a, memory, (float *)(memory + a.at_sums));
+        normalise_x(a, memory, (float *)(memory + a.at_sums), norm);
     else
         quantise_x(a, memory);
     /* scales of the two blocks that the last run lacks */
@@ -368,8 +366,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
     if (!a.tiles)
         return RIDGE_OK;
-    /* A second team would have no tile, and the next kernel's CTAs less room; but it helps to quantise a large x. */
-    if (a.tiles <= device->units && call->dim[0] * call->dim[1] <= MAX_X_OF_A_TEAM)
+    if (call->dim[0] * call->dim[1] <= MAX_X_OF_A_TEAM)
         teams = 1;
     most = (int64_t)device->units * (MAX_TEAMS / teams);
     a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);

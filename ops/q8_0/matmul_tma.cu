@@ -339,7 +339,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 {
     const cost_fit *t = &fits[kernel->param[2]];
     const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
-    const bool weights_const = problem->flags & RIDGE_WEIGHTS_CONST, floats = problem->dtype[0] != RIDGE_I8;
+    const bool weights_const = problem->flags & RIDGE_WEIGHTS_CONST;
+    /* behind add_rms_norm a product reads codes, whose launch costs all rows the same */
+    const bool floats = problem->dtype[0] != RIDGE_I8 && (!q8_0_has_norm(problem) || q8_0_fuses_x(problem));
     const double cols = (double)problem->dim[1], mb = q8_0_bytes(problem) * 1e-6, tile_rows = kernel->param[0];
     const double more = (double)problem->dim[0] - 1; /* tokens */
     const double tiles = (double)(int64_t)((mb * 1e6 / (cols * (34.0 / 32.0)) + tile_rows - 1) / tile_rows);

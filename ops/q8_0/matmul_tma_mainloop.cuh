@@ -320,38 +320,34 @@ template <int WIDTH> static __device__ __forceinline__ void quantise_x(const q8_
     }
 }
 
-/* The same with a norm; the partial sums lie where those of the products will. */
-template <int WIDTH> static __device__ __forceinline__ void normalise_x(const q8_0_tma_args &a, char *memory)
+/* The same of one token with a norm, by the first 256 threads, whose weights w has. The partial sums lie where those of
+ * the products will. */
+template <int WIDTH>
+static __device__ __forceinline__ void normalise_x(const q8_0_tma_args &a, char *memory, const float *w)
 {
-    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK, all = a.k_steps * 1024, thread = threadIdx.x % PARTS;
-    const bool bf16 = a.x_dtype == RIDGE_BF16;
+    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK;
     float *const part = (float *)(memory + a.off_sums);
+    float v[Q8_0_NORM_HELD], factor;
 
-    for (int t = threadIdx.x / PARTS; t < a.tokens; t += WIDTH / PARTS)
-        part[t * PARTS + thread] = q8_0_norm_partial(a.x_floats + t * a.x_stride, n, bf16);
+    if (WIDTH == PARTS || threadIdx.x < PARTS) {
+        q8_0_norm_load(a.x_floats, n, a.x_dtype == RIDGE_BF16, v);
+        part[threadIdx.x] = q8_0_norm_partial(v);
+    }
     ptx_barrier_sync(1, WIDTH); /* all partial sums are written before they are read */
-    for (int t = threadIdx.x / PARTS; t < a.tokens; t += WIDTH / PARTS) {
-        const float factor = ridge_rms_factor(rows_tree(part + t * PARTS), n, a.p.eps);
-
-        for (int first = thread; first - thread < all; first += PARTS * Q8_0_NORM_FLIGHT) {
-            float v[Q8_0_NORM_FLIGHT], w[Q8_0_NORM_FLIGHT];
-
-            q8_0_norm_load(a.x_floats + t * a.x_stride, first, n, bf16, v);
-            q8_0_norm_load((const char *)a.p.norm, first, n, false, w);
+    if (threadIdx.x >= PARTS)
+        return;
+    factor = ridge_rms_factor(rows_tree(part), n, a.p.eps);
 #pragma unroll
-            for (int k = 0; k < Q8_0_NORM_FLIGHT; k++) {
-                const int j = first + PARTS * k, line = j / 128 * a.tokens + t;
-                float scale;
+    for (int k = 0; k < Q8_0_NORM_HELD; k++) {
+        const int j = (int)threadIdx.x + PARTS * k, line = j / 128;
+        float scale;
 
-                if (j >= all) /* whole warps */
-                    break;
-                memory[a.off_x + line * 128 + ((j / 16 % 8 ^ (line & 7)) << 4) + j % 16] =
-                    (char)q8_0_norm_code(v[k], factor, w[k], j < n, &scale);
-                if (j % RIDGE_Q8_0_BLOCK == 0)
-                    *(float *)(memory + a.off_x_scales + j / 1024 * a.x_scales_slot + t * X_SCALE_PITCH +
-                               j / RIDGE_Q8_0_BLOCK % 32 * 4) = scale;
-            }
-        }
+        if (j >= a.k_steps * 1024) /* whole warps */
+            break;
+        memory[a.off_x + line * 128 + ((j / 16 % 8 ^ (line & 7)) << 4) + j % 16] =
+            (char)q8_0_norm_code(v[k], factor, w[k], j < n, &scale);
+        if (j % RIDGE_Q8_0_BLOCK == 0)
+            *(float *)(memory + a.off_x_scales + j / 1024 * a.x_scales_slot + j / RIDGE_Q8_0_BLOCK % 32 * 4) = scale;
     }
 }
 
@@ -363,12 +359,19 @@ template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_t
     for (int token = 0; token < a.tokens; token++)
         for (int at = threadIdx.x * 128; at < row_bytes; at += WIDTH * 128)
             ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
-    q8_0_prefetch_norm(a.p, threadIdx.x, WIDTH);
-    ptx_grid_dependency_wait();
-    if (a.p.norm)
-        normalise_x<WIDTH>(a, memory);
-    else
+    if (a.p.norm) {
+        float w[Q8_0_NORM_HELD];
+
+        if (!a.p.weights_const)
+            ptx_grid_dependency_wait();
+        if (WIDTH == PARTS || threadIdx.x < PARTS)
+            q8_0_norm_load((const char *)a.p.norm, (int)a.p.blocks * RIDGE_Q8_0_BLOCK, false, w);
+        ptx_grid_dependency_wait();
+        normalise_x<WIDTH>(a, memory, w);
+    } else {
+        ptx_grid_dependency_wait();
         quantise_x<WIDTH>(a, memory);
+    }
     ptx_barrier_sync(1, WIDTH); /* orders the MMA warps' writes of x before their reads */
 }
 

@@ -1,29 +1,23 @@
-/* norm.cuh: rms_norm of x inside a product, before x is quantised, with the bits of add_rms_norm. 256 threads have the
- * row of a token: thread i the columns i, i + 256, ..., which are partial sum i of the canonical order
- * (src/math/norm.h), so that a warp's columns are a block of 32. The row is read twice, the second time from L1. */
+/* norm.cuh: rms_norm of the row of one token inside a product, before it is quantised, with the bits of add_rms_norm.
+ * Thread i of 256 holds the columns i, i + 256, ..., which are partial sum i of the canonical order (src/math/norm.h),
+ * so that a warp's columns are a block of 32. Row and weights are requested together and once: what is requested later
+ * waits behind the product's weights. */
 #ifndef RIDGE_Q8_0_NORM_CUH
 #define RIDGE_Q8_0_NORM_CUH
 
 #include "args.cuh"
 #include "ops/norm/rows.cuh"
 
-enum { Q8_0_NORM_FLIGHT = 8 }; /* columns that a thread requests together */
+enum { Q8_0_NORM_HELD = Q8_0_MAX_FUSED_NORM / PARTS }; /* columns that a thread holds */
 
 static_assert(PARTS == 256 && RIDGE_Q8_0_BLOCK == 32, "a warp has a block");
 
-/* Brings the weights into L2, which is right at any time. */
-static __device__ __forceinline__ void q8_0_prefetch_norm(const q8_0_matmul_args &p, int thread, int threads)
-{
-    for (int i = thread * 16; p.norm && i < (int)p.blocks * RIDGE_Q8_0_BLOCK; i += threads * 16)
-        ptx_prefetch_l2(p.norm + i);
-}
-
-/* This thread's columns from `first` on; zeros past the row. */
-static __device__ __forceinline__ void q8_0_norm_load(const char *row, int first, int n, bool bf16, float *v)
+/* This thread's columns of a row; zeros past it. */
+static __device__ __forceinline__ void q8_0_norm_load(const char *row, int n, bool bf16, float *v)
 {
 #pragma unroll
-    for (int k = 0; k < Q8_0_NORM_FLIGHT; k++) {
-        const int j = first + PARTS * k;
+    for (int k = 0; k < Q8_0_NORM_HELD; k++) {
+        const int j = (int)threadIdx.x + PARTS * k;
 
         v[k] = 0.0f;
         if (j < n)
@@ -31,20 +25,14 @@ static __device__ __forceinline__ void q8_0_norm_load(const char *row, int first
     }
 }
 
-/* This thread's sum of squares. */
-static __device__ __forceinline__ float q8_0_norm_partial(const char *row, int n, bool bf16)
+/* The sum of the squares of those columns. */
+static __device__ __forceinline__ float q8_0_norm_partial(const float *v)
 {
-    const int thread = threadIdx.x % PARTS;
     float sum = 0.0f;
 
-    for (int first = thread; first - thread < n; first += PARTS * Q8_0_NORM_FLIGHT) {
-        float v[Q8_0_NORM_FLIGHT];
-
-        q8_0_norm_load(row, first, n, bf16, v);
 #pragma unroll
-        for (int k = 0; k < Q8_0_NORM_FLIGHT; k++)
-            sum = ridge_fma(v[k], v[k], sum); /* zeros are added to what is not -0 */
-    }
+    for (int k = 0; k < Q8_0_NORM_HELD; k++)
+        sum = ridge_fma(v[k], v[k], sum); /* zeros are added to what is not -0 */
     return sum;
 }
 
