@@ -233,7 +233,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return q8_0_launch_dp4a(device, kernel, bound, workspace, size, stream);
     set_pace(&a, device->units, subs, kernel->param[1] < 200, a.p.weights_const);
     a.x_dtype = (int)RIDGE_I8;
-    if (q8_0_fuses_x(&bound->problem) && a.x_resident) {
+    if (q8_0_fuses_x(&bound->problem) && !a.p.norm && a.x_resident) {
         a.x_dtype = (int)call->arg[0].dtype;
         a.x_floats = (const char *)call->arg[0].data;
         a.x_stride = q8_0_row_bytes(&call->arg[0]);
@@ -306,15 +306,16 @@ static const cost_fit fits[] = {
 static const double GAIN_PREFETCHED = 0.46, /* the CTA's one tile was prefetched into L2, up to 8 tokens */
     GAIN_SHORT_CONST = 1.0, /* a k step a tile, constant weights: the dependent launch is triggered late */
     GAIN_SHORT_2_TOKENS =
-        0.64,            /* the same without constant weights: up to 2 tokens, whose first k steps are prefetched */
-    GAIN_SHORT = 0.34,   /* and with more */
-    GAIN_OVERLAP = 0.55, /* few k steps, constant weights: the next call's CTAs fill their rings beside this one's */
-    GAIN_UNEVEN = 3.58,  /* whole shared memory, constant weights: a wave of SMs that end early start the next call */
-    LOSS_HC_TOKEN = 0.1, /* a token of HC expand: two epilogue warps are late where the product is short */
-    LOSS_HC_HALF = 1,    /* HC expand with long rows: 0.9 to 1.9 us behind the whole memory at 8192 -> 4096 */
-    LOSS_X_FLOATS = 1,   /* x of floats follows other kernels, where the whole memory is faster (a layer of ds4flash
-                            54.2 -> 51.5 us) */
-    LOSS_X_LAUNCH = 3,   /* behind a launch that quantises x */
+        0.64,              /* the same without constant weights: up to 2 tokens, whose first k steps are prefetched */
+    GAIN_SHORT = 0.34,     /* and with more */
+    GAIN_OVERLAP = 0.55,   /* few k steps, constant weights: the next call's CTAs fill their rings beside this one's */
+    GAIN_UNEVEN = 3.58,    /* whole shared memory, constant weights: a wave of SMs that end early start the next call */
+    LOSS_HC_TOKEN = 0.1,   /* a token of HC expand: two epilogue warps are late where the product is short */
+    LOSS_HC_HALF = 1,      /* HC expand with long rows: 0.9 to 1.9 us behind the whole memory at 8192 -> 4096 */
+    LOSS_X_FLOATS = 1,     /* x of floats follows other kernels, where the whole memory is faster (a layer of ds4flash
+                              54.2 -> 51.5 us) */
+    LOSS_X_LAUNCH = 3,     /* behind a launch that quantises x */
+    LOSS_SHORT_STEP = 2.5, /* among the short kernels of a small model's step (Qwen3-0.6B 899 -> 767 us a step) */
     H200_COPY_GBPS = 4200;
 
 static double pow4(double v)
@@ -340,8 +341,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const cost_fit *t = &fits[kernel->param[2]];
     const bool half = kernel->param[1] < 200, hc = problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND;
     const bool weights_const = problem->flags & RIDGE_WEIGHTS_CONST;
-    /* behind add_rms_norm a product reads codes, whose launch costs all rows the same */
-    const bool floats = problem->dtype[0] != RIDGE_I8 && (!q8_0_has_norm(problem) || q8_0_fuses_x(problem));
+    const bool floats = problem->dtype[0] != RIDGE_I8 && !q8_0_has_norm(problem); /* a norm makes codes */
     const double cols = (double)problem->dim[1], mb = q8_0_bytes(problem) * 1e-6, tile_rows = kernel->param[0];
     const double more = (double)problem->dim[0] - 1; /* tokens */
     const double tiles = (double)(int64_t)((mb * 1e6 / (cols * (34.0 / 32.0)) + tile_rows - 1) / tile_rows);
@@ -367,6 +367,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         us += LOSS_X_FLOATS;
     if (half && floats && !q8_0_fuses_x(problem))
         us += LOSS_X_LAUNCH;
+    if (q8_0_follows(problem) && cols <= 3072 && mb < 8 && device->arch < RIDGE_ARCH_SM120)
+        us += LOSS_SHORT_STEP;
     return us;
 }
 

@@ -3,7 +3,6 @@
 #define RIDGE_Q8_0_MATMUL_TMA_MAINLOOP_CUH
 
 #include "matmul_tma.cuh"
-#include "norm.cuh"
 
 #if __CUDA_ARCH__ >= 900
 /* The weight of a tile, and the tile's first row. */
@@ -320,37 +319,6 @@ template <int WIDTH> static __device__ __forceinline__ void quantise_x(const q8_
     }
 }
 
-/* The same of one token with a norm, by the first 256 threads, whose weights w has. The partial sums lie where those of
- * the products will. */
-template <int WIDTH>
-static __device__ __forceinline__ void normalise_x(const q8_0_tma_args &a, char *memory, const float *w)
-{
-    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK;
-    float *const part = (float *)(memory + a.off_sums);
-    float v[Q8_0_NORM_HELD], factor;
-
-    if (WIDTH == PARTS || threadIdx.x < PARTS) {
-        q8_0_norm_load(a.x_floats, n, a.x_dtype == RIDGE_BF16, v);
-        part[threadIdx.x] = q8_0_norm_partial(v);
-    }
-    ptx_barrier_sync(1, WIDTH); /* all partial sums are written before they are read */
-    if (threadIdx.x >= PARTS)
-        return;
-    factor = ridge_rms_factor(rows_tree(part), n, a.p.eps);
-#pragma unroll
-    for (int k = 0; k < Q8_0_NORM_HELD; k++) {
-        const int j = (int)threadIdx.x + PARTS * k, line = j / 128;
-        float scale;
-
-        if (j >= a.k_steps * 1024) /* whole warps */
-            break;
-        memory[a.off_x + line * 128 + ((j / 16 % 8 ^ (line & 7)) << 4) + j % 16] =
-            (char)q8_0_norm_code(v[k], factor, w[k], j < n, &scale);
-        if (j % RIDGE_Q8_0_BLOCK == 0)
-            *(float *)(memory + a.off_x_scales + j / 1024 * a.x_scales_slot + j / RIDGE_Q8_0_BLOCK % 32 * 4) = scale;
-    }
-}
-
 /* Without x as codes: the MMA warps bring x into L2, wait for the primary grid, which may write it, and quantise it. */
 template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_tma_args &a, char *memory)
 {
@@ -359,19 +327,8 @@ template <int WIDTH> static __device__ __forceinline__ void stage_x(const q8_0_t
     for (int token = 0; token < a.tokens; token++)
         for (int at = threadIdx.x * 128; at < row_bytes; at += WIDTH * 128)
             ptx_prefetch_l2(a.x_floats + token * a.x_stride + at);
-    if (a.p.norm) {
-        float w[Q8_0_NORM_HELD];
-
-        if (!a.p.weights_const)
-            ptx_grid_dependency_wait();
-        if (WIDTH == PARTS || threadIdx.x < PARTS)
-            q8_0_norm_load((const char *)a.p.norm, (int)a.p.blocks * RIDGE_Q8_0_BLOCK, false, w);
-        ptx_grid_dependency_wait();
-        normalise_x<WIDTH>(a, memory, w);
-    } else {
-        ptx_grid_dependency_wait();
-        quantise_x<WIDTH>(a, memory);
-    }
+    ptx_grid_dependency_wait();
+    quantise_x<WIDTH>(a, memory);
     ptx_barrier_sync(1, WIDTH); /* orders the MMA warps' writes of x before their reads */
 }
 

@@ -36,10 +36,10 @@ static __device__ __forceinline__ float q8_0_norm_partial(const float *v)
     return sum;
 }
 
-/* The code of an element of a warp's block, and the block's scale; zeros where the block is past the row. */
-static __device__ __forceinline__ int q8_0_norm_code(float v, float factor, float weight, bool inside, float *scale)
+/* The code of an element of a warp's block, and the block's scale. */
+static __device__ __forceinline__ int q8_0_norm_code(float v, float factor, float weight, float *scale)
 {
-    const float y = inside ? v * factor * weight : 0.0f;
+    const float y = v * factor * weight;
     const uint32_t most = __reduce_max_sync(~0u, ridge_magnitude(y));
     float r;
 
