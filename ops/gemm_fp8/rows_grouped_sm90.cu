@@ -1,12 +1,10 @@
 /* rows_grouped_sm90.cu: the rows of gemm_fp8_grouped on Hopper: what each can run, its cost, its launch. A row's
  * variant is a tile of tiles_sm90.cuh; the kernel is gemm_fp8's, kernel_sm90.cuh, whose scheduler goes through the
  * groups. */
-#include <limits.h>
 #include <math.h>
 
 #include "cuda/launch.cuh"
 #include "groups.cuh"
-#include "nonce.h"
 #include "src/util.h"
 #include "tiles_sm90.cuh"
 
@@ -114,15 +112,8 @@ static ridge_status make_maps(const ridge_device *device, const ridge_bound *bou
     return status;
 }
 
-enum { SYNC_BLOCKS = 448 }; /* blocks of k after which clusters wait for each other */
-
-static size_t workspace_bytes(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *)
-{
-    return (size_t)clusters_of(device, &variant_of(kernel)->shape) * sizeof(uint64_t);
-}
-
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *workspace, size_t, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
     const ridge_call *call = &bound->call;
     const gemm_variant *v = variant_of(kernel);
@@ -141,12 +132,6 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const int64_t most = clusters_of(device, t), clusters = tiles < (double)most ? (int64_t)tiles : most;
     ridge_status status = make_maps(device, bound, t, v->block_m, out, &p);
 
-    if (kernel->workspace) {
-        p.progress = (uint64_t *)workspace;
-        p.nonce = gemm_new_nonce();
-        p.data_parallel = INT_MAX;
-        p.sync_every = (int)ridge_ceil_div(SYNC_BLOCKS, p.k_blocks);
-    }
     if (!status)
         status = groups_report_bad(device, kernel, bound, stream);
     if (status)
@@ -170,8 +155,6 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return by_k ? "is for groups of rows" : "is for groups of k";
     if (by_k && f32 != !t->scale_outer)
         return f32 ? "is for d of 16 bits" : "is for d of f32";
-    if (kernel->workspace && (problem->flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_BLK128)
-        return "is for scales of b by 128 x 128";
     if (m == 0 || n == 0 || k == 0 || groups == 0)
         return "nothing to multiply";
     if (by_k && f32 && m % 64) /* TMA stores D in boxes of 64 rows */
@@ -186,51 +169,49 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return NULL;
 }
 
-/* us: rounds of tiles at the rate of the main loop, in TFLOP/s of an H200's 132 multiprocessors, as if the groups were
- * of one size. A tile's time follows the warpgroups that have rows, and a block of k takes at least block_us. Not less
- * than A, B and D take to be moved once. */
+/* us: rounds of tiles, as if the groups were of one size (masked: had half of their rows). A block of k takes a tile
+ * block_us and a share of the rest for each slice of 64 rows, to the rate of the main loop, in TFLOP/s of an H200's 132
+ * multiprocessors. Not less than A, B and D take to be moved once. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const gemm_variant *v = variant_of(kernel);
     const gemm_shape *t = &v->shape;
     const uint32_t mode = problem->flags & RIDGE_GROUPED;
+    const bool by_k = mode == RIDGE_GROUPED_K;
     const double groups = (double)problem->dim[3], k = (double)problem->dim[2], n = (double)problem->dim[1];
-    const double rows = (double)problem->dim[0] / (mode == RIDGE_GROUPED_M ? groups : 1);
-    const double blocks = ceil(k / BK) / (mode == RIDGE_GROUPED_K ? groups : 1);
+    const double rows = (double)problem->dim[0] / (by_k ? 1 : mode == RIDGE_GROUPED_MASKED ? 2 : groups);
+    const double blocks = ceil(k / BK) / (by_k ? groups : 1);
     const double slices = rows <= 64 ? 1 : ceil(rows / 64), tiles_m = ceil(slices / t->warpgroups);
     const double tiles = groups * tiles_m * (double)tiles_n_of(v, problem->dim[1]);
-    const double rate = (t->grouped == GROUPED_K ? t->rate_1d1d : t->rate) * 1e6 / 132 * host_sm_share(device);
-    const double multiply = 2 * BK * 64 * slices / tiles_m * t->block_n / rate;
-    const double least = t->block_us * 1.98 / device->clock_ghz;
-    const double loop = 4 + ceil(tiles / (double)clusters_of(device, t)) * (0.5 + blocks * fmax(multiply, least));
+    const double rate = (by_k ? t->rate_1d1d : t->rate) * 1e6 / 132 * host_sm_share(device);
+    const double full = 2 * BK * (double)v->block_m * t->block_n / rate, least = t->block_us * 1.98 / device->clock_ghz;
+    const double share = by_k ? 1 : slices / tiles_m / t->warpgroups;
+    const double block = full > least ? least + share * (full - least) : least;
+    const double loop = 4 + ceil(tiles / (double)clusters_of(device, t)) * (0.5 + blocks * block);
     const double d_bytes = problem->dtype[RIDGE_GEMM_FP8_GROUPED_D] == RIDGE_F32 ? 4 : 2;
-    const double move = mode == RIDGE_GROUPED_K ? (rows + n) * k + d_bytes * groups * rows * n
-                                                : groups * (n * k + rows * (k + d_bytes * n));
+    const double move =
+        by_k ? (rows + n) * k + d_bytes * groups * rows * n : groups * (n * k + rows * (k + d_bytes * n));
 
-    /* with clusters that wait for each other, fewer reads of DRAM; some 7 us where they do it the last time */
-    return fmax(kernel->workspace ? 7 + 0.98 * loop : loop, 4 + move / (900 * device->copy_gbps)) + 1e-3 * loop;
+    return fmax(loop, 4 + move / (900 * device->copy_gbps)) + 1e-3 * loop;
 }
 
-#define ROW_OF(row_name, tile, workspace_need)           \
-    {                                                    \
-        .name = "cuda.gemm_fp8_grouped.wgmma_" row_name, \
-        .op = RIDGE_GEMM_FP8_GROUPED,                    \
-        .arch_min = RIDGE_ARCH_SM90,                     \
-        .arch_max = RIDGE_ARCH_SM90,                     \
-        .contract = RIDGE_STABLE | RIDGE_TYPICAL,        \
-        .variant = &ridge_gemm_##tile,                   \
-        .param = {},                                     \
-        .why_not = why_not,                              \
-        .workspace = workspace_need,                     \
-        .cost = cost,                                    \
-        .launch = launch,                                \
+#define ROW(tile, ...)                                \
+    {                                                 \
+        .name = "cuda.gemm_fp8_grouped.wgmma_" #tile, \
+        .op = RIDGE_GEMM_FP8_GROUPED,                 \
+        .arch_min = RIDGE_ARCH_SM90,                  \
+        .arch_max = RIDGE_ARCH_SM90,                  \
+        .contract = RIDGE_STABLE | RIDGE_TYPICAL,     \
+        .variant = &ridge_gemm_##tile,                \
+        .param = {},                                  \
+        .why_not = why_not,                           \
+        .workspace = NULL,                            \
+        .cost = cost,                                 \
+        .launch = launch,                             \
     },
-
-#define ROW(tile, ...) ROW_OF(#tile, tile, NULL)
 
 /* clang-format off */
 static const ridge_kernel rows[] = {
-    ROW_OF("m192x128_sync", m192x128, workspace_bytes)
     GEMM_TILES_GROUPED_M(ROW)
     GEMM_TILES_GROUPED_FEW(ROW)
     GEMM_TILES_GROUPED_K(ROW)

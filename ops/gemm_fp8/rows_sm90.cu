@@ -4,7 +4,6 @@
 #include <limits.h>
 
 #include "cuda/launch.cuh"
-#include "nonce.h"
 #include "src/util.h"
 #include "tiles_sm90.cuh"
 
@@ -59,6 +58,18 @@ static size_t workspace_bytes(const ridge_device *device, const ridge_kernel *ke
     const gemm_shape *t = &variant_of(kernel)->shape;
 
     return (size_t)device->units * (t->warpgroups * (partial_bytes(t) + sizeof(uint64_t)) + sizeof(uint64_t));
+}
+
+/* A number that no other launch of this process has, and that memory does not hold by chance. */
+static uint64_t new_nonce(void)
+{
+    static uint64_t count;
+    uint64_t z =
+        (__atomic_add_fetch(&count, 1, __ATOMIC_RELAXED) + (uint64_t)(uintptr_t)&count) * UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (z ^ z >> 31) | 1;
 }
 
 static bool scales_by_tma(const float *scale, int64_t ld)
@@ -164,7 +175,7 @@ static void split_stream_k(const ridge_device *device, const gemm_shape *t, int6
         p->cut[c] = stream_k_cut_at(tiles - p->data_parallel, p->k_blocks, c, clusters);
     p->partial = (float *)workspace;
     p->flag = (uint64_t *)((char *)workspace + (size_t)device->units * t->warpgroups * partial_bytes(t));
-    p->nonce = gemm_new_nonce();
+    p->nonce = new_nonce();
     p->progress = p->flag + device->units * t->warpgroups;
     p->sync_every = (int)ridge_ceil_div(SYNC_BLOCKS, p->k_blocks);
 }

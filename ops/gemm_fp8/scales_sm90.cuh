@@ -67,7 +67,7 @@ static __device__ __forceinline__ float gemm_read_scales_b(const gemm_args &p, i
  * consumers would otherwise wait for that load at every tile's start. */
 template <class T> static __device__ void gemm_produce_scales_b(const gemm_args &p, gemm_memory<T, SCALE_1D2D> *s)
 {
-    enum { SYNCS = T::WARPGROUPS == 3 && !T::SMALL_M }; /* the tiles that have stream-K, or rows with `progress` */
+    enum { SYNCS = T::WARPGROUPS == 3 && !T::SMALL_M && !T::GROUPED }; /* the tiles that have stream-K */
     enum { TWO = gemm_b_scales<T::BLOCK_N>::TWO, CHUNK = gemm_b_scales<T::BLOCK_N>::CHUNK };
     gemm_unit unit = s->unit[0], after = {};
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
