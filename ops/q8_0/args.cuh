@@ -54,6 +54,7 @@ typedef struct q8_0_rows_args {
     float *scales;
     int64_t stride, codes_stride, scales_stride; /* bytes, elements, elements */
     int64_t scales_step;                         /* elements from a block's scale to the next one's; 0: 1 */
+    int paired;                                  /* a row's scale is at q8_0_scale_place */
     int64_t rows, cols, units;                   /* units: of 256 columns, a row */
     int vector_x, vector_codes;                  /* aligned for 16-byte loads of x and 8-byte stores of codes */
 } q8_0_rows_args;
@@ -78,6 +79,13 @@ static __device__ __forceinline__ uint2 q8_0_quantise8(const float *x, float *sc
     for (int i = 0; i < 8; i++)
         word[i / 4] |= (uint32_t)(ridge_q8_0_x_code(x[i], r) & 0xff) << (i % 4 * 8);
     return make_uint2(word[0], word[1]);
+}
+
+/* Where the scale of a token is in a block's scales for wgmma: of 16 tokens the four that a thread has, 2 t, 2 t + 1 of
+ * the first 8 and of the second 8, are next to each other. */
+static __device__ __forceinline__ int64_t q8_0_scale_place(int64_t token)
+{
+    return (token & ~15) | (token & 6) << 1 | (token & 8) >> 2 | (token & 1);
 }
 
 /* Loads 8 floats of a row that begins at a multiple of 16 bytes. */
@@ -238,9 +246,10 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call);
 ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                            void *workspace, void *stream, q8_0_matmul_args *p);
 /* The same with the scales as [blocks, tokens], so that neighbouring threads may read neighbouring tokens: x_ld becomes
- * 1 and *x_step the elements from block to block, a multiple of 4. Where x is codes, their scales are transposed. */
+ * 1 and *x_step the elements from block to block, a multiple of 16. Where x is codes, their scales are transposed.
+ * paired: in the order of q8_0_scale_place. */
 ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
-                                    void *workspace, void *stream, q8_0_matmul_args *p, int64_t *x_step);
+                                    void *workspace, void *stream, bool paired, q8_0_matmul_args *p, int64_t *x_step);
 /* The bytes of its workspace. */
 size_t q8_0_gemm_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem);
 /* The bytes of the workspace of q8_0_quantise. */
@@ -251,6 +260,9 @@ ridge_status q8_0_launch_quantize(const ridge_device *device, const char *name, 
 /* Transposes the scales x, of p->rows rows and p->cols blocks, to p->scales. */
 ridge_status q8_0_launch_transpose(const ridge_device *device, const char *name, const ridge_operand *x,
                                    q8_0_rows_args *p, void *stream);
+/* gemm_mma.cu: launches the row with tiles of 128 x 64, also for scales of weights that TMA cannot read. */
+ridge_status q8_0_launch_gemm(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                              void *workspace, size_t bytes, void *stream);
 /* matmul_dp4a.cu: launches any product, also for rows whose tables of scales turn out to be misaligned at launch: their
  * alignment is not part of a problem. */
 ridge_status q8_0_launch_dp4a(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,

@@ -4,6 +4,7 @@
 #define RIDGE_Q8_0_GEMM_CUH
 
 #include "args.cuh"
+#include "cuda/mma.cuh"
 
 typedef struct q8_0_gemm_args {
     int tiles[2];    /* of rows of each weight */
@@ -34,32 +35,39 @@ static __device__ __forceinline__ int gemm_row(const q8_0_gemm_args &a, int tile
 /* The sums of earlier partitions that the tree still needs: up to three of each of the thread's elements, the first
  * KEEP_REGS of all of them in registers. */
 template <class T> struct gemm_kept {
+    static_assert(T::KEEP_REGS % 4 == 0 && T::ELEMENTS % 4 == 0, "four at a time");
     float value[T::KEEP_REGS];
-    float *shared; /* this thread's; THREADS apart */
+    uint32_t shared; /* this thread's 16 bytes; THREADS of those apart */
 };
 
 template <class T> static __device__ __forceinline__ void gemm_keep(gemm_kept<T> *kept, int at, const float *v)
 {
 #pragma unroll
-    for (int i = 0; i < T::ELEMENTS; i++) {
+    for (int i = 0; i < T::ELEMENTS; i += 4) {
         const int n = at * T::ELEMENTS + i;
 
-        if (n < T::KEEP_REGS)
-            kept->value[n < T::KEEP_REGS ? n : 0] = v[i];
-        else
-            kept->shared[(n - T::KEEP_REGS) * T::THREADS] = v[i];
+        if (n >= T::KEEP_REGS)
+            mma_write16(kept->shared + (n - T::KEEP_REGS) / 4 * T::THREADS * 16,
+                        make_uint4(__float_as_uint(v[i]), __float_as_uint(v[i + 1]), __float_as_uint(v[i + 2]),
+                                   __float_as_uint(v[i + 3])));
+#pragma unroll
+        for (int j = 0; j < 4 && n < T::KEEP_REGS; j++)
+            kept->value[n + j] = v[i + j];
     }
 }
 
 template <class T> static __device__ __forceinline__ void gemm_add_kept(const gemm_kept<T> &kept, int at, float *v)
 {
 #pragma unroll
-    for (int i = 0; i < T::ELEMENTS; i++) {
+    for (int i = 0; i < T::ELEMENTS; i += 4) {
         const int n = at * T::ELEMENTS + i;
+        float from[4];
 
-        v[i] = __fadd_rn(n < T::KEEP_REGS ? kept.value[n < T::KEEP_REGS ? n : 0]
-                                          : kept.shared[(n - T::KEEP_REGS) * T::THREADS],
-                         v[i]);
+        if (n >= T::KEEP_REGS)
+            ptx_load_shared4(from, kept.shared + (n - T::KEEP_REGS) / 4 * T::THREADS * 16);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v[i + j] = __fadd_rn(n < T::KEEP_REGS ? kept.value[n < T::KEEP_REGS ? n + j : 0] : from[j], v[i + j]);
     }
 }
 

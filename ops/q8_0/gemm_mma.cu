@@ -38,6 +38,7 @@ struct gemm_tile {
         BN = 8 * TN * WARPS_N,
         ELEMENTS = 4 * TM * TN,
         KEEP_REGS = KEEP_REGS_,
+        AHEAD = SPLIT == 1 ? STAGE_BLOCKS : 1, /* where a warp has a partition, there is no register for two */
         KEEP = SPLIT == 1 ? 3 * ELEMENTS : KEEP_REGS,
         /* Of a stage: codes of the weights and of x, scales of the weights [BM][2] and of x [2][BN]. */
         AT_X = BM * STAGE_COLS,
@@ -147,7 +148,38 @@ static __device__ __forceinline__ void gemm_copy_stage(const q8_0_gemm_args &a, 
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
-/* Adds the two blocks of a stage to the warp's sums. Both at once would take too many registers. */
+/* Adds a block to the warp's sums. */
+template <class T>
+static __device__ __forceinline__ void gemm_block(const uint32_t (*w)[4], const uint32_t (*x)[2], uint32_t scales,
+                                                  uint32_t x_scales, float (*acc)[T::TN][4])
+{
+    uint2 xs[T::TN];
+
+#pragma unroll
+    for (int j = 0; j < T::TN; j++)
+        xs[j] = ptx_load_shared2(x_scales + j * 32);
+#pragma unroll
+    for (int i = 0; i < T::TM; i++) {
+        const float wd[2] = {ptx_f32_from_f16(ptx_load_shared_half(scales + i * 64)),
+                             ptx_f32_from_f16(ptx_load_shared_half(scales + i * 64 + 32))};
+
+#pragma unroll
+        for (int j = 0; j < T::TN; j++) {
+            int32_t d[4];
+
+            ptx_mma_s8_onto(d, w[i], x[j], 0x4b400000);
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                const float s = __fmul_rn(wd[q / 2], __uint_as_float(q % 2 ? xs[j].y : xs[j].x));
+
+                acc[i][j][q] = __fmaf_rn(s, __fadd_rn(__int_as_float(d[q]), -12582912.0f), acc[i][j][q]);
+            }
+        }
+    }
+}
+
+/* Adds the two blocks of a stage to the warp's sums. The codes of AHEAD blocks are loaded together, so that the
+ * second's pass during the first's products. */
 template <class T>
 static __device__ __forceinline__ void gemm_multiply(uint32_t stage, int warp_m, int warp_n, float (*acc)[T::TN][4])
 {
@@ -161,37 +193,21 @@ static __device__ __forceinline__ void gemm_multiply(uint32_t stage, int warp_m,
     const uint32_t x_scales = stage + T::AT_X_SCALES + (warp_n * 8 * T::TN + lane % 4 * 2) * 4;
 
 #pragma unroll 1
-    for (int b = 0; b < STAGE_BLOCKS; b++) {
-        uint32_t w[T::TM][4], x[T::TN][2];
-        uint2 xs[T::TN];
+    for (int first = 0; first < STAGE_BLOCKS; first += T::AHEAD) {
+        uint32_t w[T::AHEAD][T::TM][4], x[T::AHEAD][T::TN][2];
 
 #pragma unroll
-        for (int j = 0; j < T::TN; j += 2)
-            ptx_ldmatrix4(x[j], (tokens ^ b * 32) + j * 8 * STAGE_COLS);
+        for (int b = 0; b < T::AHEAD; b++) {
 #pragma unroll
-        for (int i = 0; i < T::TM; i++)
-            ptx_ldmatrix4(w[i], (rows ^ b * 32) + i * 16 * STAGE_COLS);
+            for (int j = 0; j < T::TN; j += 2)
+                ptx_ldmatrix4(x[b][j], (tokens ^ (first + b) * 32) + j * 8 * STAGE_COLS);
 #pragma unroll
-        for (int j = 0; j < T::TN; j++)
-            xs[j] = ptx_load_shared2(x_scales + (b * T::BN + j * 8) * 4);
-#pragma unroll
-        for (int i = 0; i < T::TM; i++) {
-            const float wd[2] = {ptx_f32_from_f16(ptx_load_shared_half(scales + b * 2 + i * 64)),
-                                 ptx_f32_from_f16(ptx_load_shared_half(scales + b * 2 + i * 64 + 32))};
-
-#pragma unroll
-            for (int j = 0; j < T::TN; j++) {
-                int32_t d[4];
-
-                ptx_mma_s8_onto(d, w[i], x[j], 0x4b400000);
-#pragma unroll
-                for (int q = 0; q < 4; q++) {
-                    const float s = __fmul_rn(wd[q / 2], __uint_as_float(q % 2 ? xs[j].y : xs[j].x));
-
-                    acc[i][j][q] = __fmaf_rn(s, __fadd_rn(__int_as_float(d[q]), -12582912.0f), acc[i][j][q]);
-                }
-            }
+            for (int i = 0; i < T::TM; i++)
+                ptx_ldmatrix4(w[b][i], (rows ^ (first + b) * 32) + i * 16 * STAGE_COLS);
         }
+#pragma unroll
+        for (int b = 0; b < T::AHEAD; b++)
+            gemm_block<T>(w[b], x[b], scales + (first + b) * 2, x_scales + (first + b) * T::BN * 4, acc);
     }
 }
 
@@ -223,7 +239,7 @@ static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __
     ptx_grid_dependency_wait();
     const gemm_copy<T> copy = gemm_copy_of<T>(a, tile, first_token);
 
-    kept.shared = (float *)(memory + T::RING_BYTES) + threadIdx.x;
+    kept.shared = ptx_shared(memory) + T::RING_BYTES + threadIdx.x * 16;
 #pragma unroll
     for (int i = 0; i < T::ELEMENTS; i++)
         (&acc[0][0][0])[i] = 0.0f;
@@ -266,7 +282,7 @@ static __global__ void __launch_bounds__(T::THREADS, T::CTAS) q8_0_gemm(const __
 typedef gemm_tile<1, 2, 4, 4, 4, 4, 36, 1> tile_128x128; /* 216 KB of shared memory: sm_90, sm_100 */
 typedef gemm_tile<1, 4, 2, 2, 4, 4, 80, 1> tile_128x64;
 typedef gemm_tile<1, 2, 2, 2, 2, 4, 48, 3> tile_64x32;
-typedef gemm_tile<8, 1, 1, 2, 4, 3, 1, 2> tile_32x32;
+typedef gemm_tile<8, 1, 1, 2, 4, 3, 4, 2> tile_32x32;
 
 typedef struct gemm_variant {
     const void *function;
@@ -278,10 +294,8 @@ typedef struct gemm_variant {
     {                                                                                                  \
         (const void *)q8_0_gemm<tile>, tile::BM, tile::BN, tile::THREADS, tile::SHARED, tile::CTAS, us \
     }
-static const gemm_variant variants[] = {
-    VARIANT(tile_128x128, 1.65), VARIANT(tile_128x64, 1.06), VARIANT(tile_64x32, 0.82),
-    VARIANT(tile_32x32, 1.00), /* not timed yet: dearer than what was */
-};
+static const gemm_variant variants[] = {VARIANT(tile_128x128, 1.42), VARIANT(tile_128x64, 0.80),
+                                        VARIANT(tile_64x32, 0.76), VARIANT(tile_32x32, 0.20)};
 enum { VARIANTS = (int)(sizeof variants / sizeof variants[0]) };
 
 static ridge_status prepare(const ridge_device *device)
@@ -301,10 +315,9 @@ static int64_t result_rows(const gemm_variant *v, uint32_t op)
     return op == RIDGE_Q8_0_GATE_UP_SWIGLU ? v->bm / 2 : v->bm;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *workspace, size_t size, void *stream)
+static ridge_status launch_variant(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                   void *workspace, size_t size, void *stream, const gemm_variant *v)
 {
-    const gemm_variant *v = &variants[kernel->param[0]];
     const ridge_call *call = &bound->call;
     const int64_t tile_rows = result_rows(v, call->op);
     q8_0_gemm_args a = {};
@@ -320,12 +333,24 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.stages = (int)(a.p.blocks / STAGE_BLOCKS);
     if (a.tiles[0] + a.tiles[1] == 0)
         return RIDGE_OK;
-    status = q8_0_quantise_by_block(device, kernel, call, workspace, stream, &a.p, &a.x_step);
+    status = q8_0_quantise_by_block(device, kernel, call, workspace, stream, false, &a.p, &a.x_step);
     if (status)
         return status;
     return host_launch_shared(device, kernel->name, v->function,
                               dim3((unsigned)((a.tiles[0] + a.tiles[1]) * (int64_t)a.token_tiles)), v->threads,
                               (size_t)v->shared, &a, stream);
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t size, void *stream)
+{
+    return launch_variant(device, kernel, bound, workspace, size, stream, &variants[kernel->param[0]]);
+}
+
+ridge_status q8_0_launch_gemm(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                              void *workspace, size_t size, void *stream)
+{
+    return launch_variant(device, kernel, bound, workspace, size, stream, &variants[1]);
 }
 
 static int64_t tiles_of(const gemm_variant *v, const ridge_problem *problem)

@@ -5,7 +5,7 @@
 /* The scales of activations in a workspace, by token or by block; *at advances behind them. */
 static float *take_scales(char **at, int64_t tokens, int64_t cols)
 {
-    return (float *)ridge_take(at, ridge_round_up(tokens, 4) * (cols / RIDGE_Q8_0_BLOCK) * (int64_t)sizeof(float));
+    return (float *)ridge_take(at, ridge_round_up(tokens, 16) * (cols / RIDGE_Q8_0_BLOCK) * (int64_t)sizeof(float));
 }
 
 /* The codes and scales of quantised activations. */
@@ -129,7 +129,7 @@ q8_0_matmul_args q8_0_collect(const ridge_call *call)
 /* Launches the quantisation of x into the workspace and sets x in the arguments. */
 static ridge_status quantise(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
                              void *workspace, void *stream, q8_0_matmul_args *p, int64_t scales_stride,
-                             int64_t scales_step)
+                             int64_t scales_step, bool paired)
 {
     q8_0_rows_args q = {};
     char *at = (char *)workspace;
@@ -142,6 +142,7 @@ static ridge_status quantise(const ridge_device *device, const ridge_kernel *ker
     p->x_stride = q.codes_stride = q.cols;
     p->x_ld = q.scales_stride = scales_stride;
     q.scales_step = scales_step;
+    q.paired = paired;
     return q8_0_launch_quantize(device, kernel->name, &call->arg[0], &q, stream);
 }
 
@@ -163,7 +164,7 @@ static ridge_status normalise(const ridge_device *device, const ridge_call *call
 
 /* Transposes scales by token into the workspace. */
 static ridge_status transpose(const ridge_device *device, const ridge_kernel *kernel, const ridge_operand *scales,
-                              char *workspace, void *stream, q8_0_matmul_args *p, int64_t step)
+                              char *workspace, void *stream, bool paired, q8_0_matmul_args *p, int64_t step)
 {
     q8_0_rows_args s = {};
 
@@ -171,6 +172,7 @@ static ridge_status transpose(const ridge_device *device, const ridge_kernel *ke
     s.cols = p->blocks;
     s.scales = take_scales(&workspace, p->tokens, p->blocks * RIDGE_Q8_0_BLOCK);
     s.scales_step = step;
+    s.paired = paired;
     p->x_scales = s.scales;
     p->x_ld = 1;
     return q8_0_launch_transpose(device, kernel->name, scales, &s, stream);
@@ -185,19 +187,19 @@ ridge_status q8_0_quantise(const ridge_device *device, const ridge_kernel *kerne
         return RIDGE_OK;
     if (p->norm)
         return normalise(device, call, &rest, stream, p);
-    return quantise(device, kernel, call, workspace, stream, p, p->blocks, 1);
+    return quantise(device, kernel, call, workspace, stream, p, p->blocks, 1, false);
 }
 
 ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kernel *kernel, const ridge_call *call,
-                                    void *workspace, void *stream, q8_0_matmul_args *p, int64_t *x_step)
+                                    void *workspace, void *stream, bool paired, q8_0_matmul_args *p, int64_t *x_step)
 {
     char *rest = (char *)workspace;
     ridge_operand scales = call->arg[1];
     ridge_status status;
 
-    *x_step = ridge_round_up(call->dim[0], 4);
+    *x_step = ridge_round_up(call->dim[0], 16);
     if (call->arg[0].dtype != RIDGE_I8 && !p->norm)
-        return quantise(device, kernel, call, workspace, stream, p, 1, *x_step);
+        return quantise(device, kernel, call, workspace, stream, p, 1, *x_step, paired);
     if (p->norm) {
         status = normalise(device, call, &rest, stream, p);
         if (status)
@@ -206,5 +208,5 @@ ridge_status q8_0_quantise_by_block(const ridge_device *device, const ridge_kern
         scales.dtype = RIDGE_F32;
         scales.stride = p->x_ld;
     }
-    return transpose(device, kernel, &scales, rest, stream, p, *x_step);
+    return transpose(device, kernel, &scales, rest, stream, paired, p, *x_step);
 }

@@ -32,7 +32,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_quantize_rows(const __gri
         for (int i = 0; i < 8; i++)
             codes[i] = (int8_t)((i < 4 ? v.x : v.y) >> (i % 4 * 8));
     if (lane % 4 == 0)
-        p.scales[row * p.scales_stride + first / RIDGE_Q8_0_BLOCK * p.scales_step] = scale;
+        p.scales[(p.paired ? q8_0_scale_place(row) : row) * p.scales_stride +
+                 first / RIDGE_Q8_0_BLOCK * p.scales_step] = scale;
 }
 
 /* scales[column, row] = x[row, column] of floats. */
@@ -43,7 +44,8 @@ static __global__ void __launch_bounds__(THREADS) q8_0_transpose(const __grid_co
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
     if (column < p.cols)
-        p.scales[column * p.scales_step + row] = *(const float *)(p.x + row * p.stride + column * 4);
+        p.scales[column * p.scales_step + (p.paired ? q8_0_scale_place(row) : row)] =
+            *(const float *)(p.x + row * p.stride + column * 4);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
