@@ -22,15 +22,16 @@ static const struct {
 enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) - 2 };
 
 /* Prompts: more tokens than a tile of decoding has. Ragged tiles of tokens and of rows, fewer rounds than one, ragged
- * rounds by runs and by halves of one, rows that are no multiple of anything. slices: compare every token with a call
- * of its own. */
+ * rounds by runs and by halves of one, rows that are no multiple of anything; columns that Hopper's row takes, by whole
+ * and ragged rounds; more tiles than a GPU has SMs. slices: compare every token with a call of its own. */
 static const struct {
     int tokens, cols, rows, form;
     bool slices;
 } prompts[] = {
-    {17, 1088, 150, 3, true},  {17, 96, 20, 0, true},     {33, 2112, 70, 5, true},   {64, 4096, 129, 4, true},
-    {100, 576, 257, 4, true},  {100, 1600, 21, 1, false}, {129, 64, 300, 3, false},  {257, 1216, 130, 5, true},
-    {512, 1024, 72, 4, false}, {512, 3200, 33, 3, false}, {1030, 320, 40, 5, false},
+    {17, 1088, 150, 3, true},  {17, 96, 20, 0, true},      {33, 2112, 70, 5, true},    {64, 4096, 129, 4, true},
+    {100, 576, 257, 4, true},  {100, 1600, 21, 1, false},  {129, 64, 300, 3, false},   {257, 1216, 130, 5, true},
+    {512, 1024, 72, 4, false}, {512, 3200, 33, 3, false},  {1030, 320, 40, 5, false},  {130, 2304, 270, 4, true},
+    {21, 256, 140, 3, true},   {300, 1280, 520, 5, false}, {260, 512, 5800, 4, false},
 };
 enum { PROMPTS = (int)(sizeof prompts / sizeof prompts[0]) };
 
