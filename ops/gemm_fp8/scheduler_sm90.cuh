@@ -64,9 +64,9 @@ static __device__ __forceinline__ bool gemm_offsets(const gemm_args &p, const ge
 }
 
 /* GROUPED_M: where a tile's rows begin, of a group of `slices` times 64 rows, the last perhaps fewer. Its tiles have as
- * many slices each as there are warpgroups, and the last ones, where these do not come out even, one less: two tiles of
- * 128 rows take 0.93 us a block of k, one of 192 and one of 64 1.25 us, since the four stages are few for so few rows.
- */
+ * many slices each as there are warpgroups, and the last ones, where these do not come out even, one less: 32 groups of
+ * 256 rows, 4096 x 7168, take 486 us as tiles of 128 rows and 541 us as 192 and 64, for four stages are few for so few
+ * rows (H200). */
 template <class T> static __device__ __forceinline__ int gemm_first_slice(int slices, int tiles_m, int tile_m)
 {
     const int tall = tiles_m - (tiles_m * T::WARPGROUPS - slices);
