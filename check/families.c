@@ -68,3 +68,15 @@ void suite_missing(const char *verb, const char *name)
     }
     fprintf(stderr, "\n");
 }
+
+ridge_status check_run(const ridge_device *device, const ridge_call *call, void *workspace, size_t bytes, void *stream)
+{
+    const check_family *family = check_family_of(call->op);
+    ridge_call list[CALLS_BEFORE];
+    const int count = family->before ? family->before(call, list) : 0;
+    ridge_status status = RIDGE_OK;
+
+    for (int i = 0; i < count && !status; i++)
+        status = ridge_run(device, &list[i], workspace, bytes, stream);
+    return status ? status : ridge_run(device, call, workspace, bytes, stream);
+}

@@ -35,6 +35,9 @@ typedef struct check_family {
     /* A model of the hardware knows every bit of these rows; NULL: there is none. */
     bool (*has_bits)(const ridge_kernel *kernel);
     bool (*bits)(const image *im, const unsigned char *got, char *text, size_t size);
+    /* The calls that must have run before this one, in the same workspace (CALLS_BEFORE at most); how many. NULL: none.
+     */
+    int (*before)(const ridge_call *call, ridge_call *list);
     /* Spoils a good call in the family's own ways; returns how many (BAD_CALLS at most). NULL: none. */
     int (*bad_calls)(const ridge_call *good, bad_call *list);
     /* What `ridge test exact` proves on the device beside exact.h: 1 for every float with bits first + i * step that
@@ -47,12 +50,15 @@ typedef struct check_family {
     const planted_fault *faults; /* that only its ops can have; ends with a NULL name; NULL: none */
 } check_family;
 
-enum { BAD_CALLS = 8 };
+enum { BAD_CALLS = 8, CALLS_BEFORE = 2 };
 
 /* families.c: all of them, in the order of ops/families.h; ends with NULL. */
 extern const check_family *const check_families[];
 
 const check_family *check_family_of(uint32_t op);
+
+/* ridge_run, after the calls that must have run before. */
+ridge_status check_run(const ridge_device *device, const ridge_call *call, void *workspace, size_t bytes, void *stream);
 
 /* Every bit of the row is known by its family's model of the hardware. */
 bool check_has_bits(const ridge_kernel *kernel);

@@ -32,7 +32,7 @@ ridge_status image_reference(const image *im, unsigned char *expected)
     if (!status && bytes)
         workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
     if (!status)
-        status = ridge_run(cpu, &call, workspace, workspace ? bytes : 0, NULL);
+        status = check_run(cpu, &call, workspace, workspace ? bytes : 0, NULL);
     free(workspace);
     ridge_close(cpu);
     return status;

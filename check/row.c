@@ -13,6 +13,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "family.h"
 #include "row.h"
 
 bool row_failed(const row_run *t, const char *what)
@@ -47,7 +48,7 @@ static ridge_status launch(const row_run *t, const ridge_device *device, const i
     call.kernel = picked ? NULL : t->row->kernel->name;
     if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
         call.flags |= RIDGE_WEIGHTS_CONST;
-    return ridge_run(device, &call, workspace, t->bytes, l->stream);
+    return check_run(device, &call, workspace, t->bytes, l->stream);
 }
 
 /* A launch on the first lane, as measure_capture runs it. */

@@ -690,6 +690,14 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_rope_freqs(int64_t n_rot, double base
  * always speak of the whole vocabulary. A record of a token is max z, sum e^(z - max), target logit (-inf if it is not
  * in this slice); with RIDGE_CE_RECORD_SUMS also sum z, sum w z and sum e^(z - max) z, for label smoothing and entropy.
  *
+ * That computes the logits twice. linear_ce_train in phases keeps what they became (6BHV FLOP): three calls that differ
+ * in one flag, RIDGE_CE_BEGIN, RIDGE_CE_DX, RIDGE_CE_DW, in this order, on one stream, with the same operands and
+ * workspace. BEGIN writes record, whose first number is then any reference near max z. lse is an input, read from DX on,
+ * and may be ce_combine's by then; loss and the other outputs by token are ce_combine's and absent. Until DW has ended
+ * the workspace and dW's memory hold the state: a phase without the one before it is undefined. The workspace has room
+ * for dlogits of all tokens, 2 bytes each, as far as dW's memory has none. Rows of kernels that keep nothing (f32, CPUs)
+ * compute the logits again.
+ *
  * Log-probabilities of more classes than the target: `ids`, up to 256 a token, in any order, also several times. An id
  * that is ignore_index has 0 and no gradient; one that is no class of the whole vocabulary has NaN and no gradient. Of a
  * slice, id_logprob is z instead, -inf for an id of another slice: the largest over all slices minus the combined lse is
@@ -717,6 +725,9 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_rope_freqs(int64_t n_rot, double base
 #define RIDGE_CE_NONE 0x200u         /**< loss is [tokens] */
 #define RIDGE_CE_W_HV 0x400u         /**< W (and dW) is [hidden, vocab], as in JAX; else [vocab, hidden] (PyTorch) */
 #define RIDGE_CE_RECORD_SUMS 0x1000u /**< a record has 6 numbers and not 3 */
+#define RIDGE_CE_BEGIN 0x2000u       /**< linear_ce_train in phases: the records of this slice, 2BHV FLOP */
+#define RIDGE_CE_DX 0x4000u          /**< then, from lse: dX, 2BHV */
+#define RIDGE_CE_DW 0x8000u          /**< then dW and dbias, 2BHV */
 /* RIDGE_ACCUMULATE: dW and dbias are added to what is there. */
 
 /** Options of linear_ce_*, ce_fwd, ce_bwd; of ce_combine only ignore_index, label_smoothing and lse_square_scale. */
@@ -747,7 +758,7 @@ enum { /* and linear_ce_train */
     RIDGE_LINEAR_CE_ARGMAX,     /**< [tokens] i64, optional output: class of the largest z */
     RIDGE_LINEAR_CE_ACCURACY,   /**< [1], optional output: the fraction of rows not ignored with argmax = y */
     RIDGE_LINEAR_CE_ERRORS,     /**< [1] i32, optional output: how many targets are out of range */
-    RIDGE_LINEAR_CE_RECORD,     /**< eval: [tokens, 3 or 6], optional output; loss may then be absent */
+    RIDGE_LINEAR_CE_RECORD,     /**< eval: [tokens, 3 or 6], optional output; loss may then be absent. In phases too */
     RIDGE_LINEAR_CE_GRAD_SCALE, /**< train, as all that follow: [1], NONE: [tokens], input, times the option grad_scale */
     RIDGE_LINEAR_CE_DX,           /**< [tokens, hidden], dtype of x; absent: x is frozen */
     RIDGE_LINEAR_CE_DW,           /**< as W, f32 or dtype of x (summed in f32, rounded once); absent: W is frozen */

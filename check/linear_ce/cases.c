@@ -430,6 +430,44 @@ static void add_sample(case_list *list, const ridge_op_row *op, case_level level
     }
 }
 
+/* linear_ce_train in phases, of slices and of the whole. A slice with a thousandth of the probability makes f16 take
+ * P^T again for lse, a class that the sample of classes does not show makes every dtype do so. BEGIN alone gives
+ * records, DX has no dW to hold its state, DW runs after both. */
+static void add_phases(case_list *list, const ridge_op_row *op, case_level level)
+{
+    static const option of[] = {
+        {"", "", "dbias=1", CE_VALID},
+        {"class_weight=1 target=i32", "", "dw=x", 0},
+        {"label_smoothing=0.1 class_weight=1 sums=1", "", "dbias=1", CE_HALF},
+        {"softcap=4 temperature=0.7", "", "bias=1 dw=x dbias=1 accumulate=1", 0},
+        {"lse_square_scale=0.01 reduction=sum", "", "dbias=1 accumulate=1", CE_WRONG},
+        {"", "", "bias=1 dbias=1", CE_PEAK},
+        {"reduction=sum", "", "bias=1 dw=x", CE_MINUS},
+        {"class_weight=1", "", "dbias=1", CE_NO_ROW},
+        {"class_weight=1 lse_square_scale=0.1", "", "dw=x dbias=1", CE_NO_WEIGHT},
+        {"", "", "dw=x dbias=1", CE_VALID | CE_FREQUENT},
+        {"", "", "dbias=1 dx=0", CE_SPECIAL},
+        {"", "", "bias=1", CE_UP},
+        {"label_smoothing=0.2 sums=1", "", "dw=x", CE_VALID},
+    };
+    static const char *const phase[] = {"phase=dw", "phase=dw vocab_offset=37 vocab_total=1500000", "phase=dx dw=0",
+                                        "phase=begin dx=0 dw=0 dbias=0"};
+    static const int shapes[] = {5, 8, 1, 4, 0, 12, 13, HALVES, SUMMED, 2, 9};
+    const int count = (int)(sizeof of / sizeof of[0]);
+
+    for (int i = 0; i < 11; i++)
+        for (int o = 0; o < count; o++)
+            for (int p = 0; p < 4; p++)
+                if (i < 1 || (o + 3 * p + i) % (level == CASES_QUICK ? 11 : i < 4 ? 2 : 5) == 0)
+                    add(list, op, shapes[i], &of[o], o + p + i, phase[p]);
+    add(list, op, HALVES, &of[9], 0, "phase=dw grad_scale=0.5 scale=1");
+    for (int units = 2; units < 100; units += 38) {
+        add(list, op, HALVES, &of[units % 3], 0, "phase=dw");
+        list->at[list->count - 1].units = units;
+        list->at[list->count - 1].gpu = true;
+    }
+}
+
 /* More logits than 2^31: given ones, whose index passes it, and made ones. */
 static void add_large(case_list *list, const ridge_op_row *op)
 {
@@ -522,6 +560,8 @@ void cases_ce(const ridge_op_row *op, case_level level, case_list *list)
         add_ids(list, op, level);
     if (op->id == RIDGE_LINEAR_CE_EVAL)
         add_topk(list, op, level), add_sample(list, op, level);
+    if (op->id == RIDGE_LINEAR_CE_TRAIN)
+        add_phases(list, op, level);
     if (level == CASES_LARGE)
         add_large(list, op);
     if (op->id != RIDGE_LINEAR_CE_TRAIN)

@@ -11,6 +11,19 @@ static void oracle(oracle_run *run)
         oracle_ce(run);
 }
 
+/* A phase of linear_ce_train goes on with what the phases before it left. */
+static int before(const ridge_call *call, ridge_call *list)
+{
+    const uint32_t phase = call->op == RIDGE_LINEAR_CE_TRAIN ? call->flags & RIDGE_CE_PHASE : 0;
+    const int count = phase == RIDGE_CE_DX ? 1 : phase == RIDGE_CE_DW ? 2 : 0;
+
+    for (int i = 0; i < count; i++) {
+        list[i] = *call;
+        list[i].flags = (call->flags & ~RIDGE_CE_PHASE) | (i ? RIDGE_CE_DX : RIDGE_CE_BEGIN);
+    }
+    return count;
+}
+
 static const suite_row suites[] = {
     {"quick", "linear_ce_eval tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
     {"quick", "linear_ce_train tokens=64 hidden=256 vocab=2048 dtype=bf16 target=i64"},
@@ -113,6 +126,7 @@ const check_family check_linear_ce = {
     .cases = cases_ce,
     .oracle = oracle,
     .fill = fill_ce,
+    .before = before,
     .variants = CE_VARIANTS,
     .suites = suites,
     .fault_problems = fault_problems,

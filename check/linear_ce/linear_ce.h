@@ -3,6 +3,7 @@
 #define RIDGE_CHECK_LINEAR_CE_H
 
 #include "check/family.h"
+#include "ops/linear_ce/phase.h"
 
 /* test_case.variant: inputs of the cases: which targets (the first is a mixture: every fifth row ignored), and the
  * rest. */

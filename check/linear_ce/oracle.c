@@ -63,6 +63,10 @@ static void slots(ce_subject *s)
             s->up_arg = RIDGE_LINEAR_CE_GRAD_SCALE;
             s->dx_arg = RIDGE_LINEAR_CE_DX;
         }
+        if (s->im->call.op == RIDGE_LINEAR_CE_TRAIN && s->im->call.flags & RIDGE_CE_PHASE) {
+            s->lse_arg = RIDGE_LINEAR_CE_LSE;
+            s->first_out = -1;
+        }
         break;
     }
 }

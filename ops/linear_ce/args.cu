@@ -1,5 +1,6 @@
 /* args.cu: cross entropy on CUDA: a call's operands and options as ce_params, and its part of the workspace. */
 #include "ce.cuh"
+#include "phase.h"
 #include "src/util.h"
 
 /* class_weight .. errors: eight slots in the same order in every op that has them. */
@@ -70,11 +71,15 @@ static void collect_linear(ce_params *p, const ridge_call *call)
         return;
     }
     collect_outputs(p, arg, RIDGE_LINEAR_CE_LOSS, RIDGE_LINEAR_CE_CLASS_WEIGHT);
+    collect_record(p, &arg[RIDGE_LINEAR_CE_RECORD]);
     if (call->op == RIDGE_LINEAR_CE_TRAIN) {
+        if (call->flags & RIDGE_CE_PHASE) {
+            p->lse_in = call->flags & RIDGE_CE_BEGIN ? NULL : p->lse;
+            p->lse = NULL;
+        }
         p->dloss = (const float *)arg[RIDGE_LINEAR_CE_GRAD_SCALE].data;
         collect_gradients(p, arg, RIDGE_LINEAR_CE_DX);
     } else {
-        collect_record(p, &arg[RIDGE_LINEAR_CE_RECORD]);
         collect_ids(p, call, RIDGE_LINEAR_CE_IDS);
         p->top_k = (int)call->opt.ce.topk;
         p->top_id = (int64_t *)arg[RIDGE_LINEAR_CE_TOP_ID].data;

@@ -14,6 +14,7 @@
 
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "phase.h"
 #include "src/util.h"
 
 /* The layout of the workspace: byte offsets, and their sum. */
@@ -470,11 +471,16 @@ ridge_status ridge_cpu_ce_fast(const ridge_device *device, const ridge_kernel *k
     void (*volatile const first)(job *, unsigned char *) = prepare;
     void (*volatile const work)(job *) = team;
     void (*volatile const last)(const ce_args *, const ce_totals *, const ce_stat *) = ridge_cpu_ce_finish;
-    job j;
-    unsigned mode = ridge_fp_begin();
+    ridge_bound phase;
+    const ridge_status status = ridge_ce_phase(&bound, &phase);
+    unsigned mode;
     int threads;
+    job j;
 
     (void)device, (void)bytes, (void)stream;
+    if (status || !bound)
+        return status;
+    mode = ridge_fp_begin();
     memset(&j, 0, sizeof j);
     j.a = ridge_cpu_ce_args(&bound->call);
     j.p = plan_of(kernel, &bound->problem);

@@ -5,6 +5,7 @@
 #include "cpu.h"
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "phase.h"
 
 static double load(const unsigned char *base, int64_t i, uint32_t dtype)
 {
@@ -282,11 +283,17 @@ ridge_status ridge_cpu_ce_reference(const ridge_device *device, const ridge_kern
 {
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const all)(const ce_args *, int, void *) = work;
-    const ce_args a = ridge_cpu_ce_args(&bound->call);
-    const unsigned mode = ridge_fp_begin();
+    ridge_bound phase;
+    const ridge_status status = ridge_ce_phase(&bound, &phase);
     ridge_team *team;
+    unsigned mode;
+    ce_args a;
 
     (void)kernel, (void)bytes, (void)stream;
+    if (status || !bound)
+        return status;
+    a = ridge_cpu_ce_args(&bound->call);
+    mode = ridge_fp_begin();
     /* No more than the workspace has parts for. */
     team = ridge_team_begin((double)(a.tokens * a.vocab) / 1250, a.tokens);
     ridge_team_limit(team, threads(device));

@@ -40,6 +40,7 @@
  * finish; on Hopper STATS is two launches, one of which gathers rows by TMA where some are ignored: only the device
  * knows which of the two has work. */
 #include "linear_chunks.cuh"
+#include "phase.h"
 
 /* ------------------------------------------------------------------------------------------------------ products */
 
@@ -87,15 +88,18 @@ static bool rounds_sum(const ce_job *j)
     return j->plan.f32_sum && j->c.begin > 0 && j->c.begin + j->c.rows >= j->c.p.tokens;
 }
 
-/* dX and dW. */
+/* dX and dW; in phases one of them. */
 static ridge_status gradients(ce_job *j, bool add)
 {
+    const uint32_t phase = j->c.p.flags & RIDGE_CE_PHASE;
     ce_grads g = {};
     ridge_status status;
 
     g.c = j->c;
-    g.dx = j->c.p.dx != NULL;
-    g.dw = j->c.p.dw != NULL;
+    g.dx = j->c.p.dx != NULL && phase != RIDGE_CE_DW;
+    g.dw = j->c.p.dw != NULL && phase != RIDGE_CE_DX;
+    if (phase == RIDGE_CE_DX)
+        g.c.progress += CE_PROGRESS_COUNTERS(j->c.p.vocab);
     g.dw_at = j->dw;
     g.dw_dtype = j->c.p.dw_dtype;
     g.reads = add ? CE_DW_OUT : CE_DW_NONE;
@@ -254,6 +258,70 @@ static ridge_status all_chunks(ce_job *j)
     return status ? status : finish_dw(j);
 }
 
+/* ------------------------------------------------------------------------------------------------------- in phases */
+
+/* The sums of this slice's rows, and P^T from predicted exponents if there are such. */
+static ridge_status begin_phase(ce_job *j)
+{
+    ridge_status status = j->c.lse_known ? RIDGE_OK : sample_all(j);
+
+    lay_out(j, j->c.p.tokens, j->plan.aliased > 0);
+    j->c.begin = 0;
+    j->c.rows = j->c.p.tokens;
+    status = status ? status : row_kernel(j, CE_ROW_GATHER);
+    if (!status && !j->c.lse_known) {
+        status = j->products->logits(j, CE_PROBS, true);
+        status = status ? status : row_kernel(j, CE_ROW_CHECK);
+        j->c.if_redo = 1;
+        status = status ? status : row_kernel(j, CE_ROW_RESET);
+    }
+    status = status ? status : j->products->logits(j, CE_STATS, false);
+    return status ? status : ce_finish(j->device, j->name, &j->c.p, j->stream);
+}
+
+/* P^T again if the device finds the exponent of a row bad for the lse of all slices; or for the first time. */
+static ridge_status dx_phase(ce_job *j)
+{
+    ridge_status status = RIDGE_OK;
+
+    if (!j->c.lse_known) {
+        status = row_kernel(j, CE_ROW_CHECK);
+        j->c.if_redo = 1;
+        status = status ? status : row_kernel(j, CE_ROW_RESET);
+    }
+    status = status ? status : probs_from_lse(j);
+    j->c.if_redo = 0;
+    status = status ? status : row_kernel(j, CE_ROW_SCALE);
+    status = status ? status : gradients(j, false);
+    return status || !j->c.p.dx ? status : ce_other_rows(j->device, j->name, &j->c.p, j->stream);
+}
+
+static ridge_status dw_phase(ce_job *j)
+{
+    const bool add = (j->c.p.flags & RIDGE_ACCUMULATE) != 0;
+    ridge_status status = RIDGE_OK;
+
+    if (!targets_at_end(j))
+        status = ce_targets_find(j->device, j->name, &j->c, j->stream);
+    if (!status && j->c.p.dbias)
+        status = ce_dbias_launch(j->device, j->name, &j->c, add, j->stream);
+    status = status ? status : gradients(j, add);
+    return status ? status : finish_dw(j);
+}
+
+static ridge_status one_phase(ce_job *j)
+{
+    j->c.lse_known = j->c.p.full || j->c.p.smoothing != 0.0f; /* before BEGIN ends, whatever comes after it */
+    if (j->c.p.flags & RIDGE_CE_BEGIN) {
+        const ridge_status status = ce_begin(j->device, j->name, &j->c.p, j->stream);
+
+        return status ? status : begin_phase(j);
+    }
+    lay_out(j, j->c.p.tokens, j->plan.aliased > 0);
+    j->c.rows = j->c.p.tokens;
+    return j->c.p.flags & RIDGE_CE_DX ? dx_phase(j) : dw_phase(j);
+}
+
 ridge_status ce_chunks_run(const ce_products *products, bool small, const ridge_device *device, const char *name,
                            const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
 {
@@ -271,6 +339,8 @@ ridge_status ce_chunks_run(const ce_products *products, bool small, const ridge_
     ce_plan_layout(products, &j.c, &j.space, device, problem, &j.plan, workspace);
     j.c.lse_known = p->lse_in || p->full || p->smoothing != 0.0f;
     j.dw = {(uint16_t *)p->dw, j.space.spare, p->dw_stride, p->hv ? p->vocab : p->hidden};
+    if (p->flags & RIDGE_CE_PHASE)
+        return one_phase(&j);
     status = ce_begin(device, j.name, p, stream);
     if (!status && p->op == RIDGE_LINEAR_CE_BACKWARD)
         status = ce_ids_begin(device, j.name, p, stream);

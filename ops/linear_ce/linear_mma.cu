@@ -4,6 +4,7 @@
  * (gemm_mma.cuh), then softmax_rows.cu's pass for the sums. For the gradients a second time: logits, dlogits in place,
  * dX += dz W, dW += dz^T x. */
 #include "gemm_tf32.cuh"
+#include "phase.h"
 #include "src/util.h"
 
 enum { CHUNK = 1024, BLOCK = 8192 }; /* tokens, classes */
@@ -304,10 +305,14 @@ static ridge_status chunk_gradients(const linear_job *j, int64_t begin, int64_t 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
+    ridge_bound phase;
+    ridge_status status = ridge_ce_phase(&bound, &phase);
+
+    if (status || !bound)
+        return status;
     const ridge_call *call = &bound->call;
     linear_job j = {};
     const bool gradients = call->op != RIDGE_LINEAR_CE_EVAL, stats = ce_needs_stats(call->op);
-    ridge_status status;
 
     j.device = device;
     j.name = kernel->name;

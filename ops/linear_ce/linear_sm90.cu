@@ -1,6 +1,7 @@
 /* linear_sm90.cu: the products of the linear cross entropy on Hopper (linear_sm90.cuh): tensor maps, launches, and the
  * kernel rows of linear_ce_eval, linear_ce_train and linear_ce_backward. linear_chunks.cu has the call. */
 #include "linear_sm90.cuh"
+#include "phase.h"
 
 /* ------------------------------------------------------------------------------------------------- tensor maps */
 
@@ -200,13 +201,15 @@ static double tiles_of(int64_t rows, int64_t cols, int64_t block_n)
     return (double)((rows + 255) / 256) * (double)((cols + block_n - 1) / block_n);
 }
 
-static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
     const bool hv = (problem->flags & RIDGE_CE_W_HV) != 0;
 
     if (problem->dtype[0] == RIDGE_F32)
         return "is for bf16 and f16";
+    if (kernel->param[0] && (problem->flags & RIDGE_CE_PHASE))
+        return "phases are of one chunk";
     if (tokens == 0 || hidden == 0)
         return "nothing to multiply";
     if (vocab < 8)

@@ -12,16 +12,20 @@
 
 static const char *const reductions[] = {"mean", "sum", "none", NULL};
 static const char *const layouts[] = {"vh", "hv", NULL};
+static const char *const phases[] = {"all", "begin", "dx", "dw", NULL};
+static const uint32_t phase_bits[] = {0, RIDGE_CE_BEGIN, RIDGE_CE_DX, RIDGE_CE_DW};
 
 /* ------------------------------------------------------------------------------------------------ the rest of a row */
 
-/* dW and dbias are inputs too when they are added to. */
+/* dW and dbias are inputs too when they are added to; in phases lse is one. */
 static uint8_t gradient_role(const ridge_call *call, int arg)
 {
     const int dx = call->op == RIDGE_LINEAR_CE_TRAIN ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
 
     if (arg == dx + 1 || arg == dx + 2)
         return call->flags & RIDGE_ACCUMULATE ? RIDGE_IN | RIDGE_OUT : RIDGE_OUT;
+    if (call->op == RIDGE_LINEAR_CE_TRAIN && arg == RIDGE_LINEAR_CE_LSE && call->flags & RIDGE_CE_PHASE)
+        return RIDGE_IN;
     return ridge_op_at(call->op)->arg[arg].role;
 }
 
@@ -50,6 +54,10 @@ static void ce_derive(ridge_call *call)
 
     if (linear && call->arg[dx].dtype != RIDGE_NONE)
         call->arg[dx].dtype = call->arg[0].dtype;
+    if (call->op == RIDGE_LINEAR_CE_TRAIN && call->flags & RIDGE_CE_PHASE) { /* by default train has a loss alone */
+        call->arg[RIDGE_LINEAR_CE_LOSS].dtype = RIDGE_NONE;
+        call->arg[RIDGE_LINEAR_CE_LSE].dtype = call->arg[RIDGE_LINEAR_CE_RECORD].dtype = RIDGE_F32;
+    }
     if (call->op == RIDGE_LINEAR_CE_BACKWARD)
         call->arg[RIDGE_LINEAR_CE_BACKWARD_ENTROPY].dtype = call->arg[RIDGE_LINEAR_CE_BACKWARD_DENTROPY].dtype;
     if (call->op == RIDGE_LINEAR_CE_EVAL) {
@@ -73,8 +81,12 @@ static double linear_flops(const ridge_problem *p)
     const bool train = p->op == RIDGE_LINEAR_CE_TRAIN;
     const int dx = train ? (int)RIDGE_LINEAR_CE_DX : (int)RIDGE_LINEAR_CE_BACKWARD_DX;
 
-    if (p->op == RIDGE_LINEAR_CE_EVAL)
+    if (p->op == RIDGE_LINEAR_CE_EVAL || (train && p->flags & RIDGE_CE_BEGIN))
         return gemm;
+    if (train && p->flags & RIDGE_CE_DX)
+        return p->dtype[dx] != RIDGE_NONE ? gemm : 0;
+    if (train && p->flags & RIDGE_CE_DW)
+        return p->dtype[dx + 1] != RIDGE_NONE ? gemm : 0;
     return gemm * (1 + (p->dtype[dx] != RIDGE_NONE) + (p->dtype[dx + 1] != RIDGE_NONE));
 }
 
@@ -248,8 +260,11 @@ static const ridge_field train_fields[] = {
     HAS("dw", RIDGE_LINEAR_CE_DW),
     HAS("dbias", RIDGE_LINEAR_CE_DBIAS),
     FLAG("accumulate", RIDGE_ACCUMULATE),
+    {.name = "phase", .kind = RIDGE_FIELD_CHOICE, .mask = RIDGE_CE_PHASE, .choices = phases, .bits = phase_bits},
+    FLAG("sums", RIDGE_CE_RECORD_SUMS),
     LOSS_OPTIONS,
     LOGIT_OPTIONS,
+    SLICE_OPTIONS,
     F32_CE(grad_scale, 1),
     END,
 };
@@ -395,10 +410,10 @@ const ridge_op_row ridge_op_linear_ce_train = {
     .dims = 3,
     .dim_name = {"tokens", "hidden", "vocab"},
     .args = 18,
-    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, NO_SLOT("record"),
+    .arg = {X, W, TARGET, LOSS, BIAS, CLASS_WEIGHT, ROW_OPERANDS, RECORD,
             VECTOR("grad_scale", RIDGE_IN, 1, F32, "[1]; [tokens]"), GRADIENTS},
     .fields = train_fields,
-    .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE,
+    .flags = LINEAR_FLAGS | RIDGE_ACCUMULATE | RIDGE_CE_PHASE | RIDGE_CE_RECORD_SUMS,
     .contract = CONTRACT,
     .bound = BOUND,
     .rule = ridge_ce_train_rule,

@@ -2,6 +2,7 @@
 #ifndef RIDGE_OPS_CE_H
 #define RIDGE_OPS_CE_H
 
+#include "phase.h"
 #include "src/ops.h"
 
 /* Of linear_ce_eval and ce_fwd; linear_ce_train; linear_ce_backward and ce_bwd; ce_combine. */

@@ -162,6 +162,28 @@ static const char *dw_rule(const ridge_call *call, int dw)
     return NULL;
 }
 
+/* linear_ce_train in phases. */
+static const char *phase_rule(const ridge_call *call)
+{
+    const uint32_t phase = call->flags & RIDGE_CE_PHASE;
+
+    if (phase & (phase - 1))
+        return "flags RIDGE_CE_BEGIN, RIDGE_CE_DX and RIDGE_CE_DW exclude each other";
+    if (ridge_has(call, RIDGE_LINEAR_CE_LOSS))
+        return "operand loss of a phase comes from ce_combine: it must be absent";
+    for (int arg = RIDGE_LINEAR_CE_TOKEN_LOSS; arg <= (int)RIDGE_LINEAR_CE_ERRORS; arg++)
+        if (arg != RIDGE_LINEAR_CE_LSE && ridge_has(call, arg))
+            return "operands token_loss, target_logit, entropy, argmax, accuracy and errors of a phase must be absent: "
+                   "ce_combine has them";
+    if (call->dim[0] != 0 && !ridge_has(call, RIDGE_LINEAR_CE_RECORD))
+        return "operand record is NULL, which a phase needs";
+    if (call->dim[0] != 0 && !ridge_has(call, RIDGE_LINEAR_CE_LSE))
+        return "operand lse is NULL, which a phase needs";
+    if (call->opt.ce.label_smoothing != 0.0f && !(call->flags & RIDGE_CE_RECORD_SUMS))
+        return "option label_smoothing needs records with RIDGE_CE_RECORD_SUMS";
+    return dw_rule(call, RIDGE_LINEAR_CE_DW);
+}
+
 const char *ridge_ce_train_rule(const ridge_call *call)
 {
     const char *reason = options_rule(call);
@@ -173,9 +195,13 @@ const char *ridge_ce_train_rule(const ridge_call *call)
         return "flag RIDGE_CE_NONE needs operand grad_scale, each row's gradient: where it is known only after the "
                "loss, run "
                "linear_ce_eval, then linear_ce_backward";
+    if (call->flags & RIDGE_CE_PHASE)
+        return phase_rule(call);
     if (is_slice(call))
-        return "options vocab_offset and vocab_total: a slice is trained by linear_ce_eval, ce_combine and "
-               "linear_ce_backward";
+        return "options vocab_offset and vocab_total: a slice is trained in phases, by flags RIDGE_CE_BEGIN, "
+               "RIDGE_CE_DX and RIDGE_CE_DW";
+    if (ridge_has(call, RIDGE_LINEAR_CE_RECORD) || call->flags & RIDGE_CE_RECORD_SUMS)
+        return "operand record and flag RIDGE_CE_RECORD_SUMS belong to linear_ce_eval and to phases";
     if (!ridge_has(call, RIDGE_LINEAR_CE_LOSS))
         return "operand loss is NULL";
     return dw_rule(call, RIDGE_LINEAR_CE_DW);
@@ -261,7 +287,7 @@ void ridge_ce_linear_extent(const ridge_call *call, int arg, int64_t *rows, int6
         ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.topk);
     else if (!train && (arg == RIDGE_LINEAR_CE_IDS || arg == RIDGE_LINEAR_CE_ID_LOGPROB))
         ridge_set_extent(rows, cols, call->dim[0], call->opt.ce.ids);
-    else if (!train && arg == RIDGE_LINEAR_CE_RECORD)
+    else if (arg == RIDGE_LINEAR_CE_RECORD)
         ridge_set_extent(rows, cols, call->dim[0], record_width(call));
 }
 

@@ -1,6 +1,7 @@
 /* row_kernels.cu: the linear cross entropy in chunks: the kernels between its products, a warp or a block a row
  * (linear_chunks.cuh; linear_chunks.cu says in which order they run). */
 #include "linear_chunks.cuh"
+#include "phase.h"
 
 enum { THREADS = CE_ROW_THREADS, WARPS = CE_ROW_WARPS };
 
@@ -25,7 +26,7 @@ static __device__ __forceinline__ void clear(const ce_chunk &c)
 
     for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks count their targets there */
         c.class_rows[i] = make_int2(INT32_MAX, 0);
-    for (int64_t i = at; i < CE_PROGRESS_COUNTERS(c.p.vocab); i += step)
+    for (int64_t i = at; i < 2 * CE_PROGRESS_COUNTERS(c.p.vocab); i += step)
         c.progress[i] = 0;
     if (at == 0) {
         c.p.totals->redo = 0;
@@ -159,27 +160,39 @@ static __device__ __forceinline__ void put_row(const ce_chunk &c, int64_t row, d
     note_largest(c.p, factor);
 }
 
-/* CHECK: lse from the sums of E, and the row's factor; sets `redo` if the prediction was bad for any row. */
+static __device__ __forceinline__ bool is_good_sum(const ce_params &p, double sum)
+{
+    const bool f16 = p.dtype == RIDGE_F16;
+
+    return sum >= (f16 ? F16_LEAST : BF16_LEAST) && sum <= (f16 ? F16_MOST : BF16_MOST);
+}
+
+/* CHECK: lse from the sums of E, and the row's factor; sets `redo` if the prediction was bad for any row. In phases
+ * BEGIN checks the sum alone; by the next phase lse is known, and the sum is that of E over all slices. */
 static __global__ void __launch_bounds__(THREADS) check_exponent(const ce_chunk c)
 {
     ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const int64_t row = ce_warp_row(c);
-    const bool f16 = p.dtype == RIDGE_F16;
 
     if (row < 0)
         return;
-    const ce_sum s = ce_row_sum<32>(p, row);
-    const double lse = (double)c.exponent[row] * 0.69314718055994531 + log(s.sum);
+    const double base = (double)c.exponent[row] * 0.69314718055994531;
+    const double known = p.lse_in ? (double)p.lse_in[p.list[row]] : 0;
+    const double sum = p.lse_in ? exp(known - base) : ce_row_sum<32>(p, row).sum;
+    const double lse = p.lse_in ? known : base + log(sum);
     const ce_factors f = row_factors(c, row, lse);
-    const bool good = s.sum >= (f16 ? F16_LEAST : BF16_LEAST) && s.sum <= (f16 ? F16_MOST : BF16_MOST) &&
-                      !(fabs(f.all) < 0x1p-6 * fabs(f.label)) && !(f.all != 0 && fabs(f.all) < s.sum * 0x1p-126);
+    const bool begins = (p.flags & RIDGE_CE_BEGIN) && p.op == RIDGE_LINEAR_CE_TRAIN;
+    const bool good =
+        is_good_sum(p, sum) &&
+        (begins || (!(fabs(f.all) < 0x1p-6 * fabs(f.label)) && !(f.all != 0 && fabs(f.all) < sum * 0x1p-126)));
 
     if (threadIdx.x % 32)
         return;
     if (!good)
         p.totals->redo = 1; /* any number of threads may write it */
-    put_row(c, row, lse, (float)(f.all / s.sum), f);
+    if (!begins)
+        put_row(c, row, lse, (float)(f.all / sum), f);
 }
 
 /* RESET, of the second pass: the parts of the sums. */

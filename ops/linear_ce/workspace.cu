@@ -11,6 +11,7 @@
  * frequent targets, P^T, partial sums of dX; and the spare memory. Its row 0 follows the end of the area directly,
  * since row v of segment 2 of P^T lies `lead_classes` rows before row v of the spare memory. */
 #include "linear_chunks.cuh"
+#include "phase.h"
 
 static int64_t down(int64_t x, int64_t step)
 {
@@ -220,6 +221,28 @@ static ce_plan choose(const ce_products *q, const ridge_device *device, const ri
     return plan;
 }
 
+/* linear_ce_train in phases: P^T of all rows at once, since lse comes between it and the gradients. */
+static ce_plan plan_of_phases(const ce_products *q, const ridge_device *device, const ridge_problem *problem)
+{
+    const uint32_t dw = dw_dtype(problem);
+    const int64_t tokens = problem->dim[0], all = ridge_round_up(tokens, 128);
+    const bool hv = (problem->flags & RIDGE_CE_W_HV) != 0;
+    ce_plan plan = {};
+
+    plan.spare = plan.f32_sum = dw != RIDGE_NONE && dw != RIDGE_F32 && (hv || !q->ordered);
+    plan.rows_in_dw = down(dw == RIDGE_F32 ? 2 * problem->dim[1] : problem->dim[1], 128);
+    plan.lead_classes = lead_classes_of(false, ridge_min(plan.rows_in_dw, all), usual_bytes(problem));
+    plan.chunk = all;
+    if (q->ordered && dw != RIDGE_NONE && !hv && !(problem->flags & RIDGE_ACCUMULATE) &&
+        problem->dim[2] > 2 * plan.lead_classes && plan.rows_in_dw > 0)
+        plan.aliased = tokens;
+    plan.dx_splits[0] = plan.dx_splits[1] = dx_splits_of(q, device, problem, tokens, PARTIAL);
+    plan.area = (plan.aliased ? aliased_bytes(problem, &plan, tokens) : chunk_bytes(problem, tokens)) +
+                partial_bytes(problem, tokens, plan.dx_splits[0]);
+    plan.area = ridge_round_up(ridge_max(plan.area, CE_FREQUENT_BYTES(problem->dim[1]) * all), ALIGN);
+    return plan;
+}
+
 static int64_t bytes_of(const ce_products *q, const ridge_device *device, const ridge_problem *problem,
                         const ce_plan *plan)
 {
@@ -236,6 +259,8 @@ ce_plan ce_plan_of(const ce_products *q, const ridge_device *device, const ridge
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL)
         return usual;
+    if (problem->flags & RIDGE_CE_PHASE)
+        return plan_of_phases(q, device, problem);
     usual = choose(q, device, problem, small, 0);
     if (bytes <= ridge_max(bytes_of(q, device, problem, &usual), small ? 0 : usual_bytes(problem)))
         return usual;
@@ -266,7 +291,7 @@ int64_t ce_plan_layout(const ce_products *q, ce_chunk *c, ce_area *space, const 
     c->frequent = (int32_t *)take(&at, tokens / (CE_FREQUENT + 1) * 4);
     c->class_rows = (int2 *)take(&at, vocab * 8);
     c->class_chain = (int32_t *)take(&at, vocab * 4);
-    c->progress = (uint64_t *)take(&at, CE_PROGRESS_COUNTERS(vocab) * 8);
+    c->progress = (uint64_t *)take(&at, 2 * CE_PROGRESS_COUNTERS(vocab) * 8);
     if (problem->op == RIDGE_LINEAR_CE_BACKWARD && problem->dtype[RIDGE_LINEAR_CE_BACKWARD_DENTROPY] != RIDGE_NONE)
         c->bend = (float4 *)take(&at, (tokens + 1) * 16);
     if (!ce_needs_stats(problem->op)) { /* only ops with sums have parts */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "check/family.h"
 #include "check/measure.h"
 
 enum { ROUNDS = 15, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
@@ -94,7 +95,7 @@ static ridge_status run_link(const replay *r, int link, unsigned char *memory)
     ridge_call call = image_call(&c->link[link], memory);
 
     call.flags |= r->flags;
-    return ridge_run(c->device, &call, c->workspace, c->workspace_bytes, c->stream);
+    return check_run(c->device, &call, c->workspace, c->workspace_bytes, c->stream);
 }
 
 static ridge_status run_links(const replay *r)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "check/family.h"
 
 /* The rows to time. */
 static int choose_rows(const bench *b, const ridge_call *call, candidate *list)
@@ -80,7 +81,7 @@ static bool verify(const bench *b, rotation *r, const candidate *list, int count
 
         call.kernel = list[i].kernel->name;
         good = backend->upload(b->device, r->memory, r->im->host, r->im->bytes) == RIDGE_OK &&
-               ridge_run(b->device, &call, r->workspace, r->workspace_bytes, r->stream) == RIDGE_OK &&
+               check_run(b->device, &call, r->workspace, r->workspace_bytes, r->stream) == RIDGE_OK &&
                backend->sync(b->device, r->stream) == RIDGE_OK &&
                backend->download(b->device, got, r->memory, r->im->bytes) == RIDGE_OK;
         if (!good)

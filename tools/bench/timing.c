@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check/family.h"
 #include "check/measure.h"
 
 enum { USUAL_TIMES = 4, MOST_COPIES = 64, FEW_ROUNDS = 5, LEAST_ROUNDS = 3 };
@@ -81,7 +82,7 @@ static ridge_status call_once(const rotation *r, const candidate *c, int copy)
     if (c->rival)
         return c->rival->run(c->state, &call, r->stream);
     call.kernel = c->kernel->name;
-    return ridge_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
+    return check_run(r->device, &call, r->workspace, r->workspace_bytes, r->stream);
 }
 
 /* One candidate, to be called once for each copy of the operands. */
@@ -195,7 +196,7 @@ static bool run_once(const ridge_device *device, const image *im, const ridge_ke
     if (good) {
         call = image_call(im, memory);
         call.kernel = kernel ? kernel->name : NULL;
-        good = ridge_run(device, &call, workspace, need, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
+        good = check_run(device, &call, workspace, need, stream) == RIDGE_OK && b->sync(device, stream) == RIDGE_OK &&
                b->download(device, got, memory, im->bytes) == RIDGE_OK;
     }
     if (memory)
