@@ -18,12 +18,12 @@ struct ridge_dist {
 
 /* The calls of this rank, and where their operands lie in the workspace. */
 typedef struct dist_plan {
-    ridge_call eval, combine, backward;
+    ridge_call eval, combine, begin, dx, dw;                /* eval, or train in phases: begin, dx and dw */
     int64_t tokens, hidden, rows;                           /* of all ranks; columns of x; of one rank, rounded up */
     int train, sharded, wants_dx, direct;                   /* direct: the gathered rows of dx are dx itself */
     size_t record_bytes, x_bytes, target_bytes, part_bytes; /* messages of a rank */
-    char *record, *records, *lse, *x, *target, *part, *received, *mine, *whole, *outputs, *inner;
-    size_t inner_bytes, bytes; /* what the calls want; all of the workspace */
+    char *record, *records, *lse, *x, *target, *part, *received, *mine, *whole, *outputs, *inner, *between;
+    size_t inner_bytes, between_bytes, bytes; /* what the calls want, combine apart; all of the workspace */
 } dist_plan;
 
 ridge_status dist_fail(ridge_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));

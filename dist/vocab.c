@@ -1,6 +1,7 @@
-/* vocab.c: linear cross entropy over a vocabulary that is cut among the ranks. Of each slice eval makes records, which
- * all ranks gather and combine: loss and lse are then those of the whole. From lse the backward pass makes this rank's
- * dW and its part of dX; the parts of a rank's rows go to that rank, which adds them in the order of the ranks. */
+/* vocab.c: linear cross entropy over a vocabulary that is cut among the ranks. Of each slice eval, or the first phase
+ * of train, makes records, which all ranks gather and combine: loss and lse are then those of the whole. From lse the
+ * other phases make this rank's part of dX and its dW; the parts of a rank's rows go to that rank, while dW is made
+ * where the engine can do so, and are added there in the order of the ranks. */
 #include <string.h>
 
 #include "dist.h"
@@ -152,18 +153,26 @@ static ridge_tensor target_of(const dist_plan *p, const ridge_call *call)
     return ridge_matrix(p->sharded ? p->target : target->data, (ridge_dtype)target->dtype);
 }
 
-static void plan_eval(const ridge_call *call, dist_plan *p)
+static uint32_t sums_of(const ridge_call *call)
 {
-    ridge_call *c = &p->eval;
+    return call->opt.ce.label_smoothing != 0.0f ? RIDGE_CE_RECORD_SUMS : 0;
+}
 
-    *c = ridge_linear_ce_eval(p->tokens, p->hidden, call->dim[2], x_of(p, call),
-                              tensor_of(&call->arg[RIDGE_LINEAR_CE_W]), target_of(p, call), NULL);
-    c->flags = call->flags & ~(uint32_t)RIDGE_ACCUMULATE;
-    c->flags |= call->opt.ce.label_smoothing != 0.0f ? RIDGE_CE_RECORD_SUMS : 0;
+/* What linear_ce_eval and the phases of linear_ce_train have in common. */
+static void plan_common(const ridge_call *call, const dist_plan *p, ridge_call *c)
+{
+    c->flags = call->flags | sums_of(call);
     c->opt.ce = call->opt.ce;
     c->arg[RIDGE_LINEAR_CE_BIAS] = call->arg[RIDGE_LINEAR_CE_BIAS];
     c->arg[RIDGE_LINEAR_CE_CLASS_WEIGHT] = call->arg[RIDGE_LINEAR_CE_CLASS_WEIGHT];
     ridge_set(c, RIDGE_LINEAR_CE_RECORD, RIDGE_F32, p->record, 0);
+}
+
+static void plan_eval(const ridge_call *call, dist_plan *p)
+{
+    p->eval = ridge_linear_ce_eval(p->tokens, p->hidden, call->dim[2], x_of(p, call),
+                                   tensor_of(&call->arg[RIDGE_LINEAR_CE_W]), target_of(p, call), NULL);
+    plan_common(call, p, &p->eval);
 }
 
 static void plan_combine(const ridge_dist *dist, const ridge_call *call, const int64_t *offset, dist_plan *p)
@@ -175,7 +184,7 @@ static void plan_combine(const ridge_dist *dist, const ridge_call *call, const i
     *c =
         ridge_ce_combine(p->tokens, call->opt.ce.vocab_total, dist->peers.size, (const float *)(const void *)p->records,
                          offset, target_of(p, call), none && p->sharded ? (float *)(void *)p->outputs : loss);
-    c->flags = (call->flags & (RIDGE_CE_SUM | RIDGE_CE_NONE)) | (p->eval.flags & RIDGE_CE_RECORD_SUMS);
+    c->flags = (call->flags & (RIDGE_CE_SUM | RIDGE_CE_NONE)) | sums_of(call);
     c->opt.ce.ignore_index = call->opt.ce.ignore_index;
     c->opt.ce.label_smoothing = call->opt.ce.label_smoothing;
     c->opt.ce.lse_square_scale = call->opt.ce.lse_square_scale;
@@ -192,23 +201,25 @@ static void plan_combine(const ridge_dist *dist, const ridge_call *call, const i
         ridge_set(c, RIDGE_CE_COMBINE_LSE, RIDGE_F32, p->lse, 0);
 }
 
-static void plan_backward(const ridge_call *call, dist_plan *p)
+/* After plan_combine, which says where lse lies. */
+static void plan_train(const ridge_call *call, dist_plan *p)
 {
-    const ridge_operand *arg = call->arg, *scale = &arg[RIDGE_LINEAR_CE_GRAD_SCALE];
+    const ridge_operand *arg = call->arg;
     const ridge_tensor none = ridge_matrix(NULL, RIDGE_NONE);
-    ridge_call *c = &p->backward;
+    ridge_call *c = &p->begin;
 
-    *c = ridge_linear_ce_backward(p->tokens, p->hidden, call->dim[2], x_of(p, call), tensor_of(&arg[RIDGE_LINEAR_CE_W]),
-                                  target_of(p, call), (const float *)(const void *)p->lse,
-                                  p->wants_dx ? ridge_matrix(p->part, (ridge_dtype)arg[RIDGE_LINEAR_CE_X].dtype) : none,
-                                  present(&arg[RIDGE_LINEAR_CE_DW]) ? tensor_of(&arg[RIDGE_LINEAR_CE_DW]) : none);
-    c->flags = call->flags;
-    c->opt.ce = call->opt.ce;
-    if (present(scale))
-        c->arg[RIDGE_LINEAR_CE_BACKWARD_DLOSS] = *scale;
-    c->arg[RIDGE_LINEAR_CE_BACKWARD_BIAS] = arg[RIDGE_LINEAR_CE_BIAS];
-    c->arg[RIDGE_LINEAR_CE_BACKWARD_CLASS_WEIGHT] = arg[RIDGE_LINEAR_CE_CLASS_WEIGHT];
-    c->arg[RIDGE_LINEAR_CE_BACKWARD_DBIAS] = arg[RIDGE_LINEAR_CE_DBIAS];
+    *c = ridge_linear_ce_train(p->tokens, p->hidden, call->dim[2], x_of(p, call), tensor_of(&arg[RIDGE_LINEAR_CE_W]),
+                               target_of(p, call), NULL,
+                               p->wants_dx ? ridge_matrix(p->part, (ridge_dtype)arg[RIDGE_LINEAR_CE_X].dtype) : none,
+                               present(&arg[RIDGE_LINEAR_CE_DW]) ? tensor_of(&arg[RIDGE_LINEAR_CE_DW]) : none);
+    plan_common(call, p, c);
+    ridge_set(c, RIDGE_LINEAR_CE_LSE, RIDGE_F32, p->lse, 0);
+    c->arg[RIDGE_LINEAR_CE_GRAD_SCALE] = arg[RIDGE_LINEAR_CE_GRAD_SCALE];
+    c->arg[RIDGE_LINEAR_CE_DBIAS] = arg[RIDGE_LINEAR_CE_DBIAS];
+    p->dx = p->dw = *c;
+    p->begin.flags |= RIDGE_CE_BEGIN;
+    p->dx.flags |= RIDGE_CE_DX;
+    p->dw.flags |= RIDGE_CE_DW;
 }
 
 /* What add_dx writes dx by, before anything is sent. */
@@ -238,19 +249,18 @@ static ridge_status plan_with(const ridge_dist *dist, const ridge_call *call, ui
     p->hidden = call->dim[1];
     p->rows = (p->tokens + size - 1) / size;
     lay_out(dist, call, base, p);
-    plan_eval(call, p);
     plan_combine(dist, call, offset, p);
-    plan_backward(call, p);
-    for (int i = 0; i < (p->train ? 3 : 2); i++) {
-        const ridge_call *c = i == 0 ? &p->eval : i == 1 ? &p->combine : &p->backward;
-        size_t need;
-
-        status = ridge_workspace_bytes(dist->device, c, &need);
-        if (status)
-            return dist_local(status);
-        p->inner_bytes = need > p->inner_bytes ? need : p->inner_bytes;
-    }
-    p->bytes += p->inner_bytes;
+    if (p->train)
+        plan_train(call, p);
+    else
+        plan_eval(call, p);
+    status = ridge_workspace_bytes(dist->device, p->train ? &p->begin : &p->eval, &p->inner_bytes);
+    if (!status)
+        status = ridge_workspace_bytes(dist->device, &p->combine, &p->between_bytes);
+    if (status)
+        return dist_local(status);
+    p->between = p->inner + (p->inner_bytes + 255) / 256 * 256; /* the phases' state stays while combine runs */
+    p->bytes += (size_t)(p->between - p->inner) + p->between_bytes;
     return check_dx(dist, call, p);
 }
 
@@ -306,7 +316,7 @@ static ridge_status cut_outputs(const ridge_dist *dist, const ridge_call *call, 
     return status;
 }
 
-/* The parts of dX to the ranks whose rows they are, their sum, and where every rank has all rows that to all. */
+/* The sum of the parts of this rank's rows of dX, and where every rank has all rows that to all. */
 static ridge_status add_dx(const ridge_dist *dist, const ridge_call *call, const dist_plan *p, void *stream)
 {
     const ridge_operand *dx = &call->arg[RIDGE_LINEAR_CE_DX];
@@ -314,8 +324,6 @@ static ridge_status add_dx(const ridge_dist *dist, const ridge_call *call, const
     char *mine = p->sharded ? (char *)dx->data : p->mine;
     ridge_status status;
 
-    if (p->part_bytes && dist->peers.all_to_all(dist->peers.engine, p->part, p->received, p->part_bytes, stream))
-        return dist_peer(dist, "all_to_all");
     status = sum(dist, p->rows, p->hidden, dist->peers.size, ridge_matrix(p->received, dtype),
                  ridge_matrix(mine, dtype), stream);
     if (status || p->sharded)
@@ -324,6 +332,23 @@ static ridge_status add_dx(const ridge_dist *dist, const ridge_call *call, const
     if (status || p->direct)
         return status;
     return sum(dist, p->tokens, p->hidden, 1, ridge_matrix(p->whole, dtype), tensor_of(dx), stream);
+}
+
+/* The phases after lse is known. The parts of dX go to the ranks whose rows they are, beside dW where the engine can.
+ */
+static ridge_status gradients(const ridge_dist *dist, const ridge_call *call, const dist_plan *p, void *stream)
+{
+    const ridge_peers *peers = &dist->peers;
+    const bool sends = p->wants_dx && p->part_bytes;
+    ridge_status status = dist_local(ridge_run(dist->device, &p->dx, p->inner, p->inner_bytes, stream));
+
+    if (!status && sends && peers->all_to_all(peers->engine, p->part, p->received, p->part_bytes, stream))
+        status = dist_peer(dist, "all_to_all");
+    if (!status)
+        status = dist_local(ridge_run(dist->device, &p->dw, p->inner, p->inner_bytes, stream));
+    if (!status && sends && peers->join && peers->join(peers->engine, stream))
+        status = dist_peer(dist, "join");
+    return status || !p->wants_dx ? status : add_dx(dist, call, p, stream);
 }
 
 static ridge_status run(const ridge_dist *dist, const ridge_call *call, const dist_plan *p, void *stream)
@@ -336,18 +361,14 @@ static ridge_status run(const ridge_dist *dist, const ridge_call *call, const di
     if (!status && p->sharded)
         status = gather(dist, call->arg[RIDGE_LINEAR_CE_TARGET].data, p->target, p->target_bytes, stream);
     if (!status)
-        status = dist_local(ridge_run(device, &p->eval, p->inner, p->inner_bytes, stream));
+        status = dist_local(ridge_run(device, p->train ? &p->begin : &p->eval, p->inner, p->inner_bytes, stream));
     if (!status)
         status = gather(dist, p->record, p->records, p->record_bytes, stream);
     if (!status)
-        status = dist_local(ridge_run(device, &p->combine, p->inner, p->inner_bytes, stream));
+        status = dist_local(ridge_run(device, &p->combine, p->between, p->between_bytes, stream));
     if (!status)
         status = cut_outputs(dist, call, p, stream);
-    if (!status && p->train)
-        status = dist_local(ridge_run(device, &p->backward, p->inner, p->inner_bytes, stream));
-    if (!status && p->wants_dx)
-        status = add_dx(dist, call, p, stream);
-    return status;
+    return status || !p->train ? status : gradients(dist, call, p, stream);
 }
 
 ridge_status ridge_dist_run(ridge_dist *dist, const ridge_call *call, uint32_t how, const int64_t *offset,

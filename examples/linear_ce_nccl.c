@@ -132,6 +132,7 @@ static void *run(void *arg)
     else if (!fill(r, &l))
         train(r, dist, &l, stream);
     ridge_dist_close(dist);
+    ridge_nccl_close(&nccl);
     ridge_close(device);
     return NULL; /* the process ends: its memory on the GPU goes with it */
 }

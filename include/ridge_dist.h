@@ -14,10 +14,10 @@
  *         ridge_dist_run(dist, &call, 0, offsets, workspace, bytes, stream) || ridge_dist_wait(dist, stream, 60))
  *         return puts(ridge_dist_error()), 1;
  *
- * Ops: linear_ce_eval (2BHV FLOP over the ranks) and linear_ce_train (8BHV: its gradients need the lse of all classes
- * first, so that logits are made twice). w, bias, dw and dbias are this rank's classes, at least one; target and
- * class_weight speak of the whole vocabulary. loss and token outputs are the same bits on every rank. dx is added in
- * f32 from parts in its dtype, in the order of the ranks.
+ * Ops: linear_ce_eval (2BHV FLOP over the ranks) and linear_ce_train (6BHV as on one device, in the phases of ridge.h;
+ * 8BHV for rows of kernels that keep nothing between them: f32, CPUs). w, bias, dw and dbias are this rank's classes,
+ * at least one; target and class_weight speak of the whole vocabulary. loss and token outputs are the same bits on
+ * every rank. dx is added in f32 from parts in its dtype, in the order of the ranks.
  *
  * A rank receives, of n: 12 bytes a token and other rank (24 with label smoothing); for dx its size times (n-1)/n, and
  * as much again where all rows are wanted; with RIDGE_DIST_ROWS the other ranks' x. */
@@ -54,6 +54,9 @@ typedef struct ridge_peers {
     int (*progress)(void *engine, void *stream);
     /** Why the last function failed; may be NULL. */
     const char *(*text)(void *engine);
+    /** Where it is not NULL, all_to_all may go on beside what follows on its stream; this makes the stream wait for it.
+     * It is called before the next collective and before anything reads recv or writes send. */
+    int (*join)(void *engine, void *stream);
 } ridge_peers;
 
 typedef struct ridge_dist ridge_dist; /**< A device and its peers. */

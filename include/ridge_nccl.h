@@ -15,10 +15,12 @@
 
 /** What ridge_nccl_peers fills; it must stay as long as the peers. */
 typedef struct ridge_nccl {
-    ncclComm_t comm; /**< the caller's */
-    int size;        /**< ranks */
-    double seconds;  /**< deadline of `exchange` */
-    char text[200];  /**< of the last failure */
+    ncclComm_t comm;         /**< the caller's */
+    int size;                /**< ranks */
+    double seconds;          /**< deadline of `exchange` */
+    cudaStream_t side;       /**< where all_to_all runs, or NULL: on the caller's stream */
+    cudaEvent_t ready, done; /**< before and after it */
+    char text[200];          /**< of the last failure */
 } ridge_nccl;
 
 static inline int ridge_nccl_ok_(ridge_nccl *n, ncclResult_t result, const char *what)
@@ -48,17 +50,31 @@ static inline int ridge_nccl_all_gather_(void *engine, const void *send, void *r
 static inline int ridge_nccl_all_to_all_(void *engine, const void *send, void *recv, size_t bytes, void *stream)
 {
     ridge_nccl *n = (ridge_nccl *)engine;
-    int good = ridge_nccl_ok_(n, ncclGroupStart(), "ncclGroupStart");
+    cudaStream_t on = n->side ? n->side : (cudaStream_t)stream;
+    int good = 1;
 
+    if (n->side)
+        good = ridge_nccl_cuda_(n, cudaEventRecord(n->ready, (cudaStream_t)stream), "cudaEventRecord") &&
+               ridge_nccl_cuda_(n, cudaStreamWaitEvent(n->side, n->ready, 0), "cudaStreamWaitEvent");
+    good = good && ridge_nccl_ok_(n, ncclGroupStart(), "ncclGroupStart");
+    if (!good)
+        return -1;
     for (int r = 0; r < n->size && good; r++)
         good =
-            ridge_nccl_ok_(
-                n, ncclSend((const char *)send + (size_t)r * bytes, bytes, ncclUint8, r, n->comm, (cudaStream_t)stream),
-                "ncclSend") &&
-            ridge_nccl_ok_(
-                n, ncclRecv((char *)recv + (size_t)r * bytes, bytes, ncclUint8, r, n->comm, (cudaStream_t)stream),
-                "ncclRecv");
-    return !(ridge_nccl_ok_(n, ncclGroupEnd(), "ncclGroupEnd") && good);
+            ridge_nccl_ok_(n, ncclSend((const char *)send + (size_t)r * bytes, bytes, ncclUint8, r, n->comm, on),
+                           "ncclSend") &&
+            ridge_nccl_ok_(n, ncclRecv((char *)recv + (size_t)r * bytes, bytes, ncclUint8, r, n->comm, on), "ncclRecv");
+    good = ridge_nccl_ok_(n, ncclGroupEnd(), "ncclGroupEnd") && good;
+    if (good && n->side)
+        good = ridge_nccl_cuda_(n, cudaEventRecord(n->done, n->side), "cudaEventRecord");
+    return !good;
+}
+
+static inline int ridge_nccl_join_(void *engine, void *stream)
+{
+    ridge_nccl *n = (ridge_nccl *)engine;
+
+    return !ridge_nccl_cuda_(n, cudaStreamWaitEvent((cudaStream_t)stream, n->done, 0), "cudaStreamWaitEvent");
 }
 
 static inline int ridge_nccl_progress_(void *engine, void *stream)
@@ -113,8 +129,39 @@ static inline const char *ridge_nccl_text_(void *engine)
     return ((ridge_nccl *)engine)->text;
 }
 
+/** Frees what ridge_nccl_peers has made, when nothing runs on it any more. */
+static inline void ridge_nccl_close(ridge_nccl *state)
+{
+    if (!state->side)
+        return;
+    cudaEventDestroy(state->ready);
+    cudaEventDestroy(state->done);
+    cudaStreamDestroy(state->side);
+    state->side = NULL;
+}
+
+/** A stream of its own and two events for all_to_all; without them (no memory) it runs on the caller's stream. */
+static inline void ridge_nccl_side_(ridge_nccl *n)
+{
+    int least = 0, most = 0;
+
+    if (cudaDeviceGetStreamPriorityRange(&least, &most) != cudaSuccess ||
+        cudaStreamCreateWithPriority(&n->side, cudaStreamNonBlocking, most) != cudaSuccess) {
+        n->side = NULL;
+        return;
+    }
+    if (cudaEventCreateWithFlags(&n->ready, cudaEventDisableTiming) == cudaSuccess) {
+        if (cudaEventCreateWithFlags(&n->done, cudaEventDisableTiming) == cudaSuccess)
+            return;
+        cudaEventDestroy(n->ready);
+    }
+    cudaStreamDestroy(n->side);
+    n->side = NULL;
+}
+
 /** The peers of a communicator on the current device; `seconds` is how long ridge_dist_agree waits. The communicator
- * stays the caller's; after an error ncclCommAbort ends what is on the stream. */
+ * stays the caller's; after an error ncclCommAbort ends what is on the stream. ridge_nccl_close frees the stream that
+ * this makes. */
 static inline ridge_peers ridge_nccl_peers(ridge_nccl *state, ncclComm_t comm, double seconds)
 {
     ridge_peers peers;
@@ -136,6 +183,8 @@ static inline ridge_peers ridge_nccl_peers(ridge_nccl *state, ncclComm_t comm, d
     peers.exchange = ridge_nccl_exchange_;
     peers.progress = ridge_nccl_progress_;
     peers.text = ridge_nccl_text_;
+    ridge_nccl_side_(state);
+    peers.join = state->side ? ridge_nccl_join_ : NULL;
     return peers;
 }
 

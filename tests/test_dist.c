@@ -12,17 +12,28 @@ enum { RANKS = 4, TOKENS = 12, HIDDEN = 40, VOCAB = 203 };
 
 /* ---------------------------------------------------------------------------------------------------- an engine */
 
-/* All ranks meet, or fail after two seconds. */
+/* All ranks meet, or fail after some time. */
 typedef struct meeting {
     pthread_mutex_t mutex;
     pthread_cond_t met;
+    long deadline_ms;
     int size, here, round, failed;
     const void *send[RANKS];
 } meeting;
 
+/* An all_to_all that waits for join. */
+typedef struct pending {
+    const void *send;
+    void *recv;
+    size_t bytes;
+} pending;
+
 typedef struct member {
     meeting *all;
     int rank, calls, fail_at; /* the collective that this rank fails in, from 1 on; 0: none */
+    long sleep_ms;            /* it fails by so much sleep; 0: it says so */
+    bool late;                /* all_to_all moves nothing before join */
+    pending left;
 } member;
 
 static int meet(meeting *m)
@@ -31,7 +42,10 @@ static int meet(meeting *m)
     int round, failed = 0;
 
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 2;
+    until.tv_sec += m->deadline_ms / 1000;
+    until.tv_nsec += m->deadline_ms % 1000 * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
     pthread_mutex_lock(&m->mutex);
     round = m->round;
     if (++m->here == m->size) {
@@ -50,8 +64,10 @@ static int move(member *me, const void *send, void *recv, size_t bytes, bool all
 {
     meeting *m = me->all;
 
-    if (++me->calls == me->fail_at)
+    if (++me->calls == me->fail_at && !me->sleep_ms)
         return -1;
+    if (me->calls == me->fail_at)
+        nanosleep(&(struct timespec){0, me->sleep_ms * 1000000}, NULL);
     m->send[me->rank] = send;
     if (meet(m))
         return -1;
@@ -69,8 +85,23 @@ static int all_gather(void *engine, const void *send, void *recv, size_t bytes, 
 
 static int all_to_all(void *engine, const void *send, void *recv, size_t bytes, void *stream)
 {
+    member *me = (member *)engine;
+
     (void)stream;
-    return move((member *)engine, send, recv, bytes, true);
+    if (!me->late)
+        return move(me, send, recv, bytes, true);
+    me->left = (pending){send, recv, bytes};
+    return 0;
+}
+
+static int join(void *engine, void *stream)
+{
+    member *me = (member *)engine;
+    const pending left = me->left;
+
+    (void)stream;
+    me->left = (pending){0};
+    return left.send ? move(me, left.send, left.recv, left.bytes, true) : 0;
 }
 
 static int exchange(void *engine, const void *send, void *recv, size_t bytes)
@@ -96,7 +127,9 @@ typedef struct problem {
     bool train, sharded, f32, none;
     int size, tokens;
     float label_smoothing;
+    bool late;
     int fail_rank, fail_at;                 /* a collective that fails */
+    long sleep_ms, deadline_ms;             /* how; of every collective, 0: two seconds */
     void (*spoil)(ridge_call *call, int r); /* changes a rank's call */
 } problem;
 
@@ -200,7 +233,8 @@ static void *rank_main(void *raw)
                          .all_to_all = all_to_all,
                          .exchange = exchange,
                          .progress = progress,
-                         .text = engine_text};
+                         .text = engine_text,
+                         .join = p->late ? join : NULL};
     const uint32_t how = p->sharded ? RIDGE_DIST_ROWS : 0;
     ridge_dist *dist;
     ridge_call call;
@@ -234,13 +268,20 @@ static void *rank_main(void *raw)
 
 static void run_ranks(const problem *p, rank_args *args)
 {
-    meeting all = {.mutex = PTHREAD_MUTEX_INITIALIZER, .met = PTHREAD_COND_INITIALIZER, .size = p->size};
+    meeting all = {.mutex = PTHREAD_MUTEX_INITIALIZER,
+                   .met = PTHREAD_COND_INITIALIZER,
+                   .deadline_ms = p->deadline_ms ? p->deadline_ms : 2000,
+                   .size = p->size};
     pthread_t threads[RANKS];
 
     memset(args, 0, sizeof *args * (size_t)p->size);
     for (int r = 0; r < p->size; r++) {
         args[r].p = p;
-        args[r].me = (member){.all = &all, .rank = r, .fail_at = r == p->fail_rank ? p->fail_at : 0};
+        args[r].me = (member){.all = &all,
+                              .rank = r,
+                              .fail_at = r == p->fail_rank ? p->fail_at : 0,
+                              .sleep_ms = p->sleep_ms,
+                              .late = p->late};
         assert_int_equal(pthread_create(&threads[r], NULL, rank_main, &args[r]), 0);
     }
     for (int r = 0; r < p->size; r++)
@@ -311,6 +352,7 @@ TEST(ranks_give_the_whole_s_loss_and_gradients)
             problem p = {.size = size, .train = form & 1, .sharded = form & 2, .f32 = form & 4};
 
             p.none = form & 8 && !p.train;
+            p.late = size % 2 == 0;
             p.label_smoothing = form & 8 ? 0.1f : 0.0f;
             p.tokens = p.sharded ? TOKENS : TOKENS - 1; /* 11 rows: 2 to 4 ranks do not divide them */
             against_the_whole(&p);
@@ -382,7 +424,7 @@ TEST(ranks_that_disagree_get_the_same_error)
         {other_flags, "rank 1 has flags 256, rank 0 has 0"},
         {other_tokens, "rank 1 has tokens 11, rank 0 has 12"},
         {other_smoothing, "rank 1 has label_smoothing 0.5, rank 0 has 0"},
-        {no_weight, "rank 1: linear_ce_eval: operand w is NULL"},
+        {no_weight, "rank 1: linear_ce_train: operand w is NULL"},
         {no_x, "rank 1: ridge_dist: operand x is NULL"},
         {other_dx, "rank 1: ridge_dist: operand dx has another dtype than x"},
         {crooked_dx, "rank 1: sum: operand out"},
@@ -417,6 +459,36 @@ TEST(a_collective_that_fails_is_an_error_on_every_rank)
                 !strstr(one[r].out.text, "a thread did not come"))
                 fail_msg("collective %d, rank %d: '%s'", at, r, one[r].out.text);
     }
+}
+
+/* A hundred: a rank fails, or sleeps past the deadline, in each collective of a train of whole and of sharded rows. No
+ * rank waits for longer than deadlines, and none takes what it has for a result. */
+TEST(a_hundred_failures_end_with_an_error_on_every_rank)
+{
+    int count = 0;
+
+    for (int size = 2; size <= RANKS; size++)
+        for (int sharded = 0; sharded < 2; sharded++)
+            for (int at = 1; at <= 4 + sharded; at++)
+                for (int rank = size < RANKS ? 0 : at % size; rank < (size < RANKS ? size : at % size + 1); rank++)
+                    for (int sleeps = 0; sleeps < 2; sleeps++, count++) {
+                        const problem p = {.size = size,
+                                           .train = true,
+                                           .late = at % 2,
+                                           .sharded = sharded,
+                                           .tokens = TOKENS,
+                                           .fail_rank = rank,
+                                           .fail_at = at,
+                                           .sleep_ms = sleeps ? 150 : 0,
+                                           .deadline_ms = 60};
+
+                        run_ranks(&p, one);
+                        for (int r = 0; r < size; r++)
+                            if (one[r].out.agreed != RIDGE_ERR_PEER && one[r].out.ran != RIDGE_ERR_PEER)
+                                fail_msg("collective %d of rank %d of %d: rank %d says '%s'", at, rank, size, r,
+                                         one[r].out.text);
+                    }
+    assert_true(count >= 100);
 }
 
 static int never(void *engine, void *stream)
@@ -464,6 +536,7 @@ int main(void)
         cmocka_unit_test(ranks_give_the_whole_s_loss_and_gradients),
         cmocka_unit_test(ranks_that_disagree_get_the_same_error),
         cmocka_unit_test(a_collective_that_fails_is_an_error_on_every_rank),
+        cmocka_unit_test(a_hundred_failures_end_with_an_error_on_every_rank),
         cmocka_unit_test(wait_ends_at_its_deadline_and_open_refuses),
     };
 
