@@ -7,10 +7,13 @@ records (bench/records) of suite dist: us is the median of the slowest rank. Pro
 problem, taken on every device at once, so that all are as hot as with several. Bandwidths (gbps) are bytes received by a rank.
 
 links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 (nccl-8); a bf16 product alone
-and while all-gathers run beside it. loss: linear cross entropy with gradients and without, whole and sharded rows; vocab-parallel
-is logits in bf16 and three all_reduce, in PyTorch. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in bf16 with
-torch.compile; Fp8Linear with weights gathered in bf16 and as codes; gathered bytes in peak_bytes. tp: two Fp8Linears of
-an MLP, cut by columns and by rows, forward and backward.
+and while all-gathers run beside it. loss: linear cross entropy with gradients and without, whole and sharded rows, and with
+logits made again in backward (recompute); vocab-parallel is logits in bf16 and three all_reduce, in PyTorch, liger and liger-logits
+Liger's tensor-parallel losses over hidden states and over logits. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in
+bf16 with torch.compile, torchao's float8 with its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes;
+gathered bytes in peak_bytes. tp: two linear layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as many
+products without a transfer (ridge-local), torch's in bf16 compiled, torch-async with products and transfers in one (async TP).
+model: what 8, 64 and 10000 GPUs would do, from the latency and bandwidth that `links` has measured in this run.
 NVLink multicast stays off.
 """
 import argparse
@@ -157,6 +160,7 @@ def loss(args, n, record):
             "ridge-1": lambda: R.linear_cross_entropy(x, w, t),
             "ridge whole": lambda: D.linear_cross_entropy(x, part, t, group=dist.group.WORLD),
             "ridge sharded": lambda: D.linear_cross_entropy(mine, part, mine_t, group=dist.group.WORLD, rows="sharded"),
+            "ridge-recompute whole": lambda: D.linear_cross_entropy(x, part, t, group=dist.group.WORLD, recompute=True),
         }
         flops = 2e-6 * tokens * hidden * vocab
         want = None
@@ -174,6 +178,38 @@ def loss(args, n, record):
         plain, plain_w = x.detach(), part.detach()
         us = timed(lambda: parallel_torch(plain, plain_w, t, first), 3 if args.small else 8)
         record("linear_ce_train", f"{problem} ranks={n} rows=whole", "vocab-parallel", us, tflops=3 * flops / us[0])
+        for name, call in liger(x, part, t).items() if vocab % n == 0 and CUDA else ():
+            try:
+                off = abs(call().item() - want) / want
+                us = timed(lambda: step(call), 5)
+                record("linear_ce_train", f"{problem} ranks={n} rows=whole", name, us, tflops=3 * flops / us[0], err=off)
+            except Exception as error:  # not here, or no memory: on every rank
+                print(f"{name}: {str(error)[:200]}", flush=True)
+        torch.cuda.empty_cache() if CUDA else None
+
+
+def liger(x, part, t):
+    """Liger's two losses over a vocabulary that is cut, where it is installed."""
+    try:
+        from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyTPFunction as fused
+        from liger_kernel.transformers.vocab_parallel_cross_entropy import LigerVocabParallelCrossEntropy
+    except ImportError:
+        return {}
+    over_logits, group = LigerVocabParallelCrossEntropy(), dist.group.WORLD
+
+    class Reduced(torch.autograd.Function):  # Megatron's copy to the tensor-parallel region
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, dx):
+            dx = dx.contiguous()
+            dist.all_reduce(dx)
+            return dx
+
+    return {"liger": lambda: fused.apply(x, part, t, group).mean(),
+            "liger-logits": lambda: over_logits(F.linear(Reduced.apply(x), part)[:, None], t[:, None], tp_group=group).mean()}
 
 
 # ------------------------------------------------------------------------------------------------------------------ FSDP2
@@ -211,15 +247,22 @@ def fsdp(args, n, record):
     hidden, inner, layers = (256, 256 * n, 2) if args.small else (4096, 14336, 6)
     mesh = torch.distributed.device_mesh.init_device_mesh(DEVICE, (n,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    for provider in ("torch", "ridge-bf16-gather", "ridge", "ridge-ordered"):
+    for provider in ("torch", "torchao", "ridge-bf16-gather", "ridge", "ridge-ordered"):
         torch.manual_seed(0)
+        theirs = provider.startswith("torch")
         with torch.device(DEVICE):
-            linear = torch.nn.Linear if provider == "torch" else R.Fp8Linear
+            linear = torch.nn.Linear if theirs else R.Fp8Linear
             model = torch.nn.Sequential(*(Mlp(linear, hidden, inner) for _ in range(layers)))
+        if provider == "torchao":
+            try:
+                from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+            except ImportError:
+                continue
+            convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
         if provider in ("ridge", "ridge-ordered"):
             D.gather_fp8(model)
         for layer in model:
-            if provider == "torch" and CUDA:
+            if theirs and CUDA:
                 layer.compile()
             fully_shard(layer, mesh=mesh, mp_policy=policy)
             layer.set_custom_all_gather(Gather())
@@ -233,6 +276,9 @@ def fsdp(args, n, record):
                 model(x).sum().backward()
                 for p in model.parameters():
                     p.grad = None
+                if provider == "torchao":  # after the optimiser's step: the weights' scales, by one all_reduce
+                    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+                    precompute_float8_dynamic_scale_for_fsdp(model)
 
             step()
             Gather.bytes = 0
@@ -247,20 +293,37 @@ def fsdp(args, n, record):
 # --------------------------------------------------------------------------------------------------- tensor parallelism
 
 
-def tp(args, n, record):
+def pair_of(provider, hidden, inner, n, mesh):
+    """Two linear layers in bf16: whole for ridge-1, one rank's products for ridge-local, else cut over the mesh."""
     import ridge.torch as R
     import ridge.torch.distributed as D
-    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    linear, local = (R.Fp8Linear if provider.startswith("ridge") else torch.nn.Linear), inner // n if provider == "ridge-local" else inner
+    with torch.device(DEVICE):
+        pair = torch.nn.Sequential(linear(hidden, local, bias=False), linear(local, hidden, bias=False)).to(torch.bfloat16)
+    if provider == "ridge":
+        parallelize_module(pair, mesh, {"0": D.Fp8ColwiseParallel(), "1": D.Fp8RowwiseParallel()})
+    if provider.startswith("torch"):
+        parallelize_module(pair, mesh, {"0": ColwiseParallel(input_layouts=Shard(0)), "1": RowwiseParallel(output_layouts=Shard(0))})
+    if provider == "torch-async":
+        from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+        enable_symm_mem_for_group(mesh.get_group().group_name)
+    torch._inductor.config._micro_pipeline_tp = provider == "torch-async"
+    if provider.startswith("torch") and CUDA:
+        torch._dynamo.reset()
+        pair.compile()
+    return pair
+
+
+def tp(args, n, record):
     mesh = torch.distributed.device_mesh.init_device_mesh(DEVICE, (n,))
     for hidden, inner in ((256, 256 * n),) if args.small else ((4096, 14336), (8192, 28672)):
         tokens = 256 * n if args.small else 8192
-        for provider in ("ridge-1", "ridge"):
-            with torch.device(DEVICE):
-                pair = torch.nn.Sequential(R.Fp8Linear(hidden, inner, bias=False), R.Fp8Linear(inner, hidden, bias=False))
-            pair = pair.to(torch.bfloat16)
-            if provider == "ridge":
-                parallelize_module(pair, mesh, {"0": D.Fp8ColwiseParallel(), "1": D.Fp8RowwiseParallel()})
-            x = torch.randn(tokens // (n if provider == "ridge" else 1), hidden, device=DEVICE).to(torch.bfloat16).requires_grad_()
+        for provider in ("ridge-1", "ridge-local", "ridge", "torch", "torch-async") if CUDA else ("ridge-1", "ridge-local", "ridge"):
+            whole = provider in ("ridge-1", "ridge-local")
+            pair = pair_of(provider, hidden, inner, n, mesh)
+            x = torch.randn(tokens // (1 if whole else n), hidden, device=DEVICE).to(torch.bfloat16).requires_grad_()
             dy = torch.randn_like(x)
 
             def step():
@@ -269,12 +332,53 @@ def tp(args, n, record):
                     p.grad = None
                 pair(x).backward(dy)
 
-            us = timed(step, 3 if args.small else 20)
-            record("fp8_pair", f"tokens={tokens} hidden={hidden} inner={inner} ranks={n if provider == 'ridge' else 1}", provider, us,
+            try:
+                us = timed(step, 3 if args.small else 20)
+            except Exception as error:  # of a rival, on every rank
+                print(f"{provider}: {str(error)[:200]}", flush=True)
+                continue
+            record("fp8_pair" if provider.startswith("ridge") else "pair",
+                   f"tokens={tokens} hidden={hidden} inner={inner} ranks={1 if whole else n}", provider, us,
                    tflops=12e-6 * tokens * hidden * inner / us[0])
 
 
+# ---------------------------------------------------------------------------------------------------------------- on paper
+
+
+def model(args, n, record):
+    """The step of a loss and of a pair of layers on more GPUs than there are here: products at the rate of one device's row of this
+    run, transfers as a ring takes them at the latency and bandwidth of this run's largest and smallest messages. Behind one host's 8
+    GPUs 50 GB/s and 20 us stand for a network. One line each, no record: nothing of it was measured."""
+    def found(op, size, provider="nccl"):
+        return model.seen.get((op, f"bytes={size} ranks={n}", provider)) or model.seen.get((op, f"bytes={size} ranks={n}", "gloo"))
+
+    small, large = found("all_to_all", 4096), found("all_to_all", 512 << 20) or found("all_to_all", 1 << 20)
+    if not small or dist.get_rank():
+        return
+    near = small * 1e-6, ((512 << 20) if found("all_to_all", 512 << 20) else 1 << 20) * (n - 1) / n / (large * 1e-6)
+    print(f"model: latency {near[0] * 1e6:.0f} us, bandwidth {near[1] / 1e9:.0f} GB/s within a host; 20 us, 50 GB/s beyond 8 GPUs")
+    for ranks in (2, 4, 8, 64, 10000):
+        latency, rate = near if ranks <= 8 else (20e-6, 50e9)
+        # The loss: the group that holds the classes is of one host at most, or every byte of x crosses the network
+        group = min(ranks, 8)
+        for tokens, hidden, vocab in SHAPES[:1]:
+            one = model.seen.get(("linear_ce_train", f"tokens={tokens} hidden={hidden} vocab={vocab} ranks=1", "ridge-1"), 38200) * 1e-6
+            x = 2 * tokens * hidden * (group - 1) / group / near[1]
+            moved = 3 * near[0] + 2 * x
+            print(f"model: loss {tokens},{hidden},{vocab} on {ranks} GPUs, classes over {group}: {1e3 * (one / group + moved):.2f} ms "
+                  f"({one / (one / group + moved):.2f} x one GPU a group of {group}; of it transfers {moved / (one / group + moved):.1%})")
+        # FSDP2 of an 8B layer in FP8: codes twice, gradients once in bf16, in groups of at most 512 ranks
+        group, weights = min(ranks, 512), 218e6
+        gather = (2 * 1 + 2) * weights * (group - 1) / group / rate + 3 * latency * (group if group <= 8 else 8 + group / 8)
+        products = 6 * 8192 * weights / 1.0e15
+        print(f"model: FSDP2 of an 8B layer on {ranks} GPUs, groups of {group}, 8192 tokens a GPU: products {products * 1e3:.1f} ms, "
+              f"transfers {gather * 1e3:.1f} ms: {'hidden' if gather < products else f'{(gather - products) * 1e3:.1f} ms exposed'}")
+
+
 # ------------------------------------------------------------------------------------------------------------------ ranks
+
+
+model.seen = {}
 
 
 def main(rank, args, n, port, now):
@@ -293,6 +397,7 @@ def main(rank, args, n, port, now):
     def record(op, problem, provider, us, **more):
         if rank:
             return
+        model.seen[op, problem, provider] = us[0]
         row = base | {"op": op, "problem": problem, "provider": provider, "us": us[0], "us_p20": us[1], "us_p80": us[2]} | more
         print(f"{op:16s} {problem:62s} {provider:18s} {us[0]:12.1f} us " +
               " ".join(f"{k} {v:.4g}" for k, v in more.items()), flush=True)
@@ -304,7 +409,7 @@ def main(rank, args, n, port, now):
 
     for part in args.parts.split(","):
         begun = time.monotonic()
-        {"links": links, "loss": loss, "fsdp": fsdp, "tp": tp}[part](args, n, record)
+        {"links": links, "loss": loss, "fsdp": fsdp, "tp": tp, "model": model}[part](args, n, record)
         if rank == 0:
             print(f"{part}: {time.monotonic() - begun:.1f} s", flush=True)
         if CUDA:
@@ -315,7 +420,7 @@ def main(rank, args, n, port, now):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", default="links,loss,fsdp,tp")
+    parser.add_argument("--parts", default="links,loss,fsdp,tp,model")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="")

@@ -312,8 +312,8 @@ def gemm_operand(xp, name, t, scale, mode, k):
     return (t, scale), (*xp.operand(t, stride), *xp.operand(scale, scale_stride))
 
 
-def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out):
-    """a [m, k] times b [n, k] transposed; into `out` by accumulation if there is one."""
+def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out, adds=True):
+    """a [m, k] times b [n, k] transposed; into `out` if there is one, where it is added to what is there unless adds is False."""
     mode_a, mode_b = pick(PAIRS, scales, "scales")
     m, k = two_dims("a", a)
     kept_a, va = gemm_operand(xp, "a", a, scale_a, mode_a, k)
@@ -330,7 +330,7 @@ def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out):
     if bias is not None:
         bias = xp.vector(bias)
         same_shape("bias", bias.shape, (n,))
-    xp.launch(form("gemm_fp8", A.ACCUMULATE if out is not None else 0, (), (("a", mode_a), ("b", mode_b))), a,
+    xp.launch(form("gemm_fp8", A.ACCUMULATE if out is not None and adds else 0, (), (("a", mode_a), ("b", mode_b))), a,
               (m, n, k, 0, 0, 0, *va, *vb, *xp.operand(d, stride), *(xp.operand(bias, 0) if bias is not None else ABSENT)),
               True)
     return d
@@ -666,6 +666,24 @@ def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=Non
     p.launch("linear_ce_backward", lse + dloss + p.some(p.bias) + p.some(p.class_weight) + p.some(dx) + p.some(dw)
              + p.some(dbias) + entropy + dentropy + _ids(p, ids) + id_logprob + did_logprob)
     return dx, dw, dbias
+
+
+class CePhases:
+    """linear_ce_train of a slice in three launches, between which lse [tokens] is filled in; begin writes record."""
+
+    def __init__(self, p, record, lse, want_dx, want_dw, want_dbias, dw_dtype=None):
+        self.p = p
+        self.dx, self.dw, self.dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
+        operands = dict(zip(("x", "w", "target"), (p.head[:3], p.head[3:6], p.head[6:9])), bias=p.some(p.bias),
+                        class_weight=p.some(p.class_weight), lse=p.some(lse), record=p.some(record), dx=p.some(self.dx),
+                        dw=p.some(self.dw), dbias=p.some(self.dbias))
+        self.values = p.dims + by_slots("linear_ce_train", operands)
+        flags = p.flags | (A.CE_RECORD_SUMS if record.shape[1] == 6 else 0)
+        self.form_of = {phase: form("linear_ce_train", flags | phase, p.options) for phase in (A.CE_BEGIN, A.CE_DX, A.CE_DW)}
+        self.state = p.xp.memory_for(self.form_of[A.CE_BEGIN], p.x, self.values)
+
+    def run(self, phase):
+        self.p.xp.launch(self.form_of[phase], self.p.x, self.values, self.state)
 
 
 class LogitsProblem:

@@ -380,3 +380,46 @@ def test_training_converges_as_in_float64(place):
     spread = np.ptp(reference[:, -10:].mean(-1))
     off = np.abs(ours - reference)
     assert off[:, :10].max() < 2e-5 and off[:, -10:].mean() < 0.1 * spread, (off.max(), spread)
+
+
+CUT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 4)
+import ridge.jax as R
+from jax.sharding import AxisType, PartitionSpec as P
+several = dict(label_smoothing=0.1, softcap=20.0, temperature=0.7, lse_square_scale=1e-3)
+for n in (1, 2, 4):
+    mesh = jax.make_mesh((n,), ("tp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
+    for reduction, options in (("mean", {}), ("sum", several), ("none", several)):
+        rng = np.random.default_rng(n)
+        tokens, hidden, vocab = 8 * n, 48, 40 * n
+        x, w, b = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((tokens, hidden), (hidden, vocab), vocab))
+        y = np.where(np.arange(tokens) % 5 == 2, 3, rng.integers(0, vocab, tokens))  # 3, a class, is ignored
+        y = jnp.asarray(y, jnp.int32)
+        g = jnp.linspace(0.5, 1, tokens) if reduction == "none" else jnp.float32(0.7)
+
+        def loss(x, y, w, b, **more):
+            return R.linear_softmax_cross_entropy_loss(x, y, w, bias=b, reduction=reduction, ignore_index=3, **options, **more)
+
+        cut = jax.shard_map(lambda *a: loss(*a, axis_name="tp"), mesh=mesh, in_specs=(P("tp"), P("tp"), P(None, "tp"), P("tp")),
+                            out_specs=P("tp") if reduction == "none" else P())
+        want, gradients = jax.value_and_grad(lambda x, w, b: (loss(x, y, w / 7, b) * g).sum(), (0, 1, 2))(x, w, b)
+        step = jax.jit(jax.value_and_grad(lambda x, w, b: (cut(x, y, w / 7, b) * g).sum(), (0, 1, 2)))
+        got, ours = step(x, w, b)
+        assert abs(got - want) <= 2e-6 * abs(want), (got, want)
+        for a, c in zip(ours, gradients):
+            assert float(jnp.linalg.norm(a - c)) <= 2e-6 * float(jnp.linalg.norm(c)), (n, reduction, a.shape)
+        again = step(x, w, b)
+        assert all(jnp.array_equal(a, c) for a, c in zip(jax.tree.leaves(again), jax.tree.leaves((got, ours))))
+        bad = jnp.where(jnp.arange(tokens) == 1, vocab, y)
+        assert jnp.isnan(cut(x, bad, w, b)).any()
+print("cut over 1, 2 and 4 devices")
+"""
+
+
+def test_the_vocabulary_over_the_devices_of_a_mesh():
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, "-c", CUT, os.path.join(HERE, "..")], env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0 and "cut over" in run.stdout, run.stderr[-2000:]

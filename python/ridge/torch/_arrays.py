@@ -67,9 +67,19 @@ class Arrays:
         return torch.empty(shape, dtype=DTYPES[dtype], device=like.device)
 
     @staticmethod
+    def memory_for(f, like, values):
+        """Memory as workspace of several launches that keep something in it."""
+        index = like.get_device()
+        need = f.workspace(_devices.get(index) or _device(index), values)
+        return torch.empty((need + 256,), dtype=torch.uint8, device=like.device)
+
+    @staticmethod
     def launch(f, like, values, scratch=False):
+        """scratch: False: no workspace; True, or bytes beyond what the kernel wants: one of its own; else what memory_for gave."""
         index = like.get_device()
         on = _devices.get(index) or _device(index)
+        if isinstance(scratch, torch.Tensor):
+            return _launch(on, f, like, values, index, 0, scratch)
         if scratch:
             return _launch(on, f, like, values, index, 0 if scratch is True else scratch)
         if index < 0:
@@ -80,14 +90,15 @@ class Arrays:
             return f.run(on, values, None, 0, _stream(index))
 
 
-def _launch(on, f, like, values, index, more):
+def _launch(on, f, like, values, index, more, memory=None):
     """With what workspace the kernel wants, from torch's allocator: it is freed in stream order, and part of a graph's pool
     under capture."""
-    pointer, need = None, f.workspace(on, values) + (more if index >= 0 else 0)
+    pointer, need = None, memory.numel() - 256 if memory is not None else f.workspace(on, values) + (more if index >= 0 else 0)
     if index >= 0 and (f.op, index) not in _advised:
         _advice.consider(on, f, values, index)
     if need:
-        memory = torch.empty_strided((need + 256,), (1,), dtype=torch.uint8, device=like.device)
+        if memory is None:
+            memory = torch.empty_strided((need + 256,), (1,), dtype=torch.uint8, device=like.device)
         pointer = memory.data_ptr()
         pointer += -pointer % 256
     if index < 0:
@@ -106,6 +117,10 @@ class Fakes(Arrays):
         if t.dtype not in NUMBERS:
             raise ArgumentError(f"dtype {t.dtype} is none of ridge's")
         return 0, stride, NUMBERS[t.dtype]
+
+    @staticmethod
+    def memory_for(f, like, values):
+        return None
 
     @staticmethod
     def launch(f, like, values, scratch=False):

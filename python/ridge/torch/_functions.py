@@ -97,6 +97,23 @@ def _gradients(args, want):
     return L.linear_ce_eager(_on_tensors, *args, *want)
 
 
+def given_away(ctx, dloss, again):
+    """Of a loss whose forward made ctx.gradients too: gradients for x, weight, target and bias. again(inputs) makes them anew."""
+    inputs = ctx.saved_tensors  # raises if an input was changed in place, as every PyTorch op does
+    gradients, ctx.gradients = ctx.gradients, None
+    if gradients is None:
+        _, *gradients = again(inputs)
+    dloss = dloss.to(torch.float32)
+    for i, (wanted, dtype) in enumerate(zip(ctx.want, (None, ctx.weight_dtype, ctx.bias_dtype))):
+        t = gradients[i]
+        gradients[i] = None  # a gradient in f32 goes as soon as the one in 16 bits is there
+        if wanted and dtype in (None, t.dtype):
+            gradients[i] = ops.multiply(_on_tensors, t, dloss) if _scale((), t, dloss) is None else t
+        elif wanted:
+            gradients[i] = ops.multiply(_on_tensors, t, dloss, NUMBERS[dtype])
+    return gradients[0], gradients[1], None, gradients[2]
+
+
 class LinearCE(torch.autograd.Function):
     """Mean and sum: forward computes the gradients too. The first backward scales them in place and gives them away; a
     second one (retain_graph) computes them again, so that none sees what became of the first's."""
@@ -115,19 +132,7 @@ class LinearCE(torch.autograd.Function):
     def backward(ctx, dloss):
         if dloss is None:
             return (None,) * 8
-        inputs = ctx.saved_tensors  # raises if an input was changed in place, as every PyTorch op does
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:
-            _, *gradients = _gradients((*inputs, *ctx.rest), ctx.want)
-        dloss = dloss.to(torch.float32)
-        for i, (wanted, dtype) in enumerate(zip(ctx.want, (None, ctx.weight_dtype, ctx.bias_dtype))):
-            t = gradients[i]
-            gradients[i] = None  # a gradient in f32 goes as soon as the one in 16 bits is there
-            if wanted and dtype in (None, t.dtype):
-                gradients[i] = ops.multiply(_on_tensors, t, dloss) if _scale((), t, dloss) is None else t
-            elif wanted:
-                gradients[i] = ops.multiply(_on_tensors, t, dloss, NUMBERS[dtype])
-        return gradients[0], gradients[1], None, gradients[2], None, None, None, None
+        return (*given_away(ctx, dloss, lambda inputs: _gradients((*inputs, *ctx.rest), ctx.want)), *(None,) * 4)
 
 
 def _direct(function):

@@ -28,11 +28,12 @@ from .. import _ops as ops
 from .._core import ArgumentError, Error
 from . import _library as L
 from . import _loss_inputs, _of_mask, _pair
-from ._arrays import Arrays, Fakes, compiling, same_device, tensors
-from ._collectives import PeerError, gathered, transposed
+from ._arrays import Arrays, Fakes, compiling, plain, same_device, tensors
+from ._collectives import PeerError, gathered, transposed, transposing
+from ._functions import _once, given_away
 from ._gathered import ShardWeight
 from ._parallel import Column, Row
-from ._sliced import Head, Logprobs, sum_of_ranks
+from ._sliced import Head, Logprobs
 from ._sliced import sample as sample_of_slices
 from ._sliced import topk as top_of_slices
 from .nn import Fp8Linear
@@ -94,7 +95,8 @@ _known: Any = weakref.WeakKeyDictionary()  # group -> {what a rank says of a cal
 _FUNCTION = "linear_cross_entropy"
 
 
-def _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_index, options, sharded, offset, total, want_dx):
+def _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_index, options, sharded, offset, total, want_dx,
+            trains=False):
     """The _Slices of a call on which all ranks agree. On the CPU they are asked each time; with NCCL, where an answer is waited
     for by the host, once for a problem."""
     said = {"rows": "sharded" if sharded else "whole", "input.shape": list(x.shape), "input.dtype": str(x.dtype),
@@ -102,7 +104,7 @@ def _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_
             "reduction": reduction, "ignore_index": ignore_index, "label_smoothing": options[0], "softcap": options[1],
             "temperature": options[2], "lse_square_scale": options[3], "linear_bias": bias is not None,
             "class_weight": None if class_weight is None else list(class_weight.shape),
-            "a gradient of input": want_dx, "own classes": weight.shape[0], "own vocab_offset": offset, "own vocab_total": total}
+            "a gradient of input": want_dx, "gradients made with the loss": trains, "own classes": weight.shape[0], "own vocab_offset": offset, "own vocab_total": total}
     known, key = _known.setdefault(group, {}), json.dumps(said)
     if x.is_cuda and key in known:
         return known[key]
@@ -145,6 +147,38 @@ def _problem(xp, x, weight, target, bias, class_weight, reduction, ignore_index,
                          (*L.ce_options(ignore_index, options), ("vocab_offset", cut.first), ("vocab_total", cut.total)), cut.total)
 
 
+def _all_of(t, group, sharded):
+    return gathered(t, group).flatten(0, 1) if sharded else t
+
+
+def _f32(class_weight):
+    return None if class_weight is None else class_weight.to(torch.float32).contiguous()
+
+
+def _combined(xp, record, cut, group, target, class_weight, reduction, ignore_index, options):
+    """(loss, lse) of all classes from this rank's records."""
+    records = gathered(record, group)
+    if len(cut.ranks) < group.size():  # what the ranks without a class have sent is passed over
+        records = torch.stack([records[r] for r in cut.ranks])
+    return ops.ce_combine(xp, records, cut.offsets, target, class_weight, cut.total, reduction,
+                          tuple(o for o in L.ce_options(ignore_index, options) if o[0] not in ("softcap", "temperature")))[:2]
+
+
+def _sending(dx, group):
+    """Begins to move parts of dx to the ranks whose rows they are; what ends with all parts of this rank's rows."""
+    size, tokens = group.size(), dx.shape[0]
+    rows = -(-tokens // size)
+    if rows * size > tokens:
+        dx = torch.cat((dx, dx.new_zeros(rows * size - tokens, dx.shape[1])))
+    return transposing(dx.view(size, rows, dx.shape[1]), group)
+
+
+def _added(xp, parts, group, sharded, tokens):
+    """Their sum, and with whole rows that of every rank."""
+    dx = ops.sum_parts(xp, parts)
+    return dx if sharded else gathered(dx, group).flatten(0, 1)[:tokens]
+
+
 @L._define(f"linear_ce_sharded(Tensor x, Tensor weight, Tensor target, {_ARGS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def _forward(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options, name, sharded, offset, total, want_dx):
     """loss, lse of all rows, and, with sharded rows, x and target of all ranks."""
@@ -154,20 +188,15 @@ def _forward(xp, x, weight, target, bias, class_weight, reduction, ignore_index,
         new = x.new_empty
         return (new(x.shape[0] if reduction == "none" else (), dtype=torch.float32), new(tokens, dtype=torch.float32),
                 new((tokens, x.shape[1]) if sharded else 0), target.new_empty(tokens if sharded else 0))
-    if class_weight is not None:
-        class_weight = class_weight.to(torch.float32).contiguous()
+    class_weight = _f32(class_weight)
     cut = _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_index, options, sharded, offset, total, want_dx)
-    rows, targets = (gathered(t, group).flatten(0, 1) if sharded else t for t in (x, target))
+    rows, targets = (_all_of(t, group, sharded) for t in (x, target))
     width = 6 if options[0] else 3
     record = x.new_empty(tokens, width, dtype=torch.float32)
     if weight.shape[0]:
         p = _problem(xp, rows, weight, targets, bias, class_weight, reduction, ignore_index, options, cut)
         ops.linear_ce_record(p, record, width == 6)
-    records = gathered(record, group)
-    if len(cut.ranks) < group.size():  # what the ranks without a class have sent is passed over
-        records = torch.stack([records[r] for r in cut.ranks])
-    loss, lse, _ = ops.ce_combine(xp, records, cut.offsets, targets, class_weight, cut.total, reduction,
-                               tuple(o for o in L.ce_options(ignore_index, options) if o[0] not in ("softcap", "temperature")))
+    loss, lse = _combined(xp, record, cut, group, targets, class_weight, reduction, ignore_index, options)
     if reduction == "none" and sharded:
         loss = loss.view(group.size(), -1)[group.rank()].clone()
     empty = x.new_empty(0)
@@ -185,8 +214,7 @@ def _backward(xp, lse, dloss, x, weight, target, bias, class_weight, reduction, 
         return (x.new_empty((tokens // size if sharded else tokens, x.shape[1]) if want_dx else 0),
                 weight.new_empty(weight.shape if want_dw else 0),
                 x.new_empty(weight.shape[:1] if want_dbias else 0, dtype=torch.float32))
-    if class_weight is not None:
-        class_weight = class_weight.to(torch.float32).contiguous()
+    class_weight = _f32(class_weight)
     mine = x.view(size, -1, x.shape[1])[0] if sharded else x
     cut = _slices(xp, group, mine, weight, target[:mine.shape[0]], bias, class_weight, reduction, ignore_index, options, sharded, offset,
                   total, want_dx)
@@ -198,8 +226,8 @@ def _backward(xp, lse, dloss, x, weight, target, bias, class_weight, reduction, 
         dx, dw, dbias = ops.linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias)
     else:
         dx, dw, dbias = torch.zeros_like(x), torch.zeros_like(weight), lse.new_zeros(0)
-    if want_dx:  # sharded rows are as many on every rank
-        dx = ops.sum_parts(xp, transposed(dx.view(size, -1, dx.shape[1]), group)) if sharded else sum_of_ranks(dx, group)
+    if want_dx:
+        dx = _added(xp, _sending(dx, group)(), group, sharded, tokens)
     return (dx if want_dx else L._none(x, None), dw if want_dw else L._none(x, None), dbias if want_dbias else L._none(lse, None))
 
 
@@ -222,6 +250,83 @@ def _gradient(ctx, dloss, *_):
 
 torch.library.register_autograd("ridge::linear_ce_sharded", _gradient, setup_context=_setup, lib=L.library)
 L._no_gradient("linear_ce_sharded_backward")
+
+
+def _phases(xp, x, weight, target, bias, class_weight, reduction, ignore_index, options, name, sharded, offset, total, want_dx,
+            want_dw, want_dbias, dw_dtype):
+    """loss, dx of this rank's rows, dw and dbias, for a loss whose gradient is 1: the logits are made once. Parts of dx travel
+    while dw is made."""
+    group = _group(name)
+    tokens = x.shape[0] * (group.size() if sharded else 1)
+    if isinstance(xp, Fakes):
+        new = x.new_empty
+        return (new((), dtype=torch.float32), new(x.shape if want_dx else 0),
+                new(weight.shape if want_dw else 0, dtype=torch.float32 if dw_dtype else weight.dtype),
+                new(weight.shape[:1] if want_dbias else 0, dtype=torch.float32))
+    class_weight = _f32(class_weight)
+    cut = _slices(xp, group, x, weight, target, bias, class_weight, reduction, ignore_index, options, sharded, offset, total, want_dx,
+                  True)
+    rows, targets = (_all_of(t, group, sharded) for t in (x, target))
+    record = x.new_empty(tokens, 6 if options[0] else 3, dtype=torch.float32)
+    lse = x.new_empty(tokens, dtype=torch.float32)
+    run = None
+    if weight.shape[0]:
+        p = _problem(xp, rows, weight, targets, bias, class_weight, reduction, ignore_index, options, cut)
+        run = ops.CePhases(p, record, lse, want_dx, want_dw, want_dbias, dw_dtype)
+        run.run(A.CE_BEGIN)
+    loss, whole = _combined(xp, record, cut, group, targets, class_weight, reduction, ignore_index, options)
+    if run:
+        lse.copy_(whole)
+        run.run(A.CE_DX)
+        dx, dw, dbias = run.dx, run.dw, run.dbias
+    else:
+        dx, dw, dbias = torch.zeros_like(rows), torch.zeros_like(weight), lse.new_zeros(0)
+    parts = _sending(dx, group) if want_dx else None
+    if run:
+        run.run(A.CE_DW)
+    if want_dx:
+        dx = _added(xp, parts(), group, sharded, tokens)
+    return loss, *(t if want else L._none(lse, None) for t, want in ((dx, want_dx), (dw, want_dw), (dbias, want_dbias)))
+
+
+@L._define(f"linear_ce_sharded_train(Tensor x, Tensor weight, Tensor target, {_ARGS}, bool dw, bool dbias) -> "
+           "(Tensor, Tensor, Tensor, Tensor)")
+def _train(xp, *args):
+    return _phases(xp, *args, A.F32)
+
+
+def _train_gradient(ctx, dloss, *_):
+    if dloss is None:
+        return (None,) * 15
+    return (*L.gradients_of(ctx, *ctx.saved_tensors, dloss), *(None,) * 11)
+
+
+torch.library.register_autograd("ridge::linear_ce_sharded_train", _train_gradient, setup_context=L._train_setup, lib=L.library)
+
+
+class _Train(torch.autograd.Function):
+    """The same in eager mode: as ridge.torch's LinearCE its gradients are scaled in place and given away."""
+
+    @staticmethod
+    def forward(ctx, *args):
+        L.ce_setup(ctx, args)
+        ctx.save_for_backward(*args[:5])
+        ctx.rest = args[5:]
+        ctx.want = (args[12], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+        loss, *ctx.gradients = _Train.made(args, ctx.want)
+        return loss
+
+    @staticmethod
+    def made(args, want):
+        return _phases(_on_tensors, *args, *want[1:], None if args[1].dtype is torch.bfloat16 else A.F32)
+
+    @staticmethod
+    @_once
+    def backward(ctx, dloss):
+        if dloss is None:
+            return (None,) * 13
+        return (*given_away(ctx, dloss, lambda inputs: _Train.made((*inputs, *ctx.rest), ctx.want)), *(None,) * 9)
+
 
 # --------------------------------------------------------------------------------------------------------------- the loss
 
@@ -258,7 +363,7 @@ def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor, linear_b
                          class_weight: Optional[Tensor] = None, *, group: Any = None, rows: str = "whole",
                          vocab_offset: Optional[int] = None, vocab_total: Optional[int] = None, reduction: str = "mean",
                          ignore_index: int = -100, label_smoothing: float = 0.0, softcap: float = 0.0, temperature: float = 1.0,
-                         lse_square_scale: float = 0.0) -> Tensor:
+                         lse_square_scale: float = 0.0, recompute: bool = False) -> Tensor:
     """ridge.torch.linear_cross_entropy of a weight whose rows (classes) are spread over a group: no rank has the others' classes,
     and none has logits.
 
@@ -271,7 +376,9 @@ def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor, linear_b
     costs nothing), and gets their gradient; the loss is that of all rows, the divisor of a mean is global, and "none" gives this
     rank's rows. So the FSDP group can hold the head: its weight then is never gathered.
 
-    The loss is the same bits on every rank. Forward 2BHV FLOP over the ranks, backward 6BHV (the logits are made again). Received
+    The loss is the same bits on every rank. Where gradients are wanted (not of "none"), forward makes them too: 6BHV FLOP over the
+    ranks, as on one device; until it ends it holds the probabilities of all rows and this rank's classes, 2 bytes each, in part in
+    the gradient of weight. recompute=True makes them in backward, from logits made again (8BHV), a few hundred MB at a time. Received
     by a rank, of n: 12 bytes a row and other rank; of a gradient of input its size times (n-1)/n, with whole rows twice that;
     sharded rows: x of the others. Gradients of input are added in f32 from parts in its dtype.
     Ranks that disagree raise one ArgumentError each, which names rank and argument (whole rows that are not the same ones too): in
@@ -295,10 +402,16 @@ def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor, linear_b
     if group is None:
         raise ArgumentError("weight is a plain tensor: which ranks have the other slices is said by group")
     x = input.reshape(-1, input.shape[-1])
-    loss = torch.ops.ridge.linear_ce_sharded(
-        x, weight, t.reshape(-1), linear_bias, class_weight, reduction, ops.whole("ignore_index", ignore_index),
-        [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)], group.group_name, sharded, offset, total,
-        torch.is_grad_enabled() and x.requires_grad)[0]
+    want = [torch.is_grad_enabled() and v is not None and v.requires_grad for v in (x, weight, linear_bias)]
+    args = (x, weight, t.reshape(-1), linear_bias, class_weight, reduction, ops.whole("ignore_index", ignore_index),
+            [float(label_smoothing), float(softcap), float(temperature), float(lse_square_scale)], group.group_name, sharded, offset,
+            total, want[0])
+    if reduction == "none" or recompute or not any(want):
+        loss = torch.ops.ridge.linear_ce_sharded(*args)[0]
+    elif plain(*args[:5]):
+        loss = _Train.apply(*args)
+    else:
+        loss = torch.ops.ridge.linear_ce_sharded_train(*args, *want[1:])[0]
     return loss.view(target.shape) if reduction == "none" else loss
 
 
