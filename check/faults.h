@@ -17,6 +17,7 @@ typedef struct planted_fault {
     bool special;                                /* of inputs with infinities and NaN (FILL_SPECIAL) */
     const char *by;                              /* how the text of the run that must notice begins; NULL: any */
     const char *operand;                         /* for calls that have it */
+    const char *problem;                         /* planted there instead of in the family's problems; NULL: there */
     uint32_t flags;                              /* of the call, taken the other way */
     size_t option;                               /* offset in call.opt of a float, and what it becomes */
     float value;

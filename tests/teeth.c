@@ -76,15 +76,17 @@ static bool applies(const planted_fault *fault, const ridge_device *device, cons
            !is_so_already(fault, call);
 }
 
-/* One row with each fault of a list: the case must fail. Returns how often it does not. */
-static int plant_each(test_row *row, const planted_fault *fault, const ridge_device *device, const test_case *c,
-                      const image *im, const unsigned char *expected, tally *t)
+/* One row with each fault of a list that belongs to a problem (NULL: the row's usual one): the case must fail. Returns
+ * how often it does not. */
+static int plant_each(test_row *row, const planted_fault *fault, const char *problem, const ridge_device *device,
+                      const test_case *c, const image *im, const unsigned char *expected, tally *t)
 {
     char text[700];
     int wrong = 0;
 
     for (; fault && fault->name && !wrong; fault++) {
-        if (fault->special != (c->fill == FILL_SPECIAL) || !applies(fault, device, row->kernel, &c->call))
+        if (fault->problem != problem || fault->special != (c->fill == FILL_SPECIAL) ||
+            !applies(fault, device, row->kernel, &c->call))
             continue;
         row->fault = fault;
         fault_refused = false;
@@ -108,7 +110,8 @@ static int plant_each(test_row *row, const planted_fault *fault, const ridge_dev
 
 /* One row on one image: the case must pass without a fault and fail with each. Returns the number of things that went
  * wrong. */
-static int plant_on(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, tally *t)
+static int plant_on(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, const char *problem,
+                    tally *t)
 {
     test_row row = {.kernel = kernel};
     unsigned char *expected = NULL;
@@ -124,19 +127,39 @@ static int plant_on(const ridge_device *device, const ridge_kernel *kernel, cons
                SEED, kernel->name);
         wrong = 1;
     } else {
-        wrong = plant_each(&row, common_faults, device, c, &im, expected, t);
+        wrong = plant_each(&row, common_faults, problem, device, c, &im, expected, t);
         if (!wrong)
-            wrong = plant_each(&row, check_family_of(kernel->op)->faults, device, c, &im, expected, t);
+            wrong = plant_each(&row, check_family_of(kernel->op)->faults, problem, device, c, &im, expected, t);
     }
     free(expected);
     image_free(&im);
     return wrong;
 }
 
+/* Faults that have a problem of their own, where the row can run it. */
+static int plant_apart(const ridge_device *device, const ridge_kernel *kernel, tally *t)
+{
+    const planted_fault *fault = check_family_of(kernel->op)->faults;
+    const char *last = NULL;
+    ridge_problem problem;
+    ridge_call call;
+    int wrong = 0;
+    test_case c;
+
+    for (; fault && fault->name; fault++) { /* those of one problem follow each other */
+        if (!fault->problem || fault->problem == last || !case_of(fault->problem, ridge_op_at(kernel->op), &c))
+            continue;
+        last = fault->problem;
+        if (c.call.op == kernel->op && case_problem(&c, &call, &problem) && !ridge_why_not(device, kernel, &problem))
+            wrong += plant_on(device, kernel, &c, last, t);
+    }
+    return wrong;
+}
+
 /* On random numbers, and where the family has faults of special ones on those. */
 static int plant(const ridge_device *device, const ridge_kernel *kernel, const test_case *c, tally *t)
 {
-    const int wrong = plant_on(device, kernel, c, t);
+    const int wrong = plant_on(device, kernel, c, NULL, t) + plant_apart(device, kernel, t);
     test_case special = *c;
     bool has = false;
 
@@ -144,7 +167,7 @@ static int plant(const ridge_device *device, const ridge_kernel *kernel, const t
         has = has || (fault->special && applies(fault, device, kernel, &c->call));
     special.fill = FILL_SPECIAL;
     special.repeats = 0;
-    return wrong || !has ? wrong : plant_on(device, kernel, &special, t);
+    return wrong || !has ? wrong : plant_on(device, kernel, &special, NULL, t);
 }
 
 /* Faults of a list that no row of the device was spoiled by; GPUs alone can have some. */

@@ -94,7 +94,18 @@ static bool makes_entropy(const ridge_kernel *kernel)
 
 #define OPTION(field) .option = offsetof(ridge_ce_options, field)
 
+static const char in_begin[] = "linear_ce_train tokens=21 hidden=72 vocab=136 dtype=bf16 vocab_offset=60 "
+                               "vocab_total=200 phase=begin dx=0 dw=0";
+static const char in_dx[] = "linear_ce_train tokens=21 hidden=72 vocab=136 dtype=bf16 vocab_offset=60 vocab_total=200 "
+                            "phase=dx dw=0 lse_square_scale=0.05 scale=1";
+
 const planted_fault ce_faults[] = {
+    {.name = "begins with the next row's target",
+     .fault = fault_takes_the_next,
+     .operand = "target",
+     .problem = in_begin},
+    {.name = "goes on from the next row's lse", .fault = fault_takes_the_next, .operand = "lse", .problem = in_dx},
+    {.name = "goes on without grad_scale", .fault = fault_forgets_operand, .operand = "grad_scale", .problem = in_dx},
     {.name = "forgets ignore_index", .fault = forgets_ignore_index},
     {.name = "drops a block of classes", .fault = drops_a_block_of_classes},
     {.name = "drops a block of hidden units", .fault = drops_a_block_of_hidden_units, .applies = makes_logits},

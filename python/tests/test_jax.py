@@ -390,7 +390,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 import ridge.jax as R
 from jax.sharding import AxisType, PartitionSpec as P
 several = dict(label_smoothing=0.1, softcap=20.0, temperature=0.7, lse_square_scale=1e-3)
-for n in (1, 2, 4):
+for n in (1, 4):
     mesh = jax.make_mesh((n,), ("tp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
     for reduction, options in (("mean", {}), ("sum", several), ("none", several)):
         rng = np.random.default_rng(n)
@@ -413,9 +413,8 @@ for n in (1, 2, 4):
             assert float(jnp.linalg.norm(a - c)) <= 2e-6 * float(jnp.linalg.norm(c)), (n, reduction, a.shape)
         again = step(x, w, b)
         assert all(jnp.array_equal(a, c) for a, c in zip(jax.tree.leaves(again), jax.tree.leaves((got, ours))))
-        bad = jnp.where(jnp.arange(tokens) == 1, vocab, y)
-        assert jnp.isnan(cut(x, bad, w, b)).any()
-print("cut over 1, 2 and 4 devices")
+    assert jnp.isnan(cut(x, jnp.where(jnp.arange(tokens) == 1, vocab, y), w, b)).any()
+print("cut over 1 and 4 devices")
 """
 
 
