@@ -1,7 +1,7 @@
 """train_llama.py: a Llama of few layers at the width of Llama-3-8B trained on text: PyTorch alone (torch.compile), with ridge's
 SwiGLU and linear cross entropy, and with Fp8Linear as well; step time, peak memory and loss side by side.
 
-    python3 bench/train_llama.py [--steps 50] [--tokens 8192] [--providers torch,torch-again,ridge,ridge-fp8] [--csv FILE]
+    python3 bench/train_llama.py [--steps 50] [--tokens 8192] [--providers torch,torch-again,ridge,ridge-fp8] [--fsdp] [--csv FILE]
 
 The text is the Python standard library's sources, one token for each word, run of spaces and sign, numbered by frequency; all
 providers see the same tokens and the same initial weights, and take their steps in turn, in a new order every step. Step times
@@ -10,6 +10,10 @@ parameters, gradients and optimiser state), and op train_loss with the loss of e
 second time: its own run-to-run noise; "ridge-fp8-row" is Fp8Linear(wgrad="row128"); "torchao-tensorwise" and "torchao-rowwise"
 are torchao's float8 training, by the recipe of that name, of the layers that Fp8Linear takes, under torch.compile. The text is
 cut into pieces of 1024 tokens that come in a random order, the same for all.
+
+--fsdp: on all GPUs of the machine (--ranks N: on so many; on a CPU over gloo), --tokens on each, with FSDP2. PyTorch shards the head
+too and averages its ranks' losses; ridge's providers keep a slice of the head's classes on each rank (VocabParallelHead, rows
+"sharded"), ridge-fp8 gathers the weights of its layers as FP8 codes.
 """
 import argparse
 import collections
@@ -119,6 +123,26 @@ def rotary(args, device, dtype):
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
+def shard(model, args, own, fp8):
+    """FSDP2 over all ranks; ridge's head is cut by classes over the same group."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    import ridge.torch.distributed as D
+    mesh = torch.distributed.device_mesh.init_device_mesh(args.device, (args.ranks,))
+    how = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
+    if fp8:
+        D.gather_fp8(model.blocks)
+    if own:
+        model.head = D.VocabParallelHead.from_linear(model.head, mesh, model=model)
+        how["ignored_params"] = set(model.head.parameters())
+    for block in model.blocks:
+        fully_shard(block, **how)
+    fully_shard(model, **how)
+    for module in model.modules() if own else ():  # one loss, that of all rows: its gradients are summed
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
 class Trainee:
     """One provider: its model, optimiser and what was measured."""
 
@@ -132,8 +156,11 @@ class Trainee:
         for block in self.model.blocks:
             block.forward = compile_(block.forward)
         self.loss_of = R.linear_cross_entropy if self.own else compile_(loss_torch)
+        if args.fsdp:
+            shard(self.model, args, self.own, provider.startswith("ridge-fp8"))
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=args.lr, weight_decay=0.0, fused=args.device == "cuda")
-        self.held = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        local = [getattr(p, "_local_tensor", p) for p in self.model.parameters()]
+        self.held = sum(p.numel() * p.element_size() for p in local)
         self.losses, self.marks, self.peak = [], [], 0
 
     def build(self):
@@ -165,7 +192,10 @@ class Trainee:
         x, y = tokens[:-1].view(args.tokens // args.sequence, -1), tokens[1:].reshape(-1)
         begin = self.mark()
         hidden = self.model(x, cos, sin)
-        loss = self.loss_of(hidden.view(-1, args.hidden), self.model.head.weight, y)
+        if args.fsdp and self.own:
+            loss = self.model.head.loss(hidden.view(-1, args.hidden), y, rows="sharded")
+        else:
+            loss = self.loss_of(hidden.view(-1, args.hidden), self.model.head.weight, y)
         loss.backward()
         del hidden
         self.optimiser.step()
@@ -188,6 +218,15 @@ def profile_step(trainee, *rest):
     print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=24, max_name_column_width=70))
 
 
+def losses_of(trainee, args):
+    """Of all ranks' tokens: ridge's is that already, PyTorch's are averaged."""
+    losses = torch.stack(trainee.losses).float()
+    if args.fsdp and not trainee.own:
+        torch.distributed.all_reduce(losses)
+        losses /= args.ranks
+    return losses.tolist()
+
+
 def train(args, tokens, kind):
     """The providers step by step in turn, so that all meet the same clocks; in an order of its own every step, because whoever
     follows a lighter step finds higher ones."""
@@ -197,12 +236,13 @@ def train(args, tokens, kind):
     cos, sin = rotary(args, args.device, torch.bfloat16)
     order = torch.Generator().manual_seed(1)
     for number in range(args.steps):
-        part = tokens[number * args.tokens:(number + 1) * args.tokens + 1]
+        first = (number * args.ranks + args.rank) * args.tokens
+        part = tokens[first:first + args.tokens + 1]
         for i in torch.randperm(len(trainees), generator=order).tolist():
             trainees[i].step(number, part, cos, sin)
     if args.device == "cuda":
         torch.cuda.synchronize()
-    measured = [(t.provider, [v.item() for v in t.losses], t.times(), t.peak) for t in trainees]
+    measured = [(t.provider, losses_of(t, args), t.times(), t.peak) for t in trainees]
     for trainee in trainees if args.profile else ():
         profile_step(trainee, args.steps, part, cos, sin)
     return measured
@@ -221,6 +261,7 @@ def arguments(providers, **sizes):
     parser.add_argument("--providers", default=providers)
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="unknown")
+    parser.set_defaults(fsdp=False, rank=0, ranks=1)
     return parser
 
 
@@ -243,11 +284,12 @@ def write(args, suite, rows):
 
 def run(args, kind, **more):
     """Trains all providers, prints a line of each and writes the record; `more` joins the problem."""
-    tokens = text_tokens(args.steps * args.tokens + 1, args.vocab).to(args.device)
+    tokens = text_tokens(args.steps * args.ranks * args.tokens + 1, args.vocab).to(args.device)
     names = {"tokens": args.tokens, "layers": args.layers, "hidden": args.hidden, "vocab": args.vocab} | more
     problem = " ".join(f"{name}={value}" for name, value in names.items())
     rows, first = [], None
-    for provider, losses, times, peak in train(args, tokens, kind):
+    measured = train(args, tokens, kind)
+    for provider, losses, times, peak in measured if args.rank == 0 else ():
         last = sorted(times[max(3, len(times) * 2 // 5):] or times)
         ms = statistics.median(last)
         rows.append(dict(op="train_step", problem=problem, provider=provider, kernel="compiled" if not args.eager else "eager",
@@ -259,13 +301,32 @@ def run(args, kind, **more):
         print(f"{provider:12s} {ms:8.2f} ms a step ({first[0] / ms:.3f} x), peak {peak / 2**20:8.0f} MiB beyond the model "
               f"({peak / max(first[2], 1):.3f}), loss {losses[0]:.4f} -> {losses[-1]:.4f}, from the first's at most {max(off):.2%}, "
               f"{statistics.mean(off[len(off) // 2:]):.2%} in the mean of the second half, {off[-1]:.2%} at the end", flush=True)
-    write(args, "train", rows)
+    if args.rank == 0:
+        write(args, "train", rows)
+
+
+def on_ranks(rank, args, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", NCCL_NVLS_ENABLE="0")
+    if args.device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl" if args.device == "cuda" else "gloo", rank=rank, world_size=args.ranks)
+    args.rank = rank
+    run(args, Trainee, ranks=args.ranks, fsdp=1)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def main():
     parser = arguments("torch,torch-again,ridge,ridge-fp8", steps=50, tokens=8192, sequence=4096, layers=2, hidden=4096,
                        inner=14336, heads=32, kv=8, head=128, vocab=128256)
-    run(parser.parse_args(), Trainee)
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--ranks", type=int, help="with --fsdp; default: the machine's GPUs")
+    args = parser.parse_args()
+    if not args.fsdp:
+        args.ranks = 1
+        return run(args, Trainee)
+    args.ranks = args.ranks or torch.cuda.device_count() or 2
+    torch.multiprocessing.spawn(on_ranks, (args, 20000 + os.getpid() % 20000), nprocs=args.ranks)
 
 
 if __name__ == "__main__":
