@@ -12,6 +12,7 @@ import argparse
 import datetime
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -232,6 +233,12 @@ def fail(number, n, port, args):
     return fine
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
@@ -241,15 +248,16 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="only every such failure: they come by rank, then by kind")
     parser.add_argument("--lib")
     args = parser.parse_args()
-    port, good, bad = 20000 + os.getpid() % 20000, 0, 0
+    good = bad = 0
     if args.steps:
+        port = free_port()
         ended = reap([forked(steady, rank, args.ranks, port, args) for rank in range(args.ranks)], 3600)
         for pid, code in ended.items():
             if code is None:
                 os.kill(pid, signal.SIGKILL)
         good, bad = sum(c == 0 for c in ended.values()), sum(c != 0 for c in ended.values())
     begun = time.monotonic()
-    fine = sum(fail(number * args.every, args.ranks, port + 1 + number, args) for number in range(args.failures))
+    fine = sum(fail(number * args.every, args.ranks, free_port(), args) for number in range(args.failures))
     if args.failures:
         print(f"failures: {fine} of {args.failures} ended in time, {time.monotonic() - begun:.0f} s", flush=True)
     good, bad = good + fine, bad + args.failures - fine
