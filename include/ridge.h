@@ -1225,6 +1225,58 @@ enum {
 };
 /** @} */
 
+/** @defgroup hc Hyper-connections
+ * What surrounds a sublayer of a model with hyper-connections (DeepSeek-V4): the state of a token is n_hc streams of
+ * cols floats. hc_mix multiplies the streams, normed as one row, by a small matrix; hc_split makes of these numbers the
+ * sublayer's input and the factors with which q8_0_matmul_hc_expand puts its result back. Per token, with z = mix *
+ * scale + base (scale[0] for the first n_hc numbers, scale[1] for the next, scale[2] for the rest):
+ *
+ *     pre[h]        sigmoid(z[h]) + hc_eps
+ *     post[h]       2 * sigmoid(z[n_hc + h])
+ *     comb[r, c]    softmax over c of z[2 n_hc + n_hc r + c], + hc_eps; then every column is divided by its sum + hc_eps,
+ *                   and `iterations` - 1 times every row and then every column
+ *     out           rms_norm(sum over h of pre[h] * res[h]) * w
+ *
+ * comb lies as q8_0_matmul_hc_expand reads it: [dst + n_hc * src] = comb[src, dst]. n_hc is 1 to 16. Contract: exact,
+ * batch-invariant.
+ *
+ * @code
+ * ridge_tensor codes = ridge_scaled(x, RIDGE_I8, x_scales, RIDGE_SCALING_ROW32); // what q8_0_matmul reads
+ * ridge_call call = ridge_hc_split(1, 4096, 4, res, ridge_matrix(fn, RIDGE_F16), scale, base,
+ *                                  ridge_matrix(norm, RIDGE_F32), post, comb, codes);
+ * @endcode
+ * @{ */
+/** Options of hc_mix (eps) and hc_split. */
+typedef struct ridge_hc_options {
+    float eps;          /**< of both norms: added to the mean square, finite and >= 0, default 1e-6 */
+    float hc_eps;       /**< see above, within 1e-12 .. 1, default 1e-6 */
+    int64_t iterations; /**< of columns, 1 to 1000, default 20 */
+} ridge_hc_options;
+
+/** mix[t, i] = dot(fn[i, :], res[t, :]) / sqrt(mean(res[t]^2) + eps), over all n_hc*cols. */
+RIDGE_API ridge_call ridge_hc_mix(int64_t tokens, int64_t cols, int64_t n_hc, int64_t mixes, const float *res,
+                                  ridge_tensor fn, float *mix);
+enum {
+    RIDGE_HC_MIX_RES = 0, /**< [tokens, n_hc*cols] f32: stream h from column h*cols on */
+    RIDGE_HC_MIX_FN,      /**< [mixes, n_hc*cols] f16, bf16 or f32 */
+    RIDGE_HC_MIX_OUT      /**< [tokens, mixes] f32 */
+};
+
+/** The input and the factors of a sublayer, from the n_hc*(2 + n_hc) numbers that hc_mix computes; they are not written.
+ * post and comb NULL: of the output head, which has n_hc numbers. */
+RIDGE_API ridge_call ridge_hc_split(int64_t tokens, int64_t cols, int64_t n_hc, const float *res, ridge_tensor fn,
+                                    const float *scale, const float *base, ridge_tensor w, float *post, float *comb,
+                                    ridge_tensor out);
+enum {
+    RIDGE_HC_SPLIT_RES = 0, RIDGE_HC_SPLIT_FN, /**< [tokens, n_hc*cols] f32; [numbers, n_hc*cols] f16, bf16 or f32 */
+    RIDGE_HC_SPLIT_SCALE, RIDGE_HC_SPLIT_BASE, /**< [3], or [1] without post; [numbers] f32 */
+    RIDGE_HC_SPLIT_OUT, RIDGE_HC_SPLIT_OUT_SCALES, /**< [tokens, cols] f32 or bf16, or i8 with scales ROW32 */
+    RIDGE_HC_SPLIT_W, /**< [cols] f32 or bf16, optional */
+    RIDGE_HC_SPLIT_POST, RIDGE_HC_SPLIT_COMB, /**< [tokens, n_hc], [tokens, n_hc*n_hc] f32, both or neither */
+    RIDGE_HC_SPLIT_FLOATS /**< [tokens, cols] f32 output, optional, with codes: the floats that became them */
+};
+/** @} */
+
 /* -------------------------------------------------------------------------------------------------------- the call */
 
 /** The ops, each with the builder of that name; RIDGE_OPS is one more than the last. */
@@ -1239,7 +1291,7 @@ typedef enum ridge_op {
     RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_MOE_ROUTE,
     RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_GEMM_FP8_GROUPED,
     RIDGE_MOE_PERMUTE, RIDGE_MOE_PERMUTE_QUANTIZE, RIDGE_MOE_SWIGLU_QUANTIZE, RIDGE_MOE_COMBINE,
-    RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_OPS
+    RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_HC_MIX, RIDGE_HC_SPLIT, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */
@@ -1276,6 +1328,7 @@ struct ridge_call {
         ridge_embed_options embed;
         ridge_sample_options sample;
         ridge_moe_route_options moe_route;
+        ridge_hc_options hc;
         double space[16];
     } opt; /**< the op's options, at their defaults */
 };

@@ -18,6 +18,7 @@
     FAMILY(blocks)             \
     FAMILY(moe)                \
     FAMILY(gemm_fp8_grouped)   \
-    FAMILY(experts)
+    FAMILY(experts)            \
+    FAMILY(hc)
 
 #endif

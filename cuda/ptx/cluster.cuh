@@ -79,7 +79,15 @@ static __device__ __forceinline__ void ptx_cluster_wait(void)
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/* 8 or 16 bytes to shared memory of any CTA of the cluster; they count towards the mbarrier of that CTA. */
+/* 4, 8 or 16 bytes to shared memory of any CTA of the cluster; they count towards the mbarrier of that CTA. */
+static __device__ __forceinline__ void ptx_store_async1(uint32_t to, float a, uint32_t bar)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+                 :
+                 : "r"(to), "f"(a), "r"(bar)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void ptx_store_async2(uint32_t to, float a, float b, uint32_t bar)
 {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"

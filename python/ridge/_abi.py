@@ -123,7 +123,9 @@ MOE_SWIGLU_QUANTIZE = 44
 MOE_COMBINE = 45
 MOE_COMBINE_BWD = 46
 MOE_ROUTE_BWD = 47
-OPS = 48
+HC_MIX = 48
+HC_SPLIT = 49
+OPS = 50
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -139,7 +141,7 @@ OPS_BY_NAME = {
     'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37, 'moe_route': 38,
     'moe_gate_up_swiglu': 39, 'moe_down': 40, 'gemm_fp8_grouped': 41, 'moe_permute': 42,
     'moe_permute_quantize': 43, 'moe_swiglu_quantize': 44, 'moe_combine': 45, 'moe_combine_bwd': 46,
-    'moe_route_bwd': 47,
+    'moe_route_bwd': 47, 'hc_mix': 48, 'hc_split': 49,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -300,6 +302,13 @@ SLOTS = {
     'moe_route_bwd': {
         'logits': 0, 'ids': 1, 'dweights': 2, 'dlogits': 3, 'logit_bias': 4,
     },
+    'hc_mix': {
+        'res': 0, 'fn': 1, 'out': 2,
+    },
+    'hc_split': {
+        'res': 0, 'fn': 1, 'scale': 2, 'base': 3, 'out': 4, 'out_scales': 5, 'w': 6, 'post': 7, 'comb': 8,
+        'floats': 9,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -362,6 +371,9 @@ BUILDERS = {
     'moe_combine_bwd': 'int64 tokens, int64 slots, int64 cols, tensor dout, tensor y, pointer place, pointer weights, tensor dy, '
         'pointer dweights',
     'moe_route_bwd': 'int64 tokens, int64 experts, int64 slots, tensor logits, pointer ids, pointer dweights, tensor dlogits',
+    'hc_mix': 'int64 tokens, int64 cols, int64 n_hc, int64 mixes, pointer res, tensor fn, pointer mix',
+    'hc_split': 'int64 tokens, int64 cols, int64 n_hc, pointer res, tensor fn, pointer scale, pointer base, tensor w, pointer '
+        'post, pointer comb, tensor out',
 }
 OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
@@ -376,4 +388,5 @@ OPTIONS = {
     'embed': 'float scale',
     'sample': 'int64_t top_k, float temperature, float top_p, float min_p, float penalty',
     'moe_route': 'int64_t groups, int64_t top_groups, float scale, float eps',
+    'hc': 'float eps, float hc_eps, int64_t iterations',
 }
