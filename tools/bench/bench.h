@@ -1,6 +1,7 @@
 /* bench.h: the parts of `ridge bench`. cmd.c reads the options and calls one of problem.c (a problem), chain.c (a suite
- * as a graph), weights.c (the tensors of a checkpoint), decode_layer.c (their products as a graph), model.c (a whole
- * model) and ceilings.c; these time through timing.h and emit to a record_sink. */
+ * as a graph), token.c (a token of a model as a graph), weights.c (the tensors of a checkpoint), decode_layer.c (their
+ * products as a graph), model.c (a whole model) and ceilings.c; these time through timing.h and emit to a record_sink.
+ */
 #ifndef RIDGE_BENCH_H
 #define RIDGE_BENCH_H
 
@@ -73,6 +74,8 @@ bool bench_on_cpu(const ridge_call *call);
 
 /* chain.c: the suite o->suite as graphs of all its problems. */
 bool bench_chain(bench *b);
+/* token.c: the suite ds4flash-token. */
+bool bench_token(bench *b);
 /* Calls in the order of a graph, each with its own operands on the device. */
 typedef struct chain {
     const ridge_device *device;

@@ -153,7 +153,9 @@ int cmd_bench(int argc, char **argv)
     if (o.weights && o.suite && strcmp(o.suite, "decode") == 0) {
         good = bench_decode(&b) && good;
     } else {
-        if (o.chain)
+        if (o.suite && strcmp(o.suite, "ds4flash-token") == 0)
+            good = bench_token(&b) && good;
+        else if (o.chain)
             good = bench_chain(&b) && good;
         else if (o.suite)
             good = bench_suites(&b) && good;
