@@ -139,6 +139,17 @@ static const suite_row suites[] = {
     {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=4096 rows=2048 experts=256 slots=6 x=i8 w=iq2_xxs out=i8 limit=10 "
                    "variant=2"},
     {"moe-blocks", "moe_down tokens=1 cols=2048 rows=4096 experts=256 slots=6 x=i8 w=q2_k out=f32 variant=2"},
+    {"moe-blocks", "moe_gate_up_swiglu tokens=8 cols=4096 rows=2048 experts=256 slots=6 x=i8 w=iq2_xxs out=i8 limit=10 "
+                   "variant=2"},
+    {"moe-blocks", "moe_down tokens=8 cols=2048 rows=4096 experts=256 slots=6 x=i8 w=q2_k out=f32 variant=2"},
+    {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=4096 rows=2048 experts=64 slots=6 x=i8 w=mxfp4 out=i8 limit=10 "
+                   "variant=2"},
+    {"moe-blocks", "moe_down tokens=1 cols=2048 rows=4096 experts=64 slots=6 x=i8 w=mxfp4 out=f32 variant=2"},
+    /* Mixtral, and DeepSeek-V3's experts of one of eight devices */
+    {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=4096 rows=14336 experts=8 slots=2 x=i8 w=q4_k out=i8 variant=2"},
+    {"moe-blocks", "moe_down tokens=1 cols=14336 rows=4096 experts=8 slots=2 x=i8 w=q4_k out=f32 variant=2"},
+    {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=7168 rows=2048 experts=32 slots=8 x=i8 w=q4_k out=i8 variant=2"},
+    {"moe-blocks", "moe_down tokens=1 cols=2048 rows=7168 experts=32 slots=8 x=i8 w=q4_k out=f32 variant=2"},
     {"moe-gpt-oss", "moe_route tokens=1 experts=128 slots=4 rule=topk_softmax logit_bias=1"},
     {"moe-gpt-oss", "moe_gate_up_swiglu tokens=1 cols=2880 rows=2880 experts=128 slots=4 x=i8 w=i8 out=i8 alpha=1.702 "
                     "up_offset=1 limit=7 gate_bias=1 up_bias=1 variant=2"},

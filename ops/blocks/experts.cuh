@@ -1,17 +1,19 @@
 /* experts.cuh: moe_gate_up_swiglu and moe_down with weights in block formats: the main loop of mma.cuh on the tiles of
  * the experts that a list names (ops/moe/list.cuh), sm_80 up, with copies by cp.async.
  *
- * A CTA has four teams. A product is a tile of 16 rows of an entry of the list; its columns are the entry's pairs of
- * token and slot: eight, or one where there is one token. Copies go on from one product into the next.
+ * A product is a tile of 16 rows of an entry of the list; its columns are the entry's pairs of token and slot: eight,
+ * or one where there is one token. A warp computes a product alone, with a sum for every unit modulo four, or 2 or 4
+ * warps share it (`split`) where there are few products. No barrier lies between products; copies go on from one into
+ * the next, the first as soon as the list is known.
  *
- *     gate_up  two teams have 32 rows of an entry, each a tile of gate and then of up, so that the rows can become a
- *              block of codes
- *     down     the CTA has a tile of all entries, which its teams share out; their results wait in shared memory for
- *              the weighted sums
+ *     gate_up  4 * split warps have 32 rows of an entry, which become a block of codes: two tiles of gate, two of up;
+ *              split is 1 or 2, and with 2 of twelve warps four rest
+ *     down     a CTA's products are those of `batch` tiles times all entries, which its warps share out; then all
+ *              threads add the slots of these tiles
  *
- * Named barrier 1 + team orders a product's partial sums before their reads. The sums have two buffers, so that it
- * orders the reads of a product before the writes of the one after the next too; so have the results, whose barrier is
- * that of two teams (5 and 6) or of the CTA. */
+ * Results wait in shared memory. A barrier (named 1 + team for gate_up) orders their writes before their reads. Those
+ * of gate_up have two buffers, so that it orders the reads of one before its next writes too; down has a second
+ * barrier. */
 #ifndef RIDGE_BLOCKS_EXPERTS_CUH
 #define RIDGE_BLOCKS_EXPERTS_CUH
 
@@ -19,146 +21,288 @@
 #include "ops/moe/args.cuh"
 #include "ops/moe/list.cuh"
 
-enum { EXPERT_TEAMS = 4, EXPERT_THREADS = EXPERT_TEAMS * BLOCK_TEAM };
-
-static_assert((int)EXPERT_THREADS == (int)MOE_PAIRS, "a thread a pair of the list");
+/* Warps of a CTA: as many as registers allow. */
+#define EXPERT_WARPS(columns) ((columns) == 1 ? 12 : 8)
 
 typedef struct block_expert_args {
     moe_args p;
     block_mma_args x; /* x, units, depth */
-    int tiles, works; /* of 16 rows; of a matrix: tiles of down, 32 rows of gate_up */
-    int results;      /* floats of one buffer */
+    int tiles, works; /* of 16 rows; of 32 rows of gate_up */
+    int warps;        /* of a CTA */
+    int split;        /* of a product: 1, 2 or 4 warps */
+    int batch;        /* tiles of down whose products are shared out together */
+    int results;      /* floats of one buffer: of a team of gate_up, of the CTA */
     int64_t tile_bytes;
     uint32_t at_list, at_results;
 } block_expert_args;
 
-/* A team's products, one after another: `sub` is the weight of gate_up, the entry of down. */
+/* ---------------------------------------------------------------------------------------------------------- products
+ */
+
+/* A warp's products, one after another. gate_up: `work` is 32 rows of an entry. down: a batch of tiles, and the product
+ * in it. */
 typedef struct expert_pos {
-    int work, sub;
+    int work, item;
 } expert_pos;
 
-static __device__ __forceinline__ expert_pos expert_begin(const block_expert_args &a, int team)
+/* What a warp is: which share of a product, and which product of its team. */
+typedef struct expert_warp {
+    int lane, share, team, half, sub;
+} expert_warp;
+
+static __device__ __forceinline__ expert_warp expert_warp_of(const block_expert_args &a)
+{
+    const int warp = threadIdx.x / 32, product = warp / a.split;
+
+    return {(int)threadIdx.x % 32, warp % a.split, a.p.down ? product : product / 4, product & 1, product >> 1 & 1};
+}
+
+static __device__ __forceinline__ int expert_teams(const block_expert_args &a)
+{
+    return a.warps / (a.p.down ? a.split : 4 * a.split);
+}
+
+/* down: how many tiles this CTA has in a batch. */
+static __device__ __forceinline__ int expert_batch_tiles(const block_expert_args &a, int batch)
+{
+    const int all = (a.tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+
+    return max(0, min(a.batch, all - batch * a.batch));
+}
+
+static __device__ __forceinline__ expert_pos expert_begin(const block_expert_args &a, const expert_warp &w)
 {
     if (a.p.down)
-        return {(int)blockIdx.x, team};
-    return {(int)blockIdx.x + team / 2 * (int)gridDim.x, 0};
+        return {0, w.team};
+    return {(int)blockIdx.x + w.team * (int)gridDim.x, 0};
 }
 
-static __device__ __forceinline__ int expert_step(const block_expert_args &a)
+/* Goes to the next position that is one of a product; false: there is none. */
+static __device__ __forceinline__ bool expert_find(const block_expert_args &a, int entries, const expert_warp &w,
+                                                   expert_pos *at)
 {
-    return (a.p.down ? 1 : 2) * (int)gridDim.x;
+    if (!a.p.down)
+        return w.team < expert_teams(a) && at->work < a.works * entries;
+    for (int tiles; (tiles = expert_batch_tiles(a, at->work)) > 0; at->work++, at->item = w.team)
+        if (at->item < tiles * entries)
+            return true;
+    return false;
 }
 
-static __device__ __forceinline__ int expert_entry(const block_expert_args &a, expert_pos at)
+static __device__ __forceinline__ void expert_advance(const block_expert_args &a, expert_pos *at)
 {
-    return a.p.down ? at.sub : at.work / a.works;
+    if (a.p.down)
+        at->item += expert_teams(a);
+    else
+        at->work += expert_teams(a) * (int)gridDim.x;
 }
 
-/* The first row of a product's tile, which may lie behind the last one. */
-static __device__ __forceinline__ int expert_row(const block_expert_args &a, expert_pos at, int team)
+static __device__ __forceinline__ int expert_entry(const block_expert_args &a, int entries, expert_pos at)
 {
-    return BLOCK_ROWS * (a.p.down ? at.work : 2 * (at.work % a.works) + (team & 1));
+    return a.p.down ? at.item % entries : at.work / a.works;
+}
+
+/* The tile of a product; gate_up may have one behind the last. */
+static __device__ __forceinline__ int expert_tile(const block_expert_args &a, int entries, const expert_warp &w,
+                                                  expert_pos at)
+{
+    if (a.p.down)
+        return (int)blockIdx.x + (int)gridDim.x * (at.work * a.batch + at.item / entries);
+    return 2 * (at.work % a.works) + w.half;
+}
+
+/* The units of a share are those with unit / own % split = share, own = 4 / split. */
+static __device__ __forceinline__ int expert_next_unit(const block_expert_args &a, int unit)
+{
+    const int own = 4 / a.split;
+
+    return (unit + 1) % own ? unit + 1 : unit + 5 - own;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- weights */
 
 typedef struct expert_loader {
     expert_pos at;
-    int left;
+    int unit; /* -1: all are copied */
     const uint8_t *from;
 } expert_loader;
 
-template <class F>
-static __device__ __forceinline__ void expert_seek(const block_expert_args &a, const moe_list *list, expert_loader *l,
-                                                   int team, int part)
+/* Goes to the first unit of the product at l->at, or of the next. */
+static __device__ __forceinline__ void expert_seek(const block_expert_args &a, const moe_list *list,
+                                                   const expert_warp &w, int unit_bytes, expert_loader *l)
 {
-    const moe_weight &w = a.p.weight[a.p.down ? 0 : l->at.sub];
-    const int tile = min(expert_row(a, l->at, team) / BLOCK_ROWS, a.tiles - 1);
+    const int entries = list->entries, first = w.share * (4 / a.split);
 
-    l->from = (const uint8_t *)w.data + list->expert[expert_entry(a, l->at)] * w.stride + tile * a.tile_bytes +
-              part * F::UNIT;
+    l->unit = -1;
+    if (first < a.x.units && expert_find(a, entries, w, &l->at)) {
+        const moe_weight &m = a.p.weight[a.p.down ? 0 : w.sub];
+        const int tile = min(expert_tile(a, entries, w, l->at), a.tiles - 1);
+
+        l->unit = first;
+        l->from = (const uint8_t *)m.data + list->expert[expert_entry(a, entries, l->at)] * m.stride +
+                  tile * a.tile_bytes + first * unit_bytes;
+    }
 }
 
 /* Copies the next unit of this warp into a stage and advances. */
 template <class F>
-static __device__ __forceinline__ void expert_copy(const block_expert_args &a, const moe_list *list, expert_loader *l,
-                                                   uint32_t stage, int team, int part, int lane, int mine, int works,
-                                                   int subs)
+static __device__ __forceinline__ void expert_copy(const block_expert_args &a, const moe_list *list,
+                                                   const expert_warp &w, expert_loader *l, uint32_t stage)
 {
-    if (l->at.work < works) {
-        block_copy_unit<F, 0>(l->from, F::SMALL && a.x.tail && l->left == 1 && (a.x.units - 1) % 4 == part, stage, 0,
-                              lane);
-        l->from += 4 * F::UNIT;
-        if (--l->left == 0) {
-            l->left = mine;
-            l->at.sub += a.p.down ? EXPERT_TEAMS : 1;
-            if (l->at.sub >= subs) {
-                l->at.sub = a.p.down ? team : 0;
-                l->at.work += expert_step(a);
-            }
-            if (l->at.work < works)
-                expert_seek<F>(a, list, l, team, part);
+    if (l->unit >= 0) {
+        const int next = expert_next_unit(a, l->unit);
+
+        block_copy_unit<F, 0>(l->from, F::SMALL && a.x.tail && l->unit == a.x.units - 1, stage, 0, w.lane);
+        l->from += (next - l->unit) * F::UNIT;
+        l->unit = next;
+        if (next >= a.x.units) {
+            expert_advance(a, &l->at);
+            expert_seek(a, list, w, F::UNIT, l);
         }
     }
     mma_copy_commit();
 }
 
+/* ------------------------------------------------------------------------------------------------------------- sums */
+
+/* Sums of a share: [unit % 4], those of the next unit first. Of one token those of the run and row that a lane owns; of
+ * several [run][as the D operand has them]. */
+template <int COLUMNS> struct expert_sums {
+    float v[4][2][4];
+};
+template <> struct expert_sums<1> {
+    float v[4];
+};
+
+static __device__ __forceinline__ void expert_turn(expert_sums<1> *s)
+{
+    const float first = s->v[0];
+
+    s->v[0] = s->v[1];
+    s->v[1] = s->v[2];
+    s->v[2] = s->v[3];
+    s->v[3] = first;
+}
+
+static __device__ __forceinline__ void expert_turn(expert_sums<8> *s)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float first = s->v[0][i / 4][i % 4];
+
+#pragma unroll
+        for (int k = 0; k < 3; k++)
+            s->v[k][i / 4][i % 4] = s->v[k + 1][i / 4][i % 4];
+        s->v[3][i / 4][i % 4] = first;
+    }
+}
+
+/* Element e of a share's part of a product, in lanes that expert_row and expert_column name. */
+static __device__ __forceinline__ float expert_sum(const expert_sums<1> *s, int)
+{
+    float v[4];
+
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        v[k] = s->v[k] + __shfl_xor_sync(~0u, s->v[k], 2);
+    return (v[0] + v[1]) + (v[2] + v[3]);
+}
+
+static __device__ __forceinline__ float expert_sum(const expert_sums<8> *s, int e)
+{
+    float v[4];
+
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        v[k] = s->v[k][0][e] + s->v[k][1][e];
+    return (v[0] + v[1]) + (v[2] + v[3]);
+}
+
+template <int COLUMNS> static __device__ __forceinline__ int expert_row(int lane, int e)
+{
+    return COLUMNS == 1 ? block_own_row(lane) : lane / 4 + 8 * (e >> 1);
+}
+
+template <int COLUMNS> static __device__ __forceinline__ int expert_column(int lane, int e)
+{
+    return COLUMNS == 1 ? 0 : 2 * (lane % 4) + (e & 1);
+}
+
+/* Writes a share's part of a product of gate_up, [column][32 rows], or of down, [pair][share][16 rows]. */
+template <int COLUMNS>
+static __device__ __forceinline__ void expert_write(const block_expert_args &a, const moe_list *list,
+                                                    const expert_warp &w, const expert_sums<COLUMNS> *s, int entry,
+                                                    float *to)
+{
+#pragma unroll
+    for (int e = 0; e < (COLUMNS == 1 ? 1 : 4); e++) {
+        const float v = expert_sum(s, e);
+        const int column = expert_column<COLUMNS>(w.lane, e), row = expert_row<COLUMNS>(w.lane, e);
+
+        if (!a.p.down)
+            to[column * 32 + row] = v;
+        else if (column < list->count[entry])
+            to[(list->pair[entry][column] * a.split + w.share) * BLOCK_ROWS + row] = v;
+    }
+}
+
+/* The shares of a result, `pitch` floats apart. */
+static __device__ __forceinline__ float expert_add_shares(const block_expert_args &a, const float *from, int pitch)
+{
+    float v = from[0];
+
+    if (a.split > 1)
+        v += from[pitch];
+    if (a.split > 2)
+        v += from[2 * pitch] + from[3 * pitch];
+    return v;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- results
  */
 
-/* Adds the partitions of a product: down has results as [pair][row], gate_up those of its two teams as [column][row];
- * the thread that writes a row of gate is the one that reads it with up. */
+/* gate_up: a team's results are [share][gate, up][column][32 rows]; its warps store the entry's pairs. */
 template <int COLUMNS>
-static __device__ __forceinline__ void expert_finish(const block_expert_args &a, const moe_list *list, expert_pos at,
-                                                     int team, const float *sums, float *results)
-{
-    const int entry = expert_entry(a, at), count = list->count[entry], expert = list->expert[entry];
-    const int first = expert_row(a, at, team);
-
-    for (int i = threadIdx.x % BLOCK_TEAM; i < count * BLOCK_ROWS; i += BLOCK_TEAM) {
-        const int r = i % BLOCK_ROWS, column = i / BLOCK_ROWS;
-        float y, *to;
-
-        if (first + r >= a.p.rows)
-            continue;
-        y = moe_bias(a.p.weight[a.p.down ? 0 : at.sub], expert, first + r, block_read_sum<COLUMNS>(sums, column, r));
-        if (a.p.down) {
-            results[list->pair[entry][column] * BLOCK_ROWS + r] = y;
-        } else {
-            to = results + column * 2 * BLOCK_ROWS + (team & 1) * BLOCK_ROWS + r;
-            *to = at.sub ? moe_swiglu(a.p.act, *to, y, a.p.swiglu) : y;
-        }
-    }
-}
-
-/* gate_up: warp w of two teams stores 32 rows of the entry's pair w. */
 static __device__ __forceinline__ void expert_store_slots(const block_expert_args &a, const moe_list *list, int work,
                                                           const float *results)
 {
-    const int entry = work / a.works, column = threadIdx.x / 32 % 8;
+    const int entry = work / a.works, expert = list->expert[entry], lane = threadIdx.x % 32;
+    const int row = work % a.works * 2 * BLOCK_ROWS, step = 4 * a.split;
 
-    if (column < list->count[entry]) {
-        const int pair = list->pair[entry][column];
+    for (int column = threadIdx.x / 32 % step; column < list->count[entry]; column += step) {
+        const float *from = results + column * 32 + lane;
+        const int pair = list->pair[entry][column], pitch = 2 * COLUMNS * 32;
+        const int bias = min(row + lane, (int)a.p.rows - 1);
+        const float gate = moe_bias(a.p.weight[0], expert, bias, expert_add_shares(a, from, pitch));
+        const float up = moe_bias(a.p.weight[1], expert, bias, expert_add_shares(a, from + COLUMNS * 32, pitch));
 
-        moe_store_slot(a.p, pair / a.p.slots, pair % a.p.slots, work % a.works * 2 * BLOCK_ROWS,
-                       results[column * 2 * BLOCK_ROWS + threadIdx.x % 32]);
+        moe_store_slot(a.p, pair / a.p.slots, pair % a.p.slots, row, moe_swiglu_inline(a.p.act, gate, up, a.p.swiglu));
     }
 }
 
-/* down: a thread has a row of a token. */
-static __device__ __forceinline__ void expert_store_sums(const block_expert_args &a, const moe_list *list, int tile,
+/* down: the results of a batch are [tile][pair][share][16 rows]; a thread has a row of a token. */
+static __device__ __forceinline__ void expert_store_sums(const block_expert_args &a, const moe_list *list, int batch,
                                                          const float *results)
 {
-    for (int i = threadIdx.x; i < BLOCK_ROWS * a.p.tokens; i += EXPERT_THREADS) {
-        const int token = i / BLOCK_ROWS, r = i % BLOCK_ROWS, row = tile * BLOCK_ROWS + r;
+    const int per_tile = BLOCK_ROWS * a.p.tokens, pairs = a.p.tokens * a.p.slots;
+
+    for (int i = threadIdx.x; i < per_tile * expert_batch_tiles(a, batch); i += (int)blockDim.x) {
+        const int tile = i / per_tile, token = i % per_tile / BLOCK_ROWS, r = i % BLOCK_ROWS;
+        const int row = ((int)blockIdx.x + (int)gridDim.x * (batch * a.batch + tile)) * BLOCK_ROWS + r;
         float sum = 0.0f;
 
         if (row >= a.p.rows)
             continue;
-        for (int slot = 0; slot < a.p.slots; slot++)
-            if (((const int *)list->ids)[token * a.p.slots + slot] >= 0)
+        for (int slot = 0; slot < a.p.slots; slot++) {
+            const int pair = token * a.p.slots + slot, expert = ((const int *)list->ids)[pair];
+
+            if (expert >= 0) {
+                const float *from = results + (tile * pairs + pair) * a.split * BLOCK_ROWS + r;
+
                 sum = __fmaf_rn(a.p.weights[token * a.p.weights_stride + slot],
-                                results[(token * a.p.slots + slot) * BLOCK_ROWS + r], sum);
+                                moe_bias(a.p.weight[0], expert, row, expert_add_shares(a, from, BLOCK_ROWS)), sum);
+            }
+        }
         moe_store_sum(a.p, token, row, sum);
     }
 }
@@ -166,7 +310,7 @@ static __device__ __forceinline__ void expert_store_sums(const block_expert_args
 /* gate_up: slots without an expert, which no entry stores. */
 static __device__ __forceinline__ void expert_store_rest(const block_expert_args &a, const moe_list *list)
 {
-    const int warps = (int)gridDim.x * (EXPERT_THREADS / 32), warp = (int)blockIdx.x + threadIdx.x / 32 * gridDim.x;
+    const int warps = (int)gridDim.x * a.warps, warp = (int)blockIdx.x + threadIdx.x / 32 * gridDim.x;
 
     for (int pair = 0; pair < a.p.tokens * a.p.slots; pair++)
         if (((const int *)list->ids)[pair] < 0)
@@ -176,107 +320,130 @@ static __device__ __forceinline__ void expert_store_rest(const block_expert_args
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-/* One unit: the x of the entry's pairs, whose records begin at `records`. */
-template <class F, int COLUMNS>
-static __device__ __forceinline__ void expert_unit(const block_expert_args &a, const char *unit, const char *tables,
-                                                   const char *records, const int *row, int at, int lane,
-                                                   const uint32_t *column, float (*acc)[COLUMNS == 1 ? 1 : 4])
+/* One unit; x: where the records of the entry's pairs for this unit lie (expert_x). */
+template <class F>
+static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
+                                                   const uint32_t *x, int lane, const uint32_t *column,
+                                                   expert_sums<1> *s)
 {
-    const int64_t pitch = (int64_t)a.x.units * BLOCK_RECORD_1(F::X);
-    const char *from = records + (int64_t)at * BLOCK_RECORD_1(F::X);
-
-    if constexpr (COLUMNS == 1)
-        block_unit_1<F>(unit, tables, from + row[0] * pitch, lane, column, &acc[0][0]);
-    else
-        block_unit_8<F, 1, 1>(unit, tables,
-                              block_x_at{from + row[0] * pitch, {from + row[1] * pitch, from + row[2] * pitch}}, 0,
-                              lane, acc);
+    block_unit_1<F>(unit, tables, records + x[0], lane, column, &s->v[0]);
 }
 
-/* The row of x of the pair in column `column` of an entry, of the first one beyond the last. */
-static __device__ __forceinline__ int expert_x_row(const block_expert_args &a, const moe_list *list, int entry,
-                                                   int column)
+template <class F>
+static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
+                                                   const uint32_t *x, int lane, const uint32_t *, expert_sums<8> *s)
+{
+    block_unit_8<F, 1, 1>(unit, tables, block_x_at{records + x[0], {records + x[1], records + x[2]}}, 0, lane, s->v[0]);
+}
+
+/* Where the records of the pair in column `column` of an entry begin, of the first one beyond the last. */
+template <class F>
+static __device__ __forceinline__ uint32_t expert_x(const block_expert_args &a, const moe_list *list, int entry,
+                                                    int column)
 {
     const int pair = list->pair[entry][column < list->count[entry] ? column : 0];
 
-    return a.p.down ? pair : pair / a.p.slots;
+    return (uint32_t)((a.p.down ? pair : pair / a.p.slots) * a.x.units * BLOCK_RECORD_1(F::X));
 }
 
-template <class F, int COLUMNS> static __device__ __forceinline__ void expert_product(const block_expert_args &a)
+/* A share of a product; at: the stage with its first unit. */
+template <class F, int COLUMNS>
+static __device__ __forceinline__ void
+expert_product(const block_expert_args &a, const moe_list *list, const expert_warp &w, const uint32_t *column,
+               const char *memory, const char *ring, expert_loader *l, int *at, int entry, expert_sums<COLUMNS> *s)
+{
+    const int lane = w.lane, t = lane % 4;
+    int unit = w.share * (4 / a.split);
+    uint32_t x[3] = {expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : lane / 4),
+                     expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t),
+                     expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t + 1)};
+
+    *s = {};
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        x[i] += (uint32_t)(unit * BLOCK_RECORD_1(F::X));
+    while (unit < a.x.units) {
+        const char *stage = ring + *at * F::UNIT;
+        const int next = expert_next_unit(a, unit);
+
+        block_wait<0>(0, 0, a.x.depth);
+        if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
+            expert_unit<F>(stage, memory, a.x.records, x, lane, column, s);
+        else
+            expert_unit<F>(stage, memory, memory + F::TABLES, x, lane, column, s);
+        __syncwarp(); /* all lanes have read the stage before it is written again */
+        expert_copy<F>(a, list, w, l, ptx_shared(stage));
+        *at = *at + 1 == a.x.depth ? 0 : *at + 1;
+        for (int turns = (next - unit) & 3; turns > 0; turns--)
+            expert_turn(s);
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            x[i] += (uint32_t)((next - unit) * BLOCK_RECORD_1(F::X));
+        unit = next;
+    }
+    for (int turns = -unit & 3; turns > 0; turns--)
+        expert_turn(s);
+}
+
+template <class F, int COLUMNS> static __device__ __forceinline__ void expert_products(const block_expert_args &a)
 {
     extern __shared__ __align__(128) char memory[];
-    enum { SUMS = RIDGE_Q8_0_PARTS * COLUMNS * BLOCK_ROWS };
     moe_list *const list = (moe_list *)(memory + a.at_list);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
-    const int mine = (a.x.units - part + 3) / 4, step = expert_step(a);
-    char *const ring = memory + a.x.at_ring + warp * a.x.depth * F::UNIT;
-    float *const sums = (float *)(memory + a.x.at_sums) + team * 2 * SUMS;
-    float *results = (float *)(memory + a.at_results) + (a.p.down ? 0 : team / 2 * 2 * a.results);
-    expert_loader l = {expert_begin(a, team), mine, NULL};
-    uint32_t column[4];
-    int at = 0, count = 0, works, subs;
+    const expert_warp w = expert_warp_of(a);
+    const char *const ring = memory + a.x.at_ring + threadIdx.x / 32 * a.x.depth * F::UNIT;
+    float *results = (float *)(memory + a.at_results) + (a.p.down ? 0 : w.team * 2 * a.results);
+    expert_loader l = {expert_begin(a, w), -1, NULL};
+    expert_sums<COLUMNS> s;
+    expert_pos pos = l.at;
+    uint32_t column[8];
+    int at = 0, entries, parity = 0;
 
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        column[j] = (lane >> 2 & 3) == j;
-        asm("" : "+r"(column[j])); /* or the compiler makes selects of the products */
-    }
+    block_columns(w.lane, column);
     ptx_launch_dependents();
+    if constexpr (F::TABLES > 0)
+        block_fill_tables(F(), memory);
     ptx_grid_dependency_wait();
     moe_make_list(a.p, list, COLUMNS);
-    works = a.works * (a.p.down ? 1 : list->entries);
-    subs = a.p.down ? list->entries : 2;
-    if (mine == 0 || l.at.sub >= subs)
-        l.at.work = works;
-    if (l.at.work < works)
-        expert_seek<F>(a, list, &l, team, part);
+    entries = list->entries;
+    expert_seek(a, list, w, F::UNIT, &l);
     for (int i = 0; i < a.x.depth; i++)
-        expert_copy<F>(a, list, &l, ptx_shared(ring + i * F::UNIT), team, part, lane, mine, works, subs);
-    block_fill_tables(F(), memory);
+        expert_copy<F>(a, list, w, &l, ptx_shared(ring + i * F::UNIT));
     if (!a.x.records)
-        block_make_records<F, 1>(a.x, memory + F::TABLES, (int)threadIdx.x, EXPERT_THREADS);
+        block_make_records<F, 1>(a.x, memory + F::TABLES, (int)threadIdx.x, (int)blockDim.x);
     if (!a.p.down)
         expert_store_rest(a, list);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
-    for (expert_pos w = expert_begin(a, team); w.work < works; w.work += step) {
-        for (w.sub = a.p.down ? team : 0; w.sub < subs; w.sub += a.p.down ? EXPERT_TEAMS : 1, count++) {
-            const int entry = expert_entry(a, w), t = lane % 4;
-            const int row[3] = {expert_x_row(a, list, entry, COLUMNS == 1 ? 0 : lane / 4),
-                                expert_x_row(a, list, entry, COLUMNS == 1 ? 0 : 2 * t),
-                                expert_x_row(a, list, entry, COLUMNS == 1 ? 0 : 2 * t + 1)};
-            float acc[2][COLUMNS == 1 ? 1 : 4] = {}, *const to = sums + (count & 1) * SUMS;
+    if (!a.p.down) {
+        for (; expert_find(a, entries, w, &pos); expert_advance(a, &pos), parity ^= 1) {
+            float *const to = results + (parity ? a.results : 0);
 
-            for (int k = 0; k < mine; k++) {
-                const char *unit = ring + at * F::UNIT;
-
-                block_wait<0>(0, 0, a.x.depth);
-                if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
-                    expert_unit<F, COLUMNS>(a, unit, memory, a.x.records, row, part + 4 * k, lane, column, acc);
-                else
-                    expert_unit<F, COLUMNS>(a, unit, memory, memory + F::TABLES, row, part + 4 * k, lane, column, acc);
-                __syncwarp(); /* all lanes have read the stage before it is written again */
-                expert_copy<F>(a, list, &l, ptx_shared(unit), team, part, lane, mine, works, subs);
-                at = at + 1 == a.x.depth ? 0 : at + 1;
-            }
-            block_write_sums<COLUMNS>(to, part, lane, acc);
-            ptx_barrier_sync(1 + team, BLOCK_TEAM);
-            expert_finish<COLUMNS>(a, list, w, team, to, results);
+            expert_product<F, COLUMNS>(a, list, w, column, memory, ring, &l, &at, pos.work / a.works, &s);
+            expert_write<COLUMNS>(a, list, w, &s, pos.work / a.works,
+                                  to + ((w.share * 2 + w.sub) * COLUMNS * 2 + w.half) * BLOCK_ROWS);
+            ptx_barrier_sync(1 + w.team, 128 * a.split);
+            expert_store_slots<COLUMNS>(a, list, pos.work, to);
         }
-        if (a.p.down) {
+        return;
+    }
+    for (int batch = 0, tiles; (tiles = expert_batch_tiles(a, batch)) > 0; batch++) {
+        for (int item = w.team; item < tiles * entries; item += expert_teams(a)) {
+            const int entry = item % entries, pairs = a.p.tokens * a.p.slots;
+
+            expert_product<F, COLUMNS>(a, list, w, column, memory, ring, &l, &at, entry, &s);
+            expert_write<COLUMNS>(a, list, w, &s, entry, results + item / entries * pairs * a.split * BLOCK_ROWS);
+        }
+        __syncthreads();
+        expert_store_sums(a, list, batch, results);
+        if (expert_batch_tiles(a, batch + 1) > 0)
             __syncthreads();
-            expert_store_sums(a, list, w.work, results);
-        } else {
-            ptx_barrier_sync(5 + team / 2, 2 * BLOCK_TEAM);
-            expert_store_slots(a, list, w.work, results);
-        }
-        results += (w.work / step & 1) ? -a.results : a.results;
     }
 }
 
 template <class F, int COLUMNS>
-static __global__ void __launch_bounds__(EXPERT_THREADS, 1) block_experts(const __grid_constant__ block_expert_args a)
+static __global__ void __launch_bounds__(32 * EXPERT_WARPS(COLUMNS), 1)
+    block_experts(const __grid_constant__ block_expert_args a)
 {
-    expert_product<F, COLUMNS>(a);
+    expert_products<F, COLUMNS>(a);
 }
 
 /* -------------------------------------------------------------------------------------------------- a format's table
@@ -295,7 +462,7 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 1) block_experts(const 
         block_##name::UNIT,                                                                                      \
         block_##name::TABLES,                                                                                    \
         {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)}, \
-        {BLOCK_TEAMS_OF(block_##name::X, 0), BLOCK_TEAMS_OF(block_##name::X, 1)},                                \
+        {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                      \
         {(const void *)block_experts<block_##name, 1>, (const void *)block_experts<block_##name, 8>}};
 
 #endif

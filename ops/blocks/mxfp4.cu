@@ -1,8 +1,8 @@
 /* mxfp4.cu: MXFP4: nibbles are indices of a table of 16 values, which prmt looks up four at a time. Its selector takes
- * eight bytes by three bits; with the fourth bit it gives the sign of the byte in all bits, here ones. So one prmt with
- * all four bits and one with three, XORed, are 16 + v and, for negative codes, 16 - v; the -16 goes through the start
- * of a sum. prmt takes the nibbles of two bytes in order, so that a word has two columns of each half of a block; x is
- * laid out so too (MIXED). The scale is a power of two a block. */
+ * eight bytes by three bits; with the fourth bit it gives the sign of the byte in all bits, here zeros. So one prmt
+ * with three bits gives 16 - v, one with all four 2 v, for negative codes 0; their sum is 16 + v or 16 - v, and the -16
+ * goes through the start of a sum. prmt takes the nibbles of two bytes in order, so that a word has two columns of each
+ * half of a block; x is laid out so too (MIXED). The scale is a power of two a block. */
 #include "experts.cuh"
 
 struct block_mxfp4 {
@@ -14,13 +14,14 @@ struct block_mxfp4 {
     static const int OFFSET = 16;
     static const int PAIRS = 0;
     static const int MIXED = 1;
+    static const int MINUS = 0;
 };
 
 /* 16 and the values of four codes, of v = 0, 1, 2, 3, 4, 6, 8, 12: the low half of `code`; index: its low three bits.
- * 16 - v inverted, and what makes 16 + v of that. */
+ */
 static __device__ __forceinline__ uint32_t block_e2m1_x4(uint32_t code, uint32_t index)
 {
-    return ptx_prmt(0xe1e3e1ff, 0xe7efe3e7, code) ^ ptx_prmt(0xf2f1f0ef, 0xfbf7f5f3, index);
+    return block_sum(ptx_prmt(0x06040200, 0x18100c08, code), ptx_prmt(0x0d0e0f10, 0x04080a0c, index));
 }
 
 static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit, const char *, int lane, int q,
@@ -36,7 +37,7 @@ static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit
             const uint32_t index = w[j] & 0x77777777;
 
             codes[j][h] = block_e2m1_x4(w[j], index);
-            codes[j][2 + h] = block_e2m1_x4(w[j] >> 16, index >> 16);
+            codes[j][2 + h] = block_e2m1_x4(block_right_16(w[j]), block_right_16(index));
         }
     }
 }

@@ -11,6 +11,7 @@ struct block_q6_k {
     static const int OFFSET = 32;
     static const int PAIRS = 0;
     static const int MIXED = 0;
+    static const int MINUS = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit, const char *, int lane, int q,
@@ -26,7 +27,7 @@ static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit,
             const uint32_t high = slot < 4 ? v.x : v.y;
             const int at = 2 * (slot & 3);
 
-            codes[slot / 2][slot % 2 * 2 + h] |= (at <= 4 ? high << (4 - at) : high >> (at - 4)) & 0x30303030;
+            codes[slot / 2][slot % 2 * 2 + h] |= (at <= 4 ? high << (4 - at) : block_right_2(high)) & 0x30303030;
         }
     }
 }

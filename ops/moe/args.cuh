@@ -9,7 +9,7 @@
 
 #define MOE_CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 
-static __device__ __noinline__ float moe_swiglu(unsigned act, float gate, float up, ridge_swiglu_options o)
+static __device__ __forceinline__ float moe_swiglu_inline(unsigned act, float gate, float up, ridge_swiglu_options o)
 {
     const float a = ridge_swiglu_gate(gate, o), b = ridge_swiglu_up(up, o);
     float h;
@@ -29,6 +29,11 @@ static __device__ __noinline__ float moe_swiglu(unsigned act, float gate, float 
         break;
     }
     return ridge_swiglu_scale(h * b, 1.0f, o);
+}
+
+static __device__ __noinline__ float moe_swiglu(unsigned act, float gate, float up, ridge_swiglu_options o)
+{
+    return moe_swiglu_inline(act, gate, up, o);
 }
 
 /* Adds the bias of expert e to a product. */

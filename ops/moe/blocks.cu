@@ -3,9 +3,10 @@
 #include "ops/blocks/experts.cuh"
 
 typedef struct expert_plan {
-    uint32_t at_list, at_ring, at_sums, at_results;
-    int depth, results; /* floats of a buffer of results */
-    bool records;       /* x lies in global memory */
+    uint32_t at_list, at_ring, at_results;
+    int depth, warps, split, batch, results; /* floats of a buffer of results */
+    unsigned grid;
+    bool records; /* x lies in global memory */
     int64_t bytes;
 } expert_plan;
 
@@ -16,23 +17,41 @@ static int64_t record_bytes(const ridge_problem *problem)
     return rows * block_units(problem->dim[1]) * ridge_block_kernels_of(problem->dtype[2])->record[0];
 }
 
+/* How products are shared out: as few warps a product as leave none idle, and so many tiles of down together that their
+ * products are several for each warp. Shapes alone decide. */
+static void share_out(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
+{
+    const int64_t pairs = ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS);
+    const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS);
+    const bool down = problem->op == RIDGE_MOE_DOWN;
+    const int64_t works = down ? tiles : ridge_ceil_div(tiles, 2) * pairs;
+    const int64_t each = ridge_ceil_div(works, ridge_max(1, ridge_min(works, device->units)));
+    const int64_t warps = each * (down ? pairs : 4); /* that a CTA has products for */
+    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS;
+
+    p->grid = (unsigned)ridge_max(1, ridge_min(works, device->units));
+    p->warps = EXPERT_WARPS(columns);
+    p->split = down && warps <= p->warps / 4 ? 4 : warps <= p->warps / 2 ? 2 : 1;
+    p->batch = (int)ridge_max(1, ridge_min(each, 4 * p->warps / pairs));
+    p->results = (int)(down ? p->batch * pairs * p->split * BLOCK_ROWS : p->split * 2 * columns * 2 * BLOCK_ROWS);
+}
+
 /* As many stages as fit; where not even two do, x stays in global memory. */
 static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
-    const bool down = problem->op == RIDGE_MOE_DOWN;
-    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS;
     expert_plan p = {};
 
-    p.results = down ? (int)(problem->dim[0] * problem->dim[4]) * BLOCK_ROWS : columns * 2 * BLOCK_ROWS;
+    share_out(device, problem, &p);
     for (int records = 0; records < 2; records++)
         for (p.depth = BLOCK_MAX_DEPTH; p.depth > (records ? 0 : 1); p.depth--) {
+            const int buffers = problem->op == RIDGE_MOE_DOWN ? 1 : 2 * p.warps / (4 * p.split);
+
             p.records = records;
             p.at_list = (uint32_t)ridge_round_up(k->tables + (records ? 0 : record_bytes(problem)), 128);
             p.at_ring = (uint32_t)ridge_round_up(p.at_list + (int64_t)sizeof(moe_list), 128);
-            p.at_sums = p.at_ring + (uint32_t)(EXPERT_TEAMS * 4 * p.depth * k->unit);
-            p.at_results = p.at_sums + (uint32_t)(EXPERT_TEAMS * 2 * RIDGE_Q8_0_PARTS * columns * BLOCK_ROWS * 4);
-            p.bytes = p.at_results + (int64_t)p.results * 4 * 2 * (down ? 1 : EXPERT_TEAMS / 2);
+            p.at_results = p.at_ring + (uint32_t)(p.warps * p.depth * k->unit);
+            p.bytes = p.at_results + (int64_t)p.results * 4 * buffers;
             if ((records || record_bytes(problem) < host_max_shared(device)) && p.bytes <= host_max_shared(device))
                 return p;
         }
@@ -72,7 +91,6 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const block_kernels *k = ridge_block_kernels_of(bound->problem.dtype[2]);
     block_expert_args a = {};
     ridge_status status;
-    int64_t most;
 
     a.p = moe_args_of(&bound->call);
     if (a.p.tokens == 0 || a.p.rows == 0)
@@ -80,14 +98,15 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.x = x_of(&a.p);
     a.x.depth = p.depth;
     a.x.at_ring = p.at_ring;
-    a.x.at_sums = p.at_sums;
     a.at_list = p.at_list;
     a.at_results = p.at_results;
     a.results = p.results;
+    a.warps = p.warps;
+    a.split = p.split;
+    a.batch = p.batch;
     a.tiles = (int)ridge_ceil_div(a.p.rows, BLOCK_ROWS);
-    a.works = (int)(a.p.down ? a.tiles : ridge_ceil_div(a.tiles, 2));
+    a.works = (int)ridge_ceil_div(a.tiles, 2);
     a.tile_bytes = block_tile_bytes(block_layout_of(bound->problem.dtype[2]), a.p.cols);
-    most = (int64_t)a.works * (a.p.down ? 1 : ridge_min(a.p.tokens * a.p.slots, MOE_PAIRS));
     if (p.records) {
         a.x.records_out = (char *)space;
         status =
@@ -97,9 +116,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             return status;
         a.x.records = (const char *)space;
     }
-    return host_launch_shared(device, kernel->name, k->experts[a.p.tokens > 1],
-                              dim3((unsigned)ridge_min(most, device->units)), EXPERT_THREADS, (size_t)p.bytes, &a,
-                              stream);
+    return host_launch_shared(device, kernel->name, k->experts[a.p.tokens > 1], dim3(p.grid), 32 * p.warps,
+                              (size_t)p.bytes, &a, stream);
 }
 
 static ridge_status prepare(const ridge_device *device)
@@ -119,6 +137,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "weights are in no block format";
     if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30)
         return "more than 2^24 columns or 2^30 rows";
+    if (record_bytes(problem) >= INT64_C(1) << 31)
+        return "x takes 2 GB or more";
     return plan(device, problem).bytes == INT64_MAX ? "shared memory is too small" : NULL;
 }
 

@@ -14,24 +14,18 @@ typedef struct moe_list {
     int expert[MOE_PAIRS], count[MOE_PAIRS];
     uint16_t pair[MOE_PAIRS][MOE_COLUMNS];
     uint16_t entry[MOE_PAIRS]; /* of a pair that begins one */
+    uint16_t begin[MOE_PAIRS],
+        before[MOE_PAIRS]; /* the pair that begins this one's entry; pairs of its expert before */
     int warp[MOE_PAIRS / 32];
     int entries;
 } moe_list;
 
-/* By all threads of the CTA, MOE_PAIRS of them: thread i has pair i. */
-static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list *list, int columns)
+/* The pairs of this one's expert before it, and which of these begins its entry. */
+static __device__ __forceinline__ void moe_look_back(moe_list *list, int i, int pairs, int columns)
 {
-    const int i = threadIdx.x, pairs = p.tokens * p.slots, warp = i / 32;
-    int id = -1, before = 0, begin = i, entry;
-    bool first;
-    unsigned ballot;
+    const int id = ((const int *)list->ids)[i];
+    int before = 0, begin = i;
 
-    if (i < pairs)
-        id = p.ids[i / p.slots * p.ids_stride + i % p.slots];
-    id = id >= 0 && id < p.experts ? id : -1;
-    ((int *)list->ids)[i] = id;
-    list->count[i] = 0;
-    __syncthreads(); /* the ids are written before they are read */
     for (int j = 0; j < i && j < pairs; j += 4) {
         const int4 other = list->ids[j / 4];
 
@@ -42,27 +36,53 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
                 before++;
             }
     }
-    begin = before % columns == 0 ? i : begin;
-    first = id >= 0 && begin == i;
-    ballot = __ballot_sync(0xffffffffu, first);
-    if (i % 32 == 0)
-        list->warp[warp] = __popc(ballot);
+    list->begin[i] = (uint16_t)(before % columns == 0 ? i : begin);
+    list->before[i] = (uint16_t)before;
+}
+
+/* By all threads of the CTA, whole warps. A thread has the pairs threadIdx.x, threadIdx.x + blockDim.x, ... */
+static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list *list, int columns)
+{
+    const int pairs = p.tokens * p.slots, all = (pairs + 31) / 32 * 32, step = blockDim.x;
+    int *const ids = (int *)list->ids;
+
+    for (int i = threadIdx.x; i < all; i += step) {
+        const int id = i < pairs ? p.ids[i / p.slots * p.ids_stride + i % p.slots] : -1;
+
+        ids[i] = id >= 0 && id < p.experts ? id : -1;
+        list->count[i] = 0;
+    }
+    __syncthreads(); /* the ids are written before they are read */
+    for (int i = threadIdx.x; i < all; i += step) {
+        unsigned ballot;
+
+        moe_look_back(list, i, pairs, columns);
+        ballot = __ballot_sync(0xffffffffu, ids[i] >= 0 && list->begin[i] == i);
+        if (i % 32 == 0)
+            list->warp[i / 32] = __popc(ballot);
+    }
     __syncthreads(); /* the warps' counts are written before they are read */
-    entry = __popc(ballot & ((1u << i % 32) - 1));
-    for (int w = 0; w < warp; w++)
-        entry += list->warp[w];
-    if (first) {
-        list->entry[i] = (uint16_t)entry;
-        list->expert[entry] = id;
+    for (int i = threadIdx.x; i < all; i += step) {
+        const bool first = ids[i] >= 0 && list->begin[i] == i;
+        int entry = __popc(__ballot_sync(0xffffffffu, first) & ((1u << i % 32) - 1));
+
+        for (int w = 0; w < i / 32; w++)
+            entry += list->warp[w];
+        if (first) {
+            list->entry[i] = (uint16_t)entry;
+            list->expert[entry] = ids[i];
+        }
+        if (i == all - 1)
+            list->entries = entry + first;
     }
-    if (i == MOE_PAIRS - 1)
-        list->entries = entry + first;
     __syncthreads(); /* the entries are written before their pairs look for them */
-    if (id >= 0) {
-        entry = list->entry[begin];
-        list->pair[entry][before % columns] = (uint16_t)i;
-        atomicAdd(&list->count[entry], 1);
-    }
+    for (int i = threadIdx.x; i < all; i += step)
+        if (ids[i] >= 0) {
+            const int entry = list->entry[list->begin[i]];
+
+            list->pair[entry][list->before[i] % columns] = (uint16_t)i;
+            atomicAdd(&list->count[entry], 1);
+        }
     __syncthreads(); /* the list is complete before it is read */
 }
 
