@@ -312,7 +312,6 @@ static const planted_fault faults[] = {
     {.name = "forgets eps", OPTION(eps), .value = 0},
     {.name = "has another eps of the mixture", .op = RIDGE_HC_SPLIT, OPTION(hc_eps), .value = 0.01f},
     {.name = "ends the mixture early", .fault = leaves_out_a_round, .op = RIDGE_HC_SPLIT},
-    {.name = "takes the next row of fn", .fault = fault_takes_the_next, .operand = "fn"},
     {.name = "takes the next token's streams", .fault = fault_takes_the_next, .operand = "res"},
     {.name = "takes the next scale", .fault = fault_takes_the_next, .operand = "scale"},
     {.name = "takes the next number's base", .fault = fault_takes_the_next, .operand = "base"},
