@@ -122,6 +122,28 @@ def samples():
     yield "linear_ce_sample", (x, w, t, torch.arange(len(t)), torch.arange(len(t)) * 3, bias, -100, ce)
     yield "ce_stats", (z, zt, None, -100, ce)
     yield "multiply", (a, torch.full((), 0.5), BF16)
+    yield from expert_samples()
+
+
+def expert_samples():
+    x, logits, w = torch.randn(12, 64), torch.randn(12, 6), torch.rand(12, 2)
+    gate_up, down, rest = torch.randn(6, 64, 64), torch.randn(6, 64, 32), ("silu", [1.0, 1.0, 1.0, 0.0, 0.0], False, "e4m3")
+    rule = ("softmax", True)
+    ids, _ = torch.ops.ridge.moe_route(logits, 2, None, None, *rule, 1, 1, False, 1.0, 0.0)
+    offsets, rows, place = torch.ops.ridge.moe_permute(ids, 6)
+    y = torch.randn(24, 64)
+    yield "moe_route", (logits, 2, None, torch.randn(6), *rule, 1, 1, False, 1.0, 0.0)
+    yield "moe_route_backward", (w, logits, ids, None, *rule, 1.0, 0.0)
+    yield "moe_permute", (ids, 6)
+    yield "moe_gather", (x, rows, place)
+    for weights in (w, None):
+        yield "moe_combine", (y, place, weights)
+        yield "moe_combine_backward", (x, y if weights is not None else None, place, weights)
+    yield "moe_experts", (x, ids, w, gate_up, down, *rest)
+    linear = (y, gate_up, offsets, False, "e4m3")
+    yield "grouped_fp8_linear", linear
+    kept = torch.ops.ridge.grouped_fp8_linear(*linear)[1:]
+    yield "grouped_fp8_linear_backward", (torch.randn(24, 64), offsets, *kept[:3], *kept[3:], False, "e4m3", True, True)
 
 
 def plain_number(t):
@@ -172,8 +194,10 @@ def every_rule(mesh):
                     assert rms(full, v) < limit or not v.numel() or not v.any(), (where, rms(full, v))
                 else:
                     assert torch.equal(full, plain_number(v)), where
-    assert seen.keys() == {op.split("::")[1] for op in torch._C._dispatch_get_all_op_names() if op.startswith("ridge::")}
-    few = {"q8_0_repack": 2, "linear_ce_train": 4}
+    registered = {op.split("::")[1] for op in torch._C._dispatch_get_all_op_names() if op.startswith("ridge::")}
+    # An op with a list of tensors, and those with a group of their own, are for plain tensors.
+    assert seen.keys() == registered - {"moe_experts_backward", "linear_ce_sharded", "linear_ce_sharded_backward"}
+    few = {"linear_ce_train": 4, **dict.fromkeys(("moe_permute", "moe_experts", "grouped_fp8_linear", "grouped_fp8_linear_backward"), 1)}
     assert all(n >= few.get(name, 2) for name, n in seen.items()), seen
 
 

@@ -285,6 +285,37 @@ def _ce_bwd(lse, dloss, logits, target, class_weight, reduction, *_):
             yield [d], [d, d if reduction == "none" else R, d, d, R]
 
 
+@_rule("moe_route")
+def _moe_route(logits, *_):
+    yield [0, 0], [0, R, R]
+
+
+@_rule("moe_route_backward")
+def _moe_route_backward(*_):
+    yield [0], [0, 0, 0, R]
+
+
+@_rule("moe_gather")
+def _moe_gather(*_):
+    yield [0], [R, 0, R]
+
+
+@_rule("moe_combine")
+def _moe_combine(*_):
+    yield [0], [R, 0, 0]
+    yield [1], [1, R, R]
+
+
+@_rule("moe_permute")
+@_rule("moe_combine_backward")
+@_rule("moe_experts")
+@_rule("grouped_fp8_linear")
+@_rule("grouped_fp8_linear_backward")
+def _sorted_by_expert(*_):
+    """Which rows a rank has depends on the ids of all tokens: replicated operands only."""
+    return ()
+
+
 @_rule("multiply")
 def _multiply(x, *_):
     for d in range(x.ndim):
