@@ -302,7 +302,6 @@ def _moe_gather(*_):
 
 @_rule("moe_combine")
 def _moe_combine(*_):
-    yield [0], [R, 0, 0]
     yield [1], [1, R, R]
 
 
