@@ -1,4 +1,5 @@
-"""ridge.torch: ridge's kernels as PyTorch functions and modules, with gradients, on the CPU and on CUDA.
+"""ridge.torch: ridge's kernels as PyTorch functions and modules, with gradients, on the CPU and on CUDA. Longer than 600 lines
+because the public functions with their docstrings stand in one place.
 
 They work under torch.compile, CUDA graphs and autocast, and on DTensors (FSDP2, tensor and sequence parallelism: a call runs on
 the shards where its result is then a sharded, replicated or partial one, else on gathered operands: a mean of cross entropy is

@@ -1,5 +1,6 @@
 """_library.py: the ops as torch.library knows them (torch.ops.ridge.*): schema, implementation, fake, gradient. All are
-functional but for fp8_gemm_, which adds to its output. An absent result is a tensor of no elements.
+functional but for fp8_gemm_, which adds to its output. An absent result is a tensor of no elements. Longer than 600 lines because
+each op is here once.
 
 An op whose results change in shape, stride or dtype between releases gets a new name: torch.compile's caches on disk know an
 op by name and schema only."""
