@@ -91,6 +91,8 @@ static void decode_cases(const ridge_op_row *op, case_level level, case_list *li
         {"tokens=2 heads=3 kv_heads=1 head_dim=512 positions=140", {.fill = FILL_UNIT}},
         {"tokens=4 heads=4 kv_heads=2 head_dim=64 positions=200", {.fill = FILL_EDGE}},
         {"tokens=4 heads=6 kv_heads=2 head_dim=32 positions=97", {.fill = FILL_GROUPS}},
+        {"tokens=2 heads=4 kv_heads=2 head_dim=128 positions=300", {.fill = FILL_UNIT, .slices = true}},
+        {"tokens=1 heads=4 kv_heads=2 head_dim=64 positions=200", {.fill = FILL_EDGE}},
         {"tokens=16 heads=16 kv_heads=4 head_dim=128 positions=1500", {.fill = FILL_UNIT, .repeats = 20}},
         {"tokens=33 heads=6 kv_heads=2 head_dim=16 positions=400", {.fill = FILL_NORMAL, .slices = true}},
         {"tokens=6 heads=8 kv_heads=1 head_dim=128 positions=1024", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},

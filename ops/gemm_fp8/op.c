@@ -56,8 +56,8 @@ static const char *rule(const ridge_call *call)
     return NULL;
 }
 
-void gemm_scales_extent(uint32_t mode, bool transposed, int64_t rows, int64_t k, int64_t *table_rows,
-                        int64_t *table_cols)
+void ridge_gemm_scales_extent(uint32_t mode, bool transposed, int64_t rows, int64_t k, int64_t *table_rows,
+                              int64_t *table_cols)
 {
     if (transposed)
         ridge_scale_extent(mode, rows, k, table_cols, table_rows);
@@ -73,10 +73,10 @@ static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols
 
     switch (arg) {
     case RIDGE_GEMM_FP8_SCALE_A:
-        gemm_scales_extent(call->flags & RIDGE_SCALE, call->flags & RIDGE_SCALE_T, m, k, rows, cols);
+        ridge_gemm_scales_extent(call->flags & RIDGE_SCALE, call->flags & RIDGE_SCALE_T, m, k, rows, cols);
         break;
     case RIDGE_GEMM_FP8_SCALE_B:
-        gemm_scales_extent((call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T, n, k, rows, cols);
+        ridge_gemm_scales_extent((call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T, n, k, rows, cols);
         break;
     default:
         *rows = arg == RIDGE_GEMM_FP8_BIAS ? 1 : arg == RIDGE_GEMM_FP8_B ? n : m;
@@ -106,7 +106,7 @@ static bool in_flags(ridge_scaling scaling, uint32_t t, uint32_t *flags)
     return scaling == RIDGE_SCALING_ROW128_T || (scaling >= RIDGE_SCALING_TENSOR && scaling <= RIDGE_SCALING_BLK128);
 }
 
-bool gemm_scale_flags(ridge_scaling a, ridge_scaling b, uint32_t *flags)
+bool ridge_gemm_scale_flags(ridge_scaling a, ridge_scaling b, uint32_t *flags)
 {
     uint32_t of_a, of_b;
 
@@ -120,7 +120,7 @@ ridge_call ridge_gemm_fp8(int64_t m, int64_t n, int64_t k, ridge_tensor a, ridge
 {
     ridge_call call = ridge_begin(RIDGE_GEMM_FP8, m, n, k, 0);
 
-    if (!gemm_scale_flags(a.scaling, b.scaling, &call.flags))
+    if (!ridge_gemm_scale_flags(a.scaling, b.scaling, &call.flags))
         call.invalid = NO_PAIR;
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_A, a, RIDGE_F32);
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_B, b, RIDGE_F32);

@@ -79,13 +79,13 @@ static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols
         ridge_set_extent(rows, cols, a_rows, k);
         break;
     case RIDGE_GEMM_FP8_GROUPED_SCALE_A:
-        gemm_scales_extent(mode_a, call->flags & RIDGE_SCALE_T, a_rows, k, rows, cols);
+        ridge_gemm_scales_extent(mode_a, call->flags & RIDGE_SCALE_T, a_rows, k, rows, cols);
         break;
     case RIDGE_GEMM_FP8_GROUPED_B:
         ridge_set_extent(rows, cols, b_rows, k);
         break;
     case RIDGE_GEMM_FP8_GROUPED_SCALE_B:
-        gemm_scales_extent(mode_b, false, mode_b == RIDGE_SCALE_BLK128 ? n : b_rows, k, rows, cols);
+        ridge_gemm_scales_extent(mode_b, false, mode_b == RIDGE_SCALE_BLK128 ? n : b_rows, k, rows, cols);
         if (mode_b == RIDGE_SCALE_BLK128) /* the blocks begin anew in each group */
             *rows *= groups;
         if (mode_b == RIDGE_SCALE_TENSOR)
@@ -123,7 +123,7 @@ ridge_call ridge_gemm_fp8_grouped(int64_t m, int64_t n, int64_t k, int64_t group
 {
     ridge_call call = ridge_begin(RIDGE_GEMM_FP8_GROUPED, m, n, k, groups);
 
-    if (!gemm_scale_flags(a.scaling, b.scaling, &call.flags))
+    if (!ridge_gemm_scale_flags(a.scaling, b.scaling, &call.flags))
         call.invalid = NO_PAIR;
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_GROUPED_A, a, RIDGE_F32);
     ridge_put_scaled(&call, RIDGE_GEMM_FP8_GROUPED_B, b, RIDGE_F32);
