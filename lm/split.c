@@ -207,7 +207,7 @@ static int64_t word(const cursor *c, int64_t i, int64_t *capitals)
     }
     *capitals = end;
     if (!(part_of_word(x) & GOES_ON))
-        return last; /* U* gives back what follows its last letter that goes on, and that letter */
+        return last; /* U* backtracks over what follows its last letter that goes on, and that letter */
     for (; part_of_word(x) & GOES_ON; x = at(c, last))
         last = x.next;
     return last;

@@ -7,7 +7,7 @@
 
 typedef struct group_args {
     const void *offsets; /* [groups + 1], of a masked call [groups] */
-    int32_t *bad;        /* NULL: nobody asks */
+    int32_t *bad;        /* NULL: not asked for */
     int64_t most;        /* what no offset exceeds */
     int unit;            /* which every offset is a multiple of */
     int wide, groups, masked;

@@ -48,7 +48,7 @@ template <int BN_, int WG_TOKENS_, int RING_, int KEEP_REGS_, int REGS_, int PRO
         AT_X_SCALES = AT_SCALES + BM * 2 * SCALE_BOX,
         BOX_BYTES = AT_X_SCALES + BN * 4 * STAGE_BLOCKS,
         STAGE_BYTES = (BOX_BYTES + 511) / 512 * 512,
-        /* Of a warpgroup: sums of earlier partitions, or the results on their way out. */
+        /* Of a warpgroup: sums of earlier partitions, or the results before they are stored. */
         PITCH = WG_ROWS + 4, /* lanes write different banks */
         KEPT = (3 * ELEMENTS - KEEP_REGS) * THREADS,
         FLOATS = KEPT > WG_TOKENS *PITCH ? KEPT + 0 : WG_TOKENS *PITCH,
