@@ -1,18 +1,22 @@
 """links.py: what several GPUs of one host do: their links, the loss of a vocabulary that is spread over them, and FSDP2.
 
-    python3 bench/links.py [--parts links,loss,fsdp,tp] [--ranks N] [--csv FILE] [--commit ID] [--lib FILE] [--small]
+    python3 bench/links.py [--parts links,loss,fsdp,tp,model] [--ranks N] [--csv FILE] [--commit ID] [--lib FILE] [--small]
+        [--shapes 0,3] [--providers ridge,ridge-16] [--trace FOLDER]
 
 As many ranks as the machine has GPUs; on a machine without one, 2 over gloo with small shapes, to try the script. Written are
 records (bench/records) of suite dist: us is the median of the slowest rank. Provider ridge-1 is one device's time for the whole
 problem, taken on every device at once, so that all are as hot as with several. Bandwidths (gbps) are bytes received by a rank.
 
-links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 (nccl-8); a bf16 product alone
-and while all-gathers run beside it. loss: linear cross entropy with gradients and without, whole and sharded rows, and with
-logits made again in backward (recompute); vocab-parallel is logits in bf16 and three all_reduce, in PyTorch, liger and liger-logits
-Liger's tensor-parallel losses over hidden states and over logits. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in
+links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 and 16 (nccl-8, nccl-16); a bf16
+product alone and while all-gathers run beside it. copies: the first two by copy engine (nccl-copy), which NCCL does with memory that
+is registered as a window, if it can. loss: linear cross entropy with gradients and without, whole and sharded rows, and with
+logits made again in backward (recompute), over a group of 16 CTAs whose transfers go first (ridge-16); the last shape is what the host takes; vocab-parallel is logits in bf16 and three all_reduce, in PyTorch, liger and liger-logits
+Liger's tensor-parallel losses over hidden states and over logits; -graph: a step as a CUDA graph. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in
 bf16 with torch.compile, torchao's float8 with its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes;
 gathered bytes in peak_bytes. tp: two linear layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as many
 products without a transfer (ridge-local), torch's in bf16 compiled, torch-async with products and transfers in one (async TP).
+ridge-16: over a group whose transfers take 16 CTAs at most and go first; -graph: a step as a CUDA graph; ridge-host: as many calls of
+layers of 256, which is what the host takes. --trace: a timeline of a step of each of ridge's, by PyTorch's profiler.
 model: what 8, 64 and 10000 GPUs would do, from the latency and bandwidth that `links` has measured in this run.
 NVLink multicast stays off.
 """
@@ -34,7 +38,7 @@ from train_llama import COLUMNS  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-SHAPES = ((8192, 4096, 128256), (8192, 2048, 32000), (8192, 5120, 152064), (1024, 4096, 128256), (16384, 4096, 128256))
+SHAPES = ((8192, 4096, 128256), (8192, 2048, 32000), (8192, 5120, 152064), (1024, 4096, 128256), (16384, 4096, 128256), (128, 256, 8192))
 SMALL = ((64, 64, 512),)
 
 
@@ -58,6 +62,9 @@ def clock(run, repeats):
 
 def timed(run, repeats=10):
     """(median, p20, p80) in us, of the rank whose median is largest."""
+    if timed.once:
+        run()
+        return 0.0, 0.0, 0.0
     dist.barrier()
     us = sorted(clock(run, repeats))
     mine = torch.tensor([statistics.median(us), us[len(us) // 5], us[len(us) * 4 // 5]], device=DEVICE)
@@ -66,16 +73,48 @@ def timed(run, repeats=10):
     return max((t.tolist() for t in every), key=lambda t: t[0])
 
 
+def captured(step):
+    """step as a CUDA graph"""
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return graph.replay
+
+
+def traced(args, name, step):
+    """A timeline of one step among others, of rank 0."""
+    if not args.trace:
+        return
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    if dist.get_rank() == 0:
+        os.makedirs(args.trace, exist_ok=True)
+        profile.export_chrome_trace(os.path.join(args.trace, f"{name}.json.gz"))
+
+
+timed.once = False
+
 # ----------------------------------------------------------------------------------------------------------------- links
+
+
+def group_of(ctas):
+    """All ranks, by transfers of at most so many CTAs, whose stream goes first."""
+    if not CUDA or not ctas:
+        return dist.group.WORLD
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas, options.config.cga_cluster_size = ctas, 2
+    return dist.new_group(pg_options=options)
 
 
 def groups():
     """{provider: group}"""
-    if not CUDA:
-        return {"gloo": dist.group.WORLD}
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.max_ctas = 8
-    return {"nccl": dist.group.WORLD, "nccl-8": dist.new_group(pg_options=options)}
+    return {"nccl": group_of(0), "nccl-8": group_of(8), "nccl-16": group_of(16)} if CUDA else {"gloo": dist.group.WORLD}
 
 
 def collectives(n, bytes_, group):
@@ -113,6 +152,22 @@ def links(args, n, record):
                tflops=2e-6 * side**3 / us[0])
 
 
+def copies(args, n, record):
+    """all_gather and all_to_all by copy engine: without a CTA, over memory that all ranks have registered as a window of the group."""
+    import torch.distributed._symmetric_memory as symmetric
+    symmetric.set_backend("NCCL")
+    group = dist.new_group()
+    dist.all_reduce(torch.zeros(1, device=DEVICE), group=group)
+    for size in (1 << 20, 16 << 20, 128 << 20, 512 << 20):
+        whole, other, part = (symmetric.empty(size // 2 // k, dtype=torch.bfloat16, device=DEVICE) for k in (1, 1, n))
+        for t in (whole, other, part):
+            symmetric.rendezvous(t, group.group_name)
+        for op, run in (("all_gather", lambda: dist.all_gather_into_tensor(whole, part, group=group)),
+                        ("all_to_all", lambda: dist.all_to_all_single(whole, other, group=group))):
+            us = timed(run, 20)
+            record(op, f"bytes={size} ranks={n}", "nccl-copy", us, gbps=size * (n - 1) / n / us[0] / 1e3)
+
+
 # ------------------------------------------------------------------------------------------------------------------ loss
 
 
@@ -141,8 +196,8 @@ def parallel_torch(x, w, t, first):
 def loss(args, n, record):
     import ridge.torch as R
     import ridge.torch.distributed as D
-    rank = dist.get_rank()
-    for tokens, hidden, vocab in SMALL if args.small else SHAPES:
+    rank, few = dist.get_rank(), group_of(16)
+    for tokens, hidden, vocab in SMALL if args.small else [SHAPES[int(i)] for i in args.shapes.split(",")]:
         torch.manual_seed(0)
         problem = f"tokens={tokens} hidden={hidden} vocab={vocab}"
         x = torch.randn(tokens, hidden, device=DEVICE).to(torch.bfloat16).requires_grad_()
@@ -160,10 +215,13 @@ def loss(args, n, record):
             "ridge-1": lambda: R.linear_cross_entropy(x, w, t),
             "ridge whole": lambda: D.linear_cross_entropy(x, part, t, group=dist.group.WORLD),
             "ridge sharded": lambda: D.linear_cross_entropy(mine, part, mine_t, group=dist.group.WORLD, rows="sharded"),
+            "ridge-16 whole": lambda: D.linear_cross_entropy(x, part, t, group=few),
             "ridge-recompute whole": lambda: D.linear_cross_entropy(x, part, t, group=dist.group.WORLD, recompute=True),
         }
         flops = 2e-6 * tokens * hidden * vocab
         want = None
+        if args.providers:
+            calls = {name: call for name, call in calls.items() if name.split()[0] in args.providers.split(",")}
         for name, call in calls.items():
             provider, _, rows = name.partition(" ")
             where = f"{problem} ranks={n if rows else 1}" + (f" rows={rows}" if rows else "")
@@ -174,6 +232,12 @@ def loss(args, n, record):
             with torch.no_grad():
                 us = timed(call, 3 if args.small else 8)
             record("linear_ce_eval", where, provider, us, tflops=flops / us[0])
+            if CUDA and rows and provider == "ridge":
+                traced(args, f"loss-{tokens}-{hidden}-{rows}", lambda: step(call))
+                replay = captured(lambda: step(call))
+                us = timed(replay, 3 if args.small else 8)
+                record("linear_ce_train", where, "ridge-graph", us, tflops=3 * flops / us[0])
+                del replay
         x.grad = w.grad = part.grad = mine.grad = None
         plain, plain_w = x.detach(), part.detach()
         us = timed(lambda: parallel_torch(plain, plain_w, t, first), 3 if args.small else 8)
@@ -237,7 +301,8 @@ class Gather:
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
         Gather.bytes += output_tensor.numel() * output_tensor.element_size()
-        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+        return dist.all_gather_into_tensor(output_tensor.view(torch.uint8), input_tensor.view(torch.uint8), group=group,
+                                           async_op=async_op)  # gloo knows no FP8
 
 
 def fsdp(args, n, record):
@@ -247,7 +312,7 @@ def fsdp(args, n, record):
     hidden, inner, layers = (256, 256 * n, 2) if args.small else (4096, 14336, 6)
     mesh = torch.distributed.device_mesh.init_device_mesh(DEVICE, (n,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    for provider in ("torch", "torchao", "ridge-bf16-gather", "ridge", "ridge-ordered"):
+    for provider in args.providers.split(",") if args.providers else ("torch", "torchao", "ridge-bf16-gather", "ridge", "ridge-ordered"):
         torch.manual_seed(0)
         theirs = provider.startswith("torch")
         with torch.device(DEVICE):
@@ -255,7 +320,7 @@ def fsdp(args, n, record):
             model = torch.nn.Sequential(*(Mlp(linear, hidden, inner) for _ in range(layers)))
         if provider == "torchao":
             try:
-                from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+                from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
             except ImportError:
                 continue
             convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
@@ -277,7 +342,6 @@ def fsdp(args, n, record):
                 for p in model.parameters():
                     p.grad = None
                 if provider == "torchao":  # after the optimiser's step: the weights' scales, by one all_reduce
-                    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
                     precompute_float8_dynamic_scale_for_fsdp(model)
 
             step()
@@ -302,44 +366,55 @@ def pair_of(provider, hidden, inner, n, mesh):
     linear, local = (R.Fp8Linear if provider.startswith("ridge") else torch.nn.Linear), inner // n if provider == "ridge-local" else inner
     with torch.device(DEVICE):
         pair = torch.nn.Sequential(linear(hidden, local, bias=False), linear(local, hidden, bias=False)).to(torch.bfloat16)
-    if provider == "ridge":
-        parallelize_module(pair, mesh, {"0": D.Fp8ColwiseParallel(), "1": D.Fp8RowwiseParallel()})
     if provider.startswith("torch"):
         parallelize_module(pair, mesh, {"0": ColwiseParallel(input_layouts=Shard(0)), "1": RowwiseParallel(output_layouts=Shard(0))})
+    elif provider not in ("ridge-1", "ridge-local"):
+        parallelize_module(pair, mesh, {"0": D.Fp8ColwiseParallel(), "1": D.Fp8RowwiseParallel()})
     if provider == "torch-async":
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
         enable_symm_mem_for_group(mesh.get_group().group_name)
     torch._inductor.config._micro_pipeline_tp = provider == "torch-async"
-    if provider.startswith("torch") and CUDA:
+    if provider.startswith("torch") and CUDA:  # pair.compile() would break its graph at the layers' hooks: nothing to fuse
         torch._dynamo.reset()
-        pair.compile()
-    return pair
+        return pair, torch.compile(pair)
+    return pair, pair
 
 
 def tp(args, n, record):
-    mesh = torch.distributed.device_mesh.init_device_mesh(DEVICE, (n,))
-    for hidden, inner in ((256, 256 * n),) if args.small else ((4096, 14336), (8192, 28672)):
-        tokens = 256 * n if args.small else 8192
-        for provider in ("ridge-1", "ridge-local", "ridge", "torch", "torch-async") if CUDA else ("ridge-1", "ridge-local", "ridge"):
-            whole = provider in ("ridge-1", "ridge-local")
-            pair = pair_of(provider, hidden, inner, n, mesh)
-            x = torch.randn(tokens // (1 if whole else n), hidden, device=DEVICE).to(torch.bfloat16).requires_grad_()
+    from torch.distributed.device_mesh import DeviceMesh
+    every = ("ridge-1", "ridge-local", "ridge-host", "ridge", "ridge-8", "ridge-16", "ridge-24", "torch", "torch-async")
+    every = args.providers.split(",") if args.providers else every if CUDA else every[:4]
+    meshes = {name: DeviceMesh.from_group(group_of(int(name[6:]) if name[6:].isdigit() and name != "ridge-1" else 0), DEVICE)
+              for name in every}
+    widths = [w for i, w in enumerate(((4096, 14336), (8192, 28672))) if str(i) in args.shapes.split(",")]
+    for hidden, inner in ((256, 256 * n),) if args.small else widths:
+        for provider in every:
+            whole, host = provider in ("ridge-1", "ridge-local"), provider == "ridge-host"
+            tokens = 256 * n if args.small or host else 8192
+            width = (256, 256 * n) if host else (hidden, inner)
+            pair, run = pair_of(provider, *width, n, meshes[provider])
+            x = torch.randn(tokens // (1 if whole else n), width[0], device=DEVICE).to(torch.bfloat16).requires_grad_()
             dy = torch.randn_like(x)
 
             def step():
                 x.grad = None
                 for p in pair.parameters():
                     p.grad = None
-                pair(x).backward(dy)
+                run(x).backward(dy)
+
+            def write(name, us):
+                record("fp8_pair" if provider.startswith("ridge") else "pair",
+                       f"tokens={tokens} hidden={width[0]} inner={width[1]} ranks={1 if whole else n}", name, us,
+                       tflops=12e-6 * tokens * width[0] * width[1] / us[0])
 
             try:
-                us = timed(step, 3 if args.small else 20)
+                write(provider, timed(step, 3 if args.small else 20))
+                if CUDA and provider.startswith("ridge") and not whole:
+                    if provider in ("ridge", "ridge-16"):
+                        traced(args, f"pair-{width[0]}-{provider}", step)
+                    write(provider + "-graph", timed(captured(step), 3 if args.small else 20))
             except Exception as error:  # of a rival, on every rank
-                print(f"{provider}: {str(error)[:200]}", flush=True)
-                continue
-            record("fp8_pair" if provider.startswith("ridge") else "pair",
-                   f"tokens={tokens} hidden={hidden} inner={inner} ranks={1 if whole else n}", provider, us,
-                   tflops=12e-6 * tokens * hidden * inner / us[0])
+                print(f"{provider}: {str(error)[:300]}", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- on paper
@@ -383,19 +458,22 @@ model.seen = {}
 
 def main(rank, args, n, port, now):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    if "copies" in args.parts:
+        os.environ["NCCL_CTA_POLICY"] = "2"  # none
     if CUDA:
         torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", rank=rank, world_size=n, timeout=datetime.timedelta(seconds=60))
     binding.library(args.lib, f"cuda:{rank}" if CUDA else "cpu")
+    timed.once = args.warm
     base = dict.fromkeys(COLUMNS, "") | {
         "run": f"{now:%Y%m%dT%H%M%S}-links{port}", "date": f"{now:%Y-%m-%dT%H:%M:%SZ}", "commit": args.commit, "suite": "dist",
         "device": torch.cuda.get_device_name() if CUDA else "CPU",
         "driver": f"torch {torch.__version__}" + (f" NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if CUDA else "")}
 
     def record(op, problem, provider, us, **more):
-        if rank:
+        if rank or args.warm:
             return
         model.seen[op, problem, provider] = us[0]
         row = base | {"op": op, "problem": problem, "provider": provider, "us": us[0], "us_p20": us[1], "us_p80": us[2]} | more
@@ -409,7 +487,7 @@ def main(rank, args, n, port, now):
 
     for part in args.parts.split(","):
         begun = time.monotonic()
-        {"links": links, "loss": loss, "fsdp": fsdp, "tp": tp, "model": model}[part](args, n, record)
+        {"links": links, "copies": copies, "loss": loss, "fsdp": fsdp, "tp": tp, "model": model}[part](args, n, record)
         if rank == 0:
             print(f"{part}: {time.monotonic() - begun:.1f} s", flush=True)
         if CUDA:
@@ -426,6 +504,10 @@ if __name__ == "__main__":
     parser.add_argument("--commit", default="")
     parser.add_argument("--lib")
     parser.add_argument("--small", action="store_true", default=not CUDA)
+    parser.add_argument("--shapes", default="0,1,2,3,4,5", help="which of the loss's, or of the layers'")
+    parser.add_argument("--providers", default="", help="only these of the loss's, FSDP2's or the layers'")
+    parser.add_argument("--trace")
+    parser.add_argument("--warm", action="store_true", help="compile and run once: no time is measured")
     arguments = parser.parse_args()
     torch.multiprocessing.spawn(main, (arguments, arguments.ranks, 20000 + os.getpid() % 20000,
                                        datetime.datetime.now(datetime.timezone.utc)), nprocs=arguments.ranks)

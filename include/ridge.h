@@ -114,9 +114,9 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_explain(const ridge_device *device, c
  * - NULL or "": RIDGE_DEVICE if it is set, else "auto"
  * - "auto": the first CUDA device, else the CPU
  * - "cpu": the CPU at its best instruction set; "cpu:avx512", "cpu:avx2" and "cpu:c" restrict it
- * - "cuda", "cuda:1"
+ * - "cuda", "cuda:1"; "cuda:1/124": kernels that stay on their multiprocessors take 124 at most
  * - "model:h100-sxm", "model:sm100": answers ridge_explain, ridge_pick and ridge_workspace_bytes as that chip or
- *   architecture would and launches nothing (any chip that `ridge info` lists)
+ *   architecture would and launches nothing (any chip that `ridge info` lists; "model:h100-sxm/124" too)
  *
  * Errors: RIDGE_ERR_ARG (unknown spec, unknown pin), RIDGE_ERR_DEVICE (no such device or no such instruction set; no
  * memory), RIDGE_ERR_FILE (the tuning file; the text gives the line). On error *device is NULL. */

@@ -72,7 +72,17 @@ static ridge_status open_cpu(ridge_device *device, const char *level)
     return ridge_fail(RIDGE_ERR_ARG, "unknown CPU level '%s' (c, avx2, avx512)", level);
 }
 
-static ridge_status open_spec(ridge_device *device, const char *spec)
+/* "cuda", "cuda:1": the ordinal, or -1 */
+static int cuda_ordinal(const char *spec)
+{
+    const size_t digits = strncmp(spec, "cuda:", 5) == 0 ? strspn(spec + 5, "0123456789") : 0;
+
+    if (strcmp(spec, "cuda") == 0)
+        return 0;
+    return digits > 0 && digits < 6 && spec[5 + digits] == 0 ? atoi(spec + 5) : -1;
+}
+
+static ridge_status open_named(ridge_device *device, const char *spec)
 {
     char reason[256];
     const char *why;
@@ -89,12 +99,36 @@ static ridge_status open_spec(ridge_device *device, const char *spec)
         return open_cpu(device, spec + 4);
     if (strncmp(spec, "model:", 6) == 0)
         return ridge_chip_model(device, spec + 6);
-    if (strcmp(spec, "cuda") == 0)
-        return open_backend(device, RIDGE_CUDA, 0);
-    if (strncmp(spec, "cuda:", 5) == 0 && spec[5] >= '0' && spec[5] <= '9' && strspn(spec + 5, "0123456789") < 6 &&
-        spec[5 + strspn(spec + 5, "0123456789")] == 0)
-        return open_backend(device, RIDGE_CUDA, atoi(spec + 5));
-    return ridge_fail(RIDGE_ERR_ARG, "unknown device '%.100s' (auto, cpu, cpu:avx2, cuda, cuda:0, model:sm100)", spec);
+    if (cuda_ordinal(spec) >= 0)
+        return open_backend(device, RIDGE_CUDA, cuda_ordinal(spec));
+    return ridge_fail(RIDGE_ERR_ARG,
+                      "unknown device '%.100s' (auto, cpu, cpu:avx2, cuda, cuda:0, cuda:0/124, model:sm100)", spec);
+}
+
+/* A name, and behind a slash how many multiprocessors of it kernels may use. */
+static ridge_status open_spec(ridge_device *device, const char *spec)
+{
+    const char *slash = strchr(spec, '/');
+    char name[128];
+    ridge_status status;
+    int units;
+
+    if (!slash)
+        return open_named(device, spec);
+    units =
+        slash[1] && strspn(slash + 1, "0123456789") == strlen(slash + 1) && strlen(slash + 1) < 6 ? atoi(slash + 1) : 0;
+    if (units < 1 || slash - spec >= (long)sizeof name)
+        return ridge_fail(RIDGE_ERR_ARG, "device '%.100s': behind the slash is no number of multiprocessors", spec);
+    snprintf(name, sizeof name, "%.*s", (int)(slash - spec), spec);
+    status = open_named(device, name);
+    if (status)
+        return status;
+    if (device->backend_id == RIDGE_CPU)
+        return ridge_fail(RIDGE_ERR_ARG, "device '%.100s': a CPU's threads are limited by OMP_NUM_THREADS", spec);
+    if (units > device->units)
+        return ridge_fail(RIDGE_ERR_ARG, "device '%.100s': %s has %d multiprocessors", spec, name, device->units);
+    device->units = units;
+    return RIDGE_OK;
 }
 
 /* "op=kernel,op=kernel" */

@@ -1,8 +1,10 @@
 """ridge.torch.distributed on as many ranks as the machine has GPUs, over NCCL; without a GPU on two over gloo, to try the script.
 
-    python3 tests/several_gpus.py [--ranks N] [--steps 10000] [--replays 1000] [--failures 100] [--lib libridge.so]
+    python3 tests/several_gpus.py [--ranks N] [--steps 10000] [--replays 1000] [--failures 100 [--together N] [--seconds N]]
+        [--lib libridge.so]
 
-problems: loss and gradients of the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices;
+layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one cut by
+rows, with and without products that leave multiprocessors to NCCL. problems: loss and gradients of the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices;
 the same bits on all ranks and in a second run. steps: one training step again and again, every result held against the first one's bits
 on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes another turn in a step of its own choice,
 in processes of their own: every other rank must end with an error within the group's deadline of four seconds and two more, and none may
@@ -27,11 +29,9 @@ CUDA = torch.cuda.device_count() > 0  # without opening one: children are forked
 DEADLINE, SLACK = 4, 2
 
 
-def open_rank(rank, n, port, lib, seconds):
+def open_rank(rank, n, port, seconds):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", TORCH_NCCL_BLOCKING_WAIT="1",
                       NCCL_DEBUG="ERROR")
-    if lib:
-        os.environ["RIDGE_LIBRARY"] = os.path.abspath(lib)
     if CUDA:
         torch.cuda.set_device(rank)
     torch.set_num_threads(1)
@@ -94,6 +94,57 @@ def problems(rank, n, R, D, device, args):
     return good, bad
 
 
+def mesh_with(ctas, n, device):
+    """A mesh of all ranks; with NCCL of a group that takes at most so many multiprocessors."""
+    if not CUDA or not ctas:
+        return torch.distributed.device_mesh.init_device_mesh(device.split(":")[0], (n,))
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas, options.config.cga_cluster_size = ctas, 2
+    return torch.distributed.device_mesh.DeviceMesh.from_group(dist.new_group(pg_options=options), "cuda")
+
+
+def layers(rank, n, R, D, device, args):
+    """(passed, failed)"""
+    from torch.distributed.tensor.parallel import parallelize_module
+    tokens, hidden, inner = (2048, 1024, 1024) if CUDA else (128, 256, 128)  # of a rank
+    torch.manual_seed(1)
+    x, dh, dy = (torch.randn(n * tokens, cols).to(device, torch.bfloat16) for cols in (hidden, n * inner, hidden))
+    good = bad = 0
+    for wgrad in ("blk128", "row128"):
+        torch.manual_seed(2)
+        with torch.device(device):
+            up, down = R.Fp8Linear(hidden, n * inner, wgrad=wgrad), R.Fp8Linear(n * inner, hidden, bias=False, wgrad=wgrad)
+        X, H = x.clone().requires_grad_(), dh.clone().requires_grad_()
+        y, z = up(X), down(H)
+        y.backward(dh)
+        z.backward(dy)
+        rows, cols = slice(rank * tokens, (rank + 1) * tokens), slice(rank * inner, (rank + 1) * inner)
+        for ctas in (None, 4, 16):
+            torch.manual_seed(2)
+            with torch.device(device):
+                mine = torch.nn.ModuleDict({"up": R.Fp8Linear(hidden, n * inner, wgrad=wgrad),
+                                            "down": R.Fp8Linear(n * inner, hidden, bias=False, wgrad=wgrad)})
+            parallelize_module(mine, mesh_with(ctas, n, device),
+                               {"up": D.Fp8ColwiseParallel(), "down": D.Fp8RowwiseParallel()})
+            runs = []
+            for _ in range(2):
+                for p in mine.parameters():
+                    p.grad = None
+                mx, mh = x[rows].clone().requires_grad_(), dh[:, cols].clone().requires_grad_()
+                my, mz = mine["up"](mx), mine["down"](mh)
+                my.backward(dh[:, cols].contiguous())
+                mz.backward(dy[rows].contiguous())
+                runs.append([my.detach(), mh.grad, mine["up"].weight.grad.to_local(), mine["down"].weight.grad.to_local(), mz.detach(),
+                             mx.grad])
+            want = [y[:, cols], H.grad[:, cols], up.weight.grad[cols], down.weight.grad[:, cols], z[rows], X.grad[rows]]
+            fine = [torch.equal(a, b) for a, b in zip(*runs)] + [torch.equal(a, b) for a, b in zip(runs[0][:4], want)]
+            fine += [bool((a.double() - b.double()).norm() < 6e-3 * b.double().norm()) for a, b in zip(runs[0][4:], want[4:])]
+            if not all(fine):
+                print(f"rank {rank}: layers {wgrad} {ctas}: {fine}", flush=True)
+            good, bad = good + all(fine), bad + (not all(fine))
+    return good, bad
+
+
 def soak(rank, n, R, D, device, args):
     """A step again and again, and from a graph: (passed, failed), of runs of all ranks."""
     tokens, hidden, vocab = (512, 512, 8192) if CUDA else (16, 64, 200)
@@ -115,8 +166,10 @@ def soak(rank, n, R, D, device, args):
         wrong.add_(sum((a.flatten().view(torch.uint8) != b.flatten().view(torch.uint8)).any().long() for a, b in zip(got, want)))
 
     begun = time.monotonic()
-    for _ in range(args.steps):
+    for i in range(args.steps):
         compare(step())
+        if rank == 0 and i % 2500 == 2499:
+            print(f"{i + 1} steps: {int(wrong)} results differ", flush=True)
     total, out = args.steps, [f"{args.steps} steps in {time.monotonic() - begun:.1f} s: {int(wrong)} results differ"]
     if CUDA:
         begun, graph = time.monotonic(), torch.cuda.CUDAGraph()
@@ -125,7 +178,7 @@ def soak(rank, n, R, D, device, args):
         with torch.cuda.stream(side):
             step()
         torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             compare(step())
         for _ in range(args.replays):
             graph.replay()
@@ -139,9 +192,9 @@ def soak(rank, n, R, D, device, args):
 
 
 def steady(rank, n, port, args):
-    R, D, device = open_rank(rank, n, port, args.lib, 120)
+    R, D, device = open_rank(rank, n, port, 120)
     good, bad = 0, 0
-    for part in (problems, soak):
+    for part in (problems, layers, soak):
         try:
             a, b = part(rank, n, R, D, device, args)
         except Exception:
@@ -160,7 +213,7 @@ def steady(rank, n, port, args):
 
 def lone(rank, n, port, number, args):
     """The rank `number % n` fails in step number % 3 + 1; the others must see it."""
-    R, D, device = open_rank(rank, n, port, args.lib, DEADLINE)
+    R, D, device = open_rank(rank, n, port, DEADLINE)
     x, w, t = operands(64, 64, 512, torch.bfloat16, device)
     first, count = D._part(512, n, rank)
     x, part = x.requires_grad_(), w[first:first + count].clone().requires_grad_()
@@ -233,10 +286,38 @@ def fail(number, n, port, args):
     return fine
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_port(number=0):
+    """One of its own for each number, so that runs side by side do not meet."""
+    for port in range(20000 + (os.getppid() * 101 + number) % 10000, 65000, 499):
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+    raise OSError("no free port")
+
+
+def share(first, until, pipe, args):
+    """Every --together-th failure from the first; a line "number fine" for each."""
+    for number in range(first, args.failures, args.together):
+        if time.monotonic() > until:
+            break
+        fine = fail(number * args.every, args.ranks, free_port(number), args)
+        os.write(pipe, f"{number} {int(fine)}\n".encode())
+    return 0
+
+
+def failures(args):
+    """(ended in time, run)"""
+    read, write = os.pipe()
+    until = time.monotonic() + args.seconds
+    pids = [forked(share, first, until, write, args) for first in range(min(args.together, args.failures))]
+    os.close(write)
+    with os.fdopen(read) as lines:
+        every = [line.split() for line in lines]
+    reap(pids, 60)
+    return sum(fine == "1" for _, fine in every), len(every)
 
 
 def main():
@@ -246,8 +327,13 @@ def main():
     parser.add_argument("--replays", type=int, default=1000)
     parser.add_argument("--failures", type=int, default=100)
     parser.add_argument("--every", type=int, default=1, help="only every such failure: they come by rank, then by kind")
+    parser.add_argument("--together", type=int, default=1, help="failures side by side")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which no other failure is begun")
     parser.add_argument("--lib")
     args = parser.parse_args()
+    if args.lib:
+        os.environ["RIDGE_LIBRARY"] = os.path.abspath(args.lib)
+    import ridge.torch.distributed  # noqa: F401  before any fork: it takes seconds
     good = bad = 0
     if args.steps:
         port = free_port()
@@ -257,10 +343,10 @@ def main():
                 os.kill(pid, signal.SIGKILL)
         good, bad = sum(c == 0 for c in ended.values()), sum(c != 0 for c in ended.values())
     begun = time.monotonic()
-    fine = sum(fail(number * args.every, args.ranks, free_port(), args) for number in range(args.failures))
+    fine, count = failures(args) if args.failures else (0, 0)
     if args.failures:
-        print(f"failures: {fine} of {args.failures} ended in time, {time.monotonic() - begun:.0f} s", flush=True)
-    good, bad = good + fine, bad + args.failures - fine
+        print(f"failures: {fine} of {count} ended in time, {time.monotonic() - begun:.0f} s", flush=True)
+    good, bad = good + fine, bad + count - fine
     print(f"{good} passed, {bad} failed")
     return 1 if bad else 0
 

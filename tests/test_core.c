@@ -28,8 +28,25 @@ static ridge_call small(void)
 
 TEST(opening)
 {
-    static const char *const wrong[] = {"tpu",         "cpu:",   "cpu:neon",   "cuda:",  "cuda:x",
-                                        "cuda:999999", "model:", "model:sm99", "cuda:99"};
+    static const char *const wrong[] = {"tpu",
+                                        "cpu:",
+                                        "cpu:neon",
+                                        "cuda:",
+                                        "cuda:x",
+                                        "cuda:999999",
+                                        "model:",
+                                        "model:sm99",
+                                        "cuda:99",
+                                        "cpu/1",
+                                        "model:sm90/",
+                                        "model:sm90/0",
+                                        "model:sm90/133",
+                                        "model:sm90/x",
+                                        "/1",
+                                        "model:sm9/9",
+                                        "model:sm90/-1",
+                                        "model:sm90/1/1",
+                                        "model:sm90/999999"};
     ridge_device *device = (void *)1;
 
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -57,6 +74,10 @@ TEST(query)
     assert_string_equal(info.backend, "cuda");
     assert_int_equal(info.units, 132);
     assert_true(info.memory_bytes == 0); /* of a model: not known */
+    ridge_close(device);
+    assert_int_equal(ridge_open("model:sm90/124", &device), RIDGE_OK); /* a part of its multiprocessors */
+    assert_int_equal(ridge_device_query(device, &info), RIDGE_OK);
+    assert_int_equal(info.units, 124);
     info.struct_size = 3;
     assert_int_equal(ridge_device_query(device, &info), RIDGE_ERR_ARG);
     assert_int_equal(ridge_device_query(NULL, &info), RIDGE_ERR_ARG);

@@ -109,6 +109,23 @@ def _launch(on, f, like, values, index, more, memory=None):
         return f.run(on, values, pointer, need, _stream(index))
 
 
+class Beside(Arrays):
+    """On a CUDA device of which products leave `free` multiprocessors to kernels that run beside them."""
+
+    def __init__(self, free):
+        self.free, self.on = free, {}
+
+    def launch(self, f, like, values, scratch=False):
+        index = like.get_device()
+        if index < 0:
+            return Arrays.launch(f, like, values, scratch)
+        on = self.on.get(index)
+        if on is None:
+            units = device_of(index).info["units"]
+            on = self.on[index] = device(f"cuda:{index}/{max(units - self.free, units // 2)}")
+        return _launch(on, f, like, values, index, 0)
+
+
 class Fakes(Arrays):
     """Only shapes, strides and checks, for tensors without memory."""
 

@@ -38,6 +38,22 @@ def gathered(t, group):
     return gathering(t, group)()
 
 
+def gathering_both(t, u, group):
+    """gathering of two tensors by one launch: with NCCL a collective costs the host 50 us and the device 20, however small."""
+    if group.size() == 1 or not t.is_cuda:
+        waits = gathering(t, group), gathering(u, group)
+        return lambda: tuple(wait() for wait in waits)
+    t, u = t.contiguous(), u.contiguous()
+    out = tuple(v.new_empty(group.size(), *v.shape) for v in (t, u))
+    work = _tried("all_gather_into_tensor", group, group.allgather_into_tensor_coalesced, [v.view(-1) for v in out],
+                  [t.view(-1), u.view(-1)])
+
+    def wait(_=(t, u)):
+        _tried("all_gather_into_tensor", group, work.wait)
+        return out
+    return wait
+
+
 def transposing(parts, group):
     """Begins to send parts [ranks, ..]: rank r gets part r of every rank, in their order; ends with them."""
     if group.size() == 1:
@@ -47,3 +63,27 @@ def transposing(parts, group):
 
 def transposed(parts, group):
     return transposing(parts, group)()
+
+
+def trading(parts, group):
+    """transposing of all parts but this rank's own, for which the result has room: (the result, what waits for the others')."""
+    rank, n = group.rank(), group.size()
+    out = torch.empty_like(parts)
+    if n == 1:
+        return out, lambda: None
+    if not parts.is_cuda:  # gloo has no list of tensors
+        wait = transposing(parts, group)
+
+        def kept():
+            every = wait()
+            for r in range(n):
+                if r != rank:
+                    out[r] = every[r]
+        return out, kept
+    none = parts.new_empty(0)
+    to, from_ = ([none if r == rank else t[r] for r in range(n)] for t in (parts, out))
+    work = _tried("all_to_all", group, dist.all_to_all, from_, to, group=group, async_op=True)
+
+    def wait_for(_=parts):
+        _tried("all_to_all", group, work.wait)
+    return out, wait_for

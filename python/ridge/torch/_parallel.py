@@ -1,18 +1,36 @@
 """_parallel.py: Fp8Linear cut among the ranks of a group (tensor parallelism with sequence parallelism): activations and gradients
 are gathered as FP8 codes, partial sums are added in the order of the ranks. Transfers go on beside products: a gather beside the
-quantisation of the weight and the product of this rank's own rows, the parts of dX beside dW, those of y beside their last rows."""
+quantisation of the weight and the product of this rank's own rows, the parts of dX beside dW, those of y beside their last rows.
+
+A product stays on its multiprocessors until it ends, and its tiles are dealt out when it begins: beside a transfer that holds some
+of them the last ones would begin when the transfer is over. So it leaves free what the group's own limit says that NCCL may take."""
+import weakref
+
 import torch
 
 from .. import _abi as A
 from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
-from ._arrays import Arrays, dtype_number
-from ._collectives import gathering, transposing
+from ._arrays import Arrays, Beside, dtype_number
+from ._collectives import gathering_both, trading
 from ._functions import _once
 
 _on_tensors = Arrays()
 _LEAST = 1024  # rows of a product of its own: a few waves of tiles
+_beside = weakref.WeakKeyDictionary()  # group -> Arrays of what runs beside its transfers
+
+
+def _beside_transfers(group):
+    """NCCL takes up to max_ctas multiprocessors, where the group was made with such a limit."""
+    found = _beside.get(group)
+    if found is None:
+        try:
+            most = group._get_backend(torch.device("cuda")).options.config.max_ctas
+        except (AttributeError, RuntimeError):  # not NCCL's
+            most = 0
+        found = _beside[group] = Beside(most) if 0 < most <= 64 and group.size() > 1 else _on_tensors
+    return found
 
 
 def _rows_first(t):
@@ -25,29 +43,29 @@ def _rows_last(two, shape):
     return two.view(shape[-2], *shape[:-2], shape[-1]).movedim(0, -2)
 
 
-def _quantised(two, form, dtype, group):
+def _quantised(two, form, dtype, sums=False):
     """quantize_fp8_dual of this rank's rows."""
     if two.shape[0] % 128:
         raise ArgumentError(f"this rank has {two.shape[0]} tokens: a part of a sequence-parallel activation must be a multiple of 128")
-    q, s, qt, st, sums = ops.quantize_fp8_dual(_on_tensors, two, form, ops.pick(L.FORMATS, dtype, "dtype"), False, 0.0, True)
+    q, s, qt, st, sums = ops.quantize_fp8_dual(_on_tensors, two, form, ops.pick(L.FORMATS, dtype, "dtype"), False, 0.0, sums)
     return q.view(torch.uint8), s, qt.view(torch.uint8), st, sums
 
 
 def _all_columns(qt, st, by_row, group):
     """Begins to gather codes of the transpose [cols, rows] of all ranks' rows, and scales: [rows/128, cols], or of blocks
     [cols/128, rows/128]; ends with both."""
-    codes, scales = gathering(qt, group), gathering(st, group)
+    both = gathering_both(qt, st, group)
 
     def wait():
-        s = scales()
-        return codes().transpose(0, 1).flatten(1), s.flatten(0, 1) if by_row else s.transpose(0, 1).flatten(1)
+        codes, s = both()
+        return codes.transpose(0, 1).flatten(1), s.flatten(0, 1) if by_row else s.transpose(0, 1).flatten(1)
     return wait
 
 
-def _gemm(a, s, b, t, scales, dtype, bias=None, out=None):
+def _gemm(a, s, b, t, scales, dtype, bias=None, out=None, xp=_on_tensors):
     e4m3 = torch.float8_e4m3fn
-    return ops.fp8_gemm(_on_tensors, a.view(e4m3) if a.dtype is torch.uint8 else a, s,
-                        b.view(e4m3) if b.dtype is torch.uint8 else b, t.contiguous(), scales, dtype_number(dtype), bias, out, False)
+    return ops.fp8_gemm(xp, a.view(e4m3) if a.dtype is torch.uint8 else a, s, b.view(e4m3) if b.dtype is torch.uint8 else b,
+                        t.contiguous(), scales, dtype_number(dtype), bias, out, False)
 
 
 def _others(group):
@@ -56,20 +74,23 @@ def _others(group):
     return [(a, b) for a, b in ((0, rank), (rank + 1, n)) if a < b]
 
 
-def _product_of_all(q, s, group, codes, weight, dtype, bias=None):
+def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     """q [rows, k] with scales s [k/128, rows] of all ranks times b: [ranks * rows, n]. Beside the transfer weight() gives b and its
-    scales, and this rank's own rows are multiplied if they are many."""
-    every, tables = gathering(q.view(torch.uint8), group), gathering(s, group)
+    scales, and this rank's own rows are multiplied if they are many. more() begins another transfer, which goes on to the end."""
+    both, xp = gathering_both(q.view(torch.uint8), s, group), _beside_transfers(group)
+    if more:
+        more()
     b, t = weight()
     rank, rows, scales = group.rank(), q.shape[0], "row128_blk128"
     y = torch.empty(group.size() * rows, b.shape[0], dtype=dtype, device=q.device)
     alone = rows >= _LEAST or group.size() == 1
     if alone:
-        _gemm(q.view(codes), s, b, t, scales, dtype, bias, y[rank * rows:(rank + 1) * rows])
-    every, tables = every().view(codes), tables()
+        _gemm(q.view(codes), s, b, t, scales, dtype, bias, y[rank * rows:(rank + 1) * rows], xp)
+    every, tables = both()
+    every = every.view(codes)
     for first, end in _others(group) if alone else [(0, group.size())]:
         _gemm(every[first:end].flatten(0, 1), tables[first:end].transpose(0, 1).flatten(1), b, t, scales, dtype, bias,
-              y[first * rows:end * rows])
+              y[first * rows:end * rows], xp if more else _on_tensors)
     return y
 
 
@@ -78,16 +99,30 @@ def _sum_of_products(q, s, b, t, dtype, group):
     travels beside the product of this rank's own rows."""
     n, rank, scales = group.size(), group.rank(), "row128_blk128"
     rows = q.shape[0] // n
-    if rows < _LEAST or n == 1:
-        return ops.sum_parts(_on_tensors, transposing(_gemm(q, s, b, t, scales, dtype).view(n, rows, -1), group)())
     partial = torch.empty(n, rows, b.shape[0], dtype=dtype, device=q.device)
+    if rows < _LEAST or n == 1:
+        _gemm(q, s, b, t, scales, dtype, None, partial.flatten(0, 1))
+        return ops.sum_parts(_on_tensors, _traded(partial, group)())
     for first, end in _others(group):
         _gemm(q[first * rows:end * rows], s[:, first * rows:end * rows], b, t, scales, dtype, None, partial[first:end].flatten(0, 1))
-    sent = transposing(partial, group)  # its own part is not made yet, and not needed elsewhere
-    own = _gemm(q[rank * rows:(rank + 1) * rows], s[:, rank * rows:(rank + 1) * rows], b, t, scales, dtype)
-    parts = sent()
-    parts[rank] = own
+    parts, wait = trading(partial, group)
+    _gemm(q[rank * rows:(rank + 1) * rows], s[:, rank * rows:(rank + 1) * rows], b, t, scales, dtype, None, parts[rank],
+          _beside_transfers(group))
+    wait()
     return ops.sum_parts(_on_tensors, parts)
+
+
+def _traded(partial, group):
+    """Begins to send parts [ranks, rows, cols] to the ranks whose rows they are; ends with those of this rank's rows."""
+    if group.size() == 1:
+        return lambda: partial
+    parts, wait = trading(partial, group)
+    parts[group.rank()] = partial[group.rank()]
+
+    def done():
+        wait()
+        return parts
+    return done
 
 
 def _weight(weight):
@@ -101,7 +136,7 @@ class Column(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, group, gradient_dtype, wgrad):
         form = ops.pick(L.WGRAD, wgrad, "wgrad")[0]
-        xq, xs, *column, _ = _quantised(_rows_first(x), form, "e4m3", group)
+        xq, xs, *column, _ = _quantised(_rows_first(x), form, "e4m3")
         transposed = []
 
         def quantised():
@@ -120,15 +155,16 @@ class Column(torch.autograd.Function):
         xtq, xts, wtq, wts = ctx.saved_tensors
         shape, group, gradient_dtype, wgrad, weight_dtype, bias_dtype = ctx.rest
         of_x = _all_columns(xtq, xts, wgrad == "row128", group) if ctx.needs_input_grad[1] else None
-        gq, gs, gtq, gts, sums = _quantised(_rows_first(dy), "row_row", gradient_dtype, group)
-        code = ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype")
+        gq, gs, gtq, gts, sums = _quantised(_rows_first(dy), "row_row", gradient_dtype, ctx.needs_input_grad[2])
+        code, xp = ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype"), _beside_transfers(group)
         gq, gtq = (t.view(torch.float8_e4m3fn if code == A.E4M3 else torch.float8_e5m2) for t in (gq, gtq))
         dw = parts = None
         if ctx.needs_input_grad[0]:
-            partial = _gemm(gq, gs, wtq, wts, "row128_blk128", dy.dtype)
-            parts = transposing(partial.view(group.size(), -1, partial.shape[1]), group)
+            partial = _gemm(gq, gs, wtq, wts, "row128_blk128", dy.dtype, xp=xp if of_x else _on_tensors)
+            parts = _traded(partial.view(group.size(), -1, partial.shape[1]), group)
         if of_x:
-            dw = _gemm(gtq, gts, *(t.contiguous() for t in of_x()), L.WGRAD[wgrad][1], dy.dtype).to(weight_dtype)
+            dw = _gemm(gtq, gts, *(t.contiguous() for t in of_x()), L.WGRAD[wgrad][1], dy.dtype,
+                       xp=xp if parts else _on_tensors).to(weight_dtype)
         dx = _rows_last(ops.sum_parts(_on_tensors, parts()), shape) if parts else None
         return dx, dw, sums.to(bias_dtype) if ctx.needs_input_grad[2] else None, None, None, None
 
@@ -138,7 +174,7 @@ class Row(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, group, gradient_dtype, wgrad):
-        xq, xs, xtq, xts, _ = _quantised(_rows_first(x), ops.pick(L.WGRAD, wgrad, "wgrad")[0], "e4m3", group)
+        xq, xs, xtq, xts, _ = _quantised(_rows_first(x), ops.pick(L.WGRAD, wgrad, "wgrad")[0], "e4m3")
         wq, ws, wtq, wts = _weight(weight)
         y = _sum_of_products(xq, xs, wq, ws, x.dtype, group)
         ctx.save_for_backward(xtq, xts, wtq.view(torch.uint8), wts)
@@ -150,20 +186,19 @@ class Row(torch.autograd.Function):
     def backward(ctx, dy):
         xtq, xts, wtq, wts = ctx.saved_tensors
         shape, group, gradient_dtype, wgrad, weight_dtype = ctx.rest
-        gq, gs, gtq, gts, _ = _quantised(_rows_first(dy), "row_row", gradient_dtype, group)
+        gq, gs, gtq, gts, _ = _quantised(_rows_first(dy), "row_row", gradient_dtype)
         code = torch.float8_e4m3fn if ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype") == A.E4M3 else torch.float8_e5m2
         dx = dw = None
         columns = []
 
-        def weight():  # after the gather of the rows has begun
-            if ctx.needs_input_grad[1]:
-                columns.append(_all_columns(gtq, gts, True, group))
-            return wtq, wts
+        def more():  # behind the gather of the rows
+            columns.append(_all_columns(gtq, gts, True, group))
 
         if ctx.needs_input_grad[0]:
-            dx = _rows_last(_product_of_all(gq, gs, group, code, weight, dy.dtype), shape)
-        else:
-            weight()
+            dx = _rows_last(_product_of_all(gq, gs, group, code, lambda: (wtq, wts), dy.dtype, None,
+                                            more if ctx.needs_input_grad[1] else None), shape)
+        elif ctx.needs_input_grad[1]:
+            more()
         if ctx.needs_input_grad[1]:
             gtq, gts = columns[0]()
             dw = _gemm(gtq.view(code), gts.contiguous(), xtq, xts, L.WGRAD[wgrad][1], dy.dtype).to(weight_dtype)
