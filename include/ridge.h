@@ -306,6 +306,14 @@ enum {
     RIDGE_QUANTIZE_FP8_DUAL_COLSUM /**< [cols] f32, optional: sums over rows in a fixed order (a bias gradient) */
 };
 
+/** Codes and scales of blocks, BLK128 both, transposed: q [rows, cols] -> q_t [cols, rows]. Blocks are square, so that
+ * these are the bits of quantising the transpose. Contract: exact. Errors (RIDGE_ERR_ARG): another scaling. */
+RIDGE_API ridge_call ridge_transpose_fp8(int64_t rows, int64_t cols, ridge_tensor q, ridge_tensor q_t);
+enum {
+    RIDGE_TRANSPOSE_FP8_Q = 0, RIDGE_TRANSPOSE_FP8_SCALE, /**< [rows, cols] e4m3 or e5m2, and f32 scales */
+    RIDGE_TRANSPOSE_FP8_Q_T, RIDGE_TRANSPOSE_FP8_SCALE_T  /**< [cols, rows], dtype of q, and its scales */
+};
+
 /** Options of swiglu_quantize. */
 typedef struct ridge_swiglu_quantize_options {
     ridge_swiglu_options swiglu; /**< as of swiglu_fwd */
@@ -1291,7 +1299,8 @@ typedef enum ridge_op {
     RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_MOE_ROUTE,
     RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_GEMM_FP8_GROUPED,
     RIDGE_MOE_PERMUTE, RIDGE_MOE_PERMUTE_QUANTIZE, RIDGE_MOE_SWIGLU_QUANTIZE, RIDGE_MOE_COMBINE,
-    RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_HC_MIX, RIDGE_HC_SPLIT, RIDGE_OPS
+    RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_HC_MIX, RIDGE_HC_SPLIT,
+    RIDGE_TRANSPOSE_FP8, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */

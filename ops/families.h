@@ -1,6 +1,6 @@
 /* families.h: every family of ops, in the order of enum ridge_op: its folder in ops/, which the core knows as
  * ridge_family_NAME, and the one in check/, which the driver knows as check_NAME. gemm_fp8_grouped lies in those of
- * gemm_fp8. */
+ * gemm_fp8, transpose_fp8 in those of quantize_fp8. */
 #ifndef RIDGE_FAMILIES_H
 #define RIDGE_FAMILIES_H
 
@@ -19,6 +19,7 @@
     FAMILY(moe)                \
     FAMILY(gemm_fp8_grouped)   \
     FAMILY(experts)            \
-    FAMILY(hc)
+    FAMILY(hc)                 \
+    FAMILY(transpose_fp8)
 
 #endif

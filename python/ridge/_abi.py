@@ -125,7 +125,8 @@ MOE_COMBINE_BWD = 46
 MOE_ROUTE_BWD = 47
 HC_MIX = 48
 HC_SPLIT = 49
-OPS = 50
+TRANSPOSE_FP8 = 50
+OPS = 51
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -141,7 +142,7 @@ OPS_BY_NAME = {
     'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37, 'moe_route': 38,
     'moe_gate_up_swiglu': 39, 'moe_down': 40, 'gemm_fp8_grouped': 41, 'moe_permute': 42,
     'moe_permute_quantize': 43, 'moe_swiglu_quantize': 44, 'moe_combine': 45, 'moe_combine_bwd': 46,
-    'moe_route_bwd': 47, 'hc_mix': 48, 'hc_split': 49,
+    'moe_route_bwd': 47, 'hc_mix': 48, 'hc_split': 49, 'transpose_fp8': 50,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -309,6 +310,9 @@ SLOTS = {
         'res': 0, 'fn': 1, 'scale': 2, 'base': 3, 'out': 4, 'out_scales': 5, 'w': 6, 'post': 7, 'comb': 8,
         'floats': 9,
     },
+    'transpose_fp8': {
+        'q': 0, 'scale': 1, 'q_t': 2, 'scale_t': 3,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -317,6 +321,7 @@ BUILDERS = {
     'swiglu_bwd': 'int64 rows, int64 cols, dtype dtype, pointer dout, pointer gate, pointer up, pointer dgate, pointer dup',
     'quantize_fp8': 'int64 rows, int64 cols, tensor x, tensor q',
     'quantize_fp8_dual': 'int64 rows, int64 cols, tensor x, tensor q, tensor q_t',
+    'transpose_fp8': 'int64 rows, int64 cols, tensor q, tensor q_t',
     'swiglu_quantize': 'int64 rows, int64 cols, dtype dtype, pointer gate, pointer up, tensor q, tensor q_t',
     'gemm_fp8': 'int64 m, int64 n, int64 k, tensor a, tensor b, tensor d',
     'gemm_fp8_grouped': 'int64 m, int64 n, int64 k, int64 groups, tensor a, tensor b, tensor d, tensor offsets',

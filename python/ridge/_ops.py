@@ -273,6 +273,19 @@ def quantize_fp8_dual(xp, x, dual, dtype, pow2, floor, want_colsum):
     return q, scale, q_t, scale_t, colsum
 
 
+def transpose_fp8(xp, q, scale):
+    """(codes of the transpose, its scales) of codes with scales of blocks of 128 x 128"""
+    rows, cols = two_dims("q", q)
+    same_shape("scale", scale.shape, (blocks(rows), blocks(cols)))
+    (q, stride), (scale, ld) = xp.matrix(q), xp.matrix(scale)
+    vq = xp.operand(q, stride)
+    q_t, scale_t = fp8_empty(xp, q, cols, rows, vq[2]), xp.empty(q, (blocks(cols), blocks(rows)), A.F32)
+    f = form("transpose_fp8", 0, (), (("q", A.SCALING_BLK128), ("q_t", A.SCALING_BLK128)))
+    xp.launch(f, q, (rows, cols, 0, 0, 0, 0, *vq, *xp.operand(scale, ld), *xp.operand(q_t, q_stride(xp, q_t)),
+                     *xp.operand(scale_t, 0)))
+    return q_t, scale_t
+
+
 def swiglu_quantize_form(dual, activation, gate_mul, down_mul, alpha, up_offset, limit, interleaved):
     return _swiglu_quantize_form(dual, activation, swiglu_options(gate_mul, down_mul, alpha, up_offset, limit), interleaved)
 

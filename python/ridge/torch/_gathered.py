@@ -115,8 +115,9 @@ class GatheredWeight(torch.Tensor):
         return self.bytes.view(torch.float8_e4m3fn)
 
     def transposed(self):
-        """Codes (uint8) and scales of the transpose. Blocks are square: the bits of quantising it."""
-        return self.bytes.t().contiguous(), self.scales.t().contiguous()
+        """Codes (uint8) and scales of the transpose."""
+        codes, scales = ops.transpose_fp8(_on_tensors, self.codes(), self.scales)
+        return codes.view(torch.uint8), scales
 
 
 class GatheredLinear(torch.autograd.Function):
