@@ -1,7 +1,8 @@
 """train_llama.py: a Llama of few layers at the width of Llama-3-8B trained on text: PyTorch alone (torch.compile), with ridge's
 SwiGLU and linear cross entropy, and with Fp8Linear as well; step time, peak memory and loss side by side.
 
-    python3 bench/train_llama.py [--steps 50] [--tokens 8192] [--providers torch,torch-again,ridge,ridge-fp8] [--fsdp] [--csv FILE]
+    python3 bench/train_llama.py [--steps 50] [--tokens 8192] [--providers torch,torch-again,ridge,ridge-fp8]
+        [--fsdp | --tp] [--csv FILE]
 
 The text is the Python standard library's sources, one token for each word, run of spaces and sign, numbered by frequency; all
 providers see the same tokens and the same initial weights, and take their steps in turn, in a new order every step. Step times
@@ -14,6 +15,9 @@ cut into pieces of 1024 tokens that come in a random order, the same for all.
 --fsdp: on all GPUs of the machine (--ranks N: on so many; on a CPU over gloo), --tokens on each, with FSDP2. PyTorch shards the head
 too and averages its ranks' losses; ridge's providers keep a slice of the head's classes on each rank (VocabParallelHead, rows
 "sharded"), ridge-fp8 gathers the weights of its layers as FP8 codes.
+
+--tp: the same GPUs as one: layers, embedding and head are cut (tensor parallelism), and so is the sequence between them; --tokens in
+all. torch has PyTorch's plans and loss_parallel, ridge-fp8 ridge's Fp8ColwiseParallel, Fp8RowwiseParallel and VocabParallelHead.
 """
 import argparse
 import collections
@@ -67,6 +71,10 @@ def down_fp8(down, gate_up):
     return down.swiglu(gate_up)
 
 
+def down_of_ranks(down, gate_up):
+    return down(R.swiglu(gate_up))
+
+
 DOWN = {"ridge": down_ridge, "ridge-fp8": down_fp8, "ridge-fp8-row": down_fp8}
 
 
@@ -84,8 +92,9 @@ class Block(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x, cos, sin):
-        b, t, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, -1, self.size).transpose(1, 2).split((self.heads, self.kv, self.kv), 1)
+        y = self.qkv(self.norm1(x))
+        b, t, _ = y.shape  # with --tp of all ranks
+        q, k, v = y.view(b, t, -1, self.size).transpose(1, 2).split((self.heads, self.kv, self.kv), 1)
 
         def turn(y):
             one, two = y.chunk(2, -1)
@@ -143,6 +152,27 @@ def shard(model, args, own, fp8):
             module.set_force_sum_reduction_for_comms(True)
 
 
+def cut(model, args, own):
+    """Tensor parallelism with the sequence cut between the layers. A rank's rows of qkv and of gate_up are its heads and its columns."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+    import ridge.torch.distributed as D
+    mesh = torch.distributed.device_mesh.init_device_mesh(args.device, (args.ranks,))
+    column, row = D.Fp8ColwiseParallel() if own else ColwiseParallel(input_layouts=Shard(1)), RowwiseParallel(output_layouts=Shard(1))
+    plan = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "norm": SequenceParallel(use_local_output=True)}
+    if not own:
+        plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    for i, block in enumerate(model.blocks):
+        plan |= {f"blocks.{i}.{name}": SequenceParallel(use_local_output=True) for name in ("norm1", "norm2")}
+        plan |= {f"blocks.{i}.{name}": column for name in ("qkv", "gate_up")}
+        plan |= {f"blocks.{i}.{name}": D.Fp8RowwiseParallel() if own else row for name in ("out", "down")}
+        block.heads, block.kv = block.heads // args.ranks, block.kv // args.ranks
+        block.tail = down_of_ranks if own else block.tail
+    if own:
+        model.head = D.VocabParallelHead.from_linear(model.head, mesh, model=model)
+    parallelize_module(model, mesh, plan)
+
+
 class Trainee:
     """One provider: its model, optimiser and what was measured."""
 
@@ -152,6 +182,8 @@ class Trainee:
         with torch.device(args.device):
             self.model = self.build().to(torch.bfloat16)
         self.change()
+        if args.tp:
+            cut(self.model, args, self.own)
         compile_ = (lambda f: f) if args.eager else torch.compile
         for block in self.model.blocks:
             block.forward = compile_(block.forward)
@@ -189,14 +221,23 @@ class Trainee:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        x, y = tokens[:-1].view(args.tokens // args.sequence, -1), tokens[1:].reshape(-1)
+        x, y = tokens[:-1].view(args.tokens // args.sequence, -1), tokens[1:].view(args.tokens // args.sequence, -1)
         begin = self.mark()
         hidden = self.model(x, cos, sin)
-        if args.fsdp and self.own:
-            loss = self.model.head.loss(hidden.view(-1, args.hidden), y, rows="sharded")
+        if args.tp and self.own:
+            loss = self.model.head.loss(hidden.flatten(0, 1), y.chunk(args.ranks, 1)[args.rank].flatten(), rows="sharded")
+        elif args.fsdp and self.own:
+            loss = self.model.head.loss(hidden.flatten(0, 1), y.flatten(), rows="sharded")
+        elif args.tp:
+            from torch.distributed.tensor.parallel import loss_parallel
+            with loss_parallel():
+                loss = F.cross_entropy(self.model.head(hidden).flatten(0, 1).float(), y.flatten())
+                loss.backward()
+            loss = loss.full_tensor()
         else:
-            loss = self.loss_of(hidden.view(-1, args.hidden), self.model.head.weight, y)
-        loss.backward()
+            loss = self.loss_of(hidden.view(-1, args.hidden), self.model.head.weight, y.flatten())
+        if not args.tp or self.own:
+            loss.backward()
         del hidden
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -236,7 +277,7 @@ def train(args, tokens, kind):
     cos, sin = rotary(args, args.device, torch.bfloat16)
     order = torch.Generator().manual_seed(1)
     for number in range(args.steps):
-        first = (number * args.ranks + args.rank) * args.tokens
+        first = (number if args.tp else number * args.ranks + args.rank) * args.tokens
         part = tokens[first:first + args.tokens + 1]
         for i in torch.randperm(len(trainees), generator=order).tolist():
             trainees[i].step(number, part, cos, sin)
@@ -261,7 +302,7 @@ def arguments(providers, **sizes):
     parser.add_argument("--providers", default=providers)
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="unknown")
-    parser.set_defaults(fsdp=False, rank=0, ranks=1)
+    parser.set_defaults(fsdp=False, tp=False, rank=0, ranks=1)
     return parser
 
 
@@ -311,7 +352,7 @@ def on_ranks(rank, args, port):
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl" if args.device == "cuda" else "gloo", rank=rank, world_size=args.ranks)
     args.rank = rank
-    run(args, Trainee, ranks=args.ranks, fsdp=1)
+    run(args, Trainee, ranks=args.ranks, **({"tp": 1} if args.tp else {"fsdp": 1}))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -320,9 +361,10 @@ def main():
     parser = arguments("torch,torch-again,ridge,ridge-fp8", steps=50, tokens=8192, sequence=4096, layers=2, hidden=4096,
                        inner=14336, heads=32, kv=8, head=128, vocab=128256)
     parser.add_argument("--fsdp", action="store_true")
-    parser.add_argument("--ranks", type=int, help="with --fsdp; default: the machine's GPUs")
+    parser.add_argument("--tp", action="store_true")
+    parser.add_argument("--ranks", type=int, help="with --fsdp or --tp; default: the machine's GPUs")
     args = parser.parse_args()
-    if not args.fsdp:
+    if not args.fsdp and not args.tp:
         args.ranks = 1
         return run(args, Trainee)
     args.ranks = args.ranks or torch.cuda.device_count() or 2

@@ -8,6 +8,7 @@ from .. import _abi as A
 from .. import _ops as ops
 from . import _library as L
 from ._arrays import Arrays, dtype_number, same_device
+from ._collectives import gathered
 from ._functions import _once
 
 aten = torch.ops.aten
@@ -49,23 +50,28 @@ class ShardWeight(torch.Tensor):
         return torch.utils._pytree.tree_map_only(torch.Tensor, cls, out)
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        """(codes, scales) of the shard; the shard itself where it cuts through blocks of 128 rows."""
+        """(codes, scales) of the shard; the shard itself where the ranks have not as many rows each."""
         t = self.inner.to(mp_policy.param_dtype or self.inner.dtype)
-        rows = -(-outer_size[0] // mesh.size())
-        if outer_size[0] % (128 * mesh.size()):
+        if outer_size[0] % mesh.size():
             _say_once(outer_size, mesh.size())
-            if t.shape[0] < rows:  # FSDP2 gathers padded shards
+            rows = -(-outer_size[0] // mesh.size())
+            if t.shape[0] < rows:  # FSDP2 gathers padded shards, and takes nothing beside them
                 t = torch.cat((t, t.new_zeros(rows - t.shape[0], *t.shape[1:])))
             return (t.contiguous(),), None
-        codes, scales = ops.quantize_fp8(_on_tensors, t, "blk128", A.E4M3, False, 0.0, None, False)[:2]
-        return (codes.view(torch.uint8).contiguous(), scales.contiguous()), tuple(outer_size)
+        cut = _Cut(outer_size[0], mesh.size(), mesh.get_local_rank())
+        codes, scales = _quantised_part(t, cut, mesh.get_group()) if cut.rows % 128 else _codes_of(t)
+        return (codes.view(torch.uint8).contiguous(), scales.contiguous()), cut
 
-    def fsdp_post_all_gather(self, outputs, size, param_dtype, *, out=None):
+    def fsdp_post_all_gather(self, outputs, cut, param_dtype, *, out=None):
+        tables = cut and cut.rows % 128
         if out is not None:  # the memory of the first time, which FSDP2 has filled again
+            if tables:
+                out.scales.copy_(outputs[1].index_select(0, cut.tables(outputs[1].device)))
             return None
-        if size is None:
+        if cut is None:
             return outputs[0], outputs
-        return GatheredWeight(*outputs, param_dtype), outputs
+        scales = outputs[1].index_select(0, cut.tables(outputs[1].device)) if tables else outputs[1]
+        return GatheredWeight(outputs[0], scales, param_dtype), outputs
 
 
 _said = set()
@@ -74,8 +80,75 @@ _said = set()
 def _say_once(size, ranks):
     if (tuple(size), ranks) not in _said:
         _said.add((tuple(size), ranks))
-        warnings.warn(f"ridge: gather_fp8: a weight of {list(size)} over {ranks} ranks is cut within blocks of 128 rows: it is gathered "
-                      "as it is", stacklevel=2)
+        warnings.warn(f"ridge: gather_fp8: the rows of a weight of {list(size)} are no multiple of {ranks} ranks: it is gathered as it is",
+                      stacklevel=2)
+
+
+class _Cut:
+    """A weight of whose rows each rank has as many, which may be a part of a block of 128."""
+
+    def __init__(self, total, ranks, rank):
+        self.total, self.ranks, self.rank, self.rows, self._tables = total, ranks, rank, total // ranks, None
+
+    def parts(self, rank):
+        """The blocks that begin or end on another rank: of rank's first rows, and of its last; -1 where there is none."""
+        first, end = rank * self.rows, (rank + 1) * self.rows
+        return first // 128 if first % 128 else -1, end // 128 if end % 128 else -1
+
+    def tables(self, device):
+        """The row of the gathered tables that has the scales of each block: that of the rank with its first row."""
+        if self._tables is None:
+            of = [(block * 128) // self.rows for block in range(-(-self.total // 128))]
+            self._tables = torch.tensor([r * self.table_rows() + block - r * self.rows // 128 for block, r in enumerate(of)], device=device)
+        return self._tables
+
+    def table_rows(self):
+        return self.rows // 128 + 2
+
+
+def _codes_of(t):
+    return ops.quantize_fp8(_on_tensors, t, "blk128", A.E4M3, False, 0.0, None, False)[:2]
+
+
+def _largest(t):
+    """Of the columns of each block, [1, ceil(cols/128)]; 0 of no rows."""
+    columns = torch.nn.functional.pad(t.abs().amax(0, keepdim=True) if len(t) else t.new_zeros(1, t.shape[1]), (0, -t.shape[1] % 128))
+    return columns.view(1, -1, 128).amax(2)
+
+
+def _quantised_part(t, cut, group):
+    """Codes [rows, cols] of a shard that cuts through blocks of 128 rows, and the scales of the blocks, zeros behind them. The ranks
+    tell each other the largest magnitudes of their parts of such blocks, which a part then has in a row of its own while it is
+    quantised: so its codes and scales are those of the whole block."""
+    first, end = cut.rank * cut.rows, (cut.rank + 1) * cut.rows
+    head = min(-first % 128, cut.rows)  # rows of a block that begins on another rank
+    tail = end - max(first + head, end // 128 * 128)  # of one that ends there
+    parts = torch.cat((_largest(t[:head] if head else t[:0]), _largest(t[len(t) - tail:] if tail else t[:head])))
+    every = gathered(parts.contiguous(), group)
+    codes = torch.zeros(cut.rows, t.shape[1], dtype=torch.uint8, device=t.device)
+    scales = torch.zeros(cut.table_rows(), parts.shape[1], dtype=torch.float32, device=t.device)
+
+    def put(a, b, largest):
+        """Quantises rows a to b."""
+        if a == b:
+            return
+        x = t[a:b]
+        if largest is not None:
+            more = torch.zeros(1, largest.shape[0] * 128, dtype=t.dtype, device=t.device)
+            more[0, ::128] = largest
+            x = torch.cat((x, more[:, :t.shape[1]]))
+        q, s = _codes_of(x)
+        codes[a:b] = q.view(torch.uint8)[:b - a]
+        at = (first + a) // 128 - first // 128
+        scales[at:at + s.shape[0]] = s
+
+    def of_block(block):
+        return torch.stack([every[r, k] for r in range(cut.ranks) for k in range(2) if cut.parts(r)[k] == block]).amax(0)
+
+    put(0, head, of_block(first // 128) if head else None)
+    put(head, cut.rows - tail, None)
+    put(cut.rows - tail, cut.rows, of_block(end // 128) if tail else None)
+    return codes, scales
 
 
 class GatheredWeight(torch.Tensor):
