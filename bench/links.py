@@ -367,7 +367,7 @@ def pair_of(provider, hidden, inner, n, mesh):
     with torch.device(DEVICE):
         pair = torch.nn.Sequential(linear(hidden, local, bias=False), linear(local, hidden, bias=False)).to(torch.bfloat16)
     if provider.startswith("torch"):
-        parallelize_module(pair, mesh, {"0": ColwiseParallel(input_layouts=Shard(0)), "1": RowwiseParallel(output_layouts=Shard(0))})
+        parallelize_module(pair, mesh, {"0": ColwiseParallel(input_layouts=Shard(1)), "1": RowwiseParallel(output_layouts=Shard(1))})
     elif provider not in ("ridge-1", "ridge-local"):
         parallelize_module(pair, mesh, {"0": D.Fp8ColwiseParallel(), "1": D.Fp8RowwiseParallel()})
     if provider == "torch-async":
@@ -394,6 +394,8 @@ def tp(args, n, record):
             width = (256, 256 * n) if host else (hidden, inner)
             pair, run = pair_of(provider, *width, n, meshes[provider])
             x = torch.randn(tokens // (1 if whole else n), width[0], device=DEVICE).to(torch.bfloat16).requires_grad_()
+            if provider.startswith("torch"):  # [1, tokens, hidden], as its plans are used
+                x = x.detach()[None].requires_grad_()
             dy = torch.randn_like(x)
 
             def step():
@@ -493,7 +495,8 @@ def main(rank, args, n, port, now):
         if CUDA:
             torch.cuda.empty_cache()
     dist.barrier()
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # to destroy the groups may never end once async TP has used one
 
 
 if __name__ == "__main__":

@@ -58,7 +58,9 @@ def _all_columns(qt, st, by_row, group):
 
     def wait():
         codes, s = both()
-        return codes.transpose(0, 1).flatten(1), s.flatten(0, 1) if by_row else s.transpose(0, 1).flatten(1)
+        rows = codes.shape[-1] * codes.shape[0]
+        codes = codes.view(torch.int64).transpose(0, 1).flatten(1)  # PyTorch copies bytes one by one: four times as long
+        return codes.view(torch.uint8).view(-1, rows), s.flatten(0, 1) if by_row else s.transpose(0, 1).flatten(1)
     return wait
 
 
@@ -66,6 +68,18 @@ def _gemm(a, s, b, t, scales, dtype, bias=None, out=None, xp=_on_tensors):
     e4m3 = torch.float8_e4m3fn
     return ops.fp8_gemm(xp, a.view(e4m3) if a.dtype is torch.uint8 else a, s, b.view(e4m3) if b.dtype is torch.uint8 else b,
                         t.contiguous(), scales, dtype_number(dtype), bias, out, False)
+
+
+def _gemm_beside(a, s, b, t, scales, dtype, group):
+    """A product beside a transfer that is over sooner. Of two ranks' it takes less than half of the product, whose second half then
+    has all multiprocessors."""
+    xp, half = _beside_transfers(group), a.shape[0] // 256 * 128
+    if xp is _on_tensors or group.size() > 2 or half < _LEAST:
+        return _gemm(a, s, b, t, scales, dtype, xp=xp)
+    out = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+    _gemm(a[:half], s[:, :half], b, t, scales, dtype, None, out[:half], xp)
+    _gemm(a[half:], s[:, half:], b, t, scales, dtype, None, out[half:])
+    return out
 
 
 def _others(group):
@@ -90,7 +104,7 @@ def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     every = every.view(codes)
     for first, end in _others(group) if alone else [(0, group.size())]:
         _gemm(every[first:end].flatten(0, 1), tables[first:end].transpose(0, 1).flatten(1), b, t, scales, dtype, bias,
-              y[first * rows:end * rows], xp if more else _on_tensors)
+              y[first * rows:end * rows], xp if more and group.size() > 2 else _on_tensors)
     return y
 
 
@@ -156,15 +170,17 @@ class Column(torch.autograd.Function):
         shape, group, gradient_dtype, wgrad, weight_dtype, bias_dtype = ctx.rest
         of_x = _all_columns(xtq, xts, wgrad == "row128", group) if ctx.needs_input_grad[1] else None
         gq, gs, gtq, gts, sums = _quantised(_rows_first(dy), "row_row", gradient_dtype, ctx.needs_input_grad[2])
-        code, xp = ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype"), _beside_transfers(group)
+        code = ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype")
         gq, gtq = (t.view(torch.float8_e4m3fn if code == A.E4M3 else torch.float8_e5m2) for t in (gq, gtq))
         dw = parts = None
         if ctx.needs_input_grad[0]:
-            partial = _gemm(gq, gs, wtq, wts, "row128_blk128", dy.dtype, xp=xp if of_x else _on_tensors)
+            gemm = _gemm_beside if of_x else _gemm
+            partial = gemm(gq, gs, wtq, wts, "row128_blk128", dy.dtype, *([group] if of_x else []))
             parts = _traded(partial.view(group.size(), -1, partial.shape[1]), group)
         if of_x:
-            dw = _gemm(gtq, gts, *(t.contiguous() for t in of_x()), L.WGRAD[wgrad][1], dy.dtype,
-                       xp=xp if parts else _on_tensors).to(weight_dtype)
+            b, t = (v.contiguous() for v in of_x())
+            gemm = _gemm_beside if parts else _gemm
+            dw = gemm(gtq, gts, b, t, L.WGRAD[wgrad][1], dy.dtype, *([group] if parts else [])).to(weight_dtype)
         dx = _rows_last(ops.sum_parts(_on_tensors, parts()), shape) if parts else None
         return dx, dw, sums.to(bias_dtype) if ctx.needs_input_grad[2] else None, None, None, None
 
