@@ -43,6 +43,7 @@ typedef struct moe_args {
     int64_t cols, rows;
     int32_t tokens, experts, slots;
     int32_t form, x_bf16, down; /* form: the dtype of the weights */
+    int32_t weights_const;
     const int32_t *ids;
     int64_t ids_stride;
     void *out;
@@ -104,6 +105,7 @@ static inline moe_args moe_args_of(const ridge_call *call)
     p.experts = (int32_t)call->dim[3];
     p.slots = (int32_t)call->dim[4];
     p.form = (int32_t)arg[2].dtype;
+    p.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     p.x = (const char *)arg[0].data;
     p.x_stride = arg[0].stride;
     p.x_bf16 = arg[0].dtype == RIDGE_BF16;

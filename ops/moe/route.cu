@@ -1,11 +1,13 @@
-/* route.cu: moe_route on CUDA. A warp a token: lane i has the experts i, i + 32, ...; each slot is one search of the
- * largest key, first in a lane's registers, then by redux over the warp. Bytes moved: the logits. */
+/* route.cu: moe_route on CUDA. Experts are scored and then chosen by one warp, whose lane i has the experts i, i + 32,
+ * ...; each slot is one search of the largest key, first among a lane's registers, then by redux over the warp. Of few
+ * tokens a CTA is a token: eight warps score, an expert a thread, and leave scores and keys in shared memory for the
+ * first; of many tokens a CTA is a warp that does both. Bytes moved: the logits. */
 #include "args.h"
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
 #include "src/math/moe.h"
 
-enum { THREADS = 32 };
+enum { FEW = 16, SCORERS = 256 }; /* tokens that get a CTA each; its threads */
 #define WARP 0xffffffffu
 
 /* The sum of v over the slots before `slots`, in their order, in every lane. */
@@ -16,6 +18,18 @@ static __device__ __forceinline__ float sum_slots(float v, int slots)
     for (int s = 0; s < slots; s++)
         sum += __shfl_sync(WARP, v, s);
     return sum;
+}
+
+/* The largest v of the warp, in every lane; none of them is NaN. */
+static __device__ __forceinline__ float warp_max(float v)
+{
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2) {
+        const float other = __shfl_xor_sync(WARP, v, s);
+
+        v = other > v ? other : v;
+    }
+    return v;
 }
 
 /* The scores of this lane's experts, in place of their logits, and the keys of the choice. Returns whether any choice
@@ -39,12 +53,7 @@ static __device__ __forceinline__ bool score_row(const route_args &p, int64_t t,
         max = score[i] > max ? score[i] : max;
     }
     if (p.rule == RIDGE_ROUTE_SOFTMAX) {
-#pragma unroll
-        for (int s = 16; s > 0; s /= 2) {
-            const float other = __shfl_xor_sync(WARP, max, s);
-
-            max = other > max ? other : max;
-        }
+        max = warp_max(max);
 #pragma unroll
         for (int i = 0; i < PER; i++)
             if (lane + 32 * i < p.experts && score[i] == score[i]) {
@@ -103,23 +112,29 @@ static __device__ __forceinline__ void choose_groups(const route_args &p, int la
     for (int i = 0; i < PER; i++)
         if (!(kept >> ((lane + 32 * i) / size & 31) & 1))
             key[i] = RIDGE_ROUTE_EXCLUDED;
-    __syncwarp(); /* and read before the scores take their place */
 }
 
 /* The expert with the largest key, the first of equal ones; it is excluded from then on. */
 template <int PER> static __device__ __forceinline__ int take_best(int lane, uint32_t *key)
 {
-    uint32_t most = RIDGE_ROUTE_EXCLUDED, best;
-    int at = 0, id;
+    uint32_t most[PER], best;
+    int at[PER], id;
 
 #pragma unroll
-    for (int i = 0; i < PER; i++)
-        if (key[i] > most) {
-            most = key[i];
-            at = i;
-        }
-    best = __reduce_max_sync(WARP, most);
-    id = (int)__reduce_min_sync(WARP, most == best ? (unsigned)(lane + 32 * at) : ~0u);
+    for (int i = 0; i < PER; i++) {
+        most[i] = key[i];
+        at[i] = i;
+    }
+#pragma unroll
+    for (int s = 1; s < PER; s *= 2)
+#pragma unroll
+        for (int i = 0; i < PER; i += 2 * s)
+            if (most[i + s] > most[i]) { /* the first of equal ones stays */
+                most[i] = most[i + s];
+                at[i] = at[i + s];
+            }
+    best = __reduce_max_sync(WARP, most[0]);
+    id = (int)__reduce_min_sync(WARP, most[0] == best ? (unsigned)(lane + 32 * at[0]) : ~0u);
 #pragma unroll
     for (int i = 0; i < PER; i++)
         if (lane + 32 * i == id)
@@ -131,14 +146,8 @@ template <int PER> static __device__ __forceinline__ int take_best(int lane, uin
 static __device__ __forceinline__ float weigh(const route_args &p, bool bad, bool valid, float w)
 {
     if (p.rule == RIDGE_ROUTE_TOPK_SOFTMAX) {
-        float max = valid && w == w ? w : __uint_as_float(0xff800000u);
+        const float max = warp_max(valid && w == w ? w : __uint_as_float(0xff800000u));
 
-#pragma unroll
-        for (int s = 16; s > 0; s /= 2) {
-            const float other = __shfl_xor_sync(WARP, max, s);
-
-            max = other > max ? other : max;
-        }
         w = valid && w == w ? ridge_route_exp(w, max) : 0.0f;
         w = w / sum_slots(w, p.slots);
     }
@@ -148,25 +157,15 @@ static __device__ __forceinline__ float weigh(const route_args &p, bool bad, boo
     return !valid ? 0.0f : bad ? __uint_as_float(0x7fc00000u) : w;
 }
 
-template <int PER> static __global__ void __launch_bounds__(THREADS) moe_route(const __grid_constant__ route_args p)
+/* Chooses the experts of a token by their keys, and stores ids and weights. score: of all experts. */
+template <int PER>
+static __device__ __forceinline__ void choose(const route_args &p, int64_t t, int lane, bool bad, const float *score,
+                                              uint32_t *key)
 {
-    __shared__ uint32_t shared[32 * PER];
-    const int lane = threadIdx.x;
-    const int64_t t = blockIdx.x;
-    uint32_t key[PER];
-    float score[PER], w = 0.0f;
+    float w = 0.0f;
     int mine = -1;
-    bool bad, valid;
+    bool valid;
 
-    ptx_launch_dependents();
-    ptx_grid_dependency_wait();
-    bad = score_row<PER>(p, t, lane, score, key);
-    if (!p.given && p.groups > 1)
-        choose_groups<PER>(p, lane, shared, key);
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        shared[lane + 32 * i] = __float_as_uint(score[i]);
-    __syncwarp(); /* the scores are written before they are read */
     if (p.given) {
         mine = lane < p.slots ? p.ids[t * p.ids_stride + lane] : -1;
     } else {
@@ -178,7 +177,7 @@ template <int PER> static __global__ void __launch_bounds__(THREADS) moe_route(c
     }
     valid = mine >= 0 && mine < p.experts;
     if (valid)
-        w = __uint_as_float(shared[mine]);
+        w = score[mine];
     w = weigh(p, bad, valid, w);
     if (lane < p.slots) {
         num_store<RIDGE_F32>(p.weights, t * p.weights_stride + lane, w);
@@ -187,25 +186,143 @@ template <int PER> static __global__ void __launch_bounds__(THREADS) moe_route(c
     }
 }
 
+/* ---------------------------------------------------------------------------------------------------------- kernels */
+
+template <int PER> static __global__ void __launch_bounds__(32) moe_route(const __grid_constant__ route_args p)
+{
+    __shared__ uint32_t keys[32 * PER];
+    __shared__ float scores[32 * PER];
+    const int lane = threadIdx.x;
+    const int64_t t = blockIdx.x;
+    uint32_t key[PER];
+    float score[PER];
+    bool bad;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    bad = score_row<PER>(p, t, lane, score, key);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        scores[lane + 32 * i] = score[i];
+    __syncwarp(); /* the scores are written before they are read */
+    if (!p.given && p.groups > 1)
+        choose_groups<PER>(p, lane, keys, key);
+    choose<PER>(p, t, lane, bad, scores, key);
+}
+
+/* What score_row does, by all threads: thread i has the experts i, i + 256, ... Of SOFTMAX, powers: exp(l - max) of all
+ * experts; warps: the largest logit of each warp. */
+template <int PER>
+static __device__ __forceinline__ void score_few(const route_args &p, int64_t t, float *powers, float *warps,
+                                                 float *scores, uint32_t *keys)
+{
+    enum { OWN = (32 * PER + SCORERS - 1) / SCORERS };
+    const int lane = threadIdx.x % 32;
+    float score[OWN], bias[OWN], max = __uint_as_float(0xff800000u), sum = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < OWN; i++) { /* all loads at once */
+        const int e = (int)threadIdx.x + SCORERS * i;
+        const int64_t at = t * p.stride + e;
+        float logit_bias = 0.0f;
+
+        score[i] = __uint_as_float(0xff800000u);
+        bias[i] = 0.0f;
+        if (e < p.experts) {
+            bias[i] = p.bias ? p.bias[e] : 0.0f;
+            logit_bias = p.logit_bias ? p.logit_bias[e] : 0.0f;
+            score[i] = p.bf16 ? num_load<RIDGE_BF16>(p.logits, at) : num_load<RIDGE_F32>(p.logits, at);
+        }
+        score[i] = p.logit_bias ? score[i] + logit_bias : score[i];
+    }
+    if (p.rule == RIDGE_ROUTE_SOFTMAX) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++)
+            max = score[i] > max ? score[i] : max;
+        max = warp_max(max);
+        if (lane == 0)
+            warps[threadIdx.x / 32] = max;
+        __syncthreads(); /* the warps' largest are written before they are read */
+        max = warp_max(warps[lane % (SCORERS / 32)]);
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            score[i] = score[i] == score[i] ? ridge_route_exp(score[i], max) : score[i];
+            if ((int)threadIdx.x + SCORERS * i < p.experts)
+                powers[threadIdx.x + SCORERS * i] = score[i];
+        }
+        __syncthreads(); /* the powers are written before they are read */
+        for (int e = lane; e < p.experts; e += 32)
+            sum = powers[e] == powers[e] ? sum + powers[e] : sum;
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2)
+            sum += __shfl_xor_sync(WARP, sum, s);
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int e = (int)threadIdx.x + SCORERS * i;
+        uint32_t key = RIDGE_ROUTE_EXCLUDED;
+
+        if (e < p.experts) {
+            if (score[i] == score[i])
+                score[i] = p.rule == RIDGE_ROUTE_SOFTMAX ? score[i] / sum : ridge_route_score(p.rule, score[i]);
+            key = ridge_route_key(p.bias ? score[i] + bias[i] : score[i]);
+        }
+        if (e < 32 * PER) {
+            scores[e] = score[i];
+            keys[e] = key;
+        }
+    }
+}
+
+template <int PER> static __global__ void __launch_bounds__(SCORERS) moe_route_few(const __grid_constant__ route_args p)
+{
+    __shared__ uint32_t keys[32 * PER];
+    __shared__ float scores[32 * PER], powers[32 * PER], warps[SCORERS / 32];
+    const int lane = threadIdx.x % 32;
+    const int64_t t = blockIdx.x;
+    uint32_t key[PER];
+    bool bad = false;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    score_few<PER>(p, t, powers, warps, scores, keys);
+    __syncthreads(); /* scores and keys are written before the first warp reads them */
+    if (threadIdx.x >= 32)
+        return;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        key[i] = keys[lane + 32 * i];
+        bad |= key[i] == RIDGE_ROUTE_NAN;
+    }
+    bad = __any_sync(WARP, bad);
+    if (!p.given && p.groups > 1)
+        choose_groups<PER>(p, lane, keys, key);
+    choose<PER>(p, t, lane, bad, scores, key);
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[4] = {(const void *)moe_route<4>, (const void *)moe_route<8>,
-                                         (const void *)moe_route<16>, (const void *)moe_route<32>};
+/* [few tokens][experts up to 128, 256, 512, 1024] */
+static const void *const functions[2][4] = {
+    {(const void *)moe_route<4>, (const void *)moe_route<8>, (const void *)moe_route<16>, (const void *)moe_route<32>},
+    {(const void *)moe_route_few<4>, (const void *)moe_route_few<8>, (const void *)moe_route_few<16>,
+     (const void *)moe_route_few<32>}};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 4, "moe_route: loading kernels");
+    return host_load(device, &functions[0][0], 8, "moe_route: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
     route_args p = route_args_of(&bound->call);
-    const int size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
+    const int few = p.tokens <= FEW, size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
 
     if (p.tokens == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[size], dim3((unsigned)p.tokens), THREADS, &p, stream);
+    return host_launch(device, kernel->name, functions[few][size], dim3((unsigned)p.tokens), few ? SCORERS : 32, &p,
+                       stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)

@@ -1,0 +1,143 @@
+/* row.cu: moe_down of an only expert in bf16, which is how a router's logits are computed: a CTA of two warps a row.
+ * Thread i has the chains 4 i .. 4 i + 3 of the row (products.h). Its weights, up to 4096 columns, are requested at
+ * once, before the wait if they are constant, and kept for all tokens; x goes through shared memory, so that all of it
+ * is requested at once too. Behind the last column weights and x are zeros: they turn a chain of -0 into +0 at most,
+ * which the sum over the slot, from +0, would do. */
+#include "args.cuh"
+#include "cuda/mma.cuh"
+
+enum { OWN = 4, THREADS = MOE_CHAINS / OWN, STEPS = 16, COLUMNS = STEPS * MOE_CHAINS };
+
+/* Weights of the k steps first .. first + 15 of this thread. */
+static __device__ __forceinline__ void load_codes(const char *from, int first, int steps, uint2 *code)
+{
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+        code[s] = first + s < steps ? ptx_load8(from + (int64_t)(first + s) * (2 * MOE_CHAINS)) : make_uint2(0, 0);
+}
+
+/* 4096 columns of x to shared memory, with as many bytes in memory as are left. */
+static __device__ __forceinline__ void copy_x(const char *from, int64_t left, int all, char *to)
+{
+    for (int at = 16 * (int)threadIdx.x; at < all; at += 16 * THREADS)
+        mma_copy16(ptx_shared(to + at), at < left ? from + at : from, at < left ? 16 : 0);
+    mma_copy_commit();
+    mma_copy_wait_for<0>();
+    __syncthreads(); /* the copies of all threads are there before they are read */
+}
+
+template <int X> static __global__ void __launch_bounds__(THREADS) moe_row(const __grid_constant__ moe_args p)
+{
+    enum { SIZE = X == RIDGE_BF16 ? 2 : 4 };
+    __shared__ __align__(16) char x[COLUMNS * SIZE];
+    __shared__ float half[2]; /* of each warp */
+    const int first_column = OWN * (int)threadIdx.x;
+    const int steps = ((int)p.cols - first_column + MOE_CHAINS - 1) / MOE_CHAINS; /* with columns of this thread */
+    const int all = ((int)p.cols + MOE_CHAINS - 1) / MOE_CHAINS;
+    const int64_t row = blockIdx.x;
+    const char *const from = p.weight[0].data + (row * p.cols + first_column) * 2;
+    uint2 code[STEPS];
+
+    ptx_launch_dependents();
+    if (!p.weights_const)
+        ptx_grid_dependency_wait();
+    load_codes(from, 0, steps, code);
+    if (p.weights_const)
+        ptx_grid_dependency_wait();
+    for (int t = 0; t < p.tokens; t++) {
+        const int e = p.ids[t * p.ids_stride];
+        const float weight = p.weights[t * p.weights_stride];
+        float chain[OWN] = {}, y;
+
+        for (int first = 0; first < all; first += STEPS) {
+            const int64_t column = (int64_t)first * MOE_CHAINS;
+
+            if (first)
+                __syncthreads(); /* x has been read before it is overwritten */
+            if (all > STEPS && (t || first))
+                load_codes(from, first, steps, code);
+            copy_x(p.x + (t * p.x_stride + column) * SIZE, (p.cols - column) * SIZE, COLUMNS * SIZE, x);
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                const char *const at = x + (s * MOE_CHAINS + first_column) * SIZE;
+                float w[OWN], v[OWN];
+
+                num_unpack2<RIDGE_BF16>(code[s].x, w, w + 1);
+                num_unpack2<RIDGE_BF16>(code[s].y, w + 2, w + 3);
+                if (X == RIDGE_BF16) {
+                    const uint2 two = *(const uint2 *)at;
+
+                    num_unpack2<RIDGE_BF16>(two.x, v, v + 1);
+                    num_unpack2<RIDGE_BF16>(two.y, v + 2, v + 3);
+                } else {
+                    num_unpack<RIDGE_F32>(*(const uint4 *)at, v);
+                }
+#pragma unroll
+                for (int i = 0; i < OWN; i++)
+                    chain[i] = __fmaf_rn(w[i], v[i], chain[i]);
+            }
+        }
+        y = (chain[0] + chain[1]) + (chain[2] + chain[3]);
+#pragma unroll
+        for (int s = 1; s < 32; s *= 2)
+            y += __shfl_xor_sync(0xffffffffu, y, s);
+        if (threadIdx.x % 32 == 0)
+            half[threadIdx.x / 32] = y;
+        __syncthreads(); /* both halves are written before they are read; x has been read */
+        if (threadIdx.x == 0) {
+            y = moe_bias(p.weight[0], 0, row, half[0] + half[1]);
+            moe_store_sum(p, t, row, e == 0 ? __fmaf_rn(weight, y, 0.0f) : 0.0f);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[2] = {(const void *)moe_row<RIDGE_F32>, (const void *)moe_row<RIDGE_BF16>};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    return host_load(device, functions, 2, "moe_down: loading kernels");
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    moe_args p = moe_args_of(&bound->call);
+
+    if (p.tokens == 0 || p.rows == 0)
+        return RIDGE_OK;
+    return host_launch(device, kernel->name, functions[p.x_bf16], dim3((unsigned)p.rows), THREADS, &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    if (problem->dtype[2] != RIDGE_BF16)
+        return "weights are not bf16";
+    if (problem->dim[3] != 1 || problem->dim[4] != 1)
+        return "more than one expert or slot";
+    if (problem->align < 4)
+        return "needs rows that begin at multiples of 16 bytes";
+    return problem->dim[1] > 1 << 30 || problem->dim[2] > 1 << 30 ? "more than 2^30 rows or columns" : NULL;
+}
+
+/* A launch, the weights, and x of each token again for every row. */
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    return 2 + (double)problem->dim[1] * (double)problem->dim[2] * (2.6 + 0.5 * (double)problem->dim[0]) * 1e-3 /
+                   device->copy_gbps;
+}
+
+static const ridge_kernel rows[] = {{"cuda.moe_down.row",
+                                     RIDGE_MOE_DOWN,
+                                     RIDGE_ARCH_SM80,
+                                     RIDGE_ARCH_CUDA_LAST,
+                                     MOE_CONTRACT,
+                                     0,
+                                     {},
+                                     why_not,
+                                     NULL,
+                                     cost,
+                                     launch}};
+
+extern "C" const ridge_kernel_list ridge_cuda_moe_row = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
