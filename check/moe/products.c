@@ -104,6 +104,19 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
     static const char *const odd[] = {"tokens=9 cols=416 rows=37 experts=6 slots=3",
                                       "tokens=2 cols=4096 rows=1 experts=3 slots=2",
                                       "tokens=16 cols=128 rows=131 experts=3 slots=2"};
+    /* An only expert in bf16, as a router: columns in one piece of 4096, and in two. */
+    static const struct {
+        const char *text;
+        test_case layout;
+    } only[] = {
+        {"tokens=1 cols=4096 rows=33 experts=1 slots=1 x=f32 w=bf16 out=f32",
+         {.fill = FILL_NORMAL, .variant = ONE_EXPERT}},
+        {"tokens=9 cols=416 rows=5 experts=1 slots=1 x=bf16 w=bf16 out=f32 bias=1 shared=f32",
+         {.fill = FILL_NORMAL, .slices = true, .pad = 8}},
+        {"tokens=3 cols=5216 rows=4 experts=1 slots=1 x=f32 w=bf16 out=bf16 residual=bf16",
+         {.fill = FILL_EDGE, .slices = true, .repeats = 50}},
+        {"tokens=16 cols=7168 rows=3 experts=1 slots=1 x=bf16 w=bf16 out=f32", {.fill = FILL_NORMAL, .slices = true}},
+    };
     const char *const *form = op->id == RIDGE_MOE_DOWN ? down_forms : gate_up_forms;
     char text[256];
 
@@ -119,6 +132,8 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
             snprintf(text, sizeof text, "%s %s", odd[i], form[f]);
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true, .pad = i});
         }
+    for (int i = 0; op->id == RIDGE_MOE_DOWN && i < (int)(sizeof only / sizeof only[0]); i++)
+        cases_add(list, op, only[i].text, only[i].layout);
     block_cases(op, level, list);
 }
 

@@ -2,12 +2,11 @@
  * the experts that a list names (ops/moe/list.cuh), sm_80 up, with copies by cp.async.
  *
  * A product is a tile of 16 rows of an entry of the list; its columns are the entry's pairs of token and slot: eight,
- * or one where there is one token. A warp computes a product alone, with a sum for every unit modulo four, or 2 or 4
- * warps share it (`split`) where there are few products. No barrier lies between products; copies go on from one into
- * the next, the first as soon as the list is known.
+ * or one where there is one token. A warp computes a product alone, or 2 or 4 warps share it (`split`) where there are
+ * few products. The units of a product are four chains, unit modulo four, which a warp goes through one after another.
+ * No barrier lies between products; copies go on from one into the next, the first as soon as the list is known.
  *
- *     gate_up  4 * split warps have 32 rows of an entry, which become a block of codes: two tiles of gate, two of up;
- *              split is 1 or 2, and with 2 of twelve warps four rest
+ *     gate_up  4 * split warps have 32 rows of an entry, which become a block of codes: two tiles of gate, two of up
  *     down     a CTA's products are those of `batch` tiles times all entries, which its warps share out; then all
  *              threads add the slots of these tiles
  *
@@ -22,7 +21,7 @@
 #include "ops/moe/list.cuh"
 
 /* Warps of a CTA: as many as registers allow. */
-#define EXPERT_WARPS(columns) ((columns) == 1 ? 12 : 8)
+#define EXPERT_WARPS(columns) ((columns) == 1 ? 16 : 8)
 
 typedef struct block_expert_args {
     moe_args p;
@@ -111,12 +110,14 @@ static __device__ __forceinline__ int expert_tile(const block_expert_args &a, in
     return 2 * (at.work % a.works) + w.half;
 }
 
-/* The units of a share are those with unit / own % split = share, own = 4 / split. */
-static __device__ __forceinline__ int expert_next_unit(const block_expert_args &a, int unit)
+/* The unit after `unit` in a share, which has the chains share * (4 / split) and so on; those behind the last: none. */
+static __device__ __forceinline__ int expert_next_unit(const block_expert_args &a, const expert_warp &w, int unit)
 {
-    const int own = 4 / a.split;
+    const int own = 4 / a.split, chain = (unit & 3) + 1;
 
-    return (unit + 1) % own ? unit + 1 : unit + 5 - own;
+    if (unit + 4 < a.x.units)
+        return unit + 4;
+    return chain < (w.share + 1) * own && chain < a.x.units ? chain : a.x.units;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- weights */
@@ -150,7 +151,7 @@ static __device__ __forceinline__ void expert_copy(const block_expert_args &a, c
                                                    const expert_warp &w, expert_loader *l, uint32_t stage)
 {
     if (l->unit >= 0) {
-        const int next = expert_next_unit(a, l->unit);
+        const int next = expert_next_unit(a, w, l->unit);
 
         block_copy_unit<F, 0>(l->from, F::SMALL && a.x.tail && l->unit == a.x.units - 1, stage, 0, w.lane);
         l->from += (next - l->unit) * F::UNIT;
@@ -165,57 +166,57 @@ static __device__ __forceinline__ void expert_copy(const block_expert_args &a, c
 
 /* ------------------------------------------------------------------------------------------------------------- sums */
 
-/* Sums of a share: [unit % 4], those of the next unit first. Of one token those of the run and row that a lane owns; of
- * several [run][as the D operand has them]. */
+/* Sums of a chain. Of one token that of the run and row that a lane owns; of several [run][as the D operand has them].
+ * And of the chains before it. */
 template <int COLUMNS> struct expert_sums {
-    float v[4][2][4];
+    float v[2][4];
+    float all[4], last[4];
 };
 template <> struct expert_sums<1> {
-    float v[4];
+    float v;
+    float all[1], last[1];
 };
 
-static __device__ __forceinline__ void expert_turn(expert_sums<1> *s)
-{
-    const float first = s->v[0];
-
-    s->v[0] = s->v[1];
-    s->v[1] = s->v[2];
-    s->v[2] = s->v[3];
-    s->v[3] = first;
-}
-
-static __device__ __forceinline__ void expert_turn(expert_sums<8> *s)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float first = s->v[0][i / 4][i % 4];
-
-#pragma unroll
-        for (int k = 0; k < 3; k++)
-            s->v[k][i / 4][i % 4] = s->v[k + 1][i / 4][i % 4];
-        s->v[3][i / 4][i % 4] = first;
-    }
-}
-
-/* Element e of a share's part of a product, in lanes that expert_row and expert_column name. */
+/* Element e of a chain, in lanes that expert_row and expert_column name. */
 static __device__ __forceinline__ float expert_sum(const expert_sums<1> *s, int)
 {
-    float v[4];
-
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        v[k] = s->v[k] + __shfl_xor_sync(~0u, s->v[k], 2);
-    return (v[0] + v[1]) + (v[2] + v[3]);
+    return s->v + __shfl_xor_sync(~0u, s->v, 2);
 }
 
 static __device__ __forceinline__ float expert_sum(const expert_sums<8> *s, int e)
 {
-    float v[4];
+    return s->v[0][e] + s->v[1][e];
+}
 
+static __device__ __forceinline__ void expert_clear(expert_sums<1> *s)
+{
+    s->v = 0.0f;
+}
+
+static __device__ __forceinline__ void expert_clear(expert_sums<8> *s)
+{
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        v[k] = s->v[k][0][e] + s->v[k][1][e];
-    return (v[0] + v[1]) + (v[2] + v[3]);
+    for (int i = 0; i < 8; i++)
+        s->v[i / 4][i % 4] = 0.0f;
+}
+
+/* Adds a share's chain of number i: (0 + 1) + (2 + 3). */
+template <int COLUMNS> static __device__ __forceinline__ void expert_add_chain(expert_sums<COLUMNS> *s, int i)
+{
+#pragma unroll
+    for (int e = 0; e < (COLUMNS == 1 ? 1 : 4); e++) {
+        const float v = expert_sum(s, e);
+
+        if (i == 0)
+            s->all[e] = v;
+        else if (i == 1)
+            s->all[e] += v;
+        else if (i == 2)
+            s->last[e] = v;
+        else
+            s->all[e] += s->last[e] + v;
+    }
+    expert_clear(s);
 }
 
 template <int COLUMNS> static __device__ __forceinline__ int expert_row(int lane, int e)
@@ -236,7 +237,7 @@ static __device__ __forceinline__ void expert_write(const block_expert_args &a, 
 {
 #pragma unroll
     for (int e = 0; e < (COLUMNS == 1 ? 1 : 4); e++) {
-        const float v = expert_sum(s, e);
+        const float v = s->all[e];
         const int column = expert_column<COLUMNS>(w.lane, e), row = expert_row<COLUMNS>(w.lane, e);
 
         if (!a.p.down)
@@ -326,14 +327,14 @@ static __device__ __forceinline__ void expert_unit(const char *unit, const char 
                                                    const uint32_t *x, int lane, const uint32_t *column,
                                                    expert_sums<1> *s)
 {
-    block_unit_1<F>(unit, tables, records + x[0], lane, column, &s->v[0]);
+    block_unit_1<F>(unit, tables, records + x[0], lane, column, &s->v);
 }
 
 template <class F>
 static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
                                                    const uint32_t *x, int lane, const uint32_t *, expert_sums<8> *s)
 {
-    block_unit_8<F, 1, 1>(unit, tables, block_x_at{records + x[0], {records + x[1], records + x[2]}}, 0, lane, s->v[0]);
+    block_unit_8<F, 1, 1>(unit, tables, block_x_at{records + x[0], {records + x[1], records + x[2]}}, 0, lane, s->v);
 }
 
 /* Where the records of the pair in column `column` of an entry begin, of the first one beyond the last. */
@@ -352,37 +353,80 @@ static __device__ __forceinline__ void
 expert_product(const block_expert_args &a, const moe_list *list, const expert_warp &w, const uint32_t *column,
                const char *memory, const char *ring, expert_loader *l, int *at, int entry, expert_sums<COLUMNS> *s)
 {
-    const int lane = w.lane, t = lane % 4;
-    int unit = w.share * (4 / a.split);
-    uint32_t x[3] = {expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : lane / 4),
-                     expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t),
-                     expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t + 1)};
+    const int lane = w.lane, t = lane % 4, own = 4 / a.split;
+    const uint32_t x[3] = {expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : lane / 4),
+                           expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t),
+                           expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t + 1)};
 
-    *s = {};
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        x[i] += (uint32_t)(unit * BLOCK_RECORD_1(F::X));
-    while (unit < a.x.units) {
-        const char *stage = ring + *at * F::UNIT;
-        const int next = expert_next_unit(a, unit);
+    expert_clear(s);
+    for (int i = 0; i < own; i++) {
+        for (int unit = w.share * own + i; unit < a.x.units; unit += 4) {
+            const char *stage = ring + *at * F::UNIT;
+            const uint32_t skip = (uint32_t)(unit * BLOCK_RECORD_1(F::X));
+            const uint32_t own_x[3] = {x[0] + skip, x[1] + skip, x[2] + skip};
 
-        block_wait<0>(0, 0, a.x.depth);
-        if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
-            expert_unit<F>(stage, memory, a.x.records, x, lane, column, s);
-        else
-            expert_unit<F>(stage, memory, memory + F::TABLES, x, lane, column, s);
-        __syncwarp(); /* all lanes have read the stage before it is written again */
-        expert_copy<F>(a, list, w, l, ptx_shared(stage));
-        *at = *at + 1 == a.x.depth ? 0 : *at + 1;
-        for (int turns = (next - unit) & 3; turns > 0; turns--)
-            expert_turn(s);
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            x[i] += (uint32_t)((next - unit) * BLOCK_RECORD_1(F::X));
-        unit = next;
+            block_wait<0>(0, 0, a.x.depth);
+            if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
+                expert_unit<F>(stage, memory, a.x.records, own_x, lane, column, s);
+            else
+                expert_unit<F>(stage, memory, memory + F::TABLES, own_x, lane, column, s);
+            __syncwarp(); /* all lanes have read the stage before it is written again */
+            expert_copy<F>(a, list, w, l, ptx_shared(stage));
+            *at = *at + 1 == a.x.depth ? 0 : *at + 1;
+        }
+        expert_add_chain(s, i);
     }
-    for (int turns = -unit & 3; turns > 0; turns--)
-        expert_turn(s);
+}
+
+/* A thread's first pieces of x, eight codes each, requested before the list is made and written to records behind the
+ * requests of weights; the others follow at once. */
+enum { EXPERT_HELD = 3 };
+
+typedef struct expert_held {
+    uint2 codes[EXPERT_HELD];
+    float xs[EXPERT_HELD];
+} expert_held;
+
+/* Piece i of x: which record, which block of it. */
+template <class F>
+static __device__ __forceinline__ void expert_load_x(const block_expert_args &a, int i, uint2 *codes, float *xs)
+{
+    const int per_row = a.x.units * 32, row = i / per_row, u = i % per_row;
+    const int token = row / a.x.x_slots, slot = row % a.x.x_slots;
+    const bool there = row < a.x.tokens && u / 4 < a.x.blocks;
+
+    *codes = there ? block_load_codes(a.x, (const char *)a.x.x + token * a.x.x_stride + slot * a.x.x_slot + u * 8)
+                   : make_uint2(0, 0);
+    *xs = there ? a.x.x_scales[token * a.x.x_ld + slot * a.x.x_slot_ld + u / 4] : 0.0f;
+}
+
+template <class F>
+static __device__ __forceinline__ void expert_write_x(const block_expert_args &a, char *to, int i, uint2 codes,
+                                                      float xs)
+{
+    const int per_row = a.x.units * 32, u = i % per_row;
+
+    block_write_x<F, 1>(to + (i / per_row * a.x.units + u / 32) * BLOCK_RECORD_1(F::X), u / 4 % 8, 0, u % 4, codes, xs);
+}
+
+/* The records of all rows of x. By whole warps; per_row is a multiple of 32. */
+template <class F>
+static __device__ __forceinline__ void expert_write_held(const block_expert_args &a, char *to, const expert_held &held)
+{
+    const int all = a.x.units * 32 * a.x.tokens, step = (int)blockDim.x;
+    int i = (int)threadIdx.x;
+
+#pragma unroll
+    for (int k = 0; k < EXPERT_HELD; k++, i += step)
+        if (i < all)
+            expert_write_x<F>(a, to, i, held.codes[k], held.xs[k]);
+    for (; i < all; i += step) {
+        uint2 codes;
+        float xs;
+
+        expert_load_x<F>(a, i, &codes, &xs);
+        expert_write_x<F>(a, to, i, codes, xs);
+    }
 }
 
 template <class F, int COLUMNS> static __device__ __forceinline__ void expert_products(const block_expert_args &a)
@@ -394,6 +438,7 @@ template <class F, int COLUMNS> static __device__ __forceinline__ void expert_pr
     float *results = (float *)(memory + a.at_results) + (a.p.down ? 0 : w.team * 2 * a.results);
     expert_loader l = {expert_begin(a, w), -1, NULL};
     expert_sums<COLUMNS> s;
+    expert_held held;
     expert_pos pos = l.at;
     uint32_t column[8];
     int at = 0, entries, parity = 0;
@@ -403,13 +448,20 @@ template <class F, int COLUMNS> static __device__ __forceinline__ void expert_pr
     if constexpr (F::TABLES > 0)
         block_fill_tables(F(), memory);
     ptx_grid_dependency_wait();
-    moe_make_list(a.p, list, COLUMNS);
+    if (!a.x.records)
+#pragma unroll
+        for (int k = 0; k < EXPERT_HELD; k++)
+            expert_load_x<F>(a, (int)threadIdx.x + k * (int)blockDim.x, &held.codes[k], &held.xs[k]);
+    if (COLUMNS == 1)
+        moe_make_list_1(a.p, list);
+    else
+        moe_make_list(a.p, list, COLUMNS);
     entries = list->entries;
     expert_seek(a, list, w, F::UNIT, &l);
     for (int i = 0; i < a.x.depth; i++)
         expert_copy<F>(a, list, w, &l, ptx_shared(ring + i * F::UNIT));
     if (!a.x.records)
-        block_make_records<F, 1>(a.x, memory + F::TABLES, (int)threadIdx.x, (int)blockDim.x);
+        expert_write_held<F>(a, memory + F::TABLES, held);
     if (!a.p.down)
         expert_store_rest(a, list);
     __syncthreads(); /* orders the writes of x and of tables before their reads */

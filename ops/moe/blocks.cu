@@ -17,8 +17,9 @@ static int64_t record_bytes(const ridge_problem *problem)
     return rows * block_units(problem->dim[1]) * ridge_block_kernels_of(problem->dtype[2])->record[0];
 }
 
-/* How products are shared out: as few warps a product as leave none idle, and so many tiles of down together that their
- * products are several for each warp. Shapes alone decide. */
+/* How products are shared out: each to as many warps as makes the one with most to do finish first, counted in units,
+ * with one more for the end of a product; and so many tiles of down together that their products are several for each
+ * warp. Shapes alone decide. */
 static void share_out(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
 {
     const int64_t pairs = ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS);
@@ -26,12 +27,21 @@ static void share_out(const ridge_device *device, const ridge_problem *problem, 
     const bool down = problem->op == RIDGE_MOE_DOWN;
     const int64_t works = down ? tiles : ridge_ceil_div(tiles, 2) * pairs;
     const int64_t each = ridge_ceil_div(works, ridge_max(1, ridge_min(works, device->units)));
-    const int64_t warps = each * (down ? pairs : 4); /* that a CTA has products for */
+    const int64_t chain = ridge_ceil_div(block_units(problem->dim[1]), 4);
     const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS;
+    int64_t least = INT64_MAX;
 
     p->grid = (unsigned)ridge_max(1, ridge_min(works, device->units));
     p->warps = EXPERT_WARPS(columns);
-    p->split = down && warps <= p->warps / 4 ? 4 : warps <= p->warps / 2 ? 2 : 1;
+    for (int split = 1; split <= 4 && (down ? split : 4 * split) <= p->warps; split *= 2) {
+        const int64_t rounds = ridge_ceil_div(each * (down ? pairs : 4) * split, p->warps);
+        const int64_t units = rounds * (chain * (4 / split) + 1);
+
+        if (units < least) {
+            least = units;
+            p->split = split;
+        }
+    }
     p->batch = (int)ridge_max(1, ridge_min(each, 4 * p->warps / pairs));
     p->results = (int)(down ? p->batch * pairs * p->split * BLOCK_ROWS : p->split * 2 * columns * 2 * BLOCK_ROWS);
 }

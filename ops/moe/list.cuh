@@ -86,4 +86,24 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
     __syncthreads(); /* the list is complete before it is read */
 }
 
+/* The same of one token, whose pairs have an entry each. Every warp makes it, all the same, so that none waits for
+ * another. */
+static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, moe_list *list)
+{
+    const int lane = threadIdx.x % 32, id = lane < p.slots ? p.ids[lane] : -1;
+    const bool valid = id >= 0 && id < p.experts;
+    const unsigned all = __ballot_sync(0xffffffffu, valid);
+    const int entry = __popc(all & ((1u << lane) - 1));
+
+    if (valid) {
+        list->expert[entry] = id;
+        list->count[entry] = 1;
+        list->pair[entry][0] = (uint16_t)lane;
+    }
+    ((int *)list->ids)[lane] = valid ? id : -1;
+    if (lane == 0)
+        list->entries = __popc(all);
+    __syncwarp(); /* what a warp reads it has written */
+}
+
 #endif

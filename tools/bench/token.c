@@ -327,23 +327,31 @@ static void add_calls(token *t)
 /* ------------------------------------------------------------------------------------------------------------- times
  */
 
-/* All calls (first = -1), those whose place in a layer is `first`, or one read. */
+/* All calls but those at the place `without` of a layer, or those at the place `only` alone (-1: none is left out, all
+ * are run), or a read (variant >= 0). */
 typedef struct part {
     const token *t;
-    int first, variant;
+    int only, without, variant;
 } part;
+
+/* The place of a call: in its layer, or behind all layers. */
+static int place_of(const token *t, int call)
+{
+    const int step = (t->calls - 2) / LAYERS;
+
+    return call < t->calls - 2 ? call % step : step + call - (t->calls - 2);
+}
 
 static ridge_status run(const void *state)
 {
     const part *p = state;
     const token *t = p->t;
-    const int step = (t->calls - 2) / LAYERS;
     ridge_status status = RIDGE_OK;
 
     if (p->variant >= 0)
         return t->backend->stream_read(t->b->device, p->variant, t->memory, (size_t)t->bytes / 16 * 16, t->stream);
-    for (int i = p->first < 0 ? 0 : p->first; i < t->calls && !status; i += p->first < 0 ? 1 : step)
-        if (p->first < 0 || i < t->calls - 2 || p->first >= t->calls - 2)
+    for (int i = 0; i < t->calls && !status; i++)
+        if ((p->only < 0 || place_of(t, i) == p->only) && place_of(t, i) != p->without)
             status = ridge_run(t->b->device, &t->call[i], t->workspace, t->workspace_bytes, t->stream);
     return status;
 }
@@ -406,16 +414,17 @@ static bool report(token *t)
 
     for (int i = 0; i < 2; i++) /* from the same streams to the same logits */
         if (t->backend->copy(t->b->device, t->res[0], t->start, STREAMS * HIDDEN * sizeof(float), t->stream) ||
-            run(&(part){t, -1, -1}) || t->backend->sync(t->b->device, t->stream) || !sum_logits(t, i ? &again : &first))
+            run(&(part){t, -1, -1, -1}) || t->backend->sync(t->b->device, t->stream) ||
+            !sum_logits(t, i ? &again : &first))
             return false;
     if (first != again) {
         fprintf(stderr, "ridge bench: ds4flash-token: two runs gave other logits\n");
         return false;
     }
-    if (!measure(&(part){t, -1, -1}, us))
+    if (!measure(&(part){t, -1, -1, -1}, us))
         return false;
     for (int v = 0; v < t->backend->stream_variants; v++) {
-        if (!measure(&(part){t, -1, v}, one))
+        if (!measure(&(part){t, -1, -1, v}, one))
             return false;
         if (best[0] < 0 || one[0] < best[0])
             memcpy(best, one, sizeof one);
@@ -427,20 +436,24 @@ static bool report(token *t)
                "attention, compressor or indexer in it\n",
                ridge_dtype_name(t->experts[0]), ridge_dtype_name(t->experts[1]), t->calls, t->bytes * 1e-6, us[0],
                us[0] / best[0], best[0]);
-    for (int i = 0; i < step + 2; i++) { /* what each is in a graph of itself, layer after layer */
+    for (int i = 0; i < step + 2; i++) { /* what each is in a graph of itself, layer after layer, and in the token */
         const int call = i < step ? i : t->calls - 2 + i - step, times = i < step ? LAYERS : 1;
         const double bytes = ridge_problem_bytes(&t->call[call]);
+        double without[3];
         char what[64];
 
-        if (!measure(&(part){t, call, -1}, one))
+        if (!measure(&(part){t, i, -1, -1}, one) || !measure(&(part){t, -1, i, -1}, without))
             return false;
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < 3; k++) {
             one[k] /= times;
+            without[k] = (us[0] - without[k]) / times;
+        }
         snprintf(what, sizeof what, "call=%d", call);
         emit(t, what, "ridge:alone", one, bytes, -1);
+        emit(t, what, "ridge:in-token", without, bytes, -1);
         if (!t->b->sink.json)
-            printf("    %-24s %8.2f us %9.2f MB %8.1f GB/s\n", t->name[call], one[0], bytes * 1e-6,
-                   bytes / one[0] * 1e-3);
+            printf("    %-24s %8.2f us %9.2f MB %8.1f GB/s %8.2f us less without it\n", t->name[call], one[0],
+                   bytes * 1e-6, bytes / one[0] * 1e-3, without[0]);
     }
     fflush(stdout);
     return true;
