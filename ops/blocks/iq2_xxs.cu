@@ -21,7 +21,8 @@ struct block_iq2_xxs {
     static const int MINUS = 0;
 };
 
-enum { BLOCK_IQ2_SIGNS = 128, BLOCK_IQ2_ENTRIES = 256 + 128 };
+/* And where the magnitudes lie: as a constant in the code, they would be moved to a register before every prmt. */
+enum { BLOCK_IQ2_SIGNS = 128, BLOCK_IQ2_ENTRIES = 256 + 128, BLOCK_IQ2_MAGNITUDES = 255 * 256 + BLOCK_IQ2_SIGNS };
 
 /* By whole warps: a thread makes an entry and stores its copies, the lanes to different banks each time. */
 static __device__ __forceinline__ void block_fill_tables(block_iq2_xxs, char *tables)
@@ -44,15 +45,14 @@ static __device__ __forceinline__ void block_fill_tables(block_iq2_xxs, char *ta
         for (uint32_t copy = 0; copy < 32; copy++)
             *(uint32_t *)(to + 4 * (copy ^ threadIdx.x % 32)) = x;
     }
+    if (threadIdx.x == 0)
+        *(uint32_t *)(tables + BLOCK_IQ2_MAGNITUDES) = 0x002b1908;
 }
-
-/* Powers of two that the compiler does not know: shifts by products, as in parts.cuh. */
-static __constant__ uint32_t block_iq2_power[4] = {1u << 8, 1u << 1, 1u << 26, 1u << 19};
 
 static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *unit, const char *tables, int lane, int q,
                                                    uint32_t (*codes)[4])
 {
-    const uint32_t copy = (uint32_t)lane * 4, signs = copy | BLOCK_IQ2_SIGNS;
+    const uint32_t copy = (uint32_t)lane * 4, plus = ptx_load_shared1(ptx_shared(tables + BLOCK_IQ2_MAGNITUDES));
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -61,12 +61,13 @@ static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *un
 
 #pragma unroll
         for (int j = 0; j < 4; j++) { /* bits 7 j .. of the signs become bits 8 to 14 */
-            const uint32_t at = j < 2 ? v.y * block_iq2_power[j] : __umulhi(v.y, block_iq2_power[j]);
+            const uint32_t at = j == 0 ? v.y << 8 : j == 1 ? v.y << 1 : v.y >> (7 * j - 8);
             const uint32_t entry = *(const uint32_t *)(tables + ptx_prmt(v.x, copy, 0x7704u | (uint32_t)j << 4));
-            const uint32_t select = block_sum(*(const uint32_t *)(tables + ((at & 0x7f00u) | signs)), entry);
+            const uint32_t sign = *(const uint32_t *)(tables + BLOCK_IQ2_SIGNS + ((at & 0x7f00u) | copy));
+            const uint32_t select = block_sum(sign, entry);
 
-            codes[j][h] = ptx_prmt(0x002b1908, 0x00d5e7f8, select);
-            codes[j][2 + h] = ptx_prmt(0x002b1908, 0x00d5e7f8, block_right_16(select));
+            codes[j][h] = ptx_prmt(plus, 0x00d5e7f8, select);
+            codes[j][2 + h] = ptx_prmt(plus, 0x00d5e7f8, select >> 16);
         }
     }
 }

@@ -43,36 +43,41 @@ template <int STEP> static __device__ __forceinline__ void reduce_lanes(float *v
         reduce_lanes<2 * STEP>(v, lane);
 }
 
-/* The mixture and post of a token by one warp; z: this lane's number, lane i has number i. */
+/* One of four numbers. */
+static __device__ __forceinline__ float pick(const float *v, int i)
+{
+    return i == 0 ? v[0] : i == 1 ? v[1] : i == 2 ? v[2] : v[3];
+}
+
+/* The mixture and post of a token by one warp; z: this lane's number, lane i has number i. A lane makes one entry, that
+ * of lane % 16, and then has all of them: a step of the factors is four chains of 5 + 3 instructions at once, which is
+ * shorter than one chain and an exchange. */
 static __device__ __forceinline__ void write_factors(const hc_args &p, int64_t t, int lane, float z)
 {
+    const int entry = lane % (HC_STREAMS * HC_STREAMS), r = entry / HC_STREAMS, c = entry % HC_STREAMS;
     float k[HC_STREAMS * HC_STREAMS], u[HC_STREAMS], v[HC_STREAMS], row[HC_STREAMS], col[HC_STREAMS];
-    float max, sum;
+    float max = 0.0f, sum = 0.0f, mine;
 
     if (lane >= HC_STREAMS && lane < 2 * HC_STREAMS)
         num_store<RIDGE_F32>(p.post, t * p.post_stride + lane - HC_STREAMS, 2.0f * ridge_hc_sigmoid(z));
+    mine = __shfl_sync(HC_ALL, z, 2 * HC_STREAMS + entry);
+#pragma unroll
+    for (int i = 0; i < HC_STREAMS; i++) {
+        const float other = __shfl_sync(HC_ALL, mine, r * HC_STREAMS + i);
+
+        max = i == 0 || other > max || max != max ? other : max;
+    }
+    mine = ridge_hc_exp(mine, max);
+#pragma unroll
+    for (int i = 0; i < HC_STREAMS; i++)
+        sum += __shfl_sync(HC_ALL, mine, r * HC_STREAMS + i);
+    mine = ridge_hc_entry(mine, sum, p.hc_eps);
 #pragma unroll
     for (int i = 0; i < HC_STREAMS * HC_STREAMS; i++)
-        k[i] = __shfl_sync(HC_ALL, z, 2 * HC_STREAMS + i);
+        k[i] = __shfl_sync(HC_ALL, mine, i);
 #pragma unroll
-    for (int r = 0; r < HC_STREAMS; r++) {
-        float *const own = k + r * HC_STREAMS;
-
-        max = own[0];
-        sum = 0.0f;
-#pragma unroll
-        for (int c = 1; c < HC_STREAMS; c++)
-            max = own[c] > max || max != max ? own[c] : max;
-#pragma unroll
-        for (int c = 0; c < HC_STREAMS; c++) {
-            own[c] = ridge_hc_exp(own[c], max);
-            sum += own[c];
-        }
-#pragma unroll
-        for (int c = 0; c < HC_STREAMS; c++)
-            own[c] = ridge_hc_entry(own[c], sum, p.hc_eps);
-        u[r] = v[r] = row[r] = col[r] = 1.0f;
-    }
+    for (int i = 0; i < HC_STREAMS; i++)
+        u[i] = v[i] = row[i] = col[i] = 1.0f;
 #pragma unroll
     for (int i = 0; i < HC_STREAMS; i++)
         v[i] = ridge_hc_factor(k + i, HC_STREAMS, u, HC_STREAMS, p.hc_eps, &col[i]);
@@ -84,10 +89,8 @@ static __device__ __forceinline__ void write_factors(const hc_args &p, int64_t t
         for (int i = 0; i < HC_STREAMS; i++)
             v[i] = ridge_hc_factor(k + i, HC_STREAMS, u, HC_STREAMS, p.hc_eps, &col[i]);
     }
-#pragma unroll
-    for (int i = 0; i < HC_STREAMS * HC_STREAMS; i++)
-        if (lane == i)
-            num_store<RIDGE_F32>(p.comb, t * p.comb_stride + i, u[i / HC_STREAMS] * k[i] * v[i % HC_STREAMS]);
+    if (lane == entry)
+        num_store<RIDGE_F32>(p.comb, t * p.comb_stride + entry, pick(u, r) * mine * pick(v, c));
 }
 
 /* This lane's number of the token, or the sum of squares, from the sums of all CTAs. */
