@@ -8,7 +8,7 @@
 struct block_mxfp4 {
     static const int UNIT = 2176;
     static const int CODES = 2048;
-    static const int TABLES = 0;
+    static const int TABLES = 128;
     static const int SMALL = 1;
     static const int X = BLOCK_X_START;
     static const int OFFSET = 16;
@@ -17,16 +17,26 @@ struct block_mxfp4 {
     static const int MINUS = 0;
 };
 
-/* 16 and the values of four codes, of v = 0, 1, 2, 3, 4, 6, 8, 12: the low half of `code`; index: its low three bits.
- */
-static __device__ __forceinline__ uint32_t block_e2m1_x4(uint32_t code, uint32_t index)
+/* The lower halves of both tables, which prmt wants in registers: as constants in the code they would be moved there
+ * from uniform registers before every one. */
+static __device__ __forceinline__ void block_fill_tables(block_mxfp4, char *tables)
 {
-    return block_sum(ptx_prmt(0x06040200, 0x18100c08, code), ptx_prmt(0x0d0e0f10, 0x04080a0c, index));
+    if (threadIdx.x == 0)
+        *(uint2 *)tables = make_uint2(0x06040200, 0x0d0e0f10);
 }
 
-static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit, const char *, int lane, int q,
+/* 16 and the values of four codes, of v = 0, 1, 2, 3, 4, 6, 8, 12: the low half of `code`; index: its low three bits.
+ */
+static __device__ __forceinline__ uint32_t block_e2m1_x4(uint2 low, uint32_t code, uint32_t index)
+{
+    return block_sum(ptx_prmt(low.x, 0x18100c08, code), ptx_prmt(low.y, 0x04080a0c, index));
+}
+
+static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit, const char *tables, int lane, int q,
                                                    uint32_t (*codes)[4])
 {
+    const uint2 low = ptx_load_shared2(ptx_shared(tables));
+
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const uint4 v = *(const uint4 *)(unit + q * 1024 + h * 512 + lane * 16);
@@ -36,8 +46,8 @@ static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit
         for (int j = 0; j < 4; j++) {
             const uint32_t index = w[j] & 0x77777777;
 
-            codes[j][h] = block_e2m1_x4(w[j], index);
-            codes[j][2 + h] = block_e2m1_x4(block_right_16(w[j]), block_right_16(index));
+            codes[j][h] = block_e2m1_x4(low, w[j], index);
+            codes[j][2 + h] = block_e2m1_x4(low, block_right_16(w[j]), block_right_16(index));
         }
     }
 }
