@@ -52,7 +52,7 @@ static __device__ __forceinline__ void block_fill_tables(block_iq2_xxs, char *ta
 static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *unit, const char *tables, int lane, int q,
                                                    uint32_t (*codes)[4])
 {
-    const uint32_t copy = (uint32_t)lane * 4, plus = ptx_load_shared1(ptx_shared(tables + BLOCK_IQ2_MAGNITUDES));
+    const uint32_t copy = (uint32_t)lane * 4, plus = *(const uint32_t *)(tables + BLOCK_IQ2_MAGNITUDES);
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {

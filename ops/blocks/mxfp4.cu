@@ -35,7 +35,7 @@ static __device__ __forceinline__ uint32_t block_e2m1_x4(uint2 low, uint32_t cod
 static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit, const char *tables, int lane, int q,
                                                    uint32_t (*codes)[4])
 {
-    const uint2 low = ptx_load_shared2(ptx_shared(tables));
+    const uint2 low = *(const uint2 *)tables;
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {

@@ -1,10 +1,12 @@
 /* blocks.cu: the host half of moe_gate_up_swiglu and moe_down with weights in block formats: the rows, how shared
  * memory is laid out, and the launch. The kernels are in ops/blocks/experts.cuh, compiled in a file a format. */
+#include <math.h>
+
 #include "ops/blocks/experts.cuh"
 
 typedef struct expert_plan {
     uint32_t at_list, at_ring, at_results;
-    int depth, warps, split, batch, results; /* floats of a buffer of results */
+    int depth, warps, split, each, works, batch, results; /* floats of a buffer of results */
     unsigned grid;
     bool records; /* x lies in global memory */
     int64_t bytes;
@@ -17,50 +19,62 @@ static int64_t record_bytes(const ridge_problem *problem)
     return rows * block_units(problem->dim[1]) * ridge_block_kernels_of(problem->dtype[2])->record[0];
 }
 
-/* How products are shared out: each to as many warps as makes the one with most to do finish first, counted in units,
- * with one more for the end of a product; and so many tiles of down together that their products are several for each
- * warp. Shapes alone decide. */
-static void share_out(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
+/* Sets how products of `each` tiles are shared out, each to as many warps as makes the CTA with most to do finish
+ * first. Returns when that is, in units, with one more for the end of a product; two units at a time take as long as
+ * 1.6. */
+static double share_out(const ridge_device *device, const ridge_problem *problem, int each, expert_plan *p)
 {
     const int64_t pairs = ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS);
     const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS);
     const bool down = problem->op == RIDGE_MOE_DOWN;
-    const int64_t works = down ? tiles : ridge_ceil_div(tiles, 2) * pairs;
-    const int64_t each = ridge_ceil_div(works, ridge_max(1, ridge_min(works, device->units)));
+    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS, team = EXPERT_TEAM(columns);
+    const int64_t steps = ridge_ceil_div(tiles, down ? each : 2), works = down ? steps : steps * pairs;
+    const int64_t ctas = ridge_max(1, ridge_min(works, device->units)), most = ridge_ceil_div(works, ctas);
     const int64_t chain = ridge_ceil_div(block_units(problem->dim[1]), 4);
-    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS;
-    int64_t least = INT64_MAX;
+    double least = INFINITY;
 
-    p->grid = (unsigned)ridge_max(1, ridge_min(works, device->units));
+    p->grid = (unsigned)ctas;
+    p->works = (int)steps;
     p->warps = EXPERT_WARPS(columns);
-    for (int split = 1; split <= 4 && (down ? split : 4 * split) <= p->warps; split *= 2) {
-        const int64_t rounds = ridge_ceil_div(each * (down ? pairs : 4) * split, p->warps);
-        const int64_t units = rounds * (chain * (4 / split) + 1);
+    p->each = each;
+    for (int split = 1; split <= 4 && (down ? split : team * split) <= p->warps; split *= 2) {
+        const int64_t teams = p->warps / (down ? split : team * split);
+        const int64_t rounds = ridge_ceil_div(down ? most * pairs : most, teams);
+        const double units = (double)(rounds * (chain * (4 / split) + 1)) * (each == 2 ? 1.6 : 1);
 
         if (units < least) {
             least = units;
             p->split = split;
         }
     }
-    p->batch = (int)ridge_max(1, ridge_min(each, 4 * p->warps / pairs));
-    p->results = (int)(down ? p->batch * pairs * p->split * BLOCK_ROWS : p->split * 2 * columns * 2 * BLOCK_ROWS);
+    p->batch = (int)ridge_max(1, ridge_min(most, 4 * p->warps / pairs));
+    p->results =
+        (int)(down ? p->batch * pairs * p->split * each * BLOCK_ROWS : p->split * 2 * columns * 2 * BLOCK_ROWS);
+    return least;
 }
 
-/* As many stages as fit; where not even two do, x stays in global memory. */
+/* Bytes of weights in flight, beyond which more only delay those of x. */
+enum { IN_FLIGHT = 96 << 10 };
+
+/* As many stages as fit and help; where not even two do, x stays in global memory. Shapes alone decide. */
 static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
-    expert_plan p = {};
+    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS, stage = EXPERT_TILES(columns) * k->unit;
+    expert_plan p = {}, single = {};
 
-    share_out(device, problem, &p);
+    if (share_out(device, problem, EXPERT_TILES(columns), &p) > share_out(device, problem, 1, &single) &&
+        problem->op == RIDGE_MOE_DOWN)
+        p = single;
     for (int records = 0; records < 2; records++)
-        for (p.depth = BLOCK_MAX_DEPTH; p.depth > (records ? 0 : 1); p.depth--) {
-            const int buffers = problem->op == RIDGE_MOE_DOWN ? 1 : 2 * p.warps / (4 * p.split);
+        for (p.depth = (int)ridge_max(2, ridge_min(BLOCK_MAX_DEPTH, IN_FLIGHT / (p.warps * stage)));
+             p.depth > (records ? 0 : 1); p.depth--) {
+            const int buffers = problem->op == RIDGE_MOE_DOWN ? 1 : 2 * p.warps / (EXPERT_TEAM(columns) * p.split);
 
             p.records = records;
             p.at_list = (uint32_t)ridge_round_up(k->tables + (records ? 0 : record_bytes(problem)), 128);
             p.at_ring = (uint32_t)ridge_round_up(p.at_list + (int64_t)sizeof(moe_list), 128);
-            p.at_results = p.at_ring + (uint32_t)(p.warps * p.depth * k->unit);
+            p.at_results = p.at_ring + (uint32_t)(p.warps * p.depth * stage);
             p.bytes = p.at_results + (int64_t)p.results * 4 * buffers;
             if ((records || record_bytes(problem) < host_max_shared(device)) && p.bytes <= host_max_shared(device))
                 return p;
@@ -115,7 +129,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.split = p.split;
     a.batch = p.batch;
     a.tiles = (int)ridge_ceil_div(a.p.rows, BLOCK_ROWS);
-    a.works = (int)ridge_ceil_div(a.tiles, 2);
+    a.works = p.works;
+    a.each = p.each;
     a.tile_bytes = block_tile_bytes(block_layout_of(bound->problem.dtype[2]), a.p.cols);
     if (p.records) {
         a.x.records_out = (char *)space;
