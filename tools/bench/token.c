@@ -285,6 +285,10 @@ static void add_ffn(token *t, const layer *l)
                           f32(l->ffn.norm), t->post, t->comb, x);
     ridge_set(&call, RIDGE_HC_SPLIT_FLOATS, RIDGE_F32, t->floats, 0);
     add(t, "hc_split of experts", call);
+    /* here, where its constant weights are on their way while the kernel before still runs */
+    call = ridge_q8_0_gate_up_swiglu(1, HIDDEN, FFN, x, q8_0(&l->gate), q8_0(&l->up), f32(t->mid));
+    call.opt.swiglu.limit = 10;
+    add(t, "shared gate and up", call);
     call = ridge_moe_down(1, HIDDEN, EXPERTS, 1, 1, f32(t->floats), ridge_matrix(l->router, RIDGE_BF16), t->zero,
                           t->ones, f32(t->route)); /* the matrix of an only expert */
     add(t, "router", call);
@@ -301,9 +305,6 @@ static void add_ffn(token *t, const layer *l)
     add(t, "experts' down",
         ridge_moe_down(1, FFN, HIDDEN, EXPERTS, SLOTS, mid, ridge_matrix(l->routed[2], t->experts[1]), t->ids,
                        t->weights, f32(t->routed)));
-    call = ridge_q8_0_gate_up_swiglu(1, HIDDEN, FFN, x, q8_0(&l->gate), q8_0(&l->up), f32(t->mid));
-    call.opt.swiglu.limit = 10;
-    add(t, "shared gate and up", call);
     call = ridge_q8_0_matmul_hc_expand(1, FFN, HIDDEN, STREAMS, f32(t->mid), q8_0(&l->down), t->post, t->comb,
                                        t->res[1], t->res[0]);
     ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, RIDGE_F32, t->routed, 0);
