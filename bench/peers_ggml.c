@@ -3,7 +3,7 @@
  * graph; of moe_down it makes the products alone, without their weighted sum.
  *
  *     cc -O2 bench/peers_ggml.c -I GGML/include -L LIB -lggml -lggml-base -lm -o peers_ggml
- *     ./peers_ggml LIB/libggml-cuda.so >> FILE.csv
+ *     ./peers_ggml LIB/libggml-cuda.so [OP] >> FILE.csv
  *
  * A graph has as many products as it takes to read 280 MB of weights, none twice; the time of one is that of four
  * graphs by the host's clock, over their products. err: the largest difference from float64 over dequantised weights,
@@ -229,20 +229,25 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     ggml_free(b.ctx);
 }
 
+static int wanted(const char *op, const char *name)
+{
+    return !op || !strcmp(op, name);
+}
+
 int main(int argc, char **argv)
 {
     static const int64_t tokens[] = {1, 8, 512};
 
-    ggml_backend_reg_t library = argc == 2 ? ggml_backend_load(argv[1]) : NULL;
+    ggml_backend_reg_t library = argc == 2 || argc == 3 ? ggml_backend_load(argv[1]) : NULL;
     if (!library || ggml_backend_reg_dev_count(library) == 0)
-        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO, on a machine with a GPU\n"), 2;
+        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO [OP], on a machine with a GPU\n"), 2;
     ggml_backend_t backend = must(ggml_backend_dev_init(ggml_backend_reg_dev_get(library, 0), NULL));
 
     for (size_t i = 0; i < sizeof(dense) / sizeof(*dense); i++)
-        for (int j = 0; j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
+        for (int j = 0; wanted(argv[2], dense[i].op) && j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
             measure(backend, &dense[i], tokens[j]);
     for (size_t i = 0; i < sizeof(experts) / sizeof(*experts); i++)
-        for (int j = 0; j < 2; j++)
+        for (int j = 0; wanted(argv[2], experts[i].op) && j < 2; j++)
             measure(backend, &experts[i], tokens[j]);
     ggml_backend_free(backend);
     return 0;

@@ -1,6 +1,6 @@
 /* lm.h: what the files of lm/ share. model.c opens a file: config.c reads the numbers of its family, vocab.c the
- * tokeniser, weights.c the matrices. session.c makes the calls of a step and runs them. memory.c is the device's
- * memory. Uses ridge.h and ridge_io.h alone. */
+ * tokeniser, weights.c the weights (matrix.c: matrices). session.c makes the calls of a step and runs them. memory.c is
+ * the device's memory. Uses ridge.h and ridge_io.h alone. */
 #ifndef RIDGE_LM_INTERNAL_H
 #define RIDGE_LM_INTERNAL_H
 
@@ -23,6 +23,7 @@
 #define lm_embed ridge_lm_embed
 #define lm_embed_scale ridge_lm_embed_scale
 #define lm_fail ridge_lm_fail
+#define lm_expert_weights ridge_lm_expert_weights
 #define lm_family_of ridge_lm_family_of
 #define lm_find ridge_lm_find
 #define lm_io_failed ridge_lm_io_failed
@@ -35,7 +36,6 @@
 #define lm_next_string ridge_lm_next_string
 #define lm_note ridge_lm_note
 #define lm_open_shape ridge_lm_open_shape
-#define lm_planes ridge_lm_planes
 #define lm_ridge_failed ridge_lm_ridge_failed
 #define lm_skip ridge_lm_skip
 #define lm_spm ridge_lm_spm
@@ -44,6 +44,7 @@
 #define lm_tokens_done ridge_lm_tokens_done
 #define lm_vocab_free ridge_lm_vocab_free
 #define lm_vocab_read ridge_lm_vocab_read
+#define lm_weights ridge_lm_weights
 #define lm_weights_free ridge_lm_weights_free
 #define lm_weights_load ridge_lm_weights_load
 
@@ -209,18 +210,20 @@ const lm_backend *lm_backend_of(const ridge_device *device);
 
 /* ------------------------------------------------------------------------------------------------------------ model */
 
-/* Q8_0 planes on the device. */
+/* Weights on the device: planes of Q8_0, or the tiles of a block format. */
 typedef struct lm_matrix {
-    void *codes, *scales;
+    ridge_dtype format;   /* RIDGE_I8: planes */
+    void *codes, *scales; /* tiles: codes alone */
     int64_t rows, cols;
 } lm_matrix;
 
 typedef struct lm_layer {
     float *attn_norm, *ffn_norm, *post_attn_norm, *post_ffw_norm, *q_norm, *k_norm, *bias; /* NULL: none */
     float *sinks, *out_bias, *router_bias, *gate_bias, *up_bias, *down_bias;               /* gpt-oss */
-    lm_matrix qkv, out, gate, up, down; /* of experts: all of them, one after the other, their rows packed */
-    void *router;                       /* bf16 [experts, hidden] */
-    int64_t window;                     /* 0: all */
+    lm_matrix qkv[3];              /* q, k, v: those of one format together, one after the other; of no rows: no more */
+    lm_matrix out, gate, up, down; /* of experts: all of them, one after the other, their rows packed */
+    void *router;                  /* bf16 [experts, hidden] */
+    int64_t window;                /* 0: all */
     double *freqs;
     float mscale;
 } lm_layer;
@@ -229,7 +232,7 @@ enum { LM_MOST_TOKENS = 512 }; /* of a step */
 
 struct ridge_lm {
     const ridge_device *device;
-    ridge_device *cpu; /* makes planes */
+    ridge_device *cpu; /* converts weights */
     const lm_backend *backend;
     void *state; /* of backend */
     bool started;
@@ -258,7 +261,9 @@ ridge_status lm_begin(const ridge_device *device, const ridge_lm_options *option
 ridge_status lm_open_shape(const char *name, const ridge_device *device, ridge_lm **lm);
 /* Device memory that the model owns. */
 ridge_status lm_take(ridge_lm *lm, int64_t bytes, void **memory);
-ridge_tensor lm_planes(const lm_matrix *m);
+/* matrix.c: a matrix as an operand; of experts, whose rows are packed. */
+ridge_tensor lm_weights(const lm_matrix *m);
+ridge_tensor lm_expert_weights(const lm_matrix *m);
 ridge_status lm_weights_load(ridge_lm *lm);
 void lm_weights_free(ridge_lm *lm);
 /* Gives sessions that were opened together texts of `positions` tokens with random caches: to measure. */

@@ -5,7 +5,9 @@
  * gate_up_swiglu, the product with down added to the residual; then the norm and the head, and sample.
  * Tokens of a prompt may have attention_prefill instead (RIDGE_LM_FAST).
  * In a graph, kv_append and attention_decode of several sessions are branches that run side by side.
- * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual. */
+ * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual.
+ * Weights in a block format have products of their own, of up to 16 tokens: those of a prompt go by sixteens, so that
+ * every token has the bits that decoding gives it. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -52,10 +54,10 @@ static ridge_tensor f32(const float *data)
     return ridge_matrix(data, RIDGE_F32);
 }
 
-/* Quantised activations of experts. */
-static ridge_tensor codes(const lm_batch *b)
+/* Quantised activations of `cols` columns, from token `first` on. */
+static ridge_tensor codes(const lm_batch *b, int64_t first, int64_t cols)
 {
-    return ridge_scaled(b->codes, RIDGE_I8, b->scales, RIDGE_SCALING_ROW32);
+    return ridge_scaled(b->codes + first * cols, RIDGE_I8, b->scales + first * (cols / 32), RIDGE_SCALING_ROW32);
 }
 
 /* The model's weights are not written while it is open. */
@@ -74,15 +76,64 @@ static ridge_status norm(const work *w, const float *x, const float *weight, int
     return weights_call(w, &call);
 }
 
-/* norm: of x; NULL: none. */
-static ridge_status product(const work *w, const lm_matrix *m, const float *x, const float *norm, int64_t rows,
-                            float *out)
+/* The codes of a norm. */
+static ridge_status norm_codes(const work *w, const float *x, const float *weight, int64_t rows)
 {
-    ridge_call call = ridge_q8_0_matmul(rows, m->cols, m->rows, f32(x), lm_planes(m), f32(out));
+    return norm(w, x, weight, rows, codes(w->b, 0, w->b->lm->config.hidden));
+}
 
-    call.opt.q8_0.eps = (float)w->b->lm->config.eps;
-    ridge_set(&call, RIDGE_Q8_0_MATMUL_NORM, norm ? RIDGE_F32 : RIDGE_NONE, norm, 0);
-    return weights_call(w, &call);
+static int64_t some_tokens(int64_t left)
+{
+    return left < RIDGE_Q8_0_MAX_TOKENS ? left : RIDGE_Q8_0_MAX_TOKENS;
+}
+
+/* A product with weights in a block format, of x or, where that is NULL, of the codes of a norm: rows of out are `ld`
+ * apart. bias and residual (packed): NULL: none. */
+static ridge_status block_product(const work *w, const lm_matrix *m, const float *x, int64_t tokens, const float *bias,
+                                  const float *residual, float *out, int64_t ld)
+{
+    for (int64_t first = 0, n; first < tokens; first += n) {
+        const ridge_tensor from = x ? f32(x + first * m->cols) : codes(w->b, first, m->cols);
+        ridge_tensor to = f32(out + first * ld);
+        ridge_call call;
+
+        n = some_tokens(tokens - first);
+        to.stride = ld;
+        call = ridge_block_matmul(n, m->cols, m->rows, from, lm_weights(m), to);
+        ridge_set(&call, RIDGE_BLOCK_MATMUL_BIAS, RIDGE_F32, bias, 0);
+        ridge_set(&call, RIDGE_BLOCK_MATMUL_RESIDUAL, RIDGE_F32, residual ? residual + first * m->rows : NULL, 0);
+        LM_TRY(weights_call(w, &call));
+    }
+    return RIDGE_OK;
+}
+
+/* Matrices of one x, one after the other, as one product. norm: of x; NULL: none. */
+static ridge_status products(const work *w, const lm_matrix *m, int count, const float *x, const float *norm,
+                             int64_t tokens, float *out)
+{
+    int64_t ld = 0, at = 0;
+    bool coded = false;
+
+    for (int i = 0; i < count; i++)
+        ld += m[i].rows;
+    for (int i = 0; i < count && m[i].rows; at += m[i++].rows) {
+        ridge_tensor to = f32(out + at);
+        ridge_call call;
+
+        if (m[i].format != RIDGE_I8) {
+            if (norm && !coded)
+                LM_TRY(norm_codes(w, x, norm, tokens));
+            coded = true;
+            LM_TRY(block_product(w, &m[i], norm ? NULL : x, tokens, NULL, NULL, out + at, ld));
+            continue;
+        }
+        to.stride = ld;
+        call = ridge_q8_0_matmul(tokens, m[i].cols, m[i].rows, f32(x), lm_weights(&m[i]), to);
+        call.opt.q8_0.eps = (float)w->b->lm->config.eps;
+        ridge_set(&call, RIDGE_Q8_0_MATMUL_NORM, RIDGE_F32, norm, 0);
+        LM_TRY(weights_call(w, &call));
+    }
+    return RIDGE_OK;
 }
 
 /* residual += m x, into the other buffer; with a norm between product and sum where the family has one. */
@@ -91,18 +142,21 @@ static ridge_status add_product(work *w, const lm_matrix *m, const float *x, con
     lm_batch *b = w->b;
     const int64_t n = w->s->tokens;
     const float *ones = b->lm->ones, *residual = b->x[w->now];
+    const ridge_tensor planes = ridge_scaled(ones, RIDGE_I8, ones, RIDGE_SCALING_ROW32);
     ridge_call call;
 
     w->now ^= 1;
+    if (!post_norm && m->format != RIDGE_I8)
+        return block_product(w, m, x, n, NULL, residual, b->x[w->now], m->rows);
     if (!post_norm) {
-        call = ridge_q8_0_matmul_hc_expand(n, m->cols, m->rows, 1, f32(x), lm_planes(m), ones, ones, residual,
+        call = ridge_q8_0_matmul_hc_expand(n, m->cols, m->rows, 1, f32(x), lm_weights(m), ones, ones, residual,
                                            b->x[w->now]);
         return weights_call(w, &call);
     }
-    LM_TRY(product(w, m, x, NULL, n, b->branch));
+    LM_TRY(products(w, m, 1, x, NULL, n, b->branch));
     LM_TRY(norm(w, b->branch, post_norm, n, f32(b->normed)));
     /* A product of no columns is zero: what is left of the op is the sum of two matrices. */
-    call = ridge_q8_0_matmul_hc_expand(n, 0, m->rows, 1, f32(x), lm_planes(m), ones, ones, residual, b->x[w->now]);
+    call = ridge_q8_0_matmul_hc_expand(n, 0, m->rows, 1, f32(x), planes, ones, ones, residual, b->x[w->now]);
     ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, RIDGE_F32, b->normed, 0);
     return w->each(w, &call);
 }
@@ -112,18 +166,16 @@ static ridge_status add_biased(work *w, const lm_matrix *m, const float *x, cons
 {
     lm_batch *b = w->b;
     const int64_t n = w->s->tokens, most = RIDGE_MOE_MAX_TOKENS;
-    const ridge_tensor planes = ridge_scaled(m->codes, RIDGE_I8, m->scales, RIDGE_SCALING_ROW32);
     const float *residual = b->x[w->now];
-    ridge_call call = ridge_q8_0_quantize_rows(n, m->cols, f32(x), codes(b));
+    ridge_call call = ridge_q8_0_quantize_rows(n, m->cols, f32(x), codes(b, 0, m->cols));
 
-    LM_TRY(w->each(w, &call));
     w->now ^= 1;
+    if (m->format != RIDGE_I8)
+        return block_product(w, m, x, n, bias, residual, b->x[w->now], m->rows);
+    LM_TRY(w->each(w, &call));
     for (int64_t first = 0; first < n; first += most) {
-        const ridge_tensor some =
-            ridge_scaled(b->codes + first * m->cols, RIDGE_I8, b->scales + first * (m->cols / 32), RIDGE_SCALING_ROW32);
-
-        call = ridge_moe_down(n - first < most ? n - first : most, m->cols, m->rows, 1, 1, some, planes, b->lm->zeros,
-                              b->lm->ones, f32(b->x[w->now] + first * m->rows));
+        call = ridge_moe_down(n - first < most ? n - first : most, m->cols, m->rows, 1, 1, codes(b, first, m->cols),
+                              lm_expert_weights(m), b->lm->zeros, b->lm->ones, f32(b->x[w->now] + first * m->rows));
         ridge_set(&call, RIDGE_MOE_DOWN_BIAS, RIDGE_F32, bias, 0);
         ridge_set(&call, RIDGE_MOE_DOWN_RESIDUAL, RIDGE_F32, residual + first * m->rows, 0);
         LM_TRY(weights_call(w, &call));
@@ -185,7 +237,7 @@ static ridge_status attention(work *w, int64_t layer)
     const bool branches = backend->fork && w->s->runs > 1 && w->each == run;
     int64_t first = 0;
 
-    LM_TRY(product(w, &l->qkv, b->x[w->now], l->attn_norm, w->s->tokens, b->qkv));
+    LM_TRY(products(w, l->qkv, 3, b->x[w->now], l->attn_norm, w->s->tokens, b->qkv));
     if (branches)
         LM_TRY(backend->fork(b->state, (int)w->s->runs));
     for (int64_t i = 0; i < w->s->runs; i++) {
@@ -206,12 +258,7 @@ static ridge_status experts(const work *w, const lm_layer *l, int64_t first, int
 {
     const lm_batch *b = w->b;
     const lm_config *c = &b->lm->config;
-    const ridge_tensor x =
-        ridge_scaled(b->codes + first * c->hidden, RIDGE_I8, b->scales + first * (c->hidden / 32), RIDGE_SCALING_ROW32);
     const ridge_tensor mid = ridge_scaled(b->mid, RIDGE_I8, b->mid_scales, RIDGE_SCALING_ROW32);
-    const ridge_tensor gate = ridge_scaled(l->gate.codes, RIDGE_I8, l->gate.scales, RIDGE_SCALING_ROW32);
-    const ridge_tensor up = ridge_scaled(l->up.codes, RIDGE_I8, l->up.scales, RIDGE_SCALING_ROW32);
-    const ridge_tensor down = ridge_scaled(l->down.codes, RIDGE_I8, l->down.scales, RIDGE_SCALING_ROW32);
     ridge_call call = ridge_moe_down(n, c->hidden, c->experts, 1, 1, f32(b->normed + first * c->hidden),
                                      ridge_matrix(l->router, RIDGE_BF16), b->lm->zeros, b->lm->ones, f32(b->route));
 
@@ -220,7 +267,8 @@ static ridge_status experts(const work *w, const lm_layer *l, int64_t first, int
     call.flags |= c->family->oss ? RIDGE_ROUTE_TOPK_SOFTMAX : RIDGE_ROUTE_NORMALISE;
     ridge_set(&call, RIDGE_MOE_ROUTE_LOGIT_BIAS, l->router_bias ? RIDGE_F32 : RIDGE_NONE, l->router_bias, 0);
     LM_TRY(w->each(w, &call));
-    call = ridge_moe_gate_up_swiglu(n, c->hidden, c->expert_ffn, c->experts, c->used, x, gate, up, b->ids, mid);
+    call = ridge_moe_gate_up_swiglu(n, c->hidden, c->expert_ffn, c->experts, c->used, codes(b, first, c->hidden),
+                                    lm_expert_weights(&l->gate), lm_expert_weights(&l->up), b->ids, mid);
     if (c->family->oss) {
         call.opt.swiglu.alpha = 1.702f;
         call.opt.swiglu.up_offset = 1.0f;
@@ -229,8 +277,8 @@ static ridge_status experts(const work *w, const lm_layer *l, int64_t first, int
         ridge_set(&call, RIDGE_MOE_GATE_UP_SWIGLU_UP_BIAS, RIDGE_F32, l->up_bias, 0);
     }
     LM_TRY(weights_call(w, &call));
-    call = ridge_moe_down(n, c->expert_ffn, c->hidden, c->experts, c->used, mid, down, b->ids, b->route_weights,
-                          f32(b->x[w->now ^ 1] + first * c->hidden));
+    call = ridge_moe_down(n, c->expert_ffn, c->hidden, c->experts, c->used, mid, lm_expert_weights(&l->down), b->ids,
+                          b->route_weights, f32(b->x[w->now ^ 1] + first * c->hidden));
     ridge_set(&call, RIDGE_MOE_DOWN_RESIDUAL, RIDGE_F32, b->x[w->now] + first * c->hidden, 0);
     ridge_set(&call, RIDGE_MOE_DOWN_BIAS, l->down_bias ? RIDGE_F32 : RIDGE_NONE, l->down_bias, 0);
     return weights_call(w, &call);
@@ -243,11 +291,29 @@ static ridge_status mixture(work *w, const lm_layer *l)
     ridge_call call;
 
     LM_TRY(norm(w, b->x[w->now], l->ffn_norm, n, f32(b->normed)));
-    call = ridge_q8_0_quantize_rows(n, b->lm->config.hidden, f32(b->normed), codes(b));
+    call = ridge_q8_0_quantize_rows(n, b->lm->config.hidden, f32(b->normed), codes(b, 0, b->lm->config.hidden));
     LM_TRY(w->each(w, &call));
     for (int64_t first = 0; first < n; first += most)
         LM_TRY(experts(w, l, first, n - first < most ? n - first : most));
     w->now ^= 1;
+    return RIDGE_OK;
+}
+
+static ridge_status block_gate_up(const work *w, const lm_layer *l)
+{
+    const lm_batch *b = w->b;
+    const int64_t tokens = w->s->tokens, cols = l->gate.cols, rows = l->gate.rows;
+
+    LM_TRY(norm_codes(w, b->x[w->now], l->ffn_norm, tokens));
+    for (int64_t first = 0, n; first < tokens; first += n) {
+        ridge_call call;
+
+        n = some_tokens(tokens - first);
+        call = ridge_block_gate_up_swiglu(n, cols, rows, codes(b, first, cols), lm_weights(&l->gate),
+                                          lm_weights(&l->up), f32(b->wide + first * rows));
+        call.flags |= b->lm->config.family->gelu ? RIDGE_GELU_TANH : RIDGE_SILU;
+        LM_TRY(weights_call(w, &call));
+    }
     return RIDGE_OK;
 }
 
@@ -259,9 +325,12 @@ static ridge_status feed_forward(work *w, int64_t layer)
 
     if (b->lm->config.experts)
         return mixture(w, l);
-
-    call = ridge_q8_0_gate_up_swiglu(w->s->tokens, l->gate.cols, l->gate.rows, f32(b->x[w->now]), lm_planes(&l->gate),
-                                     lm_planes(&l->up), f32(b->wide));
+    if (l->gate.format != RIDGE_I8) {
+        LM_TRY(block_gate_up(w, l));
+        return add_product(w, &l->down, b->wide, l->post_ffw_norm);
+    }
+    call = ridge_q8_0_gate_up_swiglu(w->s->tokens, l->gate.cols, l->gate.rows, f32(b->x[w->now]), lm_weights(&l->gate),
+                                     lm_weights(&l->up), f32(b->wide));
     call.opt.q8_0.eps = (float)b->lm->config.eps;
     ridge_set(&call, RIDGE_Q8_0_GATE_UP_SWIGLU_NORM, RIDGE_F32, l->ffn_norm, 0);
     call.flags |= b->lm->config.family->gelu ? RIDGE_GELU_TANH : RIDGE_SILU;
@@ -304,8 +373,8 @@ static ridge_status all_calls(work *w)
     }
     if (!w->s->rows)
         return RIDGE_OK;
-    LM_TRY(product(w, &b->lm->head, b->x[w->now] + first * b->lm->config.hidden, b->lm->output_norm, w->s->rows,
-                   b->logits));
+    LM_TRY(products(w, &b->lm->head, 1, b->x[w->now] + first * b->lm->config.hidden, b->lm->output_norm, w->s->rows,
+                    b->logits));
     return w->s->sampled ? sample(w) : RIDGE_OK;
 }
 
@@ -366,8 +435,7 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
 {
     const lm_config *c = &b->lm->config;
     const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, n = b->panel;
-    const int64_t widest = c->family->oss && q > c->hidden ? q : c->hidden;
-    const int64_t quantised = c->family->oss || c->experts ? n * widest : 0;
+    const int64_t quantised = n * (c->family->oss && q > c->hidden ? q : c->hidden);
     const buffer all[BUFFERS] = {{&b->k, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->v, c->layers * b->slots * kv * b->positions * 2},
                                  {&b->x[0], n * c->hidden * 4},

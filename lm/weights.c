@@ -1,41 +1,12 @@
-/* weights.c: a file's matrices as Q8_0 planes on the device, panel by panel, so that memory for one panel is all that
- * the conversion takes; norms, biases and RoPE's frequencies beside them. */
+/* weights.c: which tensors a file of each family has, and what becomes of them on the device: matrices (matrix.c),
+ * norms, biases and RoPE's frequencies. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lm.h"
-
-#define TRY(expression)                       \
-    do {                                      \
-        const ridge_status s_ = (expression); \
-        if (s_)                               \
-            return s_;                        \
-    } while (0)
-
-enum { PANEL = 1 << 20 }; /* elements */
-
-/* What loading has seen. */
-typedef struct loader {
-    ridge_lm *lm;
-    void *raw, *blocks;
-    float *values;
-    bool *used; /* tensors, by their number */
-    int64_t matrices[RIDGE_TYPES], file_bytes[RIDGE_TYPES], elements[RIDGE_TYPES];
-} loader;
-
-/* All planes of some experts, rows packed. */
-static int64_t expert_bytes(const lm_config *c, int64_t experts)
-{
-    return 3 * experts * c->expert_ffn * c->hidden / 32 * 34;
-}
-
-static int64_t plane_bytes(int64_t rows, int64_t cols)
-{
-    return rows * ridge_ld_q8_0(cols) + rows * (cols / 32) * 2;
-}
+#include "load.h"
 
 ridge_status lm_take(ridge_lm *lm, int64_t bytes, void **memory)
 {
@@ -62,8 +33,8 @@ static bool has_shape(const ridge_entry *e, int64_t experts, int64_t rows, int64
 
 /* A tensor of this shape; a matrix may have more rows with `more`. NULL in *entry where it is absent and not `needed`.
  */
-static ridge_status find_experts(loader *l, const char *name, int64_t experts, int64_t rows, int64_t cols, bool needed,
-                                 bool more, const ridge_entry **entry)
+static ridge_status find_experts(lm_loader *l, const char *name, int64_t experts, int64_t rows, int64_t cols,
+                                 bool needed, bool more, const ridge_entry **entry)
 {
     const ridge_entry *e = ridge_file_find(l->lm->file, name);
     const ridge_type_info *type = e ? ridge_type_query(e->type) : NULL;
@@ -84,13 +55,13 @@ static ridge_status find_experts(loader *l, const char *name, int64_t experts, i
     return RIDGE_OK;
 }
 
-static ridge_status find(loader *l, const char *name, int64_t rows, int64_t cols, bool needed, bool more,
+static ridge_status find(lm_loader *l, const char *name, int64_t rows, int64_t cols, bool needed, bool more,
                          const ridge_entry **entry)
 {
     return find_experts(l, name, 0, rows, cols, needed, more, entry);
 }
 
-static ridge_status load_vector(loader *l, const char *name, int64_t count, bool needed, float *to, bool *found)
+static ridge_status load_vector(lm_loader *l, const char *name, int64_t count, bool needed, float *to, bool *found)
 {
     const ridge_entry *e;
 
@@ -102,7 +73,7 @@ static ridge_status load_vector(loader *l, const char *name, int64_t count, bool
     return lm_io_failed(ridge_dequantize(e->type, l->raw, count, to));
 }
 
-static ridge_status put_vector(loader *l, const float *from, int64_t count, float **to)
+static ridge_status put_vector(lm_loader *l, const float *from, int64_t count, float **to)
 {
     void *memory;
 
@@ -113,7 +84,7 @@ static ridge_status put_vector(loader *l, const float *from, int64_t count, floa
 }
 
 /* A norm's weight, or none. */
-static ridge_status vector(loader *l, const char *name, int64_t count, bool needed, float **to)
+static ridge_status vector(lm_loader *l, const char *name, int64_t count, bool needed, float **to)
 {
     bool found;
 
@@ -121,91 +92,10 @@ static ridge_status vector(loader *l, const char *name, int64_t count, bool need
     return found ? put_vector(l, l->values, count, to) : RIDGE_OK;
 }
 
-/* MXFP4 values as Q8_0 blocks without any error: a block's scale is a power of two, and its codes are whole multiples
- * of half of it up to 12. Only where f16 cannot hold the scale the blocks stay those of q8_0_quantize. */
-static void exact_blocks(const unsigned char *mxfp4, const float *values, int64_t blocks, unsigned char *to)
-{
-    for (int64_t b = 0; b < blocks; b++, mxfp4 += 17, values += 32, to += 34) {
-        const int exponent = mxfp4[0] - 128;
-        const float scale = ldexpf(1.0f, -exponent);
-        uint16_t half;
-
-        if (exponent < -24 || exponent > 15)
-            continue;
-        half = (uint16_t)(exponent < -14 ? 1 << (exponent + 24) : (exponent + 15) << 10);
-        memcpy(to, &half, 2);
-        for (int i = 0; i < 32; i++)
-            to[2 + i] = (unsigned char)(signed char)(values[i] * scale);
-    }
-}
-
-/* `count` rows of a tensor from row `first` on become planes. */
-static ridge_status convert_panel(loader *l, const ridge_entry *e, int64_t first, int64_t count, int64_t cols,
-                                  ridge_tensor planes)
-{
-    const int64_t row = e->bytes / (e->rank == 3 ? e->shape[0] * e->shape[1] : e->shape[0]);
-    const void *blocks = l->raw;
-    ridge_call call;
-
-    TRY(lm_io_failed(ridge_file_read(l->lm->file, e, first * row, l->raw, count * row)));
-    if (e->type != RIDGE_TYPE_Q8_0) {
-        TRY(lm_io_failed(ridge_dequantize(e->type, l->raw, count * cols, l->values)));
-        call = ridge_q8_0_quantize(count, cols, ridge_matrix(l->values, RIDGE_F32), l->blocks);
-        TRY(lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL)));
-        if (e->type == RIDGE_TYPE_MXFP4)
-            exact_blocks(l->raw, l->values, count * cols / 32, l->blocks);
-        blocks = l->blocks;
-    }
-    call = ridge_q8_0_repack(count, cols, blocks, planes);
-    return lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL));
-}
-
-/* The planes of some tensors with equally long rows, `ld` apart, one after the other. */
-static ridge_status matrix_apart(loader *l, const ridge_entry *const *parts, const int64_t *rows, int count,
-                                 int64_t cols, int64_t ld, lm_matrix *m)
-{
-    const int64_t panel = PANEL / cols > 0 ? PANEL / cols : 1;
-    char *codes, *scales, *host = NULL;
-    ridge_status status = RIDGE_OK;
-    int64_t at = 0;
-
-    m->cols = cols;
-    m->rows = 0;
-    for (int i = 0; i < count; i++)
-        m->rows += rows[i];
-    TRY(lm_take(l->lm, m->rows * ld, &m->codes));
-    TRY(lm_take(l->lm, m->rows * (cols / 32) * 2, &m->scales));
-    l->lm->step_bytes += plane_bytes(m->rows, cols);
-    if (!l->lm->backend->host && !(host = malloc((size_t)plane_bytes(m->rows, cols))))
-        return lm_fail(RIDGE_ERR_DEVICE, "no memory for %" PRId64 " bytes", plane_bytes(m->rows, cols));
-    codes = host ? host : m->codes;
-    scales = host ? host + m->rows * ld : m->scales;
-    for (int i = 0; i < count && !status; i++) {
-        for (int64_t r = 0; r < rows[i] && !status; r += panel) {
-            const int64_t some = rows[i] - r < panel ? rows[i] - r : panel;
-            ridge_tensor planes =
-                ridge_scaled(codes + (at + r) * ld, RIDGE_I8, scales + (at + r) * (cols / 32) * 2, RIDGE_SCALING_ROW32);
-
-            planes.stride = ld;
-            status = convert_panel(l, parts[i], r, some, cols, planes);
-        }
-        at += rows[i];
-        l->matrices[parts[i]->type]++;
-        l->file_bytes[parts[i]->type] += parts[i]->bytes;
-        l->elements[parts[i]->type] += rows[i] * cols;
-    }
-    if (!status && host)
-        status = l->lm->backend->upload(l->lm->state, m->codes, codes, m->rows * ld);
-    if (!status && host)
-        status = l->lm->backend->upload(l->lm->state, m->scales, scales, m->rows * (cols / 32) * 2);
-    free(host);
-    return status;
-}
-
-static ridge_status matrix(loader *l, const ridge_entry *const *parts, const int64_t *rows, int count, int64_t cols,
+static ridge_status matrix(lm_loader *l, const ridge_entry *const *parts, const int64_t *rows, int count, int64_t cols,
                            lm_matrix *m)
 {
-    return matrix_apart(l, parts, rows, count, cols, ridge_ld_q8_0(cols), m);
+    return lm_matrix_load(l, parts, rows, count, cols, false, m);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- layers */
@@ -217,25 +107,37 @@ static const char *in_layer(char *text, size_t size, int64_t layer, const char *
 }
 
 /* packed: for products of experts, which take no stride. */
-static ridge_status layer_matrix(loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, bool packed,
+static ridge_status layer_matrix(lm_loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, bool packed,
                                  lm_matrix *m)
 {
     const ridge_entry *e;
     char full[64];
 
     TRY(find(l, in_layer(full, sizeof full, i, name), rows, cols, true, false, &e));
-    return matrix_apart(l, &e, &rows, 1, cols, packed ? cols : ridge_ld_q8_0(cols), m);
+    return lm_matrix_load(l, &e, &rows, 1, cols, packed, m);
 }
 
-static ridge_status layer_vector(loader *l, int64_t i, const char *name, int64_t count, bool needed, float **to)
+static ridge_status layer_vector(lm_loader *l, int64_t i, const char *name, int64_t count, bool needed, float **to)
 {
     char full[64];
 
     return vector(l, in_layer(full, sizeof full, i, name), count, needed, to);
 }
 
-/* q, k and v as one matrix, and their biases as one vector where the file has them. */
-static ridge_status load_qkv(loader *l, int64_t i, lm_layer *to)
+/* q, k and v: those that follow each other in one format become one matrix. Rows of heads are whole tiles of 16. */
+static ridge_status put_qkv(lm_loader *l, const ridge_entry *const *parts, const int64_t *rows, lm_layer *to)
+{
+    for (int first = 0, n, number = 0; first < 3; first += n) {
+        n = 1;
+        while (first + n < 3 && lm_stored_as(l->lm, parts[first + n]) == lm_stored_as(l->lm, parts[first]))
+            n++;
+        TRY(matrix(l, parts + first, rows + first, n, l->lm->config.hidden, &to->qkv[number++]));
+    }
+    return RIDGE_OK;
+}
+
+/* q, k and v, and their biases as one vector where the file has them. */
+static ridge_status load_qkv(lm_loader *l, int64_t i, lm_layer *to)
 {
     static const char *const names[] = {"attn_q", "attn_k", "attn_v"};
     const lm_config *c = &l->lm->config;
@@ -259,30 +161,30 @@ static ridge_status load_qkv(loader *l, int64_t i, lm_layer *to)
         return lm_fail(RIDGE_ERR_FILE, "layer %" PRId64 " has biases for some of q, k and v only", i);
     if (biases)
         TRY(put_vector(l, l->values, at, &to->bias));
-    return matrix(l, parts, rows, 3, c->hidden, &to->qkv);
+    return put_qkv(l, parts, rows, to);
 }
 
 /* One matrix of all experts. */
-static ridge_status expert_matrix(loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, lm_matrix *m)
+static ridge_status expert_matrix(lm_loader *l, int64_t i, const char *name, int64_t rows, int64_t cols, lm_matrix *m)
 {
     const int64_t experts = l->lm->config.experts, all = experts * rows;
     const ridge_entry *e;
     char full[64];
 
     TRY(find_experts(l, in_layer(full, sizeof full, i, name), experts, rows, cols, true, false, &e));
-    return matrix_apart(l, &e, &all, 1, cols, cols, m);
+    return lm_matrix_load(l, &e, &all, 1, cols, true, m);
 }
 
 /* Vectors of all experts, one after the other, that gpt-oss adds to their products. */
-static ridge_status expert_biases(loader *l, int64_t i, const char *name, int64_t rows, float **to)
+static ridge_status expert_biases(lm_loader *l, int64_t i, const char *name, int64_t rows, float **to)
 {
     const int64_t experts = l->lm->config.experts, before = l->lm->step_bytes;
     const ridge_entry *e;
     char full[64];
 
     TRY(find(l, in_layer(full, sizeof full, i, name), experts, rows, true, false, &e));
-    if (experts * rows > PANEL)
-        return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s has more than %d elements", full, (int)PANEL);
+    if (experts * rows > LM_LOAD_PANEL)
+        return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s has more than %d elements", full, (int)LM_LOAD_PANEL);
     TRY(lm_io_failed(ridge_file_read(l->lm->file, e, 0, l->raw, e->bytes)));
     TRY(lm_io_failed(ridge_dequantize(e->type, l->raw, experts * rows, l->values)));
     TRY(put_vector(l, l->values, experts * rows, to));
@@ -291,7 +193,7 @@ static ridge_status expert_biases(loader *l, int64_t i, const char *name, int64_
 }
 
 /* What gpt-oss has beside the others' tensors. */
-static ridge_status load_oss(loader *l, int64_t i, lm_layer *to)
+static ridge_status load_oss(lm_loader *l, int64_t i, lm_layer *to)
 {
     const lm_config *c = &l->lm->config;
 
@@ -304,7 +206,7 @@ static ridge_status load_oss(loader *l, int64_t i, lm_layer *to)
 }
 
 /* The router's weights as bf16, as which models are trained: a file has them as f32. */
-static ridge_status load_router(loader *l, int64_t i, lm_layer *to)
+static ridge_status load_router(lm_loader *l, int64_t i, lm_layer *to)
 {
     const lm_config *c = &l->lm->config;
     const int64_t count = c->experts * c->hidden;
@@ -333,7 +235,7 @@ static ridge_status load_router(loader *l, int64_t i, lm_layer *to)
     return status;
 }
 
-static ridge_status load_experts(loader *l, int64_t i, lm_layer *to)
+static ridge_status load_experts(lm_loader *l, int64_t i, lm_layer *to)
 {
     const lm_config *c = &l->lm->config;
     const int64_t before = l->lm->step_bytes;
@@ -341,11 +243,12 @@ static ridge_status load_experts(loader *l, int64_t i, lm_layer *to)
     TRY(expert_matrix(l, i, "ffn_gate_exps.weight", c->expert_ffn, c->hidden, &to->gate));
     TRY(expert_matrix(l, i, "ffn_up_exps.weight", c->expert_ffn, c->hidden, &to->up));
     TRY(expert_matrix(l, i, "ffn_down_exps.weight", c->hidden, c->expert_ffn, &to->down));
-    l->lm->step_bytes = before + expert_bytes(c, c->used); /* a step of one token reads those */
+    /* A step of one token reads those of its experts. */
+    l->lm->step_bytes = before + (l->lm->step_bytes - before) / c->experts * c->used;
     return load_router(l, i, to);
 }
 
-static ridge_status load_layer(loader *l, int64_t i)
+static ridge_status load_layer(lm_loader *l, int64_t i)
 {
     const lm_config *c = &l->lm->config;
     const bool local = c->window && c->pattern && i % c->pattern != c->pattern - 1;
@@ -376,7 +279,7 @@ static ridge_status load_layer(loader *l, int64_t i)
 
 /* ------------------------------------------------------------------------------------------------------------- RoPE */
 
-static ridge_status load_freqs(loader *l)
+static ridge_status load_freqs(lm_loader *l)
 {
     ridge_lm *lm = l->lm;
     const lm_config *c = &lm->config;
@@ -405,12 +308,22 @@ static ridge_status load_freqs(loader *l)
 
 /* -------------------------------------------------------------------------------------------------------------- all */
 
-/* The embeddings on the device, as exact as in the file: Q8_0, or f32. */
-static ridge_status load_table(loader *l, int64_t rows)
+/* The embeddings on the device, as exact as in the file: Q8_0, or f32. On the host they stay in the file. */
+static int64_t table_bytes(const ridge_lm *lm, const ridge_entry *e, int64_t rows, int64_t cols)
+{
+    if (lm->backend->host)
+        return 0;
+    return e->type == RIDGE_TYPE_Q8_0
+               ? lm_code_bytes(RIDGE_I8, rows, cols, false) + lm_scale_bytes(RIDGE_I8, rows, cols)
+               : 4 * rows * cols;
+}
+
+static ridge_status load_table(lm_loader *l, int64_t rows)
 {
     ridge_lm *lm = l->lm;
     const ridge_entry *e = lm->embedding;
-    const int64_t cols = lm->config.hidden, panel = PANEL / cols > 0 ? PANEL / cols : 1, row = e->bytes / e->shape[0];
+    const int64_t cols = lm->config.hidden, panel = LM_LOAD_PANEL / cols > 0 ? LM_LOAD_PANEL / cols : 1,
+                  row = e->bytes / e->shape[0];
     const int64_t step_bytes = lm->step_bytes;
     lm_matrix planes;
     void *memory;
@@ -418,7 +331,7 @@ static ridge_status load_table(loader *l, int64_t rows)
     if (e->type == RIDGE_TYPE_Q8_0) {
         TRY(matrix(l, &e, &rows, 1, cols, &planes));
         lm->step_bytes = step_bytes; /* a step reads one row */
-        lm->table = lm_planes(&planes);
+        lm->table = lm_weights(&planes);
         return RIDGE_OK;
     }
     TRY(lm_take(lm, rows * cols * 4, &memory));
@@ -433,27 +346,47 @@ static ridge_status load_table(loader *l, int64_t rows)
     return RIDGE_OK;
 }
 
+/* Bytes of a tensor on the device. */
+static int64_t device_bytes(const ridge_lm *lm, const ridge_entry *e)
+{
+    const bool head = strcmp(e->name, "output.weight") == 0, table = strcmp(e->name, "token_embd.weight") == 0;
+    const int64_t cols = e->rank ? e->shape[e->rank - 1] : 1;
+    const bool padded = e->rank < 3 && !(lm->config.family->oss && strstr(e->name, "attn_output"));
+    int64_t rows = 1;
+
+    for (int32_t i = 0; i + 1 < e->rank; i++)
+        rows *= e->shape[i];
+    if (head || table)
+        rows = lm->vocab.count;
+    if (strstr(e->name, "ffn_gate_inp.weight"))
+        return 2 * rows * cols;
+    if (e->rank < 2 || strstr(e->name, ".bias"))
+        return 4 * rows * cols;
+    if (table && ridge_file_find(lm->file, "output.weight"))
+        return table_bytes(lm, e, rows, cols);
+    return lm_code_bytes(lm_stored_as(lm, e), rows, cols, !padded) + lm_scale_bytes(lm_stored_as(lm, e), rows, cols) +
+           (table && e->type != RIDGE_TYPE_Q8_0 ? table_bytes(lm, e, rows, cols) : 0);
+}
+
 /* What all weights take, said and compared with what there is before anything is allocated. */
 static ridge_status check_memory(ridge_lm *lm)
 {
     const lm_config *c = &lm->config;
-    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    const int64_t dense = 2 * plane_bytes(c->ffn, c->hidden) + plane_bytes(c->hidden, c->ffn);
-    const int64_t layer = plane_bytes(q + 2 * kv, c->hidden) + plane_bytes(c->hidden, q) +
-                          (c->experts ? expert_bytes(c, c->experts) + 2 * c->experts * c->hidden : dense);
     const int64_t free_bytes = lm->backend->free_bytes(lm->state);
     int64_t limit = lm->options.memory_limit ? lm->options.memory_limit : free_bytes;
 
-    lm->weight_bytes = c->layers * layer + plane_bytes(lm->vocab.count, c->hidden);
-    lm_note(lm, "%s, %" PRId64 " layers of %" PRId64 " columns, %d tokens: %.1f MB of weights as Q8_0", c->family->name,
+    lm->weight_bytes = 0;
+    for (int64_t i = 0; i < ridge_file_tensors(lm->file); i++)
+        lm->weight_bytes += device_bytes(lm, ridge_file_tensor(lm->file, i));
+    lm_note(lm, "%s, %" PRId64 " layers of %" PRId64 " columns, %d tokens: %.1f MB of weights", c->family->name,
             c->layers, c->hidden, lm->vocab.count, (double)lm->weight_bytes * 1e-6);
     if (limit && lm->weight_bytes > limit)
-        return lm_fail(RIDGE_ERR_DEVICE, "the weights take %.1f MB as Q8_0, and there are %.1f MB",
+        return lm_fail(RIDGE_ERR_DEVICE, "the weights take %.1f MB, and there are %.1f MB",
                        (double)lm->weight_bytes * 1e-6, (double)limit * 1e-6);
     return RIDGE_OK;
 }
 
-static ridge_status load_all(loader *l)
+static ridge_status load_all(lm_loader *l)
 {
     ridge_lm *lm = l->lm;
     const lm_config *c = &lm->config;
@@ -475,7 +408,7 @@ static ridge_status load_all(loader *l)
     TRY(vector(l, "output_norm.weight", c->hidden, true, &lm->output_norm));
     TRY(matrix(l, head ? &head : &lm->embedding, &rows, 1, c->hidden, &lm->head));
     if (!head && lm->embedding->type == RIDGE_TYPE_Q8_0)
-        lm->table = lm_planes(&lm->head);
+        lm->table = lm_weights(&lm->head);
     else if (!lm->backend->host)
         TRY(load_table(l, rows));
     for (int64_t i = 0; i < ridge_file_tensors(lm->file); i++) /* one that is not known might change the result */
@@ -485,40 +418,52 @@ static ridge_status load_all(loader *l)
     return RIDGE_OK;
 }
 
-ridge_tensor lm_planes(const lm_matrix *m)
+/* What became of the file's matrices. */
+static void tell(const lm_loader *l)
 {
-    ridge_tensor t = ridge_scaled(m->codes, RIDGE_I8, m->scales, RIDGE_SCALING_ROW32);
+    for (uint32_t type = 0; type < RIDGE_TYPES; type++) {
+        const char *name = l->kept[type] || l->matrices[type] ? ridge_type_query(type)->name : NULL;
 
-    t.stride = ridge_ld_q8_0(m->cols);
-    return t;
+        if (l->kept[type])
+            lm_note(l->lm, "matrices of %s: %" PRId64 " as in the file, %.1f MB", name, l->kept[type],
+                    (double)l->kept_bytes[type] * 1e-6);
+        if (l->matrices[type] && type != RIDGE_TYPE_Q8_0)
+            lm_note(l->lm, "matrices of %s: %" PRId64 " became Q8_0, %.1f MB in the file, %.1f MB here", name,
+                    l->matrices[type], (double)l->file_bytes[type] * 1e-6, (double)l->device_bytes[type] * 1e-6);
+    }
 }
 
 ridge_status lm_weights_load(ridge_lm *lm)
 {
-    const int64_t widest = lm->config.ffn > lm->config.hidden ? lm->config.ffn : lm->config.hidden;
-    const int64_t most = PANEL + 4 * (widest + lm->config.heads * lm->config.head_dim * 3);
-    loader l = {.lm = lm};
+    const lm_config *c = &lm->config;
+    int64_t widest = c->ffn > c->hidden ? c->ffn : c->hidden, most;
+    lm_loader l = {.lm = lm};
     ridge_status status = check_memory(lm);
 
     if (status)
         return status;
-    lm->layer = calloc((size_t)lm->config.layers, sizeof *lm->layer);
-    l.raw = malloc((size_t)most * 8);
+    widest = c->expert_ffn > widest ? c->expert_ffn : widest;
+    most = LM_LOAD_PANEL + 4 * (widest + c->heads * c->head_dim * 3);
+    lm->layer = calloc((size_t)c->layers, sizeof *lm->layer);
+    l.raw_bytes = most * 8;
+    l.raw = malloc((size_t)l.raw_bytes);
     l.blocks = malloc((size_t)most * 2);
     l.values = malloc((size_t)most * 4);
     l.used = calloc((size_t)ridge_file_tensors(lm->file) + 1, sizeof *l.used);
     status = lm->layer && l.used && l.raw && l.blocks && l.values
-                 ? load_all(&l)
+                 ? RIDGE_OK
                  : lm_fail(RIDGE_ERR_DEVICE, "no memory to convert weights");
+    if (!status && !lm->backend->host)
+        status = lm->backend->alloc(lm->state, l.raw_bytes, &l.staged);
+    status = status ? status : load_all(&l);
+    if (l.staged)
+        lm->backend->release(lm->state, l.staged);
     free(l.used);
     free(l.values);
     free(l.blocks);
     free(l.raw);
-    for (uint32_t type = 0; type < RIDGE_TYPES && !status; type++)
-        if (l.matrices[type] && type != RIDGE_TYPE_Q8_0)
-            lm_note(lm, "%" PRId64 " matrices of %s became Q8_0: %.1f MB in the file, %.1f MB here", l.matrices[type],
-                    ridge_type_query(type)->name, (double)l.file_bytes[type] * 1e-6,
-                    (double)l.elements[type] * 34 / 32 * 1e-6);
+    if (!status)
+        tell(&l);
     return status;
 }
 

@@ -19,13 +19,13 @@ typedef struct lm_spoil {
     const char *tensor; /* this tensor is left out, or, where it is none of the model's, added */
 } lm_spoil;
 
-enum { LM_HIDDEN = 64, LM_FFN = 96, LM_HEADS = 4, LM_KV = 2, LM_DIM = 32, LM_MERGES = 40 };
-enum { LM_EXPERTS = 6, LM_USED = 2, LM_EXPERT_FFN = 32 };
+enum { LM_HEADS = 4, LM_KV = 2, LM_MERGES = 40, LM_EXPERTS = 6, LM_USED = 2 };
 
 typedef struct lm_writer {
     ridge_writer *w;
     const lm_spoil *spoil;
-    const char *arch;
+    char arch[32], form; /* form: 0: Q8_0 (gpt-oss: and MXFP4); 'k': formats of blocks of 256; '4': of 32 */
+    int64_t hidden, ffn, dim, expert_ffn; /* columns; rows of 256 take larger ones */
     char key[128];
     uint64_t state;
     struct {
@@ -220,10 +220,25 @@ static inline bool lm_is_oss(const lm_writer *m)
     return strcmp(m->arch, "gpt-oss") == 0;
 }
 
-/* gpt-oss has its experts in MXFP4. */
+/* gpt-oss has its experts in MXFP4. Of '4', q, k and v have two formats or three, gate and up two in layer 0, where
+ * down is converted. */
 static inline uint32_t lm_type_of(const lm_writer *m, const char *name)
 {
-    return lm_is_oss(m) && strstr(name, "_exps.weight") ? RIDGE_TYPE_MXFP4 : RIDGE_TYPE_Q8_0;
+    const bool first = strncmp(name, "blk.0.", 6) == 0;
+
+    if (lm_is_oss(m) && strstr(name, "_exps.weight"))
+        return RIDGE_TYPE_MXFP4;
+    if (m->form == 'k')
+        return strstr(name, "attn_v") || strstr(name, "ffn_down")               ? RIDGE_TYPE_Q6_K
+               : strstr(name, "attn_output") || (!first && strstr(name, "ffn")) ? RIDGE_TYPE_Q5_K
+                                                                                : RIDGE_TYPE_Q4_K;
+    if (m->form == '4')
+        return strstr(name, "attn_k") || strstr(name, "attn_output") || (first && strstr(name, "ffn_up"))
+                   ? RIDGE_TYPE_Q4_1
+               : strstr(name, "attn_v") ? (first ? RIDGE_TYPE_Q8_0 : RIDGE_TYPE_Q4_1)
+               : strstr(name, "down")   ? (first ? RIDGE_TYPE_Q5_0 : RIDGE_TYPE_MXFP4)
+                                        : RIDGE_TYPE_Q4_0;
+    return RIDGE_TYPE_Q8_0;
 }
 
 static inline void lm_tensor_of(lm_writer *m, const char *name, int64_t experts, int64_t rows, int64_t cols)
@@ -256,13 +271,13 @@ static inline void lm_experts(lm_writer *m, int layer)
     char full[64];
 
     snprintf(full, sizeof full, "blk.%d.ffn_gate_inp.weight", layer);
-    lm_tensor(m, full, LM_EXPERTS, LM_HIDDEN);
+    lm_tensor(m, full, LM_EXPERTS, m->hidden);
     for (int i = 0; i < 3; i++) {
         snprintf(full, sizeof full, "blk.%d.ffn_%s_exps.weight", layer, names[i]);
-        lm_tensor_of(m, full, LM_EXPERTS, i < 2 ? LM_EXPERT_FFN : LM_HIDDEN, i < 2 ? LM_HIDDEN : LM_EXPERT_FFN);
+        lm_tensor_of(m, full, LM_EXPERTS, i < 2 ? m->expert_ffn : m->hidden, i < 2 ? m->hidden : m->expert_ffn);
         snprintf(full, sizeof full, "blk.%d.ffn_%s_exps.bias", layer, names[i]);
         if (lm_is_oss(m))
-            lm_tensor(m, full, LM_EXPERTS, i < 2 ? LM_EXPERT_FFN : LM_HIDDEN);
+            lm_tensor(m, full, LM_EXPERTS, i < 2 ? m->expert_ffn : m->hidden);
     }
 }
 
@@ -276,108 +291,116 @@ static inline void lm_layer_tensor(lm_writer *m, int layer, const char *name, in
 
 static inline void lm_tensors(lm_writer *m, int layers, int64_t vocabulary, bool bias, bool qk, bool post)
 {
-    lm_tensor(m, "token_embd.weight", vocabulary, LM_HIDDEN);
-    lm_tensor(m, "output_norm.weight", LM_HIDDEN, 0);
+    lm_tensor(m, "token_embd.weight", vocabulary, m->hidden);
+    lm_tensor(m, "output_norm.weight", m->hidden, 0);
     for (int i = 0; i < layers; i++) {
         static const char *const names[] = {"attn_q", "attn_k", "attn_v"};
 
-        lm_layer_tensor(m, i, "attn_norm.weight", LM_HIDDEN, 0);
+        lm_layer_tensor(m, i, "attn_norm.weight", m->hidden, 0);
         for (int j = 0; j < 3; j++) {
             char name[32];
 
             snprintf(name, sizeof name, "%s.weight", names[j]);
-            lm_layer_tensor(m, i, name, (j ? LM_KV : LM_HEADS) * LM_DIM, LM_HIDDEN);
+            lm_layer_tensor(m, i, name, (j ? LM_KV : LM_HEADS) * m->dim, m->hidden);
             snprintf(name, sizeof name, "%s.bias", names[j]);
             if (bias)
-                lm_layer_tensor(m, i, name, (j ? LM_KV : LM_HEADS) * LM_DIM, 0);
+                lm_layer_tensor(m, i, name, (j ? LM_KV : LM_HEADS) * m->dim, 0);
         }
         if (qk) {
-            lm_layer_tensor(m, i, "attn_q_norm.weight", LM_DIM, 0);
-            lm_layer_tensor(m, i, "attn_k_norm.weight", LM_DIM, 0);
+            lm_layer_tensor(m, i, "attn_q_norm.weight", m->dim, 0);
+            lm_layer_tensor(m, i, "attn_k_norm.weight", m->dim, 0);
         }
         if (post) {
-            lm_layer_tensor(m, i, "post_attention_norm.weight", LM_HIDDEN, 0);
-            lm_layer_tensor(m, i, "post_ffw_norm.weight", LM_HIDDEN, 0);
+            lm_layer_tensor(m, i, "post_attention_norm.weight", m->hidden, 0);
+            lm_layer_tensor(m, i, "post_ffw_norm.weight", m->hidden, 0);
         }
-        lm_layer_tensor(m, i, "attn_output.weight", LM_HIDDEN, LM_HEADS * LM_DIM);
-        lm_layer_tensor(m, i, lm_is_oss(m) ? "post_attention_norm.weight" : "ffn_norm.weight", LM_HIDDEN, 0);
+        lm_layer_tensor(m, i, "attn_output.weight", m->hidden, LM_HEADS * m->dim);
+        lm_layer_tensor(m, i, lm_is_oss(m) ? "post_attention_norm.weight" : "ffn_norm.weight", m->hidden, 0);
         if (lm_is_oss(m)) {
             lm_layer_tensor(m, i, "attn_sinks.weight", LM_HEADS, 0);
-            lm_layer_tensor(m, i, "attn_output.bias", LM_HIDDEN, 0);
+            lm_layer_tensor(m, i, "attn_output.bias", m->hidden, 0);
             lm_layer_tensor(m, i, "ffn_gate_inp.bias", LM_EXPERTS, 0);
         }
         if (strcmp(m->arch, "qwen3moe") == 0 || lm_is_oss(m)) {
             lm_experts(m, i);
             continue;
         }
-        lm_layer_tensor(m, i, "ffn_gate.weight", LM_FFN, LM_HIDDEN);
-        lm_layer_tensor(m, i, "ffn_up.weight", LM_FFN, LM_HIDDEN);
-        lm_layer_tensor(m, i, "ffn_down.weight", LM_HIDDEN, LM_FFN);
+        lm_layer_tensor(m, i, "ffn_gate.weight", m->ffn, m->hidden);
+        lm_layer_tensor(m, i, "ffn_up.weight", m->ffn, m->hidden);
+        lm_layer_tensor(m, i, "ffn_down.weight", m->hidden, m->ffn);
     }
     if (m->spoil && m->spoil->tensor && strncmp(m->spoil->tensor, "extra", 5) == 0)
-        lm_tensor(m, "blk.0.attn_output.bias", LM_HIDDEN, 0);
+        lm_tensor(m, "blk.0.attn_output.bias", m->hidden, 0);
 }
 
 static inline void lm_fill(lm_writer *m)
 {
-    static float values[1 << 16];
-    static unsigned char blocks[1 << 17];
+    static float values[1 << 19];
+    static unsigned char blocks[1 << 20];
     ridge_device *cpu;
 
     lm_must(ridge_open("cpu", &cpu) == RIDGE_OK, "the CPU");
     for (int i = 0; i < m->tensors; i++) {
         const int64_t rows = m->tensor[i].rows, cols = m->tensor[i].cols, count = rows * (cols ? cols : 1);
         const bool is_norm = strstr(m->tensor[i].name, "norm") != NULL;
+        const uint32_t type = lm_type_of(m, m->tensor[i].name);
+        const ridge_type_info *info = ridge_type_query(type);
 
         for (int64_t j = 0; j < count; j++)
             values[j] = lm_random(&m->state) * (cols ? 0.25f : 0.5f) + (is_norm ? 1.0f : 0.0f);
-        if (lm_type_of(m, m->tensor[i].name) == RIDGE_TYPE_MXFP4) {
-            lm_must(ridge_quantize(RIDGE_TYPE_MXFP4, values, count, blocks) == RIDGE_OK, "quantise");
+        lm_must(count <= (int64_t)(sizeof values / sizeof values[0]), "room for a tensor");
+        if (cols && type != RIDGE_TYPE_Q8_0) {
+            lm_must(ridge_quantize(type, values, count, blocks) == RIDGE_OK, "quantise");
         } else if (cols) {
             const ridge_call call = ridge_q8_0_quantize(rows, cols, ridge_matrix(values, RIDGE_F32), blocks);
 
             lm_must(ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK, "quantise");
         }
         lm_must(ridge_writer_write(m->w, m->tensor[i].index, 0, cols ? (void *)blocks : (void *)values,
-                                   cols ? count / 32 * ridge_type_query(lm_type_of(m, m->tensor[i].name))->bytes
-                                        : count * 4) == RIDGE_OK,
+                                   cols ? count / info->block * info->bytes : count * 4) == RIDGE_OK,
                 "write");
     }
     ridge_close(cpu);
 }
 
 /* Writes a model of a family: "llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "gemma3"; another name is a llama that
- * says so. */
+ * says so. ":k" and ":4" behind it: weights in block formats. */
 static inline void lm_model_write(const char *path, const char *family, const lm_spoil *spoil)
 {
     static lm_writer m;
-    const bool gemma = strcmp(family, "gemma3") == 0, qwen3 = strncmp(family, "qwen3", 5) == 0;
-    const bool oss = strcmp(family, "gpt-oss") == 0;
+    const size_t length = strcspn(family, ":");
+    const bool gemma = strncmp(family, "gemma3", length) == 0, qwen3 = strncmp(family, "qwen3", 5) == 0;
+    const bool oss = strncmp(family, "gpt-oss", length) == 0;
     const int layers = gemma ? 7 : oss ? 4 : 2;
     int64_t vocabulary;
 
     memset(&m, 0, sizeof m);
     m.spoil = spoil;
-    m.arch = family;
+    snprintf(m.arch, sizeof m.arch, "%.*s", (int)length, family);
+    m.form = family[length] ? family[length + 1] : 0;
+    m.hidden = m.form == 'k' ? 256 : 64;
+    m.ffn = m.form == 'k' ? 256 : 96;
+    m.dim = m.form == 'k' ? 64 : 32;
+    m.expert_ffn = m.form == 'k' ? 256 : 32;
     m.state = 1;
     lm_must(ridge_writer_open(path, RIDGE_GGUF, &m.w) == RIDGE_OK, path);
-    lm_text(&m, "general.architecture", family);
+    lm_text(&m, "general.architecture", m.arch);
     lm_text(&m, "general.name", "a small test");
     lm_u32(&m, ".block_count", (uint32_t)layers);
     lm_u32(&m, ".context_length", 512);
-    lm_u32(&m, ".embedding_length", LM_HIDDEN);
-    lm_u32(&m, ".feed_forward_length", LM_FFN);
+    lm_u32(&m, ".embedding_length", (uint32_t)m.hidden);
+    lm_u32(&m, ".feed_forward_length", (uint32_t)m.ffn);
     lm_u32(&m, ".attention.head_count", LM_HEADS);
     lm_u32(&m, ".attention.head_count_kv", LM_KV);
-    lm_u32(&m, ".attention.key_length", LM_DIM);
-    lm_u32(&m, ".attention.value_length", LM_DIM);
-    lm_u32(&m, ".rope.dimension_count", LM_DIM);
+    lm_u32(&m, ".attention.key_length", (uint32_t)m.dim);
+    lm_u32(&m, ".attention.value_length", (uint32_t)m.dim);
+    lm_u32(&m, ".rope.dimension_count", (uint32_t)m.dim);
     lm_f32(&m, ".attention.layer_norm_rms_epsilon", 1e-5f);
     lm_f32(&m, ".rope.freq_base", 100000);
-    if (strcmp(family, "qwen3moe") == 0 || oss) {
+    if (strcmp(m.arch, "qwen3moe") == 0 || oss) {
         lm_u32(&m, ".expert_count", LM_EXPERTS);
         lm_u32(&m, ".expert_used_count", LM_USED);
-        lm_u32(&m, ".expert_feed_forward_length", LM_EXPERT_FFN);
+        lm_u32(&m, ".expert_feed_forward_length", (uint32_t)m.expert_ffn);
     }
     if (oss) {
         lm_u32(&m, ".attention.sliding_window", 8);
@@ -392,7 +415,7 @@ static inline void lm_model_write(const char *path, const char *family, const lm
     }
     vocabulary = lm_vocabulary(&m, gemma);
     lm_spoil_key(&m);
-    lm_tensors(&m, layers, vocabulary, strcmp(family, "qwen2") == 0 || oss, gemma || qwen3, gemma);
+    lm_tensors(&m, layers, vocabulary, strcmp(m.arch, "qwen2") == 0 || oss, gemma || qwen3, gemma);
     lm_must(ridge_writer_begin(m.w) == RIDGE_OK, "begin");
     lm_fill(&m);
     lm_must(ridge_writer_finish(m.w) == RIDGE_OK, "finish");

@@ -10,7 +10,8 @@
 #include "unit.h"
 
 static ridge_device *cpu;
-static const char *const families[] = {"llama", "qwen2", "qwen3", "gemma3", "qwen3moe", "gpt-oss"};
+static const char *const families[] = {"llama",   "qwen2",   "qwen3",      "gemma3",   "qwen3moe",
+                                       "gpt-oss", "llama:k", "qwen3moe:k", "gemma3:4", "gpt-oss:4"};
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 static inline const char *path_of(const char *family)

@@ -65,7 +65,8 @@ TEST(fast_prompts_are_near_and_do_not_depend_on_panels)
             off += ((double)fast[i] - exact[i]) * ((double)fast[i] - exact[i]);
             sum += (double)exact[i] * exact[i];
         }
-        assert_true(off <= sum * 1e-3); /* 2.4 % rms in gemma3: other codes of activations, as with any rounding */
+        /* 2.6 % rms at most (other codes of activations, as with any rounding); gpt-oss with weights of 4 bits 7 %. */
+        assert_true(off <= sum * (strchr(families[f], ':') ? 1e-2 : 1e-3));
         assert_memory_not_equal(exact, fast, count * sizeof *fast);
         assert_memory_equal(other, fast, count * sizeof *fast);
         free(exact);
