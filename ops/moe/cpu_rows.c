@@ -1,26 +1,31 @@
 /* cpu_rows.c: moe_gate_up_swiglu and moe_down on x86 CPUs. As on a GPU, an expert is an entry of a list with all of its
  * (token, slot) pairs, at most 16 in one entry, so that its weights are read once. Products of codes are those of
- * ops/q8_0 (x is laid out once an entry, in the workspace); those of floats are cpu_simd.h's. A thread has 32 rows: of
- * one entry in gate_up, of all entries in down, whose weighted sums follow at once. */
+ * ops/q8_0 and ops/blocks (x is laid out once an entry, in the workspace); those of floats are cpu_simd.h's. A thread
+ * has 32 rows: of one entry in gate_up, of all entries in down, whose weighted sums follow at once. */
 #include "cpu.h"
 
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "ops/blocks/cpu.h"
 #include "ops/q8_0/cpu.h"
 
 #if defined(__x86_64__)
 
 enum { PAIRS = RIDGE_MOE_MAX_TOKENS * RIDGE_MOE_MAX_SLOTS, COLUMNS = RIDGE_Q8_0_MAX_TOKENS, ROWS = MOE_CPU_ROWS };
 
-/* An instruction set, by param[0] of a row; `codes` for weights of Q8_0, else `floats`. */
+/* An instruction set, by param[0] of a row: `codes` for weights of Q8_0 and `tiles` for block formats, or `floats`. */
 typedef struct moe_set {
     const q8_0_vectors *codes;
+    const block_vectors *tiles;
     moe_dot *floats;
 } moe_set;
 
 static const moe_set sets[] = {
-    {&ridge_cpu_q8_0_vnni256, NULL},  {&ridge_cpu_q8_0_avxvnni, NULL}, {&ridge_cpu_q8_0_avx2, NULL},
-    {NULL, ridge_cpu_moe_dot_avx512}, {NULL, ridge_cpu_moe_dot_avx2},
+    {&ridge_cpu_q8_0_vnni256, &ridge_cpu_blocks_vnni256, NULL},
+    {&ridge_cpu_q8_0_avxvnni, &ridge_cpu_blocks_avxvnni, NULL},
+    {&ridge_cpu_q8_0_avx2, &ridge_cpu_blocks_avx2, NULL},
+    {NULL, NULL, ridge_cpu_moe_dot_avx512},
+    {NULL, NULL, ridge_cpu_moe_dot_avx2},
 };
 enum { VNNI256, AVXVNNI, AVX2, FLOATS_AVX512, FLOATS_AVX2 };
 
@@ -37,6 +42,7 @@ typedef struct work {
     entry list[PAIRS];
     int64_t entries, groups;
     char *prepared; /* x of an entry's pairs: entry by entry, as many columns each */
+    void *tables;   /* of block formats */
 } work;
 
 static void make_list(work *w)
@@ -118,6 +124,51 @@ static void dots_of_codes(const work *w, int64_t e, int which, int64_t row, int 
         w->set.codes->dots(&q, &weight, row + i, (int)ridge_min(Q8_0_ROWS, count - i), y + i);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ tiles */
+
+/* The product of tiles whose tokens are an entry's pairs. */
+static block_args tiles_of(const work *w, int64_t e)
+{
+    const size_t size = (size_t)block_units(w->a.cols) * w->set.tiles->prepared;
+
+    return (block_args){.tokens = w->list[e].count,
+                        .cols = w->a.cols,
+                        .format = (uint32_t)w->a.form,
+                        .prepared = prepared_of(w, e, size),
+                        .tables = w->tables};
+}
+
+/* Blocks beyond the last column are zeros. */
+static void prepare_tiles(const work *w, int64_t e)
+{
+    const moe_args *a = &w->a;
+    const block_args args = tiles_of(w, e);
+
+    for (int column = 0; column < w->list[e].count; column++) {
+        const int pair = w->list[e].pair[column], t = pair / a->slots, s = pair % a->slots;
+        const int8_t *x = (const int8_t *)a->x + t * a->x_stride + s * a->x_slot;
+        const float *scales = a->x_scales + t * a->x_ld + s * a->x_slot_ld;
+        const int8_t zeros[32] = {0};
+
+        for (int64_t b = 0; b < 8 * block_units(a->cols); b++) {
+            const bool there = b < a->cols / 32;
+
+            w->set.tiles->prepare(&args, there ? x + 32 * b : zeros, there ? scales[b] : 0.0f, column, b);
+        }
+    }
+}
+
+static void dots_of_tiles(const work *w, int64_t e, int which, int64_t row, int count, float (*y)[COLUMNS])
+{
+    const moe_weight *m = &w->a.weight[which];
+    const block_args args = tiles_of(w, e);
+    const int64_t bytes = block_tile_bytes(block_layout_of(args.format), w->a.cols);
+    const uint8_t *tile = (const uint8_t *)m->data + w->list[e].expert * m->stride + row / BLOCK_ROWS * bytes;
+
+    for (int i = 0; i < count; i += BLOCK_ROWS, tile += bytes)
+        w->set.tiles->product(&args, tile, y + i);
+}
+
 /* ----------------------------------------------------------------------------------------------------------- floats */
 
 /* x of an entry's pairs in f32. */
@@ -161,7 +212,9 @@ static void dots(const work *w, int64_t e, int which, int64_t row, int count, fl
     const moe_weight *m = &w->a.weight[which];
     const float *bias = m->bias ? m->bias + w->list[e].expert * m->bias_stride + row : NULL;
 
-    if (w->set.codes)
+    if (moe_is_tiles((uint32_t)w->a.form))
+        dots_of_tiles(w, e, which, row, count, y);
+    else if (w->set.codes)
         dots_of_codes(w, e, which, row, count, y);
     else
         dots_of_floats(w, e, which, row, count, y);
@@ -238,7 +291,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            void *workspace, size_t bytes, void *stream)
 {
     void (*volatile const run)(const work *, int64_t) = run_part;
-    void (*volatile const prepare)(const work *, int64_t) = sets[kernel->param[0]].codes ? prepare_entry : widen_entry;
+    const bool tiles = moe_is_tiles(bound->problem.dtype[2]);
+    void (*volatile const prepare)(const work *, int64_t) = tiles                          ? prepare_tiles
+                                                            : sets[kernel->param[0]].codes ? prepare_entry
+                                                                                           : widen_entry;
     work w = {.a = moe_args_of(&bound->call), .set = sets[kernel->param[0]], .prepared = workspace};
     const int64_t parts = ridge_ceil_div(w.a.rows, ROWS);
     int64_t all;
@@ -247,6 +303,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     (void)device, (void)bytes, (void)stream;
     w.groups = ridge_ceil_div(w.a.cols / 32, Q8_0_GROUP);
     make_list(&w);
+    if (bound->problem.dtype[2] == RIDGE_IQ2_XXS) {
+        w.tables = workspace;
+        w.prepared += ridge_round_up((int64_t)w.set.tiles->tables, 256);
+        w.set.tiles->fill_tables(w.tables);
+    }
     all = parts * (w.a.down ? 1 : w.entries + 1);
     team = ridge_team_begin((double)w.entries * (double)w.a.rows * (double)w.a.cols / 4096, all);
 #pragma omp parallel num_threads(team->threads)
@@ -270,16 +331,17 @@ static size_t workspace_of(const ridge_device *device, const ridge_kernel *kerne
     const size_t groups = (size_t)ridge_ceil_div(problem->dim[1] / 32, Q8_0_GROUP);
 
     (void)device;
+    if (moe_is_tiles(problem->dtype[2]))
+        return (size_t)ridge_round_up((int64_t)set->tiles->tables, 256) +
+               (size_t)(problem->dim[0] * problem->dim[4] * block_units(problem->dim[1])) * set->tiles->prepared;
     return (size_t)(problem->dim[0] * problem->dim[4]) *
            (set->codes ? groups * set->codes->prepared : (size_t)problem->dim[1] * sizeof(float));
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    if (moe_is_tiles(problem->dtype[2]))
-        return "weights are in a block format";
-    if ((problem->dtype[2] == RIDGE_I8) != (sets[kernel->param[0]].codes != NULL))
-        return sets[kernel->param[0]].codes ? "weights are not planes of Q8_0" : "weights are planes of Q8_0";
+    if (moe_is_codes(problem->dtype[2]) != (sets[kernel->param[0]].codes != NULL))
+        return sets[kernel->param[0]].codes ? "weights are floats" : "weights are codes";
     if (kernel->param[0] == AVXVNNI && !(device->features & RIDGE_HAS_AVX_VNNI))
         return "this processor has no AVX-VNNI";
     if (kernel->param[0] == VNNI256 && !(device->features & RIDGE_HAS_AVX512_VNNI))
