@@ -5,6 +5,7 @@
 #include "lm.h"
 
 #define lm_code_bytes ridge_lm_code_bytes
+#define lm_format_of ridge_lm_format_of
 #define lm_matrix_load ridge_lm_matrix_load
 #define lm_scale_bytes ridge_lm_scale_bytes
 #define lm_stored_as ridge_lm_stored_as
@@ -30,7 +31,8 @@ typedef struct lm_loader {
     int64_t kept[RIDGE_TYPES], kept_bytes[RIDGE_TYPES];                                /* ... in the file's format */
 } lm_loader;
 
-/* The format in which a matrix of a file is kept: its own, where products read that, else RIDGE_I8: Q8_0. */
+/* A type's format, where products read it; else RIDGE_I8: Q8_0. lm_stored_as: in which a matrix of a file is kept. */
+ridge_dtype lm_format_of(uint32_t type);
 ridge_dtype lm_stored_as(const ridge_lm *lm, const ridge_entry *e);
 /* Bytes of codes or tiles, and of scales. packed: rows of codes are not padded, as products of experts want them. */
 int64_t lm_code_bytes(ridge_dtype format, int64_t rows, int64_t cols, bool packed);

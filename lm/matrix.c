@@ -10,7 +10,7 @@
 /* ----------------------------------------------------------------------------------------------------------- formats
  */
 
-static ridge_dtype format_of(uint32_t type)
+ridge_dtype lm_format_of(uint32_t type)
 {
     switch (type) {
     case RIDGE_TYPE_Q4_0:
@@ -48,7 +48,7 @@ ridge_dtype lm_stored_as(const ridge_lm *lm, const ridge_entry *e)
         snprintf(name, sizeof name, "%.*s%s%s", before, e->name, gate ? "ffn_up" : "ffn_gate", rest);
         other = ridge_file_find(lm->file, name);
     }
-    return other && other->type != e->type ? RIDGE_I8 : format_of(e->type);
+    return other && other->type != e->type ? RIDGE_I8 : lm_format_of(e->type);
 }
 
 int64_t lm_code_bytes(ridge_dtype format, int64_t rows, int64_t cols, bool packed)

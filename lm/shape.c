@@ -220,11 +220,12 @@ static ridge_status fill_all(maker *m, const shape *s)
     TRY(vector(m, s->hidden, &lm->output_norm));
     TRY(matrix(m, m->form->more, s->vocabulary, s->hidden, &lm->head));
     lm->table = lm_weights(&lm->head);
-    if (!s->tied || m->form->more != RIDGE_I8) { /* embeddings in Q8_0: none of the op's tables is in blocks */
+    if (!s->tied || m->form->more == RIDGE_IQ2_XXS) { /* embed has no tables of that */
+        const ridge_dtype format = m->form->most == RIDGE_IQ2_XXS ? RIDGE_I8 : m->form->most;
         const int64_t step_bytes = lm->step_bytes;
         lm_matrix table;
 
-        TRY(matrix(m, RIDGE_I8, s->vocabulary, s->hidden, &table));
+        TRY(matrix(m, format, s->vocabulary, s->hidden, &table));
         lm->step_bytes = step_bytes; /* a step reads one row */
         lm->table = lm_weights(&table);
     }

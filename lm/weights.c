@@ -308,30 +308,36 @@ static ridge_status load_freqs(lm_loader *l)
 
 /* -------------------------------------------------------------------------------------------------------------- all */
 
-/* The embeddings on the device, as exact as in the file: Q8_0, or f32. On the host they stay in the file. */
+/* The embeddings are on the device as in the file, or f32. On the host they stay in the file. */
+static ridge_dtype table_format(const ridge_entry *e)
+{
+    const ridge_dtype kept = lm_format_of(e->type);
+
+    return e->type == RIDGE_TYPE_Q8_0 ? RIDGE_I8 : kept == RIDGE_I8 || kept == RIDGE_IQ2_XXS ? RIDGE_F32 : kept;
+}
+
 static int64_t table_bytes(const ridge_lm *lm, const ridge_entry *e, int64_t rows, int64_t cols)
 {
-    if (lm->backend->host)
-        return 0;
-    return e->type == RIDGE_TYPE_Q8_0
-               ? lm_code_bytes(RIDGE_I8, rows, cols, false) + lm_scale_bytes(RIDGE_I8, rows, cols)
-               : 4 * rows * cols;
+    const ridge_dtype format = table_format(e);
+
+    return lm->backend->host     ? 0
+           : format == RIDGE_F32 ? 4 * rows * cols
+                                 : lm_code_bytes(format, rows, cols, false) + lm_scale_bytes(format, rows, cols);
 }
 
 static ridge_status load_table(lm_loader *l, int64_t rows)
 {
     ridge_lm *lm = l->lm;
     const ridge_entry *e = lm->embedding;
-    const int64_t cols = lm->config.hidden, panel = LM_LOAD_PANEL / cols > 0 ? LM_LOAD_PANEL / cols : 1,
-                  row = e->bytes / e->shape[0];
-    const int64_t step_bytes = lm->step_bytes;
-    lm_matrix planes;
+    const int64_t cols = lm->config.hidden, panel = LM_LOAD_PANEL / cols > 0 ? LM_LOAD_PANEL / cols : 1;
+    const int64_t step_bytes = lm->step_bytes, row = e->bytes / e->shape[0];
+    lm_matrix m;
     void *memory;
 
-    if (e->type == RIDGE_TYPE_Q8_0) {
-        TRY(matrix(l, &e, &rows, 1, cols, &planes));
+    if (table_format(e) != RIDGE_F32) {
+        TRY(matrix(l, &e, &rows, 1, cols, &m));
         lm->step_bytes = step_bytes; /* a step reads one row */
-        lm->table = lm_weights(&planes);
+        lm->table = lm_weights(&m);
         return RIDGE_OK;
     }
     TRY(lm_take(lm, rows * cols * 4, &memory));
@@ -365,7 +371,7 @@ static int64_t device_bytes(const ridge_lm *lm, const ridge_entry *e)
     if (table && ridge_file_find(lm->file, "output.weight"))
         return table_bytes(lm, e, rows, cols);
     return lm_code_bytes(lm_stored_as(lm, e), rows, cols, !padded) + lm_scale_bytes(lm_stored_as(lm, e), rows, cols) +
-           (table && e->type != RIDGE_TYPE_Q8_0 ? table_bytes(lm, e, rows, cols) : 0);
+           (table && table_format(e) == RIDGE_F32 ? table_bytes(lm, e, rows, cols) : 0);
 }
 
 /* What all weights take, said and compared with what there is before anything is allocated. */
@@ -407,7 +413,7 @@ static ridge_status load_all(lm_loader *l)
         TRY(load_layer(l, i));
     TRY(vector(l, "output_norm.weight", c->hidden, true, &lm->output_norm));
     TRY(matrix(l, head ? &head : &lm->embedding, &rows, 1, c->hidden, &lm->head));
-    if (!head && lm->embedding->type == RIDGE_TYPE_Q8_0)
+    if (!head && table_format(lm->embedding) != RIDGE_F32)
         lm->table = lm_weights(&lm->head);
     else if (!lm->backend->host)
         TRY(load_table(l, rows));

@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check/blocks/blocks.h"
 #include "check/family.h"
+#include "ops/blocks/layout.h"
+#include "ridge_io.h"
 
 extern const ridge_family ridge_family_generate;
 
@@ -31,6 +34,8 @@ static void generate_cases(const ridge_op_row *op, case_level level, case_list *
                                         "table=f16 out=f32 ids=i64",  "table=u8 out=f32 scale=2.75",
                                         "table=i8 out=bf16",          "table=u8 out=f16 ids=i64",
                                         "table=i8 out=f32 scale=7.25"};
+    /* Whole blocks of 32 and of 256 columns, rows that leave a tile partly filled. */
+    static const char *const tables[] = {"q4_0", "q4_1", "q8_0", "mxfp4", "q2_k", "q4_k", "q5_k", "q6_k"};
     static const char *const sample[] = {"",
                                          "temperature=0 penalty=1.25",
                                          "top_k=40 top_p=0.95 min_p=0.05 temperature=0.8",
@@ -55,6 +60,16 @@ static void generate_cases(const ridge_op_row *op, case_level level, case_list *
                      is_embed ? embed[form] : sample[form]);
             cases_add(list, op, text, layout);
         }
+    for (int i = 0; i < (is_embed ? 24 : 0); i++) {
+        static const test_case layouts[] = {
+            {.fill = FILL_NORMAL}, {.fill = FILL_EDGE, .slices = true}, {.fill = FILL_UNIT}};
+
+        snprintf(text, sizeof text, "tokens=%d cols=%d vocab=%d table=%s out=%s", 9 - i % 3,
+                 i % 3 == 1 && i / 3 < 4 ? 160 : 768, i % 3 == 2 ? 33 : 29, tables[i / 3],
+                 i % 3 ? "f32" : "bf16 scale=3");
+        if (level != CASES_QUICK || i % 3 < 2)
+            cases_add(list, op, text, layouts[i % 3]);
+    }
 }
 
 /* Numbers of rows: now and then one outside the table; in a history half of them are in the vocabulary. */
@@ -69,6 +84,9 @@ static bool generate_fill(const test_case *c, const image *im, int arg, uint64_t
 
     op->extent(&im->call, arg, &rows, &cols);
     seed += (uint64_t)arg * 977;
+    if (is_block_format(operand->dtype))
+        return fill_tiles(operand->dtype, vocab, im->call.dim[1], c->fill == FILL_EDGE, im->host + im->offset[arg],
+                          operand->stride, seed);
     if (operand->dtype == RIDGE_F16 && strcmp(op->arg[arg].name, "table_scales") == 0)
         return false;
     if (logits) { /* spread out, and many of them equal */
@@ -124,23 +142,53 @@ static double table_value(const oracle_run *s, int64_t id, int64_t j)
     return oracle_in(s, RIDGE_EMBED_TABLE, id, j);
 }
 
+/* A table in tiles as ridge_dequantize has its rows, [vocab, cols]; NULL: it is none, or there is no memory. */
+static float *table_of_tiles(oracle_run *s)
+{
+    const uint32_t format = s->im->call.arg[RIDGE_EMBED_TABLE].dtype;
+    const int64_t cols = s->im->call.dim[1], vocab = s->im->call.dim[2];
+    const ridge_call there = image_call(s->im, s->im->host);
+    ridge_call call = ridge_block_unpack(vocab, cols, ridge_matrix(NULL, (ridge_dtype)format), NULL);
+    ridge_device *cpu = NULL;
+    unsigned char *blocks = NULL;
+    float *values = NULL;
+
+    if (!is_block_format(format) || vocab * cols == 0)
+        return NULL;
+    blocks = malloc((size_t)(vocab * block_row_bytes(block_layout_of(format), cols)));
+    values = malloc((size_t)(vocab * cols) * sizeof *values);
+    call.arg[RIDGE_BLOCK_REPACK_TILES] = there.arg[RIDGE_EMBED_TABLE];
+    ridge_set(&call, RIDGE_BLOCK_REPACK_BLOCKS, RIDGE_U8, blocks, 0);
+    if (!blocks || !values || ridge_open("cpu", &cpu) || ridge_run(cpu, &call, NULL, 0, NULL) ||
+        ridge_dequantize(block_file_types[format], blocks, vocab * cols, values)) {
+        free(values);
+        values = NULL;
+    }
+    ridge_close(cpu);
+    free(blocks);
+    return values;
+}
+
 static void embed_oracle(oracle_run *s)
 {
     const int64_t cols = s->im->call.dim[1], vocab = s->im->call.dim[2];
     const uint32_t out = s->im->call.arg[RIDGE_EMBED_OUT].dtype;
+    float *tiles = table_of_tiles(s);
 
     for (int64_t t = 0; t < s->im->call.dim[0]; t++)
         for (int64_t j = 0; j < cols; j++) {
             const double id = oracle_in(s, RIDGE_EMBED_IDS, 0, t);
             const bool known = id >= 0 && id < (double)vocab;
-            const double ref =
-                known ? table_value(s, (int64_t)id, j) * (double)s->im->call.opt.embed.scale : (double)NAN;
+            const double ref = !known  ? (double)NAN
+                               : tiles ? (double)tiles[(int64_t)id * cols + j] * (double)s->im->call.opt.embed.scale
+                                       : table_value(s, (int64_t)id, j) * (double)s->im->call.opt.embed.scale;
 
             oracle_note(s,
                         oracle_ratio(oracle_out(s, RIDGE_EMBED_OUT, t, j), ref,
                                      0.5 * dtype_ulp(ref, out) * (1 + 0x1p-20) + 0x1p-24 * fabs(ref) + 0x1p-149, out),
                         "out", t, j);
         }
+    free(tiles);
 }
 
 typedef struct choice {

@@ -4,6 +4,7 @@
 #include "args.h"
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "ops/blocks/value.h"
 #include "src/math/sample.h"
 
 /* ----------------------------------------------------------------------------------------------------------- embed */
@@ -46,6 +47,9 @@ static float weight(const embed_args *a, int64_t id, int64_t j)
     if (a->table_dtype == RIDGE_I8)
         return ridge_f32_from_f16(((const uint16_t *)a->scales)[id * a->scales_stride + j / 32]) *
                (float)((const int8_t *)a->table)[id * a->stride + j];
+    if (a->table_dtype >= RIDGE_Q4_0)
+        return block_value((uint32_t)a->table_dtype, (const uint8_t *)a->table + id / BLOCK_ROWS * a->stride * 16,
+                           a->cols, (int)(id % BLOCK_ROWS), j);
     return load(a->table_dtype, a->table, id * a->stride + j);
 }
 

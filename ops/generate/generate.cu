@@ -6,6 +6,7 @@
 #include "args.h"
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
+#include "ops/blocks/value.h"
 #include "src/math/sample.h"
 #include "src/util.h"
 
@@ -33,6 +34,16 @@ static __device__ __forceinline__ float weight(const embed_args &p, int64_t id, 
     return element(p.table_dtype, p.table, id * p.stride + j);
 }
 
+static __device__ __forceinline__ void embed_store(const embed_args &p, int64_t at, float v)
+{
+    if (p.out_dtype == RIDGE_F32)
+        num_store<RIDGE_F32>(p.out, at, v);
+    else if (p.out_dtype == RIDGE_BF16)
+        num_store<RIDGE_BF16>(p.out, at, v);
+    else
+        num_store<RIDGE_F16>(p.out, at, v);
+}
+
 static __global__ void __launch_bounds__(EMBED_THREADS) embed_rows(const __grid_constant__ embed_args p)
 {
     const int64_t t = blockIdx.x;
@@ -43,18 +54,18 @@ static __global__ void __launch_bounds__(EMBED_THREADS) embed_rows(const __grid_
     ptx_grid_dependency_wait();
     id = p.ids64 ? ((const int64_t *)p.ids)[t] : ((const int32_t *)p.ids)[t];
     known = id >= 0 && id < p.vocab;
-#pragma unroll 4
-    for (int64_t j = threadIdx.x; j < p.cols; j += EMBED_THREADS) {
-        const float v = known ? weight(p, id, j) * p.scale : __uint_as_float(0x7fc00000u);
-        const int64_t at = t * p.out_stride + j;
+    if (known && p.table_dtype >= RIDGE_Q4_0) {
+        const uint8_t *tile = (const uint8_t *)p.table + id / BLOCK_ROWS * p.stride * 16;
 
-        if (p.out_dtype == RIDGE_F32)
-            num_store<RIDGE_F32>(p.out, at, v);
-        else if (p.out_dtype == RIDGE_BF16)
-            num_store<RIDGE_BF16>(p.out, at, v);
-        else
-            num_store<RIDGE_F16>(p.out, at, v);
+#pragma unroll 1
+        for (int64_t j = threadIdx.x; j < p.cols; j += EMBED_THREADS)
+            embed_store(p, t * p.out_stride + j,
+                        block_value((uint32_t)p.table_dtype, tile, p.cols, (int)(id % BLOCK_ROWS), j) * p.scale);
+        return;
     }
+#pragma unroll 4
+    for (int64_t j = threadIdx.x; j < p.cols; j += EMBED_THREADS)
+        embed_store(p, t * p.out_stride + j, known ? weight(p, id, j) * p.scale : __uint_as_float(0x7fc00000u));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- sample */

@@ -1,10 +1,13 @@
 /* op.c: the op rows of embed and sample and their builders: operands, problem text, rules. */
 #include <math.h>
 
+#include "ops/blocks/layout.h"
 #include "src/ops.h"
+#include "src/util.h"
 
 #define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define WHOLE (1u << RIDGE_I32 | 1u << RIDGE_I64)
+#define BLOCKS (((1u << RIDGE_IQ2_XXS) - 1) & ~((1u << RIDGE_Q4_0) - 1)) /* formats whose weights have one formula */
 
 /* ----------------------------------------------------------------------------------------------------------- embed */
 
@@ -25,6 +28,8 @@ static const char *embed_rule(const ridge_call *call)
         return "option scale must be finite";
     if ((table == RIDGE_U8 || table == RIDGE_I8) && call->dim[1] % 32)
         return "table is Q8_0, cols must be a multiple of 32";
+    if (block_layout_of(table).columns && call->dim[1] % (table < RIDGE_Q2_K ? 32 : 256))
+        return "cols is no whole number of the table's blocks";
     if (scaled != (table == RIDGE_I8) && call->dim[1] && call->dim[2])
         return scaled ? "operand table_scales must be absent, table is not i8" : "operand table_scales is NULL";
     return NULL;
@@ -36,6 +41,9 @@ static void embed_extent(const ridge_call *call, int arg, int64_t *rows, int64_t
     *cols = arg == RIDGE_EMBED_IDS ? call->dim[0] : arg == RIDGE_EMBED_TABLE_SCALES ? call->dim[1] / 32 : call->dim[1];
     if (arg == RIDGE_EMBED_TABLE && call->arg[arg].dtype == RIDGE_U8)
         *cols = call->dim[1] / 32 * 34;
+    if (arg == RIDGE_EMBED_TABLE && block_layout_of(call->arg[arg].dtype).columns)
+        ridge_set_extent(rows, cols, ridge_ceil_div(call->dim[2], BLOCK_ROWS),
+                         block_tile_bytes(block_layout_of(call->arg[arg].dtype), call->dim[1]) / 16);
 }
 
 static void embed_derive(ridge_call *call)
@@ -75,8 +83,8 @@ const ridge_op_row ridge_op_embed = {
     .args = 4,
     .arg =
         {
-            {"table", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS | 1u << RIDGE_U8 | 1u << RIDGE_I8, 0,
-             "[vocab, cols] floats or i8; [vocab, cols/32*34] u8"},
+            {"table", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS | 1u << RIDGE_U8 | 1u << RIDGE_I8 | BLOCKS, 0,
+             "[vocab, cols] floats or i8; [vocab, cols/32*34] u8; tiles"},
             {"table_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, 1u << RIDGE_F16, 0, "[vocab, cols/32], with i8"},
             {"ids", RIDGE_IN, 0, -1, RIDGE_VECTOR, WHOLE, 0, "[tokens]"},
             {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, cols]"},
