@@ -970,7 +970,7 @@ enum { /* as those of attention_decode */
 
 /** @defgroup generate Generation
  * embed: out[t] = table[ids[t]] * scale, rounded once; a number outside the table gives a row of NaN. The table is a
- * matrix of floats, or Q8_0: blocks, or planes with scales RIDGE_SCALING_ROW32.
+ * matrix of floats, Q8_0 (blocks, or planes with scales RIDGE_SCALING_ROW32), or tiles of block_repack but IQ2_XXS.
  *
  * sample: the next token of each row of logits. Tokens are ordered by logit, then by number. First, a token in the
  * history has its logit multiplied (if <= 0) or divided by `penalty`; top_k, then top_p, then min_p take away from the
@@ -996,7 +996,7 @@ typedef struct ridge_embed_options {
 RIDGE_API ridge_call ridge_embed(int64_t tokens, int64_t cols, int64_t vocab, ridge_tensor table, ridge_tensor ids,
                                  ridge_tensor out);
 enum {
-    RIDGE_EMBED_TABLE = 0, /**< [vocab, cols] bf16, f16, f32 or i8; [vocab, cols/32*34] u8 */
+    RIDGE_EMBED_TABLE = 0, /**< [vocab, cols] bf16, f16, f32 or i8; [vocab, cols/32*34] u8; or tiles */
     RIDGE_EMBED_TABLE_SCALES, /**< [vocab, cols/32] f16, with i8 */
     RIDGE_EMBED_IDS, RIDGE_EMBED_OUT /**< [tokens] i32 or i64; [tokens, cols] bf16, f16 or f32 */
 };

@@ -10,9 +10,9 @@
  *         count = 1; // tokens[0] is the next token; ridge_lm_token has its text
  *
  * Families: llama (Llama 1 to 3, Mistral, SmolLM2), qwen2, qwen3, qwen3moe, gpt-oss, gemma3; tokenisers: byte-level
- * BPE and SentencePiece. Products read weights in Q8_0; matrices of another type are converted when the file is
- * opened, which the note says. Results are exact (without RIDGE_LM_FAST): a token's logits are the same bits on the CPU
- * and on a GPU, however the prompt was cut.
+ * BPE and SentencePiece. Products read weights in Q8_0, Q4_0, Q4_1, MXFP4, Q2_K, Q4_K, Q5_K, Q6_K and IQ2_XXS;
+ * matrices of another type become Q8_0 when the file is opened. A note says what became of which. Results are exact
+ * (without RIDGE_LM_FAST): a token's logits are the same bits on the CPU and on a GPU, however the prompt was cut.
  *
  * Nothing in a file is trusted: whatever it claims is checked, and refused with the key or tensor and the value. The
  * library never prints, aborts or exits. A model may be used by several threads, a session by one at a time. */

@@ -89,9 +89,9 @@ static void parse(int argc, char **argv, bench_options *o)
          .text = &o->weights},
 #if RIDGE_HAVE_LM
         {"model", 'm', "MODEL",
-         "tokens per second of MODEL.gguf, or of a shape with random weights: gpt-oss-20b:q8_0, gpt-oss-120b:q8_0, "
-         "llama-3-8b:q8_0, qwen3-0.6b:q8_0, "
-         "qwen3-30b-a3b:q8_0, smollm2-135m:q8_0",
+         "tokens per second of MODEL.gguf, or of a shape with random weights: gpt-oss-20b, gpt-oss-120b, llama-3-8b, "
+         "qwen3-0.6b, qwen3-30b-a3b or smollm2-135m with :q8_0, :q4_0, :q4_1, :q4_k_m, :q5_k_m, :q6_k, :q2_k, "
+         ":iq2_xxs or :mxfp4 behind it",
          .text = &o->model},
 #endif
         {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights",
