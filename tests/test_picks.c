@@ -291,7 +291,7 @@ typedef struct gpu {
     char *memory; /* a, b, their scales, d, the workspace: every 2^24 bytes */
 } gpu;
 
-enum { PART = 1 << 24, PARTS = 6, K = 1040, N = 392 };
+enum { PART = 1 << 24, PARTS = 6, K = 1040 };
 
 /* Codes of any size, no NaN, and scales around 1 that are no powers of two. */
 static void fill_gpu(const gpu *g)
@@ -315,12 +315,12 @@ static void fill_gpu(const gpu *g)
 }
 
 /* Runs the problem by every row that can; rows of one number agree in every bit. Returns the comparisons. */
-static int compare_rows(const gpu *g, int64_t m, size_t scale, ridge_dtype dtype)
+static int compare_rows(const gpu *g, int64_t m, int64_t n, size_t scale, ridge_dtype dtype)
 {
     const ridge_backend *backend = g->device->backend;
-    const size_t bytes = (size_t)m * N * (dtype == RIDGE_F32 ? 4 : 2);
+    const size_t bytes = (size_t)(m * n) * (dtype == RIDGE_F32 ? 4 : 2);
     ridge_call call =
-        ridge_gemm_fp8(m, N, K, ridge_scaled(g->memory, RIDGE_E4M3, g->memory + 2 * PART, scales[scale].a),
+        ridge_gemm_fp8(m, n, K, ridge_scaled(g->memory, RIDGE_E4M3, g->memory + 2 * PART, scales[scale].a),
                        ridge_scaled(g->memory + PART, RIDGE_E4M3, g->memory + 3 * PART, scales[scale].b),
                        ridge_matrix(g->memory + 4 * PART, dtype));
     unsigned char *first[8] = {0}, *got = malloc(bytes); /* by RIDGE_FALLBACK and RIDGE_ARITHMETIC */
@@ -340,8 +340,8 @@ static int compare_rows(const gpu *g, int64_t m, size_t scale, ridge_dtype dtype
         assert_int_equal(ridge_run(g->device, &call, g->memory + 5 * PART, PART, NULL), RIDGE_OK);
         assert_int_equal(backend->download(g->device, got, g->memory + 4 * PART, bytes), RIDGE_OK);
         if (first[kind] && memcmp(first[kind], got, bytes) != 0)
-            fail_msg("%s gives other bits than rows of its arithmetic: m=%d, scales %d, dtype %d", row->name, (int)m,
-                     (int)scale, (int)dtype);
+            fail_msg("%s gives other bits than rows of its arithmetic: m=%d, n=%d, scales %d, dtype %d", row->name,
+                     (int)m, (int)n, (int)scale, (int)dtype);
         compared += first[kind] != NULL;
         if (!first[kind]) {
             first[kind] = got;
@@ -357,7 +357,7 @@ static int compare_rows(const gpu *g, int64_t m, size_t scale, ridge_dtype dtype
 
 TEST(rows_of_one_arithmetic_give_the_same_bits)
 {
-    static const int64_t m[] = {1, 16, 40, 64, 65, 200, 700};
+    static const int64_t m[] = {1, 16, 40, 64, 65, 200, 700}, n[] = {392, 4360}; /* few tiles, and many */
     int compared = 0;
     gpu g;
 
@@ -365,9 +365,9 @@ TEST(rows_of_one_arithmetic_give_the_same_bits)
         skip();
     assert_int_equal(g.device->backend->alloc(g.device, (size_t)PARTS * PART, (void **)&g.memory), RIDGE_OK);
     fill_gpu(&g);
-    for (size_t i = 0; i < COUNT(m) * COUNT(scales) * COUNT(dtypes); i++)
-        compared +=
-            compare_rows(&g, m[i % COUNT(m)], i / COUNT(m) % COUNT(scales), dtypes[i / COUNT(m) / COUNT(scales)]);
+    for (size_t i = 0; i < COUNT(m) * COUNT(scales) * COUNT(dtypes) * COUNT(n); i++)
+        compared += compare_rows(&g, m[i % COUNT(m)], n[i / COUNT(m) / COUNT(scales) / COUNT(dtypes)],
+                                 i / COUNT(m) % COUNT(scales), dtypes[i / COUNT(m) / COUNT(scales) % COUNT(dtypes)]);
     printf("%d results compared\n", compared);
     assert_true(compared >= 100);
     g.device->backend->release(g.device, g.memory);

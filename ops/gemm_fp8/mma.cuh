@@ -303,6 +303,9 @@ static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t
 
     mma_locate(p, index, &tile_m, &tile_n);
     const int row = tile_m * LARGE_M, col = tile_n * BLOCK_N;
+    /* all columns of the warp have one scale of B */
+    const bool one_scale = p.scale_last || (p.scale_b.shift && (col + warp_col) >> p.scale_b.shift ==
+                                                                   (col + warp_col + WIDTH - 1) >> p.scale_b.shift);
     mma_init<BLOCK_N>(p, s);
     ptx_grid_dependency_wait();
     ptx_launch_dependents();
@@ -327,8 +330,12 @@ static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t
         mma_copy_commit();
         mma_block<KIND, E5_A, E5_B, WARP_M / 16, WIDTH / 8>(ptx_shared(stage->a) + lane_a,
                                                             ptx_shared(stage->b) + lane_b, acc);
-        mma_promote<WARP_M / 16, WIDTH / 8>(stage->scale_a + warp_row, stage->scale_b + warp_col,
-                                            mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+        if (one_scale)
+            mma_promote_rows<WARP_M / 16, WIDTH / 8>(stage->scale_a + warp_row, stage->scale_b[warp_col],
+                                                     mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+        else
+            mma_promote<WARP_M / 16, WIDTH / 8>(stage->scale_a + warp_row, stage->scale_b + warp_col,
+                                                mma_unit<KIND, E5_A, E5_B>(), acc, fin);
         now = now + 1 == p.stages ? 0 : now + 1;
         next = next + 1 == p.stages ? 0 : next + 1;
     }

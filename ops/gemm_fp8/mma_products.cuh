@@ -170,4 +170,23 @@ static __device__ __forceinline__ void mma_promote(const float *scale_a, const f
     }
 }
 
+/* The same where all columns have the scale of B's first one: a product of scales a row, not one for each result. */
+template <int MT, int NT>
+static __device__ __forceinline__ void mma_promote_rows(const float *scale_a, float scale_b, float unit,
+                                                        float (*acc)[NT][4], float (*fin)[NT][4])
+{
+    const int lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+        const float upper = scale_a[16 * i + lane / 4] * scale_b, lower = scale_a[16 * i + lane / 4 + 8] * scale_b;
+
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                fin[i][j][e] = __fmaf_rn(e < 2 ? upper : lower, acc[i][j][e] * unit, fin[i][j][e]);
+    }
+}
+
 #endif

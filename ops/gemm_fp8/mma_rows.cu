@@ -6,7 +6,7 @@
  *     mma_fp8     sm_89 up: the fp8 mma.sync, which on Ada adds with few bits (docs/numerics.md). Hopper has no such
  *                 instruction: the compiler emulates it by conversions and f16 products */
 #include "cuda/launch.cuh"
-#include "mma.cuh"
+#include "mma_split.cuh"
 #include "src/util.h"
 
 /* One kernel, for all formats. */
@@ -29,6 +29,15 @@ typedef struct mma_tile {
             sizeof(mma_large_memory<2 * width>) - sizeof(mma_stage<2 * width>), sizeof(mma_stage<2 * width>), 0, \
             MMA_FORMATS(gemm_large, kind, width, ctas)                                                           \
     }
+#define MMA_SPLIT(kind)                                                                                   \
+    {                                                                                                     \
+        SPLIT_TOKENS, SPLIT_N, LARGE_THREADS / 32, 2, sizeof(mma_split_memory) - sizeof(mma_split_stage), \
+            sizeof(mma_split_stage), 0,                                                                   \
+        {                                                                                                 \
+            (const void *)gemm_split<kind, 0, 0>, (const void *)gemm_split<kind, 0, 1>,                   \
+                (const void *)gemm_split<kind, 1, 0>                                                      \
+        }                                                                                                 \
+    }
 #define MMA_SMALL(kind, tokens)                                                                        \
     {                                                                                                  \
         tokens, SMALL_N, PARTS, 2, sizeof(mma_small_memory<tokens>) - sizeof(mma_small_stage<tokens>), \
@@ -37,11 +46,13 @@ typedef struct mma_tile {
     }
 
 /* Those from SM89_TILES on run from sm_89 on only. */
-enum { SM89_TILES = 4 };
+enum { SM89_TILES = 5 };
 static const mma_tile tiles[] = {
-    MMA_LARGE(KIND_DECODE, 48, 2), MMA_LARGE(KIND_DECODE, 32, 3),  MMA_SMALL(KIND_DECODE, 16),
-    MMA_SMALL(KIND_DECODE, 32),    MMA_LARGE(KIND_CONVERT, 48, 2), MMA_LARGE(KIND_CONVERT, 32, 3),
-    MMA_SMALL(KIND_CONVERT, 16),   MMA_SMALL(KIND_CONVERT, 32),    MMA_LARGE(KIND_FP8, 32, 2)};
+    MMA_LARGE(KIND_DECODE, 48, 2),  MMA_LARGE(KIND_DECODE, 32, 3), MMA_SMALL(KIND_DECODE, 16),
+    MMA_SMALL(KIND_DECODE, 32),     MMA_SPLIT(KIND_DECODE),        MMA_LARGE(KIND_CONVERT, 48, 2),
+    MMA_LARGE(KIND_CONVERT, 32, 3), MMA_SMALL(KIND_CONVERT, 16),   MMA_SMALL(KIND_CONVERT, 32),
+    MMA_SPLIT(KIND_CONVERT),        MMA_LARGE(KIND_FP8, 32, 2)};
+static const void *const sum_function[] = {(const void *)gemm_split_sum};
 
 enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
 
@@ -53,10 +64,22 @@ static_assert(sizeof(mma_small_memory<32>) + sizeof(mma_small_stage<32>) * (2 * 
                   99 << 10,
               "gemm_small");
 static_assert(sizeof(mma_large_memory<96>) + sizeof(mma_stage<96>) <= 99 << 10, "gemm_large");
+static_assert(sizeof(mma_split_memory) + 2 * sizeof(mma_split_stage) <= 99 << 10, "gemm_split");
 
 static bool is_small(const mma_tile *tile)
 {
-    return tile->block_m < LARGE_M;
+    return tile->warps == PARTS;
+}
+
+static bool is_split(const mma_tile *tile)
+{
+    return tile->block_m == SPLIT_TOKENS;
+}
+
+/* CTAs that share a tile of gemm_split: four, or eight where four leave SMs without one. */
+static int split_of(const ridge_device *device, const mma_tile *tile, int64_t n)
+{
+    return ridge_ceil_div(n, tile->block_n) * 4 < device->units ? 8 : 4;
 }
 
 static ridge_status prepare(const ridge_device *device)
@@ -67,7 +90,7 @@ static ridge_status prepare(const ridge_device *device)
     for (int i = 0; i < count && !status; i++)
         status = host_prepare(device, tiles[i].function, 3, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               host_max_shared(device), "gemm_fp8: loading kernels");
-    return status;
+    return status ? status : host_load(device, sum_function, 1, "gemm_fp8: loading kernels");
 }
 
 static size_t memory_of(const mma_tile *tile, int warps, int stages)
@@ -151,8 +174,26 @@ static mma_args args_of(const ridge_call *call, const mma_tile *tile)
     return p;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
-                           size_t, void *stream)
+static ridge_status launch_split(const ridge_device *device, const ridge_kernel *kernel, const void *function,
+                                 const mma_args *p, void *workspace, void *stream)
+{
+    const mma_tile *tile = &tiles[kernel->param[0]];
+    mma_split_args q = {*p, (float *)workspace, split_of(device, tile, p->n)};
+    const int64_t ctas = (int64_t)p->tiles_n * q.split, pairs = (int64_t)p->m * ridge_ceil_div(p->n, 2);
+    ridge_status status;
+    int warps;
+
+    choose_stages(device, tile, ctas, &warps, &q.p.stages);
+    status = host_launch_shared(device, kernel->name, function, dim3((unsigned)ctas), LARGE_THREADS,
+                                memory_of(tile, warps, q.p.stages), &q, stream);
+    if (status)
+        return status;
+    return host_launch(device, kernel->name, sum_function[0], dim3((unsigned)ridge_ceil_div(pairs, 256)), 256, &q,
+                       stream);
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t, void *stream)
 {
     const mma_tile *tile = &tiles[kernel->param[0]];
     const ridge_operand *arg = bound->call.arg;
@@ -164,6 +205,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     /* D + 0 is D, to the sign of its zeros */
     if (p.m == 0 || p.n == 0 || (p.k == 0 && p.accumulate && p.bias_dtype == RIDGE_NONE))
         return RIDGE_OK;
+    if (is_split(tile))
+        return launch_split(device, kernel, tile->function[formats], &p, workspace, stream);
     choose_stages(device, tile, count, &warps, &p.stages);
     return host_launch_shared(device, kernel->name, tile->function[formats], dim3((unsigned)count), warps * 32,
                               memory_of(tile, warps, p.stages), &p, stream);
@@ -171,7 +214,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
 static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const bool small = is_small(&tiles[kernel->param[0]]);
+    const bool small = tiles[kernel->param[0]].block_m < LARGE_M;
     const int64_t m = problem->dim[0], n = problem->dim[1];
 
     if (small && m > 64)
@@ -181,6 +224,13 @@ static const char *why_not(const ridge_device *, const ridge_kernel *kernel, con
     if (m > 0x7fffff00 || n > 0x7fffff00 || (double)((m + 127) / 128) * (double)((n + 31) / 32) > 2e9)
         return "more than 2^31 tiles";
     return NULL;
+}
+
+static size_t split_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    const int64_t m = problem->dim[0], n = problem->dim[1];
+
+    return (size_t)split_of(device, &tiles[kernel->param[0]], n) * (size_t)m * (size_t)n * sizeof(float);
 }
 
 /* Microseconds, the longest of
@@ -203,12 +253,14 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double single = macs / ((fp8 ? NATIVE_FP8_MACS : kernel->param[1]) * 1e3 * device->clock_ghz);
     const double tensor =
         (fp8 ? 0.9e3 * device->mma_fp8 : (emulated ? 0.6e3 : 0.9e3) * device->mma_f16) * device->clock_ghz;
-    const double moved = is_small(tile) ? n * k : m * k + n * k + 2 * m * n;
+    const bool few = tile->block_m < LARGE_M, split = is_split(tile);
+    const double sums = split ? 1.5 + 2e-3 * (double)split_workspace(device, kernel, problem) / device->copy_gbps : 0;
+    const double moved = few ? n * k : m * k + n * k + 2 * m * n;
     const bool slow = problem->inputs_align < 4 || (problem->packed && problem->dim[2] % 16);
     double per_sm = count / device->units, us = per_sm * single, waves;
 
     us = us < per_sm * macs / tensor ? per_sm * macs / tensor : us;
-    if (!is_small(tile)) {
+    if (!few) {
         per_sm = per_sm > tile->ctas ? tile->ctas : per_sm > 1 ? (double)(int64_t)(per_sm + 0.999) : 1;
         waves = (double)(int64_t)(count / (per_sm * device->units) + 0.999);
         waves = (waves > 1 ? waves : 1) * single * (1 + 0.42 * (per_sm - 1));
@@ -216,7 +268,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     }
     if (us < moved / (device->copy_gbps * 0.9e3))
         us = moved / (device->copy_gbps * 0.9e3);
-    return slow ? 3 * (4 + us) : 4 + us;
+    us += 4 + sums;
+    return slow ? 3 * us : us;
 }
 
 /* Products of f16 numbers add in f32, those of the fp8 instruction do not: other bits, of which one range of m has one.
@@ -224,19 +277,27 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 #define F16 RIDGE_CLOSE | RIDGE_ARITHMETIC_1
 #define FP8 RIDGE_TYPICAL | RIDGE_ARITHMETIC_2
 
-#define ROW(name, arch_min, tile, rate, arithmetic)                                                                    \
-    {                                                                                                                  \
-        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, RIDGE_ARCH_CUDA_LAST,                                         \
-            RIDGE_STABLE | RIDGE_INVARIANT | arithmetic | RIDGE_FALLBACK, 0, {tile, rate}, why_not, NULL, cost, launch \
+#define ROW_OF(name, arch_min, tile, rate, arithmetic, workspace)                                                    \
+    {                                                                                                                \
+        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, RIDGE_ARCH_CUDA_LAST,                                       \
+            RIDGE_STABLE | RIDGE_INVARIANT | arithmetic | RIDGE_FALLBACK, 0, {tile, rate}, why_not, workspace, cost, \
+            launch                                                                                                   \
     }
+#define ROW(name, arch_min, tile, rate, arithmetic) ROW_OF(name, arch_min, tile, rate, arithmetic, NULL)
 
 /* param: the tile; multiply-adds a clock of a CTA that has an SM of an H200 to itself. */
 static const ridge_kernel rows[] = {
-    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 4, 483, F16), ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 5, 426, F16),
-    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 6, 283, F16),  ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 7, 356, F16),
-    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 8, 339, FP8),    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 365, F16),
-    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 292, F16),    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 2, 193, F16),
+    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 5, 483, F16),
+    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 6, 426, F16),
+    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 7, 283, F16),
+    ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 8, 356, F16),
+    ROW_OF("mma_f16cvt.64x128", RIDGE_ARCH_SM89, 9, 500, F16, split_workspace),
+    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 10, 339, FP8),
+    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 365, F16),
+    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 292, F16),
+    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 2, 193, F16),
     ROW("mma_f16.32x32", RIDGE_ARCH_SM80, 3, 258, F16),
+    ROW_OF("mma_f16.64x128", RIDGE_ARCH_SM80, 4, 400, F16, split_workspace),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_mma = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
